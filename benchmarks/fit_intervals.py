@@ -15,8 +15,8 @@ read; the same rows, estimates and date give the same file. What is fitted, each
   has none for machine and scale: what a job holds does not depend on the accelerator, and on more devices through shards only,
   which are counted. Sizes are counted too, and the few runs at their ends are of one source each: the least margin.
 
-Memory rests on the rows that count and on the jobs of Megatron-LM's own tests, with a bandwidth of its own and the step of the
-step times.
+Memory rests on the rows that count and on the jobs of Megatron-LM's own tests, with a bandwidth of its own. What adds no
+margin is no distance either: accelerator, devices, degrees and micro-batch.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from steptime.answer.interval import beyond, ends, interval, mean_errors, weigh
 from steptime.answer.measured import (
     AXES,
     COVERED,
+    HELD_PER_DOUBLING,
     INTERVALS_FILE,
     REACH,
     FitRun,
@@ -138,20 +139,21 @@ def interval_score(kept: Kept, known: Measured) -> float:
 def fit(
     runs: list[FitRun], bandwidths: Iterable[float] = BANDWIDTHS, machine_steps: Iterable[float] = MACHINE_STEPS
 ) -> tuple[list[FitRun], Constants]:
-    """The runs with their scores, and all constants of one list."""
+    """The runs with their scores, and all constants of one list: of step times, or of memory."""
+    held = all(run.metric != "step" for run in runs)
     tried: list[tuple[float, list[FitRun], Constants]] = []
     for step in machine_steps:
-        start = {"machine_step": step}
+        start: Constants = {"machine_step": step} | ({"per_doubling": HELD_PER_DOUBLING} if held else {})
         cells, series = left_out(runs, start, "cell"), left_out(runs, start, "series")
         for bandwidth in bandwidths:
-            constants: Constants = {"bandwidth": bandwidth, "machine_step": step, "margins": {}}
+            constants: Constants = {"bandwidth": bandwidth, **start, "margins": {}}
             known = scored(runs, scores(cells, constants), scores(series, constants))
             tried.append((interval_score(cells, Measured(known, constants)), known, constants))
     least = min(score for score, *_ in tried)
     tied = [one for one in tried if one[0] <= least * (1.0 + TIED)]
     score, runs, constants = min(tied, key=lambda one: (one[2]["bandwidth"], one[0]))
     margins = margins_of(runs, constants) | ASSUMED
-    if all(run.metric != "step" for run in runs):
+    if held:
         margins |= dict.fromkeys(("machine", "scale", "layout", "batch", *ASSUMED), 0.0)
         margins |= dict.fromkeys(("model", "sequence"), FLOOR)
     reach = [round(max(run.place.reach[i] for run in runs), 6) for i in range(len(REACH))]
@@ -238,7 +240,7 @@ def main(date: str) -> None:
     }
     lead = json.dumps(head, indent=0).removesuffix("\n}")
     steps, constants = fit(runs_of(judged, "step"))
-    memory = fit(runs_of([*judged, *held], "memory"), machine_steps=[constants["machine_step"]])
+    memory = fit(runs_of([*judged, *held], "memory"), machine_steps=[0.0])
     sections = f"{section('step', steps, constants)},\n{section('memory', *memory)}"
     INTERVALS_FILE.write_text(f"{lead},\n{sections}\n}}\n", encoding="utf-8")
 

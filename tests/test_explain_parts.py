@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,13 @@ import pytest
 from steptime.answer.result import estimate
 from steptime.commands.cli import main
 from steptime.job.job import Job
+from steptime.memory.kept_ops import kept_of_chunk
+from steptime.memory.part_memories import PartMemories
 from steptime.report.breakdown import part_name
 from steptime.report.explain import explain, names
 from steptime.report.explain_parts import PARTS
 from steptime.report.kernel_table import op_times
+from steptime.report.table import WIDTH, Style, layout
 
 PLAN = Path(__file__).parents[1] / "configs" / "llama3_70b.yaml"
 
@@ -84,11 +88,48 @@ def test_a_stage_has_its_states_by_the_byte(found):
 
 
 def test_a_stage_has_its_activations_and_what_the_allocator_adds(found):
-    """Stage 1: 4.2 micro-batches of 5.239 GiB are 22.006; 13.229 + 22.201 x 1.2 = 39.870."""
+    """Stage 1: 4.2 micro-batches of 5.239 GiB are 22.006; 13.167 + 22.201 x 1.2 = 39.808."""
     facts = words(found, "stage 1")[1]
     assert facts["activations"].startswith("22.006 GiB   saved for backward, 4.2 micro-batches")
-    assert "keeps 5.239 GiB, 20 layers in 5 chunks" in facts["activations"]
-    assert facts["reserved"].startswith("39.870 GiB   13.229 states and buffers + 22.201 activations")
+    assert "keeps 5.239 GiB, 20 layers in 5 chunks" in facts["micro-batch"]
+    assert facts["reserved"].startswith("39.808 GiB   13.167 states and buffers + 22.201 activations")
+
+
+def test_what_a_micro_batch_keeps_by_hand(found):
+    """Stage 1, 20 layers of h 8192, tp 8, 8,192 tokens, sequence parallel: shards of 1,024 rows or columns. In MiB of bf16:
+    two norms keep their input (16 each) and 4 bytes a row; qkv and gate_up their inputs (16 each, gathered again), down
+    8192 x 3584 (56); attention q and its output 16 each, k and v 2 each, 4 bytes a row for 8 heads (0.25); gate and up 112."""
+    (section,) = explain(found, "stage 1")
+    lines = [fact.lines[0] for fact in section.facts]
+    mib = {
+        "norms": 2 * (16 + 1024 * 4 / 2**20),
+        "projections": 2 * 16 + 56,
+        "core attention": 16 + 16 + 2 + 2 + 0.25,
+        "activation functions": 112,
+    }
+    for label, size in mib.items():
+        assert f"{20 * size / 1024:.3f} GiB   of it {label}" in lines
+    assert 20 * sum(mib.values()) / 1024 == pytest.approx(5.239, abs=1e-3)
+
+
+@pytest.mark.parametrize("plan", sorted(PLAN.parent.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_size_of_the_memory_page_names_its_source(plan):
+    """Files, settings of the profile or measured figures stand under each; what is kept sums to what the walk finds."""
+    found = estimate(Job.load(plan))
+    (section,) = explain(found, "memory")
+    sized = [fact for fact in section.facts if " GiB" in fact.lines[0] and fact.label not in COUNTED]
+    assert sized
+    assert max(map(len, layout(section, Style()))) <= WIDTH
+    assert [fact.label for fact in sized if not re.search(r"\(.*\w.*\)$", fact.lines[-1])] == []
+    walked = PartMemories(found.assembly)
+    for chunks in found.assembly.stages:
+        for chunk in chunks:
+            kept = sum(tensor.bytes for tensor in kept_of_chunk(walked, chunk))
+            assert kept == pytest.approx(walked.chunk(chunk).saved)
+
+
+COUNTED = {"micro-batch", "between steps", "first step", "held"}
+"""Sums of other lines."""
 
 
 def test_communication_lists_what_the_step_waits_for(found):

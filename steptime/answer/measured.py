@@ -7,7 +7,7 @@ kind of layers) and of doublings (sizes and degrees); its shape is assumed, its 
 
 import json
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from math import log2
 from pathlib import Path
@@ -21,6 +21,9 @@ AXES = ("hidden", "n_layers", "seqlen", "devices", "tp", "pp", "cp", "microbatch
 PER_DOUBLING = (1.0, 0.3, 0.5, 0.3, 0.3, 0.3, 0.3, 0.3)
 """Distance of a factor of two on each axis, assumed: half or twice of any of them changes the score of the intervals (left-out
 cells of the fit rows) by at most 2 %."""
+HELD_PER_DOUBLING = (1.0, 0.3, 0.5, 0.0, 0.0, 0.0, 0.0, 0.0)
+"""The same for memory. What a device holds of so many devices, degrees and sequences is counted, not estimated: runs that
+differ in these alone speak for each other, as those on another accelerator do."""
 REACH = ("tensor_parallel_span", "bubble", "slow", "fast")
 """What the runs are held against as a whole, each by its largest: ranks of tp over the devices of the innermost network, where
 more than one (its collectives leave it); 1 + (p - 1) / (v m), a pipeline's makespan over its work (Narayanan et al. 2021, section
@@ -128,9 +131,9 @@ class FitRun(NamedTuple):
     """The same without its own series: how a job of a source, accelerator or model of its own would stand."""
 
 
-def scaled(values: Iterable[float]) -> list[float]:
+def scaled(values: Iterable[float], per_doubling: Iterable[float]) -> list[float]:
     """Values on `AXES` in units of distance."""
-    return [per * log2(value) for per, value in zip(PER_DOUBLING, values, strict=True)]
+    return [per * log2(value) for per, value in zip(per_doubling, values, strict=True)]
 
 
 class Measured:
@@ -139,6 +142,7 @@ class Measured:
     def __init__(self, runs: Iterable[FitRun], constants: Mapping[str, Any]) -> None:
         self.runs = sorted(runs, key=lambda run: run.log_ratio)
         self.constants = constants
+        self.per_doubling: Sequence[float] = constants.get("per_doubling", PER_DOUBLING)
         self.ratios = [run.log_ratio for run in self.runs]
         self.columns = list(zip(*[run.place.at for run in self.runs], strict=True))
         """Values of all runs on each of `AXES`."""
@@ -241,7 +245,7 @@ def distances(place: RunPlace, found: Measured) -> list[float]:
     """
     machine: float = found.constants["machine_step"]
     steps = [steps_between(place.kind, kind, machine) for kind in found.votes]
-    axes = zip(PER_DOUBLING, scaled(clipped(place, found)), found.columns, strict=True)
+    axes = zip(found.per_doubling, scaled(clipped(place, found), found.per_doubling), found.columns, strict=True)
     gaps = [{value: abs(at - per * log2(value)) for value in set(column)} for per, at, column in axes]
     along = [map(gap.__getitem__, column) for gap, column in zip(gaps, found.columns, strict=True)]
     return [steps[kind] + gap for kind, gap in zip(found.kinds, map(sum, zip(*along, strict=True)), strict=True)]
@@ -269,7 +273,8 @@ def clipped(place: RunPlace, found: Measured) -> list[float]:
 
 def outside(place: RunPlace, found: Measured) -> float:
     """How far a place lies beyond the measured range, in the unit of distances."""
-    beyond = zip(scaled(place.at), scaled(clipped(place, found)), strict=True)
+    per = found.per_doubling
+    beyond = zip(scaled(place.at, per), scaled(clipped(place, found), per), strict=True)
     ends: list[float] = found.constants.get("reach", place.reach)
     return sum(abs(a - b) for a, b in beyond) + sum(
         log2(max(value / end, 1.0)) for value, end in zip(place.reach, ends, strict=True)

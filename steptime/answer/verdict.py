@@ -17,25 +17,31 @@ from steptime.memory.states import States, state_bytes
 
 
 def stage_memory(assembly: Assembly, states: list[States]) -> Memory:
-    """Every stage at its peak, and the verdict on the worst.
+    """Every stage at its peak, and the verdict: what the device needs, from `least_bytes` to `most_bytes`, against what it has.
 
-    does_not_fit: allocated memory and overhead exceed what the device has to give. tight: only reserved memory does, or its
-    90th percentile.
+    does_not_fit: more than it has at least. fits: no more than it has at most. tight: it has something between.
     """
     job = assembly.job
     rows = stage_rows(assembly, states)
     worst = max(rows, key=lambda row: row.reserved_bytes)
-    over = overhead(job)
-    capacity = job.machine.accelerator.usable_memory_bytes
-    allocated = max(row.allocated_bytes for row in rows)
-    outside = over.context + over.communicators
     span = memory_interval(job)
     low, high = (worst.reserved_bytes * exp(end) for end in (span.low, span.high))
-    verdict: Verdict = "fits" if max(worst.reserved_bytes, high) + outside <= capacity else "tight"
-    if allocated + outside > capacity:
+    found = Memory(
+        stages=rows,
+        peak_allocated_bytes=max(row.allocated_bytes for row in rows),
+        peak_reserved_bytes=worst.reserved_bytes,
+        peak_reserved_bytes_p10=low,
+        peak_reserved_bytes_p90=high,
+        overhead_bytes=overhead(job),
+        capacity_bytes=job.machine.accelerator.usable_memory_bytes,
+        verdict="tight",
+        fits=False,
+        worst_stage=worst.stage,
+    )
+    verdict: Verdict = "fits" if found.most_bytes <= found.capacity_bytes else "tight"
+    if found.least_bytes > found.capacity_bytes:
         verdict = "does_not_fit"
-    fits = verdict == "fits"
-    return Memory(rows, allocated, worst.reserved_bytes, low, high, over, capacity, verdict, fits, worst.stage)
+    return found._replace(verdict=verdict, fits=verdict == "fits")
 
 
 def stage_rows(assembly: Assembly, states: list[States]) -> list[StageMemory]:

@@ -1,1 +1,1 @@
-"""Numbers, units, YAML documents, the base of config classes, result rows."""
+"""Numbers, units, YAML documents, the base of config classes, result rows, standard streams."""

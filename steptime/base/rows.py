@@ -100,6 +100,25 @@ class Memory(NamedTuple):
     fits: bool
     worst_stage: int
 
+    @property
+    def least_bytes(self) -> float:
+        """What the device must hold at least: allocated memory, context and communicators. Beyond the capacity: does_not_fit."""
+        return self.least_of(self.peak_allocated_bytes)
+
+    @property
+    def most_bytes(self) -> float:
+        """What it holds at most in 9 of 10 cases: the p90 of reserved memory with the same. Within the capacity: fits."""
+        return self.most_of(self.peak_reserved_bytes)
+
+    def least_of(self, allocated_bytes: float) -> float:
+        """`least_bytes` of a stage with so much allocated."""
+        return allocated_bytes + sum(self.overhead_bytes)
+
+    def most_of(self, reserved_bytes: float) -> float:
+        """`most_bytes` of a stage with so much reserved; the interval is the same share of every stage's."""
+        widest = max(1.0, self.peak_reserved_bytes_p90 / self.peak_reserved_bytes)
+        return reserved_bytes * widest + sum(self.overhead_bytes)
+
 
 class GemmRow(NamedTuple):
     """One projection on one stage in one pass; bytes and seconds are per call."""

@@ -15,6 +15,7 @@ from time import perf_counter
 from typing import TextIO
 
 from steptime.base.config import ConfigError
+from steptime.base.streams import abandon_unless_writable
 
 LOG = logging.getLogger("steptime.bench")
 """info: on standard error and in the log file; debug: in the log file alone."""
@@ -49,6 +50,7 @@ def guarded(run: Callable[[], int | None], rank: int = 0, path: Path | None = No
         interrupted.
     """
     with ExitStack() as stack:
+        stack.callback(abandon_unless_writable, sys.stderr)
         stack.enter_context(_handler(sys.stderr, rank, logging.INFO))
         try:
             if path is not None:

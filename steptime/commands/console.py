@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from steptime.base.config import ConfigError
+from steptime.base.streams import abandon
 from steptime.report.table import ReportSection, style_of, to_text
 
 if TYPE_CHECKING:
@@ -28,9 +27,9 @@ class Printer:
             sys.stdout.write(self.style.fold(text))
             sys.stdout.flush()
         except BrokenPipeError:
-            _abandon_stdout()
+            abandon(sys.stdout)
         except OSError as error:  # a full disk
-            _abandon_stdout()
+            abandon(sys.stdout)
             raise ConfigError(f"cannot write to standard output ({error.strerror})") from None
 
     def sections(self, sections: Sequence[ReportSection]) -> None:
@@ -59,9 +58,3 @@ def load(source: str, sets: list[str]) -> Job:
         return Job.load(source, sets=sets)
     except ConfigError as error:
         raise ConfigError(p if p.startswith(label) else f"{label}: {p}" for p in error.problems) from None
-
-
-def _abandon_stdout() -> None:
-    """Nobody reads any more (`3dtrn x | head -1`): the rest, and the interpreter's own last flush, go nowhere."""
-    with suppress(OSError, ValueError):  # where stdout is a file
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import sys
 from fnmatch import fnmatchcase
 from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any, TextIO
 
+from steptime.base.streams import abandon, abandon_unless_writable
 from steptime.checkpoint import against_plan, difference, model_yaml
 from steptime.checkpoint.api import summarize_checkpoint, without_collector
 from steptime.checkpoint.dtypes import short
@@ -85,7 +85,9 @@ def main(argv: list[str] | None = None) -> int:
             sys.stdout.flush()
     except (ValueError, OSError) as error:
         if isinstance(error, BrokenPipeError):
-            return _closed()
+            abandon(sys.stdout)
+            return 0
+        abandon_unless_writable(sys.stdout)
         return _refuse(error)
     except KeyboardInterrupt:
         return 130
@@ -99,14 +101,6 @@ def _say(words: str, stream: TextIO | None = None, end: str = "\n") -> None:
         out.write(words + end)
         if not end:
             out.flush()
-
-
-def _closed() -> int:
-    """The reader went away: nothing more can be said, and nothing is wrong."""
-    if sys.stdout is None:
-        return 0
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
 
 
 def _refuse(error: Exception) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import cache
 
 from steptime.base.num import Num, minimum, where
@@ -11,7 +12,7 @@ from steptime.job.assembly import Assembly, Chunk
 from steptime.job.job import Job
 from steptime.memory.kept_buffers import comm_buffer_bytes, dispatcher_bytes, dummy_wgrad_bytes
 from steptime.memory.states import Bucket, States, chunk_buckets, group_elements, pieces_of, state_bytes
-from steptime.software.performance import EAGER_TORCH
+from steptime.software.performance import EAGER_TORCH, Software
 
 KIB = 1024.0
 """Bytes of a KiB."""
@@ -119,16 +120,26 @@ def te_workspace_bytes(compute_capability: float) -> float:
     return (32.0 if compute_capability >= 9.0 else 4.0) * KIB * KIB
 
 
-def mask_bytes(assembly: Assembly) -> Num:
+def has_batch(chunks: Sequence[Chunk]) -> bool:
+    """Whether a stage takes batches from the data loader: the first and the last (Megatron-LM pretrain_gpt.py, get_batch)."""
+    return any(chunk.embedding or chunk.head for chunk in chunks)
+
+
+def masks(software: Software, chunks: Sequence[Chunk]) -> bool:
+    """Whether a stage has the causal mask: before October 2023 every one (Megatron-LM a0e190ca), since then where batches are."""
+    return software.buffers.attention_mask and (has_batch(chunks) or software.family == "megatron-2021")
+
+
+def mask_bytes(assembly: Assembly, chunks: list[Chunk]) -> Num:
     """The causal mask of a micro-batch, made by the data loader: a byte for each pair of positions that the rank has."""
     shard = assembly.shard
-    return shard.batch * shard.seq * shard.kv_seq if assembly.job.software.buffers.attention_mask else 0.0
+    return shard.batch * shard.seq * shard.kv_seq if masks(assembly.job.software, chunks) else 0.0
 
 
 def batches(assembly: Assembly, chunks: list[Chunk]) -> list[HeldBuffer]:
     """The mask of the micro-batch at work, or all micro-batches of the step with their masks, where the ends keep them."""
-    job, shard, mask = assembly.job, assembly.shard, mask_bytes(assembly)
-    if not job.software.buffers.batches_stay or not any(chunk.embedding or chunk.head for chunk in chunks):
+    job, shard, mask = assembly.job, assembly.shard, mask_bytes(assembly, chunks)
+    if not job.software.buffers.batches_stay or not has_batch(chunks):
         return [HeldBuffer("attention mask", mask, stays=False, at_peak=True, source=MASK)]
     all_of = job.microbatches * (mask + TOKEN * shard.batch * shard.seq)
     return [HeldBuffer("micro-batches of the step", all_of, stays=True, at_peak=True, source=BATCHES)]

@@ -39,15 +39,33 @@ class Autograd(NamedTuple):
     """Modules of a layer whose kept tensors wait in the host's memory."""
 
 
-def walk_part(ops: list[Op], x: Tensor, out: str, modules: AbstractSet[str | float], autograd: Autograd) -> PartMemory:
-    """Walk one part with `modules` recomputed; `out` is the tensor it hands on."""
+class Kept(NamedTuple):
+    """What the forward of one part keeps for its backward."""
+
+    names: list[str]
+    """Tensors that stay on the device."""
+    sizes: dict[str, Num]
+    """Bytes of every tensor of the part; 0 of those that lie in a permanent buffer."""
+    segments: list[Segment]
+    """Ops that run again before their backward."""
+    sent: list[Group]
+    """What waits in the host's memory."""
+
+
+def kept_by_part(ops: list[Op], x: Tensor, modules: AbstractSet[str | float], autograd: Autograd) -> Kept:
+    """What one part keeps with `modules` recomputed."""
     sizes = tensor_bytes(ops, x)
     if autograd.pool:
         sizes |= {t.name: 0.0 for op in ops for t in op.allocates if t.pooled}
     segments = find_segments(ops, modules, compiled=autograd.compiled) if modules else []
     sent = groups(ops, x, segments, autograd.offload) if autograd.offload else []
     away = {copy.name for group in sent for copy in group.copies}
-    kept = [name for name in kept_names(ops, segments) if name not in away]
+    return Kept([name for name in kept_names(ops, segments) if name not in away], sizes, segments, sent)
+
+
+def walk_part(ops: list[Op], x: Tensor, out: str, modules: AbstractSet[str | float], autograd: Autograd) -> PartMemory:
+    """Walk one part with `modules` recomputed; `out` is the tensor it hands on."""
+    kept, sizes, segments, sent = kept_by_part(ops, x, modules, autograd)
     saved = sum([sizes[name] for name in kept])
     forward = walk_forward(ops, sizes, kept, x.name, out)
     backward = BackwardWalk(ops, sizes, segments, kept, autograd, sent).run(out)

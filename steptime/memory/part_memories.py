@@ -58,8 +58,11 @@ class PartMemories:
         n_params = part.n_params
         if part is self.assembly.head:
             n_params = sum([p.elements for p in self.assembly.local_head_params if not (self.tied and p.param.vocab)])
-        autograd = self.autograd._replace(offload=self.assembly.offload_modules(part))
-        return walk_part(part.ops, part.x, part.out, modules, autograd)._replace(n_params=n_params)
+        return walk_part(part.ops, part.x, part.out, modules, self.autograd_of(part))._replace(n_params=n_params)
+
+    def autograd_of(self, part: Part) -> Autograd:
+        """The framework's backward, with the modules of the part that wait in the host's memory."""
+        return self.autograd._replace(offload=self.assembly.offload_modules(part))
 
     def split(self, chunk: Chunk) -> SplitMemory:
         """One chunk of one micro-batch whose backward is split."""

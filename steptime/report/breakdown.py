@@ -93,15 +93,15 @@ def memory(estimate: Estimate) -> Table:
     heads = [stage_range([row.stage for row in group]) for group in shown]
     stages = [group[0] for group in shown]
     rows = [[label, *_gib_column(_bytes(row, key) for row in stages)] for label, key in _MEMORY_ROWS]
-    context, links = found.overhead_bytes
-    need = [row.reserved_bytes + context + links for row in stages]
-    rows.append(["context, communicators", *_gib_column([context + links] * len(stages))])
-    rows.append(
-        [
-            "left of " + number(found.capacity_bytes / GIB) + " usable",
-            *_gib_column(found.capacity_bytes - x for x in need),
-        ]
-    )
+    least = [found.least_of(row.allocated_bytes) for row in stages]
+    most = [found.most_of(row.reserved_bytes) for row in stages]
+    usable = number(found.capacity_bytes / GIB)
+    rows += [
+        ["context, communicators", *_gib_column([sum(found.overhead_bytes)] * len(stages))],
+        ["needed at least", *_gib_column(least)],
+        ["needed at most (p90)", *_gib_column(most)],
+        [f"left of {usable} usable", *_gib_column(found.capacity_bytes - x for x in most)],
+    ]
     title = "memory per device (GiB)"
     if len(found.stages) == 1:
         heads = ["device"]

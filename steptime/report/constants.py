@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from steptime.base.document import parse_mapping, read_source
+from steptime.report.setting_source import setting_source
 from steptime.report.table import Table
 from steptime.software.efficiency import EFFICIENCY_FILE, compute_factor, efficiency
 
@@ -87,17 +88,14 @@ def machine(job: Job) -> Table:
 
 def software(job: Job) -> Table:
     """Each setting of the software profile and its source; what the config sets itself is said to be so."""
-    profile, said = job.software, job.performance
-    own = {key for key, value in said if value is not None}
-    own |= {f"overlap.{axis}" for axis, share in said.overlap or () if share is not None}
-    rows = []
-    for path, value in _leaves(profile.settings(), ""):
-        source = "this config" if path in own else profile.sources.get(path, "not in its file: the default")
-        rows.append([f"{path} = {_word(value)}: {source}"])
-    return Table(f"software profile {profile.name}", [], rows, _abbreviations(profile.name))
+    profile = job.software
+    rows = [
+        [f"{path} = {_word(value)}: {setting_source(job, path)}"] for path, value in _leaves(profile.settings(), "")
+    ]
+    return Table(f"software profile {profile.name}", [], rows, abbreviations(profile.name))
 
 
-def _abbreviations(profile: str) -> list[str]:
+def abbreviations(profile: str) -> list[str]:
     """The comments at the head of a profile's file and of those it extends, which spell out what sources abbreviate."""
     found: list[str] = []
     name: str | None = profile.partition("@")[0]

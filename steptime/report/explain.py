@@ -6,25 +6,21 @@ from difflib import get_close_matches
 from math import prod
 from typing import TYPE_CHECKING
 
-from steptime import fsdp
 from steptime.answer.tables import kind_label
 from steptime.cost import compute
 from steptime.cost.rates import peak_dtype
-from steptime.job.assembly import Assembly
-from steptime.memory.buffers import stage_buffers
-from steptime.memory.states import stage_states
 from steptime.model.ops import Gemm
 from steptime.report.breakdown import part_name
 from steptime.report.explain_parts import PARTS
-from steptime.report.explain_stage import stage_named
-from steptime.report.format import BINARY, COUNT, GIB, SI, column, percent, quantity, seconds, whole
+from steptime.report.explain_stage import stage_named, worst_stage
+from steptime.report.format import BINARY, COUNT, SI, percent, quantity, seconds, whole
 from steptime.report.table import Fact, FactList
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from steptime.answer.result import Estimate
-    from steptime.base.rows import CollectiveRow, GemmRow, HeldBuffer
+    from steptime.base.rows import CollectiveRow, GemmRow
     from steptime.cost.rates import Rates
 
 
@@ -209,40 +205,6 @@ def _tokens(estimate: Estimate) -> FactList:
     return FactList("gbs x seqlen / step", [Fact("tokens", [total, each])])
 
 
-def _memory(estimate: Estimate) -> FactList:
-    memory = estimate.memory
-    row = memory.stages[memory.worst_stage]
-    keys = ("params_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes")
-    sizes = [(key.removesuffix("_bytes"), getattr(row, key), "") for key in keys]
-    held = _buffers(estimate, row.stage)
-    sizes += [("", item.bytes, f"{item.name} ({item.source})") for item in held if item.at_peak]
-    sizes += [
-        ("transient", row.transient_bytes - row.buffers_bytes, "temporaries of the op at the peak"),
-        ("allocated", row.allocated_bytes, f"their sum at the peak, {row.peak_op}"),
-        ("reserved", row.reserved_bytes, "held by the caching allocator"),
-        ("context", memory.overhead_bytes.context, "outside the allocator"),
-        ("communicators", memory.overhead_bytes.communicators, "outside the allocator"),
-        ("between steps", row.persisting_bytes, "allocated: states, and the buffers that stay"),
-        *(("", item.bytes, f"of it {item.name} ({item.source})") for item in held if item.stays and not item.at_peak),
-        ("first step", row.first_peak_bytes, "its peak: the optimizer's moments are not there yet"),
-        ("usable", memory.capacity_bytes, "available to reserved, context and communicators"),
-    ]
-    shown = column([size for _, size, _ in sizes], GIB, 4)
-    width = max(map(len, shown))
-    pairs = zip(sizes, shown, strict=True)
-    facts = [
-        Fact(label, [f"{text.rjust(width)} GiB{'   ' + what if what else ''}"]) for (label, _, what), text in pairs
-    ]
-    return FactList(f"memory of a device of stage {row.stage} (highest)", facts)
-
-
-def _buffers(estimate: Estimate, stage: int) -> list[HeldBuffer]:
-    """Workspaces and buffers of a stage."""
-    assembly = Assembly(estimate.job)
-    states = fsdp.states(assembly) if fsdp.applies(estimate.job) else stage_states(assembly)
-    return stage_buffers(assembly, stage, states[stage])
-
-
 def _bubble(estimate: Estimate) -> FactList:
     line = estimate.pipeline
     vpp = estimate.job.parallelism.vpp
@@ -260,7 +222,7 @@ _TOTALS: dict[str, Callable[[Estimate], FactList]] = {
     "step": _step,
     "mfu": _mfu,
     "tokens": _tokens,
-    "memory": _memory,
+    "memory": worst_stage,
     "bubble": _bubble,
 }
 

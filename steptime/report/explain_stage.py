@@ -1,20 +1,31 @@
-"""The memory of one pipeline stage written out: formula with the job's numbers, constant, source."""
+"""The memory of one pipeline stage written out: every figure with its formula, the job's numbers, and what makes it so."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from steptime import fsdp
-from steptime.memory.overhead import FRAGMENTATION
+from steptime.memory.buffers import stage_buffers
+from steptime.memory.kept_ops import kept_of_chunk
+from steptime.memory.overhead import COMMUNICATOR_BYTES, FRAGMENTATION
+from steptime.memory.part_memories import PartMemories
 from steptime.memory.stages import chunk_bytes
-from steptime.memory.states import group_elements, shard_ranks, state_bytes
+from steptime.memory.states import group_elements, shard_ranks, stage_states, state_bytes
+from steptime.report.constants import abbreviations, shared_constants
 from steptime.report.format import GIB, number, whole
+from steptime.report.headline import RULE
+from steptime.report.kept_sources import keeper_of, source_of
+from steptime.report.setting_source import setting_source
 from steptime.report.table import Fact, FactList
 from steptime.timing.optimizer import updated
 
 if TYPE_CHECKING:
     from steptime.answer.result import Estimate
-    from steptime.base.rows import StageMemory
+    from steptime.base.rows import HeldBuffer, StageMemory
+
+AUTOGRAD = "torch csrc/autograd/engine.cpp, call_function: what an op kept goes when its backward is done"
+ALLOCATED = "torch.cuda.max_memory_allocated: torch c10/cuda/CUDACachingAllocator.cpp, DeviceStats.allocated_bytes"
+FSDP_GROUPS = "torch distributed/fsdp/_fully_shard/_fsdp_param_group.py: gathered and freed group by group"
 
 
 def stage_named(estimate: Estimate, name: str) -> FactList | None:
@@ -26,22 +37,36 @@ def stage_named(estimate: Estimate, name: str) -> FactList | None:
     return None
 
 
+def worst_stage(estimate: Estimate) -> FactList:
+    """The memory of the stage that needs most."""
+    found = stage(estimate, estimate.memory.stages[estimate.memory.worst_stage])
+    return found._replace(title=f"{found.title} (highest)")
+
+
 def stage(estimate: Estimate, row: StageMemory) -> FactList:
-    """States by their formula, what is saved by micro-batch, what lives only at the peak, and what the allocator adds."""
-    job = estimate.job
+    """States by their formula, what is saved by micro-batch, buffers, what lives only at the peak, and what the device has."""
+    held = _buffers(estimate, row.stage)
     facts = [
         *_states(estimate, row),
-        Fact("activations", [_size(row.activations_bytes, _in_flight(estimate, row)), *_saved(estimate, row)]),
-        Fact("buffers", [_size(row.buffers_bytes, "workspaces and buffers; 3dtrn explain PLAN memory lists them")]),
-        Fact("transient", [_size(row.transient_bytes - row.buffers_bytes, f"lives only at the peak, {row.peak_op}")]),
-        Fact("allocated", [_size(row.allocated_bytes, "their sum")]),
-        Fact("reserved", [_size(row.reserved_bytes, _reserved(row))]),
-        Fact(
-            "source",
-            [f"zero_level {job.zero_level}; docs/notation.md has the formulas; bytes of buffers include padding"],
-        ),
+        *_activations(estimate, row),
+        *[_fact("", item.bytes, item.name, item.source) for item in held if item.at_peak],
+        _fact("transient", row.transient_bytes - row.buffers_bytes, f"lives only at the peak, {row.peak_op}", AUTOGRAD),
+        _fact("allocated", row.allocated_bytes, "their sum", ALLOCATED),
+        _fact("reserved", row.reserved_bytes, _reserved(row), _constant("memory.overhead.FRAGMENTATION")),
+        _fact("between steps", row.persisting_bytes, "allocated: states, and the buffers that stay", ""),
+        *[_fact("", item.bytes, f"of it {item.name}", item.source) for item in held if item.stays and not item.at_peak],
+        _fact("first step", row.first_peak_bytes, "its peak: the optimizer's moments are not there yet", ""),
+        *_outside(estimate),
+        Fact("words", abbreviations(estimate.job.software.name)),
     ]
     return FactList(f"memory of a device of stage {row.stage}", facts)
+
+
+def _fact(label: str, size: float, how: str, source: str) -> Fact:
+    """A figure, how it comes about, and the code or measurement that it is taken from."""
+    digits = 3 if size >= 0.0005 * GIB else 6 if size else 0
+    text = f"{size / GIB:.{digits}f} GiB"
+    return Fact(label, [f"{text}   {how}" if how else text, *([f"({source})"] if source else [])])
 
 
 def _states(estimate: Estimate, row: StageMemory) -> list[Fact]:
@@ -50,30 +75,70 @@ def _states(estimate: Estimate, row: StageMemory) -> list[Fact]:
     job, size, moments = estimate.job, state_bytes(estimate.job), updated(estimate.job, held).moments
     groups = group_elements(held)
     shared = ", ".join(f"{number(n)} {of} over {shard_ranks(job, of):g} ranks" for of, n in groups.items())
-    optimizer = f"master {size.master:g} + moments {moments:g} B each, shared from zero_level 1"
+    states = job.software.states
+    optimizer = f"{states.optimizer}: master {size.master:g} + moments {moments:g} B each, shared from zero_level 1"
+    counted = f"{number(sum(groups.values()))} parameters on a device: {shared}; zero_level {job.zero_level}"
+    if states.padded_buckets and job.zero_level:
+        counted += f"; buckets are padded ({setting_source(job, 'padded_buckets')})"
     return [
-        Fact("held", [f"{number(sum(groups.values()))} parameters on a device: {shared}"]),
-        Fact("parameters", [_size(row.params_bytes, f"{size.params:g} B each, shared from zero_level 3")]),
-        Fact("gradients", [_size(row.gradients_bytes, f"{size.gradients:g} B each, shared from zero_level 2")]),
-        Fact("optimizer", [_size(row.optimizer_bytes, optimizer)]),
+        Fact("held", [counted]),
+        _fact(
+            "parameters",
+            row.params_bytes,
+            f"{size.params:g} B each, shared from zero_level 3",
+            _said(estimate, "param_dtype", states.param_dtype),
+        ),
+        _fact(
+            "gradients",
+            row.gradients_bytes,
+            f"{size.gradients:g} B each, shared from zero_level 2",
+            _said(estimate, "main_grad_dtype", states.main_grad_dtype),
+        ),
+        _fact(
+            "optimizer",
+            row.optimizer_bytes,
+            optimizer,
+            "; ".join(_said(estimate, key, getattr(states, key)) for key in ("master_dtype", "moment_dtype")),
+        ),
     ]
 
 
-def _in_flight(estimate: Estimate, row: StageMemory) -> str:
-    held = estimate.pipeline.in_flight
-    count = held[row.stage] if row.stage < len(held) else 1.0
-    return f"saved for backward, {whole(round(count, 2))} micro-batches in flight at most"
+def _said(estimate: Estimate, key: str, value: object) -> str:
+    """A setting of the profile and its source."""
+    return f"{key} {value}: {setting_source(estimate.job, key)}"
 
 
-def _saved(estimate: Estimate, row: StageMemory) -> list[str]:
-    """What a micro-batch keeps for backward on the stage; FSDP's groups are walked instead."""
-    if fsdp.applies(estimate.job):
-        return []
+def _activations(estimate: Estimate, row: StageMemory) -> list[Fact]:
+    """What is saved for backward, and of one micro-batch how much by what keeps it."""
+    job, assembly = estimate.job, estimate.assembly
+    in_flight = estimate.pipeline.in_flight
+    count = in_flight[row.stage] if row.stage < len(in_flight) else 1.0
+    how = f"saved for backward, {whole(round(count, 2))} micro-batches in flight at most"
+    source = FSDP_GROUPS if fsdp.applies(job) else _said(estimate, "schedule", job.schedule)
+    total = _fact("activations", row.activations_bytes, how, source)
+    chunks = assembly.stages[row.stage]
+    parts: dict[str, float] = {}
+    sources: dict[str, str] = {}
+    for chunk in chunks:
+        for tensor in kept_of_chunk(PartMemories(assembly), chunk):
+            keeper = keeper_of(tensor.op)
+            parts[keeper.label] = parts.get(keeper.label, 0.0) + tensor.bytes
+            sources[keeper.label] = source_of(job, keeper)
+    if not fsdp.applies(job):
+        outputs = sum(chunk_bytes(assembly).weights[row.stage]) - sum(parts.values())
+        if outputs > 0.0:
+            parts["outputs"], sources["outputs"] = outputs, _said(estimate, "deallocate_pipeline_outputs", "false")
+    layers = sum(n for chunk in chunks for _, n in chunk.runs)
+    cut = f" in {len(chunks)} chunks" if len(chunks) > 1 else ""
+    kept = Fact("micro-batch", [f"keeps {sum(parts.values()) / GIB:.3f} GiB, {layers} layers{cut}"])
+    return [total, kept, *[_fact("", size, f"of it {label}", sources[label]) for label, size in parts.items() if size]]
+
+
+def _buffers(estimate: Estimate, stage: int) -> list[HeldBuffer]:
+    """Workspaces and buffers of a stage."""
     assembly = estimate.assembly
-    kept = chunk_bytes(assembly).weights[row.stage]
-    layers = sum(count for chunk in assembly.stages[row.stage] for _, count in chunk.runs)
-    chunks = f" in {len(kept)} chunks" if len(kept) > 1 else ""
-    return [f"a micro-batch keeps {sum(kept) / GIB:.3f} GiB, {layers} layers{chunks}"]
+    states = fsdp.states(assembly) if fsdp.applies(estimate.job) else stage_states(assembly)
+    return stage_buffers(assembly, stage, states[stage])
 
 
 def _reserved(row: StageMemory) -> str:
@@ -86,5 +151,21 @@ def _reserved(row: StageMemory) -> str:
     )
 
 
-def _size(size: float, how: str) -> str:
-    return f"{size / GIB:.3f} GiB   {how}"
+def _outside(estimate: Estimate) -> list[Fact]:
+    """What lies outside of the allocator, and what all of it is held against."""
+    memory, machine = estimate.memory, estimate.job.machine
+    over = memory.overhead_bytes
+    own = machine.source("accelerator.context_bytes")
+    groups = f"{over.communicators / COMMUNICATOR_BYTES:g} process groups"
+    usable = machine.source("accelerator.usable_memory_bytes") or "the machine's file"
+    return [
+        _fact("context", over.context, "outside the allocator", own or _constant("memory.overhead.CONTEXT_BYTES")),
+        _fact("communicators", over.communicators, groups, _constant("memory.overhead.COMMUNICATOR_BYTES")),
+        _fact("usable", memory.capacity_bytes, "", usable),
+        Fact("verdict", [RULE]),
+    ]
+
+
+def _constant(name: str) -> str:
+    """Where a shared constant comes from."""
+    return next(one.source for one in shared_constants() if one.name == name)

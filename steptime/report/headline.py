@@ -19,6 +19,11 @@ VERDICTS: dict[str, tuple[str, Tone]] = {
     "tight": ("TIGHT", "warn"),
     "does_not_fit": ("DOES NOT FIT", "bad"),
 }
+RULE = (
+    "FITS: what is needed at most (the p90 of reserved memory, context, communicators) is there; DOES NOT FIT: what is needed at "
+    "least (allocated memory and the same) is not; TIGHT: between"
+)
+"""How the verdict is made, in a sentence."""
 
 
 def headline(estimate: Estimate) -> list[str]:
@@ -142,25 +147,18 @@ def _work(estimate: Estimate) -> list[str]:
 
 
 def _room(estimate: Estimate) -> str:
-    """What the worst stage needs of the device, whatever the verdict: reserved memory, context and communicators.
-
-    The same figure as in the memory table.
-    """
+    """What the worst stage needs of the device at least and at most; the memory table has the same figures."""
     memory = estimate.memory
-    worst = memory.stages[memory.worst_stage]
-    overhead = memory.overhead_bytes.context + memory.overhead_bytes.communicators
-    needed, allocated = worst.reserved_bytes + overhead, memory.peak_allocated_bytes + overhead
-    spare = memory.capacity_bytes - needed
-    where = f"on stage {worst.stage} (highest)" if len(memory.stages) > 1 else "per device"
-    told = f"{gib(needed)} of {gib(memory.capacity_bytes)} GiB {where}"
-    if memory.verdict == "fits":
-        return f"{told}; {gib(spare)} GiB free"
-    if memory.verdict == "tight" and spare >= 0.0:
-        return f"{told}; 10 % chance of needing {gib(memory.peak_reserved_bytes_p90 + overhead)} GiB or more"
-    over = f"{told}; {gib(-spare)} GiB over"
-    if memory.verdict == "tight":
-        return f"{over} unless the caching allocator fragments less: {gib(allocated)} GiB are allocated"
-    return f"{over}; {gib(allocated)} GiB are allocated"
+    capacity, least, most = memory.capacity_bytes, memory.least_bytes, memory.most_bytes
+    where = f"on stage {memory.worst_stage} (highest)" if len(memory.stages) > 1 else "per device"
+    told = f"needs {gib(least)} to {gib(most)} of {gib(capacity)} GiB {where}"
+    match memory.verdict:
+        case "fits":
+            return f"{told}; {gib(capacity - most)} GiB free"
+        case "tight":
+            return f"{told}; {gib(most - capacity)} GiB over at most"
+        case _:
+            return f"{told}; {gib(least - capacity)} GiB over at least"
 
 
 def fixes(estimate: Estimate) -> Table | None:

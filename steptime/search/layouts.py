@@ -17,7 +17,7 @@ from steptime.cost.overlap import contention
 from steptime.job.candidates import Candidates, SectionColumns
 from steptime.job.job import Job
 from steptime.job.mesh import Group
-from steptime.memory.buffers import TOKEN, at_peak, gradient_copies, step_change, workspaces
+from steptime.memory.buffers import TOKEN, at_peak, gradient_copies, has_batch, masks, step_change, workspaces
 from steptime.memory.overhead import overhead, reserved_bytes
 from steptime.search import held, seconds
 from steptime.search.least import Least
@@ -274,8 +274,8 @@ class Pipelines:
             waiting = minimum(1.0 * software.buffers.deferred_head_wgrads, microbatches - 1.0)
             moving = moving + waiting * (whole.logits_bytes[rows.part] + one)
         tokens = 1.0 * rows.microbatch_sz * (data.seqlen / rows.cp)
-        mask = tokens * float(data.seqlen) if software.buffers.attention_mask else 0.0
-        if software.buffers.batches_stay and any(chunk.embedding or chunk.head for chunk in chunks):
+        mask = tokens * float(data.seqlen) if masks(software, chunks) else 0.0
+        if software.buffers.batches_stay and has_batch(chunks):
             return Buffers(staying + microbatches * (mask + TOKEN * tokens), moving, between)
         return Buffers(staying, moving + mask, between)
 

@@ -210,6 +210,16 @@ def test_ways_to_run_code_without_a_known_name(make, summarize, stream, words):
     assert words in summary.all_problems[0].message
 
 
+def test_a_member_of_an_enum_is_data_until_it_is_called(make, summarize):
+    """Python 3.11.0 to 3.11.3 pickles a member as getattr(class, name); DCP's `.metadata` holds torch's memory formats."""
+    looked_up = (
+        b"\x80\x02cbuiltins\ngetattr\nctorch.distributed.checkpoint.metadata\n_MEM_FORMAT_ENCODING\n"
+        b"X\x17\x00\x00\x00TORCH_CONTIGUOUS_FORMAT\x86R"
+    )
+    assert summarize(make.write("x.pkl", looked_up + b".")).exit_code == 0
+    assert summarize(make.write("x.pkl", looked_up + b")R.")).exit_code == 1
+
+
 def test_a_class_of_another_project_is_named_and_no_error(make, summarize):
     summary = summarize(make.write("x.pkl", b"\x80\x02cmyproject.config\nConfig\n)\x81."))
     assert (summary.exit_code, [p.code for p in summary.all_problems]) == (0, ["UNKNOWN_GLOBAL"])

@@ -91,6 +91,11 @@ def is_inert(path: str) -> bool:
     return len(below) <= CLASSES[owner] and below[-1].lstrip("_")[:1].isupper()
 
 
+def is_member(path: str) -> bool:
+    """Whether a global is an attribute of a class that only builds data: Python 3.11.0 to 3.11.3 pickles an enum's so."""
+    return is_inert(path.rpartition(".")[0])
+
+
 def runs_code(path: str, called: bool = True) -> bool:
     """Whether a plain load that meets this global, and calls it or not, may run code that is no constructor of data."""
     if is_inert(path):
@@ -102,8 +107,7 @@ def runs_code(path: str, called: bool = True) -> bool:
     if any(part in DOORS or (part.startswith("__") and part.endswith("__")) for part in rest):
         return True
     if root in PRESENT:
-        member = path.rpartition(".")[0] in INERT  # an enum's
-        return called or not (member or path.startswith(NAMES))
+        return called or not (is_member(path) or path.startswith(NAMES))
     return called and not path.rpartition(".")[2][:1].isupper()
 
 
@@ -146,7 +150,7 @@ def _judge_ref(facts: PickleFacts, ref: Ref, state: PickleState, passed: bool) -
     danger = _danger(ref, state, passed)
     if danger is not None:
         facts.dangerous.append(danger)
-    elif not (is_inert(path) or ref.resolved or path == STORAGE_LOADER or path.startswith(NAMES)):
+    elif not (is_inert(path) or is_member(path) or ref.resolved or path == STORAGE_LOADER or path.startswith(NAMES)):
         facts.unknown.append(ref.path)
     if path not in DTENSOR and (path not in ALLOWED or ref.module in BLOCKED_MODULES):
         facts.refused.append(ref.path)

@@ -41,7 +41,7 @@ def stage_bars(estimate: Estimate) -> Html:
     """A table with a bar for every stage; a line marks what the device has."""
     memory = estimate.memory
     overhead = float(sum(memory.overhead_bytes))
-    needs = [max(row.reserved_bytes, row.allocated_bytes) + overhead for row in memory.stages]
+    needs = [memory.most_of(row.reserved_bytes) for row in memory.stages]
     scale = 1.02 * max([*needs, memory.capacity_bytes])
     body = []
     for row, need in zip(memory.stages, needs, strict=True):
@@ -52,7 +52,7 @@ def stage_bars(estimate: Estimate) -> Html:
                 "tr",
                 el("th", _stage_name(estimate, row.stage), scope="row"),
                 el("td", memory_bar(parts_of(row, overhead), memory.capacity_bytes, scale), class_="bar"),
-                el("td", gib(need), class_="n"),
+                el("td", f"{gib(memory.least_of(row.allocated_bytes))} to {gib(need)}", class_="n"),
                 el("td", gib(left) if left >= 0 else f"-{gib(-left)}", class_="n"),
                 el("td", row.peak_op),
                 class_="worst" if worst else None,

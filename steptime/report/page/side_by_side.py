@@ -82,14 +82,14 @@ def memories(plans: Sequence[Plan]) -> Html:
     """The worst stage of each, with a line where its device is full."""
     worst = [plan.estimate.memory.stages[plan.estimate.memory.worst_stage] for plan in plans]
     over = [float(sum(plan.estimate.memory.overhead_bytes)) for plan in plans]
-    needs = [max(row.reserved_bytes, row.allocated_bytes) + more for row, more in zip(worst, over, strict=True)]
+    needs = [plan.estimate.memory.most_bytes for plan in plans]
     scale = 1.02 * max([*needs, *(plan.estimate.memory.capacity_bytes for plan in plans)])
     rows = []
     for plan, row, more, need in zip(plans, worst, over, needs, strict=True):
         memory = plan.estimate.memory
         cells = [
             el("td", memory_bar(parts_of(row, more), memory.capacity_bytes, scale), class_="bar"),
-            el("td", gib(need), class_="n"),
+            el("td", f"{gib(memory.least_bytes)} to {gib(need)}", class_="n"),
             el("td", gib(memory.capacity_bytes), class_="n"),
             el("td", VERDICTS[memory.verdict][0]),
             el("td", f"stage {row.stage}, {row.peak_op}"),

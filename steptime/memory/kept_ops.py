@@ -1,0 +1,50 @@
+"""What a micro-batch keeps for backward, by the op that keeps it: the sum of `PartMemory.saved` taken apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
+from typing import NamedTuple
+
+from steptime.base.num import Num
+from steptime.job.assembly import Chunk, Part
+from steptime.memory.op_walk import kept_by_part
+from steptime.memory.part_memories import PartMemories
+from steptime.model.offload import kept_by
+from steptime.model.ops import Op
+
+
+class KeptTensor(NamedTuple):
+    """A tensor, and the first op in depth order that keeps it; None: the input of layers that run again."""
+
+    op: Op | None
+    name: str
+    bytes: Num
+    """Of all layers of the chunk that are alike."""
+
+
+def kept_of_chunk(memories: PartMemories, chunk: Chunk) -> Iterator[KeptTensor]:
+    """Every tensor that one micro-batch of a chunk keeps on the device."""
+    assembly = memories.assembly
+    if chunk.embedding:
+        yield from of_part(memories, assembly.embedding, 1)
+    for count, layers, memory in memories.layers(chunk):
+        part = layers[0][0]
+        if memory is memories.plain[part]:
+            yield from of_part(memories, part, count)
+        elif memory is memories.selective[part]:
+            yield from of_part(memories, part, count, memories.recompute.modules)
+        else:
+            yield KeptTensor(None, part.x.name, count * memory.saved)
+    if chunk.head:
+        yield from of_part(memories, assembly.head, 1, assembly.head_modules)
+
+
+def of_part(
+    memories: PartMemories, part: Part, count: int, modules: AbstractSet[str | float] = frozenset()
+) -> Iterator[KeptTensor]:
+    """Those of `count` parts that are alike."""
+    held = kept_by_part(part.ops, part.x, modules, memories.autograd_of(part))
+    keepers = kept_by(part.ops, held.segments)
+    for name in held.names:
+        yield KeptTensor(part.ops[keepers[name][0]], name, count * held.sizes[name])
