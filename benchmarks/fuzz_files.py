@@ -10,6 +10,7 @@ import gzip
 import json
 import random
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -58,11 +59,11 @@ def changed(document: Any, draw: random.Random, others: list[Any]) -> Any:
     for _ in range(draw.choice((1, 1, 2, 3, 6))):
         paths = spots(found)
         if not paths:
-            return draw.choice(ODD)
+            return deepcopy(draw.choice(ODD))
         *parents, last = draw.choice(paths)
         node, kind, value = at(found, tuple(parents)), draw.randrange(8), at(found, (*parents, last))
         if kind < 3:
-            node[last] = draw.choice(ODD)
+            node[last] = deepcopy(draw.choice(ODD))
         elif kind < 5 and isinstance(value, int | float) and not isinstance(value, bool):
             node[last] = draw.choice(
                 (value + 1, value - 1, value * 2, value / 2, value // 2, -value, value * 1000, value / 1000)
@@ -71,11 +72,11 @@ def changed(document: Any, draw: random.Random, others: list[Any]) -> Any:
             del node[last]
         elif kind == 6:
             other = draw.choice(others)
-            node[last] = at(other, draw.choice(spots(other) or [()]))
+            node[last] = deepcopy(at(other, draw.choice(spots(other) or [()])))
         elif isinstance(node, dict):
             other = draw.choice(others)
             name = draw.choice([str(path[-1]) for path in spots(other)] or ["x"])
-            node[name] = draw.choice((value, draw.choice(ODD)))
+            node[name] = deepcopy(draw.choice((value, draw.choice(ODD))))
     return found
 
 

@@ -1,6 +1,6 @@
 """The pages in a headless Chromium: real clicks and keys, a quiet console, nothing wider than a phone, reached from the keyboard.
 
-Skipped where no Chromium is installed; the pages' text, numbers and colors are tested without one in test_page.py.
+Collected where a Chromium is installed (conftest.py); the pages' text, numbers and colors are tested without one in test_page.py.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from steptime.report.diff_tables import diff
 from steptime.report.page import diff_page, document, search_page
 from steptime.search.run import search
 from steptime.serve import server
-
-pytestmark = pytest.mark.skipif(found() is None, reason="no Chromium is installed")
 
 PLAN = """model: gpt3-1.3b
 parallelism: {tp: 4, pp: 2, dp: 2}

@@ -88,6 +88,18 @@ def test_no_text_of_an_input_commands_the_terminal(tmp_path, capsys):
     assert printable("\x1b[1;31mred\x1b[0m\t\n") == "\x1b[1;31mred\x1b[0m\t\n"
 
 
+@pytest.mark.parametrize("word", ["V", "781.679", "-1", "1e999"])
+def test_a_cell_that_is_no_number_is_its_rows_problem(tmp_path, capsys, word):
+    """The rows that the spread of measurements is taken from are read again, their cells of any kind."""
+    head, *rows = (ROOT / "tests" / "data" / "validate" / "own.csv").read_text().splitlines()
+    cells = rows[0].split(",")
+    cells[head.split(",").index("pp")] = word
+    file = tmp_path / "runs.csv"
+    file.write_text("\n".join([head, ",".join(cells), rows[1]]) + "\n")
+    assert cli.main(["validate", "--measurements", str(file)]) == 0
+    assert f"(got '{word}')" in capsys.readouterr().err
+
+
 def test_one_stage_has_no_split_backward_to_draw(tmp_path, capsys):
     """A page of FSDP on one stage with a zero-bubble schedule had no bytes for the weights' gradients."""
     plan = (ROOT / "configs" / "llama3_8b_fsdp.yaml").read_text()
