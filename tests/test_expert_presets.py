@@ -216,7 +216,7 @@ def test_what_is_wrong_with_experts_is_told(tmp_path):
     with pytest.raises(ConfigError) as error:
         read(tmp_path, "qwen3-30b-a3b", num_experts="many", mlp_only_layers=[3])
     assert [line.partition(": ")[2] for line in error.value.problems] == [
-        "num_experts: expected a whole number from 1 on, got 'many'",
+        "num_experts: expected a whole number of at least 1, got 'many'",
         "mlp_only_layers: only the first layers, or every n-th one, can be dense",
     ]
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from math import gcd
 from typing import TYPE_CHECKING, Any
 
+from steptime.base.words import counted
 from steptime.checkpoint import experts, kv_cache, stacks
 from steptime.checkpoint import weight_names as names
 from steptime.checkpoint.confignames import CHECKED, from_config, norm_of
@@ -84,7 +85,7 @@ def infer(
     if found.get("hidden_sz") is None:
         return {}, []
     count = len(parts.main.layers)
-    found.set("n_layers", count, f"{count} layers {parts.main.prefix}*")
+    found.set("n_layers", count, f"{counted(count, 'layer')} {parts.main.prefix}*")
     _mlp(found)
     regular = experts.infer(found.parts.main, found.tails, found.get("hidden_sz"), found.set)
     _norms(found, facts)

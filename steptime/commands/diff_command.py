@@ -28,10 +28,10 @@ def diff(options: Namespace, out: Printer) -> int:
     if options.more:
         return _many(options, out)
     if options.html is not None and (is_log(options.a) or is_log(options.b)):
-        raise ConfigError("--html: not of a training log")
+        raise ConfigError("--html: not for a training log")
     if is_log(options.a) or is_log(options.b):
         return log_command.diff(options, out, _labels(options.a, options.b))
-    log_command.refuse({"from": options.kind, "allow-unmodeled": options.allow_unmodeled}, "goes with a training log")
+    log_command.refuse({"from": options.kind, "allow-unmodeled": options.allow_unmodeled}, "only with a training log")
     both = estimate(load(options.a, options.sets)), estimate(load(options.b, options.sets))
     labels = _labels(options.a, options.b)
     notes = [
@@ -65,7 +65,7 @@ def _many(options: Namespace, out: Printer) -> int:
     if logs := [path for path in paths if is_log(path)]:
         raise ConfigError(f"{logs[0]}: a training log is compared with one plan or log; give two files")
     if options.kind is not None or options.allow_unmodeled:
-        raise ConfigError("--from and --allow-unmodeled go with a training log")
+        raise ConfigError("--from and --allow-unmodeled: only with a training log")
     found = [estimate(load(path, options.sets)) for path in paths]
     labels = [f"{letter(i)}: {path}" for i, path in enumerate(paths)]
     return _shown(options, out, found, labels, lambda whole: diff_many(found, paths, whole=whole))

@@ -60,7 +60,7 @@ EXPERT_RULES = [
     Rule(
         "moe without sp",
         "parallelism.sp",
-        "Megatron-Core trains experts with tp > 1 only under sequence parallelism (got tp {f.tp}); set sp, or use tp 1",
+        "Megatron-Core requires sequence parallelism for experts with tp > 1 (got tp {f.tp}); set sp, or use tp 1",
         lambda f: (not f.moe) | f.sp | (f.tp == 1),
     ),
     # megatron/core/parallel_state.py, initialize_model_parallel: world_size % (etp * ep * pp) == 0
@@ -74,7 +74,7 @@ EXPERT_RULES = [
     Rule(
         "experts over centers",
         "cross_dc.n_dcs",
-        "must divide edp = dp*cp*tp / (ep*etp), so that no layer's experts lie in two centers (got {f.n_dcs})",
+        "must divide edp = dp*cp*tp / (ep*etp) so that the experts of a layer stay in one data center (got {f.n_dcs})",
         lambda f: (not f.moe) | (f.n_dcs == 1) | (f.stage_ranks % (f.expert_ranks * f.n_dcs) == 0),
     ),
     # megatron/core/parallel_state.py: "Expert data parallel size should be divisible by partial DistOpt shard factor"
@@ -122,7 +122,7 @@ EXPERT_RULES = [
     Rule(
         "flex with one rank",
         "performance.moe.dispatcher",
-        "flex wants ep*etp > 1; raise ep, or use alltoall",
+        "flex requires ep*etp > 1; raise ep, or use alltoall",
         lambda f: (not f.moe) | (f.dispatcher != "flex") | (f.expert_ranks > 1),
     ),
     Rule(

@@ -123,7 +123,7 @@ PERFORMANCE_RULES = [
     Rule(
         "framework compiles",
         "performance.compile",
-        "torch.compile of whole blocks is modeled for torch and FSDP2 alone (got {f.software}); use none",
+        "torch.compile of whole blocks is modeled for torch and FSDP2 only (got {f.software}); use none",
         lambda f: f.compiled == "none" or f.family in {"torch", "fsdp2"},
     ),
     Rule(

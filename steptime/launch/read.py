@@ -117,7 +117,7 @@ def another(kind: str, text: str) -> str:
     if kind in kinds:
         return ""
     if kinds:
-        return f"is {kinds[0]}'s; try --from {kinds[0]}"
+        return f"is a file of {kinds[0]}; try --from {kinds[0]}"
     return "is not a text file; expected a launch script, config or log" if _garbled(text) else ""
 
 
@@ -140,9 +140,7 @@ def kind_of(path: str, text: str) -> str:
     if not telling and re.match(r"#!.*\b(?:ba|z)?sh\b|#SBATCH", text):
         return "megatron"  # whose reader tells what the script launches
     if not telling:
-        raise ConfigError(
-            f"{path}: cannot tell which framework it is for; name it: --from {', '.join([*KINDS, *TABLES])}"
-        )
+        raise ConfigError(f"{path}: unknown framework; use --from {', '.join([*KINDS, *TABLES])}")
     return telling[0]
 
 

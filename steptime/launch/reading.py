@@ -8,6 +8,7 @@ from copy import deepcopy
 from typing import Any, Literal, NamedTuple
 
 from steptime.base.config import ConfigError, build
+from steptime.base.words import counted
 from steptime.job.edit import put
 from steptime.job.job import Job
 from steptime.model.blocks import n_params
@@ -29,7 +30,7 @@ class LaunchFlag(NamedTuple):
     """As the framework spells it: --tensor-model-parallel-size, parallelism.tensor_parallel_degree."""
     value: str
     status: Status
-    """used: it is in the config. irrelevant: it changes no cost. default: unsaid, and filled from the framework's own default.
+    """used: it is in the config. irrelevant: it changes no cost. default: not given, and filled from the framework's own default.
     approximated: it changes cost a little, and the note says what is counted in its place; told among the assumptions.
     unmodeled: it changes cost, and no config expresses it."""
     note: str = ""
@@ -174,7 +175,7 @@ def fits_machine(reading: Reading, job: Job) -> None:
     """
     per_node, machine = reading.devices_per_node, job.machine
     if per_node is not None and per_node > machine.devices_per_node:
-        had = f"{machine.name} has {machine.devices_per_node} devices"
+        had = f"{machine.name} has {counted(machine.devices_per_node, 'device')}"
         raise ConfigError(f"{per_node} processes on each node, and {had}; add --set hardware.node_type=NAME")
 
 

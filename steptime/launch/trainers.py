@@ -130,7 +130,7 @@ class _Plan:
         }
 
     def whole(self, figure: str) -> int | None:
-        """A figure's whole number; None where it is unsaid or left to another file."""
+        """A figure's whole number; None where it is not given or left to another file."""
         return (
             None if figure not in self.figures or self.get(figure) == "auto" else self.keys.whole(self.figures[figure])
         )
@@ -144,9 +144,9 @@ class _Plan:
             return said
         named = re.sub(r"[^a-z]", "", said)
         if not named.startswith(("adam", "fusedadam", "pagedadamw")):
-            self.keys.leave_out(self.figures["@optimizer"], "states of another optimizer; taken as Adam's")
+            self.keys.leave_out(self.figures["@optimizer"], "states of another optimizer; counted as Adam's")
         elif re.search(r"8bit|4bit|paged", said):
-            self.keys.leave_out(self.figures["@optimizer"], "quantized or paged states; taken as fp32 on the device")
+            self.keys.leave_out(self.figures["@optimizer"], "quantized or paged states; counted as fp32 on the device")
         return None
 
     def reading(self) -> Reading:

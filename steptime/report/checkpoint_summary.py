@@ -9,6 +9,7 @@ import re
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from steptime.base.words import counted
 from steptime.checkpoint.api import Summary, summarize_checkpoint
 from steptime.checkpoint.dtypes import short
 from steptime.checkpoint.escape import escaped
@@ -78,10 +79,10 @@ def _headline(summary: Inventory, units: Units, style: Style) -> list[str]:
     part = bool(main.facts.get("part"))
     state = "part of a set" if part else "complete" if summary.complete else style.paint("INCOMPLETE", "bad")
     count = len(summary.all_problems)
-    state += style.paint(f", {_counted(count, 'problem')} (below)", "bad") if count else ""
+    state += style.paint(f", {counted(count, 'problem')} (below)", "bad") if count else ""
     container = "" if main.container == "single file" else f", {main.container}"
     others = len(summary.counted) - 1
-    container += f" and {_counted(others, 'other set')} of files" if others else ""
+    container += f" and {counted(others, 'other set')} of files" if others else ""
     kind = f"{main.format}{container}" + (f", step {summary.step}" if summary.step is not None else "")
     io, size = summary.io, totals["logical_bytes"]
     read = f"read {_size(io.bytes_read, units)} in {io.seconds * 1e3:.0f} ms"
@@ -90,7 +91,7 @@ def _headline(summary: Inventory, units: Units, style: Style) -> list[str]:
     lines = [
         style.paint(escaped(summary.path), "head"),
         *([f"{kind}, {state}"] if len(kind) < MAX_KIND else [kind, f"  {state}"]),
-        f"{_counted(totals['tensors'], 'tensor')} in {_counted(n_files, 'file')}; {read}, no tensor data, no code run",
+        f"{counted(totals['tensors'], 'tensor')} in {counted(n_files, 'file')}; {read}, no tensor data, no code run",
         f"parameters {params:,} ({quantity(params, COUNT)})   bytes {size:,} ({_size(size, units)})",
     ]
     if rows:
@@ -110,12 +111,10 @@ def _quantized(row: Row) -> str:
     """Method, bits and group of one kind of quantized weights."""
     bits = f", {row.bits} bits" if row.bits else ""
     group = f", groups of {row.group_size}" if row.group_size else ""
-    what = f", {row.params:,} parameters" if row.tensors else ": its packing is not known, elements are as stored"
+    what = (
+        f", {counted(row.params, 'parameter')}" if row.tensors else ": its packing is not known, elements are as stored"
+    )
     return escaped(f"{row.method}{bits}{group}{what}", 160)
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def _shown(text: str, limit: int) -> str:
@@ -194,7 +193,7 @@ def files(summary: Inventory, units: Units) -> Table | None:
     rows = []
     for section in summary.sections[:MAX_SECTIONS] if several else []:
         same = f"  also present as {section.same_as}" if section.same_as else ""
-        size = f"{_counted(len(section.files), 'file')}, {_size(section.nbytes, units)}"
+        size = f"{counted(len(section.files), 'file')}, {_size(section.nbytes, units)}"
         rows.append([_shown(f"{section.path or '.'}: {section.format}, {size}{same}", 300)])
     if len(summary.sections) > MAX_SECTIONS:
         rows.append([f"and {len(summary.sections) - MAX_SECTIONS} more (--json lists all)"])
@@ -284,7 +283,7 @@ def problems(summary: Inventory) -> FactList:
         facts.append(Fact(item.severity, [text], "bad" if item.severity == "error" else "warn"))
     if len(found) > MAX_PROBLEMS:
         facts.append(Fact("and", [f"{len(found) - MAX_PROBLEMS} more (--json lists all)"]))
-    return FactList(_counted(len(found), "problem") if found else "no problems found", facts)
+    return FactList(counted(len(found), "problem") if found else "no problems found", facts)
 
 
 Summary.draw = staticmethod(summary_html)

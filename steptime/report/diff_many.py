@@ -9,7 +9,7 @@ from steptime.report.diff_tables import WHOLE, setting
 from steptime.report.format import COUNT, GIB, TIME, column, percent, quantity, seconds, unit_for, whole
 from steptime.report.headline import VERDICTS
 from steptime.report.table import Fact, FactList, ReportSection, Table
-from steptime.validation.setting_costs import settings
+from steptime.validation.setting_costs import leaves
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -53,7 +53,7 @@ def _settings(first: Estimate, some: Sequence[Estimate], labels: Sequence[str], 
     base = first.job.to_config()
     rows: dict[str, list[str]] = {}
     for at, one in enumerate(some):
-        for found in settings(base, one.job.to_config()):
+        for found in leaves(base, one.job.to_config()):
             if not found.path.endswith(".source") and found.path != "notes":
                 row = rows.setdefault(found.path, [setting(found.a, most)] * len(some))
                 row[at] = setting(found.b, most)

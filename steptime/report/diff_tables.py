@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from steptime.base.words import flow
 from steptime.report.breakdown import part_name
 from steptime.report.format import COUNT, GIB, TIME, column, percent, quantity, seconds, unit_for, whole
 from steptime.report.headline import VERDICTS
-from steptime.report.plan_keys import value_text
 from steptime.report.table import Table
-from steptime.validation.setting_costs import settings
+from steptime.validation.setting_costs import leaves
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +32,7 @@ def diff(a: Estimate, b: Estimate, labels: tuple[str, str], notes: list[str], *,
     most = WHOLE if whole else CELL
     rows = [
         [one.path, setting(one.a, most), setting(one.b, most)]
-        for one in settings(a.job.to_config(), b.job.to_config())
+        for one in leaves(a.job.to_config(), b.job.to_config())
         if not one.path.endswith(".source") and one.path != "notes"
     ]
     changed = Table(
@@ -47,7 +47,7 @@ def setting(value: Any, most: int) -> str:
     >>> setting({"n_dcs": 2, "fast": True}, 40), setting("megatron-core", 11)
     ('{n_dcs: 2, fast: true}', 'megatron-c…')
     """
-    text = "-" if value is None else value_text(value)
+    text = "-" if value is None else flow(value)
     return text if len(text) <= most else text[: most - 1] + "…"
 
 

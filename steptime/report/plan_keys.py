@@ -70,16 +70,16 @@ def _key(path: str, node: dict[str, Any], document: dict[str, Any], *, required:
     text = texts().get(path, {})
     default = "required" if required else str(text.get("default", _default(node.get("default"))))
     kind = str(text.get("type", _kind(node, document)))
-    return Key(path, kind, default, text.get("unit", ""), text.get("means", ""), value_text(text.get("example", "")))
+    return Key(path, kind, default, text.get("unit", ""), text.get("means", ""), _value(text.get("example", "")))
 
 
 def _default(value: Any) -> str:
     if value is None:
         return "not set"
-    return value_text(value)
+    return _value(value)
 
 
-def value_text(value: Any) -> str:
+def _value(value: Any) -> str:
     """A value as a plan writes it."""
     if isinstance(value, str):
         return value

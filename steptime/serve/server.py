@@ -41,7 +41,7 @@ class Server(ThreadingHTTPServer):
     allow_reuse_address = True
 
     def __init__(self, host: str, port: int, start: dict[str, Any], files: frozenset[str]) -> None:
-        """`start`: the plan that the page opens with; `files`: machine files that it names."""
+        """`start`: plan to start from; `files`: machine files that it names."""
         super().__init__((host, port), Handler)
         self.start, self.files = start, files
         self.slots = threading.BoundedSemaphore(AT_ONCE)

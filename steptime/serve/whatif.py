@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from steptime.answer.result import Estimate, estimate
 from steptime.base.config import ConfigError, ConfigProblem, show
 from steptime.base.document import parse_mapping
+from steptime.base.words import counted
 from steptime.hardware.machine import is_shipped
 from steptime.job.edit import put
 from steptime.job.job import Job
@@ -139,7 +140,7 @@ def put_best(data: dict[str, Any], job: Job) -> str:
         raise ConfigError(f"search: none of {found.counts.evaluated:,} layouts fits these devices")
     for path, value in found.best.changes.items():
         put(data, path, value)
-    return f"best of {found.counts.evaluated:,} layouts: {words(found.best.changes) or 'the plan as it is'}"
+    return f"best of {counted(found.counts.evaluated, 'layout')}: {words(found.best.changes) or 'the plan unchanged'}"
 
 
 def drop(data: dict[str, Any], path: str) -> None:

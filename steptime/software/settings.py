@@ -39,7 +39,7 @@ OffloadModule: TypeAlias = Literal[
 
 
 class LayoutSettings(Config):
-    """What a config's `parallelism` leaves unsaid."""
+    """Defaults for what a config's `parallelism` does not set."""
 
     sp: bool
     zero_level: Literal[0, 1, 2, 3]
@@ -191,7 +191,7 @@ class CommSettings(Config):
 
 
 class Overlap(Config):
-    """What hides under compute; unsaid axes follow the profile."""
+    """What hides under compute; axes not set follow the profile."""
 
     tp: Share | None = None
     dp: Share | None = None

@@ -132,7 +132,7 @@ def _title(word: str) -> str:
 
 
 def performance_of(row: MeasuredRow, framework: RowFramework, assumed: list[str]) -> dict[str, Any]:
-    """The `performance` section of a row; what was unsaid is added to `assumed`.
+    """The `performance` section of a row; what the row does not state is added to `assumed`.
 
     Raises:
         SkipRowError: something in it is not modeled.

@@ -199,7 +199,9 @@ def _the_launch(walk: DryRun, name: str) -> tuple[_Launch | None, list[str]]:
     if len(trains) > 1:
         lines = sorted({launch.command.line for launch in trains.values()})
         where = f"lines {', '.join(map(str, lines))}" if len(lines) > 1 else f"line {lines[0]}"
-        return None, [f"{name}: {len(trains)} launch commands ({where}), cannot determine which one runs; keep one"]
+        return None, [
+            f"{name}: {len(trains)} launch commands ({where}), cannot determine which one runs; keep only one"
+        ]
     launch = next(iter(trains.values()))
     if launch.command.doubt:
         doubt = launch.command.doubt.told("put the flags in a file (args.txt)")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steptime import __version__
+from steptime.base.words import counted
 from steptime.launch.plan_yaml import plan_yaml
 from steptime.report import details
 from steptime.report.headline import answer, fixes, headline
@@ -48,7 +49,7 @@ def page(estimate: Estimate) -> str:
 
 def title(estimate: Estimate) -> str:
     """What a browser's tab shows."""
-    return f"{estimate.job.model.name or 'unnamed model'} on {estimate.devices:,} devices"
+    return f"{estimate.job.model.name or 'unnamed model'} on {counted(estimate.devices, 'device')}"
 
 
 def document(
