@@ -13,24 +13,14 @@ from steptime.report.table import printable
 
 ROOT = Path(__file__).parents[1]
 PROGRAM = ROOT / "benchmarks" / "fuzz.py"
-DOORS = {
-    "plans": 60,
-    "server": 120,
-    "files": 60,
-    "machines": 60,
-    "tables": 40,
-    "configs": 80,
-    "launches": 150,
-    "logs": 60,
-}
+DOORS = ("plans", "server", "files", "machines", "tables", "configs", "launches", "logs")
 
 
 def test_the_first_cases_of_every_door():
-    """One process: what a door imports is there for the next."""
-    for door, cases in DOORS.items():
-        argv = [sys.executable, "-W", "ignore", PROGRAM, door, "--cases", str(cases)]
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
-        assert (done.returncode, f"{cases} cases" in done.stdout) == (0, True), done.stdout + done.stderr
+    argv = [sys.executable, "-W", "ignore", PROGRAM, *DOORS, "--cases", "20"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=500, check=False)
+    told = [f"{door}: 20 cases" in done.stdout for door in DOORS]
+    assert (done.returncode, all(told)) == (0, True), done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(
@@ -42,7 +32,7 @@ def test_the_first_cases_of_every_door():
         ("lambda: 2", "nothing is said"),
         ("lambda: print('{\"a\": NaN}') or 0", "NaN in JSON"),
         ("lambda: print('{\"a\": 1}') or 0", "None"),
-        ("lambda: __import__('time').sleep(0) or sum(range(10**9))", "it hangs"),
+        ("lambda: [0 for _ in iter(int, 1)]", "it hangs"),
     ],
 )
 def test_the_engine_sees_what_is_wrong(run, words):
