@@ -78,6 +78,7 @@ def expert_performance(keys: JobKeys) -> dict[str, Any]:
             "grouped_gemm": keys.on("moe_grouped_gemm"),
             "shared_expert_overlap": shared,
             "deterministic": keys.on("deterministic_mode"),
+            "delay_wgrad_compute": keys.on("delay_wgrad_compute"),
         }
     }
 
