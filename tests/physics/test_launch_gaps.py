@@ -54,6 +54,12 @@ def test_graphs_leave_half_of_the_gaps():
     assert parts({"cuda_graphs": True})["launch"] == pytest.approx(12.0)
 
 
+@pytest.mark.parametrize(("modules", "seconds"), [(["attn"], 7 + 17 / 2), (["mlp"], 17 + 7 / 2), (["moe"], 24.0)])
+def test_graphs_of_some_modules_halve_their_gaps_alone(modules, seconds):
+    """Of a layer's 24 launches, 24 s in all, 17 stand before the MLP's norm (`KERNELS`), 7 after it; it has no experts."""
+    assert parts({"cuda_graphs": modules})["launch"] == pytest.approx(seconds)
+
+
 @pytest.mark.parametrize(
     ("said", "seconds"),
     [
@@ -88,6 +94,15 @@ def test_a_device_waits_for_a_host_that_is_late_with_a_whole_part(flops, waits):
     """A launch takes 1 ms. A device that computes in no time waits for all; one on which each part takes longer, for none."""
     of = job("torch", on=machine(flops=flops, memory=flops, kernels={"host_kernel_s": 0.001}))
     assert estimate(of).time.parts_s.get("launch", 0.0) == pytest.approx(waits)
+
+
+def test_a_device_does_not_wait_for_launches_from_graphs():
+    """Attention's part is 4 products, the kernel, a norm, rope's 10 and a residual, 17 of 24 launches forward; 4 * 2 + 1 + 1 +
+    10, 20 of 29, backward. Of each layer 7 and 9 are left to the host.
+    """
+    on = machine(flops=1e30, memory=1e30, kernels={"host_kernel_s": 0.001})
+    of = job("torch", on=on, performance={"cuda_graphs": ["attn"]})
+    assert estimate(of).time.parts_s["launch"] == pytest.approx((KERNELS - 2 * (17 + 20)) * 0.001)
 
 
 def test_a_replay_waits_for_the_host_as_long_as_its_own_launches_take():
