@@ -69,7 +69,7 @@ def test_a_launcher_of_its_own_takes_the_devices_of_one_node_and_says_so(name):
     """llamafactory-cli starts a process on each device of one node, Primus's run_pretrain.sh 8: dp 8 on a DGX H100."""
     found = job(name)
     assert found.parallelism.dp == 8
-    assert any(note.startswith("devices not told, so 8: ") for note in found.notes)
+    assert any(note.startswith("number of devices not stated, so 8: ") for note in found.notes)
 
 
 def test_adapters_are_refused_in_one_line():
@@ -105,7 +105,7 @@ def test_every_table_names_its_source_and_its_marks():
 
 
 def test_a_text_without_marks_is_no_kind():
-    with pytest.raises(ConfigError, match="cannot tell which framework it is for"):
+    with pytest.raises(ConfigError, match="unknown framework; use --from"):
         kind_of("x.yaml", "a: 1")
 
 
@@ -258,6 +258,18 @@ def test_monitors_beside_a_training_are_no_launches(tmp_path):
     )
     found = to_job(read("swift", str(path), HARDWARE), HARDWARE)
     assert (found.parallelism.dp, found.data.seqlen) == (4, 2048)
+
+
+def test_nodes_that_the_cluster_counts_are_asked_for(tmp_path):
+    path = tmp_path / "run.sh"
+    path.write_text(
+        "torchrun --nnodes ${NODES}:${NODES} --nproc-per-node $(nvidia-smi -L | wc -l) train.py "
+        "--model_name_or_path Qwen/Qwen2-7B --max_length 2048 --per_device_train_batch_size 1\n",
+        encoding="utf-8",
+    )
+    with pytest.raises(ConfigError) as error:
+        to_job(read("auto", str(path), HARDWARE), HARDWARE)
+    assert error.value.problems == [f"{path}: number of devices unknown; add --set parallelism.dp=N"]
 
 
 def test_a_count_that_only_a_run_tells_is_told_with_its_variable(tmp_path):
