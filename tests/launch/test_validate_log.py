@@ -7,7 +7,7 @@ import io
 import json
 
 import pytest
-from launch_logs import END, LOGS, MEGATRON, dump, head, iteration, memory, write
+from launch_logs import END, LOGS, MEGATRON, document, dump, head, iteration, memory, run, write
 
 from steptime.answer.result import estimate
 from steptime.base.config import ConfigError
@@ -20,17 +20,6 @@ from steptime.validation.logged import compare, read_run
 MIB = 2.0**20
 H100 = "--set", "hardware.node_type=dgx-h100"
 TOKENS, LAYERS, HIDDEN, FFN, HEADS, KV, HEAD_DIM, VOCAB, SEQ = 128 * 8192, 32, 4096, 14336, 32, 8, 128, 128256, 8192
-
-
-def run(capsys, *args):
-    code = cli.main(["validate", *map(str, args)])
-    return (code, *capsys.readouterr())
-
-
-def document(capsys, *args):
-    code, out, err = run(capsys, *args, "--json")
-    assert (code, err) == (0, "")
-    return json.loads(out)
 
 
 # --- the log alone ---
@@ -295,7 +284,7 @@ def test_options_that_do_not_go_together(capsys):
     assert "only with --log" in run(capsys, "--save-csv", "x.csv")[2]
     code, _, err = run(capsys, "--log", MEGATRON, "--measurements", "x.csv")
     assert code == 2
-    assert "--measurements: applies to rows" in err
+    assert "--measurements: only for rows" in err
     assert "unknown kind" in run(capsys, "--log", MEGATRON, *H100, "--from", "jax")[2]
     assert "expected a.b=value" in run(capsys, "--log", MEGATRON, "--set", "x")[2]
 

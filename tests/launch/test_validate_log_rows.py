@@ -6,25 +6,13 @@ import csv
 import json
 
 import pytest
-from launch_logs import MEGATRON, head, iteration, memory, write
+from launch_logs import MEGATRON, head, iteration, memory, run, write
 
-from steptime.commands import cli
 from steptime.validation import judgement as judging
 from steptime.validation.measurements import MeasuredRow, read
 
 MIB = 2.0**20
 H100 = "--set", "hardware.node_type=dgx-h100"
-
-
-def run(capsys, *args):
-    code = cli.main(["validate", *map(str, args)])
-    return (code, *capsys.readouterr())
-
-
-def document(capsys, *args):
-    code, out, err = run(capsys, *args, "--json")
-    assert (code, err) == (0, "")
-    return json.loads(out)
 
 
 # --- CSV ---
