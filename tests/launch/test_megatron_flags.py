@@ -118,6 +118,10 @@ CASES = [
     (("--global-batch-size 32", "--micro-batch-size 4"), "data.microbatch_sz", 4),
     (("--num-layers 4", "--num-layers 12"), "model.n_layers", 12),
     (("--hidden-size=2048",), "model.hidden_sz", 2048),
+    (
+        ("--cuda-graph-impl transformer_engine", "--cuda-graph-scope attn moe_router"),
+        "performance.cuda_graphs", ["attn", "moe_router"],
+    ),
 ]  # fmt: skip
 
 

@@ -48,6 +48,17 @@ def test_a_step_gathers_and_reduces_once(microbatches):
     assert shown == seconds(STAGE_0 + STAGE_1 + 2 * STAGE_1)
 
 
+def test_what_shows_is_what_the_pipeline_takes_longer():
+    """One micro-batch whose compute takes long: stage 0 gathers, stage 1 gathers once it has the output; stage 1 reduces beside
+    stage 0's backward, so of the reductions stage 0's shows.
+    """
+    slow = machine(link=1.0, outside=1e30, node=2, flops=1e3)
+    layout = {"dp": 2, "pp": 2, "fsdp": {"reduce_dtype": "fp32", "reshard_after_forward": False}}
+    made = job("fsdp2", on=slow, model={"n_layers": 4}, performance={"overlap": {"dp": False}}, **layout)
+    shown = estimate(made).time.parts_s["dp_comm"]
+    assert shown == seconds(STAGE_0 + STAGE_1 + 2 * STAGE_0)
+
+
 def test_forwards_free_layers_and_backwards_keep_them():
     """Two micro-batches. Stage 0 runs F0 F1 B0 B1: both forwards gather, and B0, which leaves the layers for B1. Stage 1 runs
     F0 B0 F1 B1: F0 gathers, B0 gathers what F0 freed and leaves it for F1, and B1 gathers what F1 freed. Two layers, three times.
@@ -152,6 +163,16 @@ def test_a_forward_gathers_the_root_and_copies_it_out():
     for of in chunk_seconds(overlap=True):
         assert of.forward_s == pytest.approx(of.gather_s, abs=0.01)
         assert of.forward_layers_s == seconds(2 * LAYER)
+
+
+def test_a_middle_stage_has_no_root():
+    """Of three stages the second has neither embedding nor head: its forward gathers two layers, 1 s an element, no more."""
+    layout = {"dp": 2, "pp": 3, "fsdp": {"reduce_dtype": "fp32", "reshard_after_forward": False}}
+    assembly = Assembly(job("fsdp2", on=machine(link=1.0, node=2), model={"n_layers": 6}, **layout))
+    parts = dict.fromkeys((assembly.embedding, *assembly.kinds, assembly.head), NO_TIME)
+    on = assembly.job.machine
+    found = PipelineSeconds(assembly, tuple(on.tiers), parts, [{}] * 3, rates(on.accelerator, assembly.job.software))
+    assert found.chunks[1][0].gather_s == seconds(2 * LAYER)
 
 
 def test_gradients_added_up_in_fp32():
