@@ -15,7 +15,7 @@ GOT = re.compile(r" \(got ('(\w+)')?[^)]*\)")
 
 
 def rows() -> list[tuple[str, str, str]]:
-    """Key, the words of it that are refused ("" for any), and what a plan is told."""
+    """Key, the words of it that are refused ("" for any), and what message."""
     found = []
     for path, told in NOT_MODELED.items():
         key, _, word = path.partition("=")

@@ -69,4 +69,4 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """The public names, used or not."""
-    return sorted({*globals(), *__all__})
+    return sorted({"__doc__", "__version__", *__all__})

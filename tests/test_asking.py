@@ -101,7 +101,7 @@ def test_a_model_a_machine_and_a_number_are_a_plan(capsys):
     code, out, _ = run(capsys, "--model", "llama3-70b", "--machine", "h100", "--devices", "512", "--json")
     document = json.loads(out)
     assert (code, document["devices"], document["memory"]["verdict"]) == (0, 512, "fits")
-    assert document["assumptions"][0].startswith("defaults without a plan, unless set: 512 devices of dgx-h100, tp ")
+    assert document["assumptions"][0].startswith("defaults without a plan: 512 devices of dgx-h100, tp ")
     assert document["config"]["data"]["gbs"] * document["config"]["data"]["seqlen"] >= 4 * 2**20
 
 
@@ -262,7 +262,7 @@ def test_other_commands_speak_json(capsys, tmp_path):
     assert any(row["params"] == 70_553_706_496 for row in json.loads(run(capsys, "models", "--json")[1]))
     assert json.loads(run(capsys, "show", "h100", "--json")[1])["name"] == "dgx-h100"
     found = json.loads(run(capsys, "explain", str(path), "mfu", "--json")[1])["sections"]
-    assert [fact["label"] for fact in found[0]["facts"]] == ["mfu", "full", "hfu"]
+    assert [fact["label"] for fact in found[0]["facts"]] == ["mfu", "full", "hfu", "model"]
     assert json.loads(run(capsys, "explain", "--key", "data.gbs", "--json")[1])[0]["unit"] == "sequences per step"
 
 

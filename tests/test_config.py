@@ -292,9 +292,9 @@ def test_bad_document(text, line):
 @pytest.mark.parametrize(
     ("raw", "line"),
     [
-        (b"\x80\x02}q\x00.", "not a text file (byte  0x80 at offset 0 is not UTF-8)"),
-        (b"a: 1\x00b", "not a text file (NUL byte  at offset 4)"),
-        (b"PK\x03\x04\xff\xfe", "not a text file (byte  0xff at offset 4 is not UTF-8)"),
+        (b"\x80\x02}q\x00.", "not a text file (byte 0x80 at offset 0 is not UTF-8)"),
+        (b"a: 1\x00b", "not a text file (NUL byte at offset 4)"),
+        (b"PK\x03\x04\xff\xfe", "not a text file (byte 0xff at offset 4 is not UTF-8)"),
         (b"", "empty; expected a mapping of sections"),
         (b"a: 1\n" * (MAX_BYTES // 5 + 1), f"larger than {MAX_BYTES:,} bytes; a config is a page of YAML"),
         (b"a: [1, 2]\n" * 1_000_000, f"larger than {MAX_BYTES:,} bytes; a config is a page of YAML"),

@@ -60,7 +60,7 @@ def test_optimizer_by_hand(found):
     facts = words(found, "optimizer")[1]
     assert facts["bytes"].startswith("adamw 30 + clipping 12 bytes")
     zeroed, update = 2.27e9 * 4 / 2.97e12, 7.10e7 * 42 / 2.97e12
-    assert facts["beside"].endswith(": 3.058 ms, as 8.46 GiB take at that rate")
+    assert facts["rest"].endswith(": 3.058 ms = 8.46 GiB at that rate")
     assert zeroed + update == pytest.approx(found.time.parts_s["optimizer"], rel=2e-3)
 
 

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steptime.answer.fixes import candidates, cheapest, word
+from steptime.answer.fixes import candidates, cheapest
 from steptime.answer.result import estimate
 from steptime.base.config import ConfigError
 from steptime.base.rows import Fix
+from steptime.base.words import argument
 from steptime.job.job import Job
 
 CONFIG = """
@@ -131,7 +132,7 @@ def test_candidates_change_one_thing_and_keep_the_devices():
     ],
 )
 def test_words(value, said):
-    assert word(value) == said
+    assert argument(value) == said
 
 
 def test_changes_that_leave_a_job_tight_are_told_where_none_fits():

@@ -230,7 +230,7 @@ def test_what_the_plan_says_already_is_no_change():
 @pytest.mark.parametrize(
     ("asked", "line"),
     [
-        (Asked((0,), (64,)), "devices: at least 1 is needed"),
+        (Asked((0,), (64,)), "devices: must be at least 1"),
     ],
 )
 def test_bad_input(asked, line):

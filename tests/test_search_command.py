@@ -60,7 +60,7 @@ def test_a_plan_without_parallelism(run, tmp_path):
     saved = Job.load(tmp_path / "best.yaml")
     assert saved == Job.load(json.dumps(best["config"]))
     assert run(f"devices: 8\n{BARE}", *FEW, "--json")[1] != ""
-    assert run(BARE, *FEW)[::2] == (2, "--devices: the plan names none; say how many there are\n")
+    assert run(BARE, *FEW)[::2] == (2, "--devices: the plan states none; give the number of devices\n")
 
 
 def test_csv_has_a_line_for_each_layout(run):
@@ -91,17 +91,17 @@ def test_nothing_fits(run):
     )
     assert code == 1
     assert "nothing fits" in out
-    assert "it lacks" in out
+    assert "missing" in out
 
 
 @pytest.mark.parametrize(
     ("args", "line"),
     [
-        (["--devices", "0"], "--devices 0: at least 1 is needed, and the first no larger than the last"),
-        (["--devices", "8:4"], "--devices 8:4: at least 1 is needed, and the first no larger than the last"),
-        (["--devices", "many"], "--devices many: expected a number, numbers between commas, or LOW:HIGH"),
+        (["--devices", "0"], "--devices 0: expected at least 1, and LOW at most HIGH"),
+        (["--devices", "8:4"], "--devices 8:4: expected at least 1, and LOW at most HIGH"),
+        (["--devices", "many"], "--devices many: expected a number, a comma-separated list, or LOW:HIGH"),
         (["--fix", "tp"], "--fix tp: expected a.b=value"),
-        (["--fix", "tp=x"], "--fix tp=x: expected whole numbers from 1 on (got 'x')"),
+        (["--fix", "tp=x"], "--fix tp=x: expected whole numbers of at least 1 (got 'x')"),
         (["--fix", "tp=1,2"], "--fix tp=1,2: expected one value; use --over for several"),
         (["--fix", "sp=3"], "--fix sp=3: expected true or false (got 3)"),
         (["--fix", "data.gbs=3"], "--fix data.gbs=3: use --gbs"),

@@ -115,4 +115,4 @@ def test_many_plans_side_by_side(capsys):
 
 def test_devices_of_scale_go_with_best(capsys):
     assert main(["scale", str(CONFIGS / "llama3_8b.yaml"), "--devices", "8"]) == 2
-    assert capsys.readouterr().err == "--devices goes with --best\n"
+    assert capsys.readouterr().err == "--devices: only with --best\n"

@@ -70,7 +70,7 @@ def test_the_best_layout_takes_the_place_of_the_plans():
     assert best.parallelism.devices == given.parallelism.devices == found["devices"]
     assert estimate(best).step_s < estimate(given).step_s
     again = whatif.answer(asked._replace(yaml=found["yaml"]))
-    assert again["note"].endswith("the plan as it is")
+    assert again["note"].endswith("the plan unchanged")
     assert "best of" in found["note"]
     assert "--set parallelism." in found["note"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from steptime.base.words import counted, flow
 from steptime.job.job import Job
 from steptime.memory.overhead import COMMUNICATOR_BYTES, CONTEXT_BYTES, FRAGMENTATION, GIB
 from steptime.software.efficiency import compute_factor, sustained_share
@@ -54,16 +55,12 @@ def _software(job: Job) -> str:
     software = job.software
     usual, here = load_software(software.name).on(job.machine).settings(), software.settings()
     changed = [
-        f"{key} {_word(here[key])} (profile: {_word(usual[key])})"
+        f"{key} {flow(here[key])} (profile: {flow(usual[key])})"
         for key in Options.model_fields
         if getattr(job.performance, key) is not None and here[key] != usual[key]
     ]
     why = "" if job.performance.software else " (default)"
     return f"software: {software.name}{why}" + (f"; set in the plan: {', '.join(changed)}" if changed else "")
-
-
-def _word(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _fitted(job: Job) -> list[str]:
@@ -85,7 +82,7 @@ def _fitted(job: Job) -> list[str]:
 
 def _profile(job: Job) -> list[str]:
     settings = job.software.settings()
-    taken = [f"{key} {_word(settings[key])}" for key in Options.model_fields if getattr(job.performance, key) is None]
+    taken = [f"{key} {flow(settings[key])}" for key in Options.model_fields if getattr(job.performance, key) is None]
     return [f"from the profile {job.software.name}: {', '.join(taken)}"] if taken else []
 
 
@@ -183,7 +180,7 @@ def _cross_dc(job: Job) -> list[str]:
     return [
         (
             f"cross_dc: {gbps:g} Gbit/s each way per data center, used at the full stated rate (no measured efficiency),  "
-            f"shared evenly by its {devices:g} devices; only data parallelism crosses it"
+            f"shared evenly by its {counted(devices, 'device')}; only data parallelism crosses it"
         )
     ]
 
@@ -218,7 +215,7 @@ def notes(job: Job) -> list[str]:
     if devices < node:
         lines.append(f"note: {devices} of the {node} devices of a {job.machine.name} node are used")
     elif devices % node:
-        lines.append(f"note: {devices} devices on nodes of {node}: the last node is partly used")
+        lines.append(f"note: {counted(devices, 'device')} on nodes of {node}: the last node is partly used")
     capability = job.machine.accelerator.compute_capability
     if job.software.kernels.attention_impl == "flash" and capability is not None and capability < FLASH_CAPABILITY:
         lines.append(
@@ -226,15 +223,15 @@ def notes(job: Job) -> list[str]:
             f"{FLASH_CAPABILITY:g}); set performance.attention_impl to unfused"
         )
     inner = job.machine.tiers[0]
+    domain = f"{inner.name} ({counted(inner.size, 'device')})"
     if job.parallelism.tp > inner.size:
         lines.append(
-            f"note: tp {job.parallelism.tp} is wider than {inner.name} ({inner.size:.0f} devices), so its "
-            "collectives use the next network tier"
+            f"note: tp {job.parallelism.tp} is wider than {domain}, so its collectives use the next network tier"
         )
     elif job.parallelism.cp > 1 and job.parallelism.tp * job.parallelism.cp > inner.size:
         lines.append(
-            f"note: tp*cp {job.parallelism.tp * job.parallelism.cp} is wider than {inner.name} ({inner.size:.0f} devices), so "
-            "context-parallel communication uses the next network tier"
+            f"note: tp*cp {job.parallelism.tp * job.parallelism.cp} is wider than {domain}, "
+            "so context-parallel communication uses the next network tier"
         )
     if job.recompute.modules == {"core_attn"} and job.software.kernels.attention_impl == "flash":
         lines.append(

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from steptime.base.config import ConfigError
 from steptime.base.rows import Fix, Memory, Verdict
+from steptime.base.words import argument
 from steptime.job.job import Job
 
 Change = dict[str, Any]
@@ -43,20 +44,11 @@ def cheapest(
         result = estimate(other)
         verdict = result.memory.verdict
         if verdict in fixes:
-            settings = " ".join(f"--set {path}={word(value)}" for path, value in change.items())
+            settings = " ".join(f"--set {path}={argument(value)}" for path, value in change.items())
             relative = result.step_s / step_s - 1.0
             fixes[verdict].append(Fix(settings, result.memory.peak_reserved_bytes, result.step_s, relative, verdict))
     told = fixes["fits"] or (fixes["tight"] if tight else [])
     return sorted(told, key=lambda fix: fix.step_s)[:count]
-
-
-def word(value: Any) -> str:
-    """A value as `--set` reads it."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, dict):
-        return "'{" + ", ".join(f"{key}: {word(item)}" for key, item in value.items()) + "}'"
-    return str(value)
 
 
 def candidates(job: Job) -> Iterator[Change]:

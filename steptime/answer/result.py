@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
@@ -30,6 +30,7 @@ from steptime.base.rows import (
     Time,
     WeakScaling,
 )
+from steptime.base.words import counted
 from steptime.job.assembly import Assembly
 from steptime.job.job import Job
 from steptime.timing.step_parts import hardware_flops, host_seconds, pipeline, step_parts
@@ -81,7 +82,7 @@ class Estimate:
 
     @cached_property
     def assumptions(self) -> list[str]:
-        """What was unsaid and where its value comes from, what is assumed, what is unproved, and notes on the layout."""
+        """Defaults and where they come from, what is assumed, what is not verified, and notes on the layout."""
         return [*self.host_bound, *assumptions(self.job)]
 
     @property
@@ -179,8 +180,9 @@ class Estimate:
         """One line: verdict, step, MFU."""
         name, verdict = self.job.model.name or "unnamed model", self.memory.verdict.replace("_", " ")
         mfu = f"{100.0 * self.throughput.mfu:.1f} %"
-        devices = f"{self.devices:,} device{'s' * (self.devices > 1)}"
-        return f"<Estimate {name} on {devices}: {verdict}, {self.step_s:.3g} s a step, MFU {mfu}>"
+        return (
+            f"<Estimate {name} on {counted(self.devices, 'device')}: {verdict}, {self.step_s:.3g} s a step, MFU {mfu}>"
+        )
 
     def _repr_html_(self) -> str | None:
         """Tables for a notebook, where something draws them."""
@@ -188,11 +190,22 @@ class Estimate:
         return draw(self) if draw else None
 
 
-def estimate(job: Job | str | Path) -> Estimate:
-    """How long a step of this job takes, and whether it fits; `job` may be the path of a plan, or its text.
+def estimate(job: Job | str | Path | Mapping[str, Any]) -> Estimate:
+    """Estimate step time, memory, MFU and verdict of a training plan.
+
+    Args:
+        job: a `Job`, the path of a plan, its YAML text, or the same as a mapping.
+
+    Returns:
+        An `Estimate`: `.fits`, `.step_s`, `.mfu`, `.memory`, `.time`, `.throughput`, `.to_frame()`, `.to_dict()`; seconds, bytes
+        and FLOPs, per device unless the name says otherwise.
 
     Raises:
-        ConfigError: the plan cannot be read, or is no valid job; never for a `Job`, which was checked when it was built.
+        ConfigError: the plan cannot be read or is invalid, one line per problem.
+
+    >>> estimate({"model": "llama3-8b", "devices": 8, "parallelism": {"tp": 2, "pp": 1}, "hardware": "h100",
+    ...           "data": {"gbs": 32, "seqlen": 8192, "microbatch_sz": 1}}).fits
+    True
     """
     if not isinstance(job, Job):
         job = Job.load(job)

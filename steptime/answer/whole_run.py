@@ -11,7 +11,7 @@ from steptime.memory.states import state_bytes
 
 
 def whole_run(job: Job, step_s: float, n_params: int, devices: int) -> dict[str, Any] | None:
-    """What `run:` asks for, as plain numbers; keys whose inputs are unsaid are absent. None without a `run` section.
+    """What `run:` asks for, as plain numbers; keys whose inputs are not set are absent. None without a `run` section.
 
     `days` is training alone; `wall_days` adds start-up, checkpoint writes, and the work lost and redone after failures.
     """

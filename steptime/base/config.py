@@ -1,6 +1,6 @@
 """The base of every class a config file is read into, and the words in which its problems are told.
 
-Every problem is one line, `path: what is wrong (got VALUE); what to write instead`, and all problems of a config are told
+Every problem is one line, `path: what is wrong (got VALUE); what to write instead`, and all problems of a config are reported
 at once: `ConfigError.problems`. What a program needs to mend one stands beside its line: `ConfigProblem`.
 """
 

@@ -53,6 +53,8 @@ def read_source(source: str | Path) -> tuple[str, str]:
             raise ConfigError(f"config text: larger than {MAX_BYTES:,} bytes; a config is a page of YAML")
         return source, "config text"
     name = str(source)
+    if not isinstance(source, str | Path):  # pyright: ignore[reportUnnecessaryIsInstance]  whatever a caller gives
+        raise ConfigError(f"expected a path, YAML text or a mapping (got {show(source)})")
     try:
         with open(source, "rb") as file:  # noqa: PTH123  one call, and it reports directories and pipes alike
             raw = file.read(MAX_BYTES + 1)
@@ -72,10 +74,10 @@ def _decode(raw: bytes, name: str) -> str:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ConfigError(
-            f"{name}: not a text file (byte  0x{raw[error.start]:02x} at offset {error.start} is not UTF-8)"
+            f"{name}: not a text file (byte 0x{raw[error.start]:02x} at offset {error.start} is not UTF-8)"
         ) from None
     if "\0" in text:
-        raise ConfigError(f"{name}: not a text file (NUL byte  at offset {text.index(chr(0))})")
+        raise ConfigError(f"{name}: not a text file (NUL byte at offset {text.index(chr(0))})")
     return text
 
 

@@ -82,7 +82,7 @@ class Fix(NamedTuple):
     step_change: float
     """Relative change of the step time: 0.05 is 5 % slower per token."""
     verdict: Verdict = "fits"
-    """What the job is with it: tight ones are told where no change makes it fit."""
+    """What the job is with it: tight ones are listed where no change makes it fit."""
 
 
 class Memory(NamedTuple):

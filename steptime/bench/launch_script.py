@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from steptime.base.config import ConfigError, near
+from steptime.base.words import counted
 from steptime.bench.phases import JOB_STARTED
 
 if TYPE_CHECKING:
@@ -29,8 +30,7 @@ class _Place(NamedTuple):
 
     @property
     def words(self) -> str:
-        devices, nodes = self.devices, self.nodes
-        return f"{devices} device{'s' * (devices > 1)} on {nodes} node{'s' * (nodes > 1)} of {self.machine}"
+        return f"{counted(self.devices, 'device')} on {counted(self.nodes, 'node')} of {self.machine}"
 
 
 def emit(kind: str, job: Job, config_path: str, *, arguments: Sequence[str] = (), gpus: bool = True) -> str:
@@ -109,7 +109,7 @@ def _sbatch(place: _Place, program: list[str], *, gpus: bool) -> str:
         "##SBATCH --account=NAME",
         "##SBATCH --time=01:00:00",
         "",
-        f"# {place.words}; one torchrun per node starts its {place.per_node} rank{'s' * (place.per_node > 1)}",
+        f"# {place.words}; one torchrun per node starts its {counted(place.per_node, 'rank')}",
         "set -euo pipefail",
         'echo "Job started at: $(date -u +%Y-%m-%d-%H%M%S) on $(hostname)"',
         f"{JOB_STARTED}=$(date +%s.%N)",

@@ -249,7 +249,7 @@ def attention(
 ) -> AttentionFit | None:
     """Shares of `peak_flops` that causal attention reaches forward and backward, and the ramp that both agree on best.
 
-    `ramps`: to choose from; RAMPS, or the usual one where a single length was measured, if unsaid. A share above 1 says that the
+    `ramps`: to choose from; RAMPS, or the usual one where a single length was measured, if not set. A share above 1 says that the
     peak is no peak of what ran; it is reported as it is. None where a direction was not measured.
     """
     mine = [row for row in measured if (row.dtype, row.backend, row.causal) == (dtype, backend, True)]

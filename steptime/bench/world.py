@@ -26,6 +26,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from steptime.base.config import ConfigError, near
+from steptime.base.words import counted
 from steptime.bench.environment import Launch, Method, read_mpi, read_single, read_slurm, read_torchrun
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ def _gpu(launch: Launch, visible: int) -> int:
         return launch.local_rank
     if visible == 1 and launch.method in {"slurm", "mpi"}:
         return 0
-    ranks = f"{launch.local_world_size} ranks on this node, but {visible} visible GPU{'s' * (visible > 1)}"
+    ranks = f"{counted(launch.local_world_size, 'rank')} on this node, but {counted(visible, 'visible GPU')}"
     raise ConfigError(f"device: {ranks}; start at most one rank per GPU, or ask for cpu")
 
 

@@ -9,6 +9,7 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from steptime.base.words import counted
 from steptime.checkpoint import directory, jsonable
 from steptime.checkpoint.inventory import IO, Inventory
 from steptime.checkpoint.layouts import single
@@ -34,7 +35,8 @@ class Summary(Inventory):
 
     def __repr__(self) -> str:
         name = self.counted[0].format if self.counted else "nothing"
-        return f"<Summary of {self.path!r}: {name}, {self.params:,} parameters, {len(self.all_problems)} problems>"
+        counts = f"{counted(self.params, 'parameter')}, {counted(len(self.all_problems), 'problem')}"
+        return f"<Summary of {self.path!r}: {name}, {counts}>"
 
     def _repr_html_(self) -> str | None:
         draw = type(self).draw

@@ -83,7 +83,7 @@ def _with_facts(found: list[Section]) -> list[Section]:
 
 
 def _keep_apart(found: list[Section], pipeline: Any) -> None:
-    """Different models whose tensors have the same names are told apart by their folder, else by their file."""
+    """Different models whose tensors have the same names are distinguished by their folder, else by their file."""
     models = [s for s in found if s.same_as is None and any(t.role in ("", "model") for t in s.tensors)]
     if isinstance(pipeline, dict):
         for section in models:

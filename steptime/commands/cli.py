@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 OK, BAD_INPUT, INTERRUPTED = 0, 2, 130
 
 SUBCOMMANDS = {
-    "search": "the best of all layouts on a number of devices",
-    "sensitivity": "what 10 % more bandwidth, FLOP/s or memory buys",
+    "search": "find the best layout on a number of devices",
+    "sensitivity": "effect of 10 % more bandwidth, FLOP/s or memory",
     "scale": "step time by data-parallel degree: weak and strong scaling",
-    "diff": "two configs or training logs side by side: settings, step, memory",
-    "explain": "one figure, or a measured row, as formula and numbers",
-    "serve": "a page on this machine that changes a plan and shows its report",
+    "diff": "compare configs or training logs: settings, step, memory",
+    "explain": "show one figure, or a measured row, as formula and numbers",
+    "serve": "interactive page to change a plan and see its report",
     "bench": "measure this machine with torch and compare with predictions",
     "validate": "compare measured runs, or a training log, with estimates",
     "init": "write a commented plan to start from",
-    "machines": "the machines that ship with steptime",
-    "models": "the model presets that ship with steptime",
-    "show": "a machine, model or software profile as YAML with sources",
+    "machines": "list the machines that ship with steptime",
+    "models": "list the model presets that ship with steptime",
+    "show": "print a machine, model or software profile as YAML with sources",
     "schema": "JSON Schema of a config file, for editors",
 }
 
@@ -105,6 +105,7 @@ def _run(args: list[str]) -> int:
     from steptime.base.config import ConfigError
     from steptime.commands import console
     from steptime.commands import plans as commands
+    from steptime.report.table import printable
 
     if not name and options.completion:
         from steptime.commands import completion
@@ -115,7 +116,7 @@ def _run(args: list[str]) -> int:
     try:
         return run(options, console.Printer(options.color, ascii_only=options.ascii))
     except ConfigError as error:
-        sys.stderr.writelines(problem + "\n" for problem in error.problems)
+        sys.stderr.writelines(printable(problem) + "\n" for problem in error.problems)
         return BAD_INPUT
 
 
@@ -243,7 +244,7 @@ def _explain(made: argparse.ArgumentParser) -> None:
         "--trace", metavar="FILE", nargs="+", help="torch.profiler traces, one per rank: measured vs. predicted"
     )
     made.add_argument("--json", action="store_true", help="print as JSON")
-    made.add_argument("--key", metavar="A.B", help="what a key of a plan means; no CONFIG needed")
+    made.add_argument("--key", metavar="A.B", help="explain a key of a plan; no CONFIG needed")
 
 
 def _validate(made: argparse.ArgumentParser) -> None:

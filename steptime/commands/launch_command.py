@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from steptime.base.config import ConfigError
+from steptime.base.words import counted, flow
 from steptime.commands import quick
 from steptime.job.edit import read_setting
 from steptime.launch.plan_yaml import plan_yaml
 from steptime.launch.read import read
 from steptime.launch.reading import LEAVE_OUT, to_job
 from steptime.launch.write.export import write
-from steptime.search.changes import word, words
-
-QUOTE = "'"
+from steptime.search.changes import words
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -36,7 +35,7 @@ def launched(options: Namespace) -> tuple[Job, Reading]:
         reading = read(options.kind, options.config, sets, options.added)
     except ConfigError as error:
         lines = [line for line in error.problems if not (options.allow_unmodeled and line.endswith(LEAVE_OUT))]
-        raise ConfigError(lines) from None
+        raise ConfigError(lines or [line.removesuffix(LEAVE_OUT) + "not modeled" for line in error.problems]) from None
     job = to_job(reading, sets, allow_unmodeled=options.allow_unmodeled)
     if options.save is not None:
         save(options.save, job)
@@ -67,14 +66,12 @@ def export(job: Job, options: Namespace, out: Printer) -> int:
         ConfigError: an option that asks for an estimate, too.
     """
     if options.json or options.check or options.min_mfu is not None:
-        raise ConfigError(
-            "--export: prints a launch file and estimates nothing; leave --json, --check and --min-mfu out"
-        )
+        raise ConfigError("--export: not together with --json, --check or --min-mfu")
     kind = options.export
     written = write(job, kind)
     lines = [
-        f"{kind}, of a plan for {job.parallelism.devices:,} devices of {job.machine.name}",
-        *(f"no equivalent: {path} = {word(value).strip(QUOTE)}" for path, value in written.left_out.items()),
+        f"{kind} launch file of a plan for {counted(job.parallelism.devices, 'device')} of {job.machine.name}",
+        *(f"no equivalent: {path} = {flow(value)}" for path, value in written.left_out.items()),
         f"read back by: 3dtrn --from {written.reader} --allow-unmodeled FILE {words(written.left_out)}",
     ]
     if kind == "deepspeed":

@@ -23,7 +23,7 @@ def add(made: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="with --from, a file that CONFIG sources or names and that lies elsewhere; may be repeated",
+        help="with --from, a file in another folder that CONFIG sources or names; may be repeated",
     )
     made.add_argument("--save", metavar="PLAN.yaml", help="with --from, write the plan that was read")
     made.add_argument(
@@ -37,5 +37,5 @@ def add(made: argparse.ArgumentParser) -> None:
         metavar="KIND",
         choices=("megatron", "bridge", "nemo", "torchtitan", "deepspeed"),
         help="print the plan as a launch script or config of megatron, bridge (Megatron-Bridge), nemo, torchtitan or deepspeed, "
-        "with what it cannot say listed",
+        "and list what it cannot express",
     )

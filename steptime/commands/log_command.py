@@ -28,7 +28,7 @@ def validate(options: Namespace, out: Printer) -> int:
 
     rows_only = {name: getattr(options, name) for name in ("measurements", "source", "gpu", "plot")}
     rows_only |= {"split": options.split != "all", "profile": options.profile != "known"}
-    refuse(rows_only, "applies to rows, not to a log")
+    refuse(rows_only, "only for rows, not for a log")
     found = compare(run(options.log, options))
     if options.save_csv is not None:
         from steptime.validation.measurement_csv import append, cells
@@ -103,7 +103,7 @@ def refuse_without_log(options: Namespace) -> None:
         ConfigError: one line per option.
     """
     given = {"set": options.sets, "from": options.kind, "save-csv": options.save_csv, "plan": options.plan}
-    refuse(given | {"allow-unmodeled": options.allow_unmodeled}, "goes with --log")
+    refuse(given | {"allow-unmodeled": options.allow_unmodeled}, "only with --log")
 
 
 def refuse(given: dict[str, Any], why: str) -> None:

@@ -36,11 +36,14 @@ def add_to_diff(made: argparse.ArgumentParser) -> None:
         )
     made.add_argument("more", metavar="C", nargs="*", help="more plans, side by side")
     made.add_argument(
-        "--set", dest="sets", action="append", default=[], metavar="A.B=C", help="change a setting in all"
+        "--set",
+        dest="sets",
+        action="append",
+        default=[],
+        metavar="A.B=C",
+        help="change a setting in all plans",
     )
     made.add_argument("--json", action="store_true", help="print as JSON")
-    made.add_argument(
-        "--html", metavar="FILE", help="the plans side by side as a page: one file, opened in any browser"
-    )
+    made.add_argument("--html", metavar="FILE", help="write the comparison as an HTML page")
     made.add_argument("--from", dest="kind", metavar="KIND", help=KIND)
     made.add_argument("--allow-unmodeled", "--allow-unmodelled", action="store_true", help=UNMODELED)

@@ -70,7 +70,7 @@ def _plan(options: Namespace) -> tuple[Job, Reading | None]:
 
         return launched(options)
     if options.save is not None or options.allow_unmodeled:
-        raise ConfigError("--save and --allow-unmodeled go with --from KIND")
+        raise ConfigError("--save and --allow-unmodeled: only with --from KIND")
     if options.config is None:
         return quick.job(options.model, options.machine, options.devices, options.sets), None
     return load(options.config, [*quick.sets(options.model, options.machine, options.devices), *options.sets]), None

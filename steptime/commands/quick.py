@@ -7,6 +7,7 @@ from math import gcd
 from typing import TYPE_CHECKING, Any
 
 from steptime.base.config import ConfigError
+from steptime.base.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -134,7 +135,7 @@ def _named(job: Job, checkpointing: str, found: str) -> Job:
     p, data = job.parallelism, job.data
     experts = f", ep {p.ep}, etp {p.etp}" if job.model.moe else ""
     note = (
-        f"defaults without a plan, unless set: {p.devices:,} devices of {job.machine.name}, tp {p.tp}, pp {p.pp}{experts}, "
+        f"defaults without a plan: {counted(p.devices, 'device')} of {job.machine.name}, tp {p.tp}, pp {p.pp}{experts}, "
         f"recomputation {checkpointing} ({found}), {data.seqlen:,} tokens per sequence, gbs {data.gbs:,} "
         f"({STEP_TOKENS / 2**20:g} Mi tokens per step or more), micro-batch {data.microbatch_sz}; change them with --set"
     )

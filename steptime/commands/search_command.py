@@ -119,7 +119,7 @@ def plan_of(source: str, sets: list[str]) -> Plan:
     fixed = {key: (value,) for key, value in {**said, **batch}.items() if key in AXES and value is not None}
     devices = data.pop("devices", None)
     if devices is not None and (type(devices) is not int or devices < 1):
-        raise ConfigError(f"{name}: devices: expected a whole number from 1 on (got {devices!r})")
+        raise ConfigError(f"{name}: devices: expected a whole number of at least 1 (got {devices!r})")
     cross = data.get("cross_dc")
     copies = cross.get("n_dcs", 1) if isinstance(cross, dict) else 1
     kept = {key: value for key, value in said.items() if key not in AXES}
@@ -169,7 +169,7 @@ def asked_of(options: Namespace, plan: Plan) -> Asked:
     if not counts and options.devices is None:
         counts = [plan.devices] if plan.devices else []
         if not counts:
-            problems.append("--devices: the plan names none; say how many there are")
+            problems.append("--devices: the plan states none; give the number of devices")
     batches = numbers("--gbs", options.gbs, problems) or [plan.job.data.gbs]
     if problems:
         raise ConfigError(problems)
@@ -205,10 +205,10 @@ def _place(
         least = 0 if name == "zero_level" else 1
         bad = [v for v in values if type(v) is not wanted or (wanted is int and v < least)]
         if bad:
-            kind = "true or false" if wanted is bool else f"whole numbers from {least} on"
+            kind = "true or false" if wanted is bool else f"whole numbers of at least {least}"
             return [f"{option} {text}: expected {kind} (got {bad[0]!r})"]
         if name in asked:
-            return [f"{option} {text}: {name} is asked for twice; say all values in one --over"]
+            return [f"{option} {text}: {name} is given twice; put all values in one --over"]
         asked.add(name)
         axes[name] = tuple(dict.fromkeys(values))
         return []
@@ -228,7 +228,7 @@ def numbers(option: str, text: str | None, problems: list[str]) -> list[int]:
     if text is None:
         return []
     if not re.fullmatch(r"\d+(,\d+)*|\d+:\d+", text):
-        problems.append(f"{option} {text}: expected a number, numbers between commas, or LOW:HIGH")
+        problems.append(f"{option} {text}: expected a number, a comma-separated list, or LOW:HIGH")
         return []
     if ":" not in text:
         found = list(dict.fromkeys(map(int, text.split(","))))
@@ -238,7 +238,7 @@ def numbers(option: str, text: str | None, problems: list[str]) -> list[int]:
         if found and found[-1] != high:
             found.append(high)
     if not found or min(found) < 1:
-        problems.append(f"{option} {text}: at least 1 is needed, and the first no larger than the last")
+        problems.append(f"{option} {text}: expected at least 1, and LOW at most HIGH")
         return []
     return found
 
@@ -248,14 +248,14 @@ def scale_best(options: Namespace, out: Printer) -> int:
     from steptime.report import scaling_best
 
     if not options.best or options.plot is not None:
-        raise ConfigError("--devices goes with --best" if not options.best else "--plot: not of --best")
+        raise ConfigError("--devices: only with --best" if not options.best else "--plot: not with --best")
     plan = plan_of(options.config, options.sets)
     problems: list[str] = []
     sizes = numbers("--devices", options.devices, problems)
     if problems:
         raise ConfigError(problems)
     if not sizes and not plan.devices:
-        raise ConfigError("--devices: the plan names none; say how many there are")
+        raise ConfigError("--devices: the plan states none; give the number of devices")
     sizes = sizes or [(plan.devices or 1) * factor for factor in (1, 2, 4, 8)]
     found: list[tuple[int, Search | str]] = []
     with ProgressLine(sys.stderr, "searched") as line:

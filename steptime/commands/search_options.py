@@ -23,7 +23,7 @@ def add_scale(made: argparse.ArgumentParser) -> None:
     view_options.add_to_scale(made)
     made.add_argument("--best", action="store_true", help="search the best layout of each size")
     made.add_argument(
-        "--devices", metavar="LOW:HIGH", help="with --best, the sizes; a range doubles (1 to 8 times own)"
+        "--devices", metavar="LOW:HIGH", help="with --best, the sizes; LOW:HIGH doubles (default: 1 to 8 x the plan's)"
     )
 
 
@@ -31,18 +31,20 @@ def add_sensitivity(made: argparse.ArgumentParser) -> None:
     """All that `3dtrn sensitivity` takes."""
     _config(made)
     made.add_argument("--json", action="store_true", help="rows in SI units")
-    made.add_argument("--plot", metavar="FILE", help="a bar for each figure; .png, .svg or .pdf")
+    made.add_argument("--plot", metavar="FILE", help="bar chart; .png, .svg or .pdf")
 
 
 def add(made: argparse.ArgumentParser) -> None:
     """All that `3dtrn search` takes."""
-    made.add_argument("config", metavar="CONFIG", help="a YAML or JSON file, or -; it may leave its parallelism out")
+    made.add_argument("config", metavar="CONFIG", help="a YAML or JSON file, or -; parallelism may be left out")
     made.add_argument(
         "--set", dest="sets", action="append", default=[], metavar="A.B=C", help="change a setting; may be repeated"
     )
-    made.add_argument("--devices", metavar="N|LOW:HIGH", help="how many devices; a range doubles (the plan's own)")
-    made.add_argument("--gbs", metavar="N|LOW:HIGH", help="sequences per step; a range doubles (the plan's own)")
-    made.add_argument("--fix", action="append", default=[], metavar="K=V", help="keep an axis or a setting: tp=8")
+    made.add_argument(
+        "--devices", metavar="N|LOW:HIGH", help="number of devices; LOW:HIGH doubles (default: the plan's)"
+    )
+    made.add_argument("--gbs", metavar="N|LOW:HIGH", help="sequences per step; LOW:HIGH doubles (default: the plan's)")
+    made.add_argument("--fix", action="append", default=[], metavar="K=V", help="fix an axis or a setting: tp=8")
     made.add_argument(
         "--over",
         action="append",
@@ -52,11 +54,13 @@ def add(made: argparse.ArgumentParser) -> None:
     )
     made.add_argument("--machine", type=words, default=[], metavar="A,B", help="try these machines")
     made.add_argument("--objective", choices=("step", "cost", "energy", "memory"), default="step", help="what counts")
-    made.add_argument("--top", type=positive_count, default=5, metavar="N", help="how many layouts to show (5)")
-    made.add_argument("--pareto", action="store_true", help="show only the front of memory against the objective")
+    made.add_argument(
+        "--top", type=positive_count, default=5, metavar="N", help="number of layouts to show (default: 5)"
+    )
+    made.add_argument("--pareto", action="store_true", help="show only the Pareto front of memory and the objective")
     form = made.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="layouts with their configs, raw, in SI units")
-    form.add_argument("--csv", action="store_true", help="the best layouts, one a line")
+    form.add_argument("--json", action="store_true", help="layouts with their configs, in SI units")
+    form.add_argument("--csv", action="store_true", help="print the best layouts as CSV")
     made.add_argument("--plot", metavar="FILE", help="draw memory against step time; .png, .svg or .pdf")
-    made.add_argument("--html", metavar="FILE", help="the answer as a page: each point of the front is a plan")
-    made.add_argument("--save", metavar="BEST.yaml", help="write the best plan")
+    made.add_argument("--html", metavar="FILE", help="write the result as an HTML page")
+    made.add_argument("--save", metavar="BEST.yaml", help="write the best plan to FILE")

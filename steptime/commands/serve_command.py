@@ -1,4 +1,4 @@
-"""`3dtrn serve`: the plan that the page opens with, the server, its end."""
+"""`3dtrn serve`: plan to start from, the server, its end."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any, TextIO
 
 from steptime.base.streams import abandon, abandon_unless_writable
+from steptime.base.words import counted
 from steptime.checkpoint import against_plan, difference, model_yaml
 from steptime.checkpoint.api import summarize_checkpoint, without_collector
 from steptime.checkpoint.dtypes import short
@@ -38,7 +39,7 @@ ALONE = ("json", "tensors", "depth", "diff", "model", "emit_config", "units")
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="summarize-ckpt", description="What is in a checkpoint, from its headers alone.", epilog=EPILOG
+        prog="summarize-ckpt", description="Summarize a checkpoint from its headers only.", epilog=EPILOG
     )
     parser.add_argument("path", nargs="?", help="a checkpoint file or directory")
     parser.add_argument("--depth", type=int, help="levels of the module tree (default 1)")
@@ -47,7 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--emit-config", metavar="FILE", help="write the model section of a 3dtrn config")
     parser.add_argument("--model", metavar="PLAN", help="compare with a 3dtrn config")
     parser.add_argument("--diff", metavar="OTHER", help="compare names, shapes and types with another checkpoint")
-    parser.add_argument("--id", action="store_true", help="print only the structural hash, with no other option")
+    parser.add_argument("--id", action="store_true", help="print only the structural hash (no other option allowed)")
     parser.add_argument("--strict", action="store_true", help="warnings count as problems")
     parser.add_argument("--all", action="store_true", help="read every save of a directory, not only the newest")
     parser.add_argument("--units", choices=["iec", "si"], help="GiB (iec, the default) or GB (si)")
@@ -65,10 +66,10 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     if options.path is None and options.tensors not in (None, "*"):
         options.path, options.tensors = options.tensors, "*"
     if options.path is None:
-        parser.error("which checkpoint? a path is missing")
+        parser.error("PATH is required")
     given = [f"--{name.replace('_', '-')}" for name in ALONE if getattr(options, name) is not None]
     if options.id and given:
-        parser.error(f"--id prints the hash alone: leave out {', '.join(given)}")
+        parser.error(f"--id: not together with {', '.join(given)}")
     return options
 
 
@@ -229,7 +230,7 @@ def _diff(summary: Summary, options: argparse.Namespace) -> int:
         _say(f"and {len(lines) - MAX_DIFF} more differences")
     if not found:
         names = "shapes and types are the same" if note else "same names, shapes and types"
-        _say(f"{names}: {len(summary.model)} tensors" + ("" if note else f", id {summary.id}"))
+        _say(f"{names}: {counted(len(summary.model), 'tensor')}" + ("" if note else f", id {summary.id}"))
     return max(summary.exit_code, other.exit_code, int(bool(lines)))
 
 
@@ -251,6 +252,8 @@ def _emit(summary: Summary, options: argparse.Namespace) -> None:
     """Write the inferred model, where asked for."""
     if options.emit_config and summary.sections:
         if not summary.architecture:
-            raise ValueError(f"{options.emit_config}: not written: no transformer found in names and shapes")
+            several = f"{len(summary.models)} models here: give one of them" if summary.models else ""
+            why = several or "no transformer found in names and shapes"
+            raise ValueError(f"{options.emit_config}: not written: {why}")
         with open(options.emit_config, "w", encoding="utf-8") as file:  # noqa: PTH123 - the name as it was given
             file.write(model_yaml.model_yaml(summary))

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 def add_to_report(made: ArgumentParser) -> None:
     """The options of the bare `3dtrn CONFIG`."""
-    made.add_argument("--html", metavar="FILE", help="the report as a page: one file, opened in any browser")
+    made.add_argument("--html", metavar="FILE", help="write the report as an HTML page")
     made.add_argument("--trace", metavar="FILE", help="one step as a trace for Perfetto; .json or .json.gz")
     made.add_argument("--trace-memory", metavar="FILE", help="memory over one step for pytorch.org/memory_viz; .pickle")
     made.add_argument("--plot", metavar="FILE", help="the report as a picture: .png, .svg or .pdf (extra plot)")
-    made.add_argument("--watch", action="store_true", help="report again whenever CONFIG changes, until Ctrl-C")
+    made.add_argument("--watch", action="store_true", help="print the report again when CONFIG changes, until Ctrl-C")
 
 
 def add_to_scale(made: ArgumentParser) -> None:
@@ -33,18 +33,18 @@ def add_to_scale(made: ArgumentParser) -> None:
 
 def add_to_serve(made: ArgumentParser) -> None:
     """The options of `3dtrn serve`."""
+    made.add_argument("config", metavar="PLAN", nargs="?", help="plan to start from; a YAML or JSON file")
     made.add_argument(
-        "config", metavar="PLAN", nargs="?", help="the plan that the page opens with; a YAML or JSON file"
+        "--set", dest="sets", action="append", default=[], metavar="A.B=C", help="change a setting of PLAN"
     )
-    made.add_argument("--set", dest="sets", action="append", default=[], metavar="A.B=C", help="change a setting of it")
     made.add_argument(
-        "--port", type=count, default=8765, metavar="N", help="port to listen on; 0 takes a free one (8765)"
+        "--port", type=count, default=8765, metavar="N", help="port to listen on; 0 picks a free one (default: 8765)"
     )
     made.add_argument(
         "--host",
         default="127.0.0.1",
         metavar="ADDRESS",
-        help="address to listen on; another one opens the page to others",
+        help="address to listen on (default: loopback only)",
     )
 
 

@@ -69,7 +69,7 @@ def _ring_hops(ranks: Num, below: Num, members: Num, _innermost: bool) -> Num:
     return ceil(ranks / below) - ceil(ranks / members)
 
 
-def _tree_hops(_ranks: Num, below: Num, members: Num, innermost: bool) -> Num:
+def tree_hops(_ranks: Num, below: Num, members: Num, innermost: bool) -> Num:
     """A chain in the innermost domain, a binary tree over domains (tuning.cc: (g - 1) intra + log2(nodes) inter)."""
     return members - 1.0 if innermost else tree_depth(ceil(members / below))
 
@@ -115,7 +115,7 @@ ALGORITHMS: dict[str, tuple[Algorithm, ...]] = {
     "all_reduce": (
         Algorithm("ring", _ring_hops, 2.0, lambda *at: 2.0 * _all_but_own(*at), RING_S),
         # every rank sends the whole up and the whole down
-        Algorithm("tree", _tree_hops, 2.0, lambda *_: 2.0, RING_S, rate=TREE_RATE),
+        Algorithm("tree", tree_hops, 2.0, lambda *_: 2.0, RING_S, rate=TREE_RATE),
         # every rank sends its bytes to the switch, which adds, and its share of the sums back (NVLink SHARP)
         Algorithm("in-network", _switch_hops, 2.0, lambda n, *_: (n + 1.0) / n, SWITCH_S, in_switch=True),
     ),
@@ -222,9 +222,9 @@ def algorithm_cost(algorithm: Algorithm, bytes_: Num, group: Group, tiers: Seque
         position = (group.ranks, below, members, tier is tiers[0])
         latency = latency + algorithm.passes * algorithm.hops(*position) * tier.latency_s
         if not tier.hierarchical:
-            ramp = ramp + algorithm.passes * _tree_hops(*position) * tier.latency_s
+            ramp = ramp + algorithm.passes * tree_hops(*position) * tier.latency_s
         links = below if algorithm.joined else 1.0
-        rate = _rate(tier, algorithm, members) * links
+        rate = tier_rate(tier, algorithm, members) * links
         pace = maximum(pace, where(crossed, algorithm.share(*position) / rate, 0.0))
         tier_name = where(crossed, tier.name, tier_name)
         if algorithm.in_switch and not tier.in_network_reduction:
@@ -235,7 +235,7 @@ def algorithm_cost(algorithm: Algorithm, bytes_: Num, group: Group, tiers: Seque
     return CommCost(latency, bandwidth, tier_name, time, algorithm.name), allowed
 
 
-def _rate(tier: Tier, algorithm: Algorithm, members: Num) -> Num:
+def tier_rate(tier: Tier, algorithm: Algorithm, members: Num) -> Num:
     """What one device sends over a tier [B/s]; without a switch n devices have n - 1 links each."""
     if algorithm.in_switch:
         return tier.bytes_per_s * (tier.in_network_efficiency or tier.efficiency)

@@ -40,14 +40,14 @@ class Tier(Config):
     efficiency: float = Field(0.8, gt=0, le=1)
     """Share of the wire rate that a large ring collective reaches."""
     pairwise_efficiency: float | None = Field(default=None, gt=0, le=1)
-    """The same of an all-to-all; a little less than `efficiency` where unsaid (`steptime.cost.comm.PAIRWISE_RATE`)."""
+    """The same of an all-to-all; a little less than `efficiency` where not set (`steptime.cost.comm.PAIRWISE_RATE`)."""
     nics_per_node: float | None = Field(None, gt=0)
     link_bytes_per_s: BytesPerS | None = Field(None, gt=0)
     """Meshes without a switch (xGMI, V100's cube mesh): the rate between two peers, so n devices have n-1 such links each."""
     in_network_reduction: bool = False
     """The switch adds (NVLink SHARP, SHARP): helps all-reduce only."""
     in_network_efficiency: float | None = Field(None, gt=0, le=1)
-    """Share of the wire rate that an all-reduce in the switch reaches; `efficiency` where unsaid."""
+    """Share of the wire rate that an all-reduce in the switch reaches; `efficiency` where not set."""
     hierarchical: bool = False
     """Collectives over this tier may first reduce or gather inside the tier below, in a phase of its own."""
 
@@ -94,11 +94,11 @@ class Accelerator(Config):
     the causal figures of FlashAttention-2 on A100 (512 to 16k tokens, head size 128, 320 to 465) and FlashAttention-3 on H100
     (360 to 590) (Dao-AILab/flash-attention README; arXiv 2407.08608 figure 5)."""
     gemm_overhead_k: float | None = Field(None, ge=0)
-    """A GEMM of depth k runs at k / (k + this) of its asymptote; the cost model's own figure where unsaid."""
+    """A GEMM of depth k runs at k / (k + this) of its asymptote; the cost model's own figure where not set."""
     host_bytes_per_s: BytesPerS | None = Field(None, gt=0)
     """Copies between its memory and the host's, in one direction [B/s]."""
     context_bytes: Bytes | None = Field(None, ge=0)
-    """What a process takes outside the allocator (CUDA context, kernels); the model's own figure where unsaid."""
+    """What a process takes outside the allocator (CUDA context, kernels); the model's own figure where not set."""
     kernels: Section[Kernels] | None = None
     microscaling: bool = False
     """Tensor cores apply block scales (MXFP8, NVFP4) and take fp8 operands in any layout."""

@@ -7,6 +7,7 @@ from math import prod
 from typing import Any
 
 from steptime.base.config import Config, ConfigError, ConfigProblem
+from steptime.base.words import counted
 from steptime.hardware.machine import Machine
 
 DEGREES = ("tp", "cp", "pp")
@@ -42,9 +43,7 @@ def spread(plan: Any) -> Any:
         return {**plan, "parallelism": {**given, "dp": devices // inner}}
     dp = _count(given["dp"])
     if dp is not None and dp * inner != devices:
-        line = (
-            f"{key}: {devices:,} devices, but tp*cp*pp*dp = {dp * inner:,}; remove one, or set parallelism.dp to auto"
-        )
+        line = f"{key}: {counted(devices, 'device')}, but tp*cp*pp*dp = {dp * inner:,}; remove one, or set parallelism.dp to auto"
         raise ConfigError(ConfigProblem(line, key))
     return plan
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 from steptime.base.config import Config, ConfigError, show
-from steptime.base.document import parse
+from steptime.base.document import parse, parse_mapping, read_source
 from steptime.hardware.machine import Machine
 from steptime.job.device_count import AUTO
 from steptime.job.names import meant_path
@@ -81,6 +82,21 @@ def one_line(text: str) -> str:
     'left out'
     """
     return " ".join(text.split())
+
+
+def read_plan(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
+    """The mapping of a plan: of a file, of text, or as given; paths of a file are relative to it.
+
+    Raises:
+        ConfigError: it cannot be read, or is no mapping.
+    """
+    if isinstance(source, Mapping):
+        data, base = deepcopy(dict(source)), Path()
+    else:
+        text, name = read_source(source)
+        data, base = parse_mapping(text, name), Path(name).parent if str(source) == name else Path()
+    anchor(data, base)
+    return data
 
 
 def anchor(data: dict[str, Any], base: Path) -> None:

@@ -30,6 +30,7 @@ def expert_facts(model: Model, software: Software) -> dict[str, Any]:
         "capacity": moe.capacity_factor is not None,
         "padded": moe.pad_to_capacity,
         "dispatcher": software.moe.dispatcher,
+        "delayed": software.moe.delay_wgrad_compute,
         "megatron_only": next((key for key, said in megatron_only(moe, model, software).items() if said), ""),
     }
 
@@ -55,12 +56,19 @@ def rows_cut_evenly(f: Facts) -> Any:
 
 
 EXPERT_RULES = [
+    # megatron/core/transformer/transformer_config.py, __post_init__
+    Rule(
+        "delayed weight gradients",
+        "performance.moe.delay_wgrad_compute",
+        "needs performance.overlap.ep, whose schedule it belongs to; add overlap: {{ep: true}}, or remove it",
+        lambda f: (not f.delayed) | (dict(f.overlap).get("ep", 0.0) > 0.0),
+    ),
     Rule("ep needs moe", "parallelism.ep", "must be 1 without model.moe (got {f.ep})", lambda f: (f.ep == 1) | f.moe),
     # megatron/core/transformer/moe/moe_layer.py, MoELayer.forward
     Rule(
         "moe without sp",
         "parallelism.sp",
-        "Megatron-Core trains experts with tp > 1 only under sequence parallelism (got tp {f.tp}); set sp, or use tp 1",
+        "Megatron-Core requires sequence parallelism for experts with tp > 1 (got tp {f.tp}); set sp, or use tp 1",
         lambda f: (not f.moe) | f.sp | (f.tp == 1),
     ),
     # megatron/core/parallel_state.py, initialize_model_parallel: world_size % (etp * ep * pp) == 0
@@ -74,7 +82,7 @@ EXPERT_RULES = [
     Rule(
         "experts over centers",
         "cross_dc.n_dcs",
-        "must divide edp = dp*cp*tp / (ep*etp), so that no layer's experts lie in two centers (got {f.n_dcs})",
+        "must divide edp = dp*cp*tp / (ep*etp) so that the experts of a layer stay in one data center (got {f.n_dcs})",
         lambda f: (not f.moe) | (f.n_dcs == 1) | (f.stage_ranks % (f.expert_ranks * f.n_dcs) == 0),
     ),
     # megatron/core/parallel_state.py: "Expert data parallel size should be divisible by partial DistOpt shard factor"
@@ -122,7 +130,7 @@ EXPERT_RULES = [
     Rule(
         "flex with one rank",
         "performance.moe.dispatcher",
-        "flex wants ep*etp > 1; raise ep, or use alltoall",
+        "flex requires ep*etp > 1; raise ep, or use alltoall",
         lambda f: (not f.moe) | (f.dispatcher != "flex") | (f.expert_ranks > 1),
     ),
     Rule(

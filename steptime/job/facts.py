@@ -43,12 +43,13 @@ class Facts(NamedTuple):
     dense_layers: Num
     """model.moe.n_dense_layers."""
     expert_tp_degree: Num
-    """0 where unsaid."""
+    """0 where not set."""
     capacity: bool
     """Experts take a bounded number of rows."""
     padded: bool
     """They take as many always."""
     dispatcher: str
+    delayed: bool
     megatron_only: str
     """A key of model.moe that only Megatron's experts have."""
     kinds: frozenset[str]
@@ -194,7 +195,7 @@ class Facts(NamedTuple):
 
     @property
     def recompute_counts(self) -> tuple[int, ...]:
-        """recompute.n_layers as a tuple; empty where unsaid."""
+        """recompute.n_layers as a tuple; empty where not set."""
         said = self.recompute.n_layers if self.recompute else None
         return () if said is None else tuple(said) if isinstance(said, list) else (said,)
 
@@ -256,12 +257,12 @@ class Facts(NamedTuple):
 
     @property
     def granularity(self) -> str:
-        """recompute.granularity; empty where unsaid."""
+        """recompute.granularity; empty where not set."""
         return self.recompute.granularity if self.recompute else ""
 
     @property
     def recompute_method(self) -> str:
-        """recompute.method; empty where unsaid."""
+        """recompute.method; empty where not set."""
         return (self.recompute.method if self.recompute else None) or ""
 
     @property

@@ -77,7 +77,7 @@ HYBRID_RULES = [
     Rule(
         "mamba framework",
         "performance.software",
-        "Mamba layers are modeled for Megatron-Core alone (got {f.software}); use megatron-core or a profile of its family",
+        "Mamba layers are modeled for Megatron-Core only (got {f.software}); use megatron-core or a profile of its family",
         lambda f: (f.mamba_heads == 0) | (f.family == "megatron-core"),
     ),
     Rule(

@@ -1,7 +1,7 @@
 """A job: exactly what a config file holds, read, resolved and checked.
 
 Sections stand side by side: model, parallelism, performance, data, hardware, and optionally cross_dc, run and notes. What they
-leave unsaid comes from a software profile; the properties of `Job` give the resolved values, and nothing downstream looks at
+do not set comes from a software profile; the properties of `Job` give the resolved values, and nothing downstream looks at
 the unresolved ones.
 """
 
@@ -13,11 +13,11 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from steptime.base.config import Config, ConfigError, ConfigProblem, Section, build
-from steptime.base.document import parse_mapping, read_source
+from steptime.base.words import counted
 from steptime.hardware.machine import Machine
 from steptime.job import rules
 from steptime.job.device_count import AUTO, DEGREES, spread
-from steptime.job.edit import anchor, apply_setting, one_line, put, read_hardware, read_model
+from steptime.job.edit import apply_setting, one_line, put, read_hardware, read_model, read_plan
 from steptime.job.expert_rules import expert_facts
 from steptime.job.facts import Facts, layers_per_chunk
 from steptime.job.hybrid_rules import layer_facts
@@ -84,19 +84,15 @@ class Job(Config):
     # --- in and out ----------------------------------------------------------------------------------------------------
 
     @staticmethod
-    def load(source: str | Path, sets: Iterable[str] = ()) -> "Job":
-        """A job from a YAML or JSON file, "-" (standard input) or the text itself, with `a.b=c` settings over it.
+    def load(source: str | Path | Mapping[str, Any], sets: Iterable[str] = ()) -> "Job":
+        """A job from a YAML or JSON file, "-" (standard input), the text itself or a mapping, with `a.b=c` settings applied.
 
-        Paths inside the config (a machine file, an HF config.json) are relative to the config file, those of settings to the
-        working directory.
+        Paths inside the file (a machine file, an HF config.json) are relative to the file, all others to the working directory.
 
         Raises:
             ConfigError: one line per problem.
         """
-        text, name = read_source(source)
-        data = parse_mapping(text, name)
-        is_file = isinstance(source, Path) or name == source
-        anchor(data, Path(name).parent if is_file else Path())
+        data = read_plan(source)
         problems: list[ConfigProblem] = []
         for setting in sets:
             try:
@@ -108,7 +104,7 @@ class Job(Config):
     def replace(self, **changes: Any) -> "Job":
         """This job with dotted keys changed, resolved and checked anew: `job.replace(**{"parallelism.tp": 4})`.
 
-        What was unsaid stays unsaid and is resolved again.
+        What was not set stays unset and is resolved again.
 
         Raises:
             ConfigError: one line per problem.
@@ -161,7 +157,7 @@ class Job(Config):
         """One line; `to_config` has everything."""
         p, data = self.parallelism, self.data
         layout = f"tp {p.tp} pp {p.pp} dp {p.dp}" + f" cp {p.cp}" * (p.cp > 1)
-        where = f"{p.devices:,} devices of {self.machine.name}"
+        where = f"{counted(p.devices, 'device')} of {self.machine.name}"
         return f"<Job {self.model.name or 'unnamed model'} on {where}: {layout}, gbs {data.gbs:,} x {data.seqlen:,}>"
 
     def __hash__(self) -> int:

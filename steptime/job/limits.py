@@ -82,7 +82,7 @@ MODELED = [
     Rule(
         "moe framework",
         "performance.software",
-        "a mixture of experts is modeled for Megatron-Core and FSDP2 alone (got {f.software}); use megatron-core, torchtitan "
+        "mixtures of experts are modeled for Megatron-Core and FSDP2 only (got {f.software}); use megatron-core, torchtitan "
         "or a profile of their kind",
         lambda f: (not f.moe) | f.framework.experts,
     ),
@@ -102,14 +102,14 @@ MODELED = [
     Rule(
         "mla framework",
         "model.attention.kind",
-        "mla is modeled for Megatron-Core and FSDP2 alone (got software {f.software}); use megatron-core, torchtitan or "
+        "mla is modeled for Megatron-Core and FSDP2 only (got software {f.software}); use megatron-core, torchtitan or "
         "a profile of their kind",
         lambda f: (f.attention == "gqa") | f.framework.experts,
     ),
     Rule(
         "window with cp",
         "parallelism.cp_comm_type",
-        "attention in a window is computed with cp by a2a, and by TransformerEngine's all_gather (got {f.cp_comm_type}); "
+        "with cp, windowed attention needs a2a, or TransformerEngine's all_gather (got {f.cp_comm_type}); "
         "use a2a, or cp 1",
         lambda f: (
             (f.cp == 1)
@@ -121,13 +121,13 @@ MODELED = [
     Rule(
         "sinks with cp",
         "parallelism.cp_comm_type",
-        "attention with sinks or in chunks is computed with cp by a2a alone (got {f.cp_comm_type}); use a2a, or cp 1",
+        "with cp, attention with sinks or chunks needs a2a (got {f.cp_comm_type}); use a2a, or cp 1",
         lambda f: (f.cp == 1) | (not f.whole_heads) | (f.cp_comm_type == "a2a"),
     ),
     Rule(
         "linear attention framework",
         "performance.software",
-        "linear attention is modeled for Megatron-Core alone (got {f.software}); use megatron-core or a profile of its family",
+        "linear attention is modeled for Megatron-Core only (got {f.software}); use megatron-core or a profile of its family",
         lambda f: (f.linear is None) | (f.family == "megatron-core"),
     ),
     Rule(
@@ -151,13 +151,13 @@ MODELED = [
     Rule(
         "linear attention with tp",
         "parallelism.tp",
-        "is modeled for gated_delta_net alone among model.linear_attention's kinds (got {f.tp} with {f.linear.kind}); use 1",
+        "is modeled only for model.linear_attention.kind gated_delta_net (got {f.tp} with {f.linear.kind}); use 1",
         lambda f: (f.tp == 1) | (f.linear is None or f.linear.kind == "gated_delta_net"),
     ),
     Rule(
         "mtp framework",
         "performance.software",
-        "multi-token prediction is modeled for Megatron-Core alone (got {f.software}); "
+        "multi-token prediction is modeled for Megatron-Core only (got {f.software}); "
         "use megatron-core or a profile of its family",
         lambda f: (f.mtp == 0) | (f.family == "megatron-core"),
     ),
@@ -189,7 +189,7 @@ MODELED = [
     Rule(
         "tied embeddings in a V",
         "model.tie_embeddings",
-        "not modeled yet with zbv and dualpipev, whose first stage holds both ends; use false",
+        "not modeled yet with zbv and dualpipev, whose first stage holds embedding and head; use false",
         lambda f: (f.chunks_needed is None) | (not f.tie_embeddings),
     ),
     Rule(
@@ -207,7 +207,7 @@ MODELED = [
     Rule(
         "tied embeddings of FSDP stages",
         "model.tie_embeddings",
-        "torch's pipeline stages share no weights, so not with FSDP and pp > 1 (got pp {f.pp}); use false",
+        "torch's pipeline stages cannot share weights, so not with FSDP and pp > 1 (got pp {f.pp}); use false",
         lambda f: (f.family != "fsdp2") | (f.pp == 1) | (not f.tie_embeddings),
     ),
 ]

@@ -54,17 +54,17 @@ class Parallelism(Config):
     vpp: int = Field(1, ge=1)
     cp: int = Field(1, ge=1)
     cp_comm_type: Literal["p2p", "all_gather", "a2a"] | None = None
-    """How cp ranks reach each other's keys and values: ring, all-gather, or heads for tokens (Ulysses); unsaid: the profile's."""
+    """How cp ranks reach each other's keys and values: ring, all-gather, or all-to-all (Ulysses); default: the profile's."""
     ep: int = Field(1, ge=1)
     etp: int = Field(default_factory=lambda data: data.get("tp", 1) if data.get("ep", 1) == 1 else 1, ge=1)
-    """Ranks that share each expert's weights, as tp those of dense layers; unsaid: 1, or tp where ep is 1."""
+    """Ranks that share each expert's weights, as tp those of dense layers; default: 1, or tp where ep is 1."""
     sp: bool | None = None
     zero_level: Literal[0, 1, 2, 3] | None = None
     bucket_size_mb: float | None = Field(None, gt=0)
     n_param_buckets: int | None = Field(None, ge=1)
     schedule: ScheduleName | None = None
     microbatch_group_sz: int | None = Field(None, ge=1)
-    """Micro-batches that an interleaved stage runs through one chunk before the next; unsaid: pp (Megatron's
+    """Micro-batches that an interleaved stage runs through one chunk before the next; default: pp (Megatron's
     microbatch_group_size_per_vp_stage)."""
     layers_per_stage: list[int] | Literal["auto"] | None = None
     embedding_and_loss_count_as_layers: bool = False
@@ -87,7 +87,7 @@ class Group(NamedTuple):
     centers: Num = 1.0
     """Data centers over which the ranks are spread evenly."""
     width: Num | None = None
-    """Adjacent devices that start a group like this one; `stride` of them where unsaid."""
+    """Adjacent devices that start a group like this one; `stride` of them where not set."""
 
 
 def group(parallelism: Parallelism, axis: GroupAxis, *, stage: Num = 0, n_dcs: Num = 1) -> Group:

@@ -16,7 +16,7 @@ def offload_facts(said: Performance, software: Software, machine: Machine) -> di
     return {
         "offload": frozenset(said.offload_modules or ()),
         "host_link": machine.accelerator.host_bytes_per_s is not None,
-        "graphs": software.timing.cuda_graphs,
+        "graphs": bool(software.timing.cuda_graphs),
     }
 
 
@@ -123,7 +123,7 @@ PERFORMANCE_RULES = [
     Rule(
         "framework compiles",
         "performance.compile",
-        "torch.compile of whole blocks is modeled for torch and FSDP2 alone (got {f.software}); use none",
+        "torch.compile of whole blocks is modeled for torch and FSDP2 only (got {f.software}); use none",
         lambda f: f.compiled == "none" or f.family in {"torch", "fsdp2"},
     ),
     Rule(

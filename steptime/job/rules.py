@@ -229,7 +229,7 @@ RULES = [*SANE, *MODELED, *LAYOUT_RULES]
 
 
 def problems(facts: Facts) -> list[ConfigProblem]:
-    """One per broken rule. Absurd numbers and models that are not modeled are told alone: the rest would be noise."""
+    """One per broken rule. Absurd numbers and models that are not modeled are reported alone: the rest would be noise."""
 
     def broken(stage: list[Rule]) -> list[ConfigProblem]:
         return [

@@ -53,7 +53,7 @@ def read_deepspeed(
     if parallelism["zero_level"]:
         _reduction(keys, parallelism, performance)
     if str(keys.get("optimizer.type") or "adam").lower() not in {"adam", "adamw"}:
-        keys.leave_out("optimizer.type", "states of another optimizer; taken as Adam's")
+        keys.leave_out("optimizer.type", "states of another optimizer; counted as Adam's")
     if told(sets, "parallelism.dp") is None:
         note = "parallelism.dp, by the batch sizes or WORLD_SIZE"
         keys.beside_flags.append(LaunchFlag("data-parallel ranks", str(parallelism["dp"]), "used", note))
@@ -164,7 +164,7 @@ def _layout(keys: JobKeys, devices: int | None) -> tuple[dict[str, Any], dict[st
 def batch_of(keys: JobKeys, dp: int | None) -> tuple[int, int, int]:
     """Sequences per step and per micro-batch, and the data-parallel ranks that share them.
 
-    train_batch_size = micro-batch * accumulation steps * data-parallel ranks, of which one may be unsaid.
+    train_batch_size = micro-batch * accumulation steps * data-parallel ranks, of which one may be missing.
 
     Raises:
         ConfigError: they contradict each other, or too little is said.

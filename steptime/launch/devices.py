@@ -83,7 +83,7 @@ def on_node(sets: Mapping[str, Any] | None) -> int | None:
     name = told(sets, "hardware.node_type") or told(sets, "hardware")
     try:
         return Machine.load(name).devices_per_node if isinstance(name, str) else None
-    except ConfigError:  # told with the whole plan
+    except ConfigError:  # reported with the whole plan
         return None
 
 
@@ -93,7 +93,9 @@ def _launched(keys: JobKeys, ranks: int) -> int | None:
     devices = on_node(keys.sets) if launcher.get("devices") == "node" else launcher.get("devices")
     if devices is None or devices % ranks:
         return None
-    keys.notes.append(f"devices not told, so {devices}: {launcher['by']}; for others --set parallelism.dp=N")
+    keys.notes.append(
+        f"number of devices not stated, so {devices}: {launcher['by']}; for others --set parallelism.dp=N"
+    )
     keys.beside_flags.append(LaunchFlag("devices", str(devices), "default", f"parallelism.dp: {launcher['by']}"))
     return int(devices)
 

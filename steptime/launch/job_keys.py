@@ -52,6 +52,8 @@ class JobKeys:
                 self.values[key], self.names[key] = value, name
         self.fates: dict[str, tuple[Status, str]] = {}
         """Keys that in this job become something else than the table says, and why."""
+        self.without_value: dict[str, str] = {}
+        """Keys whose value only a run of the script would tell, and what to do about it."""
         self.beside_flags: list[LaunchFlag] = []
         """What the job rests on beside the source's keys."""
         self.problems: list[str] = []
@@ -96,6 +98,9 @@ class JobKeys:
         """A whole number of at least `least`; None where nothing says it, or where it is none, which is a problem."""
         value = self.get(key)
         if value is None:
+            return None
+        if key in self.without_value:
+            self.problem(self.without_value[key])
             return None
         if isinstance(value, str) and re.fullmatch(r"\s*-?\d+\s*", value):
             value = int(value)
@@ -172,7 +177,7 @@ class JobKeys:
         self.fates[key] = ("irrelevant", why)
 
     def flags(self) -> list[LaunchFlag]:
-        """Every key given, and the defaults of those that are used and unsaid, where they matter."""
+        """Every key given, and the defaults of those that are used and not given, where they matter."""
         found = [self._flag(item) for item in self.given]
         for key, (name, value) in self.defaults.items():
             rule = self.table.rules[key]
@@ -224,8 +229,8 @@ class JobKeys:
         if near := near_key(key, self.table):
             return "unmodeled", f"not an option of {framework}; did you mean {self.spell(near)}?"
         if speaks_of_cost(key):
-            return "unmodeled", f"not an option of {framework}, and its name speaks of cost"
-        return "irrelevant", f"{UNKNOWN} of {framework}; its name speaks of no cost"
+            return "unmodeled", f"not an option of {framework}, and its name suggests a cost"
+        return "irrelevant", f"{UNKNOWN} of {framework}; its name suggests no cost"
 
     def _matters(self, rule: KeyRule) -> bool:
         """Whether the key beside which alone a rule holds is on: not nothing, false, or a size or word that is the default."""
@@ -243,7 +248,7 @@ class JobKeys:
         unknown = [flag.name for flag in flags if flag.status == "irrelevant" and flag.note.startswith(UNKNOWN)]
         notes = list(self.notes)
         if unknown:
-            notes.append(f"not options of {self.table.framework}, taken to change no cost: {', '.join(unknown)}")
+            notes.append(f"not options of {self.table.framework}, assumed to have no cost: {', '.join(unknown)}")
         config = config | ({"notes": notes} if notes else {})
         open_keys = {**(left_open or {}), **self.left_open}
         reading = Reading(self.source, self.table.framework, config, flags, open_keys, self.devices_per_node)

@@ -8,6 +8,7 @@ from copy import deepcopy
 from typing import Any, Literal, NamedTuple
 
 from steptime.base.config import ConfigError, build
+from steptime.base.words import counted
 from steptime.job.edit import put
 from steptime.job.job import Job
 from steptime.model.blocks import n_params
@@ -29,7 +30,7 @@ class LaunchFlag(NamedTuple):
     """As the framework spells it: --tensor-model-parallel-size, parallelism.tensor_parallel_degree."""
     value: str
     status: Status
-    """used: it is in the config. irrelevant: it changes no cost. default: unsaid, and filled from the framework's own default.
+    """used: it is in the config. irrelevant: it changes no cost. default: not given, and filled from the framework's own default.
     approximated: it changes cost a little, and the note says what is counted in its place; told among the assumptions.
     unmodeled: it changes cost, and no config expresses it."""
     note: str = ""
@@ -60,8 +61,9 @@ def refusals(source: str, flags: list[LaunchFlag]) -> list[str]:
     """A line for each flag that is not modeled; of a model of another kind, which refuses by itself, that line alone."""
     refused = [flag for flag in flags if flag.status == "unmodeled"]
     alone = [flag for flag in refused if is_other_model(flag)][:1]
+    guessed = "not an option of"  # a reason that is each flag's own
     once = {
-        flag.note if "." in flag.name else flag.name: flag for flag in reversed(refused)
+        flag.name if flag.note.startswith(guessed) else flag.note: flag for flag in reversed(refused)
     }  # of one reason the first key
     return [
         f"{source}: {told(flag)}; {LEAVE_OUT}" for flag in alone or [flag for flag in refused if flag in once.values()]
@@ -174,7 +176,7 @@ def fits_machine(reading: Reading, job: Job) -> None:
     """
     per_node, machine = reading.devices_per_node, job.machine
     if per_node is not None and per_node > machine.devices_per_node:
-        had = f"{machine.name} has {machine.devices_per_node} devices"
+        had = f"{machine.name} has {counted(machine.devices_per_node, 'device')}"
         raise ConfigError(f"{per_node} processes on each node, and {had}; add --set hardware.node_type=NAME")
 
 

@@ -3,8 +3,8 @@
 A table's `used` says which key of a plan each becomes; names that begin with @ are figures that a plan is worked out of:
 @model, @mlp, @mlp_ratio, @mlp_multiple, @micro, @steps (of gradient accumulation), @batch (all sequences of a step),
 @tokens_batch, @nodes, @devices, @per_node, @dp_shard, @dp_replicate, @dp_dcn, @dp_dcn_shard, @tokenizer, @vocabulary, @bf16,
-@fp16, @half (a dtype in words), @fp8, @checkpointing, @replayed, @deepspeed, @fsdp, @fsdp_strategy, @fsdp_version,
-@fsdp_precision, @adapter, @optimizer.
+@fp16, @half (a dtype in words), @pure_bf16, @fp8, @checkpointing, @replayed, @deepspeed, @fsdp, @fsdp_strategy, @fsdp_version,
+@fsdp_precision, @adapter, @adapter_rank, @optimizer.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from steptime.base.config import ConfigError
+from steptime.base.config import ConfigError, show
 from steptime.base.document import parse_mapping, scalar
 from steptime.job.edit import put
 from steptime.launch.beside import Beside
@@ -29,6 +29,7 @@ from steptime.launch.reading import LaunchFlag, Reading
 from steptime.launch.trainer_files import said_in
 from steptime.launch.vocabulary import entries_of
 
+_OFF = frozenset({"false", "none", "null", "", "0", "auto", "no", "[]", "{}"})
 _ADAPTERS = "adapters over frozen weights (LoRA): every weight is counted as trained"
 
 
@@ -50,7 +51,7 @@ def read_trainer(
     table = load_table(kind.replace("-", "_"))
     if kind == "primus":
         return _primus(path, text, env, sets)
-    said, devices = said_in(path, text, table, dict(env or {}), beside)
+    said, devices, unclear = said_in(path, text, table, dict(env or {}), beside)
     for config in beside.added if beside is not None else []:  # accelerate's own config beside the training's
         if config.suffix in {".yaml", ".yml"}:
             said = flatten(parse_mapping(config.read_text(encoding="utf-8"), str(config))) | said
@@ -60,19 +61,24 @@ def read_trainer(
     for key, found in (table.raw.get("defaults_with") or {}).items():
         defaults |= found if any(item.key == key for item in given) else {}
     keys = JobKeys(path, table, given, defaults=defaults, sets=sets)
+    keys.without_value = {item.key: unclear[item.name] for item in given if item.name in unclear}
     return _Plan(keys, devices, beside).reading()
 
 
 def _primus(path: str, text: str, env: Mapping[str, str] | None, sets: Mapping[str, Any] | None) -> Reading:
     """Megatron-LM's arguments under modules.pre_trainer.overrides, and a model by the name of its file."""
     tree = parse_mapping(re.sub(r"\$\{(\w+):([^}]*)\}", lambda found: (env or {}).get(found[1], found[2]), text), path)
-    trainer = tree.get("modules", {}).get("pre_trainer")
+    modules = tree.get("modules")
+    trainer = modules.get("pre_trainer") if isinstance(modules, dict) else None
     if not isinstance(trainer, dict):
         raise ConfigError(f"{path}: modules.pre_trainer is missing; not a Primus training")
+    overrides = trainer.get("overrides") or {}
+    if not isinstance(overrides, dict):
+        raise ConfigError(f"{path}: modules.pre_trainer.overrides: expected a mapping (got {show(overrides)})")
     if trainer.get("framework", "megatron") != "megatron":
         raise ConfigError(f"{path}: modules.pre_trainer.framework {trainer['framework']}: only megatron's is read")
     preset = preset_of(str(trainer.get("model", "")).removesuffix(".yaml"))
-    said = {key: str(value) for key, value in flatten(trainer.get("overrides") or {}).items() if value is not None}
+    said = {key: str(value) for key, value in flatten(overrides).items() if value is not None}
     model = {"model": preset} if preset and "num_layers" not in said else {}
     return from_arguments(said, path, sets=model | dict(sets or {}), table="primus")
 
@@ -113,20 +119,10 @@ class _Plan:
     def on(self, figure: str) -> bool:
         """Whether a figure's switch is on."""
         value = self.get(figure)
-        return value is not None and str(value).lower() not in {
-            "false",
-            "none",
-            "null",
-            "",
-            "0",
-            "auto",
-            "no",
-            "[]",
-            "{}",
-        }
+        return value is not None and str(value).lower() not in _OFF
 
     def whole(self, figure: str) -> int | None:
-        """A figure's whole number; None where it is unsaid or left to another file."""
+        """A figure's whole number; None where it is not given or left to another file."""
         return (
             None if figure not in self.figures or self.get(figure) == "auto" else self.keys.whole(self.figures[figure])
         )
@@ -134,15 +130,20 @@ class _Plan:
     def _optimizer(self) -> str | None:
         """The optimizer where it is not Adam; with a note where its states are not modeled."""
         said = str(self.get("@optimizer") or "adam").lower()
+        if said.startswith("paged_"):
+            self.keys.approximate(
+                self.figures["@optimizer"], "states paged to the host: on the device they are counted"
+            )
+            said = said.removeprefix("paged_")
         if re.match(r"adamw?_(bnb_|torch_)?8bit", said):
             return "adamw_8bit"
         if said == "adafactor" and not self.on("@deepspeed") and not self.on("@fsdp"):
             return said
         named = re.sub(r"[^a-z]", "", said)
-        if not named.startswith(("adam", "fusedadam", "pagedadamw")):
-            self.keys.leave_out(self.figures["@optimizer"], "states of another optimizer; taken as Adam's")
-        elif re.search(r"8bit|4bit|paged", said):
-            self.keys.leave_out(self.figures["@optimizer"], "quantized or paged states; taken as fp32 on the device")
+        if not named.startswith(("adam", "fusedadam")):
+            self.keys.leave_out(self.figures["@optimizer"], "states of another optimizer; counted as Adam's")
+        elif "4bit" in said:
+            self.keys.leave_out(self.figures["@optimizer"], "quantized states; counted as fp32")
         return None
 
     def reading(self) -> Reading:
@@ -153,8 +154,9 @@ class _Plan:
             config["performance"].setdefault("activation_checkpointing_type", "full")
         if "@replayed" in self.figures:
             self._replay(keys.word(self.figures["@replayed"]))
-        if self.on("@adapter") and str(self.get("@adapter")).lower() not in {"full", "freeze_none"}:
-            keys.leave_out(self.figures["@adapter"], _ADAPTERS)
+        adapter = "@adapter" if "@adapter" in self.figures else "@adapter_rank"
+        if self.on(adapter) and str(self.get(adapter)).lower() not in {"full", "freeze_none"}:
+            keys.leave_out(self.figures[adapter], _ADAPTERS)
         if optimizer := self._optimizer():
             config["performance"]["optimizer"] = optimizer
         width = self.whole("@mlp") or (self.whole("@mlp_ratio") or 0) * _size(config["model"].get("hidden_sz"), 0)
@@ -221,10 +223,13 @@ class _Plan:
 
     def _precision(self) -> dict[str, Any]:
         word = str(self.get("@half") or "").lower()
-        bf16 = self.on("@bf16") or "bf16" in word or "bfloat16" in word
+        # Axolotl's "auto" is bf16 wherever the device has it (utils/config, normalize_config)
+        bf16 = self.on("@bf16") or self.get("@bf16") == "auto" or "bf16" in word or "bfloat16" in word
         fp16 = self.on("@fp16") or "fp16" in word or "float16" in word.replace("bfloat16", "")
         if self.on("@fp8"):
             self.keys.approximate(self.figures["@fp8"], "torchao's float8 projections: bf16 ones are counted")
+        if self.on("@pure_bf16") and not self.on("@deepspeed"):  # whose masters are fp32 all the same
+            return dict.fromkeys(("precision", "param_dtype", "main_grad_dtype", "moment_dtype"), "bf16")
         return {"precision": "bf16" if bf16 or self.on("@fp8") else "fp16" if fp16 else "fp32"}
 
     def _model(self) -> None:

@@ -15,7 +15,7 @@ COMMUNICATOR_BYTES = 0.25 * GIB
 """Channel buffers of one NCCL communicator. 544 to 688 MB for a group of GPUs of one node is reported in NVIDIA/nccl#964 with
 every protocol buffered eagerly; newer releases allocate lazily. A quarter GiB per group in use is assumed."""
 FRAGMENTATION = 0.2
-"""Reserved beyond allocated, as a share of what comes and goes (activations and transients): states are large and contiguous.
+"""Reserved beyond allocated, as a fraction of activations and transients: states are large and contiguous.
 Ten dense runs on 8 x B200 that report both (MooreThreads/SimuMax@4dcaae5) lie between 0.14 and 0.6, the long ones lowest; their
 reserved over allocated memory is 1.03 to 1.09."""
 

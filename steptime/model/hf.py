@@ -181,7 +181,7 @@ class Reader:
         return self.size("intermediate_size")
 
     def kv_heads(self, heads: int) -> int:
-        """Key-value heads; null or unsaid: one for each query head."""
+        """Key-value heads; null or not set: one for each query head."""
         if "multi_query" in self.values:
             return 1 if self.values["multi_query"] else heads
         if self.values.get("num_key_value_heads") is None:
@@ -194,7 +194,7 @@ class Reader:
         return kv
 
     def head_dim(self, hidden: int, heads: int) -> int:
-        """Width of a head; null or unsaid: hidden_size / num_attention_heads."""
+        """Width of a head; null or not set: hidden_size / num_attention_heads."""
         if self.values.get("head_dim") is not None:
             return self.size("head_dim")
         if hidden % heads and hidden > 1:

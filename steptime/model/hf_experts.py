@@ -30,7 +30,7 @@ class Experts(NamedTuple):
             found = values.get(key)
             if isinstance(found, int) and not isinstance(found, bool) and found >= least:
                 return found
-            problems.append(f"{key}: expected a whole number from {least} on, got {found!r}")
+            problems.append(f"{key}: expected a whole number of at least {least}, got {found!r}")
             return max(least, 1)
 
         section = self.fixed | {

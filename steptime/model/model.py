@@ -74,16 +74,16 @@ class AttentionKind(Config):
 
     kind: Literal["gqa", "mla"] = "gqa"
     q_lora_rank: int | None = Field(default=None, ge=1)
-    """Width of the query's latent; unsaid: queries are projected straight (DeepSeek-V2-Lite)."""
+    """Width of the query's latent; default: queries are projected straight (DeepSeek-V2-Lite)."""
     kv_lora_rank: int | None = Field(default_factory=lambda data: _latent(data, 512), ge=1)
     qk_nope_head_dim: int | None = Field(default_factory=lambda data: _latent(data, 128), ge=1)
     qk_rope_head_dim: int | None = Field(default_factory=lambda data: _latent(data, 64), ge=1)
     v_head_dim: int | None = Field(default_factory=lambda data: _latent(data, 128), ge=1)
-    """Widths of latent attention; unsaid, those of DeepSeek-V2 and V3."""
+    """Widths of latent attention; default: those of DeepSeek-V2 and V3."""
     window: int | None = Field(default=None, ge=1)
-    """A position sees so many before it, itself included; unsaid: all."""
+    """A position sees so many before it, itself included; default: all."""
     window_pattern: int | None = Field(default=None, ge=1)
-    """The last of every so many layers sees all positions (Gemma 3: 6, gpt-oss and Gemma 2: 2, Llama 4: 4); unsaid: none does."""
+    """The last of every n layers sees all positions (Gemma 3: 6, gpt-oss and Gemma 2: 2, Llama 4: 4); default: none does."""
     chunked: bool = False
     """The window is a chunk that a position sees the beginning of (Llama 4), not one that moves along."""
     sinks: bool = False
@@ -132,10 +132,10 @@ LayerKind: TypeAlias = Literal["dense", "moe", "mamba", "attention", "mlp", "exp
 
 
 class Mamba(Config):
-    """Mamba-2 layers (Dao and Gu 2024, arXiv 2405.21060); unsaid figures are Megatron-Core's defaults."""
+    """Mamba-2 layers (Dao and Gu 2024, arXiv 2405.21060); figures not set are Megatron-Core's defaults."""
 
     n_heads: int | None = Field(default=None, ge=1)
-    """Heads; twice the hidden size over head_dim where unsaid."""
+    """Heads; twice the hidden size over head_dim where not set."""
     head_dim: int = Field(default=64, ge=1)
     state_dim: int = Field(default=128, ge=1)
     n_groups: int = Field(default=8, ge=1)
@@ -150,7 +150,7 @@ class Mamba(Config):
 
 
 class LinearAttention(Config):
-    """Linear attention in the place of attention in some layers; unsaid figures are Megatron-Core's defaults."""
+    """Linear attention in the place of attention in some layers; figures not set are Megatron-Core's defaults."""
 
     kind: Literal["gated_delta_net", "kda", "lightning"] = "gated_delta_net"
     """Gated DeltaNet (Yang et al. 2024, arXiv 2412.06464), Kimi Delta Attention (arXiv 2510.26692) or Lightning Attention (Qin et
@@ -216,7 +216,7 @@ class Model(Config):
     glu: bool = True
     learned_positions: bool = False
     max_positions: int | None = Field(default=None, ge=1)
-    """Rows of the learned position table; the sequence length where unsaid."""
+    """Rows of the learned position table; the sequence length where not set."""
     rotary_embeds: bool = Field(default_factory=lambda data: not data.get("learned_positions", False))
     dropout: Annotated[float, BeforeValidator(lambda rate: DROPOUT * rate if isinstance(rate, bool) else rate)] = Field(
         0.0, ge=0, lt=1
@@ -235,7 +235,7 @@ class Model(Config):
         default_factory=lambda data: "silu" if data.get("glu", True) else "gelu"
     )
     layers: list[Section[LayerRun]] | None = None
-    """Layers that are not all alike, in depth order; all `n_layers` are dense and of the widths above where unsaid."""
+    """Layers that are not all alike, in depth order; all `n_layers` are dense and of the widths above where not set."""
     hybrid_pattern: str | None = Field(default=None, pattern=r"^[M*E-]+$")
     """Kinds of layer in depth order, in Megatron's letters: M Mamba-2, * attention, - MLP, E experts, each with its own norm."""
     mamba: Section[Mamba] | None = Field(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from steptime.base.config import ConfigError
+from steptime.base.words import counted
 from steptime.bench.logs import gpu_memory, scaling, startup
 from steptime.bench.logs.samples import MIB
 from steptime.bench.timings import SCHEMA
@@ -132,9 +133,9 @@ def _memory_table(found: GpuMemoryLog) -> Table:
     for gpu in found.gpus:
         share = percent(gpu.peak_bytes / gpu.total_bytes) if gpu.total_bytes else "-"
         peak, average, mode = (value / MIB for value in (gpu.peak_bytes, gpu.average_bytes, gpu.mode_bytes))
-        counted = f"{gpu.samples:,} of {gpu.samples + gpu.outside:,}"
+        used = f"{gpu.samples:,} of {gpu.samples + gpu.outside:,}"
         label = f"GPU {gpu.name}" if gpu.name.isdecimal() else gpu.name
-        rows.append([label, gpu.model, f"{peak:,.0f}", share, f"{average:,.2f}", f"{mode:,.0f}", counted])
+        rows.append([label, gpu.model, f"{peak:,.0f}", share, f"{average:,.2f}", f"{mode:,.0f}", used])
     spacing = max((gpu.interval_s for gpu in found.gpus if gpu.interval_s), default=None)
     every = f"sampled every {seconds(spacing)}" if spacing else "samples without times"
     notes = [f"{every}: peaks between samples are missed; torch.cuda.max_memory_allocated does not miss them", _SMI]
@@ -143,7 +144,7 @@ def _memory_table(found: GpuMemoryLog) -> Table:
     else:
         notes.insert(0, "no window given: the average includes start-up and idle time")
     if found.unread:
-        notes.append(f"{found.unread:,} lines without memory left out (cut short, or [N/A])")
+        notes.append(f"{counted(found.unread, 'line')} without memory left out (cut short, or [N/A])")
     return Table(
         f"GPU memory, {found.log} (MiB)",
         ["", "", "peak", "of total", "average", "mode", "samples"],
@@ -199,7 +200,7 @@ def _scaling_table(found: ScalingSeries) -> Table:
     ]
     header = ["ranks", "tokens/s", "speed-up", "efficiency", "model", "min", "median", "p90", "model", "GiB"]
     notes = [
-        f"against {base.ranks} rank{'s' * (base.ranks > 1)} ({base.layout}); efficiency is speed-up over ranks"
+        f"against {counted(base.ranks, 'rank')} ({base.layout}); efficiency is speed-up over ranks"
         + (f" / {base.ranks}" if base.ranks > 1 else ""),
         "model: estimated efficiency and step time; GiB: allocated peak of the rank that holds most",
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from steptime.base.words import counted
 from steptime.report.format import BINARY, COUNT, SI, Unit, number, percent, quantity, seconds
 from steptime.report.table import Fact, FactList, Table
 
@@ -63,10 +64,10 @@ def written(run: BenchResults) -> FactList:
 def head(run: BenchResults) -> FactList:
     """What was measured where, and whether the machine kept its pace."""
     device, drift = run.device, run.raw.drift
-    kind = ("thread" if device.kind == "cpu" else "processor") + "s" * (device.processors != 1)
+    processors = counted(device.processors, "thread" if device.kind == "cpu" else "processor")
     facts = [
         Fact("process", [run.world_line]),
-        Fact("device", [f"{device.name}, {device.processors} {kind}, {quantity(device.memory_bytes, BINARY)}"]),
+        Fact("device", [f"{device.name}, {processors}, {quantity(device.memory_bytes, BINARY)}"]),
     ]
     if drift is not None:
         told = f"after the steps the same products took {drift:.2f} times as long as before them"

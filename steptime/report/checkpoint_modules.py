@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from steptime.base.words import counted
 from steptime.checkpoint.dtypes import short
 from steptime.checkpoint.escape import escaped
 from steptime.report.format import bytes_in, unit_for
@@ -83,7 +84,7 @@ def _detail(node: Node) -> str:
         if part and len(text) + len(part) < ROOM:
             text, left = f"{text} {part}".strip(), left - 1
     inside = len(node.children)
-    return (f"{text} +{left}" if left else text) if text else f"{inside} part{'s' * (inside != 1)}"
+    return (f"{text} +{left}" if left else text) if text else counted(inside, "part")
 
 
 def _shape(node: Node) -> str:

@@ -77,7 +77,7 @@ def shared() -> Table:
 
 
 def machine(job: Job) -> Table:
-    """Each figure of the machine and its source; what its file leaves unsaid is the default of its field."""
+    """Each figure of the machine and its source; what its file does not set is the default of its field."""
     rows = []
     for path, value in _leaves(job.machine.model_dump(exclude={"provenance", "measured"}, exclude_none=True), ""):
         if isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value):

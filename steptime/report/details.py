@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from steptime.base.words import counted
 from steptime.report.breakdown import stage_range
 from steptime.report.format import (
     BINARY,
@@ -89,7 +90,7 @@ def collectives(estimate: Estimate) -> Table:
     rows: list[list[str]] = []
     for (axis, ranks, tier), members in groups.items():
         unit = _fine_unit(max(row.time_s for row in members))
-        rows.append([f"{axis} ({unit.name}): {ranks:,} ranks over {tier}"])
+        rows.append([f"{axis} ({unit.name}): {counted(ranks, 'rank')} over {tier}"])
         rows += [_collective_cells(row, alike, unit.size) for row, alike in _boundaries(members)]
     header = ["", "", "MiB", "calls", "latency", "wire", "call", "exposed"]
     notes = ["MiB: full tensor of one call; call = latency + wire + ramp (transition between small and large messages)"]
@@ -123,7 +124,9 @@ def pipeline(estimate: Estimate) -> FactList | None:
     counts = [whole(round(x, 2)) for x in line.in_flight]
     shown = counts if len(counts) <= 16 else [*counts[:6], "…", *counts[-6:]]
     facts = [
-        Fact("schedule", [f"{line.schedule}, {line.stages} stages{chunks}, {line.microbatches:,} micro-batches"]),
+        Fact(
+            "schedule", [f"{line.schedule}, {line.stages} stages{chunks}, {counted(line.microbatches, 'micro-batch')}"]
+        ),
         Fact(
             "bubble",
             [f"{seconds(line.bubble_s)} on the busiest stage; stages are idle {idle} of the makespan on average"],
@@ -147,7 +150,7 @@ def weak_scaling(
         share = "-" if row.verdict == "does_not_fit" else percent(row.efficiency)
         cells.append([f"dp {row.dp:,}", whole(row.devices), whole(row.gbs), step, share, mark])
     more = any(row.efficiency > 1.0005 for row in rows if row.verdict != "does_not_fit")
-    notes = ["above 100 %: more devices share the fixed cost of a replica, such as its optimizer step"] if more else []
+    notes = ["above 100 %: the optimizer step and other fixed costs are shared by more devices"] if more else []
     return Table(title, ["", "devices", "gbs", unit.name, "efficiency", ""], cells, notes)
 
 

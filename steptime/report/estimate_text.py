@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from steptime.answer.assumptions import foremost
@@ -57,5 +56,5 @@ def assumptions(texts: list[str], style: Style = PLAIN) -> list[str]:
         return []
     out = [style.paint("assumed", "head")]
     for text in texts:
-        out += wrap(text, WIDTH, initial_indent="  - ", subsequent_indent="    ", break_on_hyphens=False)
+        out += wrapped(f"  - {text}", WIDTH, "    ")
     return [style.fold(line) for line in out]

@@ -6,12 +6,22 @@ from difflib import get_close_matches
 from math import prod
 from typing import TYPE_CHECKING
 
+from steptime.answer.flops import attention_flops_per_token, linear_flops_per_token, scan_flops_per_token
 from steptime.answer.tables import kind_label
+from steptime.base.words import counted
 from steptime.cost import compute
 from steptime.cost.rates import peak_dtype
 from steptime.model.ops import Gemm
 from steptime.report.breakdown import part_name
 from steptime.report.explain_parts import PARTS
+from steptime.report.explain_rates import (
+    collective_facts,
+    gemm_constants,
+    network_constants,
+    overlap_fact,
+    priced,
+    waves,
+)
 from steptime.report.explain_stage import stage_named, worst_stage
 from steptime.report.format import BINARY, COUNT, SI, percent, quantity, seconds, whole
 from steptime.report.table import Fact, FactList
@@ -55,11 +65,15 @@ def explain(estimate: Estimate, name: str) -> list[FactList]:
             products.setdefault((row.pass_, *row[4:]), row)
     links = [row for row in estimate.collectives if row.name == name]
     found = [_gemm(row, estimate) for row in products.values()] + [_collective(row, estimate) for row in links]
+    if products:
+        found.append(_gemm_sources(next(iter(products.values())), estimate))
+    if links:
+        found.append(network_constants(estimate))
     if not found:
         known = names(estimate)
         near = get_close_matches(name, known, n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}?" if near else "names: " + ", ".join(known)
-        raise UnknownNameError(f"{name}: no such name in this job; {hint}")
+        raise UnknownNameError(f"{name}: this plan has no such name; {hint}")
     return found
 
 
@@ -80,6 +94,7 @@ def _gemm(row: GemmRow, estimate: Estimate) -> FactList:
             "rate", [f"{quantity(rate, SI, 'FLOP/s')} = {quantity(peak, SI, 'FLOP/s')} dense peak x {rate / peak:.3f}"]
         ),
         Fact("", [_shape(row, rate, estimate)]),
+        Fact("waves", [waves(row, _op(row, estimate), estimate.timing.rates)]),
         Fact("math", [f"work / rate = {seconds(row.compute_s)}"]),
         Fact("bytes", [f"input + weight + output = {parts} = {quantity(moved, BINARY)}"]),
         Fact("memory", [f"bytes / {quantity(moved / row.bandwidth_s, SI, 'B/s')} = {seconds(row.bandwidth_s)}"]),
@@ -93,6 +108,16 @@ def _gemm(row: GemmRow, estimate: Estimate) -> FactList:
         ),
     ]
     return FactList(f"{row.name}, {row.pass_}", facts)
+
+
+def _gemm_sources(row: GemmRow, estimate: Estimate) -> FactList:
+    """The sustained rate of a product's dtype, and the constants of all."""
+    rates, software, op = estimate.timing.rates, estimate.job.software, _op(row, estimate)
+    if op.recipe:
+        return gemm_constants(
+            estimate, rates.recipe_flops, peak_dtype(estimate.job.machine.accelerator, software.precision)
+        )
+    return gemm_constants(estimate, rates.gemm_flops, software.compute_dtype)
 
 
 def _peak(row: GemmRow, estimate: Estimate) -> float:
@@ -137,25 +162,29 @@ def _kinds(row: GemmRow, op: Gemm, rates: Rates) -> Iterator[tuple[str, float]]:
 def _collective(row: CollectiveRow, estimate: Estimate) -> FactList:
     """Latency and wire time of one call, and what of them the step sees."""
     rate = row.bytes / row.bandwidth_s if row.bandwidth_s else 0.0
-    total = row.count_per_step * row.time_s
+    total, call = row.count_per_step * row.time_s, priced(row, estimate)
     facts = [
-        Fact("group", [f"{row.ranks:,} ranks along {row.axis}, over {row.tier}"]),
+        Fact("group", [f"{counted(row.ranks, 'rank')} along {row.axis}, over {row.tier}"]),
         Fact("tensor", [f"{quantity(row.bytes, BINARY)} in full"]),
-        Fact("latency", [seconds(row.latency_s)]),
-        Fact("wire", [f"{seconds(row.bandwidth_s)}: {quantity(rate, SI, 'B/s')} of the whole tensor{_ring(row)}"]),
-        Fact(
-            "ramp",
-            [f"{seconds(row.time_s - row.latency_s - row.bandwidth_s)}: transition between small and large messages"],
-        ),
+        *(collective_facts(row, call) if call else _figures(row)),
+        Fact("", [f"{quantity(rate, SI, 'B/s')} of the whole tensor{_ring(row)}"]),
         Fact("call", [f"latency + wire + ramp = {seconds(row.time_s)}"]),
-        Fact(
-            "per step",
-            [f"{_times(row.count_per_step)} = {seconds(total)}, {seconds(row.exposed_s)} of it exposed"],
-        ),
+        Fact("per step", [f"{_times(row.count_per_step)} = {seconds(total)}"]),
+        overlap_fact(row, call),
     ]
     if row.exposed_s:
         facts.append(Fact("share", [_of_step(row.exposed_s, estimate)]))
     return FactList(f"{row.name} ({row.kind.replace('_', '-')})", facts)
+
+
+def _figures(row: CollectiveRow) -> list[Fact]:
+    """Latency, wire and ramp of a call that is priced in several phases, or by what tokens go where."""
+    ramp = seconds(row.time_s - row.latency_s - row.bandwidth_s)
+    return [
+        Fact("latency", [seconds(row.latency_s)]),
+        Fact("wire", [seconds(row.bandwidth_s)]),
+        Fact("ramp", [f"{ramp}: transition between small and large messages"]),
+    ]
 
 
 def _ring(row: CollectiveRow) -> str:
@@ -184,16 +213,32 @@ def _step(estimate: Estimate) -> FactList:
 
 def _mfu(estimate: Estimate) -> FactList:
     rate, flops, step = estimate.throughput, estimate.flops, estimate.time.step_s
-    peak = f"{estimate.devices:,} devices x {quantity(rate.peak_flops_used, SI, 'FLOP/s')} {rate.peak_dtype} dense"
+    peak = f"{counted(estimate.devices, 'device')} x {quantity(rate.peak_flops_used, SI, 'FLOP/s')} {rate.peak_dtype} dense"
     ways = (
         ("mfu", flops.model_per_step, rate.mfu, "causal attention halved (Megatron)"),
         ("full", flops.model_per_step_full_attention, rate.mfu_full_attention, "full attention (PaLM, torchtitan)"),
         ("hfu", flops.hardware_per_step, rate.hfu, "all executed FLOPs, including recomputation"),
     )
+    data, assembly = estimate.job.data, estimate.assembly
+    tokens = float(data.gbs) * data.seqlen
+    linear, attention = linear_flops_per_token(assembly), attention_flops_per_token(assembly)
+    parts = [f"projections and head 6 x {quantity(linear / 2.0, COUNT, digits=5)} weights"]
+    if attention:
+        parts.append(
+            f"attention 3 x {quantity(attention / 2.0, SI, 'FLOP', 4)} (half of 2 n_q_heads (d_qk + d_v) seqlen per layer)"
+        )
+    if scans := scan_flops_per_token(assembly):
+        parts.append(f"scans 3 x {quantity(scans, SI, 'FLOP', 4)}")
     facts = [
         Fact(label, [f"{quantity(work, SI, 'FLOP', 4)} / {seconds(step)} / peak = {percent(share)}; {how}"])
         for label, work, share, how in ways
     ]
+    facts.append(
+        Fact(
+            "model",
+            [f"{whole(tokens)} tokens x ({' + '.join(parts)}) = {quantity(flops.model_per_step, SI, 'FLOP', 4)}"],
+        )
+    )
     return FactList(f"model FLOPs / step / peak, where peak = {peak}", facts)
 
 
@@ -201,7 +246,7 @@ def _tokens(estimate: Estimate) -> FactList:
     data, rate = estimate.job.data, estimate.throughput
     per_s = quantity(rate.tokens_per_s, COUNT)
     total = f"{data.gbs:,} x {data.seqlen:,} / {seconds(estimate.time.step_s)} = {per_s} tokens/s"
-    each = f"over {estimate.devices:,} devices: {rate.tokens_per_s_per_device:,.1f} tokens/s/device"
+    each = f"over {counted(estimate.devices, 'device')}: {rate.tokens_per_s_per_device:,.1f} tokens/s/device"
     return FactList("gbs x seqlen / step", [Fact("tokens", [total, each])])
 
 
@@ -212,8 +257,11 @@ def _bubble(estimate: Estimate) -> FactList:
     closed = (p - 1) / (vpp * m + p - 1)
     facts = [
         Fact("closed form", [f"(p - 1) / (v m + p - 1) = ({p} - 1) / ({vpp} x {m} + {p} - 1) = {percent(closed)}"]),
-        Fact("walked", [f"{percent(line.bubble_fraction)} of the makespan, with this job's stages and sends"]),
-        Fact("in the step", [_of_step(line.bubble_s, estimate) + ", on the busiest stage"]),
+        Fact("mean", [f"{percent(line.bubble_fraction)} of the makespan, over all stages of the walked schedule"]),
+        Fact(
+            "in the step",
+            [f"{_of_step(line.bubble_s, estimate)}: idle time of the busiest stage, {estimate.timing.busiest}"],
+        ),
     ]
     return FactList("pipeline bubble (the closed form assumes equal stages and free sends)", facts)
 

@@ -6,13 +6,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from steptime.answer.tables import kind_label
+from steptime.base.words import counted
 from steptime.cost.comm import tree_depth
 from steptime.cost.compute import CHUNK_S_PER_TOKEN, RATED_LENGTH
 from steptime.model.ops import Attention
 from steptime.model.scans import Chunked
 from steptime.report.breakdown import part_name
 from steptime.report.constants import shared_constants
-from steptime.report.format import BINARY, SI, number, percent, quantity, seconds, whole
+from steptime.report.format import BINARY, SI, percent, quantity, seconds, whole
 from steptime.report.kernel_table import OpTime, op_times
 from steptime.report.table import Fact, FactList
 from steptime.timing.optimizer import clip_bytes_per_param, update_bytes_per_param, updated
@@ -44,10 +45,14 @@ def attention(estimate: Estimate) -> FactList:
                 f"{quantity(rates.attention_forward_flops, SI, 'FLOP/s')}, backward 2.5 times that (5 products to 2, "
                 f"FlashAttention-2, arXiv 2307.08691) at {quantity(rates.attention_backward_flops, SI, 'FLOP/s')}"
             )
+            ramp = rates.attention_ramp_tokens
+            longer = op.kv_len / (op.kv_len + ramp) * (RATED_LENGTH + ramp) / RATED_LENGTH
             lines.append(
-                f"both times {whole(op.kv_len)} / ({whole(op.kv_len)} + {rates.attention_ramp_tokens:g}) over "
-                f"{RATED_LENGTH:g} / ({RATED_LENGTH:g} + {rates.attention_ramp_tokens:g}): short sequences waste diagonal blocks"
+                f"both rates x {longer:.4g} for the length: [{whole(op.kv_len)} / ({whole(op.kv_len)} + {ramp:g})] / "
+                f"[{RATED_LENGTH:g} / ({RATED_LENGTH:g} + {ramp:g})], as short sequences waste diagonal blocks"
             )
+            lines.append(f"attention_ramp_tokens {ramp:g}: {_source(estimate, 'accelerator.attention_ramp_tokens')}")
+            lines.append(f"each + {seconds(op.calls * rates.gemm_kernel_s)} launch")
         elif row.name in chunked:
             rule, flops = chunked[row.name], quantity(rates.chunk_flops, SI, "FLOP/s")
             lines.append(
@@ -85,7 +90,7 @@ def products(estimate: Estimate) -> FactList:
     """Every matrix multiply with its calls; the working of each stands under its own name."""
     rows = sorted((row for row in op_times(estimate) if row.part == "gemm"), key=lambda row: -row.step_s)
     return _part(
-        estimate, "gemm", [*_widest(rows, estimate), Fact("each", ["3dtrn explain PLAN NAME: FLOPs over rate"])]
+        estimate, "gemm", [*_widest(rows, estimate), Fact("each", ["3dtrn explain PLAN NAME has FLOPs over rate"])]
     )
 
 
@@ -93,7 +98,12 @@ def _widest(rows: list[OpTime], estimate: Estimate) -> list[Fact]:
     """Kernels with their calls, widest first, the last ones together."""
     facts = []
     for row in rows[:_SHOWN]:
-        moved = f"forward moves {quantity(row.forward_bytes, BINARY)}; " if row.forward_bytes else ""
+        moved = f"forward moves {quantity(row.forward_bytes, BINARY)}" if row.forward_bytes else ""
+        if row.backward_bytes:
+            moved += f", backward {quantity(row.backward_bytes, BINARY)}"
+        if row.part == "memory_bound" and moved:
+            moved += f", {counted(row.kernels, 'kernel')} each"
+        moved += "; " if moved else ""
         facts.append(Fact(row.name, [moved + _calls(row.times, row.forward_s, row.backward_s, estimate)]))
     if len(rows) > _SHOWN:
         rest = sum(row.step_s for row in rows[_SHOWN:])
@@ -113,7 +123,9 @@ def communication(estimate: Estimate, part: str) -> FactList:
         for row in rows
     ]
     facts.append(
-        Fact("each", ["3dtrn explain PLAN NAME: latency, bytes over rate; those of the ends on their stages alone"])
+        Fact(
+            "each", ["3dtrn explain PLAN NAME has latency and bytes over rate; embedding and head only on their stages"]
+        )
     )
     return _part(estimate, part, facts)
 
@@ -146,11 +158,9 @@ def launch(estimate: Estimate) -> FactList:
     layers = sum(count for chunk in estimate.assembly.stages[estimate.timing.busiest] for _, count in chunk.runs)
     gap = software.timing.layer_gap_s
     source = software.sources.get("layer_gap_s", "assumed")
+    times = f"{counted(layers, 'layer')} x {counted(m, 'micro-batch')}"
     facts = [
-        Fact(
-            "gaps",
-            [f"layer_gap_s {seconds(gap)} x {layers} layers x {m:,} micro-batches = {seconds(gap * layers * m)}"],
-        ),
+        Fact("gaps", [f"layer_gap_s {seconds(gap)} x {times} = {seconds(gap * layers * m)}"]),
         Fact("source", [f"{software.name}: {source}"]),
         Fact(
             "factors",
@@ -175,7 +185,7 @@ def stragglers(estimate: Estimate) -> FactList:
     inside = timing.walk.makespan_s + timing.fsdp_exposed_s
     facts = [
         Fact("replicas", [f"min(dp x cp, nodes) = min({p.dp * p.cp:,}, {nodes:,}) = {replicas:,}"]),
-        Fact("formula", ["STRAGGLER x ceil(log2(replicas)) x seconds in the pipeline"]),
+        Fact("formula", ["STRAGGLER x ceil(log2(replicas)) x seconds of forward, backward, sends and bubble"]),
         Fact(
             "numbers", [f"{STRAGGLER:g} x {tree_depth(replicas):g} x {seconds(inside)} = {seconds(timing.straggler_s)}"]
         ),
@@ -195,12 +205,12 @@ def optimizer(estimate: Estimate) -> FactList:
     update_s = most * (per + clip) / rate
     rest_s = timing.optimizer_s - update_s
     facts = [
-        Fact("owned", [f"{number(most)} parameters on the stage with most, zero_level {job.zero_level}"]),
-        Fact("bytes", [f"{named} {per:g} + clipping {clip:g} bytes for each"]),
-        Fact("update", [f"{number(most)} x {per + clip:g} B / {quantity(rate, SI, 'B/s')} = {seconds(update_s)}"]),
+        Fact("owned", [f"{whole(round(most))} parameters on the stage with most, zero_level {job.zero_level}"]),
+        Fact("bytes", [f"{named} {per:g} + clipping {clip:g} bytes for each (states read and written, gradient read)"]),
+        Fact("update", [f"{whole(round(most))} x {per + clip:g} B / {quantity(rate, SI, 'B/s')} = {seconds(update_s)}"]),
         *_orthogonalized(estimate),
-        Fact("beside", [(f"persistent gradients zeroed, weights quantized anew, Muon's iterations: {seconds(rest_s)}, "
-                         f"as {quantity(rest_s * rate, BINARY)} take at that rate")]),
+        Fact("rest", [(f"gradients zeroed, weights quantized, Muon's iterations: {seconds(rest_s)} = "
+                       f"{quantity(rest_s * rate, BINARY)} at that rate")]),
         Fact("source", ["passes of megatron/core/optimizer/optimizer.py and torch/optim/adam.py"]),
     ]  # fmt: skip
     return _part(estimate, "optimizer", facts)

@@ -12,7 +12,7 @@ from steptime.memory.part_memories import PartMemories
 from steptime.memory.stages import chunk_bytes
 from steptime.memory.states import group_elements, shard_ranks, stage_states, state_bytes
 from steptime.report.constants import abbreviations, shared_constants
-from steptime.report.format import GIB, number, whole
+from steptime.report.format import GIB, whole
 from steptime.report.headline import RULE
 from steptime.report.kept_sources import keeper_of, source_of
 from steptime.report.setting_source import setting_source
@@ -50,12 +50,17 @@ def stage(estimate: Estimate, row: StageMemory) -> FactList:
         *_states(estimate, row),
         *_activations(estimate, row),
         *[_fact("", item.bytes, item.name, item.source) for item in held if item.at_peak],
-        _fact("transient", row.transient_bytes - row.buffers_bytes, f"lives only at the peak, {row.peak_op}", AUTOGRAD),
+        _fact(
+            "transient",
+            row.transient_bytes - row.buffers_bytes,
+            f"temporaries of the op at the peak, {row.peak_op}",
+            AUTOGRAD,
+        ),
         _fact("allocated", row.allocated_bytes, "their sum", ALLOCATED),
         _fact("reserved", row.reserved_bytes, _reserved(row), _constant("memory.overhead.FRAGMENTATION")),
         _fact("between steps", row.persisting_bytes, "allocated: states, and the buffers that stay", ""),
         *[_fact("", item.bytes, f"of it {item.name}", item.source) for item in held if item.stays and not item.at_peak],
-        _fact("first step", row.first_peak_bytes, "its peak: the optimizer's moments are not there yet", ""),
+        _fact("first step", row.first_peak_bytes, "peak of the first step, before the optimizer's moments exist", ""),
         *_outside(estimate),
         Fact("words", abbreviations(estimate.job.software.name)),
     ]
@@ -74,10 +79,10 @@ def _states(estimate: Estimate, row: StageMemory) -> list[Fact]:
     held = estimate.assembly.counted_params(estimate.assembly.stages[row.stage])
     job, size, moments = estimate.job, state_bytes(estimate.job), updated(estimate.job, held).moments
     groups = group_elements(held)
-    shared = ", ".join(f"{number(n)} {of} over {shard_ranks(job, of):g} ranks" for of, n in groups.items())
+    shared = ", ".join(f"{whole(round(n))} {of} over {shard_ranks(job, of):g} ranks" for of, n in groups.items())
     states = job.software.states
     optimizer = f"{states.optimizer}: master {size.master:g} + moments {moments:g} B each, shared from zero_level 1"
-    counted = f"{number(sum(groups.values()))} parameters on a device: {shared}; zero_level {job.zero_level}"
+    counted = f"{whole(round(sum(groups.values())))} parameters on a device: {shared}; zero_level {job.zero_level}"
     if states.padded_buckets and job.zero_level:
         counted += f"; buckets are padded ({setting_source(job, 'padded_buckets')})"
     return [

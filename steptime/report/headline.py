@@ -100,7 +100,7 @@ def _held(estimate: Estimate) -> str:
         ("parameters", row.params_bytes),
         ("gradients", row.gradients_bytes),
         ("optimizer", row.optimizer_bytes),
-        ("activations", row.activations_bytes + row.transient_bytes),
+        ("activations and transients", row.activations_bytes + row.transient_bytes),
     )
     return ", ".join(f"{name} {gib(size)}" for name, size in parts) + f"; reserved {gib(row.reserved_bytes)} GiB"
 
@@ -111,14 +111,23 @@ def _whole_run(estimate: Estimate) -> list[Fact]:
     if not {"days", "tokens"} <= found.keys():
         return []
     days = found.get("wall_days", found["days"])
-    counted = f"with {', '.join(found['counted'])}" if found.get("counted") else "training alone"
-    words = [f"{number(days, 4)} days for {quantity(found['tokens'], COUNT)} tokens, {counted}"]
+    counted = f"with {', '.join(found['counted'])}" if found.get("counted") else "training only"
+    words = [f"{number(days, 4)} days{_span(estimate, days)} for {quantity(found['tokens'], COUNT)} tokens, {counted}"]
     if "device_hours" in found:
         words.append(f"{quantity(found['device_hours'], COUNT)} device-hours")
     if "cost" in found and "price_per_device_hour" in found:
-        whose = "" if found["price_source"].startswith("run.") else f", of {estimate.job.machine.name}'s file"
-        words.append(f"cost {quantity(found['cost'], COUNT)} ({found['price_per_device_hour']:g}/h{whose})")
+        whose = "" if found["price_source"].startswith("run.") else f", from {estimate.job.machine.name}"
+        words.append(
+            f"cost {quantity(found['cost'], COUNT)} ({found['price_per_device_hour']:g} per device-hour{whose})"
+        )
     return [Fact("RUN", ["   ".join(words)])]
+
+
+def _span(estimate: Estimate, days: float) -> str:
+    """The 80 % interval of the step, as days."""
+    time = estimate.time
+    low, high = (days * end / time.step_s for end in (time.step_s_p10, time.step_s_p90))
+    return f" (80 % interval {number(low)} to {number(high)})"
 
 
 def _interval(estimate: Estimate, *, brief: bool) -> list[str]:
@@ -126,7 +135,7 @@ def _interval(estimate: Estimate, *, brief: bool) -> list[str]:
     time = estimate.time
     basis = time.basis
     near = f" ({basis.n} measured {'cell' if basis.n == 1 else 'cells'})" if basis.evidence == "measured nearby" else ""
-    far = f" in {len(basis.extrapolation)} respects" if brief and len(basis.extrapolation) > 1 else ""
+    far = f" in {len(basis.extrapolation)} ways" if brief and len(basis.extrapolation) > 1 else ""
     span = f"80 % interval {seconds(time.step_s_p10)} to {seconds(time.step_s_p90)}, {basis.evidence}{near}{far}"
     if brief:
         return [span]

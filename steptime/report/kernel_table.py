@@ -38,6 +38,9 @@ class OpTime(NamedTuple):
     """What forward moves to and from memory."""
     forward_s: float
     backward_s: float
+    backward_bytes: float = 0.0
+    kernels: float = 1.0
+    """Of forward, and of backward."""
 
     @property
     def step_s(self) -> float:
@@ -97,7 +100,8 @@ def _timed(op: Op, part: Part, times: float, timing: StepTime) -> Iterator[OpTim
     elif forward.seconds or backward.seconds:
         kind = "attention" if forward.attention_s else "memory_bound"
         seconds = float(forward.attention_s + forward.memory_s), float(backward.attention_s + backward.memory_s)
-        yield OpTime(op.name, compute.move_pass.__name__, kind, times, *work, *seconds)
+        back = float(sum(one.bytes for one in compute.backward(op, timing.rates, part.sizes)))
+        yield OpTime(op.name, compute.move_pass.__name__, kind, times, *work, *seconds, back, float(done.kernels))
 
 
 def table(estimate: Estimate) -> Table:

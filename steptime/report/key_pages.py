@@ -87,6 +87,7 @@ _START = (
     "data.microbatch_sz",
     "hardware.node_type",
     "run.tokens",
+    "run.price_per_device_hour",
     "run.mtbf_device_hours",
     "run.checkpoint_bytes_per_s",
 )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from steptime.base.words import counted
 from steptime.launch.logs.steady import RULE
 from steptime.report.estimate_text import assumptions
 from steptime.report.format import COUNT, GIB, number, percent, quantity, seconds
@@ -145,7 +146,7 @@ def measured(compared: Compared) -> FactList:
 def _used(steady: Steady) -> str:
     every = "" if steady.interval == 1 else f", each of {steady.interval} iterations"
     batch = f", global batch {steady.batch:,}" if steady.batch else ""
-    return f"{steady.used:,} of {steady.logged:,} lines{every} (iterations {steady.first:,} to {steady.last:,}{batch})"
+    return f"{steady.used:,} of {counted(steady.logged, 'line')}{every} (iterations {steady.first:,} to {steady.last:,}{batch})"
 
 
 def _left_out(steady: Steady) -> list[str]:
@@ -167,7 +168,7 @@ def memory(compared: Compared) -> Table | None:
     shown, told = rows, []
     if len(rows) > RANKS:
         shown = [_highest([row for row in rows if row.stage == stage]) for stage in _stages(rows)]
-        told.append(f"{len(rows):,} ranks reported; the highest of each stage is shown (all: --json)")
+        told.append(f"{counted(len(rows), 'rank')} reported; the highest of each stage is shown (all: --json)")
     if any(row.stage is None for row in rows):
         told.append("stage unknown: compared with the largest of all stages")
     kinds = [what for what in ("allocated", "reserved") if any(getattr(row, f"{what}_bytes") for row in rows)]
@@ -208,14 +209,12 @@ def parameters(compared: Compared) -> Table | None:
         return None
     off = [row for row in rows if row.logged != row.predicted]
     if not off:
-        return Table(
-            "parameters", [], [[f"the plan's are the log's on all {len(rows)} model-parallel ranks that it counts"]]
-        )
+        return Table("parameters", [], [[f"plan and log agree on all {len(rows)} model-parallel ranks in the log"]])
     lines = [
         [f"({row.tp_rank}, {row.stage})", f"{row.logged:,}", f"{row.predicted:,}", f"{row.predicted - row.logged:+,}"]
         for row in off[:RANKS]
     ]
-    told = [f"{len(rows) - len(off)} of {len(rows)} ranks agree"]
+    told = [f"{len(rows) - len(off)} of {counted(len(rows), 'rank')} agree"]
     return Table("parameters by (tensor, pipeline) rank", ["", "log", "plan", "difference"], lines, told)
 
 

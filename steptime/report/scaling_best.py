@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from steptime.report.format import GIB, percent, seconds
-from steptime.report.search_tables import recomputed, row
+from steptime.report.layout_rows import recomputed
+from steptime.report.search_tables import row
 from steptime.report.table import Table
 from steptime.search.search import Layout, Search
 
@@ -33,7 +34,7 @@ def table(job: Job, found: Sequence[tuple[int, Search | str]]) -> Table:
         mfu = percent(e.throughput.mfu).removesuffix(" %")
         lines.append([f"{size:,}", seconds(e.step_s), share, mfu, held, *map(str, axes), recomputed(best)])
     title = f"best layout of each size, gbs {job.data.gbs:,} x {job.data.seqlen:,}"
-    return Table(title, _HEAD, lines, ["efficiency: tokens/s/device over that of the smallest size that fits"])
+    return Table(title, _HEAD, lines, ["efficiency: tokens/s/device relative to the smallest size that fits"])
 
 
 def _base(found: Sequence[tuple[int, Search | str]]) -> float:
@@ -49,8 +50,8 @@ def lacks(one: Search) -> str:
         return "does not fit"
     short = nearest.held_bytes - nearest.estimate.memory.capacity_bytes
     if short <= 0:
-        return "fits by the estimate, not in one run of ten"
-    return f"does not fit; the nearest layout lacks {short / GIB:.1f} GiB"
+        return "fits by the estimate, with a 10 % chance not to"
+    return f"does not fit; the nearest layout needs {short / GIB:.1f} GiB more"
 
 
 def _nearest(one: Search) -> Layout | None:

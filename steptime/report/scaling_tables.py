@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from steptime.base.config import ConfigError
 from steptime.base.rows import WeakScaling
+from steptime.base.words import counted
 from steptime.report.details import weak_scaling
 
 if TYPE_CHECKING:
@@ -46,5 +47,5 @@ def weak_table(estimate: Estimate) -> Table:
 
 def strong_table(estimate: Estimate, rows: list[WeakScaling]) -> Table:
     """Fixed batch: the work per device shrinks with dp."""
-    title = f"strong scaling (the same batch of {estimate.job.data.gbs:,} sequences)"
+    title = f"strong scaling (the same batch of {counted(estimate.job.data.gbs, 'sequence')})"
     return weak_scaling(rows, estimate.job.parallelism.dp, title)

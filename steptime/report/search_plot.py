@@ -32,7 +32,7 @@ def draw(found: Search, path: str) -> None:
         front = found.pareto()
         axes.plot(
             [layout.step_s for layout in front], [layout.held_bytes / GIB for layout in front], "o-", ms=4, color="#0072B2",
-            label="least memory for the time",
+            label="Pareto front",
         )  # fmt: skip
         if found.given is not None:
             memory = found.given.memory

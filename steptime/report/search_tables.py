@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from steptime.base.words import counted
 from steptime.report.format import GIB, percent, seconds
-from steptime.report.headline import VERDICTS
 from steptime.report.html import html
+from steptime.report.layout_rows import figures, head, lines, recomputed, row_of, shape, varied
 from steptime.report.table import Fact, FactList, ReportSection, Table
-from steptime.search.changes import settings, words
-from steptime.search.recompute import label
+from steptime.search.changes import words
 from steptime.search.run import search
 from steptime.search.search import Layout, Search
 from steptime.search.space import EXCESS
@@ -17,13 +17,13 @@ from steptime.search.space import EXCESS
 __all__ = ["Search", "csv_text", "document", "front_sections", "search", "sections"]
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
+
 
 AXES = ("tp", "pp", "cp", "vpp", "ep", "etp", "microbatch_sz", "zero_level", "sp", "recompute", "devices", "gbs")
 """Choices that are shown one by one."""
 MOST = 8
 """Values of a choice that are shown: the best ones."""
-_OBJECTIVE = {"step": "seconds per token", "cost": "cost per token", "energy": "energy per token", "memory": "memory"}
 
 
 def sections(found: Search, n: int = 10, *, front: bool = True) -> list[ReportSection]:
@@ -33,7 +33,7 @@ def sections(found: Search, n: int = 10, *, front: bool = True) -> list[ReportSe
         return [nothing_fits(found), *refused(found)]
     shown: list[ReportSection] = [answer(found, best), layouts_table(found, "best layouts", found.top(n))]
     if front:
-        shown.append(layouts_table(found, "least memory for the time (no layout is better in both)", found.pareto()))
+        shown.append(layouts_table(found, "Pareto front of step time and memory", found.pareto()))
     shown += [choices(found)] if len(found.found) else []
     return [*shown, *refused(found)]
 
@@ -42,26 +42,32 @@ def front_sections(found: Search) -> list[ReportSection]:
     """The Pareto front alone."""
     if found.best is None:
         return [nothing_fits(found), *refused(found)]
-    return [layouts_table(found, "least memory for the time (no layout is better in both)", found.pareto())]
+    return [layouts_table(found, "Pareto front of step time and memory", found.pareto())]
 
 
 def answer(found: Search, best: Layout) -> FactList:
     """The winner beside the given plan, what is tied with it, and what was looked at."""
-    facts = [Fact("best", [figures(best), shape(best)], "good")]
+    where = ", ".join(f"{name} {value}" for name, value in varied(found, best.job).items())
+    facts = [Fact("best", [*([where] if where else []), figures(best), shape(best)], "good")]
     if found.given is not None:
         facts.append(Fact("the plan", [figures(Layout({}, found.given, 0.0)), shape(Layout({}, found.given, 0.0))]))
         facts.append(Fact("difference", [difference(found, best)]))
-    facts.append(Fact("change", lines(best.changes, 60) or ["nothing: the plan is the best"]))
+    facts.append(Fact("change", lines(best.changes, 54) or ["none: the plan is the best"]))
     count, least = found.tied
     if count:
         low, high = best.estimate.time.step_s_p10, best.estimate.time.step_s_p90
         facts.append(
-            Fact("tied", [f"{count:,} layouts lie within its 80 % interval, {seconds(low)} to {seconds(high)}"])
+            Fact(
+                "tied",
+                [
+                    f"{counted(count, 'other layout')}: their 80 % intervals overlap its {seconds(low)} to {seconds(high)}"
+                ],
+            )
         )
         if least is not None and least.held_bytes < best.held_bytes:
-            facts.append(Fact("least memory of these", [figures(least), *lines(least.changes, 60)]))
+            facts.append(Fact("least memory of them", [figures(least), *lines(least.changes, 54)]))
     counts = found.counts
-    looked = f"{counts.points:,} layouts: {counts.evaluated:,} can run, {counts.fitting:,} fit"
+    looked = f"{counted(counts.points, 'layout')}: {counts.evaluated:,} can run, {counts.fitting:,} fit"
     facts.append(
         Fact("searched", [f"{looked}; {found.seconds:.2f} s" + (", interrupted" if found.interrupted else "")])
     )
@@ -71,21 +77,12 @@ def answer(found: Search, best: Layout) -> FactList:
 def title(found: Search) -> str:
     """What was searched, in a line."""
     job, asked = found.plan, found.asked
-    devices = ", ".join(f"{n:,}" for n in asked.devices)
+    devices = ", ".join(f"{n:,}" for n in asked.devices[:-1]) + ", " * (len(asked.devices) > 1)
+    devices += counted(asked.devices[-1], "device")
     machines = ", ".join(asked.over.get("hardware.node_type", ()) or [job.machine.name])
     batch = ", ".join(f"{n:,}" for n in asked.gbs)
-    by = "" if asked.objective == "step" and len(asked.gbs) == 1 else f"; by {_OBJECTIVE[asked.objective]}"
-    return (
-        f"{job.model.name or 'unnamed model'} on {devices} devices of {machines}, gbs {batch} x {job.data.seqlen:,}{by}"
-    )
-
-
-def figures(layout: Layout) -> str:
-    """Step, MFU, memory and verdict of a layout."""
-    e = layout.estimate
-    held = f"{layout.held_bytes / GIB:.1f} of {e.memory.capacity_bytes / GIB:.1f} GiB"
-    text = f"{seconds(e.step_s)}, MFU {percent(e.throughput.mfu)}, {held}"
-    return text if e.memory.fits else f"{text}, {VERDICTS[e.memory.verdict][0].lower()}"
+    by = "" if asked.objective == "step" and len(asked.gbs) == 1 else f"; by {found.unit}"
+    return f"{job.model.name or 'unnamed model'} on {devices} of {machines}, gbs {batch} x {job.data.seqlen:,}{by}"
 
 
 def difference(found: Search, best: Layout) -> str:
@@ -96,64 +93,22 @@ def difference(found: Search, best: Layout) -> str:
     if best.job.data.gbs == given.job.data.gbs and mine.devices == theirs.devices:
         saved = theirs.step_s - mine.step_s
         share = percent(mine.step_s / theirs.step_s - 1.0, signed=True)
-        return f"{seconds(abs(saved))} a step {'less' if saved >= 0 else 'more'}, {share}"
+        return f"{seconds(abs(saved))} {'less' if saved >= 0 else 'more'} per step ({share})" if saved else "none"
     each = mine.throughput.tokens_per_s_per_device / theirs.throughput.tokens_per_s_per_device
-    return f"{percent(each - 1.0, signed=True)} tokens/s/device; the plan has {theirs.devices:,} devices"
-
-
-def shape(layout: Layout) -> str:
-    """A layout in words."""
-    p, job = layout.job.parallelism, layout.job
-    experts = f"  ep {p.ep}  etp {p.etp}" if job.model.moe else ""
-    text = f"tp {p.tp}  cp {p.cp}  pp {p.pp}  vpp {p.vpp}  dp {p.dp}{experts}  micro-batch {job.data.microbatch_sz}"
-    return f"{text}  zero {job.zero_level}{'  sp' if job.sp else ''}  recompute {recomputed(layout)}"
-
-
-def recomputed(layout: Layout) -> str:
-    """Its recomputation in a word."""
-    return label(layout.job.recompute)
-
-
-def lines(changes: Mapping[str, Any], width: int) -> list[str]:
-    """The settings of a layout in lines of about so many characters, as a shell reads them: ends are continued."""
-    found: list[str] = []
-    for setting in settings(changes):
-        if found and len(found[-1]) + len(setting) + 3 <= width:
-            found[-1] += f" {setting}"
-        else:
-            found.append(setting)
-    return [f"{line} \\" for line in found[:-1]] + found[-1:]
-
-
-def head(found: Search) -> list[str]:
-    """The columns of a layout."""
-    experts = ["ep", "etp"] if found.plan.model.moe else []
-    return ["", "step", "MFU", "GiB", "tp", "cp", "pp", "vpp", "dp", *experts, "mbs", "zero", "sp", "recompute"]
-
-
-def row_of(name: str, layout: Layout) -> list[str]:
-    """A layout as a row under `head`."""
-    p, job, e = layout.job.parallelism, layout.job, layout.estimate
-    experts = [p.ep, p.etp] if job.model.moe else []
-    axes = [p.tp, p.cp, p.pp, p.vpp, p.dp, *experts, job.data.microbatch_sz, job.zero_level]
-    held = f"{layout.held_bytes / GIB:.1f}"
-    return [
-        name, seconds(e.step_s), percent(e.throughput.mfu).removesuffix(" %"), held, *map(str, axes),
-        "y" if job.sp else "-", recomputed(layout),
-    ]  # fmt: skip
+    return f"{percent(each - 1.0, signed=True)} tokens/s/device; the plan has {counted(theirs.devices, 'device')}"
 
 
 def layouts_table(found: Search, heading: str, layouts: Sequence[Layout]) -> Table:
     """Layouts one under the other, each with the settings that print it."""
     rows: list[list[str]] = []
     for at, layout in enumerate(layouts):
-        rows.append(row_of(str(at + 1), layout))
-        rows += [[f"  {line}"] for line in lines(layout.changes, 74) or ["the plan as it is"]]
+        rows.append(row_of(found, str(at + 1), layout))
+        rows += [[f"  {line}"] for line in lines(layout.changes, 74) or ["the plan unchanged"]]
     return Table(heading, head(found), rows, [_sets_note(found)])
 
 
 def _sets_note(found: Search) -> str:
-    return "--set ...: behind 3dtrn and the plan" + ("" if found.asked.said else "; the plan leaves its layout out")
+    return "append --set ... to: 3dtrn PLAN" + ("" if found.asked.said else " (the plan states no layout)")
 
 
 def choices(found: Search) -> Table:
@@ -165,8 +120,8 @@ def choices(found: Search) -> Table:
         of = found.best_of(name, MOST)
         if len(of) > 1:
             rows.append([f"{_NAMES.get(name, name)}"])
-            rows += [[*row_of(str(value), layout)] for value, layout in of]
-    return Table("best that each choice allows, the others free", head(found), rows)
+            rows += [[*row_of(found, str(value), layout)] for value, layout in of]
+    return Table("best layout for each value of one choice", head(found), rows)
 
 
 _NAMES = {"microbatch_sz": "micro-batch", "zero_level": "ZeRO level", "sp": "sequence parallelism"}
@@ -177,24 +132,29 @@ def refused(found: Search) -> list[ReportSection]:
     counts, shown = found.counts, list[ReportSection]()
     if counts.rejected:
         rows = [[rule, f"{n:,}"] for rule, n in sorted(counts.rejected.items(), key=lambda pair: -pair[1])]
-        shown.append(Table("cannot run, by the first rule that is broken", ["", "layouts"], rows))
+        shown.append(Table("layouts that cannot run, by the first rule broken", ["", "layouts"], rows))
     if any(counts.too_large):
-        ends = [f"up to {end:g} times the device" for end in EXCESS[:-1]] + ["more"]
+        ends = [f"up to {end:g} x device memory" for end in EXCESS[:-1]] + ["more"]
         rows = [[end, f"{n:,}"] for end, n in zip(ends, counts.too_large, strict=True) if n]
-        note = "up to 1.1 times holds those, too, that fit by the estimate but not in one run of ten"
-        shown.append(Table("do not fit, by what they need", ["", "layouts"], rows, [note]))
+        note = "the first row includes layouts that fit by the estimate but have a 10 % chance not to"
+        shown.append(Table("layouts that do not fit, by memory needed", ["", "layouts"], rows, [note]))
     return shown
 
 
 def nothing_fits(found: Search) -> FactList:
     """The layout that needs least, and what it lacks."""
-    facts = [Fact("nothing fits", [f"of {found.counts.evaluated:,} layouts that can run"], "bad")]
+    facts = [Fact("nothing fits", [f"of {counted(found.counts.evaluated, 'layout')} that can run"], "bad")]
     if found.nearest is not None:
         layout = found.layout(found.nearest[2], fitting=False)
         assert layout is not None
         lacks = layout.held_bytes - layout.estimate.memory.capacity_bytes
-        facts.append(Fact("nearest", [figures(layout), shape(layout), *lines(layout.changes, 60)]))
-        facts.append(Fact("it lacks", [f"{lacks / GIB:.2f} GiB" if lacks > 0 else "room for the 90th percentile"]))
+        facts.append(Fact("nearest", [figures(layout), shape(layout), *lines(layout.changes, 54)]))
+        facts.append(
+            Fact(
+                "missing",
+                [f"{lacks / GIB:.2f} GiB" if lacks > 0 else "room for the 90th percentile of reserved memory"],
+            )
+        )
     return FactList(title(found), facts)
 
 

@@ -20,12 +20,12 @@ def sections(found: Sensitivity) -> list[Table]:
     head = Table("", [], [[line] for line in headline(given)] + [[f"step {seconds(given.step_s)}"]])
     rows = [[gain.name, gain.now, seconds(gain.step_s), percent(gain.change, signed=True)] for gain in found.gains]
     notes = sorted({f"{gain.name}: {gain.note}" for gain in found.gains if gain.note})
-    shown = [head, Table("10 % more of", ["", "now", "step", "change"], rows, notes, left=2)]
+    shown = [head, Table("step with 10 % more of", ["", "now", "step", "change"], rows, notes, left=2)]
     if found.hiding:
         hidden = [_hiding(row) for row in found.hiding]
-        note = "hidden: at most 1 % of the step shows; rates per device and direction"
-        header = ["", "shows", "network", "now", "hidden at"]
-        shown.append(Table("what bandwidth would hide", header, hidden, [note], left=1))
+        note = "hidden: at most 1 % of the step is exposed; rates per device and direction"
+        header = ["", "exposed", "network", "now", "hidden at"]
+        shown.append(Table("bandwidth that would hide communication", header, hidden, [note], left=1))
     return shown
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from steptime.base.words import flow
 from steptime.report.diff_tables import change
 from steptime.report.format import GIB, percent, seconds
 from steptime.report.table import ReportSection, Table
@@ -105,16 +106,13 @@ def _share(value: float) -> str:
 def _words(settings: list[Setting]) -> list[str]:
     """Each setting in words, "tp 2 to 4"; what is recomputed is one, however each side says it."""
     if all(s.path.startswith(RECOMPUTE) for s in settings):
-        a, b = ("/".join(_value(value) for s in settings if (value := s[side]) is not None) for side in (1, 2))
+        a, b = (
+            " ".join(_value(value) for s in settings if (value := s[side]) is not None) or "none" for side in (1, 2)
+        )
         return [f"recompute {a} to {b}"]
     return [f"{s.path.partition('.')[2] or s.path} {_value(s.a)} to {_value(s.b)}" for s in settings]
 
 
 def _value(value: Any) -> str:
-    if isinstance(value, dict):
-        return "/".join(_value(item) for item in value.values() if item is not None)
-    if isinstance(value, list):
-        return "+".join(map(_value, value))
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return "unset" if value is None else str(value)
+    """A value in words, "granularity: full, n_layers: 1"."""
+    return "unset" if value is None else flow(value).strip("{}")

@@ -8,6 +8,7 @@ head others would be written here all the same.
 """
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from textwrap import wrap
 from typing import Literal, NamedTuple, TextIO
@@ -18,9 +19,23 @@ _LEAST = 8
 """Characters to which a column may be cut."""
 _LABEL = 32
 """Longer labels do not widen the column of labels."""
+_BOUND = re.compile(r"(?<=\d) (?=(?:%|[num]?s|min|h|days|[KMGT]?i?B|[kMGTPE]?FLOP)(?:[\s/,;:.)]|$))|(?<=--set) ")
+"""Blanks at which no line ends."""
 _ANSI: dict[Tone, str] = {"good": "1;32", "warn": "1;33", "bad": "1;31", "head": "1", "dim": "2"}
 ASCII = str.maketrans({"█": "#", "▌": "#", "─": "-", "…": "~"})
 """The likeness of the signs that a layout is drawn with."""
+
+
+def printable(text: str) -> str:
+    r"""Text without control characters, which a name or word of an input file may hold; colors, tabs and line ends stay.
+
+    >>> printable("a\x1b[2Jb\x7f\n")
+    'a?[2Jb?\n'
+    """
+    return _CONTROL.sub("?", text)
+
+
+_CONTROL = re.compile("(?!\x1b\\[[0-9;]*m)[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class Style(NamedTuple):
@@ -43,7 +58,8 @@ class Style(NamedTuple):
         return f"\x1b[38;5;{16 + 36 * red + 6 * green + blue}m{text.rstrip()}\x1b[0m"
 
     def fold(self, text: str) -> str:
-        """`text` in ASCII where that is asked for; what has no likeness becomes "?"."""
+        """`text` in ASCII where that is asked for; what has no likeness becomes "?", as control characters do."""
+        text = printable(text)
         return text.translate(ASCII).encode("ascii", "replace").decode("ascii") if self.ascii else text
 
 
@@ -128,8 +144,10 @@ def _facts(section: FactList, style: Style) -> list[str]:
 
 
 def wrapped(text: str, width: int = WIDTH, hang: str = "") -> list[str]:
-    """Lines of at most `width`; names and settings with hyphens stay whole."""
-    return wrap(text, width, subsequent_indent=hang, break_on_hyphens=False, break_long_words=False) or [""]
+    """Lines of at most `width`; names with hyphens, a number with its unit, and a setting with its `--set` stay whole."""
+    bound = _BOUND.sub("\xa0", text)
+    lines = wrap(bound, width, subsequent_indent=hang, break_on_hyphens=False, break_long_words=False) or [""]
+    return [line.replace("\xa0", " ") for line in lines]
 
 
 def _table(section: Table, style: Style) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from steptime.base.words import counted
 from steptime.report.breakdown import part_name
 from steptime.report.format import TIME, column, percent, seconds, unit_for
 from steptime.report.table import Fact, FactList, ReportSection, Table
@@ -55,11 +56,11 @@ def _parts(found: Attribution, predicted: Time) -> Table:
     cells += [[], ["step", *shown[-1], _share(total[2], step)]]
     when = "the whole trace" if rank.step is None else f"step {rank.step}"
     notes = [
-        f"rank {rank.rank}: of {_count(len(found.ranks), 'traced rank')} it computes longest, and others wait for it",
+        f"rank {rank.rank}: of {counted(len(found.ranks), 'traced rank')} it computes longest, and others wait for it",
         "difference: measured - predicted; of step: its share of the measured step",
     ]
     if rank.step is not None:
-        notes.insert(0, f"step {rank.step}: of {_count(rank.steps, 'profiled step')} the one of median length")
+        notes.insert(0, f"step {rank.step}: of {counted(rank.steps, 'profiled step')} the one of median length")
     title = f"predicted and measured, {when} of rank {rank.rank} ({unit.name})"
     return Table(title, ["", "predicted", "measured", "difference", "of step"], cells, notes)
 
@@ -102,7 +103,9 @@ def _ranks(found: Attribution) -> Table:
             [[], ["step", low, str(a), high, str(b)]] if part is None else [[_name(part), low, str(a), high, str(b)]]
         )
     header = ["", "least", "rank", "most", "rank"]
-    return Table(f"over {len(found.ranks)} ranks, each its own step of median length ({unit.name})", header, rows)
+    return Table(
+        f"over {counted(len(found.ranks), 'rank')}, each its own step of median length ({unit.name})", header, rows
+    )
 
 
 def _kernels(found: Attribution) -> Table:
@@ -138,10 +141,6 @@ def _columns(rows: Sequence[Sequence[float]], size: float) -> list[list[str]]:
 
 def _share(value: float, step: float) -> str:
     return f"{100.0 * value / step:+,.1f} %" if step else ""
-
-
-def _count(n: int, what: str) -> str:
-    return f"{n:,} {what}{'' if n == 1 else 's'}"
 
 
 def to_dict(found: Attribution, predicted: Time) -> dict[str, Any]:

@@ -20,10 +20,10 @@ def check_path(option: str, path: str, suffixes: Sequence[str]) -> None:
     """
     if not path.lower().endswith(tuple(suffixes)):
         kinds = ", ".join(suffixes)
-        raise ConfigError(f"{option} {path}: the suffix says the format; write a file that ends in one of {kinds}")
+        raise ConfigError(f"{option} {path}: unknown format; use a file name that ends in one of {kinds}")
     folder = Path(path).parent
     if not os.path.isdir(folder):  # noqa: PTH112  False, not an error, for what can be no folder's name
-        raise ConfigError(f"{option} {path}: no folder {folder}; make it first")
+        raise ConfigError(f"{option} {path}: folder {folder} does not exist")
 
 
 def write_file(option: str, path: str, raw: bytes) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
+from steptime.base.words import argument
+from steptime.hardware.machine import Machine
 from steptime.job.job import Job
 from steptime.search.recompute import MAPPING, WORD, recompute
 
@@ -36,6 +37,8 @@ def _as_is(plan: Job, key: str, value: Any, changes: Mapping[str, Any]) -> bool:
     if key == "parallelism.dp":  # said wherever a degree changes, since a plan may leave it to the devices
         degrees = ("tp", "pp", "cp", "dp")
         return all(getattr(p, axis) == changes[f"parallelism.{axis}"] for axis in degrees)
+    if key == "hardware.node_type" and isinstance(value, str):
+        return Machine.load(value).name == plan.machine.name
     section = getattr(plan, key.partition(".")[0], None)
     return key.count(".") == 1 and hasattr(section, name) and getattr(section, name) == value
 
@@ -48,28 +51,9 @@ def same_recompute(plan: Job, key: str, value: Any) -> bool:
 
 def settings(changes: Mapping[str, Any]) -> list[str]:
     """One `--set key=value` for each change, quoted for a shell."""
-    return [f"--set {path}={word(value)}" for path, value in changes.items()]
+    return [f"--set {path}={argument(value)}" for path, value in changes.items()]
 
 
 def words(changes: Mapping[str, Any]) -> str:
     """Arguments to put behind a command."""
     return " ".join(settings(changes))
-
-
-def word(value: Any) -> str:
-    """A value as `--set` reads it.
-
-    >>> word({"granularity": "full", "n_layers": 2}), word(True), word(None)
-    ("'{granularity: full, n_layers: 2}'", 'true', 'null')
-    """
-    text = _yaml(value)
-    return f"'{text}'" if text[:1] in {"{", "["} else text
-
-
-def _yaml(value: Any) -> str:
-    """A value in YAML's flow style; words need no quotes there."""
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {_yaml(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_yaml, value)) + "]"
-    return json.dumps(value) if isinstance(value, bool | None) else str(value)

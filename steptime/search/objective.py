@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from steptime.answer.result import Estimate
+from steptime.base.config import ConfigError, near
 from steptime.job.job import Job
+
+OBJECTIVES = ("step", "cost", "energy", "memory")
+_RATES = {"cost": ("price", "price_per_device_hour"), "energy": ("power", "accelerator.power_w")}
 
 
 def ranked(found: Estimate, objective: str) -> float:
@@ -16,11 +22,38 @@ def ranked(found: Estimate, objective: str) -> float:
 
 
 def weight(job: Job, devices: int, objective: str) -> float:
-    """What a second of a step weighs: 1, dollars (device-seconds without a price), or joules."""
-    if objective == "step":
-        return 1.0
-    if objective == "cost":
-        said = job.run.price_per_device_hour if job.run else None
-        price = said if said is not None else job.machine.price_per_device_hour
-        return devices * (price / 3600.0 if price is not None else 1.0)
-    return devices * (job.machine.accelerator.power_w or 1.0)
+    """What a second of a step weighs: 1, or dollars or joules; device-seconds where price or power is unknown."""
+    return devices * (rate(job, objective) or 1.0) if objective in _RATES else 1.0
+
+
+def rate(job: Job, objective: str) -> float | None:
+    """US dollars (`cost`) or joules (`energy`) of a device in a second; None where neither plan nor machine states it."""
+    if objective == "energy":
+        return job.machine.accelerator.power_w
+    said = job.run.price_per_device_hour if job.run else None
+    price = said if said is not None else job.machine.price_per_device_hour
+    return None if price is None else price / 3600.0
+
+
+def unit(jobs: Sequence[Job], objective: str) -> str:
+    """What the objective counts, in words.
+
+    Raises:
+        ConfigError: there is no such objective, or some of the machines have a price (or a power) and others have none.
+    """
+    if objective not in OBJECTIVES:
+        raise ConfigError(f"objective: unknown (got {objective!r}){near(objective, OBJECTIVES)}")
+    words = {"step": "seconds per token", "cost": "cost per token", "energy": "energy per token"}.get(
+        objective, objective
+    )
+    if objective not in _RATES:
+        return words
+    without = sorted({job.machine.name for job in jobs if rate(job, objective) is None})
+    if not without:
+        return words
+    what, key = _RATES[objective]
+    if any(rate(job, objective) is not None for job in jobs):
+        raise ConfigError(
+            f"--objective {objective}: no {what} for {', '.join(without)}; give {key} in its machine file"
+        )
+    return f"device-seconds per token (no {what} known; set hardware.overrides.{key})"

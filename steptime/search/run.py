@@ -4,26 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
+from operator import index
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from steptime.base.config import ConfigError
+from steptime.base.config import ConfigError, show
 from steptime.job.job import Job
 from steptime.search.layouts import Block
-from steptime.search.objective import weight
+from steptime.search.objective import unit, weight
 from steptime.search.screen import Bound, Screen
 from steptime.search.search import Asked, Found, Search
-from steptime.search.space import EXCESS, Counts
+from steptime.search.space import EXCESS, Axes, Counts
 from steptime.search.walked import narrowed
 
 
-def search(job: Job, devices: int | Sequence[int] | None = None, **asked: Any) -> Search:
-    """Every layout of a job on a number of devices, by default the job's own; model, batch and machine stay.
+def search(
+    job: Job | str | Path | Mapping[str, Any],
+    devices: int | Sequence[int] | None = None,
+    *,
+    gbs: int | Sequence[int] | None = None,
+    over: Mapping[str, Sequence[Any]] | None = None,
+    objective: str = "step",
+    axes: Axes | None = None,
+) -> Search:
+    """Search every layout of a plan on a number of devices.
 
     Args:
-        job: its layout is the one that others are compared with.
-        devices: how many there are; of several numbers the best over all of them by seconds per token.
-        asked: fields of `Asked`.
+        job: a `Job` or what `Job.load` takes; its layout is the one that others are compared with.
+        devices: number of devices, or several; by default the plan's own. Of several the best per token is found.
+        gbs: sequences per step, or several; by default the plan's own.
+        over: values of other keys to try, such as `{"hardware.node_type": ["h100", "h200"]}`.
+        objective: what to minimize: "step" (seconds per token), "cost", "energy" (both per token) or "memory".
+        axes: values of tp, pp, cp and so on to keep to.
+
+    Returns:
+        A `Search`: `.best`, `.top(n)`, `.pareto()`, `.best_of("tp")`, `.to_frame()`; each layout has `.job` and `.estimate`.
 
     >>> from steptime import Job
     >>> data = {"gbs": 64, "seqlen": 2048, "microbatch_sz": 1}
@@ -32,11 +48,24 @@ def search(job: Job, devices: int | Sequence[int] | None = None, **asked: Any) -
     True
 
     Raises:
-        ConfigError: no devices, or an axis that has no value left.
+        ConfigError: the plan is invalid, no layout can run, or an argument has no such value.
     """
-    number = job.parallelism.devices if devices is None else devices
-    counts = (number,) if isinstance(number, int) else tuple(number)
-    return run(job, Asked(counts, asked.pop("gbs", (job.data.gbs,)), **asked))
+    plan = job if isinstance(job, Job) else Job.load(job)
+    counts = _counts("devices", plan.parallelism.devices if devices is None else devices)
+    batches = _counts("gbs", plan.data.gbs if gbs is None else gbs)
+    return run(plan, Asked(counts, batches, axes or Axes(), over or {}, objective))
+
+
+def _counts(name: str, said: object) -> tuple[int, ...]:
+    """One whole number or several."""
+    found = said if isinstance(said, Sequence) and not isinstance(said, str) else (said,)
+    try:
+        numbers = tuple(map(index, found))
+    except TypeError:
+        numbers = ()
+    if min(numbers, default=0) < 1:
+        raise ConfigError(f"{name}: expected a whole number of at least 1, or a list of them (got {show(said)})")
+    return numbers
 
 
 Tell = Callable[[float], None]
@@ -57,11 +86,12 @@ def run(
     if bound:
         bound.search = result
     if min(asked.devices, default=0) < 1:
-        raise ConfigError("devices: at least 1 is needed")
-    lots = [(extra, n, gbs) for extra in _others(asked.over) for n in asked.devices for gbs in asked.gbs]
+        raise ConfigError("devices: must be at least 1")
+    jobs = [(extra, plan.replace(**extra) if extra else plan) for extra in _others(asked.over)]
+    result.unit = unit([job for _, job in jobs], asked.objective)
+    lots = [(extra, job, n, gbs) for extra, job in jobs for n in asked.devices for gbs in asked.gbs]
     try:
-        for at, (extra, devices, gbs) in enumerate(lots):
-            changed = plan.replace(**extra) if extra else plan
+        for at, (extra, changed, devices, gbs) in enumerate(lots):
             screen = Screen(changed, narrowed(changed, asked.axes), result.counts, bound, every)
             for share, block in screen.blocks(devices, gbs):
                 _keep(result, changed, extra, block)

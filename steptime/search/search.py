@@ -11,6 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from steptime.answer.interval import step_interval
 from steptime.answer.result import Estimate, estimate
+from steptime.base.words import counted
 from steptime.job.job import Job
 from steptime.search.changes import fewest
 from steptime.search.layouts import Block
@@ -94,6 +95,8 @@ class Search:
     found: list[Found] = field(default_factory=list)
     nearest: tuple[float, Job, dict[str, Any]] | None = None
     """Of the layouts that do not fit the one that needs least: bytes, plan and changes."""
+    unit: str = "seconds per token"
+    """What the objective counts."""
     seconds: float = 0.0
     interrupted: bool = False
     _walked: dict[tuple[int, int], Layout | None] = field(default_factory=dict)
@@ -256,7 +259,7 @@ class Search:
     def __repr__(self) -> str:
         """One line: what was looked at, and the best."""
         first = f"best {self.best.step_s:.4g} s a step" if self.best else "nothing fits"
-        return f"<Search of {self.counts.points:,} layouts, {self.counts.fitting:,} fit: {first}>"
+        return f"<Search of {counted(self.counts.points, 'layout')}, {self.counts.fitting:,} fit: {first}>"
 
     def _repr_html_(self) -> str | None:
         """Tables for a notebook, where something draws them."""

@@ -136,7 +136,7 @@ def _devices(given: Estimate) -> Iterator[Gain]:
     except ConfigError:
         return
     change = twice.step_s / given.step_s - 1.0
-    yield Gain("devices (twice, same batch)", f"{given.devices:,}", twice.step_s, change, "dp doubled")
+    yield Gain("devices (twice, same batch)", f"{given.devices:,}", twice.step_s, change, "with dp doubled")
 
 
 def _memory(job: Job) -> Iterator[Gain]:
@@ -152,7 +152,9 @@ def _memory(job: Job) -> Iterator[Gain]:
     if now.best is not None and then.best is not None:
         held = f"{chip.usable_memory_bytes / 2**30:,.1f} GiB usable"
         change = then.best.step_s / now.best.step_s - 1.0
-        yield Gain("memory size", held, then.best.step_s, change, "best layout with it over the best without")
+        yield Gain(
+            "memory size", held, then.best.step_s, change, "compares the best layout with it and the best without it"
+        )
 
 
 _TIERS = {"tp_comm": 0, "cp_comm": -1, "pp_comm": -1, "dp_comm": -1, "ep_comm": -1, "embedding_comm": -1}

@@ -66,7 +66,7 @@ SPLITS: tuple[Split, ...] = ("even", "ends", "auto")
 
 @dataclass(frozen=True)
 class Axes:
-    """Values of the axes that the caller fixes; unsaid ones are all that the job can have."""
+    """Values of the axes that the caller fixes; the others take all values that the job allows."""
 
     said: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 

@@ -1,1 +1,1 @@
-"""`3dtrn serve`: a page on this machine that changes a plan and shows its report at once."""
+"""`3dtrn serve`: interactive page to change a plan and see its report at once."""

@@ -104,6 +104,14 @@ def settings(a: Any, b: Any, path: str = "") -> list[Setting]:
     return [] if a == b else [Setting(path, a, b)]
 
 
+def leaves(a: Any, b: Any, path: str = "") -> list[Setting]:
+    """The same with a mapping that only one of them has spelled out key by key."""
+    found = settings(a, b, path)
+    whole = [one for one in found if isinstance(one.a or one.b, dict) and None in one]
+    deeper = {one.path: leaves(one.a or {}, one.b or {}, one.path) for one in whole}
+    return [leaf for one in found for leaf in deeper.get(one.path, [one])]
+
+
 def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
     """A resolved config without what changes no cost."""
     model = {key: value for key, value in config["model"].items() if key not in WORDS_ONLY}

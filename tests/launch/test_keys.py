@@ -67,11 +67,14 @@ def test_an_unknown_key_is_refused_where_its_name_speaks_of_cost():
         for flag in settings(b__ofload=True, c__hidden_size=1, c__dir=2, d=0).flags()
     }
     assert found["b.ofload"] == ("unmodeled", "not an option of Frame 1.0; did you mean b.offload?")
-    assert found["c.hidden_size"] == ("unmodeled", "not an option of Frame 1.0, and its name speaks of cost")
-    assert found["c.dir"] == ("irrelevant", "not an option of Frame 1.0; its name speaks of no cost")
+    assert found["c.hidden_size"] == (
+        "unmodeled",
+        "not an option of Frame 1.0, and its name suggests a cost",
+    )
+    assert found["c.dir"] == ("irrelevant", "not an option of Frame 1.0; its name suggests no cost")
     assert found["d"] == ("irrelevant", "off; not an option of Frame 1.0")
     notes = settings(c__dir=2).reading({}).config["notes"]
-    assert notes == ["not options of Frame 1.0, taken to change no cost: c.dir"]
+    assert notes == ["not options of Frame 1.0, assumed to have no cost: c.dir"]
 
 
 def test_what_a_job_makes_of_its_keys_goes_over_the_table():

@@ -172,7 +172,7 @@ def test_a_script_is_named_with_its_words(tmp_path):
     assert found.config["performance"]["precision"] == "fp8_delayed"
     assert found.config["performance"]["recompute"] == {"granularity": "full", "method": "uniform", "n_layers": 1}
     assert found.config["performance"]["overlap"] == {"tp": True, "dp": True, "pp": False}
-    why = "name the script with its words, in one: 'SCRIPT WORD ...'"
+    why = "give script and arguments in one string: 'SCRIPT ARG ...'"
     told = problems(read, "megatron", str(path))
     assert told == [f"{path}: line 130: $3, $4, $2, $5, $7, $8, $9 have no value; {why}"]
 
@@ -303,6 +303,10 @@ CASES = [
     (("--cross-entropy-loss-fusion", "--cross-entropy-fusion-impl te"), "performance.loss_impl", "fused"),
     (("--cuda-graph-impl local", "--cuda-graph-scope attn mlp"), "performance.cuda_graphs", True),
     (("--enable-cuda-graph",), "performance.cuda_graphs", True),
+    (
+        ("--cuda-graph-impl transformer_engine", "--cuda-graph-scope attn moe_router"),
+        "performance.cuda_graphs", ["attn", "moe_router"],
+    ),
     (("--no-gradient-accumulation-fusion",), "performance.grad_accumulation_fusion", False),
     # 4 * 1024 * 2 / 3 = 2730.67, down to a multiple of 64
     (("--swiglu",), "model.inter_sz", 2688),
@@ -381,7 +385,7 @@ UNMODELED = [
      "--exp-avg-dtype fp8: both moments in one of fp32, bf16 and fp16: fp32 is counted"),
     (("--tensor-modle-parallel-size 2",),
      f"--tensor-modle-parallel-size 2: not an option of {RELEASE}; did you mean --tensor-model-parallel-size?"),
-    (("--my-own-hidden-size 3",), f"--my-own-hidden-size 3: not an option of {RELEASE}, and its name speaks of cost"),
+    (("--my-own-hidden-size 3",), f"--my-own-hidden-size 3: not an option of {RELEASE}, and its name suggests a cost"),
 ]  # fmt: skip
 
 
@@ -417,7 +421,7 @@ def test_flags_of_forks_are_told_and_cost_nothing():
     found = reading("--trigger-path /x --codecarbon-dir /y --use-z-loss --abort-on-unmet-fused-kernel-constraints")
     assert found.of("unmodeled") == []
     names = "--trigger-path, --codecarbon-dir, --use-z-loss, --abort-on-unmet-fused-kernel-constraints"
-    assert f"not options of {RELEASE}, taken to change no cost: {names}" in found.config["notes"]
+    assert f"not options of {RELEASE}, assumed to have no cost: {names}" in found.config["notes"]
 
 
 @pytest.mark.parametrize(
@@ -458,7 +462,7 @@ def test_a_script_without_its_words_and_without_layers_asks_for_both_in_one_roun
     with pytest.raises(ConfigError) as caught:
         read_megatron("run.sh", text)
     assert (
-        caught.value.problems[0] == "run.sh: $1 has no value; name the script with its words, in one: 'SCRIPT WORD ...'"
+        caught.value.problems[0] == "run.sh: $1 has no value; give script and arguments in one string: 'SCRIPT ARG ...'"
     )
     assert caught.value.problems[1].startswith("run.sh: its flags have no --num-layers; add --set model=NAME")
 
@@ -479,7 +483,7 @@ BAD = [
     (script("--kv-channels $(cat d)"),
      "run.sh: line 1: --kv-channels: $(cat d) in line 1 is a command, and commands are not run; write the value into the script"),
     (script("--tensor-model-parallel-size $3"),
-     "run.sh: line 1: --tensor-model-parallel-size: $3 has no value; name the script with its words, in one: 'SCRIPT WORD ...'"),
+     "run.sh: line 1: --tensor-model-parallel-size: $3 has no value; give script and arguments in one string: 'SCRIPT ARG ...'"),
     ('if [ "$SIZE" = 7b ]; then L=32; fi\n' + script("--num-layers $L"),
      "run.sh: line 1: --num-layers: $L depends on the test in line 1 ($SIZE has no value); write SIZE=... before the command"),
     (script("--tensor-model-parallel-size two"),
@@ -517,7 +521,9 @@ def test_bad_input_is_one_line(text, problem):
     ],
 )
 def test_scripts_of_other_frameworks_are_told_by_their_name(command, other):
-    assert problems(read_as, "megatron", "run.sh", command, {}, None) == [f"run.sh: is {other}'s; try --from {other}"]
+    assert problems(read_as, "megatron", "run.sh", command, {}, None) == [
+        f"run.sh: is a file of {other}; try --from {other}"
+    ]
 
 
 def test_the_public_example_contradicts_itself():

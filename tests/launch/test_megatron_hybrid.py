@@ -26,7 +26,7 @@ def plan(pattern, pp=1):
 
 
 def test_a_pattern_beside_its_number_of_layers():
-    """Sizes of the Mamba layers are Megatron's defaults where unsaid: heads of 64 values, 128 states, 8 groups."""
+    """Sizes of the Mamba layers are Megatron's defaults where not set: heads of 64 values, 128 states, 8 groups."""
     job = plan("--num-layers 4 --is-hybrid-model --hybrid-override-pattern M-M* --mamba-num-heads 16")
     assert (job.model.n_layers, job.model.hybrid_pattern) == (4, "M-M*")
     assert job.model.mamba.model_dump() | {"chunk_sz": 128, "conv_width": 4} == {

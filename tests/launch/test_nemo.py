@@ -223,7 +223,7 @@ def test_uneven_stages():
             [("some_switch_of_a_later_release: false", "hidden_of_a_later_release: 3")],
             (
                 "job: model.hidden_of_a_later_release 3: not an option of Megatron-Bridge (megatron-core 0.16.1), "
-                "and its name speaks of "
+                "and its name suggests a "
                 "cost; not modeled; --allow-unmodeled ignores it"
             ),
         ),

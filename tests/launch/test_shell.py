@@ -267,7 +267,7 @@ def test_the_environment_fills_in():
         ("echo hello", "run.sh: no launch command (torchrun, python -m torch.distributed.run, srun, mpirun, deepspeed ...)"),
         ("sbatch job.sh", "run.sh: no launch command (torchrun, python, srun ...); line 1 runs job.sh: give that one"),
         ("torchrun train.py --a 1\ntorchrun train.py --a 2",
-         "run.sh: 2 launch commands (lines 1, 2), cannot determine which one runs; keep one"),
+         "run.sh: 2 launch commands (lines 1, 2), cannot determine which one runs; keep only one"),
         ("if [ -f x ]; then torchrun train.py; fi",
          ("run.sh: line 1: whether it runs depends on the test in line 1 (it looks at files); "
           "put the flags in a file (args.txt)")),

@@ -376,10 +376,10 @@ def test_no_accelerator_and_a_flag_that_is_not_modeled(capsys, tmp_path):
 
 
 def test_options_that_do_not_go_together(capsys):
-    assert "goes with --log" in run(capsys, "--save-csv", "x.csv")[2]
+    assert "only with --log" in run(capsys, "--save-csv", "x.csv")[2]
     code, _, err = run(capsys, "--log", MEGATRON, "--measurements", "x.csv")
     assert code == 2
-    assert "--measurements: applies to rows" in err
+    assert "--measurements: only for rows" in err
     assert "unknown kind" in run(capsys, "--log", MEGATRON, *H100, "--from", "jax")[2]
     assert "expected a.b=value" in run(capsys, "--log", MEGATRON, "--set", "x")[2]
 

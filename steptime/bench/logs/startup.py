@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 PHASES = ("launcher", "imports", "init", "build", "first_step")
-"""The parts of a start-up in their order; `steady`, a later step's time, is told beside them."""
+"""The parts of a start-up in their order; `steady`, a later step's time, is listed beside them."""
 
 STEP = re.compile(r"(?<![\w.-])step\s*=\s*(\d+)(?!\w|[.-]\w)")
 _JOB_START = re.compile(r"job started(?: at)?\s*:", re.IGNORECASE)

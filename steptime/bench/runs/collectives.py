@@ -147,7 +147,7 @@ def measure_axis(
         axis: what the rows are to be called.
         device: of this rank.
         seconds: for all kinds together.
-        dtype: of the elements; bf16 on CUDA and fp32 elsewhere where unsaid.
+        dtype: of the elements; bf16 on CUDA and fp32 elsewhere where not set.
     """
     dtype = dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32)
     counted = -slowest([-float(len(sizes(device)))], group, device)[0]  # the least of all ranks

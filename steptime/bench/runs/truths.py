@@ -17,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from steptime import fsdp
 from steptime.answer.result import estimate
 from steptime.base.config import ConfigError
+from steptime.base.words import counted
 from steptime.bench.reduce import gathered
 from steptime.bench.runnable import RECOMPUTES, alone, as_run, unsupported
 from steptime.bench.runs.block import OneBlock
@@ -73,7 +74,7 @@ def truths(job: Job) -> list[TorchCount]:
 
 def few(job: Job) -> str:
     """How many layers, in words."""
-    return f"{job.model.n_layers} layer" + ("s" if job.model.n_layers > 1 else "")
+    return counted(job.model.n_layers, "layer")
 
 
 def parameters(job: Job) -> TorchCount:

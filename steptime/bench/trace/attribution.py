@@ -7,6 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from steptime.base.config import ConfigError
+from steptime.base.words import counted
 from steptime.bench.trace.axes import Axes
 from steptime.bench.trace.intervals import PartInterval, device_part, host_intervals, share_out
 from steptime.bench.trace.issuers import with_issuers
@@ -138,7 +139,7 @@ def attribute(traces: list[Trace], job: Job, predicted: Time) -> Attribution:
 
 def _not_of_this_job(trace: Trace, devices: int) -> str:
     what = f"rank {trace.rank}" if trace.world_size in {None, devices} else f"world size {trace.world_size}"
-    return f"{trace.path}: {what}, but the config has {devices} devices (tp cp pp dp); give the config of that run"
+    return f"{trace.path}: {what}, but the config has {counted(devices, 'device')} (tp cp pp dp); give the config of that run"
 
 
 def timeline(trace: Trace, axes: Axes) -> Timeline:

@@ -11,6 +11,7 @@ import os
 import re
 from typing import TYPE_CHECKING, Any
 
+from steptime.base.words import counted
 from steptime.checkpoint import zipdir
 from steptime.checkpoint.layouts import single
 from steptime.checkpoint.readers import torch_file
@@ -33,7 +34,7 @@ def sections(scan: Scan, folder: Folder, files: list[str]) -> tuple[list[Section
     metadata = [".metadata"] if ".metadata" in files else [name for name in files if PARTIAL.match(name)]
     if not data and not metadata:
         return [], set()
-    section = Section("torch DCP", f"{len(data)} data file{'s' * (len(data) != 1)}", folder.rel)
+    section = Section("torch DCP", counted(len(data), "data file"), folder.rel)
     used = {*data, *metadata, "metadata.json", "common.pt"}
     if not metadata:
         size = sum(_size(folder.join(name)) or 0 for name in data)

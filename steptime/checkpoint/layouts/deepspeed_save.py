@@ -11,6 +11,7 @@ import re
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from steptime.base.words import counted
 from steptime.checkpoint.dtypes import nbytes
 from steptime.checkpoint.layouts import grid, single
 from steptime.checkpoint.layouts.tensor_parallel import place, split_dim
@@ -46,7 +47,7 @@ def _ranks(scan: Scan, folder: Folder, files: list[str]) -> tuple[list[Section],
     wanted = [name for name in files if any(kind.match(name) for kind in KINDS)]
     if not any(MODEL.match(n) or OPTIM.match(n) or LAYER.match(n) for n in wanted):
         return [], set()
-    section = Section("DeepSpeed", f"{len(wanted)} files", folder.rel)
+    section = Section("DeepSpeed", counted(len(wanted), "file"), folder.rel)
     read = scan.absorb(section, folder, wanted, _facts)
     stage = section.facts.get("zero_stage")
     section.format = f"DeepSpeed ZeRO-{stage}" if stage is not None else "DeepSpeed"
@@ -186,7 +187,7 @@ def _universal(scan: Scan, folder: Folder) -> tuple[list[Section], set[str]]:
         zero = scan.below(folder, "zero")
     except UnreadableError:
         return [], set()
-    section = Section("DeepSpeed universal", f"{len(zero.dirs)} parameters", folder.rel)
+    section = Section("DeepSpeed universal", counted(len(zero.dirs), "parameter"), folder.rel)
     wanted: list[str] = []
     for name in zero.dirs:
         try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from steptime.base.words import counted
 from steptime.checkpoint.layouts import grid, tensor_parallel
 from steptime.checkpoint.layouts.dcp import parallelism
 from steptime.checkpoint.records import Section, UnreadableError
@@ -31,7 +32,7 @@ def sections(scan: Scan, folder: Folder, files: list[str]) -> tuple[list[Section
     dirs = {name: match for name in files if (match := RANK_DIR.match(name))}
     if not dirs:
         return [], set()
-    section = Section("Megatron-LM (torch)", f"{len(dirs)} ranks", folder.rel)
+    section = Section("Megatron-LM (torch)", counted(len(dirs), "rank"), folder.rel)
     wanted, optimizers = _files(scan, folder, list(dirs), section)
     scan.absorb(section, folder, wanted)
     args = section.facts.get("args") or {}
@@ -46,7 +47,7 @@ def sections(scan: Scan, folder: Folder, files: list[str]) -> tuple[list[Section
     tensor_parallel.make_global(section.tensors, args)
     _tied(section, args)
     section.ranks = _rows(section.tensors)
-    section.container += f", {len(model)} model + {len(optimizers)} optimizer files"
+    section.container += f", {len(model)} model + {counted(len(optimizers), 'optimizer file')}"
     return [section], set(dirs)
 
 

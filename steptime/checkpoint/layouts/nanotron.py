@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from steptime.base.words import counted
 from steptime.checkpoint.layouts import grid
 from steptime.checkpoint.records import Section, UnreadableError
 
@@ -45,7 +46,7 @@ def sections(scan: Scan, folder: Folder, files: list[str]) -> tuple[list[Section
         section.facts |= {"step": step} if type(step) is int else {}
     _name(section, folder)
     _check_ranks(section, wanted)
-    section.container = f"{len(wanted)} files"
+    section.container = counted(len(wanted), "file")
     config = folder.json("model_config.json")
     section.facts |= {"config": config} if isinstance(config, dict) else {}
     return [section], {MARKER, "model/", "model_config.json"}

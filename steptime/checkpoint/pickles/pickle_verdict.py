@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from steptime.base.words import counted
 from steptime.checkpoint.pickles.allowlist import ALLOWED
 from steptime.checkpoint.pickles.inert import CALLERS, CLASSES, INERT, NAMES, PRESENT
 from steptime.checkpoint.pickles.values import COMPUTED, EXTENSION, STORAGE_LOADER
@@ -42,7 +43,7 @@ class Danger:
 
     def text(self) -> str:
         """The line a person reads."""
-        act = "named" if self.argc is None else f"called with {self.argc} argument{'s' * (self.argc != 1)}"
+        act = "named" if self.argc is None else f"called with {counted(self.argc, 'argument')}"
         return (
             f"DANGER {self.path} {act} at byte {self.at} of {self.where}: "
             "loading it with torch.load(weights_only=False) or pickle would run it"

@@ -17,7 +17,7 @@ from steptime.launch.shell.scope import Unknown
 OLD_RELEASE = "Megatron-LM (2021 and 2022)"
 DEEPSPEED_FORK = "Megatron-DeepSpeed (2021 and 2022)"
 _FILES = {"vocab_file", "merge_file", "tokenizer_model", "tokenizer_name_or_path"}
-"""Arguments that name files: without a value they are as good as unsaid."""
+"""Arguments that name files: without a value they count as not set."""
 _FLAG = re.compile(r"--[A-Za-z][\w-]*(=.*)?", re.DOTALL)
 _WORDS = {"": None, "None": None, "[]": None, "{}": None, "()": None, "True": True, "False": False}
 _DTYPES = {"float32": "fp32", "float": "fp32", "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "uint8": "fp8"}
@@ -65,7 +65,7 @@ def _unset(unset: Mapping[tuple[int, Unknown], list[str]]) -> Iterator[str]:
         named = dict.fromkeys(f"${other.variable}" for _, other, _ in found)
         if kind in {"words", "variables"} and len(named) > 1:
             what = f"{', '.join(named)} have no value"
-            fix = "name the script with its words, in one: 'SCRIPT WORD ...'"
+            fix = "give script and arguments in one string: 'SCRIPT ARG ...'"
             if kind == "variables":
                 fix = f"write {' '.join(f'{name[1:]}=...' for name in named)} before the command"
             yield f"line {number}: {what}; {fix}"
@@ -100,6 +100,8 @@ def _add(flag: Word, values: list[Word], line: CommandLine) -> None:
     while len(values) > 1 and values[-1].unresolved:
         _stray(values[-1], line)
         values = values[:-1]
+    if argument == "world_size" and any(word.unresolved for word in values):  # the launcher's own variable: asked for
+        return
     line.names[argument] = flag.text
     line.arguments[argument] = "False" if off else " ".join(word.text for word in values) if values else "True"
     if rule is None or rule.status == "irrelevant" or argument in _FILES:

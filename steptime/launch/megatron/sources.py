@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from steptime.base.config import ConfigError
 from steptime.base.document import parse
+from steptime.base.words import counted
 from steptime.hardware.machine import Machine
 from steptime.launch.beside import Beside
 from steptime.launch.deepspeed import put_deepspeed_config
@@ -135,8 +136,8 @@ def _from_words(
     if script is not None:
         keys.devices_per_node = script.devices_per_node
         if script.devices_per_node and script.nodes:
-            nodes = "1 node" if script.nodes == 1 else f"{script.nodes} nodes"
-            keys.notes.append(f"launched on {nodes} with {script.devices_per_node} processes each")
+            nodes, each = counted(script.nodes, "node"), counted(script.devices_per_node, "process")
+            keys.notes.append(f"launched on {nodes} with {each} each")
         if outside := _from_outside(script.environment):
             keys.notes.append(f"from the environment: {outside}")
         if script.unclear:

@@ -22,7 +22,7 @@ def _of_model(keys: JobKeys) -> None:
         return
     try:
         model = build(Model, read_model(told(keys.sets, "model")))
-    except ConfigError:  # told with the whole plan
+    except ConfigError:  # counted with the whole plan
         return
     experts = model.moe
     sizes = {"num_layers": model.n_layers, "num_experts": experts and experts.n_experts}

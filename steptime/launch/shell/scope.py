@@ -39,7 +39,7 @@ class Unknown(NamedTuple):
         if not self.variable:
             return f"{self.why}; {otherwise}"
         if self.variable.isdigit():
-            return f"{self.why}; name the script with its words, in one: 'SCRIPT WORD ...'"
+            return f"{self.why}; give script and arguments in one string: 'SCRIPT ARG ...'"
         return f"{self.why}; write {self.variable}=... before the command"
 
 

@@ -199,7 +199,9 @@ def _the_launch(walk: DryRun, name: str) -> tuple[_Launch | None, list[str]]:
     if len(trains) > 1:
         lines = sorted({launch.command.line for launch in trains.values()})
         where = f"lines {', '.join(map(str, lines))}" if len(lines) > 1 else f"line {lines[0]}"
-        return None, [f"{name}: {len(trains)} launch commands ({where}), cannot determine which one runs; keep one"]
+        return None, [
+            f"{name}: {len(trains)} launch commands ({where}), cannot determine which one runs; keep only one"
+        ]
     launch = next(iter(trains.values()))
     if launch.command.doubt:
         doubt = launch.command.doubt.told("put the flags in a file (args.txt)")
@@ -208,7 +210,8 @@ def _the_launch(walk: DryRun, name: str) -> tuple[_Launch | None, list[str]]:
 
 
 def _trains(launch: _Launch) -> bool:
-    return bool(re.search(r"train", posixpath.basename(launch.command.words[launch.at].text)))
+    word, before = (launch.command.words[at].text for at in (launch.at, launch.at - 1))
+    return "train" in posixpath.basename(word) or (word in _SUBCOMMANDS and posixpath.basename(before) in _TRAINERS)
 
 
 _OF_A_JOB = ("DGXNNODES", "DGXNGPU", "TP", "PP", "CP", "MINIBS", "MBS", "GBS")

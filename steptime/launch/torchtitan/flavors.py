@@ -50,7 +50,7 @@ def flavor_of(keys: JobKeys) -> dict[str, Any]:
     for word, why in table["not_modeled"]["flavors"].items():
         if re.search(rf"_{word}(_attn)?$", flavor):
             base = re.sub(rf"_{word}(_attn)?$", "", base)
-            keys.approximate("model.flavor", f"{why}; taken as {base}")
+            keys.approximate("model.flavor", f"{why}; counted as {base}")
     if base not in table[family]:
         known = near(flavor, table[family])
         keys.fail("model.flavor", f"unknown flavor of {name} (got {flavor!r}){known}; or add --set model=NAME")

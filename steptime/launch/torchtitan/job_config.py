@@ -13,7 +13,8 @@ from typing import Any
 
 from steptime.base.config import ConfigError, near
 from steptime.launch.beside import Beside
-from steptime.launch.config_functions import CLASS, Computed, Tree, read_function, split_path
+from steptime.launch.config_functions import CLASS, Tree, read_function, split_path
+from steptime.launch.config_values import Computed
 from steptime.launch.devices import devices_in, of_comment, told
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import KeyTable, flatten, load_table, read_keys, rule_of, spelled
@@ -84,7 +85,7 @@ def _release(keys: JobKeys, named: str) -> str:
 def _toml(path: str, text: str) -> Tree:
     try:
         tree = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # TOMLDecodeError, or a number of thousands of digits
         raise ConfigError(f"{path}: not valid TOML ({error}), nor a log that prints torchtitan's config") from None
     if not tree.keys() & {"training", "parallelism"} or not all(isinstance(tree[key], dict) for key in tree):
         raise ConfigError(f"{path}: not a torchtitan job config: no section training or parallelism")

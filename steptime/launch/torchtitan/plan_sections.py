@@ -157,10 +157,10 @@ def dtypes_of(keys: JobKeys, degrees: Degrees) -> dict[str, Any]:
 def kernels_of(keys: JobKeys, degrees: Degrees) -> dict[str, Any]:
     """Loss parallelism, asynchronous tensor parallelism, the optimizer."""
     if str(keys.get("optimizer.name")) not in {"Adam", "AdamW"}:
-        keys.leave_out("optimizer.name", "states of another optimizer; taken as Adam's")
+        keys.leave_out("optimizer.name", "states of another optimizer; counted as Adam's")
     for key, gathers in (("disable_loss_parallel", True), ("enable_loss_parallel", False)):
         if degrees.tp > 1 and keys.on(f"{_P}{key}", default=not gathers) == gathers:
-            keys.leave_out(f"{_P}{key}", "every rank gathers all logits; taken as parallel")
+            keys.leave_out(f"{_P}{key}", "every rank gathers all logits; counted as vocabulary-parallel")
     hidden = keys.on(f"{_P}enable_async_tensor_parallel") and keys.on("compile.enable") and degrees.tp > 1
     if not hidden:
         keys.without_effect(f"{_P}enable_async_tensor_parallel", "only with compile.enable and tensor parallelism")
@@ -204,7 +204,7 @@ def recomputed_of(keys: JobKeys, n_layers: int) -> dict[str, Any]:
         return none
     keys.without_effect(which, "only with mode selective")
     if mode == "memory_budget":
-        keys.leave_out(how, "what the compiler recomputes; taken as none")
+        keys.leave_out(how, "recomputation by the compiler; counted as none")
     elif mode not in {"none", "full"}:
         keys.fail(how, f"expected none, selective, full or memory_budget (got {mode!r})")
     return {"activation_checkpointing_type": "full"} if mode == "full" else none
@@ -220,7 +220,7 @@ def data_of(keys: JobKeys, degrees: Degrees) -> dict[str, Any]:
         if micro < 1 or local % micro:
             keys.fail("training.local_batch_size", f"must be a multiple of the micro-batch {micro} (got {local})")
         if gbs > at_once:
-            keys.leave_out(batch, "the pipeline drains after every local batch; taken as one pass")
+            keys.leave_out(batch, "the pipeline drains after every local batch; counted as one pass")
     gbs = at_once if gbs < 1 else gbs
     if gbs % at_once and "parallelism.dp" not in keys.left_open:
         parts_of = f"local_batch_size * data-parallel ranks = {local} * {degrees.dp}"
@@ -232,7 +232,7 @@ def pipeline_of(keys: JobKeys, degrees: Degrees, n_layers: int) -> dict[str, Any
     """Schedule, virtual stages and layers per stage."""
     key = f"{_P}pipeline_parallel_schedule"
     if (known := keys.meaning(key)) is None:
-        keys.leave_out(key, "another schedule; taken as 1F1B")
+        keys.leave_out(key, "another schedule; counted as 1F1B")
     schedule, per_rank = known or ("1f1b", 1)
     first = keys.count(f"{_P}pipeline_parallel_first_stage_less_layers", least=0)
     last = keys.count(f"{_P}pipeline_parallel_last_stage_less_layers", least=0)

@@ -12,6 +12,7 @@ import zlib
 from base64 import b64encode
 from typing import TYPE_CHECKING, Any
 
+from steptime.base.words import counted
 from steptime.report.breakdown import part_name
 from steptime.report.format import seconds
 from steptime.report.page.markup import Html, el, join
@@ -78,9 +79,7 @@ def schedule(estimate: Estimate) -> Html:
     """The drawing area with its buttons; the script fills it."""
     line = estimate.pipeline
     stages = f"{line.stages} stages" if line.stages > 1 else "one device"
-    words = (
-        f"{stages}, {line.microbatches:,} micro-batches, {seconds(estimate.step_s)}; bubble {seconds(line.bubble_s)}"
-    )
+    words = f"{stages}, {counted(line.microbatches, 'micro-batch')}, {seconds(estimate.step_s)}; bubble {seconds(line.bubble_s)}"
     buttons = [
         el("button", text, type="button", data_zoom=kind, title=title)
         for text, kind, title in (

@@ -6,7 +6,7 @@ from math import log
 from typing import TYPE_CHECKING, Any
 
 from steptime import __version__
-from steptime.report import search_tables
+from steptime.report import layout_rows, search_tables
 from steptime.report.format import GIB, seconds
 from steptime.report.page.diff_page import plan_text, tools
 from steptime.report.page.document import document, facts, section
@@ -61,8 +61,8 @@ def _sections(found: Search, best: Layout, top: int) -> list[Html]:
     shown = [*plans, Plan("the plan", found.given)] if found.given is not None else plans
     details = [
         plan_text(
-            plan._replace(name=f"{plan.name}: {search_tables.figures(layout)}, {search_tables.shape(layout)}"),
-            el("p", el("code", words(layout.changes) or "nothing changes: it is the plan")),
+            plan._replace(name=f"{plan.name}: {layout_rows.figures(layout)}, {layout_rows.shape(layout)}"),
+            el("p", el("code", words(layout.changes) or "no changes: this is the plan")),
         )
         for plan, layout in zip(plans, layouts, strict=True)
     ]
@@ -117,7 +117,7 @@ def scatter(found: Search, layouts: Sequence[Layout]) -> Html:
     note = (
         "each numbered point is a plan: no layout that fits is better in both. Small dots: all other layouts that fit."
     )
-    return join(chart, el("p", note, class_="note"))
+    return join(el("div", chart, class_="scroll"), el("p", note, class_="note"))
 
 
 def _held(estimate: Any) -> float:
@@ -126,7 +126,7 @@ def _held(estimate: Any) -> float:
 
 def _point(number: int, layout: Layout, x: float, y: float) -> Html:
     """A point of the front: a link to its plan."""
-    title = f"{number}: {search_tables.figures(layout)}; {search_tables.shape(layout)}"
+    title = f"{number}: {layout_rows.figures(layout)}; {layout_rows.shape(layout)}"
     dot = el("circle", cx=x, cy=y, r=6.0, class_="dot")
     label = el("text", str(number), x=x + 9, y=y - 5)
     return el("a", el("title", title), dot, label, href=f"#plan-{number}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import log2
 from typing import TYPE_CHECKING
 
+from steptime.base.words import counted
 from steptime.report.breakdown import part_name
 from steptime.report.format import TIME, column, percent, seconds, unit_for, whole
 from steptime.report.page.markup import Html, el, join
@@ -73,7 +74,9 @@ def interval(estimate: Estimate) -> Html:
         el("text", f"estimate {seconds(time.step_s)}", x=at, y=12, text_anchor="middle"),
         el("text", f"p90 {seconds(time.step_s_p90)}", x=right, y=50),
     ]
-    return el("svg", *marks, viewBox="0 0 640 56", role="img", aria_label=words, class_="chart")
+    return el(
+        "div", el("svg", *marks, viewBox="0 0 640 56", role="img", aria_label=words, class_="chart"), class_="scroll"
+    )
 
 
 def weak_scaling(estimate: Estimate) -> Html:
@@ -115,14 +118,15 @@ def _scaling_line(rows: list[tuple[int, float, bool]]) -> Html:
     line = el("polyline", points=" ".join(f"{x:.1f},{y:.1f}" for x, y, *_ in spots), class_="line")
     marks, every = [], max(1, len(spots) // 8)
     for i, (x, y, devices, efficiency, here) in enumerate(spots):
-        title = el("title", f"{devices:,} devices: {percent(efficiency)}")
+        title = el("title", f"{counted(devices, 'device')}: {percent(efficiency)}")
         marks.append(el("circle", title, cx=x, cy=y, r=6.0 if here else 4.0, class_="here" if here else "dot"))
         if i % every == 0 or here:
             marks.append(el("text", f"{devices:,}", x=x, y=height - 14, text_anchor="middle"))
     levels = [
         el("text", percent(level), x=0.0, y=14 + (height - 44) * (top - level) / (top - low)) for level in (top, low)
     ]
-    words = f"weak scaling: {percent(rows[-1][1])} at {rows[-1][0]:,} devices"
+    words = f"weak scaling: {percent(rows[-1][1])} at {counted(rows[-1][0], 'device')}"
     name = el("text", "devices", x=0, y=height - 14)
-    return el("svg", line, *marks, *levels, name, viewBox=f"0 0 {width:.0f} {height:.0f}", role="img", aria_label=words,
-              class_="chart")  # fmt: skip
+    chart = el("svg", line, *marks, *levels, name, viewBox=f"0 0 {width:.0f} {height:.0f}", role="img", aria_label=words,
+               class_="chart")  # fmt: skip
+    return el("div", chart, class_="scroll")

@@ -1,0 +1,184 @@
+"""What `3dtrn explain` adds to one matrix multiply or collective: rate, latency and overlap as formulas with their constants."""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import TYPE_CHECKING, NamedTuple
+
+from steptime.base.words import counted
+from steptime.cost import comm, compute, overlap
+from steptime.job.mesh import group, members_per_domain
+from steptime.report.constants import shared_constants
+from steptime.report.format import BINARY, SI, quantity, seconds, whole
+from steptime.report.table import Fact, FactList
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from steptime.answer.result import Estimate
+    from steptime.base.rows import CollectiveRow, GemmRow
+    from steptime.cost.rates import Rates
+    from steptime.hardware.machine import Tier
+    from steptime.job.mesh import Group
+    from steptime.model.ops import Gemm
+
+
+def waves(row: GemmRow, op: Gemm, rates: Rates) -> str:
+    """Tiles of the output over the SMs, and what of the rate a last wave that is not full leaves."""
+    if rates.sm_count is None:
+        return "no wave quantization: accelerator.sm_count is not stated"
+    tiles = ceil(row.m / compute.TILE_M) * ceil(row.n / compute.TILE_N) * op.count
+    each = f"{whole(tiles)} tiles of {compute.TILE_M:g} x {compute.TILE_N:g} / {rates.sm_count:g} SMs"
+    share = tiles / rates.sm_count
+    left = 1.0 - compute.WAVE_LOSS + compute.WAVE_LOSS * share / ceil(share)
+    return f"{each} = {share:.3f} waves; 1 - WAVE_LOSS {compute.WAVE_LOSS:g} x (1 - {share:.3f} / {ceil(share)}) = {left:.3f}"
+
+
+def gemm_constants(estimate: Estimate, sustained: float, dtype: str) -> FactList:
+    """The rates and constants that all matrix multiplies of the plan rest on, each with its source."""
+    job, rates = estimate.job, estimate.timing.rates
+    device = job.machine.accelerator
+    stated = device.sustained_flops.get(dtype)
+    facts = []
+    if stated:
+        facts.append(
+            Fact(
+                "sustained",
+                [
+                    f"{quantity(sustained, SI, 'FLOP/s', 4)} = {quantity(stated, SI, 'FLOP/s', 4)} x {sustained / stated:.4g}",
+                    "the factor is fitted: sustained_share over the profile's compute_factor, data/efficiency.yaml",
+                    f"accelerator.sustained_flops.{dtype}: {source(estimate, f'accelerator.sustained_flops.{dtype}')}",
+                ],
+            )
+        )
+    moved = f"{quantity(device.memory_bytes_per_s, SI, 'B/s')} x memory_efficiency {device.memory_efficiency:g}"
+    stream = source(estimate, "accelerator.memory_efficiency")
+    facts += [
+        Fact("memory", [f"{quantity(rates.bytes_per_s, SI, 'B/s', 4)} = {moved}: {stream}"]),
+        Fact("launch", [f"{seconds(rates.gemm_kernel_s)}: {job.software.sources.get('gemm_kernel_s', 'assumed')}"]),
+        *constants("cost.compute", "K_OVERHEAD", "WAVE_LOSS", "WGRAD_RATE"),
+    ]
+    return FactList("constants", facts)
+
+
+def network_constants(estimate: Estimate) -> FactList:
+    """The figures of the network and the constants that all collectives rest on, each with its source."""
+    facts = []
+    for at, tier in enumerate(estimate.job.machine.tiers):
+        figures = (
+            "bytes_per_s",
+            "latency_s",
+            "efficiency",
+            *(("in_network_efficiency",) if tier.in_network_reduction else ()),
+        )
+        facts.append(Fact(tier.name, [f"{key}: {source(estimate, f'tiers.{at}.{key}')}" for key in figures]))
+    facts += constants("cost.comm", "RAMP", "RING_S", "SWITCH_S", "SEND_S")
+    return FactList("constants", [*facts, *constants("cost.overlap", "CONTENTION", "NIC_CONTENTION")])
+
+
+def constants(module: str, *names: str) -> list[Fact]:
+    """Shared constants with their values and sources."""
+    found = {constant.name: constant for constant in shared_constants()}
+    return [Fact(name, [f"{one.value:g}: {one.source}"]) for name in names if (one := found.get(f"{module}.{name}"))]
+
+
+def source(estimate: Estimate, path: str) -> str:
+    """Where a figure of the machine comes from."""
+    return estimate.job.machine.source(path) or "not in the machine's file: the usual figure (assumed)"
+
+
+class Crossing(NamedTuple):
+    """What one algorithm does on one tier."""
+
+    tier: Tier
+    hops: float
+    tree_hops: float
+    share: float
+    """Bytes that a rank sends over the tier, over those of the call."""
+    rate: float
+    """Of all links of the group [B/s]."""
+    links: float
+
+
+def crossings(algorithm: comm.Algorithm, ranks: Group, tiers: Sequence[Tier]) -> Iterator[Crossing]:
+    """The tiers that a group crosses, as `comm.algorithm_cost` takes them."""
+    below = 1.0
+    for tier in tiers:
+        members = float(ranks.ranks if tier is tiers[-1] else members_per_domain(ranks, tier.size))
+        if members > below:
+            position = (ranks.ranks, below, members, tier is tiers[0])
+            hops, tree = (algorithm.passes * float(count(*position)) for count in (algorithm.hops, comm.tree_hops))
+            links = below if algorithm.joined else 1.0
+            rate = float(comm.tier_rate(tier, algorithm, members)) * links
+            yield Crossing(tier, hops, tree, float(algorithm.share(*position)), rate, links)
+        below = members
+
+
+class Call(NamedTuple):
+    """One collective as it was priced."""
+
+    ranks: Group
+    tiers: tuple[Tier, ...]
+    algorithm: comm.Algorithm
+    crossed: list[Crossing]
+
+
+def priced(row: CollectiveRow, estimate: Estimate) -> Call | None:
+    """The group, network and algorithm of a row; None where it is priced in another way (experts, several phases)."""
+    for ranks, tiers in _networks(row, estimate):
+        cost = comm.collective(row.kind, row.bytes, ranks, tiers)
+        same = (cost.latency_s, cost.bandwidth_s, cost.time_s) == (row.latency_s, row.bandwidth_s, row.time_s)
+        for algorithm in comm.ALGORITHMS.get(row.kind, ()) if same else ():
+            if algorithm.name == cost.algorithm:
+                return Call(ranks, tiers, algorithm, list(crossings(algorithm, ranks, tiers)))
+    return None
+
+
+def _networks(row: CollectiveRow, estimate: Estimate) -> Sequence[tuple[Group, tuple[Tier, ...]]]:
+    """Groups and tiers that a row may have been priced with."""
+    job, pricing, dp = estimate.job, estimate.timing.pricing, estimate.timing.dp
+    inner = [(one, pricing.context.tiers) for one in pricing.context.groups.values() if one.ranks == row.ranks]
+    calls = [call for chunks in (*dp.reductions, *dp.gathers) for chunk in chunks for call in chunk] if dp else []
+    boundaries = [
+        (group(job.parallelism, "pp", stage=r, n_dcs=pricing.n_dcs), pricing.context.tiers)
+        for r in range(row.axis == "pp")
+    ]
+    return [*inner, *boundaries, *((call.over, pricing.dp_tiers) for call in calls if call.bytes == row.bytes)]
+
+
+def collective_facts(row: CollectiveRow, call: Call) -> list[Fact]:
+    """Latency by hops, wire time by tier, ramp: formula, numbers, constants."""
+    algorithm, crossed = call.algorithm, call.crossed
+    hops = [f"{whole(one.hops)} x {seconds(one.tier.latency_s)} ({one.tier.name})" for one in crossed if one.hops]
+    slowest = max(crossed, key=lambda one: float(one.share / one.rate))
+    of = f"{quantity(row.bytes, BINARY)} x {slowest.share:.4g}"
+    known = [one.name for one in comm.ALGORITHMS[row.kind]]
+    depth = algorithm.base_s + sum(one.tree_hops * one.tier.latency_s for one in crossed if not one.tier.hierarchical)
+    ramp = row.time_s - row.latency_s - row.bandwidth_s
+    return [
+        Fact("algorithm", [algorithm.name + (f" (the fastest of {', '.join(known)})" if len(known) > 1 else "")]),
+        Fact("latency", [f"{seconds(row.latency_s)} = {' + '.join([f'{seconds(algorithm.base_s)} base', *hops])}"]),
+        Fact("wire", [f"{seconds(row.bandwidth_s)} = {of} / {_rate_words(slowest, algorithm)}"]),
+        Fact("ramp", [f"{seconds(ramp)} = RAMP {comm.RAMP:g} x sqrt({seconds(depth)} tree latency x wire)"]),
+    ]
+
+
+def _rate_words(one: Crossing, algorithm: comm.Algorithm) -> str:
+    """The rate of a tier as its wire rate, the share that a collective reaches, and the links of the group."""
+    wire = f"{quantity(one.tier.bytes_per_s, SI, 'B/s')} {one.tier.name}"
+    reached = one.rate / one.links / one.tier.bytes_per_s
+    links = f" x {counted(one.links, 'link')}" if one.links != 1 else ""
+    kind = " in the switch" if algorithm.in_switch else ""
+    return f"({wire} x {reached:.4g} reached{kind}{links})"
+
+
+def overlap_fact(row: CollectiveRow, call: Call | None) -> Fact:
+    """What of all calls is exposed: what no compute covers, and what the hidden part costs that compute."""
+    total = row.count_per_step * row.time_s
+    if call is None or row.axis == "pp" or not row.exposed_s < total:
+        return Fact("exposed", [seconds(row.exposed_s)])
+    slowed = float(overlap.contention(call.ranks, call.tiers))
+    hidden = (total - row.exposed_s) / (1.0 - slowed)
+    name = "CONTENTION" if slowed == overlap.CONTENTION else "NIC_CONTENTION"
+    bare = f"{seconds(row.exposed_s)} = {seconds(max(total - hidden, 0.0))} not covered by compute"
+    return Fact("exposed", [f"{bare} + {name} {slowed:g} x {seconds(hidden)} covered (it slows that compute)"])

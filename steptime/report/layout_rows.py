@@ -1,0 +1,78 @@
+"""A layout of a search in words, and as a row of a table."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from steptime.report.format import GIB, percent, seconds
+from steptime.report.headline import VERDICTS
+from steptime.search.changes import settings
+from steptime.search.recompute import label
+from steptime.search.search import Layout, Search
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from steptime.job.job import Job
+
+
+def figures(layout: Layout) -> str:
+    """Step, MFU, memory and verdict of a layout."""
+    e = layout.estimate
+    held = f"{layout.held_bytes / GIB:.1f} of {e.memory.capacity_bytes / GIB:.1f} GiB"
+    text = f"{seconds(e.step_s)}, MFU {percent(e.throughput.mfu)}, {held}"
+    return text if e.memory.fits else f"{text}, {VERDICTS[e.memory.verdict][0].lower()}"
+
+
+def shape(layout: Layout) -> str:
+    """A layout in words."""
+    p, job = layout.job.parallelism, layout.job
+    experts = f"  ep {p.ep}  etp {p.etp}" if job.model.moe else ""
+    text = f"tp {p.tp}  cp {p.cp}  pp {p.pp}  vpp {p.vpp}  dp {p.dp}{experts}  micro-batch {job.data.microbatch_sz}"
+    return f"{text}  zero {job.zero_level}{'  sp' if job.sp else ''}  recompute {recomputed(layout)}"
+
+
+def recomputed(layout: Layout) -> str:
+    """Its recomputation in a word."""
+    return label(layout.job.recompute)
+
+
+def lines(changes: Mapping[str, Any], width: int) -> list[str]:
+    """The settings of a layout in lines of about so many characters, as a shell reads them: ends are continued."""
+    found: list[str] = []
+    for setting in settings(changes):
+        if found and len(found[-1]) + len(setting) + 3 <= width:
+            found[-1] += f" {setting}"
+        else:
+            found.append(setting)
+    return [f"{line} \\" for line in found[:-1]] + found[-1:]
+
+
+def head(found: Search) -> list[str]:
+    """The columns of a layout."""
+    experts = ["ep", "etp"] if found.plan.model.moe else []
+    axes = ["tp", "cp", "pp", "vpp", "dp", *experts, "mbs", "zero", "sp", "recompute"]
+    return ["", *varied(found, found.plan), "step", "MFU", "GiB", *axes]
+
+
+def varied(found: Search, job: Job) -> dict[str, str]:
+    """What of machine, devices and batch the search varies, as `job` has it."""
+    asked = found.asked
+    each = {
+        "machine": (asked.over.get("hardware.node_type", ()), job.machine.name),
+        "devices": (asked.devices, f"{job.parallelism.devices:,}"),
+        "gbs": (asked.gbs, f"{job.data.gbs:,}"),
+    }
+    return {name: value for name, (values, value) in each.items() if len(values) > 1}
+
+
+def row_of(found: Search, name: str, layout: Layout) -> list[str]:
+    """A layout as a row under `head`."""
+    p, job, e = layout.job.parallelism, layout.job, layout.estimate
+    experts = [p.ep, p.etp] if job.model.moe else []
+    axes = [p.tp, p.cp, p.pp, p.vpp, p.dp, *experts, job.data.microbatch_sz, job.zero_level]
+    held = f"{layout.held_bytes / GIB:.1f}"
+    return [
+        name, *varied(found, job).values(), seconds(e.step_s), percent(e.throughput.mfu).removesuffix(" %"), held,
+        *map(str, axes), "y" if job.sp else "-", recomputed(layout),
+    ]  # fmt: skip
