@@ -35,7 +35,7 @@ def launched(options: Namespace) -> tuple[Job, Reading]:
         reading = read(options.kind, options.config, sets, options.added)
     except ConfigError as error:
         lines = [line for line in error.problems if not (options.allow_unmodeled and line.endswith(LEAVE_OUT))]
-        raise ConfigError(lines) from None
+        raise ConfigError(lines or [line.removesuffix(LEAVE_OUT) + "not modeled" for line in error.problems]) from None
     job = to_job(reading, sets, allow_unmodeled=options.allow_unmodeled)
     if options.save is not None:
         save(options.save, job)

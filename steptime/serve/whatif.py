@@ -18,6 +18,8 @@ from steptime.job.edit import put
 from steptime.job.job import Job
 from steptime.launch.plan_yaml import mapping_yaml
 from steptime.report.diff_tables import diff
+from steptime.report.format import percent, seconds
+from steptime.report.headline import VERDICTS
 from steptime.report.page import document
 from steptime.report.page.markup import Html, join
 from steptime.report.page.tables import plain_table
@@ -90,7 +92,16 @@ def answer(asked: Asked, files: frozenset[str] = frozenset()) -> dict[str, Any]:
     timeline = Timeline(found.timing)
     html = document.report(found, timeline) if asked.full else document.first_sections(found)
     drawn = document.data(found, timeline) if asked.full else {}
-    said = {"ok": True, "yaml": text, "note": note, "values": values(data, job), "devices": found.devices, "html": html}
+    told = f"{VERDICTS[found.memory.verdict][0]}, {seconds(found.step_s)} a step, MFU {percent(found.throughput.mfu)}"
+    said = {
+        "ok": True,
+        "yaml": text,
+        "note": note,
+        "told": told,
+        "values": values(data, job),
+        "devices": found.devices,
+        "html": html,
+    }
     return said | {"data": drawn, "compare": compared, "title": document.title(found)}
 
 
@@ -185,4 +196,4 @@ def compare(pinned: str, found: Estimate, files: frozenset[str]) -> Html:
         ConfigError: the pinned plan cannot run.
     """
     other = estimate(job_of(parse_mapping(pinned, "pinned plan"), files))
-    return join(*(plain_table(table) for table in diff(other, found, ("pinned", "now"), [])))
+    return join(*(plain_table(table) for table in diff(other, found, ("pinned", "now"), [], whole=True)))
