@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import browser
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
@@ -13,6 +14,7 @@ from steptime.commands import cli
 ROOT = Path(__file__).parents[1]
 GOLDEN = Path(__file__).parent / "golden"
 MOST_PROCESSES = 8
+collect_ignore = [] if browser.found() else ["test_browser.py"]  # it needs a Chromium
 JUDGED = dict.fromkeys(
     (
         f"tests/test_{name}.py"

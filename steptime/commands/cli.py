@@ -105,6 +105,7 @@ def _run(args: list[str]) -> int:
     from steptime.base.config import ConfigError
     from steptime.commands import console
     from steptime.commands import plans as commands
+    from steptime.report.table import printable
 
     if not name and options.completion:
         from steptime.commands import completion
@@ -115,7 +116,7 @@ def _run(args: list[str]) -> int:
     try:
         return run(options, console.Printer(options.color, ascii_only=options.ascii))
     except ConfigError as error:
-        sys.stderr.writelines(problem + "\n" for problem in error.problems)
+        sys.stderr.writelines(printable(problem) + "\n" for problem in error.problems)
         return BAD_INPUT
 
 

@@ -15,7 +15,7 @@ from steptime.validation.kind import is_log
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from steptime.answer.result import Estimate
     from steptime.report.table import ReportSection
@@ -32,29 +32,31 @@ def diff(options: Namespace, out: Printer) -> int:
     if is_log(options.a) or is_log(options.b):
         return log_command.diff(options, out, _labels(options.a, options.b))
     log_command.refuse({"from": options.kind, "allow-unmodeled": options.allow_unmodeled}, "only with a training log")
-    a, b = (load(path, options.sets) for path in (options.a, options.b))
+    both = estimate(load(options.a, options.sets)), estimate(load(options.b, options.sets))
     labels = _labels(options.a, options.b)
     notes = [
         f"{label}: {path}" for label, path in zip(labels, (options.a, options.b), strict=True) if label in {"A", "B"}
     ]
-    both = estimate(a), estimate(b)
-    sections = list(compare(*both, labels, notes))
-    _page(options, both, labels, sections)
-    if options.json:
-        out.json(section_json.document(sections))
-    else:
-        out.sections(sections)
-    return 0
+    return _shown(options, out, both, labels, lambda whole: compare(*both, labels, notes, whole=whole))
 
 
-def _page(
-    options: Namespace, found: Sequence[Estimate], labels: Sequence[str], sections: Sequence[ReportSection]
-) -> None:
-    """The page of `--html`."""
+def _shown(
+    options: Namespace,
+    out: Printer,
+    found: Sequence[Estimate],
+    labels: Sequence[str],
+    sections: Callable[[bool], Sequence[ReportSection]],
+) -> int:
+    """Write the page of `--html`, then print. `sections`: the comparison, with long settings whole or as a terminal has room."""
     if options.html is not None:
         from steptime.report.page import diff_page
 
-        diff_page.write(found, labels, sections, options.html)
+        diff_page.write(found, labels, sections(True), options.html)
+    if options.json:
+        out.json(section_json.document(sections(True)))
+    else:
+        out.sections(sections(False))
+    return 0
 
 
 def _many(options: Namespace, out: Printer) -> int:
@@ -65,13 +67,8 @@ def _many(options: Namespace, out: Printer) -> int:
     if options.kind is not None or options.allow_unmodeled:
         raise ConfigError("--from and --allow-unmodeled: only with a training log")
     found = [estimate(load(path, options.sets)) for path in paths]
-    sections = diff_many(found, paths)
-    _page(options, found, [f"{letter(i)}: {path}" for i, path in enumerate(paths)], sections)
-    if options.json:
-        out.json(section_json.document(sections))
-    else:
-        out.sections(sections)
-    return 0
+    labels = [f"{letter(i)}: {path}" for i, path in enumerate(paths)]
+    return _shown(options, out, found, labels, lambda whole: diff_many(found, paths, whole=whole))
 
 
 def _labels(a: str, b: str) -> tuple[str, str]:

@@ -35,7 +35,7 @@ def launched(options: Namespace) -> tuple[Job, Reading]:
         reading = read(options.kind, options.config, sets, options.added)
     except ConfigError as error:
         lines = [line for line in error.problems if not (options.allow_unmodeled and line.endswith(LEAVE_OUT))]
-        raise ConfigError(lines) from None
+        raise ConfigError(lines or [line.removesuffix(LEAVE_OUT) + "not modeled" for line in error.problems]) from None
     job = to_job(reading, sets, allow_unmodeled=options.allow_unmodeled)
     if options.save is not None:
         save(options.save, job)
@@ -71,7 +71,7 @@ def export(job: Job, options: Namespace, out: Printer) -> int:
     written = write(job, kind)
     lines = [
         f"{kind} launch file of a plan for {counted(job.parallelism.devices, 'device')} of {job.machine.name}",
-        *(f"not expressed: {path} = {flow(value)}" for path, value in written.left_out.items()),
+        *(f"no equivalent: {path} = {flow(value)}" for path, value in written.left_out.items()),
         f"read back by: 3dtrn --from {written.reader} --allow-unmodeled FILE {words(written.left_out)}",
     ]
     if kind == "deepspeed":

@@ -25,6 +25,12 @@ PIPELINE_RULES = [
         lambda f: f.schedule_said in {None, *f.framework.schedules} or (f.schedule_said == "interleaved"),
     ),
     Rule(
+        "split backward in one stage",
+        "parallelism.schedule",
+        "{f.schedule_said} needs pp of 2 or more (got {f.pp}); one stage has no bubble to fill: remove it",
+        lambda f: (f.pp > 1) | (not f.split_backward),
+    ),
+    Rule(
         "schedule in a V",
         "parallelism.vpp",
         "{f.schedule_said} needs vpp {f.chunks_needed} (got {f.vpp})",

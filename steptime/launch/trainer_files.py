@@ -22,7 +22,7 @@ def said_in(
     if path.endswith(".toml"):
         try:
             return flatten(tomllib.loads(text)), None, {}
-        except tomllib.TOMLDecodeError as error:
+        except ValueError as error:  # TOMLDecodeError, or a number of thousands of digits
             raise ConfigError(f"{path}: not valid TOML ({error})") from None
     if not re.match(r"\s*(#[^\n]*\n\s*|---\s)*(\{|[\w\"'-]+\s*:(\s|$))", text):
         script = read_script(text, path, env, beside)

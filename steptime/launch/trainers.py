@@ -15,7 +15,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from steptime.base.config import ConfigError
+from steptime.base.config import ConfigError, show
 from steptime.base.document import parse_mapping, scalar
 from steptime.job.edit import put
 from steptime.launch.beside import Beside
@@ -68,13 +68,17 @@ def read_trainer(
 def _primus(path: str, text: str, env: Mapping[str, str] | None, sets: Mapping[str, Any] | None) -> Reading:
     """Megatron-LM's arguments under modules.pre_trainer.overrides, and a model by the name of its file."""
     tree = parse_mapping(re.sub(r"\$\{(\w+):([^}]*)\}", lambda found: (env or {}).get(found[1], found[2]), text), path)
-    trainer = tree.get("modules", {}).get("pre_trainer")
+    modules = tree.get("modules")
+    trainer = modules.get("pre_trainer") if isinstance(modules, dict) else None
     if not isinstance(trainer, dict):
         raise ConfigError(f"{path}: modules.pre_trainer is missing; not a Primus training")
+    overrides = trainer.get("overrides") or {}
+    if not isinstance(overrides, dict):
+        raise ConfigError(f"{path}: modules.pre_trainer.overrides: expected a mapping (got {show(overrides)})")
     if trainer.get("framework", "megatron") != "megatron":
         raise ConfigError(f"{path}: modules.pre_trainer.framework {trainer['framework']}: only megatron's is read")
     preset = preset_of(str(trainer.get("model", "")).removesuffix(".yaml"))
-    said = {key: str(value) for key, value in flatten(trainer.get("overrides") or {}).items() if value is not None}
+    said = {key: str(value) for key, value in flatten(overrides).items() if value is not None}
     model = {"model": preset} if preset and "num_layers" not in said else {}
     return from_arguments(said, path, sets=model | dict(sets or {}), table="primus")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from steptime.base.words import flow
 from steptime.report.breakdown import part_name
+from steptime.report.diff_tables import WHOLE, setting
 from steptime.report.format import COUNT, GIB, TIME, column, percent, quantity, seconds, unit_for, whole
 from steptime.report.headline import VERDICTS
 from steptime.report.table import Fact, FactList, ReportSection, Table
@@ -18,12 +18,16 @@ if TYPE_CHECKING:
 
 AT_ONCE = 4
 """Plans of one table; more follow in tables below."""
-_CELL = 11
-"""Longest setting shown whole."""
+CELL = 11
+"""Longest setting that a terminal shows whole."""
 
 
-def diff_many(estimates: Sequence[Estimate], paths: Sequence[str]) -> list[ReportSection]:
-    """Which plan is which, the settings that differ from the first one's, the answers, parts and memory of each."""
+def diff_many(estimates: Sequence[Estimate], paths: Sequence[str], *, whole: bool = False) -> list[ReportSection]:
+    """Which plan is which, the settings that differ from the first one's, the answers, parts and memory of each.
+
+    `whole`: long settings too.
+    """
+    most = WHOLE if whole else CELL
     labels = [letter(i) for i in range(len(paths))]
     shown: list[ReportSection] = [
         FactList("plans", [Fact(label, [path]) for label, path in zip(labels, paths, strict=True)])
@@ -31,7 +35,7 @@ def diff_many(estimates: Sequence[Estimate], paths: Sequence[str]) -> list[Repor
     for start in range(0, len(estimates), AT_ONCE):
         some, names = estimates[start : start + AT_ONCE], labels[start : start + AT_ONCE]
         shown += [
-            _settings(estimates[0], some, names),
+            _settings(estimates[0], some, names, most),
             _answers(some, names),
             _parts(some, names),
             _memory(some, names),
@@ -44,22 +48,17 @@ def letter(i: int) -> str:
     return chr(ord("A") + i) if i < 26 else letter(i // 26 - 1) + letter(i % 26)
 
 
-def _settings(first: Estimate, some: Sequence[Estimate], labels: Sequence[str]) -> Table:
+def _settings(first: Estimate, some: Sequence[Estimate], labels: Sequence[str], most: int) -> Table:
     """A row for each setting in which any plan differs from the first."""
     base = first.job.to_config()
     rows: dict[str, list[str]] = {}
     for at, one in enumerate(some):
         for found in leaves(base, one.job.to_config()):
             if not found.path.endswith(".source") and found.path != "notes":
-                row = rows.setdefault(found.path, [_cell(found.a)] * len(some))
-                row[at] = _cell(found.b)
+                row = rows.setdefault(found.path, [setting(found.a, most)] * len(some))
+                row[at] = setting(found.b, most)
     lines = [[path, *cells] for path, cells in sorted(rows.items())]
     return Table("settings that differ" if lines else "no setting differs", ["", *labels] if lines else [], lines)
-
-
-def _cell(value: object) -> str:
-    text = "-" if value is None else flow(value)
-    return text if len(text) <= _CELL else text[: _CELL - 1] + "…"
 
 
 def _answers(some: Sequence[Estimate], labels: Sequence[str]) -> Table:

@@ -18,14 +18,20 @@ if TYPE_CHECKING:
     from steptime.base.rows import StageMemory
 
 Pair = tuple[str, float, float]
-_CELL = 17
-"""Longest setting shown whole."""
+CELL = 17
+"""Longest setting that a terminal shows whole."""
+WHOLE = 1000
+"""The same of a page, and of JSON."""
 
 
-def diff(a: Estimate, b: Estimate, labels: tuple[str, str], notes: list[str]) -> list[Table]:
-    """The settings in which two jobs differ, then answer, parts and memory with their change from `a` to `b`."""
+def diff(a: Estimate, b: Estimate, labels: tuple[str, str], notes: list[str], *, whole: bool = False) -> list[Table]:
+    """The settings in which two jobs differ, then answer, parts and memory with their change from `a` to `b`.
+
+    `whole`: long settings too, for which a page has room and a terminal has not.
+    """
+    most = WHOLE if whole else CELL
     rows = [
-        [one.path, _cell(one.a), _cell(one.b)]
+        [one.path, setting(one.a, most), setting(one.b, most)]
         for one in leaves(a.job.to_config(), b.job.to_config())
         if not one.path.endswith(".source") and one.path != "notes"
     ]
@@ -35,10 +41,14 @@ def diff(a: Estimate, b: Estimate, labels: tuple[str, str], notes: list[str]) ->
     return [changed, _answer(a, b, labels), _parts(a, b, labels), _memory(a, b, labels)]
 
 
-def _cell(value: Any) -> str:
-    """A setting as text; "-" where a config has none."""
+def setting(value: Any, most: int) -> str:
+    """A setting as a plan writes it; "-" where a plan has none.
+
+    >>> setting({"n_dcs": 2, "fast": True}, 40), setting("megatron-core", 11)
+    ('{n_dcs: 2, fast: true}', 'megatron-c…')
+    """
     text = "-" if value is None else flow(value)
-    return text if len(text) <= _CELL else text[: _CELL - 1] + "…"
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def change(a: float, b: float) -> str:

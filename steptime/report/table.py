@@ -26,6 +26,18 @@ ASCII = str.maketrans({"█": "#", "▌": "#", "─": "-", "…": "~"})
 """The likeness of the signs that a layout is drawn with."""
 
 
+def printable(text: str) -> str:
+    r"""Text without control characters, which a name or word of an input file may hold; colors, tabs and line ends stay.
+
+    >>> printable("a\x1b[2Jb\x7f\n")
+    'a?[2Jb?\n'
+    """
+    return _CONTROL.sub("?", text)
+
+
+_CONTROL = re.compile("(?!\x1b\\[[0-9;]*m)[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
 class Style(NamedTuple):
     """How text leaves: with colors or without, all of Unicode or ASCII alone, in so many columns."""
 
@@ -46,7 +58,8 @@ class Style(NamedTuple):
         return f"\x1b[38;5;{16 + 36 * red + 6 * green + blue}m{text.rstrip()}\x1b[0m"
 
     def fold(self, text: str) -> str:
-        """`text` in ASCII where that is asked for; what has no likeness becomes "?"."""
+        """`text` in ASCII where that is asked for; what has no likeness becomes "?", as control characters do."""
+        text = printable(text)
         return text.translate(ASCII).encode("ascii", "replace").decode("ascii") if self.ascii else text
 
 

@@ -18,6 +18,8 @@ from steptime.job.edit import put
 from steptime.job.job import Job
 from steptime.launch.plan_yaml import mapping_yaml
 from steptime.report.diff_tables import diff
+from steptime.report.format import percent, seconds
+from steptime.report.headline import VERDICTS
 from steptime.report.page import document
 from steptime.report.page.markup import Html, join
 from steptime.report.page.tables import plain_table
@@ -59,7 +61,7 @@ def read_request(data: Any) -> Asked:
     sound = isinstance(yaml, str) and isinstance(pinned, str | None) and isinstance(changes, dict | None)
     sound = sound and (devices is None or (isinstance(devices, int) and not isinstance(devices, bool)))
     if not sound or not all(path in known and plain(value) for path, value in (changes or {}).items()):
-        raise ConfigError("the request is not one that this page makes; reload the page")
+        raise ConfigError("unknown request; reload the page")
     return Asked(
         str(yaml), dict(changes or {}), devices, pinned or "", asked.get("full") is True, asked.get("best") is True
     )
@@ -90,7 +92,16 @@ def answer(asked: Asked, files: frozenset[str] = frozenset()) -> dict[str, Any]:
     timeline = Timeline(found.timing)
     html = document.report(found, timeline) if asked.full else document.first_sections(found)
     drawn = document.data(found, timeline) if asked.full else {}
-    said = {"ok": True, "yaml": text, "note": note, "values": values(data, job), "devices": found.devices, "html": html}
+    told = f"{VERDICTS[found.memory.verdict][0]}, {seconds(found.step_s)} a step, MFU {percent(found.throughput.mfu)}"
+    said = {
+        "ok": True,
+        "yaml": text,
+        "note": note,
+        "told": told,
+        "values": values(data, job),
+        "devices": found.devices,
+        "html": html,
+    }
     return said | {"data": drawn, "compare": compared, "title": document.title(found)}
 
 
@@ -156,9 +167,9 @@ def job_of(data: dict[str, Any], files: frozenset[str], before: Iterable[ConfigP
     actions = 2 * p.pp * p.vpp * job.microbatches
     if actions > MOST_ACTIONS:
         line = (
-            f"data.gbs: {actions:,} forwards and backwards a step are more than this page waits for ({MOST_ACTIONS:,})"
+            f"data.gbs: {actions:,} forwards and backwards a step are too many for this page (at most {MOST_ACTIONS:,})"
         )
-        problems.append(ConfigProblem(f"{line}; the command line takes them", "data.gbs"))
+        problems.append(ConfigProblem(f"{line}; use the command line", "data.gbs"))
     if job.model.n_layers > MOST_LAYERS:
         line = f"model.n_layers: more than this page waits for ({MOST_LAYERS:,}; got {job.model.n_layers:,})"
         problems.append(ConfigProblem(line, "model.n_layers"))
@@ -171,10 +182,10 @@ def refuse_files(data: dict[str, Any], files: frozenset[str]) -> Iterable[Config
     """What of a plan would be read from a file of this machine."""
     model, hardware = data.get("model"), data.get("hardware")
     if isinstance(model, dict) and "hf" in model:
-        yield ConfigProblem("model.hf: a page reads no files; give the plan to 3dtrn serve PLAN", "model.hf")
+        yield ConfigProblem("model.hf: the page cannot read files; start it with 3dtrn serve PLAN", "model.hf")
     name = hardware.get("node_type") if isinstance(hardware, dict) else hardware
     if isinstance(name, str) and name not in files and not is_shipped(name):
-        line = f"hardware.node_type: no machine of this name is shipped (got {show(name)}), and a page reads no files"
+        line = f"hardware.node_type: unknown machine (got {show(name)}); the page cannot read machine files"
         yield ConfigProblem(line, "hardware.node_type")
 
 
@@ -185,4 +196,4 @@ def compare(pinned: str, found: Estimate, files: frozenset[str]) -> Html:
         ConfigError: the pinned plan cannot run.
     """
     other = estimate(job_of(parse_mapping(pinned, "pinned plan"), files))
-    return join(*(plain_table(table) for table in diff(other, found, ("pinned", "now"), [])))
+    return join(*(plain_table(table) for table in diff(other, found, ("pinned", "now"), [], whole=True)))

@@ -49,8 +49,8 @@ def exclusion(row: MeasuredRow, assumed: list[str]) -> str | None:
     untimed = row.number("step_time_s") is None and row.number("tokens_per_s_per_gpu") is None
     if row.published and untimed and "nvidia-smi" in row.text("mem_metric").lower():
         return "trials of memory alone, read from nvidia-smi, which counts what the allocator caches"
+    if not row.published or not assumed:
+        return None
     telling = ("recompute: ", "vocab: ", "vpp: ") if (row.whole("pp") or 1) > 1 else ("recompute: ", "vocab: ")
-    unknown = [item for item in assumed if item.startswith(telling)]
-    if row.published and unknown:
-        return f"{unknown[0].partition(':')[0]} not stated"
-    return None
+    unknown = next((item for item in assumed if item.startswith(telling)), None)
+    return f"{unknown.partition(':')[0]} not stated" if unknown else None

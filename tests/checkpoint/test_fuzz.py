@@ -178,15 +178,8 @@ def test_any_json_as_index_or_config(tmp_path, value):
 
 
 def test_damaged_checkpoints_of_every_format():
-    """The first cases of the program that runs for an hour; and it sees what a reader would run."""
-    program = Path(__file__).parents[2] / "benchmarks" / "fuzz_checkpoint.py"
-    argv = [sys.executable, "-W", "ignore", program, "--cases", "150"]
+    """The first cases of the program that runs for an hour."""
+    program = Path(__file__).parents[2] / "benchmarks" / "fuzz.py"
+    argv = [sys.executable, "-W", "ignore", program, "checkpoints", "--cases", "150"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, "150 cases" in done.stdout) == (0, True), done.stdout + done.stderr
-    code = (
-        "import os, sys; sys.path.insert(0, sys.argv[1]); import fuzz_checkpoint as f;"
-        "f.summarize_ckpt = lambda argv: os.system('true'); print(f.tried('x', [], f.Watch()))"
-    )
-    seen = subprocess.run([sys.executable, "-c", code, program.parent], capture_output=True, text=True, check=True)
-    assert "not only reads" in seen.stdout
-    assert "os.system b'true'" in seen.stdout

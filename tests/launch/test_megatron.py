@@ -521,7 +521,9 @@ def test_bad_input_is_one_line(text, problem):
     ],
 )
 def test_scripts_of_other_frameworks_are_told_by_their_name(command, other):
-    assert problems(read_as, "megatron", "run.sh", command, {}, None) == [f"run.sh: is {other}'s; try --from {other}"]
+    assert problems(read_as, "megatron", "run.sh", command, {}, None) == [
+        f"run.sh: is a file of {other}; try --from {other}"
+    ]
 
 
 def test_the_public_example_contradicts_itself():

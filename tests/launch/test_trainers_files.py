@@ -69,7 +69,7 @@ def test_a_launcher_of_its_own_takes_the_devices_of_one_node_and_says_so(name):
     """llamafactory-cli starts a process on each device of one node, Primus's run_pretrain.sh 8: dp 8 on a DGX H100."""
     found = job(name)
     assert found.parallelism.dp == 8
-    assert any(note.startswith("devices not told, so 8: ") for note in found.notes)
+    assert any(note.startswith("number of devices not stated, so 8: ") for note in found.notes)
 
 
 def test_adapters_are_refused_in_one_line():
@@ -105,7 +105,7 @@ def test_every_table_names_its_source_and_its_marks():
 
 
 def test_a_text_without_marks_is_no_kind():
-    with pytest.raises(ConfigError, match="cannot tell which framework it is for"):
+    with pytest.raises(ConfigError, match="unknown framework; use --from"):
         kind_of("x.yaml", "a: 1")
 
 

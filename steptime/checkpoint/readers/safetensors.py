@@ -178,4 +178,4 @@ def _check_layout(contents: Contents, data_bytes: int) -> None:
         message = f"truncated: {data_bytes:,} of {at:,} data bytes present, {here} of {len(tensors)} tensors whole"
         contents.problem("TRUNCATED", message)
     elif at < data_bytes:
-        contents.problem("TRAILING_BYTES", f"{data_bytes - at} bytes behind the last tensor")
+        contents.problem("TRAILING_BYTES", f"{data_bytes - at} bytes after the last tensor")

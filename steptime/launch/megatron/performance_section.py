@@ -69,7 +69,7 @@ def _precision(keys: JobKeys) -> dict[str, Any]:
         return {"precision": plain_dtype(keys)}
     if keys.get("fp4"):
         if keys.get("fp4_recipe") != "nvfp4":
-            keys.leave_out("fp4_recipe", "a recipe of the user's own: NVFP4 is counted")
+            keys.leave_out("fp4_recipe", "a custom recipe: counted as NVFP4")
         return {"precision": "nvfp4", "fp8_params": keys.on("fp4_param")}
     recipe = keys.meaning("fp8_recipe")
     if recipe is None and keys.get("fp8_recipe") is not None:

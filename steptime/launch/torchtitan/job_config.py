@@ -85,7 +85,7 @@ def _release(keys: JobKeys, named: str) -> str:
 def _toml(path: str, text: str) -> Tree:
     try:
         tree = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # TOMLDecodeError, or a number of thousands of digits
         raise ConfigError(f"{path}: not valid TOML ({error}), nor a log that prints torchtitan's config") from None
     if not tree.keys() & {"training", "parallelism"} or not all(isinstance(tree[key], dict) for key in tree):
         raise ConfigError(f"{path}: not a torchtitan job config: no section training or parallelism")

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from steptime.answer.result import Estimate
+    from steptime.report.table import Table
 
 SUFFIXES = (".html", ".htm")
 ASSETS = Path(__file__).parent / "assets"
@@ -127,7 +128,9 @@ def section(name: str, title: str, body: Html) -> Html:
 
 def _sections(estimate: Estimate, timeline: Timeline) -> Iterator[tuple[str, str, Html | None]]:
     """Name, heading and body of every section."""
-    yield "fixes", "To make it fit", _fixes(estimate)
+    found = fixes(estimate)
+    if found is not None:
+        yield "fixes", found.title[0].upper() + found.title[1:], _fixes(found)
     yield "memory", "Memory of a device, by stage", memory_charts.stage_bars(estimate)
     yield "step", "Where the step goes", time_charts.step_bars(estimate)
     yield (
@@ -187,16 +190,13 @@ def facts(found: FactList) -> Html:
     return el("dl", *items)
 
 
-def _fixes(estimate: Estimate) -> Html | None:
+def _fixes(found: Table) -> Html:
     """The changes that make the job fit, each to be copied."""
-    found = fixes(estimate)
-    if found is None:
-        return None
     rows: list[Html] = []
     for line in [row[0] for row in found.rows]:
         kind = "code" if line.startswith("--set") else "p"
         rows.append(el(kind, line.strip()))
-    return join(el("p", found.title), el("div", *rows, class_="fixes")) if rows else el("p", found.title)
+    return el("div", *rows, class_="fixes")
 
 
 def _evidence(estimate: Estimate) -> Html:

@@ -117,7 +117,7 @@ def scatter(found: Search, layouts: Sequence[Layout]) -> Html:
     note = (
         "each numbered point is a plan: no layout that fits is better in both. Small dots: all other layouts that fit."
     )
-    return join(chart, el("p", note, class_="note"))
+    return join(el("div", chart, class_="scroll"), el("p", note, class_="note"))
 
 
 def _held(estimate: Any) -> float:

@@ -127,14 +127,18 @@ def plain_table(found: Table) -> Html:
         el("th", text, scope="col", class_=kind) if text else el("td")
         for text, kind in zip(found.header, classes, strict=True)
     ]
-    body = [
-        el("tr", *(el("td", row[i] if i < len(row) else "", class_=classes[i]) for i in range(len(classes))))
-        for row in found.rows
-        if row
-    ]
+    body = [el("tr", *_cells(row, classes)) for row in found.rows if row]
     table = el("table", el("thead", el("tr", *head)), el("tbody", *body))
     return join(
         el("h3", found.title) if found.title else "",
         el("div", table, class_="scroll"),
         *(el("p", note, class_="note") for note in found.notes),
     )
+
+
+def _cells(row: Sequence[str], classes: Sequence[str | None]) -> list[Html]:
+    """The cells of a row; one that is alone has the whole width: a heading of the rows below, or what a layout changes."""
+    if len(row) == 1 < len(classes):
+        text = row[0].strip()
+        return [el("td", el("code", text) if text.startswith("--") else text, colspan=len(classes), class_="alone")]
+    return [el("td", row[i] if i < len(row) else "", class_=kind) for i, kind in enumerate(classes)]

@@ -74,7 +74,9 @@ def interval(estimate: Estimate) -> Html:
         el("text", f"estimate {seconds(time.step_s)}", x=at, y=12, text_anchor="middle"),
         el("text", f"p90 {seconds(time.step_s_p90)}", x=right, y=50),
     ]
-    return el("svg", *marks, viewBox="0 0 640 56", role="img", aria_label=words, class_="chart")
+    return el(
+        "div", el("svg", *marks, viewBox="0 0 640 56", role="img", aria_label=words, class_="chart"), class_="scroll"
+    )
 
 
 def weak_scaling(estimate: Estimate) -> Html:
@@ -125,5 +127,6 @@ def _scaling_line(rows: list[tuple[int, float, bool]]) -> Html:
     ]
     words = f"weak scaling: {percent(rows[-1][1])} at {counted(rows[-1][0], 'device')}"
     name = el("text", "devices", x=0, y=height - 14)
-    return el("svg", line, *marks, *levels, name, viewBox=f"0 0 {width:.0f} {height:.0f}", role="img", aria_label=words,
-              class_="chart")  # fmt: skip
+    chart = el("svg", line, *marks, *levels, name, viewBox=f"0 0 {width:.0f} {height:.0f}", role="img", aria_label=words,
+               class_="chart")  # fmt: skip
+    return el("div", chart, class_="scroll")

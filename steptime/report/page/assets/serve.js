@@ -27,7 +27,7 @@
     if (!found.ok) { report.classList.add("stale"); return; }
     fields(found); state.devices = found.devices;
     show(found.html, false, {});
-    $("status").textContent = found.note || `updated in ${Math.round(performance.now() - began)} ms`;
+    $("status").textContent = `${found.told}; ${found.note || `updated in ${Math.round(performance.now() - began)} ms`}`;
     document.title = found.title;
     history.replaceState(null, "", "#plan=" + encode(yaml.value));
     state.timer = setTimeout(() => rest(round), 60);

@@ -1,0 +1,216 @@
+"""The pages in a headless Chromium: real clicks and keys, a quiet console, nothing wider than a phone, reached from the keyboard.
+
+Collected where a Chromium is installed (conftest.py); the pages' text, numbers and colors are tested without one in test_page.py.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+
+import jobs
+import pytest
+from browser import Browser, found
+
+from steptime import Job, estimate
+from steptime.commands.serve_command import START
+from steptime.report.diff_tables import diff
+from steptime.report.page import diff_page, document, search_page
+from steptime.search.run import search
+from steptime.serve import server
+
+PLAN = """model: gpt3-1.3b
+parallelism: {tp: 4, pp: 2, dp: 2}
+data: {gbs: 64, seqlen: 2048, microbatch_sz: 1}
+hardware: dgx-a100-80
+"""
+
+
+@pytest.fixture(scope="module")
+def browser():
+    made = Browser(found())
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    """A report that does not fit, a search, a comparison, as files; by name their addresses."""
+    folder = tmp_path_factory.mktemp("pages")
+    a, b = Job.load(PLAN), Job.load(PLAN, ["parallelism.tp=2", "parallelism.dp=4"])
+    both = estimate(a), estimate(b)
+    made = {
+        "report": document.page(estimate(jobs.job("llama3-70b", gbs=64, seqlen=8192, tp=8, pp=2, dp=1))),
+        "search": search_page.page(search(a), 3),
+        "diff": diff_page.page(both, ("A", "B"), diff(*both, ("A", "B"), [], whole=True)),
+    }
+    for name, text in made.items():
+        (folder / f"{name}.html").write_text(text, encoding="utf-8")
+    return {name: (folder / f"{name}.html").as_uri() for name in made}
+
+
+@pytest.fixture(scope="module")
+def whatif():
+    made = server.Server("127.0.0.1", 0, START, frozenset())
+    threading.Thread(target=made.serve_forever, daemon=True).start()
+    yield made.url
+    made.shutdown()
+    made.server_close()
+
+
+def settled(browser):
+    """Wait until the whole report stands there."""
+    browser.wait(
+        "document.getElementById('report').getAttribute('aria-busy') === 'false' && !!document.querySelector('#plan')"
+    )
+
+
+def step(browser):
+    """The seconds of a step that the page tells."""
+    return float(re.search(r"([\d.]+) s a step", browser.text("#status"))[1])
+
+
+@pytest.mark.parametrize("name", ["report", "search", "diff"])
+@pytest.mark.parametrize(("width", "dark"), [(1400, False), (390, True)])
+def test_a_page_opens_quietly_and_is_no_wider_than_the_window(browser, pages, name, width, dark):
+    browser.open(pages[name], width, dark=dark)
+    assert browser.run("document.documentElement.scrollWidth") == width
+    ground = browser.run("getComputedStyle(document.body).backgroundColor")
+    assert (sum(map(int, re.findall(r"\d+", ground)[:3])) < 150) == dark
+    assert browser.said() == []
+
+
+def test_printed_pages_are_light_and_whole(browser, pages):
+    browser.open(pages["report"], 800, dark=True)
+    shut = "document.querySelectorAll('details:not([open])').length"
+    assert browser.run(shut) > 0
+    browser.run("window.dispatchEvent(new Event('beforeprint'))")
+    assert browser.run(shut) == 0
+    assert browser.run("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    browser.run("window.dispatchEvent(new Event('afterprint'))")
+    assert browser.run(shut) > 0
+    assert browser.run("getComputedStyle(document.body).backgroundColor") != "rgb(255, 255, 255)"
+
+
+def test_a_click_on_a_heading_sorts_and_a_second_one_turns_it_round(browser, pages):
+    browser.open(pages["report"])
+    column = "[...document.querySelectorAll('#gemms tbody tr')].map(r => Number(r.cells[7].dataset.v))"
+    before = browser.run(column)
+    browser.click('#gemms [data-sort="7"]')
+    assert browser.run(column) == sorted(before, reverse=True)
+    browser.click('#gemms [data-sort="7"]')
+    assert browser.run(column) == sorted(before)
+    assert browser.run("document.querySelector('#gemms [aria-sort]').getAttribute('aria-sort')") == "ascending"
+
+
+def test_the_schedule_tells_of_what_mouse_and_keys_point_at(browser, pages):
+    browser.open(pages["report"])
+    browser.wait("document.querySelector('canvas').style.height")
+    browser.hover("canvas", 0.2, 0.4)
+    assert re.match(r"stage 0: (forward|backward) of micro-batch \d+", browser.text(".readout"))
+    browser.click('[data-zoom="first"]')
+    browser.run("document.querySelector('canvas').focus()")
+    browser.key("ArrowDown")
+    assert browser.text(".readout").startswith("stage 1: ")
+    first = browser.text(".readout")
+    browser.key("ArrowRight")
+    assert browser.text(".readout") != first
+    assert browser.said() == []
+
+
+def test_a_point_of_the_front_opens_its_plan(browser, pages):
+    browser.open(pages["search"], 390)
+    assert not browser.run("document.getElementById('plan-2').open")
+    browser.click('svg a[href="#plan-2"] circle')
+    browser.wait("document.getElementById('plan-2').open")
+    assert browser.run("location.hash") == "#plan-2"
+    assert "parallelism:" in browser.text("#yaml-plan-2")
+
+
+def test_the_theme_is_changed_by_its_button(browser, pages):
+    browser.open(pages["diff"])
+    before = browser.run("getComputedStyle(document.body).backgroundColor")
+    browser.click("[data-theme-toggle]")
+    assert browser.run("getComputedStyle(document.body).backgroundColor") != before
+
+
+def test_fields_change_the_figures_and_the_plan(browser, whatif):
+    browser.open(whatif)
+    settled(browser)
+    before = step(browser)
+    browser.type('[id="f-parallelism.tp"]', "4")
+    browser.wait("document.getElementById('yaml').value.includes('tp: 4')")
+    settled(browser)
+    assert step(browser) != before
+    assert browser.run("document.getElementById('f-parallelism.dp').placeholder") == "16"  # as many devices as before
+    browser.run("document.querySelector('[data-slider=\"data.microbatch_sz\"]').focus()")
+    browser.key("ArrowRight")
+    browser.wait("document.getElementById('yaml').value.includes('microbatch_sz: 2')")
+    settled(browser)
+    assert browser.said() == []
+
+
+def test_what_is_wrong_stands_beside_its_field_until_it_is_right(browser, whatif):
+    browser.open(whatif)
+    settled(browser)
+    browser.type('[id="f-parallelism.tp"]', "3")
+    browser.wait("document.getElementById('e-parallelism.tp').textContent.includes('must divide')")
+    field = "document.getElementById('f-parallelism.tp').getAttribute('aria-invalid')"
+    assert browser.run(field) == "true"
+    browser.type('[id="f-parallelism.tp"]', "2")
+    browser.wait("document.getElementById('e-parallelism.tp').textContent === ''")
+    assert browser.run(field) is None
+    settled(browser)
+
+
+def test_an_address_opens_its_plan_again(browser, whatif):
+    browser.open(whatif)
+    settled(browser)
+    browser.type('[id="f-data.gbs"]', "512")
+    browser.wait("document.getElementById('yaml').value.includes('gbs: 512')")
+    settled(browser)
+    address, plan, told = (
+        browser.run("location.href"),
+        browser.run("document.getElementById('yaml').value"),
+        step(browser),
+    )
+    browser.open(address)
+    settled(browser)
+    assert browser.run("document.getElementById('yaml').value") == plan
+    assert step(browser) == told
+
+
+def test_a_pinned_plan_stays_beside_the_next_ones(browser, whatif):
+    browser.open(whatif)
+    settled(browser)
+    browser.click("#pin")
+    browser.type('[id="f-data.microbatch_sz"]', "2")
+    browser.wait("document.getElementById('compare').innerText.includes('data.microbatch_sz')")
+    assert re.search(r"data.microbatch_sz\s+1\s+2", browser.text("#compare"))
+    browser.click("#unpin")
+    browser.wait("document.getElementById('compare').hidden")
+    assert browser.said() == []
+
+
+def test_every_control_is_reached_by_the_tab_key_and_shows_it(browser, whatif):
+    browser.open(whatif)
+    settled(browser)
+    controls = "[...document.querySelectorAll('aside input, aside select, aside button, aside textarea')].filter(e => !e.hidden)"
+    count = browser.run(f"{controls}.length")
+    assert count > 30
+    seen = set()
+    for _ in range(count):
+        browser.key("Tab")
+        seen.add(browser.run(f"{controls}.indexOf(document.activeElement)"))
+        assert browser.run("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    assert seen == set(range(count))
+
+
+def test_the_answer_stays_in_sight_on_a_phone(browser, whatif):
+    browser.open(whatif, 390)
+    settled(browser)
+    assert browser.run("document.documentElement.scrollWidth") == 390
+    browser.run("scrollTo(0, 0)")
+    bottom = browser.run("document.getElementById('status').getBoundingClientRect().bottom")
+    assert 0 < bottom <= 900
+    assert "a step" in browser.text("#status")

@@ -1,0 +1,100 @@
+"""Damaged and random input at the doors of `3dtrn`: the first cases of benchmarks/fuzz.py, and inputs that it found."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from steptime.commands import cli
+from steptime.report.table import printable
+
+ROOT = Path(__file__).parents[1]
+PROGRAM = ROOT / "benchmarks" / "fuzz.py"
+DOORS = ("plans", "server", "files", "machines", "tables", "configs", "launches", "logs")
+
+
+def test_the_first_cases_of_every_door():
+    argv = [sys.executable, "-W", "ignore", PROGRAM, *DOORS, "--cases", "20"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=500, check=False)
+    told = [f"{door}: 20 cases" in done.stdout for door in DOORS]
+    assert (done.returncode, all(told)) == (0, True), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("run", "words"),
+    [
+        ("lambda: __import__('os').system('true')", "not only reads: [\"os.system b'true'\"]"),
+        ("lambda: [][1]", "IndexError"),
+        ("lambda: 3", "exit code 3"),
+        ("lambda: 2", "nothing is said"),
+        ("lambda: print('{\"a\": NaN}') or 0", "NaN in JSON"),
+        ("lambda: print('{\"a\": 1}') or 0", "None"),
+        ("lambda: [0 for _ in iter(int, 1)]", "it hangs"),
+    ],
+)
+def test_the_engine_sees_what_is_wrong(run, words):
+    code = f"import sys; sys.path.insert(0, {str(PROGRAM.parent)!r}); import fuzzing as f;"
+    code += f"print(f.tried(f.Case({run}, 'x', json=True), 0.05, f.Watch()))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert words in done.stdout
+
+
+FOUND = {
+    "primus.yaml": "modules: 3\nwork_group: x\nworkspace: y\nexp_name: z\n",
+    "overrides.yaml": "modules: {pre_trainer: {framework: megatron, model: llama3.1_8B.yaml, overrides: 7}}\n",
+    "digits.toml": f"[job]\na = {'9' * 5000}\n",
+}
+"""Inputs that ended in a traceback."""
+
+
+@pytest.mark.parametrize("name", FOUND)
+@pytest.mark.parametrize("kind", ["primus", "axolotl", "torchtitan", "auto"])
+def test_launch_files_that_were_found_are_one_line(tmp_path, capsys, name, kind):
+    file = tmp_path / name
+    file.write_text(FOUND[name])
+    assert cli.main([str(file), "--from", kind]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith(f"{file}: ")
+
+
+def test_another_kind_of_model_is_told_where_its_flag_is_let_pass(tmp_path, capsys):
+    """--allow-unmodeled left nothing to say of a script of reinforcement learning that lacks its sizes, too."""
+    file = tmp_path / "run.sh"
+    file.write_text("torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers x --num-rollout 5\n")
+    assert cli.main([str(file), "--from", "megatron", "--allow-unmodeled"]) == 2
+    assert capsys.readouterr().err == f"{file}: --num-rollout 5: reinforcement learning; not modeled\n"
+
+
+def test_no_text_of_an_input_commands_the_terminal(tmp_path, capsys):
+    file = tmp_path / "plan.yaml"
+    file.write_text('model: "a\\e[2Jb\\x7f"\nparallelism: {"\\e]0;x\\a": 1}\n')
+    assert cli.main([str(file)]) == 2
+    err = capsys.readouterr().err
+    assert not set(err) & {"\x1b", "\x7f", "\x07"}
+    assert printable("\x1b[1;31mred\x1b[0m\t\n") == "\x1b[1;31mred\x1b[0m\t\n"
+
+
+@pytest.mark.parametrize("word", ["V", "781.679", "-1", "1e999"])
+def test_a_cell_that_is_no_number_is_its_rows_problem(tmp_path, capsys, word):
+    """The rows that the spread of measurements is taken from are read again, their cells of any kind."""
+    head, *rows = (ROOT / "tests" / "data" / "validate" / "own.csv").read_text().splitlines()
+    cells = rows[0].split(",")
+    cells[head.split(",").index("pp")] = word
+    file = tmp_path / "runs.csv"
+    file.write_text("\n".join([head, ",".join(cells), rows[1]]) + "\n")
+    assert cli.main(["validate", "--measurements", str(file)]) == 0
+    assert f"(got '{word}')" in capsys.readouterr().err
+
+
+def test_one_stage_has_no_split_backward_to_draw(tmp_path, capsys):
+    """A page of FSDP on one stage with a zero-bubble schedule had no bytes for the weights' gradients."""
+    plan = (ROOT / "configs" / "llama3_8b_fsdp.yaml").read_text()
+    file = tmp_path / "plan.yaml"
+    file.write_text(plan)
+    line = "parallelism.schedule: zero_bubble needs pp of 2 or more (got 1)"
+    assert cli.main([str(file), "--set", "parallelism.schedule=zero_bubble", "--html", str(tmp_path / "a.html")]) == 2
+    assert line in capsys.readouterr().err
