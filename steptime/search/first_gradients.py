@@ -15,6 +15,7 @@ from steptime.memory.stages import PeakMoment, moments_of_first
 from steptime.search.held import Counted, Peak, peak
 from steptime.search.pipeline import Chunks, Flavor, Stages
 from steptime.search.recompute import Recompute
+from steptime.search.states import Around
 
 
 def held_later(stages: Stages, kind: int, microbatches: int) -> int | None:
@@ -27,6 +28,29 @@ def held_later(stages: Stages, kind: int, microbatches: int) -> int | None:
     if stages.schedule == "gpipe":
         return 0
     return next((stages.pp - stage for stage in stages.of[kind] if stages.pp - stage < microbatches), 0)
+
+
+def worst(
+    job: Job,
+    stages: Stages,
+    flavors: Sequence[Sequence[Flavor]],
+    peaks: Sequence[Peak],
+    microbatches: Any,
+    known: tuple[Chunks, tuple[Recompute, ...], Any],
+    ends: Around,
+    at: Any,
+) -> list[tuple[int, PeakMoment]]:
+    """The worst moments of every kind of stage: one, or two where gradients do not stay from step to step.
+
+    `known`: the chunks, recomputations, and by row the row of the parts; `at`: by row that of `ends`.
+    """
+    if job.software.states.gradients_persist:
+        return [(kind, PeakMoment(peak.saved, peak.transient, "")) for kind, peak in enumerate(peaks)]
+    found: list[tuple[int, PeakMoment]] = []
+    for kind, one in enumerate(peaks):
+        of = *known, ends.side.held[kind].local[at]
+        found += [(kind, moment) for moment in moments(job, stages, kind, flavors[kind], one, microbatches, of)]
+    return found
 
 
 def moments(

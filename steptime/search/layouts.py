@@ -158,7 +158,8 @@ class Pipelines:
             ends = around(
                 job, self.sketches, stages, self.chunks.parts.assembly, spreads, self.grid.devices, self.priced
             )
-            moments = self.moments(job, stages, peaks, flavors, choices, ends, rows, at)
+            known = self.chunks, choices, rows.part
+            moments = first_gradients.worst(job, stages, flavors, peaks, microbatches, known, ends, at)
             allocated, reserved = self.memory(stages, moments, ends, rows, at)
             block = Block(
                 self.job, self.grid.devices, self.grid.gbs, stages, shape.split, zero, choices, rows, legal,
@@ -242,27 +243,6 @@ class Pipelines:
         partial = rows.sp * seconds.partial_s(pipe, sides, at, self.priced, rows.tp)
         after = reduced + gathered + ends.side.embedding_s[at] + partial + ends.side.optimizer_s[at]
         return pipe.makespan_s + after + straggler
-
-    def moments(
-        self,
-        job: Job,
-        stages: Stages,
-        peaks: list[held.Peak],
-        flavors: Sequence[Sequence[Flavor]],
-        choices: tuple[Recompute, ...],
-        ends: Around,
-        rows: Rows,
-        at: Any,
-    ) -> list[tuple[int, PeakMoment]]:
-        """The worst moments of every kind of stage: one, or two where gradients do not stay from step to step."""
-        if job.software.states.gradients_persist:
-            return [(kind, PeakMoment(peak.saved, peak.transient, "")) for kind, peak in enumerate(peaks)]
-        microbatches, found = self.grid.gbs // (rows.dp * rows.microbatch_sz), list[tuple[int, PeakMoment]]()
-        for kind, peak in enumerate(peaks):
-            of = self.chunks, choices, rows.part, ends.side.held[kind].local[at]
-            mine = first_gradients.moments(job, stages, kind, flavors[kind], peak, microbatches, of)
-            found += [(kind, moment) for moment in mine]
-        return found
 
     def memory(
         self, stages: Stages, moments: list[tuple[int, PeakMoment]], ends: Around, rows: Rows, at: Any

@@ -17,13 +17,14 @@ from steptime.job.candidates import Candidates
 from steptime.job.job import Job, facts
 from steptime.schedule.orders import described
 from steptime.search import hopeless, sharded, walked
+from steptime.search.grid import dealt_as, grid, schedules, shapes
 from steptime.search.layouts import Block, Pipelines
 from steptime.search.parts import PartKey, Parts, code, parts_of
 from steptime.search.pipeline import Chunks, stages
 from steptime.search.recompute import Recompute, allowed, of_layers, of_plan, usual
 from steptime.search.search import Search
 from steptime.search.sketches import Sketches
-from steptime.search.space import Axes, Counts, Grid, Shape, dealt_as, grid, schedules, seat, shapes, zero_levels
+from steptime.search.space import Axes, Counts, Grid, Shape, seat, zero_levels
 from steptime.software.performance import resolve
 from steptime.software.settings import Share
 from steptime.timing.part_times import pricing

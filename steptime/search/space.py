@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product
 from math import lcm
 from typing import Any, Literal, NamedTuple
 
-from steptime.job.candidates import Candidates
-from steptime.job.facts import Facts
 from steptime.job.job import Job, facts
-from steptime.job.rules import RULES
 
 EXCESS = (1.1, 1.5, 2.0, 4.0, float("inf"))
 """Upper ends of the classes of what does not fit, over what the device has."""
@@ -205,120 +201,3 @@ def splits(plan: Job, columns: Mapping[str, Any]) -> Any:
     if usual == "ends":
         return np.where(ends | ~even, 1, 0)
     return np.where(even | ~ends, 0, 1)
-
-
-def schedules(plan: Job, axes: Axes) -> list[str | None]:
-    """Schedules that are tried in a pipeline: the usual one, and the plan's own; 1F1B with several chunks is interleaved."""
-    own = plan.parallelism.schedule
-    said: list[str | None] = axes.values("schedule", [own] if own else [])
-    usual = {"1f1b", "interleaved"}
-    if "schedule" not in axes.said or (usual <= {*said} and plan.software.layout.schedule == "1f1b"):
-        return [None, *(name for name in said if name not in usual)]
-    return said
-
-
-def grid(
-    job: Job,
-    plan: Job,
-    axes: Axes,
-    devices: int,
-    gbs: int,
-    counts: Counts,
-    weight: Callable[[str | None], int],
-    zeros: Sequence[int],
-) -> Grid:
-    """The rows of one number of devices and one batch.
-
-    `weight`: layouts that every legal row with a schedule stands for (recomputations).
-    """
-    import numpy as np
-
-    columns = numbers(job, plan, axes, devices, gbs)
-    dealt, tried, legal = splits(plan, columns), schedules(plan, axes), dict[Choice, Any]()
-    said, wide, alone = axes.values("sp", (False, True)), columns["tp"] > 1, columns["pp"] == 1
-    for zero, sp, schedule in product(zeros, (False, True), dict.fromkeys([None, *tried])):
-        mine = wide & (sp in said) if sp else ~wide | (sp in said)  # without tensor parallelism there is none to say
-        if schedule is not None or None not in tried:  # nor a schedule without a pipeline
-            mine &= ~alone if schedule is not None else alone
-        choice = Choice(zero, sp, schedule)
-        legal[choice] = judged(job, columns, dealt, mine, choice, gbs, counts, weight(schedule))
-    accumulated = gbs // (columns["dp"] * columns["microbatch_sz"])
-    columns["accumulated"] = np.ones_like(accumulated) if job.software.states.gradients_persist else accumulated
-    return Grid(devices, gbs, columns, dealt, legal)
-
-
-def judged(
-    job: Job, columns: Mapping[str, Any], dealt: Any, mine: Any, choice: Choice, gbs: int, counts: Counts, weight: int
-) -> Any:
-    """Which of the rows `mine` can run; those that cannot are counted under the first rule that they break."""
-    alive = mine.copy()
-    said = {**columns, "gbs": float(gbs)}
-    found = facts(Candidates(job, **said).as_job)
-    found = found._replace(zero_level=choice.zero_level, zero_said=found.zero_said and choice.zero_level, sp=choice.sp)
-    found = found._replace(schedule_said=choice.schedule)
-    every = [found, *(found._replace(**run.widths) for run in job.model.layers or [])]
-    for at, split in enumerate(SPLITS):
-        rows = alive & (dealt == at)
-        if rows.any():
-            alive &= ~rows | checked([dealt_as(f, split) for f in every], rows, counts, weight)
-    return alive
-
-
-def dealt_as(found: Facts, split: Split) -> Facts:
-    """The facts of layers dealt out in this way."""
-    return found._replace(layers_per_stage="auto" if split == "auto" else None, ends_count=split == "ends")
-
-
-def checked(every: Sequence[Facts], rows: Any, counts: Counts, weight: int) -> Any:
-    """Those of `rows` that break no rule."""
-    import numpy as np
-
-    left = np.flatnonzero(rows)
-    for facts_of in every:
-        found = _some(facts_of, left)
-        for rule in RULES:
-            if not left.size:
-                break
-            good = rule.holds(found)
-            if good is True:
-                continue
-            kept = np.broadcast_to(good, left.shape)
-            lost = left.size - int(kept.sum())
-            if not lost:
-                continue
-            counts.rejected[rule.name] = counts.rejected.get(rule.name, 0) + lost * weight
-            left, found = left[kept], _some(found, kept)
-    result = np.zeros(rows.size, dtype=bool)
-    result[left] = True
-    return result
-
-
-def _some(found: Facts, which: Any) -> Facts:
-    """The facts of some rows."""
-    import numpy as np
-
-    return Facts._make(x[which] if isinstance(x, np.ndarray) and x.ndim else x for x in found)
-
-
-def shapes(found: Grid) -> Iterator[Shape]:
-    """Every pipeline that some legal row has."""
-    for schedule in dict.fromkeys(choice.schedule for choice in found.legal):
-        yield from _shapes(found, schedule)
-
-
-def _shapes(found: Grid, schedule: str | None) -> Iterator[Shape]:
-    import numpy as np
-
-    runs = np.zeros(len(found.splits), dtype=bool)
-    for choice, legal in found.legal.items():
-        if choice.schedule == schedule:
-            runs |= legal
-    rows = np.flatnonzero(runs)
-    if not rows.size:
-        return
-    keys = np.stack([found.columns["pp"][rows], found.columns["vpp"][rows], found.splits[rows]], axis=-1)
-    order = np.lexsort(keys.T)
-    edges = np.flatnonzero(np.any(np.diff(keys[order], axis=0), axis=1)) + 1
-    for mine in np.split(order, edges):
-        pp, vpp, split = keys[mine[0]]
-        yield Shape(schedule, int(pp), int(vpp), SPLITS[int(split)], rows[mine])

@@ -10,11 +10,12 @@ from steptime.answer.result import estimate
 from steptime.base.config import ConfigError
 from steptime.job.facts import layers_per_chunk
 from steptime.job.job import Job, facts
+from steptime.search.grid import dealt_as
 from steptime.search.layouts import Block
 from steptime.search.pipeline import Stages
 from steptime.search.recompute import WORD, Recompute, of_plan
 from steptime.search.rows import legal_rows, rows_of
-from steptime.search.space import Axes, Grid, Shape, dealt_as
+from steptime.search.space import Axes, Grid, Shape
 
 MICROBATCHES = (1, 2, 4, 8)
 WORDS = ("none", "selective", "full")
