@@ -20,6 +20,15 @@ from steptime.software.performance import load_software
 # 999,885,952; DeepSeek-V2 235,741,434,880 and Lite 15,706,484,224. DeepSeek-V3 has 671,026,419,200 with the 58 * 256 balancing
 # biases, which are no parameters here; OLMoE 6,919,161,856 with norms of q and k that are 16 times as wide. Those with linear
 # attention are worked out in test_linear_attention.py.
+#
+# Nemotron 3 Nano, 31.6 B by its model card: 23 Mamba-2 layers (z and x 4,096 each, B and C 8 * 128 each, 64 steps; a convolution
+# of width 4 and its bias; A, D and the steps' bias; a gated norm; the output), 6 of attention (32 and 2 heads of 128), 23 with
+# 128 experts of 1,856, a shared one of 3,712 and a router; a norm before each.
+H = 2688
+SCAN = H * (2 * 4096 + 2 * 1024 + 64) + 5 * (4096 + 2 * 1024) + 3 * 64 + 4096 + 4096 * H + H
+ATTENTION = H * (32 + 2 * 2) * 128 + 32 * 128 * H + H
+EXPERTS = 2 * H * (128 * 1856 + 3712) + 128 * H + H
+NANO = 23 * SCAN + 6 * ATTENTION + 23 * EXPERTS + 2 * 131072 * H + H
 COUNTED = {
     "deepseek-v2": 235_741_434_880,
     "deepseek-v2-lite": 15_706_484_224,
@@ -43,6 +52,7 @@ COUNTED = {
     "mixtral-8x7b": 46_702_792_704,
     "mixtral-8x22b": 140_620_634_112,
     "moonlight-16b-a3b": 15_960_108_544,
+    "nemotron-3-nano-30b-a3b": NANO,
     "olmoe-1b-7b": 6_919_161_856 - 16 * 2 * (2048 - 128),
     "qwen3-30b-a3b": 30_532_122_624,
     "qwen3-235b-a22b": 235_093_634_560,
@@ -62,6 +72,7 @@ ACTIVE = {  # billions that the model cards print; "without": of embedding, or o
     "llama4-scout": (17, 0),
     "mixtral-8x7b": (12.9, 0),
     "mixtral-8x22b": (39, 0),
+    "nemotron-3-nano-30b-a3b": (3.6, 0),
     "olmoe-1b-7b": (1.3, 0),
     "qwen3-30b-a3b": (3.3, 0),
     "qwen3-235b-a22b": (22, 0),

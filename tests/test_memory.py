@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from jobs import job
 
 from steptime.answer.result import estimate
 from steptime.job.assembly import Assembly
 from steptime.job.job import Job
+from steptime.memory.buckets import Pieces, bucket_elements, piece_buckets
 from steptime.memory.ledger import PartMemory, Peak
 from steptime.memory.op_walk import Autograd, chunk_peaks, walk_part
 from steptime.memory.part_memories import PartMemories
@@ -263,3 +266,14 @@ def test_parts_in_a_row():
     last = PartMemory(5.0, Peak(6.0, "loss"), Peak(20.0, "loss"))
     whole = chunk_peaks([(4, part), (1, last)])
     assert whole == PartMemory(45.0, Peak(55.0, "f"), Peak(70.0, "b"))
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([1, 63, 64, 100, 129, 1000]), st.integers(1, 40)), min_size=1, max_size=4),
+    st.sampled_from([1, 2, 3, 8]),
+    st.sampled_from([None, 100, 1000, 5000]),
+)
+def test_tensors_laid_down_at_once_fill_the_same_buckets(runs, dp, bucket_size):
+    one_by_one = [elements for elements, times in runs for _ in range(times)]
+    at_once = piece_buckets([Pieces(*run) for run in runs], dp, bucket_size)
+    assert at_once == bucket_elements(one_by_one, dp, bucket_size)

@@ -126,8 +126,8 @@ def ends(place: RunPlace, found: Measured, away: Sequence[float]) -> tuple[float
 def mean_errors(weights: Sequence[float], ratios: Sequence[float]) -> tuple[float, float]:
     """Weighted mean of how far measured is below, and above, predicted; a run on the other side counts as 0.
 
-    >>> mean_errors([1.0, 3.0], [-0.2, 0.4])
-    (0.05, 0.3)
+    >>> mean_errors([1.0, 3.0], [-0.5, 0.25])
+    (0.125, 0.1875)
     """
     total = sum(weights)
     products = [weight * ratio for weight, ratio in zip(weights, ratios, strict=True)]

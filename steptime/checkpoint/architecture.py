@@ -20,9 +20,10 @@ from steptime.checkpoint.confignames import CHECKED, from_config, norm_of
 from steptime.checkpoint.records import Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Mapping
+    from collections.abc import Set as AbstractSet
 
-    from steptime.checkpoint.records import Shape, StoredTensor
+    from steptime.checkpoint.records import Shape
 
 CANDIDATES = (32, 48, 64, 80, 96, 112, 128, 160, 192, 256)
 STACKED = re.compile(r"(?:^|\.)layers\.(?!\d)")
@@ -39,7 +40,7 @@ class Found:
     """The language model's tensors, and what was found so far: {field: {value, from}}."""
 
     parts: stacks.Parts
-    tied: set[str]
+    tied: AbstractSet[str]
     tails: dict[str, tuple[str, Shape]] = field(default_factory=dict)
     fields: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -66,15 +67,18 @@ class Found:
 
 
 def infer(
-    tensors: Iterable[StoredTensor], facts: list[dict[str, Any]]
+    shapes: Mapping[str, Shape], facts: list[dict[str, Any]], tied: AbstractSet[str] = frozenset()
 ) -> tuple[dict[str, dict[str, Any]], list[Problem]]:
-    """({field: {value, from}}, CONFIG_MISMATCH problems). Empty when nothing looks like a transformer."""
-    tensors = list(tensors)
-    shapes = {t.name.replace("_orig_mod.", ""): t.shape if t.global_shape is None else t.global_shape for t in tensors}
+    """({field: {value, from}}, CONFIG_MISMATCH problems) of tensors by name, of which some are `tied` to others.
+
+    Empty when nothing looks like a transformer.
+    """
+    if any("_orig_mod." in name for name in shapes):  # torch.compile
+        shapes = {name.replace("_orig_mod.", ""): shape for name, shape in shapes.items()}
     parts = stacks.split(_unstacked(shapes, facts))
     if parts is None:
         return {}, []
-    found = Found(parts, {t.name for t in tensors if t.alias_of})
+    found = Found(parts, tied)
     for number, tails in parts.main.layers.items():
         for tail, shape in tails.items():
             if tail not in found.tails:
@@ -103,7 +107,7 @@ def infer(
     return found.fields, problems
 
 
-def _unstacked(shapes: dict[str, Shape], facts: list[dict[str, Any]]) -> dict[str, Shape]:
+def _unstacked(shapes: Mapping[str, Shape], facts: list[dict[str, Any]]) -> Mapping[str, Shape]:
     """Megatron's distributed checkpoints keep equal layers as one tensor with the layers as its first dimension."""
     stated = {fact["args"].get("num_layers") for fact in facts if isinstance(fact.get("args"), dict)}
     counts = Counter(shape[0] for name, shape in shapes.items() if shape and STACKED.search(name)) if stated else {}

@@ -27,17 +27,18 @@ def count(section: Section) -> None:
     Pieces that do not add up to the whole tensor are a problem, unless files are known to be missing.
     """
     _storages(section.tensors)
-    first: dict[tuple[str, str], StoredTensor] = {}
+    firsts: dict[str, dict[str, StoredTensor]] = {}
     groups: dict[tuple[str, str], list[StoredTensor]] = {}
     for tensor in section.tensors:
         if tensor.alias_of is None:
-            key = (tensor.role, tensor.name)
-            other = first.setdefault(key, tensor)
+            first = firsts.get(tensor.role)
+            if first is None:
+                first = firsts[tensor.role] = {}
+            other = first.setdefault(tensor.name, tensor)
             if other is not tensor:
-                groups.setdefault(key, [other]).append(tensor)
-            elif tensor.whole != tensor.shape and tensor.note != "sparse":
-                groups[key] = [tensor]
-    del first
+                groups.setdefault((tensor.role, tensor.name), [other]).append(tensor)
+            elif tensor.global_shape not in (None, tensor.shape) and tensor.note != "sparse":
+                groups[tensor.role, tensor.name] = [tensor]
     torn = [line for group in groups.values() if (line := _pieces(group))]
     if section.unread or section.facts.get("slices") or any(problem.code in GAPS for problem in section.problems):
         return

@@ -91,7 +91,13 @@ def _placed(stack: Stack, moe: dict[str, Any]) -> bool:
 
 def runs(layers: dict[int, dict[str, Shape]], hidden: int, head_dim: int | None) -> list[dict[str, Any]]:
     """`model.layers` of a config: runs in depth order, [] where all layers are alike or widths are not known."""
-    about = [_about(layers[number], hidden, head_dim) for number in sorted(layers)]
+    known: dict[object, dict[str, Any]] = {}  # most layers are alike
+    about = []
+    for number in sorted(layers):
+        key = tuple(layers[number].items())
+        if key not in known:
+            known[key] = _about(layers[number], hidden, head_dim)
+        about.append(known[key])
     found = [(one, len(list(group))) for one, group in groupby(about)]
     if len(found) < 2 or len(found) > MAX_RUNS:
         return []
@@ -102,19 +108,16 @@ def runs(layers: dict[int, dict[str, Shape]], hidden: int, head_dim: int | None)
 def _about(tails: dict[str, Shape], hidden: int, head_dim: int | None) -> dict[str, Any]:
     sparse = any(names.EXPERT.search(tail) or names.PACKED_DOWN.search(tail) for tail in tails)
     found: dict[str, Any] = {"kind": "moe" if sparse else "dense"}
-    down = None if sparse else _matrix(tails, names.DOWN)
+    matrices: dict[str, Shape] = {t: s for t, s in tails.items() if len(s) == 2 and "expert" not in t}
+    down = None if sparse else _first_of(matrices, names.DOWN)
     if down is not None:
         found["inter_sz"] = next((n for n in down if n != hidden), hidden)
-    q, k = _matrix(tails, names.Q), _matrix(tails, names.K)
+    q, k = _first_of(matrices, names.Q), _first_of(matrices, names.K)
     if q is not None and k is not None and head_dim and q[0] % head_dim == 0 and k[0] % head_dim == 0:
         found |= {"n_q_heads": q[0] // head_dim, "n_kv_heads": k[0] // head_dim}
     return found
 
 
-def _matrix(tails: dict[str, Shape], modules: tuple[str, ...]) -> Shape | None:
-    """The first of `modules` that the layer has as a matrix."""
-    for module in modules:
-        for tail, shape in tails.items():
-            if len(shape) == 2 and names.ends(tail, module) and "expert" not in tail:
-                return shape
-    return None
+def _first_of(matrices: dict[str, Shape], modules: tuple[str, ...]) -> Shape | None:
+    """The first of `modules` that the layer has."""
+    return next((s for module in modules for tail, s in matrices.items() if names.ends(tail, module)), None)

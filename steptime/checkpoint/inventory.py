@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from steptime.checkpoint import adapter, architecture, counting, difference, quantized, tree
 from steptime.checkpoint.confignames import FIELDS, from_config
@@ -32,6 +32,14 @@ class IO:
     files_opened: int = 0
     bytes_read: int = 0
     seconds: float = 0.0
+
+
+class Model(NamedTuple):
+    """One of several models of a folder: its files' path, unique parameters before quantization, and architecture."""
+
+    path: str
+    params: int
+    architecture: dict[str, dict[str, Any]]
 
 
 @dataclass(eq=False)
@@ -79,7 +87,12 @@ class Inventory:
     @cached_property
     def params(self) -> int:
         """Unique elements of the model: tied, aliased and replicated ones once."""
-        return sum(t.unique for t in self.model)
+        return sum([t.unique for t in self.model])
+
+    @cached_property
+    def shapes(self) -> dict[str, Shape]:
+        """Whole shapes of the model's tensors by name."""
+        return {t.name: t.shape if t.global_shape is None else t.global_shape for t in self.model}
 
     @property
     def structure(self) -> difference.Structure:
@@ -89,13 +102,12 @@ class Inventory:
     @cached_property
     def totals(self) -> dict[str, int]:
         """Counts [elements] and sizes [bytes] of the whole checkpoint."""
-        wholes = Counter(self.structure.values() if self.model else ())
         return {
             "tensors": sum(row["tensors"] for row in self._roles),
             "pieces": len(self.tensors),
             "params": self.params,
-            "logical_params": sum(prod(shape) * count for (shape, _), count in wholes.items()),
-            "stored_params": _elements(t.shape for t in self.model if t.alias_of is None),
+            "logical_params": _elements(self.shapes.values()),
+            "stored_params": _elements([t.shape for t in self.model if t.alias_of is None]),
             "logical_bytes": sum(row["bytes"] for row in self._roles),
             "stored_bytes": counting.stored_bytes(self.tensors),
             "file_bytes": sum(section.nbytes for section in self.sections),
@@ -168,9 +180,24 @@ class Inventory:
         return self._inferred[0]
 
     @cached_property
+    def models(self) -> list[Model]:
+        """The sets of files that are a language model each by themselves, where there are several."""
+        sets = [(s, own) for s in self.counted if (own := [t for t in s.tensors if t.role in ("", "model")])]
+        if len(sets) < 2 or self.adapter or any("pipeline" in section.facts for section, _ in sets):
+            return []
+        found = []
+        for section, own in sets:
+            whole = quantized.restore(own, [section.facts])
+            shapes = {t.name: t.whole for t in whole.tensors}
+            about = architecture.infer(shapes, [section.facts])[0]
+            if about.get("vocab_sz", {}).get("from") in shapes:  # an embedding of its own, not what a config says
+                found.append(Model(section.path or ".", whole.params, about))
+        return found if len(found) > 1 else []
+
+    @cached_property
     def _inferred(self) -> tuple[dict[str, dict[str, Any]], list[Problem]]:
         facts = [section.facts for section in self.counted]
-        if self.adapter or any("pipeline" in fact for fact in facts):
+        if self.adapter or self.models or any("pipeline" in fact for fact in facts):
             return {}, []
         if facts and facts[0].get("part"):  # its shapes are of a part: only what is stated holds
             stated = ((key, value, source) for source, known in from_config(facts[0]) for key, value in known.items())
@@ -179,7 +206,9 @@ class Inventory:
         rows = self.restored.rows
         if rows and not rows[0].tensors:  # packed in a way that is not known: no shape can be trusted
             facts = [fact | {"slices": True} for fact in facts]
-        return architecture.infer(self.restored.tensors, [*facts[:1], *rest])
+        tensors = self.restored.tensors
+        shapes = self.shapes if tensors is self.model else {t.name: t.whole for t in tensors}
+        return architecture.infer(shapes, [*facts[:1], *rest], {t.name for t in tensors if t.alias_of})
 
     @cached_property
     def all_problems(self) -> list[Problem]:

@@ -34,6 +34,7 @@ def document(summary: Inventory, tensors: list[StoredTensor] | None) -> dict[str
         "parallelism": parallelism(main),
         "ranks": main.ranks if main else [],
         "architecture": summary.architecture,
+        "models": [model._asdict() for model in summary.models],
         "pickle": pickles(summary),
         "sections": [_section(section) for section in summary.sections],
         "other_iterations": summary.others,

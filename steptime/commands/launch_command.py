@@ -71,7 +71,7 @@ def export(job: Job, options: Namespace, out: Printer) -> int:
     written = write(job, kind)
     lines = [
         f"{kind} launch file of a plan for {counted(job.parallelism.devices, 'device')} of {job.machine.name}",
-        *(f"not expressed: {path} = {flow(value)}" for path, value in written.left_out.items()),
+        *(f"no equivalent: {path} = {flow(value)}" for path, value in written.left_out.items()),
         f"read back by: 3dtrn --from {written.reader} --allow-unmodeled FILE {words(written.left_out)}",
     ]
     if kind == "deepspeed":

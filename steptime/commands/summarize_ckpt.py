@@ -252,6 +252,8 @@ def _emit(summary: Summary, options: argparse.Namespace) -> None:
     """Write the inferred model, where asked for."""
     if options.emit_config and summary.sections:
         if not summary.architecture:
-            raise ValueError(f"{options.emit_config}: not written: no transformer found in names and shapes")
+            several = f"{len(summary.models)} models here: give one of them" if summary.models else ""
+            why = several or "no transformer found in names and shapes"
+            raise ValueError(f"{options.emit_config}: not written: {why}")
         with open(options.emit_config, "w", encoding="utf-8") as file:  # noqa: PTH123 - the name as it was given
             file.write(model_yaml.model_yaml(summary))

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from steptime.base.num import Num, where
+from steptime.cost.compute import Pass
+from steptime.model.graphs import captured
+from steptime.model.ops import Op
 from steptime.software.performance import EAGER_TORCH, Software
 
 COMPILED_HOST = 0.47
@@ -15,10 +20,21 @@ rows marked fit)."""
 
 
 def launch_host_s(software: Software, tp: Num) -> Num:
-    """Seconds that the host needs for one launch: none from CUDA graphs, less compiled, more on DTensors."""
+    """Seconds that the host needs for one launch: none where CUDA graphs launch all, less compiled, more on DTensors."""
     each = software.timing.host_kernel_s
-    if software.timing.cuda_graphs:
+    if software.timing.cuda_graphs is True:
         return 0.0
     if software.kernels.compile != "none":
         return each * COMPILED_HOST
     return each * where(tp > 1, DTENSOR_HOST, 1.0) if software.family in EAGER_TORCH else each
+
+
+def graphed_kernels(
+    ops: list[Op], passes: Sequence[tuple[Pass, ...]], software: Software, which: Sequence[int] | None = None
+) -> float:
+    """Kernels that graphs of some modules launch, of all ops or of some; where graphs launch all, the host has no time anyway."""
+    if isinstance(software.timing.cuda_graphs, bool):
+        return 0.0
+    inside = captured(ops, software.timing.cuda_graphs)
+    chosen = range(len(ops)) if which is None else which
+    return sum(sum(done.kernels for done in passes[i]) for i in chosen if i in inside)

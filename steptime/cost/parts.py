@@ -12,8 +12,8 @@ from steptime.cost import async_tp, compute, dtensor
 from steptime.cost.comm import CommCost, collective
 from steptime.cost.compute import NOTHING, Pass
 from steptime.cost.exchange import exchange
-from steptime.cost.host import launch_host_s
-from steptime.cost.neighbors import EXPERT_AXES, for_experts, neighbor
+from steptime.cost.host import graphed_kernels, launch_host_s
+from steptime.cost.neighbors import ALONE, EXPERT_AXES, Beside, beside_exchanges, neighbor
 from steptime.cost.overlap import contention, hidden_s, in_pieces_s
 from steptime.cost.rates import Rates
 from steptime.hardware.machine import Tier
@@ -95,6 +95,8 @@ class Context:
     """Sequences of a micro-batch."""
     host_bytes_per_s: float = inf
     """Rate of a copy to or from the host's memory [B/s]."""
+    woven: Num = 1.0
+    """Share of micro-batches that run forward beside another one's backward where exchanges of experts are overlapped."""
     known: dict[tuple[str, str, float], CommCost] = field(default_factory=dict)
     """Collectives priced so far: a block repeats a few."""
 
@@ -132,7 +134,7 @@ class Context:
         overlap = self.software.overlap
         if op.axis in EXPERT_AXES:
             slowed = contention(self.groups[op.axis], self.tiers)
-            return hidden_s(cost.time_s, minimum(cost.time_s, neighbor_s), overlap.ep, slowed)
+            return hidden_s(cost.time_s, self.woven * minimum(cost.time_s, neighbor_s), overlap.ep, slowed)
         if op.axis != "cp":
             hidden = hidden_s(cost.time_s, in_pieces_s(cost.time_s, neighbor_s, self.tp), overlap.tp)
             if async_tp.applies(self.software):
@@ -164,16 +166,32 @@ def part_time(
     `offloaded`: bytes that go to the host's memory in forward and come back in backward.
     """
     passes = [compute.forward(op, context.rates, sizes) for op in ops]
-    forward = forward_work(ops, passes, context, range(len(ops)))
-    backward = backward_work(ops, sizes, context)
+    both = [compute.backward(op, context.rates, sizes) for op in ops]
+    beside = exchanges_beside(ops, passes, both, context)
+    forward = forward_work(ops, passes, context, range(len(ops)), beside)
+    backward = backward_work(ops, both, context, beside)
     forward.launch_s, backward.launch_s = gap_s / 3.0, gap_s * 2.0 / 3.0
     replay = segment_replay(ops, passes, context, segments, gap_s)
+    forward.kernels -= graphed_kernels(ops, [(done,) for done in passes], context.software)
+    backward.kernels -= graphed_kernels(ops, both, context.software)
     for work in (forward, backward):
         wait_for_host(work, context.software, context.tp)
     if not same(offloaded == 0.0):
         forward.calls.append(host_copy("activations.offload", "offload", offloaded, context, forward.seconds))
         backward.calls.append(host_copy("activations.reload", "reload", offloaded, context, backward.seconds))
     return PartTime(forward, backward, replay)
+
+
+def exchanges_beside(ops: list[Op], passes: list[Pass], both: list[tuple[Pass, Pass]], context: Context) -> Beside:
+    """What the exchanges of a part's experts run beside, where the plan overlaps them: those that carry rows over ep."""
+    if context.software.overlap.ep is not True:
+        return ALONE
+    costs = {
+        i: context.price(op, op.kind).time_s
+        for i, op in enumerate(ops)
+        if isinstance(op, Comm) and op.kind and op.backward and op.axis in EXPERT_AXES - {"etp"}
+    }
+    return beside_exchanges(ops, passes, both, costs, delayed=context.software.moe.delay_wgrad_compute)
 
 
 def host_copy(name: str, kind: str, bytes_: Num, context: Context, beside_s: Num) -> CommCall:
@@ -189,6 +207,7 @@ def segment_replay(ops: list[Op], passes: list[Pass], context: Context, segments
     again = [i for s in segments for i in rerun(ops, s, stops_early=early)]
     replay = forward_work(ops, passes, context, again)
     replay.launch_s = gap_s / 3.0 * len(again) / len(ops)
+    replay.kernels -= graphed_kernels(ops, [(done,) for done in passes], context.software, again)
     wait_for_host(replay, context.software, context.tp)
     return replay
 
@@ -207,10 +226,11 @@ def wait_for_host(work: Work, software: Software, tp: Num = 1) -> None:
     work.launch_s = work.launch_s + late_s
 
 
-def forward_work(ops: list[Op], passes: list[Pass], context: Context, which: range | list[int]) -> Work:
-    """The forward of some of a part's ops."""
+def forward_work(
+    ops: list[Op], passes: list[Pass], context: Context, which: range | list[int], beside: Beside = ALONE
+) -> Work:
+    """The forward of some of a part's ops; nothing hides the exchanges of experts that no `beside` names."""
     work = Work()
-    mine, seconds = [ops[i] for i in which], [passes[i].time_s for i in which]
     for i in which:
         op = ops[i]
         if not isinstance(op, Comm):
@@ -219,7 +239,7 @@ def forward_work(ops: list[Op], passes: list[Pass], context: Context, which: ran
             cost = context.price(op, op.kind)
             near = neighbor(ops, i)
             near_s = passes[near].time_s if near is not None else 0.0
-            near_s = for_experts(op, mine, seconds) if op.axis in EXPERT_AXES else near_s
+            near_s = beside.forward.get(i, near_s)
             hidden = context.hidden(op, cost, near_s, op.bytes if op.kind == "reduce_scatter" else 0.0)
             work.calls.append(CommCall(op.name, op.kind, op.bytes, cost, hidden, op.axis, op.count))
             work.memory_s += context.reorder_s(op, op.kind, op.bytes)
@@ -227,20 +247,21 @@ def forward_work(ops: list[Op], passes: list[Pass], context: Context, which: ran
     return work
 
 
-def backward_work(ops: list[Op], sizes: dict[str, Num], context: Context) -> Work:
+def backward_work(ops: list[Op], passes: list[tuple[Pass, Pass]], context: Context, beside: Beside = ALONE) -> Work:
     """The backward of a part, last op first.
 
     Of a column-parallel projection Megatron runs the gather of its input beside dgrad, and the reduction of the input's gradient
     beside wgrad (megatron/core/tensor_parallel/layers.py, LinearWithGradAccumulationAndAsyncCommunication.backward).
     """
     work = Work()
-    passes = [compute.backward(op, context.rates, sizes) for op in ops]
     for i in range(len(ops) - 1, -1, -1):
-        add_backward(work, ops, i, passes, context)
+        add_backward(work, ops, i, passes, context, beside)
     return work
 
 
-def add_backward(work: Work, ops: list[Op], i: int, passes: list[tuple[Pass, Pass]], context: Context) -> None:
+def add_backward(
+    work: Work, ops: list[Op], i: int, passes: list[tuple[Pass, Pass]], context: Context, beside: Beside = ALONE
+) -> None:
     """Add the backward of one op of a part."""
     op = ops[i]
     if not isinstance(op, Comm):
@@ -253,8 +274,7 @@ def add_backward(work: Work, ops: list[Op], i: int, passes: list[tuple[Pass, Pas
     elif op.backward is not None:
         near = neighbor(ops, i)
         dgrad, wgrad = passes[near] if near is not None else (NOTHING, NOTHING)
-        both_s = [a.time_s + b.time_s for a, b in passes]
-        dgrad_s = for_experts(op, ops, both_s) if op.axis in EXPERT_AXES else dgrad.time_s
+        dgrad_s = beside.backward.get(i, dgrad.time_s)
         if op.region == "enter" and async_tp.applies(context.software) and async_tp.waits_for_a_sum(ops, i):
             dgrad_s = 0.0
         work.calls += backward_calls(op, op.backward, context, dgrad_s, wgrad.time_s)

@@ -30,6 +30,7 @@ def expert_facts(model: Model, software: Software) -> dict[str, Any]:
         "capacity": moe.capacity_factor is not None,
         "padded": moe.pad_to_capacity,
         "dispatcher": software.moe.dispatcher,
+        "delayed": software.moe.delay_wgrad_compute,
         "megatron_only": next((key for key, said in megatron_only(moe, model, software).items() if said), ""),
     }
 
@@ -55,6 +56,13 @@ def rows_cut_evenly(f: Facts) -> Any:
 
 
 EXPERT_RULES = [
+    # megatron/core/transformer/transformer_config.py, __post_init__
+    Rule(
+        "delayed weight gradients",
+        "performance.moe.delay_wgrad_compute",
+        "needs performance.overlap.ep, whose schedule it belongs to; add overlap: {{ep: true}}, or remove it",
+        lambda f: (not f.delayed) | (dict(f.overlap).get("ep", 0.0) > 0.0),
+    ),
     Rule("ep needs moe", "parallelism.ep", "must be 1 without model.moe (got {f.ep})", lambda f: (f.ep == 1) | f.moe),
     # megatron/core/transformer/moe/moe_layer.py, MoELayer.forward
     Rule(

@@ -49,6 +49,7 @@ class Facts(NamedTuple):
     padded: bool
     """They take as many always."""
     dispatcher: str
+    delayed: bool
     megatron_only: str
     """A key of model.moe that only Megatron's experts have."""
     kinds: frozenset[str]

@@ -16,7 +16,7 @@ def offload_facts(said: Performance, software: Software, machine: Machine) -> di
     return {
         "offload": frozenset(said.offload_modules or ()),
         "host_link": machine.accelerator.host_bytes_per_s is not None,
-        "graphs": software.timing.cuda_graphs,
+        "graphs": bool(software.timing.cuda_graphs),
     }
 
 

@@ -39,8 +39,8 @@ class Beside:
             return found
         within = self.folder / pure.name if ".." in pure.parts else self.folder / pure
         # a path from the top of its repository (examples/train/job.yaml), where the file lies below that
-        above = [parent / pure for parent in self.folder.resolve().parents[:4]] if len(pure.parts) > 1 else []
-        candidates = (within, self.folder / pure.name, *([] if ".." in pure.parts else above))
+        above = [parent / pure for parent in self.folder.resolve().parents[:6]] if len(pure.parts) > 1 else []
+        candidates = (within, *([] if ".." in pure.parts else above), self.folder / pure.name)
         return next((path for path in candidates if path.is_file() and path.stat().st_size <= MOST_BYTES), None)
 
     def text(self, name: str) -> str | None:

@@ -1,36 +1,32 @@
 """A Python function that returns a config, read by its syntax and never run.
 
-What can be read: calls with literal keyword arguments (a config object), literals, arithmetic, module constants,
-`config = other()`, `config.a.b = literal`, `dataclasses.replace(config, a=...)` and `return`. A value that is computed stands
-as `Computed`, and only matters where somebody needs it; a statement that could change the config unseen (a loop, an if) is an
-error.
+What can be read: calls with literal keyword arguments (a config object), functions of the same module and of modules beside it,
+literals, arithmetic, module constants, `config.a.b = literal`, an `if` whose test is known, `dataclasses.replace(config, a=...)`
+and `return`. A value that is computed stands as `Computed`, and only matters where somebody needs it; so does what a statement
+sets that cannot be followed.
 """
 
 from __future__ import annotations
 
 import ast
-import operator
 import re
 import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
-from typing import Any, NamedTuple
+from typing import Any
 
 from steptime.base.config import ConfigError, near
+from steptime.launch.beside import Beside
+from steptime.launch.config_values import Computed, computed, dotted, looked_up, operated
 
 CLASS = "_class_"
 """The key under which a config object names its class; `_args_` holds its positional arguments."""
 CALLED = "_called_"
-"""The key under which a config lists the calls that it is given to."""
+"""The key under which a config lists the calls that it is given to and that are not followed."""
 _DEPTH = 20
 _INERT = (ast.Import, ast.ImportFrom, ast.Assert, ast.Pass, ast.FunctionDef)
 Tree = dict[str, Any]
-
-
-class Computed(NamedTuple):
-    """A value that only running the code would tell."""
-
-    line: int
-    code: str
 
 
 def split_path(path: str) -> tuple[str, str]:
@@ -43,23 +39,18 @@ def split_path(path: str) -> tuple[str, str]:
     return (file, name) if colon and file.endswith(".py") else (path, "")
 
 
-def read_function(path: str, text: str, name: str, returns: str, bases: str = "") -> tuple[str, Tree]:
-    """The function's name, and the config that it returns, as nested mappings.
+def read_function(
+    path: str, text: str, name: str, returns: str, bases: str = "", beside: Beside | None = None
+) -> tuple[str, Tree]:
+    """The function's own name, and the config that it returns, as nested mappings.
 
     `name`: the function; "" takes the only one of the file whose annotation ends in `returns`. `bases`: the pattern of functions
-    of other files whose configs are taken as objects that nothing more is known of; calls that are given one are listed under
-    `_called_`.
+    whose configs, where they are not in the modules `beside` the file, are taken as objects that nothing more is known of.
 
     Raises:
         ConfigError: no Python, no such function, or a statement that cannot be evaluated statically.
     """
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            module = ast.parse(text)
-    except (SyntaxError, ValueError) as error:
-        line = getattr(error, "lineno", None)
-        raise ConfigError(f"{path}:{line or 1}: not valid Python ({getattr(error, 'msg', error)})") from None
-    reader = _FunctionReader(path, module, bases)
+    reader = _FunctionReader(path, _parsed(path, text), bases, beside or Beside(), {})
     offered = [key for key, found in reader.functions.items() if _ends(found.returns, returns)]
     if not name:
         if len(offered) != 1:
@@ -67,12 +58,22 @@ def read_function(path: str, text: str, name: str, returns: str, bases: str = ""
             listed = f": {', '.join(offered[:8])}" if offered else ""
             raise ConfigError(f"{path}: {what}{listed}; name one as {path}:FUNCTION")
         name = offered[0]
-    if name not in reader.functions:
+    if (found := reader.find(name)) is None:
         raise ConfigError(f"{path}: no function {name!r}{near(name, offered or reader.functions)}")
-    tree = reader.call(reader.functions[name], 0)
+    owner, function = found
+    tree = owner.call(function, 0)
     if not isinstance(tree, dict) or CLASS not in tree:
-        raise ConfigError(f"{path}:{reader.functions[name].lineno}: {name} returns no config that can be read")
-    return name, tree
+        raise ConfigError(f"{path}:{function.lineno}: {name} returns no config that can be read")
+    return function.name, tree
+
+
+def _parsed(path: str, text: str) -> ast.Module:
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            return ast.parse(text)
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None)
+        raise ConfigError(f"{path}:{line or 1}: not valid Python ({getattr(error, 'msg', error)})") from None
 
 
 def _ends(node: ast.expr | None, words: str) -> bool:
@@ -80,18 +81,46 @@ def _ends(node: ast.expr | None, words: str) -> bool:
 
 
 class _FunctionReader:
-    """The functions and constants of one module."""
+    """The functions and constants of one module, and those of modules beside it that it imports."""
 
-    def __init__(self, path: str, module: ast.Module, bases: str = "") -> None:
-        self.path, self.bases = path, bases
+    def __init__(
+        self, path: str, module: ast.Module, bases: str, beside: Beside, readers: dict[str, _FunctionReader | None]
+    ) -> None:
+        self.path, self.bases, self.beside, self.readers = path, bases, beside, readers
         self.functions = {node.name: node for node in module.body if isinstance(node, ast.FunctionDef)}
         self.constants: dict[str, ast.expr] = {
             target.id: node.value
             for node in module.body
-            if isinstance(node, ast.Assign)
-            for target in node.targets
+            if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None
+            for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
             if isinstance(target, ast.Name)
         }
+        self.imports = {
+            alias.asname or alias.name: (f"{node.module.replace('.', '/')}.py", alias.name)
+            for node in module.body
+            if isinstance(node, ast.ImportFrom) and node.module
+            for alias in node.names
+        }
+
+    def owner(self, name: str, depth: int = 0) -> tuple[_FunctionReader, str] | None:
+        """The module that has a name, its own or one beside it, and what it calls it there."""
+        if name in self.functions or name in self.constants:
+            return self, name
+        if name not in self.imports or depth > _DEPTH:
+            return None
+        file, own = self.imports[name]
+        if file not in self.readers:
+            text = self.beside.text(file)
+            self.readers[file] = None
+            if text is not None:
+                self.readers[file] = _FunctionReader(file, _parsed(file, text), self.bases, self.beside, self.readers)
+        reader = self.readers[file]
+        return reader.owner(own, depth + 1) if reader is not None else None
+
+    def find(self, name: str) -> tuple[_FunctionReader, ast.FunctionDef] | None:
+        """A function by the name that this module has for it."""
+        found = self.owner(name)
+        return (found[0], found[0].functions[found[1]]) if found and found[1] in found[0].functions else None
 
     def fail(self, node: ast.stmt | ast.expr, problem: str) -> ConfigError:
         code = " ".join(ast.unparse(node).split())
@@ -99,19 +128,38 @@ class _FunctionReader:
             f"{self.path}:{node.lineno}: {problem} ({code[:60]}); use literal values, or give a log or TOML of the job"
         )
 
-    def call(self, function: ast.FunctionDef, depth: int) -> Any:
-        """What a function without required arguments returns."""
+    def call(
+        self, function: ast.FunctionDef, depth: int, args: Sequence[Any] = (), keywords: Mapping[str, Any] | None = None
+    ) -> Any:
+        """What a function returns; an argument that is not given and has no default is `Computed`."""
         if depth > _DEPTH:
             raise ConfigError(f"{self.path}:{function.lineno}: {function.name} calls itself")
-        names: Tree = {}
-        for node in function.body:
+        takes = function.args
+        places = [item.arg for item in [*takes.posonlyargs, *takes.args]]
+        names: Tree = {item.arg: Computed(function.lineno, item.arg) for item in [*takes.args, *takes.kwonlyargs]}
+        defaults = [
+            *zip(places[len(places) - len(takes.defaults) :], takes.defaults, strict=True),
+            *((item.arg, node) for item, node in zip(takes.kwonlyargs, takes.kw_defaults, strict=True) if node),
+        ]
+        names |= {name: self.value(node, {}, depth + 1) for name, node in defaults}
+        names |= dict(zip(places, args, strict=False)) | dict(keywords or {})
+        return self.block(function.body, names, depth)[1]
+
+    def block(self, body: Sequence[ast.stmt], names: Tree, depth: int) -> tuple[bool, Any]:
+        """Statements one after the other: whether one of them returns, and what."""
+        for node in body:
             if isinstance(node, ast.Return):
-                return self.value(node.value, names, depth) if node.value else None
-            self.run(node, names, depth)
-        return None
+                return True, self.value(node.value, names, depth) if node.value else None
+            if isinstance(node, ast.If) and not isinstance(test := self.value(node.test, names, depth), Computed):
+                done, found = self.block(node.body if test else node.orelse, names, depth)
+                if done:
+                    return True, found
+            else:
+                self.run(node, names, depth)
+        return False, None
 
     def run(self, node: ast.stmt, names: Tree, depth: int) -> None:
-        """One statement: an assignment, or one that changes no config."""
+        """One statement that does not return: an assignment, a call, or one that changes no config."""
         if isinstance(node, ast.AnnAssign) and node.value is not None:
             self.assign(node.target, self.value(node.value, names, depth), names)
         elif isinstance(node, ast.Assign):
@@ -119,16 +167,43 @@ class _FunctionReader:
             for target in node.targets:
                 self.assign(target, found, names)
         elif self.bases and isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-            given = [names.get(item.id) for item in node.value.args if isinstance(item, ast.Name)]
-            for found in given:
-                if isinstance(found, dict):
-                    found.setdefault(CALLED, []).append(" ".join(ast.unparse(node).split())[:60])
+            self.effect(node.value, names, depth)
+        elif self.bases and isinstance(node, ast.If) and not any(isinstance(n, ast.Return) for n in ast.walk(node)):
+            self.maybe(node, names)
         elif not isinstance(node, _INERT) and not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
             raise self.fail(node, "cannot be evaluated statically")
 
+    def maybe(self, node: ast.If, names: Tree) -> None:
+        """A branch of which nobody knows whether it is taken: what it sets is computed."""
+        for inner in ast.walk(node):
+            if isinstance(inner, ast.Assign):
+                for target in inner.targets:
+                    if len(path := dotted(target)) > 1 and path[0] not in names:
+                        raise self.fail(node, "cannot be evaluated statically")
+                    with suppress(ConfigError):  # an attribute of what it has set before
+                        self.assign(target, computed(inner.value), names)
+            elif isinstance(inner, ast.Expr) and isinstance(inner.value, ast.Call):
+                _note_call(inner.value, names)
+
+    def effect(self, node: ast.Call, names: Tree, depth: int) -> None:
+        """A call for what it does: a function that changes a config, or a list that grows."""
+        owner = self.value(node.func.value, names, depth) if isinstance(node.func, ast.Attribute) else None
+        if isinstance(owner, list) and node.args and isinstance(node.func, ast.Attribute):
+            given = self.value(node.args[0], names, depth)
+            owner += given if node.func.attr == "extend" and isinstance(given, list) else [given]
+        elif (name := ".".join(dotted(node.func))) and self.find(name):
+            self.value(node, names, depth)
+        else:
+            _note_call(node, names)
+
     def assign(self, target: ast.expr, found: Any, names: Tree) -> None:
-        """`name = ...` or `name.a.b = ...`."""
-        path = _dotted(target)
+        """`name = ...`, `name.a.b = ...`, or several names at once."""
+        if isinstance(target, ast.Tuple):
+            each = found if isinstance(found, list) and len(found) == len(target.elts) else [found] * len(target.elts)
+            for item, value in zip(target.elts, each, strict=True):
+                self.assign(item, value, names)
+            return
+        path = dotted(target)
         if not path:
             raise self.fail(target, "cannot be evaluated statically")
         if len(path) == 1:
@@ -150,16 +225,16 @@ class _FunctionReader:
         if isinstance(node, ast.Name):
             if node.id in names:
                 return names[node.id]
-            if node.id in self.constants and depth <= _DEPTH:
-                return self.value(self.constants[node.id], {}, depth + 1)
+            if depth <= _DEPTH and (found := self.owner(node.id)) and found[1] in found[0].constants:
+                return found[0].value(found[0].constants[found[1]], {}, depth + 1)
         if isinstance(node, ast.List | ast.Tuple):
             return [self.value(item, names, depth) for item in node.elts]
-        if isinstance(node, ast.Attribute) and (path := _dotted(node)):
-            found: Any = names.get(path[0])
-            for part in path[1:]:
-                found = found.get(part) if isinstance(found, dict) else None
-            if found is not None:
-                return found
+        if isinstance(node, ast.Attribute) and (path := dotted(node)):
+            inner: Any = names.get(path[0])
+            for part in path[1:-1]:
+                inner = inner.get(part) if isinstance(inner, dict) else None
+            if isinstance(inner, dict) and path[-1] in inner:
+                return inner[path[-1]]
         if isinstance(node, ast.Call):
             return self.config(node, names, depth)
         return self.worked_out(node, names, depth)
@@ -168,87 +243,54 @@ class _FunctionReader:
         """Arithmetic, comparisons, `and` and `or`, a choice or a mapping of values that can be read."""
         if isinstance(node, ast.Dict):
             if any(key is None for key in node.keys):
-                return _computed(node)
+                return computed(node)
             keys = [self.value(key, names, depth) for key in node.keys if key is not None]
             return dict(zip(map(str, keys), (self.value(item, names, depth) for item in node.values), strict=True))
         if isinstance(node, ast.IfExp):
             test = self.value(node.test, names, depth)
             return (
-                _computed(node)
+                computed(node)
                 if isinstance(test, Computed)
                 else self.value(node.body if test else node.orelse, names, depth)
             )
         parts = [self.value(item, names, depth) for item in ast.iter_child_nodes(node) if isinstance(item, ast.expr)]
         if not parts or not all(isinstance(part, int | float | str | bool | list | None) for part in parts):
-            return _computed(node)
+            return computed(node)
         try:
-            return _operated(node, parts)
+            return operated(node, parts)
         except (TypeError, ValueError, ArithmeticError, KeyError):
-            return _computed(node)
+            return computed(node)
 
     def config(self, node: ast.Call, names: Tree, depth: int) -> Any:
-        """A call: another function of the module, a copy with changes, or the making of a config object."""
-        called = ".".join(_dotted(node.func))
+        """A call: a function that can be read, a copy with changes, or the making of a config object."""
+        called = ".".join(dotted(node.func))
+        if isinstance(node.func, ast.Attribute) and node.func.attr in {"lower", "upper"}:
+            text = self.value(node.func.value, names, depth)
+            return getattr(text, node.func.attr)() if isinstance(text, str) else computed(node)
+        if not called and self.bases:  # a method of what another one returns
+            given = [item for inner in ast.walk(node) if isinstance(inner, ast.Call) for item in inner.args]
+            return {CLASS: computed(node).code, "_args_": [self.value(item, names, depth) for item in given]}
         if not called or any(keyword.arg is None for keyword in node.keywords):
-            return _computed(node)
+            return computed(node)
         keywords = {str(item.arg): self.value(item.value, names, depth) for item in node.keywords}
         args = [self.value(item, names, depth) for item in node.args]
-        if called in self.functions and not args and not keywords:
-            return self.call(self.functions[called], depth + 1)
+        if (found := self.find(called)) is not None:
+            return found[0].call(found[1], depth + 1, args, keywords)
+        if called in {"getattr", "hasattr", "isinstance"} and len(args) >= 2:
+            return looked_up(called, node, args)
         last = called.rpartition(".")[2]
         if last in {"replace", "deepcopy"} and len(args) == 1 and isinstance(args[0], dict):
             return deepcopy(args[0]) | keywords
-        if self.bases and re.search(self.bases, called) and called not in self.functions:
+        if self.bases and re.search(self.bases, called):
             return {CLASS: called}
-        if last[:1].isupper() or (
-            called not in self.functions and (keywords or (self.bases and args) or called == "model_registry")
-        ):
+        if last[:1].isupper() or keywords or (self.bases and args) or called == "model_registry":
             return {CLASS: called, **({"_args_": args} if args else {}), **keywords}
-        return _computed(node)
+        return computed(node)
 
 
-_OPERATORS: dict[type[ast.AST], Any] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.USub: operator.neg, ast.Not: operator.not_,
-    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
-    ast.GtE: operator.ge, ast.Is: operator.is_, ast.IsNot: operator.is_not, ast.In: lambda a, b: a in b,
-    ast.NotIn: lambda a, b: a not in b,
-}  # fmt: skip
-
-
-def _operated(node: ast.expr, parts: list[Any]) -> Any:
-    """One operator on values; a power is none, so that nothing grows without end.
-
-    Raises:
-        KeyError: an operator that is not read.
-    """
-    if isinstance(node, ast.BoolOp):
-        found = parts[0]
-        for part in parts[1:]:
-            found = (found and part) if isinstance(node.op, ast.And) else (found or part)
-        return found
-    if isinstance(node, ast.Compare) and len(node.ops) == 1:
-        return _OPERATORS[type(node.ops[0])](*parts)
-    if isinstance(node, ast.UnaryOp | ast.BinOp):
-        if (
-            isinstance(node, ast.BinOp)
-            and isinstance(node.op, ast.Mult)
-            and not all(isinstance(part, int | float) for part in parts)
-        ):
-            raise ValueError
-        return _OPERATORS[type(node.op)](*parts)
-    raise KeyError
-
-
-def _computed(node: ast.expr) -> Computed:
-    return Computed(node.lineno, " ".join(ast.unparse(node).split())[:60])
-
-
-def _dotted(node: ast.expr) -> list[str]:
-    """The names of `a.b.c`; none where it is anything else."""
-    if isinstance(node, ast.Name):
-        return [node.id]
-    if isinstance(node, ast.Attribute):
-        owner = _dotted(node.value)
-        return [*owner, node.attr] if owner else []
-    return []
+def _note_call(node: ast.Call, names: Tree) -> None:
+    """List a call that is not followed with the configs that it may change."""
+    given = [names.get(item.id) for item in ast.walk(node) if isinstance(item, ast.Name)]
+    for found in given:
+        if isinstance(found, dict):
+            found.setdefault(CALLED, []).append(" ".join(ast.unparse(node).split())[:60])

@@ -116,7 +116,7 @@ def _check_told(keys: JobKeys, devices: int | None) -> None:
 
     if all(map(unsaid, ("model", "model.preset", "model.n_layers"))):
         keys.problem("a ds_config.json names no model; add --set model=NAME (3dtrn models lists them)")
-    if not set("data.seqlen"):
+    if unsaid("data.seqlen"):
         keys.problem("a ds_config.json has no sequence length; add --set data.seqlen=N")
     by_trainer = [key for key in (_BATCH, _MICRO, _STEPS) if keys.get(key) == "auto"]
     for key in (_BATCH, _MICRO) if by_trainer else ():

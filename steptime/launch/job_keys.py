@@ -52,6 +52,8 @@ class JobKeys:
                 self.values[key], self.names[key] = value, name
         self.fates: dict[str, tuple[Status, str]] = {}
         """Keys that in this job become something else than the table says, and why."""
+        self.without_value: dict[str, str] = {}
+        """Keys whose value only a run of the script would tell, and what to do about it."""
         self.beside_flags: list[LaunchFlag] = []
         """What the job rests on beside the source's keys."""
         self.problems: list[str] = []
@@ -96,6 +98,9 @@ class JobKeys:
         """A whole number of at least `least`; None where nothing says it, or where it is none, which is a problem."""
         value = self.get(key)
         if value is None:
+            return None
+        if key in self.without_value:
+            self.problem(self.without_value[key])
             return None
         if isinstance(value, str) and re.fullmatch(r"\s*-?\d+\s*", value):
             value = int(value)

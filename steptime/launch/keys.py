@@ -157,7 +157,7 @@ _COST = re.compile(
 _NO_COST = re.compile(
     r"(?:^|_)(?:lr|log|logging|wandb|tensorboard|save|load|path|paths|dir|file|files|folder|name|names|project|seed|data|dataset|eval|valid\w*"
     r"|test|tokenizer|profil\w*|decay|warmup|beta\d?|eps|epsilon|init|print|dump|debug|timeout|iters|steps|interval|url|key"
-    r"|prompt|rollout|checkpointer|loss|std|scale|alpha|temperature)(?:_|$)"
+    r"|prompt|rollout|checkpointer|loss|std|scale|alpha|temperature|addr|address|port|host|hostname)(?:_|$)"
 )
 """Words of a key that is about something else, whatever it goes on to name."""
 
@@ -169,6 +169,8 @@ def speaks_of_cost(key: str) -> bool:
     (True, False, False)
     """
     name = key.rpartition(".")[2].lower().replace("-", "_")
+    if name.startswith("_"):  # as JSON has comments
+        return False
     return bool(_COST.search(name)) and not _NO_COST.search(name)
 
 

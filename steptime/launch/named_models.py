@@ -12,6 +12,14 @@ _SPELLINGS = {
     r"^llama-?4-(?:maverick-)?17b-?128e.*": "llama4-maverick",
     r"^llama-?4-(?:scout-)?17b-?16e.*": "llama4-scout",
     r"^qwq-32b.*": "qwen2.5-32b",  # config.json of Qwen/QwQ-32B
+    r"^deepseek-r1-distill-qwen-": "qwen2.5-",
+    r"^deepseek-r1-distill-llama-": "llama3-",
+    r"^qwen2-(?=(?:0\.5|1\.5|7|72)b)": "qwen2.5-",  # their config.json have the sizes of Qwen2.5's
+    r"^(?:vicuna|alpaca|llama)-(7|13|30|65)b(?:-hf|-v1\.[0-3])?$": r"llama1-\1b",
+    r"^vicuna-(7|13)b-v1\.5": r"llama2-\1b",
+    r"^amber(?:chat)?$": "llama1-7b",  # LLM360/Amber: LLaMA's own sizes
+    r"^gemma-([23])-": r"gemma\1-",
+    r"-rope-\w+$": "",
     r"^(qwen2\.5)-(?:math|coder)-": r"\1-",
     r"^phi-?3-(mini|medium)-(?:4k|128k)-": r"phi3-\1-",
     r"^mistral-7b-(?:instruct-)?v0\.[12]$": "mistral-7b-v0.2",

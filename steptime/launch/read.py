@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -46,7 +47,7 @@ _MARKS = {
     ),
     "nemo": (
         r"--config-name|_target_: (?:nemo|megatron\.bridge)|Task Configuration|Experiment configuration \*|"
-        r"^ConfigContainer:|\[NeMo [IW] |^exp_manager:|-> ConfigContainer\b"
+        r"^ConfigContainer:|\[NeMo [IW] |^exp_manager:|-> ConfigContainer\b|-> run\.Partial\b|^from megatron\.bridge\.recipes"
     ),
     "deepspeed": r"--deepspeed\b|\"(?:zero_optimization|train_batch_size|train_micro_batch_size_per_gpu)\"\s*:",
 }
@@ -137,11 +138,23 @@ def kind_of(path: str, text: str) -> str:
     telling = [
         kind for kind in (*TABLES[:-1], "torchtitan", "nemo", "megatron", "transformers", "deepspeed") if kind in kinds
     ]
+    if telling[:1] == ["transformers"] and _is_ds_config(text):
+        return "deepspeed"
     if not telling and re.match(r"#!.*\b(?:ba|z)?sh\b|#SBATCH", text):
         return "megatron"  # whose reader tells what the script launches
     if not telling:
         raise ConfigError(f"{path}: unknown framework; use --from {', '.join([*KINDS, *TABLES])}")
     return telling[0]
+
+
+def _is_ds_config(text: str) -> bool:
+    """Whether a text is a ds_config.json, whatever flags of a trainer it names (its autotuner's)."""
+    try:
+        tree = json.loads(text) if text.lstrip().startswith("{") else None
+    except (ValueError, RecursionError):
+        return False
+    known = {"zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu"}
+    return isinstance(tree, dict) and bool(tree.keys() & known)
 
 
 def _garbled(text: str) -> bool:

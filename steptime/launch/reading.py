@@ -61,8 +61,9 @@ def refusals(source: str, flags: list[LaunchFlag]) -> list[str]:
     """A line for each flag that is not modeled; of a model of another kind, which refuses by itself, that line alone."""
     refused = [flag for flag in flags if flag.status == "unmodeled"]
     alone = [flag for flag in refused if is_other_model(flag)][:1]
+    guessed = "not an option of"  # a reason that is each flag's own
     once = {
-        flag.note if "." in flag.name else flag.name: flag for flag in reversed(refused)
+        flag.name if flag.note.startswith(guessed) else flag.note: flag for flag in reversed(refused)
     }  # of one reason the first key
     return [
         f"{source}: {told(flag)}; {LEAVE_OUT}" for flag in alone or [flag for flag in refused if flag in once.values()]

@@ -17,11 +17,11 @@ from steptime.launch.shell.script import Script, read_script, variables_of
 
 def said_in(
     path: str, text: str, table: KeyTable, env: dict[str, str], beside: Beside | None
-) -> tuple[dict[str, Any], int | None]:
-    """The keys of a file, dotted, and how many processes a script starts."""
+) -> tuple[dict[str, Any], int | None, dict[str, str]]:
+    """The keys of a file, dotted, how many processes a script starts, and keys whose value only a run would tell, with why."""
     if path.endswith(".toml"):
         try:
-            return flatten(tomllib.loads(text)), None
+            return flatten(tomllib.loads(text)), None, {}
         except ValueError as error:  # TOMLDecodeError, or a number of thousands of digits
             raise ConfigError(f"{path}: not valid TOML ({error})") from None
     if not re.match(r"\s*(#[^\n]*\n\s*|---\s)*(\{|[\w\"'-]+\s*:(\s|$))", text):
@@ -29,12 +29,23 @@ def said_in(
         if script.problems:
             raise ConfigError(script.problems)
         said = _configs(script, path, beside) | dict(_flags([word.text for word in script.arguments]))
+        unclear = _without_value(script)
         launcher = {"nproc": script.devices_per_node} if script.devices is None else {}
-        return said | {key: value for key, value in launcher.items() if value}, script.devices
+        return said | {key: value for key, value in launcher.items() if value}, script.devices, unclear
     tree = resolve(parse_mapping(text, path), env | variables_of(beside))
     for section in table.raw.get("inside") or []:
         tree = tree[section] if isinstance(tree.get(section), dict) else tree
-    return flatten(tree), of_comment(text)
+    return flatten(tree), of_comment(text), {}
+
+
+def _without_value(script: Script) -> dict[str, str]:
+    """Keys whose value is not known without a run, and what to do about each."""
+    found: dict[str, str] = {}
+    for i, word in enumerate(script.arguments):
+        said = _flags([before.text for before in script.arguments[: i + 1]][-2:]) if word.unresolved else []
+        for name, _ in said[-1:]:
+            found[name] = f"line {word.line}: {name}: {word.unresolved[0].told('write the value into the script')}"
+    return found
 
 
 def _configs(script: Script, path: str, beside: Beside | None) -> dict[str, Any]:

@@ -3,8 +3,8 @@
 A table's `used` says which key of a plan each becomes; names that begin with @ are figures that a plan is worked out of:
 @model, @mlp, @mlp_ratio, @mlp_multiple, @micro, @steps (of gradient accumulation), @batch (all sequences of a step),
 @tokens_batch, @nodes, @devices, @per_node, @dp_shard, @dp_replicate, @dp_dcn, @dp_dcn_shard, @tokenizer, @vocabulary, @bf16,
-@fp16, @half (a dtype in words), @fp8, @checkpointing, @replayed, @deepspeed, @fsdp, @fsdp_strategy, @fsdp_version,
-@fsdp_precision, @adapter, @optimizer.
+@fp16, @half (a dtype in words), @pure_bf16, @fp8, @checkpointing, @replayed, @deepspeed, @fsdp, @fsdp_strategy, @fsdp_version,
+@fsdp_precision, @adapter, @adapter_rank, @optimizer.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from steptime.launch.reading import LaunchFlag, Reading
 from steptime.launch.trainer_files import said_in
 from steptime.launch.vocabulary import entries_of
 
+_OFF = frozenset({"false", "none", "null", "", "0", "auto", "no", "[]", "{}"})
 _ADAPTERS = "adapters over frozen weights (LoRA): every weight is counted as trained"
 
 
@@ -50,7 +51,7 @@ def read_trainer(
     table = load_table(kind.replace("-", "_"))
     if kind == "primus":
         return _primus(path, text, env, sets)
-    said, devices = said_in(path, text, table, dict(env or {}), beside)
+    said, devices, unclear = said_in(path, text, table, dict(env or {}), beside)
     for config in beside.added if beside is not None else []:  # accelerate's own config beside the training's
         if config.suffix in {".yaml", ".yml"}:
             said = flatten(parse_mapping(config.read_text(encoding="utf-8"), str(config))) | said
@@ -60,6 +61,7 @@ def read_trainer(
     for key, found in (table.raw.get("defaults_with") or {}).items():
         defaults |= found if any(item.key == key for item in given) else {}
     keys = JobKeys(path, table, given, defaults=defaults, sets=sets)
+    keys.without_value = {item.key: unclear[item.name] for item in given if item.name in unclear}
     return _Plan(keys, devices, beside).reading()
 
 
@@ -117,17 +119,7 @@ class _Plan:
     def on(self, figure: str) -> bool:
         """Whether a figure's switch is on."""
         value = self.get(figure)
-        return value is not None and str(value).lower() not in {
-            "false",
-            "none",
-            "null",
-            "",
-            "0",
-            "auto",
-            "no",
-            "[]",
-            "{}",
-        }
+        return value is not None and str(value).lower() not in _OFF
 
     def whole(self, figure: str) -> int | None:
         """A figure's whole number; None where it is not given or left to another file."""
@@ -138,15 +130,20 @@ class _Plan:
     def _optimizer(self) -> str | None:
         """The optimizer where it is not Adam; with a note where its states are not modeled."""
         said = str(self.get("@optimizer") or "adam").lower()
+        if said.startswith("paged_"):
+            self.keys.approximate(
+                self.figures["@optimizer"], "states paged to the host: on the device they are counted"
+            )
+            said = said.removeprefix("paged_")
         if re.match(r"adamw?_(bnb_|torch_)?8bit", said):
             return "adamw_8bit"
         if said == "adafactor" and not self.on("@deepspeed") and not self.on("@fsdp"):
             return said
         named = re.sub(r"[^a-z]", "", said)
-        if not named.startswith(("adam", "fusedadam", "pagedadamw")):
+        if not named.startswith(("adam", "fusedadam")):
             self.keys.leave_out(self.figures["@optimizer"], "states of another optimizer; counted as Adam's")
-        elif re.search(r"8bit|4bit|paged", said):
-            self.keys.leave_out(self.figures["@optimizer"], "quantized or paged states; counted as fp32 on the device")
+        elif "4bit" in said:
+            self.keys.leave_out(self.figures["@optimizer"], "quantized states; counted as fp32")
         return None
 
     def reading(self) -> Reading:
@@ -157,8 +154,9 @@ class _Plan:
             config["performance"].setdefault("activation_checkpointing_type", "full")
         if "@replayed" in self.figures:
             self._replay(keys.word(self.figures["@replayed"]))
-        if self.on("@adapter") and str(self.get("@adapter")).lower() not in {"full", "freeze_none"}:
-            keys.leave_out(self.figures["@adapter"], _ADAPTERS)
+        adapter = "@adapter" if "@adapter" in self.figures else "@adapter_rank"
+        if self.on(adapter) and str(self.get(adapter)).lower() not in {"full", "freeze_none"}:
+            keys.leave_out(self.figures[adapter], _ADAPTERS)
         if optimizer := self._optimizer():
             config["performance"]["optimizer"] = optimizer
         width = self.whole("@mlp") or (self.whole("@mlp_ratio") or 0) * _size(config["model"].get("hidden_sz"), 0)
@@ -225,10 +223,13 @@ class _Plan:
 
     def _precision(self) -> dict[str, Any]:
         word = str(self.get("@half") or "").lower()
-        bf16 = self.on("@bf16") or "bf16" in word or "bfloat16" in word
+        # Axolotl's "auto" is bf16 wherever the device has it (utils/config, normalize_config)
+        bf16 = self.on("@bf16") or self.get("@bf16") == "auto" or "bf16" in word or "bfloat16" in word
         fp16 = self.on("@fp16") or "fp16" in word or "float16" in word.replace("bfloat16", "")
         if self.on("@fp8"):
             self.keys.approximate(self.figures["@fp8"], "torchao's float8 projections: bf16 ones are counted")
+        if self.on("@pure_bf16") and not self.on("@deepspeed"):  # whose masters are fp32 all the same
+            return dict.fromkeys(("precision", "param_dtype", "main_grad_dtype", "moment_dtype"), "bf16")
         return {"precision": "bf16" if bf16 or self.on("@fp8") else "fp16" if fp16 else "fp32"}
 
     def _model(self) -> None:

@@ -64,7 +64,7 @@ def piece_buckets(
     """As `bucket_elements`, of tensors in backward order, alike ones together: those of a bucket are laid down at once.
 
     >>> piece_buckets([Pieces(100, 30), Pieces(70, 1)], dp=2, bucket_size=1000)
-    [1024, 1024, 1024, 896]
+    [1152, 1152, 1152, 512]
     """
     if not {type(dp), type(bucket_size), *(type(each.elements) for each in pieces)} <= {*PLAIN, type(None)}:
         return _columns(pieces, dp, bucket_size, sharded=sharded, alignment=alignment)

@@ -127,7 +127,7 @@ def router_ops(model: Model, rows: Rows, x: str) -> tuple[list[Op], str]:
     names = tuple(t.name for t in kept)
     # softmax or sigmoid, top k, scatter of scores and of the map, each with its casts; a loss is as many again
     kernels = 8.0 * (1.0 + (moe.load_balancing != "none"))
-    top_k = Move("moe.top_k", (logits.name,), (probs,), names, kept, kernels=kernels, role="moe")
+    top_k = Move("moe.top_k", (logits.name,), (probs,), names, kept, kernels=kernels, role="router")
     return [gate, top_k, *loss_sums(rows)], probs.name
 
 
@@ -175,4 +175,4 @@ def loss_sums(rows: Rows) -> list[Op]:
     counted = {"aux_loss": 1.0, "seq_aux_loss": shard.batch}.get(moe.load_balancing)
     if counted is None or not (shard.split or shard.context_split):
         return []
-    return [Comm("moe.loss.sum", kind="all_reduce", axis="tp_cp", bytes=INT64 * moe.n_experts * counted, role="moe")]
+    return [Comm("moe.loss.sum", kind="all_reduce", axis="tp_cp", bytes=INT64 * moe.n_experts * counted, role="router")]

@@ -20,7 +20,7 @@ from steptime.report.html import html
 from steptime.report.table import ASCII, PLAIN, Fact, FactList, Style, Table, to_text, wrapped
 
 if TYPE_CHECKING:
-    from steptime.checkpoint.inventory import Inventory
+    from steptime.checkpoint.inventory import Inventory, Model
     from steptime.checkpoint.quantized import Row
     from steptime.report.format import Unit
     from steptime.report.table import ReportSection
@@ -34,7 +34,6 @@ MAX_SECTIONS = 12
 MAX_KIND = 45
 MAX_KEYS = 12
 _LONG = 120  # characters of a value; longer ones are templates, licenses, records of every tensor
-_HTML_ROWS = 40
 
 Units = tuple["Unit", ...]
 
@@ -70,7 +69,7 @@ def summary_html(summary: Summary) -> str:
     state = "complete" if summary.complete else "incomplete"
     name = summary.counted[0].format if summary.counted else "nothing could be read"
     head = f"<p><b>{escape(escaped(summary.path))}</b>: {escape(name)}, {summary.params:,} parameters, {state}</p>"
-    tree = modules(summary, 1, BINARY, most=_HTML_ROWS)
+    tree = modules(summary, 1, BINARY, most=40)
     return "".join([head, html(tree) if tree else "", html(problems(summary)) if summary.all_problems else ""])
 
 
@@ -88,11 +87,13 @@ def _headline(summary: Inventory, units: Units, style: Style) -> list[str]:
     read = f"read {_size(io.bytes_read, units)} in {io.seconds * 1e3:.0f} ms"
     n_files = sum(len(section.files) for section in summary.sections)
     params, rows = summary.restored.params, summary.restored.rows
+    short_params = f" ({quantity(params, COUNT)})" if params > 1023 else ""
+    short_size = f" ({_size(size, units)})" if size > 1023 else ""
     lines = [
         style.paint(escaped(summary.path), "head"),
         *([f"{kind}, {state}"] if len(kind) < MAX_KIND else [kind, f"  {state}"]),
         f"{counted(totals['tensors'], 'tensor')} in {counted(n_files, 'file')}; {read}, no tensor data, no code run",
-        f"parameters {params:,} ({quantity(params, COUNT)})   bytes {size:,} ({_size(size, units)})",
+        f"parameters {params:,}{short_params}   bytes {size:,}{short_size}",
     ]
     if rows:
         inside = f" (in {summary.params:,} stored elements)" if params != summary.params else ""
@@ -207,6 +208,9 @@ def files(summary: Inventory, units: Units) -> Table | None:
 def architecture(summary: Inventory) -> Table | None:
     """What was inferred, and from where in a word."""
     found = summary.architecture
+    if summary.models:
+        rows = [[_shown(_model(model), 300)] for model in summary.models[:MAX_SECTIONS]]
+        return Table(f"{len(summary.models)} models: give one of them to see its architecture", [], rows)
     if not found:
         return None
     known: list[str] = []
@@ -221,6 +225,13 @@ def architecture(summary: Inventory) -> Table | None:
         fits = ", ".join(map(str, head["candidates"])) or "none of the usual widths"
         rows.append([_shown(f"head_dim: {head['from']}; valid: {fits}", 600)])
     return Table("architecture (from names and shapes unless noted)", [], rows)
+
+
+def _model(model: Model) -> str:
+    """Where one of several models is, and what tells it from the others."""
+    fields = ("n_layers", "hidden_sz", "vocab_sz")
+    known = [f"{key} {model.architecture[key]['value']}" for key in fields if key in model.architecture]
+    return f"{model.path}: parameters {model.params:,}  {'  '.join(known)}"
 
 
 def adapter(summary: Inventory) -> FactList | None:
@@ -261,16 +272,16 @@ def pickle(summary: Inventory) -> Table | None:
     facts = pickles(summary)
     if not facts["globals"]:
         return None
+    accepts = facts["weights_only_loadable"]
+    needs = [name for name in facts["needs"] if accepts is not None or not name.startswith("torch.")]
+    reasons = [_shown(reason, 80) for reason in facts["refused_because"] if reason not in needs]
     rows = []
-    if facts["needs"]:
-        needs = [_shown(name, 80) for name in facts["needs"]]
-        rows.append([f"needs these classes: {_listed(needs, MAX_GLOBALS)}"])
-    if facts["weights_only_loadable"]:
-        rows.append(["torch.load(weights_only=True) would accept it"])
-    elif facts["weights_only_loadable"] is False:
-        reasons = [_shown(reason, 80) for reason in facts["refused_because"]]
-        rows.append([f"torch.load(weights_only=True) would refuse: {_listed(reasons, 3)}"])
-    return Table("pickle: no code from this checkpoint was executed", [], rows)
+    if needs:
+        rows.append([f"needs these classes: {_listed([_shown(name, 80) for name in needs], MAX_GLOBALS)}"])
+    if accepts is not None:
+        why = ", ".join(["these classes"] * bool(needs) + ([_listed(reasons, 3)] if reasons else []))
+        rows.append([f"torch.load(weights_only=True) would {'accept it' if accepts else f'refuse {why}'}"])
+    return Table("pickle: no code from this checkpoint was executed", [], rows) if rows else None
 
 
 def problems(summary: Inventory) -> FactList:

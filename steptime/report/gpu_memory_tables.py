@@ -39,7 +39,7 @@ def tables(summary: Figures) -> list[Table]:
         return []
     first = {split: figures["first_peak"] for split, figures in summary["headline"].items()}
     notes = [
-        "errors in per cent of torch's own figures, last rank; states: median, mean and worst of what persists between steps",
+        "errors in % of torch's own figures, last rank; states: median, mean and worst of what persists between steps",
         *(
             f"peak of the first step, {split}: median {fine(found['median'])}, mean {fine(found['mean'])}, n {found['rows']}"
             for split, found in first.items()

@@ -209,9 +209,7 @@ def parameters(compared: Compared) -> Table | None:
         return None
     off = [row for row in rows if row.logged != row.predicted]
     if not off:
-        return Table(
-            "parameters", [], [[f"the plan's are the log's on all {len(rows)} model-parallel ranks that it counts"]]
-        )
+        return Table("parameters", [], [[f"plan and log agree on all {len(rows)} model-parallel ranks in the log"]])
     lines = [
         [f"({row.tp_rank}, {row.stage})", f"{row.logged:,}", f"{row.predicted:,}", f"{row.predicted - row.logged:+,}"]
         for row in off[:RANKS]

@@ -126,7 +126,7 @@ def _errors(axes: Any, rows: Sequence[Judgement]) -> Any:
             transform=axes.transAxes,
             va="top",
         )
-    axes.set_title("how far off")
+    axes.set_title("distribution of errors")
     return running
 
 

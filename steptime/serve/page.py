@@ -29,9 +29,9 @@ def form() -> Html:
     devices = row("devices", "devices", join(slider("devices", 14), number("devices")))
     buttons = [
         ("best", "best layout", "the fastest layout of these devices that fits, found by a search"),
-        ("pin", "pin", "keep this plan to compare the next ones with"),
+        ("pin", "pin", "keep this plan for comparison"),
         ("unpin", "unpin", "end the comparison"),
-        ("link", "copy link", "an address that opens this plan"),
+        ("link", "copy link", "a link to this plan"),
         ("save", "save YAML", "the plan as a file"),
         ("open", "open YAML", "a plan of yours"),
     ]

@@ -81,7 +81,7 @@ class Handler(BaseHTTPRequestHandler):
         elif path == "/favicon.ico":
             self.reply(HTTPStatus.NO_CONTENT, b"", "image/x-icon")
         else:
-            self.refuse(HTTPStatus.NOT_FOUND, "only the page itself is here")
+            self.refuse(HTTPStatus.NOT_FOUND, "not found: only the page itself is served")
 
     def do_POST(self) -> None:
         """An estimate of the plan in the request."""
@@ -91,7 +91,7 @@ class Handler(BaseHTTPRequestHandler):
         if raw is None:
             return
         if not self.server.slots.acquire(timeout=MOST_SECONDS):
-            self.refuse(HTTPStatus.SERVICE_UNAVAILABLE, "other requests are being worked on")
+            self.refuse(HTTPStatus.SERVICE_UNAVAILABLE, "busy with other requests; try again")
             return
         try:
             self.estimate(raw)
@@ -119,7 +119,7 @@ class Handler(BaseHTTPRequestHandler):
         """Whether the request names this server, and comes from its own page."""
         host, origin = self.headers.get("Host", ""), self.headers.get("Origin")
         if host.lower() not in self.server.hosts:
-            self.refuse(HTTPStatus.MISDIRECTED_REQUEST, "another host is named than this server's")
+            self.refuse(HTTPStatus.MISDIRECTED_REQUEST, "the Host header names another server")
             return False
         if origin is not None and origin.lower() != f"http://{host.lower()}":
             self.refuse(HTTPStatus.FORBIDDEN, "the request comes from another page")
@@ -131,11 +131,11 @@ class Handler(BaseHTTPRequestHandler):
         if self.path != "/estimate":
             self.refuse(HTTPStatus.NOT_FOUND, "only /estimate takes a plan")
         elif self.headers.get_content_type() != "application/json":
-            self.refuse(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "a plan comes as application/json")
+            self.refuse(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "send a plan as application/json")
         elif "Transfer-Encoding" in self.headers or not self.headers.get("Content-Length", "").isdecimal():
-            self.refuse(HTTPStatus.LENGTH_REQUIRED, "a plan comes with its length")
+            self.refuse(HTTPStatus.LENGTH_REQUIRED, "Content-Length is missing")
         elif (length := int(self.headers["Content-Length"])) > MOST_BYTES:
-            self.refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a plan has at most {MOST_BYTES:,} bytes")
+            self.refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a plan may have at most {MOST_BYTES:,} bytes")
         else:
             return self.rfile.read(length)
         return None

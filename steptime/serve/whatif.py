@@ -61,7 +61,7 @@ def read_request(data: Any) -> Asked:
     sound = isinstance(yaml, str) and isinstance(pinned, str | None) and isinstance(changes, dict | None)
     sound = sound and (devices is None or (isinstance(devices, int) and not isinstance(devices, bool)))
     if not sound or not all(path in known and plain(value) for path, value in (changes or {}).items()):
-        raise ConfigError("the request is not one that this page makes; reload the page")
+        raise ConfigError("unknown request; reload the page")
     return Asked(
         str(yaml), dict(changes or {}), devices, pinned or "", asked.get("full") is True, asked.get("best") is True
     )
@@ -167,9 +167,9 @@ def job_of(data: dict[str, Any], files: frozenset[str], before: Iterable[ConfigP
     actions = 2 * p.pp * p.vpp * job.microbatches
     if actions > MOST_ACTIONS:
         line = (
-            f"data.gbs: {actions:,} forwards and backwards a step are more than this page waits for ({MOST_ACTIONS:,})"
+            f"data.gbs: {actions:,} forwards and backwards a step are too many for this page (at most {MOST_ACTIONS:,})"
         )
-        problems.append(ConfigProblem(f"{line}; the command line takes them", "data.gbs"))
+        problems.append(ConfigProblem(f"{line}; use the command line", "data.gbs"))
     if job.model.n_layers > MOST_LAYERS:
         line = f"model.n_layers: more than this page waits for ({MOST_LAYERS:,}; got {job.model.n_layers:,})"
         problems.append(ConfigProblem(line, "model.n_layers"))
@@ -182,10 +182,10 @@ def refuse_files(data: dict[str, Any], files: frozenset[str]) -> Iterable[Config
     """What of a plan would be read from a file of this machine."""
     model, hardware = data.get("model"), data.get("hardware")
     if isinstance(model, dict) and "hf" in model:
-        yield ConfigProblem("model.hf: a page reads no files; give the plan to 3dtrn serve PLAN", "model.hf")
+        yield ConfigProblem("model.hf: the page cannot read files; start it with 3dtrn serve PLAN", "model.hf")
     name = hardware.get("node_type") if isinstance(hardware, dict) else hardware
     if isinstance(name, str) and name not in files and not is_shipped(name):
-        line = f"hardware.node_type: no machine of this name is shipped (got {show(name)}), and a page reads no files"
+        line = f"hardware.node_type: unknown machine (got {show(name)}); the page cannot read machine files"
         yield ConfigProblem(line, "hardware.node_type")
 
 

@@ -22,6 +22,7 @@ from steptime.software.settings import (
     CommSettings,
     Compile,
     Dtype,
+    Graphs,
     Impl,
     KernelSettings,
     LayoutSettings,
@@ -82,7 +83,7 @@ class Options(Config):
     rope_impl: RopeImpl | None = None
     sp_regather: bool | None = None
     grad_accumulation_fusion: bool | None = None
-    cuda_graphs: bool | None = None
+    cuda_graphs: Graphs | None = None
     dummy_wgrads: Literal["none", "freed", "kept"] | None = None
     param_dtype: Dtype | None = None
     main_grad_dtype: Dtype | None = None

@@ -36,6 +36,10 @@ OffloadModule: TypeAlias = Literal[
     "attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act",
 ]  # fmt: skip
 """Megatron-Core's words (megatron/core/transformer/transformer_config.py, offload_modules)."""
+GraphModule: TypeAlias = Literal["attn", "mlp", "moe", "moe_router", "moe_preprocess", "mamba"]
+"""Megatron-Core's words (megatron/core/transformer/enums.py, CudaGraphScope)."""
+Graphs: TypeAlias = bool | tuple[GraphModule, ...]
+"""Whether CUDA graphs launch the kernels of a step, or of which modules of a layer they do (`model.graphs`)."""
 
 
 class LayoutSettings(Config):
@@ -221,6 +225,9 @@ class MoeSettings(Config):
     (--deterministic-mode; moe_utils.py, unpermute and topk_routing_with_score_function)."""
     shared_expert_overlap: bool = False
     """Shared experts run beside the dispatch; with sequence parallelism their gathered input is kept."""
+    delay_wgrad_compute: bool = False
+    """Where `overlap.ep` weaves one micro-batch's forward into another's backward, gradients of weights come after those of
+    inputs (--delay-wgrad-compute)."""
 
 
 class TimingSettings(Config):
@@ -239,8 +246,8 @@ class TimingSettings(Config):
     """What the host needs to launch a kernel: Python, autograd, driver [s]. A block whose kernels are shorter waits for it."""
     blocking_launches: bool
     """The host waits for every kernel (CUDA_LAUNCH_BLOCKING=1), so that its own time adds to the device's."""
-    cuda_graphs: bool
-    """Kernels of a layer or a whole step are launched from CUDA graphs, which shrinks the gaps."""
+    cuda_graphs: Graphs
+    """Kernels of a step, or of some modules of a layer, are launched from CUDA graphs, which shrinks the gaps."""
     compute_factor: float
     """Seconds of kernels and launches over what the constants give: how well a release's kernels run."""
     measured: bool = False

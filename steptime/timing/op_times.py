@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from steptime.cost import compute
-from steptime.cost.parts import CommCall, Work, add_backward, forward_work
+from steptime.cost.parts import CommCall, Work, add_backward, exchanges_beside, forward_work
 from steptime.job.assembly import Chunk, Part
 from steptime.model.ops import Comm
 from steptime.timing.step_time import StepTime
@@ -60,16 +60,17 @@ def part_op_times(timing: StepTime, part: Part, direction: Direction) -> list[Op
     """The ops of one part in one direction, its launch gaps last."""
     context, ops = timing.context, part.ops
     found: list[OpTime] = []
+    done = [compute.forward(op, context.rates, part.sizes) for op in ops]
+    both = [compute.backward(op, context.rates, part.sizes) for op in ops]
+    beside = exchanges_beside(ops, done, both, context)
     if direction == "F":
-        done = [compute.forward(op, context.rates, part.sizes) for op in ops]
         for i, op in enumerate(ops):
-            work = forward_work(ops, done, context, [i])
+            work = forward_work(ops, done, context, [i], beside)
             found += op_times(op.name, work, before=isinstance(op, Comm) and op.region != "leave")
     else:
-        both = [compute.backward(op, context.rates, part.sizes) for op in ops]
         for i in range(len(ops) - 1, -1, -1):
             work = Work()
-            add_backward(work, ops, i, both, context)
+            add_backward(work, ops, i, both, context, beside)
             found += op_times(ops[i].name, work, before=True)
     whole = timing.parts.of[part].forward if direction == "F" else timing.parts.of[part].backward
     found += [OpTime("launch gaps", "launch", float(whole.launch_s))] if whole.launch_s else []

@@ -4,9 +4,10 @@ from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
-from steptime.base.num import Num
+from steptime.base.num import Num, maximum
 from steptime.cost import compute
 from steptime.cost.comm import network, one_link
+from steptime.cost.host import graphed_kernels
 from steptime.cost.pace import slower_rates, slower_tiers
 from steptime.cost.parts import Context, PartTime, Work, forward_work, part_time, wait_for_host
 from steptime.cost.rates import rates
@@ -15,11 +16,13 @@ from steptime.job.assembly import Assembly, Chunk, Part, take
 from steptime.job.job import Job
 from steptime.job.mesh import Group, GroupAxis, group
 from steptime.memory.part_memories import groups_of
+from steptime.model.graphs import captured
 from steptime.model.offload import copied_bytes, groups
 from steptime.model.ops import Comm, Gemm, Move, Op
 from steptime.model.segments import MOE, find_segments, replayed
 from steptime.software.calibration import slowdown
 from steptime.software.efficiency import efficiency
+from steptime.software.settings import Graphs
 
 GRAPHED_GAP = 0.5
 """What is left of a layer's launch gaps when its kernels are launched from CUDA graphs (assumed: the host no longer holds the
@@ -53,7 +56,8 @@ def pricing(job: Job) -> Pricing:
     ranks: dict[str, Group] = {axis: group(p, axis, n_dcs=n_dcs) for axis in axes}
     found = slower_rates(rates(job.machine.accelerator, software, job.microbatches), slow)
     link = job.machine.accelerator.host_bytes_per_s or inf
-    return Pricing(Context(found, software, ranks, tiers, p.tp, job.data.microbatch_sz, link), dp_tiers, n_dcs)
+    woven = maximum(0.0, 1.0 - 1.0 * p.pp / job.microbatches)
+    return Pricing(Context(found, software, ranks, tiers, p.tp, job.data.microbatch_sz, link, woven), dp_tiers, n_dcs)
 
 
 @dataclass(frozen=True)
@@ -144,13 +148,18 @@ MLP_LAUNCHES = 3.0
 """Kernels of a dense MLP: up, activation, down."""
 
 
-def more_launches(ops: list[Op]) -> Num:
-    """Launch gaps of a layer over a dense one's, which the profile states: as its experts' kernels to those of an MLP."""
+def more_launches(ops: list[Op], graphs: Graphs) -> Num:
+    """Launch gaps of a layer over a dense one's, which the profile states: as its experts' kernels to those of an MLP.
+
+    Kernels that graphs launch leave `GRAPHED_GAP` of theirs.
+    """
+    inside = captured(ops, graphs)
+    gaps = [launches(op) * (GRAPHED_GAP if i in inside else 1.0) for i, op in enumerate(ops)]
+    whole = sum([launches(op) for op in ops])
     if not any(op.role in MOE for op in ops):
-        return 1.0
-    experts = sum([launches(op) for op in ops if op.role in MOE])
+        return sum(gaps) / whole
     others = sum([launches(op) for op in ops if op.role not in MOE])
-    return (others + experts) / (others + MLP_LAUNCHES)
+    return sum(gaps) / (others + MLP_LAUNCHES)
 
 
 def launches(op: Op) -> Num:
@@ -163,11 +172,10 @@ def launches(op: Op) -> Num:
 
 
 def layer_gap_s(job: Job, context: Context) -> float:
-    """Launch gaps of a layer, forward and backward: the profile's, longer in a recipe, shorter from CUDA graphs [s]."""
+    """Launch gaps of a layer, forward and backward: the profile's, longer in a recipe, shorter where compiled [s]."""
     recipe = efficiency().recipe_gap if job.software.recipe else 1.0
-    graphs = GRAPHED_GAP if job.software.timing.cuda_graphs else 1.0
     compiled = COMPILED_GAP if job.software.kernels.compile != "none" else 1.0
-    return job.software.timing.layer_gap_s * (context.rates.slowness * recipe * graphs * compiled)
+    return job.software.timing.layer_gap_s * (context.rates.slowness * recipe * compiled)
 
 
 def part_gap_s(gap_s: Num, assembly: Assembly, part: Part) -> Num:
@@ -175,7 +183,7 @@ def part_gap_s(gap_s: Num, assembly: Assembly, part: Part) -> Num:
     if part is assembly.embedding:
         return 0.0
     layers = assembly.job.model.mtp if part is assembly.head else 0.5 if part.kind in HALVES else 1.0
-    return gap_s * layers * more_launches(part.ops)
+    return gap_s * layers * more_launches(part.ops, assembly.job.software.timing.cuda_graphs)
 
 
 def whole_replay(part: Part, times: PartTime, context: Context) -> Work:
@@ -185,6 +193,7 @@ def whole_replay(part: Part, times: PartTime, context: Context) -> Work:
     passes = [compute.forward(op, context.rates, part.sizes) for op in ops]
     work = forward_work(ops, passes, context, again)
     work.launch_s = (times.forward.launch_s - times.forward.host_s) * len(again) / len(ops)
+    work.kernels -= graphed_kernels(ops, [(done,) for done in passes], context.software, again)
     wait_for_host(work, context.software, context.tp)
     return work
 

@@ -113,6 +113,8 @@ def dispatch_of(row: MeasuredRow, assumed: list[str]) -> dict[str, Any]:
         section["dispatcher"] = "alltoall"
     else:
         assumed.append("dispatcher: alltoall")
+    if "delay_wgrad" in words:
+        section["delay_wgrad_compute"] = True
     if "no grouped gemm" in words:
         section["grouped_gemm"] = False
     if "capacity factor" in words or row.whole("ep") in {None, 1}:

@@ -1,4 +1,4 @@
-"""What a measured row says to be hidden under compute, or not to be."""
+"""What a measured row says to be hidden under compute, or not to be, and to be launched from CUDA graphs."""
 
 from __future__ import annotations
 
@@ -33,3 +33,19 @@ def overlap_of(notes: str, tp: int, recipe: str) -> dict[str, bool]:
     elif "overlap-grad-reduce" in notes or "grad-reduce/param-gather overlap" in notes or "overlap_grad_sync" in notes:
         overlap["dp"] = True
     return overlap
+
+
+DROPLESS = ["attn", "moe_router", "moe_preprocess"]
+"""What TransformerEngine's graphs can launch of a layer whose experts take any number of rows (moe_layer.py)."""
+
+
+def graphs_of(notes: str) -> bool | list[str]:
+    """What CUDA graphs launch: all, the modules that the notes list, or nothing."""
+    if "cuda_graph none" in notes:
+        return False
+    words = r"cuda_graph (?:local|transformer_engine) (\[[a-z_', ]+\]|attn|mlp)|te cuda graphs ([a-z_,]+)"
+    if found := re.search(words, notes):
+        return re.findall(r"[a-z_]+", found[1] or found[2])
+    if "te cuda graphs" in notes:
+        return DROPLESS
+    return bool(re.search(r"cuda_graph |^cuda graphs", notes))

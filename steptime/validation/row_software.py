@@ -11,7 +11,7 @@ from steptime.validation import row_native
 from steptime.validation.measurements import MeasuredRow, SkipRowError
 from steptime.validation.recipes import of_scripts, recipe_of
 from steptime.validation.row_experts import dispatch_of
-from steptime.validation.row_overlap import overlap_of
+from steptime.validation.row_overlap import graphs_of, overlap_of
 
 _NO_PROFILE = (
     "levanter", "t5x", "neuron", "mindspeed", "libai", "colossal", "easycontext", "llm.c",
@@ -276,11 +276,8 @@ def _kernels(row: MeasuredRow, notes: str) -> dict[str, Any]:
         section["softmax_impl"] = "composite"
     if "; kernel " in notes and "rms kernel" not in notes:
         section["norm_impl"] = "composite"
-    if re.search(
-        r"cuda_graph (?:(?:local|transformer_engine) )?(?:full_iteration|\['?attn|mlp)|te cuda graphs|^cuda graphs",
-        notes,
-    ):
-        section["cuda_graphs"] = True
+    if graphs := graphs_of(notes):
+        section["cuda_graphs"] = graphs
     if "ce fusion" in notes:
         section["loss_impl"] = "fused"
     if "fused rms norm off" in row.text("note"):

@@ -64,7 +64,7 @@ def values(found):
 
 
 def test_gpt2():
-    found, problems = infer(tensors(GPT2), [{"config": {"n_head": 12}}])
+    found, problems = infer(GPT2, [{"config": {"n_head": 12}}])
     assert problems == []
     assert values(found) == {
         "vocab_sz": 50257, "hidden_sz": 768, "learned_positions": True, "max_positions": 1024, "tie_embeddings": True,
@@ -77,13 +77,13 @@ def test_gpt2():
 
 def test_megatron_names_and_arguments():
     args = {"num_attention_heads": 32, "num_query_groups": 8, "group_query_attention": True, "kv_channels": 128}
-    found = values(infer(tensors(MEGATRON), [{"args": args}])[0])
+    found = values(infer(MEGATRON, [{"args": args}])[0])
     assert (found["inter_sz"], found["glu"], found["q_rows"], found["kv_rows"]) == (14336, True, 4096, 1024)
     assert (found["n_q_heads"], found["n_kv_heads"], found["head_dim"], found["norm"]) == (32, 8, 128, "rmsnorm")
 
 
 def test_what_shapes_cannot_tell_stays_unset():
-    found = infer(tensors(TITAN), [])[0]
+    found = infer(TITAN, [])[0]
     assert "n_q_heads" not in found
     assert found["head_dim"]["value"] is None
     assert found["head_dim"]["candidates"] == [32, 64, 128, 256]
@@ -91,7 +91,7 @@ def test_what_shapes_cannot_tell_stays_unset():
 
 
 def test_mixture_of_experts():
-    found = values(infer(tensors(QWEN3_MOE), [{"config": {"num_experts_per_tok": 2, "num_experts": 8}}])[0])
+    found = values(infer(QWEN3_MOE, [{"config": {"num_experts_per_tok": 2, "num_experts": 8}}])[0])
     assert found["moe"] == {"n_experts": 8, "expert_inter_sz": 768, "experts_per_token": 2}
     assert (found["head_dim"], found["n_q_heads"], found["n_kv_heads"], found["qk_norm"]) == (128, 32, 4, True)
 
@@ -103,24 +103,24 @@ def test_latent_attention_and_leading_dense_layers():
         "model.layers.0.mlp.down_proj.weight": (64, 256), "model.layers.0.mlp.up_proj.weight": (256, 64),
         **{f"model.layers.{n}.mlp.experts.{e}.down_proj.weight": (64, 32) for n in (1, 2) for e in range(4)},
     }  # fmt: skip
-    found = values(infer(tensors(shapes), [])[0])
+    found = values(infer(shapes, [])[0])
     assert found["attention"] == {"kind": "mla"}
     assert found["moe"]["n_dense_layers"] == 1
 
 
 @pytest.mark.parametrize(("key", "value"), [("hidden_size", 5), ("num_hidden_layers", 9), ("vocab_size", 7)])
 def test_config_that_disagrees_is_a_problem(key, value):
-    problems = infer(tensors(TITAN), [{"config": {key: value}}])[1]
+    problems = infer(TITAN, [{"config": {key: value}}])[1]
     assert [problem.code for problem in problems] == ["CONFIG_MISMATCH"]
 
 
 def test_config_of_the_wrong_kind_is_ignored():
     for config in ({"hidden_size": "big"}, {"num_attention_heads": [1]}, {"text_config": 3}, {"head_dim": -1}):
-        infer(tensors(TITAN), [{"config": config}])
+        infer(TITAN, [{"config": config}])
 
 
 def test_no_transformer_no_architecture():
-    assert infer(tensors({"conv1.weight": (64, 3, 7, 7), "fc.bias": (10,)}), []) == ({}, [])
+    assert infer({"conv1.weight": (64, 3, 7, 7), "fc.bias": (10,)}, []) == ({}, [])
 
 
 def test_tree_folds_equal_layers_only():
@@ -162,12 +162,12 @@ def test_cache_bytes_of_a_token():
         "model.embed_tokens.weight": (128256, 4096),
         **layers(32, {"self_attn.q_proj.weight": (4096, 4096), "self_attn.k_proj.weight": (1024, 4096)}),
     }
-    assert values(infer(tensors(llama), [])[0])["kv_cache_bytes_per_token"] == 131_072
+    assert values(infer(llama, [])[0])["kv_cache_bytes_per_token"] == 131_072
     latent = {
         "model.embed_tokens.weight": (129280, 7168),
         **layers(61, {"self_attn.kv_a_proj_with_mqa.weight": (576, 7168), "self_attn.o_proj.weight": (7168, 16384)}),
     }
-    assert values(infer(tensors(latent), [])[0])["kv_cache_bytes_per_token"] == 70_272
+    assert values(infer(latent, [])[0])["kv_cache_bytes_per_token"] == 70_272
 
 
 @pytest.mark.parametrize("prefix", ["bert.encoder.layer.", "model.vision_tower.layers."])
@@ -176,7 +176,7 @@ def test_encoders_have_no_cache(prefix):
         "bert.embeddings.word_embeddings.weight": (30522, 768),
         **layers(2, {"attention.self.query.weight": (768, 768), "attention.self.key.weight": (768, 768)}, prefix),
     }
-    assert "kv_cache_bytes_per_token" not in infer(tensors(shapes), [])[0]
+    assert "kv_cache_bytes_per_token" not in infer(shapes, [])[0]
 
 
 def sparse(kinds):
@@ -205,7 +205,7 @@ def sparse(kinds):
 def test_which_layers_have_experts(kinds, dense, share):
     """As a plan says it: so many dense layers, then the last of each 1 / share."""
     kinds = kinds.split()
-    found = values(infer(tensors(sparse(kinds)), [])[0])
+    found = values(infer(sparse(kinds), [])[0])
     moe = found["moe"]
     assert (moe.get("n_dense_layers", 0), moe.get("moe_frequency")) == (dense, share)
     assert "layers" not in found
@@ -216,11 +216,11 @@ def test_which_layers_have_experts(kinds, dense, share):
 
 def test_irregular_layers_are_listed_as_runs():
     """Sparse layers at no constant distance; and dense ones of two widths."""
-    found = values(infer(tensors(sparse(["moe", "dense", "dense", "moe"])), [])[0])
+    found = values(infer(sparse(["moe", "dense", "dense", "moe"]), [])[0])
     assert [(run["repeat"], run["kind"]) for run in found["layers"]] == [(1, "moe"), (2, "dense"), (1, "moe")]
     shapes = sparse(["dense"] * 3)
     shapes |= {"model.layers.2.mlp.down_proj.weight": (64, 128), "model.layers.2.mlp.up_proj.weight": (128, 64)}
-    found = values(infer(tensors(shapes), [{"config": {"num_attention_heads": 4}}])[0])
+    found = values(infer(shapes, [{"config": {"num_attention_heads": 4}}])[0])
     assert found["layers"] == [
         {"repeat": 2, "kind": "dense", "inter_sz": 96},
         {"repeat": 1, "kind": "dense", "inter_sz": 128},

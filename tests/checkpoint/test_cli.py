@@ -17,7 +17,7 @@ from steptime.model.blocks import n_params
 ROOT = Path(__file__).parents[2]
 KEYS = [
     "schema", "path", "format", "container", "complete", "step", "id", "totals", "by_dtype", "by_role", "quantization",
-    "adapter", "tree", "parallelism", "ranks", "architecture", "pickle", "sections", "other_iterations",
+    "adapter", "tree", "parallelism", "ranks", "architecture", "models", "pickle", "sections", "other_iterations",
     "problems", "io", "exit_code",
 ]  # fmt: skip
 

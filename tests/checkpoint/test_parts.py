@@ -112,6 +112,27 @@ def test_models_of_a_pipeline_keep_their_names_apart(make, command, summarize, c
     assert "Diffusers (safetensors), StableDiffusionPipeline" in command(make.folder / "sd")[1]
 
 
+def test_models_of_a_parent_folder_are_not_mixed(make, command, summarize, codes, tmp_path):
+    """A llama of width 64 (229,952 parameters, docs/checkpoints.md) and one of width 128 with other names, 2 x 32 x 128
+    + 2 x (2 x 128^2 + 2 x 16 x 128 + 3 x 96 x 128 + 2 x 128) + 128 = 156,288: no architecture of both."""
+    for name, state in (("a", make.llama()), ("b", make.llama(2, hidden=128, inter=96, vocab=32))):
+        (make.folder / name).mkdir()
+        own = state if name == "a" else {key.replace("model.", "transformer."): tensor for key, tensor in state.items()}
+        save_file(own, make.folder / name / "model.safetensors")
+    make.write("a/config.json", json.dumps({"hidden_size": 64, "num_hidden_layers": 4}).encode())
+    summary = summarize(make.folder)
+    assert codes(summary) == set()
+    assert summary.architecture == {}
+    found = {m.path: (m.params, m.architecture["n_layers"]["value"]) for m in summary.models}
+    assert found == {"a/model.safetensors": (229_952, 4), "b/model.safetensors": (156_288, 2)}
+    code, out, _ = command(make.folder)
+    assert code == 0
+    assert "2 models: give one of them to see its architecture" in out
+    code, _, err = command(make.folder, "--emit-config", tmp_path / "x.yaml")
+    assert (code, "2 models here: give one of them" in err) == (2, True)
+    assert summarize(make.folder / "a").models == []
+
+
 def test_two_files_of_one_folder_are_told_apart_by_their_names(make, summarize):
     for name in ("generator", "judge"):
         save_file({"conv.weight": torch.zeros(3, 3), "out.weight": torch.zeros(2)}, make.folder / f"{name}.safetensors")

@@ -69,7 +69,9 @@ def test_what_the_user_sets_reaches_the_reader():
 @pytest.mark.parametrize("kind", FILES)
 def test_a_file_of_another_framework_is_told_by_its_name(capsys, kind, other):
     if kind != other:
-        assert refused(capsys, "--from", kind, FILES[other]) == [f"{FILES[other]}: is {other}'s; try --from {other}"]
+        assert refused(capsys, "--from", kind, FILES[other]) == [
+            f"{FILES[other]}: is a file of {other}; try --from {other}"
+        ]
 
 
 @pytest.mark.parametrize("kind", FILES)

@@ -66,7 +66,7 @@ def test_machine_and_devices_are_settings_over_a_launch_file(run, tmp_path):
         (("--from", "megatronn", SCRIPT, *H100), "--from megatronn: unknown kind"),
         (("--from", "megatron", "no.sh", *H100), "no.sh: no such file"),
         (("--from", "deepspeed", SCRIPT, *H100), "gpt3_175b.sh"),
-        (("--save", "x.yaml", str(ROOT / "configs" / "llama3_8b.yaml")), "--save and --allow-unmodeled go with --from"),
+        (("--save", "x.yaml", str(ROOT / "configs" / "llama3_8b.yaml")), "--save and --allow-unmodeled: only with --from"),
         (("--from", "megatron", SCRIPT, *H100, "--save", "/no/such/folder/plan.yaml"), "cannot be written"),
         (("--from", "megatron", SCRIPT, *H100, "--set", "parallelism.tp=7"), "tp"),
     ],

@@ -303,6 +303,10 @@ CASES = [
     (("--cross-entropy-loss-fusion", "--cross-entropy-fusion-impl te"), "performance.loss_impl", "fused"),
     (("--cuda-graph-impl local", "--cuda-graph-scope attn mlp"), "performance.cuda_graphs", True),
     (("--enable-cuda-graph",), "performance.cuda_graphs", True),
+    (
+        ("--cuda-graph-impl transformer_engine", "--cuda-graph-scope attn moe_router"),
+        "performance.cuda_graphs", ["attn", "moe_router"],
+    ),
     (("--no-gradient-accumulation-fusion",), "performance.grad_accumulation_fusion", False),
     # 4 * 1024 * 2 / 3 = 2730.67, down to a multiple of 64
     (("--swiglu",), "model.inter_sz", 2688),
@@ -517,7 +521,9 @@ def test_bad_input_is_one_line(text, problem):
     ],
 )
 def test_scripts_of_other_frameworks_are_told_by_their_name(command, other):
-    assert problems(read_as, "megatron", "run.sh", command, {}, None) == [f"run.sh: is {other}'s; try --from {other}"]
+    assert problems(read_as, "megatron", "run.sh", command, {}, None) == [
+        f"run.sh: is a file of {other}; try --from {other}"
+    ]
 
 
 def test_the_public_example_contradicts_itself():

@@ -34,7 +34,7 @@ def test_what_is_unsaid_is_as_the_parser_has_it():
     }  # fmt: skip
     assert plan["performance"]["moe"] == {
         "dispatcher": "allgather", "permute_fusion": False, "router_dtype": "compute", "grouped_gemm": False,
-        "shared_expert_overlap": False, "deterministic": False,
+        "shared_expert_overlap": False, "deterministic": False, "delay_wgrad_compute": False,
     }  # fmt: skip
     assert (plan["parallelism"]["ep"], plan["parallelism"]["etp"]) == (1, 2)
     assert to_job(reading("--num-experts 8"), HARDWARE).model.moe is not None
@@ -74,6 +74,10 @@ def test_what_is_unsaid_is_as_the_parser_has_it():
         ("--moe-permute-fusion", ("performance", "moe", "permute_fusion"), True),
         ("--expert-model-parallel-size 4", ("parallelism", "ep"), 4),
         ("--expert-model-parallel-size 4 --overlap-moe-expert-parallel-comm", ("performance", "overlap", "ep"), True),
+        (
+            "--expert-model-parallel-size 4 --overlap-moe-expert-parallel-comm --delay-wgrad-compute",
+            ("performance", "moe", "delay_wgrad_compute"), True,
+        ),
         ("--moe-layer-recompute", ("performance", "recompute", "modules"), ["core_attn", "moe"]),
         (
             "--recompute-granularity selective --recompute-modules moe_act layernorm mla_up_proj",

@@ -14,6 +14,7 @@ ORDER = [
         "beside",
         "named_models",
         "vocabulary",
+        "config_values",
         "config_functions",
         "shell",
         "logs",

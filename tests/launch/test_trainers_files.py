@@ -69,7 +69,7 @@ def test_a_launcher_of_its_own_takes_the_devices_of_one_node_and_says_so(name):
     """llamafactory-cli starts a process on each device of one node, Primus's run_pretrain.sh 8: dp 8 on a DGX H100."""
     found = job(name)
     assert found.parallelism.dp == 8
-    assert any(note.startswith("devices not told, so 8: ") for note in found.notes)
+    assert any(note.startswith("number of devices not stated, so 8: ") for note in found.notes)
 
 
 def test_adapters_are_refused_in_one_line():
@@ -105,7 +105,7 @@ def test_every_table_names_its_source_and_its_marks():
 
 
 def test_a_text_without_marks_is_no_kind():
-    with pytest.raises(ConfigError, match="cannot tell which framework it is for"):
+    with pytest.raises(ConfigError, match="unknown framework; use --from"):
         kind_of("x.yaml", "a: 1")
 
 
@@ -188,3 +188,86 @@ def test_optimizers_of_hugging_face(tmp_path, optim, optimizer):
 def test_what_is_no_number_and_no_toml_is_a_line(kind, name, text, line):
     with pytest.raises(ConfigError, match=line):
         to_job(read_as(kind, name, text, {}, {"hardware.node_type": "dgx-h100"}), {"hardware.node_type": "dgx-h100"})
+
+
+LORA = "adapters over frozen weights (LoRA)"
+FINE_TUNING = [
+    # a file of each trainer, and the words of its one line
+    ("stage: sft\nfinetuning_type: lora\nlora_rank: 8\nmodel_name_or_path: Qwen/Qwen2-7B\ncutoff_len: 2048\n", LORA),
+    ("base_model: Qwen/Qwen2-7B\nadapter: lora\nlora_r: 16\nsequence_len: 2048\nmicro_batch_size: 1\n", LORA),
+    ("swift sft --model Qwen/Qwen2-7B --train_type lora --max_length 2048 --model_name own --model_author me\n", LORA),
+    (("torchrun --nproc_per_node 8 train.py --model_name_or_path Qwen/Qwen2-7B --per_device_train_batch_size 1 "
+     "--max_seq_length 2048 --use_peft_lora True --lora_r 8\n"), LORA),
+    # FastChat's train_lora.py and DeepSpeed-Chat's --lora_dim know no switch
+    (("torchrun --nproc_per_node 8 train_lora.py --model_name_or_path lmsys/vicuna-7b-v1.5 --per_device_train_batch_size 1 "
+     "--model_max_length 2048 --lora_r 8\n"), LORA),
+    (("deepspeed --num_gpus 8 main.py --model_name_or_path Qwen/Qwen2-7B --per_device_train_batch_size 1 --max_seq_len 2048 "
+     "--lora_dim 128 --zero_stage 3 --deepspeed\n"), LORA),
+    ("model_name_or_path: Qwen/Qwen2-7B\nper_device_train_batch_size: 1\nmax_length: 2048\nspectrum_config_path: a.yaml\n",
+     "frozen weights"),
+    ("stage: sft\nfinetuning_type: full\nmixture_of_depths: convert\nmodel_name_or_path: Qwen/Qwen2-7B\ncutoff_len: 2048\n",
+     "tokens that skip layers"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "words"), FINE_TUNING)
+def test_what_is_not_trained_whole_is_one_line(tmp_path, text, words):
+    path = tmp_path / "job"
+    path.write_text(text, encoding="utf-8")
+    sets = HARDWARE | {"parallelism.dp": 8}
+    with pytest.raises(ConfigError) as error:
+        to_job(read("auto", str(path), sets), sets)
+    assert len(error.value.problems) == 1
+    assert words in error.value.problems[0]
+
+
+WHOLE = [
+    # bf16: auto is bf16 wherever the device has it; a rank without an adapter trains nothing less
+    ("base_model: Qwen/Qwen2-7B\nlora_r: 16\nbf16: auto\nsequence_len: 2048\nmicro_batch_size: 1\n",
+     {"precision": "bf16"}),
+    # --use_peft false goes before a rank
+    (("model_name_or_path: Qwen/Qwen2-7B\nuse_peft: false\nlora_r: 16\nmax_length: 2048\nper_device_train_batch_size: 1\n"
+     "optim: paged_adamw_8bit\n"), {"precision": "fp32", "optimizer": "adamw_8bit"}),
+    ("stage: sft\nfinetuning_type: full\npure_bf16: true\nmodel_name_or_path: Qwen/Qwen2-7B\ncutoff_len: 2048\n",
+     {"precision": "bf16", "param_dtype": "bf16", "main_grad_dtype": "bf16", "moment_dtype": "bf16"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "said"), WHOLE)
+def test_what_is_trained_whole_is_a_plan(tmp_path, text, said):
+    path = tmp_path / "job.yaml"
+    path.write_text(text, encoding="utf-8")
+    sets = HARDWARE | {"parallelism.dp": 8}
+    reading = read("auto", str(path), sets)
+    to_job(reading, sets)
+    assert reading.config["performance"].items() >= said.items()
+
+
+def test_an_autotuner_is_no_trainer():
+    text = '{"train_micro_batch_size_per_gpu": "auto", "autotuning": {"args": {"x": "--per_device_train_batch_size"}}}'
+    assert kind_of("ds.json", text) == "deepspeed"
+
+
+def test_monitors_beside_a_training_are_no_launches(tmp_path):
+    """Three commands run Python; `swift sft`, inside `bash -lc`, is the one that trains."""
+    path = tmp_path / "run.sh"
+    path.write_text(
+        "python monitor.py &\npython scrape.py &\n"
+        'docker exec box bash -lc "NPROC_PER_NODE=4 swift sft --model Qwen/Qwen2-7B --tuner_type full --max_length 2048"\n',
+        encoding="utf-8",
+    )
+    found = to_job(read("swift", str(path), HARDWARE), HARDWARE)
+    assert (found.parallelism.dp, found.data.seqlen) == (4, 2048)
+
+
+def test_a_count_that_only_a_run_tells_is_told_with_its_variable(tmp_path):
+    path = tmp_path / "run.sh"
+    path.write_text(
+        "torchrun --nnodes 2 --nproc_per_node 8 train.py --model_name_or_path Qwen/Qwen2-7B --max_length 2048 "
+        "--per_device_train_batch_size 1 --gradient_accumulation_steps $((64 / RANKS))\n",
+        encoding="utf-8",
+    )
+    with pytest.raises(ConfigError) as error:
+        read("auto", str(path), HARDWARE)
+    told = "line 1: gradient_accumulation_steps: $RANKS has no value; write RANKS=... before the command"
+    assert error.value.problems == [f"{path}: {told}"]

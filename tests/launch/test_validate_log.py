@@ -379,7 +379,7 @@ def test_options_that_do_not_go_together(capsys):
     assert "only with --log" in run(capsys, "--save-csv", "x.csv")[2]
     code, _, err = run(capsys, "--log", MEGATRON, "--measurements", "x.csv")
     assert code == 2
-    assert "--measurements: applies to rows" in err
+    assert "--measurements: only for rows" in err
     assert "unknown kind" in run(capsys, "--log", MEGATRON, *H100, "--from", "jax")[2]
     assert "expected a.b=value" in run(capsys, "--log", MEGATRON, "--set", "x")[2]
 

@@ -11,6 +11,11 @@ import pytest
 from physics_jobs import SLIGHTLY, job, machine
 
 from steptime.answer.result import estimate
+from steptime.cost.comm import CommCost
+from steptime.job.mesh import Group
+from steptime.schedule import walk
+from steptime.timing.data_parallel import Reduction, gather_ends
+from steptime.timing.part_times import ChunkTime
 
 MODEL = {"n_layers": 1, "vocab_sz": 8192}
 HEAD, MIDDLE, EMBEDDING = 1_048_576, 147_712, 1_065_088
@@ -169,3 +174,13 @@ def test_what_hides_is_the_rest():
     time = estimate(job(on=machine(flops=FORWARD_FLOPS / 6_000_000, link=1.0), **layout)).time
     assert time.parts_s["dp_comm"] + time.hidden_s["dp_comm"] == pytest.approx(3 * EVERY_GATHER, rel=SLIGHTLY)
     assert time.hidden_s["dp_comm"] > EVERY_GATHER
+
+
+def test_how_late_gathers_make_a_forward():
+    """Three buckets of 3 s under a forward of 6 s, which needs one every 2 s: they end after 3, 6 and 9 s, so that forward is 3,
+    4 and 5 s late. The second is sent once the first has come, the third when forward, then 4 s late, reaches the second.
+    """
+    bucket = Reduction("parameters", "all_gather", 1.0, CommCost(0.0, 3.0, "node", 3.0, "ring"), 1, Group("dp", 2, 1))
+    walked = walk("1f1b", 1, 1, 1, [[6.0]], [[12.0]], [0.0])
+    found = gather_ends([[bucket] * 3], 0, walked, [[ChunkTime(6.0, 12.0, 0.0)]])
+    assert [(end_s, late_s) for end_s, late_s, _ in found] == [(3.0, 3.0), (6.0, 4.0), (9.0, 5.0)]

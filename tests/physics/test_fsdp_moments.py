@@ -14,7 +14,7 @@ from walked_moments import LAYER, Every
 
 from steptime.fsdp.groups import Buffers
 from steptime.fsdp.memory_walk import Wrapped, backward, forward
-from steptime.fsdp.pipeline_chunks import ChunkBytes, Gradients, Passing
+from steptime.fsdp.pipeline_chunks import ChunkBytes, Gradients, Passing, chunk_bytes
 from steptime.job.assembly import Assembly
 from steptime.memory.ledger import PartMemory, Peak
 from steptime.memory.part_memories import PartMemories
@@ -146,13 +146,26 @@ def test_the_ends_of_backward():
     assert back.of("backward of the root's reduce-scatter") == [(0.0, 50_000 + 60_000 + 1_200)]
 
 
-def chunk_backward(gradients: Gradients, *, held: bool = False) -> Every:
-    """Backward of the first stage's chunk of two layers; its output 5,000 B, gradients of the head's parameters 1,300.
+def test_the_heads_backward_stands_beside_what_is_gathered():
+    """The last layer's flat buffer, 10,000, has arrived; without resharding all three layers' 90,000 are there instead. What is
+    saved is the same: three layers' 3,000, the ids' 16 and the head's own.
+    """
+    head = [
+        next(moment for moment in walked(BLOCK, **said)[1].all if moment.op != "backward of an all-gather")
+        for said in ({}, {"reshard_after_forward": False})
+    ]
+    assert head[1].transient - head[0].transient == 90_000 - 10_000
+    assert head[0].transient > 310_000
+    assert head[0].saved == head[1].saved > 3_016
+
+
+def first_chunk() -> ChunkBytes:
+    """The first stage's chunk of two layers; its output 5,000 B, gradients of the head's parameters 1,300.
 
     The last gradient of each layer has 70 B, of the root 200. The embedding keeps 16, has 900 in backward; the end 40 and 140.
     """
     assembly = Assembly(job("fsdp2", seqlen=2, microbatches=2, dp=2, pp=2, fsdp={"reduce_dtype": "fp32"}))
-    chunk = ChunkBytes(
+    return ChunkBytes(
         assembly=assembly,
         chunk=assembly.stages[0][0],
         keeps_sent=False,
@@ -168,9 +181,32 @@ def chunk_backward(gradients: Gradients, *, held: bool = False) -> Every:
         waits=[0.0] * 2,
         x=512.0,
     )
+
+
+def chunk_backward(gradients: Gradients, *, held: bool = False) -> Every:
+    """All moments of its backward."""
     found = Every()
-    chunk.backward(Passing("B", fetched=False, held=held, roots=False, gradients=gradients), found)
+    first_chunk().backward(Passing("B", fetched=False, held=held, roots=False, gradients=gradients), found)
     return found
+
+
+def test_what_a_chunk_saves():
+    """Ids 16, two layers of 1,000, the end's 40, and the output 5,000."""
+    assert first_chunk().saved == 16 + 2 * 1_000 + 40 + 5_000
+
+
+def test_the_worst_of_a_chunks_first_backward():
+    """The sum of the root's gradients at its end: 305,000, parameters 60,000, sums 12,000 and 100,000, its last gradient 200."""
+    worst = first_chunk().worst(Passing("B", fetched=False, held=False, roots=False, gradients=Gradients()))
+    assert (worst.activations_bytes, worst.transient_bytes) == (0.0, 305_000 + 60_000 + 112_000 + 200)
+
+
+def test_gradients_of_the_heads_parameters():
+    """Head and final norm, 131,200 elements in bf16, of the last stage alone."""
+    assembly = Assembly(job("fsdp2", dp=2, pp=2, fsdp={"reduce_dtype": "fp32"}))
+    memories = PartMemories(assembly, weight_grads_stay=True)
+    found = [chunk_bytes(assembly, chunk, memories, memories, split=False).head_grad for (chunk,) in assembly.stages]
+    assert found == [0.0, 2 * 131_200]
 
 
 def test_a_chunks_first_backward():

@@ -48,6 +48,17 @@ def test_a_step_gathers_and_reduces_once(microbatches):
     assert shown == seconds(STAGE_0 + STAGE_1 + 2 * STAGE_1)
 
 
+def test_what_shows_is_what_the_pipeline_takes_longer():
+    """One micro-batch whose compute takes long: stage 0 gathers, stage 1 gathers once it has the output; stage 1 reduces beside
+    stage 0's backward, so of the reductions stage 0's shows.
+    """
+    slow = machine(link=1.0, outside=1e30, node=2, flops=1e3)
+    layout = {"dp": 2, "pp": 2, "fsdp": {"reduce_dtype": "fp32", "reshard_after_forward": False}}
+    made = job("fsdp2", on=slow, model={"n_layers": 4}, performance={"overlap": {"dp": False}}, **layout)
+    shown = estimate(made).time.parts_s["dp_comm"]
+    assert shown == seconds(STAGE_0 + STAGE_1 + 2 * STAGE_0)
+
+
 def test_forwards_free_layers_and_backwards_keep_them():
     """Two micro-batches. Stage 0 runs F0 F1 B0 B1: both forwards gather, and B0, which leaves the layers for B1. Stage 1 runs
     F0 B0 F1 B1: F0 gathers, B0 gathers what F0 freed and leaves it for F1, and B1 gathers what F1 freed. Two layers, three times.

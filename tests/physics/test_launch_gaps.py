@@ -6,6 +6,8 @@ import pytest
 from physics_jobs import job, machine
 
 from steptime.answer.result import estimate
+from steptime.job.assembly import Assembly
+from steptime.timing.part_times import part_gap_s
 
 LAYERS, MICROBATCHES = 2, 4
 WHOLE_LAYERS = {"activation_checkpointing_type": "full", "recompute_stops_early": False}
@@ -52,6 +54,12 @@ def test_graphs_leave_half_of_the_gaps():
     assert parts({"cuda_graphs": True})["launch"] == pytest.approx(12.0)
 
 
+@pytest.mark.parametrize(("modules", "seconds"), [(["attn"], 7 + 17 / 2), (["mlp"], 17 + 7 / 2), (["moe"], 24.0)])
+def test_graphs_of_some_modules_halve_their_gaps_alone(modules, seconds):
+    """Of a layer's 24 launches, 24 s in all, 17 stand before the MLP's norm (`KERNELS`), 7 after it; it has no experts."""
+    assert parts({"cuda_graphs": modules})["launch"] == pytest.approx(seconds)
+
+
 @pytest.mark.parametrize(
     ("said", "seconds"),
     [
@@ -88,6 +96,15 @@ def test_a_device_waits_for_a_host_that_is_late_with_a_whole_part(flops, waits):
     assert estimate(of).time.parts_s.get("launch", 0.0) == pytest.approx(waits)
 
 
+def test_a_device_does_not_wait_for_launches_from_graphs():
+    """Attention's part is 4 products, the kernel, a norm, rope's 10 and a residual, 17 of 24 launches forward; 4 * 2 + 1 + 1 +
+    10, 20 of 29, backward. Of each layer 7 and 9 are left to the host.
+    """
+    on = machine(flops=1e30, memory=1e30, kernels={"host_kernel_s": 0.001})
+    of = job("torch", on=on, performance={"cuda_graphs": ["attn"]})
+    assert estimate(of).time.parts_s["launch"] == pytest.approx((KERNELS - 2 * (17 + 20)) * 0.001)
+
+
 def test_a_replay_waits_for_the_host_as_long_as_its_own_launches_take():
     """Of a layer's 24 kernels all but down and the residual behind it run again: 22 ms for each of two layers.
 
@@ -96,3 +113,14 @@ def test_a_replay_waits_for_the_host_as_long_as_its_own_launches_take():
     on = machine(flops=1e30, memory=1e30, kernels={"host_kernel_s": 0.001})
     found = estimate(job("torch", on=on, performance={"activation_checkpointing_type": "full"}))
     assert found.time.parts_s["recompute"] == pytest.approx(2 * 22 * 0.001)
+
+
+def test_a_layer_with_experts_launches_more_kernels():
+    """A dense layer's other eight kernels (norm, q k v, rope, core, projection, residual, norm, residual) and three of its MLP
+    share 3 s. With experts: router 1, top-k 8, counts, permute, two all-to-alls, sort, activation, unsort, combine, unpermute 1
+    each, and two products of four experts a device that go to four streams, 1 + 3 / 4 each: 21.5. 3 s * 29.5 / 11.
+    """
+    moe = {"n_experts": 8, "experts_per_token": 2, "expert_inter_sz": 64}
+    assembly = Assembly(job(dp=2, ep=2, microbatches=2, model={"moe": moe}))
+    (layer,) = assembly.kinds
+    assert part_gap_s(3.0, assembly, layer) == pytest.approx(3.0 * 29.5 / 11)

@@ -187,7 +187,7 @@ def _universal(scan: Scan, folder: Folder) -> tuple[list[Section], set[str]]:
         zero = scan.below(folder, "zero")
     except UnreadableError:
         return [], set()
-    section = Section("DeepSpeed universal", f"{len(zero.dirs)} parameters", folder.rel)
+    section = Section("DeepSpeed universal", counted(len(zero.dirs), "parameter"), folder.rel)
     wanted: list[str] = []
     for name in zero.dirs:
         try:

@@ -47,7 +47,7 @@ def sections(scan: Scan, folder: Folder, files: list[str]) -> tuple[list[Section
     tensor_parallel.make_global(section.tensors, args)
     _tied(section, args)
     section.ranks = _rows(section.tensors)
-    section.container += f", {len(model)} model + {len(optimizers)} optimizer files"
+    section.container += f", {len(model)} model + {counted(len(optimizers), 'optimizer file')}"
     return [section], set(dirs)
 
 

@@ -14,6 +14,7 @@ import stat
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from steptime.base.words import counted
 from steptime.checkpoint.dtypes import from_numpy, nbytes
 from steptime.checkpoint.pickles.values import shape_of
 from steptime.checkpoint.records import MAX_ELEMENTS, Section, StoredTensor, UnreadableError
@@ -51,7 +52,7 @@ def sections(scan: Scan, folder: Folder, files: list[str]) -> tuple[list[Section
     config = folder.json("metadata.json") if "metadata.json" in present else None
     if isinstance(config, dict) and config.get("sharded_backend") == "zarr":
         section.format = "Megatron dist_checkpointing (zarr)"
-    section.container = f"{len(section.tensors)} arrays"
+    section.container = counted(len(section.tensors), "array")
     section.files += [folder.named(name) for name in sorted(used)]
     return [section], used | (present & {"_METADATA", "_sharding", "array_metadatas/", "d/", *ARRAY_FILES})
 

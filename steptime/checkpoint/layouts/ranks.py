@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from steptime.base.words import counted
 from steptime.checkpoint.layouts import grid
 from steptime.checkpoint.layouts.tensor_parallel import place, split_dim
 from steptime.checkpoint.records import Section
@@ -47,7 +48,7 @@ def sections(scan: Scan, folder: Folder, files: list[str]) -> tuple[list[Section
 
 
 def _read(scan: Scan, folder: Folder, ranks: Ranks, world: int, name: str) -> Section:
-    section = Section("torch rank files", f"{len(ranks)} of {world} ranks", folder.named(name))
+    section = Section("torch rank files", f"{len(ranks)} of {counted(world, 'rank')}", folder.named(name))
     grid.check(section, {"rank": world}, {(rank,) for rank in ranks}, lambda rank: folder.named(_renamed(ranks, rank)))
     by_file = {folder.named(file): rank for rank, file in ranks.items()}
     scan.absorb(section, folder, [ranks[rank] for rank in sorted(ranks)])
@@ -76,7 +77,7 @@ def _meta(section: Section, folder: Folder, ways: int) -> None:
         rank = (tensor.rank or {}).get("dp", 0)
         tensor.rank = {"tp": rank}
         place(tensor, ways, rank, _meta_dim(tensor, hidden, ways))
-    section.format, section.container = "Meta consolidated", f"{ways} model-parallel slices"
+    section.format, section.container = "Meta consolidated", counted(ways, "model-parallel slice")
     section.parallelism = {"tp": section.parallelism["dp"], "source": "file names"}
     params = folder.json("params.json")
     if isinstance(params, dict):

@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from steptime.base.words import counted
 from steptime.checkpoint.layouts import single
 from steptime.checkpoint.pickles.values import shape_of
 from steptime.checkpoint.records import Contents, Section, UnreadableError
@@ -111,7 +112,7 @@ def _read(scan: Scan, folder: Folder, group: _Set, section: Section) -> Section:
     read = scan.absorb(section, folder, group.files)
     section.format = read[0].format if read else "shards"
     section.stem = re.sub(r"\.(?:safetensors|bin)$", "", group.stem)
-    section.container = f"{len(group.files)} shards" + (" + index" if group.index else "")
+    section.container = counted(len(group.files), "shard") + (" + index" if group.index else "")
     for contents in read:
         section.facts.setdefault("metadata", contents.facts.get("metadata"))
     sharding = [contents for contents in read if "DCP_SHARDING_INFO" in (contents.facts.get("metadata") or {})]
@@ -138,15 +139,13 @@ def _check_duplicates(section: Section) -> None:
 def _check_index(section: Section, group: _Set, folder: Folder) -> None:
     """The index and the shards must tell the same story; a mistake in thousands of names takes few lines."""
     assert group.index is not None
-    here = {tensor.name: tensor.file for tensor in section.tensors}
-    index = folder.named(group.index)
+    index, weights = folder.named(group.index), group.weights
     gone = {error.file for error in section.problems if error.severity == "error"}
-    listed = {name: folder.named(str(shard)) for name, shard in group.weights.items()}
-    lost = [
-        name for name, shard in listed.items() if here.get(name) != shard and shard not in gone and "/../" not in shard
-    ]
-    lost = [name for name in lost if str(group.weights[name]) in group.expected]
-    extra = [name for name in here if name not in listed]
+    files = {folder.named(shard): shard for shard in group.expected}  # those that an index may name
+    found = {t.name for t in section.tensors if weights.get(t.name) == files.get(t.file)}
+    there = {shard for file, shard in files.items() if file not in gone}
+    lost = [name for name in weights if name not in found and str(weights[name]) in there]
+    extra = [tensor.name for tensor in section.tensors if tensor.name not in weights]
     for code, names, text in (
         ("MISSING_TENSOR", lost, "is not in the shard the index names"),
         ("NOT_IN_INDEX", extra, "is in a shard but not in the index"),

@@ -75,7 +75,7 @@ def _value(cursor: _Cursor, contents: Contents, path: list[str], depth: int) -> 
     """The value at the cursor: text and integers as they are, arrays recorded as tensors, the rest stepped over."""
     cursor.items += 1
     if depth > MAX_DEPTH or cursor.items > MAX_ITEMS:
-        raise UnreadableError("TOO_DEEP", f"nested or long beyond reason at byte {cursor.at}", contents.file)
+        raise UnreadableError("TOO_DEEP", f"nested too deeply or too long at byte {cursor.at}", contents.file)
     tag = cursor.size(1)
     if tag < 0x80 or tag >= 0xE0:
         return tag if tag < 0x80 else tag - 256

@@ -52,7 +52,7 @@ def read(source: Source) -> Contents:
         if at >= source.size or tensor.dtype == "O" or source.upto(at, len(MAGIC)) != MAGIC:
             break
     if at < source.size and tensor.dtype != "O":
-        contents.problem("TRAILING_BYTES", f"{source.size - at:,} bytes behind the last array")
+        contents.problem("TRAILING_BYTES", f"{source.size - at:,} bytes after the last array")
     if len(contents.tensors) > 1:
         contents.format = "npy arrays in a row"
         for number, tensor in enumerate(contents.tensors):

@@ -91,15 +91,16 @@ def _parse(contents: Contents, text: str) -> None:
             continue
         name, kind, start, end, mark = match.groups()
         at = match.end()
-        if kind not in kinds:
+        known = kinds.get(kind)
+        if known is None:
             code, _, dims = kind.partition('"')
             shape = tuple(map(int, re.findall(r"\d+", dims)))
             dtype = SAFETENSORS.get(code, code)
-            kinds[kind] = shape, dtype, nbytes(shape, dtype)
-        shape, dtype, size = kinds[kind]
+            known = kinds[kind] = shape, dtype, nbytes(shape, dtype)
+        shape, dtype, size = known
         first = int(start)
         if size is not None and int(end) - first == size:
-            add(StoredTensor(name, shape, dtype, size, file, start=first))
+            add(StoredTensor(name, shape, dtype, size, file, "", None, 0, first))  # by position: half the time
         else:
             _record(contents, name, kind.partition('"')[0], shape, (first, int(end)))
     if (at := _after_space(text, at)) < len(text):
@@ -159,10 +160,12 @@ def _check_layout(contents: Contents, data_bytes: int) -> None:
                 message = f"tensor {tensor.name} is described twice; a loader keeps the last"
                 contents.problem("DUPLICATE_KEY", message, tensor.name)
             seen.add(tensor.name)
-    for key in ("nbytes", "start"):  # what is empty comes before what begins at the same byte
+    ends = [tensor.start + tensor.nbytes for tensor in tensors]
+    in_row = [tensor.start for tensor in tensors] == [0, *ends[:-1]]  # as nearly every file has them
+    for key in () if in_row else ("nbytes", "start"):  # what is empty comes before what begins at the same byte
         tensors.sort(key=attrgetter(key))
-    at = 0
-    for tensor in tensors:
+    at = ends[-1] if in_row else 0
+    for tensor in () if in_row else tensors:
         start = tensor.start
         if start < at:
             message = f"tensor {tensor.name} begins at {start}, inside the one before it"
@@ -175,4 +178,4 @@ def _check_layout(contents: Contents, data_bytes: int) -> None:
         message = f"truncated: {data_bytes:,} of {at:,} data bytes present, {here} of {len(tensors)} tensors whole"
         contents.problem("TRUNCATED", message)
     elif at < data_bytes:
-        contents.problem("TRAILING_BYTES", f"{data_bytes - at} bytes behind the last tensor")
+        contents.problem("TRAILING_BYTES", f"{data_bytes - at} bytes after the last tensor")

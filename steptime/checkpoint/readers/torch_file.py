@@ -190,6 +190,6 @@ def read_bare(source: Source) -> Contents:
         message = f"{source.size - found.end} bytes follow the pickle's STOP at byte {found.end}"
         contents.problem("TRAILING_BYTES", message)
     if len(found.roots) > 1:
-        message = f"{len(found.roots)} pickles one behind the other: one pickle.load reads the first"
+        message = f"{len(found.roots)} pickles in sequence: one pickle.load reads only the first"
         contents.problem("SEVERAL_PICKLES", message, severity="warning")
     return contents

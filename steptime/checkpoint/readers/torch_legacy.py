@@ -53,7 +53,7 @@ def read(source: Source) -> Contents:
     elif type(keys) is list and not set(storages) <= {str(k) for k in keys}:
         contents.problem("STORAGE_MISSING", "a storage the object names is not in the file's list of storages")
     elif type(keys) is list and len(keys) == len(storages) and source.size > need:
-        contents.problem("TRAILING_BYTES", f"{source.size - need:,} bytes behind the last storage", severity="warning")
+        contents.problem("TRAILING_BYTES", f"{source.size - need:,} bytes after the last storage", severity="warning")
     return contents
 
 

@@ -59,7 +59,7 @@ def _linear(keys: JobKeys) -> dict[str, Any]:
     if kind is None:
         return {}
     if kind != "gated_delta_net":
-        keys.leave_out("experimental_attention_variant", "an attention of its own")
+        keys.leave_out("experimental_attention_variant", "its own kind of attention")
         return {}
     freq: int | list[int] = int(said) if said.isdigit() else listed(said)
     if not freq or freq == 1:

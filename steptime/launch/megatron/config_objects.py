@@ -36,6 +36,8 @@ def object_keys(
     keys.put("group_query_attention", grouped and keys.get(groups) is not None)
     if keys.on("optimizer.use_distributed_optimizer"):
         keys.put("use_distributed_optimizer", value=True, by="optimizer.use_distributed_optimizer")
+    if keys.get("attention_backend") is None:  # "auto" chooses (AttnBackend's default)
+        keys.put("attention_backend", "auto")
     backend = re.fullmatch(r".*\((\d)\)", str(keys.get("attention_backend")))
     if backend and int(backend[1]) < len(_BACKENDS):
         keys.put("attention_backend", _BACKENDS[int(backend[1])])

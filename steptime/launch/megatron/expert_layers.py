@@ -78,6 +78,7 @@ def expert_performance(keys: JobKeys) -> dict[str, Any]:
             "grouped_gemm": keys.on("moe_grouped_gemm"),
             "shared_expert_overlap": shared,
             "deterministic": keys.on("deterministic_mode"),
+            "delay_wgrad_compute": keys.on("delay_wgrad_compute"),
         }
     }
 
@@ -139,10 +140,10 @@ def _balancing(keys: JobKeys) -> str:
     kinds = re.findall(r"\w+", str(keys.get(name)))
     rates = [float(rate) for rate in re.findall(r"[\d.]+(?:e-?\d+)?", str(keys.get("moe_aux_loss_coeff")))] or [0.0]
     if len(kinds) > 1:
-        keys.approximate(name, f"balancing of several kinds: {kinds[0]} is counted")
+        keys.approximate(name, f"several kinds of balancing: counted as {kinds[0]}")
         keys.put(name, kinds[0])
     if str(keys.get(name)) == "quantile_balancing":
-        keys.approximate(name, "balancing by quantiles: none is counted")
+        keys.approximate(name, "balancing by quantiles: counted as none")
         return "none"
     kind = str(keys.word(name))
     return "none" if kind in _BALANCED and not rates[0] else kind

@@ -100,6 +100,8 @@ def _add(flag: Word, values: list[Word], line: CommandLine) -> None:
     while len(values) > 1 and values[-1].unresolved:
         _stray(values[-1], line)
         values = values[:-1]
+    if argument == "world_size" and any(word.unresolved for word in values):  # the launcher's own variable: asked for
+        return
     line.names[argument] = flag.text
     line.arguments[argument] = "False" if off else " ".join(word.text for word in values) if values else "True"
     if rule is None or rule.status == "irrelevant" or argument in _FILES:

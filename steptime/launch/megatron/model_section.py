@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from steptime.launch.devices import told
+from steptime.launch.devices import told, told_whole
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.megatron.attention_kinds import attention_section, latent
 from steptime.launch.megatron.expert_layers import expert_section
@@ -143,12 +143,15 @@ def _one_multiple(keys: JobKeys) -> tuple[int, str] | None:
 
 def data_section(keys: JobKeys, dp: int | None) -> dict[str, Any]:
     """The batch: without a global one, one micro-batch on each replica (Megatron-LM, arguments.py, validate_args)."""
-    micro, gbs = keys.count("micro_batch_size"), keys.whole("global_batch_size")
-    if gbs is None and dp:
+    micro, gbs = keys.whole("micro_batch_size"), keys.whole("global_batch_size")
+    if keys.get("micro_batch_size") is None:
+        keys.left_open["data.microbatch_sz"] = "micro-batch size unknown; add --set data.microbatch_sz=N"
+        micro = told_whole(keys.sets, "data.microbatch_sz")
+    if gbs is None and dp and micro:
         gbs = micro * dp
         keys.notes.append(f"global batch not set, so {gbs}: one micro-batch on each replica")
     set_by_user = told(keys.sets, "data.gbs") or told(keys.sets, "data.microbatch_sz")
-    if gbs is not None and dp and gbs % (micro * dp) and not set_by_user:
+    if gbs is not None and dp and micro and gbs % (micro * dp) and not set_by_user:
         parts = f"micro-batch size * data-parallel ranks = {micro} * {dp}"
         keys.fail("global_batch_size", f"must be a multiple of {parts} (got {gbs})")
     if rampup := keys.get("rampup_batch_size"):

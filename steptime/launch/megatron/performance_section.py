@@ -7,7 +7,7 @@ from typing import Any, get_args
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.megatron.attention_kinds import latent
 from steptime.launch.megatron.expert_layers import expert_performance, has_experts
-from steptime.software.settings import OffloadModule
+from steptime.software.settings import GraphModule, OffloadModule
 
 _MODULES = frozenset({"core_attn", "layernorm", "mlp"})
 _OF_EXPERTS = frozenset({"moe_act", "moe", "shared_experts"})
@@ -69,7 +69,7 @@ def _precision(keys: JobKeys) -> dict[str, Any]:
         return {"precision": plain_dtype(keys)}
     if keys.get("fp4"):
         if keys.get("fp4_recipe") != "nvfp4":
-            keys.leave_out("fp4_recipe", "a recipe of the user's own: NVFP4 is counted")
+            keys.leave_out("fp4_recipe", "a custom recipe: counted as NVFP4")
         return {"precision": "nvfp4", "fp8_params": keys.on("fp4_param")}
     recipe = keys.meaning("fp8_recipe")
     if recipe is None and keys.get("fp8_recipe") is not None:
@@ -158,16 +158,20 @@ def _kernels(keys: JobKeys) -> dict[str, Any]:
         keys.word("cross_entropy_fusion_impl") if keys.on("cross_entropy_loss_fusion") else "composite"
     )
     section["attention_mask"] = keys.on("create_attention_mask_in_dataloader")
-    graphs = (
-        str(keys.get("cuda_graph_impl") or "none") != "none"
-        or keys.on("enable_cuda_graph")
-        or keys.on("external_cuda_graph")
-    )
     if keys.get("deallocate_pipeline_outputs") is not None:
         section["deallocate_pipeline_outputs"] = keys.on("deallocate_pipeline_outputs")
     if keys.on("defer_embedding_wgrad_compute"):  # a limit of 0 is none
         section["deferred_head_wgrads"] = keys.whole("wgrad_deferral_limit", least=0) or 10**6
-    return section | {"cuda_graphs": graphs}
+    return section | {"cuda_graphs": _graphs(keys)}
+
+
+def _graphs(keys: JobKeys) -> bool | list[str]:
+    """What CUDA graphs launch: layers or steps whole, or the modules that TransformerEngine's graphs are given."""
+    impl = str(keys.get("cuda_graph_impl") or "none")
+    named = [name for name in keys.words("cuda_graph_scope") if name in get_args(GraphModule)]
+    if impl == "transformer_engine" and named:
+        return named
+    return impl != "none" or keys.on("enable_cuda_graph") or keys.on("external_cuda_graph")
 
 
 def _attention(keys: JobKeys) -> dict[str, Any]:

@@ -1,17 +1,26 @@
-"""Megatron-Bridge's recipes in Python: a function that changes another recipe's config, read by its syntax."""
+"""Recipes of Megatron-Bridge and of NeMo 2.0 in Python: functions that return a job's config, read by their syntax.
+
+A function is followed through the modules that lie beside its file, as in a checkout of the framework; a base recipe that is
+not there is known by its name alone.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from steptime.base.config import ConfigError
-from steptime.launch.config_functions import CALLED, CLASS, Computed, read_function
-from steptime.launch.keys import flatten, load_table
+from steptime.launch.beside import Beside
+from steptime.launch.config_functions import CALLED, CLASS, read_function
+from steptime.launch.config_values import Computed
+from steptime.launch.keys import flatten, load_table, rule_of, spelled
 from steptime.launch.megatron.config_objects import object_keys
 from steptime.launch.megatron.translation import plan_of
 from steptime.launch.named_models import preset_of
+from steptime.launch.nemo.nemo_run import read_two
+from steptime.launch.nemo.targets import CLASS as TARGET
+from steptime.launch.nemo.targets import NemoConfig
 from steptime.launch.reading import LaunchFlag, Reading
 
 _PRECISIONS = {
@@ -20,60 +29,109 @@ _PRECISIONS = {
     "fp8_mx": {"fp8": "e4m3", "fp8_recipe": "mxfp8"}, "nvfp4": {"fp4": "e2m1", "fp4_recipe": "nvfp4"},
 }  # fmt: skip
 """Words of Megatron-Bridge's perf recipes -> fields of its mixed precision (training/mixed_precision.py)."""
+_OVERLAPS = {
+    "ddp.overlap_grad_reduce": True, "ddp.overlap_param_gather": True, "ddp.use_distributed_optimizer": True,
+}  # fmt: skip
+"""What its recipes set of ddp (recipes/common.py)."""
 
 
-def read_recipe(path: str, file: str, text: str, function: str, sets: Mapping[str, Any] | None) -> Reading:
-    """A function that returns a ConfigContainer (FILE.py:FUNCTION) as a config; its model and length may be the base recipe's.
+def read_recipe(
+    path: str, file: str, text: str, function: str, sets: Mapping[str, Any] | None, beside: Beside | None = None
+) -> Reading:
+    """A function that returns a ConfigContainer or a run.Partial (FILE.py:FUNCTION) as a config.
 
     Raises:
-        ConfigError: one line per problem: no such function, or what only the base recipe says and nobody sets.
+        ConfigError: one line per problem: no such function, or what only a base recipe says that is not there and nobody sets.
     """
-    name, tree = read_function(file, text, function, "ConfigContainer", r"_config$|^\w+_recipe$")
-    base = str(tree.pop(CLASS))
-    called = tree.pop(CALLED, [])
-    preset = preset_of(
-        re.split(r"_(?:pretrain|sft|peft|finetune|config|base)", re.sub("llama3[12]", "llama3", base))[0]
-    )
-    mixed = tree.pop("mixed_precision", None)
-    word = (mixed.get("_args_") or [None])[0] if isinstance(mixed, dict) else mixed
-    low = _PRECISIONS.get(re.sub(r"^bf16_with_|_mixed$", "", str(word)) if word else "bf16", {})
-    said = flatten({key: _plain(section) for key, section in tree.items() if key != "env_vars"})
-    said |= {f"mixed_precision.{key}": value for key, value in ({"bf16": True} | low).items()}
+    if "ConfigContainer" in text or "megatron.bridge" in text:
+        return _bridge(
+            path,
+            read_function(file, text, function, "ConfigContainer", r"_config$|^\w+_recipe$|_common$", beside),
+            sets,
+        )
+    _, tree = read_function(file, text, function, "run.Partial", "$^", beside)
+    return read_two(NemoConfig(path, _by_target(tree), None, sets, ""))
+
+
+def _by_target(node: Any) -> Any:
+    """run.Config(Class, field=...) as the YAML of a recipe has it; what only a run would tell is left out."""
+    if isinstance(node, list):
+        return [_by_target(item) for item in node]
+    if isinstance(node, Computed):
+        return node.code if re.fullmatch(r"[A-Za-z_][\w.]*", node.code) else None
+    if not isinstance(node, dict):
+        return node
+    if re.fullmatch(r"run\.(Config|Partial)", str(node.get(CLASS))):
+        target = _by_target((node.get("_args_") or [None])[0])
+        node = {TARGET: str(target), **{key: item for key, item in node.items() if key != "_args_"}}
+    return {key: _by_target(item) for key, item in node.items() if key not in {CLASS, CALLED}}
+
+
+def _bridge(path: str, found: tuple[str, dict[str, Any]], sets: Mapping[str, Any] | None) -> Reading:
+    name, tree = found
+    base, called = str(tree.pop(CLASS)), list(_calls(tree))
+    whole = base.rpartition(".")[2] == "ConfigContainer"
+    preset = _model(tree.get("model")) or _model_of_base(base)
+    said = _said(tree)
     model = {} if preset is None or "model.num_layers" in said else {"model": preset}
     table = load_table("megatron_bridge")
+    defaults: dict[str, Any] = {} if whole else dict(_OVERLAPS)
     length = re.search(r"_(\d+)k_", base)
     lengths = [size for family, size in table.raw["lengths"].items() if base.startswith(family)]
-    defaults: dict[str, Any] = {
-        "ddp.overlap_grad_reduce": True,
-        "ddp.overlap_param_gather": True,
-        "ddp.use_distributed_optimizer": True,
-    }
-    if length or lengths:
+    if not whole and (length or lengths):
         defaults["dataset.seq_length"] = int(length[1]) * 1024 if length else lengths[0]
-    keys = object_keys(
-        said,
-        table,
-        path,
-        model | dict(sets or {}),
-        defaults=defaults,
-        defaults_of="its recipes",
-    )
-    if preset is None and not model and "num_layers" not in keys.values and "model" not in (sets or {}):
-        raise ConfigError(f"{path}: its model is that of {base}(), which is not in the file; add --set model=NAME")
-    keys.beside_flags.append(
-        LaunchFlag(f"{base}()", preset or "", "approximated", "what it sets beside the model is not read")
-    )
+    computed = [key for key, value in said.items() if isinstance(value, Computed)]
+    unread = {key: said.pop(key) for key in computed}
+    keys = object_keys(said, table, path, model | dict(sets or {}), defaults=defaults, defaults_of="its recipes")
+    if preset is None and "num_layers" not in keys.values and "model" not in (sets or {}):
+        where = "named by a run alone" if whole else f"that of {base}(), which is not in the file"
+        raise ConfigError(f"{path}: its model is {where}; add --set model=NAME")
+    if not whole:
+        why = "what it sets beside the model is not read"
+        keys.beside_flags.append(LaunchFlag(f"{base}()", preset or "", "approximated", why))
     keys.beside_flags += [LaunchFlag(call, "", "approximated", "what it sets is not read") for call in called]
+    for key, value in unread.items():
+        rule = rule_of(spelled(key, table), table)
+        if rule is None or rule.status != "irrelevant":
+            keys.beside_flags.append(LaunchFlag(key, value.code, "approximated", "computed, and not read"))
     devices = re.search(r"_(\d+)gpus?_", name)
     return plan_of(keys, "megatron-bridge", int(devices[1]) if devices else None)
 
 
+def _said(tree: dict[str, Any]) -> dict[str, Any]:
+    """The sections as dotted keys; mixed precision by its fields, whatever names them."""
+    mixed = tree.get("mixed_precision")
+    said = flatten(
+        {key: _plain(section) for key, section in tree.items() if key not in {"env_vars", "mixed_precision"}}
+    )
+    word = (mixed.get("_args_") or [""])[0] if isinstance(mixed, dict) else mixed
+    fields = _PRECISIONS.get(re.sub(r"^bf16_with_|_mixed$", "", str(word)), {}) if word else {}
+    said |= {f"mixed_precision.{key}": value for key, value in ({"bf16": True} | fields).items()}
+    return said | (flatten({"mixed_precision": _plain(mixed)}) if isinstance(mixed, dict) else {})
+
+
+def _calls(node: Any) -> Iterator[str]:
+    """Calls that a config was given to and that are not followed, wherever they stand."""
+    if isinstance(node, dict):
+        yield from node.pop(CALLED, [])
+        for item in node.values():
+            yield from _calls(item)
+
+
+def _model(section: Any) -> str | None:
+    """The preset of a model by the repository that its provider is made of."""
+    given = section.get("_args_", []) if isinstance(section, dict) else []
+    return next((found for name in given if isinstance(name, str) and (found := preset_of(name))), None)
+
+
+def _model_of_base(base: str) -> str | None:
+    return preset_of(re.split(r"_(?:pretrain|sft|peft|finetune|config|base)", re.sub("llama3[12]", "llama3", base))[0])
+
+
 def _plain(node: Any) -> Any:
-    """Sections without the names of their classes, and without what only a run would tell."""
+    """Sections without the names of their classes; dtypes by their names."""
+    if isinstance(node, Computed) and re.fullmatch(r"torch\.\w+", node.code):
+        return node.code
     if not isinstance(node, dict):
         return node
-    return {
-        key: _plain(item)
-        for key, item in node.items()
-        if key not in {CLASS, "_args_"} and not isinstance(item, Computed)
-    }
+    return {key: _plain(item) for key, item in node.items() if key not in {CLASS, "_args_"}}

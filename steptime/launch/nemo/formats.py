@@ -50,7 +50,7 @@ def read_nemo(
     """
     file, function = split_path(path)
     if file.endswith(".py"):
-        return read_recipe(path, file, text, function, sets)
+        return read_recipe(path, file, text, function, sets, beside)
     tree, log = _tree(path, text)
     found = _RELEASE.search(text)
     if isinstance(tree.get("training"), dict) and "model" in tree["training"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -13,6 +14,7 @@ from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import FOLDER, flatten, load_table
 from steptime.launch.megatron.config_objects import object_keys
 from steptime.launch.megatron.translation import plan_of
+from steptime.launch.named_models import preset_of
 from steptime.launch.nemo.targets import NemoConfig, class_of, simplify
 from steptime.launch.reading import Reading
 
@@ -26,6 +28,8 @@ def read_two(config: NemoConfig) -> Reading:
     path, tree, devices, sets, *_ = config
     said = _said(path, tree, dict(tree["trainer"]))
     config_class = class_of(_section(tree, "model").get("config")).rpartition(".")[2]
+    if config_class not in classes() and (preset := _preset(config_class)) and told(sets, "model") is None:
+        sets = {"model": preset, **(sets or {})}
     fields = {} if told(sets, "model") is not None else _fields(path, config_class, said)
     defaults = {f"model.config.{key}": value for key, value in fields.items()}
     keys = object_keys(said, load_table("nemo2"), path, sets, defaults=defaults, defaults_of=config_class)
@@ -94,6 +98,14 @@ def classes() -> dict[str, dict[str, Any]]:
         own = {key: value for key, value in fields.items() if key != "family"}
         found[name] = raw["families"][fields["family"]] | own
     return found
+
+
+def _preset(name: str) -> str | None:
+    """The preset that a class of a model's config is named after: Qwen25Config7B, MixtralConfig8x7B, Qwen2Config1P5B."""
+    family, _, size = name.lower().partition("config")
+    family = re.sub(r"(?<=\D\d)(?=\d$)", ".", family)
+    size = {"500m": "0.5b"}.get(size, size.replace("p", "."))
+    return preset_of(f"{family}-{size}") if size else None
 
 
 def _fields(path: str, name: str, said: Mapping[str, Any]) -> dict[str, Any]:

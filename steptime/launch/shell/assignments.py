@@ -34,7 +34,7 @@ def assign(expand: Expander, word: Token) -> None:
     else:
         text = (before.text if plus and before is not None else "") + text
         if len(text) > LARGEST:
-            text = scope.mark(f"${name}", Unknown(f"${name} grows without end"))
+            text = scope.mark(f"${name}", Unknown(f"${name} grows without limit"))
         scope.put(name, text, word.line)
 
 

@@ -128,7 +128,7 @@ class Expander:
     def _braced(self, inner: str, line: int, *, quoted: bool) -> list[Value]:
         found = _BRACED.fullmatch(inner)
         if found is None:
-            return [Value(self.scope.mark(f"${{{inner}}}", Unknown(f"${{{inner}}} is not understood")), line)]
+            return [Value(self.scope.mark(f"${{{inner}}}", Unknown(f"${{{inner}}} is not supported")), line)]
         count, name, index, rest = found.groups()
         values = self._elements(name, index, line)
         if quoted and (index == "[*]" or name == "*"):
@@ -189,7 +189,7 @@ class Expander:
         if found := re.fullmatch(r":\s*(\d+)(?::(\d+))?", rest):
             start = int(found[1])
             return text[start : start + int(found[2])] if found[2] else text[start:]
-        return self.scope.mark(shown, Unknown(f"{shown} is not understood"))
+        return self.scope.mark(shown, Unknown(f"{shown} is not supported"))
 
     def _command(self, inner: str, line: int) -> str:
         """$(...): paths that need no running; all else has no value."""

@@ -148,4 +148,4 @@ class Lexer:
         raise self._endless(start, opening)
 
     def _endless(self, i: int, what: str) -> ConfigError:
-        return ConfigError(f"{self.name}: line {self.line_at(i)}: {what} never ends")
+        return ConfigError(f"{self.name}: line {self.line_at(i)}: {what} is not closed")

@@ -210,7 +210,8 @@ def _the_launch(walk: DryRun, name: str) -> tuple[_Launch | None, list[str]]:
 
 
 def _trains(launch: _Launch) -> bool:
-    return bool(re.search(r"train", posixpath.basename(launch.command.words[launch.at].text)))
+    word, before = (launch.command.words[at].text for at in (launch.at, launch.at - 1))
+    return "train" in posixpath.basename(word) or (word in _SUBCOMMANDS and posixpath.basename(before) in _TRAINERS)
 
 
 _OF_A_JOB = ("DGXNNODES", "DGXNGPU", "TP", "PP", "CP", "MINIBS", "MBS", "GBS")

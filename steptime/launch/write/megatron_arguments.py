@@ -172,6 +172,12 @@ def _attention(performance: Mapping[str, Any]) -> Keys:
     return {"attention_backend": word if flash else "unfused"}
 
 
+def _graphs(said: Any) -> Keys:
+    if isinstance(said, bool):
+        return {"cuda_graph_impl": "local" if said else "none"}
+    return {"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": list(said)}
+
+
 def _kernels(config: Mapping[str, Any], *, objects: bool) -> Keys:
     performance, model = config["performance"], config["model"]
     fused = performance["activation_impl"] == "fused"
@@ -181,7 +187,7 @@ def _kernels(config: Mapping[str, Any], *, objects: bool) -> Keys:
         "apply_rope_fusion": performance["rope_impl"] == "fused",
         "cross_entropy_loss_fusion": loss in {"native", "fused"},
         "cross_entropy_fusion_impl": "te" if loss == "fused" else "native",
-        "cuda_graph_impl": "local" if performance["cuda_graphs"] else "none",
+        **_graphs(performance["cuda_graphs"]),
         "defer_embedding_wgrad_compute": waiting > 0,
         "wgrad_deferral_limit": waiting % NO_LIMIT,
     }

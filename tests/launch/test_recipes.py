@@ -1,0 +1,186 @@
+"""Recipes in Python of NeMo 2.0 and Megatron-Bridge: read by their syntax, through the modules that lie beside them."""
+
+import pytest
+from launch_readings import HARDWARE, status
+
+from steptime.base.config import ConfigError
+from steptime.launch.read import read
+from steptime.launch.reading import to_job
+
+NEMO = """
+import nemo_run as run
+from pkg.recipes.optim import adam
+from pkg.recipes.precision import half as bf16_mixed
+
+def model() -> run.Config[pl.LightningModule]:
+    return run.Config(LlamaModel, config=run.Config(Llama3Config8B))
+
+def trainer(tensor_parallelism: int = 1, num_nodes: int = 1, num_gpus_per_node: int = 8, callbacks=None):
+    strategy = run.Config(
+        nl.MegatronStrategy,
+        tensor_model_parallel_size=tensor_parallelism,
+        pipeline_dtype=torch.bfloat16,
+        ddp=run.Config(DistributedDataParallelConfig, grad_reduce_in_fp32=True, overlap_grad_reduce=True),
+    )
+    return run.Config(
+        nl.Trainer, devices=num_gpus_per_node, num_nodes=num_nodes, plugins=bf16_mixed(), strategy=strategy,
+        callbacks=callbacks,
+    )
+
+def pretrain_recipe(dir=None, num_nodes: int = 2, performance_mode: bool = False, fn=pretrain) -> run.Partial:
+    recipe = run.Partial(
+        fn,
+        model=model(),
+        trainer=trainer(tensor_parallelism=4, num_nodes=num_nodes, callbacks=[run.Config(TimingCallback)]),
+        data=run.Config(MockDataModule, seq_length=8192, global_batch_size=512, micro_batch_size=1),
+        optim=adam(max_lr=3e-4),
+    )
+    if performance_mode:
+        for callback in recipe.trainer.callbacks:
+            callback.on = True
+    return recipe
+
+def finetune_recipe(peft_scheme: str = "LoRA") -> run.Partial:
+    recipe = pretrain_recipe()
+    if peft_scheme.lower() in ["lora", "dora"]:
+        recipe.peft = run.Config(PEFTS[peft_scheme])
+        recipe.peft.dim = 8
+    return recipe
+"""
+OPTIM = """
+def adam(precision: str = "bf16-mixed", max_lr: float = 1e-4) -> run.Config:
+    return run.Config(
+        MegatronOptimizerModule,
+        config=run.Config(
+            OptimizerConfig, optimizer="adam", lr=max_lr, bf16=precision == "bf16-mixed", use_distributed_optimizer=True
+        ),
+    )
+"""
+PRECISION = """
+def half():
+    return run.Config(MegatronMixedPrecision, precision="bf16-mixed", grad_reduce_in_fp32=True)
+"""
+COMMON = """
+from megatron.bridge.training.config import ConfigContainer
+
+def _pretrain_common() -> ConfigContainer:
+    optimizer, scheduler = both(lr_warmup_iters=500)
+    return ConfigContainer(
+        model=None,
+        train=TrainingConfig(global_batch_size=32, micro_batch_size=2),
+        optimizer=optimizer,
+        ddp=DistributedDataParallelConfig(use_distributed_optimizer=True, overlap_grad_reduce=True, overlap_param_gather=True),
+        dataset=GPTDatasetConfig(seq_length=4096),
+        mixed_precision="bf16_mixed",
+    )
+
+def both(lr_warmup_iters):
+    return OptimizerConfig(optimizer="adam"), SchedulerConfig(lr_warmup_iters=lr_warmup_iters)
+
+def benchmark(cfg) -> None:
+    cfg.train.manual_gc = True
+    if hasattr(cfg.model, "moe_grouped_gemm") and cfg.model.moe_grouped_gemm:
+        cfg.model.gradient_accumulation_fusion = False
+    cfg.model.cross_entropy_loss_fusion = True
+"""
+OWN = """
+from megatron.bridge.training.config import ConfigContainer
+from pkg.recipes.common import _pretrain_common, benchmark
+
+HF_ID = "Qwen/Qwen3-8B"
+
+def qwen3_8b_pretrain_16gpu_config() -> ConfigContainer:
+    cfg = _pretrain_common()
+    cfg.model = AutoBridge.from_hf_pretrained(HF_ID).to_megatron_provider(load_weights=False)
+    cfg.model.tensor_model_parallel_size = 4
+    cfg.optimizer.exp_avg_dtype = torch.float32
+    benchmark(cfg)
+    return cfg
+"""
+ALIAS = (
+    "from pkg.recipes.h100.own import qwen3_8b_pretrain_16gpu_config as qwen3_8b_config  # of megatron.bridge.recipes\n"
+)
+
+
+@pytest.fixture
+def repository(tmp_path):
+    """A checkout: the modules of its recipes, and two levels of folders."""
+    files = {
+        "nemo.py": NEMO,
+        "optim.py": OPTIM,
+        "precision.py": PRECISION,
+        "common.py": COMMON,
+        "h100/own.py": OWN,
+        "alias.py": "from megatron.bridge.recipes import x\n" + ALIAS,
+    }
+    for name, text in files.items():
+        path = tmp_path / "pkg" / "recipes" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return tmp_path / "pkg" / "recipes"
+
+
+def job(path, **sets):
+    found = HARDWARE | {key.replace("__", "."): value for key, value in sets.items()}
+    reading = read("auto", str(path), found)
+    return reading, to_job(reading, found)
+
+
+def test_a_recipe_of_nemo_is_followed_through_its_functions(repository):
+    """16 devices / tp 4 = 4 replicas; the batch and precision are those that the called functions set."""
+    _, found = job(f"{repository / 'nemo.py'}:pretrain_recipe")
+    layout, data = found.parallelism, found.data
+    assert (found.model.n_layers, found.model.vocab_sz) == (32, 128256)
+    assert (layout.tp, layout.pp, layout.dp, layout.zero_level) == (4, 1, 4, 1)
+    assert (data.gbs, data.microbatch_sz, data.seqlen, found.performance.precision) == (512, 1, 8192, "bf16")
+
+
+def test_adapters_of_a_recipe_are_one_line(repository):
+    with pytest.raises(ConfigError, match="adapters over frozen weights"):
+        job(f"{repository / 'nemo.py'}:finetune_recipe")
+
+
+@pytest.mark.parametrize("name", ["h100/own.py:qwen3_8b_pretrain_16gpu_config", "alias.py:qwen3_8b_config"])
+def test_a_recipe_of_bridge_is_followed_to_its_base(repository, name):
+    """The base's batch and length, the model by its repository, 16 devices by the function's name; an undecided if is told."""
+    reading, found = job(repository / name)
+    layout, data = found.parallelism, found.data
+    assert (found.model.n_layers, found.model.hidden_sz) == (36, 4096)
+    assert (layout.tp, layout.dp, layout.zero_level) == (4, 4, 1)
+    assert (data.gbs, data.microbatch_sz, data.seqlen) == (32, 2, 4096)
+    assert status(reading, "model.cross_entropy_loss_fusion") == "used"
+    fates = [flag.status for flag in reading.flags if flag.name == "model.gradient_accumulation_fusion"]
+    assert "approximated" in fates
+
+
+def test_what_a_base_that_is_not_there_says_is_asked_for(repository):
+    (repository / "common.py").unlink()
+    with pytest.raises(ConfigError, match=r"sequence length unknown.*--set data.seqlen=N"):
+        job(f"{repository / 'h100/own.py'}:qwen3_8b_pretrain_16gpu_config")
+
+
+def test_a_module_that_hands_on_itself_ends(repository):
+    (repository / "alias.py").write_text(
+        "from pkg.recipes.alias import f\n# megatron.bridge ConfigContainer\n", encoding="utf-8"
+    )
+    with pytest.raises(ConfigError, match="no function 'f'"):
+        read("nemo", f"{repository / 'alias.py'}:f", HARDWARE)
+
+
+def test_nothing_of_a_recipe_runs(repository, tmp_path):
+    trap = tmp_path / "ran"
+    text = NEMO.replace(
+        "    return recipe\n", f"    __import__('pathlib').Path({str(trap)!r}).touch()\n    return recipe\n", 1
+    )
+    (repository / "nemo.py").write_text(text, encoding="utf-8")
+    job(f"{repository / 'nemo.py'}:pretrain_recipe")
+    assert not trap.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "preset"),
+    [("Qwen25Config7B", "qwen2.5-7b"), ("Qwen2Config1P5B", "qwen2.5-1.5b"), ("MixtralConfig8x7B", "mixtral-8x7b")],
+)
+def test_a_class_of_a_model_names_its_preset(repository, name, preset):
+    (repository / "nemo.py").write_text(NEMO.replace("Llama3Config8B", name), encoding="utf-8")
+    assert read("nemo", f"{repository / 'nemo.py'}:pretrain_recipe", HARDWARE).config["model"] == preset

@@ -1,0 +1,95 @@
+"""Exchanges of experts beside another micro-batch's compute, worked out by hand.
+
+The order is that of megatron/core/models/common/model_chunk_schedule_plan.py, TransformerLayerSchedulePlan.run: combine backward
+beside attention forward; dispatch forward beside the experts' backward; dispatch backward beside their forward; combine forward
+beside attention backward.
+"""
+
+from __future__ import annotations
+
+import pytest
+from physics_jobs import job, machine
+
+from steptime.answer.result import estimate
+from steptime.cost.compute import NOTHING, Pass
+from steptime.cost.neighbors import beside_exchanges
+from steptime.model.ops import Comm, Gemm, Op
+
+LAYER: list[Op] = [
+    Gemm("qkv"),
+    Comm("dispatch", kind="all_to_all", backward="all_to_all", axis="ep"),
+    Comm("dispatch.probs", kind="all_to_all", backward="all_to_all", axis="ep"),
+    Gemm("experts", role="moe"),
+    Comm("combine", kind="all_to_all", backward="all_to_all", axis="ep"),
+    Gemm("after"),
+]
+
+
+def takes(seconds: float) -> Pass:
+    return NOTHING._replace(time_s=seconds)
+
+
+FORWARD = [takes(1.0), NOTHING, NOTHING, takes(4.0), NOTHING, takes(2.0)]
+BACKWARD = [
+    (takes(1.5), takes(1.0)),
+    (NOTHING, NOTHING),
+    (NOTHING, NOTHING),
+    (takes(4.5), takes(3.5)),
+    (NOTHING, NOTHING),
+    (takes(2.5), takes(2.0)),
+]
+COSTS = {1: 6.0, 2: 2.0, 4: 3.0}
+"""Rows take 6 s to the experts, their probabilities 2 s, and the rows 3 s back."""
+
+
+def test_each_exchange_runs_beside_the_other_directions_compute():
+    """Dispatch: forward beside the experts' backward, 4.5 + 3.5 = 8 s, of which rows have 6/8 and probabilities 2/8; backward
+    beside their forward, 4 s. Combine: forward beside what is left of the backward, 1.5 + 1 + 2.5 + 2 = 7 s; backward beside
+    1 + 2 = 3 s.
+    """
+    found = beside_exchanges(LAYER, FORWARD, BACKWARD, COSTS, delayed=False)
+    assert found.forward == pytest.approx({1: 6.0, 2: 2.0, 4: 7.0})
+    assert found.backward == pytest.approx({1: 3.0, 2: 1.0, 4: 3.0})
+
+
+def test_delayed_weight_gradients_run_beside_the_exchange_in_backward():
+    """Of the experts' 3.5 s, 8 - 4.5 = 3.5 s are taken by the dispatch in forward: none is left. Of the others' 3 s, the combine
+    in forward takes none (3 s fit under 1.5 + 2.5 = 4 s): the combine in backward has 3 + 3 = 6 s.
+    """
+    found = beside_exchanges(LAYER, FORWARD, BACKWARD, COSTS, delayed=True)
+    assert found.forward == pytest.approx({1: 6.0, 2: 2.0, 4: 7.0})
+    assert found.backward == pytest.approx({1: 3.0, 2: 1.0, 4: 6.0})
+
+
+MOE = {"moe": {"n_experts": 4, "expert_inter_sz": 256, "experts_per_token": 2}}
+
+
+def exchange_s(microbatches: int, overlap: bool, **parallelism: int) -> tuple[float, float]:
+    """Exposed and hidden seconds of the exchanges on a machine that computes slowly, over slow links."""
+    layout = {"dp": 4, "ep": 4} | parallelism
+    of = job(
+        on=machine(flops=1e8, link=1e6),
+        model=MOE,
+        performance={"overlap": {"ep": overlap}},
+        microbatches=microbatches,
+        seqlen=512,
+        **layout,
+    )
+    time = estimate(of).time
+    return time.parts_s["ep_comm"], time.hidden_s.get("ep_comm", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("microbatches", "parallelism", "woven"), [(4, {}, 3 / 4), (8, {"pp": 2}, 6 / 8), (1, {}, 0.0)]
+)
+def test_the_first_micro_batches_run_forward_alone(microbatches, parallelism, woven):
+    """Without a pipeline one of m micro-batches has no other beside it (combined_1f1b.py: the first forward, the last backward);
+    with p stages p of them. Compute takes longer than each exchange: the rest is hidden but for 15 %, which comes back as slower
+    compute.
+    """
+    whole, none = exchange_s(microbatches, False, **parallelism)
+    exposed, hidden = exchange_s(microbatches, True, **parallelism)
+    assert none == 0.0
+    carried = hidden / (0.85 * woven) if woven else 0.0
+    assert exposed + hidden == pytest.approx(whole)
+    assert carried == pytest.approx(whole if woven else 0.0, rel=0.02)
