@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -272,8 +273,13 @@ def test_parts_in_a_row():
     st.lists(st.tuples(st.sampled_from([1, 63, 64, 100, 129, 1000]), st.integers(1, 40)), min_size=1, max_size=4),
     st.sampled_from([1, 2, 3, 8]),
     st.sampled_from([None, 100, 1000, 5000]),
+    st.booleans(),
 )
-def test_tensors_laid_down_at_once_fill_the_same_buckets(runs, dp, bucket_size):
+def test_tensors_laid_down_at_once_fill_the_same_buckets(runs, dp, bucket_size, sharded):
+    """One by one, and in columns, where every tensor has an entry: 0 where no bucket ends with it."""
     one_by_one = [elements for elements, times in runs for _ in range(times)]
-    at_once = piece_buckets([Pieces(*run) for run in runs], dp, bucket_size)
-    assert at_once == bucket_elements(one_by_one, dp, bucket_size)
+    pieces = [Pieces(*run) for run in runs]
+    at_once = piece_buckets(pieces, dp, bucket_size, sharded=sharded)
+    assert at_once == bucket_elements(one_by_one, dp, bucket_size, sharded=sharded)
+    columns = piece_buckets(pieces, np.array([dp]), bucket_size, sharded=sharded)
+    assert [float(size[0]) for size in map(np.atleast_1d, columns) if size[0]] == at_once

@@ -33,6 +33,8 @@ KINDS = (  # of layers that are no attention, by what only they have
     ("mamba", re.compile(r"A_log$|ssm_a$")),
     ("rwkv", re.compile(r"time_(?:decay|maa|mix)|attention\.time_")),
 )
+CROSS, OWN = "cross_attn.q_proj.weight", "self_attn.q_proj.weight"
+"""A layer of Mllama attends to the image or to the tokens before."""
 
 
 @dataclass(slots=True)
@@ -194,8 +196,8 @@ def _norms(f: Found, facts: list[dict[str, Any]]) -> None:
         f.set("norm", None, "no norm bias: shapes do not tell rmsnorm from layernorm")
     if kinds:
         f.set("norm_bias", "bias" in kinds, "norm tensors by name")
-    qk = next((name for tail, (name, _) in f.tails.items() if names.Q_NORM.search(tail)), None)
-    shape = next((shape for tail, (_, shape) in f.tails.items() if names.Q_NORM.search(tail)), ())
+    normed = (entry for tail, entry in f.tails.items() if names.Q_NORM.search(tail) and not tail.startswith("cross"))
+    qk, shape = next(normed, (None, ()))
     f.set("qk_norm", qk is not None, qk or "no q_norm")
     if qk and len(shape) == 1 and shape[0] != f.get("hidden_sz") and shape[0] <= max(CANDIDATES):
         f.set("head_dim", shape[0], qk)
@@ -239,7 +241,8 @@ def _others(f: Found) -> None:
     kinds: Counter[str] = Counter()
     marks = [(kind, {tail for tail in f.tails if mark.search(tail)}) for kind, mark in KINDS]
     for tails in f.parts.main.layers.values():
-        kinds[next((kind for kind, own in marks if not own.isdisjoint(tails)), "attention")] += 1
+        usual = "cross_attention" if CROSS in tails and OWN not in tails else "attention"
+        kinds[next((kind for kind, own in marks if not own.isdisjoint(tails)), usual)] += 1
     if set(kinds) - {"attention"}:
         f.set("layer_kinds", dict(kinds), "layers by what only they have")
     for part, about in f.parts.others.items():

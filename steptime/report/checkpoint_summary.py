@@ -14,6 +14,7 @@ from steptime.checkpoint.api import Summary, summarize_checkpoint
 from steptime.checkpoint.dtypes import short
 from steptime.checkpoint.escape import escaped
 from steptime.checkpoint.jsonable import pickles
+from steptime.checkpoint.pickles.inert import PRESENT
 from steptime.report.checkpoint_modules import modules
 from steptime.report.format import BINARY, COUNT, bytes_in, quantity, unit_for
 from steptime.report.html import html
@@ -270,10 +271,8 @@ def _value(value: object) -> str:
 def pickle(summary: Inventory) -> Table | None:
     """What the pickles of the checkpoint ask for, and whether torch would load it without."""
     facts = pickles(summary)
-    if not facts["globals"]:
-        return None
     accepts = facts["weights_only_loadable"]
-    needs = [name for name in facts["needs"] if accepts is not None or not name.startswith("torch.")]
+    needs = [name for name in facts["needs"] if accepts is not None or name.partition(".")[0] not in PRESENT]
     reasons = [_shown(reason, 80) for reason in facts["refused_because"] if reason not in needs]
     rows = []
     if needs:

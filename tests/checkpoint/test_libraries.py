@@ -1,19 +1,31 @@
 """Checkpoints by the libraries that write them, as they install from PyPI; those that are not here are left out.
 
-    pip install transformers peft accelerate deepspeed torchao bitsandbytes hqq optimum-quanto compressed-tensors diffusers \
-        lightning orbax-checkpoint flax optax equinox keras mlx
-    pytest -m libraries tests/checkpoint/test_libraries.py
+    pip install -r tests/checkpoint/writers.txt
+    pytest -n0 -m libraries tests/checkpoint/test_libraries.py
+
+`.ci/run` does so in an environment of its own.
 
 The llama by hand (test_quantized.py): 524,928 parameters, 393,216 of them in the matrices of its layers. The perceptron:
 4 x 8 + 8 + 8 x 2 + 2 = 58. LoRA of rank 8 on q (128 x 128) and v (64 x 128): 2 x 8 x (256 + 192) = 7,168.
+
+Vision-language models, all with a language model of width 64, MLP 96, 4 heads of 16, 2 key heads, 3 layers, 128 tokens:
+a layer 2 x 64^2 + 2 x 32 x 64 + 3 x 64 x 96 + 2 x 64 = 30,848; with embedding and norm 3 x 30,848 + 8,192 + 64 = 100,800. Biases
+of q, k and v are 128 a layer (Qwen2), an output layer 8,192. Images of 16 x 16 in patches of 4, an encoder of width 32, MLP 48:
+- SigLIP: 2 layers of 4 x 1,056 + 1,584 + 1,568 + 128 = 7,504; patches 1,568, positions 512, norm 64, pooling 7,472: 24,624.
+- InternVL: 2 layers of 3 x 1,024 + 1,056 + 3,152 + 192 = 7,472, patches 1,568, token and positions 32 + 17 x 32: 17,088.
+- Qwen2-VL, MLP 64: 2 layers of 3,168 + 1,056 + 2,112 + 2,080 + 128 = 8,544, two frames of patches 3,072: 20,160.
+- Mllama: 2 layers of 4 x 1,024 + 3,152 + 128 = 7,376, a gated one of 7,378, token 32, patches 1,536, gated positions
+  17 x 32 + 1 + 9 x 2,176, tiles 2 x (9 x 128 + 1), norms 128: 46,261. Its language model has 8 more tokens, one layer of
+  three attends to the image (norms 32, gates 2): 100,800 + 512 + 34 = 101,346, and an output layer.
+Projectors: 32 x 64 + 64 = 2,112; with a second layer of 4,160 6,272; of four patches 256 + 8,256 + 4,160 = 12,672; Qwen2-VL's
+64 + 128 x 129 + 64 x 129 = 24,832; Mllama's 4,160.
 """
 
 import json
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import forked
 import pytest
 
 pytestmark = pytest.mark.libraries
@@ -49,6 +61,37 @@ FAMILIES = {  # family: further options of its config
     "mixtral": {"num_local_experts": 4}, "qwen3_moe": {"num_experts": 4, "moe_intermediate_size": 32, "head_dim": 16},
     "olmoe": {"num_experts": 4}, "gpt_neox": {}, "opt": {"ffn_dim": 96}, "bert": {}, "roberta": {},
 }  # fmt: skip
+TEXT = SMALL | {"rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 1e4}}
+VIT = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 16,
+    "patch_size": 4,
+}  # fmt: skip
+SIGLIP = VIT | {"model_type": "siglip_vision_model"}
+QWEN2 = SMALL | {"model_type": "qwen2"}
+VISION_LANGUAGE = {  # family: (its config, parameters, those of vision, of the projector)
+    "qwen2_vl": ({
+        "text_config": TEXT, "image_token_id": 1, "video_token_id": 2, "vision_start_token_id": 3, "vision_end_token_id": 4,
+        "vision_config": {"depth": 2, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "mlp_ratio": 2, "patch_size": 4},
+    }, 101_184 + 8_192 + 20_160 + 24_832, 20_160, 24_832),
+    "paligemma": ({
+        "text_config": SMALL | {"model_type": "gemma", "head_dim": 16}, "vision_config": SIGLIP, "projection_dim": 64,
+        "image_token_index": 1,
+    }, 100_800 + 24_624 + 2_112, 24_624, 2_112),
+    "llava_onevision": ({
+        "text_config": QWEN2, "vision_config": SIGLIP, "image_token_index": 1, "video_token_index": 2,
+    }, 101_184 + 8_192 + 24_624 + 6_272 + 64, 24_688, 6_272),  # 64: image_newline
+    "internvl": ({
+        "text_config": QWEN2, "image_token_id": 1,
+        "vision_config": VIT | {"model_type": "internvl_vision", "image_size": [16, 16], "patch_size": [4, 4]},
+    }, 101_184 + 17_088 + 12_672, 17_088, 12_672),
+    "mllama": ({
+        "text_config": SMALL | {"model_type": "mllama_text_model", "cross_attention_layers": [1]}, "image_token_index": 1,
+        "vision_config": VIT | {
+            "model_type": "mllama_vision_model", "num_global_layers": 1, "attention_heads": 2, "vision_output_dim": 64,
+            "intermediate_layers_indices": [0],
+        },
+    }, 101_346 + 8_192 + 46_261 + 4_160, 46_261, 4_160),
+}  # fmt: skip
 
 
 def here(libraries):
@@ -56,9 +99,9 @@ def here(libraries):
 
 
 def write(folder, *argv):
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", SCRIPT, *argv], capture_output=True, text=True, timeout=300, check=False
-    )
+    """A writer, as a fork of a process that has imported what most of them need."""
+    server = forked.server("transformers.models.llama.modeling_llama" if here("transformers") else "torch")
+    done = forked.run(server, SCRIPT, *argv, timeout_s=180)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
@@ -109,3 +152,24 @@ def test_families_of_transformers(tmp_path, summarize, codes, family):
         assert (found["n_layers"], found["hidden_sz"], found["vocab_sz"]) == (3, 64, 128)
         assert found["inter_sz"] == config.get("moe_intermediate_size", 96)
         assert (found.get("moe") or {}).get("n_experts") == (4 if family in ("mixtral", "olmoe", "qwen3_moe") else None)
+
+
+@pytest.mark.parametrize("family", [family for family in VISION_LANGUAGE if here("transformers")])
+def test_vision_language_models(tmp_path, summarize, codes, family):
+    """Parameters of each part by hand; the language model's own sizes, with the config and without."""
+    config, total, vision, projector = VISION_LANGUAGE[family]
+    write(tmp_path, "family", tmp_path, family, json.dumps(config))
+    with_config = summarize(tmp_path)
+    (tmp_path / "config.json").unlink()
+    for summary in (with_config, summarize(tmp_path)):
+        assert codes(summary) == set()
+        assert (summary.params, summary.restored.params) == (total, total)
+        found = {key: entry["value"] for key, entry in summary.architecture.items()}
+        tokens = 136 if family == "mllama" else 128
+        assert [found[key] for key in ("n_layers", "hidden_sz", "inter_sz", "vocab_sz")] == [3, 64, 96, tokens]
+        assert (found["vision"]["params"], found["vision"]["n_layers"], found["vision"]["hidden_sz"]) == (vision, 2, 32)
+        assert found["projector"]["params"] == projector
+        assert found["qk_norm"] is False
+        own = 2 if family == "mllama" else 3  # layers that keep keys of every token
+        assert found["kv_cache_bytes_per_token"] == 2 * own * 32 * 2
+    assert with_config.architecture["n_q_heads"]["value"] == 4

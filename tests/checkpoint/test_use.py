@@ -41,7 +41,7 @@ def test_path_behind_an_option_is_the_path(model, command):
 def test_id_refuses_other_options(model, command, more):
     code, out, err = command(model, "--id", *more)
     assert (code, out) == (2, "")
-    assert f"--id prints the hash alone: leave out {more[0]}" in err
+    assert f"--id: not together with {more[0]}" in err
 
 
 def test_equal_rows_of_a_difference_are_one_line(make, command):

@@ -60,11 +60,12 @@ def transformers_trainer(folder):
 
 
 def transformers_family(folder, family, options):
-    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForImageTextToText
 
     config = AutoConfig.for_model(family, **options)
-    kinds = AutoModelForCausalLM if type(config) in AutoModelForCausalLM._model_mapping else AutoModel
-    kinds.from_config(config).save_pretrained(folder)
+    kinds = (AutoModelForImageTextToText if "vision_config" in options else AutoModelForCausalLM, AutoModel)
+    kind = next(kind for kind in kinds if type(config) in kind._model_mapping)
+    kind.from_config(config).save_pretrained(folder)
 
 
 def quantized_by_transformers(folder, config):
@@ -340,7 +341,9 @@ def gguf(folder):
 
 if __name__ == "__main__":
     import json
+    import warnings
 
+    warnings.simplefilter("ignore")
     if sys.argv[1] == "family":
         transformers_family(Path(sys.argv[2]), sys.argv[3], json.loads(sys.argv[4]))
     else:

@@ -165,6 +165,16 @@ def test_a_forward_gathers_the_root_and_copies_it_out():
         assert of.forward_layers_s == seconds(2 * LAYER)
 
 
+def test_a_middle_stage_has_no_root():
+    """Of three stages the second has neither embedding nor head: its forward gathers two layers, 1 s an element, no more."""
+    layout = {"dp": 2, "pp": 3, "fsdp": {"reduce_dtype": "fp32", "reshard_after_forward": False}}
+    assembly = Assembly(job("fsdp2", on=machine(link=1.0, node=2), model={"n_layers": 6}, **layout))
+    parts = dict.fromkeys((assembly.embedding, *assembly.kinds, assembly.head), NO_TIME)
+    on = assembly.job.machine
+    found = PipelineSeconds(assembly, tuple(on.tiers), parts, [{}] * 3, rates(on.accelerator, assembly.job.software))
+    assert found.chunks[1][0].gather_s == seconds(2 * LAYER)
+
+
 def test_gradients_added_up_in_fp32():
     """At 1 B/s: the first micro-batch reads 2 B of bf16 and writes 4 B an element; a later one reads 4 B more, the sum so far."""
     seconds_of = pipeline_seconds(memory=1.0)

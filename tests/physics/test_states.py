@@ -68,6 +68,8 @@ def test_torchs_reducer_holds_copies():
         ({"cp": 2}, 2),  # the ring, and gradients over dp*cp
         ({"cp": 2, "dp": 2}, 2),
         ({"tp": 2, "pp": 2, "dp": 2, "cp": 2, "model": {"tie_embeddings": True}}, 5),
+        # experts' exchange, and gradients over dp
+        ({"dp": 2, "ep": 2, "model": {"moe": {"n_experts": 2, "experts_per_token": 1, "expert_inter_sz": 64}}}, 2),
     ],
 )
 def test_a_communicator_for_every_group_in_use(layout, communicators):

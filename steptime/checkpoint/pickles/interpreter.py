@@ -6,16 +6,11 @@ nearly all of a large stream are handled in one loop, the others in `opcodes.TAB
 
 from __future__ import annotations
 
-import gc
 import struct
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from steptime.checkpoint.pickles.opcodes import TABLE
 from steptime.checkpoint.pickles.values import Pairs, PickleState, Stop
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _u16 = struct.Struct("<H").unpack_from
 _u32 = struct.Struct("<I").unpack_from
@@ -30,18 +25,6 @@ class MalformedError(Exception):
         self.at = at
 
 
-@contextmanager
-def _no_gc() -> Iterator[None]:
-    """A stream builds millions of small records and no garbage: collecting doubles the time (measured)."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
 def _reason(error: Exception, at_end: bool) -> str:
     if isinstance(error, struct.error) or (isinstance(error, IndexError) and at_end):
         return "it ends without STOP"
@@ -54,8 +37,7 @@ class PickleInterpreter(PickleState):
     def run(self) -> Any:
         """The value the stream describes, as records. Raises `MalformedError`."""
         try:
-            with _no_gc():
-                return self._run(self.end)
+            return self._run(self.end)
         except Stop as stop:
             self.end = stop.at
             return stop.value
