@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import jobs
 
+from steptime import estimate
 from steptime.base.rows import (
     Basis,
     CollectiveRow,
@@ -20,12 +21,15 @@ from steptime.base.rows import (
     Time,
     WeakScaling,
 )
-from steptime.model.ops import Gemm, Param
 
 GIB = 2.0**30
 
 
 job = partial(jobs.job, "llama3-70b", gbs=2048, seqlen=8192, tp=8, pp=4, dp=32)
+
+
+TIMING = estimate(job()).timing
+"""What explanations look up: rates, networks, ops."""
 
 
 def stage(index, activations_gib):
@@ -119,8 +123,7 @@ def made(activations=(40.0, 30.0, 20.0, 10.0), verdict="fits", **changes):
         ],
         "run": {"days": 34.2, "checkpoint_bytes": 9.8e11, "checkpoint_write_s": 33.2, "goodput": 0.97, "note": None},
     }
-    fields["timing"] = SimpleNamespace(rates=SimpleNamespace(gemm_flops=600e12, gemm_overhead_k=None))
-    block, head = ([Gemm(name, params=(Param(f"{name}.weight", (1280, 8192)),))] for name in ("attn.qkv", "head"))
     fields["host_bound"] = []
-    fields["assembly"] = SimpleNamespace(kinds=[SimpleNamespace(ops=block)], head=SimpleNamespace(ops=head))
+    fields["timing"] = TIMING
+    fields["assembly"] = TIMING.assembly
     return SimpleNamespace(**fields | changes)
