@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
+
+from steptime.commands import cli
 
 LOGS = Path(__file__).parent / "data" / "launch" / "logs"
 MEGATRON = LOGS / "megatron-llama3-8b.log"
@@ -51,3 +54,16 @@ def write(path: Path, lines: list[str]) -> str:
     """A log file; its name."""
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return str(path)
+
+
+def run(capsys, *args):
+    """Exit code, output and errors of `3dtrn validate`."""
+    code = cli.main(["validate", *map(str, args)])
+    return (code, *capsys.readouterr())
+
+
+def document(capsys, *args):
+    """What it prints as JSON."""
+    code, out, err = run(capsys, *args, "--json")
+    assert (code, err) == (0, "")
+    return json.loads(out)

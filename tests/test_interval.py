@@ -19,6 +19,7 @@ from steptime.answer.evidence import NEAREST, projected
 from steptime.answer.interval import beyond, interval_at, mean_errors, step_interval, weigh
 from steptime.answer.measured import (
     AXES,
+    HELD_PER_DOUBLING,
     INTERVALS_FILE,
     FitRun,
     Measured,
@@ -83,6 +84,25 @@ def test_distances_by_hand():
     assert distances(place(KIND._replace(accelerator="h100-pcie-80")), found)[0] == pytest.approx(0.25)
     release = KIND._replace(software="megatron-core@0.9", precision="fp8_delayed")
     assert distances(place(release), found)[0] == pytest.approx(0.5 + 1.0)
+
+
+def test_memory_is_as_near_on_other_devices():
+    """What adds no margin is no distance: accelerator, devices, degrees, micro-batch. Twice the layers and tokens: 0.3 + 0.5."""
+    constants = CONSTANTS | {"machine_step": 0.0, "per_doubling": HELD_PER_DOUBLING}
+    found = Measured([run(0, 1.0)], constants)
+    elsewhere = KIND._replace(accelerator="mi300x")
+    assert distances(place(elsewhere, devices=8.0, tp=1.0, pp=1.0, cp=2.0, microbatch=4.0), found) == [0.0]
+    found = Measured([run(0, 1.0), run(1, 1.0, place(n_layers=160.0, seqlen=8192.0))], constants)
+    assert distances(place(), found) == pytest.approx([0.0, 0.8])
+
+
+def test_memory_of_megatron_of_2021_rests_on_megatron_core():
+    """One code base: half a step, as for an unmeasured profile of a measured family, not another trainer's runs."""
+    old = place(KIND._replace(software="megatron-2021", family="megatron-2021"), hidden=2048.0)
+    found = interval_at("memory", old)
+    assert [axis.amount for axis in found.beyond if axis.margin == "software"] == [0.5]
+    base = projected(found.place, found.found, distances(found.place, found.found))
+    assert base.kind.profile == "megatron-core"
 
 
 def test_weights_by_hand():
@@ -310,7 +330,7 @@ def test_left_out_cells_are_covered_as_they_were_fitted(lines):
 
 def test_memory_of_test_rows_is_covered(judged):
     found = next(line for line in interval_coverage.lines(judged, "memory") if line["split"] == "test")
-    assert 0.6 <= found["covered"] <= 0.98
+    assert 0.75 <= found["covered"] <= 0.9
 
 
 def test_the_file_holds_the_fit_rows_and_none_else(judged):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from math import inf
 from pathlib import Path
 
@@ -13,7 +14,8 @@ import steptime
 from steptime.base.config import ConfigError
 from steptime.hardware.machine import Machine, machine_names, normalize
 from steptime.validation.judgement import judge
-from steptime.validation.measurements import MeasuredRow, shipped
+from steptime.validation.measurements import MeasuredRow, SkipRowError, shipped
+from steptime.validation.row_machine import hardware_of
 
 DATA = Path(steptime.__file__).parent / "data"
 MACHINES = sorted((DATA / "machines").glob("*.yaml"))
@@ -140,7 +142,8 @@ def test_measured_machines_are_those_whose_runs_are_judged():
     """Of every accelerator of a machine marked `measured` some step time can be judged; every such accelerator has a machine."""
     rows: dict[str, list[MeasuredRow]] = {}
     for row in shipped():
-        rows.setdefault(row.text("gpu"), []).append(row)
+        with suppress(SkipRowError):
+            rows.setdefault(hardware_of(row).section["node_type"], []).append(row)
     judged = ((j for j in map(judge, runs) if j.measured_step_s and not j.skipped) for runs in rows.values())
     named = {first.accelerator for found in judged if (first := next(found, None))}
     marked = {machine.accelerator.name for name in machine_names() if (machine := Machine.load(name)).measured}

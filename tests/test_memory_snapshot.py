@@ -106,4 +106,4 @@ def test_torch_reads_it(tmp_path):
 
 def test_another_suffix_is_told_first(capsys):
     assert cli.main(["nowhere.yaml", "--trace-memory", "memory.json"]) == 2
-    assert capsys.readouterr().err.startswith("--trace-memory memory.json: the suffix says the format")
+    assert capsys.readouterr().err.startswith("--trace-memory memory.json: unknown format")

@@ -17,6 +17,7 @@ from steptime.model.ops import Gemm, Move
 from steptime.software.performance import load_software
 from steptime.timing.part_times import pricing
 from steptime.validation import row_native
+from steptime.validation.measurements import MeasuredRow
 from steptime.validation.row_plan import to_config
 from steptime.validation.row_software import framework_of
 
@@ -321,3 +322,19 @@ def test_a_step_that_waits_for_its_host_says_so():
     )
     assert found.time.parts_s["launch"] > found.step_s / 2
     assert not any(line.startswith("host-bound") for line in llama().assumptions)
+
+
+@pytest.mark.parametrize(
+    ("notes", "waits"),
+    [
+        ("compile=aot graph; standard all-to-all", True),
+        ("compile=graph (fsdp ag/rs bucketing)", True),
+        ("compile=graph (production passes: bucketing/prefetch, regional inductor)", False),
+        ("compile=graph (+ 2-layer buckets + auto overlap)", False),
+        ("compile=aot_eager graph; manual bucketing", False),
+        ("compile=off", False),
+    ],
+)
+def test_a_traced_graph_hides_its_gathers_by_a_pass_alone(notes, waits):
+    found = row_native.native_kernels(MeasuredRow({"framework": "torchtitan GraphTrainer"}, "native", 2), "", notes)
+    assert (found.get("overlap") == {"dp": False}) == waits

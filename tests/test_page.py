@@ -285,7 +285,7 @@ def test_the_command_writes_it_beside_the_report(tmp_path, capsys):
 
 def test_another_suffix_is_told_first(capsys):
     assert cli.main(["nowhere.yaml", "--html", "report.pdf"]) == 2
-    line = "--html report.pdf: the suffix says the format; write a file that ends in one of .html, .htm\n"
+    line = "--html report.pdf: unknown format; use a file name that ends in one of .html, .htm\n"
     assert capsys.readouterr().err == line
 
 

@@ -85,10 +85,10 @@ def test_own_rows_without_a_split(run_validate, tmp_path):
 @pytest.mark.parametrize(
     ("name", "line"),
     [
-        ("errors.jpeg", "--plot {}: the suffix says the format; write a file that ends in one of .png, .svg, .pdf"),
-        ("errors", "--plot {}: the suffix says the format"),
-        ("no/such/errors.png", "--plot {}: no folder "),
-        ("", "--plot {}: the suffix says the format"),
+        ("errors.jpeg", "--plot {}: unknown format; use a file name that ends in one of .png, .svg, .pdf"),
+        ("errors", "--plot {}: unknown format"),
+        ("no/such/errors.png", "--plot {}: folder "),
+        ("", "--plot {}: unknown format"),
     ],
 )
 def test_a_bad_path_is_one_line_before_anything_is_judged(name, line, run_validate, tmp_path):

@@ -70,7 +70,7 @@ def test_the_commands_write_it_beside_their_text(command, tmp_path, capsys, monk
     assert capsys.readouterr().out
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     assert cli.main([*command, "--plot", "a.gif"]) == 2
-    assert capsys.readouterr().err.startswith("--plot a.gif: the suffix says the format")
+    assert capsys.readouterr().err.startswith("--plot a.gif: unknown format")
 
 
 # --- terminal --------------------------------------------------------------------------------------------------------------

@@ -253,8 +253,8 @@ def test_the_command_writes_it_beside_the_report(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("path", "line"),
     [
-        ("step.txt", "--trace step.txt: the suffix says the format; write a file that ends in one of .json, .json.gz"),
-        ("no/such/step.json", "--trace no/such/step.json: no folder no/such; make it first"),
+        ("step.txt", "--trace step.txt: unknown format; use a file name that ends in one of .json, .json.gz"),
+        ("no/such/step.json", "--trace no/such/step.json: folder no/such does not exist"),
     ],
 )
 def test_where_it_cannot_be_written_is_told_first(path, line, capsys):

@@ -13,6 +13,7 @@ from steptime.answer.result import estimate
 from steptime.commands import cli
 from steptime.job.job import Job
 from steptime.validation import judgement, row_machine, row_plan, row_software
+from steptime.validation.exclusion import exclusion
 from steptime.validation.measurements import MeasuredRow, SkipRowError
 
 ROOT = Path(__file__).parents[1]
@@ -335,6 +336,53 @@ def test_no_cell_is_more_than_a_reason(column):
 def test_published_cells_are_not_stated_rather_than_missing():
     with pytest.raises(SkipRowError, match=r"^micro_batch_size: not stated$"):
         row_plan.to_config(MeasuredRow(BASE | {"micro_batch_size": ""}, "nvidia", 2))
+
+
+TITAN = {"gpu": "H100-96GB-SXM", "framework": "torchtitan", "n_gpus": "8"}
+
+
+@pytest.mark.parametrize(
+    ("cells", "watts"),
+    [
+        (TITAN | {"source": "pytorch/torchtitan (PR #1690)"}, 700),
+        (TITAN | {"source": "pytorch/torchtitan (PR #1690)", "n_gpus": "64"}, 500),
+        (TITAN | {"source": "pytorch/torchtitan (PR #808)"}, 500),
+        (TITAN | {"source": "pytorch/torchtitan (PR #1690)", "gpu": "H100-80GB-SXM"}, 700),
+        (TITAN | {"source": "pytorch/torchtitan (PR #1690)", "framework": "NeMo"}, 500),
+    ],
+    ids=["one node of 2025", "eight nodes", "of 2024", "the 80 GB part, of 700 W", "another trainer"],
+)
+def test_the_power_limit_of_the_96_gb_part(cells, watts):
+    """What the device sustains in bf16 is 575 TFLOP/s at 500 W and 675 at 700 W; where the limit is taken, the row says so."""
+    found = row_machine.hardware_of(MeasuredRow(BASE | cells, "native", 2))
+    device = row_machine.machine(found.section["node_type"], ()).accelerator
+    assert device.power_w == watts
+    assert device.sustained_flops["bf16"] == {500: 575e12, 700: 675e12}[watts]
+    assert any("power limit" in text for text in found.assumed) == (device.name == "h100-sxm5-96-700w")
+
+
+@pytest.mark.parametrize(
+    ("notes", "stands_apart"),
+    [
+        ("packed documents", True),
+        ("SFT on Packed documents; compile=off", True),
+        ("packed doc mask", False),
+        ("", False),
+    ],
+)
+def test_packed_documents_stand_apart(notes, stands_apart):
+    """A published row alone: a user's own counts."""
+    cells = BASE | {"overlap_notes": notes, "recompute": "none", "vocab": "32000", "quality": "A"}
+    reason = exclusion(MeasuredRow(cells, "native", 2), [])
+    assert (reason is not None and reason.startswith("packed documents")) == stands_apart
+    assert exclusion(MeasuredRow(cells, "", 2), []) is None
+
+
+def test_packed_documents_of_the_shipped_rows():
+    """The nine runs of ms-swift whose source says so, and no others."""
+    packed = [row for row in SHIPPED.values() if (exclusion(row, []) or "").startswith("packed documents")]
+    assert {row.group for row in packed} == {"ms-swift"}
+    assert len(packed) == 9
 
 
 def test_natural_routing_is_uneven_and_forced_balance_is_not():

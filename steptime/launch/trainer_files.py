@@ -30,7 +30,9 @@ def said_in(
             raise ConfigError(script.problems)
         said = _configs(script, path, beside) | dict(_flags([word.text for word in script.arguments]))
         unclear = _without_value(script)
-        launcher = {"nproc": script.devices_per_node} if script.devices is None else {}
+        if script.launchers and script.unclear:  # a launcher's default does not tell them either
+            unclear["devices"] = script.unclear[0]
+        launcher = {"nproc": script.devices_per_node} if script.devices is None and not script.unclear else {}
         return said | {key: value for key, value in launcher.items() if value}, script.devices, unclear
     tree = resolve(parse_mapping(text, path), env | variables_of(beside))
     for section in table.raw.get("inside") or []:

@@ -61,6 +61,7 @@ def read_trainer(
     for key, found in (table.raw.get("defaults_with") or {}).items():
         defaults |= found if any(item.key == key for item in given) else {}
     keys = JobKeys(path, table, given, defaults=defaults, sets=sets)
+    keys.launcher = None if "devices" in unclear else keys.launcher
     keys.without_value = {item.key: unclear[item.name] for item in given if item.name in unclear}
     return _Plan(keys, devices, beside).reading()
 

@@ -75,14 +75,17 @@ class CiPlan(NamedTuple):
 
 
 def launch_script(config: dict[str, Any], devices: int, per_node: int, kind: str) -> str:
-    """The shell script that starts a test: its environment, and torchrun with its flags."""
+    """The shell script that starts a test: its environment, and torchrun with its flags.
+
+    Backslashes in a value are for the shells that it goes through (shell_test_utils/_run_training.sh, eval).
+    """
     env, args = config["env"], config["args"]
     lines = [f"export {name}={shlex.quote(str(value))}" for name, value in env.items()]
     words: list[str] = []
     for flag, value in args.items():
         if value is False or value is None:
             continue
-        said = [] if value is True else value if isinstance(value, list) else str(value).split()
+        said = [] if value is True else value if isinstance(value, list) else str(value).replace("\\", "").split()
         words += [flag, *(shlex.quote(str(item)) for item in said)]
     nodes = -(-devices // per_node)
     start = f"torchrun --nnodes {nodes} --nproc-per-node {devices // nodes} {PROGRAMS.get(kind, 'pretrain_gpt.py')}"

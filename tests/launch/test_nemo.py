@@ -350,3 +350,14 @@ def test_the_tables_spell_what_they_know():
 def test_printed_configs_end_where_the_log_goes_on():
     lines = plain_lines("a log line\n  x:\n    y: 1\n    z:\n    - 2\n  w: 3\n[NeMo I] next\n")
     assert yaml.safe_load("\n".join(block(lines, 1))) == {"x": {"y": 1, "z": [2]}, "w": 3}
+
+
+def test_a_mamba_model_without_a_pattern_is_no_gpt():
+    """NeMo 1's megatron_mamba_config.yaml: the layers' kinds come from elsewhere, so nothing else of the file matters."""
+    with pytest.raises(ConfigError) as error:
+        to_job(
+            changed("nemo/llama3_1_70b.yaml", ("  num_layers: ", "  mamba_ssm_ngroups: 8\n  num_layers: ")), HARDWARE
+        )
+    assert [line.partition(": ")[2] for line in error.value.problems] == [
+        f"model.mamba_ssm_ngroups 8: Mamba layers without a pattern, another kind of model{REFUSED}"
+    ]

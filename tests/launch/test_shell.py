@@ -65,6 +65,7 @@ SAME_AS_BASH = [
     'A=x\nif [[ $A == "x" && ( 1 -eq 1 || 2 -eq 1 ) ]]; then B=yes; fi\ntorchrun t.py $B',
     'A=abc\nif [[ $A == a* ]]; then B=1; fi\nif [ ! "$A" = abd ]; then B+=2; fi\ntorchrun t.py $B',
     '[ -z "$N" ] && A=empty\n[ -n "$N" ] || A+=-still\ntorchrun t.py $A',
+    '[ "$N" == "" ] && A=empty\nwhile [[ "$1" != "" ]]; do A=word; shift; done\ntorchrun t.py $A',
     "N=3\n[[ $N -le 2 ]] && A=no || A=yes\ntorchrun t.py $A",
     "for i in 1 2 'a b'; do A+=\" $i\"; done\ntorchrun t.py $A",
     "A=7b\ncase $A in 13b) L=40 ;; 7b|8b) L=32 ;; *) L=0 ;; esac\ntorchrun t.py $L",

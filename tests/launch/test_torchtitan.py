@@ -319,3 +319,9 @@ def test_the_table_knows_each_key_once():
     for old, new in table.renamed.items():
         assert rule_of(spelled(old, table), table), (old, new)
     assert all(rule_of(key, table).status == "used" for key in table.defaults)
+
+
+def test_a_compiled_loss_is_counted_from_release_02_on():
+    """compile of release 0.1 stands in [training]; what its runs reserve is that of a loss op by op."""
+    texts = minimal(("[training]", "compile = true")), MINIMAL + "[compile]\nenable = true\n"
+    assert [read_torchtitan("job.toml", text).config["performance"]["compile"] for text in texts] == ["blocks", "all"]

@@ -260,6 +260,18 @@ def test_monitors_beside_a_training_are_no_launches(tmp_path):
     assert (found.parallelism.dp, found.data.seqlen) == (4, 2048)
 
 
+def test_nodes_that_the_cluster_counts_are_asked_for(tmp_path):
+    path = tmp_path / "run.sh"
+    path.write_text(
+        "torchrun --nnodes ${NODES}:${NODES} --nproc-per-node $(nvidia-smi -L | wc -l) train.py "
+        "--model_name_or_path Qwen/Qwen2-7B --max_length 2048 --per_device_train_batch_size 1\n",
+        encoding="utf-8",
+    )
+    with pytest.raises(ConfigError) as error:
+        to_job(read("auto", str(path), HARDWARE), HARDWARE)
+    assert error.value.problems == [f"{path}: number of devices unknown; add --set parallelism.dp=N"]
+
+
 def test_a_count_that_only_a_run_tells_is_told_with_its_variable(tmp_path):
     path = tmp_path / "run.sh"
     path.write_text(

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from steptime.launch.job_keys import JobKeys
+from steptime.launch.reading import OTHER_MODEL
 
 SIZES = {
     "mamba_num_heads": "n_heads",
@@ -27,6 +28,8 @@ def hybrid_section(keys: JobKeys) -> dict[str, Any]:
     if not pattern:
         if keys.on("is_hybrid_model"):
             keys.leave_out("is_hybrid_model", "hybrid layers without a pattern")
+        if keys.get("mamba_ssm_ngroups"):  # of NeMo 1's Mamba alone
+            keys.leave_out("mamba_ssm_ngroups", f"Mamba layers without a pattern, {OTHER_MODEL}")
         return {}
     if "/" in str(keys.get("hybrid_layer_pattern")):
         keys.leave_out("hybrid_layer_pattern", "layers of multi-token prediction")

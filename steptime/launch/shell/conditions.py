@@ -14,7 +14,7 @@ Outcome: TypeAlias = Literal["yes", "no", "ran", "unknown"]
 
 
 def answer(words: list[str], scope: Scope) -> Outcome:
-    """What a test of these operands comes to; a variable that nothing sets is as good as empty for -z and -n alone."""
+    """What a test of these operands comes to; a variable that nothing sets is as good as empty for -z, -n and == "" alone."""
     for operator, decided in (("||", "yes"), ("-o", "yes"), ("&&", "no"), ("-a", "no")):
         if at := _outside(words, operator):
             sides = {answer(words[:at], scope), answer(words[at + 1 :], scope)}
@@ -30,6 +30,8 @@ def answer(words: list[str], scope: Scope) -> Outcome:
         return _filled(words[0] if words else "", scope)
     if len(words) == 2:
         return _unary(words[0], words[1], scope)
+    if words[2:] == [""] and words[1] in {"=", "==", "!="}:
+        return _unary("-n" if words[1] == "!=" else "-z", words[0], scope)
     return _compared(words[0], words[1], " ".join(words[2:]), scope)
 
 

@@ -1,0 +1,142 @@
+"""The arguments that Megatron-LM's logs print, read as plans."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from megatron_readings import H100, TABLE, dump, problems
+
+from steptime.base.config import ConfigError
+from steptime.job.job import Job
+from steptime.launch.logs.printed_config import read_dump
+from steptime.launch.megatron.flags import plain
+from steptime.launch.megatron.sources import from_arguments, read_megatron
+from steptime.launch.plan_yaml import plan_yaml
+from steptime.launch.reading import to_job
+
+
+@pytest.mark.parametrize(
+    "prefix", ["0: ", "[default0]:", "[rank0]: ", "2025-11-21T10:00:00 ", "\x1b[32m0:\x1b[0m ", "  7|gpu-3| "]
+)
+def test_prefixes_of_ranks_are_taken_off(prefix):
+    expected = read_dump(dump())
+    assert read_dump(prefix + line for line in dump()) == expected
+
+
+def test_lines_of_other_ranks_are_passed_over():
+    lines, noise = (
+        dump(),
+        ["[rank3]: NCCL INFO Channel 00/02 : 0 1", "1: using fused kernels ....... yes", "", "WARNING: x"],
+    )
+    order = random.Random(0)
+    mixed = [part for line in lines for part in (line, *order.choices(noise, k=order.randrange(3)))]
+    assert read_dump(mixed) == read_dump(lines)
+    assert len(read_dump(lines)) == sum(line.startswith("  ") for line in lines)
+
+
+def test_names_longer_than_the_dots_are_read():
+    """48 columns: a longer name has none."""
+    found = read_dump(dump())
+    assert max(map(len, found)) > 48
+    assert found["tensor_model_parallel_size"] == "8"
+    assert found["cp_comm_type"] == "['p2p']"
+
+
+def test_it_reads_no_further_than_the_end():
+    def lines():
+        for line in dump():
+            yield line
+            if "end of arguments" in line:
+                break
+        raise AssertionError("read on")
+
+    assert read_dump(lines())["num_layers"] == "80"
+
+
+@pytest.mark.parametrize("keep", [5, 40, 300])
+def test_a_dump_cut_in_the_middle_is_one_line(keep):
+    text = "\n".join(dump()[:keep])
+    assert problems(read_megatron, "log.txt", text) == [
+        f"log.txt: the dump of arguments is cut after line {keep}: no 'end of arguments' follows"
+    ]
+
+
+def test_a_log_without_a_dump_is_one_line():
+    assert problems(read_dump, ["iteration 1"]) == [
+        "no dump of arguments ('------ arguments ------') in it; not a Megatron-LM log"
+    ]
+
+
+def test_a_dump_that_contradicts_itself():
+    arguments = read_dump(dump()) | {"world_size": "48"}
+    assert problems(from_arguments, arguments, "log") == ["log: world size 48 is not a multiple of tp 8 x pp 4 = 32"]
+    arguments = read_dump(dump()) | {"data_parallel_size": "4"}
+    assert problems(from_arguments, arguments, "log") == [
+        "log: data_parallel_size 4 contradicts world size 64, which leaves 2"
+    ]
+    assert problems(from_arguments, read_dump(dump()), "log", world_size=128) == [
+        "log: world_size 64 contradicts the launch command, which starts 128 processes"
+    ]
+
+
+def test_unknown_arguments_of_a_dump_matter_when_they_are_on():
+    arguments = read_dump(dump()) | {
+        "new_feature": "False",
+        "newer_feature": "3",
+        "newer_hidden_size": "3",
+        "inference_new_thing": "7",
+    }
+    found = from_arguments(arguments, "log")
+    assert [(flag.name, flag.status) for flag in found.flags if flag.name.startswith(("new", "inference_new"))] == [
+        ("new_feature", "irrelevant"), ("newer_feature", "irrelevant"), ("newer_hidden_size", "unmodeled"),
+        ("inference_new_thing", "irrelevant"),
+    ]  # fmt: skip
+
+
+def test_a_log_states_its_vocabulary():
+    arguments = read_dump(dump())
+    assert from_arguments(arguments, "log", vocab_size=12345).config["model"]["vocab_sz"] == 12345
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("torch.bfloat16", "bf16"), ("torch.float32", "fp32"), ("AttnBackend.auto", "auto"), ("<AttnBackend.flash: 1>", "flash"),
+     ("None", None), ("'x'", "x"), ("1.5", "1.5"), ("a/b.c", "a/b.c")],
+)  # fmt: skip
+def test_values_lose_the_clothes_of_python(text, value):
+    assert plain(text) == value
+
+
+SAID = st.one_of(
+    st.integers(-2, 64).map(str),
+    st.sampled_from(
+        ["none", "full", "selective", "bf16", "rope", "1.5", "E|t*3|L", "((t|)*99)*99L", "a b", "'", "p2p a2a", "e4m3"]
+    ),
+    st.text(st.characters(codec="utf-8"), max_size=6),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.dictionaries(
+        st.sampled_from(sorted(key for key, rule in TABLE.rules.items() if rule.status != "irrelevant")),
+        SAID,
+        max_size=6,
+    ),
+    st.booleans(),
+)
+@example(changes={"apply_residual_connection_post_layernorm": "0\x850"}, of_a_log=True)
+def test_any_arguments_are_a_job_or_words(changes, of_a_log):
+    """Whatever an argument says: a plan, or lines that say what is wrong."""
+    usual = read_dump(dump()) if of_a_log else {"num_layers": "8", "hidden_size": "512", "num_attention_heads": "8"}
+    told = []
+    try:
+        job = to_job(from_arguments(usual | changes, "log"), H100, allow_unmodeled=True)
+    except ConfigError as error:
+        told = error.problems
+    else:
+        assert Job.load(plan_yaml(job)) == job
+    assert all(line.startswith("log: ") and "\n" not in line for line in told)
