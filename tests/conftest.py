@@ -88,3 +88,17 @@ def run_validate(capsys, monkeypatch):
         return (code, *capsys.readouterr())
 
     return call
+
+
+@pytest.fixture
+def run(capsys, monkeypatch):
+    """Run a command line in this process: (exit code, stdout, stderr)."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+
+    def call(*args):
+        code = cli.main([str(arg) for arg in args])
+        return (code, *capsys.readouterr())
+
+    return call

@@ -1,4 +1,4 @@
-"""The command line: every subcommand, exit codes, streams, colors, speed of start, and the page that documents it."""
+"""The command line: reports of the shipped configs, exit codes, streams and colors."""
 
 import json
 import os
@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from command_lines import SCRIPT, close, process
 
 from steptime.commands import cli
 
@@ -26,31 +27,6 @@ GOLDEN_CONFIGS = [
     "llama3_70b_run",
 ]
 NEVER_FITS = ["--set", "parallelism.pp=1", "--set", "parallelism.vpp=1", "--set", "data.microbatch_sz=8"]
-
-
-@pytest.fixture
-def run(capsys, monkeypatch):
-    """Run a command line in this process: (exit code, stdout, stderr)."""
-    monkeypatch.chdir(ROOT)
-    monkeypatch.delenv("FORCE_COLOR", raising=False)
-    monkeypatch.delenv("NO_COLOR", raising=False)
-
-    def call(*args):
-        code = cli.main([str(arg) for arg in args])
-        return (code, *capsys.readouterr())
-
-    return call
-
-
-SCRIPT = "import sys; from steptime.commands.cli import main; sys.exit(main())"
-
-
-def process(*args, stdin=None, env=None, command=SCRIPT, **options):
-    """A run in its own interpreter, as the installed script is."""
-    return subprocess.run(
-        [sys.executable, "-c", command, *map(str, args)],
-        input=stdin, capture_output=True, cwd=ROOT, env=os.environ | {"COLUMNS": "200"} | (env or {}), check=False, **options,
-    )  # fmt: skip
 
 
 # --- reports of the shipped configs ----------------------------------------------------------------------------------------
@@ -72,7 +48,7 @@ def test_json_is_as_recorded(run, update_golden):
     # sum() of floats rounds otherwise from Python 3.12 on: the last digits are not part of the record
     recorded = json.loads(path.read_text(encoding="utf-8"))
     assert list(json.loads(out)) == list(recorded)
-    assert _close(json.loads(out), recorded), "the JSON changed; if that is right: pytest --update-golden"
+    assert close(json.loads(out), recorded), "the JSON changed; if that is right: pytest --update-golden"
 
 
 KEYS = {
@@ -313,173 +289,3 @@ def test_bytes_that_are_no_text_are_bad_input_or_replaced(run):
     code, out, err = run(PLAN, "--brief", "--set", "model.name=\udcff")
     assert (code, err) == (0, "")
     assert out.startswith("\ufffd")
-
-
-# --- subcommands -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["", *cli.SUBCOMMANDS])
-def test_every_subcommand_has_help_and_documentation(run, name):
-    code, out, _ = run(*filter(None, [name]), "--help")
-    assert code == 0
-    assert out.startswith(f"usage: 3dtrn {name}".rstrip())
-    page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
-    assert f"3dtrn {name}".rstrip() in page
-    for option in re.findall(r"^  (?:-\w, )?(--[\w-]+)", out, re.MULTILINE):
-        assert option in page or option in {"--help", "--version"}, option
-
-
-def test_help_lists_what_there_is_and_no_more(run):
-    _, out, _ = run("--help")
-    listed = re.findall(r"^  (\w+)  +\w", out[out.index("subcommands") :], re.MULTILINE)
-    assert listed == list(cli.SUBCOMMANDS)
-    assert all(callable(getattr(__import__("steptime.commands.plans", fromlist=["x"]), name)) for name in listed)
-
-
-def test_help_fits_eighty_columns():
-    for name in ["", *cli.SUBCOMMANDS]:
-        done = process(*filter(None, [name]), "--help", env={"COLUMNS": "80"})
-        assert max(map(len, done.stdout.decode().splitlines())) <= 80
-
-
-def test_machines_and_models_are_all_listed(run):
-    from steptime.hardware.machine import machine_names
-    from steptime.model.presets import model_names
-
-    for command, names in (("machines", machine_names()), ("models", model_names())):
-        code, out, _ = run(command)
-        assert code == 0
-        assert {line.split()[0] for line in out.splitlines() if line.strip()} >= set(names)
-        assert max(map(len, out.splitlines())) <= 80
-
-
-def test_everything_listed_can_be_shown(run):
-    from steptime.hardware.machine import machine_names
-    from steptime.model.presets import model_names
-    from steptime.software.performance import software_names
-
-    for name in [*machine_names()[::9], *model_names()[::9], *software_names()]:
-        code, out, _ = run("show", name)
-        assert code == 0
-        assert yaml.safe_load(out)["name"] == name
-
-
-def test_a_shown_machine_is_a_machine_file(run, tmp_path):
-    from steptime.hardware.machine import Machine, machine_names
-
-    for name in machine_names():
-        path = tmp_path / f"{name}.yml"
-        path.write_text(run("show", name)[1], encoding="utf-8")
-        shown, original = (m.model_dump(exclude={"provenance"}) for m in (Machine.load(str(path)), Machine.load(name)))
-        assert str(shown) == str(original) or _close(shown, original), name
-
-
-def _close(a, b):
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(_close(a[key], b[key]) for key in a)
-    if isinstance(a, list):
-        return len(a) == len(b) and all(map(_close, a, b))
-    return a == pytest.approx(b, rel=1e-8) if isinstance(a, float) else a == b
-
-
-def test_show_says_where_no_run_was_measured(run):
-    from steptime.hardware.machine import Machine, machine_names
-
-    for name in machine_names():
-        assert run("show", name)[1].startswith("# no measured run on this machine") is not Machine.load(name).measured
-
-
-def test_configs_obey_the_schema(run):
-    import jsonschema
-
-    schema = json.loads(run("schema")[1])
-    validator = jsonschema.Draft202012Validator(schema)
-    validator.check_schema(schema)
-    for config in sorted((ROOT / "configs").rglob("*.yaml")):
-        validator.validate(yaml.safe_load(config.read_text(encoding="utf-8")))
-    plan = yaml.safe_load(PLAN.read_text())
-    shape = {"n_layers": 2, "hidden_sz": 64, "inter_sz": 256, "n_q_heads": 4, "vocab_sz": 100, "dropout": False}
-    for model in (shape, {"preset": "llama3-70b", "n_layers": 40}, {"hf": "config.json"}):
-        validator.validate(plan | {"model": model, "hardware": {"node_type": "dgx-h100"}})
-    assert not validator.is_valid(plan | {"model": {"n_layers": 2}})
-    assert not validator.is_valid(plan | {"parallelism": {"tp": 8, "pp": 1, "dp": 1, "tpp": 8}})
-
-
-def test_scale_gives_weak_and_strong(run):
-    code, out, _ = run("scale", PLAN)
-    assert code == 0
-    assert "weak scaling" in out
-    assert "strong scaling" in out
-    rows = json.loads(run("scale", PLAN, "--json")[1])
-    gbs = json.loads(run(PLAN, "--json")[1])["config"]["data"]["gbs"]
-    assert {row["gbs"] for row in rows["strong_scaling"]} == {gbs}
-    assert rows["strong_scaling"][0]["efficiency"] == 1.0
-    assert len({row["gbs"] / row["dp"] for row in rows["weak_scaling"]}) == 1
-
-
-def test_diff_of_a_config_with_itself_and_another(run):
-    assert "no setting differs" in run("diff", PLAN, PLAN)[1]
-    code, out, _ = run("diff", PLAN, ROOT / "configs" / "llama3_8b.yaml")
-    assert code == 0
-    assert "model.n_layers" in out
-    assert max(map(len, out.splitlines())) <= 80
-
-
-def test_explain_names_and_explains(run):
-    names = run("explain", PLAN)[1].split("\n")[:-1]
-    assert {"step", "mfu", "memory"} <= set(names)
-    for name in names:
-        code, out, _ = run("explain", PLAN, name)
-        assert code == 0
-        assert max(map(len, out.splitlines())) <= 80
-
-
-# --- lean imports ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("args", [[str(PLAN)], ["--help"]])
-def test_a_report_needs_neither_numpy_nor_torch_nor_tabulate(args):
-    command = (
-        "import sys; from steptime.commands.cli import main; main(); "
-        "sys.stderr.write(' '.join({'numpy', 'torch', 'tabulate'} & sys.modules.keys()))"
-    )
-    done = process(*args, command=command)
-    assert (done.returncode, done.stderr) == (0, b"")
-
-
-def test_the_parser_needs_no_pydantic():
-    done = process(
-        command="import sys; from steptime.commands.cli import parser; parser(); print('pydantic' in sys.modules)"
-    )
-    assert done.stdout == b"False\n"
-
-
-# --- the page that documents it --------------------------------------------------------------------------------------------
-
-BLOCK = re.compile(r"```console\n(.*?)```", re.DOTALL)
-
-
-def test_blocks_of_the_page_are_as_they_run(run, update_golden):
-    page = ROOT / "docs" / "cli.md"
-    text = page.read_text(encoding="utf-8")
-    fresh = BLOCK.sub(lambda block: f"```console\n{_replay(block[1], run)}```", text)
-    if update_golden:
-        page.write_text(fresh, encoding="utf-8")
-        text = fresh
-    assert text == fresh, "docs/cli.md is out of date; if the new output is right: pytest --update-golden"
-
-
-def _replay(block, run):
-    """A block with its outputs as they are now; an output that ends in "..." keeps its number of lines."""
-    out = []
-    for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
-        command, *recorded = part.splitlines()
-        program, *args = shlex.split(command)
-        assert program == "3dtrn"
-        code, printed, err = run(*args)
-        assert (code, err) == (0, ""), command
-        lines = printed.splitlines()
-        if recorded and recorded[-1] == "...":
-            lines = [*lines[: len(recorded) - 1], "..."]
-        out += [f"$ {command}", *lines]
-    return "\n".join(out) + "\n"

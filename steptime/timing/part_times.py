@@ -56,7 +56,8 @@ def pricing(job: Job) -> Pricing:
     ranks: dict[str, Group] = {axis: group(p, axis, n_dcs=n_dcs) for axis in axes}
     found = slower_rates(rates(job.machine.accelerator, software, job.microbatches), slow)
     link = job.machine.accelerator.host_bytes_per_s or inf
-    woven = maximum(0.0, 1.0 - 1.0 * p.pp / job.microbatches)
+    some = maximum(1, job.microbatches)  # a search asks of layouts, too, that not one whole micro-batch is left for
+    woven = maximum(0.0, 1.0 - 1.0 * p.pp / some)
     return Pricing(Context(found, software, ranks, tiers, p.tp, job.data.microbatch_sz, link, woven), dp_tiers, n_dcs)
 
 
