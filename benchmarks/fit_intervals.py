@@ -9,11 +9,12 @@ read; the same rows, estimates and date give the same file. What is fitted, each
   series (source, accelerator, hidden size, layers). `Measured.factors` are the scores beyond which a tenth lies on either side:
   split conformal prediction by groups.
 - `bandwidth` and `machine_step`: the pair of the grid with the least interval score (Gneiting and Raftery 2007, section 6.2),
-  every cell left out in turn, the narrowest bandwidth of those within 1 %;
+  every cell left out in turn;
 - `margins`: widening per step or doubling beyond what was measured, so that 80 % are inside when a whole accelerator, software
   family, kind of layers, series (for the distance of the nearest run) or end of an axis is left out; one vote for each. Memory
   has none for machine and scale: what a job holds does not depend on the accelerator, and on more devices through shards only,
-  which are counted. Sizes are counted too, and the few runs at their ends are of one source each: the least margin.
+  which are counted. Sizes are counted too, the few runs at their ends are of one source each, and the four series far from all
+  others are torchtitan's: the least margin.
 
 Memory rests on the rows that count and on the jobs of Megatron-LM's own tests, with a bandwidth of its own. What adds no
 margin is no distance either: accelerator, devices, degrees and micro-batch.
@@ -52,8 +53,6 @@ COLUMNS = ("id", "cell", "series", "metric", *RunKind._fields, *AXES, "vote", "l
 BANDWIDTHS = (0.25, 0.35, 0.5, 0.7, 1.0, 1.4)
 MACHINE_STEPS = (0.5, 1.0, 2.0)
 """Not 0, which scores alike: a run on another machine is never as near as one on the same."""
-TIED = 0.01
-"""Scores so near the least are tied; the narrowest bandwidth of these is taken: where runs are near, they are what counts."""
 SMALLEST = 1e-3
 """Least mean error that a run's own is divided by."""
 FLOOR = 0.02
@@ -149,13 +148,11 @@ def fit(
             constants: Constants = {"bandwidth": bandwidth, **start, "margins": {}}
             known = scored(runs, scores(cells, constants), scores(series, constants))
             tried.append((interval_score(cells, Measured(known, constants)), known, constants))
-    least = min(score for score, *_ in tried)
-    tied = [one for one in tried if one[0] <= least * (1.0 + TIED)]
-    score, runs, constants = min(tied, key=lambda one: (one[2]["bandwidth"], one[0]))
+    score, runs, constants = min(tried, key=lambda one: one[0])
     margins = margins_of(runs, constants) | ASSUMED
     if held:
         margins |= dict.fromkeys(("machine", "scale", "layout", "batch", *ASSUMED), 0.0)
-        margins |= dict.fromkeys(("model", "sequence"), FLOOR)
+        margins |= dict.fromkeys(("model", "sequence", "gap"), FLOOR)
     reach = [round(max(run.place.reach[i] for run in runs), 6) for i in range(len(REACH))]
     return runs, constants | {"margins": margins, "reach": reach, "score": round(score, 4)}
 

@@ -103,8 +103,9 @@ def test_every_other_layer_runs_again():
     ("source", "release"),
     [
         ("pytorch/torchtitan PR #985", "0.1"),
-        ("PR #1690", "0.2"),
-        ("PR #3105", ""),
+        ("pytorch/torchtitan PR #1690", "0.2"),
+        ("pytorch/torchtitan PR #3105", ""),
+        ("meta-pytorch/forge PR #31", ""),
         ("(ghstack, 2024-10-22)", "0.1"),
         ("2025-10-16", "0.2"),
         ("", ""),
@@ -264,7 +265,9 @@ def test_a_trainer_on_one_device_keeps_its_kernels():
         "norm_impl": "composite",
         "rope_impl": "eager",
     }
-    titan = to_config(own(framework="torchtitan GraphTrainer", source="PR #1", **ONE)).config["performance"]
+    titan = to_config(own(framework="torchtitan GraphTrainer", source="pytorch/torchtitan PR #1", **ONE)).config[
+        "performance"
+    ]
     assert titan["param_dtype"] == titan["moment_dtype"] == "fp32"
     assert titan["loss_chunks"] == 1  # v0.1: one loss over all tokens
     fused = own(framework="HF Trainer + accelerate FSDP1", overlap_notes="plugin foak-fast-kernels", **ONE)

@@ -88,7 +88,7 @@ def test_sizes_that_cannot_hold_the_job_are_marked(capsys):
     assert main(["scale", str(CONFIGS / "llama3_70b.yaml"), "--best", "--devices", "4,64", "--json"]) == 0
     small, large = json.loads(capsys.readouterr().out)["sizes"]
     assert (small["fits"], small["efficiency"], large["fits"], large["efficiency"]) == (False, None, True, 1.0)
-    assert "lacks" in small["why"]
+    assert "needs" in small["why"]
 
 
 def test_scaling_of_one_layout_marks_what_does_not_fit(capsys):

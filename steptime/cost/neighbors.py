@@ -13,14 +13,14 @@ EXPERT_AXES = frozenset({"ep", "etp", "ep_etp"})
 """Axes of the exchanges that experts need."""
 
 
-class Beside(NamedTuple):
+class Neighbors(NamedTuple):
     """Seconds of another micro-batch's compute beside each exchange of a part, by the index of its op."""
 
     forward: Mapping[int, Num] = {}
     backward: Mapping[int, Num] = {}
 
 
-ALONE = Beside()
+ALONE = Neighbors()
 """Nothing is woven into another micro-batch."""
 
 
@@ -34,7 +34,7 @@ class Compute(NamedTuple):
 
 def beside_exchanges(
     ops: list[Op], passes: Sequence[Pass], both: Sequence[tuple[Pass, Pass]], costs: Mapping[int, Num], *, delayed: bool
-) -> Beside:
+) -> Neighbors:
     """What each exchange of experts runs beside where one micro-batch's forward is woven into another's backward, layer by layer.
 
     The experts' backward and then forward run beside the dispatch of forward and then backward; the rest of the layer beside
@@ -56,7 +56,7 @@ def beside_exchanges(
             shares = {i: costs[i] / total(costs[j] for j in exchanges) for i in exchanges}
             forward |= {i: share * first for i, share in shares.items()}
             backward |= {i: share * second for i, share in shares.items()}
-    return Beside(forward, backward)
+    return Neighbors(forward, backward)
 
 
 def computed(which: Sequence[int], passes: Sequence[Pass], both: Sequence[tuple[Pass, Pass]]) -> Compute:

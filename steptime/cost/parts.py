@@ -13,7 +13,7 @@ from steptime.cost.comm import CommCost, collective
 from steptime.cost.compute import NOTHING, Pass
 from steptime.cost.exchange import exchange
 from steptime.cost.host import graphed_kernels, launch_host_s
-from steptime.cost.neighbors import ALONE, EXPERT_AXES, Beside, beside_exchanges, neighbor
+from steptime.cost.neighbors import ALONE, EXPERT_AXES, Neighbors, beside_exchanges, neighbor
 from steptime.cost.overlap import contention, hidden_s, in_pieces_s
 from steptime.cost.rates import Rates
 from steptime.hardware.machine import Tier
@@ -182,7 +182,7 @@ def part_time(
     return PartTime(forward, backward, replay)
 
 
-def exchanges_beside(ops: list[Op], passes: list[Pass], both: list[tuple[Pass, Pass]], context: Context) -> Beside:
+def exchanges_beside(ops: list[Op], passes: list[Pass], both: list[tuple[Pass, Pass]], context: Context) -> Neighbors:
     """What the exchanges of a part's experts run beside, where the plan overlaps them: those that carry rows over ep."""
     if context.software.overlap.ep is not True:
         return ALONE
@@ -227,7 +227,7 @@ def wait_for_host(work: Work, software: Software, tp: Num = 1) -> None:
 
 
 def forward_work(
-    ops: list[Op], passes: list[Pass], context: Context, which: range | list[int], beside: Beside = ALONE
+    ops: list[Op], passes: list[Pass], context: Context, which: range | list[int], beside: Neighbors = ALONE
 ) -> Work:
     """The forward of some of a part's ops; nothing hides the exchanges of experts that no `beside` names."""
     work = Work()
@@ -247,7 +247,7 @@ def forward_work(
     return work
 
 
-def backward_work(ops: list[Op], passes: list[tuple[Pass, Pass]], context: Context, beside: Beside = ALONE) -> Work:
+def backward_work(ops: list[Op], passes: list[tuple[Pass, Pass]], context: Context, beside: Neighbors = ALONE) -> Work:
     """The backward of a part, last op first.
 
     Of a column-parallel projection Megatron runs the gather of its input beside dgrad, and the reduction of the input's gradient
@@ -260,7 +260,7 @@ def backward_work(ops: list[Op], passes: list[tuple[Pass, Pass]], context: Conte
 
 
 def add_backward(
-    work: Work, ops: list[Op], i: int, passes: list[tuple[Pass, Pass]], context: Context, beside: Beside = ALONE
+    work: Work, ops: list[Op], i: int, passes: list[tuple[Pass, Pass]], context: Context, beside: Neighbors = ALONE
 ) -> None:
     """Add the backward of one op of a part."""
     op = ops[i]

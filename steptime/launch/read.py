@@ -112,7 +112,7 @@ def another(kind: str, text: str) -> str:
     """What to say of a text that is not of this kind: another kind's, or no text at all; "" where neither can be told.
 
     >>> another("deepspeed", "[training]"), another("torchtitan", "[training]")
-    ("is torchtitan's; try --from torchtitan", '')
+    ('is a file of torchtitan; try --from torchtitan', '')
     """
     kinds = _kinds(text)
     if kind in kinds:

@@ -55,7 +55,7 @@ def add_after(timing: StepTime, parts: Seconds, hidden: Seconds) -> None:
         total = timing.job.microbatches * timing.fsdp.network_s
         copies = timing.job.microbatches * timing.fsdp.copies_s
         # stages gather, copy and reduce one after the other as a pipeline fills and drains
-        parts["dp_comm"] = min(timing.fsdp_exposed_s - copies, timing.job.parallelism.pp * total)
+        parts["dp_comm"] = min(max(0.0, timing.fsdp_exposed_s - copies), timing.job.parallelism.pp * total)
         parts["memory_bound"] += timing.fsdp_exposed_s - parts["dp_comm"]
         hidden["dp_comm"] = max(0.0, total - parts["dp_comm"])
     parts["tp_comm"] += timing.norm_reduce.time_s

@@ -229,7 +229,7 @@ def fsdp_seconds(
     inside = pipeline_fsdp(assembly, priced, parts)
     longer = run_pipeline(assembly.job, *pipeline, inside)
     stage = busiest(walked)
-    exposed = longer.makespan_s - walked.makespan_s
+    exposed = max(0.0, longer.makespan_s - walked.makespan_s)  # two sums of equal times differ in their last digit
     return fsdp.StepSeconds(*inside.passes(stage), exposed, inside.calls(stage))
 
 
