@@ -173,6 +173,7 @@ def test_a_middle_stage_has_no_root():
     on = assembly.job.machine
     found = PipelineSeconds(assembly, tuple(on.tiers), parts, [{}] * 3, rates(on.accelerator, assembly.job.software))
     assert found.chunks[1][0].gather_s == seconds(2 * LAYER)
+    assert found.prices[1][0].every[0].gather_s == 0.0
 
 
 def test_gradients_added_up_in_fp32():
