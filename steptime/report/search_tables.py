@@ -20,21 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-AXES = (
-    "tp",
-    "pp",
-    "cp",
-    "vpp",
-    "ep",
-    "etp",
-    "microbatch_sz",
-    "zero_level",
-    "sp",
-    "schedule",
-    "recompute",
-    "devices",
-    "gbs",
-)
+_AFTER_PIPELINE = ("ep", "etp", "microbatch_sz", "zero_level", "sp", "schedule", "recompute")
+AXES = ("tp", "pp", "cp", "vpp", *_AFTER_PIPELINE, "devices", "gbs")
 """Choices that are shown one by one."""
 MOST = 8
 """Values of a choice that are shown: the best ones."""
@@ -237,22 +224,7 @@ def csv_text(found: Search, n: int) -> str:
     import io
 
     out = io.StringIO()
-    names = (
-        "devices",
-        "gbs",
-        "tp",
-        "cp",
-        "pp",
-        "vpp",
-        "dp",
-        "ep",
-        "etp",
-        "microbatch_sz",
-        "zero_level",
-        "sp",
-        "schedule",
-        "recompute",
-    )
+    names = ("devices", "gbs", "tp", "cp", "pp", "vpp", "dp", *_AFTER_PIPELINE)
     fields = ("step_s", "mfu", "tokens_per_s", "peak_reserved_bytes", "overhead_bytes", "set")
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([*names, *fields])
