@@ -109,6 +109,7 @@ def test_the_plan_itself_is_sound():
             "performance.precision: not modeled yet; use bf16, fp16, fp32 or a recipe: fp8_current, mxfp8 ... (got 'int8')",
         ),
         ("performance.offload=true", "performance.offload: not a key; use performance.offload_modules"),
+        ("performance.cuda_graphs=maybe", "performance.cuda_graphs: expected true or false or a list (got 'maybe')"),
         ("parallelism.layers_per_stage=[]", "parallelism.layers_per_stage: expected pp*vpp = 2 counts (got [])"),
         (
             "performance.recompute={granularity: full, n_layers: []}",

@@ -155,7 +155,7 @@ _EXPECTED = {
     "finite_number": "a finite number",
     **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
     "string_type": "text",
-    "list_type": "a list",
+    **dict.fromkeys(("list_type", "tuple_type"), "a list"),
     **dict.fromkeys(("dict_type", "mapping_type", "model_type", "model_attributes_type"), "a mapping"),
 }
 _BOUNDS = {
