@@ -86,7 +86,7 @@ def _all_but_own(ranks: Num, _below: Num, _members: Num, _innermost: bool) -> Nu
 
 
 def _pairwise_share(ranks: Num, below: Num, members: Num, innermost: bool) -> Num:
-    """All-to-all, 1/n of the bytes to each rank: in the innermost domain to the others there, on an outer tier to all ranks outside.
+    """All-to-all, 1/n of the bytes to each rank: in the innermost domain to its other ranks, on an outer tier to all outside.
 
     In a domain that the group does not fill the fewest share a domain, and they have the most to send out.
     """
