@@ -56,8 +56,7 @@ class Work:
     """Kernels launched, collectives included."""
     flops: Num = 0.0
     weight_s: Num = 0.0
-    """Part of it that computes gradients of weights: projections only, since the kernel of a norm's input gradient makes the
-    norm's too."""
+    """Part of it that computes gradients of weights: projections only; a norm's come from the kernel of its input's gradient."""
     calls: list[CommCall] = field(default_factory=list)
 
     @property
