@@ -32,7 +32,7 @@ def every_part(assembly: Assembly) -> list[tuple[Part, int]]:
 
 
 def attention_flops_per_token(assembly: Assembly) -> float:
-    """Forward FLOPs per token of attention over the whole score matrix: 2 n_q (d_qk + d_v) s per layer that attends.
+    """Forward FLOPs per token of attention over the whole score matrix: 2 n_q (d_qk + d_v) s per attention layer.
 
     Of a layer with a window so much of it that half is what the causal mask and the window leave.
     """
@@ -46,7 +46,7 @@ def attention_flops_per_token(assembly: Assembly) -> float:
 
 
 def scan_flops_per_token(assembly: Assembly) -> float:
-    """Forward FLOPs per token of what carries a state: of Mamba-2 7 d N per layer, with d values and N states a value.
+    """Forward FLOPs per token of state-space layers: Mamba-2 has 7 d N per layer, with d values and N states per value.
 
     megatron/training/training.py, num_floating_point_operations, mamba_layer_flops; of linear attention see `Chunked.counted`.
     """
