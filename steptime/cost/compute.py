@@ -192,7 +192,14 @@ def scan_pass(op: Scan, r: Rates, times: float, passes: float) -> Pass:
     bytes_ = times * op.forward_bytes
     compute, bandwidth = times * op.flops / r.scan_flops, bytes_ / (r.bytes_per_s * r.move_rate)
     kernels = SCAN_KERNELS * times
-    return Pass(passes * op.tokens * op.counted, bytes_, compute, bandwidth, compute + bandwidth + kernels * r.move_kernel_s, kernels)
+    return Pass(
+        passes * op.tokens * op.counted,
+        bytes_,
+        compute,
+        bandwidth,
+        compute + bandwidth + kernels * r.move_kernel_s,
+        kernels,
+    )
 
 
 def chunked_pass(op: Chunked, r: Rates, times: float, passes: float, sizes: dict[str, Num]) -> Pass:
@@ -203,7 +210,14 @@ def chunked_pass(op: Chunked, r: Rates, times: float, passes: float, sizes: dict
     moved = times * (total(sizes[name] for name in op.inputs) + total(t.bytes for t in op.allocates))
     compute = op.slowness * times * maximum(op.flops / r.chunk_flops, op.seq * CHUNK_S_PER_TOKEN)
     kernels = SCAN_KERNELS * times
-    return Pass(passes * op.tokens * op.counted, moved, compute, moved / r.bytes_per_s, compute + kernels * r.move_kernel_s, kernels)
+    return Pass(
+        passes * op.tokens * op.counted,
+        moved,
+        compute,
+        moved / r.bytes_per_s,
+        compute + kernels * r.move_kernel_s,
+        kernels,
+    )
 
 
 def gemm_backward(op: Gemm, r: Rates) -> tuple[Pass, Pass]:
