@@ -32,7 +32,7 @@ def every_part(assembly: Assembly) -> list[tuple[Part, int]]:
 
 
 def attention_flops_per_token(assembly: Assembly) -> float:
-    """Forward FLOPs per token of attention over the whole score matrix: 2 n_q (d_qk + d_v) s per layer that attends.
+    """Forward FLOPs per token of attention over the whole score matrix: 2 n_q (d_qk + d_v) s per attention layer.
 
     Of a layer with a window so much of it that half is what the causal mask and the window leave.
     """
@@ -46,7 +46,7 @@ def attention_flops_per_token(assembly: Assembly) -> float:
 
 
 def scan_flops_per_token(assembly: Assembly) -> float:
-    """Forward FLOPs per token of what carries a state: `Scan.counted`, `Chunked.counted`."""
+    """Forward FLOPs per token of state-space layers and linear attention: `Scan.counted`, `Chunked.counted`."""
     total: Num = 0.0
     for part, layers in every_part(assembly):
         for op in part.ops:

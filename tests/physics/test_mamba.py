@@ -84,9 +84,9 @@ def test_model_flops_of_a_step():
 
 
 def test_hardware_flops_of_a_hybrid_are_more_by_what_attention_recomputes():
-    """128 x 1024 logits, and one attention layer over 64 tokens: causal, forward 2 products of 2 * 4 * 32 * 64 / 2 a token, backward
-    4 counted and 5 run, so the hardware does 8,192 more per token than the model; states of 256, twice and more what chunks of 64
-    multiply, do not bring it below."""
+    """One attention layer over 64 tokens, causal, 4 heads of 32: a product is 2 * 4 * 32 * 64 / 2 = 8,192 FLOPs a token. Backward
+    runs 5 of them and 4 are counted, so the hardware does one more; states of 256 do not bring it below the model's.
+    """
     deep = SMALL | {"hybrid_pattern": "M*", "mamba": SMALL["mamba"] | {"state_dim": 256}}
     found = estimate(job(deep, seqlen=64, dp=1, tp=1, gbs=4)).flops
     assert found.hardware_per_step - found.model_per_step == pytest.approx(256 * 8_192)
