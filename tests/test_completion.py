@@ -1,9 +1,12 @@
-"""`--completion`: what bash itself completes, and that the other scripts name the same words."""
+"""`--completion`: what bash, fish and zsh complete, where they are installed, and that all scripts name the same words."""
 
 from __future__ import annotations
 
+import os
+import pty
 import shutil
 import subprocess
+import time
 
 import pytest
 
@@ -29,7 +32,7 @@ def completed(text, words, cwd, tmp_path):
     return found.stdout.split()
 
 
-@pytest.mark.parametrize(
+OFFERED = pytest.mark.parametrize(
     ("words", "wanted"),
     [
         (["se"], ["search", "sensitivity", "serve"]),
@@ -46,11 +49,56 @@ def completed(text, words, cwd, tmp_path):
         (["--completion", "z"], ["zsh"]),
     ],
 )
+
+
+@OFFERED
 def test_bash_completes(words, wanted, capsys, tmp_path):
     home = tmp_path / "home"
     home.mkdir()
     (home / "plan.yaml").write_text("", encoding="utf-8")
     assert completed(script("bash", capsys), words, home, tmp_path) == wanted
+
+
+def needs(shell):
+    return pytest.mark.skipif(shutil.which(shell) is None, reason=f"{shell} is not installed")
+
+
+@pytest.fixture
+def home(tmp_path):
+    (tmp_path / "plan.yaml").write_text("", encoding="utf-8")
+    return tmp_path
+
+
+@needs("fish")
+@OFFERED
+def test_fish_completes(words, wanted, capsys, home):
+    (home / ".fish").write_text(script("fish", capsys), encoding="utf-8")
+    program = f"source .fish; complete -C '3dtrn {' '.join(words)}'"
+    found = subprocess.run(
+        ["fish", "-c", program], cwd=home, env=os.environ | {"HOME": str(home)}, capture_output=True, check=True
+    )
+    assert (found.stdout.decode().split(), found.stderr) == (wanted, b"")
+
+
+@needs("zsh")
+@OFFERED
+def test_zsh_completes_at_the_tab_key(words, wanted, capsys, home):
+    """A terminal in which Tab is pressed; Ctrl-T writes down the line. Of several words it lists them."""
+    (home / ".zsh").write_text(script("zsh", capsys), encoding="utf-8")
+    start = "source ./.zsh; tell() { print -r -- $BUFFER > .told }; zle -N tell; bindkey '^T' tell; print > .ready\n"
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(home)
+        os.execvpe("zsh", ["zsh", "-f", "-i"], os.environ | {"HOME": str(home), "ZDOTDIR": str(home), "TERM": "dumb"})
+    for typed, file in ((start, home / ".ready"), (f"3dtrn {' '.join(words)}\t\x14", home / ".told")):
+        os.write(terminal, typed.encode())
+        end = time.monotonic() + 60.0
+        while not (file.exists() and file.stat().st_size) and time.monotonic() < end:
+            time.sleep(0.05)
+    told = (home / ".told").read_text(encoding="utf-8").split()
+    os.close(terminal)
+    os.waitpid(pid, 0)
+    assert told == ["3dtrn", *words[:-1], wanted[0] if len(wanted) == 1 else words[-1]]
 
 
 def test_every_subcommand_and_option_is_offered(capsys):
