@@ -149,7 +149,7 @@ def ranks(summary: Inventory, units: Units) -> Table | None:
         [
             escaped(str(row["name"]), 60),
             f"{row['tensors']:,}",
-            "" if row["params"] is None else f"{row['params']:,}",
+            f"{row['params']:,}",
             *(_size(row[f"{what}_bytes"], units) for what in ("model", "optimizer")),
         ]
         for row in _merged(main.ranks)
