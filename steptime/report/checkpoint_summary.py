@@ -223,8 +223,7 @@ def architecture(summary: Inventory) -> Table | None:
     rows = [[_shown("  ".join(known), 2000)]]
     head = found.get("head_dim")
     if head is not None and head["value"] is None:
-        fits = ", ".join(map(str, head["candidates"])) or "none of the usual widths"
-        rows.append([_shown(f"head_dim: {head['from']}; valid: {fits}", 600)])
+        rows.append([_shown(f"n_q_heads not known: {head['from']}", 600)])
     return Table("architecture (from names and shapes unless noted)", [], rows)
 
 

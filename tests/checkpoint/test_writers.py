@@ -67,7 +67,10 @@ def test_fsdp2_distributed_checkpoint(fsdp2, summarize):
     assert (summary.params, summary.exit_code, summary.complete) == (NUMEL, 0, True)
     assert summary.by_role["optimizer"]["kind"] == "adam"
     rows = summary.sections[0].ranks
-    assert [(row["name"], row["params"], row["model_bytes"]) for row in rows] == [("rank 0", 42, 168), ("rank 1", 26, 104)]
+    assert [(row["name"], row["params"], row["model_bytes"]) for row in rows] == [
+        ("rank 0", 42, 168),
+        ("rank 1", 26, 104),
+    ]
     assert sum(row["optimizer_bytes"] for row in rows) == summary.by_role["optimizer"]["bytes"] == 4 * (2 * NUMEL + 4)
     with (fsdp2 / "dcp/.metadata").open("rb") as file:
         metadata = pickle.load(file)

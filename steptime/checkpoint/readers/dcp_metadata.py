@@ -118,7 +118,7 @@ def _chunks(chunks: Any) -> Chunks:
     """A hot loop, so the usual order of fields is tried first: offsets, then sizes."""
     found: Chunks = {}
     for chunk in chunks if type(chunks) is list else ():
-        flat = chunk.state if type(chunk) is CallRecord and type(chunk.state) is Pairs else ()
+        flat: Any = chunk.state if type(chunk) is CallRecord and type(chunk.state) is Pairs else ()
         usual = len(flat) > 3 and flat[0] == "offsets" and flat[2] == "sizes"
         offsets, sizes = (flat[1], flat[3]) if usual else map(mapping(chunk).get, ("offsets", "sizes"))
         if type(sizes) is tuple and (place := shape_of(offsets)) is not None:
@@ -165,7 +165,7 @@ def _placement(storage: Any, known: dict[str, tuple[StoredTensor, Chunks]]) -> P
 def _index(index: Any) -> tuple[str | None, Any]:
     """Name and offsets. A hot loop: 217,600 entries for 64 ranks of a large model, so the usual order is tried first."""
     state = index.state if type(index) is CallRecord else None
-    flat = state if type(state) is Pairs else ()
+    flat: Any = state if type(state) is Pairs else ()
     usual = len(flat) > 3 and flat[0] == "fqn" and flat[2] == "offset"
     value, place = (flat[1], flat[3]) if usual else map(mapping(index).get, ("fqn", "offset"))
     return (value if type(value) is str else None), (place if type(place) is tuple else ())
