@@ -191,6 +191,7 @@ def test_tar_and_unknown_bytes(make, summarize, codes):
     assert (summary.exit_code, codes(summary)) == (2, {"UNKNOWN_FORMAT"})
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize("argv", [(), ("--tensors",), ("--json",)])
 def test_words_of_a_file_cannot_move_the_cursor(make, command, argv):
     """A type of elements and the name of a backend that hold escape codes."""

@@ -84,7 +84,8 @@ ARCHITECTURES = {  # family: (further options, what is found with its config and
     "mpt": ({"d_model": 64, "n_heads": 4, "n_layers": 3, "vocab_size": 128}, {"inter_sz": 256, "norm_bias": False}, LAYERNORM),
     "modernbert": ({"num_key_value_heads": 4}, {"glu": True, "kv_cache_bytes_per_token": None}, LAYERNORM),
     "dbrx": (
-        {"d_model": 64, "n_heads": 4, "n_layers": 3, "vocab_size": 128, "attn_config": {"kv_n_heads": 2, "clip_qkv": 8, "rope_theta": 1e4},
+        {"d_model": 64, "n_heads": 4, "n_layers": 3, "vocab_size": 128,
+         "attn_config": {"kv_n_heads": 2, "clip_qkv": 8, "rope_theta": 1e4},
          "ffn_config": {"ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2}},
         {"glu": True, "norm_bias": False}, LAYERNORM | {"moe": {"n_experts": 4, "expert_inter_sz": 96, "experts_per_token": 2}}),
     "t5": (T5, RMSNORM | {"encoder": {"n_layers": 3, "hidden_sz": 64, "params": 3 * (4 * 4096 + 2 * 6144 + 128) + 64 + 128}}, {}),
