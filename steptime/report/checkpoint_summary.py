@@ -149,7 +149,7 @@ def ranks(summary: Inventory, units: Units) -> Table | None:
         [
             escaped(str(row["name"]), 60),
             f"{row['tensors']:,}",
-            "" if row["params"] is None else f"{row['params']:,}",
+            f"{row['params']:,}",
             *(_size(row[f"{what}_bytes"], units) for what in ("model", "optimizer")),
         ]
         for row in _merged(main.ranks)
@@ -223,8 +223,7 @@ def architecture(summary: Inventory) -> Table | None:
     rows = [[_shown("  ".join(known), 2000)]]
     head = found.get("head_dim")
     if head is not None and head["value"] is None:
-        fits = ", ".join(map(str, head["candidates"])) or "none of the usual widths"
-        rows.append([_shown(f"head_dim: {head['from']}; valid: {fits}", 600)])
+        rows.append([_shown(f"n_q_heads not known: {head['from']}", 600)])
     return Table("architecture (from names and shapes unless noted)", [], rows)
 
 
