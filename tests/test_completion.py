@@ -18,21 +18,53 @@ def script(shell, capsys):
     return capsys.readouterr().out
 
 
-def completed(text, words, cwd, tmp_path):
+def bash(text, words, home):
     """What bash offers for the last word of a line."""
-    path = tmp_path / "completion.bash"
-    path.write_text(text, encoding="utf-8")
+    (home / ".bash").write_text(text, encoding="utf-8")
     line = " ".join(f"'{word}'" for word in ("3dtrn", *words))
     program = (
-        f"source {path}; COMP_WORDS=({line}); COMP_CWORD={len(words)}; _3dtrn; printf '%s\\n' \"${{COMPREPLY[@]}}\""
+        f"source .bash; COMP_WORDS=({line}); COMP_CWORD={len(words)}; _3dtrn; printf '%s\\n' \"${{COMPREPLY[@]}}\""
     )
     command = ["bash", "--norc", "--noprofile", "-c", program]
-    found = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    found = subprocess.run(command, cwd=home, capture_output=True, text=True, check=False)
     assert found.stderr == ""
     return found.stdout.split()
 
 
-OFFERED = pytest.mark.parametrize(
+def fish(text, words, home):
+    """What fish offers."""
+    (home / ".fish").write_text(text, encoding="utf-8")
+    command = ["fish", "-c", f"source .fish; complete -C '3dtrn {' '.join(words)}'"]
+    found = subprocess.run(command, cwd=home, env=at(home), capture_output=True, text=True, check=True)
+    assert found.stderr == ""
+    return found.stdout.split()
+
+
+def zsh(text, words, home):
+    """What zsh puts into the line of a terminal at the Tab key; nothing where it has several. Ctrl-T writes the line down."""
+    (home / ".zsh").write_text(text, encoding="utf-8")
+    start = "source ./.zsh; tell() { print -r -- $BUFFER > .told }; zle -N tell; bindkey '^T' tell; print > .ready\n"
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(home)
+        os.execvpe("zsh", ["zsh", "-f", "-i"], at(home) | {"ZDOTDIR": str(home), "TERM": "dumb"})
+    for typed, file in ((start, home / ".ready"), (f"3dtrn {' '.join(words)}\t\x14", home / ".told")):
+        os.write(terminal, typed.encode())
+        end = time.monotonic() + 60.0
+        while not (file.exists() and file.stat().st_size) and time.monotonic() < end:
+            time.sleep(0.05)
+    told = (home / ".told").read_text(encoding="utf-8").split()
+    os.close(terminal)
+    os.waitpid(pid, 0)
+    assert told[:-1] == ["3dtrn", *words[:-1]]
+    return [word for word in told[-1:] if word != words[-1]]
+
+
+def at(home):
+    return os.environ | {"HOME": str(home)}
+
+
+@pytest.mark.parametrize(
     ("words", "wanted"),
     [
         (["se"], ["search", "sensitivity", "serve"]),
@@ -49,56 +81,11 @@ OFFERED = pytest.mark.parametrize(
         (["--completion", "z"], ["zsh"]),
     ],
 )
-
-
-@OFFERED
-def test_bash_completes(words, wanted, capsys, tmp_path):
-    home = tmp_path / "home"
-    home.mkdir()
-    (home / "plan.yaml").write_text("", encoding="utf-8")
-    assert completed(script("bash", capsys), words, home, tmp_path) == wanted
-
-
-def needs(shell):
-    return pytest.mark.skipif(shutil.which(shell) is None, reason=f"{shell} is not installed")
-
-
-@pytest.fixture
-def home(tmp_path):
+@pytest.mark.parametrize("shell", [shell for shell in (bash, fish, zsh) if shutil.which(shell.__name__)])
+def test_the_shell_completes(shell, words, wanted, capsys, tmp_path):
     (tmp_path / "plan.yaml").write_text("", encoding="utf-8")
-    return tmp_path
-
-
-@needs("fish")
-@OFFERED
-def test_fish_completes(words, wanted, capsys, home):
-    (home / ".fish").write_text(script("fish", capsys), encoding="utf-8")
-    program = f"source .fish; complete -C '3dtrn {' '.join(words)}'"
-    found = subprocess.run(
-        ["fish", "-c", program], cwd=home, env=os.environ | {"HOME": str(home)}, capture_output=True, check=True
-    )
-    assert (found.stdout.decode().split(), found.stderr) == (wanted, b"")
-
-
-@needs("zsh")
-@OFFERED
-def test_zsh_completes_at_the_tab_key(words, wanted, capsys, home):
-    """A terminal in which Tab is pressed; Ctrl-T writes down the line. Of several words it lists them."""
-    (home / ".zsh").write_text(script("zsh", capsys), encoding="utf-8")
-    start = "source ./.zsh; tell() { print -r -- $BUFFER > .told }; zle -N tell; bindkey '^T' tell; print > .ready\n"
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.chdir(home)
-        os.execvpe("zsh", ["zsh", "-f", "-i"], os.environ | {"HOME": str(home), "ZDOTDIR": str(home), "TERM": "dumb"})
-    for typed, file in ((start, home / ".ready"), (f"3dtrn {' '.join(words)}\t\x14", home / ".told")):
-        os.write(terminal, typed.encode())
-        end = time.monotonic() + 60.0
-        while not (file.exists() and file.stat().st_size) and time.monotonic() < end:
-            time.sleep(0.05)
-    told = (home / ".told").read_text(encoding="utf-8").split()
-    os.close(terminal)
-    os.waitpid(pid, 0)
-    assert told == ["3dtrn", *words[:-1], wanted[0] if len(wanted) == 1 else words[-1]]
+    offered = shell(script(shell.__name__, capsys), words, tmp_path)
+    assert offered == ([] if shell is zsh and len(wanted) > 1 else wanted)
 
 
 def test_every_subcommand_and_option_is_offered(capsys):
