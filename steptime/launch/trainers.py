@@ -3,8 +3,8 @@
 A table's `used` says which key of a plan each becomes; names that begin with @ are figures that a plan is worked out of:
 @model, @mlp, @mlp_ratio, @mlp_multiple, @micro, @steps (of gradient accumulation), @batch (all sequences of a step),
 @tokens_batch, @nodes, @devices, @per_node, @dp_shard, @dp_replicate, @dp_dcn, @dp_dcn_shard, @tokenizer, @vocabulary, @bf16,
-@fp16, @half (a dtype in words), @weights (theirs), @pure_bf16, @fp8, @checkpointing, @replayed, @deepspeed, @fsdp, @fsdp_strategy,
-@fsdp_version, @fsdp_precision, @adapter, @adapter_rank, @optimizer.
+@fp16, @half (a dtype in words), @weights (theirs), @pure_bf16, @fp8, @checkpointing, @replayed, @deepspeed, @fsdp,
+@fsdp_strategy, @fsdp_version, @fsdp_precision, @adapter, @adapter_rank, @optimizer.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from steptime.launch.deepspeed import put_deepspeed_config
 from steptime.launch.devices import data_parallel, on_node, told
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import flatten, load_table, read_keys
+from steptime.launch.megatron.primus import read_primus
 from steptime.launch.named_models import preset_of
-from steptime.launch.primus import read_primus
 from steptime.launch.reading import LaunchFlag, Reading
 from steptime.launch.trainer_files import said_in
 from steptime.launch.vocabulary import entries_of

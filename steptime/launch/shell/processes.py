@@ -28,8 +28,10 @@ def taken_apart(words: list[Word]) -> list[Word]:
     found: list[Word] = []
     for word in words:
         whole = re.match(r"\s*--\w[^=\s]*\s+\S", word.text)
-        for text in word.text.split() if whole else [word.text]:
-            found.append(word._replace(text=text, unresolved=word.unresolved if not whole or "$" in text else ()))
+        parts = word.text.split() if whole else [word.text]
+        found += [
+            word._replace(text=text, unresolved=word.unresolved if "$" in text or not whole else ()) for text in parts
+        ]
     return found
 
 
