@@ -5,10 +5,10 @@ Figures that depend on fewer axes are worked out on these alone and spread.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import exp, inf
+from math import inf
 from typing import Any, NamedTuple
 
 from steptime.answer.verdict import update_temporaries
@@ -68,19 +68,15 @@ class Block(NamedTuple):
     reserved_bytes: Any
     """The same of what the allocator holds."""
     capacity_bytes: float
-    margin: float
-    """ln of the least 90th percentile of reserved memory over the estimate."""
+    most: Any
+    """By recomputation [:, 1], the least 90th percentile of reserved memory over the estimate."""
     outside: Any
     """Bytes outside the allocator, by row."""
 
     @property
     def fits(self) -> Any:
         """Where a layout may fit: an estimate's own margin may be a little wider."""
-        return self.legal & self.within(self.reserved_bytes, self.outside, self.capacity_bytes)
-
-    def within(self, held_bytes: Any, outside: Any, capacity_bytes: float) -> Any:
-        """Where so much, with what of it lies outside the allocator, may fit."""
-        return (held_bytes - outside) * exp(self.margin) + outside <= capacity_bytes
+        return self.legal & ((self.reserved_bytes - self.outside) * self.most + self.outside <= self.capacity_bytes)
 
     def key(self, row: int) -> PartKey:
         """What the parts of a row depend on."""
@@ -111,7 +107,7 @@ class Pipelines:
     chunks: Chunks
     sketches: Sketches
     priced: Pricing
-    margin: float
+    most: Callable[[Sequence[Recompute]], Any]
 
     @cached_property
     def least(self) -> Least:
@@ -163,7 +159,7 @@ class Pipelines:
             allocated, reserved = self.memory(stages, moments, ends, rows, at)
             block = Block(
                 self.job, self.grid.devices, self.grid.gbs, stages, shape.split, zero, choices, rows, legal,
-                np.full_like(reserved, np.inf), allocated + outside, reserved + outside, capacity, self.margin, outside,
+                np.full_like(reserved, np.inf), allocated + outside, reserved + outside, capacity, self.most(choices), outside,
             )  # fmt: skip
             found.append((job, block, ends))
         self.time(found, flavors, at, share, limit_s)
