@@ -46,16 +46,11 @@ def attention_flops_per_token(assembly: Assembly) -> float:
 
 
 def scan_flops_per_token(assembly: Assembly) -> float:
-    """Forward FLOPs per token of state-space layers: Mamba-2 has 7 d N per layer, with d values and N states per value.
-
-    megatron/training/training.py, num_floating_point_operations, mamba_layer_flops; of linear attention see `Chunked.counted`.
-    """
+    """Forward FLOPs per token of state-space layers and linear attention: `Scan.counted`, `Chunked.counted`."""
     total: Num = 0.0
     for part, layers in every_part(assembly):
         for op in part.ops:
-            if isinstance(op, Scan):
-                total = total + 7.0 * layers * part.tp * op.n_heads * op.head_dim * op.state_dim
-            elif isinstance(op, Chunked):
+            if isinstance(op, Scan | Chunked):
                 total = total + layers * part.tp * op.counted
     return float(total)
 

@@ -148,9 +148,9 @@ def forward(op: Op, r: Rates, sizes: dict[str, Num]) -> Pass:
         flops = op.full_flops * op.causal_share
         return attention_pass(op, r, flops, r.attention_forward_flops, 1.0, op.merge_forward_bytes)
     if isinstance(op, Scan):
-        return scan_pass(op, r, 1.0)
+        return scan_pass(op, r, 1.0, 1.0)
     if isinstance(op, Chunked):
-        return chunked_pass(op, r, 1.0, sizes)
+        return chunked_pass(op, r, 1.0, 1.0, sizes)
     if isinstance(op, Move):
         moved = op.forward_bytes
         if moved is None:
@@ -173,9 +173,9 @@ def backward(op: Op, r: Rates, sizes: dict[str, Num]) -> tuple[Pass, Pass]:
         flops = op.full_flops * op.causal_share * widths
         return attention_pass(op, r, flops, r.attention_backward_flops, 2.0, op.merge_backward_bytes), NOTHING
     if isinstance(op, Scan):
-        return scan_pass(op, r, SCAN_BACKWARD), NOTHING
+        return scan_pass(op, r, SCAN_BACKWARD, 2.0), NOTHING
     if isinstance(op, Chunked):
-        return chunked_pass(op, r, op.backward_times, sizes), NOTHING
+        return chunked_pass(op, r, op.backward_times, 2.0, sizes), NOTHING
     if isinstance(op, Move) and not op.same_grad:
         moved = op.backward_bytes
         if moved is None:
@@ -185,19 +185,25 @@ def backward(op: Op, r: Rates, sizes: dict[str, Num]) -> tuple[Pass, Pass]:
     return NOTHING, NOTHING
 
 
-def scan_pass(op: Scan, r: Rates, times: float) -> Pass:
-    """A state-space scan: its matrix products, and beside them the kernels that move memory, `times` those of forward."""
-    flops, bytes_ = times * op.flops, times * op.forward_bytes
-    compute, bandwidth = flops / r.scan_flops, bytes_ / (r.bytes_per_s * r.move_rate)
+def scan_pass(op: Scan, r: Rates, times: float, passes: float) -> Pass:
+    """A state-space scan: its matrix products, and beside them the kernels that move memory, `times` those of forward.
+
+    Its FLOPs are those that frameworks count, once forward and twice backward, whatever algorithm its kernels use.
+    """
+    flops, bytes_ = passes * op.tokens * op.counted, times * op.forward_bytes
+    compute, bandwidth = times * op.flops / r.scan_flops, bytes_ / (r.bytes_per_s * r.move_rate)
     kernels = SCAN_KERNELS * times
     return Pass(flops, bytes_, compute, bandwidth, compute + bandwidth + kernels * r.move_kernel_s, kernels)
 
 
-def chunked_pass(op: Chunked, r: Rates, times: float, sizes: dict[str, Num]) -> Pass:
-    """Linear attention in chunks: limited by the SMs' arithmetic, or by the chunks' serial order; not by peak or bandwidth."""
-    flops = times * op.flops
+def chunked_pass(op: Chunked, r: Rates, times: float, passes: float, sizes: dict[str, Num]) -> Pass:
+    """Linear attention in chunks: limited by the SMs' arithmetic, or by the chunks' serial order; not by peak or bandwidth.
+
+    FLOPs as of `scan_pass`.
+    """
+    flops = passes * op.tokens * op.counted
     moved = times * (total(sizes[name] for name in op.inputs) + total(t.bytes for t in op.allocates))
-    compute = op.slowness * maximum(flops / r.chunk_flops, times * op.seq * CHUNK_S_PER_TOKEN)
+    compute = op.slowness * times * maximum(op.flops / r.chunk_flops, op.seq * CHUNK_S_PER_TOKEN)
     kernels = SCAN_KERNELS * times
     return Pass(flops, moved, compute, moved / r.bytes_per_s, compute + kernels * r.move_kernel_s, kernels)
 

@@ -28,19 +28,25 @@ def read_hf_config(path: str | Path) -> Json:
     """
     file = Path(path)
     config = load_json(file / "config.json" if file.is_dir() else file)
+    fields, problems = fields_of(config)
+    if problems:
+        raise ConfigError(f"{path}: {problem}" for problem in problems)
+    model_type = str(config.get("model_type", ""))
+    name = Path(str(config.get("_name_or_path") or model_type)).name
+    return {"name": name, **fields, "source": f"{path} (model_type {model_type})"}
+
+
+def fields_of(config: Json) -> tuple[Json, list[str]]:
+    """Fields of `Model` from the content of a config.json, and what is wrong with it: then they are incomplete."""
     model_type = str(config.get("model_type", ""))
     forbidden = FORBIDDEN | no_kinds(model_type)
     problems = [f"{key}: {what} is not modeled" for key, what in forbidden.items() if config.get(key)]
     if not problems and model_type not in FAMILIES:
         problems = [unknown(model_type)]
-    fields: Json = {}
-    if not problems:
-        reader = Reader(FAMILIES[model_type], config, model_type)
-        fields, problems = reader.fields(), reader.problems
     if problems:
-        raise ConfigError(f"{path}: {problem}" for problem in problems)
-    name = Path(str(config.get("_name_or_path") or model_type)).name
-    return {"name": name, **fields, "source": f"{path} (model_type {model_type})"}
+        return {}, problems
+    reader = Reader(FAMILIES[model_type], config, model_type)
+    return reader.fields(), reader.problems
 
 
 def load_json(file: Path) -> Json:

@@ -33,8 +33,9 @@ class Experts(NamedTuple):
             problems.append(f"{key}: expected a whole number of at least {least}, got {found!r}")
             return max(least, 1)
 
+        respelt = self.n_experts not in values and "num_local_experts" in values  # as transformers 5 saves Qwen3-MoE
         section = self.fixed | {
-            "n_experts": number(self.n_experts, 1),
+            "n_experts": number("num_local_experts" if respelt else self.n_experts, 1),
             "expert_inter_sz": number(self.width, 1),
             "experts_per_token": number("num_experts_per_tok", 1),
         }

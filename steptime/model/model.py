@@ -1,10 +1,10 @@
 """The model section of a config: a decoder-only transformer."""
 
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
-from steptime.base.config import Config, Section
+from steptime.base.config import Config, ConfigError, Section
 from steptime.base.num import Num, maximum, minimum, where
 
 DROPOUT = 0.1
@@ -91,6 +91,15 @@ class AttentionKind(Config):
     """Whether a learned logit per head takes part in the softmax (gpt-oss)."""
     gated: bool = False
     """Whether a gate as wide as the query scales the output (Qwen3-Next)."""
+
+    @model_validator(mode="after")
+    def _latents_have_widths(self) -> Self:
+        widths = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+        if self.kind == "mla" and (empty := [name for name in widths if getattr(self, name) is None]):
+            raise ConfigError(
+                f"model.attention.{name}: mla needs a width; leave the key out for its default" for name in empty
+            )
+        return self
 
     @property
     def latent_widths(self) -> tuple[int, int, int, int]:

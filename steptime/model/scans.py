@@ -33,6 +33,14 @@ class Scan(Op):
         return self.tokens * (self.n_groups * c * n + self.n_heads * (c * p + 4.0 * n * p))
 
     @property
+    def counted(self) -> Num:
+        """Forward FLOPs per token that frameworks count: 7 d N, of the recurrence.
+
+        NVIDIA/Megatron-LM megatron/training/training.py, num_floating_point_operations, mamba_layer_flops.
+        """
+        return 7.0 * self.n_heads * self.head_dim * self.state_dim
+
+    @property
     def forward_bytes(self) -> Num:
         """Bytes that its memory-bound kernels move in forward.
 
