@@ -252,6 +252,8 @@ def test_a_sentencepiece_model_beside_the_script_is_counted(tmp_path):
     flags = SIZES + " --tokenizer-model own.model --make-vocab-size-divisible-by 1 --tokenizer-type "
     assert job(tmp_path, RUN + flags + "SentencePieceTokenizer").model.vocab_sz == 7
     assert job(tmp_path, RUN + flags + "Llama2Tokenizer").model.vocab_sz == 3
+    long = flags.replace("own.model", "x" * 5000 + ".model") + "SentencePieceTokenizer"
+    assert "vocabulary" in problems(tmp_path, RUN + long)[0]
     (tmp_path / "own.model").write_bytes(raw[:5])
     assert "vocabulary" in problems(tmp_path, RUN + flags + "SentencePieceTokenizer")[0]
 
