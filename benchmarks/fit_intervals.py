@@ -11,10 +11,11 @@ read; the same rows, estimates and date give the same file. What is fitted, each
 - `bandwidth` and `machine_step`: the pair of the grid with the least interval score (Gneiting and Raftery 2007, section 6.2),
   every cell left out in turn;
 - `margins`: widening per step or doubling beyond what was measured, so that 80 % are inside when a whole accelerator, software
-  family, kind of layers, series (for the distance of the nearest run) or end of an axis is left out; one vote for each. An inferred
-  accelerator's: so that 80 % of its own cells are inside, each left out. Memory has none for machine and scale: what a job holds
-  does not depend on the accelerator, and on more devices through shards only, which are counted. Sizes are counted too, the few
-  runs at their ends are of one source each, and the four series far from all others are torchtitan's: the least margin.
+  family, kind of layers, series (for the distance of the nearest run) or end of an axis is left out; one vote for each. An
+  inferred accelerator's: so that 80 % of its own cells are inside, each left out. Memory has none for machine and scale: what a
+  job holds does not depend on the accelerator, and on more devices through shards only, which are counted. Sizes are counted
+  too, the few runs at their ends are of one source each, and the four series far from all others are torchtitan's: the least
+  margin.
 
 Memory rests on the rows that count and on the jobs of Megatron-LM's own tests, with a bandwidth of its own. What adds no
 margin is no distance either: accelerator, devices, degrees and micro-batch.

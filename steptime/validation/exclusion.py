@@ -26,8 +26,8 @@ NOT_COUNTED = (
     ),
     (r"no fast grouped_mm", "experts one by one on the host, for want of a grouped kernel: not modeled"),
 )
-"""Words of a row's notes and attention, and what its time rests on that nothing here prices. Of torch's kernels the memory-efficient
-one alone takes latent attention's widths (pytorch/torchtitan@f738a03b, pull request 1610)."""
+"""Words of a row's notes and attention, and what its time rests on that nothing here prices. Of torch's kernels the
+memory-efficient one alone takes latent attention's widths (pytorch/torchtitan@f738a03b, pull request 1610)."""
 
 
 def exclusion(row: MeasuredRow, assumed: list[str]) -> str | None:
