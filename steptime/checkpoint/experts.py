@@ -76,9 +76,7 @@ def _shared(tails: Tails, hidden: int, moe: dict[str, Any]) -> None:
 
 def _placed(stack: Stack, moe: dict[str, Any]) -> bool:
     """Which layers are sparse, as a plan says it: dense ones first, then a share of the rest."""
-    sparse = sorted(
-        i for i, tails in stack.layers.items() if any("expert" in t or "_exps" in t or "moe." in t for t in tails)
-    )
+    sparse = sorted(i for i, tails in stack.layers.items() if any(map(names.SPARSE.search, tails)))
     first, second = (*sparse, *sparse, 0)[0], (*sparse, 0, 0)[1]
     every = max(1, second - first)
     dense = first - every + 1  # a plan counts from the last of each `every` layers behind the dense ones
