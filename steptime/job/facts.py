@@ -185,8 +185,8 @@ class Facts(NamedTuple):
 
     @property
     def framework(self) -> Framework:
-        """What the profile's framework supports."""
-        return FRAMEWORKS.get(self.family, ANY)
+        """What the profile's framework supports, or that of the profile it extends."""
+        return FRAMEWORKS.get(self.software.partition("@")[0]) or FRAMEWORKS.get(self.family, ANY)
 
     @property
     def modules(self) -> frozenset[str]:

@@ -38,10 +38,12 @@ class Beside:
         if found is not None or self.folder is None:
             return found
         within = self.folder / pure.name if ".." in pure.parts else self.folder / pure
-        # a path from the top of its repository (examples/train/job.yaml), where the file lies below that
-        above = [parent / pure for parent in self.folder.resolve().parents[:6]] if len(pure.parts) > 1 else []
+        # a path from the top of its repository (examples/train/job.yaml), where the file lies below that, wherever that was
+        # when the script was written (/scratch/user/project/examples/train/job.yaml)
+        tails = [PurePosixPath(*pure.parts[i:]) for i in range(len(pure.parts) - 1)]
+        above = [parent / tail for tail in tails for parent in self.folder.resolve().parents[:6]]
         candidates = (within, *([] if ".." in pure.parts else above), self.folder / pure.name)
-        return next((path for path in candidates if path.is_file() and path.stat().st_size <= MOST_BYTES), None)
+        return next((path for path in candidates if _is_readable(path)), None)
 
     def text(self, name: str) -> str | None:
         """The text of that file; None where there is none, or it cannot be read."""
@@ -50,3 +52,11 @@ class Beside:
             return path.read_text(encoding="utf-8", errors="replace") if path is not None else None
         except OSError:
             return None
+
+
+def _is_readable(path: Path) -> bool:
+    """Whether a file of that name is there, and not too large."""
+    try:
+        return path.is_file() and path.stat().st_size <= MOST_BYTES
+    except OSError:  # a name longer than file systems have
+        return False

@@ -67,6 +67,16 @@ def test_files_that_a_script_sources_are_read_beside_it_or_added(tmp_path):
         job(folder, text, [tmp_path / "nothing.sh"])
 
 
+def test_files_are_found_in_a_copy_of_the_repository(tmp_path):
+    """A script of /work/user/project reads project/conf/model.sh, which here lies in another folder's conf."""
+    folder = tmp_path / "copy" / "jobs"
+    (folder.parent / "conf").mkdir(parents=True)
+    folder.mkdir()
+    (folder.parent / "conf" / "model.sh").write_text(f'MODEL="{FLAGS}"\n')
+    text = "ROOT=/work/$USER/project\nsource $ROOT/conf/model.sh\n" + RUN + "$MODEL\n"
+    assert job(folder, text).model.n_layers == 8
+
+
 def test_a_file_outside_of_the_folder_is_not_read(tmp_path):
     folder = tmp_path / "job"
     folder.mkdir()
@@ -129,6 +139,13 @@ def test_megatron_deepspeed_and_the_config_beside_it(tmp_path):
     assert found.parallelism.embedding_and_loss_count_as_layers
     (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 1}, "train_batch_size": 64}')
     assert job(tmp_path, text).parallelism.zero_level == 1
+
+
+def test_sequences_over_ranks_of_megatron_deepspeed(tmp_path):
+    """--ds-sequence-parallel-size is DeepSpeed's DistributedAttention: heads for tokens, 8 devices as dp 2 x cp 4."""
+    flags = FLAGS + " --deepspeed --zero-stage 1 --ds-sequence-parallel-size 4 --use-flash-attn --no-pipeline-parallel"
+    layout = job(tmp_path, RUN + flags).parallelism
+    assert (layout.dp, layout.cp, layout.cp_comm_type) == (2, 4, "a2a")
 
 
 def test_bf16_under_deepspeed_shards_its_states_at_stage_0(tmp_path):
@@ -223,6 +240,27 @@ def test_a_vocabulary_is_counted_where_its_file_is(tmp_path):
     assert entries_of("", [str(tmp_path / "tokenizer.json")])[0] == 3
     (tmp_path / "config.json").write_text('{"vocab_size": 77}')
     assert entries_of("", [str(tmp_path)])[0] == 77
+
+
+def test_a_sentencepiece_model_beside_the_script_is_counted(tmp_path):
+    """Pieces <unk>, <EOD> and "a" x 200 (a length of two bytes), each with a score; Megatron adds four that it lacks: 7."""
+    pieces = [b"<unk>", b"<EOD>", b"a" * 200]
+    score = b"\x15" + bytes(4)
+    inner = [b"\x0a" + _varint(len(piece)) + piece + score for piece in pieces]
+    raw = b"".join(b"\x0a" + _varint(len(piece)) + piece for piece in inner) + b"\x12\x02\x08\x01"
+    (tmp_path / "own.model").write_bytes(raw)
+    flags = SIZES + " --tokenizer-model own.model --make-vocab-size-divisible-by 1 --tokenizer-type "
+    assert job(tmp_path, RUN + flags + "SentencePieceTokenizer").model.vocab_sz == 7
+    assert job(tmp_path, RUN + flags + "Llama2Tokenizer").model.vocab_sz == 3
+    long = flags.replace("own.model", "x" * 5000 + ".model") + "SentencePieceTokenizer"
+    assert "vocabulary" in problems(tmp_path, RUN + long)[0]
+    (tmp_path / "own.model").write_bytes(raw[:5])
+    assert "vocabulary" in problems(tmp_path, RUN + flags + "SentencePieceTokenizer")[0]
+
+
+def _varint(number):
+    """A whole number of protobuf's encoding below 2^14."""
+    return bytes([number]) if number < 128 else bytes([number & 127 | 128, number >> 7])
 
 
 @pytest.mark.parametrize(
