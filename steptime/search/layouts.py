@@ -23,7 +23,7 @@ from steptime.memory.stages import PeakMoment
 from steptime.search import first_gradients, held, seconds
 from steptime.search.least import Least
 from steptime.search.parts import PartKey
-from steptime.search.pipeline import Chunks, Flavor, Stages
+from steptime.search.pipeline import Chunks, Flavor, Stages, rows_of_all
 from steptime.search.recompute import Recompute
 from steptime.search.rows import Rows, legal_rows, rows_of, spreads_of
 from steptime.search.sketches import Sketches
@@ -74,9 +74,14 @@ class Block(NamedTuple):
     """Bytes outside the allocator, by row."""
 
     @property
+    def needed_bytes(self) -> Any:
+        """What is compared with the capacity (`Memory.most_bytes`): an estimate's own margin may be a little wider."""
+        return (self.reserved_bytes - self.outside) * self.most + self.outside
+
+    @property
     def fits(self) -> Any:
-        """Where a layout may fit: an estimate's own margin may be a little wider."""
-        return self.legal & ((self.reserved_bytes - self.outside) * self.most + self.outside <= self.capacity_bytes)
+        """Where a layout may fit."""
+        return self.legal & (self.needed_bytes <= self.capacity_bytes)
 
     def key(self, row: int) -> PartKey:
         """What the parts of a row depend on."""
@@ -181,7 +186,7 @@ class Pipelines:
         if not len(useful):
             return
         stages, rows = found[0][1].stages, found[0][1].rows.some(useful)
-        some = [[known.rows(useful) for known in mine] for mine in flavors]
+        some = [rows_of_all(mine, useful) for mine in flavors]
         microbatches = self.grid.gbs // (rows.dp * rows.microbatch_sz)
         wanted = fits[:, useful] > 0
         pipe = seconds.pipe(stages, some, microbatches, self.sends(stages, rows), share, wanted, limit_s)
@@ -198,7 +203,7 @@ class Pipelines:
             for chunk in chunks:
                 key = (chunk.runs, chunk.embedding, chunk.head)
                 if key not in known:
-                    known[key] = self.chunks.of(chunk, choices, split=stages.split).rows(part)
+                    known[key] = self.chunks.of(chunk, choices, part, split=stages.split)
                 mine.append(known[key])
             found.append(mine)
         return found
@@ -236,7 +241,7 @@ class Pipelines:
             broadcast = job.software.comm.sharded_gather == "broadcast"
             gathered = seconds.gather_s(stages, flavors, pipe, ends.gathers, at, share, slowed[at], broadcast=broadcast)
         sides = [of.partial for of in ends.side.held]
-        partial = rows.sp * seconds.partial_s(pipe, sides, at, self.priced, rows.tp)
+        partial = rows.sp * seconds.partial_s(pipe, sides, at, self.priced, ends.view.parallelism.tp)
         after = reduced + gathered + ends.side.embedding_s[at] + partial + ends.side.optimizer_s[at]
         return pipe.makespan_s + after + straggler
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from steptime import fsdp
 from steptime.answer.interval import interval_at
-from steptime.answer.measured import RECOMPUTE, place_of
+from steptime.answer.measured import RECOMPUTE, clipped, measured, place_of
 from steptime.base.config import ConfigError
 from steptime.job.candidates import Candidates
 from steptime.job.job import Job, facts
@@ -28,9 +28,6 @@ from steptime.search.space import Axes, Counts, Grid, Shape, seat, zero_levels
 from steptime.software.performance import resolve
 from steptime.software.settings import Share
 from steptime.timing.part_times import pricing
-
-PLACES = ((8, 1, 1, 1), (8, 8, 1, 1), (1024, 8, 8, 1), (1024, 8, 8, 8), (4096, 1, 1, 1))
-"""Layouts, as (devices, tp, pp, cp), whose intervals of memory are looked at: the narrowest counts for all."""
 
 
 class Bound(Protocol):
@@ -107,13 +104,14 @@ class Screen:
 
     @cached_property
     def margin(self) -> dict[str, float]:
-        """Of each granularity of recomputation the least ln of the 90th percentile of reserved memory over the estimate."""
-        place, found = place_of(self.job), {}
-        at = [(*place.at[:3], *map(float, where), batch) for where in PLACES for batch in (1.0, 8.0)]
-        for name in RECOMPUTE:
-            kind = place.kind._replace(recompute=name)
-            found[name] = min(interval_at("memory", place._replace(kind=kind, at=one)).high for one in at)
-        return found
+        """Of each granularity of recomputation the least ln of the 90th percentile of reserved memory over the estimate.
+
+        Degrees and micro-batch widen it outside of what was measured alone (`measured.HELD_PER_DOUBLING`).
+        """
+        place = place_of(self.job)
+        inside = place._replace(at=(*place.at[:3], *clipped(place, measured("memory"))[3:]))
+        kinds = {name: inside.kind._replace(recompute=name) for name in RECOMPUTE}
+        return {name: interval_at("memory", inside._replace(kind=kind)).high for name, kind in kinds.items()}
 
     def most(self, choices: Sequence[Recompute]) -> Any:
         """`Block.most` of some recomputations."""
