@@ -57,7 +57,7 @@ class Beyond(NamedTuple):
     """One thing that was not measured: how far beyond the measured range, in the unit of its margin, and in words."""
 
     margin: str
-    """machine, software, layers (steps), model, sequence, scale, layout, batch, bubble, pace (doublings), gap
+    """machine, inferred, software, layers (steps), model, sequence, scale, layout, batch, bubble, pace (doublings), gap
     (distance)."""
     amount: float
     text: str
@@ -170,6 +170,7 @@ def beyond(place: RunPlace, base: RunPlace, found: Measured, away: Sequence[floa
     text = f"no measured run nearby; nearest {near.accelerator}, {near.precision}, {near.software}"
     named = [
         *_machine(place.kind, kinds, near),
+        *_inferred(place),
         *_software(place.kind, kinds, near),
         *_layers(place.kind, kinds),
         *sizes,
@@ -199,6 +200,12 @@ def _machine(kind: RunKind, kinds: AbstractSet[RunKind], near: RunKind) -> list[
     siblings = any(other.architecture == kind.architecture for other in kinds)
     text = f"no measured run on {kind.accelerator}; nearest {near.accelerator}"
     return [Beyond("machine", 0.5 if siblings else 1.0, text)]
+
+
+def _inferred(place: RunPlace) -> list[Beyond]:
+    """An accelerator that no run is known to have had."""
+    text = f"no run states that it was on {place.kind.accelerator}: inferred from step times"
+    return [Beyond("inferred", 1.0, text)] if place.inferred else []
 
 
 def _software(kind: RunKind, kinds: AbstractSet[RunKind], near: RunKind) -> list[Beyond]:

@@ -96,6 +96,8 @@ class RunPlace(NamedTuple):
     kind: RunKind
     at: tuple[float, ...]
     reach: tuple[float, ...] = NO_REACH
+    inferred: bool = False
+    """Whether its accelerator was inferred from step times (`Accelerator.inferred`)."""
 
 
 def place_of(job: Job) -> RunPlace:
@@ -108,7 +110,8 @@ def place_of(job: Job) -> RunPlace:
     bubble = 1.0 + (p.pp - 1) / (p.vpp * job.microbatches)
     peaks = job.machine.accelerator.peak_flops
     pace = (peaks.get("bf16") or peaks.get("fp16") or max(peaks.values())) / USUAL_FLOPS
-    return RunPlace(kind, tuple(map(float, at)), (max(1.0, p.tp / job.machine.tiers[0].size), bubble, 1.0 / pace, pace))
+    reach = (max(1.0, p.tp / job.machine.tiers[0].size), bubble, 1.0 / pace, pace)
+    return RunPlace(kind, tuple(map(float, at)), reach, job.machine.accelerator.inferred)
 
 
 class FitRun(NamedTuple):

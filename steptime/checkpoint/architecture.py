@@ -55,7 +55,7 @@ def infer(
     count = len(parts.main.layers)
     found.set("n_layers", count, f"{counted(count, 'layer')} {parts.main.prefix}*")
     _mlp(found)
-    regular = experts.infer(found.parts.main, found.tails, found.get("hidden_sz"), found.set)
+    regular = experts.infer(found)
     mixers.kinds(found)
     _norms(found, facts)
     _biases(found)
@@ -71,7 +71,7 @@ def infer(
         found.set("layers", runs, "layers whose shapes differ")
     families = [str(fact["config"].get("model_type", "")) for fact in facts if isinstance(fact.get("config"), dict)]
     families += ["modernbert"] if found.last("mlp.Wi") else []
-    kv_cache.record(found.get, found.last(*names.LATENT), parts.main.prefix, families, found.set)
+    kv_cache.record(found, families)
     return found.fields, problems
 
 

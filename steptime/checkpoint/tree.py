@@ -77,7 +77,7 @@ def build(tensors: Iterable[StoredTensor]) -> Node:
     """The folded tree of `tensors`."""
     root: _Branch = {}
     branch, above = root, ""
-    for name, item in _items(tensors):
+    for name, item in _items(list(tensors)):
         last = name[len(above) :] if name.startswith(above) else "."
         if "." in last:  # of another module than the one before
             *path, last = name.split(".", MAX_PARTS)
@@ -86,23 +86,24 @@ def build(tensors: Iterable[StoredTensor]) -> Node:
     return _folded("", root, _Folding())
 
 
-def _items(tensors: Iterable[StoredTensor]) -> Iterator[tuple[str, StoredTensor | _Group]]:
+def _items(tensors: list[StoredTensor]) -> Iterator[tuple[str, StoredTensor | _Group]]:
     """Tensors and groups by name, in the order of their first tensor."""
-    runs: list[tuple[str, list[StoredTensor]]] = []  # neighbors of one numbered module, each under its name
-    groups: dict[str, list[list[StoredTensor]]] = {}
+    starts: list[tuple[str, int]] = []  # of neighbors in one numbered module: its name, and the first of them
+    modules: set[str] = set()
+    torn: dict[str, list[StoredTensor]] = {}  # modules whose tensors are not all neighbors
     own_names: set[str] = set()  # tensors named like a numbered module
     ends: set[str] = set()  # rests of names without a number: neighbors with one belong to the same module
     here, length = "", 0
-    run: list[StoredTensor] = []
-    for tensor in tensors:
+    for at, tensor in enumerate(tensors):
         name = tensor.name
         if here and name.startswith(here) and name[length:] in ends:
-            run.append(tensor)
             continue
         match = _NUMBERED.match(name)
         prefix = match[0] if match is not None and name.count(".") < MAX_PARTS else ""
-        run = [tensor]
-        runs.append((prefix, run))
+        starts.append((prefix, at))
+        if prefix in modules and prefix:
+            torn[prefix] = []
+        modules.add(prefix)
         if name[-1:].isdecimal():
             own_names.add(name)
         here = ""
@@ -110,23 +111,32 @@ def _items(tensors: Iterable[StoredTensor]) -> Iterator[tuple[str, StoredTensor 
             here = f"{prefix}."
             length = len(here)
             ends.add(name[length:])
-        if prefix:
-            groups.setdefault(prefix, []).append(run)
-    upper: set[str] = set()  # modules with numbered ones below, and all above them
-    for prefix in groups:
-        above = prefix
-        while (above := above.rpartition(".")[0]) and above not in upper:
-            upper.add(above)
-    upper |= own_names
+    upper = _above(modules) | own_names
+    runs = [(*start, end) for start, (_, end) in pairwise([*starts, ("", len(tensors))])]
+    for prefix, at, end in runs if torn else ():
+        if prefix in torn:
+            torn[prefix] += tensors[at:end]
     keys: dict[object, int] = {}
-    for prefix, run in runs:
+    for prefix, at, end in runs:
+        group = tensors[at:end]
         if not prefix or prefix in upper:
-            yield from ((tensor.name, tensor) for tensor in run)
-        elif parts := groups.pop(prefix, None):
-            group = [tensor for part in parts for tensor in part]
+            yield from ((tensor.name, tensor) for tensor in group)
+        elif group := torn.get(prefix, group):
             start = len(prefix) + 1
             key = (*[tensor.name[start:] for tensor in group], *map(_LIKE, group))
             yield prefix, _Group(group, keys.setdefault(key, len(keys)), start)
+            if prefix in torn:
+                torn[prefix] = []
+
+
+def _above(modules: set[str]) -> set[str]:
+    """All modules in which one of `modules` is."""
+    found: set[str] = set()
+    for name in modules:
+        above = name
+        while (above := above.rpartition(".")[0]) and above not in found:
+            found.add(above)
+    return found
 
 
 def _branch(root: _Branch, path: list[str]) -> _Branch:

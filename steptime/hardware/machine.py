@@ -108,6 +108,8 @@ class Accelerator(Config):
     sm_count: int | None = Field(None, ge=1)
     """Multiprocessors (NVIDIA), compute units (AMD), Xe cores (Intel), among which a GEMM's output tiles are divided."""
     power_w: float | None = None
+    inferred: bool = False
+    """Whether no source says that its runs were made on it: inferred from their step times. Intervals are wider then."""
     note: str = ""
 
 

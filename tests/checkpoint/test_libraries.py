@@ -96,6 +96,10 @@ ARCHITECTURES = {  # family: (further options, what is found with its config and
     "rwkv": ({"attention_hidden_size": 64}, {"layer_kinds": {"rwkv": 3}, "inter_sz": 96, "norm_bias": True, "glu": False}, {}),
     "vit": (
         {"image_size": 16, "patch_size": 4}, BIASED | {"max_positions": 17, "vision": None}, {"n_q_heads": 4}),
+    "gptj": ({"n_embd": 64, "n_layer": 3, "n_head": 4, "vocab_size": 128}, BIASED | {"inter_sz": 256}, {}),
+    "distilbert": ({"dim": 64, "n_layers": 3, "n_heads": 4, "hidden_dim": 96}, BIASED | {"projector": None}, {}),
+    "granitemoe": ({"num_local_experts": 4}, RMSNORM | {"glu": True, "moe": {"n_experts": 4, "expert_inter_sz": 96}}, {"moe": {
+        "n_experts": 4, "expert_inter_sz": 96, "experts_per_token": 2}}),
     "nemotron_h": (
         MAMBA2 | {"mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 8, "hybrid_override_pattern": "M*-",
                   "num_key_value_heads": 2, "head_dim": 16},
@@ -216,7 +220,7 @@ def test_families_of_transformers(tmp_path, summarize, codes, family):
 def test_architectures_that_are_no_llama(tmp_path, summarize, codes, family):
     """With the config beside the weights and without it; None is a field that is not there."""
     options, found, stated = ARCHITECTURES[family]
-    small = {} if "d_model" in options else SMALL
+    small = {} if {"d_model", "n_embd"} & options.keys() else SMALL
     write(tmp_path, "family", tmp_path, family, json.dumps(small | options))
     with_config = summarize(tmp_path)
     (tmp_path / "config.json").unlink()
