@@ -22,6 +22,12 @@ from steptime.launch.write.plain_keys import value_at
 MOE = {"n_experts": 8, "expert_inter_sz": 512, "experts_per_token": 2}
 MLA = {"kind": "mla", "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32}
 
+MODULES = {
+    "dense": [["mlp"]], "experts": [["moe_act"], ["moe", "shared_experts"]], "latent": [["mla_up_proj"]], "window": [["mlp"]],
+    "hybrid": [["layernorm"]],
+}  # fmt: skip
+"""Modules that a kind of layer can recompute beside attention and norms."""
+
 
 @st.composite
 def of_megatron(draw):
@@ -60,7 +66,10 @@ def of_megatron(draw):
             None, {"granularity": "selective", "modules": ["core_attn", "layernorm"]},
             {"granularity": "full", "method": "uniform", "n_layers": 1},
             {"granularity": "full", "method": "block", "n_layers": 1},
+            *({"granularity": "selective", "modules": modules} for modules in MODULES[kind]),
         ])),
+        "optimizer": draw(st.sampled_from(["adamw", "adamw", "sgd", "muon"])),
+        "fp8_params": draw(st.booleans()) and precision.startswith(("fp8", "mxfp8")),
         "loss_impl": draw(st.sampled_from(["composite", "native", "fused"])),
         "rope_impl": draw(st.sampled_from(["fused", "own_tables"])),
         "attention_backend": draw(st.sampled_from(["auto", "flash", "cudnn"])),
