@@ -1,4 +1,4 @@
-"""How fast: a whole `3dtrn` process against dlcalc 0.2.0 beside it, estimates per second, memory.
+"""How fast: a whole `3dtrn` process against dlcalc 0.2.0 beside it, estimates per second, memory, the largest pictures.
 
     python benchmarks/estimate.py
 
@@ -8,12 +8,14 @@ in turn and compares. Without a network, or an index that has dlcalc, its column
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
 import venv
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -53,6 +55,7 @@ def main() -> None:
         plan.write_text(THEIRS, encoding="utf-8")
         processes(ours, [str(OURS)], theirs, [str(plan)])
     rates()
+    pictures()
     load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
     print(f"\n{os.cpu_count()} cores, load {load}; Python {sys.version.split()[0]}")
 
@@ -136,6 +139,40 @@ def best_s(plan: Path) -> float:
             _ = (answer.step_s, answer.memory.stages, answer.memory.verdict)
         best = min(best, (time.process_time() - start) / len(jobs))
     return best
+
+
+def pictures() -> None:
+    """CPU seconds of the trace and the page of 65,536 actions, also over what `json.loads` takes for the same trace."""
+    from steptime import Job, estimate
+    from steptime.report import trace
+    from steptime.report.page import document
+
+    found = estimate(
+        Job(
+            model={"preset": "llama3-70b", "n_layers": 128},
+            parallelism={"tp": 8, "pp": 64, "dp": 1},
+            data={"gbs": 512, "seqlen": 4096, "microbatch_sz": 1},
+            hardware="dgx-h100",
+        )
+    )
+    _ = found.step_s
+    text = trace.trace(found)
+    read_s = least_cpu_s(lambda: json.loads(text))
+    print(f"\n{'65,536 actions':34}{'CPU s':>10}{'parse':>10}{'ratio':>8}{'target':>16}")
+    for name, made in {"--trace": trace.trace, "--html": document.page}.items():
+        took = least_cpu_s(lambda made=made: made(found))
+        show(name, took, read_s, ".2f", "under 5" if name == "--trace" else "")
+    print(f"ratio: over json.loads of the trace, {len(text) / 1e6:.0f} MB, {read_s:.2f} s")
+
+
+def least_cpu_s(call: Callable[[], object]) -> float:
+    """The least CPU seconds of three calls [s]."""
+    taken = []
+    for _ in range(3):
+        start = time.process_time()
+        call()
+        taken.append(time.process_time() - start)
+    return min(taken)
 
 
 if __name__ == "__main__":

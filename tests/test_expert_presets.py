@@ -238,3 +238,11 @@ def test_what_is_wrong_with_experts_is_told(tmp_path):
 def test_the_pattern_of_full_layers(kinds, every):
     words = {"s": "sliding_attention", "f": "full_attention"}
     assert pattern([words[kind] for kind in kinds]) == every
+
+
+@pytest.mark.parametrize("key", ["kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"])
+def test_latent_attention_has_all_its_widths(key):
+    with pytest.raises(
+        ConfigError, match=f"model.attention.{key}: mla needs a width; leave the key out for its default"
+    ):
+        Model(n_layers=1, hidden_sz=64, inter_sz=64, n_q_heads=2, vocab_sz=64, attention={"kind": "mla", key: None})

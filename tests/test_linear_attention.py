@@ -87,8 +87,10 @@ def test_flops_are_those_that_megatron_counts():
     full = 4 * h * h + h * s  # causal: half of 2 h s
     by_hand = 6.0 * (3 * linear + full + 4 * 3 * h * 4096 + vocab * h)
     for tp in (1, 4):
-        found = estimate(job({"freq": 4}, tp=tp, dp=8 // tp)).flops.model_per_step
-        assert found / (32 * s) == pytest.approx(by_hand, rel=1e-12)
+        found = estimate(job({"freq": 4}, tp=tp, dp=8 // tp)).flops
+        assert found.model_per_step / (32 * s) == pytest.approx(by_hand, rel=1e-12)
+        # the scores once more in backward: the hardware's only other FLOPs
+        assert found.hardware_per_step / (32 * s) == pytest.approx(by_hand + h * s, rel=1e-12)
 
 
 GB200, H20 = "gb200-186", "h20-96"

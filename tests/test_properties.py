@@ -6,7 +6,7 @@ import json
 from itertools import pairwise
 
 import pytest
-from drawn import job, plans
+from drawn import job, models, plans
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
@@ -37,6 +37,33 @@ def test_no_step_beats_the_peak(plan):
     assert answer.step_s >= answer.flops.hardware_per_step / (answer.devices * rates.peak_flops_used)
     assert 0 < rates.mfu <= rates.hfu < 1
     assert rates.mfu <= rates.mfu_full_attention
+
+
+@st.composite
+def with_states(draw):
+    """Models some of whose layers carry a state: Mamba-2 hybrids, and linear attention."""
+    kind = draw(st.sampled_from(["mamba", "gated_delta_net", "kda", "lightning"]))
+    model = draw(models()) | {"learned_positions": False, "max_positions": None, "n_layers": 4, "dropout": False}
+    if kind != "mamba":
+        return model | {"linear_attention": {"kind": kind, "freq": draw(st.sampled_from([2, 4]))}}
+    sizes = {"head_dim": [32, 64], "n_groups": [1, 8], "state_dim": [16, 128, 256, 1024], "chunk_sz": [64, 256]}
+    mamba = {name: draw(st.sampled_from(values)) for name, values in sizes.items()}
+    return model | {"hybrid_pattern": draw(st.sampled_from(["MMMM", "M-M-", "M-M*"])), "mamba": mamba | {"n_heads": 8}}
+
+
+@patient
+@given(with_states(), st.sampled_from([1, 8]), st.sampled_from(["none", "full"]))
+def test_the_hardware_runs_what_the_model_counts(model, tp, recomputed):
+    plan = {
+        "model": model,
+        "parallelism": {"tp": tp, "pp": 1, "dp": 2},
+        "performance": {"activation_checkpointing_type": recomputed},
+        "data": {"gbs": 4, "seqlen": 1024, "microbatch_sz": 1},
+        "hardware": "dgx-h100",
+    }
+    rates = estimate(job(plan)).throughput
+    assert 0 < rates.mfu <= rates.hfu * (1 + EPS)
+    assert rates.hfu < 1
 
 
 @patient

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from math import log
 from pathlib import Path
 
 import pytest
 
 from steptime import Job, estimate
+from steptime.answer.measured import RECOMPUTE
 from steptime.commands.cli import main
-from steptime.search.fastest import fastest
-from steptime.search.run import search
+from steptime.search.fastest import Fastest, fastest, within
+from steptime.search.run import run, search
+from steptime.search.screen import Screen
 from steptime.search.search import Asked
-from steptime.search.sensitivity import sensitivity
+from steptime.search.sensitivity import on, sensitivity, with_chip
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 
@@ -41,7 +44,7 @@ def test_arithmetic_is_all_that_faster_arithmetic_changes(found):
 
 def test_a_rate_that_hides_a_collective_hides_it():
     """Gradients over 1 GB/s Ethernet show; at the rate found they are 1 % of the step, at 10 % less they are more."""
-    from steptime.search.sensitivity import on, scaled, with_tiers
+    from steptime.search.sensitivity import scaled, with_tiers
 
     job = Job(
         model="llama3-8b",
@@ -70,10 +73,30 @@ def test_what_leaves_slower_layouts_out_finds_the_same_best(name):
     assert few.best.changes == every.best.changes
     assert few.best.estimate.step_s == every.best.estimate.step_s
     assert few.counts.fitting < every.counts.fitting
-    half = plan.machine.accelerator.usable_memory_bytes / 2
-    small = every.columns["step_s"][every.columns["held_bytes"] <= half]
-    among = fastest(plan, asked, half).columns
-    assert among["step_s"][among["held_bytes"] <= half].min() == small.min()
+    small = with_memory(plan, 0.8)
+    assert within(fastest(plan, asked, small), small).best.step_s == within(every, small).best.step_s
+
+
+@pytest.mark.parametrize("more", [False, True])
+def test_the_best_behind_many_that_are_tight(monkeypatch, more):
+    """A screen that counts half of what is held: more than 20 TIGHT layouts are faster than any that fits.
+
+    The first pass, which keeps 20, has a limit below the best; the search finds it. `more`: where it is that of less memory.
+    """
+    plan = Job.load(CONFIGS / "llama3_8b.yaml")
+    small, asked = with_memory(plan, 0.7), Asked((plan.parallelism.devices,), (plan.data.gbs,))
+    best_step_s = search(small).best.step_s
+    monkeypatch.setattr(Screen, "margin", dict.fromkeys(RECOMPUTE, -log(2.0)))
+    of, bound = plan if more else small, Fastest(small, small.machine.accelerator.usable_memory_bytes)
+    run(of, asked, bound=bound)
+    assert bound.limit_s() < best_step_s
+    assert within(fastest(of, asked, small), small).best.step_s == best_step_s
+
+
+def with_memory(plan, share):
+    chip = plan.machine.accelerator
+    less = {name: share * getattr(chip, name) for name in ("memory_bytes", "usable_memory_bytes")}
+    return on(plan, with_chip(plan.machine, chip.model_copy(update=less)))
 
 
 def test_the_command(capsys):

@@ -1,4 +1,4 @@
-"""What a job did not say, in words: where each value comes from, what is unproved, and notes on the layout."""
+"""What a job leaves open, in words: where each value comes from, what is not verified, and notes on the layout."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from steptime.software.performance import EAGER_TORCH, Options, Software, load_s
 from steptime.software.precision import RECIPES, rate_of
 
 FLASH_CAPABILITY = 8.0
-"""What FlashAttention-2 needs (Dao-AILab/flash-attention README: Ampere or newer)."""
+"""GPU architecture that FlashAttention-2 requires (Dao-AILab/flash-attention README: Ampere or newer)."""
 _EFFICIENCIES = ("memory_efficiency", "attention_forward_efficiency", "attention_backward_efficiency", "efficiency")
 
 
 def assumptions(job: Job) -> list[str]:
-    """One line each, the foremost first."""
+    """One line each, the most important first."""
     return [
         *foremost(job),
         *_profile(job),
@@ -29,11 +29,11 @@ def assumptions(job: Job) -> list[str]:
 
 
 HOST_BOUND = 0.05
-"""Share of the step from which waiting for the host is told."""
+"""Share of the step above which waiting for the host is reported."""
 
 
 def host_bound(host_s: float, step_s: float, software: Software) -> list[str]:
-    """A line where the device waits for the host for a good part of the step."""
+    """A line where waiting for the host takes a considerable part of the step."""
     share = host_s / step_s
     if share < HOST_BOUND:
         return []
@@ -45,13 +45,13 @@ def host_bound(host_s: float, step_s: float, software: Software) -> list[str]:
 
 
 def foremost(job: Job) -> list[str]:
-    """What a reader must know: the software, what differs from its profile, and notes of the plan and on its layout."""
+    """What a reader must know: the software, how it differs from its profile, and notes from the plan and on its layout."""
     calibrated = job.performance.calibration.words if job.performance.calibration else []
     return [*job.notes, *calibrated, _software(job), *_experts(job), *notes(job)]
 
 
 def _software(job: Job) -> str:
-    """The profile, and the switches that the plan sets otherwise."""
+    """The profile, and the switches that the plan changes."""
     software = job.software
     usual, here = load_software(software.name).on(job.machine).settings(), software.settings()
     changed = [
@@ -64,7 +64,7 @@ def _software(job: Job) -> str:
 
 
 def _fitted(job: Job) -> list[str]:
-    """The constants fitted on measured runs that the step time rests on."""
+    """The fitted constants that the step time depends on."""
     software, device = job.software, job.machine.accelerator
     if software.timing.measured:
         return [f"rates and kernel times measured on {job.machine.name}; no factor fitted on published runs"]
@@ -104,7 +104,7 @@ def _unset(job: Job) -> list[str]:
 
 
 def _experts(job: Job) -> list[str]:
-    """How tokens are dealt to experts, and how they get there."""
+    """How tokens are distributed to experts, and by which dispatcher."""
     moe, how, p = job.model.moe, job.software.moe, job.parallelism
     if moe is None:
         return []
@@ -186,7 +186,7 @@ def _cross_dc(job: Job) -> list[str]:
 
 
 def _usual_figures(job: Job) -> list[str]:
-    """Figures of the machine that its file leaves to the defaults."""
+    """Figures of the machine that its file leaves at their defaults."""
     device, precision = job.machine.accelerator, str(job.software.precision)
     places = [("accelerator", device), *((f"tiers.{i}", tier) for i, tier in enumerate(job.machine.tiers))]
     found = [
@@ -209,7 +209,7 @@ def _usual_figures(job: Job) -> list[str]:
 
 
 def notes(job: Job) -> list[str]:
-    """What is legitimate but worth a look."""
+    """Settings that are valid but unusual."""
     devices, node = job.parallelism.devices, job.machine.devices_per_node
     lines = []
     if devices < node:

@@ -1,4 +1,4 @@
-"""The measured runs that a job is nearest to, how they differ from it, and in one word how near that is."""
+"""The measured runs nearest to a job, how they differ from it, and how near they are in one word."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _NAMES = {"hidden": "hidden size", "n_layers": "layers", "microbatch": "micro-ba
 
 
 class Evidence(NamedTuple):
-    """What an interval rests on."""
+    """The measurements behind an interval."""
 
     word: Literal["measured nearby", "interpolated", "extrapolated"]
     n: int
-    """Measured cells that are measured nearby."""
+    """Number of measured cells within `NEAR`."""
     nearest: list[dict[str, Any]]
     """The nearest cells, one run of each: id, what ran, how it differs, distance, measured over predicted."""
     beyond: list[str]
 
 
 def evidence(place: RunPlace, found: Measured, away: Sequence[float], beyond: list[str]) -> Evidence:
-    """Nearest runs and word; `away` is the distance of every run, `beyond` what was not measured."""
+    """Nearest runs and the word; `away` is the distance of every run, `beyond` what was not measured."""
     near = {run.cell for run, d in zip(found.runs, away, strict=True) if d <= NEAR}
     word: Literal["measured nearby", "interpolated", "extrapolated"] = "extrapolated"
     if not beyond:
@@ -51,7 +51,7 @@ def nearest(place: RunPlace, found: Measured, away: Sequence[float]) -> list[dic
 
 
 def differences(place: RunPlace, run: FitRun) -> list[str]:
-    """What of a run is not as in the job: "devices 64", "software nemo@24.09"."""
+    """How a run differs from the job: "devices 64", "software nemo@24.09"."""
     fields = ("accelerator", "precision", "software", "recompute", "layers")
     out = [
         f"{name} {getattr(run.place.kind, name)}"

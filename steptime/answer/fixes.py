@@ -14,7 +14,7 @@ Change = dict[str, Any]
 
 
 class Answer(Protocol):
-    """What a candidate's estimate must tell."""
+    """The parts of an estimate that judge a candidate."""
 
     @property
     def memory(self) -> Memory:
@@ -30,7 +30,7 @@ class Answer(Protocol):
 def cheapest(
     job: Job, step_s: float, estimate: Callable[[Job], Answer], count: int = 3, *, tight: bool = False
 ) -> list[Fix]:
-    """The changes that make `job` fit and cost the least step time per token, at most `count`.
+    """The changes that make `job` fit with the least step time per token, at most `count`.
 
     Every candidate is estimated whole, by `estimate`. Changes of the layout keep the number of devices and the batch. `tight`:
     where none fits, those that leave it tight.
@@ -64,7 +64,7 @@ def candidates(job: Job) -> Iterator[Change]:
 
 
 def recomputation(job: Job) -> Iterator[Change]:
-    """Every stronger word of recomputation, and whole layers of only some of each chunk."""
+    """Every stronger setting of recomputation, and whole-layer recomputation of only some layers per chunk."""
     for name in ("selective", "super-selective", "full"):
         if job.performance.recompute is None and job.performance.activation_checkpointing_type != name:
             yield {"performance.activation_checkpointing_type": name}
@@ -77,7 +77,7 @@ def recomputation(job: Job) -> Iterator[Change]:
 
 
 def layouts(job: Job) -> Iterator[Change]:
-    """One of tp, pp and cp larger, dp smaller by as much: the devices stay the same."""
+    """One of tp, pp and cp larger, dp smaller by the same factor: the number of devices stays."""
     p = job.parallelism
     for axis in ("tp", "pp", "cp"):
         for factor in (2, 4, 8):

@@ -32,7 +32,7 @@ def every_part(assembly: Assembly) -> list[tuple[Part, int]]:
 
 
 def attention_flops_per_token(assembly: Assembly) -> float:
-    """Forward FLOPs per token of attention over the whole score matrix: 2 n_q (d_qk + d_v) s per layer that attends.
+    """Forward FLOPs per token of attention over the whole score matrix: 2 n_q (d_qk + d_v) s per attention layer.
 
     Of a layer with a window so much of it that half is what the causal mask and the window leave.
     """
@@ -46,16 +46,11 @@ def attention_flops_per_token(assembly: Assembly) -> float:
 
 
 def scan_flops_per_token(assembly: Assembly) -> float:
-    """Forward FLOPs per token of what carries a state: of Mamba-2 7 d N per layer, with d values and N states a value.
-
-    megatron/training/training.py, num_floating_point_operations, mamba_layer_flops; of linear attention see `Chunked.counted`.
-    """
+    """Forward FLOPs per token of state-space layers and linear attention: `Scan.counted`, `Chunked.counted`."""
     total: Num = 0.0
     for part, layers in every_part(assembly):
         for op in part.ops:
-            if isinstance(op, Scan):
-                total = total + 7.0 * layers * part.tp * op.n_heads * op.head_dim * op.state_dim
-            elif isinstance(op, Chunked):
+            if isinstance(op, Scan | Chunked):
                 total = total + layers * part.tp * op.counted
     return float(total)
 

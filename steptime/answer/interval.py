@@ -1,4 +1,4 @@
-"""An interval beside the estimate: where the measured value of a job lies in 80 of 100 cases, and what that rests on.
+"""An interval around the estimate that holds the measured value of a job in 80 of 100 cases, and the evidence for it.
 
 The ends are the mean error of measured runs of the split `fit` on either side (slower than estimated, faster than estimated),
 times a factor: split conformal prediction with a local scale (Lei, G'Sell, Rinaldo, Tibshirani and Wasserman 2018, section
@@ -49,15 +49,15 @@ LEAST = 0.02
 """Half the width of the narrowest interval: the same cell measured twice in one release differs by 1.9 % in the mean
 (`3dtrn validate`, noise floor)."""
 SAME_STATES = {"megatron-2021": "megatron-core"}
-"""Family of profiles -> the one whose measured memory speaks for it: one code base, whose layers, buffers and optimizer are
+"""Profile family -> the family whose measured memory applies to it: one code base, whose layers, buffers and optimizer are
 counted alike. Allocated memory in five logs of 2021 is within 0.5 % (docs/validation.md, fp16 of 2021)."""
 
 
 class Beyond(NamedTuple):
-    """What was not measured: how far beyond, in the unit of its margin, and in words."""
+    """One thing that was not measured: how far beyond the measured range, in the unit of its margin, and in words."""
 
     margin: str
-    """machine, software, layers (steps), model, sequence, scale, layout, batch, bubble, pace (doublings), gap
+    """machine, inferred, software, layers (steps), model, sequence, scale, layout, batch, bubble, pace (doublings), gap
     (distance)."""
     amount: float
     text: str
@@ -65,7 +65,7 @@ class Beyond(NamedTuple):
 
 @dataclass(frozen=True)
 class Interval:
-    """Log of measured over predicted: 10th and 90th percentile, and what they rest on."""
+    """Log of measured over predicted: 10th and 90th percentile, and the evidence for them."""
 
     low: float
     high: float
@@ -77,7 +77,7 @@ class Interval:
 
     @property
     def evidence(self) -> Evidence:
-        """The runs that the job is nearest to, and in one word how near that is."""
+        """The runs nearest to the job, and how near they are in one word."""
         return evidence(self.place, self.found, self.away, [axis.text for axis in self.beyond if axis.text])
 
 
@@ -102,7 +102,7 @@ def interval_at(of: str, place: RunPlace, without: str = "") -> Interval:
 
 
 def interval(place: RunPlace, found: Measured) -> Interval:
-    """Quantiles over `found`, widened for what lies beyond it.
+    """Quantiles over `found`, widened for everything outside its range.
 
     Of a place that was not measured the interval holds that of the nearest measured kind at the nearest measured values, and
     adds margins that grow with the distance: farther is never narrower.
@@ -155,14 +155,14 @@ def weigh(place: RunPlace, found: Measured, away: Sequence[float]) -> list[float
 
 
 def level(a: RunKind, b: RunKind) -> int:
-    """The narrowest of `GROUPS` that holds both."""
+    """The narrowest of `GROUPS` that contains both."""
     if a.family != b.family or a.layers != b.layers:
         return 2
     return 0 if a.architecture == b.architecture and a.width == b.width else 1
 
 
 def beyond(place: RunPlace, base: RunPlace, found: Measured, away: Sequence[float]) -> list[Beyond]:
-    """Everything in which the job lies outside of what was measured; `base` is the measured kind that it is nearest to."""
+    """Every way in which the job lies outside of what was measured; `base` is the nearest measured kind."""
     near = found.runs[min(range(len(away)), key=away.__getitem__)].place.kind
     kinds = found.votes.keys()
     sizes = [*_sizes(place, base, found), *_reach(place, found)]
@@ -170,6 +170,7 @@ def beyond(place: RunPlace, base: RunPlace, found: Measured, away: Sequence[floa
     text = f"no measured run nearby; nearest {near.accelerator}, {near.precision}, {near.software}"
     named = [
         *_machine(place.kind, kinds, near),
+        *_inferred(place),
         *_software(place.kind, kinds, near),
         *_layers(place.kind, kinds),
         *sizes,
@@ -178,11 +179,11 @@ def beyond(place: RunPlace, base: RunPlace, found: Measured, away: Sequence[floa
 
 
 FAR = 3.0
-"""Distance of the nearest run from which on a job is called extrapolated even inside of what was measured."""
+"""Distance of the nearest run above which a job is called extrapolated even inside the measured ranges."""
 
 
 def _layers(kind: RunKind, kinds: AbstractSet[RunKind]) -> list[Beyond]:
-    """Mamba layers, or experts, where no run had any."""
+    """A kind of layers (Mamba, experts) that no run had."""
     if any(other.layers == kind.layers for other in kinds):
         return []
     words = {"hybrid": "with Mamba layers", "moe": "of a mixture of experts", "dense": "of a dense model"}
@@ -190,7 +191,7 @@ def _layers(kind: RunKind, kinds: AbstractSet[RunKind]) -> list[Beyond]:
 
 
 def _machine(kind: RunKind, kinds: AbstractSet[RunKind], near: RunKind) -> list[Beyond]:
-    """The accelerator, or its precision: half a step where a sibling was measured, one where none of its architecture was."""
+    """The accelerator or its precision: half a step where one of the same architecture was measured, else a whole step."""
     same = [other for other in kinds if other.accelerator == kind.accelerator]
     if same:
         if any(other.width == kind.width for other in same):
@@ -201,8 +202,14 @@ def _machine(kind: RunKind, kinds: AbstractSet[RunKind], near: RunKind) -> list[
     return [Beyond("machine", 0.5 if siblings else 1.0, text)]
 
 
+def _inferred(place: RunPlace) -> list[Beyond]:
+    """An accelerator that no run is known to have had."""
+    text = f"no run states that it was on {place.kind.accelerator}: inferred from step times"
+    return [Beyond("inferred", 1.0, text)] if place.inferred else []
+
+
 def _software(kind: RunKind, kinds: AbstractSet[RunKind], near: RunKind) -> list[Beyond]:
-    """The profile: half a step where its family was measured, or the profile on another architecture only."""
+    """The profile: half a step where its family was measured, or where the profile was measured on other architectures only."""
     same = [other for other in kinds if other.profile == kind.profile]
     if not same:
         family = any(other.family == kind.family for other in kinds)
@@ -241,7 +248,7 @@ def _sizes(place: RunPlace, base: RunPlace, found: Measured) -> list[Beyond]:
 
 
 def _reach(place: RunPlace, found: Measured) -> list[Beyond]:
-    """Tensor parallelism wider than its network, pipeline bubbles, and a device's pace, beyond the largest measured."""
+    """Larger than any measured: tensor parallelism beyond its network domain, pipeline bubbles, the accelerator's pace."""
     ends: Sequence[float] = found.constants.get("reach", place.reach)
     span, bubble, _, pace = place.reach
     words = (

@@ -1,4 +1,4 @@
-"""The measured runs that intervals rest on, and how near one of them is to a job.
+"""The measured runs behind the intervals, and the distance of each from a job.
 
 `data/intervals.json` holds one entry per measured run of the split `fit`: what ran, and the log of measured over predicted. It
 is written by `python benchmarks/fit_intervals.py`. Distance is a sum of steps (machine, precision, software, recomputation,
@@ -19,21 +19,21 @@ INTERVALS_FILE = Path(__file__).parents[1] / "data" / "intervals.json"
 
 AXES = ("hidden", "n_layers", "seqlen", "devices", "tp", "pp", "cp", "microbatch")
 PER_DOUBLING = (1.0, 0.3, 0.5, 0.3, 0.3, 0.3, 0.3, 0.3)
-"""Distance of a factor of two on each axis, assumed: half or twice of any of them changes the score of the intervals (left-out
+"""Distance of a factor of two on each axis, assumed: half or twice any of them changes the score of the intervals (left-out
 cells of the fit rows) by at most 2 %."""
 HELD_PER_DOUBLING = (1.0, 0.3, 0.5, 0.0, 0.0, 0.0, 0.0, 0.0)
-"""The same for memory. What a device holds of so many devices, degrees and sequences is counted, not estimated: runs that
-differ in these alone speak for each other, as those on another accelerator do."""
+"""The same for memory. Bytes for a number of devices, degrees and sequences are counted, not estimated: runs that differ only in
+these are evidence for each other, as are those on another accelerator."""
 REACH = ("tensor_parallel_span", "bubble", "slow", "fast")
-"""What the runs are held against as a whole, each by its largest: ranks of tp over the devices of the innermost network, where
+"""Quantities of a job whose largest measured values bound the range: ranks of tp over the devices of the innermost network, where
 more than one (its collectives leave it); 1 + (p - 1) / (v m), a pipeline's makespan over its work (Narayanan et al. 2021, section
 2.2); and `USUAL_FLOPS` over the accelerator's dense 16-bit peak, and the reverse."""
 USUAL_FLOPS = 1e15
 NO_REACH = (1.0, 1.0, 1.0, 1.0)
 NEAR = 1.0
-"""A run no farther than this is measured nearby: one doubling of the hidden size, or two of the devices and one of tp."""
+"""A run within this distance counts as measured nearby: one doubling of the hidden size, or two of the devices and one of tp."""
 FEW_RUNS = 10
-"""Fewer runs of a software family have no measured range of their own."""
+"""A software family with fewer runs has no measured range of its own."""
 RECOMPUTE = {"none": 0.0, "selective": 0.5, "full": 1.0}
 OTHER_LAYERS = 2.0
 """Distance of a dense model and one with experts, or Mamba layers. Assumed: 0 to 4 change the score of left-out cells by less
@@ -55,26 +55,26 @@ ARCHITECTURES = {
 
 
 class RunKind(NamedTuple):
-    """What a job runs on and with."""
+    """What a job runs on and with: accelerator, precision, software, recomputation, kind of layers."""
 
     accelerator: str
     precision: str
     software: str
-    """The profile's name, with its release where one is said."""
+    """The profile's name, with its release where stated."""
     family: str
-    """The profile that it extends in the end."""
+    """The profile at the end of its chain of `extends`."""
     recompute: str
     layers: str = "dense"
     """dense, moe, or hybrid where it has Mamba layers."""
 
     @property
     def chip(self) -> str:
-        """The accelerator without form and capacity: h100."""
+        """The accelerator's name without form and capacity: h100."""
         return self.accelerator.partition("-")[0]
 
     @property
     def architecture(self) -> str:
-        """The architecture of the accelerator; its own chip where it shares with none."""
+        """The architecture of the accelerator; its own chip where no other accelerator shares it."""
         return ARCHITECTURES.get(self.chip, self.chip)
 
     @property
@@ -91,15 +91,17 @@ class RunKind(NamedTuple):
 
 
 class RunPlace(NamedTuple):
-    """Where a job stands among measured ones: its kind, and its values on `AXES` and `REACH`."""
+    """The position of a job among measured runs: its kind, and its values on `AXES` and `REACH`."""
 
     kind: RunKind
     at: tuple[float, ...]
     reach: tuple[float, ...] = NO_REACH
+    inferred: bool = False
+    """Whether its accelerator was inferred from step times (`Accelerator.inferred`)."""
 
 
 def place_of(job: Job) -> RunPlace:
-    """Where a job stands."""
+    """The place of a job."""
     p, software = job.parallelism, job.software
     name = job.machine.accelerator.name
     layers = "hybrid" if job.model.mamba else "moe" if job.model.moe else "dense"
@@ -108,7 +110,8 @@ def place_of(job: Job) -> RunPlace:
     bubble = 1.0 + (p.pp - 1) / (p.vpp * job.microbatches)
     peaks = job.machine.accelerator.peak_flops
     pace = (peaks.get("bf16") or peaks.get("fp16") or max(peaks.values())) / USUAL_FLOPS
-    return RunPlace(kind, tuple(map(float, at)), (max(1.0, p.tp / job.machine.tiers[0].size), bubble, 1.0 / pace, pace))
+    reach = (max(1.0, p.tp / job.machine.tiers[0].size), bubble, 1.0 / pace, pace)
+    return RunPlace(kind, tuple(map(float, at)), reach, job.machine.accelerator.inferred)
 
 
 class FitRun(NamedTuple):
@@ -118,7 +121,7 @@ class FitRun(NamedTuple):
     cell: int
     """Runs of one cell (model, accelerator, layout, batch, precision family) share one vote."""
     series: int
-    """Cells of one source, accelerator and model, which are off alike."""
+    """Cells of one source, accelerator and model, which tend to share one error."""
     metric: str
     """step, or what a peak memory was read from: allocated, reserved, nvidia-smi, unstated."""
     place: RunPlace
@@ -126,9 +129,9 @@ class FitRun(NamedTuple):
     log_ratio: float
     """ln(measured / predicted)."""
     score: float = 1.0
-    """Its error over the mean error on its side of the runs near it, without its own cell."""
+    """Its error divided by the mean error, on its side, of the runs near it; its own cell left out."""
     new_score: float = 1.0
-    """The same without its own series: how a job of a source, accelerator or model of its own would stand."""
+    """The same with its own series left out: the case of a job whose source, accelerator or model was never measured."""
 
 
 def scaled(values: Iterable[float], per_doubling: Iterable[float]) -> list[float]:
@@ -137,7 +140,7 @@ def scaled(values: Iterable[float], per_doubling: Iterable[float]) -> list[float
 
 
 class Measured:
-    """Runs in the order of their log ratio, and the constants of the intervals made of them."""
+    """Runs sorted by their log ratio, and the interval constants fitted on them."""
 
     def __init__(self, runs: Iterable[FitRun], constants: Mapping[str, Any]) -> None:
         self.runs = sorted(runs, key=lambda run: run.log_ratio)
@@ -152,12 +155,12 @@ class Measured:
             self.votes[run.place.kind] = self.votes.get(run.place.kind, 0.0) + run.vote
         number = {kind: i for i, kind in enumerate(self.votes)}
         self.kinds = [number[run.place.kind] for run in self.runs]
-        """Which of `votes` each run is of."""
+        """Index of each run's kind in `votes`."""
         self._spans: dict[str, list[tuple[float, float]]] = {}
         self._factors: dict[str, tuple[float, float]] = {}
 
     def factors(self, profile: str) -> tuple[float, float]:
-        """How many mean errors hold 80 % of the runs, a tenth beyond them on either side (faster, slower than estimated).
+        """Mean errors that hold 80 % of the runs, with a tenth beyond on either side (faster, slower than estimated).
 
         The runs of this profile, beside `OTHERS` of all; half of a run's vote is its score without its cell, half that without
         its series, since a job may or may not be one more of a series that was measured.
@@ -173,7 +176,7 @@ class Measured:
         return self._factors[profile]
 
     def _factor(self, votes: list[float], side: range) -> float:
-        """The scores of the runs of one side, of which each has two; those of the other side are 0."""
+        """The scores of the runs on one side, two per run; those of runs on the other side are 0."""
         others = 2.0 * (sum(votes) - sum(votes[side.start : side.stop]))
         pairs = [(0.0, others)]
         for i in side:
@@ -181,7 +184,7 @@ class Measured:
         return upper(pairs, (1.0 + COVERED) / 2.0)
 
     def without(self, run_id: str) -> "Measured":
-        """The runs without the cell of `run_id`; the same where that was no fit row."""
+        """The runs without the cell of `run_id`; all of them where that was no fit row."""
         cell = next((run.cell for run in self.runs if run.id == run_id), None)
         if cell is None:
             return self
@@ -238,7 +241,7 @@ def _document() -> Any:
 
 
 def distances(place: RunPlace, found: Measured) -> list[float]:
-    """How far every run is from a place.
+    """Distance of every run from a place.
 
     A place beyond the measured range of an axis counts as at its end: how far beyond is for the interval's margins, and the
     weights of runs are the same however far it is.
@@ -252,7 +255,7 @@ def distances(place: RunPlace, found: Measured) -> list[float]:
 
 
 def steps_between(a: RunKind, b: RunKind, machine: float) -> float:
-    """The distance of two kinds; `machine` scales that of accelerators."""
+    """Distance between two kinds; `machine` scales that of accelerators."""
     d = abs(RECOMPUTE[a.recompute] - RECOMPUTE[b.recompute])
     if a.layers != b.layers:
         d += OTHER_LAYERS
@@ -266,13 +269,13 @@ def steps_between(a: RunKind, b: RunKind, machine: float) -> float:
 
 
 def clipped(place: RunPlace, found: Measured) -> list[float]:
-    """The values of a place, each within what was measured."""
+    """The values of a place, each limited to the measured range."""
     spans = found.spans(place.kind.family)
     return [min(max(value, low), high) for value, (low, high) in zip(place.at, spans, strict=True)]
 
 
 def outside(place: RunPlace, found: Measured) -> float:
-    """How far a place lies beyond the measured range, in the unit of distances."""
+    """How far a place lies outside the measured range, in units of distance."""
     per = found.per_doubling
     beyond = zip(scaled(place.at, per), scaled(clipped(place, found), per), strict=True)
     ends: list[float] = found.constants.get("reach", place.reach)

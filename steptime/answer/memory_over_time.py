@@ -1,4 +1,4 @@
-"""What a stage's device holds from action to action: the figures whose largest is the peak of the memory table."""
+"""Bytes on a stage's device from action to action; the largest is the peak of the memory table."""
 
 from __future__ import annotations
 
@@ -23,41 +23,41 @@ class Held(NamedTuple):
     activations_bytes: float
     """Saved for backward, of all micro-batches in flight."""
     transient_bytes: float
-    """Beside them at the worst moment of the action."""
+    """In addition to them at the worst moment of the action."""
     gradients_bytes: float
-    """Gradients made by then."""
+    """Gradients allocated by then."""
     kept_bytes: float
-    """Saved for backward once the action is over."""
+    """Saved for backward after the action."""
     gradients_kept_bytes: float
-    """Gradients made once it is over."""
+    """Gradients allocated after it."""
 
 
 class StageHolds(NamedTuple):
-    """What one stage holds in which action [B]."""
+    """Bytes that one stage holds in each action."""
 
     stage: int
     weights: list[float]
-    """By virtual chunk, what a micro-batch in flight keeps."""
+    """By virtual chunk: kept by each micro-batch in flight."""
     forward: list[float]
-    """By virtual chunk, the most that a forward holds beside that."""
+    """By virtual chunk: the peak of a forward beyond that."""
     later: dict[ActionKind, list[float]]
-    """The same of every kind of action that follows it."""
+    """The same for every kind of backward action."""
     frees: dict[ActionKind, list[float]]
-    """By virtual chunk, what each of these frees; an I may add."""
+    """By virtual chunk: freed by each of these; negative where an I adds."""
     permanent: float
     """Workspaces and buffers, held in every action."""
     gradients: float
-    """All of them."""
+    """Gradients of the whole stage."""
     first_gradients: float
-    """Those there before the first backward."""
+    """Gradients allocated before the first backward."""
     first_backward: PeakMoment | None
-    """The worst moment of the first backward where gradients come into being in it."""
+    """The worst moment of the first backward, where it allocates gradients."""
     optimizer_step: PeakMoment
     one_by_one: Callable[[Sequence[Action]], Iterator[Held]] | None = None
-    """Where every action is walked by itself (FSDP under a pipeline): all of them."""
+    """Where every action is walked separately (FSDP under a pipeline): all actions."""
 
     def actions(self, order: Sequence[Action]) -> Iterator[Held]:
-        """What the stage holds in each of its actions, in order."""
+        """Bytes that the stage holds in each of its actions, in order."""
         if self.one_by_one is not None:
             yield from self.one_by_one(order)
             return
@@ -69,7 +69,7 @@ class StageHolds(NamedTuple):
                 continue
             held, extra = kept, self.later[kind][chunk] + self.permanent
             kept -= self.frees[kind][chunk]
-            kept = max(kept, 0.0)  # a rounding error may be left of what is no longer held
+            kept = max(kept, 0.0)  # a rounding error may remain of what was freed
             if first is not None:
                 made = self.gradients - float(first.grads_not_yet_allocated_bytes)
                 extra = float(first.transient_bytes) + self.permanent
@@ -81,7 +81,7 @@ class StageHolds(NamedTuple):
 
 
 def stage_holds(assembly: Assembly, states: list[States]) -> list[StageHolds]:
-    """What every stage holds in which action, as `answer.verdict.stage_rows` counts it."""
+    """Bytes that every stage holds in each action, as counted by `answer.verdict.stage_rows`."""
     job = assembly.job
     buffers = [stage_buffers(assembly, stage, state) for stage, state in enumerate(states)]
     permanent = [float(at_peak(held)) for held in buffers]
@@ -112,12 +112,12 @@ def stage_holds(assembly: Assembly, states: list[States]) -> list[StageHolds]:
 
 
 def with_buffers(moment: PeakMoment, permanent: float) -> PeakMoment:
-    """A moment with the workspaces and buffers that it holds as well."""
+    """A moment including workspaces and buffers."""
     return moment._replace(transient_bytes=moment.transient_bytes + permanent)
 
 
 def _all_forward_first(assembly: Assembly, stage: int) -> bool:
-    """Whether gradients come into being in a stage's first backward, which all of its forwards precede."""
+    """Whether a stage allocates its gradients in its first backward, which follows all of its forwards."""
     job = assembly.job
     p = job.parallelism
     if p.pp == 1 or len(assembly.stages[stage]) > 1 or job.software.states.gradients_persist:

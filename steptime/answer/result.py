@@ -1,4 +1,4 @@
-"""estimate(job): the step, put together from parts, pipeline walk, data parallelism and memory."""
+"""estimate(job): combines parts, pipeline walk, data parallelism and memory into the answer."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from steptime.timing.step_time import StepTime, step_time
 
 @dataclass(frozen=True)
 class Estimate:
-    """What `estimate` returns. The step, the memory of every stage and the verdict are there; tables come when asked for.
+    """The result of `estimate`. The step, the memory of every stage and the verdict are computed at once; tables on request.
 
     `to_dict()` is the document of `3dtrn --json`; in a notebook the object shows itself as tables.
     """
@@ -50,10 +50,10 @@ class Estimate:
     memory: Memory
 
     draw: ClassVar[Callable[..., str] | None] = None
-    """How a notebook shows an estimate: `report.notebook` says."""
+    """How a notebook displays an estimate; set by `report.notebook`."""
     find_fixes: ClassVar[Callable[..., list[Fix]] | None] = None
-    """What looks for changes that make a job fit: the search of all layouts where `search.lazy_fixes` says so; else each single
-    change is estimated."""
+    """Finds changes that make a job fit: the search of all layouts where `search.lazy_fixes` sets it; else single changes are
+    estimated."""
 
     @property
     def step_s(self) -> float:
@@ -67,7 +67,7 @@ class Estimate:
 
     @property
     def nodes(self) -> int:
-        """Nodes that hold them, the last one perhaps not full."""
+        """Nodes that hold them; the last one may be partly used."""
         return -(-self.devices // self.job.machine.devices_per_node)
 
     @property
@@ -82,12 +82,12 @@ class Estimate:
 
     @cached_property
     def assumptions(self) -> list[str]:
-        """Defaults and where they come from, what is assumed, what is not verified, and notes on the layout."""
+        """Defaults with their origin, assumptions, what is not verified, and notes on the layout."""
         return [*self.host_bound, *assumptions(self.job)]
 
     @property
     def host_bound(self) -> list[str]:
-        """A line where the host is what the step waits for."""
+        """A line where the step waits for the host."""
         return host_bound(host_seconds(self.timing), self.step_s, self.job.software)
 
     @cached_property
@@ -144,7 +144,7 @@ class Estimate:
 
     @cached_property
     def fixes(self) -> list[Fix]:
-        """The cheapest changes that make a job fit that does not, or only just."""
+        """The changes with the least step time that make a job fit which does not, or only just."""
         if self.memory.fits:
             return []
         find = type(self).find_fixes
@@ -156,7 +156,7 @@ class Estimate:
 
     @cached_property
     def run(self) -> dict[str, Any] | None:
-        """Days, device-hours, cost, energy and goodput of the whole run, when the config asks."""
+        """Days, device-hours, cost, energy and goodput of the whole run, where the plan has a `run` section."""
         return whole_run(self.job, self.step_s, self.params.total, self.devices)
 
     def to_frame(self, rows: Literal["parts", "stages", "gemms", "collectives", "weak_scaling"] = "parts") -> Any:
@@ -185,7 +185,7 @@ class Estimate:
         )
 
     def _repr_html_(self) -> str | None:
-        """Tables for a notebook, where something draws them."""
+        """HTML tables for a notebook, where `report.notebook` is loaded."""
         draw = type(self).draw
         return draw(self) if draw else None
 
@@ -220,7 +220,7 @@ def _step_and_verdict(job: Job) -> tuple[float, str]:
 
 
 def step_seconds(job: Job) -> float:
-    """The step time alone [s]: no memory, no tables."""
+    """The step time only [s]: no memory, no tables."""
     return step_time(Assembly(job)).step_s
 
 
@@ -253,7 +253,7 @@ def document(estimate: Estimate) -> dict[str, Any]:
 
 
 def memory(estimate: Estimate) -> dict[str, Any]:
-    """Memory with its fixes; these are looked for only where the job does not fit."""
+    """Memory with its fixes, which are searched only where the job does not fit."""
     held = estimate.memory
     document = held._asdict()
     document["stages"] = [row._asdict() for row in held.stages]
@@ -263,12 +263,12 @@ def memory(estimate: Estimate) -> dict[str, Any]:
 
 
 def config(estimate: Estimate) -> dict[str, Any]:
-    """The job as it was understood, every default filled in."""
+    """The job as understood, every default filled in."""
     return {key: finite(value) for key, value in estimate.job.to_config().items()}
 
 
 def finite(value: Any) -> Any:
-    """`value` with an endless tier's size as the text "inf", which JSON has no number for and a config file accepts."""
+    """`value` with an unlimited tier's size as the text "inf", since JSON has no such number; a config file accepts it."""
     if isinstance(value, dict):
         return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Rows that are computed when asked for: parameters, throughput, GEMMs, collectives."""
+"""Tables that are computed on request: parameters, throughput, GEMMs, collectives."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def params(assembly: Assembly) -> Params:
 
 
 def throughput(job: Job, step_s: float, flops: Flops) -> Throughput:
-    """Rates against the dense peak of the precision the GEMMs run in."""
+    """Rates relative to the dense peak of the GEMMs' precision."""
     devices = job.parallelism.devices
     dtype = peak_dtype(job.machine.accelerator, job.software.precision)
     peak = job.machine.accelerator.peak_flops[dtype]
@@ -103,13 +103,13 @@ def layer_gemms(timing: StepTime, part: Part, stage: int, layers: int) -> list[G
 
 
 def kind_label(assembly: Assembly, part: Part) -> str:
-    """What stands before a name of a kind of layer where there are several."""
+    """Prefix of the names of a kind of layer where there are several."""
     kinds = assembly.kinds
     return f"{part.kind}{kinds.index(part) + 1}." if len(kinds) > 1 and part in kinds else ""
 
 
 def layer_counts(chunks: Iterable[Chunk]) -> dict[Part, int]:
-    """How many layers of each kind some chunks hold."""
+    """Number of layers of each kind in some chunks."""
     counts: dict[Part, int] = {}
     for part, count in (run for chunk in chunks for run in chunk.runs):
         counts[part] = counts.get(part, 0) + count
@@ -206,7 +206,7 @@ def row(
 
 
 def part_rows(timing: StepTime) -> list[CollectiveRow]:
-    """Tensor- and context-parallel calls of the parts on every stage that has them, alike ones summed."""
+    """Tensor- and context-parallel calls of the parts on every stage that has them, equal ones summed."""
     m, groups, assembly = timing.job.microbatches, timing.pricing.context.groups, timing.assembly
     counts: dict[tuple[str, str], float] = {}
     calls: dict[tuple[str, str], CommCall] = {}
@@ -236,7 +236,7 @@ def part_rows(timing: StepTime) -> list[CollectiveRow]:
 
 
 def works_of(timing: StepTime, chunk: Chunk) -> list[tuple[float, Part, Work]]:
-    """All that one micro-batch does in a chunk: times, part, the work of one direction or of a replay."""
+    """The work of one micro-batch in a chunk: repetitions, part, work of one direction or of a recomputation."""
     parts = timing.parts
     both = [
         (n, part, work) for n, part in parts.works(chunk) for work in (parts.of[part].forward, parts.of[part].backward)
@@ -245,7 +245,7 @@ def works_of(timing: StepTime, chunk: Chunk) -> list[tuple[float, Part, Work]]:
 
 
 def pipeline_rows(timing: StepTime, exposed: float) -> list[CollectiveRow]:
-    """One row per stage boundary: activations down and gradients up, each micro-batch of each chunk.
+    """One row per stage boundary: activations forward and gradients backward, for each micro-batch of each chunk.
 
     The exposed seconds are the busiest stage's, shared out by what each boundary sends.
     """
@@ -266,7 +266,7 @@ def pipeline_rows(timing: StepTime, exposed: float) -> list[CollectiveRow]:
 
 
 def data_parallel_rows(dp: DataParallel) -> list[CollectiveRow]:
-    """Buckets of the stage that sends the most, alike ones together; exposed seconds shared out by what each takes."""
+    """Buckets of the stage that sends the most, equal ones joined; exposed seconds divided in proportion to their time."""
     rows: list[CollectiveRow] = []
     for calls, exposed in ((dp.reductions, dp.reduce_exposed_s), (dp.gathers, dp.gather_exposed_s)):
         stages = [[call for chunk in stage for call in chunk] for stage in calls]
@@ -282,5 +282,5 @@ def data_parallel_rows(dp: DataParallel) -> list[CollectiveRow]:
 
 
 def seconds_of(calls: list[Reduction]) -> float:
-    """Seconds of calls one after the other."""
+    """Total seconds of serial calls."""
     return float(sum(call.cost.time_s * call.times for call in calls))

@@ -1,4 +1,4 @@
-"""Memory of every stage against what the device has: fits, tight, does not fit."""
+"""Memory of every stage compared with the device's: fits, tight, does not fit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from steptime.memory.states import States, state_bytes
 
 
 def stage_memory(assembly: Assembly, states: list[States]) -> Memory:
-    """Every stage at its peak, and the verdict: what the device needs, from `least_bytes` to `most_bytes`, against what it has.
+    """Every stage at its peak, and the verdict: needs from `least_bytes` to `most_bytes`, compared with the device's capacity.
 
     does_not_fit: more than it has at least. fits: no more than it has at most. tight: it has something between.
     """
@@ -57,23 +57,23 @@ def stage_rows(assembly: Assembly, states: list[States]) -> list[StageMemory]:
 
 
 def moment_bytes(job: Job, state: States) -> Num:
-    """The moments of a stage, which come into being in the first optimizer step."""
+    """Bytes of the moments of a stage, which are allocated in the first optimizer step."""
     return state.optimizer_bytes - state_bytes(job).master * state.owned
 
 
 def in_step(job: Job, state: States, buffers: list[HeldBuffer]) -> PeakMoment:
-    """The optimizer step: no activations, but what an update holds for itself, and what only stays between micro-batches."""
+    """The optimizer step: no activations; the update's temporaries, without the buffers that exist only during micro-batches."""
     return PeakMoment(0.0, update_temporaries(job, state) + step_change(buffers), "optimizer step")
 
 
 def update_temporaries(job: Job, state: States) -> Num:
-    """What an update makes for itself: copies of all that it updates (foreach), or what the tensor it works on needs."""
+    """Temporaries of an update: copies of everything it updates (foreach), or of the tensor it works on."""
     foreach = job.software.states.optimizer_temp_copies if job.software.states.optimizer == "adamw" else 0.0
     return foreach * moment_bytes(job, state) / 2.0 + state.update_bytes
 
 
 def first_peak(job: Job, state: States, buffers: list[HeldBuffer], peak: Num) -> Num:
-    """The peak of the first step's micro-batches: no moments yet, nothing of a step before it.
+    """The peak of the first step's micro-batches: no moments yet, nothing left from a previous step.
 
     In a single one's forward no workspace of autograd's thread either.
     """

@@ -1,4 +1,4 @@
-"""Weak and strong scaling: the same job over more or fewer data-parallel replicas."""
+"""Weak scaling: the same job with more or fewer data-parallel replicas."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def degrees(dp: int) -> list[int]:
 
 
 def weak(job: Job, answer: Callable[[Job], tuple[float, str]]) -> list[WeakScaling]:
-    """Step time over dp = 1, 2, 4 ... at fixed work per device; efficiency is relative to the first row that fits.
+    """Step time over dp = 1, 2, 4 ... with fixed work per device; efficiency is relative to the first row that fits.
 
     `answer` gives the step [s] and the verdict of a job. Degrees that the layout cannot have (over several data centers, or
     with replicas) are left out.

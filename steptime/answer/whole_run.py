@@ -11,7 +11,7 @@ from steptime.memory.states import state_bytes
 
 
 def whole_run(job: Job, step_s: float, n_params: int, devices: int) -> dict[str, Any] | None:
-    """What `run:` asks for, as plain numbers; keys whose inputs are not set are absent. None without a `run` section.
+    """The figures of the `run:` section as plain numbers; keys without inputs are absent. None without a `run` section.
 
     `days` is training alone; `wall_days` adds start-up, checkpoint writes, and the work lost and redone after failures.
     """
@@ -29,7 +29,7 @@ def whole_run(job: Job, step_s: float, n_params: int, devices: int) -> dict[str,
             interval = interval or result["best_checkpoint_interval_s"]
     goodput = goodput_fraction(interval, write_s, mtbf_s, said.restart_s)
     result |= included(said, checkpoints=bool(interval and write_s), failures=mtbf_s is not None)
-    if set(result["counted"]) - {"start-up"}:  # else the goodput is 100 % of nothing
+    if set(result["counted"]) - {"start-up"}:  # otherwise goodput would be 100 % of nothing
         result["goodput"] = goodput
     if said.tokens is not None:
         result |= totals(job, said, step_s, devices, goodput)
@@ -37,7 +37,7 @@ def whole_run(job: Job, step_s: float, n_params: int, devices: int) -> dict[str,
 
 
 def included(said: Run, *, checkpoints: bool, failures: bool) -> dict[str, list[str]]:
-    """What the wall time and the goodput count, and what they leave out for want of a figure, with the keys that give it."""
+    """What wall time and goodput include, and what they leave out because a figure is missing, with the keys that set it."""
     lost_work = failures and checkpoints
     parts = [
         ("start-up", said.startup_s > 0.0, "run.startup_s"),
@@ -56,7 +56,7 @@ def included(said: Run, *, checkpoints: bool, failures: bool) -> dict[str, list[
 
 
 def price(job: Job, said: Run) -> tuple[float, str] | None:
-    """Price of a device-hour and where it comes from: the plan, else the machine's file."""
+    """Price of a device-hour and its origin: the plan, else the machine's file."""
     if said.price_per_device_hour is not None:
         return said.price_per_device_hour, "run.price_per_device_hour"
     if job.machine.price_per_device_hour is None:
@@ -78,7 +78,7 @@ def checkpoints(job: Job, said: Run, n_params: int) -> dict[str, Any]:
 
 
 def young_daly_s(write_s: float, mtbf_s: float) -> float:
-    """The checkpoint interval that loses least: sqrt(2 C M) (Young 1974; Daly 2006, equation 1, first order).
+    """The checkpoint interval with the least lost time: sqrt(2 C M) (Young 1974; Daly 2006, equation 1, first order).
 
     >>> young_daly_s(50.0, 3600.0)
     600.0
@@ -87,7 +87,7 @@ def young_daly_s(write_s: float, mtbf_s: float) -> float:
 
 
 def goodput_fraction(interval_s: float | None, write_s: float | None, mtbf_s: float | None, restart_s: float) -> float:
-    """Share of wall time that trains: checkpoint writes, restarts, and half an interval of work lost per failure.
+    """Share of wall time spent training: without checkpoint writes, restarts, and half an interval of work lost per failure.
 
     Daly 2006, section 2: per interval T of work a write C; per failure the restart R and (T + C)/2 redone.
     """

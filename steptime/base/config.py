@@ -1,4 +1,4 @@
-"""The base of every class a config file is read into, and the words in which its problems are told.
+"""The base class of everything read from a config file, and the wording of its problems.
 
 Every problem is one line, `path: what is wrong (got VALUE); what to write instead`, and all problems of a config are reported
 at once: `ConfigError.problems`. What a program needs to mend one stands beside its line: `ConfigProblem`.
@@ -19,19 +19,19 @@ class ConfigProblem(NamedTuple):
     """One problem of bad input."""
 
     line: str
-    """What a user reads."""
+    """The line shown to the user."""
     path: str = ""
-    """The dotted key of the config that it is at, where that is known."""
+    """The dotted key where it occurs, if known."""
     unknown: bool = False
-    """There is no such key: it is to be renamed or dropped, whatever its value."""
+    """Whether the key does not exist and must be renamed or removed, whatever its value."""
     meant: str = ""
-    """The key that was probably meant by an unknown one."""
+    """For an unknown key: the key that was probably meant."""
     by_rule: bool = False
-    """A rule over several sections found it, so all of them were sound."""
+    """Whether a rule over several sections found it; each section was valid by itself."""
 
 
 class ConfigError(ValueError):
-    """Bad input: one line per problem in `problems`, and the same with their places in `details`."""
+    """Bad input: one line per problem in `problems`, and the same with their locations in `details`."""
 
     def __init__(self, problems: str | ConfigProblem | Iterable[str | ConfigProblem]) -> None:
         found = [problems] if isinstance(problems, str | ConfigProblem) else problems
@@ -41,13 +41,13 @@ class ConfigError(ValueError):
 
 
 class MisplacedBool(str):
-    """A bool where a number is meant: text that no number parser takes."""
+    """A bool where a number is expected: text that no number parser accepts."""
 
     __slots__ = ()
 
 
 class Config(BaseModel):
-    """Frozen, and deaf to nothing: an unknown key is an error.
+    """A frozen model in which an unknown key is an error.
 
     Numbers may be written as text ("1e12" is a string to PyYAML); a bool is not a number.
 
@@ -57,9 +57,9 @@ class Config(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     not_modeled: ClassVar[Mapping[str, str]] = {}
-    """Keys ("path") and words ("path=word") that are known but not modeled, with their message."""
+    """Keys ("path") and values ("path=word") that are known but not modeled, with their message."""
     natural_names: ClassVar[Mapping[str, str]] = {}
-    """Words that other frameworks use -> the dotted key that means the same."""
+    """Keys of other frameworks -> the dotted key with the same meaning."""
 
     def __init__(self, **data: Any) -> None:
         try:
@@ -92,7 +92,7 @@ C = TypeVar("C", bound=Config)
 
 
 class _Later:
-    """Of a section inside another: its schema is built when a value for it comes, once, and not with the whole."""
+    """Schema of a nested section: built once, when the first value for it arrives, not with the outer class."""
 
     def __get_pydantic_core_schema__(self, source: type[Config], _handler: GetCoreSchemaHandler) -> CoreSchema:
         def json_schema(_found: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
@@ -110,7 +110,7 @@ Section: TypeAlias = Annotated[C, _Later()]
 
 
 def build(cls: type[C], data: Any, at: str = "") -> C:
-    """`data` (a mapping, or an instance already) as a `cls`; `at` is the dotted path it stands at, for the messages.
+    """`data` (a mapping or an instance) as a `cls`; `at` is the dotted path where it stands, for messages.
 
     Raises:
         ConfigError: with one line per problem.
@@ -123,7 +123,7 @@ def build(cls: type[C], data: Any, at: str = "") -> C:
 
 @cache
 def _numeric_fields(cls: type[BaseModel]) -> frozenset[str]:
-    """Fields that take a number but no bool (pydantic would read true as 1)."""
+    """Fields that accept a number but not a bool (pydantic would read true as 1)."""
     numeric = set()
     for name, field in cls.model_fields.items():
         kinds = set(_leaves(field.annotation))
@@ -139,7 +139,7 @@ def _text_fields(cls: type[BaseModel]) -> frozenset[str]:
 
 
 def _leaves(annotation: Any) -> Iterator[Any]:
-    """The plain types an annotation is made of; of a Literal, the types of its words."""
+    """The plain types in an annotation; for a Literal, the types of its values."""
     if isinstance(annotation, type) or not get_args(annotation):
         yield annotation if isinstance(annotation, type) else type(annotation)
         return
@@ -167,7 +167,7 @@ _BOUNDS = {
 
 
 def show(value: Any) -> str:
-    """A value as an error line shows it: short, whatever it is."""
+    """A value as shown in an error line: short, whatever it is."""
     if isinstance(value, bool | MisplacedBool):
         return str(value).lower()
     if value is None:
@@ -186,7 +186,7 @@ def show(value: Any) -> str:
 
 
 def closest(word: object, words: Iterable[str]) -> str:
-    """The word that is probably meant, whatever its case; "" where none is close."""
+    """The closest known word, ignoring case; "" where none is close."""
     from difflib import get_close_matches
 
     folded = {name.lower(): name for name in sorted(words)}
@@ -195,7 +195,7 @@ def closest(word: object, words: Iterable[str]) -> str:
 
 
 def near(word: object, words: Iterable[str]) -> str:
-    """How an error line ends: the word that is close, else all of them, else nothing.
+    """The end of an error line: the closest word, else all valid words, else nothing.
 
     >>> near("tpp", ["tp", "pp", "dp"]), near("x", ["tp", "dp"])
     ("; did you mean 'tp'?", '; valid: dp, tp')
@@ -217,13 +217,13 @@ def describe(error: ValidationError, cls: type[Config], data: Any, at: str = "")
     found: list[ConfigProblem] = []
     for path, items in groups.items():
         if path and any(other.startswith((path + "[", path + ".")) for other in groups):
-            continue  # one arm of a union; the arm that fits better tells what is wrong inside
+            continue  # one arm of a union; the arm that matches better reports its inner problem
         found += _problems(path, items, cls)
     return found
 
 
 def _problems(path: str, items: list[tuple[Any, list[type[BaseModel]]]], cls: type[Config]) -> list[ConfigProblem]:
-    """What pydantic says of one path; a ConfigError that a validator raised holds its own problems."""
+    """Problems that pydantic finds at one path; a ConfigError raised by a validator keeps its own problems."""
     first, owners = items[0]
     got, kind = first["input"], first["type"]
     not_modeled = cls.not_modeled
@@ -253,7 +253,7 @@ def _problems(path: str, items: list[tuple[Any, list[type[BaseModel]]]], cls: ty
 
 
 def _wrong(items: list[tuple[Any, list[type[BaseModel]]]]) -> str:
-    """What is wrong with a value that is of no expected type, bound or word; several items are the arms of a union."""
+    """The message for a value with no expected type, bound or word; several items are the arms of a union."""
     first = items[0][0]
     got, kind = first["input"], first["type"]
     if kind in _BOUNDS:

@@ -1,4 +1,4 @@
-"""Reading one YAML or JSON document into plain data: strict where YAML is loose, and safe with any bytes.
+"""Reads one YAML or JSON document into plain data: strict where YAML is ambiguous, and safe with any bytes.
 
 Beside PyYAML's safe loader: a duplicate key is an error, aliases may not explode, 1e12 is a number, 010 is ten, 1:30 is
 text, no tag makes an object, and every failure is one line.
@@ -16,7 +16,7 @@ import yaml
 from steptime.base.config import ConfigError, show
 
 MAX_BYTES = 1_000_000
-"""The largest document read [B]: a config is a page, a machine file a few."""
+"""Size of the largest document that is read [B]; real configs and machine files have a few pages."""
 MAX_NODES = 50_000
 """Most values after aliases are expanded."""
 MAX_DEPTH = 40
@@ -53,7 +53,7 @@ def read_source(source: str | Path) -> tuple[str, str]:
             raise ConfigError(f"config text: larger than {MAX_BYTES:,} bytes; a config is a page of YAML")
         return source, "config text"
     name = str(source)
-    if not isinstance(source, str | Path):  # pyright: ignore[reportUnnecessaryIsInstance]  whatever a caller gives
+    if not isinstance(source, str | Path):  # pyright: ignore[reportUnnecessaryIsInstance]  callers may pass anything
         raise ConfigError(f"expected a path, YAML text or a mapping (got {show(source)})")
     try:
         with open(source, "rb") as file:  # noqa: PTH123  one call, and it reports directories and pipes alike

@@ -1,4 +1,4 @@
-"""One formula for a number and for a numpy column.
+"""One formula for numbers and for numpy columns.
 
 Cost formulas are written with plain operators and the functions here. An operand is a Python number or a float64 numpy
 array; numpy itself is imported only when an array turns up, so a single run never loads it.
@@ -16,7 +16,7 @@ Num: TypeAlias = Any
 
 
 PLAIN = (float, int, bool)
-"""Exact types of plain numbers, tried first: a single run asks a few thousand times."""
+"""Exact types of plain numbers, tested first: one run tests a few thousand times."""
 
 
 def is_column(x: Num) -> bool:
@@ -64,7 +64,7 @@ def where(condition: Num, a: Num, b: Num) -> Num:
 
 
 def same(condition: Num) -> bool:
-    """Whether it holds, for all rows of a column alike: what the choice of ops may turn on.
+    """Whether a condition holds, with one answer for all rows of a column: for conditions that decide which ops exist.
 
     >>> same(2 > 1)
     True

@@ -1,4 +1,4 @@
-"""What an estimate holds: plain rows, raw SI. `to_dict` is the `--json` document (schema "3dtrn/1")."""
+"""The contents of an estimate: plain rows, raw SI. `to_dict` is the `--json` document (schema "3dtrn/1")."""
 
 from typing import Any, Literal, NamedTuple
 
@@ -36,33 +36,33 @@ class StageMemory(NamedTuple):
     activations_bytes: float
     """Saved for backward, all in-flight micro-batches, logits and loss included on the last stage."""
     transient_bytes: float
-    """What lives beside them at the peak: temporaries, and `buffers_bytes`."""
+    """Allocated only at the peak: temporaries, and `buffers_bytes`."""
     allocated_bytes: float
     """torch's max_memory_allocated."""
     reserved_bytes: float
-    """What the caching allocator holds then."""
+    """Bytes that the caching allocator reserves then."""
     peak_op: str
     buffers_bytes: float = 0.0
-    """The part of `transient_bytes` that workspaces and buffers take, those that stay for the run and those of a micro-batch."""
+    """The part of `transient_bytes` in workspaces and buffers, both permanent ones and those of a micro-batch."""
     persisting_bytes: float = 0.0
     """torch's memory_allocated between two steps."""
     first_peak_bytes: float = 0.0
-    """The peak of the first step, in which the optimizer's moments are not there yet."""
+    """The peak of the first step, before the optimizer's moments exist."""
 
 
 class HeldBuffer(NamedTuple):
-    """A workspace or buffer that torch's allocator holds on a stage beside states and activations."""
+    """A workspace or buffer in torch's allocator on a stage, besides states and activations."""
 
     name: str
     bytes: float
     stays: bool
-    """It is there between steps."""
+    """Whether it is allocated between steps."""
     at_peak: bool
-    """It is there at the peak of a micro-batch."""
+    """Whether it is allocated at the peak of a micro-batch."""
     source: str
-    """File of the framework that makes it."""
+    """Framework file that allocates it."""
     carried: bool = False
-    """It is of the step before: not there in the first one."""
+    """Whether it is left from the previous step and so is missing in the first one."""
 
 
 class Overhead(NamedTuple):
@@ -76,24 +76,24 @@ class Fix(NamedTuple):
     """One change that makes the job fit."""
 
     set: str
-    """Arguments to put behind `3dtrn CONFIG`: `--set key=value`, quoted for a shell; several for one change of layout."""
+    """Arguments to add to `3dtrn CONFIG`: `--set key=value`, quoted for a shell; several for one change of layout."""
     peak_reserved_bytes: float
     step_s: float
     step_change: float
     """Relative change of the step time: 0.05 is 5 % slower per token."""
     verdict: Verdict = "fits"
-    """What the job is with it: tight ones are listed where no change makes it fit."""
+    """The verdict with the change: tight ones are listed where no change makes it fit."""
 
 
 class Memory(NamedTuple):
-    """Device memory by stage, against what the device has."""
+    """Device memory by stage, compared with the device's capacity."""
 
     stages: list[StageMemory]
     peak_allocated_bytes: float
     peak_reserved_bytes: float
     peak_reserved_bytes_p10: float
     peak_reserved_bytes_p90: float
-    """Between these two in 80 of 100 cases, by how far estimates of measured runs were off."""
+    """Memory lies between these two in 80 of 100 cases, judging by the errors of measured runs."""
     overhead_bytes: Overhead
     capacity_bytes: float
     verdict: Verdict
@@ -102,20 +102,20 @@ class Memory(NamedTuple):
 
     @property
     def least_bytes(self) -> float:
-        """What the device must hold at least: allocated memory, context and communicators. Beyond the capacity: does_not_fit."""
+        """Least bytes that the device needs: allocated memory, context and communicators. Above the capacity: does_not_fit."""
         return self.least_of(self.peak_allocated_bytes)
 
     @property
     def most_bytes(self) -> float:
-        """What it holds at most in 9 of 10 cases: the p90 of reserved memory with the same. Within the capacity: fits."""
+        """Most bytes that it needs in 9 of 10 cases: the p90 of reserved memory plus the same. Within the capacity: fits."""
         return self.most_of(self.peak_reserved_bytes)
 
     def least_of(self, allocated_bytes: float) -> float:
-        """`least_bytes` of a stage with so much allocated."""
+        """`least_bytes` of a stage with this allocated memory."""
         return allocated_bytes + sum(self.overhead_bytes)
 
     def most_of(self, reserved_bytes: float) -> float:
-        """`most_bytes` of a stage with so much reserved; the interval is the same share of every stage's."""
+        """`most_bytes` of a stage with this reserved memory; the interval is the same share of every stage's."""
         widest = max(1.0, self.peak_reserved_bytes_p90 / self.peak_reserved_bytes)
         return reserved_bytes * widest + sum(self.overhead_bytes)
 
@@ -169,10 +169,10 @@ class Pipeline(NamedTuple):
 
 
 class Basis(NamedTuple):
-    """What an interval rests on."""
+    """The evidence for an interval."""
 
     nearest: list[dict[str, Any]]
-    """The nearest measured cells, a run of each: id, distance, measured_over_predicted, and differs: what it has otherwise."""
+    """The nearest measured cells, one run each: id, distance, measured_over_predicted, and differs: its settings that differ."""
     n: int
     """Measured cells nearby: at most one doubling of the hidden size away, or what equals it."""
     extrapolation: list[str]

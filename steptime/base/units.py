@@ -1,4 +1,4 @@
-"""Quantities with units at the door: "450 GB/s", "400 Gbit/s", "80 GiB", "3 us", "989 TFLOP/s" become SI floats.
+"""Quantities with units on input: "450 GB/s", "400 Gbit/s", "80 GiB", "3 us", "989 TFLOP/s" become SI floats.
 
 A bare number is already SI. GB is 1e9 bytes and GiB is 2**30, never mixed; bits need the word bit, so that nobody has to
 guess whether Gb means bits. Inside steptime every quantity is a float in bytes, seconds, bytes/s or FLOP/s.

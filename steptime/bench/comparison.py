@@ -24,11 +24,11 @@ Quantity = Literal["step", "block", "memory", "exact", "gemm", "attention", "mem
 
 
 UPDATES = ("adamw", "adamw_fused")
-"""Memory-bound work that has one direction only."""
+"""Memory-bound work that runs in one direction only."""
 
 
 class PredictionRow(NamedTuple):
-    """One figure twice, in SI units."""
+    """One figure, predicted and measured, in SI units."""
 
     what: Quantity
     name: str
@@ -36,18 +36,18 @@ class PredictionRow(NamedTuple):
     predicted: float
     measured: float
     spread: float | None = None
-    """Of the measured seconds: 90th percentile less minimum, over the median."""
+    """Spread of the measured seconds: 90th percentile minus minimum, divided by the median."""
 
     @property
     def error(self) -> float:
-        """Signed: predicted over measured, less one; 0 where both are 0."""
+        """Signed relative error: predicted over measured, minus one; 0 where both are 0."""
         if self.measured == 0:
             return 0.0 if self.predicted == 0 else float("inf")
         return self.predicted / self.measured - 1.0
 
 
 class ErrorSummary(NamedTuple):
-    """Errors of one kind of figure, without their signs, and their mean with it."""
+    """Mean absolute error, and mean signed error, of one kind of figure."""
 
     what: Quantity
     n: int
@@ -59,7 +59,7 @@ class ErrorSummary(NamedTuple):
 
 
 def summarize(found: Iterable[PredictionRow]) -> list[ErrorSummary]:
-    """Per kind of figure, in the order of first appearance."""
+    """Errors per kind of figure, in the order of first appearance."""
     kinds: dict[Quantity, list[PredictionRow]] = {}
     for row in found:
         kinds.setdefault(row.what, []).append(row)
@@ -74,7 +74,7 @@ def _summary(what: Quantity, rows: list[PredictionRow]) -> ErrorSummary:
 
 
 def of(what: Quantity, name: str, predicted: float, timing: Timing, statistic: Statistic) -> PredictionRow:
-    """Seconds, by the statistic that counts on the device."""
+    """Seconds by the statistic that is used for the device."""
     return PredictionRow(what, name, "s", predicted, float(getattr(timing, statistic)), timing.spread)
 
 
@@ -93,7 +93,7 @@ def gemms(
 def attention(
     found: Estimate, measured: Iterable[timings.AttentionTiming], dtype: str, statistic: Statistic
 ) -> list[PredictionRow]:
-    """The config's own attention, forward and backward, by the back end that torch chooses."""
+    """The config's attention, forward and backward, with the back end that torch chooses."""
     timing, part = found.timing, found.assembly.kinds[0]
     op = next((op for op in part.ops if isinstance(op, Attention)), None)
     if op is None:
@@ -116,7 +116,7 @@ def attention(
 def moves(
     found: Estimate, measured: Iterable[timings.MoveTiming], dtype: str, statistic: Statistic
 ) -> list[PredictionRow]:
-    """Memory-bound work: the bytes that the model counts at the rate that it gives them."""
+    """Memory-bound work: the bytes that the model counts, at the rate that it assumes for them."""
     rates = found.timing.rates
     return [
         of(
@@ -134,7 +134,7 @@ def moves(
 def collectives(
     machine: Machine, measured: Sequence[timings.CollectiveTiming], groups: dict[str, Group]
 ) -> list[PredictionRow]:
-    """Each collective on its axis, against the fastest call: other processes only ever slow one down."""
+    """Each collective on its axis, compared with the fastest call: other processes can only slow a call down."""
     return [
         PredictionRow(
             "collective",

@@ -1,4 +1,4 @@
-"""What a benchmark comes to: the machine file, and its estimates beside what was measured."""
+"""Conclusions of a benchmark: the machine file, and its estimates compared with the measurements."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ HOST_KEYS = ("peak_bytes", "average_bytes", "mode_bytes", "total_bytes", "sample
 
 
 class Conclusion(NamedTuple):
-    """What one benchmark found."""
+    """The results of one benchmark."""
 
     figures: dict[str, Figure]
-    """Of the accelerator that was calibrated; empty where none was."""
+    """Figures of the calibrated accelerator; empty where none was calibrated."""
     machine: dict[str, Any] | None
     """The machine file's mapping; None where nothing was calibrated."""
     predictor: str
     """The machine whose figures predict: the measured one, else the config's."""
     comparisons: list[PredictionRow]
     estimates: list[Estimate]
-    """Of the steps, in their order."""
+    """Comparisons of the steps, in their order."""
     notes: list[str]
-    """Why measured peaks may differ from the estimates, where they do."""
+    """Reasons why measured peaks may differ from the estimates."""
 
 
 def conclude(job: Job, raw: Raw, world: World, device: BenchDevice, provenance: Provenance, path: Path) -> Conclusion:
-    """Write the machine file to `path`, and estimate all that was measured on it.
+    """Write the machine file to `path`, and estimate everything that was measured on that machine.
 
     Where no sweeps ran, nothing is written, and the config's own machine predicts.
     """
@@ -77,7 +77,7 @@ def conclude(job: Job, raw: Raw, world: World, device: BenchDevice, provenance: 
 
 
 def crosses(job: Job, axis: str, per_node: int) -> bool:
-    """Whether groups of an axis have ranks on several nodes: ranks lie in the order pp, dp, tp, the last one closest."""
+    """Whether groups of an axis have ranks on several nodes: ranks are ordered pp, dp, tp, with tp innermost."""
     p = job.parallelism
     stride = {"tp": 1, "dp": p.tp, "pp": p.tp * p.dp}.get(axis, 1)
     ranks = {"tp": p.tp, "dp": p.dp, "pp": p.pp}.get(axis, p.devices)
@@ -87,7 +87,7 @@ def crosses(job: Job, axis: str, per_node: int) -> bool:
 def comparisons(
     job: Job, raw: Raw, steps: list[tuple[LayoutSteps, Estimate]], device: BenchDevice
 ) -> list[PredictionRow]:
-    """Every figure that was measured and that the model gives; the job is on the machine that predicts."""
+    """Every figure that was both measured and predicted; the job is on the machine whose figures predict."""
     dtype, own, statistic = job.software.compute_dtype, estimate(job), device.statistic
     joined = raw.before.joined(raw.after)
     rows = [of("step", name_of(step), predicted.step_s, step.row.timing, statistic) for step, predicted in steps]
@@ -107,7 +107,7 @@ def name_of(step: LayoutSteps) -> str:
 
 
 def of_block(job: Job, block: BlockRow, device: BenchDevice) -> list[PredictionRow]:
-    """One block by itself, of the kernels that the device runs, recomputation in backward included."""
+    """One block by itself, with the kernels that the device runs; backward includes recomputation."""
     parts = estimate(alone(job, block.recompute, device.kind)).timing.parts
     layer = parts.assembly.kinds[0]
     timed = parts.of[layer]
@@ -121,7 +121,7 @@ def of_block(job: Job, block: BlockRow, device: BenchDevice) -> list[PredictionR
 
 
 def of_memory(step: LayoutSteps, predicted: Estimate) -> list[PredictionRow]:
-    """Peaks by pipeline stage, of the rank that holds most."""
+    """Peaks by pipeline stage, of the rank with the largest."""
     row, stages = step.row, predicted.memory.stages
     per_stage = row.ranks // len(stages)
     rows: list[PredictionRow] = []
@@ -139,7 +139,7 @@ def of_memory(step: LayoutSteps, predicted: Estimate) -> list[PredictionRow]:
 
 
 def reasons(step: LayoutSteps, predicted: Estimate, device: BenchDevice) -> list[str]:
-    """What is known to set a layout's allocated peak apart from the estimate; none where both are equal."""
+    """Known reasons why a layout's allocated peak differs from the estimate; none where both are equal."""
     if all(row.predicted == row.measured for row in of_memory(step, predicted) if row.name.startswith("allocated")):
         return []
     known = peak_differences(step.job, device.kind) or ["no known reason: the estimate is wrong"]

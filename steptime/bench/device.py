@@ -1,4 +1,4 @@
-"""What the benchmark runs on: name, memory, processors, and the data sheet where one is known."""
+"""The device that the benchmark runs on: name, memory, processors, and the data sheet where it is known."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ if TYPE_CHECKING:
 
 
 class BenchDevice(NamedTuple):
-    """One device as torch, or the operating system, describes it."""
+    """One device as described by torch or the operating system."""
 
     kind: str
     """cpu, cuda, mps."""
     name: str
     memory_bytes: float
-    """All of it; of a CPU, the host's."""
+    """Total memory; for a CPU, the host's."""
     usable_bytes: float
-    """What a program can have: torch's total of a GPU; what a host had free when it was asked."""
+    """Memory available to a program: torch's total for a GPU; the host's free memory, when asked, for a CPU."""
     processors: int
     """Streaming multiprocessors of a GPU; threads that torch uses on a CPU."""
     context_bytes: float = 0.0
-    """What this process holds of a GPU outside torch's allocator."""
+    """Memory of a GPU that this process holds outside torch's allocator."""
 
     @property
     def statistic(self) -> Literal["min_s", "median_s"]:
-        """Which seconds count: on a CPU the least, since what else runs there only ever adds; on a GPU the median."""
+        """The statistic that counts: the minimum on a CPU, since other processes only add time; the median on a GPU."""
         return "min_s" if self.kind == "cpu" else "median_s"
 
 
@@ -49,14 +49,14 @@ def describe(device: torch.device) -> BenchDevice:
 
 
 def torch_version() -> str:
-    """Of the torch that measures."""
+    """Version of the torch that measures."""
     import torch
 
     return str(torch.__version__)
 
 
 def cpu_name() -> str:
-    """The processor in the system's words, "cpu" where it is silent."""
+    """The processor's name from the system, "cpu" where there is none."""
     try:
         found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
     except OSError:

@@ -1,4 +1,4 @@
-"""The header of a results file: where, with what and as whom a measurement was made. Nothing here fails for want of a tool.
+"""The header of a results file: where, with what and by whom a measurement was made. A missing tool is never an error.
 
 Of the environment only variables that are named here, or whose prefix is, are read: no tokens, no keys.
 """
@@ -32,7 +32,7 @@ CHANGES_RESULTS = (
     *("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "LD_PRELOAD", "MALLOC_CONF", "PYTHONHASHSEED"),
 )
 LIBRARIES = ("NCCL_", "RCCL_", "GLOO_", "TORCH_", "TORCHELASTIC_", "TORCHINDUCTOR_", "UCX_", "FI_")
-"""Prefixes of the settings of libraries that move or compute."""
+"""Prefixes of the settings of libraries that compute or communicate."""
 _SECRET = ("TOKEN", "KEY", "SECRET", "PASSW", "CREDENTIAL", "JWT")
 PACKAGES = (
     *("torch", "torchvision", "torchao", "torchtitan", "triton", "numpy", "flash_attn", "transformer_engine", "apex"),
@@ -49,7 +49,7 @@ PACKAGES = (
     ),
 )
 TIMEOUT_S = 20.0
-"""How long a tool may take to answer [s]."""
+"""Time limit for a tool's answer [s]."""
 
 
 def diagnostics(
@@ -97,7 +97,7 @@ def diagnostics(
 
 
 def text(header: Mapping[str, Any]) -> str:
-    """The header for people and logs: one line per fact, what is unknown or empty left out."""
+    """The header for people and logs: one line per fact; unknown or empty facts are left out."""
     shown = {key: value for key, value in header.items() if key not in {"config", "argv", "world"}}
     shown["argv"] = " ".join(header["argv"])
     shown["world"] = (header["world"] or {}).get("line")
@@ -113,7 +113,7 @@ def _words(value: Any) -> str:
 
 
 def _or_none(ask: Callable[[], Any]) -> Any:
-    """What `ask` says; None where the system will not say."""
+    """The result of `ask`; None where the system gives none."""
     try:
         return ask()
     except (OSError, KeyError, ImportError, ValueError, RuntimeError):
@@ -121,7 +121,7 @@ def _or_none(ask: Callable[[], Any]) -> Any:
 
 
 def _run(command: str, cwd: Path | None = None) -> tuple[int, str, str]:
-    """Exit code, output and errors of a tool; 127 where there is none, or none that answers in time."""
+    """Exit code, output and errors of a tool; 127 where it does not exist or does not answer in time."""
     try:
         done = subprocess.run(  # noqa: S603
             shlex.split(command), capture_output=True, text=True, timeout=TIMEOUT_S, check=False, cwd=cwd
@@ -170,7 +170,7 @@ def _torch() -> dict[str, Any]:
 
 
 def _settings(wanted: Callable[[str], bool]) -> dict[str, str]:
-    """Variables of the environment; a name that may hold a secret is left out."""
+    """Variables of the environment; names that may hold a secret are left out."""
     return {
         name: value
         for name, value in sorted(os.environ.items())

@@ -1,4 +1,4 @@
-"""What torchrun, Slurm and MPI launchers tell a process through its environment. Pure: no torch, no network, nobody asked."""
+"""What torchrun, Slurm and MPI launchers tell a process through its environment. Pure functions: no torch, no network."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MPI = (  # rank, size, local rank, local size
 
 
 class Launch(NamedTuple):
-    """What the environment says of this process."""
+    """The launch of this process according to the environment."""
 
     method: Method
     rank: int
@@ -36,7 +36,7 @@ class Launch(NamedTuple):
 
 
 def read_torchrun(env: Mapping[str, str]) -> Launch | None:
-    """As torchrun sets it (torch.distributed.run, "Environment Variables"), also by hand; None where none of it is set.
+    """Settings from torchrun (torch.distributed.run, "Environment Variables") or by hand; None where none of them is set.
 
     Raises:
         ConfigError: one line per variable that is missing, no whole number, or contradicts another.
@@ -64,7 +64,7 @@ def read_torchrun(env: Mapping[str, str]) -> Launch | None:
 
 
 def read_slurm(env: Mapping[str, str]) -> Launch | None:
-    """As srun sets it (srun(1), "Output environment variables"); None outside a step of several tasks.
+    """Settings from srun (srun(1), "Output environment variables"); None outside a step of several tasks.
 
     Raises:
         ConfigError: one line per variable that is missing, cannot be read, or contradicts another.
@@ -80,7 +80,7 @@ def read_slurm(env: Mapping[str, str]) -> Launch | None:
     if not addr and len(per_node) > 1:
         raise ConfigError("SLURM_STEP_NODELIST: missing; without it export MASTER_ADDR, the host of rank 0")
     port = _port(env)
-    if port is None:  # below Linux's ephemeral ports, and another one for each step of a job
+    if port is None:  # below Linux's ephemeral ports, and different for each step of a job
         job, step = *_whole(env, "SLURM_JOB_ID"), *_whole({"SLURM_STEP_ID": "0", **env}, "SLURM_STEP_ID")
         port = 10_000 + (16 * job + step) % 20_000
     found = Launch("slurm", rank, world, local, per_node[node], node, len(per_node), addr or "127.0.0.1", port)
@@ -101,7 +101,7 @@ def _tasks(env: Mapping[str, str]) -> str:
 
 
 def _only_daemons(env: Mapping[str, str]) -> bool:
-    """Whether the step is that of mpirun's daemons, whose variables the ranks inherit; srun --mpi=pmi2 sets PMI_RANK too."""
+    """Whether the step runs mpirun's daemons, whose variables the ranks inherit; srun --mpi=pmi2 sets PMI_RANK too."""
     names = _mpi_names(env)
     if names is None:
         return False
@@ -110,7 +110,7 @@ def _only_daemons(env: Mapping[str, str]) -> bool:
 
 
 def _per_node(env: Mapping[str, str], world: int) -> list[int]:
-    """Tasks by node."""
+    """Number of tasks on each node."""
     name = _first(env, "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
     if name:
         per_node = tasks_per_node(env[name], name)
@@ -124,7 +124,7 @@ def _per_node(env: Mapping[str, str], world: int) -> list[int]:
 
 
 def read_mpi(env: Mapping[str, str]) -> Launch | None:
-    """As mpirun of Open MPI, MVAPICH or a PMI launcher sets it; None where none did.
+    """Settings from mpirun of Open MPI, MVAPICH or a PMI launcher; None where none is set.
 
     Nodes are counted as if ranks filled one after the other, the launchers' default.
 
@@ -145,18 +145,18 @@ def read_mpi(env: Mapping[str, str]) -> Launch | None:
 
 
 def _mpi_names(env: Mapping[str, str]) -> tuple[str, str, str, str] | None:
-    """The variables of the launcher that set most of its own."""
+    """The variables of the launcher that set the most of them."""
     there = [names for names in _MPI if names[0] in env]
     return max(there, key=lambda names: sum(name in env for name in names), default=None)
 
 
 def read_single(env: Mapping[str, str]) -> Launch:
-    """One process; it meets nobody."""
+    """One process, without rendezvous."""
     return Launch("single", 0, 1, 0, 1, 0, 1, env.get("MASTER_ADDR") or "127.0.0.1", _port(env))
 
 
 def _checked(found: Launch, rank: str, world: str, local: str) -> Launch:
-    """The launch, or what contradicts what."""
+    """The launch, or an error about contradicting variables."""
     problems = []
     if found.rank >= found.world_size:
         problems.append(f"{rank}: must be less than {world}, {found.world_size} (got {found.rank})")
@@ -180,7 +180,7 @@ def _first(env: Mapping[str, str], *names: str) -> str:
 
 
 def _whole(env: Mapping[str, str], *names: str) -> list[int]:
-    """Variables that must be there, as whole numbers."""
+    """Required variables, as whole numbers."""
     there = [name for name in names if env.get(name, "").strip()]
     problems = []
     for name in names:
@@ -205,7 +205,7 @@ def _port(env: Mapping[str, str]) -> int | None:
 
 
 def tasks_per_node(text: str, name: str = "SLURM_STEP_TASKS_PER_NODE") -> list[int]:
-    """Slurm's short form, one entry a node (sbatch(1), SLURM_TASKS_PER_NODE).
+    """Slurm's short form with one entry per node (sbatch(1), SLURM_TASKS_PER_NODE).
 
     >>> tasks_per_node("8(x2),4")
     [8, 8, 4]

@@ -14,7 +14,7 @@ from steptime.bench.logs.samples import Tally
 
 
 def max_rss_bytes() -> int:
-    """The most that this process has ever held; not sampled, so no peak is missed. 0 on Windows.
+    """The largest memory that this process has ever held; not sampled, so no peak is missed. 0 on Windows.
 
     Source: getrusage(2), ru_maxrss: KiB on Linux, bytes on macOS.
     """
@@ -26,13 +26,13 @@ def max_rss_bytes() -> int:
 
 
 def rss_bytes() -> int:
-    """Resident memory of this process and all its descendants, now. Pages that several of them share count in each."""
+    """Resident memory of this process and all its descendants, now. Shared pages count in each process."""
     process = psutil.Process()
     total = int(process.memory_info().rss)
     for child in process.children(recursive=True):
         try:
             total += int(child.memory_info().rss)
-        except psutil.Error:  # it has just ended, or is another user's
+        except psutil.Error:  # it has just ended, or belongs to another user
             continue
     return total
 

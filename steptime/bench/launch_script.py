@@ -1,4 +1,4 @@
-"""The launch command of a benchmark, as text: torchrun for any cluster, or a whole sbatch script. Nothing is launched.
+"""The launch command of a benchmark, as text: torchrun for any cluster, or a complete sbatch script. Nothing is launched.
 
 Sources: torchrun's options, torch.distributed.run; sbatch(1), srun(1). One torchrun per node starts that node's ranks; they meet
 at the first node (c10d).
@@ -21,7 +21,7 @@ KINDS = ("slurm", "torchrun")
 
 
 class _Place(NamedTuple):
-    """Where the ranks go."""
+    """The placement of the ranks."""
 
     devices: int
     nodes: int
@@ -60,7 +60,7 @@ def emit(kind: str, job: Job, config_path: str, *, arguments: Sequence[str] = ()
 
 def _place(job: Job) -> _Place:
     devices, per_node = job.parallelism.devices, job.machine.devices_per_node
-    machine = " ".join(job.machine.name.split())  # it stands in a comment, which a line end would leave
+    machine = " ".join(job.machine.name.split())  # a line break would end the comment in which it stands
     if devices <= per_node:
         return _Place(devices, 1, devices, machine)
     if devices % per_node:
@@ -80,7 +80,7 @@ def _torchrun(place: _Place, program: list[str]) -> str:
 
 
 def _rendezvous(place: _Place, endpoint: str, name: str) -> list[str]:
-    """How the nodes' torchruns find each other."""
+    """How the torchruns of several nodes find each other."""
     return [
         f"--nnodes={place.nodes}",
         f"--nproc-per-node={place.per_node}",
@@ -91,7 +91,7 @@ def _rendezvous(place: _Place, endpoint: str, name: str) -> list[str]:
 
 
 def _folded(*parts: str) -> str:
-    """One command over several lines."""
+    """One command split over several lines."""
     return " \\\n    ".join(parts)
 
 

@@ -1,4 +1,4 @@
-"""From measured collectives to latency and bandwidth: alpha-beta by kind, and the tier of a machine file.
+"""Latency and bandwidth from measured collectives: alpha-beta by kind, and the tier of a machine file.
 
 Minima are fitted, never medians: what else runs on the machine only ever adds. Nothing here needs torch.
 """
@@ -36,7 +36,7 @@ class AlphaBeta(NamedTuple):
     ranks: int
     alpha_s: float
     bus_bytes_per_s: float | None
-    """None where the sizes are too small to show any."""
+    """None where the sizes are too small to show a bandwidth."""
     error_median: float
     """Of the relative errors of the fit, by size."""
     error_worst: float
@@ -44,7 +44,7 @@ class AlphaBeta(NamedTuple):
 
 
 class TierFit(NamedTuple):
-    """A tier of a machine file, as `steptime.cost.comm` uses it; losses are in `bytes_per_s`, so `efficiency` is 1."""
+    """A tier of a machine file, as `steptime.cost.comm` uses it; losses are included in `bytes_per_s`, so `efficiency` is 1."""
 
     latency_s: float
     bytes_per_s: float
@@ -69,12 +69,12 @@ def bus_share(kind: str, ranks: int) -> float:
 
 
 def bus_bytes_per_s(row: timings.CollectiveTiming) -> float:
-    """Bus bandwidth by the minimum [B/s]: what the links carried, whatever the kind and the ranks."""
+    """Bus bandwidth from the minimum time [B/s]: the rate on the links, whatever the kind and the ranks."""
     return row.bytes * bus_share(row.kind, row.ranks) / row.timing.min_s
 
 
 def alpha_beta(measured: Iterable[timings.CollectiveTiming]) -> list[AlphaBeta]:
-    """A fit for each axis, kind and number of ranks with two sizes at least, in the order of the rows."""
+    """A fit for each axis, kind and number of ranks with at least two sizes, in the order of the rows."""
     groups: dict[tuple[str, str, int], list[timings.CollectiveTiming]] = {}
     for row in measured:
         groups.setdefault((row.axis, row.kind, row.ranks), []).append(row)
@@ -82,7 +82,7 @@ def alpha_beta(measured: Iterable[timings.CollectiveTiming]) -> list[AlphaBeta]:
 
 
 def _line(axis: str, kind: str, ranks: int, found: Sequence[timings.CollectiveTiming]) -> AlphaBeta:
-    """Least squares of relative errors, reweighted so that a few odd points do not turn the line; nothing negative."""
+    """Least squares of relative errors, reweighted so that outliers have little weight; no negative result."""
     share = bus_share(kind, ranks)
     points = [(row.bytes * share, row.timing.min_s) for row in found]
     weights = [1.0] * len(points)
@@ -112,12 +112,12 @@ def _weighted(points: Sequence[tuple[float, float]], weights: Sequence[float]) -
 
 
 def model_s(row: timings.CollectiveTiming, tier: Tier) -> float:
-    """What the model says of a measured call, all of whose ranks are in one tier."""
+    """Model time of a measured call, all of whose ranks are in one tier."""
     return float(collective(row.kind, float(row.bytes), Group(row.axis, row.ranks, 1.0), (tier,)).time_s)
 
 
 def tier(measured: Sequence[timings.CollectiveTiming], name: str = "measured") -> TierFit | None:
-    """Latency of a hop and rate with which the model's own formula meets all kinds best; None without rows.
+    """Latency of a hop and rate with which the model's formula fits all kinds best; None without rows.
 
     The search goes from a coarse grid over both logarithms to ever smaller steps around the best. The rate stays below BEYOND
     times the best measured: where only small sizes were, any larger one would do.

@@ -1,4 +1,4 @@
-"""From measured rows to the figures of a machine file, each with how well the model meets what was measured."""
+"""Figures of a machine file from measured rows, each with the error of the model on the measurements."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def figures(measured: Sweeps, device: BenchDevice, dtype: str, provenance: Prove
 
 
 def _peaks(products: dict[str, Figure]) -> dict[str, Figure]:
-    """What stands for the dense peak where no data sheet is known: the best shape, or the asymptote if that is higher."""
+    """What replaces the dense peak where no data sheet is known: the best shape, or the asymptote if that is higher."""
     found: dict[str, Figure] = {}
     for path, figure in products.items():
         field, _, dtype = path.partition(".")
@@ -80,7 +80,7 @@ def _products(
     under: rate_fit.KnownRates,
     provenance: Provenance,
 ) -> dict[str, Figure]:
-    """Best and sustained rates by dtype, and the depth overhead that the config's dtype wants."""
+    """Best and sustained rates by dtype, and the depth overhead fitted for the config's dtype."""
     found: dict[str, Figure] = {}
     overheads: Sequence[float] = rate_fit.OVERHEADS
     tops = best(gemms)
@@ -145,7 +145,7 @@ def _attention(
 
 
 def _kernels(launches: Sequence[timings.LaunchTiming], provenance: Provenance) -> dict[str, Figure]:
-    """What a kernel costs beside its work."""
+    """Fixed times of a kernel."""
     timing_of = {row.name: row.timing for row in launches}
     if not {"gemm", "move"} <= timing_of.keys():
         return {}

@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from steptime.hardware.machine import Accelerator
 
 SHEET_ONLY = ("power_w", "microscaling")
-"""Fields of a known accelerator that nothing here measures and that hold for the part."""
+"""Fields of a known accelerator that are not measured here and are copied from its file."""
 
 
 class Figure(NamedTuple):
-    """A figure in SI units and where it comes from."""
+    """A figure in SI units, with its source."""
 
     value: float | str
     source: str
 
 
 class Provenance(NamedTuple):
-    """What every measured figure of one run shares."""
+    """The source that all measured figures of one run share."""
 
     command: str
     date: str
@@ -81,7 +81,7 @@ def machine_document(
 
 
 def _plain(figure: Figure) -> Any:
-    """A word alone, a number with its source; of what is no whole number six digits, more than any clock here tells."""
+    """A single word, or a number with its source; fractions get six digits, more than any clock resolves."""
     if isinstance(figure.value, str):
         return figure.value
     whole = float(figure.value).is_integer()
@@ -104,7 +104,7 @@ def _memory(device: BenchDevice, provenance: Provenance) -> dict[str, Figure]:
 
 
 def _data_sheet(known: Accelerator | None) -> dict[str, Figure]:
-    """Dense peaks and the like of a known part."""
+    """Dense peaks and other data-sheet figures of a known accelerator."""
     if known is None:
         return {}
     sheet = {
@@ -118,7 +118,7 @@ def _data_sheet(known: Accelerator | None) -> dict[str, Figure]:
 
 
 def _assumed_network(known: Accelerator | None) -> list[dict[str, Any]]:
-    """What stands for a network that was not measured: that of a shipped machine with the same part, else a placeholder."""
+    """A network that was not measured: that of a shipped machine with the same accelerator, else a placeholder."""
     from steptime.hardware.machine import machine_names
 
     if known is not None:

@@ -1,4 +1,4 @@
-"""Marks of time in a job's log, and how long each phase of its start took.
+"""Time stamps in a job's log, and the duration of each phase of its start.
 
 All of it is wall clock, which is the only one that processes and hosts share; no figure here is a difference to another clock.
 Stamps are in UTC: the job script and a container inside it may live in different zones.
@@ -16,7 +16,7 @@ from pathlib import Path
 from steptime.base.config import ConfigError
 
 JOB_STARTED = "STEPTIME_JOB_STARTED"
-"""The variable in which a job script leaves when it began: seconds since 1970, or YYYY-MM-DD-HHMMSS in UTC."""
+"""The variable in which a job script leaves its start time: seconds since 1970, or YYYY-MM-DD-HHMMSS in UTC."""
 PROC_STAT = Path("/proc/self/stat")
 _STAMP = "%Y-%m-%d-%H%M%S"
 
@@ -49,22 +49,22 @@ class Phases:
         """By phase, in order."""
 
     def end(self, name: str) -> None:
-        """The phase ends now, and the next begins."""
+        """End the phase; the next one begins."""
         now = self._now()
         self.seconds[name], self._last = now - self._last, now
 
     def skip(self) -> None:
-        """What went on since the last phase belongs to none."""
+        """Skip the time since the last phase."""
         self._last = self._now()
 
     @property
     def lines(self) -> list[str]:
-        """As a log shows them, and as `3dtrn bench startup` reads them: "phase imports 0.812 s"."""
+        """As logged, and as read by `3dtrn bench startup`: "phase imports 0.812 s"."""
         return [f"phase {name} {took:.6g} s" for name, took in self.seconds.items() if took is not None]
 
 
 def job_start_s(env: Mapping[str, str] = os.environ) -> float | None:
-    """When the job script says it began [s since 1970]; None if it does not.
+    """When the job script began [s since 1970]; None where it does not say.
 
     Raises:
         ConfigError: it cannot be read.

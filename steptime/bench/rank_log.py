@@ -1,4 +1,4 @@
-"""What a run says: the root, on standard error and in a log file; of other ranks only failures, in both."""
+"""Output of a run: the root's on standard error and in a log file; from other ranks only failures, in both."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ OK, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
 
 class RankFormatter(logging.Formatter):
-    """Messages as they are; of other ranks than 0 every line begins with "[rank 1] "."""
+    """Messages unchanged; on ranks other than 0 every line begins with "[rank 1] "."""
 
     def __init__(self, rank: int) -> None:
         super().__init__()
         self.prefix = f"[rank {rank}] " if rank else ""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The lines of one message, its traceback among them."""
+        """The lines of one message, including its traceback."""
         return indent(super().format(record), self.prefix, lambda _: True)
 
 
@@ -72,7 +72,7 @@ def guarded(run: Callable[[], int | None], rank: int = 0, path: Path | None = No
 
 @contextmanager
 def _handler(stream: TextIO, rank: int, level: int) -> Iterator[None]:
-    """This package's messages from a level on, and warnings, go to a stream too; of other ranks than 0 errors alone."""
+    """Send this package's messages from a level on, and warnings, to a stream too; on ranks other than 0 only errors."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(RankFormatter(rank))
     handler.setLevel(logging.ERROR if rank else level)
@@ -99,7 +99,7 @@ def _open(path: Path) -> TextIO:
 
 @contextmanager
 def same_problems(rank: int) -> Iterator[None]:
-    """Work in which bad input is bad on every rank (reading the config): only the root tells; the others leave with 2."""
+    """Work in which bad input is bad on every rank (reading the config): only the root reports it; all exit with 2."""
     try:
         yield
     except ConfigError:
@@ -122,6 +122,6 @@ def _last_words(log: TextIO) -> Iterator[None]:
 
 
 def progress(total: int, label: str) -> Callable[[], None]:
-    """A function to call after each of `total` pieces of work: it says how many are done, after how long."""
+    """A function to call after each of `total` pieces of work: it reports how many are done, and the time so far."""
     start, done = perf_counter(), count(1)
     return lambda: LOG.info("%s %d/%d, %.0f s", label, next(done), total, perf_counter() - start)

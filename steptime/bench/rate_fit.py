@@ -1,4 +1,4 @@
-"""From measured rows to the constants of a machine file: each is fitted through the model's own formula, with its fit error.
+"""Constants of a machine file from measured rows: each is fitted through the model's own formula, with its fit error.
 
 Errors are mean absolute log errors of the model against the measurement, after the fit: 0.05 is 5 %. Nothing here needs torch.
 """
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 Statistic = Literal["min_s", "median_s"]
 RESULT_ITEMSIZE = 2.0
-"""Bytes per element of a product's result at least."""
+"""Least bytes per element of a product's result."""
 STREAMING = ("residual", "add", "rmsnorm", "silu_mul")
-"""Memory-bound work that most of a block's is like."""
+"""Memory-bound work that is typical of a block."""
 LINEAR = (ops.Param("weight", ()),)
 RAMPS = (
     0.0,
@@ -49,9 +49,9 @@ RAMPS = (
     700.0,
     1000.0,
 )
-"""Tokens of attention's ramp that are tried."""
+"""Candidates for the ramp of attention [tokens]."""
 OVERHEADS = (0.0, 5.0, 10.0, 20.0, 40.0, 60.0, 80.0, 100.0, 150.0, 200.0, 300.0)
-"""Values of K_OVERHEAD to choose from, where it is to be fitted too."""
+"""Candidates for K_OVERHEAD, where it is fitted too."""
 
 
 USUAL_RAMP: float = Accelerator.model_fields["attention_ramp_tokens"].default
@@ -62,9 +62,9 @@ class Fit(NamedTuple):
 
     value: float
     error: float
-    """Mean absolute log error of the model with it."""
+    """Mean absolute log error of the model with this value."""
     worst: float
-    """The largest one."""
+    """The largest absolute log error."""
     points: int
 
 
@@ -76,7 +76,7 @@ class GemmFit(NamedTuple):
     worst: float
     points: int
     depth_overhead: float
-    """As `compute.K_OVERHEAD`: that itself unless others were tried."""
+    """The value of `compute.K_OVERHEAD`: the model's own unless others were tried."""
 
 
 class AttentionFit(NamedTuple):
@@ -96,7 +96,7 @@ class MemoryFit(NamedTuple):
 
 
 def judged(value: float, errors: Iterable[float]) -> Fit:
-    """A figure with the log errors that it leaves."""
+    """A value and the log errors that remain with it."""
     sizes = [abs(error) for error in errors]
     return Fit(value, sum(sizes) / len(sizes), max(sizes), len(sizes))
 
@@ -111,7 +111,7 @@ def nearest(candidates: Iterable[float], errors: Callable[[float], list[float]])
 
 
 def solve(seconds: Callable[[float], float], target: float) -> float | None:
-    """The rate at which a time that falls with it is `target`; None where no rate gets there."""
+    """The rate at which a time that falls with the rate equals `target`; None where no rate does."""
     low, high = log(1.0), log(1e21)
     if not seconds(exp(high)) < target < seconds(exp(low)):
         return None
@@ -122,18 +122,18 @@ def solve(seconds: Callable[[float], float], target: float) -> float | None:
 
 
 class KnownRates(NamedTuple):
-    """What is known of a device before its rates are fitted."""
+    """Known figures of a device before its rates are fitted."""
 
     bytes_per_s: float
     """What streaming kernels sustain: memory_bytes_per_s times memory_efficiency."""
     gemm_kernel_s: float
-    """A kernel's fixed time, as the software profile has it."""
+    """A kernel's fixed time in the software profile."""
     sm_count: float | None = None
     compute_flops: float = 0.0
     """Sustained rate of bf16, which quantized products are compared to; 0: half of theirs."""
 
     def rates(self, flops: float) -> Rates:
-        """As the cost model takes them."""
+        """The rates in the form that the cost model takes."""
         return Rates(
             gemm_flops=self.compute_flops or 0.5 * flops,
             attention_forward_flops=flops,
@@ -154,7 +154,7 @@ class KnownRates(NamedTuple):
 def gemm_pass(
     row: timings.GemmTiming, flops: float, device: KnownRates, overhead: float = compute.K_OVERHEAD
 ) -> compute.Pass:
-    """What the model says of a measured product on a device that sustains `flops`: `compute.gemm_pass`, wgrad at its own rate.
+    """Model time of a measured product on a device that sustains `flops`: `compute.gemm_pass`, wgrad at its own rate.
 
     `overhead`: in place of the model's K_OVERHEAD.
     """
@@ -179,7 +179,7 @@ def gemm(
     statistic: Statistic = "median_s",
     overheads: Sequence[float] = (compute.K_OVERHEAD,),
 ) -> GemmFit | None:
-    """`sustained_flops` of a dtype: the asymptote [FLOP/s] with which the model meets the config's projections best.
+    """`sustained_flops` of a dtype: the asymptote [FLOP/s] with which the model fits the config's projections best.
 
     Args:
         measured: rows of any dtype; the sweep's are taken where there are no projections of this one.
@@ -211,7 +211,7 @@ TimingT = TypeVar("TimingT", "timings.GemmTiming", "timings.AttentionTiming")
 def asymptote(
     measured: Sequence[TimingT], model: Callable[[TimingT, float], float], statistic: Statistic
 ) -> Fit | None:
-    """The rate with which `model` meets the rows best; None where it meets none.
+    """The rate with which `model` fits the rows best; None where it fits none.
 
     A sum of absolute errors of steadily falling functions is least where one of them vanishes, so those are the candidates.
     """
@@ -227,7 +227,7 @@ def asymptote(
 
 
 def attention_pass(row: timings.AttentionTiming, flops: float, ramp_tokens: float, device: KnownRates) -> compute.Pass:
-    """What the model says of a measured call that runs at `flops` at RATED_LENGTH: `compute.attention_pass`, with this ramp."""
+    """Model time of a measured call that runs at `flops` at RATED_LENGTH: `compute.attention_pass`, with this ramp."""
     op = ops.Attention(
         "attention", batch=row.batch, q_len=row.seqlen, kv_len=row.seqlen,
         n_q_heads=row.n_q_heads, n_kv_heads=row.n_kv_heads, d_qk=row.head_dim, d_v=row.head_dim,
@@ -247,7 +247,7 @@ def attention(
     statistic: Statistic = "median_s",
     ramps: Sequence[float] | None = None,
 ) -> AttentionFit | None:
-    """Shares of `peak_flops` that causal attention reaches forward and backward, and the ramp that both agree on best.
+    """Shares of `peak_flops` that causal attention reaches forward and backward, and the ramp that fits both best.
 
     `ramps`: to choose from; RAMPS, or the usual one where a single length was measured, if not set. A share above 1 says that the
     peak is no peak of what ran; it is reported as it is. None where a direction was not measured.
@@ -280,7 +280,7 @@ def memory(
     dtype: str | None = None,
     statistic: Statistic = "median_s",
 ) -> MemoryFit | None:
-    """The rate of the best copy, and the median rate of a training step's streaming kernels over it.
+    """The rate of the best copy, and the median rate of a training step's streaming kernels divided by it.
 
     Small tensors come out of caches faster than a copy of large ones; then the kernels' median is the rate. `error` is the mean
     absolute log distance of the kernels from their median. None without a copy or without kernels (of `dtype`, if given).

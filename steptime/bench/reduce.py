@@ -1,4 +1,4 @@
-"""Figures over all ranks. A step takes what its slowest rank takes; a mean over ranks is weighted by what each rank counted.
+"""Figures over all ranks. A step takes as long as its slowest rank; a mean over ranks is weighted by each rank's count.
 
 Every function here is a collective: all ranks call it, all get the same answer, and what is wrong on one is an error on all.
 Without a process group there is one rank.
@@ -14,14 +14,14 @@ T = TypeVar("T")
 
 
 class Spread(NamedTuple):
-    """One metric over the ranks, in the unit it came in."""
+    """One metric over the ranks, in its original unit."""
 
     min: float
     mean: float
     """Weighted where weights were given."""
     max: float
     std: float
-    """Of the population, with the same weights."""
+    """Standard deviation of the population, with the same weights."""
 
 
 def over_ranks(values: Mapping[str, float | None], weights: Mapping[str, float] | None = None) -> dict[str, Spread]:
@@ -54,7 +54,7 @@ def over_ranks(values: Mapping[str, float | None], weights: Mapping[str, float] 
 
 
 def slowest(samples: Sequence[float]) -> list[float]:
-    """Seconds of each repetition, of the rank that took longest in it.
+    """Seconds of each repetition on its slowest rank.
 
     Raises:
         ValueError: the ranks have different numbers of samples.
@@ -67,7 +67,7 @@ def slowest(samples: Sequence[float]) -> list[float]:
 
 
 def gathered(mine: T) -> list[T]:
-    """What each rank has, in rank order, on every rank."""
+    """Each rank's value, in rank order, on every rank."""
     import torch.distributed as dist
 
     if not (dist.is_available() and dist.is_initialized()):
@@ -78,7 +78,7 @@ def gathered(mine: T) -> list[T]:
 
 
 def _problem(name: str, column: Sequence[float | None], shares: Sequence[float | None]) -> str:
-    """What is wrong with a metric; "" if nothing is."""
+    """The problem of a metric; "" where there is none."""
     for row, what in ((column, "not tracked"), (shares, "has no weight")):
         missing = [str(rank) for rank, item in enumerate(row) if item is None]
         if missing:
@@ -91,7 +91,7 @@ def _problem(name: str, column: Sequence[float | None], shares: Sequence[float |
 
 
 def _spread(column: list[float], weights: list[float]) -> Spread:
-    if any(map(isnan, column)):  # which min and max may not see
+    if any(map(isnan, column)):  # min and max may not see a NaN
         return Spread(nan, nan, nan, nan)
     total = fsum(weights)
     mean = fsum(value * weight for value, weight in zip(column, weights, strict=True)) / total

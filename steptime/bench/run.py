@@ -31,44 +31,44 @@ if TYPE_CHECKING:
     from steptime.job.job import Job
 
 PARTS = ("sweeps", "block", "step", "exact")
-"""What a benchmark consists of; --only chooses among them."""
+"""The parts of a benchmark; --only chooses among them."""
 SHARES = {"gemm": 0.4, "attention": 0.2, "moves": 0.15, "optimizer": 0.1, "launches": 0.05, "collectives": 0.1}
-"""Of the seconds of a calibration."""
+"""Shares of the seconds of a calibration."""
 SHARE_OF_A_BLOCK = 1.0 / 60.0
-"""Of the seconds: how long each direction of a block is timed."""
+"""Share of the seconds for timing each direction of a block."""
 SHARE_AFTER = 0.3
 """Share of the seconds for the calibration after the steps, of what the config itself runs."""
 GIB = 2.0**30
 
 
 class BenchOptions(NamedTuple):
-    """How to run one."""
+    """Options of one benchmark."""
 
     out: Path
     seconds: float = 30.0
-    """For the sweeps of both calibrations."""
+    """Seconds for the sweeps of both calibrations."""
     steps: int = 10
     """Timed steps of each layout."""
     seed: int = 0
     parts: frozenset[str] = frozenset(PARTS)
     layouts: tuple[str, ...] = ()
-    """Names of `spread.LAYOUTS`; none: the config's own."""
+    """Names of `spread.LAYOUTS`; empty for the config's own layout."""
     trace: bool = False
 
 
 class LayoutSteps(NamedTuple):
-    """The measured steps of a layout, and the job that they ran."""
+    """The measured steps of a layout, and their job."""
 
     job: Job
     row: StepRow
 
 
 class Raw(NamedTuple):
-    """All that one benchmark measured."""
+    """All measurements of one benchmark."""
 
     before: Sweeps
     after: Sweeps
-    """The config's own work again, once the steps are done: what shows whether the machine kept its pace."""
+    """The config's own work measured again after the steps: shows whether the machine kept its pace."""
     blocks: list[BlockRow]
     steps: list[LayoutSteps]
     truths: list[TorchCount]
@@ -78,7 +78,7 @@ class Raw(NamedTuple):
 
     @property
     def drift(self) -> float | None:
-        """Median ratio of the second calibration's seconds to the first's, over alike products."""
+        """Median ratio of the second calibration's seconds to the first's, over equal products."""
         first = {row._replace(timing=None): row.timing.median_s for row in self.before.gemms}  # type: ignore[arg-type]
         ratios = [
             row.timing.median_s / first[key]
@@ -92,7 +92,7 @@ NOTHING = Sweeps([], [], [], [], [], [])
 
 
 def stages(options: BenchOptions, world: World) -> int:
-    """How often `measure_all` calls its `done`."""
+    """Number of times that `measure_all` calls its `done`."""
     sweeps = 4 + (world.world_size > 1) if "sweeps" in options.parts else 0
     steps = max(len(options.layouts), 1) if "step" in options.parts else 0
     return sweeps + bool(sweeps) + steps + len(options.parts & {"block", "exact"})
@@ -125,7 +125,7 @@ def measure_all(job: Job, world: World, options: BenchOptions, phases: Phases, d
         blocks = run_block(job, world.device, seconds=SHARE_OF_A_BLOCK * options.seconds)
         done()
     if "step" in options.parts:
-        phases.skip()  # what came before is no part of a training job's start
+        phases.skip()  # time before this is not part of a training job's start
         for each in jobs:
             steps.append(train(each, world, options, phases))
             done()
@@ -141,7 +141,7 @@ def measure_all(job: Job, world: World, options: BenchOptions, phases: Phases, d
 
 
 def counts(job: Job, jobs: list[Job], world: World, seed: int) -> list[TorchCount]:
-    """What torch counts of the model by itself, and on several ranks of each layout: parameters and collectives of a rank."""
+    """What torch counts for the model by itself, and on several ranks for each layout: parameters and collectives of a rank."""
     found = truths(job) if world.is_root else []
     if world.world_size == 1:
         return found
@@ -155,7 +155,7 @@ def counts(job: Job, jobs: list[Job], world: World, seed: int) -> list[TorchCoun
 
 
 def refuse(jobs: list[Job], device_type: str) -> None:
-    """Raise for what plain torch cannot run.
+    """Raise for jobs that plain torch cannot run.
 
     Raises:
         ConfigError: one line per problem.
@@ -166,7 +166,7 @@ def refuse(jobs: list[Job], device_type: str) -> None:
 
 
 def refuse_large(jobs: list[Job], world: World) -> None:
-    """Raise for steps that a host has no memory for: it would stop other programs, where CUDA's allocator stops this one.
+    """Raise for steps that exceed the host's memory: unlike CUDA's allocator, the host would stop other programs.
 
     Raises:
         ConfigError: one line per layout.
@@ -218,7 +218,7 @@ def recalibrate(job: Job, world: World, seconds: float) -> Sweeps:
 
 
 def train(job: Job, world: World, options: BenchOptions, phases: Phases) -> LayoutSteps:
-    """The steps of one layout; the first one's start-up is the job's, and its first step is stamped where nothing ran before."""
+    """The steps of one layout; the first layout's start-up is the job's, and its first step is stamped."""
     trace = options.out / "trace" / layout_name(job) if options.trace else None
     first = "build" not in phases.seconds
 

@@ -19,13 +19,13 @@ RecomputeChoice: TypeAlias = Literal["none", "selective", "full"]
 RECOMPUTES: tuple[RecomputeChoice, ...] = ("none", "selective", "full")
 FAMILIES = ("torch", "fsdp2")
 NO_WORKSPACE = ":0:0"
-"""CUBLAS_WORKSPACE_CONFIG of no workspace."""
+"""CUBLAS_WORKSPACE_CONFIG for no workspace."""
 Limit: TypeAlias = tuple[bool, str, str]
-"""Whether the job breaks it, what is wrong, the fix."""
+"""Whether the job violates it, the problem, the fix."""
 
 
 def unsupported(job: Job, device_type: str) -> list[str]:
-    """What of a job plain torch cannot run on a device, one line each, with the fix; empty where it can run."""
+    """Parts of a job that plain torch cannot run on a device, one line each, with the fix; empty where it can run."""
     if job.software.family not in FAMILIES:
         fix = _set("software=torch", *(["precision=bf16"] if job.software.recipe else []))
         return [f"performance.software: {job.software.name} is not plain torch; {fix}"]
@@ -72,7 +72,7 @@ _DTYPES = ("param_dtype", "main_grad_dtype", "moment_dtype")
 
 
 def _layout(job: Job) -> Iterator[Limit]:
-    """How the job is spread."""
+    """How the job is distributed."""
     p, family = job.parallelism, job.software.family
     alone = "--set parallelism."
     yield p.cp > 1, f"parallelism.cp: context parallelism is not run here (got {p.cp})", f"{alone}cp=1"
@@ -95,7 +95,7 @@ def _layout(job: Job) -> Iterator[Limit]:
 
 
 def _device(job: Job, device_type: str) -> Iterator[Limit]:
-    """What the device has no kernel for."""
+    """Features for which the device has no kernel."""
     s = job.software
     wide = device_type == "cuda" and s.compute_dtype == "fp32" and s.kernels.attention_impl == "flash"
     text = "performance.precision: CUDA's flash attention takes bf16 and fp16"
@@ -132,7 +132,7 @@ def as_run(job: Job, device_type: str) -> tuple[Job, list[str]]:
 
 
 def peak_differences(job: Job, device_type: str) -> list[str]:
-    """Why the measured peak of a step may differ from the estimate, as far as is known; empty where it is equal to the byte."""
+    """Known reasons why the measured peak of a step may differ from the estimate; empty where it is equal to the byte."""
     p, s, fsdp = job.parallelism, job.software, job.parallelism.fsdp
     cpu, reduce = device_type == "cpu", ITEMSIZE[fsdp.reduce_dtype if fsdp else "fp32"]
     sharded = s.family == "fsdp2" and p.dp > 1
@@ -154,7 +154,7 @@ def peak_differences(job: Job, device_type: str) -> list[str]:
 
 
 def layout_name(job: Job) -> str:
-    """What the layout is called: single, ddp, fsdp2, hsdp, tp, pp, or several joined: fsdp2+tp."""
+    """The name of the layout: single, ddp, fsdp2, hsdp, tp, pp, or several joined: fsdp2+tp."""
     p = job.parallelism
     sharded = "hsdp" if p.replicas > 1 else "fsdp2"
     parts = {(sharded if job.software.family == "fsdp2" else "ddp"): p.dp, "tp": p.tp, "pp": p.pp}

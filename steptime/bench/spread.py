@@ -1,4 +1,4 @@
-"""A config over the ranks that are there: its data-parallel degree filled in, or one of the layouts that have a name."""
+"""Distributes a config over the available ranks: its data-parallel degree is filled in, or a named layout applied."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "tp": {"performance.software": "torch", "parallelism.tp": "ranks", "parallelism.sp": True},
     "pp": {"performance.software": "torch", "parallelism.pp": "ranks"},
 }
-"""What --layouts asks for: one kind of parallelism over all ranks."""
+"""Layouts of --layouts: one kind of parallelism over all ranks."""
 
 
 def spread(job: Job, ranks: int) -> tuple[Job, list[str]]:
-    """The config on `ranks` processes, and what that changed.
+    """The config on `ranks` processes, and the changes made.
 
     Its own dp gives way to what is left beside tp, pp and cp; the batch per data-parallel rank stays (weak scaling).
 
@@ -41,7 +41,7 @@ def spread(job: Job, ranks: int) -> tuple[Job, list[str]]:
 
 
 def named(job: Job, name: str, ranks: int) -> Job:
-    """The config's model and batch under one kind of parallelism over all ranks.
+    """The config's model and batch with one kind of parallelism over all ranks.
 
     The batch per data-parallel rank stays; a pipeline gets as many micro-batches as it has stages.
 

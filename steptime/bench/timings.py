@@ -1,4 +1,4 @@
-"""What the benchmark measured: plain rows, raw SI. `to_dict` of each goes into results.json (schema "3dtrn-bench/1")."""
+"""Measurements of the benchmark: plain rows, raw SI. `to_dict` of each goes into results.json (schema "3dtrn-bench/1")."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class GemmTiming(NamedTuple):
 
     @property
     def flops(self) -> float:
-        """2 m n k."""
+        """FLOPs: 2 m n k."""
         return 2.0 * self.m * self.n * self.k
 
     @property
     def flops_per_s(self) -> float:
-        """Achieved, by the median."""
+        """Achieved rate, from the median [FLOP/s]."""
         return self.flops / self.timing.median_s
 
 
@@ -59,7 +59,7 @@ class AttentionTiming(NamedTuple):
 
     @property
     def flops_per_s(self) -> float:
-        """Achieved, by the median."""
+        """Achieved rate, from the median [FLOP/s]."""
         return self.flops / self.timing.median_s
 
 
@@ -70,33 +70,33 @@ class MoveTiming(NamedTuple):
     direction: Direction
     dtype: str
     bytes: float
-    """Read and written, each tensor once per kernel that touches it."""
+    """Bytes read and written, each tensor once per kernel that accesses it."""
     timing: Timing
 
     @property
     def bytes_per_s(self) -> float:
-        """Achieved, by the median."""
+        """Achieved rate, from the median [B/s]."""
         return self.bytes / self.timing.median_s
 
 
 class LaunchTiming(NamedTuple):
-    """What a kernel costs beside its work."""
+    """Fixed time of a kernel."""
 
     name: str
     """gemm, move: a tiny one among many queued ones (the device's own time and gap); host: what the host needs to launch one."""
     timing: Timing
-    """Of one kernel."""
+    """Seconds of one kernel."""
 
 
 class CollectiveTiming(NamedTuple):
-    """One collective over the ranks of a mesh axis; of all ranks the slowest in each repetition."""
+    """One collective over the ranks of a mesh axis; the slowest rank in each repetition counts."""
 
     kind: str
     """As `steptime.model.ops.Kind`: all_gather, reduce_scatter, all_reduce, all_to_all, broadcast, send_recv."""
     axis: str
     ranks: int
     bytes: int
-    """The full tensor of one call: what all-gather returns, what reduce-scatter and all-reduce take."""
+    """The full tensor of one call: output of all-gather, input of reduce-scatter and all-reduce."""
     timing: Timing
 
 

@@ -1,4 +1,4 @@
-"""Who and where this process is, and the process group it belongs to.
+"""This process among all processes, and its process group.
 
 How it was launched is the first of these that applies; `environment` reads each:
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import torch
 
 DEVICES = ("cuda", "mps", "cpu")
-"""By preference."""
+"""In order of preference."""
 
 
 class World(NamedTuple):
@@ -68,7 +68,7 @@ class World(NamedTuple):
 
 
 def find(env: Mapping[str, str] = os.environ) -> Launch:
-    """How this process was launched; no torch, no network, no other process asked.
+    """How this process was launched, from its environment only.
 
     Raises:
         ConfigError: one line per variable that is missing, no whole number, or contradicts another.
@@ -109,7 +109,7 @@ def finish(world: World) -> None:
 
 
 def _device(launch: Launch, name: str | None) -> torch.device:
-    """The device of this rank, bound where devices are many."""
+    """The device of this rank, bound where there are several."""
     import torch
 
     has = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
@@ -130,7 +130,7 @@ def _device(launch: Launch, name: str | None) -> torch.device:
 
 
 def _gpu(launch: Launch, visible: int) -> int:
-    """The GPU of a rank among those it sees; Slurm and MPI may show each rank its own one only (--gpus-per-task)."""
+    """The GPU of a rank among the visible ones; Slurm and MPI may show each rank only its own (--gpus-per-task)."""
     if launch.local_rank < visible:
         return launch.local_rank
     if visible == 1 and launch.method in {"slurm", "mpi"}:
@@ -166,7 +166,7 @@ def _join(launch: Launch, device: torch.device, backend: str, timeout: timedelta
 
 
 def _store(launch: Launch, timeout: timedelta) -> Any:
-    """Where the ranks meet: torchrun's agent has a place already, else rank 0 opens one; one rank needs no port."""
+    """The rendezvous of the ranks: torchrun's agent has one, else rank 0 opens one; a single rank needs no port."""
     import torch.distributed as dist
 
     stores: Any = dist  # whose stubs do not export them
@@ -180,7 +180,7 @@ def _store(launch: Launch, timeout: timedelta) -> Any:
 
 
 def _check_free(port: int) -> None:
-    """Whether this host can listen on a port: torch would say it in a page of C++."""
+    """Whether this host can listen on a port: torch's own error is a page of C++."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that was closed a moment ago is free
         try:

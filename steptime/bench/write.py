@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class BenchResults(NamedTuple):
-    """One benchmark on the root: what was measured, what it comes to, where it lies."""
+    """One benchmark on the root: measurements, conclusions, and file locations."""
 
     world_line: str
     device: BenchDevice
@@ -26,7 +26,7 @@ class BenchResults(NamedTuple):
 
 
 def write(folder: Path, run: BenchResults) -> BenchResults:
-    """Write results.json; the run with the names of the files so far."""
+    """Write results.json; returns the run with the names of its files."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "results.json").write_text(json.dumps(run.document, indent=1) + "\n", encoding="utf-8")
     files = ["machine.yaml"] if run.found.machine else []

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass, field
 from math import gcd
 from typing import TYPE_CHECKING, Any
 
 from steptime.base.words import counted
-from steptime.checkpoint import experts, kv_cache, stacks
+from steptime.checkpoint import experts, kv_cache, mixers, stacks
 from steptime.checkpoint import weight_names as names
 from steptime.checkpoint.confignames import CHECKED, from_config, norm_of
+from steptime.checkpoint.found import Found
 from steptime.checkpoint.records import Problem
 
 if TYPE_CHECKING:
@@ -28,44 +28,6 @@ if TYPE_CHECKING:
 CANDIDATES = (32, 48, 64, 80, 96, 112, 128, 160, 192, 256)
 STACKED = re.compile(r"(?:^|\.)layers\.(?!\d)")
 PADDING = 1024  # rows by which an embedding may exceed the vocabulary that a config states
-KINDS = (  # of layers that are no attention, by what only they have
-    ("linear_attention", re.compile(r"linear_attn\.|^attn\.A_log$|delta_net")),
-    ("mamba", re.compile(r"A_log$|ssm_a$")),
-    ("rwkv", re.compile(r"time_(?:decay|maa|mix)|attention\.time_")),
-)
-CROSS, OWN = "cross_attn.q_proj.weight", "self_attn.q_proj.weight"
-"""A layer of Mllama attends to the image or to the tokens before."""
-
-
-@dataclass(slots=True)
-class Found:
-    """The language model's tensors, and what was found so far: {field: {value, from}}."""
-
-    parts: stacks.Parts
-    tied: AbstractSet[str]
-    tails: dict[str, tuple[str, Shape]] = field(default_factory=dict)
-    fields: dict[str, dict[str, Any]] = field(default_factory=dict)
-
-    def last(self, *modules: str) -> tuple[str, Shape] | None:
-        """(name, shape) of the first of `modules` that a layer has as a matrix, experts aside."""
-        for module in modules:
-            for tail, (name, shape) in self.tails.items():
-                if (
-                    names.ends(tail, module)
-                    and len(shape) == 2
-                    and "expert" not in tail
-                    and not names.SHARED.search(tail)
-                ):
-                    return name, shape
-        return None
-
-    def set(self, key: str, value: Any, source: str, **more: Any) -> None:
-        """Record a value unless one is known."""
-        self.fields.setdefault(key, {"value": value, "from": source, **more})
-
-    def get(self, key: str) -> Any:
-        """The value found for `key`, or None."""
-        return self.fields.get(key, {}).get("value")
 
 
 def infer(
@@ -93,19 +55,23 @@ def infer(
     count = len(parts.main.layers)
     found.set("n_layers", count, f"{counted(count, 'layer')} {parts.main.prefix}*")
     _mlp(found)
-    regular = experts.infer(found.parts.main, found.tails, found.get("hidden_sz"), found.set)
+    regular = experts.infer(found)
+    mixers.kinds(found)
     _norms(found, facts)
     _biases(found)
     _attention(found)
-    _others(found)
+    for part, about in parts.others.items():
+        found.set(part, about, "tensors by name")
     problems = _mismatches(found, configs)
     _stated(found, configs)
     _heads(found)
+    mixers.sections(found, [known for _, known in configs])
     runs = experts.runs(parts.main.layers, found.get("hidden_sz"), found.get("head_dim"))
     if runs and not found.get("layer_kinds") and not regular:
         found.set("layers", runs, "layers whose shapes differ")
     families = [str(fact["config"].get("model_type", "")) for fact in facts if isinstance(fact.get("config"), dict)]
-    kv_cache.record(found.get, found.last(*names.LATENT), parts.main.prefix, families, found.set)
+    families += ["modernbert"] if found.last("mlp.Wi") else []
+    kv_cache.record(found, families)
     return found.fields, problems
 
 
@@ -131,8 +97,8 @@ def _stated(f: Found, configs: list[tuple[str, dict[str, Any]]]) -> None:
     """What configs say, where nothing is known yet."""
     for source, config in configs:
         for key, value in config.items():
-            if key == "moe_from_config":
-                (f.get("moe") or {}).update(value)
+            if key.endswith("_from_config"):
+                (f.get(key.removesuffix("_from_config")) or {}).update(value)
             else:
                 f.set(key, value, source)
 
@@ -177,20 +143,21 @@ def _mlp(f: Found) -> None:
 
 
 def _norms(f: Found, facts: list[dict[str, Any]]) -> None:
+    """Without biases, the family decides: gated MLPs have RMSNorm but for Cohere's, DBRX's and ModernBERT's."""
     kinds = {m[1] or m[2] for m in map(names.NORM.search, f.tails) if m}
-    several = (
-        sum(bool(names.NORM.search(tail)) and not names.Q_NORM.search(tail) and "k_" not in tail for tail in f.tails)
-        > 1
+    per_layer = sum(
+        bool(names.NORM.search(tail)) and not names.Q_NORM.search(tail) and "k_" not in tail for tail in f.tails
     )
     stated = next((known for fact in facts if (known := norm_of(fact))), None)
+    gated = f.get("glu") and (per_layer > 1 or f.last("linear_fc1")) and not any(map(names.LAYERNORM.search, f.tails))
+    of_family = next((tail for tail in f.tails if names.RMSNORM.search(tail)), None)
     if "bias" in kinds:
         f.set("norm", "layernorm", "norm biases")
     elif stated is not None:
         f.set("norm", *stated)
-    elif (
-        kinds
-        and f.last("linear_fc1", *(("gate_proj", "w3", "ffn_gate", "gate_up_proj") if several else ())) is not None
-    ):
+    elif kinds and of_family:
+        f.set("norm", "rmsnorm", f"no norm bias beside {of_family}")
+    elif kinds and gated:
         f.set("norm", "rmsnorm", "no norm bias, gated MLP")  # with one norm a layer it may be Cohere's LayerNorm
     elif kinds:
         f.set("norm", None, "no norm bias: shapes do not tell rmsnorm from layernorm")
@@ -206,7 +173,8 @@ def _norms(f: Found, facts: list[dict[str, Any]]) -> None:
 def _biases(f: Found) -> None:
     """A bias beside a matrix is a linear layer's; norms have vectors."""
     modules = [tail.removesuffix(".bias") for tail in f.tails if tail.endswith(".bias")]
-    linear = [m for m in modules if f"{m}.weight" in f.tails and len(f.tails[f"{m}.weight"][1]) >= 2]
+    linear = [m for m in modules if f"{m}.weight" in f.tails and len(f.tails[f"{m}.weight"][1]) == 2]
+    linear = [m for m in linear if not m.endswith("dt_proj")]  # a part of Mamba's scan
     linear += [tail for tail in f.tails if tail.endswith("_proj_bias")]
     others = [m for m in linear if not names.QKV_MODULE.search(m)]
     f.set("bias", bool(others), "linear biases by name")
@@ -222,7 +190,10 @@ def _attention(f: Found) -> None:
         return
     q, k, fused, out = f.last(*names.Q), f.last(*names.K), f.last(*names.QKV), f.last(*names.OUT)
     if q is not None and k is not None:
-        f.set("q_rows", q[1][0], q[0])
+        gated = out is not None and q[1][0] == 2 * out[1][1]  # a gate as wide as the query (Qwen3-Next)
+        if gated:
+            f.set("attention", {"gated": True}, q[0])
+        f.set("q_rows", q[1][0] // 2 if gated else q[1][0], q[0])
         f.set("kv_rows", k[1][0], k[0])
     elif fused is not None:
         rows = next((n for n in fused[1] if n != hidden), hidden)
@@ -236,21 +207,10 @@ def _attention(f: Found) -> None:
         f.set("head_dim", 2 * shape[0], inverse)
 
 
-def _others(f: Found) -> None:
-    """Layers that are no attention, and the parts beside the language model."""
-    kinds: Counter[str] = Counter()
-    marks = [(kind, {tail for tail in f.tails if mark.search(tail)}) for kind, mark in KINDS]
-    for tails in f.parts.main.layers.values():
-        usual = "cross_attention" if CROSS in tails and OWN not in tails else "attention"
-        kinds[next((kind for kind, own in marks if not own.isdisjoint(tails)), usual)] += 1
-    if set(kinds) - {"attention"}:
-        f.set("layer_kinds", dict(kinds), "layers by what only they have")
-    for part, about in f.parts.others.items():
-        f.set(part, about, "tensors by name")
-
-
 def _heads(f: Found) -> None:
     """Heads from rows and head width; without a width only the candidates are listed."""
+    for key in () if f.attends else ("n_q_heads", "n_kv_heads", "head_dim"):  # a config's, of Mamba's heads
+        f.fields.pop(key, None)
     q, kv, width, heads = f.get("q_rows"), f.get("kv_rows"), f.get("head_dim"), f.get("n_q_heads")
     if q is None or kv is None or not kv:
         return
@@ -260,11 +220,13 @@ def _heads(f: Found) -> None:
     if width and q % width == 0 and kv % width == 0:
         source = f"rows / head_dim {width}"
         f.set("n_q_heads", q // width, source)
-        f.set("n_kv_heads", kv // width, source)
+        f.fields["n_kv_heads"] = {"value": kv // width, "from": source}  # whatever a config says that has no use for it
         return
     fits = [n for n in CANDIDATES if gcd(q, kv) % n == 0]
+    widths = f"may be {' or '.join(map(str, fits))}" if fits else f"divides {gcd(q, kv)}"
     ratio = f"n_q_heads : n_kv_heads = {q // gcd(q, kv)} : {kv // gcd(q, kv)}"
-    f.fields["head_dim"] = {"value": None, "from": f"not in the shapes; {ratio}", "candidates": fits}
+    source = f"{q} query and {kv} key rows, {ratio}, head_dim {widths}; a config.json beside the weights says which"
+    f.fields["head_dim"] = {"value": None, "from": source, "candidates": fits}
 
 
 def _mismatches(f: Found, configs: list[tuple[str, dict[str, Any]]]) -> list[Problem]:

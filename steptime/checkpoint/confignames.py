@@ -32,10 +32,18 @@ MOE_FIELDS: dict[str, tuple[str, ...]] = {
         "num_experts_per_tok", "moe_router_topk", "expert_used_count", "moe_top_k", "experts_per_token",
     ),
 }  # fmt: skip
+MAMBA_FIELDS: dict[str, tuple[str, ...]] = {
+    "n_groups": ("mamba_n_groups", "mamba_num_groups", "n_groups"),
+    "state_dim": ("mamba_d_state", "mamba_state_dim", "ssm_state_size", "state_size"),
+    "chunk_sz": ("mamba_chunk_size", "chunk_size"),
+}  # fmt: skip
 NESTED = ("thinker_config", "text_config", "llm_config", "language_config", "attn_config", "ffn_config")
 """Where multimodal models keep the language model's config, and DBRX its attention and experts."""
 BIAS_FREE_LAYERNORM = frozenset(
     {"cohere", "cohere2", "cohere2_moe", "mpt", "modernbert", "modern-bert", "dbrx", "olmo"}
+)
+RMSNORM = frozenset(
+    {"t5", "mt5", "umt5", "longt5", "switch_transformers", "mamba", "mamba2", "falcon_mamba", "nemotron_h"}
 )
 CHECKED = ("n_layers", "hidden_sz", "inter_sz", "vocab_sz", "head_dim")
 
@@ -80,9 +88,10 @@ def _fields(values: dict[str, Any]) -> dict[str, Any]:
     untied = values.get("untie_embeddings_and_output_weights")
     if isinstance(untied, bool):
         found["tie_embeddings"] = not untied
-    moe = {field: value for field, names in MOE_FIELDS.items() if (value := _first(values, names)) is not None}
-    if moe:
-        found["moe_from_config"] = moe
+    for part, fields in (("moe_from_config", MOE_FIELDS), ("mamba_from_config", MAMBA_FIELDS)):
+        own = {field: value for field, names in fields.items() if (value := _first(values, names)) is not None}
+        if own:
+            found[part] = own
     return found
 
 
@@ -96,11 +105,13 @@ def norm_of(facts: dict[str, Any]) -> tuple[str, str] | None:
     known = _unprefixed(gguf)
     if "attention.layer_norm_rms_epsilon" in known or "attention.layer_norm_epsilon" in known:
         return ("rmsnorm" if "attention.layer_norm_rms_epsilon" in known else "layernorm"), "GGUF key-values"
+    families = {str(config.get("model_type"))}
     for nested in NESTED:
         if isinstance(config.get(nested), dict):
             config = config | config[nested]
-    if config.get("model_type") in BIAS_FREE_LAYERNORM:
+            families.add(str(config.get("model_type")))
+    if families & BIAS_FREE_LAYERNORM:
         return "layernorm", "config.json"
-    if "rms_norm_eps" in config:
+    if "rms_norm_eps" in config or families & RMSNORM:
         return "rmsnorm", "config.json"
     return None

@@ -7,6 +7,7 @@ they are what tensor-parallel slices of one matrix have too.
 
 from __future__ import annotations
 
+from collections import Counter
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -27,18 +28,14 @@ def count(section: Section) -> None:
     Pieces that do not add up to the whole tensor are a problem, unless files are known to be missing.
     """
     _storages(section.tensors)
-    firsts: dict[str, dict[str, StoredTensor]] = {}
+    own = [tensor for tensor in section.tensors if tensor.alias_of is None]
+    names = {tensor.name for tensor in own}
+    twice = Counter([tensor.name for tensor in own]) if len(names) < len(own) else None
     groups: dict[tuple[str, str], list[StoredTensor]] = {}
-    for tensor in section.tensors:
-        if tensor.alias_of is None:
-            first = firsts.get(tensor.role)
-            if first is None:
-                first = firsts[tensor.role] = {}
-            other = first.setdefault(tensor.name, tensor)
-            if other is not tensor:
-                groups.setdefault((tensor.role, tensor.name), [other]).append(tensor)
-            elif tensor.global_shape not in (None, tensor.shape) and tensor.note != "sparse":
-                groups[tensor.role, tensor.name] = [tensor]
+    for tensor in own:
+        piece = tensor.global_shape is not None and tensor.global_shape != tensor.shape and tensor.note != "sparse"
+        if piece or (twice and twice[tensor.name] > 1):
+            groups.setdefault((tensor.role, tensor.name), []).append(tensor)
     torn = [line for group in groups.values() if (line := _pieces(group))]
     if section.unread or section.facts.get("slices") or any(problem.code in GAPS for problem in section.problems):
         return
@@ -55,7 +52,7 @@ def _storages(tensors: list[StoredTensor]) -> None:
     """
     shared: dict[tuple[str, str], list[StoredTensor]] = {}
     for tensor in tensors:
-        tensor.unique = 0 if tensor.alias_of is not None else tensor.numel
+        tensor.unique = 0 if tensor.alias_of is not None else prod(tensor.shape)
         if tensor.storage is not None:
             shared.setdefault((tensor.file, tensor.storage), []).append(tensor)
     for group in shared.values():

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from steptime.checkpoint import weight_names as names
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from steptime.checkpoint.found import Found
     from steptime.checkpoint.records import Shape
     from steptime.checkpoint.stacks import Stack
 
@@ -21,8 +20,9 @@ MAX_RUNS = 64
 Tails = dict[str, tuple[str, "Shape"]]
 
 
-def infer(stack: Stack, tails: Tails, hidden: int, record: Callable[..., None]) -> bool:
+def infer(f: Found) -> bool:
     """Record `moe`, and the experts' `inter_sz` and `glu`, where a layer has experts; whether `moe` says which layers have."""
+    tails, hidden = f.tails, f.get("hidden_sz")
     numbers = [int(match[1]) for match in map(names.EXPERT.search, tails) if match]
     packed = _first(tails, names.PACKED_DOWN) or _first(tails, names.PACKED_UP)
     router = _first(tails, names.ROUTER)
@@ -46,11 +46,11 @@ def infer(stack: Stack, tails: Tails, hidden: int, record: Callable[..., None]) 
         width, source, gated = flat[1][0] // count, flat[0], any("experts.mlp.v1" in t for t in tails)
     if width:
         moe["expert_inter_sz"] = width
-        record("inter_sz", width, source)
-        record("glu", gated, "expert projections")
+        f.set("inter_sz", width, source)
+        f.set("glu", gated, "expert projections")
     _shared(tails, hidden, moe)
-    regular = _placed(stack, moe)
-    record("moe", moe, "expert tensors; top-k is not in shapes")
+    regular = _placed(f.parts.main, moe)
+    f.set("moe", moe, "expert tensors; top-k is not in shapes")
     return regular
 
 
@@ -76,9 +76,7 @@ def _shared(tails: Tails, hidden: int, moe: dict[str, Any]) -> None:
 
 def _placed(stack: Stack, moe: dict[str, Any]) -> bool:
     """Which layers are sparse, as a plan says it: dense ones first, then a share of the rest."""
-    sparse = sorted(
-        i for i, tails in stack.layers.items() if any("expert" in t or "_exps" in t or "moe." in t for t in tails)
-    )
+    sparse = sorted(i for i, tails in stack.layers.items() if any(map(names.SPARSE.search, tails)))
     first, second = (*sparse, *sparse, 0)[0], (*sparse, 0, 0)[1]
     every = max(1, second - first)
     dense = first - every + 1  # a plan counts from the last of each `every` layers behind the dense ones

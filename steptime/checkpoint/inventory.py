@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from steptime.checkpoint import adapter, architecture, counting, difference, quantized, tree
 from steptime.checkpoint.confignames import FIELDS, from_config
+from steptime.checkpoint.escape import escaped
 from steptime.checkpoint.roles import ADAM_NAMES
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class Inventory:
     def __post_init__(self) -> None:
         """Count every element once and decide which role stands for the model."""
         for section in self.sections:
+            _printable(section)
             counting.count(section)
             section.problems += counting.dragged(section.tensors)
 
@@ -245,6 +247,14 @@ class Inventory:
     def id(self) -> str:
         """Structural hash: equal for checkpoints with the same tensor names, shapes and dtypes."""
         return difference.structural_hash(self.structure)
+
+
+def _printable(section: Section) -> None:
+    """Words of a file that reports repeat, its types of elements and the names of formats, without control characters."""
+    section.format, section.container = escaped(section.format), escaped(section.container)
+    odd = {dtype: escaped(dtype) for dtype in {tensor.dtype for tensor in section.tensors} if not dtype.isprintable()}
+    for tensor in section.tensors if odd else ():
+        tensor.dtype = odd.get(tensor.dtype, tensor.dtype)
 
 
 def _elements(shapes: Iterable[Shape]) -> int:

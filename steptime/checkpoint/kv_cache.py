@@ -7,34 +7,28 @@ and the rotary key, the rows of the down projection (DeepSeek-V2, arXiv 2405.044
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from steptime.checkpoint.weight_names import LATENT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from steptime.checkpoint.found import Found
 
 WIDTH = 2  # bytes of an element: fp16 or bf16
 _NO_DECODER = re.compile(r"(?:^|\.)encoder\.|bert|^transformer\.layer\.|vision|visual")
 
 
-def record(
-    value: Callable[[str], Any], latent: tuple[str, tuple[int, ...]] | None, prefix: str, families: list[str],
-    set_: Callable[..., None],
-) -> None:  # fmt: skip
+def record(f: Found, families: list[str]) -> None:
     """Set `kv_cache_bytes_per_token` [bytes] where the layers are a decoder's and their key rows are known."""
-    if value("vocab_sz") is None or _NO_DECODER.search(prefix) or any("bert" in family for family in families):
+    if f.get("vocab_sz") is None or _NO_DECODER.search(f.parts.main.prefix) or any("bert" in name for name in families):
         return
-    kinds = value("layer_kinds") or {}
-    layers = kinds.get("attention", 0) if kinds else value("n_layers")
-    if not layers:
-        return
+    kinds, latent = f.get("layer_kinds"), f.last(*LATENT)
+    layers = kinds.get("attention", 0) if kinds else f.get("n_layers")
+    heads, width = f.get("n_kv_heads"), f.get("head_dim")
     if latent is not None:
-        rows = min(latent[1])
-        set_(
-            "kv_cache_bytes_per_token", layers * rows * WIDTH, f"{layers} layers x {rows} rows of {latent[0]} x 2 bytes"
-        )
-        return
-    rows = value("kv_rows")
-    if rows is None and value("n_kv_heads") and value("head_dim"):
-        rows = value("n_kv_heads") * value("head_dim")
-    if rows:
-        set_("kv_cache_bytes_per_token", 2 * layers * rows * WIDTH, f"2 x {layers} layers x {rows} rows x 2 bytes")
+        rows, source, each = min(latent[1]), f"rows of {latent[0]} x 2 bytes", 1
+    else:
+        rows, source, each = f.get("kv_rows") or (heads and width and heads * width), "rows x 2 bytes", 2
+    if layers and rows:
+        text = f"{layers} layers x {rows} {source}"
+        f.set("kv_cache_bytes_per_token", each * layers * rows * WIDTH, text if latent else f"2 x {text}")

@@ -13,6 +13,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from steptime.checkpoint.confignames import from_config
+from steptime.checkpoint.weight_names import BUFFERS
 
 if TYPE_CHECKING:
     from steptime.checkpoint.records import Section, StoredTensor
@@ -30,7 +31,6 @@ _SPELLINGS = (  # Meta's, Mistral's and llama.cpp's names of a llama's tensors, 
     (r"feed_forward\.w3\b|ffn_up\b", "mlp.up_proj"),
 )  # fmt: skip
 _NAMES = [(re.compile(pattern), words) for pattern, words in _SPELLINGS]
-_BUFFERS = re.compile(r"inv_freq$|rope\.?_?freqs|position_ids$")
 MIN_TENSORS = 2
 MAX_OWNERS = 64  # models of one folder with which another is compared by size
 
@@ -106,7 +106,7 @@ def _checksums(section: Section) -> frozenset[Any] | None:
 
 def _structure(section: Section) -> frozenset[Any]:
     """Names, in one spelling, and whole shapes; buffers that formats keep or drop as they like are left out."""
-    names = {t.name: t.whole for t in _model(section) if not _BUFFERS.search(t.name)}
+    names = {t.name: t.whole for t in _model(section) if not BUFFERS.search(t.name)}
     return frozenset((_spelled(name), shape) for name, shape in names.items())
 
 

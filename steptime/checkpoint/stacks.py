@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from steptime.checkpoint.weight_names import EMBED
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 
 LAYER = re.compile(r"(?:^|\.)(?:layers?|h|blk|blocks?|resblocks)\.(\d{1,6})\.")
 _PARTS = (  # in this order: a vision tower's projector is the projector's
-    ("projector", re.compile(r"(?:^|[._])(?:\w*projector|connector|merger|mlp1|mm|resampler|aligner)\.")),
+    ("projector", re.compile(r"(?:^|[._])(?:(?!vocab_)\w*projector|connector|merger|mlp1|mm|resampler|aligner)\.")),
     ("vision", re.compile(r"(?:^|[._])(?:visual|vision\w*|image\w*|vit|siglip\w*|patch_embed\w*|v\.blk)(?:[._]|$)")),
     ("audio", re.compile(r"(?:^|[._])(?:audio\w*|speech\w*|conformer|a\.blk)(?:[._]|$)")),
     ("mtp", re.compile(r"(?:^|[._])(?:mtp\w*|nextn\w*)\.")),
@@ -88,23 +90,29 @@ def split(shapes: Mapping[str, Shape]) -> Parts | None:
     if main in encoders and decoders:
         decoder = max(decoders, key=lambda stack: stack.elements)
         main = decoder if 10 * decoder.elements > main.elements else main
+    if own_part := parts[main.prefix]:  # a model that is a vision or audio encoder alone
+        parts = {prefix: "" if part == own_part else part for prefix, part in parts.items()}
     parts |= {stack.prefix: "encoder" for stack in encoders if stack is not main and main in decoders}
-    others = _others(main, stacks, outer, parts)
-    return Parts(main, {name: shape for name, shape in outer.items() if not part_of(name)}, others)
+    encoder = "encoder" in parts.values()
+    apart = {name: part_of(name) or ("encoder" if encoder and _ENCODER.search(name) else "") for name in outer}
+    if not any(map(EMBED.search, outer)):  # no language model: patches and their like are the encoder's own
+        apart = {name: part if part in parts.values() else "" for name, part in apart.items()}
+    apart = {name: part for name, part in apart.items() if part and part != own_part}
+    others = _others(main, stacks, {name: (part, outer[name]) for name, part in apart.items()}, parts)
+    return Parts(main, {name: shape for name, shape in outer.items() if name not in apart}, others)
 
 
 def _others(
-    main: Stack, stacks: dict[str, Stack], outer: dict[str, Shape], parts: dict[str, str]
+    main: Stack, stacks: dict[str, Stack], outer: dict[str, tuple[str, Shape]], parts: dict[str, str]
 ) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for stack in sorted(stacks.values(), key=lambda stack: -stack.elements):
         if stack is not main and (part := parts[stack.prefix]):
             known = found.setdefault(part, stack.summary() | {"params": 0})
             known["params"] += stack.elements
-    for name, shape in outer.items():
-        if part := part_of(name):
-            known = found.setdefault(part, {"params": 0})
-            known["params"] += prod(shape)
+    for part, shape in outer.values():
+        known = found.setdefault(part, {"params": 0})
+        known["params"] += prod(shape)
     marks = {tail for tails in main.layers.values() for tail in tails if tail[:1] in "nesh" and _MTP_LAYER.match(tail)}
     ahead = [number for number, tails in main.layers.items() if not marks.isdisjoint(tails)] if marks else []
     if 0 < len(ahead) < len(main.layers):

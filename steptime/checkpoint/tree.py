@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from itertools import pairwise
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -51,11 +52,15 @@ _NUMBERED = re.compile(r"(?:.*\.)?\d+(?=\.)")
 """A name up to its last number that something follows: of the tensors of one layer or expert."""
 
 
+_LIKE = attrgetter("shape", "global_shape", "dtype", "unique", "nbytes", "alias_of")
+"""What tensors of one name have in common where they fold."""
+
+
 class _Group(NamedTuple):
     """The tensors of a numbered module without numbers below it; groups of one `key` have one node, built once."""
 
     tensors: list[StoredTensor]
-    key: object
+    key: int
     start: int
     """Where the names go on behind the module's own."""
 
@@ -65,67 +70,87 @@ class _Folding:
     """What was folded so far: numbers of what is equal, and the node of each group."""
 
     kinds: _Kinds = field(default_factory=dict)
-    nodes: dict[object, Node] = field(default_factory=dict)
+    nodes: dict[int, Node] = field(default_factory=dict)
 
 
 def build(tensors: Iterable[StoredTensor]) -> Node:
     """The folded tree of `tensors`."""
     root: _Branch = {}
+    branch, above = root, ""
     for name, item in _items(list(tensors)):
-        _put(root, name, item)
+        last = name[len(above) :] if name.startswith(above) else "."
+        if "." in last:  # of another module than the one before
+            *path, last = name.split(".", MAX_PARTS)
+            branch, above = _branch(root, path), ".".join([*path, ""])
+        _put(branch, last, item)
     return _folded("", root, _Folding())
 
 
 def _items(tensors: list[StoredTensor]) -> Iterator[tuple[str, StoredTensor | _Group]]:
     """Tensors and groups by name, in the order of their first tensor."""
-    groups: dict[str, list[StoredTensor]] = {}
-    prefixes: list[str] = []
+    starts: list[tuple[str, int]] = []  # of neighbors in one numbered module: its name, and the first of them
+    modules: set[str] = set()
+    torn: dict[str, list[StoredTensor]] = {}  # modules whose tensors are not all neighbors
     own_names: set[str] = set()  # tensors named like a numbered module
-    upper: set[str] = set()  # modules with numbered ones below, and all above them
     ends: set[str] = set()  # rests of names without a number: neighbors with one belong to the same module
-    here, prefix = "", ""
-    own: list[StoredTensor] = []
-    for tensor in tensors:
+    here, length = "", 0
+    for at, tensor in enumerate(tensors):
         name = tensor.name
-        if here and name.startswith(here) and name[len(here) :] in ends:
-            prefixes.append(prefix)
-            own.append(tensor)
+        if here and name.startswith(here) and name[length:] in ends:
             continue
         match = _NUMBERED.match(name)
         prefix = match[0] if match is not None and name.count(".") < MAX_PARTS else ""
-        prefixes.append(prefix)
+        starts.append((prefix, at))
+        if prefix in modules and prefix:
+            torn[prefix] = []
+        modules.add(prefix)
         if name[-1:].isdecimal():
             own_names.add(name)
         here = ""
-        if prefix:
-            own = groups.setdefault(prefix, [])
-            own.append(tensor)
-            if name not in own_names:
-                here = f"{prefix}."
-                ends.add(name[len(here) :])
-    for prefix in groups:
-        above = prefix
-        while (above := above.rpartition(".")[0]) and above not in upper:
-            upper.add(above)
-    upper |= own_names
-    for tensor, prefix in zip(tensors, prefixes, strict=True):
+        if prefix and name not in own_names:
+            here = f"{prefix}."
+            length = len(here)
+            ends.add(name[length:])
+    upper = _above(modules) | own_names
+    runs = [(*start, end) for start, (_, end) in pairwise([*starts, ("", len(tensors))])]
+    for prefix, at, end in runs if torn else ():
+        if prefix in torn:
+            torn[prefix] += tensors[at:end]
+    keys: dict[object, int] = {}
+    for prefix, at, end in runs:
+        group = tensors[at:end]
         if not prefix or prefix in upper:
-            yield tensor.name, tensor
-        elif group := groups.pop(prefix, None):
+            yield from ((tensor.name, tensor) for tensor in group)
+        elif group := torn.get(prefix, group):
             start = len(prefix) + 1
-            key = [(t.name[start:], t.shape, t.global_shape, t.dtype, t.unique, t.nbytes, t.alias_of) for t in group]
-            yield prefix, _Group(group, tuple(key), start)
+            key = (*[tensor.name[start:] for tensor in group], *map(_LIKE, group))
+            yield prefix, _Group(group, keys.setdefault(key, len(keys)), start)
+            if prefix in torn:
+                torn[prefix] = []
 
 
-def _put(root: _Branch, name: str, item: StoredTensor | _Group) -> None:
-    """Put a tensor or a group under its name; several tensors of one name are its pieces."""
-    *path, last = name.split(".", MAX_PARTS)
-    branch = root
+def _above(modules: set[str]) -> set[str]:
+    """All modules in which one of `modules` is."""
+    found: set[str] = set()
+    for name in modules:
+        above = name
+        while (above := above.rpartition(".")[0]) and above not in found:
+            found.add(above)
+    return found
+
+
+def _branch(root: _Branch, path: list[str]) -> _Branch:
+    """The module at `path`, made where there is none."""
     for part in path:
-        below = branch.get(part)
+        below = root.get(part)
         if type(below) is not dict:
-            below = branch[part] = {} if below is None else {_OWN: below}
-        branch = below
+            below = root[part] = {} if below is None else {_OWN: below}
+        root = below
+    return root
+
+
+def _put(branch: _Branch, last: str, item: StoredTensor | _Group) -> None:
+    """Put a tensor or a group into its module; several tensors of one name are its pieces."""
     if type(branch.get(last)) is dict:
         branch, last = branch[last], _OWN
     here = branch.get(last)
@@ -143,7 +168,8 @@ def _of_group(name: str, group: _Group, folding: _Folding) -> Node:
     if known is None:
         branch: _Branch = {}
         for tensor in group.tensors:
-            _put(branch, tensor.name[group.start :], tensor)
+            *path, last = tensor.name[group.start :].split(".", MAX_PARTS)
+            _put(_branch(branch, path), last, tensor)
         known = _folded(name, branch, folding)
         if len(known.children) > 1:
             folding.nodes[group.key] = known

@@ -12,18 +12,9 @@ import re
 Q = ("q_proj", "wq", "attn_q", "linear_q", "q_lin", "attention.query", "self.query", "SelfAttention.q", "q_attn")
 K = ("k_proj", "wk", "attn_k", "linear_k", "k_lin", "attention.key", "self.key", "SelfAttention.k")
 QKV = (
-    "linear_qkv",
-    "query_key_value",
-    "c_attn",
-    "qkv_proj",
-    "attn_qkv",
-    "Wqkv",
-    "wqkv",
-    "W_pack",
-    "att_proj",
-    "qkv",
-    "in_proj",
-)
+    "linear_qkv", "query_key_value", "c_attn", "qkv_proj", "attn_qkv", "Wqkv", "wqkv", "W_pack", "att_proj", "qkv",
+    "attn.in_proj",
+)  # fmt: skip
 OUT = (
     "o_proj", "wo", "linear_proj", "attn.c_proj", "attn_output", "self_attn.dense", "self_attention.dense", "attention.dense",
     "attention.output.dense", "out_lin", "SelfAttention.o", "attn.Wo", "attn_out", "attn.proj", "out_proj",
@@ -31,12 +22,12 @@ OUT = (
 LATENT = ("kv_a_proj_with_mqa", "wkv_a", "linear_kv_down_proj", "attn_kv_a_mqa")
 UP = (
     "up_proj", "w3", "ffn_up", "gate_up_proj", "linear_fc1", "dense_h_to_4h", "c_fc", "fc1", "fc_in", "ff_proj", "lin1",
-    "DenseReluDense.wi", "DenseReluDense.wi_1", "mlp.Wi", "intermediate.dense", "w1",
+    "DenseReluDense.wi", "DenseReluDense.wi_1", "mlp.Wi", "intermediate.dense", "w1", "feed_forward.key",
 )  # fmt: skip
 GATE = ("gate_proj", "w3", "ffn_gate", "DenseReluDense.wi_1")
 DOWN = (
     "down_proj", "w2", "linear_fc2", "dense_4h_to_h", "mlp.c_proj", "ffn_down", "fc2", "fc_out", "ff_out", "lin2",
-    "DenseReluDense.wo", "mlp.Wo", "^output.dense",
+    "DenseReluDense.wo", "mlp.Wo", "^output.dense", "feed_forward.value",
 )  # fmt: skip
 
 EMBED = re.compile(
@@ -48,9 +39,17 @@ POSITIONS = re.compile(
 )
 HEAD = re.compile(r"(?:^|\.)(?:lm_head|output_layer|embed_out|output|head)\.weight$")
 NORM = re.compile(r"(?:norm\w*|ln_?\w*|layernorm\w*)\.(weight|bias)$|layer_?norm_(weight|bias)$")
+RMSNORM = re.compile(r"(?:^|\.)(?:SelfAttention\.q\.weight|mixer\.A_log|mamba\.A_log)$")
+"""What only families have whose norms are RMSNorm: T5 and Mamba."""
+LAYERNORM = re.compile(r"norm_attn_norm|mlp\.Wi\.")
+"""What only families have whose norms are LayerNorm without bias: DBRX and ModernBERT."""
 Q_NORM = re.compile(r"(?:q_norm|q_layernorm|attn_q_norm|query_layernorm)\.weight$")
 QKV_MODULE = re.compile(r"(?:[qkv]_proj|w[qkv]|linear_qkv|W?qkv|attn_[qkv]|[qkv]_lin|query|key|value|query_key_value)$")
 """Modules whose biases are those of q, k and v."""
+BUFFERS = re.compile(
+    r"inv_freq$|rope\.?_?freqs|position_ids$|e_score_correction_bias$|expert_bias$|final_logits_bias$|slope_rate$|_decay$"
+)
+"""What formats keep or drop as they like: no parameters."""
 EXPERT = re.compile(r"experts\.(?:local_experts\.|deepspeed_experts\.|linear_fc[12]\.(?:weight|bias))?(\d{1,6})")
 PACKED_UP = re.compile(
     r"(?:experts\.(?:experts\.)?(?:gate_up_proj|linear_fc1|fc1)|(?:moe|mlp)\.input_linear|ffn_(?:up|gate)_exps)(?:\.weight)?$"
@@ -59,6 +58,8 @@ PACKED_DOWN = re.compile(
     r"(?:experts\.(?:experts\.)?(?:down_proj|linear_fc2|fc2)|(?:moe|mlp)\.output_linear|ffn_down_exps)(?:\.weight)?$"
 )
 ROUTER = re.compile(r"(?:router(?:\.layer)?|(?:mlp|moe|ffn|block_sparse_moe)\.gate|gate\.wg|ffn_gate_inp)\.weight$")
+SPARSE = re.compile(r"expert|_exps|moe\.")
+"""What only layers with experts have."""
 SHARED = re.compile(r"shared_expert\w*\.|shared_mlp\.|_shexp\.")
 
 
@@ -66,3 +67,8 @@ def ends(tail: str, name: str) -> bool:
     """Whether `tail`, the rest of a name behind the layer number, is the weight of the module `name`."""
     weight = f"{name.removeprefix('^')}.weight"
     return tail == weight or (name[0] != "^" and tail.endswith(f".{weight}"))
+
+
+def is_attention(tail: str) -> bool:
+    """Whether `tail` is a projection of queries, keys or values, or of their latents."""
+    return any(ends(tail, name) for name in (*Q, *K, *QKV, *LATENT))

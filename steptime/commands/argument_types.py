@@ -1,4 +1,4 @@
-"""What the words behind an option become: shares, counts, lists."""
+"""Types of option values: shares, counts, lists."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def share(text: str) -> float:
 
 
 def words(text: str) -> list[str]:
-    """Words between commas."""
+    """Words separated by commas."""
     return [word for word in text.replace(" ", "").split(",") if word]
 
 
 def parts(text: str) -> frozenset[str]:
-    """Parts of a benchmark; none named: all."""
+    """Parts of a benchmark; by default all."""
     known = ("sweeps", "block", "step", "exact")
     if unknown := [word for word in words(text) if word not in known]:
         raise argparse.ArgumentTypeError(f"unknown benchmark part {unknown[0]!r}; use {', '.join(known)}")

@@ -1,4 +1,4 @@
-"""`3dtrn bench`: measures what the model assumes, and what it predicts; its launch scripts; what logs say."""
+"""`3dtrn bench`: measures what the model assumes and what it predicts; writes launch scripts; reads logs."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def bench(options: Namespace, out: Printer) -> int:
 
 
 def _check(options: Namespace) -> None:
-    """Raise for numbers that no benchmark can run with."""
+    """Raise for option values with which no benchmark can run."""
     problems = []
     if not 0.0 <= options.seconds < inf:
         problems.append(f"--seconds: must be finite and at least 0 (got {options.seconds:g})")
@@ -101,7 +101,7 @@ def _measured(options: Namespace, out: Printer) -> int:
     from steptime.bench.rank_log import guarded, same_problems
     from steptime.bench.world import find
 
-    # threads that wait should not take the cores of those that work
+    # waiting threads should not occupy the cores of working ones
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     phases, launch = Phases(), find()
     with same_problems(launch.rank):
@@ -174,7 +174,7 @@ def _concluded(job: Job, raw: Raw, world: World, folder: Path, options: Namespac
     provenance = Provenance(command, f"{datetime.now(UTC):%Y-%m-%d}", device.name, torch_version())
     found = conclude(job, raw, world, device, provenance, folder / "machine.yaml")
     header = diagnostics(world, job.to_config(), options.seed)
-    LOG.debug(text(header))  # the screen is for the answer
+    LOG.debug(text(header))  # the terminal is for the answer
     run = write(
         folder, BenchResults(world.line, device, raw, found, {**results(raw, found), "diagnostics": header}, [])
     )

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def add(made: ArgumentParser) -> None:
-    """The benchmark, its launch scripts, and what it reads from logs."""
+    """The benchmark, its launch scripts, and its log readers."""
     made.add_argument(
         "words",
         metavar="CONFIG",

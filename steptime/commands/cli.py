@@ -42,11 +42,11 @@ SUBCOMMANDS = {
 def main(argv: list[str] | None = None) -> int:
     """Run one command line (that of the process by default) and return its exit code."""
     args = sys.argv[1:] if argv is None else argv
-    if argv is None:  # a process of our own, which lives for a fifth of a second and needs no plugins of pydantic
+    if argv is None:  # a process of our own, which runs for a fifth of a second and needs no pydantic plugins
         _no_plugins()
         gc.disable()
     for stream in ("stdout", "stderr"):
-        if getattr(sys, stream) is None:  # closed by the caller: nobody listens
+        if getattr(sys, stream) is None:  # closed by the caller: output is discarded
             setattr(sys, stream, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115  open till the end
     code = _code(args)
     if argv is None and (not args or args[0] not in SUBCOMMANDS):
@@ -55,13 +55,13 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _no_plugins() -> None:
-    """Keep pydantic from looking for plugins: even to find none it would import importlib.metadata, email and zipfile."""
+    """Keep pydantic from looking for plugins: the search alone would import importlib.metadata, email and zipfile."""
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     name = "pydantic.plugin._loader"
 
     def loaded(attribute: str) -> object:
-        """Whatever else a pydantic to come wants of that module, from the module itself."""
-        if attribute.startswith("__"):  # the import system's questions
+        """Other attributes of that module, for later versions of pydantic."""
+        if attribute.startswith("__"):  # queries of the import system
             raise AttributeError(attribute)
         sys.modules.pop(name)
         return getattr(import_module(name), attribute)
@@ -82,11 +82,11 @@ def _code(args: list[str]) -> int:
 
 
 def _leave(code: int) -> None:
-    """End the process of a report at once: freeing what it made, object by object, takes a sixth of its time."""
+    """End the process of a report immediately: freeing its objects one by one takes a sixth of its time."""
     try:
         sys.stdout.flush()
         sys.stderr.flush()
-    except (OSError, ValueError):  # the interpreter's own end tells what it could not write
+    except (OSError, ValueError):  # the interpreter reports at exit what it could not write
         return
     os._exit(code)
 
@@ -121,7 +121,7 @@ def _run(args: list[str]) -> int:
 
 
 def _misspelt(args: list[str]) -> str | None:
-    """The subcommand that a first word means which is neither one nor a file."""
+    """The subcommand that a mistyped first word probably means, if it is not a file."""
     from pathlib import Path
 
     if not args or args[0].startswith("-") or Path(args[0]).exists():
@@ -210,7 +210,7 @@ def _report(made: argparse.ArgumentParser) -> None:
 
 
 def _plan_options(made: argparse.ArgumentParser) -> None:
-    """What makes a plan without a file, or changes one."""
+    """Options that make a plan without a file, or change one."""
     made.add_argument("--model", metavar="NAME", help="model preset (3dtrn models)")
     made.add_argument("--machine", metavar="NAME", help="machine (3dtrn machines)")
     made.add_argument("--devices", type=int, metavar="N", help="number of devices; data parallelism follows")

@@ -43,7 +43,7 @@ def script(shell: str, parsers: Mapping[str, argparse.ArgumentParser]) -> str:
 
 def _bash(parsers: Mapping[str, argparse.ArgumentParser]) -> str:
     values, options = [], []
-    for name in [*filter(None, parsers), ""]:  # the bare command is what is left
+    for name in [*filter(None, parsers), ""]:  # otherwise it is the bare command
         for option, words in _values(name, parsers[name]).items():
             first = f'"{name} {option}"' if name else f'*" {option}"'
             values.append(f'    {first}) values="{" ".join(words)}" ;;')
@@ -73,7 +73,7 @@ def _options(parser: argparse.ArgumentParser) -> list[str]:
 
 
 def _values(name: str, parser: argparse.ArgumentParser) -> dict[str, list[str]]:
-    """By option, or by subcommand for its argument, the words that may follow."""
+    """Words that may follow each option, or each subcommand as its argument."""
     found = {
         option: [str(choice) for choice in action.choices]
         for action in parser._actions  # noqa: SLF001  argparse has no other way

@@ -1,4 +1,4 @@
-"""What every command stands on: standard output with its style, and a config read with its file's name before its problems."""
+"""Shared by all commands: standard output with its style, and loading a config with its file's name before its problems."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 class Printer:
-    """Standard output with its style: never a character that the terminal's encoding cannot hold, quiet when closed."""
+    """Standard output with its style: only characters that the terminal's encoding has; silent when closed."""
 
     def __init__(self, color: str, *, ascii_only: bool) -> None:
         self.style = style_of(sys.stdout, color, ascii_only=ascii_only)
 
     def text(self, text: str) -> None:
-        """Print text that brings its own line end."""
+        """Print text that includes its final line break."""
         try:
             sys.stdout.write(self.style.fold(text))
             sys.stdout.flush()
@@ -37,7 +37,7 @@ class Printer:
         self.text(to_text(sections, self.style))
 
     def json(self, document: Any) -> None:
-        """Print a JSON document; a figure that JSON has no number for is an error of ours, not an output."""
+        """Print a JSON document; NaN or infinity in it is a bug and raises."""
         import json
 
         self.text(json.dumps(document, indent=2, allow_nan=False) + "\n")
@@ -52,7 +52,7 @@ def load(source: str, sets: list[str]) -> Job:
     from steptime.job.job import Job
 
     label = "standard input" if source == "-" else source
-    # bytes of the command line that are no UTF-8 arrive as lone surrogates, which nothing downstream can encode
+    # command-line bytes that are not UTF-8 arrive as lone surrogates, which cannot be encoded later
     sets = [setting.encode("utf-8", "surrogateescape").decode("utf-8", "replace") for setting in sets]
     try:
         return Job.load(source, sets=sets)

@@ -47,7 +47,7 @@ def _shown(
     labels: Sequence[str],
     sections: Callable[[bool], Sequence[ReportSection]],
 ) -> int:
-    """Write the page of `--html`, then print. `sections`: the comparison, with long settings whole or as a terminal has room."""
+    """Write the page of `--html`, then print. `sections`: the comparison, with long settings in full or cut to the terminal."""
     if options.html is not None:
         from steptime.report.page import diff_page
 
@@ -60,7 +60,7 @@ def _shown(
 
 
 def _many(options: Namespace, out: Printer) -> int:
-    """Three plans or more, a column each."""
+    """Three or more plans, one column each."""
     paths = [options.a, options.b, *options.more]
     if logs := [path for path in paths if is_log(path)]:
         raise ConfigError(f"{logs[0]}: a training log is compared with one plan or log; give two files")

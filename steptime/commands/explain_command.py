@@ -1,4 +1,4 @@
-"""`3dtrn explain`: a figure with its formula, a measured row with its whole way, a trace beside the estimate."""
+"""`3dtrn explain`: a figure with its formula, a measured row with its derivation, a trace compared with the estimate."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def explain(options: Namespace, out: Printer) -> int:
-    """One name's working, or the names there are; of a measured row its whole way, where no name is asked for."""
+    """The formula of one name, or the list of names; for a measured row without a name, its full derivation."""
     from steptime.answer.result import estimate
     from steptime.report import explain as working
     from steptime.validation.find import find
@@ -63,7 +63,7 @@ def _print(sections: list[ReportSection], options: Namespace, out: Printer) -> N
 
 
 def _explain_key(options: Namespace, out: Printer) -> int:
-    """What one key of a plan takes and means, or all keys below it."""
+    """The values and meaning of one key of a plan, or of all keys below it."""
     from steptime.base.config import near
     from steptime.job.names import meant_path
     from steptime.report.key_pages import page
@@ -84,7 +84,7 @@ def _explain_key(options: Namespace, out: Printer) -> int:
 
 
 def _explain_trace(job: Job, options: Namespace, out: Printer) -> int:
-    """A profiler's trace sorted into the parts of the estimate, beside it."""
+    """A profiler's trace sorted into the parts of the estimate, and compared with it."""
     from steptime.answer.result import estimate
     from steptime.bench.trace.attribution import attribute
     from steptime.bench.trace.events import read_all
@@ -117,14 +117,14 @@ def _row_job(row: MeasuredRow) -> Job:
 
 
 def _explain_row(row: MeasuredRow, options: Namespace, out: Printer) -> int:
-    """A row as measured, the resulting config, prediction beside measurement, and all that the prediction rests on."""
+    """A row as measured, the resulting config, prediction and measurement, and everything that the prediction uses."""
     from steptime.answer.result import estimate
     from steptime.report import row_tables as view
     from steptime.report import section_json
     from steptime.validation.judgement import judge
 
     if options.yaml:
-        _row_job(row)  # raises where there is none
+        _row_job(row)  # raises where the row has none
         out.text(view.config_yaml(row))
         return 0
     judged = judge(row)

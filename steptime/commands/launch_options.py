@@ -1,4 +1,4 @@
-"""What `3dtrn` takes where a launch file is read."""
+"""Options of `3dtrn` for reading a launch file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def add(made: argparse.ArgumentParser) -> None:
-    """--from, and what goes with it."""
+    """--from and its related options."""
     made.add_argument(
         "--from",
         dest="kind",

@@ -1,4 +1,4 @@
-"""What `3dtrn validate --log` does, and `3dtrn diff` where a training log is one of the two."""
+"""`3dtrn validate --log`, and `3dtrn diff` where one side is a training log."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def validate(options: Namespace, out: Printer) -> int:
-    """One job's training logs: its plan, measured vs. predicted; a row of a CSV where that is asked for.
+    """One job's training logs: its plan, measured vs. predicted; optionally saved as a row of a CSV.
 
     Raises:
         ConfigError: one line per problem.
@@ -43,7 +43,7 @@ def validate(options: Namespace, out: Printer) -> int:
 
 
 def diff(options: Namespace, out: Printer, labels: tuple[str, str]) -> int:
-    """Two jobs of which at least one is a log: what each difference costs, and what all of them did cost.
+    """Two jobs of which at least one is a log: what each difference costs, and what all of them together did cost.
 
     Raises:
         ConfigError: one line per problem.
@@ -75,7 +75,7 @@ def diff(options: Namespace, out: Printer, labels: tuple[str, str]) -> int:
 
 
 def run(paths: list[str], options: Namespace, hardware: Hardware | None = None) -> LoggedRun:
-    """The job of training logs and what they measured, with progress on a terminal; `hardware` where nobody says it.
+    """The job of training logs and their measurements, with progress on a terminal; `hardware` where none is named.
 
     Raises:
         ConfigError: one line per problem.
@@ -97,7 +97,7 @@ def run(paths: list[str], options: Namespace, hardware: Hardware | None = None) 
 
 
 def refuse_without_log(options: Namespace) -> None:
-    """Raise for options of `3dtrn validate` that say nothing without a log.
+    """Raise for options of `3dtrn validate` that need a log.
 
     Raises:
         ConfigError: one line per option.
@@ -107,7 +107,7 @@ def refuse_without_log(options: Namespace) -> None:
 
 
 def refuse(given: dict[str, Any], why: str) -> None:
-    """Raise for options that say nothing here.
+    """Raise for options that have no meaning here.
 
     Raises:
         ConfigError: one line per option that is given.

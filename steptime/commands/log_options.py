@@ -1,4 +1,4 @@
-"""What `3dtrn validate` and `3dtrn diff` take where a training log is read."""
+"""Options of `3dtrn validate` and `3dtrn diff` for reading a training log."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ UNMODELED = "ignore flags of the log that are not modeled"
 
 
 def add_to_validate(made: argparse.ArgumentParser) -> None:
-    """The options of `3dtrn validate` that read logs in place of rows."""
+    """The options of `3dtrn validate` that read logs instead of rows."""
     logs = made.add_argument_group("validate a training log: its own plan, measured vs. predicted")
     logs.add_argument(
         "--log", nargs="+", action="extend", metavar="FILE", help="logs of one job (nodes, restarts), plain or gzip"
@@ -29,7 +29,7 @@ def add_to_validate(made: argparse.ArgumentParser) -> None:
 
 
 def add_to_diff(made: argparse.ArgumentParser) -> None:
-    """All that `3dtrn diff` takes."""
+    """All options of `3dtrn diff`."""
     for name in ("A", "B"):
         made.add_argument(
             name.lower(), metavar=name, help="a plan (YAML, JSON, or - for standard input), or a training log"

@@ -1,4 +1,4 @@
-"""What each subcommand does: load, estimate, print, answer with an exit code. Imported once a command line is parsed."""
+"""The action of each subcommand: load, estimate, print, return an exit code. Imported after the command line is parsed."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def report(options: Namespace, out: Printer) -> int:
 
 
 def _plan(options: Namespace) -> tuple[Job, Reading | None]:
-    """The job of a config, or of a launch file with what was read in it."""
+    """The job of a config, or of a launch file together with its reading."""
     if options.kind is not None:
         from steptime.commands.launch_command import launched
 
@@ -84,7 +84,7 @@ def init(options: Namespace, out: Printer) -> int:
 
 
 def _flags(reading: Reading | None) -> dict[str, Any]:
-    """What became of a launch file's flags, for JSON."""
+    """What each flag of a launch file was used for, for JSON."""
     if reading is None:
         return {}
     from steptime.report import launch_flags
@@ -100,7 +100,7 @@ def search(options: Namespace, out: Printer) -> int:
 
 
 def sensitivity(options: Namespace, out: Printer) -> int:
-    """What more of each figure of the machine buys."""
+    """The gain from increasing each figure of the machine."""
     from steptime.commands.sensitivity_command import sensitivity as run
 
     return run(options, out)
@@ -140,7 +140,7 @@ def diff(options: Namespace, out: Printer) -> int:
 
 
 def explain(options: Namespace, out: Printer) -> int:
-    """One name's working, a measured row's whole way, or a trace beside the estimate."""
+    """The formula of one name, a measured row's derivation, or a trace compared with the estimate."""
     from steptime.commands.explain_command import explain as run
 
     return run(options, out)
@@ -154,14 +154,14 @@ def serve(options: Namespace, out: Printer) -> int:
 
 
 def bench(options: Namespace, out: Printer) -> int:
-    """The microbenchmark, its launch scripts, and what it reads from logs."""
+    """The microbenchmark, its launch scripts, and its log readers."""
     from steptime.commands.bench_command import bench as run
 
     return run(options, out)
 
 
 def validate(options: Namespace, out: Printer) -> int:
-    """Measured runs beside their estimates; bad input only where no row could be judged."""
+    """Measured runs with their estimates; bad input only where no row could be judged."""
     from steptime.commands import log_command
 
     if options.log:

@@ -1,4 +1,4 @@
-"""A plan from a model, a machine and a number of devices alone: what is left open takes named defaults."""
+"""A plan from only a model, a machine and a number of devices: everything else takes named defaults."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 MACHINE = "dgx-h100"
 SEQLEN = 8192
 STEP_TOKENS = 4 * 2**20
-"""Tokens of a step: what Llama 3 405B was trained on at first (arXiv 2407.21783, section 3.4.1: 4M)."""
+"""Default tokens per step: the initial batch of Llama 3 405B (arXiv 2407.21783, section 3.4.1: 4M)."""
 
 
 def sets(model: str | None, machine: str | None, devices: int | None) -> list[str]:
-    """The options as settings over a plan."""
+    """The options as settings for a plan."""
     named = {"model": model, "hardware": machine, "devices": devices}
     return [f"{key}={json.dumps(value)}" for key, value in named.items() if value is not None]
 
 
 def job(model: str | None, machine: str | None, devices: int | None, changes: list[str]) -> Job:
-    """The fastest of the least split layouts that fit; its notes name every default.
+    """The fastest among the least split layouts that fit; its notes name every default.
 
     Raises:
         ConfigError: no model is named, a name is unknown, or no layout of the devices is possible.
@@ -83,7 +83,7 @@ def base(model: str, machine: str | None, devices: int | None) -> dict[str, Any]
 
 
 def layouts(devices: int, per_node: int, experts: int = 1) -> Iterator[list[dict[str, int]]]:
-    """Degrees by how far tp and pp split a model, least first; tp stays inside a node.
+    """Degrees ordered by how far tp and pp split the model, least first; tp stays inside a node.
 
     Whole experts lie over a node's devices, or over those of eight nodes (as DeepSeek-V3's, arXiv 2412.19437, section 3.2), or
     over as many of them as divide a stage's devices and the experts.
@@ -131,7 +131,7 @@ def _built(plan: dict[str, Any], degrees: dict[str, int], checkpointing: str, ch
 
 
 def _named(job: Job, checkpointing: str, found: str) -> Job:
-    """The job with a note of every default, and of what the layout was chosen for."""
+    """The job with a note for every default, and for the reason of its layout."""
     p, data = job.parallelism, job.data
     experts = f", ep {p.ep}, etp {p.etp}" if job.model.moe else ""
     note = (

@@ -35,7 +35,7 @@ AXES = {
 }
 """Axes by the names of their keys."""
 RECOMPUTE = ("performance.activation_checkpointing_type", "performance.recompute")
-"""Keys whose values take the place of the usual recomputations."""
+"""Keys whose values replace the usual recomputation settings."""
 NOT_HERE = {
     "data.gbs": "use --gbs",
     "hardware.node_type": "use --machine",
@@ -44,7 +44,7 @@ NOT_HERE = {
     "parallelism.layers_per_stage": "it follows from the layout",
     "parallelism.embedding_and_loss_count_as_layers": "it follows from the layout",
 }
-"""Keys that are no axes here, and why."""
+"""Keys that cannot be axes here, with the reason."""
 
 
 def search(options: Namespace, out: Printer) -> int:
@@ -95,15 +95,15 @@ class Plan(NamedTuple):
 
     job: Job
     said: bool
-    """Whether it has a layout of its own; else `job` is on one device."""
+    """Whether it has a layout of its own; otherwise `job` is on one device."""
     devices: int | None
-    """What it says of their number; None where it leaves that to --devices."""
+    """The plan's number of devices; None where --devices must give it."""
     fixed: dict[str, tuple[Any, ...]]
-    """Axes that a plan without a whole layout says."""
+    """Axes given by a plan without a complete layout."""
 
 
 def plan_of(source: str, sets: list[str]) -> Plan:
-    """The plan of a file; it may leave out `parallelism`, or parts of it, and the micro-batch.
+    """The plan of a file; it may omit `parallelism` or parts of it, and the micro-batch.
 
     Raises:
         ConfigError: one line per problem, the file's name first.
@@ -149,7 +149,7 @@ def _whole(source: str, text: str, name: str, sets: list[str]) -> Plan:
 
 
 def asked_of(options: Namespace, plan: Plan) -> Asked:
-    """What the options ask for.
+    """The search that the options describe.
 
     Raises:
         ConfigError: one line per problem.
@@ -180,7 +180,7 @@ def asked_of(options: Namespace, plan: Plan) -> Asked:
 
 
 def _values(option: str, text: str, *, several: bool) -> tuple[str, list[Any]]:
-    """The key and the values of one `k=v` or `k=a,b`."""
+    """The key and the values of `k=v` or `k=a,b`."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip() or not value.strip():
         raise ConfigError(f"{option} {text}: expected {'a.b=value,value' if several else 'a.b=value'}")
@@ -199,7 +199,7 @@ def _place(
     over: dict[str, list[Any]],
     asked: set[str],
 ) -> Iterable[str]:
-    """Put values where they belong; what is wrong with them."""
+    """Assign values to their axes; returns the problems."""
     name = key.rpartition(".")[2] if key in AXES.values() else key
     if key in NOT_HERE:
         return [f"{option} {text}: {NOT_HERE[key]}"]
@@ -225,7 +225,7 @@ def _place(
 
 
 def _allowed(name: str) -> tuple[Callable[[Any], bool], str]:
-    """What values an axis has, as a test and in words."""
+    """The valid values of an axis, as a test and in words."""
     if name == "sp":
         return lambda value: type(value) is bool, "true or false"
     if name == "schedule":
@@ -235,7 +235,7 @@ def _allowed(name: str) -> tuple[Callable[[Any], bool], str]:
 
 
 def numbers(option: str, text: str | None, problems: list[str]) -> list[int]:
-    """The counts that `512`, `512,1024` or `512:4096` stand for: a range doubles from its first to its last."""
+    """The counts in `512`, `512,1024` or `512:4096`: a range doubles from first to last."""
     if text is None:
         return []
     if not re.fullmatch(r"\d+(,\d+)*|\d+:\d+", text):

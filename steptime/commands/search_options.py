@@ -1,4 +1,4 @@
-"""What `3dtrn search`, `scale` and `sensitivity` take."""
+"""Options of `3dtrn search`, `scale` and `sensitivity`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _config(made: argparse.ArgumentParser) -> None:
 
 
 def add_scale(made: argparse.ArgumentParser) -> None:
-    """All that `3dtrn scale` takes."""
+    """All options of `3dtrn scale`."""
     view_options.add_to_scale(made)
     made.add_argument("--best", action="store_true", help="search the best layout of each size")
     made.add_argument(
@@ -28,14 +28,14 @@ def add_scale(made: argparse.ArgumentParser) -> None:
 
 
 def add_sensitivity(made: argparse.ArgumentParser) -> None:
-    """All that `3dtrn sensitivity` takes."""
+    """All options of `3dtrn sensitivity`."""
     _config(made)
     made.add_argument("--json", action="store_true", help="rows in SI units")
     made.add_argument("--plot", metavar="FILE", help="bar chart; .png, .svg or .pdf")
 
 
 def add(made: argparse.ArgumentParser) -> None:
-    """All that `3dtrn search` takes."""
+    """All options of `3dtrn search`."""
     made.add_argument("config", metavar="CONFIG", help="a YAML or JSON file, or -; parallelism may be left out")
     made.add_argument(
         "--set", dest="sets", action="append", default=[], metavar="A.B=C", help="change a setting; may be repeated"

@@ -1,4 +1,4 @@
-"""`3dtrn sensitivity CONFIG`: what more of each figure of the machine buys."""
+"""`3dtrn sensitivity CONFIG`: the gain from increasing each figure of the machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def sensitivity(options: Namespace, out: Printer) -> int:
-    """The tables, or JSON, and the picture."""
+    """The tables, or JSON, and the plot."""
     from steptime.report import sensitivity_tables
     from steptime.search import sensitivity as found_by
 

@@ -1,4 +1,4 @@
-"""`3dtrn serve`: plan to start from, the server, its end."""
+"""`3dtrn serve`: loads the initial plan, runs the server, and ends it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ START: dict[str, Any] = {
     "data": {"gbs": 256, "seqlen": 8192, "microbatch_sz": 1},
     "hardware": {"node_type": "dgx-h100"},
 }
-"""What the page opens with where no plan is given."""
+"""The plan that the page opens with when none is given."""
 
 
 def serve(options: Namespace, out: Printer) -> int:
@@ -47,7 +47,7 @@ def serve(options: Namespace, out: Printer) -> int:
 
 
 def opened(source: str | None, sets: list[str]) -> tuple[dict[str, Any], frozenset[str]]:
-    """The plan as it is written, with what it reads from files put in, and the machine file that it names.
+    """The plan as written, with the content of the files that it reads, and the machine file that it names.
 
     Raises:
         ConfigError: as `load`.

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 EPILOG = """exit codes: 0 ok, 1 problems found (with --diff: the structures differ, with --model: they
 disagree), 2 nothing could be read. Only headers and metadata are read; nothing in the checkpoint is executed."""
 MAX_DIFF = 200
-CHUNK = 10_000  # tensors written at once
+CHUNK = 10_000  # tensors per write
 MAX_WIDTH = 200
 JSON = ("summary", "full")
 ALONE = ("json", "tensors", "depth", "diff", "model", "emit_config", "units")
@@ -56,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _options(argv: list[str] | None) -> argparse.Namespace:
-    """The arguments; what follows --json or --tensors is the path where no other is given. Exits with 2 on misuse."""
+    """The arguments; an argument after --json or --tensors is the path where no other is given. Exits with 2 on misuse."""
     parser = _parser()
     options = parser.parse_args(argv)
     if options.json not in (None, *JSON):
@@ -74,10 +74,10 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command; returns 0, 1 or 2. A reader that goes away (`| head`) is no error."""
+    """Run the command; returns 0, 1 or 2. A closed reader (`| head`) is no error."""
     options = _options(argv)
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):  # a name that the terminal's encoding lacks is written as \x..
+        if isinstance(stream, TextIOWrapper):  # characters that the terminal's encoding lacks are written as \x..
             stream.reconfigure(errors="backslashreplace")
     try:
         with without_collector():
@@ -134,7 +134,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _style() -> Style:
-    """Colors and width of the terminal; 80 columns where nobody looks."""
+    """Colors and width of the terminal; 80 columns if the output is not a terminal."""
     if sys.stdout is None:
         return PLAIN
     style = style_of(sys.stdout)
@@ -182,7 +182,7 @@ def _json(summary: Summary, options: argparse.Namespace) -> int:
     try:
         _compared(summary, options, document)
         _emit(summary, options)
-    except (ValueError, OSError) as error:  # the other side is unusable: still one document, which says so
+    except (ValueError, OSError) as error:  # the other side is unusable: still one document, with the reason
         document["problems"] += [problem(Problem("REFUSED", line)) for line in str(error).splitlines()]
         document["exit_code"] = 2
     full = options.tensors or options.json == "full"
@@ -191,7 +191,7 @@ def _json(summary: Summary, options: argparse.Namespace) -> int:
 
 
 def _write_json(document: dict[str, Any], tensors: list[StoredTensor] | None) -> None:
-    """One line; a million tensors are never held as a document."""
+    """One line at a time; a million tensors are never in memory as one document."""
     text = json.dumps(document, allow_nan=False, separators=(",", ":"))
     if tensors is None:
         _say(text)
@@ -204,7 +204,7 @@ def _write_json(document: dict[str, Any], tensors: list[StoredTensor] | None) ->
 
 
 def _compared(summary: Summary, options: argparse.Namespace, document: dict[str, Any]) -> None:
-    """Add what --diff and --model find to the JSON document."""
+    """Add the results of --diff and --model to the JSON document."""
     if options.diff:
         other = _summarize(options, options.diff)
         document["diff"] = _differences(summary, other) if other.sections else None

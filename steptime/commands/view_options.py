@@ -1,4 +1,4 @@
-"""Options that show an estimate elsewhere than in the terminal: `--html`, `--trace`, `--trace-memory`, `--plot`, `--watch`."""
+"""Options that write an estimate in other forms than text: `--html`, `--trace`, `--trace-memory`, `--plot`, `--watch`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def add_to_serve(made: ArgumentParser) -> None:
 
 
 def check(options: Namespace) -> None:
-    """Whether what is asked for can be written, before anything is estimated.
+    """Whether the requested files can be written, checked before anything is estimated.
 
     Raises:
         ConfigError: a suffix of no known format, or no such folder.
@@ -85,7 +85,7 @@ def check_html(path: str) -> None:
 
 
 def write(options: Namespace, estimate: Estimate) -> None:
-    """Write what is asked for.
+    """Write the requested files.
 
     Raises:
         ConfigError: a file cannot be written.

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from steptime.commands.console import Printer
 
 PAUSE_S = 0.2
-"""Between looks at the file [s]."""
+"""Interval between checks of the file [s]."""
 CLEAR = "\x1b[2J\x1b[H"
 
 
 def watch(options: Namespace, out: Printer, report: Callable[[Namespace, Printer], int]) -> int:
-    """Report, and again at every change, until interrupted; a plan with problems shows them and is waited for.
+    """Report, and again at every change, until interrupted; problems of the plan are shown, and the next change awaited.
 
     Raises:
         ConfigError: the plan is in no file.
@@ -42,7 +42,7 @@ def watch(options: Namespace, out: Printer, report: Callable[[Namespace, Printer
 
 
 def _once(options: Namespace, out: Printer, report: Callable[[Namespace, Printer], int]) -> int:
-    """One report, on a clear screen where there is one."""
+    """One report, on a cleared screen where the output is a terminal."""
     if sys.stdout.isatty():
         out.text(CLEAR)
     try:
@@ -53,7 +53,7 @@ def _once(options: Namespace, out: Printer, report: Callable[[Namespace, Printer
 
 
 def _stamp(path: str) -> tuple[int, int] | None:
-    """What changes with the file; None where it is not there."""
+    """A value that changes with the file; None where it does not exist."""
     try:
         found = Path(path).stat()
     except (OSError, ValueError):

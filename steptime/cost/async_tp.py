@@ -1,4 +1,4 @@
-"""Asynchronous tensor parallelism of torch: collectives cut into pieces beside the projection next to them.
+"""Asynchronous tensor parallelism in torch: collectives are split into pieces that run beside the adjacent projection.
 
 torch 2.13 distributed/_symmetric_memory/__init__.py and _inductor/fx_passes/micro_pipeline_tp.py: a gather runs beside the
 products that read it, a product beside the reduce-scatter of its result; what arrives is summed by a kernel of its own.
@@ -12,12 +12,12 @@ from steptime.software.performance import EAGER_TORCH, Software
 
 
 def applies(software: Software) -> bool:
-    """Whether torch runs tensor parallelism so."""
+    """Whether torch runs tensor parallelism asynchronously."""
     return software.family in EAGER_TORCH and software.overlap.tp is True
 
 
 def waits_for_a_sum(ops: list[Op], i: int) -> bool:
-    """Whether the gradient of what collective `i` gathers is a sum of several products'.
+    """Whether the gradient of what collective `i` gathers is the sum of several products.
 
     Its reduce-scatter then follows an addition, not a product, and stays whole (micro_pipeline_tp.py, _find_producer_matmul): of
     separate query, key and value projections, or gate and up.

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 RAMP = 0.6
 """Weight of the ramp, sqrt(tree latency * bandwidth time), fitted to the all-reduce tables in tests/data/collectives.yaml. It
-stands for what neither end of the size range shows: protocol switches (LL, LL128, Simple), pipelines that fill and drain."""
+covers the middle of the size range, where neither latency nor bandwidth dominates: protocol switches (LL, LL128, Simple) and
+pipelines that fill and drain."""
 
 
 class CommCost(NamedTuple):
@@ -50,22 +51,22 @@ class Algorithm(NamedTuple):
     hops: Callable[[Num, Num, Num, bool], Num]
     """Hops over one tier: (ranks of the group, ranks in a domain below, ranks in a domain, innermost tier?)."""
     passes: float
-    """How often those hops are made: all-reduce is a reduction and a broadcast."""
+    """How many times those hops are made: 2 for all-reduce (a reduction and a broadcast)."""
     share: Callable[[Num, Num, Num, bool], Num]
-    """Bytes that a rank sends over one tier, over the bytes of the call; arguments as for `hops`."""
+    """Bytes that a rank sends over one tier, divided by the bytes of the call; arguments as for `hops`."""
     base_s: float
-    """What a call costs before its first hop [s]."""
+    """Fixed cost of a call before its first hop [s]."""
     rate: float = 1.0
-    """Rate over that of a ring."""
+    """Rate divided by that of a ring."""
     joined: bool = True
-    """The ranks of a domain pass on one stream, so a group has the links of all its ranks to cross to the next domain."""
+    """Whether the ranks of a domain pass on one stream, so that a group can use the links of all its ranks to the next domain."""
     in_switch: bool = False
     to_all: bool = False
-    """Every rank sends to every other one."""
+    """Whether every rank sends to every other rank."""
 
 
 def _ring_hops(ranks: Num, below: Num, members: Num, _innermost: bool) -> Num:
-    """Of the ranks - 1 hops of a ring those over this tier (tuning.cc: nInter = nodes - 1, the others are intra)."""
+    """The hops of a ring (ranks - 1 in all) that cross this tier (tuning.cc: nInter = nodes - 1, the others are intra)."""
     return ceil(ranks / below) - ceil(ranks / members)
 
 
@@ -80,12 +81,12 @@ def _one_hop(ranks: Num, below: Num, members: Num, _innermost: bool) -> Num:
 
 
 def _all_but_own(ranks: Num, _below: Num, _members: Num, _innermost: bool) -> Num:
-    """(n - 1) / n on every tier: in a ring what a rank sends on, it sends to one neighbor."""
+    """(n - 1) / n on every tier: each rank of a ring sends to one neighbor."""
     return (ranks - 1.0) / ranks
 
 
 def _pairwise_share(ranks: Num, below: Num, members: Num, innermost: bool) -> Num:
-    """All-to-all, 1/n of the bytes to each rank: in the innermost domain to the others there, over any other tier to all outside.
+    """All-to-all, 1/n of the bytes to each rank: in the innermost domain to its other ranks, on an outer tier to all outside.
 
     In a domain that the group does not fill the fewest share a domain, and they have the most to send out.
     """
@@ -98,16 +99,18 @@ def _switch_hops(_ranks: Num, below: Num, members: Num, _innermost: bool) -> Num
 
 
 RING_S = 8.4e-6
-"""What a ring or tree costs before its first hop [s]: NCCL@5067397c src/graph/tuning.cc, baseLatencies, Ring and Tree, Simple."""
+"""Fixed cost of a ring or tree before its first hop [s]: NCCL@5067397c src/graph/tuning.cc, baseLatencies, Ring and Tree,
+Simple."""
 SWITCH_S = 25e-6
-"""The same of a reduction in the switch [s]: tuning.cc, hwLatencies, NVLS."""
+"""Fixed cost of a reduction in the switch [s]: tuning.cc, hwLatencies, NVLS."""
 SEND_S = 4.5e-6
-"""The same of a send [s]: 2 KB over NVLink takes 8 us (A100), 5 us (H100), less one hop (microsoft/vidur@7d47513
+"""Fixed cost of a send [s]: 2 KB over NVLink takes 8 us (A100), 5 us (H100), less one hop (microsoft/vidur@7d47513
 data/profiling)."""
 TREE_RATE = 0.92
-"""Rate of a tree over that of a ring (NCCL@5067397c src/graph/tuning.cc)."""
+"""Rate of a tree divided by that of a ring (NCCL@5067397c src/graph/tuning.cc)."""
 PAIRWISE_RATE = 0.9
-"""Rate of all-to-all over that of a ring: 210/235, 320/361, 640/690 GB/s on 8 x A100, H100, B200 (NVIDIA GTC 2025, S72583)."""
+"""Rate of all-to-all divided by that of a ring: 210/235, 320/361, 640/690 GB/s on 8 x A100, H100, B200 (NVIDIA GTC 2025,
+S72583)."""
 
 ALGORITHMS: dict[str, tuple[Algorithm, ...]] = {
     "all_gather": (Algorithm("ring", _ring_hops, 1.0, _all_but_own, RING_S),),
@@ -163,7 +166,7 @@ def network(machine: Machine, cross_dc: CrossDc | None = None, devices: float | 
 
 
 def one_link(group: Group, tiers: Sequence[Tier]) -> tuple[Tier, ...]:
-    """The tiers as a collective over `group` sees them that crosses nodes over one link, not over those of all its ranks."""
+    """The tiers as seen by a collective over `group` that crosses nodes over one link instead of the links of all its ranks."""
     members = members_per_domain(group, tiers[0].size)
     outer = (tier.model_copy(update={"bytes_per_s": tier.bytes_per_s / members}) for tier in tiers[1:])
     return (tiers[0], *outer)
@@ -192,7 +195,7 @@ def collective(kind: str, bytes_: Num, group: Group, tiers: Sequence[Tier]) -> C
 
 
 def _flat(kind: str, bytes_: Num, group: Group, tiers: Sequence[Tier]) -> CommCost:
-    """The best algorithm that takes all tiers at once."""
+    """The fastest algorithm among those that treat all tiers in one pass."""
     if not is_column(group.ranks) and group.ranks <= 1:
         return FREE
     first, *others = ALGORITHMS[kind]
@@ -217,7 +220,7 @@ def algorithm_cost(algorithm: Algorithm, bytes_: Num, group: Group, tiers: Seque
     for tier in tiers:
         members = group.ranks if tier is tiers[-1] else members_per_domain(group, tier.size)
         crossed = members > below
-        if crossed is False:  # a plain number: nothing of this tier is used
+        if crossed is False:  # a plain number: the group does not use this tier
             continue
         position = (group.ranks, below, members, tier is tiers[0])
         latency = latency + algorithm.passes * algorithm.hops(*position) * tier.latency_s
@@ -236,7 +239,7 @@ def algorithm_cost(algorithm: Algorithm, bytes_: Num, group: Group, tiers: Seque
 
 
 def tier_rate(tier: Tier, algorithm: Algorithm, members: Num) -> Num:
-    """What one device sends over a tier [B/s]; without a switch n devices have n - 1 links each."""
+    """Rate at which one device sends over a tier [B/s]; without a switch n devices have n - 1 links each."""
     if algorithm.in_switch:
         return tier.bytes_per_s * (tier.in_network_efficiency or tier.efficiency)
     wire: Num = tier.bytes_per_s

@@ -19,9 +19,9 @@ absolute log error; microsoft/vidur@7d47513 data/profiling). Isolated GEMMs alon
 runs want more (rows marked fit). A tile's fixed time is the same in a faster dtype, which passes more k in it: see
 `depth_overhead`."""
 WAVE_LOSS = 0.25
-"""The part of a half-empty last wave that is lost; kernels with smaller tiles or split-k win back the rest (same fit)."""
+"""Share of a partly filled last wave that is lost; kernels with smaller tiles or split-k recover the rest (same fit)."""
 WGRAD_RATE = 0.95
-"""wgrad's rate over forward's: medians .681 (NT, fp32 accumulation) and .718 (TN) over 183 A100 shapes
+"""wgrad's rate divided by forward's: medians .681 (NT, fp32 accumulation) and .718 (TN) over 183 A100 shapes
 (MooreThreads/SimuMax@4dcaae5 configs/system/a100_pcie.json)."""
 GROUP_ROWS = 120.0
 """Grouped products of m rows an expert run at m / (m + 120) of a dense one's rate: fp8 on H800, n 4096, k 7168, reaches 1346,
@@ -30,7 +30,7 @@ GROUP_ROWS = 120.0
 RATED_LENGTH = 4096.0
 """Tokens at which a machine file states its attention rates: the figures of arXiv 2407.08608 and its like are read there."""
 HEAD_64 = 0.87
-"""Rate at head size 64 over that at 128: 156/173 on A100, 257/294 on H100 (FlashAttention-2, causal, 4k; same README)."""
+"""Rate at head size 64 divided by that at 128: 156/173 on A100, 257/294 on H100 (FlashAttention-2, causal, 4k; same README)."""
 ROW_BYTES = 16.0
 """Rows of a matrix that a tensor core reads start at multiples of this (NVIDIA, Matrix Multiplication Background User's Guide,
 section "Tensor Core Requirements": 8 elements of 16 bits)."""
@@ -38,8 +38,9 @@ SCAN_KERNELS = 6.0
 """The convolution and the five kernels of _mamba_chunk_scan_combined_fwd (state-spaces/mamba@e9594ce
 mamba_ssm/ops/triton/ssd_combined.py)."""
 SCAN_BACKWARD = 2.8
-"""Backward of a scan over its forward (assumed: none of Mamba-2 is published; gated delta rule 2.5 to 2.8, gated linear attention
-3.1 to 3.5, retention 1.7 to 2.5 on GB200, fla-org/flash-linear-attention). It makes convolution, states and decays again."""
+"""Backward time of a scan divided by its forward time (assumed: none is published for Mamba-2; gated delta rule 2.5 to 2.8, gated
+linear attention 3.1 to 3.5, retention 1.7 to 2.5 on GB200, fla-org/flash-linear-attention). Backward recomputes convolution,
+states and decays."""
 
 
 CHUNK_S_PER_TOKEN = 40e-6 / 1024.0
@@ -77,7 +78,7 @@ def shape_efficiency(m: Num, n: Num, k: Num, count: Num, sm_count: float | None,
 
 
 def depth_overhead(op: Gemm, r: Rates) -> float:
-    """K_OVERHEAD, or the device's own, in the dtype of a product.
+    """K_OVERHEAD, or the device's own value, scaled to the dtype of a product.
 
     In a tile's fixed time quantized operands pass more k, by the ratio of the rates. fp8 on H100 then runs squares of 4096 and
     8192 at 1,203 and 1,300 TFLOP/s; measured are 1,217 and 1,290, where 32768 reaches 1,382 (Azure/AI-benchmarking-guide@8fd0c6e
@@ -99,7 +100,7 @@ def gemm_pass(op: Gemm, r: Rates, m: Num, n: Num, k: Num, bytes_: Num, rate: flo
 
 
 def aligned(op: Gemm) -> Num:
-    """Whether a batched product's rows start where tensor cores can read them; weights are taken to be.
+    """Whether the rows of a batched product start where tensor cores can read them; rows of weights are assumed to.
 
     The heads of unfused attention are slices of one tensor, head_dim elements apart. Of BigScience's runs that differ in heads
     alone (rows marked fit), those of head size 108 and 150 spend 31 to 37 s of a step more on 370 to 390 TFLOP per device: 11
@@ -119,7 +120,7 @@ class Traffic(NamedTuple):
 
     @property
     def bytes(self) -> Num:
-        """All of them."""
+        """Bytes of both operands and the result together."""
         return self.left + self.right + self.out
 
 
@@ -147,9 +148,9 @@ def forward(op: Op, r: Rates, sizes: dict[str, Num]) -> Pass:
         flops = op.full_flops * op.causal_share
         return attention_pass(op, r, flops, r.attention_forward_flops, 1.0, op.merge_forward_bytes)
     if isinstance(op, Scan):
-        return scan_pass(op, r, 1.0)
+        return scan_pass(op, r, 1.0, 1.0)
     if isinstance(op, Chunked):
-        return chunked_pass(op, r, 1.0, sizes)
+        return chunked_pass(op, r, 1.0, 1.0, sizes)
     if isinstance(op, Move):
         moved = op.forward_bytes
         if moved is None:
@@ -172,9 +173,9 @@ def backward(op: Op, r: Rates, sizes: dict[str, Num]) -> tuple[Pass, Pass]:
         flops = op.full_flops * op.causal_share * widths
         return attention_pass(op, r, flops, r.attention_backward_flops, 2.0, op.merge_backward_bytes), NOTHING
     if isinstance(op, Scan):
-        return scan_pass(op, r, SCAN_BACKWARD), NOTHING
+        return scan_pass(op, r, SCAN_BACKWARD, 2.0), NOTHING
     if isinstance(op, Chunked):
-        return chunked_pass(op, r, op.backward_times, sizes), NOTHING
+        return chunked_pass(op, r, op.backward_times, 2.0, sizes), NOTHING
     if isinstance(op, Move) and not op.same_grad:
         moved = op.backward_bytes
         if moved is None:
@@ -184,19 +185,25 @@ def backward(op: Op, r: Rates, sizes: dict[str, Num]) -> tuple[Pass, Pass]:
     return NOTHING, NOTHING
 
 
-def scan_pass(op: Scan, r: Rates, times: float) -> Pass:
-    """A state-space scan: its matrix products, and beside them the kernels that move memory, `times` those of forward."""
-    flops, bytes_ = times * op.flops, times * op.forward_bytes
-    compute, bandwidth = flops / r.scan_flops, bytes_ / (r.bytes_per_s * r.move_rate)
+def scan_pass(op: Scan, r: Rates, times: float, passes: float) -> Pass:
+    """A state-space scan: its matrix products, and beside them the kernels that move memory, `times` those of forward.
+
+    Its FLOPs are those that frameworks count, once forward and twice backward, whatever algorithm its kernels use.
+    """
+    flops, bytes_ = passes * op.tokens * op.counted, times * op.forward_bytes
+    compute, bandwidth = times * op.flops / r.scan_flops, bytes_ / (r.bytes_per_s * r.move_rate)
     kernels = SCAN_KERNELS * times
     return Pass(flops, bytes_, compute, bandwidth, compute + bandwidth + kernels * r.move_kernel_s, kernels)
 
 
-def chunked_pass(op: Chunked, r: Rates, times: float, sizes: dict[str, Num]) -> Pass:
-    """Linear attention in chunks, bound by its SMs' work, or by chunks one after another; not by peak or bandwidth."""
-    flops = times * op.flops
+def chunked_pass(op: Chunked, r: Rates, times: float, passes: float, sizes: dict[str, Num]) -> Pass:
+    """Linear attention in chunks: limited by the SMs' arithmetic, or by the chunks' serial order; not by peak or bandwidth.
+
+    FLOPs as of `scan_pass`.
+    """
+    flops = passes * op.tokens * op.counted
     moved = times * (total(sizes[name] for name in op.inputs) + total(t.bytes for t in op.allocates))
-    compute = op.slowness * maximum(flops / r.chunk_flops, times * op.seq * CHUNK_S_PER_TOKEN)
+    compute = op.slowness * times * maximum(op.flops / r.chunk_flops, op.seq * CHUNK_S_PER_TOKEN)
     kernels = SCAN_KERNELS * times
     return Pass(flops, moved, compute, moved / r.bytes_per_s, compute + kernels * r.move_kernel_s, kernels)
 
@@ -217,7 +224,7 @@ def gemm_backward(op: Gemm, r: Rates) -> tuple[Pass, Pass]:
 
 
 def parameter_gradients(op: Op, r: Rates) -> Num:
-    """Seconds of the kernels that stand beside a projection's backward products.
+    """Seconds of the kernels that run beside a projection's backward products.
 
     A recipe: casts and transposes of what they multiply.
     A bias: the output's gradient summed over tokens, one read of it. A weight: its gradient added to the main one, where wgrad

@@ -11,7 +11,7 @@ from steptime.job.mesh import Group, members_per_domain
 from steptime.model.ops import Routing
 
 EXCHANGE_S = 77e-6
-"""What a call takes however little it sends: dispatch of 128 tokens over 8 ranks of H800 (DeepEP README, low latency)."""
+"""Least time of a call, however little it sends: dispatch of 128 tokens over 8 ranks of H800 (DeepEP README, low latency)."""
 
 
 def exchange(bytes_: Num, routing: Routing, group: Group, tiers: Sequence[Tier], copies: Num) -> CommCost:

@@ -11,16 +11,16 @@ from steptime.model.ops import Op
 from steptime.software.performance import EAGER_TORCH, Software
 
 COMPILED_HOST = 0.47
-"""Host time of a launch from compiled code over that of eager torch: 18.9 against 40.3 ms for the forward of a Llama 8B at 128
-tokens (huggingface/accelerate@16cb6eb8 benchmarks/torch.compile)."""
+"""Host time of a launch from compiled code divided by that of eager torch: 18.9 against 40.3 ms for the forward of a Llama 8B at
+128 tokens (huggingface/accelerate@16cb6eb8 benchmarks/torch.compile)."""
 DTENSOR_HOST = 2.5
-"""The same of an eager launch on DTensors (assumed): the smallest operation takes 24 to 133 us by release against 4.8 us
-(pytorch/pytorch pull requests 160580, 166371). 5 would make steps of Llama-3 8B under TP2 host-bound that were not (torchtitan,
-rows marked fit)."""
+"""Host time of an eager launch on DTensors divided by that of eager torch (assumed): the smallest operation takes 24 to 133 us by
+release against 4.8 us (pytorch/pytorch pull requests 160580, 166371). 5 would make steps of Llama-3 8B under TP2 host-bound that
+were not (torchtitan, rows marked fit)."""
 
 
 def launch_host_s(software: Software, tp: Num) -> Num:
-    """Seconds that the host needs for one launch: none where CUDA graphs launch all, less compiled, more on DTensors."""
+    """Seconds of host time per launch: 0 where CUDA graphs launch everything, less when compiled, more on DTensors."""
     each = software.timing.host_kernel_s
     if software.timing.cuda_graphs is True:
         return 0.0
@@ -32,7 +32,7 @@ def launch_host_s(software: Software, tp: Num) -> Num:
 def graphed_kernels(
     ops: list[Op], passes: Sequence[tuple[Pass, ...]], software: Software, which: Sequence[int] | None = None
 ) -> float:
-    """Kernels that graphs of some modules launch, of all ops or of some; where graphs launch all, the host has no time anyway."""
+    """Kernels launched by graphs that cover some modules, of all ops or of some; where graphs cover all, host time is 0."""
     if isinstance(software.timing.cuda_graphs, bool):
         return 0.0
     inside = captured(ops, software.timing.cuda_graphs)

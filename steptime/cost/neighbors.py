@@ -1,4 +1,4 @@
-"""What runs beside a collective of a part."""
+"""Compute that runs beside the collectives of a part."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from steptime.cost.compute import Pass, total
 from steptime.model.ops import Attention, Comm, Gemm, Op
 
 EXPERT_AXES = frozenset({"ep", "etp", "ep_etp"})
-"""Axes of the exchanges that experts need."""
+"""Axes whose collectives carry rows to and from experts."""
 
 
 class Neighbors(NamedTuple):
@@ -21,11 +21,11 @@ class Neighbors(NamedTuple):
 
 
 ALONE = Neighbors()
-"""Nothing is woven into another micro-batch."""
+"""No exchange runs beside another micro-batch."""
 
 
 class Compute(NamedTuple):
-    """Seconds that some ops compute: forward, gradients of inputs, gradients of weights."""
+    """Compute seconds of some ops: forward, gradients of inputs, gradients of weights."""
 
     forward: Num
     dgrad: Num
@@ -60,7 +60,7 @@ def beside_exchanges(
 
 
 def computed(which: Sequence[int], passes: Sequence[Pass], both: Sequence[tuple[Pass, Pass]]) -> Compute:
-    """Seconds of some ops."""
+    """Compute seconds of some ops."""
     dgrad, wgrad = ([both[i][side].time_s for i in which] for side in (0, 1))
     return Compute(total(passes[i].time_s for i in which), total(dgrad), total(wgrad))
 

@@ -21,7 +21,8 @@ CONTENTION = 0.15
 (calculon-ai/calculon@caa4b11 systems/a100_80g.json, processor_usage)."""
 
 NIC_CONTENTION = 0.02
-"""The same of InfiniBand, 2 % (calculon-ai/calculon@caa4b11 systems/a100_80g.json)."""
+"""Share of hidden InfiniBand communication that comes back as slower compute, 2 % (calculon-ai/calculon@caa4b11
+systems/a100_80g.json)."""
 
 
 @dataclass(slots=True)
@@ -36,10 +37,10 @@ class Stream:
 
     name: Literal["compute", "tp", "cp", "ep", "dp", "pp", "host"]
     free_s: float = 0.0
-    """When it is done with all that it has been given."""
+    """When all work submitted so far is done."""
 
     def run(self, seconds: float, ready_s: float = 0.0) -> float:
-        """Put work on it that can start at `ready_s`; when that ends."""
+        """Submit work that can start at `ready_s`; returns when it ends."""
         self.free_s = (ready_s if ready_s > self.free_s else self.free_s) + seconds  # noqa: FURB136  (max() takes twice as long)
         return self.free_s
 

@@ -1,4 +1,4 @@
-"""A device and a network on which everything takes longer by one factor: what a calibration asks for."""
+"""A device and a network slowed by one factor, as a calibration asks."""
 
 from __future__ import annotations
 

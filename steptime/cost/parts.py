@@ -25,7 +25,7 @@ from steptime.software.performance import Software
 
 
 class CommCall(NamedTuple):
-    """One collective of a part, or `count` alike ones; `bytes` and `cost` are of one, `hidden_s` of all."""
+    """One collective of a part, or `count` equal ones; `bytes` and `cost` are of one, `hidden_s` of all."""
 
     name: str
     kind: str
@@ -37,7 +37,7 @@ class CommCall(NamedTuple):
 
     @property
     def exposed_s(self) -> Num:
-        """What of them nothing hides."""
+        """Seconds of all of them that nothing hides."""
         return self.cost.time_s * self.count - self.hidden_s
 
 
@@ -49,14 +49,14 @@ class Work:
     attention_s: Num = 0.0
     memory_s: Num = 0.0
     launch_s: Num = 0.0
-    """What the device waits for the host, and for kernels too small to be listed."""
+    """Seconds that the device waits for the host, or runs kernels too small to be listed."""
     host_s: Num = 0.0
-    """Of it, what the device waits for a host that launches kernels later than the device runs them."""
+    """Part of it in which the device waits for a host that launches kernels more slowly than the device runs them."""
     kernels: float = 0.0
     """Kernels launched, collectives included."""
     flops: Num = 0.0
     weight_s: Num = 0.0
-    """Of it, what makes the gradients of weights: projections' alone, as a norm's come from the kernel of its input's."""
+    """Part of it that computes gradients of weights: projections only; a norm's come from the kernel of its input's gradient."""
     calls: list[CommCall] = field(default_factory=list)
 
     @property
@@ -66,11 +66,11 @@ class Work:
 
     @property
     def seconds(self) -> Num:
-        """All of it."""
+        """Compute, gaps and exposed communication together."""
         return self.gemm_s + self.attention_s + self.memory_s + self.launch_s + self.comm_s
 
     def add(self, op: Op, done: Pass) -> None:
-        """Count one kernel under its kind. Unfused attention's products and softmax are attention, so is linear attention."""
+        """Add one kernel to its kind. Products and softmax of unfused attention, and linear attention, count as attention."""
         if op.role == "core_attn" or isinstance(op, Chunked):
             self.attention_s += done.time_s
         elif isinstance(op, Gemm):
@@ -83,25 +83,25 @@ class Work:
 
 @dataclass(frozen=True)
 class Context:
-    """What the cost of a part depends on beside its ops."""
+    """What the cost of a part depends on besides its ops."""
 
     rates: Rates
     software: Software
     groups: Mapping[str, Group]
-    """The ranks of a collective, by its op's axis."""
+    """The ranks of each collective, by the axis of its op."""
     tiers: tuple[Tier, ...]
     tp: Num
     batch: Num = 1.0
-    """Sequences of a micro-batch."""
+    """Sequences in a micro-batch."""
     host_bytes_per_s: float = inf
     """Rate of a copy to or from the host's memory [B/s]."""
     woven: Num = 1.0
     """Share of micro-batches that run forward beside another one's backward where exchanges of experts are overlapped."""
     known: dict[tuple[str, str, float], CommCost] = field(default_factory=dict)
-    """Collectives priced so far: a block repeats a few."""
+    """Collectives priced so far: the ops of a block repeat a few of them."""
 
     def price(self, op: Comm, kind: str, bytes_: Num | None = None) -> CommCost:
-        """Seconds of one collective over the group of its axis, of the op's `bytes` unless said."""
+        """Seconds of one collective over the group of its axis; of the op's bytes unless `bytes_` is given."""
         group, sent = self.groups[op.axis], op.bytes if bytes_ is None else bytes_
         if op.routing is not None:
             copies = op.routing.distinct(self.groups["ep"].ranks) * self.groups["etp"].ranks
@@ -195,7 +195,7 @@ def exchanges_beside(ops: list[Op], passes: list[Pass], both: list[tuple[Pass, P
 
 
 def host_copy(name: str, kind: str, bytes_: Num, context: Context, beside_s: Num) -> CommCall:
-    """A layer's copies to or from the host's memory, on a stream of their own beside a layer's compute (`model.offload`)."""
+    """A layer's copies to or from host memory, on a separate stream beside the layer's compute (`model.offload`)."""
     copy_s = bytes_ / context.host_bytes_per_s
     cost = CommCost(0.0, copy_s, "host link", copy_s, "copy")
     return CommCall(name, kind, bytes_, cost, minimum(copy_s, beside_s), "host")

@@ -1,4 +1,4 @@
-"""What a device sustains under a software profile: the rates that the cost of every op rests on."""
+"""Rates that a device sustains under a software profile; the cost of every op uses them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from steptime.software.precision import RECIPES, rate_of
 FALLBACK_SUSTAINED = 0.75
 """Share of the dense peak assumed where a machine states no sustained rate (assumed; A100 0.73-0.82, H100 about 0.7)."""
 BEST_SUSTAINED = 0.8
-"""The same of the best shape's rate, where a machine states that alone (assumed: long GEMMs sustain some 0.85 of it on Ampere and
-Hopper, 0.6 to 0.8 on Blackwell)."""
+"""Share of the best shape's rate that is sustained, where a machine states only the best (assumed: long GEMMs sustain about 0.85
+of it on Ampere and Hopper, 0.6 to 0.8 on Blackwell)."""
 OLDER_KERNELS = {"fa1": 1.0 / 2.35, "triton": 1.0 / 1.7, "flex": 0.9}
 """Rates over FlashAttention-2's: it is 1.7 to 3.0 times as fast as FlashAttention-1 and 1.3 to 2.5 times as fast as the Triton
 version (Dao 2023, arXiv 2307.08691 section 4). Within these, chosen on rows marked fit of llm-foundry and Aleph Alpha.
 FlexAttention reaches 0.85 to 0.9 of it on A100 (pytorch.org/blog/flexattention)."""
 FLEX_ON_BLACKWELL = 1.5
-"""The same of FlexAttention where FlashAttention-2 leaves Blackwell's own instructions unused: 14B steps at 512 and at 2,048
-tokens on 8 x B200 differ by what 437 TFLOP/s take, forward and backward (torchtitan-ar, rows marked fit)."""
+"""Rate of FlexAttention divided by FlashAttention-2's, where the latter leaves Blackwell's own instructions unused: 14B steps at
+512 and at 2,048 tokens on 8 x B200 differ by what 437 TFLOP/s take, forward and backward (torchtitan-ar, rows marked fit)."""
 
 GROUPED_ON_BLACKWELL = 0.36
 """Share of the dense bf16 peak that torch._grouped_mm reaches on Blackwell, forward and backward: 863 and 753 TFLOP/s of 2,250 on
@@ -44,7 +44,7 @@ SMs)."""
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What a device sustains, for one job's precision: `_flops` [FLOP/s], `bytes_per_s` [B/s], `_s` of a kernel [s]."""
+    """Rates that a device sustains for one job's precision: `_flops` [FLOP/s], `bytes_per_s` [B/s], `_s` of a kernel [s]."""
 
     gemm_flops: float
     """Asymptote of a GEMM in the compute dtype."""
@@ -55,21 +55,22 @@ class Rates:
     gemm_kernel_s: float
     move_kernel_s: float
     sm_count: float | None
-    """Processors that a GEMM's output tiles are dealt to, in waves; None where the device has no such thing, or it is unknown."""
+    """Processors among which a GEMM's output tiles are divided, in waves; None where the device has none, or the number is
+    unknown."""
     grad_itemsize: float
     """Bytes per element of the gradient that wgrad writes."""
     fused_accumulation: bool
     """wgrad reads and writes the main gradient (gradient-accumulation fusion)."""
     slowness: float = 1.0
-    """Seconds of kernels and launches over what the constants give, already in the rates above."""
+    """Factor on the seconds of kernels and launches; already applied to the rates above."""
     accumulate_bytes: float = 0.0
     """Bytes per weight that a kernel of its own moves to add wgrad's result to the main gradient."""
     move_rate: float = 1.0
-    """Rate of memory-bound kernels over `bytes_per_s`."""
+    """Rate of memory-bound kernels divided by `bytes_per_s`."""
     plain_share: float = 1.0
-    """GEMM rate without tensor cores over `gemm_flops`."""
+    """GEMM rate without tensor cores divided by `gemm_flops`."""
     grouped_share: float = 1.0
-    """Rate of grouped products over `gemm_flops`, before what few rows for each cost."""
+    """Rate of grouped products divided by `gemm_flops`, before the loss from few rows per expert."""
     recipe_flops: float = 0.0
     """Asymptote of a GEMM of quantized operands."""
     scan_flops: float = 0.0
@@ -130,12 +131,12 @@ def rates(accelerator: Accelerator, software: Software, microbatches: int = 1) -
 
 
 def _one(*_of: str) -> float:
-    """The factor of a device whose constants are all its own (`machine.Kernels`)."""
+    """The slowdown of a device: 1 where all of its constants were measured on it (`machine.Kernels`)."""
     return 1.0
 
 
 def attention_efficiency(accelerator: Accelerator, software: Software) -> tuple[float, float]:
-    """Shares of the dense peak in forward and backward, of the kernel that the profile runs."""
+    """Shares of the dense peak in forward and backward of the attention kernel that the profile runs."""
     forward, backward = accelerator.attention_forward_efficiency, accelerator.attention_backward_efficiency
     if software.kernels.attention_kernel == "best":
         return forward, backward
@@ -148,12 +149,12 @@ def attention_efficiency(accelerator: Accelerator, software: Software) -> tuple[
 
 
 def plain_share(accelerator: Accelerator, dtype: str) -> float:
-    """Rate of a GEMM that tensor cores cannot take, which runs as one in fp32, over that of one that they can."""
+    """Rate of a GEMM that tensor cores cannot run (it runs as fp32) divided by that of one that they can."""
     return min(1.0, accelerator.peak_flops.get("fp32", inf) / sustained_flops(accelerator, dtype))
 
 
 def grouped_share(accelerator: Accelerator, software: Software, dtype: str) -> float:
-    """Rate of the profile's grouped products over that of a long GEMM."""
+    """Rate of the profile's grouped products divided by that of a long GEMM."""
     if software.family not in EAGER_TORCH or not accelerator.microscaling:
         return 1.0
     return min(1.0, GROUPED_ON_BLACKWELL * accelerator.peak_flops[dtype] / sustained_flops(accelerator, dtype))

@@ -1,4 +1,4 @@
-"""FSDP2: parameter groups walked as all-gathers, frees and reduce-scatters, for bytes and for seconds.
+"""FSDP2: parameter groups walked as all-gathers, frees and reduce-scatters, in bytes and in seconds.
 
 What a job without FSDP does not need is imported when it is first used (PEP 562).
 """
@@ -68,7 +68,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name's module at its first use."""
+    """Import a name's module when the name is first used."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'seconds')}"), name)

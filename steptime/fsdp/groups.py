@@ -1,4 +1,4 @@
-"""FSDP's parameter groups and the buffers each of them makes.
+"""FSDP's parameter groups and the buffers that each of them allocates.
 
 Source: torch 2.13, torch/distributed/fsdp/_fully_shard/ (_fsdp_param_group.py, _fsdp_collectives.py). Groups are one per
 block and the root with the embedding, final norm and head; with wrap "model" all is one group. Experts on ranks of their own
@@ -42,9 +42,9 @@ class ParamGroup:
     turned: Num = 0.0
     """Elements of parameters that are cut along dimension 1."""
     kind: str = "dense"
-    """Whose ranks share it (`Param.group`)."""
+    """The parameter group, which decides the ranks that share it (`Param.group`)."""
     experts: ParamGroup | None = None
-    """A second group, of the experts, which is gathered after this one and reduced before it."""
+    """A second group, of the experts; it is gathered after this one and reduced before it."""
 
     @property
     def all(self) -> list[ParamGroup]:
@@ -58,20 +58,21 @@ class ParamGroup:
 
 
 class Buffers(NamedTuple):
-    """Bytes of a group's buffers, in torch's own order of making them."""
+    """Bytes of a group's buffers, in the order in which torch allocates them."""
 
     sent: Num
-    """The shard in the dtype that is gathered, where it is stored in another."""
+    """The shard in the dtype that is gathered, where it is stored in another dtype."""
     gathered: Num
     unsharded: Num
     gradients: Num
     reduce_input: Num
     reduce_output: Num
     reduced: Num
-    """What takes the gradients' place once they are copied in: the output, its copy in the stored dtype where that differs, and
-    the last parameter's gradient, which a loop still names (_fsdp_collectives.py, foreach_reduce)."""
+    """Replaces the gradients once they are copied in: the output, its copy in the stored dtype where that differs, and the last
+    parameter's gradient, which a loop variable still references (_fsdp_collectives.py, foreach_reduce)."""
     turned: Num
-    """Copies of gathered parameters whose dimension 1 is cut, made while they are put together (foreach_all_gather_copy_out)."""
+    """Copies of gathered parameters that are split along dimension 1, made while they are assembled
+    (foreach_all_gather_copy_out)."""
 
 
 class Groups(NamedTuple):
@@ -82,7 +83,7 @@ class Groups(NamedTuple):
 
 
 def options(assembly: Assembly) -> Fsdp:
-    """What the job says of FSDP; where it only names ZeRO-3, torch's defaults with gradients reduced in their own dtype."""
+    """The job's FSDP settings; where it only names ZeRO-3, torch's defaults with gradients reduced in their own dtype."""
     job = assembly.job
     dtype = job.software.states.main_grad_dtype
     own = job.software.compute_dtype if dtype == "compute" else dtype
@@ -134,7 +135,7 @@ def flat_group(assembly: Assembly, params: list[Param], tp: Num) -> ParamGroup:
 
 
 def layer_group(assembly: Assembly, part: Part) -> ParamGroup:
-    """The group of one layer; of experts that lie on ranks of their own, the second one beside it."""
+    """The group of one layer; experts that lie on other ranks form a second group beside it."""
     p, job = assembly.job.parallelism, assembly.job
     if options(assembly).version == 1:
         return flat_group(assembly, part.params, part.tp)
@@ -149,7 +150,7 @@ def layer_group(assembly: Assembly, part: Part) -> ParamGroup:
 
 
 def groups(assembly: Assembly, chunk: Chunk) -> Groups:
-    """The groups of a model chunk, each of which is wrapped by itself; the root of one in the middle of a pipeline is empty."""
+    """The groups of a model chunk, each wrapped separately; the root of a chunk in the middle of a pipeline is empty."""
     first = assembly.embedding.params if chunk.embedding else []
     last = assembly.head_params if chunk.head else []
     if options(assembly).wrap == "model":
@@ -170,7 +171,7 @@ def one_group(assembly: Assembly, params: list[Param]) -> ParamGroup:
 
 
 def buffers(assembly: Assembly, of: ParamGroup) -> Buffers:
-    """Buffer sizes of one group, the experts' beside it left out."""
+    """Buffer sizes of one group, without its experts' group."""
     job = assembly.job
     stored, used = state_bytes(job).gradients, job.software.itemsize
     reduce = ITEMSIZE[options(assembly).reduce_dtype]
@@ -190,7 +191,7 @@ def buffers(assembly: Assembly, of: ParamGroup) -> Buffers:
 
 
 def quantized_saving(job: Job) -> float:
-    """Bytes per weight that go out less where the all-gather sends quantized ones (torchao's fsdp_pre_all_gather)."""
+    """Bytes per weight that are saved where the all-gather sends quantized weights (torchao's fsdp_pre_all_gather)."""
     software = job.software
     if software.recipe is None or not software.states.fp8_params:
         return 0.0
@@ -198,13 +199,13 @@ def quantized_saving(job: Job) -> float:
 
 
 def sharded_elements(assembly: Assembly, chunks: list[Chunk]) -> Num:
-    """Parameters of some chunks on the fullest rank."""
+    """Parameters of some chunks on the rank that holds the most."""
     found = [groups(assembly, chunk) for chunk in chunks]
     return sum([sum([of.shard for of in (root, *layers)]) for root, layers in found])
 
 
 def states(assembly: Assembly) -> list[States]:
-    """Sharded states of every stage's fullest rank; gathered parameters are transients of the walk, not states."""
+    """Sharded states on the fullest rank of every stage; gathered parameters count as transients of the walk, not states."""
     size, found = state_bytes(assembly.job), list[States]()
     for chunks in assembly.stages:
         shard = sharded_elements(assembly, chunks)

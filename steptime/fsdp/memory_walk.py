@@ -1,4 +1,4 @@
-"""FSDP's memory: parameter groups walked as allocations and frees beside the activations."""
+"""FSDP's memory: parameter groups walked as allocations and frees, together with the activations."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ class Wrapped:
 
     memory: PartMemory
     each: list[Buffers]
-    """Of its group, and of its experts' where these are a second one."""
+    """Buffers of its group, and of its experts' group where there is one."""
     gradients: list[Num]
-    """Bytes of the sharded gradients of each."""
+    """Bytes of the sharded gradients of each group."""
     waits: Num
-    """Bytes that its backward leaves until the whole backward ends."""
+    """Bytes that its backward leaves allocated until the whole backward ends."""
     last: Num
     """Bytes of its last gradient in the compute dtype."""
 
     @cached_property
     def buffers(self) -> Buffers:
-        """Of all its groups together."""
+        """Sums over all of its groups."""
         return Buffers(*[sum(sizes) for sizes in zip(*self.each, strict=True)])
 
     @property
     def copying(self) -> Num:
-        """The most that gathered buffers hold beside the unsharded parameters: groups copy out one after the other."""
+        """The most that gathered buffers take in addition to the unsharded parameters: groups copy out one after another."""
         most: Num = 0.0
         for one in self.each:
             most = maximum(most, one.gathered + one.turned)
@@ -48,23 +48,23 @@ class Moments:
     """The worst moment so far."""
 
     def __init__(self, grads_not_yet_allocated: Num) -> None:
-        """`grads_not_yet_allocated`: sharded gradients to come [B]."""
+        """`grads_not_yet_allocated`: bytes of sharded gradients that are still to be allocated."""
         self.to_come = grads_not_yet_allocated
         self.worst = PeakMoment(0.0, 0.0, "", grads_not_yet_allocated)
 
     def mark(self, saved: Num, transient: Num, op: str) -> None:
-        """Note a moment that holds `saved` bytes for backward and `transient` others."""
+        """Record a moment that holds `saved` bytes for backward and `transient` other bytes."""
         self.worst = self.worst.worse(PeakMoment(saved, transient, op, self.to_come))
 
 
 def peak_moment(assembly: Assembly) -> PeakMoment:
-    """Activations and transients at the worst moment of a micro-batch, FSDP buffers among the transients."""
+    """Activations and transients at the worst moment of a micro-batch; FSDP buffers count as transients."""
     worst_forward, worst_backward = pass_moments(assembly)
     return worst_forward.worse(worst_backward)
 
 
 def pass_moments(assembly: Assembly) -> tuple[PeakMoment, PeakMoment]:
-    """The worst moment of a micro-batch's forward, and of its backward.
+    """The worst moment of a micro-batch's forward, and that of its backward.
 
     Sharded gradients are counted as states, there from the start; of a single micro-batch those not yet made are taken off.
     """
@@ -80,7 +80,7 @@ def pass_moments(assembly: Assembly) -> tuple[PeakMoment, PeakMoment]:
 
 
 def wrapped(assembly: Assembly, memories: PartMemories, chunk: Chunk, *, every: bool = False) -> list[Wrapped]:
-    """The layers of a chunk in depth order. Those checkpointed together count as one, with the first group or `every` one."""
+    """The layers of a chunk in depth order. Layers checkpointed together count as one, with the first group or `every` one."""
     job, found = assembly.job, groups(assembly, chunk)
     size = state_bytes(job).gradients
     made: list[Wrapped] = []
@@ -97,7 +97,7 @@ def wrapped(assembly: Assembly, memories: PartMemories, chunk: Chunk, *, every: 
 
 
 def prefetches(assembly: Assembly) -> bool:
-    """Whether each layer's forward gathers the next layer: torchtitan says so where experts are spread.
+    """Whether each layer's forward prefetches the next layer: torchtitan asks for it where experts are sharded.
 
     torchtitan/distributed/fsdp.py, set_modules_to_forward_prefetch; else a gather starts when its own layer does.
     """
@@ -240,7 +240,7 @@ def flat_backward(
 
 
 def reduction(assembly: Assembly, flat: Buffers) -> Num:
-    """Bytes of a flat gradient while it is reduced: as autograd made it, a copy in another dtype, and the outcome."""
+    """Bytes of a flat gradient during its reduction: as autograd made it, a copy in another dtype, and the result."""
     as_it_is = options(assembly).reduce_dtype == assembly.job.software.compute_dtype
     return flat.gathered + (0.0 if as_it_is else flat.reduce_input) + flat.reduced
 

@@ -1,4 +1,4 @@
-"""One chunk of a pipeline under FSDP2: its parts, the buffers of its groups, and the worst moment of each kind of action.
+"""One chunk of a pipeline under FSDP2: its parts, its groups' buffers, and the worst moment of each kind of action.
 
 Every moment counts what the chunk's own micro-batch saves and what lives beside it, gathered parameters and unsharded gradients
 of the chunk included; the groups of a layer whose experts lie on ranks of their own count together
@@ -21,16 +21,16 @@ from steptime.memory.stages import PeakMoment, logits_kept
 from steptime.software.performance import ITEMSIZE
 
 ABSENT = PartMemory(0.0, NO_BYTES, NO_BYTES)
-"""An end of the model that a chunk does not have."""
+"""The missing embedding or head of a chunk in the middle of the model."""
 
 
 class Gradients(NamedTuple):
     """Unsharded gradients that a chunk holds between actions."""
 
     summed: bool = False
-    """Of all micro-batches so far, in the dtype of the reduction."""
+    """Of all micro-batches so far, in the dtype of the reduction [B]."""
     fresh: bool = False
-    """Those that the second half of a backward has made, not yet added to them."""
+    """Made by the second half of a backward and not added to the others yet [B]."""
 
     def after(self, kind: str) -> Gradients:
         """Once an action of a kind has run (_fsdp_param_group.py, post_backward, which only a whole backward or an I runs)."""
@@ -42,15 +42,15 @@ class Gradients(NamedTuple):
 
 
 class Passing(NamedTuple):
-    """How an action meets its chunk."""
+    """The state of a chunk when one of its actions starts."""
 
     kind: str
     fetched: bool
-    """Its parameters were asked for before it."""
+    """Its parameters were requested before the action."""
     held: bool
-    """Its layers are gathered."""
+    """Its layers are already gathered."""
     roots: bool
-    """What is in no layer has to be gathered first."""
+    """Parameters outside of layers have to be gathered first."""
     gradients: Gradients
 
 
@@ -61,21 +61,21 @@ class ChunkBytes:
     assembly: Assembly
     chunk: Chunk
     keeps_sent: bool
-    """The schedule keeps the gradient that it has sent last."""
+    """Whether the schedule keeps the gradient that it sent last."""
     root: Buffers
     last_of_root: Num
     """Bytes of the last gradient of the root's parameters."""
     layers: list[Wrapped]
     added: list[PartMemory]
-    """The layers as they are where gradients of weights are added to others at once."""
+    """The layers as they are where gradients of weights are added to existing ones at once."""
     embedding: PartMemory
     head: PartMemory
     head_grad: Num
     """Bytes of the gradients of the head's parameters."""
     output: Num
-    """Of its output, what the pipeline holds until its backward."""
+    """Bytes of its output that the pipeline holds until its backward."""
     half: tuple[Num, Num]
-    """Where backward is split: what the first half leaves, and its peak."""
+    """Where backward is split: what its first half leaves in memory, and its peak."""
     waits: list[Num]
     """What the first half leaves of each layer."""
     x: Num
@@ -83,7 +83,7 @@ class ChunkBytes:
 
     @property
     def saved(self) -> Num:
-        """What a forward leaves for its backward."""
+        """Bytes that a forward leaves for its backward."""
         inside = sum([layer.memory.saved for layer in self.layers])
         return self.embedding.saved + inside + self.head.saved + self.output
 
@@ -94,17 +94,17 @@ class ChunkBytes:
 
     @property
     def converts(self) -> bool:
-        """Whether gradients add up in copies of another dtype."""
+        """Whether gradients accumulate in copies of another dtype."""
         return options(self.assembly).reduce_dtype != self.assembly.job.software.compute_dtype
 
     def summed(self, of: Buffers) -> Num:
-        """Bytes of a group's gradients where they add up."""
+        """Bytes of a group's gradients in the dtype in which they accumulate."""
         if not self.converts:
             return of.gradients
         return of.gradients * ITEMSIZE[options(self.assembly).reduce_dtype] / self.assembly.job.software.itemsize
 
     def held(self, of: Gradients) -> Num:
-        """Bytes of the gradients that are there."""
+        """Bytes of the gradients that are allocated."""
         every = [self.root, *(layer.buffers for layer in self.layers)]
         summed = sum([self.summed(group) for group in every]) if of.summed else 0.0
         return summed + (
@@ -128,7 +128,7 @@ class ChunkBytes:
         return moments.worst
 
     def forward(self, passing: Passing, moments: Moments) -> None:
-        """As without a pipeline, but layers that are there already are not gathered again."""
+        """As without a pipeline, except that layers already gathered are not gathered again."""
         reshard = options(self.assembly).reshard_after_forward
         beside = self.held(passing.gradients)
         below, root = self.embedding.saved, self.root
@@ -158,7 +158,7 @@ class ChunkBytes:
         )
 
     def backward(self, passing: Passing, moments: Moments) -> None:
-        """Last layer first. What is gathered stays; each layer's gradients are added to those of earlier micro-batches."""
+        """Last layer first. Gathered parameters stay; each layer's gradients are added to those of earlier micro-batches."""
         summed, fresh = passing.gradients
         root, head = self.root, self.head
         below = self.embedding.saved + sum([layer.memory.saved for layer in self.layers])
@@ -199,14 +199,14 @@ class ChunkBytes:
             )
 
     def sent_before(self, passing: Passing) -> Num:
-        """Bytes of the gradient that the micro-batch before has sent: 1F1B of one chunk keeps it till the next one goes.
+        """Bytes of the gradient that the previous micro-batch has sent: 1F1B with one chunk keeps it until the next one is sent.
 
         schedules.py, the operations of Schedule1F1B._step_microbatches.
         """
         return self.x if self.keeps_sent and passing.gradients.summed and not self.chunk.embedding else 0.0
 
     def one_half(self, passing: Passing, moments: Moments) -> None:
-        """A backward for inputs, or for weights, which frees what waits for them layer by layer."""
+        """A backward for inputs, or for weights; the latter frees what was kept for it layer by layer."""
         kept, peak = self.half
         params = self.root.unsharded + (self.parameters if passing.held or passing.kind == "I" else 0.0)
         now, then = self.held(passing.gradients), self.held(passing.gradients.after(passing.kind))
@@ -266,7 +266,7 @@ def chunk_bytes(
 
 
 def in_buffer(memory: PartMemory, x: Num, kept: Num) -> PartMemory:
-    """A layer whose input lies elsewhere; `kept` bytes of it were counted as saved."""
+    """A layer whose input is stored elsewhere; `kept` bytes of it were counted as saved."""
     return memory._replace(
         saved=memory.saved - kept,
         forward=Peak(memory.forward.bytes - x, memory.forward.op),

@@ -26,7 +26,7 @@ from steptime.schedule.orders import described, shortened
 from steptime.schedule.sharded import HOOKED, ShardedStep, sharded_steps
 
 REPEATS = 3
-"""Repeats of a long step that are walked: in the first of them gradients may still come into being."""
+"""Repeats of a long step that are walked: in the first one gradients may still be allocated."""
 
 
 class ActionHeld(NamedTuple):
@@ -34,15 +34,15 @@ class ActionHeld(NamedTuple):
 
     action: Action
     moment: PeakMoment
-    """The worst moment of the action, or of the reduction behind it."""
+    """The worst moment of the action, or of the reduction that follows it."""
     kept: Num
-    """Bytes saved for backward once it is over."""
+    """Bytes saved for backward after it."""
     to_come: Num
-    """Bytes of the sharded gradients that are not made then."""
+    """Bytes of the sharded gradients that are not allocated yet."""
 
 
 def fetches_ahead(job: Job) -> bool:
-    """Whether the schedule asks for parameters before an action needs them."""
+    """Whether the schedule requests parameters before an action needs them."""
     return job.parallelism.vpp > 1 or job.schedule not in HOOKED
 
 
@@ -60,7 +60,7 @@ def peak_moments(assembly: Assembly) -> list[PeakMoment]:
 
 
 def stage_peaks(assembly: Assembly) -> list[PeakMoment]:
-    """The worst moment of every stage; a step whose middle repeats holds no more than one in which it repeats a few times."""
+    """The worst moment of every stage. A step with a repeating middle holds no more than one with a few repeats."""
     job, p = assembly.job, assembly.job.parallelism
     short, period, _ = shortened(job.schedule, p.pp, p.vpp, job.schedule_microbatches, p.microbatch_group_sz, REPEATS)
     orders = order(job.schedule, p.pp, p.vpp, short, period)

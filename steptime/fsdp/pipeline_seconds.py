@@ -25,28 +25,28 @@ from steptime.software.performance import ITEMSIZE
 
 
 class ChunkSeconds(NamedTuple):
-    """A chunk's seconds of FSDP in a step's actions."""
+    """FSDP's seconds for a chunk in the actions of a step."""
 
     forward_s: float
-    """What a forward takes longer that gathers all of the chunk as it goes."""
+    """Added to a forward that gathers the whole chunk layer by layer."""
     forward_layers_s: float
-    """The same where the root is there."""
+    """The same where the root is already gathered."""
     backward_s: float
-    """What a backward takes longer that gathers the layers."""
+    """Added to a backward that gathers the layers."""
     gather_s: float
-    """Of the whole chunk, one group after the other."""
+    """Gathering the whole chunk, one group after another."""
     copies_s: float
-    """From the flat buffers to the parameters."""
+    """Copying from the flat buffers to the parameters."""
     first_sum_s: float
-    """Gradients of a micro-batch copied to where they add up."""
+    """Copying the first micro-batch's gradients to where they accumulate."""
     sum_s: float
-    """The same of a later one, which adds to them."""
+    """Adding a later micro-batch's gradients to them."""
     reduce_s: float
-    """All gradients copied to flat buffers and reduced."""
+    """Copying all gradients to flat buffers and reducing them."""
 
 
 class Prices(NamedTuple):
-    """A chunk's groups, and the seconds of each."""
+    """A chunk's groups with their seconds."""
 
     groups: Groups
     of: dict[ParamGroup, CommSeconds]
@@ -82,10 +82,10 @@ class PipelineSeconds:
             for stage in self.chunks
         ]
         self.waits = share is True
-        """A gather that is asked for ahead runs beside compute; else what shows of it is added to the action."""
+        """A gather requested ahead runs beside compute; otherwise its exposed time is added to the action."""
 
     def prices_of(self, chunk: Chunk) -> Prices:
-        """Seconds of a chunk's groups. Gradients are copied to the flat buffer from where they add up."""
+        """Seconds of a chunk's groups. Gradients are copied to the flat buffer from where they accumulate."""
         found = groups(self.assembly, chunk)
         summed = ITEMSIZE[options(self.assembly).reduce_dtype]
         priced: dict[ParamGroup, CommSeconds] = {}
@@ -125,7 +125,7 @@ class PipelineSeconds:
         )
 
     def sums_s(self, prices: Prices) -> tuple[float, float]:
-        """Seconds that a chunk's gradients take to be added up: of the first micro-batch, and of a later one.
+        """Seconds of accumulating a chunk's gradients: for the first micro-batch, and for a later one.
 
         Where they are reduced in their own dtype autograd adds them, as it does without FSDP.
         """
@@ -139,7 +139,7 @@ class PipelineSeconds:
         ) / self.rates.bytes_per_s
 
     def __call__(self, stage: int, actions: Sequence[Action]) -> dict[Action, Around]:
-        """What is around those actions of a stage that have anything."""
+        """FSDP's work around those actions of a stage that have any."""
         mine, found = self.chunks[stage], dict[Action, Around]()
         to_copy, summed = set[int](), set[int]()
         known = set(actions)
@@ -184,7 +184,7 @@ class PipelineSeconds:
         return found
 
     def passes(self, stage: int) -> tuple[Pass, Pass]:
-        """What the forwards of a stage do for one of its micro-batches, and what its backwards do, spread over all of a step."""
+        """FSDP's work in the forwards and in the backwards of a stage for one micro-batch, averaged over the step."""
         every = {"F": Pass(0.0, 0.0, 0.0), "B": Pass(0.0, 0.0, 0.0)}
         microbatches = self.assembly.job.microbatches
         for step in self.steps(stage):

@@ -1,4 +1,4 @@
-"""FSDP2's communication beside the compute of a micro-batch."""
+"""FSDP2's communication that runs beside the compute of a micro-batch."""
 
 from __future__ import annotations
 
@@ -150,12 +150,12 @@ class Calls(NamedTuple):
     reductions: float
 
     def plus(self, gathers: float, reductions: float) -> Calls:
-        """More of them."""
+        """Scale by a number of repetitions."""
         return Calls(self.gathers + gathers, self.reductions + reductions)
 
 
 class Pass(NamedTuple):
-    """FSDP in one direction of a micro-batch."""
+    """FSDP's work in one direction of a micro-batch."""
 
     calls: float
     network_s: float
@@ -164,22 +164,22 @@ class Pass(NamedTuple):
     """Seconds of copies between flat buffers and parameters or gradients."""
 
     def plus(self, other: Pass) -> Pass:
-        """Both."""
+        """Collectives and copies together."""
         return Pass(*(a + b for a, b in zip(self, other, strict=True)))
 
     def over(self, count: float) -> Pass:
-        """Spread over so many."""
+        """Divided evenly among `n`."""
         return Pass(*(value / count for value in self))
 
 
 class StepSeconds(NamedTuple):
-    """FSDP's communication of the busiest stage, and what of it shows in the step [s]."""
+    """FSDP's communication of the busiest stage, and the part of it that is exposed in the step [s]."""
 
     forward: Pass
-    """Of one micro-batch, as is `backward`."""
+    """Forward of one micro-batch; `backward` likewise."""
     backward: Pass
     exposed_s: float
-    """Of all micro-batches, copies included."""
+    """Exposed seconds of all micro-batches, copies included."""
     calls: Mapping[tuple[str, ParamGroup], Calls]
     """Collectives of a step, by the kind of group."""
 
@@ -197,7 +197,7 @@ class StepSeconds(NamedTuple):
 def step_seconds(
     assembly: Assembly, tiers: tuple[Tier, ...], directions: tuple[list[CommSeconds], list[CommSeconds]]
 ) -> StepSeconds:
-    """FSDP without a pipeline: every micro-batch runs all of it."""
+    """FSDP without a pipeline: every micro-batch gathers and reduces all groups."""
     exposed = assembly.job.microbatches * micro_batch_exposed(assembly, tiers, directions)
     forward, backward = (
         Pass(

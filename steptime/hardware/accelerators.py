@@ -1,4 +1,4 @@
-"""The accelerators that ship with steptime: one file each, which machines name."""
+"""The accelerators shipped with steptime: one file each, referenced by machines."""
 
 from pathlib import Path
 
@@ -11,5 +11,5 @@ def accelerator_names() -> list[str]:
 
 
 def accelerator_yaml(name: str) -> str:
-    """The file of a shipped accelerator: YAML, each figure beside its source."""
+    """The file of a shipped accelerator: YAML, each figure with its source."""
     return (ACCELERATORS / f"{name}.yaml").read_text(encoding="utf-8")

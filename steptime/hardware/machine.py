@@ -28,32 +28,33 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class Tier(Config):
-    """One network level: `size` devices reach each other at `bytes_per_s`. Tiers stand innermost first."""
+    """One network level: `size` devices reach each other at `bytes_per_s`. Tiers are listed innermost first."""
 
     name: str
     size: float = Field(inf, gt=0)
-    """Devices in one domain of this tier; inf for the outermost."""
+    """Devices in one domain of this tier; inf for the outermost tier."""
     bytes_per_s: BytesPerS = Field(gt=0)
-    """Per device, one way [B/s]: the wire rate."""
+    """Wire rate per device in one direction [B/s]."""
     latency_s: Seconds = Field(ge=0)
-    """One hop [s]."""
+    """Latency of one hop [s]."""
     efficiency: float = Field(0.8, gt=0, le=1)
     """Share of the wire rate that a large ring collective reaches."""
     pairwise_efficiency: float | None = Field(default=None, gt=0, le=1)
-    """The same of an all-to-all; a little less than `efficiency` where not set (`steptime.cost.comm.PAIRWISE_RATE`)."""
+    """Share of the wire rate that an all-to-all reaches; slightly below `efficiency` where not set
+    (`steptime.cost.comm.PAIRWISE_RATE`)."""
     nics_per_node: float | None = Field(None, gt=0)
     link_bytes_per_s: BytesPerS | None = Field(None, gt=0)
     """Meshes without a switch (xGMI, V100's cube mesh): the rate between two peers, so n devices have n-1 such links each."""
     in_network_reduction: bool = False
-    """The switch adds (NVLink SHARP, SHARP): helps all-reduce only."""
+    """Whether the switch reduces (NVLink SHARP, SHARP): only all-reduce gains."""
     in_network_efficiency: float | None = Field(None, gt=0, le=1)
     """Share of the wire rate that an all-reduce in the switch reaches; `efficiency` where not set."""
     hierarchical: bool = False
-    """Collectives over this tier may first reduce or gather inside the tier below, in a phase of its own."""
+    """Whether collectives over this tier may first reduce or gather inside the tier below, in a separate phase."""
 
 
 class Kernels(Config):
-    """What kernels cost beside their work, measured on a device with eager torch.
+    """Fixed times of kernels, measured on a device with eager torch.
 
     They stand in place of a profile's own figures where the software is eager torch (`torch`, `fsdp2`), and no factor fitted on
     published runs is put over such a device: its constants are all its own.
@@ -66,27 +67,27 @@ class Kernels(Config):
 
 
 class Accelerator(Config):
-    """One device: dense peaks, what long GEMMs sustain, and memory."""
+    """One device: dense peaks, sustained rates of long GEMMs, and memory."""
 
     name: str
     peak_flops: dict[str, FlopPerS] = Field(min_length=1)
-    """Dense peak by dtype [FLOP/s]. Never a sparse one."""
+    """Dense peak by dtype [FLOP/s]; never a sparse one."""
     sustained_flops: dict[str, FlopPerS] = Field(default_factory=dict)
-    """What a large GEMM sustains, by dtype [FLOP/s]."""
+    """Sustained rate of large GEMMs by dtype [FLOP/s]."""
     best_flops: dict[str, FlopPerS] = Field(default_factory=dict)
-    """What the best GEMM shape reaches for a moment, by dtype [FLOP/s] (MAMF): to describe a device that has nothing else."""
+    """Best momentary rate of any GEMM shape by dtype [FLOP/s] (MAMF); used only for a device without sustained rates."""
     same_chip_as: str = ""
-    """The accelerator whose processor it has: what is fitted on runs of that holds for this."""
+    """The accelerator with the same processor: constants fitted on runs of that one apply."""
     memory_bytes: Bytes = Field(gt=0)
     usable_memory_bytes: Bytes = Field(gt=0)
-    """What a program can have before any context is made [B]."""
+    """Memory available to a program before any context is created [B]."""
     memory_bytes_per_s: BytesPerS = Field(gt=0)
     memory_efficiency: float = Field(0.85, gt=0, le=1)
     """Share of memory_bytes_per_s that streaming kernels reach."""
     attention_forward_efficiency: float = Field(0.5, gt=0, le=1)
     """Flash attention: share of the dense peak, counting only the causal half."""
     fa2_forward_efficiency: float | None = Field(None, gt=0, le=1)
-    """FlashAttention-2, which torch's scaled_dot_product_attention runs, where the device has a faster kernel."""
+    """FlashAttention-2, which torch's scaled_dot_product_attention runs, for devices that also have a faster kernel."""
     fa2_backward_efficiency: float | None = Field(None, gt=0, le=1)
     attention_backward_efficiency: float = Field(0.4, gt=0, le=1)
     attention_ramp_tokens: float = Field(450.0, ge=0)
@@ -94,19 +95,21 @@ class Accelerator(Config):
     the causal figures of FlashAttention-2 on A100 (512 to 16k tokens, head size 128, 320 to 465) and FlashAttention-3 on H100
     (360 to 590) (Dao-AILab/flash-attention README; arXiv 2407.08608 figure 5)."""
     gemm_overhead_k: float | None = Field(None, ge=0)
-    """A GEMM of depth k runs at k / (k + this) of its asymptote; the cost model's own figure where not set."""
+    """A GEMM of depth k runs at k / (k + this) of its asymptote; the cost model's default where not set."""
     host_bytes_per_s: BytesPerS | None = Field(None, gt=0)
-    """Copies between its memory and the host's, in one direction [B/s]."""
+    """Copy rate between device and host memory, in one direction [B/s]."""
     context_bytes: Bytes | None = Field(None, ge=0)
-    """What a process takes outside the allocator (CUDA context, kernels); the model's own figure where not set."""
+    """Memory of a process outside the allocator (CUDA context, kernels); the model's default where not set."""
     kernels: Section[Kernels] | None = None
     microscaling: bool = False
-    """Tensor cores apply block scales (MXFP8, NVFP4) and take fp8 operands in any layout."""
+    """Whether tensor cores apply block scales (MXFP8, NVFP4) and take fp8 operands in any layout."""
     compute_capability: float | None = Field(None, ge=1)
-    """NVIDIA's number of the architecture, which decides kernels and workspaces: 8.0 is A100, 9.0 is H100."""
+    """NVIDIA's compute capability, which decides kernels and workspaces: 8.0 is A100, 9.0 is H100."""
     sm_count: int | None = Field(None, ge=1)
-    """Multiprocessors (NVIDIA), compute units (AMD), Xe cores (Intel), to which a GEMM's output tiles are dealt."""
+    """Multiprocessors (NVIDIA), compute units (AMD), Xe cores (Intel), among which a GEMM's output tiles are divided."""
     power_w: float | None = None
+    inferred: bool = False
+    """Whether no source says that its runs were made on it: inferred from their step times. Intervals are wider then."""
     note: str = ""
 
 
@@ -120,14 +123,14 @@ class Machine(Config):
     devices_per_node: int = Field(ge=1)
     tiers: list[Section[Tier]] = Field(min_length=1)
     host_factor: float = Field(1.0, gt=0)
-    """What its hosts take for a kernel's launch over what the software profile says: their cores, how processes are bound."""
+    """Launch time of a kernel on its hosts divided by the software profile's: depends on cores and on process binding."""
     price_per_device_hour: float | None = None
     """US dollars."""
     measured: bool = False
     """Whether published training runs on this machine are part of the validation."""
     note: str = ""
     provenance: dict[str, str] = Field(default_factory=dict)
-    """Dotted path of a figure -> where it comes from; "" -> the source of the figures that name none."""
+    """Dotted path of a figure -> its source; "" -> the source of figures without one."""
 
     @model_validator(mode="after")
     def _tiers_grow(self) -> Self:
@@ -137,7 +140,7 @@ class Machine(Config):
         return self
 
     def figures(self) -> Iterator[tuple[str, str, float]]:
-        """What it is a figure of, dotted path, and value, of each figure that has a unit."""
+        """For each figure with a unit: its kind, dotted path, and value."""
         for i, tier in enumerate(self.tiers):
             yield "tier.bytes_per_s", f"tiers.{i}.bytes_per_s", tier.bytes_per_s
             yield "tier.latency_s", f"tiers.{i}.latency_s", tier.latency_s
@@ -162,7 +165,7 @@ class Machine(Config):
         return _load(path) if not overrides else _plausible(_build(path, overrides))
 
     def source(self, path: str) -> str:
-        """Where the figure at a dotted path ("tiers.1.bytes_per_s") comes from, or what holds it; "" if the file is silent."""
+        """The source of the figure at a dotted path ("tiers.1.bytes_per_s"), or of its parent; "" if the file has none."""
         while path not in self.provenance and path:
             path = path.rpartition(".")[0]
         return self.provenance.get(path, "")
@@ -174,18 +177,18 @@ def machine_names() -> list[str]:
 
 
 def shipped_name(name: str) -> str:
-    """The name behind an alias of a shipped machine; a path, and a name itself, as it is."""
+    """The name behind an alias of a shipped machine; a path or a name is returned unchanged."""
     path = _find(name)
     return path.stem if path.parent == _MACHINES else name
 
 
 def normalize(name: str) -> str:
-    """How names are compared: lower case, with "-" for blanks and underscores."""
+    """Normal form for comparing names: lower case, with "-" for blanks and underscores."""
     return "-".join(name.lower().replace("_", " ").split())
 
 
 def is_shipped(name: str) -> bool:
-    """Whether a machine of this name or alias comes with the package, so that no file of the user's is read for it."""
+    """Whether a machine of this name or alias is shipped, so that no user file is read for it."""
     key = normalize(name)
     return key in machine_names() or key in _shipped(_DATA / "machine_aliases.yaml")
 
@@ -212,7 +215,7 @@ def _shipped(path: Path) -> Any:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """The mapping in a machine file; a user's file is read with every care."""
+    """The mapping in a machine file; a user's file is read with all checks."""
     if path.parent == _MACHINES:
         return dict(_shipped(path))
     from steptime.base.document import parse_mapping, read_source
@@ -226,7 +229,7 @@ def _load(path: Path) -> Machine:
 
 
 def _plausible(machine: Machine) -> Machine:
-    """A machine of a file, unless figures lack their unit; one that is made in Python says SI and may be of any speed."""
+    """A machine from a file, rejected if figures lack their unit; one made in Python is in SI and may have any speed."""
     if lines := implausible(machine.figures()):
         raise ConfigError(ConfigProblem(line, where) for where, line in lines)
     return machine
@@ -258,7 +261,7 @@ def _build(path: Path, overrides: dict[str, object]) -> Machine:
 
 
 def _same_rates(machine: Machine, peaks: dict[str, Any]) -> Machine:
-    """`machine`, whose peaks were `peaks`, sustaining the same share of the new ones."""
+    """`machine` with new peaks, sustaining the same share of them as of the old `peaks`."""
     device = machine.accelerator
     sustained = dict(device.sustained_flops)
     for dtype, peak in peaks.items():
@@ -269,7 +272,7 @@ def _same_rates(machine: Machine, peaks: dict[str, Any]) -> Machine:
 
 
 def _same_share(machine: Machine, memory: Any) -> Machine:
-    """`machine`, whose memory was `memory`, with the same share of the new memory usable."""
+    """`machine` with new memory, of which the same share is usable as of the old `memory`."""
     before = _figure(memory, BYTE_UNITS)
     if before <= 0:
         return machine
@@ -279,7 +282,7 @@ def _same_share(machine: Machine, memory: Any) -> Machine:
 
 
 def _figure(said: Any, units: dict[str, float]) -> float:
-    """A figure of a machine's file that an override takes the place of; 0 where it is none, which then is no problem."""
+    """The figure that an override replaces; 0 where it is none, which then is no problem."""
     try:
         value = read_quantity(said, units, "")
     except ValueError:

@@ -8,7 +8,7 @@ from steptime.base.config import ConfigError, ConfigProblem
 
 
 def plain_tree(node: Any, path: str, provenance: dict[str, str]) -> Any:
-    """`node` without its sources, which go to `provenance` under their dotted path."""
+    """`node` without its sources, which are moved to `provenance` under their dotted path."""
     if isinstance(node, list):
         return [plain_tree(item, f"{path}.{i}", provenance) for i, item in enumerate(node)]
     if not isinstance(node, dict):
@@ -28,7 +28,7 @@ def plain_tree(node: Any, path: str, provenance: dict[str, str]) -> Any:
 
 
 def put_figure(plain: dict[str, Any], key: str, value: object) -> None:
-    """Put `value` at a dotted key; whether there is such a key the check of the whole tells."""
+    """Set `value` at a dotted key; the later validation reports unknown keys."""
     node: Any = plain
     parts, at = key.split("."), f"hardware.overrides.{key}"
     for depth, part in enumerate(parts):

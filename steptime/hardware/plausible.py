@@ -1,4 +1,4 @@
-"""Figures of a machine that are a thousand times off what any shipped machine has: a unit is missing."""
+"""Figures of a machine that are a thousand times off any shipped machine's: their unit is missing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 FAR = 1000.0
-"""How many times below the least or above the largest shipped figure a figure is refused."""
+"""Factor below the least or above the largest shipped figure at which a figure is refused."""
 
 SHIPPED: dict[str, tuple[float, float, str]] = {
     "tier.bytes_per_s": (3e8, 2e12, "GB/s"),
@@ -19,13 +19,13 @@ SHIPPED: dict[str, tuple[float, float, str]] = {
     "peak_flops": (1e11, 2e16, "TFLOP/s"),
     "sustained_flops": (1e11, 2e16, "TFLOP/s"),
 }
-"""Least and largest figure of the shipped machines, rounded outward, in SI, and the unit to write. A test holds them to that."""
+"""Least and largest figure of the shipped machines, rounded outward, in SI, and the unit to write; checked by a test."""
 
 _SI = {"GB/s": "B/s", "us": "s", "GiB": "B", "TFLOP/s": "FLOP/s"}
 
 
 def implausible(figures: Iterable[tuple[str, str, float]]) -> list[tuple[str, str]]:
-    """Path and line of every figure that no machine can have; `figures` are a key of `SHIPPED`, a dotted path and a value."""
+    """Path and message of every implausible figure; `figures` are a key of `SHIPPED`, a dotted path and a value."""
     found = []
     for key, path, value in figures:
         low, high, unit = SHIPPED[key]

@@ -1,1 +1,1 @@
-"""What a plan says: sections, mesh, rules, and the parts of the model on each stage."""
+"""A plan read and checked: sections, mesh, rules, and the parts of the model on each stage."""

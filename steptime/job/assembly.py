@@ -29,7 +29,7 @@ def padded_vocab(vocab_sz: int, tp: Num, multiple: int) -> Num:
 
 
 def shard_of(job: Job) -> Shard:
-    """What one device of the job sees of one micro-batch."""
+    """One device's share of one micro-batch of the job."""
     p, data = job.parallelism, job.data
     return Shard(
         batch=1.0 * data.microbatch_sz,
@@ -47,31 +47,31 @@ def shard_of(job: Job) -> Shard:
 
 
 class LocalParam(NamedTuple):
-    """A parameter, and its elements on one device: of experts those of all that the device has."""
+    """A parameter, and its elements on one device; for experts, those of all experts on the device."""
 
     param: Param
     elements: Num
 
 
 CountedParams: TypeAlias = list[tuple[list[LocalParam], int]]
-"""Parameters of some parts, and how often each part stands there."""
+"""Parameters of some parts, with how often each part occurs."""
 Runs: TypeAlias = "tuple[tuple[Part, int], ...]"
-"""Parts in depth order, alike neighbors together with their count."""
+"""Parts in depth order, equal neighbors joined with their count."""
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """One stretch of the model on one device: a layer of one kind, the embedding or the head. Alike layers share one part."""
+    """A piece of the model on one device: a layer of one kind, the embedding or the head. Equal layers share one part."""
 
     kind: str
     ops: list[Op]
     x: Tensor
-    """What it reads."""
+    """Its input tensor."""
     out: str
-    """The tensor that it hands on."""
+    """Its output tensor."""
     tp: Num
     model: Model
-    """The model with the widths that this kind of layer has."""
+    """The model with this kind of layer's widths."""
     experts: Num = 1
     """Devices that share the weights of its experts: ep * etp."""
 
@@ -87,7 +87,7 @@ class Part:
 
     @cached_property
     def registered_params(self) -> list[LocalParam]:
-        """The same on one device, as Megatron's modules register them: the output projection stands before qkv.
+        """The same on one device, in the order in which Megatron's modules register them: the output projection before qkv.
 
         megatron/core/transformer/attention.py: Attention.__init__ builds linear_proj, SelfAttention.__init__ then linear_qkv.
         """
@@ -101,12 +101,12 @@ class Part:
 
     @cached_property
     def n_params(self) -> Num:
-        """Parameters on one device: split ones divided by tp."""
+        """Parameters on one device: split ones divided by their ranks."""
         return sum([p.elements for p in self.registered_params])
 
     @cached_property
     def n_quantized(self) -> Num:
-        """Parameters on one device that a recipe quantizes: weights of its projections."""
+        """Parameters on one device that a recipe quantizes: the weights of its projections."""
         weights = [p for op in self.ops if isinstance(op, Gemm) and op.recipe for p in op.params if len(p.shape) > 1]
         return sum(p.local(self.tp, self.experts) for p in weights)
 
@@ -129,7 +129,7 @@ class Chunk(NamedTuple):
 
 
 class Assembly:
-    """The parts of a job and the chunks that hold them."""
+    """The parts of a job and the chunks that contain them."""
 
     def __init__(self, job: Job) -> None:
         """Build the op lists once; everything else reads them."""
@@ -141,7 +141,7 @@ class Assembly:
         nothing = Tensor("ids", 0.0, 0.0)
         embedding = embedding_ops(model, self.shard)
         self.boundary_bytes: Num = 1.0 * hidden.bytes
-        """What one stage hands to the next [B]."""
+        """The tensor that one stage sends to the next [B]."""
         self.embedding = Part("embedding", embedding, nothing, last_output(embedding), tp, model)
         made: dict[int, Part] = {}
         self.runs: list[tuple[Part, int]] = []
@@ -157,7 +157,7 @@ class Assembly:
         """Every kind of layer."""
 
     def remade(self, job: Job, parts: Mapping[Part, Part]) -> Assembly:
-        """The assembly of another job, with other parts in place of its own."""
+        """The assembly of another job, with some parts replaced."""
         made = Assembly.__new__(Assembly)
         made.job, made.shard, made.boundary_bytes, made.experts = job, self.shard, self.boundary_bytes, self.experts
         made.embedding, made.head = parts.get(self.embedding, self.embedding), parts.get(self.head, self.head)
@@ -178,7 +178,7 @@ class Assembly:
 
     @cached_property
     def first_alike(self) -> list[int]:
-        """Of each stage the first one that holds the same parts, so that what depends on these alone is counted once for all."""
+        """For each stage the first one with the same parts, so that what depends only on the parts is computed once."""
         first: dict[tuple[object, ...], int] = {}
         keys = (tuple([(c.runs, c.embedding, c.head, c.depth == 0) for c in chunks]) for chunks in self.stages)
         return [first.setdefault(key, stage) for stage, key in enumerate(keys)]
@@ -207,11 +207,11 @@ class Assembly:
 
     @property
     def head_modules(self) -> frozenset[str | float]:
-        """What recomputation runs again in the head part: in the modules of multi-token prediction alone."""
+        """What recomputation runs again in the head part: only modules of multi-token prediction."""
         return self.job.recompute.mtp_modules if self.job.model.mtp else frozenset()
 
     def offload_modules(self, part: Part) -> frozenset[str]:
-        """Modules of a part whose kept tensors wait in the host's memory: those of layers."""
+        """Modules of a part whose kept tensors are offloaded to host memory: only layers have them."""
         layers = part in self.kinds or (part is self.head and self.job.model.mtp > 0)
         return frozenset(self.job.performance.offload_modules or ()) if layers else frozenset()
 
@@ -220,20 +220,20 @@ class Assembly:
         return chunk.head and not chunk.embedding and self.job.model.mtp > 0
 
     def copied_weight(self, chunk: Chunk) -> Param | None:
-        """The weight of a chunk that first and last stage both hold."""
+        """The weight of a chunk that both the first and the last stage hold."""
         if not self.embedding_copied or not (chunk.embedding or chunk.head):
             return None
         of = self.embedding if chunk.embedding or self.job.model.mtp else self.head
         return next(p for p in of.params if p.vocab)
 
     def chunk_params(self, chunk: Chunk) -> CountedParams:
-        """Parameters of a chunk in registered order, part by part in depth order, with how often the part stands there."""
+        """Parameters of a chunk in registered order, part by part in depth order, with how often each part occurs."""
         parts = [(self.embedding.registered_params, 1)] if chunk.embedding or self.holds_copy(chunk) else []
         parts += [(part.registered_params, count) for part, count in chunk.runs]
         return [*parts, (self.local_head_params, 1)] if chunk.head else parts
 
     def counted_params(self, chunks: Sequence[Chunk]) -> CountedParams:
-        """The same of several chunks, every part once with how often it stands in all of them."""
+        """The same for several chunks: every part once, with how often it occurs in all of them."""
         lists: dict[int, list[LocalParam]] = {}
         counts: dict[int, int] = {}
         for chunk in chunks:
@@ -250,7 +250,7 @@ class Assembly:
 
 
 def chunks_of(runs: Runs, counts: Sequence[int], places: Sequence[Place]) -> list[Chunk]:
-    """Model chunks in depth order: of `runs`, `counts` layers each, held at `places`."""
+    """Model chunks in depth order: `counts` layers each, taken from `runs`, held at `places`."""
     last, chunks = len(counts) - 1, []
     for depth, (count, place) in enumerate(zip(counts, places, strict=True)):
         mine, runs = take(runs, count)
@@ -267,7 +267,7 @@ def stages_of(chunks: Sequence[Chunk], pp: int) -> list[list[Chunk]]:
 
 
 def take(runs: Runs, count: int) -> tuple[Runs, Runs]:
-    """The first `count` layers of some runs, and the rest."""
+    """The first `count` layers of some runs, and the remaining runs."""
     mine: list[tuple[Part, int]] = []
     for at, (part, n) in enumerate(runs):
         if count <= 0:
@@ -280,5 +280,5 @@ def take(runs: Runs, count: int) -> tuple[Runs, Runs]:
 
 
 def last_output(ops: list[Op]) -> str:
-    """The tensor that a part hands on: the last storage its ops make for others."""
+    """The output tensor of a part: the last storage that its ops make and do not read."""
     return next(op.outputs[-1].name for op in reversed(ops) if op.outputs)

@@ -1,4 +1,4 @@
-"""Layouts of one job side by side: degrees and batch as numpy columns, one value per candidate.
+"""Layouts of one job in columns: degrees and batch as numpy arrays, one value per candidate.
 
 `Candidates` reads like the job: what is not a column is the job's own. The rules take all candidates at once (`legal`). What
 makes ops, memory and collectives takes those that differ in numbers alone (`alike`): the same chunks, the same collectives, the
@@ -31,7 +31,7 @@ class SectionColumns:
 
     @property
     def devices(self) -> Num:
-        """All devices of each candidate, or the one number that all are said to have (`whole`)."""
+        """All devices of each candidate, or the one number that is given for all (`whole`)."""
         whole: Num = vars(self).get("whole")
         return self.tp * self.cp * self.pp * self.dp if whole is None else whole
 
@@ -74,22 +74,22 @@ class Candidates:
 
     @property
     def sp(self) -> bool:
-        """Sequence parallelism, as said or the profile's, where any candidate has tensor parallelism."""
+        """Sequence parallelism, from the plan or the profile, where any candidate has tensor parallelism."""
         said = self.job.parallelism.sp
         return (self.job.software.layout.sp if said is None else said) and any_row(self.parallelism.tp > 1)
 
     @property
     def single_microbatch(self) -> bool:
-        """Whether a step of every candidate has one micro-batch."""
+        """Whether every candidate has one micro-batch per step."""
         return same(self.microbatches == 1)
 
     @property
     def as_job(self) -> Job:
-        """The same for functions of one job, whose formulas take columns."""
+        """Itself, for functions of one job whose formulas accept columns."""
         return cast("Job", self)
 
     def legal(self) -> Num:
-        """Where every rule holds: a column of bools."""
+        """Where every rule is satisfied: a column of bools."""
         import numpy as np
 
         size = max((np.size(column) for column in self.columns.values()), default=1)
@@ -103,7 +103,7 @@ class Candidates:
         return Candidates(self.job, **{k: np.broadcast_to(c, (size,))[which] for k, c in self.columns.items()})
 
     def alike(self) -> Iterator[tuple[Any, Candidates]]:
-        """(row indices, candidates) of every group that differs in numbers alone; all must be legal.
+        """(row indices, candidates) of every group whose members differ only in numbers; all must be legal.
 
         What they share is the group's own job's.
         """
@@ -120,7 +120,7 @@ class Candidates:
             yield which, Candidates(job, **{key: c for key, c in columns.items() if np.any(c != c[0])})
 
     def alike_parts(self) -> Iterator[tuple[Any, Candidates]]:
-        """(row indices, candidates) of every group whose layers and ends are made of the same ops."""
+        """(row indices, candidates) of every group whose layers and ends have the same ops."""
         import numpy as np
 
         keys = np.stack(np.broadcast_arrays(*self._ops()), axis=-1)
@@ -130,7 +130,7 @@ class Candidates:
             yield which, self.rows(which)
 
     def _ops(self) -> list[Num]:
-        """What decides which ops there are."""
+        """The values that decide which ops exist."""
         p = self.parallelism
         kv = {layer.model.n_kv_heads for layer, _ in layers(self.job.model)}
         ones = [1.0 * (p.tp == 1), 1.0 * (p.cp == 1), 1.0 * (self.microbatches == 1)]
@@ -138,18 +138,18 @@ class Candidates:
         ones += [1.0 * (p.ep == 1) + 2.0 * (p.ep == experts), 1.0 * (p.etp == 1)]
         scans = self.job.model.mamba is not None or self.job.model.linear_attention is not None
         if scans or self.job.software.batch_first_attention:
-            ones.append(1.0 * (self.data.microbatch_sz == 1))  # several sequences are put in another order
+            ones.append(1.0 * (self.data.microbatch_sz == 1))  # several sequences are reordered
         return [*ones, *(1.0 * (p.tp > n) + 2.0 * (p.tp == n) for n in sorted(kv))]
 
     def _structure(self) -> list[Num]:
-        """What decides which ops, chunks and moments there are."""
+        """The values that decide which ops, chunks and moments exist."""
         p = self.parallelism
         degrees = [1.0 * p.pp, 1.0 * p.vpp, 1.0 * p.replicas, self.microbatches, 1.0 * p.ep, 1.0 * p.etp]
         return [*degrees, 1.0 * (p.dp * p.cp == 1), *self._ops()]
 
 
 def any_row(condition: Num) -> bool:
-    """Whether it holds, for any row of a column."""
+    """Whether it is true in any row of a column."""
     return bool(condition.any()) if is_column(condition) else bool(condition)
 
 

@@ -1,4 +1,4 @@
-"""How many devices a plan has, where it says so: data parallelism is what the other degrees leave of them."""
+"""The number of devices of a plan that states it: data parallelism is the quotient by the other degrees."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def spread(plan: Any) -> Any:
             raise ConfigError(ConfigProblem(line, "parallelism.dp"))
         return plan
     degrees = [_count(given.get(axis, 1)) for axis in DEGREES]
-    if None in degrees:  # told by the check of the section
+    if None in degrees:  # reported by the check of the section
         return {**plan, "parallelism": {**given, "dp": 1}} if open_dp else plan
     inner = prod(degree for degree in degrees if degree)
     if open_dp:
@@ -49,7 +49,7 @@ def spread(plan: Any) -> Any:
 
 
 def said_devices(plan: Mapping[str, Any]) -> tuple[str, int | None]:
-    """The key that says how many devices there are, and the number; None where none does, or it is no number."""
+    """The key that states the number of devices, and the number; None where none does, or it is no number."""
     if plan.get("devices") is not None:
         return "devices", _count(plan["devices"])
     hardware = plan.get("hardware")
@@ -60,13 +60,13 @@ def said_devices(plan: Mapping[str, Any]) -> tuple[str, int | None]:
     nodes, machine = _count(hardware["nodes"]), hardware.get("node_type")
     try:
         found = machine if isinstance(machine, Machine) else Machine.load(str(machine), hardware.get("overrides"))
-    except ConfigError:  # told by the check of the section
+    except ConfigError:  # reported by the check of the section
         return "hardware.nodes", None
     return "hardware.nodes", nodes * found.devices_per_node if nodes else None
 
 
 def _count(value: Any) -> int | None:
-    """A whole number of 1 or more, however it is written; None where it is none."""
+    """A whole number of 1 or more in any spelling; None otherwise."""
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):

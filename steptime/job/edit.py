@@ -1,4 +1,4 @@
-"""Reading the sections of a config that may be written in several ways, and changing them by dotted path."""
+"""Reads the sections of a config that may be written in several ways, and changes them by dotted path."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _EITHER = {
     "devices": "hardware.nodes",
     "hardware.nodes": "devices",
 }
-"""Two ways to say one thing: setting one takes the other away."""
+"""Pairs of keys for the same setting: setting one removes the other."""
 
 
 def read_model(value: Any) -> Any:
@@ -76,7 +76,7 @@ def read_hardware(value: Any) -> Any:
 
 
 def one_line(text: str) -> str:
-    """Text without line ends of any kind, which YAML would not give back as they were.
+    """Text without line breaks of any kind, which YAML would not preserve.
 
     >>> one_line("left  out ")
     'left out'
@@ -85,7 +85,7 @@ def one_line(text: str) -> str:
 
 
 def read_plan(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
-    """The mapping of a plan: of a file, of text, or as given; paths of a file are relative to it.
+    """The mapping of a plan: from a file, from text, or as given; paths in a file are relative to it.
 
     Raises:
         ConfigError: it cannot be read, or is no mapping.
@@ -130,7 +130,7 @@ def read_setting(setting: str) -> tuple[str, Any]:
 
 
 def apply_setting(data: dict[str, Any], setting: str) -> None:
-    """Put one `a.b=c` into a config.
+    """Set one `a.b=c` in a config.
 
     Raises:
         ConfigError: it is none, or goes below a plain value.
@@ -139,7 +139,7 @@ def apply_setting(data: dict[str, Any], setting: str) -> None:
 
 
 def put(data: dict[str, Any], path: str, value: Any) -> None:
-    """Put a value at a dotted path of nested mappings, making those that are missing.
+    """Set a value at a dotted path of nested mappings, creating those that are missing.
 
     Raises:
         ConfigError: the path goes below a plain value.
@@ -171,7 +171,7 @@ def put(data: dict[str, Any], path: str, value: Any) -> None:
 
 
 def _take(data: dict[str, Any], path: str) -> None:
-    """Take a key away, where it is there."""
+    """Remove a key, if it exists."""
     section, _, name = path.partition(".")
     node = data.get(section)
     if not name:
@@ -183,7 +183,7 @@ def _take(data: dict[str, Any], path: str) -> None:
 
 
 def _spelled_out(section: str, value: str | Machine | Model) -> dict[str, Any]:
-    """The mapping that a section's short form stands for."""
+    """The mapping that a section's short form abbreviates."""
     if isinstance(value, Model):
         return value.model_dump(exclude_unset=True)
     return {"preset" if section == "model" else "node_type": value}

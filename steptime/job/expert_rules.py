@@ -1,4 +1,4 @@
-"""What the rules know of a mixture of experts, and what must hold of it and of how it is spread."""
+"""Facts and rules about a mixture of experts and how it is distributed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NONE = Moe.model_construct(n_experts=1, expert_inter_sz=1, experts_per_token=1)
 
 
 def expert_facts(model: Model, software: Software) -> dict[str, Any]:
-    """The facts of a model's experts and of how they run."""
+    """The facts about a model's experts and how they run."""
     moe = model.moe or _NONE
     return {
         "moe": model.moe is not None,
@@ -36,7 +36,7 @@ def expert_facts(model: Model, software: Software) -> dict[str, Any]:
 
 
 def megatron_only(moe: Moe, model: Model, software: Software) -> dict[str, bool]:
-    """What torchtitan's layers with experts have not, and whether a job says it."""
+    """Features that torchtitan's layers with experts lack, and whether a job uses them."""
     return {
         "capacity_factor": moe.capacity_factor is not None,
         "load_balancing": moe.load_balancing != "none",
@@ -49,7 +49,7 @@ def megatron_only(moe: Moe, model: Model, software: Software) -> dict[str, bool]
 
 
 def rows_cut_evenly(f: Facts) -> Any:
-    """Whether the ranks that share each expert's weights can cut them where they do so by rows."""
+    """Whether the ranks that share each expert's weights can split them where they do so by rows."""
     shards = maximum(f.stage_ranks // (f.expert_ranks * f.replicas), 1)
     whole = (f.expert_inter_sz % (shards * f.etp) == 0) & (f.hidden_sz % shards == 0)
     return (shards * f.ep <= f.n_experts) | whole

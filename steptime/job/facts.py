@@ -1,4 +1,4 @@
-"""What the rules look at: the numbers and words of a job, flat. Numbers may be columns of a search's candidates."""
+"""The input of the rules: numbers and words of a job, flat. Numbers may be columns of a search's candidates."""
 
 from typing import Literal, NamedTuple
 
@@ -11,7 +11,7 @@ from steptime.software.settings import StateSettings
 
 
 class Facts(NamedTuple):
-    """What rules look at. Numbers may be columns of candidates; the rest is plain."""
+    """Input of the rules. Numbers may be columns of candidates; everything else is plain."""
 
     n_layers: Num
     hidden_sz: Num
@@ -39,34 +39,34 @@ class Facts(NamedTuple):
     experts_per_token: Num
     expert_inter_sz: Num
     shared_inter_sz: Num
-    """Width of all shared experts together."""
+    """Total width of the shared experts."""
     dense_layers: Num
     """model.moe.n_dense_layers."""
     expert_tp_degree: Num
     """0 where not set."""
     capacity: bool
-    """Experts take a bounded number of rows."""
+    """Whether experts take a bounded number of rows."""
     padded: bool
-    """They take as many always."""
+    """Whether they are always padded to it."""
     dispatcher: str
     delayed: bool
     megatron_only: str
-    """A key of model.moe that only Megatron's experts have."""
+    """A key of model.moe that only Megatron's experts support."""
     kinds: frozenset[str]
-    """Kinds of layer that model.layers or model.hybrid_pattern lists."""
+    """Kinds of layer in model.layers or model.hybrid_pattern."""
     layers_listed: int | None
-    """How many layers they list."""
+    """Number of layers that they list."""
     listed_by: str
-    """Which of the two does."""
+    """The one of the two that is set."""
     patterned: bool
-    """There is a hybrid pattern."""
+    """Whether there is a hybrid pattern."""
     mamba_heads: int
-    """Heads of the Mamba layers; 0 without such."""
+    """Heads of the Mamba layers; 0 without Mamba layers."""
     mamba_groups: int
     attention: str
     attention_impl: str
     compiled: str
-    """What torch.compile makes kernels of."""
+    """What torch.compile compiles."""
     cp_comm_type: str
     window: int | None
     window_pattern: int | None
@@ -81,11 +81,11 @@ class Facts(NamedTuple):
     zero_level: int
     zero_said: int | None
     fsdp: Literal[2, 3] | None
-    """The ZeRO level that `parallelism.fsdp` stands for."""
+    """The ZeRO level that `parallelism.fsdp` implies."""
     fsdp_version: int
     layers_per_stage: tuple[int, ...] | Literal["auto"] | None
     ends_count: bool
-    """Embedding and loss count as a layer each."""
+    """Whether embedding and loss count as a layer each."""
     both_buckets: bool
     software: str
     family: str
@@ -104,12 +104,12 @@ class Facts(NamedTuple):
 
     @property
     def split_backward(self) -> bool:
-        """Whether the schedule runs the gradients of the weights apart."""
+        """Whether the schedule splits backward into gradients of inputs and of weights."""
         return self.schedule_said in SCHEDULES and SCHEDULES[self.schedule_said].split
 
     @property
     def chunks_needed(self) -> int | None:
-        """Model chunks per stage that the schedule needs; None for any number."""
+        """Model chunks per stage that the schedule requires; None for any number."""
         return SCHEDULES[self.schedule_said].vpp if self.schedule_said in SCHEDULES else None
 
     @property
@@ -129,7 +129,7 @@ class Facts(NamedTuple):
 
     @property
     def units(self) -> Num:
-        """Layers to spread, embedding and loss included where they count."""
+        """Layers to distribute; includes embedding and loss where they count as layers."""
         return self.n_layers + (2 if self.ends_count else 0)
 
     @property
@@ -149,33 +149,33 @@ class Facts(NamedTuple):
 
     @property
     def ep_choices(self) -> str:
-        """Degrees that n_experts takes."""
+        """Degrees that must divide n_experts."""
         n = int(self.n_experts)
         return ", ".join(str(d) for d in range(1, n + 1) if n % d == 0)
 
     @property
     def batch(self) -> Num:
-        """Sequences that all pipelines take at once: dp * microbatch_sz."""
+        """Sequences that all pipelines process at once: dp * microbatch_sz."""
         return self.dp * self.microbatch_sz
 
     @property
     def chunks_of_cp(self) -> Num:
-        """Pieces of a sequence that context parallelism deals out: two to a rank, one in Ulysses of DeepSpeed."""
+        """Pieces of a sequence under context parallelism: two per rank, one in Ulysses of DeepSpeed."""
         return self.cp if self.framework.context == ("a2a",) else 2 * self.cp
 
     @property
     def copied_ranks(self) -> Num:
-        """Ranks that `replicas` copies of the shards divide: dp, or dp * cp."""
+        """Ranks that are divided by `replicas`, the copies of the shards: dp, or dp * cp."""
         return self.dp * self.cp if self.framework.copies_cut_cp else self.dp
 
     @property
     def copied_words(self) -> str:
-        """Their name."""
+        """The name of those ranks."""
         return f"dp*cp = {self.copied_ranks}" if self.framework.copies_cut_cp and self.cp > 1 else f"dp {self.dp}"
 
     @property
     def head_ranks(self) -> Num:
-        """Ranks over which an all-to-all spreads heads."""
+        """Ranks over which an all-to-all distributes heads."""
         return self.tp * self.cp
 
     @property
@@ -185,8 +185,8 @@ class Facts(NamedTuple):
 
     @property
     def framework(self) -> Framework:
-        """What the profile's framework can run."""
-        return FRAMEWORKS.get(self.family, ANY)
+        """What the profile's framework supports, or that of the profile it extends."""
+        return FRAMEWORKS.get(self.software.partition("@")[0]) or FRAMEWORKS.get(self.family, ANY)
 
     @property
     def modules(self) -> frozenset[str]:
@@ -202,13 +202,13 @@ class Facts(NamedTuple):
     # words for the messages of one config
     @property
     def tp_choices(self) -> str:
-        """Powers of two that tensor parallelism can take."""
+        """Powers of two that tensor parallelism can have."""
         heads, wide = int(self.n_q_heads), int(self.inter_sz)
         return ", ".join(str(2**i) for i in range(8) if heads % 2**i == 0 and wide % 2**i == 0)
 
     @property
     def gbs_choices(self) -> str:
-        """The batch sizes next to gbs that fit dp, microbatch_sz and an interleaved schedule."""
+        """The batch sizes nearest to gbs that fit dp, microbatch_sz and an interleaved schedule."""
         unit = int(self.batch) * (int(self.pp) if self.vpp > 1 else 1)
         low = int(self.gbs) // unit * unit
         return " or ".join(str(gbs) for gbs in (low, low + unit) if gbs)
@@ -230,14 +230,14 @@ class Facts(NamedTuple):
 
     @property
     def dtype_words(self) -> str:
-        """Precisions that the machine has a rate for and the model covers."""
+        """Precisions that the machine has a rate for and the model supports."""
         return ", ".join(
             dtype for dtype in ("bf16", "fp16", "fp32", *self.framework.recipes) if dtype in self.machine_dtypes
         )
 
     @property
     def recipe_words(self) -> str:
-        """Recipes of the framework, or one that has some."""
+        """Recipes of the framework, or a framework that has some."""
         return ", ".join(self.framework.recipes) or "software megatron-core"
 
     @property

@@ -1,4 +1,4 @@
-"""What the rules know of the kinds of a model's layers, and what must hold of a hybrid pattern and of Mamba layers."""
+"""Facts and rules about the kinds of a model's layers: hybrid patterns and Mamba layers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def layer_facts(model: Model) -> dict[str, Any]:
-    """The facts of a model's kinds of layer."""
+    """The facts about a model's kinds of layer."""
     pattern, mamba = model.hybrid_pattern, model.mamba
     listed = model.layers
     kinds = {run.kind for run in listed} if listed is not None else {HYBRID[letter] for letter in pattern or ""}

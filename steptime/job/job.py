@@ -1,4 +1,4 @@
-"""A job: exactly what a config file holds, read, resolved and checked.
+"""A job: the content of a config file, read, resolved and checked.
 
 Sections stand side by side: model, parallelism, performance, data, hardware, and optionally cross_dc, run and notes. What they
 do not set comes from a software profile; the properties of `Job` give the resolved values, and nothing downstream looks at
@@ -34,7 +34,7 @@ from steptime.software.recomputation import Recomputation, resolve_recompute
 
 
 class Job(Config):
-    """One training plan. Two jobs are equal when they resolve to the same plan, however much of it was said.
+    """One training plan. Two jobs are equal when they resolve to the same plan, whichever defaults were written out.
 
     >>> job = Job(
     ...     model="llama3-70b",
@@ -60,7 +60,7 @@ class Job(Config):
     """What a reader of the plan should know, such as flags of a launch script that are left out; shown under assumptions."""
 
     devices: int | None = Field(default=None, ge=1)
-    """Devices in all; parallelism.dp may then be left out or auto, and follows tp, pp and cp."""
+    """Total number of devices; parallelism.dp may then be omitted or auto, and follows from tp, pp and cp."""
 
     not_modeled: ClassVar[Mapping[str, str]] = NOT_MODELED
     natural_names: ClassVar[Mapping[str, str]] = PATHS
@@ -74,7 +74,7 @@ class Job(Config):
     def _can_run(self) -> Self:
         found = facts(self)
         problems = rules.problems(found)
-        for run in self.model.layers or []:  # layers with widths of their own
+        for run in self.model.layers or []:  # layers with their own widths
             problems += rules.problems(found._replace(**run.widths))
         problems = list(dict.fromkeys(problems))
         if problems:
@@ -167,12 +167,12 @@ class Job(Config):
 
     @property
     def machine(self) -> Machine:
-        """The machine, overrides applied."""
+        """The machine with the overrides applied."""
         return self.hardware.machine
 
     @cached_property
     def software(self) -> Software:
-        """The profile with this job's options over it; nothing in it is unset."""
+        """The profile with this job's options applied; every switch has a value."""
         default = "fsdp2" if self.parallelism.fsdp is not None else "megatron-core"
         return resolve(self.performance, default, interleaved=self.parallelism.vpp > 1).on(self.machine)
 
@@ -183,7 +183,7 @@ class Job(Config):
 
     @property
     def single_microbatch(self) -> bool:
-        """Whether a step has one micro-batch."""
+        """Whether a step has a single micro-batch."""
         return self.microbatches == 1
 
     @property
@@ -193,18 +193,18 @@ class Job(Config):
 
     @cached_property
     def sp(self) -> bool:
-        """Sequence parallelism: as said, else the profile's; without tensor parallelism there is none."""
+        """Sequence parallelism: from the plan, else the profile's; none without tensor parallelism."""
         said = self.parallelism.sp
         return (self.software.layout.sp if said is None else said) and self.parallelism.tp > 1
 
     @cached_property
     def cp_comm_type(self) -> Literal["p2p", "all_gather", "a2a"]:
-        """How the ranks that share a sequence exchange keys and values: as said, else the profile's."""
+        """How the ranks that share a sequence exchange keys and values: from the plan, else the profile's."""
         return self.parallelism.cp_comm_type or self.software.layout.cp_comm_type
 
     @cached_property
     def zero_level(self) -> Literal[0, 1, 2, 3]:
-        """ZeRO level: as said; FSDP is 3, or 2 where parameters stay gathered after forward; else the profile's."""
+        """ZeRO level: from the plan; FSDP is 3, or 2 where parameters stay gathered after forward; else the profile's."""
         said, fsdp = self.parallelism.zero_level, self.parallelism.fsdp
         if said is not None:
             return said
@@ -214,7 +214,7 @@ class Job(Config):
 
     @cached_property
     def schedule(self) -> ScheduleName:
-        """Pipeline schedule: as said; interleaved where vpp > 1; else the profile's."""
+        """Pipeline schedule: from the plan; interleaved where vpp > 1; else the profile's."""
         if self.parallelism.schedule is not None:
             return self.parallelism.schedule
         return "interleaved" if self.parallelism.vpp > 1 else self.software.layout.schedule
@@ -284,7 +284,7 @@ def facts(job: Job) -> Facts:
 
 
 def _build(data: dict[str, Any], problems: list[ConfigProblem]) -> Job:
-    """The job, or all problems: those found before, those of the sections, and those that a typo would hide."""
+    """The job, or all problems: those found before, those of the sections, and those that another problem would hide."""
     try:
         job = build(Job, data)
     except ConfigError as error:

@@ -1,4 +1,4 @@
-"""What steptime takes at all: numbers that are not absurd, and features that it models."""
+"""The limits of steptime: numbers in a plausible range, and features that are modeled."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -8,13 +8,13 @@ from steptime.software.performance import EAGER_TORCH
 
 
 class Rule(NamedTuple):
-    """`holds` is true where a job is fine."""
+    """`holds` is true for a valid job."""
 
     name: str
     path: str
-    """The key that is wrong, or its section where several keys are."""
+    """The wrong key, or its section where several keys are."""
     text: str
-    """What is wrong and what to do, with facts as {f.tp}."""
+    """The problem and the fix, with facts as {f.tp}."""
     holds: Callable[[Facts], Any]
 
 
@@ -41,7 +41,7 @@ BOUNDS: dict[str, tuple[str, float]] = {
     "seqlen": ("data.seqlen", 100_000_000),
     "microbatch_sz": ("data.microbatch_sz", 1_000_000),
 }
-"""Largest numbers taken seriously: about ten times what anybody has trained, or could."""
+"""Largest accepted numbers: about ten times what anybody has trained with."""
 
 
 def _at_most(name: str, limit: float) -> Callable[[Facts], Any]:
@@ -211,7 +211,7 @@ MODELED = [
         lambda f: (f.family != "fsdp2") | (f.pp == 1) | (not f.tie_embeddings),
     ),
 ]
-"""What is read but not computed yet."""
+"""Keys that are read but not modeled yet."""
 
 NOT_MODELED = {
     **{
@@ -248,4 +248,4 @@ NOT_MODELED = {
     "parallelism.ulysses": "not a key; use cp with cp_comm_type a2a",
     "parallelism.cp_comm_type=a2a+p2p": "not modeled yet; use p2p, all_gather or a2a",
 }
-"""Keys ("path") and words ("path=word") that a user may well write, and what to write instead."""
+"""Keys ("path") and words ("path=word") of other tools, and what to write instead."""

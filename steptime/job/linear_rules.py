@@ -1,4 +1,4 @@
-"""What must hold of linear attention."""
+"""Rules for linear attention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a first problem hides: the rules see sound sections only, so unsound ones are mended and checked again."""
+"""Problems hidden by a first problem: rules need valid sections, so invalid values are replaced and the plan checked again."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ REQUIRED: dict[str, tuple[str, ...]] = {
     "model": ("n_layers", "hidden_sz", "inter_sz", "n_q_heads", "vocab_sz"),
 }
 _STAND_INS: tuple[tuple[int, str, str], ...] = ((1, "llama3-8b", "dgx-h100"), (5040, "gpt3-175b", "dgx-a100-80"))
-"""A number, a model and a machine that take a bad one's place. What is wrong with all of them does not come from them."""
+"""A number, a model and a machine that replace a bad one. A problem that occurs with all of them is not caused by them."""
 
 
 def hidden_problems(cls: type[C], data: dict[str, Any], told: ConfigError) -> list[ConfigProblem]:
-    """What else is wrong with a plan, whatever stands where a problem was told already."""
+    """The further problems of a plan, whatever replaces the values already reported."""
     if any(problem.by_rule for problem in told.details):
         return []
     found: list[list[ConfigProblem]] = []
@@ -36,7 +36,7 @@ def hidden_problems(cls: type[C], data: dict[str, Any], told: ConfigError) -> li
 def mended(
     data: dict[str, Any], problems: list[ConfigProblem], number: int, model: str, machine: str
 ) -> dict[str, Any]:
-    """A copy of `data` without its problems: unknown keys renamed as suggested or dropped, bad values replaced or dropped."""
+    """A copy of `data` without its problems: unknown keys renamed as suggested or removed, bad values replaced or removed."""
     copy: dict[str, Any] = {
         key: value.model_dump(exclude_unset=True)
         if isinstance(value, Config)
@@ -88,7 +88,7 @@ def _rename(copy: dict[str, Any], problem: ConfigProblem) -> None:
 
 
 def _replace(copy: dict[str, Any], section: str, rest: str, number: int) -> None:
-    """A number for a required key, or for all of a section that is missing; an optional key is dropped whole."""
+    """A number for a required key, or for all keys of a missing section; an optional key is removed."""
     required = REQUIRED.get(section, ())
     if section not in {*REQUIRED, "performance"}:
         copy.pop(section, None)

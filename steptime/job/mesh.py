@@ -1,4 +1,4 @@
-"""The parallelism of a job: its axes, their order over the devices, and which ranks form a group.
+"""The parallelism of a job: its axes, their order over the devices, and the ranks of each group.
 
 Devices are numbered with tp innermost, then cp, dp, pp: Megatron's order "tp-cp-ep-dp-pp"
 (megatron/core/parallel_state.py, initialize_model_parallel). With several data centers dp is split over them, and that part
@@ -31,7 +31,7 @@ GroupAxis: TypeAlias = Literal[
 
 
 ScheduleName: TypeAlias = Literal["gpipe", "1f1b", "interleaved", "zero_bubble", "zbv", "dualpipev"]
-"""The pipeline schedules of `steptime.schedule`."""
+"""Names of the pipeline schedules in `steptime.schedule`."""
 
 
 class Fsdp(Config):
@@ -57,7 +57,7 @@ class Parallelism(Config):
     """How cp ranks reach each other's keys and values: ring, all-gather, or all-to-all (Ulysses); default: the profile's."""
     ep: int = Field(1, ge=1)
     etp: int = Field(default_factory=lambda data: data.get("tp", 1) if data.get("ep", 1) == 1 else 1, ge=1)
-    """Ranks that share each expert's weights, as tp those of dense layers; default: 1, or tp where ep is 1."""
+    """Ranks that share each expert's weights, like tp for dense layers; default: 1, or tp where ep is 1."""
     sp: bool | None = None
     zero_level: Literal[0, 1, 2, 3] | None = None
     bucket_size_mb: float | None = Field(None, gt=0)
@@ -87,7 +87,7 @@ class Group(NamedTuple):
     centers: Num = 1.0
     """Data centers over which the ranks are spread evenly."""
     width: Num | None = None
-    """Adjacent devices that start a group like this one; `stride` of them where not set."""
+    """Adjacent devices that each start a group like this one; `stride` where not set."""
 
 
 def group(parallelism: Parallelism, axis: GroupAxis, *, stage: Num = 0, n_dcs: Num = 1) -> Group:
@@ -146,7 +146,7 @@ def expert_shards(p: Parallelism, n_dcs: Num) -> Group:
 
 
 def members_per_domain(group: Group, tier_size: Num) -> Num:
-    """How many ranks of one group sit in one domain of `tier_size` adjacent devices (at least 1).
+    """How many ranks of one group lie in one domain of `tier_size` adjacent devices (at least 1).
 
     Of the groups that start side by side that with the fewest: it sets the pace.
 

@@ -1,4 +1,4 @@
-"""What must hold of multi-token prediction as Megatron-Core has it."""
+"""Rules for multi-token prediction as in Megatron-Core."""
 
 from __future__ import annotations
 

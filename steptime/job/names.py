@@ -1,4 +1,4 @@
-"""Other frameworks' names of the keys of a plan, for the hint behind an unknown key."""
+"""Other frameworks' names for keys of a plan, used in hints for unknown keys."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ PATHS: dict[str, str] = {
     **{path.rpartition(".")[2]: path for path in (*_SPELLINGS, *_LEAVES.split())},
     **{word: path for path, words in _SPELLINGS.items() for word in words.split()},
 }
-"""A bare word -> the dotted key of a plan that it means; our own keys are here too, for one that stands in another section."""
+"""A word -> the dotted key of a plan that it means; includes our own keys, for one written in another section."""
 
 
 def meant_path(key: object) -> str:
-    """The dotted key that a word of another framework, or one of ours in the wrong section, stands for; "" for none.
+    """The dotted key meant by a word of another framework, or by one of ours in the wrong section; "" for none.
 
     >>> meant_path("tensor-model-parallel-size"), meant_path("tp"), meant_path("what")
     ('parallelism.tp', 'parallelism.tp', '')

@@ -1,4 +1,4 @@
-"""What must hold of a config's `performance` section: precision, dtypes of states, overlap, recomputation."""
+"""Rules for a config's `performance` section: precision, dtypes of states, overlap, recomputation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def offload_facts(said: Performance, software: Software, machine: Machine) -> dict[str, Any]:
-    """The facts of activations that wait in the host's memory."""
+    """The facts about activations that are offloaded to host memory."""
     return {
         "offload": frozenset(said.offload_modules or ()),
         "host_link": machine.accelerator.host_bytes_per_s is not None,
@@ -196,4 +196,4 @@ PERFORMANCE_RULES = [
         lambda f: f.attention == "mla" or "mla_up_proj" not in f.modules,
     ),
 ]
-"""Told with the layout rules."""
+"""Reported with the layout rules."""

@@ -1,4 +1,4 @@
-"""What must hold of a pipeline: virtual stages, schedule, groups of micro-batches."""
+"""Rules for a pipeline: virtual stages, schedule, groups of micro-batches."""
 
 from __future__ import annotations
 

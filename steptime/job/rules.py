@@ -1,4 +1,4 @@
-"""What a job must satisfy: one list, read two ways.
+"""The rules for a job: one list, evaluated in two ways.
 
 A rule is a name, a text and a predicate. For one config the texts of the broken rules are the error lines; for a search the
 predicates over numpy columns are the mask. So predicates use `&`, `|`, `%` and comparisons on `Facts`, whose numbers may be
@@ -229,7 +229,7 @@ RULES = [*SANE, *MODELED, *LAYOUT_RULES]
 
 
 def problems(facts: Facts) -> list[ConfigProblem]:
-    """One per broken rule. Absurd numbers and models that are not modeled are reported alone: the rest would be noise."""
+    """One problem per broken rule. Implausible numbers and unsupported models are reported alone: the rest would be noise."""
 
     def broken(stage: list[Rule]) -> list[ConfigProblem]:
         return [
@@ -246,7 +246,7 @@ def problems(facts: Facts) -> list[ConfigProblem]:
 
 
 def mask(facts: Facts, rules: list[Rule] = RULES) -> Any:
-    """Where every rule holds: a bool, or a column of them."""
+    """Where every rule is satisfied: a bool, or a column of them."""
     good: Any = True
     for rule in rules:
         good = good & rule.holds(facts)

@@ -1,4 +1,4 @@
-"""The sections of a config that say how much is trained, on what, and for how long."""
+"""The sections of a config for batch, machine, data centers and the whole run."""
 
 from functools import cached_property
 from typing import Any, Self
@@ -50,11 +50,11 @@ class Hardware(Config):
         return plain
 
     def _located(self, problem: ConfigProblem) -> ConfigProblem:
-        """A machine's problem under the key of this section that it comes from."""
+        """A machine's problem, with the key of this section that caused it."""
         path = problem.path
         if path.startswith("hardware."):
             return problem
-        line = " ".join(problem.line.splitlines())  # names of files are told as they are
+        line = " ".join(problem.line.splitlines())  # file names are reported unchanged
         if any(key == path or key.startswith(f"{path}.") for key in self.overrides):
             return ConfigProblem(f"hardware.overrides.{line}", f"hardware.overrides.{path}")
         return ConfigProblem(f"hardware.node_type: {line}", "hardware.node_type")
@@ -75,7 +75,7 @@ class CrossDc(Config, allow_inf_nan=False):
 
 
 class Run(Config, allow_inf_nan=False):
-    """The whole training run: what it takes in days, money and failures."""
+    """The whole training run: inputs for its days, cost and failures."""
 
     tokens: float | None = Field(None, gt=0)
     price_per_device_hour: float | None = Field(None, ge=0)

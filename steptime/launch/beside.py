@@ -38,8 +38,10 @@ class Beside:
         if found is not None or self.folder is None:
             return found
         within = self.folder / pure.name if ".." in pure.parts else self.folder / pure
-        # a path from the top of its repository (examples/train/job.yaml), where the file lies below that
-        above = [parent / pure for parent in self.folder.resolve().parents[:6]] if len(pure.parts) > 1 else []
+        # a path from the top of its repository (examples/train/job.yaml), where the file lies below that, wherever that was
+        # when the script was written (/scratch/user/project/examples/train/job.yaml)
+        tails = [PurePosixPath(*pure.parts[i:]) for i in range(len(pure.parts) - 1)]
+        above = [parent / tail for tail in tails for parent in self.folder.resolve().parents[:6]]
         candidates = (within, *([] if ".." in pure.parts else above), self.folder / pure.name)
         return next((path for path in candidates if path.is_file() and path.stat().st_size <= MOST_BYTES), None)
 

@@ -12,6 +12,7 @@ from steptime.launch.beside import Beside
 from steptime.launch.devices import of_comment
 from steptime.launch.keys import KeyTable, flatten
 from steptime.launch.nemo.interpolate import resolve
+from steptime.launch.shell.processes import taken_apart
 from steptime.launch.shell.script import Script, read_script, variables_of
 
 
@@ -28,6 +29,7 @@ def said_in(
         script = read_script(text, path, env, beside)
         if script.problems:
             raise ConfigError(script.problems)
+        script = script._replace(arguments=taken_apart(script.arguments))
         said = _configs(script, path, beside) | dict(_flags([word.text for word in script.arguments]))
         unclear = _without_value(script)
         if script.launchers and script.unclear:  # a launcher's default does not tell them either

@@ -3,8 +3,8 @@
 A table's `used` says which key of a plan each becomes; names that begin with @ are figures that a plan is worked out of:
 @model, @mlp, @mlp_ratio, @mlp_multiple, @micro, @steps (of gradient accumulation), @batch (all sequences of a step),
 @tokens_batch, @nodes, @devices, @per_node, @dp_shard, @dp_replicate, @dp_dcn, @dp_dcn_shard, @tokenizer, @vocabulary, @bf16,
-@fp16, @half (a dtype in words), @pure_bf16, @fp8, @checkpointing, @replayed, @deepspeed, @fsdp, @fsdp_strategy, @fsdp_version,
-@fsdp_precision, @adapter, @adapter_rank, @optimizer.
+@fp16, @half (a dtype in words), @weights (theirs), @pure_bf16, @fp8, @checkpointing, @replayed, @deepspeed, @fsdp,
+@fsdp_strategy, @fsdp_version, @fsdp_precision, @adapter, @adapter_rank, @optimizer.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from steptime.base.config import ConfigError, show
 from steptime.base.document import parse_mapping, scalar
 from steptime.job.edit import put
 from steptime.launch.beside import Beside
@@ -23,7 +22,7 @@ from steptime.launch.deepspeed import put_deepspeed_config
 from steptime.launch.devices import data_parallel, on_node, told
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import flatten, load_table, read_keys
-from steptime.launch.megatron.sources import from_arguments
+from steptime.launch.megatron.primus import read_primus
 from steptime.launch.named_models import preset_of
 from steptime.launch.reading import LaunchFlag, Reading
 from steptime.launch.trainer_files import said_in
@@ -50,7 +49,7 @@ def read_trainer(
     """
     table = load_table(kind.replace("-", "_"))
     if kind == "primus":
-        return _primus(path, text, env, sets)
+        return read_primus(path, text, env, sets)
     said, devices, unclear = said_in(path, text, table, dict(env or {}), beside)
     for config in beside.added if beside is not None else []:  # accelerate's own config beside the training's
         if config.suffix in {".yaml", ".yml"}:
@@ -64,24 +63,6 @@ def read_trainer(
     keys.launcher = None if "devices" in unclear else keys.launcher
     keys.without_value = {item.key: unclear[item.name] for item in given if item.name in unclear}
     return _Plan(keys, devices, beside).reading()
-
-
-def _primus(path: str, text: str, env: Mapping[str, str] | None, sets: Mapping[str, Any] | None) -> Reading:
-    """Megatron-LM's arguments under modules.pre_trainer.overrides, and a model by the name of its file."""
-    tree = parse_mapping(re.sub(r"\$\{(\w+):([^}]*)\}", lambda found: (env or {}).get(found[1], found[2]), text), path)
-    modules = tree.get("modules")
-    trainer = modules.get("pre_trainer") if isinstance(modules, dict) else None
-    if not isinstance(trainer, dict):
-        raise ConfigError(f"{path}: modules.pre_trainer is missing; not a Primus training")
-    overrides = trainer.get("overrides") or {}
-    if not isinstance(overrides, dict):
-        raise ConfigError(f"{path}: modules.pre_trainer.overrides: expected a mapping (got {show(overrides)})")
-    if trainer.get("framework", "megatron") != "megatron":
-        raise ConfigError(f"{path}: modules.pre_trainer.framework {trainer['framework']}: only megatron's is read")
-    preset = preset_of(str(trainer.get("model", "")).removesuffix(".yaml"))
-    said = {key: str(value) for key, value in flatten(overrides).items() if value is not None}
-    model = {"model": preset} if preset and "num_layers" not in said else {}
-    return from_arguments(said, path, sets=model | dict(sets or {}), table="primus")
 
 
 def _size(value: Any, default: Any) -> Any:
@@ -223,7 +204,8 @@ class _Plan:
             self.keys.leave_out(self.figures["@fsdp"], "states in the host's memory")
 
     def _precision(self) -> dict[str, Any]:
-        word = str(self.get("@half") or "").lower()
+        weights = str(self.get("@weights") or "").lower()
+        word = f"{self.get('@half') or ''} {weights}".lower()
         # Axolotl's "auto" is bf16 wherever the device has it (utils/config, normalize_config)
         bf16 = self.on("@bf16") or self.get("@bf16") == "auto" or "bf16" in word or "bfloat16" in word
         fp16 = self.on("@fp16") or "fp16" in word or "float16" in word.replace("bfloat16", "")
@@ -231,7 +213,13 @@ class _Plan:
             self.keys.approximate(self.figures["@fp8"], "torchao's float8 projections: bf16 ones are counted")
         if self.on("@pure_bf16") and not self.on("@deepspeed"):  # whose masters are fp32 all the same
             return dict.fromkeys(("precision", "param_dtype", "main_grad_dtype", "moment_dtype"), "bf16")
-        return {"precision": "bf16" if bf16 or self.on("@fp8") else "fp16" if fp16 else "fp32"}
+        half = {"precision": "bf16" if bf16 or self.on("@fp8") else "fp16" if fp16 else "fp32"}
+        kept = self.on("@deepspeed") or (self.on("@fsdp") and "fsdp" in self.keys.table.raw["software"])
+        if (said := self.keys.table.raw.get("autocast")) and (bf16 or fp16) and not kept and weights in {"", "float32"}:
+            by = next(figure for figure in ("@bf16", "@fp16", "@half") if self.on(figure) or self.get(figure) == "auto")
+            self.keys.approximate(self.figures[by], said)
+            return half | dict.fromkeys(("param_dtype", "main_grad_dtype", "moment_dtype"), "fp32")
+        return half
 
     def _model(self) -> None:
         keys, config = self.keys, self.config

@@ -45,12 +45,12 @@ def bucket_elements(
 
 
 class Pieces(NamedTuple):
-    """Tensors of one size, one after the other."""
+    """Consecutive tensors of one size."""
 
     elements: Num
     times: int
     alone: bool = False
-    """A tied embedding's copy."""
+    """Whether it is a tied embedding's copy."""
 
 
 def piece_buckets(
@@ -86,7 +86,7 @@ def piece_buckets(
             if own or (bucket_size is not None and end - ends[-1] >= bucket_size):
                 end = round_up(end, end_at)
                 ends.append(end)
-                if left > 1 and bucket_size is not None and not own:  # buckets of this size alone, all alike
+                if left > 1 and bucket_size is not None and not own:  # buckets of this size only, all equal
                     each = max(1, 1 - int((elements - bucket_size) // apart))
                     size = round_up((each - 1) * apart + elements, end_at)
                     ends += [end + size * i for i in range(1, left // each + 1)]

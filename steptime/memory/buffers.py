@@ -1,4 +1,4 @@
-"""What torch's allocator holds on a device beside states and activations: workspaces, grow-only buffers, masks, stage inputs."""
+"""Memory of torch's allocator besides states and activations: workspaces, grow-only buffers, masks, stage inputs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MIB = KIB * KIB
 ROUND_LARGE, LARGEST_SHARED, KEPT_REST = 2.0 * MIB, 10.0 * MIB, 1.0 * MIB
 """kRoundLarge, kMinLargeAlloc and kSmallSize of torch's caching allocator."""
 TORCH_DEFAULT = ":4096:2:16:8"
-"""KiB and count of each part of a workspace, as CUBLAS_WORKSPACE_CONFIG would say torch's own default."""
+"""Size in KiB and count of each part of torch's default workspace, in the form of CUBLAS_WORKSPACE_CONFIG."""
 TORCH_HOPPER = ":4096:8"
 TORCH = "torch v2.11.0 aten/src/ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize"
 TE = "TransformerEngine v2.9 transformer_engine/pytorch/module/base.py:77, get_cublas_workspace_size_bytes"
@@ -50,7 +50,7 @@ OLD_GRADIENTS = (
 
 
 def stage_buffers(assembly: Assembly, stage: int, states: States) -> list[HeldBuffer]:
-    """Every buffer of one stage, which holds such states; empty ones are left out."""
+    """Every buffer of one stage with these states; empty ones are left out."""
     job, chunks = assembly.job, assembly.stages[stage]
     found = [*workspaces(job), *grow_only(assembly, stage), *of_pipeline(assembly, chunks)]
     deferred = deferred_wgrad_bytes(assembly, chunks)
@@ -65,12 +65,12 @@ def stage_buffers(assembly: Assembly, stage: int, states: States) -> list[HeldBu
 
 
 def at_peak(buffers: list[HeldBuffer]) -> Num:
-    """Bytes of what is there at the peak of a micro-batch."""
+    """Bytes that are allocated at the peak of a micro-batch."""
     return 1.0 * sum([held.bytes for held in buffers if held.at_peak])
 
 
 def step_change(buffers: list[HeldBuffer]) -> Num:
-    """What the optimizer step holds of buffers beyond the peak of a micro-batch [B]; below 0 where it holds less."""
+    """Bytes that the optimizer step adds to the peak of a micro-batch; negative where it holds less."""
     own = sum([held.bytes for held in buffers if held.stays and not held.at_peak])
     return own - sum([held.bytes for held in buffers if held.at_peak and not held.stays])
 
@@ -103,7 +103,7 @@ def workspaces(job: Job) -> list[HeldBuffer]:
 
 @cache
 def cublas_workspace_bytes(said: str, compute_capability: float) -> float:
-    """Bytes of the workspace that torch gives a cuBLAS handle on a stream: pairs of KiB and count, as the variable has them.
+    """Bytes of the workspace that torch allocates per cuBLAS handle and stream: pairs of KiB and count, as in the variable.
 
     Unsaid, 32 MiB from Hopper on (Blackwell since NVIDIA's container of April 2026) and 8.125 MiB before.
 
@@ -116,7 +116,7 @@ def cublas_workspace_bytes(said: str, compute_capability: float) -> float:
 
 
 def te_workspace_bytes(compute_capability: float) -> float:
-    """32 MiB from Hopper on, else 4 MiB."""
+    """Bytes of cuBLASLt's workspace: 32 MiB from Hopper on, else 4 MiB."""
     return (32.0 if compute_capability >= 9.0 else 4.0) * KIB * KIB
 
 
@@ -126,18 +126,18 @@ def has_batch(chunks: Sequence[Chunk]) -> bool:
 
 
 def masks(software: Software, chunks: Sequence[Chunk]) -> bool:
-    """Whether a stage has the causal mask: before October 2023 every one (Megatron-LM a0e190ca), since then where batches are."""
+    """Whether a stage holds the causal mask: every one until October 2023 (Megatron-LM a0e190ca), then those with batches."""
     return software.buffers.attention_mask and (has_batch(chunks) or software.family == "megatron-2021")
 
 
 def mask_bytes(assembly: Assembly, chunks: list[Chunk]) -> Num:
-    """The causal mask of a micro-batch, made by the data loader: a byte for each pair of positions that the rank has."""
+    """The causal mask of a micro-batch, made by the data loader: one byte per pair of positions on this rank."""
     shard = assembly.shard
     return shard.batch * shard.seq * shard.kv_seq if masks(assembly.job.software, chunks) else 0.0
 
 
 def batches(assembly: Assembly, chunks: list[Chunk]) -> list[HeldBuffer]:
-    """The mask of the micro-batch at work, or all micro-batches of the step with their masks, where the ends keep them."""
+    """The mask of the current micro-batch, or all micro-batches of the step with their masks where the ends keep them."""
     job, shard, mask = assembly.job, assembly.shard, mask_bytes(assembly, chunks)
     if not job.software.buffers.batches_stay or not has_batch(chunks):
         return [HeldBuffer("attention mask", mask, stays=False, at_peak=True, source=MASK)]
@@ -146,7 +146,7 @@ def batches(assembly: Assembly, chunks: list[Chunk]) -> list[HeldBuffer]:
 
 
 def of_pipeline(assembly: Assembly, chunks: list[Chunk]) -> list[HeldBuffer]:
-    """Boundary tensors that a stage holds beside those of micro-batches in flight.
+    """Boundary tensors that a stage holds besides those of micro-batches in flight.
 
     Between steps every chunk but the first keeps the last input that it received, and its gradient. At the peak of a micro-batch
     the gradient sent last is still bound, and a receive is under way; with virtual stages one more. The first stage of a pipeline
@@ -212,7 +212,7 @@ def block_rest_bytes(assembly: Assembly, chunks: list[Chunk], buckets: list[list
 
 
 def block_rest(size: Num) -> Num:
-    """Bytes of a new block beyond the `size` asked for.
+    """Bytes by which a new allocator block exceeds the `size` that was requested.
 
     From 10 MiB on a block is a multiple of 2 MiB long (kRoundLarge); what is left of it stays with it up to 1 MiB (kSmallSize).
 
@@ -224,7 +224,7 @@ def block_rest(size: Num) -> Num:
 
 
 def grow_only(assembly: Assembly, stage: int) -> list[HeldBuffer]:
-    """Buffers that are made once and stay."""
+    """Buffers that are allocated once and kept."""
     pool, dummies = comm_buffer_bytes(assembly), dummy_wgrad_bytes(assembly, stage)
     maps = dispatcher_bytes(assembly, stage)
     return [
@@ -235,7 +235,7 @@ def grow_only(assembly: Assembly, stage: int) -> list[HeldBuffer]:
 
 
 def gradient_copies(job: Job, states: States) -> list[HeldBuffer]:
-    """Fp32 copies of half-precision gradients; where they are kept, also the gradients that they were made of.
+    """Fp32 copies of half-precision gradients; where they are kept, also the half-precision gradients.
 
     Megatron-LM of March to July 2021 held 22 bytes a parameter in backward: weight 2, gradient 2, the last step's gradient 2, its
     fp32 copy 4, master weight 4, moments 8.

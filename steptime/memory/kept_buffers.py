@@ -1,4 +1,4 @@
-"""What a stage makes in its first micro-batch and keeps: Megatron's grow-only buffer, dummy weight gradients, routing maps."""
+"""Allocated by a stage's first micro-batch and kept: Megatron's grow-only buffer, dummy weight gradients, routing maps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from steptime.model.ops import Move
 
 
 def pooled_bytes(assembly: Assembly) -> list[Num]:
-    """Bytes of the tensors that lie in Megatron's grow-only buffer."""
+    """Bytes of the tensors that are stored in Megatron's grow-only buffer."""
     parts = (*assembly.kinds, assembly.head)
     return [t.bytes for part in parts for op in part.ops for t in op.allocates if t.pooled]
 
@@ -37,7 +37,7 @@ def dummy_wgrad_bytes(assembly: Assembly, stage: int) -> Num:
 
 
 def dispatcher_bytes(assembly: Assembly, stage: int) -> Num:
-    """What the token dispatchers of a stage's layers refer to until their next forward [B]."""
+    """Bytes that the token dispatchers of a stage's layers reference until their next forward."""
     chunks = assembly.stages[stage]
     runs = [run for chunk in chunks for run in chunk.runs] + [(assembly.head, 1) for chunk in chunks if chunk.head]
     staying = {part: [op.stays_bytes for op in part.ops if isinstance(op, Move)] for part, _ in runs}

@@ -1,4 +1,4 @@
-"""What a micro-batch keeps for backward, by the op that keeps it: the sum of `PartMemory.saved` taken apart."""
+"""Bytes kept for backward by a micro-batch, listed by the op that keeps them: the terms of `PartMemory.saved`."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from steptime.model.ops import Op
 
 
 class KeptTensor(NamedTuple):
-    """A tensor, and the first op in depth order that keeps it; None: the input of layers that run again."""
+    """A tensor, and the first op in depth order that keeps it; None for the input of recomputed layers."""
 
     op: Op | None
     name: str
     bytes: Num
-    """Of all layers of the chunk that are alike."""
+    """Bytes in all equal layers of the chunk."""
 
 
 def kept_of_chunk(memories: PartMemories, chunk: Chunk) -> Iterator[KeptTensor]:
@@ -43,7 +43,7 @@ def kept_of_chunk(memories: PartMemories, chunk: Chunk) -> Iterator[KeptTensor]:
 def of_part(
     memories: PartMemories, part: Part, count: int, modules: AbstractSet[str | float] = frozenset()
 ) -> Iterator[KeptTensor]:
-    """Those of `count` parts that are alike."""
+    """The tensors of `count` equal parts."""
     held = kept_by_part(part.ops, part.x, modules, memories.autograd_of(part))
     keepers = kept_by(part.ops, held.segments)
     for name in held.names:

@@ -1,4 +1,4 @@
-"""Bytes as they come and go, the most there have been, and what a part's walk finds."""
+"""Bytes allocated and freed over time, the peak, and the results of a part's walk."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Peak(NamedTuple):
     op: str
 
     def worse(self, other: Peak) -> Peak:
-        """The larger of the two, row by row for columns."""
+        """The larger of two moments; element by element for columns."""
         if is_column(self.bytes) or is_column(other.bytes):
             return Peak(maximum(self.bytes, other.bytes), "")
         return max(self, other)
@@ -30,7 +30,7 @@ class PartMemory(NamedTuple):
     n_params: Num = 0.0
     """Parameters whose gradients its backward makes."""
     ahead: Num = 0.0
-    """What of it is back on the device before its backward begins, where it waits in the host's memory."""
+    """Bytes of it that are back on the device before its backward begins, where it is offloaded to host memory."""
 
 
 NO_BYTES = Peak(0.0, "")
@@ -38,13 +38,13 @@ NO_BYTES = Peak(0.0, "")
 
 @dataclass(slots=True)
 class Ledger:
-    """Bytes now, and the most there has been."""
+    """Bytes allocated now, and the peak so far."""
 
     bytes: Num
     peak: Peak = NO_BYTES
 
     def mark(self, op: str, extra: Num = 0.0) -> None:
-        """Note the moment, with `extra` bytes that live only now."""
+        """Record a moment, with `extra` bytes that exist only in it."""
         total = self.bytes + extra
         if is_column(total):
             self.peak = Peak(maximum(self.peak.bytes, total), "")
@@ -54,7 +54,7 @@ class Ledger:
 
 @dataclass(slots=True)
 class GradBuffer:
-    """The buffer of a tensor's gradient; a residual's is shared by several tensors."""
+    """The buffer of a tensor's gradient; a residual's buffer is shared by several tensors."""
 
     bytes: Num
     users: int = 1

@@ -1,4 +1,4 @@
-"""Moments: what an optimizer keeps of past gradients, in bytes by tensor, and what an update holds for itself."""
+"""Moments: the optimizer's averages of past gradients, in bytes by tensor, and the temporaries of an update."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ QUANTIZED = 2.0 * (1.0 + FP32 / BLOCK)
 
 
 def least_moments(job: Job) -> float:
-    """Bytes of moments per parameter of a large matrix, which has the least of all tensors."""
+    """Bytes of moments per parameter of a large matrix; no tensor has fewer."""
     states = job.software.states
     match states.optimizer:
         case "adamw_8bit":
@@ -47,13 +47,13 @@ def mean_moments(job: Job, held: CountedParams) -> dict[str, Num]:
 
 
 def local_tensors(job: Job, p: LocalParam) -> tuple[Num, Num]:
-    """Tensors that a parameter stands for on one device, and the elements of each."""
+    """Tensors that a parameter has on one device, and the number of elements of each."""
     tensors = p.param.n_experts // job.parallelism.ep if p.param.n_experts else 1
     return tensors, p.elements / tensors
 
 
 def tensor_moments(job: Job, p: Param, elements: Num) -> Num:
-    """Bytes of the moments of one tensor with so many elements.
+    """Bytes of the moments of one tensor with `elements` elements.
 
     adamw_8bit: two codes of a byte, each block of 256 with an fp32 scale for either. adafactor: the mean squares of rows and of
     columns (Shazeer and Stern 2018, algorithm 4; torch/optim/_adafactor.py, which factors the last two dimensions), a whole
@@ -72,7 +72,7 @@ def tensor_moments(job: Job, p: Param, elements: Num) -> Num:
 
 
 def orthogonalized(p: Param) -> bool:
-    """Whether Muon updates it: a matrix that is neither the embedding nor the head.
+    """Whether Muon updates the parameter: a matrix that is neither the embedding nor the head.
 
     Source: megatron/core/optimizer/layer_wise_optimizer.py, is_managed_by_layer_wise_optimizer.
     """
@@ -110,7 +110,7 @@ def unevenness(job: Job, held: CountedParams, ranks: dict[str, Num]) -> dict[str
 
 
 def update_temporaries(job: Job, held: CountedParams) -> Num:
-    """Bytes that an update holds for the tensor it works on.
+    """Bytes of temporaries that an update holds for the tensor that it works on.
 
     adafactor: the estimate that becomes the update (torch/optim/_adafactor.py, _single_tensor_adafactor). muon: the orthogonal
     matrix in fp32 with the products of it and its two scales (Megatron-Core optimizer/emerging_optimizers.py,

@@ -26,17 +26,17 @@ class Autograd(NamedTuple):
     experts: Num = 1
     """Devices that share the weights of experts."""
     weight_grad_itemsize: float = 0.0
-    """Bytes per element of a weight gradient that lives beside the accumulated one; 0 with gradient-accumulation fusion."""
+    """Bytes per element of a weight gradient that exists besides the accumulated one; 0 with gradient-accumulation fusion."""
     weight_grads_stay: bool = False
-    """It lives until its part's backward ends (FSDP, first micro-batch of torch), else for its op alone."""
+    """It is held until its part's backward ends (FSDP, first micro-batch of torch), else only during its op."""
     stops_early: bool = False
     """Replays end when the last saved tensor is back."""
     pool: bool = False
-    """Pooled tensors lie in a permanent buffer, counted elsewhere."""
+    """Pooled tensors are stored in a permanent buffer and counted there."""
     compiled: bool = False
-    """torch.compile sees forward and backward of a part."""
+    """torch.compile compiles forward and backward of a part."""
     offload: AbstractSet[str] = frozenset()
-    """Modules of a layer whose kept tensors wait in the host's memory."""
+    """Modules of a layer whose kept tensors are offloaded to host memory."""
 
 
 class Kept(NamedTuple):
@@ -45,15 +45,15 @@ class Kept(NamedTuple):
     names: list[str]
     """Tensors that stay on the device."""
     sizes: dict[str, Num]
-    """Bytes of every tensor of the part; 0 of those that lie in a permanent buffer."""
+    """Bytes of every tensor of the part; 0 for those stored in a permanent buffer."""
     segments: list[Segment]
     """Ops that run again before their backward."""
     sent: list[Group]
-    """What waits in the host's memory."""
+    """Tensors offloaded to host memory."""
 
 
 def kept_by_part(ops: list[Op], x: Tensor, modules: AbstractSet[str | float], autograd: Autograd) -> Kept:
-    """What one part keeps with `modules` recomputed."""
+    """Bytes that one part keeps with `modules` recomputed."""
     sizes = tensor_bytes(ops, x)
     if autograd.pool:
         sizes |= {t.name: 0.0 for op in ops for t in op.allocates if t.pooled}
@@ -64,7 +64,7 @@ def kept_by_part(ops: list[Op], x: Tensor, modules: AbstractSet[str | float], au
 
 
 def walk_part(ops: list[Op], x: Tensor, out: str, modules: AbstractSet[str | float], autograd: Autograd) -> PartMemory:
-    """Walk one part with `modules` recomputed; `out` is the tensor it hands on."""
+    """Walk one part with `modules` recomputed; `out` is its output tensor."""
     kept, sizes, segments, sent = kept_by_part(ops, x, modules, autograd)
     saved = sum([sizes[name] for name in kept])
     forward = walk_forward(ops, sizes, kept, x.name, out)
@@ -73,7 +73,7 @@ def walk_part(ops: list[Op], x: Tensor, out: str, modules: AbstractSet[str | flo
 
 
 def walk_forward(ops: list[Op], sizes: dict[str, Num], kept: list[str], x: str, out: str) -> Peak:
-    """Forward: outputs appear, and go after their last reader unless kept or handed on."""
+    """Forward: outputs are allocated, and freed after their last reader unless kept or passed on."""
     last_use = {name: i for i, op in enumerate(ops) for name in op.inputs}
     stay = {*kept, out}
     ledger = Ledger(sizes[x])
@@ -89,12 +89,12 @@ def walk_forward(ops: list[Op], sizes: dict[str, Num], kept: list[str], x: str, 
 
 
 def forward_temp(op: Op) -> Num:
-    """Bytes that live only while an op runs forward."""
+    """Bytes that exist only while an op runs forward."""
     return op.forward_temp_bytes if isinstance(op, (Move, Attention, Scan, Chunked)) else 0.0
 
 
 class BackwardWalk:
-    """Backward over one part: gradients appear op by op, saved tensors go, recomputed segments come back first."""
+    """Backward over one part: gradients are allocated op by op, saved tensors freed, recomputed segments run again first."""
 
     def __init__(
         self,
@@ -105,12 +105,12 @@ class BackwardWalk:
         autograd: Autograd,
         sent: Sequence[Group] = (),
     ) -> None:
-        """Start with what forward kept, and what has come back of what it `sent` to the host."""
+        """Start with what forward kept, and what has come back of the tensors that it `sent` to the host."""
         self.ops, self.sizes, self.autograd = ops, sizes, autograd
         self.back: dict[int, Num] = {}
-        """Bytes of the layer before that come back before an op's backward."""
+        """Bytes of the preceding layer that come back before an op's backward."""
         self.copies: dict[int, Num] = {}
-        """Bytes that came back and go after it."""
+        """Bytes that came back and are freed after it."""
         for group in sent:
             for copy in group.copies:
                 self.back[group.next_at] = self.back.get(group.next_at, 0.0) + sizes[copy.name]
@@ -123,7 +123,7 @@ class BackwardWalk:
         self.ledger = Ledger(sum([sizes[name] for name in kept]) + copied_bytes(sent, sizes))
         self.replays = {segment.trigger: segment for segment in segments}
         self.first_need: dict[str, int] = {}
-        """Of each tensor that backward reads, the first op in depth order that needs it: the last one in backward."""
+        """For each tensor that backward reads: the first op in depth order that needs it, which is the last one in backward."""
         for i in range(len(ops) - 1, -1, -1):
             for name in ops[i].saves:
                 self.first_need[name] = i
@@ -136,11 +136,11 @@ class BackwardWalk:
         self.grads: dict[str, GradBuffer] = {}
         shared = {p.name for op in ops for p in op.params if p.shared}
         self.to_come = Counter(p.name for op in ops for p in op.params if p.name in shared)
-        """Of each parameter that other ops use too, how many backwards add to its gradient."""
+        """For each parameter that other ops also use: the number of backwards that add to its gradient."""
         self.waiting: dict[str, Num] = {}
 
     def run(self, out: str) -> Peak:
-        """The most bytes held, from the gradient of `out` to that of the input."""
+        """The peak from the gradient of `out` to that of the input."""
         if out in self.sizes:
             self.allocate(out)
         for i in range(len(self.ops) - 1, -1, -1):
@@ -151,12 +151,12 @@ class BackwardWalk:
         return self.ledger.peak
 
     def allocate(self, name: str) -> None:
-        """Give a tensor a gradient buffer of its own."""
+        """Allocate a tensor's own gradient buffer."""
         self.grads[name] = GradBuffer(self.grad_sizes[name])
         self.ledger.bytes = self.ledger.bytes + self.grad_sizes[name]
 
     def replay(self, segment: Segment) -> None:
-        """Run a segment's forward again; what backward will read stays."""
+        """Run a segment's forward again; tensors that backward will read are kept."""
         for i in rerun(self.ops, segment, stops_early=self.autograd.stops_early):
             op = self.ops[i]
             fresh = [t.name for t in op.allocates if t.name not in self.saved]
@@ -190,7 +190,7 @@ class BackwardWalk:
                 self.ledger.bytes = self.ledger.bytes - self.sizes[name]
 
     def share(self, op: Op, grad: GradBuffer) -> None:
-        """Inputs take the output's gradient as it is."""
+        """Inputs share the output's gradient unchanged."""
         for name in op.inputs:
             if name in self.grads:
                 self.accumulate(name, op.name)
@@ -199,7 +199,7 @@ class BackwardWalk:
                 grad.users += 1
 
     def produce(self, op: Op) -> None:
-        """Inputs get gradients of their own; the op's temporaries and weight gradient live for the moment."""
+        """Inputs get gradients of their own; the op's temporaries and weight gradient exist only during the op."""
         second = [name for name in op.inputs if name in self.grads]
         for name in op.inputs:
             if name not in self.grads:
@@ -217,7 +217,7 @@ class BackwardWalk:
         self.await_others(op)
 
     def await_others(self, op: Op) -> None:
-        """The gradient of a parameter that several ops use waits for the last of them."""
+        """The gradient of a parameter that several ops use is held until the last of them has run."""
         for p in op.params:
             if p.name not in self.to_come:
                 continue
@@ -229,7 +229,7 @@ class BackwardWalk:
                 self.ledger.bytes = self.ledger.bytes - self.waiting.pop(p.name, 0.0)
 
     def accumulate(self, name: str, op: str) -> None:
-        """A second gradient of one tensor: added in place where nobody shares the first, else into a new buffer.
+        """A second gradient of one tensor: added in place where the first is not shared, else into a new buffer.
 
         torch/csrc/autograd/input_buffer.cpp, accumulate.
         """
@@ -241,7 +241,7 @@ class BackwardWalk:
             self.grads[name] = GradBuffer(self.grad_sizes[name])
 
     def release(self, name: str) -> None:
-        """One user of a gradient buffer less; the last one frees it."""
+        """Remove one user of a gradient buffer; the last one frees it."""
         grad = self.grads.pop(name, None)
         if grad is None:
             return
@@ -250,18 +250,18 @@ class BackwardWalk:
             self.ledger.bytes = self.ledger.bytes - grad.bytes
 
     def weight_grad(self, op: Op) -> Num:
-        """Bytes of the gradient of this op's parameters before it is accumulated."""
+        """Bytes of the gradient of this op's parameters before accumulation."""
         return sum([self.gradient_bytes(op, p) for p in op.params])
 
     def gradient_bytes(self, op: Op, p: Param) -> Num:
-        """Those of one parameter; a table that is looked up again has a dense gradient, whatever else is fused."""
+        """Bytes for one parameter; the gradient of an embedding table that is looked up again is dense."""
         itemsize = self.autograd.weight_grad_itemsize
         if p.shared and isinstance(op, Move) and op.outputs:
             itemsize = max(itemsize, op.outputs[0].itemsize)
         return itemsize * p.local(self.autograd.tp, self.autograd.experts)
 
     def regathered(self, op: Op) -> Num:
-        """Bytes of a projection's input gathered again because only its shard was kept."""
+        """Bytes of a projection's input that is gathered again because only its shard was kept."""
         if not isinstance(op, Gemm) or op.inputs[0] not in self.regathers:
             return 0.0
         return self.sizes[op.inputs[0]]
@@ -277,7 +277,7 @@ def quantized_gradients(op: Op) -> Num:
 
 
 def chunk_peaks(parts: list[tuple[int, PartMemory]]) -> PartMemory:
-    """Parts in a row, each repeated: what all of them keep, and the peaks of one micro-batch's forward and backward."""
+    """Consecutive parts, each repeated: what all of them keep, and the peaks of one micro-batch's forward and backward."""
     saved: Num = 0.0
     n_params: Num = 0.0
     forward = backward = NO_BYTES

@@ -1,4 +1,4 @@
-"""Device memory outside the allocator's count, and what the allocator holds beyond what is allocated."""
+"""Device memory outside the allocator, and what the allocator reserves beyond what is allocated."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ reserved over allocated memory is 1.03 to 1.09."""
 
 
 def overhead(job: Job) -> Overhead:
-    """Context, and one communicator per process group that talks."""
+    """The context, and one communicator per process group that communicates."""
     p = job.parallelism
     own = job.machine.accelerator.context_bytes
     context = CONTEXT_BYTES if own is None else own
@@ -31,5 +31,5 @@ def overhead(job: Job) -> Overhead:
 
 
 def reserved_bytes(states_bytes: Num, moving_bytes: Num) -> Num:
-    """What the caching allocator holds at the peak."""
+    """Bytes that the caching allocator reserves at the peak."""
     return states_bytes + moving_bytes * (1.0 + FRAGMENTATION)

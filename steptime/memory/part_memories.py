@@ -1,4 +1,4 @@
-"""Memory of the parts of a job under its recomputation, and of the chunks that hold them, for one micro-batch."""
+"""Memory of a job's parts with its recomputation, and of the chunks that contain them, for one micro-batch."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from steptime.memory.split_backward import SplitMemory, chunk_split, walk_split
 
 
 class PartMemories:
-    """Memory of each part of a job under its recomputation, walked once."""
+    """Memory of each part of a job with its recomputation; each is walked once."""
 
     def __init__(self, assembly: Assembly, *, weight_grads_stay: bool = False) -> None:
-        """`weight_grads_stay`: gradients of a part's parameters stay beside it until its backward ends."""
+        """`weight_grads_stay`: gradients of a part's parameters are held until its backward ends."""
         self.assembly = assembly
         job, software = assembly.job, assembly.job.software
         itemsize = software.itemsize if weight_grads_stay else weight_grad_itemsize(job)
@@ -37,7 +37,7 @@ class PartMemories:
         self._start()
 
     def _start(self) -> None:
-        """Nothing is put together yet."""
+        """Start without any assembled part."""
         self._chunks: dict[tuple[object, ...], PartMemory] = {}
         self._split: dict[Part, SplitMemory] = {}
         self._groups: dict[Runs, PartMemory] = {}
@@ -49,19 +49,19 @@ class PartMemories:
 
     @cached_property
     def selective(self) -> dict[Part, PartMemory]:
-        """The same with the modules that are named recomputed."""
+        """A layer of each kind with the named modules recomputed."""
         modules = self.recompute.modules
         return {part: self.walk(part, modules) for part in self.assembly.kinds} if modules else self.plain
 
     def walk(self, part: Part, modules: AbstractSet[str | float] = frozenset()) -> PartMemory:
-        """One part's walk; a tied head's weight gets its gradient with the embedding's."""
+        """One part's walk; the gradient of a tied head's weight is made with the embedding's."""
         n_params = part.n_params
         if part is self.assembly.head:
             n_params = sum([p.elements for p in self.assembly.local_head_params if not (self.tied and p.param.vocab)])
         return walk_part(part.ops, part.x, part.out, modules, self.autograd_of(part))._replace(n_params=n_params)
 
     def autograd_of(self, part: Part) -> Autograd:
-        """The framework's backward, with the modules of the part that wait in the host's memory."""
+        """The framework's backward, with those modules of the part that are offloaded to host memory."""
         return self.autograd._replace(offload=self.assembly.offload_modules(part))
 
     def split(self, chunk: Chunk) -> SplitMemory:
@@ -99,7 +99,7 @@ class PartMemories:
         return self._groups[layers]
 
     def passing(self, part: Part) -> Peak:
-        """The most that a forward holds of which nothing but the input stays."""
+        """The peak of a forward of which only the input is kept."""
         return passing(part)
 
     def layers(self, chunk: Chunk) -> list[tuple[int, Runs, PartMemory]]:
@@ -127,7 +127,7 @@ class PartMemories:
         return self._chunks[key]
 
     def parts(self, chunk: Chunk) -> list[tuple[int, PartMemory]]:
-        """The parts of a chunk in depth order, beside a layer of the next backward that has come back from the host.
+        """The parts of a chunk in depth order, with the layer of the next backward that has come back from the host.
 
         The backward of a part that sends something has counted that.
         """
@@ -138,7 +138,7 @@ class PartMemories:
         return [(n, with_more(part, part.ahead or most, 0.0 if part.ahead else most)) for n, part in found]
 
     def alone(self, chunk: Chunk) -> list[tuple[int, PartMemory]]:
-        """The parts of a chunk in depth order, alike neighbors together.
+        """The parts of a chunk in depth order, equal neighbors joined.
 
         The gradient of a tied head's weight, or of the embedding in multi-token prediction, waits in autograd for the embedding's
         own, beside the backward of every layer between them; then both lie beside their sum.
@@ -162,12 +162,12 @@ class PartMemories:
 
 
 def passing(part: Part) -> Peak:
-    """The most that a part's forward holds of which nothing but the input stays."""
+    """The peak of a part's forward of which only the input is kept."""
     return walk_forward(part.ops, part.sizes, [part.x.name], part.x.name, part.out)
 
 
 def groups_of(runs: Runs, size: int) -> list[tuple[int, Runs]]:
-    """Layers in groups of `size` in depth order, the last one perhaps smaller; alike neighboring groups with their count."""
+    """Layers in groups of `size` in depth order, the last one possibly smaller; equal neighboring groups with their count."""
     found: list[tuple[int, Runs]] = []
     while runs:
         part, count = runs[0]
@@ -189,7 +189,7 @@ def input_kept(part: Part) -> bool:
 
 
 def weight_grad_itemsize(job: Job) -> float:
-    """Bytes per element of a weight gradient beside the one it is added to; 0 where it is that one.
+    """Bytes per element of a weight gradient besides the one that it is added to; 0 where it is that one.
 
     Megatron without fusion frees it in the parameter's hook; torch's first micro-batch keeps it as the gradient.
     """
@@ -204,7 +204,7 @@ def weight_grad_itemsize(job: Job) -> float:
 
 
 def with_more(part: PartMemory, forward: Num, backward: Num) -> PartMemory:
-    """A part whose passes run beside so many bytes of others."""
+    """A part whose passes run while `bytes_` of other tensors are held."""
     return part._replace(
         forward=Peak(part.forward.bytes + forward, part.forward.op),
         backward=Peak(part.backward.bytes + backward, part.backward.op),

@@ -20,15 +20,15 @@ class SplitMemory(NamedTuple):
     """Memory of one part, or of a chunk, for one micro-batch whose backward is split [B]."""
 
     kept: Num
-    """What waits for the weights' gradients."""
+    """Bytes held until the weights' gradients are made."""
     inputs: Peak
     """Most bytes while the gradients of the inputs are made, with what the part itself keeps."""
     weights: Num
-    """The largest weight gradient that lives beside what is kept."""
+    """The largest weight gradient that exists besides what is kept."""
 
 
 class InputGradients(BackwardWalk):
-    """The first half: saved tensors stay, and so does the gradient of what an op with parameters makes."""
+    """The first half: saved tensors stay, and so does the output gradient of every op with parameters."""
 
     def step(self, i: int) -> None:
         """One op's backward for its inputs alone."""
@@ -39,10 +39,10 @@ class InputGradients(BackwardWalk):
         super().step(i)
 
     def forget(self, i: int) -> None:
-        """Nothing: the graph is retained."""
+        """Nothing is freed: the graph is retained."""
 
     def weight_grad(self, op: Op) -> Num:  # noqa: ARG002
-        """None yet."""
+        """No weight gradient in this half."""
         return 0.0
 
 
@@ -59,7 +59,7 @@ def walk_split(ops: list[Op], x: Tensor, out: str, autograd: Autograd) -> SplitM
 
 
 def chunk_split(parts: list[tuple[int, PartMemory, SplitMemory]]) -> SplitMemory:
-    """Parts in a row, each repeated: those after the one whose turn it is have run, those before it hold what forward saved.
+    """Consecutive parts, each repeated: those after the current one have run, those before it hold what forward saved.
 
     An input's backward leaves as much or more than it found, so of alike parts the last to run in backward is the worst, or the
     first where it leaves less.

@@ -1,4 +1,4 @@
-"""Device memory of every pipeline stage beside its states: what is saved for backward, and what lives only at the peak."""
+"""Device memory of every pipeline stage besides its states: what is saved for backward, and what exists only at the peak."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from steptime.software.performance import EAGER_TORCH
 
 
 class PeakMoment(NamedTuple):
-    """The worst moment of one stage: what it holds beside the states [B]."""
+    """The worst moment of one stage: what it holds besides the states [B]."""
 
     activations_bytes: Num
     transient_bytes: Num
     op: str
     grads_not_yet_allocated_bytes: Num = 0.0
-    """Gradients not made yet at that moment, where they do not persist from step to step."""
+    """Gradients not allocated yet at that moment, where they are not kept from step to step."""
 
     @property
     def added_bytes(self) -> Num:
-        """All that the moment adds to full states."""
+        """All bytes that the moment adds to the full states."""
         return self.activations_bytes + self.transient_bytes - self.grads_not_yet_allocated_bytes
 
     def worse(self, other: PeakMoment) -> PeakMoment:
-        """The one that adds more, this one where they are equal; row by row for columns."""
+        """The moment that adds more, this one where both are equal; element by element for columns."""
         more = other.added_bytes > self.added_bytes
         if not is_column(more):
             return other if more else self
@@ -67,17 +67,17 @@ class ChunkBytes(NamedTuple):
 
     walked: list[list[PartMemory]]
     weights: list[list[Num]]
-    """What it keeps for backward, and of its output what the pipeline holds."""
+    """What it keeps for backward, including what the pipeline holds of its output."""
     forward: list[list[Num]]
-    """The most that its forward holds beside that."""
+    """The peak of its forward beyond that."""
     backward: list[list[Num]]
-    """The most that its backward holds beside that."""
+    """The peak of its backward beyond that."""
     halves: SplitBytes | None
-    """Of a schedule whose backwards run in two halves."""
+    """The same for a schedule whose backwards run in two halves."""
 
 
 def chunk_bytes(assembly: Assembly) -> ChunkBytes:
-    """What every chunk holds, in which pass."""
+    """Bytes that every chunk holds, by pass."""
     memories = PartMemories(assembly)
     walked = [[memories.chunk(c) for c in chunks] for chunks in assembly.stages]
     activations = assembly.job.software.activations
@@ -101,7 +101,7 @@ def moment_op(memory: PartMemory, kind: ActionKind) -> str:
 
 
 def split_bytes(memories: PartMemories, walked: list[list[PartMemory]]) -> SplitBytes:
-    """What `peaks` needs of a schedule whose backwards are split."""
+    """Inputs of `peaks` for a schedule whose backwards are split."""
     split = [[memories.split(chunk) for chunk in chunks] for chunks in memories.assembly.stages]
     both = [list(zip(*pair, strict=True)) for pair in zip(split, walked, strict=True)]
     return SplitBytes(
@@ -112,13 +112,13 @@ def split_bytes(memories: PartMemories, walked: list[list[PartMemory]]) -> Split
 
 
 def one_backward(job: Job) -> bool:
-    """Whether the step is one micro-batch in whose backward the gradients come into being."""
+    """Whether the step has one micro-batch, in whose backward the gradients are allocated."""
     alone = job.parallelism.pp == 1 and job.single_microbatch and job.zero_level < 2
     return alone and not job.software.states.gradients_persist
 
 
 def before_gradients(assembly: Assembly, stage: int, weights: list[Num], backward: list[Num]) -> PeakMoment | None:
-    """The worst moment of a stage whose forwards all precede its first backward, where gradients do not persist.
+    """The worst moment of a stage that runs all forwards before its first backward, where gradients are not kept between steps.
 
     Every micro-batch is held then and no gradient is there; from the second backward on all are, beside one micro-batch less.
     None for other stages: a forward that follows a backward meets full gradients and as many micro-batches.
@@ -145,7 +145,7 @@ def logits_kept(assembly: Assembly) -> Num:
 
 
 def first_backward(assembly: Assembly, chunk: Chunk, others: Num = 0.0, own: Num | None = None) -> PeakMoment:
-    """The worst moment of the micro-batch in whose backward a chunk's gradients come into being.
+    """The worst moment of the micro-batch in whose backward a chunk's gradients are allocated.
 
     `others`: bytes that other micro-batches hold meanwhile; `own`: what this one holds when its forward ends, if that is more
     than its parts save.
@@ -160,7 +160,7 @@ def first_backward(assembly: Assembly, chunk: Chunk, others: Num = 0.0, own: Num
 def first_backward_moments(
     assembly: Assembly, chunk: Chunk, others: Num = 0.0, own: Num | None = None
 ) -> Iterator[PeakMoment]:
-    """The moments of `first_backward`: the forward's worst, then that of each part's backward."""
+    """The moments of `first_backward`: the forward's worst, then the worst of each part's backward."""
     parts = PartMemories(assembly, weight_grads_stay=True).parts(chunk)
     return moments_of_first(assembly.job, parts, assembly.local_params(chunk), others, own)
 
@@ -168,7 +168,7 @@ def first_backward_moments(
 def moments_of_first(
     job: Job, parts: list[tuple[int, PartMemory]], n_params: Num, others: Num = 0.0, own: Num | None = None
 ) -> Iterator[PeakMoment]:
-    """The same of a chunk's `parts` with all gradients beside them, `n_params` in all."""
+    """The same for a chunk's `parts` when all gradients are allocated, `n_params` in all."""
     stored = job.software.bytes_of(job.software.states.main_grad_dtype)
     to_come = 1.0 * n_params * stored
     whole = chunk_peaks(parts)

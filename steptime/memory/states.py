@@ -16,27 +16,27 @@ from steptime.software.precision import weight_bytes
 
 
 class Bucket(NamedTuple):
-    """What one gradient reduction carries."""
+    """Bytes of one gradient reduction."""
 
     elements: Num
-    """Padding included."""
+    """Elements, padding included."""
     group: str = "dense"
 
 
 class States(NamedTuple):
-    """Bytes of one device of one pipeline stage."""
+    """Bytes on one device of one pipeline stage."""
 
     params_bytes: Num
     gradients_bytes: Num
     optimizer_bytes: Num
     buckets: list[list[Bucket]]
-    """By virtual chunk, in the order of backward."""
+    """Gradient buckets by virtual chunk, in the order of backward."""
     gathered_itemsize: Num = 0.0
-    """Bytes per parameter that the all-gather after the update sends, mean of the stage."""
+    """Bytes per parameter that the all-gather after the update sends, averaged over the stage."""
     owned: Num = 0.0
     """Parameters that the device updates."""
     update_bytes: Num = 0.0
-    """What the update holds for the tensor it works on."""
+    """Temporaries that the update holds for the tensor it works on."""
 
 
 class StateBytes(NamedTuple):
@@ -46,7 +46,7 @@ class StateBytes(NamedTuple):
     gradients: float
     master: float
     moments: float
-    """All moments of a large matrix together, which has the least of all tensors: Adam's two of any tensor."""
+    """All moments together of a large matrix; no tensor has fewer (Adam: two for any tensor)."""
 
 
 def state_bytes(job: Job) -> StateBytes:
@@ -64,7 +64,7 @@ def state_bytes(job: Job) -> StateBytes:
 
 
 def data_parallel_ranks(job: Job, group: str) -> Num:
-    """Ranks that hold the same parameters of a group and reduce their gradients: dp*cp for dense ones, edp for experts.
+    """Ranks that hold the same parameters of a group and reduce their gradients: dp*cp for dense parameters, edp for experts.
 
     Raises:
         KeyError: for an unknown group.
@@ -83,7 +83,7 @@ def stage_states(assembly: Assembly) -> list[States]:
     known: dict[tuple[object, ...], list[Bucket]] = {}
 
     def buckets(chunk: Chunk) -> list[Bucket]:
-        """Once for all chunks that hold the same parts."""
+        """Computed once for all chunks with the same parts."""
         key = (chunk.runs, chunk.embedding, chunk.head, chunk.depth == 0)
         if key not in known:
             known[key] = chunk_buckets(assembly, chunk)
@@ -137,26 +137,26 @@ def group_elements(held: CountedParams) -> dict[str, Num]:
 
 
 def gradient_sets(job: Job) -> Num:
-    """2 where the gradients that are reduced are copies, which lie in buckets beside them from step to step; else 1."""
+    """2 where the reduced gradients are copies, which stay in buckets besides the originals from step to step; else 1."""
     p, copied = job.parallelism, job.software.states.reducer_buckets and job.zero_level == 0
     return where(p.dp * p.cp > 1, 2.0, 1.0) if copied else 1.0
 
 
 def quantized_elements(assembly: Assembly, chunk: Chunk) -> Num:
-    """Weights of a chunk on one device that a recipe quantizes: those of its layers."""
+    """Weights on one device that a recipe quantizes: those of the chunk's layers."""
     runs = [*chunk.runs, (assembly.head, 1)] if chunk.head else chunk.runs
     return sum([count * part.n_quantized for part, count in runs])
 
 
 def extra_bytes(job: Job) -> float:
-    """Bytes per quantized weight over what any parameter takes: its copies, less the compute dtype's where there is none."""
+    """Bytes per quantized weight in addition to those of any parameter: its copies, minus the unquantized weight's."""
     s = job.software
     stored = s.bytes_of(s.states.param_dtype)
     return weight_bytes(s.recipe, stored, stored=s.states.fp8_params) - stored
 
 
 def gathered_itemsize(job: Job, quantized: Num, whole: Num) -> Num:
-    """Bytes per parameter in the all-gather: quantized ones go as the recipe sends them under `fp8_params`.
+    """Bytes per parameter in the all-gather; with `fp8_params` quantized weights are sent in the recipe's format.
 
     Megatron puts fp8 parameters and others into buffers of their own (core distributed/param_and_grad_buffer.py); the mean
     stands for both.
@@ -193,7 +193,7 @@ def pads(job: Job) -> bool:
 
 
 def in_one_piece(assembly: Assembly, chunk: Chunk) -> bool:
-    """Whether the gradients of a chunk reduce in one piece for each group."""
+    """Whether the gradients of a chunk are reduced in one piece per group."""
     return bool(chunk.depth) and not (pads(assembly.job) and assembly.copied_weight(chunk))
 
 
@@ -209,7 +209,7 @@ def backward_pieces(assembly: Assembly, chunk: Chunk) -> dict[str, list[Pieces]]
 
 
 def whole_buckets(assembly: Assembly, chunk: Chunk, *, sharded: bool) -> list[Bucket]:
-    """The buckets of a chunk that reduces in one piece: one for each group, its tensors aligned (`bucket_elements`)."""
+    """The buckets of a chunk that is reduced in one piece: one per group, its tensors aligned (`bucket_elements`)."""
     found: dict[str, Num] = {}
     for params, count in assembly.counted_params([chunk]):
         for p in params:
@@ -221,7 +221,7 @@ def whole_buckets(assembly: Assembly, chunk: Chunk, *, sharded: bool) -> list[Bu
 
 
 def pieces_of(job: Job, p: LocalParam, *, alone: bool = False) -> Pieces:
-    """The tensors that a parameter stands for on one device: one, or one for each local expert."""
+    """Tensors that a parameter has on one device: one, or one per local expert."""
     if not p.param.n_experts:
         return Pieces(p.elements, 1, alone)
     count = p.param.n_experts // job.parallelism.ep
@@ -229,7 +229,7 @@ def pieces_of(job: Job, p: LocalParam, *, alone: bool = False) -> Pieces:
 
 
 def bucket_size(job: Job, elements: Num) -> Num:
-    """Elements per gradient bucket: as said (bytes or a count of buckets), else the profile's."""
+    """Elements per gradient bucket: from the plan (bytes or a count of buckets), else the profile's."""
     p, software = job.parallelism, job.software
     if p.n_param_buckets is not None:
         return ceil(elements / p.n_param_buckets)
@@ -239,14 +239,14 @@ def bucket_size(job: Job, elements: Num) -> Num:
 
 
 class PartialGradients(NamedTuple):
-    """All-reduces over tp in a step: how many, and the bytes of one (the mean where each parameter goes by itself)."""
+    """All-reduces over tp in a step: their number, and the bytes of one (the mean where each parameter is reduced by itself)."""
 
     calls: Num
     bytes: Num
 
 
 def partial_gradients(assembly: Assembly, stage: int, *, one_by_one: bool) -> PartialGradients:
-    """Gradients that sequence parallelism leaves partial: those of one stage's parameters that tp does not split.
+    """Gradients that sequence parallelism leaves partial: those of a stage's parameters that tp does not split.
 
     Megatron flattens them into one all-reduce a step (megatron/core/distributed/finalize_model_grads.py). `one_by_one`: FSDP2
     redistributes each parameter's before every reduce-scatter (torch/distributed/fsdp/_fully_shard/_fsdp_param.py,

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def heads(model: Model, shard: Shard) -> tuple[Num, Num]:
-    """Query and key-value heads on this device; a key-value head is replicated where tp exceeds their number."""
+    """Query and key-value heads on this device; key-value heads are replicated where tp exceeds their number."""
     if model.attention.kind == "mla":
         return model.n_q_heads / shard.tp, model.n_q_heads / shard.tp
     return model.n_q_heads / shard.tp, maximum(model.n_kv_heads / shard.tp, 1.0)
@@ -78,7 +78,7 @@ def attention_ops(model: Model, shard: Shard, out: str = "x2") -> list[Op]:
 def query_key_value(
     model: Model, shard: Shard, normed: list[Op], n1: str
 ) -> tuple[list[Op], tuple[str, str, str, str]]:
-    """Query, key and value of all heads, normed and rotated as the model says; and the gate of the output, "" without one."""
+    """Query, key and value of all heads, normalized and rotated as the model states; and the gate of the output, or ""."""
     elements = shard.sequence_tokens * model.hidden_sz
     normed, operand = cast_norm(normed, n1, elements, shard)
     entered, operand = enter_tp("attn", operand, model.hidden_sz, shard, shard.software.recipe)
@@ -108,7 +108,7 @@ def gated_output(model: Model, shard: Shard, o: str, gate: str) -> Sublayer:
 
 
 def projections(model: Model, shard: Shard, x: Operand) -> tuple[list[Op], tuple[str, str, str]]:
-    """q, k and v: one GEMM (Megatron's linear_qkv) or one each; the ops and the storages that hold q, k and v.
+    """q, k and v: one GEMM (Megatron's linear_qkv) or three; the ops, and the storages that hold q, k and v.
 
     Of one GEMM they are views of one storage. A fused attention kernel wants them contiguous, so there each is its own;
     unfused attention reads the views, and only the query of grouped heads is copied (megatron/core/transformer/attention.py,
@@ -137,14 +137,14 @@ def projections(model: Model, shard: Shard, x: Operand) -> tuple[list[Op], tuple
     made: list[Op] = [gemm, *gathered]
     if not views:
         return made, own
-    # a single key-value head's queries lie together: no copy splits them off
+    # the queries of a single key-value head are contiguous: no copy separates them
     if model.n_q_heads == model.n_kv_heads or same(n_kv == 1):
         return made, (qkv, qkv, qkv)
     return [*made, Move("attn.q_copy", (qkv,), (split[0],))], ("attn.q", qkv, qkv)
 
 
 def spread(model: Model, shard: Shard, qkv: str) -> Sublayer:
-    """With more ranks than key-value heads the fused projection is cut evenly and gathered whole on every rank.
+    """With more ranks than key-value heads the fused projection is split evenly, and its output gathered on every rank.
 
     megatron/core/transformer/attention.py, SelfAttention.get_query_key_value_tensors (num_query_groups < world_size).
     """
@@ -188,7 +188,7 @@ def rotary(model: Model, shard: Shard, q: str, k: str) -> tuple[list[Op], str, s
 
 
 def core_attention(model: Model, shard: Shard, q: str, k: str, v: str) -> Sublayer:
-    """Scores, softmax, context: flash or unfused; over the ranks that share a sequence with context parallelism."""
+    """Scores, softmax, context: flash or unfused; with context parallelism over the ranks that share a sequence."""
     if shard.context_split or shard.software.kernels.attention_impl == "flash":
         return flash(model, shard, (q, k, v))
     return unfused(model, shard, q, k, v)
@@ -211,7 +211,7 @@ def flash(model: Model, shard: Shard, qkv: tuple[str, str, str]) -> Sublayer:
 
 
 def with_sequence_first(shard: Shard, ops: list[Op], out: Tensor) -> Sublayer:
-    """Attention, and after a kernel that has the batch first its output copied to have the sequence first.
+    """Attention with a kernel that has the batch first, whose output is copied so that the sequence is first.
 
     The kernel keeps its own output for backward, the output projection the copy (TE pytorch/attention/dot_product_attention/
     backends.py, FlashAttention.forward: transpose(0, 1).contiguous()). A single sequence lies alike both ways: no copy. What the
@@ -227,7 +227,7 @@ def with_sequence_first(shard: Shard, ops: list[Op], out: Tensor) -> Sublayer:
 
 
 def unfused(model: Model, shard: Shard, q: str, k: str, v: str) -> Sublayer:
-    """Scores in memory: two batched GEMMs around a scale-mask-softmax and dropout.
+    """Unfused attention: two batched GEMMs around a scale-mask-softmax and dropout, with the scores in memory.
 
     Keeps q, k, v, the probabilities and, with dropout, the mask and the dropped probabilities: the 5 a s^2 b of Korthikanti
     et al. 2022, equation 1. Grouped key-value heads are repeated first (megatron/core/transformer/dot_product_attention.py).
@@ -252,7 +252,7 @@ def unfused(model: Model, shard: Shard, q: str, k: str, v: str) -> Sublayer:
 
 
 def repeat(model: Model, shard: Shard, q: str, k: str, v: str) -> tuple[list[Op], tuple[str, str, str]]:
-    """Key-value heads repeated for their queries; a query that is still a view of the fused projection is copied too."""
+    """Key-value heads repeated for their queries; a query that is still a view of the fused projection is also copied."""
     n_q, n_kv = heads(model, shard)
     d, size = model.head_dim, shard.itemsize
     view = q == v
@@ -274,7 +274,7 @@ def softmax(scores: Tensor, probs: Tensor, shard: Shard) -> Op:
     if shard.software.kernels.softmax_impl == "fused" or shard.itemsize == FP32:
         return Move("attn.core.softmax", (scores.name,), (probs,), (probs.name,), role="core_attn")
     wide = Tensor("attn.core.softmax.fp32", scores.elements, FP32)
-    # upcast, mask, softmax, downcast; backward the other way
+    # upcast, mask, softmax, downcast; in reverse order in backward
     moved = 2.0 * scores.bytes + 5.0 * wide.bytes
     saves = (wide.name,)
     return Move("attn.core.softmax", (scores.name,), (probs,), saves, (wide,), (), moved, moved, 4.0, role="core_attn")

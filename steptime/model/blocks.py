@@ -1,4 +1,4 @@
-"""A model as ops: its layers in depth order, its two ends, and the parameters that these own."""
+"""A model as ops: its layers in depth order, embedding and head, and their parameters."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ LAYERS: dict[str, Callable[[Model, Shard], list[Op]]] = {
     "mlp": mlp_layer_ops,
     "experts": expert_layer_ops,
 }
-"""Every kind of layer by name: its ops, from tensor "x" to "y". What only some models have is imported where it is used."""
+"""Every kind of layer by name: its ops, from tensor "x" to "y". Rare kinds are imported when they are used."""
 
 
 class Layer(NamedTuple):
-    """A kind of layer in one model: what makes its ops, and the model with the widths that such layers have."""
+    """A kind of layer in one model: the function that makes its ops, and the model with this layer's widths."""
 
     kind: str
     model: Model
@@ -76,7 +76,7 @@ class Layer(NamedTuple):
 
 
 def layers(model: Model) -> list[tuple[Layer, int]]:
-    """The layers in depth order: alike neighbors together with their count; runs that are alike share one `Layer`."""
+    """The layers in depth order: equal neighbors joined with their count; equal runs share one `Layer`."""
     known: dict[tuple[object, ...], Layer] = {}
     found: list[tuple[Layer, int]] = []
     for run, full in sights(model):
@@ -95,7 +95,7 @@ def layers(model: Model) -> list[tuple[Layer, int]]:
 
 
 def sights(model: Model) -> Iterator[tuple[LayerRun, bool]]:
-    """The layers in depth order, and whether each has full attention where others have a window or linear attention."""
+    """The layers in depth order, and whether each has full attention in models where others have a window or linear attention."""
     runs = model.layers if model.layers is not None else pattern(model)
     attention, linear, layer = model.attention, model.linear_attention, 0
     for run in runs:
@@ -116,7 +116,7 @@ _RUNS: dict[str, LayerRun] = {kind: LayerRun.model_construct(kind=kind) for kind
 
 
 def pattern(model: Model) -> list[LayerRun]:
-    """The layers of a model that lists none: those of its hybrid pattern or of its experts', or dense ones."""
+    """The layers of a model without a list of layers: from its hybrid pattern, its experts, or all dense."""
     if model.hybrid_pattern is not None:
         return [_RUNS[HYBRID[letter]] for letter in model.hybrid_pattern]
     moe = model.moe
@@ -131,7 +131,7 @@ def embedding_ops(model: Model, shard: Shard) -> list[Op]:
 
 
 def head_ops(model: Model, shard: Shard) -> list[Op]:
-    """Final norm, logits and cross entropy, from the last block's "x"; with multi-token prediction its modules between them."""
+    """Final norm, logits and cross entropy, from the last block's "x"; multi-token prediction adds its modules between them."""
     if not model.mtp:
         return embedding_and_head.head_ops(model, shard)
     from steptime.model import mtp
@@ -146,14 +146,14 @@ def params_of(ops: list[Op]) -> list[Param]:
 
 
 def params(model: Model, shard: Shard) -> list[Param]:
-    """Every parameter tensor of the model, layers repeated, a tied head left out."""
+    """Every parameter tensor of the model, layers repeated, without a tied head."""
     head = [p for p in params_of(head_ops(model, shard)) if not (model.tie_embeddings and p.vocab)]
     inside = [p for layer, count in layers(model) for p in params_of(layer.ops(shard)) * count]
     return [*params_of(embedding_ops(model, shard)), *head, *inside]
 
 
 def n_params(model: Model, seqlen: int | None = None) -> int:
-    """Unique parameters of the whole model, vocabulary unpadded, a tied embedding once.
+    """Unique parameters of the whole model, vocabulary unpadded, a tied embedding counted once.
 
     `seqlen`: rows of a learned position table that does not say its `max_positions`, as in a job of such sequences.
 

@@ -1,4 +1,4 @@
-"""Attention over the ranks that share a sequence (context parallelism): what they exchange, and what that keeps and moves.
+"""Attention over the ranks that share a sequence (context parallelism): what they exchange, keep and move.
 
 Each rank holds chunks i and 2cp-1-i of a sequence cut into 2cp, so that under a causal mask all have the same work. Names of
 functions are those of transformer_engine/pytorch/attention/dot_product_attention/context_parallel.py
@@ -21,7 +21,7 @@ Names = tuple[str, str, str]
 
 
 class Local(NamedTuple):
-    """One rank's share of attention: heads, tokens, and the tensors that it has at either end."""
+    """One rank's share of attention: heads, tokens, and its input and output tensors."""
 
     shard: Shard
     n_q: Num
@@ -73,7 +73,7 @@ class Local(NamedTuple):
         return Tensor("attn.core.lse", self.shard.tokens * self.n_q, FP32)
 
     def kernel(self, inputs: Names, out: Tensor, saves: tuple[str, ...], **work: Any) -> Attention:
-        """The flash kernel calls of this rank, its queries against all keys; `work` is what comes on top, or instead."""
+        """The flash kernel calls of this rank, its queries against all keys; `work` overrides or adds fields of the op."""
         shape: dict[str, Any] = {
             "batch": self.shard.batch,
             "q_len": self.shard.seq,
@@ -103,12 +103,12 @@ def context_parallel(local: Local, qkv: Names, **mask: Any) -> list[Op]:
 
 
 def exchange(name: str, *, attention_share: Num = 0.0, **call: Any) -> Comm:
-    """Calls over the cp ranks that leave the dataflow alone: their buffers are counted as temporaries of the kernel."""
+    """Calls over the cp ranks outside of the dataflow: their buffers are counted as temporaries of the kernel."""
     return Comm(f"attn.core.{name}", axis="cp", attention_share=attention_share, role="core_attn", **call)
 
 
 def ring(local: Local, qkv: Names) -> list[Op]:
-    """Keys and values go round (AttnFuncWithCPAndKVP2P; Liu et al. 2023, Ring Attention).
+    """Keys and values are passed around a ring (AttnFuncWithCPAndKVP2P; Liu et al. 2023, Ring Attention).
 
     Forward: cp kernel calls and cp - 1 exchanges, that of the next block beside the call on this one. Backward goes round once
     more from where forward ended: cp calls and cp exchanges, of keys and values but for the last, of their gradients but for the
@@ -169,7 +169,7 @@ def gathered(local: Local, qkv: Names, mask: dict[str, Any]) -> list[Op]:
         steps,
         (q, k, v, steps.name, local.lse.name),
         calls=2.0,
-        # chunks put in order; the query's two chunks made contiguous
+        # chunks reordered; the query's two chunks made contiguous
         merge_forward_bytes=2.0 * whole + 2.0 * local.q_bytes,
         # that again, and of the output's gradient; gradients of the whole zeroed, added to per chunk, put in order
         merge_backward_bytes=2.0 * whole + 6.0 * whole + 4.0 * local.q_bytes + 2.0 * out.bytes,
@@ -185,7 +185,7 @@ def gathered(local: Local, qkv: Names, mask: dict[str, Any]) -> list[Op]:
 
 
 def ulysses(local: Local, qkv: Names, mask: dict[str, Any]) -> list[Op]:
-    """Heads for tokens by all-to-all: a rank attends over the whole sequence with its cp-th of the heads, and back.
+    """All-to-all from tokens to heads: a rank attends over the whole sequence with 1/cp of the heads, and back.
 
     Jacobs et al. 2023, DeepSpeed Ulysses. The kernel keeps its own output, beside which the projection keeps the exchanged one
     (TransformerEngine 2.8 and later, AttnFuncWithCPAndQKVOA2A, out_part; deepspeed/sequence/layer.py, _SeqAllToAll). Chunks are
@@ -225,7 +225,7 @@ def ulysses(local: Local, qkv: Names, mask: dict[str, Any]) -> list[Op]:
 
 
 def torch_ring(local: Local, qkv: Names) -> list[Op]:
-    """Attention as _templated_ring_attention has it: keys and values gathered at once, or handed on; gradients handed on in fp32.
+    """Attention of torch's _templated_ring_attention: keys and values gathered at once or passed on; gradients passed on in fp32.
 
     A call is issued before a block and waited for after it; the last of the gradients' cp exchanges has nothing beside it.
     Partial outputs are merged step by step in fp32 by eager kernels (_SDPAMerger), gradients added in fp32.
@@ -253,7 +253,7 @@ def torch_ring(local: Local, qkv: Names) -> list[Op]:
         merge_forward_bytes=merge_outputs + put_in_order,
         merge_backward_bytes=add_gradients + pack_for_exchange,
         merge_kernels=8.0 * cp,
-        # keys and values that have come; in fp32 the merged output, a block's, their difference, its share
+        # keys and values received; in fp32 the merged output, a block's, their difference, its share
         forward_temp_bytes=blocks_held + 4.0 * out_fp32 + 2.0 * lse.bytes,
         backward_temp_bytes=blocks_held + q_fp32 + key_gradient_bytes(local, hands_on=hands_on),
     )
@@ -267,20 +267,20 @@ def torch_ring(local: Local, qkv: Names) -> list[Op]:
 
 
 def hand_on(local: Local) -> tuple[dict[str, Any], Num]:
-    """The exchanges of torch's ring that hands keys and values on, and the bytes of blocks that a rank holds at most: two."""
+    """The exchanges of torch's ring that passes keys and values on, and the bytes of blocks that a rank holds at most: two."""
     cp = local.shard.cp
     turns = {"kind": "send_recv", "backward": "send_recv", "bytes": local.kv_bytes, "count": cp - 1.0}
     return turns, minimum(cp - 1.0, 2.0) * local.kv_bytes
 
 
 def gather_at_once(local: Local) -> tuple[dict[str, Any], Num]:
-    """The same of keys and values gathered at once, all of which a rank holds."""
+    """The same for keys and values gathered at once, all of which a rank holds."""
     whole = local.kv_bytes * local.shard.cp
     return {"kind": "all_gather", "backward": "all_gather", "bytes": whole}, 1.0 * local.shard.cp * local.kv_bytes
 
 
 def key_gradient_bytes(local: Local, *, hands_on: bool) -> Num:
-    """What torch's ring holds beside dk and dv at the worst step of backward.
+    """Bytes that torch's ring holds besides dk and dv at the worst step of backward.
 
     Handing on, the last one: in fp32 what came, the sum, what is sent and what comes; the keys and values sent last, less half a
     block. Gathered, the second one: in fp32 three of these, and keys and values copied three times.

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from steptime.model.shard import Shard
 
 CHUNK = 64
-"""Tokens that the library's kernels take at once."""
+"""Tokens per chunk of the library's kernels."""
 KDA_SLOWNESS = 1.67
-"""Forward time of KDA over that of Gated DeltaNet at the same shape: 1.82 and 1.78 on GB200, 1.51 and 1.58 on H20, 96 and 64
-heads of 128, 8,192 tokens (MoonshotAI/FlashKDA README)."""
+"""Forward time of KDA divided by that of Gated DeltaNet at the same shape: 1.82 and 1.78 on GB200, 1.51 and 1.58 on H20, 96 and
+64 heads of 128, 8,192 tokens (MoonshotAI/FlashKDA README)."""
 DELTA_BACKWARD = 2.7
-"""Backward time of the gated delta rule over forward: 2.7, 2.5 and 2.8 on GB200, heads of 128, 32,768 tokens and fewer
+"""Backward time of the gated delta rule divided by forward: 2.7, 2.5 and 2.8 on GB200, heads of 128, 32,768 tokens and fewer
 (benchmarks of fla-org/flash-linear-attention)."""
 
 
@@ -66,19 +66,19 @@ def gated_delta_net(model: Model, of: LinearAttention, shard: Shard, x: Operand)
     rule = delta_rule(of, shard, (*read, value.name, "attn.decay", "attn.beta"), heads)
     normed, y = gated_norm(model, of, shard, gate.name, heads)
     ops += [rule, *normed]
-    if same(shard.batch == 1):  # one sequence is in the right order as it is
+    if same(shard.batch == 1):  # a single sequence is already in the right order
         return ops, y
     turned = Tensor("attn.mixed.turned", t * v, size)
     return [*ops, Move("attn.mixed.turn", (y,), (turned,))], turned.name
 
 
 def copy(name: str, of: str, out: Tensor) -> Op:
-    """A part of a tensor, laid out anew."""
+    """A contiguous copy of part of a tensor."""
     return Move(name, (of,), (out,), forward_bytes=2.0 * out.bytes, backward_bytes=2.0 * out.bytes)
 
 
 def unit_length(name: str, of: str, elements: Num, rows: Num, size: float) -> Sublayer:
-    """Heads copied out and brought to length one: keeps them and one fp32 number each (fla/modules/l2norm.py, L2NormFunction)."""
+    """Heads copied and normalized to length one; keeps them and one fp32 number each (fla/modules/l2norm.py, L2NormFunction)."""
     own, out = Tensor(f"{name}.own", elements, size), Tensor(name, elements, size)
     length = Tensor(f"{name}.length", rows, FP32)
     normed = Move(f"{name}.norm", (own.name,), (out,), (out.name, length.name), (length,))
@@ -166,12 +166,12 @@ def kimi_delta(model: Model, of: LinearAttention, shard: Shard, x: Operand) -> S
 
 
 def projection(name: str, x: Operand, k: int, n: int, shard: Shard) -> Gemm:
-    """A projection without a bias, whole on every device."""
+    """A projection without a bias, replicated on every device."""
     return linear(name, x, f"{name}.out", k, n, shard, linear_params(name, (n, k), bias=False), casts(shard, n, k))
 
 
 def through_a_head(of: LinearAttention, x: Operand, which: str, width: int, hidden: int, shard: Shard) -> Sublayer:
-    """Two projections with a head's width between them."""
+    """Two projections with one head's width between them."""
     down = projection(f"attn.{which}_a_proj", x, hidden, of.value_head_dim, shard)
     quantized, read = cast(f"attn.{which}_a", down.outputs[0].name, shard.tokens * of.value_head_dim, shard)
     up = projection(f"attn.{which}_b_proj", read, of.value_head_dim, width, shard)

@@ -1,4 +1,4 @@
-"""How rows reach their experts and come back: permutation, exchange between ranks, order by expert; three dispatchers.
+"""How tokens reach their experts and return: permutation, exchange between ranks, sorting by expert; three dispatchers.
 
 Source: megatron/core/transformer/moe/token_dispatcher.py and moe_utils.py (0.16.1). Letters: T tokens of this device, E experts,
 k per token, N rows in this device's experts, R rows that DeepEP delivers, p bytes of a probability.
@@ -21,7 +21,7 @@ INDEX_KERNELS = 6.0
 
 
 class Sent(NamedTuple):
-    """What lies before the experts: the rows, and their probabilities."""
+    """Tensors before the experts: the rows, and their probabilities."""
 
     x: str
     probs: str
@@ -42,7 +42,7 @@ def combine(rows: Rows, x: str) -> tuple[list[Op], str]:
 def permute(
     rows: Rows, name: str, sources: tuple[str, ...], count: Num, kept: tuple[Tensor, ...], stays: Num = 0.0
 ) -> tuple[Op, Sent]:
-    """Copy rows into the order of their experts, with their probabilities; `stays` bytes are the dispatcher's own."""
+    """Copy rows into the order of their experts, with their probabilities; `stays` bytes are kept by the dispatcher."""
     shard = rows.shard
     out = Tensor(f"{name}.out", count * rows.hidden, shard.itemsize)
     probs = Tensor(f"{name}.probs", count, rows.prob)
@@ -54,7 +54,7 @@ def permute(
 
 
 def unpermute(rows: Rows, name: str, x: str, read: Num, made: Num, saves: tuple[str, ...] = ()) -> tuple[Op, str]:
-    """Sum rows back into `made` tokens by the indices that `permute` kept."""
+    """Sum rows back into `made` tokens, by the indices that `permute` kept."""
     out = Tensor(f"{name}.out", made * rows.hidden, rows.shard.itemsize)
     moved = (read + made) * rows.hidden * rows.shard.itemsize
     kernels = 1.0 if rows.shard.software.moe.permute_fusion else 3.0
@@ -64,13 +64,13 @@ def unpermute(rows: Rows, name: str, x: str, read: Num, made: Num, saves: tuple[
 def exchange(
     name: str, x: str, out: Tensor, kind: Any, backward: Any, axis: Axis, bytes_: Num, **more: Any
 ) -> tuple[Op, str]:
-    """One collective that carries rows or probabilities."""
+    """One collective that sends rows or probabilities."""
     comm = Comm(name, (x,), (out,), kind=kind, backward=backward, axis=axis, bytes=bytes_, role="moe", **more)
     return comm, out.name
 
 
 def maps(rows: Rows, tokens: Num, experts: Num, count: Num) -> tuple[Tensor, ...]:
-    """What permuting `tokens` for `experts` into `count` rows keeps.
+    """Bytes kept by permuting `tokens` for `experts` into `count` rows.
 
     Fused: TransformerEngine's row map, int32, 2E + 1 columns. Else masks of map and probabilities and the sorted indices; padded
     to capacity, indices of both alone.
@@ -144,7 +144,7 @@ def _from_all(rows: Rows, x: str) -> tuple[list[Op], str]:
 
 
 def kept_by_sum(rows: Rows, x: str) -> tuple[str, ...]:
-    """What summing rows back keeps: where they came from, and the rows `x` themselves where torch's index_add_ sums them.
+    """Bytes kept by summing rows back: their origins, and the rows `x` themselves where torch's index_add_ sums them.
 
     torch tools/autograd/derivatives.yaml, index_add: expand_as(source).
     """
@@ -190,9 +190,7 @@ def _gathered(rows: Rows, x: str, probs: str) -> tuple[list[Op], Sent]:
         ops.append(op)
     local = rows.local_experts
     kept = maps(rows, every, local, rows.here)
-    if (
-        rows.shard.software.moe.permute_fusion
-    ):  # the masks of the local experts are cut out by index operations all the same
+    if rows.shard.software.moe.permute_fusion:  # index operations extract the masks of the local experts in either case
         kept += (Tensor("moe.mask", every * local, BOOL), Tensor("moe.mask.probs", every * local, p))
     # self.local_map; that of one expert, or on one rank the router's own, is kept for backward anyway
     kept_anyway = not rows.several or (rows.map_kept and not rows.spread)

@@ -135,7 +135,7 @@ def loss_ops(shard: Shard, logits: Tensor) -> list[Op]:
 
 
 def torch_loss(shard: Shard, logits: Tensor, *, logits_kept: bool = False) -> list[Op]:
-    """Cross entropy as torch runs it, kernels: upcast (composite, below fp32), log_softmax, nll_loss.
+    """Cross entropy as torch runs it, kernel by kernel: upcast (composite, below fp32), log_softmax, nll_loss.
 
     Backward therefore holds three copies: log_softmax's output, its gradient, and that of its input (torch/nn/functional.py,
     cross_entropy; aten/src/ATen/native/LossNLL.cpp, cross_entropy_loss). `logits_kept`: the trainer keeps the logits beside them.
@@ -147,7 +147,7 @@ def torch_loss(shard: Shard, logits: Tensor, *, logits_kept: bool = False) -> li
     x, logits_bytes, ops = logits, 0.0, list[Op]()
     if shard.software.kernels.loss_impl == "composite" and logits.itemsize < FP32:
         x = Tensor("loss.upcast", logits.elements, FP32)
-        logits_bytes = logits.bytes  # a training loop holds the logits until it has the loss
+        logits_bytes = logits.bytes  # a training loop holds the logits until the loss is computed
         moved = chunks * (logits.bytes + x.bytes)
         kept = (logits.name,) if logits_kept else ()
         ops.append(

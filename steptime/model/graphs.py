@@ -26,7 +26,7 @@ def captured(ops: list[Op], graphs: Graphs) -> frozenset[int]:
 
 
 def of_layer(ops: list[Op], layer: range, modules: frozenset[str]) -> list[int]:
-    """Those of one layer.
+    """The ops of one layer that graphs launch.
 
     attn: all before the norm of MLP or experts. mlp: the rest of a layer without experts. moe: the rest of one with them.
     moe_router: that norm, shared experts, the router and its losses; moe_preprocess: what stands before the rows are sent.

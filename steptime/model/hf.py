@@ -17,7 +17,7 @@ from steptime.model.hf_families import ACTIVATIONS, FAMILIES, FORBIDDEN, UNMODEL
 from steptime.model.hf_linear import KINDS, linear_section
 
 LARGEST_BYTES = 1 << 20
-"""A config.json has a few kB; anything larger is something else."""
+"""Largest config.json that is read; real ones have a few kB."""
 
 
 def read_hf_config(path: str | Path) -> Json:
@@ -28,19 +28,25 @@ def read_hf_config(path: str | Path) -> Json:
     """
     file = Path(path)
     config = load_json(file / "config.json" if file.is_dir() else file)
+    fields, problems = fields_of(config)
+    if problems:
+        raise ConfigError(f"{path}: {problem}" for problem in problems)
+    model_type = str(config.get("model_type", ""))
+    name = Path(str(config.get("_name_or_path") or model_type)).name
+    return {"name": name, **fields, "source": f"{path} (model_type {model_type})"}
+
+
+def fields_of(config: Json) -> tuple[Json, list[str]]:
+    """Fields of `Model` from the content of a config.json, and what is wrong with it: then they are incomplete."""
     model_type = str(config.get("model_type", ""))
     forbidden = FORBIDDEN | no_kinds(model_type)
     problems = [f"{key}: {what} is not modeled" for key, what in forbidden.items() if config.get(key)]
     if not problems and model_type not in FAMILIES:
         problems = [unknown(model_type)]
-    fields: Json = {}
-    if not problems:
-        reader = Reader(FAMILIES[model_type], config, model_type)
-        fields, problems = reader.fields(), reader.problems
     if problems:
-        raise ConfigError(f"{path}: {problem}" for problem in problems)
-    name = Path(str(config.get("_name_or_path") or model_type)).name
-    return {"name": name, **fields, "source": f"{path} (model_type {model_type})"}
+        return {}, problems
+    reader = Reader(FAMILIES[model_type], config, model_type)
+    return reader.fields(), reader.problems
 
 
 def load_json(file: Path) -> Json:
@@ -61,7 +67,7 @@ def load_json(file: Path) -> Json:
 
 
 def unknown(model_type: str) -> str:
-    """What to say of a model_type that is not read."""
+    """The message for a model_type that is not supported."""
     if not model_type:
         return "no model_type: not a Hugging Face model config"
     if model_type in UNMODELED:
@@ -74,10 +80,10 @@ def unknown(model_type: str) -> str:
 
 
 class Reader:
-    """One config over its family's defaults; what is wrong gathers in `problems`."""
+    """One config merged with its family's defaults; problems are collected in `problems`."""
 
     def __init__(self, family: Family, config: Json, model_type: str = "") -> None:
-        """Names become the common ones; an explicit value wins over the class default."""
+        """Rename keys to the common ones; an explicit value overrides the class default."""
         self.family, self.model_type = family, model_type
         own = {common: config[key] for common, key in family.names.items() if key in config}
         self.values: Json = family.defaults | config | own
@@ -114,7 +120,7 @@ class Reader:
         return fields
 
     def kinds(self) -> Json:
-        """Experts, and which attention."""
+        """Fields for experts and attention."""
         found: Json = {}
         if experts := EXPERTS.get(self.model_type):
             found["moe"], problems = experts.read(self.values)
@@ -137,7 +143,7 @@ class Reader:
         return found
 
     def window(self) -> Json:
-        """The `attention` section of layers that see a window, or a chunk."""
+        """The `attention` section for layers with a window or a chunk."""
         values = self.values
         if self.model_type == "llama4_text" and values.get("attention_chunk_size"):
             return {"window": self.size("attention_chunk_size"), "window_pattern": 4, "chunked": True}
@@ -162,11 +168,11 @@ class Reader:
         return section | ({"sinks": True} if self.model_type == "gpt_oss" else {})
 
     def spelt(self, key: str) -> str:
-        """The key as the file spells it."""
+        """The key as spelled in the file."""
         return self.family.names.get(key, key)
 
     def size(self, key: str) -> int:
-        """A positive whole number that must be there; 1 where it is wrong, so that reading goes on."""
+        """A required positive whole number; 1 where it is wrong, so that reading continues."""
         value = self.values.get(key)
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
             return value
@@ -204,7 +210,7 @@ class Reader:
         return max(hidden // heads, 1)
 
     def activation(self) -> str:
-        """The activation by `Model`'s name."""
+        """The activation under `Model`'s name."""
         name = self.values.get("hidden_act")
         if isinstance(name, str) and name in ACTIVATIONS:
             return ACTIVATIONS[name]
@@ -213,7 +219,7 @@ class Reader:
         return "gelu"
 
     def agreed(self, keys: tuple[str, ...], *, probability: bool = False) -> object:
-        """The one value of several switches, or of several dropout probabilities."""
+        """The common value of several switches, or of several dropout probabilities."""
         found = {key: self.values.get(key) for key in keys}
         text = ", ".join(f"{key}: {shown(value)}" for key, value in found.items())
         right = is_probability if probability else is_flag
@@ -225,7 +231,7 @@ class Reader:
         return found[keys[0]]
 
     def check_layers(self, hidden: int) -> None:
-        """Refuse layers of other kinds, and an embedding of its own width."""
+        """Refuse layers of other kinds, and an embedding with a width of its own."""
         kinds, known = self.values.get("layer_types"), {"full_attention", "sliding_attention", "chunked_attention"}
         known |= {"linear_attention"} if self.model_type in KINDS else set()
         if isinstance(kinds, list) and set(map(str, kinds)) - known:

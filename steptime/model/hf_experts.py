@@ -1,4 +1,4 @@
-"""Experts, latent attention and windows of a Hugging Face config.json: which keys of a family say what of `Model`."""
+"""Experts, latent attention and windows of a Hugging Face config.json: which keys of a family set which fields of `Model`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ class Experts(NamedTuple):
     n_experts: str
     width: str
     shared: str = ""
-    """How many shared experts, each as wide as the others."""
+    """Number of shared experts, each as wide as a routed one."""
     shared_width: str = ""
-    """Width of the shared experts together."""
+    """Total width of the shared experts."""
     dense_layers: str = ""
     step: str = ""
-    """Every how many layers has experts, the last of each."""
+    """Interval of layers with experts; the last layer of each interval has them."""
     fixed: Json = {}  # noqa: RUF012 (a tuple's default, never changed)
     """Fields of `model.moe` that the modeling code fixes."""
 
@@ -33,8 +33,9 @@ class Experts(NamedTuple):
             problems.append(f"{key}: expected a whole number of at least {least}, got {found!r}")
             return max(least, 1)
 
+        respelt = self.n_experts not in values and "num_local_experts" in values  # as transformers 5 saves Qwen3-MoE
         section = self.fixed | {
-            "n_experts": number(self.n_experts, 1),
+            "n_experts": number("num_local_experts" if respelt else self.n_experts, 1),
             "expert_inter_sz": number(self.width, 1),
             "experts_per_token": number("num_experts_per_tok", 1),
         }
@@ -78,7 +79,7 @@ EXPERTS: dict[str, Experts] = {
     ),
     "minimax": Experts("num_local_experts", "intermediate_size"),
     "minimax_text_01": Experts("num_local_experts", "intermediate_size"),
-    # one shared expert as wide as the others, whatever the file says (modeling_llama4.py, Llama4TextMoe)
+    # one shared expert, as wide as the others whatever the file says (modeling_llama4.py, Llama4TextMoe)
     "llama4_text": Experts(
         "num_local_experts",
         "intermediate_size",
@@ -92,7 +93,7 @@ LATENT = ("deepseek_v2", "deepseek_v3", "kimi_k2", "kimi_linear")
 
 
 def no_kinds(model_type: str) -> dict[str, str]:
-    """Keys that speak of experts or latents, in a family that is not known to have them."""
+    """Keys about experts or latents that are refused in a family not known to have them."""
     experts = {} if model_type in EXPERTS else dict.fromkeys(EXPERT_COUNTS, "a mixture of experts of this family")
     latents = {} if model_type in LATENT else {"kv_lora_rank": "latent attention of this family"}
     return experts | latents
@@ -103,13 +104,13 @@ LATENT_KEYS = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_
 
 
 def latent(values: Json) -> Json:
-    """The `attention` section of latent attention; a null q_lora_rank projects queries straight."""
+    """The `attention` section of latent attention; with a null q_lora_rank queries are projected directly."""
     found = {key: values[key] for key in LATENT_KEYS if values.get(key) is not None}
     return {"kind": "mla", **found}
 
 
 def pattern(kinds: list[object]) -> int | None:
-    """The n of which the last of every n layers is a full one; None where there is no such n.
+    """The n where the last of every n layers has full attention; None where there is no such n.
 
     >>> pattern(["sliding_attention", "full_attention", "sliding_attention", "full_attention"])
     2

@@ -1,4 +1,4 @@
-"""Hugging Face model families: how each config.json is to be understood.
+"""Hugging Face model families: how to interpret each config.json.
 
 Class defaults are those of transformers 4.57.1 (src/transformers/models/FAMILY/configuration_FAMILY.py); what the code does
 whatever the file says is in modeling_FAMILY.py beside it.
@@ -42,16 +42,16 @@ UNMODELED = {
 
 @dataclass(frozen=True)
 class Family:
-    """What one model_type means."""
+    """The interpretation of one model_type."""
 
     fields: Json
     """Fields of `Model` that the modeling code fixes, whatever the file says."""
     defaults: Json
     """Class defaults of the keys read here."""
     only: Json = field(default_factory=dict)
-    """Keys that must have this value where they are given or have a default: any other is not modeled."""
+    """Keys that must have this value where they are given or have a default; no other value is modeled."""
     bias: tuple[str, ...] = ()
-    """Keys that switch biases of linear layers; they must agree, `Model.bias` being one switch."""
+    """Keys that switch biases of linear layers; they must agree, since `Model.bias` is one switch."""
     dropout: tuple[str, ...] = ()
     """Keys of dropout probabilities; they must agree."""
     names: dict[str, str] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class Family:
     extra_positions: int = 0
     """Rows of the learned position table beyond max_position_embeddings."""
     windows: int | None = None
-    """The last of every so many layers sees all positions, unless layer_types says otherwise; None: no layer differs."""
+    """Interval of layers with full attention (the last of each), unless layer_types says otherwise; None: all are equal."""
 
 
 GLU: Json = {"glu": True, "norm": "rmsnorm", "norm_bias": False}

@@ -1,4 +1,4 @@
-"""Linear attention of a Hugging Face config.json: its sizes, and which layers have it."""
+"""Linear attention of a Hugging Face config.json: its sizes, and the layers that have it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ SIZES = {
     "value_head_dim": "linear_value_head_dim",
     "conv_width": "linear_conv_kernel_dim",
 }
-"""Gated DeltaNet's, by Qwen3-Next's keys."""
+"""Gated DeltaNet's sizes, by Qwen3-Next's keys."""
 KINDS = {"qwen3_next": "gated_delta_net", "kimi_linear": "kda", "minimax": "lightning", "minimax_text_01": "lightning"}
-"""Which linear attention a family has."""
+"""The linear attention of each family."""
 
 
 def linear_section(model_type: str, values: Json) -> tuple[Json, list[str]]:
@@ -48,7 +48,7 @@ def linear_section(model_type: str, values: Json) -> tuple[Json, list[str]]:
 
 
 def interval(freq: object) -> object:
-    """The n of which the last of every n layers has full attention, where a list says just that.
+    """The n where the last of every n layers has full attention, if a list has that pattern.
 
     >>> interval([1, 1, 0, 1, 1, 0]), interval([1, 0, 0])
     (3, [1, 0, 0])

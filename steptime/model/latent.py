@@ -33,7 +33,7 @@ def latent_ops(model: Model, shard: Shard, x: str) -> tuple[list[Op], tuple[str,
     made, kv_from = latent(model, shard, operand, "kv", kv_rank, kv_rank + rope_width)
     ops += made
     rope = "attn.kv_down"
-    if shard.sp and shard.split:  # the rope part of the key, one head for all, is wanted for all tokens
+    if shard.sp and shard.split:  # all tokens need the rope part of the key, one head for all
         whole = Tensor("attn.k_rope", shard.tokens * rope_width, shard.itemsize)
         gather = Comm("attn.k_rope", (rope,), (whole,), kind="all_gather", backward="reduce_scatter", bytes=whole.bytes)
         ops, rope = [*ops, gather], whole.name
@@ -46,7 +46,7 @@ def latent_ops(model: Model, shard: Shard, x: str) -> tuple[list[Op], tuple[str,
 
 
 def torch_latent_ops(model: Model, shard: Shard, x: str) -> tuple[list[Op], tuple[str, str, str]]:
-    """The same of plain torch modules: the query first, and the value a view of the projection that makes keys and values.
+    """The same for plain torch modules: the query first; the value is a view of the projection of keys and values.
 
     pytorch/torchtitan@b5bcd76c torchtitan/models/deepseek_v3/model.py, Attention.forward. Under tensor parallelism the input is
     gathered once; down projections and norms are alike on all ranks, so gradients of the latents are partial sums.
@@ -89,7 +89,7 @@ def straight(model: Model, shard: Shard, x: Operand, width: int) -> Sublayer:
 
 
 def torch_heads(model: Model, shard: Shard, inputs: tuple[str, str]) -> list[Op]:
-    """Rope parts of query and key rotated, query and key put together; the key's rope part is one head for all."""
+    """Rope parts of query and key rotated, query and key concatenated; all heads share the key's rope part."""
     q_up, kv_up = inputs
     size, kernels, n = shard.itemsize, shard.software.kernels, model.n_q_heads / shard.tp
     _, nope, rope, _ = model.attention.latent_widths
@@ -151,7 +151,7 @@ def up(model: Model, shard: Shard, x: Operand, name: str, rank: int, width: int)
 
 
 def heads_of(model: Model, shard: Shard, inputs: tuple[str, str, str]) -> Op:
-    """Rotate the rope parts and put query, key and value together, each a new tensor; the key's rope part goes to every head."""
+    """Rotate the rope parts and assemble query, key and value as new tensors; every head gets the key's rope part."""
     size, software, n = shard.itemsize, shard.software, model.n_q_heads / shard.tp
     _, nope, rope, value = model.attention.latent_widths
     q, k = (Tensor(f"attn.{part}", shard.tokens * n * (nope + rope), size) for part in ("q", "k"))

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from steptime.model.shard import Shard
 
 BACKWARD = 2.1
-"""Backward time over forward of a fixed decay: 2.3, 1.7 and 2.5 on GB200, heads of 128, 32,768 tokens and fewer (benchmarks of
-fla-org/flash-linear-attention)."""
+"""Backward time divided by forward time with a fixed decay: 2.3, 1.7 and 2.5 on GB200, heads of 128, 32,768 tokens and fewer
+(benchmarks of fla-org/flash-linear-attention)."""
 
 
 def lightning(model: Model, of: LinearAttention, shard: Shard, x: Operand) -> Sublayer:

@@ -1,4 +1,4 @@
-"""Linear attention in the place of attention: norm, one of three mixers, output projection, residual.
+"""Linear attention in place of attention: norm, one of three mixers, output projection, residual.
 
 Gated DeltaNet as Megatron-Core has it (megatron/core/ssm/gated_delta_net.py, 0.16.1, with causal_conv1d), Kimi Delta Attention as
 flash-linear-attention v0.5.2 does (fla/layers/kda.py), Lightning Attention as in MiniMax-Text-01 (transformers 4.57.1
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from steptime.model.shard import Shard
 
 MIXERS = {"gated_delta_net": gated_delta_net, "kda": kimi_delta, "lightning": lightning}
-"""Every kind: ops from the normed tokens to what the output projection reads."""
+"""Every kind: ops from the normalized tokens to the input of the output projection."""
 
 
 def linear_attention_ops(model: Model, shard: Shard, out: str = "x2") -> list[Op]:

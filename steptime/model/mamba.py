@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Widths(NamedTuple):
-    """What one device has of a Mamba-2 mixer."""
+    """One device's share of a Mamba-2 mixer."""
 
     mamba: Mamba
     inner: Num
@@ -89,7 +89,7 @@ def mamba_ops(model: Model, shard: Shard) -> list[Op]:
 
 
 def exchange(name: str, x: str, width: Num, calls: float, shard: Shard) -> tuple[list[Op], str]:
-    """Tokens for heads, or back, over context-parallel ranks, and a copy that puts tokens in order.
+    """All-to-all from tokens to heads, or back, over context-parallel ranks, and a copy that reorders tokens.
 
     megatron/core/ssm/mamba_context_parallel.py, pre_conv_ssm (z, x, B, C and dt one by one) and post_conv_ssm.
     """
@@ -101,7 +101,7 @@ def exchange(name: str, x: str, width: Num, calls: float, shard: Shard) -> tuple
 
 
 def scan(w: Widths, shard: Shard, x: str, whole_inner: int) -> tuple[list[Op], str]:
-    """Convolution and scan as one autograd function, with the copies around it that put the batch first and back.
+    """Convolution and scan as one autograd function, with the copies around it that move the batch first and back.
 
     It keeps zxBCdt, its output before the gate, and per head exp(A_log), A and dt_bias in fp32; convolution, states and decays
     are made again in backward (MambaSplitConv1dScanCombinedFn).
@@ -111,7 +111,7 @@ def scan(w: Widths, shard: Shard, x: str, whole_inner: int) -> tuple[list[Op], s
     kernel = Param("mamba.conv.weight", (channels, 1, mamba.conv_width), 0)
     decay = (Param(f"mamba.{name}", (heads,), 0) for name in ("dt_bias", "A_log", "D"))
     params = (kernel, Param("mamba.conv.bias", (channels,), 0), *decay)
-    together = same(shard.batch == 1)  # one sequence is in the right order as it is
+    together = same(shard.batch == 1)  # a single sequence is already in the right order
     ops: list[Op] = []
     if not together:
         made = Tensor("mamba.zx.batch_first", w.tokens * w.projected, size)
@@ -147,7 +147,7 @@ def scan(w: Widths, shard: Shard, x: str, whole_inner: int) -> tuple[list[Op], s
 
 
 def temporaries(w: Widths, size: float) -> tuple[Num, Num]:
-    """Bytes that live inside the scan beside its inputs and outputs, forward and backward.
+    """Bytes held inside the scan besides its inputs and outputs, forward and backward.
 
     Forward (_mamba_chunk_scan_combined_fwd): the convolved channels, dt and its sums in fp32, and first the states in fp32 with
     those that are passed on, while nothing of the output is there, then the passed states and C B^T in fp32.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Words(NamedTuple):
-    """How the ops of one MLP are called, and what they are for in their layer."""
+    """Names of the ops of one MLP, and their role in the layer."""
 
     name: str
     role: Role
@@ -40,7 +40,7 @@ def mlp_ops(model: Model, shard: Shard, x: str = "x2") -> list[Op]:
 
 
 def feed_forward(model: Model, shard: Shard, operand: Operand, words: Words) -> Sublayer:
-    """Into the tensor-parallel region, up, activation, down, and out of it."""
+    """Enter the tensor-parallel region, up, activation, down, and leave it."""
     hidden, width = model.hidden_sz, model.inter_sz / shard.tp
     entered, operand = enter_tp(words.name, operand, hidden, shard, shard.software.recipe, words.role)
     late, operand = cast_again(f"{words.name}.up", operand, shard.tokens * hidden, shard, words.role)
@@ -78,7 +78,7 @@ def glu(model: Model, shard: Shard, x: Operand, words: Words) -> Sublayer:
 
 
 def gated(model: Model, shard: Shard, gate: str, up: str, out: Tensor, words: Words) -> list[Op]:
-    """act(gate) * up kernel by kernel: an activation (`activate`) and a product that keeps act(gate) and up.
+    """act(gate) * up kernel by kernel: an activation (`activate`), and a product that keeps act(gate) and up.
 
     Fused it is one kernel that keeps gate and up (Megatron's bias_swiglu, megatron/core/fusions/fused_bias_swiglu.py).
     """
@@ -120,7 +120,7 @@ def plain(model: Model, shard: Shard, x: Operand, words: Words) -> Sublayer:
 
 
 def activate(model: Model, shard: Shard, x: str, out: Tensor, words: Words) -> Sublayer:
-    """The activation of `x`, or of the half of it that is as large as `out`, kernels.
+    """The activation of `x`, or of the half of it with the size of `out`, kernel by kernel.
 
     GELU and SiLU keep their input, ReLU its output. Squared ReLU is two kernels, pow(relu(x), 2) (megatron/core/activations.py,
     squared_relu; transformers activations.py, ReLUSquaredActivation): the first keeps its output, which is all that the second
@@ -132,10 +132,10 @@ def activate(model: Model, shard: Shard, x: str, out: Tensor, words: Words) -> S
     kept, role = first.name if model.activation in {"relu", "relu2"} else x, words.act
     ops: list[Op] = [Move(f"{words.name}.act", (x,), (first,), (kept,), (), (), 2.0 * size, 3.0 * size, role=role)]
     if squared:
-        # where gate and up lie in x, it is read later anyway
+        # gate and up are parts of x, which is read later anyway
         held = 0.0 if model.glu and shard.software.kernels.fused_projections else size
         back: dict[str, Any] = {"backward_bytes": 7.0 * size, "backward_temp_bytes": 2.0 * size, "role": role}
-        # one kernel forward and three backward: two in the mean
+        # one kernel forward and three backward: two on average
         two: dict[str, Any] = {"kernels": 2.0, "forward_temp_bytes": held}
         ops.append(Move(f"{words.name}.act.square", (first.name,), (out,), (first.name,), **two, **back))
     return ops, out.name

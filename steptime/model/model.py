@@ -1,99 +1,109 @@
 """The model section of a config: a decoder-only transformer."""
 
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
-from steptime.base.config import Config, Section
+from steptime.base.config import Config, ConfigError, Section
 from steptime.base.num import Num, maximum, minimum, where
 
 DROPOUT = 0.1
-"""What `dropout: true` stands for: GPT-2's and Megatron's default (megatron/core/transformer/transformer_config.py)."""
+"""Probability behind `dropout: true`: GPT-2's and Megatron's default (megatron/core/transformer/transformer_config.py)."""
 
 
 class Moe(Config):
-    """Mixture of experts: what its layers are, which layers they are, and how the router deals tokens."""
+    """Mixture of experts: the experts, the layers that have them, and how the router distributes tokens."""
 
     n_experts: int = Field(ge=1)
     expert_inter_sz: int = Field(ge=1)
     experts_per_token: int = Field(ge=1)
     n_dense_layers: int = Field(default=0, ge=0)
-    """The first layers, which are dense."""
+    """Number of leading layers that are dense."""
     moe_frequency: float = Field(default=1.0, gt=0, le=1)
-    """Share of the other layers that have experts: 0.5 is every second one, from the second on (HF's decoder_sparse_step and
-    interleave_moe_layer_step); `model.layers` lists any other pattern."""
+    """Share of the other layers that have experts: 0.5 is every second one, starting with the second (HF's decoder_sparse_step
+    and interleave_moe_layer_step); `model.layers` lists any other pattern."""
     n_shared_experts: int = Field(default=0, ge=0)
     shared_expert_inter_sz: int = Field(
         default_factory=lambda data: data.get("n_shared_experts", 0) * data.get("expert_inter_sz", 1), ge=0
     )
-    """Width of all shared experts together, which every token passes."""
+    """Total width of the shared experts, which process every token."""
     shared_expert_gate: bool = False
-    """A gate of one output scales the shared experts (Qwen2-MoE)."""
+    """Whether a gate with one output scales the shared experts (Qwen2-MoE)."""
     score_function: Literal["softmax", "sigmoid"] = "softmax"
     pre_softmax: bool = False
     """Softmax over all experts, then the top k (Mixtral and Qwen renormalize: the same after the top k)."""
     expert_bias: bool = False
-    """A bias per expert that balances the load without a loss (DeepSeek-V3)."""
+    """Whether each expert has a bias that balances the load without a loss (DeepSeek-V3)."""
     node_limit: int | None = Field(default=None, ge=1)
-    """Most nodes that a token's experts may lie on (DeepSeek-V3: 4)."""
+    """Most nodes with experts of one token (DeepSeek-V3: 4)."""
     load_balancing: Literal["none", "aux_loss", "seq_aux_loss", "global_aux_loss", "sinkhorn"] = "none"
     z_loss: bool = False
     capacity_factor: float | None = Field(default=None, gt=0)
-    """Most rows of an expert over the mean; rows beyond it are dropped. Unsaid: none are."""
+    """Most rows of an expert relative to the mean; rows beyond it are dropped. Default: none are dropped."""
     pad_to_capacity: bool = False
-    """Every expert gets as many rows as its capacity, empty ones included."""
+    """Whether every expert's rows are padded to its capacity, even if it is empty."""
     imbalance_factor: float = Field(default=1.0, ge=1)
     """Rows of the device with most over the mean, where experts lie on several devices. 1 is even load, which nearly all
     published throughputs force (NVIDIA-NeMo/Megatron-Bridge docs/performance-summary.md). Trained routers with a balance loss
     have 1.04 to 1.22 (shawntan/scattermoe#10), DeepSeek-V3's training trace 1.08 (deepseek-ai/profile-data train.json)."""
     expert_tp_degree: int | None = Field(default=None, ge=1)
-    """The same as `parallelism.etp`, which it must equal."""
+    """The same as `parallelism.etp`; both must be equal."""
 
     @property
     def balancing_loss(self) -> bool:
-        """Whether the load is balanced by a loss; sinkhorn balances the choice itself (Clark et al. 2022, arXiv 2202.01169)."""
+        """The loss that balances the load; sinkhorn balances the choice itself (Clark et al. 2022, arXiv 2202.01169)."""
         return self.load_balancing not in {"none", "sinkhorn"}
 
     def at(self, layer: int) -> bool:
-        """Whether a layer has experts: of those after the dense ones, the last of each 1 / moe_frequency."""
+        """Whether a layer has experts: after the dense ones, the last layer of each 1 / moe_frequency."""
         here = layer - self.n_dense_layers
         return here >= 0 and int((here + 1) * self.moe_frequency + 1e-9) > int(here * self.moe_frequency + 1e-9)
 
 
 def _latent(data: dict[str, Any], width: int) -> int | None:
-    """A width of latent attention, and of no other."""
+    """Whether the field is a width of latent attention only."""
     return width if data.get("kind") == "mla" else None
 
 
 WINDOW_TILE = 128.0
-"""Positions by which a windowed kernel's tiles reach beyond the window (FlashAttention's tiles of keys)."""
+"""Positions by which tiles of a windowed kernel extend beyond the window (FlashAttention's tiles of keys)."""
 
 
 class AttentionKind(Config):
-    """Which attention: grouped heads or latents, and how far back a position sees."""
+    """The kind of attention: grouped heads or latents, and how far back each position sees."""
 
     kind: Literal["gqa", "mla"] = "gqa"
     q_lora_rank: int | None = Field(default=None, ge=1)
-    """Width of the query's latent; default: queries are projected straight (DeepSeek-V2-Lite)."""
+    """Width of the query's latent; default: queries are projected directly (DeepSeek-V2-Lite)."""
     kv_lora_rank: int | None = Field(default_factory=lambda data: _latent(data, 512), ge=1)
     qk_nope_head_dim: int | None = Field(default_factory=lambda data: _latent(data, 128), ge=1)
     qk_rope_head_dim: int | None = Field(default_factory=lambda data: _latent(data, 64), ge=1)
     v_head_dim: int | None = Field(default_factory=lambda data: _latent(data, 128), ge=1)
     """Widths of latent attention; default: those of DeepSeek-V2 and V3."""
     window: int | None = Field(default=None, ge=1)
-    """A position sees so many before it, itself included; default: all."""
+    """Number of positions that each position sees, itself included; default: all."""
     window_pattern: int | None = Field(default=None, ge=1)
     """The last of every n layers sees all positions (Gemma 3: 6, gpt-oss and Gemma 2: 2, Llama 4: 4); default: none does."""
     chunked: bool = False
-    """The window is a chunk that a position sees the beginning of (Llama 4), not one that moves along."""
+    """Whether the window is a fixed chunk, of which a position sees the beginning (Llama 4), instead of moving with the
+    position."""
     sinks: bool = False
-    """A learned logit per head takes part in the softmax (gpt-oss)."""
+    """Whether a learned logit per head takes part in the softmax (gpt-oss)."""
     gated: bool = False
-    """A gate as wide as the query scales the output (Qwen3-Next)."""
+    """Whether a gate as wide as the query scales the output (Qwen3-Next)."""
+
+    @model_validator(mode="after")
+    def _latents_have_widths(self) -> Self:
+        widths = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+        if self.kind == "mla" and (empty := [name for name in widths if getattr(self, name) is None]):
+            raise ConfigError(
+                f"model.attention.{name}: mla needs a width; leave the key out for its default" for name in empty
+            )
+        return self
 
     @property
     def latent_widths(self) -> tuple[int, int, int, int]:
-        """Rank of keys and values, and of a head its part without rope, its rope part, its value; 0 without latents."""
+        """Rank of keys and values; per head the width without rope, the rope part, and the value's; 0 without latents."""
         return self.kv_lora_rank or 0, self.qk_nope_head_dim or 0, self.qk_rope_head_dim or 0, self.v_head_dim or 0
 
     @property
@@ -106,11 +116,11 @@ class AttentionKind(Config):
         return self.chunked or self.sinks
 
     def at(self, layer: int) -> bool:
-        """Whether a layer sees its window alone."""
+        """Whether a layer sees only its window."""
         return self.window is not None and (self.window_pattern is None or (layer + 1) % self.window_pattern != 0)
 
     def shares(self, length: Num) -> tuple[Num, Num]:
-        """Share of the scores of `length` positions that counts, and of those in the kernel's tiles.
+        """Share of the scores of `length` positions that is used, and that share within the kernel's tiles.
 
         Causal: a half. A window of w: w s - w^2 / 2 of s^2. A chunk of c: c s / 2. Tiles reach a tile beyond a window that moves.
 
@@ -139,18 +149,18 @@ class Mamba(Config):
     head_dim: int = Field(default=64, ge=1)
     state_dim: int = Field(default=128, ge=1)
     n_groups: int = Field(default=8, ge=1)
-    """Groups of heads that share B and C."""
+    """Number of groups of heads that share B and C."""
     conv_width: int = Field(default=4, ge=1)
     chunk_sz: int = Field(default=128, ge=1)
-    """Tokens that the scan takes at once."""
+    """Tokens per chunk of the scan."""
 
     def heads(self, hidden_sz: int) -> int:
-        """Heads of a model of so wide a residual stream."""
+        """Heads of a model with this hidden size."""
         return self.n_heads or 2 * hidden_sz // self.head_dim
 
 
 class LinearAttention(Config):
-    """Linear attention in the place of attention in some layers; figures not set are Megatron-Core's defaults."""
+    """Linear attention in place of attention in some layers; the defaults are Megatron-Core's."""
 
     kind: Literal["gated_delta_net", "kda", "lightning"] = "gated_delta_net"
     """Gated DeltaNet (Yang et al. 2024, arXiv 2412.06464), Kimi Delta Attention (arXiv 2510.26692) or Lightning Attention (Qin et
@@ -159,23 +169,23 @@ class LinearAttention(Config):
     n_key_heads: int = Field(
         default_factory=lambda data: 16 if data.get("kind") == "gated_delta_net" else data.get("n_value_heads", 1), ge=1
     )
-    """Heads of queries and keys, each for several of values in Gated DeltaNet."""
+    """Heads of queries and keys; in Gated DeltaNet each serves several heads of values."""
     key_head_dim: int = Field(default=128, ge=1)
     value_head_dim: int = Field(default=128, ge=1)
     conv_width: int = Field(default=4, ge=1)
-    """Tokens that the short convolution of queries, keys and values sees; Lightning Attention has none."""
+    """Width in tokens of the short convolution of queries, keys and values; Lightning Attention has none."""
     freq: Annotated[int, Field(ge=2)] | list[Literal[0, 1]] = 4
-    """The last of every so many layers has full attention; or 1 for each layer with linear attention, 0 for each with full
-    (Megatron's linear_attention_freq)."""
+    """Interval of layers with full attention (the last of each), or a list: 1 for each layer with linear attention, 0 for each
+    with full (Megatron's linear_attention_freq)."""
 
     @property
     def widths(self) -> tuple[int, int]:
-        """Width of all queries, or keys, and of all values."""
+        """Total width of queries, or keys, and of values."""
         return self.n_key_heads * self.key_head_dim, self.n_value_heads * self.value_head_dim
 
     @property
     def listed(self) -> int:
-        """How many layers `freq` lists; 0 where it is a number."""
+        """Number of layers that `freq` lists; 0 where it is a number."""
         return 0 if isinstance(self.freq, int) else len(self.freq)
 
     def at(self, layer: int) -> bool:
@@ -186,7 +196,7 @@ class LinearAttention(Config):
 
 
 class LayerRun(Config):
-    """`repeat` neighboring layers of one kind, with widths of their own where they differ from the model's."""
+    """`repeat` consecutive layers of one kind, with their own widths where they differ from the model's."""
 
     repeat: int = Field(default=1, ge=1)
     kind: LayerKind = "dense"
@@ -197,7 +207,7 @@ class LayerRun(Config):
 
     @property
     def widths(self) -> dict[str, Any]:
-        """What it says of its widths."""
+        """The widths that it sets."""
         said = {key: getattr(self, key) for key in ("inter_sz", "n_q_heads", "n_kv_heads", "head_dim")}
         return {key: value for key, value in said.items() if value is not None}
 
@@ -221,23 +231,23 @@ class Model(Config):
     dropout: Annotated[float, BeforeValidator(lambda rate: DROPOUT * rate if isinstance(rate, bool) else rate)] = Field(
         0.0, ge=0, lt=1
     )
-    """A probability; true is DROPOUT."""
+    """A probability; true stands for DROPOUT."""
     tie_embeddings: bool = False
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
     bias: bool = False
     qkv_bias: bool = Field(default_factory=lambda data: data.get("bias", False))
-    """Biases of the q, k and v projections, which Qwen2 has and no others."""
+    """Whether the q, k and v projections have biases when others do not (Qwen2)."""
     norm_bias: bool = Field(default_factory=lambda data: data.get("bias", False))
     qk_norm: bool = False
     post_norms: bool = False
-    """Attention and MLP end in a norm of their own as well (Gemma 2 and 3)."""
+    """Whether attention and MLP also end with a norm (Gemma 2 and 3)."""
     activation: Literal["silu", "gelu", "relu", "relu2"] = Field(
         default_factory=lambda data: "silu" if data.get("glu", True) else "gelu"
     )
     swiglu_limit: float | None = Field(default=None, gt=0)
     """Gate and up are clamped to it, and the gate's activation is the quick GELU (gpt-oss: 7)."""
     layers: list[Section[LayerRun]] | None = None
-    """Layers that are not all alike, in depth order; all `n_layers` are dense and of the widths above where not set."""
+    """Layers in depth order where they differ; by default all `n_layers` are dense with the widths above."""
     hybrid_pattern: str | None = Field(default=None, pattern=r"^[M*E-]+$")
     """Kinds of layer in depth order, in Megatron's letters: M Mamba-2, * attention, - MLP, E experts, each with its own norm."""
     mamba: Section[Mamba] | None = Field(
@@ -254,7 +264,7 @@ class Model(Config):
 
     @property
     def head_widths(self) -> tuple[int, int]:
-        """Width of a query's and key's head, and of a value's."""
+        """Width of a head of queries and keys, and of values."""
         if self.attention.kind == "mla":
             _, nope, rope, value = self.attention.latent_widths
             return nope + rope, value

@@ -64,7 +64,7 @@ def moe_ops(model: Model, shard: Shard, x: str = "x2") -> list[Op]:
 
 
 def shared_experts(model: Model, moe: Moe, shard: Shard, x: str) -> Sublayer:
-    """The experts that every token passes, as one MLP, gated where the model says so (shared_experts.py, SharedExpertMLP)."""
+    """The shared experts, which process every token, as one MLP; with the model's gate (shared_experts.py, SharedExpertMLP)."""
     tokens, hidden = shard.sequence_tokens, model.hidden_sz
     own = model.model_copy(update={"inter_sz": moe.shared_expert_inter_sz, "bias": False})
     quantized, operand = cast("shared", x, tokens * hidden, shard, role="shared_experts")
@@ -84,7 +84,7 @@ def shared_experts(model: Model, moe: Moe, shard: Shard, x: str) -> Sublayer:
 
 
 def experts(model: Model, rows: Rows, sent: Sent) -> Sublayer:
-    """Up, activation times probability, down, for the rows of each local expert (experts.py, TEGroupedMLP)."""
+    """For the rows of each local expert: up, activation times probability, down (experts.py, TEGroupedMLP)."""
     moe, shard, size = rows.moe, rows.shard, rows.shard.itemsize
     width, gates = moe.expert_inter_sz, 2 if model.glu else 1
     local = width / shard.etp
@@ -103,7 +103,7 @@ def experts(model: Model, rows: Rows, sent: Sent) -> Sublayer:
 
 
 def add_bias(rows: Rows, x: Tensor, probs: str) -> Move:
-    """The second product's bias times the probability, expert by expert, then put together (TEGroupedMLP._apply_bias).
+    """The second product's bias times the probability, expert by expert, then concatenated (TEGroupedMLP._apply_bias).
 
     With fp32 probabilities the sums are fp32 until they are cast back. Forward: product, sum, concatenation, cast; backward:
     cast, the rows' gradients cast and put together, and product and sum for the bias and for the probabilities.
@@ -158,7 +158,7 @@ def grouped(rows: Rows, x: Operand, out: Tensor, k: Num, n: Num, which: str, *, 
         top_k=moe.experts_per_token,
     )
     params: tuple[Param, ...] = (weight,)
-    if bias:  # whole on every etp rank of the second product
+    if bias:  # not split over etp: every rank of the second product has the whole
         wide = (moe.n_experts, own[0])
         params += (weight._replace(name=f"mlp.experts.{which}.bias", shape=wide),)
     back = backward_casts(shard, rows.here, n, k)

@@ -1,4 +1,4 @@
-"""Multi-token prediction: the modules after the decoder that predict tokens further ahead, and every depth's head, as ops.
+"""Multi-token prediction as ops: the modules after the decoder that predict tokens further ahead, and the head of every depth.
 
 A module joins the hidden states with the embeddings of the next tokens, projects them back to the hidden size and runs one more
 layer, as the decoder's last one is; embedding and head are the model's own. Sources: megatron/core/transformer/
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from steptime.model.shard import Shard
 
 ROLL_KERNELS = 4.0
-"""Kernels that shift a tensor of tokens by one place: roll, zero at the end, the sum that is handed back in two (roll_tensor)."""
+"""Kernels that shift a tensor of tokens by one position: roll, zero at the end, the sum returned in two (roll_tensor)."""
 SCALE_KERNELS = 5.0
 """Kernels of a depth's loss: mask, sum and division for the log, its factor, division by the number of tokens."""
 
 
 def inside(shard: Shard) -> Shard:
-    """What the modules run under: NVFP4 is not applied to them (MultiTokenPredictionLayer._proj_and_transformer_layer)."""
+    """The recipe of the modules: NVFP4 is not applied to them (MultiTokenPredictionLayer._proj_and_transformer_layer)."""
     recipe = shard.software.recipe
     if recipe is None or recipe.name != "nvfp4":
         return shard
@@ -34,7 +34,7 @@ def inside(shard: Shard) -> Shard:
 
 
 def head_ops(model: Model, shard: Shard, embedding: list[Op], layer: list[Op]) -> list[Op]:
-    """From the last block's "x": final norm, the module of each depth, their heads and losses, the next token's last.
+    """From the last block's "x": final norm, the module of each depth, their heads and losses, and last the next token's head.
 
     `embedding`: ops of the embedding; `layer`: those of one more layer, from "x" to "y". Outputs of all depths are put together
     in one tensor, of which each head gets its part.
@@ -56,7 +56,7 @@ def head_ops(model: Model, shard: Shard, embedding: list[Op], layer: list[Op]) -
 
 
 def beside_logits(ops: list[Op]) -> list[Op]:
-    """The last head, beside the logits of the depth before it, which GPTModel._postprocess refers to until it returns."""
+    """The last head, besides the logits of the previous depth, which GPTModel._postprocess references until it returns."""
     [logits] = [op.outputs[0] for op in ops if isinstance(op, Gemm)]
     return [
         replace(op, forward_temp_bytes=op.forward_temp_bytes + logits.bytes) if isinstance(op, Move) else op
@@ -107,7 +107,7 @@ def project(model: Model, shard: Shard, x: str, *, keeps_x: bool) -> list[Op]:
 
 
 def rolled(what: str, shard: Shard) -> list[Op]:
-    """Token ids and positions, or labels and their mask, shifted by one place; with cp ends go to the neighbors (roll_tensor).
+    """Token ids and positions, or labels and their mask, shifted by one position; with cp ends go to neighbors (roll_tensor).
 
     Each rank has two stretches of a sequence, and so two ends of each tensor.
     """
@@ -121,7 +121,7 @@ def rolled(what: str, shard: Shard) -> list[Op]:
 
 
 def scale(shard: Shard) -> Op:
-    """A depth's loss, masked, scaled and hung on the next loss's gradient (MTPLossAutoScaler): mask, loss and count stay."""
+    """A depth's loss, masked, scaled and attached to the next loss's gradient (MTPLossAutoScaler); mask, loss, count are kept."""
     mask, loss = (Tensor(f"loss.{what}", shard.tokens, FP32) for what in ("token_mask", "scaled"))
     kept = (mask, loss, Tensor("loss.count", 1.0, FP32))
     names, moved = tuple(t.name for t in kept), 2.0 * SCALE_KERNELS * loss.bytes
@@ -129,7 +129,7 @@ def scale(shard: Shard) -> Op:
 
 
 def renamed(ops: list[Op], prefix: str, inputs: dict[str, str]) -> list[Op]:
-    """Ops whose names, tensors and own parameters have a prefix; `inputs` are tensors of others, by their name here."""
+    """Ops whose names, tensors and own parameters get a prefix; `inputs` maps tensors of other parts to their names here."""
 
     def new(names: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(inputs.get(name, prefix + name) for name in names)

@@ -1,4 +1,4 @@
-"""Fine-grained activation offload of Megatron-Core: what modules of a layer keep for backward waits in the host's memory.
+"""Fine-grained activation offload of Megatron-Core: tensors that modules of a layer keep for backward are moved to host memory.
 
 Source: megatron/core/pipeline_parallel/fine_grained_activation_offload.py (megatron-core 0.16.1); who opens and commits a group:
 transformer_layer.py, attention.py, multi_latent_attention.py and moe/experts.py of megatron/core/transformer.
@@ -15,11 +15,11 @@ from steptime.model.ops import Gemm, Op, Tensor
 from steptime.model.segments import Segment, depths, kept_names, runs
 
 LEAST_ELEMENTS = 2.0**20
-"""Tensors of fewer elements stay (min_offloaded_tensor_size, 1024 * 1024)."""
+"""Tensors with fewer elements are not moved (min_offloaded_tensor_size, 1024 * 1024)."""
 
 
 class Module(NamedTuple):
-    """The ops of one module, and the op after which what they keep is sent."""
+    """The ops of one module, and the op after which their kept tensors are sent."""
 
     name: str
     ops: range
@@ -27,15 +27,15 @@ class Module(NamedTuple):
 
 
 class Copy(NamedTuple):
-    """A tensor as one op keeps it: two ops that keep one storage send it twice, and get two back (tensor_push)."""
+    """A tensor kept by one op: a storage that two ops keep is sent twice, and two copies come back (tensor_push)."""
 
     name: str
     freed: int
-    """The op after whose backward the copy that came back goes."""
+    """The op after whose backward the returned copy is freed."""
 
 
 class Group(NamedTuple):
-    """What one module sends; `next_at`: before which op's backward the same of the layer before begins to come back."""
+    """Tensors that one module sends; `next_at`: the op before whose backward the previous layer's group starts to come back."""
 
     module: Module
     copies: list[Copy]
@@ -49,7 +49,7 @@ def modules_of(ops: list[Op]) -> list[Module]:
 
 
 def of_layer(ops: list[Op], stretch: range) -> list[Module]:
-    """Those of one layer in the order in which they begin."""
+    """The modules of one layer in the order in which they begin."""
 
     def of(role: str) -> list[range]:
         return [run for run in runs(ops, {role}) if run.start in stretch]
@@ -91,7 +91,7 @@ def groups(ops: list[Op], x: Tensor, segments: list[Segment], names: AbstractSet
 
 
 def kept_by(ops: list[Op], segments: list[Segment]) -> dict[str, list[int]]:
-    """Of each tensor that forward keeps the ops that keep it; what a segment reads is kept by its first op."""
+    """For each tensor that forward keeps: the ops that keep it; what a segment reads is kept by its first op."""
     kept = kept_names(ops, segments)
     inside = {i for s in segments if s.reads for i in range(s.first, s.last + 1)}
     found: dict[str, list[int]] = {name: [] for name in kept}
@@ -104,5 +104,5 @@ def kept_by(ops: list[Op], segments: list[Segment]) -> dict[str, list[int]]:
 
 
 def copied_bytes(found: Sequence[Group], sizes: dict[str, Num]) -> Num:
-    """Bytes that a part sends in forward, and gets back in backward."""
+    """Bytes that a part sends in forward and receives in backward."""
     return 1.0 * sum([sizes[copy.name] for group in found for copy in group.copies])

@@ -1,4 +1,4 @@
-"""The op vocabulary: a block states its work once, as a list of these.
+"""The op vocabulary: a block states its work once, as a list of ops.
 
 An op names the activations it reads (`inputs`), makes (`outputs`) and keeps for backward (`saves`), the parameters it owns,
 and its work. Everything else is derived from such a list: parameters, FLOPs, bytes moved, bytes saved, collectives, the
@@ -16,13 +16,13 @@ from steptime.software.precision import Recipe
 
 Kind = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "send_recv"]
 Axis = Literal["tp", "cp", "pp", "dp", "ep", "etp", "ep_etp", "tp_cp", "embedding", "host"]
-"""Over which ranks a collective runs; "ep_etp" and "tp_cp" are both axes at once; "host" is no collective, but a copy."""
+"""The ranks of a collective; "ep_etp" and "tp_cp" combine two axes; "host" is a copy to host memory, not a collective."""
 Role = Literal[
     "", "norm", "core_attn", "attn_proj", "mlp", "act", "moe", "router", "moe_act", "shared_experts", "mla_up_proj"
 ]
-"""What an op is in its layer, in the words of Megatron's recompute_modules: a norm before attention or MLP, core attention, the
+"""Role of an op in its layer, in the words of Megatron's recompute_modules: a norm before attention or MLP, core attention, the
 attention's output projection, the up projections of latent attention, the MLP with its activation, a mixture of experts with its
-router, the activation of its experts and its shared experts; "" for all else."""
+router, the activation of its experts and its shared experts; "" for all others."""
 
 
 class Tensor(NamedTuple):
@@ -33,9 +33,10 @@ class Tensor(NamedTuple):
     itemsize: float
     """Bytes per element."""
     grad_itemsize: float = 0.0
-    """Bytes per element of its gradient where that differs (a quantized copy's), else 0."""
+    """Bytes per element of its gradient where that differs (the gradient of a quantized copy), else 0."""
     pooled: bool = False
-    """It lies in Megatron's grow-only buffer where the framework has one (megatron/core/utils.py, GlobalMemoryBuffer)."""
+    """Whether it is stored in Megatron's grow-only buffer where the framework has one (megatron/core/utils.py,
+    GlobalMemoryBuffer)."""
 
     @property
     def bytes(self) -> Num:
@@ -54,17 +55,17 @@ class Param(NamedTuple):
     name: str
     shape: tuple[Num, ...]
     split_dim: int | None = None
-    """The dimension that tensor parallelism splits: 0 of a column-parallel weight, 1 of a row-parallel one; None: replicated."""
+    """The dimension that tensor parallelism splits: 0 if column-parallel, 1 if row-parallel; None: replicated."""
     group: Literal["dense", "expert"] = "dense"
-    """Whose ranks reduce its gradient and shard its states: the data-parallel ones, or those of an expert."""
+    """The ranks that reduce its gradient and shard its states: the data-parallel ones, or those of an expert."""
     vocab: bool = False
-    """Its rows are the padded vocabulary: the embedding's and the head's weight, one tensor where they are tied."""
+    """Whether its rows are the padded vocabulary: the embedding's and the head's weight, one tensor where they are tied."""
     n_experts: Num = 0
-    """It stands for the weights of so many experts, each a tensor of its own; 0: a tensor that all tokens use."""
+    """Number of experts whose weights it stands for, each a separate tensor; 0: a tensor that all tokens use."""
     top_k: Num = 0
-    """How many of them a token uses."""
+    """Number of them that a token uses."""
     shared: bool = False
-    """Another op owns the tensor; this one uses it once more, and its gradient is added to the other's."""
+    """Whether another op owns the tensor: this one uses it again, and its gradient is added to the owner's."""
 
     @property
     def active(self) -> Num:
@@ -87,14 +88,14 @@ class Param(NamedTuple):
 
 
 class Routing(NamedTuple):
-    """Where the router sends tokens: `top_k` of `n_experts`, in at most `limit` groups of ranks where it is limited."""
+    """Where the router sends tokens: `top_k` of `n_experts`, in at most `limit` groups of ranks if limited."""
 
     n_experts: Num
     top_k: int
     limit: Num = inf
 
     def distinct(self, groups: Num) -> Num:
-        """Expected number of different groups, of `groups` that hold equally many experts, among the experts of a token.
+        """Expected number of distinct groups among a token's experts, of `groups` with equal numbers of experts.
 
         G (1 - C(E - E/G, k) / C(E, k)): each of G groups is missed by all k draws without replacement.
 
@@ -109,7 +110,7 @@ class Routing(NamedTuple):
 
 @dataclass(slots=True)
 class Op:
-    """What all ops share: the dataflow.
+    """Fields that all ops share: the dataflow.
 
     `inputs` are names of tensors made by earlier ops (or the block's own input "x"). `outputs` are new storages. `saves`
     are the names kept for backward: inputs, outputs, or `stats`, which are small tensors made only to be kept (log-sum-exp,
@@ -124,7 +125,7 @@ class Op:
     params: tuple[Param, ...] = ()
     role: Role = field(default="", kw_only=True)
     depth: int = field(default=0, kw_only=True)
-    """Of multi-token prediction the depth whose projection and layer it belongs to; 0 elsewhere."""
+    """In multi-token prediction the depth whose projection and layer it belongs to; 0 elsewhere."""
 
     @property
     def allocates(self) -> tuple[Tensor, ...]:
@@ -145,16 +146,16 @@ class Gemm(Op):
     count: Num = 1.0
     itemsize: float = 2.0
     recipe: Recipe | None = None
-    """What its operands are quantized by; its results are in `itemsize`."""
+    """The quantization of its operands; its results have `itemsize`."""
     cast_bytes: Num = 0.0
     """Bytes that backward moves to quantize and transpose operands [B]."""
     cast_kernels: float = 0.0
     keeps_columns: bool = False
-    """What it keeps for wgrad is the quantized copy by columns."""
+    """Whether it keeps the copy quantized by columns for wgrad."""
     grouped: bool = False
-    """The products are those of experts: `m` rows each in the mean, as routing deals them."""
+    """Whether the products are those of experts: `m` is the mean number of rows of each, as the router distributes them."""
     load: Num = 1.0
-    """Rows of this device over the mean of all."""
+    """Rows of this device divided by the mean of all devices."""
 
     @property
     def flops(self) -> Num:
@@ -178,12 +179,12 @@ class Attention(Op):
     d_v: Num = 0.0
     causal_share: Num = 0.5
     useful: Num = 1.0
-    """Share of the scores in the kernel's tiles that count: what a window leaves of them."""
+    """Share of the scores in the kernel's tiles that is used: less than 1 with a window."""
     itemsize: float = 2.0
     calls: Num = 1.0
-    """Kernel calls of one pass: context parallelism attends to the keys and values block by block."""
+    """Kernel calls of one pass: context parallelism processes keys and values block by block."""
     merge_forward_bytes: Num = 0.0
-    """Bytes that kernels around the calls move: partial results put together, chunks put in order."""
+    """Bytes that kernels around the calls move: partial results merged, chunks reordered."""
     merge_backward_bytes: Num = 0.0
     merge_kernels: Num = 0.0
     forward_temp_bytes: Num = 0.0
@@ -210,9 +211,9 @@ class Move(Op):
     forward_temp_bytes: Num = 0.0
     backward_temp_bytes: Num = 0.0
     stays_bytes: Num = 0.0
-    """Bytes that its module refers to until its next forward, beside what is kept for backward."""
+    """Bytes that its module references until its next forward, besides what is kept for backward."""
     draws_mask: bool = False
-    """Its stats are a dropout mask, which the state of the random number generator brings back."""
+    """Whether its stats are a dropout mask, which the state of the random number generator reproduces."""
 
 
 @dataclass(slots=True)
@@ -231,16 +232,16 @@ class Comm(Op):
     bytes: Num = 0.0
     regather: bool = False
     backward_bytes: Num | None = None
-    """The full tensor of the collective in backward, where that differs."""
+    """The full tensor of the collective in backward, where it differs."""
     count: Num = 1.0
     attention_share: Num = 0.0
     region: Literal["", "enter", "leave"] = ""
     routing: Routing | None = None
-    """Rows that go once to each rank that wants them, over any tier once to each domain (DeepEP); `bytes` are those received."""
+    """Rows sent once to each rank that needs them, and over any tier once to each domain (DeepEP); `bytes` are those received."""
 
 
 def tensor_bytes(ops: list[Op], x: Tensor) -> dict[str, Num]:
-    """Size of every tensor of a part by name, its input included [B]."""
+    """Size of every tensor of a part by name, including its input [B]."""
     sizes: dict[str, Num] = {x.name: 1.0 * x.bytes}
     for op in ops:
         for tensor in op.allocates:

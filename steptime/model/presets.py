@@ -14,7 +14,7 @@ from steptime.model.model import Model
 FOLDER = Path(__file__).parent.parent / "data" / "models"
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _NO_SHAPE = frozenset({"meta", "hf", "instruct", "chat", "base", "it"})
-"""Words in published names that say nothing about the shapes: Meta-Llama-3-8B-Instruct."""
+"""Words in published names that carry no information about shapes: Meta-Llama-3-8B-Instruct."""
 
 
 def model_names() -> list[str]:
@@ -45,7 +45,7 @@ def _read(path: Path) -> dict[str, object]:
 
 
 def _key(name: str) -> tuple[str, ...]:
-    """What spellings of one name share: its words and numbers, without the owner and without words like instruct.
+    """The common key of all spellings of a name: its words and numbers, without the owner and without words like instruct.
 
     Numbers keep their dots, so that qwen2.5-7b and qwen2-57b stay apart.
     """
@@ -80,7 +80,7 @@ def _aliases(path: Path) -> list[str]:
 
 
 def _sort_key(name: str) -> tuple[object, ...]:
-    """Family, then size in parameters: 8b before 70b, 1t last; sizes that are words stay in alphabetical order."""
+    """Sort key: family, then size in parameters: 8b before 70b, 1t last; sizes that are words stay in alphabetical order."""
     size = re.search(r"(\d+(?:\.\d+)?)([mbt])$", name)
     if size is None:
         return (name, 0.0)

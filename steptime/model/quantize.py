@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Operand(NamedTuple):
-    """The input of a projection: the tensor it multiplies, the one it keeps for wgrad, whether that is the copy by columns."""
+    """The input of a projection: the tensor it multiplies, the one kept for wgrad, and whether that is the copy by columns."""
 
     read: str
     kept: str
@@ -26,26 +26,26 @@ class Operand(NamedTuple):
 
 
 def copies(x: str, elements: Num, recipe: Recipe, itemsize: float, *, both: bool) -> tuple[Tensor, ...]:
-    """The quantized copy by rows, and the one by columns where there are `both`; gradients stay in the compute dtype."""
+    """The quantized copy by rows, and the one by columns if `both`; gradients stay in the compute dtype."""
     rows = Tensor(f"{x}.rows", elements, recipe.itemsize, itemsize)
     return (rows, Tensor(f"{x}.columns", elements, recipe.itemsize)) if both else (rows,)
 
 
 def cast_bytes(elements: Num, recipe: Recipe, itemsize: float, made: float) -> Num:
-    """Bytes of casting a tensor to `made` copies: read for its maximum where the recipe wants that, read, written."""
+    """Bytes of casting a tensor into `made` copies: read for its maximum where the recipe needs it, read, written."""
     reads = cast_kernels(recipe, made)
     return elements * (itemsize * reads + made * recipe.itemsize)
 
 
 def cast_kernels(recipe: Recipe, made: float) -> float:
-    """Kernels of a cast to `made` copies that read the tensor."""
+    """Kernels of a cast into `made` copies."""
     return 1.0 + recipe.amax_reads + (recipe.column_reads if made > 1.0 else 0.0)
 
 
 def cast(
     name: str, x: str, elements: Num, shard: Shard, *, both: bool = True, role: Role = ""
 ) -> tuple[list[Op], Operand]:
-    """A kernel that reads `x` and writes its quantized copies; backward hands the gradient on as it is."""
+    """A kernel that reads `x` and writes its quantized copies; backward passes the gradient on unchanged."""
     recipe = shard.software.recipe
     if recipe is None:
         return [], Operand(x, x)
@@ -59,7 +59,7 @@ def cast(
 
 
 def cast_again(name: str, x: Operand, elements: Num, shard: Shard, role: Role = "") -> tuple[list[Op], Operand]:
-    """Torchao: the quantized copy of what a projection reads lives for its product alone; backward casts the kept one again.
+    """Torchao: the quantized copy of a projection's input exists only for its product; backward casts the kept tensor again.
 
     `x` is what tensor parallelism has gathered in the compute dtype. Nothing for other recipes.
     """
@@ -87,7 +87,7 @@ def agree(name: str, shard: Shard, *, forward: bool, role: Role = "") -> list[Op
 
 
 def cast_norm(normed: list[Op], x: str, elements: Num, shard: Shard) -> tuple[list[Op], Operand]:
-    """A norm that feeds a projection: its kernel writes the copies itself, or a cast follows.
+    """A norm before a projection: its kernel writes the copies, or a cast follows.
 
     A tensor-scaled recipe makes the copy by rows alone, which sequence parallelism gathers; backward transposes it
     (TE pytorch/module/layernorm_linear.py: the rows are saved where the input is gathered).
@@ -106,7 +106,7 @@ def cast_norm(normed: list[Op], x: str, elements: Num, shard: Shard) -> tuple[li
 
 
 def cast_context(x: str, elements: Num, shard: Shard) -> tuple[list[Op], Operand]:
-    """The input of the attention's output projection: most recipes keep it in bf16, as attention does anyway."""
+    """The input of the attention's output projection: most recipes keep it in bf16, which attention keeps anyway."""
     recipe = shard.software.recipe
     if recipe is None or recipe.casts or not recipe.proj_keeps_input:
         return cast("attn.proj", x, elements, shard, role="attn_proj")

@@ -1,4 +1,4 @@
-"""The router of a mixture of experts as ops: gate, choice of the top k, balancing losses; and the rows that it deals.
+"""The router of a mixture of experts as ops: gate, choice of the top k, balancing losses; and the row counts that result.
 
 Letters: T tokens of this device, E experts, k experts per token, p bytes of a probability. What is kept for backward is what
 Megatron-Core 0.16.1 keeps (megatron/core/transformer/moe/router.py, moe_utils.py; tests/truth/test_mcore_moe.py).
@@ -22,7 +22,7 @@ INT64, INT32, BOOL, FP32 = 8.0, 4.0, 1.0, 4.0
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """How many rows go where in one layer of one device, and how wide they are."""
+    """How many rows go where in one layer on one device, and their width."""
 
     moe: Moe
     hidden: int
@@ -40,7 +40,7 @@ class Rows:
 
     @property
     def spread(self) -> bool:
-        """Whether experts lie on several devices."""
+        """Whether the experts of a layer lie on several devices."""
         return same(self.ranks != 1)
 
     @property
@@ -50,7 +50,7 @@ class Rows:
 
     @property
     def several(self) -> bool:
-        """Whether a device has more than one expert, so that what arrives is put in their order."""
+        """Whether a device has more than one expert, so that received rows are sorted by expert."""
         return same(self.local_experts != 1)
 
     @property
@@ -60,7 +60,7 @@ class Rows:
 
     @property
     def sent(self) -> Num:
-        """Rows that this device's tokens become: k each, less what capacity drops of even routing, or padded to capacity."""
+        """Rows that this device's tokens become: k each, minus those dropped at even routing, or padded to capacity."""
         every = self.tokens * self.moe.experts_per_token
         if self.moe.capacity_factor is None:
             return every
@@ -69,7 +69,7 @@ class Rows:
 
     @property
     def load(self) -> Num:
-        """Rows of this device, the one with most, over the mean; capacity caps them."""
+        """Rows of the fullest device divided by the mean; limited by capacity."""
         factor: Num = self.moe.imbalance_factor
         if self.moe.capacity_factor is not None:
             factor = minimum(factor, self.capacity * self.moe.n_experts / self.sent)
@@ -87,18 +87,18 @@ class Rows:
 
     @property
     def map_kept(self) -> bool:
-        """Whether the router keeps its map of tokens and experts for backward, to which the dispatcher refers too."""
+        """Whether the router keeps its map of tokens and experts for backward; the dispatcher references it too."""
         return self.moe.capacity_factor is not None or self.moe.load_balancing == "sinkhorn"
 
     @property
     def prob(self) -> float:
-        """p: bytes of a probability. DeepEP takes fp32 alone (fused_a2a.py)."""
+        """p: bytes of a probability. DeepEP supports only fp32 (fused_a2a.py)."""
         moe = self.shard.software.moe
         return FP32 if moe.router_dtype == "fp32" or moe.dispatcher == "flex" else self.shard.itemsize
 
     @property
     def routing(self) -> Routing:
-        """Where tokens go."""
+        """Routing of this layer: top k of the experts, groups, limit."""
         limit = float(self.moe.node_limit) if self.moe.node_limit else float("inf")
         return Routing(self.moe.n_experts, self.moe.experts_per_token, limit)
 
@@ -132,7 +132,7 @@ def router_ops(model: Model, rows: Rows, x: str) -> tuple[list[Op], str]:
 
 
 def choice(rows: Rows) -> tuple[Tensor, ...]:
-    """What choosing the top k keeps: indices, and scores of the chosen or of all experts (topk_routing_with_score_function)."""
+    """Bytes kept by the top-k choice: indices, and scores of the chosen or of all experts (topk_routing_with_score_function)."""
     moe, p = rows.moe, rows.prob
     chosen, cells = rows.tokens * moe.experts_per_token, rows.tokens * moe.n_experts
     if moe.load_balancing == "sinkhorn":  # router.py, sinkhorn_load_balancing
@@ -154,7 +154,7 @@ def choice(rows: Rows) -> tuple[Tensor, ...]:
 
 
 def losses(rows: Rows) -> tuple[Tensor, ...]:
-    """What the balancing loss and the z loss keep: scores of their own, and tokens per expert (moe_utils.py)."""
+    """Bytes kept by the balancing loss and the z loss: scores of their own, and tokens per expert (moe_utils.py)."""
     moe, p, tokens = rows.moe, rows.prob, rows.tokens
     kept: list[Tensor] = []
     if moe.balancing_loss:

@@ -1,4 +1,4 @@
-"""Ops that carry a state along the sequence, in chunks: Mamba-2's scan, and the kernels of linear attention."""
+"""Ops with a state along the sequence, in chunks: Mamba-2's scan, and the kernels of linear attention."""
 
 from __future__ import annotations
 
@@ -33,6 +33,14 @@ class Scan(Op):
         return self.tokens * (self.n_groups * c * n + self.n_heads * (c * p + 4.0 * n * p))
 
     @property
+    def counted(self) -> Num:
+        """Forward FLOPs per token that frameworks count: 7 d N, of the recurrence.
+
+        NVIDIA/Megatron-LM megatron/training/training.py, num_floating_point_operations, mamba_layer_flops.
+        """
+        return 7.0 * self.n_heads * self.head_dim * self.state_dim
+
+    @property
     def forward_bytes(self) -> Num:
         """Bytes that its memory-bound kernels move in forward.
 
@@ -57,13 +65,13 @@ class Chunked(Op):
     d_v: int = 128
     chunk_sz: int = 64
     delta: bool = False
-    """The delta rule: the states lose what the keys hold already."""
+    """Whether it is a delta rule: what the states already hold for a key is subtracted first."""
     slowness: float = 1.0
-    """Time over that of Gated DeltaNet's kernels at the same FLOPs."""
+    """Time divided by that of Gated DeltaNet's kernels at the same FLOPs."""
     backward_times: float = 2.0
-    """Backward time over forward's."""
+    """Backward time divided by forward's."""
     counted: Num = 0.0
-    """Forward FLOPs per token that frameworks count, with the convolution's."""
+    """Forward FLOPs per token that frameworks count, including the convolution's."""
     forward_temp_bytes: Num = 0.0
     backward_temp_bytes: Num = 0.0
 

@@ -15,7 +15,7 @@ MOE: frozenset[Role] = frozenset[Role](("moe", "router", "moe_act", "shared_expe
 
 
 class Segment(NamedTuple):
-    """Ops first..last of a part, replayed when backward reaches op `trigger`; `reads` are the tensors it starts from."""
+    """Ops first..last of a part, replayed when backward reaches op `trigger`; `reads` are their input tensors."""
 
     first: int
     last: int
@@ -24,13 +24,13 @@ class Segment(NamedTuple):
     drops: frozenset[str]
     """Tensors made inside that forward does not keep."""
     skips: frozenset[int] = frozenset()
-    """Ops inside that do not run again: their outputs are kept."""
+    """Ops inside that are not replayed: their outputs are kept."""
     keeps: tuple[str, ...] = ()
     """Those outputs."""
 
 
 def find_segments(ops: list[Op], modules: AbstractSet[str | float], *, compiled: bool = False) -> list[Segment]:
-    """The segments of a layer for the named modules, in op order; none of a module that it has not.
+    """The segments of a layer for the named modules, in op order; none for a module that the layer does not have.
 
     `compiled`: torch.compile sees forward and backward, so that it keeps nothing that neither needs.
 
@@ -74,7 +74,7 @@ def find_segments(ops: list[Op], modules: AbstractSet[str | float], *, compiled:
 
 
 def per_op(ops: list[Op], *, compiled: bool) -> Segment:
-    """Selective checkpointing per op: a layer is replayed from its input, but for ops whose outputs are kept.
+    """Selective checkpointing per op: a layer is replayed from its input, except for ops whose outputs are kept.
 
     Kept are attention, reduce-scatters, all-to-alls, the choice of experts, and every other matrix product, the first one of the
     layer included (pytorch/torchtitan torchtitan/distributed/activation_checkpoint.py, _get_custom_policy: mm_count % 2); the
@@ -97,7 +97,7 @@ def per_op(ops: list[Op], *, compiled: bool) -> Segment:
 
 
 def within_budget(ops: list[Op], budget: float) -> list[Segment]:
-    """What torch.compile recomputes of a block to save less than it would: every element-wise output, however little is asked.
+    """What torch.compile recomputes of a block under a memory budget: every element-wise output, whatever the budget.
 
     The partitioner first lifts its bans on recomputing them and keeps that answer where it is within the budget
     (torch/_functorch/partitioners.py, choose_saved_values_set); with 0.95 and 0.8 a step takes the same memory (torchtitan on
@@ -115,14 +115,14 @@ def within_budget(ops: list[Op], budget: float) -> list[Segment]:
 
 
 def recomputed_output(ops: list[Op], i: int) -> Segment:
-    """An op whose outputs are made again before they are needed; its sums of each row are kept."""
+    """An op whose outputs are recomputed before they are needed; its sums of each row are kept."""
     stats = tuple(t.name for t in ops[i].stats)
     segment = discarded(ops, range(i, i + 1))
     return segment._replace(drops=segment.drops - set(stats), keeps=stats)
 
 
 def runs(ops: list[Op], roles: AbstractSet[str]) -> list[range]:
-    """Stretches of neighboring ops that have one of the roles."""
+    """Runs of consecutive ops that have one of the roles."""
     found: list[range] = []
     for i, op in enumerate(ops):
         if op.role in roles:
@@ -138,13 +138,13 @@ def depths(ops: list[Op]) -> list[range]:
 
 
 def checkpoint(ops: list[Op], run: range) -> Segment:
-    """A run replayed from its inputs, which are kept, when its own backward starts; its outputs stay for what follows."""
+    """A run replayed from its inputs, which are kept, when its own backward starts; its outputs are kept for later ops."""
     inner = allocated_names(ops, run) - {t.name for t in ops[run[-1]].outputs}
     return Segment(run[0], run[-1], run[-1], reads(ops, run), frozenset(inner))
 
 
 def discarded(ops: list[Op], run: range) -> Segment:
-    """A run whose outputs are thrown away, and made again just before the backward of the last op that reads or keeps them."""
+    """A run whose outputs are freed, and recomputed just before the backward of the last op that reads or keeps them."""
     made = allocated_names(ops, run)
     users = (i for i in range(run.stop, len(ops)) if made & {*ops[i].inputs, *ops[i].saves})
     return Segment(run[0], run[-1], max(users, default=run[-1]), reads(ops, run), frozenset(made))
@@ -156,7 +156,7 @@ def allocated_names(ops: list[Op], run: range) -> set[str]:
 
 
 def reads(ops: list[Op], run: range) -> tuple[str, ...]:
-    """What a run reads of others."""
+    """Tensors from outside that a run reads."""
     made = allocated_names(ops, run)
     return tuple(dict.fromkeys(name for i in run for name in ops[i].inputs if name not in made))
 
@@ -167,7 +167,7 @@ def mask_segment(op: Op, i: int) -> Segment:
 
 
 def covered(i: int, segments: list[Segment]) -> bool:
-    """Whether op i already stands in a segment."""
+    """Whether op i is already in a segment."""
     return any(s.first <= i <= s.last for s in segments)
 
 
@@ -187,7 +187,7 @@ def rerun(ops: list[Op], segment: Segment, *, stops_early: bool) -> list[int]:
 
 
 def replayed(ops: list[Op], first: int, last: int, *, stops_early: bool) -> range:
-    """The ops of first..last that a replay runs: all, or up to the last one that backward needs something of.
+    """The ops of first..last that a replay runs: all, or up to the last one with an output that backward needs.
 
     torch's non-reentrant checkpoint stops once every saved tensor is back (torch/utils/checkpoint.py, _StopRecomputationError). A
     matrix product keeps its inputs before it runs, so as the last one it does not run again.

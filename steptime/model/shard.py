@@ -1,4 +1,4 @@
-"""What one device sees of one micro-batch: all that a block needs to state its work."""
+"""One device's share of one micro-batch: everything that a block needs to state its work."""
 
 from __future__ import annotations
 

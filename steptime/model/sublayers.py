@@ -1,4 +1,4 @@
-"""Pieces that attention and MLP share: norms, dropout and residual, entering and leaving the tensor-parallel region.
+"""Pieces shared by attention and MLP: norms, dropout and residual, entering and leaving the tensor-parallel region.
 
 Each function returns ops and the name of the tensor they leave behind.
 """
@@ -26,7 +26,7 @@ torchtitan's 8.23 ms for 262,144 tokens of 9 heads, 604 MB, on H100 500 W at 0.9
 
 
 def norm_params(name: str, width: int, model: Model) -> tuple[Param, ...]:
-    """Weight, and for LayerNorm a bias unless the model has none."""
+    """Weight; for LayerNorm also a bias unless the model has none."""
     weight = Param(f"{name}.weight", (width,))
     if model.norm == "layernorm" and model.norm_bias:
         return (weight, Param(f"{name}.bias", (width,)))

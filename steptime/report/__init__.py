@@ -1,1 +1,1 @@
-"""Everything a person reads: text, JSON, HTML. The only place that scales units."""
+"""All output for people: text, JSON, HTML. The only place that scales units."""

@@ -1,4 +1,4 @@
-"""What an error figure is worth, as tables: simpler guesses, the noise floor, ratios, regret, the edge of memory."""
+"""Significance of the errors, as tables: simpler guesses, the noise floor, ratios, regret, the limit of memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     Summary = Mapping[str, Any]
 
 UNPROVED = "not verified"
-"""Instead of figures where no measured run shows a mechanism."""
+"""Shown instead of figures where no measured run covers a mechanism."""
 
 GUESSES = {
     "estimate": "the estimate, as it is",
@@ -40,7 +40,7 @@ SWEEPS = {
 
 
 def baselines(summary: Summary) -> list[Table]:
-    """The estimate on test rows of the headline beside guesses that know the fit rows."""
+    """The estimate on test rows of the headline, compared with guesses fitted on the fit rows."""
     found = {text: summary["baselines"][key] for key, text in GUESSES.items() if key in summary["baselines"]}
     note = "factors are medians over fit rows; a flat MFU uses only the FLOP count"
     return [Table("test rows, compared with simpler predictors", ["", *HEADER], rows_of(found), (note,))] * _any(
@@ -49,7 +49,7 @@ def baselines(summary: Summary) -> list[Table]:
 
 
 def noise(summary: Summary) -> list[Table]:
-    """How far two measurements of one cell lie apart."""
+    """How much two measurements of one cell differ."""
     rows = [
         [text, f"{f['rows']:,}", f"{f['cells']:,}", *(percent(f[name]) for name in ("median", "mean", "p90", "max"))]
         for key, text in FLOORS.items()
@@ -87,7 +87,7 @@ def ratios(summary: Summary) -> list[Table]:
 
 
 def regret(summary: Summary) -> list[Table]:
-    """What the estimate's pick of a layout costs, and the sweeps where it costs most."""
+    """The cost of the estimate's choice of a layout, and the sweeps with the largest cost."""
     rows, worst = [], []
     for key, text in SWEEPS.items():
         found = summary["regret"][key]
@@ -151,7 +151,7 @@ def bands(summary: Summary) -> list[Table]:
 
 
 def _ran(summary: Summary) -> list[Table]:
-    """Verdicts of runs that ran: any that is called too large is an error."""
+    """Verdicts of runs that ran: calling one too large is an error."""
     rows = [[name, *(f"{n:,}" for n in found.values())] for name, found in summary["verdicts_of_runs"].items()]
     notes = ("runs with a measured step time, for sources with any wrong verdict, and for all sources",)
     return [Table("successful runs, by verdict", ["", "fits", "tight", "does not fit"], rows, notes)] if rows else []
@@ -167,7 +167,7 @@ def _band(name: str, band: Mapping[str, Any]) -> list[str]:
 
 
 def mechanisms(summary: Summary) -> list[Table]:
-    """Errors of peak memory by mechanism, of torch's allocations in runs and in test jobs, and of what was read otherwise."""
+    """Errors of peak memory by mechanism, for torch's allocations in runs and in test jobs, and for other readings."""
     rows = []
     for name, found in summary["memory_by_mechanism"].items():
         line = [name]
@@ -189,6 +189,6 @@ def _any(groups: Iterable[Mapping[str, Any]]) -> int:
 
 
 def all_tables(summary: Summary) -> list[Table]:
-    """Every analysis that has something to say, in the order of reading."""
+    """Every analysis with results, in reading order."""
     kinds = (baselines, noise, ratios, regret, bands, mechanisms)
     return [table for make in kinds for table in make(summary)]

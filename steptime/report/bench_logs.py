@@ -1,4 +1,4 @@
-"""What logs of finished runs say, as JSON and as tables: start-up, memory, scaling."""
+"""Results of reading logs of finished runs, as JSON and as tables: start-up, memory, scaling."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _SMI = (
 
 
 def _all(paths: Sequence[str], read: Callable[[str], Found]) -> list[Found]:
-    """Every file read, or the problems of all that cannot be."""
+    """Every file read, or the problems of all unreadable ones."""
     found: list[Found] = []
     problems: list[str] = []
     for path in paths:
@@ -60,7 +60,7 @@ def startup_command(paths: Sequence[str]) -> LogReport:
         return startup.read_stamps(path) if path.endswith(".csv") else [startup.read_log(path)]
 
     rows = [row for each in _all(paths, read) for row in each]
-    if len(paths) == len(rows) > len({row.log for row in rows}):  # alike names in several folders
+    if len(paths) == len(rows) > len({row.log for row in rows}):  # equal names in several folders
         rows = [row._replace(log=path) for row, path in zip(rows, paths, strict=True)]
     started = [row for row in rows if isinstance(row, startup.Startup)]
     never = [row for row in rows if isinstance(row, startup.NeverStarted)]
@@ -123,7 +123,7 @@ def memory_command(
 
 
 def log_line(gpu: MemoryUse) -> str:
-    """The line that training logs keep of it."""
+    """The line about a training log's window."""
     peak, average, mode = (value / MIB for value in (gpu.peak_bytes, gpu.average_bytes, gpu.mode_bytes))
     return f"[gpu_memory_log - GPU {gpu.name}] Peak = {peak:.0f} MiB, Avg = {average:.2f} MiB, Mode = {mode:.0f} MiB"
 
@@ -185,7 +185,7 @@ def _point_dict(point: Point) -> dict[str, Any]:
 
 
 def _scaling_table(found: ScalingSeries) -> Table:
-    """Throughput first; the step's times under one unit, the model's beside the measured."""
+    """Throughput first; the step's times in one unit, predicted next to measured."""
     base = found.points[0].run
     runs = [point.run for point in found.points]
     unit = unit_for(max(run.median_s for run in runs), TIME)
@@ -212,6 +212,6 @@ def _scaling_table(found: ScalingSeries) -> Table:
 
 
 def _known(values: Sequence[float | None], show: Callable[[list[float]], list[str]]) -> list[str]:
-    """Cells of a column in which some values may be missing: "-"."""
+    """Cells of a column in which values may be missing: "-"."""
     shown = iter(show([value for value in values if value is not None]))
     return ["-" if value is None else next(shown) for value in values]

@@ -1,4 +1,4 @@
-"""What the microbenchmark says: predicted vs. measured, and the rates of the machine."""
+"""Results of the microbenchmark: predicted vs. measured, and the rates of the machine."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ TITLES = {
 }
 _UNITS: dict[str, tuple[Unit, ...]] = {"bytes": BINARY, "count": COUNT, "FLOP": SI}
 STEADY = 1.15
-"""A machine that changes its pace by more tells little of the steps between."""
+"""Change of pace above which the machine's steps are not reliable."""
 _EACH = ("step", "block", "memory", "attention")
-"""Kinds of figures of which every one is shown; of the others the errors, and the widest."""
+"""Kinds of figures that are listed one by one; for the others the errors, and the largest."""
 
 
 def sections(run: BenchResults) -> list[ReportSection]:
-    """The answer first: the step and its memory, then what they are made of, then the machine's rates."""
+    """The answer first: the step and its memory, then their parts, then the machine's rates."""
     from steptime.bench.comparison import summarize
 
     found = run.found
@@ -54,7 +54,7 @@ def sections(run: BenchResults) -> list[ReportSection]:
 
 
 def written(run: BenchResults) -> FactList:
-    """The files, and what to do with the machine's."""
+    """The files, and how to use the machine's."""
     facts = [Fact("wrote", run.files)]
     if run.found.machine:
         facts.append(Fact("use it", [f"3dtrn CONFIG --set hardware.node_type={run.files[0]}"]))
@@ -62,7 +62,7 @@ def written(run: BenchResults) -> FactList:
 
 
 def head(run: BenchResults) -> FactList:
-    """What was measured where, and whether the machine kept its pace."""
+    """What was measured where, and whether the machine's pace was constant."""
     device, drift = run.device, run.raw.drift
     processors = counted(device.processors, "thread" if device.kind == "cpu" else "processor")
     facts = [
@@ -107,7 +107,7 @@ def _shown(row: PredictionRow, value: float) -> str:
 
 
 def counts(found: Sequence[PredictionRow]) -> Table:
-    """What torch counted without a clock; each is to be equal."""
+    """Figures that torch counted without a clock; predicted and observed must be equal."""
     rows = [
         [row.name, f"{row.predicted:,.0f}", f"{row.measured:,.0f}", number(row.error and row.predicted - row.measured)]
         for row in found
@@ -118,7 +118,7 @@ def counts(found: Sequence[PredictionRow]) -> Table:
 
 
 def errors(found: Sequence[ErrorSummary]) -> Table:
-    """Errors of many alike figures."""
+    """Errors of many similar figures."""
     rows = [
         [TITLES[s.what], str(s.n), *(percent(x) for x in (s.median, s.mean, s.worst)), percent(s.bias, signed=True)]
         for s in found
@@ -135,7 +135,7 @@ def links(measured: Sequence[CollectiveTiming]) -> Table:
     for line in alpha_beta(measured):
         mine = [row for row in measured if (row.axis, row.kind, row.ranks) == line[:3]]
         best, most = max(map(bus_bytes_per_s, mine)), max(row.bytes for row in mine)
-        steep = line.bus_bytes_per_s  # sizes that latency rules show no asymptote
+        steep = line.bus_bytes_per_s  # sizes dominated by latency show no asymptote
         rate = "-" if steep is None or steep > BEYOND * best else quantity(steep, SI, "B/s")
         name = f"{line.kind} over {line.axis}"
         rows.append(
@@ -153,7 +153,7 @@ def links(measured: Sequence[CollectiveTiming]) -> Table:
 
 
 def rates(figures: Mapping[str, Figure]) -> FactList:
-    """The figures of the machine file, and what each rests on; who measured when is the same for all, and in the file."""
+    """The figures of the machine file and their sources; date and place, equal for all, are only in the file."""
     return FactList(
         "the machine file",
         [

@@ -37,10 +37,10 @@ _SHOWN_STAGES = 5
 
 
 def step_parts(estimate: Estimate) -> Table:
-    """Seconds by part, widest first, with what ran hidden beside them; the parts sum to the step."""
+    """Seconds by part, largest first, with hidden work next to them; the parts sum to the step."""
     step, parts, hidden = estimate.time.step_s, estimate.time.parts_s, estimate.time.hidden_s
     names = sorted(parts | hidden, key=lambda name: (-parts.get(name, 0.0), -hidden.get(name, 0.0)))
-    least = 1e-12 * step  # a difference of two equal sums may leave a rounding error behind
+    least = 1e-12 * step  # a difference of two equal sums may leave a rounding error
     names = [name for name in names if parts.get(name, 0.0) > least or hidden.get(name, 0.0) > least]
     unit = unit_for(step, TIME)
     total, widest = sum(parts.values()), max(parts.values())
@@ -80,13 +80,13 @@ def part_name(key: str) -> str:
 
 
 def bar(share: float) -> str:
-    """A bar as long as a share of one."""
+    """A bar whose length is a share of one."""
     halves = round(2 * _BAR * min(max(share, 0.0), 1.0))
     return ("█" * (halves // 2) + "▌" * (halves % 2)).ljust(_BAR)
 
 
 def memory(estimate: Estimate) -> Table:
-    """GiB of one device by stage; stages whose figures read the same share a column."""
+    """GiB of one device by stage; stages with equal printed figures share a column."""
     found = estimate.memory
     groups = _alike(found.stages)
     shown = _choose(groups, found.worst_stage)
@@ -111,12 +111,12 @@ def memory(estimate: Estimate) -> Table:
 
 
 def _bytes(row: StageMemory, key: str) -> float:
-    """One figure of a stage; `passing_bytes` is what is transient without the buffers."""
+    """One figure of a stage; `passing_bytes` are the transient bytes without the buffers."""
     return row.transient_bytes - row.buffers_bytes if key == "passing_bytes" else float(getattr(row, key))
 
 
 def _gib_column(values: Iterable[float]) -> list[str]:
-    """GiB with two decimals: head-room is a difference of these."""
+    """GiB with two decimals: head-room is a difference of such figures."""
     return [f"{value / GIB:,.2f}" for value in values]
 
 
@@ -139,7 +139,7 @@ def _memory_notes(estimate: Estimate, shown: Sequence[list[StageMemory]]) -> lis
 
 
 def _alike(stages: Sequence[StageMemory]) -> list[list[StageMemory]]:
-    """Runs of neighboring stages whose printed figures are equal."""
+    """Runs of neighboring stages with equal printed figures."""
     groups: list[list[StageMemory]] = []
     for row in stages:
         if groups and _gib_column(groups[-1][0][1:8]) == _gib_column(row[1:8]):
@@ -163,7 +163,7 @@ def _choose(groups: list[list[StageMemory]], worst: int) -> list[list[StageMemor
 
 
 def stage_range(numbers: Sequence[int]) -> str:
-    """Whole numbers in short: [0, 1, 2, 5] is "0-2, 5"."""
+    """Whole numbers as ranges: [0, 1, 2, 5] is "0-2, 5"."""
     runs: list[list[int]] = []
     for n in numbers:
         if runs and n == runs[-1][-1] + 1:

@@ -1,4 +1,4 @@
-"""What ships with steptime: lists of machines and models, one of them as YAML with its sources, the schema of a config."""
+"""The data shipped with steptime: lists of machines and models, one of them as YAML with its sources, the schema of a config."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def show(name: str) -> str:
 
 
 def _profile_head(name: str) -> str:
-    """What a profile's own fields do not say: its releases, and the factor fitted on its runs."""
+    """Releases of a profile, and the factor fitted on its runs, which its own fields do not show."""
     from steptime.software.efficiency import compute_factor
     from steptime.software.profiles import profile_releases
 
@@ -136,7 +136,7 @@ def machine_yaml(machine: Machine) -> str:
 
 
 def _sourced(node: Any, path: str, machine: Machine) -> Any:
-    """`node` with {value, source} wherever the machine knows a source."""
+    """`node` with {value, source} wherever the machine has a source."""
     if isinstance(node, dict):
         return {
             key: _sourced(item, f"{path}.{key}".lstrip("."), machine)
@@ -151,7 +151,7 @@ def _sourced(node: Any, path: str, machine: Machine) -> Any:
 
 
 def _figure(value: float, path: str) -> Any:
-    """A figure with its unit, as a machine file may say it."""
+    """A figure with its unit, as in a machine file."""
     if isinf(value):
         return "inf"
     if path.endswith("bytes_per_s"):
@@ -166,7 +166,7 @@ def _figure(value: float, path: str) -> Any:
 
 
 def _yaml(data: dict[str, Any], *, inline: bool = True) -> str:
-    """YAML in the order given; `inline` puts the innermost mappings on one line, as {value, source} pairs read best."""
+    """YAML in the given order; `inline` puts the innermost mappings on one line, for {value, source} pairs."""
     import yaml
 
     style = None if inline else False

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 MAX_ROWS = 32
 ROOM = 24
-"""Characters that the shapes inside a module may take."""
+"""Width in characters for the shapes inside a module."""
 
 
 def modules(summary: Inventory, depth: int, units: tuple[Unit, ...], most: int = MAX_ROWS) -> Table | None:
-    """Modules down to `depth`, at most `most` of them, with the shape, the number of each, or what is inside."""
+    """Modules down to `depth`, at most `most` of them, with the shape, the number of each, or their contents."""
     total = summary.params or 1
     unit = unit_for(summary.tree.nbytes, units)
     found: list[tuple[int, str, Node]] = []
@@ -48,7 +48,7 @@ def modules(summary: Inventory, depth: int, units: tuple[Unit, ...], most: int =
 
 
 def _opened(root: Node) -> list[tuple[str, Node]]:
-    """The top rows: a module that is most of the whole is replaced by what is in it, unless that is one kind of layer."""
+    """The top rows: a module with most of the parameters is replaced by its contents, unless that is one kind of layer."""
     rows = [(child.name, child) for child in root.children.values()]
     while True:
         most = next((row for row in rows if row[1].children and 2 * row[1].params > root.params), None)

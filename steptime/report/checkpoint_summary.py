@@ -40,7 +40,7 @@ Units = tuple["Unit", ...]
 
 
 def report(summary: Inventory, depth: int = 1, units: Units = BINARY, style: Style = PLAIN) -> str:
-    """The whole report, as wide as `style` says; "" where nothing could be read. Without Unicode names keep theirs."""
+    """The whole report in the width of `style`; "" where nothing could be read. Without Unicode, names are not converted."""
     if not summary.sections:
         return ""
     first, *rest = _headline(summary, units, style)
@@ -50,7 +50,7 @@ def report(summary: Inventory, depth: int = 1, units: Units = BINARY, style: Sty
 
 
 def sections(summary: Inventory, depth: int, units: Units) -> list[ReportSection]:
-    """What the report consists of under its headline."""
+    """Sections of the report under its headline."""
     found = [
         modules(summary, depth, units),
         ranks(summary, units),
@@ -125,7 +125,7 @@ def _shown(text: str, limit: int) -> str:
 
 
 def _listed(words: list[str], most: int) -> str:
-    """The first `most` words, and how many more there are."""
+    """The first `most` words, and the number of further ones."""
     more = f" and {len(words) - most} more" if len(words) > most else ""
     return ", ".join(words[:most]) + more
 
@@ -136,7 +136,7 @@ def _size(nbytes: int, units: Units) -> str:
 
 
 def ranks(summary: Inventory, units: Units) -> Table | None:
-    """One row per kind of rank, under the degrees of parallelism that are recorded."""
+    """One row per kind of rank, under the recorded degrees of parallelism."""
     main = summary.counted[0]
     title = "ranks"
     if main.parallelism:
@@ -149,7 +149,7 @@ def ranks(summary: Inventory, units: Units) -> Table | None:
         [
             escaped(str(row["name"]), 60),
             f"{row['tensors']:,}",
-            "" if row["params"] is None else f"{row['params']:,}",
+            f"{row['params']:,}",
             *(_size(row[f"{what}_bytes"], units) for what in ("model", "optimizer")),
         ]
         for row in _merged(main.ranks)
@@ -207,7 +207,7 @@ def files(summary: Inventory, units: Units) -> Table | None:
 
 
 def architecture(summary: Inventory) -> Table | None:
-    """What was inferred, and from where in a word."""
+    """What was inferred, and its origin in a word."""
     found = summary.architecture
     if summary.models:
         rows = [[_shown(_model(model), 300)] for model in summary.models[:MAX_SECTIONS]]
@@ -223,20 +223,19 @@ def architecture(summary: Inventory) -> Table | None:
     rows = [[_shown("  ".join(known), 2000)]]
     head = found.get("head_dim")
     if head is not None and head["value"] is None:
-        fits = ", ".join(map(str, head["candidates"])) or "none of the usual widths"
-        rows.append([_shown(f"head_dim: {head['from']}; valid: {fits}", 600)])
+        rows.append([_shown(f"n_q_heads not known: {head['from']}", 600)])
     return Table("architecture (from names and shapes unless noted)", [], rows)
 
 
 def _model(model: Model) -> str:
-    """Where one of several models is, and what tells it from the others."""
+    """Where one of several models is, and how it differs from the others."""
     fields = ("n_layers", "hidden_sz", "vocab_sz")
     known = [f"{key} {model.architecture[key]['value']}" for key in fields if key in model.architecture]
     return f"{model.path}: parameters {model.params:,}  {'  '.join(known)}"
 
 
 def adapter(summary: Inventory) -> FactList | None:
-    """What is adapted, by how much, and the base that is not here."""
+    """What is adapted, by how much, and the base, which is not included."""
     found = summary.adapter
     if found is None:
         return None
@@ -252,7 +251,7 @@ def metadata(summary: Inventory) -> FactList | None:
     said = main.facts.get("metadata") or main.facts.get("gguf")
     if not isinstance(said, dict) or not said:
         return None
-    names = {tensor.name for tensor in summary.restored.tensors}  # torchao keeps a record of each tensor there
+    names = {tensor.name for tensor in summary.restored.tensors}  # torchao stores a record of each tensor there
     lines = [(key, str(value)) for key, value in said.items() if not isinstance(value, list) and key not in names]
     facts = [Fact(_shown(key, 60), [_shown(text, _LONG)]) for key, text in lines if len(text) <= _LONG][:MAX_KEYS]
     more = len(said) - len(facts)
@@ -269,7 +268,7 @@ def _value(value: object) -> str:
 
 
 def pickle(summary: Inventory) -> Table | None:
-    """What the pickles of the checkpoint ask for, and whether torch would load it without."""
+    """The names that the checkpoint's pickles import, and whether torch would load it without them."""
     facts = pickles(summary)
     accepts = facts["weights_only_loadable"]
     needs = [name for name in facts["needs"] if accepts is not None or name.partition(".")[0] not in PRESENT]
@@ -284,7 +283,7 @@ def pickle(summary: Inventory) -> Table | None:
 
 
 def problems(summary: Inventory) -> FactList:
-    """Every problem (the first dozen), or that there is none."""
+    """Every problem (the first twelve), or that there is none."""
     found = summary.all_problems
     facts = []
     for item in found[:MAX_PROBLEMS]:

@@ -1,4 +1,4 @@
-"""Every figure an estimate rests on beside its config, with its source: shared constants, the machine's, the profile's."""
+"""Every figure behind an estimate besides its config, with its source: shared constants, the machine's, the profile's."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 PACKAGE = Path(__file__).parents[1]
 PHYSICS = ("cost", "software/precision", "model", "fsdp", "memory", "timing", "answer/flops")
-"""Folders and modules whose constants enter an estimate."""
+"""Folders and modules whose constants are used by an estimate."""
 _NO_PHYSICS = {"hf", "hf_families", "presets"}
 
 
 class Constant(NamedTuple):
-    """A module's constant and the text under its definition, which says where it comes from."""
+    """A module's constant and the text below its definition, which gives its source."""
 
     name: str
     """module.NAME"""
@@ -64,7 +64,7 @@ def _constants(path: Path) -> Iterator[Constant]:
 
 
 def _text(node: ast.AST | None) -> str:
-    """The string that stands alone after a definition, on one line."""
+    """The string literal that follows a definition, on one line."""
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
         return " ".join(node.value.value.split())
     return ""
@@ -77,7 +77,7 @@ def shared() -> Table:
 
 
 def machine(job: Job) -> Table:
-    """Each figure of the machine and its source; what its file does not set is the default of its field."""
+    """Each figure of the machine and its source; figures missing in its file have the default of their field."""
     rows = []
     for path, value in _leaves(job.machine.model_dump(exclude={"provenance", "measured"}, exclude_none=True), ""):
         if isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value):
@@ -87,7 +87,7 @@ def machine(job: Job) -> Table:
 
 
 def software(job: Job) -> Table:
-    """Each setting of the software profile and its source; what the config sets itself is said to be so."""
+    """Each setting of the software profile and its source; settings made in the config are marked."""
     profile = job.software
     rows = [
         [f"{path} = {_word(value)}: {setting_source(job, path)}"] for path, value in _leaves(profile.settings(), "")
@@ -96,7 +96,7 @@ def software(job: Job) -> Table:
 
 
 def abbreviations(profile: str) -> list[str]:
-    """The comments at the head of a profile's file and of those it extends, which spell out what sources abbreviate."""
+    """The comments at the head of a profile's file and of those it extends; they spell out abbreviated sources."""
     found: list[str] = []
     name: str | None = profile.partition("@")[0]
     while name:
@@ -108,7 +108,7 @@ def abbreviations(profile: str) -> list[str]:
 
 
 def fitted(job: Job) -> Table:
-    """The constants fitted on measured runs that this job meets (data/efficiency.yaml)."""
+    """The constants fitted on measured runs that apply to this job (data/efficiency.yaml)."""
     found, device = efficiency(), job.machine.accelerator.name
     shares = found.sustained_share.get(device, {})
     rows = [[f"sustained_share of {device}, {dtype} = {share:g}"] for dtype, share in shares.items()]

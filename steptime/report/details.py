@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 
 def _fine_unit(largest: float) -> Unit:
-    """A unit of time for one call whose parts matter too: the largest part has at most four digits, or it is in seconds."""
+    """A unit of time for one call and its parts: the largest part has at most four digits, or it is in seconds."""
     return TIME[1] if largest < 0.01 else TIME[2] if largest < 10.0 else TIME[3]
 
 
 def gemms(estimate: Estimate) -> Table:
-    """Each projection's m, n, k on one device, its work and bytes and what they take, by pass; per call."""
+    """Each projection's m, n, k on one device, its FLOPs, bytes and seconds, by pass; per call."""
     by_name: dict[str, list[GemmRow]] = {}
     for row in estimate.gemms:
         by_name.setdefault(row.name, []).append(row)
@@ -61,7 +61,7 @@ def _gemm_cells(row: GemmRow, size: float) -> list[str]:
 
 
 def _calls(rows: Sequence[GemmRow], listed: set[int]) -> str:
-    """How often a device runs a projection, and where not every kind of stage has it."""
+    """How often a device runs a projection, and on which kinds of stage if not on all."""
     counts: dict[str, list[float]] = {}
     for row in rows:
         counts.setdefault(row.pass_, []).append(row.count_per_step)
@@ -98,7 +98,7 @@ def collectives(estimate: Estimate) -> Table:
 
 
 def _boundaries(rows: Sequence[CollectiveRow]) -> list[tuple[CollectiveRow, int]]:
-    """Rows and how often each is listed: pipeline boundaries with equal figures are one row."""
+    """Rows and how often each occurs: pipeline boundaries with equal figures are one row."""
     alike: dict[object, list[CollectiveRow]] = {}
     for row in rows:
         alike.setdefault(row[1:] if row.axis == "pp" else len(alike), []).append(row)
@@ -106,7 +106,7 @@ def _boundaries(rows: Sequence[CollectiveRow]) -> list[tuple[CollectiveRow, int]
 
 
 def _collective_cells(row: CollectiveRow, alike: int, size: float) -> list[str]:
-    """One kind of collective, or several boundaries of the pipeline that are alike."""
+    """One kind of collective, or several equal boundaries of the pipeline."""
     took = [number(x / size) for x in (row.latency_s, row.bandwidth_s, row.time_s)]
     sizes = [number(row.bytes / 2.0**20), whole(row.count_per_step)]
     name = f" each of {alike} boundaries" if alike > 1 else f" {row.name}"
@@ -177,7 +177,7 @@ _RUN: dict[str, tuple[str, Callable[[Any], str]]] = {
 
 
 def run(estimate: Estimate) -> FactList | None:
-    """What the whole training run takes; units are read off the names. None where the config has no `run`."""
+    """Figures of the whole training run; units follow from the names. None where the config has no `run`."""
     if not estimate.run:
         return None
     found = dict(estimate.run)
@@ -191,6 +191,6 @@ def run(estimate: Estimate) -> FactList | None:
 
 
 def _run_fact(name: str, value: Any) -> tuple[str, list[str]]:
-    """A label and a value in people's units; a name without a label of its own reads as it is."""
+    """A label and a value in readable units; a name without a label is printed as it is."""
     label, show = _RUN.get(name, (name.replace("_", " "), str))
     return label, [show(value)]

@@ -1,4 +1,4 @@
-"""Three plans or more side by side: `3dtrn diff A B C ...`."""
+"""Three or more plans side by side: `3dtrn diff A B C ...`."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from steptime.answer.result import Estimate
 
 AT_ONCE = 4
-"""Plans of one table; more follow in tables below."""
+"""Plans per table; more go into further tables."""
 CELL = 11
-"""Longest setting that a terminal shows whole."""
+"""Longest setting that a terminal shows in full."""
 
 
 def diff_many(estimates: Sequence[Estimate], paths: Sequence[str], *, whole: bool = False) -> list[ReportSection]:
-    """Which plan is which, the settings that differ from the first one's, the answers, parts and memory of each.
+    """The names of the plans, the settings that differ from the first one's, and answer, parts and memory of each.
 
     `whole`: long settings too.
     """
@@ -76,7 +76,7 @@ def _answers(some: Sequence[Estimate], labels: Sequence[str]) -> Table:
 
 
 def _parts(some: Sequence[Estimate], labels: Sequence[str]) -> Table:
-    """Where each step goes."""
+    """The parts of each step."""
     names = list(dict.fromkeys(name for e in some for name, s in e.time.parts_s.items() if s))
     names.sort(key=lambda name: -max(e.time.parts_s.get(name, 0.0) for e in some))
     unit = unit_for(max(e.time.step_s for e in some), TIME)

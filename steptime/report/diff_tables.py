@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 Pair = tuple[str, float, float]
 CELL = 17
-"""Longest setting that a terminal shows whole."""
+"""Longest setting that a terminal shows in full."""
 WHOLE = 1000
-"""The same of a page, and of JSON."""
+"""The same for a page, and for JSON."""
 
 
 def diff(a: Estimate, b: Estimate, labels: tuple[str, str], notes: list[str], *, whole: bool = False) -> list[Table]:
@@ -52,7 +52,7 @@ def setting(value: Any, most: int) -> str:
 
 
 def change(a: float, b: float) -> str:
-    """A relative change; from nothing there is none.
+    """A relative change; "" where the first value is 0.
 
     >>> change(2.0, 3.0), change(0.0, 1.0)
     ('+50.0 %', '')

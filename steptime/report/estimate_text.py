@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def report(estimate: Estimate, style: Style = PLAIN, *, brief: bool = False, assumed: bool = False) -> str:
-    """The whole report; `brief` is its answer alone, `assumed` lists every assumption."""
+    """The whole report; `brief` is only its answer, `assumed` lists every assumption."""
     lines = [style.paint(line, "head" if i == 0 else "plain") for i, line in enumerate(headline.headline(estimate))]
     out = [[style.fold(line) for line in lines]]
     out += [layout(section, style) for section in sections(estimate, brief=brief)]
@@ -22,7 +22,7 @@ def report(estimate: Estimate, style: Style = PLAIN, *, brief: bool = False, ass
 
 
 def sections(estimate: Estimate, *, brief: bool = False) -> list[ReportSection]:
-    """What the report consists of, in order. A brief report leaves the lazy tables of an estimate alone."""
+    """Sections of the report, in order. A brief report does not compute the estimate's lazy tables."""
     found: list[ReportSection | None] = [headline.answer(estimate, brief=brief), headline.fixes(estimate)]
     if not brief:
         found += [breakdown.step_parts(estimate), breakdown.memory(estimate)]
@@ -33,12 +33,12 @@ def sections(estimate: Estimate, *, brief: bool = False) -> list[ReportSection]:
 
 
 def _empty(section: ReportSection) -> bool:
-    """Whether a table has a header and nothing under it (one device has no collectives)."""
+    """Whether a table has a header but no rows (one device has no collectives)."""
     return bool(getattr(section, "header", None)) and not getattr(section, "rows", None)
 
 
 def _assumptions(estimate: Estimate, style: Style, *, brief: bool, every: bool) -> list[str]:
-    """The foremost assumptions and how many more there are; all of them, or their number alone."""
+    """The first assumptions and the number of further ones; or all of them, or only their number."""
     texts = estimate.assumptions
     if every:
         return assumptions(texts, style)
@@ -51,7 +51,7 @@ def _assumptions(estimate: Estimate, style: Style, *, brief: bool, every: bool) 
 
 
 def assumptions(texts: list[str], style: Style = PLAIN) -> list[str]:
-    """What the figures rest on, one item each, wrapped."""
+    """What the figures are based on, one item each, wrapped."""
     if not texts:
         return []
     out = [style.paint("assumed", "head")]

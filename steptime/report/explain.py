@@ -1,4 +1,4 @@
-"""One figure of a report, written out: its formula with the job's own numbers put in."""
+"""One figure of a report in full: its formula with the job's own numbers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class UnknownNameError(LookupError):
-    """No figure of that name; says which there are."""
+    """No figure has that name; the message lists the valid ones."""
 
 
 def names(estimate: Estimate) -> list[str]:
@@ -47,7 +47,7 @@ def names(estimate: Estimate) -> list[str]:
 
 
 def explain(estimate: Estimate, name: str) -> list[FactList]:
-    """The working of one name; a part of the step is called as its key (memory_bound) or as reports say (memory-bound kernels).
+    """The formula of one name; a part of the step may be named by its key (memory_bound) or as in reports (memory-bound kernels).
 
     Raises:
         UnknownNameError: if no total, matrix multiply or collective is called `name`.
@@ -129,7 +129,7 @@ def _peak(row: GemmRow, estimate: Estimate) -> float:
 
 
 def _op(row: GemmRow, estimate: Estimate) -> Gemm:
-    """The product that a row tells of."""
+    """The matrix multiply of a row."""
     parts = (*estimate.assembly.kinds, estimate.assembly.head)
     named = {
         kind_label(estimate.assembly, part) + op.name: op for part in parts for op in part.ops if isinstance(op, Gemm)
@@ -138,7 +138,7 @@ def _op(row: GemmRow, estimate: Estimate) -> Gemm:
 
 
 def _shape(row: GemmRow, rate: float, estimate: Estimate) -> str:
-    """A rate as the sustained one times what depth, the kind of product, and waves of tiles leave of it."""
+    """A rate as the sustained one times the factors for depth, kind of product, and waves of tiles."""
     rates, op = estimate.timing.rates, _op(row, estimate)
     sustained = rates.recipe_flops if op.recipe else rates.gemm_flops
     overhead = compute.depth_overhead(op, rates)
@@ -150,7 +150,7 @@ def _shape(row: GemmRow, rate: float, estimate: Estimate) -> str:
 
 
 def _kinds(row: GemmRow, op: Gemm, rates: Rates) -> Iterator[tuple[str, float]]:
-    """Rates over the usual one that hold for this kind of product."""
+    """Factors on the usual rate for this kind of product."""
     if op.recipe:
         yield "fp32 accumulation", {"forward": op.recipe.forward_rate}.get(row.pass_, op.recipe.backward_rate)
     elif not compute.aligned(op):
@@ -160,7 +160,7 @@ def _kinds(row: GemmRow, op: Gemm, rates: Rates) -> Iterator[tuple[str, float]]:
 
 
 def _collective(row: CollectiveRow, estimate: Estimate) -> FactList:
-    """Latency and wire time of one call, and what of them the step sees."""
+    """Latency and wire time of one call, and its exposed part."""
     rate = row.bytes / row.bandwidth_s if row.bandwidth_s else 0.0
     total, call = row.count_per_step * row.time_s, priced(row, estimate)
     facts = [
@@ -178,7 +178,7 @@ def _collective(row: CollectiveRow, estimate: Estimate) -> FactList:
 
 
 def _figures(row: CollectiveRow) -> list[Fact]:
-    """Latency, wire and ramp of a call that is priced in several phases, or by what tokens go where."""
+    """Latency, wire and ramp of a call that is priced in several phases, or by the distribution of tokens."""
     ramp = seconds(row.time_s - row.latency_s - row.bandwidth_s)
     return [
         Fact("latency", [seconds(row.latency_s)]),
@@ -188,7 +188,7 @@ def _figures(row: CollectiveRow) -> list[Fact]:
 
 
 def _ring(row: CollectiveRow) -> str:
-    """Bus bandwidth, which can be held against a link's rate (nccl-tests, doc/PERFORMANCE.md)."""
+    """Bus bandwidth, comparable with a link's rate (nccl-tests, doc/PERFORMANCE.md)."""
     share = {"all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0, "all_reduce": 2.0}.get(row.kind)
     if share is None or not row.bandwidth_s:
         return ""

@@ -1,4 +1,4 @@
-"""Parts of the step written out: formula with the job's numbers, constant, source."""
+"""Parts of the step in full: formula with the job's numbers, constants, sources."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def attention(estimate: Estimate) -> FactList:
 
 
 def memory_bound(estimate: Estimate) -> FactList:
-    """Each memory-bound kernel: bytes over the rate, and a fixed time; widest first."""
+    """Each memory-bound kernel: bytes over the rate, and a fixed time; largest first."""
     rates, device = estimate.timing.rates, estimate.job.machine.accelerator
     rows = sorted((row for row in op_times(estimate) if row.part == "memory_bound"), key=lambda row: -row.step_s)
     facts = [
@@ -87,7 +87,7 @@ def memory_bound(estimate: Estimate) -> FactList:
 
 
 def products(estimate: Estimate) -> FactList:
-    """Every matrix multiply with its calls; the working of each stands under its own name."""
+    """Every matrix multiply with its calls; each one has its own page under its name."""
     rows = sorted((row for row in op_times(estimate) if row.part == "gemm"), key=lambda row: -row.step_s)
     return _part(
         estimate, "gemm", [*_widest(rows, estimate), Fact("each", ["3dtrn explain PLAN NAME has FLOPs over rate"])]
@@ -95,7 +95,7 @@ def products(estimate: Estimate) -> FactList:
 
 
 def _widest(rows: list[OpTime], estimate: Estimate) -> list[Fact]:
-    """Kernels with their calls, widest first, the last ones together."""
+    """Kernels with their calls, largest first, the smallest joined."""
     facts = []
     for row in rows[:_SHOWN]:
         moved = f"forward moves {quantity(row.forward_bytes, BINARY)}" if row.forward_bytes else ""
@@ -112,7 +112,7 @@ def _widest(rows: list[OpTime], estimate: Estimate) -> list[Fact]:
 
 
 def communication(estimate: Estimate, part: str) -> FactList:
-    """Every collective of one axis, or send between stages: calls, time of each, and what of it the step waits for."""
+    """Every collective of one axis, or send between stages: calls, time of each, and the exposed part."""
     axis = part.removesuffix("_comm")
     rows = sorted((row for row in estimate.collectives if row.axis == axis), key=lambda row: -row.exposed_s)
     facts = [
@@ -131,7 +131,7 @@ def communication(estimate: Estimate, part: str) -> FactList:
 
 
 def host_copies(estimate: Estimate) -> FactList:
-    """Activations that wait in the host's memory: bytes of a layer of each kind, the link, and what nothing hides."""
+    """Activations offloaded to host memory: bytes of a layer of each kind, the link, and the exposed part."""
     link = estimate.job.machine.accelerator.host_bytes_per_s or 0.0
     facts = [
         Fact(

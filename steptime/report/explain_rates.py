@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def waves(row: GemmRow, op: Gemm, rates: Rates) -> str:
-    """Tiles of the output over the SMs, and what of the rate a last wave that is not full leaves."""
+    """Tiles of the output over the SMs, and the share of the rate that remains with a partly filled last wave."""
     if rates.sm_count is None:
         return "no wave quantization: accelerator.sm_count is not stated"
     tiles = ceil(row.m / compute.TILE_M) * ceil(row.n / compute.TILE_N) * op.count
@@ -35,7 +35,7 @@ def waves(row: GemmRow, op: Gemm, rates: Rates) -> str:
 
 
 def gemm_constants(estimate: Estimate, sustained: float, dtype: str) -> FactList:
-    """The rates and constants that all matrix multiplies of the plan rest on, each with its source."""
+    """The rates and constants used by all matrix multiplies of the plan, each with its source."""
     job, rates = estimate.job, estimate.timing.rates
     device = job.machine.accelerator
     stated = device.sustained_flops.get(dtype)
@@ -62,7 +62,7 @@ def gemm_constants(estimate: Estimate, sustained: float, dtype: str) -> FactList
 
 
 def network_constants(estimate: Estimate) -> FactList:
-    """The figures of the network and the constants that all collectives rest on, each with its source."""
+    """The figures of the network and the constants used by all collectives, each with its source."""
     facts = []
     for at, tier in enumerate(estimate.job.machine.tiers):
         figures = (
@@ -83,25 +83,25 @@ def constants(module: str, *names: str) -> list[Fact]:
 
 
 def source(estimate: Estimate, path: str) -> str:
-    """Where a figure of the machine comes from."""
+    """The source of a figure of the machine."""
     return estimate.job.machine.source(path) or "not in the machine's file: the usual figure (assumed)"
 
 
 class Crossing(NamedTuple):
-    """What one algorithm does on one tier."""
+    """One algorithm's work on one tier."""
 
     tier: Tier
     hops: float
     tree_hops: float
     share: float
-    """Bytes that a rank sends over the tier, over those of the call."""
+    """Bytes that a rank sends over the tier, divided by those of the call."""
     rate: float
-    """Of all links of the group [B/s]."""
+    """Rate of all links of the group [B/s]."""
     links: float
 
 
 def crossings(algorithm: comm.Algorithm, ranks: Group, tiers: Sequence[Tier]) -> Iterator[Crossing]:
-    """The tiers that a group crosses, as `comm.algorithm_cost` takes them."""
+    """The tiers that a group crosses, in the form of `comm.algorithm_cost`."""
     below = 1.0
     for tier in tiers:
         members = float(ranks.ranks if tier is tiers[-1] else members_per_domain(ranks, tier.size))
@@ -124,7 +124,7 @@ class Call(NamedTuple):
 
 
 def priced(row: CollectiveRow, estimate: Estimate) -> Call | None:
-    """The group, network and algorithm of a row; None where it is priced in another way (experts, several phases)."""
+    """The group, network and algorithm of a row; None where it is priced differently (experts, several phases)."""
     for ranks, tiers in _networks(row, estimate):
         cost = comm.collective(row.kind, row.bytes, ranks, tiers)
         same = (cost.latency_s, cost.bandwidth_s, cost.time_s) == (row.latency_s, row.bandwidth_s, row.time_s)
@@ -135,7 +135,7 @@ def priced(row: CollectiveRow, estimate: Estimate) -> Call | None:
 
 
 def _networks(row: CollectiveRow, estimate: Estimate) -> Sequence[tuple[Group, tuple[Tier, ...]]]:
-    """Groups and tiers that a row may have been priced with."""
+    """Groups and tiers with which a row may have been priced."""
     job, pricing, dp = estimate.job, estimate.timing.pricing, estimate.timing.dp
     inner = [(one, pricing.context.tiers) for one in pricing.context.groups.values() if one.ranks == row.ranks]
     calls = [call for chunks in (*dp.reductions, *dp.gathers) for chunk in chunks for call in chunk] if dp else []
@@ -164,7 +164,7 @@ def collective_facts(row: CollectiveRow, call: Call) -> list[Fact]:
 
 
 def _rate_words(one: Crossing, algorithm: comm.Algorithm) -> str:
-    """The rate of a tier as its wire rate, the share that a collective reaches, and the links of the group."""
+    """The rate of a tier as its wire rate, the share that a collective reaches, and the number of links of the group."""
     wire = f"{quantity(one.tier.bytes_per_s, SI, 'B/s')} {one.tier.name}"
     reached = one.rate / one.links / one.tier.bytes_per_s
     links = f" x {counted(one.links, 'link')}" if one.links != 1 else ""
@@ -173,7 +173,7 @@ def _rate_words(one: Crossing, algorithm: comm.Algorithm) -> str:
 
 
 def overlap_fact(row: CollectiveRow, call: Call | None) -> Fact:
-    """What of all calls is exposed: what no compute covers, and what the hidden part costs that compute."""
+    """The exposed part of all calls: what no compute covers, and the slowdown of compute by the hidden part."""
     total = row.count_per_step * row.time_s
     if call is None or row.axis == "pp" or not row.exposed_s < total:
         return Fact("exposed", [seconds(row.exposed_s)])

@@ -1,4 +1,4 @@
-"""The memory of one pipeline stage written out: every figure with its formula, the job's numbers, and what makes it so."""
+"""The memory of one pipeline stage in full: every figure with its formula, the job's numbers, and its source."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def stage_named(estimate: Estimate, name: str) -> FactList | None:
 
 
 def worst_stage(estimate: Estimate) -> FactList:
-    """The memory of the stage that needs most."""
+    """The memory of the stage that needs the most."""
     found = stage(estimate, estimate.memory.stages[estimate.memory.worst_stage])
     return found._replace(title=f"{found.title} (highest)")
 
 
 def stage(estimate: Estimate, row: StageMemory) -> FactList:
-    """States by their formula, what is saved by micro-batch, buffers, what lives only at the peak, and what the device has."""
+    """States by their formula, tensors saved per micro-batch, buffers, transients at the peak, and the device's capacity."""
     held = _buffers(estimate, row.stage)
     facts = [
         *_states(estimate, row),
@@ -68,7 +68,7 @@ def stage(estimate: Estimate, row: StageMemory) -> FactList:
 
 
 def _fact(label: str, size: float, how: str, source: str) -> Fact:
-    """A figure, how it comes about, and the code or measurement that it is taken from."""
+    """A figure, its derivation, and the code or measurement it comes from."""
     digits = 3 if size >= 0.0005 * GIB else 6 if size else 0
     text = f"{size / GIB:.{digits}f} GiB"
     return Fact(label, [f"{text}   {how}" if how else text, *([f"({source})"] if source else [])])
@@ -114,7 +114,7 @@ def _said(estimate: Estimate, key: str, value: object) -> str:
 
 
 def _activations(estimate: Estimate, row: StageMemory) -> list[Fact]:
-    """What is saved for backward, and of one micro-batch how much by what keeps it."""
+    """Bytes saved for backward, and for one micro-batch by the op that keeps them."""
     job, assembly = estimate.job, estimate.assembly
     in_flight = estimate.pipeline.in_flight
     count = in_flight[row.stage] if row.stage < len(in_flight) else 1.0
@@ -157,7 +157,7 @@ def _reserved(row: StageMemory) -> str:
 
 
 def _outside(estimate: Estimate) -> list[Fact]:
-    """What lies outside of the allocator, and what all of it is held against."""
+    """Memory outside of the allocator, and the capacity that the total is compared with."""
     memory, machine = estimate.memory, estimate.job.machine
     over = memory.overhead_bytes
     own = machine.source("accelerator.context_bytes")
@@ -172,5 +172,5 @@ def _outside(estimate: Estimate) -> list[Fact]:
 
 
 def _constant(name: str) -> str:
-    """Where a shared constant comes from."""
+    """The source of a shared constant."""
     return next(one.source for one in shared_constants() if one.name == name)

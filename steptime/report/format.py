@@ -14,7 +14,7 @@ GIB = 2.0**30
 
 
 class Unit(NamedTuple):
-    """A unit to print in: `value / size` is followed by `name`."""
+    """A unit for printing: `value / size` is followed by `name`."""
 
     name: str
     size: float
@@ -29,7 +29,7 @@ LONG_TIME = (*TIME, Unit("min", 60.0), Unit("h", 3600.0), Unit("days", 86400.0))
 
 
 def unit_for(value: float, units: tuple[Unit, ...]) -> Unit:
-    """The largest unit that `value` reaches, the smallest one if it reaches none.
+    """The largest unit that `value` reaches, else the smallest one.
 
     >>> unit_for(0.0042, TIME).name
     'ms'
@@ -53,7 +53,7 @@ def digits_after_point(value: float, digits: int = 3) -> int:
 
 
 def number(value: float, digits: int = 3) -> str:
-    """A bare number; nothing at all is "0", next to nothing "<0.01", ten millions and more have an exponent.
+    """A number; zero is "0", almost zero "<0.01", ten million and more have an exponent.
 
     >>> number(1234.5), number(12.345), number(0.0), number(0.001), number(3.4e8)
     ('1,234', '12.3', '0', '<0.01', '3.40e8')
@@ -67,7 +67,7 @@ def number(value: float, digits: int = 3) -> str:
 
 
 def quantity(value: float, units: tuple[Unit, ...], suffix: str = "", digits: int = 3) -> str:
-    """A number in the unit that suits it.
+    """A number in a suitable unit.
 
     >>> quantity(989e12, SI, "FLOP/s"), quantity(70.55e9, COUNT, digits=3), quantity(2.63e-4, TIME)
     ('989 TFLOP/s', '70.5 B', '263 us')
@@ -97,7 +97,7 @@ def gib(value: float) -> str:
 
 
 def bytes_in(nbytes: float, unit: Unit) -> str:
-    """Bytes in a unit with two decimals, whole ones as such.
+    """Bytes in a unit with two decimals, whole numbers without.
 
     >>> bytes_in(1536, BINARY[1]), bytes_in(1536, BINARY[0])
     ('1.50', '1,536')
@@ -124,7 +124,7 @@ def whole(value: float) -> str:
 
 
 def column(values: Iterable[float], size: float = 1.0, digits: int = 3) -> list[str]:
-    """Values of one column in one unit and with equal decimals, so that their points stand under each other.
+    """Values of one column in one unit and with equal decimals, so that their decimal points align.
 
     >>> column([10.31, 0.98, 0.0])
     ['10.3', '1.0', '0']

@@ -16,12 +16,12 @@ HEADER = ["", "", "n", "states", "mean", "worst", "peak", "mean", "p90", "worst"
 
 
 def fine(share: float | None) -> str:
-    """A share in per cent with two decimals: memory is known to the byte."""
+    """A share in percent with two decimals: memory is known to the byte."""
     return "-" if share is None else f"{100.0 * share:.2f}"
 
 
 def lines(name: str, found: Figures) -> list[list[str]]:
-    """A row for each split that has any."""
+    """A row for each split that has rows."""
     rows = []
     for split, figures in found.items():
         states, peak = figures["persisting"], figures["peak"]
@@ -34,7 +34,7 @@ def lines(name: str, found: Figures) -> list[list[str]]:
 
 
 def tables(summary: Figures) -> list[Table]:
-    """Headline, mechanisms, kinds, machines, what stands apart, the worst rows, what is refused; none without such rows."""
+    """Headline, mechanisms, kinds, machines, rows left out, the worst rows, refused rows; nothing without such rows."""
     if not summary["rows"]:
         return []
     first = {split: figures["first_peak"] for split, figures in summary["headline"].items()}

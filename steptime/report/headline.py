@@ -1,4 +1,4 @@
-"""The answer, before any breakdown: what job this is, whether it fits, how long a step takes, and at what MFU."""
+"""The answer, before any breakdown: the job, whether it fits, step time, and MFU."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ RULE = (
     "FITS: what is needed at most (the p90 of reserved memory, context, communicators) is there; DOES NOT FIT: what is needed at "
     "least (allocated memory and the same) is not; TIGHT: between"
 )
-"""How the verdict is made, in a sentence."""
+"""How the verdict is made, in one sentence."""
 
 
 def headline(estimate: Estimate) -> list[str]:
-    """The job in one breath: model, devices, layout, batch."""
+    """The job in brief: model, devices, layout, batch."""
     job = estimate.job
     node = f"{estimate.nodes:,} x {job.machine.name}"
     counted = estimate.params
@@ -40,7 +40,7 @@ def headline(estimate: Estimate) -> list[str]:
 
 
 def _pair(left: str, right: str, column: int = 40) -> list[str]:
-    """Two texts on one line where they fit, right one at `column`; else one under the other."""
+    """Two texts on one line where they fit, right one at `column`; else on two lines."""
     if len(left) + 2 + len(right) > 80:
         return [left, "  " + right]
     start = max(len(left) + 2, min(column, 80 - len(right)))
@@ -48,7 +48,7 @@ def _pair(left: str, right: str, column: int = 40) -> list[str]:
 
 
 def layout_words(estimate: Estimate) -> str:
-    """Degrees that are said or above one: "tp 8  pp 4  dp 32  vpp 5  sp  zero 1"."""
+    """Degrees that are set or above one: "tp 8  pp 4  dp 32  vpp 5  sp  zero 1"."""
     job, spread = estimate.job, estimate.job.parallelism
     words = [f"{axis} {getattr(spread, axis)}" for axis in ("tp", "pp", "dp")]
     words += [
@@ -60,7 +60,7 @@ def layout_words(estimate: Estimate) -> str:
 
 
 def answer(estimate: Estimate, *, brief: bool = False) -> FactList:
-    """Verdict, step, MFU; in brief with one line each of where the time and the memory go."""
+    """Verdict, step, MFU; with `brief` one line each on the parts of time and memory."""
     word, tone = VERDICTS[estimate.memory.verdict]
     rate = estimate.throughput
     peak = f"{quantity(rate.peak_flops_used, SI, 'FLOP/s')} {rate.peak_dtype} dense"
@@ -86,7 +86,7 @@ def answer(estimate: Estimate, *, brief: bool = False) -> FactList:
 
 
 def _widest(estimate: Estimate) -> str:
-    """The parts of the step that take most of it, in percent."""
+    """The largest parts of the step, in percent."""
     time = estimate.time
     parts = sorted(time.parts_s.items(), key=lambda part: -part[1])
     shown = [(name, value / time.step_s) for name, value in parts if value >= 0.02 * time.step_s][:_WIDEST]
@@ -94,7 +94,7 @@ def _widest(estimate: Estimate) -> str:
 
 
 def _held(estimate: Estimate) -> str:
-    """What the stage that needs most holds at its peak."""
+    """Contents of the fullest stage at its peak."""
     row = estimate.memory.stages[estimate.memory.worst_stage]
     parts = (
         ("parameters", row.params_bytes),
@@ -131,7 +131,7 @@ def _span(estimate: Estimate, days: float) -> str:
 
 
 def _interval(estimate: Estimate, *, brief: bool) -> list[str]:
-    """Where the measured step lies in 80 of 100 cases, and the measured runs that say so."""
+    """The range of the measured step in 80 of 100 cases, and the measured runs behind it."""
     time = estimate.time
     basis = time.basis
     near = f" ({basis.n} measured {'cell' if basis.n == 1 else 'cells'})" if basis.evidence == "measured nearby" else ""
@@ -147,7 +147,7 @@ def _interval(estimate: Estimate, *, brief: bool) -> list[str]:
 
 
 def _work(estimate: Estimate) -> list[str]:
-    """Parameters and FLOPs, for those who check."""
+    """Parameters and FLOPs, for checking."""
     params, flops = estimate.params, estimate.flops
     tied = f" and {whole(params.tied_copies)} in a tied copy" if params.tied_copies else ""
     model, executed = (quantity(x, SI, "FLOP") for x in (flops.model_per_step, flops.hardware_per_step))
@@ -156,7 +156,7 @@ def _work(estimate: Estimate) -> list[str]:
 
 
 def _room(estimate: Estimate) -> str:
-    """What the worst stage needs of the device at least and at most; the memory table has the same figures."""
+    """Least and most memory that the worst stage needs; the memory table has the same figures."""
     memory = estimate.memory
     capacity, least, most = memory.capacity_bytes, memory.least_bytes, memory.most_bytes
     where = f"on stage {memory.worst_stage} (highest)" if len(memory.stages) > 1 else "per device"
@@ -171,7 +171,7 @@ def _room(estimate: Estimate) -> str:
 
 
 def fixes(estimate: Estimate) -> Table | None:
-    """The cheapest single changes that make a job fit; None where it fits already."""
+    """The single changes with the least step time that make a job fit; None where it fits already."""
     if estimate.memory.fits:
         return None
     rows = []
@@ -190,7 +190,7 @@ def fixes(estimate: Estimate) -> Table | None:
 
 
 def typed(settings: str, width: int = 78) -> list[str]:
-    """Settings as they are typed: on one line where that fits, else one --set a line.
+    """Settings as typed: on one line where they fit, else one --set per line.
 
     >>> typed("--set parallelism.tp=4 --set parallelism.pp=2")
     ['--set parallelism.tp=4 --set parallelism.pp=2']

@@ -1,4 +1,4 @@
-"""Sections of a report as HTML: the tables that text lays out, by tabulate."""
+"""Sections of a report as HTML tables, by tabulate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why an op keeps tensors for backward: the code of the framework that saves them, or the setting that decides it."""
+"""Why an op keeps tensors for backward: the framework's code that saves them, or the setting that decides it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TORCH = "torch tools/autograd/derivatives.yaml: what the formula of the op reads
 
 
 class Keeper(NamedTuple):
-    """What keeps tensors, in words; a setting of the profile that decides them, or the code of Megatron and of torch."""
+    """What keeps tensors, in words; the profile's setting that decides it, or the code of Megatron and of torch."""
 
     label: str
     shows: Callable[[Op], bool]
@@ -65,7 +65,7 @@ KEEPERS = (
         megatron="flash-linear-attention v0.5.2 fla/ops, chunk.py of each rule: save_for_backward",
     ),
 )
-"""In the order in which they are asked."""
+"""In the order in which they are tested."""
 OTHERS = Keeper("other operations", lambda _: True, megatron=TORCH)
 REPLAYED = Keeper(
     "inputs of layers that run again",

@@ -1,4 +1,4 @@
-"""The step kernels: every op of a stage with the function that prices it, and what those functions say of themselves."""
+"""The step kernels: every op of a stage with the function that prices it, and that function's docstring."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ class OpTime(NamedTuple):
     name: str
     priced_by: str
     part: str
-    """Part of the step that it counts to: gemm, attention or memory_bound."""
+    """Part of the step that includes it: gemm, attention or memory_bound."""
     times: float
     forward_flops: float
     forward_bytes: float
-    """What forward moves to and from memory."""
+    """Bytes that forward moves to and from memory."""
     forward_s: float
     backward_s: float
     backward_bytes: float = 0.0
     kernels: float = 1.0
-    """Of forward, and of backward."""
+    """Seconds of forward; of backward below."""
 
     @property
     def step_s(self) -> float:
-        """Seconds of the step, recomputation not counted."""
+        """Seconds per step, without recomputation."""
         return self.times * (self.forward_s + self.backward_s)
 
 
@@ -80,11 +80,11 @@ PRICES: dict[type[Op], Callable[..., compute.Pass]] = {
     Attention: compute.attention_pass,
     Chunked: compute.chunked_pass,
 }
-"""What prices each kind of op that computes."""
+"""The function that prices each kind of compute op."""
 
 
 def _timed(op: Op, part: Part, times: float, timing: StepTime) -> Iterator[OpTime]:
-    """One op, priced as the step prices it: its kernels, and those that finish a projection's gradients; no collectives."""
+    """One op, priced as in the step: its kernels, and those that finish a projection's gradients; no collectives."""
     if isinstance(op, Comm):
         return
     forward, backward, _ = part_time([op], part.sizes, timing.context, [])
@@ -105,7 +105,7 @@ def _timed(op: Op, part: Part, times: float, timing: StepTime) -> Iterator[OpTim
 
 
 def table(estimate: Estimate) -> Table:
-    """All ops, widest first."""
+    """All ops, largest first."""
     rows = sorted(op_times(estimate), key=lambda row: -row.step_s)
     forward, backward = column([r.forward_s for r in rows], 1e-6), column([r.backward_s for r in rows], 1e-6)
     step = column([r.step_s for r in rows], 1e-3, 4)
@@ -134,7 +134,7 @@ def table(estimate: Estimate) -> Table:
 
 
 def formulas(estimate: Estimate) -> Table:
-    """What the pricing functions say of themselves: formula and source, from their own docstrings."""
+    """Docstrings of the pricing functions: formula and source."""
     functions = [
         (compute.gemm_pass, True),
         (compute.shape_efficiency, True),
@@ -165,6 +165,6 @@ def _place(function: object) -> str:
 
 
 def said(function: object) -> str:
-    """A function's docstring on one line, without its lists of arguments and errors and its examples."""
+    """A function's docstring on one line, without its sections and examples."""
     paragraphs = (inspect.getdoc(function) or "").split("\n\n")
     return " ".join(" ".join(text.split()) for text in paragraphs if not text.startswith(("Args:", "Raises:", ">>>")))

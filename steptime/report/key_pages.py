@@ -1,4 +1,4 @@
-"""The keys of a plan as pages: on the terminal, docs/config.md, descriptions of a JSON Schema, a plan to start from."""
+"""The keys of a plan in four forms: terminal text, docs/config.md, descriptions in a JSON Schema, a plan to start from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What became of the flags of a launch script: used, irrelevant to cost, filled in, not modeled."""
+"""What each flag of a launch script was used for: read, irrelevant to cost, filled in, not modeled."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     from steptime.report.table import ReportSection
 
 _VALUE = 8
-"""Longer values do not widen their column."""
+"""Longest value that widens its column."""
 _LONGEST = 40
-"""Longer values are cut."""
+"""Longest value that is shown in full."""
 
 
 def sections(reading: Reading) -> list[ReportSection]:
-    """Every flag, the ones that made the plan first."""
+    """Every flag; those that made the plan come first."""
     return [found for found in (_used(reading), _others(reading)) if found is not None]
 
 
@@ -28,7 +28,7 @@ def document(reading: Reading) -> dict[str, Any]:
 
 
 def _used(reading: Reading) -> FactList | None:
-    """Flags, what they say, and the config key that it became; facts, since a table would cut long names."""
+    """Flags, their values, and the config key they became; facts, since a table would cut long names."""
     used = reading.of("used")
     width = min(max((len(flag.value) for flag in used), default=0), _VALUE)
     facts = [Fact(flag.name, [f"{_cut(flag.value):<{width}}  {flag.note}"]) for flag in used]
@@ -51,7 +51,7 @@ def _others(reading: Reading) -> FactList | None:
 
 
 def _cut(value: str) -> str:
-    """A value that is not too long for a line."""
+    """A value, cut if it is too long for a line."""
     return value if len(value) <= _LONGEST else value[: _LONGEST - 1] + "…"
 
 

@@ -39,7 +39,7 @@ def recomputed(layout: Layout) -> str:
 
 
 def lines(changes: Mapping[str, Any], width: int) -> list[str]:
-    """The settings of a layout in lines of about so many characters, as a shell reads them: ends are continued."""
+    """The settings of a layout in lines of limited width, in shell syntax with continued lines."""
     found: list[str] = []
     for setting in settings(changes):
         if found and len(found[-1]) + len(setting) + 3 <= width:
@@ -58,7 +58,7 @@ def head(found: Search) -> list[str]:
 
 
 def varied(found: Search, job: Job) -> dict[str, str]:
-    """What of machine, devices and batch the search varies, as `job` has it."""
+    """Machine, devices and batch of `job`, as far as the search varies them."""
     asked = found.asked
     each = {
         "machine": (asked.over.get("hardware.node_type", ()), job.machine.name),

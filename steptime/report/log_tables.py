@@ -1,4 +1,4 @@
-"""What `3dtrn validate --log` and `3dtrn diff` of logs print: measured vs. predicted, answer first."""
+"""Output of `3dtrn validate --log` and `3dtrn diff` of logs: measured vs. predicted, answer first."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from steptime.validation.logged import Compared, RankMemory
 
 FEW = 5
-"""Fewer lines than this say nothing of their spread."""
+"""Least number of lines for which a spread is shown."""
 RANKS = 16
-"""Ranks shown one by one; of more, the highest peak of each stage."""
+"""Most ranks that are shown one by one; of more, the highest peak of each stage."""
 
 
 def report(compared: Compared, style: Style = PLAIN) -> str:
@@ -36,7 +36,7 @@ def report(compared: Compared, style: Style = PLAIN) -> str:
 
 
 def sections(compared: Compared) -> list[ReportSection]:
-    """The whole comparison: the answer, measurement, memory, conventions, and what it rests on."""
+    """The whole comparison: the answer, measurement, memory, conventions, and assumptions."""
     found: list[ReportSection | None] = [
         answer(compared),
         measured(compared),
@@ -104,7 +104,7 @@ def _gib(value: float) -> str:
 
 
 def convention(compared: Compared) -> list[str]:
-    """How the log counts FLOPs, or that no known convention gives its figure."""
+    """The FLOP convention of the log, or that no known one matches its figure."""
     found = compared.counted
     if found is None:
         return ["TFLOP/s: not in the log; causal attention halved, vocabulary unpadded"]
@@ -122,7 +122,7 @@ def convention(compared: Compared) -> list[str]:
 
 
 def measured(compared: Compared) -> FactList:
-    """What the measured step stands on."""
+    """The lines behind the measured step."""
     run, steady = compared.run, compared.run.steady
     facts = [
         Fact("log", [", ".join(run.log.files) + f" ({run.reading.framework})"]),
@@ -161,7 +161,7 @@ def _median(steady: Steady) -> str:
 
 
 def memory(compared: Compared) -> Table | None:
-    """Peaks by rank and stage; of many ranks the highest of each stage."""
+    """Peaks by rank and stage; for many ranks the highest of each stage."""
     rows = compared.memory
     if not rows:
         return None
@@ -219,6 +219,6 @@ def parameters(compared: Compared) -> Table | None:
 
 
 def notes(compared: Compared) -> Table | None:
-    """What was taken from the log or assumed."""
+    """Values taken from the log, and assumptions."""
     said = compared.run.notes
     return Table("notes", [], [[text] for text in said]) if said else None

@@ -55,18 +55,18 @@ class _Stage:
         """Blocks by what they hold."""
         self.total, self.address = 0, 1 << 20
         self.places: dict[str, int] = {}
-        """Addresses of what has one of its own."""
+        """Addresses of blocks that have their own."""
         self.frames: dict[str, list[dict[str, Any]]] = {}
         row = estimate.memory.stages[holds.stage]
         self.fixed = round(row.params_bytes + row.optimizer_bytes + holds.permanent)
-        """Held from the step's start to its end."""
+        """Block that exists from the step's start to its end."""
         self.hold("parameters", "parameter", round(row.params_bytes))
         self.hold("optimizer states", "optimizer_state", round(row.optimizer_bytes))
         self.hold("workspaces, buffers", "unknown", self.fixed - self.total)
         self.places["gradients"] = self.address
         self.address += round(max(holds.gradients, holds.first_gradients))
         self.hold("gradients", "gradient", round(holds.first_gradients))
-        self.events.clear()  # they were there before the step
+        self.events.clear()  # allocated before the step
 
     def hold(self, name: Any, category: str, size: int, at: float = 0.0, text: str = "") -> None:
         """Allocate a block, unless it is empty."""
@@ -90,14 +90,14 @@ class _Stage:
         return int(block["size"])
 
     def resize(self, name: Any, category: str, size: int, at: float, text: str = "") -> None:
-        """Make a block so large: what it holds beyond that is freed, what it lacks is allocated."""
+        """Resize a block: the surplus is freed, or the deficit allocated."""
         block = self.live.get(name)
         if (int(block["size"]) if block else 0) != max(size, 0):
             self.free(name, at)
             self.hold(name, category, size, at, text)
 
     def frame(self, text: str) -> list[dict[str, Any]]:
-        """A stack of one frame that says what a block is."""
+        """A one-frame stack that names a block's contents."""
         return self.frames.setdefault(text, [{"name": text, "filename": f"stage {self.holds.stage}", "line": 0}])
 
     def step(self) -> None:
@@ -130,7 +130,7 @@ class _Stage:
         return f"{PASSES[kind]} of micro-batch {microbatch}, {layers or 'no layers'}"
 
     def segment(self) -> dict[str, Any]:
-        """What is left at the end of the step, as one segment without gaps."""
+        """The blocks at the end of the step, as one segment without gaps."""
         blocks = [
             {"address": block["addr"], "size": block["size"], "requested_size": block["size"],
              "state": "active_allocated", "frames": block["frames"]}

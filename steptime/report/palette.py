@@ -34,12 +34,12 @@ MEMORY = {
     "fragmentation": "#d5d8dc",
     "overhead": "#6a3d9a",
 }
-"""By key of `StageMemory`; what the allocator holds beyond what is allocated; what it does not count."""
+"""By key of `StageMemory`; memory reserved beyond what is allocated; memory outside of the allocator."""
 PASSES = {"F": "#7cc4ee", "B": "#0b5fa5", "I": "#3c86bd", "W": "#6a3d9a"}
-"""Forward, backward, and its two halves where a schedule runs them apart: gradients of the inputs, of the weights."""
+"""Forward, backward, and the two halves of a split backward: gradients of the inputs, of the weights."""
 VERDICTS = {"fits": "#0a7f5a", "tight": "#8a5a00", "does_not_fit": "#b3261e"}
 OTHER = "#8c8c8c"
-"""What has no color of its own."""
+"""Color of everything without its own."""
 
 
 def time_color(part: str) -> str:
@@ -48,7 +48,7 @@ def time_color(part: str) -> str:
 
 
 def css() -> str:
-    """Classes that fill with these colors: t-gemm, m-params_bytes, p-F, v-fits."""
+    """CSS classes with these colors: t-gemm, m-params_bytes, p-F, v-fits."""
     groups = (("t", TIME), ("m", MEMORY), ("p", PASSES), ("v", VERDICTS))
     lines = [
         f".{letter}-{name}{{fill:{color};--own:{color}}}" for letter, group in groups for name, color in group.items()

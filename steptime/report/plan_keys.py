@@ -1,4 +1,4 @@
-"""Every key of a plan: what kind of value it takes, its default, what it means, an example. One text for all who ask."""
+"""Every key of a plan: type of value, default, meaning, example. One text for all uses."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Key(NamedTuple):
 
     path: str
     kind: str
-    """What it takes: "whole number, at least 1", or the words."""
+    """The type of its values, or the valid words."""
     default: str
-    """ "required", or what holds where it is not set."""
+    """"required", or the value that applies where it is not set."""
     unit: str
     means: str
     example: str
@@ -29,7 +29,7 @@ class Key(NamedTuple):
 
 @cache
 def texts() -> dict[str, dict[str, Any]]:
-    """What data/keys.yaml says of each key: meaning, unit, example, and a default that is no single value."""
+    """Entries of data/keys.yaml for each key: meaning, unit, example, and a default that is not a single value."""
     found: dict[str, dict[str, Any]] = yaml.safe_load(_FILE.read_text(encoding="utf-8"))
     return {path: text for path, text in found.items() if path != "source"}
 
@@ -56,7 +56,7 @@ def walk(node: Mapping[str, Any], document: Mapping[str, Any], at: str) -> Itera
 
 
 def _inside(item: Mapping[str, Any], document: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], str]]:
-    """The mappings that a value may be, behind references and unions."""
+    """The mappings among the valid values, with references and unions resolved."""
     for arm in [item, *item.get("anyOf", ()), *item.get("allOf", ())]:
         if "$ref" in arm:
             inner = document["$defs"][arm["$ref"].rpartition("/")[2]]
@@ -80,7 +80,7 @@ def _default(value: Any) -> str:
 
 
 def _value(value: Any) -> str:
-    """A value as a plan writes it."""
+    """A value in a plan's syntax."""
     if isinstance(value, str):
         return value
     return str(yaml.safe_dump(value, default_flow_style=True, width=200)).removesuffix("\n...\n").strip()

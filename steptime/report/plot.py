@@ -1,4 +1,4 @@
-"""A picture of `3dtrn validate`: predicted against measured step time, and how the errors lie."""
+"""A plot of `3dtrn validate`: predicted against measured step time, and the distribution of errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BAND = 0.10
 REACH = 0.5
 """Errors beyond this share are drawn at the edge."""
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8B4513", "#4B0082")
-"""Told apart by the colour-blind too (Okabe and Ito 2008), and two more dark ones."""
+"""Distinguishable by color-blind readers (Okabe and Ito 2008), and two more dark ones."""
 _OTHERS = "#8C8C8C"
 _SPLITS: dict[str, dict[str, Any]] = {
     "fit": {"marker": "o", "facecolors": "none", "linewidths": 0.9, "s": 26},
@@ -94,7 +94,7 @@ def _scatter(axes: Any, rows: Sequence[Judgement]) -> None:
 
 
 def _errors(axes: Any, rows: Sequence[Judgement]) -> Any:
-    """A histogram of all signed errors; returned are the axes of their cumulative shares by split."""
+    """A histogram of all signed errors; returns the axes of their cumulative shares by split."""
     errors = [_clipped(j.step_error or 0.0) for j in rows]
     edges = [-100 * REACH + 2.5 * i for i in range(round(200 * REACH / 2.5) + 1)]
     axes.axvspan(-100 * BAND, 100 * BAND, color="#DDDDDD", linewidth=0, zorder=0)

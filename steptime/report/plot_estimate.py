@@ -1,4 +1,4 @@
-"""Pictures of an estimate: `3dtrn PLAN --plot FILE` and `3dtrn scale PLAN --plot FILE`."""
+"""Plots of an estimate: `3dtrn PLAN --plot FILE` and `3dtrn scale PLAN --plot FILE`."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from steptime.schedule import ActionSpan
 
 COLUMNS = 2400
-"""Columns of the schedule's picture; an action narrower than one may not show."""
+"""Columns of the schedule's picture; narrower actions may not show."""
 
 
 def draw(estimate: Estimate, path: str) -> None:
-    """Where the step goes, the memory of every stage, the schedule, and the worst stage's memory over the step.
+    """The parts of the step, the memory of every stage, the schedule, and the worst stage's memory over the step.
 
     Raises:
         ConfigError: the file cannot be written.
@@ -47,7 +47,7 @@ def draw(estimate: Estimate, path: str) -> None:
 
 
 def _step(axes: Any, estimate: Estimate) -> None:
-    """Bars by part, the widest on top; hidden communication hatched."""
+    """Bars by part, the largest on top; hidden communication hatched."""
     time = estimate.time
     least = 1e-6 * time.step_s
     names = [
@@ -70,7 +70,7 @@ def _step(axes: Any, estimate: Estimate) -> None:
 
 
 def _memory(axes: Any, estimate: Estimate) -> None:
-    """A stacked bar for every stage and a line at what the device has."""
+    """A stacked bar for every stage and a line at the device's capacity."""
     memory = estimate.memory
     overhead = float(sum(memory.overhead_bytes))
     stages = [row.stage for row in memory.stages]
@@ -87,7 +87,7 @@ def _memory(axes: Any, estimate: Estimate) -> None:
 
 
 def _schedule(axes: Any, estimate: Estimate, timeline: Timeline) -> None:
-    """Every stage a row: forwards light, backwards dark, idle gray."""
+    """One row per stage: forwards light, backwards dark, idle gray."""
     from matplotlib.colors import to_rgb
     from matplotlib.patches import Patch
 
@@ -105,7 +105,7 @@ def _schedule(axes: Any, estimate: Estimate, timeline: Timeline) -> None:
 
 
 def _colors(spans: list[ActionSpan], timeline: Timeline, stage: int) -> list[str]:
-    """The color at the middle of every column of one stage."""
+    """The color in the middle of every column of one stage."""
     starts = [span.start_s for span in spans]
     own = [each for each in timeline.around(stage) if each.track == "compute"]
     found = []
@@ -122,7 +122,7 @@ def _colors(spans: list[ActionSpan], timeline: Timeline, stage: int) -> list[str
 
 
 def _over_time(axes: Any, estimate: Estimate, timeline: Timeline) -> None:
-    """The worst stage, stacked from what stays to what comes and goes."""
+    """The worst stage, stacked from permanent to transient memory."""
     memory = estimate.memory
     row = memory.stages[memory.worst_stage]
     found = pieces(estimate, timeline, row.stage)

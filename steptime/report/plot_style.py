@@ -1,4 +1,4 @@
-"""How every picture of `--plot` is made and saved: one style, the same bytes for the same figures."""
+"""How every plot of `--plot` is made and saved: one style, and equal bytes for equal figures."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ STYLE: dict[Any, Any] = {
     "pdf.fonttype": 42,
 }
 EDGE: dict[str, Any] = {"edgecolor": "#59616c", "linewidth": 0.5}
-"""Of bars: they stay apart in grayscale."""
+"""Edges of bars, which separate them in grayscale."""
 _META: dict[str, dict[str, Any]] = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
 
 
 def check(path: str) -> None:
-    """Whether a picture can be made there, before anything is estimated.
+    """Whether a plot can be written there, checked before anything is estimated.
 
     Raises:
         ConfigError: no format of that suffix, no such folder, or no matplotlib.
@@ -44,7 +44,7 @@ def check(path: str) -> None:
 
 @contextmanager
 def picture(path: str, width: float, height: float) -> Iterator[Any]:
-    """A figure of so many inches, saved at the end.
+    """A figure of this size in inches, saved at the end.
 
     Raises:
         ConfigError: the file cannot be written.

@@ -1,4 +1,4 @@
-"""How far the reading of a large file is: one line on a terminal that is overwritten, and wiped at the end."""
+"""Progress of reading a large file: one line on a terminal that is overwritten, and erased at the end."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ PATIENCE_S, EVERY_S = 1.0, 0.2
 
 
 class ProgressLine:
-    """Tells a terminal how far a file is read, once that has taken longer than `PATIENCE_S`; other streams stay silent."""
+    """Reports progress on a terminal once reading takes longer than `PATIENCE_S`; other streams get nothing."""
 
     def __init__(self, stream: TextIO | None, done: str = "read") -> None:
-        """`done`: what is said to have been done of it."""
+        """`done`: the word for the work, such as "read"."""
         self.done = done
         self.stream = stream if stream is not None and stream.isatty() else None
         self._next = monotonic() + PATIENCE_S
@@ -31,7 +31,7 @@ class ProgressLine:
             self.stream.write("\r" + " " * self._width + "\r")
 
     def told(self, name: str, share: float) -> None:
-        """Take note of the share of a file that is read."""
+        """Record the share of a file that is read."""
         if self.stream is None or monotonic() < self._next:
             return
         text = f"{name[-60:]}: {100.0 * min(share, 1.0):.0f} % {self.done}"

@@ -1,4 +1,4 @@
-"""A measured row on its way to an estimate: as published, what was assumed, its config, the errors, and what these rest on."""
+"""A measured row up to its estimate: as published, assumptions, its config, the errors, and their basis."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from steptime.validation.measurements import MeasuredRow
 
 WIDEST = 2
-"""Projections, and collectives, that are written out."""
+"""Number of projections, and of collectives, that are written out."""
 
 _GROUPS = {
     "source": ("source",),
@@ -30,11 +30,11 @@ _GROUPS = {
     "layout": ("tp", "pp", "dp", "vpp", "cp", "ep", "etp", "sp"),
     "batch": ("global_batch_size", "seq_len", "micro_batch_size"),
 }  # fmt: skip
-"""Columns as they are read together; the model's, and any others, follow."""
+"""Columns in reading order; the model's, and any others, follow."""
 
 
 def published(judged: Judgement) -> list[ReportSection]:
-    """Every cell of the row, and what was assumed for it or why it is skipped."""
+    """Every cell of the row, and the assumptions made for it or why it is skipped."""
     row = judged.row
     known = {"id", *(column for group in _GROUPS.values() for column in group)}
     groups = {**_GROUPS, "model": tuple(column for column in row.cells if column not in known)}
@@ -51,7 +51,7 @@ def published(judged: Judgement) -> list[ReportSection]:
 
 
 def _standing(judged: Judgement) -> list[ReportSection]:
-    """Skipped, or judged apart, and why; what was assumed."""
+    """Skipped, or left out of the headline, and why; assumptions."""
     if judged.skipped:
         return [Table("skipped", [], [[judged.skipped]])]
     found: list[ReportSection] = []
@@ -95,7 +95,7 @@ def predicted(judged: Judgement, estimate: Estimate) -> list[ReportSection]:
 
 
 def _errors(judged: Judgement, estimate: Estimate) -> Table:
-    """Prediction beside measurement; errors are signed, positive is too slow or too large."""
+    """Prediction next to measurement; errors are signed, positive is too slow or too large."""
     rows: list[list[str]] = []
     data, measured_s = estimate.job.data, judged.measured_step_s
     rate = None if measured_s is None else data.gbs * data.seqlen / measured_s / estimate.devices
@@ -124,7 +124,7 @@ def _row(name: str, pair: tuple[float | None, float | None], error: float | None
 
 
 def written_out(estimate: Estimate) -> list[ReportSection]:
-    """The projections that take longest and the collectives that show most, each as formula and numbers."""
+    """The longest projections and the most exposed collectives, each as formula and numbers."""
     spent: dict[str, float] = {}
     for gemm in estimate.gemms:
         spent[gemm.name] = spent.get(gemm.name, 0.0) + gemm.count_per_step * gemm.time_s

@@ -19,7 +19,7 @@ _HEAD = ["devices", "step", "efficiency", "MFU", "GiB", "tp", "cp", "pp", "vpp",
 
 
 def table(job: Job, found: Sequence[tuple[int, Search | str]]) -> Table:
-    """A row for each size; those that cannot hold the job say what the nearest layout lacks."""
+    """A row for each size; for those that cannot hold the job, what the nearest layout lacks."""
     base = _base(found)
     lines: list[list[str]] = []
     for size, one in found:
@@ -44,7 +44,7 @@ def _base(found: Sequence[tuple[int, Search | str]]) -> float:
 
 
 def lacks(one: Search) -> str:
-    """What the layout that needs least does not have."""
+    """The memory that the smallest layout lacks."""
     nearest = _nearest(one)
     if nearest is None:
         return "does not fit"

@@ -31,7 +31,7 @@ def strong_scaling(job: Job, estimate: Callable[[Job], Estimate]) -> list[WeakSc
             continue
         try:
             found = estimate(job.replace(**{"parallelism.dp": dp}))
-        except ConfigError:  # a degree that this layout does not allow (replicas, ep, data centers)
+        except ConfigError:  # a degree that this layout cannot have (replicas, ep, data centers)
             continue
         cost = found.devices * found.step_s
         base = base or (0.0 if found.memory.verdict == "does_not_fit" else cost)

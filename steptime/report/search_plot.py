@@ -1,4 +1,4 @@
-"""A picture of a search: memory against the objective, every layout that may fit, the front and the plan."""
+"""A plot of a search: memory against the objective, every layout that may fit, the front and the plan."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from steptime.search.search import Search
 
 MOST = 20_000
-"""Layouts that are drawn: the best ones."""
+"""Number of layouts that are drawn, best first."""
 
 
 def draw(found: Search, path: str) -> None:

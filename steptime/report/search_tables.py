@@ -1,4 +1,4 @@
-"""A search as tables and as JSON: the answer first, then the best layouts, memory against time, and what each choice is worth."""
+"""A search as tables and as JSON: the answer, the best layouts, memory against time, and the effect of each choice."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 _AFTER_PIPELINE = ("ep", "etp", "microbatch_sz", "zero_level", "sp", "schedule", "recompute")
 AXES = ("tp", "pp", "cp", "vpp", *_AFTER_PIPELINE, "devices", "gbs")
-"""Choices that are shown one by one."""
+"""Choices that are listed one by one."""
 MOST = 8
-"""Values of a choice that are shown: the best ones."""
+"""Number of values listed per choice, best first."""
 
 
 def sections(found: Search, n: int = 10, *, front: bool = True) -> list[ReportSection]:
@@ -47,7 +47,7 @@ def front_sections(found: Search) -> list[ReportSection]:
 
 
 def answer(found: Search, best: Layout) -> FactList:
-    """The winner beside the given plan, what is tied with it, and what was looked at."""
+    """The winner next to the given plan, the layouts tied with it, and what was searched."""
     where = ", ".join(f"{name} {value}" for name, value in varied(found, best.job).items())
     facts = [Fact("best", [*([where] if where else []), figures(best), shape(best)], "good")]
     if found.given is not None:
@@ -76,7 +76,7 @@ def answer(found: Search, best: Layout) -> FactList:
 
 
 def title(found: Search) -> str:
-    """What was searched, in a line."""
+    """What was searched, in one line."""
     job, asked = found.plan, found.asked
     devices = ", ".join(f"{n:,}" for n in asked.devices[:-1]) + ", " * (len(asked.devices) > 1)
     devices += counted(asked.devices[-1], "device")
@@ -87,7 +87,7 @@ def title(found: Search) -> str:
 
 
 def difference(found: Search, best: Layout) -> str:
-    """What the best layout saves over the plan."""
+    """The gain of the best layout over the plan."""
     given = found.given
     assert given is not None
     mine, theirs = best.estimate, given
@@ -100,7 +100,7 @@ def difference(found: Search, best: Layout) -> str:
 
 
 def layouts_table(found: Search, heading: str, layouts: Sequence[Layout]) -> Table:
-    """Layouts one under the other, each with the settings that print it."""
+    """Layouts one per row, each with its settings."""
     rows: list[list[str]] = []
     for at, layout in enumerate(layouts):
         rows.append(row_of(found, str(at + 1), layout))
@@ -113,7 +113,7 @@ def _sets_note(found: Search) -> str:
 
 
 def choices(found: Search) -> Table:
-    """The best that each value of each choice allows, the others free."""
+    """The best result for each value of each choice, the other choices free."""
     rows: list[list[str]] = []
     best = found.best
     assert best is not None
@@ -134,7 +134,7 @@ _NAMES = {
 
 
 def refused(found: Search) -> list[ReportSection]:
-    """What the rules reject, rule by rule, and what does not fit, by how much."""
+    """Layouts that the rules reject, by rule, and those that do not fit, by how much."""
     counts, shown = found.counts, list[ReportSection]()
     if counts.rejected:
         rows = [[rule, f"{n:,}"] for rule, n in sorted(counts.rejected.items(), key=lambda pair: -pair[1])]
@@ -148,7 +148,7 @@ def refused(found: Search) -> list[ReportSection]:
 
 
 def nothing_fits(found: Search) -> FactList:
-    """The layout that needs least, and what it lacks."""
+    """The layout that needs the least memory, and how much it lacks."""
     facts = [Fact("nothing fits", [f"of {counted(found.counts.evaluated, 'layout')} that can run"], "bad")]
     if found.nearest is not None:
         layout = found.layout(found.nearest[2], fitting=False)
@@ -219,7 +219,7 @@ def row(layout: Layout) -> dict[str, Any]:
 
 
 def csv_text(found: Search, n: int) -> str:
-    """The best layouts as CSV, one a line."""
+    """The best layouts as CSV, one per line."""
     import csv
     import io
 

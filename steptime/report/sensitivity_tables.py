@@ -1,4 +1,4 @@
-"""`3dtrn sensitivity`: what more of each figure of the machine buys, and what would hide the communication."""
+"""`3dtrn sensitivity`: the gain from increasing each figure of the machine, and what would hide the communication."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _hiding(row: Hiding) -> list[str]:
 
 
 def draw(found: Sensitivity, path: str) -> None:
-    """Write a bar for each figure.
+    """Write a bar chart with one bar per figure.
 
     Raises:
         ConfigError: the file cannot be written.

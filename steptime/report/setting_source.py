@@ -1,4 +1,4 @@
-"""Where a setting of the software profile comes from: the plan, or the profile with its source."""
+"""The origin of a setting of the software profile: the plan, or the profile with its source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `3dtrn diff` adds where a log is one of the two: the cost of each difference by the model, and what it did cost."""
+"""Tables of `3dtrn diff` with a log on one side: the predicted cost of each difference, and the measured total."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RECOMPUTE = ("performance.activation_checkpointing_type", "performance.recompute
 def sections(
     found: Differences, measured: tuple[Compared | None, Compared | None], labels: tuple[str, str]
 ) -> list[ReportSection]:
-    """The change as measured beside the change as predicted, then the cost of each difference if there are any."""
+    """The measured next to the predicted change, then the cost of each difference, if any."""
     return [outcome(found, measured, labels), *([costs(found, labels)] if found.each else [])]
 
 
@@ -69,7 +69,7 @@ def _signed(value: float) -> str:
 
 
 def costs(found: Differences, labels: tuple[str, str]) -> Table:
-    """Each difference alone in the first job, the sum, and what all together change beyond it."""
+    """Each difference alone in the first job, the sum, and the effect of all together beyond it."""
     alike = _tokens(found.a) == _tokens(found.b) and found.a.devices == found.b.devices
     rows: list[list[str]] = []
     for one in found.each:
@@ -104,7 +104,7 @@ def _share(value: float) -> str:
 
 
 def _words(settings: list[Setting]) -> list[str]:
-    """Each setting in words, "tp 2 to 4"; what is recomputed is one, however each side says it."""
+    """Each setting in words, "tp 2 to 4"; recomputation counts as one, however each side writes it."""
     if all(s.path.startswith(RECOMPUTE) for s in settings):
         a, b = (
             " ".join(_value(value) for s in settings if (value := s[side]) is not None) or "none" for side in (1, 2)

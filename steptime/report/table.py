@@ -18,16 +18,16 @@ Tone = Literal["plain", "good", "warn", "bad", "head", "dim"]
 _LEAST = 8
 """Characters to which a column may be cut."""
 _LABEL = 32
-"""Longer labels do not widen the column of labels."""
+"""Longest label that widens the column of labels."""
 _BOUND = re.compile(r"(?<=\d) (?=(?:%|[num]?s|min|h|days|[KMGT]?i?B|[kMGTPE]?FLOP)(?:[\s/,;:.)]|$))|(?<=--set) ")
-"""Blanks at which no line ends."""
+"""Blanks at which a line must not break."""
 _ANSI: dict[Tone, str] = {"good": "1;32", "warn": "1;33", "bad": "1;31", "head": "1", "dim": "2"}
 ASCII = str.maketrans({"█": "#", "▌": "#", "─": "-", "…": "~"})
-"""The likeness of the signs that a layout is drawn with."""
+"""ASCII replacements of the characters used in layouts."""
 
 
 def printable(text: str) -> str:
-    r"""Text without control characters, which a name or word of an input file may hold; colors, tabs and line ends stay.
+    r"""Text without control characters, which names in an input file may contain; colors, tabs and line breaks stay.
 
     >>> printable("a\x1b[2Jb\x7f\n")
     'a?[2Jb?\n'
@@ -39,7 +39,7 @@ _CONTROL = re.compile("(?!\x1b\\[[0-9;]*m)[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class Style(NamedTuple):
-    """How text leaves: with colors or without, all of Unicode or ASCII alone, in so many columns."""
+    """Output style: with or without colors, Unicode or ASCII only, number of columns."""
 
     color: bool = False
     ascii: bool = False
@@ -58,7 +58,7 @@ class Style(NamedTuple):
         return f"\x1b[38;5;{16 + 36 * red + 6 * green + blue}m{text.rstrip()}\x1b[0m"
 
     def fold(self, text: str) -> str:
-        """`text` in ASCII where that is asked for; what has no likeness becomes "?", as control characters do."""
+        """`text` in ASCII where required; characters without a replacement, and control characters, become "?"."""
         text = printable(text)
         return text.translate(ASCII).encode("ascii", "replace").decode("ascii") if self.ascii else text
 
@@ -67,7 +67,7 @@ PLAIN = Style()
 
 
 def wants_color(choice: str, *, tty: bool, environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether to color: --color first, then NO_COLOR (no-color.org), FORCE_COLOR, then whether a person is looking."""
+    """Whether to color: --color first, then NO_COLOR (no-color.org), FORCE_COLOR, then whether the stream is a terminal."""
     if choice != "auto":
         return choice == "always"
     if environ.get("NO_COLOR"):
@@ -78,7 +78,7 @@ def wants_color(choice: str, *, tty: bool, environ: Mapping[str, str] = os.envir
 
 
 def style_of(stream: TextIO, color: str = "auto", *, ascii_only: bool = False) -> Style:
-    """How text leaves through a stream: never a character that its encoding cannot hold."""
+    """The style for a stream: only characters that its encoding has."""
     encoding = (getattr(stream, "encoding", None) or "utf-8").lower()
     tty = bool(getattr(stream, "isatty", bool)())
     return Style(wants_color(color, tty=tty), ascii_only or not encoding.startswith("utf"))
@@ -93,7 +93,7 @@ class Fact(NamedTuple):
 
 
 class FactList(NamedTuple):
-    """Labeled lines, one under the other."""
+    """Labeled lines, one below the other."""
 
     title: str
     facts: list[Fact]
@@ -109,16 +109,16 @@ class Table(NamedTuple):
     left: int = 1
     """How many leading columns are aligned left."""
     tails: bool = False
-    """Whether cells that are too long keep their end, as names do that differ there."""
+    """Whether cells that are too long keep their end, for names that differ there."""
     bar_colors: Sequence[str] = ()
-    """By row, the #rrggbb of the bar in its last cell, where rows end in one."""
+    """By row, the #rrggbb of the bar in its last cell, where rows have one."""
 
 
 ReportSection = Table | FactList
 
 
 def to_text(sections: Sequence[ReportSection], style: Style = PLAIN) -> str:
-    """Sections with an empty line between."""
+    """Sections separated by an empty line."""
     return "\n\n".join("\n".join(layout(section, style)) for section in sections) + "\n"
 
 
@@ -129,7 +129,7 @@ def layout(section: ReportSection, style: Style) -> list[str]:
 
 
 def _facts(section: FactList, style: Style) -> list[str]:
-    """Labels in one column, their lines wrapped in the next; a long label pushes its own first line aside."""
+    """Labels in one column, their lines wrapped in the next; a long label stands on its own line."""
     start = 4 + max((len(fact.label) for fact in section.facts if len(fact.label) <= _LABEL), default=0)
     out = [style.paint(section.title, "head")] if section.title else []
     for fact in section.facts:
@@ -173,7 +173,7 @@ def _table(section: Table, style: Style) -> list[str]:
 
 
 def _fit(widths: list[int], left: int, width: int) -> tuple[int, list[int]]:
-    """The gap between columns, and widths that fit the page: the gap narrows first, then the widest of the left columns."""
+    """The gap between columns, and widths that fit the page: the gap shrinks first, then the widest of the left columns."""
     gap = next((gap for gap in (3, 2, 1) if 2 + sum(widths) + gap * (len(widths) - 1) <= width), 1)
     for _ in range(2 + sum(widths) + gap * (len(widths) - 1) - width):
         widest = max(range(min(left, len(widths))), key=lambda i: widths[i], default=0)
@@ -192,7 +192,7 @@ def _line(row: list[str], widths: list[int], gap: int, section: Table) -> str:
 
 
 def _cut(cell: str, width: int, *, tail: bool) -> str:
-    """`cell` in at most `width` characters, with its beginning, or its indentation and its end."""
+    """`cell` cut to `width` characters: its beginning, or its indentation and its end."""
     if len(cell) <= width:
         return cell
     indent = len(cell) - len(cell.lstrip())

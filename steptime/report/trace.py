@@ -37,7 +37,7 @@ TRACKS = ("compute", "tp", "cp", "ep", "dp", "pp", "embedding")
 PASSES = {"F": "forward", "B": "backward", "I": "gradients of the inputs", "W": "gradients of the weights"}
 """Kinds of action in words."""
 LANES = 64
-"""Track numbers that one axis may take: slices that overlap lie on lanes beside each other."""
+"""Track numbers reserved for one axis: overlapping slices go to lanes next to each other."""
 NOTES = (
     "one device of each stage, of one replica",
     "the first micro-batch is drawn op by op; of the others, an axis has one slice per action, as long as all of its calls",
@@ -99,13 +99,13 @@ class _Stage:
         self.estimate, self.timeline, self.holds = estimate, timeline, holds
         self.stage = holds.stage
         self.free: dict[str, list[int]] = {"compute": [0]}
-        """By track, when each of its lanes is free [ns]."""
+        """By track: when each of its lanes is free [ns]."""
         self.known: dict[tuple[str, int, bool], list[tuple[str, str, int, str]]] = {}
         row = estimate.memory.stages[self.stage]
         self.states = (row.params_bytes + row.optimizer_bytes) / GIB
 
     def lane(self, track: str, name: str, start: int, end: int, args: str = "") -> str:
-        """A slice on the first lane of its track that is free."""
+        """A slice on the first free lane of its track."""
         lanes = self.free.setdefault(track, [])
         lane = next((i for i, free in enumerate(lanes) if free <= start), len(lanes))
         if lane == len(lanes):
@@ -127,7 +127,7 @@ class _Stage:
         return LANES * known.index(track)
 
     def events(self) -> Iterator[str]:
-        """Actions with their communication and memory, and what stands around the pipeline."""
+        """Actions with their communication and memory, and the work before and after the pipeline."""
         spans = self.timeline.actions[self.stage]
         whole = not described(self.estimate.job.schedule).split
         texts: dict[tuple[str, int], str] = {}
@@ -148,7 +148,7 @@ class _Stage:
             yield self.lane(of.track, of.name, _ns(of.start_s), _ns(of.end_s), args)
 
     def about(self, span: ActionSpan) -> str:
-        """What an action's pass is, for all micro-batches alike."""
+        """The pass of an action, equal for all micro-batches."""
         kind, _, virtual = span.action
         chunk = self.timeline.chunk(self.stage, virtual)
         parts = [
@@ -159,7 +159,7 @@ class _Stage:
         return f'"pass": "{PASSES[kind]}", "chunk": {virtual}, "holds": "{", ".join(part for part in parts if part)}"'
 
     def communication(self, action: Action, *, detailed: bool) -> list[tuple[str, str, int, str]]:
-        """An action's communication by axis, as long as all of its calls: track, name, nanoseconds, arguments.
+        """An action's communication by axis, with the total length of its calls: track, name, nanoseconds, arguments.
 
         `detailed`: its ops are drawn one by one, so only FSDP's collectives are left, which belong to no op.
         """
@@ -180,7 +180,7 @@ class _Stage:
         return self.known[kind, chunk, detailed]
 
     def send(self, number: int, sent: Sent) -> Iterator[str]:
-        """A send on its track, and the arrow from its action to the one that waits for it."""
+        """A send on its track, and the arrow from its action to the waiting one."""
         kind, microbatch, _ = sent.action
         start, end = _ns(sent.start_s), _ns(sent.end_s)
         name = f"{kind} {microbatch}"
@@ -216,7 +216,7 @@ class _Stage:
             at = after
 
     def memory(self, spans: list[ActionSpan]) -> Iterator[str]:
-        """Counters: at the start of each action the most that it holds, at its end what is kept if the stage then waits."""
+        """Counters: each action's peak at its start, and at its end the kept memory if the stage then waits."""
         yield self.counter(0, self.holds.first_gradients, 0.0, 0.0)
         held = self.holds.actions([span.action for span in spans])
         following = [_ns(span.start_s) for span in spans[1:]]

@@ -1,4 +1,4 @@
-"""A measured step beside its estimate: tables, and the document of `3dtrn explain CONFIG --trace FILE... --json`."""
+"""A measured step compared with its estimate: tables, and the document of `3dtrn explain CONFIG --trace FILE... --json`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "3dtrn-trace/1"
 _KERNELS = 5
-"""How many of the widest memory-bound kernels are named."""
+"""Number of the largest memory-bound kernels that are named."""
 _NAME = 44
 _WORDS = {
     "idle": "idle: nothing ran",
@@ -30,7 +30,7 @@ _WORDS = {
 
 
 def sections(found: Attribution, predicted: Time) -> list[ReportSection]:
-    """Predicted beside measured, widest difference first; then communication, ranks, kernels and what it all rests on."""
+    """Predicted and measured parts, largest difference first; then communication, ranks, kernels and assumptions."""
     tables: list[ReportSection] = [_parts(found, predicted)]
     if found.busiest.collectives:
         tables.append(_communication(found))
@@ -66,7 +66,7 @@ def _parts(found: Attribution, predicted: Time) -> Table:
 
 
 def _communication(found: Attribution) -> Table:
-    """Time of each collective, and how much of it the step saw."""
+    """Time of each collective, and its exposed part."""
     rank = found.busiest
     unit = unit_for(rank.step_s, TIME)
     names, figures = [], []
@@ -109,7 +109,7 @@ def _ranks(found: Attribution) -> Table:
 
 
 def _kernels(found: Attribution) -> Table:
-    """The widest of what no table of names claims: the place to look when memory-bound time is unexplained."""
+    """The largest kernels that no table of names lists: where unexplained memory-bound time may be."""
     rank = found.busiest
     widest = rank.kernels[:_KERNELS]
     unit = unit_for(rank.step_s, TIME)
@@ -127,13 +127,13 @@ def _kernels(found: Attribution) -> Table:
 
 
 def _short(name: str) -> str:
-    """A kernel's name without what all share: its return type, namespaces' noise, and the end."""
+    """A kernel's name without its common parts: return type, namespaces, and the end."""
     text = name.removeprefix("void ").replace("at::native::", "").replace("(anonymous namespace)::", "")
     return text if len(text) <= _NAME else text[: _NAME - 3] + "..."
 
 
 def _columns(rows: Sequence[Sequence[float]], size: float) -> list[list[str]]:
-    """All figures with equal decimals, so that differences can be checked by eye."""
+    """All figures with equal decimals, so that differences can be checked easily."""
     flat = column([value for row in rows for value in row], size, 4)
     width = len(rows[0])
     return [flat[i : i + width] for i in range(0, len(flat), width)]

@@ -1,4 +1,4 @@
-"""What `3dtrn validate` prints: the headline, the other trainers, slices (highest) rows, analyses, and what was not judged."""
+"""Output of `3dtrn validate`: the headline, the other trainers, slices with large errors, analyses, and skipped rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["cells", "percent", "sections", "step_time", "tables"]
 
 FEW = 5
-"""Fewer cells than this say nothing of their spread."""
+"""Least number of cells for which a spread is shown."""
 BY = {
     "accelerator": "by accelerator",
     "source": "by source",
@@ -63,7 +63,7 @@ def tables(summary: Summary) -> list[Table]:
 
 
 def each(rows: Iterable[Mapping[str, Any]]) -> list[Table]:
-    """Every row of a user's own, as `--json` has them: measured vs. predicted."""
+    """Every row of a user's own CSV, with the fields of `--json`: measured vs. predicted."""
     lines = []
     for row in rows:
         if row["skipped"]:
@@ -110,13 +110,13 @@ def step_time(summary: Summary) -> list[Table]:
 
 
 def by_split(group: Summary) -> dict[str, Mapping[str, Any]]:
-    """Figures of every split and of all; of all alone where no row has a split."""
+    """Figures of every split and of all; only of all where no row has a split."""
     splits = group["by"]["split"]
     return {**(splits if set(splits) != {"none"} else {}), "all": group["step_time"]}
 
 
 def intervals(group: Summary) -> list[str]:
-    """A line for every split that has enough cells."""
+    """A line for every split with enough cells."""
     known = {**group["split_interval_5_95"], "all": group["step_time"]["interval_5_95"]}
     lines = []
     for name, figures in by_split(group).items():
@@ -127,7 +127,7 @@ def intervals(group: Summary) -> list[str]:
 
 
 def _over_sources(others: Summary) -> list[str]:
-    """The median over sources, and the sources that ask for an explanation."""
+    """The median over sources, and the sources with large errors."""
     every, test = percent(others["median_over_sources"]), percent(others["test_median_over_sources"])
     lines = [f"median over sources of each source's median: {every}, of test rows {test}"]
     if others["worse_than_15_percent"]:
@@ -136,7 +136,7 @@ def _over_sources(others: Summary) -> list[str]:
 
 
 def worst(title: str, rows: list[dict[str, Any]]) -> list[Table]:
-    """The rows with the largest errors, and what was measured and predicted of each."""
+    """The rows with the largest errors, with measured and predicted figures."""
     if not rows:
         return []
     lines = [

@@ -1,4 +1,4 @@
-"""Files that a report writes: checked before the work, told in one line where they cannot be written."""
+"""Files that a report writes: checked before the work, with a one-line error where they cannot be written."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def check_path(option: str, path: str, suffixes: Sequence[str]) -> None:
-    """Whether a file of one of these suffixes can be made there.
+    """Whether a file with one of these suffixes can be written there.
 
     Raises:
         ConfigError: another suffix, or no such folder.

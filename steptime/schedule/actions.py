@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple, TypeAlias
 
 ActionKind: TypeAlias = Literal["F", "B", "I", "W"]
-"""Forward, backward, and the two halves of a backward: the gradients of the inputs, and some time later those of the weights.
+"""Forward, backward, and the two halves of a split backward: gradients of the inputs (I), and later those of the weights (W).
 
 torch/distributed/pipelining/schedules.py, _ComputationType. What a B makes is sent on when all of it has run.
 """

@@ -1,4 +1,4 @@
-"""What each action of a schedule waits for: its actions sorted so that every input precedes its use."""
+"""Dependencies of a schedule's actions, sorted so that every input precedes its use."""
 
 from functools import lru_cache
 from typing import NamedTuple
@@ -11,31 +11,31 @@ class Input(NamedTuple):
     """Where the actions of one kind and chunk of a stage get their input, and what they cost."""
 
     numbers: list[int]
-    """By code, the numbers given so far on the stage that makes the input; MISSING until given."""
+    """By code: the numbers assigned so far on the stage that makes the input; MISSING until assigned."""
     shift: int
-    """From an action's code to the code of the one that makes its input."""
+    """From an action's code to the code of the action that makes its input."""
     cost: int
     """Index into the costs [kind][stage][chunk], flattened."""
     send: int
     """Index into the send times: 0 for none, then the forward boundaries, then the backward ones."""
     known_as: int
-    """From an action's code to the one that others wait for: an I is known as the B that it stands for."""
+    """From an action's code to the code that others wait for: an I takes the place of the B."""
 
 
 class Graph(NamedTuple):
-    """A schedule's actions, numbered from 1 so that every input precedes its use; 0 is "nothing before"."""
+    """A schedule's actions, numbered from 1 so that every input precedes its use; 0 means no predecessor."""
 
     orders: Orders
     rows: list[tuple[int, int, int, int]]
-    """Of each action: the one before it on its stage, the one that makes its input, and `Input`'s cost and send."""
+    """For each action: the previous one on its stage, the one that makes its input, and `Input`'s cost and send."""
     outgoing: list[int]
-    """By cost index, the send index of what that action makes."""
+    """By cost index: the send index of the action's output."""
     stages: list[list[int]]
     """The actions of each stage in order."""
     first_forward: list[list[int]]
     """[pp][vpp]"""
     last_backward: list[list[int]]
-    """[pp][vpp] the last gradients of the weights"""
+    """[pp][vpp] the last gradients of the weights of each chunk"""
 
 
 MISSING = -1
@@ -108,7 +108,7 @@ def _inputs(
 
 
 def _partners(codes: list[int], actions: tuple[Action, ...]) -> dict[int, int]:
-    """The codes of the forwards and backwards of a stage that run as pairs, either way."""
+    """Codes of the forwards and backwards of a stage that run as pairs, in both directions."""
     pairs = [at for at in range(len(actions) - 1) if (actions[at].kind, actions[at + 1].kind) == ("F", "B")]
     return {codes[at + i]: codes[at + 1 - i] for at in pairs for i in (0, 1)}
 
@@ -121,7 +121,7 @@ def _advance(
     rows: list[tuple[int, int, int, int]],
     partners: dict[int, int],
 ) -> None:
-    """Number a stage's next actions as far as their inputs have numbers; a pair is known by the number of its second."""
+    """Number a stage's next actions as far as their inputs have numbers; a pair takes the number of its second action."""
     previous = done[-1] if done else 0
     for at in range(len(done), len(codes)):
         code = codes[at]

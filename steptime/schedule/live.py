@@ -1,4 +1,4 @@
-"""How many micro-batches each stage holds, and what they weigh at the worst moment."""
+"""How many micro-batches each stage holds, and their bytes at the worst moment."""
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -15,24 +15,24 @@ BytesPerChunk: TypeAlias = Sequence[Sequence[Num]]
 
 
 class State(NamedTuple):
-    """What a stage holds when a forward ends or a backward starts: either way that micro-batch is included."""
+    """The micro-batches that a stage holds when a forward ends or a backward starts; that micro-batch is included."""
 
     held: tuple[int, ...]
-    """[vpp] micro-batches that each chunk holds saved tensors of, until the last backward action of each."""
+    """[vpp] micro-batches of which a chunk holds saved tensors, until the last backward action of each."""
     whole: tuple[int, ...]
-    """[vpp] those of them whose B or I has not run, and which are held whole; equal to `held` where backward is not split."""
+    """[vpp] those of them whose B or I has not run, which are held in full; equal to `held` where backward is not split."""
     action: Action
 
 
 class SplitBytes(NamedTuple):
-    """What a schedule whose backwards run in two halves holds, of each chunk."""
+    """Bytes that a schedule with split backwards holds, by chunk."""
 
     kept: BytesPerChunk
-    """What waits for the weights' gradients: what those of the inputs leave of the saved tensors, and what they add."""
+    """Bytes held for the weights' gradients: saved tensors that the input gradients do not free, and what they add."""
     input_extra: BytesPerChunk
-    """Most bytes of the gradients of the inputs beside all that is saved when they start (their own too)."""
+    """Peak of the gradients of the inputs besides all that is saved when they start (their own too)."""
     weight_extra: BytesPerChunk
-    """The same of the gradients of the weights."""
+    """The same for the gradients of the weights."""
 
 
 class StagePeak(NamedTuple):
@@ -40,13 +40,13 @@ class StagePeak(NamedTuple):
 
     bytes: Num
     saved_bytes: Num
-    """The part that is saved for backward; the rest is the action's own."""
+    """The part that is saved for backward; the rest belongs to the running action."""
     action: Action
 
 
 @lru_cache(maxsize=64)
 def states(schedule: str, pp: int, vpp: int, microbatches: int, group: int | None = None) -> list[list[State]]:
-    """Of each stage, the states that could hold the most, whatever the chunks weigh.
+    """For each stage, the states that could hold the most, whatever the bytes of each chunk.
 
     A step whose middle repeats holds no more than one in which it repeats once.
 
@@ -66,7 +66,7 @@ def states(schedule: str, pp: int, vpp: int, microbatches: int, group: int | Non
 
 
 def _distinct(actions: Sequence[Action], vpp: int, *, split: bool) -> list[State]:
-    """The different states of a stage: of a run of forwards of one chunk the last, of a run of backwards the first.
+    """The distinct states of a stage: the last of a run of forwards of one chunk, the first of a run of backwards.
 
     Gradients of inputs alone may leave more to hold than there was before, so of a split schedule each action counts.
     """
@@ -85,7 +85,7 @@ def _distinct(actions: Sequence[Action], vpp: int, *, split: bool) -> list[State
 
 
 def _corners(found: list[State]) -> list[State]:
-    """The ends of every stretch of states of one kind and chunk whose counts change by the same from one to the next.
+    """The ends of every run of states of one kind and chunk whose counts change by the same amount each time.
 
     What is held is a sum of counts times bytes, so between two ends of a stretch it is at most what it is at one of them.
     """
@@ -166,7 +166,7 @@ def stage_peak(
 
 
 def in_flight(schedule: str, pp: int, vpp: int, microbatches: int, group: int | None = None) -> list[float]:
-    """Most micro-batches each stage holds at once, in units of its whole set of chunks: [pp].
+    """Most micro-batches that each stage holds at once, in units of its full set of chunks: [pp].
 
     1F1B holds min(p - r, m) on stage r; interleaved min(v m, 2 (p - r - 1) + (v - 1) group + 1) / v, one chunk more than its
     warm-up. On stage 0 that is min(m, p + (p - 1) / v) where pp divides m (Korthikanti et al. 2022, arXiv 2205.05198, 4.2).

@@ -14,7 +14,7 @@ from steptime.schedule.zero_bubble import dualpipe_v, zb_v, zero_bubble
 
 
 class Repeat(NamedTuple):
-    """More than `fill` micro-batches run the same again every `period`; a stage's repeats count from its first backward.
+    """With more than `fill` micro-batches the same order repeats every `period`; a stage's repeats count from its first backward.
 
     Whatever an action waits for lies at most one repeat before it on the stage that makes it.
     """
@@ -33,11 +33,11 @@ class Schedule(NamedTuple):
     split: bool = False
     """Whether backwards, or some of them, run as I and W (zero-bubble schedules)."""
     repeat: Callable[[int, int, int], Repeat | None] = lambda pp, vpp, group: None  # noqa: ARG005
-    """(pp, vpp, group) to how the middle of a long step repeats itself, if it does."""
+    """(pp, vpp, group) to the repetition in the middle of a long step, if there is one."""
     pairs: bool = False
-    """Whether a forward directly before a B is one action with it: its output is sent when both have run."""
+    """Whether a forward directly before a B runs as one action with it: its output is sent after both have run."""
     vpp: int | None = None
-    """The model chunks per stage that it needs; None for any number."""
+    """The model chunks per stage that the schedule requires; None for any number."""
 
     @property
     def kinds(self) -> tuple[ActionKind, ...]:
@@ -74,7 +74,7 @@ def _one_forward_one_backward(pp: int, vpp: int, microbatches: int, group: int) 
 
 
 def _steady_pairs(pp: int, vpp: int, group: int) -> Repeat | None:
-    """A pair of a forward and a backward for every entry of the table, once the warm-up of the first stage is over."""
+    """A pair of a forward and a backward per entry of the table, after the warm-up of the first stage."""
     if vpp == 1:
         return Repeat(pp - 1, 1)
     warmup = 2 * (pp - 1) + (vpp - 1) * group
@@ -82,7 +82,7 @@ def _steady_pairs(pp: int, vpp: int, group: int) -> Repeat | None:
 
 
 def _steady_triples(pp: int, vpp: int, group: int) -> Repeat | None:  # noqa: ARG001
-    """A forward and both halves of a backward for every micro-batch, once the last stage runs its first weights' gradients."""
+    """A forward and both halves of a backward per micro-batch, after the last stage has run its first weights' gradients."""
     return Repeat(2 * pp, 1) if vpp == 1 else None
 
 
@@ -157,7 +157,7 @@ def described(schedule: str) -> Schedule:
 
 
 def default_group(pp: int, microbatches: int) -> int:
-    """Micro-batches that a stage runs through one chunk before the next: what both frameworks do, wherever they run at all.
+    """Micro-batches that a stage runs through one chunk before the next: the value that both frameworks use where they run.
 
     The smallest group that Megatron-Core accepts (schedules.py, 0.16.1, :995-1015): from pp to the micro-batches, and the last
     group full or at least pp; a shorter one deadlocks for some sizes. That is its default, pp, where pp divides the
@@ -174,7 +174,7 @@ def default_group(pp: int, microbatches: int) -> int:
 def shortened(
     schedule: str, pp: int, vpp: int, microbatches: int, group: int | None, repeats: int
 ) -> tuple[int, int | None, int]:
-    """A step of fewer micro-batches whose middle repeats itself `repeats` times on every stage, else alike.
+    """A step of fewer micro-batches whose middle repeats `repeats` times on every stage, and which is otherwise equal.
 
     Returns:
         Its micro-batches, its group, and by how many repeats it is shorter; the step itself, and 0, where there is none.
@@ -190,7 +190,7 @@ def shortened(
 
 
 def first_backward(actions: Sequence[Action]) -> int:
-    """Where the first backward of a stage stands."""
+    """Index of the first backward in a stage's order."""
     return next(at for at, action in enumerate(actions) if action.kind in "BI")
 
 

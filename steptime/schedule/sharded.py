@@ -1,4 +1,4 @@
-"""Which actions of a pipeline gather the sharded parameters of their chunk, and after which the gradients are reduced.
+"""Which actions of a pipeline gather their chunk's sharded parameters, and after which actions the gradients are reduced.
 
 torch/distributed/pipelining (2.13): stage.py, backward_maybe_with_nosync, keeps parameters gathered and gradients unreduced after
 every backward; perform_reduce_grad reduces them once, after the last. schedules.py, _add_unshard_reshard, has the schedules of
@@ -15,33 +15,33 @@ from steptime.schedule.actions import Action
 from steptime.schedule.graph import Graph
 
 ACTIVE = 3
-"""Chunks whose parameters a stage holds gathered at most (schedules.py, max_active_stages)."""
+"""Most chunks whose parameters a stage holds gathered at once (schedules.py, max_active_stages)."""
 HOOKED = frozenset({"gpipe", "1f1b"})
-"""Schedules that, with one chunk per stage, fetch nothing ahead."""
+"""Schedules that gather nothing ahead when there is one chunk per stage."""
 
 
 class ShardedStep(NamedTuple):
-    """An action of a stage, and what FSDP does around it."""
+    """An action of a stage, and FSDP's work around it."""
 
     action: Action
     fetched: tuple[int, ...]
-    """Chunks whose parameters are asked for just before it."""
+    """Chunks whose parameters are requested just before it."""
     gathers: bool
-    """Its own chunk's layers are not there when it starts: it gathers them as it goes."""
+    """Its own chunk's layers are not gathered when it starts: it gathers them layer by layer."""
     roots: bool
-    """The same of what of the chunk is in no layer."""
+    """The same for the chunk's parameters outside of layers."""
     layers_held: frozenset[int]
     """Chunks whose layers are gathered when it starts."""
     roots_held: frozenset[int]
     reduces: bool
-    """It is the last of its chunk: gradients are reduced once it is over, before the stage goes on."""
+    """It is the last action of its chunk: gradients are reduced after it, before the stage continues."""
 
 
 class _Held:
-    """Chunks whose parameters are gathered, as a stage's actions go by."""
+    """Chunks whose parameters are gathered, updated action by action."""
 
     def __init__(self, actions: Sequence[Action]) -> None:
-        """`actions`: all of them."""
+        """`actions`: all actions of the stage."""
         self.layers = set[int]()
         self.roots = set[int]()
         self.active: list[int] = []
@@ -50,7 +50,7 @@ class _Held:
             self.uses.setdefault(action.chunk, []).append(at)
 
     def fetch(self, at: int) -> tuple[int, ...]:
-        """Ask for the chunks of the next actions, and drop those that are not among them."""
+        """Request the chunks of the next actions, and free those that are not among them."""
         coming = self.next_chunks(at)
         for chunk in [chunk for chunk in self.active if chunk not in coming]:
             self.active.remove(chunk)
@@ -62,7 +62,7 @@ class _Held:
         return fetched
 
     def next_chunks(self, at: int) -> list[int]:
-        """The next different chunks that run, in that order."""
+        """The next distinct chunks that run, in that order."""
         uses = [(bisect_left(places, at), places, chunk) for chunk, places in self.uses.items()]
         coming = sorted((places[i], chunk) for i, places, chunk in uses if i < len(places))
         return [chunk for _, chunk in coming[:ACTIVE]]
@@ -106,34 +106,34 @@ def sharded_steps(
 
 
 def _as_run(action: Action, first: int | None) -> Action:
-    """A second half of the first chunk's backward is the whole of it."""
+    """Whether the second half of the first chunk's backward does all of it."""
     return action._replace(kind="B") if (action.kind, action.chunk) == ("W", first) else action
 
 
 class Around(NamedTuple):
-    """What FSDP adds to an action of a stage."""
+    """FSDP's additions to an action of a stage."""
 
     added_s: float
-    """Seconds by which it takes longer."""
+    """Seconds added to it."""
     fetched: tuple[tuple[int, float], ...]
-    """Chunks that are gathered from its start on, one after the other, each with its seconds; an action of one waits for it."""
+    """Chunks gathered from its start on, one after another, each with its seconds; an action of a chunk waits for it."""
     after_s: float
-    """Seconds before the stage goes on; what it hands on is sent before."""
+    """Seconds before the stage continues; the action's output is sent before them."""
 
     def rounded(self, grid: float) -> Around:
-        """All seconds as sums of the grid's steps."""
+        """All seconds rounded to the grid."""
         fetched = tuple((chunk, (seconds + grid) - grid) for chunk, seconds in self.fetched)
         return Around((self.added_s + grid) - grid, fetched, (self.after_s + grid) - grid)
 
 
 AroundActions: TypeAlias = "Callable[[int, Sequence[Action]], dict[Action, Around]]"
-"""(stage, its order) to what is around those of its actions that have anything."""
+"""(stage, its order) to FSDP's additions, for those of its actions that have any."""
 
 
 def sharded_run(
     found: Graph, held: Sequence[float], waited: Sequence[float], around: AroundActions, grid: float
 ) -> list[float]:
-    """When each action is over, as `walk.Step.run` has it, with what FSDP adds; a stage's last includes its reduction.
+    """When each action ends, as in `walk.Step.run`, with FSDP's additions; a stage's last one includes its reduction.
 
     `grid`: what is added is rounded with it, as `walk.Step.exact` rounds the rest.
     """

@@ -1,4 +1,4 @@
-"""When every action of a pipeline schedule starts and ends.
+"""Start and end of every action of a pipeline schedule.
 
 Every time is a multiple of one power of two, so that their sums and differences are exact: a long step, whose middle repeats,
 is walked through three repeats and comes out as if all of it had been.
@@ -37,7 +37,7 @@ class GraphRun(NamedTuple):
     costs: list[float]
     sends: list[float]
     free: list[float]
-    """When each action lets its stage go on: at its end, or once its output is sent where sends block."""
+    """When each action lets its stage continue: at its end, or after its output is sent where sends block."""
 
     def start(self, number: int) -> float:
         """When an action starts."""
@@ -60,12 +60,12 @@ class Step(NamedTuple):
     costs: list[float]
     """[kind][stage][chunk], flattened."""
     sends: list[float]
-    """As `Input.send` counts them."""
+    """Indexed as `Input.send`."""
     blocking: bool
     around: AroundActions | None = None
-    """What FSDP adds to some actions."""
+    """FSDP's additions to some actions."""
     grid: float = 0.0
-    """What seconds are rounded with."""
+    """The grid that seconds are rounded to."""
 
     def exact(self, longest: float) -> Step:
         """Seconds rounded to multiples of the power of two that keeps every sum up to `longest` exact."""
@@ -74,7 +74,7 @@ class Step(NamedTuple):
         return self._replace(costs=costs, sends=sends, grid=grid)
 
     def run(self, microbatches: int, group: int | None) -> GraphRun:
-        """When each action is over, of so many micro-batches: the one loop that is run for every estimate."""
+        """When each action ends, for `microbatches` micro-batches: the main loop of every estimate."""
         found = graph(self.schedule, self.pp, self.vpp, microbatches, group)
         held, waited = self.costs, self.sends
         if self.blocking:
@@ -91,7 +91,7 @@ class Step(NamedTuple):
         return GraphRun(found, self.costs, waited, free)
 
     def walk(self) -> Walk:
-        """The step in time, from a run of a shorter one where that stands for it."""
+        """The step in time, from a run of a shorter step where that represents it."""
         found, skipped = self._shortened() or (self.run(self.microbatches, self.group), 0.0)
         makespan = max([found.free[numbers[-1]] for numbers in found.graph.stages]) + skipped
         chunks, row = range(self.vpp), self.pp * self.vpp
@@ -101,7 +101,7 @@ class Step(NamedTuple):
         return Walk(makespan, busy, [makespan - seconds for seconds in busy], found, skipped, self)
 
     def _shortened(self) -> tuple[GraphRun, float] | None:
-        """The run of a shorter step, and how much later it ends with all the repeats; None where it does not stand for this one.
+        """The run of a shorter step, and how much later it ends with all repeats; None where it does not represent this step.
 
         Times are sums and maxima of what they wait for, so once a repeat starts everything by the same seconds later than the one
         before it, so does every repeat that follows, and all that comes after them.
@@ -124,7 +124,7 @@ class Step(NamedTuple):
 
 
 REPEATS = 3
-"""Repeats of a long step that are walked: the first may still settle, the other two tell."""
+"""Repeats of a long step that are walked: in the first the times may still settle, the other two show the period."""
 
 
 @dataclass(eq=False)
@@ -135,10 +135,10 @@ class Walk:
     busy_s: list[float]
     """Seconds of forwards and backwards."""
     idle_s: list[float]
-    """The rest of the makespan: the bubble, and what sends delay."""
+    """The rest of the makespan: the bubble, and delays from sends."""
     _run: GraphRun = field(repr=False)
     _skipped_s: float = field(repr=False)
-    """How much later everything after the repeats of the run is in the whole step."""
+    """How much later everything after the walked repeats happens in the whole step."""
     _step: Step = field(repr=False)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Zero-bubble schedules: the gradients of the weights fill the time in which a stage would wait."""
+"""Zero-bubble schedules: the gradients of the weights fill the time in which a stage would otherwise wait."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from steptime.schedule.actions import Action, ActionKind, Orders
 
 
 def zero_bubble(pp: int, vpp: int, microbatches: int, group: int) -> Orders:
-    """1F1B whose weights' gradients lag: with one chunk per stage ZB-H1 (Qi et al. 2023, arXiv 2401.10241, section 3).
+    """1F1B with delayed weights' gradients: with one chunk per stage ZB-H1 (Qi et al. 2023, arXiv 2401.10241, section 3).
 
     Stage r runs the weights' gradients r micro-batches after the inputs', so that no stage holds more than the first of 1F1B.
     torch/distributed/pipelining/schedules.py (2.13), ScheduleInterleavedZeroBubble: the warm-up grows by one forward a stage.
@@ -37,15 +37,15 @@ def zero_bubble(pp: int, vpp: int, microbatches: int, group: int) -> Orders:
 
 @dataclass
 class _Stage:
-    """One stage's order while it is made: forwards and backwards count the micro-batches of each of the two chunks."""
+    """One stage's order under construction: forwards and backwards count the micro-batches of each of the two chunks."""
 
     actions: list[Action] = field(default_factory=list)
     next: dict[tuple[str, int], int] = field(default_factory=dict)
     owed: deque[Action] = field(default_factory=deque)
-    """Weights' gradients that have not run."""
+    """Weights' gradients that have not run yet."""
 
     def run(self, kind: ActionKind, chunk: int) -> None:
-        """The next micro-batch of a kind and chunk; an I leaves its W owed."""
+        """The next micro-batch of a kind and chunk; after an I its W is pending."""
         direction = "F" if kind == "F" else "B"
         microbatch = self.next.get((direction, chunk), 0)
         self.next[direction, chunk] = microbatch + 1
@@ -54,12 +54,12 @@ class _Stage:
             self.owed.append(Action("W", microbatch, chunk))
 
     def halves(self, chunk: int) -> None:
-        """Both halves of a backward, one after the other: what it makes for the stage before is sent in between."""
+        """Both halves of a backward, one after the other: the gradient for the previous stage is sent in between."""
         self.run("I", chunk)
         self.actions.append(self.owed.pop())
 
     def weights(self) -> None:
-        """The oldest weights' gradients that are owed, if any."""
+        """Run the oldest pending weights' gradients, if any."""
         if self.owed:
             self.actions.append(self.owed.popleft())
 
@@ -103,7 +103,7 @@ def zb_v(pp: int, vpp: int, microbatches: int, group: int) -> Orders:  # noqa: A
 
 
 def dualpipe_v(pp: int, vpp: int, microbatches: int, group: int) -> Orders:  # noqa: ARG001
-    """DualPipe folded into a V: forwards of one chunk run in turn with backwards of the other.
+    """DualPipe folded into a V: forwards of one chunk alternate with backwards of the other.
 
     DeepSeek-AI 2024 (arXiv 2412.19437), section 3.2.1, figure 5; torch/distributed/pipelining/schedules.py (2.13),
     ScheduleDualPipeV. The two of a pair run one after the other here, as in torch where nothing overlaps them; both are sent on

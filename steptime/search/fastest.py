@@ -5,12 +5,12 @@ from __future__ import annotations
 from math import inf
 
 from steptime.job.job import Job
-from steptime.search.run import Tell, run
+from steptime.search.run import run
 from steptime.search.search import SLACK, Asked, Search
 from steptime.search.space import Shape
 
 KEPT = 20
-"""Layouts that the best may be among: the screen is not exact, and one that may fit may not."""
+"""Layouts that the best is likely among: the screen is not exact, and one that may fit may not."""
 
 
 class Fastest:
@@ -28,8 +28,8 @@ class Fastest:
         """No layout is better for changing less."""
         return 0
 
-    def limit_s(self, changes: int) -> float:  # noqa: ARG002
-        """Seconds of the slowest of them."""
+    def limit_s(self, changes: int = 0) -> float:  # noqa: ARG002
+        """Seconds from which on layouts are left out: those of the slowest of the fastest."""
         import numpy as np
 
         for found in self.search.found[self._seen :]:
@@ -39,14 +39,25 @@ class Fastest:
         return self._best[-1] * (1.0 + SLACK) if len(self._best) == KEPT else inf
 
 
-def fastest(plan: Job, asked: Asked, capacity_bytes: float | None = None, tell: Tell | None = None) -> Search:
+def fastest(plan: Job, asked: Asked, small: Job | None = None) -> Search:
     """The search with all that the best layout may be, of one number of devices and one batch, by step time.
 
-    `capacity_bytes`: less memory than the plan's machine has, with which the best layout is of interest, too.
+    `small`: the plan where devices have less memory; its best layout is among them, too.
 
     Raises:
         ConfigError: no devices, or an axis that has no value left.
     """
-    capacity = plan.machine.accelerator.usable_memory_bytes if capacity_bytes is None else capacity_bytes
-    found = run(plan, asked, tell, Fastest(plan, capacity))
-    return found if found.found or found.interrupted else run(plan, asked, tell)
+    bound = Fastest(plan, (small or plan).machine.accelerator.usable_memory_bytes)
+    found = run(plan, asked, bound=bound)
+    if found.interrupted or ((best := within(found, small or plan).best) and best.step_s <= bound.limit_s()):
+        return found
+    return run(plan, asked)  # what was left out may be faster than the best of what fits
+
+
+def within(found: Search, small: Job) -> Search:
+    """What of a search may fit where devices have less memory."""
+    if small is found.plan:
+        return found
+    return Search(
+        small, found.asked, found=[of.within(small.machine.accelerator.usable_memory_bytes) for of in found.found]
+    )

@@ -13,7 +13,7 @@ from steptime.base.num import Num
 from steptime.job.job import Job
 from steptime.memory.stages import PeakMoment, moments_of_first
 from steptime.search.held import Counted, Peak, peak
-from steptime.search.pipeline import Chunks, Flavor, Stages
+from steptime.search.pipeline import Chunks, Flavor, Stages, counts_of
 from steptime.search.recompute import Recompute
 from steptime.search.states import Around
 
@@ -78,7 +78,7 @@ def moments(
     saved, transient = (np.broadcast_to(x, flavors[0].saved.shape).copy() for x in usual)
     nothing: Num = np.zeros_like(saved)
     first = PeakMoment(nothing.copy(), nothing.copy(), "", nothing.copy())
-    for m in np.unique(microbatches).astype(int).tolist():
+    for m in counts_of(microbatches):
         alone = stages.pp == 1 and m == 1 and job.zero_level < 2
         later = 0 if alone else held_later(stages, kind, m)
         if later is None:

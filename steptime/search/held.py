@@ -11,7 +11,7 @@ from steptime.base.num import Num, maximum, where
 from steptime.schedule import default_group
 from steptime.schedule.live import stage_peak, states
 from steptime.schedule.orders import shortened
-from steptime.search.pipeline import Flavor, Stages
+from steptime.search.pipeline import Flavor, Stages, counts_of, rows_of_all
 
 
 class Peak(NamedTuple):
@@ -108,9 +108,9 @@ def in_order(stages: Stages, kind: int, flavors: Sequence[Flavor], microbatches:
     import numpy as np
 
     found = np.zeros_like(flavors[0].saved)
-    for m in np.unique(microbatches).astype(int).tolist():
+    for m in counts_of(microbatches):
         rows = np.flatnonzero(microbatches == m)
-        some = [flavor.rows(rows) for flavor in flavors]
+        some = rows_of_all(flavors, rows)
         early, late = [flavor.saved for flavor in some], None
         extra = {"F": [flavor.forward_extra for flavor in some], "B": [flavor.backward_extra for flavor in some]}
         if stages.split:
@@ -133,14 +133,14 @@ def peaks(stages: Stages, kind: int, flavors: Sequence[Flavor], microbatches: An
         return in_order(stages, kind, flavors, microbatches)
 
     sorts: dict[tuple[Counted, ...], list[Any]] = {}
-    for m in np.unique(microbatches):
-        sorts.setdefault(moments(stages, kind, int(m)), []).append(m)
+    for m in counts_of(microbatches):
+        sorts.setdefault(moments(stages, kind, m), []).append(m)
     if len(sorts) == 1:
         return peak(flavors, next(iter(sorts)))
     saved = np.empty_like(flavors[0].saved)
     transient = np.empty_like(saved)
     for found, counts in sorts.items():
-        rows = np.isin(microbatches, counts)
-        of = peak([flavor.rows(rows) for flavor in flavors], found)
+        rows = np.flatnonzero(np.isin(microbatches, counts))
+        of = peak(rows_of_all(flavors, rows), found)
         saved[:, rows], transient[:, rows] = of
     return Peak(saved, transient)

@@ -5,10 +5,10 @@ Figures that depend on fewer axes are worked out on these alone and spread.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import exp, inf
+from math import inf
 from typing import Any, NamedTuple
 
 from steptime.answer.verdict import update_temporaries
@@ -23,7 +23,7 @@ from steptime.memory.stages import PeakMoment
 from steptime.search import first_gradients, held, seconds
 from steptime.search.least import Least
 from steptime.search.parts import PartKey
-from steptime.search.pipeline import Chunks, Flavor, Stages
+from steptime.search.pipeline import Chunks, Flavor, Stages, rows_of_all
 from steptime.search.recompute import Recompute
 from steptime.search.rows import Rows, legal_rows, rows_of, spreads_of
 from steptime.search.sketches import Sketches
@@ -68,19 +68,15 @@ class Block(NamedTuple):
     reserved_bytes: Any
     """The same of what the allocator holds."""
     capacity_bytes: float
-    margin: float
-    """ln of the least 90th percentile of reserved memory over the estimate."""
+    most: Any
+    """By recomputation [:, 1], the least 90th percentile of reserved memory over the estimate."""
     outside: Any
     """Bytes outside the allocator, by row."""
 
     @property
     def fits(self) -> Any:
         """Where a layout may fit: an estimate's own margin may be a little wider."""
-        return self.legal & self.within(self.reserved_bytes, self.outside, self.capacity_bytes)
-
-    def within(self, held_bytes: Any, outside: Any, capacity_bytes: float) -> Any:
-        """Where so much, with what of it lies outside the allocator, may fit."""
-        return (held_bytes - outside) * exp(self.margin) + outside <= capacity_bytes
+        return self.legal & ((self.reserved_bytes - self.outside) * self.most + self.outside <= self.capacity_bytes)
 
     def key(self, row: int) -> PartKey:
         """What the parts of a row depend on."""
@@ -111,7 +107,7 @@ class Pipelines:
     chunks: Chunks
     sketches: Sketches
     priced: Pricing
-    margin: float
+    most: Callable[[Sequence[Recompute]], Any]
 
     @cached_property
     def least(self) -> Least:
@@ -163,7 +159,7 @@ class Pipelines:
             allocated, reserved = self.memory(stages, moments, ends, rows, at)
             block = Block(
                 self.job, self.grid.devices, self.grid.gbs, stages, shape.split, zero, choices, rows, legal,
-                np.full_like(reserved, np.inf), allocated + outside, reserved + outside, capacity, self.margin, outside,
+                np.full_like(reserved, np.inf), allocated + outside, reserved + outside, capacity, self.most(choices), outside,
             )  # fmt: skip
             found.append((job, block, ends))
         self.time(found, flavors, at, share, limit_s)
@@ -185,7 +181,7 @@ class Pipelines:
         if not len(useful):
             return
         stages, rows = found[0][1].stages, found[0][1].rows.some(useful)
-        some = [[known.rows(useful) for known in mine] for mine in flavors]
+        some = [rows_of_all(mine, useful) for mine in flavors]
         microbatches = self.grid.gbs // (rows.dp * rows.microbatch_sz)
         wanted = fits[:, useful] > 0
         pipe = seconds.pipe(stages, some, microbatches, self.sends(stages, rows), share, wanted, limit_s)
@@ -202,7 +198,7 @@ class Pipelines:
             for chunk in chunks:
                 key = (chunk.runs, chunk.embedding, chunk.head)
                 if key not in known:
-                    known[key] = self.chunks.of(chunk, choices, split=stages.split).rows(part)
+                    known[key] = self.chunks.of(chunk, choices, part, split=stages.split)
                 mine.append(known[key])
             found.append(mine)
         return found
@@ -240,7 +236,7 @@ class Pipelines:
             broadcast = job.software.comm.sharded_gather == "broadcast"
             gathered = seconds.gather_s(stages, flavors, pipe, ends.gathers, at, share, slowed[at], broadcast=broadcast)
         sides = [of.partial for of in ends.side.held]
-        partial = rows.sp * seconds.partial_s(pipe, sides, at, self.priced, rows.tp)
+        partial = rows.sp * seconds.partial_s(pipe, sides, at, self.priced, ends.view.parallelism.tp)
         after = reduced + gathered + ends.side.embedding_s[at] + partial + ends.side.optimizer_s[at]
         return pipe.makespan_s + after + straggler
 

@@ -42,7 +42,7 @@ class Least:
         rows = rows.some(microbatches * work / pp + (work - work / pp) / vpp <= limit_s)
         if not rows.at.size:
             return rows
-        first = [self.chunks.of(chunk, choices, split=stages.split).rows(rows.part) for chunk in stages.chunks[0]]
+        first = [self.chunks.of(chunk, choices, rows.part, split=stages.split) for chunk in stages.chunks[0]]
         microbatches = self.gbs // (rows.dp * rows.microbatch_sz)
         in_time = microbatches * (sums(first, "forward_s") + sums(first, "backward_s")) <= limit_s
         if not in_time.any():

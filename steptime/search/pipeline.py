@@ -15,6 +15,7 @@ from steptime.job.candidates import SectionColumns
 from steptime.job.facts import Facts, layers_per_chunk
 from steptime.job.job import Job
 from steptime.memory.ledger import PartMemory
+from steptime.memory.op_walk import chunk_peaks
 from steptime.schedule import placement
 from steptime.schedule.orders import described
 from steptime.search.parts import NO_MODULES, JoinedMemories, Parts
@@ -100,6 +101,22 @@ class Flavor(NamedTuple):
         return Flavor(*(None if column is None else column[:, which] for column in self))
 
 
+MOST = 2**20
+"""Recomputations of chunks times rows that are kept: some 40 MB."""
+
+
+def rows_of_all(flavors: Sequence[Flavor], which: Any) -> list[Flavor]:
+    """Some rows of the chunks of a stage, each chunk once."""
+    known = {id(flavor): flavor for flavor in flavors}
+    found = {name: flavor.rows(which) for name, flavor in known.items()}
+    return [found[id(flavor)] for flavor in flavors]
+
+
+def counts_of(microbatches: Any) -> list[int]:
+    """The different numbers of micro-batches of some rows, ascending (`np.unique` without indices imports `numpy.ma`)."""
+    return sorted(map(int, {*microbatches.tolist()}))
+
+
 class Chunks:
     """Every chunk of a search over all rows of the parts, worked out once."""
 
@@ -111,31 +128,38 @@ class Chunks:
         self._known: dict[tuple[object, ...], tuple[Num, ...]] = {}
         self._plain: dict[tuple[object, ...], ChunkTime] = {}
         self.plain_times = parts.times(NO_MODULES, NO_MODULES)
-        self._stacked: dict[tuple[object, ...], Flavor] = {}
         self._first: dict[Recompute, JoinedMemories] = {}
 
-    def of(self, chunk: Chunk, choices: tuple[Recompute, ...], *, split: bool) -> Flavor:
-        """A chunk under each of some recomputations. `split`: its backward runs in two halves."""
+    def of(self, chunk: Chunk, choices: tuple[Recompute, ...], rows: Any, *, split: bool) -> Flavor:
+        """A chunk under each of some recomputations, for some rows of the parts. `split`: its backward runs in two halves."""
         import numpy as np
 
-        key = (chunk.runs, chunk.embedding, chunk.head, choices, split)
-        if key not in self._stacked:
-            each = [self._one(chunk, choice) + (self._halves(chunk, choice) if split else ()) for choice in choices]
-            size = len(self.parts.keys)
-            stacked = [np.stack([np.broadcast_to(x, (size,)) for x in same]) for same in zip(*each, strict=True)]
-            self._stacked[key] = Flavor(*stacked)
-        return self._stacked[key]
+        if len(self._known) * len(self.parts.keys) > MOST:
+            self._known.clear()
+        each = [self._one(chunk, choice, split=split) for choice in choices]
+        found = []
+        for same in zip(*each, strict=True):
+            column = np.empty((len(choices), rows.size))
+            for row, values in zip(column, same, strict=True):
+                row[:] = some(values, rows)
+            found.append(column)
+        return Flavor(*found)
 
-    def _one(self, chunk: Chunk, choice: Recompute) -> tuple[Num, ...]:
-        key = (chunk.runs, chunk.embedding, chunk.head, choice)
+    def _one(self, chunk: Chunk, choice: Recompute, *, split: bool) -> tuple[Num, ...]:
+        key = (chunk.runs, chunk.embedding, chunk.head, choice, split)
         if key not in self._known:
             times, memories = self.under(choice)
             if key[:3] not in self._plain:
                 self._plain[key[:3]] = plain_time(self.plain_times, chunk)
-            seconds, memory = self._plain[key[:3]], memories.chunk(chunk)
+            seconds, memory = self._plain[key[:3]], chunk_peaks(memories.parts(chunk))
             extra = memory.forward.bytes - memory.saved, memory.backward.bytes - memory.saved
             saved = memory.saved + self.output(chunk)
-            self._known[key] = (seconds.forward_s, seconds.backward_s + replay_s(times, chunk), saved, *extra)
+            halves: tuple[Num, ...] = ()
+            if split:
+                half = memories.split(chunk)
+                halves = seconds.weight_s, half.kept, half.inputs.bytes - memory.saved, half.weights
+            backward_s = seconds.backward_s + replay_s(times, chunk)
+            self._known[key] = (seconds.forward_s, backward_s, saved, *extra, *halves)
         return self._known[key]
 
     def output(self, chunk: Chunk) -> Num:
@@ -144,17 +168,6 @@ class Chunks:
             kept = not chunk.embedding and self.job.software.family in EAGER_TORCH
             return self.parts.whole.logits_bytes if kept else 0.0
         return 0.0 if self.job.software.activations.deallocate_pipeline_outputs else self.parts.whole.boundary_bytes
-
-    def _halves(self, chunk: Chunk, choice: Recompute) -> tuple[Num, ...]:
-        """What a chunk has more whose backward runs in two halves."""
-        memories = self.under(choice)[1]
-        half, whole = memories.split(chunk), memories.chunk(chunk).saved
-        return (
-            self._plain[chunk.runs, chunk.embedding, chunk.head].weight_s,
-            half.kept,
-            half.inputs.bytes - whole,
-            half.weights,
-        )
 
     def first(self, chunk: Chunk, choice: Recompute, rows: Any) -> list[tuple[int, PartMemory]]:
         """The parts of a chunk where gradients come into being, some rows of the parts."""

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import inf
-from typing import Protocol
+from math import exp, inf
+from typing import Any, Protocol
 
 from steptime import fsdp
 from steptime.answer.interval import interval_at
-from steptime.answer.measured import place_of
+from steptime.answer.measured import RECOMPUTE, clipped, measured, place_of
 from steptime.base.config import ConfigError
 from steptime.job.candidates import Candidates
 from steptime.job.job import Job, facts
@@ -28,9 +28,6 @@ from steptime.search.space import Axes, Counts, Grid, Shape, seat, zero_levels
 from steptime.software.performance import resolve
 from steptime.software.settings import Share
 from steptime.timing.part_times import pricing
-
-PLACES = ((8, 1, 1, 1), (8, 8, 1, 1), (1024, 8, 8, 1), (1024, 8, 8, 8), (4096, 1, 1, 1))
-"""Layouts, as (devices, tp, pp, cp), whose intervals of memory are looked at: the narrowest counts for all."""
 
 
 class Bound(Protocol):
@@ -106,11 +103,21 @@ class Screen:
         return usual(self.plan)
 
     @cached_property
-    def margin(self) -> float:
-        """Ln of the 90th percentile of reserved memory over the estimate: the least of any layout's."""
+    def margin(self) -> dict[str, float]:
+        """Of each granularity of recomputation the least ln of the 90th percentile of reserved memory over the estimate.
+
+        Degrees and micro-batch widen it outside of what was measured alone (`measured.HELD_PER_DOUBLING`).
+        """
         place = place_of(self.job)
-        at = [(*place.at[:3], *map(float, where), batch) for where in PLACES for batch in (1.0, 8.0)]
-        return min(interval_at("memory", place._replace(at=one)).high for one in at)
+        inside = place._replace(at=(*place.at[:3], *clipped(place, measured("memory"))[3:]))
+        kinds = {name: inside.kind._replace(recompute=name) for name in RECOMPUTE}
+        return {name: interval_at("memory", inside._replace(kind=kind)).high for name, kind in kinds.items()}
+
+    def most(self, choices: Sequence[Recompute]) -> Any:
+        """`Block.most` of some recomputations."""
+        import numpy as np
+
+        return np.array([[exp(self.margin[choice.form(1).granularity])] for choice in choices])
 
     def blocks(self, devices: int, gbs: int) -> Iterator[tuple[float, Block]]:
         """Every layout on so many devices with this batch, and the share of them that is done with each block."""
@@ -134,7 +141,7 @@ class Screen:
         parts = self.parts(keys, found.devices)
         chunks = Chunks(self.job, parts)
         priced = pricing(Candidates(self.job, dp=found.devices).as_job)
-        common = Pipelines(self.job, zeros, useful, chunks, sketches, priced, self.margin)
+        common = Pipelines(self.job, zeros, useful, chunks, sketches, priced, self.most)
         plain = facts(self.job)
         if bound := self.bound:
             listed = sorted(listed, key=lambda one: (bound.changes(one), -min(one.vpp, 8)))
@@ -163,7 +170,7 @@ class Screen:
             choices = self.choices(stages.layers, shape.schedule)
             together = shape.pp == 1 and fsdp.applies(job)
             blocks = (
-                sharded.blocks(job, zero, found, stages, shape, choices, self.margin)
+                sharded.blocks(job, zero, found, stages, shape, choices, self.most)
                 if together
                 else walked.blocks(job, zero, found, stages, shape, choices)
             )

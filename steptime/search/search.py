@@ -66,7 +66,8 @@ class Found(NamedTuple):
     def within(self, capacity_bytes: float) -> Found:
         """Those that may fit in a device of so much memory."""
         block = self.block
-        mine = block.within(self.held_bytes, block.outside[self.row], capacity_bytes)
+        outside = block.outside[self.row]
+        mine = (self.held_bytes - outside) * block.most[self.choice, 0] + outside <= capacity_bytes
         columns = {name: getattr(self, name)[mine] for name in ("choice", "row", "value", "step_s", "held_bytes")}
         return self._replace(**columns)
 

@@ -16,7 +16,7 @@ from steptime.cost.comm import collective
 from steptime.job.job import Job
 from steptime.job.mesh import Group, group, members_per_domain
 from steptime.schedule import default_group
-from steptime.search.pipeline import Flavor, Stages, sums
+from steptime.search.pipeline import Flavor, Stages, counts_of, sums
 from steptime.search.states import Sent
 from steptime.search.walk_columns import makespans, unlike
 from steptime.software.settings import Share
@@ -141,8 +141,8 @@ def group_sizes(stages: Stages, microbatches: Any) -> Any:
 
     if stages.vpp == 1:
         return microbatches
-    groups = {m: float(default_group(stages.pp, int(m))) for m in np.unique(microbatches)}
-    return np.array([groups[m] for m in microbatches])
+    groups = {m: float(default_group(stages.pp, m)) for m in counts_of(microbatches)}
+    return np.array([groups[m] for m in microbatches.tolist()])
 
 
 def reduce_s(
@@ -238,9 +238,12 @@ def _worst(calls: list[Sent], at: Any) -> Num:
 
 
 def partial_s(found: Pipe, bytes_: list[Num], at: Any, priced: Pricing, tp: Any) -> Num:
-    """Seconds of the all-reduce over tp of gradients that sequence parallelism leaves partial, of the busiest stage."""
+    """Seconds of the all-reduce over tp of gradients that sequence parallelism leaves partial, of the busiest stage.
+
+    `bytes_`, `tp`: by spread; `at`: the spread of each layout.
+    """
     over = Group("tp", tp, 1)
-    each = [collective("all_reduce", of[at], over, priced.context.tiers).time_s for of in bytes_]
+    each = [collective("all_reduce", of, over, priced.context.tiers).time_s[at] for of in bytes_]
     result: Num = each[0]
     for kind in range(1, len(each)):
         result = where(found.busiest == kind, each[kind], result)

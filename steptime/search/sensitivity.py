@@ -9,8 +9,8 @@ from steptime.answer.result import Estimate, estimate
 from steptime.base.config import ConfigError
 from steptime.hardware.machine import Accelerator, Machine, Tier
 from steptime.job.job import Job
-from steptime.search.fastest import fastest
-from steptime.search.search import Asked, Search
+from steptime.search.fastest import fastest, within
+from steptime.search.search import Asked
 
 MORE = 1.1
 """How much better each figure is taken to be."""
@@ -145,10 +145,10 @@ def _memory(job: Job) -> Iterator[Gain]:
     more = {name: MORE * getattr(chip, name) for name in ("memory_bytes", "usable_memory_bytes")}
     asked = Asked((job.parallelism.devices,), (job.data.gbs,))
     try:
-        then = fastest(on(job, with_chip(job.machine, chip.model_copy(update=more))), asked, chip.usable_memory_bytes)
+        then = fastest(on(job, with_chip(job.machine, chip.model_copy(update=more))), asked, job)
     except ConfigError:
         return
-    now = Search(job, asked, found=[one.within(chip.usable_memory_bytes) for one in then.found])
+    now = within(then, job)
     if now.best is not None and then.best is not None:
         held = f"{chip.usable_memory_bytes / 2**30:,.1f} GiB usable"
         change = then.best.step_s / now.best.step_s - 1.0

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
+from typing import Any
 
 from steptime import fsdp
 from steptime.answer.verdict import stage_rows
@@ -30,9 +31,9 @@ def blocks(
     stages: Stages,
     shape: Shape,
     choices: Sequence[Recompute],
-    margin: float,
+    most: Callable[[Sequence[Recompute]], Any],
 ) -> Iterator[Block]:
-    """One block for each recomputation of the layouts without a pipeline. `margin`: as `Block`'s."""
+    """One block for each recomputation of the layouts without a pipeline. `most`: as `Pipelines`'."""
     import numpy as np
 
     rows = rows_of(grid, [zero], shape)
@@ -52,7 +53,7 @@ def blocks(
                 allocated[mine[at]], reserved[mine[at]] = found
         yield Block(
             job, grid.devices, grid.gbs, stages, shape.split, zero, (choice,), rows, np.isfinite(step), step[None],
-            (allocated + outside)[None], (reserved + outside)[None], capacity, margin, outside,
+            (allocated + outside)[None], (reserved + outside)[None], capacity, most([choice]), outside,
         )  # fmt: skip
 
 

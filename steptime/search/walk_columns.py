@@ -16,7 +16,7 @@ from steptime.schedule import default_group
 from steptime.schedule.graph import Graph, graph
 from steptime.schedule.orders import described, first_backward, shortened
 from steptime.schedule.walk import REPEATS
-from steptime.search.pipeline import Flavor, Stages
+from steptime.search.pipeline import Flavor, Stages, counts_of
 
 WIDTH = 1024
 """Layouts that are walked together."""
@@ -64,7 +64,7 @@ def makespans(
         costs += [flavor.backward_s - flavor.weight_s for flavor in each] + [flavor.weight_s for flavor in each]
     sends = [np.broadcast_to(seconds, shape) for seconds in (0.0, *boundaries, *boundaries)]
     result = np.array(np.broadcast_to(least, shape), dtype=float)
-    for m in np.unique(microbatches).astype(int).tolist():
+    for m in counts_of(microbatches):
         left = np.broadcast_to(wanted & (microbatches == m), shape)
         for repeats in (REPEATS, 4 * REPEATS):
             run = _run(stages.schedule, stages.pp, stages.vpp, m, repeats)

@@ -68,7 +68,7 @@ def blocks(
         empty = np.full(size, np.inf)
         block = Block(
             job, grid.devices, grid.gbs, stages, shape.split, zero, tuple(choices), one, np.array([True]), empty.copy(),
-            empty.copy(), empty.copy(), capacity, 0.0, np.zeros(1),
+            empty.copy(), empty.copy(), capacity, np.ones((len(choices), 1)), np.zeros(1),
         )  # fmt: skip
         for choice in range(len(choices)):
             try:

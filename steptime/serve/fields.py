@@ -1,4 +1,4 @@
-"""The fields of the what-if page: which settings, and what each may be, as the sections of a plan declare it."""
+"""The fields of the what-if page: which settings, and their valid values, from the classes of a plan's sections."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Field(NamedTuple):
     path: str
     label: str
     kind: Literal["choice", "number", "power"]
-    """power: a slider over powers of two beside its number."""
+    """power: a slider over powers of two next to the number."""
     required: bool = False
     most: int = 0
-    """Of a slider, the largest power of two."""
+    """For a slider, the largest power of two."""
 
 
 FIELDS = (
@@ -62,14 +62,14 @@ def choices(path: str) -> list[str]:
 
 
 def words_of(annotation: Any) -> list[Any]:
-    """The words of a Literal, wherever it stands in an annotation."""
+    """The words of a Literal, at any depth of an annotation."""
     if get_origin(annotation) is Literal:
         return list(get_args(annotation))
     return [word for part in get_args(annotation) for word in words_of(part)]
 
 
 def values(data: dict[str, Any], job: Job) -> dict[str, dict[str, Any]]:
-    """What the plan says of every field, and what it comes to."""
+    """The plan's value of every field, and the resolved value."""
     resolved: dict[str, Any] = {
         "model.preset": job.model.name,
         "hardware.node_type": job.machine.name,
@@ -84,7 +84,7 @@ def values(data: dict[str, Any], job: Job) -> dict[str, dict[str, Any]]:
 
 
 def said(data: dict[str, Any], path: str) -> Any:
-    """What a plan says at a path; the short forms of model and hardware are what they stand for."""
+    """A plan's value at a path; short forms of model and hardware are expanded."""
     section, _, name = path.partition(".")
     found = data.get(section)
     if isinstance(found, str) and path in {"model.preset", "hardware.node_type"}:

@@ -11,7 +11,7 @@ from steptime.serve.fields import FIELDS, Field, choices
 
 
 def page(start: dict[str, Any]) -> str:
-    """The document, opened with a plan."""
+    """The HTML document, opened with a plan."""
     body = join(
         el("aside", form(), aria_label="the plan"),
         el("div", el("div", "", id="problems", role="alert"), el("section", id="compare", hidden="", aria_label="comparison"),
@@ -46,7 +46,7 @@ def form() -> Html:
 
 
 def field(of: Field) -> Html:
-    """One setting with its label and room for what is wrong with it."""
+    """One setting with its label and space for its problem."""
     if of.kind == "choice":
         options = [] if of.required else [el("option", "default", value="")]
         if of.path == "model.preset":
@@ -57,7 +57,7 @@ def field(of: Field) -> Html:
 
 
 def row(path: str, label: str, control: Html) -> Html:
-    """A label, its control, and the line under it."""
+    """A label, its control, and the line below it."""
     wrong = el("p", "", class_="wrong", id=f"e-{path}", data_wrong=path)
     return el("div", el("label", label, for_=f"f-{path}"), el("span", control, class_="control"), wrong, class_="field")
 

@@ -1,4 +1,4 @@
-"""The server of the what-if page: standard library alone, for one person on this machine.
+"""The server of the what-if page: standard library only, for one person on this machine.
 
 It listens on the loopback address unless told otherwise, answers only requests that name its own address (a page elsewhere that
 points its name here is turned away: DNS rebinding), reads no file for a request, and bounds what a request may hold and take.
@@ -21,13 +21,13 @@ from steptime.serve import whatif
 from steptime.serve.page import page
 
 MOST_BYTES = 200_000
-"""The largest request [B]."""
+"""Largest request [B]."""
 MOST_SECONDS = 10.0
-"""The longest that an estimate may take, and that a connection may be silent [s]."""
+"""Time limit of an estimate, and of a silent connection [s]."""
 SEARCH_SECONDS = 60.0
-"""The longest that a search may take [s]."""
+"""Time limit of a search [s]."""
 AT_ONCE = 4
-"""Requests that are worked on at once; others are told to come back."""
+"""Requests handled at once; further ones are asked to retry."""
 
 
 class OverTimeError(Exception):
@@ -35,7 +35,7 @@ class OverTimeError(Exception):
 
 
 class Server(ThreadingHTTPServer):
-    """The server with what it was started with."""
+    """The server with its configuration."""
 
     daemon_threads = True
     allow_reuse_address = True
@@ -48,16 +48,16 @@ class Server(ThreadingHTTPServer):
         own = self.server_address[1]
         names = {"127.0.0.1", "localhost", "[::1]", f"[{host}]" if ":" in host else host}
         self.hosts = {f"{name}:{own}" for name in names} | (names if own == 80 else set())
-        """What the Host of a request may say."""
+        """Accepted values of a request's Host header."""
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of a browser that went away before it had its answer."""
+        """Suppress the error of a browser that disconnected before it had its answer."""
         if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
             super().handle_error(request, client_address)
 
     @property
     def url(self) -> str:
-        """Where the page is."""
+        """The address of the page."""
         host, port = str(self.server_address[0]), self.server_address[1]
         return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
 
@@ -72,7 +72,7 @@ class Handler(BaseHTTPRequestHandler):
     timeout = MOST_SECONDS
 
     def do_GET(self) -> None:
-        """The page; nothing else is here."""
+        """Serve the page; there is nothing else."""
         if not self.known():
             return
         path = self.path.partition("?")[0]
@@ -99,7 +99,7 @@ class Handler(BaseHTTPRequestHandler):
             self.server.slots.release()
 
     def estimate(self, raw: bytes) -> None:
-        """Answer with the report, or with what is wrong."""
+        """Answer with the report, or with the problems."""
         most = MOST_SECONDS
         try:
             asked = whatif.read_request(json.loads(raw))
@@ -116,7 +116,7 @@ class Handler(BaseHTTPRequestHandler):
         self.reply(HTTPStatus.OK, json.dumps(found, allow_nan=False).encode(), "application/json")
 
     def known(self) -> bool:
-        """Whether the request names this server, and comes from its own page."""
+        """Whether the request names this server and comes from its own page."""
         host, origin = self.headers.get("Host", ""), self.headers.get("Origin")
         if host.lower() not in self.server.hosts:
             self.refuse(HTTPStatus.MISDIRECTED_REQUEST, "the Host header names another server")
@@ -141,14 +141,14 @@ class Handler(BaseHTTPRequestHandler):
         return None
 
     def refuse(self, status: HTTPStatus, why: str) -> None:
-        """Say no in one line, and end the connection: its body was not read."""
+        """Refuse in one line and close the connection, since its body was not read."""
         self.close_connection = True
         self.reply(
             status, json.dumps({"ok": False, "errors": [{"path": "", "line": why}]}).encode(), "application/json"
         )
 
     def reply(self, status: HTTPStatus, raw: bytes, kind: str) -> None:
-        """Send an answer that no other page may frame, read or keep."""
+        """Send an answer that other pages may not frame, read or keep."""
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(raw)))
@@ -160,7 +160,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(raw)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  the base class's name
-        """Nothing is logged."""
+        """Requests are not logged."""
 
 
 HEADERS = {

@@ -1,4 +1,4 @@
-"""One request of the what-if page: a plan as YAML and changes to it, to the changed plan and its report.
+"""One request of the what-if page: a plan as YAML and changes to it become the changed plan and its report.
 
 The browser's text is data and nothing else: a plan of a page names no file (`refuse_files`), and its size is bounded before
 anything is estimated.
@@ -27,26 +27,26 @@ from steptime.serve.fields import FIELDS, values
 from steptime.timing.timeline import Timeline
 
 MOST_ACTIONS = 150_000
-"""Forwards and backwards of a step that a page waits for."""
+"""Most forwards and backwards of a step that a page waits for."""
 MOST_LAYERS = 2_000
 NAME = "plan"
-"""What error lines call the text."""
+"""Name of the text in error lines."""
 
 
 class Asked(NamedTuple):
-    """What the page asks for."""
+    """A request of the page."""
 
     yaml: str
     changes: dict[str, Any]
-    """By dotted path; None takes a setting out."""
+    """By dotted path; None removes a setting."""
     devices: int | None
-    """So many in all: dp follows from the other degrees."""
+    """Total number of devices: dp follows from the other degrees."""
     pinned: str
     """A plan to compare with, "" for none."""
     full: bool
-    """The whole report, not only its answer, memory and step."""
+    """Whether to send the whole report instead of only answer, memory and step."""
     best: bool = False
-    """The best layout of the plan's devices in place of its own."""
+    """Whether to replace the plan's layout with the best one for its devices."""
 
 
 def read_request(data: Any) -> Asked:
@@ -73,7 +73,7 @@ def plain(value: Any) -> bool:
 
 
 def answer(asked: Asked, files: frozenset[str] = frozenset()) -> dict[str, Any]:
-    """The changed plan, the values of the fields, and the report or what is wrong.
+    """The changed plan, the values of the fields, and the report or the problems.
 
     `files`: machine files that the command line named, which a plan may keep.
     """
@@ -106,7 +106,7 @@ def answer(asked: Asked, files: frozenset[str] = frozenset()) -> dict[str, Any]:
 
 
 def changed(data: dict[str, Any], asked: Asked) -> tuple[dict[str, Any], list[ConfigProblem]]:
-    """The plan with the changes in it, and what of them cannot be made."""
+    """The plan with the changes applied, and those that cannot be applied."""
     problems: list[ConfigProblem] = []
     for path, value in asked.changes.items():
         try:
@@ -127,7 +127,7 @@ def changed(data: dict[str, Any], asked: Asked) -> tuple[dict[str, Any], list[Co
 
 
 def put_best(data: dict[str, Any], job: Job) -> str:
-    """Give a plan the fastest layout that fits; says how many there were and what changes.
+    """Give a plan the fastest layout that fits; reports how many there were and what changes.
 
     Raises:
         ConfigError: no layout can run, or none fits.
@@ -144,7 +144,7 @@ def put_best(data: dict[str, Any], job: Job) -> str:
 
 
 def drop(data: dict[str, Any], path: str) -> None:
-    """Take a setting out, where it is there."""
+    """Remove a setting, where it exists."""
     *parents, last = path.split(".")
     node: Any = data
     for key in parents:
@@ -179,7 +179,7 @@ def job_of(data: dict[str, Any], files: frozenset[str], before: Iterable[ConfigP
 
 
 def refuse_files(data: dict[str, Any], files: frozenset[str]) -> Iterable[ConfigProblem]:
-    """What of a plan would be read from a file of this machine."""
+    """Values of a plan that would be read from a file of this machine."""
     model, hardware = data.get("model"), data.get("hardware")
     if isinstance(model, dict) and "hf" in model:
         yield ConfigProblem("model.hf: the page cannot read files; start it with 3dtrn serve PLAN", "model.hf")

@@ -1,1 +1,1 @@
-"""What a framework does: profiles, recipes, recomputation, fitted efficiency, calibration."""
+"""Frameworks: profiles, recipes, recomputation, fitted efficiency, calibration."""

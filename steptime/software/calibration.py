@@ -1,4 +1,4 @@
-"""How much longer a team's own steps take than their estimates: the `performance.calibration` section of a config."""
+"""Factor by which a team's own steps are longer than estimated: the `performance.calibration` section of a config."""
 
 from math import exp, fsum, log
 from typing import NamedTuple, Self
@@ -8,22 +8,22 @@ from pydantic import Field
 from steptime.base.config import Config
 
 LOWEST, HIGHEST = 0.67, 1.5
-"""Bounds of a factor (assumed). Sound inputs on a known machine err by less; beyond, a run is not what its config says."""
+"""Bounds of a factor (assumed). Correct configs on a known machine err by less; beyond, the run differs from its config."""
 DOUBT = 0.25
-"""Runs' worth of trust in the uncalibrated estimate: n runs count n / (n + 0.25). Of 0, 0.1, 0.25, 0.5, 1 and 2 this gives the
-smallest mean error where one run of a model, accelerator, precision and release calibrates its siblings, over all rows marked fit
-(benchmarks/calibrate.py)."""
+"""Weight of the uncalibrated estimate, in runs: n runs count n / (n + 0.25). Of 0, 0.1, 0.25, 0.5, 1 and 2 this gives the
+smallest mean error where one run of a model, accelerator, precision and release calibrates its siblings, over all rows marked
+fit (benchmarks/calibrate.py)."""
 
 
 class Factor(NamedTuple):
-    """A factor on the step, and whether a bound holds it."""
+    """A factor on the step time, and whether a bound limits it."""
 
     value: float
     bounded: bool
 
 
 def factor_of(ratios: list[float]) -> Factor:
-    """The geometric mean of measured / estimated, shrunk towards 1 and held within the bounds.
+    """The geometric mean of measured / estimated, shrunk towards 1 and limited by the bounds.
 
     >>> round(factor_of([1.2]).value, 4), factor_of([3.0])
     (1.157, Factor(value=1.5, bounded=True))
@@ -36,22 +36,22 @@ def factor_of(ratios: list[float]) -> Factor:
 
 
 class Calibration(Config, allow_inf_nan=False):
-    """A factor on the seconds of kernels, launch gaps, links and hops. What a collective or the host takes at a start stays."""
+    """A factor on the seconds of kernels, launch gaps, links and hops. Fixed costs of collectives and the host are unchanged."""
 
     factor: float = Field(ge=LOWEST, le=HIGHEST)
     ratios: list[float] = Field(default_factory=list)
-    """Measured over estimated step, one per run that the factor comes from."""
+    """Measured over estimated step time, one per run."""
     source: str = ""
     """The file of these runs."""
 
     @classmethod
     def of(cls, ratios: list[float], source: str) -> Self:
-        """The calibration that some runs give."""
+        """The calibration from some runs."""
         return cls(factor=factor_of(ratios).value, ratios=ratios, source=source)
 
     @property
     def words(self) -> list[str]:
-        """What the estimate rests on, as lines of its assumptions."""
+        """What the calibration is based on, as lines of the assumptions."""
         if not self.ratios:
             return [f"calibrated: modeled kernel and link times x {self.factor:.3f}, set in the config"]
         n, low, high = len(self.ratios), min(self.ratios), max(self.ratios)
@@ -72,5 +72,5 @@ class Calibration(Config, allow_inf_nan=False):
 
 
 def slowdown(calibration: Calibration | None) -> float:
-    """Factor on modeled seconds: 1, or what a calibration says."""
+    """Factor on modeled seconds: 1, or the calibration's."""
     return 1.0 if calibration is None else calibration.factor

@@ -1,4 +1,4 @@
-"""Constants fitted on measured training runs: what a whole step reaches of rates that are measured alone.
+"""Constants fitted on measured training runs: what a whole step reaches of rates that were measured in isolation.
 
 data/efficiency.yaml holds them, written by `python benchmarks/fit_constants.py` from the measured rows marked `fit`, with the
 command, the rows and what is left over. What else leans on these rows is a setting of one trainer's profile, and says so in the
@@ -19,16 +19,16 @@ EFFICIENCY_FILE = Path(__file__).parents[1] / "data" / "efficiency.yaml"
 
 
 class Efficiency(NamedTuple):
-    """The constants of the file; with 1.0 everywhere rates are those measured alone, and every profile's kernels alike."""
+    """The constants of the file; with 1.0 every rate is the one measured in isolation, and all profiles' kernels are equal."""
 
     sustained_share: dict[str, dict[str, float]]
     """Accelerator -> GEMM dtype -> share of `sustained_flops` that the GEMMs of a training step reach."""
     default_share: float
     """That share where no measured run has the accelerator or the dtype."""
     recipe_gap: float
-    """Launch gaps of a layer in a low-precision recipe over those of the same layer in bf16: its casts are kernels too."""
+    """Launch gaps of a layer with a low-precision recipe divided by those of the layer in bf16: its casts are kernels too."""
     compute_factor: dict[str, float]
-    """Software profile, or profile@release -> seconds of its kernels and launches over the constants'."""
+    """Software profile, or profile@release -> factor on the seconds of its kernels and launches."""
 
 
 NOTHING_FITTED = Efficiency({}, 1.0, 1.0, {})
@@ -43,13 +43,13 @@ def _shipped() -> Efficiency:
 
 
 def efficiency() -> Efficiency:
-    """The constants in force: the shipped ones, or those of the innermost `using`."""
+    """The constants in force: the shipped ones, or those of the innermost `using` block."""
     return _override[-1] if _override else _shipped()
 
 
 @contextmanager
 def using(constants: Efficiency) -> Iterator[None]:
-    """Run a block with other constants, as a fit or an ablation does."""
+    """Run a block with other constants, for a fit or an ablation."""
     _override.append(constants)
     try:
         yield
@@ -64,11 +64,11 @@ def share_family(precision: str) -> str:
 
 
 def sustained_share(accelerator: str, precision: str) -> float:
-    """Share of the GEMM rate measured alone that a training step reaches on an accelerator."""
+    """Share of the isolated GEMM rate that a training step reaches on an accelerator."""
     return efficiency().sustained_share.get(accelerator, {}).get(share_family(precision), efficiency().default_share)
 
 
 def compute_factor(software: str) -> float:
-    """Seconds of a profile's kernels over the constants'; a release that is not listed takes its profile's."""
+    """Factor on the seconds of a profile's kernels; a release that is not listed takes its profile's."""
     known = efficiency().compute_factor
     return known.get(software) or known.get(software.partition("@")[0], 1.0)

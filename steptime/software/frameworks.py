@@ -1,4 +1,4 @@
-"""What the frameworks behind the software profiles can run: one entry for each profile that extends no other."""
+"""What each framework can run: one entry per profile that extends no other."""
 
 from typing import NamedTuple
 
@@ -20,21 +20,21 @@ class Framework(NamedTuple):
     replicates_kv: bool = True
     """tp may exceed n_kv_heads: key and value heads are copied."""
     context: tuple[str, ...] = ()
-    """Values of cp_comm_type that it runs; none: it has no context parallelism."""
+    """Supported values of cp_comm_type; empty: no context parallelism."""
     copies_cut_cp: bool = False
     """The ranks of one sequence may lie in different replicas of the shards."""
     rounds: bool = False
-    """Interleaving goes in rounds of any size (torch); else in groups of pp micro-batches (Megatron)."""
+    """Whether interleaving runs in rounds of any size (torch); else in groups of pp micro-batches (Megatron)."""
     recipes: tuple[str, ...] = TRANSFORMER_ENGINE
-    """Low-precision recipes that it runs its projections in."""
+    """Supported low-precision recipes."""
     optimizers: tuple[str, ...] = ("adamw", "lion", "sgd")
-    """Optimizers that are modeled with it."""
+    """Optimizers that are modeled for it."""
     experts: bool = False
-    """Its mixtures of experts are modeled."""
+    """Whether its mixtures of experts are modeled."""
 
     @property
     def optimizer_words(self) -> str:
-        """Optimizers that are modeled with it, in words."""
+        """The modeled optimizers, in words."""
         return ", ".join(self.optimizers)
 
 
@@ -51,6 +51,8 @@ FRAMEWORKS = {
         experts=True,
     ),
     "megatron-2021": Framework((0, 1), (0, 1), recipes=()),
+    # deepspeedai/Megatron-DeepSpeed megatron/model/transformer.py, --ds-sequence-parallel-size: DistributedAttention
+    "megatron-deepspeed": Framework((0, 1), (0, 1), context=("a2a",), recipes=()),
     # DistributedDataParallel, and ZeroRedundancyOptimizer; torch/distributed/tensor/experimental/_context_parallel rotates keys
     # and values by "allgather" or "alltoall", which is a ring: each rank sends to the next one
     "torch": Framework(

@@ -46,7 +46,7 @@ ITEMSIZE: dict[str, float] = {"fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0
 Precision: TypeAlias = Annotated[
     Dtype | RecipeName, BeforeValidator(lambda word: "fp8_delayed" if word == "fp8" else word)
 ]
-"""What the projections of the blocks are computed in: a dtype, or a recipe of `precision.py` over bf16."""
+"""What the projections of the blocks are computed in: a dtype, or a recipe of `precision.py` on top of bf16."""
 
 CheckpointType: TypeAlias = Literal["none", "selective", "super-selective", "per-op", "full"]
 """selective and super-selective are Megatron's; per-op is torchtitan's selective checkpointing (`model.segments.per_op`)."""
@@ -62,11 +62,11 @@ class Recompute(Config):
     """Layers of each pipeline stage and virtual chunk: one number for all, or one per stage (pp) or per chunk (pp*vpp)."""
     modules: list[Module] | None = None
     memory_budget: float | None = Field(default=None, ge=0.7, le=1)
-    """activation_memory_budget: the share of what a block would save, its input apart; below 0.7 matrix products run again."""
+    """activation_memory_budget: the share of what a block would save, without its input; below 0.7 matrix products run again."""
 
 
 class Options(Config):
-    """The switches a profile sets and a config file may override."""
+    """The switches that a profile sets and a config file may override."""
 
     precision: Precision | None = None
     fp8_params: bool | None = None
@@ -111,7 +111,7 @@ class Performance(Options):
     activation_checkpointing_type: CheckpointType | None = None
     recompute: Section[Recompute] | None = None
     offload_modules: list[OffloadModule] | None = None
-    """Modules whose inputs wait for backward in the host's memory (Megatron-Core's fine-grained activation offloading)."""
+    """Modules whose inputs are offloaded to host memory until backward (Megatron-Core's fine-grained activation offloading)."""
     overlap: Section[Overlap] | None = None
     moe: Section[MoeSettings] = Field(default_factory=MoeSettings)
     software: str | None = None
@@ -129,7 +129,7 @@ class Software(Config):
 
     name: str
     family: str
-    """The profile that it extends in the end, which says what its framework can run."""
+    """The profile at the end of its chain of `extends`; it decides what its framework can run."""
     description: str
     precision: Precision
     layout: LayoutSettings
@@ -143,11 +143,11 @@ class Software(Config):
     sources: dict[str, str]
     """Setting -> framework file and line, document, or `assumed`."""
     any_layout: bool = False
-    """Fp8 products of the device take operands in any layout: `on` sets it."""
+    """Whether fp8 products of the device take operands in any layout; set by `on`."""
     compute_capability: float = 0.0
-    """NVIDIA's number of the device's architecture: `on` sets it; 0 where it has none."""
+    """NVIDIA's compute capability of the device; set by `on`, 0 where it has none."""
     moe: MoeSettings = Field(default_factory=MoeSettings)
-    """How a mixture of experts runs: as the job says, else as published recipes do."""
+    """How a mixture of experts runs: from the job, else as published recipes do."""
 
     def settings(self) -> dict[str, Any]:
         """All switches as plain data, flat, by the keys that profiles and configs write them under."""
@@ -155,7 +155,7 @@ class Software(Config):
         return said | {"overlap": dict(self.overlap)}
 
     def replace(self, **settings: Any) -> Self:
-        """This software with switches changed, each in its group: `software.replace(precision="fp16", norm_impl="fused")`.
+        """This software with some switches changed, each in its group: `software.replace(precision="fp16", norm_impl="fused")`.
 
         Raises:
             TypeError: there is no such switch.
@@ -169,7 +169,7 @@ class Software(Config):
         return self.model_copy(update=changes)
 
     def on(self, machine: Machine) -> Self:
-        """The profile on a machine: with the kernel times that eager torch was measured to have there, else its hosts' pace."""
+        """The profile on a machine: with the kernel times measured there for eager torch, else scaled by its hosts' pace."""
         device = machine.accelerator
         changes: dict[str, Any] = {
             "any_layout": device.microscaling,
@@ -188,7 +188,7 @@ class Software(Config):
 
     @property
     def compute_dtype(self) -> Dtype:
-        """The dtype of all that no recipe quantizes."""
+        """The dtype of everything that no recipe quantizes."""
         return "bf16" if self.precision in RECIPES else cast("Dtype", self.precision)
 
     @property
@@ -231,7 +231,7 @@ _GROUP_OF: dict[str, str] = {
     **{key: group for group, cls in SETTING_GROUPS.items() for key in cls.model_fields if key != "measured"},
     "overlap": "",
 }
-"""Switch -> the group that holds it; "": `Software` itself."""
+"""Switch -> the group that contains it; "": `Software` itself."""
 _BLOCK = {"norm_impl": "fused", "activation_impl": "fused", "rope_impl": "fused"}
 COMPILED: dict[str, dict[str, str]] = {"none": {}, "blocks": _BLOCK, "all": _BLOCK | {"loss_impl": "compiled"}}
 """What inductor makes of a block and of the loss: element-wise operations in a row, with the sums beside them, are one kernel.
@@ -239,7 +239,7 @@ COMPILED: dict[str, dict[str, str]] = {"none": {}, "blocks": _BLOCK, "all": _BLO
 The tensors that are kept for backward then are those of AOTAutograd's min-cut partitioner, byte for byte (tests/truth/
 test_torch_compile.py): what a matrix product or attention reads and cannot be fused with, and the sums of each row."""
 EAGER_TORCH = frozenset({"torch", "fsdp2"})
-"""Profiles that launch torch's own kernels one by one, as the microbenchmark does."""
+"""Profiles that launch torch's own kernels one by one, like the microbenchmark."""
 _UNSAID: frozenset[str] = frozenset(Performance.model_fields) - frozenset(Options.model_fields)
 
 
@@ -262,7 +262,7 @@ def software_names() -> list[str]:
 
 @cache
 def load_software(name: str) -> Software:
-    """The profile `name`, or `name@release`, as its file says; the files ship with steptime, and its tests validate them.
+    """The profile `name`, or `name@release`, as its file states; the files ship with steptime, and its tests validate them.
 
     Raises:
         ConfigError: the name or the release is unknown (one line, with the near match).
@@ -273,7 +273,7 @@ def load_software(name: str) -> Software:
 
 
 def resolve(performance: Performance, default: str = "megatron-core", *, interleaved: bool = False) -> Software:
-    """The profile that `performance` names (else `default`), with what it says put over it and "compute" made a dtype.
+    """The profile that `performance` names (else `default`), overridden by the plan's switches, with "compute" made a dtype.
 
     A profile's overlap of pipeline sends holds for interleaved schedules only (Megatron-LM, megatron/training/arguments.py,
     validate_args: overlap_p2p_comm is off otherwise).

@@ -1,4 +1,4 @@
-"""Low-precision recipes: what a block's projections multiply, hold, save and send. One entry each; all else stays bf16.
+"""Low-precision recipes: what a block's projections multiply, store, save and send. One entry each; everything else is bf16.
 
 Attention, norms, residuals, embedding, head and the reductions of tensor parallelism keep the compute dtype (Megatron-Core
 0.16.1 core/fp8_utils.py, get_fp8_context wraps the transformer layers only; fp8_dot_product_attention is off,
@@ -26,9 +26,9 @@ class Casts(NamedTuple):
     input_backward: float
     gradient: float
     weight: float
-    """Forward and backward."""
+    """Bytes per element that the casts move, forward and backward."""
     plain_wgrad: bool = False
-    """The product for the weight's gradient runs in bf16."""
+    """Whether the product for the weight's gradient runs in bf16."""
 
 
 class Recipe(NamedTuple):
@@ -36,7 +36,7 @@ class Recipe(NamedTuple):
 
     name: str
     rates: tuple[str, ...]
-    """Rates of a machine that its products run at, the first one there."""
+    """Rates of a machine that its products run at; the first that the machine has."""
     itemsize: float
     """Bytes per element of one quantized copy of an activation or gradient."""
     weight_itemsize: float
@@ -44,9 +44,9 @@ class Recipe(NamedTuple):
     amax_reads: float
     """Reads of the whole tensor before the one that casts it."""
     tensor_scaled: bool
-    """One scale per tensor: a transpose is the same numbers moved. Else rows and columns are quantized each by themselves."""
+    """One scale per tensor: a transpose has the same values. Otherwise rows and columns are quantized separately."""
     fused_norm: bool
-    """The norm's kernel writes the quantized copies; else it writes bf16, which a cast reads."""
+    """Whether the norm's kernel writes the quantized copies; else it writes bf16, and a cast reads it."""
     proj_keeps_input: bool
     """The attention's output projection keeps its bf16 input, which attention keeps anyway, and casts it again for wgrad."""
     param_gather_itemsize: float
@@ -54,17 +54,17 @@ class Recipe(NamedTuple):
     microscaling: bool
     """Needs tensor cores that apply block scales."""
     column_reads: float = 0.0
-    """Reads of the whole tensor, weights apart, by a kernel of its own that makes the copy by columns."""
+    """Reads of the whole tensor, weights excepted, by a separate kernel that makes the copy by columns."""
     split_forward: bool = False
-    """The forward product adds up in fp32 in short stretches, as the backward ones always do."""
+    """Whether the forward product accumulates in fp32 over short stretches, as backward products always do."""
     casts: Casts | None = None
-    """Of a recipe that keeps nothing quantized; TransformerEngine's have none."""
-    # what follows is the machine's doing: `recipe` sets it
+    """For a recipe that keeps nothing quantized; TransformerEngine's have none."""
+    # the fields below depend on the machine: set by `recipe`
     copies: float = 2.0
     """Quantized copies of each tensor: by rows for the forward product, by columns for the backward ones."""
     forward_rate: float = 1.0
     backward_rate: float = 1.0
-    """Rates of the products over the machine's own."""
+    """Factor on the machine's rates of the products."""
     scale_kernels: float = 0.0
     """Kernels that lay out the scales of a product's operands before it."""
 
@@ -151,17 +151,17 @@ RECIPES: dict[str, Recipe] = {
 """
 
 ROWWISE_RATE, ROWWISE_RATE_BLACKWELL = 0.75, 0.5
-"""Rate of products with a scale per row over that of one scale per tensor, by what Llama-3 8B loses to it: 6,768 tokens/s against
-7,690 on H100 at 500 W, 8,641 against 10,417 on B200 (pytorch/ao docs/source/workflows/training.md), less what the casts take.
-0.9 to 1.0 is measured for large products alone, 0.5 for others (pytorch/pytorch pull request 147971)."""
+"""Rate of products with one scale per row divided by that with one per tensor, from the loss of Llama-3 8B: 6,768 tokens/s
+against 7,690 on H100 at 500 W, 8,641 against 10,417 on B200 (pytorch/ao docs/source/workflows/training.md), less what the casts
+take. 0.9 to 1.0 is measured for large products alone, 0.5 for others (pytorch/pytorch pull request 147971)."""
 SPLIT_ACCUMULATION = 1.0 / 1.15
-"""Rate of fp8 products that add up in fp32 over that of fast accumulation, on tensor cores before microscaling: fast
+"""Rate of fp8 products that accumulate in fp32 divided by that with fast accumulation, on tensor cores before microscaling: fast
 accumulation is 1.1 to 1.2 times as fast (pytorch/ao issue 2377, H100). Assumed for other makers' devices."""
 
 
 @cache
 def recipe(name: str, *, any_layout: bool) -> Recipe | None:
-    """The recipe `name` on a machine whose fp8 products take operands in any layout or not; None for plain dtypes.
+    """The recipe `name` on a machine whose fp8 products take operands in any layout, or do not; None for plain dtypes.
 
     Where it does, a tensor-scaled copy serves both directions, products add up in fp32 at full rate, and scales of blocks are
     laid out for the tensor cores.
@@ -195,11 +195,11 @@ def weight_bytes(of: Recipe | None, compute: float, *, stored: bool) -> float:
 
 
 def rate_of(name: str, rates: Container[str]) -> str | None:
-    """Which of a machine's rates a recipe's products run at; None where there is none."""
+    """The first of a recipe's rates that a machine has; None where it has none."""
     return next((rate for rate in RECIPES[name].rates if rate in rates), None)
 
 
 def precisions(rates: Collection[str], *, microscaling: bool) -> tuple[str, ...]:
-    """The rates of a machine, and the recipes that it runs."""
+    """The rates of a machine, and the recipes that run on it."""
     able = (entry.name for entry in RECIPES.values() if microscaling or not entry.microscaling)
     return (*rates, *(name for name in able if rate_of(name, rates)))

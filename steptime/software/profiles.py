@@ -24,7 +24,7 @@ def profile_names() -> list[str]:
 
 
 def profile_mapping(said: str) -> dict[str, Any]:
-    """The fields of the profile `said`, a name or name@release, with those of what it extends beneath them.
+    """The fields of the profile `said`, a name or name@release, including those of the profiles that it extends.
 
     Raises:
         ConfigError: the name or the release is unknown (one line, with the near match).
@@ -46,12 +46,12 @@ def profile_mapping(said: str) -> dict[str, Any]:
 
 
 def over(base: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
-    """`base` with `fields` over it; overlaps and sources are joined key by key."""
+    """`base` updated with `fields`; overlaps and sources are merged key by key."""
     joined = {key: base[key] | fields[key] for key in ("overlap", "sources") if key in base and key in fields}
     return base | fields | joined
 
 
 @cache
 def profile_releases(name: str) -> list[str]:
-    """Releases that a profile tells apart, oldest first."""
+    """Releases that a profile distinguishes, oldest first."""
     return [str(key) for key in parse_mapping(*read_source(_FOLDER / f"{name}.yaml")).get("releases", {})]

@@ -1,4 +1,4 @@
-"""Recomputation as the job says it, in one normal form."""
+"""Recomputation settings of a job in one normal form."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ MODULES_OF: dict[str, frozenset[Module]] = {
     "super-selective": SUPER_SELECTIVE,
     "per-op": frozenset[Module](("per_op",)),
 }
-"""By the word of activation_checkpointing_type."""
+"""Modules by the word of activation_checkpointing_type."""
 
 
 class Recomputation(NamedTuple):
-    """Recomputation in its one normal form: what both ways of saying it mean.
+    """Recomputation in normal form: the meaning of both ways to state it.
 
     `selective` recomputes `modules` in every layer. `full` recomputes whole layers: "uniform" checkpoints the input of every
     group of `n_layers` layers; "block" checkpoints the first `n_layers` layers one by one and keeps the others; "every"
@@ -33,18 +33,18 @@ class Recomputation(NamedTuple):
     method: Literal["uniform", "block", "every"] | None = None
     n_layers: tuple[int, ...] = ()
     modules: frozenset[Any] = frozenset()
-    """What `selective` runs again: names of modules, or one number, torch.compile's memory budget."""
+    """What `selective` recomputes: names of modules, or one number, torch.compile's memory budget."""
 
     @property
     def mtp_modules(self) -> frozenset[Any]:
-        """What it runs again in multi-token prediction; whole depths only one by one.
+        """What it recomputes in multi-token prediction; whole depths only one by one.
 
         megatron/core/transformer/multi_token_prediction.py, _checkpointed_forward: `block` is skipped.
         """
         return frozenset(("mtp",)) if self.granularity == "full" and self.method == "uniform" else self.modules
 
     def to_config(self) -> dict[str, Any]:
-        """The keys of the performance section that say this."""
+        """The keys of the performance section that state this."""
         if self.granularity == "none":
             return {"activation_checkpointing_type": "none"}
         if budget := [kept for kept in self.modules if isinstance(kept, float)]:
@@ -56,7 +56,7 @@ class Recomputation(NamedTuple):
 
 
 def resolve_recompute(performance: Performance, pp: int, vpp: int) -> Recomputation:
-    """The normal form of `activation_checkpointing_type` and `recompute`; nothing said is no recomputation.
+    """The normal form of `activation_checkpointing_type` and `recompute`; without either, no recomputation.
 
     One number of layers holds for every chunk; pp numbers hold for the chunks of each stage.
     """

@@ -1,4 +1,4 @@
-"""The switches of a software profile, in groups by what they decide: layout, kernels, activations, states, comm, overlap, timing.
+"""The switches of a software profile, grouped by what they decide: layout, kernels, activations, states, comm, overlap, timing.
 
 A profile's file and a config's `performance` section write them flat, by the names of the fields here, which no two groups share.
 """
@@ -10,7 +10,7 @@ from steptime.base.units import SECOND_UNITS, Seconds, read_quantity
 
 Dtype: TypeAlias = Literal["fp32", "bf16", "fp16"]
 StateDtype: TypeAlias = Literal["fp32", "bf16", "fp16", "compute"]
-"""A dtype of a profile; "compute" is the one that the precision computes in."""
+"""A dtype of a profile; "compute" is the precision's dtype."""
 Master: TypeAlias = Literal["fp32", "remainder", "none"]
 OptimizerName: TypeAlias = Literal["adamw", "lion", "sgd", "adamw_8bit", "adafactor", "muon", "dist_muon"]
 """adamw also stands for Adam, sgd has a momentum; dist_muon: whole matrices dealt out to data-parallel ranks."""
@@ -27,7 +27,7 @@ Compile: TypeAlias = Literal["none", "blocks", "all"]
 """What torch.compile makes kernels of (inductor): each block by itself, or the loss too; see `performance.COMPILED`."""
 RopeImpl: TypeAlias = Literal["fused", "composite", "own_tables", "eager"]
 Share: TypeAlias = bool | float
-"""How much of a communication hides under compute: a bool, or a share from 0 to 1."""
+"""How much of a communication is hidden under compute: a bool, or a share from 0 to 1."""
 
 Module: TypeAlias = Literal[
     "core_attn", "layernorm", "mlp", "act", "dropout", "after_qkv", "moe_act", "mla_up_proj", "moe", "shared_experts", "per_op",
@@ -39,7 +39,7 @@ OffloadModule: TypeAlias = Literal[
 GraphModule: TypeAlias = Literal["attn", "mlp", "moe", "moe_router", "moe_preprocess", "mamba"]
 """Megatron-Core's words (megatron/core/transformer/enums.py, CudaGraphScope)."""
 Graphs: TypeAlias = bool | tuple[GraphModule, ...]
-"""Whether CUDA graphs launch the kernels of a step, or of which modules of a layer they do (`model.graphs`)."""
+"""Whether CUDA graphs launch the kernels of a step, or the modules of a layer for which they do (`model.graphs`)."""
 
 
 class LayoutSettings(Config):
@@ -75,7 +75,8 @@ class KernelSettings(Config):
     """composite: the upcast logits become the softmax and the gradient in place. native: Megatron's compiled fusion of the same,
     which holds a second fp32 copy in backward. fused: TransformerEngine's kernel, in the compute dtype."""
     loss_chunks: int
-    """Parts of the tokens that head and loss take in turn, forward and backward of one at a time (torchtitan's ChunkedCELoss)."""
+    """Number of chunks of tokens that head and loss process in turn, forward and backward of one at a time (torchtitan's
+    ChunkedCELoss)."""
     compile: Compile
     softmax_impl: Impl
     """Softmax of unfused attention: one kernel that keeps the probabilities, or upcast, softmax and downcast that keep both."""
@@ -88,7 +89,7 @@ class KernelSettings(Config):
     """Whose context parallelism: TransformerEngine's autograd functions, or torch's (partial results and gradients merged in fp32
     step by step; an all-to-all is autograd's own)."""
     fused_projections: bool
-    """One GEMM for q, k, v and one for gate and up (Megatron); else one each (HF, torchtitan)."""
+    """One GEMM for q, k, v and one for gate and up (Megatron); else separate ones (HF, torchtitan)."""
     vocab_parallel: bool
     """Megatron's vocabulary-parallel embedding and cross entropy: masks of the rows that other ranks hold are kept."""
 
@@ -100,16 +101,16 @@ class ActivationSettings(Config):
     """Sequence parallelism saves the shard and gathers again for wgrad (Megatron); else the gathered input is saved (torch)."""
     dropout_mask_bytes: float
     recompute_stops_early: bool
-    """Recomputation ends when the last saved tensor is back (torch's non-reentrant checkpoint)."""
+    """Whether recomputation ends with the last saved tensor (torch's non-reentrant checkpoint)."""
     deallocate_pipeline_outputs: bool
     comm_buffer: bool
     """Megatron's grow-only "mpu" buffer that sequence-parallel gathers and unfused scores share (megatron/core/utils.py)."""
     scores_in_buffer: bool
-    """Unfused scores lie in that buffer, as Megatron's own attention has them; TransformerEngine's makes them anew."""
+    """Whether unfused scores are stored in that buffer, as by Megatron's own attention; TransformerEngine's allocates them."""
 
 
 class StateSettings(Config):
-    """Parameters, gradients and optimizer states: what they are stored in, and when they live."""
+    """Parameters, gradients and optimizer states: their dtypes, and when they are allocated."""
 
     param_dtype: StateDtype
     main_grad_dtype: StateDtype
@@ -125,7 +126,7 @@ class StateSettings(Config):
     """Parameters of quantized projections are stored, and gathered, in the recipe's own format; no bf16 copy (Megatron's
     fp8_param_gather, off by default)."""
     grad_accumulation_fusion: bool
-    """wgrad adds into the main gradient inside the GEMM; else a gradient in the compute dtype lives for a moment."""
+    """Whether wgrad adds into the main gradient inside the GEMM; else a gradient in the compute dtype exists for a moment."""
     dummy_wgrads: Literal["none", "freed", "kept"]
     """Weight-shaped buffers in the compute dtype that stand in for gradients which wgrad adds to the main ones: freed at once, or
     one per shape kept for ever (megatron/core/tensor_parallel/layers.py,

@@ -1,4 +1,4 @@
-"""Gradient reduction and parameter gathering over the data-parallel group: what is sent, and what of it shows in the step."""
+"""Gradient reduction and parameter gathering over the data-parallel group: bytes, and the seconds that they add to a step."""
 
 from collections.abc import Mapping
 from typing import NamedTuple, TypeAlias
@@ -19,7 +19,7 @@ from steptime.timing.part_times import ChunkTime
 
 
 class Reduction(NamedTuple):
-    """One bucket's collective, `times` times alike per step."""
+    """One bucket's collective, made `times` times per step."""
 
     name: str
     kind: Kind
@@ -27,7 +27,7 @@ class Reduction(NamedTuple):
     cost: CommCost
     times: int
     over: Group
-    """Who reduces, or gathers."""
+    """The parameter group's ranks that take part."""
 
 
 Calls: TypeAlias = list[list[list[Reduction]]]
@@ -45,7 +45,7 @@ class DataParallel(NamedTuple):
 
 
 class Network(NamedTuple):
-    """Who reduces with whom, over which tiers."""
+    """The ranks that reduce together, and the tiers between them."""
 
     shards: Group
     replicas: Group
@@ -99,7 +99,7 @@ def data_parallel(
 
 
 def networks(job: Job, tiers: tuple[Tier, ...]) -> dict[str, Network]:
-    """Who reduces a parameter group, by its name."""
+    """The ranks that reduce a parameter group, by the group's name."""
     n_dcs = job.cross_dc.n_dcs if job.cross_dc else 1
     sharded = job.zero_level >= 1
     over = group(job.parallelism, "shards" if sharded else "dp_cp", n_dcs=n_dcs)
@@ -109,7 +109,7 @@ def networks(job: Job, tiers: tuple[Tier, ...]) -> dict[str, Network]:
 
 
 def reduction(job: Job) -> Kind:
-    """The collective that gradients go through."""
+    """The collective that reduces gradients."""
     return job.software.comm.sharded_reduction if job.zero_level >= 1 else "all_reduce"
 
 
@@ -138,7 +138,7 @@ def priced(
             known[bytes_, of] = Reduction(label, kind, bytes_, nets[of].cost(kind, bytes_), times, nets[of].shards)
         return known[bytes_, of]
 
-    made: dict[int, list[list[Reduction]]] = {}  # alike stages share their states
+    made: dict[int, list[list[Reduction]]] = {}  # equal stages share their states
     for state, itemsize in zip(states, itemsizes, strict=True):
         if id(state) not in made:
             made[id(state)] = [[call(b.elements * itemsize, b.group) for b in buckets] for buckets in state.buckets]

@@ -21,7 +21,7 @@ orthogonalized_optimizer.py, step."""
 
 
 def update_bytes_per_param(job: Job, moments: Num) -> Num:
-    """Bytes that an update moves per parameter it owns, which has `moments` bytes of moments in the mean.
+    """Bytes that an update moves per owned parameter, which has `moments` bytes of moments on average.
 
     One kernel reads the gradient, reads and writes master and moments, writes the parameter: with fp32 gradients, master and
     Adam's moments and bf16 parameters 4 + 8 + 16 + 2 = 30. The parameter is read too where it is its own master, or the upper
@@ -38,7 +38,7 @@ def update_bytes_per_param(job: Job, moments: Num) -> Num:
 
 
 def foreach_bytes_per_param(size: StateBytes) -> float:
-    """The same of torch's foreach AdamW, which makes temporaries and runs op by op over all parameters.
+    """Bytes per parameter that torch's foreach AdamW moves: it makes temporaries and runs op by op over all parameters.
 
     Source: torch/optim/adam.py (2.13), _multi_tensor_adam. Weight decay reads and writes the parameter (mul), as does the last op
     (addcdiv): 4. The first moment: lerp 2, addcdiv 1. The second: mul 2, addcmul 2, sqrt 1. The temporary, in the moments' dtype:
@@ -51,7 +51,7 @@ def foreach_bytes_per_param(size: StateBytes) -> float:
 
 
 def adafactor_bytes_per_param(size: StateBytes) -> float:
-    """The same of torch's Adafactor, op by op over each tensor.
+    """Bytes per parameter that torch's Adafactor moves, op by op over each tensor.
 
     Source: torch/optim/_adafactor.py (2.13), _single_tensor_adafactor. The parameter: norm 1, mul 2, add 2. The gradient: norms
     of rows and columns 2, mul 1. The estimate, in fp32: the outer product 1, div, clamp, rsqrt and mul 2 each, norm 1, add 1.
@@ -89,9 +89,9 @@ class Updated(NamedTuple):
     owned: Num
     """Parameters."""
     moments: Num
-    """Bytes of moments of each, in the mean."""
+    """Bytes of moments of each, on average."""
     held: Num
-    """Parameters that it holds, owned or not."""
+    """Parameters in this device's memory, owned or not."""
 
 
 def updated(job: Job, held: CountedParams) -> Updated:

@@ -25,11 +25,11 @@ from steptime.software.efficiency import efficiency
 from steptime.software.settings import Graphs
 
 GRAPHED_GAP = 0.5
-"""What is left of a layer's launch gaps when its kernels are launched from CUDA graphs (assumed: the host no longer holds the
-device up, the pauses between dependent kernels stay)."""
+"""Share of a layer's launch gaps that remains when its kernels are launched from CUDA graphs (assumed: the host no longer delays
+the device, the pauses between dependent kernels remain)."""
 COMPILED_GAP = 0.5
-"""What is left of them when torch.compile fuses the element-wise kernels of a block (assumed: of some 60 kernels of an eager
-Llama block, forward and backward, some 30 remain)."""
+"""Share of them that remains when torch.compile fuses the element-wise kernels of a block (assumed: of about 60 kernels of an
+eager Llama block, forward and backward, about 30 remain)."""
 
 HALVES = frozenset({"mamba", "attention", "mlp", "experts"})
 """Kinds of layer with one norm and one residual, which launch half of the kernels of a layer with two (assumed)."""
@@ -56,7 +56,9 @@ def pricing(job: Job) -> Pricing:
     ranks: dict[str, Group] = {axis: group(p, axis, n_dcs=n_dcs) for axis in axes}
     found = slower_rates(rates(job.machine.accelerator, software, job.microbatches), slow)
     link = job.machine.accelerator.host_bytes_per_s or inf
-    some = maximum(1, job.microbatches)  # a search asks of layouts, too, that not one whole micro-batch is left for
+    some = maximum(
+        1, job.microbatches
+    )  # a search also asks about layouts that leave less than one micro-batch per replica
     woven = maximum(0.0, 1.0 - 1.0 * p.pp / some)
     return Pricing(Context(found, software, ranks, tiers, p.tp, job.data.microbatch_sz, link, woven), dp_tiers, n_dcs)
 
@@ -68,7 +70,7 @@ class PartTimes:
     assembly: Assembly
     of: dict[Part, PartTime]
     whole_replays: dict[Part, Work]
-    """By kind of layer, its forward run again: all of it, or up to the last tensor that backward needs."""
+    """By kind of layer, the forward that recomputation runs again: all of it, or up to the last tensor that backward needs."""
 
     @property
     def embedding(self) -> PartTime:
@@ -101,7 +103,7 @@ class PartTimes:
         return self.layer_replays(chunk) + in_head
 
     def layer_replays(self, chunk: Chunk) -> list[tuple[float, Part, Work]]:
-        """Those of its layers."""
+        """The chunk's parts that are layers."""
         job = self.assembly.job
         recompute = job.recompute
         if recompute.granularity == "none":
@@ -173,7 +175,7 @@ def launches(op: Op) -> Num:
 
 
 def layer_gap_s(job: Job, context: Context) -> float:
-    """Launch gaps of a layer, forward and backward: the profile's, longer in a recipe, shorter where compiled [s]."""
+    """Launch gaps of a layer, forward and backward [s]: the profile's, longer with a recipe, shorter when compiled."""
     recipe = efficiency().recipe_gap if job.software.recipe else 1.0
     compiled = COMPILED_GAP if job.software.kernels.compile != "none" else 1.0
     return job.software.timing.layer_gap_s * (context.rates.slowness * recipe * compiled)
@@ -204,13 +206,13 @@ class ChunkTime(NamedTuple):
 
     forward_s: Num
     backward_s: Num
-    """Recomputation included."""
+    """Includes recomputation."""
     weight_s: Num
-    """Of it, what makes the gradients of weights."""
+    """Part of it that computes gradients of weights."""
 
 
 def chunk_times(assembly: Assembly, times: PartTimes) -> list[list[ChunkTime]]:
-    """Seconds of every chunk, [stage][virtual chunk]; alike chunks are summed once."""
+    """Seconds of every chunk, [stage][virtual chunk]; equal chunks are summed once."""
     sizes = assembly.job.recompute.n_layers
     known: dict[tuple[object, ...], ChunkTime] = {}
 
@@ -230,7 +232,7 @@ def chunk_time(times: PartTimes, chunk: Chunk) -> ChunkTime:
 
 
 def plain_time(times: PartTimes, chunk: Chunk) -> ChunkTime:
-    """Seconds of one chunk of which nothing is recomputed."""
+    """Seconds of one chunk without recomputation."""
     works = [(n, times.of[part]) for n, part in times.works(chunk)]
     forward = sum([n * part.forward.seconds for n, part in works])
     backward = sum([n * part.backward.seconds for n, part in works])

@@ -11,7 +11,7 @@ Seconds = dict[str, float]
 
 
 def step_parts(timing: StepTime) -> Time:
-    """Exposed seconds by kind of work, and what communication hid."""
+    """Exposed seconds by kind of work, and the communication that is hidden."""
     m, stage = timing.job.microbatches, timing.busiest
     parts: Seconds = dict.fromkeys(("gemm", "attention", "memory_bound", "launch", "recompute", "tp_comm"), 0.0)
     hidden: Seconds = {"tp_comm": 0.0}
@@ -74,7 +74,7 @@ def add_work(parts: dict[str, float], hidden: dict[str, float], work: Work, time
 
 
 EXPERTS: dict[str, str] = {"etp": "ep", "ep_etp": "ep", "tp_cp": "ep"}
-"""Axes that stand under another one's name."""
+"""Axes that are counted under the name of another."""
 
 
 def add_comm(parts: dict[str, float], hidden: dict[str, float], work: Work, times: float) -> None:

@@ -30,7 +30,7 @@ of the same source grow by 0.7 % (Nemotron 15B fp8) and 2.5 % (Nemotron 340B fp8
 
 
 class Reduce(NamedTuple):
-    """All-reduces of a step that are alike: how many, the bytes of one [B], its cost."""
+    """Equal all-reduces of a step: their number, the bytes of one [B], its cost."""
 
     calls: Num
     bytes: Num
@@ -72,7 +72,7 @@ class StepTime:
 
     @property
     def context(self) -> Context:
-        """What its ops are priced with."""
+        """Rates and tiers that price its ops."""
         return self.pricing.context
 
     @property
@@ -158,7 +158,7 @@ def boundary_costs(assembly: Assembly, priced: Pricing) -> list[CommCost]:
     known: dict[tuple[Num, ...], CommCost] = {}
 
     def cost(pair: Group) -> CommCost:
-        """Once for all pairs that lie alike in the domains of every tier."""
+        """Computed once for all pairs with the same position in the domains of every tier."""
         at = tuple([pair.first % tier.size for tier in inner])
         if at not in known:
             known[at] = send(assembly, priced, pair)
@@ -187,7 +187,7 @@ def sends(job: Job, costs: list[CommCost]) -> list[float]:
 def run_pipeline(
     job: Job, chunks: list[list[ChunkTime]], send_s: list[float], around: AroundActions | None = None
 ) -> Walk:
-    """Walk the schedule. Without overlap a send holds its sender too (batched isend and irecv, waited for).
+    """Walk the schedule. Without overlap a send also blocks its sender (batched isend and irecv, then wait).
 
     `around`: what FSDP adds to the actions.
     """
@@ -229,7 +229,7 @@ def fsdp_seconds(
     inside = pipeline_fsdp(assembly, priced, parts)
     longer = run_pipeline(assembly.job, *pipeline, inside)
     stage = busiest(walked)
-    exposed = max(0.0, longer.makespan_s - walked.makespan_s)  # two sums of equal times differ in their last digit
+    exposed = max(0.0, longer.makespan_s - walked.makespan_s)  # two sums of equal times differ in the last digit
     return fsdp.StepSeconds(*inside.passes(stage), exposed, inside.calls(stage))
 
 

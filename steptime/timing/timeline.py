@@ -1,4 +1,4 @@
-"""One step in time: the pipeline's actions, what is sent between them, and what stands before and after.
+"""One step in time: the pipeline's actions, the sends between them, and the work before and after.
 
 The order is that of the sum which makes the step: parameters are gathered, the pipeline runs, gradients are reduced, the
 optimizer updates, replicas wait for the slowest. FSDP's exposed communication is spread evenly over the actions.
@@ -150,7 +150,7 @@ class Timeline:
                 )
 
     def around(self, stage: int) -> list[Slice]:
-        """What a stage does before, beside and after the pipeline."""
+        """What a stage does before, during and after the pipeline."""
         timing = self.timing
         found = list(self._data_parallel(timing.dp, stage)) if timing.dp else []
         at = self.end_s + (timing.dp.reduce_exposed_s if timing.dp else 0.0)
@@ -184,7 +184,7 @@ class Timeline:
 
 
 def _arrival(action: Action) -> tuple[bool, int, int]:
-    """What an action waits for: a forward's input, or a gradient, of either kind of backward."""
+    """The action that an action waits for: the previous stage's forward, or the next stage's backward of either kind."""
     return action.kind == "F", action.microbatch, action.chunk
 
 

@@ -1,1 +1,1 @@
-"""Published measured training runs, and how far the estimates are from them: what `3dtrn validate` prints."""
+"""Published measured training runs, and the errors of the estimates on them: what `3dtrn validate` prints."""

@@ -17,11 +17,11 @@ from steptime.validation.judgement import Judgement
 EDGES = (0.0, 0.85, 0.95, 1.05, 1.15, inf)
 CLOSE = (0.85, 1.15)
 LARGEST_SOURCE = "hagemann"
-"""One laboratory with nearly all runs out of memory: told apart from the others."""
+"""One laboratory with nearly all runs out of memory, reported separately."""
 
 
 class Band(NamedTuple):
-    """Runs whose ratio lies in [low, high), and how many of each kind are called right."""
+    """Runs whose ratio lies in [low, high), and how many of each kind are judged correctly."""
 
     low: float
     high: float | None
@@ -33,7 +33,7 @@ class Band(NamedTuple):
     ran_out_right: int
     """Ran out of memory, and not called fits."""
     balanced_accuracy: float | None
-    """Mean of the two shares called right; None where one kind is missing, or the band lies on one side of 1."""
+    """Mean of the two shares judged correctly; None where one kind is missing, or the band lies on one side of 1."""
 
 
 def band(runs: Iterable[Judgement], low: float, high: float) -> Band:
@@ -49,7 +49,7 @@ def band(runs: Iterable[Judgement], low: float, high: float) -> Band:
 
 
 def figures(runs: Sequence[Judgement]) -> dict[str, Any]:
-    """Bands, those close to the edge together, all together, and the runs out of memory that were called fits."""
+    """Each band, the bands close to the edge together, all together, and the runs out of memory that were called fits."""
     everything = band(runs, 0.0, inf)
     false_fits = everything.ran_out - everything.ran_out_right
     called_fits = false_fits + everything.ran_right
@@ -68,7 +68,7 @@ def figures(runs: Sequence[Judgement]) -> dict[str, Any]:
 
 
 def verdicts_of_runs(judged: Iterable[Judgement]) -> dict[str, dict[str, int]]:
-    """Verdicts of all runs with a measured step: of sources with any that is called too large, most of them first, and of all."""
+    """Verdicts of all runs with a measured step: by source with any called too large, most of them first, and in total."""
     counts: dict[str, dict[str, int]] = {}
     for j in judged:
         if j.measured_step_s and not j.ran_out:
@@ -79,7 +79,7 @@ def verdicts_of_runs(judged: Iterable[Judgement]) -> dict[str, dict[str, int]]:
 
 
 def fits_by_band(judged: Sequence[Judgement]) -> dict[str, Any]:
-    """The figures of all sources that tell of runs out of memory, of the largest of them, and of the others."""
+    """The figures of all sources that report runs out of memory, of the largest of them, and of the others."""
     known = [j for j in judged if j.skipped is None and j.occupancy is not None]
     sources = {j.row.group for j in known if j.ran_out}
     runs = [j for j in known if j.row.group in sources]

@@ -1,4 +1,4 @@
-"""What knows less than the estimate, beside it: guesses of the step time that were told the `fit` rows.
+"""Simpler baselines beside the estimate: guesses of the step time fitted on the `fit` rows.
 
 Both take one factor per accelerator and precision, the median of measured over guessed on `fit` rows: a flat MFU has no
 physics but the count of FLOPs; the scaled estimate shows how much of the error is one bias that a fit could take away.
@@ -18,7 +18,7 @@ Guess = Callable[[Judgement], float | None]
 
 
 def scaled(judged: Iterable[Judgement], guess: Guess) -> Errors:
-    """(cell, signed error) on test rows of a guess times its factor; where a pair has no fit row, the median of all factors.
+    """(cell, signed error) on test rows of a guess times its factor; a pair without fit rows takes the median of all factors.
 
     Empty where there is no fit row at all.
     """
@@ -38,10 +38,10 @@ def scaled(judged: Iterable[Judgement], guess: Guess) -> Errors:
 
 
 def baselines(counted: Iterable[Judgement]) -> dict[str, Any]:
-    """Stats on test rows: the estimate, it with one factor per accelerator and precision, and a flat MFU for each pair."""
+    """Stats on test rows: the estimate, the estimate with one factor per accelerator and precision, and a flat MFU per pair."""
     rows = list(counted)
     if not any(split_of(j) == "fit" for j in rows) or not any(split_of(j) == "test" for j in rows):
-        return {}  # nothing to set factors by, or nothing to judge them by
+        return {}  # no rows to fit factors on, or none to judge
     return {
         "estimate": plain(stats(step_errors(unfitted(rows)))),
         "scaled_estimate": plain(stats(scaled(rows, lambda j: j.predicted_step_s))),

@@ -1,4 +1,4 @@
-"""A team's own measured steps as the calibration of a job: `3dtrn CONFIG --calibrate measured.yaml`."""
+"""Calibrates a job with a team's own measured steps: `3dtrn CONFIG --calibrate measured.yaml`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from steptime.software.calibration import Calibration
 
 
 class MeasuredEntry(Config, allow_inf_nan=False):
-    """One entry of the file: a config, by path or inline, and what its step took."""
+    """One entry of the file: a config, by path or inline, and its measured step time."""
 
     config: str | dict[str, Any]
     step_s: Seconds | None = Field(None, gt=0)
@@ -26,7 +26,7 @@ class MeasuredEntry(Config, allow_inf_nan=False):
 
 
 class MeasuredRun(NamedTuple):
-    """One run: where it counts, and its measured over its estimated step."""
+    """One run: the accelerator and precision it counts for, and its measured over its estimated step."""
 
     accelerator: str
     precision: str
@@ -34,7 +34,7 @@ class MeasuredRun(NamedTuple):
 
 
 def calibrated(job: Job, path: str) -> Job:
-    """The job with the calibration that the runs on its accelerator, in its precision, give.
+    """The job with the calibration from the runs on its accelerator in its precision.
 
     Raises:
         ConfigError: a bad file, one line per problem; none of its runs is on this accelerator in this precision; or the job has a

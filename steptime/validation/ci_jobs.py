@@ -1,4 +1,4 @@
-"""Megatron-LM's own functional tests as measured rows: their launch command through the one reader, and the memory they held.
+"""Megatron-LM's functional tests as measured rows: their launch command, read like a user's, and the memory of their records.
 
 `data/measurements/megatron_ci.csv.gz` has a row for each job, `megatron_ci_configs.jsonl.gz` its flags and environment, once for
 all jobs that share them. Both are written by `benchmarks/build_megatron_ci.py`.
@@ -22,14 +22,14 @@ from steptime.validation.measurements import CI_FILE, FOLDER, MeasuredRow, SkipR
 from steptime.validation.row_machine import hardware_of, machine
 
 PROGRAMS = {"hybrid": "pretrain_hybrid.py"}
-"""Kind of test -> what it launches; the others pretrain_gpt.py."""
+"""Kind of test -> script that it launches; the others launch pretrain_gpt.py."""
 PER_NODE = {"GB200-NVL72": 4}
-"""Devices of a node by GPU; 8 of the others."""
+"""Devices of a node by GPU; the others have 8."""
 REASONS = (
     "mixture of experts", "multi-head latent attention", "hybrid layers", "multi-token prediction",
     "another optimizer",
 )  # fmt: skip
-"""What is told first of a job that lacks several things, as far as their words begin so."""
+"""First words of the reasons that take precedence when a job lacks several things."""
 HOLD_MEMORY = frozenset(
     f"--{name}"
     for name in (
@@ -38,7 +38,7 @@ HOLD_MEMORY = frozenset(
         "overlap-param-gather-with-optimizer-step",
     )
 )  # fmt: skip
-"""Flags that are approximated for the step time and change what is held."""
+"""Flags that are only approximated for the step time but change the memory."""
 RESUMED = "resumed from a checkpoint: what loading leaves behind is no part of a step"
 COMPILED = "the peak is of the first iteration, in which the loss is compiled"
 
@@ -53,18 +53,18 @@ COPIES = (
     # of ..._8experts2parallel_dist_optimizer, whose states are not held twice
     ("_multi_dist_optimizer_instances", "A100", frozenset({3_118_155_264.0}), COPIED),
 )
-"""What a test's name has, its GPU, and the peaks [B] of records that are not its own."""
+"""Parts of a test's name, its GPU, and the peaks [B] of records that are not its own."""
 
 
 class HeldMemory(NamedTuple):
-    """What torch's allocator held on the last rank, measured and predicted [B]; None where the record does not say."""
+    """Bytes in torch's allocator on the last rank, measured and predicted; None where the record does not say."""
 
     persisting: tuple[float, float] | None
     """Between two steps."""
     first_peak: tuple[float, float] | None
-    """In the first step, before the optimizer's moments are there."""
+    """In the first step, before the optimizer's moments exist."""
     apart: str
-    """Why the row stands beside the headline figures; "" where it does not."""
+    """Why the row is not part of the headline figures; "" where it is."""
 
 
 class CiPlan(NamedTuple):
@@ -93,7 +93,7 @@ def launch_script(config: dict[str, Any], devices: int, per_node: int, kind: str
 
 
 def plan_of(row: MeasuredRow) -> CiPlan:
-    """The plan of a row; built once for all rows of one configuration, machine and image.
+    """The plan of a row; built once for all rows with one configuration, machine and image.
 
     Raises:
         SkipRowError: the one reason for which the job is not judged.
@@ -157,13 +157,13 @@ def _on_image(reading: Reading, row: MeasuredRow) -> CiPlan:
 
 
 def first_reason(lacking: list[LaunchFlag]) -> str:
-    """Of what a job has that is not modeled, what weighs most."""
+    """Of the features of a job that are not modeled, the most important one."""
     notes = [flag.note.partition(":")[0] for flag in lacking]
     return next((word for word in REASONS for note in notes if note.startswith(word)), notes[0])
 
 
 def _of_image(reading: Reading, row: MeasuredRow, capability: float) -> tuple[dict[str, Any], list[str]]:
-    """What a test's image and Megatron's code of the day decide over its command line, and why, a line each."""
+    """Settings that a test's image and Megatron's code of the day change over its command line, and why, one line each."""
     said, image = reading.config["performance"], _image(row)
     settings = dict(image["always"])
     if said.get("deterministic") and "attention_backend" not in said and said.get("attention_impl") == "flash":
@@ -184,7 +184,7 @@ def _of_image(reading: Reading, row: MeasuredRow, capability: float) -> tuple[di
 
 
 def _image(row: MeasuredRow) -> dict[str, Any]:
-    """The image of a row's container on the day of its record; that of a release's own container is lts's."""
+    """The image of a row's container on the day of its record; a release's own container has lts's."""
     images = _images()["images"]
     found = images.get(row.text("container"), images["lts"])
     when = row.text("first_recorded")
@@ -210,7 +210,7 @@ def is_ci(row: MeasuredRow) -> bool:
 
 
 def held_memory(row: MeasuredRow, job: Job, persisting: float, first_peak: float) -> HeldMemory:
-    """The row's other figures beside the estimate's."""
+    """The row's other figures with the estimate's."""
     measured = row.number("allocated_bytes"), row.number("first_iteration_peak_bytes")
     states, first = measured
     resumed = "_2nd@" in row.id

@@ -1,4 +1,4 @@
-"""How a log counts FLOPs: the known conventions side by side with what it prints, so that TFLOP/s are compared like with like."""
+"""How a log counts FLOPs: known conventions compared with the log's figure, so that TFLOP/s are comparable."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from steptime.answer.flops import FORWARD_AND_BACKWARD, attention_flops_per_toke
 from steptime.job.assembly import Assembly, padded_vocab
 
 TOLERANCE = 0.01
-"""A convention that comes as near as this reproduces the log's figure."""
+"""A convention within this relative difference reproduces the log's figure."""
 MEGATRON_MULTIPLE = 128
 """Megatron pads the vocabulary to a multiple of this and tp (--make-vocab-size-divisible-by)."""
 
 
 class Convention(NamedTuple):
-    """One way to count, and what it gives."""
+    """One way to count FLOPs, and its result."""
 
     name: str
     flops_per_step: float
-    """Of the whole job."""
+    """FLOPs per step of the whole job."""
 
 
 class Counted(NamedTuple):
-    """A log's FLOPs per step against the conventions."""
+    """A log's FLOPs per step compared with the conventions."""
 
     logged_flops_per_step: float
-    """Of the whole job, by the log's TFLOP/s and step time."""
+    """FLOPs per step of the whole job, from the log's TFLOP/s and step time."""
     matches: list[Convention]
     """Those within 1 %, nearest first."""
     known: list[Convention]
@@ -66,7 +66,7 @@ def conventions(assembly: Assembly) -> list[Convention]:
 
 
 def counted(assembly: Assembly, logged_flops_per_step: float) -> Counted:
-    """The conventions that reproduce a log's FLOPs per step within 1 %, nearest first; of equals the one named first."""
+    """The conventions that reproduce a log's FLOPs per step within 1 %, nearest first; ties in listed order."""
     known = conventions(assembly)
 
     def off(convention: Convention) -> float:

@@ -1,4 +1,4 @@
-"""Errors put together: the headline, the other trainers, slices (highest) rows, and what the analyses beside them say."""
+"""Errors summarized: the headline, the other trainers, the highest errors by slice, and what the analyses of them say."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ __all__ = [
 
 
 def skip_kind(reason: str) -> str:
-    """A reason without the row's own numbers, to count by."""
+    """A reason without the row's own numbers, so that equal reasons can be counted."""
     first = re.sub(r" \(got .*?\)(?=;|$| with)", "", reason).partition("; ")[0]
     return re.sub(r"(?<=[ =])\d[\d,]*\b", "N", first).strip()
 
@@ -115,12 +115,12 @@ def summarize(judged: Sequence[Judgement], worst: int) -> dict[str, Any]:
 
 
 def name_of(leading: Sequence[Judgement]) -> str:
-    """What the headline group is: a user's own rows, or those of NVIDIA's frameworks."""
+    """What the headline group consists of: a user's own rows, or those of NVIDIA's frameworks."""
     return "NVIDIA's frameworks" if any(j.row.published for j in leading) else "own runs"
 
 
 def group(counted: Sequence[Judgement], worst: int) -> dict[str, Any]:
-    """Figures of some of the rows that count: all, every split, every slice, intervals, and the worst by name."""
+    """Figures of some of the counted rows: all, every split, every slice, intervals, and the worst by name."""
     by = {name: sliced(counted, key) for name, key in SLICES.items()}
     return {
         "step_time": plain(stats(step_errors(counted))) | {"interval_5_95": interval(step_errors(counted))},

@@ -1,4 +1,4 @@
-"""Which judged rows stand beside the headline figures, and why."""
+"""Which judged rows are left out of the headline figures, and why."""
 
 from __future__ import annotations
 
@@ -13,31 +13,32 @@ DOUBTFUL = {
     **dict.fromkeys(("MBRIDGE-165", "MBRIDGE-167", "MBRIDGE-296"), "no recipe has the printed layout"),
     **dict.fromkeys(("MBRIDGE-273", "MBRIDGE-297"), "impossible as printed"),
 }
-"""Published rows whose inputs are wrong or unknown though their quality says A or B."""
+"""Published rows whose inputs are wrong or unknown although their quality is A or B."""
 
 NOT_COUNTED = (
     (r"deepep over (uccl|nvshmem)", "DeepEP over EFA, whose sends a proxy on the host makes: not modeled"),
     (r'(?<!")unbalanced|\(imbalanced\)', "experts' load unbalanced, by how much is not stated"),
     (r"packed documents", "packed documents: how much attention is left between their ends is not stated"),
-    (r"mem-efficient kernel", "torch's memory-efficient attention: its rate is not modeled"),
+    (r"mem-efficient kernel|\bring sdpa\b.*; mla$", "torch's memory-efficient attention: its rate is not modeled"),
     (
         r"not explained \(interconnect not stated",
         "interconnect not stated, and the time not explained by its own source",
     ),
     (r"no fast grouped_mm", "experts one by one on the host, for want of a grouped kernel: not modeled"),
 )
-"""Words of a row's notes, and what its time rests on that nothing here prices."""
+"""Words in a row's notes or attention kind, and the reason why its time includes something that is not modeled. Of torch's
+kernels the memory-efficient one alone takes latent attention's widths (pytorch/torchtitan@f738a03b, pull request 1610)."""
 
 
 def exclusion(row: MeasuredRow, assumed: list[str]) -> str | None:
-    """Why a row is judged but not counted in the headline; None where it is. A user's own rows all count."""
+    """Why a judged row is not counted in the headline; None where it is. A user's own rows all count."""
     if row.group == "vtrain-single":
         return "vtrain-single: tiny models, bound by kernel launches"
     if row.file == "native" and re.search(r"deterministic(?! off)", row.text("overlap_notes")):
         return "deterministic debug mode: uninitialized memory is filled"
     if is_ci(row):
         return CI_ROWS
-    words = f"{row.text('overlap_notes')}; {row.text('note')}".lower()
+    words = f"{row.text('overlap_notes')}; {row.text('note')}; {row.text('attention_kind')}".lower()
     if row.published and (cause := next((why for said, why in NOT_COUNTED if re.search(said, words)), None)):
         return cause
     if row.id in DOUBTFUL and row.published:

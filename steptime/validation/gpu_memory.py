@@ -1,4 +1,4 @@
-"""Memory of real GPU jobs against the estimate: what persists between steps, and peaks, by mechanism, machine and split.
+"""Memory of real GPU jobs compared with the estimate: persisting bytes and peaks, by mechanism, machine and split.
 
 The rows are those of Megatron-LM's own tests, in which torch's allocator was read to the byte (`ci_jobs`).
 """
@@ -14,7 +14,7 @@ from steptime.validation.ci_jobs import HeldMemory, is_ci
 from steptime.validation.judgement import Judgement
 
 LARGE = 10e9
-"""A job with a peak above this is no toy [B]."""
+"""Peak above which a job counts as large [B]."""
 SPLITS = ("test", "fit")
 EXPERTS = "mixture of experts"
 
@@ -81,7 +81,7 @@ MECHANISMS: dict[str, Callable[[Judgement], bool]] = {
     "recompute selective": lambda j: _recomputes(j, "selective"),
     "recompute full": lambda j: _recomputes(j, "full"),
 }
-"""A job can show several."""
+"""Mechanisms of a job; it can show several."""
 
 
 def _routed(key: str, *values: object) -> Callable[[Judgement], bool]:
@@ -119,11 +119,11 @@ EXPERT_MECHANISMS: dict[str, Callable[[Judgement], bool]] = {
     "recompute selective": lambda j: _recomputes(j, "selective"),
     "recompute full": lambda j: _recomputes(j, "full"),
 }
-"""Of mixtures of experts."""
+"""Mechanisms of mixtures of experts."""
 
 
 def figures(errors: Sequence[float]) -> dict[str, Any]:
-    """How many, and median, mean, p90 and worst of their size; every row has one vote, as no layout is there twice alike."""
+    """Number, and median, mean, p90 and worst absolute error; every row has one vote, since no two have the same layout."""
     if not errors:
         return {"rows": 0, "median": None, "mean": None, "p90": None, "worst": None}
     sizes = sorted(map(abs, errors))
@@ -137,7 +137,7 @@ def figures(errors: Sequence[float]) -> dict[str, Any]:
 
 
 def of_rows(rows: Sequence[Judgement]) -> dict[str, Any]:
-    """Errors of what persists, of the peak and of the first step's peak."""
+    """Errors of the persisting bytes, of the peak and of the first step's peak."""
     held = [j.held for j in rows if j.held is not None]
     return {
         "persisting": figures([_error(found) for item in held if (found := item.persisting)]),
@@ -157,7 +157,7 @@ def by_split(rows: Sequence[Judgement]) -> dict[str, Any]:
 
 
 def groups(rows: Sequence[Judgement], key: Callable[[Judgement], str]) -> dict[str, Any]:
-    """The same by a key, most rows first."""
+    """The same by a key, the key with most rows first."""
     found: dict[str, list[Judgement]] = {}
     for j in rows:
         found.setdefault(key(j), []).append(j)
@@ -193,13 +193,13 @@ def gpu_memory(judged: Iterable[Judgement], worst: int) -> dict[str, Any]:
 
 
 def worst_rows(rows: Iterable[Judgement], count: int) -> list[dict[str, Any]]:
-    """The rows whose peaks are farthest off."""
+    """The rows with the largest errors of the peak."""
     ordered = sorted(rows, key=lambda j: (-abs(j.memory_error or 0.0), j.row.id))[:count]
     return [{"id": j.row.id, "split": j.row.text("split"), "memory_error": j.memory_error} for j in ordered]
 
 
 def refused(judged: Iterable[Judgement]) -> dict[str, dict[str, int]]:
-    """How many jobs of each split have no estimate, by the one reason of each; most first."""
+    """Number of jobs of each split without an estimate, by reason; most first."""
     found: dict[str, Counter[str]] = {}
     for j in judged:
         if j.skipped is not None and is_ci(j.row):
@@ -209,7 +209,7 @@ def refused(judged: Iterable[Judgement]) -> dict[str, dict[str, int]]:
 
 
 def kind_of(j: Judgement) -> str:
-    """dense, Megatron-FSDP, or what the layers are beside dense ones."""
+    """dense, Megatron-FSDP, or the kind of layers besides dense ones."""
     model = (j.config or {}).get("model", {})
     if _fsdp(j):
         return "Megatron-FSDP"

@@ -1,4 +1,4 @@
-"""How many measured values lie inside their 80 % intervals, and how wide these are.
+"""How many measured values lie inside their 80 % intervals, and the width of the intervals.
 
 A row of the fit split is judged by the other cells alone; rows of any other split are in no interval.
 """
@@ -17,11 +17,11 @@ from steptime.validation.judgement import Judgement
 from steptime.validation.measurements import shipped
 
 FEW_ROWS = 20
-"""Rows that an accelerator or framework needs for a line of its own."""
+"""Rows that an accelerator or framework needs to be listed separately."""
 
 
 class Coverage(NamedTuple):
-    """Rows against their intervals, as shares."""
+    """Coverage of rows by their intervals, as shares."""
 
     rows: int
     covered: float
@@ -73,7 +73,7 @@ def lines(judged: Sequence[Judgement], of: str) -> list[dict[str, Any]]:
 
 
 def left_out(judged: Sequence[Judgement], of: str, what: str) -> Coverage | None:
-    """Coverage where the interval knows no run of the row's source, accelerator or framework: what a new one may expect."""
+    """Coverage where the interval has no run of the row's source, accelerator or framework: what a new one can expect."""
     known = measured(of)
     sources = {row.id: row.group for row in shipped()}
 

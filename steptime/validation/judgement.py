@@ -31,16 +31,16 @@ from steptime.validation.row_software import precision_family
 
 GIB = 2.0**30
 LONGEST = 300
-"""Characters of a reason."""
+"""Length limit of a reason."""
 
 
 class Judgement(NamedTuple):
-    """One row and what became of it; None where there is nothing to say."""
+    """One row and its result; None where a figure is missing."""
 
     row: MeasuredRow
     skipped: str | None = None
     excluded: str | None = None
-    """Why a judged row stands beside the headline figures."""
+    """Why a judged row is left out of the headline figures."""
     assumed: tuple[str, ...] = ()
     config: dict[str, Any] | None = None
     accelerator: str = ""
@@ -53,29 +53,29 @@ class Judgement(NamedTuple):
     metric: str = ""
     verdict: str = ""
     occupancy: float | None = None
-    """Predicted peak (reserved, context and communicators) over the memory that the device has to give."""
+    """Predicted peak (reserved, context and communicators) divided by the memory that the device has."""
     model_flops: float | None = None
     """Model FLOPs of a step per device, attention halved."""
     tokens_per_device: float | None = None
     """Tokens of a step per device."""
     held: HeldMemory | None = None
-    """What else torch's allocator told of a job of Megatron-LM's tests."""
+    """Further readings of torch's allocator in a job of Megatron-LM's tests."""
     place: RunPlace | None = None
-    """Where the job stands among the measured runs that intervals rest on."""
+    """The job's place among the measured runs behind the intervals."""
 
     @property
     def step_error(self) -> float | None:
-        """Signed error of the step time, a share."""
+        """Signed relative error of the step time."""
         return _error(self.predicted_step_s, self.measured_step_s)
 
     @property
     def memory_error(self) -> float | None:
-        """Signed error of the peak memory, a share."""
+        """Signed relative error of the peak memory."""
         return _error(self.predicted_bytes, self.measured_bytes)
 
     @property
     def measured_tokens_per_s(self) -> float | None:
-        """Tokens per second and device that the measured step time gives."""
+        """Tokens per second and device from the measured step time."""
         return _rate(self.tokens_per_device, self.measured_step_s)
 
     @property
@@ -85,12 +85,12 @@ class Judgement(NamedTuple):
 
     @property
     def step_span(self) -> list[float] | None:
-        """10th and 90th percentile of the step time [s], without what the row itself says."""
+        """10th and 90th percentile of the step time [s], with the row itself left out."""
         return self._span("step", self.predicted_step_s)
 
     @property
     def memory_span(self) -> list[float] | None:
-        """10th and 90th percentile of the peak memory [GiB], without what the row itself says."""
+        """10th and 90th percentile of the peak memory [GiB], with the row itself left out."""
         return self._span("memory", self.predicted_bytes, GIB)
 
     def _span(self, of: str, predicted: float | None, unit: float = 1.0) -> list[float] | None:
@@ -150,20 +150,20 @@ def _rate(tokens: float | None, step_s: float | None) -> float | None:
 
 
 class RowEstimate(NamedTuple):
-    """What a row takes from an estimate."""
+    """The figures that a row takes from an estimate."""
 
     step_s: float
     memory: Memory
     model_flops: float
-    """Of the whole job."""
+    """FLOPs per step of the whole job."""
 
 
 RowEstimates: TypeAlias = dict[str, RowEstimate]
-"""Answers by config, as its text: many rows repeat one."""
+"""Answers by config text: many rows repeat one config."""
 
 
 def judge_all(rows: Iterable[MeasuredRow], *, known_release: bool = True) -> list[Judgement]:
-    """Every row against its estimate, a config that several rows share estimated once."""
+    """Every row with its estimate; a config that several rows share is estimated once."""
     answers: RowEstimates = {}
     with _no_collection():
         return [judge(row, answers, known_release=known_release) for row in rows]
@@ -171,13 +171,13 @@ def judge_all(rows: Iterable[MeasuredRow], *, known_release: bool = True) -> lis
 
 @cache
 def judge_shipped() -> tuple[Judgement, ...]:
-    """Every row of the shipped collection, judged once in a process, with the constants that ship."""
+    """Every row of the shipped collection, judged once per process, with the shipped constants."""
     return tuple(judge_all(shipped()))
 
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """No search for reference cycles meanwhile: estimates leave none to speak of, and it takes a sixth of the time."""
+    """Run without garbage collection of cycles: estimates leave almost none, and it takes a sixth of the time."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -188,7 +188,7 @@ def _no_collection() -> Iterator[None]:
 
 
 def judge(row: MeasuredRow, answers: RowEstimates | None = None, *, known_release: bool = True) -> Judgement:
-    """One row against its estimate; trouble with the row is a reason, never an exception.
+    """One row with its estimate; a problem with the row becomes a reason, never an exception.
 
     `answers` holds those of rows before it, and takes this one's.
     """
@@ -207,7 +207,7 @@ def judge(row: MeasuredRow, answers: RowEstimates | None = None, *, known_releas
 
 
 def _predict(measured: Judgement, mapped: Mapped, found: RowEstimate, job: Job) -> Judgement:
-    """The row with its estimate beside it. A run out of memory has a predicted step time too: a search would see it."""
+    """The row with its estimate. A run out of memory also gets a predicted step time, for searches."""
     assumed = list(mapped.assumed)
     if measured.metric and not measured.row.text("mem_metric") and not measured.row.published:
         assumed.append("mem_metric: allocated, in GB of 1e9 bytes")

@@ -1,4 +1,4 @@
-"""Whether a file is a training log, by what is in it and not by its name."""
+"""Whether a file is a training log, judged by its content and not by its name."""
 
 from __future__ import annotations
 

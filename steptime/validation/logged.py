@@ -1,4 +1,4 @@
-"""A training log and the job that wrote it: measured vs. predicted, from the log alone."""
+"""A training log and its job: measured vs. predicted, from the log alone."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from steptime.validation.measurements import MeasuredRow, SkipRowError
 from steptime.validation.row_machine import hardware_of
 
 CONFIG_OF = {"torchtitan": "torchtitan", "NeMo": "nemo"}
-"""Framework of a log's lines -> kind of the config that it prints at its beginning; else Megatron's argument dump."""
+"""Framework of a log's lines -> kind of the config printed at its beginning; else Megatron's argument dump."""
 ANY_MACHINE = "dgx-h100"
-"""Stands for an unknown machine while the other problems of a plan are looked for."""
+"""Replaces an unknown machine while a plan is checked for other problems."""
 BRIDGE = re.compile(rb"Task Configuration|ConfigContainer")
-"""Megatron-Bridge logs iterations as Megatron-LM does, and prints a config of its own."""
+"""Megatron-Bridge logs iterations like Megatron-LM, and prints its own config."""
 
 
 class LoggedRun(NamedTuple):
@@ -36,18 +36,18 @@ class LoggedRun(NamedTuple):
     job: Job
     reading: Reading
     config: dict[str, Any]
-    """The plan as a YAML would hold it: the log's, and what was set over it."""
+    """The plan as a YAML file would hold it: the log's, with the settings applied."""
     log: JobLog
     steady: Steady
     notes: list[str]
-    """What was taken from the log or assumed to bring both together."""
+    """Assumptions, and values taken from the log, that were needed to combine both."""
 
 
 class RankMemory(NamedTuple):
-    """Peaks of one rank beside those of its stage [B]; None where the log does not say."""
+    """Peaks of one rank and of its stage [B]; None where the log does not say."""
 
     rank: int
-    """-1: the log does not say whose."""
+    """-1 where the log does not name the rank."""
     stage: int | None
     allocated_bytes: float | None
     reserved_bytes: float | None
@@ -56,7 +56,7 @@ class RankMemory(NamedTuple):
 
 
 class RankParameters(NamedTuple):
-    """Parameters of one model-parallel rank, as logged and as the plan has them."""
+    """Parameters of one model-parallel rank, from the log and from the plan."""
 
     tp_rank: int
     stage: int
@@ -81,7 +81,7 @@ class Compared(NamedTuple):
 
     @property
     def flops_per_step(self) -> float:
-        """FLOPs of a step by the convention that reproduces the log's figure, else by ours (causal attention halved)."""
+        """FLOPs of a step by the convention that matches the log's figure, else by ours (causal attention halved)."""
         if self.counted is not None and self.counted.matches:
             return self.counted.matches[0].flops_per_step
         return self.estimate.flops.model_per_step
@@ -97,7 +97,7 @@ def read_run(
     hardware: Hardware | None = None,
     progress: TellProgress | None = None,
 ) -> LoggedRun:
-    """The job of one run's logs and its steady state; `sets` are `a.b=c` over its config, `kind` as `3dtrn --from` has it.
+    """The job of one run's logs and its steady state; `sets` are `a.b=c` applied to its config, `kind` as in `3dtrn --from`.
 
     `plan`: a plan, config or launch script of the same job, for a log that does not print its own.
 
@@ -132,7 +132,7 @@ def read_run(
 
 
 def compare(run: LoggedRun) -> Compared:
-    """The estimate of a run beside its measured figures."""
+    """The estimate of a run with its measured figures."""
     found = estimate(run.job)
     work = run.steady.flops_per_device * found.devices
     return Compared(
@@ -141,7 +141,7 @@ def compare(run: LoggedRun) -> Compared:
 
 
 def _reading(log: JobLog, kind: str | None, sets: dict[str, Any]) -> Reading:
-    """The config of the job: from the argument dump, else from what the framework prints at the log's beginning."""
+    """The config of the job: from the argument dump, else from what the framework prints at the beginning of the log."""
     if kind is not None and kind not in {*KINDS, *TABLES}:
         raise ConfigError(f"--from {kind}: unknown kind; one of {', '.join([*KINDS, *TABLES])}")
     if kind in {None, "megatron"} and log.arguments is not None:
@@ -165,7 +165,7 @@ def _reading(log: JobLog, kind: str | None, sets: dict[str, Any]) -> Reading:
 
 
 def _beside(path: str, kind: str | None, sets: dict[str, Any]) -> Reading:
-    """The config of a plan, or of a framework's config or launch script, given beside a log.
+    """The config of a plan, or of a framework's config or launch script, given with a log.
 
     Raises:
         ConfigError: it cannot be read.
@@ -180,13 +180,13 @@ def _beside(path: str, kind: str | None, sets: dict[str, Any]) -> Reading:
 
 
 def _plan_of(log: JobLog, arguments: dict[str, str], name: str) -> Reading:
-    """The plan of Megatron's arguments, with the vocabulary that it tells after them."""
+    """The plan of Megatron's arguments, with the vocabulary size that is logged after them."""
     vocabulary = log.vocabulary.size if log.vocabulary is not None else None
     return from_arguments(arguments, name, vocab_size=vocabulary)
 
 
 def _check_same_job(log: JobLog, reading: Reading) -> None:
-    """Raise where a later dump makes another plan of the job: the first setting that differs, and where each was said."""
+    """Raise where a later argument dump gives another plan: the first setting that differs, and both locations."""
     first = log.arguments or {}
     for name, changed in log.contradictions:
         try:
@@ -201,7 +201,7 @@ def _check_same_job(log: JobLog, reading: Reading) -> None:
 
 
 def _first_difference(a: Any, b: Any, path: str = "") -> tuple[str, Any, Any] | None:
-    """Dotted path and both values of the first difference of two configs; a note is none."""
+    """Dotted path and both values of the first difference between two configs; notes are ignored."""
     if isinstance(a, dict) and isinstance(b, dict):
         keys = [key for key in {**a, **b} if path or key != "notes"]
         found = (_first_difference(a.get(key), b.get(key), f"{path}.{key}".lstrip(".")) for key in keys)
@@ -212,7 +212,7 @@ def _first_difference(a: Any, b: Any, path: str = "") -> tuple[str, Any, Any] | 
 def _name_machine(
     reading: Reading, log: JobLog, changes: dict[str, Any], other: Hardware | None
 ) -> tuple[list[str], list[str]]:
-    """Put the machine that the log names, else the `other`, into `changes`, where nobody has said one.
+    """Put the machine that the log names, else `other`, into `changes` where none is set.
 
     What was done, and what is wrong: nobody says what accelerator it was, or it is none that is known.
     """
@@ -251,7 +251,7 @@ def stage_of(rank: int, run: LoggedRun) -> int | None:
 
 
 def _memory(run: LoggedRun, found: Estimate) -> list[RankMemory]:
-    """Every rank that reports a peak, beside the prediction of its stage; of an unknown stage the largest."""
+    """Every rank that reports a peak, with the prediction for its stage; the largest stage where the rank is unknown."""
     rows = []
     for rank in sorted({*run.log.allocated, *run.log.reserved}):
         stage = stage_of(rank, run)
@@ -271,7 +271,7 @@ def _memory(run: LoggedRun, found: Estimate) -> list[RankMemory]:
 
 
 def _parameters(run: LoggedRun, found: Estimate) -> list[RankParameters]:
-    """Every model-parallel rank whose parameters the log counts, beside the plan's."""
+    """Every model-parallel rank whose parameters the log counts, with the plan's count."""
     stages = [sum(map(found.assembly.local_params, chunks)) for chunks in found.assembly.stages]
     return [
         RankParameters(tp_rank, stage, logged, stages[stage])

@@ -1,4 +1,4 @@
-"""What a row measured: the seconds of a step, and a peak memory with what it was read from."""
+"""The figures that a row measured: seconds of a step, and a peak memory with the counter it was read from."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from steptime.validation.measurements import MeasuredRow, SkipRowError
 
 GIB = 2.0**30
 READABLE = re.compile(r"(?!.*\b(?:[kmt]i?b|bytes)\b).*(?:nvidia-smi|allocated|reserved|\bgi?b\b)")
-"""A `mem_metric` in lower case that says what was read or its unit, and no unit other than GB and GiB."""
+"""A `mem_metric` in lower case that names the counter or its unit, and no unit other than GB and GiB."""
 
 
 class Metric(NamedTuple):
-    """What a peak memory was read from."""
+    """The counter that a peak memory was read from."""
 
     name: str
     """allocated, reserved, nvidia-smi, or unstated (compared with reserved)."""
@@ -39,7 +39,7 @@ def measured_step_s(row: MeasuredRow) -> float | None:
 
 
 def measured_memory(row: MeasuredRow) -> tuple[float | None, str]:
-    """Peak memory [B] and what it was read from: allocated, reserved, nvidia-smi or unstated.
+    """Peak memory [B] and its counter: allocated, reserved, nvidia-smi or unstated.
 
     Raises:
         SkipRowError: a bad number.
@@ -54,7 +54,7 @@ def measured_memory(row: MeasuredRow) -> tuple[float | None, str]:
 
 
 def memory_metric(row: MeasuredRow) -> Metric:
-    """The metric of `mem_metric`; NVIDIA's rows and a user's own say torch's peak allocation where it is empty.
+    """The counter named by `mem_metric`; empty means torch's peak allocation in NVIDIA's rows and a user's own.
 
     Raises:
         SkipRowError: a user's own row says neither what was read nor its unit, or another unit.

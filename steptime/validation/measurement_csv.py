@@ -1,4 +1,4 @@
-"""A compared log as a row of a measurement CSV, which `3dtrn validate --measurements` reads straight back."""
+"""Writes a compared log as a row of a measurement CSV, which `3dtrn validate --measurements` reads back."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ COLUMNS = (
     "zero_or_fsdp", "recompute", "precision", "framework", "machine", "step_time_s", "step_time_kind", "tokens_per_s_per_gpu",
     "peak_memory_gb", "mem_metric", "tflops_per_gpu_reported", "split", "note", "config",
 )  # fmt: skip
-"""`config` is the whole plan as JSON: columns alone could not say all of it. A row that has one is estimated from it."""
+"""`config` holds the whole plan as JSON, since columns cannot express all of it. A row with a config is estimated from it."""
 
 
 def cells(compared: Compared) -> dict[str, str]:
-    """The row: dimensions and layout for readers, the measured figures, and the plan itself."""
+    """The row: dimensions and layout for readers, the measured figures, and the plan."""
     run = compared.run
     job, steady = run.job, run.steady
     memory, metric = _peak(compared)
@@ -43,7 +43,7 @@ def cells(compared: Compared) -> dict[str, str]:
 
 
 def job_cells(job: Job, step_s: float) -> dict[str, str]:
-    """All columns, with what a job and its measured step [s] say; the others empty."""
+    """All columns, filled as far as a job and its measured step [s] say; the others are empty."""
     values = _dimensions(job) | {
         "framework": job.software.name,
         "step_time_s": step_s,
@@ -85,7 +85,7 @@ def _dimensions(job: Job) -> dict[str, Any]:
 
 
 def _recompute(job: Job) -> str:
-    """What is recomputed, in the words that the column takes."""
+    """Recomputation in the words that the column accepts."""
     said = job.performance.recompute
     if said is None:
         return job.performance.activation_checkpointing_type or "none"
@@ -98,7 +98,7 @@ def _recompute(job: Job) -> str:
 
 
 def _peak(compared: Compared) -> tuple[float | None, str]:
-    """The largest allocated peak, else reserved [GiB], where every stage reports one: the estimate's is over all stages."""
+    """The largest allocated peak, else reserved [GiB], where every stage reports one: the estimate covers all stages."""
     stages = range(compared.run.job.parallelism.pp)
     for what in ("allocated", "reserved"):
         found = {row.stage: getattr(row, f"{what}_bytes") for row in compared.memory if getattr(row, f"{what}_bytes")}
@@ -113,7 +113,7 @@ def _text(value: Any) -> str:
 
 
 def append(row: dict[str, str], path: str) -> str:
-    """Append a row to a CSV, which is begun where there is none; the row's id, made unlike those there.
+    """Append a row to a CSV, which is created if missing; returns the row's id, made unique.
 
     Args:
         row: cells by column, `job_cells` with what else is known; columns beyond COLUMNS stand last.
@@ -150,7 +150,7 @@ def append(row: dict[str, str], path: str) -> str:
 
 
 def _unlike(name: str, taken: set[str]) -> str:
-    """`name`, or with the first free number."""
+    """`name`, or with the first free number appended."""
     number, found = 2, name
     while found in taken:
         found, number = f"{name}-{number}", number + 1

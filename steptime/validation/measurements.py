@@ -1,4 +1,4 @@
-"""Reading measured runs: the shipped collection and a user's own CSV, as rows of text that keep their line and source."""
+"""Reads measured runs: the shipped collection and a user's own CSV, as rows of text with their line and source."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from steptime.base.config import ConfigError
 FOLDER = Path(__file__).parents[1] / "data" / "measurements"
 CI_FILE = "megatron_ci"
 FILES = ("nvidia", "other", "native", CI_FILE, "out_of_memory")
-"""The shipped collection; data/measurements/README.md says what each holds."""
+"""The shipped collection; data/measurements/README.md describes each file."""
 
 REQUIRED = (
     "id", "gpu", "n_gpus", "n_layers", "hidden", "ffn_hidden", "n_heads", "seq_len", "global_batch_size",
     "micro_batch_size", "tp", "pp",
 )  # fmt: skip
-"""Columns that every row needs; beside them one of `MEASURED`."""
+"""Columns that every row needs, in addition to one of `MEASURED`."""
 MEASURED = ("step_time_s", "tokens_per_s_per_gpu", "peak_memory_gb")
 
 SMALLEST, LARGEST = 1e-9, 1e15
-"""No figure of a run is outside of these."""
+"""Bounds of every figure of a run."""
 
 
 class SkipRowError(ValueError):
-    """A row cannot be judged; the text is one line, and the same for all rows with the same trouble where that helps."""
+    """A row cannot be judged; the text is one line, and the same for all rows with the same problem where possible."""
 
 
 class MeasuredRow(NamedTuple):
@@ -45,12 +45,12 @@ class MeasuredRow(NamedTuple):
 
     @property
     def id(self) -> str:
-        """The row's id, or where it stands."""
+        """The row's id, or its location."""
         return self.text("id") or f"line {self.line}"
 
     @property
     def published(self) -> bool:
-        """Whether the row is of the shipped collection, in which an empty cell means that the source does not say."""
+        """Whether the row is of the shipped collection, where an empty cell means that the source does not say."""
         return self.file != ""
 
     @property
@@ -61,7 +61,7 @@ class MeasuredRow(NamedTuple):
         return self.text("source_group") or re.sub(r"[-_]?\d+$", "", self.id)
 
     def text(self, column: str) -> str:
-        """A cell without the blanks around it; "" where there is none."""
+        """A cell without surrounding blanks; "" where there is none."""
         return (self.cells.get(column) or "").strip()
 
     def number(self, column: str) -> float | None:

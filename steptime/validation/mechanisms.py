@@ -1,4 +1,4 @@
-"""Errors of peak memory by mechanism: which parts of the memory model measured runs speak for, and for which there are none."""
+"""Errors of peak memory by mechanism: which parts of the memory model are covered by measured runs, and which are not."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ MECHANISMS: dict[str, Callable[[Judgement], bool]] = {
     "context parallel": lambda j: _degree(j, "cp") > 1,
     "mixture of experts": lambda j: model_kind(j).startswith("moe"),
 }
-"""A run can show several; levels of ZeRO as stated by the source."""
+"""Mechanisms of a run; it can show several. Levels of ZeRO as stated by the source."""
 
 
 def memory_by_mechanism(judged: Sequence[Judgement]) -> dict[str, Any]:
-    """Stats of the memory error by mechanism, and by how a peak was come by (`how_read`)."""
+    """Stats of the memory error by mechanism, and by how a peak was read (`how_read`)."""
     known = [j for j in judged if j.memory_error is not None]
     return {
         name: {how: _figures(j for j in known if shows(j) and how_read(j) == how) for how in READINGS}
@@ -69,7 +69,7 @@ READINGS = ("allocated", "ci", "otherwise")
 
 
 def how_read(j: Judgement) -> str:
-    """One of `READINGS`: torch's peak allocation of a run, of a tiny test job, or any other reading."""
+    """One of `READINGS`: torch's peak allocation of a run, of a small test job, or any other reading."""
     if j.metric != "allocated":
         return "otherwise"
     return "ci" if j.held is not None else "allocated"

@@ -1,4 +1,4 @@
-"""The noise floor: how far two measurements of the same cell lie apart. No model can be better than that on average.
+"""The noise floor: how much two measurements of the same cell differ. No model can be better than that on average.
 
 Same cell: same model, accelerator and devices, layout, batch, precision with its recipe, sharding and recomputation; within
 one release also what is said of overlap and kernels. Dense pre-training rows of the headline group with a step time that the
@@ -24,9 +24,9 @@ COLUMNS = (
     "gpu", "n_gpus", "tp", "pp", "cp", "ep", "vpp", "seq_len", "global_batch_size",
     "micro_batch_size", "precision", "zero_or_fsdp", "recompute",
 )  # fmt: skip
-"""What makes a cell."""
+"""Columns that define a cell."""
 NOTES = ("overlap_notes", "sp", "machine")
-"""What may be told in other words in another release, but not within one."""
+"""Columns that may be worded differently in another release, but not within one."""
 
 Cells = dict[tuple[str, ...], list[Judgement]]
 
@@ -40,7 +40,7 @@ class CellLookup(NamedTuple):
 
 
 def cells_of(judged: Iterable[Judgement], *, dense: bool = True) -> Cells:
-    """Rows that count, by cell."""
+    """Counted rows by cell."""
     found: Cells = {}
     for j in judged:
         if j.measured_step_s is None or exclusion(j.row, []) or model_kind(j).startswith("dense") != dense:
@@ -50,12 +50,12 @@ def cells_of(judged: Iterable[Judgement], *, dense: bool = True) -> Cells:
 
 
 def release(j: Judgement) -> tuple[str, str]:
-    """Where a measurement comes from: source and framework with its release."""
+    """Origin of a measurement: source and framework with its release."""
     return j.row.group, j.row.text("framework")
 
 
 def pairs(cells: Cells, *, same_release: bool) -> Errors:
-    """(cell, |a - b| over the mean of both) of every two measurements of a cell, within one release or across."""
+    """(cell, |a - b| over the mean of both) for every two measurements of a cell, within one release or across."""
     found: Errors = []
     for cell, rows in cells.items():
         for a, b in combinations(rows, 2):

@@ -1,4 +1,4 @@
-"""Judging many rows on all cores, where the process has nothing in it that a fork would hurt: `3dtrn validate` by itself."""
+"""Judges many rows on all cores, where a fork is safe: `3dtrn validate` by itself."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from steptime.validation.judgement import Judgement, judge_all
 from steptime.validation.measurements import MeasuredRow
 
 FEWEST = 500
-"""Rows below which processes cost more than they save."""
+"""Number of rows below which processes cost more than they save."""
 PIECES = 8
 """Pieces per core: rows differ in cost; neighbors stay together, since they often share a config."""
 
 
 def judge_rows(rows: Sequence[MeasuredRow], *, known_release: bool = True) -> list[Judgement]:
-    """`judge_all`, in several processes where that is safe and pays."""
+    """`judge_all`, in several processes where that is safe and faster."""
     cores = len(os.sched_getaffinity(0)) if forks() else 1
     if cores == 1 or len(rows) < FEWEST:
         return judge_all(rows, known_release=known_release)
@@ -31,6 +31,6 @@ def judge_rows(rows: Sequence[MeasuredRow], *, known_release: bool = True) -> li
 
 
 def forks() -> bool:
-    """Whether a fork of this process is harmless: on Linux, with one thread, and no library loaded that keeps its own."""
+    """Whether a fork of this process is safe: on Linux, with one thread, and no library loaded that starts threads of its own."""
     alone = threading.active_count() == 1 and not {"torch", "numpy"} & sys.modules.keys()
     return sys.platform == "linux" and alone

@@ -1,4 +1,4 @@
-"""Errors of ratios: two runs of one source and release that differ in one respect. What is wrong with both alike cancels.
+"""Errors of ratios: two runs of one source and release that differ in one respect. Errors common to both cancel.
 
 Choosing a layout or a number of devices needs ratios, not seconds. The error is (predicted b / predicted a) / (measured b /
 measured a) - 1. All pairs of one series (same job but for that respect) share one vote, so that no long series swamps the rest.
@@ -18,7 +18,7 @@ MODEL = (
     "framework", "model_name", "n_layers", "hidden", "ffn_hidden", "n_heads", "n_kv_heads", "vocab", "seq_len", "gpu",
     "machine", "precision", "recompute", "zero_or_fsdp", "overlap_notes", "task",
 )  # fmt: skip
-"""What two runs of any pair share, beside their source."""
+"""Columns that the two runs of any pair share, besides their source."""
 LAYOUT_CELLS = ("tp", "pp", "cp", "vpp", "micro_batch_size")
 
 
@@ -27,11 +27,11 @@ class RatioKind(NamedTuple):
 
     name: str
     shared: Callable[[Judgement], tuple[str, ...]]
-    """What they share beside `MODEL`."""
+    """Columns that they share besides `MODEL`."""
     differs: Callable[[Judgement], tuple[str, ...]]
-    """What tells them apart."""
+    """Columns that differ."""
     target: tuple[float, float, float]
-    """Median, mean and p90 to reach."""
+    """Target median, mean and p90."""
 
 
 def _texts(*columns: str) -> Callable[[Judgement], tuple[str, ...]]:

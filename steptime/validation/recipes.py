@@ -1,4 +1,4 @@
-"""From the words of a measured row to a low-precision recipe."""
+"""Low-precision recipes of measured rows, from their words."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WORDS = (
 
 
 def recipe_of(said: str, framework: str, model: str, assumed: list[str]) -> dict[str, Any]:
-    """`precision` and `fp8_params` of a row whose precision is `said`; nothing where it names no recipe.
+    """`precision` and `fp8_params` of a row whose precision reads `said`; empty where it names no recipe.
 
     Megatron-LM's test jobs (`model`) say native_fp8 of fp8 parameters.
 
@@ -49,7 +49,7 @@ run_pretrain_llama3.sh: --no-create-attention-mask-in-dataloader; torch's worksp
 
 
 def of_scripts(group: str, assumed: list[str]) -> dict[str, Any]:
-    """Settings of a source's launch scripts, told in `assumed`; none where nobody knows them."""
+    """Settings in a source's launch scripts, added to `assumed`; empty where the scripts are unknown."""
     found = SCRIPTS.get(group, {})
     assumed += [f"{key}: {value}, as the scripts and the torch of {group} have it" for key, value in found.items()]
     return found

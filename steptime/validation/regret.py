@@ -1,4 +1,4 @@
-"""Regret: what following the estimate costs where a source measured many layouts of one job.
+"""Regret: the cost of following the estimate where a source measured many layouts of one job.
 
 A sweep is one source's runs of one job (model, accelerator, devices, batch, length, precision, release) with ten layouts or more,
 those that ran out of memory included. The pick is the layout predicted fastest among those whose predicted reservation fits;
@@ -25,9 +25,9 @@ JOB = (
     "global_batch_size", "precision",
 )  # fmt: skip
 FEWEST = 10
-"""Layouts of a sweep."""
+"""Least layouts of a sweep."""
 NAMED = 5
-"""Worst sweeps named."""
+"""Number of worst sweeps listed by name."""
 
 
 StepSpan: TypeAlias = tuple[float, float]
@@ -42,11 +42,11 @@ class Layout(NamedTuple):
     """None: it ran out of memory."""
     verdict: str
     span: Callable[[], StepSpan]
-    """80 % interval of the step time; the prediction itself where there is none. Asked for only where it is needed."""
+    """80 % interval of the step time; the prediction itself where there is none. Computed only on request."""
 
 
 class Sweep(NamedTuple):
-    """One job in many layouts, and how the estimate's choice fared."""
+    """One job in many layouts, and the result of the estimate's choice."""
 
     name: str
     source: str
@@ -63,7 +63,7 @@ class Sweep(NamedTuple):
     in_three: bool
     """Whether the best measured is among our three fastest that are called as the pick is."""
     tied: int
-    """Layouts called as the pick is whose interval overlaps the pick's: the estimate cannot tell them from it."""
+    """Layouts with the pick's verdict whose interval overlaps the pick's: the estimate cannot distinguish them."""
     best_tied: bool
     """Whether the best measured is the pick or tied with it."""
     tau: float | None
@@ -71,7 +71,7 @@ class Sweep(NamedTuple):
 
 
 def call(j: Judgement) -> str:
-    """Fits where what is reserved and lies outside is no more than the device has; else the verdict."""
+    """Fits where reserved memory and memory outside of the allocator are within the device's capacity; else the verdict."""
     return "fits" if j.occupancy is not None and j.occupancy <= 1.0 else j.verdict
 
 
@@ -109,7 +109,7 @@ def kendall_tau(a: Sequence[float], b: Sequence[float]) -> float | None:
 
 
 def layouts_of(rows: Iterable[Judgement]) -> list[Layout]:
-    """The different layouts of a sweep, fastest prediction first."""
+    """The distinct layouts of a sweep, fastest prediction first."""
     groups: dict[str, list[Judgement]] = {}
     for j in rows:
         groups.setdefault(json.dumps(j.config, sort_keys=True), []).append(j)
@@ -125,7 +125,7 @@ def layouts_of(rows: Iterable[Judgement]) -> list[Layout]:
 
 
 def sweeps(judged: Iterable[Judgement]) -> list[Sweep]:
-    """Every sweep of `FEWEST` layouts of which two or more ran: picks that ran out of memory first, then the dearest."""
+    """Every sweep of `FEWEST` layouts of which two or more ran: picks that ran out of memory first, then by regret."""
     jobs: dict[tuple[str, ...], list[Judgement]] = {}
     for j in judged:
         if j.skipped is None and (j.measured_step_s is not None or j.ran_out):
@@ -139,7 +139,7 @@ def sweeps(judged: Iterable[Judgement]) -> list[Sweep]:
 
 
 def _sweep(j: Judgement, layouts: list[Layout]) -> Sweep:
-    """The pick of one sweep against its best."""
+    """The pick of one sweep compared with its best."""
     row = j.row
     name = f"{row.text('model_name')}, {row.text('n_gpus')} x {row.text('gpu')}, {row.text('seq_len')} tokens"
     ran = [layout for layout in layouts if layout.measured_s is not None]
@@ -178,7 +178,7 @@ def regret(judged: Sequence[Judgement]) -> dict[str, Any]:
 
 
 def figures(found: Sequence[Sweep]) -> dict[str, Any]:
-    """Median, mean and worst regret, picks out of memory, how often the best was hit, Kendall's tau, and the worst by name."""
+    """Median, mean and worst regret, picks out of memory, how often the best was picked, Kendall's tau, and the worst by name."""
     costs = [sweep.regret for sweep in found if sweep.regret is not None]
     taus = [sweep.tau for sweep in found if sweep.tau is not None]
     picks = [sweep for sweep in found if sweep.pick]

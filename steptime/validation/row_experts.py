@@ -1,4 +1,4 @@
-"""From the columns and words of a measured row to its experts, its kind of attention, and how tokens are dispatched."""
+"""Experts, attention and dispatch of a measured row, from its columns and words."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from steptime.validation.measurements import MeasuredRow
 
 SIGMOID = ("deepseek-v3", "deepseekv3", "kimi", "glm-4", "llama-4", "llama4")
-"""Models whose router takes sigmoids, by a part of their names."""
+"""Models whose router uses sigmoids, by a part of their names."""
 NO_BIAS = ("llama-4", "llama4")
 """Those of them without a balancing bias."""
 NATURAL_IMBALANCE = 1.6
@@ -22,7 +22,7 @@ LEARNED_IMBALANCE = 1.3
 
 
 def has_experts(row: MeasuredRow) -> bool:
-    """Whether its model is a mixture of experts."""
+    """Whether the row's model is a mixture of experts."""
     return (row.whole("n_experts") or 0) > 1
 
 

@@ -1,4 +1,4 @@
-"""From the words of a measured row to a machine: the `gpu` column first, then what `machine` says of nodes and network."""
+"""The machine of a measured row, from its words: the `gpu` column first, then what `machine` says of nodes and network."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from steptime.validation.row_native import torchtitan_release
 
 
 class Found(NamedTuple):
-    """A `hardware` section and what was assumed for it."""
+    """A `hardware` section and the assumptions made for it."""
 
     section: dict[str, Any]
     assumed: list[str]
@@ -31,7 +31,7 @@ _PER_NODE: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], float]], ...] 
 )
 """How sources write the network of a node, and its rate [Gbit/s]."""
 _INSTANCE = re.compile(r"\bp\d\w*(-\w+)?\.\d+xlarge\b")
-"""An instance of AWS among other words."""
+"""An AWS instance type among other words."""
 _PER_PAIR = re.compile(r"\b(\d+) Gb/s per GPU-pair")
 _DEVICES = re.compile(r"\b([1-9]\d*)x [A-Z]+\d+\S*(?: \S+)? per node")
 
@@ -98,7 +98,7 @@ def _load(name: str) -> Machine:
 
 @cache
 def _machine(gpu: str) -> tuple[str, bool]:
-    """The machine of a `gpu` cell, and whether the cell names it.
+    """The machine of a `gpu` cell, and whether the cell names it exactly.
 
     Else family and form decide: parentheses are ignored, and the nearest capacity is taken.
 
@@ -129,7 +129,7 @@ def _machine(gpu: str) -> tuple[str, bool]:
 
 
 def _stated(text: str, name: str) -> dict[str, Any]:
-    """Overrides for what a source says of its nodes: devices per node, network per node."""
+    """Overrides from a source's words about nodes: devices per node, network per node."""
     known = _load(name)
     per_node = known.devices_per_node
     overrides: dict[str, Any] = {}

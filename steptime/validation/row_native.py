@@ -1,4 +1,4 @@
-"""From the words of a measured row of the PyTorch-native stack (torchtitan, FSDP, torch.compile) to settings."""
+"""Settings of a measured row of the PyTorch-native stack (torchtitan, FSDP, torch.compile), from its words."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RELEASES = (("0.1", 1450, (2025, 8)), ("0.2", 2937, (2026, 5)))
 
 
 def torchtitan_release(row: MeasuredRow) -> str:
-    """The release of the profile that a row of torchtitan ran, by its pull request or date; "" for today's."""
+    """The profile's release for a row of torchtitan, from its pull request or date; "" for today's."""
     source = row.text("source")
     pull = re.search(r"PR #(\d+)", source) if "pytorch/torchtitan" in source else None
     month = re.search(r"\b(20\d\d)-(\d\d)", source)
@@ -35,7 +35,7 @@ def torchtitan_release(row: MeasuredRow) -> str:
 
 
 def compile_of(release: str, notes: str, framework: str = "") -> dict[str, Any]:
-    """What torch.compile made kernels of, where the notes say `compile=`.
+    """What torch.compile compiled, where the notes say `compile=`.
 
     torchtitan compiled blocks alone before its compile.components (mid-2025), the loss too since; a graph that is traced
     (aot_eager, GraphTrainer without full inductor) keeps torch's own kernels.
@@ -90,7 +90,7 @@ def liger_chunks(hidden: int, vocab: int) -> int:
 
 
 def said_dtypes(row: MeasuredRow, notes: str) -> dict[str, Any]:
-    """Dtype of the gradients where the source names it."""
+    """Dtype of the gradients where the source states it."""
     said = row.text("precision").lower()
     section: dict[str, Any] = {}
     if "fp32 grad" in said:
@@ -101,7 +101,7 @@ def said_dtypes(row: MeasuredRow, notes: str) -> dict[str, Any]:
 
 
 def native_states(row: MeasuredRow) -> dict[str, Any]:
-    """Dtypes of the parameters, gradients and optimizer states, where the precision's text says more than its first word."""
+    """Dtypes of the parameters, gradients and optimizer states, where the precision's text states more than its first word."""
     said = row.text("precision").lower()
     if "pure" in said or "bf16 params" in said or "params/grads/adam bf16" in said:
         return {"param_dtype": "bf16", "main_grad_dtype": "bf16", "moment_dtype": "bf16"}
@@ -114,7 +114,7 @@ ON_ONE_DEVICE = ("norm_impl", "activation_impl", "loss_impl", "loss_chunks", "ro
 
 
 def of_one_device(row: MeasuredRow, profile: str) -> dict[str, Any]:
-    """What a trainer of the profile keeps where there is nothing to shard: its kernels, and torchtitan its fp32 states.
+    """Settings of a trainer of the profile on one device: its kernels, and for torchtitan its fp32 states.
 
     torchtitan/distributed/utils.py@b5bcd76c, maybe_enable_amp: without FSDP its parameters stay fp32 under autocast.
     """
@@ -126,7 +126,7 @@ def of_one_device(row: MeasuredRow, profile: str) -> dict[str, Any]:
 
 
 def torchao_recipe(row: MeasuredRow, notes: str) -> dict[str, Any]:
-    """The recipe of torchao that the precision names; nothing where it names none."""
+    """The torchao recipe that the precision names; empty where it names none."""
     said = row.text("precision").lower()
     found = next((recipe for word, recipe in TORCHAO_WORDS if word in said), "")
     if not found:
@@ -147,7 +147,7 @@ def recomputed_per_op(said: str) -> dict[str, Any]:
 
 
 def resharded(said: str, stages: int) -> bool:
-    """Whether parameters are freed after forward, by the words of `zero_or_fsdp`; torchtitan's default is not in a pipeline."""
+    """Whether parameters are freed after forward, from the words of `zero_or_fsdp`; torchtitan's default in a pipeline is no."""
     if re.search(r"\bzero-?2|reshard never", said):
         return False
     return stages == 1 or "reshard always" in said

@@ -1,4 +1,4 @@
-"""What a measured row says to be hidden under compute, or not to be, and to be launched from CUDA graphs."""
+"""Overlap and CUDA graphs of a measured row, from its words."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NO_DP_OVERLAP = re.compile(
 
 
 def overlap_of(notes: str, tp: int, recipe: str) -> dict[str, bool]:
-    """What the source says to be hidden, or not to be; the profile speaks for the rest.
+    """What the source says is or is not overlapped; the profile decides the rest.
 
     Raises:
         SkipRowError: the notes name a schedule that is not modeled.
@@ -40,7 +40,7 @@ DROPLESS = ["attn", "moe_router", "moe_preprocess"]
 
 
 def graphs_of(notes: str) -> bool | list[str]:
-    """What CUDA graphs launch: all, the modules that the notes list, or nothing."""
+    """What CUDA graphs launch: everything, the modules that the notes list, or nothing."""
     if "cuda_graph none" in notes:
         return False
     words = r"cuda_graph (?:local|transformer_engine) (\[[a-z_', ]+\]|attn|mlp)|te cuda graphs ([a-z_,]+)"

@@ -1,4 +1,4 @@
-"""A measured row as the config of a Job, through the door that every config takes; what it cannot say, and why."""
+"""A measured row as the config of a Job, read like any config; what it cannot express, and why."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DROPOUT = 0.1
 
 
 class Mapped(NamedTuple):
-    """A row as a config: plain data that `3dtrn -` takes as it is."""
+    """A row as a config: plain data that `3dtrn -` accepts."""
 
     config: dict[str, Any]
     assumed: list[str]
@@ -31,7 +31,7 @@ class Mapped(NamedTuple):
 
 
 def to_config(row: MeasuredRow, *, known_release: bool = True) -> Mapped:
-    """The config of a row, and what was assumed for it; without `known_release` the framework's default stands for its release.
+    """The config of a row, and the assumptions made; without `known_release` the framework's default release applies.
 
     Raises:
         SkipRowError: the row lacks something needed, or has something that is not modeled.
@@ -75,7 +75,7 @@ def _of_ci(row: MeasuredRow) -> Mapped:
 
 
 def _whole(row: MeasuredRow) -> Mapped:
-    """A row that brings its whole plan as JSON in `config`, as `3dtrn validate --log --save-csv` and `3dtrn bench` write it.
+    """A row with its whole plan as JSON in `config`, as written by `3dtrn validate --log --save-csv` and `3dtrn bench`.
 
     Raises:
         SkipRowError: it is no such plan, or its machine is unknown.
@@ -116,7 +116,7 @@ def _machine(hardware: dict[str, Any]) -> Machine:
 
 
 def _refuse_what_is_not_modeled(row: MeasuredRow) -> None:
-    """Raise for architectures, tasks and features that no config expresses yet."""
+    """Raise for architectures, tasks and features that no config can express yet."""
     attention, zero = row.text("attention_kind").lower(), row.text("zero_or_fsdp").lower()
     precision = row.text("precision").lower()
     refusals = (
@@ -133,7 +133,7 @@ def _refuse_what_is_not_modeled(row: MeasuredRow) -> None:
 
 
 def _parallelism(row: MeasuredRow, framework: RowFramework, assumed: list[str]) -> dict[str, Any]:
-    """Degrees, states and how layers are spread."""
+    """Degrees, states and the distribution of layers."""
     tp, pp, n_gpus = row.needed("tp"), row.needed("pp"), row.needed("n_gpus")
     cp = row.whole("cp") or 1
     dp, rest = divmod(n_gpus, tp * pp * cp)
@@ -202,7 +202,7 @@ def _replicas(row: MeasuredRow, sharers: int) -> int:
 
 
 def _model(row: MeasuredRow, framework: RowFramework, assumed: list[str]) -> dict[str, Any]:
-    """Dimensions, and what a family of models has beside them."""
+    """Dimensions, and the extra fields of a family of models."""
     hidden, inner, heads = row.needed("hidden"), row.needed("ffn_hidden"), row.needed("n_heads")
     glu, name = row.flag("glu"), row.text("model_name")
     if glu is None:
@@ -240,14 +240,14 @@ def _model(row: MeasuredRow, framework: RowFramework, assumed: list[str]) -> dic
 
 
 def _usual_vocabulary(name: str, *, glu: bool) -> int:
-    """Vocabulary where the source is silent: GPT-2's as Megatron-LM pads it, Llama's of the third or first generation."""
+    """Vocabulary where the source does not say: GPT-2's as Megatron-LM pads it, Llama's of the third or first generation."""
     if not glu:
         return 51200
     return 128256 if re.search(r"llama-?3", name.lower()) else 32000
 
 
 def _family(row: MeasuredRow, framework: RowFramework, *, glu: bool) -> dict[str, Any]:
-    """Norm, biases, positions: gated models are Llama's kin; Nemotron has squared ReLU; the rest is GPT's."""
+    """Norm, biases, positions: gated models follow Llama; Nemotron has squared ReLU; the rest follows GPT."""
     name = row.text("model_name").lower()
     if glu:
         gelu = {"activation": "gelu"} if "gemma" in name else {}

@@ -1,4 +1,4 @@
-"""From the words of a measured row to the `performance` section: framework, precision, recomputation, overlap."""
+"""The `performance` section of a measured row, from its words: framework, precision, recomputation, overlap."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ class RowFramework(NamedTuple):
     family: str
     profile: str
     own: bool = True
-    """False: the profile is the nearest, not its own."""
+    """False where the profile is only the nearest one."""
     release: str = ""
-    """The release that the row names and the profile tells apart."""
+    """The release that the row names, where the profile distinguishes it."""
     alone: str = ""
-    """The profile that it runs with several devices, where it ran on one."""
+    """The profile that it runs with several devices, for a run on one."""
 
     @property
     def base(self) -> str:
-        """The profile that its own starts from."""
+        """The profile that its own profile extends."""
         return load_software(self.profile).family
 
     @property
     def sharded(self) -> bool:
-        """Whether the profile takes torch FSDP's options."""
+        """Whether the profile accepts torch FSDP's options."""
         return self.base == "fsdp2"
 
     @property
@@ -87,7 +87,7 @@ _MODULES = {"core_attn", "layernorm", "mlp", "act", "dropout", "moe", "moe_act",
 
 
 def framework_of(row: MeasuredRow, *, known: bool = True) -> RowFramework:
-    """The framework of a row, with its release unless that is to count as unknown.
+    """The framework of a row, with its release unless it is treated as unknown.
 
     Raises:
         SkipRowError: no profile describes it.
@@ -122,7 +122,7 @@ def _framework(row: MeasuredRow) -> RowFramework:
 
 
 def release_of(framework: RowFramework, words: str) -> str:
-    """The release in a framework's words, as far as its profile tells releases apart: 24.12 of "NeMo 24.12.01"."""
+    """The release in a framework's words, as far as its profile distinguishes releases: 24.12 from "NeMo 24.12.01"."""
     said = re.findall(r"\d+\.\d+", words)
     return next((release for release in profile_releases(framework.profile) if release in said), "")
 
@@ -210,7 +210,7 @@ def precision_family(said: str) -> str:
 
 
 def recompute_of(row: MeasuredRow, framework: RowFramework, assumed: list[str]) -> dict[str, Any]:
-    """The keys that say what is recomputed.
+    """The keys that state what is recomputed.
 
     Raises:
         SkipRowError: a policy that cannot be expressed, or offloading.

@@ -1,4 +1,4 @@
-"""Which measured rows a run is about: a file or the shipped collection, narrowed by source, accelerator and split."""
+"""Selects measured rows: a file or the shipped collection, filtered by source, accelerator and split."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the differences of two jobs cost by the model: each alone, put into the first job, and all of them together."""
+"""What each difference between two jobs costs by the model: one at a time, applied to the first job, and all together."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class Setting(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """Settings that change together, and what they do to the first job."""
+    """Settings that change together, and their effect on the first job."""
 
     settings: list[Setting]
     step_s: float | None
-    """The first job's step with these settings of the second; None where that cannot run."""
+    """The first job's step with these settings of the second; None where it cannot run."""
     step_change_s: float | None
     rate_change: float | None
-    """Relative change of tokens per second and device: what tells where tokens of a step or devices change too."""
+    """Relative change of tokens per second and device, for differences in tokens per step or devices."""
     peak_change_bytes: float | None
     """Change of the reserved peak of the worst stage."""
     problem: str = ""
@@ -45,7 +45,7 @@ class Differences(NamedTuple):
     b: Estimate
     each: list[Difference]
     interaction_s: float | None
-    """What all together change beyond the sum of each alone; None where one cannot run alone."""
+    """What all together change beyond the sum of the single changes; None where one cannot run alone."""
 
     @property
     def together_s(self) -> float:
@@ -62,7 +62,7 @@ class Differences(NamedTuple):
 
 
 def differences(a: Job, b: Job) -> Differences:
-    """Every difference put into `a` alone.
+    """Every difference, applied to `a` alone.
 
     Settings that only make sense together are one difference: the degrees of a layout of equally many devices, and what cannot
     run without another.
@@ -72,7 +72,7 @@ def differences(a: Job, b: Job) -> Differences:
     groups = _grouped(settings(ours, theirs), same_devices=before.devices == after.devices)
     each = [_alone(ours, group, before) for group in groups]
     stuck = [d for d in each if d.step_s is None]
-    if len(stuck) > 1:  # perhaps they only run together
+    if len(stuck) > 1:  # they may only run together
         merged = _alone(ours, [one for d in stuck for one in d.settings], before)
         if merged.step_s is not None:
             each = [merged, *(d for d in each if d.step_s is not None)]

@@ -82,6 +82,43 @@ def test_megatron_names_and_arguments():
     assert (found["n_q_heads"], found["n_kv_heads"], found["head_dim"], found["norm"]) == (32, 8, 128, "rmsnorm")
 
 
+ARGS = {
+    "num_layers": 8,
+    "num_attention_heads": 32,
+    "num_query_groups": 8,
+    "group_query_attention": True,
+    "kv_channels": 128,
+}
+
+
+def test_stacked_layers_of_megatron_are_those_of_its_arguments():
+    """torch_dist keeps equal layers as one tensor with the layers as its first dimension."""
+    one = {name.replace("layers.0.", "layers."): (8, *s) for name, s in MEGATRON.items() if "layers.0." in name}
+    stacked = {name: shape for name, shape in MEGATRON.items() if "layers." not in name} | one
+    found, problems = infer(stacked, [{"args": ARGS}])
+    assert (values(found), problems) == (values(infer(MEGATRON, [{"args": ARGS}])[0]), [])
+    assert found["n_layers"]["value"] == 8
+
+
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("form", ["local", "packed"])
+def test_fused_gates_of_megatron_experts(form, gated):
+    """4 experts of width 96 in a model of width 64: gate and up are one matrix of 192 rows."""
+    rows = 192 if gated else 96
+    experts = {
+        "local": {f"mlp.experts.local_experts.{e}.linear_fc{n}.weight": s
+                  for e in range(4) for n, s in ((1, (rows, 64)), (2, (64, 96)))},
+        "packed": {"mlp.experts.experts.linear_fc1.weight": (4, rows, 64), "mlp.experts.experts.linear_fc2.weight": (4, 64, 96)},
+    }[form]  # fmt: skip
+    shapes = {"embedding.word_embeddings.weight": (256, 64)} | layers(2, {
+        "self_attention.linear_qkv.weight": (128, 64), "self_attention.linear_proj.weight": (64, 64),
+        "mlp.router.weight": (4, 64), "pre_mlp_layernorm.weight": (64,), **experts,
+    }, "decoder.layers.")  # fmt: skip
+    found = values(infer(shapes, [])[0])
+    assert (found["glu"], found["inter_sz"]) == (gated, 96)
+    assert found["moe"] == {"n_experts": 4, "expert_inter_sz": 96}
+
+
 def test_what_shapes_cannot_tell_stays_unset():
     found = infer(TITAN, [])[0]
     assert "n_q_heads" not in found

@@ -143,7 +143,10 @@ def test_config_is_not_written_when_nothing_is_known(make, command, tmp_path):
 def test_unknown_head_width_stays_unset(model, command, tmp_path):
     command(model, "--emit-config", tmp_path / "plan.yaml")
     text = (tmp_path / "plan.yaml").read_text()
-    assert "# n_q_heads: not in the shapes; n_q_heads : n_kv_heads = 4 : 1" in text
+    assert (
+        "# n_q_heads: not known: 64 query and 16 key rows, n_q_heads : n_kv_heads = 4 : 1, head_dim divides 16; a config.json "
+        "beside the weights says which\n"
+    ) in text
     assert "n_q_heads" not in yaml.safe_load(text)["model"]
 
 

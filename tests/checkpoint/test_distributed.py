@@ -121,11 +121,11 @@ def test_several_iterations(make, summarize):
     assert len(summarize(make.folder, everything=True).sections) == 3
 
 
-def deepspeed(folder, stage, ranks=2):
-    """One tag as DeepSpeed's engine writes it; structures from its checkpoint constants."""
-    tag = folder / "global_step10"
+def deepspeed(folder, stage, ranks=2, name="global_step10"):
+    """One tag, called `name`, as DeepSpeed's engine writes it; structures from its checkpoint constants."""
+    tag = folder / name
     tag.mkdir()
-    (folder / "latest").write_text("global_step10")
+    (folder / "latest").write_text(name)
     shapes = [{"a.weight": torch.Size([4, 6]), "b.bias": torch.Size([5])}]
     numel = 29
     full = {"a.weight": torch.zeros(4, 6).bfloat16(), "b.bias": torch.zeros(5).bfloat16()}
@@ -157,6 +157,14 @@ def test_deepspeed(make, summarize, stage):
     assert {t.name: t.shape for t in summary.model} == {"a.weight": (4, 6), "b.bias": (5,)}
     assert summary.by_role["master"]["bytes"] == 2 * 15 * 4
     assert summary.by_role["optimizer"]["bytes"] == 2 * 2 * 15 * 4
+
+
+def test_deepspeed_with_a_tag_of_its_own(make, summarize, codes):
+    """`save_checkpoint(folder, tag="best")`: no number in the name; the format is words, the same in each run."""
+    deepspeed(make.folder, 2, name="best")
+    first, second = (summarize(make.folder) for _ in range(2))
+    assert (first.params, first.step, codes(first)) == (29, 10, set())
+    assert first.sections[0].format == second.sections[0].format == "DeepSpeed ZeRO-2"
 
 
 def test_deepspeed_with_a_partition_missing(make, summarize, codes):

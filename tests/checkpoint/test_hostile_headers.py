@@ -8,6 +8,7 @@ import zipfile
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 
 
 def saved(state):
@@ -188,3 +189,17 @@ def test_tar_and_unknown_bytes(make, summarize, codes):
     assert codes(summarize(make.folder / "old.pt")) == {"UNSUPPORTED"}
     summary = summarize(make.write("noise.bin", b"\x00\x01noise and more noise"))
     assert (summary.exit_code, codes(summary)) == (2, {"UNKNOWN_FORMAT"})
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("argv", [(), ("--tensors",), ("--json",)])
+def test_words_of_a_file_cannot_move_the_cursor(make, command, argv):
+    """A type of elements and the name of a backend that hold escape codes."""
+    path = make.write("s.safetensors", make.raw_safetensors({"a": entry(dtype="F\x1b[31m32\x7f")}, bytes(8)))
+    out = command(path, *argv)[1]
+    assert "\\x1b[31m" in out
+    assert set(out) - {"\n"} <= {c for c in out if c.isprintable()}
+    dcp.save({"w": torch.zeros(2)}, checkpoint_id=make.folder / "d")
+    make.write("d/metadata.json", json.dumps({"sharded_backend": "torch\x1b[2J_dist"}).encode())
+    out = command(make.folder / "d", *argv)[1]
+    assert set(out) - {"\n"} <= {c for c in out if c.isprintable()}

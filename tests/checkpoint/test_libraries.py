@@ -27,6 +27,12 @@ from pathlib import Path
 
 import forked
 import pytest
+import yaml
+
+from steptime import Model, summarize_checkpoint
+from steptime.checkpoint.model_yaml import model_yaml
+from steptime.checkpoint.weight_names import BUFFERS
+from steptime.model.blocks import n_params
 
 pytestmark = pytest.mark.libraries
 SCRIPT = Path(__file__).parent / "writers.py"
@@ -60,6 +66,62 @@ FAMILIES = {  # family: further options of its config
     "phi": {}, "phi3": {}, "olmo": {}, "olmo2": {}, "cohere": {}, "starcoder2": {}, "stablelm": {}, "granite": {}, "glm": {},
     "mixtral": {"num_local_experts": 4}, "qwen3_moe": {"num_experts": 4, "moe_intermediate_size": 32, "head_dim": 16},
     "olmoe": {"num_experts": 4}, "gpt_neox": {}, "opt": {"ffn_dim": 96}, "bert": {}, "roberta": {},
+}  # fmt: skip
+ENCODER_DECODER = {
+    "d_model": 64, "encoder_layers": 2, "decoder_layers": 3, "encoder_ffn_dim": 96, "decoder_ffn_dim": 96, "vocab_size": 128,
+    "encoder_attention_heads": 4, "decoder_attention_heads": 4, "pad_token_id": 0, "decoder_start_token_id": 1,
+}  # fmt: skip
+LAYERNORM, RMSNORM, BIASED = (
+    {"norm": "layernorm", "norm_bias": False},
+    {"norm": "rmsnorm"},
+    {"norm_bias": True, "bias": True},
+)
+T5 = {"d_model": 64, "d_ff": 96, "d_kv": 16, "num_layers": 3, "num_heads": 4, "vocab_size": 128}
+NO_HEADS = {"n_q_heads": None, "q_rows": None, "head_dim": None, "bias": False}
+MAMBA2 = {"n_groups": 2, "state_size": 8, "num_heads": 8, "head_dim": 16}
+ARCHITECTURES = {  # family: (further options, what is found with its config and without, what only a config tells)
+    "cohere": ({}, {"norm_bias": False}, LAYERNORM), "cohere2": ({}, {"norm_bias": False}, LAYERNORM),
+    "mpt": ({"d_model": 64, "n_heads": 4, "n_layers": 3, "vocab_size": 128}, {"inter_sz": 256, "norm_bias": False}, LAYERNORM),
+    "modernbert": ({"num_key_value_heads": 4}, {"glu": True, "kv_cache_bytes_per_token": None}, LAYERNORM),
+    "dbrx": (
+        {"d_model": 64, "n_heads": 4, "n_layers": 3, "vocab_size": 128,
+         "attn_config": {"kv_n_heads": 2, "clip_qkv": 8, "rope_theta": 1e4},
+         "ffn_config": {"ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2}},
+        {"glu": True, "norm_bias": False}, LAYERNORM | {"moe": {"n_experts": 4, "expert_inter_sz": 96, "experts_per_token": 2}}),
+    "t5": (T5, RMSNORM | {"encoder": {"n_layers": 3, "hidden_sz": 64, "params": 3 * (4 * 4096 + 2 * 6144 + 128) + 64 + 128}}, {}),
+    "bart": (ENCODER_DECODER, BIASED | {"learned_positions": True, "glu": False}, {"n_q_heads": 4}),
+    "whisper": (ENCODER_DECODER | {"num_mel_bins": 8, "bos_token_id": 1, "eos_token_id": 2}, BIASED, {"n_q_heads": 4}),
+    "mamba": ({"state_size": 8}, RMSNORM | NO_HEADS | {"layer_kinds": {"mamba": 3}}, {}),
+    "mamba2": (MAMBA2, RMSNORM | NO_HEADS | {"hybrid_pattern": "MMM"}, {}),
+    "rwkv": ({"attention_hidden_size": 64}, {"layer_kinds": {"rwkv": 3}, "inter_sz": 96, "norm_bias": True, "glu": False}, {}),
+    "vit": (
+        {"image_size": 16, "patch_size": 4}, BIASED | {"max_positions": 17, "vision": None}, {"n_q_heads": 4}),
+    "gptj": ({"n_embd": 64, "n_layer": 3, "n_head": 4, "vocab_size": 128}, BIASED | {"inter_sz": 256}, {}),
+    "distilbert": ({"dim": 64, "n_layers": 3, "n_heads": 4, "hidden_dim": 96}, BIASED | {"projector": None}, {}),
+    "granitemoe": ({"num_local_experts": 4}, RMSNORM | {"glu": True, "moe": {"n_experts": 4, "expert_inter_sz": 96}}, {"moe": {
+        "n_experts": 4, "expert_inter_sz": 96, "experts_per_token": 2}}),
+    "nemotron_h": (
+        MAMBA2 | {"mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 8, "hybrid_override_pattern": "M*-",
+                  "num_key_value_heads": 2, "head_dim": 16},
+        RMSNORM | {"hybrid_pattern": "M*-", "layer_kinds": {"mamba": 1, "attention": 1, "mlp": 1}}, {"n_q_heads": 4}),
+}  # fmt: skip
+PLANS = {  # families whose --emit-config has the parameters of the checkpoint, buffers aside
+    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16}, "granitemoe": {"num_local_experts": 4},
+    "llama4_text": {"num_local_experts": 4, "head_dim": 16, "intermediate_size_mlp": 128, "num_hidden_layers": 4},
+    "deepseek_v3": {
+        "n_routed_experts": 4, "moe_intermediate_size": 32, "q_lora_rank": 24, "kv_lora_rank": 16, "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 16, "v_head_dim": 16, "first_k_dense_replace": 1, "n_group": 2, "topk_group": 1,
+        "num_experts_per_tok": 2, "num_key_value_heads": 4},
+    "qwen3_next": {
+        "num_hidden_layers": 4, "num_experts": 4, "moe_intermediate_size": 32, "head_dim": 16, "linear_num_value_heads": 4,
+        "shared_expert_intermediate_size": 32, "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8},
+    "gemma3_text": {"head_dim": 16, "num_hidden_layers": 6, "sliding_window": 16}, "gemma2": {"head_dim": 16},
+    "glm4_moe": {"n_routed_experts": 4, "moe_intermediate_size": 32, "head_dim": 16, "n_group": 1, "topk_group": 1},
+    "minimax": {"num_local_experts": 4, "head_dim": 16, "num_hidden_layers": 4}, "mixtral": {"num_local_experts": 4},
+    "qwen3_moe": {"num_experts": 4, "moe_intermediate_size": 32, "head_dim": 16},
+    "qwen2_moe": {"num_experts": 4, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48},
+    "nemotron_h": ARCHITECTURES["nemotron_h"][0],
+    "llama": {}, "gpt2": {"n_embd": 64, "n_layer": 3, "n_head": 4}, "phi3": {}, "qwen2": {}, "starcoder2": {},
 }  # fmt: skip
 TEXT = SMALL | {"rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 1e4}}
 VIT = {
@@ -152,6 +214,29 @@ def test_families_of_transformers(tmp_path, summarize, codes, family):
         assert (found["n_layers"], found["hidden_sz"], found["vocab_sz"]) == (3, 64, 128)
         assert found["inter_sz"] == config.get("moe_intermediate_size", 96)
         assert (found.get("moe") or {}).get("n_experts") == (4 if family in ("mixtral", "olmoe", "qwen3_moe") else None)
+
+
+@pytest.mark.parametrize("family", [family for family in ARCHITECTURES if here("transformers")])
+def test_architectures_that_are_no_llama(tmp_path, summarize, codes, family):
+    """With the config beside the weights and without it; None is a field that is not there."""
+    options, found, stated = ARCHITECTURES[family]
+    small = {} if {"d_model", "n_embd"} & options.keys() else SMALL
+    write(tmp_path, "family", tmp_path, family, json.dumps(small | options))
+    with_config = summarize(tmp_path)
+    (tmp_path / "config.json").unlink()
+    for summary, expected in ((with_config, found | stated), (summarize(tmp_path), found)):
+        assert codes(summary) == set()
+        about = {key: entry["value"] for key, entry in summary.architecture.items()}
+        assert {key: about.get(key) for key in expected} == expected
+        assert (about["n_layers"], about["hidden_sz"]) == (3, 64)
+
+
+@pytest.mark.parametrize("family", [family for family in PLANS if here("transformers")])
+def test_emitted_plans_have_the_parameters_of_the_model(tmp_path, family):
+    write(tmp_path, "family", tmp_path, family, json.dumps(SMALL | PLANS[family]))
+    summary = summarize_checkpoint(tmp_path)
+    model = Model.model_validate(yaml.safe_load(model_yaml(summary))["model"])
+    assert n_params(model) == sum(t.unique for t in summary.tensors if not BUFFERS.search(t.name))
 
 
 @pytest.mark.parametrize("family", [family for family in VISION_LANGUAGE if here("transformers")])

@@ -1,17 +1,14 @@
 """What an option means, how two checkpoints are compared, and what of a name and a type a row shows."""
 
 import json
-import math
 import re
 
 import gguf
 import pytest
 import torch
-import yaml
 from safetensors.torch import save_file
 
-from steptime import Model, summarize_checkpoint
-from steptime.model.blocks import n_params
+from steptime import summarize_checkpoint
 from steptime.report.checkpoint_summary import report
 from steptime.report.table import PLAIN
 
@@ -127,75 +124,6 @@ def test_types_stand_in_the_tree(make, command):
     assert re.search(r"\n    0 +.* mixed ", out)
     assert re.search(r"\n      self_attn +.* mixed ", out)
     assert re.search(r"\n    \[1-3\] x3 +.* bf16 ", out)
-
-
-def written(make, command, shapes, config):
-    """The model section that --emit-config writes for these shapes, and its text."""
-    make.save_safetensors(
-        {name: torch.zeros(shape, dtype=torch.bfloat16) for name, shape in shapes.items()},
-        make.folder / "m.safetensors",
-    )
-    make.write("config.json", json.dumps(config).encode())
-    assert command(make.folder / "m.safetensors", "--emit-config", make.folder / "plan.yaml")[0] == 0
-    text = (make.folder / "plan.yaml").read_text()
-    return yaml.safe_load(text)["model"], text
-
-
-def mixture(layers=2):
-    """Width 64, 4 experts of width 32, 4 heads of 16.
-
-    Two tables of 256 x 64, and in a layer 4 x 64 x 64, a router of 4 x 64, 4 experts of 3 x 32 x 64 and 2 x 64.
-    """
-    shapes = {"model.embed_tokens.weight": (256, 64), "lm_head.weight": (256, 64), "model.norm.weight": (64,)}
-    for p in (f"model.layers.{n}." for n in range(layers)):
-        shapes |= {f"{p}self_attn.{name}_proj.weight": (64, 64) for name in "qkvo"}
-        shapes |= {f"{p}{name}_layernorm.weight": (64,) for name in ("input", "post_attention")}
-        shapes[f"{p}mlp.gate.weight"] = (4, 64)
-        for e in range(4):
-            shapes |= {f"{p}mlp.experts.{e}.{name}_proj.weight": (32, 64) for name in ("gate", "up")}
-            shapes[f"{p}mlp.experts.{e}.down_proj.weight"] = (64, 32)
-    return shapes
-
-
-def test_emitted_mixture_is_a_model_of_as_many_parameters(make, command):
-    shapes = mixture()
-    config = {"num_attention_heads": 4, "num_key_value_heads": 4, "num_experts_per_tok": 2, "rms_norm_eps": 1e-6}
-    plan, _ = written(make, command, shapes, config)
-    model = Model.model_validate(plan)
-    assert (model.moe.n_experts, model.moe.expert_inter_sz, model.moe.experts_per_token) == (4, 32, 2)
-    assert (
-        n_params(model)
-        == sum(map(math.prod, shapes.values()))
-        == 2 * 256 * 64 + 64 + 2 * (4 * 64 * 64 + 256 + 4 * 6144 + 128)
-    )
-
-
-def test_what_no_shape_tells_of_a_mixture_is_one_line(make, command):
-    plan, text = written(make, command, mixture(), {"num_attention_heads": 4})
-    assert "experts_per_token" not in plan["moe"]
-    assert (
-        text.count("  # moe.experts_per_token: not known from names and shapes; a config beside the weights says it\n")
-        == 1
-    )
-
-
-def test_emitted_runs_of_layers_are_a_model(make, command):
-    shapes = {name: shape for name, shape in mixture(3).items() if ".1.mlp" not in name}
-    shapes |= {f"model.layers.1.mlp.{name}_proj.weight": (96, 64) for name in ("gate", "up")} | {
-        "model.layers.1.mlp.down_proj.weight": (64, 96)
-    }
-    config = {"num_attention_heads": 4, "num_key_value_heads": 4, "num_experts_per_tok": 2, "rms_norm_eps": 1e-6}
-    plan, _ = written(make, command, shapes, config)
-    model = Model.model_validate(plan)
-    assert [(run.repeat, run.kind) for run in model.layers] == [(1, "moe"), (1, "dense"), (1, "moe")]
-    assert n_params(model) == sum(map(math.prod, shapes.values()))
-
-
-def test_parts_that_no_plan_has_are_comments(make, command):
-    shapes = mixture() | {f"vision_tower.layers.0.{name}.weight": (32, 32) for name in ("q_proj", "k_proj")}
-    plan, text = written(make, command, shapes, {"num_attention_heads": 4})
-    assert "vision" not in plan
-    assert "  # vision: {n_layers: 1, params: 2048} in the checkpoint; a plan has no such part\n" in text
 
 
 def test_metadata_and_key_values_are_shown(make, command):

@@ -53,6 +53,10 @@ NUMEL = 9 * 5 + 5 + 5 * 3 + 3
 
 
 def test_fsdp2_distributed_checkpoint(fsdp2, summarize):
+    """Rank 0 has the first half of the rows, rounded up: (3 x 9 + 3) + (2 x 5 + 2) = 42, rank 1 18 + 2 + 5 + 1 = 26.
+
+    Adam: two numbers per parameter, and four steps.
+    """
     summary = summarize(fsdp2 / "dcp")
     assert {t.name: t.shape for t in summary.model} == {
         "0.weight": (5, 9),
@@ -62,7 +66,12 @@ def test_fsdp2_distributed_checkpoint(fsdp2, summarize):
     }
     assert (summary.params, summary.exit_code, summary.complete) == (NUMEL, 0, True)
     assert summary.by_role["optimizer"]["kind"] == "adam"
-    assert [row["name"] for row in summary.sections[0].ranks] == ["rank 0", "rank 1"]
+    rows = summary.sections[0].ranks
+    assert [(row["name"], row["params"], row["model_bytes"]) for row in rows] == [
+        ("rank 0", 42, 168),
+        ("rank 1", 26, 104),
+    ]
+    assert sum(row["optimizer_bytes"] for row in rows) == summary.by_role["optimizer"]["bytes"] == 4 * (2 * NUMEL + 4)
     with (fsdp2 / "dcp/.metadata").open("rb") as file:
         metadata = pickle.load(file)
     tensors = {k: v for k, v in metadata.state_dict_metadata.items() if hasattr(v, "size")}

@@ -77,6 +77,16 @@ LINES = {
         1, 3, 673286144
     ),
     # rounded by a later Megatron: no count
+    # ms-swift 3 (a rate) and 4, and its `megatron sft`: means since the run began
+    "{'loss': 1.5, 'global_step/max_steps': '5/94', 'elapsed_time': '10s', 'remaining_time': '3m 12s', 'memory(GiB)': 5.5,"
+    " 'train_speed(iter/s)': 0.5}": (
+        Iteration("ms-swift", 5, 2.0, mean_s=2.0, elapsed_s=10.0),
+        MemoryPeak(-1, 0.0, 5.5 * GIB, local=True),
+    ),
+    "{'iteration': '40/90', 'elapsed_time': '1h 2m 5s', 'memory(GiB)': 5.5, 'train_speed(s/it)': 3.125}": (
+        Iteration("ms-swift", 40, 3.125, mean_s=3.125, elapsed_s=3725.0),
+        MemoryPeak(-1, 0.0, 5.5 * GIB, local=True),
+    ),
     " > number of parameters on (tensor, pipeline) model parallel rank (0, 1): 6.73B": (),
     " validation loss at iteration 100 on validation set | lm loss value: 2.0 | lm loss PPL: 7.4 |": Pause(100),
     "saving checkpoint at iteration      20 to /ckpt in torch_dist format": Pause(20),
@@ -125,6 +135,28 @@ def test_a_damaged_line_says_something_sane_or_nothing(line, data):
         if isinstance(entry, MemoryPeak):
             assert all(0 <= value < 1e30 for value in (entry.allocated_bytes, entry.reserved_bytes))
     series.lines()
+
+
+@pytest.mark.parametrize(
+    ("lines", "unit"),
+    [
+        # one step in 3 s, then 1 s each: 11 in 13 s, 21 in 23 s
+        ([(1, 3, 0.333333), (11, 13, 0.846154), (21, 23, 0.913043)], "iter/s"),
+        # the same after iteration 100, where an earlier run ended
+        ([(101, 3, 3.0), (111, 13, 1.181818), (121, 23, 1.095238)], "s/it"),
+    ],
+)
+def test_means_since_the_beginning_are_taken_apart(tmp_path, lines, unit):
+    path = tmp_path / "swift.log"
+    path.write_text(
+        "".join(
+            f"{{'global_step/max_steps': '{step}/900', 'elapsed_time': '{s}s', 'memory(GiB)': 9.0, 'train_speed({unit})': {v}}}\n"
+            for step, s, v in lines
+        )
+    )
+    found = read_log([str(path)])
+    assert [line.step_s for line in found.series.lines()] == pytest.approx([3.0, 1.0, 1.0], rel=1e-4)
+    assert found.reserved == {-1: 9 * GIB}
 
 
 @settings(max_examples=50, deadline=None)

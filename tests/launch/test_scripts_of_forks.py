@@ -67,6 +67,16 @@ def test_files_that_a_script_sources_are_read_beside_it_or_added(tmp_path):
         job(folder, text, [tmp_path / "nothing.sh"])
 
 
+def test_files_are_found_in_a_copy_of_the_repository(tmp_path):
+    """A script of /work/user/project reads project/conf/model.sh, which here lies in another folder's conf."""
+    folder = tmp_path / "copy" / "jobs"
+    (folder.parent / "conf").mkdir(parents=True)
+    folder.mkdir()
+    (folder.parent / "conf" / "model.sh").write_text(f'MODEL="{FLAGS}"\n')
+    text = "ROOT=/work/$USER/project\nsource $ROOT/conf/model.sh\n" + RUN + "$MODEL\n"
+    assert job(folder, text).model.n_layers == 8
+
+
 def test_a_file_outside_of_the_folder_is_not_read(tmp_path):
     folder = tmp_path / "job"
     folder.mkdir()
@@ -129,6 +139,13 @@ def test_megatron_deepspeed_and_the_config_beside_it(tmp_path):
     assert found.parallelism.embedding_and_loss_count_as_layers
     (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 1}, "train_batch_size": 64}')
     assert job(tmp_path, text).parallelism.zero_level == 1
+
+
+def test_sequences_over_ranks_of_megatron_deepspeed(tmp_path):
+    """--ds-sequence-parallel-size is DeepSpeed's DistributedAttention: heads for tokens, 8 devices as dp 2 x cp 4."""
+    flags = FLAGS + " --deepspeed --zero-stage 1 --ds-sequence-parallel-size 4 --use-flash-attn --no-pipeline-parallel"
+    layout = job(tmp_path, RUN + flags).parallelism
+    assert (layout.dp, layout.cp, layout.cp_comm_type) == (2, 4, "a2a")
 
 
 def test_bf16_under_deepspeed_shards_its_states_at_stage_0(tmp_path):

@@ -75,6 +75,10 @@ SAME_AS_BASH = [
     "cat <<EOF > /dev/null\ntorchrun other.py it's\nEOF\ntorchrun t.py after",
     "cat <<-'EOT' >/dev/null\n\t$(false) \"\n\tEOT\ntorchrun t.py after",
     "read -r -d '' A <<EOF || true\n--x 1\n--y 2\nEOF\ntorchrun t.py $A",
+    "A=('1e-6 2 x' '3e-6 4 y z')\ni=1\nread L B M <<< \"${A[$i]}\"\ntorchrun t.py $L $B $M",
+    "IFS=, read -r A B <<< 1,2,3\nread -ra C <<< 'x y z'\ntorchrun t.py $A $B ${C[1]}",
+    "A=(1 2)\nB=(x y)\ni=3\ntorchrun t.py ${B[$(( i % ${#A[*]} ))]}",
+    "source <(echo true) > /dev/null\nexec 2> >(cat)\ntorchrun t.py after",
     "A=$(echo one two)\ntorchrun t.py $A `echo three`",
     "A=/a/b/c.sh\ntorchrun t.py $(dirname $A) $(basename $A) ${A%/*} ${A##*/} ${A#/a} ${A%%b*} ${A/b/x} ${A//\\//}",
     "A=Abc\ntorchrun t.py ${A^^} ${A,,} ${A:1} ${A:0:2} ${#A}",
@@ -113,9 +117,7 @@ plain_text = st.text(st.characters(min_codepoint=32, max_codepoint=0x2FF, exclud
 @given(st.lists(plain_text, max_size=4), st.sampled_from(['"${A[@]}"', "${A[@]/q/q}", '"${A[*]}"', "$A"]))
 def test_quoted_arrays_arrive_as_bash_passes_them(items, use):
     """Any text in quotes; globs of unquoted words are bash's own, so there are none."""
-    items = [
-        re.sub(r"[*?[]|^\s*--", "", item) for item in items
-    ]  # a word of several flags is a wrapper's whole command line
+    items = [re.sub(r"[*?[]", "", item) for item in items]
     text = f"A=( {' '.join(map(shlex.quote, items))} )\ntorchrun t.py {use}"
     if not items and use == "$A":
         return
@@ -197,6 +199,10 @@ def launch(text, **env):
         ("deepspeed --num_gpus 8 --num_nodes 2 train.py --deepspeed", ["deepspeed"], 2, 8, 16, "train.py"),
         ("accelerate launch --num_processes 16 --num_machines 2 train.py", ["accelerate"], 2, 8, 16, "train.py"),
         ("export CUDA_VISIBLE_DEVICES=0,1\npython train.py --x", [], 1, 2, 2, "train.py"),
+        # accelerate commands/launch.py, deepspeed launcher/runner.py and torch distributed/run.py count the visible ones
+        ("CUDA_VISIBLE_DEVICES=0,1,2 accelerate launch train.py", ["accelerate"], None, 3, None, "train.py"),
+        ("CUDA_VISIBLE_DEVICES=0,1,2 deepspeed train.py", ["deepspeed"], 1, 3, 3, "train.py"),
+        ("CUDA_VISIBLE_DEVICES=4 torchrun --nproc_per_node gpu train.py", ["torchrun"], 1, 1, 1, "train.py"),
         ("numactl -m 0 nsys profile -o out torchrun --nproc_per_node 8 train.py", ["torchrun"], 1, 8, 8, "train.py"),
         ("python tool.py -x\npip install train.py\ntorchrun --nproc_per_node 8 train.py", ["torchrun"], 1, 8, 8, "train.py"),
         ("python prepare.py\npython train.py", [], None, None, None, "train.py"),
@@ -223,6 +229,7 @@ def test_lines_are_where_the_words_stand():
         ("torchrun t.py --a $X", "$X has no value"),
         ("A=$X\ntorchrun t.py --a ${A}", "$X has no value"),
         ("torchrun t.py --a $((X * 2))", "$X has no value"),
+        ("source venv/bin/activate\nA=(1 2)\nread B C <<< ${A[$X]}\ntorchrun t.py --b $B", "$X has no value"),
         ("torchrun t.py --a $(nvidia-smi -L | wc)", "$(nvidia-smi -L | wc) in line 1 is a command, and commands are not run"),
         ("N=`nproc`\ntorchrun t.py --a $((N))", "$(nproc) in line 1 is a command, and commands are not run"),
         ("if [ -f x ]; then A=1; else A=2; fi\ntorchrun t.py --a $A", "$A depends on the test in line 1 (it looks at files)"),

@@ -213,7 +213,12 @@ def test_the_environment_and_the_user_tell_the_devices():
         ),
         (
             [('"8B"', '"9B"')],
-            "job: model.flavor: unknown flavor of llama3 (got '9B'); valid: 1B, 3B, 405B, 70B, 8B, debugmodel" + OR,
+            "job: model.flavor: unknown flavor of llama3 (got '9B'); valid: 405B, 70B, 8B, debugmodel" + OR,
+        ),
+        # added in 2026-03, when jobs were functions
+        (
+            [('"8B"', '"1B"')],
+            "job: model.flavor: unknown flavor of llama3 (got '1B'); valid: 405B, 70B, 8B, debugmodel" + OR,
         ),
         (
             [("[model]", 'name = "deepseek_v3"')],

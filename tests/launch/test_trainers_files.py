@@ -228,6 +228,11 @@ WHOLE = [
     # --use_peft false goes before a rank
     (("model_name_or_path: Qwen/Qwen2-7B\nuse_peft: false\nlora_r: 16\nmax_length: 2048\nper_device_train_batch_size: 1\n"
      "optim: paged_adamw_8bit\n"), {"precision": "fp32", "optimizer": "adamw_8bit"}),
+    # autocast leaves weights, and so gradients and moments, as they were loaded: fp32, or what torch_dtype says
+    ("model_name_or_path: Qwen/Qwen2-7B\nbf16: true\nmax_length: 2048\nper_device_train_batch_size: 1\n",
+     {"precision": "bf16", "param_dtype": "fp32", "main_grad_dtype": "fp32", "moment_dtype": "fp32"}),
+    ("stage: sft\nfinetuning_type: full\nbf16: true\nmodel_name_or_path: Qwen/Qwen2-7B\ncutoff_len: 2048\n",
+     {"precision": "bf16", "param_dtype": "fp32", "main_grad_dtype": "fp32", "moment_dtype": "fp32"}),
     ("stage: sft\nfinetuning_type: full\npure_bf16: true\nmodel_name_or_path: Qwen/Qwen2-7B\ncutoff_len: 2048\n",
      {"precision": "bf16", "param_dtype": "bf16", "main_grad_dtype": "bf16", "moment_dtype": "bf16"}),
 ]  # fmt: skip
@@ -241,6 +246,27 @@ def test_what_is_trained_whole_is_a_plan(tmp_path, text, said):
     reading = read("auto", str(path), sets)
     to_job(reading, sets)
     assert reading.config["performance"].items() >= said.items()
+
+
+@pytest.mark.parametrize("more", ["bf16: true\ntorch_dtype: bfloat16\n", "bf16: true\nfsdp: full_shard\n"])
+def test_weights_that_are_loaded_in_bf16_or_sharded_are_the_profiles(tmp_path, more):
+    path = tmp_path / "job.yaml"
+    path.write_text(f"model_name_or_path: Qwen/Qwen2-7B\nmax_length: 2048\n{more}", encoding="utf-8")
+    performance = read("transformers", str(path), HARDWARE | {"parallelism.dp": 8}).config["performance"]
+    assert (performance["precision"], "param_dtype" in performance) == ("bf16", False)
+
+
+def test_degrees_of_accelerates_config(tmp_path):
+    """8 processes: tp 2 x cp 2, and the two data-parallel ranks that are left; dp_shard_size follows from them."""
+    path = tmp_path / "fsdp.yaml"
+    path.write_text(
+        "distributed_type: FSDP\nmixed_precision: bf16\nnum_processes: 8\nfsdp_config: {fsdp_version: 2}\nparallelism_config:\n"
+        "  parallelism_config_tp_size: 2\n  parallelism_config_cp_size: 2\n  parallelism_config_dp_shard_size: 2\n"
+        "  parallelism_config_dp_replicate_size: 1\n  parallelism_config_cp_comm_strategy: allgather\n"
+    )
+    sets = HARDWARE | {"model": "llama3-8b", "data.seqlen": 4096}
+    layout = to_job(read("auto", str(path), sets), sets).parallelism
+    assert (layout.tp, layout.cp, layout.dp) == (2, 2, 2)
 
 
 def test_an_autotuner_is_no_trainer():

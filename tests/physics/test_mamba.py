@@ -75,8 +75,18 @@ def test_context_parallel_ranks_exchange_tokens_for_heads():
 
 def test_model_flops_of_a_step():
     """Megatron's convention: 7 d N per token and scan, 2 per weight of a projection and of the logits, attention nowhere; three
-    times for forward and backward, 4 sequences of 64 tokens."""
+    times for forward and backward, 4 sequences of 64 tokens. Nothing is recomputed or padded, so the hardware's are the same."""
     weights = 74_752 + 32_768 + 2 * 128 * 256 + 1024 * 128
     per_token = 2 * weights + 7 * 256 * 16
     found = estimate(job(SMALL, seqlen=64, dp=1, tp=1, gbs=4)).flops
     assert found.model_per_step == found.model_per_step_full_attention == pytest.approx(3 * 256 * per_token)
+    assert found.hardware_per_step == pytest.approx(3 * 256 * per_token)
+
+
+def test_hardware_flops_of_a_hybrid_are_more_by_what_attention_recomputes():
+    """One attention layer over 64 tokens, causal, 4 heads of 32: a product is 2 * 4 * 32 * 64 / 2 = 8,192 FLOPs a token. Backward
+    runs 5 of them and 4 are counted, so the hardware does one more; states of 256 do not bring it below the model's.
+    """
+    deep = SMALL | {"hybrid_pattern": "M*", "mamba": SMALL["mamba"] | {"state_dim": 256}}
+    found = estimate(job(deep, seqlen=64, dp=1, tp=1, gbs=4)).flops
+    assert found.hardware_per_step - found.model_per_step == pytest.approx(256 * 8_192)

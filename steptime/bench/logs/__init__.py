@@ -1,1 +1,1 @@
-"""What logs and results of finished runs say: start-up, GPU memory, scaling; nothing here needs torch."""
+"""Logs and results of finished runs: start-up, GPU memory, scaling; nothing here needs torch."""

@@ -1,4 +1,4 @@
-"""Logs of GPU memory that nvidia-smi wrote, summarized by GPU; only between a run's first and last step where asked.
+"""Logs of GPU memory written by nvidia-smi, summarized by GPU; optionally only between a run's first and last step.
 
 Read is what `nvidia-smi --query-gpu=timestamp,index,name,memory.used,memory.total --format=csv[,noheader][,nounits] -l 5`
 prints, columns in any order. nvidia-smi counts all that the device holds: contexts, communicators and what the allocator
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
 QUERY = ("timestamp", "index", "name", "memory.used", "memory.total")
 """Columns of a log without a header."""
 _DEVICE = ("index", "uuid", "gpu_uuid", "pci.bus_id", "gpu_bus_id", "serial", "gpu_serial")
-"""Columns that tell GPUs apart, best first."""
+"""Columns that identify a GPU, best first."""
 _UNITS = {"b": 1.0, "kib": 2.0**10, "mib": MIB, "gib": 2.0**30, "kb": 1e3, "mb": 1e6, "gb": 1e9}
 _AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([KMG]?i?B)?", re.IGNORECASE)
 _HEADER = re.compile(r"([\w.]+)\s*(?:\[(\w+)\])?")
 
 
 class GpuMemoryLog(NamedTuple):
-    """One log."""
+    """The summary of one log."""
 
     log: str
     gpus: list[MemoryUse]
     unread: int
-    """Lines that are cut short, or whose memory is not stated ([N/A])."""
+    """Lines that are cut off, or whose memory is not stated ([N/A])."""
     start: datetime | None
-    """The window."""
+    """The window in time."""
     stop: datetime | None
 
 
@@ -81,7 +81,7 @@ def summarize(path: str, start: datetime | None = None, stop: datetime | None = 
 
 
 def first_sample(path: str) -> datetime:
-    """When a log begins.
+    """Time of a log's first sample.
 
     Raises:
         ConfigError: the file cannot be read, or no sample has a time stamp.
@@ -145,7 +145,7 @@ def _no_time(path: str) -> NoReturn:
 
 
 def _by_index(item: tuple[str, Tally]) -> tuple[bool, int, str]:
-    """Indices as numbers, identifiers after them."""
+    """Sort key: indices as numbers, identifiers after them."""
     name = item[0]
     return (False, int(name), "") if name.isdecimal() else (True, 0, name)
 
@@ -161,19 +161,19 @@ def _samples(path: str) -> Iterator[_Sample | None]:
     for line, after in pairwise(chain(read_lines(path), [None])):
         cells = [cell.strip() for cell in str(line).split(",")]
         names = [found for cell in cells if (found := _HEADER.fullmatch(cell))]
-        if any(found[1] == "memory.used" for found in names):  # again and again where logs were joined
+        if any(found[1] == "memory.used" for found in names):  # repeated headers occur where logs were joined
             columns = {found[1]: i for i, found in enumerate(names)}
             unit = next((found[2] or "mib").lower() for found in names if found[1] == "memory.used")
             if not columns.keys() & set(_DEVICE):
                 raise ConfigError(f"{path}: no column tells the GPUs apart; query index too")
             continue
         if after is None and not cells[-1].endswith("B") and not _complete(path):
-            cells[-1] = ""  # 26532 may have been cut to 265
+            cells[-1] = ""  # 26532 may have been cut off to 265
         yield _sample(cells, columns, unit)
 
 
 def _sample(cells: list[str], columns: dict[str, int], unit: str) -> _Sample | None:
-    """One line's cells; None where the line is cut short, or a needed cell is [N/A]."""
+    """One line's cells; None where the line is cut off, or a needed cell is [N/A]."""
     if len(cells) != len(columns):
         return None
     named = {name: cells[i] for name, i in columns.items()}
@@ -186,14 +186,14 @@ def _sample(cells: list[str], columns: dict[str, int], unit: str) -> _Sample | N
 
 
 def _bytes(cell: str, unit: str) -> float | None:
-    """An amount with its own unit, else with that of the column."""
+    """An amount in its own unit, else in that of the column."""
     found = _AMOUNT.fullmatch(cell)
     size = _UNITS.get((found[2] or unit).lower()) if found else None
     return float(found[1]) * size if found and size else None
 
 
 def _complete(path: str) -> bool:
-    """Whether the last line of a file has its end."""
+    """Whether the last line of a file is complete."""
     if not Path(path).is_file():  # a pipe
         return True
     with open(path, "rb") as file:  # noqa: PTH123

@@ -1,4 +1,4 @@
-"""Samples of used memory boiled down: peak, average and mode, without keeping the samples."""
+"""Peak, average and mode of samples of used memory, without storing the samples."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ MIB = 2.0**20
 
 
 class MemoryUse(NamedTuple):
-    """What the samples of one device, or of one process and its children, say."""
+    """Summary of the samples of one device, or of one process and its children."""
 
     name: str
     """The device's index (or identifier), "host" for processes."""
     model: str
-    """The accelerator's name; "" where none is known."""
+    """The accelerator's name; "" where unknown."""
     peak_bytes: float
-    """The largest sample; the true peak may lie between two."""
+    """The largest sample; the true peak may lie between two samples."""
     average_bytes: float
     mode_bytes: float
-    """The most frequent value in whole MiB; of equally frequent ones the largest."""
+    """The most frequent value in whole MiB; the largest of several."""
     total_bytes: float | None
-    """What the device has."""
+    """Total memory of the device."""
     samples: int
-    """Samples these figures rest on (in the window, where there is one)."""
+    """Number of samples behind these figures (in the window, where there is one)."""
     outside: int
     """Samples outside of the window."""
     interval_s: float | None
-    """Mean spacing of the samples."""
+    """Mean interval between the samples."""
     first: datetime | None
     last: datetime | None
 
 
 class Tally:
-    """Running peak, mean and mode of samples that come one by one."""
+    """Running peak, mean and mode of samples that arrive one by one."""
 
     def __init__(self, name: str, model: str = "") -> None:
         self.name, self.model = name, model
@@ -47,7 +47,7 @@ class Tally:
         self._last: datetime | None = None
 
     def add(self, used_bytes: float, when: datetime | None = None) -> None:
-        """One sample."""
+        """Add one sample."""
         self.samples += 1
         self._peak = max(self._peak, used_bytes)
         self._sum += used_bytes

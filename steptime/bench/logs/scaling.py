@@ -23,7 +23,7 @@ ScalingKind = Literal["weak", "strong"]
 _SAME = (
     "model", "data.seqlen", "performance.precision", "performance.activation_checkpointing_type", "performance.recompute",
 )  # fmt: skip
-"""Settings that all runs of a series share: else more than the number of ranks changed."""
+"""Settings that all runs of a series must share, so that only the number of ranks differs."""
 SINGLE = "single"
 """The layout of a run on one rank: the baseline of all others."""
 
@@ -35,14 +35,14 @@ class ScalingRun(NamedTuple):
     layout: str
     ranks: int
     tokens_per_step: float
-    """Of the whole job."""
+    """Tokens per step of the whole job."""
     config: dict[str, Any]
     min_s: float
     median_s: float
     p90_s: float
     reps: int
     allocated_peak_bytes: float | None
-    """Peak of the rank that holds most."""
+    """Peak of the rank with the largest."""
     reserved_peak_bytes: float | None
     predicted_step_s: float | None
     predictor: str = ""
@@ -50,22 +50,22 @@ class ScalingRun(NamedTuple):
 
     @property
     def tokens_per_s(self) -> float:
-        """Of the whole job, by the median."""
+        """Tokens per second of the whole job, from the median."""
         return self.tokens_per_step / self.median_s
 
 
 class Point(NamedTuple):
-    """One run beside its baseline."""
+    """One run compared with its baseline."""
 
     run: ScalingRun
     speed_up: float
-    """Tokens per second over the baseline's."""
+    """Tokens per second divided by the baseline's."""
     efficiency: float
     """speed_up / (ranks / baseline's ranks)."""
     predicted_efficiency: float | None
-    """The same of the predicted step times; None where one is missing."""
+    """The same from the predicted step times; None where one is missing."""
     memory_ratio: float | None
-    """Allocated peak over the baseline's."""
+    """Allocated peak divided by the baseline's."""
 
 
 class ScalingSeries(NamedTuple):
@@ -110,7 +110,7 @@ def _predictor(document: dict[str, Any], run: ScalingRun) -> str:
 
 
 def _read(path: str, i: int, step: Any, problems: list[str]) -> ScalingRun:
-    """One step's row; what is wrong with it goes to `problems`, and the row is then of no use."""
+    """One step's row; problems are added to `problems`, and the row is then unusable."""
     fields = step if isinstance(step, dict) else {}
 
     def wrong(key: str, expected: str) -> None:
@@ -179,7 +179,7 @@ def series(runs: list[ScalingRun], baseline: int | None = None) -> list[ScalingS
     problems: list[str] = []
     for layout, group in groups.items():
         if group is single and len(groups) > 1:
-            continue  # the baseline of the others
+            continue  # the baseline of all other runs
         members = group if any(run.ranks == 1 for run in group) or group is single else single + group
         try:
             found.append(_series(layout, sorted(members, key=lambda run: run.ranks), baseline))

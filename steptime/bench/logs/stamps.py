@@ -1,4 +1,4 @@
-"""Time stamps in text: what a log line, a job script or a file name says about when it was written.
+"""Time stamps in text: when a log line, a job script or a file name was written.
 
 A stamp is a `datetime` where the date is there too, a `time` where only the time of day is. Seconds between two stamps are
 always differences of times, never of the digits HHMMSS.
@@ -19,7 +19,7 @@ Stamp = datetime | time
 
 DAY = timedelta(days=1)
 _LONGEST = 1 << 16
-"""Bytes of a line that are read; what follows is no log line's text."""
+"""Bytes of a line that are read; anything beyond is not a log line's text."""
 _CHUNK = 1 << 20
 
 # 2023-10-05-191101, 2023-10-05 19:12:15,123, 2023/10/05 19:12:15.123, 20231005T191215, 2023-10-05T19:12:15.5-07:00
@@ -30,7 +30,7 @@ _DATED = (
 )
 _IN_TEXT = re.compile(r"(?<![\w/.-])" + _DATED)
 _IN_NAME = re.compile(r"(?<!\d)" + _DATED)
-# Thu Oct  5 19:11:01 PDT 2023: what `date` prints
+# Thu Oct  5 19:11:01 PDT 2023: output of `date`
 _DATE_COMMAND = re.compile(
     r"\b(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun),? (?P<month>[A-Z][a-z]{2}) +(?P<day>\d{1,2}) "
     r"(?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d) (?:(?P<half>[AP]M) )?(?:[A-Z]{2,5} |[+-]\d\d )?(?P<year>\d{4})\b"
@@ -42,7 +42,7 @@ _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 def read_lines(path: str) -> Iterator[str]:
-    """The lines of a log that hold text, one by one, in bounded memory: bytes that are no UTF-8 replaced, colors taken out.
+    """The lines of a log that contain text, one by one, in bounded memory: invalid UTF-8 is replaced, colors are removed.
 
     A carriage return ends a line too (progress bars); of a line longer than 64 KiB the beginning is read.
 
@@ -68,7 +68,7 @@ def _decode(line: bytes) -> str:
 
 
 def dated(text: str) -> datetime | None:
-    """The first stamp in a text that has a date; a date inside a path is none.
+    """The first stamp with a date in a text; a date inside a path does not count.
 
     >>> dated("Job started at: 2023-10-05-191101 on nid008217")
     datetime.datetime(2023, 10, 5, 19, 11, 1)
@@ -91,7 +91,7 @@ def in_name(name: str) -> datetime | None:
 
 
 def of_line(line: str, before: int | None = None) -> Stamp | None:
-    """The stamp of a log line: the first that stands ahead of position `before`, else the first date after it.
+    """The stamp of a log line: the first before position `before`, else the first date after it.
 
     >>> of_line("[19:12:15] step=0, took 00:00:05")
     datetime.time(19, 12, 15)
@@ -132,7 +132,7 @@ def elapsed(start: Stamp, stop: Stamp) -> float:
 
 
 def nearest(stamp: Stamp, to: datetime) -> datetime:
-    """A stamp with a date; a time of day is the one that lies nearest to `to`, twelve hours off at most.
+    """A stamp with a date; a time of day becomes the nearest one to `to`, at most twelve hours away.
 
     >>> nearest(time(0, 0, 5), datetime(2023, 10, 5, 23, 59, 55))
     datetime.datetime(2023, 10, 6, 0, 0, 5)
@@ -166,7 +166,7 @@ def _time(found: re.Match[str]) -> time | None:
 
 
 def _datetime(found: re.Match[str]) -> datetime | None:
-    zone = (found["zone"] or "") if found["t"] == ":" else ""  # 2023-10-05-191101-0042 is no zone
+    zone = (found["zone"] or "") if found["t"] == ":" else ""  # 2023-10-05-191101-0042 has no zone
     try:
         return datetime.fromisoformat(f"{found['year']}-{found['month']}-{found['day']}T{_clock(found)}{zone.strip()}")
     except ValueError:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 PHASES = ("launcher", "imports", "init", "build", "first_step")
-"""The parts of a start-up in their order; `steady`, a later step's time, is listed beside them."""
+"""The parts of a start-up in order; `steady`, the time of a later step, is listed as well."""
 
 STEP = re.compile(r"(?<![\w.-])step\s*=\s*(\d+)(?!\w|[.-]\w)")
 _JOB_START = re.compile(r"job started(?: at)?\s*:", re.IGNORECASE)
@@ -49,12 +49,12 @@ class Startup(NamedTuple):
     start: datetime | None
     stop: datetime | None
     phases_s: dict[str, float]
-    """Seconds by phase, as the log states them; empty for other programs' logs."""
+    """Seconds by phase, as the log states them; empty for logs of other programs."""
     notes: tuple[str, ...] = ()
 
     @property
     def other_s(self) -> float | None:
-        """What no phase accounts for: job script before the launcher, and time stamp rounding."""
+        """Time that no phase covers: the job script before the launcher, and rounding of time stamps."""
         return self.seconds_s - sum(self.phases_s.get(name, 0.0) for name in PHASES) if self.phases_s else None
 
 
@@ -63,15 +63,15 @@ class NeverStarted(NamedTuple):
 
     log: str
     lines: int
-    """Lines that hold text."""
+    """Number of lines with text."""
     start: datetime | None
     last: Stamp | None
-    """The last time stamp: when it was still alive."""
+    """The last time stamp."""
     world_size: int | None
 
 
 class Unclear(NamedTuple):
-    """A job that reached step 0, but nobody can say after how long."""
+    """A job that reached step 0 after an unknown time."""
 
     log: str
     why: str
@@ -90,7 +90,7 @@ class Quantiles(NamedTuple):
 
 
 def quantiles(seconds: Sequence[float]) -> Quantiles:
-    """Of one start-up or more.
+    """Quantiles of one or more start-ups.
 
     >>> quantiles([60.0, 90.0, 300.0])
     Quantiles(min_s=60.0, p10_s=60.0, median_s=90.0, p90_s=300.0, max_s=300.0, n=3)
@@ -106,7 +106,7 @@ def quantiles(seconds: Sequence[float]) -> Quantiles:
 
 
 def by_world_size(rows: Iterable[Startup]) -> dict[int | None, Quantiles]:
-    """Quantiles of each world size, smallest first; None gathers the logs that do not say theirs."""
+    """Quantiles of each world size, smallest first; None collects the logs that do not state theirs."""
     groups: dict[int | None, list[float]] = {}
     for row in rows:
         groups.setdefault(row.world_size, []).append(row.seconds_s)
@@ -115,13 +115,13 @@ def by_world_size(rows: Iterable[Startup]) -> dict[int | None, Quantiles]:
 
 @dataclass
 class _Log:
-    """What the lines read so far have said."""
+    """State of the lines read so far."""
 
     lines: int = 0
     starts: int = 0
     start: Stamp | None = None
     last: Stamp | None = None
-    """The last stamp after the job start, up to step 0."""
+    """The last stamp between the job start and step 0."""
     reached: bool = False
     step: Stamp | None = None
     world_size: int | None = None
@@ -129,7 +129,7 @@ class _Log:
     phases: dict[str, float] = field(default_factory=dict)
 
     def take(self, line: str) -> None:
-        """One more line."""
+        """Read one more line."""
         self.lines += 1
         if not self.reached:
             self._before_step(line)
@@ -148,7 +148,7 @@ class _Log:
             text = line[found.end() :]
             self.start, self.last = dated(text) or of_line(text), None
             self.starts += 1
-            self.phases.clear()  # another attempt's
+            self.phases.clear()  # of another attempt
             return
         step = first_step(line)
         stamp = of_line(line, step.start() if step else None)
@@ -203,7 +203,7 @@ def read_log(path: str) -> Startup | NeverStarted | Unclear:
 
 
 def _judge(name: str, log: _Log, notes: list[str]) -> Startup | NeverStarted | Unclear:
-    """What the whole log says."""
+    """The result for the whole log."""
     start = log.start if isinstance(log.start, datetime) else None
     if log.start is not None and log.step is not None:
         seconds = elapsed(log.start, log.step)

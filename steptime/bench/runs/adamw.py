@@ -1,4 +1,4 @@
-"""The optimizer's step over a config's parameters, and what a kernel costs beside its work."""
+"""The optimizer's step over a config's parameters, and the fixed time of a kernel."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ FUSED_ACCESSES, FOREACH_ACCESSES = 7.0, 20.0
 """Of one parameter, states all in one dtype: its gradient read, it and two moments read and written; op by op with temporaries
 as `steptime.timing.optimizer.foreach_bytes_per_param` counts them."""
 SHARE = 0.3
-"""Of the free memory that parameter, gradient, moments and temporaries may take."""
+"""Share of the free memory for parameter, gradient, moments and temporaries."""
 MOST_ON_CPU = 2**24
-"""Parameters at most on a CPU, for a step within a tenth of a second."""
+"""Most parameters on a CPU, for a step within a tenth of a second."""
 LAUNCHES = 100
 
 
 def parameter_shapes(job: Job, most: float) -> list[tuple[int, ...]]:
-    """Shapes of one device's parameters: the ends of the model, then blocks, as many as hold `most` elements and one at least."""
+    """Shapes of one device's parameters: embedding and head, then as many blocks as `most` elements allow, at least one."""
     assembly = estimate(job).assembly
     tp = job.parallelism.tp
     block = [_local(param, tp) for param in assembly.kinds[0].params]
@@ -52,7 +52,7 @@ def _elements(shape: tuple[int, ...]) -> int:
 def step(
     job: Job, device: torch.device, dtype: str, *, fused: bool = False, seconds: float = 0.5
 ) -> tuple[timings.MoveTiming, str]:
-    """AdamW as torch runs it unasked (foreach on CUDA, tensor by tensor on CPU), or its fused kernel; and over how much.
+    """AdamW as torch runs it by default (foreach on CUDA, tensor by tensor on CPU), or its fused kernel; and its parameters.
 
     Gradients have the parameters' dtype, so have the moments; the gradients are not cleared.
     """
@@ -92,7 +92,7 @@ def steps(
 
 
 def launches(device: torch.device, seconds: float = 0.5) -> tuple[list[timings.LaunchTiming], list[str]]:
-    """What a tiny kernel takes: on a device queued behind others (its own time and the gap), on the host to launch one.
+    """Time of a tiny kernel: on a device behind other queued kernels (its own time and the gap), on the host to launch one.
 
     A CPU has no queue: its calls are timed, and there is no row for the host.
     """

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 WIDE, TOKEN_ID = 4.0, 8.0
 """Bytes of an fp32 number, of a token id."""
 SHARE = 0.2
-"""Of the free memory that one piece of work may take."""
+"""Share of the free memory for one piece of work."""
 
 
 class LayerWidths(NamedTuple):
-    """What one device sees of a job."""
+    """One device's share of a job."""
 
     tokens: int
     hidden: int
@@ -48,7 +48,7 @@ class MoveWork(NamedTuple):
     backward_bytes: float
     """0 where there is no backward."""
     size: float
-    """Of inputs, outputs and what is kept [B]."""
+    """Bytes of inputs, outputs and kept tensors."""
 
 
 def of_job(job: Job) -> LayerWidths:
@@ -83,7 +83,7 @@ def loss_bytes(tokens: int, vocab: int, itemsize: float) -> tuple[float, float]:
 
 
 def streams(bytes_: float, dtype: str, device: torch.device) -> list[MoveWork]:
-    """copy, add and triad (a + 2 b) over tensors of `bytes_`, into memory that is there already: the same three for all."""
+    """copy, add and triad (a + 2 b) over tensors of `bytes_`, into existing memory: the same three tensors for all."""
     size = timings.ITEMSIZE[dtype]
     elements = int(bytes_ / size)
     drawn: list[torch.Tensor] = []

@@ -1,4 +1,4 @@
-"""One transformer block of a config by itself: seconds forward and backward, and bytes saved, under each recomputation."""
+"""One transformer block of a config: seconds forward and backward, and bytes saved, under each recomputation."""
 
 # mypy: disable-error-code="no-untyped-call"
 from __future__ import annotations
@@ -28,9 +28,9 @@ class BlockRow(NamedTuple):
     seqlen: int
     forward: Timing
     backward: Timing
-    """Recomputation included."""
+    """Includes recomputation."""
     saved_bytes: int
-    """What forward keeps for backward, each storage once, parameters and tables not."""
+    """Bytes that forward keeps for backward, each storage once, without parameters and tables."""
 
 
 class OneBlock:
@@ -47,13 +47,13 @@ class OneBlock:
         self.grad = torch.randn(shape, dtype=plan.dtype, device=device)
 
     def forward(self) -> Tensor:
-        """One forward, its graph alive as long as what it returns."""
+        """One forward; its graph lives as long as the returned tensor."""
         run = partial(checkpoint, self.block, use_reentrant=False) if self.again else self.block
         out: Tensor = run(self.x, *self.tables)
         return out
 
     def saved(self) -> Saved:
-        """What one forward keeps."""
+        """Bytes that one forward keeps."""
         with Saved([*self.block.parameters(), *(t for t in self.tables if t is not None)]) as saved:
             self.forward()
         return saved

@@ -1,4 +1,4 @@
-"""What of a job its torch modules are built from: the model chunk of each stage, and which blocks are checkpointed together."""
+"""The parts of a job that its torch modules need: each stage's model chunk, and the blocks that are checkpointed together."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from steptime.software.recomputation import Recomputation
 
 
 class ModulePlan(NamedTuple):
-    """What of a job its modules are built from."""
+    """The parts of a job that its modules need."""
 
     model: Model
     seqlen: int
     dtype: torch.dtype
-    """Of compute."""
+    """Dtype of compute."""
     flash: bool
     """Attention by scaled_dot_product_attention; else by explicit products and a softmax."""
     wide_loss: bool
-    """Cross entropy of an fp32 copy of the logits; else of the logits as they are."""
+    """Cross entropy of an fp32 copy of the logits; else of the logits themselves."""
     recompute: Recomputation
 
 
 def plan_of(job: Job) -> ModulePlan:
-    """The modules' plan of a job."""
+    """The module plan of a job."""
     s = job.software
     flash, wide = s.kernels.attention_impl == "flash", s.kernels.loss_impl == "composite"
     return ModulePlan(job.model, job.data.seqlen, torch_dtype(s.compute_dtype), flash, wide, job.recompute)
 
 
 class CheckpointSpan(NamedTuple):
-    """Neighboring blocks that run as one: checkpointed together, or not at all."""
+    """Consecutive blocks that run as one: checkpointed together, or not checkpointed."""
 
     blocks: int
     checkpointed: bool
 
 
 class Slice(NamedTuple):
-    """One model chunk: `layers` blocks from number `first` on, perhaps with an end of the model."""
+    """One model chunk: `layers` blocks from number `first` on, possibly with embedding or head."""
 
     depth: int
     first: int
@@ -52,7 +52,7 @@ class Slice(NamedTuple):
 
     @property
     def layers(self) -> int:
-        """How many blocks."""
+        """Number of blocks."""
         return sum(span.blocks for span in self.spans)
 
 

@@ -1,4 +1,4 @@
-"""Seconds of a piece of work: warmed up, repeated, the device waited for; minimum, median and 90th percentile.
+"""Seconds of a piece of work: warmed up, repeated, with device synchronization; minimum, median and 90th percentile.
 
 On CUDA and MPS a sample is a batch of calls, so that launching and waiting cost the batch, not the call. On CUDA two events
 stand around it, and work queued ahead keeps the host in front, so that what is timed is the device. A CPU runs what it is
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 Name = TypeVar("Name")
 LEAST_ROUNDS = 3
 BATCH_S = 2e-3
-"""A batch lasts at least this long: a hundred times what an event resolves and what the first launch is late by."""
+"""Least duration of a batch: a hundred times an event's resolution and the first launch's delay."""
 BATCH_CALLS = 200
-"""Calls in a batch at most: a CUDA queue holds about a thousand launches before it blocks the host (CUDA_SCALE_LAUNCH_QUEUES)."""
+"""Most calls in a batch: a CUDA queue holds about a thousand launches before it blocks the host (CUDA_SCALE_LAUNCH_QUEUES)."""
 LEAD = 2048
 """Rows of the square fp32 products that run ahead of a batch, 17 GFLOP each."""
 
@@ -37,12 +37,12 @@ class Timing(NamedTuple):
 
     @property
     def spread(self) -> float:
-        """How far the 90th percentile lies above the minimum, over the median: 0.1 is 10 %."""
+        """90th percentile minus minimum, divided by the median: 0.1 is 10 %."""
         return (self.p90_s - self.min_s) / self.median_s if self.median_s else 0.0
 
 
 def summary(samples: Sequence[float]) -> Timing:
-    """Of seconds that were measured one by one; the 90th percentile is the nearest rank.
+    """Summary of seconds that were measured one by one; the 90th percentile is the nearest rank.
 
     >>> summary([0.3, 0.1, 0.2])
     Timing(min_s=0.1, median_s=0.2, p90_s=0.3, reps=3)
@@ -58,7 +58,7 @@ def summary(samples: Sequence[float]) -> Timing:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for all that was launched on a device; a CPU's work is done when the call returns."""
+    """Wait for all work launched on a device; a CPU's work is done when the call returns."""
     import torch
 
     if device.type != "cpu":
@@ -74,7 +74,7 @@ def measure(
     most: int = 200,
     before: Callable[[], object] | None = None,
 ) -> Timing:
-    """Time `run` by itself, again and again.
+    """Time `run` repeatedly.
 
     Args:
         run: the work of one repetition.
@@ -102,7 +102,7 @@ def interleaved(
     seconds: float = inf,
     warm: int = 2,
 ) -> dict[Name, Timing]:
-    """Time several pieces of work in turns, so that a change of load meets all alike.
+    """Time several pieces of work in turns, so that a change of load affects all equally.
 
     Args:
         runs: what to time, by name.
@@ -127,7 +127,7 @@ def interleaved(
 
 
 def sampler(run: Callable[[], object], device: torch.device, warm: int = 2) -> Callable[[], float]:
-    """`run` warmed up by `warm` calls at least; every call of the result measures seconds of one call of it."""
+    """`run` warmed up by at least `warm` calls; every call of the result measures seconds of one call of it."""
     if device.type == "cpu":
         return single(run, device, warm=warm)
     return _by_events(run, device) if device.type == "cuda" else _by_batches(run, device)
@@ -153,7 +153,7 @@ def single(
 
 
 def _batch(run: Callable[[], object], device: torch.device) -> tuple[int, float]:
-    """How many calls make a batch, and what the host needs to launch one [s]; `run` is warm afterwards."""
+    """Number of calls in a batch, and the host's time to launch one [s]; `run` is warm afterwards."""
     one = single(run, device)()
     start = perf_counter()
     for _ in range(3):
@@ -177,7 +177,7 @@ def _by_batches(run: Callable[[], object], device: torch.device) -> Callable[[],
 
 
 def _by_events(run: Callable[[], object], device: torch.device) -> Callable[[], float]:
-    """Samples by CUDA events around a batch of calls that was queued before the first of them ran."""
+    """Samples by CUDA events around a batch of calls that was queued before its first call ran."""
     import torch
 
     calls, launch = _batch(run, device)
@@ -200,7 +200,7 @@ def _by_events(run: Callable[[], object], device: torch.device) -> Callable[[], 
 
 
 def _lead(device: torch.device, seconds: float) -> Callable[[], None]:
-    """Work that keeps the device busy for at least `seconds`, while the host queues what is to be timed."""
+    """Work that keeps the device busy for at least `seconds`, while the host queues the calls to be timed."""
     import torch
 
     factor = torch.randn(LEAD, LEAD, device=device)

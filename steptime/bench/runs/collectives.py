@@ -27,11 +27,11 @@ KINDS: tuple[Kind, ...] = ("all_reduce", "all_gather", "reduce_scatter", "all_to
 SMALLEST, GROWTH = 8, 4
 """The first size [B], and the ratio of one to the next."""
 LARGEST = {"cpu": 2**28, "cuda": 2**33}
-"""A full tensor at most [B]."""
+"""Largest full tensor [B]."""
 SHARE = 0.1
-"""Of the free memory that the full tensor may take: its parts, and copies inside the back end, come on top."""
+"""Share of the free memory for the full tensor; its parts, and copies inside the back end, need more."""
 ALWAYS = 2**20
-"""Sizes to here are measured however short the time: without them no bandwidth shows [B]."""
+"""Sizes up to this are measured however short the time: smaller ones show no bandwidth [B]."""
 LEAST, MOST = 5, 50
 """Repetitions of one size."""
 QUICK_S, BATCH = 1e-3, 20
@@ -43,19 +43,19 @@ class CollectiveCall(NamedTuple):
 
     run: Callable[[], object]
     given: torch.Tensor
-    """What this rank hands in."""
+    """This rank's input."""
     result: torch.Tensor
-    """Where this rank finds what it gets."""
+    """This rank's output."""
     bytes: int
     """The full tensor."""
     ranks: int
-    """Between which bytes move."""
+    """The memory between which bytes move."""
     trips: int = 1
-    """Times that the bytes go from one rank to another in one run."""
+    """How many times the bytes pass from one rank to another in one run."""
 
 
 def prepare(kind: str, bytes_: int, group: ProcessGroup, device: torch.device, dtype: torch.dtype) -> CollectiveCall:
-    """A collective whose full tensor has `bytes_`, or what of it splits evenly over the ranks, and an element each at least.
+    """A collective whose full tensor has `bytes_`, rounded down to split evenly over the ranks, at least one element each.
 
     All-reduce and broadcast write into what they are given. send_recv goes from the group's first rank to its last and back,
     the two that are furthest apart.
@@ -102,14 +102,14 @@ def _there_and_back(full: torch.Tensor, size: int, group: ProcessGroup, ranks: i
 
 
 def slowest(samples: list[float], group: ProcessGroup, device: torch.device) -> list[float]:
-    """Repetition by repetition the largest of all ranks' seconds; the same list on every rank."""
+    """For each repetition the largest of all ranks' seconds; the same list on every rank."""
     kept = torch.tensor(samples, dtype=torch.float64, device=device)
     dist.all_reduce(kept, op=dist.ReduceOp.MAX, group=group)
     return [float(x) for x in kept.tolist()]
 
 
 def time_call(call: CollectiveCall, group: ProcessGroup, device: torch.device, seconds: float) -> Timing:
-    """Repetitions behind a barrier each, as many as two trial runs say fit into `seconds`."""
+    """Repetitions, each after a barrier; their number follows from two trial runs and `seconds`."""
     trials = slowest([_once(call, group, device, 1) for _ in range(2)], group, device)
     quick = device.type == "cuda" and min(trials) < QUICK_S
     calls = BATCH if quick else 1
@@ -129,7 +129,7 @@ def _once(call: CollectiveCall, group: ProcessGroup, device: torch.device, calls
 
 
 def sizes(device: torch.device) -> list[int]:
-    """Sizes to measure on this rank alone, by its memory."""
+    """Sizes that this rank's memory allows."""
     most = min(float(LARGEST.get(device.type, 2**26)), SHARE * operands.free_bytes(device))
     found = [SMALLEST]
     while found[-1] * GROWTH <= most:
@@ -181,7 +181,7 @@ def _measure_kind(
         try:
             call = prepare(kind, bytes_, group, device, dtype)
             timing = time_call(call, group, device, seconds / len(of_bytes))
-        except RuntimeError as error:  # as torch says it, on every rank alike
+        except RuntimeError as error:  # torch's message, equal on every rank
             return found, f"{kind} over {axis}, {bytes_} B: not measured; {str(error).partition(chr(10))[0][:160]}"
         spent += timing.median_s * call.trips * (timing.reps + 2)
         if not found or found[-1].bytes != call.bytes:

@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 SWEEP = "sweep"
 SLOW = 0.5
-"""A narrow dtype that runs slower than this share of fp32 is emulated: nobody trains in it there."""
+"""A narrow dtype slower than this share of fp32 is emulated: nobody trains in it on such a device."""
 SHARE = 0.25
-"""Of the free memory that the operands of one product may take."""
+"""Share of the free memory for the operands of one product."""
 
 
 ROUNDS, TURNS = 100, 10
-"""Rounds at most, and samples in a round."""
+"""Most rounds, and samples per round."""
 CALLS = 5
-"""Of each product at least: two to warm up, one of them timed, and three samples."""
+"""Least calls of each product: two to warm up, one of them timed, and three samples."""
 
 
 class GemmShape(NamedTuple):
@@ -47,12 +47,12 @@ class GemmShape(NamedTuple):
 
     @property
     def flops(self) -> float:
-        """2 m n k."""
+        """FLOPs: 2 m n k."""
         return 2.0 * self.m * self.n * self.k
 
     @property
     def elements(self) -> int:
-        """Of both operands and the result."""
+        """Bytes of both operands and the result."""
         return self.m * self.k + self.k * self.n + self.m * self.n
 
 
@@ -115,7 +115,7 @@ def multiply(
 
 @contextmanager
 def precision(dtype: str) -> Iterator[None]:
-    """fp32 products on tensor cores for tf32, and not for anything else; the setting is put back."""
+    """Run fp32 products on tensor cores for tf32 only; the setting is restored afterwards."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
     try:
@@ -125,7 +125,7 @@ def precision(dtype: str) -> Iterator[None]:
 
 
 def dtypes(device: torch.device) -> tuple[list[str], list[str]]:
-    """The dtypes worth measuring on a device, and a note for each that is not."""
+    """The dtypes worth measuring on a device, and a note for each other one."""
     notes = []
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
     probes = {"fp32": _probe("fp32", device)}
@@ -184,14 +184,14 @@ def turning(shape: GemmShape, dtype: str, device: torch.device) -> Callable[[], 
 
 
 def taken(shape: GemmShape, dtype: str, device: torch.device) -> float:
-    """Bytes that a product takes at most: its copies fill the cache twice, if it does not do so by itself."""
+    """Most bytes of a product: its copies fill the cache twice, unless one copy does."""
     return max(shape.elements * timings.ITEMSIZE[dtype], 2.0 * operands.cache_bytes(device))
 
 
 def time_shapes(
     shapes: Sequence[GemmShape], dtype: str, device: torch.device, seconds: float, patience: float = 1.0
 ) -> tuple[list[timings.GemmTiming], list[str]]:
-    """All shapes in turns for `seconds`, as many at once as memory holds; alike ones are one measurement.
+    """All shapes in turns for `seconds`, as many at once as memory holds; equal ones are measured once.
 
     Those are noted that do not run, and those for which no time is left after `patience` times the `seconds`: give the short ones
     first.
@@ -248,7 +248,7 @@ def sweep(job: Job | None, device: torch.device, seconds: float = 10.0) -> tuple
 
 
 def best(found: Sequence[timings.GemmTiming]) -> dict[str, timings.GemmTiming]:
-    """The best achievable of each dtype: the row of the highest rate, by the minimum (MAMF)."""
+    """The best achieved rate of each dtype: the row with the highest rate, by the minimum (MAMF)."""
     top: dict[str, timings.GemmTiming] = {}
     for row in found:
         other = top.get(row.dtype)

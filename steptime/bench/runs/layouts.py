@@ -1,4 +1,4 @@
-"""A job spread over ranks by torch's own engines: DDP, FSDP2, tensor and sequence parallelism, pipelining.
+"""A job distributed over ranks by torch's own engines: DDP, FSDP2, tensor and sequence parallelism, pipelining.
 
 Axes are (pp, dp, tp), tp innermost; with replicas dp is (replicas, shards). Modules are laid out on the meta device, made where
 they run, and filled parameter by parameter from the seed and the parameter's name: every layout starts from the same weights.
@@ -42,7 +42,7 @@ from steptime.software.performance import ITEMSIZE
 
 MIB = 2**20
 LEARNING_RATE = 3e-4
-"""Enough to see a loss fall in a few steps, whatever the size."""
+"""Learning rate at which the loss falls within a few steps for any size."""
 
 
 class Laid(NamedTuple):
@@ -52,11 +52,11 @@ class Laid(NamedTuple):
     name: str
     device: torch.device
     mesh: DeviceMesh | None
-    """None where there is one rank."""
+    """None with one rank."""
     parts: list[Transformer]
-    """The model chunks of this rank, bare."""
+    """The model chunks of this rank, not wrapped."""
     runs: list[nn.Module]
-    """The same as they are called: wrapped by DDP, or themselves."""
+    """The same as called: wrapped by DDP, or themselves."""
     schedule: Any
     """torch's pipeline schedule, or None."""
 
@@ -66,7 +66,7 @@ class Laid(NamedTuple):
 
     @property
     def data_rank(self) -> int:
-        """Which part of the global batch is this rank's."""
+        """This rank's part of the global batch."""
         p = self.job.parallelism
         if p.replicas == 1 or self.mesh is None:
             return self.rank("dp")
@@ -74,11 +74,11 @@ class Laid(NamedTuple):
 
     @property
     def last(self) -> bool:
-        """Whether the loss is computed here."""
+        """Whether the loss is computed on this rank."""
         return self.parts[-1].head is not None
 
     def parallel_loss(self) -> AbstractContextManager[Any]:
-        """What forward and backward run under: the cross entropy of split logits."""
+        """Context for forward and backward: the cross entropy of split logits."""
         context: AbstractContextManager[Any] = loss_parallel() if self.job.parallelism.tp > 1 else nullcontext()
         return context
 
@@ -94,7 +94,7 @@ class Laid(NamedTuple):
 
 
 def local(tensor: Tensor) -> Tensor:
-    """A DTensor's part on this rank; others as they are."""
+    """A DTensor's part on this rank; other tensors unchanged."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
@@ -139,7 +139,7 @@ def materialized(job: Job, chunk: Slice, mesh: DeviceMesh | None, device: torch.
     if mesh is not None and job.software.family == "fsdp2" and job.parallelism.dp > 1:
         fully_sharded(part, job, mesh)
     part.to_empty(device=device)
-    part.tie()  # storage of its own for each module would undo it
+    part.tie()  # separate storage for each module would undo it
     fill(part, seed)
     return part
 
@@ -162,7 +162,7 @@ def tensor_parallel(part: Transformer, mesh: DeviceMesh, *, sp: bool) -> None:
 
 
 def block_plan(model: Model, rows: Shard | Replicate, *, sp: bool) -> dict[str, ParallelStyle]:
-    """How one block is split; `rows` is how its input lies."""
+    """How one block is split; `rows` is the layout of its input."""
     whole = Replicate()
     plan: dict[str, ParallelStyle] = {
         "attn": PrepareModuleInput(
@@ -223,7 +223,7 @@ def own_part(full: Tensor, param: Tensor) -> Tensor:
 
 
 def distributed(part: Transformer, job: Job, mesh: DeviceMesh, device: torch.device) -> nn.Module:
-    """DistributedDataParallel over dp, buckets of the size that the job says, beside the gradients or in their place."""
+    """DistributedDataParallel over dp, with the job's bucket size; gradients are views of the buckets or separate."""
     elements = float(sum(p.numel() for p in part.parameters()))
     mib = bucket_size(job, elements) * ITEMSIZE[job.software.states.main_grad_dtype] / MIB
     ids = None if device.index is None else [device.index]
@@ -251,7 +251,7 @@ def pipeline(job: Job, parts: list[Transformer], runs: list[nn.Module], mesh: De
 
 
 def boundaries(job: Job, part: Transformer) -> dict[str, Any]:
-    """Shapes of what a chunk reads and hands on; without them torch runs it once to see, which DDP's reducer would count.
+    """Shapes of a chunk's input and output; without them torch runs it once to find out, which DDP's reducer would count.
 
     Split logits are found by running: they are DTensors.
     """

@@ -1,4 +1,4 @@
-"""The transformer of a job as plain PyTorch modules: what the profiles torch and fsdp2 describe.
+"""The transformer of a job as plain PyTorch modules, as the profiles torch and fsdp2 describe it.
 
 Every kernel is torch's own on every device: F.rms_norm, F.layer_norm, scaled_dot_product_attention, cross_entropy,
 torch.utils.checkpoint (non-reentrant). Shapes: b sequences, s positions, h hidden.
@@ -47,14 +47,14 @@ class Norm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(width)) if model.norm_bias and not self.rms else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., width) to the same."""
+        """(..., width) to (..., width)."""
         if self.rms:
             return F.rms_norm(x, (self.width,), self.weight, NORM_EPS)
         return F.layer_norm(x, (self.width,), self.weight, self.bias, NORM_EPS)
 
 
 def dropout(x: Tensor, p: float) -> Tensor:
-    """The kernel that F.dropout runs on a GPU, with a mask of one byte per element."""
+    """The kernel of F.dropout on a GPU, with a mask of one byte per element."""
     return torch.native_dropout(x, p, True)[0] if p else x
 
 
@@ -72,7 +72,7 @@ def unfused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, p: float) -> Tensor:
     b, n, s, d = q.shape
     q, k, v = (t.reshape(b * n, s, d) for t in (q, k, v))
     scores = torch.baddbmm(mask.expand(b * n, s, s), q, k.transpose(1, 2), alpha=d**-0.5)
-    del q, k  # what autograd does not keep goes
+    del q, k  # free what autograd does not keep
     probs = torch.softmax(scores, -1)
     del scores
     return (dropout(probs, p) @ v).view(b, n, s, d)
@@ -136,7 +136,7 @@ class Mlp(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and MLP, each behind a norm, each added to what came in."""
+    """Attention and MLP, each after a norm, each added to its input."""
 
     def __init__(self, plan: ModulePlan) -> None:
         super().__init__()
@@ -151,7 +151,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """A model, or the chunk of it that one pipeline stage holds."""
+    """A model, or one pipeline stage's chunk of it."""
 
     def __init__(self, plan: ModulePlan, chunk: Slice) -> None:
         super().__init__()
@@ -161,7 +161,7 @@ class Transformer(nn.Module):
         rows = model.max_positions or plan.seqlen
         learned = chunk.embedding and model.learned_positions
         self.positions = nn.Embedding(rows, model.hidden_sz) if learned else None
-        # named by their place in the whole model, so that a parameter has one name in every layout
+        # named by their position in the whole model, so that a parameter has one name in every layout
         self.blocks = nn.ModuleDict({str(chunk.first + i): Block(plan) for i in range(chunk.layers)})
         self.norm = Norm(model.hidden_sz, model) if chunk.head else None
         self.head = nn.Linear(model.hidden_sz, model.vocab_sz, bias=False) if chunk.head else None
@@ -174,7 +174,7 @@ class Transformer(nn.Module):
         return [t for t in (self.cos, self.sin, self.mask) if t is not None]
 
     def tie(self) -> None:
-        """Make the head's weight the embedding's, where the model says so and both are here."""
+        """Tie the head's weight to the embedding's, where the model does so and both are on this stage."""
         if self.plan.model.tie_embeddings and self.tokens is not None and self.head is not None:
             self.head.weight = self.tokens.weight
 
@@ -188,13 +188,13 @@ class Transformer(nn.Module):
         return dropout(x, self.plan.model.dropout)
 
     def through(self, blocks: list[nn.Module], x: Tensor) -> Tensor:
-        """Some blocks in a row."""
+        """Consecutive blocks."""
         for block in blocks:
             x = block(x, self.cos, self.sin, self.mask)
         return x
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Token ids (b, s), or the hidden states of the chunk before, to hidden states, logits, or with targets the loss."""
+        """Token ids (b, s), or the previous chunk's hidden states, to hidden states, logits, or with targets the loss."""
         x = self.embed(x) if self.tokens is not None else x
         blocks, at = list(self.blocks.values()), 0
         for count, checkpointed in self.chunk.spans:
@@ -203,7 +203,7 @@ class Transformer(nn.Module):
             at += count
         if self.norm is None or self.head is None:
             return x
-        logits: Tensor = self.head(self.norm(x))  # held while the loss runs, as by a loop that reads them
+        logits: Tensor = self.head(self.norm(x))  # held while the loss runs, as in a loop that reads them
         return logits if targets is None else self.loss(logits, targets)
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
@@ -232,7 +232,7 @@ def whole(job: Job, device: torch.device | str = "cpu") -> Transformer:
 
 @contextmanager
 def building(dtype: torch.dtype, device: torch.device | str) -> Iterator[None]:
-    """Parameters made inside are of this dtype, on this device."""
+    """Context in which new parameters have this dtype and device."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:

@@ -1,4 +1,4 @@
-"""Operands as training has them: random, so that the arithmetic draws its power, and cold, since other layers came between."""
+"""Operands as in training: random, so that power draw is realistic, and not cached, since other layers run in between."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 _DTYPES = {"fp32": "float32", "tf32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "float8_e4m3fn"}
 CACHES = {"cuda": 64 * 2**20}
-"""Last-level cache where torch does not tell it [B]: 50 MB on H100 and H200."""
+"""Last-level cache where torch does not report it [B]: 50 MB on H100 and H200."""
 CPU_CACHE = 32 * 2**20
-"""Assumed share of a CPU's last level, and what MPS is taken to have [B]."""
+"""Assumed share of a CPU's last level, and assumed size for MPS [B]."""
 MOST_COPIES = 16
 DRAWN = 2**22
 T = TypeVar("T")
@@ -31,7 +31,7 @@ def torch_dtype(dtype: str) -> torch.dtype:
 
 
 def random(shape: Sequence[int], dtype: str, device: torch.device) -> torch.Tensor:
-    """Normally distributed numbers, DRAWN of them again and again; zeros would let a GPU clock higher than training does."""
+    """Normally distributed numbers, DRAWN of them repeated; with zeros a GPU would clock higher than in training."""
     import torch
 
     count = prod(shape)
@@ -50,7 +50,7 @@ def cache_bytes(device: torch.device) -> int:
 
 
 def free_bytes(device: torch.device) -> float:
-    """Memory that can still be had [B]."""
+    """Free memory [B]."""
     import torch
 
     if device.type == "cuda":
@@ -63,18 +63,18 @@ def free_bytes(device: torch.device) -> float:
 
 
 def copies(bytes_: float, device: torch.device) -> int:
-    """How many sets of operands of `bytes_` to take in turns so that none is in the cache when its turn comes."""
+    """Number of sets of operands of `bytes_` to use in turns so that none is in the cache when used."""
     return min(max(ceil(2.0 * cache_bytes(device) / bytes_), 1), MOST_COPIES)
 
 
 def rotate(items: Sequence[T]) -> Callable[[], T]:
-    """The next of `items` at every call, round and round."""
+    """The next of `items` at every call, cyclically."""
     turns = cycle(items)
     return lambda: next(turns)
 
 
 def release(device: torch.device) -> None:
-    """Hand back what torch's allocator holds for later, so that one sweep leaves the next its memory."""
+    """Release the memory that torch's allocator caches, so that the next sweep can use it."""
     import torch
 
     if device.type == "cuda":

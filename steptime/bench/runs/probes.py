@@ -1,9 +1,9 @@
-"""What torch itself says about a run: tensors saved for backward, bytes alive after each op, collectives issued.
+"""What torch itself reports about a run: tensors saved for backward, bytes alive after each op, collectives issued.
 
 Nothing here needs a GPU: autograd's hooks and the dispatcher see what runs on any device.
 """
 
-# storages and process groups have no public names for what is asked here
+# storages and process groups have no public names for what is needed here
 # ruff: noqa: SLF001
 # mypy: disable-error-code="no-untyped-call, override, attr-defined, arg-type"
 
@@ -39,7 +39,7 @@ class Saved(torch.autograd.graph.saved_tensors_hooks):
     def __init__(self, exclude: Iterable[Tensor]) -> None:
         self._exclude = {local(t).untyped_storage()._cdata for t in exclude}
         self._storages: dict[int, SavedTensor] = {}
-        self._alive: list[Any] = []  # a freed storage's address may come back
+        self._alive: list[Any] = []  # a freed storage's address may be reused
         super().__init__(self._pack, lambda t: t)
 
     def __enter__(self) -> Self:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -61,7 +61,7 @@ class Saved(torch.autograd.graph.saved_tensors_hooks):
 
     @property
     def bytes(self) -> int:
-        """All of them together [B]."""
+        """Bytes of all of them."""
         return sum(t.bytes for t in self.tensors)
 
 
@@ -76,7 +76,7 @@ def local(tensor: Tensor) -> Tensor:
 
 
 class IssuedCollective(NamedTuple):
-    """One call: `bytes` is the full tensor (what an all-gather returns, what a reduction takes, what is sent)."""
+    """One call: `bytes` is the full tensor (output of an all-gather, input of a reduction, message of a send)."""
 
     kind: str
     dtype: str
@@ -101,7 +101,7 @@ _KINDS = {
 
 
 def collective(func: Any, args: Any, out: Any) -> IssuedCollective | None:
-    """What a dispatched op sends, None where it is no collective. An op this does not know is an error, not a silence."""
+    """What a dispatched op sends, None where it is no collective. An unknown op is an error."""
     if func.namespace not in {"c10d", "_c10d_functional"}:
         return None
     name = func._schema.name.split("::")[1]
@@ -147,7 +147,7 @@ class Collectives(TorchDispatchMode):
 
 
 class Storage:
-    """One storage seen alive: what it is for (`role`), as far as the ops that used it tell."""
+    """One storage alive, and its purpose (`role`), as far as the ops that used it reveal it."""
 
     def __init__(self, tensor: Tensor, op: str) -> None:
         storage = tensor.untyped_storage()
@@ -167,19 +167,19 @@ _ROLES: list[tuple[str, _Pick, str]] = [
 
 
 class Moment(NamedTuple):
-    """What is alive just after an op."""
+    """The storages alive just after an op."""
 
     op: str
     total: int
     alive: list[tuple[Storage, int]]
 
     def role(self, role: str) -> int:
-        """Bytes of one role."""
+        """Bytes with one role."""
         return sum(size for storage, size in self.alive if storage.role == role)
 
 
 LET_GO_S = 2e-3
-"""Seconds that a thread of the process group needs, with much to spare, to let go of a finished collective's tensors."""
+"""Seconds, with a wide margin, that a thread of the process group needs to release a finished collective's tensors."""
 
 
 class LiveBytes(TorchDispatchMode):
@@ -209,17 +209,17 @@ class LiveBytes(TorchDispatchMode):
         return self._alive[key]
 
     def _foreign(self, tensor: Tensor, op: str) -> bool:
-        """Whether a storage is gloo's own: its reduce-scatter copies the input, which is first seen when that is split."""
+        """Whether a storage is gloo's own: its reduce-scatter copies the input, which first appears when that is split."""
         return op == "aten.split.Tensor" and local(tensor).untyped_storage()._cdata not in self._alive
 
     def look(self, op: str) -> None:
-        """Note what is alive now, as of `op`."""
+        """Record what is alive now, after `op`."""
         alive = self._sizes()
         total = sum(size for _, size in alive)
         if total > self.peak.total and distributed_c10d.is_initialized() and distributed_c10d.get_backend() != "fake":
             sleep(
                 LET_GO_S
-            )  # gloo's worker drops what it has sent a moment after its caller goes on: that is nobody's peak
+            )  # gloo's worker releases what it has sent a moment after its caller continues: not part of the peak
             alive = self._sizes()
             total = sum(size for _, size in alive)
         if self._log:
@@ -228,7 +228,7 @@ class LiveBytes(TorchDispatchMode):
             self.peak = Moment(op, total, alive)
 
     def _sizes(self) -> list[tuple[Storage, int]]:
-        """Every storage alive now and its bytes, which change: FSDP frees a parameter by resizing its storage to nothing."""
+        """Every storage alive now and its bytes, which can change: FSDP frees a parameter by resizing its storage to zero."""
         sizes, gone = list[tuple[Storage, int]](), list[int]()
         for key, storage in self._alive.items():
             held = storage.ref()
@@ -241,7 +241,7 @@ class LiveBytes(TorchDispatchMode):
         return sizes
 
     def forget(self) -> None:
-        """Begin anew, knowing what is alive."""
+        """Start again with these storages known."""
         self.moments, self.peak = [], Moment("", 0, [])
 
     def __torch_dispatch__(
@@ -254,7 +254,7 @@ class LiveBytes(TorchDispatchMode):
             name = str(func).removesuffix(".default")
             for tensor in tree_leaves(out):
                 if isinstance(tensor, Tensor) and tensor.dim() and not self._foreign(tensor, name):
-                    self._watch(local(tensor), name)  # an asynchronous result is a shell around its storage
+                    self._watch(local(tensor), name)  # an asynchronous result wraps its storage
             for op, tensors, role in _ROLES:
                 if op == name:
                     for tensor in tensors(args, kwargs or {}):
@@ -276,7 +276,7 @@ class LiveBytes(TorchDispatchMode):
     @classmethod
     @contextmanager
     def one_kernel(cls, name: str) -> Iterator[None]:
-        """Ops that a GPU would run as one kernel: their temporaries are registers there, and no moment of memory."""
+        """Ops that a GPU would run as one kernel: their temporaries are registers there and use no memory."""
         cls._inside_kernel += 1
         try:
             yield

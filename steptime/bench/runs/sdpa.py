@@ -1,4 +1,4 @@
-"""Attention through torch's scaled_dot_product_attention, back end by back end, forward and backward by themselves."""
+"""Attention through torch's scaled_dot_product_attention, each back end, forward and backward separately."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ BACKENDS = {
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "math": SDPBackend.MATH,
 }
-"""The fast ones first; "default" is torch's own choice."""
+"""Fast back ends first; "default" is torch's own choice."""
 SHARE = 0.25
-"""Of the free memory that one call may take."""
+"""Share of the free memory for one call."""
 PROBE = 256
-"""Tokens at which a back end is asked whether it runs at all."""
+"""Sequence length of the trial that shows whether a back end runs."""
 MATH_COPIES = 6
 """Score matrices that the math back end may hold at once: scores, mask, softmax and their gradients, in fp32."""
 
@@ -46,24 +46,24 @@ class AttentionShape(NamedTuple):
 
     @property
     def score_elements(self) -> int:
-        """Of all score matrices."""
+        """Bytes of all score matrices."""
         return self.batch * self.n_q_heads * self.seqlen**2
 
     @property
     def elements(self) -> int:
-        """Of q, k, v and the output."""
+        """Bytes of q, k, v and the output."""
         return 2 * self.batch * self.seqlen * (self.n_q_heads + self.n_kv_heads) * self.head_dim
 
 
 def of_job(job: Job) -> AttentionShape:
-    """What one device of a job attends to: its share of the heads, the whole sequence."""
+    """One device's attention in a job: its share of the heads, the whole sequence."""
     model, tp = job.model, job.parallelism.tp
     heads = model.n_q_heads // tp, max(model.n_kv_heads // tp, 1)
     return AttentionShape(job.data.microbatch_sz, job.data.seqlen, *heads, model.head_dim)
 
 
 def shapes(job: Job, device: torch.device) -> list[AttentionShape]:
-    """The job's own, and its heads over other lengths at a like number of tokens."""
+    """The job's shape, and its heads over other lengths with a similar number of tokens."""
     mine = of_job(job)
     tokens, lengths = (
         (1024, (128, 256, 512, 1024)) if device.type == "cpu" else (16384, (1024, 2048, 4096, 8192, 16384))
@@ -73,7 +73,7 @@ def shapes(job: Job, device: torch.device) -> list[AttentionShape]:
 
 
 def only(backend: str) -> AbstractContextManager[Any]:
-    """Where only this back end may run."""
+    """Context in which only this back end may run."""
     context: AbstractContextManager[Any] = nullcontext() if backend == "default" else sdpa_kernel(BACKENDS[backend])
     return context
 
@@ -92,7 +92,7 @@ def tensors(shape: AttentionShape, dtype: str, device: torch.device) -> list[tor
 
 
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = True) -> torch.Tensor:
-    """One call; fewer key heads than query heads are shared by groups of these."""
+    """One call; where there are fewer key heads than query heads, groups of query heads share them."""
     return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
 
 
@@ -117,7 +117,7 @@ def usable(backend: str, shape: AttentionShape, dtype: str, device: torch.device
 def time_shape(
     shape: AttentionShape, backend: str, dtype: str, device: torch.device, seconds: float, *, causal: bool = True
 ) -> list[timings.AttentionTiming]:
-    """Forward, which keeps what backward needs, and backward, of one back end."""
+    """Forward, which keeps tensors for backward, and backward, of one back end."""
     first = tensors(shape, dtype, device)
     size = shape.elements * timings.ITEMSIZE[dtype]
     copies = [first] + [tensors(shape, dtype, device) for _ in range(operands.copies(size, device) - 1)]
@@ -137,7 +137,7 @@ def time_shape(
 
 
 def gradients(out: torch.Tensor, inputs: tuple[torch.Tensor, ...], grad: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Backward alone; it can be asked for again."""
+    """Backward alone; can be called repeatedly."""
     return torch.autograd.grad(out, inputs, grad, retain_graph=True)
 
 

@@ -37,7 +37,7 @@ DDP_TIMES = {
     "comm_s": "avg_backward_comm_time",
     "overlapped_s": "avg_backward_compute_comm_overlap_time",
 }
-"""What torch's DDP logs [ns]: how long its communication took, and how much of that hid under backward."""
+"""Figures logged by torch's DDP [ns]: duration of its communication, and how much of it backward hides."""
 
 
 class StepRow(NamedTuple):
@@ -47,7 +47,7 @@ class StepRow(NamedTuple):
     ranks: int
     tokens_per_step: int
     timing: Timing
-    """Of the slowest rank in each step."""
+    """Seconds of the slowest rank in each step."""
     slowest_rank: int
     """The rank with the longest median step."""
     rank_s: list[float]
@@ -57,18 +57,18 @@ class StepRow(NamedTuple):
     reserved_peak_bytes: list[int | None]
     """CUDA alone: max_memory_reserved."""
     rss_peak_bytes: list[int]
-    """Of the process, all it ever ran included."""
+    """Peak of the process over its whole life."""
     n_params: list[int]
     """Parameter elements held."""
     over_ranks: dict[str, dict[str, float]]
     """min, mean, max and std of step_s (medians), rss_bytes and, where known, allocated_bytes."""
     first_loss: float
     last_loss: float
-    """Of the timed steps, on one batch: mean over the global batch."""
+    """Loss of the timed steps, on one batch: mean over the global batch."""
     ddp: dict[str, float] | None
     """This rank's, from DDP's own logging: forward_s, backward_s, comm_s, overlapped_s; None without DDP, and in a pipeline."""
     notes: list[str]
-    """What the device runs otherwise than the job says."""
+    """What the device runs differently from the job."""
 
 
 def run_steps(
@@ -119,8 +119,8 @@ def run_steps(
 
 
 def laid_out(job: Job, device: torch.device, seed: int) -> Laid:
-    """This rank's part, alone in the allocator: no earlier layout, nor what drew the weights, counts as reserved."""
-    gc.collect()  # modules that refer to each other
+    """This rank's part, alone in the allocator: earlier layouts and weight initialization do not count as reserved."""
+    gc.collect()  # modules with reference cycles
     laid = lay_out(job, device, seed)
     release(device)
     return laid
@@ -129,7 +129,7 @@ def laid_out(job: Job, device: torch.device, seed: int) -> Laid:
 def row(
     laid: Laid, mine: dict[str, Any], losses: tuple[float, float], ddp: dict[str, float] | None, notes: list[str]
 ) -> StepRow:
-    """All ranks' figures together; every rank calls this with its own."""
+    """All ranks' figures combined; every rank calls this with its own."""
     ranks = gathered(mine)
     known = {"step_s": median(mine["samples"]), "rss_bytes": mine["rss"], "allocated_bytes": mine["peaks"][0]}
     spread = over_ranks({name: value for name, value in known.items() if value is not None})
@@ -155,7 +155,7 @@ def row(
 
 
 def timed(trainer: Trainer, steps: int) -> tuple[list[float], list[Tensor | None]]:
-    """Seconds of each step on this rank, ranks started together once; the losses stay on the device till later."""
+    """Seconds of each step on this rank, after one barrier; the losses stay on the device until the end."""
     device = trainer.laid.device
     samples, losses = list[float](), list[Tensor | None]()
     synchronize(device)
@@ -182,7 +182,7 @@ def mean_loss(laid: Laid, loss: Tensor | None) -> float:
 
 
 def check(first: float, last: float, *, changed: bool) -> None:
-    """A loss that is no number, or stays as it is, means that nothing was learned."""
+    """A loss that is not a number, or does not change, means that nothing was learned."""
     if not (math.isfinite(first) and math.isfinite(last)):
         raise ValueError(f"the loss is not finite: {first} in the first timed step, {last} in the last")
     if changed and first == last and first != 0.0:
@@ -207,13 +207,13 @@ def allocated(trainer: Trainer) -> tuple[int | None, int | None]:
 
 
 def watched(trainer: Trainer) -> LiveBytes:
-    """A watch that knows all that lives from step to step: DDP's buckets too, which a first forward and backward shows it."""
+    """A probe that knows all storages that persist between steps, including DDP's buckets, which a first step allocates."""
     laid = trainer.laid
     states = [t for state in trainer.optimizer.state.values() for t in state.values() if t.dim()]
     tables = [t for part in laid.parts for t in part.tables]
     live = LiveBytes([*laid.params, *states, *tables, *trainer.batch])
     reducers = any(isinstance(run, DistributedDataParallel) for run in laid.runs)
-    with live if reducers else nullcontext(), laid.parallel_loss():  # FSDP2 would show what gloo itself copied
+    with live if reducers else nullcontext(), laid.parallel_loss():  # FSDP2 would show copies made by gloo
         trainer.forward_backward()
     trainer.optimizer.zero_grad(set_to_none=True)
     live.forget()
@@ -221,12 +221,12 @@ def watched(trainer: Trainer) -> LiveBytes:
 
 
 def key(tensor: Tensor) -> int:
-    """Where a storage begins: tensors of one storage share it."""
+    """Address of a storage: tensors of one storage share it."""
     return int(tensor.untyped_storage().data_ptr())
 
 
 def ddp_times(trainer: Trainer) -> dict[str, float] | None:
-    """Three steps with DDP's logging on: seconds of forward, backward, communication, and what of that was hidden."""
+    """Three steps with DDP's logging on: seconds of forward, backward, communication, and its hidden part."""
     runs = [run for run in trainer.laid.runs if isinstance(run, DistributedDataParallel)]
     if not runs:
         return None
@@ -237,7 +237,7 @@ def ddp_times(trainer: Trainer) -> dict[str, float] | None:
     synchronize(trainer.laid.device)
     logs = [run._get_ddp_logging_data() for run in runs]  # noqa: SLF001
     times = {name: sum(float(log.get(field, 0)) for log in logs) / 1e9 for name, field in DDP_TIMES.items()}
-    return times if times["backward_s"] else None  # a pipeline goes past what DDP times
+    return times if times["backward_s"] else None  # a pipeline bypasses what DDP times
 
 
 def profile(trainer: Trainer, folder: Path) -> None:

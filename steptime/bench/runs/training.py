@@ -42,7 +42,7 @@ class Trainer:
         return loss
 
     def forward_backward(self) -> Tensor | None:
-        """All micro-batches; gradients stay."""
+        """All micro-batches; gradients accumulate."""
         if self.laid.schedule is not None:
             return self.pipelined()
         job, (run,) = self.laid.job, self.laid.runs
@@ -51,7 +51,7 @@ class Trainer:
         for i in range(m):
             rows = slice(i * size, (i + 1) * size)
             with run.no_sync() if isinstance(run, DistributedDataParallel) and i < m - 1 else nullcontext():
-                loss = run(self.batch.tokens[rows].clone(), self.batch.targets[rows].clone())  # as a loader gives them
+                loss = run(self.batch.tokens[rows].clone(), self.batch.targets[rows].clone())  # as from a data loader
                 (loss if m == 1 else loss / m).backward()
             losses.append(local(loss.detach()))
             del loss
@@ -61,7 +61,7 @@ class Trainer:
         """The schedule's forward and backward."""
         laid, losses = self.laid, list[Tensor]()
         first = [self.batch.tokens] if laid.parts[0].tokens is not None else []
-        # logits are not wanted; torch before 2.10 returns them always
+        # logits are not needed; torch before 2.10 always returns them
         less = {"return_outputs": False} if "return_outputs" in signature(laid.schedule.step).parameters else {}
         if not laid.last:
             laid.schedule.step(*first, **less)
@@ -81,7 +81,7 @@ def batch_of(laid: Laid, seed: int) -> TokenBatch:
 
 
 def reduce_partial(laid: Laid) -> None:
-    """Sum the gradients that sequence parallelism left partial (norms), one by one; FSDP2 has done it before its reduction."""
+    """Sum the gradients that sequence parallelism leaves partial (norms), one by one; under FSDP2 it already happened."""
     for param in laid.params:
         grad: Any = param.grad
         if grad is not None and any(place.is_partial() for place in getattr(grad, "placements", ())):

@@ -1,4 +1,4 @@
-"""What torch itself counts, beside what the estimate says: rows whose two figures are to be equal, to the byte and the FLOP.
+"""What torch itself counts, compared with the estimate: rows whose two figures must be equal, to the byte and the FLOP.
 
 On a CPU, without a clock: parameters and FLOPs on the meta device, saved storages with fake tensors, the peak of a step with
 real, small ones; collectives on the ranks of the job.
@@ -36,7 +36,7 @@ CountUnit: TypeAlias = Literal["parameters", "FLOP", "B", "calls"]
 
 
 CallCounts: TypeAlias = "Counter[tuple[str, int, int]]"
-"""(kind, ranks, bytes of the full tensor) -> how often."""
+"""(kind, ranks, bytes of the full tensor) -> number of calls."""
 
 
 class TorchCount(NamedTuple):
@@ -49,7 +49,7 @@ class TorchCount(NamedTuple):
 
     @property
     def difference(self) -> float:
-        """Predicted less observed: 0."""
+        """Predicted minus observed: must be 0."""
         return self.predicted - self.observed
 
 
@@ -73,7 +73,7 @@ def truths(job: Job) -> list[TorchCount]:
 
 
 def few(job: Job) -> str:
-    """How many layers, in words."""
+    """Number of layers, in words."""
     return counted(job.model.n_layers, "layer")
 
 
@@ -95,7 +95,7 @@ def flops(job: Job) -> TorchCount:
 
 
 def saved_by_block(job: Job) -> list[TorchCount]:
-    """What one block keeps for backward, under each recomputation."""
+    """Bytes that one block keeps for backward, under each recomputation."""
     rows = []
     for recompute in RECOMPUTES:
         one = alone(job, recompute)
@@ -109,7 +109,7 @@ def saved_by_block(job: Job) -> list[TorchCount]:
 
 
 def saved_by_model(job: Job) -> TorchCount:
-    """What embedding, blocks, head and loss keep for backward of one micro-batch; scalars left out."""
+    """Bytes that embedding, blocks, head and loss keep for backward of one micro-batch, without scalars."""
     assembly = Assembly(job)
     with FakeTensorMode():
         module = whole(job)
@@ -123,7 +123,7 @@ def saved_by_model(job: Job) -> TorchCount:
 
 
 def peak(job: Job) -> list[TorchCount]:
-    """The most that a whole step holds, on a small copy of the model.
+    """The peak of a whole step, on a small copy of the model.
 
     None where the estimate is known to be off: under full recomputation torch sums a bias's gradient after its input has gone.
     """
@@ -138,7 +138,7 @@ def peak(job: Job) -> list[TorchCount]:
 
 
 def shrunk(job: Job) -> Job:
-    """The same kind of model, small: few layers, heads in the same groups, short sequences.
+    """A small model of the same kind: few layers, heads in the same groups, short sequences.
 
     Its MLP is wide, so that no temporary of the CPU's RMSNorm, which has a kernel of its own elsewhere, is the peak.
     """
@@ -207,7 +207,7 @@ def collectives(job: Job, seen: list[CallCounts]) -> list[TorchCount]:
 
 
 def times(kind: str, ranks: int, calls: CallCounts) -> int:
-    """How many calls of a kind."""
+    """Number of calls of a kind."""
     return sum(n for key, n in calls.items() if key[:2] == (kind, ranks))
 
 
@@ -224,7 +224,7 @@ def in_pipeline(job: Job, seen: list[CallCounts]) -> CallCounts:
         sent += Counter({key: n for key, n in calls.items() if key[0] == "send_recv"})
     one: CallCounts = Counter(
         {key: n // (2 * p.dp * p.tp) for key, n in sent.items()}
-    )  # each is seen by sender and receiver
+    )  # both sender and receiver report each
     if p.tp > 1:
         return one
     reduced: list[CallCounts] = [Counter({key: n for key, n in c.items() if key[0] != "send_recv"}) for c in seen]

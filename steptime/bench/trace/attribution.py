@@ -87,20 +87,20 @@ class PartRow(NamedTuple):
 
     @property
     def difference_s(self) -> float:
-        """Measured - predicted."""
+        """Measured minus predicted."""
         return self.measured_s - self.predicted_s
 
 
 class Attribution(NamedTuple):
-    """Where a measured step went, beside where it was predicted to go."""
+    """Where a measured step spent its time, compared with the prediction."""
 
     ranks: list[RankStep]
     busiest: RankStep
-    """The rank that computes longest: the others wait for it, and an estimate follows it as well."""
+    """The rank with the most compute: the others wait for it, and an estimate describes it as well."""
     rows: list[PartRow]
-    """Widest difference first."""
+    """Largest difference first."""
     notes: list[str]
-    """What was assumed, and what cannot be told."""
+    """Assumptions made, and what cannot be determined."""
 
 
 class Timeline(NamedTuple):
@@ -143,7 +143,7 @@ def _not_of_this_job(trace: Trace, devices: int) -> str:
 
 
 def timeline(trace: Trace, axes: Axes) -> Timeline:
-    """A rank's work, communication and launching as intervals, and where its steps begin and end."""
+    """A rank's work, communication and launches as intervals, and the limits of its steps."""
     launched: dict[int, Frame] = {}
     intervals = host_intervals(trace, launched)
     calls = []
@@ -214,7 +214,7 @@ def rank_step(line: Timeline) -> RankStep:
 
 
 def _collectives(line: Timeline, inside: list[PartInterval], window: StepWindow) -> list[CollectiveTime]:
-    """By axis and kind, the most exposed first."""
+    """By axis and kind, most exposed first."""
     calls: Counter[tuple[str, str]] = Counter()
     size: Counter[tuple[str, str]] = Counter()
     for part, work in line.calls:
@@ -232,7 +232,7 @@ def _collectives(line: Timeline, inside: list[PartInterval], window: StepWindow)
 
 
 def _memory_bound(inside: list[PartInterval], window: StepWindow, *, on_cpu: bool) -> list[Kernel]:
-    """What went to memory-bound work because no table of names claims it, by name."""
+    """Kernels counted as memory-bound work because no table of names lists them, by name."""
     calls: Counter[str] = Counter()
     length: Counter[str] = Counter()
     for item in inside:
@@ -243,7 +243,7 @@ def _memory_bound(inside: list[PartInterval], window: StepWindow, *, on_cpu: boo
 
 
 def compare(predicted: Time, rank: RankStep) -> list[PartRow]:
-    """Every part of either, widest difference first.
+    """Every part of either side, largest difference first.
 
     A receive that waits for its sender looks like one that transfers, so the predicted bubble is held against the same time.
     """
@@ -265,7 +265,7 @@ def compare(predicted: Time, rank: RankStep) -> list[PartRow]:
 
 
 def _notes(lines: list[Timeline], ranks: list[RankStep], rows: list[PartRow], devices: int) -> list[str]:
-    """What a reader has to know to believe the table."""
+    """Notes that a reader needs to interpret the table."""
     shown = {row.part: row for row in rows}
     notes = []
     if any(rank.step is None for rank in ranks):

@@ -1,4 +1,4 @@
-"""Which parallelism a collective of a trace belongs to: by its group's name, else by the degrees of the config."""
+"""The parallelism of a collective in a trace: from its group's name, else from the degrees of the config."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WORDS = {"tp": "tensor", "cp": "context", "pp": "pipeline", "dp": "data"}
 
 
 class Axes:
-    """The axes of one job; `notes` collects what had to be assumed about groups without a telling name."""
+    """The axes of one job; `notes` collects assumptions about groups without a telling name."""
 
     def __init__(self, job: Job) -> None:
         layout = job.parallelism
@@ -63,6 +63,6 @@ class Axes:
 
 
 def _group(name: str, ranks: int) -> str:
-    """A group in words."""
+    """Description of a group."""
     size = f" ({ranks} ranks)" if ranks else ""
     return f"{name or 'an unnamed group'}{size}"

@@ -1,4 +1,4 @@
-"""The events of a Chrome trace, decoded one by one: a file of any size is never held as a whole."""
+"""The events of a Chrome trace, decoded one by one: a file of any size is never in memory as a whole."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 _CHUNK = 1 << 22
 _LONGEST = 1 << 24
-"""No event has as many characters; text that long without one is no trace."""
+"""Longest event in characters; longer text without an event is no trace."""
 _HEAD = re.compile(r'"traceEvents"\s*:\s*\[')
 _BETWEEN = re.compile(r"[\s,]*")
 
 
 def unpacked(path: str) -> TextIO:
-    """A text stream, unpacked where the file begins as gzip's do."""
+    """A text stream, decompressed where the file begins with gzip's magic number."""
     with Path(path).open("rb") as file:
         packed = file.read(2) == b"\x1f\x8b"
     if packed:
@@ -62,7 +62,7 @@ def events(stream: TextIO, path: str, head: dict[str, Any]) -> Iterator[dict[str
     try:
         head.update(json.loads("{" + tail) if tail else {})
     except json.JSONDecodeError:
-        return  # a reader's own note behind the events
+        return  # a reader's note after the events
 
 
 def _seek(stream: TextIO, path: str, head: dict[str, Any]) -> tuple[str, int]:

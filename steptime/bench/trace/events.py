@@ -38,7 +38,7 @@ class HostOp(NamedTuple):
     kind: str
     """op, call (of the driver) or range."""
     correlation: int
-    """What it launched, 0 for nothing."""
+    """Correlation of what it launched, 0 for nothing."""
     builds_graph: bool
     """It ran with gradients on: autograd gave it a sequence number, and it is no backward node."""
 
@@ -51,10 +51,10 @@ class Activity(NamedTuple):
     name: str
     correlation: int
     kind: str
-    """What collective it is (all_reduce, send ...), "" for one that is none."""
+    """Kind of collective (all_reduce, send ...), "" for other kernels."""
     group: TraceGroup
     bytes: int
-    """Of the larger side of a collective, 0 where the trace does not say."""
+    """Bytes of the larger side of a collective, 0 where the trace does not say."""
 
 
 class ProfilerStep(NamedTuple):
@@ -77,13 +77,13 @@ class Trace(NamedTuple):
     threads: dict[Any, list[HostOp]]
     """By thread: operators that compute, launch or wait, without those inside a collective of the host's."""
     kernels: list[Activity]
-    """On the device; empty for a run on the CPU."""
+    """Kernels on the device; empty for a run on the CPU."""
     transfers: list[Activity]
-    """Collectives that the host itself carried out (gloo, MPI)."""
+    """Collectives that the host itself ran (gloo, MPI)."""
 
     @property
     def on_cpu(self) -> bool:
-        """Whether the operators themselves are the work."""
+        """Whether the operators are the work itself (a CPU run)."""
         return not self.kernels
 
 
@@ -145,7 +145,7 @@ def read(path: str, *, alone: bool = True) -> Trace:
 
 
 def _sort(event: dict[str, Any], found: dict[str, Any]) -> None:
-    """Keep an event where it is one of ours."""
+    """Keep an event of a kind that is used here."""
     category, name = event.get("cat"), event.get("name")
     if event.get("ph") != "X" or not isinstance(category, str) or not isinstance(name, str):
         return
@@ -183,7 +183,11 @@ def _work(start: int, end: int, name: str, args: dict[str, Any]) -> Activity:
     if not name.startswith(("nccl", "rccl", "void nccl")):
         return Activity(start, end, name, correlation, "", TraceGroup("", 0), 0)
     kind = _kind(name)
-    if kind in {"send_recv", "generic", "collective"}:  # these kernels serve several: the host's name for it is better
+    if kind in {
+        "send_recv",
+        "generic",
+        "collective",
+    }:  # several operations use these kernels: the host's name is more specific
         kind = str(args.get("Collective name") or kind).strip("_")
     return Activity(start, end, name, correlation, intern(kind), _group(args), _size(args))
 
@@ -218,7 +222,7 @@ def _outside_transfers(found: dict[str, Any]) -> None:
 
 
 def _without(ops: list[HostOp], spans: list[tuple[int, int]]) -> list[HostOp]:
-    """The ops that lie in none of the spans, which do not overlap."""
+    """The ops outside of all spans, which do not overlap."""
     left, at = [], 0
     for op in sorted(ops):
         while at < len(spans) and spans[at][1] < op.start:
@@ -229,7 +233,7 @@ def _without(ops: list[HostOp], spans: list[tuple[int, int]]) -> list[HostOp]:
 
 
 def _rank(path: str, about: dict[str, Any], *, alone: bool) -> int:
-    """As the trace says, else as its file's name does."""
+    """The rank in the trace, else in the file's name."""
     if isinstance(about.get("rank"), int):
         return int(about["rank"])
     named = re.search(r"rank[-_=.]?(\d+)", Path(path).name, re.IGNORECASE)
@@ -248,5 +252,5 @@ def _ns(microseconds: float) -> int:
 
 
 def _whole(value: Any) -> int:
-    """A count, 0 for what is none."""
+    """A count, 0 where it is none."""
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0

@@ -1,4 +1,4 @@
-"""From operators and kernels to intervals with a part each, and from intervals to seconds that sum to the step.
+"""Turns operators and kernels into intervals of the step's parts, and intervals into seconds that sum to the step.
 
 Everything is in whole nanoseconds: what is cut into pieces sums to the whole exactly.
 """
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from steptime.bench.trace.events import Activity, HostOp, Trace
 
 _LASTING = {"gemm", "attention", "recompute", "optimizer", "wait"}
-"""What an operator hands down to those it calls: a product's copies belong to the product."""
+"""What an operator passes on to those it calls: copies inside a product belong to the product."""
 _OUTSIDE, _EVALUATING, _IN_NODE = range(3)
 ORDER = {part: i for i, part in enumerate((*WORK, *COMM, "launch", "idle"))}
-"""Who owns the time in which several run: work before communication before the host's launching."""
+"""Priority where several run at once: work before communication before the host's launches."""
 
 
 class Frame(NamedTuple):
@@ -26,7 +26,7 @@ class Frame(NamedTuple):
 
     name: str
     part: str
-    """"" for a range that says nothing of its own."""
+    """"" for a range whose name has no meaning here."""
     backward: int
     """Whether autograd's engine runs it, and whether a backward node does."""
     start: int
@@ -48,11 +48,11 @@ class PartSpan(NamedTuple):
     covered: int
     """Time in which it ran (a union: two at once count once)."""
     exposed: int
-    """Time that it owns: nothing before it in `ORDER` ran."""
+    """Time not covered by anything earlier in `ORDER`."""
 
 
 def frame(op: HostOp, parent: Frame | None) -> Frame:
-    """What an operator is, seen from the one that called it.
+    """The part of an operator, given the operator that called it.
 
     Recomputation is told by autograd's own mark: inside a backward node gradients are off, except for a forward pass that is run
     again (torch/utils/checkpoint.py, reentrant and not; Megatron's CheckpointFunction). Autograd functions written in Python
@@ -74,7 +74,7 @@ def frame(op: HostOp, parent: Frame | None) -> Frame:
 
 
 def own_time(ops: list[HostOp], launched: dict[int, Frame]) -> Iterator[tuple[int, int, Frame]]:
-    """The pieces of time in which each operator of a thread ran itself and not one that it called: (start, end, frame).
+    """The intervals in which each operator of a thread ran itself, not one that it called: (start, end, frame).
 
     `launched` takes the frame of what launched each correlation.
     """
@@ -101,7 +101,7 @@ def own_time(ops: list[HostOp], launched: dict[int, Frame]) -> Iterator[tuple[in
 
 
 def host_intervals(trace: Trace, launched: dict[int, Frame]) -> list[PartInterval]:
-    """What the host's threads did. On a device's host all of it is launching, except where it waits."""
+    """What the host's threads did. With a device, everything on the host is launching, except waiting."""
     found = []
     for ops in trace.threads.values():
         for start, end, top in own_time(ops, launched):
@@ -119,7 +119,7 @@ def device_part(work: Activity, launched: dict[int, Frame]) -> str:
 
 
 def share_out(intervals: Iterable[PartInterval], start: int, end: int) -> dict[tuple[str, str], PartSpan]:
-    """Total and exposed time of every (part, what) in a window; what nobody owns is `idle`.
+    """Total and exposed time of every (part, what) in a window; uncovered time is `idle`.
 
     Work is told apart by part only (its `what` is ""). The exposed times sum to end - start.
     """

@@ -1,4 +1,4 @@
-"""Who issued a collective that the host carried out: gloo's threads do not say which group they serve, their callers do.
+"""The issuer of a collective that the host ran: gloo's threads do not record the group, their callers do.
 
 DTensor calls functional collectives (torch/distributed/_functional_collectives.py), DDP's reducer and FSDP call c10d itself
 (torch/csrc/distributed/c10d/reducer.cpp, torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py).
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 FUNCTIONAL, DIRECT = "DTensor's functional collectives", "direct collectives (DDP, FSDP)"
 _FAMILIES = ("reduce", "gather", "broadcast", "alltoall", "barrier", "scatter", "send", "recv")
-"""gloo carries out a reduce-scatter as an all-reduce."""
+"""gloo runs a reduce-scatter as an all-reduce."""
 
 
 def with_issuers(trace: Trace) -> list[Activity]:
@@ -35,7 +35,7 @@ def with_issuers(trace: Trace) -> list[Activity]:
 
 
 def _calls(trace: Trace) -> dict[str, list[tuple[int, str]]]:
-    """By family: when c10d was called, and by whom, in order."""
+    """By family: time and issuer of each c10d call, in order."""
     found: dict[str, list[tuple[int, str]]] = {}
     for ops in trace.threads.values():
         inside = 0
@@ -48,6 +48,6 @@ def _calls(trace: Trace) -> dict[str, list[tuple[int, str]]]:
 
 
 def _family(name: str) -> str:
-    """What a collective is called at both ends: c10d::_allgather_base_ and gloo:all_gather are a gather."""
+    """The common name of both ends: c10d::_allgather_base_ and gloo:all_gather are a gather."""
     plain = name.replace("_", "").lower()
     return next((family for family in _FAMILIES if family in plain), plain)

@@ -1,4 +1,4 @@
-"""Names in a profiler's trace and what they stand for: the one place where a name decides a part of the step.
+"""Meaning of names in a profiler's trace: the only place where a name decides a part of the step.
 
 Parts are those of `Estimate.time.parts_s`, and `idle`. The first pattern that is found decides.
 """
@@ -9,9 +9,9 @@ import re
 from functools import cache
 
 WORK = ("gemm", "attention", "recompute", "memory_bound", "optimizer")
-"""Parts that a device computes. Where several run at once (streams, threads), the first of them owns the time."""
+"""Parts that a device computes. Where several run at once (streams, threads), the first of them gets the time."""
 COMM = ("tp_comm", "cp_comm", "ep_comm", "pp_comm", "dp_comm", "embedding_comm", "other_comm")
-"""Communication, which owns the time that no work owns."""
+"""Communication, which gets the time in which no work runs."""
 
 DEVICE_WORK = {"kernel", "gpu_memcpy", "gpu_memset"}
 """Categories of device work (libkineto/src/ActivityType.cpp, as is every category that is read)."""
@@ -104,17 +104,17 @@ def _first(table: tuple[tuple[str, str], ...], name: str, *, whole: bool) -> str
 
 @cache
 def op_part(name: str) -> str:
-    """What an operator or range of the host is: a part, `launch`, `wait`, or "" where its name says nothing."""
+    """The part of an operator or range of the host, `launch`, `wait`, or "" for an unknown name."""
     return _first(_OPS, name, whole=False)
 
 
 @cache
 def kernel_part(name: str) -> str:
-    """What a kernel is by its name; all that is no product, attention or optimizer moves memory."""
+    """The part of a kernel by its name; everything that is no product, attention or optimizer is memory-bound."""
     return _first(_KERNELS, name, whole=True) or "memory_bound"
 
 
 @cache
 def group_part(name: str) -> str:
-    """The communication that a process group is for; "" where its description does not say."""
+    """The communication of a process group; "" where its description does not tell."""
     return _first(_GROUPS, name, whole=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from steptime.base.words import counted
 from steptime.checkpoint import zipdir
-from steptime.checkpoint.layouts import single
+from steptime.checkpoint.layouts import grid, single
 from steptime.checkpoint.readers import torch_file
 from steptime.checkpoint.records import Section, UnreadableError
 from steptime.checkpoint.source import Source, Window
@@ -84,14 +84,12 @@ def _place(section: Section, folder: Folder, placement: Placement) -> None:
 
 
 def _row(ranks: dict[str, dict[str, Any]], path: str, placement: Placement) -> None:
+    """Add what a file holds to its rank: a rank may have several."""
     match = DATA.match(path)
     name = f"rank {match[1]}" if match else path
-    empty = {"name": name, "tensors": 0, "params": None, "model_bytes": 0, "optimizer_bytes": 0}
-    row = ranks.setdefault(name, empty)
-    sizes = placement.by_file.get(path, {})
-    row["tensors"] += placement.pieces.get(path, 0)
-    row["model_bytes"] += sizes.get("model", 0) + sizes.get("", 0)
-    row["optimizer_bytes"] += sizes.get("optimizer", 0) + sizes.get("master", 0)
+    row = ranks.setdefault(name, grid.row(name))
+    for role, (pieces, elements, nbytes) in placement.by_file.get(path, {}).items():
+        grid.add(row, role, pieces, elements, nbytes)
 
 
 def _megatron(scan: Scan, folder: Folder, files: list[str], section: Section) -> None:

@@ -42,13 +42,22 @@ def rows(tensors: Iterable[StoredTensor], label: Callable[[StoredTensor], str | 
         name = label(tensor)
         if name is None:
             continue
-        row = found.get(name)
-        if row is None:
-            row = found[name] = {"name": name, "tensors": 0, "params": 0, "model_bytes": 0, "optimizer_bytes": 0}
-        row["tensors"] += 1
-        if tensor.role in ("model", ""):
-            row["params"] += tensor.numel
-            row["model_bytes"] += tensor.nbytes
-        elif tensor.role in ("optimizer", "master"):
-            row["optimizer_bytes"] += tensor.nbytes
+        if name not in found:
+            found[name] = row(name)
+        add(found[name], tensor.role, 1, tensor.numel, tensor.nbytes)
     return list(found.values())
+
+
+def row(name: str) -> dict[str, Any]:
+    """A row of the table of ranks with nothing in it yet."""
+    return {"name": name, "tensors": 0, "params": 0, "model_bytes": 0, "optimizer_bytes": 0}
+
+
+def add(found: dict[str, Any], role: str, pieces: int, elements: int, nbytes: int) -> None:
+    """Add pieces of one role to a row."""
+    found["tensors"] += pieces
+    if role in ("model", ""):
+        found["params"] += elements
+        found["model_bytes"] += nbytes
+    elif role in ("optimizer", "master"):
+        found["optimizer_bytes"] += nbytes

@@ -85,8 +85,7 @@ def _load_index(group: _Set, section: Section, folder: Folder, present: set[str]
             raw = source.exactly(0, min(source.size, MAX_INDEX))  # a longer one is then no JSON
             section.read += len(raw)
         index = json.loads(raw)
-        weights, metadata = index["weight_map"], index.get("metadata") or {}
-        group.weights = dict(weights)
+        weights, metadata = dict(index["weight_map"]), index.get("metadata") or {}
         group.metadata = metadata if isinstance(metadata, dict) else {}
     except UnreadableError as error:
         section.problems.append(error.problem)
@@ -94,7 +93,9 @@ def _load_index(group: _Set, section: Section, folder: Folder, present: set[str]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         section.problem("BAD_INDEX", "not an index with a weight_map of tensor to file", name)
         return False
-    for shard in sorted({str(v) for v in group.weights.values()}):
+    shards = {shard: shard for shard in map(str, weights.values())}
+    group.weights = dict(zip(weights, map(shards.__getitem__, map(str, weights.values())), strict=True))  # held once
+    for shard in sorted(shards):
         if "/" in shard or "\\" in shard or shard in ("", ".", "..") or "\0" in shard:
             section.problem("PATH_ESCAPE", f"the index names {shard}, outside this directory; it was not opened", name)
         else:
@@ -128,7 +129,7 @@ def _read(scan: Scan, folder: Folder, group: _Set, section: Section) -> Section:
 
 def _check_duplicates(section: Section) -> None:
     first: dict[str, str] = {}
-    for tensor in section.tensors:
+    for tensor in section.tensors if len({t.name for t in section.tensors}) < len(section.tensors) else ():
         other = first.setdefault(tensor.name, tensor.file)
         if other != tensor.file:
             message = f"tensor {tensor.name} is in {other} and in {tensor.file}"
@@ -142,10 +143,13 @@ def _check_index(section: Section, group: _Set, folder: Folder) -> None:
     index, weights = folder.named(group.index), group.weights
     gone = {error.file for error in section.problems if error.severity == "error"}
     files = {folder.named(shard): shard for shard in group.expected}  # those that an index may name
-    found = {t.name for t in section.tensors if weights.get(t.name) == files.get(t.file)}
     there = {shard for file, shard in files.items() if file not in gone}
-    lost = [name for name in weights if name not in found and str(weights[name]) in there]
-    extra = [tensor.name for tensor in section.tensors if tensor.name not in weights]
+    lost: list[str] = []
+    extra: list[str] = []
+    if {t.name: files.get(t.file) for t in section.tensors} != weights:
+        found = {t.name for t in section.tensors if weights.get(t.name) == files.get(t.file)}
+        lost = [name for name in weights if name not in found and weights[name] in there]
+        extra = [tensor.name for tensor in section.tensors if tensor.name not in weights]
     for code, names, text in (
         ("MISSING_TENSOR", lost, "is not in the shard the index names"),
         ("NOT_IN_INDEX", extra, "is in a shard but not in the index"),

@@ -20,18 +20,25 @@ from steptime.checkpoint.readers.torch_file import MAX_PICKLE, note_dangers
 from steptime.checkpoint.records import Contents, StoredTensor, UnreadableError
 
 if TYPE_CHECKING:
+    from steptime.checkpoint.records import Shape
     from steptime.checkpoint.source import Source
 
 MAX_LINES = 10
 
 
+Chunks = dict["Shape", int]
+"""Elements of each chunk of a tensor by its offsets."""
+
+
 @dataclass(slots=True)
 class Placement:
-    """Where the pieces are: per file the byte behind its last piece and the bytes by role; objects that are no tensors."""
+    """Where the pieces are: per file the byte behind its last piece, and by role how many, their elements and their bytes.
+
+    `objects` are no tensors: (file, first byte, bytes) by name.
+    """
 
     ends: dict[str, int] = field(default_factory=dict)
-    by_file: dict[str, dict[str, int]] = field(default_factory=dict)
-    pieces: dict[str, int] = field(default_factory=dict)
+    by_file: dict[str, dict[str, list[int]]] = field(default_factory=dict)
     objects: dict[str, tuple[str, int, int]] = field(default_factory=dict)
 
 
@@ -59,7 +66,7 @@ def _fill(contents: Contents, fields: dict[str, Any]) -> None:
     tops = {key_text(path[0]) for path in paths.values() if len(path) > 1}
     flat_tops = {key_text(key).partition(".")[0] for key, _ in entries}
     torn = 0
-    role_of: dict[str, str] = {}
+    known: dict[str, tuple[StoredTensor, Chunks]] = {}
     for key, entry in entries:
         name = key_text(key)
         path = paths.get(name)
@@ -69,12 +76,12 @@ def _fill(contents: Contents, fields: dict[str, Any]) -> None:
             continue
         tensor.file = contents.file
         tensor.role, tensor.name = _role(parts, tops, flat_tops)
-        role_of[name] = tensor.role
+        known[name] = tensor, _chunks(mapping(entry).get("chunks"))
         contents.tensors.append(tensor)
-        torn += _check_cover(contents, tensor, mapping(entry).get("chunks"), torn < MAX_LINES)
+        torn += _check_cover(contents, tensor, known[name][1], torn < MAX_LINES)
     if torn > MAX_LINES:
         contents.problem("INCOMPLETE_COVER", f"{torn - MAX_LINES} more tensors whose chunks do not add up")
-    contents.facts["placement"] = _placement(fields.get("storage_data"), role_of)
+    contents.facts["placement"] = _placement(fields.get("storage_data"), known)
 
 
 def _role(parts: list[str], tops: set[str], flat_tops: set[str]) -> tuple[str, str]:
@@ -107,14 +114,21 @@ def _tensor(entry: Any) -> StoredTensor | None:
     return StoredTensor("", shape, dtype, nbytes(shape, dtype) or 0)
 
 
-def _check_cover(contents: Contents, tensor: StoredTensor, chunks: Any, tell: bool) -> int:
-    """Whether the chunks do not add up to the tensor (1) or do (0); told once per tensor."""
-    covered = 0
+def _chunks(chunks: Any) -> Chunks:
+    """A hot loop, so the usual order of fields is tried first: offsets, then sizes."""
+    found: Chunks = {}
     for chunk in chunks if type(chunks) is list else ():
-        flat = chunk.state if type(chunk) is CallRecord and type(chunk.state) is Pairs else ()
-        sizes = flat[3] if len(flat) > 3 and flat[2] == "sizes" else mapping(chunk).get("sizes")
-        if type(sizes) is tuple:
-            covered += prod(n for n in sizes if type(n) is int)
+        flat: Any = chunk.state if type(chunk) is CallRecord and type(chunk.state) is Pairs else ()
+        usual = len(flat) > 3 and flat[0] == "offsets" and flat[2] == "sizes"
+        offsets, sizes = (flat[1], flat[3]) if usual else map(mapping(chunk).get, ("offsets", "sizes"))
+        if type(sizes) is tuple and (place := shape_of(offsets)) is not None:
+            found[place] = found.get(place, 0) + prod(n for n in sizes if type(n) is int)
+    return found
+
+
+def _check_cover(contents: Contents, tensor: StoredTensor, chunks: Chunks, tell: bool) -> int:
+    """Whether the chunks do not add up to the tensor (1) or do (0); told once per tensor."""
+    covered = sum(chunks.values())
     if covered == tensor.numel or not chunks:
         return 0
     if tell:
@@ -123,35 +137,38 @@ def _check_cover(contents: Contents, tensor: StoredTensor, chunks: Any, tell: bo
     return 1
 
 
-def _placement(storage: Any, role_of: dict[str, str]) -> Placement:
-    """Sum up the storage entries: {MetadataIndex(fqn, ...): _StorageInfo(relative_path, offset, length)}."""
+def _placement(storage: Any, known: dict[str, tuple[StoredTensor, Chunks]]) -> Placement:
+    """Sum up the storage entries: {MetadataIndex(fqn, offset, ...): _StorageInfo(relative_path, offset, length)}."""
     found = Placement()
     flat = storage if type(storage) is Pairs else []
     for index, info in zip(flat[::2], flat[1::2], strict=False):
         where = _info(info)
-        fqn = _fqn(index)
+        fqn, place = _index(index)
         if where is None or fqn is None:
             continue
         path, offset, length = where
         end = offset + length
         if end > found.ends.get(path, -1):
             found.ends[path] = end
-        role = role_of.get(fqn)
-        if role is None:
+        if fqn not in known:
             found.objects[fqn] = where
             continue
-        sizes = found.by_file.setdefault(path, {})
-        sizes[role] = sizes.get(role, 0) + length
-        found.pieces[path] = found.pieces.get(path, 0) + 1
+        tensor, chunks = known[fqn]
+        elements = chunks.get(place, 0)
+        sums = found.by_file.setdefault(path, {}).setdefault(tensor.role, [0, 0, 0])
+        sums[0] += 1
+        sums[1] += elements
+        sums[2] += elements * tensor.nbytes // (tensor.numel or 1)  # what is stored has a frame around it
     return found
 
 
-def _fqn(index: Any) -> str | None:
-    """A hot loop: 217,600 entries for 64 ranks of a large model, so the usual order of fields is tried first."""
+def _index(index: Any) -> tuple[str | None, Any]:
+    """Name and offsets. A hot loop: 217,600 entries for 64 ranks of a large model, so the usual order is tried first."""
     state = index.state if type(index) is CallRecord else None
-    flat = state if type(state) is Pairs else ()
-    value = flat[1] if len(flat) > 1 and flat[0] == "fqn" else mapping(index).get("fqn")
-    return value if type(value) is str else None
+    flat: Any = state if type(state) is Pairs else ()
+    usual = len(flat) > 3 and flat[0] == "fqn" and flat[2] == "offset"
+    value, place = (flat[1], flat[3]) if usual else map(mapping(index).get, ("fqn", "offset"))
+    return (value if type(value) is str else None), (place if type(place) is tuple else ())
 
 
 def _info(info: Any) -> tuple[str, int, int] | None:

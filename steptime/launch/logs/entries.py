@@ -22,6 +22,10 @@ class Iteration(NamedTuple):
     """The rank prefix, as printed: lines of one stream come in order."""
     samples_per_s: float = 0.0
     """Sequences of all devices; DeepSpeed prints it in place of the step time."""
+    mean_s: float = 0.0
+    """Mean step time since the run began; ms-swift prints it in place of the step time."""
+    elapsed_s: float = 0.0
+    """Seconds since then, in whole ones."""
 
 
 class MemoryPeak(NamedTuple):

@@ -106,7 +106,7 @@ class JobLog:
         if (before is None or entry.number < before) and len(self.starts) < PAUSES:
             self.starts.add(entry.number)
         file.streams[entry.stream] = file.latest = entry.number
-        self.series.add(entry, entry.number)
+        self.series.add(file.apart(entry) if entry.mean_s else entry, entry.number)
 
     def dump(self, text: list[str], name: str, begin: int) -> None:
         """Take in an argument dump, which begins on line `begin` of its file."""
@@ -130,11 +130,24 @@ class FileState:
         """Last iteration by rank prefix."""
         self.latest = -1
         self.unnumbered = 0
+        self.began, self.before, self.elapsed_s = 0, -1, 0.0
+        """Of a log that prints means: the iteration that the run began after, the one logged last, and its time."""
         self.dump: list[str] | None = None
         """Lines of a dump that has not ended yet."""
         self.line = 0
         self.begin = 0
         """The line now read, and that on which the dump began."""
+
+    def apart(self, line: entries.Iteration) -> entries.Iteration:
+        """A line that prints the mean since the run began, with the step time since the line before it."""
+        if line.number <= self.before or self.before < 0:  # the run's first line; whole seconds tell where it began
+            began = line.number - line.elapsed_s / line.mean_s
+            self.began, self.before = (round(began) if began > 2.0 + 2.0 / line.mean_s else 0), -1
+        elapsed_s = line.mean_s * (line.number - self.began)
+        if self.before >= 0 and elapsed_s > self.elapsed_s:
+            line = line._replace(step_s=(elapsed_s - self.elapsed_s) / (line.number - self.before))
+        self.before, self.elapsed_s = line.number, elapsed_s
+        return line
 
 
 def read_log(paths: Iterable[str], progress: TellProgress | None = None) -> JobLog:

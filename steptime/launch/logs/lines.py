@@ -85,6 +85,13 @@ _SAMPLES = re.compile(
     r"(?:.*?MaxMemAllocated=([\d.]+) ?GB)?"
 )
 """deepspeedai/DeepSpeed deepspeed/utils/timer.py, ThroughputTimer.stop: the global batch over the time of a step; GB is 2**30."""
+_SWIFT = re.compile(
+    r"'(?:global_step/max_steps|iteration)': '(\d{1,15})/\d+'"
+    r".*?'elapsed_time': '(?:(\d{1,6})d )?(?:(\d\d?)h )?(?:(\d\d?)m )?(\d\d?)s'"
+    r".*?'memory\(GiB\)': ([\d.]+), 'train_speed\((iter/s|s/it)\)': ([\d.]{1,12})"
+)
+"""modelscope/ms-swift swift/trainers/patcher.py, add_train_message, and swift/megatron/callbacks/print.py: the reserved peak, and
+the mean since the run began, which releases before 4 print as a rate."""
 _COUNT = re.compile(
     r"number of parameters on \(tensor, pipeline\) model parallel rank \((\d+) ?, ?(\d+)\): (\d+)(?![\d.]*[BM])"
 )
@@ -156,6 +163,16 @@ def _bars(text: str) -> Iterator[Iteration]:
             yield Iteration(framework, int(found[2]), rate if found[4] == "s/it" else 1.0 / rate)
 
 
+def _swift(text: str) -> Iterator[Iteration | MemoryPeak]:
+    for found in _SWIFT.finditer(text):
+        days, hours, minutes, seconds = (int(part or 0) for part in found.groups()[1:5])
+        if speed := number(found[8]):
+            mean_s = speed if found[7] == "s/it" else 1.0 / speed
+            elapsed_s = ((24.0 * days + hours) * 60 + minutes) * 60 + seconds
+            yield Iteration("ms-swift", int(found[1]), mean_s, mean_s=mean_s, elapsed_s=elapsed_s, stream=_stream(text))
+        yield MemoryPeak(_rank(text), 0.0, number(found[6]) * GIB, local=True)
+
+
 def _samples(text: str) -> Iterator[Iteration | MemoryPeak]:
     for found in _SAMPLES.finditer(text):
         if rate := number(found[2]):
@@ -208,6 +225,7 @@ PARSERS: tuple[tuple[tuple[bytes, ...], Callable[[str], Iterator[LogEntry]]], ..
     ((b"train_step_timing in s=",), _bar),
     ((b"Step Time : ",), _bridge),
     ((b"s/it", b"it/s"), _bars),
+    ((b"train_speed(",), _swift),
     ((b"SamplesPerSec=",), _samples),
     ((b"tps: ", b"wps: "), _titan),
     ((b"memory (MB)", b"memory (GB)", b"peak_memory_usage:", b"mem-max-allocated-bytes:"), _peaks),

@@ -11,7 +11,7 @@ from steptime.base.config import ConfigError
 from steptime.base.document import parse_mapping, read_source
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import FOLDER, GivenKey, load_table, spelled
-from steptime.launch.shell.processes import Word
+from steptime.launch.shell.processes import Word, taken_apart
 from steptime.launch.shell.scope import Unknown
 
 OLD_RELEASE = "Megatron-LM (2021 and 2022)"
@@ -40,7 +40,7 @@ def arguments_of(words: Iterable[Word]) -> CommandLine:
     """The arguments that the words after the program stand for; the last one of several wins, as in argparse."""
     line = CommandLine({}, {}, [], [], {})
     groups: list[list[Word]] = []
-    for word in words:
+    for word in taken_apart(list(words)):
         if _FLAG.fullmatch(word.text):
             name, equals, value = word.text.partition("=")
             groups.append([word._replace(text=name), *([word._replace(text=value)] if equals else [])])

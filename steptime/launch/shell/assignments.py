@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from itertools import zip_longest
 
 from steptime.launch.shell.conditions import Outcome
-from steptime.launch.shell.expansion import Expander
-from steptime.launch.shell.grammar import ASSIGNMENT
+from steptime.launch.shell.expansion import Expander, quoted
+from steptime.launch.shell.grammar import ASSIGNMENT, Simple
 from steptime.launch.shell.lexer import Lexer, Token
 from steptime.launch.shell.scope import Scope, Unknown, Value
 
@@ -50,6 +51,26 @@ def let(scope: Scope, text: str) -> Outcome:
         return "yes"
     value = scope.arithmetic(text, text)
     return "unknown" if not scope.known(value) else "yes" if int(value) else "no"
+
+
+def read_names(expand: Expander, node: Simple, words: list[str]) -> None:
+    """`read NAME ... <<< text`: the text's parts, the last name the rest; with -d the text as it is, with -a all parts."""
+    scope = expand.scope
+    text = expand.text(quoted(node.body or ""), node.line)
+    separators = [expand.text(word.text[4:], node.line) for word in node.words if word.text.startswith("IFS=")]
+    separator = separators[0] if separators else None
+    names = [word for word in words if re.fullmatch(r"[A-Za-z_]\w*", word)]
+    if "-d" in words or not names:
+        scope.put(words[-1], text, node.line)
+    elif not scope.known(text):
+        for name in names:
+            scope.put(name, scope.mark(f"${name}", scope.cause(text, "")), node.line)
+    elif any(re.fullmatch(r"-\w*a", word) for word in words):
+        scope.put_array(names[0], [Value(part, node.line) for part in text.split(separator)])
+    else:
+        parts = text.split(separator, len(names) - 1)
+        for name, part in zip_longest(names, parts, fillvalue=""):
+            scope.put(name, part.strip(), node.line)
 
 
 def text_to_read(words: list[str]) -> tuple[int, str]:

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from steptime.launch.beside import Beside
 from steptime.launch.shell import grammar
-from steptime.launch.shell.assignments import LARGEST, assign, let, text_to_read
+from steptime.launch.shell.assignments import LARGEST, assign, let, read_names, text_to_read
 from steptime.launch.shell.conditions import Outcome, answer
-from steptime.launch.shell.expansion import Expander, quoted
+from steptime.launch.shell.expansion import Expander
 from steptime.launch.shell.lexer import Token
 from steptime.launch.shell.scope import Scope, Unknown, Value, clean, merged
 from steptime.launch.shell.slurm import submitted
@@ -20,6 +20,7 @@ _DECLARE = frozenset({"export", "local", "declare", "typeset", "readonly"})
 _MOST_COMMANDS = 50_000
 _MOST_ROUNDS = 100
 _DEEPEST = 20
+_NO_JOB = ("/activate", "conda.sh", ".bashrc", ".bash_profile", "/profile")  # files that set up the shell
 _SCRIPTS = (".sh", ".slurm", ".sbatch", ".bash")
 
 
@@ -74,10 +75,8 @@ class DryRun:
         if self.count > _MOST_COMMANDS:
             self.full = True
             raise _ExitError
-        if isinstance(node, grammar.Simple):
-            return self.simple(node)
-        if isinstance(node, grammar.Chain):
-            return self.chain(node)
+        if isinstance(node, grammar.Simple | grammar.Chain):
+            return self.simple(node) if isinstance(node, grammar.Simple) else self.chain(node)
         if isinstance(node, grammar.If):
             self.branches(node)
         elif isinstance(node, grammar.Loop):
@@ -218,7 +217,7 @@ class DryRun:
             for value in rest:
                 self.scope.put(value.text, "", node.line)
         elif first == "read" and rest and node.body is not None:
-            self.scope.put(rest[-1].text, self.expand.text(quoted(node.body), node.line), node.line)
+            read_names(self.expand, node, [word.text for word in rest])
         elif first == "let":
             for value in rest:
                 let(self.scope, value.text)
@@ -227,7 +226,7 @@ class DryRun:
         elif first == "set" and rest and rest[0].text == "--":
             self.scope.positional = rest[1:]
         elif first in {"source", "."} and rest:
-            if not self.included(rest[0].text, rest[1:]):
+            if not self.included(rest[0].text, rest[1:]) and not rest[0].text.endswith(_NO_JOB):
                 self.scope.sourced.append(f"line {node.line} sources {self.scope.shown(rest[0].text)}, which")
         elif first in {"bash", "sh", "zsh"} and rest and rest[0].text.endswith(_SCRIPTS):
             if not self.included(rest[0].text, rest[1:]):

@@ -11,7 +11,7 @@ from steptime.launch.shell.lexer import Lexer
 from steptime.launch.shell.scope import Scope, Unknown, Value
 
 _NAME = re.compile(r"[A-Za-z_]\w*|[0-9#@*?$!-]")
-_BRACED = re.compile(r"(#?)([A-Za-z_]\w*|[0-9]+|[#@*?$!-])(\[[^\]]*\])?(.*)", re.DOTALL)
+_BRACED = re.compile(r"(#?)([A-Za-z_]\w*|[0-9]+|[#@*?$!-])(\[(?:[^\[\]]|\[[^\]]*\])*\])?(.*)", re.DOTALL)
 _DEFAULT = re.compile(r"(:?[-=+?])(.*)", re.DOTALL)
 _HERE = re.compile(r"\s*cat\s*<<-?\s*(['\"]?\w+['\"]?)[ \t]*\n(.*)\n\s*\w+\s*", re.DOTALL)
 _DEEPEST = 30
@@ -152,6 +152,8 @@ class Expander:
         elements = self.scope.values.get(name, [])
         if re.fullmatch(r"-?\d+", number) and -len(elements) <= int(number) < len(elements):
             return [elements[int(number)]]
+        if reasons := self.scope.reasons_of(number):
+            return [Value(self.scope.mark(f"${{{name}{index}}}", reasons[0].cause), line)]
         return [Value(self.scope.unset(f"{{{name}{index}}}"), line)]
 
     def _default(self, name: str, values: list[Value], kind: str, word: str, line: int, *, quoted: bool) -> list[Value]:

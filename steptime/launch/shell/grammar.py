@@ -14,7 +14,7 @@ _DEEPEST = 60
 
 
 class Simple(NamedTuple):
-    """The words of one command; `body` is its here-document."""
+    """The words of one command; `body` is the text that it is given: its here-document, or the word of <<<, as they stand."""
 
     words: list[Token]
     line: int
@@ -254,7 +254,8 @@ class _Parser:
                 if token.text not in REDIRECTIONS:
                     break
                 body = token.body if token.text in {"<<", "<<-"} else body
-                self.i += 2
+                self._redirection()
+                body = _plain(self.tokens[self.i - 1].text) if token.text == "<<<" else body
                 continue
             if inside and token.text == "\n":
                 break
@@ -264,7 +265,20 @@ class _Parser:
 
     def _redirections(self) -> None:
         while (token := self.peek()) is not None and token.operator and token.text in REDIRECTIONS:
-            self.i += 2
+            self._redirection()
+
+    def _redirection(self) -> None:
+        """Passes over an operator and what it names: a file, or the commands of <( ... )."""
+        self.i += 1
+        if (name := self.peek()) is not None and name.operator and name.text == "(":
+            self.group(name)
+        elif not (name is not None and name.operator and name.text in {"<", ">"}):  # > >(tee log)
+            self.i += 1
+
+
+def _plain(word: str) -> str:
+    """A word less the double quotes around it."""
+    return word[1:-1] if len(word) > 1 and word[0] == word[-1] == '"' else word
 
 
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\[[^\]]*\])?(\+?)=(.*)", re.DOTALL)

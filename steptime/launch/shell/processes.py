@@ -19,6 +19,22 @@ class Word(NamedTuple):
     """Why each thing without a value has none: "$X has no value"."""
 
 
+def taken_apart(words: list[Word]) -> list[Word]:
+    """The words, of which one that is a whole command line ("$ALL_ARGS", as wrappers pass it on) is the words of that.
+
+    >>> [word.text for word in taken_apart([Word("--tp 8 --bf16", 1), Word("a b", 1)])]
+    ['--tp', '8', '--bf16', 'a b']
+    """
+    found: list[Word] = []
+    for word in words:
+        whole = re.match(r"\s*--\w[^=\s]*\s+\S", word.text)
+        parts = word.text.split() if whole else [word.text]
+        found += [
+            word._replace(text=text, unresolved=word.unresolved if "$" in text or not whole else ()) for text in parts
+        ]
+    return found
+
+
 class _Launcher(NamedTuple):
     """Options of a launcher."""
 
@@ -45,6 +61,8 @@ def size_of(
     """Nodes, devices per node and devices of a launch, and what is unclear about them."""
     unclear: list[str] = []
     said: dict[str, int | None] = {}
+    visible = _visible(variables)
+    variables = variables | ({DEVICES_ON_NODE: str(visible)} if visible else {})
     inner = launchers[-1] if launchers else ""
     for launcher in launchers:
         for what, names in LAUNCHERS[launcher]._asdict().items():
@@ -71,6 +89,8 @@ def size_of(
     hosts = _option(words, ("--hostfile", "-H", "-hostfile"))
     if inner == "deepspeed" and nodes is None and hosts is None and not unclear:
         nodes, per_node, devices = _without_hosts(per_node, variables)
+    if inner == "accelerate" and devices is None and not unclear:  # commands/launch.py: torch.cuda.device_count()
+        per_node = visible
     if not launchers and not unclear:
         devices, nodes, per_node = _around(variables)
         if devices is None:
@@ -99,10 +119,15 @@ def _around(variables: dict[str, str]) -> tuple[int | None, int | None, int | No
     per_node = next((said[name] for name in ("NPROC_PER_NODE", "GPUS_PER_NODE") if name in said), None)
     nodes = said.get("NNODES", 1 if per_node else None)
     devices = said.get("WORLD_SIZE") or (nodes * per_node if nodes and per_node else None)
-    if devices is None and (visible := variables.get("CUDA_VISIBLE_DEVICES")):
-        devices = per_node = len(visible.split(","))
-        nodes = 1
+    if devices is None and (visible := _visible(variables)):
+        devices, nodes, per_node = visible, 1, visible
     return devices, nodes, per_node
+
+
+def _visible(variables: dict[str, str]) -> int | None:
+    """Devices of a node that a script leaves its processes."""
+    said = variables.get("CUDA_VISIBLE_DEVICES") or variables.get("HIP_VISIBLE_DEVICES")
+    return len(said.split(",")) if said else None
 
 
 def _option(words: list[Word], names: tuple[str, ...]) -> Word | None:

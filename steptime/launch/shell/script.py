@@ -121,7 +121,7 @@ def _launched(found: Script, launch: _Launch, scope: Scope) -> Script:
     nodes, per_node, devices, unclear = size_of(words[: launch.at], launch.launchers, variables)
     return found._replace(
         program=words[launch.at].text,
-        arguments=[_word(part, scope) for value in launch.command.words[launch.at + 1 :] for part in _split(value)],
+        arguments=words[launch.at + 1 :],
         before=words[: launch.at],
         launchers=launch.launchers,
         nodes=nodes,
@@ -170,13 +170,6 @@ def _fragments(scope: Scope, name: str) -> list[Word]:
             words += expand.fields(f"${{{key}[@]}}" if key in scope.arrays else f"${key}", values[0].line)
     flags = {value.text.replace("_", "-") for value in words}
     return [_word(value, scope) for value in words] if "--num-layers" in flags else []
-
-
-def _split(value: Value) -> list[Value]:
-    """A word that is a whole command line, as wrappers pass it on ("$ALL_ARGS"), as its words."""
-    if not re.match(r"\s*--\w[^=\s]*\s+\S", value.text):
-        return [value]
-    return [value._replace(text=text) for text in value.text.split()]
 
 
 def _word(value: Value, scope: Scope) -> Word:

@@ -34,8 +34,10 @@ def known_models() -> set[str]:
     return {*table, *table["aliases"]}
 
 
-def flavor_of(keys: JobKeys) -> dict[str, Any]:
+def flavor_of(keys: JobKeys, *, of_function: bool) -> dict[str, Any]:
     """The model section of model.name and model.flavor; what a flavor has that is not modeled is left out.
+
+    `of_function`: the job is a config function, whose releases have flavors that those with TOML files had not.
 
     Raises:
         ConfigError: unknown.
@@ -43,7 +45,7 @@ def flavor_of(keys: JobKeys) -> dict[str, Any]:
     table = models()
     name, flavor = str(keys.get("model.name")), str(keys.get("model.flavor"))
     family = table["aliases"].get(name, name)
-    families = [key for key in table if key not in {"source", "aliases", "not_modeled"}]
+    families = [key for key in table if key not in {"source", "aliases", "not_modeled", "of_functions"}]
     if family not in families:
         raise keys.error("model.name", f"unknown model (got {name!r}){near(name, families)}; or add --set model=NAME")
     base = flavor
@@ -51,8 +53,9 @@ def flavor_of(keys: JobKeys) -> dict[str, Any]:
         if re.search(rf"_{word}(_attn)?$", flavor):
             base = re.sub(rf"_{word}(_attn)?$", "", base)
             keys.approximate("model.flavor", f"{why}; counted as {base}")
-    if base not in table[family]:
-        known = near(flavor, table[family])
+    flavors = table[family].keys() - (set() if of_function else set(table["of_functions"].get(family, [])))
+    if base not in flavors:
+        known = near(flavor, flavors)
         keys.fail("model.flavor", f"unknown flavor of {name} (got {flavor!r}){known}; or add --set model=NAME")
         raise ConfigError([*keys.problems, *refusals(keys.source, keys.flags())])
     return dict(table[family][base])

@@ -69,7 +69,9 @@ def read_torchtitan(
     version = re.search(r"torchtitan version: (\d+\.\d+\.\d+)", text)
     named = version[1] if version and version[1] != "0.0.0" else ""
     release = "" if later else _release(keys, named)
-    reading = keys.reading(config_of(keys, told(sets, "model") or model or flavor_of(keys), devices, release))
+    reading = keys.reading(
+        config_of(keys, told(sets, "model") or model or flavor_of(keys, of_function=later), devices, release)
+    )
     return reading._replace(framework=f"torchtitan {named or release[1:]}") if named or release else reading
 
 

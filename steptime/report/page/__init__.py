@@ -1,1 +1,1 @@
-"""The report as one HTML file that needs nothing else: no network, no fonts, no server."""
+"""The report as one self-contained HTML file: no network, no fonts, no server."""

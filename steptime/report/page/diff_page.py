@@ -30,7 +30,7 @@ def write(estimates: Sequence[Estimate], labels: Sequence[str], tables: Sequence
 
 
 def page(estimates: Sequence[Estimate], labels: Sequence[str], tables: Sequence[ReportSection]) -> str:
-    """The document: what differs, the steps, the memory, the tables of the text, and the plans to be copied.
+    """The document: differences, steps, memory, the tables of the text, and the plans to copy.
 
     `tables`: those that the terminal shows, the settings that differ first.
     """

@@ -79,7 +79,7 @@ def document(
 
 @cache
 def asset(name: str) -> str:
-    """A file that goes into the page as it is."""
+    """A file that is embedded in the page unchanged."""
     return (ASSETS / name).read_text(encoding="utf-8")
 
 
@@ -94,18 +94,18 @@ def _hash(text: str) -> str:
 
 
 def script_json(value: Any) -> str:
-    """JSON that no text in it can end early."""
+    """JSON that cannot end its script element early, whatever text it contains."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def data(estimate: Estimate, timeline: Timeline) -> dict[str, Any]:
-    """What the script draws."""
+    """Data for the script's drawings."""
     return {"schedule": schedule_data(estimate, timeline)}
 
 
 def first_sections(estimate: Estimate) -> Html:
-    """The answer, the memory and the step alone: what is there at once."""
+    """Only the answer, the memory and the step: computed at once."""
     found = (
         ("memory", "Memory of a device, by stage", memory_charts.stage_bars(estimate)),
         ("step", "Where the step goes", time_charts.step_bars(estimate)),
@@ -114,7 +114,7 @@ def first_sections(estimate: Estimate) -> Html:
 
 
 def report(estimate: Estimate, timeline: Timeline) -> Html:
-    """Everything that the page tells, answer first."""
+    """The whole page, answer first."""
     sections = [section(name, title, body) for name, title, body in _sections(estimate, timeline) if body]
     return join(
         _header(estimate), *sections, el("footer", f"steptime {__version__}: an analytical model; see evidence above")
@@ -150,7 +150,7 @@ def _sections(estimate: Estimate, timeline: Timeline) -> Iterator[tuple[str, str
 
 
 def _header(estimate: Estimate) -> Html:
-    """The job, the verdict, the figures that matter."""
+    """The job, the verdict, the main figures."""
     name, *rest = [phrase for line in headline(estimate) for phrase in _phrases(line)]
     found = answer(estimate)
     verdict = found.facts[0]
@@ -178,7 +178,7 @@ def _header(estimate: Estimate) -> Html:
 
 
 def _phrases(line: str) -> list[str]:
-    """The phrases of a line that stand in columns."""
+    """The phrases of a line that are aligned in columns."""
     return [part.strip() for part in line.split("  ") if part.strip()]
 
 
@@ -200,7 +200,7 @@ def _fixes(found: Table) -> Html:
 
 
 def _evidence(estimate: Estimate) -> Html:
-    """The interval, what it rests on, and what was not measured."""
+    """The interval, its evidence, and what was not measured."""
     basis = estimate.time.basis
     words = f"80 of 100 measured steps of jobs like this lie in this interval: {basis.evidence}, {basis.n} measured cells nearby"
     beyond = (
@@ -210,7 +210,7 @@ def _evidence(estimate: Estimate) -> Html:
 
 
 def _assumed(estimate: Estimate) -> Html:
-    """What the plan left open, then where every figure comes from."""
+    """Defaults and assumptions, then the source of every figure."""
     job = estimate.job
     texts = el("ul", *(el("li", linked(text)) for text in estimate.assumptions))
     figures = [(f"model {job.model.name}", job.model.source)] if job.model.source else []

@@ -1,4 +1,4 @@
-"""HTML made of elements: every text is escaped unless an element made it."""
+"""HTML made of elements: text is always escaped, except inside markup made by an element."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _text(value: str | float) -> str:
 
 
 def linked(text: str) -> Html:
-    """Text whose addresses, papers and files of repositories lead there."""
+    """Text in which addresses, papers and files of repositories become links."""
     out, done = [], 0
     for found in _LINK.finditer(text):
         out += [join(text[done : found.start()]), _link(found)]
@@ -56,7 +56,7 @@ def linked(text: str) -> Html:
 
 
 def _link(found: re.Match[str]) -> Html:
-    """What one match leads to."""
+    """The link target of one match."""
     if found["url"]:
         target = found["url"]
     elif found["arxiv"]:

@@ -1,4 +1,4 @@
-"""Memory in pictures: a bar for every stage against what the device has, and the worst stage over the step."""
+"""Memory charts: a bar for every stage with the device's capacity, and the worst stage over the step."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ PARTS = {
     "fragmentation": "held by the allocator beyond that",
     "overhead": "outside the allocator",
 }
-"""Of a stage, in the order of its bar."""
+"""Parts of a stage, in the order of its bar."""
 WIDTH, HEIGHT = 1000.0, 240.0
 PIECES = 400
-"""Most steps that the picture over time is drawn in."""
+"""Most intervals in the chart over time."""
 
 
 def parts_of(row: StageMemory, overhead_bytes: float) -> dict[str, float]:
@@ -38,7 +38,7 @@ def parts_of(row: StageMemory, overhead_bytes: float) -> dict[str, float]:
 
 
 def stage_bars(estimate: Estimate) -> Html:
-    """A table with a bar for every stage; a line marks what the device has."""
+    """A table with a bar for every stage; a line marks the device's capacity."""
     memory = estimate.memory
     overhead = float(sum(memory.overhead_bytes))
     needs = [memory.most_of(row.reserved_bytes) for row in memory.stages]
@@ -70,7 +70,7 @@ def _stage_name(estimate: Estimate, stage: int) -> str:
 
 
 def memory_bar(parts: dict[str, float], capacity: float, scale: float) -> Html:
-    """One stage; every part tells its GiB when pointed at."""
+    """One stage; the tooltip of every part gives its GiB."""
     pieces, at = [], 0.0
     for key, held in parts.items():
         width = WIDTH * held / scale
@@ -102,7 +102,7 @@ def legend(classes: dict[str, str], names: dict[str, str]) -> Html:
 
 
 class Piece(NamedTuple):
-    """What is held for a while [B]."""
+    """Memory held for an interval [B]."""
 
     start_s: float
     end_s: float
@@ -112,7 +112,7 @@ class Piece(NamedTuple):
 
     @property
     def moving(self) -> float:
-        """All that changes."""
+        """Everything that varies over time."""
         return self.gradients + self.activations + self.transient
 
 
@@ -138,7 +138,7 @@ def pieces(estimate: Estimate, timeline: Timeline, stage: int) -> list[Piece]:
 
 
 def drawn(found: Sequence[Piece], step_s: float) -> list[Piece]:
-    """The pieces themselves where they are few; else the one that holds the most in each of `PIECES` equal slots."""
+    """The pieces themselves where they are few; else the largest in each of `PIECES` equal slots."""
     if len(found) <= PIECES:
         return [piece for piece in found if piece.end_s > piece.start_s]
     slots: list[Piece | None] = [None] * PIECES
@@ -154,7 +154,7 @@ def drawn(found: Sequence[Piece], step_s: float) -> list[Piece]:
 
 
 def over_time(estimate: Estimate, timeline: Timeline) -> Html:
-    """The worst stage from the step's start to its end, against what its device has."""
+    """The worst stage from the step's start to its end, with its device's capacity."""
     memory = estimate.memory
     row = memory.stages[memory.worst_stage]
     overhead = float(sum(memory.overhead_bytes))
@@ -192,7 +192,7 @@ def _areas(found: Sequence[Piece], row: StageMemory, overhead: float, top: float
 
 
 def _steps(found: Sequence[Piece], values: Sequence[float], top: float, step_s: float) -> list[tuple[float, float]]:
-    """Corners of a line that is level within each piece; neighbours that are level with each other are one."""
+    """Corners of a line that is constant within each piece; equal neighbors are joined."""
     corners: list[tuple[float, float]] = []
     for piece, value in zip(found, values, strict=True):
         y, end = round(HEIGHT * (1.0 - value / top), 1), WIDTH * piece.end_s / step_s

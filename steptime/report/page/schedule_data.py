@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from steptime.timing.timeline import Timeline
 
 TICKS = 10_000_000
-"""Ticks of a step."""
+"""Ticks per step."""
 BESIDE = 3000
-"""Most slices around the pipeline (buckets of gradients and parameters) that are drawn one by one."""
+"""Most slices before and after the pipeline (buckets of gradients and parameters) that are drawn one by one."""
 KINDS = ("F", "B", "I", "W")
 
 
 def schedule_data(estimate: Estimate, timeline: Timeline) -> dict[str, Any]:
-    """What the script draws: `rows` as above, deflated; the rest plain."""
+    """Input of the script: `rows` as above, deflated; the rest plain."""
     tick = estimate.step_s / TICKS
     rows, lengths = [], []
     for spans in timeline.actions:

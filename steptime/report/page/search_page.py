@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 WIDTH, HEIGHT, LEFT, BOTTOM = 760.0, 380.0, 56.0, 40.0
 CELL = 3.0
-"""Layouts closer than this are one dot."""
+"""Layouts closer than this are drawn as one dot."""
 TICKS = 5
 
 
@@ -55,7 +55,7 @@ def page(found: Search, top: int) -> str:
 
 
 def _sections(found: Search, best: Layout, top: int) -> list[Html]:
-    """The answer, the front, its plans, the best layouts, what each choice allows, what was refused."""
+    """The answer, the front, its plans, the best layouts, the best for each choice, rejected layouts."""
     layouts = found.pareto()
     plans = [Plan(f"{i + 1}", layout.estimate, f"plan-{i + 1}") for i, layout in enumerate(layouts)]
     shown = [*plans, Plan("the plan", found.given)] if found.given is not None else plans
@@ -86,7 +86,7 @@ def _section(of: ReportSection) -> Html:
 
 
 def scatter(found: Search, layouts: Sequence[Layout]) -> Html:
-    """Every layout that fits as a dot, the front as a line of numbered points that lead to their plans."""
+    """Every layout that fits as a dot, the front as a line of numbered points that link to their plans."""
     capacity = max(layout.estimate.memory.capacity_bytes for layout in layouts)
     steps_s = [layout.step_s for layout in layouts]
     given = [] if found.given is None else [found.given]
@@ -133,7 +133,7 @@ def _point(number: int, layout: Layout, x: float, y: float) -> Html:
 
 
 def _cloud(found: Search, low: float, high: float, at: Any) -> Html:
-    """The layouts within the picture, those that lie on each other once."""
+    """The layouts within the chart; coinciding ones are drawn once."""
     import numpy as np
 
     step, held = found.columns["step_s"], found.columns["held_bytes"]
@@ -145,7 +145,7 @@ def _cloud(found: Search, low: float, high: float, at: Any) -> Html:
 
 
 def _axes(low: float, high: float, top: float, at: Any) -> list[Html]:
-    """Seconds below, on a scale of ratios; GiB on the left."""
+    """Seconds on the x axis, logarithmic; GiB on the y axis."""
     base = HEIGHT - BOTTOM
     found = [el("line", x1=LEFT, x2=WIDTH, y1=base, y2=base, class_="axis-line")]
     for i in range(TICKS):

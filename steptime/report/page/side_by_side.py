@@ -25,7 +25,7 @@ class Plan(NamedTuple):
     name: str
     estimate: Estimate
     target: str | None = None
-    """What on the page tells of it."""
+    """Its results on the page."""
 
     @property
     def head(self) -> Html:
@@ -35,7 +35,7 @@ class Plan(NamedTuple):
 
 
 def steps(plans: Sequence[Plan]) -> Html:
-    """Where each step goes, widest parts first; of unlike batches a bar is the time of all devices for a token."""
+    """The parts of each step, largest first; with unequal batches a bar is device time per token."""
     alike = len({(plan.estimate.job.data.gbs, plan.estimate.job.data.seqlen) for plan in plans}) == 1
     lengths = [_length(plan.estimate, alike=alike) for plan in plans]
     names = sorted(
@@ -79,7 +79,7 @@ def _step_bar(estimate: Estimate, names: Sequence[str], width_of_s: float) -> Ht
 
 
 def memories(plans: Sequence[Plan]) -> Html:
-    """The worst stage of each, with a line where its device is full."""
+    """The worst stage of each, with a line at its device's capacity."""
     worst = [plan.estimate.memory.stages[plan.estimate.memory.worst_stage] for plan in plans]
     over = [float(sum(plan.estimate.memory.overhead_bytes)) for plan in plans]
     needs = [plan.estimate.memory.most_bytes for plan in plans]

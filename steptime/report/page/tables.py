@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Cell(NamedTuple):
-    """What is shown, and the number by which it is sorted; None sorts by the text."""
+    """The text of a cell, and the number by which it is sorted; None sorts by the text."""
 
     text: str
     value: float | None = None
@@ -43,7 +43,7 @@ def sortable(caption: str, header: Sequence[str], rows: Sequence[Sequence[Cell]]
 
 
 def gemms(estimate: Estimate) -> Html:
-    """Every projection by stage and pass, the widest of the step first."""
+    """Every projection by stage and pass, the largest of the step first."""
     rows = []
     for row in sorted(estimate.gemms, key=lambda row: -row.count_per_step * row.time_s):
         total = row.count_per_step * row.time_s
@@ -93,7 +93,7 @@ def collectives(estimate: Estimate) -> Html:
 
 
 def _alike(found: Sequence[CollectiveRow]) -> list[CollectiveRow]:
-    """Rows, those of stage boundaries with equal figures as one: its name says how many."""
+    """Rows, with equal stage boundaries joined: the name gives their number."""
     groups: dict[object, list[CollectiveRow]] = {}
     for i, row in enumerate(found):
         groups.setdefault(row[1:] if row.axis == "pp" else i, []).append(row)
@@ -104,7 +104,7 @@ def _alike(found: Sequence[CollectiveRow]) -> list[CollectiveRow]:
 
 
 def nearest(estimate: Estimate) -> Html | None:
-    """The measured runs that say most about this job."""
+    """The measured runs nearest to this job."""
     found = estimate.time.basis.nearest
     if not found:
         return None
@@ -119,7 +119,7 @@ def nearest(estimate: Estimate) -> Html | None:
 
 
 def plain_table(found: Table) -> Html:
-    """A table of the text report as it stands there."""
+    """A table of the text report, unchanged."""
     if not found.header:
         return join(el("h3", found.title), *(el("p", row[0]) for row in found.rows))
     classes = [None if i < found.left else "n" for i in range(len(found.header))]
@@ -137,7 +137,7 @@ def plain_table(found: Table) -> Html:
 
 
 def _cells(row: Sequence[str], classes: Sequence[str | None]) -> list[Html]:
-    """The cells of a row; one that is alone has the whole width: a heading of the rows below, or what a layout changes."""
+    """The cells of a row; a single cell spans the full width: a heading of the rows below, or a layout's changes."""
     if len(row) == 1 < len(classes):
         text = row[0].strip()
         return [el("td", el("code", text) if text.startswith("--") else text, colspan=len(classes), class_="alone")]

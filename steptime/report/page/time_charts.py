@@ -1,4 +1,4 @@
-"""Seconds in pictures: where the step goes, the interval, weak scaling."""
+"""Time charts: the parts of the step, the interval, weak scaling."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WIDTH = 1000.0
 
 
 def step_bars(estimate: Estimate) -> Html:
-    """A bar for every part of the step, widest first; hatched: communication that runs beside compute and costs nothing."""
+    """A bar for every part of the step, largest first; hatched: communication that runs beside compute and adds nothing."""
     time = estimate.time
     parts, hidden = time.parts_s, time.hidden_s
     names = sorted(parts | hidden, key=lambda name: (-parts.get(name, 0.0), -hidden.get(name, 0.0)))
