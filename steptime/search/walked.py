@@ -78,6 +78,5 @@ def blocks(
             memory = found.memory
             block.step_s[choice, 0] = found.step_s
             block.allocated_bytes[choice, 0] = memory.peak_allocated_bytes + sum(memory.overhead_bytes)
-            held = memory.peak_reserved_bytes + sum(memory.overhead_bytes)
-            block.reserved_bytes[choice, 0] = held if memory.fits else max(held, capacity * (1.0 + 1e-9))
+            block.reserved_bytes[choice, 0] = memory.most_bytes
         yield block
