@@ -386,8 +386,10 @@ def test_packed_documents_of_the_shipped_rows():
 
 
 def test_torchtitan_routes_as_it_learned_unless_told():
-    """torchtitan/config/configs.py@6b960233: moe_force_load_balance is off; Nous's runs set it. The exchange that needs no host is
-    counted as DeepEP's, and said so; both of the standard exchange (fit) come within 3 %."""
+    """torchtitan/config/configs.py@6b960233: moe_force_load_balance is off; Nous's runs set it.
+
+    MinimalAsyncEP is counted as DeepEP, and said so; the row of the standard exchange (fit) comes within 3 %.
+    """
     learned, forced = (judgement.judge(SHIPPED[name]) for name in ("torchtitan-dsv3-n009", "nous-torchtitan-n002"))
     assert at(learned.config, "model.moe.imbalance_factor") == 1.3
     assert at(forced.config, "model.moe.imbalance_factor") is None
