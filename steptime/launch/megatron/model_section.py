@@ -118,7 +118,7 @@ def _vocabulary(keys: JobKeys) -> int | None:
         size += 1  # core tokenizers/text/libraries/null_tokenizer.py: one more for the end of a document
     if size is None:
         files = [keys.get(key) for key in ("tokenizer_model", "tokenizer_name_or_path", "vocab_file", "merge_file")]
-        found = entries_of(kind, [str(name) for name in files if name])
+        found = entries_of(kind, [str(name) for name in files if name], keys.beside)
         if not any(files) and (name := keys.get("run.name")):
             found = found or entries_of("", [str(name)])
         found = found or _one_multiple(keys)
