@@ -179,6 +179,13 @@ def million(path: Path) -> None:
     sparse_safetensors(path, {f"layers.{n // 10}.w{n % 10}.weight": (2, 2) for n in range(1_000_000)})
 
 
+def experts(folder: Path) -> None:
+    """61 layers of 5,464 experts with three matrices 2 x 2 each, in 20 shards with an index."""
+    names = (f"model.layers.{n // 5464}.mlp.experts.{n % 5464}" for n in range(61 * 5464))
+    shapes = {f"{name}.{part}_proj.weight": (2, 2) for name in names for part in ("gate", "up", "down")}
+    sparse_shards(folder, shapes, 20)
+
+
 def small_files(folder: Path, count: int) -> None:
     """Files of two tensors each, all with the same names."""
     folder.mkdir()
@@ -219,6 +226,7 @@ def main() -> None:
         megatron(folder / "megatron")
         dcp_metadata(folder / "dcp")
         million(folder / "million.safetensors")
+        experts(folder / "experts")
         small_files(folder / "files", 20_000)
         rank_name(folder / "rank")
         print(f"{'case':28}{'tensors':>9}{'GB':>9}{'first ms':>10}{'best ms':>9}{'CPU ms':>9}{'peak MB':>9}  target")
@@ -229,6 +237,7 @@ def main() -> None:
             ("72 Megatron files", "megatron", 5, "1,500 ms, 60 MB"),
             ("DCP, 217,600 chunks", "dcp", 3, "torch's pickle.load"),
             ("a million tensors", "million.safetensors", 1, "10 s, 1 GB"),
+            ("a million in shards", "experts", 1, "10 s, 1 GB"),
             ("20,000 files", "files", 1, "5 s, 500 MB"),
             ("rank 20,000,000 by name", "rank", 3, "5 s, 500 MB"),
         ):
@@ -244,6 +253,7 @@ def main() -> None:
         for name, path, options in (
             ("command, start to end", "small.safetensors", ()),
             ("command, a million --json", "million.safetensors", ("--json",)),
+            ("command, shards --json", "experts", ("--json",)),
             ("command, a million =full", "million.safetensors", ("--json=full",)),
         ):
             print(f"{name:28}{'':18}{'':10} {command(folder / path, *options)}")

@@ -10,6 +10,7 @@ import yaml
 from steptime.base.config import Config, ConfigError
 from steptime.base.document import MAX_BYTES, MAX_NODES, parse, parse_mapping, read_source
 from steptime.job.job import Job
+from steptime.software.profiles import profile_names
 
 PLAN = """
 model: {n_layers: 80, hidden_sz: 8192, inter_sz: 28672, n_q_heads: 64, n_kv_heads: 8, vocab_sz: 128256}
@@ -79,6 +80,14 @@ def test_the_plan_itself_is_sound():
         (
             "cross_dc={n_dcs: 1, interconnect_bandwidth_gbps: 10, interconnect_latency_s: 5 ms}",
             "cross_dc.n_dcs: must be at least 2 (got 1)",
+        ),
+        (
+            "cross_dc={n_dcs: 2, interconnect_bandwidth_gbps: 10, interconnect_latency_s: 1e300}",
+            "cross_dc.interconnect_latency_s: must be at most 60 (got 1e+300)",
+        ),
+        (
+            f"performance.software={'9' * 70}x",
+            f"performance.software: unknown profile (got '{'9' * 57}...'); valid: {', '.join(profile_names())}",
         ),
         # words
         (

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
+from pathlib import Path
 
 import jobs
 import pytest
 
+import steptime
 from steptime.answer.result import estimate
 from steptime.job.job import Job
 from steptime.schedule import bubble_fraction
@@ -286,3 +289,20 @@ def test_units_are_read_as_they_are_written(key, text, value):
     ]
     assert estimate(jobs[0]).step_s == pytest.approx(estimate(jobs[1]).step_s, rel=1e-12)
     assert estimate(jobs[0]).memory == estimate(jobs[1]).memory
+
+
+def test_every_public_object_has_a_form_for_notebooks():
+    """What a plan, its sections and its machine say, key by key, escaped; colors are the notebook's, light or dark."""
+    job = steptime.Job.load(Path(__file__).parents[1] / "configs" / "llama3_70b.yaml", ["notes=[<script>]"])
+    parts = {"Data": job.data, "Job": job, "Model": job.model, "Parallelism": job.parallelism, "Machine": job.machine}
+    parts["Performance"] = job.performance
+    for name, part in parts.items():
+        drawn = part._repr_html_()
+        assert type(part) is getattr(steptime, name)
+        assert f"<b>{name}</b>" in drawn
+        assert "style=" not in drawn.replace('style="text-align: right;"', "")
+        assert "<script>" not in drawn
+    assert re.search(r"<td>parallelism\.tp\s*</td><td>8\s*</td>", job._repr_html_())
+    assert "&lt;script&gt;" in job._repr_html_()
+    rest = set(steptime.__all__) - parts.keys() - {"ConfigError", "estimate", "search", "summarize_checkpoint"}
+    assert all(hasattr(getattr(steptime, name), "_repr_html_") for name in rest)

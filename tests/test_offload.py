@@ -58,11 +58,28 @@ def test_a_storage_that_two_ops_keep_comes_back_twice():
     assert layer(job(["core_attn", "attn_proj"])).ahead == 112 * MIB
 
 
-def test_what_is_run_again_is_not_sent():
-    """The norm's output is made again; what is sent for it is its input."""
+def test_a_discarded_output_is_sent_too_and_nothing_is_gained():
+    """The norm's output is made again in backward, but was sent when the projection saved it: a copy of 32 MiB comes back."""
     again = {"recompute": {"granularity": "selective", "modules": ["layernorm"]}}
-    assert layer(job(["qkv_linear"], again)).ahead == 0
+    assert layer(job(["qkv_linear"], again)).ahead == 32 * MIB
+    assert layer(job(["qkv_linear"], again)).saved == layer(job(None, again)).saved
+    assert layer(job(["qkv_linear"], again)).backward.bytes >= layer(job(None, again)).backward.bytes + 32 * MIB
     assert layer(job(["attn_norm"], again)).ahead == 32 * MIB
+
+
+def test_a_copy_is_made_of_what_another_module_keeps():
+    """The attention's output, 32 MiB, stays for the output projection; q, k, v and the output, 80 MiB, are sent and come back."""
+    assert layer(job(["core_attn"])).ahead == 80 * MIB
+
+
+@pytest.mark.parametrize(("tokens", "sent"), [(1024, 0), (2048, 4096 * 4096 * 2)])
+def test_rows_of_an_expert_below_the_least_size_keep_the_input_of_all(tokens, sent):
+    """Mixtral, 2 of 8 experts: of 1024 tokens 256 rows of h 4096 an expert, 2^20 elements in the mean, so some have fewer."""
+    model = {"preset": "mixtral-8x7b", "n_layers": 2}
+    assembly = Assembly(jobs.job(model, seqlen=tokens, performance={"offload_modules": ["expert_fc1"]}))
+    part = assembly.kinds[0]
+    (group,) = groups(part.ops, part.x, [], frozenset({"expert_fc1"}))
+    assert sum(part.sizes[copy.name] for copy in group.copies) == sent
 
 
 def test_experts_send_what_their_products_and_activation_read():

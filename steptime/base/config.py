@@ -5,7 +5,7 @@ at once: `ConfigError.problems`. What a program needs to mend one stands beside 
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from typing import Annotated, Any, ClassVar, NamedTuple, TypeAlias, TypeVar, get_args
 
@@ -60,6 +60,10 @@ class Config(BaseModel):
     """Keys ("path") and values ("path=word") that are known but not modeled, with their message."""
     natural_names: ClassVar[Mapping[str, str]] = {}
     """Keys of other frameworks -> the dotted key with the same meaning."""
+    draw: ClassVar[Callable[[Any], str | None]] = lambda _: None  # as HTML, where report.notebook is loaded
+
+    def _repr_html_(self) -> str | None:
+        return type(self).draw(self)
 
     def __init__(self, **data: Any) -> None:
         try:

@@ -51,7 +51,7 @@ def stage_steps(assembly: Assembly, stage: int, actions: Sequence[Action]) -> li
     first = next((i for i, chunk in enumerate(assembly.stages[stage]) if chunk.embedding), None)
     split = first if described(assembly.job.schedule).split else None
     reshard = options(assembly).reshard_after_forward
-    return sharded_steps(actions, ahead=fetches_ahead(assembly.job), reshard=reshard, first=split)
+    return sharded_steps(tuple(actions), ahead=fetches_ahead(assembly.job), reshard=reshard, first=split)
 
 
 def peak_moments(assembly: Assembly) -> list[PeakMoment]:
@@ -87,21 +87,21 @@ def stage_actions(
     assembly: Assembly, stage: int, chunks: list[ChunkBytes], actions: Sequence[Action]
 ) -> Iterator[ActionHeld]:
     """Each action of a stage in order."""
-    count = range(len(chunks))
+    count, kept = range(len(chunks)), [chunk.saved for chunk in chunks]
     whole, late = [0] * len(chunks), [0] * len(chunks)
     gradients = [Gradients()] * len(chunks)
     to_come = [state_bytes(assembly.job).gradients * n for n in shards(assembly, stage)]
-    worst = [cache(chunk.worst) for chunk in chunks]
+    worst, unsharded = ([cache(of) for of in same] for same in zip(*((c.worst, c.held) for c in chunks), strict=True))
 
     def saved() -> Num:
-        return sum([whole[c] * chunks[c].saved + late[c] * chunks[c].half[0] for c in count])
+        return sum([whole[c] * kept[c] + late[c] * chunks[c].half[0] for c in count])
 
     for step in stage_steps(assembly, stage, actions):
         kind, _, at = step.action
         whole[at] -= kind in "BI"
         late[at] -= kind == "W"
         own = worst[at](Passing(kind, at in step.fetched, at in step.layers_held, step.roots, gradients[at]))
-        others = sum([beside(chunks[c], step, c, gradients[c]) for c in count if c != at])
+        others = sum([beside(chunks[c], step, c) + unsharded[c](gradients[c]) for c in count if c != at])
         moment = PeakMoment(saved() + own.activations_bytes, others + own.transient_bytes, own.op, sum(to_come))
         whole[at] += kind == "F"
         late[at] += kind == "I"
@@ -118,7 +118,7 @@ def shards(assembly: Assembly, stage: int) -> list[Num]:
     return [sharded_elements(assembly, [chunk]) for chunk in assembly.stages[stage]]
 
 
-def beside(chunk: ChunkBytes, step: ShardedStep, at: int, gradients: Gradients) -> Num:
-    """Bytes of a chunk's parameters and gradients while another one runs."""
+def beside(chunk: ChunkBytes, step: ShardedStep, at: int) -> Num:
+    """Bytes of a chunk's gathered parameters while another one runs."""
     layers = chunk.parameters if at in step.layers_held else 0.0
-    return layers + (chunk.root.unsharded if at in step.roots_held else 0.0) + chunk.held(gradients)
+    return layers + (chunk.root.unsharded if at in step.roots_held else 0.0)

@@ -69,9 +69,9 @@ class CrossDc(Config, allow_inf_nan=False):
     """Data parallelism over several data centers."""
 
     n_dcs: int = Field(ge=2)
-    interconnect_bandwidth_gbps: float = Field(gt=0)
+    interconnect_bandwidth_gbps: float = Field(ge=1e-3)
     """Total per link between two centers [Gbit/s]."""
-    interconnect_latency_s: Seconds = Field(ge=0)
+    interconnect_latency_s: Seconds = Field(ge=0, le=60)
 
 
 class Run(Config, allow_inf_nan=False):

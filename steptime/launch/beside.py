@@ -43,7 +43,7 @@ class Beside:
         tails = [PurePosixPath(*pure.parts[i:]) for i in range(len(pure.parts) - 1)]
         above = [parent / tail for tail in tails for parent in self.folder.resolve().parents[:6]]
         candidates = (within, *([] if ".." in pure.parts else above), self.folder / pure.name)
-        return next((path for path in candidates if path.is_file() and path.stat().st_size <= MOST_BYTES), None)
+        return next((path for path in candidates if _is_readable(path)), None)
 
     def text(self, name: str) -> str | None:
         """The text of that file; None where there is none, or it cannot be read."""
@@ -52,3 +52,11 @@ class Beside:
             return path.read_text(encoding="utf-8", errors="replace") if path is not None else None
         except OSError:
             return None
+
+
+def _is_readable(path: Path) -> bool:
+    """Whether a file of that name is there, and not too large."""
+    try:
+        return path.is_file() and path.stat().st_size <= MOST_BYTES
+    except OSError:  # a name longer than file systems have
+        return False

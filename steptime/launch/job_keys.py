@@ -10,6 +10,7 @@ from typing import Any
 
 from steptime.base.config import ConfigError, show
 from steptime.job.edit import put
+from steptime.launch.beside import Beside
 from steptime.launch.keys import GivenKey, KeyRule, KeyTable, named_defaults, near_key, rule_of, speaks_of_cost
 from steptime.launch.reading import LaunchFlag, Reading, Status, asked_together, is_other_model, refusals, still_open
 
@@ -63,6 +64,8 @@ class JobKeys:
         self.devices_per_node: int | None = None
         self.launcher: Mapping[str, Any] | None = table.raw.get("launcher")
         """`devices` of the framework's own launcher where nothing is said (a number, or "node": all of one), and `by` what."""
+        self.beside: Beside | None = None
+        """Files that it may name."""
 
     # --- values ---
 

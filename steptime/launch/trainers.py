@@ -249,7 +249,7 @@ class _Plan:
     def _entries(self) -> tuple[int, str] | None:
         """Entries of the tokenizer that the keys name, and whose they are."""
         kind, name = self.get("@tokenizer"), self.get("@vocabulary")
-        return entries_of(str(kind or ""), [str(name)] if name else []) if kind or name else None
+        return entries_of(str(kind or ""), [str(name)] if name else [], self.beside) if kind or name else None
 
     def _batch(self) -> None:
         """Data-parallel ranks, and the batch that they share."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from steptime.base.document import parse_mapping, read_source
 from steptime.job.edit import read_model
+from steptime.launch.beside import Beside
 from steptime.launch.keys import FOLDER
 from steptime.launch.named_models import preset_of
 
@@ -19,6 +20,9 @@ _PLAIN = re.compile(
 )
 """What the name of a file is made of that says nothing of whose tokenizer it is."""
 _LARGEST = 64_000_000
+_ADDED = {"SentencePieceTokenizer": (b"<CLS>", b"<SEP>", b"<EOD>", b"<MASK>", b"<PAD>")}
+"""What a tokenizer of a type adds to its pieces where they lack it (Megatron-LM up to core 0.14, tokenizer/tokenizer.py,
+_SentencePieceTokenizer; later with --tokenizer-sentencepiece-legacy alone)."""
 
 
 @cache
@@ -27,19 +31,21 @@ def _known() -> list[tuple[re.Pattern[str], int, str]]:
     return [(re.compile(item["pattern"]), int(item["entries"]), item["of"]) for item in table["vocabularies"]]
 
 
-def entries_of(kind: str, files: Iterable[str]) -> tuple[int, str] | None:
+def entries_of(kind: str, files: Iterable[str], beside: Beside | None = None) -> tuple[int, str] | None:
     """Entries, and whose they are, of a tokenizer's type and of the files or repositories that it is made of.
 
-    Files that are there are counted. A name that is known counts; a file with a name of its own is never taken for the
-    tokenizer that its type is called after. None: not told.
+    Files that are there, or beside the launch file, are counted. A name that is known counts; a file with a name of its own is
+    never taken for the tokenizer that its type is called after. None: not told.
 
     >>> entries_of("GPT2BPETokenizer", ["data/gpt2-vocab.json"]), entries_of("GPT2BPETokenizer", ["own-tokenizer/vocab.json"])
     ((50257, "GPT-2's (gpt2-vocab.json)"), None)
     """
     own = False
     for name in files:
-        if (counted := _counted(Path(name))) is not None:
-            return counted, f"as counted in {Path(name).name}"
+        found_at = (beside.path(name) if beside is not None else None) or Path(name)
+        counted = _counted(found_at) or _pieces(found_at, _ADDED.get(kind, ()))
+        if counted is not None:
+            return counted, f"as counted in {found_at.name}"
         last = "/".join([part for part in name.split("/") if part][-2:])
         if found := _by_name(last.lower()) or _sized(last.lower()) or _of_model(last):
             return found[0], f"{found[1]} ({last.rpartition('/')[2]})"
@@ -85,3 +91,38 @@ def _counted(path: Path) -> int | None:
         return len(model["vocab"]) + len(more)
     whole = tree and all(isinstance(value, int) for value in tree.values())
     return len(tree) if whole else None
+
+
+def _pieces(path: Path, added: Iterable[bytes]) -> int | None:
+    """Entries of a SentencePiece model; None where it is none.
+
+    Its message is fields of pieces (number 1), whose first field is their text, and then settings (google/sentencepiece
+    src/sentencepiece_model.proto).
+    """
+    try:
+        if path.suffix != ".model" or not path.is_file() or path.stat().st_size > _LARGEST:
+            return None
+        raw = path.read_bytes()
+    except OSError:
+        return None
+    found: list[bytes] = []
+    at = 0
+    while raw[at : at + 1] == b"\x0a" and at + 3 < len(raw):
+        length, start = _number(raw, at + 1)
+        text, inside = _number(raw, start + 1)
+        if raw[start : start + 1] != b"\x0a" or inside + text > start + length or start + length > len(raw):
+            return None
+        found.append(raw[inside : inside + text])
+        at = start + length
+    had = {*found, *(piece.upper() for piece in found if piece == b"<pad>")}
+    return len(found) + len(set(added) - had) if found else None
+
+
+def _number(raw: bytes, at: int) -> tuple[int, int]:
+    """A whole number of protobuf's encoding, seven bits a byte, and where it ends."""
+    value = shift = 0
+    while at < len(raw) and shift < 64:
+        value, shift, at = value | (raw[at] & 127) << shift, shift + 7, at + 1
+        if raw[at - 1] < 128:
+            break
+    return value, at

@@ -10,8 +10,8 @@ from steptime.base.num import Num
 from steptime.job.assembly import Chunk, Part
 from steptime.memory.op_walk import kept_by_part
 from steptime.memory.part_memories import PartMemories
-from steptime.model.offload import kept_by
 from steptime.model.ops import Op
+from steptime.model.segments import kept_by
 
 
 class KeptTensor(NamedTuple):

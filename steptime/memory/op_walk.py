@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from steptime.base.num import Num
 from steptime.memory.ledger import NO_BYTES, GradBuffer, Ledger, PartMemory, Peak
-from steptime.model.offload import Group, copied_bytes, groups
+from steptime.model.offload import Group, copied_bytes, groups, moved_names
 from steptime.model.ops import Attention, Comm, Gemm, Move, Op, Param, Tensor, tensor_bytes
 from steptime.model.scans import Chunked, Scan
 from steptime.model.segments import Segment, find_segments, kept_names, rerun
@@ -59,7 +59,7 @@ def kept_by_part(ops: list[Op], x: Tensor, modules: AbstractSet[str | float], au
         sizes |= {t.name: 0.0 for op in ops for t in op.allocates if t.pooled}
     segments = find_segments(ops, modules, compiled=autograd.compiled) if modules else []
     sent = groups(ops, x, segments, autograd.offload) if autograd.offload else []
-    away = {copy.name for group in sent for copy in group.copies}
+    away = moved_names(sent)
     return Kept([name for name in kept_names(ops, segments) if name not in away], sizes, segments, sent)
 
 
@@ -115,8 +115,8 @@ class BackwardWalk:
             for copy in group.copies:
                 self.back[group.next_at] = self.back.get(group.next_at, 0.0) + sizes[copy.name]
                 self.copies[copy.freed] = self.copies.get(copy.freed, 0.0) + sizes[copy.name]
-        self.saved = set(kept) | {copy.name for group in sent for copy in group.copies}
-        self.returned = self.saved - set(kept)
+        self.returned = moved_names(sent)
+        self.saved = {*kept, *self.returned}
         self.regathers = {t.name for op in ops if isinstance(op, Comm) and op.regather for t in op.outputs}
         own = (t for op in ops for t in op.allocates if t.grad_itemsize or t.name in self.regathers)
         self.grad_sizes = sizes | {t.name: 1.0 * t.grad_bytes for t in own}

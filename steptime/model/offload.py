@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from steptime.base.num import Num, same
 from steptime.model.ops import Gemm, Op, Tensor
-from steptime.model.segments import Segment, depths, kept_names, runs
+from steptime.model.segments import Segment, depths, kept_names, runs, saved_by
 
 LEAST_ELEMENTS = 2.0**20
 """Tensors with fewer elements are not moved (min_offloaded_tensor_size, 1024 * 1024)."""
@@ -27,11 +27,13 @@ class Module(NamedTuple):
 
 
 class Copy(NamedTuple):
-    """A tensor kept by one op: a storage that two ops keep is sent twice, and two copies come back (tensor_push)."""
+    """A tensor saved by one op: a storage that two ops save is sent twice, and two copies come back (tensor_push)."""
 
     name: str
     freed: int
     """The op after whose backward the returned copy is freed."""
+    moved: bool
+    """Whether the tensor leaves the device: not where another op keeps it, nor where a replay makes it again anyway."""
 
 
 class Group(NamedTuple):
@@ -73,6 +75,9 @@ def of_layer(ops: list[Op], stretch: range) -> list[Module]:
 def groups(ops: list[Op], x: Tensor, segments: list[Segment], names: AbstractSet[str]) -> list[Group]:
     """What the named modules of a part send in forward; a tensor leaves the device where no other op keeps it too.
 
+    Hooks send what an op saves, discarded outputs included: their copies come back beside what the replay makes
+    (on_save_for_backward; random.py, CheckpointWithoutOutput).
+
     Of the layer before a group comes back whenever the backward of a module is done (on_group_start_backward), the one that was
     sent last first: all of a layer is there before its backward begins, as the chunk that runs backward first sends none of its
     last layer (post_warmup_callback).
@@ -81,28 +86,33 @@ def groups(ops: list[Op], x: Tensor, segments: list[Segment], names: AbstractSet
     home = {i: module for module in chosen for i in module.ops}
     elements = {tensor.name: tensor.elements for tensor in (x, *(t for op in ops for t in op.allocates))}
     copies: dict[int, list[Copy]] = {module.ops.start: [] for module in chosen}
-    for name, keepers in kept_by(ops, segments).items():
-        if all(i in home for i in keepers) and same(elements[name] >= LEAST_ELEMENTS):
-            for i in keepers:
-                copies[home[i].ops.start].append(Copy(name, i))
+    kept = set(kept_names(ops, segments))
+    for name, savers in saved_by(ops, segments).items():
+        sent = [i for i in savers if i in home and large(ops[i], elements[name])] if name in elements else []
+        moved = name in kept and len(sent) == len(savers)
+        for i in sent:
+            copies[home[i].ops.start].append(Copy(name, i, moved))
     done = sorted((module.ops.start - 1 for module in chosen), reverse=True)
-    sent = sorted(chosen, key=lambda module: -module.commit)
-    return [Group(module, copies[module.ops.start], at) for module, at in zip(sent, done, strict=True)]
+    sent_last_first = sorted(chosen, key=lambda module: -module.commit)
+    return [Group(module, copies[module.ops.start], at) for module, at in zip(sent_last_first, done, strict=True)]
 
 
-def kept_by(ops: list[Op], segments: list[Segment]) -> dict[str, list[int]]:
-    """For each tensor that forward keeps: the ops that keep it; what a segment reads is kept by its first op."""
-    kept = kept_names(ops, segments)
-    inside = {i for s in segments if s.reads for i in range(s.first, s.last + 1)}
-    found: dict[str, list[int]] = {name: [] for name in kept}
-    pairs = [(name, i) for i, op in enumerate(ops) if i not in inside for name in op.saves]
-    pairs += [(name, s.first) for s in segments for name in (*s.reads, *s.keeps)]
-    for name, i in pairs:
-        if name in found and i not in found[name]:
-            found[name].append(i)
-    return found
+def large(op: Op, elements: Num) -> bool:
+    """Whether what an op saves is large enough to be sent.
+
+    Grouped products save the rows of each expert by themselves, views of one storage (TransformerEngine
+    pytorch/module/grouped_linear.py, torch.split): all of it stays where one expert has too few, and one has less than the mean.
+    """
+    if isinstance(op, Gemm) and op.grouped and not same(op.count == 1.0):
+        return same(elements / op.count > LEAST_ELEMENTS)
+    return same(elements >= LEAST_ELEMENTS)
 
 
 def copied_bytes(found: Sequence[Group], sizes: dict[str, Num]) -> Num:
     """Bytes that a part sends in forward and receives in backward."""
     return 1.0 * sum([sizes[copy.name] for group in found for copy in group.copies])
+
+
+def moved_names(found: Sequence[Group]) -> set[str]:
+    """The tensors that leave the device."""
+    return {copy.name for group in found for copy in group.copies if copy.moved}

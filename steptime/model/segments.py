@@ -171,13 +171,26 @@ def covered(i: int, segments: list[Segment]) -> bool:
     return any(s.first <= i <= s.last for s in segments)
 
 
+def saved_by(ops: list[Op], segments: list[Segment]) -> dict[str, list[int]]:
+    """For each tensor: the ops that save it in forward; what a segment reads or keeps is saved by its first op."""
+    inside = {i for s in segments if s.reads for i in range(s.first, s.last + 1)}
+    found: dict[str, list[int]] = {}
+    pairs = [(name, i) for i, op in enumerate(ops) if i not in inside for name in op.saves]
+    pairs += [(name, s.first) for s in segments for name in (*s.reads, *s.keeps)]
+    for name, i in dict.fromkeys(pairs):
+        found.setdefault(name, []).append(i)
+    return found
+
+
+def kept_by(ops: list[Op], segments: list[Segment]) -> dict[str, list[int]]:
+    """For each tensor that forward keeps for backward: the ops that save it."""
+    dropped = frozenset[str]().union(*(s.drops for s in segments))
+    return {name: savers for name, savers in saved_by(ops, segments).items() if name not in dropped}
+
+
 def kept_names(ops: list[Op], segments: list[Segment]) -> list[str]:
     """Names of the tensors that forward keeps for backward, each once, in the order of the ops that keep them."""
-    dropped = frozenset[str]().union(*(s.drops for s in segments))
-    inside = {i for s in segments if s.reads for i in range(s.first, s.last + 1)}
-    kept = [name for i, op in enumerate(ops) if i not in inside for name in op.saves]
-    kept += [name for s in segments for name in (*s.reads, *s.keeps)]
-    return [name for name in dict.fromkeys(kept) if name not in dropped]
+    return list(kept_by(ops, segments))
 
 
 def rerun(ops: list[Op], segment: Segment, *, stops_early: bool) -> list[int]:

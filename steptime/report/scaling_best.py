@@ -49,8 +49,6 @@ def lacks(one: Search) -> str:
     if nearest is None:
         return "does not fit"
     short = nearest.held_bytes - nearest.estimate.memory.capacity_bytes
-    if short <= 0:
-        return "fits by the estimate, with a 10 % chance not to"
     return f"does not fit; the nearest layout needs {short / GIB:.1f} GiB more"
 
 

@@ -35,10 +35,10 @@ def draw(found: Search, path: str) -> None:
             label="Pareto front",
         )  # fmt: skip
         if found.given is not None:
-            memory = found.given.memory
-            held = memory.peak_reserved_bytes + sum(memory.overhead_bytes)
-            axes.plot([found.given.step_s], [held / GIB], "D", color="#D55E00", label="the plan")
+            axes.plot(
+                [found.given.step_s], [found.given.memory.most_bytes / GIB], "D", color="#D55E00", label="the plan"
+            )
         axes.set_xscale("log")
         axes.set_xlabel("seconds a step")
-        axes.set_ylabel("GiB of a device, reserved and outside the allocator")
+        axes.set_ylabel("GiB that a device needs at most")
         axes.legend()

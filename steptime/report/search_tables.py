@@ -142,8 +142,7 @@ def refused(found: Search) -> list[ReportSection]:
     if any(counts.too_large):
         ends = [f"up to {end:g} x device memory" for end in EXCESS[:-1]] + ["more"]
         rows = [[end, f"{n:,}"] for end, n in zip(ends, counts.too_large, strict=True) if n]
-        note = "the first row includes layouts that fit by the estimate but have a 10 % chance not to"
-        shown.append(Table("layouts that do not fit, by memory needed", ["", "layouts"], rows, [note]))
+        shown.append(Table("layouts that do not fit, by memory needed", ["", "layouts"], rows))
     return shown
 
 
@@ -155,12 +154,7 @@ def nothing_fits(found: Search) -> FactList:
         assert layout is not None
         lacks = layout.held_bytes - layout.estimate.memory.capacity_bytes
         facts.append(Fact("nearest", [figures(layout), shape(layout), *lines(layout.changes, 54)]))
-        facts.append(
-            Fact(
-                "missing",
-                [f"{lacks / GIB:.2f} GiB" if lacks > 0 else "room for the 90th percentile of reserved memory"],
-            )
-        )
+        facts.append(Fact("missing", [f"{lacks / GIB:.2f} GiB"]))
     return FactList(title(found), facts)
 
 

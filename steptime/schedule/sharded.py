@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 from steptime.schedule.actions import Action
@@ -73,8 +74,9 @@ class _Held:
         self.roots.discard(chunk)
 
 
+@lru_cache(maxsize=256)
 def sharded_steps(
-    actions: Sequence[Action], *, ahead: bool, reshard: bool, first: int | None = None
+    actions: tuple[Action, ...], *, ahead: bool, reshard: bool, first: int | None = None
 ) -> list[ShardedStep]:
     """A stage's actions with the gathers and reductions of FSDP.
 
@@ -85,9 +87,9 @@ def sharded_steps(
         first: the chunk that holds the embedding. Its input needs no gradient, so all of a split backward runs in its second half
             (stage.py, backward_one_chunk: "Skip the backward for the first stage").
     """
-    actions = [_as_run(action, first) for action in actions if (action.kind, action.chunk) != ("I", first)]
-    held, steps = _Held(actions), list[ShardedStep]()
-    for at, action in enumerate(actions):
+    run = [_as_run(action, first) for action in actions if (action.kind, action.chunk) != ("I", first)]
+    held, steps = _Held(run), list[ShardedStep]()
+    for at, action in enumerate(run):
         kind, chunk = action.kind, action.chunk
         fetched = held.fetch(at) if ahead else ()
         gathers, roots = (kind != "W" and chunk not in those for those in (held.layers, held.roots))

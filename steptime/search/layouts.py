@@ -74,9 +74,14 @@ class Block(NamedTuple):
     """Bytes outside the allocator, by row."""
 
     @property
+    def needed_bytes(self) -> Any:
+        """What is compared with the capacity (`Memory.most_bytes`): an estimate's own margin may be a little wider."""
+        return (self.reserved_bytes - self.outside) * self.most + self.outside
+
+    @property
     def fits(self) -> Any:
-        """Where a layout may fit: an estimate's own margin may be a little wider."""
-        return self.legal & ((self.reserved_bytes - self.outside) * self.most + self.outside <= self.capacity_bytes)
+        """Where a layout may fit."""
+        return self.legal & (self.needed_bytes <= self.capacity_bytes)
 
     def key(self, row: int) -> PartKey:
         """What the parts of a row depend on."""

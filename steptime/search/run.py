@@ -140,12 +140,12 @@ def _keep(result: Search, plan: Job, extra: Mapping[str, Any], block: Block) -> 
     counts.evaluated += total
     counts.fitting += fitting
     if total > fitting:
-        _count_excess(counts, block.reserved_bytes[(legal & ~fits)] / block.capacity_bytes)
+        _count_excess(counts, block.needed_bytes[(legal & ~fits)] / block.capacity_bytes)
         if not result.found and not fitting:
             _note_nearest(result, plan, extra, block)
     if fitting:
         choice, row = np.nonzero(fits)
-        step, held = block.step_s[choice, row], block.reserved_bytes[choice, row]
+        step, held = block.step_s[choice, row], block.needed_bytes[choice, row]
         tokens = block.gbs * plan.data.seqlen
         objective = result.asked.objective
         value = held if objective == "memory" else step * weight(plan, block.devices, objective) / tokens
@@ -169,7 +169,7 @@ def _count_excess(counts: Counts, shares: Any) -> None:
 def _note_nearest(result: Search, plan: Job, extra: Mapping[str, Any], block: Block) -> None:
     import numpy as np
 
-    needs = np.where(block.legal, block.reserved_bytes, np.inf)
+    needs = np.where(block.legal, block.needed_bytes, np.inf)
     choice, row = np.unravel_index(int(needs.argmin()), needs.shape)
     least = float(needs[choice, row])
     if result.nearest is None or least < result.nearest[0]:

@@ -44,9 +44,8 @@ class Layout(NamedTuple):
 
     @property
     def held_bytes(self) -> float:
-        """What its fullest device holds: reserved memory, and what lies outside the allocator."""
-        memory = self.estimate.memory
-        return memory.peak_reserved_bytes + sum(memory.overhead_bytes)
+        """What its fullest device needs at most, which decides whether it fits."""
+        return self.estimate.memory.most_bytes
 
 
 class Found(NamedTuple):
@@ -65,9 +64,7 @@ class Found(NamedTuple):
 
     def within(self, capacity_bytes: float) -> Found:
         """Those that may fit in a device of so much memory."""
-        block = self.block
-        outside = block.outside[self.row]
-        mine = (self.held_bytes - outside) * block.most[self.choice, 0] + outside <= capacity_bytes
+        mine = self.held_bytes <= capacity_bytes
         columns = {name: getattr(self, name)[mine] for name in ("choice", "row", "value", "step_s", "held_bytes")}
         return self._replace(**columns)
 

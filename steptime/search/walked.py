@@ -6,16 +6,19 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from steptime import fsdp
-from steptime.answer.result import estimate
+from steptime.answer.verdict import stage_memory
 from steptime.base.config import ConfigError
+from steptime.job.assembly import Assembly
 from steptime.job.facts import layers_per_chunk
 from steptime.job.job import Job, facts
+from steptime.memory.states import stage_states
 from steptime.search.grid import dealt_as
 from steptime.search.layouts import Block
 from steptime.search.pipeline import Stages
 from steptime.search.recompute import WORD, Recompute, of_plan
 from steptime.search.rows import legal_rows, rows_of
 from steptime.search.space import Axes, Grid, Shape
+from steptime.timing.step_time import step_time
 
 MICROBATCHES = (1, 2, 4, 8)
 WORDS = ("none", "selective", "full")
@@ -72,12 +75,12 @@ def blocks(
         )  # fmt: skip
         for choice in range(len(choices)):
             try:
-                found = estimate(job.replace(**block.changes(choice, 0)))
+                assembly = Assembly(job.replace(**block.changes(choice, 0)))
             except ConfigError:  # a rule that the grid does not know of
                 continue
-            memory = found.memory
-            block.step_s[choice, 0] = found.step_s
+            memory = stage_memory(assembly, fsdp.states(assembly) if fsdp.applies(job) else stage_states(assembly))
+            if memory.fits:
+                block.step_s[choice, 0] = step_time(assembly).step_s
             block.allocated_bytes[choice, 0] = memory.peak_allocated_bytes + sum(memory.overhead_bytes)
-            held = memory.peak_reserved_bytes + sum(memory.overhead_bytes)
-            block.reserved_bytes[choice, 0] = held if memory.fits else max(held, capacity * (1.0 + 1e-9))
+            block.reserved_bytes[choice, 0] = memory.most_bytes
         yield block

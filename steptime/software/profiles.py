@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from steptime.base.config import ConfigError, ConfigProblem, near
+from steptime.base.config import ConfigError, ConfigProblem, near, show
 from steptime.base.document import parse_mapping, read_source
 
 _FOLDER = Path(__file__).parents[1] / "data" / "software"
@@ -31,13 +31,13 @@ def profile_mapping(said: str) -> dict[str, Any]:
     """
     name, at, release = said.partition("@")
     if name not in profile_names():
-        line = f"{_KEY}: unknown profile (got {name!r}){near(name, profile_names())}"
+        line = f"{_KEY}: unknown profile (got {show(name)}){near(name, profile_names())}"
         raise ConfigError(ConfigProblem(line, _KEY))
     own = parse_mapping(*read_source(_FOLDER / f"{name}.yaml"))
     releases = {str(key): value for key, value in own.pop("releases", {}).items()}
     if at and release not in releases:
         known = f"; known: {', '.join(releases)}" if releases else f"; {name} has no releases, use {name}"
-        raise ConfigError(ConfigProblem(f"{_KEY}: unknown release of {name} (got {release!r}){known}", _KEY))
+        raise ConfigError(ConfigProblem(f"{_KEY}: unknown release of {name} (got {show(release)}){known}", _KEY))
     base = own.pop("extends", None)
     fields = over(profile_mapping(base), own) if base else {"family": name} | own
     if at:

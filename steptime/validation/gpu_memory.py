@@ -115,6 +115,7 @@ EXPERT_MECHANISMS: dict[str, Callable[[Judgement], bool]] = {
     "capacity": lambda j: bool((_said(j, "model", "moe") or {}).get("capacity_factor")),
     "latent attention": lambda j: (_said(j, "model", "attention") or {}).get("kind") == "mla",
     "multi-token prediction": lambda j: bool(_said(j, "model", "mtp")),
+    "activations on the host": lambda j: bool(_said(j, "performance", "offload_modules")),
     "all-to-all beside another micro-batch": lambda j: bool((_said(j, "performance", "overlap") or {}).get("ep")),
     "recompute selective": lambda j: _recomputes(j, "selective"),
     "recompute full": lambda j: _recomputes(j, "full"),

@@ -7,11 +7,11 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[2] / "steptime"
 ORDER = [
     *(
+        "beside",
         "reading",
         "keys",
         "job_keys",
         "devices",
-        "beside",
         "named_models",
         "vocabulary",
         "config_values",

@@ -242,6 +242,27 @@ def test_a_vocabulary_is_counted_where_its_file_is(tmp_path):
     assert entries_of("", [str(tmp_path)])[0] == 77
 
 
+def test_a_sentencepiece_model_beside_the_script_is_counted(tmp_path):
+    """Pieces <unk>, <EOD> and "a" x 200 (a length of two bytes), each with a score; Megatron adds four that it lacks: 7."""
+    pieces = [b"<unk>", b"<EOD>", b"a" * 200]
+    score = b"\x15" + bytes(4)
+    inner = [b"\x0a" + _varint(len(piece)) + piece + score for piece in pieces]
+    raw = b"".join(b"\x0a" + _varint(len(piece)) + piece for piece in inner) + b"\x12\x02\x08\x01"
+    (tmp_path / "own.model").write_bytes(raw)
+    flags = SIZES + " --tokenizer-model own.model --make-vocab-size-divisible-by 1 --tokenizer-type "
+    assert job(tmp_path, RUN + flags + "SentencePieceTokenizer").model.vocab_sz == 7
+    assert job(tmp_path, RUN + flags + "Llama2Tokenizer").model.vocab_sz == 3
+    long = flags.replace("own.model", "x" * 5000 + ".model") + "SentencePieceTokenizer"
+    assert "vocabulary" in problems(tmp_path, RUN + long)[0]
+    (tmp_path / "own.model").write_bytes(raw[:5])
+    assert "vocabulary" in problems(tmp_path, RUN + flags + "SentencePieceTokenizer")[0]
+
+
+def _varint(number):
+    """A whole number of protobuf's encoding below 2^14."""
+    return bytes([number]) if number < 128 else bytes([number & 127 | 128, number >> 7])
+
+
 @pytest.mark.parametrize(
     ("arguments", "release"),
     [(["num_layers", "faiss_use_gpu"], "2.0"), (["img_dim"], "2.5 to 2.6"),

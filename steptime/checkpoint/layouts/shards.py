@@ -85,7 +85,11 @@ def _load_index(group: _Set, section: Section, folder: Folder, present: set[str]
             raw = source.exactly(0, min(source.size, MAX_INDEX))  # a longer one is then no JSON
             section.read += len(raw)
         index = json.loads(raw)
-        weights, metadata = dict(index["weight_map"]), index.get("metadata") or {}
+        weights, metadata = index["weight_map"], index.get("metadata") or {}
+        shards = {shard: shard for shard in map(str, weights.values())}
+        group.weights = dict(
+            zip(weights, map(shards.__getitem__, map(str, weights.values())), strict=True)
+        )  # held once
         group.metadata = metadata if isinstance(metadata, dict) else {}
     except UnreadableError as error:
         section.problems.append(error.problem)
@@ -93,8 +97,6 @@ def _load_index(group: _Set, section: Section, folder: Folder, present: set[str]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         section.problem("BAD_INDEX", "not an index with a weight_map of tensor to file", name)
         return False
-    shards = {shard: shard for shard in map(str, weights.values())}
-    group.weights = dict(zip(weights, map(shards.__getitem__, map(str, weights.values())), strict=True))  # held once
     for shard in sorted(shards):
         if "/" in shard or "\\" in shard or shard in ("", ".", "..") or "\0" in shard:
             section.problem("PATH_ESCAPE", f"the index names {shard}, outside this directory; it was not opened", name)
@@ -120,7 +122,7 @@ def _read(scan: Scan, folder: Folder, group: _Set, section: Section) -> Section:
     if sharding:
         section.container += ", DCP in HF form"
         _stitch(section, sharding)
-    else:
+    elif len({tensor.name for tensor in section.tensors}) < len(section.tensors):
         _check_duplicates(section)
     if group.index:
         _check_index(section, group, folder)
@@ -129,7 +131,7 @@ def _read(scan: Scan, folder: Folder, group: _Set, section: Section) -> Section:
 
 def _check_duplicates(section: Section) -> None:
     first: dict[str, str] = {}
-    for tensor in section.tensors if len({t.name for t in section.tensors}) < len(section.tensors) else ():
+    for tensor in section.tensors:
         other = first.setdefault(tensor.name, tensor.file)
         if other != tensor.file:
             message = f"tensor {tensor.name} is in {other} and in {tensor.file}"

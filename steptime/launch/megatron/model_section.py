@@ -33,6 +33,7 @@ def model_section(keys: JobKeys, *, unfused: bool) -> dict[str, Any]:
         "vocab_sz": _vocabulary(keys),
         "glu": glu,
         "activation": _activation(keys, glu=glu),
+        "swiglu_limit": (keys.number("activation_func_clamp_value") or None) if glu else None,
         "norm": norm,
         "bias": keys.on("add_bias_linear"),
         "qk_norm": keys.on("qk_layernorm") and not latent(keys),
@@ -118,7 +119,7 @@ def _vocabulary(keys: JobKeys) -> int | None:
         size += 1  # core tokenizers/text/libraries/null_tokenizer.py: one more for the end of a document
     if size is None:
         files = [keys.get(key) for key in ("tokenizer_model", "tokenizer_name_or_path", "vocab_file", "merge_file")]
-        found = entries_of(kind, [str(name) for name in files if name])
+        found = entries_of(kind, [str(name) for name in files if name], keys.beside)
         if not any(files) and (name := keys.get("run.name")):
             found = found or entries_of("", [str(name)])
         found = found or _one_multiple(keys)

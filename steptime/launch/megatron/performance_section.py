@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
+from steptime.base.config import show
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.megatron.attention_kinds import latent
 from steptime.launch.megatron.expert_layers import expert_performance, has_experts
@@ -94,11 +95,11 @@ def _recompute(keys: JobKeys) -> dict[str, Any]:
         layers = keys.count("recompute_num_layers", 1, least=0)
         return {"recompute": {"granularity": "full", "method": method or "uniform", "n_layers": layers}}
     if granularity != "selective":
-        keys.fail("recompute_granularity", f"expected full or selective (got {granularity!r})")
+        keys.fail("recompute_granularity", f"expected full or selective (got {show(granularity)})")
         return {}
     modules = keys.words("recompute_modules") or ["core_attn"]
     if strange := [name for name in modules if name not in MODULES]:
-        keys.fail("recompute_modules", f"unknown module (got {strange[0]!r})")
+        keys.fail("recompute_modules", f"unknown module (got {show(strange[0])})")
     there = _MODULES | (_OF_EXPERTS if has_experts(keys) else set()) | (_OF_LATENTS if latent(keys) else set())
     modules += ["moe"] if keys.on("moe_layer_recompute") else []
     kept = list(dict.fromkeys(name for name in modules if name in there))

@@ -123,7 +123,7 @@ def _from_words(
     said = arguments_of(words)
     swift = script is not None and script.program in {"sft", "pt", "rlhf"}  # `megatron sft`
     keys = keys_of(said.arguments, said.names, path, sets, "swift_megatron" if swift else "megatron")
-    keys.launcher = launcher
+    keys.launcher, keys.beside = launcher, beside
     keys.notes += said.notes
     if script is not None:
         _of_environment(keys, script)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from steptime.base.config import ConfigError, near
+from steptime.base.config import ConfigError, near, show
 from steptime.base.document import parse_mapping, read_source
 from steptime.launch.devices import told
 from steptime.launch.job_keys import JobKeys
@@ -73,7 +73,7 @@ def _said(path: str, tree: dict[str, Any], trainer: dict[str, Any]) -> dict[str,
     """Dotted keys, the callbacks' by their classes."""
     strategy = trainer.pop("strategy", None) or {}
     if isinstance(strategy, str) or not isinstance(strategy, dict):
-        raise ConfigError(f"{path}: trainer.strategy: expected MegatronStrategy's settings (got {strategy!r})")
+        raise ConfigError(f"{path}: trainer.strategy: expected MegatronStrategy's settings (got {show(strategy)})")
     callbacks = trainer.pop("callbacks", None) or []
     ddp = strategy.get("ddp")
     if isinstance(ddp, str):
@@ -113,5 +113,5 @@ def _fields(path: str, name: str, said: Mapping[str, Any]) -> dict[str, Any]:
         return classes()[name]
     if "model.config.num_layers" in said and "model.config.hidden_size" in said:
         return {}
-    what = f"unknown class (got {name!r})" if name else "names no class"
+    what = f"unknown class (got {show(name)})" if name else "names no class"
     raise ConfigError(f"{path}: model.config: {what}; add --set model=NAME{near(name, classes()) if name else ''}")

@@ -6,7 +6,7 @@ import re
 from functools import cache
 from typing import Any
 
-from steptime.base.config import ConfigError, build, near
+from steptime.base.config import ConfigError, build, near, show
 from steptime.base.document import parse_mapping, read_source
 from steptime.job.edit import read_model
 from steptime.job.limits import BOUNDS
@@ -47,7 +47,9 @@ def flavor_of(keys: JobKeys, *, of_function: bool) -> dict[str, Any]:
     family = table["aliases"].get(name, name)
     families = [key for key in table if key not in {"source", "aliases", "not_modeled", "of_functions"}]
     if family not in families:
-        raise keys.error("model.name", f"unknown model (got {name!r}){near(name, families)}; or add --set model=NAME")
+        raise keys.error(
+            "model.name", f"unknown model (got {show(name)}){near(name, families)}; or add --set model=NAME"
+        )
     base = flavor
     for word, why in table["not_modeled"]["flavors"].items():
         if re.search(rf"_{word}(_attn)?$", flavor):
@@ -56,7 +58,7 @@ def flavor_of(keys: JobKeys, *, of_function: bool) -> dict[str, Any]:
     flavors = table[family].keys() - (set() if of_function else set(table["of_functions"].get(family, [])))
     if base not in flavors:
         known = near(flavor, flavors)
-        keys.fail("model.flavor", f"unknown flavor of {name} (got {flavor!r}){known}; or add --set model=NAME")
+        keys.fail("model.flavor", f"unknown flavor of {name} (got {show(flavor)}){known}; or add --set model=NAME")
         raise ConfigError([*keys.problems, *refusals(keys.source, keys.flags())])
     return dict(table[family][base])
 

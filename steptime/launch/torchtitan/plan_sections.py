@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from steptime.base.config import show
 from steptime.job.edit import read_model
 from steptime.launch.devices import data_parallel, told
 from steptime.launch.job_keys import JobKeys
@@ -204,13 +205,13 @@ def recomputed_of(keys: JobKeys, n_layers: int) -> dict[str, Any]:
     if mode == "selective" and option == "op":
         return {"activation_checkpointing_type": "per-op"}
     if mode == "selective":
-        keys.fail(which, f"expected op or a whole number (got {option!r})")
+        keys.fail(which, f"expected op or a whole number (got {show(option)})")
         return none
     keys.without_effect(which, "only with mode selective")
     if mode == "memory_budget":
         keys.leave_out(how, "recomputation by the compiler; counted as none")
     elif mode not in {"none", "full"}:
-        keys.fail(how, f"expected none, selective, full or memory_budget (got {mode!r})")
+        keys.fail(how, f"expected none, selective, full or memory_budget (got {show(mode)})")
     return {"activation_checkpointing_type": "full"} if mode == "full" else none
 
 

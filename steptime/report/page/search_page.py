@@ -121,7 +121,7 @@ def scatter(found: Search, layouts: Sequence[Layout]) -> Html:
 
 
 def _held(estimate: Any) -> float:
-    return float(estimate.memory.peak_reserved_bytes + sum(estimate.memory.overhead_bytes))
+    return float(estimate.memory.most_bytes)
 
 
 def _point(number: int, layout: Layout, x: float, y: float) -> Html:
