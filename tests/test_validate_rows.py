@@ -385,6 +385,19 @@ def test_packed_documents_of_the_shipped_rows():
     assert len(packed) == 9
 
 
+def test_torchtitan_routes_as_it_learned_unless_told():
+    """torchtitan/config/configs.py@6b960233: moe_force_load_balance is off; Nous's runs set it.
+
+    MinimalAsyncEP is counted as DeepEP, and said so; the row of the standard exchange (fit) comes within 3 %.
+    """
+    learned, forced = (judgement.judge(SHIPPED[name]) for name in ("torchtitan-dsv3-n009", "nous-torchtitan-n002"))
+    assert at(learned.config, "model.moe.imbalance_factor") == 1.3
+    assert at(forced.config, "model.moe.imbalance_factor") is None
+    assert abs(learned.step_error) < 0.03
+    free = judgement.judge(SHIPPED["torchtitan-dsv3-n011"])
+    assert "dispatcher: flex, in place of MinimalAsyncEP" in free.assumed
+
+
 def test_natural_routing_is_uneven_and_forced_balance_is_not():
     """MOEZOO-007 and -008 (fit) differ in routing alone: 11.37 and 14.16 s, 1.245 times as long."""
     forced, natural = (judgement.judge(SHIPPED[name]) for name in ("MOEZOO-007", "MOEZOO-008"))

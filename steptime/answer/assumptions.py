@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from steptime import fsdp
 from steptime.base.words import counted, flow
 from steptime.job.job import Job
-from steptime.memory.overhead import COMMUNICATOR_BYTES, CONTEXT_BYTES, FRAGMENTATION, GIB
+from steptime.memory.overhead import CACHED_GROUPS, COMMUNICATOR_BYTES, CONTEXT_BYTES, FRAGMENTATION, GIB
 from steptime.software.efficiency import compute_factor, sustained_share
 from steptime.software.performance import EAGER_TORCH, Options, Software, load_software
 from steptime.software.precision import RECIPES, rate_of
@@ -152,10 +153,12 @@ def _unproved(job: Job) -> list[str]:
 
 def _memory(job: Job) -> list[str]:
     freed = "memory: gradients are freed after every step, so gradients created after the peak are not in the peak"
+    groups = f"{CACHED_GROUPS:g} times the largest FSDP group, gathered"
+    beyond = groups if fsdp.pooled(job) else f"{100 * FRAGMENTATION:g} % of activations and transients"
     return [
         *([] if job.software.states.gradients_persist or job.microbatches > 1 else [freed]),
         (
-            f"memory: reserved = allocated + {100 * FRAGMENTATION:g} % of activations and transients; context "
+            f"memory: reserved = allocated + {beyond}; context "
             f"{CONTEXT_BYTES / GIB:g} GiB and {COMMUNICATOR_BYTES / GIB:g} GiB per process group are assumed"
         ),
     ]

@@ -108,7 +108,7 @@ def stage_row(job: Job, stage: int, state: States, buffers: list[HeldBuffer], wa
         activations_bytes=moment.activations_bytes,
         transient_bytes=moment.transient_bytes + held_then,
         allocated_bytes=fixed + moving,
-        reserved_bytes=reserved_bytes(fixed, moving),
+        reserved_bytes=reserved_bytes(fixed, moving, state.group_bytes),
         peak_op=moment.op,
         buffers_bytes=held_then,
         persisting_bytes=states + staying,

@@ -220,7 +220,8 @@ def _heads(f: Found) -> None:
     if width and q % width == 0 and kv % width == 0:
         source = f"rows / head_dim {width}"
         f.set("n_q_heads", q // width, source)
-        f.fields["n_kv_heads"] = {"value": kv // width, "from": source}  # whatever a config says that has no use for it
+        if f.get("n_kv_heads") != kv // width:  # a config may say what its family has no use for
+            f.fields["n_kv_heads"] = {"value": kv // width, "from": source}
         return
     fits = [n for n in CANDIDATES if gcd(q, kv) % n == 0]
     widths = f"may be {' or '.join(map(str, fits))}" if fits else f"divides {gcd(q, kv)}"

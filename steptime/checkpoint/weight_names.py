@@ -13,7 +13,7 @@ Q = ("q_proj", "wq", "attn_q", "linear_q", "q_lin", "attention.query", "self.que
 K = ("k_proj", "wk", "attn_k", "linear_k", "k_lin", "attention.key", "self.key", "SelfAttention.k")
 QKV = (
     "linear_qkv", "query_key_value", "c_attn", "qkv_proj", "attn_qkv", "Wqkv", "wqkv", "W_pack", "att_proj", "qkv",
-    "attn.in_proj",
+    "attn.in_proj", "self_attn.in_proj",
 )  # fmt: skip
 OUT = (
     "o_proj", "wo", "linear_proj", "attn.c_proj", "attn_output", "self_attn.dense", "self_attention.dense", "attention.dense",

@@ -14,6 +14,7 @@ from steptime.fsdp.groups import (
     group_of,
     groups,
     options,
+    pooled,
     sharded_elements,
     states,
 )
@@ -50,6 +51,7 @@ __all__ = [
     "options",
     "pass_moments",
     "peak_moments",
+    "pooled",
     "rows",
     "sharded_elements",
     "stage_actions",

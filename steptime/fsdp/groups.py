@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from steptime.base.num import Num, where
+from steptime.base.num import Num, maximum, where
 from steptime.job.assembly import Assembly, Chunk, Part
 from steptime.job.job import Job
 from steptime.job.mesh import Fsdp
@@ -209,8 +209,29 @@ def states(assembly: Assembly) -> list[States]:
     size, found = state_bytes(assembly.job), list[States]()
     for chunks in assembly.stages:
         shard = sharded_elements(assembly, chunks)
-        optimizer_bytes = (
-            size.master + mean_moments(assembly.job, assembly.counted_params(chunks)).get("dense", 0.0)
-        ) * shard
-        found.append(States(size.params * shard, size.gradients * shard, optimizer_bytes, [], owned=shard))
+        moments = mean_moments(assembly.job, assembly.counted_params(chunks)).get("dense", 0.0)
+        optimizer_bytes = (size.master + moments) * shard
+        group = largest_group(assembly, chunks)
+        found.append(
+            States(size.params * shard, size.gradients * shard, optimizer_bytes, [], owned=shard, group_bytes=group)
+        )
     return found
+
+
+def pooled(job: Job) -> bool:
+    """Whether torch's FSDP2 gathers group by group on a stream of its own."""
+    said, software = job.parallelism.fsdp or Fsdp(), job.software
+    eager = software.family == "fsdp2" and software.name != "xla"
+    return applies(job) and eager and said.version == 2 and said.wrap != "model"
+
+
+def largest_group(assembly: Assembly, chunks: list[Chunk]) -> Num | None:
+    """Bytes of a stage's largest group, gathered; None where none is gathered (`pooled`)."""
+    if not pooled(assembly.job):
+        return None
+    most: Num = 0.0
+    for chunk in chunks:
+        root, layers = groups(assembly, chunk)
+        for one in (root, *[of for layer in layers for of in layer.all]):
+            most = maximum(most, buffers(assembly, one).gathered)
+    return most

@@ -37,6 +37,8 @@ class States(NamedTuple):
     """Parameters that the device updates."""
     update_bytes: Num = 0.0
     """Temporaries that the update holds for the tensor it works on."""
+    group_bytes: Num | None = None
+    """The largest parameter group of torch's FSDP2, gathered; None without it."""
 
 
 class StateBytes(NamedTuple):

@@ -9,6 +9,7 @@ from steptime.base.num import maximum, same
 from steptime.model.context_parallel import Local, context_parallel
 from steptime.model.ops import Comm, Gemm, Move, Op, Param, Tensor
 from steptime.model.quantize import Operand, backward_casts, cast_again, cast_context, cast_norm
+from steptime.model.sinks import scaled_by_sinks
 from steptime.model.sublayers import (
     EAGER_ROPE,
     FP32,
@@ -22,6 +23,7 @@ from steptime.model.sublayers import (
     norm,
     residual,
 )
+from steptime.software.performance import EAGER_TORCH
 
 if TYPE_CHECKING:
     from steptime.base.num import Num
@@ -203,6 +205,8 @@ def flash(model: Model, shard: Shard, qkv: tuple[str, str, str]) -> Sublayer:
     if shard.context_split:
         return with_sequence_first(shard, context_parallel(local, qkv, **mask), out)
     kernel = local.kernel(qkv, out, (*qkv, out.name, local.lse.name), **mask)
+    if model.attention.sinks and shard.software.family in EAGER_TORCH:
+        return scaled_by_sinks(kernel, out, local.lse)
     return with_sequence_first(shard, [kernel], out)
 
 

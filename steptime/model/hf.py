@@ -133,6 +133,8 @@ class Reader:
         self.problems += problems
         if linear:
             found["linear_attention"] = linear
+        if self.model_type == "gpt_oss":
+            found["swiglu_limit"] = self.values["swiglu_limit"]
         if self.model_type == "glm4_moe":
             found |= {
                 "qkv_bias": bool(self.values.get("attention_bias")),

@@ -123,7 +123,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "gpt_oss": Family(
         GLU | {"bias": True},
-        UNTIED | {"head_dim": 64, "sliding_window": 128},
+        UNTIED | {"head_dim": 64, "sliding_window": 128, "swiglu_limit": 7.0},
         only={"attention_dropout": 0.0},
         windows=2,
     ),

@@ -82,13 +82,26 @@ def gated(model: Model, shard: Shard, gate: str, up: str, out: Tensor, words: Wo
 
     Fused it is one kernel that keeps gate and up (Megatron's bias_swiglu, megatron/core/fusions/fused_bias_swiglu.py).
     """
+    clamps: list[Op] = []
+    if model.swiglu_limit is not None:
+        clamps, gate, up = clamped(gate, up, out, words)
     ops, activated = activate(model, shard, gate, out._replace(name=f"{words.name}.act.gate"), words)
+    ops = [*clamps, *ops]
     if shard.software.kernels.fused_projections:
         # megatron/core/transformer/mlp.py, glu: up + glu_linear_offset is a new tensor even where the offset is 0
         shifted = out._replace(name=f"{words.name}.act.up")
         ops.append(Move(f"{words.name}.act.offset", (up,), (shifted,), forward_bytes=2.0 * out.bytes, role=words.act))
         up = shifted.name
     return [*ops, Move(f"{words.name}.act.mul", (activated, up), (out,), (activated, up), role=words.act)]
+
+
+def clamped(gate: str, up: str, out: Tensor, words: Words) -> tuple[list[Op], str, str]:
+    """Gate and up clamped, a kernel each that keeps its input (megatron/core/transformer/moe/experts.py, glu)."""
+    sources = {f"{words.name}.act.clamp_gate": gate, f"{words.name}.act.clamp_up": up}
+    moved: dict[str, Any] = {"forward_bytes": 2.0 * out.bytes, "backward_bytes": 3.0 * out.bytes, "role": words.act}
+    ops: list[Op] = [Move(n, (x,), (out._replace(name=f"{n}.out"),), (x,), **moved) for n, x in sources.items()]
+    first, second = (op.outputs[0].name for op in ops)
+    return ops, first, second
 
 
 def plain(model: Model, shard: Shard, x: Operand, words: Words) -> Sublayer:

@@ -244,6 +244,8 @@ class Model(Config):
     activation: Literal["silu", "gelu", "relu", "relu2"] = Field(
         default_factory=lambda data: "silu" if data.get("glu", True) else "gelu"
     )
+    swiglu_limit: float | None = Field(default=None, gt=0)
+    """Gate and up are clamped to it, and the gate's activation is the quick GELU (gpt-oss: 7)."""
     layers: list[Section[LayerRun]] | None = None
     """Layers in depth order where they differ; by default all `n_layers` are dense with the widths above."""
     hybrid_pattern: str | None = Field(default=None, pattern=r"^[M*E-]+$")

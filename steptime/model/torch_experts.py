@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 
 SHARED = Words("shared", "shared_experts", "shared_experts")
 EXPERTS = Words("experts", "moe", "moe_act")
+BIAS_KERNELS = 8.0
+"""Of a bias by row: counts joined and cast, a row of zeros joined, cumulative sum, search, repeat, sum (assumed: launches)."""
+SWIGLU_KERNELS = 11.0
+"""Of a clamped SwiGLU: eight forward, fourteen backward, in the mean."""
 
 
 def torch_moe_ops(model: Model, moe: Moe, shard: Shard, x: str, normal: str) -> list[Op]:
@@ -156,6 +160,8 @@ def grouped_experts(model: Model, rows: Rows, etp: Num, x: str) -> Sublayer:
     moe, size, n = rows.moe, rows.shard.itemsize, rows.here
     width = moe.expert_inter_sz / etp
     act = Tensor("experts.act.out", n * width, size)
+    if model.swiglu_limit is not None:
+        return clamped_experts(model, rows, etp, x)
     ops: list[Op] = []
     names: list[str] = []
     for which in ("gate", "up") if model.glu else ("up",):
@@ -170,6 +176,80 @@ def grouped_experts(model: Model, rows: Rows, etp: Num, x: str) -> Sublayer:
     out = Tensor("experts.out", n * rows.hidden, size)
     shape = (moe.n_experts, rows.hidden, moe.expert_inter_sz)
     return [*ops, _product(model, rows, "down", act.name, out, (shape, 2), (width, rows.hidden))], out.name
+
+
+def clamped_experts(model: Model, rows: Rows, etp: Num, x: str) -> Sublayer:
+    """gpt-oss: gate and up interleaved in one product, biases of each row's expert, a clamped activation.
+
+    Source: pytorch/torchtitan@58b03444 torchtitan/models/gpt_oss/moe.py, GptOssGroupedExperts._experts_forward. Compiled, biases
+    and activation are one kernel that keeps the product's output, and the last bias is added where the rows are read next.
+    """
+    moe, size, n = rows.moe, rows.shard.itemsize, rows.here
+    width = moe.expert_inter_sz / etp
+    act = Tensor("experts.act.out", n * width, size)
+    both = Tensor("experts.gate_up", 2.0 * act.elements, size)
+    out = Tensor("experts.out", n * rows.hidden, size)
+    eager = rows.shard.software.kernels.activation_impl != "fused"
+    shape = (moe.n_experts, 2 * moe.expert_inter_sz, rows.hidden)
+    ops: list[Op] = [_product(model, rows, "gate_up", x, both, (shape, 1), (rows.hidden, 2.0 * width))]
+    added, biased = row_bias(rows, both, eager=eager)
+    ops.append(added)
+    ops.append(
+        clamped_swiglu(biased, act) if eager else Move("experts.act", (biased,), (act,), (biased,), role="moe_act")
+    )
+    shape = (moe.n_experts, rows.hidden, moe.expert_inter_sz)
+    ops.append(_product(model, rows, "down", act.name, out, (shape, 2), (width, rows.hidden)))
+    added, y = row_bias(rows, out, eager=eager)
+    return [*ops, added], y
+
+
+def row_bias(rows: Rows, x: Tensor, *, eager: bool) -> tuple[Op, str]:
+    """Each row's bias repeated by tokens per expert, then added; backward adds the rows' gradients by expert.
+
+    Forward: the repeat writes rows, the sum reads two and writes one; compiled it is part of what reads the rows. Backward: one
+    read. Kept: the expert of each row.
+    """
+    index, out = Tensor(f"{x.name}.expert", rows.here, INT64), x._replace(name=f"{x.name}.biased")
+    op = Move(
+        f"{x.name}.bias",
+        (x.name,),
+        (out,),
+        (index.name,),
+        (index,),
+        forward_bytes=4.0 * x.bytes if eager else 0.0,
+        backward_bytes=x.bytes,
+        kernels=BIAS_KERNELS if eager else 1.0,
+        forward_temp_bytes=x.bytes if eager else 0.0,
+        role="moe",
+    )
+    return op, out.name
+
+
+def clamped_swiglu(x: str, out: Tensor) -> Op:
+    """clamp(gate) * sigmoid(1.702 clamp(gate)) * (clamp(up) + 1), gate and up every other element of `x` (swiglu).
+
+    In units of `out`'s bytes w, where a read of every other element takes 2. Forward: clamps 3 each, times alpha 2, sigmoid 2,
+    product 3, plus one 2, product 3. Backward: products 6 each, sigmoid 3, times alpha 2, sum of the gate's two gradients 3,
+    clamps 4 each, each half put into zeros 2 + 3, their sum 6. Kept: `x`, the clamped gate, its sigmoid, and both factors of the
+    last product.
+    """
+    names = ("experts.act.clamped", "experts.act.sigmoid", "experts.act.gate", "experts.act.up")
+    made = tuple(out._replace(name=name) for name in names)
+    clamp, sigmoid, product, last = (3.0 + 3.0, 2.0 + 2.0, 3.0 + 2.0, 3.0)
+    back = 2.0 * 6.0 + 3.0 + 2.0 + 3.0 + 2.0 * 4.0 + 2.0 * 5.0 + 6.0
+    return Move(
+        "experts.act",
+        (x,),
+        (out,),
+        (x, *names),
+        made,
+        forward_bytes=(clamp + sigmoid + product + last) * out.bytes,
+        backward_bytes=back * out.bytes,
+        kernels=SWIGLU_KERNELS,
+        forward_temp_bytes=out.bytes,
+        backward_temp_bytes=4.0 * out.bytes,
+        role="moe_act",
+    )
 
 
 def _product(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from steptime import fsdp
 from steptime.memory.buffers import stage_buffers
 from steptime.memory.kept_ops import kept_of_chunk
-from steptime.memory.overhead import COMMUNICATOR_BYTES, FRAGMENTATION
+from steptime.memory.overhead import CACHED_GROUPS, COMMUNICATOR_BYTES, FRAGMENTATION
 from steptime.memory.part_memories import PartMemories
 from steptime.memory.stages import chunk_bytes
 from steptime.memory.states import group_elements, shard_ranks, stage_states, state_bytes
@@ -22,6 +22,7 @@ from steptime.timing.optimizer import updated
 if TYPE_CHECKING:
     from steptime.answer.result import Estimate
     from steptime.base.rows import HeldBuffer, StageMemory
+    from steptime.memory.states import States
 
 AUTOGRAD = "torch csrc/autograd/engine.cpp, call_function: what an op kept goes when its backward is done"
 ALLOCATED = "torch.cuda.max_memory_allocated: torch c10/cuda/CUDACachingAllocator.cpp, DeviceStats.allocated_bytes"
@@ -57,7 +58,7 @@ def stage(estimate: Estimate, row: StageMemory) -> FactList:
             AUTOGRAD,
         ),
         _fact("allocated", row.allocated_bytes, "their sum", ALLOCATED),
-        _fact("reserved", row.reserved_bytes, _reserved(row), _constant("memory.overhead.FRAGMENTATION")),
+        _fact("reserved", row.reserved_bytes, *_reserved(estimate, row)),
         _fact("between steps", row.persisting_bytes, "allocated: states, and the buffers that stay", ""),
         *[_fact("", item.bytes, f"of it {item.name}", item.source) for item in held if item.stays and not item.at_peak],
         _fact("first step", row.first_peak_bytes, "peak of the first step, before the optimizer's moments exist", ""),
@@ -139,21 +140,30 @@ def _activations(estimate: Estimate, row: StageMemory) -> list[Fact]:
     return [total, kept, *[_fact("", size, f"of it {label}", sources[label]) for label, size in parts.items() if size]]
 
 
+def _held_states(estimate: Estimate, stage: int) -> States:
+    """States of a stage."""
+    assembly = estimate.assembly
+    return (fsdp.states(assembly) if fsdp.applies(estimate.job) else stage_states(assembly))[stage]
+
+
 def _buffers(estimate: Estimate, stage: int) -> list[HeldBuffer]:
     """Workspaces and buffers of a stage."""
-    assembly = estimate.assembly
-    states = fsdp.states(assembly) if fsdp.applies(estimate.job) else stage_states(assembly)
-    return stage_buffers(assembly, stage, states[stage])
+    return stage_buffers(estimate.assembly, stage, _held_states(estimate, stage))
 
 
-def _reserved(row: StageMemory) -> str:
-    """The allocator's formula (memory/overhead.py) with its numbers."""
+def _reserved(estimate: Estimate, row: StageMemory) -> tuple[str, str]:
+    """The allocator's formula (memory/overhead.py) with its numbers, and its source."""
+    group = _held_states(estimate, row.stage).group_bytes
+    if group is not None:
+        text = f"{row.allocated_bytes / GIB:.3f} + CACHED_GROUPS {CACHED_GROUPS:g} x {group / GIB:.3f}, the largest FSDP group"
+        return text, _constant("memory.overhead.CACHED_GROUPS")
     moving = row.activations_bytes + row.transient_bytes - row.buffers_bytes
     fixed = row.allocated_bytes - moving
-    return (
+    text = (
         f"{fixed / GIB:.3f} states and buffers + {moving / GIB:.3f} activations and transients x (1 + FRAGMENTATION "
         f"{FRAGMENTATION:g}); 1.03 to 1.09 x allocated on 8 x B200 (SimuMax)"
     )
+    return text, _constant("memory.overhead.FRAGMENTATION")
 
 
 def _outside(estimate: Estimate) -> list[Fact]:

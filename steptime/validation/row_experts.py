@@ -16,6 +16,10 @@ NATURAL_IMBALANCE = 1.6
 11.37 s in the two rows marked fit that differ in nothing else (MOEZOO-007 and -008). Over a global batch the fullest expert has
 1.5 to 1.7 times the mean under a balancing loss (Wang et al. 2024, arXiv 2408.15664)."""
 
+LEARNED_IMBALANCE = 1.3
+"""The same of torchtitan, whose routers choose unless `debug.moe_force_load_balance` is set (torchtitan/config/configs.py@
+6b960233): what the two rows marked fit with its standard all-to-all need (torchtitan-dsv3-n008 and -n009, 4 ranks)."""
+
 
 def has_experts(row: MeasuredRow) -> bool:
     """Whether the row's model is a mixture of experts."""
@@ -52,7 +56,7 @@ def kinds_of(row: MeasuredRow, assumed: list[str]) -> dict[str, Any]:
         found["attention"] = {"window": int(width[1]) if width else 128}
         found["attention"] |= {"window_pattern": 2} if "alternat" in kind else {}
     if "gpt-oss" in name:
-        found |= {"bias": True, "norm_bias": False}
+        found |= {"bias": True, "norm_bias": False, "swiglu_limit": 7.0}
         found["attention"] = found.get("attention", {}) | {"sinks": True}
     if "qwen3" in name:
         found["qk_norm"] = True
@@ -86,6 +90,8 @@ def experts(row: MeasuredRow, name: str, assumed: list[str]) -> dict[str, Any]:
         section["pad_to_capacity"] = True
     if "natural routing" in words:
         section["imbalance_factor"] = NATURAL_IMBALANCE
+    elif "torchtitan" in row.text("framework").lower() and "forced load balance" not in words:
+        section["imbalance_factor"] = LEARNED_IMBALANCE
     assumed.append(f"imbalance_factor: {section.get('imbalance_factor', 1)}")
     return section
 
@@ -109,6 +115,9 @@ def dispatch_of(row: MeasuredRow, assumed: list[str]) -> dict[str, Any]:
     section: dict[str, Any] = {}
     if re.search(r"hybridep|deepep|\bflex\b(?! attention)", words):
         section["dispatcher"] = "flex"
+    elif "minimalasyncep" in words:  # no host waits, no copies around the exchange, but a copy for each expert
+        section["dispatcher"] = "flex"
+        assumed.append("dispatcher: flex, in place of MinimalAsyncEP")
     elif re.search(r"all-?to-?all|a2a", words):
         section["dispatcher"] = "alltoall"
     else:

@@ -54,6 +54,7 @@ def test_what_is_unsaid_is_as_the_parser_has_it():
         ("--experimental-attention-variant gated_delta_net --linear-attention-freq '([1]*3+[0])*2'",
          ("model", "linear_attention", "freq"), [1, 1, 1, 0, 1, 1, 1, 0]),
         ("--mtp-num-layers 1 --mtp-loss-scaling-factor 0.3", ("model", "mtp"), 1),
+        ("--quick-geglu --activation-func-clamp-value 7.0", ("model", "swiglu_limit"), 7.0),
         ("--moe-router-topk 4", ("model", "moe", "experts_per_token"), 4),
         ("--moe-router-score-function sigmoid", ("model", "moe", "score_function"), "sigmoid"),
         ("--moe-router-pre-softmax", ("model", "moe", "pre_softmax"), True),

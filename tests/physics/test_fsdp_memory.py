@@ -113,3 +113,16 @@ def test_a_reduction_beside_the_layers_own_gradient():
     assert stage.peak_op == "backward of a reduce-scatter"
     held = 2 * 32_896 + 2 * 16_512 + 6 * LAYER + 64 * 128 * 2 + 64 * 8
     assert stage.activations_bytes + stage.transient_bytes == held
+
+
+@pytest.mark.parametrize(
+    ("fsdp", "cached"),
+    [({}, 4.5 * 2 * ROOT), ({"version": 1}, None), ({"wrap": "model"}, None)],
+    ids=["2", "1", "model"],
+)
+def test_the_allocator_keeps_four_and_a_half_roots(fsdp, cached):
+    """The root in bf16 is the largest group. Without FSDP2's groups it is 20 % of activations and transients."""
+    said = {"dp": 4, "fsdp": {"reduce_dtype": "fp32"} | fsdp}
+    (stage,) = estimate(job("fsdp2", model={"n_layers": 3}, seqlen=2, microbatches=2, **said)).memory.stages
+    moving = stage.activations_bytes + stage.transient_bytes - stage.buffers_bytes
+    assert stage.reserved_bytes - stage.allocated_bytes == pytest.approx(0.2 * moving if cached is None else cached)

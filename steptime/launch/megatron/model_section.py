@@ -33,6 +33,7 @@ def model_section(keys: JobKeys, *, unfused: bool) -> dict[str, Any]:
         "vocab_sz": _vocabulary(keys),
         "glu": glu,
         "activation": _activation(keys, glu=glu),
+        "swiglu_limit": (keys.number("activation_func_clamp_value") or None) if glu else None,
         "norm": norm,
         "bias": keys.on("add_bias_linear"),
         "qk_norm": keys.on("qk_layernorm") and not latent(keys),

@@ -47,6 +47,7 @@ def _model(job: Job, model: Mapping[str, Any], table: KeyTable, *, objects: bool
         "position_embedding_type": _positions(model),
         "hidden_dropout": model["dropout"],
         "attention_dropout": model["dropout"],
+        "activation_func_clamp_value": model.get("swiglu_limit"),
     }
     if objects:
         found |= {"gated_linear_unit": glu, "activation_func": word_for(table, "activation_func", activation)}
