@@ -1,1 +1,1 @@
-"""Reading what people already have: launch scripts, framework configs and logs, as the Job that a YAML would hold."""
+"""Readers of launch scripts, framework configs and logs: each gives the Job that a YAML plan would hold."""

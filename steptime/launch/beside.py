@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from steptime.base.config import ConfigError
 
 MOST_BYTES = 2_000_000
-"""No file that a launch file reads is larger."""
+"""Size limit of any file that a launch file reads."""
 
 
 class Beside:
@@ -26,7 +26,7 @@ class Beside:
                 raise ConfigError(f"--with {path}: no such file")
 
     def path(self, name: str) -> Path | None:
-        """The file of a name, as a script or a config gives it; None where there is none.
+        """The path of a name, as a script or a config writes it; None where there is no such file.
 
         What stands before a part without a value ("$DIR/args.sh") does not count, nor does a folder that is not here.
         """

@@ -103,7 +103,7 @@ class _FunctionReader:
         }
 
     def owner(self, name: str, depth: int = 0) -> tuple[_FunctionReader, str] | None:
-        """The module that has a name, its own or one beside it, and what it calls it there."""
+        """The module behind a name, its own or an adjacent one, and the name inside that module."""
         if name in self.functions or name in self.constants:
             return self, name
         if name not in self.imports or depth > _DEPTH:
@@ -118,7 +118,7 @@ class _FunctionReader:
         return reader.owner(own, depth + 1) if reader is not None else None
 
     def find(self, name: str) -> tuple[_FunctionReader, ast.FunctionDef] | None:
-        """A function by the name that this module has for it."""
+        """A function by the name that this module uses for it."""
         found = self.owner(name)
         return (found[0], found[0].functions[found[1]]) if found and found[1] in found[0].functions else None
 
@@ -146,7 +146,7 @@ class _FunctionReader:
         return self.block(function.body, names, depth)[1]
 
     def block(self, body: Sequence[ast.stmt], names: Tree, depth: int) -> tuple[bool, Any]:
-        """Statements one after the other: whether one of them returns, and what."""
+        """Run statements in order: whether one of them returns, and what."""
         for node in body:
             if isinstance(node, ast.Return):
                 return True, self.value(node.value, names, depth) if node.value else None
@@ -174,7 +174,7 @@ class _FunctionReader:
             raise self.fail(node, "cannot be evaluated statically")
 
     def maybe(self, node: ast.If, names: Tree) -> None:
-        """A branch of which nobody knows whether it is taken: what it sets is computed."""
+        """A branch whose condition is unknown: everything it sets becomes `Computed`."""
         for inner in ast.walk(node):
             if isinstance(inner, ast.Assign):
                 for target in inner.targets:
@@ -186,7 +186,7 @@ class _FunctionReader:
                 _note_call(inner.value, names)
 
     def effect(self, node: ast.Call, names: Tree, depth: int) -> None:
-        """A call for what it does: a function that changes a config, or a list that grows."""
+        """The effect of a call: a function that changes a config, or a list that grows."""
         owner = self.value(node.func.value, names, depth) if isinstance(node.func, ast.Attribute) else None
         if isinstance(owner, list) and node.args and isinstance(node.func, ast.Attribute):
             given = self.value(node.args[0], names, depth)
@@ -240,7 +240,7 @@ class _FunctionReader:
         return self.worked_out(node, names, depth)
 
     def worked_out(self, node: ast.expr, names: Tree, depth: int) -> Any:
-        """Arithmetic, comparisons, `and` and `or`, a choice or a mapping of values that can be read."""
+        """Arithmetic, comparisons, `and` and `or`, a conditional or a subscript of known values."""
         if isinstance(node, ast.Dict):
             if any(key is None for key in node.keys):
                 return computed(node)
@@ -262,12 +262,12 @@ class _FunctionReader:
             return computed(node)
 
     def config(self, node: ast.Call, names: Tree, depth: int) -> Any:
-        """A call: a function that can be read, a copy with changes, or the making of a config object."""
+        """A call: a function of the module, a copy with changes, or a config object."""
         called = ".".join(dotted(node.func))
         if isinstance(node.func, ast.Attribute) and node.func.attr in {"lower", "upper"}:
             text = self.value(node.func.value, names, depth)
             return getattr(text, node.func.attr)() if isinstance(text, str) else computed(node)
-        if not called and self.bases:  # a method of what another one returns
+        if not called and self.bases:  # a method of another call's result
             given = [item for inner in ast.walk(node) if isinstance(inner, ast.Call) for item in inner.args]
             return {CLASS: computed(node).code, "_args_": [self.value(item, names, depth) for item in given]}
         if not called or any(keyword.arg is None for keyword in node.keywords):
@@ -289,7 +289,7 @@ class _FunctionReader:
 
 
 def _note_call(node: ast.Call, names: Tree) -> None:
-    """List a call that is not followed with the configs that it may change."""
+    """Record a call that is not followed with the configs that it may change."""
     given = [names.get(item.id) for item in ast.walk(node) if isinstance(item, ast.Name)]
     for found in given:
         if isinstance(found, dict):

@@ -1,4 +1,4 @@
-"""Values of Python's syntax as far as they are told without running it: operators, dotted names, what is computed."""
+"""Values of Python expressions as far as they are known without running code: operators, dotted names, computed values."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 
 class Computed(NamedTuple):
-    """A value that only running the code would tell."""
+    """A value that is known only by running the code."""
 
     line: int
     code: str
@@ -24,7 +24,7 @@ _OPERATORS: dict[type[ast.AST], Any] = {
 
 
 def operated(node: ast.expr, parts: list[Any]) -> Any:
-    """One operator on values; a power is none, so that nothing grows without end.
+    """One operator on values; powers are excluded, so that no value grows without bound.
 
     Raises:
         KeyError: an operator that is not read.
@@ -48,7 +48,7 @@ def operated(node: ast.expr, parts: list[Any]) -> Any:
 
 
 def computed(node: ast.expr) -> Computed:
-    """That this is to be computed."""
+    """Mark a value as computed."""
     return Computed(node.lineno, " ".join(ast.unparse(node).split())[:60])
 
 
@@ -63,7 +63,7 @@ def dotted(node: ast.expr) -> list[str]:
 
 
 def looked_up(called: str, node: ast.Call, args: list[Any]) -> Any:
-    """What getattr, hasattr and isinstance come to where the config itself tells."""
+    """The result of getattr, hasattr and isinstance where the config itself determines it."""
     owner, name = args[:2]
     if called == "isinstance":
         whole = not isinstance(owner, Computed) and ast.unparse(node.args[1]) == "str"

@@ -1,4 +1,4 @@
-"""DeepSpeed: ds_config.json as a config; the model and the sequence are the user's to name.
+"""DeepSpeed: ds_config.json as a config; the user names the model and the sequence length.
 
 Sources: deepspeedai/DeepSpeed@1b88ac36 deepspeed/runtime/config.py (_set_batch_related_parameters), runtime/zero/config.py.
 """
@@ -20,7 +20,7 @@ from steptime.model.model import Model
 
 _BATCH, _MICRO, _STEPS = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
 _TOLD = {_BATCH: "data.gbs", _MICRO: "data.microbatch_sz", "zero_optimization.stage": "parallelism.zero_level"}
-"""Key -> what the user sets instead."""
+"""Key -> the setting that the user gives instead."""
 _BUCKET = "zero_optimization.reduce_bucket_size"
 
 
@@ -65,7 +65,7 @@ def read_deepspeed(
 
 
 def put_deepspeed_config(keys: JobKeys, beside: Beside | None) -> None:
-    """What a Megatron job's ds_config says, where it lies beside the script: it goes over the flags of the same meaning."""
+    """The ds_config of a Megatron job, if it lies next to the script: it overrides flags of the same meaning."""
     name = keys.get("deepspeed_config")
     text = beside.text(str(name)) if beside and name else None
     if text is None or not keys.on("deepspeed"):
@@ -95,21 +95,21 @@ def _json(path: str, text: str) -> dict[str, Any]:
 
 
 def _reduction(keys: JobKeys, parallelism: dict[str, Any], performance: dict[str, Any]) -> None:
-    """Buckets of the gradients' reduction, and whether it overlaps with backward."""
+    """Buckets of the gradient reduction, and whether it overlaps with backward."""
     sets = keys.sets
     if told(sets, "parallelism.bucket_size_mb") is None:
         if keys.get(_BUCKET) == "auto":  # transformers/integrations/deepspeed.py, trainer_config_finalize
             keys.put(_BUCKET, build(Model, read_model(told(sets, "model"))).hidden_sz ** 2)
         itemsize = 4 if performance.get("main_grad_dtype", performance["precision"]) == "fp32" else 2
         parallelism["bucket_size_mb"] = keys.count(_BUCKET) * itemsize / 1e6
-    # unsaid, it is on at stage 3 alone (zero/config.py, overlap_comm_valid); the profile says how much hides
+    # by default only at stage 3 (zero/config.py, overlap_comm_valid); the profile states the hidden share
     overlap = "zero_optimization.overlap_comm"
     if keys.get(overlap) != "auto" and not keys.on(overlap, default=parallelism["zero_level"] == 3):
         performance["overlap"] = {"dp": False}
 
 
 def _check_told(keys: JobKeys, devices: int | None) -> None:
-    """What only the user can tell: the model, the sequence, and values that a trainer would fill in, all at once."""
+    """Settings that only the user knows: the model, the sequence length, and values that a trainer would fill in; all at once."""
 
     def unsaid(key: str) -> bool:
         return told(keys.sets, key) is None
@@ -137,7 +137,7 @@ def _check_told(keys: JobKeys, devices: int | None) -> None:
 
 
 def _precision(keys: JobKeys) -> dict[str, Any]:
-    """bf16, fp16 or fp32, and what gradients accumulate in."""
+    """bf16, fp16 or fp32, and the dtype in which gradients accumulate."""
     section = {"precision": told(keys.sets, "performance.precision")}
     if section["precision"] is None:
         section["precision"] = "bf16" if keys.on("bf16.enabled") else "fp16" if keys.on("fp16.enabled") else "fp32"
@@ -147,7 +147,7 @@ def _precision(keys: JobKeys) -> dict[str, Any]:
 
 
 def _layout(keys: JobKeys, devices: int | None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The parallelism and data sections; what the user sets goes over the file."""
+    """The parallelism and data sections; the user's settings override the file."""
     tp = told_whole(keys.sets, "parallelism.tp") or keys.count("tensor_parallel.autotp_size", 1, least=0) or 1
     pp = told_whole(keys.sets, "parallelism.pp") or 1
     cp = told_whole(keys.sets, "parallelism.cp") or keys.count("sequence_parallel_size", 1)

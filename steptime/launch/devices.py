@@ -1,4 +1,4 @@
-"""How many devices a job runs on: what a launcher's line, a log, or the environment says."""
+"""The number of devices of a job: from a launcher's line, a log, or the environment."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _NAMES = ("WORLD_SIZE", "NGPU", "NNODES")
 
 
 def told(sets: Mapping[str, Any] | None, key: str) -> Any:
-    """What the user sets for a dotted key; None where nothing is set.
+    """The user's setting of a dotted key; None where nothing is set.
 
     >>> told({"data.seqlen": 4096}, "data.seqlen"), told({"model": "gpt2-xl"}, "model.n_layers")
     (4096, None)
@@ -65,7 +65,7 @@ def told(sets: Mapping[str, Any] | None, key: str) -> Any:
 
 
 def told_whole(sets: Mapping[str, Any] | None, key: str) -> int | None:
-    """A whole number that the user sets for a dotted key.
+    """The user's setting of a dotted key as a whole number.
 
     Raises:
         ConfigError: it is none.
@@ -88,7 +88,7 @@ def on_node(sets: Mapping[str, Any] | None) -> int | None:
 
 
 def _launched(keys: JobKeys, ranks: int) -> int | None:
-    """The devices that the framework's own launcher takes where nothing is said; None where they do not hold the ranks."""
+    """The number of devices that the framework's own launcher takes by default; None where it does not fit the ranks."""
     launcher = keys.launcher or {}
     devices = on_node(keys.sets) if launcher.get("devices") == "node" else launcher.get("devices")
     if devices is None or devices % ranks:
@@ -101,7 +101,7 @@ def _launched(keys: JobKeys, ranks: int) -> int | None:
 
 
 def data_parallel(keys: JobKeys, degrees: Mapping[str, int], devices: int | None, fix: str = "") -> int | None:
-    """Data-parallel ranks that the other degrees leave of the devices, the user's number first; None where nothing says one."""
+    """Data-parallel ranks: the user's number, else the devices divided by the other degrees; None where neither is known."""
     ranks = prod(degrees.values())
     devices = told_whole(keys.sets, "devices") or devices
     if (dp := told_whole(keys.sets, "parallelism.dp")) is not None or (

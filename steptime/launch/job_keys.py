@@ -1,4 +1,4 @@
-"""The settings of one job: what is said of each key, the framework's own default where nothing is, and what became of it."""
+"""The settings of one job: the value of each key, the framework's default where it is not given, and its use."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from steptime.launch.keys import GivenKey, KeyRule, KeyTable, named_defaults, ne
 from steptime.launch.reading import LaunchFlag, Reading, Status, asked_together, is_other_model, refusals, still_open
 
 MOST = 10**12
-"""The largest whole number taken: more than any size, count or buffer."""
+"""Largest whole number that is accepted: larger than any size, count or buffer."""
 _NOTHING: tuple[Any, ...] = (None, "", [], {}, ())
 _OFF_WORDS = frozenset({"0", "0.0", "none", "null", "false", "off", "no"})
 UNKNOWN = "not an option"
-"""How the note begins of a key that is taken to change no cost by its name alone."""
+"""First words of the note for a key that is assumed irrelevant because of its name."""
 
 
 class JobKeys:
-    """The keys of a job by the table's names. Problems are gathered in `problems`, and told together by `reading`.
+    """The keys of a job under the table's names. Problems are collected in `problems` and reported together by `reading`.
 
     `given`: what the source says, in order. `defaults`: names and values over the table's own, and whose they are. `sets`: what
     the user sets. `spell`: how the source would spell a key that it does not say.
@@ -47,58 +47,58 @@ class JobKeys:
         self.defaults_of = dict.fromkeys(over, defaults_of or table.framework)
         self.values: dict[str, Any] = {}
         self.names: dict[str, str] = {}
-        """Key -> what says its value."""
+        """Key -> where its value comes from."""
         for name, key, value, _ in self.given:
             if value is not None or key not in self.values:
                 self.values[key], self.names[key] = value, name
         self.fates: dict[str, tuple[Status, str]] = {}
-        """Keys that in this job become something else than the table says, and why."""
+        """Keys with a use other than the table's in this job, and why."""
         self.without_value: dict[str, str] = {}
-        """Keys whose value only a run of the script would tell, and what to do about it."""
+        """Keys whose value is known only by running the script, and the fix."""
         self.beside_flags: list[LaunchFlag] = []
-        """What the job rests on beside the source's keys."""
+        """Assumptions besides the source's keys."""
         self.problems: list[str] = []
         self.notes: list[str] = []
         self.left_open: dict[str, str] = {}
         """Config keys that the file leaves open, and why."""
         self.devices_per_node: int | None = None
         self.launcher: Mapping[str, Any] | None = table.raw.get("launcher")
-        """`devices` of the framework's own launcher where nothing is said (a number, or "node": all of one), and `by` what."""
+        """`devices` of the framework's own launcher by default (a number, or "node": all of one), and who says so."""
         self.beside: Beside | None = None
         """Files that it may name."""
 
     # --- values ---
 
     def name(self, key: str) -> str:
-        """A key as the source spells it."""
+        """A key in the source's spelling."""
         return self.names.get(key) or (self.defaults[key][0] if key in self.defaults else self.spell(key))
 
     def error(self, key: str, problem: str) -> ConfigError:
-        """The problem of a key, after those already gathered."""
+        """The problem of a key, after those already collected."""
         return ConfigError(dict.fromkeys([*self.problems, f"{self.source}: {self.name(key)}: {problem}"]))
 
     def fail(self, key: str, problem: str) -> None:
-        """Gather the problem of a key."""
+        """Record the problem of a key."""
         self.problem(f"{self.name(key)}: {problem}")
 
     def problem(self, what: str) -> None:
-        """Gather a problem of several keys."""
+        """Record a problem of several keys."""
         self.problems.append(f"{self.source}: {what}")
 
     def put(self, key: str, value: Any, by: str = "") -> None:
-        """Set a key to what others make of it; `by` says who, where the source may say the key too."""
+        """Set a key to a value derived from others; `by` names them, where the source may also set the key."""
         self.values[key] = value
         if by:
             self.names[key] = by
 
     def get(self, key: str) -> Any:
-        """The value as it stands; None where nothing says it."""
+        """The value unchanged; None where it is not given."""
         if key in self.values:
             return self.values[key]
         return self.defaults[key][1] if key in self.defaults else self.table.unlisted.get(key)
 
     def whole(self, key: str, *, least: int = 1) -> int | None:
-        """A whole number of at least `least`; None where nothing says it, or where it is none, which is a problem."""
+        """A whole number of at least `least`; None where it is not given, or invalid, which is recorded."""
         value = self.get(key)
         if value is None:
             return None
@@ -118,14 +118,14 @@ class JobKeys:
         return None
 
     def count(self, key: str, default: int | None = None, *, least: int = 1) -> int:
-        """A whole number of at least `least`, which is required where there is no default."""
+        """A whole number of at least `least`; required where there is no default."""
         if self.get(key) is None and default is None:
             self.fail(key, "required key is missing")
         found = self.whole(key, least=least)
         return found if found is not None else max(least, default or 1)
 
     def number(self, key: str) -> float:
-        """A number; 0 where there is none."""
+        """A number; 0 where it is not given."""
         value = self.get(key)
         try:
             return float(value or 0)
@@ -143,7 +143,7 @@ class JobKeys:
         return default
 
     def word(self, key: str, words: Mapping[str, Any] | None = None) -> Any:
-        """What a key's word means by the table, else by `words`, whatever its case; a word that it does not take is a problem."""
+        """The meaning of a key's word in the table, else in `words`, ignoring case; an unknown word is a problem."""
         words = words or self.table.rules[key].words
         found = self.meaning(key, words)
         if found is None:
@@ -151,36 +151,36 @@ class JobKeys:
         return next(iter(words.values())) if found is None else found
 
     def meaning(self, key: str, words: Mapping[str, Any] | None = None) -> Any:
-        """The same, None for a word that it does not take; of a dotted path (torch.float32) the last part may be the word."""
+        """The same, but None for an unknown word; of a dotted path (torch.float32) the last part may be the word."""
         said = str(self.get(key)).lower()
         folded = {name.lower(): found for name, found in (words or self.table.rules[key].words).items()}
         return folded.get(said, folded.get(said.rpartition(".")[2]))
 
     def words(self, key: str) -> list[str]:
-        """The words of a key that takes several: a list, or one text of them."""
+        """The words of a key with several: a list, or one text of them."""
         value = self.get(key)
         return [] if value is None else re.findall(r"[\w.+-]+", str(value))
 
-    # --- what becomes of them ---
+    # --- the use of each key ---
 
     def becomes(self, key: str, what: str) -> None:
-        """Note that a key is used otherwise than the table says."""
+        """Record that a key is used otherwise than the table says."""
         self.fates[key] = ("used", what)
 
     def leave_out(self, key: str, why: str) -> None:
-        """Note that what a key says changes cost and is not in the config."""
+        """Record that a key changes cost and is not in the config."""
         self.fates[key] = ("unmodeled", why)
 
     def approximate(self, key: str, what: str) -> None:
-        """Note what is counted in place of what a key says."""
+        """Record what is modeled instead of a key's setting."""
         self.fates[key] = ("approximated", what)
 
     def without_effect(self, key: str, why: str) -> None:
-        """Note that what a key says changes nothing in this job."""
+        """Record that a key changes nothing in this job."""
         self.fates[key] = ("irrelevant", why)
 
     def flags(self) -> list[LaunchFlag]:
-        """Every key given, and the defaults of those that are used and not given, where they matter."""
+        """Every given key, and the defaults in use that matter."""
         found = [self._flag(item) for item in self.given]
         for key, (name, value) in self.defaults.items():
             rule = self.table.rules[key]
@@ -202,7 +202,7 @@ class JobKeys:
         return LaunchFlag(name, given.shown or text_of(value), status, note)
 
     def _fate(self, given: GivenKey) -> tuple[Status, str]:
-        """What the table says of a key and its value."""
+        """The table's use of a key and its value."""
         key, value = given.key, given.value
         rule = rule_of(key, self.table)
         if rule is None:
@@ -218,14 +218,14 @@ class JobKeys:
         return rule.status, rule.note
 
     def _open(self, reading: Reading) -> list[str]:
-        """What neither the file nor the user says; nothing where it is not known yet what the user sets."""
+        """A setting that neither the file nor the user gives; ignored until the user's settings are known."""
         over = deepcopy(reading.config)
         for path, value in (self.sets or {}).items():
             put(over, path, value)
         return still_open(reading, over) if self.sets is not None else []
 
     def _unknown(self, key: str, value: Any) -> tuple[Status, str]:
-        """A key that the table does not have: only its name and its value tell what it may cost."""
+        """A key that the table does not have: judged by its name and value."""
         framework = self.table.framework
         if value in (*_NOTHING, False) or str(value).lower() in _OFF_WORDS:
             return "irrelevant", f"off; not an option of {framework}"
@@ -236,13 +236,13 @@ class JobKeys:
         return "irrelevant", f"{UNKNOWN} of {framework}; its name suggests no cost"
 
     def _matters(self, rule: KeyRule) -> bool:
-        """Whether the key beside which alone a rule holds is on: not nothing, false, or a size or word that is the default."""
+        """Whether the key that activates a rule is on: not empty, false, or a default size or word."""
         value, (_, default) = self.get(rule.beside), self.table.defaults.get(rule.beside, ("", None))
         off = value in (*_NOTHING, False) or _same(value, "false") or (default is not True and _same(value, default))
         return not rule.beside or not off
 
     def reading(self, config: dict[str, Any], left_open: Mapping[str, str] | None = None) -> Reading:
-        """The config with what became of every key.
+        """The config with the use of every key.
 
         Raises:
             ConfigError: the problems gathered, one line each.
@@ -264,7 +264,7 @@ class JobKeys:
 
 
 def _is_off(value: Any, rule: KeyRule) -> bool:
-    """Whether a value leaves an unmodeled key without effect; nothing does so where false, 0 or any value at all does not."""
+    """Whether a value leaves an unmodeled key without effect; by default false and 0 do."""
     if value in _NOTHING and value is not False and (not rule.off or any(not word for word in rule.off)):
         return True
     return any(_same(value, word) for word in rule.off)
@@ -280,7 +280,7 @@ def _same(value: Any, word: Any) -> bool:
 
 
 def text_of(value: Any) -> str:
-    """A value as a list of flags shows it: JSON, cut where it is long.
+    """A value for a list of flags: JSON, cut where it is long.
 
     >>> text_of(True), text_of("full"), text_of([1, None])
     ('true', 'full', '[1, null]')

@@ -23,44 +23,44 @@ FOLDER = Path(__file__).parents[1] / "data" / "launch"
 
 
 class KeyRule(NamedTuple):
-    """What a key means."""
+    """The use of a key."""
 
     status: Status
     note: str
     off: tuple[Any, ...] = ()
     """Values that switch an unmodeled key off."""
     beside: str = ""
-    """The key that has to be on for this one to matter."""
+    """The key that must be on for this one to matter."""
     words: Mapping[str, Any] = {}
-    """What the words mean that a key takes."""
+    """Meanings of the words that a key accepts."""
 
 
 class KeyTable(NamedTuple):
     """The keys of a framework."""
 
     framework: str
-    """Framework and release whose defaults fill in."""
+    """Framework and release whose defaults are used."""
     rules: dict[str, KeyRule]
     defaults: dict[str, tuple[str, Any]]
-    """Key -> its name in a list of defaults, and its value where nobody says it."""
+    """Key -> its name in a list of defaults, and its default value."""
     unlisted: dict[str, Any]
-    """The same of the table that this one extends, whose names the framework does not have."""
+    """The same for the extended table, whose names the framework does not have."""
     renamed: dict[str, str]
-    """Other spelling -> the one that the table has; of names that end in a dot, of all that begin so."""
+    """Other spelling -> the table's; for names that end in a dot, a common prefix of names."""
     raw: dict[str, Any]
-    """The whole file, for what only one framework has."""
+    """The whole file, for entries of one framework only."""
 
 
 class GivenKey(NamedTuple):
-    """One key as a source gives it."""
+    """One key as given by a source."""
 
     name: str
-    """As the source spells it: --tensor-model-parallel-size, model.tensor_model_parallel_size."""
+    """In the source's spelling: --tensor-model-parallel-size, model.tensor_model_parallel_size."""
     key: str
-    """As the table does: tensor_model_parallel_size."""
+    """In the table's spelling: tensor_model_parallel_size."""
     value: Any
     shown: str = ""
-    """The value in a list of flags, where it is another there: --no-x is true, and x false."""
+    """The value shown in a list of flags, if different: --no-x is true, and x false."""
 
 
 @cache
@@ -109,13 +109,13 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _section_rule(key: str, table: KeyTable) -> KeyRule | None:
-    """The rule of the longest beginning that the table has (`section.*` is the section itself too)."""
+    """The rule with the longest matching prefix in the table (`section.*` includes the section itself)."""
     begun = [name for name in table.rules if name.endswith("*") and f"{key}.".startswith(name[:-1])]
     return table.rules[max(begun, key=len)] if begun else None
 
 
 def rule_of(key: str, table: KeyTable) -> KeyRule | None:
-    """What the table says of a key: itself, else its section; None where it knows neither."""
+    """The table's rule for a key: its own, else its section's; None where it has neither."""
     return table.rules.get(key) or _section_rule(key, table)
 
 
@@ -138,7 +138,7 @@ def spelled(name: str, table: KeyTable) -> str:
 
 
 def read_keys(said: Mapping[str, Any], table: KeyTable) -> list[GivenKey]:
-    """The dotted keys of a file as the table spells them, those of its upper `layers` last: they are put over the others."""
+    """The dotted keys of a file in the table's spelling, those of its upper `layers` last: they override the others."""
     layers = table.raw.get("layers") or []
     height = {name: max((i for i, layer in enumerate(layers, 1) if name.startswith(layer)), default=0) for name in said}
     return [GivenKey(name, spelled(name, table), said[name]) for name in sorted(said, key=height.__getitem__)]
@@ -153,17 +153,17 @@ _COST = re.compile(
     r"|remat\w*|checkpointing|checkpoint_activations|offload\w*|optim(?:izer)?|adam\w*|muon|master|moments?|overlap\w*|async_tp"
     r"|compile|graphs?|freeze\w*|frozen|packing|packed)(?:_|$)"
 )
-"""Words of a key that speak of dimensions, parallelism, precision, recomputation, the optimizer or overlap."""
+"""Words in a key's name that refer to dimensions, parallelism, precision, recomputation, the optimizer or overlap."""
 _NO_COST = re.compile(
     r"(?:^|_)(?:lr|log|logging|wandb|tensorboard|save|load|path|paths|dir|file|files|folder|name|names|project|seed|data|dataset|eval|valid\w*"
     r"|test|tokenizer|profil\w*|decay|warmup|beta\d?|eps|epsilon|init|print|dump|debug|timeout|iters|steps|interval|url|key"
     r"|prompt|rollout|checkpointer|loss|std|scale|alpha|temperature|addr|address|port|host|hostname)(?:_|$)"
 )
-"""Words of a key that is about something else, whatever it goes on to name."""
+"""Words in a key's name that refer to something irrelevant, whatever follows."""
 
 
 def speaks_of_cost(key: str) -> bool:
-    """Whether the name of an unknown key speaks of what changes cost.
+    """Whether the name of an unknown key refers to something that changes cost.
 
     >>> speaks_of_cost("model.n_dense_layers"), speaks_of_cost("codecarbon_dir"), speaks_of_cost("log_layer_norms")
     (True, False, False)
@@ -175,7 +175,7 @@ def speaks_of_cost(key: str) -> bool:
 
 
 def near_key(key: str, table: KeyTable) -> str:
-    """The key of the table that an unknown one is a slip of the pen from, where that one changes cost; "" where there is none."""
+    """The key that an unknown one is probably a misspelling of, if that key changes cost; "" otherwise."""
     telling = [name for name, rule in table.rules.items() if rule.status != "irrelevant" and "*" not in name]
     section, _, field = key.rpartition(".")
     close = get_close_matches(key, telling, n=1, cutoff=0.9)

@@ -27,7 +27,7 @@ _SPELLINGS = {
     r"^deepseek-(?:r1|v3(?:\.1)?(?:-base|-0324)?)$": "deepseek-v3",
     r"^smollm2-([\d.]+[bm])-.*": r"smollm2-\1",
 }
-"""How repositories spell names, and as the presets do."""
+"""How repositories spell names, and how the presets do."""
 
 
 def preset_of(name: str) -> str | None:

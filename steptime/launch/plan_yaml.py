@@ -14,7 +14,7 @@ from steptime.launch.reading import Reading, to_job
 
 
 def plan_yaml(plan: Reading | Job) -> str:
-    """The plan as YAML: all that it says, with the rest left to its software profile.
+    """The plan as YAML: everything that it sets; the rest is left to its software profile.
 
     A reading is checked first, and its file named at the top.
 
@@ -38,7 +38,7 @@ def mapping_yaml(data: Mapping[str, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Mappings, lists and scalars alone."""
+    """Mappings, lists and scalars only."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | frozenset | set):
@@ -47,10 +47,10 @@ def _plain(value: Any) -> Any:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes what our reader would take for a number though PyYAML does not, and repeats what YAML would alias."""
+    """Quotes text that our reader would take for a number though PyYAML does not, and repeats what YAML would alias."""
 
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002
-        """Nothing is shared."""
+        """No aliases."""
         return True
 
 

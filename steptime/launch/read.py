@@ -1,4 +1,4 @@
-"""One door to the readers of launch files: a kind and a path in, a `Reading` out."""
+"""The entry point of the readers of launch files: a kind and a path in, a `Reading` out."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ KINDS = {
 }
 """Kind of launch file -> module and function (path, text, env, sets, beside) that read it, imported when asked for."""
 TABLES = ("llamafactory", "axolotl", "swift", "nanotron", "gpt-neox", "maxtext", "olmo", "primus", "transformers")
-"""Kinds that a table of keys alone translates."""
+"""Kinds that are translated by a table of keys alone."""
 
 MAX_BYTES = 8_000_000
-"""Of a longer file, which can only be a log, this much is read from where its arguments begin [B]."""
+"""Bytes read of a longer file, which can only be a log, from where its arguments begin."""
 _DUMP = re.compile(rb"-{8,} arguments -{8,}|" + PRINTED.pattern)
 """Where a log's config begins: Megatron-LM's, torchtitan's, NeMo's and Megatron-Bridge's."""
 
@@ -51,7 +51,7 @@ _MARKS = {
     ),
     "deepspeed": r"--deepspeed\b|\"(?:zero_optimization|train_batch_size|train_micro_batch_size_per_gpu)\"\s*:",
 }
-"""Kind -> what a file of it holds, for a word on a file that another kind's reader cannot read."""
+"""Kind -> what its files contain, for messages about another kind's file."""
 
 
 def read(kind: str, path: str, sets: Mapping[str, Any] | None = None, added: Iterable[str] = ()) -> Reading:
@@ -109,7 +109,7 @@ def read_as(
 
 
 def another(kind: str, text: str) -> str:
-    """What to say of a text that is not of this kind: another kind's, or no text at all; "" where neither can be told.
+    """The message for a text that is not of this kind: another kind's, or not text at all; "" where neither is clear.
 
     >>> another("deepspeed", "[training]"), another("torchtitan", "[training]")
     ('is a file of torchtitan; try --from torchtitan', '')
@@ -123,13 +123,13 @@ def another(kind: str, text: str) -> str:
 
 
 def _kinds(text: str) -> list[str]:
-    """The kinds of which a text has a mark."""
+    """The kinds whose marks a text has."""
     marks = _MARKS | {kind: load_table(kind.replace("-", "_")).raw["marks"] for kind in TABLES}
     return [kind for kind, pattern in marks.items() if re.search(pattern, text, re.MULTILINE)]
 
 
 def kind_of(path: str, text: str) -> str:
-    """The kind of a file that `--from auto` is given: the one whose marks it has; of several the most telling.
+    """The kind of a file for `--from auto`: the one whose marks it has; of several the most specific.
 
     Raises:
         ConfigError: it has none's.
@@ -141,14 +141,14 @@ def kind_of(path: str, text: str) -> str:
     if telling[:1] == ["transformers"] and _is_ds_config(text):
         return "deepspeed"
     if not telling and re.match(r"#!.*\b(?:ba|z)?sh\b|#SBATCH", text):
-        return "megatron"  # whose reader tells what the script launches
+        return "megatron"  # whose reader reports what the script launches
     if not telling:
         raise ConfigError(f"{path}: unknown framework; use --from {', '.join([*KINDS, *TABLES])}")
     return telling[0]
 
 
 def _is_ds_config(text: str) -> bool:
-    """Whether a text is a ds_config.json, whatever flags of a trainer it names (its autotuner's)."""
+    """Whether a text is a ds_config.json, even if it contains flags of a trainer (for the autotuner)."""
     try:
         tree = json.loads(text) if text.lstrip().startswith("{") else None
     except (ValueError, RecursionError):
@@ -158,13 +158,13 @@ def _is_ds_config(text: str) -> bool:
 
 
 def _garbled(text: str) -> bool:
-    """Whether one letter in ten of the beginning is none."""
+    """Whether at least one character in ten of the beginning is not text."""
     head = text[:4096]
     return 10 * sum(not (letter.isprintable() or letter.isspace()) or letter == "\ufffd" for letter in head) > len(head)
 
 
 def named(path: str) -> tuple[str, list[str]]:
-    """A file, and the words that follow its name where they are given in one.
+    """A file and the words after its name, given in one string.
 
     >>> named("run.sh")
     ('run.sh', [])
@@ -196,7 +196,7 @@ def read_text(path: str) -> str:
 
 
 def _beginning(file: BinaryIO) -> bytes:
-    """The whole of a short file; of a long one MAX_BYTES from where a dump of arguments begins, else from its start."""
+    """The whole of a short file; for a long one MAX_BYTES from where a dump of arguments begins, else from its start."""
     head = file.read(MAX_BYTES)
     if len(head) < MAX_BYTES or _DUMP.search(head):
         return head + (file.read(MAX_BYTES) if len(head) == MAX_BYTES else b"")

@@ -1,4 +1,4 @@
-"""What the readers of launch scripts, framework configs and logs give back: a config, and where every flag went."""
+"""Result of the readers of launch scripts, framework configs and logs: a config, and the use of every flag."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from steptime.model.blocks import n_params
 
 Status = Literal["used", "irrelevant", "default", "approximated", "unmodeled"]
 LEAVE_OUT = "not modeled; --allow-unmodeled ignores it"
-"""How the line of a flag ends that is refused."""
+"""End of the line about a refused flag."""
 OTHER_MODEL = "another kind of model"
-"""In the note of a flag that names a model which is none of ours: nothing else of its file needs to be told."""
+"""Marks the note of a flag that names an unsupported model: then nothing else of its file is reported."""
 
 
 _ALONE = (OTHER_MODEL, "mixture of experts", "reinforcement learning")
 
 
 class LaunchFlag(NamedTuple):
-    """One flag or key of the framework, and what became of it."""
+    """One flag or key of the framework, and its use."""
 
     name: str
-    """As the framework spells it: --tensor-model-parallel-size, parallelism.tensor_parallel_degree."""
+    """In the framework's spelling: --tensor-model-parallel-size, parallelism.tensor_parallel_degree."""
     value: str
     status: Status
     """used: it is in the config. irrelevant: it changes no cost. default: not given, and filled from the framework's own default.
     approximated: it changes cost a little, and the note says what is counted in its place; told among the assumptions.
     unmodeled: it changes cost, and no config expresses it."""
     note: str = ""
-    """The config key it became, why it is irrelevant, or the release whose default it is."""
+    """The config key that it became, why it is irrelevant, or the release whose default it is."""
 
 
 class Reading(NamedTuple):
@@ -45,38 +45,38 @@ class Reading(NamedTuple):
     framework: str
     """Framework and the release whose defaults fill in: "Megatron-LM (megatron-core 0.16.1)"."""
     config: dict[str, Any]
-    """Plain data, as a YAML would hold it: complete and runnable, `hardware` included."""
+    """Plain data, as in a YAML plan: complete and runnable, including `hardware`."""
     flags: list[LaunchFlag]
     left_open: Mapping[str, str] | None = None
-    """Config keys that the file leaves open, and why, as an error says it: for where no setting gives them."""
+    """Config keys that the file leaves open, and why, worded as in an error."""
     devices_per_node: int | None = None
-    """Processes that the file starts on each node, which take one device each."""
+    """Processes that the file starts on each node, one per device."""
 
     def of(self, status: Status) -> list[LaunchFlag]:
-        """The flags of one status."""
+        """The flags with one status."""
         return [flag for flag in self.flags if flag.status == status]
 
 
 def refusals(source: str, flags: list[LaunchFlag]) -> list[str]:
-    """A line for each flag that is not modeled; of a model of another kind, which refuses by itself, that line alone."""
+    """A line for each flag that is not modeled; if one names an unsupported kind of model, only that line."""
     refused = [flag for flag in flags if flag.status == "unmodeled"]
     alone = [flag for flag in refused if is_other_model(flag)][:1]
-    guessed = "not an option of"  # a reason that is each flag's own
+    guessed = "not an option of"  # a reason specific to each flag
     once = {
         flag.name if flag.note.startswith(guessed) else flag.note: flag for flag in reversed(refused)
-    }  # of one reason the first key
+    }  # for one reason the first key
     return [
         f"{source}: {told(flag)}; {LEAVE_OUT}" for flag in alone or [flag for flag in refused if flag in once.values()]
     ]
 
 
 def is_other_model(flag: LaunchFlag) -> bool:
-    """Whether a flag is refused for the kind of model that it names, whatever else there is."""
+    """Whether a flag is refused for the kind of model that it names, whatever the other flags."""
     return flag.status == "unmodeled" and any(words in flag.note for words in _ALONE)
 
 
 def asked_together(lines: Iterable[str]) -> list[str]:
-    """The lines, of which those that ask for a setting are one, with every setting that is to be added.
+    """The lines, with those that ask for a setting joined into one that lists every setting to add.
 
     >>> asked_together(["a: model unknown; add --set model=NAME (see x)", "a: b is wrong", "a: c unknown; add --set c=N"])
     ['a: model unknown, c unknown; add --set model=NAME --set c=N', 'a: b is wrong']
@@ -97,7 +97,7 @@ def asked_together(lines: Iterable[str]) -> list[str]:
 
 
 def left_out_differences(readings: Sequence[Reading], labels: Sequence[str]) -> list[str]:
-    """A line for each flag that two jobs do not share and that neither's plan has: what they cost is in no figure."""
+    """A line for each flag in which two jobs differ and that is in neither plan: its cost is in no figure."""
     said = [
         {f.name: f.value for f in reading.flags if f.status in {"unmodeled", "approximated"}} for reading in readings
     ]
@@ -116,7 +116,7 @@ def told(flag: LaunchFlag) -> str:
 
 
 def still_open(reading: Reading, config: Mapping[str, Any]) -> list[str]:
-    """A line for each key that nothing gives: those that the file leaves open, and the machine."""
+    """A line for each required key that is not given: those that the file leaves open, and the machine."""
     missing = [why for path, why in (reading.left_open or {}).items() if not _said(config, path)]
     if "hardware" not in config:
         missing.append("machine unknown; add --set hardware.node_type=NAME (3dtrn machines)")
@@ -124,7 +124,7 @@ def still_open(reading: Reading, config: Mapping[str, Any]) -> list[str]:
 
 
 def to_job(reading: Reading, sets: Mapping[str, Any] | None = None, *, allow_unmodeled: bool = False) -> Job:
-    """The job of a launch file; `sets` are dotted keys and values put over its config.
+    """The job of a launch file; `sets` are dotted keys and values that override its config.
 
     Raises:
         ConfigError: the layout cannot run, something is left open, or a flag changes cost and is not modeled, one line each;
@@ -152,7 +152,7 @@ def to_job(reading: Reading, sets: Mapping[str, Any] | None = None, *, allow_unm
 
 
 def _of_devices(reading: Reading, problems: Sequence[str]) -> list[str]:
-    """The problems of a layout; where nothing but a launcher's default or one script's nodes told the devices, as a question."""
+    """The problems of a layout, as a question where only a launcher's default or one script's nodes gave the devices."""
     taken = _taken(reading)
     if taken is not None and not any("--set" in problem for problem in problems):
         return [
@@ -164,7 +164,7 @@ def _of_devices(reading: Reading, problems: Sequence[str]) -> list[str]:
 
 
 def _taken(reading: Reading) -> LaunchFlag | None:
-    """The devices where only the launcher's default tells them."""
+    """The devices where only the launcher's default gives them."""
     return next((flag for flag in reading.flags if flag.name == "devices" and flag.status == "default"), None)
 
 

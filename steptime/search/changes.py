@@ -1,4 +1,4 @@
-"""A layout as the settings that turn the plan into it: the `--set`s that print it."""
+"""A layout as settings relative to the plan: the `--set`s that reproduce it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REQUIRED = ("parallelism.tp", "parallelism.pp", "parallelism.dp", "data.microbat
 
 
 def fewest(plan: Job, changes: Mapping[str, Any], *, said: bool = True) -> dict[str, Any]:
-    """Those of the changes that change anything. `said`: the plan has a layout of its own; else all that a plan needs stays."""
+    """Those of the changes that have an effect. `said`: the plan has its own layout; otherwise all required settings stay."""
     return {
         key: value
         for key, value in changes.items()
@@ -23,7 +23,7 @@ def fewest(plan: Job, changes: Mapping[str, Any], *, said: bool = True) -> dict[
 
 
 def _as_is(plan: Job, key: str, value: Any, changes: Mapping[str, Any]) -> bool:
-    """Whether the plan, with the other changes, says or means this value already."""
+    """Whether the plan, with the other changes, already has this value."""
     p, name = plan.parallelism, key.rpartition(".")[2]
     if key == "parallelism.sp":
         usual = plan.software.layout.sp if p.sp is None else p.sp
@@ -34,7 +34,7 @@ def _as_is(plan: Job, key: str, value: Any, changes: Mapping[str, Any]) -> bool:
         return same_recompute(plan, key, value)
     if key == "parallelism.etp" and "etp" not in p.model_fields_set:
         return bool(value == (changes["parallelism.tp"] if changes["parallelism.ep"] == 1 else 1))
-    if key == "parallelism.dp":  # said wherever a degree changes, since a plan may leave it to the devices
+    if key == "parallelism.dp":  # written whenever a degree changes, since a plan may derive it from the devices
         degrees = ("tp", "pp", "cp", "dp")
         return all(getattr(p, axis) == changes[f"parallelism.{axis}"] for axis in degrees)
     if key == "hardware.node_type" and isinstance(value, str):
@@ -44,16 +44,16 @@ def _as_is(plan: Job, key: str, value: Any, changes: Mapping[str, Any]) -> bool:
 
 
 def same_recompute(plan: Job, key: str, value: Any) -> bool:
-    """Whether the plan recomputes what this setting says."""
+    """Whether the plan already has this recomputation."""
     one, ours = recompute(key, value).form(1), plan.recompute
     return ours._replace(n_layers=tuple(set(ours.n_layers))) == one
 
 
 def settings(changes: Mapping[str, Any]) -> list[str]:
-    """One `--set key=value` for each change, quoted for a shell."""
+    """One `--set key=value` per change, quoted for a shell."""
     return [f"--set {path}={argument(value)}" for path, value in changes.items()]
 
 
 def words(changes: Mapping[str, Any]) -> str:
-    """Arguments to put behind a command."""
+    """Arguments to append to a command."""
     return " ".join(settings(changes))

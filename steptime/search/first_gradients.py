@@ -1,4 +1,4 @@
-"""Where gradients do not stay from step to step: peaks of stages whose forwards all precede their first backward.
+"""Gradients that are not kept between steps: peaks of stages that run all forwards before their first backward.
 
 No gradient is there before it, so such a stage may hold less than one that has as many micro-batches and all gradients
 (`memory.stages`). Of the stages of one kind the first ones can be such, and the next one not.
@@ -40,10 +40,7 @@ def worst(
     ends: Around,
     at: Any,
 ) -> list[tuple[int, PeakMoment]]:
-    """The worst moments of every kind of stage: one, or two where gradients do not stay from step to step.
-
-    `known`: the chunks, recomputations, and by row the row of the parts; `at`: by row that of `ends`.
-    """
+    """The worst moments of every kind of stage: one, or two where gradients are not kept between steps."""
     if job.software.states.gradients_persist:
         return [(kind, PeakMoment(peak.saved, peak.transient, "")) for kind, peak in enumerate(peaks)]
     found: list[tuple[int, PeakMoment]] = []
@@ -95,7 +92,7 @@ def moments(
 
 
 def _of_count(flavor: Flavor, held: int) -> Peak:
-    """The worst moment of a stage that holds so many micro-batches of its one chunk."""
+    """The worst moment of a stage that holds this many micro-batches of its one chunk."""
     if not held:
         return Peak(0.0, 0.0)
     return peak([flavor], (Counted((held,), True, 0), Counted((held,), False, 0)))

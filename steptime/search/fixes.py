@@ -23,13 +23,13 @@ from steptime.search.search import Asked, Layout, Search
 from steptime.search.space import SPLIT_SETTINGS, Axes, Shape, chunk_counts, divisors, split_of
 
 MOST = 3
-"""Lists that are told."""
+"""Number of lists that are reported."""
 TRIES = 6
 """Layouts of one length that are estimated until one fits."""
 LARGER = 4
-"""How many times the plan's a micro-batch may be."""
+"""Largest micro-batch relative to the plan's."""
 MOST_CHUNKS = 12
-"""Model chunks that a stage may have."""
+"""Numbers of model chunks per stage that are tried."""
 FREE = frozenset({"parallelism.dp", "parallelism.schedule", "parallelism.microbatch_group_sz", "data.gbs"})
 """Keys that follow from others."""
 BY_ROW = frozenset({"data.microbatch_sz", *(f"parallelism.{name}" for name in ("tp", "cp", "sp", "ep", "etp"))})
@@ -37,13 +37,13 @@ BY_ROW = frozenset({"data.microbatch_sz", *(f"parallelism.{name}" for name in ("
 
 
 def fixes(found: Estimate) -> list[Fix]:
-    """The cheapest lists of changes that make a job fit, by step time; single changes where the search has none."""
+    """The lists of changes that make a job fit with the least step time; single changes where the search has none."""
     job = found.job
     listed: list[Layout] = []
     if walked.covered(job):  # elsewhere every layout would be estimated
         asked = Asked((job.parallelism.devices,), (job.data.gbs,), axes(job))
         with suppress(ConfigError):
-            listed = list(lists(run(job, asked, bound=Faster(job))))  # the shortest first: it stays, whatever beats it
+            listed = list(lists(run(job, asked, bound=Faster(job))))  # the shortest first: it stays, whatever is faster
     if not listed:
         return single.cheapest(job, found.step_s, estimate, tight=found.memory.verdict != "tight")
     best = sorted(listed[:1] + sorted(listed[1:], key=_step)[: MOST - 1], key=_step)
@@ -77,7 +77,7 @@ class Faster:
     def __init__(self, plan: Job) -> None:
         self.plan = plan
         self.search = Search(plan, Asked((), ()))
-        """What is found so far."""
+        """Results so far."""
         self._seen = 0
         self._best: dict[int, list[float]] = {}
 
@@ -130,7 +130,7 @@ def lists(searched: Search) -> Iterator[Layout]:
 
 
 def _lengths(searched: Search, at: int) -> Any:
-    """How many keys every layout of a block changes."""
+    """Number of keys that every layout of a block changes."""
     import numpy as np
 
     found, plan = searched.found[at], searched.plan

@@ -1,4 +1,4 @@
-"""The rows of a search: which of the cross product can run, by the rules of a single job, and the pipelines that they have."""
+"""The rows of a search: which combinations can run, by the rules of a single job, and their pipelines."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def grid(
     dealt, tried, legal = splits(plan, columns), schedules(plan, axes), dict[Choice, Any]()
     said, wide, alone = axes.values("sp", (False, True)), columns["tp"] > 1, columns["pp"] == 1
     for zero, sp, schedule in product(zeros, (False, True), dict.fromkeys([None, *tried])):
-        mine = wide & (sp in said) if sp else ~wide | (sp in said)  # without tensor parallelism there is none to say
+        mine = wide & (sp in said) if sp else ~wide | (sp in said)  # without tensor parallelism there is none to set
         if schedule is not None or None not in tried:  # nor a schedule without a pipeline
             mine &= ~alone if schedule is not None else alone
         choice = Choice(zero, sp, schedule)
@@ -56,7 +56,7 @@ def grid(
 def judged(
     job: Job, columns: Mapping[str, Any], dealt: Any, mine: Any, choice: Choice, gbs: int, counts: Counts, weight: int
 ) -> Any:
-    """Which of the rows `mine` can run; those that cannot are counted under the first rule that they break."""
+    """Which of the rows `mine` can run; the others are counted under the first rule that they break."""
     alive = mine.copy()
     said = {**columns, "gbs": float(gbs)}
     found = facts(Candidates(job, **said).as_job)
@@ -71,7 +71,7 @@ def judged(
 
 
 def dealt_as(found: Facts, split: Split) -> Facts:
-    """The facts of layers dealt out in this way."""
+    """The facts of layers distributed in this way."""
     return found._replace(layers_per_stage="auto" if split == "auto" else None, ends_count=split == "ends")
 
 

@@ -1,4 +1,4 @@
-"""Bytes of every layout on one pipeline at the peak of its worst stage, bit for bit those of an estimate."""
+"""Bytes of every layout on one pipeline at the peak of its worst stage, equal bit for bit to those of an estimate."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Peak(NamedTuple):
 
 
 class Counted(NamedTuple):
-    """What a stage holds at one moment: how many micro-batches of each chunk, and which chunk acts."""
+    """One moment of a stage: micro-batches held of each chunk, and the running chunk."""
 
     held: tuple[int, ...]
     forward: bool
@@ -41,7 +41,7 @@ def moments(stages: Stages, kind: int, microbatches: int) -> tuple[Counted, ...]
 
 
 def _alike(stages: Stages, kind: int) -> tuple[int, ...]:
-    """Of each chunk of a stage the first one like it."""
+    """For each chunk of a stage the first equal one."""
     made = [(c.runs, c.embedding, c.head) for c in stages.chunks[kind]]
     return tuple(made.index(one) for one in made)
 
@@ -76,7 +76,7 @@ def worst_moments(behind: int, microbatches: int, group: int, alike: tuple[int, 
 
 
 def _largest(found: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """Those that no other one reaches in every place."""
+    """The moments that no other one exceeds in every count."""
     kept: list[tuple[int, ...]] = []
     for one in sorted(found, key=lambda counts: (-sum(counts), counts)):
         if not any(all(map(ge, other, one)) for other in kept):

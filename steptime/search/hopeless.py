@@ -1,4 +1,4 @@
-"""Layouts that need many times what a device has, told by their parameters alone: counted, and never worked out."""
+"""Layouts that need many times a device's memory, recognized from their parameters alone: counted, not computed."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from steptime.search.sketches import Sketches, Spread
 from steptime.search.space import EXCESS, Counts, Grid, Shape
 
 TIMES = EXCESS[-2]
-"""From so many times on all that do not fit are of one class."""
+"""Multiple of the device's memory above which layouts form one class."""
 
 
 def legal_spreads(grid: Grid) -> tuple[Any, list[Spread], Any]:
-    """The rows that can run, their different spreads, and which of these each has."""
+    """The rows that can run, their distinct distributions, and the distribution of each row."""
     import numpy as np
 
     legal = np.zeros(len(grid.splits), dtype=bool)
@@ -44,7 +44,7 @@ def hopeless(zeros: Mapping[int, Job], grid: Grid, sketches: Sketches) -> dict[i
 
 
 def without(grid: Grid, lost: Mapping[int, Any]) -> Grid:
-    """The grid less the rows that are lost under a ZeRO level."""
+    """The grid without the rows that are hopeless under a ZeRO level."""
     legal = {
         choice: rows & ~lost[choice.zero_level] for choice, rows in grid.legal.items() if choice.zero_level in lost
     }
@@ -52,7 +52,7 @@ def without(grid: Grid, lost: Mapping[int, Any]) -> Grid:
 
 
 def count(counts: Counts, grid: Grid, lost: Mapping[int, Any], shape: Shape, choices: int) -> None:
-    """Count the lost of a pipeline, each under so many recomputations."""
+    """Count the hopeless rows of a pipeline, each with its number of recomputations."""
     each = [
         (legal & lost[choice.zero_level])[shape.rows]
         for choice, legal in grid.legal.items()

@@ -40,18 +40,18 @@ class Buffers(NamedTuple):
     """What the allocator holds of a stage beside states and activations [B]."""
 
     staying: Num
-    """At the peak, and between steps."""
+    """Both at the peak and between steps."""
     moving: Num
-    """At the peak alone."""
+    """Only at the peak."""
     between: Num
-    """Between micro-batches alone."""
+    """Only between micro-batches."""
 
 
 class Block(NamedTuple):
     """The layouts of one pipeline under one ZeRO level: figures are [recomputation, row]."""
 
     job: Job
-    """On as few devices as it takes; every layout is a change of it."""
+    """The job on as few devices as possible; every layout is a change of it."""
     devices: int
     gbs: int
     stages: Stages
@@ -62,11 +62,11 @@ class Block(NamedTuple):
     legal: Any
     """By row: whether it can run."""
     step_s: Any
-    """Worked out where a layout may fit."""
+    """Computed only where a layout may fit."""
     allocated_bytes: Any
     """Of the stage with the most, with what lies outside the allocator."""
     reserved_bytes: Any
-    """The same of what the allocator holds."""
+    """The same for reserved memory."""
     capacity_bytes: float
     most: Any
     """By recomputation [:, 1], the least 90th percentile of reserved memory over the estimate."""
@@ -84,7 +84,7 @@ class Block(NamedTuple):
         return self.legal & (self.needed_bytes <= self.capacity_bytes)
 
     def key(self, row: int) -> PartKey:
-        """What the parts of a row depend on."""
+        """The values that the parts of a row depend on."""
         r = self.rows
         return PartKey(bool(r.sp[row]), *(int(getattr(r, name)[row]) for name in PartKey._fields[1:]))
 
@@ -104,7 +104,7 @@ class Block(NamedTuple):
 
 @dataclass
 class Pipelines:
-    """What all pipelines of one job on one number of devices share."""
+    """Data that all pipelines of one job on one number of devices share."""
 
     job: Job
     zeros: Mapping[int, Job]
@@ -116,7 +116,7 @@ class Pipelines:
 
     @cached_property
     def least(self) -> Least:
-        """What layouts take at least."""
+        """Lower bounds on what layouts take."""
         return Least(self.zeros, self.grid.gbs, self.chunks)
 
     def rows(self, shape: Shape) -> Rows:

@@ -1,4 +1,4 @@
-"""Fixes of a report out of the search, which is imported only where a job does not fit."""
+"""Fixes of a report from the search, which is imported only where a job does not fit."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ def find(found: Estimate) -> list[Fix]:
 
 
 def attach() -> None:
-    """Let every estimate look for its fixes by the search."""
+    """Make every estimate find its fixes with the search."""
     Estimate.find_fixes = staticmethod(find)

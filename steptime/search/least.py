@@ -1,4 +1,4 @@
-"""What the layouts of a pipeline take at least: where only fast ones are of use, most are never worked out."""
+"""Lower bounds on the layouts of a pipeline: where only fast ones are needed, most are never computed."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Least:
         return rows.some((in_time & (least <= capacity)).any(axis=0))
 
     def of_states(self, job: Job, rows: Rows, pp: int) -> Num:
-        """States of the layers, dealt out evenly over stages and ranks: no layout has less."""
+        """States of the layers, distributed evenly over stages and ranks: no layout has less."""
         size, ranks = state_bytes(job), rows.dp * rows.cp * rows.tp
         updated = (size.master + size.moments) / (ranks if job.zero_level else 1.0)
         reduced = size.gradients / (ranks if job.zero_level >= 2 else 1.0)

@@ -1,4 +1,4 @@
-"""What a search ranks by: seconds, dollars or joules a token, or memory."""
+"""The objectives of a search: seconds, dollars or joules per token, or memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _RATES = {"cost": ("price", "price_per_device_hour"), "energy": ("power", "accel
 
 
 def ranked(found: Estimate, objective: str) -> float:
-    """What an objective ranks an estimate by."""
+    """The value of an objective for an estimate."""
     job = found.job
     tokens = job.data.gbs * job.data.seqlen
     if objective == "memory":
@@ -22,12 +22,12 @@ def ranked(found: Estimate, objective: str) -> float:
 
 
 def weight(job: Job, devices: int, objective: str) -> float:
-    """What a second of a step weighs: 1, or dollars or joules; device-seconds where price or power is unknown."""
+    """Weight of a second of a step: 1, or dollars or joules; device-seconds where price or power is unknown."""
     return devices * (rate(job, objective) or 1.0) if objective in _RATES else 1.0
 
 
 def rate(job: Job, objective: str) -> float | None:
-    """US dollars (`cost`) or joules (`energy`) of a device in a second; None where neither plan nor machine states it."""
+    """US dollars (`cost`) or joules (`energy`) of a device per second; None where neither plan nor machine states it."""
     if objective == "energy":
         return job.machine.accelerator.power_w
     said = job.run.price_per_device_hour if job.run else None
@@ -36,7 +36,7 @@ def rate(job: Job, objective: str) -> float | None:
 
 
 def unit(jobs: Sequence[Job], objective: str) -> str:
-    """What the objective counts, in words.
+    """Description of the objective.
 
     Raises:
         ConfigError: there is no such objective, or some of the machines have a price (or a power) and others have none.

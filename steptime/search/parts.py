@@ -1,4 +1,4 @@
-"""Seconds and bytes of every part of a job, one row per (sp, tp, cp, micro-batch): what all layouts of a search are made of.
+"""Seconds and bytes of every part of a job, one row per (sp, tp, cp, micro-batch): the components of all layouts.
 
 Rows whose parts are made of the same ops are priced and walked together by the functions of a single estimate, then laid side by
 side. Layers of a kind, the embedding and the head become parts whose figures are columns over all rows.
@@ -31,7 +31,7 @@ NO_MODULES: Modules = frozenset()
 
 
 class PartKey(NamedTuple):
-    """What the ops of a part depend on."""
+    """The values that the ops of a part depend on."""
 
     sp: bool
     tp: int
@@ -40,7 +40,7 @@ class PartKey(NamedTuple):
     etp: int
     microbatch_sz: int
     accumulated: int
-    """Micro-batches whose gradients add up, where the first one's become the gradient; else 1."""
+    """Number of micro-batches whose gradients accumulate, where the first one's become the gradient; else 1."""
 
 
 class Walked(NamedTuple):
@@ -49,11 +49,11 @@ class Walked(NamedTuple):
     forward_s: Num
     backward_s: Num
     weight_s: Num
-    """Of backward, what makes the gradients of weights."""
+    """Part of backward that makes the gradients of weights."""
     whole_replay_s: Num
-    """Its forward run again, up to the last tensor that backward needs where the framework stops there."""
+    """Its forward run again, up to the last tensor that backward needs if the framework stops there."""
     replay_s: tuple[Num, ...]
-    """What recomputation of each set of modules repeats."""
+    """What recomputation of each set of modules runs again."""
     memory: tuple[tuple[Num, ...], ...]
     """Saved, forward's and backward's peak: first with nothing recomputed, then with each set of modules."""
     first: tuple[tuple[Num, ...], ...]
@@ -70,7 +70,7 @@ class Walked(NamedTuple):
 
 
 class Whole(NamedTuple):
-    """What belongs to no part."""
+    """Figures that belong to no part."""
 
     boundary_bytes: Num
     buffer_bytes: Num
@@ -78,7 +78,7 @@ class Whole(NamedTuple):
     logits_bytes: Num
     """The logits of a micro-batch."""
     waiting_gradient: Num
-    """The embedding's gradient, where another use of its weight makes it wait."""
+    """The embedding's gradient, where it waits for another use of its weight."""
 
 
 class Fragment(NamedTuple):
@@ -103,7 +103,7 @@ def walked(job: Job, module_sets: Sequence[Modules], *, split: bool) -> tuple[As
         passes = [compute.forward(op, context.rates, part.sizes) for op in part.ops]
         sets = module_sets if layer or (part is assembly.head and job.model.mtp) else ()
         segments = [tuple(find_segments(part.ops, s, compiled=compiled)) for s in sets]
-        alike = dict(zip(segments, sets, strict=True))  # modules that this part has not change nothing
+        alike = dict(zip(segments, sets, strict=True))  # modules that this part lacks change nothing
         replays = {one: segment_replay(part.ops, passes, context, list(one), gaps_s).seconds for one in alike}
         bytes_ = part_bytes(memories, part, segments, alike)
         halves = memories.split_part(part) if split else None
@@ -167,7 +167,7 @@ class Parts:
     keys: list[PartKey]
     module_sets: tuple[Modules, ...]
     assembly: Assembly
-    """Whose parts have columns over all rows for figures; its ops are those of some rows only."""
+    """The parts whose figures are columns over all rows; the ops are those of some rows only."""
     of: Mapping[Part, Walked]
     whole: Whole
 
@@ -201,7 +201,7 @@ class Parts:
 
 
 def extents(columns: Sequence[Any]) -> list[int]:
-    """One more than the largest value of each column."""
+    """One plus the largest value of each column."""
     return [int(column.max(initial=0)) + 1 for column in columns]
 
 

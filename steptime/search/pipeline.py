@@ -31,13 +31,13 @@ class Stages(NamedTuple):
     pp: int
     vpp: int
     chunks: tuple[tuple[Chunk, ...], ...]
-    """Of every kind of stage, its chunks."""
+    """The chunks of every kind of stage."""
     of: tuple[tuple[int, ...], ...]
     """The stages of each kind."""
     layers: int
     """Most layers of a chunk."""
     said: str | None = None
-    """The schedule as a plan says it."""
+    """The schedule in the plan's words."""
 
     @property
     def split(self) -> bool:
@@ -56,7 +56,7 @@ class Stages(NamedTuple):
 
 
 def stages(assembly: Assembly, found: Facts, schedule: str) -> Stages:
-    """Deal the layers of an assembly to the chunks of a pipeline; `found`: its facts, with plain pp and vpp and its schedule."""
+    """Distribute the layers of an assembly to a pipeline's chunks; `found`: its facts, with plain pp, vpp and schedule."""
     pp, vpp = int(found.pp), int(found.vpp)
     counts = layers_per_chunk(found)
     chunks = chunks_of(tuple(assembly.runs), counts, placement(schedule, pp, vpp))
@@ -97,7 +97,7 @@ class Flavor(NamedTuple):
     """The same of the second."""
 
     def rows(self, which: Any) -> Flavor:
-        """Some rows."""
+        """A selection of rows."""
         return Flavor(*(None if column is None else column[:, which] for column in self))
 
 
@@ -121,7 +121,7 @@ class Chunks:
     """Every chunk of a search over all rows of the parts, worked out once."""
 
     def __init__(self, job: Job, parts: Parts) -> None:
-        """`job`: says what no chunk changes."""
+        """`job`: values that no chunk changes."""
         self.job = job
         self.parts = parts
         self._under: dict[Recompute, tuple[PartTimes, JoinedMemories]] = {}
@@ -163,7 +163,7 @@ class Chunks:
         return self._known[key]
 
     def output(self, chunk: Chunk) -> Num:
-        """What of its output is held for backward: of the last chunk of a pipeline in torch the logits (`memory.stages`)."""
+        """Bytes of its output held for backward: in torch the logits of a pipeline's last chunk (`memory.stages`)."""
         if chunk.head:
             kept = not chunk.embedding and self.job.software.family in EAGER_TORCH
             return self.parts.whole.logits_bytes if kept else 0.0
@@ -198,7 +198,7 @@ def memory_rows(of: PartMemory, rows: Any) -> PartMemory:
 
 
 def some(column: Num, rows: Any) -> Num:
-    """Some rows of a column, or the one number of all."""
+    """A selection of rows of a column, or the one number of all."""
     return column[rows] if is_column(column) else column
 
 

@@ -1,4 +1,4 @@
-"""The recomputations that a search tries: what a plan says of each, and its normal form for any pipeline."""
+"""The recomputations that a search tries: their settings in a plan, and their normal form for any pipeline."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from steptime.software.recomputation import SELECTIVE, SUPER_SELECTIVE, Recomput
 
 WORD, MAPPING = "performance.activation_checkpointing_type", "performance.recompute"
 MEGATRON_MODULES = (("layernorm",), ("act", "layernorm"), ("mlp",), ("layernorm", "mlp"))
-"""Sets of modules beside the words: norms alone, with the activation, the MLP, and both."""
+"""Sets of modules besides the words: norms alone, with the activation, the MLP, and both."""
 EXPERT_MODULES = (("moe_act",), ("layernorm", "moe_act"))
-"""More of them for mixtures of experts."""
+"""Additional sets for mixtures of experts."""
 LATENT_MODULES = (("mla_up_proj",), ("layernorm", "mla_up_proj", "moe_act"))
-"""More of them for experts beside latent attention."""
+"""Additional sets for experts with latent attention."""
 PARTS = 8
-"""Whole layers are recomputed of one part in so many, two, three ... of every chunk."""
+"""Numbers of parts into which the layers of a chunk are divided for partial full recomputation."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +29,7 @@ class Recompute:
     """One recomputation; there is one object of each."""
 
     setting: tuple[str, Any]
-    """The key that says it, and its value."""
+    """The key that sets it, and its value."""
     said: Performance
 
     @cached_property
@@ -38,7 +38,7 @@ class Recompute:
         return resolve_recompute(self.said, 1, 1).modules
 
     def form(self, chunks: int) -> Recomputation:
-        """Its normal form in a pipeline of so many chunks."""
+        """Its normal form in a pipeline of `chunks` chunks."""
         return resolve_recompute(self.said, 1, chunks)
 
 
@@ -69,7 +69,7 @@ def label(form: Recomputation) -> str:
 
 
 def kind(form: Recomputation) -> str:
-    """Its label, with whole layers of a chunk as one kind however many they are."""
+    """Its label, with all numbers of whole layers per chunk as one kind."""
     return "some layers" if form.method == "block" else label(form)
 
 
@@ -99,7 +99,7 @@ def of_layers(layers: int) -> list[Recompute]:
 
 
 def allowed(job: Job, found: Sequence[Recompute], known: dict[tuple[str, str], bool]) -> list[Recompute]:
-    """Those that the framework and the precision allow."""
+    """Those that the framework and the precision support."""
 
     def runs(one: Recompute) -> bool:
         kind = (one.setting[0], str(one.said.recompute.modules if one.said.recompute else one.setting[1]))
@@ -115,5 +115,5 @@ def allowed(job: Job, found: Sequence[Recompute], known: dict[tuple[str, str], b
 
 
 def of_plan(changes: Mapping[str, Sequence[Any]]) -> list[Recompute]:
-    """Those that the caller names, under either key."""
+    """Those that the caller names, by either key."""
     return [recompute(key, value) for key in (WORD, MAPPING) for value in changes.get(key, ())]

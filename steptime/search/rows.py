@@ -1,4 +1,4 @@
-"""The rows of one pipeline: what differs from layout to layout, in columns."""
+"""The rows of one pipeline: the values in which layouts differ, in columns."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Rows(NamedTuple):
     accumulated: Any
     dp: Any
     at: Any
-    """Row of the grid."""
+    """Index into the grid."""
     part: Any
-    """Row of the parts."""
+    """Index into the parts."""
 
     def some(self, which: Any) -> Rows:
-        """Some of them."""
+        """A selection of rows."""
         return Rows(*(column[which] for column in self))
 
 

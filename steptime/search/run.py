@@ -1,4 +1,4 @@
-"""Running a search: every job, every number of devices and every batch that is asked for, block by block."""
+"""Runs a search: every requested job, number of devices and batch, block by block."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def _keep(result: Search, plan: Job, extra: Mapping[str, Any], block: Block) -> 
 
 
 def _nothing_near(result: Search) -> bool:
-    """Whether nothing fits and the nearest may be among what was counted as hopeless."""
+    """Whether nothing fits and the nearest layout may be among those counted as hopeless."""
     capacity = result.plan.machine.accelerator.usable_memory_bytes
     return not result.found and (result.nearest is None or result.nearest[0] > EXCESS[-2] * capacity)
 

@@ -34,7 +34,7 @@ class Bound(Protocol):
     """What a search may leave out."""
 
     search: Search
-    """What is found so far."""
+    """Results so far."""
 
     def changes(self, shape: Shape) -> int:
         """Settings that a pipeline changes; those that change fewer are screened first."""
@@ -53,14 +53,14 @@ class Screen:
     axes: Axes
     counts: Counts
     bound: Bound | None = None
-    """What layouts are of no use, where not all of them are."""
+    """Which layouts are not needed, where not all of them are."""
     every: bool = False
-    """Whether those are worked out, too, that need many times what a device has."""
+    """Whether layouts that need many times a device's memory are computed too."""
     _allowed: dict[tuple[str, str], bool] = field(default_factory=dict)
 
     @cached_property
     def job(self) -> Job:
-        """The job on as few devices as it takes."""
+        """The job on as few devices as possible."""
         return seat(self.plan)
 
     @cached_property
@@ -81,7 +81,7 @@ class Screen:
 
     @cached_property
     def by_sp(self) -> dict[bool, Job]:
-        """The job with sequence parallelism said or not."""
+        """The job with or without sequence parallelism."""
         return {sp: self.job.replace(**{"parallelism.sp": sp}) for sp in (False, True)}
 
     def send_share(self, *, interleaved: bool) -> Share | None:
@@ -183,7 +183,7 @@ class Screen:
         return len(self.choices(self.job.model.n_layers, schedule))
 
     def parts(self, keys: list[PartKey], devices: int) -> Parts:
-        """The parts over some keys."""
+        """The parts for some keys."""
         sets = dict.fromkeys(r.modules for r in self.choices(self.job.model.n_layers, None) if r.modules)
         sets |= dict.fromkeys([frozenset(("mtp",))] if self.job.model.mtp else [])
         split = any(name and described(name).split for name in schedules(self.plan, self.axes))

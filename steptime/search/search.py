@@ -1,4 +1,4 @@
-"""What a search found: all layouts that may fit in columns, and those that are asked for walked by `estimate`."""
+"""The result of a search: all layouts that may fit in columns; those requested are walked by `estimate`."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Layout(NamedTuple):
     """One layout, walked: every figure is its estimate's."""
 
     changes: dict[str, Any]
-    """What turns the plan into it, by dotted key."""
+    """The settings that turn the plan into it, by dotted key."""
     estimate: Estimate
     value: float
-    """What the objective ranks by."""
+    """The value of the objective."""
 
     @property
     def job(self) -> Job:
@@ -58,12 +58,12 @@ class Found(NamedTuple):
     choice: Any
     row: Any
     value: Any
-    """What the objective ranks by."""
+    """The value of the objective."""
     step_s: Any
     held_bytes: Any
 
     def within(self, capacity_bytes: float) -> Found:
-        """Those that may fit in a device of so much memory."""
+        """Those that may fit in a device with this memory."""
         mine = self.held_bytes <= capacity_bytes
         columns = {name: getattr(self, name)[mine] for name in ("choice", "row", "value", "step_s", "held_bytes")}
         return self._replace(**columns)
@@ -71,7 +71,7 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True)
 class Asked:
-    """What is asked of a search."""
+    """The request of a search."""
 
     devices: Sequence[int]
     gbs: Sequence[int]
@@ -94,13 +94,13 @@ class Search:
     nearest: tuple[float, Job, dict[str, Any]] | None = None
     """Of the layouts that do not fit the one that needs least: bytes, plan and changes."""
     unit: str = "seconds per token"
-    """What the objective counts."""
+    """Description of the objective."""
     seconds: float = 0.0
     interrupted: bool = False
     _walked: dict[tuple[int, int], Layout | None] = field(default_factory=dict)
 
     draw: ClassVar[Callable[..., str] | None] = None
-    """How a notebook shows a search: `report.search_tables` says."""
+    """How a notebook displays a search; set by `report.search_tables`."""
 
     @cached_property
     def given(self) -> Estimate | None:
@@ -138,7 +138,7 @@ class Search:
 
     @cached_property
     def _places(self) -> tuple[Any, Any, Any, Any]:
-        """Of every layout that may fit: value, seconds, bytes, and its block and place there."""
+        """For every layout that may fit: value, seconds, bytes, and its block and position there."""
         import numpy as np
 
         if not self.found:
@@ -159,12 +159,12 @@ class Search:
 
     @property
     def ranking(self) -> tuple[Any, Any]:
-        """What the objective ranks every layout by that may fit, and its place for `walked`."""
+        """The objective's value of every layout that may fit, and its position for `walked`."""
         value, _, _, places = self._places
         return value, places
 
     def fewest(self, changes: Mapping[str, Any]) -> dict[str, Any]:
-        """Those of a layout's changes that change the plan."""
+        """Those of a layout's changes that have an effect."""
         return fewest(self.plan, changes, said=self.asked.said)
 
     def walked(self, place: Sequence[int]) -> Layout | None:
@@ -216,7 +216,7 @@ class Search:
         edge = np.concatenate([[True], held[order][1:] < least[:-1]]) if order.size else np.zeros(0, dtype=bool)
         corners = order[edge]
         corners = corners[value[corners] <= REACH * value[order[0]]] if order.size else corners
-        if corners.size > FRONT:  # as many as are read, evenly over the range of memory
+        if corners.size > FRONT:  # at most as many as people read, spread evenly over the range of memory
             steps = np.linspace(0, corners.size - 1, FRONT).round().astype(int)
             corners = corners[steps]
         walked = [layout for i in corners if (layout := self.walked(places[i])) is not None]
@@ -264,22 +264,22 @@ class Search:
         return import_module("pandas").DataFrame(self.columns)
 
     def __repr__(self) -> str:
-        """One line: what was looked at, and the best."""
+        """One line: what was searched, and the best."""
         first = f"best {self.best.step_s:.4g} s a step" if self.best else "nothing fits"
         return f"<Search of {counted(self.counts.points, 'layout')}, {self.counts.fitting:,} fit: {first}>"
 
     def _repr_html_(self) -> str | None:
-        """Tables for a notebook, where something draws them."""
+        """HTML tables for a notebook, where `report.search_tables` is loaded."""
         draw = type(self).draw
         return draw(self) if draw else None
 
 
 NEAR = 20
-"""Layouts that are tried where the first does not fit after all."""
+"""Number of layouts tried where the first does not fit after all."""
 FRONT = 12
-"""Corners of the Pareto front that are walked."""
+"""Number of corners of the Pareto front that are walked."""
 REACH = 2.0
-"""How much worse than the best they may be."""
+"""How much slower than the best they may be."""
 
 
 def _plain(value: Any) -> Any:

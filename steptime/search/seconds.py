@@ -1,4 +1,4 @@
-"""Seconds of every layout on one pipeline: the closed form of its walk, and what stands around it.
+"""Seconds of every layout on one pipeline: the closed form of its walk, and the work before and after it.
 
 Chunks, collectives and the optimizer take what they take in an estimate. Only the walk of the schedule is replaced: by the
 busiest stage's work, one micro-batch through one chunk of every other stage (`schedule.closed_form_s`) and the sends of that

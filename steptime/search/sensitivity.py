@@ -1,4 +1,4 @@
-"""What a step gains where the machine is a little better, and what bandwidth would hide its collectives."""
+"""The gain in step time from a slightly better machine, and the bandwidth that would hide its collectives."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from steptime.search.fastest import fastest, within
 from steptime.search.search import Asked
 
 MORE = 1.1
-"""How much better each figure is taken to be."""
+"""Factor by which each figure is improved."""
 HIDDEN = 0.01
-"""A collective counts as hidden where what shows of it is at most this share of the step."""
+"""Exposed share of the step below which a collective counts as hidden."""
 FASTEST = 64.0
-"""Network rates beyond this many times the machine's are not tried."""
+"""Largest network rate that is tried, as a multiple of the machine's."""
 HALVINGS = 9
 """Bisections of a rate: to a hundredth of its range."""
 
 
 class Gain(NamedTuple):
-    """One figure of the machine, and the step with more of it."""
+    """One figure of the machine, and the step time with more of it."""
 
     name: str
     now: str
-    """The figure as the machine has it, in words."""
+    """The machine's figure, in words."""
     step_s: float
     change: float
-    """Of the step: -0.05 is 5 % less."""
+    """Relative change of the step time: -0.05 is 5 % less."""
     note: str = ""
 
 
 class Hiding(NamedTuple):
-    """What it takes to hide a kind of communication."""
+    """The bandwidth that hides a kind of communication."""
 
     name: str
     """A key of `time.parts_s`."""
@@ -44,11 +44,11 @@ class Hiding(NamedTuple):
     now_bytes_per_s: float
     """Wire rate of the tier, per device and direction."""
     times: float | None
-    """How many times that rate hides it; None: no rate does."""
+    """Multiple of that rate that hides it; None: no rate does."""
 
 
 class Sensitivity(NamedTuple):
-    """The answer of `sensitivity`."""
+    """The result of `sensitivity`."""
 
     given: Estimate
     gains: list[Gain]
@@ -112,12 +112,12 @@ def with_chip(machine: Machine, chip: Accelerator) -> Machine:
 
 
 def with_tiers(machine: Machine, change: Callable[[int, Tier], Tier]) -> Machine:
-    """The machine with changed tiers."""
+    """The machine with some tiers replaced."""
     return machine.model_copy(update={"tiers": [change(i, tier) for i, tier in enumerate(machine.tiers)]})
 
 
 def scaled(factor: float, which: list[int]) -> Callable[[int, Tier], Tier]:
-    """Some tiers with their wires faster."""
+    """Some tiers with faster wires."""
 
     def change(i: int, tier: Tier) -> Tier:
         if i not in which:
@@ -158,7 +158,7 @@ def _memory(job: Job) -> Iterator[Gain]:
 
 
 _TIERS = {"tp_comm": 0, "cp_comm": -1, "pp_comm": -1, "dp_comm": -1, "ep_comm": -1, "embedding_comm": -1}
-"""Kinds of communication by the tier that they are over where a job does not say."""
+"""Kinds of communication by the tier that they use where a job does not decide it."""
 
 
 def hiding(given: Estimate) -> Iterator[Hiding]:
@@ -180,7 +180,7 @@ def hiding(given: Estimate) -> Iterator[Hiding]:
 
 
 def _least(shows: Callable[[float], bool]) -> float | None:
-    """The least factor with which it does not show, up to `FASTEST`."""
+    """The least factor with which it is hidden, up to `FASTEST`."""
     if shows(FASTEST):
         return None
     low, high = 1.0, FASTEST

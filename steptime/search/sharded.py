@@ -45,7 +45,7 @@ def blocks(
             mine = np.flatnonzero((rows.sp == sp) & ((rows.dp * rows.cp == 1) == alone))
             try:
                 said = job.replace(**dict([choice.setting]), **{"parallelism.sp": sp}) if mine.size else job
-            except ConfigError:  # a rule that the grid does not know of
+            except ConfigError:  # a rule that the grid does not have
                 continue
             for at, group in _candidates(said, grid, rows.some(mine)).alike_parts() if mine.size else ():
                 vars(group.parallelism)["whole"] = grid.devices

@@ -1,1 +1,1 @@
-"""Training logs: what their lines say, the steady state of a run, and configs printed in them."""
+"""Training logs: the meaning of their lines, the steady state of a run, and configs printed in them."""

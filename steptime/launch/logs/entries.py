@@ -1,4 +1,4 @@
-"""What a line of a training log can say."""
+"""Entries that a line of a training log can contain."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ class Iteration(NamedTuple):
 
     framework: str
     number: int
-    """-1: the line does not number it."""
+    """-1 where the line has no number."""
     step_s: float
     tokens_per_s: float = 0.0
-    """Per device; torchtitan prints it in place of the step time."""
+    """Per device; torchtitan prints it instead of the step time."""
     tflops: float = 0.0
     """TFLOP/s per device, by the log's own convention."""
     batch: int = 0
@@ -21,7 +21,7 @@ class Iteration(NamedTuple):
     stream: str = ""
     """The rank prefix, as printed: lines of one stream come in order."""
     samples_per_s: float = 0.0
-    """Sequences of all devices; DeepSpeed prints it in place of the step time."""
+    """Sequences of all devices; DeepSpeed prints it instead of the step time."""
     mean_s: float = 0.0
     """Mean step time since the run began; ms-swift prints it in place of the step time."""
     elapsed_s: float = 0.0
@@ -32,11 +32,11 @@ class MemoryPeak(NamedTuple):
     """Peak memory of a rank [B]; 0 where the line does not say."""
 
     rank: int
-    """-1: the line does not say whose."""
+    """-1 where the line does not name the rank."""
     allocated_bytes: float = 0.0
     reserved_bytes: float = 0.0
     local: bool = False
-    """The rank is one of its node (a launcher's prefix), not of the job."""
+    """Whether the rank is one within its node (a launcher's prefix), not within the job."""
 
 
 class Pause(NamedTuple):
@@ -54,7 +54,7 @@ class ParameterCount(NamedTuple):
 
 
 class AcceleratorName(NamedTuple):
-    """What the log calls the accelerator: "NVIDIA H100 80GB HBM3"."""
+    """The log's name for the accelerator: "NVIDIA H100 80GB HBM3"."""
 
     name: str
 

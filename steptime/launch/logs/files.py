@@ -12,16 +12,16 @@ from typing import BinaryIO
 from steptime.base.config import ConfigError
 
 CHUNK = 1 << 18
-"""Bytes read at once."""
+"""Bytes per read."""
 LONGEST = 1 << 16
-"""Bytes of a line that are looked at."""
+"""Bytes of a line that are examined."""
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 """A control sequence of a terminal: colors, cursor moves (ECMA-48)."""
 
 
 @contextmanager
 def open_plain(name: str) -> Iterator[BinaryIO]:
-    """A file to read, unpacked where it is gzip; a gzip file that is cut ends in EOFError.
+    """Open a file, decompressed if it is gzip; a truncated gzip file ends in EOFError.
 
     Raises:
         ConfigError: it cannot be read, in one line.
@@ -42,7 +42,7 @@ def open_plain(name: str) -> Iterator[BinaryIO]:
 
 
 def pieces(file: BinaryIO) -> Iterator[list[bytes]]:
-    """Lines of a file, chunk by chunk; of a long line its first `LONGEST` bytes."""
+    """Lines of a file, chunk by chunk; only the first `LONGEST` bytes of a long line."""
     rest = b""
     while chunk := file.read1(CHUNK):  # type: ignore[attr-defined]  # what a cut gzip file still has comes before its error
         lines = (rest + chunk).replace(b"\r", b"\n").split(b"\n")

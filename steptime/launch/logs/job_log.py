@@ -1,4 +1,4 @@
-"""Reading the logs of one training job, however large, in bounded memory: no line is kept but those of an argument dump.
+"""Reading the logs of one training job, of any size, in bounded memory: only the lines of an argument dump are kept.
 
 Lines end at a line feed or, as progress bars have it, at a carriage return; a long line is cut. Files of
 several nodes and of restarts are read one after the other into one `JobLog`.
@@ -19,24 +19,24 @@ from steptime.launch.logs.logged_steps import LoggedSteps
 from steptime.launch.logs.printed_config import read_dump
 
 HEAD = 900_000
-"""Bytes of the beginning that are held, for the readers of configs printed there."""
+"""Bytes of the beginning that are kept, for the readers of configs printed there."""
 DUMP_LINES = 20_000
-"""Most lines between the two marks of an argument dump: it has one a flag, and other ranks may write between."""
+"""Most lines between the two marks of an argument dump: one per flag, with lines of other ranks in between."""
 PAUSES = 100_000
-"""Most evaluations and checkpoints, and most restarts, remembered."""
+"""Most evaluations and checkpoints, and most restarts, that are recorded."""
 
 BEGINS, ENDS = b" arguments -----", b" end of arguments -----"
 """Marks of Megatron's argument dump (megatron/training/arguments.py, _print_args)."""
 
 PRINTED = re.compile(rb"Running with (?:args|configs): \{|Task Configuration|Experiment configuration \*+")
-"""Where torchtitan, Megatron-Bridge and NeMo print their config."""
+"""Headings under which torchtitan, Megatron-Bridge and NeMo print their config."""
 
 TellProgress = Callable[[str, float], None]
-"""Told the file and the share of it that is read."""
+"""Called with the file and the share of it that is read."""
 
 
 class JobLog:
-    """What the logs of one job say.
+    """The contents of one job's logs.
 
     Iterations are held once each (`series`), memory peaks by rank, and of the argument dumps the first, with what later ones
     say otherwise.
@@ -45,17 +45,18 @@ class JobLog:
     def __init__(self) -> None:
         self.files: list[str] = []
         self.framework = ""
-        """Of the iterations' lines."""
+        """Origin of the iterations' lines."""
         self.titan: dict[bool, str] = {}
-        """The first file with iterations of torchtitan (True), and of Megatron-LM and its kin, which share lines (False)."""
+        """The first file with iterations of torchtitan (True), and of Megatron-LM and its forks, which share line formats
+        (False)."""
         self.series = LoggedSteps()
         self.unnumbered = LoggedSteps()
-        """Megatron-Bridge's lines that tell no iteration, by their place."""
+        """Megatron-Bridge's lines without an iteration number, by their position."""
         self.allocated: dict[int, float] = {}
-        """Peak allocated memory [B] by rank; -1 where the log does not say whose."""
+        """Peak allocated memory [B] by rank; -1 where the log does not name it."""
         self.reserved: dict[int, float] = {}
         self.local_ranks = False
-        """Ranks are those of a node."""
+        """Whether the ranks are those within a node."""
         self.parameters: dict[tuple[int, int], int] = {}
         """Parameters by (tensor, pipeline) rank."""
         self.vocabulary: entries.Vocabulary | None = None
@@ -65,18 +66,18 @@ class JobLog:
         self.starts: set[int] = set()
         """First logged iterations: of the job, and after each restart."""
         self.arguments: dict[str, str] | None = None
-        """The first whole argument dump."""
+        """The first complete argument dump."""
         self.arguments_file = ""
         self.contradictions: list[tuple[str, dict[str, str]]] = []
-        """File and argument -> value, of later dumps that say otherwise."""
+        """File and argument -> value, for later dumps with different values."""
         self.cut_dump: ConfigError | None = None
         """A dump that began and did not end."""
         self.head = bytearray()
-        """The beginning of the first file; of one that prints its config later, what begins there."""
+        """The beginning of the first file, or the part where the config is printed, if later."""
         self.notes: list[str] = []
 
     def take(self, entry: entries.LogEntry, file: FileState) -> None:
-        """Take in what a line says."""
+        """Record the contents of a line."""
         match entry:
             case entries.Iteration():
                 self._iteration(entry, file)
@@ -109,7 +110,7 @@ class JobLog:
         self.series.add(file.apart(entry) if entry.mean_s else entry, entry.number)
 
     def dump(self, text: list[str], name: str, begin: int) -> None:
-        """Take in an argument dump, which begins on line `begin` of its file."""
+        """Record an argument dump, which begins on line `begin` of its file."""
         try:
             found = read_dump(chain(repeat("", begin - 1), text))  # messages tell lines of the file
         except ConfigError as error:
@@ -123,7 +124,7 @@ class JobLog:
 
 
 class FileState:
-    """Where the reading of one file stands."""
+    """State of reading one file."""
 
     def __init__(self) -> None:
         self.streams: dict[str, int] = {}
@@ -136,7 +137,7 @@ class FileState:
         """Lines of a dump that has not ended yet."""
         self.line = 0
         self.begin = 0
-        """The line now read, and that on which the dump began."""
+        """The current line, and the line on which the dump began."""
 
     def apart(self, line: entries.Iteration) -> entries.Iteration:
         """A line that prints the mean since the run began, with the step time since the line before it."""
@@ -189,7 +190,7 @@ def _read_file(log: JobLog, name: str, progress: TellProgress | None) -> None:
 
 
 def _hold(log: JobLog, line: bytes) -> None:
-    """Hold a line of the beginning; past it, begin anew where the config is printed."""
+    """Keep a line of the beginning; after it, start again where the config is printed."""
     if (
         len(log.head) >= HEAD
         and (b"onfig" in line or b" args: {" in line)
@@ -202,9 +203,9 @@ def _hold(log: JobLog, line: bytes) -> None:
 
 
 def _dump_line(log: JobLog, state: FileState, line: bytes, name: str) -> None:
-    """One line of an argument dump, or the mark that begins one."""
+    """One line of an argument dump, or the mark that starts one."""
     if BEGINS in line and ENDS not in line:
-        if state.dump is not None:  # the one before has no end
+        if state.dump is not None:  # the previous one has no end
             log.dump(state.dump, name, state.begin)
         state.dump, state.begin = [], state.line
         state.streams.clear()
@@ -217,7 +218,7 @@ def _dump_line(log: JobLog, state: FileState, line: bytes, name: str) -> None:
 
 
 def _lines(name: str, log: JobLog, progress: TellProgress | None) -> Iterator[bytes]:
-    """The lines of a file, plain or gzip; one that ends early is read up to the damage, and noted."""
+    """The lines of a file, plain or gzip; one that ends early is read up to the damage, which is recorded."""
     try:
         with open_plain(name) as file:
             size = Path(name).stat().st_size

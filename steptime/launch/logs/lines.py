@@ -1,4 +1,4 @@
-"""What the lines of a training log say, framework by framework; every format names where it was read.
+"""Formats of the lines of a training log, by framework, each with its source.
 
 Megatron-LM and what descends from it (Megatron-DeepSpeed, GPT-NeoX, Primus, Megatron-Bridge) and NeMo 2 print fields between
 bars, `iteration 5/ 100 | elapsed time per iteration (ms): 1234.5 | ...`: one table of field names reads them all, in any order.
@@ -24,7 +24,7 @@ from steptime.launch.logs.files import plain
 
 MIB, GIB = 2.0**20, 2.0**30
 LARGEST = 1e18
-"""No figure of a log is as large."""
+"""Largest figure that is accepted from a log."""
 
 
 STEP = {
@@ -54,20 +54,20 @@ MEMORY = {
     "mem-max-allocated-gigabytes": ("allocated", 1e9),
     "mem-max-reserved-gigabytes": ("reserved", 1e9),
 }
-"""Field of a rank's own line -> what it is the peak of, and the unit of its number [B]."""
+"""Field of a rank's own line -> the kind of peak, and the unit of its number [B]."""
 OWN_MEMORY = {
     # Megatron-LM's TensorBoard tag (--log-memory-to-tensorboard), as exported text has it
     "mem-max-allocated-bytes": ("allocated", 1.0),
     # NeMo before 2.1 and dgxc recipes: torch.cuda.max_memory_allocated() of the rank that prints
     "peak_memory_usage": ("allocated", 1.0),
 }
-"""The same for lines that do not begin with a rank."""
+"""The same for lines without a rank prefix."""
 
 _NUMBER = re.compile(r"\s*([-+]?\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+)")
 _STREAM = re.compile(r"\[(?:rank|default)\s*(\d+)\]|^\s*(\d+):\s|\[1,(\d+)\]<std")
 """Ranks as torchrun, srun -l and mpirun --tag-output put them before a line."""
 PREFIX = 120
-"""Characters in which a rank prefix stands; a time stamp and a job's name may come first."""
+"""Characters that may contain a rank prefix; a time stamp and a job's name may come first."""
 _NUMBERED = re.compile(r"\biteration\s+(\d{1,15})\s*/\s*\d+\s*\|")
 _RANK = re.compile(r"\[Rank (\d+)\]\s*\(")
 _TITAN = re.compile(
@@ -114,16 +114,16 @@ _DEVICES = (
 
 
 def said(line: bytes) -> Iterator[LogEntry]:
-    """What one line says; two ranks that wrote into the same line both count."""
+    """The entries of one line; if two ranks wrote into the same line, both count."""
     for words, parse in PARSERS:
-        for word in words:  # plain loops: most lines of a large log say nothing
+        for word in words:  # plain loops: most lines of a large log contain nothing
             if word in line:
                 yield from parse(plain(line.decode("utf-8", "replace")))
                 break
 
 
 def _numbered(text: str) -> Iterator[Iteration]:
-    """Iterations of fields between bars."""
+    """Iterations from fields between bars."""
     starts = [found.start() for found in _NUMBERED.finditer(text)]
     for start, end in pairwise([*starts, len(text)]):
         part = text[start:end]
@@ -212,7 +212,7 @@ def _vocabulary(text: str) -> Iterator[Vocabulary]:
 
 
 def vocabulary_of(text: str) -> int | None:
-    """Entries of the vocabulary that a log states after its dump: " > padded vocab (size: 50257) with 943 dummy tokens ..."."""
+    """Size of the vocabulary that a log states after its dump: " > padded vocab (size: 50257) with 943 dummy tokens ..."."""
     return next((entry.size for entry in _vocabulary(text)), None)
 
 
@@ -234,7 +234,7 @@ PARSERS: tuple[tuple[tuple[bytes, ...], Callable[[str], Iterator[LogEntry]]], ..
     ((b"padded vocab",), _vocabulary),
     ((b"NVIDIA ", b"GiB memory"), _devices),
 )
-"""Words of which one stands in every line that a parser reads; lines without any are not even decoded."""
+"""Words of which every parsed line contains one; lines without any are not even decoded."""
 
 
 def field(text: str, name: str) -> float:
@@ -251,7 +251,7 @@ def field(text: str, name: str) -> float:
 
 
 def number(text: str) -> float:
-    """The number that a text begins with; 0 where there is none, or none that a run could have.
+    """The number at the beginning of a text; 0 where there is none, or it is implausible for a run.
 
     >>> number("1,234"), number("13372.8/13364.7"), number("45.6TFLOPS"), number("nan")
     (1234.0, 13372.8, 45.6, 0.0)

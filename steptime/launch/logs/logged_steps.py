@@ -1,4 +1,4 @@
-"""Logged iterations in bounded memory, each once."""
+"""Logged iterations in bounded memory, each one stored once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import NamedTuple
 from steptime.launch.logs.entries import Iteration
 
 LIMIT = 200_000
-"""Most lines held: beyond, only every second iteration is kept, then every fourth, and so on."""
+"""Most lines stored: beyond that only every second iteration is kept, then every fourth, and so on."""
 
 
 class LoggedStep(NamedTuple):
@@ -28,14 +28,14 @@ class LoggedStep(NamedTuple):
 
 
 class LoggedSteps:
-    """Iterations by number, in arrays: a log of millions of lines stays small, and their order does not matter."""
+    """Iterations by number, in arrays: a log of millions of lines stays small, and their order is irrelevant."""
 
     def __init__(self, limit: int = LIMIT) -> None:
         self.limit = limit
         self.stride = 1
-        """Only iterations whose number it divides are held."""
+        """Only iterations divisible by it are stored."""
         self._interval = 0
-        """Iterations from line to line before any was left out; 0 while none was."""
+        """Iterations per line before any was dropped; 0 while none was."""
         self._number = array("q")
         self._columns = tuple(array(code) for code in "dddqd")
 
@@ -43,7 +43,7 @@ class LoggedSteps:
         return len(self._number)
 
     def add(self, line: Iteration, number: int) -> None:
-        """Take a line in under a number."""
+        """Record a line under a number."""
         if number % self.stride:
             return
         self._number.append(number)
@@ -54,7 +54,7 @@ class LoggedSteps:
             self._thin()
 
     def _thin(self) -> None:
-        """Keep each iteration once; where that leaves more than half, every second one of them."""
+        """Keep each iteration once; if more than half of the space is still used, only every second one."""
         kept = self._once()
         if len(kept) > self.limit // 2:
             self._interval = self._interval or _usual_gap([self._number[i] for i in kept])
@@ -64,7 +64,7 @@ class LoggedSteps:
         self._columns = tuple(array(column.typecode, (column[i] for i in kept)) for column in self._columns)
 
     def _once(self) -> list[int]:
-        """Places in the arrays by iteration; of several lines of one, the fastest: that of a restart is warm-up."""
+        """Positions in the arrays by iteration; of several lines for one iteration the fastest (a restart warms up)."""
         number, (step_s, rate, tflops, batch, samples) = self._number, self._columns
 
         def fastest(i: int) -> tuple[float, ...]:
@@ -75,11 +75,11 @@ class LoggedSteps:
 
     @property
     def interval(self) -> int:
-        """Iterations that a line stands for: from one to the next, as most of them have it."""
+        """Iterations that a line stands for: the most common difference between lines."""
         return self._interval or _usual_gap([self._number[i] for i in self._once()])
 
     def lines(self) -> list[LoggedStep]:
-        """Every iteration once, by number; one that several lines log has its shortest time."""
+        """Every iteration once, by number; where several lines log it, with the shortest time."""
         return [LoggedStep(self._number[i], *(column[i] for column in self._columns)) for i in self._once()]
 
 

@@ -1,4 +1,4 @@
-"""Configs printed in logs: prefixes taken off, where a config ends, and Megatron's dump of arguments."""
+"""Configs printed in logs: removing prefixes, finding the end, and Megatron's dump of arguments."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _RANK = re.compile(r"^\s*(\[(?:rank|default)?\d+\]|\d+(?=: ))(?:<std(?:out|err)>
 
 
 def plain_lines(text: str) -> list[str]:
-    r"""The lines of a log without colors; where ranks are told, those of the first one and those that tell none.
+    r"""The lines of a log without colors; with rank prefixes, only those of the first rank and those without one.
 
     >>> plain_lines("start\n[rank1]:{\n[rank0]:{\n[rank1]:}")
     ['start', '{', '}']
@@ -41,7 +41,7 @@ def _lines(text: str) -> Iterator[str]:
 
 
 def balanced(text: str, start: int) -> str | None:
-    """From the bracket at `start` to the one that closes it, quotes respected; None where the text ends before.
+    """The text from the bracket at `start` to its closing one, respecting quotes; None where the text ends before.
 
     >>> balanced('x {"a": "}"} y', 2), balanced("{", 0)
     ('{"a": "}"}', None)
@@ -87,7 +87,7 @@ _KEY = re.compile(r"(?:[A-Za-z_][\w.-]*|'[^']*'|\"[^\"]*\"):(?: |$)|- |-$")
 
 
 def read_dump(lines: Iterable[str]) -> dict[str, str]:
-    """Argument -> text of the dump that a Megatron log begins with; reads no further than its end.
+    """Argument -> text from the dump at the beginning of a Megatron log; stops reading at its end.
 
     Prefixes of ranks, time stamps and colors are taken off; lines of other ranks in between are passed over.
 

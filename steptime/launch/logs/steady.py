@@ -1,4 +1,4 @@
-"""The steady state of a run: which logged iterations count, and their median with what it is worth.
+"""The steady state of a run: which logged iterations count, and their median with its uncertainty.
 
 Left out: the first max(2, 10 %) iterations of the log and the first 2 after each restart, the iterations beside an evaluation
 or a checkpoint, and, where the batch is ramped up, those before the final global batch. A line that stands for several
@@ -34,7 +34,7 @@ class Steady(NamedTuple):
     """Median."""
     step_s_p10: float
     step_s_p90: float
-    """Between these lie 80 of 100 lines."""
+    """80 of 100 lines lie between these two."""
     median_low_s: float | None
     median_high_s: float | None
     """95 % interval of the median by order statistics, without any assumption on the distribution; None below 6 lines."""
@@ -48,11 +48,11 @@ class Steady(NamedTuple):
     last: int
     """Iterations of the first and the last line used."""
     batch: int
-    """Global batch of the lines used; 0 where the log does not say."""
+    """Global batch of the lines used; 0 where the log does not state it."""
     tflops: float
-    """Median TFLOP/s per device as logged; 0 where the log does not say."""
+    """Median TFLOP/s per device as logged; 0 where the log does not state it."""
     flops_per_device: float
-    """FLOPs of a step per device by the log's own count: median of TFLOP/s x step time; 0 where the log does not say."""
+    """FLOPs of a step per device as the log counts them: median of TFLOP/s x step time; 0 where the log does not state it."""
     left_out: dict[str, int]
     """Lines left out, by reason."""
     restarts: list[int]
@@ -113,7 +113,7 @@ def _timed(line: LoggedStep, tokens_per_device: float, batch: int) -> LoggedStep
 def _left_out(
     lines: Sequence[LoggedStep], interval: int, restarts: Sequence[int], pauses: Sequence[int]
 ) -> tuple[list[str], list[str]]:
-    """Why each line is left out ("" where it counts), and notes where the rule had to give way to have any line left."""
+    """The reason to leave out each line ("" where it counts), and notes where the rules were relaxed to keep any line."""
     reasons = [_reasons(lines, i, interval, restarts, pauses) for i in range(len(lines))]
     notes: list[str] = []
     for forgiven in (PAUSE, RESTART):
@@ -130,10 +130,10 @@ def _left_out(
 def _reasons(
     lines: Sequence[LoggedStep], i: int, interval: int, restarts: Sequence[int], pauses: Sequence[int]
 ) -> set[str]:
-    """Why a line is to be left out; `restarts` and `pauses` are in order."""
+    """The reason to leave out a line; `restarts` and `pauses` are sorted."""
     line, first, final = lines[i], lines[0].number, lines[-1].batch
     before = line.number - interval
-    """The last iteration that the line does not stand for."""
+    """The last iteration before those that the line stands for."""
     begin = max(first - interval, 0) if first > 0 else first - 1
     found: set[str] = set()
     if before < begin + max(WARM_UP, SHARE * (lines[-1].number - begin)):

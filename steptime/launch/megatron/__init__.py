@@ -1,1 +1,1 @@
-"""Megatron-LM and Megatron-Core: flags, dumps of arguments and config objects, read by one table into one plan."""
+"""Megatron-LM and Megatron-Core: flags, dumps of arguments and config objects, translated by one table into a plan."""

@@ -26,7 +26,7 @@ LINEAR = {
 
 
 def latent(keys: JobKeys) -> bool:
-    """Whether attention goes through latents (MLA)."""
+    """Whether attention uses latents (MLA)."""
     return keys.on("multi_latent_attention")
 
 
@@ -73,7 +73,7 @@ def _linear(keys: JobKeys) -> dict[str, Any]:
 
 
 def _window(keys: JobKeys) -> dict[str, Any]:
-    """How far back positions see, themselves included, and in which layers.
+    """How many positions each position sees, itself included, and in which layers.
 
     The flag says how many positions lie to the left and to the right; an integer N beside it leaves every N-th layer without
     (core transformer/utils.py, is_layer_window_attention).

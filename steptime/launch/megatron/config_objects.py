@@ -1,4 +1,4 @@
-"""Megatron-Core's config objects, as Megatron-Bridge and NeMo write them, as settings by Megatron's argument names.
+"""Megatron-Core's config objects, as written by Megatron-Bridge and NeMo, under Megatron's argument names.
 
 Sources: megatron-core 0.16.1 transformer/transformer_config.py, model_parallel_config.py, distributed/
 distributed_data_parallel_config.py, optimizer/optimizer_config.py; NVIDIA-NeMo/Megatron-Bridge src/megatron/bridge/training/
@@ -28,10 +28,10 @@ def object_keys(
     defaults: Mapping[str, Any] | None = None,
     defaults_of: str = "",
 ) -> JobKeys:
-    """Fields by their dotted names as settings; `defaults` (whose?) go over the table's own."""
+    """Fields by their dotted names as settings; `defaults` (with their owner) override the table's own."""
     given = [item._replace(value=plain(item.value)) for item in read_keys(said, table)]
     keys = JobKeys(source, table, given, defaults=defaults, defaults_of=defaults_of, sets=sets)
-    groups = "num_query_groups"  # the parser's default is no field's
+    groups = "num_query_groups"  # the parser's default does not apply to a field
     grouped = groups in keys.values or groups in keys.defaults
     keys.put("group_query_attention", grouped and keys.get(groups) is not None)
     if keys.on("optimizer.use_distributed_optimizer"):

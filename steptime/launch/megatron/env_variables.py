@@ -1,4 +1,4 @@
-"""What the environment of a Megatron job and the program that it starts say beside its flags."""
+"""Settings in the environment of a Megatron job, and those that follow from the program that it starts."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _VARIABLES: dict[str, tuple[str, Mapping[str, bool] | None]] = {
     "PYTORCH_CUDA_ALLOC_CONF": ("expandable_segments", {"expandable_segments:True": True}),
     "PYTORCH_ALLOC_CONF": ("expandable_segments", {"expandable_segments:True": True}),
 }
-"""Variable -> the key of the plan's performance section, and what its words mean there; None: sizes and counts as they stand."""
+"""Variable -> the key of the plan's performance section, and the meanings of its words; None: sizes and counts unchanged."""
 _SIZES = re.compile(r"(:\d+:\d+)+")
 
 
 def put_backend(keys: JobKeys, variables: Mapping[str, str]) -> None:
-    """The attention back end that is left where a variable turns the other off."""
+    """The attention back end that remains when a variable turns off the other one."""
     for variable, other in (("NVTE_FUSED_ATTN", "flash"), ("NVTE_FLASH_ATTN", "fused")):
         if variables.get(variable) == "0":
             keys.put("attention_backend", other)
@@ -28,7 +28,7 @@ def put_backend(keys: JobKeys, variables: Mapping[str, str]) -> None:
 
 
 def put_tokenizer(keys: JobKeys, program: str) -> None:
-    """The tokenizer of pretrain_gpt.py and its kin where none is named (args_defaults: GPT2BPETokenizer)."""
+    """The tokenizer of pretrain_gpt.py and similar programs by default (args_defaults: GPT2BPETokenizer)."""
     if _GPT.search(program) and all(
         keys.get(key) is None for key in ("tokenizer_type", "vocab_size", "tokenizer_model")
     ):
@@ -38,7 +38,7 @@ def put_tokenizer(keys: JobKeys, program: str) -> None:
 
 
 def with_variables(reading: Reading, variables: Mapping[str, str]) -> Reading:
-    """The reading with what variables of the environment say of kernels and workspaces."""
+    """The reading, including what environment variables decide about kernels and workspaces."""
     performance, flags = dict(reading.config["performance"]), list(reading.flags)
     for variable, (key, words) in _VARIABLES.items():
         said = variables.get(variable, "")

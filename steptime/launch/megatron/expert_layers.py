@@ -1,4 +1,4 @@
-"""Mixtures of experts in a Megatron job: which layers have them, how the router deals tokens, how rows reach them.
+"""Mixtures of experts in a Megatron job: which layers have them, the router, the dispatcher.
 
 Source: megatron-core 0.16.1 transformer/transformer_config.py, models/gpt/gpt_layer_specs.py and transformer/moe.
 """
@@ -14,13 +14,13 @@ from steptime.launch.job_keys import JobKeys
 from steptime.launch.megatron.hybrid_layers import hybrid_pattern
 
 _BALANCED = ("aux_loss", "seq_aux_loss", "global_aux_loss")
-"""Kinds of balancing that are losses, which a coefficient of 0 turns off."""
+"""Kinds of balancing that are losses; a coefficient of 0 turns them off."""
 MOST_LAYERS = 10_000
-"""More than any model has."""
+"""Upper bound of the number of layers."""
 
 
 def has_experts(keys: JobKeys) -> bool:
-    """Whether the job says experts; one alone is a dense MLP."""
+    """Whether the job has experts; a single one is a dense MLP."""
     said = keys.words("num_experts")
     if len(said) > 1:  # Megatron-DeepSpeed: the experts of each layer that has some
         return True
@@ -54,7 +54,7 @@ def expert_section(keys: JobKeys, ffn: int) -> dict[str, Any]:
 
 
 def expert_degrees(keys: JobKeys, tp: int) -> dict[str, int]:
-    """Expert parallelism; experts are split over tp too where nothing else is said (core model_parallel_config.py)."""
+    """Expert parallelism; by default experts are split over tp too (core model_parallel_config.py)."""
     if not has_experts(keys):
         keys.without_effect("expert_model_parallel_size", "only with experts")
         return {}
@@ -62,7 +62,7 @@ def expert_degrees(keys: JobKeys, tp: int) -> dict[str, int]:
 
 
 def expert_performance(keys: JobKeys) -> dict[str, Any]:
-    """How the router and the dispatcher run: the `moe` part of the `performance` section; empty without experts."""
+    """Router and dispatcher: the `moe` part of the `performance` section; empty without experts."""
     if not has_experts(keys):
         return {}
     dtype = str(keys.get("moe_router_dtype"))
@@ -135,7 +135,7 @@ def _value(node: ast.expr) -> list[int] | int:
 
 
 def _balancing(keys: JobKeys) -> str:
-    """The balancing whose tensors are kept; of several the first one."""
+    """The balancing whose tensors are kept; the first of several."""
     name = "moe_router_load_balancing_type"
     kinds = re.findall(r"\w+", str(keys.get(name)))
     rates = [float(rate) for rate in re.findall(r"[\d.]+(?:e-?\d+)?", str(keys.get("moe_aux_loss_coeff")))] or [0.0]
@@ -151,13 +151,13 @@ def _balancing(keys: JobKeys) -> str:
 
 def _capacity(keys: JobKeys) -> dict[str, Any]:
     factor = keys.number("moe_expert_capacity_factor")
-    if factor <= 0:  # none drops
+    if factor <= 0:  # none is dropped
         return {}
     return {"capacity_factor": factor, "pad_to_capacity": keys.on("moe_pad_expert_input_to_capacity")}
 
 
 def _shared(keys: JobKeys, width: int) -> dict[str, Any]:
-    """Shared experts: their width together, and as many as have a routed one's width."""
+    """Shared experts: their total width, and their number if each has a routed one's width."""
     total = keys.whole("moe_shared_expert_intermediate_size")
     if total is None:
         return {}
@@ -166,7 +166,7 @@ def _shared(keys: JobKeys, width: int) -> dict[str, Any]:
 
 
 def _groups(keys: JobKeys) -> dict[str, Any]:
-    """Groups of experts of which a token may take some: the nodes over which they lie, where there is one for each."""
+    """Groups of experts to which a token is limited: their nodes, where there is one group per node."""
     groups, chosen = keys.whole("moe_router_num_groups"), keys.whole("moe_router_group_topk")
     if not groups or not chosen or chosen >= groups:
         keys.without_effect("moe_router_num_groups", "a token may take experts of any group")

@@ -1,4 +1,4 @@
-"""The flags of a command line, and what a dump prints, as Megatron-LM's arguments."""
+"""The flags of a command line, or of an argument dump, as Megatron-LM's arguments."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ class CommandLine(NamedTuple):
 
     arguments: dict[str, str]
     names: dict[str, str]
-    """Argument -> the flag as it stands there."""
+    """Argument -> the flag as written."""
     problems: list[str]
     notes: list[str]
-    """Words without a value that stand where a flag may: taken as empty, as the shell does."""
+    """Words without a value where a flag may stand: assumed to be empty, as in a shell."""
     unset: dict[tuple[int, Unknown], list[str]]
-    """Line, and why a value has none -> the flags that take it."""
+    """Line, and the reason for a missing value -> the flags that need it."""
 
 
 def arguments_of(words: Iterable[Word]) -> CommandLine:
-    """The arguments that the words after the program stand for; the last one of several wins, as in argparse."""
+    """The arguments in the words after the program; the last of several wins, as in argparse."""
     line = CommandLine({}, {}, [], [], {})
     groups: list[list[Word]] = []
     for word in taken_apart(list(words)):
@@ -55,7 +55,7 @@ def arguments_of(words: Iterable[Word]) -> CommandLine:
 
 
 def _unset(unset: Mapping[tuple[int, Unknown], list[str]]) -> Iterator[str]:
-    """A line for all variables that nothing sets, one for all words that the script expects, and one for each other reason."""
+    """One line for all variables that are not set, one for all words that the script expects, and one per other reason."""
     groups: dict[str, list[tuple[int, Unknown, list[str]]]] = {}
     for (number, unknown), flags in unset.items():
         kind = "" if not unknown.variable else "words" if unknown.variable.isdigit() else "variables"
@@ -100,7 +100,9 @@ def _add(flag: Word, values: list[Word], line: CommandLine) -> None:
     while len(values) > 1 and values[-1].unresolved:
         _stray(values[-1], line)
         values = values[:-1]
-    if argument == "world_size" and any(word.unresolved for word in values):  # the launcher's own variable: asked for
+    if argument == "world_size" and any(
+        word.unresolved for word in values
+    ):  # the launcher's own variable: the user is asked
         return
     line.names[argument] = flag.text
     line.arguments[argument] = "False" if off else " ".join(word.text for word in values) if values else "True"
@@ -131,7 +133,7 @@ def read_words(text: str) -> list[Word]:
 
 
 def plain(value: Any) -> Any:
-    """A value without Python's clothes: torch.bfloat16 is bf16, AttnBackend.auto is auto, None is nothing, True is true."""
+    """A value without Python syntax: torch.bfloat16 is bf16, AttnBackend.auto is auto, None is empty, True is true."""
     if not isinstance(value, str):
         return value
     text = value.strip()
@@ -169,7 +171,7 @@ def fitting_release(arguments: Collection[str], *, dump: bool = False) -> str:
 
 @cache
 def releases() -> dict[str, dict[str, list[str]]]:
-    """What each release adds to and takes from the parser of the one before."""
+    """The arguments that each release adds to and removes from the previous one's parser."""
     found: dict[str, dict[str, list[str]]] = parse_mapping(*read_source(FOLDER / "megatron_releases.yaml"))["releases"]
     return {str(name): change for name, change in found.items()}
 
@@ -191,7 +193,7 @@ def keys_of(
     sets: Mapping[str, Any] | None = None,
     table_name: str = "megatron",
 ) -> JobKeys:
-    """Arguments as settings; `names` are the flags that said them, none for a dump."""
+    """Arguments as settings; `names` are the flags that gave them, none for a dump."""
     table, raw = load_table(table_name), load_table("megatron").raw
     negations, flags = raw["negations"], {argument: flag for flag, argument in raw["flag_names"].items()}
     if is_legacy(arguments):
@@ -201,7 +203,7 @@ def keys_of(
         table = table._replace(framework=fork, defaults=listed, unlisted=unlisted)
 
     def spell(argument: str) -> str:
-        plain_name = not names or argument in negations.values()  # a flag only turns it off
+        plain_name = not names or argument in negations.values()  # the flag only turns it off
         return argument if plain_name else "--" + flags.get(argument, argument.replace("_", "-"))
 
     given = [

@@ -17,7 +17,7 @@ SIZES = {
 
 
 def hybrid_pattern(keys: JobKeys) -> str:
-    """Kinds of layer by letter, pipeline stages apart by "|" (core ssm/mamba_hybrid_layer_allocation.py); empty without any."""
+    """Kinds of layer by letter, pipeline stages split by "|" (core ssm/mamba_hybrid_layer_allocation.py); empty without any."""
     said = keys.get("hybrid_layer_pattern") or keys.get("hybrid_override_pattern")
     return str(said or "").strip("\\\"'").partition("/")[0]
 
@@ -28,7 +28,7 @@ def hybrid_section(keys: JobKeys) -> dict[str, Any]:
     if not pattern:
         if keys.on("is_hybrid_model"):
             keys.leave_out("is_hybrid_model", "hybrid layers without a pattern")
-        if keys.get("mamba_ssm_ngroups"):  # of NeMo 1's Mamba alone
+        if keys.get("mamba_ssm_ngroups"):  # only in NeMo 1's Mamba
             keys.leave_out("mamba_ssm_ngroups", f"Mamba layers without a pattern, {OTHER_MODEL}")
         return {}
     if "/" in str(keys.get("hybrid_layer_pattern")):

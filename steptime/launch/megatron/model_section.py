@@ -13,7 +13,7 @@ from steptime.launch.vocabulary import entries_of
 
 
 def model_section(keys: JobKeys, *, unfused: bool) -> dict[str, Any]:
-    """Shapes and kinds; keys that nobody says are left out, for the Job to ask for. `unfused`: attention keeps its scores."""
+    """Shapes and kinds; keys that are not given are left for the Job to ask for. `unfused`: attention keeps its scores."""
     if not {"num_layers", "hidden_size", "num_attention_heads"} & {*keys.values, *keys.defaults}:
         keys.left_open["model"] = "model unknown; add --set model=NAME (3dtrn models lists them)"
         return {}
@@ -53,7 +53,7 @@ def model_section(keys: JobKeys, *, unfused: bool) -> dict[str, Any]:
 
 
 def _kv_heads(keys: JobKeys, heads: int) -> int | None:
-    """Key and value heads; forks that say --num-key-value-heads have no switch beside it."""
+    """Key and value heads; forks with --num-key-value-heads have no switch for them."""
     alias = not keys.name("num_query_groups").replace("-", "_").endswith("num_query_groups")
     if keys.on("group_query_attention") or ("num_query_groups" in keys.values and alias):
         return keys.whole("num_query_groups")
@@ -107,7 +107,7 @@ def _positions(keys: JobKeys) -> dict[str, Any]:
 
 
 def _vocabulary(keys: JobKeys) -> int | None:
-    """Entries before padding, as far as they are said, or the tokenizer's own name or files tell."""
+    """Entries before padding, as far as they are given, or the tokenizer's name or files tell."""
     if (set_by_user := told(keys.sets, "model.vocab_sz")) is not None:
         return int(set_by_user) if isinstance(set_by_user, int) else None
     if padded := keys.whole("padded_vocab_size") or keys.whole("pad_vocab_size_to"):

@@ -14,7 +14,7 @@ from steptime.launch.megatron.performance_section import main_grad_dtype, optimi
 
 
 def layout_section(keys: JobKeys, devices: int | None) -> dict[str, Any]:
-    """Degrees, the spread of layers and of states; without a number of devices, dp is left for the Job to ask for."""
+    """Degrees, the distribution of layers and of states; without a number of devices, dp is left for the Job to ask for."""
     tp, pp, cp = (keys.count(f"{axis}_parallel_size") for axis in ("tensor_model", "pipeline_model", "context"))
     if ulysses := (keys.whole("ds_sequence_parallel_size") or 1) > 1:  # of Megatron-DeepSpeed
         cp = keys.count("ds_sequence_parallel_size")
@@ -45,7 +45,7 @@ def layout_section(keys: JobKeys, devices: int | None) -> dict[str, Any]:
 
 
 def _exchange(keys: JobKeys) -> str:
-    """How context parallelism exchanges keys and values."""
+    """How context-parallel ranks exchange keys and values."""
     kinds = set(keys.words("cp_comm_type")) or {"p2p"}
     known = load_table("megatron").rules["cp_comm_type"].words
     if len(kinds) == 1 and (kind := known.get(next(iter(kinds)))):
@@ -55,7 +55,7 @@ def _exchange(keys: JobKeys) -> str:
 
 
 def _virtual_stages(keys: JobKeys, pp: int) -> int:
-    """Model chunks of a stage: said, or from the layers of a chunk."""
+    """Model chunks per stage: given, or from the number of layers per chunk."""
     if layout := keys.get("pipeline_model_parallel_layout"):
         return max(1, len(stages_of(str(layout))) // pp)
     if "|" in (pattern := hybrid_pattern(keys)):
@@ -89,7 +89,7 @@ def stages_of(layout: str) -> list[str]:
 
 
 def _stages(keys: JobKeys, pp: int, vpp: int) -> dict[str, Any]:
-    """How layers are spread where not evenly (core transformer/transformer_block.py, get_num_layers_to_build)."""
+    """How layers are distributed if not evenly (core transformer/transformer_block.py, get_num_layers_to_build)."""
     if layout := keys.get("pipeline_model_parallel_layout"):
         stages = stages_of(str(layout))
         whole = re.fullmatch(r"Et*", stages[0]) and re.fullmatch(r"t*m*L", stages[-1])
@@ -130,7 +130,7 @@ def _stages(keys: JobKeys, pp: int, vpp: int) -> dict[str, Any]:
 
 
 def _states(keys: JobKeys) -> dict[str, Any]:
-    """How optimizer states are spread, and the buckets of gradients."""
+    """How optimizer states are sharded, and the buckets of gradients."""
     level = int(keys.on("use_distributed_optimizer") or optimizer_of(keys) == "dist_muon")
     if keys.on("use_megatron_fsdp"):
         level = keys.word("data_parallel_sharding_strategy")
@@ -145,5 +145,5 @@ def _states(keys: JobKeys) -> dict[str, Any]:
     if buckets := keys.whole("ddp_num_buckets"):
         section["n_param_buckets"] = buckets
     elif size := keys.whole("ddp_bucket_size"):
-        section["bucket_size_mb"] = size * (4 if main_grad_dtype(keys) == "fp32" else 2) / 1e6  # said in elements
+        section["bucket_size_mb"] = size * (4 if main_grad_dtype(keys) == "fp32" else 2) / 1e6  # given in elements
     return section

@@ -14,9 +14,9 @@ _MODULES = frozenset({"core_attn", "layernorm", "mlp"})
 _OF_EXPERTS = frozenset({"moe_act", "moe", "shared_experts"})
 _OF_LATENTS = frozenset({"mla_up_proj"})
 OLDER = ("megatron-2021", "megatron-deepspeed")
-"""Software whose kernels and experts are not those of Megatron-Core."""
+"""Software whose kernels and experts are not Megatron-Core's."""
 MODULES = _MODULES | _OF_EXPERTS | _OF_LATENTS
-"""All that Megatron can run again."""
+"""All modules that Megatron can recompute."""
 
 
 def performance_section(keys: JobKeys, layout: dict[str, Any], software: str) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def performance_section(keys: JobKeys, layout: dict[str, Any], software: str) ->
             section["attention_impl"] = "flash"
         for argument, key in (("masked_softmax_fusion", "softmax_impl"), ("bias_gelu_fusion", "activation_impl")):
             section[key] = "fused" if keys.on(argument) else "composite"
-        # it adds into fp32 alone (NVIDIA/Megatron-LM@00129014 megatron/arguments.py)
+        # it accumulates in fp32 only (NVIDIA/Megatron-LM@00129014 megatron/arguments.py)
         return section | {"grad_accumulation_fusion": fused and section["main_grad_dtype"] == "fp32"}
     section |= {"grad_accumulation_fusion": fused} | _kernels(keys) | expert_performance(keys)
     return section | {"overlap": _overlap(keys, layout, section)}
@@ -43,7 +43,7 @@ def plain_dtype(keys: JobKeys) -> str:
 
 
 def main_grad_dtype(keys: JobKeys) -> str:
-    """What gradients are added up and reduced in."""
+    """The dtype in which gradients accumulate and are reduced."""
     if keys.on("use_precision_aware_optimizer") and keys.word("main_grads_dtype") == "bf16":
         return "bf16"
     return "fp32" if keys.on("accumulate_allreduce_grads_in_fp32") else plain_dtype(keys)
@@ -82,7 +82,7 @@ def _recompute(keys: JobKeys) -> dict[str, Any]:
     granularity, method = keys.get("recompute_granularity"), keys.get("recompute_method")
     if granularity is None and keys.on("recompute_activations"):
         granularity = "selective"
-    if granularity is None and (keys.on("checkpoint_activations") or method):  # of releases before granularity was said
+    if granularity is None and (keys.on("checkpoint_activations") or method):  # of releases before granularity existed
         granularity = "full"
     if granularity is None and keys.on("moe_layer_recompute") and has_experts(keys):
         granularity = "selective"  # transformer_config.py, __post_init__: core_attn and moe
@@ -109,7 +109,7 @@ def _recompute(keys: JobKeys) -> dict[str, Any]:
 
 
 def _offload(keys: JobKeys) -> dict[str, Any]:
-    """Modules whose inputs go to the host's memory."""
+    """Modules whose inputs are offloaded to host memory."""
     if not keys.on("fine_grained_activation_offloading"):
         return {}
     said, known = keys.words("offload_modules"), get_args(OffloadModule)
@@ -161,13 +161,13 @@ def _kernels(keys: JobKeys) -> dict[str, Any]:
     section["attention_mask"] = keys.on("create_attention_mask_in_dataloader")
     if keys.get("deallocate_pipeline_outputs") is not None:
         section["deallocate_pipeline_outputs"] = keys.on("deallocate_pipeline_outputs")
-    if keys.on("defer_embedding_wgrad_compute"):  # a limit of 0 is none
+    if keys.on("defer_embedding_wgrad_compute"):  # a limit of 0 means none
         section["deferred_head_wgrads"] = keys.whole("wgrad_deferral_limit", least=0) or 10**6
     return section | {"cuda_graphs": _graphs(keys)}
 
 
 def _graphs(keys: JobKeys) -> bool | list[str]:
-    """What CUDA graphs launch: layers or steps whole, or the modules that TransformerEngine's graphs are given."""
+    """What CUDA graphs launch: whole layers or steps, or the modules that TransformerEngine's graphs capture."""
     impl = str(keys.get("cuda_graph_impl") or "none")
     named = [name for name in keys.words("cuda_graph_scope") if name in get_args(GraphModule)]
     if impl == "transformer_engine" and named:
@@ -176,7 +176,7 @@ def _graphs(keys: JobKeys) -> bool | list[str]:
 
 
 def _attention(keys: JobKeys) -> dict[str, Any]:
-    """Which attention, and whose.
+    """The attention kernel and its library.
 
     Megatron's own layers (local) have their scores in the grow-only buffer, and no workspace of
     TransformerEngine's.
@@ -185,7 +185,7 @@ def _attention(keys: JobKeys) -> dict[str, Any]:
     own = local and not keys.on("use_flash_attn") and keys.get("attention_backend") == "auto"
     unfused = keys.word("attention_backend") or own
     section: dict[str, Any] = {"attention_impl": "unfused" if unfused else "flash"}
-    if local:  # experts' routers multiply with TransformerEngine all the same (core transformer/moe/moe_utils.py)
+    if local:  # routers of experts use TransformerEngine's products in any case (core transformer/moe/moe_utils.py)
         experts = has_experts(keys)
         section |= {"te_workspaces": int(experts), "scores_in_buffer": True, "attention_backend": "direct"}
         section |= {"grouped_workspaces": 0} if experts else {}
@@ -213,7 +213,7 @@ def _activation_is_fused(keys: JobKeys) -> bool:
 
 
 def _overlap(keys: JobKeys, layout: dict[str, Any], section: dict[str, Any]) -> dict[str, bool | float]:
-    """What hides under compute. With one of the two data-parallel overlaps, its share of their bytes does.
+    """What is hidden under compute. With only one of the two data-parallel overlaps, its share of their bytes is.
 
     Sends are hidden with virtual stages alone (core pipeline_parallel/schedules.py).
     """

@@ -1,4 +1,4 @@
-"""Megatron-LM: its launch scripts, lists of flags, and the dump of arguments that its logs begin with, as a config."""
+"""Megatron-LM: its launch scripts, lists of flags, and the argument dump at the beginning of its logs, as a config."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _OTHER_MODELS = {
     r"mamba|hybrid": _HYBRID,
     r"vlm|vision|multimodal|vit\b|clip|qwen\w*_?vl": "a vision model",
 }
-"""Words of the programs that train other models than pretrain_gpt.py -> what those are."""
+"""Words in the names of programs that train other models than pretrain_gpt.py -> what those are."""
 
 
 def read_megatron(
@@ -64,7 +64,7 @@ def read_megatron(
 
 
 def _located(path: str, read: Callable[[Any], T], what: Any) -> T:
-    """What a reader that does not know the file makes of it; its problems get the file's name."""
+    """The result of a reader that does not know the file's name, with the name added to its problems."""
     try:
         return read(what)
     except ConfigError as error:
@@ -72,7 +72,7 @@ def _located(path: str, read: Callable[[Any], T], what: Any) -> T:
 
 
 def _last_of_each(text: str) -> str:
-    """A mapping of flags in which each is said once: Megatron-LM's own loader takes the last of several."""
+    """A mapping of flags without duplicates: Megatron-LM's own loader takes the last of several."""
     lines = text.splitlines()
     flags = {found[0]: i for i, line in enumerate(lines) if (found := re.match(r"\s*--[\w-]+(?=\s*:)", line))}
     kept = (
@@ -107,7 +107,7 @@ def _yaml_words(text: str, path: str) -> list[Word]:
 def _from_script(path: str, script: Script, sets: Mapping[str, Any] | None, beside: Beside) -> Reading:
     if script.problems:
         raise ConfigError(script.problems)
-    if told_whole(sets, "parallelism.dp") is not None:  # a script may leave its nodes to be edited
+    if told_whole(sets, "parallelism.dp") is not None:  # a script may leave its number of nodes to be edited
         script = script._replace(nodes=None, devices=None)
     return _from_words(path, script.arguments, script, sets, beside)
 
@@ -130,7 +130,7 @@ def _from_words(
     deep = {"num_layers", "encoder_num_layers", "hybrid_layer_pattern"}
     if not said.arguments.keys() & deep and not _by_name(keys):
         _without_layers(keys, script, words)
-    if said.problems:  # values are missing, so nothing more can be told of the rest but what it is
+    if said.problems:  # values are missing, so nothing further can be said about the rest except what it is
         lines = [f"{path}: {problem}" for problem in said.problems]
         raise ConfigError([*lines, *refusals(path, [*keys.flags(), *keys.beside_flags])])
     if script is not None:
@@ -149,7 +149,7 @@ def _from_words(
 
 
 def _by_name(keys: JobKeys) -> bool:
-    """Whether the model is told by the name of a repository, as ms-swift and slime have it; it is then as if the user set it."""
+    """Whether the model is given by the name of a repository, as in ms-swift and slime; it then counts as the user's setting."""
     named = (keys.get(key) for key in ("model", "model_id", "hf_checkpoint", "model_type"))
     preset = next((found for name in named if name and (found := preset_of(str(name)))), None)
     if preset is not None and told(keys.sets, "model") is None:
@@ -159,7 +159,7 @@ def _by_name(keys: JobKeys) -> bool:
 
 
 def _without_layers(keys: JobKeys, script: Script | None, words: list[Word]) -> None:
-    """Tell what is missing where no flag says how deep the model is: a variable, a file that is sourced, or a checkpoint."""
+    """Report what is missing where no flag gives the number of layers: a variable, a sourced file, or a checkpoint."""
     if any(map(is_other_model, keys.beside_flags)):
         raise ConfigError(refusals(keys.source, keys.beside_flags))
     blank = next((unknown.told("write it out") for word in words for unknown in word.unresolved), "")
@@ -176,14 +176,14 @@ def _without_layers(keys: JobKeys, script: Script | None, words: list[Word]) -> 
 
 
 def _from_outside(environment: dict[str, str]) -> str:
-    """Variables of the environment in words: numbers and switches with their values, of all else (it may be secret) the name."""
+    """Variables of the environment in words: numbers and switches with values; others, possibly secret, only by name."""
     shown = re.compile(r"\d{1,6}|true|false", re.IGNORECASE)
     names = [name for name in sorted(environment) if not name.isdigit()]
     return ", ".join(f"{name}={environment[name]}" if shown.fullmatch(environment[name]) else name for name in names)
 
 
 def _on_machine(reading: Reading, script: Script) -> Reading:
-    """The reading with the machine that the script's headers name, where one is shipped under that name."""
+    """The reading with the machine that the script's headers name, if it is shipped."""
     if not script.gpu:
         return reading
     try:
@@ -196,7 +196,7 @@ def _on_machine(reading: Reading, script: Script) -> Reading:
 
 
 def _of_environment(keys: JobKeys, script: Script) -> None:
-    """What the program and the variables of the script decide beside its flags."""
+    """Settings that follow from the program and the variables of the script."""
     values, found = script.variables, keys.beside_flags
     if values.get("NVTE_FLASH_ATTN") == "0" and values.get("NVTE_FUSED_ATTN") == "0":
         if "attention_backend" not in keys.values:
@@ -225,7 +225,7 @@ def from_arguments(
     sets: Mapping[str, Any] | None = None,
     table: str = "megatron",
 ) -> Reading:
-    """The config that Megatron-LM's arguments stand for, by the names that its dump prints; `table` may extend Megatron-LM's.
+    """The config of Megatron-LM's arguments, under the names in its dump; `table` may extend Megatron-LM's.
 
     A log's own words on the vocabulary (`vocabulary_of`) go before what its arguments say of the tokenizer.
 
@@ -241,7 +241,7 @@ def from_arguments(
 
 
 def _of_release(reading: Reading, release: str) -> Reading:
-    """The reading with the releases whose parsers have its flags beside the one whose defaults fill in."""
+    """The reading, with the releases whose parsers have its flags in addition to the one whose defaults are used."""
     told = f"{reading.framework.removesuffix(')')}; flags of {release})"
     return reading._replace(framework=told) if release and reading.framework.endswith(")") else reading
 
@@ -259,7 +259,7 @@ def _plan(keys: JobKeys, legacy: bool, devices: int | None) -> Reading:
 
 
 def _keeps_gradients_twice(keys: JobKeys) -> bool:
-    """Whether a dump is of the code that keeps gradients twice, which it had from March to July 2021.
+    """Whether a dump is from code that keeps gradients twice, which it did from March to July 2021.
 
     use_contiguous_buffers_in_ddp came with it (NVIDIA/Megatron-LM@b4bc51b1); log_memory_to_tensorboard came two days before
     zero_grad freed the copies (24b7c3c0, 3202f237).

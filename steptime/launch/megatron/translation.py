@@ -1,4 +1,4 @@
-"""Megatron's settings as a plan: one translation, whoever says them."""
+"""Megatron's settings as a plan: one translation for all sources."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from steptime.model.model import Model
 
 
 def _of_model(keys: JobKeys) -> None:
-    """What degrees and stages need of a model that the user or its name tells: layers and experts."""
+    """What degrees and stages need to know of a model given by name: layers and experts."""
     if told(keys.sets, "model") is None:
         return
     try:
         model = build(Model, read_model(told(keys.sets, "model")))
-    except ConfigError:  # counted with the whole plan
+    except ConfigError:  # problems are counted with the whole plan
         return
     experts = model.moe
     sizes = {"num_layers": model.n_layers, "num_experts": experts and experts.n_experts}
@@ -34,7 +34,7 @@ def _of_model(keys: JobKeys) -> None:
 
 
 def plan_of(keys: JobKeys, software: str, devices: int | None) -> Reading:
-    """The plan of a job on so many devices (None: not told) with the defaults of a software profile.
+    """The plan of a job on this number of devices (None: not given) with the defaults of a software profile.
 
     Raises:
         ConfigError: one line per problem: missing or contradictory settings, values that Megatron does not take.

@@ -1,1 +1,1 @@
-"""NeMo 1, NeMo 2.0 and Megatron-Bridge: their formats, in the words of Megatron-Core."""
+"""NeMo 1, NeMo 2.0 and Megatron-Bridge: their formats, translated to Megatron-Core's names."""

@@ -1,4 +1,4 @@
-"""Recipes of Megatron-Bridge and of NeMo 2.0 in Python: functions that return a job's config, read by their syntax.
+"""Recipes of Megatron-Bridge and of NeMo 2.0 in Python: functions that return a job's config, parsed without running them.
 
 A function is followed through the modules that lie beside its file, as in a checkout of the framework; a base recipe that is
 not there is known by its name alone.
@@ -32,7 +32,7 @@ _PRECISIONS = {
 _OVERLAPS = {
     "ddp.overlap_grad_reduce": True, "ddp.overlap_param_gather": True, "ddp.use_distributed_optimizer": True,
 }  # fmt: skip
-"""What its recipes set of ddp (recipes/common.py)."""
+"""Its recipes' settings of ddp (recipes/common.py)."""
 
 
 def read_recipe(
@@ -54,7 +54,7 @@ def read_recipe(
 
 
 def _by_target(node: Any) -> Any:
-    """run.Config(Class, field=...) as the YAML of a recipe has it; what only a run would tell is left out."""
+    """run.Config(Class, field=...) in the form of a recipe's YAML; values known only at run time are left out."""
     if isinstance(node, list):
         return [_by_target(item) for item in node]
     if isinstance(node, Computed):
@@ -99,7 +99,7 @@ def _bridge(path: str, found: tuple[str, dict[str, Any]], sets: Mapping[str, Any
 
 
 def _said(tree: dict[str, Any]) -> dict[str, Any]:
-    """The sections as dotted keys; mixed precision by its fields, whatever names them."""
+    """The sections as dotted keys; mixed precision by its fields."""
     mixed = tree.get("mixed_precision")
     said = flatten(
         {key: _plain(section) for key, section in tree.items() if key not in {"env_vars", "mixed_precision"}}
@@ -111,7 +111,7 @@ def _said(tree: dict[str, Any]) -> dict[str, Any]:
 
 
 def _calls(node: Any) -> Iterator[str]:
-    """Calls that a config was given to and that are not followed, wherever they stand."""
+    """Calls with a config as argument that are not followed, at any depth."""
     if isinstance(node, dict):
         yield from node.pop(CALLED, [])
         for item in node.values():
@@ -119,7 +119,7 @@ def _calls(node: Any) -> Iterator[str]:
 
 
 def _model(section: Any) -> str | None:
-    """The preset of a model by the repository that its provider is made of."""
+    """The preset of a model from the repository of its provider."""
     given = section.get("_args_", []) if isinstance(section, dict) else []
     return next((found for name in given if isinstance(name, str) and (found := preset_of(name))), None)
 

@@ -1,4 +1,4 @@
-"""NeMo and Megatron-Bridge: hydra YAML (NeMo 1), recipe dumps (NeMo 2.0), ConfigContainer dumps, and logs that print them."""
+"""NeMo and Megatron-Bridge: hydra YAML (NeMo 1), recipe dumps (NeMo 2.0), ConfigContainer dumps, and logs with these."""
 
 from __future__ import annotations
 

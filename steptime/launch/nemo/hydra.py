@@ -1,4 +1,4 @@
-"""NeMo 1.x: a hydra config, its references filled in, in Megatron-Core's words."""
+"""NeMo 1.x: a hydra config with its references resolved, translated to Megatron-Core's names."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def read_one(config: NemoConfig) -> Reading:
 
 
 def _in_megatron_words(keys: JobKeys) -> str:
-    """Puts what NeMo 1 says in its own words under Megatron-Core's; the profile."""
+    """Translate NeMo 1's own names to Megatron-Core's; returns the profile."""
     function, gated = keys.word("model.activation")
     precision = str(keys.get("model.precision") or keys.get("trainer.precision")).lower()
     bf16, fp16 = "bf16" in precision, precision.startswith(("16", "fp16"))

@@ -52,7 +52,7 @@ def _walk(node: Any, tree: dict[str, Any], at: tuple[str, ...], env: Mapping[str
 
 
 def _value(words: str, tree: dict[str, Any], at: tuple[str, ...], env: Mapping[str, str]) -> Any:
-    """What one `${words}` stands for; _NONE where that cannot be told without running it."""
+    """The value of one `${words}`; _NONE where it is known only at run time."""
     name, colon, rest = words.partition(":")
     if colon:
         return _resolved(name, [part.strip() for part in rest.split(",")], tree, env)

@@ -1,4 +1,4 @@
-"""NeMo 2.0: a recipe as nemo-run writes it, in Megatron-Core's words."""
+"""NeMo 2.0: a recipe as nemo-run writes it, translated to Megatron-Core's names."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def read_two(config: NemoConfig) -> Reading:
 
 
 def _put_over(keys: JobKeys, said: Mapping[str, Any]) -> None:
-    """The defaults of the precision plugin and of the overlap callback: they too are put over ddp's own settings."""
+    """The defaults of the precision plugin and of the overlap callback; these also override ddp's own settings."""
     put: dict[str, tuple[str, Any]] = {
         "accumulate_allreduce_grads_in_fp32": ("trainer.plugins.grad_reduce_in_fp32", True)
     }
@@ -64,7 +64,7 @@ def _put_over(keys: JobKeys, said: Mapping[str, Any]) -> None:
 
 
 def _section(tree: dict[str, Any], name: str) -> dict[str, Any]:
-    """A section; nothing where it is none."""
+    """A section; empty where it is none."""
     found = tree.get(name)
     return found if isinstance(found, dict) else {}
 
@@ -91,7 +91,7 @@ def _said(path: str, tree: dict[str, Any], trainer: dict[str, Any]) -> dict[str,
 
 @cache
 def classes() -> dict[str, dict[str, Any]]:
-    """What each class of a model's config sets."""
+    """The settings that each class of a model's config makes."""
     raw = parse_mapping(*read_source(FOLDER / "nemo2_models.yaml"))
     found = {}
     for name, fields in raw["classes"].items():

@@ -12,20 +12,20 @@ _CALL = {"_call_", "_args_", "_name_"}
 
 
 class NemoConfig(NamedTuple):
-    """A config, and what stands around it."""
+    """A config and its context."""
 
     path: str
     tree: dict[str, Any]
     devices: int | None
-    """As a log around it or the environment tells."""
+    """Number of devices, from the surrounding log or the environment."""
     sets: Mapping[str, Any] | None
     release: str
-    """Of the framework, where the file names it, else ""."""
+    """Release of the framework, where the file names it, else ""."""
     variables: Mapping[str, str] = {}
-    """The environment, and what shell files given beside the config set."""
+    """The environment, including variables from shell files given with the config."""
 
     def profile(self, name: str) -> str:
-        """The software profile of the release, where there is one of its own."""
+        """The software profile of the release, where there is a separate one."""
         return f"{name}@{self.release}" if self.release in profile_releases(name) else name
 
 
@@ -35,7 +35,7 @@ def class_of(node: Any) -> str:
 
 
 def simplify(node: Any) -> Any:
-    """Mappings without the keys that name classes; a function or an enumeration's member is its name.
+    """Mappings without the keys that name classes; a function or an enumeration's member becomes its name.
 
     >>> simplify({"_target_": "a.Config", "dtype": {"_call_": False, "_target_": "torch.bfloat16"}})
     {'dtype': 'torch.bfloat16'}

@@ -1,4 +1,4 @@
-"""Whole-number arithmetic of the shell: $(( ... )), without running anything."""
+"""Whole-number arithmetic of the shell: $(( ... )), evaluated without running anything."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ValueOf = Callable[[str], int | None]
 
 
 def arithmetic(text: str, lookup: ValueOf) -> int | None:
-    """The value of an expression; None where a name has no whole number for a value, or it is no such expression.
+    """The value of an expression; None where a name has no whole number as its value, or the syntax is not supported.
 
     Division rounds towards zero, as the shell's does.
 

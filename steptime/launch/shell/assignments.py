@@ -1,4 +1,4 @@
-"""Commands that change variables, without running them: assignments and let."""
+"""Commands that change variables, interpreted without running them: assignments and let."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def assign(expand: Expander, word: Token) -> None:
 
 
 def let(scope: Scope, text: str) -> Outcome:
-    """One whole-number expression: an assignment, NAME++, or a value that is zero or not."""
+    """One whole-number expression: an assignment, NAME++, or a value compared with zero."""
     if found := re.fullmatch(r"\s*([A-Za-z_]\w*)\s*([-+*/]?)=([^=].*)", text, re.DOTALL):
         name, operator, rest = found.groups()
         expression = f"{name} {operator} ({rest})" if operator else rest

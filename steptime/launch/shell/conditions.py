@@ -1,4 +1,4 @@
-"""Tests of a script: [ ... ], [[ ... ]], as far as they can be told without looking at files."""
+"""Tests in a script: [ ... ], [[ ... ]], as far as they are decidable without looking at files."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from steptime.launch.shell.arithmetic import arithmetic
 from steptime.launch.shell.scope import Scope
 
 Outcome: TypeAlias = Literal["yes", "no", "ran", "unknown"]
-"""Of a command: a test's answer; "ran" is taken for success, except as the condition of an if."""
+"""Result of a command: a test's answer; "ran" counts as success, except as the condition of an if."""
 
 
 def answer(words: list[str], scope: Scope) -> Outcome:
-    """What a test of these operands comes to; a variable that nothing sets is as good as empty for -z, -n and == "" alone."""
+    """The result of a test of these operands; a variable that is not set counts as empty only for -z, -n and == ""."""
     for operator, decided in (("||", "yes"), ("-o", "yes"), ("&&", "no"), ("-a", "no")):
         if at := _outside(words, operator):
             sides = {answer(words[:at], scope), answer(words[at + 1 :], scope)}
@@ -36,7 +36,7 @@ def answer(words: list[str], scope: Scope) -> Outcome:
 
 
 def _outside(words: list[str], operator: str) -> int:
-    """Where an operator stands outside all parentheses; 0 where it does not."""
+    """Position of an operator outside all parentheses; 0 where there is none."""
     depth = 0
     for at, word in enumerate(words[:-1]):
         depth += (word == "(") - (word == ")")
@@ -61,7 +61,7 @@ def _unary(operator: str, text: str, scope: Scope) -> Outcome:
         return "unknown" if filled == "unknown" else "no" if filled == "yes" else "yes"
     if operator == "-v":
         return "yes" if scope.get(text) is not None else "no"
-    return "unknown"  # -f, -d and their kin look at files
+    return "unknown"  # -f, -d and similar tests look at files
 
 
 def _compared(left: str, operator: str, right: str, scope: Scope) -> Outcome:

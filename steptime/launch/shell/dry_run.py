@@ -1,4 +1,4 @@
-"""A walk through a script's commands that runs none of them: assignments are made, tests that can be told are told."""
+"""Interprets a script's commands without running any: assignments are made, decidable tests are decided."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _SCRIPTS = (".sh", ".slurm", ".sbatch", ".bash")
 
 
 class Command(NamedTuple):
-    """A command that would run, filled in."""
+    """A command that would run, with variables filled in."""
 
     words: list[Value]
     line: int
     doubt: Unknown | None
-    """Why it may not run at all; None where it does."""
+    """Why it may not run; None where it certainly does."""
     variables: Mapping[str, str] = MappingProxyType({})
-    """Assignments before it, which it alone sees."""
+    """Assignments in front of it, visible to it only."""
 
 
 class _ExitError(Exception):
@@ -48,29 +48,29 @@ class DryRun:
         self.functions: dict[str, grammar.Function] = {}
         self.doubt: Unknown | None = None
         self.depth, self.count, self.full = 0, 0, False
-        self.blame = Unknown("")  # why the last test that could not be told could not
+        self.blame = Unknown("")  # why the last undecided test could not be decided
 
     @property
     def expand(self) -> Expander:
-        """Fills in words from the variables as they are now."""
+        """Fills in words from the current variables."""
         return Expander(self.scope, self.name)
 
     def script(self, nodes: list[grammar.Statement]) -> None:
-        """Walk a whole script."""
+        """Interpret a whole script."""
         try:
             self.block(nodes)
         except _ExitError:
             return
 
     def block(self, nodes: list[grammar.Statement]) -> Outcome:
-        """Walk commands one after the other; the outcome is the last one's."""
+        """Interpret commands one after another; the result is the last one's."""
         outcome: Outcome = "ran"
         for node in nodes:
             outcome = self.node(node)
         return outcome
 
     def node(self, node: grammar.Statement) -> Outcome:
-        """Walk one command."""
+        """Interpret one command."""
         self.count += 1
         if self.count > _MOST_COMMANDS:
             self.full = True
@@ -100,10 +100,10 @@ class DryRun:
                 outcome = self.node(node)
         return outcome
 
-    # --- what may or may not run ---------------------------------------------------------------------------------------
+    # --- commands that may or may not run ------------------------------------------------------------------------------
 
     def side_by_side(self, bodies: list[list[grammar.Statement]], cause: Unknown, *, one_runs: bool = False) -> Outcome:
-        """Walk bodies of which one may run, or none unless `one_runs`, each from the variables as they are now."""
+        """Interpret bodies of which one runs, or possibly none unless `one_runs`, each from the current variables."""
         start, doubt = self.scope, self.doubt
         scopes = [] if one_runs else [start]
         outcome: Outcome = "ran"
@@ -121,7 +121,7 @@ class DryRun:
         return outcome
 
     def branches(self, node: grammar.If) -> None:
-        """The branch whose test holds; where that cannot be told, all of them side by side."""
+        """The branch whose test is true; where that is undecidable, all branches in parallel."""
         maybe, blame, outcome = list[list[grammar.Statement]](), Unknown("it waits for a command"), "no"
         for condition, body in node.arms:
             outcome = "yes" if condition is None else self.block(condition)
@@ -137,7 +137,7 @@ class DryRun:
             self.side_by_side(maybe, blame.within(f"the test in line {node.line}"), one_runs=outcome == "yes")
 
     def loop(self, node: grammar.Loop) -> None:
-        """A for over known words is walked through; another loop may run any number of times."""
+        """A for loop over known words is interpreted; another loop may run any number of times."""
         if node.kind == "for" and node.words:
             values = [value for word in node.words for value in self.expand.fields(word.text, word.line)]
             if all(self.scope.known(value.text) for value in values):
@@ -150,7 +150,7 @@ class DryRun:
         self.side_by_side([node.body], Unknown(f"the loop in line {node.line} (how often it runs is not known)"))
 
     def repeated(self, node: grammar.Loop) -> bool:
-        """Walk a while or until as often as it runs; False where that cannot be told, or is often."""
+        """Interpret a while or until loop; False where the number of iterations is unknown or large."""
         ends: Outcome = "no" if node.kind == "while" else "yes"
         for _ in range(_MOST_ROUNDS):
             outcome = self.block(node.condition)
@@ -162,7 +162,7 @@ class DryRun:
         return False
 
     def case(self, node: grammar.Case) -> None:
-        """The first arm that fits; all of them side by side where the word has no value."""
+        """The first matching arm; all of them in parallel where the word has no value."""
         text = self.expand.text(node.word.text, node.line)
         if self.scope.known(text):
             for patterns, body in node.arms:
@@ -242,7 +242,7 @@ class DryRun:
         return "ran"
 
     def call(self, function: grammar.Function, words: list[Value]) -> Outcome:
-        """Walk a function's body with its own positional words."""
+        """Interpret a function's body with its own positional words."""
         before, self.scope.positional = self.scope.positional, words
         self.depth += 1
         try:
@@ -252,7 +252,7 @@ class DryRun:
             self.scope.positional = before
 
     def included(self, path: str, words: list[Value]) -> bool:
-        """Walk a script beside this one, with its own words where it is given some; False where it is not there."""
+        """Interpret a script next to this one, with its own words if given; False where it does not exist."""
         text = self.beside.text(path) if self.depth < _DEEPEST else None
         if text is None:
             return False
@@ -266,7 +266,7 @@ class DryRun:
         return True
 
     def inner(self, fields: list[Value], line: int) -> bool:
-        """Walk the text that `bash -c` or `eval` is given; what stands before it launches each of its commands."""
+        """Interpret the text given to `bash -c` or `eval`; words in front of it launch each of its commands."""
         at, text = text_to_read([value.text for value in fields])
         if not text or self.depth >= _DEEPEST or len(text) > LARGEST:
             return False

@@ -1,4 +1,4 @@
-"""Words of a script with their quotes taken off and their variables filled in."""
+"""Words of a script with quotes removed and variables filled in."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _DEEPEST = 30
 _COUNTS_DEVICES = re.compile(
     r"\bdevice_count\(\)|\b(?:nvidia|rocm|xpu)-smi\b.*(?:wc +-l|grep +-c)|\bSLURM_GPUS_ON_NODE\b"
 )
-"""Commands that print how many devices a node has."""
+"""Commands that print the number of devices of a node."""
 DEVICES_ON_NODE = "devices on a node"
-"""Under this name, which is no variable's, a scope holds what they print."""
+"""The name, invalid for a variable, under which a scope stores their output."""
 
 
 class Expander:
@@ -29,11 +29,11 @@ class Expander:
     def __init__(self, scope: Scope, name: str) -> None:
         self.scope, self.name, self.depth = scope, name, 0
         self.words_done = False
-        """Of the last substitution: its values are words already, the default of a ${X:-...}."""
+        """Whether the last substitution's values are already words: the default of a ${X:-...}."""
 
     def fields(self, raw: str, line: int) -> list[Value]:
         """The words that one raw word becomes: unquoted values are split at blanks, "${A[@]}" is one word per element."""
-        pieces: list[Value | None] = []  # None parts words
+        pieces: list[Value | None] = []  # None separates words
         for values, quoted in self._parts(raw, line):
             for number, value in enumerate(values):
                 pieces += [None] if number else []
@@ -80,12 +80,12 @@ class Expander:
         return found
 
     def _quoted(self, inner: str, line: int) -> list[tuple[list[Value], bool]]:
-        """Pieces of what stands in double quotes: a word even where it is empty, but for "${EMPTY[@]}", which is none."""
+        """Pieces of text in double quotes: one word even if it is empty, except "${EMPTY[@]}", which is none."""
         found = self._parts(inner, line, inside=True)
         return found if len(found) == 1 and not found[0][0] else [([Value("", line)], True), *found]
 
     def _dollar(self, text: str, i: int, line: int, *, quoted: bool) -> tuple[list[Value], int]:
-        """The values of the $ or ` at `i`, and where it ends."""
+        """The values of the $ or ` at `i`, and its end."""
         self.words_done = False
         lexer = Lexer(text, self.name, line)
         if text[i] == "`":
@@ -157,7 +157,7 @@ class Expander:
         return [Value(self.scope.unset(f"{{{name}{index}}}"), line)]
 
     def _default(self, name: str, values: list[Value], kind: str, word: str, line: int, *, quoted: bool) -> list[Value]:
-        """${X:-word} and its kin: a variable that nothing sets is as good as empty."""
+        """${X:-word} and similar: a variable that is not set counts as empty."""
         whole = "".join(value.text for value in values)
         unset = self.scope.unset_variable(whole)
         empty = unset == name or (kind[0] == ":" and (not whole or bool(unset)))
@@ -177,7 +177,7 @@ class Expander:
         return filled
 
     def _changed(self, text: str, rest: str, shown: str, line: int) -> str:
-        """${X%pattern} and its kin."""
+        """${X%pattern} and similar."""
         if reasons := self.scope.reasons_of(text):
             return self.scope.mark(shown, reasons[0].cause)
         if rest in {"^^", ",,"}:
@@ -194,7 +194,7 @@ class Expander:
         return self.scope.mark(shown, Unknown(f"{shown} is not supported"))
 
     def _command(self, inner: str, line: int) -> str:
-        """$(...): paths that need no running; all else has no value."""
+        """$(...): paths that need no running; anything else has no value."""
         words = inner.split(None, 1)
         shown = f"$({' '.join(inner.split())})"
         self.depth += 1
@@ -223,7 +223,7 @@ class Expander:
 
 
 def quoted(body: str) -> str:
-    """A here-document as a quoted word: its own quotes are plain characters."""
+    """A here-document as a quoted word: quotes inside it are plain characters."""
     return '"' + body.replace('"', '\\"') + '"'
 
 

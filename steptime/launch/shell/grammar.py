@@ -119,7 +119,7 @@ class _Parser:
         return found
 
     def body(self, closing: str, start: Token) -> list[Statement]:
-        """Commands up to the word that closes what `start` began, which is taken too."""
+        """Commands up to the word that closes `start`; that word is consumed."""
         found = self.block(frozenset({closing}))
         self.expect(closing, start)
         return found
@@ -134,7 +134,7 @@ class _Parser:
         return parts[0][1] if len(parts) == 1 else Chain(parts, start.line if start else 0)
 
     def pipeline(self) -> Statement:
-        """The first command of a pipeline: what it is piped into changes nothing here."""
+        """The first command of a pipeline: the rest changes nothing here."""
         first = self.command()
         while (token := self.peek()) is not None and token.operator and token.text in {"|", "|&"}:
             self.i += 1

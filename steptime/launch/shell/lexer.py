@@ -1,4 +1,4 @@
-"""A shell script as words and operators, nothing filled in yet."""
+"""A shell script as words and operators, without expansion."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Token(NamedTuple):
 
 
 class Lexer:
-    """Reads one text; `line` is the number of its first line, `array` says that it is the inside of an array."""
+    """Reads one text; `line` is the number of its first line, `array` means that it is the inside of an array."""
 
     def __init__(self, text: str, name: str, line: int = 1, *, array: bool = False) -> None:
         self.text, self.name, self.line, self.array = text, name, line, array
@@ -84,7 +84,7 @@ class Lexer:
         return end + 2 if end > 0 else 0
 
     def _here(self, i: int, word: str, tabs: bool) -> tuple[str, int]:
-        """The here-document that begins at `i` and ends with `word`, and where the script goes on."""
+        """The here-document that begins at `i` and ends with `word`, and the position after it."""
         ends = word.replace("'", "").replace('"', "").replace("\\", "")
         lines: list[str] = []
         while i < len(self.text):
@@ -127,7 +127,7 @@ class Lexer:
         return self._closed(i, next(word for word in _CLOSING if self.text.startswith(word, i)))
 
     def _closed(self, start: int, opening: str) -> int:
-        """The position after what closes the `opening` at `start`, whatever stands in between."""
+        """The position after the bracket that closes the `opening` at `start`."""
         text, closing, i = self.text, _CLOSING[opening], start + len(opening)
         while i < len(text):
             char = text[i]

@@ -1,4 +1,4 @@
-"""How many processes a launch command starts, on how many nodes."""
+"""The number of processes that a launch command starts, and the number of nodes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from steptime.launch.shell.scope import Unknown
 
 
 class Word(NamedTuple):
-    """One word of the launch command, as the shell would pass it."""
+    """One word of the launch command after expansion."""
 
     text: str
-    """What has no value stands as the script wrote it: `$NAME`, `$(...)`."""
+    """Parts without a value are shown as in the script: `$NAME`, `$(...)`."""
     line: int
     unresolved: tuple[Unknown, ...] = ()
-    """Why each thing without a value has none: "$X has no value"."""
+    """Why each part without a value has none: "$X has no value"."""
 
 
 def taken_apart(words: list[Word]) -> list[Word]:
@@ -40,7 +40,7 @@ class _Launcher(NamedTuple):
 
     nodes: tuple[str, ...] = ()
     per_node: tuple[str, ...] = ()
-    """Processes on a node."""
+    """Processes on each node."""
     devices: tuple[str, ...] = ()
     """All processes."""
 
@@ -103,7 +103,7 @@ def size_of(
 
 
 def _without_hosts(per_node: int | None, variables: dict[str, str]) -> tuple[int | None, int | None, int | None]:
-    """The same of DeepSpeed's launcher without a hostfile: every device of this node (deepspeed/launcher/runner.py).
+    """The same for DeepSpeed's launcher without a hostfile: every device of this node (deepspeed/launcher/runner.py).
 
     A script that counts its devices itself (NUM_GPUS=64) leaves the nodes to the cluster.
     """
@@ -114,7 +114,7 @@ def _without_hosts(per_node: int | None, variables: dict[str, str]) -> tuple[int
 
 
 def _around(variables: dict[str, str]) -> tuple[int | None, int | None, int | None]:
-    """Processes, nodes and processes on each by the usual variables, where a script starts one process alone."""
+    """Processes, nodes and processes per node from the usual variables, where a script starts a single process."""
     said = {name: int(text) for name, text in variables.items() if re.fullmatch(r"\d{1,6}", text)}
     per_node = next((said[name] for name in ("NPROC_PER_NODE", "GPUS_PER_NODE") if name in said), None)
     nodes = said.get("NNODES", 1 if per_node else None)
@@ -131,7 +131,7 @@ def _visible(variables: dict[str, str]) -> int | None:
 
 
 def _option(words: list[Word], names: tuple[str, ...]) -> Word | None:
-    """The value of an option: --name value, --name=value, -Nvalue; the last one given."""
+    """The value of an option: --name value, --name=value, -Nvalue; the last one counts."""
     found: Word | None = None
     for i, word in enumerate(words):
         key, equals, value = word.text.partition("=")

@@ -1,4 +1,4 @@
-"""The variables of a script that is read, and why some have no value."""
+"""The variables of a script, and why some have no value."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 from steptime.launch.shell.arithmetic import arithmetic
 
 _OPEN, _CLOSE = "\ue000", "\ue001"
-"""Around the number of a reason, in the middle of a text: here stands what has no value."""
+"""Encloses the number of a reason in the middle of a text, in place of a missing value."""
 _MARK = re.compile(f"{_OPEN}(\\d+){_CLOSE}")
 
 
@@ -20,18 +20,18 @@ class Value(NamedTuple):
 
 
 class Unknown(NamedTuple):
-    """Why something is not known."""
+    """Why something is unknown."""
 
     why: str
     variable: str = ""
-    """The variable that nothing sets, where that is at the bottom of it."""
+    """The variable that is not set, where that is the cause."""
 
     def within(self, place: str) -> Unknown:
-        """The same as the reason of something else."""
+        """The same as the reason for something else."""
         return self._replace(why=f"{place} ({self.why})")
 
     def told(self, otherwise: str) -> str:
-        """Why, and what the user can do about it.
+        """The reason, and the user's fix.
 
         >>> Unknown("$RANK has no value", "RANK").told("write it out")
         '$RANK has no value; write RANK=... before the command'
@@ -44,36 +44,36 @@ class Unknown(NamedTuple):
 
 
 class Reason(NamedTuple):
-    """What has no value, as an error shows it, and why."""
+    """A missing value, as an error shows it, and why."""
 
     shown: str
     cause: Unknown
     unset: bool = False
-    """It is a variable that nothing sets: for a test, as good as empty."""
+    """Whether it is a variable that is not set: tests treat it as empty."""
 
 
 def clean(text: str) -> str:
-    """A text without the characters that are kept for what has no value."""
+    """A text without the characters that mark missing values."""
     return text.replace(_OPEN, "").replace(_CLOSE, "")
 
 
 class Scope:
-    """Variables and arrays; what cannot be known is a mark in the text."""
+    """Variables and arrays; unknown values are marks in the text."""
 
     def __init__(self, env: dict[str, str]) -> None:
         self.values: dict[str, list[Value]] = {name: [Value(clean(text), 0)] for name, text in env.items()}
         self.outside = frozenset(env)
         self.read: set[str] = set()
-        """Variables of the environment that the script asked for."""
+        """Variables of the environment that the script reads."""
         self.arrays: set[str] = set()
         self.positional: list[Value] | None = None
-        """The words after the script's name; None: none were given, and whether there are any is not known."""
+        """The words after the script's name; None: none were given, and it is unknown whether there are any."""
         self.reasons: list[Reason] = []
         self.sourced: list[str] = []
-        """Files that the script sources, which are not read."""
+        """Files that the script sources and that are not read."""
 
     def copy(self) -> Scope:
-        """The same variables, to be changed apart; reasons are shared."""
+        """A copy of the variables for independent changes; reasons are shared."""
         other = Scope({})
         other.values, other.arrays = dict(self.values), set(self.arrays)
         other.positional, other.reasons, other.sourced = self.positional, self.reasons, self.sourced
@@ -81,14 +81,14 @@ class Scope:
         return other
 
     def mark(self, shown: str, cause: Unknown, *, unset: bool = False) -> str:
-        """The text that stands for something without a value."""
+        """The text that represents a missing value."""
         reason = Reason(shown, cause, unset)
         if reason not in self.reasons:
             self.reasons.append(reason)
         return f"{_OPEN}{self.reasons.index(reason)}{_CLOSE}"
 
     def unset(self, name: str) -> str:
-        """The mark of a variable that nothing sets."""
+        """The mark of a variable that is not set."""
         cause = Unknown(f"${name} has no value", name if re.fullmatch(r"\w+", name) else "")
         if self.sourced:
             missing = f"{self.sourced[0]} is not there; put it in the same folder, or add --with FILE"
@@ -96,30 +96,30 @@ class Scope:
         return self.mark(f"${name}", cause, unset=True)
 
     def reasons_of(self, text: str) -> list[Reason]:
-        """Why parts of a text have no value; empty where all is known."""
+        """Why parts of a text have no value; empty where all values are known."""
         return [self.reasons[int(number)] for number in _MARK.findall(text)]
 
     def cause(self, text: str, otherwise: str) -> Unknown:
-        """Why the first part of a text that has no value has none; where all is known, as told."""
+        """Why the first missing value of a text is missing."""
         reasons = self.reasons_of(text)
         return reasons[0].cause if reasons else Unknown(otherwise)
 
     def unset_variable(self, text: str) -> str:
-        """The variable that a text is and that nothing sets; "" where it is anything else."""
+        """The name of a variable that is not set, if the text is just that variable; "" otherwise."""
         found = _MARK.fullmatch(text)
         reason = self.reasons[int(found[1])] if found else None
         return reason.shown[1:] if reason is not None and reason.unset else ""
 
     def shown(self, text: str) -> str:
-        """A text with its marks as the script wrote them."""
+        """A text with its marks in the script's spelling."""
         return _MARK.sub(lambda found: self.reasons[int(found[1])].shown, text)
 
     def known(self, text: str) -> bool:
-        """Whether all of a text has a value."""
+        """Whether all parts of a text have a value."""
         return _OPEN not in text
 
     def get(self, name: str) -> Value | None:
-        """The value of a variable, of an array its first element; None where nothing sets it."""
+        """The value of a variable, for an array its first element; None where it is not set."""
         found = self.values.get(name)
         if found and found[0].line == 0 and name in self.outside:
             self.read.add(name)
@@ -160,7 +160,7 @@ class Scope:
 
 
 def merged(scopes: list[Scope], cause: Unknown) -> Scope:
-    """One scope of several that may be: a variable keeps its value where all agree."""
+    """One scope from several possible ones: a variable keeps its value where all agree."""
     joined = scopes[0].copy()
     for name in {name for scope in scopes for name in scope.values}:
         values = [scope.values.get(name) for scope in scopes]
