@@ -209,9 +209,14 @@ def chunked_pass(op: Chunked, r: Rates, times: float, passes: float, sizes: dict
 
 
 def gemm_backward(op: Gemm, r: Rates) -> tuple[Pass, Pass]:
-    """dgrad: m x n by n x k. wgrad: k x m by m x n, into the gradient's own dtype, read first when it accumulates."""
+    """dgrad: m x n by n x k. wgrad: k x m by m x n, into the gradient's own dtype, read first when it accumulates.
+
+    Frozen weights have no wgrad.
+    """
     _, dgrad, wgrad = gemm_traffic(op, r)
     rate = op.recipe.backward_rate if op.recipe else 1.0
+    if op.params and not op.trained:
+        return gemm_pass(op, r, op.m, op.k, op.n, dgrad.bytes, rate), NOTHING
     if op.recipe and op.recipe.casts and op.recipe.casts.plain_wgrad:
         plain = replace(op, recipe=None)
         traffic = gemm_traffic(plain, r)[2]
@@ -230,7 +235,7 @@ def parameter_gradients(op: Op, r: Rates) -> Num:
     A bias: the output's gradient summed over tokens, one read of it. A weight: its gradient added to the main one, where wgrad
     does not do so itself.
     """
-    if not isinstance(op, Gemm) or not op.params:
+    if not isinstance(op, Gemm) or not op.trained:
         return 0.0
     seconds: Num = 0.0
     if any(len(p.shape) == 1 for p in op.params):

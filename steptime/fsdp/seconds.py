@@ -94,8 +94,10 @@ def price(assembly: Assembly, tiers: tuple[Tier, ...], of: ParamGroup, rates: Ra
         return CommSeconds(0.0, 0.0)
     sizes, job = buffers(assembly, of), assembly.job
     over = shard_group(job, of.kind)
-    reduce_s = collective("reduce_scatter", sizes.reduce_input, over, tiers).time_s
-    reduce_s += collective("all_reduce", sizes.reduce_output, copy_group(job), tiers).time_s
+    reduce_s: Num = 0.0
+    if is_column(sizes.reduce_input) or sizes.reduce_input:
+        reduce_s = collective("reduce_scatter", sizes.reduce_input, over, tiers).time_s
+        reduce_s += collective("all_reduce", sizes.reduce_output, copy_group(job), tiers).time_s
     flat = options(assembly).version == 1
     between = 2.0 * sizes.gathered if flat and options(assembly).reduce_dtype != job.software.compute_dtype else 0.0
     copied = 0.0 if flat else sizes.gathered + sizes.unsharded
@@ -237,8 +239,9 @@ def rows(
         sizes, over = buffers(assembly, of), shard_group(job, of.kind)
         if of.padded:
             gather = collective("all_gather", sizes.gathered, over, tiers)
-            reduce = collective("reduce_scatter", sizes.reduce_input, over, tiers)
             made.append((f"{name} parameters", "all_gather", sizes.gathered, count.gathers, gather, over))
+        if sizes.reduce_input:
+            reduce = collective("reduce_scatter", sizes.reduce_input, over, tiers)
             made.append((f"{name} gradients", "reduce_scatter", sizes.reduce_input, count.reductions, reduce, over))
             if copies.ranks > 1:
                 between = collective("all_reduce", sizes.reduce_output, copies, tiers)

@@ -87,7 +87,7 @@ class Part:
 
     @cached_property
     def registered_params(self) -> list[LocalParam]:
-        """The same on one device, in the order in which Megatron's modules register them: the output projection before qkv.
+        """The trained ones on one device, in the order in which Megatron's modules register them: the output projection before qkv.
 
         megatron/core/transformer/attention.py: Attention.__init__ builds linear_proj, SelfAttention.__init__ then linear_qkv.
         """
@@ -97,11 +97,11 @@ class Part:
             ordered.insert(after_norm if op.role == "attn_proj" else len(ordered), op)
             if op.role == "norm" and op.params:
                 after_norm = len(ordered)
-        return [LocalParam(p, p.local(self.tp, self.experts)) for p in params_of(ordered)]
+        return [LocalParam(p, p.local(self.tp, self.experts)) for p in params_of(ordered) if p.trained]
 
     @cached_property
     def n_params(self) -> Num:
-        """Parameters on one device: split ones divided by their ranks."""
+        """Trained parameters on one device: split ones divided by their ranks."""
         return sum([p.elements for p in self.registered_params])
 
     @cached_property
@@ -190,18 +190,23 @@ class Assembly:
         return (model.tie_embeddings or model.mtp > 0) and self.job.parallelism.pp > 1
 
     @property
+    def tied_here(self) -> bool:
+        """Whether the head's weight is the embedding's own, on the same stage."""
+        return self.job.model.tie_embeddings and not self.embedding_copied
+
+    @property
     def head_params(self) -> list[Param]:
         """Parameters of the head on its stage."""
-        return [p.param for p in self.local_head_params]
+        return [p for p in self.head.params if not (p.vocab and self.tied_here)]
 
     @cached_property
     def local_head_params(self) -> list[LocalParam]:
-        """The same on one device: a tied head on the embedding's own stage has no weight of its own.
+        """The trained ones on one device: a tied head on the embedding's own stage has no weight of its own.
 
         In a pipeline it has one, beside the embedding that multi-token prediction needs too, where it gets no gradient (megatron/
         core/models/gpt/gpt_model.py, skip_weight_param_allocation).
         """
-        if self.job.model.tie_embeddings and not self.embedding_copied:
+        if self.tied_here:
             return [p for p in self.head.registered_params if not p.param.vocab]
         return self.head.registered_params
 
@@ -242,8 +247,14 @@ class Assembly:
                 counts[id(params)] = counts.get(id(params), 0) + count
         return [(params, counts[key]) for key, params in lists.items()]
 
+    def counted_parts(self, chunks: Sequence[Chunk]) -> list[tuple[Part, int]]:
+        """The parts of some chunks, with how often each occurs."""
+        found = [(part, count) for chunk in chunks for part, count in chunk.runs]
+        found += [(self.embedding, 1) for chunk in chunks if chunk.embedding]
+        return found + [(self.head, 1) for chunk in chunks if chunk.head]
+
     def local_params(self, chunk: Chunk) -> Num:
-        """Parameters of a chunk on one device."""
+        """Trained parameters of a chunk on one device."""
         total = sum([count * part.n_params for part, count in chunk.runs])
         total += self.embedding.n_params if chunk.embedding or self.holds_copy(chunk) else 0
         return total + (sum([p.elements for p in self.local_head_params]) if chunk.head else 0)

@@ -3,6 +3,7 @@
 from typing import Literal, NamedTuple
 
 from steptime.base.num import Num
+from steptime.model.lora import Lora
 from steptime.model.model import LinearAttention
 from steptime.schedule import SCHEDULES, default_group
 from steptime.software.frameworks import ANY, FRAMEWORKS, Framework
@@ -63,6 +64,7 @@ class Facts(NamedTuple):
     mamba_heads: int
     """Heads of the Mamba layers; 0 without Mamba layers."""
     mamba_groups: int
+    lora: Lora | None
     attention: str
     attention_impl: str
     compiled: str

@@ -24,6 +24,7 @@ def layer_facts(model: Model) -> dict[str, Any]:
         "patterned": pattern is not None,
         "linear": model.linear_attention,
         "mtp": model.mtp,
+        "lora": model.lora,
         "last_kind": last_kind(model),
         "window": model.attention.window,
         "window_pattern": model.attention.window_pattern,

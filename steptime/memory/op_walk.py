@@ -251,7 +251,7 @@ class BackwardWalk:
 
     def weight_grad(self, op: Op) -> Num:
         """Bytes of the gradient of this op's parameters before accumulation."""
-        return sum([self.gradient_bytes(op, p) for p in op.params])
+        return sum([self.gradient_bytes(op, p) for p in op.trained])
 
     def gradient_bytes(self, op: Op, p: Param) -> Num:
         """Bytes for one parameter; the gradient of an embedding table that is looked up again is dense."""

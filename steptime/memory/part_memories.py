@@ -146,7 +146,7 @@ class PartMemories:
         parts = [(count, memory) for count, _, memory in self.layers(chunk)]
         embedding = self.embedding
         model = self.assembly.job.model
-        if chunk.embedding and chunk.head and (model.tie_embeddings or model.mtp):
+        if chunk.embedding and chunk.head and (model.tie_embeddings or model.mtp) and model.lora is None:
             parts = [(count, with_more(part, 0.0, self.waiting_gradient)) for count, part in parts]
             embedding = with_more(embedding, 0.0, 2.0 * self.waiting_gradient)
         if chunk.embedding:
@@ -157,7 +157,7 @@ class PartMemories:
     def waiting_gradient(self) -> Num:
         """Bytes of the embedding's gradient before it is accumulated; looked up for multi-token prediction it is dense."""
         job, itemsize = self.assembly.job, self.autograd.weight_grad_itemsize
-        table = next(p.elements for p in self.assembly.embedding.registered_params if p.param.vocab)
+        table = next((p.elements for p in self.assembly.embedding.registered_params if p.param.vocab), 0.0)
         return (max(itemsize, job.software.itemsize) if job.model.mtp else itemsize) * table
 
 

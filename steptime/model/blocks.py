@@ -8,6 +8,7 @@ from typing import NamedTuple, get_args
 from steptime.base.num import ceil
 from steptime.model import embedding_and_head
 from steptime.model.attention import attention_ops
+from steptime.model.lora import adapted
 from steptime.model.mlp import mlp_ops
 from steptime.model.model import LayerKind, LayerRun, Model
 from steptime.model.ops import Op, Param
@@ -72,7 +73,12 @@ class Layer(NamedTuple):
 
     def ops(self, shard: Shard) -> list[Op]:
         """One layer's ops, from tensor "x" to "y"."""
-        return LAYERS[self.kind](self.model, shard)
+        return tuned(self.model, LAYERS[self.kind](self.model, shard), shard)
+
+
+def tuned(model: Model, ops: list[Op], shard: Shard) -> list[Op]:
+    """The ops of a part as the model trains them: its parameters frozen beside adapters where it has some."""
+    return ops if model.lora is None else adapted(ops, model.lora, shard)
 
 
 def layers(model: Model) -> list[tuple[Layer, int]]:
@@ -127,13 +133,14 @@ def pattern(model: Model) -> list[LayerRun]:
 
 def embedding_ops(model: Model, shard: Shard) -> list[Op]:
     """Token ids to the first block's "x"; without `max_positions` the position table has one row per token of a sequence."""
-    return embedding_and_head.embedding_ops(model, shard, model.max_positions or ceil(shard.kv_seq))
+    ops = embedding_and_head.embedding_ops(model, shard, model.max_positions or ceil(shard.kv_seq))
+    return tuned(model, ops, shard)
 
 
 def head_ops(model: Model, shard: Shard) -> list[Op]:
     """Final norm, logits and cross entropy, from the last block's "x"; multi-token prediction adds its modules between them."""
     if not model.mtp:
-        return embedding_and_head.head_ops(model, shard)
+        return tuned(model, embedding_and_head.head_ops(model, shard), shard)
     from steptime.model import mtp
 
     inside = mtp.inside(shard)

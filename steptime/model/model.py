@@ -6,6 +6,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from steptime.base.config import Config, ConfigError, Section
 from steptime.base.num import Num, maximum, minimum, where
+from steptime.model.lora import Lora
 
 DROPOUT = 0.1
 """Probability behind `dropout: true`: GPT-2's and Megatron's default (megatron/core/transformer/transformer_config.py)."""
@@ -257,6 +258,8 @@ class Model(Config):
     attention: Section[AttentionKind] = Field(default_factory=AttentionKind)
     linear_attention: Section[LinearAttention] | None = None
     """Linear attention in some layers, `attention` in the others."""
+    lora: Section[Lora] | None = None
+    """Adapters over frozen weights; by default every parameter is trained."""
     mtp: int = Field(0, ge=0)
     """Depths of multi-token prediction: layers after the last one, each with a loss of its own (DeepSeek-V3)."""
     source: str = ""
