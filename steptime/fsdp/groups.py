@@ -229,7 +229,14 @@ def states(assembly: Assembly) -> list[States]:
         frozen = frozen_bytes(assembly, chunks) / shard_ranks(assembly.job)
         group = largest_group(assembly, chunks)
         found.append(
-            States(size.params * shard + frozen, size.gradients * shard, optimizer_bytes, [], owned=shard, group_bytes=group)
+            States(
+                size.params * shard + frozen,
+                size.gradients * shard,
+                optimizer_bytes,
+                [],
+                owned=shard,
+                group_bytes=group,
+            )
         )
     return found
 

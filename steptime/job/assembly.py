@@ -87,7 +87,7 @@ class Part:
 
     @cached_property
     def registered_params(self) -> list[LocalParam]:
-        """The trained ones on one device, in the order in which Megatron's modules register them: the output projection before qkv.
+        """The trained ones on one device, as Megatron's modules register them: the output projection before qkv.
 
         megatron/core/transformer/attention.py: Attention.__init__ builds linear_proj, SelfAttention.__init__ then linear_qkv.
         """

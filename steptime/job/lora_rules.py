@@ -38,6 +38,12 @@ LORA_RULES = [
         "adapters are not modeled with FSDP or zero_level 3 in a pipeline (got pp {f.pp}); use pp 1",
         lambda f: (f.lora is None) | (f.pp == 1) | ((f.zero_level < 3) & (f.fsdp is None)),
     ),
+    Rule(
+        "adapters in flat parameters",
+        "model.lora",
+        "adapters are not modeled with fsdp.version 1; use 2",
+        lambda f: (f.lora is None) | (f.fsdp is None) | (f.fsdp_version == 2),
+    ),
     # bitsandbytes keeps packed weights; their shards need a storage dtype of another size
     Rule(
         "sharded nf4",

@@ -90,6 +90,8 @@ def walk_forward(ops: list[Op], sizes: dict[str, Num], kept: list[str], x: str, 
 
 def forward_temp(op: Op) -> Num:
     """Bytes that exist only while an op runs forward."""
+    if isinstance(op, Gemm):
+        return op.temp_bytes
     return op.forward_temp_bytes if isinstance(op, (Move, Attention, Scan, Chunked)) else 0.0
 
 
@@ -211,6 +213,8 @@ class BackwardWalk:
             extra = extra + self.weight_grad(op)
         if isinstance(op, (Move, Attention, Scan, Chunked)):
             extra = extra + op.backward_temp_bytes
+        if isinstance(op, Gemm):
+            extra = extra + op.temp_bytes
         self.ledger.mark(op.name, extra)
         for name in second:
             self.accumulate(name, op.name)

@@ -12,8 +12,7 @@ from steptime.job.assembly import Assembly, Chunk, CountedParams, LocalParam
 from steptime.job.job import Job
 from steptime.memory.buckets import BUCKET_ALIGNMENT, PARAM_ALIGNMENT, Pieces, piece_buckets, round_up
 from steptime.memory.moments import least_moments, mean_moments, unevenness, update_temporaries
-from steptime.model.lora import NF4
-from steptime.model.ops import Gemm
+from steptime.model.lora import NF4, PROJECTIONS
 from steptime.software.performance import ITEMSIZE
 from steptime.software.precision import weight_bytes
 
@@ -143,8 +142,10 @@ def frozen_bytes(assembly: Assembly, chunks: Sequence[Chunk]) -> Num:
     total: Num = 0.0
     for part, count in assembly.counted_parts(chunks):
         for op in part.ops:
-            each = projections if isinstance(op, Gemm) and part is not assembly.head else others
-            mine = [p for p in op.params if not p.trained and not (p.vocab and part is assembly.head and assembly.tied_here)]
+            each = projections if op.name in PROJECTIONS else others
+            mine = [
+                p for p in op.params if not p.trained and not (p.vocab and part is assembly.head and assembly.tied_here)
+            ]
             total = total + count * each * sum([p.local(part.tp) for p in mine])
     return total
 

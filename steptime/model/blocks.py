@@ -160,7 +160,7 @@ def params(model: Model, shard: Shard) -> list[Param]:
 
 
 def n_params(model: Model, seqlen: int | None = None) -> int:
-    """Unique parameters of the whole model, vocabulary unpadded, a tied embedding counted once.
+    """Unique parameters of the whole model, vocabulary unpadded, a tied embedding counted once, adapters by projection.
 
     `seqlen`: rows of a learned position table that does not say its `max_positions`, as in a job of such sequences.
 
@@ -177,6 +177,6 @@ def n_params(model: Model, seqlen: int | None = None) -> int:
         1.0,
         sp=False,
         vocab=model.vocab_sz,
-        software=load_software("megatron-core"),
+        software=load_software("megatron-core" if model.lora is None else "torch"),
     )
     return int(sum(p.elements for p in params(model, whole)))

@@ -36,6 +36,7 @@ PROJECTIONS: dict[str, tuple[Target, ...]] = {
 """Projections of a dense layer by the name of their op, in Hugging Face's names; a fused one has one adapter."""
 BaseDtype: TypeAlias = Literal["bf16", "fp16", "fp32", "nf4"]
 FP32 = 4.0
+"""Bytes of one fp32 number."""
 NF4 = 0.5 + 1.0 / 64.0 + 4.0 / (64.0 * 256.0)
 """Bytes per weight in NF4: 4 bits, an 8-bit scale for each 64, and an fp32 one for each 256 of these (Dettmers et al. 2023, arXiv
 2305.14314, section 3, double quantization)."""
@@ -62,11 +63,20 @@ def adapted(ops: list[Op], lora: Lora, shard: Shard) -> list[Op]:
     found: list[Op] = []
     for op in ops:
         still = frozen(op)
+        if isinstance(op, Gemm) and isinstance(still, Gemm) and op.name in PROJECTIONS and lora.base_dtype == "nf4":
+            found.append(unpack(op))
+            still = replace(still, temp_bytes=op.k * op.n * op.itemsize)
         if isinstance(op, Gemm) and isinstance(still, Gemm) and lora.adapts(op):
             found += with_adapter(op, still, lora, shard)
         else:
             found.append(still)
     return found
+
+
+def unpack(op: Gemm) -> Move:
+    """A packed weight written in the compute dtype before each product (bitsandbytes autograd/_functions.py, MatMul4Bit)."""
+    moved = op.k * op.n * (NF4 + op.itemsize)
+    return Move(f"{op.name}.dequantize", forward_bytes=moved, backward_bytes=moved, role=op.role)
 
 
 def frozen(op: Op) -> Op:
@@ -91,12 +101,13 @@ def frozen(op: Op) -> Op:
 def with_adapter(op: Gemm, still: Gemm, lora: Lora, shard: Shard) -> list[Op]:
     """A frozen projection and its adapter: dropout, A, B, the scale and the sum.
 
-    Adapters in fp32 under autocast read an fp32 copy of the input, which is cast back for each of them and kept, as are the casts
-    of both weights (peft tuners_utils.py, _cast_input_dtype; torch/csrc autocast_mode.cpp, cached_cast).
+    Adapters in fp32 under autocast (FSDP gathers them in the compute dtype) read an fp32 copy of the input, which is cast back
+    for each of them and kept, as are the casts of both weights (peft tuners_utils.py, _cast_input_dtype;
+    aten/src/ATen/autocast_mode.cpp, cached_cast).
     """
     name, rank, rows, size = op.name, 1.0 * lora.rank, op.m, shard.itemsize
     shape = op.params[0].shape
-    wide = shard.software.bytes_of(shard.software.states.param_dtype) > size
+    wide = shard.software.family != "fsdp2" and shard.software.bytes_of(shard.software.states.param_dtype) > size
     base = Tensor(f"{name}.base", sum([t.elements for t in op.outputs]), size)
     made: list[Op] = []
     x, kept = op.inputs[0], op.saves[0]
@@ -117,15 +128,15 @@ def with_adapter(op: Gemm, still: Gemm, lora: Lora, shard: Shard) -> list[Op]:
     return [replace(still, outputs=(base,)), *made, add]
 
 
-def projection(
-    name: str, x: tuple[str, str], out: Tensor, shape: tuple[Num, Num], of: Gemm, *, wide: bool
-) -> Gemm:
+def projection(name: str, x: tuple[str, str], out: Tensor, shape: tuple[Num, Num], of: Gemm, *, wide: bool) -> Gemm:
     """A or B of an adapter, which reads x[0] and keeps x[1]; with `wide` it also keeps its weight in the compute dtype."""
     n, k = shape
     copied = (Tensor(f"{name}.weight.cast", 1.0 * n * k, of.itemsize),) if wide else ()
     saves = (x[1], *(t.name for t in copied))
     weight = (Param(f"{name}.weight", shape),)
-    return Gemm(name, (x[0],), (out,), saves, copied, weight, m=of.m, n=1.0 * n, k=1.0 * k, itemsize=of.itemsize, role=of.role)
+    return Gemm(
+        name, (x[0],), (out,), saves, copied, weight, m=of.m, n=1.0 * n, k=1.0 * k, itemsize=of.itemsize, role=of.role
+    )
 
 
 def copy(name: str, x: str, elements: Num, itemsize: float, from_itemsize: float) -> Move:

@@ -167,6 +167,8 @@ class Gemm(Op):
     """Whether the products are those of experts: `m` is the mean number of rows of each, as the router distributes them."""
     load: Num = 1.0
     """Rows of this device divided by the mean of all devices."""
+    temp_bytes: Num = 0.0
+    """Bytes that exist only while it runs, forward or backward: a packed weight in the compute dtype."""
 
     @property
     def flops(self) -> Num:
