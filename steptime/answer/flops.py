@@ -61,9 +61,9 @@ def scan_flops_per_token(assembly: Assembly) -> float:
 def step_flops(assembly: Assembly, hardware_per_step: float) -> Flops:
     """One step of the whole job.
 
-    Model FLOPs: forward once and backward twice that, or once for a frozen weight, without recomputation; attention halved for the
-    causal mask as Megatron counts it (megatron/training/training.py, num_floating_point_operations), or in full (PaLM, Chowdhery et
-    al. 2022, appendix B; torchtitan/models/utils.py).
+    Model FLOPs: forward once and backward twice that, once for a frozen weight, without recomputation; attention halved for the
+    causal mask as Megatron counts it (megatron/training/training.py, num_floating_point_operations), or in full (PaLM, Chowdhery
+    et al. 2022, appendix B; torchtitan/models/utils.py).
     """
     job = assembly.job
     tokens = float(job.data.gbs) * job.data.seqlen
