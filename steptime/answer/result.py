@@ -33,6 +33,7 @@ from steptime.base.rows import (
 from steptime.base.words import counted
 from steptime.job.assembly import Assembly
 from steptime.job.job import Job
+from steptime.model.blocks import n_params
 from steptime.timing.step_parts import hardware_flops, host_seconds, pipeline, step_parts
 from steptime.timing.step_time import StepTime, step_time
 
@@ -157,7 +158,9 @@ class Estimate:
     @cached_property
     def run(self) -> dict[str, Any] | None:
         """Days, device-hours, cost, energy and goodput of the whole run, where the plan has a `run` section."""
-        return whole_run(self.job, self.step_s, self.params.total, self.devices)
+        tuned = self.job.model.lora is not None
+        written = n_params(self.job.model, self.job.data.seqlen, trained=True) if tuned else self.params.total
+        return whole_run(self.job, self.step_s, written, self.devices)
 
     def to_frame(self, rows: Literal["parts", "stages", "gemms", "collectives", "weak_scaling"] = "parts") -> Any:
         """Rows as a pandas DataFrame: the parts of the step, or a table; bytes and seconds.

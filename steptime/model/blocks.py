@@ -159,8 +159,10 @@ def params(model: Model, shard: Shard) -> list[Param]:
     return [*params_of(embedding_ops(model, shard)), *head, *inside]
 
 
-def n_params(model: Model, seqlen: int | None = None) -> int:
-    """Unique parameters of the whole model, vocabulary unpadded, a tied embedding counted once, adapters by projection.
+def n_params(model: Model, seqlen: int | None = None, *, trained: bool = False) -> int:
+    """Unique parameters of the whole model, or those of them that are trained.
+
+    The vocabulary is unpadded, a tied embedding counted once, adapters by projection.
 
     `seqlen`: rows of a learned position table that does not say its `max_positions`, as in a job of such sequences.
 
@@ -179,4 +181,4 @@ def n_params(model: Model, seqlen: int | None = None) -> int:
         vocab=model.vocab_sz,
         software=load_software("megatron-core" if model.lora is None else "torch"),
     )
-    return int(sum(p.elements for p in params(model, whole)))
+    return int(sum(p.elements for p in params(model, whole) if p.trained or not trained))
