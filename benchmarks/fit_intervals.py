@@ -47,6 +47,7 @@ from steptime.answer.measured import (
 )
 from steptime.validation.error_summary import headline
 from steptime.validation.judgement import Judgement, judge
+from steptime.validation.measured_figures import ALLOCATOR
 from steptime.validation.measurements import shipped
 from steptime.validation.row_plan import to_config, to_job
 
@@ -74,10 +75,7 @@ def runs_of(judged: Iterable[Judgement], kind: str) -> list[FitRun]:
     for j in judged:
         measured, predicted = (j.measured_step_s, j.predicted_step_s)
         if kind == "memory":
-            known = j.metric in {
-                "allocated",
-                "reserved",
-            }  # nvidia-smi counts what the allocator caches, which is no need
+            known = j.metric in ALLOCATOR
             measured, predicted = (j.measured_bytes, j.predicted_bytes) if known else (None, None)
         if measured and predicted:
             pairs.append((j, round(log(measured / predicted), 4)))

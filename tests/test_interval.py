@@ -31,6 +31,7 @@ from steptime.answer.measured import (
 )
 from steptime.validation import interval_coverage, judgement
 from steptime.validation.error_summary import headline
+from steptime.validation.measured_figures import ALLOCATOR
 
 ROOT = Path(__file__).parents[1]
 PLAN = ROOT / "configs" / "llama3_70b.yaml"
@@ -320,7 +321,7 @@ def lines(judged):
     return interval_coverage.lines(judged, "step")
 
 
-SHORT = {"llm-foundry": 0.68}
+SHORT = {"llm-foundry": 0.68, "torchtitan": 0.69, "h100-sxm5-96-700w": 0.3}
 """Accelerators and frameworks whose test rows are covered less than meant, with the least share: no way of leaving fit rows out
 (cells, series, both; by profile or by accelerator) tells that these are off by more (docs/validation.md, The intervals)."""
 
@@ -342,8 +343,11 @@ def test_left_out_cells_are_covered_as_they_were_fitted(lines):
 
 
 def test_memory_of_test_rows_is_covered(judged):
-    found = next(line for line in interval_coverage.lines(judged, "memory") if line["split"] == "test")
-    assert 0.75 <= found["covered"] <= 0.9
+    """Counters of torch's allocator, which the interval is fitted on; others hold what the allocator caches, and more."""
+    found = {line["what"]: line for line in interval_coverage.lines(judged, "memory") if line["split"] == "test"}
+    assert 0.75 <= found["all"]["covered"] <= 0.9
+    assert found["all"]["rows"] >= 100
+    assert found[interval_coverage.OTHER_READINGS]["covered"] >= 0.33
 
 
 def test_the_file_holds_the_fit_rows_and_none_else(judged):
@@ -351,7 +355,7 @@ def test_the_file_holds_the_fit_rows_and_none_else(judged):
     document = json.loads(INTERVALS_FILE.read_bytes())
     for of, counted in (("step", "measured_step_s"), ("memory", "measured_bytes")):
         fit = [j for j in judged if j.row.text("split") == "fit" and getattr(j, counted) and j.place]
-        ids = {j.row.id for j in fit if of == "step" or j.metric in {"allocated", "reserved"}}
+        ids = {j.row.id for j in fit if of == "step" or j.metric in ALLOCATOR}
         if of == "memory":  # the jobs of Megatron-LM's own tests stand beside the headline of the step time
             tests = [
                 j for j in judgement.judge_shipped() if j.row.text("split") == "fit" and j.held and not j.held.apart

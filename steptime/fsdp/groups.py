@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from steptime.base.num import Num, maximum, where
+from steptime.base.num import Num, maximum, same, where
 from steptime.job.assembly import Assembly, Chunk, Part
 from steptime.job.job import Job
 from steptime.job.mesh import Fsdp
@@ -219,10 +219,10 @@ def states(assembly: Assembly) -> list[States]:
 
 
 def pooled(job: Job) -> bool:
-    """Whether torch's FSDP2 gathers group by group on a stream of its own."""
+    """Whether torch's FSDP2 gathers group by group on a stream of its own, and tensor parallelism nothing beside it."""
     said, software = job.parallelism.fsdp or Fsdp(), job.software
     eager = software.family == "fsdp2" and software.name != "xla"
-    return applies(job) and eager and said.version == 2 and said.wrap != "model"
+    return applies(job) and eager and said.version == 2 and said.wrap != "model" and same(job.parallelism.tp == 1)
 
 
 def largest_group(assembly: Assembly, chunks: list[Chunk]) -> Num | None:

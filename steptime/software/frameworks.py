@@ -1,4 +1,4 @@
-"""What each framework can run: one entry per profile that extends no other."""
+"""What each framework can run: one entry per profile that extends no other, or that can run less than what it extends."""
 
 from typing import NamedTuple
 

@@ -19,15 +19,14 @@ NOT_COUNTED = (
     (r"deepep over (uccl|nvshmem)", "DeepEP over EFA, whose sends a proxy on the host makes: not modeled"),
     (r'(?<!")unbalanced|\(imbalanced\)', "experts' load unbalanced, by how much is not stated"),
     (r"packed documents", "packed documents: how much attention is left between their ends is not stated"),
-    (r"mem-efficient kernel|\bring sdpa\b.*; mla$", "torch's memory-efficient attention: its rate is not modeled"),
+    (r"mem-efficient kernel", "torch's memory-efficient attention: its rate is not modeled"),
     (
         r"not explained \(interconnect not stated",
         "interconnect not stated, and the time not explained by its own source",
     ),
     (r"no fast grouped_mm", "experts one by one on the host, for want of a grouped kernel: not modeled"),
 )
-"""Words in a row's notes or attention kind, and the reason why its time includes something that is not modeled. Of torch's
-kernels the memory-efficient one alone takes latent attention's widths (pytorch/torchtitan@f738a03b, pull request 1610)."""
+"""Words in a row's notes, and the reason why its time includes something that is not modeled."""
 
 
 def exclusion(row: MeasuredRow, assumed: list[str]) -> str | None:
@@ -38,7 +37,7 @@ def exclusion(row: MeasuredRow, assumed: list[str]) -> str | None:
         return "deterministic debug mode: uninitialized memory is filled"
     if is_ci(row):
         return CI_ROWS
-    words = f"{row.text('overlap_notes')}; {row.text('note')}; {row.text('attention_kind')}".lower()
+    words = f"{row.text('overlap_notes')}; {row.text('note')}".lower()
     if row.published and (cause := next((why for said, why in NOT_COUNTED if re.search(said, words)), None)):
         return cause
     if row.id in DOUBTFUL and row.published:

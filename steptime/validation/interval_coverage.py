@@ -1,6 +1,7 @@
 """How many measured values lie inside their 80 % intervals, and the width of the intervals.
 
-A row of the fit split is judged by the other cells alone; rows of any other split are in no interval.
+A row of the fit split is judged by the other cells alone; rows of any other split are in no interval. The interval of memory is
+fitted on counters of torch's allocator; rows that read another counter, or do not name theirs, are listed separately.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from typing import Any, NamedTuple
 from steptime.answer.interval import Interval, interval, interval_at
 from steptime.answer.measured import FitRun, Measured, measured
 from steptime.validation.judgement import Judgement
+from steptime.validation.measured_figures import ALLOCATOR
 from steptime.validation.measurements import shipped
 
 FEW_ROWS = 20
 """Rows that an accelerator or framework needs to be listed separately."""
+OTHER_READINGS = "read by nvidia-smi or unstated"
 
 
 class Coverage(NamedTuple):
@@ -59,7 +62,7 @@ def lines(judged: Sequence[Judgement], of: str) -> list[dict[str, Any]]:
         if ratio is None or j.place is None:
             continue
         span = interval_at(of, j.place, j.row.id if j.row.published else "")
-        for name in ("all", j.accelerator, j.framework):
+        for name in ("all", j.accelerator, j.framework) if of == "step" or j.metric in ALLOCATOR else (OTHER_READINGS,):
             groups.setdefault((name, j.row.text("split")), []).append((ratio, span))
     sizes = Counter({name: 0 for name, _ in groups})
     for (name, _), pairs in groups.items():

@@ -12,6 +12,10 @@ GIB = 2.0**30
 READABLE = re.compile(r"(?!.*\b(?:[kmt]i?b|bytes)\b).*(?:nvidia-smi|allocated|reserved|\bgi?b\b)")
 """A `mem_metric` in lower case that names the counter or its unit, and no unit other than GB and GiB."""
 
+ALLOCATOR = frozenset({"allocated", "reserved"})
+"""Counters of torch's allocator, which the memory interval rests on. nvidia-smi counts what the allocator caches, which is no
+need of the job, and other programs; what an unstated figure counts is unknown."""
+
 
 class Metric(NamedTuple):
     """The counter that a peak memory was read from."""

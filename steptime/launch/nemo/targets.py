@@ -41,6 +41,8 @@ def simplify(node: Any) -> Any:
     {'dtype': 'torch.bfloat16'}
     >>> simplify({"_target_": "enums.AttnBackend", "_call_": True, "_args_": [5]})
     'enums.AttnBackend(5)'
+    >>> simplify({"_target_": "enums.AttnBackend", "_call_": True, "_args_": 5})
+    'enums.AttnBackend(5)'
     """
     if isinstance(node, list):
         return [simplify(item) for item in node]
@@ -48,5 +50,6 @@ def simplify(node: Any) -> Any:
         return node
     if CLASS in node and _CALL & node.keys():
         args = node.get("_args_") or []
+        args = args if isinstance(args, list) else [args]
         return f"{node[CLASS]}({', '.join(map(str, args))})" if args and "_partial_" not in node else str(node[CLASS])
     return {key: simplify(value) for key, value in node.items() if key not in {CLASS, "_partial_"}}
