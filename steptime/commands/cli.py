@@ -45,10 +45,8 @@ def main(argv: list[str] | None = None) -> int:
     if argv is None:  # a process of our own, which runs for a fifth of a second and needs no pydantic plugins
         _no_plugins()
         gc.disable()
-    for stream, mode in (
-        ("stdout", "r"),
-        ("stderr", "w"),
-    ):  # closed by the caller: output is an error, messages are dropped
+    # streams that the caller closed: writing output is an error, messages are dropped
+    for stream, mode in (("stdout", "r"), ("stderr", "w")):
         if getattr(sys, stream) is None:
             setattr(sys, stream, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123, SIM115  open till the end
     code = _code(args)
@@ -102,9 +100,8 @@ def _run(args: list[str]) -> int:
         sys.stderr.write(f"{args[0]}: no such file, and no subcommand; did you mean {meant}?\n")
         return BAD_INPUT
     made = parser(name)
-    options = (
-        made.parse_intermixed_args(given) if name in {"explain", "diff"} else made.parse_args(given)
-    )  # words may follow --set
+    mixed = name in {"explain", "diff"}  # arguments may follow --set
+    options = made.parse_intermixed_args(given) if mixed else made.parse_args(given)
     from steptime.base.config import ConfigError
     from steptime.commands import console
     from steptime.commands import plans as commands
