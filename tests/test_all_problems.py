@@ -91,3 +91,9 @@ def test_errors_of_several_kinds_are_all_reported(plan, errors):
         # a machine that exists but lacks the format is a problem of the format
         if path != "hardware.node_type" or errors[path] != "a100":
             assert any(key == path or key.startswith((f"{path}.", f"{path}:")) for key in seen), path
+
+
+def test_value_of_an_unknown_key_is_not_held_against_the_key_that_is_suggested():
+    with pytest.raises(ConfigError) as error:
+        Job.load(PLAN | {"performance": {"attention": "flash3"}})
+    assert error.value.problems == ["performance.attention: unknown key (got 'flash3'); did you mean 'attention_mask'?"]

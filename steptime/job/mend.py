@@ -19,9 +19,21 @@ _STAND_INS: tuple[tuple[int, str, str], ...] = ((1, "llama3-8b", "dgx-h100"), (5
 
 
 def hidden_problems(cls: type[C], data: dict[str, Any], found: ConfigError) -> list[ConfigProblem]:
-    """The further problems of a plan that remain whatever replaces the values already reported."""
+    """The further problems of a plan that remain whatever replaces the values already reported.
+
+    A suggested key that rejects the value of the unknown one is no problem of the plan.
+    """
+    suggested = {".".join([*each.path.split(".")[:-1], each.meant]) for each in found.details if each.meant}
+    guessed = {path for path in suggested if _value(data, path) is None}
     first, *others = (_further(cls, data, found.details, *stand_in) for stand_in in _STAND_INS)
-    return [problem for problem in first if all(problem in other for other in others)]
+    return [each for each in first if each.path not in guessed and all(each in other for other in others)]
+
+
+def _value(data: Any, path: str) -> Any:
+    """The value at a path of a plan; None where it has none."""
+    for key in path.split("."):
+        data = data.get(key) if isinstance(data, dict) else getattr(data, key, None)
+    return data
 
 
 def _further(cls: type[C], data: dict[str, Any], problems: list[ConfigProblem], *stand_in: Any) -> list[ConfigProblem]:
