@@ -38,7 +38,10 @@ def fills_device(row: MeasuredRow) -> bool:
     The allocator then gives its cached blocks back to the driver, waits for the device and asks again, in every step
     (c10/cuda/CUDACachingAllocator.cpp, release_cached_blocks; num_alloc_retries).
     """
-    used, size = re.search(r"nvidia-smi reserved ([\d.]+) MiB", row.text("note")), re.search(r"(\d+)GB", row.text("gpu"))
+    used, size = (
+        re.search(r"nvidia-smi reserved ([\d.]+) MiB", row.text("note")),
+        re.search(r"(\d+)GB", row.text("gpu")),
+    )
     return used is not None and size is not None and float(used[1]) / 1024.0 > float(size[1]) - 1.0
 
 
