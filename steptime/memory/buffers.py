@@ -40,7 +40,9 @@ DUMMIES = "megatron-core 0.16.1 tensor_parallel/layers.py:584; TransformerEngine
 DEFERRED = "megatron-core 0.16.1 tensor_parallel/layers.py, grad_output_buffer and embedding_activation_buffer"
 BLOCKS = "torch v2.11.0 c10/cuda/CUDACachingAllocator.cpp, get_allocation_size and should_split"
 MAPS = "megatron-core 0.16.1 transformer/moe/token_dispatcher.py: the dispatcher refers to them until its next forward"
-GRAPHS = "megatron-core 0.16.1 transformer/moe/token_dispatcher.py:610, self.probs; pipeline_parallel/utils.py, ScheduleNode"
+GRAPHS = (
+    "megatron-core 0.16.1 transformer/moe/token_dispatcher.py:610, self.probs; pipeline_parallel/utils.py, ScheduleNode"
+)
 PIECES = "megatron-core 0.15.0 models/gpt/fine_grained_callables.py:291, TransformerLayerNode._release_state"
 COPIES = "megatron-core 0.16.1 optimizer/optimizer.py and distrib_optimizer.py: main_grad.float()"
 COPIES_KEPT = (
