@@ -38,6 +38,8 @@ def dummy_wgrad_bytes(assembly: Assembly, stage: int) -> Num:
 
 def dispatcher_bytes(assembly: Assembly, stage: int) -> Num:
     """Bytes that the token dispatchers of a stage's layers reference until their next forward."""
+    if assembly.job.model.moe is None:
+        return 0.0
     chunks = assembly.stages[stage]
     runs = [run for chunk in chunks for run in chunk.runs] + [(assembly.head, 1) for chunk in chunks if chunk.head]
     staying = {part: [op.stays_bytes for op in part.ops if isinstance(op, Move)] for part, _ in runs}
