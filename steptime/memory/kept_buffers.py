@@ -106,6 +106,8 @@ def joined(chunks: Iterable[Iterable[tuple[ByExperts, int]]]) -> ByExperts:
 
 def stage_experts(assembly: Assembly, stage: int) -> ByExperts:
     """That of a stage; a single micro-batch is not woven into another."""
+    if assembly.job.model.moe is None:
+        return ByExperts(0.0, 0.0, 0.0)
     chunks = [[*c.runs, *([(assembly.head, 1)] if c.head else [])] for c in assembly.stages[stage]]
     of = {part: kept_by_experts(assembly, part) for part in dict.fromkeys(part for runs in chunks for part, _ in runs)}
     found = joined([(of[part], count) for part, count in runs] for runs in chunks)

@@ -58,7 +58,7 @@ def kept_by_part(ops: list[Op], x: Tensor, modules: AbstractSet[str | float], au
     if autograd.pool:
         sizes |= {t.name: 0.0 for op in ops for t in op.allocates if t.pooled}
     segments = find_segments(ops, modules, compiled=autograd.compiled) if modules else []
-    sent = groups(ops, x, segments, autograd.offload) if autograd.offload else []
+    sent = groups(ops, x, segments, autograd.offload)
     away = moved_names(sent)
     return Kept([name for name in kept_names(ops, segments) if name not in away], sizes, segments, sent)
 

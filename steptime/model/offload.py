@@ -82,6 +82,8 @@ def groups(ops: list[Op], x: Tensor, segments: list[Segment], names: AbstractSet
     sent last first: all of a layer is there before its backward begins, as the chunk that runs backward first sends none of its
     last layer (post_warmup_callback).
     """
+    if not names:
+        return []
     chosen = [module for module in modules_of(ops) if module.name in names]
     home = {i: module for module in chosen for i in module.ops}
     elements = {tensor.name: tensor.elements for tensor in (x, *(t for op in ops for t in op.allocates))}
