@@ -10,7 +10,7 @@ from steptime.base.num import Num, minimum, where
 from steptime.base.rows import HeldBuffer
 from steptime.job.assembly import Assembly, Chunk
 from steptime.job.job import Job
-from steptime.memory.kept_buffers import comm_buffer_bytes, dispatcher_bytes, dummy_wgrad_bytes
+from steptime.memory.kept_buffers import comm_buffer_bytes, dummy_wgrad_bytes, stage_experts
 from steptime.memory.states import Bucket, States, chunk_buckets, group_elements, pieces_of, state_bytes
 from steptime.software.performance import EAGER_TORCH, Software
 
@@ -40,6 +40,10 @@ DUMMIES = "megatron-core 0.16.1 tensor_parallel/layers.py:584; TransformerEngine
 DEFERRED = "megatron-core 0.16.1 tensor_parallel/layers.py, grad_output_buffer and embedding_activation_buffer"
 BLOCKS = "torch v2.11.0 c10/cuda/CUDACachingAllocator.cpp, get_allocation_size and should_split"
 MAPS = "megatron-core 0.16.1 transformer/moe/token_dispatcher.py: the dispatcher refers to them until its next forward"
+GRAPHS = (
+    "megatron-core 0.16.1 transformer/moe/token_dispatcher.py:610, self.probs; pipeline_parallel/utils.py, ScheduleNode"
+)
+PIECES = "megatron-core 0.15.0 models/gpt/fine_grained_callables.py:291, TransformerLayerNode._release_state"
 COPIES = "megatron-core 0.16.1 optimizer/optimizer.py and distrib_optimizer.py: main_grad.float()"
 COPIES_KEPT = (
     "NVIDIA/Megatron-LM@b4bc51b1 megatron/optimizer/optimizer.py: zero_grad leaves those of fp32_from_float16_groups"
@@ -224,13 +228,15 @@ def block_rest(size: Num) -> Num:
 
 
 def grow_only(assembly: Assembly, stage: int) -> list[HeldBuffer]:
-    """Buffers that are allocated once and kept."""
+    """Buffers that are allocated once and kept, and what modules and pieces of layers refer to."""
     pool, dummies = comm_buffer_bytes(assembly), dummy_wgrad_bytes(assembly, stage)
-    maps = dispatcher_bytes(assembly, stage)
+    maps, graphs, pieces = stage_experts(assembly, stage)
     return [
         HeldBuffer("Megatron's grow-only buffer", pool, stays=True, at_peak=True, source=POOL),
         HeldBuffer("dummy weight gradients", dummies, stays=True, at_peak=True, source=DUMMIES),
         HeldBuffer("routing maps of token dispatchers", maps, stays=True, at_peak=True, source=MAPS),
+        HeldBuffer("graphs that token dispatchers refer to", graphs, stays=True, at_peak=False, source=GRAPHS),
+        HeldBuffer("gradients of layers run piece by piece", pieces, stays=False, at_peak=True, source=PIECES),
     ]
 
 

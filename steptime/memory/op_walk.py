@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from steptime.base.num import Num
 from steptime.memory.ledger import NO_BYTES, GradBuffer, Ledger, PartMemory, Peak
-from steptime.model.offload import Group, copied_bytes, groups, moved_names
+from steptime.model.offload import OffloadGroup, copied_bytes, groups, moved_names
 from steptime.model.ops import Attention, Comm, Gemm, Move, Op, Param, Tensor, tensor_bytes
 from steptime.model.scans import Chunked, Scan
 from steptime.model.segments import Segment, find_segments, kept_names, rerun
@@ -48,7 +48,7 @@ class Kept(NamedTuple):
     """Bytes of every tensor of the part; 0 for those stored in a permanent buffer."""
     segments: list[Segment]
     """Ops that run again before their backward."""
-    sent: list[Group]
+    sent: list[OffloadGroup]
     """Tensors offloaded to host memory."""
 
 
@@ -58,7 +58,7 @@ def kept_by_part(ops: list[Op], x: Tensor, modules: AbstractSet[str | float], au
     if autograd.pool:
         sizes |= {t.name: 0.0 for op in ops for t in op.allocates if t.pooled}
     segments = find_segments(ops, modules, compiled=autograd.compiled) if modules else []
-    sent = groups(ops, x, segments, autograd.offload) if autograd.offload else []
+    sent = groups(ops, x, segments, autograd.offload)
     away = moved_names(sent)
     return Kept([name for name in kept_names(ops, segments) if name not in away], sizes, segments, sent)
 
@@ -103,7 +103,7 @@ class BackwardWalk:
         segments: list[Segment],
         kept: list[str],
         autograd: Autograd,
-        sent: Sequence[Group] = (),
+        sent: Sequence[OffloadGroup] = (),
     ) -> None:
         """Start with what forward kept, and what has come back of the tensors that it `sent` to the host."""
         self.ops, self.sizes, self.autograd = ops, sizes, autograd

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Set as AbstractSet
 from functools import cached_property, reduce
 
-from steptime.base.num import Num, maximum
+from steptime.base.num import Num, is_column, maximum
 from steptime.job.assembly import Assembly, Chunk, Part, Runs, take
 from steptime.job.job import Job
 from steptime.memory.ledger import NO_BYTES, PartMemory, Peak
@@ -58,7 +58,18 @@ class PartMemories:
         n_params = part.n_params
         if part is self.assembly.head:
             n_params = sum([p.elements for p in self.assembly.local_head_params if not (self.tied and p.param.vocab)])
-        return walk_part(part.ops, part.x, part.out, modules, self.autograd_of(part))._replace(n_params=n_params)
+        return self.walked(part, modules)._replace(n_params=n_params)
+
+    def walked(self, part: Part, modules: AbstractSet[str | float]) -> PartMemory:
+        """The walk of a part's ops, made once for all jobs that share the part."""
+        autograd = self.autograd_of(part)
+        if is_column(autograd.tp) or is_column(autograd.experts):  # no keys of a mapping
+            return walk_part(part.ops, part.x, part.out, modules, autograd)
+        key = (frozenset(modules), autograd)
+        if key not in part.walks:
+            part.walks[key] = walk_part(part.ops, part.x, part.out, modules, autograd)
+        found: PartMemory = part.walks[key]
+        return found
 
     def autograd_of(self, part: Part) -> Autograd:
         """The framework's backward, with those modules of the part that are offloaded to host memory."""

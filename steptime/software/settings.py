@@ -230,6 +230,9 @@ class MoeSettings(Config):
     delay_wgrad_compute: bool = False
     """Where `overlap.ep` weaves one micro-batch's forward into another's backward, gradients of weights come after those of
     inputs (--delay-wgrad-compute)."""
+    overlap_keeps_pieces: bool = False
+    """With `overlap.ep`, inputs and gradients of a chunk's layers stay until its whole backward has run (Megatron-Core before
+    core_v0.16)."""
 
 
 class TimingSettings(Config):

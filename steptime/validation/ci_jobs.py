@@ -43,6 +43,8 @@ RESUMED = "resumed from a checkpoint: what loading leaves behind is no part of a
 COMPILED = "the peak is of the first iteration, in which the loss is compiled"
 
 COPIED = "the record of another test, copied: the same bytes at another layout"
+OTHER_GPU = "under A100's name, though what stays between steps holds five workspaces of H100's 32 MiB, not of A100's 4"
+COPIED_BEFORE = "the record of the test before its flags were changed, copied: the same bytes at another command line"
 COPIED_FROM_H100 = (
     "H100's record under A100's name: the same bytes, though TransformerEngine's workspaces differ by 28 MiB"
 )
@@ -50,6 +52,11 @@ COPIES = (
     # of gpt3_mr_mcore_te_tp1_pp4_vp1_dist_optimizer_overlap_grad_reduce, in first records of five tests
     ("hybrid_", "A100", frozenset({3_912_766_464.0, 3_912_608_256.0}), COPIED),
     ("hybrid_", "A100", frozenset({4_483_712_000.0, 2_743_134_208.0}), COPIED_FROM_H100),
+    # of gpt3_mcore_te_tp2_pp1_te_8experts_etp1_ep4 and of its first record on H100 with the exchange overlapped
+    ("_a2a_ovlp_", "A100", frozenset({3_926_147_584.0, 3_770_054_144.0}), COPIED),
+    ("_a2a_ovlp_", "A100", frozenset({4_346_984_960.0}), OTHER_GPU),
+    # of gpt3_mr_mcore_te_tp2_pp2_ep4_etp1_selective_recompute_experimental, before --overlap-moe-expert-parallel-comm
+    ("gpt3_mcore_te_tp2_pp2_ep4_etp1_selective_recompute", "H100", frozenset({49_211_260_928.0}), COPIED_BEFORE),
     # of ..._8experts2parallel_dist_optimizer, whose states are not held twice
     ("_multi_dist_optimizer_instances", "A100", frozenset({3_118_155_264.0}), COPIED),
 )
@@ -175,6 +182,8 @@ def _of_image(reading: Reading, row: MeasuredRow, capability: float) -> tuple[di
     code, when = _images()["code"], row.text("first_recorded")
     if said.get("moe") and when < code["experts"]["until"]:
         settings |= code["experts"]["settings"]
+    if said.get("overlap", {}).get("ep") and when < code["pieces"]["until"]:
+        settings |= code["pieces"]["settings"]
     # the last rank is the first of its tensor-parallel group where that is of one
     alone = code["one_tp_rank"]
     if alone["from"] <= when < alone["until"] and reading.config["parallelism"].get("tp", 1) == 1:
