@@ -109,6 +109,19 @@ def test_no_modules_import_each_other():
     assert left == {}
 
 
+def test_classes_below_the_answer_have_one_name_each():
+    """Among the rooms up to the answer a public class's name stands for one thing."""
+    rooms = ROOMS[: ROOMS.index("answer") + 1]
+    every = [
+        node.name
+        for module, path in MODULES.items()
+        if room_of(module) in rooms
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    ]
+    assert {name for name in every if every.count(name) > 1} == set()
+
+
 ALLOWED = {"pydantic", "pydantic_core", "yaml"}
 LAZY = {"numpy", "tabulate", "matplotlib"}
 HEAVY = {"torch", "safetensors", "h5py", "matplotlib", "psutil", "mpi4py"}

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from steptime.base.num import Num
 from steptime.memory.forward_walk import forward_temp, walk_forward
 from steptime.memory.ledger import NO_BYTES, GradBuffer, Ledger, PartMemory, Peak
-from steptime.model.offload import Group, copied_bytes, groups, moved_names
+from steptime.model.offload import OffloadGroup, copied_bytes, groups, moved_names
 from steptime.model.ops import Attention, Comm, Gemm, Move, Op, Param, Tensor, tensor_bytes
 from steptime.model.scans import Chunked, Scan
 from steptime.model.segments import Segment, find_segments, kept_names, rerun
@@ -51,7 +51,7 @@ class Kept(NamedTuple):
     """Bytes of every tensor of the part; 0 for those stored in a permanent buffer."""
     segments: list[Segment]
     """Ops that run again before their backward."""
-    sent: list[Group]
+    sent: list[OffloadGroup]
     """Tensors offloaded to host memory."""
 
 
@@ -85,7 +85,7 @@ class BackwardWalk:
         segments: list[Segment],
         kept: list[str],
         autograd: Autograd,
-        sent: Sequence[Group] = (),
+        sent: Sequence[OffloadGroup] = (),
     ) -> None:
         """Start with what forward kept, and what has come back of the tensors that it `sent` to the host."""
         self.ops, self.sizes, self.autograd = ops, sizes, autograd
