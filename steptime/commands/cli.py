@@ -45,9 +45,10 @@ def main(argv: list[str] | None = None) -> int:
     if argv is None:  # a process of our own, which runs for a fifth of a second and needs no pydantic plugins
         _no_plugins()
         gc.disable()
-    for stream in ("stdout", "stderr"):
-        if getattr(sys, stream) is None:  # closed by the caller: output is discarded
-            setattr(sys, stream, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115  open till the end
+    # streams that the caller closed: writing output is an error, messages are dropped
+    for stream, mode in (("stdout", "r"), ("stderr", "w")):
+        if getattr(sys, stream) is None:
+            setattr(sys, stream, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123, SIM115  open till the end
     code = _code(args)
     if argv is None and (not args or args[0] not in SUBCOMMANDS):
         _leave(code)
@@ -99,22 +100,22 @@ def _run(args: list[str]) -> int:
         sys.stderr.write(f"{args[0]}: no such file, and no subcommand; did you mean {meant}?\n")
         return BAD_INPUT
     made = parser(name)
-    options = (
-        made.parse_intermixed_args(given) if name == "explain" else made.parse_args(given)
-    )  # NAME may follow --set
+    mixed = name in {"explain", "diff"}  # arguments may follow --set
+    options = made.parse_intermixed_args(given) if mixed else made.parse_args(given)
     from steptime.base.config import ConfigError
     from steptime.commands import console
     from steptime.commands import plans as commands
     from steptime.report.table import printable
 
-    if not name and options.completion:
-        from steptime.commands import completion
-
-        sys.stdout.write(completion.script(options.completion, {each: parser(each) for each in ("", *SUBCOMMANDS)}))
-        return OK
     run: Callable[[argparse.Namespace, console.Printer], int] = getattr(commands, name or "report")
     try:
-        return run(options, console.Printer(options.color, ascii_only=options.ascii))
+        out = console.Printer(options.color, ascii_only=options.ascii)
+        if not name and options.completion:
+            from steptime.commands import completion
+
+            out.text(completion.script(options.completion, {each: parser(each) for each in ("", *SUBCOMMANDS)}))
+            return OK
+        return run(options, out)
     except ConfigError as error:
         sys.stderr.writelines(printable(problem) + "\n" for problem in error.problems)
         return BAD_INPUT
