@@ -202,8 +202,7 @@ class Assembly:
     @property
     def embedding_copied(self) -> bool:
         """Whether the last stage holds its own copy of the embedding: for a tied head, or for multi-token prediction."""
-        model = self.job.model
-        return (model.tie_embeddings or model.mtp > 0) and self.job.parallelism.pp > 1
+        return (self.job.model.tie_embeddings or self.job.model.mtp > 0) and self.job.parallelism.pp > 1
 
     @property
     def tied_here(self) -> bool:
@@ -222,9 +221,7 @@ class Assembly:
         In a pipeline it has one, beside the embedding that multi-token prediction needs too, where it gets no gradient (megatron/
         core/models/gpt/gpt_model.py, skip_weight_param_allocation).
         """
-        if self.tied_here:
-            return [p for p in self.head.registered_params if not p.param.vocab]
-        return self.head.registered_params
+        return [p for p in self.head.registered_params if not (p.param.vocab and self.tied_here)]
 
     @property
     def head_modules(self) -> frozenset[str | float]:
@@ -263,17 +260,9 @@ class Assembly:
                 counts[id(params)] = counts.get(id(params), 0) + count
         return [(params, counts[key]) for key, params in lists.items()]
 
-    def counted_parts(self, chunks: Sequence[Chunk]) -> list[tuple[Part, int]]:
-        """The parts of some chunks, with how often each occurs."""
-        found = [(part, count) for chunk in chunks for part, count in chunk.runs]
-        found += [(self.embedding, 1) for chunk in chunks if chunk.embedding]
-        return found + [(self.head, 1) for chunk in chunks if chunk.head]
-
     def local_params(self, chunk: Chunk) -> Num:
         """Trained parameters of a chunk on one device."""
-        total = sum([count * part.n_params for part, count in chunk.runs])
-        total += self.embedding.n_params if chunk.embedding or self.holds_copy(chunk) else 0
-        return total + (sum([p.elements for p in self.local_head_params]) if chunk.head else 0)
+        return sum([count * p.elements for params, count in self.chunk_params(chunk) for p in params])
 
 
 def chunks_of(runs: Runs, counts: Sequence[int], places: Sequence[Place]) -> list[Chunk]:

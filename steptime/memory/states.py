@@ -140,7 +140,9 @@ def frozen_bytes(assembly: Assembly, chunks: Sequence[Chunk]) -> Num:
     others = ITEMSIZE.get(lora.base_dtype or "", itemsize)
     projections = NF4 if lora.base_dtype == "nf4" else others
     total: Num = 0.0
-    for part, count in assembly.counted_parts(chunks):
+    parts = [run for chunk in chunks for run in chunk.runs]
+    parts += [(assembly.embedding, 1) for chunk in chunks if chunk.embedding]
+    for part, count in [*parts, *((assembly.head, 1) for chunk in chunks if chunk.head)]:
         for op in part.ops:
             each = projections if op.name in PROJECTIONS else others
             mine = [
