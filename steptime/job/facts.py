@@ -50,6 +50,7 @@ class Facts(NamedTuple):
     """Whether they are always padded to it."""
     dispatcher: str
     delayed: bool
+    latent_overlapped: bool
     megatron_only: str
     """A key of model.moe that only Megatron's experts support."""
     kinds: frozenset[str]
