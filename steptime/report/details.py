@@ -97,7 +97,9 @@ def collectives(estimate: Estimate) -> Table:
     notes = ["MiB: full tensor of one call; call = latency + wire + ramp (transition between small and large messages)"]
     if estimate.timing.dp and estimate.pipeline.stages > 1:
         most = sends_most(estimate.timing.dp.reductions)
-        notes.append(f"dp, edp: calls of stage {most}, which sends the most; the others: of stage {estimate.timing.busiest}")
+        notes.append(
+            f"dp, edp: calls of stage {most}, which sends the most; the others: of stage {estimate.timing.busiest}"
+        )
     return Table("collectives, one call (exposed: ms of the step)", header, rows, notes, left=2)
 
 
@@ -133,7 +135,10 @@ def pipeline(estimate: Estimate) -> FactList | None:
         ),
         Fact(
             "bubble",
-            [f"{seconds(line.bubble_s)} on stage {estimate.timing.busiest}, the busiest; stages are idle {idle} of the makespan on average"],
+            [
+                f"{seconds(line.bubble_s)} on stage {estimate.timing.busiest}, the busiest; "
+                f"stages are idle {idle} of the makespan on average"
+            ],
         ),
         Fact("in flight", [" ".join(shown) + " micro-batches, first stage to last"]),
     ]
