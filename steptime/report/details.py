@@ -126,7 +126,7 @@ def pipeline(estimate: Estimate) -> FactList | None:
         return None
     vpp = estimate.job.parallelism.vpp
     chunks = f" of {vpp} chunks" if vpp > 1 else ""
-    idle = percent(line.bubble_fraction)
+    idle, at = percent(line.bubble_fraction), f"stage {estimate.timing.busiest}, the busiest"
     counts = [whole(round(x, 2)) for x in line.in_flight]
     shown = counts if len(counts) <= 16 else [*counts[:6], "…", *counts[-6:]]
     facts = [
@@ -135,10 +135,7 @@ def pipeline(estimate: Estimate) -> FactList | None:
         ),
         Fact(
             "bubble",
-            [
-                f"{seconds(line.bubble_s)} on stage {estimate.timing.busiest}, the busiest; "
-                f"stages are idle {idle} of the makespan on average"
-            ],
+            [f"{seconds(line.bubble_s)} on {at}; stages are idle {idle} of the makespan on average"],
         ),
         Fact("in flight", [" ".join(shown) + " micro-batches, first stage to last"]),
     ]
