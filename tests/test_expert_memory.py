@@ -10,7 +10,12 @@ from steptime.answer.result import estimate
 from steptime.base.config import ConfigError
 from steptime.job.assembly import Assembly
 from steptime.memory.buffers import stage_buffers
+from steptime.memory.ledger import NO_BYTES, Peak
+from steptime.memory.op_walk import Autograd, walk_part
+from steptime.memory.part_memories import PartMemories
 from steptime.memory.states import stage_states
+from steptime.memory.woven import woven_peak
+from steptime.model.ops import Comm, Move, Tensor
 from steptime.validation.gpu_memory import refused
 from steptime.validation.judgement import Judgement
 from steptime.validation.measurements import shipped
@@ -127,3 +132,35 @@ def test_pieces_that_keep_their_gradients():
     assert pieces not in held(woven(overlap_keeps_pieces=True, gbs=16))  # one micro-batch a rank
     old, new = (estimate(woven(overlap_keeps_pieces=kept)).memory for kept in (True, False))
     assert old.peak_allocated_bytes - new.peak_allocated_bytes == 264.0 * MIB
+
+
+X = Tensor("x", 10, 1.0)
+LAYER = [
+    Move("attn", ("x",), (Tensor("p", 20, 1.0),), ("x",)),
+    Comm("moe.dispatch", ("p",), (Tensor("d", 30, 1.0),)),
+    Move("moe.experts", ("d",), (Tensor("e", 40, 1.0),), ("d",)),
+    Comm("moe.combine", ("e",), (Tensor("y", 10, 1.0),)),
+]
+
+
+def test_a_backward_takes_turns_with_a_forward():
+    """Backward alone: 40 B kept and dy 10, de 40 (90), then dd 30 beside de and what is kept: 40 + 40 + 30 = 110 B.
+
+    Woven, the other layer's forward has run up to its dispatch by then and holds its input and p, 10 + 20: 140 B. All turns:
+    combine back 90 + 10, attention 30 + 80, experts back 110 + 30, dispatch 60 + 40, dispatch back 60 + 40, experts and combine
+    90 + 30, attention back 40 + 50.
+    """
+    alone = walk_part(LAYER, X, "y", frozenset(), Autograd())
+    assert alone.backward == Peak(110.0, "moe.experts")
+    assert woven_peak(LAYER, X, "y", frozenset(), Autograd()) == Peak(140.0, "moe.experts")
+    assert woven_peak(LAYER[:1], X, "p", frozenset(), Autograd()) == NO_BYTES  # no experts
+
+
+def test_layers_that_take_turns_hold_more():
+    """The weave is counted in steps of several micro-batches where the exchange is overlapped, and there alone."""
+    layer = Assembly(woven()).kinds[0]
+    several, one, apart = (PartMemories(Assembly(plan)) for plan in (woven(), woven(gbs=16), experts(**WOVEN)))
+    assert one.plain[one.assembly.kinds[0]].backward == apart.plain[apart.assembly.kinds[0]].backward
+    beside = woven_peak(layer.ops, layer.x, layer.out, frozenset(), several.autograd)
+    assert several.plain[several.assembly.kinds[0]].backward == beside
+    assert beside.bytes > one.plain[one.assembly.kinds[0]].backward.bytes

@@ -7,11 +7,12 @@ backward and the most it holds at once in either direction; `chunk_peaks` string
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
 from steptime.base.num import Num
+from steptime.memory.forward_walk import forward_temp, walk_forward
 from steptime.memory.ledger import NO_BYTES, GradBuffer, Ledger, PartMemory, Peak
 from steptime.model.offload import OffloadGroup, copied_bytes, groups, moved_names
 from steptime.model.ops import Attention, Comm, Gemm, Move, Op, Param, Tensor, tensor_bytes
@@ -37,6 +38,8 @@ class Autograd(NamedTuple):
     """torch.compile compiles forward and backward of a part."""
     offload: AbstractSet[str] = frozenset()
     """Modules of a layer whose kept tensors are offloaded to host memory."""
+    woven: bool = False
+    """Backward takes turns with the forward of another micro-batch's layer."""
 
 
 class Kept(NamedTuple):
@@ -70,27 +73,6 @@ def walk_part(ops: list[Op], x: Tensor, out: str, modules: AbstractSet[str | flo
     forward = walk_forward(ops, sizes, kept, x.name, out)
     backward = BackwardWalk(ops, sizes, segments, kept, autograd, sent).run(out)
     return PartMemory(saved, forward, backward, ahead=copied_bytes(sent, sizes))
-
-
-def walk_forward(ops: list[Op], sizes: dict[str, Num], kept: list[str], x: str, out: str) -> Peak:
-    """Forward: outputs are allocated, and freed after their last reader unless kept or passed on."""
-    last_use = {name: i for i, op in enumerate(ops) for name in op.inputs}
-    stay = {*kept, out}
-    ledger = Ledger(sizes[x])
-    for i, op in enumerate(ops):
-        made = [t.name for t in op.allocates]
-        ledger.bytes = ledger.bytes + sum([sizes[name] for name in made])
-        ledger.mark(op.name, forward_temp(op))
-        gone = [name for name in made if name not in last_use] + [
-            name for name in dict.fromkeys(op.inputs) if last_use[name] == i
-        ]
-        ledger.bytes = ledger.bytes - sum([sizes[name] for name in gone if name not in stay])
-    return ledger.peak
-
-
-def forward_temp(op: Op) -> Num:
-    """Bytes that exist only while an op runs forward."""
-    return op.forward_temp_bytes if isinstance(op, (Move, Attention, Scan, Chunked)) else 0.0
 
 
 class BackwardWalk:
@@ -141,6 +123,12 @@ class BackwardWalk:
 
     def run(self, out: str) -> Peak:
         """The peak from the gradient of `out` to that of the input."""
+        for _ in self.steps(out):
+            pass
+        return self.ledger.peak
+
+    def steps(self, out: str) -> Iterator[Ledger]:
+        """Backward op by op, the last one first."""
         if out in self.sizes:
             self.allocate(out)
         for i in range(len(self.ops) - 1, -1, -1):
@@ -148,7 +136,7 @@ class BackwardWalk:
             if i in self.replays:
                 self.replay(self.replays[i])
             self.step(i)
-        return self.ledger.peak
+            yield self.ledger
 
     def allocate(self, name: str) -> None:
         """Allocate a tensor's own gradient buffer."""
