@@ -18,7 +18,7 @@ from steptime.software.performance import EAGER_TORCH
 
 if TYPE_CHECKING:
     from steptime.base.num import Num
-    from steptime.model.dispatch import Sent
+    from steptime.model.dispatch import DispatchedTensors
     from steptime.model.model import Model, Moe
     from steptime.model.shard import Shard
 
@@ -97,7 +97,7 @@ def shared_experts(model: Model, moe: Moe, shard: Shard, x: str) -> Sublayer:
     return [*ops, gate, scale], out.name
 
 
-def experts(model: Model, rows: Rows, sent: Sent) -> Sublayer:
+def experts(model: Model, rows: Rows, sent: DispatchedTensors) -> Sublayer:
     """For the rows of each local expert: up, activation times probability, down (experts.py, TEGroupedMLP)."""
     moe, shard, size = rows.moe, rows.shard, rows.shard.itemsize
     width, gates = moe.expert_inter_sz, 2 if model.glu else 1
