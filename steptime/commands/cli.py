@@ -9,12 +9,13 @@ import argparse
 import gc
 import os
 import sys
+from functools import partial
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Literal
 
 from steptime import __version__
-from steptime.commands import bench_options, launch_options, log_options, search_options, view_options
+from steptime.commands import launch_options, view_options
 from steptime.commands.argument_types import count, share
 
 if TYPE_CHECKING:
@@ -264,7 +265,7 @@ def _validate(made: argparse.ArgumentParser) -> None:
     made.add_argument("--worst", type=count, default=10, metavar="N", help="number of worst rows to list (default: 10)")
     made.add_argument("--json", action="store_true", help="print the summary and every row as JSON")
     made.add_argument("--plot", metavar="FILE", help="plot predicted against measured;  .png, .svg or .pdf")
-    log_options.add_to_validate(made)
+    _add("log_options", "add_to_validate", made)
 
 
 def _listing(made: argparse.ArgumentParser) -> None:
@@ -276,14 +277,19 @@ def _show(made: argparse.ArgumentParser) -> None:
     made.add_argument("name", metavar="NAME", help="a machine, model, accelerator or software profile")
 
 
+def _add(module: str, name: str, made: argparse.ArgumentParser) -> None:
+    """Options that another module adds, imported when its subcommand is asked for."""
+    getattr(import_module(f"steptime.commands.{module}"), name)(made)
+
+
 _ARGUMENTS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "": _report,
-    "search": search_options.add,
-    "sensitivity": search_options.add_sensitivity,
-    "scale": search_options.add_scale,
-    "diff": log_options.add_to_diff,
+    "search": partial(_add, "search_options", "add"),
+    "sensitivity": partial(_add, "search_options", "add_sensitivity"),
+    "scale": partial(_add, "search_options", "add_scale"),
+    "diff": partial(_add, "log_options", "add_to_diff"),
     "explain": _explain,
-    "bench": bench_options.add,
+    "bench": partial(_add, "bench_options", "add"),
     "serve": view_options.add_to_serve,
     "init": _init,
     "validate": _validate,

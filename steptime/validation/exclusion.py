@@ -28,22 +28,6 @@ NOT_COUNTED = (
 )
 """Words in a row's notes, and the reason why its time includes something that is not modeled."""
 
-OPEN_PART = re.compile(r"\d+/\d+GB")
-"""A `gpu` cell that names two parts."""
-
-
-def fills_device(row: MeasuredRow) -> bool:
-    """Whether nvidia-smi's reading in the note leaves less than 1 GiB of the device.
-
-    The allocator then gives its cached blocks back to the driver, waits for the device and asks again, in every step
-    (c10/cuda/CUDACachingAllocator.cpp, release_cached_blocks; num_alloc_retries).
-    """
-    used, size = (
-        re.search(r"nvidia-smi reserved ([\d.]+) MiB", row.text("note")),
-        re.search(r"(\d+)GB", row.text("gpu")),
-    )
-    return used is not None and size is not None and float(used[1]) / 1024.0 > float(size[1]) - 1.0
-
 
 def exclusion(row: MeasuredRow, assumed: list[str]) -> str | None:
     """Why a judged row is not counted in the headline; None where it is. A user's own rows all count."""
@@ -58,10 +42,6 @@ def exclusion(row: MeasuredRow, assumed: list[str]) -> str | None:
         return cause
     if row.published and "mindspeed" in row.text("framework").lower():
         return "MindSpeed on Ascend: its vector kernels and fused products with collectives (MC2) are not modeled"
-    if row.published and fills_device(row):
-        return "less than 1 GiB of the device left: the allocator's retries are not modeled"
-    if row.published and OPEN_PART.search(row.text("gpu")):
-        return "the source does not say which of two parts, of different power and memory"
     if row.id in DOUBTFUL and row.published:
         return f"inputs in doubt: {DOUBTFUL[row.id]}"
     if row.published and row.text("task").lower() not in {"", "pretrain"}:
