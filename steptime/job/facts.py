@@ -48,7 +48,6 @@ class Facts(NamedTuple):
     capacity: bool
     """Whether experts take a bounded number of rows."""
     padded: bool
-    """Whether they are always padded to it."""
     dispatcher: str
     delayed: bool
     latent_overlapped: bool
@@ -61,7 +60,6 @@ class Facts(NamedTuple):
     listed_by: str
     """The one of the two that is set."""
     patterned: bool
-    """Whether there is a hybrid pattern."""
     mamba_heads: int
     """Heads of the Mamba layers; 0 without Mamba layers."""
     mamba_groups: int
