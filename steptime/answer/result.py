@@ -140,7 +140,12 @@ class Estimate:
     @cached_property
     def weak_scaling(self) -> list[WeakScaling]:
         """Step time over dp at fixed work per device."""
-        return weak_scaling.weak(self.job, _step_and_verdict)
+
+        def answer(job: Job) -> tuple[float, str]:
+            found = _estimated(Assembly(job, self.assembly))
+            return found.step_s, found.memory.verdict
+
+        return weak_scaling.weak(self.job, answer)
 
     @cached_property
     def fixes(self) -> list[Fix]:
@@ -209,14 +214,12 @@ def estimate(job: Job | str | Path | Mapping[str, Any]) -> Estimate:
     """
     if not isinstance(job, Job):
         job = Job.load(job)
-    assembly = Assembly(job)
+    return _estimated(Assembly(job))
+
+
+def _estimated(assembly: Assembly) -> Estimate:
     timing = step_time(assembly)
-    return Estimate(job, assembly, timing, stage_memory(assembly, timing.states))
-
-
-def _step_and_verdict(job: Job) -> tuple[float, str]:
-    found = estimate(job)
-    return found.step_s, found.memory.verdict
+    return Estimate(assembly.job, assembly, timing, stage_memory(assembly, timing.states))
 
 
 def step_seconds(job: Job) -> float:

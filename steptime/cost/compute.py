@@ -111,7 +111,7 @@ def aligned(op: Gemm) -> Num:
     return ((op.k * op.itemsize) % ROW_BYTES == 0) & ((op.n * op.itemsize) % ROW_BYTES == 0)
 
 
-class Traffic(NamedTuple):
+class OperandBytes(NamedTuple):
     """Bytes that one matrix product reads of both operands and writes."""
 
     left: Num
@@ -124,7 +124,7 @@ class Traffic(NamedTuple):
         return self.left + self.right + self.out
 
 
-def gemm_traffic(op: Gemm, r: Rates) -> tuple[Traffic, Traffic, Traffic]:
+def gemm_traffic(op: Gemm, r: Rates) -> tuple[OperandBytes, OperandBytes, OperandBytes]:
     """Bytes of forward (input, weight, output), dgrad (gradient, weight, input's gradient) and wgrad (input, gradient, weight's).
 
     A recipe's operands are quantized, its results are not.
@@ -133,9 +133,9 @@ def gemm_traffic(op: Gemm, r: Rates) -> tuple[Traffic, Traffic, Traffic]:
     left, right, out = op.m * op.k * op.count, op.k * op.n * op.count, op.m * op.n * op.count
     grad = r.grad_itemsize * (2.0 if r.fused_accumulation else 1.0) if op.params else op.itemsize
     return (
-        Traffic(left * activation, right * weight, out * op.itemsize),
-        Traffic(out * activation, right * weight, left * op.itemsize),
-        Traffic(left * activation, out * activation, right * grad),
+        OperandBytes(left * activation, right * weight, out * op.itemsize),
+        OperandBytes(out * activation, right * weight, left * op.itemsize),
+        OperandBytes(left * activation, out * activation, right * grad),
     )
 
 

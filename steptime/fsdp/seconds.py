@@ -154,7 +154,7 @@ class Calls(NamedTuple):
         return Calls(self.gathers + gathers, self.reductions + reductions)
 
 
-class Pass(NamedTuple):
+class ShardedPass(NamedTuple):
     """FSDP's work in one direction of a micro-batch."""
 
     calls: float
@@ -163,21 +163,21 @@ class Pass(NamedTuple):
     copies_s: float
     """Seconds of copies between flat buffers and parameters or gradients."""
 
-    def plus(self, other: Pass) -> Pass:
+    def plus(self, other: ShardedPass) -> ShardedPass:
         """Collectives and copies together."""
-        return Pass(*(a + b for a, b in zip(self, other, strict=True)))
+        return ShardedPass(*(a + b for a, b in zip(self, other, strict=True)))
 
-    def over(self, count: float) -> Pass:
+    def over(self, count: float) -> ShardedPass:
         """Divided evenly among `n`."""
-        return Pass(*(value / count for value in self))
+        return ShardedPass(*(value / count for value in self))
 
 
 class StepSeconds(NamedTuple):
     """FSDP's communication of the busiest stage, and the part of it that is exposed in the step [s]."""
 
-    forward: Pass
+    forward: ShardedPass
     """Forward of one micro-batch; `backward` likewise."""
-    backward: Pass
+    backward: ShardedPass
     exposed_s: float
     """Exposed seconds of all micro-batches, copies included."""
     calls: Mapping[tuple[str, ParamGroup], Calls]
@@ -200,7 +200,7 @@ def step_seconds(
     """FSDP without a pipeline: every micro-batch gathers and reduces all groups."""
     exposed = assembly.job.microbatches * micro_batch_exposed(assembly, tiers, directions)
     forward, backward = (
-        Pass(
+        ShardedPass(
             float(sum((of.gather_s > 0.0) + (of.reduce_s > 0.0) for of in way)),
             sum(of.gather_s + of.reduce_s for of in way),
             sum(of.copy_s for of in way),

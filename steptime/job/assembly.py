@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from steptime.base.num import Num, ceil
 from steptime.job.job import Job
@@ -74,6 +74,8 @@ class Part:
     """The model with this kind of layer's widths."""
     experts: Num = 1
     """Devices that share the weights of its experts: ep * etp."""
+    walks: dict[Any, Any] = field(default_factory=dict, repr=False)
+    """Memory of its walks so far, by what a walk depends on besides the part (`memory.part_memories`)."""
 
     @cached_property
     def sizes(self) -> dict[str, Num]:
@@ -131,12 +133,20 @@ class Chunk(NamedTuple):
 class Assembly:
     """The parts of a job and the chunks that contain them."""
 
-    def __init__(self, job: Job) -> None:
-        """Build the op lists once; everything else reads them."""
+    def __init__(self, job: Job, like: Assembly | None = None) -> None:
+        """`like`: an assembly whose parts this job has too where model and shard are the same, as those of another dp."""
         self.job = job
         self.shard = shard_of(job)
-        model, tp = job.model, job.parallelism.tp
-        self.experts: Num = job.parallelism.ep * job.parallelism.etp
+        if like is not None and like.job.model is job.model and like.shard == self.shard:
+            self.take_parts(like)
+        else:
+            self.make_parts()
+
+    def make_parts(self) -> None:
+        """Build the op lists once; everything else reads them."""
+        model, p = self.job.model, self.job.parallelism
+        tp = p.tp
+        self.experts: Num = p.ep * p.etp
         hidden = Tensor("x", self.shard.sequence_tokens * model.hidden_sz, self.shard.itemsize)
         nothing = Tensor("ids", 0.0, 0.0)
         embedding = embedding_ops(model, self.shard)
@@ -156,10 +166,16 @@ class Assembly:
         self.kinds = list(made.values())
         """Every kind of layer."""
 
+    def take_parts(self, like: Assembly) -> None:
+        """Share the parts of another assembly."""
+        self.shard, self.boundary_bytes, self.experts = like.shard, like.boundary_bytes, like.experts
+        self.embedding, self.head, self.runs, self.kinds = like.embedding, like.head, like.runs, like.kinds
+
     def remade(self, job: Job, parts: Mapping[Part, Part]) -> Assembly:
         """The assembly of another job, with some parts replaced."""
         made = Assembly.__new__(Assembly)
-        made.job, made.shard, made.boundary_bytes, made.experts = job, self.shard, self.boundary_bytes, self.experts
+        made.job = job
+        made.take_parts(self)
         made.embedding, made.head = parts.get(self.embedding, self.embedding), parts.get(self.head, self.head)
         made.runs = [(parts.get(part, part), count) for part, count in self.runs]
         made.kinds = [parts.get(part, part) for part in self.kinds]

@@ -137,7 +137,16 @@ def head_ops(model: Model, shard: Shard) -> list[Op]:
     from steptime.model import mtp
 
     inside = mtp.inside(shard)
-    return mtp.head_ops(model, shard, embedding_ops(model, inside), layers(model)[-1][0].ops(inside))
+    return mtp.head_ops(model, shard, embedding_ops(model, inside), ahead(model).ops(inside))
+
+
+def ahead(model: Model) -> Layer:
+    """The layer of a multi-token prediction module: the last one's kind, with attention before experts alone.
+
+    Nemotron 3's mtp_hybrid_override_pattern is "*E" (NVIDIA-NeMo/Megatron-Bridge nemotron_h_provider.py, Nemotron3SuperProvider).
+    """
+    last = layers(model)[-1][0]
+    return last._replace(kind="moe") if last.kind == "experts" else last
 
 
 def params_of(ops: list[Op]) -> list[Param]:

@@ -27,6 +27,9 @@ class Moe(Config):
         default_factory=lambda data: data.get("n_shared_experts", 0) * data.get("expert_inter_sz", 1), ge=0
     )
     """Total width of the shared experts, which process every token."""
+    latent_sz: int | None = Field(default=None, ge=1)
+    """Width to which tokens are projected before they are sent to routed experts, and from which their sum is projected back
+    (LatentMoE, Nemotron 3; Megatron-Core's moe_latent_size); default: experts see tokens as they are."""
     shared_expert_gate: bool = False
     """Whether a gate with one output scales the shared experts (Qwen2-MoE)."""
     score_function: Literal["softmax", "sigmoid"] = "softmax"

@@ -130,7 +130,7 @@ class Op:
     @property
     def allocates(self) -> tuple[Tensor, ...]:
         """Every storage this op allocates in forward."""
-        return self.outputs + self.stats
+        return self.outputs + self.stats if self.stats else self.outputs
 
 
 @dataclass(slots=True)
