@@ -196,7 +196,7 @@ def _cross_dc(job: Job) -> list[str]:
     devices, gbps = job.parallelism.devices / job.cross_dc.n_dcs, job.cross_dc.interconnect_bandwidth_gbps
     return [
         (
-            f"cross_dc: {gbps:g} Gbit/s each way per data center, used at the full stated rate (no measured efficiency),  "
+            f"cross_dc: {gbps:g} Gbit/s each way per data center, used at the full stated rate (no measured efficiency), "
             f"shared evenly by its {counted(devices, 'device')}; only data parallelism crosses it"
         )
     ]
