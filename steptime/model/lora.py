@@ -112,7 +112,8 @@ def with_adapter(op: Gemm, still: Gemm, lora: Lora, shard: Shard) -> list[Op]:
     made: list[Op] = []
     x, kept = op.inputs[0], op.saves[0]
     if wide:
-        made, x = [copy(f"{name}.lora.upcast", x, rows * op.k, FP32, size)], f"{name}.lora.upcast.out"
+        made.append(copy(f"{name}.lora.upcast", x, rows * op.k, FP32, size))
+        x = f"{name}.lora.upcast.out"
     if lora.dropout:
         made.append(dropped(f"{name}.lora.dropout", x, rows * op.k, FP32 if wide else size, shard))
         x = kept = f"{name}.lora.dropout.out"
