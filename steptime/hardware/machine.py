@@ -210,7 +210,9 @@ def _find(name: str) -> Path:
     raise ConfigError(f"unknown machine {name!r}; {hint}3dtrn machines lists them")
 
 
+@lru_cache(maxsize=256)
 def _shipped(path: Path) -> Any:
+    """A file of the package, read once; nobody changes what it returns."""
     return yaml.load(path.read_bytes(), Loader=_LOADER)  # noqa: S506  a safe loader
 
 
