@@ -20,9 +20,9 @@ of q, k and v are 128 a layer (Qwen2), an output layer 8,192. Images of 16 x 16 
 Projectors: 32 x 64 + 64 = 2,112; with a second layer of 4,160 6,272; of four patches 256 + 8,256 + 4,160 = 12,672; Qwen2-VL's
 64 + 128 x 129 + 64 x 129 = 24,832; Mllama's 4,160.
 
-CLIP, text of width 64, MLP 96, 3 layers, 128 tokens, 20 positions: a layer 4 x 4,160 + 6,240 + 6,208 + 256 = 29,344, tokens 8,192,
-positions 1,280, norm 128, projection to 24 1,536: 99,168. Images: 2 layers of 7,504, patches 1,536, class 32, positions 544, two norms
-128, projection 768: 18,016. A temperature: 117,185.
+CLIP, text of width 64, MLP 96, 3 layers, 128 tokens, 20 positions: a layer 4 x 4,160 + 6,240 + 6,208 + 256 = 29,344, tokens
+8,192, positions 1,280, norm 128, projection to 24 1,536: 99,168. Images: 2 layers of 7,504, patches 1,536, class 32, positions
+544, two norms 128, projection 768: 18,016. A temperature: 117,185.
 """
 
 import json
