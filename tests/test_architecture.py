@@ -88,7 +88,7 @@ def offenders(check) -> dict[str, list]:
 
 def test_every_module_lies_in_a_room():
     assert {room_of(module) for module in MODULES} == {"", *ROOMS}
-    assert sorted(path.name for path in PACKAGE.iterdir() if path.suffix == ".py") == ["__init__.py"]
+    assert sorted(path.name for path in PACKAGE.iterdir() if path.suffix == ".py") == ["__init__.py", "__main__.py"]
 
 
 def test_imports_point_downward():
@@ -107,6 +107,19 @@ def test_no_modules_import_each_other():
         for module in ready:
             del left[module]
     assert left == {}
+
+
+def test_classes_below_the_answer_have_one_name_each():
+    """Among the rooms up to the answer a public class's name stands for one thing."""
+    rooms = ROOMS[: ROOMS.index("answer") + 1]
+    every = [
+        node.name
+        for module, path in MODULES.items()
+        if room_of(module) in rooms
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    ]
+    assert {name for name in every if every.count(name) > 1} == set()
 
 
 ALLOWED = {"pydantic", "pydantic_core", "yaml"}

@@ -187,9 +187,31 @@ def test_a_bad_value_hides_no_other_problem():
     found = problems(
         devices=None, parallelism={"tp": 6, "pp": 4, "dp": 32}, data=PLAN["data"] | {"gbs": 1000, "seqlen": "8k"}
     )
-    assert found[0] == "data.seqlen: expected a whole number (got '8k')"
+    assert found[0] == "data.seqlen: expected a whole number (got '8k'); write 8192"
     assert [line.partition(":")[0] for line in found[1:]] == ["parallelism.tp"] * 3 + ["data.gbs"]
     assert found[-1].startswith("data.gbs: must be a multiple of dp*microbatch_sz = 32 (got 1000)")
+
+
+@pytest.mark.parametrize(
+    ("setting", "hint"),
+    [
+        ("data.seqlen=128k", "(got '128k'); write 131072"),  # 128 * 1024
+        ("data.gbs=1,024", "(got '1,024'); write 1024"),
+        ("run.tokens=15T", "(got '15T'); write 1.5e+13"),  # 15 * 1000**4
+        ("data.seqlen=long", "(got 'long')"),
+    ],
+)
+def test_an_abbreviated_number_is_spelled_out(setting, hint):
+    (line,) = problems(setting)
+    assert line.endswith(hint)
+    if "write" in hint:
+        assert load(f"{setting.partition('=')[0]}={hint.rpartition(' ')[2]}")
+
+
+@pytest.mark.parametrize("setting", ["devices=0", "devices=many", "hardware.nodes=0"])
+def test_a_number_of_devices_that_is_none_is_one_line(setting):
+    (line,) = problems(setting)
+    assert line.startswith(f"{setting.partition('=')[0]}: ")
 
 
 def test_a_suggestion_does_not_suggest_itself():

@@ -249,7 +249,9 @@ def test_a_closed_pipe_keeps_the_answer_of_a_check():
 @pytest.mark.parametrize(
     ("arguments", "code", "error"),
     [
-        ("gpt2_1gpu.yaml >&-", 0, ""),
+        ("gpt2_1gpu.yaml >&-", 2, "cannot write to standard output (closed)\n"),
+        ("show h100 --json >&-", 2, "cannot write to standard output (closed)\n"),
+        ("--completion bash >&-", 2, "cannot write to standard output (closed)\n"),
         ("nowhere.yaml 2>&-", 2, ""),
         ("gpt2_1gpu.yaml >/dev/full", 2, "cannot write to standard output (No space left on device)\n"),
         ("- <&-", 2, "standard input is closed; pipe a config into it\n"),

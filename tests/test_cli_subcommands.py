@@ -3,12 +3,15 @@
 import json
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
 from command_lines import close, process
 
+from steptime import __version__
 from steptime.commands import cli
 
 ROOT = Path(__file__).parent.parent
@@ -110,7 +113,17 @@ def test_scale_gives_weak_and_strong(run):
     assert len({row["gbs"] / row["dp"] for row in rows["weak_scaling"]}) == 1
 
 
+def test_diff_of_one_file_names_what_to_add(run):
+    assert run("diff", "p.yaml") == (2, "", "3dtrn diff: needs two files or more; write 3dtrn diff p.yaml B.yaml\n")
+
+
+def test_the_module_is_the_command():
+    done = subprocess.run([sys.executable, "-m", "steptime", "--version"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, f"3dtrn (steptime) {__version__}\n")
+
+
 def test_diff_of_a_config_with_itself_and_another(run):
+    assert run("diff", PLAN, "--set", "data.gbs=1024", PLAN)[0] == 0
     assert "no setting differs" in run("diff", PLAN, PLAN)[1]
     code, out, _ = run("diff", PLAN, ROOT / "configs" / "llama3_8b.yaml")
     assert code == 0

@@ -10,7 +10,7 @@ import jobs
 import pytest
 
 import steptime
-from steptime.answer.result import estimate
+from steptime import estimate
 from steptime.job.job import Job
 from steptime.schedule import bubble_fraction
 

@@ -24,11 +24,26 @@ from steptime.software.performance import load_software
 # Nemotron 3 Nano, 31.6 B by its model card: 23 Mamba-2 layers (z and x 4,096 each, B and C 8 * 128 each, 64 steps; a convolution
 # of width 4 and its bias; A, D and the steps' bias; a gated norm; the output), 6 of attention (32 and 2 heads of 128), 23 with
 # 128 experts of 1,856, a shared one of 3,712 and a router; a norm before each.
-H = 2688
-SCAN = H * (2 * 4096 + 2 * 1024 + 64) + 5 * (4096 + 2 * 1024) + 3 * 64 + 4096 + 4096 * H + H
-ATTENTION = H * (32 + 2 * 2) * 128 + 32 * 128 * H + H
-EXPERTS = 2 * H * (128 * 1856 + 3712) + 128 * H + H
-NANO = 23 * SCAN + 6 * ATTENTION + 23 * EXPERTS + 2 * 131072 * H + H
+#
+# Nemotron 3 Super, 120 B with 12 B active by its page (research.nvidia.com/labs/nemotron; its weights without the layer of
+# multi-token prediction are 121 B on the Hub): 40 of Mamba-2 (z and x 8,192 each, 128 steps), 8 of attention, 40 with 512
+# experts of 2,688 on a latent of 1,024 (two projections), a shared one of 5,376 and a router.
+
+
+def scan(h, inner, steps):
+    """Parameters of a Mamba-2 layer with 8 groups of 128."""
+    return h * (2 * inner + 2 * 1024 + steps) + 5 * (inner + 2 * 1024) + 3 * steps + inner + inner * h + h
+
+
+def around(h):
+    """Those of an attention layer, and of embedding, head and last norm."""
+    return h * (32 + 2 * 2) * 128 + 32 * 128 * h + h, 2 * 131072 * h + h
+
+
+H, S = 2688, 4096
+NANO = 23 * (scan(H, 4096, 64) + 2 * H * (128 * 1856 + 3712) + 128 * H + H) + 6 * around(H)[0] + around(H)[1]
+LATENT = 2 * (1024 * 512 * 2688 + S * 1024 + S * 5376) + 512 * S + S
+SUPER = 40 * (scan(S, 8192, 128) + LATENT) + 8 * around(S)[0] + around(S)[1]
 COUNTED = {
     "deepseek-v2": 235_741_434_880,
     "deepseek-v2-lite": 15_706_484_224,
@@ -53,6 +68,7 @@ COUNTED = {
     "mixtral-8x22b": 140_620_634_112,
     "moonlight-16b-a3b": 15_960_108_544,
     "nemotron-3-nano-30b-a3b": NANO,
+    "nemotron-3-super-120b-a12b": SUPER,
     "olmoe-1b-7b": 6_919_161_856 - 16 * 2 * (2048 - 128),
     "qwen3-30b-a3b": 30_532_122_624,
     "qwen3-235b-a22b": 235_093_634_560,
@@ -73,9 +89,12 @@ ACTIVE = {  # billions that the model cards print; "without": of embedding, or o
     "mixtral-8x7b": (12.9, 0),
     "mixtral-8x22b": (39, 0),
     "nemotron-3-nano-30b-a3b": (3.6, 0),
+    "nemotron-3-super-120b-a12b": (12, 1),
     "olmoe-1b-7b": (1.3, 0),
     "qwen3-30b-a3b": (3.3, 0),
     "qwen3-235b-a22b": (22, 0),
+    # "80B in total and 3B activated" rounds: 48 * 11 experts of 3 * 2048 * 512, 12 attention and 36 delta-rule layers make 3.25
+    "qwen3-next-80b-a3b": (3.25, 2),
 }
 
 

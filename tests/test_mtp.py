@@ -105,3 +105,17 @@ def test_hugging_face_says_the_depth(tmp_path):
     for said, depth in (("1", 1), ("0", None), ("null", None)):
         (tmp_path / "config.json").write_text(config % said)
         assert read_hf_config(tmp_path).get("mtp") == depth
+
+
+@pytest.mark.parametrize(
+    ("mtp", "counts"),
+    [
+        (0, [3, *[4] * 13, 3, 3]),  # 61 = 16 * 3 + 13
+        (1, [3, *[4] * 14, 2]),  # 62 = 16 * 3 + 14, of which the last has one ahead
+        (2, [4, *[4] * 14, 1]),  # 63 = 16 * 3 + 15, of which the last has two
+    ],
+)
+def test_layers_per_stage_auto_counts_depths_as_layers_of_the_last_stage(mtp, counts):
+    """DeepSeek-V3's 61 layers over 16 stages."""
+    plan = job({"preset": "deepseek-v3", "mtp": mtp}, pp=16, dp=8, ep=8, layers_per_stage="auto")
+    assert plan.layers_per_chunk == counts

@@ -89,6 +89,27 @@ def test_per_op_checkpointing_runs_k_o_and_up_again():
     assert found.flops.hardware_per_step - plain.flops.hardware_per_step == pytest.approx(again)
 
 
+def test_a_traced_graph_keeps_every_product_that_backward_or_the_replay_reads():
+    """Input, q, k, v, output projection, gate and up, attention's output and log-sum-exp; no product runs again.
+
+    down's output is read by the next layer alone (GraphTrainer, memory_policy.py@27aa4907, _make_default_memory_policy).
+    """
+    recompute = {"granularity": "selective", "modules": ["per_op_all"]}
+    found, plain = llama(recompute=recompute), llama()
+    fewer = llama_layers(LAYERS - 1, recompute=recompute)
+    kept = TOKENS * (2 * (HIDDEN + HIDDEN + 2 * KV + HIDDEN + 2 * INTER + HIDDEN) + 4 * 32)
+    held = [each.memory.stages[0].activations_bytes for each in (found, fewer)]
+    assert held[0] - held[1] == pytest.approx(kept)
+    assert found.flops.hardware_per_step == plain.flops.hardware_per_step
+
+
+def test_compiled_per_op_checkpointing_does_not_run_down_again():
+    """Of seven products k, o and up run again as in eager torch; down's output is neither kept nor needed."""
+    found, plain = (llama(compile="all", activation_checkpointing_type=word) for word in ("per-op", "none"))
+    again = 2 * TOKENS * HIDDEN * (KV + HIDDEN + INTER) * LAYERS * 8
+    assert found.flops.hardware_per_step - plain.flops.hardware_per_step == pytest.approx(again)
+
+
 def test_every_other_layer_runs_again():
     """Half of the layers, whole but for nothing: torchtitan's early_stop is off."""
     every = llama(recompute={"granularity": "full", "method": "every", "n_layers": 2})

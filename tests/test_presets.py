@@ -213,8 +213,8 @@ def test_spelling_is_lenient(spelling, name):
 
 def test_a_file_name_reads_one_file(monkeypatch):
     read = []
-    real = presets._read
-    monkeypatch.setattr(presets, "_read", lambda path: read.append(path.name) or real(path))
+    real = presets.shipped
+    monkeypatch.setattr(presets, "shipped", lambda path: read.append(path.name) or real(path))
     load_model("llama3-70b")
     load_model("meta-llama/Meta-Llama-3-70B")
     assert read == ["llama3-70b.yaml"] * 2

@@ -67,6 +67,12 @@ PLANS = {
         mtp=1,
         moe={"n_experts": 8, "expert_inter_sz": 1024, "experts_per_token": 2},
     ),
+    "exchange overlapped, pieces kept": plan(
+        {"pp": 2, "dp": 2, "ep": 2},
+        {"overlap": {"ep": True}, "moe": {"overlap_keeps_pieces": True}},
+        mtp=1,
+        moe={"n_experts": 8, "expert_inter_sz": 1024, "experts_per_token": 2},
+    ),
     "two data centers": Job(
         model=MODEL,
         parallelism={"tp": 1, "pp": 1, "dp": 4},

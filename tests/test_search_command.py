@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import signal
+from importlib import import_module
 
 import pytest
 
@@ -92,6 +94,52 @@ def test_nothing_fits(run):
     assert code == 1
     assert "nothing fits" in out
     assert "missing" in out
+
+
+@pytest.fixture
+def signal_at(monkeypatch):
+    """Sends this process a real SIGINT once so many blocks of layouts are kept."""
+
+    def at(blocks):
+        room, seen = import_module("steptime.search.run"), []
+        keep = room._keep
+
+        def kept(*of):
+            keep(*of)
+            seen.append(of)
+            if len(seen) == blocks:
+                signal.raise_signal(signal.SIGINT)
+
+        monkeypatch.setattr(room, "_keep", kept)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield at
+    signal.signal(signal.SIGINT, before)
+
+
+def test_a_signal_prints_the_best_so_far(run, signal_at):
+    """Fewer layouts than the whole search has, the best of them as it is by itself, exit 130."""
+    whole = json.loads(run(PLAN, *FEW, "--json")[1])
+    signal_at(3)
+    code, out, err = run(PLAN, *FEW, "--json")
+    found = json.loads(out)
+    assert (code, err) == (130, "")
+    assert found["interrupted"]
+    assert not whole["interrupted"]
+    assert 0 < found["evaluated"] < whole["evaluated"]
+    assert found["best"][0]["step_s"] >= whole["best"][0]["step_s"]
+    signal_at(3)
+    assert "best so far" in run(PLAN, *FEW)[1]
+
+
+def test_a_signal_before_anything_fits_says_so_far(run, signal_at):
+    """One block of 175 B parameters on 4 devices: what is not looked at may fit for all that is known."""
+    signal_at(1)
+    large = PLAN.replace("gpt3-1.3b", "gpt3-175b").replace("tp: 2, pp: 2, dp: 4", "tp: 4, pp: 1, dp: 1")
+    code, out, _ = run(large, *FEW)
+    assert code == 130
+    assert "nothing fits so far" in out
+    assert "before the interrupt" in out
 
 
 @pytest.mark.parametrize(

@@ -162,7 +162,7 @@ def test_every_choice_is_one_that_a_plan_takes():
     for field in FIELDS:
         if field.kind == "choice" and field.path != "model.preset":
             for word in choices(field.path):
-                asked = whatif.Asked(PLAN, {field.path: yaml.safe_load(word)}, None, "", full=False)
+                asked = whatif.PageRequest(PLAN, {field.path: yaml.safe_load(word)}, None, "", full=False)
                 lines = [error["line"] for error in whatif.answer(asked).get("errors", [])]
                 assert not [line for line in lines if "expected" in line or "unknown" in line], lines
 
@@ -252,7 +252,7 @@ def test_a_machine_file_of_the_command_line_stays_usable(tmp_path):
     other.write_text(machine.read_text())
     (tmp_path / "plan.yaml").write_text(mapping_yaml(START | {"hardware": {"node_type": "mine.yaml"}}))
     start, files = opened(str(tmp_path / "plan.yaml"), [])
-    asked = whatif.Asked(mapping_yaml(start), {}, None, "", full=False)
+    asked = whatif.PageRequest(mapping_yaml(start), {}, None, "", full=False)
     assert whatif.answer(asked, files)["ok"]
     moved = asked._replace(yaml=asked.yaml.replace("mine.yaml", "other.yaml"))
     assert "the page cannot read machine files" in whatif.answer(moved, files)["errors"][0]["line"]
@@ -329,5 +329,5 @@ def test_a_port_in_use_is_told(running, capsys):
 def test_every_shipped_plan_opens(name):
     start, files = opened(str(ROOT / "configs" / name), [])
     assert "<form" not in page(start)
-    found = whatif.answer(whatif.Asked(mapping_yaml(start), {}, None, "", full=False), files)
+    found = whatif.answer(whatif.PageRequest(mapping_yaml(start), {}, None, "", full=False), files)
     assert found["ok"] or "this page" in found["errors"][0]["line"]

@@ -13,7 +13,6 @@ from steptime.answer.result import estimate
 from steptime.commands import cli
 from steptime.job.job import Job
 from steptime.validation import judgement, row_machine, row_plan, row_software
-from steptime.validation.exclusion import exclusion
 from steptime.validation.measurements import MeasuredRow, SkipRowError
 
 ROOT = Path(__file__).parents[1]
@@ -359,30 +358,6 @@ def test_the_power_limit_of_the_96_gb_part(cells, watts):
     assert device.power_w == watts
     assert device.sustained_flops["bf16"] == {500: 575e12, 700: 675e12}[watts]
     assert any("power limit" in text for text in found.assumed) == (device.name == "h100-sxm5-96-700w")
-
-
-@pytest.mark.parametrize(
-    ("notes", "stands_apart"),
-    [
-        ("packed documents", True),
-        ("SFT on Packed documents; compile=off", True),
-        ("packed doc mask", False),
-        ("", False),
-    ],
-)
-def test_packed_documents_stand_apart(notes, stands_apart):
-    """A published row alone: a user's own counts."""
-    cells = BASE | {"overlap_notes": notes, "recompute": "none", "vocab": "32000", "quality": "A"}
-    reason = exclusion(MeasuredRow(cells, "native", 2), [])
-    assert (reason is not None and reason.startswith("packed documents")) == stands_apart
-    assert exclusion(MeasuredRow(cells, "", 2), []) is None
-
-
-def test_packed_documents_of_the_shipped_rows():
-    """The nine runs of ms-swift whose source says so, and no others."""
-    packed = [row for row in SHIPPED.values() if (exclusion(row, []) or "").startswith("packed documents")]
-    assert {row.group for row in packed} == {"ms-swift"}
-    assert len(packed) == 9
 
 
 def test_torchtitan_routes_as_it_learned_unless_told():

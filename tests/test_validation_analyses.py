@@ -176,10 +176,10 @@ def test_regret_by_hand():
 def test_layouts_whose_intervals_overlap_are_tied():
     """The pick's 1 s spans 0.5 to 10 s; r0 (10 s) and r1 (11 s) start below that, r3 (13 s) does not."""
     layouts = [
-        regret.Layout("r2", 1.0, 12.0, "fits", lambda: (0.5, 10.0)),
-        regret.Layout("r0", 10.0, 10.0, "fits", lambda: (9.0, 11.0)),
-        regret.Layout("r1", 11.0, 11.0, "fits", lambda: (10.0, 12.0)),
-        regret.Layout("r3", 13.0, 13.0, "fits", lambda: (11.0, 15.0)),
+        regret.SweepLayout("r2", 1.0, 12.0, "fits", lambda: (0.5, 10.0)),
+        regret.SweepLayout("r0", 10.0, 10.0, "fits", lambda: (9.0, 11.0)),
+        regret.SweepLayout("r1", 11.0, 11.0, "fits", lambda: (10.0, 12.0)),
+        regret.SweepLayout("r3", 13.0, 13.0, "fits", lambda: (11.0, 15.0)),
     ]
     found = regret._sweep(sweep()[0], layouts)
     assert (found.tied, found.best_tied, found.first) == (2, True, False)

@@ -6,6 +6,7 @@ from steptime import fsdp
 from steptime.base.words import counted, flow
 from steptime.job.job import Job
 from steptime.memory.overhead import CACHED_GROUPS, COMMUNICATOR_BYTES, CONTEXT_BYTES, FRAGMENTATION, GIB
+from steptime.model.blocks import n_params
 from steptime.software.efficiency import compute_factor, sustained_share
 from steptime.software.performance import EAGER_TORCH, Options, Software, load_software
 from steptime.software.precision import RECIPES, rate_of
@@ -48,7 +49,7 @@ def host_bound(host_s: float, step_s: float, software: Software) -> list[str]:
 def foremost(job: Job) -> list[str]:
     """What a reader must know: the software, how it differs from its profile, and notes from the plan and on its layout."""
     calibrated = job.performance.calibration.words if job.performance.calibration else []
-    return [*job.notes, *calibrated, _software(job), *_experts(job), *notes(job)]
+    return [*job.notes, *calibrated, _software(job), *_experts(job), *_adapters(job), *notes(job)]
 
 
 def _software(job: Job) -> str:
@@ -102,6 +103,19 @@ def _unset(job: Job) -> list[str]:
     if job.parallelism.sp and job.parallelism.tp == 1:
         lines.append("sp has no effect with tp 1")
     return lines
+
+
+def _adapters(job: Job) -> list[str]:
+    """How much of the model adapters train."""
+    if job.model.lora is None:
+        return []
+    trained, total = (n_params(job.model, job.data.seqlen, trained=only) for only in (True, False))
+    return [
+        (
+            f"adapters: {trained / 1e6:,.1f} M of {total / 1e9:,.2f} B parameters are trained, the others frozen; "
+            "no measured run with adapters"
+        )
+    ]
 
 
 def _experts(job: Job) -> list[str]:
@@ -182,7 +196,7 @@ def _cross_dc(job: Job) -> list[str]:
     devices, gbps = job.parallelism.devices / job.cross_dc.n_dcs, job.cross_dc.interconnect_bandwidth_gbps
     return [
         (
-            f"cross_dc: {gbps:g} Gbit/s each way per data center, used at the full stated rate (no measured efficiency),  "
+            f"cross_dc: {gbps:g} Gbit/s each way per data center, used at the full stated rate (no measured efficiency), "
             f"shared evenly by its {counted(devices, 'device')}; only data parallelism crosses it"
         )
     ]

@@ -12,8 +12,11 @@ FORWARD_AND_BACKWARD = 3.0
 """Backward computes two products for each of forward's."""
 
 
-def linear_flops_per_token(assembly: Assembly) -> float:
-    """Forward FLOPs per token of every projection and the logits: 2 per weight that a token uses, vocabulary unpadded."""
+def linear_flops_per_token(assembly: Assembly, *, frozen: bool = False) -> float:
+    """Forward FLOPs per token of every projection and the logits: 2 per weight that a token uses, vocabulary unpadded.
+
+    `frozen`: of the frozen weights alone.
+    """
     model = assembly.job.model
     weights: float = sum(
         count * (model.vocab_sz * model.hidden_sz if p.vocab else p.active)
@@ -21,7 +24,7 @@ def linear_flops_per_token(assembly: Assembly) -> float:
         for op in part.ops
         if isinstance(op, Gemm)
         for p in op.params
-        if len(p.shape) > 1
+        if len(p.shape) > 1 and not (frozen and p.trained)
     )
     return 2.0 * weights
 
@@ -58,14 +61,15 @@ def scan_flops_per_token(assembly: Assembly) -> float:
 def step_flops(assembly: Assembly, hardware_per_step: float) -> Flops:
     """One step of the whole job.
 
-    Model FLOPs: forward once and backward twice that, without recomputation; attention halved for the causal mask as Megatron
-    counts it (megatron/training/training.py, num_floating_point_operations), or in full (PaLM, Chowdhery et al. 2022, appendix B;
-    torchtitan/models/utils.py).
+    Model FLOPs: forward once and backward twice that, once for a frozen weight, without recomputation; attention halved for the
+    causal mask as Megatron counts it (megatron/training/training.py, num_floating_point_operations), or in full (PaLM, Chowdhery
+    et al. 2022, appendix B; torchtitan/models/utils.py).
     """
     job = assembly.job
     tokens = float(job.data.gbs) * job.data.seqlen
     linear = linear_flops_per_token(assembly) + scan_flops_per_token(assembly)
     attention = attention_flops_per_token(assembly)
-    half = FORWARD_AND_BACKWARD * tokens * (linear + attention / 2.0)
-    full = FORWARD_AND_BACKWARD * tokens * (linear + attention)
+    untrained = tokens * linear_flops_per_token(assembly, frozen=True)
+    half = FORWARD_AND_BACKWARD * tokens * (linear + attention / 2.0) - untrained
+    full = FORWARD_AND_BACKWARD * tokens * (linear + attention) - untrained
     return Flops(half, full, hardware_per_step)

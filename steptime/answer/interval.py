@@ -30,6 +30,7 @@ from steptime.answer.measured import (
     RunPlace,
     clipped,
     distances,
+    effective,
     measured,
     outside,
     place_of,
@@ -112,12 +113,19 @@ def interval(place: RunPlace, found: Measured) -> Interval:
     far = beyond(place, base, found, away)
     margins: dict[str, float] = found.constants["margins"]
     margin = hypot(*(margins.get(axis.margin, 0.0) * sqrt(axis.amount) for axis in far))
-    low, high = ends(base, found, away if base.kind == place.kind else distances(base, found))
+    low, high = ends_at(base.kind, effective(base, found), found)
     if base.kind != place.kind:
-        own = ends(place, found, away)
+        own = ends_at(place.kind, effective(place, found), found)
         low, high = min(low, own[0]), max(high, own[1])
     reach = outside(base._replace(at=place.at, reach=place.reach), found)
     return Interval(low - margin, high + margin, far, found, place, [d + reach for d in away])
+
+
+@lru_cache(maxsize=256)
+def ends_at(kind: RunKind, values: tuple[float, ...], found: Measured) -> tuple[float, float]:
+    """`ends` at an `effective` place: one for all layouts that differ only in what does not count."""
+    place = RunPlace(kind, values)
+    return ends(place, found, distances(place, found))
 
 
 def ends(place: RunPlace, found: Measured, away: Sequence[float]) -> tuple[float, float]:

@@ -8,7 +8,7 @@ kind of layers) and of doublings (sizes and degrees); its shape is assumed, its 
 import json
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from math import log2
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -240,18 +240,28 @@ def _document() -> Any:
     return json.loads(INTERVALS_FILE.read_bytes())
 
 
-def distances(place: RunPlace, found: Measured) -> list[float]:
+def distances(place: RunPlace, found: Measured) -> Sequence[float]:
     """Distance of every run from a place.
 
     A place beyond the measured range of an axis counts as at its end: how far beyond is for the interval's margins, and the
     weights of runs are the same however far it is.
     """
+    return _distances(place.kind, effective(place, found), found)
+
+
+def effective(place: RunPlace, found: Measured) -> tuple[float, ...]:
+    """What distances depend on of a place besides its kind: its values within the measured range, 1 on axes that do not count."""
+    return tuple([value if per else 1.0 for value, per in zip(clipped(place, found), found.per_doubling, strict=True)])
+
+
+@lru_cache(maxsize=256)
+def _distances(kind: RunKind, values: tuple[float, ...], found: Measured) -> Sequence[float]:
     machine: float = found.constants["machine_step"]
-    steps = [steps_between(place.kind, kind, machine) for kind in found.votes]
-    axes = zip(found.per_doubling, scaled(clipped(place, found), found.per_doubling), found.columns, strict=True)
+    steps = [steps_between(kind, other, machine) for other in found.votes]
+    axes = zip(found.per_doubling, scaled(values, found.per_doubling), found.columns, strict=True)
     gaps = [{value: abs(at - per * log2(value)) for value in set(column)} for per, at, column in axes]
     along = [map(gap.__getitem__, column) for gap, column in zip(gaps, found.columns, strict=True)]
-    return [steps[kind] + gap for kind, gap in zip(found.kinds, map(sum, zip(*along, strict=True)), strict=True)]
+    return [steps[number] + gap for number, gap in zip(found.kinds, map(sum, zip(*along, strict=True)), strict=True)]
 
 
 def steps_between(a: RunKind, b: RunKind, machine: float) -> float:

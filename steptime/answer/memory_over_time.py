@@ -17,7 +17,7 @@ from steptime.schedule.actions import ActionKind
 from steptime.schedule.orders import described
 
 
-class Held(NamedTuple):
+class ActionBytes(NamedTuple):
     """Bytes of one device at the worst moment of an action, and between that action and the next."""
 
     activations_bytes: float
@@ -53,10 +53,10 @@ class StageHolds(NamedTuple):
     first_backward: PeakMoment | None
     """The worst moment of the first backward, where it allocates gradients."""
     optimizer_step: PeakMoment
-    one_by_one: Callable[[Sequence[Action]], Iterator[Held]] | None = None
+    one_by_one: Callable[[Sequence[Action]], Iterator[ActionBytes]] | None = None
     """Where every action is walked separately (FSDP under a pipeline): all actions."""
 
-    def actions(self, order: Sequence[Action]) -> Iterator[Held]:
+    def actions(self, order: Sequence[Action]) -> Iterator[ActionBytes]:
         """Bytes that the stage holds in each of its actions, in order."""
         if self.one_by_one is not None:
             yield from self.one_by_one(order)
@@ -65,7 +65,7 @@ class StageHolds(NamedTuple):
         for kind, _, chunk in order:
             if kind == "F":
                 kept += self.weights[chunk]
-                yield Held(kept, self.forward[chunk] + self.permanent, made, kept, made)
+                yield ActionBytes(kept, self.forward[chunk] + self.permanent, made, kept, made)
                 continue
             held, extra = kept, self.later[kind][chunk] + self.permanent
             kept -= self.frees[kind][chunk]
@@ -73,10 +73,10 @@ class StageHolds(NamedTuple):
             if first is not None:
                 made = self.gradients - float(first.grads_not_yet_allocated_bytes)
                 extra = float(first.transient_bytes) + self.permanent
-                yield Held(float(first.activations_bytes), extra, made, kept, self.gradients)
+                yield ActionBytes(float(first.activations_bytes), extra, made, kept, self.gradients)
                 first = None
             else:
-                yield Held(held, extra, self.gradients, kept, self.gradients)
+                yield ActionBytes(held, extra, self.gradients, kept, self.gradients)
             made = self.gradients
 
 
@@ -163,18 +163,20 @@ def _sharded_stages(
 ) -> list[StageHolds]:
     """FSDP's stages of a pipeline, action by action."""
 
-    def held(stage: int, chunks: list[fsdp.ChunkBytes], orders: Sequence[Action]) -> Iterator[Held]:
+    def held(stage: int, chunks: list[fsdp.ShardedChunk], orders: Sequence[Action]) -> Iterator[ActionBytes]:
         every, kept, made = float(states[stage].gradients_bytes), 0.0, 0.0
         walked = fsdp.stage_actions(assembly, stage, chunks, orders)
         following = next(walked)
         for action in orders:
             if action.kind == "I" and following.action != action:  # the first chunk's inputs need no gradients
-                yield Held(kept, permanent[stage], made, kept, made)
+                yield ActionBytes(kept, permanent[stage], made, kept, made)
                 continue
             of, kept = following.moment, float(following.kept)
             before = every - float(of.grads_not_yet_allocated_bytes)
             made = every - float(following.to_come)
-            yield Held(float(of.activations_bytes), float(of.transient_bytes) + permanent[stage], before, kept, made)
+            yield ActionBytes(
+                float(of.activations_bytes), float(of.transient_bytes) + permanent[stage], before, kept, made
+            )
             following = next(walked, following)
 
     return [

@@ -33,6 +33,7 @@ from steptime.base.rows import (
 from steptime.base.words import counted
 from steptime.job.assembly import Assembly
 from steptime.job.job import Job
+from steptime.model.blocks import n_params
 from steptime.timing.step_parts import hardware_flops, host_seconds, pipeline, step_parts
 from steptime.timing.step_time import StepTime, step_time
 
@@ -140,7 +141,12 @@ class Estimate:
     @cached_property
     def weak_scaling(self) -> list[WeakScaling]:
         """Step time over dp at fixed work per device."""
-        return weak_scaling.weak(self.job, _step_and_verdict)
+
+        def answer(job: Job) -> tuple[float, str]:
+            found = _estimated(Assembly(job, self.assembly))
+            return found.step_s, found.memory.verdict
+
+        return weak_scaling.weak(self.job, answer)
 
     @cached_property
     def fixes(self) -> list[Fix]:
@@ -157,7 +163,9 @@ class Estimate:
     @cached_property
     def run(self) -> dict[str, Any] | None:
         """Days, device-hours, cost, energy and goodput of the whole run, where the plan has a `run` section."""
-        return whole_run(self.job, self.step_s, self.params.total, self.devices)
+        tuned = self.job.model.lora is not None
+        written = n_params(self.job.model, self.job.data.seqlen, trained=True) if tuned else self.params.total
+        return whole_run(self.job, self.step_s, written, self.devices)
 
     def to_frame(self, rows: Literal["parts", "stages", "gemms", "collectives", "weak_scaling"] = "parts") -> Any:
         """Rows as a pandas DataFrame: the parts of the step, or a table; bytes and seconds.
@@ -209,14 +217,12 @@ def estimate(job: Job | str | Path | Mapping[str, Any]) -> Estimate:
     """
     if not isinstance(job, Job):
         job = Job.load(job)
-    assembly = Assembly(job)
+    return _estimated(Assembly(job))
+
+
+def _estimated(assembly: Assembly) -> Estimate:
     timing = step_time(assembly)
-    return Estimate(job, assembly, timing, stage_memory(assembly, timing.states))
-
-
-def _step_and_verdict(job: Job) -> tuple[float, str]:
-    found = estimate(job)
-    return found.step_s, found.memory.verdict
+    return Estimate(assembly.job, assembly, timing, stage_memory(assembly, timing.states))
 
 
 def step_seconds(job: Job) -> float:

@@ -18,7 +18,7 @@ from steptime.job.job import Job
 from steptime.model.ops import Gemm, Param
 from steptime.model.segments import find_segments, replayed, rerun
 from steptime.schedule import placement
-from steptime.timing.data_parallel import DataParallel, Reduction
+from steptime.timing.data_parallel import Calls, DataParallel, Reduction
 from steptime.timing.step_time import StepTime
 
 PassName = Literal["forward", "dgrad", "wgrad"]
@@ -77,17 +77,21 @@ def gemms(timing: StepTime) -> list[GemmRow]:
     same layers repeat the same rows, so each different stage is listed once. Where layers differ, a name says the kind's number.
     """
     rows: list[GemmRow] = []
-    seen: set[tuple[object, ...]] = set()
-    for stage, chunks in enumerate(timing.assembly.stages):
-        counts = layer_counts(chunks)
-        head = any(c.head for c in chunks)
-        key = (*counts.items(), any(c.embedding for c in chunks), head)
-        if key not in seen:
-            seen.add(key)
-            for part, layers in counts.items():
-                rows += layer_gemms(timing, part, stage, layers)
-            rows += layer_gemms(timing, timing.assembly.head, stage, 1) if head else []
+    for stage in stages_alike(timing.assembly):
+        chunks = timing.assembly.stages[stage]
+        for part, layers in layer_counts(chunks).items():
+            rows += layer_gemms(timing, part, stage, layers)
+        rows += layer_gemms(timing, timing.assembly.head, stage, 1) if any(c.head for c in chunks) else []
     return rows
+
+
+def stages_alike(assembly: Assembly) -> dict[int, list[int]]:
+    """The first of each set of stages that hold the same layers and ends, and all of that set."""
+    found: dict[tuple[object, ...], list[int]] = {}
+    for stage, chunks in enumerate(assembly.stages):
+        ends = any(c.embedding for c in chunks), any(c.head for c in chunks)
+        found.setdefault((*layer_counts(chunks).items(), *ends), []).append(stage)
+    return {stages[0]: stages for stages in found.values()}
 
 
 def layer_gemms(timing: StepTime, part: Part, stage: int, layers: int) -> list[GemmRow]:
@@ -270,7 +274,7 @@ def data_parallel_rows(dp: DataParallel) -> list[CollectiveRow]:
     rows: list[CollectiveRow] = []
     for calls, exposed in ((dp.reductions, dp.reduce_exposed_s), (dp.gathers, dp.gather_exposed_s)):
         stages = [[call for chunk in stage for call in chunk] for stage in calls]
-        mine = max(stages, key=seconds_of, default=[])
+        mine = stages[sends_most(calls)] if stages else []
         total = seconds_of(mine)
         for name, bytes_ in dict.fromkeys((call.name, call.bytes) for call in mine):
             alike = [call for call in mine if call.name == name and call.bytes == bytes_]
@@ -279,6 +283,12 @@ def data_parallel_rows(dp: DataParallel) -> list[CollectiveRow]:
             axis = "dp" if one.over.axis != "edp" else "edp"
             rows.append(row(one.name, one.kind, axis, one.over.ranks, bytes_, count, one.cost, share))
     return rows
+
+
+def sends_most(calls: Calls) -> int:
+    """The stage whose calls, by chunk, take longest one after another."""
+    seconds = [seconds_of([call for chunk in stage for call in chunk]) for stage in calls]
+    return seconds.index(max(seconds))
 
 
 def seconds_of(calls: list[Reduction]) -> float:

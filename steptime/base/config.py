@@ -12,6 +12,8 @@ from typing import Annotated, Any, ClassVar, NamedTuple, TypeAlias, TypeVar, get
 from pydantic import BaseModel, BeforeValidator, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
 from pydantic_core import CoreSchema, core_schema
 
+from steptime.base.units import spelled_out
+
 _NUMBER = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
 
 
@@ -151,8 +153,6 @@ def _leaves(annotation: Any) -> Iterator[Any]:
         yield from _leaves(part)
 
 
-# --- the words ---------------------------------------------------------------------------------------------------------
-
 _EXPECTED = {
     **dict.fromkeys(("int_type", "int_parsing", "int_parsing_size", "int_from_float"), "a whole number"),
     **dict.fromkeys(("float_type", "float_parsing"), "a number"),
@@ -267,9 +267,7 @@ def _wrong(items: list[tuple[Any, list[type[BaseModel]]]]) -> str:
     words: list[str] = []
     for item, _ in items:
         if item["type"] == "literal_error":
-            found = re.findall(
-                r"'([^']*)'|(-?[0-9]+)", item["ctx"]["expected"]
-            )  # pydantic tells its words as text only
+            found = re.findall(r"'([^']*)'|(-?[0-9]+)", item["ctx"]["expected"])  # text in pydantic
             words += [word or number for word, number in found]
         elif item["type"] not in _EXPECTED:
             return f"{item['msg']} (got {show(got)})"
@@ -278,7 +276,8 @@ def _wrong(items: list[tuple[Any, list[type[BaseModel]]]]) -> str:
     if words:
         expected.append(("one of " if len(words) > 1 else "") + ", ".join(words))
     meant = closest(got, words) if isinstance(got, str) else ""
-    return f"expected {' or '.join(expected)} (got {show(got)})" + (f"; did you mean {meant!r}?" if meant else "")
+    hint = f"; did you mean {meant!r}?" if meant else spelled_out(got, expected)
+    return f"expected {' or '.join(expected)} (got {show(got)}){hint}"
 
 
 def _locate(cls: type[BaseModel], data: Any, loc: tuple[int | str, ...]) -> tuple[str, list[type[BaseModel]]]:

@@ -30,6 +30,7 @@ RATE_UNITS = {f"{unit}/s": scale for unit, scale in (BYTE_UNITS | BIT_UNITS).ite
 FLOP_UNITS = {f"{prefix}{word}": scale for prefix, scale in _DECIMAL.items() for word in ("FLOP/s", "FLOPS")}
 
 _QUANTITY = re.compile(r"\s*([-+]?(?:[0-9][0-9_]*\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?)\s*(\S*)\s*")
+_SUFFIXED = re.compile(r"([0-9][0-9,]*\.?[0-9]*)\s*([kmbgtKMBGT]?)i?")
 _AMBIGUOUS = re.compile(r"[kKMGTPE]i?b(?:ps|/s)?|[kKMGTPE]?i?bps")
 
 
@@ -59,6 +60,23 @@ def read_quantity(value: Any, units: dict[str, float], example: str) -> Any:
             raise ValueError(f"ambiguous unit {unit!r} (bits or bytes?): use for example Gbit/s or GB/s")
         raise ValueError(f"unknown unit {unit!r}: expected a quantity like {example!r}")
     return float(number) * units.get(unit, 1.0)
+
+
+def spelled_out(value: Any, expected: list[str]) -> str:
+    """The end of an error line: the number that 8k or 15T abbreviates; k is 1024 where a whole number is expected, else 1000.
+
+    >>> spelled_out("8k", ["a whole number"]), spelled_out("15T", ["a number"]), spelled_out("8 GB", ["a number"])
+    ('; write 8192', '; write 1.5e+13', '')
+    """
+    match = _SUFFIXED.fullmatch(value) if type(value) is str else None
+    whole = "a whole number" in expected
+    if match is None or not (whole or "a number" in expected):
+        return ""
+    digits, suffix = match.groups()
+    number = float(digits.replace(",", "")) * (1024 if whole else 1000) ** " kmbt".index(
+        suffix.lower().replace("g", "b") or " "
+    )
+    return "" if whole and number != int(number) else f"; write {number:.0f}" if whole else f"; write {number:g}"
 
 
 def _reader(units: dict[str, float], example: str) -> BeforeValidator:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 T = TypeVar("T")
 
 
-class Spread(NamedTuple):
+class RankSpread(NamedTuple):
     """One metric over the ranks, in its original unit."""
 
     min: float
@@ -24,7 +24,7 @@ class Spread(NamedTuple):
     """Standard deviation of the population, with the same weights."""
 
 
-def over_ranks(values: Mapping[str, float | None], weights: Mapping[str, float] | None = None) -> dict[str, Spread]:
+def over_ranks(values: Mapping[str, float | None], weights: Mapping[str, float] | None = None) -> dict[str, RankSpread]:
     """Each metric over the ranks. A rank without the metric, or with None, has not tracked it.
 
     Args:
@@ -90,10 +90,10 @@ def _problem(name: str, column: Sequence[float | None], shares: Sequence[float |
     return ""
 
 
-def _spread(column: list[float], weights: list[float]) -> Spread:
+def _spread(column: list[float], weights: list[float]) -> RankSpread:
     if any(map(isnan, column)):  # min and max may not see a NaN
-        return Spread(nan, nan, nan, nan)
+        return RankSpread(nan, nan, nan, nan)
     total = fsum(weights)
     mean = fsum(value * weight for value, weight in zip(column, weights, strict=True)) / total
     variance = fsum(weight * (value - mean) ** 2 for value, weight in zip(column, weights, strict=True)) / total
-    return Spread(min(column), mean, max(column), sqrt(variance))
+    return RankSpread(min(column), mean, max(column), sqrt(variance))

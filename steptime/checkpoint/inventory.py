@@ -15,6 +15,7 @@ from steptime.checkpoint.roles import ADAM_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from collections.abc import Set as AbstractSet
 
     from steptime.checkpoint.records import Problem, Section, Shape, StoredTensor
 
@@ -125,7 +126,7 @@ class Inventory:
         return self._grouped("role", 1)
 
     @cached_property
-    def _kinds(self) -> dict[tuple[str, str], tuple[set[str], int, int]]:
+    def _kinds(self) -> dict[tuple[str, str], tuple[AbstractSet[str], int, int]]:
         """(distinct names, unique elements, bytes) by dtype and role."""
         kinds: dict[tuple[str, str], list[StoredTensor]] = {}
         for tensor in self.tensors:
@@ -134,8 +135,13 @@ class Inventory:
                 kinds[key].append(tensor)
             else:
                 kinds[key] = [tensor]
+        one = len(kinds) == 1 and self.model  # then the model is everything
         return {
-            key: ({t.name for t in group}, sum([t.unique for t in group]), sum([t.nbytes for t in group]))
+            key: (
+                self.shapes.keys() if one else {t.name for t in group},
+                sum([t.unique for t in group]),
+                sum([t.nbytes for t in group]),
+            )
             for key, group in kinds.items()
         }
 

@@ -126,13 +126,14 @@ class Scan:
             yield result
 
     def _mapped(self, one: Callable[[str], T], names: list[str]) -> Iterator[T]:
-        """One by one while files answer at once; by threads as soon as the first few made us wait."""
-        start, busy = time.perf_counter(), time.thread_time()
+        """One by one while files answer at once; by threads where the first few took more waiting than work."""
+        start, work = time.perf_counter(), time.thread_time()
         for name in names[:PROBE]:
             yield one(name)
-        waited = time.perf_counter() - start - (time.thread_time() - busy)
+        busy = time.thread_time() - work
+        waited = time.perf_counter() - start - busy
         rest = names[PROBE:]
-        if waited < WAIT_S * PROBE or len(rest) < PROBE:
+        if waited < max(WAIT_S * PROBE, busy) or len(rest) < PROBE:
             yield from map(one, rest)
             return
         with ThreadPoolExecutor(THREADS) as pool:

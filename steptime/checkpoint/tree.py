@@ -117,6 +117,8 @@ def _items(tensors: list[StoredTensor]) -> Iterator[tuple[str, StoredTensor | _G
         if prefix in torn:
             torn[prefix] += tensors[at:end]
     keys: dict[object, int] = {}
+    last: object = None
+    number = 0
     for prefix, at, end in runs:
         group = tensors[at:end]
         if not prefix or prefix in upper:
@@ -124,7 +126,9 @@ def _items(tensors: list[StoredTensor]) -> Iterator[tuple[str, StoredTensor | _G
         elif group := torn.get(prefix, group):
             start = len(prefix) + 1
             key = (*[tensor.name[start:] for tensor in group], *map(_LIKE, group))
-            yield prefix, _Group(group, keys.setdefault(key, len(keys)), start)
+            if key != last:  # neighbors are mostly equal, and a hash of so much takes longer
+                last, number = key, keys.setdefault(key, len(keys))
+            yield prefix, _Group(group, number, start)
             if prefix in torn:
                 torn[prefix] = []
 
@@ -163,18 +167,15 @@ def _put(branch: _Branch, last: str, item: StoredTensor | _Group) -> None:
 
 
 def _of_group(name: str, group: _Group, folding: _Folding) -> Node:
-    """The node of a group; of one that is equal to another a copy, unless its name may be joined with its only child's."""
+    """The node of a group, the same one for equal groups; it has the name of the first of them."""
     known = folding.nodes.get(group.key)
     if known is None:
         branch: _Branch = {}
         for tensor in group.tensors:
             *path, last = tensor.name[group.start :].split(".", MAX_PARTS)
             _put(_branch(branch, path), last, tensor)
-        known = _folded(name, branch, folding)
-        if len(known.children) > 1:
-            folding.nodes[group.key] = known
-        return known
-    return known.named(name)
+        known = folding.nodes[group.key] = _folded(name, branch, folding)
+    return known
 
 
 def _folded(name: str, branch: Any, folding: _Folding) -> Node:
@@ -193,14 +194,12 @@ def _folded(name: str, branch: Any, folding: _Folding) -> Node:
             return _with_kind(Node(name, node.params, node.nbytes, children={node.name: node}), folding.kinds)
     own = branch.pop(_OWN, [])
     node = _leaf(name, own if type(own) is list else [own])
-    node.children = {part: _folded(part, below, folding) for part, below in branch.items()}
+    children = [(part, _folded(part, below, folding)) for part, below in branch.items()]
     branch.clear()
-    for child in node.children.values():
+    for _, child in children:
         node.params += child.params
         node.nbytes += child.nbytes
-    if sum(map(str.isdecimal, node.children)) > 1:
-        node.children = _grouped(node.children, folding.kinds)
-    node.children = {child.name: child for child in map(_merged, node.children.values())}
+    node.children = {child.name: child for child in map(_merged, _grouped(children, folding.kinds))}
     return _with_kind(node, folding.kinds)
 
 
@@ -231,32 +230,32 @@ def _merged(child: Node) -> Node:
     only = next(iter(child.children.values())) if len(child.children) == 1 else None
     if only is None or child.repeat > 1 or child.shape is not None:
         return child
-    only.name = f"{child.name}.{only.name}"
-    return only
+    return only.named(f"{child.name}.{only.name}")
 
 
-def _grouped(children: dict[str, Node], kinds: _Kinds) -> dict[str, Node]:
-    """Numbered children of one kind as one node each, in order of their first number."""
-    groups: dict[int | str, list[Node]] = {}
-    for name, child in sorted(children.items(), key=lambda item: _order(item[0])):
-        groups.setdefault(child.kind if name.isdecimal() else name, []).append(child)
+def _grouped(children: list[tuple[str, Node]], kinds: _Kinds) -> Iterator[Node]:
+    """Children with numbers for names, those of one kind as one node, in order of their first number; then the others."""
+    if sum(part.isdecimal() for part, _ in children) > 1:
+        children.sort(key=_order)
+    groups: dict[int | str, list[tuple[str, Node]]] = {}
+    for part, node in children:
+        groups.setdefault(node.kind if part.isdecimal() else part, []).append((part, node))
     whole = len([key for key in groups if type(key) is int]) == 1
-    folded = {}
     for key, group in groups.items():
-        first = group[0]
-        if type(key) is int and len(group) > 1:
-            name = "*" if whole else f"[{ranges([int(node.name) for node in group])}]"
-            first = Node(
-                name, sum(n.params for n in group), sum(n.nbytes for n in group), first.shape, first.dtype,
-                first.alias_of, len(group), first.children,
+        part, first = group[0]
+        if len(group) > 1:
+            name = "*" if whole else f"[{ranges([int(part) for part, _ in group])}]"
+            params, nbytes = (sum([getattr(node, size) for _, node in group]) for size in ("params", "nbytes"))
+            folded = Node(
+                name, params, nbytes, first.shape, first.dtype, first.alias_of, len(group), first.children
             )  # fmt: skip
-            _with_kind(first, kinds)
-        folded[first.name] = first
-    return folded
+            yield _with_kind(folded, kinds)
+        else:
+            yield first.named(part) if type(key) is int else first
 
 
-def _order(name: str) -> tuple[int, int]:
-    return (0, int(name[:18])) if name.isdecimal() else (1, 0)
+def _order(child: tuple[str, Node]) -> tuple[int, int]:
+    return (0, int(child[0][:18])) if child[0].isdecimal() else (1, 0)
 
 
 def ranges(numbers: list[int]) -> str:

@@ -1,4 +1,4 @@
-"""Types of option values: shares, counts, lists."""
+"""Types of option values: fractions, counts, lists."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 
 
 def share(text: str) -> float:
-    """A share of one, as 0.4 or 40%."""
+    """A fraction between 0 and 1, as 0.4 or 40%."""
     try:
         value = float(text.removesuffix("%")) / (100.0 if text.endswith("%") else 1.0)
     except ValueError:
@@ -32,7 +32,7 @@ def parts(text: str) -> frozenset[str]:
 def positive_count(text: str) -> int:
     """A number of rows, 1 or more."""
     if not count(text):
-        raise argparse.ArgumentTypeError("at least 1 is needed")
+        raise argparse.ArgumentTypeError("must be at least 1")
     return int(text)
 
 

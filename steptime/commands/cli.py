@@ -9,12 +9,13 @@ import argparse
 import gc
 import os
 import sys
+from functools import partial
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Literal
 
 from steptime import __version__
-from steptime.commands import bench_options, launch_options, log_options, search_options, view_options
+from steptime.commands import launch_options, view_options
 from steptime.commands.argument_types import count, share
 
 if TYPE_CHECKING:
@@ -45,9 +46,10 @@ def main(argv: list[str] | None = None) -> int:
     if argv is None:  # a process of our own, which runs for a fifth of a second and needs no pydantic plugins
         _no_plugins()
         gc.disable()
-    for stream in ("stdout", "stderr"):
-        if getattr(sys, stream) is None:  # closed by the caller: output is discarded
-            setattr(sys, stream, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115  open till the end
+    # streams that the caller closed: writing output is an error, messages are dropped
+    for stream, mode in (("stdout", "r"), ("stderr", "w")):
+        if getattr(sys, stream) is None:
+            setattr(sys, stream, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123, SIM115  open till the end
     code = _code(args)
     if argv is None and (not args or args[0] not in SUBCOMMANDS):
         _leave(code)
@@ -99,22 +101,22 @@ def _run(args: list[str]) -> int:
         sys.stderr.write(f"{args[0]}: no such file, and no subcommand; did you mean {meant}?\n")
         return BAD_INPUT
     made = parser(name)
-    options = (
-        made.parse_intermixed_args(given) if name == "explain" else made.parse_args(given)
-    )  # NAME may follow --set
+    mixed = name in {"explain", "diff"}  # arguments may follow --set
+    options = made.parse_intermixed_args(given) if mixed else made.parse_args(given)
     from steptime.base.config import ConfigError
     from steptime.commands import console
     from steptime.commands import plans as commands
     from steptime.report.table import printable
 
-    if not name and options.completion:
-        from steptime.commands import completion
-
-        sys.stdout.write(completion.script(options.completion, {each: parser(each) for each in ("", *SUBCOMMANDS)}))
-        return OK
     run: Callable[[argparse.Namespace, console.Printer], int] = getattr(commands, name or "report")
     try:
-        return run(options, console.Printer(options.color, ascii_only=options.ascii))
+        out = console.Printer(options.color, ascii_only=options.ascii)
+        if not name and options.completion:
+            from steptime.commands import completion
+
+            out.text(completion.script(options.completion, {each: parser(each) for each in ("", *SUBCOMMANDS)}))
+            return OK
+        return run(options, out)
     except ConfigError as error:
         sys.stderr.writelines(printable(problem) + "\n" for problem in error.problems)
         return BAD_INPUT
@@ -263,7 +265,7 @@ def _validate(made: argparse.ArgumentParser) -> None:
     made.add_argument("--worst", type=count, default=10, metavar="N", help="number of worst rows to list (default: 10)")
     made.add_argument("--json", action="store_true", help="print the summary and every row as JSON")
     made.add_argument("--plot", metavar="FILE", help="plot predicted against measured;  .png, .svg or .pdf")
-    log_options.add_to_validate(made)
+    _add("log_options", "add_to_validate", made)
 
 
 def _listing(made: argparse.ArgumentParser) -> None:
@@ -275,14 +277,19 @@ def _show(made: argparse.ArgumentParser) -> None:
     made.add_argument("name", metavar="NAME", help="a machine, model, accelerator or software profile")
 
 
+def _add(module: str, name: str, made: argparse.ArgumentParser) -> None:
+    """Options that another module adds, imported when its subcommand is asked for."""
+    getattr(import_module(f"steptime.commands.{module}"), name)(made)
+
+
 _ARGUMENTS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "": _report,
-    "search": search_options.add,
-    "sensitivity": search_options.add_sensitivity,
-    "scale": search_options.add_scale,
-    "diff": log_options.add_to_diff,
+    "search": partial(_add, "search_options", "add"),
+    "sensitivity": partial(_add, "search_options", "add_sensitivity"),
+    "scale": partial(_add, "search_options", "add_scale"),
+    "diff": partial(_add, "log_options", "add_to_diff"),
     "explain": _explain,
-    "bench": bench_options.add,
+    "bench": partial(_add, "bench_options", "add"),
     "serve": view_options.add_to_serve,
     "init": _init,
     "validate": _validate,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Printer:
-    """Standard output with its style: only characters that the terminal's encoding has; silent when closed."""
+    """Standard output with its style: only characters that the terminal's encoding has; silent when the reader has left."""
 
     def __init__(self, color: str, *, ascii_only: bool) -> None:
         self.style = style_of(sys.stdout, color, ascii_only=ascii_only)
@@ -28,9 +28,9 @@ class Printer:
             sys.stdout.flush()
         except BrokenPipeError:
             abandon(sys.stdout)
-        except OSError as error:  # a full disk
+        except OSError as error:  # a full disk, or closed by the caller
             abandon(sys.stdout)
-            raise ConfigError(f"cannot write to standard output ({error.strerror})") from None
+            raise ConfigError(f"cannot write to standard output ({error.strerror or 'closed'})") from None
 
     def sections(self, sections: Sequence[ReportSection]) -> None:
         """Print sections with an empty line between."""

@@ -23,20 +23,22 @@ if TYPE_CHECKING:
 
 def diff(options: Namespace, out: Printer) -> int:
     """Two configs side by side; --set changes both. A training log stands for its job, and for what it measured."""
+    if len(options.files) < 2:
+        one = next(iter(options.files), "A.yaml")
+        raise ConfigError(f"3dtrn diff: needs two files or more; write 3dtrn diff {one} B.yaml")
     if options.html is not None:
         view_options.check_html(options.html)
-    if options.more:
+    if len(options.files) > 2:
         return _many(options, out)
-    if options.html is not None and (is_log(options.a) or is_log(options.b)):
+    a, b = options.files
+    if options.html is not None and (is_log(a) or is_log(b)):
         raise ConfigError("--html: not for a training log")
-    if is_log(options.a) or is_log(options.b):
-        return log_command.diff(options, out, _labels(options.a, options.b))
+    if is_log(a) or is_log(b):
+        return log_command.diff(options, out, _labels(a, b))
     log_command.refuse({"from": options.kind, "allow-unmodeled": options.allow_unmodeled}, "only with a training log")
-    both = estimate(load(options.a, options.sets)), estimate(load(options.b, options.sets))
-    labels = _labels(options.a, options.b)
-    notes = [
-        f"{label}: {path}" for label, path in zip(labels, (options.a, options.b), strict=True) if label in {"A", "B"}
-    ]
+    both = estimate(load(a, options.sets)), estimate(load(b, options.sets))
+    labels = _labels(a, b)
+    notes = [f"{label}: {path}" for label, path in zip(labels, (a, b), strict=True) if label in {"A", "B"}]
     return _shown(options, out, both, labels, lambda whole: compare(*both, labels, notes, whole=whole))
 
 
@@ -61,7 +63,7 @@ def _shown(
 
 def _many(options: Namespace, out: Printer) -> int:
     """Three or more plans, one column each."""
-    paths = [options.a, options.b, *options.more]
+    paths = options.files
     if logs := [path for path in paths if is_log(path)]:
         raise ConfigError(f"{logs[0]}: a training log is compared with one plan or log; give two files")
     if options.kind is not None or options.allow_unmodeled:

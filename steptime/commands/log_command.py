@@ -54,7 +54,7 @@ def diff(options: Namespace, out: Printer, labels: tuple[str, str]) -> int:
     from steptime.validation.logged import compare as beside
     from steptime.validation.setting_costs import differences as cost_of
 
-    paths = (options.a, options.b)
+    paths = options.files
     plans = {path: load(path, options.sets) for path in paths if not is_log(path)}
     hardware = next((plan.hardware for plan in plans.values()), None)
     runs = {path: run([path], options, hardware) for path in paths if path not in plans}

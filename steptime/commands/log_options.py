@@ -30,11 +30,8 @@ def add_to_validate(made: argparse.ArgumentParser) -> None:
 
 def add_to_diff(made: argparse.ArgumentParser) -> None:
     """All options of `3dtrn diff`."""
-    for name in ("A", "B"):
-        made.add_argument(
-            name.lower(), metavar=name, help="a plan (YAML, JSON, or - for standard input), or a training log"
-        )
-    made.add_argument("more", metavar="C", nargs="*", help="more plans, side by side")
+    text = "two or more plans (YAML, JSON, or - for standard input), or a training log and a plan or log"
+    made.add_argument("files", metavar="FILE", nargs="*", help=text)
     made.add_argument(
         "--set",
         dest="sets",

@@ -111,7 +111,7 @@ def aligned(op: Gemm) -> Num:
     return ((op.k * op.itemsize) % ROW_BYTES == 0) & ((op.n * op.itemsize) % ROW_BYTES == 0)
 
 
-class Traffic(NamedTuple):
+class OperandBytes(NamedTuple):
     """Bytes that one matrix product reads of both operands and writes."""
 
     left: Num
@@ -124,7 +124,7 @@ class Traffic(NamedTuple):
         return self.left + self.right + self.out
 
 
-def gemm_traffic(op: Gemm, r: Rates) -> tuple[Traffic, Traffic, Traffic]:
+def gemm_traffic(op: Gemm, r: Rates) -> tuple[OperandBytes, OperandBytes, OperandBytes]:
     """Bytes of forward (input, weight, output), dgrad (gradient, weight, input's gradient) and wgrad (input, gradient, weight's).
 
     A recipe's operands are quantized, its results are not.
@@ -133,9 +133,9 @@ def gemm_traffic(op: Gemm, r: Rates) -> tuple[Traffic, Traffic, Traffic]:
     left, right, out = op.m * op.k * op.count, op.k * op.n * op.count, op.m * op.n * op.count
     grad = r.grad_itemsize * (2.0 if r.fused_accumulation else 1.0) if op.params else op.itemsize
     return (
-        Traffic(left * activation, right * weight, out * op.itemsize),
-        Traffic(out * activation, right * weight, left * op.itemsize),
-        Traffic(left * activation, out * activation, right * grad),
+        OperandBytes(left * activation, right * weight, out * op.itemsize),
+        OperandBytes(out * activation, right * weight, left * op.itemsize),
+        OperandBytes(left * activation, out * activation, right * grad),
     )
 
 
@@ -209,9 +209,14 @@ def chunked_pass(op: Chunked, r: Rates, times: float, passes: float, sizes: dict
 
 
 def gemm_backward(op: Gemm, r: Rates) -> tuple[Pass, Pass]:
-    """dgrad: m x n by n x k. wgrad: k x m by m x n, into the gradient's own dtype, read first when it accumulates."""
+    """dgrad: m x n by n x k. wgrad: k x m by m x n, into the gradient's own dtype, read first when it accumulates.
+
+    Frozen weights have no wgrad.
+    """
     _, dgrad, wgrad = gemm_traffic(op, r)
     rate = op.recipe.backward_rate if op.recipe else 1.0
+    if op.params and not op.trained:
+        return gemm_pass(op, r, op.m, op.k, op.n, dgrad.bytes, rate), NOTHING
     if op.recipe and op.recipe.casts and op.recipe.casts.plain_wgrad:
         plain = replace(op, recipe=None)
         traffic = gemm_traffic(plain, r)[2]
@@ -230,7 +235,7 @@ def parameter_gradients(op: Op, r: Rates) -> Num:
     A bias: the output's gradient summed over tokens, one read of it. A weight: its gradient added to the main one, where wgrad
     does not do so itself.
     """
-    if not isinstance(op, Gemm) or not op.params:
+    if not isinstance(op, Gemm) or not op.trained:
         return 0.0
     seconds: Num = 0.0
     if any(len(p.shape) == 1 for p in op.params):

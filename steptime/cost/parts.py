@@ -269,7 +269,7 @@ def add_backward(
             work.add(op, done)
         beside_s = compute.parameter_gradients(op, context.rates)
         work.memory_s += beside_s
-        if op.params:
+        if op.trained:
             work.weight_s += passes[i][1].time_s + beside_s
     elif op.backward is not None:
         near = neighbor(ops, i)

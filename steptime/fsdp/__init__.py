@@ -21,7 +21,7 @@ from steptime.fsdp.groups import (
 
 if TYPE_CHECKING:
     from steptime.fsdp.memory_walk import pass_moments
-    from steptime.fsdp.pipeline_chunks import ChunkBytes
+    from steptime.fsdp.pipeline_chunks import ShardedChunk
     from steptime.fsdp.pipeline_memory import peak_moments, stage_actions, stage_chunks, stage_steps
     from steptime.fsdp.pipeline_seconds import PipelineSeconds
     from steptime.fsdp.seconds import (
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Buffers",
-    "ChunkBytes",
     "CommSeconds",
     "ParamGroup",
     "PipelineSeconds",
+    "ShardedChunk",
     "StepSeconds",
     "applies",
     "buffers",
@@ -63,7 +63,7 @@ __all__ = [
 
 _HOMES = {
     "pass_moments": "memory_walk",
-    "ChunkBytes": "pipeline_chunks",
+    "ShardedChunk": "pipeline_chunks",
     **dict.fromkeys(("peak_moments", "stage_actions", "stage_chunks", "stage_steps"), "pipeline_memory"),
     "PipelineSeconds": "pipeline_seconds",
 }

@@ -15,7 +15,7 @@ from steptime.job.assembly import Assembly, Chunk, Part
 from steptime.job.job import Job
 from steptime.job.mesh import Fsdp
 from steptime.memory.moments import mean_moments
-from steptime.memory.states import States, shard_ranks, state_bytes
+from steptime.memory.states import States, frozen_bytes, shard_ranks, state_bytes
 from steptime.model.ops import Param
 from steptime.software.performance import ITEMSIZE
 
@@ -36,13 +36,16 @@ class ParamGroup:
     elements: Num
     ranks: Num
     last: Num
-    """Elements of its last parameter."""
+    """Elements of its last trained parameter."""
     quantized: Num = 0.0
     """Weights that a recipe quantizes."""
     turned: Num = 0.0
     """Elements of parameters that are cut along dimension 1."""
     kind: str = "dense"
     """The parameter group, which decides the ranks that share it (`Param.group`)."""
+    frozen: Num = 0
+    """Of `elements` those of frozen parameters, which have no gradient; `frozen_padded` likewise of `padded`."""
+    frozen_padded: Num = 0
     experts: ParamGroup | None = None
     """A second group, of the experts; it is gathered after this one and reduced before it."""
 
@@ -53,8 +56,13 @@ class ParamGroup:
 
     @property
     def shard(self) -> Num:
-        """Padded elements on one rank, the experts' included."""
-        return sum([of.padded / of.ranks for of in self.all])
+        """Padded elements of trained parameters on one rank, the experts' included."""
+        return sum([of.trained_shard for of in self.all])
+
+    @property
+    def trained_shard(self) -> Num:
+        """The same without the experts."""
+        return (self.padded - self.frozen_padded) / self.ranks
 
 
 class Buffers(NamedTuple):
@@ -102,8 +110,10 @@ def group_of(
     ep, etp = experts
     padded: Num = 0
     elements: Num = 0
-    local: Num = 0
+    last: Num = 0
     turned: Num = 0.0
+    frozen: Num = 0
+    frozen_padded: Num = 0
     for p in params:
         rows = -(-p.shape[0] // tp) if p.split_dim == 0 else p.shape[0]
         local = p.local(tp, ep * etp)
@@ -113,8 +123,13 @@ def group_of(
             rows = where(across > 0.0, each, count) if stacked else count * each
             turned = turned + across * local
         elements = elements + local
-        padded = padded + -(-rows // ranks) * ranks * (local // rows)
-    return ParamGroup(padded, elements, ranks, local, turned=turned)
+        whole = -(-rows // ranks) * ranks * (local // rows)
+        padded = padded + whole
+        if p.trained:
+            last = local
+        else:
+            frozen, frozen_padded = frozen + local, frozen_padded + whole
+    return ParamGroup(padded, elements, ranks, last, turned=turned, frozen=frozen, frozen_padded=frozen_padded)
 
 
 def flat_group(assembly: Assembly, params: list[Param], tp: Num) -> ParamGroup:
@@ -143,7 +158,7 @@ def layer_group(assembly: Assembly, part: Part) -> ParamGroup:
     found = {
         group: group_of(mine, part.tp, shard_ranks(job, group), (p.ep, p.etp), stacked=stacked)
         for group in ("dense", "expert")
-        if (mine := [of for of in part.params if of.group == group])
+        if (mine := [of for of in part.params if (of.group == "expert") == (group == "expert")])
     }
     experts = replace(found["expert"], kind="expert") if "expert" in found else None
     return replace(found["dense"], quantized=part.n_quantized, experts=experts)
@@ -175,17 +190,17 @@ def buffers(assembly: Assembly, of: ParamGroup) -> Buffers:
     job = assembly.job
     stored, used = state_bytes(job).gradients, job.software.itemsize
     reduce = ITEMSIZE[options(assembly).reduce_dtype]
-    shard = of.padded / of.ranks
+    shard, trained = of.padded / of.ranks, of.trained_shard
     copied = 0.0 if stored == reduce else stored
     whole = of.padded * used - of.quantized * quantized_saving(job)
     return Buffers(
         sent=0.0 if state_bytes(job).params == used else shard * used,
         gathered=whole,
         unsharded=whole,
-        gradients=of.elements * used,
-        reduce_input=of.padded * reduce,
-        reduce_output=shard * reduce,
-        reduced=shard * (reduce + copied) + of.last * used,
+        gradients=(of.elements - of.frozen) * used,
+        reduce_input=trained * of.ranks * reduce,
+        reduce_output=trained * reduce,
+        reduced=trained * (reduce + copied) + of.last * used,
         turned=of.turned * used,
     )
 
@@ -199,7 +214,7 @@ def quantized_saving(job: Job) -> float:
 
 
 def sharded_elements(assembly: Assembly, chunks: list[Chunk]) -> Num:
-    """Parameters of some chunks on the rank that holds the most."""
+    """Trained parameters of some chunks on the rank that holds the most."""
     found = [groups(assembly, chunk) for chunk in chunks]
     return sum([sum([of.shard for of in (root, *layers)]) for root, layers in found])
 
@@ -211,9 +226,17 @@ def states(assembly: Assembly) -> list[States]:
         shard = sharded_elements(assembly, chunks)
         moments = mean_moments(assembly.job, assembly.counted_params(chunks)).get("dense", 0.0)
         optimizer_bytes = (size.master + moments) * shard
+        frozen = frozen_bytes(assembly, chunks) / shard_ranks(assembly.job)
         group = largest_group(assembly, chunks)
         found.append(
-            States(size.params * shard, size.gradients * shard, optimizer_bytes, [], owned=shard, group_bytes=group)
+            States(
+                size.params * shard + frozen,
+                size.gradients * shard,
+                optimizer_bytes,
+                [],
+                owned=shard,
+                group_bytes=group,
+            )
         )
     return found
 

@@ -91,7 +91,7 @@ def wrapped(assembly: Assembly, memories: PartMemories, chunk: Chunk, *, every: 
         each = [buffers(assembly, one) for one in of]
         waits = sum([left_behind(assembly, layers[0][0].params, sizes) for sizes in each])
         last = reduce(maximum, [one.last for one in of]) * job.software.itemsize
-        made += [Wrapped(memory, each, [one.padded / one.ranks * size for one in of], waits, last)] * times
+        made += [Wrapped(memory, each, [one.trained_shard * size for one in of], waits, last)] * times
         at += count * times
     return made
 
@@ -149,7 +149,7 @@ def backward(
     unsharded = 0.0 if reshard else sum([layer.buffers.unsharded for layer in layers])
     held = root.unsharded + arriving + unsharded + head.backward.bytes - head.saved
     moments.mark(below + head.saved, held, f"backward of {head.backward.op}")
-    head_grad = group_of(assembly.head_params, assembly.head.tp, 1).elements * assembly.job.software.itemsize
+    head_grad = group_of(assembly.head_params, assembly.head.tp, 1).shard * assembly.job.software.itemsize
     x, reducing, waiting = 1.0 * assembly.head.x.bytes, 0.0, 0.0
     for i in range(len(layers) - 1, -1, -1):
         memory, block, waits = layers[i].memory, layers[i].buffers, layers[i].waits
@@ -216,7 +216,7 @@ def flat_backward(
     moments.mark(below + head.saved, root.gathered + there + coming, "backward of an all-gather")
     held = root.gathered + there + head.backward.bytes - head.saved
     moments.mark(below + head.saved, held, f"backward of {head.backward.op}")
-    waiting: Num = group_of(assembly.head_params, assembly.head.tp, 1).elements * assembly.job.software.itemsize
+    waiting: Num = group_of(assembly.head_params, assembly.head.tp, 1).shard * assembly.job.software.itemsize
     for i in range(len(layers) - 1, -1, -1):
         memory, flat = layers[i].memory, layers[i].buffers
         base = root.gathered + waiting
@@ -249,7 +249,7 @@ def left_behind(assembly: Assembly, params: list[Param], sizes: Buffers) -> Num:
     """Bytes that a layer leaves behind until the end of backward."""
     job = assembly.job
     if options(assembly).wrap == "model":
-        return group_of(params, assembly.head.tp, 1).elements * job.software.itemsize
+        return group_of(params, assembly.head.tp, 1).shard * job.software.itemsize
     if options(assembly).version == 1:
         return 0.0
     same = ITEMSIZE[options(assembly).reduce_dtype] == state_bytes(job).gradients

@@ -55,7 +55,7 @@ class Passing(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class ChunkBytes:
+class ShardedChunk:
     """A chunk's parts and the buffers of its groups, for one micro-batch."""
 
     assembly: Assembly
@@ -240,7 +240,7 @@ class ChunkBytes:
 
 def chunk_bytes(
     assembly: Assembly, chunk: Chunk, memories: PartMemories, plain: PartMemories, *, split: bool
-) -> ChunkBytes:
+) -> ShardedChunk:
     """Sizes of one chunk. `memories` keep the gradients of a part beside it until its backward ends, `plain` do not."""
     job, found = assembly.job, groups(assembly, chunk)
     itemsize = job.software.itemsize
@@ -255,7 +255,7 @@ def chunk_bytes(
         added[0] = in_buffer(added[0], x, mine)
     halves = memories.split(chunk) if split else None
     waits = [memories.split_part(part).kept if split else 0.0 for part, count in chunk.runs for _ in range(count)]
-    return ChunkBytes(
+    return ShardedChunk(
         assembly, chunk, job.schedule == "1f1b" and job.parallelism.vpp == 1, buffers(assembly, found.root),
         found.root.last * itemsize, layers, added,
         embedding, head,

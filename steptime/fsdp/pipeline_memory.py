@@ -15,7 +15,7 @@ from typing import NamedTuple
 from steptime.base.num import Num
 from steptime.fsdp.groups import options, sharded_elements
 from steptime.fsdp.memory_walk import peak_moment
-from steptime.fsdp.pipeline_chunks import ChunkBytes, Gradients, Passing, chunk_bytes
+from steptime.fsdp.pipeline_chunks import Gradients, Passing, ShardedChunk, chunk_bytes
 from steptime.job.assembly import Assembly
 from steptime.job.job import Job
 from steptime.memory.part_memories import PartMemories
@@ -74,7 +74,7 @@ def stage_peaks(assembly: Assembly) -> list[PeakMoment]:
     return found
 
 
-def stage_chunks(assembly: Assembly) -> list[list[ChunkBytes]]:
+def stage_chunks(assembly: Assembly) -> list[list[ShardedChunk]]:
     """The chunks of every stage."""
     memories, plain = PartMemories(assembly, weight_grads_stay=True), PartMemories(assembly)
     split = described(assembly.job.schedule).split
@@ -84,7 +84,7 @@ def stage_chunks(assembly: Assembly) -> list[list[ChunkBytes]]:
 
 
 def stage_actions(
-    assembly: Assembly, stage: int, chunks: list[ChunkBytes], actions: Sequence[Action]
+    assembly: Assembly, stage: int, chunks: list[ShardedChunk], actions: Sequence[Action]
 ) -> Iterator[ActionHeld]:
     """Each action of a stage in order."""
     count, kept = range(len(chunks)), [chunk.saved for chunk in chunks]
@@ -118,7 +118,7 @@ def shards(assembly: Assembly, stage: int) -> list[Num]:
     return [sharded_elements(assembly, [chunk]) for chunk in assembly.stages[stage]]
 
 
-def beside(chunk: ChunkBytes, step: ShardedStep, at: int) -> Num:
+def beside(chunk: ShardedChunk, step: ShardedStep, at: int) -> Num:
     """Bytes of a chunk's gathered parameters while another one runs."""
     layers = chunk.parameters if at in step.layers_held else 0.0
     return layers + (chunk.root.unsharded if at in step.roots_held else 0.0)

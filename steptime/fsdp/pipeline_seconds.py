@@ -16,7 +16,7 @@ from steptime.cost.parts import PartTime
 from steptime.cost.rates import Rates
 from steptime.fsdp.groups import Groups, ParamGroup, buffers, groups, options
 from steptime.fsdp.pipeline_memory import stage_steps
-from steptime.fsdp.seconds import Calls, CommSeconds, Pass, exposed_s, micro_batch_exposed, price, shard_group
+from steptime.fsdp.seconds import Calls, CommSeconds, ShardedPass, exposed_s, micro_batch_exposed, price, shard_group
 from steptime.hardware.machine import Tier
 from steptime.job.assembly import Assembly, Chunk, Part
 from steptime.schedule import Action, order
@@ -183,19 +183,19 @@ class PipelineSeconds:
                 found[key] = found.get(key, Calls(0.0, 0.0)).plus(0.0, 1.0)
         return found
 
-    def passes(self, stage: int) -> tuple[Pass, Pass]:
+    def passes(self, stage: int) -> tuple[ShardedPass, ShardedPass]:
         """FSDP's work in the forwards and in the backwards of a stage for one micro-batch, averaged over the step."""
-        every = {"F": Pass(0.0, 0.0, 0.0), "B": Pass(0.0, 0.0, 0.0)}
+        every = {"F": ShardedPass(0.0, 0.0, 0.0), "B": ShardedPass(0.0, 0.0, 0.0)}
         microbatches = self.assembly.job.microbatches
         for step in self.steps(stage):
             way = "F" if step.action.kind == "F" else "B"
             for _, of in gathered(self.prices[stage], step):
                 one = self.price(stage, of)
-                every[way] = every[way].plus(Pass(1.0, one.gather_s, one.copy_s))
+                every[way] = every[way].plus(ShardedPass(1.0, one.gather_s, one.copy_s))
         for prices, of_chunk in zip(self.prices[stage], self.chunks[stage], strict=True):
             sums = of_chunk.first_sum_s + (microbatches - 1) * of_chunk.sum_s
-            reduced = [Pass(float(of.reduce_s > 0.0), of.reduce_s, of.compute_s) for of in prices.every]
-            for each in (Pass(0.0, 0.0, sums), *reduced):
+            reduced = [ShardedPass(float(of.reduce_s > 0.0), of.reduce_s, of.compute_s) for of in prices.every]
+            for each in (ShardedPass(0.0, 0.0, sums), *reduced):
                 every["B"] = every["B"].plus(each)
         return every["F"].over(microbatches), every["B"].over(microbatches)
 

@@ -94,8 +94,10 @@ def price(assembly: Assembly, tiers: tuple[Tier, ...], of: ParamGroup, rates: Ra
         return CommSeconds(0.0, 0.0)
     sizes, job = buffers(assembly, of), assembly.job
     over = shard_group(job, of.kind)
-    reduce_s = collective("reduce_scatter", sizes.reduce_input, over, tiers).time_s
-    reduce_s += collective("all_reduce", sizes.reduce_output, copy_group(job), tiers).time_s
+    reduce_s: Num = 0.0
+    if is_column(sizes.reduce_input) or sizes.reduce_input:
+        reduce_s = collective("reduce_scatter", sizes.reduce_input, over, tiers).time_s
+        reduce_s += collective("all_reduce", sizes.reduce_output, copy_group(job), tiers).time_s
     flat = options(assembly).version == 1
     between = 2.0 * sizes.gathered if flat and options(assembly).reduce_dtype != job.software.compute_dtype else 0.0
     copied = 0.0 if flat else sizes.gathered + sizes.unsharded
@@ -154,7 +156,7 @@ class Calls(NamedTuple):
         return Calls(self.gathers + gathers, self.reductions + reductions)
 
 
-class Pass(NamedTuple):
+class ShardedPass(NamedTuple):
     """FSDP's work in one direction of a micro-batch."""
 
     calls: float
@@ -163,21 +165,21 @@ class Pass(NamedTuple):
     copies_s: float
     """Seconds of copies between flat buffers and parameters or gradients."""
 
-    def plus(self, other: Pass) -> Pass:
+    def plus(self, other: ShardedPass) -> ShardedPass:
         """Collectives and copies together."""
-        return Pass(*(a + b for a, b in zip(self, other, strict=True)))
+        return ShardedPass(*(a + b for a, b in zip(self, other, strict=True)))
 
-    def over(self, count: float) -> Pass:
+    def over(self, count: float) -> ShardedPass:
         """Divided evenly among `n`."""
-        return Pass(*(value / count for value in self))
+        return ShardedPass(*(value / count for value in self))
 
 
 class StepSeconds(NamedTuple):
     """FSDP's communication of the busiest stage, and the part of it that is exposed in the step [s]."""
 
-    forward: Pass
+    forward: ShardedPass
     """Forward of one micro-batch; `backward` likewise."""
-    backward: Pass
+    backward: ShardedPass
     exposed_s: float
     """Exposed seconds of all micro-batches, copies included."""
     calls: Mapping[tuple[str, ParamGroup], Calls]
@@ -200,7 +202,7 @@ def step_seconds(
     """FSDP without a pipeline: every micro-batch gathers and reduces all groups."""
     exposed = assembly.job.microbatches * micro_batch_exposed(assembly, tiers, directions)
     forward, backward = (
-        Pass(
+        ShardedPass(
             float(sum((of.gather_s > 0.0) + (of.reduce_s > 0.0) for of in way)),
             sum(of.gather_s + of.reduce_s for of in way),
             sum(of.copy_s for of in way),
@@ -237,8 +239,9 @@ def rows(
         sizes, over = buffers(assembly, of), shard_group(job, of.kind)
         if of.padded:
             gather = collective("all_gather", sizes.gathered, over, tiers)
-            reduce = collective("reduce_scatter", sizes.reduce_input, over, tiers)
             made.append((f"{name} parameters", "all_gather", sizes.gathered, count.gathers, gather, over))
+        if sizes.reduce_input:
+            reduce = collective("reduce_scatter", sizes.reduce_input, over, tiers)
             made.append((f"{name} gradients", "reduce_scatter", sizes.reduce_input, count.reductions, reduce, over))
             if copies.ranks > 1:
                 between = collective("all_reduce", sizes.reduce_output, copies, tiers)

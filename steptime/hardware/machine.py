@@ -5,17 +5,18 @@ its source. A user's machine is one such file, given by path.
 """
 
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import pairwise
 from math import inf
 from os.path import isfile
 from pathlib import Path
 from typing import Any, Self
 
-import yaml
 from pydantic import Field, model_validator
 
 from steptime.base.config import Config, ConfigError, ConfigProblem, Section, build, near
+from steptime.base.defaults import no_entries, no_items
+from steptime.base.document import parse_mapping, read_source, shipped
 from steptime.base.units import BYTE_UNITS, FLOP_UNITS, Bytes, BytesPerS, FlopPerS, Seconds, read_quantity
 from steptime.hardware.accelerators import ACCELERATORS, accelerator_names
 from steptime.hardware.machine_tree import plain_tree, put_figure
@@ -24,7 +25,6 @@ from steptime.hardware.plausible import implausible
 _DATA = Path(__file__).parents[1] / "data"
 _MACHINES = _DATA / "machines"
 _ALIASES = _DATA / "machine_aliases.yaml"
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class Tier(Config):
@@ -72,9 +72,9 @@ class Accelerator(Config):
     name: str
     peak_flops: dict[str, FlopPerS] = Field(min_length=1)
     """Dense peak by dtype [FLOP/s]; never a sparse one."""
-    sustained_flops: dict[str, FlopPerS] = Field(default_factory=dict)
+    sustained_flops: dict[str, FlopPerS] = Field(default_factory=no_entries)
     """Sustained rate of large GEMMs by dtype [FLOP/s]."""
-    best_flops: dict[str, FlopPerS] = Field(default_factory=dict)
+    best_flops: dict[str, FlopPerS] = Field(default_factory=no_entries)
     """Best momentary rate of any GEMM shape by dtype [FLOP/s] (MAMF); used only for a device without sustained rates."""
     same_chip_as: str = ""
     """The accelerator with the same processor: constants fitted on runs of that one apply."""
@@ -117,7 +117,7 @@ class Machine(Config):
     """A node type and its network."""
 
     name: str
-    aliases: list[str] = Field(default_factory=list)
+    aliases: list[str] = Field(default_factory=no_items)
     description: str = ""
     accelerator: Section[Accelerator]
     devices_per_node: int = Field(ge=1)
@@ -129,7 +129,7 @@ class Machine(Config):
     measured: bool = False
     """Whether published training runs on this machine are part of the validation."""
     note: str = ""
-    provenance: dict[str, str] = Field(default_factory=dict)
+    provenance: dict[str, str] = Field(default_factory=no_entries)
     """Dotted path of a figure -> its source; "" -> the source of figures without one."""
 
     @model_validator(mode="after")
@@ -173,7 +173,12 @@ class Machine(Config):
 
 def machine_names() -> list[str]:
     """The names of the shipped machines, sorted."""
-    return sorted(path.stem for path in _MACHINES.glob("*.yaml"))
+    return list(_names())
+
+
+@cache
+def _names() -> tuple[str, ...]:
+    return tuple(sorted(path.stem for path in _MACHINES.glob("*.yaml")))
 
 
 def shipped_name(name: str) -> str:
@@ -189,40 +194,33 @@ def normalize(name: str) -> str:
 
 def is_shipped(name: str) -> bool:
     """Whether a machine of this name or alias is shipped, so that no user file is read for it."""
-    key = normalize(name)
-    return key in machine_names() or key in _shipped(_DATA / "machine_aliases.yaml")
+    return normalize(name) in {*_names(), *_aliases()}
 
 
 def _find(name: str) -> Path:
     """The file of a machine: shipped under this name, under this alias, or a user's own."""
     key = normalize(name)
-    if key in machine_names():
+    if key in _names():
         return _MACHINES / f"{key}.yaml"
-    aliases: dict[str, str] = _shipped(_ALIASES)
-    if key in aliases:
-        return _MACHINES / f"{aliases[key]}.yaml"
+    if key in _aliases():
+        return _MACHINES / f"{_aliases()[key]}.yaml"
     if Path(name).suffix in {".yaml", ".yml", ".json"} or isfile(name):  # noqa: PTH113  not an error for a long name
         return Path(name)
     from difflib import get_close_matches
 
-    close = get_close_matches(key, [*machine_names(), *aliases], n=4, cutoff=0.6)
+    close = get_close_matches(key, [*_names(), *_aliases()], n=4, cutoff=0.6)
     hint = f"did you mean {' or '.join(close)}? " if close else ""
     raise ConfigError(f"unknown machine {name!r}; {hint}3dtrn machines lists them")
 
 
-@lru_cache(maxsize=256)
-def _shipped(path: Path) -> Any:
-    """A file of the package, read once; nobody changes what it returns."""
-    return yaml.load(path.read_bytes(), Loader=_LOADER)  # noqa: S506  a safe loader
+@cache
+def _aliases() -> dict[str, str]:
+    return dict(shipped(_ALIASES))
 
 
 def _read(path: Path) -> dict[str, Any]:
     """The mapping in a machine file; a user's file is read with all checks."""
-    if path.parent == _MACHINES:
-        return dict(_shipped(path))
-    from steptime.base.document import parse_mapping, read_source
-
-    return parse_mapping(*read_source(path))
+    return dict(shipped(path)) if path.parent == _MACHINES else parse_mapping(*read_source(path))
 
 
 @lru_cache(maxsize=256)
@@ -293,10 +291,10 @@ def _figure(said: Any, units: dict[str, float]) -> float:
 
 
 def _accelerator(name: str, provenance: dict[str, str]) -> dict[str, Any]:
-    key, aliases = normalize(name), _shipped(_ALIASES)
-    if key not in accelerator_names() and key in aliases:
-        key = _shipped(_MACHINES / f"{aliases[key]}.yaml")["accelerator"]
-    if key not in accelerator_names():
-        line = f"accelerator: unknown accelerator {name!r}{near(name, accelerator_names())}; or give its figures inline"
+    key, known = normalize(name), accelerator_names()
+    if key not in known and key in _aliases():
+        key = shipped(_MACHINES / f"{_aliases()[key]}.yaml")["accelerator"]
+    if key not in known:
+        line = f"accelerator: unknown accelerator {name!r}{near(name, known)}; or give its figures inline"
         raise ConfigError(ConfigProblem(line, "accelerator"))
-    return dict(plain_tree(_shipped(ACCELERATORS / f"{key}.yaml"), "accelerator", provenance))
+    return dict(plain_tree(shipped(ACCELERATORS / f"{key}.yaml"), "accelerator", provenance))

@@ -15,7 +15,7 @@ def plain_tree(node: Any, path: str, provenance: dict[str, str]) -> Any:
         return node
     if node.keys() == {"value", "source"}:
         provenance[path] = str(node["source"])
-        return plain_tree(node["value"], path, provenance)
+        return node["value"]
     plain = {}
     for key, value in node.items():
         if key in {"source", "provenance"} and isinstance(value, str):

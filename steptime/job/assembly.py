@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from steptime.base.num import Num, ceil
 from steptime.job.job import Job
@@ -74,6 +74,8 @@ class Part:
     """The model with this kind of layer's widths."""
     experts: Num = 1
     """Devices that share the weights of its experts: ep * etp."""
+    walks: dict[Any, Any] = field(default_factory=dict, repr=False)
+    """Memory of its walks so far, by what a walk depends on besides the part (`memory.part_memories`)."""
 
     @cached_property
     def sizes(self) -> dict[str, Num]:
@@ -87,7 +89,7 @@ class Part:
 
     @cached_property
     def registered_params(self) -> list[LocalParam]:
-        """The same on one device, in the order in which Megatron's modules register them: the output projection before qkv.
+        """The trained ones on one device, as Megatron's modules register them: the output projection before qkv.
 
         megatron/core/transformer/attention.py: Attention.__init__ builds linear_proj, SelfAttention.__init__ then linear_qkv.
         """
@@ -97,11 +99,11 @@ class Part:
             ordered.insert(after_norm if op.role == "attn_proj" else len(ordered), op)
             if op.role == "norm" and op.params:
                 after_norm = len(ordered)
-        return [LocalParam(p, p.local(self.tp, self.experts)) for p in params_of(ordered)]
+        return [LocalParam(p, p.local(self.tp, self.experts)) for p in params_of(ordered) if p.trained]
 
     @cached_property
     def n_params(self) -> Num:
-        """Parameters on one device: split ones divided by their ranks."""
+        """Trained parameters on one device: split ones divided by their ranks."""
         return sum([p.elements for p in self.registered_params])
 
     @cached_property
@@ -131,12 +133,20 @@ class Chunk(NamedTuple):
 class Assembly:
     """The parts of a job and the chunks that contain them."""
 
-    def __init__(self, job: Job) -> None:
-        """Build the op lists once; everything else reads them."""
+    def __init__(self, job: Job, like: Assembly | None = None) -> None:
+        """`like`: an assembly whose parts this job has too where model and shard are the same, as those of another dp."""
         self.job = job
         self.shard = shard_of(job)
-        model, tp = job.model, job.parallelism.tp
-        self.experts: Num = job.parallelism.ep * job.parallelism.etp
+        if like is not None and like.job.model is job.model and like.shard == self.shard:
+            self.take_parts(like)
+        else:
+            self.make_parts()
+
+    def make_parts(self) -> None:
+        """Build the op lists once; everything else reads them."""
+        model, p = self.job.model, self.job.parallelism
+        tp = p.tp
+        self.experts: Num = p.ep * p.etp
         hidden = Tensor("x", self.shard.sequence_tokens * model.hidden_sz, self.shard.itemsize)
         nothing = Tensor("ids", 0.0, 0.0)
         embedding = embedding_ops(model, self.shard)
@@ -156,10 +166,16 @@ class Assembly:
         self.kinds = list(made.values())
         """Every kind of layer."""
 
+    def take_parts(self, like: Assembly) -> None:
+        """Share the parts of another assembly."""
+        self.shard, self.boundary_bytes, self.experts = like.shard, like.boundary_bytes, like.experts
+        self.embedding, self.head, self.runs, self.kinds = like.embedding, like.head, like.runs, like.kinds
+
     def remade(self, job: Job, parts: Mapping[Part, Part]) -> Assembly:
         """The assembly of another job, with some parts replaced."""
         made = Assembly.__new__(Assembly)
-        made.job, made.shard, made.boundary_bytes, made.experts = job, self.shard, self.boundary_bytes, self.experts
+        made.job = job
+        made.take_parts(self)
         made.embedding, made.head = parts.get(self.embedding, self.embedding), parts.get(self.head, self.head)
         made.runs = [(parts.get(part, part), count) for part, count in self.runs]
         made.kinds = [parts.get(part, part) for part in self.kinds]
@@ -186,24 +202,26 @@ class Assembly:
     @property
     def embedding_copied(self) -> bool:
         """Whether the last stage holds its own copy of the embedding: for a tied head, or for multi-token prediction."""
-        model = self.job.model
-        return (model.tie_embeddings or model.mtp > 0) and self.job.parallelism.pp > 1
+        return (self.job.model.tie_embeddings or self.job.model.mtp > 0) and self.job.parallelism.pp > 1
+
+    @property
+    def tied_here(self) -> bool:
+        """Whether the head's weight is the embedding's own, on the same stage."""
+        return self.job.model.tie_embeddings and not self.embedding_copied
 
     @property
     def head_params(self) -> list[Param]:
         """Parameters of the head on its stage."""
-        return [p.param for p in self.local_head_params]
+        return [p for p in self.head.params if not (p.vocab and self.tied_here)]
 
     @cached_property
     def local_head_params(self) -> list[LocalParam]:
-        """The same on one device: a tied head on the embedding's own stage has no weight of its own.
+        """The trained ones on one device: a tied head on the embedding's own stage has no weight of its own.
 
         In a pipeline it has one, beside the embedding that multi-token prediction needs too, where it gets no gradient (megatron/
         core/models/gpt/gpt_model.py, skip_weight_param_allocation).
         """
-        if self.job.model.tie_embeddings and not self.embedding_copied:
-            return [p for p in self.head.registered_params if not p.param.vocab]
-        return self.head.registered_params
+        return [p for p in self.head.registered_params if not (p.param.vocab and self.tied_here)]
 
     @property
     def head_modules(self) -> frozenset[str | float]:
@@ -243,10 +261,8 @@ class Assembly:
         return [(params, counts[key]) for key, params in lists.items()]
 
     def local_params(self, chunk: Chunk) -> Num:
-        """Parameters of a chunk on one device."""
-        total = sum([count * part.n_params for part, count in chunk.runs])
-        total += self.embedding.n_params if chunk.embedding or self.holds_copy(chunk) else 0
-        return total + (sum([p.elements for p in self.local_head_params]) if chunk.head else 0)
+        """Trained parameters of a chunk on one device."""
+        return sum([count * p.elements for params, count in self.chunk_params(chunk) for p in params])
 
 
 def chunks_of(runs: Runs, counts: Sequence[int], places: Sequence[Place]) -> list[Chunk]:

@@ -26,15 +26,15 @@ def spread(plan: Any) -> Any:
     given = layout.model_dump(exclude_unset=True) if isinstance(layout, Config) else layout
     if not isinstance(given, Mapping):
         return plan
-    key, devices = said_devices(plan)
+    key, devices = _stated_devices(plan)
     open_dp = given.get("dp", AUTO) in (AUTO, None)
-    if devices is None:
+    if not key:
         if given.get("dp") == AUTO:
             line = "parallelism.dp: auto needs a number of devices; set devices, or hardware.nodes"
             raise ConfigError(ConfigProblem(line, "parallelism.dp"))
         return plan
     degrees = [_count(given.get(axis, 1)) for axis in DEGREES]
-    if None in degrees:  # reported by the check of the section
+    if devices is None or None in degrees:  # reported by the check of the section
         return {**plan, "parallelism": {**given, "dp": 1}} if open_dp else plan
     inner = prod(degree for degree in degrees if degree)
     if open_dp:
@@ -48,15 +48,15 @@ def spread(plan: Any) -> Any:
     return plan
 
 
-def said_devices(plan: Mapping[str, Any]) -> tuple[str, int | None]:
-    """The key that states the number of devices, and the number; None where none does, or it is no number."""
+def _stated_devices(plan: Mapping[str, Any]) -> tuple[str, int | None]:
+    """The key that states the number of devices ("" if none does), and the number; None if it is invalid."""
     if plan.get("devices") is not None:
         return "devices", _count(plan["devices"])
     hardware = plan.get("hardware")
     if isinstance(hardware, Config):
         hardware = hardware.model_dump(exclude_unset=True) | {"node_type": getattr(hardware, "node_type", None)}
     if not isinstance(hardware, Mapping) or hardware.get("nodes") is None:
-        return "hardware.nodes", None
+        return "", None
     nodes, machine = _count(hardware["nodes"]), hardware.get("node_type")
     try:
         found = machine if isinstance(machine, Machine) else Machine.load(str(machine), hardware.get("overrides"))

@@ -176,7 +176,7 @@ def _take(data: dict[str, Any], path: str) -> None:
     node = data.get(section)
     if not name:
         data.pop(section, None)
-    elif isinstance(node, Config):
+    elif isinstance(node, Config) and name in node.model_fields_set:
         data[section] = {key: getattr(node, key) for key in node.model_fields_set if key != name}
     elif isinstance(node, dict):
         data[section] = {key: value for key, value in node.items() if key != name}

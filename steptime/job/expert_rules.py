@@ -31,6 +31,7 @@ def expert_facts(model: Model, software: Software) -> dict[str, Any]:
         "padded": moe.pad_to_capacity,
         "dispatcher": software.moe.dispatcher,
         "delayed": software.moe.delay_wgrad_compute,
+        "latent_overlapped": moe.latent_sz is not None and software.moe.shared_expert_overlap,
         "megatron_only": next((key for key, said in megatron_only(moe, model, software).items() if said), ""),
     }
 
@@ -42,6 +43,7 @@ def megatron_only(moe: Moe, model: Model, software: Software) -> dict[str, bool]
         "load_balancing": moe.load_balancing != "none",
         "z_loss": moe.z_loss,
         "shared_expert_gate": moe.shared_expert_gate,
+        "latent_sz": moe.latent_sz is not None,
         "post_norms": model.post_norms and model.moe is not None,
         "allgather": software.moe.dispatcher == "allgather",
         "shared_expert_overlap": software.moe.shared_expert_overlap,
@@ -64,6 +66,13 @@ EXPERT_RULES = [
         lambda f: (not f.delayed) | (dict(f.overlap).get("ep", 0.0) > 0.0),
     ),
     Rule("ep needs moe", "parallelism.ep", "must be 1 without model.moe (got {f.ep})", lambda f: (f.ep == 1) | f.moe),
+    # megatron/core/transformer/moe/moe_layer.py, MoELayer.router_and_preprocess
+    Rule(
+        "latent with shared experts overlapped",
+        "performance.moe.shared_expert_overlap",
+        "Megatron-Core does not overlap shared experts where routed ones read a latent (model.moe.latent_sz); use false",
+        lambda f: not f.latent_overlapped,
+    ),
     # megatron/core/transformer/moe/moe_layer.py, MoELayer.forward
     Rule(
         "moe without sp",

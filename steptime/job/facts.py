@@ -3,6 +3,7 @@
 from typing import Literal, NamedTuple
 
 from steptime.base.num import Num
+from steptime.model.lora import Lora
 from steptime.model.model import LinearAttention
 from steptime.schedule import SCHEDULES, default_group
 from steptime.software.frameworks import ANY, FRAMEWORKS, Framework
@@ -47,9 +48,9 @@ class Facts(NamedTuple):
     capacity: bool
     """Whether experts take a bounded number of rows."""
     padded: bool
-    """Whether they are always padded to it."""
     dispatcher: str
     delayed: bool
+    latent_overlapped: bool
     megatron_only: str
     """A key of model.moe that only Megatron's experts support."""
     kinds: frozenset[str]
@@ -59,10 +60,10 @@ class Facts(NamedTuple):
     listed_by: str
     """The one of the two that is set."""
     patterned: bool
-    """Whether there is a hybrid pattern."""
     mamba_heads: int
     """Heads of the Mamba layers; 0 without Mamba layers."""
     mamba_groups: int
+    lora: Lora | None
     attention: str
     attention_impl: str
     compiled: str
@@ -280,16 +281,19 @@ def layers_per_chunk(facts: Facts) -> list[int]:
     """Layers of each of the pp*vpp chunks of one job, in depth order.
 
     `auto` spreads the remainder over the chunks after the first, the last one last: the first has most activations in
-    flight, the last has the head. Embedding and loss, where they count, take one layer off the first and last chunk.
-    Source of the latter: megatron/core/transformer/transformer_block.py, get_num_layers_to_build.
+    flight, the last has the head. A depth of multi-token prediction counts as one of the last chunk's layers. Embedding and loss,
+    where they count, take one layer off the first and last chunk (megatron/core/transformer/transformer_block.py,
+    get_num_layers_to_build).
     """
     if facts.stage_counts:
         return list(facts.stage_counts)
     chunks = int(facts.chunks)
-    even, extra = divmod(int(facts.units), chunks)
+    ahead = min(facts.mtp, int(facts.units) // chunks - 1) if facts.layers_per_stage == "auto" and chunks > 1 else 0
+    even, extra = divmod(int(facts.units) + ahead, chunks)
     counts = [even] * chunks
     for chunk in [*range(1, chunks - 1), 0, chunks - 1][:extra]:
         counts[chunk] += 1
+    counts[-1] -= ahead
     if facts.ends_count:
         counts[0] -= 1
         counts[-1] -= 1

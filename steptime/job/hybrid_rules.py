@@ -24,6 +24,7 @@ def layer_facts(model: Model) -> dict[str, Any]:
         "patterned": pattern is not None,
         "linear": model.linear_attention,
         "mtp": model.mtp,
+        "lora": model.lora,
         "last_kind": last_kind(model),
         "window": model.attention.window,
         "window_pattern": model.attention.window_pattern,
@@ -34,11 +35,10 @@ def layer_facts(model: Model) -> dict[str, Any]:
 
 
 def last_kind(model: Model) -> str:
-    """The kind of a model's last layer."""
-    if model.layers:
-        return model.layers[-1].kind
-    if model.hybrid_pattern is not None:
-        return HYBRID[model.hybrid_pattern[-1]]
+    """The kind of a model's last layer; with attention where it has experts alone, as multi-token prediction repeats it."""
+    found = model.layers[-1].kind if model.layers else HYBRID[model.hybrid_pattern[-1]] if model.hybrid_pattern else ""
+    if found:
+        return "moe" if found == "experts" else found
     return "moe" if model.moe is not None and model.moe.at(model.n_layers - 1) else "dense"
 
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from steptime.base.config import Config, ConfigError, ConfigProblem, Section, build
+from steptime.base.defaults import no_items
 from steptime.base.words import counted
 from steptime.hardware.machine import Machine
 from steptime.job import rules
@@ -56,7 +57,7 @@ class Job(Config):
     hardware: Annotated[Section[Hardware], BeforeValidator(read_hardware)]
     cross_dc: Section[CrossDc] | None = None
     run: Section[Run] | None = None
-    notes: list[Annotated[str, AfterValidator(one_line)]] = Field(default_factory=list)
+    notes: list[Annotated[str, AfterValidator(one_line)]] = Field(default_factory=no_items)
     """What a reader of the plan should know, such as flags of a launch script that are left out; shown under assumptions."""
 
     devices: int | None = Field(default=None, ge=1)

@@ -18,19 +18,37 @@ _STAND_INS: tuple[tuple[int, str, str], ...] = ((1, "llama3-8b", "dgx-h100"), (5
 """A number, a model and a machine that replace a bad one. A problem that occurs with all of them is not caused by them."""
 
 
-def hidden_problems(cls: type[C], data: dict[str, Any], told: ConfigError) -> list[ConfigProblem]:
-    """The further problems of a plan, whatever replaces the values already reported."""
-    if any(problem.by_rule for problem in told.details):
-        return []
-    found: list[list[ConfigProblem]] = []
-    for stand_in in _STAND_INS:
+def hidden_problems(cls: type[C], data: dict[str, Any], found: ConfigError) -> list[ConfigProblem]:
+    """The further problems of a plan that remain whatever replaces the values already reported.
+
+    A suggested key that rejects the value of the unknown one is no problem of the plan.
+    """
+    suggested = {".".join([*each.path.split(".")[:-1], each.meant]) for each in found.details if each.meant}
+    guessed = {path for path in suggested if _value(data, path) is None}
+    first, *others = (_further(cls, data, found.details, *stand_in) for stand_in in _STAND_INS)
+    return [each for each in first if each.path not in guessed and all(each in other for other in others)]
+
+
+def _value(data: Any, path: str) -> Any:
+    """The value at a path of a plan; None where it has none."""
+    for key in path.split("."):
+        data = data.get(key) if isinstance(data, dict) else getattr(data, key, None)
+    return data
+
+
+def _further(cls: type[C], data: dict[str, Any], problems: list[ConfigProblem], *stand_in: Any) -> list[ConfigProblem]:
+    """Problems found round by round: of the devices, of the sections, then by the rules over several sections."""
+    further: list[ConfigProblem] = []
+    while not any(problem.by_rule for problem in [*problems, *further]):
         try:
-            build(cls, mended(data, told.details, *stand_in))
+            build(cls, mended(data, [*problems, *further], *stand_in))
         except ConfigError as error:
-            found.append([problem for problem in error.details if problem.line not in told.problems])
-        else:
-            return []
-    return [problem for problem in found[0] if all(problem in other for other in found[1:])]
+            new = [problem for problem in error.details if problem not in problems and problem not in further]
+            if new:
+                further += new
+                continue
+        break
+    return further
 
 
 def mended(
@@ -46,7 +64,7 @@ def mended(
         for key, value in data.items()
     }
     for problem in problems:
-        section, _, rest = problem.path.partition(".")
+        section, _, rest = (problem.path or problem.line.partition(":")[0]).partition(".")
         if section == "devices" or problem.path == "hardware.nodes":
             copy.pop("devices", None)
             _section(copy, "parallelism")["dp"] = number

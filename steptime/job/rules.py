@@ -15,6 +15,7 @@ from steptime.job.facts import Facts
 from steptime.job.hybrid_rules import HYBRID_RULES
 from steptime.job.limits import MODELED, SANE, Rule
 from steptime.job.linear_rules import LINEAR_RULES
+from steptime.job.lora_rules import LORA_RULES
 from steptime.job.mtp_rules import MTP_RULES
 from steptime.job.performance_rules import PERFORMANCE_RULES
 from steptime.job.pipeline_rules import PIPELINE_RULES
@@ -214,6 +215,7 @@ LAYOUT_RULES = [
     *HYBRID_RULES,
     *LINEAR_RULES,
     *MTP_RULES,
+    *LORA_RULES,
     Rule(
         "one bucket size",
         "parallelism",

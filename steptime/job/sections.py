@@ -6,6 +6,7 @@ from typing import Any, Self
 from pydantic import Field, model_validator
 
 from steptime.base.config import Config, ConfigError, ConfigProblem, Section
+from steptime.base.defaults import no_entries
 from steptime.base.units import BytesPerS, Seconds
 from steptime.hardware.machine import Machine, shipped_name
 
@@ -22,7 +23,7 @@ class Hardware(Config):
     """The machine: a shipped one by name or alias, a file by path, or a `Machine`; `overrides` are dotted machine keys."""
 
     node_type: str | Section[Machine]
-    overrides: dict[str, Any] = Field(default_factory=dict)
+    overrides: dict[str, Any] = Field(default_factory=no_entries)
     nodes: int | None = Field(None, ge=1)
 
     @cached_property

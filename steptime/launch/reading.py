@@ -135,8 +135,12 @@ def to_job(reading: Reading, sets: Mapping[str, Any] | None = None, *, allow_unm
     notes += [f"ignored (not modeled): {told(flag)}" for flag in reading.of("unmodeled")]
     if notes:
         config["notes"] = [*config.get("notes", []), *notes]
+    model = config.get("model")
+    adapters = model.get("lora") if isinstance(model, dict) else None
     for path, value in (sets or {}).items():
         put(config, path, value)
+        if path == "model" and adapters is not None:  # another model, trained alike
+            config["model"] = {"lora": adapters} | ({"preset": value} if isinstance(value, str) else value)
     refused = [] if allow_unmodeled else refusals(reading.source, reading.flags)
     if refused and any(map(is_other_model, reading.flags)):
         raise ConfigError(refused)
@@ -183,7 +187,8 @@ def fits_machine(reading: Reading, job: Job) -> None:
 def _holds_states(reading: Reading, job: Job) -> None:
     """Raise where the devices are only those that the launcher takes by default, and their memory is less than the states.
 
-    Weights, gradients, masters and moments in mixed precision are 16 bytes a parameter (Rajbhandari et al. 2020, section 3.1).
+    Weights, gradients, masters and moments in mixed precision are 16 bytes a parameter (Rajbhandari et al. 2020, section 3.1),
+    a frozen one takes half a byte at least.
 
     Raises:
         ConfigError: one line.
@@ -191,7 +196,7 @@ def _holds_states(reading: Reading, job: Job) -> None:
     if (taken := _taken(reading)) is None:
         return
     states, memory = (
-        16 * n_params(job.model, job.data.seqlen),
+        (16.0 if job.model.lora is None else 0.5) * n_params(job.model, job.data.seqlen),
         job.parallelism.devices * job.machine.accelerator.memory_bytes,
     )
     if states > memory:

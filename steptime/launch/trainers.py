@@ -4,7 +4,8 @@ A table's `used` says which key of a plan each becomes; names that begin with @ 
 @model, @mlp, @mlp_ratio, @mlp_multiple, @micro, @steps (of gradient accumulation), @batch (all sequences of a step),
 @tokens_batch, @nodes, @devices, @per_node, @dp_shard, @dp_replicate, @dp_dcn, @dp_dcn_shard, @tokenizer, @vocabulary, @bf16,
 @fp16, @half (a dtype in words), @weights (theirs), @pure_bf16, @fp8, @checkpointing, @replayed, @deepspeed, @fsdp,
-@fsdp_strategy, @fsdp_version, @fsdp_precision, @adapter, @adapter_rank, @optimizer.
+@fsdp_strategy, @fsdp_version, @fsdp_precision, @adapter, @adapter_rank, @adapter_targets, @adapter_everywhere,
+@adapter_dropout, @base_bits (of frozen weights), @optimizer.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from typing import Any
 
 from steptime.base.document import parse_mapping, scalar
 from steptime.job.edit import put
+from steptime.launch.adapters import adapted, put_adapters
 from steptime.launch.beside import Beside
 from steptime.launch.deepspeed import put_deepspeed_config
 from steptime.launch.devices import data_parallel, on_node, told
+from steptime.launch.figures import Figures
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import flatten, load_table, read_keys
 from steptime.launch.megatron.primus import read_primus
@@ -27,9 +30,6 @@ from steptime.launch.named_models import preset_of
 from steptime.launch.reading import LaunchFlag, Reading
 from steptime.launch.trainer_files import said_in
 from steptime.launch.vocabulary import entries_of
-
-_OFF = frozenset({"false", "none", "null", "", "0", "auto", "no", "[]", "{}"})
-_ADAPTERS = "adapters over frozen weights (LoRA): every weight is counted as trained"
 
 
 def read_trainer(
@@ -70,16 +70,15 @@ def _size(value: Any, default: Any) -> Any:
     return int(value) if re.fullmatch(r"-?\d{1,18}", str(value)) else default
 
 
-class _Plan:
+class _Plan(Figures):
     """The plan of one job: what the table puts straight into it, and what is worked out."""
 
     def __init__(self, keys: JobKeys, devices: int | None, beside: Beside | None) -> None:
-        self.keys, self.devices, self.beside = keys, devices, beside
+        super().__init__(keys)
+        self.devices, self.beside = devices, beside
         self.config: dict[str, Any] = {"model": {}, "parallelism": {"tp": 1, "pp": 1}, "performance": {}, "data": {}}
         self.hybrid = False
         """Whether each node holds all parameters and only its devices share them."""
-        self.figures: dict[str, str] = {}
-        """@figure -> the key that says it."""
         for key, rule in keys.table.rules.items():
             unsaid = (
                 key not in keys.values and rule.beside and keys.get(rule.beside) is None
@@ -93,21 +92,6 @@ class _Plan:
             else:
                 value = keys.word(key, rule.words) if rule.words else keys.get(key)
                 put(self.config, rule.note, scalar(value) if isinstance(value, str) else value)
-
-    def get(self, figure: str) -> Any:
-        """What a figure's key says; None where none does."""
-        return self.keys.get(self.figures[figure]) if figure in self.figures else None
-
-    def on(self, figure: str) -> bool:
-        """Whether a figure's switch is on."""
-        value = self.get(figure)
-        return value is not None and str(value).lower() not in _OFF
-
-    def whole(self, figure: str) -> int | None:
-        """A figure's whole number; None where it is not given or left to another file."""
-        return (
-            None if figure not in self.figures or self.get(figure) == "auto" else self.keys.whole(self.figures[figure])
-        )
 
     def _optimizer(self) -> str | None:
         """The optimizer where it is not Adam; with a note where its states are not modeled."""
@@ -136,9 +120,6 @@ class _Plan:
             config["performance"].setdefault("activation_checkpointing_type", "full")
         if "@replayed" in self.figures:
             self._replay(keys.word(self.figures["@replayed"]))
-        adapter = "@adapter" if "@adapter" in self.figures else "@adapter_rank"
-        if self.on(adapter) and str(self.get(adapter)).lower() not in {"full", "freeze_none"}:
-            keys.leave_out(self.figures[adapter], _ADAPTERS)
         if optimizer := self._optimizer():
             config["performance"]["optimizer"] = optimizer
         width = self.whole("@mlp") or (self.whole("@mlp_ratio") or 0) * _size(config["model"].get("hidden_sz"), 0)
@@ -147,6 +128,7 @@ class _Plan:
             multiple = self.whole("@mlp_multiple") or 1
             config["model"]["inter_sz"] = -(-(width * up // down) // multiple) * multiple
         self._model()
+        put_adapters(self, config)
         self._batch()
         if "seqlen" not in config["data"]:
             keys.left_open["data.seqlen"] = "sequence length unknown; add --set data.seqlen=N"
@@ -215,7 +197,13 @@ class _Plan:
             return dict.fromkeys(("precision", "param_dtype", "main_grad_dtype", "moment_dtype"), "bf16")
         half = {"precision": "bf16" if bf16 or self.on("@fp8") else "fp16" if fp16 else "fp32"}
         kept = self.on("@deepspeed") or (self.on("@fsdp") and "fsdp" in self.keys.table.raw["software"])
-        if (said := self.keys.table.raw.get("autocast")) and (bf16 or fp16) and not kept and weights in {"", "float32"}:
+        if (
+            (said := self.keys.table.raw.get("autocast"))
+            and not adapted(self)
+            and (bf16 or fp16)
+            and not kept
+            and weights in {"", "float32"}
+        ):
             by = next(figure for figure in ("@bf16", "@fp16", "@half") if self.on(figure) or self.get(figure) == "auto")
             self.keys.approximate(self.figures[by], said)
             return half | dict.fromkeys(("param_dtype", "main_grad_dtype", "moment_dtype"), "fp32")

@@ -10,7 +10,7 @@ from steptime.base.num import Num, minimum, where
 from steptime.base.rows import HeldBuffer
 from steptime.job.assembly import Assembly, Chunk
 from steptime.job.job import Job
-from steptime.memory.kept_buffers import comm_buffer_bytes, dispatcher_bytes, dummy_wgrad_bytes
+from steptime.memory.kept_buffers import comm_buffer_bytes, dummy_wgrad_bytes, stage_experts
 from steptime.memory.states import Bucket, States, chunk_buckets, group_elements, pieces_of, state_bytes
 from steptime.software.performance import EAGER_TORCH, Software
 
@@ -27,20 +27,26 @@ TORCH_DEFAULT = ":4096:2:16:8"
 TORCH_HOPPER = ":4096:8"
 TORCH = "torch v2.11.0 aten/src/ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize"
 TE = "TransformerEngine v2.9 transformer_engine/pytorch/module/base.py:77, get_cublas_workspace_size_bytes"
-STREAMS = "TransformerEngine v2.9 transformer_engine/pytorch/module/base.py, get_multi_stream_cublas_workspace"
+STREAMS = "TransformerEngine v2.9 transformer_engine/pytorch/module/base.py:95, get_multi_stream_cublas_workspace"
 TOKEN = 3.0 * 8.0 + FP32
 """Bytes of a token of a batch: its index, label and position as 64-bit integers, its weight in the loss in fp32."""
 BATCHES = "NVIDIA/Megatron-LM@5e4fc931 pretrain_gpt.py, get_batch: batch[key].cuda(); megatron/core/rerun_state_machine.py:1155"
-MASK = "megatron-core 0.16.1 datasets/gpt_dataset.py, _get_ltor_masks_and_position_ids"
-INPUTS = "megatron-core 0.16.1 transformer/transformer_block.py, set_input_tensor"
+MASK = "megatron-core 0.16.1 datasets/gpt_dataset.py:706, _get_ltor_masks_and_position_ids"
+INPUTS = "megatron-core 0.16.1 transformer/transformer_block.py:570, set_input_tensor"
 RECEIVED = "torch 2.13 distributed/pipelining/stage.py, _setup_forward_recv_info, _setup_backward_recv_info"
-SENDS = "megatron-core 0.16.1 pipeline_parallel/schedules.py, input_tensor_grad of the micro-batch before; p2p_communication.py"
-POOL = "megatron-core 0.16.1 utils.py, GlobalMemoryBuffer"
-DUMMIES = "megatron-core 0.16.1 tensor_parallel/layers.py:584; TransformerEngine module/base.py, get_dummy_wgrad"
-DEFERRED = "megatron-core 0.16.1 tensor_parallel/layers.py, grad_output_buffer and embedding_activation_buffer"
+SENDS = "megatron-core 0.16.1 pipeline_parallel/schedules.py:494, the last input_tensor_grad; p2p_communication.py"
+POOL = "megatron-core 0.16.1 utils.py:609, GlobalMemoryBuffer"
+DUMMIES = (
+    "megatron-core 0.16.1 tensor_parallel/layers.py:584; TransformerEngine v2.9 module/base.py:106, get_dummy_wgrad"
+)
+DEFERRED = "megatron-core 0.16.1 tensor_parallel/layers.py:509, grad_output_buffer and embedding_activation_buffer"
 BLOCKS = "torch v2.11.0 c10/cuda/CUDACachingAllocator.cpp, get_allocation_size and should_split"
-MAPS = "megatron-core 0.16.1 transformer/moe/token_dispatcher.py: the dispatcher refers to them until its next forward"
-COPIES = "megatron-core 0.16.1 optimizer/optimizer.py and distrib_optimizer.py: main_grad.float()"
+MAPS = "megatron-core 0.16.1 transformer/moe/token_dispatcher.py:610-611: the dispatcher refers to them until its next forward"
+GRAPHS = (
+    "megatron-core 0.16.1 transformer/moe/token_dispatcher.py:610, self.probs; pipeline_parallel/utils.py, ScheduleNode"
+)
+PIECES = "megatron-core 0.15.0 models/gpt/fine_grained_callables.py:291, TransformerLayerNode._release_state"
+COPIES = "megatron-core 0.16.1 optimizer/optimizer.py:759, model_param.main_grad.float(); distrib_optimizer.py:2419"
 COPIES_KEPT = (
     "NVIDIA/Megatron-LM@b4bc51b1 megatron/optimizer/optimizer.py: zero_grad leaves those of fp32_from_float16_groups"
 )
@@ -224,13 +230,15 @@ def block_rest(size: Num) -> Num:
 
 
 def grow_only(assembly: Assembly, stage: int) -> list[HeldBuffer]:
-    """Buffers that are allocated once and kept."""
+    """Buffers that are allocated once and kept, and what modules and pieces of layers refer to."""
     pool, dummies = comm_buffer_bytes(assembly), dummy_wgrad_bytes(assembly, stage)
-    maps = dispatcher_bytes(assembly, stage)
+    maps, graphs, pieces = stage_experts(assembly, stage)
     return [
         HeldBuffer("Megatron's grow-only buffer", pool, stays=True, at_peak=True, source=POOL),
         HeldBuffer("dummy weight gradients", dummies, stays=True, at_peak=True, source=DUMMIES),
         HeldBuffer("routing maps of token dispatchers", maps, stays=True, at_peak=True, source=MAPS),
+        HeldBuffer("graphs that token dispatchers refer to", graphs, stays=True, at_peak=False, source=GRAPHS),
+        HeldBuffer("gradients of layers run piece by piece", pieces, stays=False, at_peak=True, source=PIECES),
     ]
 
 

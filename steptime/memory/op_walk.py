@@ -7,13 +7,14 @@ backward and the most it holds at once in either direction; `chunk_peaks` string
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
 from steptime.base.num import Num
+from steptime.memory.forward_walk import forward_temp, walk_forward
 from steptime.memory.ledger import NO_BYTES, GradBuffer, Ledger, PartMemory, Peak
-from steptime.model.offload import Group, copied_bytes, groups, moved_names
+from steptime.model.offload import OffloadGroup, copied_bytes, groups, moved_names
 from steptime.model.ops import Attention, Comm, Gemm, Move, Op, Param, Tensor, tensor_bytes
 from steptime.model.scans import Chunked, Scan
 from steptime.model.segments import Segment, find_segments, kept_names, rerun
@@ -37,6 +38,8 @@ class Autograd(NamedTuple):
     """torch.compile compiles forward and backward of a part."""
     offload: AbstractSet[str] = frozenset()
     """Modules of a layer whose kept tensors are offloaded to host memory."""
+    woven: bool = False
+    """Backward takes turns with the forward of another micro-batch's layer."""
 
 
 class Kept(NamedTuple):
@@ -48,7 +51,7 @@ class Kept(NamedTuple):
     """Bytes of every tensor of the part; 0 for those stored in a permanent buffer."""
     segments: list[Segment]
     """Ops that run again before their backward."""
-    sent: list[Group]
+    sent: list[OffloadGroup]
     """Tensors offloaded to host memory."""
 
 
@@ -58,7 +61,7 @@ def kept_by_part(ops: list[Op], x: Tensor, modules: AbstractSet[str | float], au
     if autograd.pool:
         sizes |= {t.name: 0.0 for op in ops for t in op.allocates if t.pooled}
     segments = find_segments(ops, modules, compiled=autograd.compiled) if modules else []
-    sent = groups(ops, x, segments, autograd.offload) if autograd.offload else []
+    sent = groups(ops, x, segments, autograd.offload)
     away = moved_names(sent)
     return Kept([name for name in kept_names(ops, segments) if name not in away], sizes, segments, sent)
 
@@ -72,27 +75,6 @@ def walk_part(ops: list[Op], x: Tensor, out: str, modules: AbstractSet[str | flo
     return PartMemory(saved, forward, backward, ahead=copied_bytes(sent, sizes))
 
 
-def walk_forward(ops: list[Op], sizes: dict[str, Num], kept: list[str], x: str, out: str) -> Peak:
-    """Forward: outputs are allocated, and freed after their last reader unless kept or passed on."""
-    last_use = {name: i for i, op in enumerate(ops) for name in op.inputs}
-    stay = {*kept, out}
-    ledger = Ledger(sizes[x])
-    for i, op in enumerate(ops):
-        made = [t.name for t in op.allocates]
-        ledger.bytes = ledger.bytes + sum([sizes[name] for name in made])
-        ledger.mark(op.name, forward_temp(op))
-        gone = [name for name in made if name not in last_use] + [
-            name for name in dict.fromkeys(op.inputs) if last_use[name] == i
-        ]
-        ledger.bytes = ledger.bytes - sum([sizes[name] for name in gone if name not in stay])
-    return ledger.peak
-
-
-def forward_temp(op: Op) -> Num:
-    """Bytes that exist only while an op runs forward."""
-    return op.forward_temp_bytes if isinstance(op, (Move, Attention, Scan, Chunked)) else 0.0
-
-
 class BackwardWalk:
     """Backward over one part: gradients are allocated op by op, saved tensors freed, recomputed segments run again first."""
 
@@ -103,7 +85,7 @@ class BackwardWalk:
         segments: list[Segment],
         kept: list[str],
         autograd: Autograd,
-        sent: Sequence[Group] = (),
+        sent: Sequence[OffloadGroup] = (),
     ) -> None:
         """Start with what forward kept, and what has come back of the tensors that it `sent` to the host."""
         self.ops, self.sizes, self.autograd = ops, sizes, autograd
@@ -141,6 +123,12 @@ class BackwardWalk:
 
     def run(self, out: str) -> Peak:
         """The peak from the gradient of `out` to that of the input."""
+        for _ in self.steps(out):
+            pass
+        return self.ledger.peak
+
+    def steps(self, out: str) -> Iterator[Ledger]:
+        """Backward op by op, the last one first."""
         if out in self.sizes:
             self.allocate(out)
         for i in range(len(self.ops) - 1, -1, -1):
@@ -148,7 +136,7 @@ class BackwardWalk:
             if i in self.replays:
                 self.replay(self.replays[i])
             self.step(i)
-        return self.ledger.peak
+            yield self.ledger
 
     def allocate(self, name: str) -> None:
         """Allocate a tensor's own gradient buffer."""
@@ -211,6 +199,8 @@ class BackwardWalk:
             extra = extra + self.weight_grad(op)
         if isinstance(op, (Move, Attention, Scan, Chunked)):
             extra = extra + op.backward_temp_bytes
+        if isinstance(op, Gemm):
+            extra = extra + op.temp_bytes
         self.ledger.mark(op.name, extra)
         for name in second:
             self.accumulate(name, op.name)
@@ -251,7 +241,7 @@ class BackwardWalk:
 
     def weight_grad(self, op: Op) -> Num:
         """Bytes of the gradient of this op's parameters before accumulation."""
-        return sum([self.gradient_bytes(op, p) for p in op.params])
+        return sum([self.gradient_bytes(op, p) for p in op.trained])
 
     def gradient_bytes(self, op: Op, p: Param) -> Num:
         """Bytes for one parameter; the gradient of an embedding table that is looked up again is dense."""

@@ -22,8 +22,9 @@ CACHED_GROUPS = 4.5
 """Memory reserved beyond allocated under FSDP2 without tensor parallelism, in units of the largest parameter group, gathered.
 Of 61 rows of torchtitan marked fit (pytorch/torchtitan@31a17bfd and its pull requests) it leaves a median error of 1.9 %, a fifth
 of activations and transients 8.9 % (13 GiB for Qwen3-14B, whether these are 17 or 147 GiB). With tensor parallelism the fifth
-is nearer: 6.6 % against 14.9 % on 24 rows. A cached block serves only the stream that allocated it
-(c10/cuda/CUDACachingAllocator.cpp, get_free_block), so all-gathers have a pool of their own; the rest is not derived."""
+is nearer: 1.7 % against 12.3 % on 8 eager rows, 7.9 % against 12.3 % on all 24. A cached block serves only the stream that
+allocated it (c10/cuda/CUDACachingAllocator.cpp, get_free_block), so all-gathers have a pool of their own; the rest is not
+derived."""
 
 
 def overhead(job: Job) -> Overhead:

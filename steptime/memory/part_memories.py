@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Set as AbstractSet
 from functools import cached_property, reduce
 
-from steptime.base.num import Num, maximum
+from steptime.base.num import Num, is_column, maximum
 from steptime.job.assembly import Assembly, Chunk, Part, Runs, take
 from steptime.job.job import Job
+from steptime.memory.forward_walk import walk_forward
 from steptime.memory.ledger import NO_BYTES, PartMemory, Peak
-from steptime.memory.op_walk import Autograd, chunk_peaks, walk_forward, walk_part
+from steptime.memory.op_walk import Autograd, chunk_peaks, walk_part
 from steptime.memory.split_backward import SplitMemory, chunk_split, walk_split
+from steptime.memory.woven import woven_peak
 
 
 class PartMemories:
@@ -58,11 +60,24 @@ class PartMemories:
         n_params = part.n_params
         if part is self.assembly.head:
             n_params = sum([p.elements for p in self.assembly.local_head_params if not (self.tied and p.param.vocab)])
-        return walk_part(part.ops, part.x, part.out, modules, self.autograd_of(part))._replace(n_params=n_params)
+        return self.walked(part, modules)._replace(n_params=n_params)
+
+    def walked(self, part: Part, modules: AbstractSet[str | float]) -> PartMemory:
+        """The walk of a part's ops, made once for all jobs that share the part."""
+        autograd = self.autograd_of(part)
+        if is_column(autograd.tp) or is_column(autograd.experts):  # no keys of a mapping
+            return walk(part, modules, autograd)
+        key = (frozenset(modules), autograd)
+        if key not in part.walks:
+            part.walks[key] = walk(part, modules, autograd)
+        found: PartMemory = part.walks[key]
+        return found
 
     def autograd_of(self, part: Part) -> Autograd:
         """The framework's backward, with those modules of the part that are offloaded to host memory."""
-        return self.autograd._replace(offload=self.assembly.offload_modules(part))
+        job = self.assembly.job
+        woven = bool(job.software.overlap.ep) and job.model.moe is not None and not job.single_microbatch
+        return self.autograd._replace(offload=self.assembly.offload_modules(part), woven=woven)
 
     def split(self, chunk: Chunk) -> SplitMemory:
         """One chunk of one micro-batch whose backward is split."""
@@ -146,7 +161,7 @@ class PartMemories:
         parts = [(count, memory) for count, _, memory in self.layers(chunk)]
         embedding = self.embedding
         model = self.assembly.job.model
-        if chunk.embedding and chunk.head and (model.tie_embeddings or model.mtp):
+        if chunk.embedding and chunk.head and (model.tie_embeddings or model.mtp) and model.lora is None:
             parts = [(count, with_more(part, 0.0, self.waiting_gradient)) for count, part in parts]
             embedding = with_more(embedding, 0.0, 2.0 * self.waiting_gradient)
         if chunk.embedding:
@@ -157,8 +172,16 @@ class PartMemories:
     def waiting_gradient(self) -> Num:
         """Bytes of the embedding's gradient before it is accumulated; looked up for multi-token prediction it is dense."""
         job, itemsize = self.assembly.job, self.autograd.weight_grad_itemsize
-        table = next(p.elements for p in self.assembly.embedding.registered_params if p.param.vocab)
+        table = next((p.elements for p in self.assembly.embedding.registered_params if p.param.vocab), 0.0)
         return (max(itemsize, job.software.itemsize) if job.model.mtp else itemsize) * table
+
+
+def walk(part: Part, modules: AbstractSet[str | float], autograd: Autograd) -> PartMemory:
+    """The walk of a part's ops, its backward beside another micro-batch's forward where the two are woven."""
+    found = walk_part(part.ops, part.x, part.out, modules, autograd)
+    if not autograd.woven:
+        return found
+    return found._replace(backward=found.backward.worse(woven_peak(part.ops, part.x, part.out, modules, autograd)))
 
 
 def passing(part: Part) -> Peak:

@@ -12,6 +12,8 @@ from steptime.job.assembly import Assembly, Chunk, CountedParams, LocalParam
 from steptime.job.job import Job
 from steptime.memory.buckets import BUCKET_ALIGNMENT, PARAM_ALIGNMENT, Pieces, piece_buckets, round_up
 from steptime.memory.moments import least_moments, mean_moments, unevenness, update_temporaries
+from steptime.model.lora import NF4, PROJECTIONS
+from steptime.software.performance import ITEMSIZE
 from steptime.software.precision import weight_bytes
 
 
@@ -118,8 +120,9 @@ def states_of(assembly: Assembly, chunks: Sequence[Chunk], buckets: list[list[Bu
     shards = {group: -(-elements // ranks[group]) + uneven[group] for group, elements in parts.items()}
     padded, shard = sum([parts[group] + n * uneven[group] for group, n in ranks.items()]), sum(shards.values())
     updated = shards if level >= 1 else parts
+    trained = size.params * (shard if level == 3 else padded) + quantized * extra_bytes(job)
     return States(
-        params_bytes=size.params * (shard if level == 3 else padded) + quantized * extra_bytes(job),
+        params_bytes=trained + frozen_bytes(assembly, chunks) / (shard_ranks(job) if level == 3 else 1),
         gradients_bytes=size.gradients * (shard if level >= 2 else padded * gradient_sets(job)),
         optimizer_bytes=sum([(size.master + moments[group]) * elements for group, elements in updated.items()]),
         buckets=buckets,
@@ -127,6 +130,26 @@ def states_of(assembly: Assembly, chunks: Sequence[Chunk], buckets: list[list[Bu
         update_bytes=update_temporaries(job, held),
         gathered_itemsize=gathered_itemsize(job, quantized, whole),
     )
+
+
+def frozen_bytes(assembly: Assembly, chunks: Sequence[Chunk]) -> Num:
+    """Bytes of the parameters of some chunks that are not trained, unsharded."""
+    lora, itemsize = assembly.job.model.lora, assembly.job.software.itemsize
+    if lora is None:
+        return 0.0
+    others = ITEMSIZE.get(lora.base_dtype or "", itemsize)
+    projections = NF4 if lora.base_dtype == "nf4" else others
+    total: Num = 0.0
+    parts = [run for chunk in chunks for run in chunk.runs]
+    parts += [(assembly.embedding, 1) for chunk in chunks if chunk.embedding]
+    for part, count in [*parts, *((assembly.head, 1) for chunk in chunks if chunk.head)]:
+        for op in part.ops:
+            each = projections if op.name in PROJECTIONS else others
+            mine = [
+                p for p in op.params if not p.trained and not (p.vocab and part is assembly.head and assembly.tied_here)
+            ]
+            total = total + count * each * sum([p.local(part.tp) for p in mine])
+    return total
 
 
 def group_elements(held: CountedParams) -> dict[str, Num]:

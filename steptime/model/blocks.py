@@ -8,6 +8,7 @@ from typing import NamedTuple, get_args
 from steptime.base.num import ceil
 from steptime.model import embedding_and_head
 from steptime.model.attention import attention_ops
+from steptime.model.lora import adapted
 from steptime.model.mlp import mlp_ops
 from steptime.model.model import LayerKind, LayerRun, Model
 from steptime.model.ops import Op, Param
@@ -72,7 +73,12 @@ class Layer(NamedTuple):
 
     def ops(self, shard: Shard) -> list[Op]:
         """One layer's ops, from tensor "x" to "y"."""
-        return LAYERS[self.kind](self.model, shard)
+        return tuned(self.model, LAYERS[self.kind](self.model, shard), shard)
+
+
+def tuned(model: Model, ops: list[Op], shard: Shard) -> list[Op]:
+    """The ops of a part as the model trains them: its parameters frozen beside adapters where it has some."""
+    return ops if model.lora is None else adapted(ops, model.lora, shard)
 
 
 def layers(model: Model) -> list[tuple[Layer, int]]:
@@ -127,17 +133,27 @@ def pattern(model: Model) -> list[LayerRun]:
 
 def embedding_ops(model: Model, shard: Shard) -> list[Op]:
     """Token ids to the first block's "x"; without `max_positions` the position table has one row per token of a sequence."""
-    return embedding_and_head.embedding_ops(model, shard, model.max_positions or ceil(shard.kv_seq))
+    ops = embedding_and_head.embedding_ops(model, shard, model.max_positions or ceil(shard.kv_seq))
+    return tuned(model, ops, shard)
 
 
 def head_ops(model: Model, shard: Shard) -> list[Op]:
     """Final norm, logits and cross entropy, from the last block's "x"; multi-token prediction adds its modules between them."""
     if not model.mtp:
-        return embedding_and_head.head_ops(model, shard)
+        return tuned(model, embedding_and_head.head_ops(model, shard), shard)
     from steptime.model import mtp
 
     inside = mtp.inside(shard)
-    return mtp.head_ops(model, shard, embedding_ops(model, inside), layers(model)[-1][0].ops(inside))
+    return mtp.head_ops(model, shard, embedding_ops(model, inside), ahead(model).ops(inside))
+
+
+def ahead(model: Model) -> Layer:
+    """The layer of a multi-token prediction module: the last one's kind, with attention before experts alone.
+
+    Nemotron 3's mtp_hybrid_override_pattern is "*E" (NVIDIA-NeMo/Megatron-Bridge nemotron_h_provider.py, Nemotron3SuperProvider).
+    """
+    last = layers(model)[-1][0]
+    return last._replace(kind="moe") if last.kind == "experts" else last
 
 
 def params_of(ops: list[Op]) -> list[Param]:
@@ -152,8 +168,10 @@ def params(model: Model, shard: Shard) -> list[Param]:
     return [*params_of(embedding_ops(model, shard)), *head, *inside]
 
 
-def n_params(model: Model, seqlen: int | None = None) -> int:
-    """Unique parameters of the whole model, vocabulary unpadded, a tied embedding counted once.
+def n_params(model: Model, seqlen: int | None = None, *, trained: bool = False) -> int:
+    """Unique parameters of the whole model, or those of them that are trained.
+
+    The vocabulary is unpadded, a tied embedding counted once, adapters by projection.
 
     `seqlen`: rows of a learned position table that does not say its `max_positions`, as in a job of such sequences.
 
@@ -170,6 +188,6 @@ def n_params(model: Model, seqlen: int | None = None) -> int:
         1.0,
         sp=False,
         vocab=model.vocab_sz,
-        software=load_software("megatron-core"),
+        software=load_software("megatron-core" if model.lora is None else "torch"),
     )
-    return int(sum(p.elements for p in params(model, whole)))
+    return int(sum(p.elements for p in params(model, whole) if p.trained or not trained))

@@ -20,14 +20,14 @@ INDEX_KERNELS = 6.0
 """Kernels of an unfused permutation: masks and indices of map and probabilities, then the copies (moe_utils.py, permute)."""
 
 
-class Sent(NamedTuple):
+class DispatchedTensors(NamedTuple):
     """Tensors before the experts: the rows, and their probabilities."""
 
     x: str
     probs: str
 
 
-def dispatch(rows: Rows, x: str, probs: str) -> tuple[list[Op], Sent]:
+def dispatch(rows: Rows, x: str, probs: str) -> tuple[list[Op], DispatchedTensors]:
     """From tokens and probabilities to the rows of this device's experts, in their order."""
     made = {"alltoall": _to_all, "allgather": _gathered, "flex": _exchanged}[rows.shard.software.moe.dispatcher]
     return made(rows, x, probs)
@@ -41,7 +41,7 @@ def combine(rows: Rows, x: str) -> tuple[list[Op], str]:
 
 def permute(
     rows: Rows, name: str, sources: tuple[str, ...], count: Num, kept: tuple[Tensor, ...], stays: Num = 0.0
-) -> tuple[Op, Sent]:
+) -> tuple[Op, DispatchedTensors]:
     """Copy rows into the order of their experts, with their probabilities; `stays` bytes are kept by the dispatcher."""
     shard = rows.shard
     out = Tensor(f"{name}.out", count * rows.hidden, shard.itemsize)
@@ -50,7 +50,7 @@ def permute(
     moved = 2.0 * out.bytes + 2.0 * probs.bytes + sum([t.bytes for t in kept])
     names = tuple(t.name for t in kept)
     op = Move(name, sources, (out, probs), names, kept, (), moved, moved, kernels, stays_bytes=stays, role="moe")
-    return op, Sent(out.name, probs.name)
+    return op, DispatchedTensors(out.name, probs.name)
 
 
 def unpermute(rows: Rows, name: str, x: str, read: Num, made: Num, saves: tuple[str, ...] = ()) -> tuple[Op, str]:
@@ -86,7 +86,7 @@ def maps(rows: Rows, tokens: Num, experts: Num, count: Num) -> tuple[Tensor, ...
 # --- all-to-all ----------------------------------------------------------------------------------------------------------
 
 
-def _to_all(rows: Rows, x: str, probs: str) -> tuple[list[Op], Sent]:
+def _to_all(rows: Rows, x: str, probs: str) -> tuple[list[Op], DispatchedTensors]:
     shard, size, p, h = rows.shard, rows.shard.itemsize, rows.prob, rows.hidden
     ops: list[Op] = []
     if rows.spread and not rows.moe.pad_to_capacity:
@@ -104,14 +104,14 @@ def _to_all(rows: Rows, x: str, probs: str) -> tuple[list[Op], Sent]:
         b, p_in = exchange(
             "moe.dispatch.probs", sent.probs, out_probs, "all_to_all", "all_to_all", "ep", out_probs.bytes
         )
-        ops, sent = [*ops, a, b], Sent(x_in, p_in)
+        ops, sent = [*ops, a, b], DispatchedTensors(x_in, p_in)
     if same(shard.etp != 1):
         out, out_probs = Tensor("moe.gathered", rows.here * h, size), Tensor("moe.gathered.probs", rows.here, p)
         a, x_in = exchange("moe.gather", sent.x, out, "all_gather", "reduce_scatter", "etp", out.bytes)
         b, p_in = exchange(
             "moe.gather.probs", sent.probs, out_probs, "all_gather", "reduce_scatter", "etp", out_probs.bytes
         )
-        ops, sent = [*ops, a, b], Sent(x_in, p_in)
+        ops, sent = [*ops, a, b], DispatchedTensors(x_in, p_in)
     if rows.several:
         op, sent = permute(rows, "moe.sort", (sent.x, sent.probs), rows.here, sort_map(rows, "moe.sort.map"))
         ops.append(op)
@@ -176,7 +176,7 @@ def reduce_rows(rows: Rows, x: str, count: Num, ranks: Num, axis: Axis) -> tuple
 # --- all-gather ----------------------------------------------------------------------------------------------------------
 
 
-def _gathered(rows: Rows, x: str, probs: str) -> tuple[list[Op], Sent]:
+def _gathered(rows: Rows, x: str, probs: str) -> tuple[list[Op], DispatchedTensors]:
     size, p, experts = rows.shard.itemsize, rows.prob, rows.moe.n_experts
     every = rows.tokens * rows.ranks
     ops: list[Op] = []
@@ -216,7 +216,7 @@ def arriving(rows: Rows) -> Num:
     return rows.tokens * rows.routing.distinct(1.0 * rows.shard.ep) * rows.shard.etp * rows.load
 
 
-def _exchanged(rows: Rows, x: str, probs: str) -> tuple[list[Op], Sent]:
+def _exchanged(rows: Rows, x: str, probs: str) -> tuple[list[Op], DispatchedTensors]:
     shard, k = rows.shard, rows.moe.experts_per_token
     count = arriving(rows)
     indices = Tensor("moe.flex.indices", rows.tokens * k * shard.etp, INT64)

@@ -139,6 +139,8 @@ def torch_loss(shard: Shard, logits: Tensor, *, logits_kept: bool = False) -> li
 
     Backward therefore holds three copies: log_softmax's output, its gradient, and that of its input (torch/nn/functional.py,
     cross_entropy; aten/src/ATen/native/LossNLL.cpp, cross_entropy_loss). `logits_kept`: the trainer keeps the logits beside them.
+    Over a split vocabulary log_softmax and its backward are written in Python, one kernel per operation and one copy more at each
+    peak: the exponentials (torch/distributed/tensor/parallel/loss.py, _log_softmax, _nll_loss_and_log_softmax_backward).
     """
     ids = Tensor("loss.targets", shard.tokens, TOKEN_ID)
     chunks = float(shard.software.kernels.loss_chunks)
@@ -154,10 +156,14 @@ def torch_loss(shard: Shard, logits: Tensor, *, logits_kept: bool = False) -> li
             Move("loss.cast", (logits.name,), (x,), kept, (), (), moved, moved + kept_bytes(kept, logits), chunks)
         )
     log_probs = Tensor("loss.log_probs", logits.elements, x.itemsize)
-    forward, back = chunks * (x.bytes + log_probs.bytes), chunks * (2.0 * log_probs.bytes + x.bytes)
-    kept, made = (log_probs.name,), (log_probs,)
-    softmax = Move("loss.log_softmax", (x.name,), made, kept, (), (), forward, back, chunks)
-    ops.append(replace(softmax, forward_temp_bytes=logits_bytes))
+    kept, made, size = (log_probs.name,), (log_probs,), chunks * x.bytes
+    if shard.split and not logits_kept:
+        softmax = Move("loss.log_softmax", (x.name,), made, kept, (), (), 8.0 * size, 7.0 * size, 6.0 * chunks)
+        extra = x.bytes
+    else:
+        softmax = Move("loss.log_softmax", (x.name,), made, kept, (), (), 2.0 * size, 3.0 * size, chunks)
+        extra = 0.0
+    ops.append(replace(softmax, forward_temp_bytes=logits_bytes + extra, backward_temp_bytes=extra))
     picked = shard.tokens * (TOKEN_ID + x.itemsize)
     nll = Move("loss.nll", kept, (), (ids.name,), (ids,), (), picked, chunks * log_probs.bytes, chunks)
     return [*ops, nll]

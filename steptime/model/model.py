@@ -6,6 +6,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from steptime.base.config import Config, ConfigError, Section
 from steptime.base.num import Num, maximum, minimum, where
+from steptime.model.lora import Lora
 
 DROPOUT = 0.1
 """Probability behind `dropout: true`: GPT-2's and Megatron's default (megatron/core/transformer/transformer_config.py)."""
@@ -27,6 +28,9 @@ class Moe(Config):
         default_factory=lambda data: data.get("n_shared_experts", 0) * data.get("expert_inter_sz", 1), ge=0
     )
     """Total width of the shared experts, which process every token."""
+    latent_sz: int | None = Field(default=None, ge=1)
+    """Width to which tokens are projected before they are sent to routed experts, and from which their sum is projected back
+    (LatentMoE, Nemotron 3; Megatron-Core's moe_latent_size); default: experts see tokens as they are."""
     shared_expert_gate: bool = False
     """Whether a gate with one output scales the shared experts (Qwen2-MoE)."""
     score_function: Literal["softmax", "sigmoid"] = "softmax"
@@ -257,6 +261,8 @@ class Model(Config):
     attention: Section[AttentionKind] = Field(default_factory=AttentionKind)
     linear_attention: Section[LinearAttention] | None = None
     """Linear attention in some layers, `attention` in the others."""
+    lora: Section[Lora] | None = None
+    """Adapters over frozen weights; by default every parameter is trained."""
     mtp: int = Field(0, ge=0)
     """Depths of multi-token prediction: layers after the last one, each with a loss of its own (DeepSeek-V3)."""
     source: str = ""

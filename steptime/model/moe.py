@@ -12,13 +12,13 @@ from steptime.model.mlp import Words, activate, feed_forward, gated
 from steptime.model.ops import Gemm, Move, Op, Param, Tensor
 from steptime.model.quantize import Operand, backward_casts, cast
 from steptime.model.routing import Rows, router_ops
-from steptime.model.sublayers import Sublayer, dropout, norm, residual
+from steptime.model.sublayers import Sublayer, dropout, linear, norm, residual
 from steptime.model.torch_experts import torch_moe_ops
 from steptime.software.performance import EAGER_TORCH
 
 if TYPE_CHECKING:
     from steptime.base.num import Num
-    from steptime.model.dispatch import Sent
+    from steptime.model.dispatch import DispatchedTensors
     from steptime.model.model import Model, Moe
     from steptime.model.shard import Shard
 
@@ -40,17 +40,19 @@ def moe_ops(model: Model, shard: Shard, x: str = "x2") -> list[Op]:
     moe, hidden = model.moe, model.hidden_sz
     if moe is None:
         raise ValueError("model.moe: not set, so there are no experts")
-    rows = Rows(moe, hidden, shard)
+    rows = Rows(moe, moe.latent_sz or hidden, shard)
     elements = rows.tokens * hidden
     normed, normal = norm("mlp.norm", x, rows.tokens, hidden, model, shard)
     if shard.software.family in EAGER_TORCH:
         return [*normed, *torch_moe_ops(model, moe, shard, x, normal)]
     shared, extra = shared_experts(model, moe, shard, normal) if moe.shared_expert_inter_sz else ([], "")
     routed, probs = router_ops(model, rows, normal)
-    out, sent = dispatch(rows, normal, probs)
+    narrowed, latent = resize(rows, "moe.latent_down", normal, hidden, rows.hidden) if moe.latent_sz else ([], normal)
+    out, sent = dispatch(rows, latent, probs)
     inner, y = experts(model, rows, sent)
     back, branch = combine(rows, y)
-    ops = [*normed, *shared, *routed, *out, *inner, *back]
+    widened, branch = resize(rows, "moe.latent_up", branch, rows.hidden, hidden) if moe.latent_sz else ([], branch)
+    ops = [*normed, *shared, *routed, *narrowed, *out, *inner, *back, *widened]
     if extra:
         ops.append(
             Move("moe.add", (branch, extra), (Tensor("moe.sum", elements, shard.itemsize),), same_grad=True, role="moe")
@@ -61,6 +63,18 @@ def moe_ops(model: Model, shard: Shard, x: str = "x2") -> list[Op]:
         ops += made
     dropped, branch = dropout("mlp.dropout", branch, elements, model, shard)
     return [*ops, *dropped, residual("mlp.residual", x, branch, "y", elements, shard)]
+
+
+def resize(rows: Rows, name: str, x: str, k: int, n: int) -> Sublayer:
+    """The projection of tokens to the experts' latent, or of their sum back from it; whole on every rank of tp.
+
+    moe_layer.py, fc1_latent_proj and fc2_latent_proj: TELinear, "duplicated".
+    """
+    shard, size = rows.shard, rows.shard.itemsize
+    ops, operand = cast(name, x, rows.tokens * k, shard, role="moe")
+    weight, made = Param(f"mlp.{name[4:]}.weight", (n, k)), Tensor(name, rows.tokens * n, size)
+    one = linear(name, operand, name, k, n, shard, (weight,), backward_casts(shard, rows.tokens, n, k), "moe")
+    return [*ops, replace(one, outputs=(made,), m=rows.tokens)], name
 
 
 def shared_experts(model: Model, moe: Moe, shard: Shard, x: str) -> Sublayer:
@@ -83,7 +97,7 @@ def shared_experts(model: Model, moe: Moe, shard: Shard, x: str) -> Sublayer:
     return [*ops, gate, scale], out.name
 
 
-def experts(model: Model, rows: Rows, sent: Sent) -> Sublayer:
+def experts(model: Model, rows: Rows, sent: DispatchedTensors) -> Sublayer:
     """For the rows of each local expert: up, activation times probability, down (experts.py, TEGroupedMLP)."""
     moe, shard, size = rows.moe, rows.shard, rows.shard.itemsize
     width, gates = moe.expert_inter_sz, 2 if model.glu else 1

@@ -36,7 +36,7 @@ class Copy(NamedTuple):
     """Whether the tensor leaves the device: not where another op keeps it, nor where a replay makes it again anyway."""
 
 
-class Group(NamedTuple):
+class OffloadGroup(NamedTuple):
     """Tensors that one module sends; `next_at`: the op before whose backward the previous layer's group starts to come back."""
 
     module: Module
@@ -72,7 +72,7 @@ def of_layer(ops: list[Op], stretch: range) -> list[Module]:
     return found
 
 
-def groups(ops: list[Op], x: Tensor, segments: list[Segment], names: AbstractSet[str]) -> list[Group]:
+def groups(ops: list[Op], x: Tensor, segments: list[Segment], names: AbstractSet[str]) -> list[OffloadGroup]:
     """What the named modules of a part send in forward; a tensor leaves the device where no other op keeps it too.
 
     Hooks send what an op saves, discarded outputs included: their copies come back beside what the replay makes
@@ -82,6 +82,8 @@ def groups(ops: list[Op], x: Tensor, segments: list[Segment], names: AbstractSet
     sent last first: all of a layer is there before its backward begins, as the chunk that runs backward first sends none of its
     last layer (post_warmup_callback).
     """
+    if not names:
+        return []
     chosen = [module for module in modules_of(ops) if module.name in names]
     home = {i: module for module in chosen for i in module.ops}
     elements = {tensor.name: tensor.elements for tensor in (x, *(t for op in ops for t in op.allocates))}
@@ -94,7 +96,9 @@ def groups(ops: list[Op], x: Tensor, segments: list[Segment], names: AbstractSet
             copies[home[i].ops.start].append(Copy(name, i, moved))
     done = sorted((module.ops.start - 1 for module in chosen), reverse=True)
     sent_last_first = sorted(chosen, key=lambda module: -module.commit)
-    return [Group(module, copies[module.ops.start], at) for module, at in zip(sent_last_first, done, strict=True)]
+    return [
+        OffloadGroup(module, copies[module.ops.start], at) for module, at in zip(sent_last_first, done, strict=True)
+    ]
 
 
 def large(op: Op, elements: Num) -> bool:
@@ -108,11 +112,11 @@ def large(op: Op, elements: Num) -> bool:
     return same(elements >= LEAST_ELEMENTS)
 
 
-def copied_bytes(found: Sequence[Group], sizes: dict[str, Num]) -> Num:
+def copied_bytes(found: Sequence[OffloadGroup], sizes: dict[str, Num]) -> Num:
     """Bytes that a part sends in forward and receives in backward."""
     return 1.0 * sum([sizes[copy.name] for group in found for copy in group.copies])
 
 
-def moved_names(found: Sequence[Group]) -> set[str]:
+def moved_names(found: Sequence[OffloadGroup]) -> set[str]:
     """The tensors that leave the device."""
     return {copy.name for group in found for copy in group.copies if copy.moved}

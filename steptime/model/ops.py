@@ -56,8 +56,9 @@ class Param(NamedTuple):
     shape: tuple[Num, ...]
     split_dim: int | None = None
     """The dimension that tensor parallelism splits: 0 if column-parallel, 1 if row-parallel; None: replicated."""
-    group: Literal["dense", "expert"] = "dense"
-    """The ranks that reduce its gradient and shard its states: the data-parallel ones, or those of an expert."""
+    group: Literal["dense", "expert", "frozen"] = "dense"
+    """The ranks that reduce its gradient and shard its states: the data-parallel ones, or those of an expert; frozen ones have no
+    gradient and no optimizer states."""
     vocab: bool = False
     """Whether its rows are the padded vocabulary: the embedding's and the head's weight, one tensor where they are tied."""
     n_experts: Num = 0
@@ -66,6 +67,11 @@ class Param(NamedTuple):
     """Number of them that a token uses."""
     shared: bool = False
     """Whether another op owns the tensor: this one uses it again, and its gradient is added to the owner's."""
+
+    @property
+    def trained(self) -> bool:
+        """Whether it has a gradient."""
+        return self.group != "frozen"
 
     @property
     def active(self) -> Num:
@@ -128,9 +134,14 @@ class Op:
     """In multi-token prediction the depth whose projection and layer it belongs to; 0 elsewhere."""
 
     @property
+    def trained(self) -> tuple[Param, ...]:
+        """Its parameters that have a gradient."""
+        return tuple(p for p in self.params if p.trained)
+
+    @property
     def allocates(self) -> tuple[Tensor, ...]:
         """Every storage this op allocates in forward."""
-        return self.outputs + self.stats
+        return self.outputs + self.stats if self.stats else self.outputs
 
 
 @dataclass(slots=True)
@@ -156,6 +167,8 @@ class Gemm(Op):
     """Whether the products are those of experts: `m` is the mean number of rows of each, as the router distributes them."""
     load: Num = 1.0
     """Rows of this device divided by the mean of all devices."""
+    temp_bytes: Num = 0.0
+    """Bytes that exist only while it runs, forward or backward: a packed weight in the compute dtype."""
 
     @property
     def flops(self) -> Num:

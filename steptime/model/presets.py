@@ -6,13 +6,11 @@ import re
 from os.path import isfile
 from pathlib import Path
 
-import yaml
-
 from steptime.base.config import ConfigError, build
+from steptime.base.document import shipped
 from steptime.model.model import Model
 
 FOLDER = Path(__file__).parent.parent / "data" / "models"
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _NO_SHAPE = frozenset({"meta", "hf", "instruct", "chat", "base", "it"})
 """Words in published names that carry no information about shapes: Meta-Llama-3-8B-Instruct."""
 
@@ -32,16 +30,12 @@ def load_model(name: str, **changes: object) -> Model:
         ConfigError: the name is unknown (one line, with near matches), or a change is not one that `Model` takes.
     """
     path = _find(name)
-    fields = _read(path)
+    fields = shipped(path)
     fields.pop("aliases", None)
     fields["name"] = path.stem
     if changes:
         fields["source"] = f"{fields['source']} (changed: {', '.join(changes)})"
     return build(Model, fields | changes, "model")
-
-
-def _read(path: Path) -> dict[str, object]:
-    return dict(yaml.load(path.read_text(encoding="utf-8"), Loader=_LOADER))  # noqa: S506 (a safe loader, in C where there is one)
 
 
 def _key(name: str) -> tuple[str, ...]:
@@ -75,7 +69,7 @@ def _find(name: str) -> Path:
 
 
 def _aliases(path: Path) -> list[str]:
-    aliases = _read(path).get("aliases", [])
+    aliases = shipped(path).get("aliases", [])
     return [str(alias) for alias in aliases] if isinstance(aliases, list) else []
 
 

@@ -12,6 +12,8 @@ from steptime.model.ops import Attention, Comm, Gemm, Move, Op, Role
 
 MOE: frozenset[Role] = frozenset[Role](("moe", "router", "moe_act", "shared_experts"))
 """Roles of the ops of a mixture of experts."""
+PER_OP = {"per_op": 2, "per_op_all": 1}
+"""Policies by op, and which matrix products each keeps: every second one, or all."""
 
 
 class Segment(NamedTuple):
@@ -38,8 +40,8 @@ def find_segments(ops: list[Op], modules: AbstractSet[str | float], *, compiled:
     are kept. layernorm, act and moe_act are discarded outputs. `after_qkv` is MaxText's save_qkv_proj
     (MaxText/layers/decoders.py, get_remat_policy): of a layer only q, k, v and its input stay.
     """
-    if "per_op" in modules:
-        return [per_op(ops, compiled=compiled)]
+    if kept := modules & PER_OP.keys():
+        return [per_op(ops, compiled=compiled, nth=PER_OP[str(min(kept))])]
     segments: list[Segment] = []
     for budget in (share for share in modules if isinstance(share, float)):
         return within_budget(ops, budget)
@@ -73,27 +75,42 @@ def find_segments(ops: list[Op], modules: AbstractSet[str | float], *, compiled:
     return sorted(segments)
 
 
-def per_op(ops: list[Op], *, compiled: bool) -> Segment:
+def per_op(ops: list[Op], *, compiled: bool, nth: int) -> Segment:
     """Selective checkpointing per op: a layer is replayed from its input, except for ops whose outputs are kept.
 
-    Kept are attention, reduce-scatters, all-to-alls, the choice of experts, and every other matrix product, the first one of the
-    layer included (pytorch/torchtitan torchtitan/distributed/activation_checkpoint.py, _get_custom_policy: mm_count % 2); the
-    router's and the grouped products of experts run again. Eager torch keeps the last product's output too, which nothing reads
-    again (torch/utils/checkpoint.py, _CachingTorchDispatchMode); compiled, it is not kept.
+    Kept are attention, reduce-scatters, all-to-alls, the choice of experts, and every `nth` matrix product, the first one of the
+    layer included: every second in eager torch (pytorch/torchtitan torchtitan/distributed/activation_checkpoint.py,
+    _get_custom_policy: mm_count % 2), all in a graph that GraphTrainer traces (torchtitan/experiments/graph_trainer/
+    memory_policy.py@27aa4907, _make_default_memory_policy); the router's and the grouped products of experts run again. Eager
+    torch keeps the last product's output too, which nothing reads again (torch/utils/checkpoint.py, _CachingTorchDispatchMode);
+    in a graph it is not kept.
     """
     products = [
         i for i, op in enumerate(ops) if isinstance(op, Gemm) and op.params and op.role != "router" and not op.grouped
     ]
-    skips = set(products[::2])
+    skips = set(products[::nth])
     skips |= {i for i, op in enumerate(ops) if isinstance(op, Attention)}
     skips |= {i for i, op in enumerate(ops) if isinstance(op, Comm) and op.kind in {"reduce_scatter", "all_to_all"}}
     skips |= {i for i, op in enumerate(ops) if op.name == "moe.top_k"}
-    if compiled and products:
-        skips -= {i for i in skips if i >= products[-1]}
     keeps = tuple(t.name for i in sorted(skips) for t in ops[i].allocates)
+    if compiled or nth == 1:
+        needed, unused = needed_again(ops, skips)
+        keeps = tuple(name for name in keeps if name in needed)
+        skips |= unused
     every = range(len(ops))
     drops = allocated_names(ops, every) - set(keeps)
     return Segment(0, len(ops) - 1, len(ops) - 1, reads(ops, every), frozenset(drops), frozenset(skips), keeps)
+
+
+def needed_again(ops: list[Op], kept: set[int]) -> tuple[set[str], set[int]]:
+    """What backward and the replay of all ops but `kept` read, and the ops whose outputs neither reads."""
+    needed, unused = {name for op in ops for name in op.saves}, set[int]()
+    for i in sorted({*range(len(ops))} - kept, reverse=True):
+        if needed & {t.name for t in (*ops[i].outputs, *ops[i].allocates)}:
+            needed |= {*ops[i].inputs}
+        else:
+            unused.add(i)
+    return needed, unused
 
 
 def within_budget(ops: list[Op], budget: float) -> list[Segment]:

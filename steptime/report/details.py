@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from steptime.answer.tables import sends_most, stages_alike
 from steptime.base.words import counted
 from steptime.report.breakdown import stage_range
 from steptime.report.format import (
@@ -23,7 +24,7 @@ from steptime.report.format import (
 from steptime.report.table import Fact, FactList, Table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from steptime.answer.result import Estimate
     from steptime.base.rows import CollectiveRow, GemmRow, WeakScaling
@@ -39,11 +40,11 @@ def gemms(estimate: Estimate) -> Table:
     by_name: dict[str, list[GemmRow]] = {}
     for row in estimate.gemms:
         by_name.setdefault(row.name, []).append(row)
-    listed = {row.stage for row in estimate.gemms}
+    alike = stages_alike(estimate.assembly)
     rows: list[list[str]] = []
     for name, all_rows in by_name.items():
         unit = _fine_unit(max(row.time_s for row in all_rows))
-        rows.append([f"{name} ({unit.name}): {_calls(all_rows, listed)}"])
+        rows.append([f"{name} ({unit.name}): {_calls(all_rows, alike)}"])
         shapes = {(row.pass_, *row[4:]): row for row in all_rows}
         rows += [_gemm_cells(row, unit.size) for row in shapes.values()]
     header = ["", "m", "n", "k", "GFLOP", "in", "weight", "out", "math", "memory", "time"]
@@ -60,15 +61,15 @@ def _gemm_cells(row: GemmRow, size: float) -> list[str]:
     return [" " + row.pass_, *shape, number(row.flops / 1e9), *moved, *took]
 
 
-def _calls(rows: Sequence[GemmRow], listed: set[int]) -> str:
-    """How often a device runs a projection, and on which kinds of stage if not on all."""
+def _calls(rows: Sequence[GemmRow], alike: Mapping[int, Sequence[int]]) -> str:
+    """How often a device runs a projection, and on which stages if not on all; `alike`: all stages that a row's stands for."""
     counts: dict[str, list[float]] = {}
     for row in rows:
         counts.setdefault(row.pass_, []).append(row.count_per_step)
     forward = _span(counts.pop("forward", []))
     backward = _span([count for each in counts.values() for count in each])
-    at = {row.stage for row in rows}
-    where = "" if at == listed else f", on stage {stage_range(sorted(at))} only"
+    at = {stage for row in rows for stage in alike[row.stage]}
+    where = "" if len(at) == sum(map(len, alike.values())) else f", on stage {stage_range(sorted(at))} only"
     noun = "call" if (backward or forward) == "1" else "calls"
     replays = "" if forward == backward or not backward else f" (forward {forward}: recomputed)"
     return f"{backward or forward} {noun} a step{replays}{where}"
@@ -94,6 +95,11 @@ def collectives(estimate: Estimate) -> Table:
         rows += [_collective_cells(row, alike, unit.size) for row, alike in _boundaries(members)]
     header = ["", "", "MiB", "calls", "latency", "wire", "call", "exposed"]
     notes = ["MiB: full tensor of one call; call = latency + wire + ramp (transition between small and large messages)"]
+    if estimate.timing.dp and estimate.pipeline.stages > 1:
+        most = sends_most(estimate.timing.dp.reductions)
+        notes.append(
+            f"dp, edp: calls of stage {most}, which sends the most; the others: of stage {estimate.timing.busiest}"
+        )
     return Table("collectives, one call (exposed: ms of the step)", header, rows, notes, left=2)
 
 
@@ -120,7 +126,7 @@ def pipeline(estimate: Estimate) -> FactList | None:
         return None
     vpp = estimate.job.parallelism.vpp
     chunks = f" of {vpp} chunks" if vpp > 1 else ""
-    idle = percent(line.bubble_fraction)
+    idle, at = percent(line.bubble_fraction), f"stage {estimate.timing.busiest}, the busiest"
     counts = [whole(round(x, 2)) for x in line.in_flight]
     shown = counts if len(counts) <= 16 else [*counts[:6], "…", *counts[-6:]]
     facts = [
@@ -129,7 +135,7 @@ def pipeline(estimate: Estimate) -> FactList | None:
         ),
         Fact(
             "bubble",
-            [f"{seconds(line.bubble_s)} on the busiest stage; stages are idle {idle} of the makespan on average"],
+            [f"{seconds(line.bubble_s)} on {at}; stages are idle {idle} of the makespan on average"],
         ),
         Fact("in flight", [" ".join(shown) + " micro-batches, first stage to last"]),
     ]

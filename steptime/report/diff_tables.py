@@ -44,10 +44,10 @@ def diff(a: Estimate, b: Estimate, labels: tuple[str, str], notes: list[str], *,
 def setting(value: Any, most: int) -> str:
     """A setting as a plan writes it; "-" where a plan has none.
 
-    >>> setting({"n_dcs": 2, "fast": True}, 40), setting("megatron-core", 11)
-    ('{n_dcs: 2, fast: true}', 'megatron-c…')
+    >>> setting({"n_dcs": 2, "fast": True}, 40), setting("megatron-core", 11), setting(600.0, 9), setting(15e12, 9)
+    ('{n_dcs: 2, fast: true}', 'megatron-c…', '600', '1.5e+13')
     """
-    text = "-" if value is None else flow(value)
+    text = "-" if value is None else f"{value:.12g}" if isinstance(value, float) else flow(value)
     return text if len(text) <= most else text[: most - 1] + "…"
 
 

@@ -49,7 +49,8 @@ def front_sections(found: Search) -> list[ReportSection]:
 def answer(found: Search, best: Layout) -> FactList:
     """The winner next to the given plan, the layouts tied with it, and what was searched."""
     where = ", ".join(f"{name} {value}" for name, value in varied(found, best.job).items())
-    facts = [Fact("best", [*([where] if where else []), figures(best), shape(best)], "good")]
+    name = "best so far" if found.interrupted else "best"
+    facts = [Fact(name, [*([where] if where else []), figures(best), shape(best)], "good")]
     if found.given is not None:
         facts.append(Fact("the plan", [figures(Layout({}, found.given, 0.0)), shape(Layout({}, found.given, 0.0))]))
         facts.append(Fact("difference", [difference(found, best)]))
@@ -147,8 +148,12 @@ def refused(found: Search) -> list[ReportSection]:
 
 
 def nothing_fits(found: Search) -> FactList:
-    """The layout that needs the least memory, and how much it lacks."""
-    facts = [Fact("nothing fits", [f"of {counted(found.counts.evaluated, 'layout')} that can run"], "bad")]
+    """The layout that needs the least memory, and how much it lacks; of those looked at where the search was interrupted."""
+    evaluated = counted(found.counts.evaluated, "layout")
+    name, looked = "nothing fits", f"of {evaluated} that can run"
+    if found.interrupted:
+        name, looked = "nothing fits so far", f"of {evaluated} looked at before the interrupt"
+    facts = [Fact(name, [looked], "bad")]
     if found.nearest is not None:
         layout = found.layout(found.nearest[2], fitting=False)
         assert layout is not None

@@ -275,9 +275,11 @@ class Pipelines:
         chunks, one = stages.chunks[kind], whole.boundary_bytes[rows.part]
         microbatches = self.grid.gbs // (rows.dp * rows.microbatch_sz)
         staying = sum(item.bytes for item in workspaces(self.job)) + kept + whole.buffer_bytes[rows.part]
-        staying = staying + (self.stays(stages, kind)[rows.part] if self.job.model.moe else 0.0)
         moving: Num = 0.0
         between: Num = 0.0
+        if self.job.model.moe:
+            stay, between, pieces = self.chunks.kept_by_experts(chunks, rows.part)
+            staying, moving = staying + stay, where(microbatches > 1, pieces, 0.0)
         inputs = sum(not chunk.embedding for chunk in chunks)
         if stages.pp > 1 and software.family in EAGER_TORCH:
             staying = staying + microbatches * ((inputs + sum(not chunk.head for chunk in chunks)) * one)
@@ -292,9 +294,3 @@ class Pipelines:
         if software.buffers.batches_stay and has_batch(chunks):
             return Buffers(staying + microbatches * (mask + TOKEN * tokens), moving, between)
         return Buffers(staying, moving + mask, between)
-
-    def stays(self, stages: Stages, kind: int) -> Num:
-        """Bytes that the token dispatchers of a stage's layers refer to until their next forward, by row of the parts."""
-        parts, mine = self.chunks.parts, stages.chunks[kind]
-        runs = [run for chunk in mine for run in chunk.runs] + [(parts.assembly.head, 1) for c in mine if c.head]
-        return sum([count * parts.of[part].stays for part, count in runs])

@@ -17,11 +17,11 @@ from steptime.cost.parts import PartTime, Work, part_time, segment_replay
 from steptime.job.assembly import Assembly, Part
 from steptime.job.candidates import Candidates
 from steptime.job.job import Job
-from steptime.memory.kept_buffers import comm_buffer_bytes
+from steptime.memory.kept_buffers import ByExperts, comm_buffer_bytes, kept_by_experts
 from steptime.memory.ledger import PartMemory, Peak
 from steptime.memory.part_memories import PartMemories, passing
 from steptime.memory.split_backward import SplitMemory
-from steptime.model.ops import Move, Tensor
+from steptime.model.ops import Tensor
 from steptime.model.segments import Segment, find_segments
 from steptime.timing.part_times import PartTimes, layer_gap_s, part_gap_s, pricing, whole_replay
 
@@ -64,8 +64,8 @@ class Walked(NamedTuple):
     """Most bytes of a forward of which only the input stays."""
     x: Num
     """Elements of its input."""
-    stays: Num
-    """Bytes that its dispatcher refers to until its next forward."""
+    kept: ByExperts
+    """What its modules with experts refer to."""
     n_params: Num
 
 
@@ -119,7 +119,7 @@ def walked(job: Job, module_sets: Sequence[Modules], *, split: bool) -> tuple[As
                 (halves.kept, halves.inputs.bytes, halves.weights) if halves else (),
                 passing(part).bytes,
                 part.x.elements,
-                sum([op.stays_bytes for op in part.ops if isinstance(op, Move)]),
+                kept_by_experts(assembly, part),
                 bytes_[0].n_params,
             )
         )

@@ -14,6 +14,7 @@ from steptime.job.assembly import Assembly, Chunk, chunks_of, stages_of
 from steptime.job.candidates import SectionColumns
 from steptime.job.facts import Facts, layers_per_chunk
 from steptime.job.job import Job
+from steptime.memory.kept_buffers import ByExperts, joined
 from steptime.memory.ledger import PartMemory
 from steptime.memory.op_walk import chunk_peaks
 from steptime.schedule import placement
@@ -144,6 +145,13 @@ class Chunks:
                 row[:] = some(values, rows)
             found.append(column)
         return Flavor(*found)
+
+    def kept_by_experts(self, chunks: Sequence[Chunk], rows: Any) -> ByExperts:
+        """What the modules with experts of a stage refer to, for some rows of the parts."""
+        every = [[*chunk.runs, *([(self.parts.assembly.head, 1)] if chunk.head else [])] for chunk in chunks]
+        of = {part: self.parts.of[part].kept for part in {part for runs in every for part, _ in runs}}
+        selected = {part: ByExperts(*(some(column, rows) for column in kept)) for part, kept in of.items()}
+        return joined([(selected[part], count) for part, count in runs] for runs in every)
 
     def _one(self, chunk: Chunk, choice: Recompute, *, split: bool) -> tuple[Num, ...]:
         key = (chunk.runs, chunk.embedding, chunk.head, choice, split)

@@ -132,6 +132,10 @@ def _moved(chunk: Chunk, part: Mapping[Part, Part]) -> Chunk:
     return chunk._replace(runs=tuple((part[one], count) for one, count in chunk.runs))
 
 
+NO_BUCKET = Bucket(0.0)
+"""Of a chunk with no parameter that is trained."""
+
+
 class Cut(NamedTuple):
     """The gradient buckets of one chunk under many spreads, spread by spread, in the order of backward."""
 
@@ -157,7 +161,7 @@ def cut(sketch: Assembly, chunk: Chunk, size: int) -> Cut:
     import numpy as np
 
     if in_one_piece(sketch, chunk):
-        buckets = whole_buckets(sketch, chunk, sharded=pads(sketch.job))
+        buckets = whole_buckets(sketch, chunk, sharded=pads(sketch.job)) or [NO_BUCKET]
         elements = np.stack([np.broadcast_to(1.0 * bucket.elements, (size,)) for bucket in buckets], axis=-1)
         groups = np.tile([bucket.group for bucket in buckets], size)
         return Cut(elements.ravel(), np.repeat(np.arange(size), len(buckets)), groups)
@@ -171,6 +175,7 @@ def cut(sketch: Assembly, chunk: Chunk, size: int) -> Cut:
         for row, mine in enumerate(_rows(pieces, size)):
             found = piece_buckets(mine, int(ranks[row]), limits[row], sharded=pads(sketch.job))
             each[row] += [Bucket(elements, group) for elements in found]
+    each = [mine or [NO_BUCKET] for mine in each]
     flat = [bucket for mine in each for bucket in mine]
     owners = np.repeat(np.arange(size), list(map(len, each)))
     return Cut(np.array([bucket.elements for bucket in flat]), owners, np.array([bucket.group for bucket in flat]))

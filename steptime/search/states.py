@@ -233,6 +233,6 @@ def _marks(first: Cut, bytes_: Any, seconds: Any, size: int) -> tuple[list[tuple
     done, spent = (np.concatenate([[0.0], np.cumsum(values)]) for values in (bytes_, seconds))
     marks = []
     for place in (start, start + n // 2, np.maximum(start, last - 1), last):
-        after = (done[end] - done[place + 1]) / (done[end] - done[start])
+        after = (done[end] - done[place + 1]) / np.maximum(done[end] - done[start], 1.0)
         marks.append((after, spent[end] - spent[place]))
     return marks, 1.0 * n, seconds[last]

@@ -33,7 +33,7 @@ NAME = "plan"
 """Name of the text in error lines."""
 
 
-class Asked(NamedTuple):
+class PageRequest(NamedTuple):
     """A request of the page."""
 
     yaml: str
@@ -49,7 +49,7 @@ class Asked(NamedTuple):
     """Whether to replace the plan's layout with the best one for its devices."""
 
 
-def read_request(data: Any) -> Asked:
+def read_request(data: Any) -> PageRequest:
     """A request's JSON, every field of its type.
 
     Raises:
@@ -62,7 +62,7 @@ def read_request(data: Any) -> Asked:
     sound = sound and (devices is None or (isinstance(devices, int) and not isinstance(devices, bool)))
     if not sound or not all(path in known and plain(value) for path, value in (changes or {}).items()):
         raise ConfigError("unknown request; reload the page")
-    return Asked(
+    return PageRequest(
         str(yaml), dict(changes or {}), devices, pinned or "", asked.get("full") is True, asked.get("best") is True
     )
 
@@ -72,7 +72,7 @@ def plain(value: Any) -> bool:
     return value is None or isinstance(value, bool | int | float) or (isinstance(value, str) and len(value) <= 200)
 
 
-def answer(asked: Asked, files: frozenset[str] = frozenset()) -> dict[str, Any]:
+def answer(asked: PageRequest, files: frozenset[str] = frozenset()) -> dict[str, Any]:
     """The changed plan, the values of the fields, and the report or the problems.
 
     `files`: machine files that the command line named, which a plan may keep.
@@ -105,7 +105,7 @@ def answer(asked: Asked, files: frozenset[str] = frozenset()) -> dict[str, Any]:
     return said | {"data": drawn, "compare": compared, "title": document.title(found)}
 
 
-def changed(data: dict[str, Any], asked: Asked) -> tuple[dict[str, Any], list[ConfigProblem]]:
+def changed(data: dict[str, Any], asked: PageRequest) -> tuple[dict[str, Any], list[ConfigProblem]]:
     """The plan with the changes applied, and those that cannot be applied."""
     problems: list[ConfigProblem] = []
     for path, value in asked.changes.items():

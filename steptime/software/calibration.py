@@ -6,6 +6,7 @@ from typing import NamedTuple, Self
 from pydantic import Field
 
 from steptime.base.config import Config
+from steptime.base.defaults import no_items
 
 LOWEST, HIGHEST = 0.67, 1.5
 """Bounds of a factor (assumed). Correct configs on a known machine err by less; beyond, the run differs from its config."""
@@ -39,7 +40,7 @@ class Calibration(Config, allow_inf_nan=False):
     """A factor on the seconds of kernels, launch gaps, links and hops. Fixed costs of collectives and the host are unchanged."""
 
     factor: float = Field(ge=LOWEST, le=HIGHEST)
-    ratios: list[float] = Field(default_factory=list)
+    ratios: list[float] = Field(default_factory=no_items)
     """Measured over estimated step time, one per run."""
     source: str = ""
     """The file of these runs."""

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from steptime.base.document import parse_mapping, read_source
+from steptime.base.document import shipped
 
 EFFICIENCY_FILE = Path(__file__).parents[1] / "data" / "efficiency.yaml"
 
@@ -38,7 +38,7 @@ _override: list[Efficiency] = []
 
 @cache
 def _shipped() -> Efficiency:
-    document = parse_mapping(*read_source(EFFICIENCY_FILE))
+    document = shipped(EFFICIENCY_FILE)
     return Efficiency(**{name: document[name] for name in Efficiency._fields})
 
 

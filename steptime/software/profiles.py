@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from steptime.base.config import ConfigError, ConfigProblem, near, show
-from steptime.base.document import parse_mapping, read_source
+from steptime.base.document import shipped
 
 _FOLDER = Path(__file__).parents[1] / "data" / "software"
 _KEY = "performance.software"
@@ -33,7 +33,7 @@ def profile_mapping(said: str) -> dict[str, Any]:
     if name not in profile_names():
         line = f"{_KEY}: unknown profile (got {show(name)}){near(name, profile_names())}"
         raise ConfigError(ConfigProblem(line, _KEY))
-    own = parse_mapping(*read_source(_FOLDER / f"{name}.yaml"))
+    own = shipped(_FOLDER / f"{name}.yaml")
     releases = {str(key): value for key, value in own.pop("releases", {}).items()}
     if at and release not in releases:
         known = f"; known: {', '.join(releases)}" if releases else f"; {name} has no releases, use {name}"
@@ -54,4 +54,4 @@ def over(base: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
 @cache
 def profile_releases(name: str) -> list[str]:
     """Releases that a profile distinguishes, oldest first."""
-    return [str(key) for key in parse_mapping(*read_source(_FOLDER / f"{name}.yaml")).get("releases", {})]
+    return [str(key) for key in shipped(_FOLDER / f"{name}.yaml").get("releases", {})]

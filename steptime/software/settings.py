@@ -31,6 +31,7 @@ Share: TypeAlias = bool | float
 
 Module: TypeAlias = Literal[
     "core_attn", "layernorm", "mlp", "act", "dropout", "after_qkv", "moe_act", "mla_up_proj", "moe", "shared_experts", "per_op",
+    "per_op_all",
 ]  # fmt: skip
 OffloadModule: TypeAlias = Literal[
     "attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act",
@@ -229,6 +230,9 @@ class MoeSettings(Config):
     delay_wgrad_compute: bool = False
     """Where `overlap.ep` weaves one micro-batch's forward into another's backward, gradients of weights come after those of
     inputs (--delay-wgrad-compute)."""
+    overlap_keeps_pieces: bool = False
+    """With `overlap.ep`, inputs and gradients of a chunk's layers stay until its whole backward has run (Megatron-Core before
+    core_v0.16)."""
 
 
 class TimingSettings(Config):

@@ -253,7 +253,7 @@ def layer_replays_s(parts: PartTimes, chunk: Chunk) -> dict[Part, float]:
 def embedding_reduce(assembly: Assembly, priced: Pricing) -> Reduce:
     """All-reduce of the tied embedding's gradient between first and last stage."""
     job = assembly.job
-    if not assembly.embedding_copied:
+    if not assembly.embedding_copied or assembly.job.model.lora is not None:
         return Reduce(0.0, 0.0, FREE)
     elements = assembly.shard.vocab * job.model.hidden_sz / job.parallelism.tp
     bytes_ = 1.0 * elements * state_bytes(job).gradients

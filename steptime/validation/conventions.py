@@ -21,7 +21,7 @@ class Convention(NamedTuple):
     """FLOPs per step of the whole job."""
 
 
-class Counted(NamedTuple):
+class ComparedFlops(NamedTuple):
     """A log's FLOPs per step compared with the conventions."""
 
     logged_flops_per_step: float
@@ -65,11 +65,11 @@ def conventions(assembly: Assembly) -> list[Convention]:
     ]
 
 
-def counted(assembly: Assembly, logged_flops_per_step: float) -> Counted:
+def counted(assembly: Assembly, logged_flops_per_step: float) -> ComparedFlops:
     """The conventions that reproduce a log's FLOPs per step within 1 %, nearest first; ties in listed order."""
     known = conventions(assembly)
 
     def off(convention: Convention) -> float:
         return round(abs(convention.flops_per_step / logged_flops_per_step - 1.0), 4)
 
-    return Counted(logged_flops_per_step, sorted((c for c in known if off(c) <= TOLERANCE), key=off), known)
+    return ComparedFlops(logged_flops_per_step, sorted((c for c in known if off(c) <= TOLERANCE), key=off), known)

@@ -40,6 +40,8 @@ def exclusion(row: MeasuredRow, assumed: list[str]) -> str | None:
     words = f"{row.text('overlap_notes')}; {row.text('note')}".lower()
     if row.published and (cause := next((why for said, why in NOT_COUNTED if re.search(said, words)), None)):
         return cause
+    if row.published and "mindspeed" in row.text("framework").lower():
+        return "MindSpeed on Ascend: its vector kernels and fused products with collectives (MC2) are not modeled"
     if row.id in DOUBTFUL and row.published:
         return f"inputs in doubt: {DOUBTFUL[row.id]}"
     if row.published and row.text("task").lower() not in {"", "pretrain"}:

@@ -18,7 +18,7 @@ from steptime.launch.logs.steady import Steady, steady
 from steptime.launch.megatron.sources import from_arguments
 from steptime.launch.read import KINDS, TABLES, read, read_as, read_text
 from steptime.launch.reading import Reading, to_job
-from steptime.validation.conventions import Counted, counted
+from steptime.validation.conventions import ComparedFlops, counted
 from steptime.validation.measurements import MeasuredRow, SkipRowError
 from steptime.validation.row_machine import hardware_of
 
@@ -71,7 +71,7 @@ class Compared(NamedTuple):
     estimate: Estimate
     memory: list[RankMemory]
     parameters: list[RankParameters]
-    counted: Counted | None
+    counted: ComparedFlops | None
     """The log's FLOPs by convention; None where it prints no TFLOP/s."""
 
     @property

@@ -33,7 +33,7 @@ NAMED = 5
 StepSpan: TypeAlias = tuple[float, float]
 
 
-class Layout(NamedTuple):
+class SweepLayout(NamedTuple):
     """One layout of a sweep."""
 
     id: str
@@ -108,7 +108,7 @@ def kendall_tau(a: Sequence[float], b: Sequence[float]) -> float | None:
     return score / sqrt(untied_a * untied_b) if untied_a and untied_b else None
 
 
-def layouts_of(rows: Iterable[Judgement]) -> list[Layout]:
+def layouts_of(rows: Iterable[Judgement]) -> list[SweepLayout]:
     """The distinct layouts of a sweep, fastest prediction first."""
     groups: dict[str, list[Judgement]] = {}
     for j in rows:
@@ -119,7 +119,7 @@ def layouts_of(rows: Iterable[Judgement]) -> list[Layout]:
         first = same[0]
         predicted = first.predicted_step_s or 0.0
         found.append(
-            Layout(first.row.id, predicted, median(times) if times else None, call(first), partial(span_of, first))
+            SweepLayout(first.row.id, predicted, median(times) if times else None, call(first), partial(span_of, first))
         )
     return sorted(found, key=lambda layout: (layout.predicted_s, layout.id))
 
@@ -138,7 +138,7 @@ def sweeps(judged: Iterable[Judgement]) -> list[Sweep]:
     return sorted(found, key=lambda sweep: (not sweep.out_of_memory, -(sweep.regret or 0.0), sweep.name))
 
 
-def _sweep(j: Judgement, layouts: list[Layout]) -> Sweep:
+def _sweep(j: Judgement, layouts: list[SweepLayout]) -> Sweep:
     """The pick of one sweep compared with its best."""
     row = j.row
     name = f"{row.text('model_name')}, {row.text('n_gpus')} x {row.text('gpu')}, {row.text('seq_len')} tokens"

@@ -15,7 +15,7 @@ from steptime.validation.measurements import MeasuredRow, SkipRowError
 from steptime.validation.row_native import torchtitan_release
 
 
-class Found(NamedTuple):
+class FoundMachine(NamedTuple):
     """A `hardware` section and the assumptions made for it."""
 
     section: dict[str, Any]
@@ -39,7 +39,7 @@ LIMITED = "grand-teton-h100"
 """Its devices run at 500 W by default and can be set to 700 (pytorch/torchtitan benchmarks/llama3_h100_202412_torchtitan.md)."""
 
 
-def hardware_of(row: MeasuredRow) -> Found:
+def hardware_of(row: MeasuredRow) -> FoundMachine:
     """The `hardware` section of a row.
 
     Raises:
@@ -64,7 +64,7 @@ def hardware_of(row: MeasuredRow) -> Found:
         assumed.append("hardware: the power limit is not stated; 700 W, as runs of one node since August 2025 need")
     overrides = _stated(row.text("machine"), name)
     assumed += [f"hardware.{key}: {value} from {row.text('machine')!r}" for key, value in overrides.items()]
-    return Found({"node_type": name, "overrides": overrides} if overrides else {"node_type": name}, assumed)
+    return FoundMachine({"node_type": name, "overrides": overrides} if overrides else {"node_type": name}, assumed)
 
 
 def _past_the_limit(row: MeasuredRow) -> bool:

@@ -34,6 +34,11 @@ def torchtitan_release(row: MeasuredRow) -> str:
     return ""
 
 
+def traced(row: MeasuredRow) -> bool:
+    """Whether torchtitan's GraphTrainer traced forward and backward into one graph: only what backward needs runs again."""
+    return "graphtrainer" in row.text("framework").lower()
+
+
 def compile_of(release: str, notes: str, framework: str = "") -> dict[str, Any]:
     """What torch.compile compiled, where the notes say `compile=`.
 
@@ -45,8 +50,8 @@ def compile_of(release: str, notes: str, framework: str = "") -> dict[str, Any]:
         return {"loss_impl": "compiled"}
     if not found or (found[1] != "on" and "inductor" not in notes.replace("no inductor", "")):
         return {}
-    traced = "aot_fx_trace" in notes or "graphtrainer" in framework.lower()
-    if "regional inductor" in notes or (traced and "full inductor" not in notes):
+    of_graph = "aot_fx_trace" in notes or "graphtrainer" in framework.lower()
+    if "regional inductor" in notes or (of_graph and "full inductor" not in notes):
         return {}
     loss = "loss" in found[2] or "full inductor" in found[2] or not (release == "0.1" or "(blocks)" in found[2])
     return {"compile": "all" if loss else "blocks"}
@@ -74,6 +79,8 @@ def native_kernels(row: MeasuredRow, release: str, notes: str) -> dict[str, Any]
         section["attention_kernel"] = "best"
     if "cudagraph" in notes.replace("no cudagraph", "") or "cuda graph" in notes:
         section["cuda_graphs"] = True
+    if traced(row) and row.text("recompute").lower().partition(" ")[0] in {"full", "selective"}:
+        section["recompute_stops_early"] = True
     if re.search(r"compile=(aot )?graph\b", notes) and not re.search(r"prefetch|\(\+|production", notes):
         # a traced graph waits for each gather where it stands, until a pass moves it (SimpleFSDP, arXiv 2411.00284): fit rows of
         # one ladder of passes before that one are 2 and 4 % off so, and 7 and 12 % too fast otherwise
@@ -135,10 +142,11 @@ def torchao_recipe(row: MeasuredRow, notes: str) -> dict[str, Any]:
     return {"precision": found, "fp8_params": bool(gathered)}
 
 
-def recomputed_per_op(said: str) -> dict[str, Any]:
+def recomputed_per_op(said: str, *, graph: bool) -> dict[str, Any]:
     """Selective checkpointing as torchtitan has it: per op, every other layer, or by a memory budget; nothing for other words."""
     if re.fullmatch(r"selective \((per-op|graph) sac[^)]*\)", said):
-        return {"activation_checkpointing_type": "per-op"}
+        kept: dict[str, Any] = {"recompute": {"granularity": "selective", "modules": ["per_op_all"]}}
+        return kept if graph else {"activation_checkpointing_type": "per-op"}
     if found := re.match(r"torch\.compile activation memory budget ([\d.]+)", said):
         return {"recompute": {"granularity": "selective", "memory_budget": float(found[1])}}
     if said == "selective (every other layer)":

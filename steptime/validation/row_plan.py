@@ -12,6 +12,7 @@ from steptime.job.job import Job
 from steptime.validation.ci_jobs import is_ci, plan_of
 from steptime.validation.measurements import MeasuredRow, SkipRowError
 from steptime.validation.row_experts import expert_degrees, kinds_of
+from steptime.validation.row_hybrid import completed, hybrid_model, is_hybrid
 from steptime.validation.row_machine import hardware_of, machine
 from steptime.validation.row_native import resharded
 from steptime.validation.row_software import RowFramework, framework_of, performance_of
@@ -43,6 +44,7 @@ def to_config(row: MeasuredRow, *, known_release: bool = True) -> Mapped:
     if row.text("config").startswith("{"):
         return _whole(row)
     _refuse_what_is_not_modeled(row)
+    row = completed(row)
     framework = framework_of(row, known=known_release)
     assumed: list[str] = []
     performance = performance_of(row, framework, assumed)
@@ -52,7 +54,7 @@ def to_config(row: MeasuredRow, *, known_release: bool = True) -> Mapped:
         "seqlen": row.needed("seq_len"),
         "microbatch_sz": row.needed("micro_batch_size"),
     }
-    model = _model(row, framework, assumed)
+    model = hybrid_model(row, assumed) if is_hybrid(row) else _model(row, framework, assumed)
     hardware = hardware_of(row)
     if replicas := _replicas(row, parallelism["dp"] * parallelism.get("cp", 1)):
         parallelism["replicas"] = replicas
@@ -117,11 +119,10 @@ def _machine(hardware: dict[str, Any]) -> Machine:
 
 def _refuse_what_is_not_modeled(row: MeasuredRow) -> None:
     """Raise for architectures, tasks and features that no config can express yet."""
-    attention, zero = row.text("attention_kind").lower(), row.text("zero_or_fsdp").lower()
+    zero = row.text("zero_or_fsdp").lower()
     precision = row.text("precision").lower()
     refusals = (
         (row.text("task").lower() == "lora", "LoRA"),
-        ("hybrid" in attention or "mamba" in attention, "hybrid layers"),
         ("a2a_p2p" in row.text("model_name").lower(), "context parallelism by a2a and p2p at once"),
         ("offload" in zero, "offloading"),
         ("not sharded" in precision, "BF16_Optimizer of DeepSpeed"),

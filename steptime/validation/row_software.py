@@ -14,7 +14,7 @@ from steptime.validation.row_experts import dispatch_of
 from steptime.validation.row_overlap import graphs_of, overlap_of
 
 _NO_PROFILE = (
-    "levanter", "t5x", "neuron", "mindspeed", "libai", "colossal", "easycontext", "llm.c",
+    "levanter", "t5x", "neuron", "libai", "colossal", "easycontext", "llm.c",
     "gigatron", "sagemaker",
 )  # fmt: skip
 """Frameworks whose kernels and schedules no profile describes."""
@@ -63,6 +63,7 @@ ROW_FRAMEWORKS = (
     RowFramework(r"may-jul 2021", "Megatron-LM 2020-2022", "megatron-deepspeed", own=False),
     RowFramework(r"megatron.*deepspeed|deepspeed.*megatron", "Megatron-DeepSpeed", "megatron-deepspeed"),
     RowFramework(r"deepspeed", "DeepSpeed", "deepspeed"),
+    RowFramework(r"mindspeed", "MindSpeed", "megatron-core", own=False),
     RowFramework(r"megatron-bridge", "Megatron-Bridge", "megatron-bridge"),
     RowFramework(r"nemo megatron", "NeMo Megatron 2022", "nemo-2022"),
     RowFramework(r"nemo", "NeMo", "nemo"),
@@ -228,7 +229,7 @@ def recompute_of(row: MeasuredRow, framework: RowFramework, assumed: list[str]) 
         return {"recompute": {"granularity": "selective", "modules": policy}}
     if re.fullmatch(r"full( ?\(.*\))?", said):
         return {"activation_checkpointing_type": "full"}
-    if framework.base in EAGER_TORCH and (per_op := row_native.recomputed_per_op(said)):
+    if framework.base in EAGER_TORCH and (per_op := row_native.recomputed_per_op(said, graph=row_native.traced(row))):
         return per_op
     if re.fullmatch(r"selective( \((recompute-activations|core attention)\))?", said) and framework.base.startswith(
         "megatron"

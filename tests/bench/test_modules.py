@@ -10,7 +10,7 @@ from steptime import estimate
 from steptime.base.config import ConfigError
 from steptime.bench.runnable import alone, as_run
 from steptime.bench.runs.block import OneBlock
-from steptime.bench.runs.chunks import CheckpointSpan, Slice, slices, spans_of
+from steptime.bench.runs.chunks import CheckpointSpan, ModelSlice, slices, spans_of
 from steptime.bench.runs.layouts import lay_out
 from steptime.bench.runs.modules import whole
 from steptime.bench.runs.step import allocated
@@ -91,7 +91,7 @@ def test_spans():
     assert spans_of(Recomputation("full", "block", (1, 4)), 1, 3) == [CheckpointSpan(1, True)] * 3
     assert spans_of(Recomputation("full", "block", (1,)), 0, 2) == [CheckpointSpan(1, True), CheckpointSpan(1, False)]
     assert spans_of(Recomputation(), 0, 2) == [CheckpointSpan(1, False)] * 2
-    assert Slice(0, 0, [CheckpointSpan(2, True), CheckpointSpan(1, True)], embedding=False, head=False).layers == 3
+    assert ModelSlice(0, 0, [CheckpointSpan(2, True), CheckpointSpan(1, True)], embedding=False, head=False).layers == 3
 
 
 @pytest.mark.parametrize("kind", ["selective", "full"])

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steptime.bench import reduce
-from steptime.bench.reduce import Spread, over_ranks, slowest
+from steptime.bench.reduce import RankSpread, over_ranks, slowest
 
 SCRIPT = """
 import json, sys
@@ -65,8 +65,8 @@ def test_two_ranks(tmp_path):
 
 def test_one_process_needs_no_group():
     assert over_ranks({"loss": 2, "none_yet": 0.0}) == {
-        "loss": Spread(2.0, 2.0, 2.0, 0.0),
-        "none_yet": Spread(0.0, 0.0, 0.0, 0.0),
+        "loss": RankSpread(2.0, 2.0, 2.0, 0.0),
+        "none_yet": RankSpread(0.0, 0.0, 0.0, 0.0),
     }
     assert slowest([1.0, 2.0]) == [1.0, 2.0]
     assert over_ranks({}) == {}
@@ -98,7 +98,7 @@ def test_weights_that_weigh_nothing(ranks, weights):
 
 def test_a_rank_without_samples_weighs_nothing(ranks):
     ranks(({"loss": 1.0}, {"loss": 4}), ({"loss": 9.0}, {"loss": 0}))
-    assert over_ranks({"loss": 1.0})["loss"] == Spread(1.0, 1.0, 9.0, 0.0)
+    assert over_ranks({"loss": 1.0})["loss"] == RankSpread(1.0, 1.0, 9.0, 0.0)
 
 
 def test_what_is_no_number_stays_none(ranks):

@@ -256,6 +256,8 @@ def deepspeed(folder, stage):
     import deepspeed
     import torch
 
+    # no extension for shared memory: compiled for minutes, under a lock in the home directory that a killed run leaves
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     model = perceptron()
     config = {"train_batch_size": 1, "bf16": {"enabled": True}, "zero_optimization": {"stage": stage}}
     config["optimizer"] = {"type": "Adam", "params": {"torch_adam": True}}

@@ -23,7 +23,7 @@ ORDER = [
         "nemo",
     ),
     "torchtitan",
-    "trainer_files",
+    *("trainer_files", "figures", "adapters"),
     "trainers",
     *("read", "plan_yaml", "write"),
 ]

@@ -1,13 +1,14 @@
 """Files of trainers that a table of keys alone translates: what each says, by hand, and what it asks for."""
 
 import pytest
-from launch_readings import DATA, HARDWARE, REFUSED
+from launch_readings import DATA, HARDWARE
 
 from steptime.base.config import ConfigError
 from steptime.launch.keys import load_table
 from steptime.launch.named_models import preset_of
 from steptime.launch.read import TABLES, kind_of, read, read_as
 from steptime.launch.reading import to_job
+from steptime.model.lora import EVERY
 from steptime.validation.logged import compare, read_run
 
 FOLDER = DATA / "trainers"
@@ -72,9 +73,10 @@ def test_a_launcher_of_its_own_takes_the_devices_of_one_node_and_says_so(name):
     assert any(note.startswith("number of devices not stated, so 8: ") for note in found.notes)
 
 
-def test_adapters_are_refused_in_one_line():
-    line = "adapter lora: adapters over frozen weights (LoRA): every weight is counted as trained"
-    assert problems("axolotl.yaml", parallelism__dp=8) == [line + REFUSED]
+def test_adapters_of_a_file_are_the_plans():
+    found = job("axolotl.yaml", parallelism__dp=8).model
+    assert found.lora is not None
+    assert (found.n_layers, found.lora.rank, found.lora.targets) == (32, 16, list(EVERY))
 
 
 def test_zero_by_the_name_of_a_file_is_told_and_a_file_beside_goes_before_it(tmp_path):
@@ -190,19 +192,54 @@ def test_what_is_no_number_and_no_toml_is_a_line(kind, name, text, line):
         to_job(read_as(kind, name, text, {}, {"hardware.node_type": "dgx-h100"}), {"hardware.node_type": "dgx-h100"})
 
 
-LORA = "adapters over frozen weights (LoRA)"
-FINE_TUNING = [
-    # a file of each trainer, and the words of its one line
-    ("stage: sft\nfinetuning_type: lora\nlora_rank: 8\nmodel_name_or_path: Qwen/Qwen2-7B\ncutoff_len: 2048\n", LORA),
-    ("base_model: Qwen/Qwen2-7B\nadapter: lora\nlora_r: 16\nsequence_len: 2048\nmicro_batch_size: 1\n", LORA),
-    ("swift sft --model Qwen/Qwen2-7B --train_type lora --max_length 2048 --model_name own --model_author me\n", LORA),
+ADAPTERS = [
+    # a file of each trainer, and its adapters: the defaults of LLaMA-Factory, Axolotl, ms-swift and TRL are their own
+    ("stage: sft\nfinetuning_type: lora\nlora_rank: 8\nmodel_name_or_path: Qwen/Qwen2-7B\ncutoff_len: 2048\n",
+     (8, list(EVERY), 0.0, None)),
+    (("stage: sft\nfinetuning_type: lora\nlora_rank: 64\nlora_target: q_proj,v_proj\nquantization_bit: 4\n"
+     "model_name_or_path: Qwen/Qwen2-7B\ncutoff_len: 2048\n"), (64, ["q_proj", "v_proj"], 0.0, "nf4")),
+    (("base_model: Qwen/Qwen2-7B\nadapter: lora\nlora_r: 16\nlora_dropout: 0.05\nlora_target_modules: [q_proj, o_proj]\n"
+     "sequence_len: 2048\nmicro_batch_size: 1\n"), (16, ["q_proj", "o_proj"], 0.05, None)),
+    (("base_model: Qwen/Qwen2-7B\nadapter: qlora\nload_in_4bit: true\nlora_r: 32\nlora_target_linear: true\nsequence_len: 2048\n"
+     "micro_batch_size: 1\n"), (32, list(EVERY), 0.0, "nf4")),
+    ("swift sft --model Qwen/Qwen2-7B --train_type lora --max_length 2048 --model_name own --model_author me\n",
+     (8, list(EVERY), 0.05, None)),
     (("torchrun --nproc_per_node 8 train.py --model_name_or_path Qwen/Qwen2-7B --per_device_train_batch_size 1 "
-     "--max_seq_length 2048 --use_peft_lora True --lora_r 8\n"), LORA),
+     "--max_seq_length 2048 --use_peft_lora True --lora_r 8\n"), (8, ["q_proj", "v_proj"], 0.05, "fp32")),
     # FastChat's train_lora.py and DeepSpeed-Chat's --lora_dim know no switch
     (("torchrun --nproc_per_node 8 train_lora.py --model_name_or_path lmsys/vicuna-7b-v1.5 --per_device_train_batch_size 1 "
-     "--model_max_length 2048 --lora_r 8\n"), LORA),
+     "--model_max_length 2048 --lora_r 8 --bf16 True\n"), (8, ["q_proj", "v_proj"], 0.05, "fp32")),
     (("deepspeed --num_gpus 8 main.py --model_name_or_path Qwen/Qwen2-7B --per_device_train_batch_size 1 --max_seq_len 2048 "
-     "--lora_dim 128 --zero_stage 3 --deepspeed\n"), LORA),
+     "--lora_dim 128 --zero_stage 3 --deepspeed\n"), (128, ["q_proj", "v_proj"], 0.05, None)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "said"), ADAPTERS)
+def test_adapters_of_each_trainer(tmp_path, text, said):
+    path = tmp_path / "job"
+    path.write_text(text, encoding="utf-8")
+    sets = HARDWARE | {"parallelism.dp": 8}
+    found = to_job(read("auto", str(path), sets), sets).model.lora
+    assert (found.rank, found.targets, found.dropout, found.base_dtype) == said
+
+
+def test_another_model_keeps_the_files_adapters(tmp_path):
+    path = tmp_path / "job"
+    path.write_text(ADAPTERS[2][0], encoding="utf-8")
+    sets = HARDWARE | {"parallelism.dp": 8, "model": "llama3-8b"}
+    found = to_job(read("auto", str(path), sets), sets).model
+    assert (found.name, found.lora.rank) == ("llama3-8b", 16)
+
+
+FINE_TUNING = [
+    # trained in part, and the words of its one line
+    ("base_model: Qwen/Qwen2-7B\nadapter: ia3\nsequence_len: 2048\nmicro_batch_size: 1\n", "by another way than LoRA"),
+    ("base_model: Qwen/Qwen2-7B\nadapter: lora\nload_in_8bit: true\nlora_r: 8\nsequence_len: 2048\nmicro_batch_size: 1\n",
+     "quantized frozen weights"),
+    ("base_model: Qwen/Qwen2-7B\nadapter: lora\nlora_modules_to_save: [lm_head]\nsequence_len: 2048\nmicro_batch_size: 1\n",
+     "weights trained whole beside adapters"),
+    (("base_model: mistralai/Mixtral-8x7B-v0.1\nadapter: lora\nlora_r: 8\nsequence_len: 2048\nmicro_batch_size: 1\n"
+     "fsdp: full_shard\nfsdp_version: 2\n"), "adapters are modeled on dense layers with gqa alone"),
     ("model_name_or_path: Qwen/Qwen2-7B\nper_device_train_batch_size: 1\nmax_length: 2048\nspectrum_config_path: a.yaml\n",
      "frozen weights"),
     ("stage: sft\nfinetuning_type: full\nmixture_of_depths: convert\nmodel_name_or_path: Qwen/Qwen2-7B\ncutoff_len: 2048\n",
@@ -211,7 +248,7 @@ FINE_TUNING = [
 
 
 @pytest.mark.parametrize(("text", "words"), FINE_TUNING)
-def test_what_is_not_trained_whole_is_one_line(tmp_path, text, words):
+def test_what_is_trained_in_another_way_is_one_line(tmp_path, text, words):
     path = tmp_path / "job"
     path.write_text(text, encoding="utf-8")
     sets = HARDWARE | {"parallelism.dp": 8}

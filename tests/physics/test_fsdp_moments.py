@@ -14,7 +14,7 @@ from walked_moments import LAYER, Every
 
 from steptime.fsdp.groups import Buffers
 from steptime.fsdp.memory_walk import Wrapped, backward, forward
-from steptime.fsdp.pipeline_chunks import ChunkBytes, Gradients, Passing, chunk_bytes
+from steptime.fsdp.pipeline_chunks import Gradients, Passing, ShardedChunk, chunk_bytes
 from steptime.job.assembly import Assembly
 from steptime.memory.ledger import PartMemory, Peak
 from steptime.memory.part_memories import PartMemories
@@ -159,13 +159,13 @@ def test_the_heads_backward_stands_beside_what_is_gathered():
     assert head[0].saved == head[1].saved > 3_016
 
 
-def first_chunk() -> ChunkBytes:
+def first_chunk() -> ShardedChunk:
     """The first stage's chunk of two layers; its output 5,000 B, gradients of the head's parameters 1,300.
 
     The last gradient of each layer has 70 B, of the root 200. The embedding keeps 16, has 900 in backward; the end 40 and 140.
     """
     assembly = Assembly(job("fsdp2", seqlen=2, microbatches=2, dp=2, pp=2, fsdp={"reduce_dtype": "fp32"}))
-    return ChunkBytes(
+    return ShardedChunk(
         assembly=assembly,
         chunk=assembly.stages[0][0],
         keeps_sent=False,

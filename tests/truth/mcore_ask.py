@@ -116,6 +116,7 @@ def experts(said):
         "experts_per_token": said["moe_router_topk"],
         "n_shared_experts": 1 if shared else 0,
         "shared_expert_inter_sz": shared,
+        "latent_sz": said.get("moe_latent_size"),
         "shared_expert_gate": said.get("moe_shared_expert_gate", False),
         "score_function": said.get("moe_router_score_function", "softmax"),
         "pre_softmax": said.get("moe_router_pre_softmax", False),

@@ -206,8 +206,16 @@ def extensions():
 
 def install():
     """Close the gaps, once Megatron is imported."""
-    from megatron.core.transformer.moe import moe_utils, token_dispatcher
+    from megatron.core.post_training.modelopt.layers import Linear
+    from megatron.core.transformer.moe import moe_layer, moe_utils, token_dispatcher
 
+    class Whole(Linear):
+        """TELinear on every rank alike, as the down projections of latent attention."""
+
+        def __init__(self, *args, parallel_mode, **kwargs):
+            super().__init__(*args, **kwargs)
+
+    moe_layer.HAVE_TE, moe_layer.TELinear = True, Whole
     torch.cuda.Stream = torch.cuda.Event = Stream
     torch.cuda.current_stream = torch.cuda.default_stream = lambda *_: Stream()
     torch.cuda.stream = lambda *_: contextlib.nullcontext()

@@ -66,6 +66,8 @@ ROUTERS = {
     "shared": SHARED,
     "shared, gated": {**SHARED, "moe_shared_expert_gate": True},
     "shared, overlapped": {**SHARED, "moe_shared_expert_overlap": True},
+    "latent": {"moe_latent_size": 24},
+    "latent, shared": {**SHARED, **SIGMOID, "moe_latent_size": 24, "moe_router_dtype": "fp32"},
     "fused": {"moe_permute_fusion": True},
     "fused, fp32": {"moe_permute_fusion": True, "moe_router_dtype": "fp32"},
     "deterministic": {"deterministic": True},
@@ -118,6 +120,8 @@ def variants():
     found |= {f"recompute {'+'.join(m)}": {**SHARED, "recompute": m} for m in RECOMPUTED}
     found |= {"allgather, recompute moe": {**GATHER, "recompute": ("moe",)}}
     found |= {"flex": FLEX, "flex, fused": {**FLEX, "moe_permute_fusion": True}}
+    found |= {"flex, latent": {**FLEX, **SHARED, "moe_latent_size": 24}}
+    found |= {"latent, recompute moe": {"moe_latent_size": 24, "recompute": ("moe",)}}
     found |= {"flex, strided": {**FLEX, "stride": 4}, "flex, top 4": {**FLEX, "moe_router_topk": 4}}
     return found
 
@@ -195,7 +199,7 @@ def received(layout, answer):
 def test_saved_bytes_collectives_and_parameters(layout, variant, monkeypatch):
     c, answer = config(layout, variant), checked(answers(layout)[variant])
     if c["moe"]["moe_token_dispatcher_type"] == "flex":
-        rows = received(layout, answer) / (2 * c["h"])
+        rows = received(layout, answer) / (2 * c["moe"].get("moe_latent_size", c["h"]))
         monkeypatch.setattr("steptime.model.dispatch.arriving", lambda _: rows)
     ours, seen, ops = our_layer(layout, c)
     modules = frozenset(c.get("recompute", {}).get("modules", ()))

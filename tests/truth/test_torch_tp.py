@@ -6,6 +6,9 @@ from collections import Counter
 
 import pytest
 import torch
+from mcore_peak import Live
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import Shard as OnDim
 from torch.distributed.tensor.parallel import loss_parallel
 from torch_blocks import Kernels
 from torch_fsdp import Fsdp, sharded, world
@@ -78,3 +81,40 @@ def test_collectives_and_saved_storages(model, kernels, tp, sp):
     assert Counter({(c.kind, c.bytes): n for c, n in seen.calls.items()}) == stated(model, kernels, shard)
     assert {c.ranks for c in seen.calls} == {tp}
     assert kept_by_torch(saved) == kept_by_model(model, kernels, shard)
+
+
+class Inside(Live):
+    """Sees what DTensor's ops run on local tensors; shapes that it propagates without data do not count."""
+
+    def look(self, op):
+        self.alive = {key: ref for key, ref in self.alive.items() if (made := ref()) and made.device.type != "meta"}
+        super().look(op)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if any(issubclass(t, DTensor) for t in types):
+            return NotImplemented
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+@pytest.mark.parametrize("tp", [2, 4])
+def test_fp32_copies_of_the_logits_at_the_peaks_of_the_loss(tp):
+    """Forward three: upcast, shifted, exponentials. Backward four: log-probabilities, zeros, exponentials, their sum.
+
+    Besides these, torch holds a few values per token.
+    """
+    words = 8192
+    with world(1, tp) as mesh:
+        local = torch.zeros(BATCH * SEQLEN, words // tp, dtype=torch.bfloat16, requires_grad=True)
+        logits = DTensor.from_local(local, mesh["tp"], [OnDim(1)], run_check=False)
+        targets = torch.zeros(BATCH * SEQLEN, dtype=torch.long)
+        with loss_parallel(), Inside([local]) as live:
+            loss = torch.nn.functional.cross_entropy(logits.float(), targets)
+            forward_peak, _ = live.restart()
+            loss.backward()
+    copy = 4 * BATCH * SEQLEN * words // tp
+    assert (forward_peak // copy, live.most // copy) == (3, 4)
+    model = LLAMA.model_copy(update={"vocab_sz": words})
+    ops = {op.name: op for op in head_ops(model, shard_of(model, Kernels(), BATCH, SEQLEN, tp=tp, sp=True))}
+    # beside the upcast and the log-probabilities (and the logits that the caller holds), and beside three in backward
+    softmax = ops["loss.log_softmax"]
+    assert (softmax.forward_temp_bytes - copy / 2, softmax.backward_temp_bytes) == (copy, copy)

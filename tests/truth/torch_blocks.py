@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from torch_lora import adapt, with_gradient
 
 from steptime.bench.runs.probes import LiveBytes
 from steptime.model.model import Model
@@ -256,6 +257,8 @@ class Block(nn.Module):
         self.p = model.dropout
         self.norm1, self.attn = Norm(model.hidden_sz, model, kernels), Attention(model, kernels)
         self.norm2, self.mlp = Norm(model.hidden_sz, model, kernels), Mlp(model, kernels)
+        if model.lora is not None:
+            adapt(self, model.lora)
 
     def forward(self, x: Tensor, cos: Tensor | None, sin: Tensor | None, mask: Tensor) -> Tensor:
         x = x + dropout(self.attn(self.norm1(x), cos, sin, mask), self.p)
@@ -276,6 +279,12 @@ class Transformer(nn.Module):
         self.head = nn.Linear(model.hidden_sz, model.vocab_sz, bias=False)
         if model.tie_embeddings:
             self.head.weight = self.tokens.weight
+        if model.lora is not None:
+            for module in (self.tokens, self.norm, self.head):
+                module.requires_grad_(False)
+            if self.positions is not None:
+                self.positions.requires_grad_(False)
+            self.tokens.register_forward_hook(with_gradient)
         cos, sin, mask = (None if t is None else t.to(kernels.dtype) for t in tables(model, seqlen))
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)

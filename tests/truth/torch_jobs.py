@@ -80,7 +80,7 @@ def step(module: nn.Module, batch: int, seqlen: int, layout: Layout) -> Held:
     optimizer = torch.optim.AdamW(module.parameters(), foreach=True)
     tp = layout.tp > 1
     if layout.fsdp is None:
-        for param in module.parameters():
+        for param in (p for p in module.parameters() if p.requires_grad):
             param.grad = torch.zeros_like(param)
     else:
         run(module, batch, seqlen, tp=tp)

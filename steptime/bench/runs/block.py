@@ -14,7 +14,7 @@ from steptime.base.config import ConfigError
 from steptime.bench.runnable import RECOMPUTES, RecomputeChoice, alone, unsupported
 from steptime.bench.runs.chunks import plan_of
 from steptime.bench.runs.clock import Timing, measure
-from steptime.bench.runs.modules import Block, building, tables
+from steptime.bench.runs.modules import TorchBlock, building, tables
 from steptime.bench.runs.probes import Saved
 from steptime.job.job import Job
 
@@ -41,7 +41,7 @@ class OneBlock:
         plan = plan_of(job)
         self.again = plan.recompute.granularity == "full"
         with building(plan.dtype, device):
-            self.block, self.tables = Block(plan), tables(plan)
+            self.block, self.tables = TorchBlock(plan), tables(plan)
         shape = (job.data.microbatch_sz, job.data.seqlen, job.model.hidden_sz)
         self.x = torch.randn(shape, dtype=plan.dtype, device=device, requires_grad=True)
         self.grad = torch.randn(shape, dtype=plan.dtype, device=device)

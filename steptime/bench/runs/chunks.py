@@ -41,7 +41,7 @@ class CheckpointSpan(NamedTuple):
     checkpointed: bool
 
 
-class Slice(NamedTuple):
+class ModelSlice(NamedTuple):
     """One model chunk: `layers` blocks from number `first` on, possibly with embedding or head."""
 
     depth: int
@@ -56,13 +56,13 @@ class Slice(NamedTuple):
         return sum(span.blocks for span in self.spans)
 
 
-def slices(job: Job) -> list[Slice]:
+def slices(job: Job) -> list[ModelSlice]:
     """The pp*vpp chunks of a job in depth order."""
-    found: list[Slice] = []
+    found: list[ModelSlice] = []
     first = 0
     for chunk in Assembly(job).chunks:
         spans = spans_of(job.recompute, chunk.depth, chunk.layers)
-        found.append(Slice(chunk.depth, first, spans, chunk.embedding, chunk.head))
+        found.append(ModelSlice(chunk.depth, first, spans, chunk.embedding, chunk.head))
         first += chunk.layers
     return found
 

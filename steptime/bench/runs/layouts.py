@@ -30,7 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from steptime.base.config import ConfigError
 from steptime.bench.runnable import layout_name, unsupported
-from steptime.bench.runs.chunks import Slice, plan_of, slices
+from steptime.bench.runs.chunks import ModelSlice, plan_of, slices
 from steptime.bench.runs.modules import INIT_STD, Transformer, building, tables
 from steptime.bench.runs.operands import torch_dtype
 from steptime.fsdp import options
@@ -130,7 +130,7 @@ def make_mesh(job: Job, device_type: str) -> DeviceMesh | None:
     return init_device_mesh(device_type, (p.pp, p.dp, p.tp), mesh_dim_names=("pp", "dp", "tp"))
 
 
-def materialized(job: Job, chunk: Slice, mesh: DeviceMesh | None, device: torch.device, seed: int) -> Transformer:
+def materialized(job: Job, chunk: ModelSlice, mesh: DeviceMesh | None, device: torch.device, seed: int) -> Transformer:
     """One model chunk: split by tp, sharded by FSDP2, then given storage and weights."""
     with building(torch_dtype(job.software.states.param_dtype), "meta"):
         part = Transformer(plan_of(job), chunk)

@@ -14,7 +14,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from steptime.bench.runs.chunks import ModulePlan, Slice, plan_of, slices
+from steptime.bench.runs.chunks import ModelSlice, ModulePlan, plan_of, slices
 from steptime.bench.runs.operands import torch_dtype
 from steptime.job.job import Job
 from steptime.model.model import Model
@@ -135,7 +135,7 @@ class Mlp(nn.Module):
         return out
 
 
-class Block(nn.Module):
+class TorchBlock(nn.Module):
     """Attention and MLP, each after a norm, each added to its input."""
 
     def __init__(self, plan: ModulePlan) -> None:
@@ -153,7 +153,7 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """A model, or one pipeline stage's chunk of it."""
 
-    def __init__(self, plan: ModulePlan, chunk: Slice) -> None:
+    def __init__(self, plan: ModulePlan, chunk: ModelSlice) -> None:
         super().__init__()
         self.plan, self.chunk = plan, chunk
         model = plan.model
@@ -162,7 +162,7 @@ class Transformer(nn.Module):
         learned = chunk.embedding and model.learned_positions
         self.positions = nn.Embedding(rows, model.hidden_sz) if learned else None
         # named by their position in the whole model, so that a parameter has one name in every layout
-        self.blocks = nn.ModuleDict({str(chunk.first + i): Block(plan) for i in range(chunk.layers)})
+        self.blocks = nn.ModuleDict({str(chunk.first + i): TorchBlock(plan) for i in range(chunk.layers)})
         self.norm = Norm(model.hidden_sz, model) if chunk.head else None
         self.head = nn.Linear(model.hidden_sz, model.vocab_sz, bias=False) if chunk.head else None
         self.tie()
@@ -227,7 +227,7 @@ def whole(job: Job, device: torch.device | str = "cpu") -> Transformer:
     """The whole model of a job on one device, parameters in their stored dtype, whatever its layout."""
     spans = [span for chunk in slices(job) for span in chunk.spans]
     with building(torch_dtype(job.software.states.param_dtype), device):
-        return Transformer(plan_of(job), Slice(0, 0, spans, embedding=True, head=True))
+        return Transformer(plan_of(job), ModelSlice(0, 0, spans, embedding=True, head=True))
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from steptime.base.config import ConfigError
 from steptime.base.words import counted
-from steptime.bench.trace.axes import Axes
+from steptime.bench.trace.axes import TracedAxes
 from steptime.bench.trace.intervals import PartInterval, device_part, host_intervals, share_out
 from steptime.bench.trace.issuers import with_issuers
 from steptime.bench.trace.names import COMM, WORK
@@ -103,7 +103,7 @@ class Attribution(NamedTuple):
     """Assumptions made, and what cannot be determined."""
 
 
-class Timeline(NamedTuple):
+class RankTimeline(NamedTuple):
     """A rank's intervals and steps [ns]."""
 
     trace: Trace
@@ -129,7 +129,7 @@ def attribute(traces: list[Trace], job: Job, predicted: Time) -> Attribution:
     wrong = [t for t in traces if t.world_size not in {None, devices} or t.rank >= devices]
     if wrong:
         raise ConfigError(_not_of_this_job(trace, devices) for trace in wrong)
-    axes = Axes(job)
+    axes = TracedAxes(job)
     lines = [timeline(trace, axes) for trace in traces]
     ranks = [rank_step(line) for line in lines]
     busiest = max(ranks, key=lambda rank: (rank.work_s, -rank.rank))
@@ -142,7 +142,7 @@ def _not_of_this_job(trace: Trace, devices: int) -> str:
     return f"{trace.path}: {what}, but the config has {counted(devices, 'device')} (tp cp pp dp); give the config of that run"
 
 
-def timeline(trace: Trace, axes: Axes) -> Timeline:
+def timeline(trace: Trace, axes: TracedAxes) -> RankTimeline:
     """A rank's work, communication and launches as intervals, and the limits of its steps."""
     launched: dict[int, Frame] = {}
     intervals = host_intervals(trace, launched)
@@ -152,7 +152,7 @@ def timeline(trace: Trace, axes: Axes) -> Timeline:
         intervals.append(PartInterval(work.start, work.end, part, work.kind or work.name))
         if work.kind:
             calls.append((part, work))
-    return Timeline(trace, intervals, dict(_windows(trace, launched)), calls, launched)
+    return RankTimeline(trace, intervals, dict(_windows(trace, launched)), calls, launched)
 
 
 def _windows(trace: Trace, launched: dict[int, Frame]) -> Iterator[tuple[int | None, StepWindow]]:
@@ -184,7 +184,7 @@ def _windows(trace: Trace, launched: dict[int, Frame]) -> Iterator[tuple[int | N
         yield step.number, (begin, end)
 
 
-def rank_step(line: Timeline) -> RankStep:
+def rank_step(line: RankTimeline) -> RankStep:
     """The median step of a rank: exposed seconds by part, and what communication hid."""
     by_length = sorted(line.windows, key=lambda number: line.windows[number][1] - line.windows[number][0])
     number = by_length[(len(by_length) - 1) // 2]
@@ -213,7 +213,7 @@ def rank_step(line: Timeline) -> RankStep:
     )
 
 
-def _collectives(line: Timeline, inside: list[PartInterval], window: StepWindow) -> list[CollectiveTime]:
+def _collectives(line: RankTimeline, inside: list[PartInterval], window: StepWindow) -> list[CollectiveTime]:
     """By axis and kind, most exposed first."""
     calls: Counter[tuple[str, str]] = Counter()
     size: Counter[tuple[str, str]] = Counter()
@@ -264,7 +264,7 @@ def compare(predicted: Time, rank: RankStep) -> list[PartRow]:
     return sorted(rows, key=lambda row: (-abs(row.difference_s), row.part))
 
 
-def _notes(lines: list[Timeline], ranks: list[RankStep], rows: list[PartRow], devices: int) -> list[str]:
+def _notes(lines: list[RankTimeline], ranks: list[RankStep], rows: list[PartRow], devices: int) -> list[str]:
     """Notes that a reader needs to interpret the table."""
     shown = {row.part: row for row in rows}
     notes = []

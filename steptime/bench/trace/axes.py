@@ -15,7 +15,7 @@ _SENDS = {"send", "recv", "sendrecv", "send_recv", "batch_isend_irecv", "coalesc
 _WORDS = {"tp": "tensor", "cp": "context", "pp": "pipeline", "dp": "data"}
 
 
-class Axes:
+class TracedAxes:
     """The axes of one job; `notes` collects assumptions about groups without a telling name."""
 
     def __init__(self, job: Job) -> None:

@@ -39,6 +39,7 @@ def expert_section(keys: JobKeys, ffn: int) -> dict[str, Any]:
     moe: dict[str, Any] = {
         "n_experts": keys.count("num_experts"),
         "expert_inter_sz": width,
+        "latent_sz": keys.whole("moe_latent_size"),
         "experts_per_token": keys.count("moe_router_topk"),
         "n_dense_layers": layers.pop("n_dense_layers", None),
         "score_function": keys.word("moe_router_score_function"),

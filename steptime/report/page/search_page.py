@@ -81,7 +81,7 @@ def _sections(found: Search, best: Layout, top: int) -> list[Html]:
 
 def _section(of: ReportSection) -> Html:
     if isinstance(of, FactList):
-        return section("nothing", "Nothing fits", facts(of))
+        return section("nothing", of.facts[0].label.capitalize(), facts(of))
     return section(of.title.split(",", 1)[0].replace(" ", "-"), of.title, plain_table(of._replace(title="")))
 
 

@@ -1,0 +1,92 @@
+"""Adapters over frozen weights (LoRA, QLoRA) as trainers name them, as the `model.lora` of a plan."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from steptime.launch.figures import Figures
+from steptime.model.lora import EVERY, MLP, QKV
+
+PARTLY = "weights trained in part by another way than LoRA: every weight is counted as trained"
+DTYPES = {"bf16": "bf16", "bfloat16": "bf16", "float32": "fp32", "fp32": "fp32", "float16": "fp16", "fp16": "fp16"}
+"""Words for the dtype of weights as they are loaded."""
+WHOLE = frozenset({"full", "freeze_none"})
+"""Words of a method that trains every weight."""
+
+NAMES: dict[str, tuple[str, ...]] = {
+    **{name: (name,) for name in EVERY},
+    **dict.fromkeys(("all", "all-linear", "all_linear", "true"), EVERY),
+    **dict.fromkeys(
+        ("qkv_proj", "query_key_value", "c_attn", "w_pack", "qkv", "linear_qkv", "attention.query_key_value"), QKV
+    ),
+    **dict.fromkeys(("gate_up_proj", "linear_fc1", "fc1"), MLP[:2]),
+    **dict.fromkeys(("o", "dense", "linear_proj", "out_proj"), ("o_proj",)),
+    **dict.fromkeys(("dense_4h_to_h", "linear_fc2", "fc2"), ("down_proj",)),
+    **dict.fromkeys(("dense_h_to_4h",), ("up_proj",)),
+}
+"""Projections by the names that models and trainers have for them."""
+
+
+def words_of(said: Any) -> list[str]:
+    """Names of modules: a list, or one string of them."""
+    names = said if isinstance(said, list) else re.split(r"[,\s]+", str(said).strip("[]() "))
+    return [str(name).strip("'\" ") for name in names if str(name).strip("'\" ")]
+
+
+def lora_section(said: Mapping[str, Any], usual: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The section, and names of modules that are no projection of a layer.
+
+    `said`: rank, targets and dropout as a file has them, None where it has none; `usual`: the trainer's defaults.
+
+    >>> lora_section({"rank": 16, "targets": "q_proj,lm_head"}, {"rank": 8, "dropout": 0.0})
+    ({'rank': 16, 'targets': ['q_proj'], 'dropout': 0.0}, ['lm_head'])
+    """
+    figures = {key: usual.get(key) if said.get(key) is None else said[key] for key in ("rank", "targets", "dropout")}
+    names = words_of(figures["targets"] or "all")
+    unknown = [name for name in names if name.lower() not in NAMES]
+    targets = [target for target in EVERY if any(target in NAMES.get(name.lower(), ()) for name in names)]
+    return {"rank": figures["rank"], "targets": targets, "dropout": figures["dropout"] or 0.0}, unknown
+
+
+def switch(found: Figures) -> str:
+    """The figure that switches adapters on: a method, else a rank alone."""
+    return "@adapter" if "@adapter" in found.figures else "@adapter_rank"
+
+
+def adapted(found: Figures) -> bool:
+    """Whether the files train adapters, or weights in part another way."""
+    return found.on(switch(found)) and str(found.get(switch(found))).lower() not in WHOLE
+
+
+def put_adapters(found: Figures, config: dict[str, Any]) -> None:
+    """Put the adapters of a job into its config, and what they are stored in; what is no LoRA is left out with its reason.
+
+    Source of the dtypes: peft tuners_utils.py, cast_adapter_dtype (adapters in fp32, whatever the weights are in).
+    """
+    keys, table = found.keys, found.keys.table.raw
+    bits = str(found.get("@base_bits")).lower()
+    if found.on("@base_bits") and (bits not in {"4", "true"} or not adapted(found)):
+        keys.leave_out(found.figures["@base_bits"], "quantized frozen weights")
+    if not adapted(found):
+        return
+    by = switch(found)
+    word = str(found.get(by)).lower()
+    if by == "@adapter" and word not in {"lora", "qlora", "true"}:
+        keys.leave_out(found.figures[by], PARTLY)
+        return
+    usual = table.get("adapters") or {}
+    said = {name: found.get(f"@adapter_{name}") for name in ("rank", "targets", "dropout")}
+    section, unknown = lora_section(said | ({"targets": "all"} if found.on("@adapter_everywhere") else {}), usual)
+    if unknown:
+        keys.leave_out(found.figures["@adapter_targets"], f"adapters of {', '.join(unknown)}")
+    loaded = DTYPES.get(str(found.get("@weights")).lower().removeprefix("torch."), usual.get("base"))
+    if word == "qlora" or (found.on("@base_bits") and bits in {"4", "true"}):
+        section["base_dtype"] = "nf4"
+    elif loaded and not found.on("@deepspeed"):
+        section["base_dtype"] = loaded
+    if config["performance"]["software"] == table["software"]["default"] and not found.on("@pure_bf16"):
+        config["performance"] |= dict.fromkeys(("param_dtype", "main_grad_dtype", "moment_dtype"), "fp32")
+    model = config["model"]
+    config["model"] = ({"preset": model} if isinstance(model, str) else model) | {"lora": section}

@@ -1,0 +1,34 @@
+"""Figures of a trainer's job, by the keys of its files that say them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from steptime.launch.job_keys import JobKeys
+
+_OFF = frozenset({"false", "none", "null", "", "0", "auto", "no", "[]", "{}"})
+
+
+class Figures:
+    """What the keys of a file say about figures that a plan is worked out of (names that begin with @)."""
+
+    def __init__(self, keys: JobKeys) -> None:
+        """None yet."""
+        self.keys = keys
+        self.figures: dict[str, str] = {}
+        """@figure -> the key that says it."""
+
+    def get(self, figure: str) -> Any:
+        """What a figure's key says; None where none does."""
+        return self.keys.get(self.figures[figure]) if figure in self.figures else None
+
+    def on(self, figure: str) -> bool:
+        """Whether a figure's switch is on."""
+        value = self.get(figure)
+        return value is not None and str(value).lower() not in _OFF
+
+    def whole(self, figure: str) -> int | None:
+        """A figure's whole number; None where it is not given or left to another file."""
+        return (
+            None if figure not in self.figures or self.get(figure) == "auto" else self.keys.whole(self.figures[figure])
+        )

@@ -1,0 +1,41 @@
+"""Activation memory of a forward pass over the ops of one part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from steptime.base.num import Num
+from steptime.memory.ledger import NO_BYTES, Ledger, Peak
+from steptime.model.ops import Attention, Gemm, Move, Op
+from steptime.model.scans import Chunked, Scan
+
+
+def walk_forward(ops: list[Op], sizes: dict[str, Num], kept: list[str], x: str, out: str) -> Peak:
+    """The peak of a forward."""
+    peak = NO_BYTES
+    for ledger in forward_steps(ops, sizes, kept, x, out):
+        peak = ledger.peak
+    return peak
+
+
+def forward_steps(ops: list[Op], sizes: dict[str, Num], kept: list[str], x: str, out: str) -> Iterator[Ledger]:
+    """Forward op by op: outputs are allocated, and freed after their last reader unless kept or passed on."""
+    last_use = {name: i for i, op in enumerate(ops) for name in op.inputs}
+    stay = {*kept, out}
+    ledger = Ledger(sizes[x])
+    for i, op in enumerate(ops):
+        made = [t.name for t in op.allocates]
+        ledger.bytes = ledger.bytes + sum([sizes[name] for name in made])
+        ledger.mark(op.name, forward_temp(op))
+        gone = [name for name in made if name not in last_use] + [
+            name for name in dict.fromkeys(op.inputs) if last_use[name] == i
+        ]
+        ledger.bytes = ledger.bytes - sum([sizes[name] for name in gone if name not in stay])
+        yield ledger
+
+
+def forward_temp(op: Op) -> Num:
+    """Bytes that exist only while an op runs forward."""
+    if isinstance(op, Gemm):
+        return op.temp_bytes
+    return op.forward_temp_bytes if isinstance(op, (Move, Attention, Scan, Chunked)) else 0.0

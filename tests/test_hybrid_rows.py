@@ -1,0 +1,50 @@
+"""Measured rows of hybrids: the shapes come from the preset of the model that a row names."""
+
+from __future__ import annotations
+
+import pytest
+
+from steptime.model.blocks import n_params
+from steptime.model.presets import load_model
+from steptime.validation.measurements import SkipRowError, shipped
+from steptime.validation.row_plan import to_config, to_job
+
+
+def row(name):
+    return next(r for r in shipped() if r.id == name)
+
+
+def test_preset_of_a_row():
+    """Nemotron 3 Nano on 8 B200 (MBRIDGE-111): 52 layers of the pattern, experts over 8 ranks, HybridEP."""
+    mapped = to_config(row("MBRIDGE-111"))
+    assert mapped.config["model"] == {"preset": "nemotron-3-nano-30b-a3b"}
+    assert "model: preset nemotron-3-nano-30b-a3b" in mapped.assumed
+    job = to_job(mapped)
+    assert (job.model.n_layers, job.parallelism.ep, job.software.moe.dispatcher) == (52, 8, "flex")
+
+
+def test_depths_of_the_recipe():
+    """Megatron-Bridge trains Super with two depths of multi-token prediction; NeMo's AutoModel row says it has no such layers."""
+    assert to_config(row("MBRIDGE-015")).config["model"] == {"preset": "nemotron-3-super-120b-a12b", "mtp": 2}
+    assert to_config(row("AUTOMODEL-001")).config["model"] == {"preset": "nemotron-3-super-120b-a12b"}
+
+
+def test_no_preset_of_that_name():
+    with pytest.raises(SkipRowError, match=r"hybrid layers of Nemotron-3-Ultra-550B-A55B, which is no preset"):
+        to_config(row("MBRIDGE-018"))
+
+
+def test_depth_of_a_hybrid_has_attention_and_experts():
+    """Nemotron 3 Super's depth ("*E") on h = 4096: two norms and a projection of 2h, attention (32 and 2 heads of 128), experts.
+
+    The projection 2 h^2; enorm, hnorm and the norm after, 3h; attention h (32 + 4) 128 + 32 * 128 h and a norm; experts as a
+    layer of theirs (512 of 2,688 on a latent of 1,024, two projections, a shared one of 5,376, a router, a norm). With the
+    120.67 B of the decoder that is 123.6 B, as the 124 B that the Hub counts for the weights with their one depth.
+    """
+    h = 4096
+    attention = h * (32 + 2 * 2) * 128 + 32 * 128 * h + h
+    experts = 2 * (1024 * 512 * 2688 + h * 1024 + h * 5376) + 512 * h + h
+    name = "nemotron-3-super-120b-a12b"
+    depth = n_params(load_model(name, mtp=1)) - n_params(load_model(name))
+    assert depth == 2 * h * h + 3 * h + attention + experts
+    assert round(n_params(load_model(name, mtp=1)) / 1e9) == 124
