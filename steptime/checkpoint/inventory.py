@@ -29,7 +29,7 @@ OF_WEIGHTS = ("gguf", "config", "params")  # what is said beside other weights d
 
 @dataclass(slots=True, eq=False)
 class IO:
-    """What was done to find out: files opened, bytes read, wall time [s]."""
+    """Cost of the summary: files opened, bytes read, wall time [s]."""
 
     files_opened: int = 0
     bytes_read: int = 0
@@ -84,7 +84,7 @@ class Inventory:
 
     @cached_property
     def restored(self) -> quantized.Restored:
-        """The model as it was before quantization: whole matrices in place of packed ones."""
+        """The model before quantization: full matrices in place of packed ones."""
         return quantized.restore(self.model, [section.facts for section in self.counted])
 
     @cached_property
@@ -226,7 +226,7 @@ class Inventory:
 
     @cached_property
     def adapter(self) -> dict[str, Any] | None:
-        """What the largest set is, where it is an adapter: its kind, rank, targets and base."""
+        """Kind, rank, targets and base model of the largest set if it is an adapter, else None."""
         return adapter.describe(self.counted[0]) if self.counted else None
 
     @property

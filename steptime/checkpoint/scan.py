@@ -1,4 +1,4 @@
-"""Reading many files: in order where that is fast, through a pool of threads where each open waits for a network."""
+"""Reads many files: one by one on fast storage, with a thread pool where opening a file mostly waits."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class Scan:
             yield result
 
     def _mapped(self, one: Callable[[str], T], names: list[str]) -> Iterator[T]:
-        """One by one while files answer at once; by threads where the first few took more waiting than work."""
+        """Apply `one` to every name: with threads if the first few names spent more time waiting than working, else in order."""
         start, work = time.perf_counter(), time.thread_time()
         for name in names[:PROBE]:
             yield one(name)

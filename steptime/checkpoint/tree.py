@@ -47,13 +47,13 @@ class Node:
 _Branch = dict[str, Any]  # parts of a module: branches, groups, tensors, lists of the pieces of one tensor
 _Kinds = dict[object, int]
 _OWN: Any = object()
-"""Key of the tensor that a module itself is; no part of a name is equal to it."""
+"""Key of a tensor whose name is also a module; differs from every part of a name."""
 _NUMBERED = re.compile(r"(?:.*\.)?\d+(?=\.)")
-"""A name up to its last number that something follows: of the tensors of one layer or expert."""
+"""A name up to its last number that is followed by a dot: the prefix of one layer or expert."""
 
 
 _LIKE = attrgetter("shape", "global_shape", "dtype", "unique", "nbytes", "alias_of")
-"""What tensors of one name have in common where they fold."""
+"""Fields that must be equal for tensors to fold."""
 
 
 class _Group(NamedTuple):
@@ -62,12 +62,12 @@ class _Group(NamedTuple):
     tensors: list[StoredTensor]
     key: int
     start: int
-    """Where the names go on behind the module's own."""
+    """Index in the names at which the part below the module begins."""
 
 
 @dataclass(slots=True)
 class _Folding:
-    """What was folded so far: numbers of what is equal, and the node of each group."""
+    """State of folding: the numbers of equal nodes, and the node of each group."""
 
     kinds: _Kinds = field(default_factory=dict)
     nodes: dict[int, Node] = field(default_factory=dict)
@@ -179,7 +179,7 @@ def _of_group(name: str, group: _Group, folding: _Folding) -> Node:
 
 
 def _folded(name: str, branch: Any, folding: _Folding) -> Node:
-    """A branch as a node: first its children, then equal numbered ones as one; a module of one part is that part."""
+    """The node of a branch: fold its children first, then merge equal numbered children. One part alone gives its name."""
     if type(branch) is _Group:
         return _of_group(name, branch, folding)
     if type(branch) is not dict:
@@ -214,7 +214,7 @@ def _leaf(name: str, pieces: list[StoredTensor]) -> Node:
 
 
 def _with_kind(node: Node, kinds: _Kinds) -> Node:
-    """Number what is equal: nodes of one kind fold. The type of a module is that of its parts, where they agree."""
+    """Set `kind`, equal for equal nodes, which may then fold. A module has the dtype of its parts, or "mixed"."""
     children = node.children
     if children:
         dtypes = {child.dtype for child in children.values()}
