@@ -103,10 +103,10 @@ def _check_grid(section: Section, folder: Folder, by_dir: dict[str, Coordinates]
 def _check_files(
     section: Section, folder: Folder, by_dir: dict[str, Coordinates], model: set[str], optimizers: set[str]
 ) -> None:
-    for name in sorted(set(by_dir) - model)[:grid.MAX_LINES]:
+    for name in sorted(set(by_dir) - model)[: grid.MAX_LINES]:
         section.problem("MISSING_FILE", f"no {MODEL_FILES[0]} in it", folder.named(name))
     if optimizers:
-        for name in sorted(model - optimizers)[:grid.MAX_LINES]:
+        for name in sorted(model - optimizers)[: grid.MAX_LINES]:
             section.problem("MISSING_FILE", f"no {OPTIMIZER_FILES[0]}, which other ranks have", folder.named(name))
 
 
