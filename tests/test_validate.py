@@ -11,6 +11,7 @@ from own_rows import BASE, own, write
 
 from steptime.answer.result import estimate
 from steptime.base.config import ConfigError
+from steptime.base.document import read_source
 from steptime.validation import error_summary, judgement, measurements, row_plan
 from steptime.validation.measured_figures import memory_metric
 from steptime.validation.measurements import REQUIRED, MeasuredRow
@@ -256,3 +257,9 @@ def test_neither_numpy_nor_torch_is_imported():
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_long_path_of_a_config_is_told_in_short():
+    with pytest.raises(ConfigError, match=r"^a{500}\.\.\.a{500}: cannot be read") as caught:
+        read_source("a" * 5000)
+    assert len(caught.value.problems[0]) < 1100
