@@ -233,6 +233,15 @@ def test_odd_tables_are_read(tmp_path):
     assert judgement.judge(found[2]).skipped.startswith("1 more cells than the header has columns")
 
 
+def test_a_color_in_a_cell_does_not_reach_the_terminal(run_validate, tmp_path):
+    path = tmp_path / "own.csv"
+    row = ",".join({**BASE, "id": "a\x1b[31mb"}.values())
+    path.write_text(",".join(BASE) + f"\n{row},x,surplus\n", encoding="utf-8")
+    _, _, err = run_validate("--measurements", path)
+    assert "line 2, a?[31mb: 2 more cells" in err
+    assert "\x1b" not in err
+
+
 def test_a_table_must_have_rows(tmp_path):
     path = tmp_path / "own.csv"
     path.write_text(",".join(BASE) + "\n", encoding="utf-8")
