@@ -132,6 +132,9 @@ def test_bars_are_as_long_as_their_bytes(found, text):
         assert sum(widths.values()) / line == pytest.approx(
             (row.reserved_bytes + overhead) / held.capacity_bytes, abs=1e-3
         )
+        start, end = map(float, re.search(r"M([\d.]+) 8H([\d.]+)M", bar).groups())
+        assert start == pytest.approx(sum(widths.values()), abs=0.01)
+        assert end / line == pytest.approx(held.most_of(row.reserved_bytes) / held.capacity_bytes, abs=1e-3)
 
 
 def test_the_schedule_unpacks_to_the_walk(found):
@@ -295,4 +298,4 @@ def test_a_plan_that_does_not_fit_shows_its_fixes():
     assert found.memory.verdict == "does_not_fit"
     assert "DOES NOT FIT" in read.texts[""]
     for fix in found.fixes:
-        assert fix.set in read.texts["fixes"]
+        assert f"<li><code>{fix.set}</code><p>" in page(found)

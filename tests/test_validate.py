@@ -11,6 +11,7 @@ from own_rows import BASE, own, write
 
 from steptime.answer.result import estimate
 from steptime.base.config import ConfigError
+from steptime.base.document import read_source
 from steptime.validation import error_summary, judgement, measurements, row_plan
 from steptime.validation.measured_figures import memory_metric
 from steptime.validation.measurements import REQUIRED, MeasuredRow
@@ -233,6 +234,15 @@ def test_odd_tables_are_read(tmp_path):
     assert judgement.judge(found[2]).skipped.startswith("1 more cells than the header has columns")
 
 
+def test_a_color_in_a_cell_does_not_reach_the_terminal(run_validate, tmp_path):
+    path = tmp_path / "own.csv"
+    row = ",".join({**BASE, "id": "a\x1b[31mb"}.values())
+    path.write_text(",".join(BASE) + f"\n{row},x,surplus\n", encoding="utf-8")
+    _, _, err = run_validate("--measurements", path)
+    assert "line 2, a?[31mb: 2 more cells" in err
+    assert "\x1b" not in err
+
+
 def test_a_table_must_have_rows(tmp_path):
     path = tmp_path / "own.csv"
     path.write_text(",".join(BASE) + "\n", encoding="utf-8")
@@ -247,3 +257,9 @@ def test_neither_numpy_nor_torch_is_imported():
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_long_path_of_a_config_is_told_in_short():
+    with pytest.raises(ConfigError, match=r"^a{500}\.\.\.a{500}: cannot be read") as caught:
+        read_source("a" * 5000)
+    assert len(caught.value.problems[0]) < 1100

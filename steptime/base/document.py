@@ -58,17 +58,18 @@ def read_source(source: str | Path) -> tuple[str, str]:
             raise ConfigError(f"config text: larger than {MAX_BYTES:,} bytes; a config is a page of YAML")
         return source, "config text"
     name = str(source)
+    told = name if len(name) <= 1000 else f"{name[:500]}...{name[-500:]}"
     if not isinstance(source, str | Path):  # pyright: ignore[reportUnnecessaryIsInstance]  callers may pass anything
         raise ConfigError(f"expected a path, YAML text or a mapping (got {show(source)})")
     try:
         with open(source, "rb") as file:  # noqa: PTH123  one call, and it reports directories and pipes alike
             raw = file.read(MAX_BYTES + 1)
     except IsADirectoryError:
-        raise ConfigError(f"{name}: is a directory; give a YAML file") from None
+        raise ConfigError(f"{told}: is a directory; give a YAML file") from None
     except FileNotFoundError:
-        raise ConfigError(f"{name}: no such file") from None
+        raise ConfigError(f"{told}: no such file") from None
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{name}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
+        raise ConfigError(f"{told}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
     return _decode(raw, name), name
 
 

@@ -1,4 +1,4 @@
-"""Adapters: a few matrices beside a base model that is not here. What PEFT's adapter_config.json says, else names and shapes.
+"""Adapters (LoRA and its kin) saved without their base model, from PEFT's adapter_config.json or from names and shapes.
 
 Names: PEFT `tuners/lora/layer.py` (lora_A, lora_B), Diffusers `loaders/lora_conversion_utils.py` (lora.down), kohya-ss
 `networks/lora.py` (lora_down, alpha).
@@ -44,7 +44,7 @@ def describe(section: Section) -> dict[str, Any] | None:
 
 
 def _targets(config: dict[str, Any], names: list[str]) -> list[str]:
-    """The modules that are adapted: as the config lists them, else what stands before lora_A."""
+    """The adapted modules: those that the config lists, else the name parts in front of lora_A."""
     stated = config.get("target_modules")
     if isinstance(stated, str):
         return [stated]

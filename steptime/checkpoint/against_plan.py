@@ -1,4 +1,4 @@
-"""What a checkpoint and a training plan say about the same model: the one place that touches the calculator."""
+"""Comparison of a checkpoint with a training plan. The only module of this room that calls the estimator."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Comparison:
 
     @property
     def agrees(self) -> bool:
-        """Whether both sides describe the same model, and where ranks are comparable the same weights on each."""
+        """Whether parameters are equal and, where ranks can be compared, their bytes are equal up to padding."""
         same = all(row.checkpoint == row.plan for row in self.rows)
         return same and all(0 <= rank.plan - rank.checkpoint <= _padding(rank.plan) for rank in self.ranks)
 
@@ -149,7 +149,7 @@ def _rank_rows(staged: Iterable[dict[str, Any]], stages: list[int]) -> list[Rank
 
 
 def _hints(summary: Inventory, plan: PlanCounts, rows: dict[str, KindRow]) -> list[str]:
-    """The usual causes, where the numbers fit them."""
+    """Likely causes of the differences."""
     hints = []
     vocab = summary.architecture.get("vocab_sz", {}).get("value")
     if vocab and plan.vocab and vocab != plan.vocab:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from steptime.base.words import counted
 from steptime.checkpoint import directory, jsonable
 from steptime.checkpoint.inventory import IO, Inventory
-from steptime.checkpoint.layouts import single
+from steptime.checkpoint.layouts import ranks, single
 from steptime.checkpoint.records import Contents, UnreadableError
 from steptime.checkpoint.scan import Folder, Scan
 from steptime.checkpoint.source import unreadable
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Summary(Inventory):
-    """What `summarize_checkpoint` returns: the inventory, as a document and as a table of a notebook."""
+    """What `summarize_checkpoint` returns: an `Inventory` with a JSON document and a notebook table."""
 
     draw: ClassVar[Callable[..., str] | None] = None
     """Draws the table; set by the room that lays out reports."""
@@ -50,7 +50,7 @@ def summarize_checkpoint(
     strict: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Summary:
-    """What is in a checkpoint, from headers and metadata alone: no tensor data is read, nothing in it is executed.
+    """Summarize a checkpoint from headers and metadata alone. No tensor data is read and no code in it is run.
 
     `path` is a file or a directory; with `everything` all saves of a directory are read, not only the newest.
     `progress` is called with (files done, files in this set). Never raises for bad input: a path of which nothing can
@@ -71,7 +71,7 @@ def summarize_checkpoint(
 
 @contextmanager
 def without_collector() -> Iterator[None]:
-    """No garbage collection: records are in no cycle, and a million of them would be walked again and again."""
+    """Turn garbage collection off: records form no cycles, and scanning a million of them again and again is slow."""
     running = gc.isenabled()
     gc.disable()
     try:
@@ -96,6 +96,7 @@ def _summarize(scan: Scan, path: str) -> Summary:
     if not isinstance(result, Contents):
         raise result
     section = single.section(result)
+    ranks.one_slice(scan, section, folder.path, tail)
     for file, fact in directory.CONFIGS.items():
         config = folder.json(file)
         if isinstance(config, dict):

@@ -94,7 +94,7 @@ def _unstacked(shapes: Mapping[str, Shape], facts: list[dict[str, Any]]) -> Mapp
 
 
 def _stated(f: Found, configs: list[tuple[str, dict[str, Any]]]) -> None:
-    """What configs say, where nothing is known yet."""
+    """Take over from configs each field that is still unknown."""
     for source, config in configs:
         for key, value in config.items():
             if key.endswith("_from_config"):
@@ -125,7 +125,7 @@ def _embedding(f: Found) -> None:
 
 
 def _common(name: str, prefix: str) -> int:
-    """Parts of a name that it shares with the layers' prefix."""
+    """Number of leading dotted parts that a name shares with the layers' prefix."""
     pairs = zip(name.split("."), prefix.split("."), strict=False)
     return next((i for i, (a, b) in enumerate(pairs) if a != b), 0)
 
@@ -143,7 +143,7 @@ def _mlp(f: Found) -> None:
 
 
 def _norms(f: Found, facts: list[dict[str, Any]]) -> None:
-    """Without biases, the family decides: gated MLPs have RMSNorm but for Cohere's, DBRX's and ModernBERT's."""
+    """Kind of norm. Without a bias, a gated MLP means RMSNorm, except for Cohere, DBRX and ModernBERT."""
     kinds = {m[1] or m[2] for m in map(names.NORM.search, f.tails) if m}
     per_layer = sum(
         bool(names.NORM.search(tail)) and not names.Q_NORM.search(tail) and "k_" not in tail for tail in f.tails
@@ -171,7 +171,7 @@ def _norms(f: Found, facts: list[dict[str, Any]]) -> None:
 
 
 def _biases(f: Found) -> None:
-    """A bias beside a matrix is a linear layer's; norms have vectors."""
+    """Biases of linear layers: those beside a two-dimensional weight. Norms have one-dimensional weights."""
     modules = [tail.removesuffix(".bias") for tail in f.tails if tail.endswith(".bias")]
     linear = [m for m in modules if f"{m}.weight" in f.tails and len(f.tails[f"{m}.weight"][1]) == 2]
     linear = [m for m in linear if not m.endswith("dt_proj")]  # a part of Mamba's scan
@@ -208,7 +208,7 @@ def _attention(f: Found) -> None:
 
 
 def _heads(f: Found) -> None:
-    """Heads from rows and head width; without a width only the candidates are listed."""
+    """Numbers of heads from rows and head width. Without a head width, list the candidates."""
     for key in () if f.attends else ("n_q_heads", "n_kv_heads", "head_dim"):  # a config's, of Mamba's heads
         f.fields.pop(key, None)
     q, kv, width, heads = f.get("q_rows"), f.get("kv_rows"), f.get("head_dim"), f.get("n_q_heads")

@@ -1,4 +1,4 @@
-"""The one counter: every element of a checkpoint counts once, and what counts as repeated needs evidence.
+"""Counts every element of a checkpoint once. A tensor is a copy only on evidence.
 
 Evidence is the same storage of a file, the same place in a whole tensor, or the same checksum of the same bytes; a layout
 that is known to repeat a tensor on every rank gives its copies the same place. Equal names and shapes are no evidence:
@@ -60,7 +60,7 @@ def _storages(tensors: list[StoredTensor]) -> None:
 
 
 def _share(group: list[StoredTensor]) -> None:
-    """In order of their first byte, so that what contains a view comes before it."""
+    """Count the tensors of one storage in order of their first byte, so that a view comes after the tensor that contains it."""
     room = group[0].storage_nbytes
     last = cover = None  # the tensor before, and the dense one that reaches furthest
     for tensor in sorted(group, key=lambda t: (t.start, -t.extent)) if len(group) > 1 else group:
@@ -123,7 +123,7 @@ def _reach(group: list[StoredTensor]) -> Shape:
 
 
 def _up_to_whole(group: list[StoredTensor]) -> tuple[int, int]:
-    """Pieces whose whole is known but not their places count until it is full."""
+    """Pieces with a known whole but unknown offsets: count them until the whole is covered."""
     whole = left = prod(group[0].whole)
     for tensor in group:
         tensor.unique = min(tensor.unique, left)
@@ -134,7 +134,7 @@ def _up_to_whole(group: list[StoredTensor]) -> tuple[int, int]:
 
 
 def _by_checksum(group: list[StoredTensor]) -> None:
-    """The same bytes in another file are a copy; without a checksum, or with another one, a tensor is one of its own."""
+    """Equal checksums mean a copy. Without a checksum, or with another one, a tensor counts by itself."""
     seen: set[object] = set()
     for tensor in group if group[0].role in ("", "model") else ():
         evidence = (tensor.checksum, tensor.storage_nbytes, tensor.start, tensor.shape, tensor.dtype)
@@ -161,7 +161,7 @@ def stored_bytes(tensors: list[StoredTensor]) -> int:
 
 
 def dragged(tensors: list[StoredTensor]) -> list[Problem]:
-    """A warning for each storage much larger than what is used of it: a saved view carries its whole storage."""
+    """A warning for each storage much larger than the tensors that use it: saving a view saves its whole storage."""
     used: dict[tuple[str, str], int] = {}
     owner: dict[tuple[str, str], StoredTensor] = {}
     for tensor in tensors:

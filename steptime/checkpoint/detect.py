@@ -1,4 +1,4 @@
-"""Which format a file is, by its first bytes; the name is asked only where bytes cannot tell.
+"""Format of a file from its first bytes, and from its name only where the bytes do not decide.
 
 What is not read is named, so that a refusal says what a file is. Marks: TensorFlow Lite `tflite/schema.fbs` (file identifier
 TFL3), ExecuTorch `schema/program.fbs` (ET and two digits), TensorFlow `saved_model.pb` and `tensor_bundle` (.index,

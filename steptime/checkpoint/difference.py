@@ -48,7 +48,7 @@ class Line(NamedTuple):
 
 
 def prefixes(left: Structure, right: Structure) -> tuple[str, str]:
-    """What stands before all names on each side, where the sides share no name with it and most names without."""
+    """The prefix of all names on each side, where names differ with the prefix and most are equal without it."""
     if not left or not right or not left.keys().isdisjoint(right):
         return "", ""
     ours, theirs = _before(left), _before(right)
@@ -57,7 +57,7 @@ def prefixes(left: Structure, right: Structure) -> tuple[str, str]:
 
 
 def _before(names: Structure) -> str:
-    """The longest text up to a dot with which all names begin, short of the last part of any."""
+    """The longest common prefix of all names that ends at a dot and leaves the last part of every name."""
     first, last = min(names), max(names)
     same = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
     return first[: first.rfind(".", 0, same) + 1]
@@ -100,7 +100,7 @@ def _text(entry: tuple[Shape, str]) -> str:
 
 
 def folded(lines: Iterable[Line]) -> list[str]:
-    """Lines that differ only in numbers of their names (layers, experts) as one, with the numbers and how many."""
+    """Merge lines whose names differ only in numbers (layers, experts); show the numbers and their count."""
     groups: dict[Line, list[list[int]]] = {}
     for line in lines:
         numbers = [int(number) for number in _NUMBER.findall(line.name)]

@@ -1,4 +1,4 @@
-"""A directory: which iteration is meant, which sets of files are in it, and which of them repeat each other."""
+"""Reads a directory: selects the iteration, groups files into sets, marks sets that repeat another one."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def read(scan: Scan, path: str) -> tuple[list[Section], list[Problem], list[str]
 
 
 def _with_facts(found: list[Section]) -> list[Section]:
-    """Files without tensors are no section of their own; what is in them belongs to the first one."""
+    """Merge files without tensors into the first section."""
     kept = [section for section in found if section.tensors or section.problems]
     for section in found:
         if kept and not (section.tensors or section.problems):
@@ -83,7 +83,7 @@ def _with_facts(found: list[Section]) -> list[Section]:
 
 
 def _keep_apart(found: list[Section], pipeline: Any) -> None:
-    """Different models whose tensors have the same names are distinguished by their folder, else by their file."""
+    """Prefix the names of different models that share tensor names with their folder, or with their file name."""
     models = [s for s in found if s.same_as is None and any(t.role in ("", "model") for t in s.tensors)]
     if isinstance(pipeline, dict):
         for section in models:
@@ -139,7 +139,7 @@ def _configs(folder: Folder, found: list[Section]) -> dict[str, Any]:
 
 
 def _loose(scan: Scan, folder: Folder, files: list[str]) -> list[Section]:
-    """Files that belong to no set. Only those that look like weights by name are opened."""
+    """Files outside every set. Only those with the suffix of a weight file are opened."""
     found: list[Section] = []
     wanted = [name for name in files if name.lower().endswith(SUFFIXES) or iterations.FLAX.match(name)]
     for name in files:

@@ -1,4 +1,4 @@
-"""Names from a file, made fit for a terminal: no control character, bidirectional mark or lone surrogate gets through."""
+"""Escapes names from a file for a terminal: control characters, bidirectional marks and lone surrogates."""
 
 from __future__ import annotations
 

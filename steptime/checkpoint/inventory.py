@@ -15,6 +15,7 @@ from steptime.checkpoint.roles import ADAM_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from collections.abc import Set as AbstractSet
 
     from steptime.checkpoint.records import Problem, Section, Shape, StoredTensor
 
@@ -28,7 +29,7 @@ OF_WEIGHTS = ("gguf", "config", "params")  # what is said beside other weights d
 
 @dataclass(slots=True, eq=False)
 class IO:
-    """What was done to find out: files opened, bytes read, wall time [s]."""
+    """Cost of the summary: files opened, bytes read, wall time [s]."""
 
     files_opened: int = 0
     bytes_read: int = 0
@@ -83,7 +84,7 @@ class Inventory:
 
     @cached_property
     def restored(self) -> quantized.Restored:
-        """The model as it was before quantization: whole matrices in place of packed ones."""
+        """The model before quantization: full matrices in place of packed ones."""
         return quantized.restore(self.model, [section.facts for section in self.counted])
 
     @cached_property
@@ -125,7 +126,7 @@ class Inventory:
         return self._grouped("role", 1)
 
     @cached_property
-    def _kinds(self) -> dict[tuple[str, str], tuple[set[str], int, int]]:
+    def _kinds(self) -> dict[tuple[str, str], tuple[AbstractSet[str], int, int]]:
         """(distinct names, unique elements, bytes) by dtype and role."""
         kinds: dict[tuple[str, str], list[StoredTensor]] = {}
         for tensor in self.tensors:
@@ -134,8 +135,13 @@ class Inventory:
                 kinds[key].append(tensor)
             else:
                 kinds[key] = [tensor]
+        one = len(kinds) == 1 and self.model  # then the model is everything
         return {
-            key: ({t.name for t in group}, sum([t.unique for t in group]), sum([t.nbytes for t in group]))
+            key: (
+                self.shapes.keys() if one else {t.name for t in group},
+                sum([t.unique for t in group]),
+                sum([t.nbytes for t in group]),
+            )
             for key, group in kinds.items()
         }
 
@@ -220,7 +226,7 @@ class Inventory:
 
     @cached_property
     def adapter(self) -> dict[str, Any] | None:
-        """What the largest set is, where it is an adapter: its kind, rank, targets and base."""
+        """Kind, rank, targets and base model of the largest set if it is an adapter, else None."""
         return adapter.describe(self.counted[0]) if self.counted else None
 
     @property

@@ -23,7 +23,7 @@ KINDS = (  # of layers that are no attention, by what only they have
 )
 LETTERS = {"mamba": "M", "attention": "*", "mlp": "-", "experts": "E"}
 CROSS, OWN = "cross_attn.q_proj.weight", "self_attn.q_proj.weight"
-"""A layer of Mllama attends to the image or to the tokens before."""
+"""Whether a layer is a cross-attention layer of Mllama."""
 _MAMBA = "mixer|mamba|ssm"
 
 

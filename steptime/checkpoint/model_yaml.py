@@ -28,7 +28,7 @@ SECTIONS = {  # what no section can do without, or no default stands for
 NO_PLAN = ("vision", "audio", "projector", "encoder")
 """Parts of a checkpoint that a plan of a decoder does not have."""
 ONE_PLACE = {"hybrid_pattern": ("layers",), "attention": ("n_kv_heads", "head_dim")}
-"""What one field says, and another would only repeat: latents have no heads of keys."""
+"""Fields that another field already determines: latent attention has no key heads."""
 
 
 def model_yaml(summary: Inventory) -> str:

@@ -187,7 +187,7 @@ def quanto(parts: Parts) -> Weight | None:
 
 
 def scaled(parts: Parts) -> Weight | None:
-    """A matrix under the weight's own name: what lies beside it tells whose it is."""
+    """A quantized matrix stored under the weight's own name; the tensors beside it tell the method."""
     main, beside = parts.main, parts.beside
     shape = main.whole
     if "quant_map" in beside:

@@ -108,7 +108,7 @@ def restore(tensors: list[StoredTensor], facts: list[dict[str, Any]]) -> Restore
 
 
 def stated_method(facts: list[dict[str, Any]]) -> dict[str, Any]:
-    """The config's own words on quantization: `quantization_config` (Hugging Face) or `quantization` (MLX)."""
+    """The config's quantization section: `quantization_config` (Hugging Face) or `quantization` (MLX)."""
     for fact in facts:
         config = fact.get("config")
         for key in ("quantization_config", "compression_config", "quantization"):

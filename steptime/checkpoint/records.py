@@ -1,4 +1,4 @@
-"""The records every reader fills: tensors, problems, what one file holds, what one set of files holds.
+"""Records that readers fill: tensors, problems, the contents of one file, the contents of a set of files.
 
 Shapes are in elements, sizes in bytes, offsets in the unit their name says. Nothing here reads a file.
 """
@@ -91,7 +91,7 @@ class Contents:
         self.problems.append(Problem(code, message, self.file, tensor, severity))
 
     def drop_impossible(self) -> None:
-        """Leave out tensors of 2**63 elements and more: no library counts so far, and no sum of them says anything."""
+        """Drop tensors of 2**63 elements or more, which no library can hold, and report them."""
         shapes = {t.shape for t in self.tensors} | {t.global_shape for t in self.tensors if t.global_shape is not None}
         huge = {shape for shape in shapes if prod(shape) >= MAX_ELEMENTS}
         wrong = [t for t in self.tensors if t.shape in huge or t.global_shape in huge] if huge else []
@@ -134,7 +134,7 @@ class Section:
         self.problems.append(Problem(code, message, file, tensor, severity))
 
     def absorb(self, contents: Contents) -> None:
-        """Take over everything one file holds, except its facts, which are the caller's to interpret."""
+        """Add the contents of one file, except its facts, which the caller interprets."""
         self.tensors += contents.tensors
         self.problems += contents.problems
         self.files.append(contents.file)

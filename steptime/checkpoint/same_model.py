@@ -36,7 +36,7 @@ MAX_OWNERS = 64  # models of one folder with which another is compared by size
 
 
 class _Profile(NamedTuple):
-    """What of a section is compared, computed once."""
+    """The values by which sections are compared, computed once per section."""
 
     section: Section
     family: str | None
@@ -46,7 +46,7 @@ class _Profile(NamedTuple):
 
 
 def mark(found: list[Section]) -> None:
-    """Let every section that repeats another point to it (`same_as`): a section counts once.
+    """Set `same_as` on every section that repeats another one, so that each model counts once.
 
     Safetensors come first; where equal names and shapes are no copies, a note says that both count.
     """
@@ -86,7 +86,7 @@ def _folder(section: Section) -> str:
 
 
 def _family(section: Section) -> str | None:
-    """What makes the file names of a section those of one model per folder."""
+    """The layout whose folders hold one model each, from format and file names; None for other sections."""
     if section.format.startswith(("GGUF", "DeepSpeed", "Meta")):
         return section.format.partition(" ")[0]
     return "repository" if STEMS.match(section.stem) else None
@@ -105,7 +105,7 @@ def _checksums(section: Section) -> frozenset[Any] | None:
 
 
 def _structure(section: Section) -> frozenset[Any]:
-    """Names, in one spelling, and whole shapes; buffers that formats keep or drop as they like are left out."""
+    """Normalized names and whole shapes, without buffers that some formats save and others do not."""
     names = {t.name: t.whole for t in _model(section) if not BUFFERS.search(t.name)}
     return frozenset((_spelled(name), shape) for name, shape in names.items())
 
@@ -117,7 +117,7 @@ def _spelled(name: str) -> str:
 
 
 def _close(one: _Profile, other: _Profile) -> bool:
-    """Within 2 %: buffers and tied heads make the difference. TensorFlow and Flax name and transpose anew."""
+    """Whether sizes agree within 2 % (buffers, tied heads). TensorFlow and Flax rename and transpose tensors."""
     if 50 * min(one.size, other.size) < 49 * max(one.size, other.size):
         return False
     if "GGUF" in (one.family, other.family):

@@ -1,4 +1,4 @@
-"""Reading many files: in order where that is fast, through a pool of threads where each open waits for a network."""
+"""Reads many files: one by one on fast storage, with a thread pool where opening a file mostly waits."""
 
 from __future__ import annotations
 
@@ -126,13 +126,14 @@ class Scan:
             yield result
 
     def _mapped(self, one: Callable[[str], T], names: list[str]) -> Iterator[T]:
-        """One by one while files answer at once; by threads as soon as the first few made us wait."""
-        start, busy = time.perf_counter(), time.thread_time()
+        """Apply `one` to every name: with threads if the first few names spent more time waiting than working, else in order."""
+        start, work = time.perf_counter(), time.thread_time()
         for name in names[:PROBE]:
             yield one(name)
-        waited = time.perf_counter() - start - (time.thread_time() - busy)
+        busy = time.thread_time() - work
+        waited = time.perf_counter() - start - busy
         rest = names[PROBE:]
-        if waited < WAIT_S * PROBE or len(rest) < PROBE:
+        if waited < max(WAIT_S * PROBE, busy) or len(rest) < PROBE:
             yield from map(one, rest)
             return
         with ThreadPoolExecutor(THREADS) as pool:

@@ -47,13 +47,13 @@ class Node:
 _Branch = dict[str, Any]  # parts of a module: branches, groups, tensors, lists of the pieces of one tensor
 _Kinds = dict[object, int]
 _OWN: Any = object()
-"""Key of the tensor that a module itself is; no part of a name is equal to it."""
+"""Key of a tensor whose name is also a module; differs from every part of a name."""
 _NUMBERED = re.compile(r"(?:.*\.)?\d+(?=\.)")
-"""A name up to its last number that something follows: of the tensors of one layer or expert."""
+"""A name up to its last number that is followed by a dot: the prefix of one layer or expert."""
 
 
 _LIKE = attrgetter("shape", "global_shape", "dtype", "unique", "nbytes", "alias_of")
-"""What tensors of one name have in common where they fold."""
+"""Fields that must be equal for tensors to fold."""
 
 
 class _Group(NamedTuple):
@@ -62,12 +62,12 @@ class _Group(NamedTuple):
     tensors: list[StoredTensor]
     key: int
     start: int
-    """Where the names go on behind the module's own."""
+    """Index in the names at which the part below the module begins."""
 
 
 @dataclass(slots=True)
 class _Folding:
-    """What was folded so far: numbers of what is equal, and the node of each group."""
+    """State of folding: the numbers of equal nodes, and the node of each group."""
 
     kinds: _Kinds = field(default_factory=dict)
     nodes: dict[int, Node] = field(default_factory=dict)
@@ -117,6 +117,8 @@ def _items(tensors: list[StoredTensor]) -> Iterator[tuple[str, StoredTensor | _G
         if prefix in torn:
             torn[prefix] += tensors[at:end]
     keys: dict[object, int] = {}
+    last: object = None
+    number = 0
     for prefix, at, end in runs:
         group = tensors[at:end]
         if not prefix or prefix in upper:
@@ -124,7 +126,9 @@ def _items(tensors: list[StoredTensor]) -> Iterator[tuple[str, StoredTensor | _G
         elif group := torn.get(prefix, group):
             start = len(prefix) + 1
             key = (*[tensor.name[start:] for tensor in group], *map(_LIKE, group))
-            yield prefix, _Group(group, keys.setdefault(key, len(keys)), start)
+            if key != last:  # neighbors are mostly equal, and a hash of so much takes longer
+                last, number = key, keys.setdefault(key, len(keys))
+            yield prefix, _Group(group, number, start)
             if prefix in torn:
                 torn[prefix] = []
 
@@ -163,22 +167,19 @@ def _put(branch: _Branch, last: str, item: StoredTensor | _Group) -> None:
 
 
 def _of_group(name: str, group: _Group, folding: _Folding) -> Node:
-    """The node of a group; of one that is equal to another a copy, unless its name may be joined with its only child's."""
+    """The node of a group, the same one for equal groups; it has the name of the first of them."""
     known = folding.nodes.get(group.key)
     if known is None:
         branch: _Branch = {}
         for tensor in group.tensors:
             *path, last = tensor.name[group.start :].split(".", MAX_PARTS)
             _put(_branch(branch, path), last, tensor)
-        known = _folded(name, branch, folding)
-        if len(known.children) > 1:
-            folding.nodes[group.key] = known
-        return known
-    return known.named(name)
+        known = folding.nodes[group.key] = _folded(name, branch, folding)
+    return known
 
 
 def _folded(name: str, branch: Any, folding: _Folding) -> Node:
-    """A branch as a node: first its children, then equal numbered ones as one; a module of one part is that part."""
+    """The node of a branch: fold its children first, then merge equal numbered children. One part alone gives its name."""
     if type(branch) is _Group:
         return _of_group(name, branch, folding)
     if type(branch) is not dict:
@@ -193,14 +194,12 @@ def _folded(name: str, branch: Any, folding: _Folding) -> Node:
             return _with_kind(Node(name, node.params, node.nbytes, children={node.name: node}), folding.kinds)
     own = branch.pop(_OWN, [])
     node = _leaf(name, own if type(own) is list else [own])
-    node.children = {part: _folded(part, below, folding) for part, below in branch.items()}
+    children = [(part, _folded(part, below, folding)) for part, below in branch.items()]
     branch.clear()
-    for child in node.children.values():
+    for _, child in children:
         node.params += child.params
         node.nbytes += child.nbytes
-    if sum(map(str.isdecimal, node.children)) > 1:
-        node.children = _grouped(node.children, folding.kinds)
-    node.children = {child.name: child for child in map(_merged, node.children.values())}
+    node.children = {child.name: child for child in map(_merged, _grouped(children, folding.kinds))}
     return _with_kind(node, folding.kinds)
 
 
@@ -215,7 +214,7 @@ def _leaf(name: str, pieces: list[StoredTensor]) -> Node:
 
 
 def _with_kind(node: Node, kinds: _Kinds) -> Node:
-    """Number what is equal: nodes of one kind fold. The type of a module is that of its parts, where they agree."""
+    """Set `kind`, equal for equal nodes, which may then fold. A module has the dtype of its parts, or "mixed"."""
     children = node.children
     if children:
         dtypes = {child.dtype for child in children.values()}
@@ -231,32 +230,32 @@ def _merged(child: Node) -> Node:
     only = next(iter(child.children.values())) if len(child.children) == 1 else None
     if only is None or child.repeat > 1 or child.shape is not None:
         return child
-    only.name = f"{child.name}.{only.name}"
-    return only
+    return only.named(f"{child.name}.{only.name}")
 
 
-def _grouped(children: dict[str, Node], kinds: _Kinds) -> dict[str, Node]:
-    """Numbered children of one kind as one node each, in order of their first number."""
-    groups: dict[int | str, list[Node]] = {}
-    for name, child in sorted(children.items(), key=lambda item: _order(item[0])):
-        groups.setdefault(child.kind if name.isdecimal() else name, []).append(child)
+def _grouped(children: list[tuple[str, Node]], kinds: _Kinds) -> Iterator[Node]:
+    """Children with numbers for names, those of one kind as one node, in order of their first number; then the others."""
+    if sum(part.isdecimal() for part, _ in children) > 1:
+        children.sort(key=_order)
+    groups: dict[int | str, list[tuple[str, Node]]] = {}
+    for part, node in children:
+        groups.setdefault(node.kind if part.isdecimal() else part, []).append((part, node))
     whole = len([key for key in groups if type(key) is int]) == 1
-    folded = {}
     for key, group in groups.items():
-        first = group[0]
-        if type(key) is int and len(group) > 1:
-            name = "*" if whole else f"[{ranges([int(node.name) for node in group])}]"
-            first = Node(
-                name, sum(n.params for n in group), sum(n.nbytes for n in group), first.shape, first.dtype,
-                first.alias_of, len(group), first.children,
+        part, first = group[0]
+        if len(group) > 1:
+            name = "*" if whole else f"[{ranges([int(part) for part, _ in group])}]"
+            params, nbytes = (sum([getattr(node, size) for _, node in group]) for size in ("params", "nbytes"))
+            folded = Node(
+                name, params, nbytes, first.shape, first.dtype, first.alias_of, len(group), first.children
             )  # fmt: skip
-            _with_kind(first, kinds)
-        folded[first.name] = first
-    return folded
+            yield _with_kind(folded, kinds)
+        else:
+            yield first.named(part) if type(key) is int else first
 
 
-def _order(name: str) -> tuple[int, int]:
-    return (0, int(name[:18])) if name.isdecimal() else (1, 0)
+def _order(child: tuple[str, Node]) -> tuple[int, int]:
+    return (0, int(child[0][:18])) if child[0].isdecimal() else (1, 0)
 
 
 def ranges(numbers: list[int]) -> str:

@@ -1,4 +1,4 @@
-"""What the projections of a layer are called, in the order in which they are looked for; "^" begins a whole name.
+"""Names of a layer's projections in order of lookup; "^" begins a whole name.
 
 Sources: `modeling_*.py` of transformers 5 by family (Llama, GPT-2, GPT-J, GPT-NeoX, BLOOM, Falcon, MPT, OPT, Phi, InternLM2,
 BERT, DistilBERT, ModernBERT, ViT, T5, BART, OLMo), Megatron-LM `megatron/core/transformer`, Meta's `llama/model.py`,
@@ -40,16 +40,16 @@ POSITIONS = re.compile(
 HEAD = re.compile(r"(?:^|\.)(?:lm_head|output_layer|embed_out|output|head)\.weight$")
 NORM = re.compile(r"(?:norm\w*|ln_?\w*|layernorm\w*)\.(weight|bias)$|layer_?norm_(weight|bias)$")
 RMSNORM = re.compile(r"(?:^|\.)(?:SelfAttention\.q\.weight|mixer\.A_log|mamba\.A_log)$")
-"""What only families have whose norms are RMSNorm: T5 and Mamba."""
+"""Tensors of families with RMSNorm: T5 and Mamba."""
 LAYERNORM = re.compile(r"norm_attn_norm|mlp\.Wi\.")
-"""What only families have whose norms are LayerNorm without bias: DBRX and ModernBERT."""
+"""Tensors of families with LayerNorm without bias: DBRX and ModernBERT."""
 Q_NORM = re.compile(r"(?:q_norm|q_layernorm|attn_q_norm|query_layernorm)\.weight$")
 QKV_MODULE = re.compile(r"(?:[qkv]_proj|w[qkv]|linear_qkv|W?qkv|attn_[qkv]|[qkv]_lin|query|key|value|query_key_value)$")
 """Modules whose biases are those of q, k and v."""
 BUFFERS = re.compile(
     r"inv_freq$|rope\.?_?freqs|position_ids$|e_score_correction_bias$|expert_bias$|final_logits_bias$|slope_rate$|_decay$"
 )
-"""What formats keep or drop as they like: no parameters."""
+"""Buffers, which are no parameters; some formats save them and others do not."""
 EXPERT = re.compile(r"experts\.(?:local_experts\.|deepspeed_experts\.|linear_fc[12]\.(?:weight|bias))?(\d{1,6})")
 PACKED_UP = re.compile(
     r"(?:experts\.(?:experts\.)?(?:gate_up_proj|linear_fc1|fc1)|(?:moe|mlp)\.input_linear|ffn_(?:up|gate)_exps)(?:\.weight)?$"

@@ -132,7 +132,7 @@ def data_offset(source: Source, entry: ZipEntry) -> int:
 
 
 def first_member(source: Source) -> tuple[str, int] | None:
-    """Name and data offset of the member at byte 0, all that is left of an archive without its directory."""
+    """Name and data offset of the member at byte 0, for archives whose central directory is missing."""
     local = source.upto(0, 30)
     if len(local) < 30 or local[:4] != LOCAL:
         return None

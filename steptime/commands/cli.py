@@ -106,7 +106,7 @@ def _run(args: list[str]) -> int:
     from steptime.base.config import ConfigError
     from steptime.commands import console
     from steptime.commands import plans as commands
-    from steptime.report.table import printable
+    from steptime.report.table import unstyled
 
     run: Callable[[argparse.Namespace, console.Printer], int] = getattr(commands, name or "report")
     try:
@@ -118,7 +118,7 @@ def _run(args: list[str]) -> int:
             return OK
         return run(options, out)
     except ConfigError as error:
-        sys.stderr.writelines(printable(problem) + "\n" for problem in error.problems)
+        sys.stderr.writelines(unstyled(problem) + "\n" for problem in error.problems)
         return BAD_INPUT
 
 

@@ -179,9 +179,10 @@ def validate(options: Namespace, out: Printer) -> int:
     rows = select(options.measurements, options.source, options.gpu, options.split)
     judged = judge_rows(rows, known_release=options.profile == "known")
     if options.measurements:
-        sys.stderr.writelines(
-            f"{options.measurements}: line {j.row.line}, {j.row.id}: {j.skipped}\n" for j in judged if j.skipped
-        )
+        from steptime.report.table import unstyled
+
+        skipped = (f"{options.measurements}: line {j.row.line}, {j.row.id}: {j.skipped}" for j in judged if j.skipped)
+        sys.stderr.writelines(unstyled(line) + "\n" for line in skipped)
     summary = summarize(judged, options.worst)
     if options.plot is not None:
         from steptime.report import plot

@@ -48,7 +48,9 @@ def _once(options: Namespace, out: Printer, report: Callable[[Namespace, Printer
     try:
         return report(options, out)
     except ConfigError as error:
-        sys.stderr.writelines(problem + "\n" for problem in error.problems)
+        from steptime.report.table import unstyled
+
+        sys.stderr.writelines(unstyled(problem) + "\n" for problem in error.problems)
         return 2
 
 

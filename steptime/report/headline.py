@@ -10,6 +10,7 @@ from steptime.report.table import Fact, FactList, Table
 
 if TYPE_CHECKING:
     from steptime.answer.result import Estimate
+    from steptime.base.rows import Fix
     from steptime.report.table import Tone
 
 _WIDEST = 5
@@ -176,10 +177,8 @@ def fixes(estimate: Estimate) -> Table | None:
         return None
     rows = []
     for fix in estimate.fixes:
-        cost = f"{seconds(fix.step_s)} a step, {100.0 * fix.step_change:+.1f} %"
         rows += [[line] for line in typed(fix.set)]
-        tight = ", tight" if fix.verdict == "tight" else ""
-        rows.append([f"    {cost}; {gib(fix.peak_reserved_bytes)} GiB reserved{tight}"])
+        rows.append([f"    {fix_cost(fix)}"])
     if not rows and estimate.memory.verdict == "tight":
         return None
     heading = "no single change makes it fit: combine changes or use more devices"
@@ -187,6 +186,13 @@ def fixes(estimate: Estimate) -> Table | None:
         fits = estimate.fixes[0].verdict == "fits"
         heading = "to make it fit, cheapest first" if fits else "nothing makes it fit; to make it tight, cheapest first"
     return Table(heading, [], rows)
+
+
+def fix_cost(fix: Fix) -> str:
+    """Step time and memory with a change."""
+    tight = ", tight" if fix.verdict == "tight" else ""
+    cost = f"{seconds(fix.step_s)} a step, {100.0 * fix.step_change:+.1f} %"
+    return f"{cost}; {gib(fix.peak_reserved_bytes)} GiB reserved{tight}"
 
 
 def typed(settings: str, width: int = 78) -> list[str]:

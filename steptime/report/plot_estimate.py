@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from steptime.report.breakdown import part_name
 from steptime.report.format import GIB, TIME, percent, seconds, unit_for
 from steptime.report.headline import VERDICTS, headline
-from steptime.report.page.memory_charts import PARTS, parts_of, pieces
+from steptime.report.page.memory_charts import PARTS, REACH, parts_of, pieces
 from steptime.report.palette import MEMORY, PASSES, time_color
 from steptime.report.palette import TIME as COLORS
 from steptime.report.plot_style import EDGE, picture
@@ -79,6 +79,10 @@ def _memory(axes: Any, estimate: Estimate) -> None:
         held = [parts_of(row, overhead)[key] / GIB for row in memory.stages]
         axes.barh(stages, held, left=left, color=MEMORY[key], label=name, **EDGE)
         left = [a + b for a, b in zip(left, held, strict=True)]
+    needs = [memory.most_of(row.reserved_bytes) / GIB for row in memory.stages]
+    above = [need - held for need, held in zip(needs, left, strict=True)]
+    reach = {"xerr": [[0.0] * len(stages), above], "capsize": 2, "linewidth": 0.8, "label": REACH}
+    axes.errorbar(left, stages, fmt="none", ecolor="black", **reach)
     axes.axvline(memory.capacity_bytes / GIB, color="black", linewidth=1.5, label="usable")
     axes.invert_yaxis()
     axes.yaxis.get_major_locator().set_params(integer=True)

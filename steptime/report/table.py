@@ -35,6 +35,15 @@ def printable(text: str) -> str:
     return _CONTROL.sub("?", text)
 
 
+def unstyled(text: str) -> str:
+    r"""The same of an error line, which nobody has painted: a color in it is the input file's.
+
+    >>> unstyled("a\x1b[31mb")
+    'a?[31mb'
+    """
+    return printable(text.replace("\x1b", "?"))
+
+
 _CONTROL = re.compile("(?!\x1b\\[[0-9;]*m)[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 

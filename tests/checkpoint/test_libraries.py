@@ -19,6 +19,10 @@ of q, k and v are 128 a layer (Qwen2), an output layer 8,192. Images of 16 x 16 
   three attends to the image (norms 32, gates 2): 100,800 + 512 + 34 = 101,346, and an output layer.
 Projectors: 32 x 64 + 64 = 2,112; with a second layer of 4,160 6,272; of four patches 256 + 8,256 + 4,160 = 12,672; Qwen2-VL's
 64 + 128 x 129 + 64 x 129 = 24,832; Mllama's 4,160.
+
+CLIP, text of width 64, MLP 96, 3 layers, 128 tokens, 20 positions: a layer 4 x 4,160 + 6,240 + 6,208 + 256 = 29,344, tokens
+8,192, positions 1,280, norm 128, projection to 24 1,536: 99,168. Images: 2 layers of 7,504, patches 1,536, class 32, positions
+544, two norms 128, projection 768: 18,016. A temperature: 117,185.
 """
 
 import json
@@ -130,6 +134,7 @@ VIT = {
 }  # fmt: skip
 SIGLIP = VIT | {"model_type": "siglip_vision_model"}
 QWEN2 = SMALL | {"model_type": "qwen2"}
+CLIP = {"text_config": SMALL | {"max_position_embeddings": 20}, "vision_config": VIT, "projection_dim": 24}
 VISION_LANGUAGE = {  # family: (its config, parameters, those of vision, of the projector)
     "qwen2_vl": ({
         "text_config": TEXT, "image_token_id": 1, "video_token_id": 2, "vision_start_token_id": 3, "vision_end_token_id": 4,
@@ -258,3 +263,24 @@ def test_vision_language_models(tmp_path, summarize, codes, family):
         own = 2 if family == "mllama" else 3  # layers that keep keys of every token
         assert found["kv_cache_bytes_per_token"] == 2 * own * 32 * 2
     assert with_config.architecture["n_q_heads"]["value"] == 4
+
+
+@pytest.mark.parametrize("family", [family for family in ("clip",) if here("transformers")])
+def test_text_and_vision_encoders_of_clip(tmp_path, summarize, codes, family):
+    """The text encoder has the tokens, so it is the model; both have attention in both directions and keep no cache."""
+    write(tmp_path, "family", tmp_path, family, json.dumps(CLIP))
+    with_config = summarize(tmp_path)
+    (tmp_path / "config.json").unlink()
+    for summary, heads in ((with_config, 4), (summarize(tmp_path), None)):
+        assert (codes(summary), summary.params) == (set(), 99_168 + 18_016 + 1)
+        found = {key: entry["value"] for key, entry in summary.architecture.items()}
+        assert [found[key] for key in ("n_layers", "hidden_sz", "inter_sz", "vocab_sz", "max_positions")] == [
+            3,
+            64,
+            96,
+            128,
+            20,
+        ]
+        assert found["vision"] == {"n_layers": 2, "hidden_sz": 32, "params": 18_016}
+        assert [found[key] for key in ("norm", "norm_bias", "bias", "glu")] == ["layernorm", True, True, False]
+        assert (found.get("n_q_heads"), found.get("kv_cache_bytes_per_token")) == (heads, None)

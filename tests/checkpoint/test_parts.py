@@ -33,6 +33,18 @@ def test_one_shard_is_told_and_no_error(shard, command, summarize, codes):
     assert "safetensors, shard 1 of 2: give the directory, part of a set" in out.replace("\n ", ",").replace(",,", ",")
 
 
+def test_one_of_metas_slices_is_told(make, summarize, codes):
+    """Half of a matrix of 8 x 4 beside the other half: no model by itself; a lone consolidated.00.pth is one."""
+    for rank in range(2):
+        torch.save({"output.weight": torch.ones(4, 4)}, make.folder / f"consolidated.0{rank}.pth")
+    summary = summarize(make.folder / "consolidated.01.pth")
+    assert (summary.exit_code, summary.complete, codes(summary)) == (0, False, set())
+    assert summary.counted[0].container == "slice 2 of 2: give the directory"
+    assert summarize(make.folder).params == 32
+    (make.folder / "consolidated.01.pth").unlink()
+    assert summarize(make.folder / "consolidated.00.pth").complete
+
+
 def test_without_a_config_a_shard_has_no_architecture(shard, summarize):
     (shard.parent / "config.json").unlink()
     summary = summarize(shard)

@@ -1,1 +1,1 @@
-"""Sets of files: how each framework lays a checkpoint out over a directory."""
+"""Checkpoint directories of each framework, read into sets of files."""

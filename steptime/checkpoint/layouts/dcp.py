@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 PARTIAL = re.compile(r"^__\d+\.metadata$")
 DATA = re.compile(r"^__(\d+)_\d+\.distcp$")
-MAX_LINES = 10
 LAYERS = re.compile(r"(?:^|\.)layers\.(?!\d)")
 
 
@@ -73,12 +72,12 @@ def _place(section: Section, folder: Folder, placement: Placement) -> None:
             section.files.append(folder.named(path))
         if size is None or size < end:
             wrong += 1
-            if wrong <= MAX_LINES:
+            if wrong <= grid.MAX_LINES:
                 text = "is missing" if size is None else f"has {size:,} bytes, .metadata points up to byte {end:,}"
                 section.problem("MISSING_FILE" if size is None else "SHORT_FILE", text, folder.named(path))
         _row(ranks, path, placement)
-    if wrong > MAX_LINES:
-        section.problem("MISSING_FILE", f"{wrong - MAX_LINES} more data files are missing or too short")
+    if wrong > grid.MAX_LINES:
+        section.problem("MISSING_FILE", f"{wrong - grid.MAX_LINES} more data files are missing or too short")
     section.ranks = list(ranks.values())
     section.facts["objects"] = placement.objects
 

@@ -1,4 +1,4 @@
-"""Files that ranks wrote: which of the grid are missing, and one row of figures for each."""
+"""Files written by ranks: the missing ranks of the grid, and one table row per rank."""
 
 from __future__ import annotations
 

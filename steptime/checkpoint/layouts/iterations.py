@@ -1,4 +1,4 @@
-"""Several saves under one root: which one is meant.
+"""Selects one of several saves in a directory.
 
 Tracker files: Megatron `latest_checkpointed_iteration.txt` (checkpointing.py), DeepSpeed `latest`
 (runtime/engine.py). Without one the highest number is taken.
@@ -44,7 +44,7 @@ def step_of(name: str) -> int | None:
 
 
 def choose(scan: Scan, folder: Folder) -> Choice:
-    """The save `folder` means: itself, or the one of its sub-directories that a tracker or the highest number names.
+    """The save to summarize: `folder` itself, or its sub-directory with the tracker's name or the highest number.
 
     Weights in the folder itself are the model, and its saves are others; but DeepSpeed's save that a tracker names is
     the rest of what lies beside it.

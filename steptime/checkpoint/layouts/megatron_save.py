@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 RANK_DIR = re.compile(r"^mp_rank_(\d{2,4})(?:_(\d{3,4}))?(?:_(\d{3,4}))?/$")
 MODEL_FILES = ("model_optim_rng.pt", "model_rng.pt", "model_weights.ckpt")
 OPTIMIZER_FILES = ("distrib_optim.pt", "optim.pt")
-MAX_LINES = 10
 
 Coordinates = tuple[int, int, int]  # (tp, pp, ep)
 
@@ -104,10 +103,10 @@ def _check_grid(section: Section, folder: Folder, by_dir: dict[str, Coordinates]
 def _check_files(
     section: Section, folder: Folder, by_dir: dict[str, Coordinates], model: set[str], optimizers: set[str]
 ) -> None:
-    for name in sorted(set(by_dir) - model)[:MAX_LINES]:
+    for name in sorted(set(by_dir) - model)[: grid.MAX_LINES]:
         section.problem("MISSING_FILE", f"no {MODEL_FILES[0]} in it", folder.named(name))
     if optimizers:
-        for name in sorted(model - optimizers)[:MAX_LINES]:
+        for name in sorted(model - optimizers)[: grid.MAX_LINES]:
             section.problem("MISSING_FILE", f"no {OPTIMIZER_FILES[0]}, which other ranks have", folder.named(name))
 
 

@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING
 
 from steptime.base.words import counted
-from steptime.checkpoint.layouts import grid
+from steptime.checkpoint.layouts import grid, single
 from steptime.checkpoint.layouts.tensor_parallel import place, split_dim
 from steptime.checkpoint.records import Section
 
@@ -45,6 +45,15 @@ def sections(scan: Scan, folder: Folder, files: list[str]) -> tuple[list[Section
             _meta(section, folder, len(ranks))
         found.append(section)
     return found, used
+
+
+def one_slice(scan: Scan, section: Section, path: str, file: str) -> None:
+    """Note that `file` in the directory `path` is one of several model-parallel slices, as Meta names them."""
+    match = RANK.match(file)
+    if match and match["meta"]:
+        slices = [name for name in scan.folder(path).files if (other := RANK.match(name)) and other["meta"]]
+        if len(slices) > 1:
+            single.part(section, f"slice {int(match['slice']) + 1} of {len(slices)}")
 
 
 def _read(scan: Scan, folder: Folder, ranks: Ranks, world: int, name: str) -> Section:

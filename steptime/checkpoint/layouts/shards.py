@@ -86,10 +86,8 @@ def _load_index(group: _Set, section: Section, folder: Folder, present: set[str]
             section.read += len(raw)
         index = json.loads(raw)
         weights, metadata = index["weight_map"], index.get("metadata") or {}
-        shards = {shard: shard for shard in map(str, weights.values())}
-        group.weights = dict(
-            zip(weights, map(shards.__getitem__, map(str, weights.values())), strict=True)
-        )  # held once
+        shards = {str(shard) for shard in set(weights.values())}
+        group.weights = weights
         group.metadata = metadata if isinstance(metadata, dict) else {}
     except UnreadableError as error:
         section.problems.append(error.problem)
@@ -122,10 +120,12 @@ def _read(scan: Scan, folder: Folder, group: _Set, section: Section) -> Section:
     if sharding:
         section.container += ", DCP in HF form"
         _stitch(section, sharding)
-    elif len({tensor.name for tensor in section.tensors}) < len(section.tensors):
+    shards = {folder.named(shard): shard for shard in group.files}
+    stored = {tensor.name: shards[tensor.file] for tensor in section.tensors}
+    if len(stored) < len(section.tensors) and not sharding:
         _check_duplicates(section)
     if group.index:
-        _check_index(section, group, folder)
+        _check_index(section, group, folder, stored)
     return section
 
 
@@ -139,18 +139,17 @@ def _check_duplicates(section: Section) -> None:
             tensor.alias_of = tensor.name  # a loader keeps one of them
 
 
-def _check_index(section: Section, group: _Set, folder: Folder) -> None:
+def _check_index(section: Section, group: _Set, folder: Folder, stored: dict[str, str]) -> None:
     """The index and the shards must tell the same story; a mistake in thousands of names takes few lines."""
     assert group.index is not None
     index, weights = folder.named(group.index), group.weights
     gone = {error.file for error in section.problems if error.severity == "error"}
-    files = {folder.named(shard): shard for shard in group.expected}  # those that an index may name
-    there = {shard for file, shard in files.items() if file not in gone}
+    there = {shard for shard in group.expected if folder.named(shard) not in gone}  # those that an index may name
     lost: list[str] = []
     extra: list[str] = []
-    if {t.name: files.get(t.file) for t in section.tensors} != weights:
-        found = {t.name for t in section.tensors if weights.get(t.name) == files.get(t.file)}
-        lost = [name for name in weights if name not in found and weights[name] in there]
+    if stored != weights:
+        found = {(tensor.name, tensor.file) for tensor in section.tensors}
+        lost = [n for n, shard in weights.items() if shard in there and (n, folder.named(shard)) not in found]
         extra = [tensor.name for tensor in section.tensors if tensor.name not in weights]
     for code, names, text in (
         ("MISSING_TENSOR", lost, "is not in the shard the index names"),

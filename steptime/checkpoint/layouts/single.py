@@ -69,8 +69,13 @@ def _one_part(section: Section) -> None:
     if type(keys.get("split.count")) is int and type(keys.get("split.no")) is int:
         number, count = keys["split.no"] + 1, keys["split.count"]
     if count > 1:
-        section.container = f"shard {number} of {count}: give the directory"
-        section.facts |= {"slices": True, "part": True}
+        part(section, f"shard {number} of {count}")
+
+
+def part(section: Section, what: str) -> None:
+    """Note that a file is one of a set: its shapes and its totals are not those of the model."""
+    section.container = f"{what}: give the directory"
+    section.facts |= {"slices": True, "part": True}
 
 
 def _one_rank(section: Section) -> None:

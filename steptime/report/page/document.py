@@ -13,7 +13,7 @@ from steptime import __version__
 from steptime.base.words import counted
 from steptime.launch.plan_yaml import plan_yaml
 from steptime.report import details
-from steptime.report.headline import answer, fixes, headline
+from steptime.report.headline import answer, fix_cost, fixes, headline
 from steptime.report.page import memory_charts, tables, time_charts
 from steptime.report.page.markup import Html, el, join, linked
 from steptime.report.page.schedule_data import schedule, schedule_data
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from steptime.answer.result import Estimate
-    from steptime.report.table import Table
 
 SUFFIXES = (".html", ".htm")
 ASSETS = Path(__file__).parent / "assets"
@@ -130,7 +129,7 @@ def _sections(estimate: Estimate, timeline: Timeline) -> Iterator[tuple[str, str
     """Name, heading and body of every section."""
     found = fixes(estimate)
     if found is not None:
-        yield "fixes", found.title[0].upper() + found.title[1:], _fixes(found)
+        yield "fixes", found.title[0].upper() + found.title[1:], _fixes(estimate)
     yield "memory", "Memory of a device, by stage", memory_charts.stage_bars(estimate)
     yield "step", "Where the step goes", time_charts.step_bars(estimate)
     yield (
@@ -190,19 +189,17 @@ def facts(found: FactList) -> Html:
     return el("dl", *items)
 
 
-def _fixes(found: Table) -> Html:
-    """The changes that make the job fit, each to be copied."""
-    rows: list[Html] = []
-    for line in [row[0] for row in found.rows]:
-        kind = "code" if line.startswith("--set") else "p"
-        rows.append(el(kind, line.strip()))
-    return el("div", *rows, class_="fixes")
+def _fixes(estimate: Estimate) -> Html:
+    """The changes that make the job fit, each to be copied whole."""
+    items = [el("li", el("code", fix.set), el("p", fix_cost(fix))) for fix in estimate.fixes]
+    return el("div", el("ol", *items) if items else None, class_="fixes")
 
 
 def _evidence(estimate: Estimate) -> Html:
     """The interval, its evidence, and what was not measured."""
     basis = estimate.time.basis
-    words = f"80 of 100 measured steps of jobs like this lie in this interval: {basis.evidence}, {basis.n} measured cells nearby"
+    words = f"The interval is meant to hold 80 of 100 measured steps of jobs like this; {basis.evidence}, "
+    words += f"{counted(basis.n, 'measured cell')} nearby"
     beyond = (
         el("ul", *(el("li", f"extrapolated: {text}") for text in basis.extrapolation)) if basis.extrapolation else None
     )

@@ -25,6 +25,8 @@ PARTS = {
     "overhead": "outside the allocator",
 }
 """Parts of a stage, in the order of its bar."""
+REACH = "up to here in 9 of 10 cases"
+"""Name of the line at the end of a bar."""
 WIDTH, HEIGHT = 1000.0, 240.0
 PIECES = 400
 """Most intervals in the chart over time."""
@@ -51,7 +53,7 @@ def stage_bars(estimate: Estimate) -> Html:
             el(
                 "tr",
                 el("th", _stage_name(estimate, row.stage), scope="row"),
-                el("td", memory_bar(parts_of(row, overhead), memory.capacity_bytes, scale), class_="bar"),
+                el("td", memory_bar(parts_of(row, overhead), need, memory.capacity_bytes, scale), class_="bar"),
                 el("td", f"{gib(memory.least_of(row.allocated_bytes))} to {gib(need)}", class_="n"),
                 el("td", gib(left) if left >= 0 else f"-{gib(-left)}", class_="n"),
                 el("td", row.peak_op),
@@ -62,15 +64,15 @@ def stage_bars(estimate: Estimate) -> Html:
     kinds = ("", "bar", "n", "n", "")
     columns = [el("th", text, scope="col", class_=kind or None) for text, kind in zip(head, kinds, strict=True)]
     table = el("table", el("thead", el("tr", *columns)), el("tbody", *body), class_="bars memory")
-    return join(legend({key: f"m-{key}" for key in PARTS}, PARTS), el("div", table, class_="scroll"))
+    return join(memory_legend(), el("div", table, class_="scroll"))
 
 
 def _stage_name(estimate: Estimate, stage: int) -> str:
     return f"stage {stage}" if len(estimate.memory.stages) > 1 else "device"
 
 
-def memory_bar(parts: dict[str, float], capacity: float, scale: float) -> Html:
-    """One stage; the tooltip of every part gives its GiB."""
+def memory_bar(parts: dict[str, float], need: float, capacity: float, scale: float) -> Html:
+    """One stage and how far it may reach; the tooltip of every part gives its GiB."""
     pieces, at = [], 0.0
     for key, held in parts.items():
         width = WIDTH * held / scale
@@ -78,15 +80,25 @@ def memory_bar(parts: dict[str, float], capacity: float, scale: float) -> Html:
             title = el("title", f"{PARTS[key]}: {gib(held)} GiB")
             pieces.append(el("rect", title, x=at, y=0, width=width, height=16, class_=f"m-{key} edge"))
         at += width
+    reach = WIDTH * need / scale
+    title = el("title", f"{REACH}: {gib(need)} GiB")
+    far = el("path", title, d=f"M{at:.2f} 8H{reach:.2f}M{reach:.2f} 4V12", class_="reach")
     line = WIDTH * capacity / scale
     mark = el("line", x1=line, x2=line, y1=-2, y2=18, class_="cap")
     words = ", ".join(f"{PARTS[key]} {gib(held)}" for key, held in parts.items() if held)
     box = f"0 -2 {WIDTH:.0f} 20"
-    return el("svg", *pieces, mark, viewBox=box, preserveAspectRatio="none", role="img", aria_label=f"{words} GiB")
+    told = f"{words} GiB; at most {gib(need)}"
+    return el("svg", *pieces, far, mark, viewBox=box, preserveAspectRatio="none", role="img", aria_label=told)
 
 
-def legend(classes: dict[str, str], names: dict[str, str]) -> Html:
-    """Colors and what they stand for."""
+def memory_legend() -> Html:
+    """The parts of a bar and the line at its end."""
+    far = el("svg", el("path", d="M0 6H11M11 2V10", class_="reach"), viewBox="0 0 12 12")
+    return legend({key: f"m-{key}" for key in PARTS}, PARTS, el("li", far, REACH))
+
+
+def legend(classes: dict[str, str], names: dict[str, str], *more: Html) -> Html:
+    """Colors and what they stand for; `more` stands behind them."""
     items = [
         el(
             "li",
@@ -95,7 +107,7 @@ def legend(classes: dict[str, str], names: dict[str, str]) -> Html:
         )
         for key, css in classes.items()
     ]
-    return el("ul", *items, class_="legend")
+    return el("ul", *items, *more, class_="legend")
 
 
 # --- over time -------------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from steptime.report.breakdown import part_name
 from steptime.report.format import gib, percent, seconds
 from steptime.report.headline import VERDICTS
 from steptime.report.page.markup import Html, el, join
-from steptime.report.page.memory_charts import PARTS, legend, memory_bar, parts_of
+from steptime.report.page.memory_charts import legend, memory_bar, memory_legend, parts_of
 from steptime.report.palette import TIME as COLORS
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def memories(plans: Sequence[Plan]) -> Html:
     for plan, row, more, need in zip(plans, worst, over, needs, strict=True):
         memory = plan.estimate.memory
         cells = [
-            el("td", memory_bar(parts_of(row, more), memory.capacity_bytes, scale), class_="bar"),
+            el("td", memory_bar(parts_of(row, more), need, memory.capacity_bytes, scale), class_="bar"),
             el("td", f"{gib(memory.least_bytes)} to {gib(need)}", class_="n"),
             el("td", gib(memory.capacity_bytes), class_="n"),
             el("td", VERDICTS[memory.verdict][0]),
@@ -96,7 +96,7 @@ def memories(plans: Sequence[Plan]) -> Html:
         ]
         rows.append(el("tr", plan.head, *cells))
     head = [("plan", ""), ("its worst stage", "bar"), ("GiB needed", "n"), ("usable", "n"), ("", ""), ("peak at", "")]
-    return join(legend({key: f"m-{key}" for key in PARTS}, PARTS), _table(head, rows, "bars memory"))
+    return join(memory_legend(), _table(head, rows, "bars memory"))
 
 
 def _table(head: Sequence[tuple[str, str]], rows: Sequence[Html], css: str) -> Html:

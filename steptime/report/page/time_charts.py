@@ -126,7 +126,7 @@ def _scaling_line(rows: list[tuple[int, float, bool]]) -> Html:
         el("text", percent(level), x=0.0, y=14 + (height - 44) * (top - level) / (top - low)) for level in (top, low)
     ]
     words = f"weak scaling: {percent(rows[-1][1])} at {counted(rows[-1][0], 'device')}"
-    name = el("text", "devices", x=0, y=height - 14)
+    name = el("text", "devices", x=width / 2, y=height, text_anchor="middle")
     chart = el("svg", line, *marks, *levels, name, viewBox=f"0 0 {width:.0f} {height:.0f}", role="img", aria_label=words,
                class_="chart")  # fmt: skip
     return el("div", chart, class_="scroll")
