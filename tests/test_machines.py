@@ -51,7 +51,7 @@ def test_every_figure_has_a_source():
 
 
 def test_all_machines_load_by_name():
-    assert len(machine_names()) == 77
+    assert len(machine_names()) == 78
     for name in machine_names():
         machine = Machine.load(name)
         assert machine.name == name

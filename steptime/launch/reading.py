@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from steptime.base.config import ConfigError, build
 from steptime.base.words import counted
+from steptime.hardware.machine import machine_names
 from steptime.job.edit import put
 from steptime.job.job import Job
 from steptime.model.blocks import n_params
@@ -181,7 +182,9 @@ def fits_machine(reading: Reading, job: Job) -> None:
     per_node, machine = reading.devices_per_node, job.machine
     if per_node is not None and per_node > machine.devices_per_node:
         had = f"{machine.name} has {counted(machine.devices_per_node, 'device')}"
-        raise ConfigError(f"{per_node} processes on each node, and {had}; add --set hardware.node_type=NAME")
+        dies = f"{machine.name}-gcd"  # a machine whose modules are two devices each to the operating system
+        name = f"{dies}, whose devices are the dies (GCDs)" if dies in machine_names() else "NAME"
+        raise ConfigError(f"{per_node} processes on each node, and {had}; add --set hardware.node_type={name}")
 
 
 def _holds_states(reading: Reading, job: Job) -> None:

@@ -145,6 +145,11 @@ def test_the_machine_of_a_slurm_header():
     assert problems(to_job, named, {"hardware.node_type": "perlmutter-80"}) == [
         "run.sh: 8 processes on each node, and perlmutter-80 has 4 devices; add --set hardware.node_type=NAME"
     ]
+    dies = "frontier-gcd, whose devices are the dies (GCDs)"
+    assert problems(to_job, named, {"hardware.node_type": "frontier"}) == [
+        f"run.sh: 8 processes on each node, and frontier has 4 devices; add --set hardware.node_type={dies}"
+    ]
+    assert to_job(named, {"hardware.node_type": "frontier-gcd"}).machine.devices_per_node == 8
 
 
 def test_the_environment_of_transformer_engine():
