@@ -34,7 +34,7 @@ def experts_of_others(j):
     [
         (leads, 171, {"median": 2.9, "mean": 4.1, "p90": 9.2}),  # NVIDIA's frameworks; of now 2.8, 4.0 and 9.1
         (others, 335, {"median": 3.6, "mean": 5.5, "p90": 12.6}),  # other trainers; of now 3.5, 5.4 and 12.5
-        # the PyTorch-native stack; of now 4.6, 8.5 and 21.9, its targets are 5, 8 and 18; packed documents stand apart
+        # the PyTorch-native stack; of now 3.7, 8.5 and 22.9, its targets are 5, 8 and 18; packed documents stand apart
         (native, 103, {"median": 6.0, "mean": 9.5, "p90": 25.0}),
         # mixtures of experts of NVIDIA's frameworks; of now 7.5, 12.4 and 32, against targets of 7, 12 and 30
         (nvidias_experts, 77, {"median": 8.5, "mean": 14.0, "p90": 34.0}),
