@@ -64,6 +64,7 @@ def test_what_is_unsaid_is_as_the_parser_has_it():
          "seq_aux_loss"),
         ("--moe-router-load-balancing-type sinkhorn", ("model", "moe", "load_balancing"), "sinkhorn"),
         ("--moe-z-loss-coeff 1e-3", ("model", "moe", "z_loss"), True),
+        ("--moe-latent-size 64", ("model", "moe", "latent_sz"), 64),
         ("--moe-expert-capacity-factor 1.5", ("model", "moe", "capacity_factor"), 1.5),
         ("--moe-expert-capacity-factor 2 --moe-pad-expert-input-to-capacity", ("model", "moe", "pad_to_capacity"), True),
         ("--moe-router-num-groups 8 --moe-router-group-topk 4", ("model", "moe", "node_limit"), 4),
@@ -116,7 +117,6 @@ def test_windows_as_long_as_the_sequence_are_none():
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
-        (f"{EXPERTS} --moe-latent-size 64", "--moe-latent-size 64: experts on a narrower latent of the tokens"),
         (f"{EXPERTS} --moe-use-upcycling", "--moe-use-upcycling true: a dense checkpoint made into experts"),
         (f"{EXPERTS} --moe-extended-tp", "--moe-extended-tp true: each expert split over tp and ep together"),
     ],
