@@ -133,17 +133,22 @@ def test_margins_add_in_squares():
     assert here.low == -here.high
 
 
-def test_an_inferred_accelerator_widens():
-    """0.04 beyond the least width of 0.02, and it is named; the same accelerator where a source states it adds nothing."""
-    found = Measured([run(0, 1.0)], CONSTANTS | {"margins": {"inferred": 0.04}})
-    here = interval.interval(place()._replace(inferred=True), found)
+@pytest.mark.parametrize(
+    ("what", "text", "plan"),
+    [
+        ("inferred", "no run states that it was on h100-sxm5-80: inferred from step times", ["hardware=grand-teton-h100-700w"]),
+        ("adapters", "no measured run with adapters over frozen weights", ["model.lora={rank: 8}", "parallelism.tp=1"]),
+    ],
+)  # fmt: skip
+def test_inferred_accelerators_and_adapters_widen(what, text, plan):
+    """0.04 beyond the least width of 0.02, and it is named; a job without adds nothing."""
+    found = Measured([run(0, 1.0)], CONSTANTS | {"margins": {"inferred": 0.04, "layers": 0.04}})
+    here = interval.interval(place()._replace(**{what: True}), found)
     assert (here.low, here.high) == (pytest.approx(-0.06), pytest.approx(0.06))
-    assert [axis.text for axis in here.beyond] == [
-        "no run states that it was on h100-sxm5-80: inferred from step times"
-    ]
+    assert [axis.text for axis in here.beyond] == [text]
     assert interval.interval(place(), found).high == 0.02
-    assert place_of(job("hardware=grand-teton-h100-700w")).inferred
-    assert not place_of(job("hardware=grand-teton-h100")).inferred
+    assert getattr(place_of(job(*plan)), what)
+    assert not getattr(place_of(job("hardware=grand-teton-h100")), what)
 
 
 # --- what was not measured, in words ---

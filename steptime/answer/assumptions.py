@@ -110,12 +110,7 @@ def _adapters(job: Job) -> list[str]:
     if job.model.lora is None:
         return []
     trained, total = (n_params(job.model, job.data.seqlen, trained=only) for only in (True, False))
-    return [
-        (
-            f"adapters: {trained / 1e6:,.1f} M of {total / 1e9:,.2f} B parameters are trained, the others frozen; "
-            "no measured run with adapters"
-        )
-    ]
+    return [f"adapters: {trained / 1e6:,.1f} M of {total / 1e9:,.2f} B parameters are trained, the others frozen"]
 
 
 def _experts(job: Job) -> list[str]:

@@ -180,7 +180,7 @@ def beyond(place: RunPlace, base: RunPlace, found: Measured, away: Sequence[floa
         *_machine(place.kind, kinds, near),
         *_inferred(place),
         *_software(place.kind, kinds, near),
-        *_layers(place.kind, kinds),
+        *_layers(place, kinds),
         *sizes,
     ]
     return [*named, Beyond("gap", gap, text if gap + NEAR > FAR and not named else "")] if gap > 0.0 else named
@@ -190,12 +190,13 @@ FAR = 3.0
 """Distance of the nearest run above which a job is called extrapolated even inside the measured ranges."""
 
 
-def _layers(kind: RunKind, kinds: AbstractSet[RunKind]) -> list[Beyond]:
-    """A kind of layers (Mamba, experts) that no run had."""
-    if any(other.layers == kind.layers for other in kinds):
-        return []
+def _layers(place: RunPlace, kinds: AbstractSet[RunKind]) -> list[Beyond]:
+    """A kind of layers (Mamba, experts, adapters over frozen weights) that no run had."""
     words = {"hybrid": "with Mamba layers", "moe": "of a mixture of experts", "dense": "of a dense model"}
-    return [Beyond("layers", 1.0, f"no measured run {words[kind.layers]}")]
+    unmeasured = [] if any(other.layers == place.kind.layers for other in kinds) else [words[place.kind.layers]]
+    if place.adapters:
+        unmeasured.append("with adapters over frozen weights")
+    return [Beyond("layers", 1.0, f"no measured run {each}") for each in unmeasured]
 
 
 def _machine(kind: RunKind, kinds: AbstractSet[RunKind], near: RunKind) -> list[Beyond]:

@@ -98,6 +98,8 @@ class RunPlace(NamedTuple):
     reach: tuple[float, ...] = NO_REACH
     inferred: bool = False
     """Whether its accelerator was inferred from step times (`Accelerator.inferred`)."""
+    adapters: bool = False
+    """Whether it trains adapters over frozen weights (`Model.lora`), which no measured run does."""
 
 
 def place_of(job: Job) -> RunPlace:
@@ -111,7 +113,7 @@ def place_of(job: Job) -> RunPlace:
     peaks = job.machine.accelerator.peak_flops
     pace = (peaks.get("bf16") or peaks.get("fp16") or max(peaks.values())) / USUAL_FLOPS
     reach = (max(1.0, p.tp / job.machine.tiers[0].size), bubble, 1.0 / pace, pace)
-    return RunPlace(kind, tuple(map(float, at)), reach, job.machine.accelerator.inferred)
+    return RunPlace(kind, tuple(map(float, at)), reach, job.machine.accelerator.inferred, job.model.lora is not None)
 
 
 class FitRun(NamedTuple):
