@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from steptime.base.num import Num, is_column, maximum, minimum, where
 from steptime.cost.comm import FREE, CommCost
@@ -14,26 +15,48 @@ EXCHANGE_S = 77e-6
 """Least time of a call, however little it sends: dispatch of 128 tokens over 8 ranks of H800 (DeepEP README, low latency)."""
 
 
+class Passage(NamedTuple):
+    """What an exchange sends over one tier."""
+
+    tier: Tier
+    crossed: Num
+    """Whether any row passes over it."""
+    domains: Num
+    """Domains that it joins, of the tiers below."""
+    wanted: Num
+    """Those in which any expert of a token lies."""
+    share: Num
+    """Of the bytes that a rank receives, those over this tier."""
+
+
+def passages(routing: Routing, group: Group, tiers: Sequence[Tier], copies: Num) -> Iterator[Passage]:
+    """Every tier, the innermost first.
+
+    Over that one the rows of the other ranks there pass; over an outer one a copy for each other domain that any expert of the
+    token lies in, at most as many as the routing is limited to.
+    """
+    below: Num = 1.0
+    for tier in tiers:
+        members = group.ranks if tier is tiers[-1] else members_per_domain(group, tier.size)
+        domains = group.ranks / below
+        wanted = minimum(routing.distinct(maximum(domains, 1.0)), routing.limit)
+        share = where(below > 1, wanted * (domains - 1.0) / maximum(domains, 1.0) / copies, (members - 1.0) / members)
+        yield Passage(tier, members > below, domains, wanted, share)
+        below = members
+
+
 def exchange(bytes_: Num, routing: Routing, group: Group, tiers: Sequence[Tier], copies: Num) -> CommCost:
     """One call over a group of which a rank receives `bytes_`, `copies` rows for each token of it.
 
-    Over the innermost tier pass the rows of the other ranks there; over an outer one a copy for each other domain that any expert
-    of the token lies in, at most as many as the routing is limited to. Tiers stream at once, and the slowest sets the pace.
+    Tiers stream at once, and the slowest sets the pace.
     """
     if not is_column(group.ranks) and group.ranks <= 1:
         return FREE
     pace: Num = 0.0
-    below: Num = 1.0
     name: Num = ""
-    for tier in tiers:
-        members = group.ranks if tier is tiers[-1] else members_per_domain(group, tier.size)
-        crossed = members > below
-        domains = group.ranks / below
-        wanted = minimum(routing.distinct(maximum(domains, 1.0)), routing.limit)
-        over = where(below > 1, wanted * (domains - 1.0) / maximum(domains, 1.0) / copies, (members - 1.0) / members)
-        pace = maximum(pace, where(crossed, over / (tier.bytes_per_s * tier.efficiency), 0.0))
-        name = where(crossed, tier.name, name)
-        below = members
+    for one in passages(routing, group, tiers, copies):
+        pace = maximum(pace, where(one.crossed, one.share / (one.tier.bytes_per_s * one.tier.efficiency), 0.0))
+        name = where(one.crossed, one.tier.name, name)
     bandwidth = bytes_ * pace
     found = CommCost(EXCHANGE_S, bandwidth, name, EXCHANGE_S + bandwidth, "exchange")
     if not is_column(group.ranks):

@@ -16,6 +16,7 @@ from steptime.report.breakdown import part_name
 from steptime.report.explain_parts import PARTS
 from steptime.report.explain_rates import (
     collective_facts,
+    exchange_facts,
     gemm_constants,
     network_constants,
     overlap_fact,
@@ -166,7 +167,7 @@ def _collective(row: CollectiveRow, estimate: Estimate) -> FactList:
     facts = [
         Fact("group", [f"{counted(row.ranks, 'rank')} along {row.axis}, over {row.tier}"]),
         Fact("tensor", [f"{quantity(row.bytes, BINARY)} in full"]),
-        *(collective_facts(row, call) if call else _figures(row)),
+        *(collective_facts(row, call) if call else [*exchange_facts(row, estimate), *_figures(row)]),
         Fact("", [f"{quantity(rate, SI, 'B/s')} of the whole tensor{_ring(row)}"]),
         Fact("call", [f"latency + wire + ramp = {seconds(row.time_s)}"]),
         Fact("per step", [f"{_times(row.count_per_step)} = {seconds(total)}"]),

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from steptime.base.words import counted
 from steptime.cost import comm, compute, overlap
+from steptime.cost.exchange import passages
 from steptime.job.mesh import group, members_per_domain
+from steptime.model.ops import Comm
 from steptime.report.constants import shared_constants
 from steptime.report.format import BINARY, SI, quantity, seconds, whole
 from steptime.report.table import Fact, FactList
@@ -144,6 +146,37 @@ def _networks(row: CollectiveRow, estimate: Estimate) -> Sequence[tuple[Group, t
         for r in range(row.axis == "pp")
     ]
     return [*inner, *boundaries, *((call.over, pricing.dp_tiers) for call in calls if call.bytes == row.bytes)]
+
+
+def exchange_facts(row: CollectiveRow, estimate: Estimate) -> list[Fact]:
+    """Rows of an exchange that sends a token once to each rank with any of its experts; nothing for other calls."""
+    moe, context = estimate.job.model.moe, estimate.timing.pricing.context
+    calls = (
+        op for part in estimate.assembly.kinds for op in part.ops if isinstance(op, Comm) and op.bytes == row.bytes
+    )
+    found = next((op for op in calls if op.routing), None)
+    if moe is None or moe.capacity_factor is not None or found is None or found.routing is None:
+        return []
+    routing, ep, etp = found.routing, context.groups["ep"].ranks, context.groups["etp"].ranks
+    copies, load = routing.distinct(ep) * etp, moe.imbalance_factor
+    experts, k = whole(routing.n_experts), routing.top_k
+    own = quantity(row.bytes / copies / load, BINARY)
+    uneven, shards = f" x load {load:g}" if load != 1.0 else "", f" x etp {etp:g}" if etp != 1 else ""
+    crossed = [one for one in passages(routing, context.groups[found.axis], context.tiers, copies) if one.crossed]
+    slowest = max(crossed, key=lambda one: float(one.share / one.tier.bytes_per_s / one.tier.efficiency))
+    lines = [
+        f"{own} of own tokens x {copies:.4g} ranks that have any of a token's experts{uneven}",
+        f"{copies:.4g} = {ep:g} x (1 - C({experts} - {experts}/{ep:g}, {k}) / C({experts}, {k})){shards}",
+    ]
+    domains, limit = f"{slowest.domains:g}", f" (at most {routing.limit:g})" if routing.limit < slowest.domains else ""
+    passing = "the rows of other ranks"
+    if slowest.tier is not context.tiers[0]:
+        passing = (
+            f"one copy for each of {slowest.wanted:.4g} of {domains} domains{limit}, less 1/{domains} for the own one"
+        )
+    rate = f"{quantity(slowest.tier.bytes_per_s, SI, 'B/s')} x {slowest.tier.efficiency:.3g} reached"
+    lines.append(f"wire: over {slowest.tier.name} {passing}: tensor x {slowest.share:.4g} / ({rate})")
+    return [Fact("rows", lines)]
 
 
 def collective_facts(row: CollectiveRow, call: Call) -> list[Fact]:
