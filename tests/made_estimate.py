@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import jobs
 
 from steptime import estimate
+from steptime.answer.tables import stages_alike
 from steptime.base.rows import (
     Basis,
     CollectiveRow,
@@ -104,8 +105,8 @@ def made(activations=(40.0, 30.0, 20.0, 10.0), verdict="fits", **changes):
         "throughput": Throughput(
             2048 * 8192 / step, 2048 * 8192 / step / 1024, 476.7, 0.482, 0.522, 0.495, 989e12, "bf16"
         ),
-        "gemms": [gemm(i, pass_) for i in range(len(stages)) for pass_ in ("forward", "dgrad", "wgrad")]
-        + [gemm(len(stages) - 1, "forward", "head", 64.0)],
+        "gemms": [gemm(i, pass_) for i in stages_alike(TIMING.assembly) for pass_ in ("forward", "dgrad", "wgrad")]
+        + [gemm(len(TIMING.assembly.stages) - 1, "forward", "head", 64.0)],
         "collectives": [
             CollectiveRow("qkv gather", "all_gather", "tp", 8, "nvlink", 2.0**27, 5120.0, 2e-5, 3e-4, 3.2e-4, 0.8),
             CollectiveRow(
