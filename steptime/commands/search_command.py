@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from steptime.base.config import ConfigError
 from steptime.base.document import parse, parse_mapping, read_source
-from steptime.commands import view_options
+from steptime.commands import quick, view_options
 from steptime.commands.console import Printer, load
 from steptime.job.edit import anchor, apply_setting
 from steptime.job.job import Job
@@ -55,7 +56,10 @@ def search(options: Namespace, out: Printer) -> int:
         plot_style.check(options.plot)
     if options.html is not None:
         view_options.check_html(options.html)
-    plan = plan_of(options.config, options.sets)
+    if options.config is None:
+        plan = _unplanned(options)
+    else:
+        plan = plan_of(options.config, [*quick.sets(options.model, None, None), *options.sets])
     asked = asked_of(options, plan)
     with ProgressLine(sys.stderr, "searched") as line:
         found = run(plan.job, asked, lambda share: line.told("layouts", share))
@@ -100,6 +104,34 @@ class Plan(NamedTuple):
     """The plan's number of devices; None where --devices must give it."""
     fixed: dict[str, tuple[Any, ...]]
     """Axes given by a plan without a complete layout."""
+    command: str = "3dtrn PLAN"
+    """The command line that estimates it, to which a layout's changes are appended."""
+
+
+def _unplanned(options: Namespace) -> Plan:
+    """The plan of --model, --machine (the first of them) and --devices; everything else takes the defaults of a report."""
+    if options.model is None:
+        raise ConfigError(
+            "3dtrn search needs a CONFIG file, or --model NAME --devices N (3dtrn models lists the presets)"
+        )
+    problems: list[str] = []
+    counts = numbers("--devices", options.devices, problems)
+    if not counts and not problems:
+        problems.append("--devices: required without a CONFIG file")
+    if problems:
+        raise ConfigError(problems)
+    machine = next(iter(options.machine), quick.MACHINE)
+    data = quick.unsplit(options.model, machine, max(counts))
+    size = str(counts[0]) if len(counts) == 1 else "N"
+    command = ["3dtrn", "--model", options.model, "--machine", machine, "--devices", size]
+    batch = f"data.gbs={data['data']['gbs']}"
+    plan = plan_from(json.dumps(data), "-", "--model", options.sets)
+    return plan._replace(command=_shell([*command, "--set", batch], options.sets))
+
+
+def _shell(command: Iterable[str], sets: Iterable[str]) -> str:
+    """A command line with its settings, to type in a shell."""
+    return shlex.join([*command, *(word for setting in sets for word in ("--set", setting))])
 
 
 def plan_of(source: str, sets: list[str]) -> Plan:
@@ -109,6 +141,11 @@ def plan_of(source: str, sets: list[str]) -> Plan:
         ConfigError: one line per problem, the file's name first.
     """
     text, name = read_source(source)
+    return plan_from(text, source, name, sets)._replace(command=_shell(["3dtrn", "PLAN"], sets))
+
+
+def plan_from(text: str, source: str, name: str, sets: list[str]) -> Plan:
+    """The plan of a text that came from `source`, "-" where that is no file."""
     data = parse_mapping(text, name)
     for setting in sets:
         apply_setting(data, setting)
@@ -176,7 +213,7 @@ def asked_of(options: Namespace, plan: Plan) -> Asked:
     batches = numbers("--gbs", options.gbs, problems) or [plan.job.data.gbs]
     if problems:
         raise ConfigError(problems)
-    return Asked(counts, batches, Axes(axes), over, options.objective, plan.said)
+    return Asked(counts, batches, Axes(axes), over, options.objective, plan.said, plan.command)
 
 
 def _values(option: str, text: str, *, several: bool) -> tuple[str, list[Any]]:
