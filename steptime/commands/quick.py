@@ -55,7 +55,11 @@ def job(model: str | None, machine: str | None, devices: int | None, changes: li
                 if found.memory.fits:
                     fitting.append(found)
             if fitting:
-                return note(min(fitting, key=lambda one: one.step_s).job, checkpointing, "least split layout that fits")
+                return note(
+                    min(fitting, key=lambda one: one.step_s).job,
+                    checkpointing,
+                    "least split layout that fits; 3dtrn search tries all",
+                )
     if biggest is None:
         raise first or ConfigError("devices: no layout of this number of devices")
     return note(biggest, "full", "no layout that was tried fits; 3dtrn search tries all")
