@@ -81,6 +81,12 @@ PLANS = {
         cross_dc={"n_dcs": 2, "interconnect_bandwidth_gbps": 400, "interconnect_latency_s": 0.005},
     ),
     "replicas": plan({"replicas": 2}),
+    "offloaded": plan(performance={"offload_modules": ["core_attn", "attn_proj", "mlp_norm"]}, hidden_sz=2048),
+    "offloaded experts": plan(
+        performance={"offload_modules": ["expert_fc1", "moe_act", "attn_norm"]},
+        mtp=1,
+        moe={"n_experts": 8, "expert_inter_sz": 1024, "experts_per_token": 2},
+    ),
     "hybrid": plan(
         hybrid_pattern="M-M-M*-M-M-M", mamba={"n_heads": 32, "head_dim": 64, "state_dim": 64, "n_groups": 4}
     ),
