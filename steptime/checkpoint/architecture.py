@@ -144,10 +144,9 @@ def _mlp(f: Found) -> None:
 
 def _norms(f: Found, facts: list[dict[str, Any]]) -> None:
     """Kind of norm. Without a bias, a gated MLP means RMSNorm, except for Cohere, DBRX and ModernBERT."""
-    kinds = {m[1] or m[2] for m in map(names.NORM.search, f.tails) if m}
-    per_layer = sum(
-        bool(names.NORM.search(tail)) and not names.Q_NORM.search(tail) and "k_" not in tail for tail in f.tails
-    )
+    norms = [(tail, m[1] or m[2]) for tail in f.tails if (m := names.NORM.search(tail)) and "indexer." not in tail]
+    kinds = {kind for _, kind in norms}  # DeepSeek-V3.2's indexer has a LayerNorm beside the layer's RMSNorm
+    per_layer = sum(not names.Q_NORM.search(tail) and "k_" not in tail for tail, _ in norms)
     stated = next((known for fact in facts if (known := norm_of(fact))), None)
     gated = f.get("glu") and (per_layer > 1 or f.last("linear_fc1")) and not any(map(names.LAYERNORM.search, f.tails))
     of_family = next((tail for tail in f.tails if names.RMSNORM.search(tail)), None)
@@ -163,7 +162,10 @@ def _norms(f: Found, facts: list[dict[str, Any]]) -> None:
         f.set("norm", None, "no norm bias: shapes do not tell rmsnorm from layernorm")
     if kinds:
         f.set("norm_bias", "bias" in kinds, "norm tensors by name")
-    normed = (entry for tail, entry in f.tails.items() if names.Q_NORM.search(tail) and not tail.startswith("cross"))
+    latent = f.last(*names.LATENT_Q)  # a norm of the latent has no head's width
+    normed = (
+        entry for tail, entry in f.tails.items() if names.Q_NORM.search(tail) and not (latent or tail[:5] == "cross")
+    )
     qk, shape = next(normed, (None, ()))
     f.set("qk_norm", qk is not None, qk or "no q_norm")
     if qk and len(shape) == 1 and shape[0] != f.get("hidden_sz") and shape[0] <= max(CANDIDATES):

@@ -20,6 +20,7 @@ OUT = (
     "attention.output.dense", "out_lin", "SelfAttention.o", "attn.Wo", "attn_out", "attn.proj", "out_proj",
 )  # fmt: skip
 LATENT = ("kv_a_proj_with_mqa", "wkv_a", "linear_kv_down_proj", "attn_kv_a_mqa")
+LATENT_Q = ("q_b_proj", "wq_b", "linear_q_up_proj", "attn_q_b")
 UP = (
     "up_proj", "w3", "ffn_up", "gate_up_proj", "linear_fc1", "dense_h_to_4h", "c_fc", "fc1", "fc_in", "ff_proj", "lin1",
     "DenseReluDense.wi", "DenseReluDense.wi_1", "mlp.Wi", "intermediate.dense", "w1", "feed_forward.key",

@@ -271,3 +271,19 @@ def test_one_norm_a_layer_without_bias_may_be_layernorm(make, summarize):
     for number, (state, norm) in enumerate(((llama, "rmsnorm"), (cohere, None))):
         make.save_safetensors(state, make.folder / f"{number}.safetensors")
         assert summarize(make.folder / f"{number}.safetensors").architecture["norm"]["value"] == norm
+
+
+def test_norms_of_an_indexer_and_of_a_latent_are_not_the_layers():
+    """DeepSeek-V3.2: the indexer's LayerNorm has a bias; DeepSeek's own names call the norm of the query's latent q_norm."""
+    shapes = {"model.embed_tokens.weight": (256, 64)} | layers(2, {
+        "attn.wq_a.weight": (96, 64), "attn.q_norm.weight": (96,), "attn.wq_b.weight": (4 * 24, 96),
+        "attn.wkv_a.weight": (16 + 8, 64), "attn.kv_norm.weight": (16,), "attn.wkv_b.weight": (4 * 32, 16),
+        "attn.wo.weight": (64, 4 * 16), "attn.indexer.k_norm.weight": (16,), "attn.indexer.k_norm.bias": (16,),
+        "attn_norm.weight": (64,), "ffn_norm.weight": (64,), "ffn.w1.weight": (96, 64), "ffn.w2.weight": (64, 96),
+        "ffn.w3.weight": (96, 64),
+    })  # fmt: skip
+    found, problems = infer(shapes, [{"config": {"head_dim": 24}}])
+    assert (problems, found["norm"]["value"], found["qk_norm"]["value"]) == ([], "rmsnorm", False)
+    assert found["attention"]["value"] == {
+        "kind": "mla", "kv_lora_rank": 16, "q_lora_rank": 96, "qk_rope_head_dim": 8, "v_head_dim": 16, "qk_nope_head_dim": 16,
+    }  # fmt: skip

@@ -11,6 +11,7 @@ import textwrap
 import numpy as np
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 
 GENERATOR = torch.Generator().manual_seed(0)
 
@@ -222,6 +223,30 @@ def test_a_jagged_tensor_is_no_danger(make, summarize):
     torch.save({"x": nested}, make.folder / "jagged.pt")
     summary = summarize(make.folder / "jagged.pt")
     assert (summary.exit_code, summary.all_problems) == (0, [])
+    assert summary.params == 2 * 3 + 4 * 3  # the offsets 0, 2, 6 are no parameters
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_arrays_of_numpy_by_plain_pickle(make, summarize, protocol):
+    """Protocol 5 rebuilds an array from a buffer instead of a state: 12 + 5 elements; a column-major one is an array too."""
+    state = {"a": np.asfortranarray(np.ones((3, 4), np.float32)), "b": np.ones(5, np.float16)}
+    summary = summarize(make.write("state.pkl", pickle.dumps(state, protocol)))
+    assert (summary.params, summary.exit_code) == (17, 0)
+    assert {t.name: (t.shape, t.dtype) for t in summary.tensors} == {"a": ((3, 4), "float32"), "b": ((5,), "float16")}
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("wrapper", ["app", "state_dict"])
+def test_model_and_optimizer_below_one_key(make, summarize, wrapper):
+    """As torch's tutorial on distributed checkpoints saves them: the optimizer's 2 x 12 elements are no parameters."""
+    moments = {"w": {"exp_avg": torch.ones(3, 4), "exp_avg_sq": torch.ones(3, 4), "step": torch.tensor(1.0)}}
+    state = {wrapper: {"model": {"w": torch.ones(3, 4)}, "optim": {"state": moments}}}
+    torch.save(state, make.folder / "m.pt")
+    dcp.save(state, checkpoint_id=make.folder / "dcp", no_dist=True)
+    for name in ("m.pt", "dcp"):
+        summary = summarize(make.folder / name)
+        assert (summary.params, [t.name for t in summary.model]) == (12, ["w"])
+        assert summary.by_role["optimizer"]["bytes"] == 2 * 12 * 4 + 4
 
 
 def test_the_checksum_of_a_tied_weight_and_of_zeros(make, summarize):
