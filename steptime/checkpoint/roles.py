@@ -50,7 +50,7 @@ def optimizer_role(path: list[str]) -> str:
 
 
 def below_wrapper(paths: list[list[str]]) -> list[list[str]]:
-    """`paths` without a first key that is around a model and its optimizer, as torch's tutorial saves {"app": {"model", "optim"}}."""
+    """`paths` without a first key around a model and its optimizer: torch's tutorial saves {"app": {"model", "optim"}}."""
     tops = {path[0] for path in paths if not is_state_key(path[0])}
     below = {path[1] for path in paths if len(path) > 2 and path[0] in tops}
     if len(tops) != 1 or not (any(map(is_model_key, below)) and any(map(is_optimizer_key, below))):
