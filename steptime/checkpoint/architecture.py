@@ -235,9 +235,7 @@ def _heads(f: Found) -> None:
     f.fields["head_dim"] = {"value": None, "from": source, "candidates": fits}
 
 
-def _mismatches(
-    f: Found, configs: list[tuple[str, dict[str, Any]]], elsewhere: dict[str, AbstractSet[int]]
-) -> list[Problem]:
+def _mismatches(f: Found, configs: list[tuple[str, dict[str, Any]]], elsewhere: dict[str, set[int]]) -> list[Problem]:
     """Fields of a language model that differ from its config, and that no other part of the config states."""
     problems = []
     for source, config in configs:

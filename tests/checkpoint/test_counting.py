@@ -253,3 +253,13 @@ def test_the_checksum_of_a_tied_weight_and_of_zeros(make, summarize):
     """Within one file equal bytes are not the same tensor: two layers of zeros are two."""
     torch.save({"a": torch.zeros(8), "b": torch.zeros(8)}, make.folder / "m.pt")
     assert summarize(make.folder / "m.pt").params == 16
+
+
+def test_buffers_are_told_apart(make, command, summarize):
+    """Conv 3 x 8 x 3 x 3 = 216, weight and bias 16; running mean and variance 16, a counter 1; rotary frequencies 4 a layer."""
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, bias=False), torch.nn.BatchNorm2d(8))
+    rotary = {f"layers.{n}.attn.rotary_emb.inv_freq": filled(4) for n in range(3)}
+    torch.save(model.state_dict() | rotary, make.folder / "m.pt")
+    totals = summarize(make.folder / "m.pt").totals
+    assert (totals["params"], totals["buffers"]) == (216 + 16 + 17 + 12, 17 + 12)
+    assert "of these 29 in buffers, which are not trained" in command(make.folder / "m.pt")[1]
