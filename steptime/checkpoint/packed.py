@@ -69,10 +69,14 @@ def _words(main: StoredTensor) -> int:
 
 
 def read_bits(tensors: list[StoredTensor], width: int) -> dict[str, int]:
-    """Bits of compressed-tensors' words where no config states them: those of a matrix that reads the model's `width`."""
+    """Bits where no config states them: of words that read the model's `width`, or of HQQ's query as wide as the model."""
     ends = tuple(f".{name}.weight_packed" for name in ("q_proj", "qkv_proj", "up_proj", "gate_up_proj"))
-    one = next((t for t in tensors if t.name.endswith(ends) and len(t.shape) == 2), None)
-    return {"bits": _words(one) * one.shape[1] // width} if one is not None and width else {}
+    one = next((t for t in tensors if t.name.endswith((*ends, ".q_proj.W_q")) and len(t.shape) == 2), None)
+    if one is None:
+        return {}
+    read = width * width if one.name.endswith("W_q") else width * one.shape[0]
+    bits = _exact(_words(one) * one.numel, read)
+    return {"bits": bits} if bits else {}
 
 
 def _exact(whole: int, parts: int) -> int | None:
@@ -114,7 +118,7 @@ def hqq(parts: Parts) -> Weight | None:
         count, group = scale[0] * main[1], main[1]
         bits = 3 if parts.main.dtype == "int32" else _exact(stored, count)
     else:
-        bits = 3 if parts.main.dtype == "int32" else stated_bits(parts.stated) or 4
+        bits = 3 if parts.main.dtype == "int32" else stated_bits(parts.stated) or _exact(8 * main[0], _GROUP) or 4
         rows = main[0] * (_PER_INT32 if bits == 3 else _words(parts.main) // bits)
         group = 1 << (rows.bit_length() - 1) if bits == 3 else rows
         count = group * main[1]

@@ -78,6 +78,14 @@ def hqq_upright(out, inp):
     return {".W_q": ("I32", (7, groups)), ".scale": ("F16", (1, groups)), ".zero": ("F16", (1, groups))}
 
 
+def hqq_columns(bits, group):
+    """HQQ, axis 0: groups are columns, 8 / bits rows of numbers a row of bytes."""
+    return lambda out, inp: {
+        ".W_q": ("U8", (group * bits // 8, out * inp // group)), ".scale": ("F16", (1, out * inp // group)),
+        ".zero": ("F16", (1, out * inp // group)),
+    }  # fmt: skip
+
+
 def nvfp4(out, inp):
     """NVIDIA ModelOpt: a scale in FP8 per 16 elements and one per tensor."""
     return {
@@ -182,6 +190,8 @@ CASES = {
     "awq gemv": (awq_gemv, {"quant_method": "awq", "bits": 4, "group_size": 64}, "AWQ", 4, 64),
     "nf4": (nf4, {}, "bitsandbytes NF4", 4, 64), "nf4 in bf16": (nf4_in_bfloat16, {}, "bitsandbytes NF4", 4, 64),
     "int8": (int8, {}, "bitsandbytes LLM.int8()", 8, None),
+    "hqq 8 bits in columns": (hqq_columns(8, 64), {}, "HQQ", 8, 64),
+    "hqq 2 bits in columns": (hqq_columns(2, 16), {}, "HQQ", 2, 16),
     "hqq": (hqq, {}, "HQQ", 4, 64), "hqq upright": (hqq_upright, {}, "HQQ", 3, 64),
     "nvfp4": (nvfp4, {}, "NVFP4", 4, 16), "nvfp4 compressed": (nvfp4_compressed, {}, "NVFP4", 4, 16),
     "mxfp4": (mxfp4, {}, "MXFP4", 4, 32), "pack-quantized": (packed_int4, {}, "compressed-tensors", 4, 128),
