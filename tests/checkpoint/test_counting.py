@@ -74,8 +74,9 @@ def test_equal_layers_of_a_pipeline_each_count(make, summarize):
     assert (summary.params, summary.step, summary.exit_code) == (432, 4, 0)
 
 
-def test_the_same_model_in_two_layouts_counts_once(make, summarize):
-    """Mistral's repositories hold Hugging Face's shards and consolidated.safetensors, with other names."""
+@pytest.mark.parametrize("other", ["consolidated.safetensors", "consolidated.00.pth", "original/consolidated.00.pth"])
+def test_the_same_model_in_two_layouts_counts_once(make, summarize, other):
+    """Mistral's and Llama's repositories hold Hugging Face's shards and the maker's own files, with other names."""
     state = make.llama(2)
     make.shards(state)
     parts = {"self_attn.": "attention.", "mlp.": "feed_forward.", "input_layernorm": "attention_norm",
@@ -88,10 +89,26 @@ def test_the_same_model_in_two_layouts_counts_once(make, summarize):
         for old, new in parts.items():
             new_name = new_name.replace(old, new)
         renamed[new_name] = tensor
-    make.save_safetensors(renamed, make.folder / "consolidated.safetensors")
+    if other.endswith(".pth"):
+        (make.folder / "original").mkdir()
+        torch.save(renamed, make.folder / other)
+    else:
+        make.save_safetensors(renamed, make.folder / other)
     summary = summarize(make.folder)
     assert (summary.params, summary.exit_code) == (make.count(state), 0)
     assert [s.same_as is None for s in summary.sections].count(True) == 1
+
+
+def test_slices_in_the_folder_original_are_the_model_above(make, summarize):
+    """As Llama 3 70B has them beside its shards; another model in that folder counts."""
+    whole = meta_slice(0, 1, False, filled)
+    make.save_safetensors(whole, make.folder / "model.safetensors")
+    (make.folder / "original").mkdir()
+    for rank in range(2):
+        torch.save(meta_slice(rank, 2, False, filled), make.folder / f"original/consolidated.{rank:02d}.pth")
+    assert summarize(make.folder).params == WHOLE
+    make.save_safetensors({"x.weight": filled(3, 4), "y.weight": filled(5)}, make.folder / "original/other.safetensors")
+    assert summarize(make.folder).params == WHOLE + 17
 
 
 def test_two_models_of_equal_names_and_shapes_both_count(make, summarize):
