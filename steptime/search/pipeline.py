@@ -19,7 +19,8 @@ from steptime.memory.ledger import PartMemory
 from steptime.memory.op_walk import chunk_peaks
 from steptime.schedule import placement
 from steptime.schedule.orders import described
-from steptime.search.parts import NO_MODULES, JoinedMemories, Parts
+from steptime.search.part_walks import NO_MODULES
+from steptime.search.parts import JoinedMemories, Parts
 from steptime.search.recompute import Recompute
 from steptime.software.performance import EAGER_TORCH
 from steptime.timing.part_times import ChunkTime, PartTimes, plain_time, replay_s
