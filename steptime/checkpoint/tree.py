@@ -37,6 +37,12 @@ class Node:
     children: dict[str, Node] = field(default_factory=dict)
     kind: int = -1
 
+    def elements(self, pattern: re.Pattern[str], above: str = "") -> int:
+        """Elements of the tensors below whose name matches, those of all `repeat` nodes together."""
+        name = f"{above}.{self.name}"
+        inside = sum(child.elements(pattern, name) for child in self.children.values()) * self.repeat
+        return inside if self.shape is None or not pattern.search(name) else self.params
+
     def named(self, name: str) -> Node:
         """A node like this one, called `name`."""
         return Node(

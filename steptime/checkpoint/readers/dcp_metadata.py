@@ -61,16 +61,19 @@ def read(source: Source) -> Contents:
 
 
 def _fill(contents: Contents, fields: dict[str, Any]) -> None:
-    paths = {key: value for key, value in mapping(fields.get("planner_data")).items() if type(value) is tuple}
+    planned = {
+        key: value for key, value in mapping(fields.get("planner_data")).items() if type(value) is tuple and value
+    }
+    nested = roles.below_wrapper([list(map(key_text, path)) for path in planned.values()])
+    paths = dict(zip(planned, nested, strict=True))
     entries = pairs(fields["state_dict_metadata"])
-    tops = {key_text(path[0]) for path in paths.values() if len(path) > 1}
+    tops = {path[0] for path in nested if len(path) > 1}
     flat_tops = {key_text(key).partition(".")[0] for key, _ in entries}
     torn = 0
     known: dict[str, tuple[StoredTensor, Chunks]] = {}
     for key, entry in entries:
         name = key_text(key)
-        path = paths.get(name)
-        parts = [key_text(part) for part in path] if path and len(path) > 1 else [name]
+        parts = path if len(path := paths.get(name, [])) > 1 else [name]
         tensor = _tensor(entry)
         if tensor is None:
             continue

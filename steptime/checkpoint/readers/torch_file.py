@@ -105,15 +105,15 @@ def note_dangers(contents: Contents, facts: PickleFacts, found: Streams | None =
 def collect(contents: Contents, root: Any, below: list[str]) -> None:
     """Fill the tensors with names, roles and file; the names begin with `below`."""
     found = list(graph.tensors(root))
-    tops = {path[0] for path, _ in found if len(path) > 1}
+    paths = roles.below_wrapper([[*below, *keys] or ["tensor"] for keys, _ in found])  # the file may be one bare tensor
+    tops = {path[0] for path in paths if len(path) > 1}
     file_role = roles.of_file(contents.file)
-    for keys, tensor in found:
+    for path, (_, tensor) in zip(paths, found, strict=True):
         if tensor.note == "too deep":
             message = f"nesting beyond {graph.MAX_DEPTH} levels was left out"
             contents.problem("TOO_DEEP", message, severity="warning")
             continue
         tensor.file = contents.file
-        path = [*below, *keys] or ["tensor"]  # the file is one bare tensor
         tensor.role, tensor.name = roles.role_and_name(path, tops, file_role)
         if path[0][5:].isdecimal() and path[0].startswith("model"):  # Megatron: model0, model1, ... per virtual chunk
             tensor.rank = {"chunk": int(path[0][5:][:9])}
