@@ -136,7 +136,11 @@ def test_a_published_config_json_is_its_preset(tmp_path, name):
 
 def test_every_preset_with_other_layers_than_dense_ones_has_its_file():
     """Experts, latents, windows, linear attention, Mamba-2: each is read from its own file too."""
-    kinds = [name for name in model_names() if (model := load_model(name)).moe or model.hybrid_pattern or model.attention.window]
+    kinds = [
+        name
+        for name in model_names()
+        if (model := load_model(name)).moe or model.hybrid_pattern or model.attention.window
+    ]
     assert set(kinds) - {"mistral-7b"} == set(FILES)
 
 
@@ -154,7 +158,10 @@ def test_the_words_of_transformers_5(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({"hybrid_override_pattern": "M|E"}, "hybrid_override_pattern: expected the layers in order, of the letters M, *, - and E"),
+        (
+            {"hybrid_override_pattern": "M|E"},
+            "hybrid_override_pattern: expected the layers in order, of the letters M, *, - and E",
+        ),
         ({"mtp_hybrid_override_pattern": "*-"}, "mtp_hybrid_override_pattern: '*-' is not modeled, only '*E'"),
         ({"n_shared_experts": 2}, "n_shared_experts: 2 is not modeled, only 1"),
         ({"moe_latent_size": "narrow"}, "moe_latent_size: expected a whole number of at least 1, got 'narrow'"),

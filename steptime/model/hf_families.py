@@ -171,10 +171,17 @@ FAMILIES: dict[str, Family] = {
     # a shared expert whatever n_shared_experts says; attention without rotation (modeling_nemotron_h.py)
     "nemotron_h": Family(
         GLU | {"glu": False, "rotary_embeds": False},
-        {"hidden_act": "relu2", "tie_word_embeddings": False, "head_dim": 128, "num_key_value_heads": 8, "use_bias": False}
+        {
+            "hidden_act": "relu2",
+            "tie_word_embeddings": False,
+            "head_dim": 128,
+            "num_key_value_heads": 8,
+            "use_bias": False,
+        }
         | {"moe_shared_expert_intermediate_size": 7688, "n_routed_experts": 8, "num_experts_per_tok": 2}
         | {"moe_intermediate_size": 7688},
-        only=NO_BIAS | {"mlp_bias": False, "use_bias": False, "mamba_proj_bias": False, "use_conv_bias": True}
+        only=NO_BIAS
+        | {"mlp_bias": False, "use_bias": False, "mamba_proj_bias": False, "use_conv_bias": True}
         | {"hidden_dropout": 0.0, "n_shared_experts": 1},
         names={"hidden_act": "mlp_hidden_act", "head_dim": "attention_head_dim"},
     ),

@@ -40,7 +40,11 @@ def layers_of(values: Json) -> object:
 def counted(values: Json) -> Json:
     """The number of layers where a file leaves it to the list of their kinds, as transformers 5 does."""
     layers = layers_of(values)
-    return {"num_hidden_layers": len(layers)} if values.get("num_hidden_layers") is None and isinstance(layers, str) else {}
+    return (
+        {"num_hidden_layers": len(layers)}
+        if values.get("num_hidden_layers") is None and isinstance(layers, str)
+        else {}
+    )
 
 
 def hybrid_section(values: Json) -> tuple[Json, list[str]]:

@@ -37,7 +37,9 @@ def test_the_formula_is_the_mean_of_drawn_tokens(experts, k, groups, limit):
     for parts in (2, 4, 8, 16, 32, 64):
         if experts % parts == 0:
             ours = Routing(experts, k, groups, limit).distinct(float(parts))
-            assert ours == pytest.approx(mean_parts(found, experts, parts), rel=0.04 if parts == groups else 0.02), parts
+            assert ours == pytest.approx(mean_parts(found, experts, parts), rel=0.04 if parts == groups else 0.02), (
+                parts
+            )
 
 
 def test_deepseek_v3_by_hand():
