@@ -104,13 +104,8 @@ def _items(tensors: list[StoredTensor]) -> Iterator[tuple[str, StoredTensor | _G
         name = tensor.name
         if here and name.startswith(here) and name[length:] in ends:
             continue
-        dot = name.find(".", len(stem)) if stem and name.startswith(stem) else -1
-        if dot > 0 and name[len(stem) : dot].isdecimal() and name[dot + 1 :] in ends:  # the next layer or expert
-            prefix = name[:dot]
-        else:
-            match = _NUMBERED.match(name)
-            prefix = match[0] if match is not None and name.count(".") < MAX_PARTS else ""
-            stem = prefix[: prefix.rfind(".") + 1]
+        prefix = _module(name, stem, ends)
+        stem = prefix[: prefix.rfind(".") + 1]
         starts.append((prefix, at))
         if prefix in modules and prefix:
             torn[prefix] = []
@@ -142,6 +137,15 @@ def _items(tensors: list[StoredTensor]) -> Iterator[tuple[str, StoredTensor | _G
             yield prefix, _Group(group, number, start)
             if prefix in torn:
                 torn[prefix] = []
+
+
+def _module(name: str, stem: str, ends: set[str]) -> str:
+    """The numbered module of a tensor, "" for none; mostly the next number after `stem`, with a known rest of the name."""
+    dot = name.find(".", len(stem)) if stem and name.startswith(stem) else -1
+    if dot > 0 and name[len(stem) : dot].isdecimal() and name[dot + 1 :] in ends:
+        return name[:dot]
+    match = _NUMBERED.match(name)
+    return match[0] if match is not None and name.count(".") < MAX_PARTS else ""
 
 
 def _above(modules: set[str]) -> set[str]:
