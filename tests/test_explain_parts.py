@@ -145,8 +145,8 @@ def test_communication_lists_what_the_step_waits_for(found):
 def test_an_exchange_of_experts_by_hand():
     """DeepSeek-V3, ep 64 on nodes of 8 (DeepEP): 4,096 tokens x 7,168 x 2 bytes = 56 MiB of own tokens.
 
-    A token's 8 experts are of 4 of the 8 groups, 128 experts on 32 ranks of 4: one of each group, on 1 of its 8 ranks, and 4 of the
-    other 124. A rank is missed with 7/8 x (120 x 119 x 118 x 117) / (124 x 123 x 122 x 121) = 0.76619: 32 x 0.23381 = 7.482 ranks.
+    A token's 8 experts are of 4 of the 8 groups, 128 experts on 32 ranks of 4: one of each group, on 1 of its 8 ranks, and 4 of
+    the other 124. A rank is missed with 7/8 x (120 x 119 x 118 x 117) / (124 x 123 x 122 x 121) = 0.76619: 32 x 0.23381 = 7.482.
     InfiniBand carries copies for 4 of 8 nodes but for the own one: 4 x 7/8 / 7.482 = 0.4678 of 419 MiB = 205.5 MB; 4.42 ms at
     46.5 GB/s.
     """

@@ -254,7 +254,7 @@ class Inventory:
     @cached_property
     def id(self) -> str:
         """Structural hash: equal for checkpoints with the same tensor names, shapes and dtypes."""
-        return difference.structural_hash(self.structure)
+        return difference.structural_hash(self.model or self.tensors)
 
 
 def _printable(section: Section) -> None:

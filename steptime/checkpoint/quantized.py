@@ -43,7 +43,7 @@ _PARTS: tuple[tuple[str, str, Callable[[packed.Parts], packed.Weight | None], tu
     (".blocks", "", packed.microscaled, (".scales",)),
 )  # fmt: skip
 _ENDS = tuple(end for end, *_ in _PARTS)
-_HINTS = (*_ENDS, ".quant_map")
+_HINTS = (".W_q", ".quant_map")  # of packed weights that are stored as floats; all others have a part of integers
 _PACKED = {name for name, bits in BITS.items() if bits == 8} | {"int32", "uint32"}
 _BESIDE = ("absmax", "quant_map", "nested_absmax", "nested_quant_map", "quant_state.bitsandbytes__nf4",
            "quant_state.bitsandbytes__fp4")  # fmt: skip
@@ -80,7 +80,8 @@ class Restored:
 def restore(tensors: list[StoredTensor], facts: list[dict[str, Any]]) -> Restored:
     """Undo what names and shapes show of quantization; tensors that are not quantized stay themselves."""
     stated = stated_method(facts)
-    if not stated and not any(t.dtype in _PACKED or t.note or t.name.endswith(_HINTS) for t in tensors):
+    packs = not _PACKED.isdisjoint({t.dtype for t in tensors}) or {t.note for t in tensors} - {""}
+    if not (stated or packs or True in {t.name.endswith(_HINTS) for t in tensors}):
         return Restored(tensors, [])
     named = {tensor.name: tensor for tensor in tensors}
     width = _width(tensors, facts)

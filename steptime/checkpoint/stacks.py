@@ -38,7 +38,11 @@ class Stack:
 
     prefix: str
     layers: dict[int, dict[str, Shape]] = field(default_factory=dict)
-    elements: int = 0
+
+    @property
+    def elements(self) -> int:
+        """Elements of all layers together."""
+        return sum([prod(shape) for tails in self.layers.values() for shape in tails.values()])
 
     def widths(self) -> dict[int, int]:
         """How often norms and biases have each length, the commonest first."""
@@ -87,7 +91,6 @@ def split(shapes: Mapping[str, Shape]) -> Parts | None:
             stack = stacks[prefix]
             layer = stack.layers.setdefault(int(match[1]), {})
         layer[name[len(here) :]] = shape
-        stack.elements += prod(shape)
     if not stacks:
         return None
     parts = {prefix: part_of(prefix) for prefix in stacks}
@@ -95,7 +98,7 @@ def split(shapes: Mapping[str, Shape]) -> Parts | None:
     own = [stack for stack in own if stack.attends()] or own if len(own) > 1 else own
     decoders = [stack for stack in own if _DECODER.search(stack.prefix)]
     encoders = [stack for stack in own if _ENCODER.search(stack.prefix)]
-    main = max(own, key=lambda stack: stack.elements)
+    main = max(own, key=lambda stack: stack.elements) if len(own) > 1 else own[0]
     if main in encoders and decoders:
         decoder = max(decoders, key=lambda stack: stack.elements)
         main = decoder if 10 * decoder.elements > main.elements else main

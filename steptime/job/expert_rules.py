@@ -162,8 +162,8 @@ EXPERT_RULES = [
         "must be at most n_experts {f.n_experts} (got {f.experts_per_token})",
         lambda f: f.experts_per_token <= f.n_experts,
     ),
-    # megatron/core/transformer/moe/moe_utils.py, group_limited_topk: experts in groups of one size, of which the best are chosen by
-    # the sum of their topk // group_topk best
+    # megatron/core/transformer/moe/moe_utils.py, group_limited_topk: groups of one size, the best by the sum of their topk //
+    # group_topk best experts
     Rule(
         "groups of experts",
         "model.moe.n_groups",

@@ -1,8 +1,9 @@
 """Hugging Face `config.json` as fields of `Model`: plain JSON, no transformers, no remote code.
 
 Where the file is silent, the family's own default holds (`hf_families.py`). Layers, hidden sizes, heads and vocabulary are
-taken from defaults in families only whose published files leave them out (Gemma 3): elsewhere a missing one is an error. So is what `Model` cannot say: experts, latent attention, sliding
-windows in use, parallel residuals. Rotary details are not read: they cost nothing that is counted.
+taken from defaults in families alone whose published files leave them out (Gemma 3); elsewhere a missing one is an error. So is
+what `Model` cannot say: experts, latents and windows of other families, parallel residuals. Rotary details are not read: they
+cost nothing that is counted.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class Moe(Config):
     """Whether each expert has a bias that balances the load without a loss (DeepSeek-V3)."""
     node_limit: int | None = Field(default=None, ge=1)
     """Most nodes with experts of one token, each a group of experts (DeepSeek-V3: 4; HF's topk_group)."""
-    n_groups: int | None = Field(default_factory=lambda data: _groups(data), ge=1)
+    n_groups: int | None = Field(default_factory=_groups, ge=1)
     """Groups of experts, of which a token takes the `node_limit` best (DeepSeek-V3: 8; HF's n_group); default: the smallest
     divisor of n_experts that is at least twice the limit."""
     load_balancing: Literal["none", "aux_loss", "seq_aux_loss", "global_aux_loss", "sinkhorn"] = "none"

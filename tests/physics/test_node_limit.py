@@ -31,8 +31,8 @@ def mean_parts(found, experts, parts):
     ("experts", "k", "groups", "limit"), [(256, 8, 8, 4), (160, 6, 8, 3), (64, 6, 8, 4), (256, 8, 4, 2), (256, 8, 1, 1)]
 )
 def test_the_formula_is_the_mean_of_drawn_tokens(experts, k, groups, limit):
-    """DeepSeek-V3, V2 and others. Two of the six experts of a token need not be in different groups of 4 of 8: up to 4 % off there
-    (a chosen group without an expert), within 2 % elsewhere; without groups the formula is exact."""
+    """DeepSeek-V3, V2 and others. Where parts are groups: up to 4 % off, since a chosen group may have none of the k best; within
+    2 % elsewhere. Without groups the formula is exact."""
     found = chosen(experts, k, groups, limit)
     for parts in (2, 4, 8, 16, 32, 64):
         if experts % parts == 0:
@@ -43,8 +43,9 @@ def test_the_formula_is_the_mean_of_drawn_tokens(experts, k, groups, limit):
 
 
 def test_deepseek_v3_by_hand():
-    """4 of 8 groups are chosen, 128 experts, 4 on each of 32 ranks. One expert of each group: a given rank of its 8 is missed with
-    7/8. Four more of the other 124: missed with (120 x 119 x 118 x 117) / (124 x 123 x 122 x 121). 20,000 drawn tokens have 7.48."""
+    """4 of 8 groups are chosen, 128 experts, 4 on each of 32 ranks. One expert of each group: a given rank of its 8 is missed
+    with 7/8. Four more of the other 124: missed with (120 x 119 x 118 x 117) / (124 x 123 x 122 x 121). 20,000 drawn tokens
+    have 7.48."""
     missed = 7 / 8 * comb(120, 4) / comb(124, 4)
     ours = Routing(256, 8, 8, 4).distinct(64.0)
     assert ours == pytest.approx(32 * (1 - missed))

@@ -172,7 +172,7 @@ def _nested(args: Args) -> StoredTensor | None:
 
 
 def numpy_array(state: Any) -> StoredTensor | None:
-    """A numpy array by the state that its record is built with: (version, shape, dtype, order, bytes)."""
+    """A numpy array from the state of its record: (version, shape, dtype, order, bytes)."""
     if type(state) is not tuple or len(state) < 5:
         return None
     shape = shape_of(state[1])
@@ -216,10 +216,10 @@ _NUMPY = {f"numpy.{core}.multiarray._reconstruct" for core in ("core", "_core")}
 
 
 def tensors_of(value: Any) -> list[StoredTensor] | None:
-    """The tensor a record describes (its name is the caller's to set), or None when it is none.
+    """The tensors that a record describes, without names, or None if it is not a tensor.
 
-    It is one tensor but for the ShardedTensor of a rank, which may hold several pieces or none of the whole. Rebuild
-    functions wrap one another; a hostile stream nests them without end, which is then no tensor.
+    One tensor, except for a rank's ShardedTensor, which may hold several pieces or none. Rebuild functions can be
+    nested; a hostile stream that nests them too deeply is not a tensor.
     """
     try:
         if type(value) is CallRecord and value.path in _FROM_TYPE and type(value.args) is tuple:
