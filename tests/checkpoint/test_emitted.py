@@ -157,7 +157,8 @@ KINDS = {  # kind: (shapes, config, what the plan says)
         stack(*[MIXER | {"mixer": parts} for parts in (MAMBA, HEADS, NARROW, MAMBA)], prefix="backbone.layers."),
         SIZES | {"model_type": "nemotron_h", "n_groups": 2, "ssm_state_size": 8, "hybrid_override_pattern": "M*EM",
                  "num_hidden_layers": 4, "mamba_num_heads": 8, "mamba_head_dim": 16, "n_routed_experts": 4,
-                 "num_experts_per_tok": 2, "moe_intermediate_size": 96, "moe_latent_size": 16, "moe_shared_expert_intermediate_size": 48},
+                 "num_experts_per_tok": 2, "moe_intermediate_size": 96, "moe_latent_size": 16,
+                 "moe_shared_expert_intermediate_size": 48},
         {"hybrid_pattern": "M*EM", "activation": "relu2", "moe": {
             "score_function": "sigmoid", "expert_bias": True, "n_experts": 4, "expert_inter_sz": 96, "experts_per_token": 2,
             "shared_expert_inter_sz": 48, "n_shared_experts": 1, "latent_sz": 16}}),
