@@ -23,7 +23,7 @@ def sensitivity(options: Namespace, out: Printer) -> int:
     if options.json:
         out.json(found_by.document(found))
     else:
-        out.sections(list(sensitivity_tables.sections(found)))
+        out.sections(sensitivity_tables.sections(found))
     if options.plot is not None:
         sensitivity_tables.draw(found, options.plot)
     return 0

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from steptime.base.words import counted
 from steptime.report.breakdown import part_name
 from steptime.report.format import percent, seconds
-from steptime.report.headline import headline
+from steptime.report.headline import layout_words
 from steptime.report.plot_style import picture
-from steptime.report.table import Table
+from steptime.report.table import Fact, FactList, ReportSection, Table
 
 if TYPE_CHECKING:
     from steptime.search.sensitivity import Hiding, Sensitivity
 
 
-def sections(found: Sensitivity) -> list[Table]:
+def sections(found: Sensitivity) -> list[ReportSection]:
     """The job, then both tables."""
-    given = found.given
-    head = Table("", [], [[line] for line in headline(given)] + [[f"step {seconds(given.step_s)}"]])
+    given, job = found.given, found.given.job
+    named = f"{job.model.name or 'unnamed model'} on {counted(given.devices, 'device')} of {job.machine.name}"
+    batch = f"gbs {job.data.gbs:,} x {job.data.seqlen:,}, micro-batch {job.data.microbatch_sz}"
+    head = FactList(f"{named}, {batch}", [Fact("step", [seconds(given.step_s)]), Fact("layout", [layout_words(given)])])
     rows = [[gain.name, gain.now, seconds(gain.step_s), percent(gain.change, signed=True)] for gain in found.gains]
     notes = sorted({f"{gain.name}: {gain.note}" for gain in found.gains if gain.note})
-    shown = [head, Table("step with 10 % more of", ["", "now", "step", "change"], rows, notes, left=2)]
+    shown: list[ReportSection] = [
+        head,
+        Table("step with 10 % more of", ["", "now", "step", "change"], rows, notes, left=2),
+    ]
     if found.hiding:
         hidden = [_hiding(row) for row in found.hiding]
         note = "hidden: at most 1 % of the step is exposed; rates per device and direction"
