@@ -34,8 +34,8 @@ class GraphRun(NamedTuple):
     """The actions of a graph in time."""
 
     graph: Graph
-    costs: list[float]
-    sends: list[float]
+    costs: Sequence[float]
+    sends: Sequence[float]
     free: list[float]
     """When each action lets its stage continue: at its end, or after its output is sent where sends block."""
 
@@ -84,7 +84,8 @@ class Step(NamedTuple):
     def run(self, microbatches: int, group: int | None) -> GraphRun:
         """When each action ends, for `microbatches` micro-batches: the main loop of every estimate."""
         found = graph(self.schedule, self.pp, self.vpp, microbatches, group)
-        held, waited = self.costs, self.sends
+        held: Sequence[float] = self.costs
+        waited: Sequence[float] = self.sends
         if self.blocking:
             held = [cost + waited[send] for cost, send in zip(held, found.outgoing, strict=True)]
             waited = [0.0] * len(waited)
