@@ -226,21 +226,24 @@ def walk(
         ValueError: as `order`, or lists of the wrong length.
     """
     tables = _tables(schedule, forward_s, backward_s, weight_s)
-    costs = [seconds for kind in tables for stage in kind for seconds in stage]
+    costs = tuple([seconds for kind in tables for stage in kind for seconds in stage])
     if any(len(kind) != pp or any(len(stage) != vpp for stage in kind) for kind in tables):
         raise ValueError(f"forward_s and backward_s must be [{pp}][{vpp}]")
-    sends = [0.0, *_boundaries(send_s, pp, vpp), *_boundaries(send_s if send_back_s is None else send_back_s, pp, vpp)]
+    sends = (0.0, *_boundaries(send_s, pp, vpp), *_boundaries(send_back_s or send_s, pp, vpp))
     stages = [sum(tables[0][stage]) + sum(tables[1][stage]) for stage in range(pp)]
     one = sum(stages) + vpp * sum(sends)  # a micro-batch alone
     likely = 2.0 * (one + microbatches * (max(stages) + 2 * vpp * len(tables) * max(sends)))
-    step = Step(schedule, pp, vpp, microbatches, group, tuple(costs), tuple(sends), blocking, around)
-    run = Step.walk if around else _walked
-    found = run(step.exact(min(likely, microbatches * one)))
-    return found if found.makespan_s <= likely else run(step.exact(microbatches * one))
+    step = Step(schedule, pp, vpp, microbatches, group, costs, sends, blocking, around)
+    found = _walked(step.exact(min(likely, microbatches * one)))
+    return found if found.makespan_s <= likely else _walked(step.exact(microbatches * one))
+
+
+def _walked(step: Step) -> Walk:
+    return step.walk() if step.around else _known(step)
 
 
 @lru_cache(maxsize=8)
-def _walked(step: Step) -> Walk:
+def _known(step: Step) -> Walk:
     """A step's walk, made once: replicas and ZeRO levels, as weak scaling varies them, leave the pipeline as it is."""
     return step.walk()
 
