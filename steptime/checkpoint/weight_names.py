@@ -59,7 +59,9 @@ PACKED_UP = re.compile(
 PACKED_DOWN = re.compile(
     r"(?:experts\.(?:experts\.)?(?:down_proj|linear_fc2|fc2)|(?:moe|mlp)\.output_linear|ffn_down_exps)(?:\.weight)?$"
 )
-ROUTER = re.compile(r"(?:router(?:\.layer)?|(?:mlp|moe|ffn|block_sparse_moe)\.gate|gate\.wg|ffn_gate_inp)\.weight$")
+ROUTER = re.compile(
+    r"(?:router(?:\.layer)?|(?:mlp|moe|ffn|block_sparse_moe|mixer)\.gate|gate\.wg|ffn_gate_inp)\.weight$"
+)
 SPARSE = re.compile(r"expert|_exps|moe\.")
 """What only layers with experts have."""
 SHARED = re.compile(r"shared_expert\w*\.|shared_mlp\.|_shexp\.")
