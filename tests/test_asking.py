@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from types import SimpleNamespace
 
@@ -101,8 +102,46 @@ def test_a_model_a_machine_and_a_number_are_a_plan(capsys):
     code, out, _ = run(capsys, "--model", "llama3-70b", "--machine", "h100", "--devices", "512", "--json")
     document = json.loads(out)
     assert (code, document["devices"], document["memory"]["verdict"]) == (0, 512, "fits")
-    assert document["assumptions"][0].startswith("defaults without a plan: 512 devices of dgx-h100, tp ")
+    assert document["assumptions"][0].startswith("defaults without a plan: tp ")
     assert document["config"]["data"]["gbs"] * document["config"]["data"]["seqlen"] >= 4 * 2**20
+
+
+def test_only_defaults_are_told(capsys):
+    """Machine, devices and layout are stated; the batch and its lengths are not."""
+    layout = (
+        "--set",
+        "parallelism.tp=8",
+        "--set",
+        "parallelism.pp=1",
+        "--set",
+        "performance.activation_checkpointing_type=full",
+    )
+    document = json.loads(run(capsys, "--model", "llama3-70b", "--machine", "h100", *layout, "--json")[1])
+    assert document["assumptions"][0] == (
+        "defaults without a plan: 8 devices, 8,192 tokens per sequence, gbs 512 (4 Mi tokens per step or more), "
+        "micro-batch 1; change them with --set"
+    )
+
+
+def test_a_search_needs_no_file_and_its_rows_run_as_printed(capsys):
+    """The last line of the best layouts is the command that its changes are appended to."""
+    named = ("--model", "llama3-8b", "--devices", "24")
+    code, out, _ = run(capsys, "search", *named, "--top", "1", "--json")
+    best = json.loads(out)["best"][0]
+    assert code == 0
+    batch = best["config"]["data"]["gbs"]
+    assert batch * 8192 >= 4 * 2**20
+    assert batch % 24 == 0
+    text = run(capsys, "search", *named, "--top", "1")[1]
+    command = " ".join(text.split("append --set ... to: ")[1].split("(")[0].split())
+    assert command == f"3dtrn --model llama3-8b --machine dgx-h100 --devices 24 --set data.gbs={batch}"
+    again = json.loads(run(capsys, *shlex.split(f"{command} {best['set']}")[1:], "--json")[1])
+    assert again["time"]["step_s"] == best["step_s"]
+
+
+def test_a_search_without_a_plan_asks_in_one_line(capsys):
+    assert run(capsys, "search")[2].startswith("3dtrn search needs a CONFIG file, or --model NAME")
+    assert run(capsys, "search", "--model", "llama3-8b")[2] == "--devices: required without a CONFIG file\n"
 
 
 def test_options_over_a_file(capsys, tmp_path):

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
+import yaml
 
 from steptime.base.config import ConfigError, build
 from steptime.model.blocks import n_params, params
 from steptime.model.hf import read_hf_config
 from steptime.model.hf_experts import pattern
 from steptime.model.model import Model
-from steptime.model.presets import load_model
+from steptime.model.presets import load_model, model_names
 from steptime.model.shard import Shard
 from steptime.software.performance import load_software
 
@@ -115,118 +117,60 @@ def test_active_parameters(name):
     assert (active(model) - without * model.vocab_sz * model.hidden_sz) / 1e9 == pytest.approx(said, rel=0.03)
 
 
-ROUTED = {"n_shared_experts": 1, "num_experts_per_tok": 8, "hidden_act": "silu"}
-KDA = [layer for layer in range(1, 27) if layer % 4]
-FILES = {
-    "mixtral-8x7b": ("mixtral", (32, 4096, 14336, 32, 8, 32000), {"num_local_experts": 8, "num_experts_per_tok": 2}),
-    "deepseek-v3": (
-        "deepseek_v3",
-        (61, 7168, 18432, 128, 128, 129280),
-        ROUTED
-        | {"moe_intermediate_size": 2048, "n_routed_experts": 256, "first_k_dense_replace": 3}
-        | {
-            "q_lora_rank": 1536,
-            "kv_lora_rank": 512,
-            "qk_nope_head_dim": 128,
-            "qk_rope_head_dim": 64,
-            "v_head_dim": 128,
-        },
-    ),
-    "deepseek-v2-lite": (
-        "deepseek_v2",
-        (27, 2048, 10944, 16, 16, 102400),
-        {"moe_intermediate_size": 1408, "n_routed_experts": 64, "n_shared_experts": 2, "num_experts_per_tok": 6}
-        | {"first_k_dense_replace": 1, "q_lora_rank": None, "kv_lora_rank": 512},
-    ),
-    "gpt-oss-20b": (
-        "gpt_oss",
-        (24, 2880, 2880, 64, 8, 201088),
-        {"head_dim": 64, "num_local_experts": 32, "num_experts_per_tok": 4, "sliding_window": 128}
-        | {"layer_types": ["sliding_attention", "full_attention"] * 12, "max_position_embeddings": 131072},
-    ),
-    "qwen3-30b-a3b": (
-        "qwen3_moe",
-        (48, 2048, 6144, 32, 4, 151936),
-        {"head_dim": 128, "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8},
-    ),
-    "glm-4.5-air": (
-        "glm4_moe",
-        (46, 4096, 10944, 96, 8, 151552),
-        ROUTED
-        | {"head_dim": 128, "moe_intermediate_size": 1408, "n_routed_experts": 128, "first_k_dense_replace": 1}
-        | {"attention_bias": True, "use_qk_norm": False},
-    ),
-    "llama4-maverick": (
-        "llama4_text",
-        (48, 5120, 8192, 40, 8, 202048),
-        {"intermediate_size_mlp": 16384, "num_local_experts": 128, "num_experts_per_tok": 1, "head_dim": 128}
-        | {"interleave_moe_layer_step": 2, "attention_chunk_size": 8192, "hidden_act": "silu"},
-    ),
-    "qwen3-next-80b-a3b": (
-        "qwen3_next",
-        (48, 2048, 5120, 16, 2, 151936),
-        {"head_dim": 256, "moe_intermediate_size": 512, "num_experts": 512, "num_experts_per_tok": 10}
-        | {"shared_expert_intermediate_size": 512, "full_attention_interval": 4, "linear_num_value_heads": 32},
-    ),
-    "kimi-linear-48b-a3b": (
-        "kimi_linear",
-        (27, 2304, 9216, 32, 32, 163840),
-        {"moe_intermediate_size": 1024, "num_experts": 256, "num_experts_per_token": 8, "num_shared_experts": 1}
-        | {"first_k_dense_replace": 1, "kv_lora_rank": 512, "q_lora_rank": None, "mla_use_nope": True}
-        | {"qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
-        | {"linear_attn_config": {"head_dim": 128, "num_heads": 32, "short_conv_kernel_size": 4, "kda_layers": KDA}},
-    ),
-    "minimax-text-01": (
-        "minimax_text_01",
-        (80, 6144, 9216, 64, 8, 200064),
-        {"head_dim": 128, "num_local_experts": 32, "num_experts_per_tok": 2, "attn_type_list": ([0] * 7 + [1]) * 10},
-    ),
-    "olmoe-1b-7b": ("olmoe", (16, 2048, 1024, 16, 16, 50304), {"num_experts": 64, "num_experts_per_tok": 8}),
-    "gemma2-2b": (
-        "gemma2",
-        (26, 2304, 9216, 8, 4, 256000),
-        {
-            "head_dim": 256,
-            "sliding_window": 4096,
-            "max_position_embeddings": 8192,
-            "hidden_activation": "gelu_pytorch_tanh",
-        },
-    ),
-    "gemma3-1b": (
-        "gemma3_text",
-        (26, 1152, 6912, 4, 1, 262144),
-        {
-            "head_dim": 256,
-            "sliding_window": 512,
-            "max_position_embeddings": 32768,
-            "hidden_activation": "gelu_pytorch_tanh",
-        },
-    ),
-}
-NAMES = (
-    "num_hidden_layers",
-    "hidden_size",
-    "intermediate_size",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "vocab_size",
-)
+FILES = yaml.safe_load((Path(__file__).parent / "data" / "hf_configs.yaml").read_text())
 
 
 def read(tmp_path, name, **changes):
-    model_type, sizes, more = FILES[name]
     path = tmp_path / "config.json"
-    path.write_text(json.dumps({"model_type": model_type, **dict(zip(NAMES, sizes, strict=True)), **more, **changes}))
+    path.write_text(json.dumps(FILES[name] | changes))
     return read_hf_config(path)
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_config_json_is_its_preset(tmp_path, name):
-    """Parameters, active ones, and which layers have what."""
-    ours, preset = build(Model, read(tmp_path, name)), load_model(name)
-    assert (n_params(ours), active(ours)) == (n_params(preset), active(preset))
-    assert ours.linear_attention == preset.linear_attention
-    assert (ours.attention, ours.post_norms, ours.qk_norm) == (preset.attention, preset.post_norms, preset.qk_norm)
+def test_a_published_config_json_is_its_preset(tmp_path, name):
+    """Every field; presets leave out the layers of multi-token prediction that some files state."""
+    ours = build(Model, read(tmp_path, name))
+    preset = load_model(name, mtp=FILES[name].get("num_nextn_predict_layers", 0))
+    assert ours.model_copy(update={"name": preset.name, "source": preset.source}) == preset
+
+
+def test_every_preset_with_other_layers_than_dense_ones_has_its_file():
+    """Experts, latents, windows, linear attention, Mamba-2: each is read from its own file too."""
+    kinds = [
+        name
+        for name in model_names()
+        if (model := load_model(name)).moe or model.hybrid_pattern or model.attention.window
+    ]
+    assert set(kinds) - {"mistral-7b"} == set(FILES)
+
+
+def test_the_words_of_transformers_5(tmp_path):
+    """Kinds of layer as a list, in the words of files on the Hub and of transformers 5, which count the layers."""
+    pattern = FILES["nemotron-3-nano-30b-a3b"]["hybrid_override_pattern"]
+    expected = load_model("nemotron-3-nano-30b-a3b").hybrid_pattern
+    for m, attention in (("mamba", "attention"), ("linear_attention", "full_attention")):
+        listed = [{"M": m, "*": attention, "E": "moe"}[letter] for letter in pattern]
+        changes = {"layers_block_type": listed, "hybrid_override_pattern": None, "num_hidden_layers": None}
+        model = build(Model, read(tmp_path, "nemotron-3-nano-30b-a3b", **changes))
+        assert (model.hybrid_pattern, model.n_layers) == (expected, 52)
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        (
+            {"hybrid_override_pattern": "M|E"},
+            "hybrid_override_pattern: expected the layers in order, of the letters M, *, - and E",
+        ),
+        ({"mtp_hybrid_override_pattern": "*-"}, "mtp_hybrid_override_pattern: '*-' is not modeled, only '*E'"),
+        ({"n_shared_experts": 2}, "n_shared_experts: 2 is not modeled, only 1"),
+        ({"moe_latent_size": "narrow"}, "moe_latent_size: expected a whole number of at least 1, got 'narrow'"),
+    ],
+)
+def test_what_is_wrong_with_a_hybrid_is_told(tmp_path, changes, line):
+    with pytest.raises(ConfigError) as error:
+        read(tmp_path, "nemotron-3-super-120b-a12b", **changes)
+    assert [told.partition("config.json: ")[2] for told in error.value.problems] == [line]
 
 
 def test_qwen3_next_with_its_layer_of_prediction():

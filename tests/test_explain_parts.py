@@ -145,16 +145,18 @@ def test_communication_lists_what_the_step_waits_for(found):
 def test_an_exchange_of_experts_by_hand():
     """DeepSeek-V3, ep 64 on nodes of 8 (DeepEP): 4,096 tokens x 7,168 x 2 bytes = 56 MiB of own tokens.
 
-    Ranks that a token's 8 of 256 experts lie on: 64 (1 - (252 ... 245) / (256 ... 249)) = 64 (1 - 0.880057) = 7.676. InfiniBand
-    carries copies for 4 of 8 nodes but for the own one: 4 x 7/8 / 7.676 = 0.456 of 430 MiB = 205.5 MB; 4.42 ms at 46.5 GB/s.
+    A token's 8 experts are of 4 of the 8 groups, 128 experts on 32 ranks of 4: one of each group, on 1 of its 8 ranks, and 4 of
+    the other 124. A rank is missed with 7/8 x (120 x 119 x 118 x 117) / (124 x 123 x 122 x 121) = 0.76619: 32 x 0.23381 = 7.482.
+    InfiniBand carries copies for 4 of 8 nodes but for the own one: 4 x 7/8 / 7.482 = 0.4678 of 419 MiB = 205.5 MB; 4.42 ms at
+    46.5 GB/s.
     """
     (section, *_) = explain(estimate(Job.load(PLAN.parent / "deepseek_v3.yaml")), "moe.dispatch")
     facts = {fact.label: " ".join(fact.lines) for fact in section.facts}
     assert facts["rows"] == (
-        "56.0 MiB of own tokens x 7.676 ranks that have any of a token's experts "
-        "7.676 = 64 x (1 - C(256 - 256/64, 8) / C(256, 8)) "
-        "wire: over infiniband one copy for each of 4 of 8 domains (at most 4), less 1/8 for the own one: "
-        "tensor x 0.456 / (50.0 GB/s x 0.93 reached)"
+        "56.0 MiB of own tokens x 7.482 ranks that have any of a token's experts "
+        "7.482 = 64 x 4/8 groups chosen x (1 - (1 - 8/64) x C(128 - 4 - 4, 4) / C(128 - 4, 4)) "
+        "wire: over infiniband one copy for each of 4 of 8 domains that a token's experts lie in, less 1/8 for the own one: "
+        "tensor x 0.4678 / (50.0 GB/s x 0.93 reached)"
     )
     assert facts["wire"] == "4.420 ms"
     assert "rows" not in {fact.label for fact in explain(estimate(Job.load(PLAN)), "attn.gather")[0].facts}

@@ -81,6 +81,28 @@ PLANS = {
         cross_dc={"n_dcs": 2, "interconnect_bandwidth_gbps": 400, "interconnect_latency_s": 0.005},
     ),
     "replicas": plan({"replicas": 2}),
+    "latent attention, experts in groups": plan(
+        attention={"kind": "mla", "q_lora_rank": 512, "kv_lora_rank": 256},
+        n_kv_heads=16,
+        moe={
+            "n_experts": 16,
+            "expert_inter_sz": 512,
+            "experts_per_token": 4,
+            "n_dense_layers": 2,
+            "node_limit": 2,
+        },
+    ),
+    "windows": plan(attention={"window": 512, "window_pattern": 3, "sinks": True}),
+    "adapters": plan(lora={"rank": 16}),
+    "lightning attention": plan(linear_attention={"kind": "lightning", "freq": 6}),
+    "latents of experts": plan(moe={"n_experts": 8, "expert_inter_sz": 1024, "experts_per_token": 2, "latent_sz": 512}),
+    "mxfp8": plan(performance={"precision": "mxfp8"}, hardware="dgx-b200"),
+    "offloaded": plan(performance={"offload_modules": ["core_attn", "attn_proj", "mlp_norm"]}, hidden_sz=2048),
+    "offloaded experts": plan(
+        performance={"offload_modules": ["expert_fc1", "moe_act", "attn_norm"]},
+        mtp=1,
+        moe={"n_experts": 8, "expert_inter_sz": 1024, "experts_per_token": 2},
+    ),
     "hybrid": plan(
         hybrid_pattern="M-M-M*-M-M-M", mamba={"n_heads": 32, "head_dim": 64, "state_dim": 64, "n_groups": 4}
     ),

@@ -280,7 +280,7 @@ def data_parallel_rows(dp: DataParallel) -> list[CollectiveRow]:
             alike = [call for call in mine if call.name == name and call.bytes == bytes_]
             share = exposed * seconds_of(alike) / total if total else 0.0
             one, count = alike[0], float(len(alike) * alike[0].times)
-            axis = "dp" if one.over.axis != "edp" else "edp"
+            axis = "edp" if one.over.axis in ("edp", "expert_shards") else "dp"
             rows.append(row(one.name, one.kind, axis, one.over.ranks, bytes_, count, one.cost, share))
     return rows
 

@@ -30,7 +30,8 @@ def describe(section: Section) -> dict[str, Any] | None:
     ranks = sorted(
         {min(tensor.whole[0], tensor.whole[-1]) if "embedding" in tensor.name else tensor.whole[0] for tensor in down}
     )
-    rank = config.get("r") if type(config.get("r")) is int else ranks[0] if len(ranks) == 1 else None
+    stated = config.get("r")  # AdaLoRA's is the one that it prunes to; 0 is none
+    rank = ranks[0] if len(ranks) == 1 else stated if type(stated) is int and stated > 0 else None
     alpha = config.get("lora_alpha")
     base = config.get("base_model_name_or_path")
     return {

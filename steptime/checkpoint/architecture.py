@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from steptime.base.words import counted
 from steptime.checkpoint import experts, kv_cache, mixers, stacks
 from steptime.checkpoint import weight_names as names
-from steptime.checkpoint.confignames import CHECKED, from_config, norm_of
+from steptime.checkpoint.confignames import CHECKED, from_config, norm_of, said
 from steptime.checkpoint.found import Found
 from steptime.checkpoint.records import Problem
 
@@ -49,7 +49,7 @@ def infer(
                 found.tails[tail] = (f"{parts.main.prefix}{number}.{tail}", shape)
     configs = [known for fact in facts for known in from_config(fact)]
     _stated(found, [known for fact in facts if fact.get("slices") for known in from_config(fact)])
-    _embedding(found)
+    _embedding(found, {config["hidden_sz"] for _, config in configs if "hidden_sz" in config})
     if found.get("hidden_sz") is None:
         return {}, []
     count = len(parts.main.layers)
@@ -62,7 +62,7 @@ def infer(
     _attention(found)
     for part, about in parts.others.items():
         found.set(part, about, "tensors by name")
-    problems = _mismatches(found, configs)
+    problems = _mismatches(found, configs, said(facts)) if "vocab_sz" in found.fields else []
     _stated(found, configs)
     _heads(found)
     mixers.sections(found, [known for _, known in configs])
@@ -103,22 +103,25 @@ def _stated(f: Found, configs: list[tuple[str, dict[str, Any]]]) -> None:
                 f.set(key, value, source)
 
 
-def _embedding(f: Found) -> None:
+def _embedding(f: Found, stated: AbstractSet[int]) -> None:
+    """Vocabulary and width. Where tables, norms and stages of a model have several widths, a config's `stated` one is it."""
     outer, prefix = f.parts.outer, f.parts.main.prefix
     tables = [(n, shape) for n, shape in outer.items() if names.EMBED.search(n) and len(shape) == 2]
     positions = next((n for n, s in outer.items() if names.POSITIONS.search(n) and len(s) > 1), None)
+    widths = f.parts.main.widths()
+    of_table = ""
     if tables:
-        name, (vocab, hidden) = max(tables, key=lambda item: (_common(item[0], prefix), item[1][0]))
-        f.set("vocab_sz", vocab, name)
-        width, first = f.parts.main.summary().get("hidden_sz"), f.last(*names.Q, *names.QKV)
-        factored = first is not None and width is not None and hidden not in first[1] and width in first[1]
-        f.set("hidden_sz", width if factored else hidden, f"norms of {prefix}*" if factored else name)
+        of_table, (vocab, hidden) = max(tables, key=lambda item: (_common(item[0], prefix), item[1][0]))
+        f.set("vocab_sz", vocab, of_table)
+        factored = not any(hidden in shape for _, shape in f.tails.values())  # or it is another part's table
+        widths = widths if factored and widths else {hidden: 1, **widths}
+    if tables or f.last(*names.Q, *names.QKV) is not None:  # vision and audio encoders have no vocabulary
+        width = next((width for width in widths if width in stated), next(iter(widths), None))
+        f.set("hidden_sz", width, of_table if of_table and width == outer[of_table][1] else f"norms of {prefix}*")
+    if tables:
         head = next((n for n, s in outer.items() if names.HEAD.search(n) and len(s) == 2), None)
-        tied = head is None or head in f.tied or name in f.tied
+        tied = head is None or head in f.tied or of_table in f.tied
         f.set("tie_embeddings", tied, f"{head} is tied" if head and tied else head or "no output layer")
-    elif f.last(*names.Q, *names.QKV) is not None:  # vision and audio encoders have no vocabulary
-        width = f.parts.main.summary().get("hidden_sz")
-        f.set("hidden_sz", width, f"norms of {f.parts.main.prefix}*")
     f.set("learned_positions", positions is not None, positions or "no position embedding")
     if positions is not None:
         f.set("max_positions", outer[positions][-2], positions)
@@ -144,10 +147,9 @@ def _mlp(f: Found) -> None:
 
 def _norms(f: Found, facts: list[dict[str, Any]]) -> None:
     """Kind of norm. Without a bias, a gated MLP means RMSNorm, except for Cohere, DBRX and ModernBERT."""
-    kinds = {m[1] or m[2] for m in map(names.NORM.search, f.tails) if m}
-    per_layer = sum(
-        bool(names.NORM.search(tail)) and not names.Q_NORM.search(tail) and "k_" not in tail for tail in f.tails
-    )
+    norms = [(tail, m[1] or m[2]) for tail in f.tails if (m := names.NORM.search(tail)) and "indexer." not in tail]
+    kinds = {kind for _, kind in norms}  # DeepSeek-V3.2's indexer has a LayerNorm beside the layer's RMSNorm
+    per_layer = sum(not names.Q_NORM.search(tail) and "k_" not in tail for tail, _ in norms)
     stated = next((known for fact in facts if (known := norm_of(fact))), None)
     gated = f.get("glu") and (per_layer > 1 or f.last("linear_fc1")) and not any(map(names.LAYERNORM.search, f.tails))
     of_family = next((tail for tail in f.tails if names.RMSNORM.search(tail)), None)
@@ -163,7 +165,10 @@ def _norms(f: Found, facts: list[dict[str, Any]]) -> None:
         f.set("norm", None, "no norm bias: shapes do not tell rmsnorm from layernorm")
     if kinds:
         f.set("norm_bias", "bias" in kinds, "norm tensors by name")
-    normed = (entry for tail, entry in f.tails.items() if names.Q_NORM.search(tail) and not tail.startswith("cross"))
+    latent = f.last(*names.LATENT_Q)  # a norm of the latent has no head's width
+    normed = (
+        entry for tail, entry in f.tails.items() if names.Q_NORM.search(tail) and not (latent or tail[:5] == "cross")
+    )
     qk, shape = next(normed, (None, ()))
     f.set("qk_norm", qk is not None, qk or "no q_norm")
     if qk and len(shape) == 1 and shape[0] != f.get("hidden_sz") and shape[0] <= max(CANDIDATES):
@@ -230,7 +235,8 @@ def _heads(f: Found) -> None:
     f.fields["head_dim"] = {"value": None, "from": source, "candidates": fits}
 
 
-def _mismatches(f: Found, configs: list[tuple[str, dict[str, Any]]]) -> list[Problem]:
+def _mismatches(f: Found, configs: list[tuple[str, dict[str, Any]]], elsewhere: dict[str, set[int]]) -> list[Problem]:
+    """Fields of a language model that differ from its config, and that no other part of the config states."""
     problems = []
     for source, config in configs:
         for key in CHECKED:
@@ -239,9 +245,9 @@ def _mismatches(f: Found, configs: list[tuple[str, dict[str, Any]]]) -> list[Pro
                 continue  # configs of sparse and hybrid models name the dense width, shapes the experts' or none
             if key == "inter_sz" and stated is not None and seen is not None and stated == 2 * seen:
                 continue  # some name the width of both halves of a gated MLP
-            if key == "vocab_sz" and stated and seen and stated < seen < stated + PADDING:
-                continue
-            if stated is not None and seen is not None and stated != seen:
+            if key == "vocab_sz" and stated and seen and (stated < seen < stated + PADDING or elsewhere["codebooks"]):
+                continue  # codebooks of sounds share a table with the words
+            if stated is not None and seen is not None and stated != seen and seen not in elsewhere[key]:
                 message = f"{key}: {source} says {stated}, {f.fields[key]['from']} says {seen}"
                 problems.append(Problem("CONFIG_MISMATCH", message, source))
     return problems

@@ -6,6 +6,7 @@ GGUF specification (ggml `docs/gguf.md`, architecture-prefixed keys).
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 LARGEST = 1 << 40  # of a width or a count that somebody trains with
@@ -92,6 +93,27 @@ def _fields(values: dict[str, Any]) -> dict[str, Any]:
         own = {field: value for field, names in fields.items() if (value := _first(values, names)) is not None}
         if own:
             found[part] = own
+    return found
+
+
+_ABOUT = {  # keys of any part of a config that are about a field: an encoder's, a decoder's, a stage's
+    "n_layers": re.compile(r"layers?(?:_per_stack)?$|depth$"), "hidden_sz": re.compile(r"hidden_size|d_model|dim$|width"),
+    "inter_sz": re.compile(r"intermediate|ffn|feed_?forward|inner|bottleneck"), "vocab_sz": re.compile(r"vocab"),
+    "head_dim": re.compile(r"head_dim|d_kv"), "codebooks": re.compile(r"codebook"),
+}  # fmt: skip
+
+
+def said(facts: list[dict[str, Any]]) -> dict[str, set[int]]:
+    """Every number that a config.json, its nested parts included, states about each of CHECKED, and about codebooks."""
+    found: dict[str, set[int]] = {key: set() for key in _ABOUT}
+    pending = [fact["config"] for fact in facts if isinstance(fact.get("config"), dict)]
+    while pending:
+        config = pending.pop()
+        pending += [value for value in config.values() if isinstance(value, dict)]
+        for name, value in config.items():
+            for key, about in _ABOUT.items():
+                if type(value) is int and about.search(name):
+                    found[key].add(value)
     return found
 
 

@@ -27,12 +27,19 @@ def structure(tensors: Iterable[StoredTensor]) -> Structure:
     return {t.name: (t.shape if t.global_shape is None else t.global_shape, t.dtype) for t in tensors}
 
 
-def structural_hash(own: Structure) -> str:
+def structural_hash(tensors: Iterable[StoredTensor]) -> str:
     """32 hexadecimal digits, independent of file layout, sharding, order and training step."""
-    ends = {kind: f" {kind[1]!r} {kind[0]}\n" for kind in set(own.values())}
-    names, digest = sorted(own), blake2b(digest_size=16)
+    ends: dict[tuple[Shape, str], str] = {}  # most tensors share one: no pair is kept for each
+    lines: dict[str, str] = {}
+    for tensor in tensors:
+        kind = (tensor.shape if tensor.global_shape is None else tensor.global_shape), tensor.dtype
+        end = ends.get(kind)
+        if end is None:
+            end = ends[kind] = f" {tensor.dtype!r} {kind[0]}\n"
+        lines[tensor.name] = end
+    names, digest = sorted(lines), blake2b(digest_size=16)
     for at in range(0, len(names), CHUNK):
-        digest.update("".join([f"{name!r}{ends[own[name]]}" for name in names[at : at + CHUNK]]).encode())
+        digest.update("".join([f"{name!r}{lines[name]}" for name in names[at : at + CHUNK]]).encode())
     return digest.hexdigest()
 
 

@@ -32,14 +32,19 @@ def infer(f: Found) -> bool:
         return False
     count = max(numbers) + 1 if numbers else rows if flat else packed[1][0] if packed else rows
     moe: dict[str, Any] = {"n_experts": count}
+    latent = next(
+        (s for t, (_, s) in tails.items() if names.ends(t, "fc1_latent_proj")), None
+    )  # LatentMoE: (latent, hidden)
+    read = latent[0] if latent else hidden
+    moe |= {"latent_sz": read} if latent else {}
     down = next((tails[t] for t in tails if names.EXPERT.search(t) and _is_down(t) and len(tails[t][1]) == 2), None)
     width, source, gated = None, "", any("gate_proj" in t or names.ends(t, "w3") for t in tails)
     if down is not None:
-        width, source = next((n for n in down[1] if n != hidden), hidden), down[0]
+        width, source = next((n for n in down[1] if n != read), read), down[0]
         up = next((s for t, (_, s) in tails.items() if names.EXPERT.search(t) and "linear_fc1.weight" in t), ())
         gated = gated or (len(up) == 2 and 2 * width in up)
     elif packed is not None and len(packed[1]) >= 3:
-        width, source = next((n for n in packed[1][1:] if n != hidden), hidden), packed[0]
+        width, source = next((n for n in packed[1][1:] if n != read), read), packed[0]
         up_packed = _first(tails, names.PACKED_UP)
         gated = "ffn_gate_exps.weight" in tails or (up_packed is not None and 2 * width in up_packed[1][1:])
     elif flat is not None and count:

@@ -12,6 +12,7 @@ from steptime.checkpoint import adapter, architecture, counting, difference, qua
 from steptime.checkpoint.confignames import FIELDS, from_config
 from steptime.checkpoint.escape import escaped
 from steptime.checkpoint.roles import ADAM_NAMES
+from steptime.checkpoint.weight_names import BUFFERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -109,6 +110,7 @@ class Inventory:
             "tensors": sum(row["tensors"] for row in self._roles),
             "pieces": len(self.tensors),
             "params": self.params,
+            "buffers": self.tree.elements(BUFFERS),
             "logical_params": _elements(self.shapes.values()),
             "stored_params": _elements([t.shape for t in self.model if t.alias_of is None]),
             "logical_bytes": sum(row["bytes"] for row in self._roles),
@@ -252,7 +254,7 @@ class Inventory:
     @cached_property
     def id(self) -> str:
         """Structural hash: equal for checkpoints with the same tensor names, shapes and dtypes."""
-        return difference.structural_hash(self.structure)
+        return difference.structural_hash(self.model or self.tensors)
 
 
 def _printable(section: Section) -> None:

@@ -74,7 +74,7 @@ def _latent(f: Found) -> None:
     So heads x rope is what queries and outputs have together over the up projection.
     """
     down, up = f.last(*names.LATENT), f.last("kv_b_proj", "wkv_b", "linear_kv_up_proj", "attn_kv_b")
-    query = f.last("q_b_proj", "wq_b", "linear_q_up_proj", "attn_q_b", *names.Q)
+    query = f.last(*names.LATENT_Q, *names.Q)
     out = f.last(*names.OUT)
     if down is None or up is None or query is None or out is None:
         return

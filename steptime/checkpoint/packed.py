@@ -68,6 +68,17 @@ def _words(main: StoredTensor) -> int:
     return BITS.get(main.dtype, 8)
 
 
+def read_bits(tensors: list[StoredTensor], width: int) -> dict[str, int]:
+    """Bits where no config states them: of words that read the model's `width`, or of HQQ's query as wide as the model."""
+    ends = tuple(f".{name}.weight_packed" for name in ("q_proj", "qkv_proj", "up_proj", "gate_up_proj"))
+    one = next((t for t in tensors if t.name.endswith((*ends, ".q_proj.W_q")) and len(t.shape) == 2), None)
+    if one is None:
+        return {}
+    read = width * width if one.name.endswith("W_q") else width * one.shape[0]
+    bits = _exact(_words(one) * one.numel, read)
+    return {"bits": bits} if bits else {}
+
+
 def _exact(whole: int, parts: int) -> int | None:
     return whole // parts if parts and whole % parts == 0 else None
 
@@ -107,7 +118,7 @@ def hqq(parts: Parts) -> Weight | None:
         count, group = scale[0] * main[1], main[1]
         bits = 3 if parts.main.dtype == "int32" else _exact(stored, count)
     else:
-        bits = 3 if parts.main.dtype == "int32" else stated_bits(parts.stated) or 4
+        bits = 3 if parts.main.dtype == "int32" else stated_bits(parts.stated) or _exact(8 * main[0], _GROUP) or 4
         rows = main[0] * (_PER_INT32 if bits == 3 else _words(parts.main) // bits)
         group = 1 << (rows.bit_length() - 1) if bits == 3 else rows
         count = group * main[1]
@@ -129,17 +140,38 @@ def compressed(parts: Parts) -> Weight | None:
     if len(main) < 2:
         return None
     if parts.main.dtype == "uint8":
-        return _fp4(main, scale, "weight_global_scale" in parts.beside)
+        return _microfloat(main, parts.beside.get("weight_scale"), "weight_global_scale" in parts.beside)
+    if not scale:
+        return None
     bits = stated_bits(parts.stated) or 4
-    inputs = main[-1] * (_words(parts.main) // bits)
-    return Weight((*main[:-1], inputs), "compressed-tensors", bits, _exact(inputs, scale[-1]) if scale else None)
+    inputs = main[-1] * _words(parts.main) // bits
+    return Weight((*main[:-1], inputs), "compressed-tensors", bits, _exact(inputs, scale[-1]))
 
 
-def _fp4(main: Shape, scale: Shape, nvidia: bool) -> Weight | None:
-    """NVFP4 has a scale per 16 elements and one for the tensor, MXFP4 one per 32."""
-    inputs = 2 * main[-1]
-    group = _exact(inputs, scale[-1]) if scale else None
-    return Weight((*main[:-1], inputs), "NVFP4" if nvidia or group == 16 else "MXFP4", 4, group)
+def _microfloat(main: Shape, scale: StoredTensor | None, nvidia: bool) -> Weight | None:
+    """Packed along the input: NVFP4 has a scale per 16 elements and one for the tensor, MXFP4 and MXFP6 one per 32."""
+    if nvidia:
+        return Weight((*main[:-1], 2 * main[-1]), "NVFP4", 4, 16)
+    inputs = 32 * scale.whole[-1] if scale is not None and scale.shape else 0
+    bits = _exact(8 * main[-1], inputs)
+    return Weight((*main[:-1], inputs), f"MXFP{bits}", bits, 32) if bits in (4, 6) else None
+
+
+def _rows(main: Shape, scale: StoredTensor) -> Weight | None:
+    """Packed along the output: BitNet has four numbers a byte and one scale, ModelOpt's INT4 two and a scale per group."""
+    if prod(scale.whole) == 1:
+        return Weight((4 * main[0], *main[1:]), "BitNet", 2)
+    if len(main) == len(scale.whole) and scale.whole[-2] == 2 * main[-2]:
+        return Weight((*scale.whole[:-1], main[-1]), "ModelOpt INT4", 4, _exact(main[-1], scale.whole[-1]))
+    return None
+
+
+def exl2(parts: Parts) -> Weight | None:
+    """ExLlamaV2: each group of inputs has its own bits; a permutation has as many entries as there are inputs."""
+    main, inputs = parts.main.whole, parts.shape("q_invperm")
+    if len(main) != 2 or len(inputs) != 1:
+        return None
+    return Weight((main[1], *inputs), "EXL2", round(32 * main[0] / max(1, *inputs)))
 
 
 def microscaled(parts: Parts) -> Weight | None:
@@ -203,19 +235,21 @@ def scaled(parts: Parts) -> Weight | None:
     if scale is None or len(shape) < 2:
         return None
     if main.dtype == "uint8":
-        return _fp4(shape, scale.whole, scale.dtype == _E4M3)
+        return _rows(shape, scale) or _microfloat(shape, scale, scale.dtype == _E4M3)
     if main.dtype == "int8" or "float8" in main.dtype:  # rows or blocks of rows share a scale
         return Weight(shape, "INT8" if main.dtype == "int8" else "FP8", 8)
     return None
 
 
 def _mlx(parts: Parts) -> Weight | None:
-    """MLX: [out, in * bits / 32] with scales [out, in / group]; the config has both, else the group is 64."""
+    """MLX: [out, in * bits / 32] with scales [out, in / group]; else the group is 64, of micro-floats 32 (NVFP4 16)."""
     shape, scales = parts.main.whole, parts.shape("scales")
     if len(scales) != len(shape) or not scales[-1]:
         return None
     group = parts.stated.get("group_size")
-    group = group if type(group) is int and group > 0 else 32 if parts.beside["scales"].dtype == "uint8" else _GROUP
+    if type(group) is not int or group < 1:
+        micro = parts.beside["scales"].dtype == "uint8"
+        group = _GROUP if not micro else 16 if shape[-1] == 2 * scales[-1] else 32
     inputs = scales[-1] * group
     bits = _exact(shape[-1] * 32, inputs)
     return Weight((*shape[:-1], inputs), "MLX", bits, group) if bits in (2, 3, 4, 5, 6, 8) else None

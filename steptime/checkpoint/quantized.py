@@ -5,7 +5,8 @@ their shapes relate tells the bits. Layouts: AutoGPTQ `nn_modules/qlinear` (qwei
 `modules/linear/gemm.py`, bitsandbytes `functional.py` (QuantState.as_dict) and `nn/modules.py` (SCB), HQQ
 `core/quantize.py` and `core/bitpack.py`, compressed-tensors `compressors` (weight_packed), NVIDIA ModelOpt
 `torch/quantization/qtensor` (weight_scale, weight_scale_2), gpt-oss (blocks, scales), MLX `mlx/nn/layers/quantized.py`, torchao
-`prototype/safetensors/safetensors_support.py`, optimum-quanto `tensor/weights`; DeepSeek-V3 `weight_scale_inv`.
+`prototype/safetensors/safetensors_support.py`, optimum-quanto `tensor/weights`; DeepSeek-V3 `weight_scale_inv`; BitNet
+transformers `integrations/bitnet.py`; ExLlamaV2 `linear.py` (q_weight, q_invperm).
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ Named = dict[str, "StoredTensor"]
 _PARTS: tuple[tuple[str, str, Callable[[packed.Parts], packed.Weight | None], tuple[str, ...]], ...] = (
     # (end of the packed tensor's name, end of the weight's, rule, parts beside it)
     (".qweight", ".weight", packed.integers, ("qzeros", "scales", "g_idx")),
+    (".q_weight", ".weight", packed.exl2, ("q_scale", "q_scale_max", "q_groups", "q_invperm", "q_perm", "q_group_map")),
     (".W_q", ".weight", packed.hqq, packed.HQQ_PARTS),
     (".weight_packed", ".weight", packed.compressed, (
         "weight_scale", "weight_global_scale", "weight_shape", "weight_zero_point", "weight_g_idx", "input_global_scale",
@@ -41,13 +43,13 @@ _PARTS: tuple[tuple[str, str, Callable[[packed.Parts], packed.Weight | None], tu
     (".blocks", "", packed.microscaled, (".scales",)),
 )  # fmt: skip
 _ENDS = tuple(end for end, *_ in _PARTS)
-_HINTS = (*_ENDS, ".quant_map")
+_HINTS = (".W_q", ".quant_map")  # of packed weights that are stored as floats; all others have a part of integers
 _PACKED = {name for name, bits in BITS.items() if bits == 8} | {"int32", "uint32"}
 _BESIDE = ("absmax", "quant_map", "nested_absmax", "nested_quant_map", "quant_state.bitsandbytes__nf4",
            "quant_state.bitsandbytes__fp4")  # fmt: skip
 _SCALES = ("_scale", "_scale_inv", "_scale_2", "_weight_scale", "_weight_scale_2", "_input_scale", "_zero_point")
 _MODULE_PARTS = ("SCB", "CB", "weight_format", "scales", "biases", "input_scale", "output_scale", "input_global_scale",
-                 "input_zero_point")  # fmt: skip
+                 "input_zero_point", "pre_quant_scale")  # fmt: skip
 _TORCHAO = re.compile(r"^(?!Sharded|D)\w+Tensor$")
 
 
@@ -78,10 +80,12 @@ class Restored:
 def restore(tensors: list[StoredTensor], facts: list[dict[str, Any]]) -> Restored:
     """Undo what names and shapes show of quantization; tensors that are not quantized stay themselves."""
     stated = stated_method(facts)
-    if not stated and not any(t.dtype in _PACKED or t.note or t.name.endswith(_HINTS) for t in tensors):
+    packs = not _PACKED.isdisjoint({t.dtype for t in tensors}) or {t.note for t in tensors} - {""}
+    if not (stated or packs or True in {t.name.endswith(_HINTS) for t in tensors}):
         return Restored(tensors, [])
     named = {tensor.name: tensor for tensor in tensors}
     width = _width(tensors, facts)
+    stated = stated or packed.read_bits(tensors, width)
     gone: set[str] = set()
     found: list[StoredTensor] = []
     sums: dict[tuple[str, int | None, int | None], list[int]] = {}
@@ -151,6 +155,6 @@ def _beside(tensor: StoredTensor, named: Named, stated: dict[str, Any], width: i
     if stem != name:
         keys |= {key: f"{stem}.{key}" for key in _MODULE_PARTS}
     parts = {key: part for key, other in keys.items() if (part := named.get(other)) is not None and part is not tensor}
-    if not parts or parts.keys() <= {"input_scale", "output_scale"}:
+    if not parts or parts.keys() <= {"input_scale", "output_scale", "pre_quant_scale"}:
         return None
     return packed.Parts(name, tensor, parts, stated, width, packed.scaled)

@@ -49,6 +49,15 @@ def optimizer_role(path: list[str]) -> str:
     return "master" if not MASTER_KEYS.isdisjoint(path) and path[-1] not in STATE_NAMES else "optimizer"
 
 
+def below_wrapper(paths: list[list[str]]) -> list[list[str]]:
+    """`paths` without a first key around a model and its optimizer: torch's tutorial saves {"app": {"model", "optim"}}."""
+    tops = {path[0] for path in paths if not is_state_key(path[0])}
+    below = {path[1] for path in paths if len(path) > 2 and path[0] in tops}
+    if len(tops) != 1 or not (any(map(is_model_key, below)) and any(map(is_optimizer_key, below))):
+        return paths
+    return [path[1:] if path[0] in tops and len(path) > 1 else path for path in paths]
+
+
 def role_and_name(path: list[str], tops: set[str], file_role: str = "") -> tuple[str, str]:
     """(role, name) of the tensor at `path` in a file whose top-level keys with tensors below are `tops`.
 

@@ -1,8 +1,8 @@
 """Which sets of files hold the same model: known layouts of public repositories, or files of the same bytes.
 
 Equal names and shapes alone are no evidence: two runs of one model have them too. Known layouts: Hugging Face's file names
-(one model per folder, in several formats and variants), Meta's and Mistral's consolidated files beside them, GGUF files made
-from the model beside them or from one another, DeepSpeed's files beside the gathered weights.
+(one model per folder, in several formats and variants), Meta's and Mistral's consolidated files beside them or in a folder
+`original`, GGUF files made from the model beside them or from one another, DeepSpeed's files beside the gathered weights.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from steptime.checkpoint.records import Section, StoredTensor
 
 STEMS = re.compile(
-    r"^(?:model|pytorch_model|tf_model|flax_model|rust_model|open_clip_(?:pytorch_)?model|adapter_model|consolidated|"
+    r"^(?:model|pytorch_model|tf_model|flax_model|rust_model|open_clip_(?:pytorch_)?model|adapter_model|consolidated(?:\.00)?|"
     r"diffusion_(?:pytorch|flax)_model|weights)(?:\.(?:fp16|bf16|fp32|fp8|int8|non_ema|ema))?$"
 )
 _SPELLINGS = (  # Meta's, Mistral's and llama.cpp's names of a llama's tensors, in those of Hugging Face
@@ -80,16 +80,21 @@ def _profile(section: Section) -> _Profile:
 
 
 def _folder(section: Section) -> str:
-    """The folder a section lies in; DeepSpeed's tag folder belongs to the one above."""
+    """The folder a section lies in; DeepSpeed's tag folder and its maker's own format belong to the one above."""
     files = section.files[0].rpartition("/")[0] if section.files else section.path
-    return files.rpartition("/")[0] if section.format.startswith("DeepSpeed") else files
+    return files.rpartition("/")[0] if section.format.startswith("DeepSpeed") or _original(section) else files
+
+
+def _original(section: Section) -> bool:
+    """Whether it is the model in its maker's own format, beside that of Hugging Face (Llama, gpt-oss)."""
+    return bool(section.files) and "original" in section.files[0].split("/")[-2:-1]
 
 
 def _family(section: Section) -> str | None:
     """The layout whose folders hold one model each, from format and file names; None for other sections."""
     if section.format.startswith(("GGUF", "DeepSpeed", "Meta")):
         return section.format.partition(" ")[0]
-    return "repository" if STEMS.match(section.stem) else None
+    return "repository" if STEMS.match(section.stem) or _original(section) else None
 
 
 def _model(section: Section) -> list[StoredTensor]:
@@ -122,7 +127,7 @@ def _close(one: _Profile, other: _Profile) -> bool:
         return False
     if "GGUF" in (one.family, other.family):
         return _dimensions(one.section) == _dimensions(other.section) != {}
-    return one.section.format != other.section.format
+    return one.section.format != other.section.format or _original(one.section) != _original(other.section)
 
 
 def _dimensions(section: Section) -> dict[str, Any]:

@@ -7,6 +7,7 @@ of an encoder and a decoder it is the decoder.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ _PARTS = (  # in this order: a vision tower's projector is the projector's
     ("mtp", re.compile(r"(?:^|[._])(?:mtp\w*|nextn\w*)\.")),
 )  # fmt: skip
 _MTP_LAYER = re.compile(r"^(?:nextn\.)?(?:eh_proj|enorm|hnorm|shared_head)\b")
+_MIXER = re.compile(r"att|qkv|[qk]_proj|w[qk]\.|mixer|mamba|ssm|query|c_proj")
 _ENCODER = re.compile(r"(?:^|\.)encoder\.")
 _DECODER = re.compile(r"(?:^|\.)decoder\.")
 
@@ -36,15 +38,25 @@ class Stack:
 
     prefix: str
     layers: dict[int, dict[str, Shape]] = field(default_factory=dict)
-    elements: int = 0
+
+    @property
+    def elements(self) -> int:
+        """Elements of all layers together."""
+        return sum([prod(shape) for tails in self.layers.values() for shape in tails.values()])
+
+    def widths(self) -> dict[int, int]:
+        """How often norms and biases have each length, the commonest first."""
+        every = Counter([shape[0] for tails in self.layers.values() for shape in tails.values() if len(shape) == 1])
+        return dict(every.most_common())
+
+    def attends(self) -> bool:
+        """Whether a layer has attention or a scan in its place: a vocoder's blocks and a time series' convolutions have none."""
+        return any(_MIXER.search(tail) for tails in self.layers.values() for tail in tails)
 
     def summary(self) -> dict[str, Any]:
         """Layers, width (the commonest length of a norm or bias) and parameters."""
-        widths = [shape[0] for tails in self.layers.values() for shape in tails.values() if len(shape) == 1]
-        found: dict[str, Any] = {"n_layers": len(self.layers)}
-        if widths:
-            found["hidden_sz"] = max(set(widths), key=widths.count)
-        return found | {"params": self.elements}
+        width = [("hidden_sz", width) for width in self.widths()][:1]
+        return {"n_layers": len(self.layers), **dict(width), "params": self.elements}
 
 
 @dataclass(slots=True)
@@ -79,14 +91,14 @@ def split(shapes: Mapping[str, Shape]) -> Parts | None:
             stack = stacks[prefix]
             layer = stack.layers.setdefault(int(match[1]), {})
         layer[name[len(here) :]] = shape
-        stack.elements += prod(shape)
     if not stacks:
         return None
     parts = {prefix: part_of(prefix) for prefix in stacks}
     own = [stack for prefix, stack in stacks.items() if not parts[prefix]] or list(stacks.values())
+    own = [stack for stack in own if stack.attends()] or own if len(own) > 1 else own
     decoders = [stack for stack in own if _DECODER.search(stack.prefix)]
     encoders = [stack for stack in own if _ENCODER.search(stack.prefix)]
-    main = max(own, key=lambda stack: stack.elements)
+    main = max(own, key=lambda stack: stack.elements) if len(own) > 1 else own[0]
     if main in encoders and decoders:
         decoder = max(decoders, key=lambda stack: stack.elements)
         main = decoder if 10 * decoder.elements > main.elements else main

@@ -37,6 +37,12 @@ class Node:
     children: dict[str, Node] = field(default_factory=dict)
     kind: int = -1
 
+    def elements(self, pattern: re.Pattern[str], above: str = "") -> int:
+        """Elements of the tensors below whose name matches, those of all `repeat` nodes together."""
+        name = f"{above}.{self.name}"
+        inside = sum(child.elements(pattern, name) for child in self.children.values()) * self.repeat
+        return inside if self.shape is None or not pattern.search(name) else self.params
+
     def named(self, name: str) -> Node:
         """A node like this one, called `name`."""
         return Node(
@@ -93,13 +99,13 @@ def _items(tensors: list[StoredTensor]) -> Iterator[tuple[str, StoredTensor | _G
     torn: dict[str, list[StoredTensor]] = {}  # modules whose tensors are not all neighbors
     own_names: set[str] = set()  # tensors named like a numbered module
     ends: set[str] = set()  # rests of names without a number: neighbors with one belong to the same module
-    here, length = "", 0
+    here, length, stem = "", 0, ""
     for at, tensor in enumerate(tensors):
         name = tensor.name
         if here and name.startswith(here) and name[length:] in ends:
             continue
-        match = _NUMBERED.match(name)
-        prefix = match[0] if match is not None and name.count(".") < MAX_PARTS else ""
+        prefix = _module(name, stem, ends)
+        stem = prefix[: prefix.rfind(".") + 1]
         starts.append((prefix, at))
         if prefix in modules and prefix:
             torn[prefix] = []
@@ -131,6 +137,15 @@ def _items(tensors: list[StoredTensor]) -> Iterator[tuple[str, StoredTensor | _G
             yield prefix, _Group(group, number, start)
             if prefix in torn:
                 torn[prefix] = []
+
+
+def _module(name: str, stem: str, ends: set[str]) -> str:
+    """The numbered module of a tensor, "" for none; mostly the next number after `stem`, with a known rest of the name."""
+    dot = name.find(".", len(stem)) if stem and name.startswith(stem) else -1
+    if dot > 0 and name[len(stem) : dot].isdecimal() and name[dot + 1 :] in ends:
+        return name[:dot]
+    match = _NUMBERED.match(name)
+    return match[0] if match is not None and name.count(".") < MAX_PARTS else ""
 
 
 def _above(modules: set[str]) -> set[str]:

@@ -20,6 +20,7 @@ OUT = (
     "attention.output.dense", "out_lin", "SelfAttention.o", "attn.Wo", "attn_out", "attn.proj", "out_proj",
 )  # fmt: skip
 LATENT = ("kv_a_proj_with_mqa", "wkv_a", "linear_kv_down_proj", "attn_kv_a_mqa")
+LATENT_Q = ("q_b_proj", "wq_b", "linear_q_up_proj", "attn_q_b")
 UP = (
     "up_proj", "w3", "ffn_up", "gate_up_proj", "linear_fc1", "dense_h_to_4h", "c_fc", "fc1", "fc_in", "ff_proj", "lin1",
     "DenseReluDense.wi", "DenseReluDense.wi_1", "mlp.Wi", "intermediate.dense", "w1", "feed_forward.key",
@@ -47,7 +48,8 @@ Q_NORM = re.compile(r"(?:q_norm|q_layernorm|attn_q_norm|query_layernorm)\.weight
 QKV_MODULE = re.compile(r"(?:[qkv]_proj|w[qkv]|linear_qkv|W?qkv|attn_[qkv]|[qkv]_lin|query|key|value|query_key_value)$")
 """Modules whose biases are those of q, k and v."""
 BUFFERS = re.compile(
-    r"inv_freq$|rope\.?_?freqs|position_ids$|e_score_correction_bias$|expert_bias$|final_logits_bias$|slope_rate$|_decay$"
+    r"inv_freq$|rope\.?_?freqs|position_ids$|e_score_correction_bias$|expert_bias$|final_logits_bias$|slope_rate$|_decay$|"
+    r"running_(?:mean|var)$|num_batches_tracked$|relative_position_index$"
 )
 """Buffers, which are no parameters; some formats save them and others do not."""
 EXPERT = re.compile(r"experts\.(?:local_experts\.|deepspeed_experts\.|linear_fc[12]\.(?:weight|bias))?(\d{1,6})")
@@ -57,7 +59,9 @@ PACKED_UP = re.compile(
 PACKED_DOWN = re.compile(
     r"(?:experts\.(?:experts\.)?(?:down_proj|linear_fc2|fc2)|(?:moe|mlp)\.output_linear|ffn_down_exps)(?:\.weight)?$"
 )
-ROUTER = re.compile(r"(?:router(?:\.layer)?|(?:mlp|moe|ffn|block_sparse_moe)\.gate|gate\.wg|ffn_gate_inp)\.weight$")
+ROUTER = re.compile(
+    r"(?:router(?:\.layer)?|(?:mlp|moe|ffn|block_sparse_moe|mixer)\.gate|gate\.wg|ffn_gate_inp)\.weight$"
+)
 SPARSE = re.compile(r"expert|_exps|moe\.")
 """What only layers with experts have."""
 SHARED = re.compile(r"shared_expert\w*\.|shared_mlp\.|_shexp\.")

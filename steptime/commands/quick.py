@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from math import gcd
 from typing import TYPE_CHECKING, Any
 
 from steptime.base.config import ConfigError
 from steptime.base.words import counted
+from steptime.job.edit import read_setting
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,6 +39,7 @@ def job(model: str | None, machine: str | None, devices: int | None, changes: li
     if model is None:
         raise ConfigError("--model: required without a CONFIG file (3dtrn models lists the presets)")
     plan = base(model, machine, devices)
+    note = partial(_named, _given(machine, devices, changes))
     first: ConfigError | None = None
     biggest: Job | None = None
     for checkpointing in ("none", "full"):
@@ -52,12 +55,14 @@ def job(model: str | None, machine: str | None, devices: int | None, changes: li
                 if found.memory.fits:
                     fitting.append(found)
             if fitting:
-                return _named(
-                    min(fitting, key=lambda one: one.step_s).job, checkpointing, "least split layout that fits"
+                return note(
+                    min(fitting, key=lambda one: one.step_s).job,
+                    checkpointing,
+                    "least split layout that fits; 3dtrn search tries all",
                 )
     if biggest is None:
         raise first or ConfigError("devices: no layout of this number of devices")
-    return _named(biggest, "full", "no layout that was tried fits; 3dtrn search tries all")
+    return note(biggest, "full", "no layout that was tried fits; 3dtrn search tries all")
 
 
 def base(model: str, machine: str | None, devices: int | None) -> dict[str, Any]:
@@ -112,12 +117,31 @@ def _spreads(devices: int, experts: int, per_node: int) -> list[dict[str, int]]:
     return [{"ep": ep, "etp": 1} for ep in sorted(eps)]
 
 
+def sequences(seqlen: int, copies: int) -> int:
+    """Sequences of a step: at least `STEP_TOKENS` tokens, a multiple of `copies`.
+
+    >>> sequences(8192, 48)
+    528
+    """
+    return -(-STEP_TOKENS // (seqlen * copies)) * copies
+
+
+def unsplit(model: str, machine: str | None, devices: int) -> dict[str, Any]:
+    """A plan without a layout: model, machine, and a batch that all but the largest even degrees of data parallelism divide."""
+    plan = base(model, machine, devices)
+    copies = devices
+    while copies % 2 == 0 and copies * plan["seqlen"] > STEP_TOKENS:
+        copies //= 2
+    batch = {"gbs": sequences(plan["seqlen"], copies), "seqlen": plan["seqlen"]}
+    return {"model": model, "data": batch, "hardware": plan["machine"]}
+
+
 def _built(plan: dict[str, Any], degrees: dict[str, int], checkpointing: str, changes: list[str]) -> Job:
     from steptime.job.job import Job
 
     dp = plan["devices"] // (degrees["tp"] * degrees["pp"])
     uneven = {"layers_per_stage": "auto"} if plan["layers"] % degrees["pp"] else {}
-    gbs = max(1, -(-STEP_TOKENS // (plan["seqlen"] * dp))) * dp
+    gbs = sequences(plan["seqlen"], dp)
     said: dict[str, Any] = {
         "model": plan["model"],
         "devices": plan["devices"],
@@ -130,13 +154,29 @@ def _built(plan: dict[str, Any], degrees: dict[str, int], checkpointing: str, ch
     return Job.load(json.dumps(said), changes)
 
 
-def _named(job: Job, checkpointing: str, found: str) -> Job:
-    """The job with a note for every default, and for the reason of its layout."""
+def _given(machine: str | None, devices: int | None, changes: list[str]) -> set[str]:
+    """What options and settings state, by the ends of their keys."""
+    found = {read_setting(change)[0].rpartition(".")[2] for change in changes}
+    found |= {"devices"} if devices is not None else set()
+    return found | ({"machine"} if machine is not None or found & {"hardware", "node_type"} else set())
+
+
+def _named(given: set[str], job: Job, checkpointing: str, found: str) -> Job:
+    """The job with a note for every default that was not given, and for the reason of its layout."""
     p, data = job.parallelism, job.data
-    experts = f", ep {p.ep}, etp {p.etp}" if job.model.moe else ""
-    note = (
-        f"defaults without a plan: {counted(p.devices, 'device')} of {job.machine.name}, tp {p.tp}, pp {p.pp}{experts}, "
-        f"recomputation {checkpointing} ({found}), {data.seqlen:,} tokens per sequence, gbs {data.gbs:,} "
-        f"({STEP_TOKENS / 2**20:g} Mi tokens per step or more), micro-batch {data.microbatch_sz}; change them with --set"
+    degrees = {"tp": p.tp, "pp": p.pp} | ({"ep": p.ep, "etp": p.etp} if job.model.moe else {})
+    split = [f"{name} {degree}" for name, degree in degrees.items() if name not in given]
+    if not given & {"activation_checkpointing_type", "recompute"}:
+        split.append(f"recomputation {checkpointing}")
+    told = {
+        "machine": job.machine.name,
+        "devices": counted(p.devices, "device"),
+        "layout": f"{', '.join(split)} ({found})" if split else "",
+        "seqlen": f"{data.seqlen:,} tokens per sequence",
+        "gbs": f"gbs {data.gbs:,} ({STEP_TOKENS / 2**20:g} Mi tokens per step or more)",
+        "microbatch_sz": f"micro-batch {data.microbatch_sz}",
+    }
+    rest = ", ".join(text for key, text in told.items() if text and key not in given)
+    return job.replace(
+        notes=[*job.notes, f"defaults without a plan: {rest}; change them with --set"] if rest else job.notes
     )
-    return job.replace(notes=[*job.notes, note])

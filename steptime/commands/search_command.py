@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import re
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from steptime.base.config import ConfigError
-from steptime.base.document import parse, parse_mapping, read_source
-from steptime.commands import view_options
-from steptime.commands.console import Printer, load
-from steptime.job.edit import anchor, apply_setting
-from steptime.job.job import Job
+from steptime.base.document import parse
+from steptime.commands import quick, view_options
+from steptime.commands.search_plan import AXES, Plan, numbers, plan_of, unplanned
 from steptime.report.progress import ProgressLine
 from steptime.schedule import SCHEDULES
 from steptime.search.fastest import fastest
@@ -25,15 +20,9 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Callable, Iterable, Sequence
 
+    from steptime.commands.console import Printer
+
 INTERRUPTED = 130
-AXES = {
-    **{
-        name: f"parallelism.{name}"
-        for name in ("tp", "pp", "vpp", "cp", "dp", "ep", "etp", "sp", "zero_level", "schedule")
-    },
-    "microbatch_sz": "data.microbatch_sz",
-}
-"""Axes by the names of their keys."""
 RECOMPUTE = ("performance.activation_checkpointing_type", "performance.recompute")
 """Keys whose values replace the usual recomputation settings."""
 NOT_HERE = {
@@ -55,7 +44,10 @@ def search(options: Namespace, out: Printer) -> int:
         plot_style.check(options.plot)
     if options.html is not None:
         view_options.check_html(options.html)
-    plan = plan_of(options.config, options.sets)
+    if options.config is None:
+        plan = unplanned(options)
+    else:
+        plan = plan_of(options.config, [*quick.sets(options.model, None, None), *options.sets])
     asked = asked_of(options, plan)
     with ProgressLine(sys.stderr, "searched") as line:
         found = run(plan.job, asked, lambda share: line.told("layouts", share))
@@ -90,64 +82,6 @@ def _print(found: Search, options: Namespace, out: Printer) -> None:
         search_page.write(found, options.top, options.html)
 
 
-class Plan(NamedTuple):
-    """A plan whose layout is searched."""
-
-    job: Job
-    said: bool
-    """Whether it has a layout of its own; otherwise `job` is on one device."""
-    devices: int | None
-    """The plan's number of devices; None where --devices must give it."""
-    fixed: dict[str, tuple[Any, ...]]
-    """Axes given by a plan without a complete layout."""
-
-
-def plan_of(source: str, sets: list[str]) -> Plan:
-    """The plan of a file; it may omit `parallelism` or parts of it, and the micro-batch.
-
-    Raises:
-        ConfigError: one line per problem, the file's name first.
-    """
-    text, name = read_source(source)
-    data = parse_mapping(text, name)
-    for setting in sets:
-        apply_setting(data, setting)
-    said, batch = data.get("parallelism"), data.get("data")
-    if (said is not None and not isinstance(said, dict)) or not isinstance(batch, dict):
-        return _whole(source, text, name, sets)
-    said = said or {}
-    counted = "dp" in said or "devices" in data
-    if {"tp", "pp"} <= said.keys() and counted and "microbatch_sz" in batch:
-        return _whole(source, text, name, sets)
-    fixed = {key: (value,) for key, value in {**said, **batch}.items() if key in AXES and value is not None}
-    devices = data.pop("devices", None)
-    if devices is not None and (type(devices) is not int or devices < 1):
-        raise ConfigError(f"{name}: devices: expected a whole number of at least 1 (got {devices!r})")
-    cross = data.get("cross_dc")
-    copies = cross.get("n_dcs", 1) if isinstance(cross, dict) else 1
-    kept = {key: value for key, value in said.items() if key not in AXES}
-    data["parallelism"] = {**kept, "tp": 1, "pp": 1, "dp": copies}
-    data["data"] = {**batch, "microbatch_sz": 1}
-    if Path(name).suffix:
-        anchor(data, Path(name).parent)
-    try:
-        return Plan(Job.load(json.dumps(data)), said=False, devices=devices, fixed=fixed)
-    except ConfigError as error:
-        raise ConfigError(f"{name}: {problem}" for problem in error.problems) from None
-
-
-def _whole(source: str, text: str, name: str, sets: list[str]) -> Plan:
-    """A plan with a layout of its own."""
-    if source == "-":
-        try:
-            job = Job.load(text if "\n" in text else text + "\n", sets)
-        except ConfigError as error:
-            raise ConfigError(f"{name}: {problem}" for problem in error.problems) from None
-    else:
-        job = load(source, sets)
-    return Plan(job, said=True, devices=job.parallelism.devices, fixed={})
-
-
 def asked_of(options: Namespace, plan: Plan) -> Asked:
     """The search that the options describe.
 
@@ -176,7 +110,7 @@ def asked_of(options: Namespace, plan: Plan) -> Asked:
     batches = numbers("--gbs", options.gbs, problems) or [plan.job.data.gbs]
     if problems:
         raise ConfigError(problems)
-    return Asked(counts, batches, Axes(axes), over, options.objective, plan.said)
+    return Asked(counts, batches, Axes(axes), over, options.objective, plan.said, plan.command)
 
 
 def _values(option: str, text: str, *, several: bool) -> tuple[str, list[Any]]:
@@ -232,26 +166,6 @@ def _allowed(name: str) -> tuple[Callable[[Any], bool], str]:
         return lambda value: value in SCHEDULES, f"one of {', '.join(SCHEDULES)}"
     least = 0 if name == "zero_level" else 1
     return lambda value: type(value) is int and value >= least, f"whole numbers of at least {least}"
-
-
-def numbers(option: str, text: str | None, problems: list[str]) -> list[int]:
-    """The counts in `512`, `512,1024` or `512:4096`: a range doubles from first to last."""
-    if text is None:
-        return []
-    if not re.fullmatch(r"\d+(,\d+)*|\d+:\d+", text):
-        problems.append(f"{option} {text}: expected a number, a comma-separated list, or LOW:HIGH")
-        return []
-    if ":" not in text:
-        found = list(dict.fromkeys(map(int, text.split(","))))
-    else:
-        low, high = map(int, text.split(":"))
-        found = [low * 2**i for i in range(40) if 0 < low * 2**i <= high] if low <= high else []
-        if found and found[-1] != high:
-            found.append(high)
-    if not found or min(found) < 1:
-        problems.append(f"{option} {text}: expected at least 1, and LOW at most HIGH")
-        return []
-    return found
 
 
 def scale_best(options: Namespace, out: Printer) -> int:

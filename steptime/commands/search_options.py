@@ -36,7 +36,10 @@ def add_sensitivity(made: argparse.ArgumentParser) -> None:
 
 def add(made: argparse.ArgumentParser) -> None:
     """All options of `3dtrn search`."""
-    made.add_argument("config", metavar="CONFIG", help="a YAML or JSON file, or -; parallelism may be left out")
+    made.add_argument(
+        "config", metavar="CONFIG", nargs="?", help="a YAML or JSON file, or -; parallelism may be left out"
+    )
+    made.add_argument("--model", metavar="NAME", help="model preset (3dtrn models); needs no CONFIG")
     made.add_argument(
         "--set", dest="sets", action="append", default=[], metavar="A.B=C", help="change a setting; may be repeated"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from steptime.base.num import Num, is_column, maximum, minimum, where
+from steptime.base.num import Num, is_column, maximum, where
 from steptime.cost.comm import FREE, CommCost
 from steptime.hardware.machine import Tier
 from steptime.job.mesh import Group, members_per_domain
@@ -33,13 +33,13 @@ def passages(routing: Routing, group: Group, tiers: Sequence[Tier], copies: Num)
     """Every tier, the innermost first.
 
     Over that one the rows of the other ranks there pass; over an outer one a copy for each other domain that any expert of the
-    token lies in, at most as many as the routing is limited to.
+    token lies in.
     """
     below: Num = 1.0
     for tier in tiers:
         members = group.ranks if tier is tiers[-1] else members_per_domain(group, tier.size)
         domains = group.ranks / below
-        wanted = minimum(routing.distinct(maximum(domains, 1.0)), routing.limit)
+        wanted = routing.distinct(maximum(domains, 1.0))
         share = where(below > 1, wanted * (domains - 1.0) / maximum(domains, 1.0) / copies, (members - 1.0) / members)
         yield Passage(tier, members > below, domains, wanted, share)
         below = members

@@ -23,6 +23,8 @@ def expert_facts(model: Model, software: Software) -> dict[str, Any]:
         "moe": model.moe is not None,
         "n_experts": moe.n_experts,
         "experts_per_token": moe.experts_per_token,
+        "expert_groups": moe.n_groups or 1,
+        "node_limit": moe.node_limit or 0,
         "expert_inter_sz": moe.expert_inter_sz,
         "shared_inter_sz": moe.shared_expert_inter_sz,
         "dense_layers": moe.n_dense_layers,
@@ -159,6 +161,32 @@ EXPERT_RULES = [
         "model.moe.experts_per_token",
         "must be at most n_experts {f.n_experts} (got {f.experts_per_token})",
         lambda f: f.experts_per_token <= f.n_experts,
+    ),
+    # megatron/core/transformer/moe/moe_utils.py, group_limited_topk: groups of one size, the best by the sum of their topk //
+    # group_topk best experts
+    Rule(
+        "groups of experts",
+        "model.moe.n_groups",
+        "must divide n_experts {f.n_experts} (got {f.expert_groups})",
+        lambda f: f.n_experts % f.expert_groups == 0,
+    ),
+    Rule(
+        "groups need a limit",
+        "model.moe.n_groups",
+        "needs model.moe.node_limit, the number that are chosen; set it, or remove n_groups",
+        lambda f: (f.expert_groups == 1) | (f.node_limit > 0),
+    ),
+    Rule(
+        "node limit",
+        "model.moe.node_limit",
+        "must be at most n_groups {f.expert_groups} and experts_per_token {f.experts_per_token} (got {f.node_limit})",
+        lambda f: (f.node_limit <= f.experts_per_token) & (f.node_limit <= f.expert_groups),
+    ),
+    Rule(
+        "top k of the groups",
+        "model.moe.node_limit",
+        "{f.node_limit} of {f.expert_groups} groups have fewer than experts_per_token {f.experts_per_token} experts; raise it",
+        lambda f: (f.node_limit == 0) | (f.n_experts * f.node_limit >= f.experts_per_token * f.expert_groups),
     ),
     Rule(
         "dense layers",

@@ -38,11 +38,12 @@ class Facts(NamedTuple):
     moe: bool
     n_experts: Num
     experts_per_token: Num
+    expert_groups: Num
+    node_limit: Num
     expert_inter_sz: Num
     shared_inter_sz: Num
     """Total width of the shared experts."""
     dense_layers: Num
-    """model.moe.n_dense_layers."""
     expert_tp_degree: Num
     """0 where not set."""
     capacity: bool
@@ -67,7 +68,6 @@ class Facts(NamedTuple):
     attention: str
     attention_impl: str
     compiled: str
-    """What torch.compile compiles."""
     cp_comm_type: str
     window: int | None
     window_pattern: int | None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Set as AbstractSet
 from functools import cached_property, reduce
 
-from steptime.base.num import Num, is_column, maximum
+from steptime.base.num import Num, is_column, maximum, where
 from steptime.job.assembly import Assembly, Chunk, Part, Runs, take
 from steptime.job.job import Job
 from steptime.memory.forward_walk import walk_forward
@@ -150,7 +150,8 @@ class PartMemories:
         if not self.assembly.job.performance.offload_modules:
             return found
         most = reduce(maximum, [self.selective[part].ahead for part in self.assembly.kinds])
-        return [(n, with_more(part, part.ahead or most, 0.0 if part.ahead else most)) for n, part in found]
+        sends = [(n, part, part.ahead > 0.0) for n, part in found]
+        return [(n, with_more(part, where(sent, part.ahead, most), where(sent, 0.0, most))) for n, part, sent in sends]
 
     def alone(self, chunk: Chunk) -> list[tuple[int, PartMemory]]:
         """The parts of a chunk in depth order, equal neighbors joined.

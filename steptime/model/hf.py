@@ -1,8 +1,9 @@
 """Hugging Face `config.json` as fields of `Model`: plain JSON, no transformers, no remote code.
 
 Where the file is silent, the family's own default holds (`hf_families.py`). Layers, hidden sizes, heads and vocabulary are
-never taken from defaults: a missing one is an error. So is what `Model` cannot say: experts, latent attention, sliding
-windows in use, parallel residuals. Rotary details are not read: they cost nothing that is counted.
+taken from defaults in families alone whose published files leave them out (Gemma 3); elsewhere a missing one is an error. So is
+what `Model` cannot say: experts, latents and windows of other families, parallel residuals. Rotary details are not read: they
+cost nothing that is counted.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import cast
 from steptime.base.config import ConfigError
 from steptime.model.hf_experts import EXPERTS, LATENT, latent, no_kinds, pattern
 from steptime.model.hf_families import ACTIVATIONS, FAMILIES, FORBIDDEN, UNMODELED, Family, Json
+from steptime.model.hf_hybrid import HYBRIDS, counted, hybrid_section
 from steptime.model.hf_linear import KINDS, linear_section
 
 LARGEST_BYTES = 1 << 20
@@ -87,6 +89,8 @@ class Reader:
         self.family, self.model_type = family, model_type
         own = {common: config[key] for common, key in family.names.items() if key in config}
         self.values: Json = family.defaults | config | own
+        if model_type in HYBRIDS:
+            self.values |= counted(self.values)
         self.problems = [
             f"{key}: {shown(self.values[key])} is not modeled, only {shown(wanted)}"
             for key, wanted in family.only.items()
@@ -122,7 +126,11 @@ class Reader:
     def kinds(self) -> Json:
         """Fields for experts and attention."""
         found: Json = {}
-        if experts := EXPERTS.get(self.model_type):
+        if self.model_type in HYBRIDS:
+            found, problems = hybrid_section(self.values)
+            self.problems += problems
+        experts = EXPERTS.get(self.model_type)
+        if experts and "E" in str(found.get("hybrid_pattern", "E")):
             found["moe"], problems = experts.read(self.values)
             self.problems += problems
         if self.model_type in LATENT:

@@ -19,6 +19,8 @@ class Experts(NamedTuple):
     dense_layers: str = ""
     step: str = ""
     """Interval of layers with experts; the last layer of each interval has them."""
+    latent: str = ""
+    """Width of the latent that routed experts read."""
     fixed: Json = {}  # noqa: RUF012 (a tuple's default, never changed)
     """Fields of `model.moe` that the modeling code fixes."""
 
@@ -44,10 +46,16 @@ class Experts(NamedTuple):
         if self.shared_width:
             section["shared_expert_inter_sz"] = number(self.shared_width, 0)
             section["n_shared_experts"] = 1 if section["shared_expert_inter_sz"] else 0
+        if values.get(self.latent) is not None:
+            section["latent_sz"] = number(self.latent, 1)
         if self.dense_layers:
             section["n_dense_layers"] = number(self.dense_layers, 0)
         if self.step and (step := number(self.step, 1)) > 1:
             section["moe_frequency"] = 1.0 / step
+        groups, chosen = values.get("n_group"), values.get("topk_group")
+        greedy = values.get("topk_method") == "greedy"  # DeepSeek-V2's other choice: of all experts
+        if isinstance(groups, int) and isinstance(chosen, int) and chosen < groups and not greedy:
+            section |= {"node_limit": number("topk_group", 1), "n_groups": groups}
         if values.get("mlp_only_layers"):
             problems.append("mlp_only_layers: only the first layers, or every n-th one, can be dense")
         return section, problems
@@ -75,6 +83,13 @@ EXPERTS: dict[str, Experts] = {
         "moe_intermediate_size",
         "num_shared_experts",
         dense_layers="first_k_dense_replace",
+        fixed=_SIGMOID,
+    ),
+    "nemotron_h": Experts(
+        "n_routed_experts",
+        "moe_intermediate_size",
+        shared_width="moe_shared_expert_intermediate_size",
+        latent="moe_latent_size",
         fixed=_SIGMOID,
     ),
     "minimax": Experts("num_local_experts", "intermediate_size"),

@@ -100,7 +100,7 @@ GEMMA_NAMES = {"hidden_act": "hidden_activation"}
 
 FAMILIES: dict[str, Family] = {
     "deepseek_v2": LATENT_FAMILY,
-    "deepseek_v3": LATENT_FAMILY,
+    "deepseek_v3": replace(LATENT_FAMILY, defaults=LATENT_FAMILY.defaults | {"n_group": 8, "topk_group": 4}),
     "kimi_k2": LATENT_FAMILY,
     "gemma": Family(
         GLU,
@@ -112,7 +112,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "gemma3_text": Family(
         GLU | {"post_norms": True, "qk_norm": True},
-        GEMMA | {"sliding_window": 4096, "vocab_size": 262208},
+        GEMMA | {"sliding_window": 4096, "vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4},
         only=NO_BIAS,
         names=GEMMA_NAMES,
         windows=6,
@@ -167,6 +167,23 @@ FAMILIES: dict[str, Family] = {
         GLU,
         UNTIED | {"num_key_value_heads": 8, "sliding_window": 4096, "max_position_embeddings": 131072},
         only={"attention_dropout": 0.0},
+    ),
+    # a shared expert whatever n_shared_experts says; attention without rotation (modeling_nemotron_h.py)
+    "nemotron_h": Family(
+        GLU | {"glu": False, "rotary_embeds": False},
+        {
+            "hidden_act": "relu2",
+            "tie_word_embeddings": False,
+            "head_dim": 128,
+            "num_key_value_heads": 8,
+            "use_bias": False,
+        }
+        | {"moe_shared_expert_intermediate_size": 7688, "n_routed_experts": 8, "num_experts_per_tok": 2}
+        | {"moe_intermediate_size": 7688},
+        only=NO_BIAS
+        | {"mlp_bias": False, "use_bias": False, "mamba_proj_bias": False, "use_conv_bias": True}
+        | {"hidden_dropout": 0.0, "n_shared_experts": 1},
+        names={"hidden_act": "mlp_hidden_act", "head_dim": "attention_head_dim"},
     ),
     "nemotron": replace(LLAMA_FAMILY, fields=PLAIN, defaults=LLAMA | {"hidden_act": "relu2"}),
     "opt": Family(

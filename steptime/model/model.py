@@ -12,6 +12,12 @@ DROPOUT = 0.1
 """Probability behind `dropout: true`: GPT-2's and Megatron's default (megatron/core/transformer/transformer_config.py)."""
 
 
+def _groups(data: dict[str, Any]) -> int | None:
+    """The usual number of groups behind a limit of nodes, half of which or fewer are chosen (DeepSeek-V2 and V3)."""
+    experts, limit = data.get("n_experts", 1), data.get("node_limit")
+    return None if limit is None else next((n for n in range(2 * limit, experts) if experts % n == 0), experts)
+
+
 class Moe(Config):
     """Mixture of experts: the experts, the layers that have them, and how the router distributes tokens."""
 
@@ -39,7 +45,10 @@ class Moe(Config):
     expert_bias: bool = False
     """Whether each expert has a bias that balances the load without a loss (DeepSeek-V3)."""
     node_limit: int | None = Field(default=None, ge=1)
-    """Most nodes with experts of one token (DeepSeek-V3: 4)."""
+    """Most nodes with experts of one token, each a group of experts (DeepSeek-V3: 4; HF's topk_group)."""
+    n_groups: int | None = Field(default_factory=_groups, ge=1)
+    """Groups of experts, of which a token takes the `node_limit` best (DeepSeek-V3: 8; HF's n_group); default: the smallest
+    divisor of n_experts that is at least twice the limit."""
     load_balancing: Literal["none", "aux_loss", "seq_aux_loss", "global_aux_loss", "sinkhorn"] = "none"
     z_loss: bool = False
     capacity_factor: float | None = Field(default=None, gt=0)

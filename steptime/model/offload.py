@@ -90,7 +90,7 @@ def groups(ops: list[Op], x: Tensor, segments: list[Segment], names: AbstractSet
     copies: dict[int, list[Copy]] = {module.ops.start: [] for module in chosen}
     kept = set(kept_names(ops, segments))
     for name, savers in saved_by(ops, segments).items():
-        sent = [i for i in savers if i in home and large(ops[i], elements[name])] if name in elements else []
+        sent = [i for i in savers if i in home and same(large(ops[i], elements[name]))] if name in elements else []
         moved = name in kept and len(sent) == len(savers)
         for i in sent:
             copies[home[i].ops.start].append(Copy(name, i, moved))
@@ -101,15 +101,29 @@ def groups(ops: list[Op], x: Tensor, segments: list[Segment], names: AbstractSet
     ]
 
 
-def large(op: Op, elements: Num) -> bool:
+def large_tensors(ops: list[Op], x: Tensor, names: AbstractSet[str]) -> list[Num]:
+    """Which tensors that the named modules read or save are large enough to be sent: what decides the groups of a column."""
+    elements = {tensor.name: tensor.elements for tensor in (x, *(t for op in ops for t in op.allocates))}
+    read = [
+        (ops[i], name) for one in modules_of(ops) if one.name in names for i in one.ops for name in tensors_of(ops[i])
+    ]
+    return [large(op, elements[name]) for op, name in read if name in elements]
+
+
+def tensors_of(op: Op) -> dict[str, None]:
+    """The tensors that an op may save."""
+    return dict.fromkeys((*op.inputs, *op.saves, *(t.name for t in op.outputs)))
+
+
+def large(op: Op, elements: Num) -> Num:
     """Whether what an op saves is large enough to be sent.
 
     Grouped products save the rows of each expert by themselves, views of one storage (TransformerEngine
     pytorch/module/grouped_linear.py, torch.split): all of it stays where one expert has too few, and one has less than the mean.
     """
     if isinstance(op, Gemm) and op.grouped and not same(op.count == 1.0):
-        return same(elements / op.count > LEAST_ELEMENTS)
-    return same(elements >= LEAST_ELEMENTS)
+        return elements / op.count > LEAST_ELEMENTS
+    return elements >= LEAST_ELEMENTS
 
 
 def copied_bytes(found: Sequence[OffloadGroup], sizes: dict[str, Num]) -> Num:

@@ -8,10 +8,9 @@ Shapes are those of one device for one micro-batch. Letters in formulas: T token
 """
 
 from dataclasses import dataclass, field
-from math import inf
 from typing import Literal, NamedTuple
 
-from steptime.base.num import Num, maximum
+from steptime.base.num import Num, maximum, where
 from steptime.software.precision import Recipe
 
 Kind = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "send_recv"]
@@ -94,24 +93,33 @@ class Param(NamedTuple):
 
 
 class Routing(NamedTuple):
-    """Where the router sends tokens: `top_k` of `n_experts`, in at most `limit` groups of ranks if limited."""
+    """Where the router sends tokens: `top_k` of `n_experts`, all in the `limit` best of `n_groups` groups of experts."""
 
     n_experts: Num
     top_k: int
-    limit: Num = inf
+    n_groups: int = 1
+    limit: int = 1
 
-    def distinct(self, groups: Num) -> Num:
-        """Expected number of distinct groups among a token's experts, of `groups` with equal numbers of experts.
+    def distinct(self, parts: Num) -> Num:
+        """Expected number of distinct parts among a token's experts, of `parts` with equal numbers of experts.
 
-        G (1 - C(E - E/G, k) / C(E, k)): each of G groups is missed by all k draws without replacement.
+        Of P parts no larger than a group: a group is chosen for its best experts (DeepSeek-V3, arXiv 2412.19437, 2.1.2), so one
+        of the k lies in each of the l chosen of g groups; the others are drawn without replacement from the rest of these
+        groups. A part of m = E / P experts is missed by the first with 1 - g / P, by the others with C(E l / g - l - m, k - l) /
+        C(E l / g - l, k - l). Without groups: P (1 - C(E - m, k) / C(E, k)). Of parts of several groups: those of l groups drawn.
 
         >>> Routing(8, 2).distinct(8.0), Routing(8, 2).distinct(1.0)
         (2.0, 1.0)
+        >>> [round(Routing(256, 8, 8, 4).distinct(parts), 3) for parts in (64.0, 8.0, 4.0)]
+        [7.482, 4.0, 3.143]
         """
-        missed: Num = 1.0
-        for drawn in range(self.top_k):
-            missed = missed * maximum(self.n_experts - self.n_experts / groups - drawn, 0.0) / (self.n_experts - drawn)
-        return groups * (1.0 - missed)
+        groups, limit = self.n_groups, self.limit
+        held, group = self.n_experts / parts, self.n_experts / groups
+        missed: Num = maximum(group - held, 0.0) / group
+        for drawn in range(limit, self.top_k):
+            missed = missed * maximum(group * limit - held - drawn, 0.0) / (group * limit - drawn)
+        found = parts * limit / groups * (1.0 - missed)
+        return found if groups == 1 else where(parts < groups, Routing(groups, limit).distinct(parts), found)
 
 
 @dataclass(slots=True)

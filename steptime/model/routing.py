@@ -98,9 +98,9 @@ class Rows:
 
     @property
     def routing(self) -> Routing:
-        """Routing of this layer: top k of the experts, groups, limit."""
-        limit = float(self.moe.node_limit) if self.moe.node_limit else float("inf")
-        return Routing(self.moe.n_experts, self.moe.experts_per_token, limit)
+        """Routing of this layer: top k of the experts, in all groups or in the best."""
+        moe = self.moe
+        return Routing(moe.n_experts, moe.experts_per_token, moe.n_groups or 1, moe.node_limit or 1)
 
 
 def router_ops(model: Model, rows: Rows, x: str) -> tuple[list[Op], str]:

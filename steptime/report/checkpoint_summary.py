@@ -96,6 +96,8 @@ def _headline(summary: Inventory, units: Units, style: Style) -> list[str]:
         f"{counted(totals['tensors'], 'tensor')} in {counted(n_files, 'file')}; {read}, no tensor data, no code run",
         f"parameters {params:,}{short_params}   bytes {size:,}{short_size}",
     ]
+    if totals["buffers"]:
+        lines.append(f"  of these {totals['buffers']:,} in buffers, which are not trained")
     if rows:
         inside = f" (in {summary.params:,} stored elements)" if params != summary.params else ""
         lines.append(f"  quantized{inside}: {'; '.join(map(_quantized, rows[:4]))}")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from steptime.cost.rates import Rates
     from steptime.hardware.machine import Tier
     from steptime.job.mesh import Group
-    from steptime.model.ops import Gemm
+    from steptime.model.ops import Gemm, Routing
 
 
 def waves(row: GemmRow, op: Gemm, rates: Rates) -> str:
@@ -159,24 +159,37 @@ def exchange_facts(row: CollectiveRow, estimate: Estimate) -> list[Fact]:
         return []
     routing, ep, etp = found.routing, context.groups["ep"].ranks, context.groups["etp"].ranks
     copies, load = routing.distinct(ep) * etp, moe.imbalance_factor
-    experts, k = whole(routing.n_experts), routing.top_k
     own = quantity(row.bytes / copies / load, BINARY)
     uneven, shards = f" x load {load:g}" if load != 1.0 else "", f" x etp {etp:g}" if etp != 1 else ""
     crossed = [one for one in passages(routing, context.groups[found.axis], context.tiers, copies) if one.crossed]
     slowest = max(crossed, key=lambda one: float(one.share / one.tier.bytes_per_s / one.tier.efficiency))
     lines = [
         f"{own} of own tokens x {copies:.4g} ranks that have any of a token's experts{uneven}",
-        f"{copies:.4g} = {ep:g} x (1 - C({experts} - {experts}/{ep:g}, {k}) / C({experts}, {k})){shards}",
+        f"{copies:.4g} = {distinct_words(routing, ep)}{shards}",
     ]
-    domains, limit = f"{slowest.domains:g}", f" (at most {routing.limit:g})" if routing.limit < slowest.domains else ""
+    domains = f"{slowest.domains:g}"
     passing = "the rows of other ranks"
     if slowest.tier is not context.tiers[0]:
         passing = (
-            f"one copy for each of {slowest.wanted:.4g} of {domains} domains{limit}, less 1/{domains} for the own one"
+            f"one copy for each of {slowest.wanted:.4g} of {domains} domains that a token's experts lie in, "
+            f"less 1/{domains} for the own one"
         )
     rate = f"{quantity(slowest.tier.bytes_per_s, SI, 'B/s')} x {slowest.tier.efficiency:.3g} reached"
     lines.append(f"wire: over {slowest.tier.name} {passing}: tensor x {slowest.share:.4g} / ({rate})")
     return [Fact("rows", lines)]
+
+
+def distinct_words(routing: Routing, parts: float) -> str:
+    """`Routing.distinct` of `parts` in numbers."""
+    k, groups, limit = routing.top_k, routing.n_groups, routing.limit
+    if parts < groups:
+        return f"{parts:g} x (1 - C({groups} - {groups}/{parts:g}, {limit}) / C({groups}, {limit})), by the groups of experts"
+    experts, own = whole(routing.n_experts * limit / groups), whole(routing.n_experts / parts)
+    if groups == 1:
+        return f"{parts:g} x (1 - C({experts} - {own}, {k}) / C({experts}, {k}))"
+    rest, more = f"{experts} - {limit}", k - limit
+    missed = f"(1 - {groups}/{parts:g}) x C({rest} - {own}, {more}) / C({rest}, {more})"
+    return f"{parts:g} x {limit}/{groups} groups chosen x (1 - {missed})"
 
 
 def collective_facts(row: CollectiveRow, call: Call) -> list[Fact]:

@@ -110,7 +110,7 @@ def layouts_table(found: Search, heading: str, layouts: Sequence[Layout]) -> Tab
 
 
 def _sets_note(found: Search) -> str:
-    return "append --set ... to: 3dtrn PLAN" + ("" if found.asked.said else " (the plan states no layout)")
+    return f"append --set ... to: {found.asked.command}" + ("" if found.asked.said else " (the plan states no layout)")
 
 
 def choices(found: Search) -> Table:

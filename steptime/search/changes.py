@@ -40,7 +40,10 @@ def _as_is(plan: Job, key: str, value: Any, changes: Mapping[str, Any]) -> bool:
     if key == "hardware.node_type" and isinstance(value, str):
         return Machine.load(value).name == plan.machine.name
     section = getattr(plan, key.partition(".")[0], None)
-    return key.count(".") == 1 and hasattr(section, name) and getattr(section, name) == value
+    if key.count(".") != 1 or not hasattr(section, name):
+        return False
+    ours = getattr(section, name)
+    return bool(ours == value or (ours is None and value == []))
 
 
 def same_recompute(plan: Job, key: str, value: Any) -> bool:

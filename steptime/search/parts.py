@@ -12,22 +12,16 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from steptime.base.num import Num
-from steptime.cost import compute
-from steptime.cost.parts import PartTime, Work, part_time, segment_replay
+from steptime.cost.parts import PartTime, Work
 from steptime.job.assembly import Assembly, Part
 from steptime.job.candidates import Candidates
 from steptime.job.job import Job
-from steptime.memory.kept_buffers import ByExperts, comm_buffer_bytes, kept_by_experts
 from steptime.memory.ledger import PartMemory, Peak
-from steptime.memory.part_memories import PartMemories, passing
+from steptime.memory.part_memories import PartMemories
 from steptime.memory.split_backward import SplitMemory
 from steptime.model.ops import Tensor
-from steptime.model.segments import Segment, find_segments
-from steptime.timing.part_times import PartTimes, layer_gap_s, part_gap_s, pricing, whole_replay
-
-Modules = frozenset[str | float]
-Segments = tuple[Segment, ...]
-NO_MODULES: Modules = frozenset()
+from steptime.search.part_walks import NO_MODULES, Fragment, Modules, Walked, Whole, alike_copies, walked
+from steptime.timing.part_times import PartTimes
 
 
 class PartKey(NamedTuple):
@@ -41,109 +35,6 @@ class PartKey(NamedTuple):
     microbatch_sz: int
     accumulated: int
     """Number of micro-batches whose gradients accumulate, where the first one's become the gradient; else 1."""
-
-
-class Walked(NamedTuple):
-    """One part over all rows: seconds and bytes of one micro-batch."""
-
-    forward_s: Num
-    backward_s: Num
-    weight_s: Num
-    """Part of backward that makes the gradients of weights."""
-    whole_replay_s: Num
-    """Its forward run again, up to the last tensor that backward needs if the framework stops there."""
-    replay_s: tuple[Num, ...]
-    """What recomputation of each set of modules runs again."""
-    memory: tuple[tuple[Num, ...], ...]
-    """Saved, forward's and backward's peak: first with nothing recomputed, then with each set of modules."""
-    first: tuple[tuple[Num, ...], ...]
-    """The same where gradients come into being, if they do not stay from step to step."""
-    halves: tuple[Num, ...]
-    """What the first half of a split backward leaves, its peak, and the largest gradient of a weight, if a schedule splits it."""
-    passing: Num
-    """Most bytes of a forward of which only the input stays."""
-    x: Num
-    """Elements of its input."""
-    kept: ByExperts
-    """What its modules with experts refer to."""
-    n_params: Num
-
-
-class Whole(NamedTuple):
-    """Figures that belong to no part."""
-
-    boundary_bytes: Num
-    buffer_bytes: Num
-    """The communication buffer that all parts share."""
-    logits_bytes: Num
-    """The logits of a micro-batch."""
-    waiting_gradient: Num
-    """The embedding's gradient, where it waits for another use of its weight."""
-
-
-class Fragment(NamedTuple):
-    """Some rows whose parts have the same ops."""
-
-    parts: tuple[Walked, ...]
-    """The embedding, the head, then every kind of layer."""
-    whole: Whole
-
-
-def walked(job: Job, module_sets: Sequence[Modules], *, split: bool) -> tuple[Assembly, Fragment]:
-    """The parts of a job, or of candidates with the same ops, priced and walked. `split`: some backwards run in two halves."""
-    assembly = Assembly(job)
-    context = pricing(job).context
-    gap_s = layer_gap_s(job, context)
-    memories, compiled = PartMemories(assembly), job.software.kernels.compile != "none"
-    comes = None if job.software.states.gradients_persist else PartMemories(assembly, weight_grads_stay=True)
-    found = []
-    for part in (assembly.embedding, assembly.head, *assembly.kinds):
-        layer, gaps_s = part in assembly.kinds, part_gap_s(gap_s, assembly, part)
-        times = part_time(part.ops, part.sizes, context, [], gaps_s)
-        passes = [compute.forward(op, context.rates, part.sizes) for op in part.ops]
-        sets = module_sets if layer or (part is assembly.head and job.model.mtp) else ()
-        segments = [tuple(find_segments(part.ops, s, compiled=compiled)) for s in sets]
-        alike = dict(zip(segments, sets, strict=True))  # modules that this part lacks change nothing
-        replays = {one: segment_replay(part.ops, passes, context, list(one), gaps_s).seconds for one in alike}
-        bytes_ = part_bytes(memories, part, segments, alike)
-        halves = memories.split_part(part) if split else None
-        found.append(
-            Walked(
-                times.forward.seconds,
-                times.backward.seconds,
-                times.backward.weight_s,
-                whole_replay(part, times, context).seconds if layer else 0.0,
-                tuple(replays[one] for one in segments),
-                tuple(map(ends, bytes_)),
-                tuple(map(ends, part_bytes(comes, part, segments, alike))) if comes else (),
-                (halves.kept, halves.inputs.bytes, halves.weights) if halves else (),
-                passing(part).bytes,
-                part.x.elements,
-                kept_by_experts(assembly, part),
-                bytes_[0].n_params,
-            )
-        )
-    whole = Whole(
-        assembly.boundary_bytes,
-        comm_buffer_bytes(assembly),
-        assembly.head.sizes.get("head.logits", 0.0),
-        memories.waiting_gradient,
-    )
-    return assembly, Fragment(tuple(found), whole)
-
-
-def ends(of: PartMemory) -> tuple[Num, Num, Num]:
-    """What it saves, and the peaks of its passes."""
-    return of.saved, of.forward.bytes, of.backward.bytes
-
-
-def part_bytes(
-    memories: PartMemories, part: Part, segments: Sequence[Segments], alike: Mapping[Segments, Modules]
-) -> list[PartMemory]:
-    """A part with nothing recomputed, then under each of some recomputations; those that repeat the same are walked once."""
-    plain = memories.walk(part)
-    walks = {one: memories.walk(part, modules) if one else plain for one, modules in alike.items()}
-    return [plain, *(walks[one] for one in segments)]
 
 
 def joined(fragments: Sequence[Any], places: Sequence[Any], size: int) -> Any:
@@ -192,9 +83,11 @@ class Parts:
 
         def time(part: Part, of: Walked) -> PartTime:
             again = modules if part in self.assembly.kinds else in_head if part is self.assembly.head else NO_MODULES
-            replay = of.replay_s[self.module_sets.index(again)] if again else 0.0
-            backward = Work(memory_s=of.backward_s, weight_s=of.weight_s)
-            return PartTime(Work(memory_s=of.forward_s), backward, Work(memory_s=replay))
+            at = 1 + self.module_sets.index(again) if again else 0
+            replay = of.replay_s[at - 1] if again else 0.0
+            forward_s, backward_s = of.copied_s[at] if of.copied_s else (of.forward_s, of.backward_s)
+            backward = Work(memory_s=backward_s, weight_s=of.weight_s)
+            return PartTime(Work(memory_s=forward_s), backward, Work(memory_s=replay))
 
         again = {part: Work(memory_s=self.of[part].whole_replay_s) for part in self.assembly.kinds}
         return PartTimes(self.assembly, {part: time(part, of) for part, of in self.of.items()}, again)
@@ -232,8 +125,8 @@ class JoinedMemories(PartMemories):
 
     def _memory(self, part: Part, modules: Modules = NO_MODULES) -> PartMemory:
         of, at = self.parts_of.of[part], 1 + self.parts_of.module_sets.index(modules) if modules else 0
-        saved, forward, backward = (of.first if self.first else of.memory)[at]
-        return PartMemory(saved, Peak(forward, ""), Peak(backward, ""), of.n_params)
+        saved, forward, backward, ahead = (of.first if self.first else of.memory)[at]
+        return PartMemory(saved, Peak(forward, ""), Peak(backward, ""), of.n_params, ahead)
 
     def passing(self, part: Part) -> Peak:
         """The most that a forward holds of which nothing but the input stays."""
@@ -269,11 +162,12 @@ def parts_of(
         if not job.software.states.gradients_persist:
             columns["gbs"] = accumulated * columns["microbatch_sz"] * job.parallelism.dp
         for which, group in Candidates(job, **columns).alike_parts():
-            vars(group.parallelism)["whole"] = devices  # they share the link between data centers
-            assembly, fragment = walked(group.as_job, module_sets, split=split)
-            first = first or assembly
-            fragments.append(fragment)
-            places.append(rows[which])
+            for inner, one in alike_copies(group):
+                vars(one.parallelism)["whole"] = devices  # they share the link between data centers
+                assembly, fragment = walked(one.as_job, module_sets, split=split)
+                first = first or assembly
+                fragments.append(fragment)
+                places.append(rows[which][inner])
     assert first is not None
     whole = joined(fragments, places, len(keys))
     tp = np.array([float(key.tp) for key in keys])

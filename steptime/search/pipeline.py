@@ -19,7 +19,8 @@ from steptime.memory.ledger import PartMemory
 from steptime.memory.op_walk import chunk_peaks
 from steptime.schedule import placement
 from steptime.schedule.orders import described
-from steptime.search.parts import NO_MODULES, JoinedMemories, Parts
+from steptime.search.part_walks import NO_MODULES
+from steptime.search.parts import JoinedMemories, Parts
 from steptime.search.recompute import Recompute
 from steptime.software.performance import EAGER_TORCH
 from steptime.timing.part_times import ChunkTime, PartTimes, plain_time, replay_s
@@ -129,6 +130,8 @@ class Chunks:
         self._known: dict[tuple[object, ...], tuple[Num, ...]] = {}
         self._plain: dict[tuple[object, ...], ChunkTime] = {}
         self.plain_times = parts.times(NO_MODULES, NO_MODULES)
+        self.copies = any(of.copied_s for of in parts.of.values())
+        """Whether what recomputation leaves to send changes the seconds of a layer."""
         self._first: dict[Recompute, JoinedMemories] = {}
 
     def of(self, chunk: Chunk, choices: tuple[Recompute, ...], rows: Any, *, split: bool) -> Flavor:
@@ -157,9 +160,10 @@ class Chunks:
         key = (chunk.runs, chunk.embedding, chunk.head, choice, split)
         if key not in self._known:
             times, memories = self.under(choice)
-            if key[:3] not in self._plain:
-                self._plain[key[:3]] = plain_time(self.plain_times, chunk)
-            seconds, memory = self._plain[key[:3]], chunk_peaks(memories.parts(chunk))
+            under = key[: 4 if self.copies else 3]
+            if under not in self._plain:
+                self._plain[under] = plain_time(times if self.copies else self.plain_times, chunk)
+            seconds, memory = self._plain[under], chunk_peaks(memories.parts(chunk))
             extra = memory.forward.bytes - memory.saved, memory.backward.bytes - memory.saved
             saved = memory.saved + self.output(chunk)
             halves: tuple[Num, ...] = ()

@@ -81,6 +81,8 @@ class Asked:
     objective: str = "step"
     said: bool = True
     """Whether the plan has a layout of its own."""
+    command: str = "3dtrn PLAN"
+    """The command line to which a layout's changes are appended."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Layouts that no columns cover, each estimated: FSDP in a pipeline, and activations that go to the host."""
+"""Layouts that no columns cover, each estimated: FSDP in a pipeline."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WORDS = ("none", "selective", "full")
 
 def covered(job: Job) -> bool:
     """Whether columns cover the job's layouts."""
-    return not fsdp.applies(job) and not job.performance.offload_modules
+    return not fsdp.applies(job)
 
 
 def narrowed(plan: Job, axes: Axes) -> Axes:

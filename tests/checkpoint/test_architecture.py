@@ -271,3 +271,62 @@ def test_one_norm_a_layer_without_bias_may_be_layernorm(make, summarize):
     for number, (state, norm) in enumerate(((llama, "rmsnorm"), (cohere, None))):
         make.save_safetensors(state, make.folder / f"{number}.safetensors")
         assert summarize(make.folder / f"{number}.safetensors").architecture["norm"]["value"] == norm
+
+
+def test_norms_of_an_indexer_and_of_a_latent_are_not_the_layers():
+    """DeepSeek-V3.2: the indexer's LayerNorm has a bias; DeepSeek's own names call the norm of the query's latent q_norm."""
+    shapes = {"model.embed_tokens.weight": (256, 64)} | layers(2, {
+        "attn.wq_a.weight": (96, 64), "attn.q_norm.weight": (96,), "attn.wq_b.weight": (4 * 24, 96),
+        "attn.wkv_a.weight": (16 + 8, 64), "attn.kv_norm.weight": (16,), "attn.wkv_b.weight": (4 * 32, 16),
+        "attn.wo.weight": (64, 4 * 16), "attn.indexer.k_norm.weight": (16,), "attn.indexer.k_norm.bias": (16,),
+        "attn_norm.weight": (64,), "ffn_norm.weight": (64,), "ffn.w1.weight": (96, 64), "ffn.w2.weight": (64, 96),
+        "ffn.w3.weight": (96, 64),
+    })  # fmt: skip
+    found, problems = infer(shapes, [{"config": {"head_dim": 24}}])
+    assert (problems, found["norm"]["value"], found["qk_norm"]["value"]) == ([], "rmsnorm", False)
+    assert found["attention"]["value"] == {
+        "kind": "mla", "kv_lora_rank": 16, "q_lora_rank": 96, "qk_rope_head_dim": 8, "v_head_dim": 16, "qk_nope_head_dim": 16,
+    }  # fmt: skip
+
+
+BLOCK = {"attn.q_proj.weight": (64, 64), "attn.k_proj.weight": (64, 64), "norm.weight": (64,), "norm.bias": (64,)}
+STAGES = {  # Swin: each stage is twice as wide as the one before
+    f"encoder.layers.{stage}.blocks.{block}.{name}": tuple(n << stage for n in shape)
+    for stage, blocks in enumerate((2, 6, 2)) for block in range(blocks) for name, shape in BLOCK.items()
+}  # fmt: skip
+VOCODER = {  # VITS: a text encoder, and a vocoder with more blocks and parameters
+    "text_encoder.embed_tokens.weight": (38, 64), **layers(2, BLOCK, "text_encoder.encoder.layers."),
+    **layers(12, {"convs1.0.weight": (512, 512, 3), "convs1.0.bias": (512,)}, "decoder.resblocks."),
+}  # fmt: skip
+BOTTLENECK = {  # MobileBERT: tables and the inside of layers are narrower than the layers
+    "embeddings.word_embeddings.weight": (300, 16),
+    **layers(2, BLOCK | {"bottleneck.dense.weight": (16, 64), "bottleneck.norm.weight": (16,)}, "encoder.layer."),
+}  # fmt: skip
+CONCATENATED = {  # Zamba: attention reads the embedding beside the activations
+    "model.embed_tokens.weight": (300, 64), **layers(1, {"mamba.in_proj.weight": (256, 64)}),
+    **{f"model.layers.{n}.shared.self_attn.{p}_proj.weight": (128, 128) for n in (1, 2) for p in "qk"},
+    **{f"model.layers.{n}.shared.norm.weight": (128,) for n in (1, 2)},
+}  # fmt: skip
+CODEBOOKS = {"backbone.embed_tokens.weight": (32 * 300, 64), **layers(2, BLOCK, "backbone.layers.")}
+OTHER_WIDTHS = {  # what a model has, what its config says, and the width and number of layers that are found
+    "stages": (STAGES, {"hidden_size": 256, "num_hidden_layers": 3}, 256, 3),
+    "vocoder": (VOCODER, {"hidden_size": 64, "num_hidden_layers": 2}, 64, 2),
+    "bottleneck": (BOTTLENECK, {"hidden_size": 64, "num_hidden_layers": 2}, 64, 2),
+    "concatenated": (CONCATENATED, {"hidden_size": 64, "num_hidden_layers": 3}, 64, 3),
+    "codebooks": (CODEBOOKS, {"hidden_size": 64, "vocab_size": 300, "num_codebooks": 32}, 64, 2),
+    "encoder apart": (CODEBOOKS, {"decoder_layers": 1, "encoder_config": {"num_hidden_layers": 2}}, 64, 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", OTHER_WIDTHS)
+def test_a_config_that_is_right_is_no_mismatch(case):
+    shapes, config, hidden, count = OTHER_WIDTHS[case]
+    found, problems = infer(shapes, [{"config": config}])
+    assert (problems, found["hidden_sz"]["value"], found["n_layers"]["value"]) == ([], hidden, count)
+
+
+@pytest.mark.parametrize(("key", "value"), [("hidden_size", 128), ("num_hidden_layers", 3), ("vocab_size", 400)])
+def test_a_config_of_another_model_is_a_mismatch(key, value):
+    shapes = {"model.embed_tokens.weight": (300, 64), **layers(2, BLOCK)}
+    config = {"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 300} | {key: value}
+    assert [problem.code for problem in infer(shapes, [{"config": config}])[1]] == ["CONFIG_MISMATCH"]

@@ -46,7 +46,7 @@ def test_json_keys_are_stable(model, command):
     document = json.loads(out)
     assert (code, list(document)) == (0, KEYS)
     assert document["totals"] == {
-        "tensors": 39, "pieces": 39, "params": 229952, "logical_params": 229952, "stored_params": 229952,
+        "tensors": 39, "pieces": 39, "params": 229952, "buffers": 0, "logical_params": 229952, "stored_params": 229952,
         "logical_bytes": 459904, "stored_bytes": 459904, "file_bytes": model.stat().st_size,
     }  # fmt: skip
     assert document["by_dtype"] == [{"dtype": "bfloat16", "tensors": 39, "params": 229952, "bytes": 459904}]

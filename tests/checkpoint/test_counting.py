@@ -11,6 +11,7 @@ import textwrap
 import numpy as np
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 
 GENERATOR = torch.Generator().manual_seed(0)
 
@@ -73,8 +74,9 @@ def test_equal_layers_of_a_pipeline_each_count(make, summarize):
     assert (summary.params, summary.step, summary.exit_code) == (432, 4, 0)
 
 
-def test_the_same_model_in_two_layouts_counts_once(make, summarize):
-    """Mistral's repositories hold Hugging Face's shards and consolidated.safetensors, with other names."""
+@pytest.mark.parametrize("other", ["consolidated.safetensors", "consolidated.00.pth", "original/consolidated.00.pth"])
+def test_the_same_model_in_two_layouts_counts_once(make, summarize, other):
+    """Mistral's and Llama's repositories hold Hugging Face's shards and the maker's own files, with other names."""
     state = make.llama(2)
     make.shards(state)
     parts = {"self_attn.": "attention.", "mlp.": "feed_forward.", "input_layernorm": "attention_norm",
@@ -87,10 +89,26 @@ def test_the_same_model_in_two_layouts_counts_once(make, summarize):
         for old, new in parts.items():
             new_name = new_name.replace(old, new)
         renamed[new_name] = tensor
-    make.save_safetensors(renamed, make.folder / "consolidated.safetensors")
+    if other.endswith(".pth"):
+        (make.folder / "original").mkdir()
+        torch.save(renamed, make.folder / other)
+    else:
+        make.save_safetensors(renamed, make.folder / other)
     summary = summarize(make.folder)
     assert (summary.params, summary.exit_code) == (make.count(state), 0)
     assert [s.same_as is None for s in summary.sections].count(True) == 1
+
+
+def test_slices_in_the_folder_original_are_the_model_above(make, summarize):
+    """As Llama 3 70B has them beside its shards; another model in that folder counts."""
+    whole = meta_slice(0, 1, False, filled)
+    make.save_safetensors(whole, make.folder / "model.safetensors")
+    (make.folder / "original").mkdir()
+    for rank in range(2):
+        torch.save(meta_slice(rank, 2, False, filled), make.folder / f"original/consolidated.{rank:02d}.pth")
+    assert summarize(make.folder).params == WHOLE
+    make.save_safetensors({"x.weight": filled(3, 4), "y.weight": filled(5)}, make.folder / "original/other.safetensors")
+    assert summarize(make.folder).params == WHOLE + 17
 
 
 def test_two_models_of_equal_names_and_shapes_both_count(make, summarize):
@@ -222,9 +240,43 @@ def test_a_jagged_tensor_is_no_danger(make, summarize):
     torch.save({"x": nested}, make.folder / "jagged.pt")
     summary = summarize(make.folder / "jagged.pt")
     assert (summary.exit_code, summary.all_problems) == (0, [])
+    assert summary.params == 2 * 3 + 4 * 3  # the offsets 0, 2, 6 are no parameters
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_arrays_of_numpy_by_plain_pickle(make, summarize, protocol):
+    """Protocol 5 rebuilds an array from a buffer instead of a state: 12 + 5 elements; a column-major one is an array too."""
+    state = {"a": np.asfortranarray(np.ones((3, 4), np.float32)), "b": np.ones(5, np.float16)}
+    summary = summarize(make.write("state.pkl", pickle.dumps(state, protocol)))
+    assert (summary.params, summary.exit_code) == (17, 0)
+    assert {t.name: (t.shape, t.dtype) for t in summary.tensors} == {"a": ((3, 4), "float32"), "b": ((5,), "float16")}
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("wrapper", ["app", "state_dict"])
+def test_model_and_optimizer_below_one_key(make, summarize, wrapper):
+    """As torch's tutorial on distributed checkpoints saves them: the optimizer's 2 x 12 elements are no parameters."""
+    moments = {"w": {"exp_avg": torch.ones(3, 4), "exp_avg_sq": torch.ones(3, 4), "step": torch.tensor(1.0)}}
+    state = {wrapper: {"model": {"w": torch.ones(3, 4)}, "optim": {"state": moments}}}
+    torch.save(state, make.folder / "m.pt")
+    dcp.save(state, checkpoint_id=make.folder / "dcp", no_dist=True)
+    for name in ("m.pt", "dcp"):
+        summary = summarize(make.folder / name)
+        assert (summary.params, [t.name for t in summary.model]) == (12, ["w"])
+        assert summary.by_role["optimizer"]["bytes"] == 2 * 12 * 4 + 4
 
 
 def test_the_checksum_of_a_tied_weight_and_of_zeros(make, summarize):
     """Within one file equal bytes are not the same tensor: two layers of zeros are two."""
     torch.save({"a": torch.zeros(8), "b": torch.zeros(8)}, make.folder / "m.pt")
     assert summarize(make.folder / "m.pt").params == 16
+
+
+def test_buffers_are_told_apart(make, command, summarize):
+    """Conv 3 x 8 x 3 x 3 = 216, weight and bias 16; running mean and variance 16, a counter 1; rotary frequencies 4 a layer."""
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, bias=False), torch.nn.BatchNorm2d(8))
+    rotary = {f"layers.{n}.attn.rotary_emb.inv_freq": filled(4) for n in range(3)}
+    torch.save(model.state_dict() | rotary, make.folder / "m.pt")
+    totals = summarize(make.folder / "m.pt").totals
+    assert (totals["params"], totals["buffers"]) == (216 + 16 + 17 + 12, 17 + 12)
+    assert "of these 29 in buffers, which are not trained" in command(make.folder / "m.pt")[1]

@@ -110,7 +110,7 @@ def stack(*layers, prefix="model.layers."):
         norms = {f"{name}_layernorm": (64,) for name in ("input", "post_attention")}
         for module, parts in ({"": norms} | modules).items():
             for part, shape in parts.items():
-                end = part if "." in part or part in ("A_log", "D", "dt_bias") else f"{part}.weight"
+                end = part if part.endswith(("weight", "bias", "A_log", "D")) else f"{part}.weight"
                 found[".".join(filter(None, (f"{prefix}{number}", module, end)))] = shape
     return found
 
@@ -127,6 +127,9 @@ WIDE = {"": {f"{name}_layernorm": (64,) for name in ("input", "post_attention", 
 AHEAD = {"": {"eh_proj": (64, 128), "enorm": (64,), "hnorm": (64,), "shared_head.norm.weight": (64,)}
          | {f"{name}_layernorm": (64,) for name in ("input", "post_attention")}}  # fmt: skip
 MIXER = {"": {"norm": (64,)}}
+NARROW = {"gate": (4, 64), "gate.e_score_correction_bias": (4,), "fc1_latent_proj": (16, 64), "fc2_latent_proj": (64, 16),
+          "shared_experts.up_proj": (48, 64), "shared_experts.down_proj": (64, 48)}  # fmt: skip
+NARROW |= {f"experts.{e}.{part}_proj": (96, 16)[::way] for e in range(4) for part, way in (("up", 1), ("down", -1))}
 KINDS = {  # kind: (shapes, config, what the plan says)
     "latent attention, no config": (stack(*[{"self_attn": LATENT, "mlp": MLP}] * 2), {}, {"attention": {
         "kind": "mla", "q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16}}),
@@ -150,6 +153,15 @@ KINDS = {  # kind: (shapes, config, what the plan says)
         stack(*[MIXER | {"mixer": parts} for parts in (MAMBA, HEADS, {"up_proj": (96, 64), "down_proj": (64, 96)}, MAMBA)],
               prefix="backbone.layers."), SIZES | {"model_type": "nemotron_h", "n_groups": 2},
         {"hybrid_pattern": "M*-M", "mamba": {"n_heads": 8, "head_dim": 16, "conv_width": 4, "n_groups": 2, "state_dim": 8}}),
+    "experts on a latent": (
+        stack(*[MIXER | {"mixer": parts} for parts in (MAMBA, HEADS, NARROW, MAMBA)], prefix="backbone.layers."),
+        SIZES | {"model_type": "nemotron_h", "n_groups": 2, "ssm_state_size": 8, "hybrid_override_pattern": "M*EM",
+                 "num_hidden_layers": 4, "mamba_num_heads": 8, "mamba_head_dim": 16, "n_routed_experts": 4,
+                 "num_experts_per_tok": 2, "moe_intermediate_size": 96, "moe_latent_size": 16,
+                 "moe_shared_expert_intermediate_size": 48},
+        {"hybrid_pattern": "M*EM", "activation": "relu2", "moe": {
+            "score_function": "sigmoid", "expert_bias": True, "n_experts": 4, "expert_inter_sz": 96, "experts_per_token": 2,
+            "shared_expert_inter_sz": 48, "n_shared_experts": 1, "latent_sz": 16}}),
 }  # fmt: skip
 
 
@@ -163,7 +175,9 @@ def test_emitted_plan_has_the_parameters_of_the_checkpoint(make, command, capsys
            "data": {"gbs": 8, "seqlen": 64, "microbatch_sz": 1}}  # fmt: skip
     (make.folder / "job.yaml").write_text(yaml.safe_dump(job))
     assert cli.main([str(make.folder / "job.yaml"), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["params"]["total"] == sum(map(math.prod, shapes.values()))
+    assert json.loads(capsys.readouterr().out)["params"]["total"] == sum(
+        math.prod(shape) for name, shape in shapes.items() if "correction_bias" not in name
+    )
 
 
 def test_what_a_plan_lacks_is_counted(make, command):

@@ -57,6 +57,8 @@ QUANTIZED = {  # writer: (libraries, method, bits, group)
     "hqq": ("transformers hqq", "HQQ", 4, 64), "quanto": ("transformers optimum.quanto", "quanto", 8, None),
     "quanto_4": ("transformers optimum.quanto", "quanto", 4, 128),
     "compressed_int4": ("transformers compressed_tensors", "compressed-tensors", 4, 128),
+    "compressed_int3": ("transformers compressed_tensors", "compressed-tensors", 3, 128),
+    "compressed_mxfp6": ("transformers compressed_tensors", "MXFP6", 6, 32),
     "compressed_nvfp4": ("transformers compressed_tensors", "NVFP4", 4, 16),
     "compressed_mxfp4": ("transformers compressed_tensors", "MXFP4", 4, 32),
     "compressed_fp8": ("transformers compressed_tensors", "FP8", 8, None), "mlx": ("transformers mlx", "MLX", 4, 64),

@@ -78,6 +78,14 @@ def hqq_upright(out, inp):
     return {".W_q": ("I32", (7, groups)), ".scale": ("F16", (1, groups)), ".zero": ("F16", (1, groups))}
 
 
+def hqq_columns(bits, group):
+    """HQQ, axis 0: groups are columns, 8 / bits rows of numbers a row of bytes."""
+    return lambda out, inp: {
+        ".W_q": ("U8", (group * bits // 8, out * inp // group)), ".scale": ("F16", (1, out * inp // group)),
+        ".zero": ("F16", (1, out * inp // group)),
+    }  # fmt: skip
+
+
 def nvfp4(out, inp):
     """NVIDIA ModelOpt: a scale in FP8 per 16 elements and one per tensor."""
     return {
@@ -134,6 +142,46 @@ def fp8_blocks(out, inp):
     }
 
 
+def bitnet(out, inp):
+    """transformers `integrations/bitnet.py`: four numbers a byte along the output, one scale a matrix."""
+    return {".weight": ("U8", (out // 4, inp)), ".weight_scale": ("BF16", (1,))}
+
+
+def modelopt_int4(out, inp):
+    """NVIDIA ModelOpt W4A16_AWQ (`export/quant_utils.py` pack_int4_in_uint8): two numbers a byte along the output."""
+    return {
+        ".weight": ("U8", (out // 2, inp)), ".weight_scale": ("F32", (out, inp // 128)), ".pre_quant_scale": ("BF16", (inp,)),
+    }  # fmt: skip
+
+
+def exl2(out, inp):
+    """ExLlamaV2 at 4 bits: rows of int32 along the input, an inverse permutation of the inputs."""
+    return {
+        ".q_weight": ("I32", (inp * 4 // 32, out)), ".q_scale": ("I32", (inp // 32, out // 8)), ".q_groups": ("I32", (8,)),
+        ".q_scale_max": ("F16", (inp // 32,)), ".q_invperm": ("I32", (inp,)),
+    }  # fmt: skip
+
+
+def packed_bits(bits):
+    """compressed-tensors packs words densely: of 3 bits 32 numbers in 3 words."""
+    return lambda out, inp: packed_int4(out, inp) | {".weight_packed": ("I32", (out, inp * bits // 32))}
+
+
+def mlx_nvfp4(out, inp):
+    """MLX's mode nvfp4: a scale of 8 bits per 16 elements, no biases."""
+    return {".weight": ("U32", (out, inp // 8)), ".scales": ("U8", (out, inp // 16))}
+
+
+def mxfp6(out, inp):
+    """compressed-tensors, mxfp6-pack-quantized: four numbers in three bytes."""
+    return {".weight_packed": ("U8", (out, inp * 6 // 8)), ".weight_scale": ("U8", (out, inp // 32))}
+
+
+def marlin_24(out, inp):
+    """compressed-tensors, marlin-24: of four weights two are kept, which no rule reads."""
+    return {".weight_packed": ("I32", (inp // 32, 2 * out)), ".scale_packed": ("F16", (1, out))}
+
+
 CASES = {
     "gptq": (gptq, {}, "GPTQ", 4, 64), "awq": (awq, {"quant_method": "awq", "bits": 4}, "AWQ", 4, 64),
     "gptq 3 bits": (lambda o, i: gptq(o, i, 3), {}, "GPTQ", 3, 64),
@@ -142,11 +190,17 @@ CASES = {
     "awq gemv": (awq_gemv, {"quant_method": "awq", "bits": 4, "group_size": 64}, "AWQ", 4, 64),
     "nf4": (nf4, {}, "bitsandbytes NF4", 4, 64), "nf4 in bf16": (nf4_in_bfloat16, {}, "bitsandbytes NF4", 4, 64),
     "int8": (int8, {}, "bitsandbytes LLM.int8()", 8, None),
+    "hqq 8 bits in columns": (hqq_columns(8, 64), {}, "HQQ", 8, 64),
+    "hqq 2 bits in columns": (hqq_columns(2, 16), {}, "HQQ", 2, 16),
     "hqq": (hqq, {}, "HQQ", 4, 64), "hqq upright": (hqq_upright, {}, "HQQ", 3, 64),
     "nvfp4": (nvfp4, {}, "NVFP4", 4, 16), "nvfp4 compressed": (nvfp4_compressed, {}, "NVFP4", 4, 16),
     "mxfp4": (mxfp4, {}, "MXFP4", 4, 32), "pack-quantized": (packed_int4, {}, "compressed-tensors", 4, 128),
     "mlx": (mlx, {}, "MLX", 4, 64), "mlx 6 bits": (lambda o, i: mlx(o, i, 6), {}, "MLX", 6, 64),
     "torchao int4": (torchao_int4, {}, "torchao", 4, 64), "torchao fp8": (torchao_fp8, {}, "torchao FP8", 8, None),
+    "bitnet": (bitnet, {}, "BitNet", 2, None), "modelopt int4": (modelopt_int4, {}, "ModelOpt INT4", 4, 128),
+    "exl2": (exl2, {}, "EXL2", 4, None), "3 bits": (packed_bits(3), {}, "compressed-tensors", 3, 128),
+    "8 bits": (packed_bits(8), {}, "compressed-tensors", 8, 128), "mlx nvfp4": (mlx_nvfp4, {}, "MLX", 4, 16),
+    "mxfp6": (mxfp6, {}, "MXFP6", 6, 32),
     "fp8 blocks": (fp8_blocks, {}, "FP8", 8, None),
 }  # fmt: skip
 
@@ -224,15 +278,20 @@ def test_mixture_of_gpt_oss(make, summarize):
     assert summary.architecture["moe"]["value"]["n_experts"] == 4
 
 
-def test_unknown_packing_leaves_shapes_out(make, summarize, command):
+def aqlm(out, inp):
+    """AQLM: a code per 8 inputs and a codebook."""
+    return {".codes": ("I8", (out, inp // 8, 1)), ".codebooks": ("F16", (1, 256, 1, 8))}
+
+
+@pytest.mark.parametrize(("rule", "method"), [(aqlm, "aqlm"), (marlin_24, "compressed-tensors")])
+def test_unknown_packing_leaves_shapes_out(make, summarize, command, rule, method):
     """A method whose parts are not known: the config's widths stand, the packed ones do not, and the report says so."""
-    shapes = shapes_of(lambda out, inp: {".codes": ("I8", (out, inp // 8, 1)), ".codebooks": ("F16", (1, 256, 1, 8))})
-    stated = {"hidden_size": 128, "intermediate_size": 384, "quantization_config": {"quant_method": "aqlm"}}
-    path = write(make, shapes, stated)
+    stated = {"hidden_size": 128, "intermediate_size": 384, "quantization_config": {"quant_method": method}}
+    path = write(make, shapes_of(rule), stated)
     summary = summarize(path)
     assert summary.architecture["inter_sz"]["value"] == 384
-    assert summary.to_dict()["quantization"]["weights"][0]["method"] == "aqlm"
-    assert "aqlm: its packing is not known, elements are as stored" in " ".join(command(path)[1].split())
+    assert summary.to_dict()["quantization"]["weights"][0]["method"] == method
+    assert f"{method}: its packing is not known, elements are as stored" in " ".join(command(path)[1].split())
 
 
 def test_embedding_of_mlx_and_mixed_bits(make, summarize):

@@ -161,6 +161,14 @@ def compressed_int4(folder):
     compressed(folder, "pack-quantized", "W4A16")
 
 
+def compressed_int3(folder):
+    compressed(folder, "pack-quantized", "W3A16")
+
+
+def compressed_mxfp6(folder):
+    compressed(folder, "mxfp6-pack-quantized", "MXFP6A16")
+
+
 def compressed_nvfp4(folder):
     compressed(folder, "nvfp4-pack-quantized", "NVFP4A16")
 

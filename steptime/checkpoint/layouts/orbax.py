@@ -80,7 +80,7 @@ def _record(section: Section, name: str, document: dict[str, Any], file: str) ->
         role = optimizer_role(parts)
     elif parts[0] in ("params", "model"):
         role, name = "model", ".".join(parts[1:]) or name
-    elif len(parts) == 1 and parts[0] in STATE_NAMES:
+    elif (len(parts) == 1 and parts[0] in STATE_NAMES) or "rngs" in parts:  # Flax's modules keep their generators
         role = "other"
     tensor = StoredTensor(name, shape, dtype, nbytes(shape, dtype) or 0, file, role)
     section.tensors.append(tensor)

@@ -120,12 +120,13 @@ def _read(scan: Scan, folder: Folder, group: _Set, section: Section) -> Section:
     if sharding:
         section.container += ", DCP in HF form"
         _stitch(section, sharding)
-    shards = {folder.named(shard): shard for shard in group.files}
-    stored = {tensor.name: shards[tensor.file] for tensor in section.tensors}
-    if len(stored) < len(section.tensors) and not sharding:
+    shards, weights = {folder.named(shard): shard for shard in group.files}, group.weights
+    agree = {weights.get(t.name) == shards[t.file] for t in section.tensors}
+    equal = len(weights) == len(section.tensors) and False not in agree
+    if not (equal or sharding):
         _check_duplicates(section)
     if group.index:
-        _check_index(section, group, folder, stored)
+        _check_index(section, group, folder, equal)
     return section
 
 
@@ -139,15 +140,15 @@ def _check_duplicates(section: Section) -> None:
             tensor.alias_of = tensor.name  # a loader keeps one of them
 
 
-def _check_index(section: Section, group: _Set, folder: Folder, stored: dict[str, str]) -> None:
-    """The index and the shards must tell the same story; a mistake in thousands of names takes few lines."""
+def _check_index(section: Section, group: _Set, folder: Folder, equal: bool) -> None:
+    """The index and the shards must tell the same story (`equal`: they do); thousands of wrong names take few lines."""
     assert group.index is not None
     index, weights = folder.named(group.index), group.weights
     gone = {error.file for error in section.problems if error.severity == "error"}
     there = {shard for shard in group.expected if folder.named(shard) not in gone}  # those that an index may name
     lost: list[str] = []
     extra: list[str] = []
-    if stored != weights:
+    if not equal:
         found = {(tensor.name, tensor.file) for tensor in section.tensors}
         lost = [n for n, shard in weights.items() if shard in there and (n, folder.named(shard)) not in found]
         extra = [tensor.name for tensor in section.tensors if tensor.name not in weights]

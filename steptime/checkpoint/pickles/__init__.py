@@ -1,1 +1,1 @@
-"""A pickle machine that executes nothing, and what the globals of a stream mean."""
+"""A pickle interpreter that executes nothing, and the verdict on the globals of a stream."""

@@ -1,4 +1,4 @@
-"""What `torch.load(weights_only=True)` of torch 2.13 accepts without being told: globals and opcodes.
+"""Globals and opcodes that `torch.load(weights_only=True)` of torch 2.13 accepts by default.
 
 Generated from `torch._weights_only_unpickler`; a test compares it with the installed torch.
 """

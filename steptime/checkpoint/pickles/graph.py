@@ -1,4 +1,4 @@
-"""Walk an object graph of records without recursion: every tensor with its path, and the plain values people look for."""
+"""Walk an object graph of records without recursion: every tensor with its path, and plain values such as steps and arguments."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def path_of(link: Link | None) -> list[str]:
 
 
 def tensors(root: Any) -> Iterator[tuple[list[str], StoredTensor]]:
-    """(path, tensor) of every tensor record under `root`, in stream order, each container visited once.
+    """(path, tensor) of every tensor record under `root`, in stream order; each container is visited once.
 
-    Yields a last pair with an empty path and note "too deep" when nesting beyond `MAX_DEPTH` was left out.
+    The last pair has an empty path and the note "too deep" if nesting deeper than `MAX_DEPTH` was skipped.
     """
     pending: list[tuple[Any, Link | None]] = [(root, None)]
     seen: set[int] = set()

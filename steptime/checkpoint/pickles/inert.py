@@ -1,4 +1,4 @@
-"""What a stream may name without a word: globals that build data, by the library whose writers use them.
+"""Globals that a stream may name without a report: those that build data, by the library that writes them.
 
 The verdict is default-deny: whatever is not listed here is named in the report. Each list was taken from what the writer
 pickles (torch 2.13 and earlier, numpy 1 and 2, transformers 5, accelerate 1, Lightning 2, DeepSpeed 0.19, Megatron-LM);

@@ -1,4 +1,4 @@
-"""A pickle machine that interprets opcodes into inert records: it imports, calls, hashes and compares nothing.
+"""A pickle interpreter that builds inert records: it imports, calls, hashes and compares nothing.
 
 Opcode meanings: CPython `Lib/pickle.py` and `Lib/pickletools.py`, protocols 0 to 5. The dozen opcodes that make up
 nearly all of a large stream are handled in one loop, the others in `opcodes.TABLE`.
@@ -18,7 +18,7 @@ _i32 = struct.Struct("<i").unpack_from
 
 
 class MalformedError(Exception):
-    """The stream is no pickle that any loader could read; `at` is the byte where that showed."""
+    """The stream is not a valid pickle; `at` is the byte at which this was found."""
 
     def __init__(self, message: str, at: int) -> None:
         super().__init__(f"malformed pickle near byte {at}: {message}")
@@ -32,7 +32,7 @@ def _reason(error: Exception, at_end: bool) -> str:
 
 
 class PickleInterpreter(PickleState):
-    """Runs one pickle of `data` from byte `at`."""
+    """Interprets one pickle of `data` from byte `at`."""
 
     def run(self) -> Any:
         """The value the stream describes, as records. Raises `MalformedError`."""

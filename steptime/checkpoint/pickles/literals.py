@@ -1,4 +1,4 @@
-"""Opcodes that carry a literal, and the memo: what stands in the stream itself, with every length checked against it."""
+"""Opcodes with a literal in the stream, and the memo; every length is checked against the stream."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KEEP_DIGITS = 40
 
 
 def need(m: PickleState, i: int, length: int) -> int:
-    """The byte behind the next `length`. Raises ValueError, with both numbers, where the stream has fewer."""
+    """Offset after the next `length` bytes. Raises ValueError, with both numbers, if the stream has fewer."""
     left = len(m.data) - i
     if length > left:
         raise ValueError(f"opcode at {i} wants {length} bytes, {max(left, 0)} left")
@@ -43,7 +43,7 @@ def get(m: PickleState, k: int) -> None:
 
 
 def readline(m: PickleState, i: int) -> tuple[bytes, int]:
-    """The text up to the next newline, and the byte behind it."""
+    """The text up to the next newline, and the offset after it."""
     end = m.data.find(b"\n", i)
     if end < 0:
         raise IndexError
@@ -72,7 +72,7 @@ def unpack(code: str) -> Op:
 
 
 def sized(width: int, keep: Callable[[bytes], Any], kind: str = "") -> Op:
-    """A length of `width` bytes, then that many bytes; those of `kind` longer than is useful stay unread."""
+    """A length of `width` bytes, then that many bytes; long values of `kind` are not kept."""
 
     def op(m: PickleState, i: int) -> int:
         start = need(m, i, width)
@@ -91,7 +91,7 @@ def text(data: bytes) -> str:
 
 
 def integer(data: bytes) -> Any:
-    """A little-endian signed integer; one longer than anybody needs is not built."""
+    """A little-endian signed integer; a very long one is not built."""
     return int.from_bytes(data, "little", signed=True) if len(data) <= KEEP_DIGITS else Opaque("int", len(data))
 
 

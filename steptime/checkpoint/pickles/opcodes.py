@@ -1,4 +1,4 @@
-"""What each pickle opcode does to the machine: one function (machine, byte after the opcode) -> next byte."""
+"""The effect of each pickle opcode: one function (state, offset after the opcode) -> next offset."""
 
 from __future__ import annotations
 
@@ -286,7 +286,7 @@ _OPS: dict[str, Op] = {
 
 
 def _noting_foreign(number: int, op: Op) -> Op:
-    """Opcodes torch's weights_only unpickler does not know are remembered."""
+    """Record opcodes that torch's weights_only unpickler does not know."""
     if number in OPCODES:
         return op
 

@@ -1,4 +1,4 @@
-"""What the globals of a pickle stream mean: which would run code on a plain load, which `weights_only=True` refuses.
+"""The verdict on the globals of a pickle stream: which would run code in a plain load, which `weights_only=True` refuses.
 
 Default-deny: a global is passed over only when it is listed as building data (`inert`). Everything else is named: as an
 error when it is there wherever torch is, or is a function that the stream calls, for then a plain load runs it; as a
@@ -42,7 +42,7 @@ class Danger:
     argc: int | None
 
     def text(self) -> str:
-        """The line a person reads."""
+        """The line of the report."""
         act = "named" if self.argc is None else f"called with {counted(self.argc, 'argument')}"
         return (
             f"DANGER {self.path} {act} at byte {self.at} of {self.where}: "
@@ -52,7 +52,7 @@ class Danger:
 
 @dataclass(slots=True)
 class PickleFacts:
-    """What the streams of one file name.
+    """The globals that the streams of one file name.
 
     `unknown` are globals of other projects, whose code a plain load imports. `refused` lists why
     `torch.load(weights_only=True)` would not take it; [] means it would, after importing torch.distributed.tensor where
@@ -67,7 +67,7 @@ class PickleFacts:
     torch_file: bool = True
 
     def merge(self, other: PickleFacts) -> None:
-        """Take over what another stream of the same file names."""
+        """Merge the facts of another stream of the same file."""
         self.dangerous += other.dangerous
         for mine, theirs in (
             (self.refs, other.refs), (self.needs, other.needs), (self.unknown, other.unknown), (self.refused, other.refused),
@@ -98,7 +98,7 @@ def is_member(path: str) -> bool:
 
 
 def runs_code(path: str, called: bool = True) -> bool:
-    """Whether a plain load that meets this global, and calls it or not, may run code that is no constructor of data."""
+    """Whether a plain load that meets this global, and calls it or not, may run code other than constructors of data."""
     if is_inert(path):
         return False
     path = _canonical(path)
@@ -123,10 +123,9 @@ def _danger(ref: Ref, state: PickleState, passed: bool) -> Danger | None:
 
 
 def judge(*streams: Streams, torch_file: bool = True) -> PickleFacts:
-    """What the globals of all `streams` of a file mean.
+    """Judge the globals of all `streams` of a file.
 
-    `torch_file` says whether `torch.load` is what reads such a file at all (torch reads DCP's `.metadata`
-    with plain pickle).
+    `torch_file` is false for files that `torch.load` does not read (torch reads DCP's `.metadata` with plain pickle).
     """
     facts = PickleFacts(torch_file=torch_file)
     foreign: set[int] = set()

@@ -1,8 +1,8 @@
-"""Where the local pieces of a DTensor or ShardedTensor lie in the whole tensor, from what their records say.
+"""Offsets of the local pieces of a DTensor or ShardedTensor in the whole tensor, from their records.
 
 Records: torch 2.13 `torch/distributed/tensor/_dtensor_spec.py`, `placement_types.py`, `torch/distributed/device_mesh.py`
 (`_layout` or, before 2.9, `mesh`; `_coordinate_on_dim` is the rank's own place) and
-`torch/distributed/_shard/sharded_tensor/api.py`. A dimension of n split over s ranks goes in chunks of ceil(n / s).
+`torch/distributed/_shard/sharded_tensor/api.py`. A dimension of size n over s ranks is split into chunks of ceil(n / s).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def placements(spec: Any) -> list[tuple[str, int | None]]:
 
 
 def offsets(whole: Shape, local: Shape, spec: Any) -> Shape | None:
-    """The first element of the local piece of a DTensor in every dimension; None where the record does not tell."""
+    """Offsets of the local piece of a DTensor in every dimension [elements]; None if the record has too little."""
     mesh = mapping(mapping(spec).get("mesh"))
     place, sizes = shape_of(mesh.get("_coordinate_on_dim")), _sizes(mesh)
     kinds = placements(spec)

@@ -1,4 +1,4 @@
-"""All pickles of a run of bytes: one behind the other, and those that a stream holds as bytes for a loader inside it."""
+"""All pickles in a byte string: consecutive ones, and those that a stream holds as bytes for a nested loader."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ MAX_DEPTH = 4  # of streams inside streams; torch nests one
 
 @dataclass(slots=True)
 class Streams:
-    """`roots` are the values in order, `states` what was seen on the way, nested streams included.
+    """`roots` are the values in order, `states` the interpreter states, including nested streams.
 
-    `end` is the byte behind the last stream that could be read; `error` says why the next one could not.
+    `end` is the offset after the last complete stream; `error` says why the next one could not be read.
     """
 
     where: str
@@ -32,7 +32,7 @@ class Streams:
 
 
 def read(data: bytes, where: str, at: int = 0, most: int = MAX_STREAMS) -> Streams:
-    """Up to `most` pickles of `data` from byte `at`; what was built when one broke off is its last state's to salvage."""
+    """Up to `most` pickles of `data` from byte `at`; the state of an incomplete one is the last of `states`."""
     found = Streams(where, end=at)
     while found.end < len(data) and len(found.roots) < most:
         name = where if not found.roots else f"stream {len(found.roots) + 1} of {where}"
@@ -59,7 +59,7 @@ def read(data: bytes, where: str, at: int = 0, most: int = MAX_STREAMS) -> Strea
 
 
 def _nested(call: CallRecord, outer: PickleState, depth: int) -> list[PickleState]:
-    """The streams in the bytes a loader is called with; the value of the object's one becomes the call's argument.
+    """The streams in the bytes passed to a loader; the value of the object stream becomes the call's argument.
 
     torch pickles a storage outside an archive as a call of `torch.storage._load_from_bytes` with a legacy torch file:
     the fourth of its five pickles is the object.
@@ -84,7 +84,7 @@ def _nested(call: CallRecord, outer: PickleState, depth: int) -> list[PickleStat
 
 
 def _payload(value: Any, data: bytes) -> bytes:
-    """Bytes as the stream holds them: literal, too long to have been kept, or (protocol 2) as encoded text."""
+    """The payload: literal bytes, bytes too long to have been kept, or (protocol 2) encoded text."""
     if type(value) is Opaque and value.kind == "bytes":
         return data[value.at : value.at + value.size]
     if type(value) is CallRecord and value.path == "_codecs.encode" and value.args and type(value.args[0]) is str:

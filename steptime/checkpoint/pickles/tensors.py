@@ -171,9 +171,8 @@ def _nested(args: Args) -> StoredTensor | None:
     return found
 
 
-def numpy_array(call: CallRecord) -> StoredTensor | None:
-    """A numpy array: shape and dtype are in its BUILD state (version, shape, dtype, order, bytes)."""
-    state = call.state
+def numpy_array(state: Any) -> StoredTensor | None:
+    """A numpy array from the state of its record: (version, shape, dtype, order, bytes)."""
     if type(state) is not tuple or len(state) < 5:
         return None
     shape = shape_of(state[1])
@@ -186,6 +185,19 @@ def numpy_array(call: CallRecord) -> StoredTensor | None:
     return StoredTensor("", shape, dtype, nbytes(shape, dtype) or length, note="numpy")
 
 
+def _frombuffer(args: Args) -> StoredTensor | None:
+    """A numpy array in pickle protocol 5: (bytes, dtype, shape, order)."""
+    return numpy_array((1, args[2], args[1], args[3], args[0])) if len(args) == 4 else None
+
+
+def _jagged(args: Args) -> StoredTensor | None:
+    """A jagged tensor: its values; the offsets of its rows are no parameters."""
+    found = _decode(mapping(args[0]).get("values")) if args else None
+    if found is not None:
+        found.note = "jagged"
+    return found
+
+
 _T = "torch._utils."
 _REBUILD: dict[str, Callable[[Args], StoredTensor | None]] = {
     f"{_T}_rebuild_tensor": _v2, f"{_T}_rebuild_tensor_v2": _v2, f"{_T}_rebuild_tensor_v3": _v3,
@@ -196,16 +208,18 @@ _REBUILD: dict[str, Callable[[Args], StoredTensor | None]] = {
     f"{_T}_rebuild_device_tensor_from_numpy": _inner, f"{_T}_rebuild_device_tensor_from_cpu_tensor": _inner,
     f"{_T}_rebuild_xla_tensor": _inner, "torch.tensor._rebuild_from_type": _from_type,
     "torch._tensor._rebuild_from_type_v2": _from_type, "torch.nn.parameter.Parameter": _inner,
+    "torch.nested._internal.nested_tensor._rebuild_njt": _jagged,
+    "numpy.core.numeric._frombuffer": _frombuffer, "numpy._core.numeric._frombuffer": _frombuffer,
 }  # fmt: skip
 _FROM_TYPE = {path for path, build in _REBUILD.items() if build is _from_type}
 _NUMPY = {f"numpy.{core}.multiarray._reconstruct" for core in ("core", "_core")}
 
 
 def tensors_of(value: Any) -> list[StoredTensor] | None:
-    """The tensor a record describes (its name is the caller's to set), or None when it is none.
+    """The tensors that a record describes, without names, or None if it is not a tensor.
 
-    It is one tensor but for the ShardedTensor of a rank, which may hold several pieces or none of the whole. Rebuild
-    functions wrap one another; a hostile stream nests them without end, which is then no tensor.
+    One tensor, except for a rank's ShardedTensor, which may hold several pieces or none. Rebuild functions can be
+    nested; a hostile stream that nests them too deeply is not a tensor.
     """
     try:
         if type(value) is CallRecord and value.path in _FROM_TYPE and type(value.args) is tuple:
@@ -225,7 +239,7 @@ def _decode(value: Any) -> StoredTensor | None:
         return None
     path = value.path
     if path in _NUMPY:
-        return numpy_array(value)
+        return numpy_array(value.state)
     build = _REBUILD.get(path)
     if build is not None:
         return build(value.args)

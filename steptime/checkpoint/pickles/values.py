@@ -1,4 +1,4 @@
-"""Inert records that stand for what a pickle would have built, and the state of the machine that builds them.
+"""Inert records of the objects that a pickle would build, and the state of the interpreter.
 
 None of them is hashed, compared, called or imported.
 """
@@ -103,8 +103,8 @@ class PickleState:
 
     `end` is the byte after STOP; `refs` the globals it names; `nested` the calls of loaders with bytes of their own;
     `foreign` the opcodes torch's weights_only unpickler does not know; `indirect` the byte and
-    the number of arguments of a call whose function is itself computed; `unread` counts the nested bytes that were no
-    stream.
+    the number of arguments of a call whose function is itself computed; `unread` counts nested byte
+    strings that are not a stream.
     """
 
     def __init__(self, data: bytes, at: int = 0, where: str = "the pickle") -> None:
@@ -124,7 +124,7 @@ class PickleState:
         self.memoized = False
 
     def salvage(self) -> Any:
-        """What was built when the stream broke off: pending items are given to the containers they were meant for."""
+        """The value of an incomplete stream: pending items are added to the containers they belong to."""
         while self.marks:
             start = self.marks.pop()
             items = self.stack[start:]

@@ -1,4 +1,4 @@
-"""The `.metadata` file of torch.distributed.checkpoint: every tensor's shape, type and chunks, and where they lie.
+"""The `.metadata` file of torch.distributed.checkpoint: shapes, types and chunks of tensors, and where each chunk is.
 
 Layout: torch 2.13 `torch/distributed/checkpoint/metadata.py` (Metadata, TensorStorageMetadata, ChunkStorageMetadata,
 MetadataIndex) and `filesystem.py` (_StorageInfo; read there with plain `pickle.load`, which runs what it names).
@@ -32,9 +32,9 @@ Chunks = dict["Shape", int]
 
 @dataclass(slots=True)
 class Placement:
-    """Where the pieces are: per file the byte behind its last piece, and by role how many, their elements and their bytes.
+    """Location of the pieces: for each file, the end offset of its last piece and, by role, [pieces, elements, bytes].
 
-    `objects` are no tensors: (file, first byte, bytes) by name.
+    `objects` are entries that are not tensors: (file, first byte, bytes) by name.
     """
 
     ends: dict[str, int] = field(default_factory=dict)
@@ -61,16 +61,19 @@ def read(source: Source) -> Contents:
 
 
 def _fill(contents: Contents, fields: dict[str, Any]) -> None:
-    paths = {key: value for key, value in mapping(fields.get("planner_data")).items() if type(value) is tuple}
+    planned = {
+        key: value for key, value in mapping(fields.get("planner_data")).items() if type(value) is tuple and value
+    }
+    nested = roles.below_wrapper([list(map(key_text, path)) for path in planned.values()])
+    paths = dict(zip(planned, nested, strict=True))
     entries = pairs(fields["state_dict_metadata"])
-    tops = {key_text(path[0]) for path in paths.values() if len(path) > 1}
+    tops = {path[0] for path in nested if len(path) > 1}
     flat_tops = {key_text(key).partition(".")[0] for key, _ in entries}
     torn = 0
     known: dict[str, tuple[StoredTensor, Chunks]] = {}
     for key, entry in entries:
         name = key_text(key)
-        path = paths.get(name)
-        parts = [key_text(part) for part in path] if path and len(path) > 1 else [name]
+        parts = path if len(path := paths.get(name, [])) > 1 else [name]
         tensor = _tensor(entry)
         if tensor is None:
             continue
@@ -85,7 +88,7 @@ def _fill(contents: Contents, fields: dict[str, Any]) -> None:
 
 
 def _role(parts: list[str], tops: set[str], flat_tops: set[str]) -> tuple[str, str]:
-    """From the nested path where the planner kept it, else from the parts of the flat name."""
+    """Role and name, from the nested path if the planner saved one, else from the parts of the flat name."""
     if len(parts) > 1:
         return roles.role_and_name(parts, tops)
     name = parts[0]
@@ -115,7 +118,7 @@ def _tensor(entry: Any) -> StoredTensor | None:
 
 
 def _chunks(chunks: Any) -> Chunks:
-    """A hot loop, so the usual order of fields is tried first: offsets, then sizes."""
+    """Elements by offsets. The usual order of fields (offsets, sizes) is tried first, since this loop is hot."""
     found: Chunks = {}
     for chunk in chunks if type(chunks) is list else ():
         flat: Any = chunk.state if type(chunk) is CallRecord and type(chunk.state) is Pairs else ()
@@ -127,7 +130,7 @@ def _chunks(chunks: Any) -> Chunks:
 
 
 def _check_cover(contents: Contents, tensor: StoredTensor, chunks: Chunks, tell: bool) -> int:
-    """Whether the chunks do not add up to the tensor (1) or do (0); told once per tensor."""
+    """1 if the chunks do not add up to the tensor, else 0; at most one problem per tensor."""
     covered = sum(chunks.values())
     if covered == tensor.numel or not chunks:
         return 0

@@ -1,6 +1,6 @@
 """GGUF files: key-values, then one record per tensor, then aligned data, which is not read.
 
-Format: ggml `docs/gguf.md`. Dimensions are stored innermost first and turned round here, to match torch and numpy.
+Format: ggml `docs/gguf.md`. Dimensions are stored innermost first and reversed here, to match torch and numpy.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class _HeaderCursor:
 
 
 def read(source: Source) -> Contents:
-    """One file. Raises `UnreadableError` (INVALID_HEADER) when counts or lengths cannot be true."""
+    """Read one file. Raises `UnreadableError` (INVALID_HEADER) if counts or lengths exceed the file."""
     contents = Contents(source.name, "GGUF", nbytes=source.size)
     length = FIRST_READ
     while True:
@@ -135,7 +135,7 @@ def _parse(contents: Contents, data: bytes, size: int) -> None:
 
 
 def _tensor(reader: _HeaderCursor, contents: Contents) -> int:
-    """Record one tensor; the byte, from the start of the data, where it ends."""
+    """Record one tensor and return its end offset in the data section [bytes]."""
     name = reader.text()
     dims = reader.number("I")
     if dims > 64:

@@ -21,7 +21,7 @@ MAX_DEPTH = 64
 
 
 class _File(io.RawIOBase):
-    """A part of a file as the file object that h5py takes."""
+    """A file object for h5py over a part of a file."""
 
     def __init__(self, window: Window) -> None:
         super().__init__()
@@ -49,12 +49,12 @@ class _File(io.RawIOBase):
 
 
 def read(source: Source) -> Contents:
-    """Every dataset of one file. Raises `UnreadableError`, with code MISSING_EXTRA where h5py is not installed."""
+    """Read every dataset of one file. Raises `UnreadableError`, with code MISSING_EXTRA if h5py is not installed."""
     return _read(Contents(source.name, "HDF5", nbytes=source.size), source.path)
 
 
 def read_keras(source: Source, entry: ZipEntry) -> Contents:
-    """The weights inside a .keras archive, which Keras stores as they are. Raises `UnreadableError`."""
+    """Read the weights inside a .keras archive, which Keras stores uncompressed. Raises `UnreadableError`."""
     if entry.method != 0:
         raise UnreadableError("COMPRESSED", f"{KERAS} is compressed; Keras stores it as it is", source.name)
     window = Window(source, zipdir.data_offset(source, entry), entry.size)

@@ -28,7 +28,7 @@ _EXT = {0xD4: 1, 0xD5: 2, 0xD6: 4, 0xD7: 8, 0xD8: 16}
 
 
 class _Cursor:
-    """Buffered reads that can step over a payload without reading it."""
+    """Buffered reader that can skip a payload without reading it."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -55,7 +55,7 @@ class _Cursor:
 
 
 def read(source: Source) -> Contents:
-    """One file. Raises `UnreadableError` when it is no msgpack map with arrays in it."""
+    """Read one file. Raises `UnreadableError` if it is not a msgpack map that contains arrays."""
     contents = Contents(source.name, "Flax msgpack", nbytes=source.size)
     cursor = _Cursor(source)
     try:
@@ -72,7 +72,7 @@ def read(source: Source) -> Contents:
 
 
 def _value(cursor: _Cursor, contents: Contents, path: list[str], depth: int) -> Any:
-    """The value at the cursor: text and integers as they are, arrays recorded as tensors, the rest stepped over."""
+    """Read the value at the cursor: text and integers are returned, arrays become tensors, everything else is skipped."""
     cursor.items += 1
     if depth > MAX_DEPTH or cursor.items > MAX_ITEMS:
         raise UnreadableError("TOO_DEEP", f"nested too deeply or too long at byte {cursor.at}", contents.file)
@@ -118,7 +118,7 @@ def _map(cursor: _Cursor, contents: Contents, path: list[str], depth: int, count
 
 
 def _join(contents: Contents, path: list[str], first: int, found: dict[str, Any]) -> None:
-    """Arrays beyond 1 GiB are flat chunks with the shape beside them; a map of numbered sizes is a tuple to flax."""
+    """Join the flat chunks of an array above 1 GiB; flax stores the shape tuple as a map with numbered keys."""
     chunks = contents.tensors[first:]
     del contents.tensors[first:]
     numbered = found.get("shape")

@@ -1,4 +1,4 @@
-"""numpy .npy and .npz: one header line per array; object arrays are pickles, which are judged as such.
+"""numpy .npy and .npz: one header line per array; object arrays are pickles and are checked like pickles.
 
 Format: numpy `numpy/lib/format.py` docstring (versions 1.0 to 3.0).
 """
@@ -32,7 +32,7 @@ _HEADER = re.compile(
 
 
 def read(source: Source) -> Contents:
-    """One .npy file, or several arrays one behind the other as Equinox writes them, a line of JSON before them or not.
+    """Read one .npy file, or several consecutive arrays as Equinox writes them, with or without a JSON line before them.
 
     Raises `UnreadableError` (INVALID_HEADER).
     """
@@ -61,7 +61,7 @@ def read(source: Source) -> Contents:
 
 
 def _first_array(source: Source, contents: Contents) -> int:
-    """The byte of the first array; the JSON before it, Equinox's way to keep hyper-parameters, becomes the file's args."""
+    """Offset of the first array; a JSON line before it (Equinox's hyper-parameters) becomes the file's args."""
     head = source.upto(0, HEADER_READ)
     if head.startswith(MAGIC):
         return 0
@@ -76,7 +76,7 @@ def _first_array(source: Source, contents: Contents) -> int:
 
 
 def read_npz(source: Source, directory: ZipDirectory) -> Contents:
-    """Every array of a .npz archive; of compressed members only the first kilobytes are expanded."""
+    """Read every array of a .npz archive; only the first kilobytes of a compressed member are decompressed."""
     contents = Contents(source.name, "npz", nbytes=source.size)
     for duplicate in directory.duplicates:
         contents.problem("DUPLICATE_ENTRY", f"zip entry {duplicate} occurs twice")
@@ -98,7 +98,7 @@ def read_npz(source: Source, directory: ZipDirectory) -> Contents:
 
 
 def _head(source: Source, entry: ZipEntry, length: int = HEADER_READ) -> bytes:
-    """At most `length` bytes of a member, expanded where it is compressed."""
+    """At most `length` bytes of a member, decompressed if needed."""
     data = source.upto(zipdir.data_offset(source, entry), min(entry.stored, length))
     if entry.method == 0:
         return data

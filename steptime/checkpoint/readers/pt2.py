@@ -26,7 +26,7 @@ SCALAR_TYPES = {
 
 
 def read(source: Source, directory: ZipDirectory) -> Contents:
-    """The weights and constants of an exported program. Raises `UnreadableError`."""
+    """Read the weights and constants of an exported program. Raises `UnreadableError`."""
     contents = Contents(source.name, "torch.export pt2", nbytes=source.size)
     for entry in directory.entries.values():
         if not entry.name.endswith(("model_weights_config.json", "model_constants_config.json")):

@@ -1,7 +1,7 @@
 """safetensors files: an 8-byte little-endian header length, a JSON header, then the tensor data, which is not read.
 
 Format: safetensors README "Format"; limits and checks: `safetensors/src/tensor.rs` (MAX_HEADER_SIZE, validate).
-The library keeps the last of two tensors with one name without a word; here that is a problem.
+Of two tensors with one name the library silently keeps the last; here that is a problem.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _ENTRY = re.compile(  # as the library and json.dumps write a tensor; any other 
 
 
 def read(source: Source) -> Contents:
-    """One file's header. Raises `UnreadableError` when there is no header to read."""
+    """Read one file's header. Raises `UnreadableError` if there is no valid header."""
     contents = Contents(source.name, "safetensors", nbytes=source.size)
     length, raw = _raw_header(source)
     try:
@@ -54,7 +54,7 @@ def read(source: Source) -> Contents:
 
 
 def _raw_header(source: Source) -> tuple[int, bytes]:
-    """(header length, header), with every length checked against the file before it is read."""
+    """(header length, header); every length is checked against the file size before it is used."""
     if source.size < 8:
         raise UnreadableError("HEADER_TOO_SMALL", f"{source.size} bytes, a header needs 8", source.name)
     start = source.upto(0, FIRST_READ)
@@ -71,7 +71,7 @@ def _raw_header(source: Source) -> tuple[int, bytes]:
 
 
 def _parse(contents: Contents, text: str) -> None:
-    """Entry by entry, so that a header of a million tensors is never held as a tree of JSON."""
+    """Parse one entry at a time, so that a header of a million tensors never exists as parsed JSON."""
     if not text.startswith("{"):
         whole = isinstance(json.loads(text), dict)
         raise ValueError("it does not begin with '{'" if whole else "not an object")
@@ -113,7 +113,7 @@ def _after_space(text: str, at: int) -> int:
 
 
 def _decoded(contents: Contents, text: str, at: int) -> int:
-    """Take over one entry through the JSON parser; the index behind it comes back."""
+    """Parse one entry with the JSON parser and return the index after it."""
     name, at = _DECODE(text, at)
     at = _after_space(text, at)
     if not isinstance(name, str) or text[at : at + 1] != ":":
@@ -130,7 +130,7 @@ def _decoded(contents: Contents, text: str, at: int) -> int:
 
 
 def _record(contents: Contents, name: str, code: Any, shape: Shape | None, offsets: Shape | None) -> None:
-    """One tensor, or what is wrong with it."""
+    """Add one tensor, or the problem with its entry."""
     if shape is None or offsets is None or len(offsets) != 2 or offsets[0] > offsets[1] or not isinstance(code, str):
         contents.problem("BAD_TENSOR", f"tensor {name}: dtype, shape or data_offsets are not valid", name)
         return
@@ -151,7 +151,7 @@ def _metadata(contents: Contents, entry: Any) -> dict[str, Any]:
 
 
 def _check_layout(contents: Contents, data_bytes: int) -> None:
-    """The tensors must cover the data exactly: no name twice, no overlap, no hole, nothing behind the last one."""
+    """The tensors must cover the data exactly: no repeated name, no overlap, no gap, nothing after the last one."""
     seen: set[str] = set()
     tensors = list(contents.tensors)
     if len({tensor.name for tensor in tensors}) < len(tensors):

@@ -27,7 +27,7 @@ MAX_NAMES = 8  # of globals in one line
 
 
 def read_zip(source: Source, directory: zipdir.ZipDirectory) -> Contents:
-    """A torch zip archive. Raises `UnreadableError` when it holds no readable pickle."""
+    """Read a torch zip archive. Raises `UnreadableError` if it holds no readable pickle."""
     contents = Contents(source.name, "torch zip", nbytes=source.size)
     names = [name for name in directory.entries if name == "data.pkl" or name.endswith("/data.pkl")]
     if not names:
@@ -61,7 +61,7 @@ def _pickle_bytes(source: Source, at: int, size: int) -> bytes:
 
 
 def _other_pickles(contents: Contents, source: Source, directory: zipdir.ZipDirectory, name: str) -> Iterator[Streams]:
-    """The further pickles of an archive (constants, bytecode, debug symbols; or what somebody hid in it)."""
+    """Other pickles of an archive: constants, bytecode, debug symbols, or anything added to it."""
     left = MAX_PICKLE
     for entry in directory.entries.values():
         if entry.name == name or not entry.name.endswith((".pkl", ".debug_pkl", ".pickle")):
@@ -75,7 +75,7 @@ def _other_pickles(contents: Contents, source: Source, directory: zipdir.ZipDire
 
 
 def interpret(contents: Contents, found: Streams, *others: Streams, torch_file: bool = True) -> Any:
-    """Judge all streams and collect the tensors of `found`; its first value. Raises `UnreadableError`."""
+    """Judge all streams, collect the tensors of `found` and return its first value. Raises `UnreadableError`."""
     note_dangers(contents, judge(found, *others, torch_file=torch_file), found)
     for number, root in enumerate(found.roots):
         collect(contents, root, [str(number)] if number else [])
@@ -84,9 +84,9 @@ def interpret(contents: Contents, found: Streams, *others: Streams, torch_file: 
 
 
 def note_dangers(contents: Contents, facts: PickleFacts, found: Streams | None = None) -> None:
-    """One problem for each global that runs code on a plain load, and one for all whose code is not known.
+    """Add a problem for each global that would run code in a plain load, and one for all globals of unknown code.
 
-    Raises `UnreadableError` when the first pickle of `found` breaks off.
+    Raises `UnreadableError` if the first pickle of `found` is incomplete.
     """
     contents.pickle = facts
     if found is not None and not found.roots:
@@ -103,17 +103,17 @@ def note_dangers(contents: Contents, facts: PickleFacts, found: Streams | None =
 
 
 def collect(contents: Contents, root: Any, below: list[str]) -> None:
-    """Fill the tensors with names, roles and file; the names begin with `below`."""
+    """Collect the tensors below `root` with names, roles and file; every path starts with `below`."""
     found = list(graph.tensors(root))
-    tops = {path[0] for path, _ in found if len(path) > 1}
+    paths = roles.below_wrapper([[*below, *keys] or ["tensor"] for keys, _ in found])  # the file may be one bare tensor
+    tops = {path[0] for path in paths if len(path) > 1}
     file_role = roles.of_file(contents.file)
-    for keys, tensor in found:
+    for path, (_, tensor) in zip(paths, found, strict=True):
         if tensor.note == "too deep":
             message = f"nesting beyond {graph.MAX_DEPTH} levels was left out"
             contents.problem("TOO_DEEP", message, severity="warning")
             continue
         tensor.file = contents.file
-        path = [*below, *keys] or ["tensor"]  # the file is one bare tensor
         tensor.role, tensor.name = roles.role_and_name(path, tops, file_role)
         if path[0][5:].isdecimal() and path[0].startswith("model"):  # Megatron: model0, model1, ... per virtual chunk
             tensor.rank = {"chunk": int(path[0][5:][:9])}
@@ -152,7 +152,7 @@ def _storage_problem(tensor: StoredTensor, entry: zipdir.ZipEntry | None) -> tup
 
 
 def salvage(source: Source) -> Contents:
-    """A download that stopped has no zip directory, but `data.pkl` is its first member: list what it promises."""
+    """List the tensors of a truncated download: the zip directory is missing, but `data.pkl` is the first member."""
     contents = Contents(source.name, "torch zip", nbytes=source.size)
     first = zipdir.first_member(source)
     if first is None or not first[0].endswith("data.pkl"):
@@ -182,7 +182,7 @@ def salvage(source: Source) -> Contents:
 
 
 def read_bare(source: Source) -> Contents:
-    """A plain pickle file (.pkl, training_args.bin of old, optimizer dumps). Raises `UnreadableError`."""
+    """Read a plain pickle file (.pkl, old training_args.bin, optimizer dumps). Raises `UnreadableError`."""
     contents = Contents(source.name, "pickle", nbytes=source.size)
     found = streams.read(_pickle_bytes(source, 0, source.size), "the pickle")
     interpret(contents, found, torch_file=False)

@@ -23,7 +23,7 @@ MAGIC = 0x1950A86A20F9469CFC6C  # torch.serialization.MAGIC_NUMBER, pickled by i
 
 
 def begins(head: bytes) -> bool:
-    """Whether a file of these first bytes is a legacy torch file, written with whatever pickle protocol."""
+    """Whether a file with these first bytes is a legacy torch file, of any pickle protocol."""
     if head[:1] not in (b"\x80", b"L"):
         return False
     try:
@@ -33,7 +33,7 @@ def begins(head: bytes) -> bool:
 
 
 def read(source: Source) -> Contents:
-    """A legacy file, stopping after its fifth pickle. Raises `UnreadableError` when the object pickle is damaged."""
+    """Read a legacy file up to its fifth pickle. Raises `UnreadableError` if the object pickle is damaged."""
     contents = Contents(source.name, "torch legacy", nbytes=source.size)
     found = _streams(source)
     values = found.roots
@@ -58,7 +58,7 @@ def read(source: Source) -> Contents:
 
 
 def _streams(source: Source) -> Streams:
-    """The five pickles, or as many as there are; a longer piece of the file is read until they fit."""
+    """The first five pickles, or as many as there are; the read size grows until they fit."""
     size = FIRST_READ
     while True:
         data = source.upto(0, size)

@@ -167,10 +167,10 @@ def _shared(keys: JobKeys, width: int) -> dict[str, Any]:
 
 
 def _groups(keys: JobKeys) -> dict[str, Any]:
-    """Groups of experts to which a token is limited: their nodes, where there is one group per node."""
+    """Groups of experts to which a token is limited."""
     groups, chosen = keys.whole("moe_router_num_groups"), keys.whole("moe_router_group_topk")
     if not groups or not chosen or chosen >= groups:
         keys.without_effect("moe_router_num_groups", "a token may take experts of any group")
         keys.without_effect("moe_router_group_topk", "a token may take experts of any group")
         return {}
-    return {"node_limit": chosen}
+    return {"node_limit": chosen, "n_groups": groups}

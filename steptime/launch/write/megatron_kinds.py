@@ -47,8 +47,8 @@ def _experts(job: Job, model: Mapping[str, Any], table: KeyTable) -> dict[str, A
     }
     if not moe.get("shared_expert_inter_sz"):
         found |= {"moe_shared_expert_intermediate_size": None, "moe_shared_expert_gate": None}
-    if moe.get("node_limit"):  # one group on each node; how many there are is no cost
-        found |= {"moe_router_num_groups": 2 * moe["node_limit"], "moe_router_group_topk": moe["node_limit"]}
+    if moe.get("node_limit"):
+        found |= {"moe_router_num_groups": moe["n_groups"], "moe_router_group_topk": moe["node_limit"]}
     return found
 
 
