@@ -276,9 +276,7 @@ class _FunctionReader:
         args = [self.value(item, names, depth) for item in node.args]
         said = {"_args_": args} if args else {}
         if (found := self.find(called)) is not None:
-            words = (
-                self.bases and args and all(isinstance(item, str) for item in args)
-            )  # which say enough by themselves
+            words = self.bases and args and all(isinstance(item, str) for item in args)  # enough by themselves
             with suppress(*([ConfigError] if words else [])):
                 return found[0].call(found[1], depth + 1, args, keywords)
         if called in {"getattr", "hasattr", "isinstance"} and len(args) >= 2:
