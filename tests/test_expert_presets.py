@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from steptime.answer.result import estimate
 from steptime.base.config import ConfigError, build
 from steptime.model.blocks import n_params, params
 from steptime.model.hf import read_hf_config
@@ -178,6 +179,19 @@ def test_qwen3_next_with_its_layer_of_prediction():
     assert n_params(load_model("qwen3-next-80b-a3b", mtp=1)) == 81_324_862_720
     plain = load_model("qwen3-next-80b-a3b")
     assert round((n_params(plain) - 2 * plain.vocab_sz * plain.hidden_sz) / 1e9) == 79
+
+
+def test_biases_of_experts_are_no_matrix_multiplies():
+    """gpt-oss-20b over 128 tokens, which its window does not cut: 2 FLOPs a weight that a token uses, 4 of 32 experts.
+
+    A layer: q and the output 2,880 * 4,096 each, k and v 2,880 * 512 each, router 2,880 * 32, an expert 2,880 * (5,760 + 2,880);
+    attention under the causal mask 2 * 64 heads * (64 + 64) * 128 / 2 a token. The logits: 201,088 * 2,880. Three times that.
+    """
+    layer = 2 * 2880 * 4096 + 2 * 2880 * 512 + 2880 * 32 + 4 * 2880 * (5760 + 2880)
+    per_token = 2 * (24 * layer + 201_088 * 2880) + 24 * 2 * 64 * 128 * 128 / 2
+    plan = {"model": "gpt-oss-20b", "parallelism": {"tp": 1, "pp": 1, "dp": 1}, "hardware": "h100",
+            "data": {"gbs": 1, "seqlen": 128, "microbatch_sz": 1}}  # fmt: skip
+    assert estimate(plan).flops.model_per_step == pytest.approx(3 * 128 * per_token, rel=1e-12)
 
 
 def test_minimax_in_the_words_of_transformers(tmp_path):

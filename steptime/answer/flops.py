@@ -24,7 +24,7 @@ def linear_flops_per_token(assembly: Assembly, *, frozen: bool = False) -> float
         for op in part.ops
         if isinstance(op, Gemm)
         for p in op.params
-        if len(p.shape) > 1 and not (frozen and p.trained)
+        if p.multiplies and not (frozen and p.trained)
     )
     return 2.0 * weights
 

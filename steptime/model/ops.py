@@ -73,6 +73,11 @@ class Param(NamedTuple):
         return self.group != "frozen"
 
     @property
+    def multiplies(self) -> bool:
+        """Whether it is the weight of a matrix multiply, not a bias or a norm's: two extents besides that of experts."""
+        return len(self.shape) > (2 if self.n_experts else 1)
+
+    @property
     def active(self) -> Num:
         """Unsharded elements that one token uses."""
         return self.elements * self.top_k / self.n_experts if self.n_experts else self.elements

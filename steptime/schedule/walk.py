@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import islice
 from math import frexp, ldexp
 from typing import NamedTuple, TypeAlias
@@ -34,18 +34,26 @@ class GraphRun(NamedTuple):
     """The actions of a graph in time."""
 
     graph: Graph
-    costs: list[float]
-    sends: list[float]
+    costs: Sequence[float]
+    sends: Sequence[float]
     free: list[float]
     """When each action lets its stage continue: at its end, or after its output is sent where sends block."""
 
+    def starts(self) -> list[float]:
+        """When each action starts."""
+        free, sends = self.free, self.sends
+        return [
+            ready if (ready := free[previous]) > (arrived := free[source] + sends[send]) else arrived
+            for previous, source, _, send in self.graph.rows
+        ]
+
     def start(self, number: int) -> float:
-        """When an action starts."""
+        """When one action starts."""
         previous, source, _, send = self.graph.rows[number]
         return max(self.free[previous], self.free[source] + self.sends[send])
 
     def end(self, number: int) -> float:
-        """When an action ends."""
+        """When one action ends."""
         return self.start(number) + self.costs[self.graph.rows[number][2]]
 
 
@@ -57,9 +65,9 @@ class Step(NamedTuple):
     vpp: int
     microbatches: int
     group: int | None
-    costs: list[float]
+    costs: tuple[float, ...]
     """[kind][stage][chunk], flattened."""
-    sends: list[float]
+    sends: tuple[float, ...]
     """Indexed as `Input.send`."""
     blocking: bool
     around: AroundActions | None = None
@@ -70,13 +78,14 @@ class Step(NamedTuple):
     def exact(self, longest: float) -> Step:
         """Seconds rounded to multiples of the power of two that keeps every sum up to `longest` exact."""
         grid = ldexp(1.0, frexp(longest)[1] - 1)  # numbers from here to twice this are as far apart as the multiples
-        costs, sends = ([(value + grid) - grid for value in seconds] for seconds in (self.costs, self.sends))
+        costs, sends = (tuple([(value + grid) - grid for value in seconds]) for seconds in (self.costs, self.sends))
         return self._replace(costs=costs, sends=sends, grid=grid)
 
     def run(self, microbatches: int, group: int | None) -> GraphRun:
         """When each action ends, for `microbatches` micro-batches: the main loop of every estimate."""
         found = graph(self.schedule, self.pp, self.vpp, microbatches, group)
-        held, waited = self.costs, self.sends
+        held: Sequence[float] = self.costs
+        waited: Sequence[float] = self.sends
         if self.blocking:
             held = [cost + waited[send] for cost, send in zip(held, found.outgoing, strict=True)]
             waited = [0.0] * len(waited)
@@ -166,11 +175,18 @@ class Walk:
         """Idle share of the makespan, mean over stages."""
         return sum(self.idle_s) / (len(self.idle_s) * self.makespan_s) if self.makespan_s else 0.0
 
-    def spans(self) -> list[list[ActionSpan]]:
-        """Every action of each stage in order, with its start and end."""
+    def spans(self, at_s: float = 0.0, stretch: float = 1.0) -> list[list[ActionSpan]]:
+        """Every action of each stage in order, with its start and end.
+
+        `at_s`: when the pipeline starts; `stretch`: by how much everything in it takes longer.
+        """
         whole = self._step.run(self._step.microbatches, self._step.group)
+        costs = whole.costs
+        starts = whole.starts()
+        ends = [at_s + stretch * (start + costs[row[2]]) for start, row in zip(starts, whole.graph.rows, strict=True)]
+        starts = [at_s + stretch * start for start in starts]
         return [
-            [ActionSpan(action, whole.start(n), whole.end(n)) for action, n in zip(actions, numbers, strict=True)]
+            list(map(ActionSpan, actions, [starts[n] for n in numbers], [ends[n] for n in numbers]))
             for actions, numbers in zip(whole.graph.orders, whole.graph.stages, strict=True)
         ]
 
@@ -210,16 +226,26 @@ def walk(
         ValueError: as `order`, or lists of the wrong length.
     """
     tables = _tables(schedule, forward_s, backward_s, weight_s)
-    costs = [seconds for kind in tables for stage in kind for seconds in stage]
+    costs = tuple([seconds for kind in tables for stage in kind for seconds in stage])
     if any(len(kind) != pp or any(len(stage) != vpp for stage in kind) for kind in tables):
         raise ValueError(f"forward_s and backward_s must be [{pp}][{vpp}]")
-    sends = [0.0, *_boundaries(send_s, pp, vpp), *_boundaries(send_s if send_back_s is None else send_back_s, pp, vpp)]
+    sends = (0.0, *_boundaries(send_s, pp, vpp), *_boundaries(send_back_s or send_s, pp, vpp))
     stages = [sum(tables[0][stage]) + sum(tables[1][stage]) for stage in range(pp)]
     one = sum(stages) + vpp * sum(sends)  # a micro-batch alone
     likely = 2.0 * (one + microbatches * (max(stages) + 2 * vpp * len(tables) * max(sends)))
     step = Step(schedule, pp, vpp, microbatches, group, costs, sends, blocking, around)
-    found = step.exact(min(likely, microbatches * one)).walk()
-    return found if found.makespan_s <= likely else step.exact(microbatches * one).walk()
+    found = _walked(step.exact(min(likely, microbatches * one)))
+    return found if found.makespan_s <= likely else _walked(step.exact(microbatches * one))
+
+
+def _walked(step: Step) -> Walk:
+    return step.walk() if step.around else _known(step)
+
+
+@lru_cache(maxsize=8)
+def _known(step: Step) -> Walk:
+    """A step's walk, made once: replicas and ZeRO levels, as weak scaling varies them, leave the pipeline as it is."""
+    return step.walk()
 
 
 def _tables(

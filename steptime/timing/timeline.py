@@ -83,9 +83,7 @@ class Timeline:
     @cached_property
     def actions(self) -> list[list[ActionSpan]]:
         """Every action of every stage in order."""
-        at, by = self.start_s, self.stretch
-        spans = self.timing.walk.spans()
-        return [[ActionSpan(a, at + by * start, at + by * end) for a, start, end in stage] for stage in spans]
+        return self.timing.walk.spans(self.start_s, self.stretch)
 
     def chunk(self, stage: int, virtual: int) -> Chunk:
         """The model chunk that an action of a stage runs."""

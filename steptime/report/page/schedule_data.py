@@ -63,14 +63,16 @@ def schedule_data(estimate: Estimate, timeline: Timeline) -> dict[str, Any]:
 def packed(spans: list[ActionSpan], tick: float, vpp: int) -> tuple[list[int], list[int]]:
     """The numbers of one stage, and the ticks of every pass of every chunk."""
     found: list[int] = []
+    first = {kind: vpp * number for number, kind in enumerate(KINDS)}
     lengths = [0] * (len(KINDS) * vpp)
     last = [-1] * len(lengths)
     at = 0
     for (kind, microbatch, chunk), start_s, end_s in spans:
-        code = KINDS.index(kind) * vpp + chunk
+        code = first[kind] + chunk
         start = round(start_s / tick)
-        lengths[code] = lengths[code] or max(1, round((end_s - start_s) / tick))
-        found += [start - at, code, microbatch - last[code] - 1]
+        if not lengths[code]:
+            lengths[code] = max(1, round((end_s - start_s) / tick))
+        found += (start - at, code, microbatch - last[code] - 1)
         at, last[code] = start + lengths[code], microbatch
     return found, lengths
 
