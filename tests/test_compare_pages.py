@@ -12,7 +12,7 @@ from steptime import Job, estimate
 from steptime.commands import cli
 from steptime.report.diff_tables import diff
 from steptime.report.page import diff_page, search_page
-from steptime.report.page.side_by_side import Plan, memories, steps
+from steptime.report.page.side_by_side import ComparedPlan, memories, steps
 from steptime.search.changes import words
 from steptime.search.run import search
 
@@ -114,7 +114,7 @@ def bars(html):
 def test_bars_are_as_long_as_what_they_show():
     """The longest step is the whole width and the others their share of it; memory ends where the need does."""
     some = [estimate(Job.load(PLAN, [f"parallelism.tp={tp}", f"parallelism.dp={8 // tp}"])) for tp in (1, 2, 4)]
-    plans = [Plan(str(i), one) for i, one in enumerate(some)]
+    plans = [ComparedPlan(str(i), one) for i, one in enumerate(some)]
     longest = max(one.step_s for one in some)
     for one, pieces in zip(some, bars(steps(plans)), strict=True):
         assert sum(pieces) == pytest.approx(1000.0 * one.step_s / longest, abs=0.2)
@@ -127,7 +127,7 @@ def test_bars_are_as_long_as_what_they_show():
 def test_unlike_batches_are_compared_by_the_token():
     """Twice the sequences in less than twice the time: the bar of the larger batch is the shorter one."""
     some = [estimate(Job.load(PLAN, [f"data.gbs={gbs}"])) for gbs in (32, 64)]
-    html = steps([Plan(str(i), one) for i, one in enumerate(some)])
+    html = steps([ComparedPlan(str(i), one) for i, one in enumerate(some)])
     assert "device-seconds of a token" in html
     small, large = (sum(pieces) for pieces in bars(html))
     shares = [1.0 / one.throughput.tokens_per_s_per_device for one in some]

@@ -254,6 +254,15 @@ def test_fsdp_and_other_axes_are_named():
 # --- style -----------------------------------------------------------------------------------------------------------------
 
 
+def test_adapters_say_how_many_parameters_are_trained():
+    """Rank 16 on q (8,192 to 8,192) and v (8,192 to 1,024) of 80 layers: 80 * 16 * (16,384 + 9,216) = 32,768,000."""
+    lora = {"rank": 16, "targets": ["q_proj", "v_proj"]}
+    found = estimate({"model": {"preset": "llama3-70b", "lora": lora}, "hardware": "h100",
+                      "parallelism": {"tp": 1, "pp": 1, "dp": 8, "fsdp": {}}, "performance": {"software": "fsdp2"},
+                      "data": {"gbs": 8, "seqlen": 4096, "microbatch_sz": 1}})  # fmt: skip
+    assert "parameters, 32,768,000 trained (LoRA of rank 16)" in report(found)
+
+
 def test_ascii_reports_are_ascii():
     assert report(made(), Style(ascii=True)).isascii()
     assert not report(made()).isascii()

@@ -97,6 +97,12 @@ class Estimate:
         return tables.params(self.assembly)
 
     @cached_property
+    def trained_params(self) -> int:
+        """Parameters that are trained: all, or those of adapters."""
+        model = self.job.model
+        return n_params(model, self.job.data.seqlen, trained=True) if model.lora else self.params.total
+
+    @cached_property
     def flops(self) -> Flops:
         """FLOPs of one step of the whole job."""
         return step_flops(self.assembly, hardware_flops(self.timing))
@@ -163,9 +169,7 @@ class Estimate:
     @cached_property
     def run(self) -> dict[str, Any] | None:
         """Days, device-hours, cost, energy and goodput of the whole run, where the plan has a `run` section."""
-        tuned = self.job.model.lora is not None
-        written = n_params(self.job.model, self.job.data.seqlen, trained=True) if tuned else self.params.total
-        return whole_run(self.job, self.step_s, written, self.devices)
+        return whole_run(self.job, self.step_s, self.trained_params, self.devices)
 
     def to_frame(self, rows: Literal["parts", "stages", "gemms", "collectives", "weak_scaling"] = "parts") -> Any:
         """Rows as a pandas DataFrame: the parts of the step, or a table; bytes and seconds.

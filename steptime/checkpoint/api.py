@@ -14,7 +14,7 @@ from steptime.checkpoint import directory, jsonable
 from steptime.checkpoint.inventory import IO, Inventory
 from steptime.checkpoint.layouts import ranks, single
 from steptime.checkpoint.records import Contents, UnreadableError
-from steptime.checkpoint.scan import Folder, Scan
+from steptime.checkpoint.scan import Folder, FolderScan
 from steptime.checkpoint.source import unreadable
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def summarize_checkpoint(
     """
     start = time.perf_counter()
     name = os.fspath(path)
-    scan = Scan(everything, progress)
+    scan = FolderScan(everything, progress)
     with without_collector():
         try:
             summary = _summarize(scan, name)
@@ -81,7 +81,7 @@ def without_collector() -> Iterator[None]:
             gc.enable()
 
 
-def _summarize(scan: Scan, path: str) -> Summary:
+def _summarize(scan: FolderScan, path: str) -> Summary:
     try:
         mode = os.stat(path).st_mode  # noqa: PTH116 - a str path stays a str
     except (OSError, ValueError) as error:

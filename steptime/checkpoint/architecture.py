@@ -16,7 +16,7 @@ from steptime.base.words import counted
 from steptime.checkpoint import experts, kv_cache, mixers, stacks
 from steptime.checkpoint import weight_names as names
 from steptime.checkpoint.confignames import CHECKED, from_config, norm_of, said
-from steptime.checkpoint.found import Found
+from steptime.checkpoint.found import FoundArchitecture
 from steptime.checkpoint.records import Problem
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def infer(
     parts = stacks.split(_unstacked(shapes, facts))
     if parts is None:
         return {}, []
-    found = Found(parts, tied)
+    found = FoundArchitecture(parts, tied)
     for number, tails in parts.main.layers.items():
         for tail, shape in tails.items():
             if tail not in found.tails:
@@ -93,7 +93,7 @@ def _unstacked(shapes: Mapping[str, Shape], facts: list[dict[str, Any]]) -> Mapp
     return found
 
 
-def _stated(f: Found, configs: list[tuple[str, dict[str, Any]]]) -> None:
+def _stated(f: FoundArchitecture, configs: list[tuple[str, dict[str, Any]]]) -> None:
     """Take over from configs each field that is still unknown."""
     for source, config in configs:
         for key, value in config.items():
@@ -103,7 +103,7 @@ def _stated(f: Found, configs: list[tuple[str, dict[str, Any]]]) -> None:
                 f.set(key, value, source)
 
 
-def _embedding(f: Found, stated: AbstractSet[int]) -> None:
+def _embedding(f: FoundArchitecture, stated: AbstractSet[int]) -> None:
     """Vocabulary and width. Where tables, norms and stages of a model have several widths, a config's `stated` one is it."""
     outer, prefix = f.parts.outer, f.parts.main.prefix
     tables = [(n, shape) for n, shape in outer.items() if names.EMBED.search(n) and len(shape) == 2]
@@ -133,7 +133,7 @@ def _common(name: str, prefix: str) -> int:
     return next((i for i, (a, b) in enumerate(pairs) if a != b), 0)
 
 
-def _mlp(f: Found) -> None:
+def _mlp(f: FoundArchitecture) -> None:
     hidden = f.get("hidden_sz")
     down, up = f.last(*names.DOWN), f.last(*names.UP)
     if down is None or up is None:
@@ -145,7 +145,7 @@ def _mlp(f: Found) -> None:
     f.set("glu", gated, up[0] if rows == 2 * inter else "gate projection by name")
 
 
-def _norms(f: Found, facts: list[dict[str, Any]]) -> None:
+def _norms(f: FoundArchitecture, facts: list[dict[str, Any]]) -> None:
     """Kind of norm. Without a bias, a gated MLP means RMSNorm, except for Cohere, DBRX and ModernBERT."""
     norms = [(tail, m[1] or m[2]) for tail in f.tails if (m := names.NORM.search(tail)) and "indexer." not in tail]
     kinds = {kind for _, kind in norms}  # DeepSeek-V3.2's indexer has a LayerNorm beside the layer's RMSNorm
@@ -175,7 +175,7 @@ def _norms(f: Found, facts: list[dict[str, Any]]) -> None:
         f.set("head_dim", shape[0], qk)
 
 
-def _biases(f: Found) -> None:
+def _biases(f: FoundArchitecture) -> None:
     """Biases of linear layers: those beside a two-dimensional weight. Norms have one-dimensional weights."""
     modules = [tail.removesuffix(".bias") for tail in f.tails if tail.endswith(".bias")]
     linear = [m for m in modules if f"{m}.weight" in f.tails and len(f.tails[f"{m}.weight"][1]) == 2]
@@ -187,7 +187,7 @@ def _biases(f: Found) -> None:
         f.set("qkv_bias", value=True, source=f"{linear[0]}.bias")
 
 
-def _attention(f: Found) -> None:
+def _attention(f: FoundArchitecture) -> None:
     hidden = f.get("hidden_sz")
     latent = f.last(*names.LATENT)
     if latent is not None:
@@ -212,7 +212,7 @@ def _attention(f: Found) -> None:
         f.set("head_dim", 2 * shape[0], inverse)
 
 
-def _heads(f: Found) -> None:
+def _heads(f: FoundArchitecture) -> None:
     """Numbers of heads from rows and head width. Without a head width, list the candidates."""
     for key in () if f.attends else ("n_q_heads", "n_kv_heads", "head_dim"):  # a config's, of Mamba's heads
         f.fields.pop(key, None)
@@ -235,7 +235,9 @@ def _heads(f: Found) -> None:
     f.fields["head_dim"] = {"value": None, "from": source, "candidates": fits}
 
 
-def _mismatches(f: Found, configs: list[tuple[str, dict[str, Any]]], elsewhere: dict[str, set[int]]) -> list[Problem]:
+def _mismatches(
+    f: FoundArchitecture, configs: list[tuple[str, dict[str, Any]]], elsewhere: dict[str, set[int]]
+) -> list[Problem]:
     """Fields of a language model that differ from its config, and that no other part of the config states."""
     problems = []
     for source, config in configs:

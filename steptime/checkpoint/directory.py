@@ -19,12 +19,12 @@ from steptime.checkpoint.layouts import (
     single,
 )
 from steptime.checkpoint.records import Contents, Problem, Section, UnreadableError
-from steptime.checkpoint.scan import MAX_DEPTH, Folder, Scan
+from steptime.checkpoint.scan import MAX_DEPTH, Folder, FolderScan
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    Layout = Callable[[Scan, Folder, list[str]], tuple[list[Section], set[str]]]
+    Layout = Callable[[FolderScan, Folder, list[str]], tuple[list[Section], set[str]]]
 
 # In the order in which they may claim files and sub-directories ("name/") of a folder.
 _LAYOUTS: tuple[Layout, ...] = (
@@ -41,7 +41,7 @@ PIPELINE = "model_index.json"  # Diffusers: several models, each in a folder of 
 _TEMPORARY = (".tmp", ".incomplete", ".partial", ".crdownload", ".aria2", ".part")
 
 
-def read(scan: Scan, path: str) -> tuple[list[Section], list[Problem], list[str]]:
+def read(scan: FolderScan, path: str) -> tuple[list[Section], list[Problem], list[str]]:
     """(sections, problems of the directory as a whole, other iterations). Raises `UnreadableError`."""
     folder = scan.folder(path)
     choice = iterations.choose(scan, folder)
@@ -102,7 +102,7 @@ def _keep_apart(found: list[Section], pipeline: Any) -> None:
             tensor.alias_of = tensor.alias_of and f"{label.replace('/', '.')}.{tensor.alias_of}"
 
 
-def _sections(scan: Scan, folder: Folder, above: dict[str, Any]) -> list[Section]:
+def _sections(scan: FolderScan, folder: Folder, above: dict[str, Any]) -> list[Section]:
     """All sets in `folder` and, up to a depth, below it; where it has no config of its own that of the folder `above` counts."""
     found: list[Section] = []
     left = [*folder.files, *(f"{name}/" for name in folder.dirs)]
@@ -138,7 +138,7 @@ def _configs(folder: Folder, found: list[Section]) -> dict[str, Any]:
     return configs
 
 
-def _loose(scan: Scan, folder: Folder, files: list[str]) -> list[Section]:
+def _loose(scan: FolderScan, folder: Folder, files: list[str]) -> list[Section]:
     """Files outside every set. Only those with the suffix of a weight file are opened."""
     found: list[Section] = []
     wanted = [name for name in files if name.lower().endswith(SUFFIXES) or iterations.FLAX.match(name)]

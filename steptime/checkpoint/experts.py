@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from steptime.checkpoint import weight_names as names
 
 if TYPE_CHECKING:
-    from steptime.checkpoint.found import Found
+    from steptime.checkpoint.found import FoundArchitecture
     from steptime.checkpoint.records import Shape
     from steptime.checkpoint.stacks import Stack
 
@@ -20,7 +20,7 @@ MAX_RUNS = 64
 Tails = dict[str, tuple[str, "Shape"]]
 
 
-def infer(f: Found) -> bool:
+def infer(f: FoundArchitecture) -> bool:
     """Record `moe`, and the experts' `inter_sz` and `glu`, where a layer has experts; whether `moe` says which layers have."""
     tails, hidden = f.tails, f.get("hidden_sz")
     numbers = [int(match[1]) for match in map(names.EXPERT.search, tails) if match]

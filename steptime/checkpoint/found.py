@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from steptime.checkpoint.records import Shape
-    from steptime.checkpoint.stacks import Parts
+    from steptime.checkpoint.stacks import StackParts
 
 
 @dataclass(slots=True)
-class Found:
+class FoundArchitecture:
     """The language model's tensors, and what was found so far: {field: {value, from}}."""
 
-    parts: Parts
+    parts: StackParts
     tied: AbstractSet[str]
     tails: dict[str, tuple[str, Shape]] = field(default_factory=dict)
     fields: dict[str, dict[str, Any]] = field(default_factory=dict)

@@ -37,7 +37,7 @@ class IO:
     seconds: float = 0.0
 
 
-class Model(NamedTuple):
+class StoredModel(NamedTuple):
     """One of several models of a folder: its files' path, unique parameters before quantization, and architecture."""
 
     path: str
@@ -190,7 +190,7 @@ class Inventory:
         return self._inferred[0]
 
     @cached_property
-    def models(self) -> list[Model]:
+    def models(self) -> list[StoredModel]:
         """The sets of files that are a language model each by themselves, where there are several."""
         sets = [(s, own) for s in self.counted if (own := [t for t in s.tensors if t.role in ("", "model")])]
         if len(sets) < 2 or self.adapter or any("pipeline" in section.facts for section, _ in sets):
@@ -201,7 +201,7 @@ class Inventory:
             shapes = {t.name: t.whole for t in whole.tensors}
             about = architecture.infer(shapes, [section.facts])[0]
             if about.get("vocab_sz", {}).get("from") in shapes:  # an embedding of its own, not what a config says
-                found.append(Model(section.path or ".", whole.params, about))
+                found.append(StoredModel(section.path or ".", whole.params, about))
         return found if len(found) > 1 else []
 
     @cached_property

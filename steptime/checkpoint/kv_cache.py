@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 from steptime.checkpoint.weight_names import LATENT
 
 if TYPE_CHECKING:
-    from steptime.checkpoint.found import Found
+    from steptime.checkpoint.found import FoundArchitecture
 
 WIDTH = 2  # bytes of an element: fp16 or bf16
 _NO_DECODER = re.compile(r"(?:^|\.)encoder\.|bert|^transformer\.layer\.|vision|visual")
 
 
-def record(f: Found, families: list[str]) -> None:
+def record(f: FoundArchitecture, families: list[str]) -> None:
     """Set `kv_cache_bytes_per_token` [bytes] where the layers are a decoder's and their key rows are known."""
     if f.get("vocab_sz") is None or _NO_DECODER.search(f.parts.main.prefix) or any("bert" in name for name in families):
         return

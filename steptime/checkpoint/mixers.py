@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from steptime.checkpoint import weight_names as names
 
 if TYPE_CHECKING:
-    from steptime.checkpoint.found import Found
+    from steptime.checkpoint.found import FoundArchitecture
     from steptime.checkpoint.records import Shape
 
 KINDS = (  # of layers that are no attention, by what only they have
@@ -27,7 +27,7 @@ CROSS, OWN = "cross_attn.q_proj.weight", "self_attn.q_proj.weight"
 _MAMBA = "mixer|mamba|ssm"
 
 
-def kinds(f: Found) -> None:
+def kinds(f: FoundArchitecture) -> None:
     """Record what kind each layer is, where not all are attention: `layer_kinds`, and the hybrid's pattern."""
     marks = [(kind, {tail for tail in f.tails if mark.search(tail)}) for kind, mark in KINDS]
     attention = {tail for tail in f.tails if names.is_attention(tail)}
@@ -53,7 +53,7 @@ def kinds(f: Found) -> None:
         f.attends = False
 
 
-def sections(f: Found, configs: list[dict[str, Any]]) -> None:
+def sections(f: FoundArchitecture, configs: list[dict[str, Any]]) -> None:
     """Record `attention`, `mamba`, `linear_attention` and `post_norms`; what no shape tells is left to `configs`."""
     if f.last(*names.LATENT) is not None:
         _latent(f)
@@ -68,7 +68,7 @@ def sections(f: Found, configs: list[dict[str, Any]]) -> None:
         _linear(f)
 
 
-def _latent(f: Found) -> None:
+def _latent(f: FoundArchitecture) -> None:
     """Rows: keys and values down r + rope, up heads x (nope + v), queries heads x (nope + rope), output heads x v.
 
     So heads x rope is what queries and outputs have together over the up projection.
@@ -90,22 +90,22 @@ def _latent(f: Found) -> None:
     f.fields["attention"] = {"value": section, "from": down[0]}
 
 
-def _tail(f: Found, name: str) -> Shape | None:
+def _tail(f: FoundArchitecture, name: str) -> Shape | None:
     """Shape of the last part `name` of a Mamba or linear attention layer."""
     return next((shape for tail, (_, shape) in f.tails.items() if tail.endswith(name)), None)
 
 
-def _matrix(f: Found, name: str) -> Shape | None:
+def _matrix(f: FoundArchitecture, name: str) -> Shape | None:
     own = re.compile(rf"(?:{_MAMBA})\.{name}\.weight$")
     return next((shape for tail, (_, shape) in f.tails.items() if own.search(tail)), None)
 
 
-def _mamba_1(f: Found) -> bool:
+def _mamba_1(f: FoundArchitecture) -> bool:
     """Mamba's first version has a decay per channel and state."""
     return len(_tail(f, "A_log") or ()) == 2
 
 
-def _mamba(f: Found, configs: list[dict[str, Any]]) -> None:
+def _mamba(f: FoundArchitecture, configs: list[dict[str, Any]]) -> None:
     """Heads, their width and the convolution are in the shapes; of groups and states only the product is."""
     decay, out, conv = _tail(f, "A_log"), _matrix(f, "out_proj"), _tail(f, "conv1d.weight")
     if decay is None or out is None or conv is None or not decay[0]:
@@ -123,7 +123,7 @@ def _mamba(f: Found, configs: list[dict[str, Any]]) -> None:
     f.set("mamba", section, f"Mamba-2 layers; n_groups x state_dim = {both}")
 
 
-def _linear(f: Found) -> None:
+def _linear(f: FoundArchitecture) -> None:
     """Gated DeltaNet: a decay for each head of values; queries and keys have what the convolution has besides."""
     decay, norm, conv = (_tail(f, f"linear_attn.{name}") for name in ("A_log", "norm.weight", "conv1d.weight"))
     if decay and norm and conv:

@@ -34,7 +34,7 @@ class Weight(NamedTuple):
     group: int | None = None
 
 
-class Parts(NamedTuple):
+class PackedParts(NamedTuple):
     """The `main` packed tensor of the weight `name`, the parts `beside` it by what they are called, the config's words."""
 
     name: str
@@ -42,7 +42,7 @@ class Parts(NamedTuple):
     beside: dict[str, StoredTensor]
     stated: dict[str, Any]
     width: int
-    rule: Callable[[Parts], Weight | None]
+    rule: Callable[[PackedParts], Weight | None]
 
     def shape(self, part: str) -> Shape:
         """Shape of a part; () where there is none."""
@@ -83,7 +83,7 @@ def _exact(whole: int, parts: int) -> int | None:
     return whole // parts if parts and whole % parts == 0 else None
 
 
-def integers(parts: Parts) -> Weight | None:
+def integers(parts: PackedParts) -> Weight | None:
     """GPTQ packs along the input, AWQ along the output; zero points are packed along the output in both."""
     main, scales, zeros = parts.main.whole, parts.shape("scales"), parts.shape("qzeros")
     if len(main) != 2 or len(scales) != 2:
@@ -102,13 +102,13 @@ def integers(parts: Parts) -> Weight | None:
     return None
 
 
-def _named(parts: Parts, method: str) -> str:
+def _named(parts: PackedParts, method: str) -> str:
     """The config's name for a layout that several methods share (AutoRound and others write GPTQ's)."""
     stated = str(parts.stated.get("quant_method", method))
     return method if stated.lower() == method.lower() else f"{stated} ({method} layout)"
 
 
-def hqq(parts: Parts) -> Weight | None:
+def hqq(parts: PackedParts) -> Weight | None:
     """Rows of groups: [groups * bits / 8, group] with a scale per row, or the same upright."""
     main, scale = parts.main.whole, parts.shape("scale")
     if len(main) != 2 or len(scale) != 2:
@@ -125,7 +125,7 @@ def hqq(parts: Parts) -> Weight | None:
     return Weight(unflattened(parts, count), "HQQ", bits, group)
 
 
-def unflattened(parts: Parts, count: int) -> Shape:
+def unflattened(parts: PackedParts, count: int) -> Shape:
     """[out, in] of a weight stored flat: one side is the model's width, which one the name says."""
     other = _exact(count, parts.width)
     if other is None:
@@ -134,7 +134,7 @@ def unflattened(parts: Parts, count: int) -> Shape:
     return (parts.width, other) if down else (other, parts.width)
 
 
-def compressed(parts: Parts) -> Weight | None:
+def compressed(parts: PackedParts) -> Weight | None:
     """compressed-tensors: integers packed along the input in int32, or two FP4 numbers in a byte."""
     main, scale = parts.main.whole, parts.shape("weight_scale")
     if len(main) < 2:
@@ -166,7 +166,7 @@ def _rows(main: Shape, scale: StoredTensor) -> Weight | None:
     return None
 
 
-def exl2(parts: Parts) -> Weight | None:
+def exl2(parts: PackedParts) -> Weight | None:
     """ExLlamaV2: each group of inputs has its own bits; a permutation has as many entries as there are inputs."""
     main, inputs = parts.main.whole, parts.shape("q_invperm")
     if len(main) != 2 or len(inputs) != 1:
@@ -174,7 +174,7 @@ def exl2(parts: Parts) -> Weight | None:
     return Weight((main[1], *inputs), "EXL2", round(32 * main[0] / max(1, *inputs)))
 
 
-def microscaled(parts: Parts) -> Weight | None:
+def microscaled(parts: PackedParts) -> Weight | None:
     """gpt-oss: blocks [..., groups, 16] of two FP4 numbers a byte, scales [..., groups]."""
     main, scales = parts.main.whole, parts.shape("scales")
     if parts.main.dtype != "uint8" or len(main) < 3 or main[:-1] != scales:
@@ -183,7 +183,7 @@ def microscaled(parts: Parts) -> Weight | None:
     return Weight((*main[:-2], main[-2] * group), "MXFP4", 4, group)
 
 
-def torchao(parts: Parts) -> Weight | None:
+def torchao(parts: PackedParts) -> Weight | None:
     """A torchao tensor in safetensors: data under a name of its own; a byte of uint8 holds two numbers."""
     main, scale = parts.main.whole, parts.shape("weight_scale")
     if len(main) == 4 and parts.main.dtype == "int32":  # tile-packed for tinygemm: eight numbers of 4 bits
@@ -198,7 +198,7 @@ def torchao(parts: Parts) -> Weight | None:
     return Weight(main, "torchao FP8" if "float8" in parts.main.dtype else "torchao", _words(parts.main), group)
 
 
-def subclass(parts: Parts) -> Weight | None:
+def subclass(parts: PackedParts) -> Weight | None:
     """A pickled tensor subclass, whose record has the shape before; the bytes are those of its parts."""
     main = parts.main
     if not main.nbytes or not main.numel:
@@ -207,7 +207,7 @@ def subclass(parts: Parts) -> Weight | None:
     return Weight(main.whole, f"torchao {main.note}", bits) if bits and bits < 16 else None
 
 
-def quanto(parts: Parts) -> Weight | None:
+def quanto(parts: PackedParts) -> Weight | None:
     """optimum-quanto: int8 or FP8 as it is; below 8 bits rows of groups, packed along the rows."""
     main, scale = parts.main.whole, parts.shape("weight._scale")
     if parts.main.dtype != "uint8":
@@ -218,7 +218,7 @@ def quanto(parts: Parts) -> Weight | None:
     return Weight(unflattened(parts, count), "quanto", _exact(8 * prod(main), count), main[1])
 
 
-def scaled(parts: Parts) -> Weight | None:
+def scaled(parts: PackedParts) -> Weight | None:
     """A quantized matrix stored under the weight's own name; the tensors beside it tell the method."""
     main, beside = parts.main, parts.beside
     shape = main.whole
@@ -241,7 +241,7 @@ def scaled(parts: Parts) -> Weight | None:
     return None
 
 
-def _mlx(parts: Parts) -> Weight | None:
+def _mlx(parts: PackedParts) -> Weight | None:
     """MLX: [out, in * bits / 32] with scales [out, in / group]; else the group is 64, of micro-floats 32 (NVFP4 16)."""
     shape, scales = parts.main.whole, parts.shape("scales")
     if len(scales) != len(shape) or not scales[-1]:

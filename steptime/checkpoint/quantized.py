@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from steptime.checkpoint.records import StoredTensor
 
 Named = dict[str, "StoredTensor"]
-_PARTS: tuple[tuple[str, str, Callable[[packed.Parts], packed.Weight | None], tuple[str, ...]], ...] = (
+_PARTS: tuple[tuple[str, str, Callable[[packed.PackedParts], packed.Weight | None], tuple[str, ...]], ...] = (
     # (end of the packed tensor's name, end of the weight's, rule, parts beside it)
     (".qweight", ".weight", packed.integers, ("qzeros", "scales", "g_idx")),
     (".q_weight", ".weight", packed.exl2, ("q_scale", "q_scale_max", "q_groups", "q_invperm", "q_perm", "q_group_map")),
@@ -132,22 +132,22 @@ def _width(tensors: list[StoredTensor], facts: list[dict[str, Any]]) -> int:
     return max(set(widths), key=widths.count) if widths else 0
 
 
-def _parts(tensor: StoredTensor, named: Named, stated: dict[str, Any], width: int) -> packed.Parts | None:
+def _parts(tensor: StoredTensor, named: Named, stated: dict[str, Any], width: int) -> packed.PackedParts | None:
     """The parts of the weight that `tensor` is the packed matrix of; None for every other tensor."""
     name = tensor.name
     for end, weight, rule, beside in _PARTS if name.endswith(_ENDS) else ():
         if name.endswith(end):
             stem, joint = name.removesuffix(end), "." if weight else ""
             parts = {key.lstrip("._"): part for key in beside if (part := named.get(f"{stem}{joint}{key}"))}
-            return packed.Parts(f"{stem}{weight}", tensor, parts, stated, width, rule)
+            return packed.PackedParts(f"{stem}{weight}", tensor, parts, stated, width, rule)
     if _TORCHAO.match(tensor.note):
-        return packed.Parts(name, tensor, {}, stated, width, packed.subclass)
+        return packed.PackedParts(name, tensor, {}, stated, width, packed.subclass)
     if tensor.shape and (tensor.dtype in _PACKED or f"{name}.quant_map" in named):
         return _beside(tensor, named, stated, width)
     return None
 
 
-def _beside(tensor: StoredTensor, named: Named, stated: dict[str, Any], width: int) -> packed.Parts | None:
+def _beside(tensor: StoredTensor, named: Named, stated: dict[str, Any], width: int) -> packed.PackedParts | None:
     """A tensor under the weight's own name with scales beside it: bitsandbytes, FP8, INT8, NVFP4, MLX."""
     name = tensor.name
     stem = name.removesuffix(".weight")
@@ -157,4 +157,4 @@ def _beside(tensor: StoredTensor, named: Named, stated: dict[str, Any], width: i
     parts = {key: part for key, other in keys.items() if (part := named.get(other)) is not None and part is not tensor}
     if not parts or parts.keys() <= {"input_scale", "output_scale", "pre_quant_scale"}:
         return None
-    return packed.Parts(name, tensor, parts, stated, width, packed.scaled)
+    return packed.PackedParts(name, tensor, parts, stated, width, packed.scaled)

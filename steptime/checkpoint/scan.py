@@ -72,7 +72,7 @@ def natural(name: str) -> list[tuple[int, int | str]]:
 
 
 @dataclass(slots=True)
-class Scan:
+class FolderScan:
     """One run over a path: options, progress, counters."""
 
     everything: bool = False

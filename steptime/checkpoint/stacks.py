@@ -60,7 +60,7 @@ class Stack:
 
 
 @dataclass(slots=True)
-class Parts:
+class StackParts:
     """`main` is the language model's stack, `outer` its tensors outside layers; `others` what each other part holds."""
 
     main: Stack
@@ -73,7 +73,7 @@ def part_of(name: str) -> str:
     return next((part for part, pattern in _PARTS if pattern.search(name)), "")
 
 
-def split(shapes: Mapping[str, Shape]) -> Parts | None:
+def split(shapes: Mapping[str, Shape]) -> StackParts | None:
     """The parts of a model; None when nothing has numbered layers."""
     stacks: dict[str, Stack] = {}
     outer: dict[str, Shape] = {}
@@ -111,7 +111,7 @@ def split(shapes: Mapping[str, Shape]) -> Parts | None:
         apart = {name: part if part in parts.values() else "" for name, part in apart.items()}
     apart = {name: part for name, part in apart.items() if part and part != own_part}
     others = _others(main, stacks, {name: (part, outer[name]) for name, part in apart.items()}, parts)
-    return Parts(main, {name: shape for name, shape in outer.items() if name not in apart}, others)
+    return StackParts(main, {name: shape for name, shape in outer.items() if name not in apart}, others)
 
 
 def _others(

@@ -32,8 +32,8 @@ DOWN = (
 )  # fmt: skip
 
 EMBED = re.compile(
-    r"(?:^|\.)(?:embed_tokens|wte|word_embeddings|tok_embeddings|token_embd|embed_in|shared|token_embedding|"
-    r"(?:backbone|rwkv|embeddings)\.(?:tok_)?embeddings?|emb)\.weight$"
+    r"(?:^|\.)(?:embed_tokens|tokens_embed|wte|word_embeddings?|tok_embeddings|token_embd|embed_in|shared|token_embedding|"
+    r"(?:backbone|rwkv|embeddings|model)\.(?:tok_)?embeddings?|emb)\.weight$"
 )
 POSITIONS = re.compile(
     r"(?:^|\.)(?:wpe|position_embeddings?|embed_positions|position_embd)\.weight$|embeddings\.position_embeddings$"

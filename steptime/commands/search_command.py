@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from steptime.base.config import ConfigError
 from steptime.base.document import parse
 from steptime.commands import quick, view_options
-from steptime.commands.search_plan import AXES, Plan, numbers, plan_of, unplanned
+from steptime.commands.search_plan import AXES, SearchPlan, numbers, plan_of, unplanned
 from steptime.report.progress import ProgressLine
 from steptime.schedule import SCHEDULES
 from steptime.search.fastest import fastest
@@ -82,7 +82,7 @@ def _print(found: Search, options: Namespace, out: Printer) -> None:
         search_page.write(found, options.top, options.html)
 
 
-def asked_of(options: Namespace, plan: Plan) -> Asked:
+def asked_of(options: Namespace, plan: SearchPlan) -> Asked:
     """The search that the options describe.
 
     Raises:

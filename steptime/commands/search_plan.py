@@ -29,7 +29,7 @@ AXES = {
 """Axes by the names of their keys."""
 
 
-class Plan(NamedTuple):
+class SearchPlan(NamedTuple):
     """A plan whose layout is searched."""
 
     job: Job
@@ -43,7 +43,7 @@ class Plan(NamedTuple):
     """The command line that estimates it, to which a layout's changes are appended."""
 
 
-def unplanned(options: Namespace) -> Plan:
+def unplanned(options: Namespace) -> SearchPlan:
     """The plan of --model, --machine (the first of them) and --devices; everything else takes the defaults of a report."""
     if options.model is None:
         raise ConfigError(
@@ -69,7 +69,7 @@ def _shell(command: Iterable[str], sets: Iterable[str]) -> str:
     return shlex.join([*command, *(word for setting in sets for word in ("--set", setting))])
 
 
-def plan_of(source: str, sets: list[str]) -> Plan:
+def plan_of(source: str, sets: list[str]) -> SearchPlan:
     """The plan of a file; it may omit `parallelism` or parts of it, and the micro-batch.
 
     Raises:
@@ -79,7 +79,7 @@ def plan_of(source: str, sets: list[str]) -> Plan:
     return plan_from(text, source, name, sets)._replace(command=_shell(["3dtrn", "PLAN"], sets))
 
 
-def plan_from(text: str, source: str, name: str, sets: list[str]) -> Plan:
+def plan_from(text: str, source: str, name: str, sets: list[str]) -> SearchPlan:
     """The plan of a text that came from `source`, "-" where that is no file."""
     data = parse_mapping(text, name)
     for setting in sets:
@@ -103,12 +103,12 @@ def plan_from(text: str, source: str, name: str, sets: list[str]) -> Plan:
     if Path(name).suffix:
         anchor(data, Path(name).parent)
     try:
-        return Plan(Job.load(json.dumps(data)), said=False, devices=devices, fixed=fixed)
+        return SearchPlan(Job.load(json.dumps(data)), said=False, devices=devices, fixed=fixed)
     except ConfigError as error:
         raise ConfigError(f"{name}: {problem}" for problem in error.problems) from None
 
 
-def _whole(source: str, text: str, name: str, sets: list[str]) -> Plan:
+def _whole(source: str, text: str, name: str, sets: list[str]) -> SearchPlan:
     """A plan with a layout of its own."""
     if source == "-":
         try:
@@ -117,7 +117,7 @@ def _whole(source: str, text: str, name: str, sets: list[str]) -> Plan:
             raise ConfigError(f"{name}: {problem}" for problem in error.problems) from None
     else:
         job = load(source, sets)
-    return Plan(job, said=True, devices=job.parallelism.devices, fixed={})
+    return SearchPlan(job, said=True, devices=job.parallelism.devices, fixed={})
 
 
 def numbers(option: str, text: str | None, problems: list[str]) -> list[int]:

@@ -49,6 +49,7 @@ def megatron_only(moe: Moe, model: Model, software: Software) -> dict[str, bool]
         "post_norms": model.post_norms and model.moe is not None,
         "allgather": software.moe.dispatcher == "allgather",
         "shared_expert_overlap": software.moe.shared_expert_overlap,
+        "deterministic": model.moe is not None and software.moe.deterministic,
     }
 
 

@@ -89,8 +89,9 @@ MODELED = [
     Rule(
         "experts of Megatron",
         "model.moe",
-        "capacity, balancing losses, gated or overlapped shared experts, latents of tokens, norms after experts and dispatch "
-        "by all-gather are not modeled yet with FSDP2 (got {f.megatron_only}); remove it, or use megatron-core",
+        "capacity, balancing losses, gated or overlapped shared experts, latents of tokens, norms after experts, "
+        "dispatch by all-gather and deterministic sums are not modeled yet with FSDP2 (got {f.megatron_only}); remove it, or "
+        "use megatron-core",
         lambda f: (f.family != "fsdp2") | (not f.megatron_only),
     ),
     Rule(

@@ -240,6 +240,8 @@ class Move(Op):
     """Bytes that its module references until its next forward, besides what is kept for backward."""
     draws_mask: bool = False
     """Whether its stats are a dropout mask, which the state of the random number generator reproduces."""
+    chooses: bool = False
+    """Whether it chooses each token's experts."""
 
 
 @dataclass(slots=True)

@@ -127,7 +127,7 @@ def router_ops(model: Model, rows: Rows, x: str) -> tuple[list[Op], str]:
     names = tuple(t.name for t in kept)
     # softmax or sigmoid, top k, scatter of scores and of the map, each with its casts; a loss is as many again
     kernels = 8.0 * (1.0 + (moe.load_balancing != "none"))
-    top_k = Move("moe.top_k", (logits.name,), (probs,), names, kept, kernels=kernels, role="router")
+    top_k = Move("moe.top_k", (logits.name,), (probs,), names, kept, kernels=kernels, role="router", chooses=True)
     return [gate, top_k, *loss_sums(rows)], probs.name
 
 

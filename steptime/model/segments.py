@@ -91,7 +91,7 @@ def per_op(ops: list[Op], *, compiled: bool, nth: int) -> Segment:
     skips = set(products[::nth])
     skips |= {i for i, op in enumerate(ops) if isinstance(op, Attention)}
     skips |= {i for i, op in enumerate(ops) if isinstance(op, Comm) and op.kind in {"reduce_scatter", "all_to_all"}}
-    skips |= {i for i, op in enumerate(ops) if op.name == "moe.top_k"}
+    skips |= {i for i, op in enumerate(ops) if isinstance(op, Move) and op.chooses}
     keeps = tuple(t.name for i in sorted(skips) for t in ops[i].allocates)
     if compiled or nth == 1:
         needed, unused = needed_again(ops, skips)

@@ -106,6 +106,7 @@ def router(rows: Rows, x: str) -> tuple[list[Op], str]:
             forward_temp_bytes=0.0 if compiled else passing + BOOL * cells,
             kernels=6.0,
             role="moe",
+            chooses=True,
         )
     )
     made, out = scaled(rows, best, compiled=compiled)

@@ -21,7 +21,7 @@ from steptime.report.html import html
 from steptime.report.table import ASCII, PLAIN, Fact, FactList, Style, Table, to_text, wrapped
 
 if TYPE_CHECKING:
-    from steptime.checkpoint.inventory import Inventory, Model
+    from steptime.checkpoint.inventory import Inventory, StoredModel
     from steptime.checkpoint.quantized import Row
     from steptime.report.format import Unit
     from steptime.report.table import ReportSection
@@ -229,7 +229,7 @@ def architecture(summary: Inventory) -> Table | None:
     return Table("architecture (from names and shapes unless noted)", [], rows)
 
 
-def _model(model: Model) -> str:
+def _model(model: StoredModel) -> str:
     """Where one of several models is, and how it differs from the others."""
     fields = ("n_layers", "hidden_sz", "vocab_sz")
     known = [f"{key} {model.architecture[key]['value']}" for key in fields if key in model.architecture]

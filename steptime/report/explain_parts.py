@@ -14,7 +14,7 @@ from steptime.model.scans import Chunked
 from steptime.report.breakdown import part_name
 from steptime.report.constants import shared_constants
 from steptime.report.format import BINARY, SI, percent, quantity, seconds, whole
-from steptime.report.kernel_table import OpTime, op_times
+from steptime.report.kernel_table import KernelTime, op_times
 from steptime.report.table import Fact, FactList
 from steptime.timing.optimizer import clip_bytes_per_param, update_bytes_per_param, updated
 from steptime.timing.orthogonalize import STEPS, orthogonalize_s
@@ -94,7 +94,7 @@ def products(estimate: Estimate) -> FactList:
     )
 
 
-def _widest(rows: list[OpTime], estimate: Estimate) -> list[Fact]:
+def _widest(rows: list[KernelTime], estimate: Estimate) -> list[Fact]:
     """Kernels with their calls, largest first, the smallest joined."""
     facts = []
     for row in rows[:_SHOWN]:

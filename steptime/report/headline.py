@@ -153,7 +153,12 @@ def _work(estimate: Estimate) -> list[str]:
     tied = f" and {whole(params.tied_copies)} in a tied copy" if params.tied_copies else ""
     model, executed = (quantity(x, SI, "FLOP") for x in (flops.model_per_step, flops.hardware_per_step))
     active = f", {whole(params.active)} active per token" if params.active != params.total else ""
-    return [f"{whole(params.total)} parameters{active}{tied}", f"{model} per step (model), {executed} executed"]
+    lora = estimate.job.model.lora
+    trained = f", {whole(estimate.trained_params)} trained (LoRA of rank {lora.rank})" if lora else ""
+    return [
+        f"{whole(params.total)} parameters{active}{trained}{tied}",
+        f"{model} per step (model), {executed} executed",
+    ]
 
 
 def _room(estimate: Estimate) -> str:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from steptime.job.assembly import Part
 
 
-class OpTime(NamedTuple):
+class KernelTime(NamedTuple):
     """One op of the busiest stage; seconds are those of one call."""
 
     name: str
@@ -48,20 +48,20 @@ class OpTime(NamedTuple):
         return self.times * (self.forward_s + self.backward_s)
 
 
-def op_times(estimate: Estimate) -> list[OpTime]:
+def op_times(estimate: Estimate) -> list[KernelTime]:
     """Every compute op of the busiest stage, in the order of the model."""
     timing = estimate.timing
     rows = [row for part, times in _parts(timing) for op in part.ops for row in _timed(op, part, times, timing)]
     return [*rows, *_copies(timing)]
 
 
-def _copies(timing: StepTime) -> Iterator[OpTime]:
+def _copies(timing: StepTime) -> Iterator[KernelTime]:
     """FSDP's copies between its flat buffers and the parameters, of all groups of a micro-batch."""
     if timing.fsdp is None:
         return
     forward, backward = timing.fsdp.forward.copies_s, timing.fsdp.backward.copies_s
     times = float(timing.job.microbatches)
-    yield OpTime("fsdp.copies", fsdp.group_seconds.__name__, "memory_bound", times, 0.0, 0.0, forward, backward)
+    yield KernelTime("fsdp.copies", fsdp.group_seconds.__name__, "memory_bound", times, 0.0, 0.0, forward, backward)
 
 
 def _parts(timing: StepTime) -> Iterator[tuple[Part, float]]:
@@ -83,7 +83,7 @@ PRICES: dict[type[Op], Callable[..., compute.Pass]] = {
 """The function that prices each kind of compute op."""
 
 
-def _timed(op: Op, part: Part, times: float, timing: StepTime) -> Iterator[OpTime]:
+def _timed(op: Op, part: Part, times: float, timing: StepTime) -> Iterator[KernelTime]:
     """One op, priced as in the step: its kernels, and those that finish a projection's gradients; no collectives."""
     if isinstance(op, Comm):
         return
@@ -93,15 +93,17 @@ def _timed(op: Op, part: Part, times: float, timing: StepTime) -> Iterator[OpTim
     if isinstance(op, Gemm | Attention | Chunked):
         price = PRICES[type(op)]
         seconds = float(forward.gemm_s + forward.attention_s), float(backward.gemm_s + backward.attention_s)
-        yield OpTime(op.name, price.__name__, "attention" if backward.attention_s else "gemm", times, *work, *seconds)
+        yield KernelTime(
+            op.name, price.__name__, "attention" if backward.attention_s else "gemm", times, *work, *seconds
+        )
         if backward.memory_s:
             function = compute.parameter_gradients.__name__
-            yield OpTime(op.name, function, "memory_bound", times, 0.0, 0.0, 0.0, float(backward.memory_s))
+            yield KernelTime(op.name, function, "memory_bound", times, 0.0, 0.0, 0.0, float(backward.memory_s))
     elif forward.seconds or backward.seconds:
         kind = "attention" if forward.attention_s else "memory_bound"
         seconds = float(forward.attention_s + forward.memory_s), float(backward.attention_s + backward.memory_s)
         back = float(sum(one.bytes for one in compute.backward(op, timing.rates, part.sizes)))
-        yield OpTime(op.name, compute.move_pass.__name__, kind, times, *work, *seconds, back, float(done.kernels))
+        yield KernelTime(op.name, compute.move_pass.__name__, kind, times, *work, *seconds, back, float(done.kernels))
 
 
 def table(estimate: Estimate) -> Table:

@@ -12,10 +12,10 @@ from typing import Any
 from steptime.base.num import Num
 from steptime.job.job import Job
 from steptime.memory.stages import PeakMoment, moments_of_first
-from steptime.search.held import Counted, Peak, peak
+from steptime.search.held import Counted, PeakColumns, peak
 from steptime.search.pipeline import Chunks, Flavor, Stages, counts_of
-from steptime.search.recompute import Recompute
-from steptime.search.states import Around
+from steptime.search.recompute import RecomputeChoice
+from steptime.search.states import PipeEnds
 
 
 def held_later(stages: Stages, kind: int, microbatches: int) -> int | None:
@@ -34,10 +34,10 @@ def worst(
     job: Job,
     stages: Stages,
     flavors: Sequence[Sequence[Flavor]],
-    peaks: Sequence[Peak],
+    peaks: Sequence[PeakColumns],
     microbatches: Any,
-    known: tuple[Chunks, tuple[Recompute, ...], Any],
-    ends: Around,
+    known: tuple[Chunks, tuple[RecomputeChoice, ...], Any],
+    ends: PipeEnds,
     at: Any,
 ) -> list[tuple[int, PeakMoment]]:
     """The worst moments of every kind of stage: one, or two where gradients are not kept between steps."""
@@ -55,9 +55,9 @@ def moments(
     stages: Stages,
     kind: int,
     flavors: Sequence[Flavor],
-    usual: Peak,
+    usual: PeakColumns,
     microbatches: Any,
-    found: tuple[Chunks, tuple[Recompute, ...], Any, Any],
+    found: tuple[Chunks, tuple[RecomputeChoice, ...], Any, Any],
 ) -> list[PeakMoment]:
     """The worst moment of a kind's stages without gradients before their first backward, and of its others.
 
@@ -91,10 +91,10 @@ def moments(
     return [PeakMoment(saved, transient, "", nothing), first]
 
 
-def _of_count(flavor: Flavor, held: int) -> Peak:
+def _of_count(flavor: Flavor, held: int) -> PeakColumns:
     """The worst moment of a stage that holds this many micro-batches of its one chunk."""
     if not held:
-        return Peak(0.0, 0.0)
+        return PeakColumns(0.0, 0.0)
     return peak([flavor], (Counted((held,), True, 0), Counted((held,), False, 0)))
 
 
@@ -106,7 +106,7 @@ def _first(
     choice: int,
     microbatches: int,
     rows: Any,
-    found: tuple[Chunks, tuple[Recompute, ...], Any, Any],
+    found: tuple[Chunks, tuple[RecomputeChoice, ...], Any, Any],
 ) -> PeakMoment:
     """`memory.stages.before_gradients`, or `first_backward` without a pipeline, of some rows."""
     chunks, choices, part, n_params = found

@@ -10,7 +10,7 @@ from steptime.job.candidates import Candidates
 from steptime.job.facts import Facts
 from steptime.job.job import Job, facts
 from steptime.job.rules import RULES
-from steptime.search.space import SPLITS, Axes, Choice, Counts, Grid, Shape, Split, numbers, splits
+from steptime.search.space import SPLITS, Axes, Counts, DiscreteChoice, Grid, Shape, Split, numbers, splits
 
 
 def schedules(plan: Job, axes: Axes) -> list[str | None]:
@@ -40,13 +40,13 @@ def grid(
     import numpy as np
 
     columns = numbers(job, plan, axes, devices, gbs)
-    dealt, tried, legal = splits(plan, columns), schedules(plan, axes), dict[Choice, Any]()
+    dealt, tried, legal = splits(plan, columns), schedules(plan, axes), dict[DiscreteChoice, Any]()
     said, wide, alone = axes.values("sp", (False, True)), columns["tp"] > 1, columns["pp"] == 1
     for zero, sp, schedule in product(zeros, (False, True), dict.fromkeys([None, *tried])):
         mine = wide & (sp in said) if sp else ~wide | (sp in said)  # without tensor parallelism there is none to set
         if schedule is not None or None not in tried:  # nor a schedule without a pipeline
             mine &= ~alone if schedule is not None else alone
-        choice = Choice(zero, sp, schedule)
+        choice = DiscreteChoice(zero, sp, schedule)
         legal[choice] = judged(job, columns, dealt, mine, choice, gbs, counts, weight(schedule))
     accumulated = gbs // (columns["dp"] * columns["microbatch_sz"])
     columns["accumulated"] = np.ones_like(accumulated) if job.software.states.gradients_persist else accumulated
@@ -54,7 +54,14 @@ def grid(
 
 
 def judged(
-    job: Job, columns: Mapping[str, Any], dealt: Any, mine: Any, choice: Choice, gbs: int, counts: Counts, weight: int
+    job: Job,
+    columns: Mapping[str, Any],
+    dealt: Any,
+    mine: Any,
+    choice: DiscreteChoice,
+    gbs: int,
+    counts: Counts,
+    weight: int,
 ) -> Any:
     """Which of the rows `mine` can run; the others are counted under the first rule that they break."""
     alive = mine.copy()

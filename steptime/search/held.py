@@ -14,7 +14,7 @@ from steptime.schedule.orders import shortened
 from steptime.search.pipeline import Flavor, Stages, counts_of, rows_of_all
 
 
-class Peak(NamedTuple):
+class PeakColumns(NamedTuple):
     """The worst moment of a stage [B]."""
 
     saved: Num
@@ -84,7 +84,7 @@ def _largest(found: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
     return kept
 
 
-def peak(flavors: Sequence[Flavor], found: Sequence[Counted]) -> Peak:
+def peak(flavors: Sequence[Flavor], found: Sequence[Counted]) -> PeakColumns:
     """The worst of some moments of a stage whose chunks are `flavors`."""
     worst: Num = None
     saved_then: Num = None
@@ -100,10 +100,10 @@ def peak(flavors: Sequence[Flavor], found: Sequence[Counted]) -> Peak:
             more = total > worst
             saved_then = where(more, saved, saved_then)
             worst = maximum(worst, total)
-    return Peak(saved_then, worst - saved_then)
+    return PeakColumns(saved_then, worst - saved_then)
 
 
-def in_order(stages: Stages, kind: int, flavors: Sequence[Flavor], microbatches: Any) -> Peak:
+def in_order(stages: Stages, kind: int, flavors: Sequence[Flavor], microbatches: Any) -> PeakColumns:
     """The worst moment of a kind of stage by the schedule's own order of every stage."""
     import numpy as np
 
@@ -122,10 +122,10 @@ def in_order(stages: Stages, kind: int, flavors: Sequence[Flavor], microbatches:
             worst = stage_peak(one, early, late, extra)
             held = worst.saved_bytes + (worst.bytes - worst.saved_bytes)
             found[:, rows] = maximum(found[:, rows], held)
-    return Peak(found, 0.0)
+    return PeakColumns(found, 0.0)
 
 
-def peaks(stages: Stages, kind: int, flavors: Sequence[Flavor], microbatches: Any) -> Peak:
+def peaks(stages: Stages, kind: int, flavors: Sequence[Flavor], microbatches: Any) -> PeakColumns:
     """The worst moment of a kind of stage for rows of `flavors` with these micro-batches."""
     import numpy as np
 
@@ -143,4 +143,4 @@ def peaks(stages: Stages, kind: int, flavors: Sequence[Flavor], microbatches: An
         rows = np.flatnonzero(np.isin(microbatches, counts))
         of = peak(rows_of_all(flavors, rows), found)
         saved[:, rows], transient[:, rows] = of
-    return Peak(saved, transient)
+    return PeakColumns(saved, transient)

@@ -24,11 +24,11 @@ from steptime.search import first_gradients, held, seconds
 from steptime.search.least import Least
 from steptime.search.parts import PartKey
 from steptime.search.pipeline import Chunks, Flavor, Stages, rows_of_all
-from steptime.search.recompute import Recompute
-from steptime.search.rows import Rows, legal_rows, rows_of, spreads_of
+from steptime.search.recompute import RecomputeChoice
+from steptime.search.rows import LayoutRows, legal_rows, rows_of, spreads_of
 from steptime.search.sketches import Sketches
 from steptime.search.space import SPLIT_SETTINGS, Grid, Shape, Split
-from steptime.search.states import Around, Held, around
+from steptime.search.states import Held, PipeEnds, around
 from steptime.software.performance import EAGER_TORCH
 from steptime.software.settings import Share
 from steptime.timing.data_parallel import networks
@@ -36,7 +36,7 @@ from steptime.timing.part_times import Pricing
 from steptime.timing.step_time import straggler_s
 
 
-class Buffers(NamedTuple):
+class BufferColumns(NamedTuple):
     """What the allocator holds of a stage beside states and activations [B]."""
 
     staying: Num
@@ -57,8 +57,8 @@ class Block(NamedTuple):
     stages: Stages
     split: Split
     zero_level: int
-    choices: tuple[Recompute, ...]
-    rows: Rows
+    choices: tuple[RecomputeChoice, ...]
+    rows: LayoutRows
     legal: Any
     """By row: whether it can run."""
     step_s: Any
@@ -112,14 +112,14 @@ class Pipelines:
     chunks: Chunks
     sketches: Sketches
     priced: Pricing
-    most: Callable[[Sequence[Recompute]], Any]
+    most: Callable[[Sequence[RecomputeChoice]], Any]
 
     @cached_property
     def least(self) -> Least:
         """Lower bounds on what layouts take."""
         return Least(self.zeros, self.grid.gbs, self.chunks)
 
-    def rows(self, shape: Shape) -> Rows:
+    def rows(self, shape: Shape) -> LayoutRows:
         """The rows of a pipeline with their parts."""
         rows = rows_of(self.grid, list(self.zeros), shape)
         return rows._replace(part=self.chunks.parts.find(rows.sp, *(getattr(rows, n) for n in PartKey._fields[1:])))
@@ -128,7 +128,7 @@ class Pipelines:
         self,
         stages: Stages,
         shape: Shape,
-        choices: tuple[Recompute, ...],
+        choices: tuple[RecomputeChoice, ...],
         share: Share | None,
         limit_s: float = inf,
     ) -> Iterator[Block]:
@@ -147,7 +147,7 @@ class Pipelines:
         peaks = [held.peaks(stages, kind, mine, microbatches) for kind, mine in enumerate(flavors)]
         outside = sum(overhead(self.view(stages, rows))) + 0.0 * rows.tp
         spreads, at = spreads_of(rows.tp, rows.ep, rows.etp)
-        found: list[tuple[Job, Block, Around]] = []
+        found: list[tuple[Job, Block, PipeEnds]] = []
         for zero, job in self.zeros.items():
             legal = legal_rows(self.grid, zero, shape.schedule, rows)
             capacity = job.machine.accelerator.usable_memory_bytes
@@ -172,7 +172,7 @@ class Pipelines:
 
     def time(
         self,
-        found: Sequence[tuple[Job, Block, Around]],
+        found: Sequence[tuple[Job, Block, PipeEnds]],
         flavors: Sequence[Sequence[Flavor]],
         at: Any,
         share: Share | None,
@@ -194,7 +194,7 @@ class Pipelines:
             step = self.step_s(job, stages, some, pipe, ends, rows, at[useful])
             block.step_s[:, useful] = np.where(block.fits[:, useful], step, np.inf)
 
-    def flavors(self, stages: Stages, choices: tuple[Recompute, ...], part: Any) -> list[list[Flavor]]:
+    def flavors(self, stages: Stages, choices: tuple[RecomputeChoice, ...], part: Any) -> list[list[Flavor]]:
         """The chunks of every kind of stage, for some rows of the parts."""
         known: dict[tuple[object, ...], Flavor] = {}
         found = []
@@ -208,13 +208,13 @@ class Pipelines:
             found.append(mine)
         return found
 
-    def view(self, stages: Stages, rows: Rows) -> Job:
+    def view(self, stages: Stages, rows: LayoutRows) -> Job:
         """The job with the rows as columns."""
         said = {"tp": rows.tp, "cp": rows.cp, "dp": rows.dp, "pp": stages.pp, "vpp": stages.vpp}
         said |= {"ep": rows.ep, "etp": rows.etp}
         return Candidates(self.job, **said, microbatch_sz=rows.microbatch_sz, gbs=self.grid.gbs).as_job
 
-    def sends(self, stages: Stages, rows: Rows) -> seconds.Sends:
+    def sends(self, stages: Stages, rows: LayoutRows) -> seconds.Sends:
         """Seconds of the sends between stages."""
         if stages.pp == 1:
             return seconds.NO_SENDS
@@ -226,7 +226,7 @@ class Pipelines:
         return seconds.sends(stages, whole, priced, sent, rows.tp, rows.sp)
 
     def step_s(
-        self, job: Job, stages: Stages, flavors: Any, pipe: seconds.Pipe, ends: Around, rows: Rows, at: Any
+        self, job: Job, stages: Stages, flavors: Any, pipe: seconds.Pipe, ends: PipeEnds, rows: LayoutRows, at: Any
     ) -> Num:
         """Seconds of a step: around the pipeline gradients, parameters, optimizer, what tensor-parallel and end stages reduce."""
         m = self.grid.gbs // (rows.dp * rows.microbatch_sz)
@@ -246,7 +246,7 @@ class Pipelines:
         return pipe.makespan_s + after + straggler
 
     def memory(
-        self, stages: Stages, moments: list[tuple[int, PeakMoment]], ends: Around, rows: Rows, at: Any
+        self, stages: Stages, moments: list[tuple[int, PeakMoment]], ends: PipeEnds, rows: LayoutRows, at: Any
     ) -> tuple[Num, Num]:
         """Allocated and reserved bytes of the stage with the most; `moments`: the worst of every kind of stage."""
         allocated: Num = 0.0
@@ -269,7 +269,7 @@ class Pipelines:
             reserved = maximum(reserved, reserved_bytes(fixed, moving))
         return allocated, reserved
 
-    def buffers(self, stages: Stages, kind: int, rows: Rows, kept: Num) -> Buffers:
+    def buffers(self, stages: Stages, kind: int, rows: LayoutRows, kept: Num) -> BufferColumns:
         """Buffers of a kind of stage, as `memory.buffers.stage_buffers`; `kept`: those that follow from its parameters."""
         software, data, whole = self.job.software, self.job.data, self.chunks.parts.whole
         chunks, one = stages.chunks[kind], whole.boundary_bytes[rows.part]
@@ -292,5 +292,5 @@ class Pipelines:
         tokens = 1.0 * rows.microbatch_sz * (data.seqlen / rows.cp)
         mask = tokens * float(data.seqlen) if masks(software, chunks) else 0.0
         if software.buffers.batches_stay and has_batch(chunks):
-            return Buffers(staying + microbatches * (mask + TOKEN * tokens), moving, between)
-        return Buffers(staying, moving + mask, between)
+            return BufferColumns(staying + microbatches * (mask + TOKEN * tokens), moving, between)
+        return BufferColumns(staying, moving + mask, between)

@@ -11,8 +11,8 @@ from steptime.job.job import Job
 from steptime.memory.states import state_bytes
 from steptime.search import held
 from steptime.search.pipeline import Chunks, Stages, sums
-from steptime.search.recompute import Recompute
-from steptime.search.rows import Rows
+from steptime.search.recompute import RecomputeChoice
+from steptime.search.rows import LayoutRows
 
 
 @dataclass
@@ -31,11 +31,13 @@ class Least:
         work = sum([count * (parts.of[part].forward_s + parts.of[part].backward_s) for part, count in counted])
         return work, sum([count * parts.of[part].n_params for part, count in parts.assembly.runs])
 
-    def of_activations(self, peak: held.Peak) -> Num:
+    def of_activations(self, peak: held.PeakColumns) -> Num:
         """What a stage holds beside its states; without gradients before the first backward only what is saved is sure."""
         return peak.saved + (peak.transient if self.chunks.job.software.states.gradients_persist else 0.0)
 
-    def useful(self, rows: Rows, stages: Stages, choices: tuple[Recompute, ...], limit_s: float) -> Rows:
+    def useful(
+        self, rows: LayoutRows, stages: Stages, choices: tuple[RecomputeChoice, ...], limit_s: float
+    ) -> LayoutRows:
         """The rows that may take less than `limit_s` and fit: by the whole model dealt out evenly, and by the first stage."""
         work, (pp, vpp) = self.whole[0][rows.part], (stages.pp, stages.vpp)
         microbatches = self.gbs // (rows.dp * rows.microbatch_sz)
@@ -55,7 +57,7 @@ class Least:
         least = self.of_activations(peak) + reduce(minimum, states)
         return rows.some((in_time & (least <= capacity)).any(axis=0))
 
-    def of_states(self, job: Job, rows: Rows, pp: int) -> Num:
+    def of_states(self, job: Job, rows: LayoutRows, pp: int) -> Num:
         """States of the layers, distributed evenly over stages and ranks: no layout has less."""
         size, ranks = state_bytes(job), rows.dp * rows.cp * rows.tp
         updated = (size.master + size.moments) / (ranks if job.zero_level else 1.0)

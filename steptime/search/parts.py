@@ -52,7 +52,7 @@ def joined(fragments: Sequence[Any], places: Sequence[Any], size: int) -> Any:
 
 
 @dataclass(frozen=True, eq=False)
-class Parts:
+class PartColumns:
     """The parts of a job over all rows of `keys`."""
 
     keys: list[PartKey]
@@ -111,7 +111,7 @@ def code(*columns: Any, sizes: Sequence[int] = ()) -> Any:
 class JoinedMemories(PartMemories):
     """Memory of the parts over all rows under one recomputation."""
 
-    def __init__(self, parts: Parts, assembly: Assembly, modules: Modules, *, first: bool = False) -> None:
+    def __init__(self, parts: PartColumns, assembly: Assembly, modules: Modules, *, first: bool = False) -> None:
         """`assembly`: that of `parts` with the recomputation as its job's; `first`: where gradients come into being."""
         self.assembly = assembly
         self.recompute = assembly.job.recompute
@@ -145,7 +145,7 @@ class JoinedMemories(PartMemories):
 
 def parts_of(
     jobs: Mapping[bool, Job], keys: list[PartKey], module_sets: Sequence[Modules], devices: int, *, split: bool
-) -> Parts:
+) -> PartColumns:
     """Price and walk the parts of every key.
 
     `jobs`: the job that says sp or not, on one device; `devices`: of the layouts; `split`: some of their backwards run in halves.
@@ -174,14 +174,16 @@ def parts_of(
     return _parts(keys, tuple(module_sets), first, whole, tp)
 
 
-def _parts(keys: list[PartKey], module_sets: tuple[Modules, ...], first: Assembly, found: Fragment, tp: Any) -> Parts:
+def _parts(
+    keys: list[PartKey], module_sets: tuple[Modules, ...], first: Assembly, found: Fragment, tp: Any
+) -> PartColumns:
     """Parts that stand in the runs of an assembly as those of `first` do, with the joined figures as their own."""
     old = (first.embedding, first.head, *first.kinds)
     new = {a: _part(a, of, tp) for a, of in zip(old, found.parts, strict=True)}
     assembly = first.remade(first.job, new)
     assembly.boundary_bytes = found.whole.boundary_bytes
     of = {new[a]: figures for a, figures in zip(old, found.parts, strict=True)}
-    return Parts(keys, module_sets, assembly, of, found.whole)
+    return PartColumns(keys, module_sets, assembly, of, found.whole)
 
 
 def _part(part: Part, of: Walked, tp: Any) -> Part:

@@ -20,8 +20,8 @@ from steptime.memory.op_walk import chunk_peaks
 from steptime.schedule import placement
 from steptime.schedule.orders import described
 from steptime.search.part_walks import NO_MODULES
-from steptime.search.parts import JoinedMemories, Parts
-from steptime.search.recompute import Recompute
+from steptime.search.parts import JoinedMemories, PartColumns
+from steptime.search.recompute import RecomputeChoice
 from steptime.software.performance import EAGER_TORCH
 from steptime.timing.part_times import ChunkTime, PartTimes, plain_time, replay_s
 
@@ -122,19 +122,19 @@ def counts_of(microbatches: Any) -> list[int]:
 class Chunks:
     """Every chunk of a search over all rows of the parts, worked out once."""
 
-    def __init__(self, job: Job, parts: Parts) -> None:
+    def __init__(self, job: Job, parts: PartColumns) -> None:
         """`job`: values that no chunk changes."""
         self.job = job
         self.parts = parts
-        self._under: dict[Recompute, tuple[PartTimes, JoinedMemories]] = {}
+        self._under: dict[RecomputeChoice, tuple[PartTimes, JoinedMemories]] = {}
         self._known: dict[tuple[object, ...], tuple[Num, ...]] = {}
         self._plain: dict[tuple[object, ...], ChunkTime] = {}
         self.plain_times = parts.times(NO_MODULES, NO_MODULES)
         self.copies = any(of.copied_s for of in parts.of.values())
         """Whether what recomputation leaves to send changes the seconds of a layer."""
-        self._first: dict[Recompute, JoinedMemories] = {}
+        self._first: dict[RecomputeChoice, JoinedMemories] = {}
 
-    def of(self, chunk: Chunk, choices: tuple[Recompute, ...], rows: Any, *, split: bool) -> Flavor:
+    def of(self, chunk: Chunk, choices: tuple[RecomputeChoice, ...], rows: Any, *, split: bool) -> Flavor:
         """A chunk under each of some recomputations, for some rows of the parts. `split`: its backward runs in two halves."""
         import numpy as np
 
@@ -156,7 +156,7 @@ class Chunks:
         selected = {part: ByExperts(*(some(column, rows) for column in kept)) for part, kept in of.items()}
         return joined([(selected[part], count) for part, count in runs] for runs in every)
 
-    def _one(self, chunk: Chunk, choice: Recompute, *, split: bool) -> tuple[Num, ...]:
+    def _one(self, chunk: Chunk, choice: RecomputeChoice, *, split: bool) -> tuple[Num, ...]:
         key = (chunk.runs, chunk.embedding, chunk.head, choice, split)
         if key not in self._known:
             times, memories = self.under(choice)
@@ -181,7 +181,7 @@ class Chunks:
             return self.parts.whole.logits_bytes if kept else 0.0
         return 0.0 if self.job.software.activations.deallocate_pipeline_outputs else self.parts.whole.boundary_bytes
 
-    def first(self, chunk: Chunk, choice: Recompute, rows: Any) -> list[tuple[int, PartMemory]]:
+    def first(self, chunk: Chunk, choice: RecomputeChoice, rows: Any) -> list[tuple[int, PartMemory]]:
         """The parts of a chunk where gradients come into being, some rows of the parts."""
         assembly = self.under(choice)[0].assembly
         if choice not in self._first:
@@ -189,7 +189,7 @@ class Chunks:
             self._first[choice] = JoinedMemories(self.parts, assembly, modules, first=True)
         return [(count, memory_rows(of, rows)) for count, of in self._first[choice].parts(chunk)]
 
-    def under(self, choice: Recompute) -> tuple[PartTimes, JoinedMemories]:
+    def under(self, choice: RecomputeChoice) -> tuple[PartTimes, JoinedMemories]:
         """Seconds and memory of the parts under one recomputation."""
         if choice not in self._under:
             form = choice.form(self.job.model.n_layers + 2)

@@ -25,7 +25,7 @@ PARTS = 8
 
 
 @dataclass(frozen=True, eq=False)
-class Recompute:
+class RecomputeChoice:
     """One recomputation; there is one object of each."""
 
     setting: tuple[str, Any]
@@ -42,15 +42,15 @@ class Recompute:
         return resolve_recompute(self.said, 1, chunks)
 
 
-def recompute(key: str, value: Any) -> Recompute:
+def recompute(key: str, value: Any) -> RecomputeChoice:
     """The recomputation that a key and its value say."""
     known = (key, repr(value))
     if known not in _MADE:
-        _MADE[known] = Recompute((key, value), build(Performance, {key.partition(".")[2]: value}))
+        _MADE[known] = RecomputeChoice((key, value), build(Performance, {key.partition(".")[2]: value}))
     return _MADE[known]
 
 
-_MADE: dict[tuple[str, str], Recompute] = {}
+_MADE: dict[tuple[str, str], RecomputeChoice] = {}
 
 
 def label(form: Recomputation) -> str:
@@ -73,7 +73,7 @@ def kind(form: Recomputation) -> str:
     return "some layers" if form.method == "block" else label(form)
 
 
-def usual(plan: Job) -> list[Recompute]:
+def usual(plan: Job) -> list[RecomputeChoice]:
     """Those that are tried in any pipeline: the words, sets of modules, and the set that the plan says.
 
     Without a dense layer the module `mlp` names nothing.
@@ -92,16 +92,16 @@ def usual(plan: Job) -> list[Recompute]:
     return found
 
 
-def of_layers(layers: int) -> list[Recompute]:
+def of_layers(layers: int) -> list[RecomputeChoice]:
     """Whole layers, of parts of a chunk that holds up to so many."""
     counts = sorted({-(-layers * part // PARTS) for part in range(1, PARTS)} - {layers})
     return [recompute(MAPPING, {"granularity": "full", "method": "block", "n_layers": n}) for n in counts]
 
 
-def allowed(job: Job, found: Sequence[Recompute], known: dict[tuple[str, str], bool]) -> list[Recompute]:
+def allowed(job: Job, found: Sequence[RecomputeChoice], known: dict[tuple[str, str], bool]) -> list[RecomputeChoice]:
     """Those that the framework and the precision support."""
 
-    def runs(one: Recompute) -> bool:
+    def runs(one: RecomputeChoice) -> bool:
         kind = (one.setting[0], str(one.said.recompute.modules if one.said.recompute else one.setting[1]))
         if kind not in known:
             try:
@@ -114,6 +114,6 @@ def allowed(job: Job, found: Sequence[Recompute], known: dict[tuple[str, str], b
     return [one for one in found if runs(one)]
 
 
-def of_plan(changes: Mapping[str, Sequence[Any]]) -> list[Recompute]:
+def of_plan(changes: Mapping[str, Sequence[Any]]) -> list[RecomputeChoice]:
     """Those that the caller names, by either key."""
     return [recompute(key, value) for key in (WORD, MAPPING) for value in changes.get(key, ())]

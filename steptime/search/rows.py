@@ -10,7 +10,7 @@ from steptime.search.sketches import Spread
 from steptime.search.space import Grid, Shape
 
 
-class Rows(NamedTuple):
+class LayoutRows(NamedTuple):
     """The rows of one pipeline, in columns."""
 
     sp: Any
@@ -26,9 +26,9 @@ class Rows(NamedTuple):
     part: Any
     """Index into the parts."""
 
-    def some(self, which: Any) -> Rows:
+    def some(self, which: Any) -> LayoutRows:
         """A selection of rows."""
-        return Rows(*(column[which] for column in self))
+        return LayoutRows(*(column[which] for column in self))
 
 
 def spreads_of(tp: Any, ep: Any, etp: Any) -> tuple[list[Spread], Any]:
@@ -39,7 +39,7 @@ def spreads_of(tp: Any, ep: Any, etp: Any) -> tuple[list[Spread], Any]:
     return [Spread(int(tp[i]), int(ep[i]), int(etp[i])) for i in first], at
 
 
-def rows_of(grid: Grid, zeros: Sequence[int], shape: Shape) -> Rows:
+def rows_of(grid: Grid, zeros: Sequence[int], shape: Shape) -> LayoutRows:
     """The rows of a pipeline that can run under any of some ZeRO levels, those with sequence parallelism after those without."""
     import numpy as np
 
@@ -51,10 +51,10 @@ def rows_of(grid: Grid, zeros: Sequence[int], shape: Shape) -> Rows:
         said_sp.append(np.full(int(runs.sum()), said))
     at, sp = np.concatenate(places), np.concatenate(said_sp)
     key = {name: grid.columns[name][at] for name in PartKey._fields[1:]}
-    return Rows(sp=sp, **key, dp=grid.columns["dp"][at], at=at, part=at)
+    return LayoutRows(sp=sp, **key, dp=grid.columns["dp"][at], at=at, part=at)
 
 
-def legal_rows(grid: Grid, zero: int, schedule: str | None, rows: Rows) -> Any:
+def legal_rows(grid: Grid, zero: int, schedule: str | None, rows: LayoutRows) -> Any:
     """Which of the rows of a pipeline can run under a ZeRO level."""
     import numpy as np
 

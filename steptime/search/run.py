@@ -14,7 +14,7 @@ from steptime.job.job import Job
 from steptime.search.layouts import Block
 from steptime.search.objective import unit, weight
 from steptime.search.screen import Bound, Screen
-from steptime.search.search import Asked, Found, Search
+from steptime.search.search import Asked, FoundLayouts, Search
 from steptime.search.space import EXCESS, Axes, Counts
 from steptime.search.walked import narrowed
 
@@ -150,7 +150,7 @@ def _keep(result: Search, plan: Job, extra: Mapping[str, Any], block: Block) -> 
         objective = result.asked.objective
         value = held if objective == "memory" else step * weight(plan, block.devices, objective) / tokens
         kept = block._replace(step_s=None, allocated_bytes=None, reserved_bytes=None, legal=None)
-        result.found.append(Found(kept, plan, extra, choice, row, value, step, held))
+        result.found.append(FoundLayouts(kept, plan, extra, choice, row, value, step, held))
 
 
 def _nothing_near(result: Search) -> bool:

@@ -19,9 +19,9 @@ from steptime.schedule.orders import described
 from steptime.search import hopeless, sharded, walked
 from steptime.search.grid import dealt_as, grid, schedules, shapes
 from steptime.search.layouts import Block, Pipelines
-from steptime.search.parts import PartKey, Parts, code, parts_of
+from steptime.search.parts import PartColumns, PartKey, code, parts_of
 from steptime.search.pipeline import Chunks, stages
-from steptime.search.recompute import Recompute, allowed, of_layers, of_plan, usual
+from steptime.search.recompute import RecomputeChoice, allowed, of_layers, of_plan, usual
 from steptime.search.search import Search
 from steptime.search.sketches import Sketches
 from steptime.search.space import Axes, Counts, Grid, Shape, seat, zero_levels
@@ -89,7 +89,7 @@ class Screen:
         default = "fsdp2" if self.job.parallelism.fsdp is not None else "megatron-core"
         return resolve(self.job.performance, default, interleaved=interleaved).overlap.pp
 
-    def choices(self, layers: int, schedule: str | None) -> tuple[Recompute, ...]:
+    def choices(self, layers: int, schedule: str | None) -> tuple[RecomputeChoice, ...]:
         """Recomputations for chunks of up to so many layers; none beside a backward in two halves, whose rule is its own."""
         said = of_plan(self.axes.said)
         found = tuple(allowed(self.job, said or [*self.usual, *of_layers(layers)], self._allowed))
@@ -98,7 +98,7 @@ class Screen:
         return tuple(one for one in found if one.form(1).granularity == "none")
 
     @cached_property
-    def usual(self) -> list[Recompute]:
+    def usual(self) -> list[RecomputeChoice]:
         """Recomputations that any pipeline can have."""
         return usual(self.plan)
 
@@ -113,7 +113,7 @@ class Screen:
         kinds = {name: inside.kind._replace(recompute=name) for name in RECOMPUTE}
         return {name: interval_at("memory", inside._replace(kind=kind)).high for name, kind in kinds.items()}
 
-    def most(self, choices: Sequence[Recompute]) -> Any:
+    def most(self, choices: Sequence[RecomputeChoice]) -> Any:
         """`Block.most` of some recomputations."""
         import numpy as np
 
@@ -182,7 +182,7 @@ class Screen:
         """Recomputations of a layout, where all of its layers lie in one chunk."""
         return len(self.choices(self.job.model.n_layers, schedule))
 
-    def parts(self, keys: list[PartKey], devices: int) -> Parts:
+    def parts(self, keys: list[PartKey], devices: int) -> PartColumns:
         """The parts for some keys."""
         sets = dict.fromkeys(r.modules for r in self.choices(self.job.model.n_layers, None) if r.modules)
         sets |= dict.fromkeys([frozenset(("mtp",))] if self.job.model.mtp else [])

@@ -48,7 +48,7 @@ class Layout(NamedTuple):
         return self.estimate.memory.most_bytes
 
 
-class Found(NamedTuple):
+class FoundLayouts(NamedTuple):
     """Layouts of one block that may fit, in columns."""
 
     block: Block
@@ -62,7 +62,7 @@ class Found(NamedTuple):
     step_s: Any
     held_bytes: Any
 
-    def within(self, capacity_bytes: float) -> Found:
+    def within(self, capacity_bytes: float) -> FoundLayouts:
         """Those that may fit in a device with this memory."""
         mine = self.held_bytes <= capacity_bytes
         columns = {name: getattr(self, name)[mine] for name in ("choice", "row", "value", "step_s", "held_bytes")}
@@ -92,7 +92,7 @@ class Search:
     plan: Job
     asked: Asked
     counts: Counts = field(default_factory=Counts)
-    found: list[Found] = field(default_factory=list)
+    found: list[FoundLayouts] = field(default_factory=list)
     nearest: tuple[float, Job, dict[str, Any]] | None = None
     """Of the layouts that do not fit the one that needs least: bytes, plan and changes."""
     unit: str = "seconds per token"

@@ -17,7 +17,7 @@ from steptime.job.job import Job
 from steptime.job.mesh import Group, group, members_per_domain
 from steptime.schedule import default_group
 from steptime.search.pipeline import Flavor, Stages, counts_of, sums
-from steptime.search.states import Sent
+from steptime.search.states import SentColumns
 from steptime.search.walk_columns import makespans, unlike
 from steptime.software.settings import Share
 from steptime.timing.data_parallel import exposed
@@ -149,7 +149,7 @@ def reduce_s(
     stages: Stages,
     flavors: Sequence[Sequence[Flavor]],
     found: Pipe,
-    calls: list[Sent],
+    calls: list[SentColumns],
     at: Any,
     times: Num,
     share: Share | None,
@@ -183,7 +183,7 @@ def reduce_s(
     return exposed(worst, late + repeated_s(stages, found, calls, at, times), share, slowed)
 
 
-def repeated_s(stages: Stages, found: Pipe, calls: list[Sent], at: Any, times: Num) -> Num:
+def repeated_s(stages: Stages, found: Pipe, calls: list[SentColumns], at: Any, times: Num) -> Num:
     """Seconds by which the reductions of every micro-batch but the last outlast the backward that they run beside."""
     late: Num = 0.0
     if type(times) is float:
@@ -197,7 +197,7 @@ def gather_s(
     stages: Stages,
     flavors: Sequence[Sequence[Flavor]],
     found: Pipe,
-    calls: list[Sent],
+    calls: list[SentColumns],
     at: Any,
     share: Share | None,
     slowed: Num,
@@ -230,7 +230,7 @@ def gather_s(
     return exposed(worst, late, share, slowed)
 
 
-def _worst(calls: list[Sent], at: Any) -> Num:
+def _worst(calls: list[SentColumns], at: Any) -> Num:
     worst: Num = 0.0
     for of in calls:
         worst = maximum(worst, of.total_s)

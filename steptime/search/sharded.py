@@ -16,8 +16,8 @@ from steptime.job.job import Job
 from steptime.memory.overhead import overhead
 from steptime.search.layouts import Block
 from steptime.search.pipeline import Stages
-from steptime.search.recompute import Recompute
-from steptime.search.rows import Rows, legal_rows, rows_of
+from steptime.search.recompute import RecomputeChoice
+from steptime.search.rows import LayoutRows, legal_rows, rows_of
 from steptime.search.space import Grid, Shape
 from steptime.timing.optimizer import optimizer_s
 from steptime.timing.part_times import chunk_times, part_times, pricing
@@ -30,8 +30,8 @@ def blocks(
     grid: Grid,
     stages: Stages,
     shape: Shape,
-    choices: Sequence[Recompute],
-    most: Callable[[Sequence[Recompute]], Any],
+    choices: Sequence[RecomputeChoice],
+    most: Callable[[Sequence[RecomputeChoice]], Any],
 ) -> Iterator[Block]:
     """One block for each recomputation of the layouts without a pipeline. `most`: as `Pipelines`'."""
     import numpy as np
@@ -57,7 +57,7 @@ def blocks(
         )  # fmt: skip
 
 
-def _candidates(job: Job, grid: Grid, rows: Rows) -> Candidates:
+def _candidates(job: Job, grid: Grid, rows: LayoutRows) -> Candidates:
     """Some rows as layouts of a job."""
     said = {name: getattr(rows, name) for name in ("tp", "cp", "ep", "etp", "dp", "microbatch_sz")}
     return Candidates(job, **said, gbs=1.0 * grid.gbs + 0.0 * rows.tp)

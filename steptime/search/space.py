@@ -21,7 +21,7 @@ SPLIT_SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-class Choice(NamedTuple):
+class DiscreteChoice(NamedTuple):
     """The axes that are no numbers, in one layout."""
 
     zero_level: int
@@ -56,7 +56,7 @@ class Grid(NamedTuple):
     columns: Mapping[str, Any]
     splits: Any
     """Index into `SPLITS`, by row."""
-    legal: Mapping[Choice, Any]
+    legal: Mapping[DiscreteChoice, Any]
     """Bools by row."""
 
     def can_run(self, rows: Any, schedule: str | None, zeros: Container[int], *, sp: bool) -> Any:

@@ -30,7 +30,7 @@ from steptime.timing.part_times import Pricing
 from steptime.timing.step_time import embedding_reduce
 
 
-class Sent(NamedTuple):
+class SentColumns(NamedTuple):
     """The collectives of one sort on the chunks of one kind of stage: columns by spread, lists by chunk."""
 
     chunks: list[Num]
@@ -83,13 +83,13 @@ class Side(NamedTuple):
     embedding_s: Num
 
 
-class Around(NamedTuple):
+class PipeEnds(NamedTuple):
     """What stands around the pipeline, columns by spread."""
 
     side: Side
-    reductions: list[Sent]
+    reductions: list[SentColumns]
     """Of each kind of stage."""
-    gathers: list[Sent]
+    gathers: list[SentColumns]
     view: Job
     """The job with these spreads as columns."""
     tiers: tuple[Tier, ...]
@@ -104,7 +104,7 @@ def around(
     spreads: Sequence[Spread],
     devices: int,
     priced: Pricing,
-) -> Around:
+) -> PipeEnds:
     """What stands around a pipeline on so many devices. `job`: says the ZeRO level; `parts`: which the stages hold."""
     import numpy as np
 
@@ -128,10 +128,10 @@ def around(
     kinds = [[_together(one, places, known) for one in zip(*same, strict=True)] for same in zip(*cuts, strict=True)]
     itemsizes = [np.full(size, reduced_itemsize(job)) for _ in kinds]
     reductions = sent(kinds, nets, reduction(job), itemsizes)
-    gathers: list[Sent] = []
+    gathers: list[SentColumns] = []
     if job.zero_level >= 1:
         gathers = sent(kinds, nets, job.software.comm.sharded_gather, [of.gathered_itemsize for of in side.held])
-    return Around(side, reductions, gathers, every, tiers)
+    return PipeEnds(side, reductions, gathers, every, tiers)
 
 
 def _side(sketch: Assembly, size: int, priced: Pricing) -> tuple[Side, list[list[Cut]]]:
@@ -171,7 +171,9 @@ def _together(cuts: Sequence[Cut], places: Sequence[Any], known: dict[tuple[int,
     return known[key]
 
 
-def sent(kinds: list[list[Cut]], nets: Mapping[str, Network], collective: Any, itemsizes: Sequence[Any]) -> list[Sent]:
+def sent(
+    kinds: list[list[Cut]], nets: Mapping[str, Network], collective: Any, itemsizes: Sequence[Any]
+) -> list[SentColumns]:
     """One collective per bucket, all priced at once: [kind of stage]. `itemsizes`: bytes per element, by spread."""
     import numpy as np
 
@@ -196,7 +198,7 @@ def sent(kinds: list[list[Cut]], nets: Mapping[str, Network], collective: Any, i
             key: np.bincount(one.spread, times[key][1], size) for key, one in ((id(one), one) for one in different)
         }
         sent_bytes, taken_s = times[id(chunks[0])]
-        found.append(Sent([totals[id(one)] for one in chunks], *_marks(chunks[0], sent_bytes, taken_s, size)))
+        found.append(SentColumns([totals[id(one)] for one in chunks], *_marks(chunks[0], sent_bytes, taken_s, size)))
     return found
 
 

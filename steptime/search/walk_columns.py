@@ -78,7 +78,7 @@ def makespans(
     return result
 
 
-class Run(NamedTuple):
+class WalkRun(NamedTuple):
     """A step of a pipeline, or a shorter one that stands for it."""
 
     graph: Graph
@@ -125,10 +125,10 @@ class Run(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def _run(name: str, pp: int, vpp: int, microbatches: int, repeats: int) -> Run:
+def _run(name: str, pp: int, vpp: int, microbatches: int, repeats: int) -> WalkRun:
     """A step, shortened to so many repeats where that is less."""
     group = default_group(pp, microbatches)
     short, period, fewer = shortened(name, pp, vpp, microbatches, group, repeats)
     if period is None or 3 * short > 2 * microbatches:
-        return Run(graph(name, pp, vpp, microbatches, group), 0, 0, 0)
-    return Run(graph(name, pp, vpp, short, period), repeats, described(name).passes * vpp * period, fewer)
+        return WalkRun(graph(name, pp, vpp, microbatches, group), 0, 0, 0)
+    return WalkRun(graph(name, pp, vpp, short, period), repeats, described(name).passes * vpp * period, fewer)

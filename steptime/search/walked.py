@@ -15,7 +15,7 @@ from steptime.memory.states import stage_states
 from steptime.search.grid import dealt_as
 from steptime.search.layouts import Block
 from steptime.search.pipeline import Stages
-from steptime.search.recompute import WORD, Recompute, of_plan
+from steptime.search.recompute import WORD, RecomputeChoice, of_plan
 from steptime.search.rows import legal_rows, rows_of
 from steptime.search.space import Axes, Grid, Shape
 from steptime.timing.step_time import step_time
@@ -57,7 +57,7 @@ def schedule_of(job: Job, shape: Shape) -> str:
 
 
 def blocks(
-    job: Job, zero: int, grid: Grid, stages: Stages, shape: Shape, choices: Sequence[Recompute]
+    job: Job, zero: int, grid: Grid, stages: Stages, shape: Shape, choices: Sequence[RecomputeChoice]
 ) -> Iterator[Block]:
     """One block for every row of a pipeline, so that a search tells how far it is."""
     import numpy as np

@@ -20,14 +20,14 @@ from steptime.checkpoint.source import Source, Window
 
 if TYPE_CHECKING:
     from steptime.checkpoint.readers.dcp_metadata import Placement
-    from steptime.checkpoint.scan import Folder, Scan
+    from steptime.checkpoint.scan import Folder, FolderScan
 
 PARTIAL = re.compile(r"^__\d+\.metadata$")
 DATA = re.compile(r"^__(\d+)_\d+\.distcp$")
 LAYERS = re.compile(r"(?:^|\.)layers\.(?!\d)")
 
 
-def sections(scan: Scan, folder: Folder, files: list[str]) -> tuple[list[Section], set[str]]:
+def sections(scan: FolderScan, folder: Folder, files: list[str]) -> tuple[list[Section], set[str]]:
     """The distributed checkpoint in `folder`, if there is one."""
     data = [name for name in files if name.endswith(".distcp")]
     metadata = [".metadata"] if ".metadata" in files else [name for name in files if PARTIAL.match(name)]
@@ -91,7 +91,7 @@ def _row(ranks: dict[str, dict[str, Any]], path: str, placement: Placement) -> N
         grid.add(row, role, pieces, elements, nbytes)
 
 
-def _megatron(scan: Scan, folder: Folder, files: list[str], section: Section) -> None:
+def _megatron(scan: FolderScan, folder: Folder, files: list[str], section: Section) -> None:
     """metadata.json names the backend; args come from common.pt or from the common_state object."""
     objects = section.facts.pop("objects", {})
     config = folder.json("metadata.json") if "metadata.json" in files else None

@@ -20,7 +20,7 @@ from steptime.checkpoint.records import MAX_ELEMENTS, Section, StoredTensor, Unr
 
 if TYPE_CHECKING:
     from steptime.checkpoint.records import Contents, Shape
-    from steptime.checkpoint.scan import Folder, Scan
+    from steptime.checkpoint.scan import Folder, FolderScan
 
 MODEL = re.compile(r"^(?:zero_pp_rank_(?P<dp>\d+)_)?mp_rank_(?P<mp>\d+)_model_states\.pt$")
 OPTIM = re.compile(r"^(?:bf16_|fp16_)?zero_pp_rank_(?P<dp>\d+)_mp_rank_(?P<mp>\d+)_optim_states\.pt$")
@@ -30,7 +30,7 @@ EXPERT_OPTIM = re.compile(r"^expp_rank_(?P<dp>\d+)_mp_rank_(?P<mp>\d+)_optim_sta
 KINDS = (MODEL, OPTIM, LAYER, EXPERT, EXPERT_OPTIM)
 
 
-def sections(scan: Scan, folder: Folder, files: list[str]) -> tuple[list[Section], set[str]]:
+def sections(scan: FolderScan, folder: Folder, files: list[str]) -> tuple[list[Section], set[str]]:
     """The DeepSpeed save in `folder`, if there is one."""
     if "zero/" in files and not any(MODEL.match(name) for name in files if "zero_pp" in name):
         universal, used = _universal(scan, folder)
@@ -42,7 +42,7 @@ def sections(scan: Scan, folder: Folder, files: list[str]) -> tuple[list[Section
     return _ranks(scan, folder, files)
 
 
-def _ranks(scan: Scan, folder: Folder, files: list[str]) -> tuple[list[Section], set[str]]:
+def _ranks(scan: FolderScan, folder: Folder, files: list[str]) -> tuple[list[Section], set[str]]:
     """The files that every rank wrote."""
     wanted = [name for name in files if any(kind.match(name) for kind in KINDS)]
     if not any(MODEL.match(n) or OPTIM.match(n) or LAYER.match(n) for n in wanted):
@@ -181,7 +181,7 @@ def _parallelism(section: Section, wanted: list[str]) -> None:
     section.parallelism = found | {"source": "file names"}
 
 
-def _universal(scan: Scan, folder: Folder) -> tuple[list[Section], set[str]]:
+def _universal(scan: FolderScan, folder: Folder) -> tuple[list[Section], set[str]]:
     """zero/<parameter>/{fp32,exp_avg,exp_avg_sq,step}.pt: one small archive per tensor, read by a pool of threads."""
     try:
         zero = scan.below(folder, "zero")

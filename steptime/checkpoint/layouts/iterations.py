@@ -15,7 +15,7 @@ from steptime.checkpoint.roles import of_file
 from steptime.checkpoint.source import Source
 
 if TYPE_CHECKING:
-    from steptime.checkpoint.scan import Folder, Scan
+    from steptime.checkpoint.scan import Folder, FolderScan
 
 STEP_DIR = re.compile(
     r"^(?:iter_|global_step|checkpoint[-_]|step[-_]?|epoch[-_]?|ckpt[-_]?|iteration[-_]?)?(\d{1,12})$"
@@ -28,7 +28,7 @@ _UNCOMMITTED = re.compile(r"\.(?:orbax-checkpoint-tmp|tmp)(?:[-.]\d+)*$|^tmp-")
 
 
 @dataclass(slots=True)
-class Choice:
+class ChosenSave:
     """The folders to summarize, the step they stand for, and the other saves by name."""
 
     folders: list[Folder]
@@ -43,7 +43,7 @@ def step_of(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def choose(scan: Scan, folder: Folder) -> Choice:
+def choose(scan: FolderScan, folder: Folder) -> ChosenSave:
     """The save to summarize: `folder` itself, or its sub-directory with the tracker's name or the highest number.
 
     Weights in the folder itself are the model, and its saves are others; but DeepSpeed's save that a tracker names is
@@ -54,7 +54,7 @@ def choose(scan: Scan, folder: Folder) -> Choice:
     if any(map(FLAX.match, folder.files)):
         return _flax(folder, everything=scan.everything)
     if not saves:
-        own = Choice([folder], step_of(folder.path.rstrip("/").rpartition("/")[2]))
+        own = ChosenSave([folder], step_of(folder.path.rstrip("/").rpartition("/")[2]))
         if tracker and target:
             message = f"{tracker} names {target}, which is not there"
             own.problems.append(Problem("MISSING_ITERATION", message, tracker))
@@ -64,19 +64,19 @@ def choose(scan: Scan, folder: Folder) -> Choice:
     if not scan.everything:
         others = [name for name in saves if name != target]
         folder.dirs = [name for name in folder.dirs if name not in others]
-        return Choice([folder], others=others)
-    return Choice([folder])
+        return ChosenSave([folder], others=others)
+    return ChosenSave([folder])
 
 
-def _flax(folder: Folder, *, everything: bool) -> Choice:
+def _flax(folder: Folder, *, everything: bool) -> ChosenSave:
     """Flax's own saves are files of one folder: the one with the highest number, unless every one is asked for."""
     saves = sorted((name for name in folder.files if FLAX.match(name)), key=lambda name: step_of(name) or 0)
     others = [] if everything else saves[:-1]
     folder.files = [name for name in folder.files if name not in others]
-    return Choice([folder], step_of(saves[-1]), others)
+    return ChosenSave([folder], step_of(saves[-1]), others)
 
 
-def _among(scan: Scan, folder: Folder, saves: list[str], tracker: str | None, target: str | None) -> Choice:
+def _among(scan: FolderScan, folder: Folder, saves: list[str], tracker: str | None, target: str | None) -> ChosenSave:
     problems: list[Problem] = []
     named = [name for name in saves if target is not None and (name == target or str(step_of(name)) == target)]
     saves.sort(key=lambda name: -1 if (step := step_of(name)) is None else step)
@@ -98,7 +98,7 @@ def _among(scan: Scan, folder: Folder, saves: list[str], tracker: str | None, ta
             folders.append(scan.below(folder, name))
         except UnreadableError as error:
             problems.append(error.problem)
-    return Choice(folders, step_of(chosen), [] if scan.everything else others, problems)
+    return ChosenSave(folders, step_of(chosen), [] if scan.everything else others, problems)
 
 
 def _tracker(folder: Folder) -> tuple[str | None, str | None]:

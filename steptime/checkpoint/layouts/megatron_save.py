@@ -17,7 +17,7 @@ from steptime.checkpoint.records import Section, UnreadableError
 
 if TYPE_CHECKING:
     from steptime.checkpoint.records import StoredTensor
-    from steptime.checkpoint.scan import Folder, Scan
+    from steptime.checkpoint.scan import Folder, FolderScan
 
 RANK_DIR = re.compile(r"^mp_rank_(\d{2,4})(?:_(\d{3,4}))?(?:_(\d{3,4}))?/$")
 MODEL_FILES = ("model_optim_rng.pt", "model_rng.pt", "model_weights.ckpt")
@@ -26,7 +26,7 @@ OPTIMIZER_FILES = ("distrib_optim.pt", "optim.pt")
 Coordinates = tuple[int, int, int]  # (tp, pp, ep)
 
 
-def sections(scan: Scan, folder: Folder, files: list[str]) -> tuple[list[Section], set[str]]:
+def sections(scan: FolderScan, folder: Folder, files: list[str]) -> tuple[list[Section], set[str]]:
     """All ranks of one iteration in `folder`, if there are any."""
     dirs = {name: match for name in files if (match := RANK_DIR.match(name))}
     if not dirs:
@@ -54,7 +54,7 @@ def _rank_dir(file: str, folder: Folder) -> str:
     return file[len(folder.rel) + 1 if folder.rel else 0 :].partition("/")[0]
 
 
-def _files(scan: Scan, folder: Folder, dirs: list[str], section: Section) -> tuple[list[str], set[str]]:
+def _files(scan: FolderScan, folder: Folder, dirs: list[str], section: Section) -> tuple[list[str], set[str]]:
     """(files to read, directories that have an optimizer file of their own)."""
     wanted: list[str] = []
     optimizers: set[str] = set()

@@ -15,7 +15,7 @@ from steptime.checkpoint.records import Section, UnreadableError
 
 if TYPE_CHECKING:
     from steptime.checkpoint.records import Contents, StoredTensor
-    from steptime.checkpoint.scan import Folder, Scan
+    from steptime.checkpoint.scan import Folder, FolderScan
 
 FILE = re.compile(
     r"^model_(?P<kind>\w+?)(?:_pp-rank-(?P<pp>\d+)-of-(?P<pps>\d+))?(?:_tp-rank-(?P<tp>\d+)-of-(?P<tps>\d+))?"
@@ -26,7 +26,7 @@ MAX_DEPTH = 16
 MAX_FILES = 500_000
 
 
-def sections(scan: Scan, folder: Folder, files: list[str]) -> tuple[list[Section], set[str]]:
+def sections(scan: FolderScan, folder: Folder, files: list[str]) -> tuple[list[Section], set[str]]:
     """The nanotron save in `folder`, if there is one."""
     if MARKER not in files or "model/" not in files:
         return [], set()
@@ -52,7 +52,7 @@ def sections(scan: Scan, folder: Folder, files: list[str]) -> tuple[list[Section
     return [section], {MARKER, "model/", "model_config.json"}
 
 
-def _files(scan: Scan, folder: Folder) -> list[str]:
+def _files(scan: FolderScan, folder: Folder) -> list[str]:
     """Every safetensors file under model/, as paths from `folder`."""
     found: list[str] = []
     pending = ["model"]

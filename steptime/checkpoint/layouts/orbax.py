@@ -21,13 +21,13 @@ from steptime.checkpoint.records import MAX_ELEMENTS, Section, StoredTensor, Unr
 from steptime.checkpoint.roles import STATE_NAMES, is_optimizer_key, optimizer_role
 
 if TYPE_CHECKING:
-    from steptime.checkpoint.scan import Folder, Scan
+    from steptime.checkpoint.scan import Folder, FolderScan
 
 ARRAY_FILES = (".zarray", "zarr.json")
 EXTRA = "pip install 'steptime[checkpoint-formats]'"
 
 
-def sections(scan: Scan, folder: Folder, files: list[str]) -> tuple[list[Section], set[str]]:
+def sections(scan: FolderScan, folder: Folder, files: list[str]) -> tuple[list[Section], set[str]]:
     """An Orbax tree or a set of zarr arrays in `folder`."""
     present = set(files)
     if "manifest.ocdbt" in present:

@@ -16,7 +16,7 @@ from steptime.checkpoint.records import Section
 
 if TYPE_CHECKING:
     from steptime.checkpoint.records import StoredTensor
-    from steptime.checkpoint.scan import Folder, Scan
+    from steptime.checkpoint.scan import Folder, FolderScan
 
 RANK = re.compile(
     r"^(?P<stem>.*?)(?:_world_size_(?P<world>\d{1,6}))?[._]rank[_-]?(?P<rank>\d{1,6})(?P<ext>\.(?:pt|pth|bin|ckpt))$|"
@@ -25,7 +25,7 @@ RANK = re.compile(
 Ranks = dict[int, str]
 
 
-def sections(scan: Scan, folder: Folder, files: list[str]) -> tuple[list[Section], set[str]]:
+def sections(scan: FolderScan, folder: Folder, files: list[str]) -> tuple[list[Section], set[str]]:
     """A section per set of rank files in `folder`."""
     groups: dict[tuple[str, str | None, str], Ranks] = {}
     for name in files:
@@ -47,7 +47,7 @@ def sections(scan: Scan, folder: Folder, files: list[str]) -> tuple[list[Section
     return found, used
 
 
-def one_slice(scan: Scan, section: Section, path: str, file: str) -> None:
+def one_slice(scan: FolderScan, section: Section, path: str, file: str) -> None:
     """Note that `file` in the directory `path` is one of several model-parallel slices, as Meta names them."""
     match = RANK.match(file)
     if match and match["meta"]:
@@ -56,7 +56,7 @@ def one_slice(scan: Scan, section: Section, path: str, file: str) -> None:
             single.part(section, f"slice {int(match['slice']) + 1} of {len(slices)}")
 
 
-def _read(scan: Scan, folder: Folder, ranks: Ranks, world: int, name: str) -> Section:
+def _read(scan: FolderScan, folder: Folder, ranks: Ranks, world: int, name: str) -> Section:
     section = Section("torch rank files", f"{len(ranks)} of {counted(world, 'rank')}", folder.named(name))
     grid.check(section, {"rank": world}, {(rank,) for rank in ranks}, lambda rank: folder.named(_renamed(ranks, rank)))
     by_file = {folder.named(file): rank for rank, file in ranks.items()}

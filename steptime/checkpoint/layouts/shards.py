@@ -19,7 +19,7 @@ from steptime.checkpoint.records import Contents, Section, UnreadableError
 from steptime.checkpoint.source import Source
 
 if TYPE_CHECKING:
-    from steptime.checkpoint.scan import Folder, Scan
+    from steptime.checkpoint.scan import Folder, FolderScan
 
 MAX_INDEX = 256 << 20
 
@@ -36,7 +36,7 @@ class _Set:
     expected: set[str] = field(default_factory=set)
 
 
-def sections(scan: Scan, folder: Folder, files: list[str]) -> tuple[list[Section], set[str]]:
+def sections(scan: FolderScan, folder: Folder, files: list[str]) -> tuple[list[Section], set[str]]:
     """Sections for every sharded set among `files` of `folder`, and the names they used."""
     found: list[Section] = []
     used: set[str] = set()
@@ -104,7 +104,7 @@ def _load_index(group: _Set, section: Section, folder: Folder, present: set[str]
     return True
 
 
-def _read(scan: Scan, folder: Folder, group: _Set, section: Section) -> Section:
+def _read(scan: FolderScan, folder: Folder, group: _Set, section: Section) -> Section:
     missing = sorted(group.expected - set(group.files))
     for shard in missing[:20]:
         section.problem("MISSING_SHARD", f"{shard} is missing", folder.named(shard))

@@ -8,7 +8,7 @@ from steptime import __version__
 from steptime.launch.plan_yaml import plan_yaml
 from steptime.report.page.document import document, section
 from steptime.report.page.markup import Html, el, join
-from steptime.report.page.side_by_side import Plan, memories, steps
+from steptime.report.page.side_by_side import ComparedPlan, memories, steps
 from steptime.report.page.tables import plain_table
 from steptime.report.table import Table
 from steptime.report.written import write_file
@@ -34,7 +34,9 @@ def page(estimates: Sequence[Estimate], labels: Sequence[str], tables: Sequence[
 
     `tables`: those that the terminal shows, the settings that differ first.
     """
-    plans = [Plan(label, one, f"plan-{i}") for i, (label, one) in enumerate(zip(labels, estimates, strict=True))]
+    plans = [
+        ComparedPlan(label, one, f"plan-{i}") for i, (label, one) in enumerate(zip(labels, estimates, strict=True))
+    ]
     first, *rest = [table for table in tables if isinstance(table, Table)]
     name = f"{len(labels)} plans side by side"
     body = el(
@@ -60,7 +62,7 @@ def tools() -> Html:
     )
 
 
-def plan_text(plan: Plan, *before: Html) -> Html:
+def plan_text(plan: ComparedPlan, *before: Html) -> Html:
     """A plan as YAML, folded, to be copied."""
     name = f"yaml-{plan.target}"
     copy = el("div", el("button", "copy", type="button", data_copy=name), class_="tools")

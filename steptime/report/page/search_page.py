@@ -11,7 +11,7 @@ from steptime.report.format import GIB, seconds
 from steptime.report.page.diff_page import plan_text, tools
 from steptime.report.page.document import document, facts, section
 from steptime.report.page.markup import Html, el, join
-from steptime.report.page.side_by_side import Plan, memories, steps
+from steptime.report.page.side_by_side import ComparedPlan, memories, steps
 from steptime.report.page.tables import plain_table
 from steptime.report.table import FactList
 from steptime.report.written import write_file
@@ -57,8 +57,8 @@ def page(found: Search, top: int) -> str:
 def _sections(found: Search, best: Layout, top: int) -> list[Html]:
     """The answer, the front, its plans, the best layouts, the best for each choice, rejected layouts."""
     layouts = found.pareto()
-    plans = [Plan(f"{i + 1}", layout.estimate, f"plan-{i + 1}") for i, layout in enumerate(layouts)]
-    shown = [*plans, Plan("the plan", found.given)] if found.given is not None else plans
+    plans = [ComparedPlan(f"{i + 1}", layout.estimate, f"plan-{i + 1}") for i, layout in enumerate(layouts)]
+    shown = [*plans, ComparedPlan("the plan", found.given)] if found.given is not None else plans
     details = [
         plan_text(
             plan._replace(name=f"{plan.name}: {layout_rows.figures(layout)}, {layout_rows.shape(layout)}"),

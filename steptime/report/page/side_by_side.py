@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 WIDTH = 1000.0
 
 
-class Plan(NamedTuple):
+class ComparedPlan(NamedTuple):
     """One of the plans, by the name that the page calls it."""
 
     name: str
@@ -34,7 +34,7 @@ class Plan(NamedTuple):
         return el("th", label, scope="row")
 
 
-def steps(plans: Sequence[Plan]) -> Html:
+def steps(plans: Sequence[ComparedPlan]) -> Html:
     """The parts of each step, largest first; with unequal batches a bar is device time per token."""
     alike = len({(plan.estimate.job.data.gbs, plan.estimate.job.data.seqlen) for plan in plans}) == 1
     lengths = [_length(plan.estimate, alike=alike) for plan in plans]
@@ -78,7 +78,7 @@ def _step_bar(estimate: Estimate, names: Sequence[str], width_of_s: float) -> Ht
     return el("svg", *pieces, viewBox="0 -2 1000 20", preserveAspectRatio="none", role="img", aria_label=words)
 
 
-def memories(plans: Sequence[Plan]) -> Html:
+def memories(plans: Sequence[ComparedPlan]) -> Html:
     """The worst stage of each, with a line at its device's capacity."""
     worst = [plan.estimate.memory.stages[plan.estimate.memory.worst_stage] for plan in plans]
     over = [float(sum(plan.estimate.memory.overhead_bytes)) for plan in plans]

@@ -45,7 +45,7 @@ def step_bars(estimate: Estimate) -> Html:
     table = el(
         "table", el("thead", el("tr", *columns)), el("tbody", *rows), el("tfoot", el("tr", *total)), class_="bars"
     )
-    note = "solid: exposed, these sum to the step; hatched: communication hidden under compute"
+    note = "solid: exposed, these sum to the step; hatched: hidden under compute"
     return join(el("div", table, class_="scroll"), el("p", note, class_="note"))
 
 
