@@ -22,11 +22,14 @@ NAMES: dict[str, tuple[str, ...]] = {
         ("qkv_proj", "query_key_value", "c_attn", "w_pack", "qkv", "linear_qkv", "attention.query_key_value"), QKV
     ),
     **dict.fromkeys(("gate_up_proj", "linear_fc1", "fc1"), MLP[:2]),
-    **dict.fromkeys(("o", "dense", "linear_proj", "out_proj"), ("o_proj",)),
+    **dict.fromkeys(("o", "output_proj", "dense", "linear_proj", "out_proj"), ("o_proj",)),
     **dict.fromkeys(("dense_4h_to_h", "linear_fc2", "fc2"), ("down_proj",)),
     **dict.fromkeys(("dense_h_to_4h",), ("up_proj",)),
 }
 """Projections by the names that models and trainers have for them."""
+
+_QUANTIZED = re.compile(r"[-_](?:aqlm|gptq|awq|hqq|int[48]|[48]bit)(?=[-_.]|$)", re.IGNORECASE)
+"""What the name of a repository with quantized weights has in it."""
 
 
 def words_of(said: Any) -> list[str]:
@@ -69,6 +72,8 @@ def put_adapters(found: Figures, config: dict[str, Any]) -> None:
     bits = str(found.get("@base_bits")).lower()
     if found.on("@base_bits") and (bits not in {"4", "true"} or not adapted(found)):
         keys.leave_out(found.figures["@base_bits"], "quantized frozen weights")
+    if _QUANTIZED.search(name := str(found.get("@model"))) and not name.endswith("-bnb-4bit"):
+        keys.leave_out(found.figures["@model"], "quantized frozen weights")
     if not adapted(found):
         return
     by = switch(found)
@@ -78,15 +83,24 @@ def put_adapters(found: Figures, config: dict[str, Any]) -> None:
         return
     usual = table.get("adapters") or {}
     said = {name: found.get(f"@adapter_{name}") for name in ("rank", "targets", "dropout")}
-    section, unknown = lora_section(said | ({"targets": "all"} if found.on("@adapter_everywhere") else {}), usual)
+    if found.on("@adapter_everywhere"):
+        said["targets"] = "all"
+    elif found.on("@adapter_mlp"):
+        said["targets"] = [*words_of(said["targets"] or usual["targets"]), *MLP]
+    section, unknown = lora_section(said, usual)
     if unknown:
         keys.leave_out(found.figures["@adapter_targets"], f"adapters of {', '.join(unknown)}")
     loaded = DTYPES.get(str(found.get("@weights")).lower().removeprefix("torch."), usual.get("base"))
-    if word == "qlora" or (found.on("@base_bits") and bits in {"4", "true"}):
+    packed = word == "qlora" or re.search(r"\.qlora_|-bnb-4bit$", str(found.get("@model")))
+    if packed or (found.on("@base_bits") and bits in {"4", "true"}):
         section["base_dtype"] = "nf4"
     elif loaded and not found.on("@deepspeed"):
         section["base_dtype"] = loaded
-    if config["performance"]["software"] == table["software"]["default"] and not found.on("@pure_bf16"):
+    if (
+        config["performance"]["software"] == table["software"]["default"]
+        and not table.get("pure")
+        and not found.on("@pure_bf16")
+    ):
         config["performance"] |= dict.fromkeys(("param_dtype", "main_grad_dtype", "moment_dtype"), "fp32")
     model = config["model"]
     config["model"] = ({"preset": model} if isinstance(model, str) else model) | {"lora": section}

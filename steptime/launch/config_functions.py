@@ -274,17 +274,20 @@ class _FunctionReader:
             return computed(node)
         keywords = {str(item.arg): self.value(item.value, names, depth) for item in node.keywords}
         args = [self.value(item, names, depth) for item in node.args]
+        said = {"_args_": args} if args else {}
         if (found := self.find(called)) is not None:
-            return found[0].call(found[1], depth + 1, args, keywords)
+            words = self.bases and args and all(isinstance(item, str) for item in args)  # enough by themselves
+            with suppress(*([ConfigError] if words else [])):
+                return found[0].call(found[1], depth + 1, args, keywords)
         if called in {"getattr", "hasattr", "isinstance"} and len(args) >= 2:
             return looked_up(called, node, args)
         last = called.rpartition(".")[2]
         if last in {"replace", "deepcopy"} and len(args) == 1 and isinstance(args[0], dict):
             return deepcopy(args[0]) | keywords
         if self.bases and re.search(self.bases, called):
-            return {CLASS: called}
+            return {CLASS: called, **said}
         if last[:1].isupper() or keywords or (self.bases and args) or called == "model_registry":
-            return {CLASS: called, **({"_args_": args} if args else {}), **keywords}
+            return {CLASS: called, **said, **keywords}
         return computed(node)
 
 

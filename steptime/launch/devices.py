@@ -38,13 +38,24 @@ def devices_in(text: str, env: Mapping[str, str] | None = None) -> int | None:
     return None
 
 
-_COMMENT = re.compile(r"#.*\b(?:preset for|trained on) (\d+) (?:\w+ )?GPUs", re.IGNORECASE)
+_COMMENT = re.compile(
+    r"#.*(?:\b(?:preset for|trained on) (\d+) (?:\w+ )?GPUs"
+    r"|\btune run (?:--nnodes (\d+) )?--nproc_per_node (\d+)|\btune run \w+_(single)_device)",
+    re.IGNORECASE,
+)
 
 
 def of_comment(text: str) -> int | None:
-    """The devices that a comment of a config names: "a preset for 64 A100 GPUs" (torchtitan), "trained on 32 gpus" (GPT-NeoX)."""
+    """The devices that a comment of a config names: "a preset for 64 A100 GPUs" (torchtitan), "trained on 32 gpus" (GPT-NeoX).
+
+    >>> of_comment("# tune run --nproc_per_node 2 full_finetune_distributed")
+    2
+    """
     found = _COMMENT.search(text)
-    return int(found[1]) if found else None
+    if found is None:
+        return None
+    whole, nodes, per_node, single = found.groups()
+    return 1 if single else int(whole) if whole else int(nodes or 1) * int(per_node)
 
 
 _NAMES = ("WORLD_SIZE", "NGPU", "NNODES")

@@ -154,6 +154,8 @@ _COST = re.compile(
     r"|compile|graphs?|freeze\w*|frozen|packing|packed)(?:_|$)"
 )
 """Words in a key's name that refer to dimensions, parallelism, precision, recomputation, the optimizer or overlap."""
+_COST_SECTION = re.compile(r"(?:^|[._])(?:attention|attn|moe|experts?|mamba|mlp|lora|adapters?)(?:[._]|$)")
+"""Names of sections whose keys all refer to layers."""
 _NO_COST = re.compile(
     r"(?:^|_)(?:lr|log|logging|wandb|tensorboard|save|load|path|paths|dir|file|files|folder|name|names|project|seed|data|dataset|eval|valid\w*"
     r"|test|tokenizer|profil\w*|decay|warmup|beta\d?|eps|epsilon|init|print|dump|debug|timeout|iters|steps|interval|url|key"
@@ -165,13 +167,13 @@ _NO_COST = re.compile(
 def speaks_of_cost(key: str) -> bool:
     """Whether the name of an unknown key refers to something that changes cost.
 
-    >>> speaks_of_cost("model.n_dense_layers"), speaks_of_cost("codecarbon_dir"), speaks_of_cost("log_layer_norms")
-    (True, False, False)
+    >>> [speaks_of_cost(key) for key in ("model.n_dense_layers", "codecarbon_dir", "log_layer_norms", "infini_attention.segment")]
+    [True, False, False, True]
     """
-    name = key.rpartition(".")[2].lower().replace("-", "_")
+    section, _, name = key.lower().replace("-", "_").rpartition(".")
     if name.startswith("_"):  # as JSON has comments
         return False
-    return bool(_COST.search(name)) and not _NO_COST.search(name)
+    return bool(_COST.search(name) or _COST_SECTION.search(section)) and not _NO_COST.search(name)
 
 
 def near_key(key: str, table: KeyTable) -> str:

@@ -7,7 +7,16 @@ import re
 from steptime.model.presets import model_names
 
 _SPELLINGS = {
+    # builders of torchtune: torchtune.models.qwen2_5.lora_qwen2_5_7b_instruct
+    r"^torchtune\.models\.mistral\.(?:q?lora-)?mistral-7b$": "mistral-7b-v0.2",  # 32,000 entries, as v0.1 and v0.2
+    r"^torchtune\.models\.[\w-]+\.(?:q?lora-)?": "",
+    r"^llama3-[1-3]-(?=\d+b)": "llama3-",
+    r"^qwen2-5-(?=\d)": "qwen2.5-",
+    r"^(qwen[\d.]+)-([01])-(\d+b)": r"\1-\2.\3",
+    r"^phi4-14b$": "phi4",
     r"^(?:nousresearch-|unsloth-)?meta-": "",
+    r"^nvidia-(?=nemotron-)": "",
+    r"^(nemotron-.*)-(?:bf16|fp8|nvfp4)$": r"\1",
     r"^llama-?([23])(?:\.[0-3])?-": r"llama\1-",
     r"^llama-?4-(?:maverick-)?17b-?128e.*": "llama4-maverick",
     r"^llama-?4-(?:scout-)?17b-?16e.*": "llama4-scout",
@@ -20,11 +29,13 @@ _SPELLINGS = {
     r"^amber(?:chat)?$": "llama1-7b",  # LLM360/Amber: LLaMA's own sizes
     r"^gemma-([23])-": r"gemma\1-",
     r"-rope-\w+$": "",
+    r"(?:-unsloth)?-bnb-4bit$": "",  # packed by bitsandbytes
     r"^(qwen2\.5)-(?:math|coder)-": r"\1-",
     r"^phi-?3-(mini|medium)-(?:4k|128k)-": r"phi3-\1-",
     r"^mistral-7b-(?:instruct-)?v0\.[12]$": "mistral-7b-v0.2",
     r"^mistral-large-instruct-2407$": "mistral-large-123b",
     r"^deepseek-(?:r1|v3(?:\.1)?(?:-base|-0324)?)$": "deepseek-v3",
+    r"^tinyllama-v1\.1$": "tinyllama-1.1b",
     r"^smollm2-([\d.]+[bm])-.*": r"smollm2-\1",
 }
 """How repositories spell names, and how the presets do."""

@@ -29,7 +29,18 @@ KINDS = {
     "deepspeed": ("steptime.launch.deepspeed", "read_deepspeed"),
 }
 """Kind of launch file -> module and function (path, text, env, sets, beside) that read it, imported when asked for."""
-TABLES = ("llamafactory", "axolotl", "swift", "nanotron", "gpt-neox", "maxtext", "olmo", "primus", "transformers")
+TABLES = (
+    "llamafactory",
+    "axolotl",
+    "swift",
+    "nanotron",
+    "gpt-neox",
+    "maxtext",
+    "olmo",
+    "primus",
+    "torchtune",
+    "transformers",
+)
 """Kinds that are translated by a table of keys alone."""
 
 MAX_BYTES = 8_000_000

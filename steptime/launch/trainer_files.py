@@ -55,9 +55,11 @@ def _without_value(script: Script) -> dict[str, str]:
 def _configs(script: Script, path: str, beside: Beside | None) -> dict[str, Any]:
     """The keys of the configs that a launch command names (`llamafactory-cli train job.yaml`, `--config_file fsdp.yaml`)."""
     said: dict[str, Any] = {}
-    for word in [*script.before, *script.arguments]:
-        name = word.text.partition("=")[2] or word.text
-        if not name.endswith((".yaml", ".yml")):
+    words = [*script.before, *script.arguments]
+    for word, last in zip(words, ["", *(word.text for word in words)], strict=False):
+        flag, equals, name = word.text.rpartition("=")
+        accelerates = re.fullmatch(r"--config[-_]file", flag if equals else last)
+        if not name.endswith((".yaml", ".yml")) and not (accelerates and name.endswith(".json")):
             continue
         if (text := beside.text(name) if beside is not None else None) is None:
             raise ConfigError(

@@ -5,7 +5,7 @@ A table's `used` says which key of a plan each becomes; names that begin with @ 
 @tokens_batch, @nodes, @devices, @per_node, @dp_shard, @dp_replicate, @dp_dcn, @dp_dcn_shard, @tokenizer, @vocabulary, @bf16,
 @fp16, @half (a dtype in words), @weights (theirs), @pure_bf16, @fp8, @checkpointing, @replayed, @deepspeed, @fsdp,
 @fsdp_strategy, @fsdp_version, @fsdp_precision, @adapter, @adapter_rank, @adapter_targets, @adapter_everywhere,
-@adapter_dropout, @base_bits (of frozen weights), @optimizer.
+@adapter_mlp, @adapter_dropout, @base_bits (of frozen weights), @optimizer.
 """
 
 from __future__ import annotations
@@ -95,13 +95,13 @@ class _Plan(Figures):
 
     def _optimizer(self) -> str | None:
         """The optimizer where it is not Adam; with a note where its states are not modeled."""
-        said = str(self.get("@optimizer") or "adam").lower()
-        if said.startswith("paged_"):
+        said = str(self.get("@optimizer") or "adam").lower().rpartition(".")[2]
+        if said.startswith("paged"):
             self.keys.approximate(
                 self.figures["@optimizer"], "states paged to the host: on the device they are counted"
             )
-            said = said.removeprefix("paged_")
-        if re.match(r"adamw?_(bnb_|torch_)?8bit", said):
+            said = said.removeprefix("paged").lstrip("_")
+        if re.match(r"adamw?_?(bnb_|torch_)?8bit", said):
             return "adamw_8bit"
         if said == "adafactor" and not self.on("@deepspeed") and not self.on("@fsdp"):
             return said
@@ -163,10 +163,15 @@ class _Plan(Figures):
             elif stage is not None:
                 self.config["parallelism"]["zero_level"] = _size(stage, stage)
             return str(profiles["deepspeed"])
-        if self.on("@fsdp") and "fsdp" in profiles:
+        if self._sharded():
             self._fsdp()
             return str(profiles["fsdp"])
         return str(profiles["default"])
+
+    def _sharded(self) -> bool:
+        """Whether FSDP runs the steps: a recipe of one device has none."""
+        alone = 1 in {self.devices, told(self.keys.sets, "parallelism.dp")} and self.keys.table.raw.get("pure")
+        return self.on("@fsdp") and "fsdp" in self.keys.table.raw["software"] and not alone
 
     def _fsdp(self) -> None:
         """How torch's FSDP shards: its version, whether parameters stay gathered, and what gradients are reduced in."""
@@ -193,10 +198,10 @@ class _Plan(Figures):
         fp16 = self.on("@fp16") or "fp16" in word or "float16" in word.replace("bfloat16", "")
         if self.on("@fp8"):
             self.keys.approximate(self.figures["@fp8"], "torchao's float8 projections: bf16 ones are counted")
-        if self.on("@pure_bf16") and not self.on("@deepspeed"):  # whose masters are fp32 all the same
+        if self._pure() and not self.on("@deepspeed"):  # whose masters are fp32 all the same
             return dict.fromkeys(("precision", "param_dtype", "main_grad_dtype", "moment_dtype"), "bf16")
         half = {"precision": "bf16" if bf16 or self.on("@fp8") else "fp16" if fp16 else "fp32"}
-        kept = self.on("@deepspeed") or (self.on("@fsdp") and "fsdp" in self.keys.table.raw["software"])
+        kept = self.on("@deepspeed") or self._sharded()
         if (
             (said := self.keys.table.raw.get("autocast"))
             and not adapted(self)
@@ -208,6 +213,10 @@ class _Plan(Figures):
             self.keys.approximate(self.figures[by], said)
             return half | dict.fromkeys(("param_dtype", "main_grad_dtype", "moment_dtype"), "fp32")
         return half
+
+    def _pure(self) -> bool:
+        """Whether weights, gradients and states are bf16: a switch, or a trainer's only way (its table's `pure`)."""
+        return self.on("@pure_bf16") or bool(self.keys.table.raw.get("pure") and "bf16" in str(self.get("@half")))
 
     def _model(self) -> None:
         keys, config = self.keys, self.config

@@ -184,3 +184,22 @@ def test_nothing_of_a_recipe_runs(repository, tmp_path):
 def test_a_class_of_a_model_names_its_preset(repository, name, preset):
     (repository / "nemo.py").write_text(NEMO.replace("Llama3Config8B", name), encoding="utf-8")
     assert read("nemo", f"{repository / 'nemo.py'}:pretrain_recipe", HARDWARE).config["model"] == preset
+
+
+def test_a_word_of_mixed_precision_given_to_a_function_that_cannot_be_followed(tmp_path):
+    """mixed_precision.py, get_mixed_precision_config: a lookup with try and except; "bf16_with_mxfp8_mixed" is MXFP8."""
+    (tmp_path / "words.py").write_text(
+        "def get_mixed_precision_config(name):\n    try:\n        return WORDS[name]()\n    except KeyError:\n        raise\n"
+    )
+    (tmp_path / "job.py").write_text(
+        "from words import get_mixed_precision_config\n"
+        "def pretrain() -> ConfigContainer:\n"
+        "    cfg = ConfigContainer(model=AutoBridge.from_hf_pretrained('Qwen/Qwen3-8B').to_megatron_provider())\n"
+        "    cfg.model.seq_length = 4096\n    cfg.dataset.seq_length = 4096\n"
+        "    cfg.train.global_batch_size = 64\n    cfg.train.micro_batch_size = 1\n"
+        "    cfg.mixed_precision = get_mixed_precision_config('bf16_with_mxfp8_mixed')\n"
+        "    return cfg\n"
+    )
+    sets = {"hardware.node_type": "dgx-b200", "parallelism.dp": 8}
+    job = to_job(read("nemo", f"{tmp_path / 'job.py'}:pretrain", sets), sets)
+    assert job.performance.precision == "mxfp8"

@@ -346,3 +346,52 @@ def test_a_count_that_only_a_run_tells_is_told_with_its_variable(tmp_path):
         read("auto", str(path), HARDWARE)
     told = "line 1: gradient_accumulation_steps: $RANKS has no value; write RANKS=... before the command"
     assert error.value.problems == [f"{path}: {told}"]
+
+
+@pytest.mark.parametrize(
+    "name", ["ISTA-DASLab/Meta-Llama-3-8B-Instruct-AQLM-2Bit-1x16", "Qwen/Qwen2.5-7B-Instruct-GPTQ-Int4"]
+)
+def test_weights_that_a_repository_quantized_are_not_read_as_bf16(tmp_path, name):
+    text = f"stage: sft\nfinetuning_type: lora\ncutoff_len: 2048\nbf16: true\nmodel_name_or_path: {name}\n"
+    (tmp_path / "job.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match="quantized frozen weights"):
+        to_job(read("auto", str(tmp_path / "job.yaml"), HARDWARE), HARDWARE)
+
+
+def test_weights_that_bitsandbytes_packed_are_those_of_qlora(tmp_path):
+    text = "stage: sft\nfinetuning_type: lora\ncutoff_len: 2048\nbf16: true\nmodel_name_or_path: unsloth/llama-3-8b-bnb-4bit\n"
+    (tmp_path / "job.yaml").write_text(text, encoding="utf-8")
+    lora = to_job(read("auto", str(tmp_path / "job.yaml"), HARDWARE), HARDWARE).model.lora
+    assert lora is not None
+    assert lora.base_dtype == "nf4"
+
+
+@pytest.mark.parametrize("config", ["--config_file fsdp.json", "--config_file=fsdp.json"])
+def test_a_config_of_accelerate_is_read_as_json_too(tmp_path, config):
+    (tmp_path / "fsdp.json").write_text(
+        '{"distributed_type": "FSDP", "mixed_precision": "bf16", "num_processes": 4, "fsdp_config": {"fsdp_version": 2}}',
+        encoding="utf-8",
+    )
+    (tmp_path / "run.sh").write_text(
+        f"accelerate launch {config} train.py --model_name_or_path Qwen/Qwen2-7B --max_length 2048\n", encoding="utf-8"
+    )
+    layout = to_job(read("auto", str(tmp_path / "run.sh"), HARDWARE), HARDWARE).parallelism
+    assert layout.fsdp is not None
+    assert (layout.dp, layout.fsdp.version) == (4, 2)
+
+
+def test_a_section_about_attention_that_no_table_has_is_refused(tmp_path):
+    text = (FOLDER / "nanotron.yaml").read_text(encoding="utf-8") + "\ninfini_attention:\n  segment_length: 1024\n"
+    (tmp_path / "job.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"infini_attention\.segment_length 1024: not an option of nanotron"):
+        to_job(read("auto", str(tmp_path / "job.yaml"), HARDWARE), HARDWARE)
+
+
+def test_bf16_of_gpt_neox_stands_in_its_fp16_section(tmp_path):
+    """configs/pythia: fp16 {enabled: true, type: bfloat16}."""
+    text = (FOLDER / "gpt_neox.yml").read_text(encoding="utf-8")
+    (tmp_path / "job.yml").write_text(
+        text.replace('"enabled": true', '"enabled": true, "type": "bfloat16"', 1), encoding="utf-8"
+    )
+    sets = HARDWARE | {"parallelism.dp": 12, "model.vocab_sz": 50432}
+    assert to_job(read("auto", str(tmp_path / "job.yml"), sets), sets).performance.precision == "bf16"

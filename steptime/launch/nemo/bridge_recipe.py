@@ -14,6 +14,7 @@ from steptime.base.config import ConfigError
 from steptime.launch.beside import Beside
 from steptime.launch.config_functions import CALLED, CLASS, read_function
 from steptime.launch.config_values import Computed
+from steptime.launch.devices import told
 from steptime.launch.keys import flatten, load_table, rule_of, spelled
 from steptime.launch.megatron.config_objects import object_keys
 from steptime.launch.megatron.translation import plan_of
@@ -23,12 +24,19 @@ from steptime.launch.nemo.targets import CLASS as TARGET
 from steptime.launch.nemo.targets import NemoConfig
 from steptime.launch.reading import LaunchFlag, Reading
 
-_PRECISIONS = {
-    "bf16": {}, "fp8": {"fp8": "hybrid", "fp8_recipe": "delayed"}, "fp8_ds": {"fp8": "hybrid", "fp8_recipe": "delayed"},
-    "fp8_cs": {"fp8": "hybrid", "fp8_recipe": "tensorwise"}, "fp8_sc": {"fp8": "hybrid", "fp8_recipe": "blockwise"},
-    "fp8_mx": {"fp8": "e4m3", "fp8_recipe": "mxfp8"}, "nvfp4": {"fp4": "e2m1", "fp4_recipe": "nvfp4"},
+_FP8: tuple[dict[str, Any], ...] = (
+    {"fp8": "hybrid", "fp8_recipe": "delayed"},
+    {"fp8": "hybrid", "fp8_recipe": "tensorwise"},
+    {"fp8": "hybrid", "fp8_recipe": "blockwise"},
+    {"fp8": "e4m3", "fp8_recipe": "mxfp8"},
+)
+_PRECISIONS: dict[str, dict[str, Any]] = {
+    "bf16": {}, "fp16": {"fp16": True}, "nvfp4": {"fp4": "e2m1", "fp4_recipe": "nvfp4"},
+    **dict.fromkeys(("fp8", "fp8_ds", "fp8_delayed"), _FP8[0]), **dict.fromkeys(("fp8_cs", "fp8_current"), _FP8[1]),
+    **dict.fromkeys(("fp8_sc", "fp8_subchannel"), _FP8[2]), **dict.fromkeys(("fp8_mx", "mxfp8"), _FP8[3]),
 }  # fmt: skip
-"""Words of Megatron-Bridge's perf recipes -> fields of its mixed precision (training/mixed_precision.py)."""
+"""Words of Megatron-Bridge's recipes, less bf16_with_ and _scaling_mixed -> fields of its mixed precision
+(training/mixed_precision.py, MIXED_PRECISION_RECIPES; the short ones are those of its perf recipes)."""
 _OVERLAPS = {
     "ddp.overlap_grad_reduce": True, "ddp.overlap_param_gather": True, "ddp.use_distributed_optimizer": True,
 }  # fmt: skip
@@ -72,7 +80,7 @@ def _bridge(path: str, found: tuple[str, dict[str, Any]], sets: Mapping[str, Any
     base, called = str(tree.pop(CLASS)), list(_calls(tree))
     whole = base.rpartition(".")[2] == "ConfigContainer"
     preset = _model(tree.get("model")) or _model_of_base(base)
-    said = _said(tree)
+    said = _said(tree, path, sets)
     model = {} if preset is None or "model.num_layers" in said else {"model": preset}
     table = load_table("megatron_bridge")
     defaults: dict[str, Any] = {} if whole else dict(_OVERLAPS)
@@ -98,15 +106,23 @@ def _bridge(path: str, found: tuple[str, dict[str, Any]], sets: Mapping[str, Any
     return plan_of(keys, "megatron-bridge", int(devices[1]) if devices else None)
 
 
-def _said(tree: dict[str, Any]) -> dict[str, Any]:
-    """The sections as dotted keys; mixed precision by its fields."""
+def _said(tree: dict[str, Any], path: str, sets: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The sections as dotted keys; mixed precision by its fields.
+
+    Raises:
+        ConfigError: a mixed precision of another name, which nobody sets.
+    """
     mixed = tree.get("mixed_precision")
     said = flatten(
-        {key: _plain(section) for key, section in tree.items() if key not in {"env_vars", "mixed_precision"}}
+        {key: _plain(section) for key, section in tree.items() if key not in {"env_vars", "mixed_precision", "_args_"}}
     )
     word = (mixed.get("_args_") or [""])[0] if isinstance(mixed, dict) else mixed
-    fields = _PRECISIONS.get(re.sub(r"^bf16_with_|_mixed$", "", str(word)), {}) if word else {}
-    said |= {f"mixed_precision.{key}": value for key, value in ({"bf16": True} | fields).items()}
+    name = str(word.code if isinstance(word, Computed) else word or "bf16").removesuffix("()").rpartition(".")[2]
+    fields = _PRECISIONS.get(re.sub(r"^(?:\w+_)?bf16_with_|(?:_scaling)?_mixed$", "", name))
+    if fields is None and told(sets, "performance.precision") is None:
+        raise ConfigError(f"{path}: mixed precision {name} is not known; add --set performance.precision=NAME")
+    fields = {} if fields is None else {"bf16": "fp16" not in fields} | fields
+    said |= {f"mixed_precision.{key}": value for key, value in fields.items()}
     return said | (flatten({"mixed_precision": _plain(mixed)}) if isinstance(mixed, dict) else {})
 
 

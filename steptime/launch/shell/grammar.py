@@ -255,7 +255,8 @@ class _Parser:
                     break
                 body = token.body if token.text in {"<<", "<<-"} else body
                 self._redirection()
-                body = _plain(self.tokens[self.i - 1].text) if token.text == "<<<" else body
+                if token.text == "<<<":  # what follows it, if anything does
+                    body = "".join(_plain(word.text) for word in self.tokens[self.i - 1 : self.i])
                 continue
             if inside and token.text == "\n":
                 break
