@@ -128,7 +128,7 @@ def read(tmp_path, name, **changes):
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_published_config_json_is_its_preset(tmp_path, name):
+def test_a_config_json_is_its_preset(tmp_path, name):
     """Every field; presets leave out the layers of multi-token prediction that some files state."""
     ours = build(Model, read(tmp_path, name))
     preset = load_model(name, mtp=FILES[name].get("num_nextn_predict_layers", 0))
