@@ -204,14 +204,14 @@ class _Builder:
 def scalar(text: str) -> Any:
     """An unquoted YAML scalar: null, a bool, a number (1e12 too), else text.
 
-    >>> scalar("1e12"), scalar("010"), scalar("1:30")
-    (1000000000000.0, 10, '1:30')
+    >>> scalar("1e12"), scalar("010"), scalar("1:30"), scalar("28_16_"), scalar("1_.5_")
+    (1000000000000.0, 10, '1:30', 2816, 1.5)
     """
     word = text.lower()
     if word in _WORDS:
         return _WORDS[word]
     if _INT.fullmatch(text) and len(text) < 300:
-        return int(text)
+        return int(text.replace("_", ""))
     if _FLOAT.fullmatch(text):
-        return float(text)
+        return float(text.replace("_", ""))
     return text

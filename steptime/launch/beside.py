@@ -43,7 +43,7 @@ class Beside:
         tails = [PurePosixPath(*pure.parts[i:]) for i in range(len(pure.parts) - 1)]
         above = [parent / tail for tail in tails for parent in self.folder.resolve().parents[:6]]
         candidates = (within, *([] if ".." in pure.parts else above), self.folder / pure.name)
-        return next((path for path in candidates if _is_readable(path)), None)
+        return next((path for path in candidates if is_readable(path)), None)
 
     def text(self, name: str) -> str | None:
         """The text of that file; None where there is none, or it cannot be read."""
@@ -54,7 +54,7 @@ class Beside:
             return None
 
 
-def _is_readable(path: Path) -> bool:
+def is_readable(path: Path) -> bool:
     """Whether a file of that name is there, and not too large."""
     try:
         return path.is_file() and path.stat().st_size <= MOST_BYTES

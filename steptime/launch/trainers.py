@@ -19,7 +19,7 @@ from typing import Any
 from steptime.base.document import parse_mapping, scalar
 from steptime.job.edit import put
 from steptime.launch.adapters import adapted, put_adapters
-from steptime.launch.beside import Beside
+from steptime.launch.beside import Beside, is_readable
 from steptime.launch.deepspeed import put_deepspeed_config
 from steptime.launch.devices import data_parallel, on_node, told
 from steptime.launch.figures import Figures
@@ -237,7 +237,7 @@ class _Plan(Figures):
             config["model"] = {"preset": preset} | config["model"]
             return
         found = Path(name) / "config.json"
-        if name and found.is_file():
+        if name and is_readable(found):
             config["model"] = {"hf": str(found)} | config["model"]
             return
         what = f"model {name!r} is not among the presets" if name else "model unknown"

@@ -96,6 +96,19 @@ def test_what_is_nested_too_deep_is_one_line(capsys, tmp_path):
         assert refused(capsys, "--from", kind, path) == [f"{path}: is nested too deep to be read"]
 
 
+def test_a_model_name_longer_than_any_file_name_is_one_line(capsys, tmp_path):
+    path = tmp_path / "axolotl.yaml"
+    path.write_text(f"base_model: {'a' * 5000}\nmicro_batch_size: 1\nsequence_len: 4096\nadapter: null\n")
+    assert any("is not among the presets" in line for line in refused(capsys, "--from", "auto", path))
+
+
+def test_an_empty_mapping_in_the_place_of_a_word_is_no_traceback(capsys, tmp_path):
+    path = tmp_path / "bridge.yaml"
+    text = (DATA / "nemo" / "llama3_70b_container.yaml").read_text()
+    path.write_text(text.replace("position_embedding_type: rope", "position_embedding_type: {}"))
+    assert run(capsys, "--from", "auto", path, "--allow-unmodeled", *H100)[0] in {0, 2}
+
+
 def test_a_plan_is_not_written_over_nor_where_it_cannot_be(capsys, tmp_path):
     plan = tmp_path / "plan.yaml"
     plan.write_text("mine")

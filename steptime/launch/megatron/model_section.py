@@ -101,7 +101,7 @@ def _positions(keys: JobKeys) -> dict[str, Any]:
     rotary = keys.word(kind)
     if keys.get(kind) == "mrope":
         keys.leave_out(kind, "rotary positions are counted")
-    learned = keys.get(kind) in {"learned_absolute", "absolute", "learned"} and keys.on("add_position_embedding")
+    learned = keys.get(kind) in ("learned_absolute", "absolute", "learned") and keys.on("add_position_embedding")
     found: dict[str, Any] = {"learned_positions": learned, "rotary_embeds": rotary}
     return found | ({"max_positions": keys.whole("max_position_embeddings")} if learned else {})
 

@@ -192,7 +192,7 @@ def _attention(keys: JobKeys) -> dict[str, Any]:
     elif keys.on("tp_comm_overlap") and keys.count("tensor_model_parallel_size") > 1:
         # its own, and one as large as three for userbuffers' streams (TE cpp_extensions/gemm.py, _NUM_MAX_UB_STREAMS)
         section["te_workspaces"] = 4
-    if not local and keys.get("attention_backend") in {"flash", "fused"}:
+    if not local and keys.get("attention_backend") in ("flash", "fused"):
         section["attention_backend"] = "flash" if keys.get("attention_backend") == "flash" else "cudnn"
     return section
 
