@@ -171,9 +171,9 @@ FAMILIES: dict[str, Family] = {
     # a shared expert whatever n_shared_experts says; attention without rotation (modeling_nemotron_h.py)
     "nemotron_h": Family(
         GLU | {"glu": False, "rotary_embeds": False},
-        {
+        UNTIED
+        | {
             "hidden_act": "relu2",
-            "tie_word_embeddings": False,
             "head_dim": 128,
             "num_key_value_heads": 8,
             "use_bias": False,
