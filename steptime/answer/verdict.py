@@ -10,6 +10,7 @@ from steptime.base.num import Num, maximum
 from steptime.base.rows import HeldBuffer, Memory, StageMemory, Verdict
 from steptime.job.assembly import Assembly
 from steptime.job.job import Job
+from steptime.memory.blocks import further_ends
 from steptime.memory.buffers import at_peak, cublas_workspace_bytes, stage_buffers, step_change
 from steptime.memory.overhead import overhead, reserved_bytes
 from steptime.memory.stages import PeakMoment, peak_moments
@@ -50,10 +51,12 @@ def stage_rows(assembly: Assembly, states: list[States]) -> list[StageMemory]:
     walked = fsdp.peak_moments(assembly) if fsdp.applies(job) else peak_moments(assembly)
     first = assembly.first_alike
     buffers = {stage: stage_buffers(assembly, stage, states[stage]) for stage in set(first)}
-    return [
+    ends = {stage: further_ends(assembly, stage, states[stage]).bytes for stage in buffers}
+    rows = [
         stage_row(job, stage, state, buffers[first[stage]], moment)
         for stage, (state, moment) in enumerate(zip(states, walked, strict=True))
     ]
+    return [row._replace(persisting_bytes=row.persisting_bytes + ends[first[stage]]) for stage, row in enumerate(rows)]
 
 
 def moment_bytes(job: Job, state: States) -> Num:
