@@ -27,6 +27,7 @@ from steptime.job.mend import hidden_problems
 from steptime.job.mesh import Parallelism, ScheduleName
 from steptime.job.names import PATHS
 from steptime.job.performance_rules import offload_facts
+from steptime.job.pipeline_rules import group_taken
 from steptime.job.sections import CrossDc, Data, Hardware, Run
 from steptime.model.model import Model
 from steptime.software.performance import Options, Performance, Software, resolve
@@ -127,6 +128,7 @@ class Job(Config):
         parallelism = self.parallelism.model_dump(exclude_none=True, exclude=experts)
         resolved: dict[str, Any] = {"sp": self.sp, "zero_level": self.zero_level, "schedule": self.schedule}
         resolved |= {"cp_comm_type": self.cp_comm_type} if self.parallelism.cp > 1 else {}
+        resolved |= group_taken(facts(self))
         settings = self.software.settings()
         performance = {key: settings[key] for key in Options.model_fields}
         config: dict[str, Any] = {
