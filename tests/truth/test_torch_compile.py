@@ -25,6 +25,7 @@ from steptime.model.ops import Gemm, tensor_bytes
 from steptime.model.segments import find_segments, kept_names, replayed
 from steptime.model.shard import Shard
 from steptime.software.performance import Performance, resolve
+from steptime.software.settings import Compile
 
 ATEN = torch.ops.aten
 VIEWS = {
@@ -76,7 +77,7 @@ def model_of(kind: str) -> Model:
     return Model(n_layers=1, vocab_sz=128, **SIZES[kind])
 
 
-def shard_of(model: Model, compiled: str) -> Shard:
+def shard_of(model: Model, compiled: Compile) -> Shard:
     software = resolve(Performance(software="torch", compile=compiled))
     return Shard(float(B), float(S), float(S), 1.0, False, float(model.vocab_sz), software)
 
