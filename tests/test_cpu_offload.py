@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jobs
 import pytest
+import test_search as search
 
 from steptime.answer.result import estimate
 from steptime.commands.cli import main
@@ -156,3 +157,24 @@ def test_the_report_says_where_they_are(tmp_path, capsys):
     assert "states on the host, a node 119.66" in " ".join(out.split())  # GiB: 16 B of 8.03e9 parameters
     assert main(["explain", str(path), "host_optimizer"]) == 0
     assert "16 B held and 28 B read and written for each" in capsys.readouterr().out
+
+
+COLUMNS = {
+    "half, tensor by tensor": {"optimizer": 0.5, "overlap": True},
+    "masters too": {"optimizer": 0.75, "keep_masters": True},
+    "all": {"optimizer": 1.0, "threads": 4},
+}
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_columns_are_the_rows(name):
+    """The search's memory bit for bit that of an estimate, its step within what the pipeline's closed form leaves."""
+    job = search.plan(performance={"cpu_offload": COLUMNS[name]}, hidden_sz=2048)
+    for block, choice, row in search.sampled(search.blocks_of(job, 16), 12):
+        found = estimate(job.replace(**block.changes(choice, row)))
+        assert block.allocated_bytes[choice, row] == found.memory.peak_allocated_bytes + sum(
+            found.memory.overhead_bytes
+        )
+        if found.memory.fits:
+            error = abs(block.step_s[choice, row] / found.step_s - 1.0)
+            assert error < (1e-9 if block.stages.pp == 1 else 0.05)

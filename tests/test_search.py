@@ -98,8 +98,6 @@ PLANS = {
     "latents of experts": plan(moe={"n_experts": 8, "expert_inter_sz": 1024, "experts_per_token": 2, "latent_sz": 512}),
     "mxfp8": plan(performance={"precision": "mxfp8"}, hardware="dgx-b200"),
     "offloaded": plan(performance={"offload_modules": ["core_attn", "attn_proj", "mlp_norm"]}, hidden_sz=2048),
-    "states on the host": plan(performance={"cpu_offload": {"optimizer": 0.5, "overlap": True}}, hidden_sz=2048),
-    "states and masters": plan(performance={"cpu_offload": {"optimizer": 0.75, "keep_masters": True}}),
     "offloaded experts": plan(
         performance={"offload_modules": ["expert_fc1", "moe_act", "attn_norm"]},
         mtp=1,
