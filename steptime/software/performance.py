@@ -15,6 +15,7 @@ from steptime.software.cpu_offload import CpuOffload
 from steptime.software.precision import RECIPES, Recipe, RecipeName, recipe
 from steptime.software.profiles import profile_mapping, profile_names
 from steptime.software.settings import (
+    COMPILED,
     ActivationSettings,
     AttentionBackend,
     AttentionImpl,
@@ -233,11 +234,6 @@ _GROUP_OF: dict[str, str] = {
     "overlap": "",
 }
 """Switch -> the group that contains it; "": `Software` itself."""
-_BLOCK = {"norm_impl": "fused", "activation_impl": "fused", "rope_impl": "fused"}
-COMPILED: dict[str, dict[str, str]] = {"none": {}, "blocks": _BLOCK, "all": _BLOCK | {"loss_impl": "compiled"}}
-"""What inductor makes of a block and of the loss: element-wise operations in a row, with the sums beside them, are one kernel.
-
-Kept for backward are the tensors of AOTAutograd's min-cut partitioner (tests/truth/test_torch_compile.py), byte for byte."""
 EAGER_TORCH = frozenset({"torch", "fsdp2"})
 """Profiles that launch torch's own kernels one by one, like the microbenchmark."""
 _UNSAID = frozenset(Performance.model_fields) - frozenset(Options.model_fields)
