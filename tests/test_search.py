@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import random
-from itertools import islice
+from itertools import islice, product
 
 import numpy as np
 import pytest
 
 from steptime import Job, estimate
 from steptime.base.config import ConfigError
+from steptime.job.assembly import Assembly
+from steptime.job.job import facts
 from steptime.schedule import walk
 from steptime.search.changes import fewest
-from steptime.search.pipeline import Flavor, Stages
+from steptime.search.grid import grid
+from steptime.search.pipeline import Chunks, Flavor, Stages, stages
 from steptime.search.run import run, search
-from steptime.search.screen import Screen
+from steptime.search.screen import Screen, part_keys
 from steptime.search.search import Asked
 from steptime.search.space import Axes, Counts, divisors
 from steptime.search.walk_columns import makespans
+from steptime.timing.part_times import chunk_times, part_times, pricing
 
 MODEL = {"n_layers": 12, "hidden_sz": 1024, "inter_sz": 3072, "n_q_heads": 16, "n_kv_heads": 4, "vocab_sz": 50257}
 
@@ -71,6 +75,12 @@ PLANS = {
         {"pp": 2, "dp": 2, "ep": 2},
         {"overlap": {"ep": True}, "moe": {"overlap_keeps_pieces": True}},
         mtp=1,
+        moe={"n_experts": 8, "expert_inter_sz": 1024, "experts_per_token": 2},
+    ),
+    "exchange overlapped": plan(
+        {"dp": 4, "ep": 2},
+        {"overlap": {"ep": True}},
+        vocab_sz=2048,
         moe={"n_experts": 8, "expert_inter_sz": 1024, "experts_per_token": 2},
     ),
     "two data centers": Job(
@@ -154,6 +164,28 @@ def test_the_screen_beside_estimates(name, devices):
         assert error < (1e-9 if block.stages.pp == 1 else 0.05)
         errors.append(error)
     assert np.median(errors) < 0.003
+
+
+@pytest.mark.parametrize("name", [*PLANS, *FLEETING])
+def test_seconds_of_chunks_in_columns_are_those_of_estimates(name):
+    """Forward and backward of every chunk of every stage, bit for bit."""
+    job = (PLANS | FLEETING)[name]
+    few = Axes({"tp": (1, 4), "cp": (1, 2), "microbatch_sz": (1, 8, 32)})
+    screen = Screen(job, few, Counts())
+    blocks = [block for _, block in screen.blocks(16, job.data.gbs)]
+    rows = grid(screen.job, job, screen.axes, 16, job.data.gbs, screen.counts, screen.weight, screen.levels)
+    parts = screen.parts(part_keys(rows, screen.zeros), rows)
+    chunks = Chunks(screen.job, parts)
+    for block, choice, row in sampled(blocks, 10, seed=2):
+        assembly = Assembly(job.replace(**block.changes(choice, row)))
+        seconds = chunk_times(assembly, part_times(assembly, pricing(assembly.job)))
+        at = parts.find(*(np.array([value]) for value in block.key(row)))
+        mine = stages(parts.assembly, facts(assembly.job), block.stages.schedule)
+        for of, kind in zip(mine.of, mine.chunks, strict=True):
+            for stage, (virtual, chunk) in product(of, enumerate(kind)):
+                found = chunks.of(chunk, (block.choices[choice],), at, split=False)
+                alone = seconds[stage][virtual]
+                assert (found.forward_s.item(), found.backward_s.item()) == (alone.forward_s, alone.backward_s)
 
 
 @pytest.mark.parametrize(("pp", "vpp"), [(2, 1), (4, 1), (2, 3), (4, 3), (3, 4)])
