@@ -140,7 +140,7 @@ class Screen:
             return
         parts = self.parts(keys, found)
         chunks = Chunks(self.job, parts)
-        priced = pricing(Candidates(self.job, dp=found.devices).as_job)
+        priced = pricing(Candidates(self.job, dp=found.devices, gbs=found.devices).as_job)
         common = Pipelines(self.job, zeros, useful, chunks, sketches, priced, self.most)
         plain = facts(self.job)
         if bound := self.bound:
