@@ -99,7 +99,7 @@ def test_many_depths_of_prediction_are_told_single_changes(monkeypatch):
     """All layouts are searched up to a number of depths that models have; beyond it single changes are estimated."""
     monkeypatch.setattr(search_fixes, "run", lambda *_, **__: pytest.fail("all layouts were searched"))
     layout = ["model={preset: mixtral-8x22b, mtp: 5}", "parallelism.vpp=1", "parallelism.dp=8", "parallelism.ep=8"]
-    found = estimate(Job.load(PLAN, [*layout, "data.gbs=256", "data.seqlen=4096", "data.microbatch_sz=1"]))
+    found = estimate(Job.load(PLAN, [*layout, "data.gbs=256", "data.seqlen=4096", "data.microbatch_sz=8"]))
     assert found.memory.verdict == "does_not_fit"
     assert found.fixes
     for fix in found.fixes:
