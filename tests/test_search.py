@@ -312,7 +312,7 @@ def test_the_winner_beside_the_plan():
 def test_what_the_plan_says_already_is_no_change():
     job = plan({"tp": 2, "dp": 2})
     block = next(b for b in blocks_of(job, 4) if b.stages.pp == 1 and b.zero_level == 1)
-    row = next(i for i in np.flatnonzero(block.legal) if block.key(int(i)) == (True, 2, 1, 1, 2, 1, 1))
+    row = next(i for i in np.flatnonzero(block.legal) if block.key(int(i)) == (True, 2, 1, 1, 2, 1, 2))
     none = next(i for i, choice in enumerate(block.choices) if choice.setting[1] == "none")
     assert fewest(job, block.changes(none, int(row))) == {}
 
