@@ -46,6 +46,7 @@ def experts_of_others(j):
 def test_step_time(of_test, group, rows, ceilings):
     """Sizes of the errors of test rows, in per cent; one vote per cell. No row may leave."""
     found = stats(step_errors(j for j in of_test if group(j)))
+    assert found is not None
     assert found.rows >= rows
     too_far = {name: 100 * getattr(found, name) for name in ceilings if 100 * getattr(found, name) > ceilings[name]}
     assert too_far == {}
@@ -56,6 +57,8 @@ def test_peak_memory():
     runs = [j for j in judge_shipped() if j.row.group == "simumax"]
     dense = stats(memory_errors(j for j in runs if not with_experts(j)))
     experts = stats(memory_errors(j for j in runs if with_experts(j)))
+    assert dense is not None
+    assert experts is not None
     assert (dense.rows, experts.rows) == (14, 4)
     assert (100 * dense.mean <= 0.15, 100 * experts.mean <= 0.6) == (True, True)
 
