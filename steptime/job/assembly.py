@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
 from steptime.base.num import Num, ceil
 from steptime.job.job import Job
-from steptime.model.blocks import embedding_ops, head_ops, layers, params_of
+from steptime.model.blocks import Layer, embedding_ops, head_ops, layers, params_of
 from steptime.model.model import Model
 from steptime.model.ops import Gemm, Op, Param, Tensor, tensor_bytes
 from steptime.model.shard import Shard
@@ -137,7 +137,8 @@ class Assembly:
         """`like`: an assembly whose parts this job has too where model and shard are the same, as those of another dp."""
         self.job = job
         self.shard = shard_of(job)
-        if like is not None and like.job.model is job.model and like.shard == self.shard:
+        alike = like is not None and like.job.performance.bf16_layers == job.performance.bf16_layers
+        if like is not None and alike and like.job.model is job.model and like.shard == self.shard:
             self.take_parts(like)
         else:
             self.make_parts()
@@ -153,16 +154,19 @@ class Assembly:
         self.boundary_bytes: Num = 1.0 * hidden.bytes
         """The tensor that one stage sends to the next [B]."""
         self.embedding = Part("embedding", embedding, nothing, last_output(embedding), tp, model)
-        made: dict[int, Part] = {}
+        plain = replace(self.shard, software=self.shard.software.model_copy(update={"precision": "bf16"}))
+        made: dict[tuple[int, bool], Part] = {}
         self.runs: list[tuple[Part, int]] = []
         """All layers in depth order."""
         every = layers(model)
         last = every[-1][0].model if model.mtp else model
         self.head = Part("head", head_ops(model, self.shard), hidden, "", tp, last, self.experts)
-        for layer, count in every:
-            if id(layer) not in made:
-                made[id(layer)] = Part(layer.kind, layer.ops(self.shard), hidden, "y", tp, layer.model, self.experts)
-            self.runs.append((made[id(layer)], count))
+        for layer, count, in_bf16 in ends_in_bf16(every, *self.job.performance.bf16_layers):
+            key = id(layer), in_bf16
+            if key not in made:
+                ops = layer.ops(plain if in_bf16 else self.shard)
+                made[key] = Part(layer.kind, ops, hidden, "y", tp, layer.model, self.experts)
+            self.runs.append((made[key], count))
         self.kinds = list(made.values())
         """Every kind of layer."""
 
@@ -263,6 +267,21 @@ class Assembly:
     def local_params(self, chunk: Chunk) -> Num:
         """Trained parameters of a chunk on one device."""
         return sum([count * p.elements for params, count in self.chunk_params(chunk) for p in params])
+
+
+def ends_in_bf16(every: list[tuple[Layer, int]], start: int, end: int) -> Iterator[tuple[Layer, int, bool]]:
+    """Layers in depth order with their count, and whether a recipe leaves them in bf16: `start` first and `end` last ones.
+
+    Source: megatron-core 0.16.1 fp8_utils.py, is_first_last_bf16_layer.
+    """
+    left, at = sum(count for _, count in every), 0
+    for layer, count in every:
+        first = min(max(start - at, 0), count)
+        last = min(max(count + end - left, 0), count - first)
+        for n, in_bf16 in ((first, True), (count - first - last, False), (last, True)):
+            if n:
+                yield layer, n, in_bf16
+        left, at = left - count, at + count
 
 
 def chunks_of(runs: Runs, counts: Sequence[int], places: Sequence[Place]) -> list[Chunk]:

@@ -98,6 +98,7 @@ class Facts(NamedTuple):
     recompute: Recompute | None
     offload: frozenset[str]
     cpu_offload: CpuOffload
+    bf16_layers: tuple[int, int]
     host_link: bool
     host: bool
     graphs: bool

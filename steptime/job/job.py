@@ -137,6 +137,9 @@ class Job(Config):
                 **self.recompute.to_config(),
                 **performance,
                 **({"offload_modules": modules} if (modules := self.performance.offload_modules) else {}),
+                **self.performance.model_dump(
+                    include={"bf16_layers_at_start", "bf16_layers_at_end"}, exclude_none=True
+                ),
                 **(
                     {"cpu_offload": away.model_dump(exclude_none=True)}
                     if (away := self.performance.cpu_offload).share

@@ -19,6 +19,7 @@ def offload_facts(said: Performance, software: Software, machine: Machine) -> di
         "offload": frozenset(said.offload_modules or ()),
         "host_link": machine.accelerator.host_bytes_per_s is not None,
         "graphs": bool(software.timing.cuda_graphs),
+        "bf16_layers": said.bf16_layers,
     }
 
 
@@ -49,6 +50,21 @@ PERFORMANCE_RULES = [
         "performance.fp8_params",
         "needs a low-precision recipe (got precision {f.precision}); remove it",
         lambda f: (not f.states.fp8_params) | f.recipe,
+    ),
+    # megatron/core/transformer/transformer_config.py:1528-1554, __post_init__
+    Rule(
+        "bf16 layers of a recipe",
+        "performance.bf16_layers_at_start",
+        "layers in bf16 need megatron-core and a recipe other than fp8_delayed (got {f.software}, {f.precision}); remove them",
+        lambda f: (
+            (max(f.bf16_layers) == 0) | (f.recipe & (f.precision != "fp8_delayed") & (f.family == "megatron-core"))
+        ),
+    ),
+    Rule(
+        "bf16 layers of a stage",
+        "performance.bf16_layers_at_start",
+        "at most the layers of a pipeline stage at either end (got {f.bf16_layers[0]} and {f.bf16_layers[1]} of {f.n_layers})",
+        lambda f: (max(f.bf16_layers) == 0) | (max(f.bf16_layers) <= f.n_layers // f.pp),
     ),
     # pytorch/ao torchao/float8/config.py, Float8LinearConfig.__post_init__: enable_fsdp_float8_all_gather needs tensorwise scales
     Rule(

@@ -113,11 +113,19 @@ class Performance(Options):
     recompute: Section[Recompute] | None = None
     offload_modules: list[OffloadModule] | None = None
     """Modules whose inputs wait in host memory for backward (Megatron-Core's fine-grained activation offloading)."""
+    bf16_layers_at_start: int | None = Field(default=None, ge=0)
+    """Layers, the first ones, whose projections a recipe leaves in bf16."""
+    bf16_layers_at_end: int | None = Field(default=None, ge=0)
     cpu_offload: Section[CpuOffload] = Field(default_factory=CpuOffload)
     overlap: Section[Overlap] | None = None
     moe: Section[MoeSettings] = Field(default_factory=MoeSettings)
     software: str | None = None
     calibration: Section[Calibration] | None = None
+
+    @property
+    def bf16_layers(self) -> tuple[int, int]:
+        """How many of the first and of the last layers a recipe leaves in bf16."""
+        return self.bf16_layers_at_start or 0, self.bf16_layers_at_end or 0
 
     @model_validator(mode="after")
     def _known(self) -> Self:

@@ -49,7 +49,7 @@ REASONS = (
 HOLD_MEMORY = frozenset(
     f"--{name}"
     for name in (
-        "optimizer", "delay-wgrad-compute", "first-last-layers-bf16", "nccl-ub", "fp16-lm-cross-entropy",
+        "optimizer", "delay-wgrad-compute", "nccl-ub", "fp16-lm-cross-entropy",
         "use-transformer-engine-op-fuser", "reuse-grad-buf-for-mxfp8-param-ag", "no-bias-dropout-fusion",
         "overlap-param-gather-with-optimizer-step",
     )

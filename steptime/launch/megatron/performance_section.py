@@ -71,11 +71,18 @@ def _precision(keys: JobKeys) -> dict[str, Any]:
     if keys.get("fp4"):
         if keys.get("fp4_recipe") != "nvfp4":
             keys.leave_out("fp4_recipe", "a custom recipe: counted as NVFP4")
-        return {"precision": "nvfp4", "fp8_params": keys.on("fp4_param")}
+        return {"precision": "nvfp4", "fp8_params": keys.on("fp4_param"), **_bf16_layers(keys)}
     recipe = keys.meaning("fp8_recipe")
     if recipe is None and keys.get("fp8_recipe") is not None:
         keys.leave_out("fp8_recipe", "delayed scaling is counted")
-    return {"precision": recipe or "fp8_delayed", "fp8_params": keys.on("fp8_param_gather")}
+    return {"precision": recipe or "fp8_delayed", "fp8_params": keys.on("fp8_param_gather"), **_bf16_layers(keys)}
+
+
+def _bf16_layers(keys: JobKeys) -> dict[str, Any]:
+    """The first and the last layers that a recipe leaves in bf16, one at either end where their number is not said."""
+    if not keys.on("first_last_layers_bf16"):
+        return {}
+    return {f"bf16_layers_at_{end}": keys.count(f"num_layers_at_{end}_in_bf16", 1, least=0) for end in ("start", "end")}
 
 
 def _recompute(keys: JobKeys) -> dict[str, Any]:
