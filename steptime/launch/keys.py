@@ -151,7 +151,7 @@ _COST = re.compile(
     r"|bias|tied?|untie|tying|embeddings?|parallel(?:ism)?|tp|pp|dp|cp|ep|vpp|sp|ulysses|zero|fsdp|shard(?:ing|s|ed)?|pipeline|stages?"
     r"|microbatch(?:es)?|schedule|replicas?|fp8|fp16|bf16|fp32|fp4|nvfp4|mxfp8|int8|amp|dtype|precision|quant\w*|recompute\w*"
     r"|remat\w*|checkpointing|checkpoint_activations|offload\w*|optim(?:izer)?|adam\w*|muon|master|moments?|overlap\w*|async_tp"
-    r"|compile|graphs?|freeze\w*|frozen|packing|packed)(?:_|$)"
+    r"|compile|graphs?|accum\w*|freeze\w*|frozen|packing|packed)(?:_|$)"
 )
 """Words in a key's name that refer to dimensions, parallelism, precision, recomputation, the optimizer or overlap."""
 _COST_SECTION = re.compile(r"(?:^|[._])(?:attention|attn|moe|experts?|mamba|mlp|lora|adapters?)(?:[._]|$)")

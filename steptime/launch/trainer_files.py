@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import tomllib
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from steptime.base.config import ConfigError
 from steptime.base.document import parse_mapping, scalar
@@ -12,17 +13,35 @@ from steptime.launch.beside import Beside
 from steptime.launch.devices import of_comment
 from steptime.launch.keys import KeyTable, flatten
 from steptime.launch.nemo.interpolate import resolve
+from steptime.launch.program_defaults import defaults_in
 from steptime.launch.shell.processes import taken_apart
 from steptime.launch.shell.script import Script, read_script, variables_of
 
 
-def said_in(
-    path: str, text: str, table: KeyTable, env: dict[str, str], beside: Beside | None
-) -> tuple[dict[str, Any], int | None, dict[str, str]]:
-    """The keys of a file, dotted, how many processes a script starts, and keys whose value only a run would tell, with why."""
+class Said(NamedTuple):
+    """What the files of a job say."""
+
+    keys: dict[str, Any]
+    """Dotted."""
+    devices: int | None = None
+    """How many processes a script starts."""
+    unclear: Mapping[str, str] = {}
+    """Keys whose value only a run would tell, and why."""
+    program: str = ""
+    """The training program, where it lies beside its script."""
+    defaults: Mapping[str, Any] = {}
+    """What that program takes for arguments that it is not given."""
+
+
+def said_in(path: str, text: str, table: KeyTable, env: dict[str, str], beside: Beside | None) -> Said:
+    """The keys of a file, and of the configs and the program that it names.
+
+    Raises:
+        ConfigError: one line per problem.
+    """
     if path.endswith(".toml"):
         try:
-            return flatten(tomllib.loads(text)), None, {}
+            return Said(flatten(tomllib.loads(text)))
         except ValueError as error:  # TOMLDecodeError, or a number of thousands of digits
             raise ConfigError(f"{path}: not valid TOML ({error})") from None
     if not re.match(r"\s*(#[^\n]*\n\s*|---\s)*(\{|[\w\"'-]+\s*:(\s|$))", text):
@@ -35,11 +54,14 @@ def said_in(
         if script.launchers and script.unclear:  # a launcher's default does not tell them either
             unclear["devices"] = script.unclear[0]
         launcher = {"nproc": script.devices_per_node} if script.devices is None and not script.unclear else {}
-        return said | {key: value for key, value in launcher.items() if value}, script.devices, unclear
+        said |= {key: value for key, value in launcher.items() if value}
+        code = beside.text(script.program) if beside is not None and script.program.endswith(".py") else None
+        name = script.program.rpartition("/")[2]
+        return Said(said, script.devices, unclear, name, defaults_in(code or ""))
     tree = resolve(parse_mapping(text, path), env | variables_of(beside))
     for section in table.raw.get("inside") or []:
         tree = tree[section] if isinstance(tree.get(section), dict) else tree
-    return flatten(tree), of_comment(text), {}
+    return Said(flatten(tree), of_comment(text))
 
 
 def _without_value(script: Script) -> dict[str, str]:
