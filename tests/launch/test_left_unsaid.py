@@ -87,7 +87,9 @@ def test_a_config_that_is_there_says_itself_what_it_offloads(tmp_path):
 
 def test_a_checkpoint_gives_the_model_where_flags_leave_its_biases_open(tmp_path):
     """Megatron's --use-checkpoint-args puts the checkpoint's groups and biases over the flags: 64 heads here have 8 groups."""
-    flags = "--num-layers 80 --hidden-size 8192 --num-attention-heads 64 --seq-length 4096 --max-position-embeddings 4096 "
+    flags = (
+        "--num-layers 80 --hidden-size 8192 --num-attention-heads 64 --seq-length 4096 --max-position-embeddings 4096 "
+    )
     flags += "--micro-batch-size 1 --global-batch-size 8 --normalization RMSNorm --swiglu --bf16 --use-checkpoint-args "
     flags += "--tokenizer-type Llama2Tokenizer --tokenizer-model tokenizer.model --ffn-hidden-size 28672"
     script = f"torchrun --nproc_per_node 8 pretrain_gpt.py {flags} --tensor-model-parallel-size 8\n"

@@ -17,7 +17,9 @@ def model_section(keys: JobKeys, *, unfused: bool) -> dict[str, Any]:
     if not {"num_layers", "hidden_size", "num_attention_heads"} & {*keys.values, *keys.defaults}:
         keys.left_open["model"] = "model unknown; add --set model=NAME (3dtrn models lists them)"
         return {}
-    if keys.on("use_checkpoint_args") and "add_bias_linear" not in keys.values:  # checkpointing.py, load_args_from_checkpoint
+    if (
+        keys.on("use_checkpoint_args") and "add_bias_linear" not in keys.values
+    ):  # checkpointing.py, load_args_from_checkpoint
         what = f"{keys.name('use_checkpoint_args')}: the checkpoint's own sizes, groups and biases go before the flags'"
         keys.left_open["model"] = f"{what}; add --set model=NAME (3dtrn models lists them)"
         return {}
