@@ -14,6 +14,7 @@ from steptime.software.calibration import Calibration
 from steptime.software.precision import RECIPES, Recipe, RecipeName, recipe
 from steptime.software.profiles import profile_mapping, profile_names
 from steptime.software.settings import (
+    COMPILED,
     ActivationSettings,
     AttentionBackend,
     AttentionImpl,
@@ -232,12 +233,6 @@ _GROUP_OF: dict[str, str] = {
     "overlap": "",
 }
 """Switch -> the group that contains it; "": `Software` itself."""
-_BLOCK = {"norm_impl": "fused", "activation_impl": "fused", "rope_impl": "fused"}
-COMPILED: dict[str, dict[str, str]] = {"none": {}, "blocks": _BLOCK, "all": _BLOCK | {"loss_impl": "compiled"}}
-"""What inductor makes of a block and of the loss: element-wise operations in a row, with the sums beside them, are one kernel.
-
-The tensors that are kept for backward then are those of AOTAutograd's min-cut partitioner, byte for byte (tests/truth/
-test_torch_compile.py): what a matrix product or attention reads and cannot be fused with, and the sums of each row."""
 EAGER_TORCH = frozenset({"torch", "fsdp2"})
 """Profiles that launch torch's own kernels one by one, like the microbenchmark."""
 _UNSAID: frozenset[str] = frozenset(Performance.model_fields) - frozenset(Options.model_fields)
