@@ -58,7 +58,7 @@ def test_a_program_that_is_not_there_is_not_guessed(tmp_path):
     ("text", "length"),
     [
         # data_args.py: cutoff_len 2048
-        ("model_name_or_path: Qwen/Qwen2.5-7B\nstage: sft\nfinetuning_type: full\nbf16: true\nper_device_train_batch_size: 1\n", 2048),
+        ("model_name_or_path: Qwen/Qwen2.5-7B\nfinetuning_type: full\nbf16: true\nper_device_train_batch_size: 1\n", 2048),
         # schemas/config.py: sequence_len 512
         ("base_model: Qwen/Qwen2.5-7B\nbf16: true\nmicro_batch_size: 1\ngradient_accumulation_steps: 2\n", 512),
     ],
@@ -119,7 +119,8 @@ def test_linear_layers_of_gpt_neox_have_biases_unless_it_is_said(tmp_path):
 
 
 def test_a_variable_without_a_value_is_told_as_one(tmp_path):
-    script = "torchrun --nproc_per_node 8 train.py --model_name_or_path $MODEL --max_seq_length 2048 --per_device_train_batch_size 1\n"
+    script = "torchrun --nproc_per_node 8 train.py --model_name_or_path $MODEL --max_seq_length 2048 "
+    script += "--per_device_train_batch_size 1\n"
     assert problems(tmp_path, {"train.sh": script}, "train.sh") == [
         "model $MODEL has no value; add --set model=NAME (3dtrn models), or --set model.hf=CONFIG.json"
     ]
