@@ -136,7 +136,12 @@ class Job(Config):
                 "software": self.software.name,
                 **self.recompute.to_config(),
                 **performance,
-                **({"offload_modules": away} if (away := self.performance.offload_modules) else {}),
+                **({"offload_modules": modules} if (modules := self.performance.offload_modules) else {}),
+                **(
+                    {"cpu_offload": away.model_dump(exclude_none=True)}
+                    if (away := self.performance.cpu_offload).share
+                    else {}
+                ),
                 "overlap": self.software.overlap.model_dump(exclude_none=True),
             },
             "data": self.data.model_dump(),
