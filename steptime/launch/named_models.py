@@ -50,21 +50,42 @@ _SPELLINGS = {
 """How repositories spell names, and how the presets do."""
 
 
+_TRAINED = re.compile(
+    r"(?:-(?:sft|dpo|cpt|full|ft|merged|final|local|model|bf16|fp16|checkpoint|ckpt|step|steps|epoch)(?:-?\d{1,6})?)+$"
+)
+"""What trainings leave at the end of a name; no sizes follow from it."""
+_NO_NAME = re.compile(
+    r"(?:checkpoint|ckpt|step|epoch|snapshot|global_step)s?[-_]?\d*|main|hf|final|original|latest|[0-9a-f]{40}",
+    re.IGNORECASE,
+)
+"""Folders inside the one that has a model's name."""
+
+
+def _last_name(path: str) -> str:
+    """The part of a path that names a model: not a checkpoint within it, nor a snapshot of the hub's cache.
+
+    >>> _last_name("hub/models--Qwen--Qwen3-8B/snapshots/main"), _last_name("/ckpt/Qwen3-8B/checkpoint-500")
+    ('Qwen3-8B', 'Qwen3-8B')
+    """
+    parts = [part for part in path.split("/") if part]
+    while len(parts) > 1 and _NO_NAME.fullmatch(parts[-1]):
+        parts.pop()
+    last = parts[-1] if parts else ""
+    return last.rpartition("--")[2] if last.startswith("models--") else last
+
+
 def preset_of(name: str) -> str | None:
     """The preset of a model as Hugging Face's hub names it; None where there is none.
 
     >>> preset_of("meta-llama/Llama-3.2-3B"), preset_of("Qwen/Qwen3-4B-Instruct-2507"), preset_of("own/model")
     ('llama3-3b', 'qwen3-4b', None)
     """
-    words = name.rstrip("/").rpartition("/")[2].lower().replace("_", "-")
+    words = _last_name(name).lower().replace("_", "-")
     for pattern, meant in _SPELLINGS.items():
         words = re.sub(pattern, meant, words)
-    known = model_names()
-    if words in known:
-        return words
-    if words in aliases():
-        return aliases()[words]
-    words = re.sub(r"-(?:instruct|chat|base|it|hf|pt)(?:-.*)?$|-v0\.[1-3]$|-\d{4}$", "", words)
-    if words in aliases():
-        return aliases()[words]
-    return words if words in known else next((found for found in known if found == words.replace("-", "")), None)
+    plain = re.sub(r"-(?:instruct|chat|base|it|hf|pt)(?:-.*)?$|-v0\.[1-3]$|-\d{4}$", "", re.sub(_TRAINED, "", words))
+    known = {found: found for found in model_names()} | aliases()
+    dashless = {found.replace("-", ""): preset for found, preset in known.items()}
+    return next(
+        (named for named in (known.get(words), known.get(plain), dashless.get(plain.replace("-", ""))) if named), None
+    )

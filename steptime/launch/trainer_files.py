@@ -17,6 +17,25 @@ from steptime.launch.program_defaults import defaults_in
 from steptime.launch.shell.processes import taken_apart
 from steptime.launch.shell.script import Script, read_script, variables_of
 
+_OTHER_WORK = re.compile(
+    r"^(?!.*(?:train|tune|sft|pretrain)).*(?:infer|predict|eval|export|generat|serve|merge|convert|chat|web_demo|cli_demo|api)",
+    re.IGNORECASE,
+)
+"""What the names of programs have that run a model or change its files and do not train it."""
+_NO_TRAINING = ("infer_backend", "export_dir", "export_size", "do_predict", "predict_with_generate", "vllm_maxlen")
+"""Keys of jobs that run or export a model, where do_train is not said as well."""
+
+
+def without_training(said: Mapping[str, Any]) -> str:
+    """The key that says that a job does not train; "" where it may train.
+
+    >>> without_training({"infer_backend": "vllm"}), without_training({"do_predict": True, "do_train": True})
+    ('infer_backend', '')
+    """
+    if str(said.get("do_train")).lower() == "true" or "per_device_train_batch_size" in said:
+        return ""
+    return next((key for key in _NO_TRAINING if str(said.get(key) or "false").lower() not in {"false", "none"}), "")
+
 
 class Said(NamedTuple):
     """What the files of a job say."""
@@ -31,6 +50,7 @@ class Said(NamedTuple):
     """The training program, where it lies beside its script."""
     defaults: Mapping[str, Any] = {}
     """What that program takes for arguments that it is not given."""
+    notes: tuple[str, ...] = ()
 
 
 def said_in(path: str, text: str, table: KeyTable, env: dict[str, str], beside: Beside | None) -> Said:
@@ -48,6 +68,8 @@ def said_in(path: str, text: str, table: KeyTable, env: dict[str, str], beside: 
         script = read_script(text, path, env, beside)
         if script.problems:
             raise ConfigError(script.problems)
+        if _OTHER_WORK.search(script.program.rpartition("/")[2]):
+            raise ConfigError(f"{path}: line {script.line} runs {script.program}, which does not train")
         script = script._replace(arguments=taken_apart(script.arguments))
         said = _configs(script, path, beside) | dict(_flags([word.text for word in script.arguments]))
         unclear = _without_value(script)
@@ -57,7 +79,7 @@ def said_in(path: str, text: str, table: KeyTable, env: dict[str, str], beside: 
         said |= {key: value for key, value in launcher.items() if value}
         code = beside.text(script.program) if beside is not None and script.program.endswith(".py") else None
         name = script.program.rpartition("/")[2]
-        return Said(said, script.devices, unclear, name, defaults_in(code or ""))
+        return Said(said, script.devices, unclear, name, defaults_in(code or ""), script.notes)
     tree = resolve(parse_mapping(text, path), env | variables_of(beside))
     for section in table.raw.get("inside") or []:
         tree = tree[section] if isinstance(tree.get(section), dict) else tree

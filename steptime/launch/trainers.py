@@ -16,6 +16,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from steptime.base.config import ConfigError
 from steptime.base.document import parse_mapping, scalar
 from steptime.job.edit import put
 from steptime.launch.adapters import adapted, put_adapters
@@ -23,12 +24,12 @@ from steptime.launch.beside import Beside, is_readable
 from steptime.launch.deepspeed import put_deepspeed_config
 from steptime.launch.devices import data_parallel, on_node, told
 from steptime.launch.figures import Figures
-from steptime.launch.job_keys import JobKeys
+from steptime.launch.job_keys import JobKeys, text_of
 from steptime.launch.keys import flatten, load_table, read_keys, spelled
 from steptime.launch.megatron.primus import read_primus
 from steptime.launch.named_models import preset_of
 from steptime.launch.reading import LaunchFlag, Reading
-from steptime.launch.trainer_files import said_in
+from steptime.launch.trainer_files import said_in, without_training
 from steptime.launch.vocabulary import entries_of
 
 
@@ -56,6 +57,8 @@ def read_trainer(
         if config.suffix in {".yaml", ".yml"}:
             said = flatten(parse_mapping(config.read_text(encoding="utf-8"), str(config))) | said
     said = {name.replace("-", "_"): value for name, value in said.items()}
+    if key := without_training(said):
+        raise ConfigError(f"{path}: {key} {text_of(said[key])}: this job does not train")
     given = read_keys(said, table)
     defaults: dict[str, Any] = {}
     for key, more in (table.raw.get("defaults_with") or {}).items():
@@ -66,6 +69,7 @@ def read_trainer(
         if (rule := table.rules.get(key := spelled(name, table))) is not None and rule.status == "used"
     }
     keys = JobKeys(path, table, given, defaults=defaults | own, defaults_of=found.program if own else "", sets=sets)
+    keys.notes += found.notes
     keys.launcher = None if "devices" in unclear else keys.launcher
     keys.without_value = {item.key: unclear[item.name] for item in given if item.name in unclear}
     return _Plan(keys, found.devices, beside).reading()

@@ -144,3 +144,54 @@ def test_a_variable_without_a_value_is_told_as_one(tmp_path):
 )
 def test_models_by_the_names_of_their_repositories(name, preset):
     assert preset_of(name) == preset
+
+
+@pytest.mark.parametrize(
+    ("name", "preset"),
+    [
+        ("hub/models--Qwen--Qwen3-8B/snapshots/main", "qwen3-8b"),
+        ("/ckpt/Qwen2.5-7B-Instruct-sft/checkpoint-500", "qwen2.5-7b"),
+        ("/models/baichuan7B", "baichuan-7b"),
+        ("phi-4", "phi4"),
+        ("/out/qwen3_novel_full_pretrain", None),  # no size
+    ],
+)
+def test_models_by_the_folders_that_hold_them(name, preset):
+    assert preset_of(name) == preset
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("job.yaml", "model_name_or_path: Qwen/Qwen3-8B\ntemplate: qwen\ninfer_backend: vllm\n",
+         "infer_backend vllm: this job does not train"),
+        ("job.yaml", "model_name_or_path: Qwen/Qwen3-8B\ntemplate: qwen\nexport_dir: out\n",
+         "export_dir out: this job does not train"),
+        ("run.sh", "python scripts/vllm_infer.py --model_name_or_path Qwen/Qwen3-8B --template qwen --cutoff_len 2048\n",
+         "line 1 runs scripts/vllm_infer.py, which does not train"),
+    ],
+)  # fmt: skip
+def test_a_job_that_does_not_train_is_refused_as_one(tmp_path, name, text, told):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError) as error:
+        read("llamafactory", str(tmp_path / name), HARDWARE)
+    assert error.value.problems == [f"{tmp_path / name}: {told}"]
+
+
+def test_names_and_values_of_any_length_are_cut(tmp_path):
+    """Python converts no text of more than 4,300 digits to a number."""
+    digits = "1" * 5000
+    script = (
+        f"torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers {digits} --hidden-size x{digits} --n-{digits} 1 "
+    )
+    for line in problems(tmp_path, {"run.sh": script + "--num-attention-heads 8 --bf16\n"}, "run.sh"):
+        assert len(line) < 250
+    text = f"model_name_or_path: m{digits}\nfinetuning_type: full\nper_device_train_batch_size: '{digits}'\n"
+    for line in problems(tmp_path, {"job.yaml": text}, "job.yaml"):
+        assert len(line) < 250
+
+
+def test_a_batch_of_all_ranks_goes_before_steps_of_accumulation(tmp_path):
+    text = "model_name_or_path: Qwen/Qwen3-8B\nfinetuning_type: full\nbf16: true\nper_device_train_batch_size: 1\n"
+    job = job_of(tmp_path, {"job.yaml": text + "global_batch_size: 96\n"}, "job.yaml")
+    assert (job.data.gbs, job.data.microbatch_sz, job.parallelism.dp) == (96, 1, 8)
