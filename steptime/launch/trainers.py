@@ -99,6 +99,9 @@ class _Plan(Figures):
                 continue
             if rule.note.startswith("@"):
                 self.figures[rule.note] = key
+            elif key in keys.without_value:
+                keys.left_open[rule.note] = f"{keys.without_value[key].partition('; ')[0]}; add --set {rule.note}=N"
+                keys.put(key, None)
             else:
                 value = keys.word(key, rule.words) if rule.words else keys.get(key)
                 put(self.config, rule.note, scalar(value) if isinstance(value, str) else value)
@@ -174,7 +177,7 @@ class _Plan(Figures):
                 keys.leave_out(self.figures["@deepspeed"], "states in the host's memory")
             if stage is None and told(keys.sets, "parallelism.zero_level") is None:
                 why = f"{name} is not there; add --with FILE, or --set parallelism.zero_level=N"
-                keys.left_open["parallelism.zero_level"] = why
+                keys.left_open.setdefault("parallelism.zero_level", why)
             elif stage is not None:
                 self.config["parallelism"]["zero_level"] = _size(stage, stage)
             return str(profiles["deepspeed"])
