@@ -11,7 +11,6 @@ from steptime.launch.megatron.expert_layers import expert_section
 from steptime.launch.megatron.hybrid_layers import hybrid_pattern, hybrid_section
 from steptime.launch.vocabulary import entries_of
 
-
 _TOKENIZERS = ("tokenizer_model", "tokenizer_name_or_path", "tokenizer_file", "vocab_file", "merge_file")
 """Arguments that name a tokenizer's files."""
 
