@@ -97,11 +97,18 @@ def _without_value(script: Script) -> dict[str, str]:
 
 
 def _configs(script: Script, path: str, beside: Beside | None) -> dict[str, Any]:
-    """The keys of the configs that a launch command names (`llamafactory-cli train job.yaml`, `--config_file fsdp.yaml`)."""
+    """The keys of the configs that a launch command names (`llamafactory-cli train job.yaml`, `--config_file fsdp.yaml`).
+
+    A JSON file of --fsdp_config is the trainer's own (training_args.py, fsdp_config); it is read where it is there.
+    """
     said: dict[str, Any] = {}
     words = [*script.before, *script.arguments]
     for word, last in zip(words, ["", *(word.text for word in words)], strict=False):
         flag, equals, name = word.text.rpartition("=")
+        if name.endswith(".json") and re.fullmatch(r"--fsdp[-_]config", flag if equals else last):
+            text = beside.text(name) if beside is not None else None
+            said |= flatten({"fsdp_config": parse_mapping(text, name)}) if text is not None else {}
+            continue
         accelerates = re.fullmatch(r"--config[-_]file", flag if equals else last)
         if not name.endswith((".yaml", ".yml")) and not (accelerates and name.endswith(".json")):
             continue

@@ -99,28 +99,12 @@ class _Plan(Figures):
                 continue
             if rule.note.startswith("@"):
                 self.figures[rule.note] = key
+            elif key in keys.without_value:
+                keys.left_open[rule.note] = f"{keys.without_value[key].partition('; ')[0]}; add --set {rule.note}=N"
+                keys.put(key, None)
             else:
                 value = keys.word(key, rule.words) if rule.words else keys.get(key)
                 put(self.config, rule.note, scalar(value) if isinstance(value, str) else value)
-
-    def _optimizer(self) -> str | None:
-        """The optimizer where it is not Adam; with a note where its states are not modeled."""
-        said = str(self.get("@optimizer") or "adam").lower().rpartition(".")[2]
-        if said.startswith("paged"):
-            self.keys.approximate(
-                self.figures["@optimizer"], "states paged to the host: on the device they are counted"
-            )
-            said = said.removeprefix("paged").lstrip("_")
-        if re.match(r"adamw?_?(bnb_|torch_)?8bit", said):
-            return "adamw_8bit"
-        if said == "adafactor" and not self.on("@deepspeed") and not self.on("@fsdp"):
-            return said
-        named = re.sub(r"[^a-z]", "", said)
-        if not named.startswith(("adam", "fusedadam")):
-            self.keys.leave_out(self.figures["@optimizer"], "states of another optimizer; counted as Adam's")
-        elif "4bit" in said:
-            self.keys.leave_out(self.figures["@optimizer"], "quantized states; counted as fp32")
-        return None
 
     def reading(self) -> Reading:
         """The plan with what became of every key."""
@@ -130,7 +114,7 @@ class _Plan(Figures):
             config["performance"].setdefault("activation_checkpointing_type", "full")
         if "@replayed" in self.figures:
             self._replay(keys.word(self.figures["@replayed"]))
-        if optimizer := self._optimizer():
+        if optimizer := self.optimizer():
             config["performance"]["optimizer"] = optimizer
         width = self.whole("@mlp") or (self.whole("@mlp_ratio") or 0) * _size(config["model"].get("hidden_sz"), 0)
         if width:
@@ -174,7 +158,7 @@ class _Plan(Figures):
                 keys.leave_out(self.figures["@deepspeed"], "states in the host's memory")
             if stage is None and told(keys.sets, "parallelism.zero_level") is None:
                 why = f"{name} is not there; add --with FILE, or --set parallelism.zero_level=N"
-                keys.left_open["parallelism.zero_level"] = why
+                keys.left_open.setdefault("parallelism.zero_level", why)
             elif stage is not None:
                 self.config["parallelism"]["zero_level"] = _size(stage, stage)
             return str(profiles["deepspeed"])

@@ -195,3 +195,31 @@ def test_a_batch_of_all_ranks_goes_before_steps_of_accumulation(tmp_path):
     text = "model_name_or_path: Qwen/Qwen3-8B\nfinetuning_type: full\nbf16: true\nper_device_train_batch_size: 1\n"
     job = job_of(tmp_path, {"job.yaml": text + "global_batch_size: 96\n"}, "job.yaml")
     assert (job.data.gbs, job.data.microbatch_sz, job.parallelism.dp) == (96, 1, 8)
+
+
+def test_fsdps_own_file_says_whether_layers_are_recomputed(tmp_path):
+    script = TRAINER.rstrip() + " --model_max_length 2048 --fsdp_config conf/fsdp.json\n"
+    config = '{"transformer_layer_cls_to_wrap": "LlamaDecoderLayer", "activation_checkpointing": true}'
+    job = job_of(tmp_path, {"train.sh": script, "conf/fsdp.json": config}, "train.sh")
+    assert job.performance.activation_checkpointing_type == "full"
+    assert job_of(tmp_path, {"train.sh": script, "conf/fsdp.json": "{}"}, "train.sh").performance.recompute is None
+
+
+def test_a_word_that_a_script_expects_is_asked_for_where_a_plan_needs_it(tmp_path):
+    script = "ZERO=$2\ndeepspeed main.py --model_name_or_path facebook/opt-1.3b --max_seq_len 512 --zero_stage $ZERO --deepspeed "
+    script += "--per_device_train_batch_size 4\n"
+    assert problems(tmp_path, {"run.sh": script}, "run.sh") == [
+        "line 1: zero_stage: $2 has no value; add --set parallelism.zero_level=N"
+    ]
+    usual = script.replace("ZERO=$2", 'ZERO=$2\nif [ "$ZERO" == "" ]; then ZERO=3; fi')
+    assert job_of(tmp_path, {"run.sh": usual}, "run.sh").parallelism.zero_level == 3
+
+
+def test_flags_of_forks_by_megatrons_names(tmp_path):
+    """Megatron-LLaMA's --RMSNorm, --tokenizer-file of BigCode's, MindSpeed-LLM's layer of Qwen3; numbers of RoPE cost nothing."""
+    flags = "--num-layers 4 --hidden-size 512 --num-attention-heads 8 --seq-length 512 --max-position-embeddings 512 "
+    flags += "--micro-batch-size 1 --bf16 --RMSNorm --swiglu --disable-bias-linear --rope-scaling-type llama3 --qk-layernorm "
+    flags += "--tokenizer-type TokenizerFromFile --tokenizer-file /fsx/tokenizer-starcoder/tokenizer.json "
+    flags += "--spec mindspeed_llm.tasks.models.spec.qwen3_spec layer_spec"
+    job = job_of(tmp_path, {"run.sh": f"torchrun --nproc_per_node 8 pretrain_gpt.py {flags}\n"}, "run.sh")
+    assert (job.model.norm, job.model.vocab_sz, job.model.qk_norm) == ("rmsnorm", 49152, True)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steptime.base.config import ConfigError
+from steptime.launch.beside import Beside
 from steptime.launch.shell.arithmetic import arithmetic
 from steptime.launch.shell.script import read_script
 
@@ -301,6 +302,17 @@ def test_torchrun_starts_one_process_unless_it_is_told():
     assert (found.nodes, found.devices_per_node, found.devices) == (2, 1, 2)
     assert found.notes == ("torchrun starts one process on each node, as no --nproc-per-node is given",)
     assert launch("torchrun $ARGS train.py").devices is None
+
+
+def test_a_script_that_mpirun_starts_is_read(tmp_path):
+    """As llm-jp's sbatch.sh: Slurm says 8(x4), of which cut takes the 8."""
+    (tmp_path / "train.sh").write_text("python pretrain_gpt.py --tp $TP\n")
+    text = "#SBATCH --nodes=4\n#SBATCH --ntasks-per-node=8\nTP=2\nP=$(echo $SLURM_TASKS_PER_NODE | cut -d '(' -f 1)\n"
+    found = read_script(
+        text + "mpirun -np $((4 * $P)) --npernode $P bash jobs/train.sh\n", "sbatch.sh", {}, Beside(tmp_path)
+    )
+    assert (found.launchers, found.devices, found.devices_per_node) == (["mpirun"], 32, 8)
+    assert [word.text for word in found.arguments] == ["--tp", "2"]
 
 
 def test_sums_of_other_commands():

@@ -225,7 +225,7 @@ def _nothing_found(walk: DryRun) -> str:
         if command.words[0].text in {"bash", "sh", "sbatch", "srun"} and scripts:
             what = f"line {command.line} runs {walk.scope.shown(scripts[0])}"
             return f"no launch command (torchrun, python, srun ...); {what}: give that one"
-    if len(named := [name for name in _OF_A_JOB if name in walk.scope.values and name not in walk.scope.outside]) > 1:
+    if len(named := [name for name in _OF_A_JOB if name in walk.scope.values and name not in walk.scope.outside]) > 2:
         fix = "give the config that reads them: --from nemo CONFIG --with this file"
         return f"sets variables of a job ({', '.join(named)}) and launches nothing; {fix}"
     if walk.scope.sourced:
