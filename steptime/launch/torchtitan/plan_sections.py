@@ -63,6 +63,8 @@ def config_of(keys: JobKeys, model: Any, devices: int | None, release: str) -> d
         | checkpointing_of(keys, n_layers)
     )
     performance |= experts.get("performance", {})
+    if degrees.fsdp and keys.on("training.enable_cpu_offload"):
+        performance["cpu_offload"] = {"params": True}
     return {"model": model, "parallelism": parallelism, "performance": performance, "data": data_of(keys, degrees)}
 
 
