@@ -216,13 +216,11 @@ def test_further_micro_batches_are_added_by_the_host():
 
 def test_copies_of_shards_beside_the_collectives():
     """A block's shard of 218,112,000 / 8 parameters in fp32 goes up in 1.961 ms before its all-gather, and down as long."""
-    timings = {
-        name: estimate(sharded(changes)).timing for name, changes in (("here", {"cpu_offload": {}}), ("there", {}))
-    }
-    gathered, reduced = (
-        (timings["there"].fsdp.forward.network_s - timings["here"].fsdp.forward.network_s),
-        (timings["there"].fsdp.backward.network_s - timings["here"].fsdp.backward.network_s),
-    )
+    here, there = (estimate(sharded(changes)).timing.fsdp for changes in ({"cpu_offload": {}}, {}))
+    assert here is not None
+    assert there is not None
+    gathered = there.forward.network_s - here.forward.network_s
+    reduced = there.backward.network_s - here.backward.network_s
     assert gathered == pytest.approx(4 * N / 55.6e9)
     root = 4 * (2 * 128256 * 4096 + 4096) / 8 / 55.6e9  # the root is gathered once
     assert reduced == pytest.approx(2 * 4 * N / 55.6e9 - root)

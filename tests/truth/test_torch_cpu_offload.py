@@ -10,13 +10,14 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from test_torch_peaks import SHAPES
 from torch_blocks import Kernels
 from torch_fsdp import Fsdp, run, sharded, world
 from torch_jobs import Layout, job, plain
 
 from steptime.answer.result import estimate
+from steptime.base.config import build
 from steptime.bench.runs.probes import LiveBytes
+from steptime.job.job import Job
 from steptime.memory.on_host import on_host
 from steptime.model.model import Model
 
@@ -34,6 +35,7 @@ class Seen(NamedTuple):
 
 
 def step(model: Model, kernels: Kernels, seqlen: int, layout: Layout, monkeypatch: pytest.MonkeyPatch) -> Seen:
+    assert layout.fsdp is not None
     moved = {"up": 0, "down": 0}
     live: LiveBytes | None = None
     to = torch.Tensor.to
@@ -67,6 +69,19 @@ def step(model: Model, kernels: Kernels, seqlen: int, layout: Layout, monkeypatc
     return Seen(max(m.total - m.role("host") for m in live.moments), moved["up"], moved["down"], host)
 
 
+WIDE = {"n_layers": 3, "hidden_sz": 64, "inter_sz": 512, "n_q_heads": 8, "head_dim": 8, "vocab_sz": 80}
+NARROW = {
+    "n_layers": 2,
+    "hidden_sz": 48,
+    "inter_sz": 160,
+    "n_q_heads": 4,
+    "n_kv_heads": 2,
+    "head_dim": 16,
+    "vocab_sz": 251,
+}
+SHAPES = {"wide mlp": build(Model, WIDE), "gqa": build(Model, NARROW)}
+HOST = {"accelerator.host_bytes_per_s": "50 GB/s", "host.memory_bytes_per_s": "400 GB/s"}
+"""Figures that states on the host want, of no matter here."""
 CASES = {
     "default": (Fsdp(offload=True), Kernels(), 1),
     "no reshard": (Fsdp(reshard_blocks=False, offload=True), Kernels(), 1),
@@ -77,15 +92,21 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("shape", ["wide mlp", "gqa"])
+def offloaded(model: Model, kernels: Kernels, seqlen: int, layout: Layout) -> Job:
+    """The job with its states on the host."""
+    said = {"performance.cpu_offload": {"params": True}, "hardware.overrides": HOST}
+    return job(model, kernels, seqlen, layout).replace(**said)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("seqlen", [8, 128])
 @pytest.mark.parametrize("case", CASES)
 def test_peak_of_the_device(case, seqlen, shape, monkeypatch):
     """Gathered parameters, gradients on their way and activations: no state, and every state on the host."""
     fsdp, kernels, micro_batches = CASES[case]
-    model, layout = Model(**SHAPES[shape]), Layout(8, micro_batches=micro_batches, fsdp=fsdp)
+    model, layout = SHAPES[shape], Layout(8, micro_batches=micro_batches, fsdp=fsdp)
     seen = step(model, kernels, seqlen, layout, monkeypatch)
-    ours = estimate(job(model, kernels, seqlen, layout))
+    ours = estimate(offloaded(model, kernels, seqlen, layout))
     (row,) = ours.memory.stages
     assert (row.params_bytes, row.gradients_bytes, row.optimizer_bytes) == (0.0, 0.0, 0.0)
     assert row.allocated_bytes == seen.peak
@@ -96,15 +117,14 @@ def test_peak_of_the_device(case, seqlen, shape, monkeypatch):
 def test_what_crosses_the_link(case, monkeypatch):
     """Shards go up before each all-gather, twice for a block that is resharded; gradients come down once a micro-batch."""
     fsdp, kernels, micro_batches = CASES[case]
-    model, layout = Model(**SHAPES["wide mlp"]), Layout(8, micro_batches=micro_batches, fsdp=fsdp)
+    model, layout = SHAPES["wide mlp"], Layout(8, micro_batches=micro_batches, fsdp=fsdp)
     seen = step(model, kernels, 8, layout, monkeypatch)
-    ours = job(model, kernels, 8, layout)
-    per, found = on_host(ours), estimate(ours)
-    shards = {"block": 0.0, "root": 0.0}
-    for (kind, of), calls in found.timing.fsdp.calls.items():
-        shards[kind] += of.padded / of.ranks * per.gathered * calls.gathers
-    assert seen.up == sum(shards.values())
-    reduced = sum(
-        of.trained_shard * per.reduced * calls.reductions for (_, of), calls in found.timing.fsdp.calls.items()
+    ours = offloaded(model, kernels, 8, layout)
+    per, fsdp_s = on_host(ours), estimate(ours).timing.fsdp
+    assert fsdp_s is not None
+    assert seen.up == sum(
+        of.padded / of.ranks * per.gathered * calls.gathers for (_, of), calls in fsdp_s.calls.items()
     )
-    assert seen.down == reduced
+    assert seen.down == sum(
+        of.trained_shard * per.reduced * calls.reductions for (_, of), calls in fsdp_s.calls.items()
+    )

@@ -14,9 +14,6 @@ from steptime.bench.runs.probes import LiveBytes
 from steptime.job.job import Job
 from steptime.model.model import Model
 
-HOST = {"accelerator.host_bytes_per_s": "50 GB/s", "host.memory_bytes_per_s": "400 GB/s"}
-"""Figures that states on the host want, of no matter here."""
-
 
 class Layout(NamedTuple):
     """How a small job is spread: ranks, micro-batches, and FSDP where it is used."""
@@ -50,14 +47,12 @@ def job(model: Model, kernels: Kernels, seqlen: int, layout: Layout, batch: int 
             "wrap": layout.fsdp.wrap,
             "version": layout.fsdp.version,
         }
-    if layout.fsdp is not None and layout.fsdp.offload:
-        performance["cpu_offload"] = {"params": True}
     return Job(
         model=model,
         parallelism=parallelism,
         performance=performance,
         data={"gbs": batch * layout.dp * layout.micro_batches, "seqlen": seqlen, "microbatch_sz": batch},
-        hardware={"node_type": "mi300x-node", "overrides": HOST},
+        hardware="mi300x-node",
     )
 
 

@@ -55,7 +55,7 @@ def config_of(keys: JobKeys, model: Any, devices: int | None, release: str) -> d
     parallelism |= experts.get("parallelism", {})
     if degrees.pp > 1:
         parallelism |= pipeline_of(keys, degrees, n_layers)
-    performance = {"software": f"torchtitan{release}" if degrees.fsdp else "torch"}
+    performance: dict[str, Any] = {"software": f"torchtitan{release}" if degrees.fsdp else "torch"}
     performance |= (
         dtypes_of(keys, degrees)
         | precision_of(keys, fsdp=degrees.fsdp)
