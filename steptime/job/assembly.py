@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
-from steptime.base.num import Num, ceil
+from steptime.base.num import Num
 from steptime.job.job import Job
-from steptime.model.blocks import Layer, embedding_ops, head_ops, layers, params_of
+from steptime.model.blocks import embedding_ops, ends_in_bf16, head_ops, last_output, layers, params_of
 from steptime.model.model import Model
 from steptime.model.ops import Gemm, Op, Param, Tensor, tensor_bytes
-from steptime.model.shard import Shard
+from steptime.model.shard import Shard, padded_vocab
 from steptime.schedule import Place, placement
-
-
-def padded_vocab(vocab_sz: int, tp: Num, multiple: int) -> Num:
-    """Vocabulary padded to a multiple of `multiple` * tp.
-
-    Source: megatron/training/tokenizer/tokenizer.py, _vocab_size_with_padding (make-vocab-size-divisible-by, 128).
-
-    >>> padded_vocab(50257, 8, 128)
-    51200
-    """
-    unit = multiple * tp
-    return ceil(vocab_sz / unit) * unit
 
 
 def shard_of(job: Job) -> Shard:
@@ -137,8 +125,10 @@ class Assembly:
         """`like`: an assembly whose parts this job has too where model and shard are the same, as those of another dp."""
         self.job = job
         self.shard = shard_of(job)
-        alike = like is not None and like.job.performance.bf16_layers == job.performance.bf16_layers
-        if like is not None and alike and like.job.model is job.model and like.shard == self.shard:
+        said = job.performance
+        self.ends = said.bf16_layers_at_start or 0, said.bf16_layers_at_end or 0
+        """How many of the first and of the last layers a recipe leaves in bf16."""
+        if like is not None and like.job.model is job.model and (like.shard, like.ends) == (self.shard, self.ends):
             self.take_parts(like)
         else:
             self.make_parts()
@@ -161,7 +151,7 @@ class Assembly:
         every = layers(model)
         last = every[-1][0].model if model.mtp else model
         self.head = Part("head", head_ops(model, self.shard), hidden, "", tp, last, self.experts)
-        for layer, count, in_bf16 in ends_in_bf16(every, *self.job.performance.bf16_layers):
+        for layer, count, in_bf16 in ends_in_bf16(every, *self.ends):
             key = id(layer), in_bf16
             if key not in made:
                 ops = layer.ops(plain if in_bf16 else self.shard)
@@ -172,7 +162,12 @@ class Assembly:
 
     def take_parts(self, like: Assembly) -> None:
         """Share the parts of another assembly."""
-        self.shard, self.boundary_bytes, self.experts = like.shard, like.boundary_bytes, like.experts
+        self.shard, self.ends, self.boundary_bytes, self.experts = (
+            like.shard,
+            like.ends,
+            like.boundary_bytes,
+            like.experts,
+        )
         self.embedding, self.head, self.runs, self.kinds = like.embedding, like.head, like.runs, like.kinds
 
     def remade(self, job: Job, parts: Mapping[Part, Part]) -> Assembly:
@@ -269,21 +264,6 @@ class Assembly:
         return sum([count * p.elements for params, count in self.chunk_params(chunk) for p in params])
 
 
-def ends_in_bf16(every: list[tuple[Layer, int]], start: int, end: int) -> Iterator[tuple[Layer, int, bool]]:
-    """Layers in depth order with their count, and whether a recipe leaves them in bf16: `start` first and `end` last ones.
-
-    Source: megatron-core 0.16.1 fp8_utils.py, is_first_last_bf16_layer.
-    """
-    left, at = sum(count for _, count in every), 0
-    for layer, count in every:
-        first = min(max(start - at, 0), count)
-        last = min(max(count + end - left, 0), count - first)
-        for n, in_bf16 in ((first, True), (count - first - last, False), (last, True)):
-            if n:
-                yield layer, n, in_bf16
-        left, at = left - count, at + count
-
-
 def chunks_of(runs: Runs, counts: Sequence[int], places: Sequence[Place]) -> list[Chunk]:
     """Model chunks in depth order: `counts` layers each, taken from `runs`, held at `places`."""
     last, chunks = len(counts) - 1, []
@@ -312,8 +292,3 @@ def take(runs: Runs, count: int) -> tuple[Runs, Runs]:
             return tuple(mine), ((part, n - count), *runs[at + 1 :])
         count -= n
     return tuple(mine), ()
-
-
-def last_output(ops: list[Op]) -> str:
-    """The output tensor of a part: the last storage that its ops make and do not read."""
-    return next(op.outputs[-1].name for op in reversed(ops) if op.outputs)

@@ -233,9 +233,8 @@ class Facts(NamedTuple):
     @property
     def dtype_words(self) -> str:
         """Precisions that the machine has a rate for and the model supports."""
-        return ", ".join(
-            dtype for dtype in ("bf16", "fp16", "fp32", *self.framework.recipes) if dtype in self.machine_dtypes
-        )
+        every = ("bf16", "fp16", "fp32", *self.framework.recipes)
+        return ", ".join(dtype for dtype in every if dtype in self.machine_dtypes)
 
     @property
     def recipe_words(self) -> str:

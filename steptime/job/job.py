@@ -26,7 +26,7 @@ from steptime.job.limits import NOT_MODELED
 from steptime.job.mend import hidden_problems
 from steptime.job.mesh import Parallelism, ScheduleName
 from steptime.job.names import PATHS
-from steptime.job.performance_rules import offload_facts
+from steptime.job.performance_rules import OF_LAYERS, offload_facts
 from steptime.job.sections import CrossDc, Data, Hardware, Run
 from steptime.model.model import Model
 from steptime.software.performance import Options, Performance, Software, resolve
@@ -136,10 +136,7 @@ class Job(Config):
                 "software": self.software.name,
                 **self.recompute.to_config(),
                 **performance,
-                **({"offload_modules": modules} if (modules := self.performance.offload_modules) else {}),
-                **self.performance.model_dump(
-                    include={"bf16_layers_at_start", "bf16_layers_at_end"}, exclude_none=True
-                ),
+                **{key: said for key in OF_LAYERS if (said := getattr(self.performance, key))},
                 **(
                     {"cpu_offload": away.model_dump(exclude_none=True)}
                     if (away := self.performance.cpu_offload).share

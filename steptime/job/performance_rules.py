@@ -19,9 +19,12 @@ def offload_facts(said: Performance, software: Software, machine: Machine) -> di
         "offload": frozenset(said.offload_modules or ()),
         "host_link": machine.accelerator.host_bytes_per_s is not None,
         "graphs": bool(software.timing.cuda_graphs),
-        "bf16_layers": said.bf16_layers,
+        "bf16_layers": (said.bf16_layers_at_start or 0, said.bf16_layers_at_end or 0),
     }
 
+
+OF_LAYERS = ("offload_modules", "bf16_layers_at_start", "bf16_layers_at_end")
+"""Keys of `performance` that no profile sets, about layers; none where they are empty."""
 
 PERFORMANCE_RULES = [
     Rule(

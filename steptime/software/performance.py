@@ -122,11 +122,6 @@ class Performance(Options):
     software: str | None = None
     calibration: Section[Calibration] | None = None
 
-    @property
-    def bf16_layers(self) -> tuple[int, int]:
-        """How many of the first and of the last layers a recipe leaves in bf16."""
-        return self.bf16_layers_at_start or 0, self.bf16_layers_at_end or 0
-
     @model_validator(mode="after")
     def _known(self) -> Self:
         if self.software is not None:

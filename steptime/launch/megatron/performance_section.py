@@ -44,6 +44,9 @@ def plain_dtype(keys: JobKeys) -> str:
 
 def main_grad_dtype(keys: JobKeys) -> str:
     """The dtype in which gradients accumulate and are reduced."""
+    said = keys.get("megatron_fsdp_main_grads_dtype")
+    if keys.on("use_megatron_fsdp") and said in {"fp32", "bf16", "fp16"}:
+        return str(said)
     if keys.on("use_precision_aware_optimizer") and keys.word("main_grads_dtype") == "bf16":
         return "bf16"
     return "fp32" if keys.on("accumulate_allreduce_grads_in_fp32") else plain_dtype(keys)
@@ -128,6 +131,10 @@ def _offload(keys: JobKeys) -> dict[str, Any]:
 def _states(keys: JobKeys) -> dict[str, Any]:
     """Dtypes of main gradients, master weights and moments."""
     section: dict[str, Any] = {"main_grad_dtype": main_grad_dtype(keys)}
+    if keys.get("megatron_fsdp_grad_comm_dtype") not in {None, "auto", section["main_grad_dtype"]}:
+        keys.leave_out(
+            "megatron_fsdp_grad_comm_dtype", "dtypes of Megatron-FSDP: gradients are sent in that of main gradients"
+        )
     if optimizer := optimizer_of(keys):
         section["optimizer"] = optimizer
         if "muon" in optimizer:
