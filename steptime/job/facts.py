@@ -72,6 +72,12 @@ class Facts(NamedTuple):
     window: int | None
     window_pattern: int | None
     whole_heads: bool
+    pre_norms: bool
+    post_norms: bool
+    whole_qk_norm: bool
+    """Whether a norm of q and k covers all heads of a layer."""
+    parallel_residual: bool
+    shared_norm: bool
     linear: LinearAttention | None
     mtp: int
     last_kind: str
