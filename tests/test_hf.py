@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from steptime.model.blocks import n_params
 from steptime.model.hf import read_hf_config
-from steptime.model.hf_families import FAMILIES, UNMODELED
+from steptime.model.hf_families import FAMILIES
+from steptime.model.hf_family import UNMODELED
 from steptime.model.model import Model
 from steptime.model.presets import load_model
 

@@ -42,7 +42,6 @@ class Facts(NamedTuple):
     node_limit: Num
     expert_inter_sz: Num
     shared_inter_sz: Num
-    """Total width of the shared experts."""
     dense_layers: Num
     expert_tp_degree: Num
     """0 where not set."""
@@ -72,12 +71,7 @@ class Facts(NamedTuple):
     window: int | None
     window_pattern: int | None
     whole_heads: bool
-    pre_norms: bool
-    post_norms: bool
-    whole_qk_norm: bool
-    """Whether a norm of q and k covers all heads of a layer."""
-    parallel_residual: bool
-    shared_norm: bool
+    switches: frozenset[str]
     linear: LinearAttention | None
     mtp: int
     last_kind: str

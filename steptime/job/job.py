@@ -171,11 +171,16 @@ class Job(Config):
         """The machine with the overrides applied."""
         return self.hardware.machine
 
+    @property
+    def default_software(self) -> str:
+        """The profile where the plan names none: FSDP2's where it sets `fsdp` or has layers that Megatron-Core has not."""
+        megatron = self.parallelism.fsdp is None and self.model.pre_norms and not self.model.parallel_residual
+        return "megatron-core" if megatron else "fsdp2"
+
     @cached_property
     def software(self) -> Software:
         """The profile with this job's options applied; every switch has a value."""
-        default = "fsdp2" if self.parallelism.fsdp is not None else "megatron-core"
-        return resolve(self.performance, default, interleaved=self.parallelism.vpp > 1).on(self.machine)
+        return resolve(self.performance, self.default_software, interleaved=self.parallelism.vpp > 1).on(self.machine)
 
     @cached_property
     def microbatches(self) -> int:

@@ -14,7 +14,8 @@ from typing import cast
 
 from steptime.base.config import ConfigError
 from steptime.model.hf_experts import EXPERTS, LATENT, latent, no_kinds, pattern
-from steptime.model.hf_families import ACTIVATIONS, FAMILIES, FORBIDDEN, UNMODELED, Family, Json
+from steptime.model.hf_families import FAMILIES
+from steptime.model.hf_family import ACTIVATIONS, FORBIDDEN, UNMODELED, Family, Json
 from steptime.model.hf_hybrid import HYBRIDS, counted, hybrid_section
 from steptime.model.hf_linear import KINDS, linear_section
 

@@ -7,60 +7,9 @@ whatever the file says is in modeling_FAMILY.py beside it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
-Json = dict[str, object]
-
-ACTIVATIONS = {
-    "silu": "silu",
-    "swish": "silu",
-    "gelu": "gelu",
-    "gelu_new": "gelu",
-    "gelu_fast": "gelu",
-    "gelu_pytorch_tanh": "gelu",
-    "relu": "relu",
-    "relu2": "relu2",
-}
-FORBIDDEN = {
-    "text_config": "a model of several parts (its text_config can be read as a file of its own)",
-    "add_cross_attention": "cross attention",
-}
-UNMODELED = {
-    "bloom": "ALiBi positions and a norm after the embedding",
-    "gemma3": "a model of several parts (its text_config can be read as a file of its own)",
-    "jamba": "a hybrid of attention and state-space layers",
-    "mamba": "state-space layers",
-    "mamba2": "state-space layers",
-    "mpt": "ALiBi positions",
-    "gptj": "biases of the MLP and the output head alone",
-    "olmo": "norms without parameters",
-    "phi": "a bias of the output head",
-}
-
-
-@dataclass(frozen=True)
-class Family:
-    """The interpretation of one model_type."""
-
-    fields: Json
-    """Fields of `Model` that the modeling code fixes, whatever the file says."""
-    defaults: Json
-    """Class defaults of the keys read here."""
-    only: Json = field(default_factory=dict)
-    """Keys that must have this value where they are given or have a default; no other value is modeled."""
-    bias: tuple[str, ...] = ()
-    """Keys that switch biases of linear layers; they must agree, since `Model.bias` is one switch."""
-    dropout: tuple[str, ...] = ()
-    """Keys of dropout probabilities; they must agree."""
-    switches: dict[str, str] = field(default_factory=dict)
-    """Field of `Model` -> the key that switches it."""
-    names: dict[str, str] = field(default_factory=dict)
-    """Common key -> the family's own spelling."""
-    extra_positions: int = 0
-    """Rows of the learned position table beyond max_position_embeddings."""
-    windows: int | None = None
-    """Interval of layers with full attention (the last of each), unless layer_types says otherwise; None: all are equal."""
-
+from steptime.model.hf_family import Family, Json
 
 GLU: Json = {"glu": True, "norm": "rmsnorm", "norm_bias": False}
 PLAIN: Json = {"glu": False, "norm": "layernorm", "norm_bias": True}
@@ -124,6 +73,7 @@ GLM = Family(
     switches={"qkv_bias": "attention_bias"},
 )
 
+MIXTRAL = Family(GLU, UNTIED | {"num_key_value_heads": 8}, only={"attention_dropout": 0.0})
 FAMILIES: dict[str, Family] = {
     "deepseek_v2": LATENT_FAMILY,
     "deepseek_v3": replace(LATENT_FAMILY, defaults=LATENT_FAMILY.defaults | {"n_group": 8, "topk_group": 4}),
@@ -181,14 +131,14 @@ FAMILIES: dict[str, Family] = {
         names={"num_experts_per_tok": "moe_k"},
     ),
     "granitemoe": Family(GLU, UNTIED | {"num_local_experts": 8, "num_experts_per_tok": 2}, only=NO_BIAS),
-    "minimax": Family(GLU, UNTIED | {"num_key_value_heads": 8}, only={"attention_dropout": 0.0}),
-    "minimax_text_01": Family(GLU, UNTIED | {"num_key_value_heads": 8}, only={"attention_dropout": 0.0}),
+    "minimax": MIXTRAL,
+    "minimax_text_01": MIXTRAL,
+    "mixtral": MIXTRAL,
     "minimax_m2": Family(
         GLU | {"qk_norm": True, "qk_norm_type": "per_layer"},
-        UNTIED | {"num_key_value_heads": 8, "head_dim": 128},
-        only={"attention_dropout": 0.0},
+        MIXTRAL.defaults | {"head_dim": 128},
+        only=MIXTRAL.only,
     ),
-    "mixtral": Family(GLU, UNTIED | {"num_key_value_heads": 8}, only={"attention_dropout": 0.0}),
     "olmoe": Family(GLU | {"qk_norm": True, "qk_norm_type": "per_layer"}, MOE, only=NO_BIAS),
     "qwen2_moe": Family(GLU | {"qkv_bias": True}, UNTIED | {"decoder_sparse_step": 1}, only={"attention_dropout": 0.0}),
     "qwen3_moe": Family(GLU | {"qk_norm": True}, UNTIED | {"decoder_sparse_step": 1, "head_dim": 128}, only=NO_BIAS),
@@ -267,17 +217,12 @@ FAMILIES: dict[str, Family] = {
         UNTIED | {"num_key_value_heads": 8, "sliding_window": 4096, "max_position_embeddings": 131072},
         only={"attention_dropout": 0.0},
     ),
-    "ministral3": Family(GLU, UNTIED | {"num_key_value_heads": 8, "head_dim": 128}, only={"attention_dropout": 0.0}),
+    "ministral3": replace(MIXTRAL, defaults=MIXTRAL.defaults | {"head_dim": 128}),
     # a shared expert whatever n_shared_experts says; attention without rotation (modeling_nemotron_h.py)
     "nemotron_h": Family(
         GLU | {"glu": False, "rotary_embeds": False},
         UNTIED
-        | {
-            "hidden_act": "relu2",
-            "head_dim": 128,
-            "num_key_value_heads": 8,
-            "use_bias": False,
-        }
+        | {"hidden_act": "relu2", "head_dim": 128, "num_key_value_heads": 8, "use_bias": False}
         | {"moe_shared_expert_intermediate_size": 7688, "n_routed_experts": 8, "num_experts_per_tok": 2}
         | {"moe_intermediate_size": 7688},
         only=NO_BIAS

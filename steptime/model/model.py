@@ -286,6 +286,11 @@ class Model(Config):
     """Where the figures come from (presets)."""
 
     @property
+    def whole_qk_norm(self) -> bool:
+        """Whether a norm of q and k covers all heads of a layer."""
+        return self.qk_norm and self.qk_norm_type == "per_layer"
+
+    @property
     def head_widths(self) -> tuple[int, int]:
         """Width of a head of queries and keys, and of values."""
         if self.attention.kind == "mla":

@@ -86,8 +86,7 @@ class Screen:
 
     def send_share(self, *, interleaved: bool) -> Share | None:
         """How much of the sends between stages overlaps."""
-        default = "fsdp2" if self.job.parallelism.fsdp is not None else "megatron-core"
-        return resolve(self.job.performance, default, interleaved=interleaved).overlap.pp
+        return resolve(self.job.performance, self.job.default_software, interleaved=interleaved).overlap.pp
 
     def choices(self, layers: int, schedule: str | None) -> tuple[RecomputeChoice, ...]:
         """Recomputations for chunks of up to so many layers; none beside a backward in two halves, whose rule is its own."""
