@@ -39,6 +39,11 @@ def layer_facts(model: Model) -> dict[str, Any]:
     }
 
 
+def default_profile(model: Model, *, fsdp: bool) -> str:
+    """The software profile where a plan names none: FSDP2's for FSDP, and for layers that Megatron-Core has not."""
+    return "megatron-core" if model.pre_norms and not (fsdp or model.parallel_residual) else "fsdp2"
+
+
 def last_kind(model: Model) -> str:
     """The kind of a model's last layer; with attention where it has experts alone, as multi-token prediction repeats it."""
     found = model.layers[-1].kind if model.layers else HYBRID[model.hybrid_pattern[-1]] if model.hybrid_pattern else ""

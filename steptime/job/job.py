@@ -21,7 +21,7 @@ from steptime.job.device_count import AUTO, DEGREES, spread
 from steptime.job.edit import apply_setting, one_line, put, read_hardware, read_model, read_plan
 from steptime.job.expert_rules import expert_facts
 from steptime.job.facts import Facts, layers_per_chunk
-from steptime.job.hybrid_rules import layer_facts
+from steptime.job.hybrid_rules import default_profile, layer_facts
 from steptime.job.limits import NOT_MODELED
 from steptime.job.mend import hidden_problems
 from steptime.job.mesh import Parallelism, ScheduleName
@@ -176,16 +176,11 @@ class Job(Config):
         """The machine with the overrides applied."""
         return self.hardware.machine
 
-    @property
-    def default_software(self) -> str:
-        """The profile where the plan names none: FSDP2's where it sets `fsdp` or has layers that Megatron-Core has not."""
-        megatron = self.parallelism.fsdp is None and self.model.pre_norms and not self.model.parallel_residual
-        return "megatron-core" if megatron else "fsdp2"
-
     @cached_property
     def software(self) -> Software:
         """The profile with this job's options applied; every switch has a value."""
-        return resolve(self.performance, self.default_software, interleaved=self.parallelism.vpp > 1).on(self.machine)
+        default = default_profile(self.model, fsdp=self.parallelism.fsdp is not None)
+        return resolve(self.performance, default, interleaved=self.parallelism.vpp > 1).on(self.machine)
 
     @cached_property
     def microbatches(self) -> int:

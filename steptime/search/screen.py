@@ -14,6 +14,7 @@ from steptime.answer.interval import interval_at
 from steptime.answer.measured import RECOMPUTE, clipped, measured, place_of
 from steptime.base.config import ConfigError
 from steptime.job.candidates import Candidates
+from steptime.job.hybrid_rules import default_profile
 from steptime.job.job import Job, facts
 from steptime.schedule.orders import described
 from steptime.search import hopeless, sharded, walked
@@ -86,7 +87,8 @@ class Screen:
 
     def send_share(self, *, interleaved: bool) -> Share | None:
         """How much of the sends between stages overlaps."""
-        return resolve(self.job.performance, self.job.default_software, interleaved=interleaved).overlap.pp
+        default = default_profile(self.job.model, fsdp=self.job.parallelism.fsdp is not None)
+        return resolve(self.job.performance, default, interleaved=interleaved).overlap.pp
 
     def choices(self, layers: int, schedule: str | None) -> tuple[RecomputeChoice, ...]:
         """Recomputations for chunks of up to so many layers; none beside a backward in two halves, whose rule is its own."""
