@@ -31,7 +31,7 @@ def test_scans_run_at_the_rate_of_an_sm(name, sms):
     """H800's 131 TFLOP/s on 132 SMs are .99 on each, whatever the tensor cores beside them reach."""
     accelerator = Machine.load(name).accelerator
     found = rates(accelerator, load_software("megatron-core"))
-    assert found.scan_flops == pytest.approx(sms * 131e12 / 132, rel=0.005)
+    assert found.scan_flops * found.slowness == pytest.approx(sms * 131e12 / 132, rel=0.003)
 
 
 def test_depths_of_the_recipe():
