@@ -131,16 +131,16 @@ class Context:
 
         `reduced_bytes`: the full tensor where it is reduced.
         """
-        overlap = self.software.overlap
+        overlap, slowed = self.software.overlap, contention(self.groups[op.axis], self.tiers)
         if op.axis in EXPERT_AXES:
-            slowed = contention(self.groups[op.axis], self.tiers)
+            if self.software.moe.shared_expert_overlap:
+                return hidden_s(cost.time_s, minimum(cost.time_s, neighbor_s), share=True, slowed=slowed)
             return hidden_s(cost.time_s, self.woven * minimum(cost.time_s, neighbor_s), overlap.ep, slowed)
         if op.axis != "cp":
             hidden = hidden_s(cost.time_s, in_pieces_s(cost.time_s, neighbor_s, self.tp), overlap.tp)
             if async_tp.applies(self.software):
                 hidden = maximum(0.0, hidden - async_tp.sum_s(reduced_bytes, self.tp, self.rates.bytes_per_s))
             return hidden
-        slowed = contention(self.groups[op.axis], self.tiers)
         at_once_s = op.count * minimum(cost.time_s, neighbor_s * op.attention_share)
         return hidden_s(cost.time_s * op.count, at_once_s, overlap.cp, slowed)
 
@@ -184,14 +184,14 @@ def part_time(
 
 def exchanges_beside(ops: list[Op], passes: list[Pass], both: list[tuple[Pass, Pass]], context: Context) -> Neighbors:
     """What the exchanges of a part's experts run beside, where the plan overlaps them: those that carry rows over ep."""
-    if context.software.overlap.ep is not True:
+    if context.software.overlap.ep is not True and not context.software.moe.shared_expert_overlap:
         return ALONE
     costs = {
         i: context.price(op, op.kind).time_s
         for i, op in enumerate(ops)
         if isinstance(op, Comm) and op.kind and op.backward and op.axis in EXPERT_AXES - {"etp"}
     }
-    return beside_exchanges(ops, passes, both, costs, delayed=context.software.moe.delay_wgrad_compute)
+    return beside_exchanges(ops, passes, both, costs, context.software.moe)
 
 
 def host_copy(name: str, kind: str, bytes_: Num, context: Context, beside_s: Num) -> CommCall:

@@ -293,4 +293,7 @@ def resolve(performance: Performance, default: str = "megatron-core", *, interle
         shares |= {axis: share for axis, share in performance.overlap if share is not None}
     if shares:
         said["overlap"] = profile.overlap.model_copy(update=shares)
-    return profile.replace(**said).model_copy(update={"moe": performance.moe})
+    moe = performance.moe
+    if profile.family == "fsdp2" and "permute_fusion" not in moe.model_fields_set:  # torchtitan's rows move by index
+        moe = moe.model_copy(update={"permute_fusion": False})
+    return profile.replace(**said).model_copy(update={"moe": moe})
