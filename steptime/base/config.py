@@ -7,7 +7,7 @@ at once: `ConfigError.problems`. What a program needs to mend one stands beside 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
-from typing import Annotated, Any, ClassVar, NamedTuple, TypeAlias, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, NamedTuple, Self, TypeAlias, TypeVar, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
 from pydantic_core import CoreSchema, core_schema
@@ -75,6 +75,13 @@ class Config(BaseModel):
 
     # pydantic's core then fills nested models itself instead of calling their __init__
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # pyright: ignore[reportFunctionMemberAccess]
+
+    def __copy__(self) -> Self:
+        """The fields alone: what a `cached_property` holds may not hold for a copy with other fields."""
+        made = super().__copy__()
+        for name in made.__dict__.keys() - type(self).model_fields.keys():
+            del made.__dict__[name]
+        return made
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:

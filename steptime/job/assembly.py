@@ -196,7 +196,7 @@ class Assembly:
     def first_alike(self) -> list[int]:
         """For each stage the first one with the same parts, so that what depends only on the parts is computed once."""
         first: dict[tuple[object, ...], int] = {}
-        keys = (tuple([(c.runs, c.embedding, c.head, c.depth == 0) for c in chunks]) for chunks in self.stages)
+        keys = [tuple([(c.runs, c.embedding, c.head, c.depth == 0) for c in chunks]) for chunks in self.stages]
         return [first.setdefault(key, stage) for stage, key in enumerate(keys)]
 
     @property
@@ -222,6 +222,11 @@ class Assembly:
         core/models/gpt/gpt_model.py, skip_weight_param_allocation).
         """
         return [p for p in self.head.registered_params if not (p.param.vocab and self.tied_here)]
+
+    @cached_property
+    def n_head_params(self) -> Num:
+        """Their elements."""
+        return sum([p.elements for p in self.local_head_params])
 
     @property
     def head_modules(self) -> frozenset[str | float]:
@@ -262,7 +267,9 @@ class Assembly:
 
     def local_params(self, chunk: Chunk) -> Num:
         """Trained parameters of a chunk on one device."""
-        return sum([count * p.elements for params, count in self.chunk_params(chunk) for p in params])
+        own = self.embedding.n_params if chunk.embedding or self.holds_copy(chunk) else 0
+        own = own + sum([count * part.n_params for part, count in chunk.runs])
+        return own + self.n_head_params if chunk.head else own
 
 
 def chunks_of(runs: Runs, counts: Sequence[int], places: Sequence[Place]) -> list[Chunk]:

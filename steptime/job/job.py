@@ -73,7 +73,7 @@ class Job(Config):
 
     @model_validator(mode="after")
     def _can_run(self) -> Self:
-        found = facts(self)
+        found = self.facts
         problems = rules.problems(found)
         for run in self.model.layers or []:  # layers with their own widths
             problems += rules.problems(found._replace(**run.widths))
@@ -221,12 +221,17 @@ class Job(Config):
         return "interleaved" if self.parallelism.vpp > 1 else self.software.layout.schedule
 
     @cached_property
+    def facts(self) -> Facts:
+        """What the rules read."""
+        return facts(self)
+
+    @cached_property
     def layers_per_chunk(self) -> list[int]:
         """Layers of each of the pp*vpp model chunks, in depth order: chunk c of stage r is entry c*pp + r.
 
         Source: megatron/core/transformer/transformer_layer.py, get_transformer_layer_offset.
         """
-        return layers_per_chunk(facts(self))
+        return layers_per_chunk(self.facts)
 
     @cached_property
     def recompute(self) -> Recomputation:

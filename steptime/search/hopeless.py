@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from steptime.job.job import Job
-from steptime.memory.states import state_bytes
 from steptime.search.rows import spreads_of
 from steptime.search.sketches import Sketches, Spread
 from steptime.search.space import EXCESS, Counts, Grid, Shape
@@ -37,7 +36,7 @@ def hopeless(zeros: Mapping[int, Job], grid: Grid, sketches: Sketches) -> dict[i
     held[legal] = sketches.layer_params(mine)[at] / grid.columns["pp"][legal]
     found = {}
     for zero, job in zeros.items():
-        size = state_bytes(job)
+        size = job.software.state_bytes
         each = min(size.params, 1.0) + (size.gradients if zero < 2 else 0.0)
         found[zero] = held * each > TIMES * job.machine.accelerator.usable_memory_bytes
     return found

@@ -3,7 +3,7 @@
 `Performance` is what a config says, the rest a software profile's; `resolve` joins them into a `Software`, with nothing unset.
 """
 
-from functools import cache
+from functools import cache, cached_property
 from typing import Annotated, Any, Literal, Self, TypeAlias, cast
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -12,7 +12,7 @@ from steptime.base.config import Config, Section
 from steptime.hardware.machine import Machine
 from steptime.software.calibration import Calibration
 from steptime.software.precision import RECIPES, Recipe, RecipeName, recipe
-from steptime.software.profiles import profile_mapping, profile_names
+from steptime.software.profiles import profile_mapping
 from steptime.software.settings import (
     ActivationSettings,
     AttentionBackend,
@@ -40,6 +40,7 @@ from steptime.software.settings import (
     TimingSettings,
     as_written,
 )
+from steptime.software.state_bytes import StateBytes, state_bytes
 
 ITEMSIZE: dict[str, float] = {"fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
 """Bytes per element."""
@@ -181,12 +182,12 @@ class Software(Config):
             changes["timing"] = self.timing.slower_host(machine.host_factor)
         return self.model_copy(update=changes)
 
-    @property
+    @cached_property
     def itemsize(self) -> float:
         """Bytes per activation element."""
         return ITEMSIZE[self.compute_dtype]
 
-    @property
+    @cached_property
     def compute_dtype(self) -> Dtype:
         """The dtype of everything that no recipe quantizes."""
         return "bf16" if self.precision in RECIPES else cast("Dtype", self.precision)
@@ -203,10 +204,15 @@ class Software(Config):
             return kernels.attention_impl == "flash" and kernels.attention_backend == "flash"
         return 0.0 < chip < 9.0 or (chip >= 10.0 and kernels.deterministic)
 
-    @property
+    @cached_property
     def recipe(self) -> Recipe | None:
         """The low-precision recipe of the projections, if any."""
         return recipe(self.precision, any_layout=self.any_layout)
+
+    @cached_property
+    def state_bytes(self) -> StateBytes:
+        """Bytes per parameter of each state."""
+        return state_bytes(self.states, self.bytes_of)
 
     def bytes_of(self, dtype: str) -> float:
         """Bytes per element of a state dtype, where "compute" is the precision and "none" nothing."""
@@ -252,12 +258,6 @@ def _grouped(settings: dict[str, Any]) -> dict[str, Any]:
         else:
             grouped[key] = value
     return grouped
-
-
-@cache
-def software_names() -> list[str]:
-    """Names of all profiles."""
-    return profile_names()
 
 
 @cache

@@ -9,8 +9,9 @@ from steptime.base.num import Num, maximum, where
 from steptime.cost.parts import Context
 from steptime.job.assembly import Assembly, CountedParams
 from steptime.job.job import Job
-from steptime.memory.moments import FP32, mean_moments
-from steptime.memory.states import StateBytes, group_elements, quantized_elements, shard_ranks, state_bytes
+from steptime.memory.moments import mean_moments
+from steptime.memory.states import group_elements, quantized_elements, shard_ranks
+from steptime.software.state_bytes import FP32, StateBytes
 from steptime.timing.orthogonalize import orthogonalize_s
 
 MUON_BYTES = 52.0
@@ -27,7 +28,7 @@ def update_bytes_per_param(job: Job, moments: Num) -> Num:
     Adam's moments and bf16 parameters 4 + 8 + 16 + 2 = 30. The parameter is read too where it is its own master, or the upper
     half of one.
     """
-    size, states = state_bytes(job), job.software.states
+    size, states = job.software.state_bytes, job.software.states
     if states.optimizer == "adamw" and states.optimizer_temp_copies:
         return foreach_bytes_per_param(size)
     if states.optimizer == "adafactor":
@@ -63,7 +64,7 @@ def adafactor_bytes_per_param(size: StateBytes) -> float:
 
 def clip_bytes_per_param(job: Job) -> float:
     """Gradient norm and scaling: the gradient read twice, written once."""
-    return 3.0 * state_bytes(job).gradients if job.software.states.clip_grad else 0.0
+    return 3.0 * job.software.state_bytes.gradients if job.software.states.clip_grad else 0.0
 
 
 def quantize_bytes_per_weight(job: Job) -> float:
@@ -124,6 +125,6 @@ def update_s(job: Job, owned: Num, held: Num, moments: Num, bytes_per_s: float) 
     `owned` parameters are updated on this device, `held` have their gradient zeroed. Source: the list of passes in
     megatron/core/optimizer/optimizer.py (prepare_grads, clip_grad_norm, step) and DistributedDataParallel.zero_grad_buffer.
     """
-    size = state_bytes(job)
+    size = job.software.state_bytes
     zeroed = held * size.gradients if job.software.states.gradients_persist else 0.0
     return (owned * (update_bytes_per_param(job, moments) + clip_bytes_per_param(job)) + zeroed) / bytes_per_s
