@@ -78,10 +78,9 @@ class Config(BaseModel):
 
     def __copy__(self) -> Self:
         """The fields alone: what a `cached_property` holds may not hold for a copy with other fields."""
-        made = super().__copy__()
-        for name in made.__dict__.keys() - type(self).model_fields.keys():
-            del made.__dict__[name]
-        return made
+        return type(self).model_construct(
+            {*self.model_fields_set}, **{k: self.__dict__[k] for k in type(self).model_fields}
+        )
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -137,13 +136,11 @@ def build(cls: type[C], data: Any, at: str = "") -> C:
 @cache
 def _numeric_fields(cls: type[BaseModel]) -> frozenset[str]:
     """Fields that accept a number but not a bool (pydantic would read true as 1)."""
-    numeric = set()
-    for name, field in cls.model_fields.items():
-        kinds = set(_leaves(field.annotation))
-        own_reader = any(isinstance(item, BeforeValidator) for item in field.metadata)
-        if kinds & {int, float} and bool not in kinds and not own_reader:
-            numeric.add(name)
-    return frozenset(numeric)
+    own_reader = {
+        k for k, f in cls.model_fields.items() if any(isinstance(item, BeforeValidator) for item in f.metadata)
+    }
+    kinds = {key: {*_leaves(field.annotation)} for key, field in cls.model_fields.items() if key not in own_reader}
+    return frozenset(key for key, of in kinds.items() if of & {int, float} and bool not in of)
 
 
 @cache
@@ -189,11 +186,9 @@ def show(value: Any) -> str:
         return str(value) if abs(value) < 10**15 else f"about 1e{len(str(abs(value))) - 1}"
     if isinstance(value, str):
         return repr(value if len(value) <= 60 else value[:57] + "...")
-    if isinstance(value, dict):
-        return "a mapping"
     if isinstance(value, list | tuple):
         return f"a list of {len(value)}"
-    return type(value).__name__
+    return "a mapping" if isinstance(value, dict) else type(value).__name__
 
 
 def closest(word: object, words: Iterable[str]) -> str:

@@ -7,25 +7,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
-from steptime.base.num import Num, ceil
+from steptime.base.num import Num
 from steptime.job.job import Job
 from steptime.model.blocks import embedding_ops, head_ops, layers, params_of
 from steptime.model.model import Model
 from steptime.model.ops import Gemm, Op, Param, Tensor, tensor_bytes
-from steptime.model.shard import Shard
+from steptime.model.shard import Shard, padded_vocab
 from steptime.schedule import Place, placement
-
-
-def padded_vocab(vocab_sz: int, tp: Num, multiple: int) -> Num:
-    """Vocabulary padded to a multiple of `multiple` * tp.
-
-    Source: megatron/training/tokenizer/tokenizer.py, _vocab_size_with_padding (make-vocab-size-divisible-by, 128).
-
-    >>> padded_vocab(50257, 8, 128)
-    51200
-    """
-    unit = multiple * tp
-    return ceil(vocab_sz / unit) * unit
 
 
 def shard_of(job: Job) -> Shard:
@@ -223,11 +211,6 @@ class Assembly:
         """
         return [p for p in self.head.registered_params if not (p.param.vocab and self.tied_here)]
 
-    @cached_property
-    def n_head_params(self) -> Num:
-        """Their elements."""
-        return sum([p.elements for p in self.local_head_params])
-
     @property
     def head_modules(self) -> frozenset[str | float]:
         """What recomputation runs again in the head part: only modules of multi-token prediction."""
@@ -269,7 +252,7 @@ class Assembly:
         """Trained parameters of a chunk on one device."""
         own = self.embedding.n_params if chunk.embedding or self.holds_copy(chunk) else 0
         own = own + sum([count * part.n_params for part, count in chunk.runs])
-        return own + self.n_head_params if chunk.head else own
+        return own + sum([p.elements for p in self.local_head_params]) if chunk.head else own
 
 
 def chunks_of(runs: Runs, counts: Sequence[int], places: Sequence[Place]) -> list[Chunk]:
