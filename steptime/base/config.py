@@ -78,9 +78,10 @@ class Config(BaseModel):
 
     def __copy__(self) -> Self:
         """The fields alone: what a `cached_property` holds may not hold for a copy with other fields."""
-        return type(self).model_construct(
-            {*self.model_fields_set}, **{k: self.__dict__[k] for k in type(self).model_fields}
-        )
+        made = super().__copy__()
+        for name in made.__dict__.keys() - type(self).model_fields.keys():
+            del made.__dict__[name]
+        return made
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -186,9 +187,8 @@ def show(value: Any) -> str:
         return str(value) if abs(value) < 10**15 else f"about 1e{len(str(abs(value))) - 1}"
     if isinstance(value, str):
         return repr(value if len(value) <= 60 else value[:57] + "...")
-    if isinstance(value, list | tuple):
-        return f"a list of {len(value)}"
-    return "a mapping" if isinstance(value, dict) else type(value).__name__
+    many = isinstance(value, list | tuple)
+    return f"a list of {len(value)}" if many else "a mapping" if isinstance(value, dict) else type(value).__name__
 
 
 def closest(word: object, words: Iterable[str]) -> str:
@@ -206,8 +206,7 @@ def near(word: object, words: Iterable[str]) -> str:
     >>> near("tpp", ["tp", "pp", "dp"]), near("x", ["tp", "dp"])
     ("; did you mean 'tp'?", '; valid: dp, tp')
     """
-    known = sorted(words)
-    if meant := closest(word, known):
+    if meant := closest(word, known := sorted(words)):
         return f"; did you mean {meant!r}?"
     return f"; valid: {', '.join(known)}" if known else ""
 
