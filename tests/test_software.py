@@ -3,7 +3,7 @@
 import pytest
 
 from steptime.base.config import ConfigError, build
-from steptime.software.performance import SETTING_GROUPS, Performance, Software, load_software, resolve, software_names
+from steptime.software.performance import SETTING_GROUPS, Performance, Software, load_software, resolve
 from steptime.software.profiles import profile_mapping, profile_releases
 from steptime.software.settings import Overlap
 
@@ -19,7 +19,7 @@ NAMES = [
 
 
 def test_names():
-    assert software_names() == sorted(NAMES + OTHERS)
+    assert profile_names() == sorted(NAMES + OTHERS)
 
 
 @pytest.mark.parametrize("name", NAMES + OTHERS)
