@@ -4,7 +4,7 @@ import pytest
 
 from steptime.base.config import ConfigError, build
 from steptime.software.performance import SETTING_GROUPS, Performance, Software, load_software, resolve
-from steptime.software.profiles import profile_mapping, profile_releases
+from steptime.software.profiles import profile_mapping, profile_names, profile_releases
 from steptime.software.settings import Overlap
 
 OTHERS = [
