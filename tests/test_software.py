@@ -3,8 +3,8 @@
 import pytest
 
 from steptime.base.config import ConfigError, build
-from steptime.software.performance import SETTING_GROUPS, Performance, Software, load_software, resolve
-from steptime.software.profiles import profile_mapping, profile_names, profile_releases
+from steptime.software.performance import SETTING_GROUPS, Performance, Software, load_software, resolve, software_names
+from steptime.software.profiles import profile_mapping, profile_releases
 from steptime.software.settings import Overlap
 
 OTHERS = [
@@ -19,7 +19,7 @@ NAMES = [
 
 
 def test_names():
-    assert profile_names() == sorted(NAMES + OTHERS)
+    assert software_names() == sorted(NAMES + OTHERS)
 
 
 @pytest.mark.parametrize("name", NAMES + OTHERS)
@@ -113,7 +113,6 @@ def test_a_profile_extends_another_switch_by_switch(tmp_path, monkeypatch):
         "extends: base\nsp: false\noverlap: {tp: true}\nsources: {sp: own}\nreleases:\n  '1.0': {zero: 2}\n  '1.1':\n"
     )
     monkeypatch.setattr("steptime.software.profiles._FOLDER", tmp_path)
-    monkeypatch.setattr("steptime.software.profiles.profile_names", lambda: ["base", "own"])
     expected = {
         "family": "base",
         "name": "own",

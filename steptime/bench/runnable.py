@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias
 from steptime.job.job import Job
 from steptime.job.mesh import Parallelism
 from steptime.job.sections import Data
+from steptime.memory.states import state_bytes
 from steptime.software.performance import ITEMSIZE, Performance
 
 RecomputeChoice: TypeAlias = Literal["none", "selective", "full"]
@@ -52,7 +53,7 @@ def _kernels(job: Job) -> Iterator[Limit]:
 
 def _states(job: Job) -> Iterator[Limit]:
     """Dtypes of parameters, gradients and optimizer states."""
-    s, size = job.software, job.software.state_bytes
+    s, size = job.software, state_bytes(job)
     one = size.params == size.gradients == size.moments / 2.0 and size.master == 0.0
     yield s.states.optimizer != "adamw", "performance.optimizer: AdamW runs here", _set("optimizer=adamw")
     text = "performance: plain AdamW keeps gradients and moments in the parameters' dtype, and no master copy"

@@ -15,7 +15,7 @@ from steptime.job.assembly import Assembly, Chunk, Part
 from steptime.job.job import Job
 from steptime.job.mesh import Fsdp
 from steptime.memory.moments import mean_moments
-from steptime.memory.states import States, frozen_bytes, shard_ranks
+from steptime.memory.states import States, frozen_bytes, shard_ranks, state_bytes
 from steptime.model.ops import Param
 from steptime.software.performance import ITEMSIZE
 
@@ -188,13 +188,13 @@ def one_group(assembly: Assembly, params: list[Param]) -> ParamGroup:
 def buffers(assembly: Assembly, of: ParamGroup) -> Buffers:
     """Buffer sizes of one group, without its experts' group."""
     job = assembly.job
-    stored, used = job.software.state_bytes.gradients, job.software.itemsize
+    stored, used = state_bytes(job).gradients, job.software.itemsize
     reduce = ITEMSIZE[options(assembly).reduce_dtype]
     shard, trained = of.padded / of.ranks, of.trained_shard
     copied = 0.0 if stored == reduce else stored
     whole = of.padded * used - of.quantized * quantized_saving(job)
     return Buffers(
-        sent=0.0 if job.software.state_bytes.params == used else shard * used,
+        sent=0.0 if state_bytes(job).params == used else shard * used,
         gathered=whole,
         unsharded=whole,
         gradients=(of.elements - of.frozen) * used,
@@ -221,7 +221,7 @@ def sharded_elements(assembly: Assembly, chunks: list[Chunk]) -> Num:
 
 def states(assembly: Assembly) -> list[States]:
     """Sharded states on the fullest rank of every stage; gathered parameters count as transients of the walk, not states."""
-    size, found = assembly.job.software.state_bytes, list[States]()
+    size, found = state_bytes(assembly.job), list[States]()
     for chunks in assembly.stages:
         shard = sharded_elements(assembly, chunks)
         moments = mean_moments(assembly.job, assembly.counted_params(chunks)).get("dense", 0.0)

@@ -11,6 +11,7 @@ from steptime.job.assembly import Assembly, Chunk
 from steptime.memory.ledger import PartMemory
 from steptime.memory.part_memories import PartMemories
 from steptime.memory.stages import PeakMoment
+from steptime.memory.states import state_bytes
 from steptime.model.ops import Param
 from steptime.software.performance import ITEMSIZE
 
@@ -81,7 +82,7 @@ def pass_moments(assembly: Assembly) -> tuple[PeakMoment, PeakMoment]:
 def wrapped(assembly: Assembly, memories: PartMemories, chunk: Chunk, *, every: bool = False) -> list[Wrapped]:
     """The layers of a chunk in depth order. Layers checkpointed together count as one, with the first group or `every` one."""
     job, found = assembly.job, groups(assembly, chunk)
-    size = job.software.state_bytes.gradients
+    size = state_bytes(job).gradients
     made: list[Wrapped] = []
     at = 0
     for times, layers, memory in memories.layers(chunk):
@@ -251,11 +252,11 @@ def left_behind(assembly: Assembly, params: list[Param], sizes: Buffers) -> Num:
         return group_of(params, assembly.head.tp, 1).shard * job.software.itemsize
     if options(assembly).version == 1:
         return 0.0
-    same = ITEMSIZE[options(assembly).reduce_dtype] == job.software.state_bytes.gradients
+    same = ITEMSIZE[options(assembly).reduce_dtype] == state_bytes(job).gradients
     becomes = same and job.single_microbatch
     return 0.0 if becomes or job.parallelism.replicas == 1 else sizes.reduce_output
 
 
 def sharded_gradients(assembly: Assembly) -> Num:
     """Bytes of all sharded gradients in their stored dtype."""
-    return sharded_elements(assembly, assembly.chunks) * assembly.job.software.state_bytes.gradients
+    return sharded_elements(assembly, assembly.chunks) * state_bytes(assembly.job).gradients

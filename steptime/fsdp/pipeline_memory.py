@@ -20,6 +20,7 @@ from steptime.job.assembly import Assembly
 from steptime.job.job import Job
 from steptime.memory.part_memories import PartMemories
 from steptime.memory.stages import PeakMoment
+from steptime.memory.states import state_bytes
 from steptime.schedule import Action, order
 from steptime.schedule.orders import described, shortened
 from steptime.schedule.sharded import HOOKED, ShardedStep, sharded_steps
@@ -89,7 +90,7 @@ def stage_actions(
     count, kept = range(len(chunks)), [chunk.saved for chunk in chunks]
     whole, late = [0] * len(chunks), [0] * len(chunks)
     gradients = [Gradients()] * len(chunks)
-    to_come = [assembly.job.software.state_bytes.gradients * n for n in shards(assembly, stage)]
+    to_come = [state_bytes(assembly.job).gradients * n for n in shards(assembly, stage)]
     worst, unsharded = ([cache(of) for of in same] for same in zip(*((c.worst, c.held) for c in chunks), strict=True))
 
     def saved() -> Num:

@@ -11,7 +11,7 @@ from steptime.base.rows import HeldBuffer
 from steptime.job.assembly import Assembly, Chunk
 from steptime.job.job import Job
 from steptime.memory.kept_buffers import comm_buffer_bytes, dummy_wgrad_bytes, stage_experts
-from steptime.memory.states import Bucket, States, chunk_buckets, group_elements, pieces_of
+from steptime.memory.states import Bucket, States, chunk_buckets, group_elements, pieces_of, state_bytes
 from steptime.software.performance import EAGER_TORCH, Software
 
 KIB = 1024.0
@@ -198,7 +198,7 @@ def block_rest_bytes(assembly: Assembly, chunks: list[Chunk], buckets: list[list
         return 0.0
     if not (software.states.gradients_persist and software.states.padded_buckets):
         return 0.0
-    size = job.software.state_bytes
+    size = state_bytes(job)
     rest: Num = 0.0
     for virtual, chunk in enumerate(chunks):
         if job.zero_level:

@@ -6,16 +6,35 @@ from steptime.base.num import Num, maximum, where
 from steptime.job.assembly import CountedParams, LocalParam
 from steptime.job.job import Job
 from steptime.model.ops import Param
-from steptime.software.state_bytes import FP32, PER_ELEMENT, QUANTIZED
 
+PER_ELEMENT = {"adamw": 2.0, "lion": 1.0, "sgd": 1.0}
+"""Moments per parameter of the optimizers that treat every element alike: Adam's two, the momentum of Lion and of SGD."""
+BLOCK = 256.0
+"""Elements that share a scale in 8-bit states (torchao/optim/adam.py; bitsandbytes/functional.py, quantize_blockwise)."""
 SMALLEST_QUANTIZED = 4096.0
 """Tensors with fewer elements keep fp32 moments (torchao/optim/adam.py, _new_buffer; bitsandbytes' min_8bit_size)."""
+FP32 = 4.0
+"""Bytes of one fp32 number."""
+QUANTIZED = 2.0 * (1.0 + FP32 / BLOCK)
+"""Bytes per parameter of two 8-bit moments with their scales."""
+
+
+def least_moments(job: Job) -> float:
+    """Bytes of moments per parameter of a large matrix; no tensor has fewer."""
+    states = job.software.states
+    match states.optimizer:
+        case "adamw_8bit":
+            return QUANTIZED
+        case "adafactor":
+            return 0.0
+        case _:
+            return PER_ELEMENT.get(states.optimizer, 1.0) * job.software.bytes_of(states.moment_dtype)
 
 
 def mean_moments(job: Job, held: CountedParams) -> dict[str, Num]:
     """Bytes of moments per parameter, mean of those that one device holds of some chunks, by parameter group."""
     if job.software.states.optimizer in PER_ELEMENT:
-        return dict.fromkeys([p.param.group for params, _ in held for p in params], job.software.state_bytes.moments)
+        return dict.fromkeys([p.param.group for params, _ in held for p in params], least_moments(job))
     moments: dict[str, Num] = {}
     elements: dict[str, Num] = {}
     for params, count in held:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from steptime.job.job import Job
+from steptime.memory.states import state_bytes
 from steptime.search.rows import spreads_of
 from steptime.search.sketches import Sketches, Spread
 from steptime.search.space import EXCESS, Counts, Grid, Shape
@@ -36,7 +37,7 @@ def hopeless(zeros: Mapping[int, Job], grid: Grid, sketches: Sketches) -> dict[i
     held[legal] = sketches.layer_params(mine)[at] / grid.columns["pp"][legal]
     found = {}
     for zero, job in zeros.items():
-        size = job.software.state_bytes
+        size = state_bytes(job)
         each = min(size.params, 1.0) + (size.gradients if zero < 2 else 0.0)
         found[zero] = held * each > TIMES * job.machine.accelerator.usable_memory_bytes
     return found

@@ -11,9 +11,11 @@ from pydantic import BeforeValidator, Field, model_validator
 from steptime.base.config import Config, Section
 from steptime.hardware.machine import Machine
 from steptime.software.calibration import Calibration
+from steptime.software.cpu_offload import CpuOffload
 from steptime.software.precision import RECIPES, Recipe, RecipeName, recipe
-from steptime.software.profiles import profile_mapping
+from steptime.software.profiles import profile_mapping, profile_names
 from steptime.software.settings import (
+    COMPILED,
     ActivationSettings,
     AttentionBackend,
     AttentionImpl,
@@ -40,10 +42,8 @@ from steptime.software.settings import (
     TimingSettings,
     as_written,
 )
-from steptime.software.state_bytes import StateBytes, state_bytes
 
-ITEMSIZE: dict[str, float] = {"fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
-"""Bytes per element."""
+ITEMSIZE = {"fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}  # bytes per element
 Precision: TypeAlias = Annotated[
     Dtype | RecipeName, BeforeValidator(lambda word: "fp8_delayed" if word == "fp8" else word)
 ]
@@ -112,7 +112,8 @@ class Performance(Options):
     activation_checkpointing_type: CheckpointType | None = None
     recompute: Section[Recompute] | None = None
     offload_modules: list[OffloadModule] | None = None
-    """Modules whose inputs are offloaded to host memory until backward (Megatron-Core's fine-grained activation offloading)."""
+    """Modules whose inputs wait in host memory for backward (Megatron-Core's fine-grained activation offloading)."""
+    cpu_offload: Section[CpuOffload] = Field(default_factory=CpuOffload)
     overlap: Section[Overlap] | None = None
     moe: Section[MoeSettings] = Field(default_factory=MoeSettings)
     software: str | None = None
@@ -209,11 +210,6 @@ class Software(Config):
         """The low-precision recipe of the projections, if any."""
         return recipe(self.precision, any_layout=self.any_layout)
 
-    @cached_property
-    def state_bytes(self) -> StateBytes:
-        """Bytes per parameter of each state."""
-        return state_bytes(self.states, self.bytes_of)
-
     def bytes_of(self, dtype: str) -> float:
         """Bytes per element of a state dtype, where "compute" is the precision and "none" nothing."""
         if dtype == "none":
@@ -238,15 +234,9 @@ _GROUP_OF: dict[str, str] = {
     "overlap": "",
 }
 """Switch -> the group that contains it; "": `Software` itself."""
-_BLOCK = {"norm_impl": "fused", "activation_impl": "fused", "rope_impl": "fused"}
-COMPILED: dict[str, dict[str, str]] = {"none": {}, "blocks": _BLOCK, "all": _BLOCK | {"loss_impl": "compiled"}}
-"""What inductor makes of a block and of the loss: element-wise operations in a row, with the sums beside them, are one kernel.
-
-The tensors that are kept for backward then are those of AOTAutograd's min-cut partitioner, byte for byte (tests/truth/
-test_torch_compile.py): what a matrix product or attention reads and cannot be fused with, and the sums of each row."""
 EAGER_TORCH = frozenset({"torch", "fsdp2"})
 """Profiles that launch torch's own kernels one by one, like the microbenchmark."""
-_UNSAID: frozenset[str] = frozenset(Performance.model_fields) - frozenset(Options.model_fields)
+_UNSAID = frozenset(Performance.model_fields) - frozenset(Options.model_fields)
 
 
 def _grouped(settings: dict[str, Any]) -> dict[str, Any]:
@@ -258,6 +248,12 @@ def _grouped(settings: dict[str, Any]) -> dict[str, Any]:
         else:
             grouped[key] = value
     return grouped
+
+
+@cache
+def software_names() -> list[str]:
+    """Names of all profiles."""
+    return profile_names()
 
 
 @cache

@@ -18,7 +18,6 @@ _FOLDER = Path(__file__).parents[1] / "data" / "software"
 _KEY = "performance.software"
 
 
-@cache
 def profile_names() -> list[str]:
     """Names of all profiles, without releases."""
     return sorted(path.stem for path in _FOLDER.glob("*.yaml"))

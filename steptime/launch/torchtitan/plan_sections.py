@@ -189,6 +189,8 @@ def checkpointing_of(keys: JobKeys, n_layers: int) -> dict[str, Any]:
     key, plan = "activation_checkpoint.early_stop", recomputed_of(keys, n_layers)
     if plan == {"activation_checkpointing_type": "none"}:
         keys.without_effect(key, "nothing is checkpointed")
+    elif keys.on("compile.enable") and "model" in keys.get("compile.components"):
+        keys.without_effect(key, "compiled blocks replay what backward reads")
     elif keys.get(key) is not None:
         plan["recompute_stops_early"] = keys.on(key)
     return plan
