@@ -142,16 +142,18 @@ class Measured:
         """Votes of all runs of a kind."""
         for run in self.runs:
             self.votes[run.place.kind] = self.votes.get(run.place.kind, 0.0) + run.vote
+        places = {id(run.place): run.place for run in self.runs}  # runs of one place mostly share it
         number = {kind: i for i, kind in enumerate(self.votes)}
-        self.kinds = [number[run.place.kind] for run in self.runs]
+        sites = {key: (number[place.kind], self.counted(place.at)) for key, place in places.items()}
+        self.kinds = [sites[id(run.place)][0] for run in self.runs]
         """Index of each run's kind in `votes`."""
-        sites = [(kind, self.counted(run.place.at)) for kind, run in zip(self.kinds, self.runs, strict=True)]
-        self.sites = list(dict.fromkeys(sites))
+        self.sites = list(dict.fromkeys(sites.values()))
         """Kinds and values between which distances differ: many runs share one."""
         self.columns = list(zip(*[values for _, values in self.sites], strict=True))
         """Their values on each of `AXES`."""
         index = {site: i for i, site in enumerate(self.sites)}
-        self.site_of = [index[site] for site in sites]
+        site_of = {key: index[site] for key, site in sites.items()}
+        self.site_of = [site_of[id(run.place)] for run in self.runs]
         """Index of each run's."""
         self._spans: dict[str, list[tuple[float, float]]] = {}
         self._factors: dict[str, tuple[float, float]] = {}
@@ -216,16 +218,17 @@ def upper(pairs: Iterable[tuple[float, float]], share: float) -> float:
 
 
 def read_runs(document: Mapping[str, Any]) -> list[FitRun]:
-    """The runs of one list of the data file; runs of one kind share it."""
+    """The runs of one list of the data file; runs of one kind, or at one place, share it."""
     width = len(RunKind._fields)
     kinds: dict[tuple[str, ...], RunKind] = {}
+    places: dict[tuple[Any, ...], RunPlace] = {}
     runs: list[FitRun] = []
     for run_id, cell, series, metric, *rest in document["runs"]:
-        words = tuple(rest[:width])
-        if words not in kinds:
-            kinds[words] = RunKind(*words)
-        place = RunPlace(kinds[words], tuple(rest[width:-4]))
-        runs.append(FitRun(run_id, cell, series, metric, place, *rest[-4:]))
+        where = tuple(rest[:-4])
+        if where not in places:
+            words = where[:width]
+            places[where] = RunPlace(kinds.setdefault(words, RunKind(*words)), where[width:])
+        runs.append(FitRun(run_id, cell, series, metric, places[where], *rest[-4:]))
     return runs
 
 

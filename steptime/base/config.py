@@ -80,7 +80,7 @@ class Config(BaseModel):
         """The fields alone: what a `cached_property` holds may not hold for a copy with other fields."""
         made = super().__copy__()
         for name in made.__dict__.keys() - type(self).model_fields.keys():
-            del made.__dict__[name]
+            object.__delattr__(made, name)
         return made
 
     @classmethod

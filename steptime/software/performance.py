@@ -113,9 +113,9 @@ class Performance(Options):
     recompute: Section[Recompute] | None = None
     offload_modules: list[OffloadModule] | None = None
     """Modules whose inputs wait in host memory for backward (Megatron-Core's fine-grained activation offloading)."""
-    cpu_offload: Section[CpuOffload] = Field(default_factory=CpuOffload)
+    cpu_offload: Section[CpuOffload] = Field(default_factory=CpuOffload.model_construct)
     overlap: Section[Overlap] | None = None
-    moe: Section[MoeSettings] = Field(default_factory=MoeSettings)
+    moe: Section[MoeSettings] = Field(default_factory=MoeSettings.model_construct)
     software: str | None = None
     calibration: Section[Calibration] | None = None
 
@@ -148,7 +148,7 @@ class Software(Config):
     """Whether fp8 products of the device take operands in any layout; set by `on`."""
     compute_capability: float = 0.0
     """NVIDIA's compute capability of the device; set by `on`, 0 where it has none."""
-    moe: MoeSettings = Field(default_factory=MoeSettings)
+    moe: MoeSettings = Field(default_factory=MoeSettings.model_construct)
     """How a mixture of experts runs: from the job, else as published recipes do."""
 
     def settings(self) -> dict[str, Any]:
