@@ -62,7 +62,7 @@ class Work:
     @property
     def comm_s(self) -> Num:
         """Exposed communication."""
-        return compute.total(call.exposed_s for call in self.calls)
+        return compute.total([call.exposed_s for call in self.calls]) if self.calls else 0.0
 
     @property
     def seconds(self) -> Num:
@@ -117,8 +117,8 @@ class Context:
         """A collective as it runs among the layers: a tensor-parallel one takes `tp_comm_factor` as long, in all its parts."""
         alone = collective(kind, bytes_, self.groups[axis], self.tiers)
         factor = self.software.comm.tp_comm_factor if axis == "tp" else 1.0
-        latency_s, bandwidth_s, time_s = (x * factor for x in (alone.latency_s, alone.bandwidth_s, alone.time_s))
-        return alone._replace(latency_s=latency_s, bandwidth_s=bandwidth_s, time_s=time_s)
+        names = ("latency_s", "bandwidth_s", "time_s") if factor != 1.0 else ()
+        return alone._replace(**{name: getattr(alone, name) * factor for name in names}) if names else alone
 
     def reorder_s(self, op: Comm, kind: str, bytes_: Num) -> Num:
         """Seconds of the copy that torch's DTensor makes around a collective over the sequence."""

@@ -10,8 +10,9 @@ from math import exp, inf
 from typing import Any, Protocol
 
 from steptime import fsdp
+from steptime.answer.distance import RECOMPUTE, clipped
 from steptime.answer.interval import interval_at
-from steptime.answer.measured import RECOMPUTE, clipped, measured, place_of
+from steptime.answer.measured import measured, place_of
 from steptime.base.config import ConfigError
 from steptime.job.candidates import Candidates
 from steptime.job.hybrid_rules import default_profile
