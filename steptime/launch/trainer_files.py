@@ -80,7 +80,7 @@ def said_in(path: str, text: str, table: KeyTable, env: dict[str, str], beside: 
         code = beside.text(script.program) if beside is not None and script.program.endswith(".py") else None
         name = script.program.rpartition("/")[2]
         return Said(said, script.devices, unclear, name, defaults_in(code or ""), script.notes)
-    tree = resolve(parse_mapping(text, path), env | variables_of(beside))
+    tree = resolve(parse_mapping(text, path, repeats=True), env | variables_of(beside))
     for section in table.raw.get("inside") or []:
         tree = tree[section] if isinstance(tree.get(section), dict) else tree
     return Said(flatten(tree), of_comment(text))
@@ -116,7 +116,7 @@ def _configs(script: Script, path: str, beside: Beside | None) -> dict[str, Any]
             raise ConfigError(
                 f"{path}: line {word.line} reads {name}, which is not there; put it in the same folder, or add --with FILE"
             )
-        said |= flatten(parse_mapping(text, name))
+        said |= flatten(parse_mapping(text, name, repeats=True))
     return said
 
 
