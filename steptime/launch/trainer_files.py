@@ -17,11 +17,6 @@ from steptime.launch.program_defaults import defaults_in
 from steptime.launch.shell.processes import taken_apart
 from steptime.launch.shell.script import Script, read_script, variables_of
 
-_OTHER_WORK = re.compile(
-    r"^(?!.*(?:train|tune|sft|pretrain)).*(?:infer|predict|eval|export|generat|serve|merge|convert|chat|web_demo|cli_demo|api)",
-    re.IGNORECASE,
-)
-"""What the names of programs have that run a model or change its files and do not train it."""
 _NO_TRAINING = ("infer_backend", "export_dir", "export_size", "do_predict", "predict_with_generate", "vllm_maxlen")
 """Keys of jobs that run or export a model, where do_train is not said as well."""
 
@@ -68,8 +63,8 @@ def said_in(path: str, text: str, table: KeyTable, env: dict[str, str], beside: 
         script = read_script(text, path, env, beside)
         if script.problems:
             raise ConfigError(script.problems)
-        if _OTHER_WORK.search(script.program.rpartition("/")[2]):
-            raise ConfigError(f"{path}: line {script.line} runs {script.program}, which does not train")
+        if told := script.other_work():
+            raise ConfigError(f"{path}: {told}")
         script = script._replace(arguments=taken_apart(script.arguments))
         said = _configs(script, path, beside) | dict(_flags([word.text for word in script.arguments]))
         unclear = _without_value(script)

@@ -262,3 +262,20 @@ def test_a_tokenizers_folder_may_count_its_entries(tmp_path):
         job_of(tmp_path, {"run.sh": f"torchrun --nproc_per_node 8 pretrain_gpt.py {flags}\n"}, "run.sh").model.vocab_sz
         == 49152
     )
+
+
+def test_a_tokenizer_of_ones_own_is_not_the_one_that_it_is_called_after(tmp_path):
+    flags = "--num-layers 4 --hidden-size 512 --num-attention-heads 8 --seq-length 512 --max-position-embeddings 512 "
+    flags += "--micro-batch-size 1 --bf16 --tokenizer-type HuggingFaceTokenizer --tokenizer-model "
+    script = f"torchrun --nproc_per_node 8 pretrain_gpt.py {flags}"
+    for own in ("/llm/zjllm-llama3-tokenizer", "hfl/chinese-llama-2-7b"):
+        assert problems(tmp_path, {"own.sh": f"{script}{own}\n"}, "own.sh") == [
+            "vocabulary size unknown; add --set model.vocab_sz=N"
+        ]
+    for known in ("meta-llama/Meta-Llama-3-8B", "/models/llama3/tokenizer.model"):
+        assert job_of(tmp_path, {"known.sh": f"{script}{known}\n"}, "known.sh").model.vocab_sz == 128256
+
+
+def test_megatrons_programs_that_generate_are_refused_as_such(tmp_path):
+    script = "python generate_samples.py --num-layers 4 --hidden-size 512 --num-attention-heads 8 --seq-length 512\n"
+    assert problems(tmp_path, {"run.sh": script}, "run.sh") == ["line 1 runs generate_samples.py, which does not train"]

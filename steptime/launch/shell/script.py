@@ -20,6 +20,12 @@ from steptime.launch.shell.processes import LAUNCHERS, Word, one_each, size_of
 from steptime.launch.shell.scope import Scope, Value, clean
 from steptime.launch.shell.slurm import headers_of, slurm_variables
 
+_OTHER_WORK = re.compile(
+    r"^(?!.*(?:train|tune|sft|pretrain)).*(?:infer|predict|eval|export|generat|serve|merge|convert|chat|web_demo|cli_demo|api)",
+    re.IGNORECASE,
+)
+"""What the names of programs have that run a model or change its files and do not train it."""
+
 
 class Script(NamedTuple):
     """A launch script, as far as it can be read without running it."""
@@ -52,6 +58,11 @@ class Script(NamedTuple):
     """Variables of the environment that the script asked for, but for the usual ones of any shell."""
     notes: tuple[str, ...] = ()
     """What is assumed of the script."""
+
+    def other_work(self) -> str:
+        """That the program does not train, where its name says so."""
+        other = _OTHER_WORK.search(self.program.rpartition("/")[2])
+        return f"line {self.line} runs {self.program}, which does not train" if other else ""
 
 
 class _Launch(NamedTuple):
