@@ -6,7 +6,7 @@ other in every slot of the schedule, and only the walk tells how long.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import islice
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ from steptime.base.num import Num
 from steptime.schedule import default_group
 from steptime.schedule.graph import Graph, graph
 from steptime.schedule.orders import described, first_backward, shortened
+from steptime.schedule.sharded import Around, AroundActions
 from steptime.schedule.walk import REPEATS
 from steptime.search.pipeline import Flavor, Stages, counts_of
 
@@ -42,6 +43,7 @@ def makespans(
     blocking: bool,
     least: Num = 0.0,
     wanted: Any = True,
+    around: Callable[[Any], AroundActions] | None = None,
 ) -> Num:
     """Seconds of every layout's pipeline, [recomputation, row].
 
@@ -53,6 +55,7 @@ def makespans(
         blocking: a send also holds its sender.
         least: seconds that it takes at least.
         wanted: [recomputation, row], which are walked; others keep `least`.
+        around: what FSDP adds to the actions of some layouts, given by their places.
     """
     import numpy as np
 
@@ -72,7 +75,8 @@ def makespans(
             left = np.zeros(shape, dtype=bool)
             for first in range(0, which[0].size, WIDTH):
                 some = tuple(places[first : first + WIDTH] for places in which)
-                result[some], left[some] = run([c[some] for c in costs], [s[some] for s in sends], blocking=blocking)
+                seconds = [c[some] for c in costs], [s[some] for s in sends]
+                result[some], left[some] = run(*seconds, blocking=blocking, around=around(some) if around else None)
             if not left.any():
                 break
     return result
@@ -89,7 +93,9 @@ class WalkRun(NamedTuple):
     fewer: int
     """Repeats that it is shorter by."""
 
-    def __call__(self, costs: list[Any], sends: list[Any], *, blocking: bool) -> tuple[Any, Any]:
+    def __call__(
+        self, costs: list[Any], sends: list[Any], *, blocking: bool, around: AroundActions | None = None
+    ) -> tuple[Any, Any]:
         """Makespans of some layouts, as `schedule.walk.Step.run` has them, and which of them had not settled."""
         import numpy as np
 
@@ -99,10 +105,13 @@ class WalkRun(NamedTuple):
         else:
             waited = [None, *sends[1:]]
         free = np.zeros((len(self.graph.rows), len(costs[0])))
-        for number, (previous, source, cost, send) in enumerate(islice(self.graph.rows, 1, None), 1):
-            now, later = free[number], waited[send]
-            np.maximum(free[previous], free[source] if later is None else free[source] + later, out=now)
-            now += held[cost]
+        if around is None:
+            for number, (previous, source, cost, send) in enumerate(islice(self.graph.rows, 1, None), 1):
+                now, later = free[number], waited[send]
+                np.maximum(free[previous], free[source] if later is None else free[source] + later, out=now)
+                now += held[cost]
+        else:
+            sharded_run(self.graph, held, waited, around, free)
         end = free[[numbers[-1] for numbers in self.graph.stages]].max(axis=0)
         if not self.fewer:
             return end, False
@@ -122,6 +131,38 @@ class WalkRun(NamedTuple):
             found.append((ends[0] - ends[1], ends[1] - ends[2]))
         lasts, before = zip(*found, strict=True)
         return np.stack(lasts), np.stack(before)
+
+
+def sharded_run(found: Graph, held: Sequence[Any], waited: Sequence[Any], around: AroundActions, free: Any) -> None:
+    """Fill in when each action ends, [action, layout], as `schedule.sharded.sharded_run` has it for one layout."""
+    import numpy as np
+
+    extra: dict[int, Around] = {}
+    place: dict[int, tuple[int, int]] = {}
+    for stage, (actions, numbers) in enumerate(zip(found.orders, found.stages, strict=True)):
+        mine = around(stage, actions)
+        for action, number in zip(actions, numbers, strict=True):
+            place[number] = stage, action.chunk
+            if action in mine:
+                extra[number] = mine[action]
+    nothing = Around(0.0, (), 0.0)
+    network: list[Any] = [0.0] * len(found.orders)
+    come: dict[tuple[int, int], Any] = {}
+    for number, (previous, source, cost, send) in enumerate(islice(found.rows, 1, None), 1):
+        where, own = place[number], extra.get(number, nothing)
+        stage, now, later = where[0], free[number], waited[send]
+        after = extra[previous].after_s if previous in extra else 0.0
+        ready = free[previous] + after
+        for chunk, seconds in own.fetched:
+            network[stage] = np.maximum(network[stage], ready) + seconds
+            come[stage, chunk] = network[stage]
+        np.maximum(ready, free[source] if later is None else free[source] + later, out=now)
+        if where in come:
+            np.maximum(now, come[where], out=now)
+        now += held[cost]
+        now += own.added_s
+    for numbers in found.stages:
+        free[numbers[-1]] += extra.get(numbers[-1], nothing).after_s
 
 
 @lru_cache(maxsize=64)
