@@ -164,7 +164,8 @@ class PipelineSeconds:
             kind, chunk = step.action.kind, step.action.chunk
             of = mine[chunk]
             added: Num = 0.0
-            to_copy |= set(step.fetched)
+            if step.fetched:
+                to_copy |= set(step.fetched)
             if chunk in to_copy:
                 to_copy.remove(chunk)
                 added = added + of.copies_s
@@ -175,9 +176,9 @@ class PipelineSeconds:
             if kind in "BI":
                 added = added + of.sum_s if chunk in summed else of.first_sum_s
                 summed.add(chunk)
-            if not self.waits:
+            if step.fetched and not self.waits:
                 added = added + sum(self.shown[stage][c] for c in step.fetched)
-            fetched = tuple((c, mine[c].gather_s) for c in step.fetched) if self.waits else ()
+            fetched = tuple([(c, mine[c].gather_s) for c in step.fetched]) if step.fetched and self.waits else ()
             around = Around(added, fetched, of.reduce_s if step.reduces else 0.0)
             if fetched or any(is_column(seconds) or seconds for seconds in (added, around.after_s)):
                 found[step.action if step.action in known else step.action._replace(kind="W")] = around

@@ -58,6 +58,8 @@ class _Held:
     def fetch(self, at: int) -> tuple[int, ...]:
         """Request the chunks of the next actions, and free those that are not among them."""
         coming = self.coming[at]
+        if {*coming} == {*self.active}:
+            return ()
         for chunk in [chunk for chunk in self.active if chunk not in coming]:
             self.active.remove(chunk)
             self.drop(chunk)

@@ -134,12 +134,13 @@ class Screen:
 
     def _sharded(self, found: Grid, zero: int, job: Job, listed: list[Shape]) -> Iterator[tuple[float, Block]]:
         """FSDP's layouts: pipelines in columns where these cover them."""
-        piped = [shape for shape in listed if walked.in_pipelines(job) and self._covers(job, shape)]
+        piped, others = list[Shape](), list[Shape]()
+        for shape in listed:
+            (piped if walked.in_pipelines(job) and self._covers(job, shape) else others).append(shape)
         for at, block in self._in_columns(found, {zero: job}, piped, ShardedPipelines) if piped else ():
             yield (at + 1.0) / len(listed), block
-        done, others = len(piped) / len(listed), [shape for shape in listed if shape not in piped]
         for share, block in self._walked(found, zero, job, others) if others else ():
-            yield done + (1.0 - done) * share, block
+            yield (len(piped) + share * len(others)) / len(listed), block
 
     def _covers(self, job: Job, shape: Shape) -> bool:
         """Whether columns cover FSDP's layouts of a pipeline: with layers that are checkpointed one by one."""

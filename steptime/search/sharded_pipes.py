@@ -1,8 +1,4 @@
-"""FSDP in a pipeline, in columns: what its groups hold and send by spread of the weights, what its chunks hold by row.
-
-Groups depend on tp, ep, etp and the pipeline alone, since dp * cp is what these leave of the devices. The parts of a chunk are
-those of every search. The schedule is walked with what FSDP adds to its actions.
-"""
+"""FSDP in a pipeline, in columns: what its chunks hold, and its schedule walked with what FSDP adds to the actions."""
 
 from __future__ import annotations
 
@@ -11,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache, reduce
 from math import inf
 from operator import ge
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 from steptime import fsdp
 from steptime.answer.verdict import update_temporaries
@@ -19,12 +15,11 @@ from steptime.base.num import Num, maximum, where
 from steptime.cost.comm import collective
 from steptime.cost.overlap import contention, hidden_s
 from steptime.cost.parts import Work
-from steptime.fsdp.groups import ParamGroup, buffers, groups
 from steptime.fsdp.memory_walk import Wrapped
 from steptime.fsdp.pipeline_chunks import ABSENT, ShardedChunk, in_buffer
 from steptime.fsdp.pipeline_memory import REPEATS, Situation, StageHeld, fetches_ahead, situations
-from steptime.fsdp.pipeline_seconds import ChunkSeconds, PipelineSeconds, chunk_seconds, group_price
-from steptime.fsdp.seconds import CommSeconds, shard_group
+from steptime.fsdp.pipeline_seconds import ChunkSeconds, PipelineSeconds, chunk_seconds
+from steptime.fsdp.seconds import shard_group
 from steptime.job.assembly import Assembly, Chunk
 from steptime.job.candidates import Candidates
 from steptime.job.job import Job
@@ -34,131 +29,26 @@ from steptime.memory.ledger import PartMemory
 from steptime.memory.overhead import overhead, reserved_bytes
 from steptime.memory.part_memories import input_kept
 from steptime.memory.stages import PeakMoment
-from steptime.memory.states import States, partial_gradients, state_bytes
+from steptime.memory.states import States, state_bytes
 from steptime.schedule import Action, order
 from steptime.schedule.orders import described, first_backward, shortened
 from steptime.schedule.sharded import sharded_steps
 from steptime.search.held import alike
 from steptime.search.layouts import Block, Pipelines
-from steptime.search.parts import JoinedMemories, joined
-from steptime.search.pipeline import Stages, memory_rows, some
+from steptime.search.parts import JoinedMemories
+from steptime.search.pipeline import Stages, counts_of, memory_rows, some
 from steptime.search.recompute import RecomputeChoice
 from steptime.search.rows import LayoutRows, legal_rows, spreads_of
-from steptime.search.sketches import columns
+from steptime.search.sharded_groups import ChunkGroups, Ends, ends, picked
 from steptime.search.space import SPLIT_SETTINGS, Shape
 from steptime.search.walk_columns import makespans
 from steptime.software.settings import Share
-from steptime.timing.optimizer import optimizer_step
-from steptime.timing.part_times import pricing
-from steptime.timing.step_time import embedding_reduce, layer_replays_s, straggler_s
+from steptime.timing.step_time import layer_replays_s, straggler_s
 
 
 def covers_shape(shape: Shape) -> bool:
     """Whether it is such a pipeline: of one whose backwards are split, each layout is estimated."""
     return shape.pp > 1 and not (shape.schedule and described(shape.schedule).split)
-
-
-class Unit(NamedTuple):
-    """What is gathered at once: the root's group, or a layer's groups."""
-
-    sizes: fsdp.Buffers
-    last: Num
-    """Elements of the last parameter."""
-    elements: Num
-    seconds: CommSeconds
-
-
-class ChunkGroups(NamedTuple):
-    """The groups of a chunk, columns by spread."""
-
-    root: Unit
-    layers: tuple[Unit, ...]
-    """Of a layer of each run of equal ones."""
-    head_elements: Num
-    sharded: Num
-    """Elements of trained parameters on one rank."""
-
-
-class StageGroups(NamedTuple):
-    """A kind of stage, columns by spread."""
-
-    params: Num
-    gradients: Num
-    optimizer: Num
-    owned: Num
-    group: Num
-    """Bytes of the largest group, gathered."""
-    chunks: tuple[ChunkGroups, ...]
-    tensors: Num
-    """Gradients that sequence parallelism leaves partial: their number, and bytes of one."""
-    partial_bytes: Num
-
-
-class Ends(NamedTuple):
-    """All of one pipeline, columns by spread."""
-
-    stages: tuple[StageGroups, ...]
-    """Of each kind."""
-    optimizer_s: Num
-    embedding_s: Num
-
-
-Columns = TypeVar("Columns")
-
-
-def picked(of: Columns, at: Any) -> Columns:
-    """The same in other rows."""
-    found: Any = of
-    if isinstance(found, tuple):
-        fields = [picked(field, at) for field in found]
-        return type(found)(*fields) if hasattr(found, "_fields") else type(found)(fields)  # type: ignore[return-value]
-    return some(found, at)  # type: ignore[no-any-return]
-
-
-def chunk_groups(assembly: Assembly, chunk: Chunk, priced: Any) -> ChunkGroups:
-    """The groups of one chunk of an assembly."""
-    found, around = groups(assembly, chunk), (assembly, priced.dp_tiers, priced.context.rates)
-
-    def unit(of: ParamGroup) -> Unit:
-        sizes = [buffers(assembly, one) for one in of.all]
-        whole = fsdp.Buffers(*[sum(same) for same in zip(*sizes, strict=True)])
-        last = reduce(maximum, [one.last for one in of.all])
-        return Unit(whole, last, 1.0 * sum([one.elements for one in of.all]), group_price(*around, of))
-
-    places = [sum(count for _, count in chunk.runs[:i]) for i in range(len(chunk.runs))]
-    head = sum([p.elements for p in assembly.local_head_params]) if chunk.head else 0.0
-    layers = tuple(unit(found.layers[at]) for at in places)
-    return ChunkGroups(unit(found.root), layers, head, fsdp.sharded_elements(assembly, [chunk]))
-
-
-def ends(job: Job, stages: Stages, spreads: Sequence[Any], devices: int) -> Ends:
-    """The groups of a pipeline on so many devices. `job`: with its degrees and its schedule."""
-    said = columns(spreads)
-    view = Candidates(job, **said, dp=devices / (stages.pp * said["tp"]))
-    fragments, places = [], []
-    for which, group in view.alike_parts():
-        vars(group.parallelism)["whole"] = devices
-        assembly = Assembly(group.as_job)
-        vars(assembly)["stages"] = [assembly.stages[stage] for stage in stages.first]
-        fragments.append(_ends(assembly))
-        places.append(which)
-    found: Ends = joined(fragments, places, len(spreads))
-    return found
-
-
-def _ends(assembly: Assembly) -> Ends:
-    priced, held = pricing(assembly.job), []
-    known: dict[tuple[object, ...], ChunkGroups] = {}
-    for kind, (chunks, state) in enumerate(zip(assembly.stages, fsdp.states(assembly), strict=True)):
-        keys = [(chunk.runs, chunk.embedding, chunk.head) for chunk in chunks]
-        for key, chunk in zip(keys, chunks, strict=True):
-            known[key] = known.get(key) or chunk_groups(assembly, chunk, priced)
-        bytes_ = state.params_bytes, state.gradients_bytes, state.optimizer_bytes, state.owned
-        group = 0.0 if state.group_bytes is None else state.group_bytes
-        partial = partial_gradients(assembly, kind, one_by_one=True)
-        tensors = partial.calls / assembly.job.microbatches
-        held.append(StageGroups(*bytes_, group, tuple(known[key] for key in keys), tensors, partial.bytes))
-    return Ends(tuple(held), optimizer_step(assembly, priced.context).time_s, embedding_reduce(assembly, priced).time_s)
 
 
 @dataclass
@@ -247,15 +137,15 @@ class ShardedChunks:
             found.append(StageHeld([known[key] for key in keys], to_come))
         return found
 
-    def moment(self, kind: int, microbatches: int) -> PeakMoment:
-        """The worst moment of a kind of stage, of all rows as if they had so many micro-batches."""
+    def moment(self, kind: int, step: tuple[int, int | None]) -> PeakMoment:
+        """The worst moment of a kind of stage, of all rows as if they had the micro-batches and the group of this step."""
         s = self.stages
         shape = s.schedule, s.pp, s.vpp
         reshard = fsdp.options(self.assembly).reshard_after_forward
         ahead = fetches_ahead(self.view)
         moments = [
             self.held[kind].moment(one)
-            for one in worst_situations(shape, microbatches, s.of[kind], alike(s, kind), ahead=ahead, reshard=reshard)
+            for one in worst_situations(shape, step, s.of[kind], alike(s, kind), ahead=ahead, reshard=reshard)
         ]
         return reduce(PeakMoment.worse, moments)
 
@@ -312,16 +202,12 @@ class ColumnSeconds(PipelineSeconds):
         self.waits = share is True
 
 
-def stages_that_differ(
-    schedule: str, pp: int, vpp: int, microbatches: int, mine: Sequence[int]
-) -> Iterator[Sequence[Action]]:
+def stages_that_differ(orders: Sequence[Sequence[Action]], mine: Sequence[int]) -> Iterator[Sequence[Action]]:
     """Of the stages of a kind the orders of those that may hold the most.
 
     The first one has the most micro-batches in flight; but one that runs all forwards before its first backward holds no
     gradients beside them: so the first one, too, that does not.
     """
-    short, period, _ = shortened(schedule, pp, vpp, microbatches, None, REPEATS)
-    orders = order(schedule, pp, vpp, short, period)
     yield orders[mine[0]]
     turns = (
         orders[stage] for stage in mine if any(a.kind == "F" for a in orders[stage][first_backward(orders[stage]) :])
@@ -334,7 +220,7 @@ def stages_that_differ(
 @lru_cache(maxsize=1024)
 def worst_situations(
     shape: tuple[str, int, int],
-    microbatches: int,
+    step: tuple[int, int | None],
     mine: tuple[int, ...],
     like: tuple[int, ...],
     *,
@@ -343,10 +229,11 @@ def worst_situations(
 ) -> list[Situation]:
     """The situations of a kind of stage that no other one outweighs, whatever its chunks weigh.
 
-    `shape`: schedule, stages and chunks per stage; `like`: of each chunk the first one that is equal.
+    `shape`: schedule, stages and chunks per stage; `step`: micro-batches and their group; `like`: of each chunk the first
+    one that is equal.
     """
     most: dict[Any, dict[tuple[int, ...], Situation]] = {}
-    for actions in stages_that_differ(*shape, microbatches, mine):
+    for actions in stages_that_differ(order(*shape, *step), mine):
         steps = sharded_steps(tuple(actions), ahead=ahead, reshard=reshard)
         for one in situations(steps, shape[2]):
             held = [0] * len(like)
@@ -422,15 +309,19 @@ class ShardedPipelines(Pipelines):
         microbatches = self.grid.gbs // (rows.dp * rows.microbatch_sz)
         shape = len(chunks.choices), rows.at.size
         allocated, reserved = np.zeros(shape), np.zeros(shape)
-        pooled = fsdp.applies(job) and _pools(self.job)
+        steps: dict[tuple[int, int | None], list[int]] = {}
+        for m in counts_of(microbatches):
+            short, period, _ = shortened(stages.schedule, stages.pp, stages.vpp, m, None, REPEATS)
+            steps.setdefault((short, period), []).append(m)
+        pooled = _pools(self.job)
         for kind, of in enumerate(chunks.ends.stages):
             buffers = self.buffers(stages, kind, rows, 0.0)
             states = States(of.params, of.gradients, of.optimizer, [], owned=of.owned)
             copies = gradient_copies(job, states)
             updating = update_temporaries(job, states) + (buffers.between - buffers.moving + step_change(copies))
-            for m in sorted({*microbatches.tolist()}):
-                mine = microbatches == m
-                moment = chunks.moment(kind, int(m))
+            for step, counts in steps.items():
+                mine = np.isin(microbatches, counts)
+                moment = chunks.moment(kind, step)
                 more = updating > moment.added_bytes
                 moving = where(more, updating, moment.activations_bytes + moment.transient_bytes)
                 gradients = of.gradients - where(more, 0.0, moment.grads_not_yet_allocated_bytes)

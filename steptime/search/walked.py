@@ -1,4 +1,4 @@
-"""Layouts that no columns cover, each estimated: FSDP in a pipeline."""
+"""Layouts that no columns cover, each estimated: FSDP in a pipeline whose backwards are split, or that is not torch's."""
 
 from __future__ import annotations
 
