@@ -21,6 +21,8 @@ from steptime.search.pipeline import Flavor, Stages, counts_of
 
 WIDTH = 1024
 """Layouts that are walked together."""
+MOST_REPEATS = 512
+"""Repeats of the middle of a step that are walked where fewer do not settle; the last one then stands for the others."""
 
 
 def unlike(stages: Stages) -> bool:
@@ -68,7 +70,7 @@ def makespans(
     sends = [np.broadcast_to(seconds, shape) for seconds in (0.0, *boundaries, *boundaries)]
     result = np.array(np.broadcast_to(least, shape), dtype=float)
     left = np.broadcast_to(wanted, shape)
-    for repeats in (REPEATS, 4 * REPEATS):
+    for repeats in (REPEATS, 4 * REPEATS, MOST_REPEATS):
         runs: dict[tuple[int, int | None], list[tuple[int, WalkRun]]] = {}
         for m in counts_of(microbatches):
             run = _run(stages.schedule, stages.pp, stages.vpp, m, repeats)
