@@ -72,7 +72,7 @@ def makespans(
     left = np.broadcast_to(wanted, shape)
     for repeats in (REPEATS, 4 * REPEATS, MOST_REPEATS):
         runs: dict[tuple[int, int | None], list[tuple[int, WalkRun]]] = {}
-        for m in counts_of(microbatches):
+        for m in counts_of(microbatches[left.any(axis=0)]):
             run = _run(stages.schedule, stages.pp, stages.vpp, m, repeats)
             runs.setdefault(run.key, []).append((m, run))
         later = np.zeros(shape, dtype=bool)
