@@ -151,7 +151,7 @@ def numbers(job: Job, plan: Job, axes: Axes, devices: int, gbs: int) -> dict[str
 
     whole, layers = divisors(devices), job.model.n_layers
     tps, cps = axes.values("tp", whole), axes.values("cp", whole)
-    alone = plan.parallelism.fsdp is not None and plan.parallelism.pp == 1  # each pipeline under FSDP takes an estimate
+    alone = plan.parallelism.fsdp is not None and plan.parallelism.pp == 1  # FSDP without a pipeline stays so
     pps = axes.values("pp", [1] if alone else [pp for pp in whole if pp <= layers])
     vpps = axes.values("vpp", chunk_counts(layers, pps, ends=split_of(plan) != "auto") if len(pps) else [1])
     batches = axes.values("microbatch_sz", [b for b in divisors(gbs) if b <= LARGEST_MICROBATCH])
