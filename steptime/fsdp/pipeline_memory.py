@@ -94,7 +94,7 @@ def stage_actions(
         yield ActionHeld(step.action, held.moment(one), held.saved(one.after), held.waiting(one.after))
 
 
-class Counted(NamedTuple):
+class Outstanding(NamedTuple):
     """What a stage holds between two actions, by chunk."""
 
     whole: tuple[int, ...]
@@ -114,15 +114,15 @@ class Situation(NamedTuple):
     layers_held: frozenset[int]
     roots_held: frozenset[int]
     reduces: bool
-    beside: Counted
+    beside: Outstanding
     """What it holds of other micro-batches in the action."""
-    after: Counted
+    after: Outstanding
     """What it holds after it."""
 
 
 def situations(steps: Sequence[ShardedStep], count: int) -> Iterator[Situation]:
     """A stage of `count` chunks in each of its actions."""
-    held = Counted((0,) * count, (0,) * count, (True,) * count)
+    held = Outstanding((0,) * count, (0,) * count, (True,) * count)
     gradients = (Gradients(),) * count
 
     def put(of: tuple[Any, ...], at: int, value: Any) -> tuple[Any, ...]:
@@ -132,8 +132,8 @@ def situations(steps: Sequence[ShardedStep], count: int) -> Iterator[Situation]:
         kind, _, at = step.action
         passing = Passing(kind, at in step.fetched, at in step.layers_held, step.roots, gradients[at])
         whole = put(held.whole, at, held.whole[at] - (kind in "BI"))
-        beside = Counted(whole, put(held.late, at, held.late[at] - (kind == "W")), held.unreduced)
-        held = Counted(
+        beside = Outstanding(whole, put(held.late, at, held.late[at] - (kind == "W")), held.unreduced)
+        held = Outstanding(
             put(whole, at, whole[at] + (kind == "F")),
             put(beside.late, at, beside.late[at] + (kind == "I")),
             put(held.unreduced, at, held.unreduced[at] and not step.reduces),
@@ -153,12 +153,12 @@ class StageHeld:
         self.unsharded = [cache(chunk.held) for chunk in chunks]
         self.reduction = [cache(chunk.reduction) for chunk in chunks]
 
-    def saved(self, of: Counted) -> Num:
+    def saved(self, of: Outstanding) -> Num:
         """Bytes saved for backward."""
         counts = zip(of.whole, self.kept, of.late, self.chunks, strict=True)
         return sum([whole * kept + late * chunk.half[0] for whole, kept, late, chunk in counts])
 
-    def waiting(self, of: Counted) -> Num:
+    def waiting(self, of: Outstanding) -> Num:
         """Bytes of sharded gradients that are not allocated yet."""
         return sum([bytes_ for bytes_, left in zip(self.to_come, of.unreduced, strict=True) if left])
 

@@ -26,7 +26,7 @@ from steptime.timing.part_times import Pricing, pricing
 from steptime.timing.step_time import embedding_reduce
 
 
-class Unit(NamedTuple):
+class GatheredUnit(NamedTuple):
     """What is gathered at once: the root's group, or a layer's groups."""
 
     sizes: fsdp.Buffers
@@ -39,8 +39,8 @@ class Unit(NamedTuple):
 class ChunkGroups(NamedTuple):
     """The groups of a chunk, columns by spread."""
 
-    root: Unit
-    layers: tuple[Unit, ...]
+    root: GatheredUnit
+    layers: tuple[GatheredUnit, ...]
     """Of a layer of each run of equal ones."""
     head_elements: Num
     sharded: Num
@@ -87,11 +87,11 @@ def chunk_groups(assembly: Assembly, chunk: Chunk, priced: Pricing) -> ChunkGrou
     """The groups of one chunk of an assembly."""
     found, around = groups(assembly, chunk), (assembly, priced.dp_tiers, priced.context.rates)
 
-    def unit(of: ParamGroup) -> Unit:
+    def unit(of: ParamGroup) -> GatheredUnit:
         sizes = [buffers(assembly, one) for one in of.all]
         whole = fsdp.Buffers(*[sum(same) for same in zip(*sizes, strict=True)])
         last = reduce(maximum, [one.last for one in of.all])
-        return Unit(whole, last, 1.0 * sum([one.elements for one in of.all]), group_price(*around, of))
+        return GatheredUnit(whole, last, 1.0 * sum([one.elements for one in of.all]), group_price(*around, of))
 
     places = [sum(count for _, count in chunk.runs[:i]) for i in range(len(chunk.runs))]
     head = sum([p.elements for p in assembly.local_head_params]) if chunk.head else 0.0

@@ -6,7 +6,7 @@ other in every slot of the schedule, and only the walk tells how long.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from itertools import islice
 from typing import Any, NamedTuple
@@ -71,25 +71,28 @@ def makespans(
     result = np.array(np.broadcast_to(least, shape), dtype=float)
     left = np.broadcast_to(wanted, shape)
     for repeats in (REPEATS, 4 * REPEATS, MOST_REPEATS):
-        runs: dict[tuple[int, int | None], list[tuple[int, WalkRun]]] = {}
-        for m in counts_of(microbatches[left.any(axis=0)]):
-            run = _run(stages.schedule, stages.pp, stages.vpp, m, repeats)
-            runs.setdefault(run.key, []).append((m, run))
         later = np.zeros(shape, dtype=bool)
-        for alike in runs.values():
-            fewer = np.zeros(len(microbatches))
-            mine = np.zeros(len(microbatches), dtype=bool)
-            for m, one in alike:
-                fewer[microbatches == m], mine = one.fewer, mine | (microbatches == m)
-            which, run = np.nonzero(left & mine), alike[0][1]
+        for run, fewer in _runs(stages, microbatches, left, repeats):
+            which = np.nonzero(left & (fewer >= 0))
             for first in range(0, which[0].size, WIDTH):
                 some = tuple(places[first : first + WIDTH] for places in which)
                 seconds = [c[some] for c in costs], [s[some] for s in sends], fewer[some[1]]
                 result[some], later[some] = run(*seconds, blocking=blocking, around=around(some) if around else None)
-        left = later
-        if not left.any():
+        if not (left := later).any():
             break
     return result
+
+
+def _runs(stages: Stages, microbatches: Any, left: Any, repeats: int) -> Iterator[tuple[WalkRun, Any]]:
+    """Steps that stand for the layouts `left`, each with the repeats that it is shorter by, by row; -1 for rows of others."""
+    import numpy as np
+
+    runs: dict[tuple[int, int | None], tuple[WalkRun, Any]] = {}
+    for m in counts_of(microbatches[left.any(axis=0)]):
+        run = _run(stages.schedule, stages.pp, stages.vpp, m, repeats)
+        _, fewer = runs.setdefault(run.key, (run, np.full(len(microbatches), -1.0)))
+        fewer[microbatches == m] = run.fewer
+    yield from runs.values()
 
 
 class WalkRun(NamedTuple):
