@@ -210,7 +210,7 @@ class Facts(NamedTuple):
     @property
     def gbs_choices(self) -> str:
         """The batch sizes nearest to gbs that fit dp, microbatch_sz and an interleaved schedule."""
-        unit = int(self.batch) * (int(self.pp) if self.vpp > 1 else 1)
+        unit = int(self.batch) * (int(self.pp) if self.vpp > 1 and not self.framework.groups else 1)
         low = int(self.gbs) // unit * unit
         return " or ".join(str(gbs) for gbs in (low, low + unit) if gbs)
 
