@@ -150,12 +150,14 @@ class _Plan(Figures):
             name = str(self.get("@deepspeed"))
             keys.put("deepspeed", True)
             keys.put("deepspeed_config", name)
-            put_deepspeed_config(keys, self.beside)
+            away = put_deepspeed_config(keys, self.beside)
+            if away:
+                self.config["performance"]["cpu_offload"] = away
             stage = keys.get("zero_stage")
             if stage is None and (found := re.search(r"z(?:ero)?_?-?(?:stage)?_?([0-3])", name.lower())):
                 stage = found[1]
                 keys.notes.append(f"ZeRO stage {stage} by the name of {name}")
-            if "offload" in name.lower():
+            if "offload" in name.lower() and not away:
                 keys.leave_out(self.figures["@deepspeed"], "states in the host's memory")
             if stage is None and told(keys.sets, "parallelism.zero_level") is None:
                 why = f"{name} is not there; add --with FILE, or --set parallelism.zero_level=N"
