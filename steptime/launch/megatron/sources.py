@@ -133,7 +133,8 @@ def _from_words(
             keys.notes.append(f"from the environment: {outside}")
         if script.unclear:
             keys.left_open["parallelism.dp"] = f"{script.unclear[0]}; add --set parallelism.dp=N"
-    put_deepspeed_config(keys, beside)
+    if put_deepspeed_config(keys, beside):
+        keys.beside_flags.append(LaunchFlag("deepspeed_config", "", "unmodeled", "states in the host's memory"))
     reading = _plan(keys, is_legacy(said.arguments), script.devices if script else None)
     reading = _of_release(reading, fitting_release(said.arguments.keys()))
     return reading if script is None else _on_machine(with_variables(reading, script.variables), script)
