@@ -195,7 +195,7 @@ class Assembly:
     def first_alike(self) -> list[int]:
         """For each stage the first one with the same parts, so that what depends only on the parts is computed once."""
         first: dict[tuple[object, ...], int] = {}
-        keys = (tuple([(c.runs, c.embedding, c.head, c.depth == 0) for c in chunks]) for chunks in self.stages)
+        keys = [tuple([(c.runs, c.embedding, c.head, c.depth == 0) for c in chunks]) for chunks in self.stages]
         return [first.setdefault(key, stage) for stage, key in enumerate(keys)]
 
     @property
@@ -261,7 +261,9 @@ class Assembly:
 
     def local_params(self, chunk: Chunk) -> Num:
         """Trained parameters of a chunk on one device."""
-        return sum([count * p.elements for params, count in self.chunk_params(chunk) for p in params])
+        own = self.embedding.n_params if chunk.embedding or self.holds_copy(chunk) else 0
+        own = own + sum([count * part.n_params for part, count in chunk.runs])
+        return own + sum([p.elements for p in self.local_head_params]) if chunk.head else own
 
 
 def chunks_of(runs: Runs, counts: Sequence[int], places: Sequence[Place]) -> list[Chunk]:

@@ -54,21 +54,6 @@ PERFORMANCE_RULES = [
         "needs a low-precision recipe (got precision {f.precision}); remove it",
         lambda f: (not f.states.fp8_params) | f.recipe,
     ),
-    # megatron/core/transformer/transformer_config.py:1528-1554, __post_init__
-    Rule(
-        "bf16 layers of a recipe",
-        "performance.bf16_layers_at_start",
-        "layers in bf16 need megatron-core and a recipe other than fp8_delayed (got {f.software}, {f.precision}); remove them",
-        lambda f: (
-            (max(f.bf16_layers) == 0) | (f.recipe & (f.precision != "fp8_delayed") & (f.family == "megatron-core"))
-        ),
-    ),
-    Rule(
-        "bf16 layers of a stage",
-        "performance.bf16_layers_at_start",
-        "at most the layers of a pipeline stage at either end (got {f.bf16_layers[0]} and {f.bf16_layers[1]} of {f.n_layers})",
-        lambda f: (max(f.bf16_layers) == 0) | (max(f.bf16_layers) <= f.n_layers // f.pp),
-    ),
     # pytorch/ao torchao/float8/config.py, Float8LinearConfig.__post_init__: enable_fsdp_float8_all_gather needs tensorwise scales
     Rule(
         "fp8_params of torchao",
@@ -213,11 +198,13 @@ PERFORMANCE_RULES = [
     Rule(
         "states on the host, framework",
         "performance.cpu_offload",
-        "{f.software} with zero_level {f.zero_level} is not modeled yet; use megatron-core with zero_level 1, or FSDP2",
+        "{f.software} with zero_level {f.zero_level} is not modeled yet; use megatron-core with zero_level 1, or FSDP2 or "
+        "DeepSpeed with 3",
         lambda f: (
             (f.cpu_offload.share == 0.0)
             | (f.family == "megatron-core") & (f.zero_level == 1)
             | (f.family == "fsdp2") & (f.zero_level >= 2)
+            | (f.family == "deepspeed") & (f.zero_level == 3)
         ),
     ),
     Rule(
@@ -259,7 +246,23 @@ PERFORMANCE_RULES = [
             )
         ),
     ),
-    # the same: --fp8-param-gather wants --fp8-recipe delayed
+    # deepspeedai/DeepSpeed@edaa7221 deepspeed/ops/adam/cpu_adam.py
+    Rule(
+        "states on the host, DeepSpeedCPUAdam",
+        "performance.cpu_offload",
+        "DeepSpeedCPUAdam wants adamw, fp32 masters and moments, and no other overlap (got {f.states.optimizer}, "
+        "{f.states.master_dtype}, {f.states.moment_dtype})",
+        lambda f: (
+            (f.cpu_offload.share == 0.0)
+            | (f.family != "deepspeed")
+            | (
+                (f.states.optimizer == "adamw")
+                & (f.states.master_dtype == f.states.moment_dtype == "fp32")
+                & (not f.cpu_offload.overlap)
+            )
+        ),
+    ),
+    # megatron/training/arguments.py: --fp8-param-gather wants --fp8-recipe delayed
     Rule(
         "states on the host, fp8",
         "performance.cpu_offload",
