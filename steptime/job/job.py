@@ -137,6 +137,7 @@ class Job(Config):
                 **self.recompute.to_config(),
                 **performance,
                 **({"offload_modules": away} if (away := self.performance.offload_modules) else {}),
+                **({"activation_offload": share} if (share := self.performance.activation_offload) else {}),
                 "overlap": self.software.overlap.model_dump(exclude_none=True),
             },
             "data": self.data.model_dump(),

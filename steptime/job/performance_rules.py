@@ -15,10 +15,18 @@ def offload_facts(said: Performance, software: Software, machine: Machine) -> di
     """The facts about activations that are offloaded to host memory."""
     return {
         "offload": frozenset(said.offload_modules or ()),
+        "offload_share": float(said.activation_offload or 0.0),
         "host_link": machine.accelerator.host_bytes_per_s is not None,
         "graphs": bool(software.timing.cuda_graphs),
     }
 
+
+HOST_LINK = (
+    "{f.machine} does not say how fast its host's memory is reached; "
+    "set accelerator.host_bytes_per_s in hardware.overrides"
+)
+HOOKED = frozenset({"torch", "fsdp2", "deepspeed"})
+"""Families whose activations torch's saved-tensor hooks can offload."""
 
 PERFORMANCE_RULES = [
     Rule(
@@ -186,8 +194,42 @@ PERFORMANCE_RULES = [
     Rule(
         "offload link",
         "performance.offload_modules",
-        "{f.machine} does not say how fast its host's memory is reached; set accelerator.host_bytes_per_s in hardware.overrides",
+        HOST_LINK,
         lambda f: (not f.offload) | f.host_link,
+    ),
+    Rule(
+        "activation offload link",
+        "performance.activation_offload",
+        HOST_LINK,
+        lambda f: (not f.offload_share) | f.host_link,
+    ),
+    Rule(
+        "share offloaded",
+        "performance.activation_offload",
+        "must be true, false, or a share from 0 to 1 (got {f.offload_share:g})",
+        lambda f: 0.0 <= f.offload_share <= 1.0,
+    ),
+    Rule(
+        "activation offload framework",
+        "performance.activation_offload",
+        "is of torch's saved-tensor hooks (got software {f.software}); use offload_modules, or fsdp2, torch or deepspeed",
+        lambda f: (not f.offload_share) | (f.family in HOOKED),
+    ),
+    Rule(
+        "activation offload with graphs or a split backward",
+        "performance.activation_offload",
+        "not modeled yet with cuda_graphs or with schedules that split backward; use cuda_graphs false and another schedule",
+        lambda f: (not f.offload_share) | (not f.graphs and not f.split_backward),
+    ),
+    Rule(
+        "activation offload of some layers",
+        "performance.activation_offload",
+        "not modeled yet where some layers, or several together, run again whole; let all run again, each by itself, or none",
+        lambda f: (
+            not f.offload_share
+            or f.granularity != "full"
+            or (f.recompute_method in {"", "uniform"} and set(f.recompute_counts) <= {1})
+        ),
     ),
     Rule(
         "recompute of mla",

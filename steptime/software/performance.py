@@ -113,6 +113,8 @@ class Performance(Options):
     recompute: Section[Recompute] | None = None
     offload_modules: list[OffloadModule] | None = None
     """Modules whose inputs are offloaded to host memory until backward (Megatron-Core's fine-grained activation offloading)."""
+    activation_offload: Share | None = None
+    """What a layer keeps for backward waits in host memory: all of it (true) or a share (saved-tensor hooks of torch)."""
     overlap: Section[Overlap] | None = None
     moe: Section[MoeSettings] = Field(default_factory=MoeSettings)
     software: str | None = None
