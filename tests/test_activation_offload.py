@@ -1,6 +1,7 @@
 """Activations that torch's saved-tensor hooks send to host memory: bytes and seconds worked out by hand, and who says so."""
 
 import jobs
+import numpy as np
 import pytest
 from launch_readings import HARDWARE
 from own_rows import own
@@ -10,6 +11,8 @@ from steptime.base.config import ConfigError
 from steptime.job.assembly import Assembly
 from steptime.launch.read import read
 from steptime.memory.part_memories import PartMemories
+from steptime.search.screen import Screen
+from steptime.search.space import Axes, Counts
 from steptime.validation import row_native
 from steptime.validation.row_plan import to_config
 
@@ -63,6 +66,25 @@ def test_with_full_recomputation_the_input_of_each_layer_goes():
     assert found.memory.peak_allocated_bytes < plain.memory.peak_allocated_bytes
 
 
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_search_has_the_step_and_the_memory_of_an_estimate(sharded):
+    """Every layout of eight devices without a pipeline, under each recomputation: its columns beside an estimate of its own."""
+    usual = jobs.job("llama3.2-1b", software="torch", performance={"activation_offload": 0.75}, dp=8)
+    plan = usual.replace(**{"performance.software": "fsdp2", "parallelism.fsdp": {}}) if sharded else usual
+    compared = 0
+    for _, block in Screen(plan, Axes({"pp": (1,), "cp": (1,), "tp": (1, 2)}), Counts()).blocks(8, 8):
+        for choice, row in zip(*np.nonzero(block.fits), strict=True):
+            found = estimate(plan.replace(**block.changes(int(choice), int(row))))
+            assert block.step_s[choice, row] == pytest.approx(found.step_s, rel=1e-9)
+            assert block.reserved_bytes[choice, row] == found.memory.peak_reserved_bytes + sum(
+                found.memory.overhead_bytes
+            )
+            compared += 1
+            if compared > 30:
+                return
+    assert compared
+
+
 @pytest.mark.parametrize(
     ("offload", "more", "said"),
     [
@@ -108,6 +130,26 @@ def test_said_to_hugging_face(tmp_path, more, offload):
 
 
 PLANNED = {"recompute": "none", "zero_or_fsdp": "zero3 + activation CPU offload (planned)"}
+
+
+RECIPE = """# tune run --nproc_per_node 2 full_finetune_distributed
+tokenizer: {_component_: torchtune.models.llama3.llama3_tokenizer, max_seq_len: 4096}
+model: {_component_: torchtune.models.llama3_1.llama3_1_8b}
+batch_size: 1
+optimizer: {_component_: torch.optim.AdamW}
+enable_activation_checkpointing: True
+enable_activation_offloading: True
+"""
+
+
+@pytest.mark.parametrize(("streams", "overlap"), [("", None), ("activation_offloading_use_streams: False", False)])
+def test_said_to_torchtune(tmp_path, streams, overlap):
+    """Hooks with a stream of their own, unless it is said (torchtune/training/_activation_offloading.py)."""
+    path = tmp_path / "recipe.yaml"
+    path.write_text(f"{RECIPE}{streams}\n")
+    performance = read("auto", str(path), HARDWARE).config["performance"]
+    assert performance["activation_offload"] is True
+    assert performance.get("overlap", {}).get("offload") is overlap
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,6 @@ FLEETING = {
     "torch, zero-bubble": plan({"pp": 2, "dp": 2, "schedule": "zero_bubble"}, {"software": "torch"}),
     "torch, ZBV": plan({"pp": 2, "dp": 2, "vpp": 2, "schedule": "zbv"}, {"software": "torch"}),
     "torch, DualPipeV": plan({"pp": 2, "dp": 2, "vpp": 2, "schedule": "dualpipev"}, {"software": "torch"}),
-    "torch, activations offloaded": plan(performance={"software": "torch", "activation_offload": 0.75}),
     "torch, full groups": plan(performance={"software": "torch", "recompute": {"granularity": "full", "n_layers": 2}}),
     "deepspeed": plan({"zero_level": 2}, {"software": "deepspeed"}),
     "aleph-alpha": plan(performance={"software": "aleph-alpha"}),

@@ -30,7 +30,7 @@ loss:
 compile: {compiled}
 dtype: {dtype}
 enable_activation_checkpointing: True
-{offloading}
+enable_activation_offloading: False
 {more}
 """
 LORA = """
@@ -46,13 +46,7 @@ TWO, ONE = (
 
 def recipe(tmp_path, comment=TWO, **said):
     usual = {"model": "torchtune.models.llama3_1.llama3_1_8b", "adapters": "", "optimizer": "torch.optim.AdamW"}
-    usual |= {
-        "length": 8192,
-        "compiled": False,
-        "dtype": "bf16",
-        "more": "",
-        "offloading": "enable_activation_offloading: False",
-    }
+    usual |= {"length": 8192, "compiled": False, "dtype": "bf16", "more": ""}
     path = tmp_path / "recipe.yaml"
     path.write_text(comment + BODY.format(**usual | said))
     return to_job(read("auto", str(path), HARDWARE), HARDWARE)
@@ -79,15 +73,6 @@ def test_a_recipe_of_one_device_has_no_fsdp(tmp_path):
     job = recipe(tmp_path, comment=ONE, optimizer="bitsandbytes.optim.PagedAdamW8bit")
     assert (job.parallelism.dp, job.parallelism.fsdp, job.data.gbs) == (1, None, 32)
     assert (job.performance.software, job.performance.optimizer) == ("torch", "adamw_8bit")
-
-
-@pytest.mark.parametrize(("streams", "hidden"), [("", None), ("activation_offloading_use_streams: False", False)])
-def test_activations_that_are_offloaded(tmp_path, streams, hidden):
-    """By the hooks of torchtune/training/_activation_offloading.py, on a stream of their own unless it is said."""
-    more = f"enable_activation_offloading: True\n{streams}"
-    performance = recipe(tmp_path, offloading="", more=more).performance
-    assert performance.activation_offload is True
-    assert (performance.overlap and performance.overlap.offload) is hidden
 
 
 def test_fp32_is_no_pure_bf16(tmp_path):
