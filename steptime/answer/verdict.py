@@ -19,7 +19,8 @@ from steptime.memory.states import States, state_bytes
 def stage_memory(assembly: Assembly, states: list[States]) -> Memory:
     """Every stage at its peak, and the verdict: needs from `least_bytes` to `most_bytes`, compared with the device's capacity.
 
-    does_not_fit: more than it has at least. fits: no more than it has at most. tight: it has something between.
+    does_not_fit: more than it has at least, or states that the host cannot hold. fits: no more than it has at most. tight: it has
+    something between.
     """
     job = assembly.job
     rows = stage_rows(assembly, states)
@@ -37,11 +38,19 @@ def stage_memory(assembly: Assembly, states: list[States]) -> Memory:
         verdict="tight",
         fits=False,
         worst_stage=worst.stage,
+        host_bytes=host_bytes(job, states),
+        host_capacity_bytes=job.machine.host.memory_bytes if job.machine.host else None,
     )
     verdict: Verdict = "fits" if found.most_bytes <= found.capacity_bytes else "tight"
-    if found.least_bytes > found.capacity_bytes:
+    if found.least_bytes > found.capacity_bytes or found.host_overflows:
         verdict = "does_not_fit"
     return found._replace(verdict=verdict, fits=verdict == "fits")
+
+
+def host_bytes(job: Job, states: list[States]) -> float:
+    """Bytes of states in the host's memory of the node that holds most: all of its devices are of the fullest stage."""
+    devices = min(job.machine.devices_per_node, job.parallelism.devices)
+    return float(devices * max(state.host_bytes for state in states))
 
 
 def stage_rows(assembly: Assembly, states: list[States]) -> list[StageMemory]:
@@ -58,7 +67,7 @@ def stage_rows(assembly: Assembly, states: list[States]) -> list[StageMemory]:
 
 def moment_bytes(job: Job, state: States) -> Num:
     """Bytes of the moments of a stage, which are allocated in the first optimizer step."""
-    return state.optimizer_bytes - state_bytes(job).master * state.owned
+    return state.optimizer_bytes - state.kept_masters - state_bytes(job).master * state.owned
 
 
 def in_step(job: Job, state: States, buffers: list[HeldBuffer]) -> PeakMoment:

@@ -109,7 +109,7 @@ class Part:
     @cached_property
     def n_quantized(self) -> Num:
         """Parameters on one device that a recipe quantizes: the weights of its projections."""
-        weights = [p for op in self.ops if isinstance(op, Gemm) and op.recipe for p in op.params if len(p.shape) > 1]
+        weights = [p for op in self.ops if isinstance(op, Gemm) and op.recipe for p in op.params if p.multiplies]
         return sum(p.local(self.tp, self.experts) for p in weights)
 
 

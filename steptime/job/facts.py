@@ -6,6 +6,7 @@ from steptime.base.num import Num
 from steptime.model.lora import Lora
 from steptime.model.model import LinearAttention
 from steptime.schedule import SCHEDULES, default_group
+from steptime.software.cpu_offload import CpuOffload
 from steptime.software.frameworks import ANY, FRAMEWORKS, Framework
 from steptime.software.performance import Recompute
 from steptime.software.settings import StateSettings
@@ -57,12 +58,10 @@ class Facts(NamedTuple):
     kinds: frozenset[str]
     """Kinds of layer in model.layers or model.hybrid_pattern."""
     layers_listed: int | None
-    """Number of layers that they list."""
     listed_by: str
-    """The one of the two that is set."""
+    """The one of the two that is set; `layers_listed`: number of layers in it."""
     patterned: bool
-    mamba_heads: int
-    """Heads of the Mamba layers; 0 without Mamba layers."""
+    mamba_heads: int  # 0 without Mamba layers
     mamba_groups: int
     lora: Lora | None
     attention: str
@@ -86,7 +85,6 @@ class Facts(NamedTuple):
     fsdp_version: int
     layers_per_stage: tuple[int, ...] | Literal["auto"] | None
     ends_count: bool
-    """Whether embedding and loss count as a layer each."""
     both_buckets: bool
     software: str
     family: str
@@ -100,7 +98,9 @@ class Facts(NamedTuple):
     recompute: Recompute | None
     offload: frozenset[str]
     offload_share: float
+    cpu_offload: CpuOffload
     host_link: bool
+    host: bool
     graphs: bool
     overlap: tuple[tuple[str, float], ...]
 
@@ -211,7 +211,7 @@ class Facts(NamedTuple):
     @property
     def gbs_choices(self) -> str:
         """The batch sizes nearest to gbs that fit dp, microbatch_sz and an interleaved schedule."""
-        unit = int(self.batch) * (int(self.pp) if self.vpp > 1 else 1)
+        unit = int(self.batch) * (int(self.pp) if self.vpp > 1 and not self.framework.groups else 1)
         low = int(self.gbs) // unit * unit
         return " or ".join(str(gbs) for gbs in (low, low + unit) if gbs)
 

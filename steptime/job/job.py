@@ -16,7 +16,7 @@ from steptime.base.config import Config, ConfigError, ConfigProblem, Section, bu
 from steptime.base.defaults import no_items
 from steptime.base.words import counted
 from steptime.hardware.machine import Machine
-from steptime.job import rules
+from steptime.job import pipeline_rules, rules
 from steptime.job.device_count import AUTO, DEGREES, spread
 from steptime.job.edit import apply_setting, one_line, put, read_hardware, read_model, read_plan
 from steptime.job.expert_rules import expert_facts
@@ -123,20 +123,22 @@ class Job(Config):
 
     def to_config(self) -> dict[str, Any]:
         """The resolved job as plain data: complete and runnable, with nothing left to a profile."""
-        experts = set() if self.model.moe else {"ep", "etp"}
-        parallelism = self.parallelism.model_dump(exclude_none=True, exclude=experts)
+        parallelism = self.parallelism.model_dump(exclude_none=True, exclude=set() if self.model.moe else {"ep", "etp"})
         resolved: dict[str, Any] = {"sp": self.sp, "zero_level": self.zero_level, "schedule": self.schedule}
         resolved |= {"cp_comm_type": self.cp_comm_type} if self.parallelism.cp > 1 else {}
+        parallelism |= resolved | pipeline_rules.group_taken(facts(self))
         settings = self.software.settings()
         performance = {key: settings[key] for key in Options.model_fields}
+        away = self.performance.cpu_offload
         config: dict[str, Any] = {
             "model": self.model.model_dump(exclude_none=True),
-            "parallelism": parallelism | resolved,
+            "parallelism": parallelism,
             "performance": {
                 "software": self.software.name,
                 **self.recompute.to_config(),
                 **performance,
-                **({"offload_modules": away} if (away := self.performance.offload_modules) else {}),
+                **({"offload_modules": modules} if (modules := self.performance.offload_modules) else {}),
+                **({"cpu_offload": away.model_dump(exclude_none=True)} if away.share else {}),
                 **({"activation_offload": share} if (share := self.performance.activation_offload) else {}),
                 "overlap": self.software.overlap.model_dump(exclude_none=True),
             },

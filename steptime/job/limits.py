@@ -241,7 +241,7 @@ NOT_MODELED = {
     **{f"model.attention.kind={word}": "set model.hybrid_pattern" for word in ("mamba", "hybrid")},
     "model.attention.kind=linear": "set model.linear_attention",
     "model.attention.kind=dsa": "not modeled yet; use gqa",
-    **{f"performance.{key}": "not modeled yet; remove it" for key in ("cpu_offload", "optimizer_offload")},
+    "performance.optimizer_offload": "not a key; use performance.cpu_offload",
     "performance.offload": "not a key; use performance.activation_offload, or offload_modules of Megatron-Core",
     "performance.fp8": "not a key; set performance.precision to fp8_current, mxfp8 or another recipe",
     **{f"parallelism.{key}": "not modeled yet; remove it" for key in ("hybrid_cp",)},

@@ -12,8 +12,10 @@ if TYPE_CHECKING:
 
 
 def offload_facts(said: Performance, software: Software, machine: Machine) -> dict[str, Any]:
-    """The facts about activations that are offloaded to host memory."""
+    """The facts about activations and states that are offloaded to host memory."""
     return {
+        "cpu_offload": said.cpu_offload,
+        "host": machine.host is not None,
         "offload": frozenset(said.offload_modules or ()),
         "offload_share": float(said.activation_offload or 0.0),
         "host_link": machine.accelerator.host_bytes_per_s is not None,
@@ -230,6 +232,48 @@ PERFORMANCE_RULES = [
             or f.granularity != "full"
             or (f.recompute_method in {"", "uniform"} and set(f.recompute_counts) <= {1})
         ),
+    ),
+    Rule(
+        "states on the host, framework",
+        "performance.cpu_offload",
+        "{f.software} with zero_level {f.zero_level} is not modeled yet; use megatron-core with zero_level 1",
+        lambda f: (f.cpu_offload.share == 0.0) | (f.family == "megatron-core") & (f.zero_level == 1),
+    ),
+    # megatron/training/arguments.py, validate_args: use_precision_aware_optimizer, which is Adam's; HybridDeviceOptimizer updates
+    # fp32 copies with fp32 moments
+    Rule(
+        "states on the host, dtypes",
+        "performance.cpu_offload",
+        "needs adamw with fp32 gradients, masters and moments (got {f.states.optimizer}, {f.states.main_grad_dtype}, "
+        "{f.states.master_dtype}, {f.states.moment_dtype})",
+        lambda f: (
+            (f.cpu_offload.share == 0.0)
+            | (f.family != "megatron-core")
+            | (
+                (f.states.optimizer == "adamw")
+                & (f.states.main_grad_dtype == f.states.master_dtype == f.states.moment_dtype == "fp32")
+            )
+        ),
+    ),
+    # the same: --fp8-param-gather wants --fp8-recipe delayed
+    Rule(
+        "states on the host, fp8",
+        "performance.cpu_offload",
+        "fp8_params need precision fp8_delayed (got {f.precision}); use it, or fp8_params false",
+        lambda f: (f.cpu_offload.share == 0.0) | (not f.states.fp8_params) | (f.precision == "fp8_delayed"),
+    ),
+    Rule(
+        "parameters on the host",
+        "performance.cpu_offload.params",
+        "{f.software} has no parameters on the host; remove it",
+        lambda f: (not f.cpu_offload.params) | (f.family != "megatron-core"),
+    ),
+    Rule(
+        "states on the host, rates",
+        "performance.cpu_offload",
+        "{f.machine} does not say how fast its host is; set accelerator.host_bytes_per_s and host.memory_bytes_per_s "
+        "in hardware.overrides",
+        lambda f: (f.cpu_offload.share == 0.0) | (f.host and f.host_link),
     ),
     Rule(
         "recompute of mla",

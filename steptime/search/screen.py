@@ -138,9 +138,9 @@ class Screen:
         keys = part_keys(useful, zeros)
         if not keys:
             return
-        parts = self.parts(keys, found.devices)
+        parts = self.parts(keys, found)
         chunks = Chunks(self.job, parts)
-        priced = pricing(Candidates(self.job, dp=found.devices).as_job)
+        priced = pricing(Candidates(self.job, dp=found.devices, gbs=found.devices).as_job)
         common = Pipelines(self.job, zeros, useful, chunks, sketches, priced, self.most)
         plain = facts(self.job)
         if bound := self.bound:
@@ -182,12 +182,12 @@ class Screen:
         """Recomputations of a layout, where all of its layers lie in one chunk."""
         return len(self.choices(self.job.model.n_layers, schedule))
 
-    def parts(self, keys: list[PartKey], devices: int) -> PartColumns:
-        """The parts for some keys."""
+    def parts(self, keys: list[PartKey], found: Grid) -> PartColumns:
+        """The parts for some keys of a grid."""
         sets = dict.fromkeys(r.modules for r in self.choices(self.job.model.n_layers, None) if r.modules)
         sets |= dict.fromkeys([frozenset(("mtp",))] if self.job.model.mtp else [])
         split = any(name and described(name).split for name in schedules(self.plan, self.axes))
-        return parts_of(self.by_sp, keys, list(sets), devices, split=split)
+        return parts_of(self.by_sp, keys, list(sets), found.devices, found.gbs, split=split)
 
 
 def part_keys(found: Grid, zeros: Container[int]) -> list[PartKey]:

@@ -20,6 +20,8 @@ from steptime.search.pipeline import Flavor, Stages, counts_of
 
 WIDTH = 1024
 """Layouts that are walked together."""
+MOST_REPEATS = 512
+"""Repeats of the middle of a step that are walked where fewer do not settle; the last one then stands for the others."""
 
 
 def unlike(stages: Stages) -> bool:
@@ -66,7 +68,7 @@ def makespans(
     result = np.array(np.broadcast_to(least, shape), dtype=float)
     for m in counts_of(microbatches):
         left = np.broadcast_to(wanted & (microbatches == m), shape)
-        for repeats in (REPEATS, 4 * REPEATS):
+        for repeats in (REPEATS, 4 * REPEATS, min(m, MOST_REPEATS)):
             run = _run(stages.schedule, stages.pp, stages.vpp, m, repeats)
             which = np.nonzero(left)
             left = np.zeros(shape, dtype=bool)

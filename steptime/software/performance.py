@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from steptime.base.config import Config, Section
 from steptime.hardware.machine import Machine
 from steptime.software.calibration import Calibration
+from steptime.software.cpu_offload import CpuOffload
 from steptime.software.precision import RECIPES, Recipe, RecipeName, recipe
 from steptime.software.profiles import profile_mapping, profile_names
 from steptime.software.settings import (
@@ -42,8 +43,7 @@ from steptime.software.settings import (
     as_written,
 )
 
-ITEMSIZE: dict[str, float] = {"fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
-"""Bytes per element."""
+ITEMSIZE = {"fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}  # bytes per element
 Precision: TypeAlias = Annotated[
     Dtype | RecipeName, BeforeValidator(lambda word: "fp8_delayed" if word == "fp8" else word)
 ]
@@ -112,9 +112,10 @@ class Performance(Options):
     activation_checkpointing_type: CheckpointType | None = None
     recompute: Section[Recompute] | None = None
     offload_modules: list[OffloadModule] | None = None
-    """Modules whose inputs are offloaded to host memory until backward (Megatron-Core's fine-grained activation offloading)."""
+    """Modules whose inputs wait in host memory for backward (Megatron-Core's fine-grained activation offloading)."""
     activation_offload: Share | None = None
     """What a layer keeps for backward waits in host memory: all of it (true) or a share (saved-tensor hooks of torch)."""
+    cpu_offload: Section[CpuOffload] = Field(default_factory=CpuOffload)
     overlap: Section[Overlap] | None = None
     moe: Section[MoeSettings] = Field(default_factory=MoeSettings)
     software: str | None = None
@@ -237,7 +238,7 @@ _GROUP_OF: dict[str, str] = {
 """Switch -> the group that contains it; "": `Software` itself."""
 EAGER_TORCH = frozenset({"torch", "fsdp2"})
 """Profiles that launch torch's own kernels one by one, like the microbenchmark."""
-_UNSAID: frozenset[str] = frozenset(Performance.model_fields) - frozenset(Options.model_fields)
+_UNSAID = frozenset(Performance.model_fields) - frozenset(Options.model_fields)
 
 
 def _grouped(settings: dict[str, Any]) -> dict[str, Any]:

@@ -56,11 +56,17 @@ def pricing(job: Job) -> Pricing:
     ranks: dict[str, Group] = {axis: group(p, axis, n_dcs=n_dcs) for axis in axes}
     found = slower_rates(rates(job.machine.accelerator, software, job.microbatches), slow)
     link = job.machine.accelerator.host_bytes_per_s or inf
-    some = maximum(
-        1, job.microbatches
-    )  # a search also asks about layouts that leave less than one micro-batch per replica
-    woven = maximum(0.0, 1.0 - 1.0 * p.pp / some)
+    woven = woven_share(job, job.data.gbs)
     return Pricing(Context(found, software, ranks, tiers, p.tp, job.data.microbatch_sz, link, woven), dp_tiers, n_dcs)
+
+
+def woven_share(job: Job, gbs: Num) -> Num:
+    """`Context.woven` of a step of `gbs` sequences: of gbs / (dp * microbatch_sz) micro-batches all but the first pp.
+
+    dp * pp is what tp and cp leave of the devices: so the share is the same for every pipeline on them.
+    """
+    p = job.parallelism
+    return maximum(0.0, 1.0 - p.devices * job.data.microbatch_sz / (p.tp * p.cp * gbs))
 
 
 @dataclass(frozen=True)
