@@ -190,7 +190,7 @@ def torchao_recipe(row: MeasuredRow, notes: str) -> dict[str, Any]:
 
 def recomputed_per_op(said: str, *, graph: bool) -> dict[str, Any]:
     """Selective checkpointing as torchtitan has it: per op, every other layer, or by a memory budget; nothing for other words."""
-    if re.fullmatch(r"selective \((per-op|graph) sac[^)]*\)", said):
+    if re.fullmatch(r"selective \((per-op|(per-op|graph) sac[^)]*)\)", said):
         kept: dict[str, Any] = {"recompute": {"granularity": "selective", "modules": ["per_op_all"]}}
         return kept if graph else {"activation_checkpointing_type": "per-op"}
     if found := re.match(r"torch\.compile activation memory budget ([\d.]+)", said):

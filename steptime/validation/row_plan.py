@@ -251,8 +251,10 @@ def _family(row: MeasuredRow, framework: RowFramework, *, glu: bool) -> dict[str
     """Norm, biases, positions: gated models follow Llama; Nemotron has squared ReLU; the rest follows GPT."""
     name = row.text("model_name").lower()
     if glu:
-        gelu = {"activation": "gelu"} if "gemma" in name else {}
-        return {"norm": "rmsnorm", "bias": False} | gelu
+        other = {"activation": "gelu"} if "gemma" in name else {}
+        if "alibi" in row.text("overlap_notes").lower():
+            other["rotary_embeds"] = False
+        return {"norm": "rmsnorm", "bias": False} | other
     if "nemotron" in name:
         return {"norm": "layernorm", "bias": False, "norm_bias": True, "activation": "relu2"}
     family: dict[str, Any] = {"norm": "layernorm", "bias": True, "learned_positions": True}

@@ -275,7 +275,11 @@ def _kernels(row: MeasuredRow, notes: str) -> dict[str, Any]:
         section |= {"attention_impl": "flash", "attention_kernel": "fa2"}
     elif "flash attention" in row.text("framework").lower():
         section["attention_impl"] = "flash"
-    if "kernel torch" in notes:
+    if "kernel torch" in notes or (
+        "hf" in row.text("framework").lower() and section.get("attention_impl") == "unfused"
+    ):
+        # transformers' models scale, mask, widen and narrow the scores kernel by kernel (models/llama/modeling_llama.py,
+        # eager_attention_forward; Baichuan2's own code adds its biases and a bound besides)
         section["softmax_impl"] = "composite"
     if "; kernel " in notes and "rms kernel" not in notes:
         section["norm_impl"] = "composite"
