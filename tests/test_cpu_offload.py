@@ -178,3 +178,89 @@ def test_columns_are_the_rows(name):
         if found.memory.fits:
             error = abs(block.step_s[choice, row] / found.step_s - 1.0)
             assert error < (1e-9 if block.stages.pp == 1 else 0.05)
+
+
+# --- FSDP ---------------------------------------------------------------------------------------------------------------
+
+
+def sharded(changes=None, micro_batches=1, **fsdp):
+    performance = {"software": "torchtitan", "cpu_offload": {"params": True}} | (changes or {})
+    parallelism = {"dp": 8, "fsdp": {"reshard_after_forward": True} | fsdp}
+    return jobs.job("llama3-8b", gbs=8 * micro_batches, performance=performance, **parallelism)
+
+
+def test_fsdp_puts_everything_on_the_host():
+    """fp32 shards, gradients and two moments: 16 bytes of an eighth of 8.03e9 parameters for each of 8 devices."""
+    found = estimate(sharded())
+    (row,) = found.memory.stages
+    assert (row.params_bytes, row.gradients_bytes, row.optimizer_bytes) == (0.0, 0.0, 0.0)
+    assert found.memory.host_bytes == 16 * 8030261248
+    plain = estimate(sharded({"cpu_offload": {}}))
+    left = plain.memory.stages[0].persisting_bytes - row.persisting_bytes
+    assert left == 16 * N
+
+
+def test_seconds_of_fsdps_update():
+    """AdamW moves 28 bytes of each on the host, clipping 12: 1.0038e9 x 40 B / 12 GB/s = 3.346 s; no copies follow."""
+    host = estimate(sharded()).timing.optimizer.host
+    assert (host.down_s, host.up_s) == (0.0, 0.0)
+    assert host.waited_s == pytest.approx(40 * N / 12e9, rel=1e-2)
+
+
+def test_further_micro_batches_are_added_by_the_host():
+    """Of three micro-batches two wait for their gradients, 4 B at 55.6 GB/s, and for the sums, 12 B at 12 GB/s."""
+    one, three = (estimate(sharded(micro_batches=n)).timing.optimizer.host for n in (1, 3))
+    assert three.down_s == pytest.approx(2 * 4 * N / 55.6e9)
+    assert three.update_s - one.update_s == pytest.approx(2 * 12 * N / 12e9)
+
+
+def test_copies_of_shards_beside_the_collectives():
+    """A block's shard of 218,112,000 / 8 parameters in fp32 goes up in 1.961 ms before its all-gather, and down as long."""
+    here, there = (estimate(sharded(changes)).timing.fsdp for changes in ({"cpu_offload": {}}, {}))
+    assert here is not None
+    assert there is not None
+    gathered = there.forward.network_s - here.forward.network_s
+    reduced = there.backward.network_s - here.backward.network_s
+    assert gathered == pytest.approx(4 * N / 55.6e9)
+    root = 4 * (2 * 128256 * 4096 + 4096) / 8 / 55.6e9  # the root is gathered once
+    assert reduced == pytest.approx(2 * 4 * N / 55.6e9 - root)
+
+
+TRAINER = "model_name_or_path: meta-llama/Meta-Llama-3-8B\nmax_seq_length: 4096\nnum_processes: 8\nbf16: true\n"
+PLUGIN = "fsdp: full_shard\nfsdp_config: {fsdp_offload_params: true, fsdp_version: 2}\n"
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "text"),
+    [
+        ("torchtitan", "a.toml", "[model]\nname='llama3'\nflavor='8B'\n[training]\nenable_cpu_offload=true\n"),
+        ("transformers", "a.yaml", TRAINER + PLUGIN),
+        ("transformers", "b.yaml", TRAINER + "fsdp: full_shard auto_wrap offload\n"),
+    ],
+)
+def test_launch_files_of_fsdp(tmp_path, kind, name, text):
+    """torchtitan's enable_cpu_offload, accelerate's fsdp_offload_params, and the word in the Trainer's fsdp."""
+    path = tmp_path / name
+    path.write_text(text)
+    assert read(kind, str(path)).config["performance"]["cpu_offload"] == {"params": True}
+
+
+def test_torchtitans_key_is_written(tmp_path, capsys):
+    path = tmp_path / "plan.yaml"
+    path.write_text(
+        "model: llama3-8b\nparallelism: {tp: 1, pp: 1, dp: 8, fsdp: {}}\nhardware: dgx-h100\n"
+        "data: {gbs: 8, seqlen: 4096, microbatch_sz: 1}\nperformance: {software: torchtitan, cpu_offload: {params: true}}\n"
+    )
+    assert main([str(path), "--export", "torchtitan"]) == 0
+    assert "enable_cpu_offload = true" in capsys.readouterr().out
+
+
+def test_columns_of_fsdp_are_the_rows():
+    job = sharded(micro_batches=4).replace(model=search.MODEL)
+    for block, choice, row in search.sampled(search.blocks_of(job, 16), 12):
+        found = estimate(job.replace(**block.changes(choice, row)))
+        assert block.allocated_bytes[choice, row] == found.memory.peak_allocated_bytes + sum(
+            found.memory.overhead_bytes
+        )
+        if found.memory.fits:
+            assert block.step_s[choice, row] == pytest.approx(found.step_s, rel=1e-9)

@@ -236,8 +236,35 @@ PERFORMANCE_RULES = [
     Rule(
         "states on the host, framework",
         "performance.cpu_offload",
-        "{f.software} with zero_level {f.zero_level} is not modeled yet; use megatron-core with zero_level 1",
-        lambda f: (f.cpu_offload.share == 0.0) | (f.family == "megatron-core") & (f.zero_level == 1),
+        "{f.software} with zero_level {f.zero_level} is not modeled yet; use megatron-core with zero_level 1, or FSDP2",
+        lambda f: (
+            (f.cpu_offload.share == 0.0)
+            | (f.family == "megatron-core") & (f.zero_level == 1)
+            | (f.family == "fsdp2") & (f.zero_level >= 2)
+        ),
+    ),
+    Rule(
+        "states on the host, FSDP",
+        "performance.cpu_offload",
+        "FSDP puts parameters, gradients and optimizer states there together, after each micro-batch; use {{params: true}}",
+        lambda f: (
+            (f.cpu_offload.share == 0.0)
+            | (f.family != "fsdp2")
+            | (f.cpu_offload.params and f.cpu_offload.share == 1.0 and not f.cpu_offload.overlap)
+        ),
+    ),
+    Rule(
+        "states on the host, FSDP's pipelines",
+        "performance.cpu_offload",
+        "not modeled yet for FSDP with pp {f.pp}, or with optimizer {f.states.optimizer}; use pp 1 and adamw",
+        lambda f: (f.cpu_offload.share == 0.0) | (f.family != "fsdp2") | (f.pp == 1) & (f.states.optimizer == "adamw"),
+    ),
+    # torch/distributed/fsdp/_runtime_utils.py, _accumulate_sharded_grad: sums of several micro-batches stay on the device
+    Rule(
+        "states on the host, FSDP 1",
+        "performance.cpu_offload",
+        "FSDP 1 keeps sums of gradients on the device, which is not modeled yet; use fsdp version 2, or one micro-batch",
+        lambda f: (f.cpu_offload.share == 0.0) | (f.fsdp_version == 2) | (f.microbatches == 1),
     ),
     # megatron/training/arguments.py, validate_args: use_precision_aware_optimizer, which is Adam's; HybridDeviceOptimizer updates
     # fp32 copies with fp32 moments

@@ -187,8 +187,8 @@ class _Plan(Figures):
             found["reduce_dtype"] = half  # the same, set_mixed_precision; OLMo olmo/config.py, FSDPPrecision
         self.config["parallelism"]["fsdp"] = found
         self.hybrid = "hybrid" in strategy or strategy in {"4", "5"}
-        if "offload" in strategy:
-            self.keys.leave_out(self.figures["@fsdp"], "states in the host's memory")
+        if "offload" in strategy or self.on("@fsdp_offload"):
+            self.config["performance"]["cpu_offload"] = {"params": True}
 
     def _precision(self) -> dict[str, Any]:
         weights = str(self.get("@weights") or "").lower()

@@ -49,7 +49,10 @@ def host_update(job: Job, owned: Num, tensors: Num, device_s: Num, device_bytes_
     n = said.share * owned
     down_s = n * per.down / link
     up_s = n * (per.up / link + per.cast / device_bytes_per_s)
-    update_s = n * per.touched / host.device_bytes_per_s(machine.devices_per_node, said.threads)
+    rate, further = host.device_bytes_per_s(machine.devices_per_node, said.threads), job.microbatches - 1.0
+    update_s = n * per.touched / rate
+    if per.added:  # what blocks the host waits for each copy, and adds
+        down_s, update_s = down_s + further * n * per.reduced / link, update_s + further * n * per.added / rate
     total = down_s + update_s + up_s
     if said.overlap:
         longest = maximum(maximum(down_s, up_s), update_s)
