@@ -251,10 +251,9 @@ def _family(row: MeasuredRow, framework: RowFramework, *, glu: bool) -> dict[str
     """Norm, biases, positions: gated models follow Llama; Nemotron has squared ReLU; the rest follows GPT."""
     name = row.text("model_name").lower()
     if glu:
-        other = {"activation": "gelu"} if "gemma" in name else {}
-        if "alibi" in row.text("overlap_notes").lower():
-            other["rotary_embeds"] = False
-        return {"norm": "rmsnorm", "bias": False} | other
+        gelu = {"activation": "gelu"} if "gemma" in name else {}
+        alibi = {"rotary_embeds": False} if "alibi" in row.text("overlap_notes").lower() else {}
+        return {"norm": "rmsnorm", "bias": False} | gelu | alibi
     if "nemotron" in name:
         return {"norm": "layernorm", "bias": False, "norm_bias": True, "activation": "relu2"}
     family: dict[str, Any] = {"norm": "layernorm", "bias": True, "learned_positions": True}
