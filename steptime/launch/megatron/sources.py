@@ -138,6 +138,7 @@ def _from_words(
         if script.devices_per_node and script.nodes:
             nodes, each = counted(script.nodes, "node"), counted(script.devices_per_node, "process")
             keys.notes.append(f"launched on {nodes} with {each} each")
+        keys.notes += script.notes
         if outside := _from_outside(script.environment):
             keys.notes.append(f"from the environment: {outside}")
         if script.unclear:
