@@ -30,6 +30,7 @@ from collections.abc import Callable, Iterable
 from math import log, sqrt
 from typing import Any
 
+from steptime.answer.distance import distances
 from steptime.answer.evidence import projected
 from steptime.answer.interval import beyond, ends, interval, mean_errors, weigh
 from steptime.answer.measured import (
@@ -41,7 +42,6 @@ from steptime.answer.measured import (
     FitRun,
     Measured,
     RunKind,
-    distances,
     place_of,
     upper,
 )

@@ -264,3 +264,51 @@ def test_columns_of_fsdp_are_the_rows():
         )
         if found.memory.fits:
             assert block.step_s[choice, row] == pytest.approx(found.step_s, rel=1e-9)
+
+
+# --- DeepSpeed ----------------------------------------------------------------------------------------------------------
+
+
+def offloaded(micro_batches=1, **said):
+    performance = {"software": "deepspeed", "cpu_offload": {"optimizer": 1.0} | said}
+    return jobs.job("llama3-8b", dp=8, zero_level=3, gbs=8 * micro_batches, performance=performance)
+
+
+def test_what_zero_offload_holds():
+    """The host has 4 + 4 + 8 of fp32 and 2 of bf16 gradients; with offload_param 2 more, which leave the device."""
+    states, both = (estimate(offloaded(params=params)) for params in (False, True))
+    (row,), (bare,) = states.memory.stages, both.memory.stages
+    assert (row.params_bytes, row.gradients_bytes, row.optimizer_bytes) == (pytest.approx(2 * N), 0.0, 0.0)
+    assert (bare.params_bytes, bare.optimizer_bytes) == (0.0, 0.0)
+    assert (states.memory.host_bytes, both.memory.host_bytes) == pytest.approx((18 * 8 * N, 20 * 8 * N))
+
+
+def test_seconds_of_zero_offload():
+    """Scaled 8, updated 28, cast 6: 42 B at 12 GB/s; up come 2 B at 55.6 GB/s after it."""
+    host = estimate(offloaded()).timing.optimizer.host
+    assert (host.down_s, host.up_s) == pytest.approx((0.0, 2 * N / 55.6e9))
+    assert host.waited_s == pytest.approx(42 * N / 12e9)
+
+
+def test_gradients_of_zero_offload_go_down_in_backward():
+    """2 B down and 2 B up in each micro-batch, and 4 B of fp32 down after the last: in each of two 6 B at 55.6 GB/s."""
+    there = estimate(offloaded(micro_batches=2)).timing.fsdp
+    here = estimate(offloaded(micro_batches=2, optimizer=0.0)).timing.fsdp
+    assert there is not None
+    assert here is not None
+    assert there.backward.network_s - here.backward.network_s == pytest.approx(6 * N / 55.6e9)
+
+
+def test_deepspeeds_config_is_written(tmp_path, capsys):
+    path = tmp_path / "plan.yaml"
+    path.write_text(
+        "model: llama3-8b\nparallelism: {tp: 1, pp: 1, dp: 8, zero_level: 3}\nhardware: dgx-h100\n"
+        "data: {gbs: 8, seqlen: 4096, microbatch_sz: 1}\n"
+        "performance: {software: deepspeed, cpu_offload: {optimizer: 0.5, params: true}}\n"
+    )
+    assert main([str(path), "--export", "deepspeed"]) == 0
+    file = tmp_path / "ds.json"
+    file.write_text(capsys.readouterr().out)
+    sets = {"model": "llama3-8b", "data.seqlen": 4096, "parallelism.dp": 8}
+    said = read("deepspeed", str(file), sets).config["performance"]["cpu_offload"]
+    assert said == {"optimizer": 0.5, "params": True}

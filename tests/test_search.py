@@ -371,6 +371,45 @@ def test_fsdp_in_columns_beside_estimates(name, devices):
         assert block.step_s[choice, row] == pytest.approx(found.step_s, rel=1e-9)
 
 
+IN_PIPELINE = FSDP | {"pp": 2, "dp": 2}
+SHARDED_PIPELINES = {
+    "fsdp2": plan(IN_PIPELINE, {"software": "fsdp2"}),
+    "no resharding, torchtitan": plan(
+        IN_PIPELINE | {"fsdp": {"reshard_after_forward": False}}, {"software": "torchtitan"}
+    ),
+    "one group, prefetch 2": plan(IN_PIPELINE | {"fsdp": {"wrap": "model", "prefetch": 2}}, {"software": "fsdp2"}),
+    "replicas": plan(IN_PIPELINE | {"replicas": 2}, {"software": "fsdp2"}),
+    "ZeRO 3": plan({"pp": 2, "dp": 2, "zero_level": 3}, {"software": "fsdp2"}),
+    "a share of overlap, fp8": plan(
+        IN_PIPELINE, {"software": "fsdp2", "overlap": {"dp": 0.5}, "precision": "fp8_tensorwise"}
+    ),
+    "experts": plan(
+        IN_PIPELINE, {"software": "torchtitan"}, moe={"n_experts": 8, "expert_inter_sz": 1024, "experts_per_token": 2}
+    ),
+    "GPipe": plan(IN_PIPELINE | {"schedule": "gpipe"}, {"software": "torchtitan"}),
+    "uneven": plan(IN_PIPELINE | {"layers_per_stage": "auto"}, {"software": "torchtitan"}, n_layers=10),
+    "ends counted": plan(
+        IN_PIPELINE | {"embedding_and_loss_count_as_layers": True}, {"software": "torchtitan"}, n_layers=10
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SHARDED_PIPELINES)
+@pytest.mark.parametrize("devices", [16, 24])
+def test_fsdp_in_a_pipeline_in_columns_beside_estimates(name, devices):
+    """Memory bit for bit, and the step but for the order of a sum: long steps and short ones, one chunk per stage and several."""
+    job = SHARDED_PIPELINES[name]
+    few = Axes({"pp": (2, 3, 4, 6), "microbatch_sz": (1, 4, 16, 64), "vpp": (1, 2, 3, 4)})
+    blocks = [block for _, block in Screen(job, few, Counts()).blocks(devices, 64) if block.legal.any()]
+    assert any(len(block.rows.tp) > 4 for block in blocks)
+    for block, choice, row in sampled(blocks, 10):
+        found = estimate(job.replace(**block.changes(choice, row)))
+        outside = sum(found.memory.overhead_bytes)
+        assert block.allocated_bytes[choice, row] == found.memory.peak_allocated_bytes + outside
+        assert block.reserved_bytes[choice, row] == found.memory.peak_reserved_bytes + outside
+        assert block.step_s[choice, row] == pytest.approx(found.step_s, rel=1e-9)
+
+
 def test_what_needs_many_times_a_device_is_counted_all_the_same():
     """405B on 64 devices: leaving out the hopeless changes neither a count nor the best."""
     job = job_of(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from steptime import fsdp
+from steptime.answer.idle import idle
 from steptime.base.words import counted, flow
 from steptime.job.job import Job, facts
 from steptime.job.pipeline_rules import group_taken
@@ -50,7 +51,16 @@ def host_bound(host_s: float, step_s: float, software: Software) -> list[str]:
 def foremost(job: Job) -> list[str]:
     """What a reader must know: the software, how it differs from its profile, and notes from the plan and on its layout."""
     calibrated = job.performance.calibration.words if job.performance.calibration else []
-    return [*job.notes, *calibrated, _software(job), *_group(job), *_experts(job), *_adapters(job), *notes(job)]
+    return [
+        *job.notes,
+        *calibrated,
+        _software(job),
+        *idle(job),
+        *_group(job),
+        *_experts(job),
+        *_adapters(job),
+        *notes(job),
+    ]
 
 
 def _software(job: Job) -> str:

@@ -239,7 +239,7 @@ def states(assembly: Assembly) -> list[States]:
         found.append(
             States(
                 there * (size.params * shard + frozen),
-                kept * size.gradients * shard,
+                0.0 if offload.share else size.gradients * shard,
                 kept * optimizer_bytes,
                 [],
                 owned=kept * shard,

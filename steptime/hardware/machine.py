@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 
 from steptime.base.config import Config, ConfigError, ConfigProblem, Section, build, near
 from steptime.base.defaults import no_entries, no_items
-from steptime.base.document import parse_mapping, read_source, shipped
+from steptime.base.document import parse_mapping, read_source, shipped, shipped_names
 from steptime.base.units import BYTE_UNITS, FLOP_UNITS, Bytes, BytesPerS, FlopPerS, Seconds, read_quantity
 from steptime.hardware.accelerators import ACCELERATORS, accelerator_names
 from steptime.hardware.host import Host
@@ -178,7 +178,7 @@ def machine_names() -> list[str]:
 
 @cache
 def _names() -> tuple[str, ...]:
-    return tuple(sorted(path.stem for path in _MACHINES.glob("*.yaml")))
+    return tuple(shipped_names(_MACHINES))
 
 
 def shipped_name(name: str) -> str:

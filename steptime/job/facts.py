@@ -4,12 +4,12 @@ from typing import Literal, NamedTuple
 
 from steptime.base.num import Num
 from steptime.model.lora import Lora
-from steptime.model.model import LinearAttention
+from steptime.model.model import LinearAttention, Moe
 from steptime.schedule import SCHEDULES, default_group
 from steptime.software.cpu_offload import CpuOffload
 from steptime.software.frameworks import ANY, FRAMEWORKS, Framework
 from steptime.software.performance import Recompute
-from steptime.software.settings import StateSettings
+from steptime.software.settings import MoeSettings, StateSettings
 
 
 class Facts(NamedTuple):
@@ -43,16 +43,11 @@ class Facts(NamedTuple):
     node_limit: Num
     expert_inter_sz: Num
     shared_inter_sz: Num
-    """Total width of the shared experts."""
     dense_layers: Num
     expert_tp_degree: Num
     """0 where not set."""
-    capacity: bool
-    """Whether experts take a bounded number of rows."""
-    padded: bool
-    dispatcher: str
-    delayed: bool
-    latent_overlapped: bool
+    experts: Moe
+    experts_run: MoeSettings
     megatron_only: str
     """A key of model.moe that only Megatron's experts support."""
     kinds: frozenset[str]
@@ -71,6 +66,7 @@ class Facts(NamedTuple):
     window: int | None
     window_pattern: int | None
     whole_heads: bool
+    switches: frozenset[str]
     linear: LinearAttention | None
     mtp: int
     last_kind: str

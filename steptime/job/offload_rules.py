@@ -103,11 +103,13 @@ OFFLOAD_RULES = [
     Rule(
         "states on the host, framework",
         "performance.cpu_offload",
-        "{f.software} with zero_level {f.zero_level} is not modeled yet; use megatron-core with zero_level 1, or FSDP2",
+        "{f.software} with zero_level {f.zero_level} is not modeled yet; use megatron-core with zero_level 1, or FSDP2 or "
+        "DeepSpeed with 3",
         lambda f: (
             (f.cpu_offload.share == 0.0)
             | (f.family == "megatron-core") & (f.zero_level == 1)
             | (f.family == "fsdp2") & (f.zero_level >= 2)
+            | (f.family == "deepspeed") & (f.zero_level == 3)
         ),
     ),
     Rule(
@@ -149,7 +151,23 @@ OFFLOAD_RULES = [
             )
         ),
     ),
-    # the same: --fp8-param-gather wants --fp8-recipe delayed
+    # deepspeedai/DeepSpeed@edaa7221 deepspeed/ops/adam/cpu_adam.py
+    Rule(
+        "states on the host, DeepSpeedCPUAdam",
+        "performance.cpu_offload",
+        "DeepSpeedCPUAdam wants adamw, fp32 masters and moments, and no other overlap (got {f.states.optimizer}, "
+        "{f.states.master_dtype}, {f.states.moment_dtype})",
+        lambda f: (
+            (f.cpu_offload.share == 0.0)
+            | (f.family != "deepspeed")
+            | (
+                (f.states.optimizer == "adamw")
+                & (f.states.master_dtype == f.states.moment_dtype == "fp32")
+                & (not f.cpu_offload.overlap)
+            )
+        ),
+    ),
+    # megatron/training/arguments.py: --fp8-param-gather wants --fp8-recipe delayed
     Rule(
         "states on the host, fp8",
         "performance.cpu_offload",

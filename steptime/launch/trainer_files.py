@@ -17,11 +17,6 @@ from steptime.launch.program_defaults import defaults_in
 from steptime.launch.shell.processes import taken_apart
 from steptime.launch.shell.script import Script, read_script, variables_of
 
-_OTHER_WORK = re.compile(
-    r"^(?!.*(?:train|tune|sft|pretrain)).*(?:infer|predict|eval|export|generat|serve|merge|convert|chat|web_demo|cli_demo|api)",
-    re.IGNORECASE,
-)
-"""What the names of programs have that run a model or change its files and do not train it."""
 _NO_TRAINING = ("infer_backend", "export_dir", "export_size", "do_predict", "predict_with_generate", "vllm_maxlen")
 """Keys of jobs that run or export a model, where do_train is not said as well."""
 
@@ -68,8 +63,8 @@ def said_in(path: str, text: str, table: KeyTable, env: dict[str, str], beside: 
         script = read_script(text, path, env, beside)
         if script.problems:
             raise ConfigError(script.problems)
-        if _OTHER_WORK.search(script.program.rpartition("/")[2]):
-            raise ConfigError(f"{path}: line {script.line} runs {script.program}, which does not train")
+        if told := script.other_work():
+            raise ConfigError(f"{path}: {told}")
         script = script._replace(arguments=taken_apart(script.arguments))
         said = _configs(script, path, beside) | dict(_flags([word.text for word in script.arguments]))
         unclear = _without_value(script)
@@ -80,7 +75,7 @@ def said_in(path: str, text: str, table: KeyTable, env: dict[str, str], beside: 
         code = beside.text(script.program) if beside is not None and script.program.endswith(".py") else None
         name = script.program.rpartition("/")[2]
         return Said(said, script.devices, unclear, name, defaults_in(code or ""), script.notes)
-    tree = resolve(parse_mapping(text, path), env | variables_of(beside))
+    tree = resolve(parse_mapping(text, path, repeats=True), env | variables_of(beside))
     for section in table.raw.get("inside") or []:
         tree = tree[section] if isinstance(tree.get(section), dict) else tree
     return Said(flatten(tree), of_comment(text))
@@ -116,7 +111,7 @@ def _configs(script: Script, path: str, beside: Beside | None) -> dict[str, Any]
             raise ConfigError(
                 f"{path}: line {word.line} reads {name}, which is not there; put it in the same folder, or add --with FILE"
             )
-        said |= flatten(parse_mapping(text, name))
+        said |= flatten(parse_mapping(text, name, repeats=True))
     return said
 
 

@@ -148,7 +148,9 @@ class _Plan(Figures):
             name = str(self.get("@deepspeed"))
             keys.put("deepspeed", True)
             keys.put("deepspeed_config", name)
-            put_deepspeed_config(keys, self.beside)
+            away = put_deepspeed_config(keys, self.beside)
+            if away:
+                self.config["performance"]["cpu_offload"] = away
             stage = keys.get("zero_stage")
             if stage is None and (found := re.search(r"z(?:ero)?_?-?(?:stage)?_?([0-3])", name.lower())):
                 stage = found[1]

@@ -35,7 +35,8 @@ class OnHost(NamedTuple):
 
 def on_host(job: Job) -> OnHost:
     """What a job's framework holds and moves."""
-    return hybrid(job) if job.software.family == "megatron-core" else sharded(job)
+    family = job.software.family
+    return hybrid(job) if family == "megatron-core" else zero_offload(job) if family == "deepspeed" else sharded(job)
 
 
 def hybrid(job: Job) -> OnHost:
@@ -69,6 +70,25 @@ def sharded(job: Job) -> OnHost:
         update = 4.0 * param + 14.0 * moments / 2.0 + 2.0 * gradient
     clip = 3.0 * gradient if states.clip_grad else 0.0
     return OnHost(param + gradient + moments, update + clip, gathered=param, reduced=gradient, added=3.0 * gradient)
+
+
+def zero_offload(job: Job) -> OnHost:
+    """DeepSpeed's ZeRO-Offload at stage 3 (deepspeedai/DeepSpeed@edaa7221 deepspeed/runtime/zero/stage3.py).
+
+    The host has an fp32 parameter, an fp32 gradient, two moments, and the partition of gradients in the dtype in which they
+    accumulate; with offload_param the parameter of the compute dtype too. In each micro-batch that partition goes down, and comes
+    up to be worked on or added to; after the last one its fp32 copy goes down (partition_grads,
+    _offload_grad_partition_at_boundary). On the host gradients are scaled in place, 8 bytes, Adam moves 28, and parameters are
+    cast, 6, as copies that block are cast where they come from (_reassign_or_swap_out_partitioned_parameters); then they go up,
+    or before each gather (partition_parameters.py).
+    """
+    software, away = job.software, job.performance.cpu_offload.params
+    size, sums = software.bytes_of(software.states.param_dtype), software.bytes_of(software.states.main_grad_dtype)
+    moments = least_moments(job)
+    held = 2.0 * FP32 + moments + sums + (size if away else 0.0)
+    touched = 2.0 * FP32 + 3.0 * FP32 + 2.0 * moments + FP32 + size
+    reduced = 2.0 * sums + FP32 / job.microbatches
+    return OnHost(held, touched, up=0.0 if away else size, gathered=size if away else 0.0, reduced=reduced)
 
 
 def staging_bytes(job: Job, held: CountedParams, owned: Num) -> Num:

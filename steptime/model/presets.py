@@ -8,7 +8,7 @@ from os.path import isfile
 from pathlib import Path
 
 from steptime.base.config import ConfigError, build
-from steptime.base.document import shipped
+from steptime.base.document import shipped, shipped_names
 from steptime.model.model import Model
 
 FOLDER = Path(__file__).parent.parent / "data" / "models"
@@ -18,7 +18,7 @@ _NO_SHAPE = frozenset({"meta", "hf", "instruct", "chat", "base", "it"})
 
 def model_names() -> list[str]:
     """Names of all presets, sorted by family and size."""
-    return sorted((path.stem for path in FOLDER.glob("*.yaml")), key=_sort_key)
+    return sorted(shipped_names(FOLDER), key=_sort_key)
 
 
 def load_model(name: str, **changes: object) -> Model:

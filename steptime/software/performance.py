@@ -3,7 +3,7 @@
 `Performance` is what a config says, the rest a software profile's; `resolve` joins them into a `Software`, with nothing unset.
 """
 
-from functools import cache
+from functools import cache, cached_property
 from typing import Annotated, Any, Literal, Self, TypeAlias, cast
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -114,10 +114,9 @@ class Performance(Options):
     offload_modules: list[OffloadModule] | None = None
     """Modules whose inputs wait in host memory for backward (Megatron-Core's fine-grained activation offloading)."""
     activation_offload: Share | None = None
-    """What a layer keeps for backward waits in host memory: all of it (true) or a share (saved-tensor hooks of torch)."""
-    cpu_offload: Section[CpuOffload] = Field(default_factory=CpuOffload)
+    cpu_offload: Section[CpuOffload] = Field(default_factory=CpuOffload.model_construct)
     overlap: Section[Overlap] | None = None
-    moe: Section[MoeSettings] = Field(default_factory=MoeSettings)
+    moe: Section[MoeSettings] = Field(default_factory=MoeSettings.model_construct)
     software: str | None = None
     calibration: Section[Calibration] | None = None
 
@@ -150,7 +149,7 @@ class Software(Config):
     """Whether fp8 products of the device take operands in any layout; set by `on`."""
     compute_capability: float = 0.0
     """NVIDIA's compute capability of the device; set by `on`, 0 where it has none."""
-    moe: MoeSettings = Field(default_factory=MoeSettings)
+    moe: MoeSettings = Field(default_factory=MoeSettings.model_construct)
     """How a mixture of experts runs: from the job, else as published recipes do."""
 
     def settings(self) -> dict[str, Any]:
@@ -185,12 +184,12 @@ class Software(Config):
             changes["timing"] = self.timing.slower_host(machine.host_factor)
         return self.model_copy(update=changes)
 
-    @property
+    @cached_property
     def itemsize(self) -> float:
         """Bytes per activation element."""
         return ITEMSIZE[self.compute_dtype]
 
-    @property
+    @cached_property
     def compute_dtype(self) -> Dtype:
         """The dtype of everything that no recipe quantizes."""
         return "bf16" if self.precision in RECIPES else cast("Dtype", self.precision)
@@ -207,7 +206,7 @@ class Software(Config):
             return kernels.attention_impl == "flash" and kernels.attention_backend == "flash"
         return 0.0 < chip < 9.0 or (chip >= 10.0 and kernels.deterministic)
 
-    @property
+    @cached_property
     def recipe(self) -> Recipe | None:
         """The low-precision recipe of the projections, if any."""
         return recipe(self.precision, any_layout=self.any_layout)
@@ -295,4 +294,7 @@ def resolve(performance: Performance, default: str = "megatron-core", *, interle
         shares |= {axis: share for axis, share in performance.overlap if share is not None}
     if shares:
         said["overlap"] = profile.overlap.model_copy(update=shares)
-    return profile.replace(**said).model_copy(update={"moe": performance.moe})
+    moe = performance.moe
+    if profile.family == "fsdp2" and "permute_fusion" not in moe.model_fields_set:  # torchtitan's rows move by index
+        moe = moe.model_copy(update={"permute_fusion": False})
+    return profile.replace(**said).model_copy(update={"moe": moe})

@@ -73,7 +73,8 @@ def adafactor_bytes_per_param(size: StateBytes) -> float:
 
 def clip_bytes_per_param(job: Job) -> float:
     """Gradient norm and scaling: the gradient read twice, written once."""
-    return 3.0 * state_bytes(job).gradients if job.software.states.clip_grad else 0.0
+    device = job.performance.cpu_offload.share == 0.0 or job.software.family == "megatron-core"
+    return 3.0 * state_bytes(job).gradients if job.software.states.clip_grad and device else 0.0
 
 
 def quantize_bytes_per_weight(job: Job) -> float:

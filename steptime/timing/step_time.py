@@ -198,7 +198,8 @@ def run_pipeline(
     `around`: what FSDP adds to the actions.
     """
     p = job.parallelism
-    weight_s = [[chunk.weight_s if described(job.schedule).split else 0.0 for chunk in stage] for stage in chunks]
+    split = described(job.schedule).split
+    weight_s = [[chunk.weight_s if split else 0.0 for chunk in stage] for stage in chunks]
     return walk(
         job.schedule,
         p.pp,

@@ -223,3 +223,59 @@ def test_flags_of_forks_by_megatrons_names(tmp_path):
     flags += "--spec mindspeed_llm.tasks.models.spec.qwen3_spec layer_spec"
     job = job_of(tmp_path, {"run.sh": f"torchrun --nproc_per_node 8 pretrain_gpt.py {flags}\n"}, "run.sh")
     assert (job.model.norm, job.model.vocab_sz, job.model.qk_norm) == ("rmsnorm", 49152, True)
+
+
+def test_a_script_without_words_takes_the_branch_for_none(tmp_path):
+    """bash compares an empty $1: Megatron-DeepSpeed's finetune_llama.sh converts with a word, and trains without."""
+    script = 'if [ "$1" = "convert" ]; then task="tools/convert.py"; else task="train.py"; fi\n'
+    script += 'cmd="deepspeed --num_gpus 8 $task --model_name_or_path Qwen/Qwen3-8B --max_seq_length 2048 '
+    script += '--per_device_train_batch_size 1 --bf16 --deepspeed ds_z3.json"\neval "$cmd"\n'
+    job = job_of(tmp_path, {"run.sh": script}, "run.sh")
+    assert (job.parallelism.dp, job.parallelism.zero_level) == (8, 3)
+
+
+def test_the_last_of_a_repeated_key_counts(tmp_path):
+    text = "model_name_or_path: Qwen/Qwen3-8B\nfinetuning_type: full\nbf16: true\nper_device_train_batch_size: 1\n"
+    job = job_of(tmp_path, {"job.yaml": text + "per_device_train_batch_size: 4\n"}, "job.yaml")
+    assert job.data.microbatch_sz == 4
+
+
+def test_keys_of_mixed_origin(tmp_path):
+    """MaxText's degree 1 between slices costs nothing, GPT-NeoX's mlp_type llama is gated, prompts trained alone are told."""
+    maxtext = "model_name: llama2-7b\nper_device_batch_size: 4\nmax_target_length: 2048\nici_fsdp_parallelism: 8\n"
+    assert job_of(tmp_path, {"a.yml": maxtext + "dcn_tensor_parallelism: 1\n"}, "a.yml").parallelism.dp == 8
+    assert (
+        "dcn_tensor_parallelism 2" in problems(tmp_path, {"b.yml": maxtext + "dcn_tensor_parallelism: 2\n"}, "b.yml")[0]
+    )
+    neox = '{"pipe-parallel-size": 1, "num-layers": 12, "hidden-size": 768, "num-attention-heads": 12, "seq-length": 2048, '
+    neox += '"pos-emb": "rotary", "train_micro_batch_size_per_gpu": 4, "mlp_type": "llama", "intermediate_size": 2048}'
+    assert job_of(tmp_path, {"c.yml": neox}, "c.yml").model.glu
+    tuned = TRAINER.rstrip() + " --model_max_length 512 --pre_seq_len 128\n"
+    assert problems(tmp_path, {"d.sh": tuned}, "d.sh")[0].startswith("pre_seq_len 128: weights trained in part")
+
+
+def test_a_tokenizers_folder_may_count_its_entries(tmp_path):
+    flags = "--num-layers 4 --hidden-size 512 --num-attention-heads 8 --seq-length 512 --max-position-embeddings 512 "
+    flags += "--micro-batch-size 1 --bf16 --tokenizer-type TokenizerFromFile "
+    flags += "--tokenizer-file /data/bytelevel-bpe-v1-49152/tokenizer.json"
+    assert (
+        job_of(tmp_path, {"run.sh": f"torchrun --nproc_per_node 8 pretrain_gpt.py {flags}\n"}, "run.sh").model.vocab_sz
+        == 49152
+    )
+
+
+def test_a_tokenizer_of_ones_own_is_not_the_one_that_it_is_called_after(tmp_path):
+    flags = "--num-layers 4 --hidden-size 512 --num-attention-heads 8 --seq-length 512 --max-position-embeddings 512 "
+    flags += "--micro-batch-size 1 --bf16 --tokenizer-type HuggingFaceTokenizer --tokenizer-model "
+    script = f"torchrun --nproc_per_node 8 pretrain_gpt.py {flags}"
+    for own in ("/llm/zjllm-llama3-tokenizer", "hfl/chinese-llama-2-7b"):
+        assert problems(tmp_path, {"own.sh": f"{script}{own}\n"}, "own.sh") == [
+            "vocabulary size unknown; add --set model.vocab_sz=N"
+        ]
+    for known in ("meta-llama/Meta-Llama-3-8B", "/models/llama3/tokenizer.model"):
+        assert job_of(tmp_path, {"known.sh": f"{script}{known}\n"}, "known.sh").model.vocab_sz == 128256
+
+
+def test_megatrons_programs_that_generate_are_refused_as_such(tmp_path):
+    script = "python generate_samples.py --num-layers 4 --hidden-size 512 --num-attention-heads 8 --seq-length 512\n"
+    assert problems(tmp_path, {"run.sh": script}, "run.sh") == ["line 1 runs generate_samples.py, which does not train"]

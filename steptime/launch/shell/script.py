@@ -20,6 +20,12 @@ from steptime.launch.shell.processes import LAUNCHERS, Word, one_each, size_of
 from steptime.launch.shell.scope import Scope, Value, clean
 from steptime.launch.shell.slurm import headers_of, slurm_variables
 
+_OTHER_WORK = re.compile(
+    r"^(?!.*(?:train|tune|sft|pretrain)).*(?:infer|predict|eval|export|generat|serve|merge|convert|chat|web_demo|cli_demo|api)",
+    re.IGNORECASE,
+)
+"""What the names of programs have that run a model or change its files and do not train it."""
+
 
 class Script(NamedTuple):
     """A launch script, as far as it can be read without running it."""
@@ -53,6 +59,11 @@ class Script(NamedTuple):
     notes: tuple[str, ...] = ()
     """What is assumed of the script."""
 
+    def other_work(self) -> str:
+        """That the program does not train, where its name says so."""
+        other = _OTHER_WORK.search(self.program.rpartition("/")[2])
+        return f"line {self.line} runs {self.program}, which does not train" if other else ""
+
 
 class _Launch(NamedTuple):
     """A command that launches a Python program."""
@@ -84,14 +95,26 @@ _PLACEHOLDER = re.compile(r"(?<!<)<([A-Z][A-Z_]*(?:[ _][\w./-]+)+)>")
 def read_script(text: str, name: str, env: dict[str, str] | None = None, beside: Beside | None = None) -> Script:
     """The launch command of a shell script; `env` is the environment it would run in, and its own words: "1", "2" ...
 
-    `beside`: the files that it may source. Without a launch command, the flags that its variables hold are the arguments.
+    `beside`: the files that it may source. Without a launch command, the flags that its variables hold are the arguments. A
+    script that is given no words and launches nothing as long as they are open is read as run without any.
 
     Raises:
         ConfigError: the text is no shell script that can be read (a quote that never ends).
     """
+    found = _read(text, name, env, beside, None)
+    if found.problems and "1" not in (env or {}):
+        again = _read(text, name, env, beside, [])
+        return again if again.program and not again.problems else found
+    return found
+
+
+def _read(
+    text: str, name: str, env: dict[str, str] | None, beside: Beside | None, positional: list[Value] | None
+) -> Script:
     text = _PLACEHOLDER.sub(lambda found: f"[{'_'.join(found[1].split())}]", clean(text))
     headers = headers_of(text)
     scope = Scope(slurm_variables(headers, text) | (env or {}))
+    scope.positional = positional
     if env and "1" in env:
         count = next(i for i in range(1, len(env) + 2) if str(i) not in env)
         scope.positional = [Value(clean(env[str(i)]), 0) for i in range(1, count)]
