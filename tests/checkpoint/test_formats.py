@@ -1,11 +1,15 @@
 """Files of other libraries, made by them and compared with what they say."""
 
 import argparse
+import base64
 import io
 import json
 import os
 import struct
+import subprocess
+import sys
 import time
+import zlib
 
 import gguf
 import h5py
@@ -364,3 +368,22 @@ def test_gguf_beside_the_model_it_was_made_from_is_counted_once(make, summarize,
     assert summary.counted[0].format == "safetensors"
     assert summary.params == make.count(state) + (factor - 1) * make.count(other)
     assert (summary.exit_code, len(summary.sections)) == (0, 2)
+
+
+HUNGRY = (
+    "c-rgqaB<`1lHy_j0S*oZ76t(ZWbhvf8n~c*hM@#JTpa^IbOe+S^V<m~RCOt-dBv$fnh~atLVFn*SV3k%!wx2z0GEY;4k*2X2`0`6"
+    "mXm;r3qswCt}Z0V)fJ@rKN^79^MM^gb1;m8kq8Dj)x!;BWYB=nOb`JU2Gn$k&SwUue2_{(1$(HN1A_@SgUNqph&(G$6eQ2Y1Tl~U"
+    "np2n=4Oq~!78Fzrg4p<AKT>I2<yizPG<MjDE6*%AN6WL(@(i;)o57B%E<3d-"
+    "FExjH<yo+wzY8b@!_u7rD{3Kwo{mQWap9=IJQ^nC004pEbt?"
+)
+"""A file of 3 kB, found by fuzzing (zlib, base 85), for which libhdf5 allocated 1.6 GB."""
+
+
+def test_hdf5_that_asks_for_memory(make):
+    make.write("m.h5", zlib.decompress(base64.b85decode(HUNGRY)))
+    code = "import resource, sys; from steptime.commands.summarize_ckpt import main; main(sys.argv[1:]);"
+    code += "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)"
+    argv = [sys.executable, "-c", code, str(make.folder / "m.h5")]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    assert "h5py cannot read it" in done.stderr
+    assert int(done.stdout.split()[-1]) < 200

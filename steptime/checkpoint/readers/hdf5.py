@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import io
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steptime.checkpoint import zipdir
@@ -12,12 +14,16 @@ from steptime.checkpoint.records import Contents, StoredTensor, UnreadableError
 from steptime.checkpoint.source import Window
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from steptime.checkpoint.source import Source
     from steptime.checkpoint.zipdir import ZipEntry
 
 KERAS = "model.weights.h5"
 MAX_OBJECTS = 200_000
 MAX_DEPTH = 64
+MAX_BYTES = 400 << 20
+"""What libhdf5 may allocate; it takes the sizes of a damaged file's blocks as they stand (1.6 GB for one of 3 kB)."""
 
 
 class _File(io.RawIOBase):
@@ -68,12 +74,31 @@ def _read(contents: Contents, file: str | _File) -> Contents:
         message = "HDF5 needs h5py: pip install 'steptime[checkpoint-formats]'"
         raise UnreadableError("MISSING_EXTRA", message, contents.file) from None
     try:
-        with h5py.File(file, "r") as opened:
+        with bounded_memory(MAX_BYTES), h5py.File(file, "r") as opened:
             _walk(h5py, opened, contents)
-    except (OSError, RuntimeError, KeyError, ValueError) as error:
-        reason = str(error).splitlines()[0][:120]
+    except (OSError, RuntimeError, KeyError, ValueError, MemoryError) as error:
+        reason = (str(error) or f"more than {MAX_BYTES >> 20} MB are needed").splitlines()[0][:120]
         raise UnreadableError("INVALID_HEADER", f"h5py cannot read it: {reason}", contents.file) from None
     return contents
+
+
+@contextlib.contextmanager
+def bounded_memory(most: int) -> Iterator[None]:
+    """Let the process allocate only so many bytes more; without effect where the system has no /proc."""
+    try:
+        import resource
+
+        here = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    except (ImportError, OSError):
+        yield
+        return
+    unlimited = (-1, resource.RLIM_INFINITY)
+    resource.setrlimit(resource.RLIMIT_AS, (here + most if soft in unlimited else min(soft, here + most), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def _walk(h5py: Any, file: Any, contents: Contents) -> None:
