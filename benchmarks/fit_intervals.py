@@ -22,7 +22,8 @@ read; the same rows, estimates and date give the same file. What is fitted, each
   margin.
 
 Memory rests on the rows that count and on the jobs of Megatron-LM's own tests, with a bandwidth of its own. What adds no
-margin is no distance either: accelerator, devices, degrees and micro-batch.
+margin is no distance either: accelerator, devices, degrees and micro-batch. Its ends take nothing of the other side and do not
+grow with the nearest run's distance: that would call 95 more runs that ran TIGHT, and as many of those out of memory FITS.
 """
 
 from __future__ import annotations
@@ -181,7 +182,7 @@ def fit(
         for bandwidth in bandwidths:
             near: Constants = {"bandwidth": bandwidth, **start}
             of_cells, of_series = errors_of(cells, near), errors_of(series, near)
-            for side, per in product(OTHER_SIDES, PER_DISTANCES):
+            for side, per in [(0.0, 0.0)] if held else product(OTHER_SIDES, PER_DISTANCES):
                 constants: Constants = {**near, "other_side": side, "per_distance": per, "margins": {}}
                 own, new = scores(runs, of_cells, constants, {}), scores(runs, of_series, constants, unseen)
                 known = scored(runs, own, new)

@@ -353,9 +353,9 @@ def lines(judged):
     return interval_coverage.lines(judged, "step")
 
 
-SERIES_OFF = {"h100-sxm5-96-700w"}
-"""Slices of fewer rows than `MANY` that are off by more than their series can be by chance: three models of one source, of an
-accelerator that no source states (docs/validation.md, The intervals)."""
+SERIES_OFF = {"h100-sxm5-96-700w", "gb300-288"}
+"""Slices of fewer rows than `MANY`, of five series each, that are off by more than two standard errors: an accelerator that no
+source states, and one with 23 of 24 rows inside (docs/validation.md, The intervals)."""
 MANY = 25
 
 
