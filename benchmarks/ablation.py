@@ -20,6 +20,8 @@ from steptime.model.ops import Gemm, Move, Op
 from steptime.report.format import percent
 from steptime.report.table import Table
 from steptime.timing.data_parallel import worst_stage
+from steptime.timing.host_update import HostUpdate
+from steptime.timing.optimizer import OptimizerStep
 from steptime.timing.part_times import PartTimes, part_times, pricing
 from steptime.timing.step_parts import pipeline
 from steptime.timing.step_time import StepTime, step_time, straggler_s, time_parts
@@ -151,7 +153,7 @@ def changed(timing: StepTime, off: str) -> StepTime:
     if off == "tp_comm":
         timing = replace(timing, norm_reduce=timing.norm_reduce._replace(calls=0.0))
     if off == "optimizer":
-        timing = replace(timing, optimizer_s=0.0)
+        timing = replace(timing, optimizer=OptimizerStep(0.0, HostUpdate()))
     return replace(timing, straggler_s=0.0) if off == "stragglers" else timing
 
 

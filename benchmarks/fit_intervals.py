@@ -39,6 +39,7 @@ from typing import Any
 from fit_constants import errors_unseen
 from fit_constants import runs as fitted_runs
 
+from steptime.answer.distance import distances
 from steptime.answer.evidence import projected
 from steptime.answer.interval import beyond, interval, least, mean_errors, scales, weigh
 from steptime.answer.measured import (
@@ -50,7 +51,6 @@ from steptime.answer.measured import (
     FitRun,
     Measured,
     RunKind,
-    distances,
     place_of,
     upper,
 )

@@ -21,8 +21,11 @@ def rows() -> list[tuple[str, str, str]]:
         key, _, word = path.partition("=")
         found.append((key, word, told))
     for rule in MODELED:
-        got = GOT.search(rule.text)
-        found.append((rule.path, got[2] if got and got[2] else "", GOT.sub("", rule.text)))
+        got, told = (
+            GOT.search(rule.text),
+            GOT.sub("", rule.text).replace("{f.schedule_said}", "zero_bubble, zbv or dualpipev"),
+        )
+        found.append((rule.path, got[2] if got and got[2] else "", told))
     return sorted(found)
 
 

@@ -21,7 +21,7 @@ from steptime.software.performance import load_software
 # Parameters by preset. The Hub's pages print, from the safetensors: Mixtral-8x7B 46,702,792,704; gpt-oss 20,914,757,184 and
 # 116,829,156,672; Qwen3 30,532,122,624 and 235,093,634,560; Gemma 2 2,614,341,888, 9,241,705,984, 27,227,128,320; Gemma 3 1B
 # 999,885,952; DeepSeek-V2 235,741,434,880 and Lite 15,706,484,224. DeepSeek-V3 has 671,026,419,200 with the 58 * 256 balancing
-# biases, which are no parameters here; OLMoE 6,919,161,856 with norms of q and k that are 16 times as wide. Those with linear
+# biases, which are no parameters here; OLMoE 6,919,161,856. Those with linear
 # attention are worked out in test_linear_attention.py.
 #
 # Nemotron 3 Nano, 31.6 B by its model card: 23 Mamba-2 layers (z and x 4,096 each, B and C 8 * 128 each, 64 steps; a convolution
@@ -72,7 +72,7 @@ COUNTED = {
     "moonlight-16b-a3b": 15_960_108_544,
     "nemotron-3-nano-30b-a3b": NANO,
     "nemotron-3-super-120b-a12b": SUPER,
-    "olmoe-1b-7b": 6_919_161_856 - 16 * 2 * (2048 - 128),
+    "olmoe-1b-7b": 6_919_161_856,
     "qwen3-30b-a3b": 30_532_122_624,
     "qwen3-235b-a22b": 235_093_634_560,
     "qwen3-next-80b-a3b": 79_674_391_296,

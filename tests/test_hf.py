@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from steptime.model.blocks import n_params
 from steptime.model.hf import read_hf_config
-from steptime.model.hf_families import FAMILIES, UNMODELED
+from steptime.model.hf_families import FAMILIES
+from steptime.model.hf_family import UNMODELED
 from steptime.model.model import Model
 from steptime.model.presets import load_model
 
@@ -33,8 +34,19 @@ OPT_SIZES = {
     "word_embed_proj_dim": 64,
 }
 
+FALCON_SIZES = {key: value for key, value in SIZES.items() if key != "intermediate_size"}
+MOE_SIZES = SIZES | {"num_experts_per_tok": 2, "moe_intermediate_size": 48}
+DELTA_SIZES = SIZES | {
+    "num_hidden_layers": 4,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
+
 # (model_type, keys of the file, parameters of the AutoModelForCausalLM of transformers 4.57.1 built from these keys alone,
-# dropout keys aside). Every key that is not here is a class default.
+# dropout keys aside; of 5.23.0 for families that came later). Every key that is not here is a class default. Biases that
+# balance experts (ernie4_5_moe: 8 here) are no parameters.
 COUNTED = [
     ("llama", SIZES, 269_760),
     ("llama", SIZES | {"num_key_value_heads": 2, "tie_word_embeddings": True, "head_dim": 16}, 218_048),
@@ -48,6 +60,45 @@ COUNTED = [
     ("gpt2", GPT2_SIZES, 220_224),
     ("gpt_bigcode", GPT2_SIZES, 198_384),
     ("gpt_neox", SIZES | {"use_parallel_residual": False}, 240_928),
+    ("gpt_neox", SIZES, 240_928),
+    ("arcee", SIZES | {"num_key_value_heads": 2}, 220_608),
+    ("cohere", SIZES | {"num_key_value_heads": 2}, 187_136),
+    ("cohere2", SIZES | {"num_key_value_heads": 2, "sliding_window": 32}, 187_136),
+    ("ernie4_5", SIZES, 648_128),
+    ("exaone4", SIZES | {"num_key_value_heads": 2}, 251_376),
+    ("falcon", FALCON_SIZES, 190_464),
+    ("falcon", FALCON_SIZES | {"bias": True, "parallel_attn": False}, 192_240),
+    ("falcon", FALCON_SIZES | {"new_decoder_architecture": True, "num_kv_heads": 2, "ffn_hidden_size": 160}, 157_056),
+    (
+        "falcon",
+        FALCON_SIZES | {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1},
+        193_536,
+    ),
+    ("glm", SIZES, 716_736),
+    ("glm4", SIZES, 717_120),
+    ("hunyuan_v1_dense", SIZES | {"num_key_value_heads": 2, "head_dim": 8}, 251_376),
+    ("olmo2", SIZES | {"num_key_value_heads": 2}, 251_568),
+    ("olmo3", SIZES | {"num_key_value_heads": 2}, 251_568),
+    ("seed_oss", SIZES, 1_016_256),
+    ("smollm3", SIZES, 193_472),
+    ("ministral3", SIZES, 1_007_040),
+    ("granitemoe", SIZES | {"num_local_experts": 4}, 547_008),
+    ("ernie4_5_moe", SIZES | {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 48}, 243_144 - 8),
+    ("minimax_m2", SIZES | {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8}, 547_392),
+    ("solar_open", MOE_SIZES | {"n_routed_experts": 4}, 1_053_888),
+    (
+        "dots1",
+        MOE_SIZES
+        | {"n_routed_experts": 4, "n_shared_experts": 2, "first_k_dense_replace": 1}
+        | {"sliding_window": None, "num_key_value_heads": 2},
+        301_040,
+    ),
+    ("qwen3_5_text", DELTA_SIZES, 828_552),
+    (
+        "qwen3_5_moe_text",
+        DELTA_SIZES | MOE_SIZES | {"num_hidden_layers": 4, "num_experts": 4} | {"shared_expert_intermediate_size": 32},
+        813_448,
+    ),
     ("opt", OPT_SIZES | {"attention_dropout": 0.1}, 183_200),
     ("phi3", SIZES | {"num_key_value_heads": 2}, 251_328),
     ("gemma", SIZES | {"num_key_value_heads": 1, "num_attention_heads": 4}, 648_128),
@@ -55,6 +106,7 @@ COUNTED = [
     ("starcoder2", SIZES | {"use_bias": False}, 157_056),
     ("nemotron", SIZES | {"num_key_value_heads": 2}, 221_056),
     ("stablelm", SIZES | {"num_key_value_heads": 8}, 270_208),
+    ("stablelm", SIZES | {"num_key_value_heads": 8, "use_parallel_residual": True}, 269_824),
 ]
 
 
@@ -216,7 +268,8 @@ def test_a_folder_is_read_too(tmp_path):
             SIZES | {"resid_pdrop": 1.5},
             "attention_dropout: 0.0, resid_pdrop: 1.5, embd_pdrop: 0.0: expected a probability",
         ),
-        ("gpt_neox", SIZES, "use_parallel_residual: true is not modeled, only false"),
+        ("gpt_neox", SIZES | {"use_parallel_residual": 1}, "use_parallel_residual: 1: expected true or false"),
+        ("cohere", SIZES | {"use_qk_norm": True}, "use_qk_norm: true is not modeled, only false"),
         ("opt", OPT_SIZES, "dropout: 0.1, attention_dropout: 0.0: one value for all"),
         (
             "opt",

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from steptime.cost.rates import rates
+from steptime.hardware.machine import Machine
 from steptime.model.blocks import n_params
 from steptime.model.presets import load_model
+from steptime.software.performance import load_software
 from steptime.validation.measurements import SkipRowError, shipped
 from steptime.validation.row_plan import to_config, to_job
 
@@ -21,6 +24,14 @@ def test_preset_of_a_row():
     assert "model: preset nemotron-3-nano-30b-a3b" in mapped.assumed
     job = to_job(mapped)
     assert (job.model.n_layers, job.parallelism.ep, job.software.moe.dispatcher) == (52, 8, "flex")
+
+
+@pytest.mark.parametrize(("name", "sms"), [("dgx-h100", 132), ("gb200-nvl72", 152), ("dgx-b300", 148)])
+def test_scans_run_at_the_rate_of_an_sm(name, sms):
+    """H800's 131 TFLOP/s on 132 SMs are .99 on each, whatever the tensor cores beside them reach."""
+    accelerator = Machine.load(name).accelerator
+    found = rates(accelerator, load_software("megatron-core"))
+    assert found.scan_flops * found.slowness == pytest.approx(sms * 131e12 / 132, rel=0.003)
 
 
 def test_depths_of_the_recipe():

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from steptime import Job, Machine, estimate
 from steptime.answer import interval
+from steptime.answer.distance import distances
 from steptime.answer.evidence import NEAREST, projected
 from steptime.answer.interval import FAR, beyond, interval_at, mean_errors, scales, step_interval, weigh
 from steptime.answer.measured import (
@@ -25,7 +26,6 @@ from steptime.answer.measured import (
     Measured,
     RunKind,
     RunPlace,
-    distances,
     measured,
     place_of,
 )

@@ -20,9 +20,12 @@ BEGIN, END = "<!-- presets -->\n", "<!-- end of presets -->\n"
 # ...ForCausalLM of transformers 4.57.1) built on torch's meta device with these sizes, a tied head counted once. Where a hub
 # page prints an exact total it is this one: 124,439,808 for gpt2, 7,241,732,096 for Mistral-7B-v0.1, 7,615,616,512 for
 # Qwen2.5-7B, 8,030,261,248 for Meta-Llama-3-8B. Narayanan et al. 2021, Table 1, prints 1.7, 3.6, 7.5, 18.4, 39.1, 76.1,
-# 145.6, 310.1, 529.6 and 1008.0 billion for the Megatron models.
+# 145.6, 310.1, 529.6 and 1008.0 billion for the Megatron models. EleutherAI/pythia's README prints the eight of Pythia.
 COUNTED = {
     "codellama-34b": 33_743_970_304,
+    "command-r-35b": 34_980_831_232,
+    "falcon-7b": 6_921_720_704,
+    "falcon-40b": 41_303_293_952,
     "falcon3-1b": 1_669_408_768,
     "falcon3-3b": 3_227_655_168,
     "falcon3-7b": 7_455_550_464,
@@ -75,6 +78,22 @@ COUNTED = {
     "phi3-medium": 13_960_238_080,
     "phi3-mini": 3_821_079_552,
     "phi4": 14_659_507_200,
+    "pythia-70m": 70_426_624,
+    "pythia-160m": 162_322_944,
+    "pythia-410m": 405_334_016,
+    "pythia-1b": 1_011_781_632,
+    "pythia-1.4b": 1_414_647_808,
+    "pythia-2.8b": 2_775_208_960,
+    "pythia-6.9b": 6_857_302_016,
+    "pythia-12b": 11_846_072_320,
+    "gpt-neox-20b": 20_554_567_680,
+    "olmo2-7b": 7_298_617_344,
+    "olmo2-13b": 13_716_198_400,
+    "olmo2-32b": 32_234_279_936,
+    "olmo3-7b": 7_298_011_136,
+    "olmo3-32b": 32_233_522_176,
+    "smollm3-3b": 3_075_098_624,
+    "seed-oss-36b": 36_151_104_512,
     "qwen2.5-0.5b": 494_032_768,
     "qwen2.5-1.5b": 1_543_714_304,
     "qwen2.5-3b": 3_085_938_688,
@@ -93,6 +112,38 @@ COUNTED = {
     "smollm2-1.7b": 1_711_376_384,
     "stablelm-3b": 2_795_443_200,
     "tinyllama-1.1b": 1_100_048_384,
+    # totals that the hub's pages print for these repositories
+    "codellama-7b": 6_738_546_688,
+    "codellama-13b": 13_016_028_160,
+    "open-llama-3b": 3_426_473_600,
+    "yi-6b": 6_061_035_520,
+    "yi-9b": 8_829_407_232,
+    "yi-34b": 34_388_917_248,
+    "deepseek-llm-7b": 6_910_365_696,
+    "deepseek-llm-67b": 67_425_001_472,
+    "deepseek-coder-1.3b": 1_346_471_936,
+    "deepseek-coder-6.7b": 6_740_512_768,
+    "deepseek-coder-33b": 33_342_991_360,
+    "qwen1.5-0.5b": 463_987_712,
+    "qwen1.5-1.8b": 1_836_828_672,
+    "qwen1.5-4b": 3_950_369_280,
+    "qwen1.5-7b": 7_721_324_544,
+    "qwen1.5-14b": 14_167_290_880,
+    "qwen1.5-32b": 32_512_218_112,
+    "qwen1.5-72b": 72_287_920_128,
+    "internlm2-1.8b": 1_889_110_016,
+    "internlm2-7b": 7_737_708_544,
+    "internlm2-20b": 19_861_149_696,
+    "baichuan-7b": 7_000_559_616,
+    "baichuan2-7b": 7_505_973_248,
+    "chatglm3-6b": 6_243_584_000,
+    "glm-4-9b": 9_399_951_360,
+    "solar-10.7b": 10_731_524_096,
+    "opt-125m": 125_239_296,
+    "opt-1.3b": 1_315_758_080,
+    "opt-2.7b": 2_651_596_800,
+    "opt-6.7b": 6_658_473_984,
+    "opt-13b": 12_853_473_280,
 }
 
 
@@ -101,13 +152,13 @@ def closed_form(m: Model) -> int:
     h, f, q, kv = m.hidden_sz, m.inter_sz, m.n_q_heads * m.head_dim, m.n_kv_heads * m.head_dim
     ups = 2 if m.glu else 1
     norm = h * (2 if m.norm == "layernorm" and m.norm_bias else 1)
-    block = h * q + 2 * h * kv + q * h + (ups + 1) * h * f + 2 * norm
+    block = h * q + 2 * h * kv + q * h + (ups + 1) * h * f + (1 if m.shared_norm else 2) * norm
     if m.bias:
         block += h + ups * f + h
     if m.qkv_bias:
         block += q + 2 * kv
     if m.qk_norm:
-        block += 2 * m.head_dim
+        block += q + kv if m.qk_norm_type == "per_layer" else 2 * m.head_dim
     positions = (m.max_positions or 0) * h if m.learned_positions else 0
     return m.n_layers * block + norm + positions + m.vocab_sz * h * (1 if m.tie_embeddings else 2)
 

@@ -9,6 +9,7 @@ import pytest
 from steptime import Job, estimate
 from steptime.answer import fixes as single
 from steptime.base.config import ConfigError
+from steptime.search import fixes as search_fixes
 from steptime.search.fixes import Faster, axes, lists
 from steptime.search.recompute import usual
 from steptime.search.run import run
@@ -87,7 +88,20 @@ def test_a_model_of_experts_alone_is_not_searched_twice_over_its_mlp():
     """The module `mlp` names nothing where every layer has experts; the first dense layers of DeepSeek-V3 have one."""
     data = {"gbs": 64, "seqlen": 4096, "microbatch_sz": 1}
     for model, named in (("qwen3-235b-a22b", False), ("deepseek-v3", True)):
-        job = Job(model=model, parallelism={"tp": 1, "pp": 1, "dp": 8, "ep": 8}, data=data, hardware="dgx-h100")
+        layout = {"tp": 1, "pp": 1, "dp": 8, "ep": 8}
+        job = Job.load({"model": model, "parallelism": layout, "data": data, "hardware": "dgx-h100"})
         modules = [one.modules for one in usual(job)]
         assert any("mlp" in some for some in modules) == named
         assert frozenset({"layernorm"}) in modules
+
+
+def test_many_depths_of_prediction_are_told_single_changes(monkeypatch):
+    """All layouts are searched up to a number of depths that models have; beyond it single changes are estimated."""
+    monkeypatch.setattr(search_fixes, "run", lambda *_, **__: pytest.fail("all layouts were searched"))
+    layout = ["model={preset: mixtral-8x22b, mtp: 5}", "parallelism.vpp=1", "parallelism.dp=8", "parallelism.ep=8"]
+    found = estimate(Job.load(PLAN, [*layout, "data.gbs=256", "data.seqlen=4096", "data.microbatch_sz=8"]))
+    assert found.memory.verdict == "does_not_fit"
+    assert found.fixes
+    for fix in found.fixes:  # dp follows from another degree
+        assert {word.partition("=")[0] for word in shlex.split(fix.set)[1::2]} - {"parallelism.dp"}
+        assert fix.set.count("--set") - ("parallelism.dp" in fix.set) == 1

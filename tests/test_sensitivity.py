@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from steptime import Job, estimate
-from steptime.answer.measured import RECOMPUTE
+from steptime.answer.distance import RECOMPUTE
 from steptime.commands.cli import main
 from steptime.search.fastest import Fastest, fastest, within
 from steptime.search.run import run, search

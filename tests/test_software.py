@@ -1,6 +1,7 @@
 """Software profiles: complete, sourced, and resolved with a job's own options."""
 
 import pytest
+from jobs import job
 
 from steptime.base.config import ConfigError, build
 from steptime.software.performance import SETTING_GROUPS, Performance, Software, load_software, resolve, software_names
@@ -128,3 +129,12 @@ def test_a_profile_extends_another_switch_by_switch(tmp_path, monkeypatch):
         with pytest.raises(ConfigError, match="unknown release") as error:
             profile_mapping(wrong)
         assert error.value.problems[0].endswith(text)
+
+
+@pytest.mark.parametrize(
+    "layers", [{"parallel_residual": True}, {"pre_norms": False, "post_norms": True}], ids=["beside", "after"]
+)
+def test_layers_that_megatron_core_has_not_are_of_fsdp2(layers):
+    shape = {"n_layers": 8, "hidden_sz": 512, "inter_sz": 2048, "n_q_heads": 8, "vocab_sz": 1000}
+    assert job(shape).software.name == "megatron-core"
+    assert job(shape | layers, software=None).software.name == "fsdp2"

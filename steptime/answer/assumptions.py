@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from steptime import fsdp
+from steptime.answer.idle import idle
 from steptime.base.words import counted, flow
-from steptime.job.job import Job
+from steptime.job.job import Job, facts
+from steptime.job.pipeline_rules import group_taken
 from steptime.memory.overhead import CACHED_GROUPS, COMMUNICATOR_BYTES, CONTEXT_BYTES, FRAGMENTATION, GIB
 from steptime.model.blocks import n_params
 from steptime.software.efficiency import compute_factor, sustained_share
@@ -49,7 +51,16 @@ def host_bound(host_s: float, step_s: float, software: Software) -> list[str]:
 def foremost(job: Job) -> list[str]:
     """What a reader must know: the software, how it differs from its profile, and notes from the plan and on its layout."""
     calibrated = job.performance.calibration.words if job.performance.calibration else []
-    return [*job.notes, *calibrated, _software(job), *_experts(job), *_adapters(job), *notes(job)]
+    return [
+        *job.notes,
+        *calibrated,
+        _software(job),
+        *idle(job),
+        *_group(job),
+        *_experts(job),
+        *_adapters(job),
+        *notes(job),
+    ]
 
 
 def _software(job: Job) -> str:
@@ -103,6 +114,16 @@ def _unset(job: Job) -> list[str]:
     if job.parallelism.sp and job.parallelism.tp == 1:
         lines.append("sp has no effect with tp 1")
     return lines
+
+
+def _group(job: Job) -> list[str]:
+    """The group of micro-batches that interleaving takes where it has to be said."""
+    pp = job.parallelism.pp
+    return [
+        f"parallelism.microbatch_group_sz: {group}, the smallest with which Megatron-Core interleaves {job.microbatches:,} "
+        f"micro-batches; it refuses its default, pp {pp}, which leaves a last group of {job.microbatches % pp}"
+        for group in group_taken(facts(job)).values()
+    ]
 
 
 def _adapters(job: Job) -> list[str]:

@@ -64,8 +64,10 @@ def differences(place: RunPlace, run: FitRun) -> list[str]:
 
 def projected(place: RunPlace, found: Measured, away: Sequence[float]) -> RunPlace:
     """The place with the nearest run's accelerator, precision, software or kind of layers where its own was not measured."""
-    near = found.runs[min(range(len(away)), key=away.__getitem__)].place.kind
+    near = found.runs[away.index(min(away))].place.kind
     kind, kinds = place.kind, found.votes.keys()
+    if kind in found.votes:
+        return place
     if not any(other.accelerator == kind.accelerator for other in kinds):
         kind = kind._replace(accelerator=near.accelerator)
     if not any(other.profile == kind.profile for other in kinds):

@@ -9,6 +9,7 @@ from steptime.base.config import ConfigError
 from steptime.base.rows import Fix, Memory, Verdict
 from steptime.base.words import argument
 from steptime.job.job import Job
+from steptime.software.recomputation import words
 
 Change = dict[str, Any]
 
@@ -65,7 +66,7 @@ def candidates(job: Job) -> Iterator[Change]:
 
 def recomputation(job: Job) -> Iterator[Change]:
     """Every stronger setting of recomputation, and whole-layer recomputation of only some layers per chunk."""
-    for name in ("selective", "super-selective", "full"):
+    for name in words(job.software.family)[1:]:
         if job.performance.recompute is None and job.performance.activation_checkpointing_type != name:
             yield {"performance.activation_checkpointing_type": name}
     if job.recompute.granularity == "full" and job.recompute.method == "uniform":

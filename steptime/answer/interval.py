@@ -19,8 +19,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 from math import exp, hypot, log2, sqrt
+from operator import mul
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from steptime.answer.distance import clipped, distances, effective, outside
 from steptime.answer.evidence import Evidence, evidence, projected
 from steptime.answer.measured import (
     FEW_RUNS,
@@ -29,11 +31,7 @@ from steptime.answer.measured import (
     Measured,
     RunKind,
     RunPlace,
-    clipped,
-    distances,
-    effective,
     measured,
-    outside,
     place_of,
 )
 from steptime.job.job import Job
@@ -76,13 +74,16 @@ class Interval:
     beyond: list[Beyond]
     found: Measured
     place: RunPlace
-    away: list[float]
-    """Distance of every run of `found`."""
+    away: Sequence[float]
+    """Distance of every run of `found`, without `reach`."""
+    reach: float
+    """How much farther away all of them are because the job lies outside the measured ranges."""
 
     @property
     def evidence(self) -> Evidence:
         """The runs nearest to the job, and how near they are in one word."""
-        return evidence(self.place, self.found, self.away, [axis.text for axis in self.beyond if axis.text])
+        away = [d + self.reach for d in self.away]
+        return evidence(self.place, self.found, away, [axis.text for axis in self.beyond if axis.text])
 
 
 def step_interval(job: Job) -> Interval:
@@ -121,7 +122,7 @@ def interval(place: RunPlace, found: Measured) -> Interval:
         own = ends_at(place.kind, effective(place, found), found)
         low, high = min(low, own[0]), max(high, own[1])
     reach = outside(base._replace(at=place.at, reach=place.reach), found)
-    return Interval(low - margin, high + margin, far, found, place, [d + reach for d in away])
+    return Interval(low - margin, high + margin, far, found, place, away, reach)
 
 
 @lru_cache(maxsize=256)
@@ -164,22 +165,29 @@ def mean_errors(weights: Sequence[float], ratios: Sequence[float]) -> tuple[floa
     (0.125, 0.1875)
     """
     total = sum(weights)
-    products = [weight * ratio for weight, ratio in zip(weights, ratios, strict=True)]
-    return -sum(p for p in products if p < 0.0) / total, sum(p for p in products if p > 0.0) / total
+    products = list(map(mul, weights, ratios))
+    return -sum([p for p in products if p < 0.0]) / total, sum([p for p in products if p > 0.0]) / total
 
 
 def weigh(place: RunPlace, found: Measured, away: Sequence[float]) -> list[float]:
     """The weight of every run: near ones by distance, and small shares of the groups that the place belongs to."""
-    levels = [level(place.kind, kind) for kind in found.votes]
+    pooled = pooled_shares(place.kind, found)
+    bandwidth: float = found.constants["bandwidth"]
+    near = {d: exp(-d / bandwidth) for d in set(away)}
+    every = zip(found.runs, found.kinds, away, strict=True)
+    return [run.vote * (near[d] + pooled[kind]) for run, kind, d in every]
+
+
+@lru_cache(maxsize=256)
+def pooled_shares(kind: RunKind, found: Measured) -> list[float]:
+    """The share of its vote that a run of each measured kind has wherever it lies, from the groups that `kind` belongs to."""
+    levels = [level(kind, other) for other in found.votes]
     totals = [0.0, 0.0, 0.0]
     for narrowest, votes in zip(levels, found.votes.values(), strict=True):
         totals[narrowest] += votes
     shares = [votes / (total + FEW_RUNS) for votes, total in zip(GROUPS, accumulate(totals), strict=True)]
     by_level = [sum(shares), shares[1] + shares[2], shares[2]]
-    pooled = [by_level[narrowest] for narrowest in levels]
-    bandwidth: float = found.constants["bandwidth"]
-    every = zip(found.runs, found.kinds, away, strict=True)
-    return [run.vote * (exp(-d / bandwidth) + pooled[kind]) for run, kind, d in every]
+    return [by_level[narrowest] for narrowest in levels]
 
 
 def level(a: RunKind, b: RunKind) -> int:
@@ -191,19 +199,21 @@ def level(a: RunKind, b: RunKind) -> int:
 
 def beyond(place: RunPlace, base: RunPlace, found: Measured, away: Sequence[float]) -> list[Beyond]:
     """Every way in which the job lies outside of what was measured; `base` is the nearest measured kind."""
-    near = found.runs[min(range(len(away)), key=away.__getitem__)].place.kind
-    kinds = found.votes.keys()
+    least = min(away)
+    near = found.runs[away.index(least)].place.kind
     sizes = [*_sizes(place, base, found), *_reach(place, found)]
-    gap = min(away) - NEAR
+    gap = least - NEAR
     text = f"no measured run nearby; nearest {near.accelerator}, {near.precision}, {near.software}"
-    named = [
-        *_machine(place.kind, kinds, near),
-        *_inferred(place),
-        *_software(place.kind, kinds, near),
-        *_layers(place, kinds),
-        *sizes,
-    ]
+    machine, software = of_kind(place.kind, near, found)
+    named = [*machine, *_inferred(place), *software, *_layers(place, found.votes.keys()), *sizes]
     return [*named, Beyond("gap", gap, text if gap + NEAR > FAR and not named else "")] if gap > 0.0 else named
+
+
+@lru_cache(maxsize=256)
+def of_kind(kind: RunKind, near: RunKind, found: Measured) -> tuple[list[Beyond], list[Beyond]]:
+    """What machine and software were not measured, of a job whose nearest run is of the kind `near`."""
+    kinds = found.votes.keys()
+    return _machine(kind, kinds, near), _software(kind, kinds, near)
 
 
 def _layers(place: RunPlace, kinds: AbstractSet[RunKind]) -> list[Beyond]:

@@ -1,14 +1,12 @@
-"""The measured runs behind the intervals, and the distance of each from a job.
+"""The measured runs behind the intervals.
 
 `data/intervals.json` holds one entry per measured run of the split `fit`: what ran, and the log of measured over predicted. It
-is written by `python benchmarks/fit_intervals.py`. Distance is a sum of steps (machine, precision, software, recomputation,
-kind of layers) and of doublings (sizes and degrees); its shape is assumed, its scale is fitted.
+is written by `python benchmarks/fit_intervals.py`.
 """
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache, lru_cache
-from math import log2
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,10 +31,6 @@ NEAR = 1.0
 """A run within this distance counts as measured nearby: one doubling of the hidden size, or two of the devices and one of tp."""
 FEW_RUNS = 10
 """A software family with fewer runs has no measured range of its own."""
-RECOMPUTE = {"none": 0.0, "selective": 0.5, "full": 1.0}
-OTHER_LAYERS = 2.0
-"""Distance of a dense model and one with experts, or Mamba layers. Assumed: 0 to 4 change the score of left-out cells by less
-than 1 %, since they are no group of each other either."""
 OTHERS = 100.0
 """Runs that all runs count as in `Measured.factors`, beside those of the same profile, whose factor shrinks to that of all. Where
 factors do not know the series of a run, 10 fit left-out runs worse than one factor for all (log score -0.07), 100 and 300 alike
@@ -137,11 +131,6 @@ class FitRun(NamedTuple):
     accelerator or model was never measured."""
 
 
-def scaled(values: Iterable[float], per_doubling: Iterable[float]) -> list[float]:
-    """Values on `AXES` in units of distance."""
-    return [per * log2(value) for per, value in zip(per_doubling, values, strict=True)]
-
-
 class Measured:
     """Runs sorted by their log ratio, and the interval constants fitted on them."""
 
@@ -150,17 +139,29 @@ class Measured:
         self.constants = constants
         self.per_doubling: Sequence[float] = constants.get("per_doubling", PER_DOUBLING)
         self.ratios = [run.log_ratio for run in self.runs]
-        self.columns = list(zip(*[run.place.at for run in self.runs], strict=True))
-        """Values of all runs on each of `AXES`."""
         self.votes: dict[RunKind, float] = {}
         """Votes of all runs of a kind."""
         for run in self.runs:
             self.votes[run.place.kind] = self.votes.get(run.place.kind, 0.0) + run.vote
+        places = {id(run.place): run.place for run in self.runs}  # runs of one place mostly share it
         number = {kind: i for i, kind in enumerate(self.votes)}
-        self.kinds = [number[run.place.kind] for run in self.runs]
+        sites = {key: (number[place.kind], self.counted(place.at)) for key, place in places.items()}
+        self.kinds = [sites[id(run.place)][0] for run in self.runs]
         """Index of each run's kind in `votes`."""
+        self.sites = list(dict.fromkeys(sites.values()))
+        """Kinds and values between which distances differ: many runs share one."""
+        self.columns = list(zip(*[values for _, values in self.sites], strict=True))
+        """Their values on each of `AXES`."""
+        index = {site: i for i, site in enumerate(self.sites)}
+        site_of = {key: index[site] for key, site in sites.items()}
+        self.site_of = [site_of[id(run.place)] for run in self.runs]
+        """Index of each run's."""
         self._spans: dict[str, list[tuple[float, float]]] = {}
         self._factors: dict[str, tuple[float, float]] = {}
+
+    def counted(self, at: Sequence[float]) -> tuple[float, ...]:
+        """Values on `AXES`, 1 on those that do not count."""
+        return tuple([value if per else 1.0 for value, per in zip(at, self.per_doubling, strict=True)])
 
     def factors(self, profile: str) -> tuple[float, float]:
         """Mean errors that hold 80 % of the runs, with a tenth beyond on either side (faster, slower than estimated).
@@ -188,8 +189,8 @@ class Measured:
         """Least and largest value on each of `AXES`, of a family's runs, or of all where it has fewer than `FEW_RUNS`."""
         if family not in self._spans:
             own = [run.place.at for run in self.runs if run.place.kind.family == family]
-            columns = zip(*own, strict=True) if len(own) >= FEW_RUNS else self.columns
-            self._spans[family] = [(min(column), max(column)) for column in columns]
+            every = own if len(own) >= FEW_RUNS else [run.place.at for run in self.runs]
+            self._spans[family] = [(min(column), max(column)) for column in zip(*every, strict=True)]
         return self._spans[family]
 
 
@@ -214,16 +215,17 @@ def upper(pairs: Iterable[tuple[float, float]], share: float) -> float:
 
 
 def read_runs(document: Mapping[str, Any]) -> list[FitRun]:
-    """The runs of one list of the data file; runs of one kind share it."""
+    """The runs of one list of the data file; runs of one kind, or at one place, share it."""
     width = len(RunKind._fields)
     kinds: dict[tuple[str, ...], RunKind] = {}
+    places: dict[tuple[Any, ...], RunPlace] = {}
     runs: list[FitRun] = []
     for run_id, cell, series, metric, *rest in document["runs"]:
-        words = tuple(rest[:width])
-        if words not in kinds:
-            kinds[words] = RunKind(*words)
-        place = RunPlace(kinds[words], tuple(rest[width:-4]))
-        runs.append(FitRun(run_id, cell, series, metric, place, *rest[-4:]))
+        where = tuple(rest[:-4])
+        if where not in places:
+            words = where[:width]
+            places[where] = RunPlace(kinds.setdefault(words, RunKind(*words)), where[width:])
+        runs.append(FitRun(run_id, cell, series, metric, places[where], *rest[-4:]))
     return runs
 
 
@@ -237,57 +239,3 @@ def measured(of: str) -> Measured:
 @cache
 def _document() -> Any:
     return json.loads(INTERVALS_FILE.read_bytes())
-
-
-def distances(place: RunPlace, found: Measured) -> Sequence[float]:
-    """Distance of every run from a place.
-
-    A place beyond the measured range of an axis counts as at its end: how far beyond is for the interval's margins, and the
-    weights of runs are the same however far it is.
-    """
-    return _distances(place.kind, effective(place, found), found)
-
-
-def effective(place: RunPlace, found: Measured) -> tuple[float, ...]:
-    """What distances depend on of a place besides its kind: its values within the measured range, 1 on axes that do not count."""
-    return tuple([value if per else 1.0 for value, per in zip(clipped(place, found), found.per_doubling, strict=True)])
-
-
-@lru_cache(maxsize=256)
-def _distances(kind: RunKind, values: tuple[float, ...], found: Measured) -> Sequence[float]:
-    machine: float = found.constants["machine_step"]
-    steps = [steps_between(kind, other, machine) for other in found.votes]
-    axes = zip(found.per_doubling, scaled(values, found.per_doubling), found.columns, strict=True)
-    gaps = [{value: abs(at - per * log2(value)) for value in set(column)} for per, at, column in axes]
-    along = [map(gap.__getitem__, column) for gap, column in zip(gaps, found.columns, strict=True)]
-    return [steps[number] + gap for number, gap in zip(found.kinds, map(sum, zip(*along, strict=True)), strict=True)]
-
-
-def steps_between(a: RunKind, b: RunKind, machine: float) -> float:
-    """Distance between two kinds; `machine` scales that of accelerators."""
-    d = abs(RECOMPUTE[a.recompute] - RECOMPUTE[b.recompute])
-    if a.layers != b.layers:
-        d += OTHER_LAYERS
-    if a.accelerator != b.accelerator:
-        d += machine * (0.25 if a.chip == b.chip else 0.5 if a.architecture == b.architecture else 1.5)
-    if a.precision != b.precision:
-        d += 0.5 if a.width == b.width else 1.0
-    if a.software != b.software:
-        d += 0.5 if a.profile == b.profile else 1.0 if a.family == b.family else 2.0
-    return d
-
-
-def clipped(place: RunPlace, found: Measured) -> list[float]:
-    """The values of a place, each limited to the measured range."""
-    spans = found.spans(place.kind.family)
-    return [min(max(value, low), high) for value, (low, high) in zip(place.at, spans, strict=True)]
-
-
-def outside(place: RunPlace, found: Measured) -> float:
-    """How far a place lies outside the measured range, in units of distance."""
-    per = found.per_doubling
-    beyond = zip(scaled(place.at, per), scaled(clipped(place, found), per), strict=True)
-    ends: list[float] = found.constants.get("reach", place.reach)
-    return sum(abs(a - b) for a, b in beyond) + sum(
-        log2(max(value / end, 1.0)) for value, end in zip(place.reach, ends, strict=True)
-    )

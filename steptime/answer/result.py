@@ -117,6 +117,10 @@ class Estimate:
         if self.job.performance.calibration:  # the factor holds the bias of runs like the team's own already
             low, high = (low - high) / 2.0, (high - low) / 2.0
             beyond.append("calibration: the interval keeps its width and is centered on the calibrated step")
+        if self.job.performance.cpu_offload.share:
+            beyond.append(
+                "cpu_offload: no judged run has the host's update; two published ratios were compared by hand"
+            )
         if self.job.model.linear_attention:
             beyond.append("model: no judged run has linear attention; the one compared by hand took 52 % longer")
         basis = Basis(rests.nearest, rests.n, beyond, "extrapolated" if beyond else rests.word)
@@ -268,6 +272,8 @@ def memory(estimate: Estimate) -> dict[str, Any]:
     document = held._asdict()
     document["stages"] = [row._asdict() for row in held.stages]
     document["overhead_bytes"] = held.overhead_bytes._asdict()
+    if not held.host_bytes:
+        del document["host_bytes"], document["host_capacity_bytes"]
     document["fixes"] = [] if held.fits else [fix._asdict() for fix in estimate.fixes]
     return document
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import exp
+from typing import NamedTuple
 
 from steptime import fsdp
 from steptime.answer.interval import memory_interval
@@ -19,7 +20,8 @@ from steptime.memory.states import States, state_bytes
 def stage_memory(assembly: Assembly, states: list[States]) -> Memory:
     """Every stage at its peak, and the verdict: needs from `least_bytes` to `most_bytes`, compared with the device's capacity.
 
-    does_not_fit: more than it has at least. fits: no more than it has at most. tight: it has something between.
+    does_not_fit: more than it has at least, or states that the host cannot hold. fits: no more than it has at most. tight: it has
+    something between.
     """
     job = assembly.job
     rows = stage_rows(assembly, states)
@@ -37,11 +39,19 @@ def stage_memory(assembly: Assembly, states: list[States]) -> Memory:
         verdict="tight",
         fits=False,
         worst_stage=worst.stage,
+        host_bytes=host_bytes(job, states),
+        host_capacity_bytes=job.machine.host.memory_bytes if job.machine.host else None,
     )
     verdict: Verdict = "fits" if found.most_bytes <= found.capacity_bytes else "tight"
-    if found.least_bytes > found.capacity_bytes:
+    if found.least_bytes > found.capacity_bytes or found.host_overflows:
         verdict = "does_not_fit"
     return found._replace(verdict=verdict, fits=verdict == "fits")
+
+
+def host_bytes(job: Job, states: list[States]) -> float:
+    """Bytes of states in the host's memory of the node that holds most: all of its devices are of the fullest stage."""
+    devices = min(job.machine.devices_per_node, job.parallelism.devices)
+    return float(devices * max(state.host_bytes for state in states))
 
 
 def stage_rows(assembly: Assembly, states: list[States]) -> list[StageMemory]:
@@ -49,16 +59,37 @@ def stage_rows(assembly: Assembly, states: list[States]) -> list[StageMemory]:
     job = assembly.job
     walked = fsdp.peak_moments(assembly) if fsdp.applies(job) else peak_moments(assembly)
     first = assembly.first_alike
-    buffers = {stage: stage_buffers(assembly, stage, states[stage]) for stage in set(first)}
+    around = {
+        stage: around_peak(job, states[stage], stage_buffers(assembly, stage, states[stage])) for stage in set(first)
+    }
     return [
-        stage_row(job, stage, state, buffers[first[stage]], moment)
+        stage_row(stage, state, around[first[stage]], moment)
         for stage, (state, moment) in enumerate(zip(states, walked, strict=True))
     ]
 
 
+class AroundPeak(NamedTuple):
+    """What a stage holds besides the worst moment of its micro-batches [B]; equal stages share it."""
+
+    buffers: Num
+    """Buffers allocated at that moment."""
+    staying: Num
+    """Buffers that stay between steps."""
+    updating: PeakMoment
+    """The optimizer step."""
+    not_yet: tuple[Num, ...]
+    """Of the first step's micro-batches: what is not allocated yet, to be taken off one by one."""
+
+
+def around_peak(job: Job, state: States, buffers: list[HeldBuffer]) -> AroundPeak:
+    """That of one stage with its buffers."""
+    staying = sum([held.bytes for held in buffers if held.stays])
+    return AroundPeak(at_peak(buffers), staying, in_step(job, state, buffers), not_yet(job, state, buffers))
+
+
 def moment_bytes(job: Job, state: States) -> Num:
     """Bytes of the moments of a stage, which are allocated in the first optimizer step."""
-    return state.optimizer_bytes - state_bytes(job).master * state.owned
+    return state.optimizer_bytes - state.kept_masters - state_bytes(job).master * state.owned
 
 
 def in_step(job: Job, state: States, buffers: list[HeldBuffer]) -> PeakMoment:
@@ -72,34 +103,34 @@ def update_temporaries(job: Job, state: States) -> Num:
     return foreach * moment_bytes(job, state) / 2.0 + state.update_bytes
 
 
-def first_peak(job: Job, state: States, buffers: list[HeldBuffer], peak: Num) -> Num:
-    """The peak of the first step's micro-batches: no moments yet, nothing left from a previous step.
+def not_yet(job: Job, state: States, buffers: list[HeldBuffer]) -> tuple[Num, ...]:
+    """What the first step's micro-batches lack of later ones': moments, what is left from a previous step.
 
-    In a single one's forward no workspace of autograd's thread either.
+    In a single one's forward the workspace of autograd's thread too.
     """
     software, p = job.software, job.parallelism
-    peak = peak - moment_bytes(job, state) - at_peak([held for held in buffers if held.carried])
+    lacking = moment_bytes(job, state), at_peak([held for held in buffers if held.carried])
     if (
         p.pp > 1
         or not job.single_microbatch
         or software.compute_capability == 0.0
         or software.buffers.cublas_handles < 2
     ):
-        return peak
-    return peak - cublas_workspace_bytes(software.buffers.cublas_workspace, software.compute_capability)
+        return lacking
+    return *lacking, cublas_workspace_bytes(software.buffers.cublas_workspace, software.compute_capability)
 
 
-def stage_row(job: Job, stage: int, state: States, buffers: list[HeldBuffer], walked: PeakMoment) -> StageMemory:
+def stage_row(stage: int, state: States, around: AroundPeak, walked: PeakMoment) -> StageMemory:
     """One stage's states, buffers, activations and transients, at its peak in a micro-batch or in the optimizer step."""
-    updating = in_step(job, state, buffers)
+    held_then, staying, updating, lacking = around
     moment = walked.worse(updating)
     gradients = state.gradients_bytes - moment.grads_not_yet_allocated_bytes
-    held_then = at_peak(buffers)
     fixed = state.params_bytes + gradients + state.optimizer_bytes + held_then
     moving = moment.activations_bytes + moment.transient_bytes
-    staying = sum([held.bytes for held in buffers if held.stays])
     states = state.params_bytes + state.gradients_bytes + state.optimizer_bytes
-    first = first_peak(job, state, buffers, states + held_then + walked.added_bytes)
+    first = states + held_then + walked.added_bytes
+    for bytes_ in lacking:
+        first = first - bytes_
     return StageMemory(
         stage=stage,
         params_bytes=state.params_bytes,

@@ -7,7 +7,7 @@ at once: `ConfigError.problems`. What a program needs to mend one stands beside 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
-from typing import Annotated, Any, ClassVar, NamedTuple, TypeAlias, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, NamedTuple, Self, TypeAlias, TypeVar, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
 from pydantic_core import CoreSchema, core_schema
@@ -76,6 +76,13 @@ class Config(BaseModel):
     # pydantic's core then fills nested models itself instead of calling their __init__
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # pyright: ignore[reportFunctionMemberAccess]
 
+    def __copy__(self) -> Self:
+        """The fields alone: what a `cached_property` holds may not hold for a copy with other fields."""
+        made = super().__copy__()
+        for name in made.__dict__.keys() - type(self).model_fields.keys():
+            object.__delattr__(made, name)
+        return made
+
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_before_validator_function(cls._read_scalars, handler(source))
@@ -130,13 +137,11 @@ def build(cls: type[C], data: Any, at: str = "") -> C:
 @cache
 def _numeric_fields(cls: type[BaseModel]) -> frozenset[str]:
     """Fields that accept a number but not a bool (pydantic would read true as 1)."""
-    numeric = set()
-    for name, field in cls.model_fields.items():
-        kinds = set(_leaves(field.annotation))
-        own_reader = any(isinstance(item, BeforeValidator) for item in field.metadata)
-        if kinds & {int, float} and bool not in kinds and not own_reader:
-            numeric.add(name)
-    return frozenset(numeric)
+    own_reader = {
+        k for k, f in cls.model_fields.items() if any(isinstance(item, BeforeValidator) for item in f.metadata)
+    }
+    kinds = {key: {*_leaves(field.annotation)} for key, field in cls.model_fields.items() if key not in own_reader}
+    return frozenset(key for key, of in kinds.items() if of & {int, float} and bool not in of)
 
 
 @cache
@@ -182,11 +187,8 @@ def show(value: Any) -> str:
         return str(value) if abs(value) < 10**15 else f"about 1e{len(str(abs(value))) - 1}"
     if isinstance(value, str):
         return repr(value if len(value) <= 60 else value[:57] + "...")
-    if isinstance(value, dict):
-        return "a mapping"
-    if isinstance(value, list | tuple):
-        return f"a list of {len(value)}"
-    return type(value).__name__
+    many = isinstance(value, list | tuple)
+    return f"a list of {len(value)}" if many else "a mapping" if isinstance(value, dict) else type(value).__name__
 
 
 def closest(word: object, words: Iterable[str]) -> str:
@@ -204,8 +206,7 @@ def near(word: object, words: Iterable[str]) -> str:
     >>> near("tpp", ["tp", "pp", "dp"]), near("x", ["tp", "dp"])
     ("; did you mean 'tp'?", '; valid: dp, tp')
     """
-    known = sorted(words)
-    if meant := closest(word, known):
+    if meant := closest(word, known := sorted(words)):
         return f"; did you mean {meant!r}?"
     return f"; valid: {', '.join(known)}" if known else ""
 

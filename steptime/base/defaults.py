@@ -1,4 +1,7 @@
-"""Factories of default values. pydantic reads the signature of each, which takes milliseconds for `dict` or `list` itself."""
+"""Factories of default values. pydantic reads the signature of each, which takes milliseconds for `dict` or `list` itself.
+
+The default of a section is its `model_construct`, which builds no schema: there is nothing to check.
+"""
 
 from typing import Any
 

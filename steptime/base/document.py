@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
+from os import listdir
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,11 @@ _TAGS = {None, "!"} | {f"tag:yaml.org,2002:{name}" for name in ("str", "int", "f
 def shipped(path: Path) -> Any:
     """The content of a YAML file that ships with steptime: its tests have made the checks that a user's file gets."""
     return yaml.load(path.read_bytes(), Loader=_Loader)  # noqa: S506  a safe loader
+
+
+def shipped_names(folder: Path) -> list[str]:
+    """The names of the YAML files in a folder that ships with steptime, sorted."""
+    return sorted([name.removesuffix(".yaml") for name in listdir(folder) if name.endswith(".yaml")])  # noqa: PTH208  faster
 
 
 def read_source(source: str | Path) -> tuple[str, str]:
@@ -87,13 +93,13 @@ def _decode(raw: bytes, name: str) -> str:
     return text
 
 
-def parse_mapping(text: str, name: str) -> dict[str, Any]:
-    """The document as a dict.
+def parse_mapping(text: str, name: str, *, repeats: bool = False) -> dict[str, Any]:
+    """The document as a dict; with `repeats` the last of a repeated key counts, as in PyYAML and most frameworks' files.
 
     Raises:
         ConfigError: if it is no valid YAML or JSON, is empty, or is not a mapping.
     """
-    data = parse(text, name)
+    data = parse(text, name, repeats=repeats)
     if data is None:
         raise ConfigError(f"{name}: empty; expected a mapping of sections")
     if not isinstance(data, dict):
@@ -101,15 +107,15 @@ def parse_mapping(text: str, name: str) -> dict[str, Any]:
     return data
 
 
-def parse(text: str, name: str) -> Any:
+def parse(text: str, name: str, *, repeats: bool = False) -> Any:
     """The document as dicts, lists, text, numbers, bools and None.
 
     Raises:
-        ConfigError: if it is no valid YAML or JSON, repeats a key, or expands too far.
+        ConfigError: if it is no valid YAML or JSON, repeats a key (but with `repeats`), or expands too far.
     """
     loader = _Loader(text)
     try:
-        return _Builder(loader, name).document()
+        return _Builder(loader, name, repeats=repeats).document()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
@@ -123,9 +129,10 @@ def parse(text: str, name: str) -> Any:
 class _Builder:
     """Builds plain data from the parser's events (PyYAML's own composer overflows the C stack on deep nesting)."""
 
-    def __init__(self, loader: Any, name: str) -> None:
+    def __init__(self, loader: Any, name: str, *, repeats: bool) -> None:
         self.loader = loader
         self.name = name
+        self.repeats = repeats
         self.nodes = 0
         self.anchors: dict[str, tuple[Any, int]] = {}
 
@@ -193,7 +200,7 @@ class _Builder:
                     if not isinstance(part, dict):
                         raise self.fail(event, "'<<' can only merge mappings")
                     merged = part | merged
-            elif key in own:
+            elif key in own and not self.repeats:
                 raise self.fail(event, f"duplicate key {key!r} (first on line {lines[key]})")
             else:
                 own[key] = value

@@ -56,11 +56,11 @@ def where(condition: Num, a: Num, b: Num) -> Num:
     >>> where(1 > 0, "yes", "no")
     'yes'
     """
-    if is_column(condition):
-        import numpy as np
+    if condition is True or condition is False or not is_column(condition):
+        return a if condition else b
+    import numpy as np
 
-        return np.where(condition, a, b)
-    return a if condition else b
+    return np.where(condition, a, b)
 
 
 def same(condition: Num) -> bool:

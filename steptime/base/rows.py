@@ -99,6 +99,15 @@ class Memory(NamedTuple):
     verdict: Verdict
     fits: bool
     worst_stage: int
+    host_bytes: float = 0.0
+    """States in the memory of a node's host."""
+    host_capacity_bytes: float | None = None
+    """Memory of a node's host, where the machine's file states it."""
+
+    @property
+    def host_overflows(self) -> bool:
+        """Whether the host has less memory than the states need."""
+        return self.host_capacity_bytes is not None and self.host_bytes > self.host_capacity_bytes
 
     @property
     def least_bytes(self) -> float:

@@ -25,6 +25,8 @@ LETTERS = {"mamba": "M", "attention": "*", "mlp": "-", "experts": "E"}
 CROSS, OWN = "cross_attn.q_proj.weight", "self_attn.q_proj.weight"
 """Whether a layer is a cross-attention layer of Mllama."""
 _MAMBA = "mixer|mamba|ssm"
+WIDEST_HEAD = 512
+"""A norm of q that is wider is one over all heads (known heads have up to 256)."""
 
 
 def kinds(f: FoundArchitecture) -> None:
@@ -54,18 +56,40 @@ def kinds(f: FoundArchitecture) -> None:
 
 
 def sections(f: FoundArchitecture, configs: list[dict[str, Any]]) -> None:
-    """Record `attention`, `mamba`, `linear_attention` and `post_norms`; what no shape tells is left to `configs`."""
+    """Record `attention`, `mamba`, `linear_attention` and where the norms are; what no shape tells is left to `configs`."""
     if f.last(*names.LATENT) is not None:
         _latent(f)
     if sinks := next((name for tail, (name, _) in f.tails.items() if tail.endswith("sinks")), None):
         f.set("attention", {"sinks": True}, sinks)
-    post = next((name for tail, (name, _) in f.tails.items() if "pre_feedforward_layernorm" in tail), None)
-    if post:
-        f.set("post_norms", value=True, source=post)
+    _places_of_norms(f)
     if f.get("hybrid_pattern"):
         _mamba(f, configs)
     if f.get("linear_attention"):
         _linear(f)
+
+
+def _places_of_norms(f: FoundArchitecture) -> None:
+    """Record which norms a layer has: at the beginning or end of its halves, one for both, over one head or all of them.
+
+    transformers modeling_gemma2.py, modeling_olmo2.py, modeling_falcon.py (ln_attn and ln_mlp), modeling_cohere.py.
+    """
+    named = {tail.rpartition(".")[0].rpartition(".")[2]: name for tail, (name, _) in f.tails.items()}
+    post = named.get("post_feedforward_layernorm")
+    if post or "pre_feedforward_layernorm" in named:
+        f.set("post_norms", value=True, source=post or named["pre_feedforward_layernorm"])
+    if post and not {"input_layernorm", "pre_feedforward_layernorm"} & named.keys():
+        f.set("pre_norms", value=False, source=f"{post}, and no input_layernorm")
+    own = [tail for tail in f.tails if names.NORM.search(tail) and not names.Q_NORM.search(tail) and "k_" not in tail]
+    modules = {tail.rpartition(".")[0] for tail in own}
+    if {"ln_attn", "ln_mlp"} <= named.keys():
+        f.set("parallel_residual", value=True, source=named["ln_mlp"])
+    elif len(modules) == 1 and f.attends and f.get("inter_sz") and not f.get("layer_kinds"):
+        f.set("parallel_residual", value=True, source=f"one norm for attention and MLP: {f.tails[own[0]][0]}")
+        f.set("shared_norm", value=True, source=f.tails[own[0]][0])
+    head = f.get("head_dim") or WIDEST_HEAD
+    for tail, (name, shape) in f.tails.items():
+        if names.Q_NORM.search(tail) and shape == (f.get("q_rows"),) and shape[0] > head:
+            f.set("qk_norm_type", "per_layer", name)
 
 
 def _latent(f: FoundArchitecture) -> None:

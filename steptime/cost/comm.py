@@ -278,6 +278,8 @@ def _in_phases(kind: str, bytes_: Num, group: Group, tiers: Sequence[Tier]) -> C
 def _better(best: CommCost, other: CommCost, allowed: Num) -> CommCost:
     """The faster of two, field by field for columns."""
     wins = allowed & (other.time_s < best.time_s)
+    if not is_column(wins):
+        return other if wins else best
     return CommCost(*(where(wins, new, old) for new, old in zip(other, best, strict=True)))
 
 

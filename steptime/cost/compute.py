@@ -1,9 +1,10 @@
 """Seconds of one op on one device: a roofline with sustained rates, a shape term for GEMMs, a fixed time per kernel."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
-from steptime.base.num import Num, ceil, is_column, maximum, where
+from steptime.base.num import Num, is_column, maximum, where
 from steptime.cost.rates import Rates
 from steptime.model.ops import Attention, Gemm, Move, Op
 from steptime.model.scans import Chunked, Scan
@@ -72,8 +73,8 @@ def shape_efficiency(m: Num, n: Num, k: Num, count: Num, sm_count: float | None,
     deep = k / (k + overhead)
     if sm_count is None:
         return deep
-    waves = ceil(m / TILE_M) * ceil(n / TILE_N) * count / sm_count
-    full = waves / ceil(waves)
+    waves = -(-m // TILE_M) * -(-n // TILE_N) * count / sm_count
+    full = waves / -(-waves // 1.0)
     return (1.0 - WAVE_LOSS + WAVE_LOSS * full) * deep
 
 
@@ -93,10 +94,11 @@ def gemm_pass(op: Gemm, r: Rates, m: Num, n: Num, k: Num, bytes_: Num, rate: flo
     if op.grouped:
         rate = rate * r.grouped_share * op.m / (op.m + GROUP_ROWS)
     asymptote = r.recipe_flops if op.recipe else r.gemm_flops * where(aligned(op), 1.0, r.plain_share)
-    compute = op.flops / (asymptote * rate * shape_efficiency(m, n, k, op.count, r.sm_count, depth_overhead(op, r)))
+    flops = op.flops
+    compute = flops / (asymptote * rate * shape_efficiency(m, n, k, op.count, r.sm_count, depth_overhead(op, r)))
     bandwidth = bytes_ / r.bytes_per_s
     fixed = r.gemm_kernel_s + (op.recipe.scale_kernels * r.move_kernel_s if op.recipe else 0.0)
-    return Pass(op.flops / op.load, bytes_, compute, bandwidth, maximum(compute, bandwidth) + fixed)
+    return Pass(flops / op.load, bytes_, compute, bandwidth, maximum(compute, bandwidth) + fixed)
 
 
 def aligned(op: Gemm) -> Num:
@@ -154,8 +156,8 @@ def forward(op: Op, r: Rates, sizes: dict[str, Num]) -> Pass:
     if isinstance(op, Move):
         moved = op.forward_bytes
         if moved is None:
-            read = total(sizes[name] for name in op.inputs) + param_bytes(op)
-            moved = read + total(t.bytes for t in op.outputs) + total(t.bytes for t in op.stats)
+            read = total([sizes[name] for name in op.inputs]) + param_bytes(op)
+            moved = read + total([t.bytes for t in op.outputs]) + total([t.bytes for t in op.stats])
         return move_pass(moved, op.kernels, r)
     return NOTHING
 
@@ -179,8 +181,8 @@ def backward(op: Op, r: Rates, sizes: dict[str, Num]) -> tuple[Pass, Pass]:
     if isinstance(op, Move) and not op.same_grad:
         moved = op.backward_bytes
         if moved is None:
-            read = total(t.grad_bytes for t in op.outputs) + total(sizes[name] for name in op.saves)
-            moved = read + total(sizes[name] for name in op.inputs) + param_bytes(op)
+            read = total([t.grad_bytes for t in op.outputs]) + total([sizes[name] for name in op.saves])
+            moved = read + total([sizes[name] for name in op.inputs]) + param_bytes(op)
         return move_pass(moved, op.kernels, r), NOTHING
     return NOTHING, NOTHING
 
@@ -271,12 +273,12 @@ def move_pass(bytes_: Num, kernels: float, r: Rates) -> Pass:
 
 def param_bytes(op: Op) -> float:
     """Bytes of the parameters that a memory-bound op reads (norm weights: small, unsharded)."""
-    return float(sum(p.elements for p in op.params) * ITEMSIZE["bf16"])
+    return float(sum([p.elements for p in op.params]) * ITEMSIZE["bf16"]) if op.params else 0.0
 
 
-def total(values: object) -> Num:
+def total(values: Iterable[Num]) -> Num:
     """Sum left to right, from 0.0, so that a column equals its rows."""
     result: Num = 0.0
-    for value in values:  # type: ignore[attr-defined]
+    for value in values:
         result = result + value
     return result

@@ -8,19 +8,20 @@ from typing import NamedTuple
 from steptime.base.num import Num, maximum
 from steptime.cost.compute import Pass, total
 from steptime.model.ops import Attention, Comm, Gemm, Op
+from steptime.software.settings import MoeSettings
 
 EXPERT_AXES = frozenset({"ep", "etp", "ep_etp"})
 """Axes whose collectives carry rows to and from experts."""
 
 
 class Neighbors(NamedTuple):
-    """Seconds of another micro-batch's compute beside each exchange of a part, by the index of its op."""
+    """Seconds of compute beside each exchange of a part, by the index of its op."""
 
-    forward: Mapping[int, Num] = {}
-    backward: Mapping[int, Num] = {}
+    forward: dict[int, Num]
+    backward: dict[int, Num]
 
 
-ALONE = Neighbors()
+ALONE = Neighbors({}, {})
 """No exchange runs beside another micro-batch."""
 
 
@@ -33,30 +34,43 @@ class Compute(NamedTuple):
 
 
 def beside_exchanges(
-    ops: list[Op], passes: Sequence[Pass], both: Sequence[tuple[Pass, Pass]], costs: Mapping[int, Num], *, delayed: bool
+    ops: list[Op], passes: Sequence[Pass], both: Sequence[tuple[Pass, Pass]], costs: Mapping[int, Num], how: MoeSettings
 ) -> Neighbors:
-    """What each exchange of experts runs beside where one micro-batch's forward is woven into another's backward, layer by layer.
+    """What each exchange of experts runs beside: shared experts on a stream of their own, or another micro-batch's layer.
 
-    The experts' backward and then forward run beside the dispatch of forward and then backward; the rest of the layer beside
-    the combine of forward and then backward (megatron/core/models/common/model_chunk_schedule_plan.py,
-    TransformerLayerSchedulePlan.run). `costs`: seconds of each exchange forward, by its index. `delayed`: gradients of weights
-    come after those of inputs, so that they run beside the exchange in backward too (delay_wgrad_compute).
+    `costs`: seconds of each exchange forward, by its index.
     """
-    forward: dict[int, Num] = {}
-    backward: dict[int, Num] = {}
+    found = Neighbors({}, {})
     for depth in {ops[i].depth for i in costs}:
         layer = [i for i, op in enumerate(ops) if op.depth == depth]
-        products = [i for i in layer if isinstance(op := ops[i], Gemm) and op.role == "moe"]
+        products = [i for i in layer if any(p.n_experts for p in ops[i].params)]
         sent = [i for i in layer if i in costs and i < products[0]]
         returned = [i for i in layer if i in costs and i > products[-1]]
-        inner = [i for i in layer if sent[-1] < i < returned[0]]
-        outer = [i for i in layer if i not in inner]
-        for exchanges, beside in ((sent, inner), (returned, outer)):
-            first, second = windows(computed(beside, passes, both), total(costs[i] for i in exchanges), delayed=delayed)
-            shares = {i: costs[i] / total(costs[j] for j in exchanges) for i in exchanges}
-            forward |= {i: share * first for i, share in shares.items()}
-            backward |= {i: share * second for i, share in shares.items()}
-    return Neighbors(forward, backward)
+        if how.shared_expert_overlap:
+            early, late = beside_shared(ops, layer)
+        else:
+            early = [i for i in layer if sent[-1] < i < returned[0]]
+            late = [i for i in layer if i not in early]
+        for exchanges, beside in ((sent, early), (returned, late)):
+            whole, done = total(costs[i] for i in exchanges), computed(beside, passes, both)
+            if how.shared_expert_overlap:
+                first, second = done.forward, done.dgrad + done.wgrad
+            else:
+                first, second = windows(done, whole, delayed=how.delay_wgrad_compute)
+            found.forward.update({i: costs[i] / whole * first for i in exchanges})
+            found.backward.update({i: costs[i] / whole * second for i in exchanges})
+    return found
+
+
+def beside_shared(ops: list[Op], layer: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Of shared experts what runs beside the dispatch, first product and activation, and beside the combine, the second.
+
+    megatron/core/transformer/moe/token_dispatcher.py, MoEAlltoAllTokenDispatcher: linear_fc1_forward_and_act follows the launch
+    of the dispatch, linear_fc2_forward that of the combine; backward likewise.
+    """
+    shared = [i for i in layer if ops[i].role == "shared_experts" and not isinstance(ops[i], Comm)]
+    down = max((i for i in shared if isinstance(ops[i], Gemm)), default=0)
+    return [i for i in shared if i < down], [i for i in shared if i >= down]
 
 
 def computed(which: Sequence[int], passes: Sequence[Pass], both: Sequence[tuple[Pass, Pass]]) -> Compute:
@@ -66,9 +80,12 @@ def computed(which: Sequence[int], passes: Sequence[Pass], both: Sequence[tuple[
 
 
 def windows(compute: Compute, first_s: Num, *, delayed: bool) -> tuple[Num, Num]:
-    """Seconds of compute beside an exchange in forward, which takes `first_s`, and beside its counterpart in backward.
+    """Seconds of another micro-batch's compute beside an exchange in forward, of `first_s`, and its counterpart in backward.
 
-    The first runs beside a backward, the second beside a forward; delayed gradients of weights stand between the two.
+    One micro-batch's forward is woven into another's backward, layer by layer: the experts' backward and then forward run beside
+    the dispatch of forward and then backward, the rest of the layer beside the combine (megatron/core/models/common/
+    model_chunk_schedule_plan.py, TransformerLayerSchedulePlan.run). Delayed gradients of weights come after those of inputs, so
+    that they run beside the exchange in backward too (delay_wgrad_compute).
 
     >>> windows(Compute(2.0, 3.0, 1.0), 3.5, delayed=False), windows(Compute(2.0, 3.0, 1.0), 3.5, delayed=True)
     ((4.0, 2.0), (4.0, 2.5))

@@ -62,7 +62,7 @@ class Work:
     @property
     def comm_s(self) -> Num:
         """Exposed communication."""
-        return compute.total(call.exposed_s for call in self.calls)
+        return compute.total([call.exposed_s for call in self.calls]) if self.calls else 0.0
 
     @property
     def seconds(self) -> Num:
@@ -117,8 +117,8 @@ class Context:
         """A collective as it runs among the layers: a tensor-parallel one takes `tp_comm_factor` as long, in all its parts."""
         alone = collective(kind, bytes_, self.groups[axis], self.tiers)
         factor = self.software.comm.tp_comm_factor if axis == "tp" else 1.0
-        latency_s, bandwidth_s, time_s = (x * factor for x in (alone.latency_s, alone.bandwidth_s, alone.time_s))
-        return alone._replace(latency_s=latency_s, bandwidth_s=bandwidth_s, time_s=time_s)
+        names = ("latency_s", "bandwidth_s", "time_s") if factor != 1.0 else ()
+        return alone._replace(**{name: getattr(alone, name) * factor for name in names}) if names else alone
 
     def reorder_s(self, op: Comm, kind: str, bytes_: Num) -> Num:
         """Seconds of the copy that torch's DTensor makes around a collective over the sequence."""
@@ -131,16 +131,16 @@ class Context:
 
         `reduced_bytes`: the full tensor where it is reduced.
         """
-        overlap = self.software.overlap
+        overlap, slowed = self.software.overlap, contention(self.groups[op.axis], self.tiers)
         if op.axis in EXPERT_AXES:
-            slowed = contention(self.groups[op.axis], self.tiers)
+            if self.software.moe.shared_expert_overlap:
+                return hidden_s(cost.time_s, minimum(cost.time_s, neighbor_s), share=True, slowed=slowed)
             return hidden_s(cost.time_s, self.woven * minimum(cost.time_s, neighbor_s), overlap.ep, slowed)
         if op.axis != "cp":
             hidden = hidden_s(cost.time_s, in_pieces_s(cost.time_s, neighbor_s, self.tp), overlap.tp)
             if async_tp.applies(self.software):
                 hidden = maximum(0.0, hidden - async_tp.sum_s(reduced_bytes, self.tp, self.rates.bytes_per_s))
             return hidden
-        slowed = contention(self.groups[op.axis], self.tiers)
         at_once_s = op.count * minimum(cost.time_s, neighbor_s * op.attention_share)
         return hidden_s(cost.time_s * op.count, at_once_s, overlap.cp, slowed)
 
@@ -184,14 +184,14 @@ def part_time(
 
 def exchanges_beside(ops: list[Op], passes: list[Pass], both: list[tuple[Pass, Pass]], context: Context) -> Neighbors:
     """What the exchanges of a part's experts run beside, where the plan overlaps them: those that carry rows over ep."""
-    if context.software.overlap.ep is not True:
+    if context.software.overlap.ep is not True and not context.software.moe.shared_expert_overlap:
         return ALONE
     costs = {
         i: context.price(op, op.kind).time_s
         for i, op in enumerate(ops)
         if isinstance(op, Comm) and op.kind and op.backward and op.axis in EXPERT_AXES - {"etp"}
     }
-    return beside_exchanges(ops, passes, both, costs, delayed=context.software.moe.delay_wgrad_compute)
+    return beside_exchanges(ops, passes, both, costs, context.software.moe)
 
 
 def host_copy(name: str, kind: str, bytes_: Num, context: Context, beside_s: Num) -> CommCall:

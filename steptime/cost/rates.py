@@ -29,9 +29,12 @@ B200 for 1 and 8 groups of 128,000 rows, n 2048, k 7168; 747 and 854 for n 8192,
 torchao/prototype/moe_training/README.md). On Hopper it keeps up with a dense product (597 to 624 on H200; tile-ai/TileOPs pull
 request 1567)."""
 
+SCAN_FLOPS_PER_SM = 0.99e12
+"""What Mamba-2's Triton kernels compute on one SM: the last and largest of them runs at 126 to 136 TFLOP/s on the 132 of H800,
+1,024 to 32,768 tokens (tile-ai/tilelang@be9c08f benchmark/mamba2/README.md). Not a share of the peak: their like of linear
+attention, below, are as fast on one SM of GB200 as on one of H20 [FLOP/s]."""
 SCAN_SHARE = 0.132
-"""Share of the dense peak that Mamba-2's Triton kernels reach: the last and largest of them runs at 126 to 136 TFLOP/s of 989 on
-H800, 1,024 to 32,768 tokens (tile-ai/tilelang@be9c08f benchmark/mamba2/README.md)."""
+"""The same as a share of the dense peak, where a machine states no number of SMs (H800: 131 of 989)."""
 
 CHUNK_FLOPS_PER_SM = 0.65e12
 """What the Triton kernels of linear attention compute on one SM, forward: Gated DeltaNet .73, .60 and .79 on GB200, .57 and .60
@@ -123,7 +126,7 @@ def rates(accelerator: Accelerator, software: Software, microbatches: int = 1) -
         plain_share=plain_share(accelerator, dtype),
         grouped_share=grouped_share(accelerator, software, dtype),
         recipe_flops=sustained_flops(accelerator, projections) * share(chip, software.precision) / slow,
-        scan_flops=peak * SCAN_SHARE,
+        scan_flops=accelerator.sm_count * SCAN_FLOPS_PER_SM / slow if accelerator.sm_count else peak * SCAN_SHARE,
         chunk_flops=(accelerator.sm_count or peak * CHUNK_SHARE / CHUNK_FLOPS_PER_SM) * CHUNK_FLOPS_PER_SM,
         attention_ramp_tokens=accelerator.attention_ramp_tokens,
         gemm_overhead_k=accelerator.gemm_overhead_k,

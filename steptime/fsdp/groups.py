@@ -15,6 +15,7 @@ from steptime.job.assembly import Assembly, Chunk, Part
 from steptime.job.job import Job
 from steptime.job.mesh import Fsdp
 from steptime.memory.moments import mean_moments
+from steptime.memory.on_host import on_host
 from steptime.memory.states import States, frozen_bytes, shard_ranks, state_bytes
 from steptime.model.ops import Param
 from steptime.software.performance import ITEMSIZE
@@ -194,7 +195,7 @@ def buffers(assembly: Assembly, of: ParamGroup) -> Buffers:
     copied = 0.0 if stored == reduce else stored
     whole = of.padded * used - of.quantized * quantized_saving(job)
     return Buffers(
-        sent=0.0 if state_bytes(job).params == used else shard * used,
+        sent=sent_bytes(job, shard),
         gathered=whole,
         unsharded=whole,
         gradients=(of.elements - of.frozen) * used,
@@ -203,6 +204,12 @@ def buffers(assembly: Assembly, of: ParamGroup) -> Buffers:
         reduced=trained * (reduce + copied) + of.last * used,
         turned=of.turned * used,
     )
+
+
+def sent_bytes(job: Job, shard: Num) -> Num:
+    """Bytes of a shard's copy on the device from which it is gathered, where it is stored in another dtype or on the host."""
+    copied = job.performance.cpu_offload.params or state_bytes(job).params != job.software.itemsize
+    return shard * job.software.itemsize if copied else 0.0
 
 
 def quantized_saving(job: Job) -> float:
@@ -221,7 +228,8 @@ def sharded_elements(assembly: Assembly, chunks: list[Chunk]) -> Num:
 
 def states(assembly: Assembly) -> list[States]:
     """Sharded states on the fullest rank of every stage; gathered parameters count as transients of the walk, not states."""
-    size, found = state_bytes(assembly.job), list[States]()
+    size, found, offload = state_bytes(assembly.job), list[States](), assembly.job.performance.cpu_offload
+    kept, there = 1.0 - offload.share, 0.0 if offload.params else 1.0
     for chunks in assembly.stages:
         shard = sharded_elements(assembly, chunks)
         moments = mean_moments(assembly.job, assembly.counted_params(chunks)).get("dense", 0.0)
@@ -230,12 +238,13 @@ def states(assembly: Assembly) -> list[States]:
         group = largest_group(assembly, chunks)
         found.append(
             States(
-                size.params * shard + frozen,
-                size.gradients * shard,
-                optimizer_bytes,
+                there * (size.params * shard + frozen),
+                0.0 if offload.share else size.gradients * shard,
+                kept * optimizer_bytes,
                 [],
-                owned=shard,
+                owned=kept * shard,
                 group_bytes=group,
+                host_bytes=offload.share * on_host(assembly.job).held * shard + (1.0 - there) * frozen,
             )
         )
     return found

@@ -82,7 +82,7 @@ def pass_moments(assembly: Assembly) -> tuple[PeakMoment, PeakMoment]:
 def wrapped(assembly: Assembly, memories: PartMemories, chunk: Chunk, *, every: bool = False) -> list[Wrapped]:
     """The layers of a chunk in depth order. Layers checkpointed together count as one, with the first group or `every` one."""
     job, found = assembly.job, groups(assembly, chunk)
-    size = state_bytes(job).gradients
+    size = 0.0 if job.performance.cpu_offload.share else state_bytes(job).gradients
     made: list[Wrapped] = []
     at = 0
     for times, layers, memory in memories.layers(chunk):
@@ -258,5 +258,7 @@ def left_behind(assembly: Assembly, params: list[Param], sizes: Buffers) -> Num:
 
 
 def sharded_gradients(assembly: Assembly) -> Num:
-    """Bytes of all sharded gradients in their stored dtype."""
+    """Bytes of all sharded gradients in their stored dtype that stay on the device."""
+    if assembly.job.performance.cpu_offload.share:
+        return 0.0
     return sharded_elements(assembly, assembly.chunks) * state_bytes(assembly.job).gradients

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from steptime.base.num import Num
 from steptime.fsdp.groups import options, sharded_elements
@@ -48,10 +48,11 @@ def fetches_ahead(job: Job) -> bool:
 
 def stage_steps(assembly: Assembly, stage: int, actions: Sequence[Action]) -> list[ShardedStep]:
     """A stage's actions with their gathers and reductions."""
-    first = next((i for i, chunk in enumerate(assembly.stages[stage]) if chunk.embedding), None)
-    split = first if described(assembly.job.schedule).split else None
+    first = None
+    if described(assembly.job.schedule).split:
+        first = next((i for i, chunk in enumerate(assembly.stages[stage]) if chunk.embedding), None)
     reshard = options(assembly).reshard_after_forward
-    return sharded_steps(tuple(actions), ahead=fetches_ahead(assembly.job), reshard=reshard, first=split)
+    return sharded_steps(tuple(actions), ahead=fetches_ahead(assembly.job), reshard=reshard, first=first)
 
 
 def peak_moments(assembly: Assembly) -> list[PeakMoment]:
@@ -87,30 +88,98 @@ def stage_actions(
     assembly: Assembly, stage: int, chunks: list[ShardedChunk], actions: Sequence[Action]
 ) -> Iterator[ActionHeld]:
     """Each action of a stage in order."""
-    count, kept = range(len(chunks)), [chunk.saved for chunk in chunks]
-    whole, late = [0] * len(chunks), [0] * len(chunks)
-    gradients = [Gradients()] * len(chunks)
-    to_come = [state_bytes(assembly.job).gradients * n for n in shards(assembly, stage)]
-    worst, unsharded = ([cache(of) for of in same] for same in zip(*((c.worst, c.held) for c in chunks), strict=True))
+    steps = stage_steps(assembly, stage, actions)
+    held = StageHeld(chunks, [state_bytes(assembly.job).gradients * n for n in shards(assembly, stage)])
+    for step, one in zip(steps, situations(steps, len(chunks)), strict=True):
+        yield ActionHeld(step.action, held.moment(one), held.saved(one.after), held.waiting(one.after))
 
-    def saved() -> Num:
-        return sum([whole[c] * kept[c] + late[c] * chunks[c].half[0] for c in count])
 
-    for step in stage_steps(assembly, stage, actions):
+class Outstanding(NamedTuple):
+    """What a stage holds between two actions, by chunk."""
+
+    whole: tuple[int, ...]
+    """Micro-batches that no backward has begun."""
+    late: tuple[int, ...]
+    """Those whose gradients of weights are still to come."""
+    unreduced: tuple[bool, ...]
+    """Whether the gradients are still to be reduced."""
+
+
+class Situation(NamedTuple):
+    """A stage in one of its actions: all that decides what it holds."""
+
+    chunk: int
+    passing: Passing
+    gradients: tuple[Gradients, ...]
+    layers_held: frozenset[int]
+    roots_held: frozenset[int]
+    reduces: bool
+    beside: Outstanding
+    """What it holds of other micro-batches in the action."""
+    after: Outstanding
+    """What it holds after it."""
+
+
+def situations(steps: Sequence[ShardedStep], count: int) -> Iterator[Situation]:
+    """A stage of `count` chunks in each of its actions."""
+    held = Outstanding((0,) * count, (0,) * count, (True,) * count)
+    gradients = (Gradients(),) * count
+
+    def put(of: tuple[Any, ...], at: int, value: Any) -> tuple[Any, ...]:
+        return (*of[:at], value, *of[at + 1 :])
+
+    for step in steps:
         kind, _, at = step.action
-        whole[at] -= kind in "BI"
-        late[at] -= kind == "W"
-        own = worst[at](Passing(kind, at in step.fetched, at in step.layers_held, step.roots, gradients[at]))
-        others = sum([beside(chunks[c], step, c) + unsharded[c](gradients[c]) for c in count if c != at])
-        moment = PeakMoment(saved() + own.activations_bytes, others + own.transient_bytes, own.op, sum(to_come))
-        whole[at] += kind == "F"
-        late[at] += kind == "I"
-        gradients[at] = gradients[at].after(kind)
-        if step.reduces:
-            reduced = chunks[at].reduction(gradients[at])
-            moment = moment.worse(PeakMoment(saved(), others + reduced.transient_bytes, reduced.op, sum(to_come)))
-            to_come[at], gradients[at] = 0.0, Gradients()
-        yield ActionHeld(step.action, moment, saved(), sum(to_come))
+        passing = Passing(kind, at in step.fetched, at in step.layers_held, step.roots, gradients[at])
+        whole = put(held.whole, at, held.whole[at] - (kind in "BI"))
+        beside = Outstanding(whole, put(held.late, at, held.late[at] - (kind == "W")), held.unreduced)
+        held = Outstanding(
+            put(whole, at, whole[at] + (kind == "F")),
+            put(beside.late, at, beside.late[at] + (kind == "I")),
+            put(held.unreduced, at, held.unreduced[at] and not step.reduces),
+        )
+        yield Situation(at, passing, gradients, step.layers_held, step.roots_held, step.reduces, beside, held)
+        gradients = put(gradients, at, Gradients() if step.reduces else gradients[at].after(kind))
+
+
+class StageHeld:
+    """What a stage holds in its situations."""
+
+    def __init__(self, chunks: Sequence[ShardedChunk], to_come: Sequence[Num]) -> None:
+        """`to_come`: bytes of the sharded gradients of each chunk."""
+        self.chunks, self.to_come = chunks, to_come
+        self.kept = [chunk.saved for chunk in chunks]
+        self.worst = [cache(chunk.worst) for chunk in chunks]
+        self.unsharded = [cache(chunk.held) for chunk in chunks]
+        self.reduction = [cache(chunk.reduction) for chunk in chunks]
+
+    def saved(self, of: Outstanding) -> Num:
+        """Bytes saved for backward."""
+        counts = zip(of.whole, self.kept, of.late, self.chunks, strict=True)
+        return sum([whole * kept + late * chunk.half[0] for whole, kept, late, chunk in counts])
+
+    def waiting(self, of: Outstanding) -> Num:
+        """Bytes of sharded gradients that are not allocated yet."""
+        return sum([bytes_ for bytes_, left in zip(self.to_come, of.unreduced, strict=True) if left])
+
+    def moment(self, one: Situation) -> PeakMoment:
+        """The worst moment of an action, or of the reduction that follows it."""
+        at, to_come = one.chunk, self.waiting(one.beside)
+        own = self.worst[at](one.passing)
+        others = sum(
+            [
+                beside(chunk, one, c) + self.unsharded[c](one.gradients[c])
+                for c, chunk in enumerate(self.chunks)
+                if c != at
+            ]
+        )
+        saved = self.saved(one.beside)
+        moment = PeakMoment(saved + own.activations_bytes, others + own.transient_bytes, own.op, to_come)
+        if not one.reduces:
+            return moment
+        reduced = self.reduction[at](one.gradients[at].after(one.passing.kind))
+        transient = others + reduced.transient_bytes
+        return moment.worse(PeakMoment(self.saved(one.after), transient, reduced.op, to_come))
 
 
 def shards(assembly: Assembly, stage: int) -> list[Num]:
@@ -118,7 +187,7 @@ def shards(assembly: Assembly, stage: int) -> list[Num]:
     return [sharded_elements(assembly, [chunk]) for chunk in assembly.stages[stage]]
 
 
-def beside(chunk: ShardedChunk, step: ShardedStep, at: int) -> Num:
+def beside(chunk: ShardedChunk, step: Situation, at: int) -> Num:
     """Bytes of a chunk's gathered parameters while another one runs."""
     layers = chunk.parameters if at in step.layers_held else 0.0
     return layers + (chunk.root.unsharded if at in step.roots_held else 0.0)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from steptime.base.num import Num, is_column
 from steptime.cost.overlap import contention, hidden_s
 from steptime.cost.parts import PartTime
 from steptime.cost.rates import Rates
@@ -27,21 +28,21 @@ from steptime.software.performance import ITEMSIZE
 class ChunkSeconds(NamedTuple):
     """FSDP's seconds for a chunk in the actions of a step."""
 
-    forward_s: float
+    forward_s: Num
     """Added to a forward that gathers the whole chunk layer by layer."""
-    forward_layers_s: float
+    forward_layers_s: Num
     """The same where the root is already gathered."""
-    backward_s: float
+    backward_s: Num
     """Added to a backward that gathers the layers."""
-    gather_s: float
+    gather_s: Num
     """Gathering the whole chunk, one group after another."""
-    copies_s: float
+    copies_s: Num
     """Copying from the flat buffers to the parameters."""
-    first_sum_s: float
+    first_sum_s: Num
     """Copying the first micro-batch's gradients to where they accumulate."""
-    sum_s: float
+    sum_s: Num
     """Adding a later micro-batch's gradients to them."""
-    reduce_s: float
+    reduce_s: Num
     """Copying all gradients to flat buffers and reducing them."""
 
 
@@ -55,6 +56,61 @@ class Prices(NamedTuple):
     def every(self) -> list[CommSeconds]:
         """The root, and the layers in depth order."""
         return [self.of[group] for group in (self.groups.root, *self.groups.layers)]
+
+
+def group_price(assembly: Assembly, tiers: tuple[Tier, ...], rates: Rates, of: ParamGroup) -> CommSeconds:
+    """Seconds of a group. Gradients are copied to the flat buffer from where they accumulate."""
+    summed = ITEMSIZE[options(assembly).reduce_dtype]
+    copied = sum([one.elements * summed + buffers(assembly, one).reduce_input for one in of.all])
+    return price(assembly, tiers, of, rates)._replace(compute_s=1.0 * copied / rates.bytes_per_s)
+
+
+def chunk_seconds(
+    assembly: Assembly,
+    tiers: tuple[Tier, ...],
+    rates: Rates,
+    chunk: Chunk,
+    every: Sequence[CommSeconds],
+    elements: Num,
+    parts: Mapping[Part, PartTime],
+    replay_s: Mapping[Part, Num],
+) -> ChunkSeconds:
+    """Seconds of one chunk: of its root and its layers in depth order, with so many elements in all."""
+    root, *layers = every
+    of_layer = [part for part, count in chunk.runs for _ in range(count)]
+    pairs = list(zip(layers, of_layer, strict=True))
+    ends = [parts[assembly.embedding]] if chunk.embedding else [], [parts[assembly.head]] if chunk.head else []
+    before, after = ([CommSeconds(0.0, end.forward.seconds) for end in side] for side in ends)
+    inside = [CommSeconds(of.gather_s, parts[p].forward.seconds, 0.0, of.copy_s) for of, p in pairs]
+    back = [
+        CommSeconds(of.gather_s, parts[p].backward.seconds + replay_s.get(p, 0.0), 0.0, of.copy_s)
+        for of, p in reversed(pairs)
+    ]
+    layers_first = [*before, *inside, *after]
+    whole = [CommSeconds(root.gather_s, 0.0, 0.0, root.copy_s), *layers_first]
+    first, later = sums_s(assembly, rates, 1.0 * elements)
+    return ChunkSeconds(
+        micro_batch_exposed(assembly, tiers, [whole]),
+        micro_batch_exposed(assembly, tiers, [layers_first]),
+        micro_batch_exposed(assembly, tiers, [back]),
+        sum(of.gather_s for of in every),
+        sum(of.copy_s for of in every),
+        first,
+        later,
+        exposed_s([CommSeconds(0.0, 0.0, of.reduce_s, of.compute_s) for of in every], 0),
+    )
+
+
+def sums_s(assembly: Assembly, rates: Rates, elements: Num) -> tuple[Num, Num]:
+    """Seconds of accumulating a chunk's gradients: for the first micro-batch, and for a later one.
+
+    Where they are reduced in their own dtype autograd adds them, as it does without FSDP.
+    """
+    job, said = assembly.job, options(assembly)
+    if said.reduce_dtype == job.software.compute_dtype:
+        return 0.0, 0.0
+    own, summed = job.software.itemsize, ITEMSIZE[said.reduce_dtype]
+    return elements * (own + summed) / rates.bytes_per_s, elements * (own + 2.0 * summed) / rates.bytes_per_s
 
 
 class PipelineSeconds:
@@ -85,58 +141,19 @@ class PipelineSeconds:
         """A gather requested ahead runs beside compute; otherwise its exposed time is added to the action."""
 
     def prices_of(self, chunk: Chunk) -> Prices:
-        """Seconds of a chunk's groups. Gradients are copied to the flat buffer from where they accumulate."""
+        """Seconds of a chunk's groups."""
         found = groups(self.assembly, chunk)
-        summed = ITEMSIZE[options(self.assembly).reduce_dtype]
-        priced: dict[ParamGroup, CommSeconds] = {}
-        for of in (found.root, *found.layers):
-            copied = sum([one.elements * summed + buffers(self.assembly, one).reduce_input for one in of.all])
-            one = price(self.assembly, self.tiers, of, self.rates)
-            priced[of] = one._replace(compute_s=float(copied) / self.rates.bytes_per_s)
-        return Prices(found, priced)
+        every = dict.fromkeys((found.root, *found.layers))
+        return Prices(found, {of: group_price(self.assembly, self.tiers, self.rates, of) for of in every})
 
     def seconds(
         self, chunk: Chunk, prices: Prices, parts: Mapping[Part, PartTime], replay_s: Mapping[Part, float]
     ) -> ChunkSeconds:
         """Seconds of one chunk."""
-        assembly = self.assembly
-        root, *layers = prices.every
-        of_layer = [part for part, count in chunk.runs for _ in range(count)]
-        pairs = list(zip(layers, of_layer, strict=True))
-        ends = [parts[assembly.embedding]] if chunk.embedding else [], [parts[assembly.head]] if chunk.head else []
-        before, after = ([CommSeconds(0.0, end.forward.seconds) for end in side] for side in ends)
-        inside = [CommSeconds(of.gather_s, parts[p].forward.seconds, 0.0, of.copy_s) for of, p in pairs]
-        back = [
-            CommSeconds(of.gather_s, parts[p].backward.seconds + replay_s.get(p, 0.0), 0.0, of.copy_s)
-            for of, p in reversed(pairs)
-        ]
-        layers_first = [*before, *inside, *after]
-        whole = [CommSeconds(root.gather_s, 0.0, 0.0, root.copy_s), *layers_first]
-        first, later = self.sums_s(prices)
-        return ChunkSeconds(
-            micro_batch_exposed(assembly, self.tiers, [whole]),
-            micro_batch_exposed(assembly, self.tiers, [layers_first]),
-            micro_batch_exposed(assembly, self.tiers, [back]),
-            sum(of.gather_s for of in prices.every),
-            sum(of.copy_s for of in prices.every),
-            first,
-            later,
-            exposed_s([CommSeconds(0.0, 0.0, of.reduce_s, of.compute_s) for of in prices.every], 0),
-        )
-
-    def sums_s(self, prices: Prices) -> tuple[float, float]:
-        """Seconds of accumulating a chunk's gradients: for the first micro-batch, and for a later one.
-
-        Where they are reduced in their own dtype autograd adds them, as it does without FSDP.
-        """
-        job, said = self.assembly.job, options(self.assembly)
-        if said.reduce_dtype == job.software.compute_dtype:
-            return 0.0, 0.0
-        elements = float(sum(one.elements for of in (prices.groups.root, *prices.groups.layers) for one in of.all))
-        own, summed = job.software.itemsize, ITEMSIZE[said.reduce_dtype]
-        return elements * (own + summed) / self.rates.bytes_per_s, elements * (
-            own + 2.0 * summed
-        ) / self.rates.bytes_per_s
+        found = prices.groups
+        elements = sum(one.elements for of in (found.root, *found.layers) for one in of.all)
+        around = self.assembly, self.tiers, self.rates
+        return chunk_seconds(*around, chunk, prices.every, elements, parts, replay_s)
 
     def __call__(self, stage: int, actions: Sequence[Action]) -> dict[Action, Around]:
         """FSDP's work around those actions of a stage that have any."""
@@ -145,23 +162,25 @@ class PipelineSeconds:
         known = set(actions)
         for step in stage_steps(self.assembly, stage, actions):
             kind, chunk = step.action.kind, step.action.chunk
-            of, added = mine[chunk], 0.0
-            to_copy |= set(step.fetched)
+            of = mine[chunk]
+            added: Num = 0.0
+            if step.fetched:
+                to_copy |= set(step.fetched)
             if chunk in to_copy:
                 to_copy.remove(chunk)
-                added += of.copies_s
+                added = added + of.copies_s
             if step.gathers and kind == "F":
-                added += of.forward_s if step.roots else of.forward_layers_s
+                added = added + of.forward_s if step.roots else of.forward_layers_s
             elif step.gathers:
-                added += of.backward_s
+                added = added + of.backward_s
             if kind in "BI":
-                added += of.sum_s if chunk in summed else of.first_sum_s
+                added = added + of.sum_s if chunk in summed else of.first_sum_s
                 summed.add(chunk)
-            if not self.waits:
-                added += sum(self.shown[stage][c] for c in step.fetched)
-            fetched = tuple((c, mine[c].gather_s) for c in step.fetched) if self.waits else ()
+            if step.fetched and not self.waits:
+                added = added + sum(self.shown[stage][c] for c in step.fetched)
+            fetched = tuple([(c, mine[c].gather_s) for c in step.fetched]) if step.fetched and self.waits else ()
             around = Around(added, fetched, of.reduce_s if step.reduces else 0.0)
-            if added or fetched or around.after_s:
+            if fetched or any(is_column(seconds) or seconds for seconds in (added, around.after_s)):
                 found[step.action if step.action in known else step.action._replace(kind="W")] = around
         return found
 

@@ -16,6 +16,7 @@ from steptime.hardware.machine import Tier
 from steptime.job.assembly import Assembly, Part
 from steptime.job.job import Job
 from steptime.job.mesh import Group, GroupAxis, group
+from steptime.memory.on_host import on_host
 from steptime.model.ops import Kind
 
 
@@ -98,11 +99,13 @@ def price(assembly: Assembly, tiers: tuple[Tier, ...], of: ParamGroup, rates: Ra
     if is_column(sizes.reduce_input) or sizes.reduce_input:
         reduce_s = collective("reduce_scatter", sizes.reduce_input, over, tiers).time_s
         reduce_s += collective("all_reduce", sizes.reduce_output, copy_group(job), tiers).time_s
+        reduce_s += host_copy_s(job, of.trained_shard * on_host(job).reduced)
     flat = options(assembly).version == 1
     between = 2.0 * sizes.gathered if flat and options(assembly).reduce_dtype != job.software.compute_dtype else 0.0
+    shard = of.padded / of.ranks
     copied = 0.0 if flat else sizes.gathered + sizes.unsharded
     found = CommSeconds(
-        collective("all_gather", sizes.gathered, over, tiers).time_s,
+        collective("all_gather", sizes.gathered, over, tiers).time_s + host_copy_s(job, shard * on_host(job).gathered),
         (sizes.gradients + between + sizes.reduce_input + 2.0 * sizes.turned) / rates.bytes_per_s,
         reduce_s,
         (copied + 2.0 * sizes.turned) / rates.bytes_per_s,
@@ -111,6 +114,12 @@ def price(assembly: Assembly, tiers: tuple[Tier, ...], of: ParamGroup, rates: Ra
         return found
     beside = price(assembly, tiers, of.experts, rates)
     return CommSeconds(*(mine + theirs for mine, theirs in zip(found, beside, strict=True)))
+
+
+def host_copy_s(job: Job, bytes_: Num) -> Num:
+    """Seconds of a shard's copy to or from the host, on the stream of the collective that it precedes or follows."""
+    link = job.machine.accelerator.host_bytes_per_s
+    return 0.0 if link is None or not job.performance.cpu_offload.share else bytes_ / link
 
 
 def group_seconds(

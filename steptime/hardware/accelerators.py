@@ -2,12 +2,14 @@
 
 from pathlib import Path
 
+from steptime.base.document import shipped_names
+
 ACCELERATORS = Path(__file__).parents[1] / "data" / "accelerators"
 
 
 def accelerator_names() -> list[str]:
     """The names of the shipped accelerators, sorted."""
-    return sorted(path.stem for path in ACCELERATORS.glob("*.yaml"))
+    return shipped_names(ACCELERATORS)
 
 
 def accelerator_yaml(name: str) -> str:

@@ -16,9 +16,10 @@ from pydantic import Field, model_validator
 
 from steptime.base.config import Config, ConfigError, ConfigProblem, Section, build, near
 from steptime.base.defaults import no_entries, no_items
-from steptime.base.document import parse_mapping, read_source, shipped
+from steptime.base.document import parse_mapping, read_source, shipped, shipped_names
 from steptime.base.units import BYTE_UNITS, FLOP_UNITS, Bytes, BytesPerS, FlopPerS, Seconds, read_quantity
 from steptime.hardware.accelerators import ACCELERATORS, accelerator_names
+from steptime.hardware.host import Host
 from steptime.hardware.machine_tree import plain_tree, put_figure
 from steptime.hardware.plausible import implausible
 
@@ -40,11 +41,10 @@ class Tier(Config):
     efficiency: float = Field(0.8, gt=0, le=1)
     """Share of the wire rate that a large ring collective reaches."""
     pairwise_efficiency: float | None = Field(default=None, gt=0, le=1)
-    """Share of the wire rate that an all-to-all reaches; slightly below `efficiency` where not set
-    (`steptime.cost.comm.PAIRWISE_RATE`)."""
+    """Share of the wire rate that an all-to-all reaches; else `efficiency` by `steptime.cost.comm.PAIRWISE_RATE`."""
     nics_per_node: float | None = Field(None, gt=0)
     link_bytes_per_s: BytesPerS | None = Field(None, gt=0)
-    """Meshes without a switch (xGMI, V100's cube mesh): the rate between two peers, so n devices have n-1 such links each."""
+    """Meshes without a switch (xGMI, V100's cube mesh): the rate between two peers; n devices have n-1 links each."""
     in_network_reduction: bool = False
     """Whether the switch reduces (NVLink SHARP, SHARP): only all-reduce gains."""
     in_network_efficiency: float | None = Field(None, gt=0, le=1)
@@ -54,10 +54,9 @@ class Tier(Config):
 
 
 class Kernels(Config):
-    """Fixed times of kernels, measured on a device with eager torch.
+    """Fixed times of kernels, measured on a device with eager torch, whose constants are all its own.
 
-    They stand in place of a profile's own figures where the software is eager torch (`torch`, `fsdp2`), and no factor fitted on
-    published runs is put over such a device: its constants are all its own.
+    They replace a profile's figures for eager torch (`torch`, `fsdp2`), and no factor fitted on published runs applies.
     """
 
     gemm_kernel_s: Seconds = Field(ge=0)
@@ -122,6 +121,7 @@ class Machine(Config):
     accelerator: Section[Accelerator]
     devices_per_node: int = Field(ge=1)
     tiers: list[Section[Tier]] = Field(min_length=1)
+    host: Section[Host] | None = None
     host_factor: float = Field(1.0, gt=0)
     """Launch time of a kernel on its hosts divided by the software profile's: depends on cores and on process binding."""
     price_per_device_hour: float | None = None
@@ -178,7 +178,7 @@ def machine_names() -> list[str]:
 
 @cache
 def _names() -> tuple[str, ...]:
-    return tuple(sorted(path.stem for path in _MACHINES.glob("*.yaml")))
+    return tuple(shipped_names(_MACHINES))
 
 
 def shipped_name(name: str) -> str:

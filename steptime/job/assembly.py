@@ -7,25 +7,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
-from steptime.base.num import Num, ceil
+from steptime.base.num import Num
 from steptime.job.job import Job
 from steptime.model.blocks import embedding_ops, head_ops, layers, params_of
 from steptime.model.model import Model
 from steptime.model.ops import Gemm, Op, Param, Tensor, tensor_bytes
-from steptime.model.shard import Shard
+from steptime.model.shard import Shard, padded_vocab
 from steptime.schedule import Place, placement
-
-
-def padded_vocab(vocab_sz: int, tp: Num, multiple: int) -> Num:
-    """Vocabulary padded to a multiple of `multiple` * tp.
-
-    Source: megatron/training/tokenizer/tokenizer.py, _vocab_size_with_padding (make-vocab-size-divisible-by, 128).
-
-    >>> padded_vocab(50257, 8, 128)
-    51200
-    """
-    unit = multiple * tp
-    return ceil(vocab_sz / unit) * unit
 
 
 def shard_of(job: Job) -> Shard:
@@ -109,7 +97,7 @@ class Part:
     @cached_property
     def n_quantized(self) -> Num:
         """Parameters on one device that a recipe quantizes: the weights of its projections."""
-        weights = [p for op in self.ops if isinstance(op, Gemm) and op.recipe for p in op.params if len(p.shape) > 1]
+        weights = [p for op in self.ops if isinstance(op, Gemm) and op.recipe for p in op.params if p.multiplies]
         return sum(p.local(self.tp, self.experts) for p in weights)
 
 
@@ -196,7 +184,7 @@ class Assembly:
     def first_alike(self) -> list[int]:
         """For each stage the first one with the same parts, so that what depends only on the parts is computed once."""
         first: dict[tuple[object, ...], int] = {}
-        keys = (tuple([(c.runs, c.embedding, c.head, c.depth == 0) for c in chunks]) for chunks in self.stages)
+        keys = [tuple([(c.runs, c.embedding, c.head, c.depth == 0) for c in chunks]) for chunks in self.stages]
         return [first.setdefault(key, stage) for stage, key in enumerate(keys)]
 
     @property
@@ -262,7 +250,9 @@ class Assembly:
 
     def local_params(self, chunk: Chunk) -> Num:
         """Trained parameters of a chunk on one device."""
-        return sum([count * p.elements for params, count in self.chunk_params(chunk) for p in params])
+        own = self.embedding.n_params if chunk.embedding or self.holds_copy(chunk) else 0
+        own = own + sum([count * part.n_params for part, count in chunk.runs])
+        return own + sum([p.elements for p in self.local_head_params]) if chunk.head else own
 
 
 def chunks_of(runs: Runs, counts: Sequence[int], places: Sequence[Place]) -> list[Chunk]:

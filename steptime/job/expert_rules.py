@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from steptime.base.num import maximum
 from steptime.job.limits import Rule
+from steptime.job.megatron_expert_rules import MEGATRON_EXPERT_RULES
 from steptime.model.model import Moe
 
 if TYPE_CHECKING:
@@ -29,11 +30,8 @@ def expert_facts(model: Model, software: Software) -> dict[str, Any]:
         "shared_inter_sz": moe.shared_expert_inter_sz,
         "dense_layers": moe.n_dense_layers,
         "expert_tp_degree": moe.expert_tp_degree or 0,
-        "capacity": moe.capacity_factor is not None,
-        "padded": moe.pad_to_capacity,
-        "dispatcher": software.moe.dispatcher,
-        "delayed": software.moe.delay_wgrad_compute,
-        "latent_overlapped": moe.latent_sz is not None and software.moe.shared_expert_overlap,
+        "experts": moe,
+        "experts_run": software.moe,
         "megatron_only": next((key for key, said in megatron_only(moe, model, software).items() if said), ""),
     }
 
@@ -50,6 +48,8 @@ def megatron_only(moe: Moe, model: Model, software: Software) -> dict[str, bool]
         "allgather": software.moe.dispatcher == "allgather",
         "shared_expert_overlap": software.moe.shared_expert_overlap,
         "deterministic": model.moe is not None and software.moe.deterministic,
+        "delay_wgrad_compute": software.moe.delay_wgrad_compute,
+        "permute_fusion": model.moe is not None and software.moe.permute_fusion,
     }
 
 
@@ -61,21 +61,8 @@ def rows_cut_evenly(f: Facts) -> Any:
 
 
 EXPERT_RULES = [
-    # megatron/core/transformer/transformer_config.py, __post_init__
-    Rule(
-        "delayed weight gradients",
-        "performance.moe.delay_wgrad_compute",
-        "needs performance.overlap.ep, whose schedule it belongs to; add overlap: {{ep: true}}, or remove it",
-        lambda f: (not f.delayed) | (dict(f.overlap).get("ep", 0.0) > 0.0),
-    ),
+    *MEGATRON_EXPERT_RULES,
     Rule("ep needs moe", "parallelism.ep", "must be 1 without model.moe (got {f.ep})", lambda f: (f.ep == 1) | f.moe),
-    # megatron/core/transformer/moe/moe_layer.py, MoELayer.router_and_preprocess
-    Rule(
-        "latent with shared experts overlapped",
-        "performance.moe.shared_expert_overlap",
-        "Megatron-Core does not overlap shared experts where routed ones read a latent (model.moe.latent_sz); use false",
-        lambda f: not f.latent_overlapped,
-    ),
     # megatron/core/transformer/moe/moe_layer.py, MoELayer.forward
     Rule(
         "moe without sp",
@@ -143,7 +130,7 @@ EXPERT_RULES = [
         "flex with one rank",
         "performance.moe.dispatcher",
         "flex requires ep*etp > 1; raise ep, or use alltoall",
-        lambda f: (not f.moe) | (f.dispatcher != "flex") | (f.expert_ranks > 1),
+        lambda f: (not f.moe) | (f.experts_run.dispatcher != "flex") | (f.expert_ranks > 1),
     ),
     Rule(
         "expert_tp_degree",
@@ -199,6 +186,6 @@ EXPERT_RULES = [
         "padding needs capacity",
         "model.moe.pad_to_capacity",
         "needs model.moe.capacity_factor; set it, or remove pad_to_capacity",
-        lambda f: f.capacity or not f.padded,
+        lambda f: f.experts.capacity_factor is not None or not f.experts.pad_to_capacity,
     ),
 ]

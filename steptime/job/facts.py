@@ -4,11 +4,12 @@ from typing import Literal, NamedTuple
 
 from steptime.base.num import Num
 from steptime.model.lora import Lora
-from steptime.model.model import LinearAttention
+from steptime.model.model import LinearAttention, Moe
 from steptime.schedule import SCHEDULES, default_group
+from steptime.software.cpu_offload import CpuOffload
 from steptime.software.frameworks import ANY, FRAMEWORKS, Framework
 from steptime.software.performance import Recompute
-from steptime.software.settings import StateSettings
+from steptime.software.settings import MoeSettings, StateSettings
 
 
 class Facts(NamedTuple):
@@ -42,27 +43,20 @@ class Facts(NamedTuple):
     node_limit: Num
     expert_inter_sz: Num
     shared_inter_sz: Num
-    """Total width of the shared experts."""
     dense_layers: Num
     expert_tp_degree: Num
     """0 where not set."""
-    capacity: bool
-    """Whether experts take a bounded number of rows."""
-    padded: bool
-    dispatcher: str
-    delayed: bool
-    latent_overlapped: bool
+    experts: Moe
+    experts_run: MoeSettings
     megatron_only: str
     """A key of model.moe that only Megatron's experts support."""
     kinds: frozenset[str]
     """Kinds of layer in model.layers or model.hybrid_pattern."""
     layers_listed: int | None
-    """Number of layers that they list."""
     listed_by: str
-    """The one of the two that is set."""
+    """The one of the two that is set; `layers_listed`: number of layers in it."""
     patterned: bool
-    mamba_heads: int
-    """Heads of the Mamba layers; 0 without Mamba layers."""
+    mamba_heads: int  # 0 without Mamba layers
     mamba_groups: int
     lora: Lora | None
     attention: str
@@ -72,6 +66,7 @@ class Facts(NamedTuple):
     window: int | None
     window_pattern: int | None
     whole_heads: bool
+    switches: frozenset[str]
     linear: LinearAttention | None
     mtp: int
     last_kind: str
@@ -86,7 +81,6 @@ class Facts(NamedTuple):
     fsdp_version: int
     layers_per_stage: tuple[int, ...] | Literal["auto"] | None
     ends_count: bool
-    """Whether embedding and loss count as a layer each."""
     both_buckets: bool
     software: str
     family: str
@@ -99,7 +93,9 @@ class Facts(NamedTuple):
     checkpoint_word: str | None
     recompute: Recompute | None
     offload: frozenset[str]
+    cpu_offload: CpuOffload
     host_link: bool
+    host: bool
     graphs: bool
     overlap: tuple[tuple[str, float], ...]
 
@@ -210,7 +206,7 @@ class Facts(NamedTuple):
     @property
     def gbs_choices(self) -> str:
         """The batch sizes nearest to gbs that fit dp, microbatch_sz and an interleaved schedule."""
-        unit = int(self.batch) * (int(self.pp) if self.vpp > 1 else 1)
+        unit = int(self.batch) * (int(self.pp) if self.vpp > 1 and not self.framework.groups else 1)
         low = int(self.gbs) // unit * unit
         return " or ".join(str(gbs) for gbs in (low, low + unit) if gbs)
 

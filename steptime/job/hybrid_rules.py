@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from steptime.model.model import Model
 
 
+SWITCHES = ("pre_norms", "post_norms", "parallel_residual", "shared_norm", "whole_qk_norm")
+"""Switches of a model's layers."""
+
+
 def layer_facts(model: Model) -> dict[str, Any]:
     """The facts about a model's kinds of layer."""
     pattern, mamba = model.hybrid_pattern, model.mamba
@@ -22,6 +26,7 @@ def layer_facts(model: Model) -> dict[str, Any]:
         "layers_listed": len(pattern) if layers is None and pattern is not None else layers,
         "listed_by": "model.layers" if layers is not None else "model.hybrid_pattern",
         "patterned": pattern is not None,
+        "switches": frozenset(name for name in SWITCHES if getattr(model, name)),
         "linear": model.linear_attention,
         "mtp": model.mtp,
         "lora": model.lora,
@@ -34,6 +39,11 @@ def layer_facts(model: Model) -> dict[str, Any]:
     }
 
 
+def default_profile(model: Model, *, fsdp: bool) -> str:
+    """The software profile where a plan names none: FSDP2's for FSDP, and for layers that Megatron-Core has not."""
+    return "megatron-core" if model.pre_norms and not (fsdp or model.parallel_residual) else "fsdp2"
+
+
 def last_kind(model: Model) -> str:
     """The kind of a model's last layer; with attention where it has experts alone, as multi-token prediction repeats it."""
     found = model.layers[-1].kind if model.layers else HYBRID[model.hybrid_pattern[-1]] if model.hybrid_pattern else ""
@@ -43,6 +53,50 @@ def last_kind(model: Model) -> str:
 
 
 HYBRID_RULES = [
+    Rule(
+        "layers without norms",
+        "model.pre_norms",
+        "layers with norms neither before nor after attention and MLP are not modeled; set post_norms, or use true",
+        lambda f: bool({"pre_norms", "post_norms"} & f.switches),
+    ),
+    # megatron/core/models/gpt/gpt_layer_specs.py: input_layernorm and pre_mlp_layernorm, or TELayerNormColumnParallelLinear
+    Rule(
+        "layers that begin without a norm",
+        "model.pre_norms",
+        "Megatron-Core's layers begin with a norm; use true, or torchtitan, fsdp2, torch or deepspeed",
+        lambda f: "pre_norms" in f.switches or f.family != "megatron-core",
+    ),
+    Rule(
+        "norm of all heads with tp",
+        "model.qk_norm_type",
+        "per_layer is not modeled with tp > 1, which splits the heads (got {f.tp}); use per_head, which costs nearly the same",
+        lambda f: ("whole_qk_norm" not in f.switches) | (f.tp == 1),
+    ),
+    Rule(
+        "one norm for both halves",
+        "model.shared_norm",
+        "needs model.parallel_residual and pre_norms; set them, or use false",
+        lambda f: "shared_norm" not in f.switches or ({"parallel_residual", "pre_norms"} <= f.switches),
+    ),
+    Rule(
+        "MLP beside attention in Megatron-Core",
+        "model.parallel_residual",
+        "Megatron-Core runs attention and MLP one after the other; use false, or torchtitan, fsdp2, torch or deepspeed",
+        lambda f: "parallel_residual" not in f.switches or f.family != "megatron-core",
+    ),
+    Rule(
+        "kinds of layer with the MLP beside attention",
+        "model.parallel_residual",
+        "is modeled for dense layers alone, not beside experts or layers of one half; use false",
+        lambda f: "parallel_residual" not in f.switches or not (f.moe or f.kinds - {"dense"}),
+    ),
+    # one all-reduce of the sum is what GPT-NeoX runs (megatron/model/transformer.py, ParallelTransformerLayer)
+    Rule(
+        "MLP beside attention with tp",
+        "model.parallel_residual",
+        "is not modeled with tp > 1 (got {f.tp}); use tp 1, or false",
+        lambda f: ("parallel_residual" not in f.switches) | (f.tp == 1),
+    ),
     Rule(
         "pattern or layers",
         "model.hybrid_pattern",

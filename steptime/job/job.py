@@ -16,12 +16,12 @@ from steptime.base.config import Config, ConfigError, ConfigProblem, Section, bu
 from steptime.base.defaults import no_items
 from steptime.base.words import counted
 from steptime.hardware.machine import Machine
-from steptime.job import rules
+from steptime.job import pipeline_rules, rules
 from steptime.job.device_count import AUTO, DEGREES, spread
 from steptime.job.edit import apply_setting, one_line, put, read_hardware, read_model, read_plan
 from steptime.job.expert_rules import expert_facts
 from steptime.job.facts import Facts, layers_per_chunk
-from steptime.job.hybrid_rules import layer_facts
+from steptime.job.hybrid_rules import default_profile, layer_facts
 from steptime.job.limits import NOT_MODELED
 from steptime.job.mend import hidden_problems
 from steptime.job.mesh import Parallelism, ScheduleName
@@ -52,7 +52,7 @@ class Job(Config):
 
     model: Annotated[Section[Model], BeforeValidator(read_model)]
     parallelism: Section[Parallelism]
-    performance: Section[Performance] = Field(default_factory=Performance)
+    performance: Section[Performance] = Field(default_factory=Performance.model_construct)
     data: Section[Data]
     hardware: Annotated[Section[Hardware], BeforeValidator(read_hardware)]
     cross_dc: Section[CrossDc] | None = None
@@ -73,12 +73,9 @@ class Job(Config):
 
     @model_validator(mode="after")
     def _can_run(self) -> Self:
-        found = facts(self)
-        problems = rules.problems(found)
-        for run in self.model.layers or []:  # layers with their own widths
-            problems += rules.problems(found._replace(**run.widths))
-        problems = list(dict.fromkeys(problems))
-        if problems:
+        widths = [{}, *[run.widths for run in self.model.layers or []]]  # layers may have their own
+        found = [problem for each in widths for problem in rules.problems(self.facts._replace(**each))]
+        if problems := list(dict.fromkeys(found)):
             raise ConfigError(problems)
         return self
 
@@ -123,20 +120,25 @@ class Job(Config):
 
     def to_config(self) -> dict[str, Any]:
         """The resolved job as plain data: complete and runnable, with nothing left to a profile."""
-        experts = set() if self.model.moe else {"ep", "etp"}
-        parallelism = self.parallelism.model_dump(exclude_none=True, exclude=experts)
+        parallelism = self.parallelism.model_dump(exclude_none=True, exclude=set() if self.model.moe else {"ep", "etp"})
         resolved: dict[str, Any] = {"sp": self.sp, "zero_level": self.zero_level, "schedule": self.schedule}
         resolved |= {"cp_comm_type": self.cp_comm_type} if self.parallelism.cp > 1 else {}
+        parallelism |= resolved | pipeline_rules.group_taken(facts(self))
         settings = self.software.settings()
         performance = {key: settings[key] for key in Options.model_fields}
         config: dict[str, Any] = {
             "model": self.model.model_dump(exclude_none=True),
-            "parallelism": parallelism | resolved,
+            "parallelism": parallelism,
             "performance": {
                 "software": self.software.name,
                 **self.recompute.to_config(),
                 **performance,
-                **({"offload_modules": away} if (away := self.performance.offload_modules) else {}),
+                **({"offload_modules": modules} if (modules := self.performance.offload_modules) else {}),
+                **(
+                    {"cpu_offload": away.model_dump(exclude_none=True)}
+                    if (away := self.performance.cpu_offload).share
+                    else {}
+                ),
                 "overlap": self.software.overlap.model_dump(exclude_none=True),
             },
             "data": self.data.model_dump(),
@@ -174,7 +176,7 @@ class Job(Config):
     @cached_property
     def software(self) -> Software:
         """The profile with this job's options applied; every switch has a value."""
-        default = "fsdp2" if self.parallelism.fsdp is not None else "megatron-core"
+        default = default_profile(self.model, fsdp=self.parallelism.fsdp is not None)
         return resolve(self.performance, default, interleaved=self.parallelism.vpp > 1).on(self.machine)
 
     @cached_property
@@ -221,12 +223,17 @@ class Job(Config):
         return "interleaved" if self.parallelism.vpp > 1 else self.software.layout.schedule
 
     @cached_property
+    def facts(self) -> Facts:
+        """What the rules read."""
+        return facts(self)
+
+    @cached_property
     def layers_per_chunk(self) -> list[int]:
         """Layers of each of the pp*vpp model chunks, in depth order: chunk c of stage r is entry c*pp + r.
 
         Source: megatron/core/transformer/transformer_layer.py, get_transformer_layer_offset.
         """
-        return layers_per_chunk(facts(self))
+        return layers_per_chunk(self.facts)
 
     @cached_property
     def recompute(self) -> Recomputation:
@@ -244,11 +251,8 @@ def facts(job: Job) -> Facts:
     model, layout, batch, said = job.model, job.parallelism, job.data, job.performance
     software, machine = job.software, job.machine
     split, fsdp = layout.layers_per_stage, layout.fsdp
-    numbers: dict[str, Any] = {
-        name: getattr(section, name)
-        for section, names in ((model, _MODEL), (layout, _LAYOUT), (batch, _BATCH))
-        for name in names
-    }
+    sections = ((model, _MODEL), (layout, _LAYOUT), (batch, _BATCH))
+    numbers: dict[str, Any] = {name: getattr(section, name) for section, names in sections for name in names}
     return Facts(
         **numbers,
         max_positions=model.max_positions or 0 if model.learned_positions else 0,

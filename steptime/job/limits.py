@@ -90,15 +90,15 @@ MODELED = [
         "experts of Megatron",
         "model.moe",
         "capacity, balancing losses, gated or overlapped shared experts, latents of tokens, norms after experts, "
-        "dispatch by all-gather and deterministic sums are not modeled yet with FSDP2 (got {f.megatron_only}); remove it, or "
-        "use megatron-core",
+        "dispatch by all-gather, deterministic sums, fused permutation and delayed gradients are not modeled yet with FSDP2 "
+        "(got {f.megatron_only}); remove it, or use megatron-core",
         lambda f: (f.family != "fsdp2") | (not f.megatron_only),
     ),
     Rule(
         "flex with capacity",
         "performance.moe.dispatcher",
         "flex with a capacity factor is not modeled yet; use alltoall, or remove model.moe.capacity_factor",
-        lambda f: (not f.moe) | (f.dispatcher != "flex") | (not f.capacity),
+        lambda f: (not f.moe) | (f.experts_run.dispatcher != "flex") | (f.experts.capacity_factor is None),
     ),
     Rule(
         "mla framework",
@@ -241,7 +241,7 @@ NOT_MODELED = {
     **{f"model.attention.kind={word}": "set model.hybrid_pattern" for word in ("mamba", "hybrid")},
     "model.attention.kind=linear": "set model.linear_attention",
     "model.attention.kind=dsa": "not modeled yet; use gqa",
-    **{f"performance.{key}": "not modeled yet; remove it" for key in ("cpu_offload", "optimizer_offload")},
+    "performance.optimizer_offload": "not a key; use performance.cpu_offload",
     **{f"performance.{key}": "not a key; use performance.offload_modules" for key in ("offload", "activation_offload")},
     "performance.fp8": "not a key; set performance.precision to fp8_current, mxfp8 or another recipe",
     **{f"parallelism.{key}": "not modeled yet; remove it" for key in ("hybrid_cp",)},

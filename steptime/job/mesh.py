@@ -64,8 +64,8 @@ class Parallelism(Config):
     n_param_buckets: int | None = Field(None, ge=1)
     schedule: ScheduleName | None = None
     microbatch_group_sz: int | None = Field(None, ge=1)
-    """Micro-batches that an interleaved stage runs through one chunk before the next; default: pp (Megatron's
-    microbatch_group_size_per_vp_stage)."""
+    """Micro-batches that an interleaved stage runs through one chunk before the next (Megatron's
+    microbatch_group_size_per_vp_stage); default: pp, or the smallest that runs (`schedule.default_group`)."""
     layers_per_stage: list[int] | Literal["auto"] | None = None
     embedding_and_loss_count_as_layers: bool = False
     replicas: int = Field(1, ge=1)

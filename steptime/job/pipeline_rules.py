@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from steptime.base.num import maximum
+from steptime.job.facts import Facts
 from steptime.job.limits import Rule
+
+
+def group_taken(f: Facts) -> dict[str, int]:
+    """The `microbatch_group_sz` of one job that says none and that Megatron-Core does not run with its default, pp."""
+    grouped = f.vpp > 1 and f.framework.groups and f.schedule_said in {None, "interleaved"}
+    if not grouped or f.microbatch_group_sz is not None or f.microbatches % f.pp == 0:
+        return {}
+    return {"microbatch_group_sz": f.group_choice}
+
 
 PIPELINE_RULES = [
     Rule(
@@ -54,27 +64,35 @@ PIPELINE_RULES = [
         "interleaved needs vpp > 1 (got vpp {f.vpp}); set vpp or use 1f1b",
         lambda f: (f.vpp > 1) | (f.schedule_said != "interleaved"),
     ),
-    # megatron/core/pipeline_parallel/schedules.py, forward_backward_pipelining_with_interleaving: groups of pp micro-batches
+    # NVIDIA/Megatron-LM@core_v0.9.0 megatron/core/pipeline_parallel/schedules.py:632 and before: no groups of another size
     Rule(
         "interleaving in groups of pp",
         "data.gbs",
-        "the interleaved schedule needs a number of micro-batches that is a multiple of pp {f.pp} "
-        "(got {f.microbatches}); nearest: gbs {f.gbs_choices}, or set parallelism.microbatch_group_sz to {f.group_choice}",
+        "{f.software} interleaves only micro-batches that are a multiple of pp {f.pp} (got {f.microbatches}); "
+        "nearest: gbs {f.gbs_choices}",
         lambda f: (
             (f.vpp == 1)
-            | (f.microbatch_group_sz is not None)
+            | f.framework.groups
             | f.framework.rounds
             | (f.microbatches % f.pp == 0)
             | (f.gbs % f.batch != 0)
         ),
     ),
+    # megatron/core/pipeline_parallel/schedules.py (0.16.1), :995-1018: a group from pp to the micro-batches, and the last one
+    Rule(
+        "interleaving from pp micro-batches",
+        "data.gbs",
+        "interleaving needs at least pp {f.pp} micro-batches of dp*microbatch_sz = {f.batch} (got {f.microbatches}); "
+        "raise gbs, or lower pp",
+        lambda f: (f.vpp == 1) | (not f.framework.groups) | (f.microbatches >= f.pp) | (f.gbs % f.batch != 0),
+    ),
     Rule(
         "group needs interleaving",
         "parallelism.microbatch_group_sz",
-        "only an interleaved pipeline of a Megatron profile has groups of its own; remove it",
+        "only an interleaved pipeline of Megatron-Core has groups of its own; remove it",
         lambda f: (
             (f.microbatch_group_sz is None)
-            | (f.vpp > 1) & (not f.framework.rounds) & (f.schedule_said in {None, "interleaved"})
+            | (f.vpp > 1) & f.framework.groups & (f.schedule_said in {None, "interleaved"})
         ),
     ),
     Rule(
@@ -86,6 +104,7 @@ PIPELINE_RULES = [
             True
             if f.microbatch_group_sz is None
             else (f.vpp == 1)
+            | (f.microbatches < f.pp)
             | (f.microbatch_group_sz >= f.pp)
             & (f.microbatch_group_sz <= f.microbatches)
             & ((f.microbatches % f.microbatch_group_sz == 0) | (f.microbatches % f.microbatch_group_sz >= f.pp))

@@ -52,6 +52,8 @@ def read_deepspeed(
     parallelism, data = _layout(keys, devices)
     if parallelism["zero_level"]:
         _reduction(keys, parallelism, performance)
+    if away := _offload(keys, parallelism["zero_level"]):
+        performance["cpu_offload"] = away
     if str(keys.get("optimizer.type") or "adam").lower() not in {"adam", "adamw"}:
         keys.leave_out("optimizer.type", "states of another optimizer; counted as Adam's")
     if told(sets, "parallelism.dp") is None:
@@ -64,20 +66,53 @@ def read_deepspeed(
     return keys.reading({"model": model, "parallelism": parallelism, "performance": performance, "data": data})
 
 
-def put_deepspeed_config(keys: JobKeys, beside: Beside | None) -> None:
-    """The ds_config of a Megatron job, if it lies next to the script: it overrides flags of the same meaning."""
+def put_deepspeed_config(keys: JobKeys, beside: Beside | None) -> dict[str, Any]:
+    """The ds_config of another trainer's job, if it lies next to its file: it overrides flags of the same meaning.
+
+    Returns:
+        What it puts on the host, as the plan's cpu_offload.
+    """
     name = keys.get("deepspeed_config")
     text = beside.text(str(name)) if beside and name else None
     if text is None or not keys.on("deepspeed"):
-        return
+        return {}
     table = load_table("deepspeed")
     inner = JobKeys(str(name), table, read_keys(flatten(_json(str(name), text)), table))
     if inner.get("zero_optimization.stage") not in (None, "auto"):
         keys.put(
             "zero_stage", inner.count("zero_optimization.stage", 0, least=0), by=f"{name}: zero_optimization.stage"
         )
+    stage = keys.get("zero_stage")
+    away = _offload(inner, int(stage) if str(stage).isdecimal() else 0)
     weighty = [flag for flag in inner.flags() if flag.status in {"unmodeled", "approximated"}]
     keys.beside_flags += [flag._replace(name=f"{name}: {flag.name}") for flag in weighty]
+    return away
+
+
+def _offload(keys: JobKeys, level: int) -> dict[str, Any]:
+    """What ZeRO-Offload puts on the host: optimizer states, or a ratio of them, and parameters."""
+    found: dict[str, Any] = {}
+    for part, old, what in (
+        ("offload_optimizer", ("cpu_offload",), "optimizer states"),
+        ("offload_param", ("cpu_offload_param", "cpu_offload_params"), "parameters"),
+    ):
+        at = f"zero_optimization.{part}.device"
+        said = [at] if str(keys.get(at)).lower() not in {"none", "null"} else []
+        said += [name for word in old if keys.get(name := f"zero_optimization.{word}") not in (None, False)]
+        if not said:
+            continue
+        if said == [at] and keys.get(at) != "cpu":
+            keys.leave_out(at, f"{what} on {keys.get(at)}")
+        elif level != 3:
+            keys.leave_out(said[0], f"{what} in the host's memory at stage {level}")
+        elif part == "offload_optimizer":
+            found["optimizer"] = float(keys.get("zero_optimization.offload_optimizer.ratio") or 1.0)
+        else:
+            found["params"] = True
+    if "params" in found and "optimizer" not in found:  # partitions on the host, updated on the device
+        keys.leave_out("zero_optimization.offload_param.device", "parameters alone in the host's memory")
+        return {}
+    return found
 
 
 def _json(path: str, text: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from steptime.launch.job_keys import JobKeys
@@ -32,3 +33,22 @@ class Figures:
         return (
             None if figure not in self.figures or self.get(figure) == "auto" else self.keys.whole(self.figures[figure])
         )
+
+    def optimizer(self) -> str | None:
+        """The optimizer where it is not Adam; with a note where its states are not modeled."""
+        said = str(self.get("@optimizer") or "adam").lower().rpartition(".")[2]
+        if said.startswith("paged"):
+            self.keys.approximate(
+                self.figures["@optimizer"], "states paged to the host: on the device they are counted"
+            )
+            said = said.removeprefix("paged").lstrip("_")
+        if re.match(r"adamw?_?(bnb_|torch_)?8bit", said):
+            return "adamw_8bit"
+        if said == "adafactor" and not self.on("@deepspeed") and not self.on("@fsdp"):
+            return said
+        named = re.sub(r"[^a-z]", "", said)
+        if not named.startswith(("adam", "fusedadam")):
+            self.keys.leave_out(self.figures["@optimizer"], "states of another optimizer; counted as Adam's")
+        elif "4bit" in said:
+            self.keys.leave_out(self.figures["@optimizer"], "quantized states; counted as fp32")
+        return None

@@ -105,7 +105,7 @@ class JobKeys:
         if key in self.without_value:
             self.problem(self.without_value[key])
             return None
-        if isinstance(value, str) and re.fullmatch(r"\s*-?\d+\s*", value):
+        if isinstance(value, str) and re.fullmatch(r"\s*-?\d{1,30}\s*", value):
             value = int(value)
         if isinstance(value, float) and value.is_integer():
             value = int(value)

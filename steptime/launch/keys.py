@@ -151,7 +151,7 @@ _COST = re.compile(
     r"|bias|tied?|untie|tying|embeddings?|parallel(?:ism)?|tp|pp|dp|cp|ep|vpp|sp|ulysses|zero|fsdp|shard(?:ing|s|ed)?|pipeline|stages?"
     r"|microbatch(?:es)?|schedule|replicas?|fp8|fp16|bf16|fp32|fp4|nvfp4|mxfp8|int8|amp|dtype|precision|quant\w*|recompute\w*"
     r"|remat\w*|checkpointing|checkpoint_activations|offload\w*|optim(?:izer)?|adam\w*|muon|master|moments?|overlap\w*|async_tp"
-    r"|compile|graphs?|freeze\w*|frozen|packing|packed)(?:_|$)"
+    r"|compile|graphs?|accum\w*|freeze\w*|frozen|packing|packed)(?:_|$)"
 )
 """Words in a key's name that refer to dimensions, parallelism, precision, recomputation, the optimizer or overlap."""
 _COST_SECTION = re.compile(r"(?:^|[._])(?:attention|attn|moe|experts?|mamba|mlp|lora|adapters?)(?:[._]|$)")
@@ -159,7 +159,8 @@ _COST_SECTION = re.compile(r"(?:^|[._])(?:attention|attn|moe|experts?|mamba|mlp|
 _NO_COST = re.compile(
     r"(?:^|_)(?:lr|log|logging|wandb|tensorboard|save|load|path|paths|dir|file|files|folder|name|names|project|seed|data|dataset|eval|valid\w*"
     r"|test|tokenizer|profil\w*|decay|warmup|beta\d?|eps|epsilon|init|print|dump|debug|timeout|iters|steps|interval|url|key"
-    r"|prompt|rollout|checkpointer|loss|std|scale|alpha|temperature|addr|address|port|host|hostname)(?:_|$)"
+    r"|prompt|rollout|checkpointer|loss|std|scale|alpha|temperature|addr|address|port|host|hostname|learning|measure|procs?|workers?|threads?)(?:_|$)"
+    r"|(?:^|_)(?:rope|rotary|yarn)_\w*(?:scaling|theta|base|factor|timescale|freq|beta)"
 )
 """Words in a key's name that refer to something irrelevant, whatever follows."""
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 
-from steptime.model.presets import model_names
+from steptime.model.presets import aliases, model_names
 
 _SPELLINGS = {
     # builders of torchtune: torchtune.models.qwen2_5.lora_qwen2_5_7b_instruct
     r"^torchtune\.models\.mistral\.(?:q?lora-)?mistral-7b$": "mistral-7b-v0.2",  # 32,000 entries, as v0.1 and v0.2
     r"^torchtune\.models\.[\w-]+\.(?:q?lora-)?": "",
+    r"^hf-(?=llama)": "",
     r"^llama3-[1-3]-(?=\d+b)": "llama3-",
     r"^qwen2-5-(?=\d)": "qwen2.5-",
     r"^(qwen[\d.]+)-([01])-(\d+b)": r"\1-\2.\3",
@@ -25,10 +26,18 @@ _SPELLINGS = {
     r"^deepseek-r1-distill-llama-": "llama3-",
     r"^qwen2-(?=(?:0\.5|1\.5|7|72)b)": "qwen2.5-",  # their config.json have the sizes of Qwen2.5's
     r"^(?:vicuna|alpaca|llama)-(7|13|30|65)b(?:-hf|-v1\.[0-3])?$": r"llama1-\1b",
-    r"^vicuna-(7|13)b-v1\.5": r"llama2-\1b",
+    r"^vicuna-(7|13)b-v1\.5.*": r"llama2-\1b",
     r"^amber(?:chat)?$": "llama1-7b",  # LLM360/Amber: LLaMA's own sizes
     r"^gemma-([23])-": r"gemma\1-",
     r"-rope-\w+$": "",
+    r"^open-llama-(7b|13b)(?:-v2)?$": r"llama1-\1",
+    r"^zephyr-7b-.*": "mistral-7b-v0.2",
+    r"^internlm2-5-": "internlm2.5-",
+    r"^internlm2-1-8b": "internlm2-1.8b",
+    r"^codellama-(7|13)b-python.*": r"llama2-\1b",
+    r"^(yi-\d+b)-200k$": r"\1",
+    r"^(qwen3-\d+b)-thinking-2507$": r"\1",
+    r"^deepseek-r1-0528-qwen3-8b$": "qwen3-8b",
     r"(?:-unsloth)?-bnb-4bit$": "",  # packed by bitsandbytes
     r"^(qwen2\.5)-(?:math|coder)-": r"\1-",
     r"^phi-?3-(mini|medium)-(?:4k|128k)-": r"phi3-\1-",
@@ -41,17 +50,42 @@ _SPELLINGS = {
 """How repositories spell names, and how the presets do."""
 
 
+_TRAINED = re.compile(
+    r"(?:-(?:sft|dpo|cpt|full|ft|merged|final|local|model|bf16|fp16|checkpoint|ckpt|step|steps|epoch)(?:-?\d{1,6})?)+$"
+)
+"""What trainings leave at the end of a name; no sizes follow from it."""
+_NO_NAME = re.compile(
+    r"(?:checkpoint|ckpt|step|epoch|snapshot|global_step)s?[-_]?\d*|main|hf|final|original|latest|[0-9a-f]{40}",
+    re.IGNORECASE,
+)
+"""Folders inside the one that has a model's name."""
+
+
+def _last_name(path: str) -> str:
+    """The part of a path that names a model: not a checkpoint within it, nor a snapshot of the hub's cache.
+
+    >>> _last_name("hub/models--Qwen--Qwen3-8B/snapshots/main"), _last_name("/ckpt/Qwen3-8B/checkpoint-500")
+    ('Qwen3-8B', 'Qwen3-8B')
+    """
+    parts = [part for part in path.split("/") if part]
+    while len(parts) > 1 and _NO_NAME.fullmatch(parts[-1]):
+        parts.pop()
+    last = parts[-1] if parts else ""
+    return last.rpartition("--")[2] if last.startswith("models--") else last
+
+
 def preset_of(name: str) -> str | None:
     """The preset of a model as Hugging Face's hub names it; None where there is none.
 
     >>> preset_of("meta-llama/Llama-3.2-3B"), preset_of("Qwen/Qwen3-4B-Instruct-2507"), preset_of("own/model")
     ('llama3-3b', 'qwen3-4b', None)
     """
-    words = name.rstrip("/").rpartition("/")[2].lower().replace("_", "-")
+    words = _last_name(name).lower().replace("_", "-")
     for pattern, meant in _SPELLINGS.items():
         words = re.sub(pattern, meant, words)
-    known = model_names()
-    if words in known:
-        return words
-    words = re.sub(r"-(?:instruct|chat|base|it|hf|pt)(?:-.*)?$|-v0\.[1-3]$|-\d{4}$", "", words)
-    return words if words in known else next((found for found in known if found == words.replace("-", "")), None)
+    plain = re.sub(r"-(?:instruct|chat|base|it|hf|pt)(?:-.*)?$|-v0\.[1-3]$|-\d{4}$", "", re.sub(_TRAINED, "", words))
+    known = {found: found for found in model_names()} | aliases()
+    dashless = {found.replace("-", ""): preset for found, preset in known.items()}
+    return next(
+        (named for named in (known.get(words), known.get(plain), dashless.get(plain.replace("-", ""))) if named), None
+    )

@@ -19,7 +19,7 @@ from steptime.launch.devices import on_node
 from steptime.launch.keys import load_table
 from steptime.launch.logs.files import open_plain
 from steptime.launch.logs.job_log import PRINTED
-from steptime.launch.reading import Reading
+from steptime.launch.reading import Reading, cut
 from steptime.launch.shell.expansion import DEVICES_ON_NODE
 
 KINDS = {
@@ -110,10 +110,10 @@ def read_as(
             return table
         module, function = KINDS[kind]
         found: Reading = getattr(import_module(module), function)(path, text, env, sets, beside)
-    except ConfigError:
+    except ConfigError as error:
         if other := another(kind, text):
             raise ConfigError(f"{path}: {other}") from None
-        raise
+        raise cut(error) from None
     except RecursionError:
         raise ConfigError(f"{path}: is nested too deep to be read") from None
     return found

@@ -111,6 +111,16 @@ def left_out_differences(readings: Sequence[Reading], labels: Sequence[str]) -> 
     return lines
 
 
+def cut(error: ConfigError) -> ConfigError:
+    """The same problems, with words that no screen holds cut: names and values of files are of any length, paths of some.
+
+    >>> len(cut(ConfigError("f: --n" + "1" * 5000 + " is not a flag")).problems[0])
+    77
+    """
+    most = r"[^\s/]{81,}|\S{301,}"
+    return ConfigError(re.sub(most, lambda word: word[0][:57] + "...", line) for line in error.problems)
+
+
 def told(flag: LaunchFlag) -> str:
     """A flag, its value and its note in one text."""
     return f"{flag.name} {flag.value}: {flag.note}".replace(" :", ":")
@@ -131,6 +141,13 @@ def to_job(reading: Reading, sets: Mapping[str, Any] | None = None, *, allow_unm
         ConfigError: the layout cannot run, something is left open, or a flag changes cost and is not modeled, one line each;
             with `allow_unmodeled` such a flag becomes one of the job's notes.
     """
+    try:
+        return _job(reading, sets, allow_unmodeled=allow_unmodeled)
+    except ConfigError as error:
+        raise cut(error) from None
+
+
+def _job(reading: Reading, sets: Mapping[str, Any] | None, *, allow_unmodeled: bool) -> Job:
     config = deepcopy(reading.config)
     notes = [f"approximated: {told(flag)}" for flag in reading.of("approximated")]
     notes += [f"ignored (not modeled): {told(flag)}" for flag in reading.of("unmodeled")]

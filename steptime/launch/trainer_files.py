@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import tomllib
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from steptime.base.config import ConfigError
 from steptime.base.document import parse_mapping, scalar
@@ -12,34 +13,72 @@ from steptime.launch.beside import Beside
 from steptime.launch.devices import of_comment
 from steptime.launch.keys import KeyTable, flatten
 from steptime.launch.nemo.interpolate import resolve
+from steptime.launch.program_defaults import defaults_in
 from steptime.launch.shell.processes import taken_apart
 from steptime.launch.shell.script import Script, read_script, variables_of
 
+_NO_TRAINING = ("infer_backend", "export_dir", "export_size", "do_predict", "predict_with_generate", "vllm_maxlen")
+"""Keys of jobs that run or export a model, where do_train is not said as well."""
 
-def said_in(
-    path: str, text: str, table: KeyTable, env: dict[str, str], beside: Beside | None
-) -> tuple[dict[str, Any], int | None, dict[str, str]]:
-    """The keys of a file, dotted, how many processes a script starts, and keys whose value only a run would tell, with why."""
+
+def without_training(said: Mapping[str, Any]) -> str:
+    """The key that says that a job does not train; "" where it may train.
+
+    >>> without_training({"infer_backend": "vllm"}), without_training({"do_predict": True, "do_train": True})
+    ('infer_backend', '')
+    """
+    if str(said.get("do_train")).lower() == "true" or "per_device_train_batch_size" in said:
+        return ""
+    return next((key for key in _NO_TRAINING if str(said.get(key) or "false").lower() not in {"false", "none"}), "")
+
+
+class Said(NamedTuple):
+    """What the files of a job say."""
+
+    keys: dict[str, Any]
+    """Dotted."""
+    devices: int | None = None
+    """How many processes a script starts."""
+    unclear: Mapping[str, str] = {}
+    """Keys whose value only a run would tell, and why."""
+    program: str = ""
+    """The training program, where it lies beside its script."""
+    defaults: Mapping[str, Any] = {}
+    """What that program takes for arguments that it is not given."""
+    notes: tuple[str, ...] = ()
+
+
+def said_in(path: str, text: str, table: KeyTable, env: dict[str, str], beside: Beside | None) -> Said:
+    """The keys of a file, and of the configs and the program that it names.
+
+    Raises:
+        ConfigError: one line per problem.
+    """
     if path.endswith(".toml"):
         try:
-            return flatten(tomllib.loads(text)), None, {}
+            return Said(flatten(tomllib.loads(text)))
         except ValueError as error:  # TOMLDecodeError, or a number of thousands of digits
             raise ConfigError(f"{path}: not valid TOML ({error})") from None
     if not re.match(r"\s*(#[^\n]*\n\s*|---\s)*(\{|[\w\"'-]+\s*:(\s|$))", text):
         script = read_script(text, path, env, beside)
         if script.problems:
             raise ConfigError(script.problems)
+        if told := script.other_work():
+            raise ConfigError(f"{path}: {told}")
         script = script._replace(arguments=taken_apart(script.arguments))
         said = _configs(script, path, beside) | dict(_flags([word.text for word in script.arguments]))
         unclear = _without_value(script)
         if script.launchers and script.unclear:  # a launcher's default does not tell them either
             unclear["devices"] = script.unclear[0]
         launcher = {"nproc": script.devices_per_node} if script.devices is None and not script.unclear else {}
-        return said | {key: value for key, value in launcher.items() if value}, script.devices, unclear
-    tree = resolve(parse_mapping(text, path), env | variables_of(beside))
+        said |= {key: value for key, value in launcher.items() if value}
+        code = beside.text(script.program) if beside is not None and script.program.endswith(".py") else None
+        name = script.program.rpartition("/")[2]
+        return Said(said, script.devices, unclear, name, defaults_in(code or ""), script.notes)
+    tree = resolve(parse_mapping(text, path, repeats=True), env | variables_of(beside))
     for section in table.raw.get("inside") or []:
         tree = tree[section] if isinstance(tree.get(section), dict) else tree
-    return flatten(tree), of_comment(text), {}
+    return Said(flatten(tree), of_comment(text))
 
 
 def _without_value(script: Script) -> dict[str, str]:
@@ -53,11 +92,18 @@ def _without_value(script: Script) -> dict[str, str]:
 
 
 def _configs(script: Script, path: str, beside: Beside | None) -> dict[str, Any]:
-    """The keys of the configs that a launch command names (`llamafactory-cli train job.yaml`, `--config_file fsdp.yaml`)."""
+    """The keys of the configs that a launch command names (`llamafactory-cli train job.yaml`, `--config_file fsdp.yaml`).
+
+    A JSON file of --fsdp_config is the trainer's own (training_args.py, fsdp_config); it is read where it is there.
+    """
     said: dict[str, Any] = {}
     words = [*script.before, *script.arguments]
     for word, last in zip(words, ["", *(word.text for word in words)], strict=False):
         flag, equals, name = word.text.rpartition("=")
+        if name.endswith(".json") and re.fullmatch(r"--fsdp[-_]config", flag if equals else last):
+            text = beside.text(name) if beside is not None else None
+            said |= flatten({"fsdp_config": parse_mapping(text, name)}) if text is not None else {}
+            continue
         accelerates = re.fullmatch(r"--config[-_]file", flag if equals else last)
         if not name.endswith((".yaml", ".yml")) and not (accelerates and name.endswith(".json")):
             continue
@@ -65,7 +111,7 @@ def _configs(script: Script, path: str, beside: Beside | None) -> dict[str, Any]
             raise ConfigError(
                 f"{path}: line {word.line} reads {name}, which is not there; put it in the same folder, or add --with FILE"
             )
-        said |= flatten(parse_mapping(text, name))
+        said |= flatten(parse_mapping(text, name, repeats=True))
     return said
 
 

@@ -16,6 +16,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from steptime.base.config import ConfigError
 from steptime.base.document import parse_mapping, scalar
 from steptime.job.edit import put
 from steptime.launch.adapters import adapted, put_adapters
@@ -23,12 +24,12 @@ from steptime.launch.beside import Beside, is_readable
 from steptime.launch.deepspeed import put_deepspeed_config
 from steptime.launch.devices import data_parallel, on_node, told
 from steptime.launch.figures import Figures
-from steptime.launch.job_keys import JobKeys
-from steptime.launch.keys import flatten, load_table, read_keys
+from steptime.launch.job_keys import JobKeys, text_of
+from steptime.launch.keys import flatten, load_table, read_keys, spelled
 from steptime.launch.megatron.primus import read_primus
 from steptime.launch.named_models import preset_of
 from steptime.launch.reading import LaunchFlag, Reading
-from steptime.launch.trainer_files import said_in
+from steptime.launch.trainer_files import said_in, without_training
 from steptime.launch.vocabulary import entries_of
 
 
@@ -50,19 +51,28 @@ def read_trainer(
     table = load_table(kind.replace("-", "_"))
     if kind == "primus":
         return read_primus(path, text, env, sets)
-    said, devices, unclear = said_in(path, text, table, dict(env or {}), beside)
+    found = said_in(path, text, table, dict(env or {}), beside)
+    said, unclear = found.keys, found.unclear
     for config in beside.added if beside is not None else []:  # accelerate's own config beside the training's
         if config.suffix in {".yaml", ".yml"}:
             said = flatten(parse_mapping(config.read_text(encoding="utf-8"), str(config))) | said
     said = {name.replace("-", "_"): value for name, value in said.items()}
+    if key := without_training(said):
+        raise ConfigError(f"{path}: {key} {text_of(said[key])}: this job does not train")
     given = read_keys(said, table)
     defaults: dict[str, Any] = {}
-    for key, found in (table.raw.get("defaults_with") or {}).items():
-        defaults |= found if any(item.key == key for item in given) else {}
-    keys = JobKeys(path, table, given, defaults=defaults, sets=sets)
+    for key, more in (table.raw.get("defaults_with") or {}).items():
+        defaults |= more if any(item.key == key for item in given) else {}
+    own = {
+        key: value
+        for name, value in found.defaults.items()
+        if (rule := table.rules.get(key := spelled(name, table))) is not None and rule.status == "used"
+    }
+    keys = JobKeys(path, table, given, defaults=defaults | own, defaults_of=found.program if own else "", sets=sets)
+    keys.notes += found.notes
     keys.launcher = None if "devices" in unclear else keys.launcher
     keys.without_value = {item.key: unclear[item.name] for item in given if item.name in unclear}
-    return _Plan(keys, devices, beside).reading()
+    return _Plan(keys, found.devices, beside).reading()
 
 
 def _size(value: Any, default: Any) -> Any:
@@ -89,28 +99,12 @@ class _Plan(Figures):
                 continue
             if rule.note.startswith("@"):
                 self.figures[rule.note] = key
+            elif key in keys.without_value:
+                keys.left_open[rule.note] = f"{keys.without_value[key].partition('; ')[0]}; add --set {rule.note}=N"
+                keys.put(key, None)
             else:
                 value = keys.word(key, rule.words) if rule.words else keys.get(key)
                 put(self.config, rule.note, scalar(value) if isinstance(value, str) else value)
-
-    def _optimizer(self) -> str | None:
-        """The optimizer where it is not Adam; with a note where its states are not modeled."""
-        said = str(self.get("@optimizer") or "adam").lower().rpartition(".")[2]
-        if said.startswith("paged"):
-            self.keys.approximate(
-                self.figures["@optimizer"], "states paged to the host: on the device they are counted"
-            )
-            said = said.removeprefix("paged").lstrip("_")
-        if re.match(r"adamw?_?(bnb_|torch_)?8bit", said):
-            return "adamw_8bit"
-        if said == "adafactor" and not self.on("@deepspeed") and not self.on("@fsdp"):
-            return said
-        named = re.sub(r"[^a-z]", "", said)
-        if not named.startswith(("adam", "fusedadam")):
-            self.keys.leave_out(self.figures["@optimizer"], "states of another optimizer; counted as Adam's")
-        elif "4bit" in said:
-            self.keys.leave_out(self.figures["@optimizer"], "quantized states; counted as fp32")
-        return None
 
     def reading(self) -> Reading:
         """The plan with what became of every key."""
@@ -120,7 +114,7 @@ class _Plan(Figures):
             config["performance"].setdefault("activation_checkpointing_type", "full")
         if "@replayed" in self.figures:
             self._replay(keys.word(self.figures["@replayed"]))
-        if optimizer := self._optimizer():
+        if optimizer := self.optimizer():
             config["performance"]["optimizer"] = optimizer
         width = self.whole("@mlp") or (self.whole("@mlp_ratio") or 0) * _size(config["model"].get("hidden_sz"), 0)
         if width:
@@ -130,6 +124,10 @@ class _Plan(Figures):
         self._model()
         put_adapters(self, config)
         self._batch()
+        length = next((key for key, rule in keys.table.rules.items() if rule.note == "data.seqlen"), "")
+        if length in keys.defaults and length not in keys.values:
+            whose = keys.defaults_of.get(length, keys.table.framework)
+            keys.notes.append(f"sequence length not set, so {keys.get(length)}: the default of {whose}")
         if "seqlen" not in config["data"]:
             keys.left_open["data.seqlen"] = "sequence length unknown; add --set data.seqlen=N"
         return keys.reading({section: value for section, value in config.items() if value != {}})
@@ -150,16 +148,19 @@ class _Plan(Figures):
             name = str(self.get("@deepspeed"))
             keys.put("deepspeed", True)
             keys.put("deepspeed_config", name)
-            put_deepspeed_config(keys, self.beside)
+            away = put_deepspeed_config(keys, self.beside)
+            if away:
+                self.config["performance"]["cpu_offload"] = away
             stage = keys.get("zero_stage")
             if stage is None and (found := re.search(r"z(?:ero)?_?-?(?:stage)?_?([0-3])", name.lower())):
                 stage = found[1]
                 keys.notes.append(f"ZeRO stage {stage} by the name of {name}")
-            if "offload" in name.lower():
+            there = self.beside is not None and self.beside.path(name) is not None  # then it says so itself
+            if not there and re.search(r"(?<!no)(?<!no[-_])(?<!without[-_])offload", name.lower()):
                 keys.leave_out(self.figures["@deepspeed"], "states in the host's memory")
             if stage is None and told(keys.sets, "parallelism.zero_level") is None:
                 why = f"{name} is not there; add --with FILE, or --set parallelism.zero_level=N"
-                keys.left_open["parallelism.zero_level"] = why
+                keys.left_open.setdefault("parallelism.zero_level", why)
             elif stage is not None:
                 self.config["parallelism"]["zero_level"] = _size(stage, stage)
             return str(profiles["deepspeed"])
@@ -187,8 +188,8 @@ class _Plan(Figures):
             found["reduce_dtype"] = half  # the same, set_mixed_precision; OLMo olmo/config.py, FSDPPrecision
         self.config["parallelism"]["fsdp"] = found
         self.hybrid = "hybrid" in strategy or strategy in {"4", "5"}
-        if "offload" in strategy:
-            self.keys.leave_out(self.figures["@fsdp"], "states in the host's memory")
+        if "offload" in strategy or self.on("@fsdp_offload"):
+            self.config["performance"]["cpu_offload"] = {"params": True}
 
     def _precision(self) -> dict[str, Any]:
         weights = str(self.get("@weights") or "").lower()
@@ -241,6 +242,8 @@ class _Plan(Figures):
             config["model"] = {"hf": str(found)} | config["model"]
             return
         what = f"model {name!r} is not among the presets" if name else "model unknown"
+        if self.figures.get("@model") in keys.without_value and re.fullmatch(r"\$\{?\w+\}?", name):
+            what = f"model {name} has no value"
         keys.left_open["model"] = f"{what}; add --set model=NAME (3dtrn models), or --set model.hf=CONFIG.json"
 
     def _entries(self) -> tuple[int, str] | None:

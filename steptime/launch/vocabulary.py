@@ -60,7 +60,7 @@ def _by_name(words: str) -> tuple[int, str] | None:
 
 def _sized(words: str) -> tuple[int, str] | None:
     """Entries that a tokenizer's own name counts: nordic_tokenizer_131072."""
-    found = re.search(r"(?:tokenizer|vocab)[\w.-]*?[_-](\d{5,6})(?!\d)", words)
+    found = re.search(r"(?:tokenizer|vocab|bpe|spm|unigram)[\w.-]*?[_-](\d{5,6})(?!\d)", words)
     return (int(found[1]), f"as {found[0]} says") if found else None
 
 

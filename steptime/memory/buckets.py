@@ -19,6 +19,9 @@ BUCKET_ALIGNMENT = 128
 """A bucket ends at a multiple of this many elements, and of dp (lines 638-656)."""
 
 
+_PLAIN_OR_NONE = frozenset({*PLAIN, type(None)})
+
+
 def bucket_elements(
     params: Iterable[Num],
     dp: Num,
@@ -66,7 +69,7 @@ def piece_buckets(
     >>> piece_buckets([Pieces(100, 30), Pieces(70, 1)], dp=2, bucket_size=1000)
     [1152, 1152, 1152, 512]
     """
-    if not {type(dp), type(bucket_size), *(type(each.elements) for each in pieces)} <= {*PLAIN, type(None)}:
+    if not {type(dp), type(bucket_size), *[type(each.elements) for each in pieces]} <= _PLAIN_OR_NONE:
         return _columns(pieces, dp, bucket_size, sharded=sharded, alignment=alignment)
     start_at, end_at = (PARAM_ALIGNMENT, lcm(lcm(BUCKET_ALIGNMENT, alignment), dp)) if sharded else (1, 1)
     ends: list[Num] = [0]

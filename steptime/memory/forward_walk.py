@@ -24,13 +24,19 @@ def forward_steps(ops: list[Op], sizes: dict[str, Num], kept: list[str], x: str,
     stay = {*kept, out}
     ledger = Ledger(sizes[x])
     for i, op in enumerate(ops):
-        made = [t.name for t in op.allocates]
-        ledger.bytes = ledger.bytes + sum([sizes[name] for name in made])
+        made: Num = 0.0
+        gone: Num = 0.0
+        for tensor in op.allocates:
+            size = sizes[tensor.name]
+            made = made + size
+            if tensor.name not in last_use and tensor.name not in stay:
+                gone = gone + size
+        ledger.bytes = ledger.bytes + made
         ledger.mark(op.name, forward_temp(op))
-        gone = [name for name in made if name not in last_use] + [
-            name for name in dict.fromkeys(op.inputs) if last_use[name] == i
-        ]
-        ledger.bytes = ledger.bytes - sum([sizes[name] for name in gone if name not in stay])
+        for name in dict.fromkeys(op.inputs):
+            if last_use[name] == i and name not in stay:
+                gone = gone + sizes[name]
+        ledger.bytes = ledger.bytes - gone
         yield ledger
 
 

@@ -34,7 +34,7 @@ def dummy_wgrad_bytes(assembly: Assembly, stage: int) -> Num:
     if software.states.dummy_wgrads != "kept" or not software.states.grad_accumulation_fusion:
         return 0.0
     parts = [part for chunk in chunks for part, _ in chunk.runs] + [assembly.head for chunk in chunks if chunk.head]
-    every = [p for part in dict.fromkeys(parts) for p in part.registered_params if len(p.param.shape) > 1]
+    every = [p for part in dict.fromkeys(parts) for p in part.registered_params if p.param.multiplies]
     weights = {"vocab" if p.param.vocab else p.param.shape: p for p in every}
     return software.itemsize * sum([pieces_of(assembly.job, p).elements for p in weights.values()])
 

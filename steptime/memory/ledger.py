@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from steptime.base.num import Num, is_column, maximum
+from steptime.base.num import PLAIN, Num, is_column, maximum
 
 
 class Peak(NamedTuple):
@@ -16,9 +16,9 @@ class Peak(NamedTuple):
 
     def worse(self, other: Peak) -> Peak:
         """The larger of two moments; element by element for columns."""
-        if is_column(self.bytes) or is_column(other.bytes):
-            return Peak(maximum(self.bytes, other.bytes), "")
-        return max(self, other)
+        if type(self.bytes) in PLAIN and type(other.bytes) in PLAIN:
+            return max(self, other)
+        return Peak(maximum(self.bytes, other.bytes), "")
 
 
 class PartMemory(NamedTuple):
@@ -46,7 +46,7 @@ class Ledger:
     def mark(self, op: str, extra: Num = 0.0) -> None:
         """Record a moment, with `extra` bytes that exist only in it."""
         total = self.bytes + extra
-        if is_column(total):
+        if type(total) not in PLAIN and is_column(total):
             self.peak = Peak(maximum(self.peak.bytes, total), "")
         elif total > self.peak.bytes:
             self.peak = Peak(total, op)

@@ -6,7 +6,6 @@ backward and the most it holds at once in either direction; `chunk_peaks` string
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple
@@ -55,20 +54,29 @@ class Kept(NamedTuple):
     """Tensors offloaded to host memory."""
 
 
-def kept_by_part(ops: list[Op], x: Tensor, modules: AbstractSet[str | float], autograd: Autograd) -> Kept:
-    """Bytes that one part keeps with `modules` recomputed."""
-    sizes = tensor_bytes(ops, x)
+def kept_by_part(
+    ops: list[Op], x: Tensor, modules: AbstractSet[str | float], autograd: Autograd, sizes: dict[str, Num] | None = None
+) -> Kept:
+    """Bytes that one part keeps with `modules` recomputed; `sizes`: those of its tensors, where they are known."""
+    sizes = tensor_bytes(ops, x) if sizes is None else sizes
     if autograd.pool:
-        sizes |= {t.name: 0.0 for op in ops for t in op.allocates if t.pooled}
+        sizes = sizes | {t.name: 0.0 for op in ops for t in op.allocates if t.pooled}
     segments = find_segments(ops, modules, compiled=autograd.compiled) if modules else []
     sent = groups(ops, x, segments, autograd.offload)
     away = moved_names(sent)
     return Kept([name for name in kept_names(ops, segments) if name not in away], sizes, segments, sent)
 
 
-def walk_part(ops: list[Op], x: Tensor, out: str, modules: AbstractSet[str | float], autograd: Autograd) -> PartMemory:
-    """Walk one part with `modules` recomputed; `out` is its output tensor."""
-    kept, sizes, segments, sent = kept_by_part(ops, x, modules, autograd)
+def walk_part(
+    ops: list[Op],
+    x: Tensor,
+    out: str,
+    modules: AbstractSet[str | float],
+    autograd: Autograd,
+    sizes: dict[str, Num] | None = None,
+) -> PartMemory:
+    """Walk one part with `modules` recomputed; `out` is its output tensor, `sizes` as of `kept_by_part`."""
+    kept, sizes, segments, sent = kept_by_part(ops, x, modules, autograd, sizes)
     saved = sum([sizes[name] for name in kept])
     forward = walk_forward(ops, sizes, kept, x.name, out)
     backward = BackwardWalk(ops, sizes, segments, kept, autograd, sent).run(out)
@@ -100,7 +108,7 @@ class BackwardWalk:
         self.returned = moved_names(sent)
         self.saved = {*kept, *self.returned}
         self.regathers = {t.name for op in ops if isinstance(op, Comm) and op.regather for t in op.outputs}
-        own = (t for op in ops for t in op.allocates if t.grad_itemsize or t.name in self.regathers)
+        own = [t for op in ops for t in op.allocates if t.grad_itemsize or t.name in self.regathers]
         self.grad_sizes = sizes | {t.name: 1.0 * t.grad_bytes for t in own}
         self.ledger = Ledger(sum([sizes[name] for name in kept]) + copied_bytes(sent, sizes))
         self.replays = {segment.trigger: segment for segment in segments}
@@ -117,7 +125,8 @@ class BackwardWalk:
             self.last_needed.setdefault(i, []).append(name)
         self.grads: dict[str, GradBuffer] = {}
         shared = {p.name for op in ops for p in op.params if p.shared}
-        self.to_come = Counter(p.name for op in ops for p in op.params if p.name in shared)
+        users = [p.name for op in ops for p in op.params if p.name in shared] if shared else []
+        self.to_come = {name: users.count(name) for name in users}
         """For each parameter that other ops also use: the number of backwards that add to its gradient."""
         self.waiting: dict[str, Num] = {}
 
@@ -132,7 +141,8 @@ class BackwardWalk:
         if out in self.sizes:
             self.allocate(out)
         for i in range(len(self.ops) - 1, -1, -1):
-            self.ledger.bytes = self.ledger.bytes + self.back.get(i, 0.0)
+            if i in self.back:
+                self.ledger.bytes = self.ledger.bytes + self.back[i]
             if i in self.replays:
                 self.replay(self.replays[i])
             self.step(i)
@@ -160,8 +170,9 @@ class BackwardWalk:
     def step(self, i: int) -> None:
         """One op's backward."""
         op = self.ops[i]
-        arrived = [self.grads[t.name] for t in op.outputs if t.name in self.grads]
-        if isinstance(op, Move) and op.same_grad and arrived:
+        passes_on = isinstance(op, Move) and op.same_grad
+        arrived = [self.grads[t.name] for t in op.outputs if t.name in self.grads] if passes_on else []
+        if arrived:
             self.share(op, arrived[0])
         else:
             self.produce(op)
@@ -171,7 +182,8 @@ class BackwardWalk:
 
     def forget(self, i: int) -> None:
         """Free the saved tensors that no earlier op's backward reads, and copies that came back for this one."""
-        self.ledger.bytes = self.ledger.bytes - self.copies.get(i, 0.0)
+        if i in self.copies:
+            self.ledger.bytes = self.ledger.bytes - self.copies[i]
         for name in self.last_needed.get(i, ()):
             if name in self.saved and name not in self.returned:
                 self.saved.discard(name)
@@ -189,22 +201,28 @@ class BackwardWalk:
     def produce(self, op: Op) -> None:
         """Inputs get gradients of their own; the op's temporaries and weight gradient exist only during the op."""
         second = [name for name in op.inputs if name in self.grads]
+        extra: Num = 0.0
+        for name in second:
+            extra = extra + self.grad_sizes[name]
         for name in op.inputs:
             if name not in self.grads:
                 self.allocate(name)
-        extra = sum([self.grad_sizes[name] for name in second]) + self.regathered(op) + quantized_gradients(op)
-        if self.autograd.weight_grads_stay:
-            self.ledger.bytes = self.ledger.bytes + self.weight_grad(op)
-        else:
-            extra = extra + self.weight_grad(op)
-        if isinstance(op, (Move, Attention, Scan, Chunked)):
-            extra = extra + op.backward_temp_bytes
+        if isinstance(op, Gemm):
+            extra = extra + self.regathered(op) + quantized_gradients(op)
+        if op.params:
+            if self.autograd.weight_grads_stay:
+                self.ledger.bytes = self.ledger.bytes + self.weight_grad(op)
+            else:
+                extra = extra + self.weight_grad(op)
         if isinstance(op, Gemm):
             extra = extra + op.temp_bytes
+        elif isinstance(op, (Move, Attention, Scan, Chunked)):
+            extra = extra + op.backward_temp_bytes
         self.ledger.mark(op.name, extra)
         for name in second:
             self.accumulate(name, op.name)
-        self.await_others(op)
+        if self.to_come:
+            self.await_others(op)
 
     def await_others(self, op: Op) -> None:
         """The gradient of a parameter that several ops use is held until the last of them has run."""
@@ -250,16 +268,14 @@ class BackwardWalk:
             itemsize = max(itemsize, op.outputs[0].itemsize)
         return itemsize * p.local(self.autograd.tp, self.autograd.experts)
 
-    def regathered(self, op: Op) -> Num:
+    def regathered(self, op: Gemm) -> Num:
         """Bytes of a projection's input that is gathered again because only its shard was kept."""
-        if not isinstance(op, Gemm) or op.inputs[0] not in self.regathers:
-            return 0.0
-        return self.sizes[op.inputs[0]]
+        return self.sizes[op.inputs[0]] if op.inputs[0] in self.regathers else 0.0
 
 
-def quantized_gradients(op: Op) -> Num:
+def quantized_gradients(op: Gemm) -> Num:
     """Bytes of the quantized gradient of a projection's output, and of its input where only the other direction is kept."""
-    if not isinstance(op, Gemm) or op.recipe is None:
+    if op.recipe is None:
         return 0.0
     recipe = op.recipe
     inputs = 0.0 if op.keeps_columns or recipe.copies == 1.0 else op.m * op.k

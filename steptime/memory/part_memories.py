@@ -179,7 +179,7 @@ class PartMemories:
 
 def walk(part: Part, modules: AbstractSet[str | float], autograd: Autograd) -> PartMemory:
     """The walk of a part's ops, its backward beside another micro-batch's forward where the two are woven."""
-    found = walk_part(part.ops, part.x, part.out, modules, autograd)
+    found = walk_part(part.ops, part.x, part.out, modules, autograd, part.sizes)
     if not autograd.woven:
         return found
     return found._replace(backward=found.backward.worse(woven_peak(part.ops, part.x, part.out, modules, autograd)))

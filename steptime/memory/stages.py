@@ -57,8 +57,8 @@ def peak_moments(assembly: Assembly) -> list[PeakMoment]:
     for stage, peak in enumerate(worst):
         memory = walked[stage][peak.action.chunk]
         op = moment_op(memory, peak.action.kind)
-        moment = PeakMoment(peak.saved_bytes, peak.bytes - peak.saved_bytes, op)
-        result.append(before_gradients(assembly, stage, weights[stage], backward[stage]) or moment)
+        early = before_gradients(assembly, stage, weights[stage], backward[stage])
+        result.append(early or PeakMoment(peak.saved_bytes, peak.bytes - peak.saved_bytes, op))
     return result
 
 

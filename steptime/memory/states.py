@@ -12,6 +12,7 @@ from steptime.job.assembly import Assembly, Chunk, CountedParams, LocalParam
 from steptime.job.job import Job
 from steptime.memory.buckets import BUCKET_ALIGNMENT, PARAM_ALIGNMENT, Pieces, piece_buckets, round_up
 from steptime.memory.moments import least_moments, mean_moments, unevenness, update_temporaries
+from steptime.memory.on_host import on_host, staging_bytes
 from steptime.model.lora import NF4, PROJECTIONS
 from steptime.software.performance import ITEMSIZE
 from steptime.software.precision import weight_bytes
@@ -41,6 +42,10 @@ class States(NamedTuple):
     """Temporaries that the update holds for the tensor it works on."""
     group_bytes: Num | None = None
     """The largest parameter group of torch's FSDP2, gathered; None without it."""
+    kept_masters: Num = 0.0
+    """Of `optimizer_bytes` the masters of parameters that the host updates."""
+    host_bytes: Num = 0.0
+    """In the host's memory."""
 
 
 class StateBytes(NamedTuple):
@@ -120,15 +125,21 @@ def states_of(assembly: Assembly, chunks: Sequence[Chunk], buckets: list[list[Bu
     shards = {group: -(-elements // ranks[group]) + uneven[group] for group, elements in parts.items()}
     padded, shard = sum([parts[group] + n * uneven[group] for group, n in ranks.items()]), sum(shards.values())
     updated = shards if level >= 1 else parts
+    offload, owned = job.performance.cpu_offload, sum(updated.values())
+    kept = 1.0 - offload.share
+    masters = offload.share * size.master * owned if offload.keep_masters else 0.0
     trained = size.params * (shard if level == 3 else padded) + quantized * extra_bytes(job)
     return States(
         params_bytes=trained + frozen_bytes(assembly, chunks) / (shard_ranks(job) if level == 3 else 1),
         gradients_bytes=size.gradients * (shard if level >= 2 else padded * gradient_sets(job)),
-        optimizer_bytes=sum([(size.master + moments[group]) * elements for group, elements in updated.items()]),
+        optimizer_bytes=masters
+        + kept * sum([(size.master + moments[group]) * elements for group, elements in updated.items()]),
         buckets=buckets,
-        owned=sum(updated.values()),
-        update_bytes=update_temporaries(job, held),
+        owned=kept * owned,
+        update_bytes=update_temporaries(job, held) + staging_bytes(job, held, owned),
         gathered_itemsize=gathered_itemsize(job, quantized, whole),
+        kept_masters=masters,
+        host_bytes=offload.share * on_host(job).held * owned,
     )
 
 

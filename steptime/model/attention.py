@@ -14,6 +14,7 @@ from steptime.model.sublayers import (
     EAGER_ROPE,
     FP32,
     Sublayer,
+    add_branch,
     casts,
     dropout,
     enter_tp,
@@ -21,7 +22,7 @@ from steptime.model.sublayers import (
     linear,
     linear_params,
     norm,
-    residual,
+    norm_before,
 )
 from steptime.software.performance import EAGER_TORCH
 
@@ -44,9 +45,8 @@ def attention_ops(model: Model, shard: Shard, out: str = "x2") -> list[Op]:
         from steptime.model.linear_attention import linear_attention_ops
 
         return linear_attention_ops(model, shard, out)
-    rows, hidden = shard.sequence_tokens, model.hidden_sz
-    normed, n1 = norm("attn.norm", "x", rows, hidden, model, shard)
-    gate = ""
+    hidden, gate = model.hidden_sz, ""
+    normed, n1 = norm_before("attn", "x", model, shard)
     if model.attention.kind == "mla":
         from steptime.model.latent import latent_ops
 
@@ -67,12 +67,7 @@ def attention_ops(model: Model, shard: Shard, out: str = "x2") -> list[Op]:
     back = backward_casts(shard, shard.tokens, hidden, width, reduced=True, recast=True)
     project = linear("attn.proj", operand, "attn.proj.out", width, hidden, shard, (weight, *bias), back, "attn_proj")
     left, branch = leave_tp("attn", "attn.proj.out", hidden, shard)
-    if model.post_norms:
-        made, branch = norm("attn.post_norm", branch, rows, hidden, model, shard, "")
-        left += made
-    dropped, branch = dropout("attn.dropout", branch, rows * hidden, model, shard)
-    last = residual("attn.residual", "x", branch, out, rows * hidden, shard)
-    return [*ops, *core, *quantized, project, *left, *dropped, last]
+    return [*ops, *core, *quantized, project, *left, *add_branch("attn", "x", branch, out, model, shard)]
 
 
 def query_key_value(
@@ -157,10 +152,15 @@ def spread(model: Model, shard: Shard, qkv: str) -> Sublayer:
 
 
 def qk_norm(model: Model, shard: Shard, q: str, k: str) -> tuple[list[Op], str, str]:
-    """RMSNorm over each head of q and k (Qwen3)."""
+    """Norms of q and k: over each head (Qwen3), or over all of a layer (transformers modeling_olmo2.py, Olmo2Attention)."""
     n_q, n_kv = heads(model, shard)
-    q_ops, q = norm("attn.q_norm", q, shard.tokens * n_q, model.head_dim, model, shard, "")
-    k_ops, k = norm("attn.k_norm", k, shard.tokens * n_kv, model.head_dim, model, shard, "")
+    tokens, d = shard.tokens, model.head_dim
+    if model.qk_norm_type == "per_layer":
+        q_ops, q = norm("attn.q_norm", q, tokens, model.n_q_heads * d, model, shard, "")
+        k_ops, k = norm("attn.k_norm", k, tokens, model.n_kv_heads * d, model, shard, "")
+        return [*q_ops, *k_ops], q, k
+    q_ops, q = norm("attn.q_norm", q, tokens * n_q, d, model, shard, "")
+    k_ops, k = norm("attn.k_norm", k, tokens * n_kv, d, model, shard, "")
     return [*q_ops, *k_ops], q, k
 
 

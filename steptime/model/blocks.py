@@ -84,32 +84,39 @@ def tuned(model: Model, ops: list[Op], shard: Shard) -> list[Op]:
 def layers(model: Model) -> list[tuple[Layer, int]]:
     """The layers in depth order: equal neighbors joined with their count; equal runs share one `Layer`."""
     known: dict[tuple[object, ...], Layer] = {}
+    of_run: dict[tuple[int, bool], Layer] = {}
     found: list[tuple[Layer, int]] = []
-    for run, full in sights(model):
-        key = (run.kind, full, *run.widths.items())
-        if key not in known:
-            changes: dict[str, object] = {**run.widths, "layers": None} if run.widths or model.layers else {}
-            if full:
-                everywhere = model.attention.model_copy(update={"window": None})
-                changes |= {"attention": everywhere, "linear_attention": None}
-            known[key] = Layer(run.kind, model.model_copy(update=changes) if changes else model)
-        if found and found[-1][0] is known[key]:
-            found[-1] = (known[key], found[-1][1] + run.repeat)
+    for run, count, full in sights(model):
+        if (id(run), full) not in of_run:
+            key = (run.kind, full, *run.widths.items())
+            known[key] = of_run[id(run), full] = known.get(key) or layer_of(model, run, full=full)
+        layer = of_run[id(run), full]
+        if found and found[-1][0] is layer:
+            found[-1] = (layer, found[-1][1] + count)
         else:
-            found.append((known[key], run.repeat))
+            found.append((layer, count))
     return found
 
 
-def sights(model: Model) -> Iterator[tuple[LayerRun, bool]]:
-    """The layers in depth order, and whether each has full attention in models where others have a window or linear attention."""
-    runs = model.layers if model.layers is not None else pattern(model)
+def layer_of(model: Model, run: LayerRun, *, full: bool) -> Layer:
+    """A layer of a run, with the model's widths or its own; `full`: with attention to all positions."""
+    changes: dict[str, object] = {**run.widths, "layers": None} if run.widths or model.layers else {}
+    if full:
+        everywhere = model.attention.model_copy(update={"window": None})
+        changes |= {"attention": everywhere, "linear_attention": None}
+    return Layer(run.kind, model.model_copy(update=changes) if changes else model)
+
+
+def sights(model: Model) -> Iterator[tuple[LayerRun, int, bool]]:
+    """The layers in depth order, how many alike follow each other, and whether their attention is full where others' is not."""
+    runs = [(run, run.repeat) for run in model.layers] if model.layers is not None else pattern(model)
     attention, linear, layer = model.attention, model.linear_attention, 0
-    for run in runs:
+    for run, count in runs:
         if linear is None and (attention.window is None or attention.window_pattern is None):
-            yield run, False
+            yield run, count, False
             continue
-        for _ in range(run.repeat):
-            yield run.model_copy(update={"repeat": 1}), not (linear or attention).at(layer)
+        for _ in range(count):
+            yield run, 1, not (linear or attention).at(layer)
             layer += 1
 
 
@@ -121,14 +128,14 @@ _RUNS: dict[str, LayerRun] = {kind: LayerRun.model_construct(kind=kind) for kind
 """One layer of each kind, with the model's own widths."""
 
 
-def pattern(model: Model) -> list[LayerRun]:
-    """The layers of a model without a list of layers: from its hybrid pattern, its experts, or all dense."""
+def pattern(model: Model) -> list[tuple[LayerRun, int]]:
+    """The layers of a model without a list of layers, with counts: from its hybrid pattern, its experts, or all dense."""
     if model.hybrid_pattern is not None:
-        return [_RUNS[HYBRID[letter]] for letter in model.hybrid_pattern]
+        return [(_RUNS[HYBRID[letter]], 1) for letter in model.hybrid_pattern]
     moe = model.moe
     if moe is None:
-        return [_RUNS["dense"].model_copy(update={"repeat": model.n_layers})]
-    return [_RUNS["moe" if moe.at(layer) else "dense"] for layer in range(model.n_layers)]
+        return [(_RUNS["dense"], model.n_layers)]
+    return [(_RUNS["moe" if moe.at(layer) else "dense"], 1) for layer in range(model.n_layers)]
 
 
 def embedding_ops(model: Model, shard: Shard) -> list[Op]:

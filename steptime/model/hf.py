@@ -14,7 +14,8 @@ from typing import cast
 
 from steptime.base.config import ConfigError
 from steptime.model.hf_experts import EXPERTS, LATENT, latent, no_kinds, pattern
-from steptime.model.hf_families import ACTIVATIONS, FAMILIES, FORBIDDEN, UNMODELED, Family, Json
+from steptime.model.hf_families import FAMILIES
+from steptime.model.hf_family import ACTIVATIONS, FORBIDDEN, UNMODELED, Family, Json
 from steptime.model.hf_hybrid import HYBRIDS, counted, hybrid_section
 from steptime.model.hf_linear import KINDS, linear_section
 
@@ -113,6 +114,7 @@ class Reader:
         }
         if self.family.bias:
             fields["bias"] = self.agreed(self.family.bias)
+        fields |= {name: self.agreed((key,)) for name, key in self.family.switches.items()}
         if self.family.dropout:
             fields["dropout"] = self.agreed(self.family.dropout, probability=True)
         if fields.get("learned_positions"):
@@ -143,11 +145,9 @@ class Reader:
             found["linear_attention"] = linear
         if self.model_type == "gpt_oss":
             found["swiglu_limit"] = self.values["swiglu_limit"]
-        if self.model_type == "glm4_moe":
-            found |= {
-                "qkv_bias": bool(self.values.get("attention_bias")),
-                "qk_norm": bool(self.values.get("use_qk_norm")),
-            }
+        if self.model_type == "falcon" and self.values["parallel_attn"]:
+            two = 2 if self.values["new_decoder_architecture"] else 1
+            found["shared_norm"] = (self.values["num_ln_in_parallel_attn"] or two) != 2
         return found
 
     def window(self) -> Json:
@@ -189,16 +189,19 @@ class Reader:
         return 1
 
     def inner(self, hidden: int) -> int:
-        """Width of the MLP; GPT-2's n_inner may be null: 4 * n_embd (modeling_gpt2.py, GPT2Block)."""
+        """Width of the MLP; null is four times the hidden size for GPT-2 and Falcon (modeling_gpt2.py, GPT2Block)."""
         if "inner" in self.family.names:  # Llama 4: intermediate_size is an expert's
             return self.size("inner")
-        if self.values.get("intermediate_size") is None and self.spelt("intermediate_size") == "n_inner":
+        if self.values.get("intermediate_size") is None and self.spelt("intermediate_size") in {
+            "n_inner",
+            "ffn_hidden_size",
+        }:
             return 4 * hidden
         return self.size("intermediate_size")
 
     def kv_heads(self, heads: int) -> int:
         """Key-value heads; null or not set: one for each query head."""
-        if "multi_query" in self.values:
+        if "multi_query" in self.values and not self.values.get("new_decoder_architecture"):
             return 1 if self.values["multi_query"] else heads
         if self.values.get("num_key_value_heads") is None:
             return heads

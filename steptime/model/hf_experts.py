@@ -92,6 +92,20 @@ EXPERTS: dict[str, Experts] = {
         latent="moe_latent_size",
         fixed=_SIGMOID,
     ),
+    "dots1": _ROUTED._replace(fixed=_SIGMOID),
+    "solar_open": _ROUTED._replace(dense_layers="", fixed=_SIGMOID),
+    "ernie4_5_moe": Experts(
+        "moe_num_experts",
+        "moe_intermediate_size",
+        "moe_num_shared_experts",
+        dense_layers="moe_layer_start_index",
+        fixed={"pre_softmax": True, "expert_bias": True},
+    ),
+    "granitemoe": Experts("num_local_experts", "intermediate_size"),
+    "minimax_m2": Experts("num_local_experts", "intermediate_size", fixed=_SIGMOID),
+    "qwen3_5_moe_text": _QWEN._replace(
+        shared_width="shared_expert_intermediate_size", fixed={"shared_expert_gate": True}
+    ),
     "minimax": Experts("num_local_experts", "intermediate_size"),
     "minimax_text_01": Experts("num_local_experts", "intermediate_size"),
     # one shared expert, as wide as the others whatever the file says (modeling_llama4.py, Llama4TextMoe)

@@ -1,66 +1,15 @@
 """Hugging Face model families: how to interpret each config.json.
 
-Class defaults are those of transformers 4.57.1 (src/transformers/models/FAMILY/configuration_FAMILY.py); what the code does
+Class defaults are those of transformers 4.57.1 (src/transformers/models/FAMILY/configuration_FAMILY.py; 5.23.0 for families that
+came later: minimax_m2, ministral3, qwen3_5_text, qwen3_5_moe_text, solar_open); what the code does
 whatever the file says is in modeling_FAMILY.py beside it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
-Json = dict[str, object]
-
-ACTIVATIONS = {
-    "silu": "silu",
-    "swish": "silu",
-    "gelu": "gelu",
-    "gelu_new": "gelu",
-    "gelu_fast": "gelu",
-    "gelu_pytorch_tanh": "gelu",
-    "relu": "relu",
-    "relu2": "relu2",
-}
-FORBIDDEN = {
-    "text_config": "a model of several parts (its text_config can be read as a file of its own)",
-    "add_cross_attention": "cross attention",
-}
-UNMODELED = {
-    "bloom": "ALiBi positions and a norm after the embedding",
-    "cohere": "attention and MLP in parallel",
-    "falcon": "attention and MLP in parallel",
-    "gemma3": "a model of several parts (its text_config can be read as a file of its own)",
-    "gptj": "attention and MLP in parallel",
-    "jamba": "a hybrid of attention and state-space layers",
-    "mamba": "state-space layers",
-    "mamba2": "state-space layers",
-    "mpt": "ALiBi positions",
-    "olmo": "norms without parameters",
-    "olmo2": "norms after attention and MLP, and over all heads of q and k together",
-    "phi": "attention and MLP in parallel",
-}
-
-
-@dataclass(frozen=True)
-class Family:
-    """The interpretation of one model_type."""
-
-    fields: Json
-    """Fields of `Model` that the modeling code fixes, whatever the file says."""
-    defaults: Json
-    """Class defaults of the keys read here."""
-    only: Json = field(default_factory=dict)
-    """Keys that must have this value where they are given or have a default; no other value is modeled."""
-    bias: tuple[str, ...] = ()
-    """Keys that switch biases of linear layers; they must agree, since `Model.bias` is one switch."""
-    dropout: tuple[str, ...] = ()
-    """Keys of dropout probabilities; they must agree."""
-    names: dict[str, str] = field(default_factory=dict)
-    """Common key -> the family's own spelling."""
-    extra_positions: int = 0
-    """Rows of the learned position table beyond max_position_embeddings."""
-    windows: int | None = None
-    """Interval of layers with full attention (the last of each), unless layer_types says otherwise; None: all are equal."""
-
+from steptime.model.hf_family import Family, Json
 
 GLU: Json = {"glu": True, "norm": "rmsnorm", "norm_bias": False}
 PLAIN: Json = {"glu": False, "norm": "layernorm", "norm_bias": True}
@@ -97,7 +46,34 @@ NO_BIAS: Json = {"attention_dropout": 0.0, "attention_bias": False}
 LATENT_FAMILY = Family(GLU, MOE | {"n_shared_experts": 0, "first_k_dense_replace": 0}, only=NO_BIAS)
 GEMMA: Json = {"hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True, "head_dim": 256} | NO_BIAS
 GEMMA_NAMES = {"hidden_act": "hidden_activation"}
+# the query's projection is twice as wide: the other half is the gate (modeling_qwen3_next.py, Qwen3NextAttention)
+DELTA_NET = Family(
+    GLU | {"qk_norm": True, "attention": {"gated": True}},
+    UNTIED
+    | {"head_dim": 256, "linear_num_key_heads": 16, "linear_num_value_heads": 32}
+    | {"linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4},
+    only=NO_BIAS,
+)
+POST_NORMS: Json = GLU | {"pre_norms": False, "post_norms": True, "qk_norm": True, "qk_norm_type": "per_layer"}
+OLMO2 = Family(POST_NORMS, UNTIED, only=NO_BIAS)
+COHERE = Family(
+    GLU | {"norm": "layernorm", "parallel_residual": True, "shared_norm": True},
+    {"hidden_act": "silu", "tie_word_embeddings": True, "use_qk_norm": False},
+    only=NO_BIAS | {"use_qk_norm": False},
+)
+ERNIE = Family(
+    GLU,
+    UNTIED | {"tie_word_embeddings": True, "num_key_value_heads": 2, "head_dim": 128, "use_bias": False},
+    bias=("use_bias",),
+)
+GLM = Family(
+    GLU,
+    UNTIED | {"num_key_value_heads": 2, "head_dim": 128, "attention_bias": True},
+    only={"attention_dropout": 0.0},
+    switches={"qkv_bias": "attention_bias"},
+)
 
+MIXTRAL = Family(GLU, UNTIED | {"num_key_value_heads": 8}, only={"attention_dropout": 0.0})
 FAMILIES: dict[str, Family] = {
     "deepseek_v2": LATENT_FAMILY,
     "deepseek_v3": replace(LATENT_FAMILY, defaults=LATENT_FAMILY.defaults | {"n_group": 8, "topk_group": 4}),
@@ -119,7 +95,10 @@ FAMILIES: dict[str, Family] = {
     ),
     # qkv alone have biases (modeling_glm4_moe.py, Glm4MoeAttention)
     "glm4_moe": Family(
-        GLU, UNTIED | {"n_shared_experts": 0, "first_k_dense_replace": 0}, only={"attention_dropout": 0.0}
+        GLU,
+        UNTIED | {"n_shared_experts": 0, "first_k_dense_replace": 0, "attention_bias": False, "use_qk_norm": False},
+        only={"attention_dropout": 0.0},
+        switches={"qkv_bias": "attention_bias", "qk_norm": "use_qk_norm"},
     ),
     "gpt_oss": Family(
         GLU | {"bias": True},
@@ -138,46 +117,112 @@ FAMILIES: dict[str, Family] = {
         defaults=MOE | {"num_shared_experts": 0, "first_k_dense_replace": 0, "hidden_act": "silu"},
         names={"num_experts_per_tok": "num_experts_per_token"},
     ),
-    "minimax": Family(GLU, UNTIED | {"num_key_value_heads": 8}, only={"attention_dropout": 0.0}),
-    "minimax_text_01": Family(GLU, UNTIED | {"num_key_value_heads": 8}, only={"attention_dropout": 0.0}),
-    "mixtral": Family(GLU, UNTIED | {"num_key_value_heads": 8}, only={"attention_dropout": 0.0}),
-    "olmoe": Family(GLU | {"qk_norm": True}, MOE, only=NO_BIAS),
+    "dots1": Family(
+        GLU | {"qk_norm": True},
+        UNTIED | {"n_shared_experts": 0, "first_k_dense_replace": 0, "n_group": 1, "topk_group": 1},
+        only=NO_BIAS | {"sliding_window": None},
+    ),
+    "ernie4_5_moe": replace(
+        ERNIE,
+        defaults=UNTIED
+        | {"tie_word_embeddings": True, "num_key_value_heads": 4, "use_bias": False, "moe_num_shared_experts": 2}
+        | {"moe_layer_start_index": 1, "moe_layer_end_index": -1, "moe_layer_interval": 1},
+        only={"moe_layer_end_index": -1, "moe_layer_interval": 1},
+        names={"num_experts_per_tok": "moe_k"},
+    ),
+    "granitemoe": Family(GLU, UNTIED | {"num_local_experts": 8, "num_experts_per_tok": 2}, only=NO_BIAS),
+    "minimax": MIXTRAL,
+    "minimax_text_01": MIXTRAL,
+    "mixtral": MIXTRAL,
+    "minimax_m2": Family(
+        GLU | {"qk_norm": True, "qk_norm_type": "per_layer"},
+        MIXTRAL.defaults | {"head_dim": 128},
+        only=MIXTRAL.only,
+    ),
+    "olmoe": Family(GLU | {"qk_norm": True, "qk_norm_type": "per_layer"}, MOE, only=NO_BIAS),
     "qwen2_moe": Family(GLU | {"qkv_bias": True}, UNTIED | {"decoder_sparse_step": 1}, only={"attention_dropout": 0.0}),
     "qwen3_moe": Family(GLU | {"qk_norm": True}, UNTIED | {"decoder_sparse_step": 1, "head_dim": 128}, only=NO_BIAS),
-    # the query's projection is twice as wide: the other half is the gate (modeling_qwen3_next.py, Qwen3NextAttention)
-    "qwen3_next": Family(
-        GLU | {"qk_norm": True, "attention": {"gated": True}},
+    "qwen3_5_text": replace(DELTA_NET, defaults=DELTA_NET.defaults | {"num_key_value_heads": 4}),
+    # every layer has experts: intermediate_size has no use
+    "qwen3_5_moe_text": replace(
+        DELTA_NET,
+        defaults=DELTA_NET.defaults
+        | {"decoder_sparse_step": 1, "num_key_value_heads": 2, "intermediate_size": 512}
+        | {"moe_intermediate_size": 512, "shared_expert_intermediate_size": 512, "num_experts_per_tok": 8}
+        | {"num_experts": 256},
+    ),
+    "qwen3_next": replace(
+        DELTA_NET,
+        defaults=DELTA_NET.defaults
+        | {"decoder_sparse_step": 1, "intermediate_size": 5632, "shared_expert_intermediate_size": 512},
+    ),
+    "solar_open": Family(
+        GLU,
         UNTIED
-        | {"decoder_sparse_step": 1, "head_dim": 256, "linear_num_key_heads": 16, "linear_num_value_heads": 32}
-        | {"linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4}
-        | {"intermediate_size": 5632, "shared_expert_intermediate_size": 512},
-        only=NO_BIAS,
+        | {"num_key_value_heads": 8, "head_dim": 128, "n_shared_experts": 1, "n_group": 1, "topk_group": 1}
+        | {"intermediate_size": 10240},
+        only={"attention_dropout": 0.0, "attention_bias": False},
     ),
     "gpt2": GPT2_FAMILY,
     "gpt_bigcode": replace(GPT2_FAMILY, defaults=GPT2 | {"hidden_act": "gelu_pytorch_tanh", "multi_query": True}),
     "gpt_neox": Family(
         PLAIN | {"bias": True},
         UNTIED | {"hidden_act": "gelu", "attention_dropout": 0.0, "hidden_dropout": 0.0, "use_parallel_residual": True},
-        only={"use_parallel_residual": False, "attention_bias": True},
+        only={"attention_bias": True},
+        switches={"parallel_residual": "use_parallel_residual"},
         dropout=("attention_dropout", "hidden_dropout"),
     ),
+    "arcee": replace(LLAMA_FAMILY, fields=GLU | {"glu": False}, defaults=LLAMA | {"hidden_act": "relu2"}),
+    "cohere": COHERE,
+    "cohere2": replace(COHERE, defaults=COHERE.defaults | {"sliding_window": 4096}, windows=4),
+    "ernie4_5": ERNIE,
+    "exaone4": Family(
+        POST_NORMS | {"qk_norm_type": "per_head"},
+        UNTIED | {"num_key_value_heads": 32, "sliding_window": 4096},
+        only={"attention_dropout": 0.0},
+        windows=4,
+    ),
+    # modeling_falcon.py, FalconDecoderLayer: one norm for both halves unless the new architecture has two
+    "falcon": Family(
+        PLAIN,
+        {
+            "hidden_act": "gelu",
+            "tie_word_embeddings": True,
+            "bias": False,
+            "alibi": False,
+            "parallel_attn": True,
+            "multi_query": True,
+            "new_decoder_architecture": False,
+            "num_ln_in_parallel_attn": None,
+            "attention_dropout": 0.0,
+            "hidden_dropout": 0.0,
+        },
+        only={"alibi": False},
+        bias=("bias",),
+        dropout=("attention_dropout", "hidden_dropout"),
+        switches={"parallel_residual": "parallel_attn"},
+        names={
+            "intermediate_size": "ffn_hidden_size",
+            "num_key_value_heads": "num_kv_heads",
+            "hidden_act": "activation",
+        },
+    ),
+    "glm": GLM,
+    "glm4": replace(GLM, fields=GLU | {"post_norms": True}),
     "granite": LLAMA_FAMILY,
+    "hunyuan_v1_dense": Family(GLU | {"qk_norm": True}, UNTIED, only=NO_BIAS),
     "llama": LLAMA_FAMILY,
     "mistral": Family(
         GLU,
         UNTIED | {"num_key_value_heads": 8, "sliding_window": 4096, "max_position_embeddings": 131072},
         only={"attention_dropout": 0.0},
     ),
+    "ministral3": replace(MIXTRAL, defaults=MIXTRAL.defaults | {"head_dim": 128}),
     # a shared expert whatever n_shared_experts says; attention without rotation (modeling_nemotron_h.py)
     "nemotron_h": Family(
         GLU | {"glu": False, "rotary_embeds": False},
         UNTIED
-        | {
-            "hidden_act": "relu2",
-            "head_dim": 128,
-            "num_key_value_heads": 8,
-            "use_bias": False,
-        }
+        | {"hidden_act": "relu2", "head_dim": 128, "num_key_value_heads": 8, "use_bias": False}
         | {"moe_shared_expert_intermediate_size": 7688, "n_routed_experts": 8, "num_experts_per_tok": 2}
         | {"moe_intermediate_size": 7688},
         only=NO_BIAS
@@ -186,6 +231,8 @@ FAMILIES: dict[str, Family] = {
         names={"hidden_act": "mlp_hidden_act", "head_dim": "attention_head_dim"},
     ),
     "nemotron": replace(LLAMA_FAMILY, fields=PLAIN, defaults=LLAMA | {"hidden_act": "relu2"}),
+    "olmo2": OLMO2,
+    "olmo3": replace(OLMO2, defaults=UNTIED | {"sliding_window": 4096}, windows=4),
     "opt": Family(
         PLAIN | {"learned_positions": True},
         {
@@ -211,11 +258,27 @@ FAMILIES: dict[str, Family] = {
     "qwen3": Family(
         GLU | {"qk_norm": True}, QWEN | {"head_dim": 128}, only={"attention_dropout": 0.0, "attention_bias": False}
     ),
+    "seed_oss": Family(
+        GLU,
+        UNTIED
+        | {"num_key_value_heads": 8, "head_dim": 128, "attention_bias": True, "attention_dropout": 0.1}
+        | {"residual_dropout": 0.1},
+        only={"attention_out_bias": False, "mlp_bias": False},
+        dropout=("attention_dropout", "residual_dropout"),
+        switches={"qkv_bias": "attention_bias"},
+    ),
+    "smollm3": replace(
+        LLAMA_FAMILY,
+        defaults=LLAMA | {"num_key_value_heads": 4, "tie_word_embeddings": True, "use_sliding_window": False},
+    ),
     "stablelm": Family(
         GLU | {"norm": "layernorm", "norm_bias": True},
-        UNTIED | {"num_key_value_heads": 32, "attention_dropout": 0.0, "hidden_dropout": 0.0},
-        only={"use_qkv_bias": False, "qk_layernorm": False, "use_parallel_residual": False},
+        UNTIED
+        | {"num_key_value_heads": 32, "attention_dropout": 0.0, "hidden_dropout": 0.0, "use_parallel_residual": False},
+        only={"use_qkv_bias": False, "qk_layernorm": False},
         dropout=("attention_dropout", "hidden_dropout"),
+        # modeling_stablelm.py, StableLmDecoderLayer: post_attention_layernorm is None beside attention
+        switches={"parallel_residual": "use_parallel_residual", "shared_norm": "use_parallel_residual"},
     ),
     "starcoder2": Family(
         PLAIN,

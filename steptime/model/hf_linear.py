@@ -12,7 +12,12 @@ SIZES = {
     "conv_width": "linear_conv_kernel_dim",
 }
 """Gated DeltaNet's sizes, by Qwen3-Next's keys."""
-KINDS = {"qwen3_next": "gated_delta_net", "kimi_linear": "kda", "minimax": "lightning", "minimax_text_01": "lightning"}
+KINDS = {
+    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), "gated_delta_net"),
+    "kimi_linear": "kda",
+    "minimax": "lightning",
+    "minimax_text_01": "lightning",
+}
 """The linear attention of each family."""
 
 

@@ -14,7 +14,7 @@ from steptime.model.delta_rule import gated_delta_net, kimi_delta
 from steptime.model.lightning import lightning
 from steptime.model.ops import Op, Param
 from steptime.model.quantize import backward_casts, cast, cast_norm
-from steptime.model.sublayers import dropout, enter_tp, leave_tp, linear, norm, residual
+from steptime.model.sublayers import add_branch, enter_tp, leave_tp, linear, norm_before
 
 if TYPE_CHECKING:
     from steptime.model.model import Model
@@ -34,7 +34,7 @@ def linear_attention_ops(model: Model, shard: Shard, out: str = "x2") -> list[Op
     if of is None:
         raise ValueError("model.linear_attention: not set, so there is none")
     rows, hidden = shard.sequence_tokens, model.hidden_sz
-    normed, n1 = norm("attn.norm", "x", rows, hidden, model, shard)
+    normed, n1 = norm_before("attn", "x", model, shard)
     normed, operand = cast_norm(normed, n1, rows * hidden, shard)
     entered, operand = enter_tp("attn", operand, hidden, shard, shard.software.recipe)
     mixed, y = MIXERS[of.kind](model, of, shard, operand)
@@ -45,9 +45,4 @@ def linear_attention_ops(model: Model, shard: Shard, out: str = "x2") -> list[Op
     weight = (Param("attn.proj.weight", (hidden, whole), 1),)
     project = linear("attn.proj", read, "attn.proj.out", width, hidden, shard, weight, back)
     left, branch = leave_tp("attn", "attn.proj.out", hidden, shard)
-    if model.post_norms:
-        made, branch = norm("attn.post_norm", branch, rows, hidden, model, shard, "")
-        left += made
-    dropped, branch = dropout("attn.dropout", branch, rows * hidden, model, shard)
-    last = residual("attn.residual", "x", branch, out, rows * hidden, shard)
-    return [*normed, *entered, *mixed, *quantized, project, *left, *dropped, last]
+    return [*normed, *entered, *mixed, *quantized, project, *left, *add_branch("attn", "x", branch, out, model, shard)]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from steptime.model.ops import Move, Op, Param, Role, Tensor
 from steptime.model.quantize import Operand, backward_casts, cast, cast_again, cast_norm
-from steptime.model.sublayers import Sublayer, casts, dropout, enter_tp, leave_tp, linear, linear_params, norm, residual
+from steptime.model.sublayers import Sublayer, add_branch, casts, enter_tp, leave_tp, linear, linear_params, norm_before
 
 if TYPE_CHECKING:
     from steptime.model.model import Model
@@ -26,17 +26,16 @@ MLP = Words("mlp", "mlp", "act")
 
 
 def mlp_ops(model: Model, shard: Shard, x: str = "x2") -> list[Op]:
-    """The MLP half of a block, from `x` to "y"."""
-    rows, hidden = shard.sequence_tokens, model.hidden_sz
-    normed, n2 = norm("mlp.norm", x, rows, hidden, model, shard)
-    normed, operand = cast_norm(normed, n2, rows * hidden, shard)
+    """The MLP half of a block, which adds its output to `x` and leaves "y".
+
+    It reads `x`; beside attention, the layer's input "x", through the norm in front of attention where that is shared
+    (transformers modeling_gpt_neox.py, GPTNeoXLayer.forward; modeling_phi.py, PhiDecoderLayer.forward).
+    """
+    source = "x" if model.parallel_residual else x
+    normed, n2 = ([], "attn.norm.out") if model.shared_norm else norm_before("mlp", source, model, shard)
+    normed, operand = cast_norm(normed, n2, shard.sequence_tokens * model.hidden_sz, shard)
     inner, branch = feed_forward(model, shard, operand, MLP)
-    if model.post_norms:
-        made, branch = norm("mlp.post_norm", branch, rows, hidden, model, shard, "")
-        inner += made
-    dropped, branch = dropout("mlp.dropout", branch, rows * hidden, model, shard)
-    last = residual("mlp.residual", x, branch, "y", rows * hidden, shard)
-    return [*normed, *inner, *dropped, last]
+    return [*normed, *inner, *add_branch("mlp", x, branch, "y", model, shard)]
 
 
 def feed_forward(model: Model, shard: Shard, operand: Operand, words: Words) -> Sublayer:

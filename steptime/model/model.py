@@ -252,8 +252,16 @@ class Model(Config):
     """Whether the q, k and v projections have biases when others do not (Qwen2)."""
     norm_bias: bool = Field(default_factory=lambda data: data.get("bias", False))
     qk_norm: bool = False
+    qk_norm_type: Literal["per_head", "per_layer"] = "per_head"
+    """Whether a norm of q and k covers each head, or all heads of the layer together (OLMoE, OLMo 2, MiniMax-M2's word)."""
+    pre_norms: bool = True
+    """Whether attention and MLP begin with a norm; OLMo 2 and 3 have only those at their ends."""
     post_norms: bool = False
-    """Whether attention and MLP also end with a norm (Gemma 2 and 3)."""
+    """Whether attention and MLP end with a norm (Gemma 2 and 3, OLMo 2 and 3)."""
+    parallel_residual: bool = False
+    """Whether attention and MLP both read the input of the layer, and both are added to it (GPT-J, GPT-NeoX, Falcon)."""
+    shared_norm: bool = False
+    """Whether one norm feeds both of them (GPT-J, Phi-2, Falcon 7B, Cohere); needs parallel_residual."""
     activation: Literal["silu", "gelu", "relu", "relu2"] = Field(
         default_factory=lambda data: "silu" if data.get("glu", True) else "gelu"
     )
@@ -267,7 +275,7 @@ class Model(Config):
         default_factory=lambda data: Mamba() if "M" in (data.get("hybrid_pattern") or "") else None
     )
     moe: Section[Moe] | None = None
-    attention: Section[AttentionKind] = Field(default_factory=AttentionKind)
+    attention: Section[AttentionKind] = Field(default_factory=AttentionKind.model_construct)
     linear_attention: Section[LinearAttention] | None = None
     """Linear attention in some layers, `attention` in the others."""
     lora: Section[Lora] | None = None
@@ -276,6 +284,11 @@ class Model(Config):
     """Depths of multi-token prediction: layers after the last one, each with a loss of its own (DeepSeek-V3)."""
     source: str = ""
     """Where the figures come from (presets)."""
+
+    @property
+    def whole_qk_norm(self) -> bool:
+        """Whether a norm of q and k covers all heads of a layer."""
+        return self.qk_norm and self.qk_norm_type == "per_layer"
 
     @property
     def head_widths(self) -> tuple[int, int]:

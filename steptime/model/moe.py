@@ -12,7 +12,7 @@ from steptime.model.mlp import Words, activate, feed_forward, gated
 from steptime.model.ops import Gemm, Move, Op, Param, Tensor
 from steptime.model.quantize import Operand, backward_casts, cast
 from steptime.model.routing import Rows, router_ops
-from steptime.model.sublayers import Sublayer, dropout, linear, norm, residual
+from steptime.model.sublayers import Sublayer, add_branch, linear, norm_before
 from steptime.model.torch_experts import torch_moe_ops
 from steptime.software.performance import EAGER_TORCH
 
@@ -42,7 +42,7 @@ def moe_ops(model: Model, shard: Shard, x: str = "x2") -> list[Op]:
         raise ValueError("model.moe: not set, so there are no experts")
     rows = Rows(moe, moe.latent_sz or hidden, shard)
     elements = rows.tokens * hidden
-    normed, normal = norm("mlp.norm", x, rows.tokens, hidden, model, shard)
+    normed, normal = norm_before("mlp", x, model, shard)
     if shard.software.family in EAGER_TORCH:
         return [*normed, *torch_moe_ops(model, moe, shard, x, normal)]
     shared, extra = shared_experts(model, moe, shard, normal) if moe.shared_expert_inter_sz else ([], "")
@@ -58,11 +58,7 @@ def moe_ops(model: Model, shard: Shard, x: str = "x2") -> list[Op]:
             Move("moe.add", (branch, extra), (Tensor("moe.sum", elements, shard.itemsize),), same_grad=True, role="moe")
         )
         branch = "moe.sum"
-    if model.post_norms:
-        made, branch = norm("mlp.post_norm", branch, rows.tokens, hidden, model, shard, "")
-        ops += made
-    dropped, branch = dropout("mlp.dropout", branch, elements, model, shard)
-    return [*ops, *dropped, residual("mlp.residual", x, branch, "y", elements, shard)]
+    return [*ops, *add_branch("mlp", x, branch, "y", model, shard)]
 
 
 def resize(rows: Rows, name: str, x: str, k: int, n: int) -> Sublayer:

@@ -149,7 +149,7 @@ class Op:
     @property
     def trained(self) -> tuple[Param, ...]:
         """Its parameters that have a gradient."""
-        return tuple(p for p in self.params if p.trained)
+        return tuple([p for p in self.params if p.group != "frozen"]) if self.params else ()
 
     @property
     def allocates(self) -> tuple[Tensor, ...]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from os.path import isfile
 from pathlib import Path
 
 from steptime.base.config import ConfigError, build
-from steptime.base.document import shipped
+from steptime.base.document import shipped, shipped_names
 from steptime.model.model import Model
 
 FOLDER = Path(__file__).parent.parent / "data" / "models"
@@ -17,7 +18,7 @@ _NO_SHAPE = frozenset({"meta", "hf", "instruct", "chat", "base", "it"})
 
 def model_names() -> list[str]:
     """Names of all presets, sorted by family and size."""
-    return sorted((path.stem for path in FOLDER.glob("*.yaml")), key=_sort_key)
+    return sorted(shipped_names(FOLDER), key=_sort_key)
 
 
 def load_model(name: str, **changes: object) -> Model:
@@ -56,21 +57,22 @@ def _find(name: str) -> Path:
     by_key = {_key(path.stem): path for path in files}
     if key in by_key:
         return by_key[key]
-    aliases = {alias: path for path in files for alias in _aliases(path)}
-    by_key |= {_key(alias): path for alias, path in aliases.items()}
+    by_key |= {_key(alias): FOLDER / f"{stem}.yaml" for alias, stem in aliases().items()}
     if key in by_key:
         return by_key[key]
     from difflib import get_close_matches
 
     spelt = "-".join(key) or name.lower()
-    near = get_close_matches(spelt, model_names()) or get_close_matches(spelt, aliases)
+    near = get_close_matches(spelt, model_names()) or get_close_matches(spelt, aliases())
     hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
     raise ConfigError(f"unknown model {name!r}{hint} (3dtrn models lists them)")
 
 
-def _aliases(path: Path) -> list[str]:
-    aliases = shipped(path).get("aliases", [])
-    return [str(alias) for alias in aliases] if isinstance(aliases, list) else []
+@cache
+def aliases() -> dict[str, str]:
+    """Other names of models -> the preset that has their shapes."""
+    said = {path.stem: shipped(path).get("aliases", []) for path in sorted(FOLDER.glob("*.yaml"))}
+    return {str(name): stem for stem, names in said.items() if isinstance(names, list) for name in names}
 
 
 def _sort_key(name: str) -> tuple[object, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from steptime.base.num import Num, same
+from steptime.base.num import Num, ceil, same
 from steptime.software.performance import Software
 
 
@@ -55,3 +55,15 @@ class Shard:
     def itemsize(self) -> float:
         """Bytes per activation element."""
         return self.software.itemsize
+
+
+def padded_vocab(vocab_sz: int, tp: Num, multiple: int) -> Num:
+    """Vocabulary padded to a multiple of `multiple` * tp.
+
+    Source: megatron/training/tokenizer/tokenizer.py, _vocab_size_with_padding (make-vocab-size-divisible-by, 128).
+
+    >>> padded_vocab(50257, 8, 128)
+    51200
+    """
+    unit = multiple * tp
+    return ceil(vocab_sz / unit) * unit

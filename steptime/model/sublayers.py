@@ -176,6 +176,23 @@ def dropout(name: str, x: str, elements: Num, model: Model, shard: Shard, role: 
     return [Move(name, (x,), (out,), (mask.name,), (mask,), draws_mask=True, role=role)], out.name
 
 
+def norm_before(name: str, x: str, model: Model, shard: Shard) -> tuple[list[Op], str]:
+    """The norm in front of a half of a block, where the model has one."""
+    if not model.pre_norms:
+        return [], x
+    return norm(f"{name}.norm", x, shard.sequence_tokens, model.hidden_sz, model, shard)
+
+
+def add_branch(name: str, x: str, branch: str, out: str, model: Model, shard: Shard) -> list[Op]:
+    """The end of a half of a block: a norm where the model has one, dropout, and the sum with `x`."""
+    rows, hidden = shard.sequence_tokens, model.hidden_sz
+    ops: list[Op] = []
+    if model.post_norms:
+        ops, branch = norm(f"{name}.post_norm", branch, rows, hidden, model, shard, "")
+    dropped, branch = dropout(f"{name}.dropout", branch, rows * hidden, model, shard)
+    return [*ops, *dropped, residual(f"{name}.residual", x, branch, out, rows * hidden, shard)]
+
+
 def residual(name: str, x: str, branch: str, out: str, elements: Num, shard: Shard) -> Op:
     """Add the branch: out = x + branch; backward hands the gradient to both."""
     return Move(name, (x, branch), (Tensor(out, elements, shard.itemsize),), same_grad=True)

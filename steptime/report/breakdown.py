@@ -69,7 +69,8 @@ PARTS = {
     "pp_comm": "pipeline sends",
     "dp_comm": "data-parallel communication",
     "embedding_comm": "tied embedding's all-reduce",
-    "host_comm": "activations to and from the host",
+    "host_comm": "copies to and from the host",
+    "host_optimizer": "optimizer on the host",
     "bubble": "pipeline bubble",
 }
 
@@ -102,6 +103,16 @@ def memory(estimate: Estimate) -> Table:
         ["needed at most (p90)", *_gib_column(most)],
         [f"left of {usable} usable", *_gib_column(found.capacity_bytes - x for x in most)],
     ]
+    if found.host_bytes:
+        rows.append(["states on the host, a node", *_gib_column([found.host_bytes]), *[""] * (len(stages) - 1)])
+        if found.host_capacity_bytes is not None:
+            rows.append(
+                [
+                    f"left of {number(found.host_capacity_bytes / GIB)} there",
+                    *_gib_column([found.host_capacity_bytes - found.host_bytes]),
+                    *[""] * (len(stages) - 1),
+                ]
+            )
     title = "memory per device (GiB)"
     if len(found.stages) == 1:
         heads = ["device"]

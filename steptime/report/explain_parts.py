@@ -9,6 +9,7 @@ from steptime.answer.tables import kind_label
 from steptime.base.words import counted
 from steptime.cost.comm import tree_depth
 from steptime.cost.compute import CHUNK_S_PER_TOKEN, RATED_LENGTH
+from steptime.memory.on_host import on_host
 from steptime.model.ops import Attention
 from steptime.model.scans import Chunked
 from steptime.report.breakdown import part_name
@@ -131,7 +132,7 @@ def communication(estimate: Estimate, part: str) -> FactList:
 
 
 def host_copies(estimate: Estimate) -> FactList:
-    """Activations offloaded to host memory: bytes of a layer of each kind, the link, and the exposed part."""
+    """Activations and states in host memory: bytes of a layer of each kind, of a step's states, the link, the exposed part."""
     link = estimate.job.machine.accelerator.host_bytes_per_s or 0.0
     facts = [
         Fact(
@@ -143,8 +144,38 @@ def host_copies(estimate: Estimate) -> FactList:
         for call in work.calls
         if call.axis == "host"
     ]
+    if estimate.job.performance.cpu_offload.share:
+        host, per = estimate.timing.optimizer.host, on_host(estimate.job)
+        how = "tensor by tensor beside the update" if estimate.job.performance.cpu_offload.overlap else "in turn"
+        down, up = f"{per.down:g} B a parameter down: {seconds(host.down_s)}", f"{per.up:g} B up: {seconds(host.up_s)}"
+        facts.append(Fact("states", [f"{down}; {up}; {how}: {seconds(host.copied_s)} exposed"]))
     facts.append(Fact("source", [f"host_bytes_per_s: {_source(estimate, 'accelerator.host_bytes_per_s')}"]))
     return _part(estimate, "host_comm", facts)
+
+
+def host_optimizer(estimate: Estimate) -> FactList:
+    """The host's update: bytes that it reads and writes over the rate of its memory, and what of it the device waits for."""
+    job, host = estimate.job, estimate.timing.optimizer.host
+    said, per, machine = job.performance.cpu_offload, on_host(job), job.machine
+    facts = [
+        Fact("share", [f"the host updates {percent(said.share)} of the parameters that a device owns"]),
+        Fact("bytes", [f"{per.held:g} B held and {per.touched:g} B read and written for each"]),
+    ]
+    if machine.host is not None:
+        rate = machine.host.device_bytes_per_s(machine.devices_per_node, said.threads)
+        limit = f"{counted(said.threads, 'thread')} of each process, {machine.devices_per_node} devices a node"
+        facts.append(Fact("rate", [f"{quantity(rate, SI, 'B/s')} ({limit}): {seconds(host.update_s)}"]))
+    facts.append(Fact("exposed", [f"{seconds(host.waited_s)} longer than what it runs beside"]))
+    facts.append(
+        Fact(
+            "source",
+            [
+                f"host.memory_bytes_per_s: {_source(estimate, 'host.memory_bytes_per_s')}",
+                f"host.core_bytes_per_s: {_source(estimate, 'host.core_bytes_per_s')}",
+            ],
+        )
+    )
+    return _part(estimate, "host_optimizer", facts)
 
 
 def copied(call: CommCall, link: float) -> str:
@@ -199,11 +230,11 @@ def optimizer(estimate: Estimate) -> FactList:
     job, timing = estimate.job, estimate.timing
     assembly = estimate.assembly
     shares = [updated(job, assembly.counted_params(chunks)) for chunks in assembly.stages]
-    most, moments, _ = max(shares, key=lambda share: share.owned)
+    most, moments, *_ = max(shares, key=lambda share: share.owned)
     named = job.software.states.optimizer
     per, clip, rate = update_bytes_per_param(job, moments), clip_bytes_per_param(job), timing.rates.bytes_per_s
     update_s = most * (per + clip) / rate
-    rest_s = timing.optimizer_s - update_s
+    rest_s = timing.optimizer.device_s - update_s
     beside = ["gradients zeroed"]
     beside += ["weights quantized"] if job.software.recipe else []
     beside += ["Muon's iterations"] if "muon" in named else []
@@ -261,5 +292,6 @@ PARTS: dict[str, Callable[[Estimate], FactList]] = {
     "stragglers": stragglers,
     "optimizer": optimizer,
     "host_comm": host_copies,
+    "host_optimizer": host_optimizer,
     **{part: partial(communication, part=part) for part in ("tp_comm", "cp_comm", "ep_comm", "pp_comm", "dp_comm")},
 }

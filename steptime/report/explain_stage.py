@@ -12,7 +12,7 @@ from steptime.memory.part_memories import PartMemories
 from steptime.memory.stages import chunk_bytes
 from steptime.memory.states import group_elements, shard_ranks, stage_states, state_bytes
 from steptime.report.constants import abbreviations, shared_constants
-from steptime.report.format import GIB, whole
+from steptime.report.format import GIB, gib, percent, whole
 from steptime.report.headline import RULE
 from steptime.report.kept_sources import keeper_of, source_of
 from steptime.report.setting_source import setting_source
@@ -83,6 +83,9 @@ def _states(estimate: Estimate, row: StageMemory) -> list[Fact]:
     shared = ", ".join(f"{whole(round(n))} {of} over {shard_ranks(job, of):g} ranks" for of, n in groups.items())
     states = job.software.states
     optimizer = f"{states.optimizer}: master {size.master:g} + moments {moments:g} B each, shared from zero_level 1"
+    if share := job.performance.cpu_offload.share:
+        node = f"{gib(estimate.memory.host_bytes)} GiB on each node's host"
+        optimizer += f"; those of {percent(share)} of the parameters are on the host: {node}"
     counted = f"{whole(round(sum(groups.values())))} parameters on a device: {shared}; zero_level {job.zero_level}"
     if states.padded_buckets and job.zero_level:
         counted += f"; buckets are padded ({setting_source(job, 'padded_buckets')})"

@@ -169,6 +169,10 @@ def _room(estimate: Estimate) -> str:
     capacity, least, most = memory.capacity_bytes, memory.least_bytes, memory.most_bytes
     where = f"on stage {memory.worst_stage} (highest)" if len(memory.stages) > 1 else "per device"
     told = f"needs {gib(least)} to {gib(most)} of {gib(capacity)} GiB {where}"
+    if memory.host_overflows:
+        told += f", {gib(memory.host_bytes)} of {gib(memory.host_capacity_bytes or 0.0)} GiB of a node's host"
+    if memory.host_overflows and least <= capacity:
+        return told
     match memory.verdict:
         case "fits":
             return f"{told}; {gib(capacity - most)} GiB free"

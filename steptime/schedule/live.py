@@ -153,16 +153,18 @@ def stage_peak(
     candidates: Sequence[State], early: Sequence[Num], late: Sequence[Num] | None, extra: Mapping[str, Sequence[Num]]
 ) -> StagePeak:
     """The worst of a stage's states. `early`, `late`: bytes by chunk that backward, and the weights' gradients, free."""
-    best = StagePeak(-1.0, 0.0, candidates[0].action)
+    most: Num = -1.0
+    most_saved: Num = 0.0
+    worst = candidates[0].action
     for held, whole, action in candidates:
         saved = sum(map(mul, whole, early)) + (sum(map(mul, held, late)) if late is not None else 0.0)
         total = saved + extra[action.kind][action.chunk]
-        more = total > best.bytes
-        if is_column(more):
-            best = StagePeak(where(more, total, best.bytes), where(more, saved, best.saved_bytes), best.action)
-        elif more:
-            best = StagePeak(total, saved, action)
-    return best
+        more = total > most
+        if more is True:
+            most, most_saved, worst = total, saved, action
+        elif more is not False and is_column(more):
+            most, most_saved = where(more, total, most), where(more, saved, most_saved)
+    return StagePeak(most, most_saved, worst)
 
 
 def in_flight(schedule: str, pp: int, vpp: int, microbatches: int, group: int | None = None) -> list[float]:

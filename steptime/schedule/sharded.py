@@ -7,11 +7,11 @@ several chunks fetch the next three ahead and drop the others; GPipe and 1F1B of
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
+from steptime.base.num import Num
 from steptime.schedule.actions import Action
 from steptime.schedule.graph import Graph
 
@@ -46,13 +46,20 @@ class _Held:
         self.layers = set[int]()
         self.roots = set[int]()
         self.active: list[int] = []
-        self.uses: dict[int, list[int]] = {}
-        for at, action in enumerate(actions):
-            self.uses.setdefault(action.chunk, []).append(at)
+        self.last: dict[int, int] = {action.chunk: at for at, action in enumerate(actions)}
+        """The last action of every chunk."""
+        self.coming: list[list[int]] = [[]]
+        """At every action the next distinct chunks that run, in that order."""
+        for action in reversed(actions):
+            later = [chunk for chunk in self.coming[-1] if chunk != action.chunk]
+            self.coming.append([action.chunk, *later[: ACTIVE - 1]])
+        self.coming.reverse()
 
     def fetch(self, at: int) -> tuple[int, ...]:
         """Request the chunks of the next actions, and free those that are not among them."""
-        coming = self.next_chunks(at)
+        coming = self.coming[at]
+        if {*coming} == {*self.active}:
+            return ()
         for chunk in [chunk for chunk in self.active if chunk not in coming]:
             self.active.remove(chunk)
             self.drop(chunk)
@@ -61,12 +68,6 @@ class _Held:
         self.layers |= set(fetched)
         self.roots |= set(fetched)
         return fetched
-
-    def next_chunks(self, at: int) -> list[int]:
-        """The next distinct chunks that run, in that order."""
-        uses = [(bisect_left(places, at), places, chunk) for chunk, places in self.uses.items()]
-        coming = sorted((places[i], chunk) for i, places, chunk in uses if i < len(places))
-        return [chunk for _, chunk in coming[:ACTIVE]]
 
     def drop(self, chunk: int) -> None:
         """Free a chunk's parameters."""
@@ -93,7 +94,7 @@ def sharded_steps(
         kind, chunk = action.kind, action.chunk
         fetched = held.fetch(at) if ahead else ()
         gathers, roots = (kind != "W" and chunk not in those for those in (held.layers, held.roots))
-        reduces = at == held.uses[chunk][-1]
+        reduces = at == held.last[chunk]
         steps.append(
             ShardedStep(action, fetched, gathers, roots, frozenset(held.layers), frozenset(held.roots), reduces)
         )
@@ -115,11 +116,11 @@ def _as_run(action: Action, first: int | None) -> Action:
 class Around(NamedTuple):
     """FSDP's additions to an action of a stage."""
 
-    added_s: float
+    added_s: Num
     """Seconds added to it."""
-    fetched: tuple[tuple[int, float], ...]
+    fetched: tuple[tuple[int, Num], ...]
     """Chunks gathered from its start on, one after another, each with its seconds; an action of a chunk waits for it."""
-    after_s: float
+    after_s: Num
     """Seconds before the stage continues; the action's output is sent before them."""
 
     def rounded(self, grid: float) -> Around:

@@ -30,6 +30,9 @@ LARGER = 4
 """Largest micro-batch relative to the plan's."""
 MOST_CHUNKS = 12
 """Numbers of model chunks per stage that are tried."""
+MOST_DEPTHS = 4
+"""Depths of multi-token prediction up to which all layouts are searched: each adds some 30 ops to the head of every layout, and
+a second."""
 FREE = frozenset({"parallelism.dp", "parallelism.schedule", "parallelism.microbatch_group_sz", "data.gbs"})
 """Keys that follow from others."""
 BY_ROW = frozenset({"data.microbatch_sz", *(f"parallelism.{name}" for name in ("tp", "cp", "sp", "ep", "etp"))})
@@ -40,7 +43,7 @@ def fixes(found: Estimate) -> list[Fix]:
     """The lists of changes that make a job fit with the least step time; single changes where the search has none."""
     job = found.job
     listed: list[Layout] = []
-    if walked.covered(job):  # elsewhere every layout would be estimated
+    if walked.covered(job) and job.model.mtp <= MOST_DEPTHS:  # elsewhere every layout would be estimated
         asked = Asked((job.parallelism.devices,), (job.data.gbs,), axes(job))
         with suppress(ConfigError):
             listed = list(lists(run(job, asked, bound=Faster(job))))  # the shortest first: it stays, whatever is faster

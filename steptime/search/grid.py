@@ -10,6 +10,7 @@ from steptime.job.candidates import Candidates
 from steptime.job.facts import Facts
 from steptime.job.job import Job, facts
 from steptime.job.rules import RULES
+from steptime.search.parts import told_apart
 from steptime.search.space import SPLITS, Axes, Counts, DiscreteChoice, Grid, Shape, Split, numbers, splits
 
 
@@ -37,8 +38,6 @@ def grid(
 
     `weight`: layouts that every legal row with a schedule stands for (recomputations).
     """
-    import numpy as np
-
     columns = numbers(job, plan, axes, devices, gbs)
     dealt, tried, legal = splits(plan, columns), schedules(plan, axes), dict[DiscreteChoice, Any]()
     said, wide, alone = axes.values("sp", (False, True)), columns["tp"] > 1, columns["pp"] == 1
@@ -48,8 +47,7 @@ def grid(
             mine &= ~alone if schedule is not None else alone
         choice = DiscreteChoice(zero, sp, schedule)
         legal[choice] = judged(job, columns, dealt, mine, choice, gbs, counts, weight(schedule))
-    accumulated = gbs // (columns["dp"] * columns["microbatch_sz"])
-    columns["accumulated"] = np.ones_like(accumulated) if job.software.states.gradients_persist else accumulated
+    columns["microbatches"] = told_apart(job, gbs // (columns["dp"] * columns["microbatch_sz"]))
     return Grid(devices, gbs, columns, dealt, legal)
 
 

@@ -37,10 +37,10 @@ def moments(stages: Stages, kind: int, microbatches: int) -> tuple[Counted, ...]
         return (Counted(held, True, 0), Counted(held, False, 0))
     group = default_group(stages.pp, microbatches)
     short, period, _ = shortened(stages.schedule, stages.pp, stages.vpp, microbatches, group, 1)
-    return worst_moments(stages.pp - 1 - stages.first[kind], short, period or group, _alike(stages, kind))
+    return worst_moments(stages.pp - 1 - stages.first[kind], short, period or group, alike(stages, kind))
 
 
-def _alike(stages: Stages, kind: int) -> tuple[int, ...]:
+def alike(stages: Stages, kind: int) -> tuple[int, ...]:
     """For each chunk of a stage the first equal one."""
     made = [(c.runs, c.embedding, c.head) for c in stages.chunks[kind]]
     return tuple(made.index(one) for one in made)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from steptime import fsdp
 from steptime.job.job import Job
 from steptime.memory.states import state_bytes
 from steptime.search.rows import spreads_of
@@ -37,6 +38,9 @@ def hopeless(zeros: Mapping[int, Job], grid: Grid, sketches: Sketches) -> dict[i
     held[legal] = sketches.layer_params(mine)[at] / grid.columns["pp"][legal]
     found = {}
     for zero, job in zeros.items():
+        if fsdp.applies(job):  # which shards its parameters
+            found[zero] = np.zeros_like(held, dtype=bool)
+            continue
         size = state_bytes(job)
         each = min(size.params, 1.0) + (size.gradients if zero < 2 else 0.0)
         found[zero] = held * each > TIMES * job.machine.accelerator.usable_memory_bytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from steptime.base.num import Num, is_column
@@ -16,7 +17,7 @@ from steptime.memory.ledger import PartMemory
 from steptime.memory.part_memories import PartMemories, passing
 from steptime.model.offload import copied_bytes, groups, large_tensors
 from steptime.model.segments import Segment, find_segments
-from steptime.timing.part_times import layer_gap_s, part_gap_s, pricing, whole_replay
+from steptime.timing.part_times import layer_gap_s, part_gap_s, pricing, whole_replay, woven_share
 
 Modules = frozenset[str | float]
 Segments = tuple[Segment, ...]
@@ -71,10 +72,13 @@ class Fragment(NamedTuple):
     whole: Whole
 
 
-def walked(job: Job, module_sets: Sequence[Modules], *, split: bool) -> tuple[Assembly, Fragment]:
-    """The parts of a job, or of candidates with the same ops, priced and walked. `split`: some backwards run in two halves."""
+def walked(job: Job, module_sets: Sequence[Modules], gbs: int, *, split: bool) -> tuple[Assembly, Fragment]:
+    """The parts of a job, or of candidates with the same ops, priced and walked.
+
+    `gbs`: sequences of the layouts' steps; `split`: some backwards run in two halves.
+    """
     assembly = Assembly(job)
-    context = pricing(job).context
+    context = replace(pricing(job).context, woven=woven_share(job, gbs))
     gap_s = layer_gap_s(job, context)
     memories, compiled = PartMemories(assembly), job.software.kernels.compile != "none"
     comes = None if job.software.states.gradients_persist else PartMemories(assembly, weight_grads_stay=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from steptime.base.num import Num
+from steptime.base.num import Num, where
 from steptime.cost.parts import PartTime, Work
 from steptime.job.assembly import Assembly, Part
 from steptime.job.candidates import Candidates
@@ -33,8 +33,19 @@ class PartKey(NamedTuple):
     ep: int
     etp: int
     microbatch_sz: int
-    accumulated: int
-    """Number of micro-batches whose gradients accumulate, where the first one's become the gradient; else 1."""
+    microbatches: int
+    """Per step, as far as parts depend on it (`told_apart`)."""
+
+
+def told_apart(job: Job, microbatches: Num) -> Num:
+    """Micro-batches per step as far as parts depend on them.
+
+    Their number matters where the first one's gradients become the gradient; whether there are several where exchanges of experts
+    run beside another one's compute.
+    """
+    if not job.software.states.gradients_persist:
+        return microbatches
+    return where(microbatches > 1, 2.0, 1.0 if job.software.overlap.ep else 2.0)
 
 
 def joined(fragments: Sequence[Any], places: Sequence[Any], size: int) -> Any:
@@ -46,8 +57,8 @@ def joined(fragments: Sequence[Any], places: Sequence[Any], size: int) -> Any:
         fields = [joined(same, places, size) for same in zip(*fragments, strict=True)]
         return type(first)(*fields) if hasattr(first, "_fields") else tuple(fields)
     column = np.zeros(size)
-    for values, where in zip(fragments, places, strict=True):
-        column[where] = values
+    for values, place in zip(fragments, places, strict=True):
+        column[place] = values
     return column
 
 
@@ -144,11 +155,18 @@ class JoinedMemories(PartMemories):
 
 
 def parts_of(
-    jobs: Mapping[bool, Job], keys: list[PartKey], module_sets: Sequence[Modules], devices: int, *, split: bool
+    jobs: Mapping[bool, Job],
+    keys: list[PartKey],
+    module_sets: Sequence[Modules],
+    devices: int,
+    gbs: int,
+    *,
+    split: bool,
 ) -> PartColumns:
     """Price and walk the parts of every key.
 
-    `jobs`: the job that says sp or not, on one device; `devices`: of the layouts; `split`: some of their backwards run in halves.
+    `jobs`: the job that says sp or not, on one device; `devices`, `gbs`: of the layouts; `split`: some of their backwards run in
+    halves.
     """
     import numpy as np
 
@@ -158,13 +176,11 @@ def parts_of(
         if not rows.size:
             continue
         columns = {name: np.array([float(getattr(keys[i], name)) for i in rows]) for name in PartKey._fields[1:]}
-        accumulated = columns.pop("accumulated")
-        if not job.software.states.gradients_persist:
-            columns["gbs"] = accumulated * columns["microbatch_sz"] * job.parallelism.dp
+        columns["gbs"] = columns.pop("microbatches") * columns["microbatch_sz"] * job.parallelism.dp
         for which, group in Candidates(job, **columns).alike_parts():
             for inner, one in alike_copies(group):
                 vars(one.parallelism)["whole"] = devices  # they share the link between data centers
-                assembly, fragment = walked(one.as_job, module_sets, split=split)
+                assembly, fragment = walked(one.as_job, module_sets, gbs, split=split)
                 first = first or assembly
                 fragments.append(fragment)
                 places.append(rows[which][inner])

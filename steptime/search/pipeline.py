@@ -183,11 +183,14 @@ class Chunks:
 
     def first(self, chunk: Chunk, choice: RecomputeChoice, rows: Any) -> list[tuple[int, PartMemory]]:
         """The parts of a chunk where gradients come into being, some rows of the parts."""
-        assembly = self.under(choice)[0].assembly
+        return [(count, memory_rows(of, rows)) for count, of in self.stay(choice).parts(chunk)]
+
+    def stay(self, choice: RecomputeChoice) -> JoinedMemories:
+        """Memory of the parts where gradients of their parameters are held until their backward ends."""
         if choice not in self._first:
             modules = choice.form(self.job.model.n_layers + 2).modules
-            self._first[choice] = JoinedMemories(self.parts, assembly, modules, first=True)
-        return [(count, memory_rows(of, rows)) for count, of in self._first[choice].parts(chunk)]
+            self._first[choice] = JoinedMemories(self.parts, self.under(choice)[0].assembly, modules, first=True)
+        return self._first[choice]
 
     def under(self, choice: RecomputeChoice) -> tuple[PartTimes, JoinedMemories]:
         """Seconds and memory of the parts under one recomputation."""

@@ -11,11 +11,11 @@ from steptime.base.config import ConfigError, build
 from steptime.job.assembly import Assembly
 from steptime.job.job import Job
 from steptime.software.performance import Performance
-from steptime.software.recomputation import SELECTIVE, SUPER_SELECTIVE, Recomputation, resolve_recompute
+from steptime.software.recomputation import SELECTIVE, SUPER_SELECTIVE, Recomputation, resolve_recompute, words
 
 WORD, MAPPING = "performance.activation_checkpointing_type", "performance.recompute"
-MEGATRON_MODULES = (("layernorm",), ("act", "layernorm"), ("mlp",), ("layernorm", "mlp"))
-"""Sets of modules besides the words: norms alone, with the activation, the MLP, and both."""
+MEGATRON_MODULES = (("layernorm",), ("mlp",), ("layernorm", "mlp"))
+"""Sets of modules besides the words: norms, the MLP, and both."""
 EXPERT_MODULES = (("moe_act",), ("layernorm", "moe_act"))
 """Additional sets for mixtures of experts."""
 LATENT_MODULES = (("mla_up_proj",), ("layernorm", "mla_up_proj", "moe_act"))
@@ -78,7 +78,8 @@ def usual(plan: Job) -> list[RecomputeChoice]:
 
     Without a dense layer the module `mlp` names nothing.
     """
-    found = [recompute(WORD, word) for word in ("none", "selective", "super-selective", "full")]
+    said = plan.performance.activation_checkpointing_type
+    found = [recompute(WORD, word) for word in dict.fromkeys([*words(plan.software.family), *([said] if said else [])])]
     if plan.software.family == "megatron-core":
         dense = any(op.role == "mlp" for part in Assembly(plan).kinds for op in part.ops)
         sets: list[tuple[str, ...]] = [modules for modules in MEGATRON_MODULES if dense or "mlp" not in modules]

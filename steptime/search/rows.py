@@ -19,7 +19,8 @@ class LayoutRows(NamedTuple):
     ep: Any
     etp: Any
     microbatch_sz: Any
-    accumulated: Any
+    microbatches: Any
+    """As `parts.PartKey` has it."""
     dp: Any
     at: Any
     """Index into the grid."""

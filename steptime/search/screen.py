@@ -10,19 +10,22 @@ from math import exp, inf
 from typing import Any, Protocol
 
 from steptime import fsdp
+from steptime.answer.distance import RECOMPUTE, clipped
 from steptime.answer.interval import interval_at
-from steptime.answer.measured import RECOMPUTE, clipped, measured, place_of
+from steptime.answer.measured import measured, place_of
 from steptime.base.config import ConfigError
 from steptime.job.candidates import Candidates
+from steptime.job.hybrid_rules import default_profile
 from steptime.job.job import Job, facts
 from steptime.schedule.orders import described
-from steptime.search import hopeless, sharded, walked
+from steptime.search import hopeless, sharded, sharded_pipes, walked
 from steptime.search.grid import dealt_as, grid, schedules, shapes
 from steptime.search.layouts import Block, Pipelines
 from steptime.search.parts import PartColumns, PartKey, code, parts_of
 from steptime.search.pipeline import Chunks, stages
 from steptime.search.recompute import RecomputeChoice, allowed, of_layers, of_plan, usual
 from steptime.search.search import Search
+from steptime.search.sharded_pipes import ShardedPipelines
 from steptime.search.sketches import Sketches
 from steptime.search.space import Axes, Counts, Grid, Shape, seat, zero_levels
 from steptime.software.performance import resolve
@@ -86,7 +89,7 @@ class Screen:
 
     def send_share(self, *, interleaved: bool) -> Share | None:
         """How much of the sends between stages overlaps."""
-        default = "fsdp2" if self.job.parallelism.fsdp is not None else "megatron-core"
+        default = default_profile(self.job.model, fsdp=self.job.parallelism.fsdp is not None)
         return resolve(self.job.performance, default, interleaved=interleaved).overlap.pp
 
     def choices(self, layers: int, schedule: str | None) -> tuple[RecomputeChoice, ...]:
@@ -129,19 +132,37 @@ class Screen:
                 yield (at + 1.0) / len(listed), block
         for zero, job in self.zeros.items():
             if zero not in columns:
-                yield from self._walked(found, zero, job, listed)
+                yield from self._sharded(found, zero, job, listed)
 
-    def _in_columns(self, found: Grid, zeros: dict[int, Job], listed: list[Shape]) -> Iterator[tuple[int, Block]]:
+    def _sharded(self, found: Grid, zero: int, job: Job, listed: list[Shape]) -> Iterator[tuple[float, Block]]:
+        """FSDP's layouts: pipelines in columns where these cover them."""
+        piped, others = list[Shape](), list[Shape]()
+        for shape in listed:
+            (piped if walked.in_pipelines(job) and self._covers(job, shape) else others).append(shape)
+        for at, block in self._in_columns(found, {zero: job}, piped, ShardedPipelines) if piped else ():
+            yield (at + 1.0) / len(listed), block
+        for share, block in self._walked(found, zero, job, others) if others else ():
+            yield (len(piped) + share * len(others)) / len(listed), block
+
+    def _covers(self, job: Job, shape: Shape) -> bool:
+        """Whether columns cover FSDP's layouts of a pipeline: with layers that are checkpointed one by one."""
+        choices = self.choices(walked.outline(job, shape).layers, shape.schedule) if shape.pp > 1 else ()
+        forms = [choice.form(1) for choice in choices]
+        return sharded_pipes.covers_shape(shape) and all(f.method == "block" or {*f.n_layers} <= {1} for f in forms)
+
+    def _in_columns(
+        self, found: Grid, zeros: dict[int, Job], listed: list[Shape], of: type[Pipelines] = Pipelines
+    ) -> Iterator[tuple[int, Block]]:
         """The layouts that columns cover, pipeline by pipeline."""
         sketches = Sketches(self.job, hopeless.legal_spreads(found)[1])
         useful = found if self.every else self.useful(found, zeros, sketches, listed)
         keys = part_keys(useful, zeros)
         if not keys:
             return
-        parts = self.parts(keys, found.devices)
+        parts = self.parts(keys, found)
         chunks = Chunks(self.job, parts)
-        priced = pricing(Candidates(self.job, dp=found.devices).as_job)
-        common = Pipelines(self.job, zeros, useful, chunks, sketches, priced, self.most)
+        priced = pricing(Candidates(self.job, dp=found.devices, gbs=found.devices).as_job)
+        common = of(self.job, zeros, useful, chunks, sketches, priced, self.most)
         plain = facts(self.job)
         if bound := self.bound:
             listed = sorted(listed, key=lambda one: (bound.changes(one), -min(one.vpp, 8)))
@@ -182,12 +203,12 @@ class Screen:
         """Recomputations of a layout, where all of its layers lie in one chunk."""
         return len(self.choices(self.job.model.n_layers, schedule))
 
-    def parts(self, keys: list[PartKey], devices: int) -> PartColumns:
-        """The parts for some keys."""
+    def parts(self, keys: list[PartKey], found: Grid) -> PartColumns:
+        """The parts for some keys of a grid."""
         sets = dict.fromkeys(r.modules for r in self.choices(self.job.model.n_layers, None) if r.modules)
         sets |= dict.fromkeys([frozenset(("mtp",))] if self.job.model.mtp else [])
         split = any(name and described(name).split for name in schedules(self.plan, self.axes))
-        return parts_of(self.by_sp, keys, list(sets), devices, split=split)
+        return parts_of(self.by_sp, keys, list(sets), found.devices, found.gbs, split=split)
 
 
 def part_keys(found: Grid, zeros: Container[int]) -> list[PartKey]:

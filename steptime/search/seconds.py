@@ -102,6 +102,8 @@ def pipe(
     limit_s: float = inf,
 ) -> Pipe:
     """The pipeline in closed form, or walked where `wanted` in up to `limit_s`; `share`: how much of the sends is hidden."""
+    import numpy as np
+
     forward = [sums(chunks, "forward_s") for chunks in flavors]
     backward = [sums(chunks, "backward_s") for chunks in flavors]
     left = 1.0 - (float(share or 0.0) if share is not True else 0.0)
@@ -116,22 +118,19 @@ def pipe(
         worst = maximum(worst, seconds + left * found.held[kind]) if blocking else maximum(worst, seconds)
         total = total + times * seconds
     around = 2.0 * left * (stages.vpp * found.once + (stages.vpp - 1.0) * found.wrap)
-    if unlike(stages) or stages.split or (stages.vpp > 1 and (blocking or stages.schedule != "interleaved")):
-        boundaries = [left * seconds for seconds in (*found.each, found.wrap)]
-        least = microbatches * most
-        makespan = makespans(
-            stages,
-            flavors,
-            microbatches,
-            boundaries,
-            blocking=blocking,
-            least=least,
-            wanted=wanted & (least <= limit_s),
-        )
-    elif blocking:
+    if blocking:
         makespan = microbatches * worst + maximum(0.0, total + around - worst)
     else:  # one micro-batch through every chunk and back waits for every send
         makespan = microbatches * worst + (total - worst) / stages.vpp + around
+    walked: Any = unlike(stages) or stages.split or (stages.vpp > 1 and (blocking or stages.schedule != "interleaved"))
+    if stages.vpp > 1 and not walked:
+        walked = microbatches % stages.pp != 0  # groups of more than pp hide some of the sends
+    if np.any(walked):
+        boundaries = [left * seconds for seconds in (*found.each, found.wrap)]
+        least = microbatches * most
+        chosen = wanted & walked & (least <= limit_s)
+        exact = makespans(stages, flavors, microbatches, boundaries, blocking=blocking, least=least, wanted=chosen)
+        makespan = where(walked, exact, makespan)
     return Pipe(makespan, busiest, forward, backward, group_sizes(stages, microbatches), left * found.longest)
 
 

@@ -19,7 +19,7 @@ from steptime.search.pipeline import Stages
 from steptime.search.recompute import RecomputeChoice
 from steptime.search.rows import LayoutRows, legal_rows, rows_of
 from steptime.search.space import Grid, Shape
-from steptime.timing.optimizer import optimizer_s
+from steptime.timing.optimizer import optimizer_step
 from steptime.timing.part_times import chunk_times, part_times, pricing
 from steptime.timing.step_time import layer_replays_s, norm_reduce, straggler_s
 
@@ -73,7 +73,7 @@ def figures(job: Job) -> tuple[Num, tuple[Num, Num], Num]:
     directions = fsdp.group_seconds(assembly, tiers, parts.of, replays, priced.context.rates)
     exposed = fsdp.micro_batch_exposed(assembly, tiers, directions)
     inside = job.microbatches * (chunk.forward_s + chunk.backward_s + exposed)
-    update, partial = optimizer_s(assembly, priced.context), norm_reduce(assembly, priced, 0)
+    update, partial = optimizer_step(assembly, priced.context).time_s, norm_reduce(assembly, priced, 0)
     step = inside + partial.calls * partial.cost.time_s + update + straggler_s(job, inside)
     (row,) = stage_rows(assembly, fsdp.states(assembly))
     return step, (row.allocated_bytes, row.reserved_bytes), sum(overhead(job))

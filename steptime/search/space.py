@@ -98,10 +98,11 @@ def seat(job: Job) -> Job:
     """The job on as few devices as it takes, with nothing said that the search decides."""
     copies = lcm(job.cross_dc.n_dcs if job.cross_dc else 1, job.parallelism.replicas)
     changes: dict[str, Any] = {f"parallelism.{name}": 1 for name in ("tp", "cp", "pp", "vpp", "ep", "etp")}
-    if job.model.mtp and job.software.overlap.ep:  # which Megatron-Core runs in a pipeline alone
+    moe, woven = job.model.moe, bool(job.software.overlap.ep) and job.software.family == "megatron-core"
+    if job.model.mtp and woven:  # which Megatron-Core runs in a pipeline alone
         changes |= {"parallelism.pp": 2}
-    if job.model.moe is not None and job.performance.moe is not None and job.performance.moe.dispatcher == "flex":
-        changes["parallelism.ep"] = divisors(job.model.moe.n_experts)[1]  # it wants several
+    if moe is not None and (woven or job.software.moe.dispatcher == "flex"):
+        changes["parallelism.ep"] = divisors(moe.n_experts)[1]  # they want several
         copies *= changes["parallelism.ep"]
     changes |= {"parallelism.dp": copies, "data.microbatch_sz": 1, "data.gbs": 4096 * copies}
     unsaid = (
@@ -150,7 +151,7 @@ def numbers(job: Job, plan: Job, axes: Axes, devices: int, gbs: int) -> dict[str
 
     whole, layers = divisors(devices), job.model.n_layers
     tps, cps = axes.values("tp", whole), axes.values("cp", whole)
-    alone = plan.parallelism.fsdp is not None and plan.parallelism.pp == 1  # each pipeline under FSDP takes an estimate
+    alone = plan.parallelism.fsdp is not None and plan.parallelism.pp == 1  # FSDP without a pipeline stays so
     pps = axes.values("pp", [1] if alone else [pp for pp in whole if pp <= layers])
     vpps = axes.values("vpp", chunk_counts(layers, pps, ends=split_of(plan) != "auto") if len(pps) else [1])
     batches = axes.values("microbatch_sz", [b for b in divisors(gbs) if b <= LARGEST_MICROBATCH])

@@ -25,7 +25,7 @@ from steptime.search.parts import joined
 from steptime.search.pipeline import Stages
 from steptime.search.sketches import Cut, Sketches, Spread, columns, cut
 from steptime.timing.data_parallel import Network, networks, reduced_itemsize, reduction
-from steptime.timing.optimizer import optimizer_s
+from steptime.timing.optimizer import optimizer_step
 from steptime.timing.part_times import Pricing
 from steptime.timing.step_time import embedding_reduce
 
@@ -58,6 +58,8 @@ class Held(NamedTuple):
     """Parameters that a device updates."""
     update: Num
     """Bytes that the update holds for the tensor it works on."""
+    kept_masters: Num
+    """Of `optimizer` the masters of parameters that the host updates."""
     gathered_itemsize: Num
     dummies: Num
     """Weight-shaped buffers that stay."""
@@ -71,7 +73,8 @@ class Held(NamedTuple):
     @property
     def states(self) -> States:
         """The states, their buckets left out."""
-        return States(self.params, self.gradients, self.optimizer, [], owned=self.owned, update_bytes=self.update)
+        kept = {"update_bytes": self.update, "kept_masters": self.kept_masters}
+        return States(self.params, self.gradients, self.optimizer, [], owned=self.owned, **kept)
 
 
 class Side(NamedTuple):
@@ -151,10 +154,10 @@ def _side(sketch: Assembly, size: int, priced: Pricing) -> tuple[Side, list[list
         bytes_ = of.params_bytes, of.gradients_bytes, of.optimizer_bytes
         local = 1.0 * sum([sketch.local_params(chunk) for chunk in chunks])
         beside = dummy_wgrad_bytes(sketch, kind), sum([rests[key] for key in keys]), partial, local
-        held.append(Held(*bytes_, of.owned, of.update_bytes, of.gathered_itemsize, *beside))
+        held.append(Held(*bytes_, of.owned, of.update_bytes, of.kept_masters, of.gathered_itemsize, *beside))
         cuts.append(mine)
     over_tp = {**priced.context.groups, "tp": group(sketch.job.parallelism, "tp", n_dcs=priced.n_dcs)}
-    update = optimizer_s(sketch, replace(priced.context, groups=over_tp))
+    update = optimizer_step(sketch, replace(priced.context, groups=over_tp)).time_s
     return Side(tuple(held), update, embedding_reduce(sketch, priced).time_s), cuts
 
 

@@ -6,20 +6,23 @@ other in every slot of the schedule, and only the walk tells how long.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from itertools import islice
 from typing import Any, NamedTuple
 
-from steptime.base.num import Num
+from steptime.base.num import Num, is_column
 from steptime.schedule import default_group
 from steptime.schedule.graph import Graph, graph
 from steptime.schedule.orders import described, first_backward, shortened
+from steptime.schedule.sharded import Around, AroundActions
 from steptime.schedule.walk import REPEATS
 from steptime.search.pipeline import Flavor, Stages, counts_of
 
 WIDTH = 1024
 """Layouts that are walked together."""
+MOST_REPEATS = 512
+"""Repeats of the middle of a step that are walked where fewer do not settle; the last one then stands for the others."""
 
 
 def unlike(stages: Stages) -> bool:
@@ -42,6 +45,7 @@ def makespans(
     blocking: bool,
     least: Num = 0.0,
     wanted: Any = True,
+    around: Callable[[Any], AroundActions] | None = None,
 ) -> Num:
     """Seconds of every layout's pipeline, [recomputation, row].
 
@@ -53,6 +57,7 @@ def makespans(
         blocking: a send also holds its sender.
         least: seconds that it takes at least.
         wanted: [recomputation, row], which are walked; others keep `least`.
+        around: what FSDP adds to the actions of some layouts, given by their places.
     """
     import numpy as np
 
@@ -64,18 +69,30 @@ def makespans(
         costs += [flavor.backward_s - flavor.weight_s for flavor in each] + [flavor.weight_s for flavor in each]
     sends = [np.broadcast_to(seconds, shape) for seconds in (0.0, *boundaries, *boundaries)]
     result = np.array(np.broadcast_to(least, shape), dtype=float)
-    for m in counts_of(microbatches):
-        left = np.broadcast_to(wanted & (microbatches == m), shape)
-        for repeats in (REPEATS, 4 * REPEATS):
-            run = _run(stages.schedule, stages.pp, stages.vpp, m, repeats)
-            which = np.nonzero(left)
-            left = np.zeros(shape, dtype=bool)
+    left = np.broadcast_to(wanted, shape)
+    for repeats in (REPEATS, 4 * REPEATS, MOST_REPEATS):
+        later = np.zeros(shape, dtype=bool)
+        for run, fewer in _runs(stages, microbatches, left, repeats):
+            which = np.nonzero(left & (fewer >= 0))
             for first in range(0, which[0].size, WIDTH):
                 some = tuple(places[first : first + WIDTH] for places in which)
-                result[some], left[some] = run([c[some] for c in costs], [s[some] for s in sends], blocking=blocking)
-            if not left.any():
-                break
+                seconds = [c[some] for c in costs], [s[some] for s in sends], fewer[some[1]]
+                result[some], later[some] = run(*seconds, blocking=blocking, around=around(some) if around else None)
+        if not (left := later).any():
+            break
     return result
+
+
+def _runs(stages: Stages, microbatches: Any, left: Any, repeats: int) -> Iterator[tuple[WalkRun, Any]]:
+    """Steps that stand for the layouts `left`, each with the repeats that it is shorter by, by row; -1 for rows of others."""
+    import numpy as np
+
+    runs: dict[tuple[int, int | None], tuple[WalkRun, Any]] = {}
+    for m in counts_of(microbatches[left.any(axis=0)]):
+        run = _run(stages.schedule, stages.pp, stages.vpp, m, repeats)
+        _, fewer = runs.setdefault(run.key, (run, np.full(len(microbatches), -1.0)))
+        fewer[microbatches == m] = run.fewer
+    yield from runs.values()
 
 
 class WalkRun(NamedTuple):
@@ -88,9 +105,16 @@ class WalkRun(NamedTuple):
     """Actions of a stage in one of them."""
     fewer: int
     """Repeats that it is shorter by."""
+    key: tuple[int, int | None]
+    """Its micro-batches and their group: steps of other numbers of micro-batches are the same but for `fewer`."""
 
-    def __call__(self, costs: list[Any], sends: list[Any], *, blocking: bool) -> tuple[Any, Any]:
-        """Makespans of some layouts, as `schedule.walk.Step.run` has them, and which of them had not settled."""
+    def __call__(
+        self, costs: list[Any], sends: list[Any], fewer: Any, *, blocking: bool, around: AroundActions | None = None
+    ) -> tuple[Any, Any]:
+        """Makespans of some layouts, as `schedule.walk.Step.run` has them, and which of them had not settled.
+
+        `fewer`: of each of them.
+        """
         import numpy as np
 
         held, waited = costs, [None] * len(sends)
@@ -99,17 +123,20 @@ class WalkRun(NamedTuple):
         else:
             waited = [None, *sends[1:]]
         free = np.zeros((len(self.graph.rows), len(costs[0])))
-        for number, (previous, source, cost, send) in enumerate(islice(self.graph.rows, 1, None), 1):
-            now, later = free[number], waited[send]
-            np.maximum(free[previous], free[source] if later is None else free[source] + later, out=now)
-            now += held[cost]
+        if around is None:
+            for number, (previous, source, cost, send) in enumerate(islice(self.graph.rows, 1, None), 1):
+                now, later = free[number], waited[send]
+                np.maximum(free[previous], free[source] if later is None else free[source] + later, out=now)
+                now += held[cost]
+        else:
+            sharded_run(self.graph, held, waited, around, free)
         end = free[[numbers[-1] for numbers in self.graph.stages]].max(axis=0)
         if not self.fewer:
             return end, False
         lasts, before = self._repeats(free)
         longest = lasts.max(axis=0)
         settled = np.ptp(np.concatenate([lasts, before]), axis=0) <= 1e-9 * longest
-        return end + self.fewer * longest, ~settled
+        return end + fewer * longest, ~settled
 
     def _repeats(self, free: Any) -> tuple[Any, Any]:
         """Seconds of the last repeat and of the one before it, [stage, layout]."""
@@ -124,11 +151,45 @@ class WalkRun(NamedTuple):
         return np.stack(lasts), np.stack(before)
 
 
+def sharded_run(found: Graph, held: Sequence[Any], waited: Sequence[Any], around: AroundActions, free: Any) -> None:
+    """Fill in when each action ends, [action, layout], as `schedule.sharded.sharded_run` has it for one layout."""
+    import numpy as np
+
+    extra: dict[int, Around] = {}
+    place: dict[int, tuple[int, int]] = {}
+    for stage, (actions, numbers) in enumerate(zip(found.orders, found.stages, strict=True)):
+        mine = around(stage, actions)
+        for action, number in zip(actions, numbers, strict=True):
+            place[number] = stage, action.chunk
+            if action in mine:
+                extra[number] = mine[action]
+    nothing = Around(0.0, (), 0.0)
+    reducing = {number for number, of in extra.items() if is_column(of.after_s)}
+    network: list[Any] = [0.0] * len(found.orders)
+    come: dict[tuple[int, int], Any] = {}
+    for number, (previous, source, cost, send) in enumerate(islice(found.rows, 1, None), 1):
+        where, own = place[number], extra.get(number, nothing)
+        stage, now, later = where[0], free[number], waited[send]
+        ready = free[previous] + extra[previous].after_s if previous in reducing else free[previous]
+        for chunk, seconds in own.fetched:
+            network[stage] = np.maximum(network[stage], ready) + seconds
+            come[stage, chunk] = network[stage]
+        np.maximum(ready, free[source] if later is None else free[source] + later, out=now)
+        if where in come:
+            np.maximum(now, come[where], out=now)
+        now += held[cost]
+        if own is not nothing:
+            now += own.added_s
+    for numbers in found.stages:
+        free[numbers[-1]] += extra.get(numbers[-1], nothing).after_s
+
+
 @lru_cache(maxsize=64)
 def _run(name: str, pp: int, vpp: int, microbatches: int, repeats: int) -> WalkRun:
     """A step, shortened to so many repeats where that is less."""
     group = default_group(pp, microbatches)
     short, period, fewer = shortened(name, pp, vpp, microbatches, group, repeats)
     if period is None or 3 * short > 2 * microbatches:
-        return WalkRun(graph(name, pp, vpp, microbatches, group), 0, 0, 0)
-    return WalkRun(graph(name, pp, vpp, short, period), repeats, described(name).passes * vpp * period, fewer)
+        return WalkRun(graph(name, pp, vpp, microbatches, group), 0, 0, 0, (microbatches, None))
+    length = described(name).passes * vpp * period
+    return WalkRun(graph(name, pp, vpp, short, period), repeats, length, fewer, (short, period))

@@ -1,4 +1,4 @@
-"""Layouts that no columns cover, each estimated: FSDP in a pipeline."""
+"""Layouts that no columns cover, each estimated: FSDP in a pipeline whose backwards are split, or that is not torch's."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from steptime.job.assembly import Assembly
 from steptime.job.facts import layers_per_chunk
 from steptime.job.job import Job, facts
 from steptime.memory.states import stage_states
+from steptime.schedule.orders import described
 from steptime.search.grid import dealt_as
 from steptime.search.layouts import Block
 from steptime.search.pipeline import Stages
 from steptime.search.recompute import WORD, RecomputeChoice, of_plan
 from steptime.search.rows import legal_rows, rows_of
 from steptime.search.space import Axes, Grid, Shape
+from steptime.software.performance import EAGER_TORCH
 from steptime.timing.step_time import step_time
 
 MICROBATCHES = (1, 2, 4, 8)
@@ -30,10 +32,20 @@ def covered(job: Job) -> bool:
     return not fsdp.applies(job)
 
 
+def in_pipelines(job: Job) -> bool:
+    """Whether columns cover FSDP's pipelines of the job: torch's, whose gradients do not stay from step to step."""
+    states = job.software.states
+    torch = job.software.family in EAGER_TORCH and not states.gradients_persist and states.dummy_wgrads != "kept"
+    return fsdp.applies(job) and torch
+
+
 def narrowed(plan: Job, axes: Axes) -> Axes:
     """The axes: where each layout takes an estimate, fewer values of those that the caller leaves open."""
     together = plan.parallelism.fsdp is not None and plan.parallelism.pp == 1 and "pp" not in axes.said
-    if covered(plan) or together:
+    split = [
+        name for name in (plan.parallelism.schedule, *axes.said.get("schedule", ())) if name and described(name).split
+    ]
+    if covered(plan) or together or (in_pipelines(plan) and not split):
         return axes
     said = plan.performance.activation_checkpointing_type
     few: dict[str, tuple[Any, ...]] = {

@@ -24,7 +24,9 @@ class Framework(NamedTuple):
     copies_cut_cp: bool = False
     """The ranks of one sequence may lie in different replicas of the shards."""
     rounds: bool = False
-    """Whether interleaving runs in rounds of any size (torch); else in groups of pp micro-batches (Megatron)."""
+    """Whether interleaving runs in rounds that follow from the micro-batches (torch)."""
+    groups: bool = False
+    """Whether interleaving runs in groups of a size that can be set (Megatron-Core since 0.10); else of pp micro-batches."""
     recipes: tuple[str, ...] = TRANSFORMER_ENGINE
     """Supported low-precision recipes."""
     optimizers: tuple[str, ...] = ("adamw", "lion", "sgd")
@@ -47,6 +49,7 @@ FRAMEWORKS = {
         (0, 1),
         context=("p2p", "all_gather", "a2a"),
         copies_cut_cp=True,
+        groups=True,
         optimizers=("adamw", "lion", "sgd", "muon", "dist_muon"),
         experts=True,
     ),

@@ -3,7 +3,7 @@
 `Performance` is what a config says, the rest a software profile's; `resolve` joins them into a `Software`, with nothing unset.
 """
 
-from functools import cache
+from functools import cache, cached_property
 from typing import Annotated, Any, Literal, Self, TypeAlias, cast
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -11,9 +11,11 @@ from pydantic import BeforeValidator, Field, model_validator
 from steptime.base.config import Config, Section
 from steptime.hardware.machine import Machine
 from steptime.software.calibration import Calibration
+from steptime.software.cpu_offload import CpuOffload
 from steptime.software.precision import RECIPES, Recipe, RecipeName, recipe
 from steptime.software.profiles import profile_mapping, profile_names
 from steptime.software.settings import (
+    COMPILED,
     ActivationSettings,
     AttentionBackend,
     AttentionImpl,
@@ -41,8 +43,7 @@ from steptime.software.settings import (
     as_written,
 )
 
-ITEMSIZE: dict[str, float] = {"fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
-"""Bytes per element."""
+ITEMSIZE = {"fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}  # bytes per element
 Precision: TypeAlias = Annotated[
     Dtype | RecipeName, BeforeValidator(lambda word: "fp8_delayed" if word == "fp8" else word)
 ]
@@ -111,9 +112,10 @@ class Performance(Options):
     activation_checkpointing_type: CheckpointType | None = None
     recompute: Section[Recompute] | None = None
     offload_modules: list[OffloadModule] | None = None
-    """Modules whose inputs are offloaded to host memory until backward (Megatron-Core's fine-grained activation offloading)."""
+    """Modules whose inputs wait in host memory for backward (Megatron-Core's fine-grained activation offloading)."""
+    cpu_offload: Section[CpuOffload] = Field(default_factory=CpuOffload.model_construct)
     overlap: Section[Overlap] | None = None
-    moe: Section[MoeSettings] = Field(default_factory=MoeSettings)
+    moe: Section[MoeSettings] = Field(default_factory=MoeSettings.model_construct)
     software: str | None = None
     calibration: Section[Calibration] | None = None
 
@@ -146,7 +148,7 @@ class Software(Config):
     """Whether fp8 products of the device take operands in any layout; set by `on`."""
     compute_capability: float = 0.0
     """NVIDIA's compute capability of the device; set by `on`, 0 where it has none."""
-    moe: MoeSettings = Field(default_factory=MoeSettings)
+    moe: MoeSettings = Field(default_factory=MoeSettings.model_construct)
     """How a mixture of experts runs: from the job, else as published recipes do."""
 
     def settings(self) -> dict[str, Any]:
@@ -181,12 +183,12 @@ class Software(Config):
             changes["timing"] = self.timing.slower_host(machine.host_factor)
         return self.model_copy(update=changes)
 
-    @property
+    @cached_property
     def itemsize(self) -> float:
         """Bytes per activation element."""
         return ITEMSIZE[self.compute_dtype]
 
-    @property
+    @cached_property
     def compute_dtype(self) -> Dtype:
         """The dtype of everything that no recipe quantizes."""
         return "bf16" if self.precision in RECIPES else cast("Dtype", self.precision)
@@ -203,7 +205,7 @@ class Software(Config):
             return kernels.attention_impl == "flash" and kernels.attention_backend == "flash"
         return 0.0 < chip < 9.0 or (chip >= 10.0 and kernels.deterministic)
 
-    @property
+    @cached_property
     def recipe(self) -> Recipe | None:
         """The low-precision recipe of the projections, if any."""
         return recipe(self.precision, any_layout=self.any_layout)
@@ -232,15 +234,9 @@ _GROUP_OF: dict[str, str] = {
     "overlap": "",
 }
 """Switch -> the group that contains it; "": `Software` itself."""
-_BLOCK = {"norm_impl": "fused", "activation_impl": "fused", "rope_impl": "fused"}
-COMPILED: dict[str, dict[str, str]] = {"none": {}, "blocks": _BLOCK, "all": _BLOCK | {"loss_impl": "compiled"}}
-"""What inductor makes of a block and of the loss: element-wise operations in a row, with the sums beside them, are one kernel.
-
-The tensors that are kept for backward then are those of AOTAutograd's min-cut partitioner, byte for byte (tests/truth/
-test_torch_compile.py): what a matrix product or attention reads and cannot be fused with, and the sums of each row."""
 EAGER_TORCH = frozenset({"torch", "fsdp2"})
 """Profiles that launch torch's own kernels one by one, like the microbenchmark."""
-_UNSAID: frozenset[str] = frozenset(Performance.model_fields) - frozenset(Options.model_fields)
+_UNSAID = frozenset(Performance.model_fields) - frozenset(Options.model_fields)
 
 
 def _grouped(settings: dict[str, Any]) -> dict[str, Any]:
@@ -297,4 +293,7 @@ def resolve(performance: Performance, default: str = "megatron-core", *, interle
         shares |= {axis: share for axis, share in performance.overlap if share is not None}
     if shares:
         said["overlap"] = profile.overlap.model_copy(update=shares)
-    return profile.replace(**said).model_copy(update={"moe": performance.moe})
+    moe = performance.moe
+    if profile.family == "fsdp2" and "permute_fusion" not in moe.model_fields_set:  # torchtitan's rows move by index
+        moe = moe.model_copy(update={"permute_fusion": False})
+    return profile.replace(**said).model_copy(update={"moe": moe})

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from steptime.base.config import ConfigError, ConfigProblem, near, show
-from steptime.base.document import shipped
+from steptime.base.document import shipped, shipped_names
 
 _FOLDER = Path(__file__).parents[1] / "data" / "software"
 _KEY = "performance.software"
@@ -20,7 +20,7 @@ _KEY = "performance.software"
 
 def profile_names() -> list[str]:
     """Names of all profiles, without releases."""
-    return sorted(path.stem for path in _FOLDER.glob("*.yaml"))
+    return shipped_names(_FOLDER)
 
 
 def profile_mapping(said: str) -> dict[str, Any]:

@@ -20,6 +20,17 @@ MODULES_OF: dict[str, frozenset[Module]] = {
 """Modules by the word of activation_checkpointing_type."""
 
 
+def words(family: str) -> tuple[str, ...]:
+    """The words of activation_checkpointing_type that a framework's own settings can state.
+
+    Megatron-Core recomputes no activation of a dense MLP and no dropout alone (megatron-core 0.16.1
+    transformer/transformer_config.py, allowed_modules).
+    """
+    return (
+        ("none", "selective", "full") if family == "megatron-core" else ("none", "selective", "super-selective", "full")
+    )
+
+
 class Recomputation(NamedTuple):
     """Recomputation in normal form: the meaning of both ways to state it.
 

@@ -24,7 +24,14 @@ AttentionImpl: TypeAlias = Literal["flash", "unfused"]
 AttentionBackend: TypeAlias = Literal["auto", "flash", "cudnn", "direct"]
 AttentionKernel: TypeAlias = Literal["best", "fa2", "fa1", "triton", "flex"]
 Compile: TypeAlias = Literal["none", "blocks", "all"]
-"""What torch.compile makes kernels of (inductor): each block by itself, or the loss too; see `performance.COMPILED`."""
+"""What torch.compile makes kernels of (inductor): each block by itself, or the loss too; see `COMPILED`."""
+_BLOCK = {"norm_impl": "fused", "activation_impl": "fused", "rope_impl": "fused", "recompute_stops_early": True}
+COMPILED: dict[Compile, dict[str, Any]] = {"none": {}, "blocks": _BLOCK, "all": _BLOCK | {"loss_impl": "compiled"}}
+"""What inductor makes of a block and of the loss: element-wise operations in a row, with the sums beside them, are one kernel.
+
+The tensors that are kept for backward then are those of AOTAutograd's min-cut partitioner, byte for byte (tests/truth/
+test_torch_compile.py): what a matrix product or attention reads and cannot be fused with, and the sums of each row. A checkpoint
+is traced with its block, and its replay cut to what backward reads, whatever its early_stop says (same test)."""
 RopeImpl: TypeAlias = Literal["fused", "composite", "own_tables", "eager"]
 Share: TypeAlias = bool | float
 """How much of a communication is hidden under compute: a bool, or a share from 0 to 1."""

@@ -148,17 +148,19 @@ def priced(
 def repeated(calls: Calls, chunks: list[list[ChunkTime]], times: int) -> float:
     """Seconds by which the reductions of every micro-batch but the last outlast the backward that they run beside."""
     late = 0.0
+    if times == 1:
+        return late
     for stage, seconds in zip(calls, chunks, strict=True):
-        once = sum(call.cost.time_s for chunk in stage for call in chunk)
-        late = max(late, once - sum(chunk.backward_s for chunk in seconds))
+        once = sum([call.cost.time_s for chunk in stage for call in chunk])
+        late = max(late, once - sum([chunk.backward_s for chunk in seconds]))
     return late * (times - 1)
 
 
 def worst_stage(calls: Calls) -> float:
     """Seconds of the stage with the most to send, nothing hidden."""
-    return max(
-        (sum(call.cost.time_s * call.times for chunk in stage for call in chunk) for stage in calls), default=0.0
-    )
+    distinct = {id(stage): stage for stage in calls}  # equal stages share their collectives
+    sums = [sum([call.cost.time_s * call.times for chunk in stage for call in chunk]) for stage in distinct.values()]
+    return max(sums, default=0.0)
 
 
 def exposed_reduction(calls: Calls, walk: Walk) -> float:
@@ -170,8 +172,8 @@ def exposed_reduction(calls: Calls, walk: Walk) -> float:
     """
     late = 0.0
     for stage, chunks in enumerate(calls):
-        ends = [end_s for end_s, _ in reduction_ends(chunks, stage, walk)]
-        late = max(late, max(ends, default=0.0) - walk.makespan_s)
+        ends = reduction_ends(chunks, stage, walk)  # in order: the last one ends last
+        late = max(late, (ends[-1][0] if ends else 0.0) - walk.makespan_s)
     return late
 
 
@@ -181,7 +183,7 @@ def reduction_ends(chunks: list[list[Reduction]], stage: int, walk: Walk) -> lis
     for virtual, mine in enumerate(chunks):
         timed += ready_times(mine, walk.last_backward_start[stage][virtual], walk.last_backward_end[stage][virtual])
     network = Stream("dp")
-    ordered = sorted(timed, key=lambda pair: (pair[0], pair[1].cost.time_s))
+    ordered = sorted(timed, key=lambda pair: (pair[0], pair[1].cost.time_s)) if len(timed) > 1 else timed
     return [(network.run(call.cost.time_s, ready_s), call) for ready_s, call in ordered]
 
 
@@ -189,7 +191,7 @@ def ready_times(calls: list[Reduction], start_s: float, end_s: float) -> list[tu
     """When each bucket of one chunk is complete: spread over the chunk's last backward by size."""
     if len(calls) == 1:
         return [(end_s, calls[0])]
-    total = sum(call.bytes for call in calls)
+    total = sum([call.bytes for call in calls])
     timed, done = [], 0.0
     for call in calls:
         done += call.bytes

@@ -9,8 +9,10 @@ from steptime.base.num import Num, maximum, where
 from steptime.cost.parts import Context
 from steptime.job.assembly import Assembly, CountedParams
 from steptime.job.job import Job
-from steptime.memory.moments import FP32, mean_moments
+from steptime.memory.moments import FP32, local_tensors, mean_moments
+from steptime.memory.on_host import on_host
 from steptime.memory.states import StateBytes, group_elements, quantized_elements, shard_ranks, state_bytes
+from steptime.timing.host_update import HostUpdate, host_update
 from steptime.timing.orthogonalize import orthogonalize_s
 
 MUON_BYTES = 52.0
@@ -25,8 +27,16 @@ def update_bytes_per_param(job: Job, moments: Num) -> Num:
 
     One kernel reads the gradient, reads and writes master and moments, writes the parameter: with fp32 gradients, master and
     Adam's moments and bf16 parameters 4 + 8 + 16 + 2 = 30. The parameter is read too where it is its own master, or the upper
-    half of one.
+    half of one. Where the host updates a share of the parameters, the mean over all.
     """
+    share = job.performance.cpu_offload.share
+    if share:
+        return (1.0 - share) * (device_bytes_per_param(job, moments) + on_host(job).beside)
+    return device_bytes_per_param(job, moments)
+
+
+def device_bytes_per_param(job: Job, moments: Num) -> Num:
+    """The same of a parameter that the device updates."""
     size, states = state_bytes(job), job.software.states
     if states.optimizer == "adamw" and states.optimizer_temp_copies:
         return foreach_bytes_per_param(size)
@@ -63,7 +73,8 @@ def adafactor_bytes_per_param(size: StateBytes) -> float:
 
 def clip_bytes_per_param(job: Job) -> float:
     """Gradient norm and scaling: the gradient read twice, written once."""
-    return 3.0 * state_bytes(job).gradients if job.software.states.clip_grad else 0.0
+    device = job.performance.cpu_offload.share == 0.0 or job.software.family == "megatron-core"
+    return 3.0 * state_bytes(job).gradients if job.software.states.clip_grad and device else 0.0
 
 
 def quantize_bytes_per_weight(job: Job) -> float:
@@ -92,6 +103,21 @@ class Updated(NamedTuple):
     """Bytes of moments of each, on average."""
     held: Num
     """Parameters in this device's memory, owned or not."""
+    tensors: Num
+    """Tensors with some of the owned parameters: the shards cut the flat buffer across tensors."""
+
+
+class OptimizerStep(NamedTuple):
+    """Seconds of an optimizer step."""
+
+    device_s: Num
+    """The device's part."""
+    host: HostUpdate
+
+    @property
+    def time_s(self) -> Num:
+        """Both, one beside the other where that is possible."""
+        return self.device_s + self.host.exposed_s
 
 
 def updated(job: Job, held: CountedParams) -> Updated:
@@ -99,23 +125,28 @@ def updated(job: Job, held: CountedParams) -> Updated:
     local, means = group_elements(held), mean_moments(job, held)
     owned = {of: n / (shard_ranks(job, of) if job.zero_level >= 1 else 1) for of, n in local.items()}
     total = sum(owned.values())
-    return Updated(total, sum([n * means[of] for of, n in owned.items()]) / total, sum(local.values()))
+    tensors = 1.0 * sum([count * local_tensors(job, p)[0] for params, count in held for p in params])
+    cut = shard_ranks(job) if job.zero_level >= 1 else 1
+    return Updated(total, sum([n * means[of] for of, n in owned.items()]) / total, sum(local.values()), tensors / cut)
 
 
-def optimizer_s(assembly: Assembly, context: Context) -> Num:
+def optimizer_step(assembly: Assembly, context: Context) -> OptimizerStep:
     """Seconds of the optimizer on the stage with the most parameters, and of quantizing the updated weights."""
     job, bytes_per_s = assembly.job, context.rates.bytes_per_s
     stages = [assembly.stages[stage] for stage in sorted(set(assembly.first_alike))]
     params = [assembly.counted_params(chunks) for chunks in stages]
     most, *others = [updated(job, held) for held in params]
     for share in others:
-        moments = where(share.owned > most.owned, share.moments, most.moments)
-        most = Updated(maximum(most.owned, share.owned), moments, maximum(most.held, share.held))
+        more = share.owned > most.owned
+        moments, tensors = where(more, share.moments, most.moments), where(more, share.tensors, most.tensors)
+        most = Updated(maximum(most.owned, share.owned), moments, maximum(most.held, share.held), tensors)
     kept = most.owned if job.zero_level >= 2 else most.held
     quantized = reduce(maximum, [sum([quantized_elements(assembly, c) for c in chunks]) for chunks in stages])
     update = update_s(job, most.owned, kept, most.moments, bytes_per_s)
     orthogonal = reduce(maximum, [orthogonalize_s(job, held, context) for held in params])
-    return update + orthogonal + quantized * quantize_bytes_per_weight(job) / bytes_per_s
+    beside_s = most.owned * update_bytes_per_param(job, most.moments) / bytes_per_s
+    host = host_update(job, most.owned, most.tensors, beside_s, bytes_per_s)
+    return OptimizerStep(update + orthogonal + quantized * quantize_bytes_per_weight(job) / bytes_per_s, host)
 
 
 def update_s(job: Job, owned: Num, held: Num, moments: Num, bytes_per_s: float) -> Num:

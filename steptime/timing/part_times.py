@@ -1,6 +1,7 @@
 """Seconds of every part of a job for one micro-batch, and of the model chunks that hold them."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import inf
 from typing import NamedTuple
 
@@ -56,11 +57,17 @@ def pricing(job: Job) -> Pricing:
     ranks: dict[str, Group] = {axis: group(p, axis, n_dcs=n_dcs) for axis in axes}
     found = slower_rates(rates(job.machine.accelerator, software, job.microbatches), slow)
     link = job.machine.accelerator.host_bytes_per_s or inf
-    some = maximum(
-        1, job.microbatches
-    )  # a search also asks about layouts that leave less than one micro-batch per replica
-    woven = maximum(0.0, 1.0 - 1.0 * p.pp / some)
+    woven = woven_share(job, job.data.gbs)
     return Pricing(Context(found, software, ranks, tiers, p.tp, job.data.microbatch_sz, link, woven), dp_tiers, n_dcs)
+
+
+def woven_share(job: Job, gbs: Num) -> Num:
+    """`Context.woven` of a step of `gbs` sequences: of gbs / (dp * microbatch_sz) micro-batches all but the first pp.
+
+    dp * pp is what tp and cp leave of the devices: so the share is the same for every pipeline on them.
+    """
+    p = job.parallelism
+    return maximum(0.0, 1.0 - p.devices * job.data.microbatch_sz / (p.tp * p.cp * gbs))
 
 
 @dataclass(frozen=True)
@@ -86,6 +93,14 @@ class PartTimes:
     def layer(self) -> PartTime:
         """A layer, of the first kind where there are several."""
         return self.of[self.assembly.kinds[0]]
+
+    @cached_property
+    def plain(self) -> dict[Part, "ChunkTime"]:
+        """Each part by itself, without recomputation."""
+        return {
+            part: ChunkTime(of.forward.seconds, of.backward.seconds, of.backward.weight_s)
+            for part, of in self.of.items()
+        }
 
     def works(self, chunk: Chunk) -> list[tuple[float, Part]]:
         """The parts of a chunk and how often each stands in it."""
@@ -157,12 +172,10 @@ def more_launches(ops: list[Op], graphs: Graphs) -> Num:
     Kernels that graphs launch leave `GRAPHED_GAP` of theirs.
     """
     inside = captured(ops, graphs)
-    gaps = [launches(op) * (GRAPHED_GAP if i in inside else 1.0) for i, op in enumerate(ops)]
-    whole = sum([launches(op) for op in ops])
-    if not any(op.role in MOE for op in ops):
-        return sum(gaps) / whole
-    others = sum([launches(op) for op in ops if op.role not in MOE])
-    return sum(gaps) / (others + MLP_LAUNCHES)
+    each = [launches(op) for op in ops]
+    gaps = sum([n * GRAPHED_GAP if i in inside else n for i, n in enumerate(each)]) if inside else sum(each)
+    others = [n for op, n in zip(ops, each, strict=True) if op.role not in MOE]
+    return gaps / (sum(others) + MLP_LAUNCHES if len(others) < len(ops) else sum(each))
 
 
 def launches(op: Op) -> Num:
@@ -233,11 +246,17 @@ def chunk_time(times: PartTimes, chunk: Chunk) -> ChunkTime:
 
 def plain_time(times: PartTimes, chunk: Chunk) -> ChunkTime:
     """Seconds of one chunk without recomputation."""
-    works = [(n, times.of[part]) for n, part in times.works(chunk)]
-    forward = sum([n * part.forward.seconds for n, part in works])
-    backward = sum([n * part.backward.seconds for n, part in works])
-    weight_s = sum([n * part.backward.weight_s for n, part in works])
-    return ChunkTime(forward, backward, weight_s)
+    forward: Num = 0
+    backward: Num = 0
+    weight: Num = 0
+    for count, part in times.works(chunk):
+        forward_s, backward_s, weight_s = times.plain[part]
+        forward, backward, weight = (
+            forward + count * forward_s,
+            backward + count * backward_s,
+            weight + count * weight_s,
+        )
+    return ChunkTime(forward, backward, weight)
 
 
 def replay_s(times: PartTimes, chunk: Chunk) -> Num:

@@ -60,7 +60,10 @@ def add_after(timing: StepTime, parts: Seconds, hidden: Seconds) -> None:
         hidden["dp_comm"] = max(0.0, total - parts["dp_comm"])
     parts["tp_comm"] += timing.norm_reduce.time_s
     parts["embedding_comm"] = timing.embedding_reduce.time_s
-    parts["optimizer"] = timing.optimizer_s
+    host = timing.optimizer.host
+    parts["optimizer"], parts["host_optimizer"] = float(timing.optimizer.device_s), float(host.waited_s)
+    parts["host_comm"] = parts.get("host_comm", 0.0) + float(host.copied_s)
+    hidden["host_comm"] = hidden.get("host_comm", 0.0) + float(host.hidden_s)
     parts["stragglers"] = timing.straggler_s
 
 

@@ -20,7 +20,7 @@ from steptime.schedule import Walk, walk
 from steptime.schedule.orders import described
 from steptime.schedule.sharded import AroundActions
 from steptime.timing.data_parallel import DataParallel, data_parallel
-from steptime.timing.optimizer import optimizer_s
+from steptime.timing.optimizer import OptimizerStep, optimizer_step
 from steptime.timing.part_times import ChunkTime, PartTimes, Pricing, chunk_times, part_times, pricing
 
 STRAGGLER = 0.0036
@@ -62,7 +62,7 @@ class StepTime:
     """The tied embedding's gradient between first and last stage."""
     norm_reduce: Reduce
     """Gradients that sequence parallelism leaves partial, on the busiest stage."""
-    optimizer_s: float
+    optimizer: OptimizerStep
     straggler_s: float
 
     @property
@@ -95,6 +95,12 @@ class StepTime:
         """What follows the pipeline, and the parameter gather that precedes it."""
         dp = self.dp.reduce_exposed_s + self.dp.gather_exposed_s if self.dp else 0.0
         seconds: float = dp + self.embedding_reduce.time_s + self.norm_reduce.time_s + self.optimizer_s
+        return seconds
+
+    @property
+    def optimizer_s(self) -> float:
+        """The optimizer, on the device and on the host."""
+        seconds: float = self.optimizer.time_s
         return seconds
 
     @cached_property
@@ -135,7 +141,7 @@ def time_parts(assembly: Assembly, priced: Pricing, parts: PartTimes, *, free_se
         fsdp_time,
         embedding_reduce(assembly, priced),
         norm_reduce(assembly, priced, busiest(walked)),
-        optimizer_s(assembly, priced.context),
+        optimizer_step(assembly, priced.context),
         straggler_s(job, inside_s),
     )
 
@@ -192,7 +198,8 @@ def run_pipeline(
     `around`: what FSDP adds to the actions.
     """
     p = job.parallelism
-    weight_s = [[chunk.weight_s if described(job.schedule).split else 0.0 for chunk in stage] for stage in chunks]
+    split = described(job.schedule).split
+    weight_s = [[chunk.weight_s if split else 0.0 for chunk in stage] for stage in chunks]
     return walk(
         job.schedule,
         p.pp,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from steptime.answer.flops import FORWARD_AND_BACKWARD, attention_flops_per_token, linear_flops_per_token
-from steptime.job.assembly import Assembly, padded_vocab
+from steptime.job.assembly import Assembly
+from steptime.model.shard import padded_vocab
 
 TOLERANCE = 0.01
 """A convention within this relative difference reproduces the log's figure."""

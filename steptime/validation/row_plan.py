@@ -48,6 +48,9 @@ def to_config(row: MeasuredRow, *, known_release: bool = True) -> Mapped:
     framework = framework_of(row, known=known_release)
     assumed: list[str] = []
     performance = performance_of(row, framework, assumed)
+    if states := offloaded_states(row.text("zero_or_fsdp").lower()):
+        performance["cpu_offload"] = states
+        assumed.append("cpu_offload.threads: 1")
     parallelism = _parallelism(row, framework, assumed)
     data = {
         "gbs": row.needed("global_batch_size"),
@@ -124,13 +127,26 @@ def _refuse_what_is_not_modeled(row: MeasuredRow) -> None:
     refusals = (
         (row.text("task").lower() == "lora", "LoRA"),
         ("a2a_p2p" in row.text("model_name").lower(), "context parallelism by a2a and p2p at once"),
-        ("offload" in zero, "offloading"),
+        ("offload" in zero and not offloaded_states(zero), "offloading"),
+        # tiled loss and MLP, checkpoints on the host (deepspeedai/DeepSpeed docs/_tutorials/ulysses-alst-sequence-parallelism.md)
+        ("(alst" in row.text("framework").lower(), "ALST's tiles"),
         ("not sharded" in precision, "BF16_Optimizer of DeepSpeed"),
         ("multimodal" in row.text("model_name").lower(), "multimodal models"),
     )
     for refused, what in refusals:
         if refused:
             raise SkipRowError(f"not modeled yet: {what}")
+
+
+def offloaded_states(said: str) -> dict[str, Any]:
+    """What of a step's states lies on the host, by the words of `zero_or_fsdp`; empty where nothing of it is modeled.
+
+    >>> offloaded_states("zero3 + optimizer+param CPU offload".lower())
+    {'optimizer': 1.0, 'params': True}
+    """
+    if found := re.fullmatch(r"zero3 \+ (?:(cpu optimizer|optimizer cpu)|optimizer\+param cpu|full cpu) offload", said):
+        return {"optimizer": 1.0} | ({} if found[1] else {"params": True})
+    return {"params": True} if re.match(r"fsdp2.*cpu offload of parameters, gradients, optimizer", said) else {}
 
 
 def _parallelism(row: MeasuredRow, framework: RowFramework, assumed: list[str]) -> dict[str, Any]:

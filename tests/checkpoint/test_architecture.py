@@ -26,7 +26,7 @@ GPT2 = {
     **layers(12, {
         "attn.c_attn.weight": (768, 2304), "attn.c_attn.bias": (2304,), "attn.c_proj.weight": (768, 768),
         "attn.c_proj.bias": (768,), "mlp.c_fc.weight": (768, 3072), "mlp.c_proj.weight": (3072, 768),
-        "ln_1.weight": (768,), "ln_1.bias": (768,),
+        "ln_1.weight": (768,), "ln_1.bias": (768,), "ln_2.weight": (768,), "ln_2.bias": (768,),
     }, "transformer.h."),
     "transformer.ln_f.weight": (768,),
 }  # fmt: skip

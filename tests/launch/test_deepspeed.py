@@ -66,14 +66,32 @@ def test_overlap_and_buckets_follow_zero():
     assert config({}).config["performance"]["precision"] == "fp32"
 
 
-def test_offloading_is_an_error_until_it_is_allowed():
+def test_what_zero_offload_puts_on_the_host():
     found = read(read_deepspeed, "deepspeed/zero3_offload.json", MODEL)
-    assert status(found, "zero_optimization.offload_param.device") == "irrelevant"
-    with pytest.raises(
-        ConfigError, match=r"offload_optimizer\.device cpu: optimizer states in the host's memory; not modeled"
-    ):
+    assert found.config["performance"]["cpu_offload"] == {"optimizer": 1.0}
+    part = config({"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.3}}})
+    assert part.config["performance"]["cpu_offload"] == {"optimizer": 0.3}
+    both = {"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}
+    assert config({"zero_optimization": {"stage": 3} | both}).config["performance"]["cpu_offload"] == {
+        "optimizer": 1.0, "params": True,
+    }  # fmt: skip
+    old = config({"zero_optimization": {"stage": 3, "cpu_offload": True}})
+    assert old.config["performance"]["cpu_offload"] == {"optimizer": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("zero", "line"),
+    [
+        ({"stage": 2, "offload_optimizer": {"device": "cpu"}}, "optimizer states in the host's memory at stage 2"),
+        ({"stage": 3, "offload_optimizer": {"device": "nvme"}}, "optimizer states on nvme"),
+        ({"stage": 3, "offload_param": {"device": "cpu"}}, "parameters alone in the host's memory"),
+    ],
+)
+def test_other_offloading_is_an_error_until_it_is_allowed(zero, line):
+    found = config({"zero_optimization": zero, "bf16": {"enabled": True}})
+    with pytest.raises(ConfigError, match=f"{line}; not modeled"):
         to_job(found, HARDWARE)
-    assert len(to_job(found, HARDWARE, allow_unmodeled=True).notes) == 2
+    assert to_job(found, HARDWARE, allow_unmodeled=True).performance.cpu_offload.share == 0.0
 
 
 def test_what_the_file_leaves_to_the_model_is_listed():

@@ -176,6 +176,18 @@ UNMODELED = [
 ]  # fmt: skip
 
 
+def test_a_group_of_micro_batches_that_megatron_refuses_is_refused():
+    """20 sequences on dp 2 are 10 micro-batches: groups of pp 4 leave 2, fewer than pp (core schedules.py, :1007); 5 divides."""
+    flags = ("--pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 1 --global-batch-size 20",)
+    found = reading(*flags)
+    assert found.config["parallelism"]["microbatch_group_sz"] == 4
+    rule = "must be from pp 4 to the 10 micro-batches, with a remainder of none or at least pp (got 4); use 5"
+    assert problems(to_job, found, H100) == [f"run.sh: parallelism.microbatch_group_sz: {rule}"]
+    said = reading(*flags, "--microbatch-group-size-per-virtual-pipeline-stage 5")
+    assert to_job(said, H100).parallelism.microbatch_group_sz == 5
+    assert "microbatch_group_sz" not in reading(flags[0].replace("20", "16")).config["parallelism"]  # 8 micro-batches
+
+
 @pytest.mark.parametrize(("flags", "line"), UNMODELED)
 def test_what_costs_and_is_not_modeled_is_one_line(flags, line):
     found = reading(*flags)

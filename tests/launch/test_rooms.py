@@ -23,7 +23,7 @@ ORDER = [
         "nemo",
     ),
     "torchtitan",
-    *("trainer_files", "figures", "adapters"),
+    *("program_defaults", "trainer_files", "figures", "adapters"),
     "trainers",
     *("read", "plan_yaml", "write"),
 ]

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steptime.base.config import ConfigError
+from steptime.launch.beside import Beside
 from steptime.launch.shell.arithmetic import arithmetic
 from steptime.launch.shell.script import read_script
 
@@ -276,7 +277,7 @@ def test_the_environment_fills_in():
         ("sbatch job.sh", "run.sh: no launch command (torchrun, python, srun ...); line 1 runs job.sh: give that one"),
         ("torchrun train.py --a 1\ntorchrun train.py --a 2",
          "run.sh: 2 launch commands (lines 1, 2), cannot determine which one runs; keep only one"),
-        ("if [ -f x ]; then torchrun train.py; fi",
+        ("if [ -f x ]; then torchrun convert.py; fi",
          ("run.sh: line 1: whether it runs depends on the test in line 1 (it looks at files); "
           "put the flags in a file (args.txt)")),
         ("if [ $RANK -eq 3 ]; then torchrun train.py; fi",
@@ -288,6 +289,36 @@ def test_the_environment_fills_in():
 def test_a_script_without_one_launch_command(text, problem):
     found = launch(text)
     assert [*found.problems, *(f"run.sh: {line}" for line in found.unclear)] == [problem]
+
+
+def test_the_only_training_is_taken_to_run_where_that_depends_on_files():
+    found = launch("if [ -d ckpt ]; then torchrun train.py --a 1; fi")
+    assert ([word.text for word in found.arguments], found.problems) == (["--a", "1"], [])
+    assert found.notes[:1] == ("line 1 is taken to run: it depends on the test in line 1 (it looks at files)",)
+
+
+def test_torchrun_starts_one_process_unless_it_is_told():
+    found = launch("torchrun --nnodes 2 train.py")
+    assert (found.nodes, found.devices_per_node, found.devices) == (2, 1, 2)
+    assert found.notes == ("torchrun starts one process on each node, as no --nproc-per-node is given",)
+    assert launch("torchrun $ARGS train.py").devices is None
+
+
+def test_a_script_that_mpirun_starts_is_read(tmp_path):
+    """As llm-jp's sbatch.sh: Slurm says 8(x4), of which cut takes the 8."""
+    (tmp_path / "train.sh").write_text("python pretrain_gpt.py --tp $TP\n")
+    text = "#SBATCH --nodes=4\n#SBATCH --ntasks-per-node=8\nTP=2\nP=$(echo $SLURM_TASKS_PER_NODE | cut -d '(' -f 1)\n"
+    found = read_script(
+        text + "mpirun -np $((4 * $P)) --npernode $P bash jobs/train.sh\n", "sbatch.sh", {}, Beside(tmp_path)
+    )
+    assert (found.launchers, found.devices, found.devices_per_node) == (["mpirun"], 32, 8)
+    assert [word.text for word in found.arguments] == ["--tp", "2"]
+
+
+def test_sums_of_other_commands():
+    """expr and bc count in whole numbers: 32 / 4 / 2 is 4."""
+    assert words('N=4\ntorchrun t.py $(expr 32 / $N / 2) $(echo "$N * 2" | bc) `expr $N + 1`') == ["4", "8", "5"]
+    assert words("torchrun t.py $(expr 7 / 2)") == ["3"]
 
 
 @pytest.mark.parametrize(

@@ -179,8 +179,8 @@ def test_a_middle_stage_has_no_root():
 def test_gradients_added_up_in_fp32():
     """At 1 B/s: the first micro-batch reads 2 B of bf16 and writes 4 B an element; a later one reads 4 B more, the sum so far."""
     seconds_of = pipeline_seconds(memory=1.0)
-    prices = seconds_of.prices[0][0]
-    assert seconds_of.sums_s(prices) == (pytest.approx(6 * STAGE_0), pytest.approx(10 * STAGE_0))
+    of = seconds_of.chunks[0][0]
+    assert (of.first_sum_s, of.sum_s) == (pytest.approx(6 * STAGE_0), pytest.approx(10 * STAGE_0))
 
 
 @pytest.mark.parametrize("together", [1, 2])

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from physics_jobs import job
+from physics_jobs import FREE, job, machine
 
 from steptime.answer.result import estimate
 from steptime.base.rows import StageMemory
 from steptime.job.assembly import Assembly
+from steptime.memory.kept_buffers import dummy_wgrad_bytes
 from steptime.memory.stages import first_backward_moments
 from steptime.model.segments import find_segments, kept_names
 
@@ -37,6 +38,23 @@ def test_fused_accumulation_keeps_a_dummy_gradient_of_each_shape(layout, units):
     """Two tokens: beside 2 bytes for a weight of each shape (TransformerEngine's get_dummy_wgrad) all else is below 2 %."""
     for stage, expected in zip(stages(**({"model": WIDE, "seqlen": 2} | layout)), units, strict=True):
         assert stage.transient_bytes == pytest.approx(expected * UNIT, rel=0.02)
+
+
+def test_biases_of_experts_have_no_dummy_gradient():
+    """Of 4 experts: qkv 3 units, projection 1, router 4 / 1024, one expert's gate and up 4 and down 2, the head 8."""
+    moe = {"n_experts": 4, "expert_inter_sz": 2048, "experts_per_token": 1}
+    found = Assembly(job("megatron-core", model=WIDE | {"bias": True, "moe": moe}))
+    assert dummy_wgrad_bytes(found, 0) == 18 * UNIT + 2 * 4 * 1024
+
+
+def test_biases_of_experts_are_not_quantized():
+    """qkv 3 units, projection 1 and 4 experts of 6: the router's weight, in fp32, and biases keep no fp8 copy."""
+    moe = {"n_experts": 4, "expert_inter_sz": 2048, "experts_per_token": 1}
+    on = machine(peak_flops={"bf16": FREE, "fp8": FREE}, sustained_flops={"bf16": FREE, "fp8": FREE})
+    given = {"on": on, "performance": {"precision": "fp8_current"}}
+    for bias in (False, True):
+        (layer,) = Assembly(job("megatron-core", model=WIDE | {"bias": bias, "moe": moe}, **given)).kinds
+        assert layer.n_quantized == 28 * 1024 * 1024
 
 
 def test_without_fusion_one_true_gradient_lives_for_a_moment():

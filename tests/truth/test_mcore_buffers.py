@@ -15,10 +15,11 @@ from functools import cache
 import pytest
 from mcore_ask import ask, cases, checked, model
 
-from steptime.job.assembly import Assembly, padded_vocab
+from steptime.job.assembly import Assembly
 from steptime.job.job import Job
 from steptime.memory.buckets import bucket_elements
 from steptime.memory.states import stage_states
+from steptime.model.shard import padded_vocab
 from steptime.timing.step_time import step_time
 
 SMALL = {"layers": 4, "h": 64, "nq": 4, "nkv": 2, "d": 16, "i": 176, "s": 32, "b": 2, "vocab": 500}

@@ -11,7 +11,7 @@ from pathlib import Path
 import mcore_ask as ask
 import pytest
 
-from steptime.schedule import Action, in_flight, order, placement, walk
+from steptime.schedule import Action, default_group, in_flight, order, placement, walk
 
 MEGATRON = Path(__file__).with_name("mcore_schedule.py")
 
@@ -25,7 +25,13 @@ RUNS = [
         for vpp in (2, 4)
     ],
 ]
-REFUSED = [(4, 2, 10, 4), (4, 2, 3, 4), (4, 2, 8, 3)]
+# pp, vpp, microbatches that pp does not divide: default_group, the smallest group that Megatron accepts
+UNEVEN = [
+    (pp, vpp, m) for pp, m in [(2, 3), (2, 31), (3, 4), (4, 5), (4, 13), (4, 15), (6, 64), (5, 9)] for vpp in (2, 3)
+]
+RUNS += [(pp, vpp, m, default_group(pp, m)) for pp, vpp, m in UNEVEN]
+SMALLER = [(pp, vpp, m, group) for pp, vpp, m in UNEVEN for group in range(pp, default_group(pp, m))]
+REFUSED = [*SMALLER, (4, 2, 10, 4), (4, 2, 3, 4), (4, 2, 8, 3)]
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +50,13 @@ def test_megatron_runs_this_order_on_every_rank(megatron, cell):
     pp, vpp, microbatches, group = cell
     theirs = [[Action(*action) for action in rank] for rank in megatron[cell]["orders"]]
     assert theirs == [list(actions) for actions in order(name(vpp), pp, vpp, microbatches, group)]
+
+
+@pytest.mark.parametrize("cell", UNEVEN, ids=str)
+def test_a_plan_without_a_group_runs_megatrons_order(megatron, cell):
+    """As Megatron with the smallest group that it accepts; every smaller one is among REFUSED."""
+    theirs = megatron[(*cell, default_group(cell[0], cell[2]))]["orders"]
+    assert [[Action(*action) for action in rank] for rank in theirs] == list(map(list, order("interleaved", *cell)))
 
 
 @pytest.mark.parametrize("cell", [*RUNS, *REFUSED], ids=str)

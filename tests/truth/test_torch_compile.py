@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.decomposition import select_decomp_table
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
@@ -20,10 +21,11 @@ from torch_ours import block_input, kept, whole
 
 from steptime.model.blocks import block_ops, head_ops
 from steptime.model.model import Model
-from steptime.model.ops import tensor_bytes
-from steptime.model.segments import find_segments, kept_names
+from steptime.model.ops import Gemm, tensor_bytes
+from steptime.model.segments import find_segments, kept_names, replayed
 from steptime.model.shard import Shard
 from steptime.software.performance import Performance, resolve
+from steptime.software.settings import Compile
 
 ATEN = torch.ops.aten
 VIEWS = {
@@ -75,7 +77,7 @@ def model_of(kind: str) -> Model:
     return Model(n_layers=1, vocab_sz=128, **SIZES[kind])
 
 
-def shard_of(model: Model, compiled: str) -> Shard:
+def shard_of(model: Model, compiled: Compile) -> Shard:
     software = resolve(Performance(software="torch", compile=compiled))
     return Shard(float(B), float(S), float(S), 1.0, False, float(model.vocab_sz), software)
 
@@ -162,6 +164,34 @@ def ours_per_op(model: Model, *, compiled: bool) -> Counter[int]:
     segments = find_segments(ops, frozenset({"per_op"}), compiled=compiled)
     sizes = tensor_bytes(ops, x)
     return Counter(whole(sizes[name]) for name in kept_names(ops, segments))
+
+
+@pytest.mark.parametrize("kind", SIZES)
+def test_a_compiled_replay_is_cut_to_what_backward_reads(kind):
+    """Products of backward: two for each of the block's, and its replay without the last one, though early_stop is off."""
+    model, products = model_of(kind), []
+    block = Block(model)
+
+    def backward(graph: torch.fx.GraphModule, _example: object):
+        products.append(sum(node.target is ATEN.mm.default for node in graph.graph.nodes))
+        return make_boxed_func(graph.forward)
+
+    def run(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        return checkpoint(block, x, cos, sin, use_reentrant=False, early_stop=False)
+
+    backend = aot_autograd(
+        fw_compiler=lambda graph, _: make_boxed_func(graph.forward),
+        bw_compiler=backward,
+        partition_fn=min_cut_rematerialization_partition,
+        decompositions=select_decomp_table(),
+    )
+    torch._dynamo.reset()
+    torch.compile(run, backend=backend, fullgraph=True)(*inputs(model)).sum().backward()
+    ops = block_ops(model, shard_of(model, "blocks"))
+    early = resolve(Performance(software="torchtitan", compile="blocks")).activations.recompute_stops_early
+    again = replayed(ops, 0, len(ops) - 1, stops_early=early)
+    forward = [isinstance(op, Gemm) for op in ops]
+    assert products == [2 * sum(forward) + sum(forward[i] for i in again)] == [2 * 7 + 6]
 
 
 @pytest.mark.parametrize("kind", SIZES)

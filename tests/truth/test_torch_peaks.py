@@ -52,6 +52,9 @@ KINDS = {
     },
     "squared relu mlp": {"glu": False, "activation": "relu2", "norm": "layernorm"},
     "squared relu glu": {"activation": "relu2"},
+    "olmo2": {"post_norms": True, "pre_norms": False, "qk_norm": True, "qk_norm_type": "per_layer"},
+    "gpt neox": {"glu": False, "norm": "layernorm", "bias": True, "parallel_residual": True},
+    "falcon": {"glu": False, "norm": "layernorm", "norm_bias": True, "parallel_residual": True, "shared_norm": True},
 }
 KERNELS = {
     "flash": Kernels(),
@@ -131,6 +134,14 @@ OTHERS = {
 @pytest.mark.parametrize("shape", ["wide mlp", "gqa"])
 def test_fsdp_in_one_group_and_with_replicas(shape, layout, seqlen):
     model = Model(**SHAPES[shape])
+    torch_holds = held(model, Kernels(), seqlen, layout)
+    assert allocated(model, Kernels(), seqlen, layout).allocated_bytes == torch_holds.peak, torch_holds.op
+
+
+@pytest.mark.parametrize("seqlen", [8, 128])
+@pytest.mark.parametrize("kind", ["olmo2", "gpt neox", "falcon"])
+def test_fsdp_of_other_blocks(kind, seqlen):
+    model, layout = Model(**SHAPES["wide mlp"], **KINDS[kind]), Layout(8, micro_batches=2, fsdp=Fsdp())
     torch_holds = held(model, Kernels(), seqlen, layout)
     assert allocated(model, Kernels(), seqlen, layout).allocated_bytes == torch_holds.peak, torch_holds.op
 

@@ -37,6 +37,10 @@ KINDS = {
     "relu mlp": {"glu": False, "activation": "relu", "dropout": 0.2},
     "squared relu mlp": {"glu": False, "activation": "relu2", "norm": "layernorm"},
     "squared relu glu": {"activation": "relu2"},
+    "gemma": {"post_norms": True, "activation": "gelu", "qk_norm": True},
+    "olmo2": {"post_norms": True, "pre_norms": False, "qk_norm": True, "qk_norm_type": "per_layer"},
+    "gpt neox": {"glu": False, "norm": "layernorm", "bias": True, "parallel_residual": True, "dropout": 0.1},
+    "falcon": {"glu": False, "norm": "layernorm", "norm_bias": True, "parallel_residual": True, "shared_norm": True},
     "qwen3 no rope": {"qk_norm": True, "rotary_embeds": False, "glu": False, "activation": "silu"},
 }
 KERNELS = [

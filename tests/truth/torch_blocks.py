@@ -202,8 +202,10 @@ class Attention(nn.Module):
         self.k = nn.Linear(model.hidden_sz, kv_width, bias=model.qkv_bias)
         self.v = nn.Linear(model.hidden_sz, kv_width, bias=model.qkv_bias)
         self.o = nn.Linear(q_width, model.hidden_sz, bias=model.bias)
-        self.q_norm = Norm(model.head_dim, model, kernels) if model.qk_norm else None
-        self.k_norm = Norm(model.head_dim, model, kernels) if model.qk_norm else None
+        self.whole = model.qk_norm_type == "per_layer"
+        q_norm, k_norm = (q_width, kv_width) if self.whole else (model.head_dim, model.head_dim)
+        self.q_norm = Norm(q_norm, model, kernels) if model.qk_norm else None
+        self.k_norm = Norm(k_norm, model, kernels) if model.qk_norm else None
 
     def core(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         if self.kernels.attention == "flash":
@@ -212,8 +214,11 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor | None, sin: Tensor | None, mask: Tensor) -> Tensor:
         b, s, _ = x.shape
-        q, k, v = (linear(x).view(b, s, -1, self.head_dim) for linear in (self.q, self.k, self.v))
-        if self.q_norm is not None:
+        q, k, v = self.q(x), self.k(x), self.v(x)
+        if self.q_norm is not None and self.whole:  # transformers modeling_olmo2.py, Olmo2Attention.forward
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k, v = (t.view(b, s, -1, self.head_dim) for t in (q, k, v))
+        if self.q_norm is not None and not self.whole:
             q, k = self.q_norm(q), self.k_norm(k)
         if cos is not None:
             q, k = Rotate.apply(q, cos, sin), Rotate.apply(k, cos, sin)
@@ -254,15 +259,29 @@ class Mlp(nn.Module):
 class Block(nn.Module):
     def __init__(self, model: Model, kernels: Kernels) -> None:
         super().__init__()
-        self.p = model.dropout
-        self.norm1, self.attn = Norm(model.hidden_sz, model, kernels), Attention(model, kernels)
-        self.norm2, self.mlp = Norm(model.hidden_sz, model, kernels), Mlp(model, kernels)
+        self.p, self.parallel = model.dropout, model.parallel_residual
+
+        def norm(there: bool) -> Norm | nn.Identity:
+            return Norm(model.hidden_sz, model, kernels) if there else nn.Identity()
+
+        self.norm1, self.attn = norm(model.pre_norms), Attention(model, kernels)
+        self.norm2 = None if model.shared_norm else norm(model.pre_norms)
+        self.mlp = Mlp(model, kernels)
+        self.post1, self.post2 = norm(model.post_norms), norm(model.post_norms)
         if model.lora is not None:
             adapt(self, model.lora)
 
     def forward(self, x: Tensor, cos: Tensor | None, sin: Tensor | None, mask: Tensor) -> Tensor:
-        x = x + dropout(self.attn(self.norm1(x), cos, sin, mask), self.p)
-        return x + dropout(self.mlp(self.norm2(x)), self.p)
+        if (
+            self.parallel
+        ):  # transformers modeling_gpt_neox.py, GPTNeoXLayer.forward; modeling_phi.py, PhiDecoderLayer.forward
+            first = self.norm1(x)
+            branch = dropout(self.post1(self.attn(first, cos, sin, mask)), self.p)
+            second = first if self.norm2 is None else self.norm2(x)
+            del first
+            return dropout(self.post2(self.mlp(second)), self.p) + branch + x
+        x = x + dropout(self.post1(self.attn(self.norm1(x), cos, sin, mask)), self.p)
+        return x + dropout(self.post2(self.mlp(self.norm2(x))), self.p)
 
 
 class Transformer(nn.Module):

@@ -11,9 +11,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
     FullyShardedDataParallel,
     MixedPrecision,
     MixedPrecisionPolicy,
+    OffloadPolicy,
     ShardingStrategy,
     fully_shard,
 )
@@ -55,6 +57,8 @@ class Fsdp:
     """What the sharded parameters are stored in; compute runs in the kernels' precision."""
     reduce: str = "fp32"
     wrap: str = "block"
+    offload: bool = False
+    """States on the host (CPUOffloadPolicy)."""
     version: int = 2
     """1: FullyShardedDataParallel, one flat parameter per group."""
 
@@ -73,9 +77,11 @@ def sharded(model: Model, kernels: Kernels, fsdp: Fsdp, seqlen: int, mesh: Devic
     if mesh["dp"].size() > 1:
         data = mesh["replicas", "dp"] if mesh["replicas"].size() > 1 else mesh["dp"]
         policy = MixedPrecisionPolicy(param_dtype=kernels.dtype, reduce_dtype=DTYPES[fsdp.reduce])
+        where = CPUOffloadPolicy(pin_memory=False) if fsdp.offload else OffloadPolicy()
+        said = {"mesh": data, "mp_policy": policy, "offload_policy": where}
         for block in module.blocks if fsdp.wrap == "block" else []:
-            fully_shard(block, mesh=data, mp_policy=policy, reshard_after_forward=fsdp.reshard_blocks)
-        fully_shard(module, mesh=data, mp_policy=policy, reshard_after_forward=fsdp.reshard_root)
+            fully_shard(block, reshard_after_forward=fsdp.reshard_blocks, **said)
+        fully_shard(module, reshard_after_forward=fsdp.reshard_root, **said)
     return module
 
 

@@ -46,4 +46,8 @@ def with_variables(reading: Reading, variables: Mapping[str, str]) -> Reading:
         if value is not None:
             performance[key] = value
             flags.append(LaunchFlag(variable, said, "used", f"performance.{key}"))
+    threads = variables.get("OMP_NUM_THREADS", "")
+    if "cpu_offload" in performance and threads.isdecimal() and int(threads) > 0:
+        performance["cpu_offload"] = performance["cpu_offload"] | {"threads": int(threads)}
+        flags.append(LaunchFlag("OMP_NUM_THREADS", threads, "used", "performance.cpu_offload.threads"))
     return reading._replace(config=reading.config | {"performance": performance}, flags=flags)

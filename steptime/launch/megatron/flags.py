@@ -16,7 +16,7 @@ from steptime.launch.shell.scope import Unknown
 
 OLD_RELEASE = "Megatron-LM (2021 and 2022)"
 DEEPSPEED_FORK = "Megatron-DeepSpeed (2021 and 2022)"
-_FILES = {"vocab_file", "merge_file", "tokenizer_model", "tokenizer_name_or_path"}
+_FILES = {"vocab_file", "tokenizer_file", "merge_file", "tokenizer_model", "tokenizer_name_or_path"}
 """Arguments that name files: without a value they count as not set."""
 _FLAG = re.compile(r"--[A-Za-z][\w-]*(=.*)?", re.DOTALL)
 _WORDS = {"": None, "None": None, "[]": None, "{}": None, "()": None, "True": True, "False": False}
@@ -91,7 +91,9 @@ def _add(flag: Word, values: list[Word], line: CommandLine) -> None:
     key = spelled(argument, table)
     on_or_off = rule is not None and (False in rule.off or isinstance(table.defaults.get(key, ("", 0))[1], bool))
     said = len(values) == 1 and values[0].text.lower() in {"true", "false"}  # ms-swift's switches take a value
-    switch = (off is not None or argument in table.raw["switches"] or (on_or_off and not values)) and not said
+    switch = (
+        off is not None or {argument, key} & set(table.raw["switches"]) or (on_or_off and not values)
+    ) and not said
     if switch or rule is None:
         kept = [] if switch else values
         for word in values[len(kept) :]:

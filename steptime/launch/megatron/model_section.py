@@ -11,11 +11,20 @@ from steptime.launch.megatron.expert_layers import expert_section
 from steptime.launch.megatron.hybrid_layers import hybrid_pattern, hybrid_section
 from steptime.launch.vocabulary import entries_of
 
+_TOKENIZERS = ("tokenizer_model", "tokenizer_name_or_path", "tokenizer_file", "vocab_file", "merge_file")
+"""Arguments that name a tokenizer's files."""
+
 
 def model_section(keys: JobKeys, *, unfused: bool) -> dict[str, Any]:
     """Shapes and kinds; keys that are not given are left for the Job to ask for. `unfused`: attention keeps its scores."""
     if not {"num_layers", "hidden_size", "num_attention_heads"} & {*keys.values, *keys.defaults}:
         keys.left_open["model"] = "model unknown; add --set model=NAME (3dtrn models lists them)"
+        return {}
+    if (
+        keys.on("use_checkpoint_args") and "add_bias_linear" not in keys.values
+    ):  # checkpointing.py, load_args_from_checkpoint
+        what = f"{keys.name('use_checkpoint_args')}: the checkpoint's own sizes, groups and biases go before the flags'"
+        keys.left_open["model"] = f"{what}; add --set model=NAME (3dtrn models lists them)"
         return {}
     hidden, heads = keys.count("hidden_size"), keys.count("num_attention_heads")
     named = keys.get("glu_activation") is not None
@@ -118,7 +127,7 @@ def _vocabulary(keys: JobKeys) -> int | None:
     if size is not None and kind == "NullTokenizer":
         size += 1  # core tokenizers/text/libraries/null_tokenizer.py: one more for the end of a document
     if size is None:
-        files = [keys.get(key) for key in ("tokenizer_model", "tokenizer_name_or_path", "vocab_file", "merge_file")]
+        files = [keys.get(key) for key in _TOKENIZERS]
         found = entries_of(kind, [str(name) for name in files if name], keys.beside)
         if not any(files) and (name := keys.get("run.name")):
             found = found or entries_of("", [str(name)])

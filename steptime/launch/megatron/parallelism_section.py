@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from steptime.launch.devices import data_parallel
+from steptime.launch.devices import data_parallel, told_whole
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import load_table
 from steptime.launch.megatron.expert_layers import expert_degrees
@@ -35,13 +35,26 @@ def layout_section(keys: JobKeys, devices: int | None) -> dict[str, Any]:
     if tp == 1:
         keys.without_effect("sequence_parallel", "only with tensor parallelism")
     section |= _stages(keys, pp, vpp) | _states(keys)
-    group = "microbatch_group_size_per_vp_stage"
-    if (said := keys.whole(group)) is not None:
-        if vpp > 1:
-            section |= {"microbatch_group_sz": said} if said != pp else {}
-        else:
-            keys.without_effect(group, "only with virtual stages")
-    return section
+    return section | _groups(keys, section)
+
+
+def _groups(keys: JobKeys, section: dict[str, Any]) -> dict[str, int]:
+    """The group of micro-batches of interleaved stages: pp where none is said (core model_parallel_config.py, __post_init__).
+
+    A plan that says none takes one that runs; Megatron-LM stops where pp does not divide the micro-batches.
+    """
+    name, pp = "microbatch_group_size_per_vp_stage", section["pp"]
+    said = keys.whole(name)
+    if "vpp" not in section:
+        if said is not None:
+            keys.without_effect(name, "only with virtual stages")
+        return {}
+    if said is not None and said != pp:
+        return {"microbatch_group_sz": said}
+    gbs = told_whole(keys.sets, "data.gbs") or keys.whole("global_batch_size")
+    micro = told_whole(keys.sets, "data.microbatch_sz") or keys.whole("micro_batch_size")
+    batch = (micro or 0) * section.get("dp", 0)
+    return {"microbatch_group_sz": pp} if gbs and batch and gbs // batch % pp else {}
 
 
 def _exchange(keys: JobKeys) -> str:

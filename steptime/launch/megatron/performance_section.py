@@ -24,7 +24,7 @@ def performance_section(keys: JobKeys, layout: dict[str, Any], software: str) ->
     section: dict[str, Any] = {"software": software}
     if multiple := keys.whole("make_vocab_size_divisible_by"):
         section["vocab_multiple"] = multiple
-    section |= _precision(keys) | _recompute(keys) | _offload(keys) | _states(keys)
+    section |= _precision(keys) | _recompute(keys) | _offload(keys) | _states(keys) | _cpu_offload(keys)
     fused = keys.on("gradient_accumulation_fusion")
     if software.partition("@")[0] in OLDER:
         if keys.on("use_flash_attn"):
@@ -127,7 +127,7 @@ def _states(keys: JobKeys) -> dict[str, Any]:
             section["muon_tp_mode"] = str(keys.get("muon_tp_mode"))
     elif str(keys.get("optimizer")) not in {"adam", "adamw"}:
         keys.leave_out("optimizer", "another optimizer than Adam: its two moments are counted")
-    if not keys.on("use_precision_aware_optimizer"):
+    if not keys.on("use_precision_aware_optimizer") or keys.on("optimizer_cpu_offload"):
         return section
     remainders = keys.on("store_param_remainders", default=True) and keys.on("bf16")
     if keys.word("main_params_dtype") != "fp32":
@@ -141,6 +141,20 @@ def _states(keys: JobKeys) -> dict[str, Any]:
     else:
         keys.leave_out("exp_avg_dtype", "both moments in one of fp32, bf16 and fp16: fp32 is counted")
     return section
+
+
+def _cpu_offload(keys: JobKeys) -> dict[str, Any]:
+    """Optimizer states in the host's memory, which are fp32 whatever dtypes are set for TransformerEngine's."""
+    if not keys.on("optimizer_cpu_offload"):
+        return {}
+    if not keys.on("pin_cpu_grads", default=True):
+        keys.leave_out("pin_cpu_grads", "copies to memory that is not pinned: the rate of pinned copies is used")
+    found: dict[str, Any] = {"optimizer": float(keys.get("optimizer_offload_fraction") or 0.0)}
+    if keys.on("overlap_cpu_optimizer_d2h_h2d"):
+        found["overlap"] = True
+    if not keys.on("use_precision_aware_optimizer"):
+        found["keep_masters"] = True
+    return {"cpu_offload": found}
 
 
 def _kernels(keys: JobKeys) -> dict[str, Any]:

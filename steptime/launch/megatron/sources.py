@@ -71,21 +71,9 @@ def _located(path: str, read: Callable[[Any], T], what: Any) -> T:
         raise ConfigError(f"{path}: {problem}" for problem in error.problems) from None
 
 
-def _last_of_each(text: str) -> str:
-    """A mapping of flags without duplicates: Megatron-LM's own loader takes the last of several."""
-    lines = text.splitlines()
-    flags = {found[0]: i for i, line in enumerate(lines) if (found := re.match(r"\s*--[\w-]+(?=\s*:)", line))}
-    kept = (
-        i
-        for i, line in enumerate(lines)
-        if (found := re.match(r"\s*--[\w-]+(?=\s*:)", line)) is None or flags[found[0]] == i
-    )
-    return "\n".join(lines[i] for i in kept)
-
-
 def _yaml_words(text: str, path: str) -> list[Word]:
     """The flags of a `MODEL_ARGS` mapping; true is a switch, false or null is not given."""
-    given = parse(_last_of_each(text), path)
+    given = parse(text, path, repeats=True)  # its own loader takes the last of several
     given = given.get("MODEL_ARGS") if isinstance(given, dict) else None
     if not isinstance(given, dict):
         raise ConfigError(f"{path}: MODEL_ARGS: expected a mapping of flags")
@@ -107,6 +95,8 @@ def _yaml_words(text: str, path: str) -> list[Word]:
 def _from_script(path: str, script: Script, sets: Mapping[str, Any] | None, beside: Beside) -> Reading:
     if script.problems:
         raise ConfigError(script.problems)
+    if told_of_it := script.other_work():
+        raise ConfigError(f"{path}: {told_of_it}")
     if told_whole(sets, "parallelism.dp") is not None:  # a script may leave its number of nodes to be edited
         script = script._replace(nodes=None, devices=None)
     return _from_words(path, script.arguments, script, sets, beside)
@@ -138,11 +128,13 @@ def _from_words(
         if script.devices_per_node and script.nodes:
             nodes, each = counted(script.nodes, "node"), counted(script.devices_per_node, "process")
             keys.notes.append(f"launched on {nodes} with {each} each")
+        keys.notes += script.notes
         if outside := _from_outside(script.environment):
             keys.notes.append(f"from the environment: {outside}")
         if script.unclear:
             keys.left_open["parallelism.dp"] = f"{script.unclear[0]}; add --set parallelism.dp=N"
-    put_deepspeed_config(keys, beside)
+    if put_deepspeed_config(keys, beside):
+        keys.beside_flags.append(LaunchFlag("deepspeed_config", "", "unmodeled", "states in the host's memory"))
     reading = _plan(keys, is_legacy(said.arguments), script.devices if script else None)
     reading = _of_release(reading, fitting_release(said.arguments.keys()))
     return reading if script is None else _on_machine(with_variables(reading, script.variables), script)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ from steptime.launch.shell.conditions import Outcome, answer
 from steptime.launch.shell.expansion import Expander
 from steptime.launch.shell.lexer import Token
 from steptime.launch.shell.scope import Scope, Unknown, Value, clean, merged
-from steptime.launch.shell.slurm import submitted
+from steptime.launch.shell.slurm import launcher_of, started, submitted
 
 _DECLARE = frozenset({"export", "local", "declare", "typeset", "readonly"})
 _MOST_COMMANDS = 50_000
@@ -236,34 +237,38 @@ class DryRun:
         elif first == "exit" and (not rest or rest[0].text == "0"):
             raise _ExitError
         elif first in self.functions and self.depth < _DEEPEST:
-            return self.call(self.functions[first], rest)
+            with self.deeper(rest):
+                return self.block(self.functions[first].body)
+        elif (at := started(fields)) and self.included(fields[at].text, fields[at + 1 :], launcher_of(fields, at)):
+            pass
         elif not self.inner(fields, node.line):
             self.commands.append(Command(fields, node.line, self.doubt))
         return "ran"
 
-    def call(self, function: grammar.Function, words: list[Value]) -> Outcome:
-        """Interpret a function's body with its own positional words."""
-        before, self.scope.positional = self.scope.positional, words
+    @contextmanager
+    def deeper(self, positional: list[Value] | None) -> Iterator[None]:
+        """One level down, with positional words of its own."""
+        before, self.scope.positional = self.scope.positional, positional
         self.depth += 1
         try:
-            return self.block(function.body)
+            yield
         finally:
             self.depth -= 1
             self.scope.positional = before
 
-    def included(self, path: str, words: list[Value]) -> bool:
-        """Interpret a script next to this one, with its own words if given; False where it does not exist."""
-        text = self.beside.text(path) if self.depth < _DEEPEST else None
+    def included(self, path: str, words: list[Value], launcher: list[Value] | None = None) -> bool:
+        """Interpret a script beside this one, with its own words if given, `launcher` before each command; False: not there."""
+        text, start = self.beside.text(path) if self.depth < _DEEPEST else None, len(self.commands)
         if text is None:
             return False
-        before, self.scope.positional = self.scope.positional, words or self.scope.positional
-        self.depth += 1
-        try:
+        with self.deeper(words or self.scope.positional):
             self.block(grammar.parse_shell(clean(text), self.scope.shown(path)))
-        finally:
-            self.depth -= 1
-            self.scope.positional = before
+        self.started_by(launcher or [], start)
         return True
+
+    def started_by(self, words: list[Value], start: int) -> None:
+        """Put words before the commands from number `start` on."""
+        self.commands[start:] = [found._replace(words=words + found.words) for found in self.commands[start:]]
 
     def inner(self, fields: list[Value], line: int) -> bool:
         """Interpret the text given to `bash -c` or `eval`; words in front of it launch each of its commands."""
@@ -271,13 +276,9 @@ class DryRun:
         if not text or self.depth >= _DEEPEST or len(text) > LARGEST:
             return False
         start = len(self.commands)
-        self.depth += 1
-        try:
+        with self.deeper(self.scope.positional):
             self.block(grammar.parse_shell(text, self.name, line))
-        finally:
-            self.depth -= 1
-        prefix = fields[:at]
-        self.commands[start:] = [found._replace(words=prefix + found.words) for found in self.commands[start:]]
+        self.started_by(fields[:at], start)
         return True
 
     # --- tests ---------------------------------------------------------------------------------------------------------

@@ -14,6 +14,10 @@ _NAME = re.compile(r"[A-Za-z_]\w*|[0-9#@*?$!-]")
 _BRACED = re.compile(r"(#?)([A-Za-z_]\w*|[0-9]+|[#@*?$!-])(\[(?:[^\[\]]|\[[^\]]*\])*\])?(.*)", re.DOTALL)
 _DEFAULT = re.compile(r"(:?[-=+?])(.*)", re.DOTALL)
 _HERE = re.compile(r"\s*cat\s*<<-?\s*(['\"]?\w+['\"]?)[ \t]*\n(.*)\n\s*\w+\s*", re.DOTALL)
+_SUM = re.compile(r"\s*expr\s+([^|;&<>\n]+)|\s*echo\s+\"?([^|;&<>\n\"]+)\"?\s*\|\s*bc\s*")
+"""Whole-number arithmetic by other commands: $(expr 32 / $GPUS), $(echo "$A * $B" | bc)."""
+_CUT = re.compile(r"\s*echo\s+([^|;&<>\n]+?)\s*\|\s*cut\s+-d\s*(['\"]?)(.)\2\s+-f\s*(\d{1,3})\s*")
+"""One of the parts of a text: $(echo $SLURM_TASKS_PER_NODE | cut -d '(' -f 1)."""
 _DEEPEST = 30
 _COUNTS_DEVICES = re.compile(
     r"\bdevice_count\(\)|\b(?:nvidia|rocm|xpu)-smi\b.*(?:wc +-l|grep +-c)|\bSLURM_GPUS_ON_NODE\b"
@@ -199,6 +203,12 @@ class Expander:
         shown = f"$({' '.join(inner.split())})"
         self.depth += 1
         try:
+            if sums := _SUM.fullmatch(inner):
+                return self.scope.arithmetic(self.text(sums[1] or sums[2], line), shown)
+            if cut := _CUT.fullmatch(inner):
+                parts = self.text(cut[1], line).split(cut[3])
+                if self.scope.known(self.text(cut[1], line)) and 0 < int(cut[4]) <= len(parts):
+                    return parts[int(cut[4]) - 1]
             plain = len(words) == 2 and not re.search(r"[|;&<>\n]", words[1]) and self.depth < _DEEPEST
             if inner.lstrip().startswith("#"):
                 return ""  # a comment amid continued lines

@@ -102,6 +102,16 @@ def size_of(
     return nodes, per_node, devices, unclear
 
 
+def one_each(words: list[Word], launchers: list[str]) -> bool:
+    """Whether torchrun starts its default of one process on each node (torch/distributed/run.py, --nproc-per-node).
+
+    >>> [one_each([Word("torchrun", 1), *more], ["torchrun"]) for more in ([], [Word("--nproc_per_node=gpu", 1)])]
+    [True, False]
+    """
+    said = _option(words, LAUNCHERS["torchrun"].per_node) is not None or any(word.unresolved for word in words)
+    return launchers[-1:] == ["torchrun"] and not said
+
+
 def _without_hosts(per_node: int | None, variables: dict[str, str]) -> tuple[int | None, int | None, int | None]:
     """The same for DeepSpeed's launcher without a hostfile: every device of this node (deepspeed/launcher/runner.py).
 

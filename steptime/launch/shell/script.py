@@ -16,9 +16,15 @@ from steptime.launch.beside import Beside
 from steptime.launch.shell.dry_run import Command, DryRun
 from steptime.launch.shell.expansion import DEVICES_ON_NODE, Expander
 from steptime.launch.shell.grammar import parse_shell
-from steptime.launch.shell.processes import LAUNCHERS, Word, size_of
+from steptime.launch.shell.processes import LAUNCHERS, Word, one_each, size_of
 from steptime.launch.shell.scope import Scope, Value, clean
 from steptime.launch.shell.slurm import headers_of, slurm_variables
+
+_OTHER_WORK = re.compile(
+    r"^(?!.*(?:train|tune|sft|pretrain)).*(?:infer|predict|eval|export|generat|serve|merge|convert|chat|web_demo|cli_demo|api)",
+    re.IGNORECASE,
+)
+"""What the names of programs have that run a model or change its files and do not train it."""
 
 
 class Script(NamedTuple):
@@ -50,6 +56,13 @@ class Script(NamedTuple):
 
     environment: dict[str, str]
     """Variables of the environment that the script asked for, but for the usual ones of any shell."""
+    notes: tuple[str, ...] = ()
+    """What is assumed of the script."""
+
+    def other_work(self) -> str:
+        """That the program does not train, where its name says so."""
+        other = _OTHER_WORK.search(self.program.rpartition("/")[2])
+        return f"line {self.line} runs {self.program}, which does not train" if other else ""
 
 
 class _Launch(NamedTuple):
@@ -82,20 +95,34 @@ _PLACEHOLDER = re.compile(r"(?<!<)<([A-Z][A-Z_]*(?:[ _][\w./-]+)+)>")
 def read_script(text: str, name: str, env: dict[str, str] | None = None, beside: Beside | None = None) -> Script:
     """The launch command of a shell script; `env` is the environment it would run in, and its own words: "1", "2" ...
 
-    `beside`: the files that it may source. Without a launch command, the flags that its variables hold are the arguments.
+    `beside`: the files that it may source. Without a launch command, the flags that its variables hold are the arguments. A
+    script that is given no words and launches nothing as long as they are open is read as run without any.
 
     Raises:
         ConfigError: the text is no shell script that can be read (a quote that never ends).
     """
+    found = _read(text, name, env, beside, None)
+    if found.problems and "1" not in (env or {}):
+        again = _read(text, name, env, beside, [])
+        return again if again.program and not again.problems else found
+    return found
+
+
+def _read(
+    text: str, name: str, env: dict[str, str] | None, beside: Beside | None, positional: list[Value] | None
+) -> Script:
     text = _PLACEHOLDER.sub(lambda found: f"[{'_'.join(found[1].split())}]", clean(text))
     headers = headers_of(text)
     scope = Scope(slurm_variables(headers, text) | (env or {}))
+    scope.positional = positional
     if env and "1" in env:
         count = next(i for i in range(1, len(env) + 2) if str(i) not in env)
         scope.positional = [Value(clean(env[str(i)]), 0) for i in range(1, count)]
     walk = DryRun(posixpath.basename(name), scope, beside or Beside())
     walk.script(parse_shell(text, name))
     launch, problems = _the_launch(walk, name)
+    doubt = launch.command.doubt if launch is not None else None
+    notes = (f"line {launch.command.line} is taken to run: it depends on {doubt.why}",) if launch and doubt else ()
     if walk.full:
         problems.append(f"{name}: too many commands for a launch script; put its flags in a file (args.txt)")
     variables = {
@@ -111,7 +138,7 @@ def read_script(text: str, name: str, env: dict[str, str] | None = None, beside:
     if launch is None or problems:
         return nothing
     read = {key: env[key] for key in scope.read if env and key in env and key not in _USUAL}
-    return _launched(nothing._replace(environment=read), launch, walk.scope)
+    return _launched(nothing._replace(environment=read, notes=notes), launch, walk.scope)
 
 
 def _launched(found: Script, launch: _Launch, scope: Scope) -> Script:
@@ -119,6 +146,10 @@ def _launched(found: Script, launch: _Launch, scope: Scope) -> Script:
     words = [_word(value, scope) for value in launch.command.words]
     variables = found.variables | {key: text for key, text in launch.command.variables.items() if scope.known(text)}
     nodes, per_node, devices, unclear = size_of(words[: launch.at], launch.launchers, variables)
+    if nodes and not unclear and one_each(words[: launch.at], launch.launchers):
+        per_node, devices = 1, nodes
+        told = "torchrun starts one process on each node, as no --nproc-per-node is given"
+        found = found._replace(notes=(*found.notes, told))
     return found._replace(
         program=words[launch.at].text,
         arguments=words[launch.at + 1 :],
@@ -196,9 +227,9 @@ def _the_launch(walk: DryRun, name: str) -> tuple[_Launch | None, list[str]]:
             f"{name}: {len(trains)} launch commands ({where}), cannot determine which one runs; keep only one"
         ]
     launch = next(iter(trains.values()))
-    if launch.command.doubt:
-        doubt = launch.command.doubt.told("put the flags in a file (args.txt)")
-        return None, [f"{name}: line {launch.command.line}: whether it runs depends on {doubt}"]
+    if (doubt := launch.command.doubt) is not None and (doubt.variable or not _trains(launch)):
+        told = doubt.told("put the flags in a file (args.txt)")
+        return None, [f"{name}: line {launch.command.line}: whether it runs depends on {told}"]
     return launch, []
 
 
@@ -217,7 +248,7 @@ def _nothing_found(walk: DryRun) -> str:
         if command.words[0].text in {"bash", "sh", "sbatch", "srun"} and scripts:
             what = f"line {command.line} runs {walk.scope.shown(scripts[0])}"
             return f"no launch command (torchrun, python, srun ...); {what}: give that one"
-    if len(named := [name for name in _OF_A_JOB if name in walk.scope.values and name not in walk.scope.outside]) > 1:
+    if len(named := [name for name in _OF_A_JOB if name in walk.scope.values and name not in walk.scope.outside]) > 2:
         fix = "give the config that reads them: --from nemo CONFIG --with this file"
         return f"sets variables of a job ({', '.join(named)}) and launches nothing; {fix}"
     if walk.scope.sourced:

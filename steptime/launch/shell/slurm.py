@@ -39,6 +39,7 @@ def slurm_variables(headers: list[tuple[str, str]], text: str) -> dict[str, str]
         if "SLURM_NTASKS_PER_NODE" in found:
             tasks = int(found["SLURM_NNODES"]) * int(found["SLURM_NTASKS_PER_NODE"])
             found.setdefault("SLURM_NTASKS", str(tasks))
+            found["SLURM_TASKS_PER_NODE"] = f"{found['SLURM_NTASKS_PER_NODE']}(x{found['SLURM_NNODES']})"
     if "SLURM_NTASKS" in found:
         found["SLURM_NPROCS"] = found["SLURM_NTASKS"]
     return found
@@ -54,3 +55,21 @@ def submitted(scope: Scope, beside: Beside, own: str, words: list[Value]) -> str
     for key, value in slurm_variables(headers_of(f"{text}\n{options}"), text).items():
         scope.put(key, value, 0)
     return name
+
+
+def started(words: list[Value]) -> int:
+    """Where the script stands that srun or mpirun starts; 0 where they start none.
+
+    >>> started([Value(word, 1) for word in ("mpirun", "-np", "8", "bash", "train.sh")])
+    4
+    """
+    if words[0].text not in {"srun", "mpirun", "mpiexec"}:
+        return 0
+    at = next((i for i, word in enumerate(words) if i and word.text.endswith((".sh", ".slurm", ".sbatch"))), 0)
+    before = words[at - 1].text
+    return 0 if before.startswith("-") and "=" not in before else at
+
+
+def launcher_of(words: list[Value], at: int) -> list[Value]:
+    """The words before the script at `at`, without the shell that reads it."""
+    return words[: at - 1] if words[at - 1].text in {"bash", "sh"} else words[:at]

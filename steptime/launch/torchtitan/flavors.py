@@ -12,6 +12,7 @@ from steptime.job.edit import read_model
 from steptime.job.limits import BOUNDS
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import FOLDER
+from steptime.launch.named_models import preset_of
 from steptime.launch.reading import refusals
 from steptime.model.blocks import n_params
 from steptime.model.model import Model
@@ -43,6 +44,8 @@ def flavor_of(keys: JobKeys, *, of_function: bool) -> dict[str, Any]:
         ConfigError: unknown.
     """
     table = models()
+    if own := _of_a_fork(keys):
+        return own
     name, flavor = str(keys.get("model.name")), str(keys.get("model.flavor"))
     family = table["aliases"].get(name, name)
     families = [key for key in table if key not in {"source", "aliases", "not_modeled", "of_functions"}]
@@ -61,6 +64,23 @@ def flavor_of(keys: JobKeys, *, of_function: bool) -> dict[str, Any]:
         keys.fail("model.flavor", f"unknown flavor of {name} (got {show(flavor)}){known}; or add --set model=NAME")
         raise ConfigError([*keys.problems, *refusals(keys.source, keys.flags())])
     return dict(table[family][base])
+
+
+def _of_a_fork(keys: JobKeys) -> dict[str, Any] | None:
+    """The model that a key of a fork names in the place of a flavor (flame: model.config); None where there is none.
+
+    Raises:
+        ConfigError: it names none of the presets.
+    """
+    if {"model.name", "model.flavor"} & keys.values.keys():
+        return None
+    own = next((item for item in keys.given if item.key in {"model.config", "model.model_name_or_path"}), None)
+    if own is None:
+        return None
+    if (preset := preset_of(str(own.value))) is None:
+        raise keys.error(own.key, f"not among the presets (got {show(own.value)}); add --set model=NAME")
+    keys.becomes(own.key, "model")
+    return {"preset": preset}
 
 
 def from_log(path: str, text: str) -> dict[str, Any] | None:

@@ -55,7 +55,7 @@ def config_of(keys: JobKeys, model: Any, devices: int | None, release: str) -> d
     parallelism |= experts.get("parallelism", {})
     if degrees.pp > 1:
         parallelism |= pipeline_of(keys, degrees, n_layers)
-    performance = {"software": f"torchtitan{release}" if degrees.fsdp else "torch"}
+    performance: dict[str, Any] = {"software": f"torchtitan{release}" if degrees.fsdp else "torch"}
     performance |= (
         dtypes_of(keys, degrees)
         | precision_of(keys, fsdp=degrees.fsdp)
@@ -63,6 +63,8 @@ def config_of(keys: JobKeys, model: Any, devices: int | None, release: str) -> d
         | checkpointing_of(keys, n_layers)
     )
     performance |= experts.get("performance", {})
+    if degrees.fsdp and keys.on("training.enable_cpu_offload"):
+        performance["cpu_offload"] = {"params": True}
     return {"model": model, "parallelism": parallelism, "performance": performance, "data": data_of(keys, degrees)}
 
 
@@ -189,6 +191,8 @@ def checkpointing_of(keys: JobKeys, n_layers: int) -> dict[str, Any]:
     key, plan = "activation_checkpoint.early_stop", recomputed_of(keys, n_layers)
     if plan == {"activation_checkpointing_type": "none"}:
         keys.without_effect(key, "nothing is checkpointed")
+    elif keys.on("compile.enable") and "model" in keys.get("compile.components"):
+        keys.without_effect(key, "compiled blocks replay what backward reads")
     elif keys.get(key) is not None:
         plan["recompute_stops_early"] = keys.on(key)
     return plan

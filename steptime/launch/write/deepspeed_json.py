@@ -31,6 +31,11 @@ def ds_config(job: Job) -> str:
         if p.bucket_size_mb is not None:
             elements = p.bucket_size_mb * 1e6 / (4 if states.main_grad_dtype == "fp32" else 2)
             said["zero_optimization.reduce_bucket_size"] = int(elements)
+    away = job.performance.cpu_offload
+    if away.share:
+        said["zero_optimization.offload_optimizer"] = {"device": "cpu", "pin_memory": True, "ratio": away.share}
+    if away.params:
+        said["zero_optimization.offload_param"] = {"device": "cpu", "pin_memory": True}
     if p.cp > 1:
         said["sequence_parallel_size"] = p.cp
     if p.tp > 1:

@@ -139,6 +139,13 @@ def _states(performance: Mapping[str, Any], table: KeyTable) -> Keys:
     found: Keys = {"accumulate_allreduce_grads_in_fp32": gradients == "fp32" and half != "fp32"}
     if gradients == "bf16":
         found["grad_reduce_in_bf16"] = True
+    if away := performance.get("cpu_offload"):
+        found |= {
+            "optimizer_cpu_offload": True,
+            "optimizer_offload_fraction": away["optimizer"],
+            "overlap_cpu_optimizer_d2h_h2d": away["overlap"],
+            "use_precision_aware_optimizer": not away["keep_masters"],
+        }
     if performance["master_dtype"] == "remainder" or moments != "fp32":
         found["use_precision_aware_optimizer"] = True
         if performance["master_dtype"] == "fp32":

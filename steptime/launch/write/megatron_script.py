@@ -38,6 +38,8 @@ def variables(job: Job) -> list[str]:
         found.append(f"export CUBLAS_WORKSPACE_CONFIG={software.buffers.cublas_workspace}")
     if software.buffers.expandable_segments:
         found.append("export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")
+    if job.performance.cpu_offload.share and job.performance.cpu_offload.threads > 1:
+        found.append(f"export OMP_NUM_THREADS={job.performance.cpu_offload.threads}")
     return [*found, ""] if found else []
 
 

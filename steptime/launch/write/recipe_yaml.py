@@ -24,7 +24,8 @@ _DDP = {
 """DistributedDataParallelConfig (megatron-core 0.16.1 distributed/distributed_data_parallel_config.py): argument -> field."""
 _OPTIMIZER = (
     "use_precision_aware_optimizer", "main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype",
-    "store_param_remainders", "optimizer", "muon_tp_mode",
+    "store_param_remainders", "optimizer", "muon_tp_mode", "optimizer_cpu_offload", "optimizer_offload_fraction",
+    "overlap_cpu_optimizer_d2h_h2d",
 )  # fmt: skip
 """OptimizerConfig (optimizer/optimizer_config.py)."""
 _PRECISION = {

@@ -1,0 +1,145 @@
+"""Settings of a plan that change nothing in its job, and why: said where the plan differs from its profile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from steptime.base.config import Config
+from steptime.base.words import flow
+from steptime.job.job import Job
+from steptime.model.blocks import layers
+from steptime.model.model import Moe
+from steptime.software.performance import Options, load_software
+from steptime.software.settings import MoeSettings
+
+
+def _alike(key: str) -> Callable[[Job], bool]:
+    """Whether attention reads its tensors as without the setting."""
+
+    def holds(job: Job) -> bool:
+        usual = load_software(job.software.name).on(job.machine).settings()[key]
+        other = job.software.replace(**{key: usual}).batch_first_attention
+        unfused = job.software.kernels.attention_impl != "flash"
+        return unfused or job.data.microbatch_sz == 1 or other == job.software.batch_first_attention
+
+    return holds
+
+
+def _no_drops(job: Job) -> bool:
+    """Whether the capacity of an expert holds all rows."""
+    moe = job.model.moe
+    if moe is None or moe.capacity_factor is None or moe.pad_to_capacity:
+        return False
+    return moe.capacity_factor >= (moe.imbalance_factor if job.parallelism.ep > 1 else 1.0)
+
+
+def _without(module: str) -> Callable[[Job], bool]:
+    """Whether the model lacks a module."""
+
+    def holds(job: Job) -> bool:
+        kinds, moe = {layer.kind for layer, _ in layers(job.model)}, job.model.moe
+        return not {"mlp": kinds & DENSE, "shared_experts": moe and moe.shared_expert_inter_sz}[module]
+
+    return holds
+
+
+DENSE = {"dense", "mlp"}
+"""Kinds of layer with a dense MLP."""
+NO_PIPELINE = ("there is no pipeline (pp 1)", lambda job: job.parallelism.pp == 1)
+IDLE: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "performance.softmax_impl": (
+        "flash attention has no softmax of its own",
+        lambda job: job.software.kernels.attention_impl == "flash",
+    ),
+    "performance.attention_backend": ("attention reads its tensors as they lie anyway", _alike("attention_backend")),
+    "performance.deterministic": ("the kernels that are modeled are the same", _alike("deterministic")),
+    "performance.muon_tp_mode": (
+        "it is Muon's, with tp over 1",
+        lambda job: "muon" not in job.software.states.optimizer or job.parallelism.tp == 1,
+    ),
+    "performance.sp_regather": ("there is no sequence parallelism", lambda job: not job.sp),
+    "performance.recompute_stops_early": (
+        "nothing is recomputed beyond what backward reads",
+        lambda job: job.recompute.granularity == "none" or job.recompute.modules == {"core_attn"},
+    ),
+    "performance.dummy_wgrads": (
+        "weight gradients are not added to the main ones by wgrad",
+        lambda job: not job.software.states.grad_accumulation_fusion,
+    ),
+    "performance.grouped_workspaces": (
+        "no products are grouped",
+        lambda job: job.model.moe is None or not job.software.moe.grouped_gemm,
+    ),
+    "performance.deferred_head_wgrads": NO_PIPELINE,
+    "performance.deallocate_pipeline_outputs": (
+        "only stages of Megatron-Core's pipelines have such outputs",
+        lambda job: job.parallelism.pp == 1 or job.software.family == "fsdp2",
+    ),
+    "performance.overlap.pp": NO_PIPELINE,
+    "performance.overlap.tp": ("there is no tensor parallelism (tp 1)", lambda job: job.parallelism.tp == 1),
+    "performance.overlap.cp": ("there is no context parallelism (cp 1)", lambda job: job.parallelism.cp == 1),
+    "performance.overlap.ep": ("experts exchange no rows (ep 1)", lambda job: job.parallelism.ep == 1),
+    "performance.moe.router_dtype": (
+        "the flex dispatcher takes fp32",
+        lambda job: job.software.moe.dispatcher == "flex" and job.software.family == "megatron-core",
+    ),
+    "performance.moe.shared_expert_overlap": (
+        "experts exchange no rows (ep 1)",
+        lambda job: job.parallelism.ep == 1 and not job.sp,
+    ),
+    "model.moe.pre_softmax": (
+        "it is Megatron-Core's, for score_function softmax",
+        lambda job: job.software.family != "megatron-core" or job.model.moe.score_function != "softmax",
+    ),
+    "model.moe.capacity_factor": ("no rows are dropped at this load", _no_drops),
+    "model.moe.imbalance_factor": ("all experts lie on one device (ep 1)", lambda job: job.parallelism.ep == 1),
+}
+"""Dotted key -> why it changes nothing, and of which jobs that is true."""
+MODULES: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "mlp": ("no layer has a dense MLP", _without("mlp")),
+    "shared_experts": ("the model has no shared experts", _without("shared_experts")),
+    "moe_act": ("moe runs it again", lambda job: "moe" in job.recompute.modules),
+    "act": (
+        "no layer has an activation that is not recomputed anyway",
+        lambda job: _without("mlp")(job) and bool({"moe", "moe_act"} & job.recompute.modules),
+    ),
+}
+"""Recomputed module -> the same."""
+
+
+def idle(job: Job) -> list[str]:
+    """One line for each setting of the plan that changes nothing, other than its profile's."""
+    found = [
+        f"no effect: {path} {flow(value)} ({IDLE[path][0]})"
+        for path, value in said(job)
+        if path in IDLE and IDLE[path][1](job)
+    ]
+    recompute = job.performance.recompute
+    modules = [name for name in (recompute.modules or () if recompute else ()) if name in MODULES]
+    return found + [
+        f"no effect: performance.recompute.modules {name} ({MODULES[name][0]})"
+        for name in modules
+        if MODULES[name][1](job)
+    ]
+
+
+def said(job: Job) -> Iterator[tuple[str, Any]]:
+    """Settings that the plan changes, by dotted key."""
+    usual, own = load_software(job.software.name).on(job.machine).settings(), job.performance
+    for key in Options.model_fields:
+        value = getattr(own, key)
+        if value is not None and value != usual[key]:
+            yield f"performance.{key}", value
+    for axis, share in own.overlap or ():
+        if share is not None and share != usual["overlap"][axis]:
+            yield f"performance.overlap.{axis}", share
+    yield from _changed("performance.moe", own.moe, MoeSettings)
+    if job.model.moe is not None:
+        yield from _changed("model.moe", job.model.moe, Moe)
+
+
+def _changed(path: str, section: Config, kind: type[Config]) -> Iterator[tuple[str, Any]]:
+    for key in section.model_fields_set:
+        if (value := getattr(section, key)) != kind.model_fields[key].default:
+            yield f"{path}.{key}", value

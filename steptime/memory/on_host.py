@@ -1,0 +1,103 @@
+"""States in the host's memory: bytes that it holds and moves for each parameter that it updates."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from steptime.base.num import Num, maximum, minimum
+from steptime.job.assembly import CountedParams
+from steptime.job.job import Job
+from steptime.memory.moments import FP32, least_moments, local_tensors
+
+
+class OnHost(NamedTuple):
+    """Bytes per parameter that the host updates."""
+
+    held: float
+    """In the host's memory."""
+    touched: float
+    """Read and written in the host's memory by the update."""
+    down: float = 0.0
+    """Copied from the device after backward."""
+    up: float = 0.0
+    """Copied to the device after the update."""
+    cast: float = 0.0
+    """Read and written in the device's memory to bring what comes up to the parameters' dtype."""
+    beside: float = 0.0
+    """Read in the device's memory for each parameter that stays there, beyond what its own optimizer reads and writes."""
+    gathered: float = 0.0
+    """Copied to the device before each all-gather."""
+    reduced: float = 0.0
+    """Copied from the device after each reduce-scatter."""
+    added: float = 0.0
+    """Read and written in the host's memory to add the gradients of a further micro-batch."""
+
+
+def on_host(job: Job) -> OnHost:
+    """What a job's framework holds and moves."""
+    family = job.software.family
+    return hybrid(job) if family == "megatron-core" else zero_offload(job) if family == "deepspeed" else sharded(job)
+
+
+def hybrid(job: Job) -> OnHost:
+    """Megatron-Core's HybridDeviceOptimizer (megatron/core/optimizer/cpu_offloading/hybrid_optimizer.py).
+
+    The host has an fp32 copy of the parameter, an fp32 gradient and two moments, 16 bytes. The gradient goes down and the copy
+    comes up in fp32, as asynchronous copies are cast on the device (ATen/native/cuda/Copy.cu). torch's fused AdamW reads four and
+    writes three of fp32: 28 bytes. On the device the fp32 copies of parameters are read once more to round them
+    (fp32_param_copy_back_gpu_hook); with masters of their own on the device (`keep_masters`) the usual update has done so.
+    """
+    size = job.software.bytes_of(job.software.states.param_dtype)
+    moments = least_moments(job)
+    beside = 0.0 if job.performance.cpu_offload.keep_masters else FP32
+    return OnHost(2.0 * FP32 + moments, 3.0 * FP32 + 2.0 * moments, FP32, FP32, FP32 + size, beside)
+
+
+def sharded(job: Job) -> OnHost:
+    """FSDP's CPU offload: parameters, gradients and moments of a shard, in the dtypes that they have on a device.
+
+    A shard goes up, and is cast there, before each all-gather; its gradient comes down after each reduce-scatter (torch 2.13
+    _fully_shard/_fsdp_param.py, all_gather_inputs; _fsdp_collectives.py, foreach_reduce; _flat_param.py and _runtime_utils.py for
+    FSDP 1). Gradients of further micro-batches are added by the host: two read, one written. torch's fused AdamW on a CPU reads
+    parameter, gradient and moments, and writes all but the gradient. The other one runs op by op on a CPU, foreach or not: its 20
+    accesses are those of `timing.optimizer.foreach_bytes_per_param`. Clipping reads the gradients, reads and writes them.
+    """
+    software, states = job.software, job.software.states
+    param, gradient = software.bytes_of(states.param_dtype), software.bytes_of(states.main_grad_dtype)
+    moments = least_moments(job)
+    update = 2.0 * param + gradient + 2.0 * moments
+    if states.optimizer_temp_copies:
+        update = 4.0 * param + 14.0 * moments / 2.0 + 2.0 * gradient
+    clip = 3.0 * gradient if states.clip_grad else 0.0
+    return OnHost(param + gradient + moments, update + clip, gathered=param, reduced=gradient, added=3.0 * gradient)
+
+
+def zero_offload(job: Job) -> OnHost:
+    """DeepSpeed's ZeRO-Offload at stage 3 (deepspeedai/DeepSpeed@edaa7221 deepspeed/runtime/zero/stage3.py).
+
+    The host has an fp32 parameter, an fp32 gradient, two moments, and the partition of gradients in the dtype in which they
+    accumulate; with offload_param the parameter of the compute dtype too. In each micro-batch that partition goes down, and comes
+    up to be worked on or added to; after the last one its fp32 copy goes down (partition_grads,
+    _offload_grad_partition_at_boundary). On the host gradients are scaled in place, 8 bytes, Adam moves 28, and parameters are
+    cast, 6, as copies that block are cast where they come from (_reassign_or_swap_out_partitioned_parameters); then they go up,
+    or before each gather (partition_parameters.py).
+    """
+    software, away = job.software, job.performance.cpu_offload.params
+    size, sums = software.bytes_of(software.states.param_dtype), software.bytes_of(software.states.main_grad_dtype)
+    moments = least_moments(job)
+    held = 2.0 * FP32 + moments + sums + (size if away else 0.0)
+    touched = 2.0 * FP32 + 3.0 * FP32 + 2.0 * moments + FP32 + size
+    reduced = 2.0 * sums + FP32 / job.microbatches
+    return OnHost(held, touched, up=0.0 if away else size, gathered=size if away else 0.0, reduced=reduced)
+
+
+def staging_bytes(job: Job, held: CountedParams, owned: Num) -> Num:
+    """Bytes of the fp32 copy on the device, of one tensor at a time, from which an updated parameter is rounded."""
+    said = job.performance.cpu_offload
+    if said.share == 0.0 or said.keep_masters or on_host(job).cast == 0.0:
+        return 0.0
+    most: Num = 0.0
+    for params, _ in held:
+        for p in params:
+            most = maximum(most, local_tensors(job, p)[1])
+    return FP32 * minimum(most, owned)

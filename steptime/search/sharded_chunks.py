@@ -1,0 +1,184 @@
+"""FSDP's chunks of a pipeline, in columns: what they hold in each situation, and what FSDP adds to their actions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, reduce
+from typing import Any
+
+from steptime import fsdp
+from steptime.base.num import Num
+from steptime.cost.overlap import contention, hidden_s
+from steptime.cost.parts import Work
+from steptime.fsdp.memory_walk import Wrapped
+from steptime.fsdp.pipeline_chunks import ABSENT, ShardedChunk, in_buffer
+from steptime.fsdp.pipeline_memory import StageHeld, fetches_ahead
+from steptime.fsdp.pipeline_seconds import ChunkSeconds, PipelineSeconds, chunk_seconds
+from steptime.fsdp.seconds import shard_group
+from steptime.job.assembly import Assembly, Chunk
+from steptime.job.job import Job
+from steptime.memory.ledger import PartMemory
+from steptime.memory.part_memories import input_kept
+from steptime.memory.stages import PeakMoment
+from steptime.memory.states import state_bytes
+from steptime.search.held import alike
+from steptime.search.layouts import Pipelines
+from steptime.search.parts import JoinedMemories
+from steptime.search.pipeline import Stages, memory_rows, some
+from steptime.search.recompute import RecomputeChoice
+from steptime.search.rows import LayoutRows
+from steptime.search.sharded_groups import ChunkGroups, Ends
+from steptime.search.sharded_situations import worst_situations
+from steptime.timing.step_time import layer_replays_s
+
+
+@dataclass
+class ShardedChunks:
+    """The chunks of a pipeline by [recomputation, row]."""
+
+    pipes: Pipelines
+    stages: Stages
+    choices: tuple[RecomputeChoice, ...]
+    rows: LayoutRows
+    ends: Ends
+    """By row."""
+    view: Job
+    """The job with the rows as columns."""
+
+    @cached_property
+    def assembly(self) -> Assembly:
+        """The parts of every search in this job."""
+        found = self.pipes.chunks.parts.assembly.remade(self.view, {})
+        vars(found)["stages"] = [list(chunks) for chunks in self.stages.chunks]
+        return found
+
+    @cached_property
+    def memories(self) -> list[tuple[JoinedMemories, JoinedMemories]]:
+        """By recomputation, parts whose gradients stay until their backward ends, and others."""
+        chunks = self.pipes.chunks
+        return [(chunks.stay(choice), chunks.under(choice)[1]) for choice in self.choices]
+
+    def of(self, chunk: Chunk, found: ChunkGroups) -> ShardedChunk:
+        """One chunk, as `fsdp.pipeline_chunks.chunk_bytes` has it."""
+        job, whole, part = self.view, self.pipes.chunks.parts.whole, self.rows.part
+        itemsize, x = job.software.itemsize, whole.boundary_bytes[part]
+        stay, plain = ([self._layers(chunk, both[i]) for both in self.memories] for i in range(2))
+        units = [unit for unit, (_, count) in zip(found.layers, chunk.runs, strict=True) for _ in range(count)]
+        layers = [
+            Wrapped(memory, [unit.sizes], [], 0.0, unit.last * itemsize)
+            for memory, unit in zip(self._stacked(stay), units, strict=True)
+        ]
+        ones = [memories for memories, _ in self.memories]
+        return ShardedChunk(
+            self.assembly, chunk, job.schedule == "1f1b" and self.stages.vpp == 1, found.root.sizes,
+            found.root.last * itemsize, layers, self._stacked(plain),
+            self._stacked([[m.embedding] for m in ones])[0] if chunk.embedding else ABSENT,
+            self._stacked([[m.head] for m in ones])[0] if chunk.head else ABSENT,
+            found.head_elements * itemsize, whole.logits_bytes[part] if chunk.head else x, (0.0, 0.0), [0.0] * len(layers), x,
+        )  # fmt: skip
+
+    def _layers(self, chunk: Chunk, memories: JoinedMemories) -> list[PartMemory]:
+        """The layers of a chunk one by one; those that are checkpointed one by one alone."""
+        every = [memory for times, _, memory in memories.layers(chunk) for _ in range(times)]
+        if every and not chunk.embedding:  # its input lies in the pipeline's own buffer
+            x = self.pipes.chunks.parts.whole.boundary_bytes
+            full = memories.recompute.granularity == "full"
+            every[0] = in_buffer(every[0], x, x if input_kept(chunk.runs[0][0]) or full else 0.0)
+        return every
+
+    def _stacked(self, every: Sequence[Sequence[PartMemory]]) -> list[PartMemory]:
+        """Memories of each recomputation as columns [recomputation, row]."""
+        import numpy as np
+
+        known: dict[tuple[int, ...], PartMemory] = {}
+
+        def stack(values: Sequence[Num]) -> Num:
+            return np.stack([np.broadcast_to(value, self.rows.at.shape) for value in values])
+
+        for same in zip(*every, strict=True):
+            if (key := tuple(map(id, same))) not in known:
+                mine = [memory_rows(one, self.rows.part) for one in same]
+                ends = [
+                    one._replace(bytes=stack([getattr(m, way).bytes for m in mine]))
+                    for way, one in (("forward", mine[0].forward), ("backward", mine[0].backward))
+                ]
+                known[key] = PartMemory(stack([m.saved for m in mine]), *ends)
+        return [known[tuple(map(id, same))] for same in zip(*every, strict=True)]
+
+    @cached_property
+    def held(self) -> list[StageHeld]:
+        """What each kind of stage holds."""
+        known: dict[tuple[object, ...], ShardedChunk] = {}
+        found = []
+        for chunks, of in zip(self.stages.chunks, self.ends.stages, strict=True):
+            keys = [(chunk.runs, chunk.embedding, chunk.head) for chunk in chunks]
+            for key, chunk, mine in zip(keys, chunks, of.chunks, strict=True):
+                known[key] = known.get(key) or self.of(chunk, mine)
+            to_come = [state_bytes(self.view).gradients * mine.sharded for mine in of.chunks]
+            found.append(StageHeld([known[key] for key in keys], to_come))
+        return found
+
+    def moment(self, kind: int, step: tuple[int, int | None]) -> PeakMoment:
+        """The worst moment of a kind of stage, of all rows as if they had the micro-batches and the group of this step."""
+        s = self.stages
+        shape = s.schedule, s.pp, s.vpp
+        reshard = fsdp.options(self.assembly).reshard_after_forward
+        ahead = fetches_ahead(self.view)
+        moments = [
+            self.held[kind].moment(one)
+            for one in worst_situations(shape, step, s.of[kind], alike(s, kind), ahead=ahead, reshard=reshard)
+        ]
+        return reduce(PeakMoment.worse, moments)
+
+    def seconds(self, tiers: Any, rates: Any) -> list[list[ChunkSeconds]]:
+        """FSDP's seconds of every chunk, [kind of stage][virtual chunk], [recomputation, row]."""
+        known: dict[tuple[object, ...], ChunkSeconds] = {}
+        found = []
+        for chunks, of in zip(self.stages.chunks, self.ends.stages, strict=True):
+            keys = [(chunk.runs, chunk.embedding, chunk.head) for chunk in chunks]
+            for key, chunk, mine in zip(keys, chunks, of.chunks, strict=True):
+                known[key] = known.get(key) or self._seconds(chunk, mine, tiers, rates)
+            found.append([known[key] for key in keys])
+        return found
+
+    def _seconds(self, chunk: Chunk, found: ChunkGroups, tiers: Any, rates: Any) -> ChunkSeconds:
+        import numpy as np
+
+        units = [unit for unit, (_, count) in zip(found.layers, chunk.runs, strict=True) for _ in range(count)]
+        elements = sum([unit.elements for unit in (found.root, *units)])
+        every = [unit.seconds for unit in (found.root, *units)]
+        each = []
+        for choice in self.choices:
+            times = self.pipes.chunks.under(choice)[0]
+            parts = {
+                part: of._replace(
+                    forward=Work(memory_s=some(of.forward.seconds, self.rows.part)),
+                    backward=Work(memory_s=some(of.backward.seconds, self.rows.part)),
+                )
+                for part, of in times.of.items()
+            }
+            replays = {part: some(s, self.rows.part) for part, s in layer_replays_s(times, chunk).items()}
+            each.append(chunk_seconds(self.assembly, tiers, rates, chunk, every, elements, parts, replays))
+        shape = self.rows.at.shape
+        return ChunkSeconds(
+            *(np.stack([np.broadcast_to(value, shape) for value in same]) for same in zip(*each, strict=True))
+        )
+
+
+class ColumnSeconds(PipelineSeconds):
+    """What FSDP adds to the actions of some layouts."""
+
+    def __init__(self, of: ShardedChunks, found: list[list[ChunkSeconds]], tiers: Any, some_of: Any) -> None:
+        """`found`: of all layouts, by kind of stage; `some_of`: places of theirs, [recomputation], [row]."""
+        stages = of.stages
+        kind_of = {stage: kind for kind, mine in enumerate(stages.of) for stage in mine}
+        self.assembly = of.assembly
+        share = of.view.software.overlap.dp
+        slowed = contention(shard_group(of.view), tiers)
+        slowed = some(slowed, some_of[1])
+        kinds = [[ChunkSeconds(*(column[some_of] for column in one)) for one in chunks] for chunks in found]
+        shown = [[one.gather_s - hidden_s(one.gather_s, one.gather_s, share, slowed) for one in mine] for mine in kinds]
+        self.chunks = [kinds[kind_of[stage]] for stage in range(stages.pp)]
+        self.shown = [shown[kind_of[stage]] for stage in range(stages.pp)]
+        self.waits = share is True

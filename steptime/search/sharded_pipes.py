@@ -1,0 +1,150 @@
+"""FSDP in a pipeline, in columns: its memory, and its schedule walked with what FSDP adds to the actions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import inf
+
+from steptime import fsdp
+from steptime.answer.verdict import update_temporaries
+from steptime.base.num import Num, maximum, where
+from steptime.cost.comm import collective
+from steptime.fsdp.pipeline_memory import REPEATS
+from steptime.job.candidates import Candidates
+from steptime.job.job import Job
+from steptime.job.mesh import Group
+from steptime.memory.buffers import at_peak, gradient_copies, step_change
+from steptime.memory.overhead import overhead, reserved_bytes
+from steptime.memory.states import States
+from steptime.schedule.orders import described, shortened
+from steptime.search.layouts import Block, Pipelines
+from steptime.search.pipeline import Stages, counts_of
+from steptime.search.recompute import RecomputeChoice
+from steptime.search.rows import legal_rows, spreads_of
+from steptime.search.sharded_chunks import ColumnSeconds, ShardedChunks
+from steptime.search.sharded_groups import ends, picked
+from steptime.search.space import SPLIT_SETTINGS, Shape
+from steptime.search.walk_columns import makespans
+from steptime.software.settings import Share
+from steptime.timing.step_time import straggler_s
+
+
+def covers_shape(shape: Shape) -> bool:
+    """Whether it is such a pipeline: of one whose backwards are split, each layout is estimated."""
+    return shape.pp > 1 and not (shape.schedule and described(shape.schedule).split)
+
+
+class ShardedPipelines(Pipelines):
+    """FSDP's layouts of one job on one number of devices."""
+
+    def blocks(
+        self,
+        stages: Stages,
+        shape: Shape,
+        choices: tuple[RecomputeChoice, ...],
+        share: Share | None,
+        limit_s: float = inf,  # noqa: ARG002
+    ) -> Iterator[Block]:
+        """One block; as `Pipelines.blocks`."""
+        import numpy as np
+
+        rows = self.rows(shape)
+        ((zero, job),) = self.zeros.items()
+        legal = legal_rows(self.grid, zero, shape.schedule, rows)
+        rows, legal = rows.some(legal), legal[legal]
+        if not rows.at.size:
+            return
+        said = self.said(stages, shape)
+        spreads, at = spreads_of(rows.tp, rows.ep, rows.etp)
+        found = picked(ends(said, stages, spreads, self.grid.devices), at)
+        degrees = {name: getattr(rows, name) for name in ("tp", "cp", "ep", "etp", "dp", "microbatch_sz")}
+        view = Candidates(said, **degrees, gbs=1.0 * self.grid.gbs)
+        vars(view.parallelism)["whole"] = self.grid.devices
+        chunks = ShardedChunks(self, stages, choices, rows, found, view.as_job)
+        outside = sum(overhead(view.as_job)) + 0.0 * rows.tp
+        allocated, reserved = self.held(chunks)
+        capacity = job.machine.accelerator.usable_memory_bytes
+        block = Block(
+            self.job, self.grid.devices, self.grid.gbs, stages, shape.split, zero, choices, rows, legal,
+            np.full_like(reserved, np.inf), allocated + outside, reserved + outside, capacity, self.most(choices), outside,
+        )  # fmt: skip
+        self.walk(block, chunks, share)
+        yield block
+
+    def said(self, stages: Stages, shape: Shape) -> Job:
+        """The job in this pipeline, on as few devices as it takes."""
+        settings = {"parallelism.pp": stages.pp, "parallelism.vpp": stages.vpp, "parallelism.schedule": stages.said}
+        batch = self.job.data.gbs * stages.pp
+        return self.job.replace(**settings, **SPLIT_SETTINGS[shape.split], **{"data.gbs": batch})
+
+    def held(self, chunks: ShardedChunks) -> tuple[Num, Num]:
+        """Allocated and reserved bytes of the stage with the most."""
+        import numpy as np
+
+        rows, stages, job = chunks.rows, chunks.stages, chunks.view
+        microbatches = self.grid.gbs // (rows.dp * rows.microbatch_sz)
+        shape = len(chunks.choices), rows.at.size
+        allocated, reserved = np.zeros(shape), np.zeros(shape)
+        steps: dict[tuple[int, int | None], list[int]] = {}
+        for m in counts_of(microbatches):
+            short, period, _ = shortened(stages.schedule, stages.pp, stages.vpp, m, None, REPEATS)
+            steps.setdefault((short, period), []).append(m)
+        pooled = _pools(self.job)
+        for kind, of in enumerate(chunks.ends.stages):
+            buffers = self.buffers(stages, kind, rows, 0.0)
+            states = States(of.params, of.gradients, of.optimizer, [], owned=of.owned)
+            copies = gradient_copies(job, states)
+            updating = update_temporaries(job, states) + (buffers.between - buffers.moving + step_change(copies))
+            for step, counts in steps.items():
+                mine = np.isin(microbatches, counts)
+                moment = chunks.moment(kind, step)
+                more = updating > moment.added_bytes
+                moving = where(more, updating, moment.activations_bytes + moment.transient_bytes)
+                gradients = of.gradients - where(more, 0.0, moment.grads_not_yet_allocated_bytes)
+                fixed = of.params + gradients + of.optimizer + (buffers.staying + buffers.moving + at_peak(copies))
+                held = reserved_bytes(fixed, moving)
+                held = where(rows.tp == 1, reserved_bytes(fixed, moving, of.group), held) if pooled else held
+                allocated[:, mine] = maximum(allocated, fixed + moving)[:, mine]
+                reserved[:, mine] = maximum(reserved, held)[:, mine]
+        return allocated, reserved
+
+    def walk(self, block: Block, chunks: ShardedChunks, share: Share | None) -> None:
+        """Fill in the seconds of the layouts that may fit."""
+        import numpy as np
+
+        stages, rows, job = chunks.stages, chunks.rows, chunks.view
+        wanted = block.fits
+        if not wanted.any():
+            return
+        flavors = self.flavors(stages, chunks.choices, rows.part)
+        tiers, microbatches = self.priced.dp_tiers, self.grid.gbs // (rows.dp * rows.microbatch_sz)
+        found = chunks.seconds(tiers, self.priced.context.rates)
+        sent = self.sends(stages, rows)
+        left = 1.0 - (float(share or 0.0) if share is not True else 0.0)
+        makespan = makespans(
+            stages,
+            flavors,
+            microbatches,
+            [left * seconds for seconds in (*sent.each, sent.wrap)],
+            blocking=share is not True,
+            least=np.inf,
+            wanted=wanted,
+            around=lambda some_of: ColumnSeconds(chunks, found, tiers, some_of),
+        )
+        work = [sum(f.forward_s + f.backward_s for f in mine) for mine in flavors]
+        busiest: Num = 0
+        most: Num = 0.0
+        for kind, seconds in enumerate(work):
+            busiest, most = where(seconds > most, kind, busiest), maximum(most, seconds)
+        partial: Num = 0.0
+        for kind, of in enumerate(chunks.ends.stages):
+            cost = collective("all_reduce", of.partial_bytes, Group("tp", rows.tp, 1), self.priced.context.tiers).time_s
+            partial = where(busiest == kind, of.tensors * microbatches * cost, partial)
+        after = chunks.ends.embedding_s + rows.sp * partial + chunks.ends.optimizer_s
+        step = makespan + after + straggler_s(job, makespan)
+        block.step_s[:] = np.where(wanted, step, np.inf)
+
+
+def _pools(job: Job) -> bool:
+    """Whether torch's allocator keeps gathered groups beside, without tensor parallelism."""
+    return fsdp.pooled(job.replace(**{"parallelism.tp": 1}))
