@@ -139,7 +139,7 @@ def _refuse_what_is_not_modeled(row: MeasuredRow) -> None:
 
 
 def offloaded_states(said: str) -> dict[str, Any]:
-    """What of a step's states lies on the host, by the words of `zero_or_fsdp`; empty where nothing of it is modeled.
+    """What of the states lies on the host, by the words of `zero_or_fsdp`; empty where they say nothing of it that is modeled.
 
     >>> offloaded_states("zero3 + optimizer+param CPU offload".lower())
     {'optimizer': 1.0, 'params': True}
