@@ -42,7 +42,7 @@ class Coverage(NamedTuple):
     """Median of (p90 - p10) / estimate."""
 
 
-class Row(NamedTuple):
+class CoveredRow(NamedTuple):
     """A measured row beside its interval."""
 
     ratio: float
@@ -56,7 +56,7 @@ class Row(NamedTuple):
         return self.span.low <= self.ratio <= self.span.high
 
 
-def coverage(found: Iterable[Row]) -> Coverage | None:
+def coverage(found: Iterable[CoveredRow]) -> Coverage | None:
     """Coverage of rows; None without any."""
     rows = list(found)
     if not rows:
@@ -95,14 +95,14 @@ def ratio_of(j: Judgement, of: str) -> float | None:
 
 def lines(judged: Sequence[Judgement], of: str) -> list[dict[str, Any]]:
     """Coverage by slice and split: all rows, then accelerators and frameworks with `FEW_ROWS` rows, most rows first."""
-    groups: dict[tuple[str, str], list[Row]] = {}
+    groups: dict[tuple[str, str], list[CoveredRow]] = {}
     for j in judged:
         ratio = ratio_of(j, of)
         if ratio is None or j.place is None:
             continue
         span = interval_at(of, j.place, j.row.id if j.row.published else "")
         for name in ("all", j.accelerator, j.framework) if of == "step" or j.metric in ALLOCATOR else (OTHER_READINGS,):
-            groups.setdefault((name, j.row.text("split")), []).append(Row(ratio, span, j.series))
+            groups.setdefault((name, j.row.text("split")), []).append(CoveredRow(ratio, span, j.series))
     sizes = Counter({name: 0 for name, _ in groups})
     for (name, _), rows in groups.items():
         sizes[name] += len(rows)
@@ -134,7 +134,7 @@ def left_out(judged: Sequence[Judgement], of: str, what: str) -> Coverage | None
     }
     ratios = [(j, ratio_of(j, of)) for j in judged]
     return coverage(
-        Row(ratio, interval(j.place, others[group(j)]), j.series)
+        CoveredRow(ratio, interval(j.place, others[group(j)]), j.series)
         for j, ratio in ratios
         if ratio is not None and j.place
     )
