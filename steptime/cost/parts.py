@@ -197,14 +197,14 @@ def exchanges_beside(ops: list[Op], passes: list[Pass], both: list[tuple[Pass, P
 def host_copy(name: str, kind: str, bytes_: Num, context: Context, beside_s: Num) -> CommCall:
     """A layer's copies to or from host memory, on a separate stream beside the layer's compute (`model.offload`)."""
     copy_s = bytes_ / context.host_bytes_per_s
-    cost = CommCost(0.0, copy_s, "host link", copy_s, "copy")
-    return CommCall(name, kind, bytes_, cost, minimum(copy_s, beside_s), "host")
+    share = context.software.overlap.offload
+    hidden = hidden_s(copy_s, minimum(copy_s, beside_s), True if share is None else share, slowed=0.0)
+    return CommCall(name, kind, bytes_, CommCost(0.0, copy_s, "host link", copy_s, "copy"), hidden, "host")
 
 
 def segment_replay(ops: list[Op], passes: list[Pass], context: Context, segments: list[Segment], gap_s: float) -> Work:
     """What recomputation of some segments repeats within one backward of a part; `passes`: its ops forward."""
-    early = context.software.activations.recompute_stops_early
-    again = [i for s in segments for i in rerun(ops, s, stops_early=early)]
+    again = [i for s in segments for i in rerun(ops, s, stops_early=context.software.activations.recompute_stops_early)]
     replay = forward_work(ops, passes, context, again)
     replay.launch_s = gap_s / 3.0 * len(again) / len(ops)
     replay.kernels -= graphed_kernels(ops, [(done,) for done in passes], context.software, again)

@@ -85,7 +85,7 @@ def wrapped(assembly: Assembly, memories: PartMemories, chunk: Chunk, *, every: 
     size = 0.0 if job.performance.cpu_offload.share else state_bytes(job).gradients
     made: list[Wrapped] = []
     at = 0
-    for times, layers, memory in memories.layers(chunk):
+    for times, layers, memory in memories.resident(chunk):
         count = sum([count for _, count in layers])
         of = [one for layer in found.layers[at : at + (count if every else 1)] for one in layer.all]
         each = [buffers(assembly, one) for one in of]

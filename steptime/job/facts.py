@@ -93,6 +93,7 @@ class Facts(NamedTuple):
     checkpoint_word: str | None
     recompute: Recompute | None
     offload: frozenset[str]
+    offload_share: float
     cpu_offload: CpuOffload
     host_link: bool
     host: bool
@@ -276,10 +277,9 @@ class Facts(NamedTuple):
 def layers_per_chunk(facts: Facts) -> list[int]:
     """Layers of each of the pp*vpp chunks of one job, in depth order.
 
-    `auto` spreads the remainder over the chunks after the first, the last one last: the first has most activations in
-    flight, the last has the head. A depth of multi-token prediction counts as one of the last chunk's layers. Embedding and loss,
-    where they count, take one layer off the first and last chunk (megatron/core/transformer/transformer_block.py,
-    get_num_layers_to_build).
+    `auto` spreads the remainder over the chunks after the first, the last one last: the first has most activations in flight, the
+    last has the head. A depth of multi-token prediction counts as one of the last chunk's layers. Embedding and loss, where they
+    count, take one layer off the first and last chunk (megatron/core/transformer/transformer_block.py, get_num_layers_to_build).
     """
     if facts.stage_counts:
         return list(facts.stage_counts)

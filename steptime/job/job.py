@@ -26,7 +26,7 @@ from steptime.job.limits import NOT_MODELED
 from steptime.job.mend import hidden_problems
 from steptime.job.mesh import Parallelism, ScheduleName
 from steptime.job.names import PATHS
-from steptime.job.performance_rules import offload_facts
+from steptime.job.offload_rules import offload_facts
 from steptime.job.sections import CrossDc, Data, Hardware, Run
 from steptime.model.model import Model
 from steptime.software.performance import Options, Performance, Software, resolve
@@ -126,6 +126,7 @@ class Job(Config):
         parallelism |= resolved | pipeline_rules.group_taken(facts(self))
         settings = self.software.settings()
         performance = {key: settings[key] for key in Options.model_fields}
+        away = self.performance.cpu_offload
         config: dict[str, Any] = {
             "model": self.model.model_dump(exclude_none=True),
             "parallelism": parallelism,
@@ -134,11 +135,8 @@ class Job(Config):
                 **self.recompute.to_config(),
                 **performance,
                 **({"offload_modules": modules} if (modules := self.performance.offload_modules) else {}),
-                **(
-                    {"cpu_offload": away.model_dump(exclude_none=True)}
-                    if (away := self.performance.cpu_offload).share
-                    else {}
-                ),
+                **({"cpu_offload": away.model_dump(exclude_none=True)} if away.share else {}),
+                **({"activation_offload": share} if (share := self.performance.activation_offload) else {}),
                 "overlap": self.software.overlap.model_dump(exclude_none=True),
             },
             "data": self.data.model_dump(),

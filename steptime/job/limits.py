@@ -242,7 +242,7 @@ NOT_MODELED = {
     "model.attention.kind=linear": "set model.linear_attention",
     "model.attention.kind=dsa": "not modeled yet; use gqa",
     "performance.optimizer_offload": "not a key; use performance.cpu_offload",
-    **{f"performance.{key}": "not a key; use performance.offload_modules" for key in ("offload", "activation_offload")},
+    "performance.offload": "not a key; use performance.offload_modules",
     "performance.fp8": "not a key; set performance.precision to fp8_current, mxfp8 or another recipe",
     **{f"parallelism.{key}": "not modeled yet; remove it" for key in ("hybrid_cp",)},
     "parallelism.expert_tp": "not a key; use parallelism.etp",

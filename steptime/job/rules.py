@@ -17,6 +17,7 @@ from steptime.job.limits import MODELED, SANE, Rule
 from steptime.job.linear_rules import LINEAR_RULES
 from steptime.job.lora_rules import LORA_RULES
 from steptime.job.mtp_rules import MTP_RULES
+from steptime.job.offload_rules import OFFLOAD_RULES
 from steptime.job.performance_rules import PERFORMANCE_RULES
 from steptime.job.pipeline_rules import PIPELINE_RULES
 
@@ -225,6 +226,7 @@ LAYOUT_RULES = [
     Rule("n_dcs divides dp", "cross_dc.n_dcs", "must divide dp {f.dp} (got {f.n_dcs})", lambda f: f.dp % f.n_dcs == 0),
     *PIPELINE_RULES,
     *PERFORMANCE_RULES,
+    *OFFLOAD_RULES,
 ]
 
 RULES = [*SANE, *MODELED, *LAYOUT_RULES]

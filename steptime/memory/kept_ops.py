@@ -26,22 +26,23 @@ class KeptTensor(NamedTuple):
 def kept_of_chunk(memories: PartMemories, chunk: Chunk) -> Iterator[KeptTensor]:
     """Every tensor that one micro-batch of a chunk keeps on the device."""
     assembly = memories.assembly
+    stays = 1.0 - float(assembly.job.performance.activation_offload or 0.0)
     if chunk.embedding:
         yield from of_part(memories, assembly.embedding, 1)
     for count, layers, memory in memories.layers(chunk):
         part = layers[0][0]
         if memory is memories.plain[part]:
-            yield from of_part(memories, part, count)
+            yield from of_part(memories, part, stays * count)
         elif memory is memories.selective[part]:
-            yield from of_part(memories, part, count, memories.recompute.modules)
+            yield from of_part(memories, part, stays * count, memories.recompute.modules)
         else:
-            yield KeptTensor(None, part.x.name, count * memory.saved)
+            yield KeptTensor(None, part.x.name, stays * count * memory.saved)
     if chunk.head:
         yield from of_part(memories, assembly.head, 1, assembly.head_modules)
 
 
 def of_part(
-    memories: PartMemories, part: Part, count: int, modules: AbstractSet[str | float] = frozenset()
+    memories: PartMemories, part: Part, count: float, modules: AbstractSet[str | float] = frozenset()
 ) -> Iterator[KeptTensor]:
     """The tensors of `count` equal parts."""
     held = kept_by_part(part.ops, part.x, modules, memories.autograd_of(part))

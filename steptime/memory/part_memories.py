@@ -133,6 +133,15 @@ class PartMemories:
             return [*((times, group, self.checkpointed(group)) for times, group in ones), *plain]
         return [(times, group, self.checkpointed(group)) for times, group in groups_of(chunk.runs, size)]
 
+    def resident(self, chunk: Chunk) -> list[tuple[int, Runs, PartMemory]]:
+        """The layers of a chunk as `layers` has them, without what saved-tensor hooks offload to host memory."""
+        performance = self.assembly.job.performance
+        share, found = float(performance.activation_offload or 0.0), self.layers(chunk)
+        if not share:
+            return found
+        neighbor = 0.0 if self.assembly.job.software.overlap.offload is False else share
+        return [(count, group, hooked(memory, share, neighbor)) for count, group, memory in found]
+
     def chunk(self, chunk: Chunk) -> PartMemory:
         """One chunk of one micro-batch; walked once for all chunks that hold the same parts."""
         sizes = self.recompute.n_layers
@@ -159,7 +168,7 @@ class PartMemories:
         The gradient of a tied head's weight, or of the embedding in multi-token prediction, waits in autograd for the embedding's
         own, beside the backward of every layer between them; then both lie beside their sum.
         """
-        parts = [(count, memory) for count, _, memory in self.layers(chunk)]
+        parts = [(count, memory) for count, _, memory in self.resident(chunk)]
         embedding = self.embedding
         model = self.assembly.job.model
         if chunk.embedding and chunk.head and (model.tie_embeddings or model.mtp) and model.lora is None:
@@ -225,6 +234,17 @@ def weight_grad_itemsize(job: Job) -> float:
         and not software.states.gradients_persist
     )
     return 0.0 if own and job.single_microbatch else software.itemsize
+
+
+def hooked(of: PartMemory, share: float, neighbor: float) -> PartMemory:
+    """A layer that sends a `share` of what it keeps to the host once its forward is done, and has all of it back in its backward.
+
+    `neighbor`: the share of an equal neighbor that is still, or already, on the device: of the layer before in forward, of the
+    next one to run in backward. torchtune's hooks hold up to five tensors that are on their way
+    (torchtune/training/_activation_offloading.py, max_fwd_stash_size); one layer each way is assumed.
+    """
+    forward, backward = (peak._replace(bytes=peak.bytes + neighbor * of.saved) for peak in (of.forward, of.backward))
+    return of._replace(saved=(1.0 - share) * of.saved, forward=forward, backward=backward)
 
 
 def with_more(part: PartMemory, forward: Num, backward: Num) -> PartMemory:

@@ -15,9 +15,9 @@ from steptime.job.job import Job
 from steptime.memory.kept_buffers import ByExperts, comm_buffer_bytes, kept_by_experts
 from steptime.memory.ledger import PartMemory
 from steptime.memory.part_memories import PartMemories, passing
-from steptime.model.offload import copied_bytes, groups, large_tensors
+from steptime.model.offload import large_tensors
 from steptime.model.segments import Segment, find_segments
-from steptime.timing.part_times import layer_gap_s, part_gap_s, pricing, whole_replay, woven_share
+from steptime.timing.part_times import away_bytes, layer_gap_s, part_gap_s, pricing, whole_replay, woven_share
 
 Modules = frozenset[str | float]
 Segments = tuple[Segment, ...]
@@ -32,7 +32,7 @@ class Walked(NamedTuple):
     weight_s: Num
     """Part of backward that makes the gradients of weights."""
     copied_s: tuple[tuple[Num, Num], ...]
-    """Forward and backward with the copies of what is offloaded to the host, in the order of `memory`; none without."""
+    """Forward and backward with the copies of what is offloaded to the host, in the order of `memory`, then run again whole."""
     whole_replay_s: Num
     """Its forward run again, up to the last tensor that backward needs if the framework stops there."""
     replay_s: tuple[Num, ...]
@@ -122,16 +122,17 @@ def walked(job: Job, module_sets: Sequence[Modules], gbs: int, *, split: bool) -
 def copied_s(
     assembly: Assembly, part: Part, context: Context, gaps_s: Num, segments: Sequence[Segments]
 ) -> tuple[tuple[Num, Num], ...]:
-    """`Walked.copied_s` of a part: with nothing recomputed, then with each of some recomputations."""
-    names = assembly.offload_modules(part)
-    if not names:
+    """`Walked.copied_s` of a part: with nothing recomputed, with each of some recomputations, and with its input alone kept."""
+    if not assembly.offload_modules(part) and not assembly.job.performance.activation_offload:
         return ()
-    found = {}
-    for one in dict.fromkeys([(), *segments]):
-        away = copied_bytes(groups(part.ops, part.x, list(one), names), part.sizes)
+
+    def seconds(one: Segments, *, whole: bool) -> tuple[Num, Num]:
+        away = away_bytes(assembly, part, list(one), whole=whole)
         times = part_time(part.ops, part.sizes, context, [], gaps_s, away)
-        found[one] = times.forward.seconds, times.backward.seconds
-    return tuple(found[one] for one in ((), *segments))
+        return times.forward.seconds, times.backward.seconds
+
+    found = {one: seconds(one, whole=False) for one in dict.fromkeys([(), *segments])}
+    return (*(found[one] for one in ((), *segments)), seconds((), whole=True))
 
 
 def ends(of: PartMemory) -> tuple[Num, Num, Num, Num]:

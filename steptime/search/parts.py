@@ -89,14 +89,18 @@ class PartColumns:
         order = np.argsort(codes)
         return codes[order], order, extents(columns)
 
-    def times(self, modules: Modules, in_head: Modules) -> PartTimes:
-        """Seconds of every part as an estimate has them, with a set of modules recomputed in layers, and one in the head."""
+    def times(self, modules: Modules, in_head: Modules, *, whole: bool = False) -> PartTimes:
+        """Seconds of every part as an estimate has them, with a set of modules recomputed in layers, and one in the head.
+
+        `whole`: layers are run again from their inputs.
+        """
 
         def time(part: Part, of: Walked) -> PartTime:
             again = modules if part in self.assembly.kinds else in_head if part is self.assembly.head else NO_MODULES
             at = 1 + self.module_sets.index(again) if again else 0
             replay = of.replay_s[at - 1] if again else 0.0
-            forward_s, backward_s = of.copied_s[at] if of.copied_s else (of.forward_s, of.backward_s)
+            sent = -1 if whole and part in self.assembly.kinds else at
+            forward_s, backward_s = of.copied_s[sent] if of.copied_s else (of.forward_s, of.backward_s)
             backward = Work(memory_s=backward_s, weight_s=of.weight_s)
             return PartTime(Work(memory_s=forward_s), backward, Work(memory_s=replay))
 

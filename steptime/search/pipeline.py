@@ -198,7 +198,8 @@ class Chunks:
             form = choice.form(self.job.model.n_layers + 2)
             view: Any = SectionColumns(self.parts.assembly.job, {"recompute": form})
             assembly = self.parts.assembly.remade(view, {})
-            times = self.parts.times(form.modules, assembly.head_modules)
+            whole = form.granularity == "full"
+            times = self.parts.times(form.modules, assembly.head_modules, whole=whole)
             self._under[choice] = (
                 PartTimes(assembly, times.of, times.whole_replays),
                 JoinedMemories(self.parts, assembly, form.modules),

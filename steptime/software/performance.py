@@ -113,6 +113,7 @@ class Performance(Options):
     recompute: Section[Recompute] | None = None
     offload_modules: list[OffloadModule] | None = None
     """Modules whose inputs wait in host memory for backward (Megatron-Core's fine-grained activation offloading)."""
+    activation_offload: Share | None = None
     cpu_offload: Section[CpuOffload] = Field(default_factory=CpuOffload.model_construct)
     overlap: Section[Overlap] | None = None
     moe: Section[MoeSettings] = Field(default_factory=MoeSettings.model_construct)

@@ -213,6 +213,8 @@ class Overlap(Config):
     pp: Share | None = None
     ep: Share | None = None
     cp: Share | None = None
+    offload: Share | None = None
+    """Copies of activations to and from the host's memory; true unless said."""
 
 
 class MoeSettings(Config):

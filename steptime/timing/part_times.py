@@ -20,7 +20,7 @@ from steptime.memory.part_memories import groups_of
 from steptime.model.graphs import captured
 from steptime.model.offload import copied_bytes, groups
 from steptime.model.ops import Comm, Gemm, Move, Op
-from steptime.model.segments import MOE, find_segments, replayed
+from steptime.model.segments import MOE, Segment, find_segments, kept_names, replayed
 from steptime.software.calibration import slowdown
 from steptime.software.efficiency import efficiency
 from steptime.software.settings import Graphs
@@ -152,11 +152,19 @@ def part_times(assembly: Assembly, priced: Pricing) -> PartTimes:
     for part in (assembly.head, *assembly.kinds):
         modules = assembly.head_modules if part is assembly.head else job.recompute.modules
         segments = find_segments(part.ops, modules, compiled=compiled)
-        away = copied_bytes(groups(part.ops, part.x, segments, assembly.offload_modules(part)), part.sizes)
+        away = away_bytes(assembly, part, segments, whole=job.recompute.granularity == "full")
         of[part] = part_time(part.ops, part.sizes, context, segments, part_gap_s(gap_s, assembly, part), away)
     whole = job.recompute.granularity == "full"
     replays = {part: whole_replay(part, of[part], context) for part in assembly.kinds if whole}
     return PartTimes(assembly, of, replays)
+
+
+def away_bytes(assembly: Assembly, part: Part, segments: list[Segment], *, whole: bool) -> Num:
+    """Bytes that a part sends to the host in forward and receives in backward. `whole`: a layer is run again from its input."""
+    share = float(assembly.job.performance.activation_offload or 0.0)
+    if not share or part not in assembly.kinds:
+        return copied_bytes(groups(part.ops, part.x, segments, assembly.offload_modules(part)), part.sizes)
+    return share * (part.x.bytes if whole else sum([part.sizes[name] for name in kept_names(part.ops, segments)]))
 
 
 EXPERT_STREAMS = 4.0

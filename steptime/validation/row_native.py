@@ -17,6 +17,11 @@ TORCHAO_WORDS = (
     ("fp8 all-gather", "fp8_tensorwise"),
 )
 """First match wins."""
+NLL_ROWS = 256
+"""Rows of a chunk of TRL's chunked_nll loss (huggingface/trl trl/trainer/sft_trainer.py).
+
+The published steps of millions of tokens run scaled_dot_product_attention on cuDNN, which took one from 606 to 373 s
+(huggingface/transformers pull requests 48163 and 48324)."""
 RELEASES = (("0.1", 1450, (2025, 8)), ("0.2", 2937, (2026, 5)))
 """Releases of the profile torchtitan, each with the first pull request and the first month that is later."""
 
@@ -70,7 +75,11 @@ def native_kernels(row: MeasuredRow, release: str, notes: str) -> dict[str, Any]
         section |= {"norm_impl": "fused", "rope_impl": "fused", "loss_impl": "fused"}
     if "liger" in notes:
         section["loss_chunks"] = liger_chunks(row.needed("hidden"), row.whole("vocab") or row.needed("hidden"))
-    if "flexflash" in notes:
+    if "chunked_nll" in row.text("note"):
+        section["loss_chunks"] = max(
+            1, row.needed("seq_len") * row.needed("micro_batch_size") // (row.whole("cp") or 1) // NLL_ROWS
+        )
+    if "flexflash" in notes or "huggingface/trl pr" in row.text("source").lower():
         section["attention_kernel"] = "best"
     elif "flexattention" in notes or "flex_attention" in notes:
         section["attention_kernel"] = "flex"
@@ -119,6 +128,43 @@ def native_states(row: MeasuredRow) -> dict[str, Any]:
     return {}
 
 
+HOOKED = frozenset({"torch", "fsdp2", "deepspeed"})
+"""Families whose rows offload activations through torch's saved-tensor hooks, or as they would."""
+_AWAY = r"(?:, | \+ )(?:activation cpu offload|checkpoints offloaded to cpu|cpu offload of [\d.]+ % of activations)$"
+_SHARES = {
+    "torchtitan@9dc418a8": (0.53, "tensors as large as the MLP's width, 4 of those that a block keeps"),
+    "sac_and_offload": (0.86, "of what is kept, by the shares that the source gives (33.1 of 39.0 %, 36.5 of 41.9 %)"),
+}
+"""Words in a row's notes or source, and the share of what a layer keeps that is offloaded with them.
+
+pytorch/torchtitan@9dc418a8 torchtitan/parallelisms/offload_utils.py sends what has 14336 * 8192 elements or more: of Llama-3 8B's
+block gate, its SiLU, up and their product, 4 * 224 of 1,697 MiB. pytorch/torchtitan@28ed62e4: the commit message."""
+
+
+def recomputed_besides(said: str) -> tuple[str, bool]:
+    """What is recomputed, without the words that say that the rest is offloaded, and whether there are such words."""
+    left = re.sub(_AWAY, "", said)
+    return left, left != said or "offload" in said
+
+
+def offloaded(row: MeasuredRow, section: dict[str, Any], assumed: list[str]) -> dict[str, Any]:
+    """How much of its activations a row offloads to host memory, and whether both copies hide; empty for none."""
+    words = "; ".join(row.text(column) for column in ("note", "overlap_notes", "source")).lower()
+    if (
+        not re.search(_AWAY, row.text("recompute").lower())
+        and "activation cpu offload" not in row.text("zero_or_fsdp").lower()
+    ):
+        return {}
+    share, why = next((of for said, of in _SHARES.items() if said in words), (1.0, ""))
+    if moved := re.search(r"gb moved per gpu: ([\d.]+)(?: of ([\d.]+))?", words):
+        share = float(moved[1]) / float(moved[2] or 1.0)
+    if why:
+        assumed.append(f"activation_offload: {share:g}, {why}")
+    found: dict[str, Any] = {"activation_offload": share} if share else {}
+    one_way = {"overlap": section.get("overlap", {}) | {"offload": 0.5}}
+    return found | (one_way if "h2d exposed" in words else {})
+
+
 ON_ONE_DEVICE = ("norm_impl", "activation_impl", "loss_impl", "loss_chunks", "rope_impl", "attention_kernel")
 
 
@@ -146,7 +192,7 @@ def torchao_recipe(row: MeasuredRow, notes: str) -> dict[str, Any]:
 
 def recomputed_per_op(said: str, *, graph: bool) -> dict[str, Any]:
     """Selective checkpointing as torchtitan has it: per op, every other layer, or by a memory budget; nothing for other words."""
-    if re.fullmatch(r"selective \((per-op|graph) sac[^)]*\)", said):
+    if re.fullmatch(r"selective \((per-op|(per-op|graph) sac[^)]*)\)", said):
         kept: dict[str, Any] = {"recompute": {"granularity": "selective", "modules": ["per_op_all"]}}
         return kept if graph else {"activation_checkpointing_type": "per-op"}
     if found := re.match(r"torch\.compile activation memory budget ([\d.]+)", said):

@@ -127,7 +127,7 @@ def _refuse_what_is_not_modeled(row: MeasuredRow) -> None:
     refusals = (
         (row.text("task").lower() == "lora", "LoRA"),
         ("a2a_p2p" in row.text("model_name").lower(), "context parallelism by a2a and p2p at once"),
-        ("offload" in zero and not offloaded_states(zero), "offloading"),
+        ("offload" in zero and "activation cpu offload" not in zero and not offloaded_states(zero), "offloading"),
         # tiled loss and MLP, checkpoints on the host (deepspeedai/DeepSpeed docs/_tutorials/ulysses-alst-sequence-parallelism.md)
         ("(alst" in row.text("framework").lower(), "ALST's tiles"),
         ("not sharded" in precision, "BF16_Optimizer of DeepSpeed"),
@@ -268,7 +268,8 @@ def _family(row: MeasuredRow, framework: RowFramework, *, glu: bool) -> dict[str
     name = row.text("model_name").lower()
     if glu:
         gelu = {"activation": "gelu"} if "gemma" in name else {}
-        return {"norm": "rmsnorm", "bias": False} | gelu
+        alibi = {"rotary_embeds": False} if "alibi" in row.text("overlap_notes").lower() else {}
+        return {"norm": "rmsnorm", "bias": False} | gelu | alibi
     if "nemotron" in name:
         return {"norm": "layernorm", "bias": False, "norm_bias": True, "activation": "relu2"}
     family: dict[str, Any] = {"norm": "layernorm", "bias": True, "learned_positions": True}

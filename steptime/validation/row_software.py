@@ -153,6 +153,8 @@ def performance_of(row: MeasuredRow, framework: RowFramework, assumed: list[str]
     overlap = overlap_of(notes, row.whole("tp") or 1, section["precision"])
     if overlap and not framework.sharded:
         section["overlap"] = overlap
+    if framework.base in row_native.HOOKED:
+        section |= row_native.offloaded(row, section, assumed)
     if how := dispatch_of(row, assumed):
         section["moe"] = how
     if framework.base != "megatron-2021" and "attention_impl" not in section and _before_flash(row):
@@ -216,8 +218,8 @@ def recompute_of(row: MeasuredRow, framework: RowFramework, assumed: list[str]) 
     Raises:
         SkipRowError: a policy that cannot be expressed, or offloading.
     """
-    said = row.text("recompute").lower()
-    if "offload" in said:
+    said, away = row_native.recomputed_besides(row.text("recompute").lower())
+    if away and framework.base not in row_native.HOOKED:
         raise SkipRowError("not modeled yet: activation offloading")
     if not said:
         assumed.append("recompute: none")
@@ -273,7 +275,11 @@ def _kernels(row: MeasuredRow, notes: str) -> dict[str, Any]:
         section |= {"attention_impl": "flash", "attention_kernel": "fa2"}
     elif "flash attention" in row.text("framework").lower():
         section["attention_impl"] = "flash"
-    if "kernel torch" in notes:
+    if "kernel torch" in notes or (
+        "hf" in row.text("framework").lower() and section.get("attention_impl") == "unfused"
+    ):
+        # transformers' models scale, mask, widen and narrow the scores kernel by kernel (models/llama/modeling_llama.py,
+        # eager_attention_forward; Baichuan2's own code adds its biases and a bound besides)
         section["softmax_impl"] = "composite"
     if "; kernel " in notes and "rms kernel" not in notes:
         section["norm_impl"] = "composite"
