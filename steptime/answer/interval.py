@@ -146,16 +146,10 @@ def least(low: float, high: float) -> tuple[float, float]:
 
 
 def scales(errors: tuple[float, float], nearest: float, constants: Mapping[str, Any]) -> tuple[float, float]:
-    """The scale of each side: `other_side` of the mean error over both, the rest its own; grows by `per_distance` up to `FAR`.
-
-    >>> scales((0.02, 0.06), 1.0, {"other_side": 0.5, "per_distance": 0.25})
-    (0.0375, 0.0625)
-    """
-    share: float = constants["other_side"]
-    grown: float = 1.0 + constants["per_distance"] * min(nearest, FAR)
-    middle = sum(errors) / 2.0
-    faster, slower = (((1.0 - share) * error + share * middle) * grown for error in errors)
-    return faster, slower
+    """The scale of each side: `other_side` of the mean error over both, the rest its own; grows by `per_distance` up to `FAR`."""
+    share, (faster, slower) = constants["other_side"] / 2.0, errors
+    grown = 1.0 + constants["per_distance"] * min(nearest, FAR)
+    return grown * (faster + share * (slower - faster)), grown * (slower + share * (faster - slower))
 
 
 def mean_errors(weights: Sequence[float], ratios: Sequence[float]) -> tuple[float, float]:
