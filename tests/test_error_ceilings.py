@@ -46,6 +46,7 @@ def experts_of_others(j):
 def test_step_time(of_test, group, rows, ceilings):
     """Sizes of the errors of test rows, in per cent; one vote per cell. No row may leave."""
     found = stats(step_errors(j for j in of_test if group(j)))
+    assert found is not None
     assert found.rows >= rows
     too_far = {name: 100 * getattr(found, name) for name in ceilings if 100 * getattr(found, name) > ceilings[name]}
     assert too_far == {}
@@ -56,6 +57,8 @@ def test_peak_memory():
     runs = [j for j in judge_shipped() if j.row.group == "simumax"]
     dense = stats(memory_errors(j for j in runs if not with_experts(j)))
     experts = stats(memory_errors(j for j in runs if with_experts(j)))
+    assert dense is not None
+    assert experts is not None
     assert (dense.rows, experts.rows) == (14, 4)
     assert (100 * dense.mean <= 0.15, 100 * experts.mean <= 0.6) == (True, True)
 
@@ -63,12 +66,12 @@ def test_peak_memory():
 @pytest.mark.parametrize(
     ("kind", "rows", "persisting", "peak"),
     [
-        # of now 0.34 and 1.1; 0.12, 0.33 and 0.98
-        ("dense", 438, {"median": 0.4, "worst": 2.0}, {"median": 0.2, "mean": 0.45, "p90": 1.2}),
-        # of now 0.2 and 0.2; 0.8, 0.9 and 1.6
-        ("mixture of experts", 230, {"median": 0.35, "mean": 0.5}, {"median": 0.9, "mean": 1.2, "p90": 2.5}),
-        # of now 0.05 and 0.05; 0.05, 0.05 and 0.07
-        ("hybrid", 13, {"median": 0.1, "mean": 0.1}, {"median": 0.1, "mean": 0.1, "p90": 0.1}),
+        # of now 0.14 and 1.1; 0.12, 0.33 and 0.98
+        ("dense", 438, {"median": 0.2, "worst": 1.5}, {"median": 0.2, "mean": 0.45, "p90": 1.2}),
+        # of now 0.06 and 0.09; 0.8, 0.9 and 1.6
+        ("mixture of experts", 230, {"median": 0.1, "mean": 0.15}, {"median": 0.9, "mean": 1.2, "p90": 2.5}),
+        # of now 0.001 and 0.004; 0.05, 0.05 and 0.07
+        ("hybrid", 13, {"median": 0.01, "mean": 0.02}, {"median": 0.1, "mean": 0.1, "p90": 0.1}),
         # of now 0.3 and 0.5; 0.2, 0.2 and 0.3
         ("latent attention", 18, {"median": 0.4, "mean": 0.6}, {"median": 0.3, "mean": 0.3, "p90": 0.4}),
     ],

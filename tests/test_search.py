@@ -119,6 +119,9 @@ PLANS = {
     "lightning attention": plan(linear_attention={"kind": "lightning", "freq": 6}),
     "latents of experts": plan(moe={"n_experts": 8, "expert_inter_sz": 1024, "experts_per_token": 2, "latent_sz": 512}),
     "mxfp8": plan(performance={"precision": "mxfp8"}, hardware="dgx-b200"),
+    "some layers in bf16": plan(
+        performance={"precision": "fp8_current", "bf16_layers_at_start": 1, "bf16_layers_at_end": 2}
+    ),
     "offloaded": plan(performance={"offload_modules": ["core_attn", "attn_proj", "mlp_norm"]}, hidden_sz=2048),
     "offloaded experts": plan(
         performance={"offload_modules": ["expert_fc1", "moe_act", "attn_norm"]},

@@ -11,6 +11,7 @@ from steptime.base.num import Num, maximum
 from steptime.base.rows import HeldBuffer, Memory, StageMemory, Verdict
 from steptime.job.assembly import Assembly
 from steptime.job.job import Job
+from steptime.memory.blocks import further_ends
 from steptime.memory.buffers import at_peak, cublas_workspace_bytes, stage_buffers, step_change
 from steptime.memory.overhead import overhead, reserved_bytes
 from steptime.memory.stages import PeakMoment, peak_moments
@@ -60,7 +61,8 @@ def stage_rows(assembly: Assembly, states: list[States]) -> list[StageMemory]:
     walked = fsdp.peak_moments(assembly) if fsdp.applies(job) else peak_moments(assembly)
     first = assembly.first_alike
     around = {
-        stage: around_peak(job, states[stage], stage_buffers(assembly, stage, states[stage])) for stage in set(first)
+        stage: around_peak(job, of, stage_buffers(assembly, stage, of), further_ends(assembly, stage, of).bytes)
+        for stage, of in ((stage, states[stage]) for stage in set(first))
     }
     return [
         stage_row(stage, state, around[first[stage]], moment)
@@ -81,9 +83,9 @@ class AroundPeak(NamedTuple):
     """Of the first step's micro-batches: what is not allocated yet, to be taken off one by one."""
 
 
-def around_peak(job: Job, state: States, buffers: list[HeldBuffer]) -> AroundPeak:
-    """That of one stage with its buffers."""
-    staying = sum([held.bytes for held in buffers if held.stays])
+def around_peak(job: Job, state: States, buffers: list[HeldBuffer], ends: Num) -> AroundPeak:
+    """That of one stage with its buffers; `ends`: of blocks, between steps."""
+    staying = sum([held.bytes for held in buffers if held.stays]) + ends
     return AroundPeak(at_peak(buffers), staying, in_step(job, state, buffers), not_yet(job, state, buffers))
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
 from steptime.base.num import Num
 from steptime.job.job import Job
-from steptime.model.blocks import embedding_ops, head_ops, layers, params_of
+from steptime.model.blocks import embedding_ops, ends_in_bf16, head_ops, last_output, layers, params_of
 from steptime.model.model import Model
 from steptime.model.ops import Gemm, Op, Param, Tensor, tensor_bytes
 from steptime.model.shard import Shard, padded_vocab
@@ -125,7 +125,10 @@ class Assembly:
         """`like`: an assembly whose parts this job has too where model and shard are the same, as those of another dp."""
         self.job = job
         self.shard = shard_of(job)
-        if like is not None and like.job.model is job.model and like.shard == self.shard:
+        said = job.performance
+        self.ends = said.bf16_layers_at_start or 0, said.bf16_layers_at_end or 0
+        """How many of the first and of the last layers a recipe leaves in bf16."""
+        if like is not None and like.job.model is job.model and (like.shard, like.ends) == (self.shard, self.ends):
             self.take_parts(like)
         else:
             self.make_parts()
@@ -141,22 +144,30 @@ class Assembly:
         self.boundary_bytes: Num = 1.0 * hidden.bytes
         """The tensor that one stage sends to the next [B]."""
         self.embedding = Part("embedding", embedding, nothing, last_output(embedding), tp, model)
-        made: dict[int, Part] = {}
+        plain = replace(self.shard, software=self.shard.software.model_copy(update={"precision": "bf16"}))
+        made: dict[tuple[int, bool], Part] = {}
         self.runs: list[tuple[Part, int]] = []
         """All layers in depth order."""
         every = layers(model)
         last = every[-1][0].model if model.mtp else model
         self.head = Part("head", head_ops(model, self.shard), hidden, "", tp, last, self.experts)
-        for layer, count in every:
-            if id(layer) not in made:
-                made[id(layer)] = Part(layer.kind, layer.ops(self.shard), hidden, "y", tp, layer.model, self.experts)
-            self.runs.append((made[id(layer)], count))
+        for layer, count, in_bf16 in ends_in_bf16(every, *self.ends):
+            key = id(layer), in_bf16
+            if key not in made:
+                ops = layer.ops(plain if in_bf16 else self.shard)
+                made[key] = Part(layer.kind, ops, hidden, "y", tp, layer.model, self.experts)
+            self.runs.append((made[key], count))
         self.kinds = list(made.values())
         """Every kind of layer."""
 
     def take_parts(self, like: Assembly) -> None:
         """Share the parts of another assembly."""
-        self.shard, self.boundary_bytes, self.experts = like.shard, like.boundary_bytes, like.experts
+        self.shard, self.ends, self.boundary_bytes, self.experts = (
+            like.shard,
+            like.ends,
+            like.boundary_bytes,
+            like.experts,
+        )
         self.embedding, self.head, self.runs, self.kinds = like.embedding, like.head, like.runs, like.kinds
 
     def remade(self, job: Job, parts: Mapping[Part, Part]) -> Assembly:
@@ -283,8 +294,3 @@ def take(runs: Runs, count: int) -> tuple[Runs, Runs]:
             return tuple(mine), ((part, n - count), *runs[at + 1 :])
         count -= n
     return tuple(mine), ()
-
-
-def last_output(ops: list[Op]) -> str:
-    """The output tensor of a part: the last storage that its ops make and do not read."""
-    return next(op.outputs[-1].name for op in reversed(ops) if op.outputs)

@@ -95,6 +95,7 @@ class Facts(NamedTuple):
     offload: frozenset[str]
     offload_share: float
     cpu_offload: CpuOffload
+    bf16_layers: tuple[int, int]
     host_link: bool
     host: bool
     graphs: bool
@@ -229,9 +230,8 @@ class Facts(NamedTuple):
     @property
     def dtype_words(self) -> str:
         """Precisions that the machine has a rate for and the model supports."""
-        return ", ".join(
-            dtype for dtype in ("bf16", "fp16", "fp32", *self.framework.recipes) if dtype in self.machine_dtypes
-        )
+        every = ("bf16", "fp16", "fp32", *self.framework.recipes)
+        return ", ".join(dtype for dtype in every if dtype in self.machine_dtypes)
 
     @property
     def recipe_words(self) -> str:

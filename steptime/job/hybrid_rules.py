@@ -140,4 +140,19 @@ HYBRID_RULES = [
         "Mamba layers are not modeled with FSDP or zero_level 2 or 3 (got {f.zero_level}); use 0 or 1",
         lambda f: (f.mamba_heads == 0) | (f.zero_level < 2),
     ),
+    # megatron/core/transformer/transformer_config.py:1528-1554, __post_init__
+    Rule(
+        "bf16 layers of a recipe",
+        "performance.bf16_layers_at_start",
+        "layers in bf16 need megatron-core and a recipe other than fp8_delayed (got {f.software}, {f.precision}); remove them",
+        lambda f: (
+            (max(f.bf16_layers) == 0) | (f.recipe & (f.precision != "fp8_delayed") & (f.family == "megatron-core"))
+        ),
+    ),
+    Rule(
+        "bf16 layers of a stage",
+        "performance.bf16_layers_at_start",
+        "at most the layers of a pipeline stage at either end (got {f.bf16_layers[0]} and {f.bf16_layers[1]} of {f.n_layers})",
+        lambda f: (max(f.bf16_layers) == 0) | (max(f.bf16_layers) <= f.n_layers // f.pp),
+    ),
 ]

@@ -26,7 +26,7 @@ from steptime.job.limits import NOT_MODELED
 from steptime.job.mend import hidden_problems
 from steptime.job.mesh import Parallelism, ScheduleName
 from steptime.job.names import PATHS
-from steptime.job.offload_rules import offload_facts
+from steptime.job.offload_rules import OF_LAYERS, offload_facts
 from steptime.job.sections import CrossDc, Data, Hardware, Run
 from steptime.model.model import Model
 from steptime.software.performance import Options, Performance, Software, resolve
@@ -134,9 +134,8 @@ class Job(Config):
                 "software": self.software.name,
                 **self.recompute.to_config(),
                 **performance,
-                **({"offload_modules": modules} if (modules := self.performance.offload_modules) else {}),
+                **{key: said for key in OF_LAYERS if (said := getattr(self.performance, key))},
                 **({"cpu_offload": away.model_dump(exclude_none=True)} if away.share else {}),
-                **({"activation_offload": share} if (share := self.performance.activation_offload) else {}),
                 "overlap": self.software.overlap.model_dump(exclude_none=True),
             },
             "data": self.data.model_dump(),

@@ -11,12 +11,17 @@ if TYPE_CHECKING:
     from steptime.software.performance import Performance, Software
 
 
+OF_LAYERS = ("offload_modules", "activation_offload", "bf16_layers_at_start", "bf16_layers_at_end")
+"""Keys of `performance` that no profile sets, about layers; none where they are empty."""
+
+
 def offload_facts(said: Performance, software: Software, machine: Machine) -> dict[str, Any]:
     """The facts about activations and states that are offloaded to host memory."""
     return {
         "cpu_offload": said.cpu_offload,
         "host": machine.host is not None,
         "offload": frozenset(said.offload_modules or ()),
+        "bf16_layers": (said.bf16_layers_at_start or 0, said.bf16_layers_at_end or 0),
         "offload_share": float(said.activation_offload or 0.0),
         "host_link": machine.accelerator.host_bytes_per_s is not None,
         "graphs": bool(software.timing.cuda_graphs),

@@ -98,6 +98,26 @@ def layers(model: Model) -> list[tuple[Layer, int]]:
     return found
 
 
+def last_output(ops: list[Op]) -> str:
+    """The output tensor of a part: the last storage that its ops make and do not read."""
+    return next(op.outputs[-1].name for op in reversed(ops) if op.outputs)
+
+
+def ends_in_bf16(every: list[tuple[Layer, int]], start: int, end: int) -> Iterator[tuple[Layer, int, bool]]:
+    """Layers in depth order with their count, and whether a recipe leaves them in bf16: `start` first and `end` last ones.
+
+    Source: megatron-core 0.16.1 fp8_utils.py, is_first_last_bf16_layer.
+    """
+    left, at = sum(count for _, count in every), 0
+    for layer, count in every:
+        first = min(max(start - at, 0), count)
+        last = min(max(count + end - left, 0), count - first)
+        for n, in_bf16 in ((first, True), (count - first - last, False), (last, True)):
+            if n:
+                yield layer, n, in_bf16
+        left, at = left - count, at + count
+
+
 def layer_of(model: Model, run: LayerRun, *, full: bool) -> Layer:
     """A layer of a run, with the model's widths or its own; `full`: with attention to all positions."""
     changes: dict[str, object] = {**run.widths, "layers": None} if run.widths or model.layers else {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from steptime import fsdp
+from steptime.memory.blocks import further_ends
 from steptime.memory.buffers import stage_buffers
 from steptime.memory.kept_ops import kept_of_chunk
 from steptime.memory.overhead import CACHED_GROUPS, COMMUNICATOR_BYTES, FRAGMENTATION
@@ -47,6 +48,8 @@ def worst_stage(estimate: Estimate) -> FactList:
 def stage(estimate: Estimate, row: StageMemory) -> FactList:
     """States by their formula, tensors saved per micro-batch, buffers, transients at the peak, and the device's capacity."""
     held = _buffers(estimate, row.stage)
+    ends = further_ends(estimate.assembly, row.stage, _held_states(estimate, row.stage))
+    between = [item for item in [*held, ends] if item.stays and not item.at_peak and item.bytes]
     facts = [
         *_states(estimate, row),
         *_activations(estimate, row),
@@ -60,7 +63,7 @@ def stage(estimate: Estimate, row: StageMemory) -> FactList:
         _fact("allocated", row.allocated_bytes, "their sum", ALLOCATED),
         _fact("reserved", row.reserved_bytes, *_reserved(estimate, row)),
         _fact("between steps", row.persisting_bytes, "allocated: states, and the buffers that stay", ""),
-        *[_fact("", item.bytes, f"of it {item.name}", item.source) for item in held if item.stays and not item.at_peak],
+        *[_fact("", item.bytes, f"of it {item.name}", item.source) for item in between],
         _fact("first step", row.first_peak_bytes, "peak of the first step, before the optimizer's moments exist", ""),
         *_outside(estimate),
         Fact("words", abbreviations(estimate.job.software.name)),

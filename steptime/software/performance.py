@@ -59,8 +59,7 @@ class Recompute(Config):
     granularity: Literal["selective", "full"]
     method: Literal["uniform", "block", "every"] | None = None
     """every: each n_layers-th layer is checkpointed (torchtitan's selective_ac_option as a number)."""
-    n_layers: int | list[int] | None = None
-    """Layers of each pipeline stage and virtual chunk: one number for all, or one per stage (pp) or per chunk (pp*vpp)."""
+    n_layers: int | list[int] | None = None  # for all stages, one per stage (pp) or per chunk (pp*vpp)
     modules: list[Module] | None = None
     memory_budget: float | None = Field(default=None, ge=0.7, le=1)
     """activation_memory_budget: the share of what a block would save, without its input; below 0.7 matrix products run again."""
@@ -112,7 +111,8 @@ class Performance(Options):
     activation_checkpointing_type: CheckpointType | None = None
     recompute: Section[Recompute] | None = None
     offload_modules: list[OffloadModule] | None = None
-    """Modules whose inputs wait in host memory for backward (Megatron-Core's fine-grained activation offloading)."""
+    bf16_layers_at_start: int | None = Field(default=None, ge=0)
+    bf16_layers_at_end: int | None = Field(default=None, ge=0)
     activation_offload: Share | None = None
     cpu_offload: Section[CpuOffload] = Field(default_factory=CpuOffload.model_construct)
     overlap: Section[Overlap] | None = None

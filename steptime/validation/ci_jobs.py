@@ -49,8 +49,8 @@ REASONS = (
 HOLD_MEMORY = frozenset(
     f"--{name}"
     for name in (
-        "optimizer", "delay-wgrad-compute", "first-last-layers-bf16", "nccl-ub", "fp16-lm-cross-entropy",
-        "use-transformer-engine-op-fuser", "reuse-grad-buf-for-mxfp8-param-ag", "no-bias-dropout-fusion",
+        "optimizer", "delay-wgrad-compute", "nccl-ub", "fp16-lm-cross-entropy",
+        "reuse-grad-buf-for-mxfp8-param-ag", "no-bias-dropout-fusion",
         "overlap-param-gather-with-optimizer-step",
     )
 )  # fmt: skip
@@ -199,6 +199,8 @@ def _of_image(reading: Reading, row: MeasuredRow, capability: float) -> tuple[di
         settings |= image["deterministic"]
     if said.get("moe") and said.get("scores_in_buffer"):
         settings |= image["local_experts"]
+    if int(said.get("te_workspaces") or 0) > 1:
+        settings |= image["userbuffers"]
     if capability >= 10.0 and "cublas_workspace" not in said:
         settings |= image["blackwell"]
     code, when = _images()["code"], row.text("first_recorded")

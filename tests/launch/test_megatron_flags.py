@@ -18,6 +18,12 @@ CASES = [
     (("--optimizer muon", "--use-distributed-optimizer"), "performance.optimizer", "dist_muon"),
     (("--optimizer dist_muon",), "parallelism.zero_level", 1),
     (("--optimizer muon", "--muon-tp-mode duplicated"), "performance.muon_tp_mode", "duplicated"),
+    (
+        ("--use-megatron-fsdp", "--data-parallel-sharding-strategy optim", "--megatron-fsdp-main-grads-dtype bf16"),
+        "performance.main_grad_dtype",
+        "bf16",
+    ),
+    (("--megatron-fsdp-main-grads-dtype bf16",), "performance.main_grad_dtype", "fp32"),
     (("--optimizer lion",), "performance.optimizer", "lion"),
     (("--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather"), "performance.overlap.dp", True),
     # fp32 gradients are two thirds of the bytes, bf16 parameters one third

@@ -44,6 +44,9 @@ def plain_dtype(keys: JobKeys) -> str:
 
 def main_grad_dtype(keys: JobKeys) -> str:
     """The dtype in which gradients accumulate and are reduced."""
+    said = keys.get("megatron_fsdp_main_grads_dtype")
+    if keys.on("use_megatron_fsdp") and said in {"fp32", "bf16", "fp16"}:
+        return str(said)
     if keys.on("use_precision_aware_optimizer") and keys.word("main_grads_dtype") == "bf16":
         return "bf16"
     return "fp32" if keys.on("accumulate_allreduce_grads_in_fp32") else plain_dtype(keys)
@@ -71,11 +74,18 @@ def _precision(keys: JobKeys) -> dict[str, Any]:
     if keys.get("fp4"):
         if keys.get("fp4_recipe") != "nvfp4":
             keys.leave_out("fp4_recipe", "a custom recipe: counted as NVFP4")
-        return {"precision": "nvfp4", "fp8_params": keys.on("fp4_param")}
+        return {"precision": "nvfp4", "fp8_params": keys.on("fp4_param"), **_bf16_layers(keys)}
     recipe = keys.meaning("fp8_recipe")
     if recipe is None and keys.get("fp8_recipe") is not None:
         keys.leave_out("fp8_recipe", "delayed scaling is counted")
-    return {"precision": recipe or "fp8_delayed", "fp8_params": keys.on("fp8_param_gather")}
+    return {"precision": recipe or "fp8_delayed", "fp8_params": keys.on("fp8_param_gather"), **_bf16_layers(keys)}
+
+
+def _bf16_layers(keys: JobKeys) -> dict[str, Any]:
+    """The first and the last layers that a recipe leaves in bf16, one at either end where their number is not said."""
+    if not keys.on("first_last_layers_bf16"):
+        return {}
+    return {f"bf16_layers_at_{end}": keys.count(f"num_layers_at_{end}_in_bf16", 1, least=0) for end in ("start", "end")}
 
 
 def _recompute(keys: JobKeys) -> dict[str, Any]:
@@ -121,6 +131,10 @@ def _offload(keys: JobKeys) -> dict[str, Any]:
 def _states(keys: JobKeys) -> dict[str, Any]:
     """Dtypes of main gradients, master weights and moments."""
     section: dict[str, Any] = {"main_grad_dtype": main_grad_dtype(keys)}
+    if keys.get("megatron_fsdp_grad_comm_dtype") not in {None, "auto", section["main_grad_dtype"]}:
+        keys.leave_out(
+            "megatron_fsdp_grad_comm_dtype", "dtypes of Megatron-FSDP: gradients are sent in that of main gradients"
+        )
     if optimizer := optimizer_of(keys):
         section["optimizer"] = optimizer
         if "muon" in optimizer:

@@ -126,11 +126,20 @@ def _precision(performance: Mapping[str, Any], table: KeyTable) -> Keys:
     recipe = precision in RECIPES
     found: Keys = {"bf16": precision == "bf16" or recipe, "fp16": precision == "fp16"}
     if precision == "nvfp4":
-        return found | {"fp4": "e2m1", "fp4_recipe": "nvfp4", "fp4_param": performance["fp8_params"]}
+        found |= {"fp4": "e2m1", "fp4_recipe": "nvfp4", "fp4_param": performance["fp8_params"]}
+        return found | _bf16_layers(performance)
     if recipe and (word := word_for(table, "fp8_recipe", precision)):
         found |= {"fp8": "e4m3" if word in {"mxfp8", "blockwise"} else "hybrid", "fp8_recipe": word}
         found["fp8_param_gather"] = performance["fp8_params"]
-    return found
+    return found | _bf16_layers(performance)
+
+
+def _bf16_layers(performance: Mapping[str, Any]) -> Keys:
+    """The first and the last layers in bf16."""
+    counts = {end: performance.get(f"bf16_layers_at_{end}", 0) for end in ("start", "end")}
+    if not any(counts.values()):
+        return {}
+    return {"first_last_layers_bf16": True} | {f"num_layers_at_{end}_in_bf16": n for end, n in counts.items()}
 
 
 def _states(performance: Mapping[str, Any], table: KeyTable) -> Keys:

@@ -1,0 +1,199 @@
+"""Blocks that torch's caching allocator gives to the states of a stage: what it counts beyond the bytes that were requested.
+
+The allocator is run tensor by tensor, as Megatron makes them. Line numbers: torch v2.11.0 c10/cuda/CUDACachingAllocator.cpp;
+megatron-core 0.16.1.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Sequence
+
+from steptime.base.num import PLAIN
+from steptime.base.rows import HeldBuffer
+from steptime.job.assembly import Assembly, Chunk
+from steptime.job.job import Job
+from steptime.memory.buckets import PARAM_ALIGNMENT, Pieces, round_up
+from steptime.memory.buffers import BLOCKS, FP32, MIB, block_rest_bytes, gradient_copy_bytes
+from steptime.memory.moments import PER_ELEMENT
+from steptime.memory.states import States, backward_pieces, chunk_buckets, pieces_of, shard_ranks, state_bytes
+
+SMALL, SHARED, LARGE, ROUND = 1.0 * MIB, 20.0 * MIB, 10.0 * MIB, 2.0 * MIB
+"""kSmallSize, kLargeBuffer, kMinLargeAlloc and kRoundLarge."""
+UNIT = 512.0
+"""kMinBlockSize."""
+
+
+class LargeBlocks:
+    """The allocator's pool of tensors over 1 MiB. Smaller ones have a pool of their own, whose blocks are cut to the unit.
+
+    A tensor takes the smallest free block that is long enough; without one, memory of 20 MiB for a tensor below 10 MiB, else of
+    a multiple of 2 MiB (get_free_block, get_allocation_size). What is left of a block stays with it up to 1 MiB (should_split).
+    """
+
+    def __init__(self) -> None:
+        """Start with no memory."""
+        self.counted = self.requested = 0.0
+        self._free: list[tuple[float, float]] = []
+        """Length and address of every free block, the shortest first."""
+        self._lengths: dict[float, float] = {}
+        """Length of every block by its address."""
+        self._before: dict[float, float] = {}
+        """Address of the block that ends at one."""
+        self._sizes: dict[float, float] = {}
+        self._end = 0.0
+
+    @property
+    def rest(self) -> float:
+        """Bytes counted beyond those requested."""
+        return self.counted - self.requested
+
+    def allocate(self, size: float) -> float | None:
+        """Address of a tensor's block; None for one of the other pool."""
+        if size <= SMALL:
+            return None
+        wanted = -(-size // UNIT) * UNIT
+        at = bisect_left(self._free, (wanted, -1.0))
+        length, address = self._free.pop(at) if at < len(self._free) else self._new(wanted)
+        if length - wanted > SMALL:
+            self._lay(address + wanted, length - wanted)
+            insort(self._free, (length - wanted, address + wanted))
+            length = wanted
+        self._lay(address, length)
+        self._sizes[address] = size
+        self.counted, self.requested = self.counted + length, self.requested + size
+        return address
+
+    def release(self, address: float | None) -> None:
+        """Free a block; it joins its free neighbors (try_merge_blocks)."""
+        if address is None:
+            return
+        length = self._lengths[address]
+        self.counted, self.requested = self.counted - length, self.requested - self._sizes.pop(address)
+        after, before = address + length, self._before.get(address)
+        if after in self._lengths and after not in self._sizes:
+            length += self._take(after)
+        if before is not None and before not in self._sizes:
+            length += self._take(before)
+            del self._lengths[address]
+            address = before
+        self._lay(address, length)
+        insort(self._free, (length, address))
+
+    def _new(self, wanted: float) -> tuple[float, float]:
+        """Memory from the driver, apart from all other."""
+        length = SHARED if wanted < LARGE else -(-wanted // ROUND) * ROUND
+        address, self._end = self._end, self._end + length + ROUND
+        return length, address
+
+    def _take(self, address: float) -> float:
+        """Length of a free block that becomes part of another."""
+        length = self._lengths.pop(address)
+        self._free.pop(bisect_left(self._free, (length, address)))
+        return length
+
+    def _lay(self, address: float, length: float) -> None:
+        """Set a block's length."""
+        self._lengths[address] = length
+        self._before[address + length] = address
+
+
+def further_ends(assembly: Assembly, stage: int, states: States) -> HeldBuffer:
+    """Ends of blocks between steps beyond those that `block_rest_bytes` counts, tensor by tensor; of Megatron's states.
+
+    Moments take what parameters and main weights left free; what activations left is not followed, so that a job's own figure may
+    be a few MiB off. None (0 bytes) for columns, for expandable segments and where states are not Megatron's flat buffers.
+    """
+    job, chunks = assembly.job, assembly.stages[stage]
+    found = 0.0
+    if replayed(job) and type(states.params_bytes) in PLAIN:
+        found = states_rest(assembly, chunks, states) - block_rest_bytes(assembly, chunks, states.buckets)
+    return HeldBuffer("ends of blocks that small tensors share", found, stays=True, at_peak=False, source=BLOCKS)
+
+
+def replayed(job: Job) -> bool:
+    """Whether the tensors of a job's states are known one by one."""
+    software = job.software
+    megatron = software.states.gradients_persist and software.states.padded_buckets
+    blocks = software.compute_capability > 0.0 and not software.buffers.expandable_segments
+    return megatron and blocks and job.zero_level <= 1 and software.states.optimizer in PER_ELEMENT
+
+
+def states_rest(assembly: Assembly, chunks: Sequence[Chunk], states: States) -> float:
+    """Bytes counted beyond those of the states, of the last data-parallel rank.
+
+    Parameters come first, in registered order; then each chunk's buffers (distributed/param_and_grad_buffer.py:797, :803), which
+    with the distributed optimizer take the parameters over; then main weights, each made from a copy of the parameter
+    (optimizer/optimizer.py:674, optimizer/distrib_optimizer.py:399); fp32 copies of half-precision gradients; in the first step
+    the moments, tensor by tensor (TransformerEngine v2.9 optimizers/fused_adam.py, initialize_state). Experts have an optimizer
+    of their own, after the dense parameters'.
+    """
+    job, size, blocks = assembly.job, state_bytes(assembly.job), LargeBlocks()
+    params = [[blocks.allocate(size.params * n) for n in tensors(assembly, chunk)] for chunk in chunks]
+    owned: dict[str, list[float]] = {}
+    for virtual, (chunk, mine) in enumerate(zip(chunks, params, strict=True)):
+        cut = states.buckets[virtual] if states.buckets else chunk_buckets(assembly, chunk)
+        lengths: dict[str, list[float]] = {}
+        for bucket in cut:
+            lengths.setdefault(bucket.group, []).append(float(bucket.elements))
+        backward = backward_pieces(assembly, chunk)
+        for group, ends in lengths.items():
+            if job.zero_level:
+                blocks.allocate(size.params * sum(ends))
+            blocks.allocate(size.gradients * sum(ends))
+            pieces = backward[group]
+            updated = shards(pieces, ends, float(shard_ranks(job, group))) if job.zero_level else registered(pieces)
+            owned.setdefault(group, []).extend(updated)
+        for address in mine if job.zero_level else ():
+            blocks.release(address)
+    updated = [n for group in sorted(owned) for n in owned[group]]  # "dense" before "expert"
+    whole = size.master == FP32
+    for n in updated if whole else ():
+        copy = blocks.allocate(size.params * n)
+        blocks.allocate(FP32 * n)
+        blocks.release(copy)
+    for n in updated if gradient_copy_bytes(job, states) else ():
+        blocks.allocate(FP32 * n)
+    count = int(PER_ELEMENT[job.software.states.optimizer])
+    for n in updated:
+        for _ in range(count):
+            blocks.allocate(size.moments / count * n)
+        if not whole:
+            blocks.allocate(size.master * n)
+    return blocks.rest
+
+
+def tensors(assembly: Assembly, chunk: Chunk) -> Iterator[float]:
+    """Elements of every parameter of a chunk on a device, in registered order."""
+    for params, count in assembly.chunk_params(chunk):
+        for _ in range(count):
+            for p in params:
+                elements, times, _ = pieces_of(assembly.job, p)
+                yield from [float(elements)] * times
+
+
+def registered(pieces: Sequence[Pieces]) -> list[float]:
+    """Elements of the tensors of a group in registered order, given in that of backward."""
+    return [float(piece.elements) for piece in reversed(pieces) for _ in range(piece.times)]
+
+
+def shards(pieces: Sequence[Pieces], buckets: Sequence[float], ranks: float) -> list[float]:
+    """Elements of each tensor that the last of `ranks` ranks updates, of every bucket its part (distrib_optimizer.py).
+
+    >>> shards([Pieces(100, 1), Pieces(1000, 1)], [1152.0], 2.0)
+    [552.0]
+    """
+    found: list[float] = []
+    left = list(buckets)
+    start = at = 0.0
+    for piece in pieces:
+        for _ in range(piece.times):
+            at = float(round_up(at, PARAM_ALIGNMENT))
+            if len(left) > 1 and at + piece.elements > start + left[0]:
+                start = at = start + left.pop(0)
+            end = start + left[0]
+            mine = min(at + piece.elements, end) - max(at, end - left[0] / ranks)
+            if mine > 0.0:
+                found.append(float(mine))
+            at += float(piece.elements)
+    return found
