@@ -26,7 +26,7 @@ import yaml
 from steptime.answer.result import estimate
 from steptime.cost.rates import peak_dtype
 from steptime.job.job import Job
-from steptime.software.efficiency import EFFICIENCY_FILE, NOTHING_FITTED, Efficiency, share_family, using
+from steptime.software.efficiency import EFFICIENCY_FILE, NOTHING_FITTED, Efficiency, efficiency, share_family, using
 from steptime.validation.error_summary import headline
 from steptime.validation.judgement import judge
 from steptime.validation.measurements import shipped
@@ -64,6 +64,7 @@ Name = tuple[str, ...]
 class Run:
     """One measured run and the constants that speak in it."""
 
+    id: str
     job: Job
     measured_s: float
     weight: float
@@ -105,6 +106,7 @@ def runs() -> list[Run]:
         assert j.measured_step_s is not None
         found.append(
             Run(
+                j.row.id,
                 job,
                 j.measured_step_s,
                 1.0 / votes[j.cell],
@@ -215,6 +217,29 @@ def cross_validate(rows: Sequence[Run], start: Mapping[Name, float], fold_of: Ca
         now = constants(fit([run for run in rows if fold_of(run) not in held], {}, start, 2))
         found += [(exp(run.error(now)) - 1.0, run.weight) for run in rows if fold_of(run) in held]
     return weighted(found)
+
+
+def errors_unseen(rows: Sequence[Run], fold_of: Mapping[str, object]) -> dict[str, float]:
+    """log(predicted / measured) by id, with constants that one round from the shipped ones fits without the run's fold."""
+    start = logarithms(efficiency())
+    folds = sorted({str(fold_of[run.id]) for run in rows})
+    found: dict[str, float] = {}
+    for i in range(min(FOLDS, len(folds))):
+        held = set(folds[i::FOLDS])
+        known = [run for run in rows if str(fold_of[run.id]) not in held]
+        shares = fit([run for run in known if run.nvidia], {}, start, 1)
+        now = constants(fit([run for run in known if not run.nvidia], shares, start, 1))
+        found |= {run.id: run.error(now) for run in rows if str(fold_of[run.id]) in held}
+    return found
+
+
+def logarithms(now: Efficiency) -> dict[Name, float]:
+    """The inverse of `constants`."""
+    x: dict[Name, float] = {("gap",): log(now.recipe_gap)}
+    x |= {("share", a, d): log(value) for a, by in now.sustained_share.items() for d, value in by.items()}
+    for name, value in now.compute_factor.items():
+        x["factor", name] = log(value / now.compute_factor.get(name.partition("@")[0], 1.0) if "@" in name else value)
+    return x
 
 
 def figures(rows: Sequence[Run], now: Efficiency) -> dict[str, float]:

@@ -6,10 +6,14 @@ Reads rows of the split `fit` only, as `3dtrn validate` judges and counts them, 
 read; the same rows, estimates and date give the same file. What is fitted, each on runs that the interval does not know:
 
 - `score` and `new_score` of every run: its error over the mean error of its neighbors, its cell left out, and all cells of its
-  series (source, accelerator, hidden size, layers). `Measured.factors` are the scores beyond which a tenth lies on either side:
-  split conformal prediction by groups.
-- `bandwidth` and `machine_step`: the pair of the grid with the least interval score (Gneiting and Raftery 2007, section 6.2),
-  every cell left out in turn;
+  series (source, accelerator, hidden size, layers). With its series left out, the error is that of an estimate whose efficiency
+  constants are fitted without it too (`fit_constants.errors_unseen`): errors that constants were fitted to are smaller than those
+  of new runs, by a fifth in the median. `Measured.factors` are the scores beyond which a tenth lies on either side: split
+  conformal prediction by groups.
+- `bandwidth`, `machine_step`, `other_side`, `per_distance`: those of the grid with the greatest mean log density (the logarithmic
+  score, Gneiting and Raftery 2007, section 4.1) of the left-out runs under the density that `log_density` draws through the ends,
+  half of it with every cell left out in turn, half with every series. The factors do not know a run's series either: with it,
+  a factor for each profile looks better than it is;
 - `margins`: widening per step or doubling beyond what was measured, so that 80 % are inside when a whole accelerator, software
   family, kind of layers, series (for the distance of the nearest run) or end of an axis is left out; one vote for each. An
   inferred accelerator's: so that 80 % of its own cells are inside, each left out. Memory has none for machine and scale: what a
@@ -18,7 +22,8 @@ read; the same rows, estimates and date give the same file. What is fitted, each
   margin.
 
 Memory rests on the rows that count and on the jobs of Megatron-LM's own tests, with a bandwidth of its own. What adds no
-margin is no distance either: accelerator, devices, degrees and micro-batch.
+margin is no distance either: accelerator, devices, degrees and micro-batch. Its ends take nothing of the other side and do not
+grow with the nearest run's distance: that would call 95 more runs that ran TIGHT, and as many of those out of memory FITS.
 """
 
 from __future__ import annotations
@@ -26,13 +31,17 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import product
 from math import log, sqrt
 from typing import Any
 
+from fit_constants import errors_unseen
+from fit_constants import runs as fitted_runs
+
 from steptime.answer.distance import distances
 from steptime.answer.evidence import projected
-from steptime.answer.interval import beyond, ends, interval, mean_errors, weigh
+from steptime.answer.interval import beyond, interval, least, mean_errors, scales, weigh
 from steptime.answer.measured import (
     AXES,
     COVERED,
@@ -52,7 +61,9 @@ from steptime.validation.measurements import shipped
 from steptime.validation.row_plan import to_config, to_job
 
 COLUMNS = ("id", "cell", "series", "metric", *RunKind._fields, *AXES, "vote", "log_ratio", "score", "new_score")
-BANDWIDTHS = (0.25, 0.35, 0.5, 0.7, 1.0, 1.4)
+BANDWIDTHS = (0.25, 0.35, 0.5, 0.7, 1.0)
+OTHER_SIDES = (0.0, 0.25, 0.5)
+PER_DISTANCES = (0.0, 0.25, 0.5)
 MACHINE_STEPS = (0.5, 1.0, 2.0)
 """Not 0, which scores alike: a run on another machine is never as near as one on the same."""
 SMALLEST = 1e-3
@@ -81,21 +92,16 @@ def runs_of(judged: Iterable[Judgement], kind: str) -> list[FitRun]:
             pairs.append((j, round(log(measured / predicted), 4)))
     sizes = Counter(j.cell for j, _ in pairs)
     cells = {cell: i for i, cell in enumerate(sorted(sizes))}
-    series = {one: i for i, one in enumerate(sorted({series_of(j) for j, _ in pairs}))}
+    series = {one: i for i, one in enumerate(sorted({j.series for j, _ in pairs}))}
     runs = []
     for j, ratio in pairs:
         place, metric = place_of(to_job(to_config(j.row))), j.metric if kind == "memory" else "step"
-        own, vote = series[series_of(j)], round(1.0 / sizes[j.cell], 4)
+        own, vote = series[j.series], round(1.0 / sizes[j.cell], 4)
         runs.append(FitRun(j.row.id, cells[j.cell], own, metric, place, vote, ratio))
     return sorted(runs, key=lambda run: (run.log_ratio, run.id))
 
 
-def series_of(j: Judgement) -> tuple[str, ...]:
-    """Source, accelerator and model."""
-    return (j.row.group, j.accelerator, *(j.row.text(name) for name in ("family", "hidden", "n_layers")))
-
-
-Kept = list[tuple[FitRun, Measured, list[float]]]
+Kept = list[tuple[FitRun, Measured, Sequence[float]]]
 
 
 def left_out(runs: list[FitRun], constants: Constants, unit: str) -> Kept:
@@ -106,14 +112,26 @@ def left_out(runs: list[FitRun], constants: Constants, unit: str) -> Kept:
     return [(run, rest, distances(run.place, rest)) for run, rest in found if rest.runs]
 
 
-def scores(kept: Kept, constants: Constants) -> dict[str, float]:
-    """How often the mean error of the runs near it holds each run's own, by its id."""
+Errors = dict[str, tuple[tuple[float, float], float]]
+
+
+def errors_of(kept: Kept, constants: Constants) -> Errors:
+    """Mean errors of the runs near each run, and the distance of the nearest, by its id."""
     found = {}
     for run, rest, away in kept:
         rest.constants = constants
-        faster, slower = mean_errors(weigh(run.place, rest, away), rest.ratios)
-        mean = max(faster if run.log_ratio < 0.0 else slower, SMALLEST)
-        found[run.id] = round(abs(run.log_ratio) / mean, 4)
+        found[run.id] = mean_errors(weigh(run.place, rest, away), rest.ratios), min(away)
+    return found
+
+
+def scores(runs: list[FitRun], errors: Errors, constants: Constants, unseen: dict[str, float]) -> dict[str, float]:
+    """How often the scale of its side holds the ratio of each run, by its id; negative where it was faster than estimated."""
+    found = {}
+    for run in runs:
+        if run.id in errors:
+            ratio = unseen.get(run.id, run.log_ratio)
+            faster, slower = scales(*errors[run.id], constants)
+            found[run.id] = round(ratio / max(faster if ratio < 0.0 else slower, SMALLEST), 4)
     return found
 
 
@@ -122,32 +140,55 @@ def scored(runs: list[FitRun], cells: dict[str, float], series: dict[str, float]
     return [r._replace(score=cells.get(r.id, r.score), new_score=series.get(r.id, r.new_score)) for r in runs]
 
 
-def interval_score(kept: Kept, known: Measured) -> float:
-    """Mean interval score of left-out runs, one vote per run's vote."""
-    total = 0.0
-    for run, rest, away in kept:
-        rest.constants = known.constants
-        rest.factors = known.factors  # type: ignore[method-assign]  # of all runs: the left-out cell's scores barely move it
-        low, high = ends(run.place, rest, away)
-        miss = max(low - run.log_ratio, run.log_ratio - high, 0.0)
-        total += run.vote * (high - low + 2.0 / (1.0 - COVERED) * miss)
-    return total / sum(run.vote for run, *_ in kept)
+def log_density(low: float, high: float, ratio: float) -> float:
+    """Log density of a ratio, up to a constant, under Student's t of 3 degrees of freedom (tails for runs that are far off).
+
+    It is scaled on each side of 0 so that its 10th and 90th percentile are `low` and `high`.
+    """
+    low, high = min(low, -SMALLEST), max(high, SMALLEST)
+    quantile = 1.638  # 90th percentile of Student's t, 3 degrees of freedom
+    x = quantile * ratio / (high if ratio > 0.0 else -low)
+    return -2.0 * log(1.0 + x * x / 3.0) - log((high - low) / 2.0)
+
+
+def score_of(known: list[FitRun], units: Iterable[tuple[Errors, dict[str, float]]], constants: Constants) -> float:
+    """Mean log density of runs that neither the scales nor the factors know, one vote per run's vote."""
+    series = {run.series for run in known}
+    others = {one: Measured((run for run in known if run.series != one), constants) for one in series}
+    total = votes = 0.0
+    for errors, unseen in units:
+        for run in known:
+            if run.id in errors and others[run.series].runs:
+                faster, slower = scales(*errors[run.id], constants)
+                below, above = others[run.series].factors(run.place.kind.profile)
+                low, high = least(-below * faster, above * slower)
+                total += run.vote * log_density(low, high, unseen.get(run.id, run.log_ratio))
+                votes += run.vote
+    return total / votes if votes else 0.0
 
 
 def fit(
-    runs: list[FitRun], bandwidths: Iterable[float] = BANDWIDTHS, machine_steps: Iterable[float] = MACHINE_STEPS
+    runs: list[FitRun],
+    bandwidths: Iterable[float] = BANDWIDTHS,
+    machine_steps: Iterable[float] = MACHINE_STEPS,
+    unseen: dict[str, float] | None = None,
 ) -> tuple[list[FitRun], Constants]:
     """The runs with their scores, and all constants of one list: of step times, or of memory."""
-    held = all(run.metric != "step" for run in runs)
+    held, unseen = all(run.metric != "step" for run in runs), unseen or {}
     tried: list[tuple[float, list[FitRun], Constants]] = []
     for step in machine_steps:
         start: Constants = {"machine_step": step} | ({"per_doubling": HELD_PER_DOUBLING} if held else {})
         cells, series = left_out(runs, start, "cell"), left_out(runs, start, "series")
         for bandwidth in bandwidths:
-            constants: Constants = {"bandwidth": bandwidth, **start, "margins": {}}
-            known = scored(runs, scores(cells, constants), scores(series, constants))
-            tried.append((interval_score(cells, Measured(known, constants)), known, constants))
-    score, runs, constants = min(tried, key=lambda one: one[0])
+            near: Constants = {"bandwidth": bandwidth, **start}
+            of_cells, of_series = errors_of(cells, near), errors_of(series, near)
+            for side, per in [(0.0, 0.0)] if held else product(OTHER_SIDES, PER_DISTANCES):
+                constants: Constants = {**near, "other_side": side, "per_distance": per, "margins": {}}
+                own, new = scores(runs, of_cells, constants, {}), scores(runs, of_series, constants, unseen)
+                known = scored(runs, own, new)
+                score = score_of(known, ((of_cells, {}), (of_series, unseen)), constants)
+                tried.append((score, known, constants))
+    score, runs, constants = max(tried, key=lambda one: one[0])
     margins = margins_of(runs, constants) | ASSUMED
     if held:
         margins |= dict.fromkeys(("machine", "inferred", "scale", "layout", "batch", *ASSUMED), 0.0)
@@ -237,7 +278,9 @@ def main(date: str) -> None:
         "source": "steptime/data/measurements, rows of the split fit that 3dtrn validate counts",
     }
     lead = json.dumps(head, indent=0).removesuffix("\n}")
-    steps, constants = fit(runs_of(judged, "step"))
+    runs = runs_of(judged, "step")
+    errors = errors_unseen(fitted_runs(), {run.id: run.series for run in runs})
+    steps, constants = fit(runs, unseen={name: round(-error, 4) for name, error in errors.items()})
     memory = fit(runs_of([*judged, *held], "memory"), machine_steps=[0.0])
     sections = f"{section('step', steps, constants)},\n{section('memory', *memory)}"
     INTERVALS_FILE.write_text(f"{lead},\n{sections}\n}}\n", encoding="utf-8")

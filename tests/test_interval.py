@@ -17,7 +17,7 @@ from steptime import Job, Machine, estimate
 from steptime.answer import interval
 from steptime.answer.distance import distances
 from steptime.answer.evidence import NEAREST, projected
-from steptime.answer.interval import beyond, interval_at, mean_errors, step_interval, weigh
+from steptime.answer.interval import FAR, beyond, interval_at, mean_errors, scales, step_interval, weigh
 from steptime.answer.measured import (
     AXES,
     HELD_PER_DOUBLING,
@@ -40,6 +40,8 @@ AT = dict(zip(AXES, (8192.0, 80.0, 4096.0, 1024.0, 8.0, 4.0, 1.0, 1.0), strict=T
 CONSTANTS = {
     "bandwidth": 0.5,
     "machine_step": 1.0,
+    "other_side": 0.0,
+    "per_distance": 0.0,
     "margins": {"machine": 0.3, "software": 0.2, "model": 0.1, "sequence": 0.1, "scale": 0.1},
 }
 
@@ -72,8 +74,33 @@ def test_factors_by_hand():
     found = Measured(runs, CONSTANTS)
     assert found.factors("megatron-core") == (0.0, 18.0)
     assert found.factors("torch") == (0.0, 18.0)
-    faster = [one._replace(log_ratio=-one.log_ratio) for one in runs]
+    faster = [one._replace(score=-one.score, new_score=-one.new_score) for one in runs]
     assert Measured(faster, CONSTANTS).factors("megatron-core") == (18.0, 0.0)
+
+
+def test_the_factor_of_a_profile_shrinks_to_that_of_all():
+    """Ten runs of torch score 9, ninety of others 1. All count as 100: the ten have 10 + 10 of 110 votes, more than a tenth.
+
+    To the others, whose ninety count twice, they are 10 of 190, less than a tenth. Nine of 1,000 have 0.9 + 9 of 109."""
+    other = KIND._replace(software="torch", family="torch")
+
+    def runs(of_torch, others):
+        scores = [9.0] * of_torch + [1.0] * others
+        places = [place(other)] * of_torch + [place()] * others
+        made = enumerate(zip(places, scores, strict=True))
+        return Measured([run(i, 1.1, at)._replace(score=s, new_score=s) for i, (at, s) in made], CONSTANTS)
+
+    assert runs(10, 90).factors("torch") == (0.0, 9.0)
+    assert runs(10, 90).factors("megatron-core") == (0.0, 1.0)
+    assert runs(9, 991).factors("torch") == (0.0, 1.0)
+
+
+def test_scales_by_hand():
+    """Half of each side is the mean of both, (0.02 + 0.06) / 2; a quarter more for each unit of distance, up to 3."""
+    constants = {"other_side": 0.5, "per_distance": 0.25}
+    assert scales((0.02, 0.06), 0.0, constants) == pytest.approx((0.03, 0.05))
+    assert scales((0.02, 0.06), 2.0, constants) == pytest.approx((0.045, 0.075))
+    assert scales((0.02, 0.06), 9.0, constants) == scales((0.02, 0.06), FAR, constants)
 
 
 def test_distances_by_hand():
@@ -326,20 +353,34 @@ def lines(judged):
     return interval_coverage.lines(judged, "step")
 
 
-SHORT = {"llm-foundry": 0.68, "torchtitan": 0.71, "h100-sxm5-96-700w": 0.4}
-"""Accelerators and frameworks whose test rows are covered less than meant, with the least share: no way of leaving fit rows out
-(cells, series, both; by profile or by accelerator) tells that these are off by more (docs/validation.md, The intervals)."""
+SERIES_OFF = {"h100-sxm5-96-700w", "gb300-288"}
+"""Slices of fewer rows than `MANY`, of five series each, that are off by more than two standard errors: an accelerator that no
+source states, and one with 23 of 24 rows inside (docs/validation.md, The intervals)."""
+MANY = 25
 
 
 def test_the_intervals_cover_test_rows(lines):
-    """80 % is meant: 75 to 85 % of all and of slices of 100 rows, 70 % at least of each. On fewer rows, which are of few cells,
-    more than 85 % may be inside."""
+    """80 % is meant. Of all rows 75 to 85 % are inside; of each accelerator and framework with 25 rows a share that is within two
+    standard errors of that range, with a series as one draw."""
     found = [line for line in lines if line["split"] == "test"]
-    assert found[0]["what"] == "all"
-    for line in found:
-        assert line["covered"] >= SHORT.get(line["what"], 0.75 if line["rows"] >= 100 else 0.7), line
-        assert line["covered"] <= 0.85 or line["rows"] < 100, line
+    assert (found[0]["what"], found[0]["rows"] >= 700) == ("all", True)
+    assert 0.75 <= found[0]["covered"] <= 0.85
     assert found[0]["width"] < 0.16
+    assert sum(line["rows"] >= MANY for line in found) >= 13
+    off = {
+        line["what"]
+        for line in found
+        if not (line["covered"] + 2.0 * line["error"] >= 0.75 and line["covered"] - 2.0 * line["error"] <= 0.85)
+    }
+    assert {line["what"] for line in found if line["what"] in off and line["rows"] >= MANY} == set()
+    assert off <= SERIES_OFF
+
+
+def test_a_series_is_one_draw():
+    """Ten rows, half inside: of ten series sqrt(0.5 * 0.5 / 9); of two, one inside and one outside, sqrt(2 * 2 * 2.5**2) / 10."""
+    assert interval_coverage.standard_error([(i, float(i % 2)) for i in range(10)]) == pytest.approx((0.25 / 9) ** 0.5)
+    assert interval_coverage.standard_error([(i % 2, float(i % 2)) for i in range(10)]) == pytest.approx(0.5)
+    assert interval_coverage.standard_error([("one", 1.0)] * 10) == 0.5
 
 
 def test_left_out_cells_are_covered_as_they_were_fitted(lines):
@@ -393,9 +434,10 @@ def test_a_job_is_where_its_row_is():
 
 def test_fitting_is_reproducible():
     """A made-up list by hand: 40 runs at one place, 0 to 39 % slower. Nine tenths of 40 is the 36th, off by 0.35, where the
-    other 39 are off by (7.80 - 0.35) / 39 in the mean."""
+    other 39 are off by (7.80 - 0.35) / 39 in the mean, of which a share goes to the other side."""
     script = runpy.run_path(str(ROOT / "benchmarks" / "fit_intervals.py"))
     runs, constants = script["fit"]([run(i, exp(0.01 * i), vote=1.0) for i in range(40)])
     assert (runs, constants) == script["fit"]([run(i, exp(0.01 * i), vote=1.0) for i in range(40)])
-    assert Measured(runs, constants).factors("megatron-core") == (0.0, pytest.approx(0.35 * 39 / 7.45, abs=1e-4))
+    kept = 1.0 - constants["other_side"] / 2.0
+    assert Measured(runs, constants).factors("megatron-core") == (0.0, pytest.approx(0.35 * 39 / 7.45 / kept, abs=1e-4))
     assert all(value >= script["FLOOR"] for value in constants["margins"].values())

@@ -157,6 +157,11 @@ def test_what_is_compiled(notes, release, section):
     assert row_native.compile_of(release, notes) == section
 
 
+def test_a_loss_outside_of_what_is_compiled():
+    """prime-rl's train.py takes torch's cross entropy of upcast logits (sft/train.py, cross_entropy; model.py, forward)."""
+    assert row_native.compile_of("", "compile=on; FA3", "prime-rl SFT (FSDP2)") == {"compile": "blocks"}
+
+
 def test_a_graph_that_is_traced_keeps_torchs_kernels():
     """GraphTrainer's passes make no kernels, unless its source says full inductor."""
     graph = "torchtitan GraphTrainer (SimpleFSDP)"

@@ -14,6 +14,7 @@ from steptime.cost.rates import attention_efficiency, plain_share, rates
 from steptime.hardware.machine import Machine
 from steptime.job.assembly import Assembly
 from steptime.job.mesh import Group, group
+from steptime.memory.buffers import earlier_logits_bytes
 from steptime.model.ops import Gemm, Param
 from steptime.software.performance import load_software
 from steptime.timing.part_times import part_times, pricing
@@ -263,3 +264,12 @@ def test_paddle_runs_flash_attention_1_and_waits_for_its_collectives():
 def test_a_root_mean_square_norm_that_is_not_fused_is_said_in_a_row():
     row = own(framework="PaddlePaddle 2.5.1", precision="fp16", note="memory cell: 28.4 GB; fused rms norm off")
     assert to_config(row).config["performance"]["norm_impl"] == "composite"
+
+
+def test_the_logits_of_the_micro_batch_before_stay_in_their_output_buffer(monkeypatch):
+    """2,048 tokens in bf16, gathered over tp: 32,000 words padded to 32,768 (a multiple of 128 x 8)."""
+    stay, gone = (changed(monkeypatch, "aleph-alpha", logits_stay=held).memory for held in (True, False))
+    assert stay.peak_allocated_bytes - gone.peak_allocated_bytes == 2048 * 32768 * 2
+    monkeypatch.undo()
+    alone = job("aleph-alpha").replace(**{"data.gbs": 2})
+    assert earlier_logits_bytes(Assembly(alone), Assembly(alone).stages[0]) == 0.0

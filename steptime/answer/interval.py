@@ -3,13 +3,14 @@
 The ends are the mean error of measured runs of the split `fit` on either side (slower than estimated, faster than estimated),
 times a factor: split conformal prediction with a local scale (Lei, G'Sell, Rinaldo, Tibshirani and Wasserman 2018, section
 5.2). Near runs weigh most (exp of minus the distance); beneath them lie, with small weights, all runs of the same architecture,
-precision, kind of layers and software family, of the same family, and of any. So few near runs shrink towards wider groups. The
-factor is the one that holds 80 % of the runs of the job's software when their own cells, and their own series (source,
-accelerator, model), are unknown. Where the job lies outside of what was measured, margins are added that grow with how far
-outside it is; as errors of independent steps and doublings, they add in squares.
+precision, kind of layers and software family, of the same family, and of any. So few near runs shrink towards wider groups. Each
+side takes a share of the other, and both grow with the distance of the nearest run. The factor is the one that holds 80 % of the
+runs, those of the job's software most, when their own cells, and their own series (source, accelerator, model), are unknown: to
+the interval and to the constants that were fitted on runs (Barber, Candes, Ramdas and Tibshirani 2021, section 3,
+CV+). Where the job lies outside of what was measured, margins are added that grow with how far outside it is; as errors of
+independent steps and doublings, they add in squares.
 
-The estimate itself is not moved, and always inside: where all runs like a job were slower than estimated, the interval starts
-at the estimate.
+The estimate itself is not moved, and always inside.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from functools import lru_cache
 from itertools import accumulate
 from math import exp, hypot, log2, sqrt
 from operator import mul
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from steptime.answer.distance import clipped, distances, effective, outside
 from steptime.answer.evidence import Evidence, evidence, projected
@@ -36,7 +37,7 @@ from steptime.answer.measured import (
 from steptime.job.job import Job
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
 
@@ -47,6 +48,8 @@ half or twice changes the score of left-out cells by at most 4 %."""
 LEAST = 0.02
 """Half the width of the narrowest interval: the same cell measured twice in one release differs by 1.9 % in the mean
 (`3dtrn validate`, noise floor)."""
+FAR = 3.0
+"""Distance of the nearest run above which a job is called extrapolated even inside the measured ranges."""
 SAME_STATES = {"megatron-2021": "megatron-core"}
 """Profile family -> the family whose measured memory applies to it: one code base, whose layers, buffers and optimizer are
 counted alike. Allocated memory in five logs of 2021 is within 0.5 % (docs/validation.md, fp16 of 2021)."""
@@ -131,11 +134,22 @@ def ends_at(kind: RunKind, values: tuple[float, ...], found: Measured) -> tuple[
 
 def ends(place: RunPlace, found: Measured, away: Sequence[float]) -> tuple[float, float]:
     """The 10th and 90th percentile of log measured over predicted at a place; the estimate itself is inside."""
-    faster, slower = mean_errors(weigh(place, found, away), found.ratios)
+    faster, slower = scales(mean_errors(weigh(place, found, away), found.ratios), min(away), found.constants)
     below, above = found.factors(place.kind.profile)
-    low, high = -below * faster, above * slower
+    return least(-below * faster, above * slower)
+
+
+def least(low: float, high: float) -> tuple[float, float]:
+    """The ends, moved apart alike where they are nearer than twice `LEAST`."""
     short = max(0.0, LEAST - (high - low) / 2.0)
     return low - short, high + short
+
+
+def scales(errors: tuple[float, float], nearest: float, constants: Mapping[str, Any]) -> tuple[float, float]:
+    """The scale of each side: `other_side` of the mean error over both, the rest its own; grows by `per_distance` up to `FAR`."""
+    share, (faster, slower) = constants["other_side"] / 2.0, errors
+    grown = 1.0 + constants["per_distance"] * min(nearest, FAR)
+    return grown * (faster + share * (slower - faster)), grown * (slower + share * (faster - slower))
 
 
 def mean_errors(weights: Sequence[float], ratios: Sequence[float]) -> tuple[float, float]:
@@ -194,10 +208,6 @@ def of_kind(kind: RunKind, near: RunKind, found: Measured) -> tuple[list[Beyond]
     """What machine and software were not measured, of a job whose nearest run is of the kind `near`."""
     kinds = found.votes.keys()
     return _machine(kind, kinds, near), _software(kind, kinds, near)
-
-
-FAR = 3.0
-"""Distance of the nearest run above which a job is called extrapolated even inside the measured ranges."""
 
 
 def _layers(place: RunPlace, kinds: AbstractSet[RunKind]) -> list[Beyond]:

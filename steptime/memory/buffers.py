@@ -40,6 +40,10 @@ DUMMIES = (
     "megatron-core 0.16.1 tensor_parallel/layers.py:584; TransformerEngine v2.9 module/base.py:106, get_dummy_wgrad"
 )
 DEFERRED = "megatron-core 0.16.1 tensor_parallel/layers.py:509, grad_output_buffer and embedding_activation_buffer"
+OUTPUT_BUFFERS = (
+    "Aleph-Alpha/scaling@737f855 src/scaling/core/nn/pipeline_schedule/train.py, required_buffer_count: two or more; "
+    "nn/parallel_module/parallel_module.py, _execute_loss_fn gets the last stage's outputs, and nothing takes them"
+)
 BLOCKS = "torch v2.11.0 c10/cuda/CUDACachingAllocator.cpp, get_allocation_size and should_split"
 MAPS = "megatron-core 0.16.1 transformer/moe/token_dispatcher.py:610-611: the dispatcher refers to them until its next forward"
 GRAPHS = (
@@ -62,6 +66,10 @@ def stage_buffers(assembly: Assembly, stage: int, states: States) -> list[HeldBu
     deferred = deferred_wgrad_bytes(assembly, chunks)
     found.append(
         HeldBuffer("operands of the head's deferred gradients", deferred, stays=False, at_peak=True, source=DEFERRED)
+    )
+    before = earlier_logits_bytes(assembly, chunks)
+    found.append(
+        HeldBuffer("logits of the micro-batch before", before, stays=False, at_peak=True, source=OUTPUT_BUFFERS)
     )
     rests = block_rest_bytes(assembly, chunks, states.buckets)
     found.append(HeldBuffer("ends of blocks that are not cut off", rests, stays=True, at_peak=True, source=BLOCKS))
@@ -185,6 +193,15 @@ def deferred_wgrad_bytes(assembly: Assembly, chunks: list[Chunk]) -> Num:
         return 0.0
     waiting = minimum(1.0 * limit, job.microbatches - 1.0)
     return waiting * (assembly.head.sizes["head.logits"] + assembly.boundary_bytes)
+
+
+def earlier_logits_bytes(assembly: Assembly, chunks: list[Chunk]) -> Num:
+    """Logits that a trainer with output buffers in turn keeps beside those of the current micro-batch, in the compute dtype."""
+    job = assembly.job
+    if not job.software.buffers.logits_stay or not any(chunk.head for chunk in chunks):
+        return 0.0
+    ranks = job.parallelism.tp if job.software.comm.gathered_logits else 1.0
+    return where(job.microbatches > 1, ranks * assembly.head.sizes["head.logits"], 0.0)
 
 
 def block_rest_bytes(assembly: Assembly, chunks: list[Chunk], buckets: list[list[Bucket]]) -> Num:

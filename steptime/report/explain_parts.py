@@ -235,13 +235,15 @@ def optimizer(estimate: Estimate) -> FactList:
     per, clip, rate = update_bytes_per_param(job, moments), clip_bytes_per_param(job), timing.rates.bytes_per_s
     update_s = most * (per + clip) / rate
     rest_s = timing.optimizer.device_s - update_s
+    beside = ["gradients zeroed"]
+    beside += ["weights quantized"] if job.software.recipe else []
+    beside += ["Muon's iterations"] if "muon" in named else []
     facts = [
         Fact("owned", [f"{whole(round(most))} parameters on the stage with most, zero_level {job.zero_level}"]),
         Fact("bytes", [f"{named} {per:g} + clipping {clip:g} bytes for each (states read and written, gradient read)"]),
         Fact("update", [f"{whole(round(most))} x {per + clip:g} B / {quantity(rate, SI, 'B/s')} = {seconds(update_s)}"]),
         *_orthogonalized(estimate),
-        Fact("rest", [(f"gradients zeroed, weights quantized, Muon's iterations: {seconds(rest_s)} = "
-                       f"{quantity(rest_s * rate, BINARY)} at that rate")]),
+        Fact("rest", [f"{', '.join(beside)}: {seconds(rest_s)} = {quantity(rest_s * rate, BINARY)} at that rate"]),
         Fact("source", ["passes of megatron/core/optimizer/optimizer.py and torch/optim/adam.py"]),
     ]  # fmt: skip
     return _part(estimate, "optimizer", facts)

@@ -113,6 +113,8 @@ def _whole_run(estimate: Estimate) -> list[Fact]:
         return []
     days = found.get("wall_days", found["days"])
     counted = f"with {', '.join(found['counted'])}" if found.get("counted") else "training only"
+    if "mtbf_s" in found and not any("failures" in name for name in found.get("counted", ())):
+        counted += " (failures cost nothing without run.restart_s or the checkpoint keys)"
     words = [f"{number(days, 4)} days{_span(estimate, days)} for {quantity(found['tokens'], COUNT)} tokens, {counted}"]
     if "device_hours" in found:
         words.append(f"{quantity(found['device_hours'], COUNT)} device-hours")

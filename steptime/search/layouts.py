@@ -289,6 +289,9 @@ class Pipelines:
         if stages.pp > 1 and software.buffers.deferred_head_wgrads and any(chunk.head for chunk in chunks):
             waiting = minimum(1.0 * software.buffers.deferred_head_wgrads, microbatches - 1.0)
             moving = moving + waiting * (whole.logits_bytes[rows.part] + one)
+        if software.buffers.logits_stay and any(chunk.head for chunk in chunks):
+            ranks = rows.tp if software.comm.gathered_logits else 1.0
+            moving = moving + where(microbatches > 1, ranks * whole.logits_bytes[rows.part], 0.0)
         tokens = 1.0 * rows.microbatch_sz * (data.seqlen / rows.cp)
         mask = tokens * float(data.seqlen) if masks(software, chunks) else 0.0
         if software.buffers.batches_stay and has_batch(chunks):

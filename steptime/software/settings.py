@@ -176,6 +176,8 @@ class BufferSettings(Config):
     defer_embedding_wgrad_compute): what it multiplies is kept."""
     stage_inputs_stay: bool
     """Every model chunk keeps its last micro-batch's input, received from the stage before, and the gradient of it."""
+    logits_stay: bool
+    """The last stage keeps the logits of the micro-batch before until the next one's replace them in its output buffers."""
     gradient_copies: Literal["none", "freed", "kept"]
     """The optimizer copies half-precision main gradients to fp32: freed when the next step begins, or kept until that step's
     copies take their place, beside the gradients that they were made of (Megatron-LM of March to July 2021)."""

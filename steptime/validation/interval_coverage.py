@@ -2,13 +2,16 @@
 
 A row of the fit split is judged by the other cells alone; rows of any other split are in no interval. The interval of memory is
 fitted on counters of torch's allocator; rows that read another counter, or do not name theirs, are listed separately.
+
+Rows of one series (source, accelerator, model) tend to be inside or outside together, so many rows of few series say little. The
+standard error of a share counts a series as one draw: the robust variance of Liang and Zeger 1986 for a mean, times k / (k - 1).
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from math import exp, log
+from math import exp, log, sqrt
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -27,7 +30,11 @@ class Coverage(NamedTuple):
     """Coverage of rows by their intervals, as shares."""
 
     rows: int
+    series: int
+    """Different sources, accelerators and models among the rows."""
     covered: float
+    error: float
+    """Standard error of `covered`."""
     below: float
     """Faster, or smaller, than the 10th percentile."""
     above: float
@@ -35,15 +42,47 @@ class Coverage(NamedTuple):
     """Median of (p90 - p10) / estimate."""
 
 
-def coverage(found: Iterable[tuple[float, Interval]]) -> Coverage | None:
-    """Coverage of (log of measured over predicted, its interval) pairs; None without any."""
-    pairs = list(found)
-    if not pairs:
+class CoveredRow(NamedTuple):
+    """A measured row beside its interval."""
+
+    ratio: float
+    """Log of measured over predicted."""
+    span: Interval
+    series: tuple[str, ...]
+
+    @property
+    def inside(self) -> bool:
+        """Whether the interval holds the measured value."""
+        return self.span.low <= self.ratio <= self.span.high
+
+
+def coverage(found: Iterable[CoveredRow]) -> Coverage | None:
+    """Coverage of rows; None without any."""
+    rows = list(found)
+    if not rows:
         return None
-    n = len(pairs)
-    below, above = sum(ratio < span.low for ratio, span in pairs), sum(ratio > span.high for ratio, span in pairs)
-    width = median(exp(span.high) - exp(span.low) for _, span in pairs)
-    return Coverage(n, (n - below - above) / n, below / n, above / n, width)
+    n = len(rows)
+    below, above = sum(row.ratio < row.span.low for row in rows), sum(row.ratio > row.span.high for row in rows)
+    width = median(exp(row.span.high) - exp(row.span.low) for row in rows)
+    covered = (n - below - above) / n
+    error = standard_error([(row.series, float(row.inside)) for row in rows])
+    return Coverage(n, len({row.series for row in rows}), covered, error, below / n, above / n, width)
+
+
+def standard_error(values: Sequence[tuple[object, float]]) -> float:
+    """Standard error of the mean of (cluster, value) pairs, with clusters as draws; 0.5 where there is only one.
+
+    Of equal clusters of one row each it is that of a binomial share, with n - 1 for n:
+
+    >>> standard_error([(i, float(i < 16)) for i in range(20)]) == sqrt(0.8 * 0.2 / 19)
+    True
+    """
+    mean = sum(value for _, value in values) / len(values)
+    sums: dict[object, float] = {}
+    for cluster, value in values:
+        sums[cluster] = sums.get(cluster, 0.0) + value - mean
+    k = len(sums)
+    return sqrt(sum(s * s for s in sums.values()) * k / (k - 1)) / len(values) if k > 1 else 0.5
 
 
 def ratio_of(j: Judgement, of: str) -> float | None:
@@ -56,17 +95,17 @@ def ratio_of(j: Judgement, of: str) -> float | None:
 
 def lines(judged: Sequence[Judgement], of: str) -> list[dict[str, Any]]:
     """Coverage by slice and split: all rows, then accelerators and frameworks with `FEW_ROWS` rows, most rows first."""
-    groups: dict[tuple[str, str], list[tuple[float, Interval]]] = {}
+    groups: dict[tuple[str, str], list[CoveredRow]] = {}
     for j in judged:
         ratio = ratio_of(j, of)
         if ratio is None or j.place is None:
             continue
         span = interval_at(of, j.place, j.row.id if j.row.published else "")
         for name in ("all", j.accelerator, j.framework) if of == "step" or j.metric in ALLOCATOR else (OTHER_READINGS,):
-            groups.setdefault((name, j.row.text("split")), []).append((ratio, span))
+            groups.setdefault((name, j.row.text("split")), []).append(CoveredRow(ratio, span, j.series))
     sizes = Counter({name: 0 for name, _ in groups})
-    for (name, _), pairs in groups.items():
-        sizes[name] += len(pairs)
+    for (name, _), rows in groups.items():
+        sizes[name] += len(rows)
     found = []
     for name, split in sorted(groups, key=lambda key: (key[0] != "all", -sizes[key[0]], key[0], key[1] != "test")):
         figures = coverage(groups[name, split])
@@ -95,7 +134,9 @@ def left_out(judged: Sequence[Judgement], of: str, what: str) -> Coverage | None
     }
     ratios = [(j, ratio_of(j, of)) for j in judged]
     return coverage(
-        (ratio, interval(j.place, others[group(j)])) for j, ratio in ratios if ratio is not None and j.place
+        CoveredRow(ratio, interval(j.place, others[group(j)]), j.series)
+        for j, ratio in ratios
+        if ratio is not None and j.place
     )
 
 

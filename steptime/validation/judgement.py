@@ -114,6 +114,11 @@ class Judgement(NamedTuple):
         of_experts = ("ep",) if self.row.text("n_experts") not in {"", "0", "1"} else ()
         return (self.accelerator, self.precision, *(self.row.text(name) for name in (*columns, *batch, *of_experts)))
 
+    @property
+    def series(self) -> tuple[str, ...]:
+        """Rows of one series tend to share one error: source, accelerator, model."""
+        return (self.row.group, self.accelerator, *(self.row.text(name) for name in ("family", "hidden", "n_layers")))
+
     def to_dict(self) -> dict[str, Any]:
         """The row of `3dtrn validate --json`."""
         return {

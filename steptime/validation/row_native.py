@@ -48,7 +48,8 @@ def compile_of(release: str, notes: str, framework: str = "") -> dict[str, Any]:
     """What torch.compile compiled, where the notes say `compile=`.
 
     torchtitan compiled blocks alone before its compile.components (mid-2025), the loss too since; a graph that is traced
-    (aot_eager, GraphTrainer without full inductor) keeps torch's own kernels.
+    (aot_eager, GraphTrainer without full inductor) keeps torch's own kernels. prime-rl upcasts the logits and takes torch's cross
+    entropy outside of what it compiles (PrimeIntellect-ai/prime-rl@01c3ad6 src/prime_rl/trainer/model.py, forward; sft/train.py).
     """
     found = re.search(r"\bcompile=([a-z_]*)([^;]*)", notes)
     if found and f"{found[1]}{found[2]}".startswith("loss only"):
@@ -59,6 +60,7 @@ def compile_of(release: str, notes: str, framework: str = "") -> dict[str, Any]:
     if "regional inductor" in notes or (of_graph and "full inductor" not in notes):
         return {}
     loss = "loss" in found[2] or "full inductor" in found[2] or not (release == "0.1" or "(blocks)" in found[2])
+    loss = loss and "prime-rl" not in framework
     return {"compile": "all" if loss else "blocks"}
 
 
