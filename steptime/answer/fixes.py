@@ -18,7 +18,7 @@ class Answer(Protocol):
     """The parts of an estimate that judge a candidate."""
 
     @property
-    def memory(self) -> Memory:
+    def peaks(self) -> Memory:
         """Its memory and verdict."""
         ...
 
@@ -43,11 +43,11 @@ def cheapest(
         except ConfigError:
             continue
         result = estimate(other)
-        verdict = result.memory.verdict
+        verdict = result.peaks.verdict
         if verdict in fixes:
             settings = " ".join(f"--set {path}={argument(value)}" for path, value in change.items())
             relative = result.step_s / step_s - 1.0
-            fixes[verdict].append(Fix(settings, result.memory.peak_reserved_bytes, result.step_s, relative, verdict))
+            fixes[verdict].append(Fix(settings, result.peaks.peak_reserved_bytes, result.step_s, relative, verdict))
     told = fixes["fits"] or (fixes["tight"] if tight else [])
     return sorted(told, key=lambda fix: fix.step_s)[:count]
 

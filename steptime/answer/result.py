@@ -14,7 +14,7 @@ from steptime.answer import fixes, tables, weak_scaling
 from steptime.answer.assumptions import assumptions, host_bound
 from steptime.answer.flops import step_flops
 from steptime.answer.interval import step_interval
-from steptime.answer.verdict import stage_memory
+from steptime.answer.verdict import between_steps, stage_memory
 from steptime.answer.whole_run import whole_run
 from steptime.base.rows import (
     SCHEMA,
@@ -48,13 +48,19 @@ class Estimate:
     job: Job
     assembly: Assembly
     timing: StepTime
-    memory: Memory
+    peaks: Memory
+    """The memory of every stage, and the verdict; between steps without what blocks keep of one tensor for the next."""
 
     draw: ClassVar[Callable[..., str] | None] = None
     """How a notebook displays an estimate; set by `report.notebook`."""
     find_fixes: ClassVar[Callable[..., list[Fix]] | None] = None
     """Finds changes that make a job fit: the search of all layouts where `search.lazy_fixes` sets it; else single changes are
     estimated."""
+
+    @cached_property
+    def memory(self) -> Memory:
+        """The memory of every stage, and the verdict."""
+        return between_steps(self.peaks, self.assembly, self.timing.states)
 
     @property
     def step_s(self) -> float:
@@ -74,7 +80,7 @@ class Estimate:
     @property
     def fits(self) -> bool:
         """Whether the verdict is fits."""
-        return self.memory.fits
+        return self.peaks.fits
 
     @property
     def mfu(self) -> float:
@@ -154,20 +160,18 @@ class Estimate:
 
         def answer(job: Job) -> tuple[float, str]:
             found = _estimated(Assembly(job, self.assembly))
-            return found.step_s, found.memory.verdict
+            return found.step_s, found.peaks.verdict
 
         return weak_scaling.weak(self.job, answer)
 
     @cached_property
     def fixes(self) -> list[Fix]:
         """The changes with the least step time that make a job fit which does not, or only just."""
-        if self.memory.fits:
+        if self.peaks.fits:
             return []
         find = type(self).find_fixes
         return (
-            find(self)
-            if find
-            else fixes.cheapest(self.job, self.step_s, estimate, tight=self.memory.verdict != "tight")
+            find(self) if find else fixes.cheapest(self.job, self.step_s, estimate, tight=self.peaks.verdict != "tight")
         )
 
     @cached_property
@@ -194,7 +198,7 @@ class Estimate:
 
     def __repr__(self) -> str:
         """One line: verdict, step, MFU."""
-        name, verdict = self.job.model.name or "unnamed model", self.memory.verdict.replace("_", " ")
+        name, verdict = self.job.model.name or "unnamed model", self.peaks.verdict.replace("_", " ")
         mfu = f"{100.0 * self.throughput.mfu:.1f} %"
         return (
             f"<Estimate {name} on {counted(self.devices, 'device')}: {verdict}, {self.step_s:.3g} s a step, MFU {mfu}>"

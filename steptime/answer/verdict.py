@@ -61,13 +61,24 @@ def stage_rows(assembly: Assembly, states: list[States]) -> list[StageMemory]:
     walked = fsdp.peak_moments(assembly) if fsdp.applies(job) else peak_moments(assembly)
     first = assembly.first_alike
     around = {
-        stage: around_peak(job, of, stage_buffers(assembly, stage, of), further_ends(assembly, stage, of).bytes)
+        stage: around_peak(job, of, stage_buffers(assembly, stage, of))
         for stage, of in ((stage, states[stage]) for stage in set(first))
     }
     return [
         stage_row(stage, state, around[first[stage]], moment)
         for stage, (state, moment) in enumerate(zip(states, walked, strict=True))
     ]
+
+
+def between_steps(memory: Memory, assembly: Assembly, states: list[States]) -> Memory:
+    """The memory with the ends of blocks that small tensors share, which are followed tensor by tensor."""
+    first = assembly.first_alike
+    ends = {stage: further_ends(assembly, stage, states[stage]).bytes for stage in set(first)}
+    rows = [
+        row._replace(persisting_bytes=row.persisting_bytes + ends[first[stage]])
+        for stage, row in enumerate(memory.stages)
+    ]
+    return memory._replace(stages=rows)
 
 
 class AroundPeak(NamedTuple):
@@ -83,9 +94,9 @@ class AroundPeak(NamedTuple):
     """Of the first step's micro-batches: what is not allocated yet, to be taken off one by one."""
 
 
-def around_peak(job: Job, state: States, buffers: list[HeldBuffer], ends: Num) -> AroundPeak:
-    """That of one stage with its buffers; `ends`: of blocks, between steps."""
-    staying = sum([held.bytes for held in buffers if held.stays]) + ends
+def around_peak(job: Job, state: States, buffers: list[HeldBuffer]) -> AroundPeak:
+    """That of one stage with its buffers."""
+    staying = sum([held.bytes for held in buffers if held.stays])
     return AroundPeak(at_peak(buffers), staying, in_step(job, state, buffers), not_yet(job, state, buffers))
 
 

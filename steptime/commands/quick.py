@@ -52,7 +52,7 @@ def job(model: str | None, machine: str | None, devices: int | None, changes: li
                     first = first or error
                     continue
                 biggest = found.job
-                if found.memory.fits:
+                if found.peaks.fits:
                     fitting.append(found)
             if fitting:
                 return note(

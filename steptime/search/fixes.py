@@ -48,12 +48,12 @@ def fixes(found: Estimate) -> list[Fix]:
         with suppress(ConfigError):
             listed = list(lists(run(job, asked, bound=Faster(job))))  # the shortest first: it stays, whatever is faster
     if not listed:
-        return single.cheapest(job, found.step_s, estimate, tight=found.memory.verdict != "tight")
+        return single.cheapest(job, found.step_s, estimate, tight=found.peaks.verdict != "tight")
     best = sorted(listed[:1] + sorted(listed[1:], key=_step)[: MOST - 1], key=_step)
     return [
         Fix(
             words(layout.changes),
-            layout.estimate.memory.peak_reserved_bytes,
+            layout.estimate.peaks.peak_reserved_bytes,
             layout.step_s,
             layout.step_s / found.step_s - 1.0,
         )

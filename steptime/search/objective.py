@@ -17,7 +17,7 @@ def ranked(found: Estimate, objective: str) -> float:
     job = found.job
     tokens = job.data.gbs * job.data.seqlen
     if objective == "memory":
-        return found.memory.most_bytes
+        return found.peaks.most_bytes
     return found.step_s * weight(job, found.devices, objective) / tokens
 
 

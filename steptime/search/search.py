@@ -45,7 +45,7 @@ class Layout(NamedTuple):
     @property
     def held_bytes(self) -> float:
         """What its fullest device needs at most, which decides whether it fits."""
-        return self.estimate.memory.most_bytes
+        return self.estimate.peaks.most_bytes
 
 
 class FoundLayouts(NamedTuple):
@@ -181,7 +181,7 @@ class Search:
     def layout(self, changes: Mapping[str, Any], *, fitting: bool = True) -> Layout | None:
         """A layout from its changes; None where it does not fit."""
         result = estimate(self.plan.replace(**(mine := self.fewest(changes))))
-        if fitting and not result.memory.fits:
+        if fitting and not result.peaks.fits:
             return None
         return Layout(mine, result, ranked(result, self.asked.objective))
 
