@@ -93,7 +93,7 @@ def test_columns_equal_one_job_at_a_time(name):
         stages = [row._asdict() for row in stage_rows(assembly, states)]
         outside = overhead(group.as_job)
         for at, row in enumerate(indices[which]):
-            found = estimate(jobs[row]).memory
+            found = estimate(jobs[row]).peaks
             for ours, theirs in zip(stages, found.stages, strict=True):
                 mine = {key: np.broadcast_to(value, len(which))[at] for key, value in ours.items() if key != "peak_op"}
                 assert mine == {key: value for key, value in theirs._asdict().items() if key != "peak_op"}

@@ -100,6 +100,7 @@ def test_defaults_are_those_of_megatron_core(core):
         "apply_rope_fusion",
         "cp_comm_type",
         "kv_lora_rank",
+        "optimizer_offload_fraction",
     ):
         compared.pop(name)  # flags of the parser itself
     assert len(compared) > 20

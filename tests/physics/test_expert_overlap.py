@@ -13,13 +13,14 @@ from physics_jobs import job, machine
 from steptime.answer.result import estimate
 from steptime.cost.compute import NOTHING, Pass
 from steptime.cost.neighbors import beside_exchanges
-from steptime.model.ops import Comm, Gemm, Op
+from steptime.model.ops import Comm, Gemm, Op, Param
+from steptime.software.settings import MoeSettings
 
 LAYER: list[Op] = [
     Gemm("qkv"),
     Comm("dispatch", kind="all_to_all", backward="all_to_all", axis="ep"),
     Comm("dispatch.probs", kind="all_to_all", backward="all_to_all", axis="ep"),
-    Gemm("experts", role="moe"),
+    Gemm("experts", role="moe", params=(Param("experts.weight", (8, 8), group="expert", n_experts=4),)),
     Comm("combine", kind="all_to_all", backward="all_to_all", axis="ep"),
     Gemm("after"),
 ]
@@ -47,7 +48,7 @@ def test_each_exchange_runs_beside_the_other_directions_compute():
     beside their forward, 4 s. Combine: forward beside what is left of the backward, 1.5 + 1 + 2.5 + 2 = 7 s; backward beside
     1 + 2 = 3 s.
     """
-    found = beside_exchanges(LAYER, FORWARD, BACKWARD, COSTS, delayed=False)
+    found = beside_exchanges(LAYER, FORWARD, BACKWARD, COSTS, MoeSettings())
     assert found.forward == pytest.approx({1: 6.0, 2: 2.0, 4: 7.0})
     assert found.backward == pytest.approx({1: 3.0, 2: 1.0, 4: 3.0})
 
@@ -56,7 +57,7 @@ def test_delayed_weight_gradients_run_beside_the_exchange_in_backward():
     """Of the experts' 3.5 s, 8 - 4.5 = 3.5 s are taken by the dispatch in forward: none is left. Of the others' 3 s, the combine
     in forward takes none (3 s fit under 1.5 + 2.5 = 4 s): the combine in backward has 3 + 3 = 6 s.
     """
-    found = beside_exchanges(LAYER, FORWARD, BACKWARD, COSTS, delayed=True)
+    found = beside_exchanges(LAYER, FORWARD, BACKWARD, COSTS, MoeSettings(delay_wgrad_compute=True))
     assert found.forward == pytest.approx({1: 6.0, 2: 2.0, 4: 7.0})
     assert found.backward == pytest.approx({1: 3.0, 2: 1.0, 4: 6.0})
 
