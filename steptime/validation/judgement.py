@@ -17,7 +17,7 @@ from steptime.answer.flops import step_flops
 from steptime.answer.interval import interval_at
 from steptime.answer.measured import RunPlace, place_of
 from steptime.answer.result import estimate
-from steptime.answer.verdict import stage_memory
+from steptime.answer.verdict import between_steps, stage_memory
 from steptime.base.rows import Memory
 from steptime.job.assembly import Assembly
 from steptime.job.job import Job
@@ -246,10 +246,11 @@ def _answer(mapped: Mapped, job: Job, answers: RowEstimates) -> RowEstimate:
     key = json.dumps(mapped.config, sort_keys=True)
     if key not in answers and mapped.job is not None:  # nothing but memory was measured
         assembly = Assembly(job)
-        answers[key] = RowEstimate(0.0, stage_memory(assembly, stage_states(assembly)), 0.0)
+        states = stage_states(assembly)
+        answers[key] = RowEstimate(0.0, between_steps(stage_memory(assembly, states), assembly, states), 0.0)
     elif key not in answers:
         found = estimate(job)
-        answers[key] = RowEstimate(found.step_s, found.memory, step_flops(found.assembly, 0.0).model_per_step)
+        answers[key] = RowEstimate(found.step_s, found.peaks, step_flops(found.assembly, 0.0).model_per_step)
     return answers[key]
 
 
