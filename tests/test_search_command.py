@@ -160,6 +160,8 @@ def test_a_signal_before_anything_fits_says_so_far(run, signal_at):
                 "microbatch_sz, or a dotted key such as performance.precision"
             ),
         ),
+        (["--save", "nowhere/best.yaml"], "--save nowhere/best.yaml: folder nowhere does not exist"),
+        (["--save", __file__], f"--save {__file__}: file exists; remove it or use another name"),
         (["--fix", "tp=3"], "search: no layout of 16 devices has tp 3: tp*cp*pp must divide the devices"),
         (
             ["--machine", "dgx-zero"],

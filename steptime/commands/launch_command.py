@@ -42,6 +42,18 @@ def launched(options: Namespace) -> tuple[Job, Reading]:
     return job, reading
 
 
+def check_save(path: str) -> None:
+    """Refuse, before any work, a path that cannot become a new file.
+
+    Raises:
+        ConfigError: the file is there already, or its folder is not.
+    """
+    if Path(path).exists():
+        raise ConfigError(f"--save {path}: file exists; remove it or use another name")
+    if not Path(path).parent.is_dir():
+        raise ConfigError(f"--save {path}: folder {Path(path).parent} does not exist")
+
+
 def save(path: str, job: Job) -> None:
     """Write a plan as YAML.
 

@@ -44,6 +44,10 @@ def search(options: Namespace, out: Printer) -> int:
         plot_style.check(options.plot)
     if options.html is not None:
         view_options.check_html(options.html)
+    if options.save is not None:
+        from steptime.commands.launch_command import check_save
+
+        check_save(options.save)
     if options.config is None:
         plan = unplanned(options)
     else:
