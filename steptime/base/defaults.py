@@ -1,7 +1,4 @@
-"""Factories of default values. pydantic reads the signature of each, which takes milliseconds for `dict` or `list` itself.
-
-The default of a section is its `model_construct`, which builds no schema: there is nothing to check.
-"""
+"""Factories of default values. pydantic reads the signature of each, which takes milliseconds for `dict` or `list` itself."""
 
 from typing import Any
 

@@ -52,7 +52,7 @@ class Job(Config):
 
     model: Annotated[Section[Model], BeforeValidator(read_model)]
     parallelism: Section[Parallelism]
-    performance: Section[Performance] = Field(default_factory=Performance.model_construct)
+    performance: Section[Performance] = Field(default_factory=Performance)
     data: Section[Data]
     hardware: Annotated[Section[Hardware], BeforeValidator(read_hardware)]
     cross_dc: Section[CrossDc] | None = None

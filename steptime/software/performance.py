@@ -114,9 +114,9 @@ class Performance(Options):
     bf16_layers_at_start: int | None = Field(default=None, ge=0)
     bf16_layers_at_end: int | None = Field(default=None, ge=0)
     activation_offload: Share | None = None
-    cpu_offload: Section[CpuOffload] = Field(default_factory=CpuOffload.model_construct)
+    cpu_offload: Section[CpuOffload] = Field(default_factory=CpuOffload)
     overlap: Section[Overlap] | None = None
-    moe: Section[MoeSettings] = Field(default_factory=MoeSettings.model_construct)
+    moe: Section[MoeSettings] = Field(default_factory=MoeSettings)
     software: str | None = None
     calibration: Section[Calibration] | None = None
 
@@ -149,7 +149,7 @@ class Software(Config):
     """Whether fp8 products of the device take operands in any layout; set by `on`."""
     compute_capability: float = 0.0
     """NVIDIA's compute capability of the device; set by `on`, 0 where it has none."""
-    moe: MoeSettings = Field(default_factory=MoeSettings.model_construct)
+    moe: MoeSettings = Field(default_factory=MoeSettings)
     """How a mixture of experts runs: from the job, else as published recipes do."""
 
     def settings(self) -> dict[str, Any]:
