@@ -68,12 +68,12 @@ def test_files_that_a_script_sources_are_read_beside_it_or_added(tmp_path):
 
 
 def test_files_are_found_in_a_copy_of_the_repository(tmp_path):
-    """A script of /work/user/project reads project/conf/model.sh, which here lies in another folder's conf."""
+    """A script of /data/user/project reads project/conf/model.sh, which here lies in another folder's conf."""
     folder = tmp_path / "copy" / "jobs"
     (folder.parent / "conf").mkdir(parents=True)
     folder.mkdir()
     (folder.parent / "conf" / "model.sh").write_text(f'MODEL="{FLAGS}"\n')
-    text = "ROOT=/work/$USER/project\nsource $ROOT/conf/model.sh\n" + RUN + "$MODEL\n"
+    text = "ROOT=/data/$USER/project\nsource $ROOT/conf/model.sh\n" + RUN + "$MODEL\n"
     assert job(folder, text).model.n_layers == 8
 
 
