@@ -98,7 +98,6 @@ def _summarize(scan: FolderScan, path: str) -> Summary:
     section = single.section(result)
     ranks.one_slice(scan, section, folder.path, tail)
     for file, fact in directory.CONFIGS.items():
-        config = folder.json(file)
-        if isinstance(config, dict):
+        if config := folder.mapping(file):
             section.facts.setdefault(fact, config)
     return Summary(path, [section])

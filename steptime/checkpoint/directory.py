@@ -32,11 +32,8 @@ _LAYOUTS: tuple[Layout, ...] = (
     shards.sections,
 )  # fmt: skip
 LOOKED_FOR = "safetensors, torch, DCP, Megatron, DeepSpeed, GGUF, npy, zarr, Orbax and msgpack files"
-CONFIGS = {
-    "config.json": "config",
-    "params.json": "params",
-    "adapter_config.json": "adapter",
-}  # of the weights beside them, by the fact they become
+CONFIGS = {"config.json": "config", "params.json": "params", "adapter_config.json": "adapter"}
+"""Of the weights beside them, by the fact they become."""
 PIPELINE = "model_index.json"  # Diffusers: several models, each in a folder of its own
 _TEMPORARY = (".tmp", ".incomplete", ".partial", ".crdownload", ".aria2", ".part")
 
@@ -55,7 +52,7 @@ def read(scan: FolderScan, path: str) -> tuple[list[Section], list[Problem], lis
             found.append(section)
     same_model.mark(found)
     found = _with_facts(found)
-    _keep_apart(found, folder.json(PIPELINE) if PIPELINE in folder.files else None)
+    _keep_apart(found, folder.mapping(PIPELINE))
     if not any(section.tensors or section.files for section in found):
         problems += [problem for section in found for problem in section.problems]
         names = [folder.named(name) for name in (*folder.files, *(f"{name}/" for name in folder.dirs))]
@@ -82,17 +79,16 @@ def _with_facts(found: list[Section]) -> list[Section]:
     return kept
 
 
-def _keep_apart(found: list[Section], pipeline: Any) -> None:
+def _keep_apart(found: list[Section], pipeline: dict[str, Any]) -> None:
     """Prefix the names of different models that share tensor names with their folder, or with their file name."""
     models = [s for s in found if s.same_as is None and any(t.role in ("", "model") for t in s.tensors)]
-    if isinstance(pipeline, dict):
-        for section in models:
-            section.facts["pipeline"] = section.container = str(pipeline.get("_class_name", "pipeline"))
-            section.format = f"Diffusers ({section.format})"
-    if not isinstance(pipeline, dict) and len(models) < 2:
+    for section in models if pipeline else ():
+        section.facts["pipeline"] = section.container = str(pipeline.get("_class_name", "pipeline"))
+        section.format = f"Diffusers ({section.format})"
+    if not pipeline and len(models) < 2:
         return
     names = Counter(name for s in models for name in {t.name for t in s.tensors if t.role in ("", "model")})
-    if not isinstance(pipeline, dict) and max(names.values(), default=0) < 2:
+    if not pipeline and max(names.values(), default=0) < 2:
         return
     folders = [section.files[0].rpartition("/")[0] if section.files else section.path for section in models]
     for section, folder in zip(models, folders, strict=True):

@@ -26,6 +26,8 @@ SECTIONS = {  # what no section can do without, or no default stands for
     "moe": ("n_experts", "expert_inter_sz", "experts_per_token"), "mamba": ("n_groups", "state_dim"),
     "linear_attention": ("kind", "n_key_heads", "key_head_dim"),
 }  # fmt: skip
+EQUAL_HEADS = ("kda", "lightning")
+"""Kinds of linear attention with as many heads of keys as of values."""
 NO_PLAN = ("vision", "audio", "projector", "encoder")
 """Parts of a checkpoint that a plan of a decoder does not have."""
 ONE_PLACE = {"hybrid_pattern": ("layers",), "attention": ("n_kv_heads", "head_dim")}
@@ -45,16 +47,10 @@ def model_yaml(summary: Inventory) -> str:
             lines.append(f"  # {key}: {_unknown(found, key)}")
     for key, needed in SECTIONS.items():
         section = fields[key][0] if key in fields else None
-        if section is None or section.get("kind") in (
-            "kda",
-            "lightning",
-        ):  # these have as many heads of keys as of values
+        if section is None or section.get("kind") in EQUAL_HEADS:
             continue
-        missing = [name for name in needed if section.get(name) is None]
-        lines += [
-            f"  # {key}.{name}: not known from names and shapes; a config beside the weights says it"
-            for name in missing
-        ]
+        unknown = "not known from names and shapes; a config beside the weights says it"
+        lines += [f"  # {key}.{name}: {unknown}" for name in needed if section.get(name) is None]
     lines += [f"  # {note}" for note in notes]
     return "\n".join(lines) + "\n"
 

@@ -51,6 +51,11 @@ class Folder:
         except (UnreadableError, ValueError, RecursionError):
             return None
 
+    def mapping(self, file: str) -> dict[str, Any]:
+        """The JSON object in a file; empty where there is none that can be read."""
+        found = self.json(file)
+        return found if isinstance(found, dict) else {}
+
     def join(self, file: str) -> str:
         """Where `file` is."""
         return os.path.join(self.path, file)  # noqa: PTH118 - thousands of joins

@@ -94,8 +94,8 @@ def _row(ranks: dict[str, dict[str, Any]], path: str, placement: Placement) -> N
 def _megatron(scan: FolderScan, folder: Folder, files: list[str], section: Section) -> None:
     """metadata.json names the backend; args come from common.pt or from the common_state object."""
     objects = section.facts.pop("objects", {})
-    config = folder.json("metadata.json") if "metadata.json" in files else None
-    if isinstance(config, dict) and "sharded_backend" in config:
+    config = folder.mapping("metadata.json")
+    if "sharded_backend" in config:
         section.format = f"Megatron dist_checkpointing ({config['sharded_backend']})"
     common = next((key for key in objects if "common_state" in key), None)
     if "common.pt" in files:

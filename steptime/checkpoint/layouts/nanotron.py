@@ -7,7 +7,7 @@ holding one tensor "data"), `metadata.py` (TensorMetadata: local_global_slices_p
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from steptime.base.words import counted
 from steptime.checkpoint.layouts import grid
@@ -30,7 +30,6 @@ def sections(scan: FolderScan, folder: Folder, files: list[str]) -> tuple[list[S
     """The nanotron save in `folder`, if there is one."""
     if MARKER not in files or "model/" not in files:
         return [], set()
-    metadata = folder.json(MARKER)
     section = Section("nanotron", "rank files", folder.rel)
     wanted = _files(scan, folder)
     scan.absorb(section, folder, wanted, _keep)
@@ -40,15 +39,13 @@ def sections(scan: FolderScan, folder: Folder, files: list[str]) -> tuple[list[S
         if sizes:
             section.parallelism[axis] = max(sizes)
     section.parallelism["source"] = "file names"
-    if isinstance(metadata, dict):
-        facts: Any = metadata.get("metas") or {}
-        step = facts.get("last_train_step") if isinstance(facts, dict) else None
-        section.facts |= {"step": step} if type(step) is int else {}
+    facts = folder.mapping(MARKER).get("metas")
+    step = facts.get("last_train_step") if isinstance(facts, dict) else None
+    section.facts |= {"step": step} if type(step) is int else {}
     _name(section, folder)
     _check_ranks(section, wanted)
     section.container = counted(len(wanted), "file")
-    config = folder.json("model_config.json")
-    section.facts |= {"config": config} if isinstance(config, dict) else {}
+    section.facts["config"] = folder.mapping("model_config.json")
     return [section], {MARKER, "model/", "model_config.json"}
 
 

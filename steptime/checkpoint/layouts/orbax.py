@@ -33,7 +33,7 @@ def sections(scan: FolderScan, folder: Folder, files: list[str]) -> tuple[list[S
     if "manifest.ocdbt" in present:
         section = Section("Orbax (OCDBT)", "key-value store", folder.rel, files=[folder.named("manifest.ocdbt")])
         try:
-            _ocdbt(folder, present, section)
+            _ocdbt(folder, section)
         except UnreadableError as error:
             section.problems.append(error.problem)
             section.files.clear()
@@ -48,9 +48,8 @@ def sections(scan: FolderScan, folder: Folder, files: list[str]) -> tuple[list[S
     scan.files_opened += len(section.tensors)
     if "_METADATA" in present:
         _compare(folder, section)
-    _committed(folder, present, section)
-    config = folder.json("metadata.json") if "metadata.json" in present else None
-    if isinstance(config, dict) and config.get("sharded_backend") == "zarr":
+    _committed(folder, section)
+    if folder.mapping("metadata.json").get("sharded_backend") == "zarr":
         section.format = "Megatron dist_checkpointing (zarr)"
     section.container = counted(len(section.tensors), "array")
     section.files += [folder.named(name) for name in sorted(used)]
@@ -60,8 +59,8 @@ def sections(scan: FolderScan, folder: Folder, files: list[str]) -> tuple[list[S
 def _array(folder: Folder, name: str, section: Section) -> bool:
     """Record the array in sub-directory `name` ("" for the folder itself), if it is one."""
     for file in ARRAY_FILES:
-        document = folder.json(f"{name}/{file}" if name else file)
-        if isinstance(document, dict) and "shape" in document:
+        document = folder.mapping(f"{name}/{file}" if name else file)
+        if "shape" in document:
             label = name or folder.rel.rpartition("/")[2] or "array"
             return _record(section, label, document, folder.named(name))
     return False
@@ -82,8 +81,7 @@ def _record(section: Section, name: str, document: dict[str, Any], file: str) ->
         role, name = "model", ".".join(parts[1:]) or name
     elif (len(parts) == 1 and parts[0] in STATE_NAMES) or "rngs" in parts:  # Flax's modules keep their generators
         role = "other"
-    tensor = StoredTensor(name, shape, dtype, nbytes(shape, dtype) or 0, file, role)
-    section.tensors.append(tensor)
+    section.tensors.append(StoredTensor(name, shape, dtype, nbytes(shape, dtype) or 0, file, role))
     return True
 
 
@@ -97,8 +95,7 @@ def _compare(folder: Folder, section: Section) -> None:
 
 def _leaves(folder: Folder) -> dict[str, Any]:
     """{name: written shape or None} of the tree metadata."""
-    document = folder.json("_METADATA")
-    tree = document.get("tree_metadata") if isinstance(document, dict) else None
+    tree = folder.mapping("_METADATA").get("tree_metadata")
     found: dict[str, Any] = {}
     for entry in tree.values() if isinstance(tree, dict) else ():
         try:
@@ -111,20 +108,15 @@ def _leaves(folder: Folder) -> dict[str, Any]:
     return found
 
 
-def _committed(folder: Folder, present: set[str], section: Section) -> None:
-    document = folder.json("_CHECKPOINT_METADATA") if "_CHECKPOINT_METADATA" in present else None
-    if (
-        isinstance(document, dict)
-        and document.get("init_timestamp_nsecs")
-        and not document.get("commit_timestamp_nsecs")
-    ):
-        section.problem(
-            "UNCOMMITTED", "no commit time in _CHECKPOINT_METADATA: the save did not finish", folder.rel or None
-        )
+def _committed(folder: Folder, section: Section) -> None:
+    times = folder.mapping("_CHECKPOINT_METADATA")
+    if times.get("init_timestamp_nsecs") and not times.get("commit_timestamp_nsecs"):
+        message = "no commit time in _CHECKPOINT_METADATA: the save did not finish"
+        section.problem("UNCOMMITTED", message, folder.rel or None)
 
 
-def _ocdbt(folder: Folder, present: set[str], section: Section) -> None:
-    _committed(folder, present, section)
+def _ocdbt(folder: Folder, section: Section) -> None:
+    _committed(folder, section)
     try:
         tensorstore = importlib.import_module("tensorstore")
     except ImportError:
@@ -134,7 +126,8 @@ def _ocdbt(folder: Folder, present: set[str], section: Section) -> None:
     if odd:  # tensorstore opens whatever lies there, and waits for ever at a FIFO
         raise UnreadableError("NOT_A_FILE", "not a regular file, in a store that is read whole", folder.named(odd))
     try:
-        store = tensorstore.KvStore.open({"driver": "ocdbt", "base": f"file://{_absolute(folder)}/"}).result()
+        base = f"file://{os.path.abspath(folder.path)}/"  # noqa: PTH100 - a str path stays a str
+        store = tensorstore.KvStore.open({"driver": "ocdbt", "base": base}).result()
         keys = [key.decode("utf-8", "replace") for key in store.list().result()]
         for key in keys:
             if key.endswith(ARRAY_FILES):
@@ -143,7 +136,10 @@ def _ocdbt(folder: Folder, present: set[str], section: Section) -> None:
     except (ValueError, OSError, RuntimeError) as error:
         reason = str(error).splitlines()[0][:120]
         raise UnreadableError("INVALID_HEADER", f"tensorstore cannot read it: {reason}", section.files[0]) from None
-    _compare_ocdbt(folder, section)
+    stored, named = len(section.tensors), len(_leaves(folder))
+    if named > stored:
+        message = f"_METADATA names {named} arrays, the store has {stored}"
+        section.problem("MISSING_TENSOR", message, folder.named("_METADATA"))
 
 
 def _no_files(folder: Folder) -> str | None:
@@ -157,16 +153,3 @@ def _no_files(folder: Folder) -> str | None:
             if not stat.S_ISREG(mode):
                 return os.path.relpath(os.path.join(path, name), folder.path)  # noqa: PTH118
     return None
-
-
-def _absolute(folder: Folder) -> str:
-    return os.path.abspath(folder.path)  # noqa: PTH100
-
-
-def _compare_ocdbt(folder: Folder, section: Section) -> None:
-    stored = len(section.tensors)
-    named = len(_leaves(folder))
-    if named > stored:
-        section.problem(
-            "MISSING_TENSOR", f"_METADATA names {named} arrays, the store has {stored}", folder.named("_METADATA")
-        )

@@ -74,9 +74,8 @@ def _renamed(ranks: Ranks, rank: int) -> str:
     match = RANK.match(name)
     assert match is not None
     group = "rank" if match["rank"] else "slice"
-    return (
-        f"{name[: match.start(group)]}{rank:0{len(match[group]) if group == 'slice' else 1}d}{name[match.end(group) :]}"
-    )
+    number = str(rank).zfill(len(match["slice"] or ""))
+    return f"{name[: match.start(group)]}{number}{name[match.end(group) :]}"
 
 
 def _meta(section: Section, folder: Folder, ways: int) -> None:
@@ -88,8 +87,7 @@ def _meta(section: Section, folder: Folder, ways: int) -> None:
         place(tensor, ways, rank, _meta_dim(tensor, hidden, ways))
     section.format, section.container = "Meta consolidated", counted(ways, "model-parallel slice")
     section.parallelism = {"tp": section.parallelism["dp"], "source": "file names"}
-    params = folder.json("params.json")
-    if isinstance(params, dict):
+    if params := folder.mapping("params.json"):
         section.facts.setdefault("params", params)
 
 

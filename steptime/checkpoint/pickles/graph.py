@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from steptime.checkpoint.pickles.tensors import tensors_of
 from steptime.checkpoint.pickles.values import CallRecord, Pairs, Pid, Ref, mapping, pairs
+from steptime.checkpoint.records import StoredTensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from steptime.checkpoint.records import StoredTensor
 
 MAX_DEPTH = 200
 SCALARS = (str, int, float, bool, type(None))
@@ -60,19 +59,13 @@ def tensors(root: Any) -> Iterator[tuple[list[str], StoredTensor]]:
         seen.add(id(value))
         depth = link[2] if link else 0
         if depth >= MAX_DEPTH:
-            cut = cut or _too_deep()
+            cut = cut or StoredTensor("", (), "", 0, note="too deep")
             continue
         for key, child in reversed(children(value)):
             if type(child) in (CallRecord, Pid, Pairs, list, tuple):
                 pending.append((child, (link, key, depth + 1)))
     if cut is not None:
         yield [], cut
-
-
-def _too_deep() -> StoredTensor:
-    from steptime.checkpoint.records import StoredTensor
-
-    return StoredTensor("", (), "", 0, note="too deep")
 
 
 def children(value: Any) -> list[tuple[Any, Any]]:

@@ -42,7 +42,7 @@ def get(m: PickleState, k: int) -> None:
     m.stack.append(m.memo[k] if 0 <= k < len(m.memo) else m.far[k])
 
 
-def readline(m: PickleState, i: int) -> tuple[bytes, int]:
+def line(m: PickleState, i: int) -> tuple[bytes, int]:
     """The text up to the next newline, and the offset after it."""
     end = m.data.find(b"\n", i)
     if end < 0:
@@ -60,15 +60,10 @@ def new(make: Callable[[], Any]) -> Op:
     return op
 
 
-def unpack(code: str) -> Op:
-    """An opcode that pushes a number of fixed width."""
-    reader = struct.Struct(code)
-
-    def op(m: PickleState, i: int) -> int:
-        m.stack.append(reader.unpack_from(m.data, i)[0])
-        return i + reader.size
-
-    return op
+def binary_float(m: PickleState, i: int) -> int:
+    """BINFLOAT: eight bytes, the highest first."""
+    m.stack.append(struct.unpack_from(">d", m.data, i)[0])
+    return i + 8
 
 
 def sized(width: int, keep: Callable[[bytes], Any], kind: str = "") -> Op:
@@ -99,7 +94,7 @@ def lined(keep: Callable[[bytes], Any]) -> Op:
     """An opcode whose literal ends at a newline."""
 
     def op(m: PickleState, i: int) -> int:
-        raw, j = readline(m, i)
+        raw, j = line(m, i)
         m.stack.append(keep(raw))
         return j
 
@@ -114,21 +109,14 @@ def decimal(line: bytes) -> Any:
     return int(digits) if len(digits) <= KEEP_DIGITS else Opaque("int", len(digits))
 
 
-def memo_text(act: Callable[[PickleState, int], None]) -> Op:
-    """A memo opcode whose index is a line of text."""
+def memo(act: Callable[[PickleState, int], None], width: int = 0) -> Op:
+    """A memo opcode, whose index has `width` bytes or is a line of text."""
 
     def op(m: PickleState, i: int) -> int:
-        raw, j = readline(m, i)
-        act(m, int(raw))
-        return j
-
-    return op
-
-
-def memo_binary(act: Callable[[PickleState, int], None], width: int) -> Op:
-    """A memo opcode whose index has `width` bytes."""
-
-    def op(m: PickleState, i: int) -> int:
+        if not width:
+            raw, j = line(m, i)
+            act(m, int(raw))
+            return j
         end = need(m, i, width)
         act(m, int.from_bytes(m.data[i:end], "little"))
         return end
@@ -140,12 +128,3 @@ def memoize(m: PickleState, i: int) -> int:
     """MEMOIZE: the next free entry."""
     put(m, len(m.memo) + len(m.far))
     return i
-
-
-def skip(width: int) -> Op:
-    """FRAME is only a hint for buffering: its length may be anything."""
-
-    def op(m: PickleState, i: int) -> int:
-        return need(m, i, width)
-
-    return op

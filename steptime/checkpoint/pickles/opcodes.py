@@ -4,39 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from steptime.checkpoint.pickles import literals
 from steptime.checkpoint.pickles.allowlist import OPCODES
-from steptime.checkpoint.pickles.literals import (
-    decimal,
-    get,
-    integer,
-    lined,
-    memo_binary,
-    memo_text,
-    memoize,
-    need,
-    new,
-    put,
-    readline,
-    sized,
-    skip,
-    text,
-    unpack,
-)
-from steptime.checkpoint.pickles.values import (
-    COMPUTED,
-    EXTENSION,
-    CallRecord,
-    Op,
-    Opaque,
-    Pairs,
-    PickleState,
-    Pid,
-    Ref,
-    Stop,
-)  # fmt: skip
+from steptime.checkpoint.pickles.values import COMPUTED, EXTENSION, CallRecord, Op, Opaque, Pairs, Pid, Ref, Stop
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from steptime.checkpoint.pickles.values import PickleState
 
 
 def _pop_mark(m: PickleState) -> list[Any]:
@@ -102,8 +77,8 @@ def _obj(m: PickleState, i: int) -> int:
 
 
 def _inst(m: PickleState, i: int) -> int:
-    module, j = readline(m, i)
-    name, j = readline(m, j)
+    module, j = literals.line(m, i)
+    name, j = literals.line(m, j)
     args = tuple(_pop_mark(m))
     _ref(m, module.decode(), name.decode(), i)
     call(m, m.stack.pop(), args, i)
@@ -111,8 +86,8 @@ def _inst(m: PickleState, i: int) -> int:
 
 
 def _global(m: PickleState, i: int) -> int:
-    module, j = readline(m, i)
-    name, j = readline(m, j)
+    module, j = literals.line(m, i)
+    name, j = literals.line(m, j)
     _ref(m, module.decode(), name.decode(), i)
     return j
 
@@ -125,7 +100,7 @@ def _stack_global(m: PickleState, i: int) -> int:
 
 def _extension(width: int) -> Op:
     def op(m: PickleState, i: int) -> int:
-        end = need(m, i, width)
+        end = literals.need(m, i, width)
         _ref(m, EXTENSION, str(int.from_bytes(m.data[i:end], "little")), i)
         return end
 
@@ -170,12 +145,6 @@ def _add_items(m: PickleState, items: list[Any]) -> None:
         raise TypeError(f"APPEND on {type(target).__name__}")
 
 
-def _setitem(m: PickleState, i: int) -> int:
-    value, key = m.stack.pop(), m.stack.pop()
-    _add_pairs(m, [key, value])
-    return i
-
-
 def _setitems(m: PickleState, i: int) -> int:
     stack, start = m.stack, m.marks[-1]
     if 0 < start < len(stack) and type(stack[start - 1]) is Pairs and not (len(stack) - start) % 2:
@@ -187,30 +156,24 @@ def _setitems(m: PickleState, i: int) -> int:
     return i
 
 
-def _append(m: PickleState, i: int) -> int:
-    item = m.stack.pop()
-    _add_items(m, [item])
-    return i
-
-
-def _appends(m: PickleState, i: int) -> int:
-    _add_items(m, _pop_mark(m))
-    return i
-
-
-def _dict(m: PickleState, i: int) -> int:
+def _dict(m: PickleState) -> None:
     flat = _pop_mark(m)
     m.stack.append(Pairs())
     _add_pairs(m, flat)
-    return i
 
 
-def _marked(build: Callable[[list[Any]], Any]) -> Op:
+def _acts(act: Callable[[PickleState], object]) -> Op:
+    """An opcode without a literal."""
+
     def op(m: PickleState, i: int) -> int:
-        m.stack.append(build(_pop_mark(m)))
+        act(m)
         return i
 
     return op
+
+
+def _marked(build: Callable[[list[Any]], Any]) -> Op:
+    return _acts(lambda m: m.stack.append(build(_pop_mark(m))))
 
 
 def _top(n: int) -> Op:
@@ -223,37 +186,11 @@ def _top(n: int) -> Op:
     return op
 
 
-def _mark(m: PickleState, i: int) -> int:
-    m.marks.append(len(m.stack))
-    return i
-
-
-def _pop(m: PickleState, i: int) -> int:
+def _pop(m: PickleState) -> None:
     if m.marks and m.marks[-1] == len(m.stack):
         m.marks.pop()
     else:
         m.stack.pop()
-    return i
-
-
-def _pop_to_mark(m: PickleState, i: int) -> int:
-    _pop_mark(m)
-    return i
-
-
-def _dup(m: PickleState, i: int) -> int:
-    m.stack.append(m.stack[-1])
-    return i
-
-
-def _persid(m: PickleState, i: int) -> int:
-    m.stack[-1] = Pid(m.stack[-1])
-    return i
-
-
-def _proto(m: PickleState, i: int) -> int:
-    m.proto = max(m.proto, m.data[i])
-    return i + 1
 
 
 def _stop(m: PickleState, i: int) -> int:
@@ -264,25 +201,32 @@ def _unknown(m: PickleState, i: int) -> int:
     raise ValueError(f"unknown opcode 0x{m.data[i - 1]:02x}")
 
 
-_LATIN = sized(4, lambda data: data.decode("latin-1"))
+_LATIN = literals.sized(4, lambda data: data.decode("latin-1"))
+_APPENDS = _acts(lambda m: _add_items(m, _pop_mark(m)))
+_TUPLE, _BYTES = _marked(tuple), literals.sized(8, bytes, "bytes")
+_INT = literals.lined(literals.decimal)
 _OPS: dict[str, Op] = {
-    "(": _mark, ".": _stop, "0": _pop, "1": _pop_to_mark, "2": _dup, "F": lined(float), "I": lined(decimal),
-    "J": unpack("<i"), "K": unpack("<B"), "L": lined(decimal), "M": unpack("<H"), "N": new(lambda: None),
-    "P": lined(lambda line: Pid(line.decode("latin-1"))), "Q": _persid, "R": _reduce,
-    "S": lined(lambda line: line.strip(b"\r")[1:-1].decode("latin-1")), "T": _LATIN,
-    "U": sized(1, lambda data: data.decode("latin-1")), "V": lined(lambda line: line.decode("raw-unicode-escape")),
-    "X": sized(4, text), "a": _append, "b": _build, "c": _global, "d": _dict, "}": new(Pairs), "e": _appends,
-    "g": memo_text(get), "h": memo_binary(get, 1), "i": _inst, "j": memo_binary(get, 4), "l": _marked(list),
-    "]": new(list), "o": _obj, "p": memo_text(put), "q": memo_binary(put, 1), "r": memo_binary(put, 4),
-    "s": _setitem, "t": _marked(tuple), ")": new(tuple), "u": _setitems, "G": unpack(">d"),
-    "\x80": _proto, "\x81": _reduce, "\x82": _extension(1), "\x83": _extension(2), "\x84": _extension(4),
-    "\x85": _top(1), "\x86": _top(2), "\x87": _top(3), "\x88": new(lambda: True), "\x89": new(lambda: False),
-    "\x8a": sized(1, integer), "\x8b": sized(4, integer, "int"), "B": sized(4, bytes, "bytes"),
-    "C": sized(1, bytes), "\x8c": sized(1, text), "\x8d": sized(8, text), "\x8e": sized(8, bytes, "bytes"),
-    "\x8f": new(list), "\x90": _appends, "\x91": _marked(tuple), "\x92": _newobj_ex, "\x93": _stack_global,
-    "\x94": memoize, "\x95": skip(8), "\x96": sized(8, bytes, "bytes"), "\x97": new(lambda: Opaque("buffer", 0)),
-    "\x98": lambda _m, i: i,
+    ".": _stop, "0": _acts(_pop), "1": _acts(_pop_mark), "2": _acts(lambda m: m.stack.append(m.stack[-1])),
+    "F": literals.lined(float), "I": _INT, "L": _INT, "N": literals.new(lambda: None),
+    "P": literals.lined(lambda line: Pid(line.decode("latin-1"))), "Q": _acts(lambda m: m.stack.append(Pid(m.stack.pop()))),
+    "R": _reduce, "S": literals.lined(lambda line: line.strip(b"\r")[1:-1].decode("latin-1")), "T": _LATIN,
+    "U": literals.sized(1, lambda data: data.decode("latin-1")),
+    "V": literals.lined(lambda line: line.decode("raw-unicode-escape")),
+    "X": literals.sized(4, literals.text), "a": _acts(lambda m: _add_items(m, [m.stack.pop()])), "b": _build, "c": _global,
+    "d": _acts(_dict), "e": _APPENDS, "g": literals.memo(literals.get), "h": literals.memo(literals.get, 1), "i": _inst,
+    "j": literals.memo(literals.get, 4), "l": _marked(list), "]": literals.new(list), "o": _obj,
+    "p": literals.memo(literals.put), "q": literals.memo(literals.put, 1), "r": literals.memo(literals.put, 4),
+    "s": _acts(lambda m: _add_pairs(m, [m.stack.pop(-2), m.stack.pop()])), "t": _TUPLE, "u": _setitems,
+    "G": literals.binary_float, "\x80": lambda _m, i: i + 1, "\x81": _reduce, "\x82": _extension(1),
+    "\x83": _extension(2), "\x84": _extension(4), "\x85": _top(1), "\x87": _top(3), "\x88": literals.new(lambda: True),
+    "\x89": literals.new(lambda: False), "\x8a": literals.sized(1, literals.integer),
+    "\x8b": literals.sized(4, literals.integer, "int"), "B": literals.sized(4, bytes, "bytes"), "C": literals.sized(1, bytes),
+    "\x8c": literals.sized(1, literals.text), "\x8d": literals.sized(8, literals.text), "\x8e": _BYTES,
+    "\x8f": literals.new(list), "\x90": _APPENDS, "\x91": _TUPLE, "\x92": _newobj_ex, "\x93": _stack_global,
+    "\x94": literals.memoize, "\x96": _BYTES, "\x97": literals.new(lambda: Opaque("buffer", 0)), "\x98": lambda _m, i: i,
+    "\x95": lambda m, i: literals.need(m, i, 8),  # FRAME is only a hint for buffering: its length may be anything
 }  # fmt: skip
+"""All but those that `interpreter` handles by itself."""
 
 
 def _noting_foreign(number: int, op: Op) -> Op:

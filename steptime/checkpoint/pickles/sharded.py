@@ -35,10 +35,7 @@ def offsets(whole: Shape, local: Shape, spec: Any) -> Shape | None:
     if place is None or sizes is None or not len(place) == len(sizes) == len(kinds):
         return None
     start, length = [0] * len(whole), list(whole)
-    axes = sorted(
-        range(len(kinds)), key=lambda axis: kinds[axis][0] == "_StridedShard"
-    )  # FSDP over TP: TP splits first
-    for axis in axes:
+    for axis in sorted(range(len(kinds)), key=lambda axis: kinds[axis][0] == "_StridedShard"):  # FSDP over TP: TP first
         kind, dim = kinds[axis]
         if dim is None or not kind.endswith("Shard"):
             continue
@@ -55,10 +52,8 @@ def _sizes(mesh: dict[str, Any]) -> Shape | None:
     """Ranks per axis of the mesh."""
     axes = mapping(mesh.get("_layout")).get("axes")
     if type(axes) is tuple:
-        shapes = [shape_of(mapping(axis).get("shape")) for axis in axes]
-        return (
-            tuple(shape[0] for shape in shapes if shape) if all(shape and len(shape) == 1 for shape in shapes) else None
-        )
+        shapes = [shape for axis in axes if len(shape := shape_of(mapping(axis).get("shape")) or ()) == 1]
+        return tuple(shape[0] for shape in shapes) if len(shapes) == len(axes) else None
     old = mesh.get("mesh")
     return shape_of(old.args[2]) if type(old) is CallRecord and type(old.args) is tuple and len(old.args) > 2 else None
 

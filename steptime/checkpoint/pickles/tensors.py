@@ -7,7 +7,7 @@ _rebuild_from_type_v2), `torch/distributed/tensor`, `torch/distributed/_shard/sh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -17,31 +17,29 @@ from steptime.checkpoint.pickles.values import STORAGE_LOADER, CallRecord, Opaqu
 from steptime.checkpoint.records import StoredTensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from steptime.checkpoint.records import Shape
 
 Args = Sequence[Any]
+Build = Callable[[Args], StoredTensor | None]
 
 
 def _text(value: Any) -> str:
     return value.decode("latin-1") if type(value) is bytes else value if type(value) is str else ""
 
 
-def storage_of(value: Any) -> tuple[str, str, int, bool] | None:
-    """(key, dtype, bytes, typed) of a torch storage id; the element count of an UntypedStorage is in bytes."""
+def storage_of(value: Any) -> tuple[str, str, int] | None:
+    """(key, dtype, bytes) of a torch storage id; the element count of an UntypedStorage is in bytes."""
     if type(value) is CallRecord and value.path == STORAGE_LOADER and value.args:
         value = value.args[0]  # as `streams` read the bytes it is called with
     pid = value.value if type(value) is Pid else None
     if type(pid) is not tuple or len(pid) < 5 or _text(pid[0]) != "storage" or type(pid[1]) is not Ref:
         return None
-    name = pid[1].name
     key, numel = pid[2], pid[4]
-    dtype = TORCH_STORAGES.get(name)
+    dtype = TORCH_STORAGES.get(pid[1].name)
     if dtype is None or type(numel) is not int:
         return None
     key = str(key) if type(key) is int else _text(key)
-    return key, dtype, numel * itemsize(dtype), name != "UntypedStorage"
+    return key, dtype, numel * itemsize(dtype)
 
 
 def _dense(storage: Any, offset: Any, size: Any, stride: Any, dtype: str | None = None) -> StoredTensor | None:
@@ -49,21 +47,18 @@ def _dense(storage: Any, offset: Any, size: Any, stride: Any, dtype: str | None 
     shape = shape_of(size)
     if found is None or shape is None or type(offset) is not int:
         return None
-    key, own, stored, _ = found
+    key, own, stored = found
     dtype = dtype or own
     width = itemsize(dtype)
     span = 0
     if 0 not in shape:
-        steps = stride if type(stride) in (tuple, list) and len(stride) == len(shape) else _row_major(shape)
+        row_major = tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
+        steps = stride if type(stride) in (tuple, list) and len(stride) == len(shape) else row_major
         span = 1 + sum((n - 1) * s for n, s in zip(shape, steps, strict=True) if type(s) is int)
     return StoredTensor(
         "", shape, dtype, nbytes(shape, dtype) or 0, storage=key, storage_nbytes=stored,
         start=offset * width, extent=span * width,
     )  # fmt: skip
-
-
-def _row_major(shape: Shape) -> tuple[int, ...]:
-    return tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
 
 
 def _v2(args: Args) -> StoredTensor | None:
@@ -82,18 +77,26 @@ def _inner(args: Args) -> StoredTensor | None:
     return _decode(args[0]) if args else None
 
 
-def _quantized(args: Args) -> StoredTensor | None:
-    found = _v2(args)
-    if found is not None:
-        found.note = "quantized"
-    return found
+def _noted(build: Build, note: str) -> Build:
+    """The same, with a note of its own."""
+
+    def noted(args: Args) -> StoredTensor | None:
+        found = build(args)
+        if found is not None:
+            found.note = note
+        return found
+
+    return noted
 
 
-def _meta(args: Args) -> StoredTensor | None:
-    shape = shape_of(args[1]) if len(args) >= 2 else None
-    if shape is None:
-        return None
-    return StoredTensor("", shape, _dtype_name(args[0]), 0, note="meta")
+def _without_data(dtype: int, note: str) -> Build:
+    """A tensor of a shape alone, its type at place `dtype` of the arguments and the shape behind it."""
+
+    def build(args: Args) -> StoredTensor | None:
+        shape = shape_of(args[dtype + 1]) if len(args) >= dtype + 2 else None
+        return None if shape is None else StoredTensor("", shape, _dtype_name(args[dtype]), 0, note=note)
+
+    return build
 
 
 def _sparse(args: Args) -> StoredTensor | None:
@@ -109,13 +112,6 @@ def _sparse(args: Args) -> StoredTensor | None:
         "", values.shape, values.dtype, stored, storage=values.storage, storage_nbytes=values.storage_nbytes,
         start=values.start, extent=values.extent, global_shape=shape, note="sparse",
     )  # fmt: skip
-
-
-def _wrapper(args: Args) -> StoredTensor | None:
-    shape = shape_of(args[2]) if len(args) >= 3 else None
-    if shape is None:
-        return None
-    return StoredTensor("", shape, _dtype_name(args[1]), 0, note="wrapper")
 
 
 def _from_type(args: Args) -> StoredTensor | None:
@@ -164,13 +160,6 @@ def _sharded(args: Args) -> list[StoredTensor] | None:
     return found
 
 
-def _nested(args: Args) -> StoredTensor | None:
-    found = _inner(args)
-    if found is not None:
-        found.note = "nested"
-    return found
-
-
 def numpy_array(state: Any) -> StoredTensor | None:
     """A numpy array from the state of its record: (version, shape, dtype, order, bytes)."""
     if type(state) is not tuple or len(state) < 5:
@@ -192,23 +181,20 @@ def _frombuffer(args: Args) -> StoredTensor | None:
 
 def _jagged(args: Args) -> StoredTensor | None:
     """A jagged tensor: its values; the offsets of its rows are no parameters."""
-    found = _decode(mapping(args[0]).get("values")) if args else None
-    if found is not None:
-        found.note = "jagged"
-    return found
+    return _decode(mapping(args[0]).get("values")) if args else None
 
 
 _T = "torch._utils."
-_REBUILD: dict[str, Callable[[Args], StoredTensor | None]] = {
+_REBUILD: dict[str, Build] = {
     f"{_T}_rebuild_tensor": _v2, f"{_T}_rebuild_tensor_v2": _v2, f"{_T}_rebuild_tensor_v3": _v3,
     f"{_T}_rebuild_parameter": _inner, f"{_T}_rebuild_parameter_with_state": _inner,
-    f"{_T}_rebuild_qtensor": _quantized, f"{_T}_rebuild_meta_tensor_no_storage": _meta,
+    f"{_T}_rebuild_qtensor": _noted(_v2, "quantized"), f"{_T}_rebuild_meta_tensor_no_storage": _without_data(0, "meta"),
     f"{_T}_rebuild_sparse_tensor": _sparse, f"{_T}_rebuild_sparse_csr_tensor": _sparse,
-    f"{_T}_rebuild_wrapper_subclass": _wrapper, f"{_T}_rebuild_nested_tensor": _nested,
+    f"{_T}_rebuild_wrapper_subclass": _without_data(1, "wrapper"), f"{_T}_rebuild_nested_tensor": _noted(_inner, "nested"),
     f"{_T}_rebuild_device_tensor_from_numpy": _inner, f"{_T}_rebuild_device_tensor_from_cpu_tensor": _inner,
     f"{_T}_rebuild_xla_tensor": _inner, "torch.tensor._rebuild_from_type": _from_type,
     "torch._tensor._rebuild_from_type_v2": _from_type, "torch.nn.parameter.Parameter": _inner,
-    "torch.nested._internal.nested_tensor._rebuild_njt": _jagged,
+    "torch.nested._internal.nested_tensor._rebuild_njt": _noted(_jagged, "jagged"),
     "numpy.core.numeric._frombuffer": _frombuffer, "numpy._core.numeric._frombuffer": _frombuffer,
 }  # fmt: skip
 _FROM_TYPE = {path for path, build in _REBUILD.items() if build is _from_type}
@@ -252,6 +238,6 @@ def _bare_storage(value: Pid) -> StoredTensor | None:
     found = storage_of(value)
     if found is None:
         return None
-    key, dtype, size, _ = found
+    key, dtype, size = found
     count = size // max(1, itemsize(dtype))
     return StoredTensor("", (count,), dtype, size, storage=key, storage_nbytes=size, extent=size, note="storage")

@@ -120,7 +120,6 @@ class PickleState:
         self.foreign: set[int] = set()
         self.indirect: tuple[int, int] | None = None
         self.unread = 0
-        self.proto = 0
         self.memoized = False
 
     def salvage(self) -> Any:

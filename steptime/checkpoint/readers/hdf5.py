@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -126,7 +127,5 @@ def _tensor(item: Any, name: str, file: str) -> StoredTensor:
     dtype = str(item.dtype)
     role = "optimizer" if "optimizer" in name.partition(".")[0] else ""
     shape = tuple(int(n) for n in item.shape or ())
-    size = int(item.dtype.itemsize)
-    for length in shape:
-        size *= length
+    size = int(item.dtype.itemsize) * prod(shape)
     return StoredTensor(name, shape, dtype if dtype in BITS else f"hdf5 {dtype}", size, file, role)

@@ -7,7 +7,6 @@ chunks of large arrays in maps with the key __msgpack_chunked_array__). Payloads
 from __future__ import annotations
 
 import struct
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 from steptime.checkpoint import roles
@@ -37,17 +36,19 @@ class _Cursor:
         self._start = 0
         self._data = b""
 
-    def take(self, length: int) -> bytes:
-        if length > self.source.size - self.at:
-            raise UnreadableError(
-                "TRUNCATED", f"wants {length} bytes at byte {self.at}, {self.source.size - self.at} left",
-                self.source.name,
-            )  # fmt: skip
-        first = self.at - self._start
-        if first < 0 or first + length > len(self._data):
-            self._data = self.source.upto(self.at, max(length, WINDOW))
-            self._start, first = self.at, 0
+    def skip(self, length: int) -> None:
+        left = self.source.size - self.at
+        if length > left:
+            raise UnreadableError("TRUNCATED", f"wants {length} bytes at byte {self.at}, {left} left", self.source.name)
         self.at += length
+
+    def take(self, length: int) -> bytes:
+        at = self.at
+        self.skip(length)
+        first = at - self._start
+        if first < 0 or first + length > len(self._data):
+            self._data = self.source.upto(at, max(length, WINDOW))
+            self._start, first = at, 0
         return self._data[first : first + length]
 
     def size(self, width: int) -> int:
@@ -88,8 +89,7 @@ def _value(cursor: _Cursor, contents: Contents, path: list[str], depth: int) -> 
         length = tag & 31 if tag <= 0xBF else cursor.size(1 << (tag - 0xD9))
         return cursor.take(length).decode("utf-8", "surrogateescape")
     if tag in (0xC4, 0xC5, 0xC6):
-        _skip(cursor, cursor.size(1 << (tag - 0xC4)))
-        return None
+        return cursor.skip(cursor.size(1 << (tag - 0xC4)))
     if tag in _FIXED:
         raw = cursor.take(_FIXED[tag])
         return int.from_bytes(raw, "big") if 0xCC <= tag <= 0xCF else None
@@ -97,12 +97,6 @@ def _value(cursor: _Cursor, contents: Contents, path: list[str], depth: int) -> 
         length = _EXT.get(tag) or cursor.size(1 << (tag - 0xC7))
         return _extension(cursor, contents, path, length)
     raise UnreadableError("MALFORMED", f"byte 0x{tag:02x} at {cursor.at - 1} begins no value", contents.file)
-
-
-def _skip(cursor: _Cursor, length: int) -> None:
-    if cursor.at + length > cursor.source.size:
-        cursor.take(length)  # raises with both numbers
-    cursor.at += length
 
 
 def _map(cursor: _Cursor, contents: Contents, path: list[str], depth: int, count: int) -> Any:
@@ -147,7 +141,6 @@ def _extension(cursor: _Cursor, contents: Contents, path: list[str], length: int
 
 
 def _named(contents: Contents, path: list[str], shape: tuple[int, ...], dtype: str, size: int) -> StoredTensor:
-    assert prod(shape) >= 0
     top = {path[0]} if path else set()
     role, name = roles.role_and_name(path or ["array"], top)
     return StoredTensor(name, shape, dtype, size, contents.file, role)

@@ -54,16 +54,7 @@ def _payload(contents: Contents, name: str, payload: dict[str, Any], folder: str
     if entry is None:
         contents.problem("STORAGE_MISSING", f"tensor {name}: {payload['path_name']} is not in the archive", name)
     role = "model" if payload.get("is_param", True) else ""
-    contents.tensors.append(
-        StoredTensor(
-            name,
-            shape,
-            dtype,
-            size,
-            contents.file,
-            role,
-            storage=str(payload["path_name"]),
-            storage_nbytes=entry.size if entry else size,
-            extent=size,
-        )
-    )
+    stored = entry.size if entry else size
+    path = str(payload["path_name"])
+    tensor = StoredTensor(name, shape, dtype, size, contents.file, role, path, storage_nbytes=stored, extent=size)
+    contents.tensors.append(tensor)
