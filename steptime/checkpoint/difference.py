@@ -20,11 +20,7 @@ _NUMBER = re.compile(r"(?<![^.])\d{1,9}(?![^.])")
 
 CHUNK = 10_000  # lines hashed at once
 Structure = dict[str, tuple["Shape", str]]
-
-
-def structure(tensors: Iterable[StoredTensor]) -> Structure:
-    """{name: (whole shape, dtype)}: pieces and replicas of one tensor are one entry."""
-    return {t.name: (t.shape if t.global_shape is None else t.global_shape, t.dtype) for t in tensors}
+"""{name: (whole shape, dtype)}: pieces and replicas of one tensor are one entry."""
 
 
 def structural_hash(tensors: Iterable[StoredTensor]) -> str:
@@ -32,7 +28,7 @@ def structural_hash(tensors: Iterable[StoredTensor]) -> str:
     ends: dict[tuple[Shape, str], str] = {}  # most tensors share one: no pair is kept for each
     lines: dict[str, str] = {}
     for tensor in tensors:
-        kind = (tensor.shape if tensor.global_shape is None else tensor.global_shape), tensor.dtype
+        kind = tensor.whole, tensor.dtype
         end = ends.get(kind)
         if end is None:
             end = ends[kind] = f" {tensor.dtype!r} {kind[0]}\n"

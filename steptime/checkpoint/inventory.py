@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -96,12 +96,12 @@ class Inventory:
     @cached_property
     def shapes(self) -> dict[str, Shape]:
         """Whole shapes of the model's tensors by name."""
-        return {t.name: t.shape if t.global_shape is None else t.global_shape for t in self.model}
+        return {t.name: t.whole for t in self.model}
 
     @property
     def structure(self) -> difference.Structure:
         """{name: (whole shape, dtype)} of the model, or of everything where nothing is one."""
-        return difference.structure(self.model or self.tensors)
+        return {t.name: (t.whole, t.dtype) for t in self.model or self.tensors}
 
     @cached_property
     def totals(self) -> dict[str, int]:
@@ -130,13 +130,9 @@ class Inventory:
     @cached_property
     def _kinds(self) -> dict[tuple[str, str], tuple[AbstractSet[str], int, int]]:
         """(distinct names, unique elements, bytes) by dtype and role."""
-        kinds: dict[tuple[str, str], list[StoredTensor]] = {}
+        kinds: defaultdict[tuple[str, str], list[StoredTensor]] = defaultdict(list)
         for tensor in self.tensors:
-            key = tensor.dtype, tensor.role
-            if key in kinds:
-                kinds[key].append(tensor)
-            else:
-                kinds[key] = [tensor]
+            kinds[tensor.dtype, tensor.role].append(tensor)
         one = len(kinds) == 1 and self.model  # then the model is everything
         return {
             key: (
@@ -150,13 +146,14 @@ class Inventory:
     def _grouped(self, field: str, at: int) -> list[dict[str, Any]]:
         """Distinct names of each role, unique elements and bytes by dtype (`at` 0) or role (1); largest first."""
         rows: dict[str, dict[str, Any]] = {}
-        for kind, (names, params, nbytes) in self._kinds.items():
+        names: defaultdict[tuple[str, str], list[AbstractSet[str]]] = defaultdict(list)
+        for kind, (own, params, nbytes) in self._kinds.items():
             row = rows.setdefault(kind[at], {field: kind[at], "tensors": 0, "params": 0, "bytes": 0})
-            known = [other for key, (other, *_) in self._kinds.items() if key[at] == kind[at] and key[1] == kind[1]]
-            first = known[0] is names
-            row["tensors"] += (len(names) if len(known) == 1 else len(set().union(*known))) if first else 0
             row["params"] += params
             row["bytes"] += nbytes
+            names[kind[at], kind[1]].append(own)
+        for (group, _), sets in names.items():
+            rows[group]["tensors"] += len(sets[0] if len(sets) == 1 else set().union(*sets))
         return sorted(rows.values(), key=lambda row: -row["bytes"])
 
     @cached_property

@@ -17,6 +17,8 @@ from steptime.checkpoint.source import Source, unreadable
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from steptime.checkpoint.records import Problem
+
 T = TypeVar("T")
 THREADS = 16
 PROBE = 4  # files read in order before deciding
@@ -103,6 +105,14 @@ class FolderScan:
     def below(self, folder: Folder, name: str) -> Folder:
         """A sub-directory of `folder`. Raises `UnreadableError`."""
         return self.folder(folder.join(name), folder.named(name), folder.depth + 1)
+
+    def inside(self, folder: Folder, names: Iterable[str], problems: list[Problem]) -> Iterator[Folder]:
+        """Sub-directories of `folder`; those that cannot be read become `problems`."""
+        for name in names:
+            try:
+                yield self.below(folder, name)
+            except UnreadableError as error:
+                problems.append(error.problem)
 
     def read(
         self, folder: Folder, files: Iterable[str], keep: Callable[[Contents], Any] | None = None

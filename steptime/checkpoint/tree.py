@@ -6,7 +6,7 @@ Counts are of unique elements, so that a tied weight or a replica on another ran
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -45,9 +45,7 @@ class Node:
 
     def named(self, name: str) -> Node:
         """A node like this one, called `name`."""
-        return Node(
-            name, self.params, self.nbytes, self.shape, self.dtype, self.alias_of, self.repeat, self.children, self.kind
-        )
+        return replace(self, name=name)
 
 
 _Branch = dict[str, Any]  # parts of a module: branches, groups, tensors, lists of the pieces of one tensor
@@ -260,11 +258,8 @@ def _grouped(children: list[tuple[str, Node]], kinds: _Kinds) -> Iterator[Node]:
         part, first = group[0]
         if len(group) > 1:
             name = "*" if whole else f"[{ranges([int(part) for part, _ in group])}]"
-            params, nbytes = (sum([getattr(node, size) for _, node in group]) for size in ("params", "nbytes"))
-            folded = Node(
-                name, params, nbytes, first.shape, first.dtype, first.alias_of, len(group), first.children
-            )  # fmt: skip
-            yield _with_kind(folded, kinds)
+            params, nbytes = sum([node.params for _, node in group]), sum([node.nbytes for _, node in group])
+            yield _with_kind(replace(first, name=name, params=params, nbytes=nbytes, repeat=len(group)), kinds)
         else:
             yield first.named(part) if type(key) is int else first
 

@@ -189,23 +189,19 @@ def _universal(scan: FolderScan, folder: Folder) -> tuple[list[Section], set[str
         return [], set()
     section = Section("DeepSpeed universal", counted(len(zero.dirs), "parameter"), folder.rel)
     wanted: list[str] = []
-    for name in zero.dirs:
-        try:
-            inside = scan.below(zero, name).files
-        except UnreadableError as error:
-            section.problems.append(error.problem)
-            continue
-        wanted += [f"{name}/{file}" for file in inside if file.endswith(".pt")]
-        if "fp32.pt" not in inside:
-            section.problem("MISSING_FILE", "no fp32.pt in it", zero.named(name))
+    for parameter in scan.inside(zero, zero.dirs, section.problems):
+        name = parameter.rel[len(zero.rel) + 1 :]
+        wanted += [f"{name}/{file}" for file in parameter.files if file.endswith(".pt")]
+        if "fp32.pt" not in parameter.files:
+            section.problem("MISSING_FILE", "no fp32.pt in it", parameter.rel)
     if not wanted:
         return [], set()
     scan.absorb(section, zero, wanted)
     for tensor in section.tensors:
-        parameter, _, file = tensor.file[len(zero.rel) + 1 :].rpartition("/")
+        name, _, file = tensor.file[len(zero.rel) + 1 :].rpartition("/")
         state = file.removesuffix(".pt")
         weight = state == "fp32"
-        tensor.name = parameter if weight else f"{parameter}.{state}"
+        tensor.name = name if weight else f"{name}.{state}"
         tensor.role = "model" if weight else "optimizer"
         tensor.note = "fp32 master copy" if weight else ""
     return [section], {"zero/"}

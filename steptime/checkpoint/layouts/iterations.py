@@ -92,12 +92,7 @@ def _among(scan: FolderScan, folder: Folder, saves: list[str], tracker: str | No
             message = f"{', '.join(newer)} is newer than what {tracker} names: an unfinished save, or a rollback"
             problems.append(Problem("NEWER_ITERATION", message, tracker, severity="warning"))
     names = [chosen, *others] if scan.everything else [chosen]
-    folders = []
-    for name in names:
-        try:
-            folders.append(scan.below(folder, name))
-        except UnreadableError as error:
-            problems.append(error.problem)
+    folders = list(scan.inside(folder, names, problems))
     return ChosenSave(folders, step_of(chosen), [] if scan.everything else others, problems)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from steptime.base.words import counted
 from steptime.checkpoint.layouts import grid, tensor_parallel
 from steptime.checkpoint.layouts.dcp import parallelism
-from steptime.checkpoint.records import Section, UnreadableError
+from steptime.checkpoint.records import Section
 
 if TYPE_CHECKING:
     from steptime.checkpoint.records import StoredTensor
@@ -58,17 +58,13 @@ def _files(scan: FolderScan, folder: Folder, dirs: list[str], section: Section) 
     """(files to read, directories that have an optimizer file of their own)."""
     wanted: list[str] = []
     optimizers: set[str] = set()
-    for name in dirs:
-        try:
-            inside = scan.below(folder, name[:-1]).files
-        except UnreadableError as error:
-            section.problems.append(error.problem)
-            continue
-        wanted += [f"{name}{file}" for file in MODEL_FILES if file in inside]
-        own = [f"{name}{file}" for file in OPTIMIZER_FILES if file in inside]
+    for below in scan.inside(folder, (name[:-1] for name in dirs), section.problems):
+        name = _rank_dir(below.rel, folder)
+        wanted += [f"{name}/{file}" for file in MODEL_FILES if file in below.files]
+        own = [f"{name}/{file}" for file in OPTIMIZER_FILES if file in below.files]
         wanted += own
         if own:
-            optimizers.add(name[:-1])
+            optimizers.add(name)
     return wanted, optimizers
 
 

@@ -5,15 +5,18 @@ Generated from `torch._weights_only_unpickler`; a test compares it with the inst
 
 from __future__ import annotations
 
+_CUDA = (
+    "BFloat16Storage BFloat16Tensor BoolStorage BoolTensor ByteStorage ByteTensor CharStorage CharTensor ComplexDoubleStorage "
+    "ComplexFloatStorage DoubleStorage DoubleTensor FloatStorage FloatTensor HalfStorage HalfTensor IntStorage IntTensor "
+    "LongStorage LongTensor ShortStorage ShortTensor"
+)
+_SPARSE = "BFloat16Tensor ByteTensor CharTensor DoubleTensor FloatTensor HalfTensor IntTensor LongTensor ShortTensor"
 _BY_MODULE: dict[str, str] = {
     "_codecs": "encode",
     "builtins": "bytearray complex set",
     "collections": "Counter OrderedDict",
     "torch": (
-        "BFloat16Storage BFloat16Tensor BoolStorage BoolTensor ByteStorage ByteTensor CharStorage CharTensor "
-        "ComplexDoubleStorage ComplexFloatStorage DoubleStorage DoubleTensor FloatStorage FloatTensor "
-        "HalfStorage HalfTensor IntStorage IntTensor LongStorage LongTensor QInt32Storage QInt8Storage "
-        "QUInt2x4Storage QUInt4x2Storage QUInt8Storage ShortStorage ShortTensor Size Tensor bfloat16 bits16 "
+        f"{_CUDA} QInt32Storage QInt8Storage QUInt2x4Storage QUInt4x2Storage QUInt8Storage Size Tensor bfloat16 bits16 "
         "bits1x8 bits2x4 bits4x2 bits8 bool complex128 complex32 complex64 device float16 float32 "
         "float4_e2m1fn_x2 float64 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu "
         "int1 int16 int2 int3 int32 int4 int5 int6 int64 int7 int8 per_channel_affine "
@@ -27,19 +30,11 @@ _BY_MODULE: dict[str, str] = {
         "_rebuild_parameter_with_state _rebuild_qtensor _rebuild_sparse_tensor _rebuild_tensor "
         "_rebuild_tensor_v2 _rebuild_tensor_v3 _rebuild_wrapper_subclass"
     ),
-    "torch.cuda": (
-        "BFloat16Storage BFloat16Tensor BoolStorage BoolTensor ByteStorage ByteTensor CharStorage CharTensor "
-        "ComplexDoubleStorage ComplexFloatStorage DoubleStorage DoubleTensor FloatStorage FloatTensor "
-        "HalfStorage HalfTensor IntStorage IntTensor LongStorage LongTensor ShortStorage ShortTensor"
-    ),
-    "torch.cuda.sparse": (
-        "BFloat16Tensor ByteTensor CharTensor DoubleTensor FloatTensor HalfTensor IntTensor LongTensor ShortTensor"
-    ),
+    "torch.cuda": _CUDA,
+    "torch.cuda.sparse": _SPARSE,
     "torch.nn.parameter": "Parameter",
     "torch.serialization": "_get_layout",
-    "torch.sparse": (
-        "BFloat16Tensor ByteTensor CharTensor DoubleTensor FloatTensor HalfTensor IntTensor LongTensor ShortTensor"
-    ),
+    "torch.sparse": _SPARSE,
     "torch.storage": "TypedStorage UntypedStorage",
 }
 
