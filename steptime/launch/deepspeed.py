@@ -52,7 +52,7 @@ def read_deepspeed(
     parallelism, data = _layout(keys, devices)
     if parallelism["zero_level"]:
         _reduction(keys, parallelism, performance)
-    if away := _offload(keys, parallelism["zero_level"]):
+    if away := offload_of(keys, parallelism["zero_level"]):
         performance["cpu_offload"] = away
     if str(keys.get("optimizer.type") or "adam").lower() not in {"adam", "adamw"}:
         keys.leave_out("optimizer.type", "states of another optimizer; counted as Adam's")
@@ -83,34 +83,41 @@ def put_deepspeed_config(keys: JobKeys, beside: Beside | None) -> dict[str, Any]
             "zero_stage", inner.count("zero_optimization.stage", 0, least=0), by=f"{name}: zero_optimization.stage"
         )
     stage = keys.get("zero_stage")
-    away = _offload(inner, int(stage) if str(stage).isdecimal() else 0)
+    away = offload_of(inner, int(stage) if str(stage).isdecimal() else 0)
     weighty = [flag for flag in inner.flags() if flag.status in {"unmodeled", "approximated"}]
     keys.beside_flags += [flag._replace(name=f"{name}: {flag.name}") for flag in weighty]
     return away
 
 
-def _offload(keys: JobKeys, level: int) -> dict[str, Any]:
-    """What ZeRO-Offload puts on the host: optimizer states, or a ratio of them, and parameters."""
+_OPTIMIZER_AT = ("zero_optimization.offload_optimizer.device", "zero_optimization.cpu_offload")
+_PARAMS_AT = (
+    "zero_optimization.offload_param.device", "zero_optimization.cpu_offload_param", "zero_optimization.cpu_offload_params",
+)  # fmt: skip
+
+
+def offload_of(
+    keys: JobKeys, level: int, optimizer: tuple[str, ...] = _OPTIMIZER_AT, params: tuple[str, ...] = _PARAMS_AT
+) -> dict[str, Any]:
+    """What ZeRO-Offload puts on the host: optimizer states, or a ratio of them, and parameters.
+
+    `optimizer` and `params`: the keys that say it, a device first and then older switches.
+    """
     found: dict[str, Any] = {}
-    for part, old, what in (
-        ("offload_optimizer", ("cpu_offload",), "optimizer states"),
-        ("offload_param", ("cpu_offload_param", "cpu_offload_params"), "parameters"),
-    ):
-        at = f"zero_optimization.{part}.device"
-        said = [at] if str(keys.get(at)).lower() not in {"none", "null"} else []
-        said += [name for word in old if keys.get(name := f"zero_optimization.{word}") not in (None, False)]
+    for part, names, what in (("optimizer", optimizer, "optimizer states"), ("params", params, "parameters")):
+        said = [name for name in names if str(keys.get(name)).lower() not in {"none", "null", "false"}]
         if not said:
             continue
-        if said == [at] and keys.get(at) != "cpu":
-            keys.leave_out(at, f"{what} on {keys.get(at)}")
+        device = str(keys.get(said[0]))
+        if device not in {"cpu", "True"}:
+            keys.leave_out(said[0], f"{what} on {device}")
         elif level != 3:
             keys.leave_out(said[0], f"{what} in the host's memory at stage {level}")
-        elif part == "offload_optimizer":
+        elif part == "optimizer":
             found["optimizer"] = float(keys.get("zero_optimization.offload_optimizer.ratio") or 1.0)
         else:
             found["params"] = True
     if "params" in found and "optimizer" not in found:  # partitions on the host, updated on the device
-        keys.leave_out("zero_optimization.offload_param.device", "parameters alone in the host's memory")
+        keys.leave_out(params[0], "parameters alone in the host's memory")
         return {}
     return found
 

@@ -10,6 +10,11 @@ from steptime.launch.job_keys import JobKeys
 _OFF = frozenset({"false", "none", "null", "", "0", "auto", "no", "[]", "{}"})
 
 
+def size_of(value: Any, default: Any) -> Any:
+    """A whole number, `default` where it is none: what is said stays in the config, whose own check tells it."""
+    return int(value) if re.fullmatch(r"-?\d{1,18}", str(value)) else default
+
+
 class Figures:
     """What the keys of a file say about figures that a plan is worked out of (names that begin with @)."""
 
@@ -26,7 +31,12 @@ class Figures:
     def on(self, figure: str) -> bool:
         """Whether a figure's switch is on."""
         value = self.get(figure)
-        return value is not None and str(value).lower() not in _OFF
+        return (value is not None and str(value).lower() not in _OFF) or self.backend() == figure
+
+    def backend(self) -> str:
+        """The figure that a word for what runs the steps switches on (accelerate's distributed_type)."""
+        key = self.figures.get("@distributed")
+        return str(self.keys.meaning(key)) if key is not None else ""
 
     def whole(self, figure: str) -> int | None:
         """A figure's whole number; None where it is not given or left to another file."""

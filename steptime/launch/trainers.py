@@ -3,8 +3,9 @@
 A table's `used` says which key of a plan each becomes; names that begin with @ are figures that a plan is worked out of:
 @model, @mlp, @mlp_ratio, @mlp_multiple, @micro, @steps (of gradient accumulation), @batch (all sequences of a step),
 @tokens_batch, @nodes, @devices, @per_node, @dp_shard, @dp_replicate, @dp_dcn, @dp_dcn_shard, @tokenizer, @vocabulary, @bf16,
-@fp16, @half (a dtype in words), @weights (theirs), @pure_bf16, @fp8, @checkpointing, @replayed, @deepspeed, @fsdp,
-@fsdp_strategy, @fsdp_version, @fsdp_precision, @adapter, @adapter_rank, @adapter_targets, @adapter_everywhere,
+@fp16, @half (a dtype in words), @weights (theirs), @pure_bf16, @fp8, @checkpointing, @replayed, @distributed (a word for
+@deepspeed or @fsdp), @deepspeed, @offload_optimizer, @offload_params, @fsdp, @fsdp_strategy, @fsdp_version, @fsdp_precision,
+@fsdp_offload, @adapter, @adapter_rank, @adapter_targets, @adapter_everywhere,
 @adapter_mlp, @adapter_dropout, @base_bits (of frozen weights), @optimizer.
 """
 
@@ -21,9 +22,8 @@ from steptime.base.document import parse_mapping, scalar
 from steptime.job.edit import put
 from steptime.launch.adapters import adapted, put_adapters
 from steptime.launch.beside import Beside, is_readable
-from steptime.launch.deepspeed import put_deepspeed_config
 from steptime.launch.devices import data_parallel, on_node, told
-from steptime.launch.figures import Figures
+from steptime.launch.figures import Figures, size_of
 from steptime.launch.job_keys import JobKeys, text_of
 from steptime.launch.keys import flatten, load_table, read_keys, spelled
 from steptime.launch.megatron.primus import read_primus
@@ -31,6 +31,7 @@ from steptime.launch.named_models import preset_of
 from steptime.launch.reading import LaunchFlag, Reading
 from steptime.launch.trainer_files import said_in, without_training
 from steptime.launch.vocabulary import entries_of
+from steptime.launch.zero_stage import put_zero
 
 
 def read_trainer(
@@ -75,11 +76,6 @@ def read_trainer(
     return _Plan(keys, found.devices, beside).reading()
 
 
-def _size(value: Any, default: Any) -> Any:
-    """A whole number, `default` where it is none: what is said stays in the config, whose own check tells it."""
-    return int(value) if re.fullmatch(r"-?\d{1,18}", str(value)) else default
-
-
 class _Plan(Figures):
     """The plan of one job: what the table puts straight into it, and what is worked out."""
 
@@ -116,7 +112,11 @@ class _Plan(Figures):
             self._replay(keys.word(self.figures["@replayed"]))
         if optimizer := self.optimizer():
             config["performance"]["optimizer"] = optimizer
-        width = self.whole("@mlp") or (self.whole("@mlp_ratio") or 0) * _size(config["model"].get("hidden_sz"), 0)
+        if config["model"].get("parallel_residual") and config["parallelism"]["tp"] != 1:
+            by = next(key for key, rule in keys.table.rules.items() if rule.note == "model.parallel_residual")
+            keys.approximate(by, "attention beside the MLP with tp: counted one after the other")
+            config["model"] |= {"parallel_residual": False, "shared_norm": False}
+        width = self.whole("@mlp") or (self.whole("@mlp_ratio") or 0) * size_of(config["model"].get("hidden_sz"), 0)
         if width:
             up, down = keys.table.raw["gated_mlp"] if config["model"].get("glu") else (1, 1)
             multiple = self.whole("@mlp_multiple") or 1
@@ -138,31 +138,14 @@ class _Plan(Figures):
         if isinstance(share, str):
             performance["activation_checkpointing_type"] = share
             return
-        count = max(1, round(share * _size(self.config["model"].get("n_layers"), 1)))
+        count = max(1, round(share * size_of(self.config["model"].get("n_layers"), 1)))
         performance["recompute"] = {"granularity": "full", "method": "block", "n_layers": count}
 
     def _software(self) -> str:
         """The profile, and how parameters are sharded, by what runs the steps."""
-        keys, profiles = self.keys, self.keys.table.raw["software"]
+        profiles = self.keys.table.raw["software"]
         if self.on("@deepspeed"):
-            name = str(self.get("@deepspeed"))
-            keys.put("deepspeed", True)
-            keys.put("deepspeed_config", name)
-            away = put_deepspeed_config(keys, self.beside)
-            if away:
-                self.config["performance"]["cpu_offload"] = away
-            stage = keys.get("zero_stage")
-            if stage is None and (found := re.search(r"z(?:ero)?_?-?(?:stage)?_?([0-3])", name.lower())):
-                stage = found[1]
-                keys.notes.append(f"ZeRO stage {stage} by the name of {name}")
-            there = self.beside is not None and self.beside.path(name) is not None  # then it says so itself
-            if not there and re.search(r"(?<!no)(?<!no[-_])(?<!without[-_])offload", name.lower()):
-                keys.leave_out(self.figures["@deepspeed"], "states in the host's memory")
-            if stage is None and told(keys.sets, "parallelism.zero_level") is None:
-                why = f"{name} is not there; add --with FILE, or --set parallelism.zero_level=N"
-                keys.left_open.setdefault("parallelism.zero_level", why)
-            elif stage is not None:
-                self.config["parallelism"]["zero_level"] = _size(stage, stage)
+            put_zero(self, self.config, self.beside)
             return str(profiles["deepspeed"])
         if self._sharded():
             self._fsdp()
@@ -176,8 +159,8 @@ class _Plan(Figures):
 
     def _fsdp(self) -> None:
         """How torch's FSDP shards: its version, whether parameters stay gathered, and what gradients are reduced in."""
-        word, said = str(self.get("@fsdp")).lower(), self.get("@fsdp_strategy")
-        strategy = str(word if said is None else said).lower()
+        word, said = str(self.get("@fsdp") or self.get("@distributed")).lower(), self.get("@fsdp_strategy")
+        strategy = str(("" if word.isdecimal() else word) if said is None else said).lower()
         # accelerate utils/dataclasses.py, FullyShardedDataParallelPlugin: version 1 unless another is said
         version = 2 if "2" in str(self.get("@fsdp_version") or word) else 1
         half = self._precision()["precision"]
@@ -188,7 +171,7 @@ class _Plan(Figures):
             found["reduce_dtype"] = half  # the same, set_mixed_precision; OLMo olmo/config.py, FSDPPrecision
         self.config["parallelism"]["fsdp"] = found
         self.hybrid = "hybrid" in strategy or strategy in {"4", "5"}
-        if "offload" in strategy or self.on("@fsdp_offload"):
+        if "offload" in word or self.on("@fsdp_offload"):
             self.config["performance"]["cpu_offload"] = {"params": True}
 
     def _precision(self) -> dict[str, Any]:
@@ -226,7 +209,7 @@ class _Plan(Figures):
             return
         if config["model"].keys() >= {"n_layers", "hidden_sz"}:
             if "inter_sz" not in config["model"] and not config["model"].get("glu", True):
-                config["model"]["inter_sz"] = 4 * _size(config["model"]["hidden_sz"], 0)
+                config["model"]["inter_sz"] = 4 * size_of(config["model"]["hidden_sz"], 0)
             if "vocab_sz" not in config["model"] and (entries := self._entries()) is not None:
                 config["model"]["vocab_sz"], whose = entries
                 keys.notes.append(f"vocabulary not set, so {whose}: {entries[0]}")
@@ -254,11 +237,11 @@ class _Plan(Figures):
     def _batch(self) -> None:
         """Data-parallel ranks, and the batch that they share."""
         keys, data, layout = self.keys, self.config["data"], self.config["parallelism"]
-        degrees = {axis: _size(layout.get(axis), 1) for axis in ("tp", "pp", "cp")}
+        degrees = {axis: size_of(layout.get(axis), 1) for axis in ("tp", "pp", "cp")}
         nodes, per_node = self.whole("@nodes") or 1, self.whole("@per_node")
         devices = self.devices or self.whole("@devices") or (nodes * per_node if per_node else None)
         axes = [
-            _size(size, 0)
+            size_of(size, 0)
             for name in ("@dp_shard", "@dp_replicate", "@dp_dcn", "@dp_dcn_shard")
             if (size := self.get(name)) is not None
         ]

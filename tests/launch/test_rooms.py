@@ -23,7 +23,7 @@ ORDER = [
         "nemo",
     ),
     "torchtitan",
-    *("program_defaults", "trainer_files", "figures", "adapters"),
+    *("program_defaults", "trainer_files", "figures", "adapters", "zero_stage"),
     "trainers",
     *("read", "plan_yaml", "write"),
 ]

@@ -174,3 +174,85 @@ def test_fsdp_of_training_arguments_and_of_axolotl(tmp_path):
     )
     text = "base_model: Qwen/Qwen3-0.6B\nmicro_batch_size: 1\nsequence_len: 512\nbf16: true\nfsdp_version: "
     assert [job(tmp_path, "ax.yaml", f"{text}{n}\n").parallelism.fsdp.version for n in (1, 2)] == [1, 2]
+
+
+ACCELERATED = """distributed_type: {0}
+mixed_precision: bf16
+num_processes: 8
+{1}"""
+SFT = """accelerate launch --config_file job.yaml train.py --model_name_or_path meta-llama/Llama-3.1-8B \\
+  --per_device_train_batch_size 2 --max_seq_length 4096
+"""
+ZERO_3 = "deepspeed_config: {{zero_stage: 3, offload_optimizer_device: {}, offload_param_device: {}}}"
+
+
+def accelerated(tmp_path, kind, more=""):
+    (tmp_path / "job.yaml").write_text(ACCELERATED.format(kind, more))
+    return tmp_path, "train.sh", "#!/bin/bash\n" + SFT
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "said"),
+    [
+        ("MULTI_GPU", "", ("torch", None, None, None)),  # DDP: nothing is sharded
+        ("DEEPSPEED", "", ("deepspeed", 2, None, None)),  # accelerate's default
+        ("DEEPSPEED", "deepspeed_config: {zero_stage: 1}", ("deepspeed", 1, None, None)),
+        ("DEEPSPEED", ZERO_3.format("none", "none"), ("deepspeed", 3, None, None)),
+        ("DEEPSPEED", ZERO_3.format("cpu", "none"), ("deepspeed", 3, 1.0, False)),
+        ("DEEPSPEED", ZERO_3.format("cpu", "cpu"), ("deepspeed", 3, 1.0, True)),
+        ("FSDP", "fsdp_config: {fsdp_sharding_strategy: FULL_SHARD}", ("accelerate", None, None, None)),
+        ("FSDP", "fsdp_config: {fsdp_version: 2, fsdp_offload_params: true}", ("accelerate", None, 1.0, True)),
+    ],
+)
+def test_what_accelerate_starts(tmp_path, kind, more, said):
+    """commands/config: distributed_type says what runs the steps; the host's memory as its section says."""
+    found = job(*accelerated(tmp_path, kind, more))
+    away = found.performance.cpu_offload
+    host = (away.share, away.params) if away.share else (None, None)
+    assert (found.performance.software, found.parallelism.zero_level, *host) == said
+
+
+def test_states_on_nvme_and_at_lower_stages_are_refused(tmp_path):
+    told = problems(*accelerated(tmp_path, "DEEPSPEED", ZERO_3.format("nvme", "none")))
+    assert told[0].startswith("deepspeed_config.offload_optimizer_device nvme: optimizer states on nvme; not modeled")
+    lower = "deepspeed_config: {zero_stage: 2, offload_optimizer_device: cpu}"
+    told = problems(*accelerated(tmp_path, "DEEPSPEED", lower))
+    assert "optimizer states in the host's memory at stage 2; not modeled" in told[0]
+
+
+def test_axolotl_says_fsdp_by_its_version(tmp_path):
+    text = (
+        "base_model: meta-llama/Llama-3.1-8B\nmicro_batch_size: 2\nsequence_len: 4096\nbf16: true\nfsdp_version: 2\n"
+        "fsdp_config: {offload_params: true, reshard_after_forward: %s}\n"
+    )
+    kept, freed = (job(tmp_path, "job.yaml", text % word) for word in ("false", "true"))
+    assert (kept.parallelism.fsdp.reshard_after_forward, freed.parallelism.fsdp.reshard_after_forward) == (False, True)
+    assert freed.performance.cpu_offload.params
+    assert freed.parallelism.fsdp.version == 2
+
+
+def test_llamafactory_1_reduces_in_fp32(tmp_path):
+    """fsdp2.py, get_mp_policy: parameters in bf16, reductions in fp32."""
+    text = (
+        "model: Qwen/Qwen3-4B\ntrain_dataset: x\ncutoff_len: 2048\n"
+        "dist_config: {name: fsdp2, offload_params: true, reshard_after_forward: true}\nllamafactory-cli: v1\n"
+    )
+    found = to_job(read("llamafactory", write(tmp_path, text), HARDWARE), HARDWARE)
+    assert (found.parallelism.fsdp.version, found.parallelism.fsdp.reduce_dtype) == (2, "fp32")
+    assert found.performance.cpu_offload.params
+
+
+def write(folder, text):
+    (folder / "v1.yaml").write_text(text)
+    return str(folder / "v1.yaml")
+
+
+@pytest.mark.parametrize(("tied", "norms"), [("true", 1), ("false", 2)])
+def test_gpt_neox_has_attention_and_mlp_beside_each_other(tmp_path, tied, norms):
+    """megatron/model/transformer.py, gpt_j_residual; with tp its sum is exchanged once, which is not modeled."""
+    more = f'"gpt_j_residual": true, "gpt_j_tied": {tied},'
+    found = job(tmp_path, "job.yml", NEOX.replace('"model_parallel_size": 2', '"model_parallel_size": 1') % more)
+    assert (found.model.parallel_residual, found.model.shared_norm) == (True, norms == 1)
+    by_two = job(tmp_path, "tp.yml", NEOX % more)
+    assert not by_two.model.parallel_residual
+    assert any("attention beside the MLP with tp" in note for note in by_two.notes)

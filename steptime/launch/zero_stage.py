@@ -1,0 +1,53 @@
+"""ZeRO in a trainer's job: by a ds_config, by the name of one, or by accelerate's own keys."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from steptime.launch.beside import Beside
+from steptime.launch.deepspeed import offload_of, put_deepspeed_config
+from steptime.launch.devices import told
+from steptime.launch.figures import Figures, size_of
+
+
+def put_zero(found: Figures, config: dict[str, Any], beside: Beside | None) -> None:
+    """Put the stage into the config, and what is in the host's memory; what nothing tells is left open."""
+    keys, said = found.keys, str(found.get("@deepspeed"))
+    name = "" if said.lower() in {"none", "true"} else said
+    if name:
+        keys.put("deepspeed", True)
+        keys.put("deepspeed_config", name)
+        away = put_deepspeed_config(keys, beside)
+        stage = keys.get("zero_stage")
+    else:
+        away, stage = _by_accelerate(found)
+    if away:
+        config["performance"]["cpu_offload"] = away
+    if stage is None and (in_name := re.search(r"z(?:ero)?_?-?(?:stage)?_?([0-3])", name.lower())):
+        stage = in_name[1]
+        keys.notes.append(f"ZeRO stage {stage} by the name of {name}")
+    there = beside is not None and beside.path(name) is not None  # then it says so itself
+    if not there and re.search(r"(?<!no)(?<!no[-_])(?<!without[-_])offload", name.lower()):
+        keys.leave_out(found.figures["@deepspeed"], "states in the host's memory")
+    if stage is not None:
+        config["parallelism"]["zero_level"] = size_of(stage, stage)
+    elif told(keys.sets, "parallelism.zero_level") is None:
+        why = f"{said} is not there; add --with FILE, or --set parallelism.zero_level=N"
+        keys.left_open.setdefault("parallelism.zero_level", why)
+
+
+def _by_accelerate(found: Figures) -> tuple[dict[str, Any], Any]:
+    """What accelerate's own keys put on the host, and the stage, by default 2.
+
+    Source: accelerate utils/dataclasses.py, DeepSpeedPlugin.
+    """
+    keys, stage = found.keys, found.keys.get("zero_stage")
+    own = found.figures.get("@deepspeed", "use_deepspeed") == "use_deepspeed"
+    if stage is None and own and "parallelism.zero_level" not in keys.left_open:
+        stage = 2
+        keys.notes.append("ZeRO stage not set, so 2: accelerate's default")
+    optimizer, params = (
+        (found.figures[name],) if name in found.figures else () for name in ("@offload_optimizer", "@offload_params")
+    )
+    return offload_of(keys, size_of(stage, 0), optimizer, params), stage
