@@ -46,7 +46,8 @@ def plans(draw):
     if software != "megatron-2021" and draw(st.integers(0, 3)) == 0:
         layout["cp"], performance["attention_impl"] = draw(st.sampled_from([2, 4])), "flash"
         if software == "megatron-core":
-            layout["cp_comm_type"] = draw(st.sampled_from(["p2p", "all_gather", "a2a"]))
+            layout["cp_comm_type"] = draw(st.sampled_from(["p2p", "all_gather", "a2a", "a2a+p2p"]))
+            layout["cp_a2a"] = 2 if layout["cp_comm_type"] == "a2a+p2p" else 1
     layers = pp * vpp * draw(st.integers(1, 3))
     if draw(st.booleans()):
         layout["layers_per_stage"], layers = "auto", layers + draw(st.integers(0, 3))

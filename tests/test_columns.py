@@ -87,7 +87,8 @@ def at(column, i):
 
 def shard_of(software, sp, how="p2p"):
     def build(batch, seq, tp, cp):
-        return Shard(batch, seq / cp, seq, tp, sp=sp, vocab=51200.0, software=software, cp=cp, cp_comm_type=how)
+        of = {"cp": cp, "cp_comm_type": how, "cp_a2a": 2}
+        return Shard(batch, seq / cp, seq, tp, sp=sp, vocab=51200.0, software=software, **of)
 
     return build
 
@@ -96,6 +97,7 @@ def seconds(ops, model, shard):
     """Both directions of a part, in every field of `Work` and every collective."""
     sizes = tensor_bytes_of(ops, shard, model.hidden_sz)
     groups = {"tp": Group("tp", shard.tp, 1), "cp": Group("cp", shard.cp, shard.tp)}
+    groups |= {"cp_a2a": Group("cp_a2a", 2, shard.tp), "cp_p2p": Group("cp_p2p", shard.cp / 2, shard.tp * 2)}
     found = []
     for work in part_time(ops, sizes, Context(RATES, shard.software, groups, TIERS, shard.tp), [])[:2]:
         found += [work.gemm_s, work.attention_s, work.memory_s, work.launch_s, work.kernels, work.flops, work.comm_s]
@@ -160,7 +162,7 @@ def test_columns_of_batch_sequence_and_tp(table, name, profile, attention, sp, p
         min_size=1,
         max_size=6,
     ),
-    st.sampled_from(["p2p", "all_gather", "a2a"]),
+    st.sampled_from(["p2p", "all_gather", "a2a", "a2a+p2p"]),
     st.sampled_from(["megatron-core", "fsdp2"]),
     st.sampled_from([True, False, 0.5]),
     st.booleans(),

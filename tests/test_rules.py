@@ -73,6 +73,7 @@ def test_bounds(name):
         {"model.moe": MOE, "parallelism.zero_level": 3, "parallelism.pp": 1, "parallelism.ep": 8},
         {"parallelism.cp": 2, "parallelism.cp_comm_type": "all_gather", "model.attention.window": 4096},
         {"parallelism.cp": 4, "parallelism.cp_comm_type": "a2a", "parallelism.tp": 2},
+        {"parallelism.cp": 4, "parallelism.cp_comm_type": "a2a+p2p", "parallelism.cp_a2a": 2, "parallelism.tp": 4},
         {
             "parallelism.cp": 3,
             "performance.software": "deepspeed",

@@ -237,10 +237,6 @@ def test_a_machine_file_is_an_accelerator_too(tmp_path, run_validate):
 SKIPPED = [
     ({"precision": "int8"}, "not modeled yet: int8"),
     ({"precision": "fp8 delayed", "framework": "torchtitan"}, "not modeled yet: fp8 with torchtitan"),
-    (
-        {"cp": 2, "n_gpus": 8, "model_name": "gpt_cp2_a2a_p2p"},
-        "not modeled yet: context parallelism by a2a and p2p at once",
-    ),
     ({"n_experts": 8}, "topk: missing"),
     ({"attention_kind": "hybrid gated-deltanet+gqa"}, "not modeled yet: hybrid layers"),
     ({"task": "lora"}, "not modeled yet: LoRA"),

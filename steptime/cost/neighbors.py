@@ -10,6 +10,7 @@ from steptime.cost.compute import Pass, total
 from steptime.model.ops import Attention, Comm, Gemm, Op
 from steptime.software.settings import MoeSettings
 
+CONTEXT_AXES = frozenset({"cp", "cp_a2a", "cp_p2p"})
 EXPERT_AXES = frozenset({"ep", "etp", "ep_etp"})
 """Axes whose collectives carry rows to and from experts."""
 
@@ -102,7 +103,7 @@ def neighbor(ops: list[Op], i: int) -> int | None:
     projection cut finer than its heads).
     """
     op = ops[i]
-    if isinstance(op, Comm) and op.axis == "cp":
+    if isinstance(op, Comm) and op.axis in CONTEXT_AXES:
         return next((j for j, other in enumerate(ops) if isinstance(other, Attention)), None)
     region = op.region if isinstance(op, Comm) else ""
     if not region:

@@ -13,7 +13,7 @@ from steptime.cost.comm import CommCost, collective
 from steptime.cost.compute import NOTHING, Pass
 from steptime.cost.exchange import exchange
 from steptime.cost.host import graphed_kernels, launch_host_s
-from steptime.cost.neighbors import ALONE, EXPERT_AXES, Neighbors, beside_exchanges, neighbor
+from steptime.cost.neighbors import ALONE, CONTEXT_AXES, EXPERT_AXES, Neighbors, beside_exchanges, neighbor
 from steptime.cost.overlap import contention, hidden_s, in_pieces_s
 from steptime.cost.rates import Rates
 from steptime.hardware.machine import Tier
@@ -136,7 +136,7 @@ class Context:
             if self.software.moe.shared_expert_overlap:
                 return hidden_s(cost.time_s, minimum(cost.time_s, neighbor_s), share=True, slowed=slowed)
             return hidden_s(cost.time_s, self.woven * minimum(cost.time_s, neighbor_s), overlap.ep, slowed)
-        if op.axis != "cp":
+        if op.axis not in CONTEXT_AXES:
             hidden = hidden_s(cost.time_s, in_pieces_s(cost.time_s, neighbor_s, self.tp), overlap.tp)
             if async_tp.applies(self.software):
                 hidden = maximum(0.0, hidden - async_tp.sum_s(reduced_bytes, self.tp, self.rates.bytes_per_s))
@@ -289,7 +289,7 @@ def backward_calls(op: Comm, kind: Kind, context: Context, dgrad_s: Num, wgrad_s
     if op.regather:
         cost = context.price(op, "all_gather")
         hidden = hidden_s(cost.time_s, minimum(cost.time_s, dgrad_s), asynchronous)
-        hidden = context.hidden(op, cost, dgrad_s) if op.axis == "cp" else hidden
+        hidden = context.hidden(op, cost, dgrad_s) if op.axis in CONTEXT_AXES else hidden
         calls.append(CommCall(f"{op.name}.again", "all_gather", op.bytes, cost, hidden, op.axis))
     sent = op.bytes if op.backward_bytes is None else op.backward_bytes
     cost = context.price(op, kind, sent)

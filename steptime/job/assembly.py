@@ -29,6 +29,7 @@ def shard_of(job: Job) -> Shard:
         software=job.software,
         cp=p.cp,
         cp_comm_type=job.cp_comm_type,
+        cp_a2a=p.cp_a2a,
         ep=p.ep,
         etp=p.etp,
     )

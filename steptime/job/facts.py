@@ -63,6 +63,7 @@ class Facts(NamedTuple):
     attention_impl: str
     compiled: str
     cp_comm_type: str
+    cp_a2a: Num
     window: int | None
     window_pattern: int | None
     whole_heads: bool

@@ -198,7 +198,7 @@ class Job(Config):
         return (self.software.layout.sp if said is None else said) and self.parallelism.tp > 1
 
     @cached_property
-    def cp_comm_type(self) -> Literal["p2p", "all_gather", "a2a"]:
+    def cp_comm_type(self) -> Literal["p2p", "all_gather", "a2a", "a2a+p2p"]:
         """How the ranks that share a sequence exchange keys and values: from the plan, else the profile's."""
         return self.parallelism.cp_comm_type or self.software.layout.cp_comm_type
 
@@ -239,7 +239,7 @@ class Job(Config):
 
 
 _MODEL = ("n_layers", "hidden_sz", "inter_sz", "n_q_heads", "n_kv_heads", "head_dim", "vocab_sz", "tie_embeddings")
-_LAYOUT = ("tp", "pp", "dp", "vpp", "cp", "ep", "etp", "replicas", "microbatch_group_sz")
+_LAYOUT = ("tp", "pp", "dp", "vpp", "cp", "cp_a2a", "ep", "etp", "replicas", "microbatch_group_sz")
 _BATCH = ("gbs", "seqlen", "microbatch_sz")
 
 

@@ -247,6 +247,6 @@ NOT_MODELED = {
     **{f"parallelism.{key}": "not modeled yet; remove it" for key in ("hybrid_cp",)},
     "parallelism.expert_tp": "not a key; use parallelism.etp",
     "parallelism.ulysses": "not a key; use cp with cp_comm_type a2a",
-    "parallelism.cp_comm_type=a2a+p2p": "not modeled yet; use p2p, all_gather or a2a",
+    "parallelism.hierarchical_cp": "not a key; use cp with cp_comm_type a2a+p2p and cp_a2a",
 }
 """Keys ("path") and words ("path=word") of other tools, and what to write instead."""

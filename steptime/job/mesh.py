@@ -15,6 +15,8 @@ from steptime.base.num import Num, ceil, maximum, minimum, where
 GroupAxis: TypeAlias = Literal[
     "tp",
     "cp",
+    "cp_a2a",
+    "cp_p2p",
     "dp",
     "dp_cp",
     "pp",
@@ -53,8 +55,11 @@ class Parallelism(Config):
     dp: int = Field(ge=1)
     vpp: int = Field(1, ge=1)
     cp: int = Field(1, ge=1)
-    cp_comm_type: Literal["p2p", "all_gather", "a2a"] | None = None
-    """How cp ranks reach each other's keys and values: ring, all-gather, or all-to-all (Ulysses); default: the profile's."""
+    cp_comm_type: Literal["p2p", "all_gather", "a2a", "a2a+p2p"] | None = None
+    """How cp ranks reach each other's keys and values: ring, all-gather, all-to-all (Ulysses), or a ring of groups of all-to-all;
+    default: the profile's."""
+    cp_a2a: int = Field(1, ge=1)
+    """Adjacent cp ranks that exchange by all-to-all under a2a+p2p (first of Megatron's hierarchical-context-parallel-sizes)."""
     ep: int = Field(1, ge=1)
     etp: int = Field(default_factory=lambda data: data.get("tp", 1) if data.get("ep", 1) == 1 else 1, ge=1)
     """Ranks that share each expert's weights, like tp for dense layers; default: 1, or tp where ep is 1."""
@@ -90,10 +95,22 @@ class Group(NamedTuple):
     """Adjacent devices that each start a group like this one; `stride` where not set."""
 
 
+_COUNTED_AS = {"cp_a2a": "cp", "cp_p2p": "cp", "etp": "ep", "ep_etp": "ep", "tp_cp": "ep"}
+
+
+def comm_part(axis: str) -> str:
+    """The part of the step to which collectives of an axis belong; all that experts need is one, and all of a sequence's ranks.
+
+    >>> comm_part("cp_a2a"), comm_part("tp")
+    ('cp_comm', 'tp_comm')
+    """
+    return f"{_COUNTED_AS.get(axis, axis)}_comm"
+
+
 def group(parallelism: Parallelism, axis: GroupAxis, *, stage: Num = 0, n_dcs: Num = 1) -> Group:
     """The group of device 0 along an axis, or, for "pp", the pair of stages `stage` and `stage` + 1.
 
-    - tp, cp, dp: the axis itself.
+    - tp, cp, dp: the axis itself; cp_a2a, cp_p2p: `context_group`.
     - dp_cp: dp with cp folded in: the ranks over which gradients are reduced and a distributed optimizer is sharded.
     - pp: the two neighbors of one stage boundary, sender and receiver.
     - embedding: first and last stage, which both hold a tied embedding; one rank where pp is 1.
@@ -108,8 +125,8 @@ def group(parallelism: Parallelism, axis: GroupAxis, *, stage: Num = 0, n_dcs: N
     match axis:
         case "tp":
             return Group(axis, p.tp, 1)
-        case "cp":
-            return Group(axis, p.cp, p.tp)
+        case "cp" | "cp_a2a" | "cp_p2p":
+            return context_group(p, axis)
         case "dp":
             return Group(axis, p.dp, p.tp * p.cp, centers=n_dcs)
         case "dp_cp":
@@ -135,6 +152,16 @@ def group(parallelism: Parallelism, axis: GroupAxis, *, stage: Num = 0, n_dcs: N
         case "replicas":
             return Group(axis, p.replicas, p.tp * p.cp * p.dp / p.replicas, centers=minimum(p.replicas, n_dcs))
     raise ValueError(f"axis {axis!r}: unknown")
+
+
+def context_group(p: Parallelism, axis: Literal["cp", "cp_a2a", "cp_p2p"]) -> Group:
+    """The ranks of a sequence; a2a+p2p cuts them into groups of adjacent ones, and rings through one of each.
+
+    megatron/core/parallel_state.py, create_hierarchical_groups.
+    """
+    inner = p.cp_a2a
+    ranks, apart = {"cp": (p.cp, 1), "cp_a2a": (inner, 1), "cp_p2p": (p.cp / inner, inner)}[axis]
+    return Group(axis, ranks, p.tp * apart)
 
 
 def expert_shards(p: Parallelism, n_dcs: Num) -> Group:

@@ -102,6 +102,32 @@ LAYOUT_RULES = [
             | ((f.n_q_heads % f.head_ranks == 0) & (f.n_kv_heads % f.head_ranks == 0))
         ),
     ),
+    # the same function in AttnFuncWithCPAndKVP2P; groups of a single rank are those of p2p or a2a (attn_forward_func_with_cp)
+    Rule(
+        "cp_a2a divides cp",
+        "parallelism.cp_a2a",
+        "a2a+p2p needs groups of 2 or more ranks, 2 or more of them in cp {f.cp} (got {f.cp_a2a}); use a2a or p2p, or "
+        "set parallelism.cp_a2a",
+        lambda f: (
+            (f.cp == 1) | (f.cp_comm_type != "a2a+p2p") | ((f.cp_a2a > 1) & (f.cp > f.cp_a2a) & (f.cp % f.cp_a2a == 0))
+        ),
+    ),
+    Rule(
+        "cp_a2a divides heads",
+        "parallelism.cp_a2a",
+        "a2a+p2p needs n_q_heads {f.n_q_heads} and n_kv_heads {f.n_kv_heads} to be multiples of tp*cp_a2a: {f.tp} * {f.cp_a2a}",
+        lambda f: (
+            (f.cp == 1)
+            | (f.cp_comm_type != "a2a+p2p")
+            | ((f.n_q_heads % (f.tp * f.cp_a2a) == 0) & (f.n_kv_heads % (f.tp * f.cp_a2a) == 0))
+        ),
+    ),
+    Rule(
+        "cp_a2a without a2a+p2p",
+        "parallelism.cp_a2a",
+        "is for cp_comm_type a2a+p2p (got {f.cp_comm_type}); remove it",
+        lambda f: (f.cp_a2a == 1) | (f.cp_comm_type == "a2a+p2p"),
+    ),
     Rule(
         "n_kv_heads divides n_q_heads",
         "model.n_kv_heads",

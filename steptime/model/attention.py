@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from steptime.base.num import maximum, same
-from steptime.model.context_parallel import Local, context_parallel
+from steptime.model.context_parallel import context_parallel
 from steptime.model.ops import Comm, Gemm, Move, Op, Param, Tensor
 from steptime.model.quantize import Operand, backward_casts, cast_again, cast_context, cast_norm
+from steptime.model.shared_sequence import Local
 from steptime.model.sinks import scaled_by_sinks
 from steptime.model.sublayers import (
     EAGER_ROPE,

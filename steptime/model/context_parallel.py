@@ -2,94 +2,23 @@
 
 Each rank holds chunks i and 2cp-1-i of a sequence cut into 2cp, so that under a causal mask all have the same work. Names of
 functions are those of transformer_engine/pytorch/attention/dot_product_attention/context_parallel.py
-(NVIDIA/TransformerEngine@9c61cd7) and torch/distributed/tensor/experimental/_context_parallel/_attention.py (torch 2.13).
-Bytes moved by merging are those of the last rank, which merges most and so sets the ring's pace.
+(NVIDIA/TransformerEngine@9c61cd7). Bytes moved by merging are those of the last rank, which merges most and so sets the ring's
+pace. torch has rings of its own (`torch_ring`).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
-from steptime.base.num import Num, maximum, minimum
-from steptime.model.ops import Attention, Comm, Move, Op, Tensor
-from steptime.model.sublayers import FP32
-
-if TYPE_CHECKING:
-    from steptime.model.shard import Shard
-
-Names = tuple[str, str, str]
-
-
-class Local(NamedTuple):
-    """One rank's share of attention: heads, tokens, and its input and output tensors."""
-
-    shard: Shard
-    n_q: Num
-    n_kv: Num
-    d: int
-    """Width of a head of queries and keys."""
-    d_v: int
-    """Width of a head of values and outputs."""
-
-    @property
-    def q(self) -> Num:
-        """Elements of the query."""
-        return self.shard.tokens * self.n_q * self.d
-
-    @property
-    def k(self) -> Num:
-        """Elements of the keys."""
-        return self.shard.tokens * self.n_kv * self.d
-
-    @property
-    def v(self) -> Num:
-        """Elements of the values."""
-        return self.shard.tokens * self.n_kv * self.d_v
-
-    @property
-    def kv(self) -> Num:
-        """Elements of keys and values together."""
-        return self.k + self.v
-
-    @property
-    def q_bytes(self) -> Num:
-        """Bytes of the query."""
-        return self.q * self.shard.itemsize
-
-    @property
-    def kv_bytes(self) -> Num:
-        """Bytes of keys and values together."""
-        return self.kv * self.shard.itemsize
-
-    @property
-    def out(self) -> Tensor:
-        """The output, for this rank's tokens."""
-        elements = self.shard.tokens * self.n_q * self.d_v
-        return Tensor("attn.core.out", elements, self.shard.itemsize)
-
-    @property
-    def lse(self) -> Tensor:
-        """The log-sum-exp of the scores, fp32."""
-        return Tensor("attn.core.lse", self.shard.tokens * self.n_q, FP32)
-
-    def kernel(self, inputs: Names, out: Tensor, saves: tuple[str, ...], **work: Any) -> Attention:
-        """The flash kernel calls of this rank, its queries against all keys; `work` overrides or adds fields of the op."""
-        shape: dict[str, Any] = {
-            "batch": self.shard.batch,
-            "q_len": self.shard.seq,
-            "kv_len": self.shard.kv_seq,
-            "n_q_heads": self.n_q,
-            "n_kv_heads": self.n_kv,
-            "d_qk": self.d,
-            "d_v": self.d_v,
-            "itemsize": self.shard.itemsize,
-            "stats": (self.lse,),
-        }
-        return Attention("attn.core", inputs, (out,), saves, role="core_attn", **(shape | work))
+from steptime.base.num import Num, maximum
+from steptime.model.ops import Attention, Axis, Comm, Move, Op, Tensor
+from steptime.model.shared_sequence import Local, Names, exchange
+from steptime.model.torch_ring import torch_ring
 
 
 def context_parallel(local: Local, qkv: Names, **mask: Any) -> list[Op]:
-    """Ops of attention over cp ranks by cp_comm_type: p2p, all_gather or a2a.
+    """Ops of attention over cp ranks by cp_comm_type: p2p, all_gather, a2a or a2a+p2p.
 
     `qkv`: names of query, key and value. Those of latent attention are exchanged as its heads have them, the key's rope part once
     for each. `mask`: what a window leaves of the scores, in the mean of the ranks, and the sinks; a ring has neither.
@@ -99,16 +28,16 @@ def context_parallel(local: Local, qkv: Names, **mask: Any) -> list[Op]:
         return ulysses(local, qkv, mask)
     if local.shard.software.kernels.cp_impl == "torch":
         return torch_ring(local, qkv)
-    return ring(local, qkv) if how == "p2p" else gathered(local, qkv, mask)
+    if how == "a2a+p2p":
+        return ring_of_heads(local, qkv)
+    if how == "all_gather":
+        return gathered(local, qkv, mask)
+    calls, kernel = ring(local, qkv, local.shard.cp)
+    return [*calls, kernel]
 
 
-def exchange(name: str, *, attention_share: Num = 0.0, **call: Any) -> Comm:
-    """Calls over the cp ranks outside of the dataflow: their buffers are counted as temporaries of the kernel."""
-    return Comm(f"attn.core.{name}", axis="cp", attention_share=attention_share, role="core_attn", **call)
-
-
-def ring(local: Local, qkv: Names) -> list[Op]:
-    """Keys and values are passed around a ring (AttnFuncWithCPAndKVP2P; Liu et al. 2023, Ring Attention).
+def ring(local: Local, qkv: Names, cp: Num, axis: Axis = "cp") -> tuple[list[Op], Attention]:
+    """Keys and values are passed around a ring of `cp` ranks (AttnFuncWithCPAndKVP2P; Liu et al. 2023, Ring Attention).
 
     Forward: cp kernel calls and cp - 1 exchanges, that of the next block beside the call on this one. Backward goes round once
     more from where forward ended: cp calls and cp exchanges, of keys and values but for the last, of their gradients but for the
@@ -116,7 +45,7 @@ def ring(local: Local, qkv: Names) -> list[Op]:
     it keeps the block that came last, not its own. Backward holds two buffers of keys, values and their gradients, and one
     partial gradient of the query.
     """
-    cp, q, kv, size = local.shard.cp, local.q_bytes, local.kv_bytes, local.shard.itemsize
+    q, kv, size = local.q_bytes, local.kv_bytes, local.shard.itemsize
     merge = 3.0 * cp - 1.0  # the first partial result is written, the others read, added and written
     out, lse, last = local.out, local.lse, Tensor("attn.core.kv", local.kv, size)
     kernel = local.kernel(
@@ -132,11 +61,46 @@ def ring(local: Local, qkv: Names) -> list[Op]:
         backward_temp_bytes=4.0 * kv + q,
     )
     mean = 2.0 * kv * (cp - 1.0) / cp
+    share: dict[str, Any] = {"axis": axis, "attention_share": 1.0 / cp}
     return [
-        exchange("ring", kind="send_recv", bytes=kv, count=cp - 1.0, attention_share=1.0 / cp),
-        exchange("ring_grad", backward="send_recv", bytes=mean, count=1.0 * cp, attention_share=1.0 / cp),
+        exchange("ring", kind="send_recv", bytes=kv, count=cp - 1.0, **share),
+        exchange("ring_grad", backward="send_recv", bytes=mean, count=1.0 * cp, **share),
+    ], kernel
+
+
+def ring_of_heads(local: Local, qkv: Names) -> list[Op]:
+    """A ring between groups of adjacent ranks, inside which an all-to-all deals out the heads (a2a+p2p; arXiv 2405.07719, USP).
+
+    The ring's autograd function exchanges query, keys and values before it and the output after it; backward exchanges the
+    output, which is kept as the projection reads it, and its gradient, then the three gradients. Nothing runs beside these.
+    Chunks are put in order before and after each, a copy each.
+    """
+    shard, (q, k, v) = local.shard, (local.q_bytes, local.k * local.shard.itemsize, local.v * local.shard.itemsize)
+    inner, moved = shard.cp_a2a, local.q_bytes + local.kv_bytes
+    calls, kernel = ring(local, qkv, shard.cp / inner, "cp_p2p")
+    out, mine = local.out, Tensor("attn.core.q.heads", local.q, shard.itemsize)
+
+    def swap(part: str, bytes_: Num, *, again: bool = False) -> Op:
+        kind = None if again else "all_to_all"
+        return exchange(f"{part}_a2a", kind=kind, backward="all_to_all", bytes=bytes_, axis="cp_a2a")
+
+    kernel = replace(
         kernel,
-    ]
+        q_len=shard.seq * inner,
+        n_q_heads=local.n_q / inner,
+        n_kv_heads=local.n_kv / inner,
+        saves=(mine.name, *kernel.saves[1:]),
+        stats=(*kernel.stats, mine),
+        merge_forward_bytes=kernel.merge_forward_bytes + 4.0 * (moved + out.bytes),
+        merge_backward_bytes=kernel.merge_backward_bytes + 4.0 * (moved + 2.0 * out.bytes),
+        merge_kernels=kernel.merge_kernels + 9.0,  # two a tensor: of four in forward, of five in backward
+        # keys and values of its heads; the merged output, the copy that was sent, what came
+        forward_temp_bytes=kernel.forward_temp_bytes + k + v + 3.0 * out.bytes,
+        # output and its gradient of its heads; the gradients' copies that were sent, what came, the last of them in order
+        backward_temp_bytes=kernel.backward_temp_bytes + 2.0 * out.bytes + 2.0 * moved + v,
+    )
+    before = [swap("q", q), swap("k", k), swap("v", v)]
+    return [*before, *calls, kernel, swap("out", out.bytes), swap("out_again", out.bytes, again=True)]
 
 
 def gathered(local: Local, qkv: Names, mask: dict[str, Any]) -> list[Op]:
@@ -222,68 +186,3 @@ def ulysses(local: Local, qkv: Names, mask: dict[str, Any]) -> list[Op]:
         **mask,
     )
     return [*swaps, kernel, swap("out", inner.name, out)]
-
-
-def torch_ring(local: Local, qkv: Names) -> list[Op]:
-    """Attention of torch's _templated_ring_attention: keys and values gathered at once or passed on; gradients passed on in fp32.
-
-    A call is issued before a block and waited for after it; the last of the gradients' cp exchanges has nothing beside it.
-    Partial outputs are merged step by step in fp32 by eager kernels (_SDPAMerger), gradients added in fp32.
-    """
-    cp, size = local.shard.cp, local.shard.itemsize
-    out, lse = local.out, local.lse
-    hands_on = local.shard.cp_comm_type == "p2p"
-    turns, blocks_held = hand_on(local) if hands_on else gather_at_once(local)
-    q_fp32, kv_fp32, out_fp32 = FP32 * local.q, FP32 * local.kv, FP32 * out.elements
-    cast, add = (
-        size + FP32,
-        3.0 * FP32,
-    )  # bytes per element: one dtype read and the other written; two operands read, one written
-    # every block's output up, the merged one down; a difference, a product and a sum for each block after the first
-    merge_outputs = out.elements * (cast * (cp + 1.0) + 3.0 * add * (cp - 1.0))
-    put_in_order = 2.0 * local.kv_bytes
-    # all gradients zeroed in fp32, each block's cast up and added, the sum cast down
-    add_gradients = (local.q + local.kv) * (FP32 + (cast + FP32) * cp + cast)
-    pack_for_exchange = kv_fp32 * 2.0 * cp
-    kernel = local.kernel(
-        qkv,
-        out,
-        (*qkv, out.name, lse.name),
-        calls=cp,
-        merge_forward_bytes=merge_outputs + put_in_order,
-        merge_backward_bytes=add_gradients + pack_for_exchange,
-        merge_kernels=8.0 * cp,
-        # keys and values received; in fp32 the merged output, a block's, their difference, its share
-        forward_temp_bytes=blocks_held + 4.0 * out_fp32 + 2.0 * lse.bytes,
-        backward_temp_bytes=blocks_held + q_fp32 + key_gradient_bytes(local, hands_on=hands_on),
-    )
-    grads = {"backward": "send_recv", "bytes": kv_fp32}
-    return [
-        exchange("ring" if hands_on else "gather", attention_share=1.0 / cp, **turns),
-        exchange("ring_grad", count=cp - 1.0, attention_share=1.0 / cp, **grads),
-        exchange("last_grad", **grads),
-        kernel,
-    ]
-
-
-def hand_on(local: Local) -> tuple[dict[str, Any], Num]:
-    """The exchanges of torch's ring that passes keys and values on, and the bytes of blocks that a rank holds at most: two."""
-    cp = local.shard.cp
-    turns = {"kind": "send_recv", "backward": "send_recv", "bytes": local.kv_bytes, "count": cp - 1.0}
-    return turns, minimum(cp - 1.0, 2.0) * local.kv_bytes
-
-
-def gather_at_once(local: Local) -> tuple[dict[str, Any], Num]:
-    """The same for keys and values gathered at once, all of which a rank holds."""
-    whole = local.kv_bytes * local.shard.cp
-    return {"kind": "all_gather", "backward": "all_gather", "bytes": whole}, 1.0 * local.shard.cp * local.kv_bytes
-
-
-def key_gradient_bytes(local: Local, *, hands_on: bool) -> Num:
-    """Bytes that torch's ring holds besides dk and dv at the worst step of backward.
-
-    Handing on, the last one: in fp32 what came, the sum, what is sent and what comes; the keys and values sent last, less half a
-    block. Gathered, the second one: in fp32 three of these, and keys and values copied three times.
-    """
-    kv_fp32 = FP32 * local.kv
-    return 4.0 * kv_fp32 + 0.5 * local.kv_bytes if hands_on else 3.0 * kv_fp32 + 3.0 * local.kv_bytes

@@ -14,7 +14,7 @@ from steptime.base.num import Num, maximum, where
 from steptime.software.precision import Recipe
 
 Kind = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "send_recv"]
-Axis = Literal["tp", "cp", "pp", "dp", "ep", "etp", "ep_etp", "tp_cp", "embedding", "host"]
+Axis = Literal["tp", "cp", "cp_a2a", "cp_p2p", "pp", "dp", "ep", "etp", "ep_etp", "tp_cp", "embedding", "host"]
 """The ranks of a collective; "ep_etp" and "tp_cp" combine two axes; "host" is a copy to host memory, not a collective."""
 Role = Literal[
     "", "norm", "core_attn", "attn_proj", "mlp", "act", "moe", "router", "moe_act", "shared_experts", "mla_up_proj"

@@ -9,6 +9,7 @@ from steptime.answer.tables import kind_label
 from steptime.base.words import counted
 from steptime.cost.comm import tree_depth
 from steptime.cost.compute import CHUNK_S_PER_TOKEN, RATED_LENGTH
+from steptime.job.mesh import comm_part
 from steptime.memory.on_host import on_host
 from steptime.model.ops import Attention
 from steptime.model.scans import Chunked
@@ -114,8 +115,7 @@ def _widest(rows: list[KernelTime], estimate: Estimate) -> list[Fact]:
 
 def communication(estimate: Estimate, part: str) -> FactList:
     """Every collective of one axis, or send between stages: calls, time of each, and the exposed part."""
-    axis = part.removesuffix("_comm")
-    rows = sorted((row for row in estimate.collectives if row.axis == axis), key=lambda row: -row.exposed_s)
+    rows = sorted((row for row in estimate.collectives if comm_part(row.axis) == part), key=lambda row: -row.exposed_s)
     facts = [
         Fact(
             row.name,

@@ -9,6 +9,7 @@ from steptime.answer.result import Estimate, estimate
 from steptime.base.config import ConfigError
 from steptime.hardware.machine import Accelerator, Machine, Tier
 from steptime.job.job import Job
+from steptime.job.mesh import comm_part
 from steptime.search.fastest import fastest, within
 from steptime.search.search import Asked
 
@@ -168,7 +169,7 @@ def hiding(given: Estimate) -> Iterator[Hiding]:
     for name in [part for part in parts if part.endswith("_comm")]:
         if parts[name] <= HIDDEN * given.step_s:
             continue
-        tier = next((row.tier for row in given.collectives if f"{row.axis}_comm" == name and row.tier), "")
+        tier = next((row.tier for row in given.collectives if comm_part(row.axis) == name and row.tier), "")
         names = [t.name for t in job.machine.tiers]
         at = names.index(tier) if tier in names else _TIERS.get(name, -1) % len(names)
 

@@ -47,7 +47,7 @@ FRAMEWORKS = {
     "megatron-core": Framework(
         (0, 1, 2, 3),
         (0, 1),
-        context=("p2p", "all_gather", "a2a"),
+        context=("p2p", "all_gather", "a2a", "a2a+p2p"),
         copies_cut_cp=True,
         groups=True,
         optimizers=("adamw", "lion", "sgd", "muon", "dist_muon"),
@@ -90,4 +90,4 @@ FRAMEWORKS = {
         optimizers=("adamw", "lion", "sgd", "adamw_8bit"),
     ),
 }
-ANY = Framework((0, 1, 2, 3), (0, 1, 2, 3), tuple(SCHEDULES), context=("p2p", "all_gather", "a2a"))
+ANY = Framework((0, 1, 2, 3), (0, 1, 2, 3), tuple(SCHEDULES), context=("p2p", "all_gather", "a2a", "a2a+p2p"))

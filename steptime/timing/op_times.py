@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 from steptime.cost import compute
 from steptime.cost.parts import CommCall, Work, add_backward, exchanges_beside, forward_work
 from steptime.job.assembly import Chunk, Part
+from steptime.job.mesh import comm_part
 from steptime.model.ops import Comm
 from steptime.timing.step_time import StepTime
 
@@ -83,7 +84,7 @@ def op_times(name: str, work: Work, *, before: bool) -> Iterator[OpTime]:
     kinds = (("gemm", work.gemm_s), ("attention", work.attention_s), ("memory_bound", work.memory_s))
     yield from (OpTime(name, kind, float(seconds)) for kind, seconds in kinds if seconds)
     for call in work.calls:
-        yield OpTime(call.name, f"{call.axis}_comm", float(call.exposed_s), call, before)
+        yield OpTime(call.name, comm_part(call.axis), float(call.exposed_s), call, before)
 
 
 def replayed_times(timing: StepTime, chunk: Chunk) -> dict[Part, list[OpTime]]:
@@ -97,6 +98,6 @@ def replayed_times(timing: StepTime, chunk: Chunk) -> dict[Part, list[OpTime]]:
         ops = [OpTime("recomputation", "recompute", share * float(work.seconds - work.comm_s))]
         for call in work.calls:
             mean = call._replace(count=share * call.count, hidden_s=share * call.hidden_s)
-            ops.append(OpTime(f"{call.name}, recomputed", f"{call.axis}_comm", float(mean.exposed_s), mean))
+            ops.append(OpTime(f"{call.name}, recomputed", comm_part(call.axis), float(mean.exposed_s), mean))
         found.setdefault(part, []).extend(op for op in ops if op.seconds or op.call)
     return found

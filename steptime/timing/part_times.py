@@ -53,7 +53,7 @@ def pricing(job: Job) -> Pricing:
     slow = slowdown(job.performance.calibration)
     tiers = slower_tiers(network(job.machine, job.cross_dc, p.devices), slow)
     dp_tiers = one_link(group(p, "shards", n_dcs=n_dcs), tiers) if software.comm.node_links == "one" else tiers
-    axes: tuple[GroupAxis, ...] = ("tp", "cp", "tp_cp", "ep", "etp", "ep_etp")
+    axes: tuple[GroupAxis, ...] = ("tp", "cp", "cp_a2a", "cp_p2p", "tp_cp", "ep", "etp", "ep_etp")
     ranks: dict[str, Group] = {axis: group(p, axis, n_dcs=n_dcs) for axis in axes}
     found = slower_rates(rates(job.machine.accelerator, software, job.microbatches), slow)
     link = job.machine.accelerator.host_bytes_per_s or inf

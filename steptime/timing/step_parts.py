@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from steptime.base.rows import Pipeline, Time
 from steptime.cost.parts import Work
+from steptime.job.mesh import comm_part
 from steptime.schedule import in_flight
 from steptime.timing.step_time import StepTime, run_pipeline
 
@@ -76,14 +77,10 @@ def add_work(parts: dict[str, float], hidden: dict[str, float], work: Work, time
     add_comm(parts, hidden, work, times)
 
 
-EXPERTS: dict[str, str] = {"etp": "ep", "ep_etp": "ep", "tp_cp": "ep"}
-"""Axes that are counted under the name of another."""
-
-
 def add_comm(parts: dict[str, float], hidden: dict[str, float], work: Work, times: float) -> None:
-    """Add its communication by axis; all that experts need is one part."""
+    """Add its communication by part."""
     for call in work.calls:
-        name = f"{EXPERTS.get(call.axis, call.axis)}_comm"
+        name = comm_part(call.axis)
         parts[name] = parts.get(name, 0.0) + times * call.exposed_s
         hidden[name] = hidden.get(name, 0.0) + times * call.hidden_s
 

@@ -126,7 +126,6 @@ def _refuse_what_is_not_modeled(row: MeasuredRow) -> None:
     precision = row.text("precision").lower()
     refusals = (
         (row.text("task").lower() == "lora", "LoRA"),
-        ("a2a_p2p" in row.text("model_name").lower(), "context parallelism by a2a and p2p at once"),
         ("offload" in zero and "activation cpu offload" not in zero and not offloaded_states(zero), "offloading"),
         # tiled loss and MLP, checkpoints on the host (deepspeedai/DeepSpeed docs/_tutorials/ulysses-alst-sequence-parallelism.md)
         ("(alst" in row.text("framework").lower(), "ALST's tiles"),

@@ -47,7 +47,8 @@ def of_megatron(draw):
     layout = {"tp": tp, "pp": pp, "vpp": vpp, "dp": 2, "sp": draw(st.booleans()) and tp > 1}
     layout["zero_level"] = draw(st.sampled_from([0, 1] if pp > 1 else [0, 1, 2, 3]))
     if draw(st.booleans()):
-        layout |= {"cp": 2, "cp_comm_type": draw(st.sampled_from(["p2p", "all_gather", "a2a"]))}
+        layout |= {"cp": 2, "cp_comm_type": draw(st.sampled_from(["p2p", "all_gather", "a2a", "a2a+p2p"]))}
+        layout |= {"cp": 4, "cp_a2a": 2} if layout["cp_comm_type"] == "a2a+p2p" else {}
     kind = draw(st.sampled_from(["dense", "dense", "experts", "latent", "window", "hybrid"]))
     if kind == "experts":
         shared = {"n_shared_experts": 1, "shared_expert_inter_sz": 512}

@@ -39,6 +39,12 @@ CASES = [
     (("--context-parallel-size 2",), "parallelism.cp_comm_type", "p2p"),
     (("--context-parallel-size 2", "--cp-comm-type allgather"), "parallelism.cp_comm_type", "all_gather"),
     (("--context-parallel-size 2", "--cp-comm-type a2a a2a"), "parallelism.cp_comm_type", "a2a"),
+    (("--context-parallel-size 4", "--cp-comm-type a2a+p2p --hierarchical-context-parallel-sizes 2 2"), "parallelism.cp_a2a", 2),
+    # a ring of a single group, and one of groups of a single rank
+    (("--context-parallel-size 2", "--cp-comm-type a2a+p2p --hierarchical-context-parallel-sizes '[2 1]'"),
+     "parallelism.cp_comm_type", "a2a"),
+    (("--context-parallel-size 2", "--cp-comm-type a2a+p2p --hierarchical-context-parallel-sizes 1 2"),
+     "parallelism.cp_comm_type", "p2p"),
     (("--pipeline-model-parallel-size 2", "--num-layers-per-virtual-pipeline-stage 2"), "parallelism.vpp", 2),
     (("--pipeline-model-parallel-size 4", "--num-virtual-stages-per-pipeline-rank 2"), "performance.overlap.pp", True),
     (
@@ -211,8 +217,8 @@ def test_what_costs_and_is_not_modeled_is_one_line(flags, line):
             "--no-bias-dropout-fusion true: bias, dropout and residual in kernels of their own",
         ),
         (
-            "--context-parallel-size 2 --cp-comm-type a2a+p2p",
-            "--cp-comm-type a2a+p2p: exchanges of several kinds: a ring is counted",
+            "--context-parallel-size 2 --cp-comm-type p2p a2a",
+            "--cp-comm-type p2p a2a: exchanges of several kinds: a ring is counted",
         ),
         ("--embed-layernorm", "--embed-layernorm true: a norm of the embedding is not counted"),
     ],

@@ -171,8 +171,8 @@ LEFT_OUT = [
      {"model.tp_comm_overlap": True, "model.tp_comm_overlap_ag": False}, "tp_comm_overlap_ag"),
     ("--distributed-backend gloo", {"distributed_backend": "gloo"}, {"dist.distributed_backend": "gloo"}, "distributed_backend"),
     ("--optimizer soap", {"optimizer": "soap"}, {"optimizer.optimizer": "soap"}, "optimizer"),
-    ("--context-parallel-size 2 --cp-comm-type a2a+p2p", {"context_parallel_size": 2, "cp_comm_type": "['a2a+p2p']"},
-     {"model.context_parallel_size": 2, "model.cp_comm_type": "a2a+p2p"}, "cp_comm_type"),
+    ("--context-parallel-size 2 --cp-comm-type p2p a2a", {"context_parallel_size": 2, "cp_comm_type": "['p2p', 'a2a']"},
+     {"model.context_parallel_size": 2, "model.cp_comm_type": ["p2p", "a2a"]}, "cp_comm_type"),
 ]  # fmt: skip
 
 

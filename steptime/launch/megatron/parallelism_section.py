@@ -26,7 +26,7 @@ def layout_section(keys: JobKeys, devices: int | None) -> dict[str, Any]:
         if said is not None and said != dp and devices is not None and devices == dp * tp * pp * cp:
             keys.problem(f"data_parallel_size {said} contradicts world size {devices}, which leaves {dp}")
     if cp > 1:
-        section |= {"cp": cp, "cp_comm_type": "a2a" if ulysses else _exchange(keys)}
+        section |= {"cp": cp, "cp_comm_type": "a2a"} if ulysses else {"cp": cp} | _exchange(keys, cp)
     vpp = _virtual_stages(keys, pp)
     if vpp > 1:
         section["vpp"] = vpp
@@ -57,14 +57,27 @@ def _groups(keys: JobKeys, section: dict[str, Any]) -> dict[str, int]:
     return {"microbatch_group_sz": pp} if gbs and batch and gbs // batch % pp else {}
 
 
-def _exchange(keys: JobKeys) -> str:
-    """How context-parallel ranks exchange keys and values."""
-    kinds = set(keys.words("cp_comm_type")) or {"p2p"}
+def _exchange(keys: JobKeys, cp: int) -> dict[str, Any]:
+    """How context-parallel ranks exchange keys and values, and over how many of them by all-to-all beside a ring.
+
+    Sizes: megatron/training/arguments.py, validate_args (their product is cp; needed with a2a+p2p). Groups of a single rank are
+    none (TransformerEngine v2.9 context_parallel.py, attn_forward_func_with_cp).
+    """
+    kinds, sizes = set(keys.words("cp_comm_type")) or {"p2p"}, "hierarchical_context_parallel_sizes"
     known = load_table("megatron").rules["cp_comm_type"].words
-    if len(kinds) == 1 and (kind := known.get(next(iter(kinds)))):
-        return str(kind)
-    keys.approximate("cp_comm_type", "exchanges of several kinds: a ring is counted")
-    return "p2p"
+    kind = known.get(next(iter(kinds))) if len(kinds) == 1 else None
+    if kind is None:
+        keys.approximate("cp_comm_type", "exchanges of several kinds: a ring is counted")
+    if kind != "a2a+p2p":
+        keys.without_effect(sizes, "only with --cp-comm-type a2a+p2p")
+        return {"cp_comm_type": kind or "p2p"}
+    said = [int(word) for word in keys.words(sizes) if word.isdecimal() and len(word) < 10]
+    if len(said) != 2 or said[0] * said[1] != cp:
+        keys.fail(sizes, f"a2a+p2p needs two sizes whose product is cp {cp} (got {keys.get(sizes)})")
+        return {"cp_comm_type": "p2p"}
+    if 1 in said:
+        return {"cp_comm_type": "p2p" if said[0] == 1 else "a2a"}
+    return {"cp_comm_type": kind, "cp_a2a": said[0]}
 
 
 def _virtual_stages(keys: JobKeys, pp: int) -> int:

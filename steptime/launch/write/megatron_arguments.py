@@ -77,6 +77,7 @@ def _layout(job: Job, layout: Mapping[str, Any], table: KeyTable) -> Keys:
         "account_for_loss_in_pipeline_split": ends,
         "use_distributed_optimizer": level >= 1,
         "cp_comm_type": word_for(table, "cp_comm_type", layout["cp_comm_type"]) if p.cp > 1 else None,
+        "hierarchical_context_parallel_sizes": f"{p.cp_a2a} {p.cp // p.cp_a2a}" if p.cp_a2a > 1 else None,
     }
     if p.layers_per_stage is not None and p.pp > 1:
         found["pipeline_model_parallel_layout"] = layout_text(job.layers_per_chunk, job.model.mtp)

@@ -43,6 +43,10 @@ def variables(job: Job) -> list[str]:
     return [*found, ""] if found else []
 
 
+_LISTS = {"recompute_modules", "offload_modules", "hierarchical_context_parallel_sizes"}
+"""Arguments of several words."""
+
+
 def flags(said: dict[str, Any], table: KeyTable) -> list[str]:
     """Arguments as the parser takes them, one flag with its value each."""
     names = {argument: flag for flag, argument in table.raw["flag_names"].items()}
@@ -54,7 +58,7 @@ def flags(said: dict[str, Any], table: KeyTable) -> list[str]:
         if value is True:
             found.append(name)
         elif value is not False:
-            words = str(value).split() if argument in {"recompute_modules", "offload_modules"} else [str(value)]
+            words = str(value).split() if argument in _LISTS else [str(value)]
             found.append(" ".join([name, *map(shlex.quote, words)]))
         elif argument in negations:
             found.append("--" + negations[argument])

@@ -36,6 +36,8 @@ _PRECISION = {
 """MixedPrecisionConfig (Megatron-Bridge training/mixed_precision.py)."""
 _OVERLAP = ("tp_comm_overlap", "overlap_p2p_comm", "defer_embedding_wgrad_compute", "wgrad_deferral_limit")
 """CommOverlapConfig (training/comm_overlap.py)."""
+_STRATEGY = {"sequence_parallel", "cp_comm_type"}
+"""MegatronStrategy, besides the degrees (NeMo nemo/lightning/pytorch/strategies/megatron_strategy.py)."""
 _TRAIN = ("micro_batch_size", "global_batch_size")
 _OF_PARSER = {"grad_reduce_in_bf16", "create_attention_mask_in_dataloader", "transformer_impl", "use_flash_attn"}
 """Flags that no field has; precisions, which the sections say whatever the default is, are told whole."""
@@ -63,8 +65,9 @@ def nemo(job: Job) -> str:
     ours = _section(said, _PRECISION)
     half = "bf16-mixed" if ours.pop("bf16", False) else "16-mixed" if ours.pop("fp16", False) else "32"
     ours.pop("fp16", None)
-    strategy = [key for key in said if key.endswith("_parallel_size") or key in {"sequence_parallel", "cp_comm_type"}]
-    model = {key: value for key, value in _rest(said).items() if key not in strategy}
+    strategy = [key for key in said if key.endswith(("_parallel_size", "_parallel_sizes")) or key in _STRATEGY]
+    every = _rest(said)
+    model = {key: value for key, value in every.items() if key not in strategy}
     model |= {key: said[key] for key in _OVERLAP if key in said}
     ddp = {"_target_": "megatron.core.distributed.DistributedDataParallelConfig"} | _section(said, _DDP)
     tree = {
@@ -74,7 +77,7 @@ def nemo(job: Job) -> str:
             "_target_": "nemo.lightning.Trainer",
             "num_nodes": nodes,
             "devices": processes,
-            "strategy": {"_target_": "nemo.lightning.MegatronStrategy", "ddp": ddp} | {k: said[k] for k in strategy},
+            "strategy": {"_target_": "nemo.lightning.MegatronStrategy", "ddp": ddp} | {k: every[k] for k in strategy},
             "plugins": {"_target_": "nemo.lightning.MegatronMixedPrecision", "precision": half} | ours,
         },
         "data": {"seq_length": said["seq_length"]} | {key: said[key] for key in _TRAIN},
@@ -103,4 +106,6 @@ def _rest(said: Mapping[str, Any]) -> dict[str, Any]:
     found = {key: value for key, value in said.items() if key not in elsewhere}
     for words in found.keys() & {"recompute_modules", "offload_modules"}:
         found[words] = str(found[words]).split()
+    if (sizes := found.get("hierarchical_context_parallel_sizes")) is not None:
+        found["hierarchical_context_parallel_sizes"] = [int(size) for size in sizes.split()]
     return found | ({"seq_length": said["seq_length"]} if "seq_length" in said else {})
