@@ -38,6 +38,9 @@ _SPELLINGS = {
     r"^(yi-\d+b)-200k$": r"\1",
     r"^(qwen3-\d+b)-thinking-2507$": r"\1",
     r"^deepseek-r1-0528-qwen3-8b$": "qwen3-8b",
+    r"^(gpt-oss-\d+b)-(?:dequantized|bf16)$": r"\1",
+    r"-mcore$": "",  # converted for Megatron-Core by ms-swift
+    r"^medgemma-27b-text-it$": "gemma3-27b",  # google/medgemma-27b-text-it: Gemma 3 without its vision tower
     r"(?:-unsloth)?-bnb-4bit$": "",  # packed by bitsandbytes
     r"^(qwen2\.5)-(?:math|coder)-": r"\1-",
     r"^phi-?3-(mini|medium)-(?:4k|128k)-": r"phi3-\1-",
@@ -80,7 +83,7 @@ def preset_of(name: str) -> str | None:
     >>> preset_of("meta-llama/Llama-3.2-3B"), preset_of("Qwen/Qwen3-4B-Instruct-2507"), preset_of("own/model")
     ('llama3-3b', 'qwen3-4b', None)
     """
-    words = _last_name(name).lower().replace("_", "-")
+    words = _last_name(name).lower().replace("___", ".").replace("_", "-")  # ___ is ModelScope's dot
     for pattern, meant in _SPELLINGS.items():
         words = re.sub(pattern, meant, words)
     plain = re.sub(r"-(?:instruct|chat|base|it|hf|pt)(?:-.*)?$|-v0\.[1-3]$|-\d{4}$", "", re.sub(_TRAINED, "", words))

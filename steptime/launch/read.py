@@ -53,12 +53,13 @@ _MARKS = {
     "megatron": r"\bmegatron (?:sft|pt|rlhf)\b|DGXNNODES=|-{8,} arguments -{8,}|"
     r"--(?:num-layers|hidden-size|micro-batch-size|tensor-model-parallel-size)\b",
     "torchtitan": (
-        r"torchtitan\.train\b|--job\.config|^\[(?:training|parallelism)\]|\[titan\]|Running with (?:args|configs): \{|"
-        r"Trainer\.Config\b"
+        r"torchtitan\.train\b|--job\.config|CONFIG_FILE=\S*torchtitan|^\[(?:training|parallelism)\]|\[titan\]|"
+        r"Running with (?:args|configs): \{|Trainer\.Config\b"
     ),
     "nemo": (
         r"--config-name|_target_: (?:nemo|megatron\.bridge)|Task Configuration|Experiment configuration \*|"
-        r"^ConfigContainer:|\[NeMo [IW] |^exp_manager:|-> ConfigContainer\b|-> run\.Partial\b|^from megatron\.bridge\.recipes"
+        r"^ConfigContainer:|\[NeMo [IW] |^exp_manager:|^\s+pretrained_checkpoint:|-> ConfigContainer\b|-> run\.Partial\b|"
+        r"^from megatron\.bridge\.recipes"
     ),
     "deepspeed": r"--deepspeed\b|\"(?:zero_optimization|train_batch_size|train_micro_batch_size_per_gpu)\"\s*:",
 }
@@ -149,6 +150,8 @@ def kind_of(path: str, text: str) -> str:
     telling = [
         kind for kind in (*TABLES[:-1], "torchtitan", "nemo", "megatron", "transformers", "deepspeed") if kind in kinds
     ]
+    if telling[:1] == ["swift"] and re.search(r"\bmegatron (?:sft|pt|rlhf)\b", text):
+        return "megatron"  # ms-swift's own launcher of Megatron-Core
     if telling[:1] == ["transformers"] and _is_ds_config(text):
         return "deepspeed"
     if not telling and re.match(r"#!.*\b(?:ba|z)?sh\b|#SBATCH", text):

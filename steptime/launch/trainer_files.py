@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from steptime.base.config import ConfigError
-from steptime.base.document import parse_mapping, scalar
+from steptime.base.document import parse_mapping
 from steptime.launch.beside import Beside
 from steptime.launch.devices import of_comment
 from steptime.launch.keys import KeyTable, flatten
 from steptime.launch.nemo.interpolate import resolve
 from steptime.launch.program_defaults import defaults_in
-from steptime.launch.shell.processes import taken_apart
+from steptime.launch.shell.processes import flags_of, taken_apart
 from steptime.launch.shell.script import Script, read_script, variables_of
 
 _NO_TRAINING = ("infer_backend", "export_dir", "export_size", "do_predict", "predict_with_generate", "vllm_maxlen")
@@ -66,7 +66,7 @@ def said_in(path: str, text: str, table: KeyTable, env: dict[str, str], beside: 
         if told := script.other_work():
             raise ConfigError(f"{path}: {told}")
         script = script._replace(arguments=taken_apart(script.arguments))
-        said = _configs(script, path, beside) | dict(_flags([word.text for word in script.arguments]))
+        said = _configs(script, path, beside) | dict(flags_of([word.text for word in script.arguments]))
         unclear = _without_value(script)
         if script.launchers and script.unclear:  # a launcher's default does not tell them either
             unclear["devices"] = script.unclear[0]
@@ -85,7 +85,7 @@ def _without_value(script: Script) -> dict[str, str]:
     """Keys whose value is not known without a run, and what to do about each."""
     found: dict[str, str] = {}
     for i, word in enumerate(script.arguments):
-        said = _flags([before.text for before in script.arguments[: i + 1]][-2:]) if word.unresolved else []
+        said = flags_of([before.text for before in script.arguments[: i + 1]][-2:]) if word.unresolved else []
         for name, _ in said[-1:]:
             found[name] = f"line {word.line}: {name}: {word.unresolved[0].told('write the value into the script')}"
     return found
@@ -113,17 +113,3 @@ def _configs(script: Script, path: str, beside: Beside | None) -> dict[str, Any]
             )
         said |= flatten(parse_mapping(text, name, repeats=True))
     return said
-
-
-def _flags(words: list[str]) -> list[tuple[str, Any]]:
-    """--key value, --key=value, --key alone, and key=value of hydra's kind."""
-    found: list[tuple[str, Any]] = []
-    for word in words:
-        name, equals, value = word.partition("=")
-        if re.fullmatch(r"--?[A-Za-z][\w.-]*", name):
-            found.append((name.lstrip("-").replace("-", "_"), scalar(value) if equals else True))
-        elif equals and re.fullmatch(r"[A-Za-z_][\w.]*", name):
-            found.append((name, scalar(value)))
-        elif found and found[-1][1] is True:
-            found[-1] = (found[-1][0], scalar(word))
-    return found

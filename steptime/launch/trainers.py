@@ -108,6 +108,10 @@ class _Plan(Figures):
         config["performance"] = {"software": self._software()} | self._precision() | config["performance"]
         if self.on("@checkpointing"):
             config["performance"].setdefault("activation_checkpointing_type", "full")
+        if (word := str(self.get("@checkpointing"))) == "offload":  # Axolotl, utils/schemas/validation.py
+            config["performance"]["activation_offload"] = True
+        elif word == "offload_disk":
+            keys.leave_out(self.figures["@checkpointing"], "activations on disk")
         if "@replayed" in self.figures:
             self._replay(keys.word(self.figures["@replayed"]))
         if optimizer := self.optimizer():
@@ -165,8 +169,11 @@ class _Plan(Figures):
         version = 2 if "2" in str(self.get("@fsdp_version") or word) else 1
         half = self._precision()["precision"]
         found: dict[str, Any] = {"version": version}
-        if re.search(r"shard_grad_op|zero2|^[25]$|^false$", strategy):
+        if re.search(r"shard_grad_op|zero2|^false$" + ("|^[25]$" if version == 1 else ""), strategy):
             found["reshard_after_forward"] = False
+        elif version == 2 and strategy.isdecimal() and int(strategy) not in {1, self.whole("@dp_shard")}:
+            why = "parameters that stay gathered over part of the ranks"
+            self.keys.leave_out(self.figures["@fsdp_strategy"], why)
         if half != "fp32" and str(self.get("@fsdp_precision")).lower() != "mixed":
             found["reduce_dtype"] = half  # the same, set_mixed_precision; OLMo olmo/config.py, FSDPPrecision
         self.config["parallelism"]["fsdp"] = found
@@ -175,7 +182,10 @@ class _Plan(Figures):
             self.config["performance"]["cpu_offload"] = {"params": True}
 
     def _precision(self) -> dict[str, Any]:
-        weights = str(self.get("@weights") or "").lower()
+        weights = str(self.get("@weights") or "").lower().removeprefix("auto")
+        if not weights and not (self.on("@bf16") or self.on("@fp16")) and (own := self.keys.table.raw.get("own_dtype")):
+            weights = own
+            self.keys.notes.append(f"dtype not set, so {own}: the model's own")
         word = f"{self.get('@half') or ''} {weights}".lower()
         # Axolotl's "auto" is bf16 wherever the device has it (utils/config, normalize_config)
         bf16 = self.on("@bf16") or self.get("@bf16") == "auto" or "bf16" in word or "bfloat16" in word
@@ -259,6 +269,8 @@ class _Plan(Figures):
             inside = per_node or on_node(keys.sets) or dp
             if self.hybrid and dp > inside and dp % inside == 0:
                 layout["replicas"] = dp // inside
+            if self._sharded() and (replicas := self.whole("@dp_replicate") or 1) > 1:
+                layout["replicas"] = replicas
             gbs = batch or (micro * (steps or 1) * dp if micro else None)
             data |= {"gbs": gbs} if gbs else {}
             micro = micro or (gbs // (dp * (steps or 1)) if gbs else None)

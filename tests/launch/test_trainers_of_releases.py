@@ -256,3 +256,65 @@ def test_gpt_neox_has_attention_and_mlp_beside_each_other(tmp_path, tied, norms)
     by_two = job(tmp_path, "tp.yml", NEOX % more)
     assert not by_two.model.parallel_residual
     assert any("attention beside the MLP with tp" in note for note in by_two.notes)
+
+
+def test_axolotl_replicates_shards_and_offloads_what_it_recomputes(tmp_path):
+    """utils/schemas/validation.py: gradient_checkpointing offload is activation_offloading; 8 shards in each of 2 replicas."""
+    text = (
+        "base_model: axolotl-ai-co/gpt-oss-120b-dequantized\nmicro_batch_size: 1\nsequence_len: 4096\nbf16: true\n"
+        "dp_shard_size: 8\ndp_replicate_size: 2\ngradient_checkpointing: offload\nfsdp_version: 2\n"
+        "fsdp_config: {reshard_after_forward: %s}\n"
+    )
+    found = job(tmp_path, "job.yaml", text % 8)
+    layout = found.parallelism
+    assert (layout.dp, layout.replicas, layout.fsdp.reshard_after_forward, found.data.gbs) == (16, 2, True, 16)
+    assert (found.performance.activation_checkpointing_type, found.performance.activation_offload) == ("full", True)
+    told = problems(tmp_path, "job.yaml", text % 4)
+    assert told[0].startswith(
+        "fsdp_config.reshard_after_forward 4: parameters that stay gathered over part of the ranks"
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "precision"),
+    [("", "bf16"), ("--dtype AUTO", "bf16"), ("--torch_dtype float16", "fp16"), ("--fp16 true", "fp16")],
+)
+def test_ms_swift_takes_the_dtype_of_the_model(tmp_path, flags, precision):
+    """base_args/model_args.py, _init_mixed_precision; a path as ModelScope's cache spells it, flags of release 2."""
+    text = f"NPROC_PER_NODE=3 swift sft --model_type qwen2-1_5b-instruct --batch_size 4 --sft_type full {flags} "
+    text += "--max_length 2048 --model_id_or_path /models/Qwen2-1___5B-Instruct --gradient_accumulation_steps 8 --deepspeed default-zero3\n"
+    found = job(tmp_path, "train.sh", text)
+    assert (found.performance.precision, found.parallelism.dp, found.data.gbs) == (precision, 3, 96)
+    assert found.model.n_layers == 28
+
+
+def test_megatron_sft_of_ms_swift_is_a_job_of_megatron(tmp_path):
+    """Whatever else of ms-swift its flags are; the model is that of the checkpoint's folder."""
+    text = (
+        "NPROC_PER_NODE=8 megatron sft --load ./converted/Qwen3-30B-A3B-mcore --train_type full --max_length 8192 \\\n"
+        " --tensor_model_parallel_size 2 --expert_model_parallel_size 4 --sequence_parallel true --global_batch_size 16\n"
+    )
+    found = job(tmp_path, "train.sh", text)
+    assert (found.model.n_layers, found.parallelism.tp, found.parallelism.ep, found.parallelism.dp) == (48, 2, 4, 4)
+    told = problems(
+        tmp_path, "train.sh", text.replace("--load ./converted/Qwen3-30B-A3B-mcore", "--model zai-org/GLM-4.6")
+    )
+    assert told == ["model 'zai-org/GLM-4.6' is not among the presets; add --set model=NAME"]
+
+
+def test_a_script_of_torchtitan_names_its_config(tmp_path):
+    text = (
+        '#!/bin/bash\nCONFIG_FILE=${CONFIG_FILE:-"./configs/llama3_8b.toml"}\n'
+        "srun torchrun --nnodes 4 --nproc_per_node 8 ./train.py --job.config_file ${CONFIG_FILE} "
+        "--training.local_batch_size 2 --parallelism.tensor_parallel_degree=2\n"
+    )
+    told = problems(tmp_path, "train.sh", text)
+    assert told == ["reads ./configs/llama3_8b.toml, which is not there; put it in the same folder, or add --with FILE"]
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "llama3_8b.toml").write_text(
+        '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 1\nseq_len = 8192\n'
+        "[parallelism]\ndata_parallel_shard_degree = -1\ntensor_parallel_degree = 1\n"
+    )
+    found = job(tmp_path, "train.sh", text)
+    layout = found.parallelism
+    assert (layout.tp, layout.dp, found.data.microbatch_sz, found.data.gbs) == (2, 16, 2, 32)

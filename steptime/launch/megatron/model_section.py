@@ -18,7 +18,7 @@ _TOKENIZERS = ("tokenizer_model", "tokenizer_name_or_path", "tokenizer_file", "v
 def model_section(keys: JobKeys, *, unfused: bool) -> dict[str, Any]:
     """Shapes and kinds; keys that are not given are left for the Job to ask for. `unfused`: attention keeps its scores."""
     if not {"num_layers", "hidden_size", "num_attention_heads"} & {*keys.values, *keys.defaults}:
-        keys.left_open["model"] = "model unknown; add --set model=NAME (3dtrn models lists them)"
+        keys.left_open.setdefault("model", "model unknown; add --set model=NAME (3dtrn models lists them)")
         return {}
     if (
         keys.on("use_checkpoint_args") and "add_bias_linear" not in keys.values

@@ -27,6 +27,8 @@ from steptime.launch.shell.processes import Word
 from steptime.launch.shell.script import Script, read_script
 
 T = TypeVar("T")
+_NAMED = ("model", "model_id", "hf_checkpoint", "model_type")
+"""Flags of forks that give the model by the name of a repository."""
 _HYBRID = "a hybrid Mamba model without a pattern of layers"
 _OTHER_MODELS = {
     r"bert": "BERT",
@@ -118,7 +120,7 @@ def _from_words(
     if script is not None:
         _of_environment(keys, script)
     deep = {"num_layers", "encoder_num_layers", "hybrid_layer_pattern"}
-    if not said.arguments.keys() & deep and not _by_name(keys):
+    if not said.arguments.keys() & deep and not _by_name(keys, ("load",) if swift else ()):
         _without_layers(keys, script, words)
     if said.problems:  # values are missing, so nothing further can be said about the rest except what it is
         lines = [f"{path}: {problem}" for problem in said.problems]
@@ -140,9 +142,9 @@ def _from_words(
     return reading if script is None else _on_machine(with_variables(reading, script.variables), script)
 
 
-def _by_name(keys: JobKeys) -> bool:
+def _by_name(keys: JobKeys, more: tuple[str, ...] = ()) -> bool:
     """Whether the model is given by the name of a repository, as in ms-swift and slime; it then counts as the user's setting."""
-    named = (keys.get(key) for key in ("model", "model_id", "hf_checkpoint", "model_type"))
+    named = (keys.get(key) for key in (*_NAMED, *more))
     preset = next((found for name in named if name and (found := preset_of(str(name)))), None)
     if preset is not None and told(keys.sets, "model") is None:
         keys.sets = {"model": preset, **(keys.sets or {})}
@@ -156,6 +158,9 @@ def _without_layers(keys: JobKeys, script: Script | None, words: list[Word]) -> 
         raise ConfigError(refusals(keys.source, keys.beside_flags))
     blank = next((unknown.told("write it out") for word in words for unknown in word.unresolved), "")
     if told(keys.sets, "model") is not None:
+        return
+    if "$" not in (name := str(next((found for key in _NAMED if (found := keys.get(key))), "$"))):
+        keys.left_open["model"] = f"model {name!r} is not among the presets; add --set model=NAME"
         return
     fix = "add --set model=NAME (3dtrn models), or the file that has it with --with FILE"
     if "use_checkpoint_args" in keys.values or {"micro_batch_size", "hidden_size", "seq_length"} & keys.values.keys():

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from steptime.base.document import scalar
 from steptime.launch.shell.expansion import DEVICES_ON_NODE
 from steptime.launch.shell.scope import Unknown
 
@@ -32,6 +33,20 @@ def taken_apart(words: list[Word]) -> list[Word]:
         found += [
             word._replace(text=text, unresolved=word.unresolved if "$" in text or not whole else ()) for text in parts
         ]
+    return found
+
+
+def flags_of(words: list[str]) -> list[tuple[str, Any]]:
+    """--key value, --key=value, --key alone, and key=value of hydra's kind."""
+    found: list[tuple[str, Any]] = []
+    for word in words:
+        name, equals, value = word.partition("=")
+        if re.fullmatch(r"--?[A-Za-z][\w.-]*", name):
+            found.append((name.lstrip("-").replace("-", "_"), scalar(value) if equals else True))
+        elif equals and re.fullmatch(r"[A-Za-z_][\w.]*", name):
+            found.append((name, scalar(value)))
+        elif found and found[-1][1] is True:
+            found[-1] = (found[-1][0], scalar(word))
     return found
 
 

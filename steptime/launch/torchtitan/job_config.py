@@ -20,6 +20,8 @@ from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import KeyTable, flatten, load_table, read_keys, rule_of, spelled
 from steptime.launch.logs.printed_config import balanced, plain_lines
 from steptime.launch.reading import LaunchFlag, Reading
+from steptime.launch.shell.processes import flags_of, taken_apart
+from steptime.launch.shell.script import read_script
 from steptime.launch.torchtitan.converters import put_converters
 from steptime.launch.torchtitan.flavors import flavor_of, from_log, known_models
 from steptime.launch.torchtitan.plan_sections import config_of
@@ -36,9 +38,9 @@ def read_torchtitan(
     text: str,
     env: Mapping[str, str] | None = None,
     sets: Mapping[str, Any] | None = None,
-    beside: Beside | None = None,  # noqa: ARG001
+    beside: Beside | None = None,
 ) -> Reading:
-    """A JOB.toml, a log that prints the config, or a config function (FILE.py:FUNCTION) as a config.
+    """A JOB.toml, a script with the one that it names, a log that prints the config, or a config function (FILE.py:FUNCTION).
 
     `env` may tell the number of devices (WORLD_SIZE, or NGPU and NNODES). `sets`: dotted keys that the user sets; what only
     they tell (parallelism.dp, model) is taken from them.
@@ -50,7 +52,10 @@ def read_torchtitan(
     table = load_table("torchtitan")
     file, function = split_path(path)
     model = devices = None
-    if file.endswith(".py"):
+    flags: dict[str, Any] = {}
+    if named := _config_of(text):
+        tree, flags, devices = _of_script(path, text, named, dict(env or {}), beside)
+    elif file.endswith(".py"):
         tree = _function(file, text, function)
     elif _is_log(text):
         text = "\n".join(plain_lines(text))
@@ -58,7 +63,7 @@ def read_torchtitan(
     else:
         tree = _toml(path, text)
     later = file.endswith(".py") or "model_spec" in tree
-    said = flatten(as_toml(tree) if later else tree)
+    said = flatten(as_toml(tree) if later else tree) | flags
     devices = devices or devices_in("", env) or _of_comment(said, text)
     _no_computed(file, said, table)
     defaults = dict(table.raw["functions"]) if later else {}
@@ -79,6 +84,36 @@ def _release(keys: JobKeys, named: str) -> str:
     """The release of the profile: the log's own, else 0.1 where keys are spelled as up to then, else the last with TOML files."""
     older = any(item.name != item.key for item in keys.given)
     return "@0.1" if (named.startswith("0.1") if named else older) else "@0.2"
+
+
+# --- scripts -------------------------------------------------------------------------------------------------------------
+
+_NAMES_IT = re.compile(r"(?:--job\.config[-_]file[= ]|CONFIG_FILE=)[\"']?(?:\$\{CONFIG_FILE:-[\"']?)?([\w./-]+\.toml)")
+
+
+def _config_of(text: str) -> str:
+    """The TOML file that a script names; "" where the text is no script."""
+    found = _NAMES_IT.search(text) if re.match(r"#!|\s*(?:export )?\w+=|torchrun|srun", text) else None
+    return found[1] if found is not None else ""
+
+
+def _of_script(
+    path: str, text: str, named: str, env: dict[str, str], beside: Beside | None
+) -> tuple[Tree, dict[str, Any], int | None]:
+    """The config that a script names, the keys that its command line sets over it, and the devices that it starts.
+
+    Raises:
+        ConfigError: the config is not there.
+    """
+    inside = beside.text(named) if beside is not None else None
+    if inside is None:
+        what = f"reads {named}, which is not there; put it in the same folder, or add --with FILE"
+        raise ConfigError(f"{path}: {what}")
+    script = read_script(text, path, env, beside)
+    if script.problems:
+        raise ConfigError(script.problems)
+    over = dict(flags_of([word.text for word in taken_apart(script.arguments)]))
+    return _toml(named, inside), {key: value for key, value in over.items() if "." in key}, script.devices
 
 
 # --- TOML ----------------------------------------------------------------------------------------------------------------
