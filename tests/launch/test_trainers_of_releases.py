@@ -282,7 +282,8 @@ def test_axolotl_replicates_shards_and_offloads_what_it_recomputes(tmp_path):
 def test_ms_swift_takes_the_dtype_of_the_model(tmp_path, flags, precision):
     """base_args/model_args.py, _init_mixed_precision; a path as ModelScope's cache spells it, flags of release 2."""
     text = f"NPROC_PER_NODE=3 swift sft --model_type qwen2-1_5b-instruct --batch_size 4 --sft_type full {flags} "
-    text += "--max_length 2048 --model_id_or_path /models/Qwen2-1___5B-Instruct --gradient_accumulation_steps 8 --deepspeed default-zero3\n"
+    text += "--max_length 2048 --model_id_or_path /models/Qwen2-1___5B-Instruct "
+    text += "--gradient_accumulation_steps 8 --deepspeed default-zero3\n"
     found = job(tmp_path, "train.sh", text)
     assert (found.performance.precision, found.parallelism.dp, found.data.gbs) == (precision, 3, 96)
     assert found.model.n_layers == 28
