@@ -234,7 +234,9 @@ def attention_pass(row: timings.AttentionTiming, flops: float, ramp_tokens: floa
         itemsize=float(ITEMSIZE[row.dtype]),
     )  # fmt: skip
     rates = replace(device.rates(flops), attention_ramp_tokens=ramp_tokens)
-    return compute.attention_pass(op, rates, row.flops, flops, 1.0 if row.direction == "forward" else 2.0)
+    back = row.direction == "backward"
+    rate = flops * compute.head_share(op, rates.attention_head_64[back])
+    return compute.attention_pass(op, rates, row.flops, rate, 2.0 if back else 1.0)
 
 
 def attention(

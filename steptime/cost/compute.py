@@ -30,8 +30,6 @@ GROUP_ROWS = 120.0
 1107 and 930. Half a tile of 128 rows an expert is padding in the mean."""
 RATED_LENGTH = 4096.0
 """Tokens at which a machine file states its attention rates: the figures of arXiv 2407.08608 and its like are read there."""
-HEAD_64 = 0.87
-"""Rate at head size 64 divided by that at 128: 156/173 on A100, 257/294 on H100 (FlashAttention-2, causal, 4k; same README)."""
 ROW_BYTES = 16.0
 """Rows of a matrix that a tensor core reads start at multiples of this (NVIDIA, Matrix Multiplication Background User's Guide,
 section "Tensor Core Requirements": 8 elements of 16 bits)."""
@@ -148,7 +146,8 @@ def forward(op: Op, r: Rates, sizes: dict[str, Num]) -> Pass:
         return gemm_pass(op, r, op.m, op.n, op.k, gemm_traffic(op, r)[0].bytes, rate)
     if isinstance(op, Attention):
         flops = op.full_flops * op.causal_share
-        return attention_pass(op, r, flops, r.attention_forward_flops, 1.0, op.merge_forward_bytes)
+        rate = r.attention_forward_flops * head_share(op, r.attention_head_64[0])
+        return attention_pass(op, r, flops, rate, 1.0, op.merge_forward_bytes)
     if isinstance(op, Scan):
         return scan_pass(op, r, 1.0, 1.0)
     if isinstance(op, Chunked):
@@ -173,7 +172,8 @@ def backward(op: Op, r: Rates, sizes: dict[str, Num]) -> tuple[Pass, Pass]:
     if isinstance(op, Attention):
         widths = (3.0 * op.d_qk + 2.0 * op.d_v) / (op.d_qk + op.d_v)
         flops = op.full_flops * op.causal_share * widths
-        return attention_pass(op, r, flops, r.attention_backward_flops, 2.0, op.merge_backward_bytes), NOTHING
+        rate = r.attention_backward_flops * head_share(op, r.attention_head_64[1])
+        return attention_pass(op, r, flops, rate, 2.0, op.merge_backward_bytes), NOTHING
     if isinstance(op, Scan):
         return scan_pass(op, r, SCAN_BACKWARD, 2.0), NOTHING
     if isinstance(op, Chunked):
@@ -250,8 +250,13 @@ def parameter_gradients(op: Op, r: Rates) -> Num:
     return seconds
 
 
+def head_share(op: Attention, of_64: float) -> Num:
+    """Rate of a flash kernel at its head size divided by that at 128."""
+    return where(op.d_qk <= 64, of_64, 1.0)
+
+
 def attention_pass(op: Attention, r: Rates, flops: Num, rate: float, passes: float, merge_bytes: Num = 0.0) -> Pass:
-    """A flash kernel: arithmetic against q, k, v and output read and written `passes` times.
+    """A flash kernel of `rate` at `RATED_LENGTH`: arithmetic against q, k, v and output read and written `passes` times.
 
     In several calls it runs at the rate of one over the whole length: only the blocks on the diagonal are wasted on, and they are
     the same ones. Every call has its fixed time; merging moves `merge_bytes`.
@@ -259,7 +264,7 @@ def attention_pass(op: Attention, r: Rates, flops: Num, rate: float, passes: flo
     elements = op.q_len * op.n_q_heads + op.kv_len * op.n_kv_heads
     bytes_ = op.batch * elements * (op.d_qk + op.d_v) * op.itemsize * passes
     ramp = op.kv_len / (op.kv_len + r.attention_ramp_tokens) * ((RATED_LENGTH + r.attention_ramp_tokens) / RATED_LENGTH)
-    reached = rate * ramp * where(op.d_qk <= 64, HEAD_64, 1.0) * op.useful
+    reached = rate * ramp * op.useful
     compute, bandwidth = flops / reached, bytes_ / r.bytes_per_s
     around_s = merge_bytes / r.bytes_per_s + op.merge_kernels * r.move_kernel_s + op.calls * r.gemm_kernel_s
     return Pass(flops, bytes_, compute, bandwidth, maximum(compute, bandwidth) + around_s)

@@ -23,6 +23,16 @@ FLEX_ON_BLACKWELL = 1.5
 """Rate of FlexAttention divided by FlashAttention-2's, where the latter leaves Blackwell's own instructions unused: 14B steps at
 512 and at 2,048 tokens on 8 x B200 differ by what 437 TFLOP/s take, forward and backward (torchtitan-ar, rows marked fit)."""
 
+HEAD_64 = 0.87
+"""Rate of FlashAttention-2 at head size 64 divided by that at 128: 156/173 on A100, 257/294 on H100 (causal, 4k;
+Dao-AILab/flash-attention README)."""
+HOPPER_HEAD_64 = (0.725, 0.836)
+"""The same of FlashAttention-3, forward and backward: 420/579 causal, 453/542 not causal, 4k on H100 (arXiv 2407.08608 figures 5
+and 6). The exponentials of a score cost the same at half the products."""
+BLACKWELL_HEAD_64 = (0.667, 0.836)
+"""The same of FlashAttention-4: 708/1062 causal, 4k on B200 (Dao-AILab/flash-attention pull request 2605); backward assumed as on
+Hopper."""
+
 GROUPED_ON_BLACKWELL = 0.36
 """Share of the dense bf16 peak that torch._grouped_mm reaches on Blackwell, forward and backward: 863 and 753 TFLOP/s of 2,250 on
 B200 for 1 and 8 groups of 128,000 rows, n 2048, k 7168; 747 and 854 for n 8192, k 5120 (pytorch/ao@0b1bb11
@@ -81,6 +91,8 @@ class Rates:
     chunk_flops: float = 1.0
     """Rate of linear attention in chunks."""
     attention_ramp_tokens: float = 450.0
+    attention_head_64: tuple[float, float] = (HEAD_64, HEAD_64)
+    """Rates of attention at head size 64 divided by those at 128, forward and backward."""
     gemm_overhead_k: float | None = None
 
 
@@ -129,6 +141,7 @@ def rates(accelerator: Accelerator, software: Software, microbatches: int = 1) -
         scan_flops=accelerator.sm_count * SCAN_FLOPS_PER_SM / slow if accelerator.sm_count else peak * SCAN_SHARE,
         chunk_flops=(accelerator.sm_count or peak * CHUNK_SHARE / CHUNK_FLOPS_PER_SM) * CHUNK_FLOPS_PER_SM,
         attention_ramp_tokens=accelerator.attention_ramp_tokens,
+        attention_head_64=head_64(accelerator, software),
         gemm_overhead_k=accelerator.gemm_overhead_k,
     )
 
@@ -149,6 +162,13 @@ def attention_efficiency(accelerator: Accelerator, software: Software) -> tuple[
     return (accelerator.fa2_forward_efficiency or forward) * older, (
         accelerator.fa2_backward_efficiency or backward
     ) * older
+
+
+def head_64(accelerator: Accelerator, software: Software) -> tuple[float, float]:
+    """Rates of the profile's attention kernel at head size 64 divided by those at 128, forward and backward."""
+    if software.kernels.attention_kernel != "best" or accelerator.fa2_forward_efficiency is None:
+        return HEAD_64, HEAD_64
+    return BLACKWELL_HEAD_64 if accelerator.microscaling else HOPPER_HEAD_64
 
 
 def plain_share(accelerator: Accelerator, dtype: str) -> float:

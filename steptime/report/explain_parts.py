@@ -53,6 +53,11 @@ def attention(estimate: Estimate) -> FactList:
                 f"both rates x {longer:.4g} for the length: [{whole(op.kv_len)} / ({whole(op.kv_len)} + {ramp:g})] / "
                 f"[{RATED_LENGTH:g} / ({RATED_LENGTH:g} + {ramp:g})], as short sequences waste diagonal blocks"
             )
+            if op.d_qk <= 64:
+                ahead, back = rates.attention_head_64
+                lines.append(
+                    f"x {ahead:g} forward and {back:g} backward for head size {whole(op.d_qk)} (of that at 128)"
+                )
             lines.append(f"attention_ramp_tokens {ramp:g}: {_source(estimate, 'accelerator.attention_ramp_tokens')}")
             lines.append(f"each + {seconds(op.calls * rates.gemm_kernel_s)} launch")
         elif row.name in chunked:

@@ -75,6 +75,27 @@ def test_short_sequences_and_small_heads():
 
 
 @pytest.mark.parametrize(
+    ("kernel", "microscaling", "forward", "backward"),
+    [
+        ("best", False, 420 / 579, 453 / 542),  # FlashAttention-3 on H100, arXiv 2407.08608 figures 5 and 6, 4k
+        (
+            "best",
+            True,
+            708 / 1062,
+            453 / 542,
+        ),  # FlashAttention-4 on B200, Dao-AILab/flash-attention pull request 2605, 4k
+        ("fa2", False, 0.87, 0.87),
+        ("fa2", True, 0.87, 0.87),
+    ],
+)
+def test_small_heads_by_kernel(kernel, microscaling, forward, backward):
+    """TFLOP/s at head size 64 over those at 128; all other rates are 1 FLOP/s."""
+    figures = {"fa2_forward_efficiency": 1.0, "fa2_backward_efficiency": 1.0, "microscaling": microscaling}
+    found = part("attention", performance={"attention_kernel": kernel}, model={"n_q_heads": 2}, **figures)
+    assert found == pytest.approx(ATTENTION * (1 / forward + 2.5 / backward), rel=1e-3)
+
+
+@pytest.mark.parametrize(
     ("head_dim", "fp32", "slower"),
     [
         (16, 0.25, 2),  # rows of 32 bytes start where tensor cores can read them: their 0.5
