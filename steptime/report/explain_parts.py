@@ -36,35 +36,33 @@ def attention(estimate: Estimate) -> FactList:
     rates, device = estimate.timing.rates, estimate.job.machine.accelerator
     rows = [row for row in op_times(estimate) if row.part == "attention"]
     facts = []
-    ops = {op.name: op for part in estimate.assembly.kinds for op in part.ops if isinstance(op, Attention)}
-    chunked = {op.name: op for part in estimate.assembly.kinds for op in part.ops if isinstance(op, Chunked)}
     for row in rows:
         lines = [_calls(row.times, row.forward_s, row.backward_s, estimate)]
-        if row.name in ops:
-            op = ops[row.name]
+        op = row.op
+        if isinstance(op, Attention):
+            widths = (3.0 * op.d_qk + 2.0 * op.d_v) / (op.d_qk + op.d_v)
             lines.append(
-                f"forward: {quantity(row.forward_flops, SI, 'FLOP')} (causal half) at "
-                f"{quantity(rates.attention_forward_flops, SI, 'FLOP/s')}, backward 2.5 times that (5 products to 2, "
+                f"forward: {quantity(row.forward_flops, SI, 'FLOP')} ({op.causal_share:.3g} of all scores) at "
+                f"{quantity(rates.attention_forward_flops, SI, 'FLOP/s')}, backward {widths:.3g} times that (5 products to 2, "
                 f"FlashAttention-2, arXiv 2307.08691) at {quantity(rates.attention_backward_flops, SI, 'FLOP/s')}"
             )
-            ramp = rates.attention_ramp_tokens
+            ramp, (ahead, back) = rates.attention_ramp_tokens, rates.attention_head_64
             longer = op.kv_len / (op.kv_len + ramp) * (RATED_LENGTH + ramp) / RATED_LENGTH
             lines.append(
                 f"both rates x {longer:.4g} for the length: [{whole(op.kv_len)} / ({whole(op.kv_len)} + {ramp:g})] / "
                 f"[{RATED_LENGTH:g} / ({RATED_LENGTH:g} + {ramp:g})], as short sequences waste diagonal blocks"
             )
+            if op.useful < 1.0:
+                lines.append(f"both rates x {op.useful:.4g}: of whole blocks the window's share (the rest is masked)")
             if op.d_qk <= 64:
-                ahead, back = rates.attention_head_64
-                lines.append(
-                    f"x {ahead:g} forward and {back:g} backward for head size {whole(op.d_qk)} (of that at 128)"
-                )
+                lines.append(f"forward x {ahead:g}, backward x {back:g} for heads of {whole(op.d_qk)}, not 128")
             lines.append(f"attention_ramp_tokens {ramp:g}: {_source(estimate, 'accelerator.attention_ramp_tokens')}")
             lines.append(f"each + {seconds(op.calls * rates.gemm_kernel_s)} launch")
-        elif row.name in chunked:
-            rule, flops = chunked[row.name], quantity(rates.chunk_flops, SI, "FLOP/s")
+        elif isinstance(op, Chunked):
+            flops = quantity(rates.chunk_flops, SI, "FLOP/s")
             lines.append(
-                f"forward: {rule.slowness:g} times the longer of {quantity(row.forward_flops, SI, 'FLOP')} at {flops} and "
-                f"{whole(rule.seq)} tokens of {CHUNK_S_PER_TOKEN * 1e9:.0f} ns; backward {rule.backward_times:g} times that "
+                f"forward: {op.slowness:g} times the longer of {quantity(row.forward_flops, SI, 'FLOP')} at {flops} and "
+                f"{whole(op.seq)} tokens of {CHUNK_S_PER_TOKEN * 1e9:.0f} ns; backward {op.backward_times:g} times that "
                 "(benchmarks of fla-org/flash-linear-attention)"
             )
         facts.append(Fact(row.name, lines))
@@ -78,16 +76,9 @@ def memory_bound(estimate: Estimate) -> FactList:
     """Each memory-bound kernel: bytes over the rate, and a fixed time; largest first."""
     rates, device = estimate.timing.rates, estimate.job.machine.accelerator
     rows = sorted((row for row in op_times(estimate) if row.part == "memory_bound"), key=lambda row: -row.step_s)
+    rate = f"{quantity(device.memory_bytes_per_s, SI, 'B/s')} x {device.memory_efficiency:g} x {rates.move_rate:g}"
     facts = [
-        Fact(
-            "each",
-            [
-                (
-                    f"bytes / ({quantity(device.memory_bytes_per_s, SI, 'B/s')} x {device.memory_efficiency:g} x "
-                    f"{rates.move_rate:g}) + {seconds(rates.move_kernel_s)} for each kernel"
-                )
-            ],
-        ),
+        Fact("each", [f"bytes / ({rate}) + {seconds(rates.move_kernel_s)} for each kernel"]),
         Fact("source", [f"memory_efficiency: {_source(estimate, 'accelerator.memory_efficiency')}"]),
     ]
     return _part(estimate, "memory_bound", [*facts, *_widest(rows, estimate)])

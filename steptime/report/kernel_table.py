@@ -6,7 +6,7 @@ import inspect
 from typing import TYPE_CHECKING, NamedTuple
 
 from steptime import fsdp
-from steptime.answer.tables import layer_counts
+from steptime.answer.tables import kind_label, layer_counts
 from steptime.cost import comm, compute, overlap
 from steptime.cost.parts import part_time
 from steptime.memory import overhead
@@ -40,7 +40,8 @@ class KernelTime(NamedTuple):
     backward_s: float
     backward_bytes: float = 0.0
     kernels: float = 1.0
-    """Seconds of forward; of backward below."""
+    op: Op | None = None
+    """None of copies that belong to no op."""
 
     @property
     def step_s(self) -> float:
@@ -87,6 +88,7 @@ def _timed(op: Op, part: Part, times: float, timing: StepTime) -> Iterator[Kerne
     """One op, priced as in the step: its kernels, and those that finish a projection's gradients; no collectives."""
     if isinstance(op, Comm):
         return
+    name = kind_label(timing.assembly, part) + op.name
     forward, backward, _ = part_time([op], part.sizes, timing.context, [])
     done = compute.forward(op, timing.rates, part.sizes)
     work = (float(done.flops), float(done.bytes))
@@ -94,16 +96,17 @@ def _timed(op: Op, part: Part, times: float, timing: StepTime) -> Iterator[Kerne
         price = PRICES[type(op)]
         seconds = float(forward.gemm_s + forward.attention_s), float(backward.gemm_s + backward.attention_s)
         yield KernelTime(
-            op.name, price.__name__, "attention" if backward.attention_s else "gemm", times, *work, *seconds
+            name, price.__name__, "attention" if backward.attention_s else "gemm", times, *work, *seconds, op=op
         )
         if backward.memory_s:
             function = compute.parameter_gradients.__name__
-            yield KernelTime(op.name, function, "memory_bound", times, 0.0, 0.0, 0.0, float(backward.memory_s))
+            yield KernelTime(name, function, "memory_bound", times, 0.0, 0.0, 0.0, float(backward.memory_s), op=op)
     elif forward.seconds or backward.seconds:
         kind = "attention" if forward.attention_s else "memory_bound"
         seconds = float(forward.attention_s + forward.memory_s), float(backward.attention_s + backward.memory_s)
         back = float(sum(one.bytes for one in compute.backward(op, timing.rates, part.sizes)))
-        yield KernelTime(op.name, compute.move_pass.__name__, kind, times, *work, *seconds, back, float(done.kernels))
+        kernels = float(done.kernels)
+        yield KernelTime(name, compute.move_pass.__name__, kind, times, *work, *seconds, back, kernels, op)
 
 
 def table(estimate: Estimate) -> Table:
