@@ -18,8 +18,8 @@ def job(model, performance=None, **parallelism):
     )
 
 
-def small(mtp, performance=None, **parallelism):
-    return estimate(job(SMALL | {"mtp": mtp}, performance, dp=2, **parallelism))
+def small(mtp, performance=None, *, repeated=False, **parallelism):
+    return estimate(job(SMALL | {"mtp": mtp, "mtp_repeated": repeated}, performance, dp=2, **parallelism))
 
 
 def deepseek(mtp):
@@ -63,6 +63,16 @@ def test_the_last_stage_holds_the_modules_and_a_copy_of_the_embedding():
     assert ahead.total - plain.total == 2 * depth
     assert [a - b for a, b in zip(ahead.per_stage, plain.per_stage, strict=True)] == [0, 2 * depth + embedding]
     assert small(2).params.tied_copies == 0
+
+
+def test_depths_that_repeat_one_layer_run_twice_and_weigh_once():
+    """Parameters of one depth, products and kept activations of two; the gradient of a depth waits for the other's."""
+    one, two, repeated = small(1), small(2), small(2, repeated=True)
+    assert repeated.params.total == one.params.total
+    assert repeated.flops == two.flops
+    assert repeated.memory.stages[0].activations_bytes == two.memory.stages[0].activations_bytes
+    states = [e.memory.stages[0].params_bytes + e.memory.stages[0].gradients_bytes for e in (one, repeated)]
+    assert states[0] == states[1]
 
 
 def test_the_copy_is_reduced_between_the_ends():

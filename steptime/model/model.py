@@ -281,7 +281,8 @@ class Model(Config):
     lora: Section[Lora] | None = None
     """Adapters over frozen weights; by default every parameter is trained."""
     mtp: int = Field(0, ge=0)
-    """Depths of multi-token prediction: layers after the last one, each with a loss of its own (DeepSeek-V3)."""
+    mtp_repeated: bool = False
+    """Depths of multi-token prediction: layers after the last one, each with a loss of its own; repeated: one layer for all."""
     source: str = ""
     """Where the figures come from (presets)."""
 

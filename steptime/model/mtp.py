@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from steptime.model.embedding_and_head import TOKEN_ID, output_ops
-from steptime.model.ops import Comm, Gemm, Move, Op, Tensor
+from steptime.model.ops import Comm, Gemm, Move, Op, Param, Tensor
 from steptime.model.quantize import backward_casts, cast
 from steptime.model.sublayers import FP32, enter_tp, linear, linear_params, norm
 
@@ -45,6 +45,8 @@ def head_ops(model: Model, shard: Shard, embedding: list[Op], layer: list[Op]) -
     for depth in range(1, model.mtp + 1):
         prefix = f"mtp.{depth}."
         made = module_ops(model, inside(shard), embedding, layer, depth)
+        if model.mtp_repeated and depth > 1:
+            made = [replace(op, params=tuple(map(of_the_first, op.params))) for op in made]
         ops += renamed(made, prefix, {"hidden": outs[-1]})
         outs.append(f"{prefix}final_norm.out")
     parts = tuple(Tensor(f"mtp.joined.{depth}", rows * hidden, size) for depth in range(model.mtp + 1))
@@ -126,6 +128,11 @@ def scale(shard: Shard) -> Op:
     kept = (mask, loss, Tensor("loss.count", 1.0, FP32))
     names, moved = tuple(t.name for t in kept), 2.0 * SCALE_KERNELS * loss.bytes
     return Move("loss.scale", (), (), names, kept, (), moved, moved, SCALE_KERNELS)
+
+
+def of_the_first(p: Param) -> Param:
+    """A parameter of a later depth where all depths run the first one's layer (mtp_use_repeated_layer, _build_layers)."""
+    return p if p.shared else p._replace(name=f"mtp.1.{p.name}", shared=True)
 
 
 def renamed(ops: list[Op], prefix: str, inputs: dict[str, str]) -> list[Op]:

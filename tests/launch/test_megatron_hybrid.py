@@ -7,6 +7,7 @@ import pytest
 from steptime.base.config import ConfigError
 from steptime.launch.megatron.sources import read_megatron
 from steptime.launch.reading import to_job
+from steptime.launch.write.export import write
 
 SCRIPT = """#!/bin/bash
 torchrun --nproc_per_node 8 pretrain_mamba.py --use-mcore-models {pattern} \\
@@ -47,6 +48,16 @@ def test_bars_cut_a_pattern_into_stages():
     assert (interleaved.parallelism.vpp, interleaved.layers_per_chunk) == (2, [2, 2, 2, 2])
 
 
+def test_depths_of_prediction_beside_a_pattern():
+    """Each is attention and experts, and says how many there are (core hybrid_layer_allocation.py, parse_hybrid_pattern)."""
+    experts = "--num-experts 8 --moe-router-topk 2 --moe-grouped-gemm"
+    job = plan(f"--hybrid-layer-pattern MEM*E/*E/*E --mtp-use-repeated-layer {experts}")
+    assert (job.model.hybrid_pattern, job.model.mtp, job.model.mtp_repeated) == ("MEM*E", 2, True)
+    written = write(job, "megatron").text
+    assert "--hybrid-layer-pattern 'MEM*E/*E/*E'" in written
+    assert "--mtp-use-repeated-layer" in written
+
+
 def test_a_pattern_of_another_length():
     with pytest.raises(ConfigError, match="the hybrid pattern has 4 layers, num_layers is 5"):
         plan("--num-layers 5 --hybrid-override-pattern M-M*")
@@ -56,7 +67,7 @@ def test_a_pattern_of_another_length():
     ("pattern", "note"),
     [
         ("--num-layers 4 --is-hybrid-model --hybrid-attention-ratio 0.1", "hybrid layers without a pattern"),
-        ("--hybrid-layer-pattern 'M-M*/*-'", "layers of multi-token prediction"),
+        ("--hybrid-layer-pattern 'M-M*/*-'", "layers of multi-token prediction other than *E"),
     ],
 )
 def test_what_is_not_modeled_is_refused(pattern, note):

@@ -7,6 +7,7 @@ from typing import Any
 
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.reading import OTHER_MODEL
+from steptime.model.hf_hybrid import AHEAD
 
 SIZES = {
     "mamba_num_heads": "n_heads",
@@ -18,8 +19,13 @@ SIZES = {
 
 def hybrid_pattern(keys: JobKeys) -> str:
     """Kinds of layer by letter, pipeline stages split by "|" (core ssm/mamba_hybrid_layer_allocation.py); empty without any."""
+    return _patterns(keys)[0]
+
+
+def _patterns(keys: JobKeys) -> list[str]:
+    """That pattern, and one for each depth of multi-token prediction."""
     said = keys.get("hybrid_layer_pattern") or keys.get("hybrid_override_pattern")
-    return str(said or "").strip("\\\"'").partition("/")[0]
+    return str(said or "").strip("\\\"'").split("/")
 
 
 def hybrid_section(keys: JobKeys) -> dict[str, Any]:
@@ -31,8 +37,9 @@ def hybrid_section(keys: JobKeys) -> dict[str, Any]:
         if keys.get("mamba_ssm_ngroups"):  # only in NeMo 1's Mamba
             keys.leave_out("mamba_ssm_ngroups", f"Mamba layers without a pattern, {OTHER_MODEL}")
         return {}
-    if "/" in str(keys.get("hybrid_layer_pattern")):
-        keys.leave_out("hybrid_layer_pattern", "layers of multi-token prediction")
+    depths = _patterns(keys)[1:]
+    if {*depths} - {AHEAD}:
+        keys.leave_out("hybrid_layer_pattern", f"layers of multi-token prediction other than {AHEAD}")
     if re.search(r"(?:mamba|hybrid)_stack_spec", str(keys.get("spec") or "")):
         keys.without_effect("spec", "the layers of the hybrid pattern")
     letters, said = pattern.replace("|", ""), keys.whole("num_layers")
@@ -40,4 +47,4 @@ def hybrid_section(keys: JobKeys) -> dict[str, Any]:
         keys.problem(f"the hybrid pattern has {len(letters)} layers, num_layers is {said}")
     sizes = {ours: keys.whole(name) for name, ours in SIZES.items()}
     mamba = {"mamba": {key: size for key, size in sizes.items() if size is not None}} if "M" in letters else {}
-    return {"n_layers": len(letters), "hybrid_pattern": letters, **mamba}
+    return {"n_layers": len(letters), "hybrid_pattern": letters, "mtp": len(depths) or None, **mamba}

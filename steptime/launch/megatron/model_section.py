@@ -56,8 +56,8 @@ def model_section(keys: JobKeys, *, unfused: bool) -> dict[str, Any]:
         section["qkv_bias"] = True
     section |= _positions(keys) | hybrid_section(keys) | attention_section(keys)
     section |= expert_section(keys, section["inter_sz"])
-    if depths := keys.whole("mtp_num_layers", least=0):
-        section["mtp"] = depths
+    if depths := section.get("mtp") or keys.whole("mtp_num_layers", least=0):
+        section |= {"mtp": depths, "mtp_repeated": keys.on("mtp_use_repeated_layer") or None}
     return {key: value for key, value in section.items() if value is not None}
 
 

@@ -12,6 +12,7 @@ from steptime.launch.megatron.attention_kinds import LATENT, LINEAR
 from steptime.launch.megatron.hybrid_layers import SIZES
 from steptime.launch.write.plain_keys import word_for
 from steptime.model.blocks import layers
+from steptime.model.hf_hybrid import AHEAD
 
 COEFFICIENT = 0.01
 """Of a loss that the plan says there is: any number is read as one."""
@@ -29,7 +30,9 @@ def _hybrid(model: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     sizes = model.get("mamba") or {}
     found = {name: sizes[ours] for name, ours in SIZES.items() if ours in sizes}
-    return {"hybrid_override_pattern": model["hybrid_pattern"], "is_hybrid_model": True} | found
+    name = "hybrid_layer_pattern" if model.get("mtp") else "hybrid_override_pattern"  # the older one has no depths
+    pattern = model["hybrid_pattern"] + f"/{AHEAD}" * (model.get("mtp") or 0)
+    return {name: pattern, "is_hybrid_model": True} | found
 
 
 def _experts(job: Job, model: Mapping[str, Any], table: KeyTable) -> dict[str, Any]:
