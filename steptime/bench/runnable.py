@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Literal, TypeAlias
 
+from steptime.bench.built import Limit, model_limits, performance_limits
 from steptime.job.job import Job
 from steptime.job.mesh import Parallelism
 from steptime.job.sections import Data
@@ -20,23 +21,21 @@ RECOMPUTES: tuple[RecomputeChoice, ...] = ("none", "selective", "full")
 FAMILIES = ("torch", "fsdp2")
 NO_WORKSPACE = ":0:0"
 """CUBLAS_WORKSPACE_CONFIG for no workspace."""
-Limit: TypeAlias = tuple[bool, str, str]
-"""Whether the job violates it, the problem, the fix."""
 
 
 def unsupported(job: Job, device_type: str) -> list[str]:
     """Parts of a job that plain torch cannot run on a device, one line each, with the fix; empty where it can run."""
-    if job.software.family not in FAMILIES:
+    limits = list(model_limits(job))
+    if job.software.family in FAMILIES:
+        limits += [*performance_limits(job), *_kernels(job), *_states(job), *_layout(job), *_device(job, device_type)]
+    else:  # its switches are another profile's
         fix = _set("software=torch", *(["precision=bf16"] if job.software.recipe else []))
-        return [f"performance.software: {job.software.name} is not plain torch; {fix}"]
-    limits = [*_kernels(job), *_states(job), *_layout(job), *_device(job, device_type)]
+        limits.append((True, f"performance.software: {job.software.name} is not plain torch", fix))
     return [f"{text}; {fix}" for broken, text, fix in limits if broken]
 
 
 def _kernels(job: Job) -> Iterator[Limit]:
     """Options of the layers."""
-    text = "model.layers: the steps run layers of one width"
-    yield job.model.layers is not None, text, "--set model.layers=null"
     s, plan = job.software, job.recompute
     settings = s.settings()
     text = "performance.activation_impl: torch has no fused gated activation"
@@ -48,7 +47,7 @@ def _kernels(job: Job) -> Iterator[Limit]:
     for key in ("sp_regather", "grad_accumulation_fusion", "deallocate_pipeline_outputs", "cuda_graphs"):
         yield bool(settings[key]), f"performance.{key}: plain torch has none", _set(f"{key}=false")
     text = f"performance.recompute.modules: only core_attn (got {', '.join(sorted(map(str, plan.modules)))})"
-    yield bool(plan.modules - {"core_attn"}), text, _set("activation_checkpointing_type=selective")
+    yield bool(plan.modules - {"core_attn"}), text, _set("recompute=null", "activation_checkpointing_type=selective")
 
 
 def _states(job: Job) -> Iterator[Limit]:
@@ -83,6 +82,8 @@ def _layout(job: Job) -> Iterator[Limit]:
     text = (
         f"parallelism.schedule: torch's 1F1B needs as many micro-batches as stages (got {job.microbatches} for {p.pp})"
     )
+    named = f"parallelism.schedule: torch's GPipe, 1F1B and interleaved 1F1B run here (got {job.schedule})"
+    yield job.schedule not in {"gpipe", "1f1b", "interleaved"} and p.pp > 1, named, f"{alone}schedule=null"
     yield job.schedule == "1f1b" and p.pp > 1 and job.microbatches < p.pp, text, f"{alone}schedule=gpipe"
     text = "model.tie_embeddings: pipelining keeps no copies alike"
     yield job.model.tie_embeddings and p.pp > 1, text, "--set model.tie_embeddings=false"
@@ -90,6 +91,8 @@ def _layout(job: Job) -> Iterator[Limit]:
     yield job.model.learned_positions and p.tp > 1, text, f"{alone}tp=1"
     text = "model.dropout: tensor-parallel ranks would draw different masks"
     yield bool(job.model.dropout) and p.tp > 1, text, "--set model.dropout=0"
+    text = "parallelism.fsdp.version: FSDP2 runs here, not FullyShardedDataParallel"
+    yield p.fsdp is not None and p.fsdp.version != 2, text, f"{alone}fsdp.version=2"
     text = "parallelism.fsdp.prefetch: fully_shard gathers one group ahead"
     yield p.fsdp is not None and p.fsdp.prefetch != 1, text, f"{alone}fsdp.prefetch=1"
 

@@ -1,0 +1,118 @@
+"""What of a plan the benchmark's torch modules do not build: such keys are refused, since without them another model would run.
+
+A key is refused unless it is named here, so that one which plans gain later is refused as well.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, TypeAlias
+
+from steptime.job.job import Job
+from steptime.model.model import AttentionKind, Model
+from steptime.software.performance import load_software
+
+Limit: TypeAlias = tuple[bool, str, str]
+"""Whether the job violates it, the problem, the fix."""
+PLAIN_KEYS = frozenset({
+    "name", "source", "n_layers", "hidden_sz", "inter_sz", "n_q_heads", "n_kv_heads", "head_dim", "vocab_sz", "max_positions",
+    "glu", "activation", "norm", "bias", "qkv_bias", "norm_bias", "qk_norm", "rotary_embeds", "learned_positions", "dropout",
+    "tie_embeddings", "attention",
+})  # fmt: skip
+"""Keys of `model` of which the modules build every value; those of `model.attention` are checked one by one."""
+PARTS_OF = {
+    "mamba": "hybrid_pattern",
+    "qk_norm_type": "qk_norm",
+    "window_pattern": "window",
+    "chunked": "window",
+    **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), "kind"),
+}
+"""Keys that have no effect without another one."""
+FOLLOWED = frozenset({
+    "attention_impl", "norm_impl", "activation_impl", "softmax_impl", "rope_impl", "sp_regather", "grad_accumulation_fusion",
+    "cuda_graphs", "param_dtype", "main_grad_dtype", "master_dtype", "moment_dtype", "optimizer", "muon_tp_mode",
+    "deallocate_pipeline_outputs", "clip_grad", "cublas_workspace", "attention_backend", "expandable_segments",
+})  # fmt: skip
+"""Switches that the steps follow, or that have a limit of their own in `runnable`; the last two are TransformerEngine's and the
+allocator's."""
+VALUES: dict[str, tuple[Any, ...]] = {
+    "precision": ("bf16", "fp16", "fp32"),
+    "attention_kernel": ("fa2",),
+    "loss_impl": ("composite", "fused"),
+    "recompute_stops_early": (True,),
+    "compile": ("none",),
+    "dummy_wgrads": ("none",),
+    "loss_chunks": (1,),
+    "vocab_multiple": (1,),
+    "deferred_head_wgrads": (0,),
+    "te_workspaces": (0,),
+    "grouped_workspaces": (0,),
+    "fp8_params": (False,),
+    "deterministic": (False,),
+    "scores_in_buffer": (False,),
+    "attention_mask": (False,),
+    "batches_stay": (False,),
+}
+"""Every other switch: the values with which the steps run."""
+
+
+def model_limits(job: Job) -> Iterator[Limit]:
+    """Parts of the model that the modules lack."""
+    model = job.model
+    for path, section in (("model", model), ("model.attention", model.attention)):
+        for key, usual in _usual(section).items():
+            text = f"{path}.{key}: the blocks that run here are plain attention and one dense MLP"
+            also = " --set model.mamba=null" if key == "hybrid_pattern" else ""
+            yield getattr(section, key) != usual and _matters(job, key), text, _set(f"{path}.{key}", usual) + also
+    text = "model.qk_norm_type: the norms of q and k that run here are of each head"
+    yield model.whole_qk_norm, text, _set("model.qk_norm_type", "per_head")
+
+
+def _usual(section: Model | AttentionKind) -> dict[str, Any]:
+    """Keys that the modules do not read, and the value of each that changes nothing."""
+    fields, read = type(section).model_fields, PLAIN_KEYS | PARTS_OF.keys()
+    return {key: field.default for key, field in fields.items() if key not in read}
+
+
+def _matters(job: Job, key: str) -> bool:
+    """Whether a key has an effect on a sequence of this length."""
+    return key != "window" or (job.model.attention.window or 0) < job.data.seqlen
+
+
+def performance_limits(job: Job) -> Iterator[Limit]:
+    """Parts of `performance` that the steps lack."""
+    s, said, plan = job.software, job.performance, job.recompute
+    profile, settings = load_software(s.family), s.settings()
+    idle = {"recompute_stops_early"} if plan.granularity == "none" else set[str]()
+    idle |= {"attention_kernel"} if s.kernels.attention_impl == "unfused" else set()
+    for key, values in VALUES.items():
+        text = f"performance.{key}: the steps run with {' or '.join(map(_written, values))} (got {_written(settings[key])})"
+        yield settings[key] not in values and key not in idle, text, _set(f"performance.{key}", values[0])
+    text = "performance.software: q, k and v, gate and up are products of their own here"
+    yield s.kernels.fused_projections, text, _set("performance.software", s.family)
+    for key, none in (
+        ("offload_modules", None),
+        ("activation_offload", False),
+        ("bf16_layers_at_start", 0),
+        ("bf16_layers_at_end", 0),
+    ):
+        yield bool(getattr(said, key)), f"performance.{key}: the steps do not run it", _set(f"performance.{key}", none)
+    text = "performance.cpu_offload: all states are on the device"
+    yield said.cpu_offload.share > 0.0, text, _set("performance.cpu_offload", {})
+    text = "performance.recompute.method: whole layers are recomputed by uniform or block (got every)"
+    yield plan.method == "every", text, _set("performance.recompute.method", "block")
+    for axis in ("tp", "dp", "pp"):
+        value, usual = getattr(s.overlap, axis), getattr(profile.overlap, axis)
+        text = f"performance.overlap.{axis}: the steps overlap as torch does ({_written(usual)}; got {_written(value)})"
+        yield value != usual and getattr(job.parallelism, axis) > 1, text, _set(f"performance.overlap.{axis}", usual)
+
+
+def _set(path: str, value: Any) -> str:
+    """The argument that sets a key."""
+    return f"--set {path}={_written(value)}"
+
+
+def _written(value: Any) -> str:
+    """A value as --set takes it."""
+    return value if isinstance(value, str) else json.dumps(value)
