@@ -78,6 +78,38 @@ def test_no_text_of_an_input_commands_the_terminal(tmp_path, capsys):
     assert printable("\x1b[1;31mred\x1b[0m\t\n") == "\x1b[1;31mred\x1b[0m\t\n"
 
 
+CODES = "\x1b[8mhidden\x1b[0m\x1b]0;title\x07"
+"""Conceals text and renames the terminal's window."""
+
+
+@pytest.mark.parametrize("color", ["always", "never"])
+def test_no_cell_of_a_table_commands_the_terminal(tmp_path, capsys, color):
+    """What is printed has the codes of its own layout and none of the cells'."""
+    head, *rows = (ROOT / "tests" / "data" / "validate" / "own.csv").read_text().splitlines()
+    at = head.split(",").index("recompute")
+    cells = [row.split(",") for row in rows]
+    cells[0][0] += CODES  # its id
+    cells[1][at] = CODES
+    file = tmp_path / "runs.csv"
+    file.write_text("\n".join([head, *map(",".join, cells)]) + "\n")
+    assert cli.main(["validate", "--measurements", str(file), "--worst", "5", "--color", color]) == 0
+    told = capsys.readouterr()
+    assert "run-1?[8mhidden" in told.out
+    assert "\x1b[8m" not in told.out
+    assert ("\x1b[1m" in told.out) == (color == "always")
+    assert not {"\x07", "\x1b"} & set(told.err)
+    assert not {"\x07"} & set(told.out)
+
+
+@pytest.mark.parametrize("options", [[], ["--brief"], ["--assumed"], ["--json"], ["--export", "megatron"]])
+def test_no_text_of_a_plan_colors_its_report(tmp_path, capsys, options):
+    file = tmp_path / "plan.yaml"
+    file.write_text((ROOT / "configs" / "llama3_8b.yaml").read_text() + 'notes: ["a \\e[8mhidden\\e[0m note"]\n')
+    assert cli.main([str(file), "--color", "always", *options]) == 0
+    told = capsys.readouterr()
+    assert "\x1b[8m" not in told.out + told.err
+
+
 @pytest.mark.parametrize("word", ["V", "781.679", "-1", "1e999"])
 def test_a_cell_that_is_no_number_is_its_rows_problem(tmp_path, capsys, word):
     """The rows that the spread of measurements is taken from are read again, their cells of any kind."""

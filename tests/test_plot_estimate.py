@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from argparse import Namespace
 from pathlib import Path
 
 import jobs
@@ -16,6 +17,8 @@ import pytest
 from steptime import estimate
 from steptime.base.config import ConfigError
 from steptime.commands import cli
+from steptime.commands.console import Printer
+from steptime.commands.watch import _once
 from steptime.report import palette, plot_estimate
 from steptime.report.scaling_tables import strong_scaling
 from steptime.timing.timeline import Timeline
@@ -116,6 +119,13 @@ def test_a_watched_plan_is_reported_at_every_change(tmp_path):
     assert process.wait(timeout=10) == 0
     assert "\x1b" not in (tmp_path / "out").read_text()
     assert "Traceback" not in (tmp_path / "err").read_text()
+
+
+def test_a_terminal_is_cleared_before_each_report(capsys, monkeypatch):
+    """The codes reach it as they are, unlike those of an input."""
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert _once(Namespace(), Printer("never", ascii_only=False), lambda _, out: out.text("report\x1b[2J\n") or 0) == 0
+    assert capsys.readouterr().out == "\x1b[2J\x1b[Hreport?[2J\n"
 
 
 def test_standard_input_cannot_be_watched(capsys):

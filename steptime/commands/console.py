@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from steptime.base.config import ConfigError
 from steptime.base.streams import abandon
-from steptime.report.table import ReportSection, style_of, to_text
+from steptime.report.table import ReportSection, style_of, to_text, unstyled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +22,11 @@ class Printer:
         self.style = style_of(sys.stdout, color, ascii_only=ascii_only)
 
     def text(self, text: str) -> None:
-        """Print text that includes its final line break."""
+        """Print text that includes its final line break; an escape code in it comes from an input file and is replaced."""
+        self.painted(unstyled(text))
+
+    def painted(self, text: str) -> None:
+        """Print text that `style` has painted, whose parts were free of escape codes before."""
         try:
             sys.stdout.write(self.style.fold(text))
             sys.stdout.flush()
@@ -34,7 +38,7 @@ class Printer:
 
     def sections(self, sections: Sequence[ReportSection]) -> None:
         """Print sections with an empty line between."""
-        self.text(to_text(sections, self.style))
+        self.painted(to_text(sections, self.style))
 
     def json(self, document: Any) -> None:
         """Print a JSON document; NaN or infinity in it is a bug and raises."""

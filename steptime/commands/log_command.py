@@ -38,7 +38,7 @@ def validate(options: Namespace, out: Printer) -> int:
     if options.json:
         out.json(log_json.to_dict(found))
     else:
-        out.text(report_log.report(found, out.style))
+        out.painted(report_log.report(found, out.style))
     return 0
 
 

@@ -53,7 +53,7 @@ def report(options: Namespace, out: Printer) -> int:
     else:
         from steptime.report import estimate_text
 
-        out.text(estimate_text.report(found, out.style, brief=options.brief, assumed=options.assumed))
+        out.painted(estimate_text.report(found, out.style, brief=options.brief, assumed=options.assumed))
         if reading is not None and not options.brief:
             from steptime.report import launch_flags
 

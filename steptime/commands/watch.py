@@ -44,7 +44,7 @@ def watch(options: Namespace, out: Printer, report: Callable[[Namespace, Printer
 def _once(options: Namespace, out: Printer, report: Callable[[Namespace, Printer], int]) -> int:
     """One report, on a cleared screen where the output is a terminal."""
     if sys.stdout.isatty():
-        out.text(CLEAR)
+        sys.stdout.write(CLEAR)
     try:
         return report(options, out)
     except ConfigError as error:

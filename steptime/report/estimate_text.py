@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from steptime.answer.assumptions import foremost
 from steptime.report import breakdown, details, headline
-from steptime.report.table import PLAIN, WIDTH, ReportSection, Style, layout, wrapped
+from steptime.report.table import PLAIN, WIDTH, ReportSection, Style, layout, unstyled, wrapped
 
 if TYPE_CHECKING:
     from steptime.answer.result import Estimate
@@ -44,7 +44,7 @@ def _assumptions(estimate: Estimate, style: Style, *, brief: bool, every: bool) 
         return assumptions(texts, style)
     if brief:
         lines = wrapped(f"assumed  {foremost(estimate.job)[0]}; {len(texts) - 1} more: --assumed", WIDTH, "         ")
-        return [style.fold(line) for line in lines]
+        return [style.fold(unstyled(line)) for line in lines]
     shown = [*estimate.host_bound, *foremost(estimate.job)]
     left = len(texts) - len(shown)
     return assumptions([*shown, f"{left} more: --assumed"] if left else shown, style)
@@ -56,5 +56,5 @@ def assumptions(texts: list[str], style: Style = PLAIN) -> list[str]:
         return []
     out = [style.paint("assumed", "head")]
     for text in texts:
-        out += wrapped(f"  - {text}", WIDTH, "    ")
+        out += wrapped(f"  - {unstyled(text)}", WIDTH, "    ")
     return [style.fold(line) for line in out]

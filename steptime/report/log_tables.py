@@ -12,7 +12,7 @@ from steptime.launch.logs.steady import RULE
 from steptime.report.estimate_text import assumptions
 from steptime.report.format import COUNT, GIB, number, percent, quantity, seconds
 from steptime.report.headline import headline
-from steptime.report.table import PLAIN, Fact, FactList, ReportSection, Style, Table, layout
+from steptime.report.table import PLAIN, Fact, FactList, ReportSection, Style, Table, layout, unstyled
 
 if TYPE_CHECKING:
     from steptime.launch.logs.steady import Steady
@@ -30,7 +30,7 @@ def report(compared: Compared, style: Style = PLAIN) -> str:
     out = ["\n".join(style.fold(line) for line in lines)]
     out += ["\n".join(layout(section, style)) for section in sections(compared)]
     plan = yaml.safe_dump(compared.run.config, sort_keys=False, allow_unicode=True, width=76)
-    out.append(style.paint("the plan", "head") + "\n" + style.fold(indent(plan, "  ")).rstrip("\n"))
+    out.append(style.paint("the plan", "head") + "\n" + style.fold(unstyled(indent(plan, "  "))).rstrip("\n"))
     out.append("\n".join(assumptions(compared.estimate.assumptions, style)))
     return "\n\n".join(block for block in out if block) + "\n"
 

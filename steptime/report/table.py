@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from textwrap import wrap
-from typing import Literal, NamedTuple, TextIO
+from typing import Any, Literal, NamedTuple, TextIO
 
 WIDTH = 80
 Tone = Literal["plain", "good", "warn", "bad", "head", "dim"]
@@ -36,7 +36,7 @@ def printable(text: str) -> str:
 
 
 def unstyled(text: str) -> str:
-    r"""The same of an error line, which nobody has painted: a color in it is the input file's.
+    r"""The same of text that nobody has painted yet: a color in it is the input file's.
 
     >>> unstyled("a\x1b[31mb")
     'a?[31mb'
@@ -55,12 +55,14 @@ class Style(NamedTuple):
     width: int = WIDTH
 
     def paint(self, text: str, tone: Tone) -> str:
-        """`text` in the color of its tone."""
+        """`text` in the color of its tone, and in no other."""
+        text = unstyled(text)
         code = _ANSI.get(tone) if self.color and text else None
         return f"\x1b[{code}m{text}\x1b[0m" if code else text
 
     def tint(self, text: str, color: str) -> str:
-        """`text` in the nearest of a terminal's 216 colors to an #rrggbb."""
+        """`text` in the nearest of a terminal's 216 colors to an #rrggbb, and in no other."""
+        text = unstyled(text)
         if not self.color or not text.strip():
             return text
         red, green, blue = (round(int(color[i : i + 2], 16) / 51) for i in (1, 3, 5))
@@ -133,8 +135,19 @@ def to_text(sections: Sequence[ReportSection], style: Style = PLAIN) -> str:
 
 def layout(section: ReportSection, style: Style) -> list[str]:
     """The lines of one section, title first, within the columns of `style`."""
-    lines = _facts(section, style) if isinstance(section, FactList) else _table(section, style)
+    plain = _unstyled(section)
+    lines = _facts(plain, style) if isinstance(plain, FactList) else _table(plain, style)
     return [style.fold(line).rstrip() for line in lines]
+
+
+def _unstyled(part: Any) -> Any:
+    """A section whose texts, which may be an input file's, have no colors of their own."""
+    if isinstance(part, str):
+        return unstyled(part) if "\x1b" in part else part
+    if isinstance(part, list | tuple):
+        made = [_unstyled(each) for each in part]
+        return part._make(made) if isinstance(part, FactList | Fact | Table) else made
+    return part
 
 
 def _facts(section: FactList, style: Style) -> list[str]:
