@@ -137,13 +137,19 @@ def test_bars_are_as_long_as_their_bytes(found, text):
         assert end / line == pytest.approx(held.most_of(row.reserved_bytes) / held.capacity_bytes, abs=1e-3)
 
 
+def inflated(data, key):
+    """Numbers of every stage, as the script reads them."""
+    return json.loads(zlib.decompress(b64decode(data[key])))
+
+
 def test_the_schedule_unpacks_to_the_walk(found):
     data = schedule_data(found, Timeline(found.timing))
-    rows = json.loads(zlib.decompress(b64decode(data["rows"])))
-    for row, lengths, spans in zip(rows, data["lengths"], Timeline(found.timing).actions, strict=True):
+    gaps, order = inflated(data, "gaps"), inflated(data, "order")
+    stages = zip(gaps, order, data["lengths"], Timeline(found.timing).actions, strict=True)
+    for row, passes, lengths, spans in stages:
         at, last = 0, {}
-        for i, span in enumerate(spans):
-            gap, code, more = row[3 * i : 3 * i + 3]
+        for i, (gap, span) in enumerate(zip(row, spans, strict=True)):
+            code, more = passes[2 * i : 2 * i + 2]
             batch = last[code] = last.get(code, -1) + 1 + more
             start, at = at + gap, at + gap + lengths[code]
             assert ("FBIW"[code // 2], batch, code % 2) == tuple(span.action)
@@ -156,7 +162,8 @@ def test_a_large_schedule_stays_small():
     model = {"preset": "llama3-70b", "n_layers": 128}
     found = estimate(jobs.job(model, gbs=512, seqlen=4096, tp=8, pp=64, dp=1))
     data = schedule_data(found, Timeline(found.timing))
-    assert sum(len(row) for row in json.loads(zlib.decompress(b64decode(data["rows"])))) == 3 * 65536
+    assert sum(map(len, inflated(data, "gaps"))) == 65536
+    assert sum(map(len, inflated(data, "order"))) == 2 * 65536
     assert len(script_json(data)) < 150_000
 
 
@@ -166,10 +173,9 @@ def test_split_schedules_are_drawn_with_all_their_passes(schedule, vpp):
         jobs.job("llama3-8b", gbs=32, software="torch", pp=4, dp=1, vpp=vpp, schedule=schedule, hardware="dgx-b300")
     )
     data = schedule_data(split, Timeline(split.timing))
-    rows = json.loads(zlib.decompress(b64decode(data["rows"])))
     spans = Timeline(split.timing).actions
-    assert [len(row) // 3 for row in rows] == [len(stage) for stage in spans]
-    assert {"FBIW"[code // vpp] for row in rows for code in row[1::3]} == {
+    assert [len(row) for row in inflated(data, "gaps")] == [len(stage) for stage in spans]
+    assert {"FBIW"[code // vpp] for row in inflated(data, "order") for code in row[::2]} == {
         span.action.kind for stage in spans for span in stage
     }
     text = page(split)

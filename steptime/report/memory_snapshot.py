@@ -102,7 +102,7 @@ class _Stage:
 
     def step(self) -> None:
         """Every action of the pipeline, then the optimizer."""
-        spans = self.timeline.actions[self.holds.stage]
+        spans = self.timeline.times[self.holds.stage].spans
         kept = 0
         for span, held in zip(spans, self.holds.actions([span.action for span in spans]), strict=True):
             before, kept = kept, round(held.kept_bytes)

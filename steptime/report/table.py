@@ -146,7 +146,7 @@ def _unstyled(part: Any) -> Any:
         return unstyled(part) if "\x1b" in part else part
     if isinstance(part, list | tuple):
         made = [_unstyled(each) for each in part]
-        return part._make(made) if isinstance(part, FactList | Fact | Table) else made
+        return type(part)(*made) if isinstance(part, FactList | Fact | Table) else made
     return part
 
 

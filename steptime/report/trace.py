@@ -128,7 +128,7 @@ class _Stage:
 
     def events(self) -> Iterator[str]:
         """Actions with their communication and memory, and the work before and after the pipeline."""
-        spans = self.timeline.actions[self.stage]
+        spans = self.timeline.times[self.stage].spans
         whole = not described(self.estimate.job.schedule).split
         texts: dict[tuple[str, int], str] = {}
         for span in spans:

@@ -11,7 +11,7 @@ from steptime.schedule.orders import (
     order,
     placement,
 )
-from steptime.schedule.walk import ActionSpan, Walk, walk
+from steptime.schedule.walk import ActionSpan, StageTimes, Walk, walk
 
 __all__ = [
     "SCHEDULES",
@@ -22,6 +22,7 @@ __all__ = [
     "Schedule",
     "SplitBytes",
     "StagePeak",
+    "StageTimes",
     "Walk",
     "bubble_fraction",
     "closed_form_s",

@@ -136,6 +136,39 @@ REPEATS = 3
 """Repeats of a long step that are walked: in the first the times may still settle, the other two show the period."""
 
 
+@dataclass(frozen=True, eq=False)
+class StageTimes:
+    """When every action of one stage starts and ends, in order."""
+
+    actions: Sequence[Action]
+    at_s: float
+    """When the pipeline starts."""
+    stretch: float
+    """By how much everything in it takes longer."""
+    _run: GraphRun = field(repr=False)
+    _starts: list[float] = field(repr=False)
+    """Of every action of the run."""
+    _numbers: list[int] = field(repr=False)
+    """The run's number of each action."""
+
+    @property
+    def starts_s(self) -> list[float]:
+        """When each action starts."""
+        at_s, stretch, starts = self.at_s, self.stretch, self._starts
+        return [at_s + stretch * starts[number] for number in self._numbers]
+
+    def end_s(self, index: int) -> float:
+        """When one action ends."""
+        number = self._numbers[index]
+        return self.at_s + self.stretch * (self._starts[number] + self._run.costs[self._run.graph.rows[number][2]])
+
+    @property
+    def spans(self) -> list[ActionSpan]:
+        """Each action with its start and end."""
+        ends = map(self.end_s, range(len(self._numbers)))
+        return list(map(ActionSpan, self.actions, self.starts_s, ends))
+
+
 @dataclass(eq=False)
 class Walk:
     """A schedule in time: lists are per stage, [pp], or per chunk, [pp][vpp]."""
@@ -175,20 +208,19 @@ class Walk:
         """Idle share of the makespan, mean over stages."""
         return sum(self.idle_s) / (len(self.idle_s) * self.makespan_s) if self.makespan_s else 0.0
 
-    def spans(self, at_s: float = 0.0, stretch: float = 1.0) -> list[list[ActionSpan]]:
-        """Every action of each stage in order, with its start and end.
+    def times(self, at_s: float = 0.0, stretch: float = 1.0) -> list[StageTimes]:
+        """Every action of each stage in time.
 
         `at_s`: when the pipeline starts; `stretch`: by how much everything in it takes longer.
         """
         whole = self._step.run(self._step.microbatches, self._step.group)
-        costs = whole.costs
         starts = whole.starts()
-        ends = [at_s + stretch * (start + costs[row[2]]) for start, row in zip(starts, whole.graph.rows, strict=True)]
-        starts = [at_s + stretch * start for start in starts]
-        return [
-            list(map(ActionSpan, actions, [starts[n] for n in numbers], [ends[n] for n in numbers]))
-            for actions, numbers in zip(whole.graph.orders, whole.graph.stages, strict=True)
-        ]
+        of = zip(whole.graph.orders, whole.graph.stages, strict=True)
+        return [StageTimes(actions, at_s, stretch, whole, starts, numbers) for actions, numbers in of]
+
+    def spans(self, at_s: float = 0.0, stretch: float = 1.0) -> list[list[ActionSpan]]:
+        """The same action by action."""
+        return [times.spans for times in self.times(at_s, stretch)]
 
 
 def walk(

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from steptime.job.assembly import Chunk
-from steptime.schedule import Action, ActionSpan, Place, placement
+from steptime.schedule import Action, ActionSpan, Place, StageTimes, placement
 from steptime.schedule.orders import described
 from steptime.timing.data_parallel import Calls, DataParallel, Reduction, gather_ends, reduction_ends, worst_stage
 from steptime.timing.op_times import Direction
@@ -81,9 +81,14 @@ class Timeline:
         return self.start_s + self.timing.walk.makespan_s + self.timing.fsdp_exposed_s
 
     @cached_property
+    def times(self) -> list[StageTimes]:
+        """Start and end of every action of every stage."""
+        return self.timing.walk.times(self.start_s, self.stretch)
+
+    @cached_property
     def actions(self) -> list[list[ActionSpan]]:
         """Every action of every stage in order."""
-        return self.timing.walk.spans(self.start_s, self.stretch)
+        return [times.spans for times in self.times]
 
     def chunk(self, stage: int, virtual: int) -> Chunk:
         """The model chunk that an action of a stage runs."""

@@ -131,7 +131,7 @@ class Piece(NamedTuple):
 def pieces(estimate: Estimate, timeline: Timeline, stage: int) -> list[Piece]:
     """What a stage holds from the step's start to its end, besides parameters and optimizer states."""
     holds = stage_holds(estimate.assembly, estimate.timing.states)[stage]
-    spans = timeline.actions[stage]
+    spans = timeline.times[stage].spans
     found, at, kept, made = [], 0.0, 0.0, holds.first_gradients
     for span, held in zip(spans, holds.actions([span.action for span in spans]), strict=True):
         if span.start_s > at:

@@ -1,8 +1,8 @@
 """The pipeline schedule as data for the page's script: every action to the tick, a few bits each.
 
-By stage, every action is three whole numbers: ticks between the end of the one before and its start, which pass of which chunk,
-and how its micro-batch differs from the last one of that pass and chunk. In a steady pipeline these repeat, so deflate makes
-65,536 actions a few tens of kilobytes.
+By stage, every action is three whole numbers. `gaps`: ticks between the end of the one before and its start. `order`: which pass
+of which chunk, and how its micro-batch differs from the next one of that pass and chunk. In a steady pipeline these repeat, so
+deflate makes 65,536 actions a few tens of kilobytes.
 """
 
 from __future__ import annotations
@@ -10,6 +10,9 @@ from __future__ import annotations
 import json
 import zlib
 from base64 import b64encode
+from functools import lru_cache
+from itertools import chain
+from operator import add, sub
 from typing import TYPE_CHECKING, Any
 
 from steptime.base.words import counted
@@ -17,11 +20,11 @@ from steptime.report.breakdown import part_name
 from steptime.report.format import seconds
 from steptime.report.page.markup import Html, el, join
 from steptime.report.trace import PASSES, layer_range
-from steptime.schedule.orders import described
+from steptime.schedule.orders import described, order
 
 if TYPE_CHECKING:
     from steptime.answer.result import Estimate
-    from steptime.schedule import ActionSpan
+    from steptime.schedule import StageTimes
     from steptime.timing.timeline import Timeline
 
 TICKS = 10_000_000
@@ -32,49 +35,60 @@ KINDS = ("F", "B", "I", "W")
 
 
 def schedule_data(estimate: Estimate, timeline: Timeline) -> dict[str, Any]:
-    """Input of the script: `rows` as above, deflated; the rest plain."""
-    tick = estimate.step_s / TICKS
-    rows, lengths = [], []
-    for spans in timeline.actions:
-        row, length = packed(spans, tick, estimate.job.parallelism.vpp)
-        rows.append(row)
-        lengths.append(length)
-    stages = range(len(rows))
+    """Input of the script: `gaps` and `order` as above, deflated; the rest plain."""
+    job, tick = estimate.job, estimate.step_s / TICKS
+    p = job.parallelism
+    codes, coded = _coded(job.schedule, p.pp, p.vpp, job.microbatches, p.microbatch_group_sz)
+    found = [_ticks(times, of, tick) for times, of in zip(timeline.times, codes, strict=True)]
+    stages = range(len(found))
     around = [[s for s in timeline.around(stage) if s.end_s > s.start_s] for stage in stages]
     few = sum(map(len, around)) <= BESIDE
     beside = [
         [
             [s.track, s.name, s.kind, round(s.start_s / tick), round((s.end_s - s.start_s) / tick)]
-            for s in found
+            for s in slices
             if few or s.track == "compute"
         ]
-        for found in around
+        for slices in around
     ]
-    packed_rows = zlib.compress(json.dumps(rows, separators=(",", ":")).encode(), 9)
     return {
-        "ticks": TICKS, "step_s": estimate.step_s, "vpp": estimate.job.parallelism.vpp,
-        "microbatches": estimate.job.microbatches, "lengths": lengths,
+        "ticks": TICKS, "step_s": estimate.step_s, "vpp": p.vpp, "microbatches": job.microbatches,
+        "lengths": [[of.get(code, 0) for code in range(len(KINDS) * p.vpp)] for of, _ in found],
         "start": round(timeline.start_s / tick), "end": round(timeline.end_s / tick),
-        "layers": [[layer_range(timeline, stage, chunk) for chunk in range(estimate.job.parallelism.vpp)] for stage in stages],
-        "beside": beside, "rows": b64encode(packed_rows).decode(),
+        "layers": [[layer_range(timeline, stage, chunk) for chunk in range(p.vpp)] for stage in stages],
+        "beside": beside, "gaps": deflated([gaps for _, gaps in found]), "order": coded,
     }  # fmt: skip
 
 
-def packed(spans: list[ActionSpan], tick: float, vpp: int) -> tuple[list[int], list[int]]:
-    """The numbers of one stage, and the ticks of every pass of every chunk."""
-    found: list[int] = []
+def deflated(rows: list[list[int]]) -> str:
+    """Numbers as text that the script inflates."""
+    return b64encode(zlib.compress(json.dumps(rows, separators=(",", ":")).encode(), 6)).decode()
+
+
+@lru_cache(maxsize=8)
+def _coded(schedule: str, pp: int, vpp: int, microbatches: int, group: int | None) -> tuple[list[list[int]], str]:
+    """By stage, the code of every action; and `order`: plans that differ in their seconds only have it in common."""
     first = {kind: vpp * number for number, kind in enumerate(KINDS)}
-    lengths = [0] * (len(KINDS) * vpp)
-    last = [-1] * len(lengths)
-    at = 0
-    for (kind, microbatch, chunk), start_s, end_s in spans:
-        code = first[kind] + chunk
-        start = round(start_s / tick)
-        if not lengths[code]:
-            lengths[code] = max(1, round((end_s - start_s) / tick))
-        found += (start - at, code, microbatch - last[code] - 1)
-        at, last[code] = start + lengths[code], microbatch
-    return found, lengths
+    codes, rows = [], []
+    for actions in order(schedule, pp, vpp, microbatches, group):
+        codes.append([first[kind] + chunk for kind, _, chunk in actions])
+        following = [0] * (len(KINDS) * vpp)
+        row: list[int] = []
+        for (_, microbatch, _), code in zip(actions, codes[-1], strict=True):
+            row += (code, microbatch - following[code])
+            following[code] = microbatch + 1
+        rows.append(row)
+    return codes, deflated(rows)
+
+
+def _ticks(times: StageTimes, codes: list[int], tick: float) -> tuple[dict[int, int], list[int]]:
+    """The length of every pass of every chunk, by code; and the gap before every action."""
+    starts_s = times.starts_s
+    first = [codes.index(code) for code in dict.fromkeys(codes)]
+    lengths = {codes[at]: max(1, round((times.end_s(at) - starts_s[at]) / tick)) for at in first}
+    starts = [round(start_s / tick) for start_s in starts_s]
+    ends = map(add, starts, map(lengths.__getitem__, codes))
+    return lengths, list(map(sub, starts, chain((0,), ends)))
 
 
 def schedule(estimate: Estimate) -> Html:

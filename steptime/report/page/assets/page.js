@@ -17,13 +17,13 @@ const page = (() => {
     return JSON.parse(await new Response(stream).text());
   }
 
-  function unpack(row, lengths, vpp) { // three numbers an action, to start, code and micro-batch
-    const n = row.length / 3, starts = new Float64Array(n), codes = new Uint16Array(n), batches = new Int32Array(n);
+  function unpack(gaps, order, lengths, vpp) { // three numbers an action, to start, code and micro-batch
+    const n = gaps.length, starts = new Float64Array(n), codes = new Uint16Array(n), batches = new Int32Array(n);
     const last = new Array(lengths.length).fill(-1);
     let at = 0;
     for (let i = 0; i < n; i++) {
-      const code = row[3 * i + 1], start = at + row[3 * i];
-      starts[i] = start; codes[i] = code; batches[i] = last[code] = last[code] + 1 + row[3 * i + 2];
+      const code = order[2 * i], start = at + gaps[i];
+      starts[i] = start; codes[i] = code; batches[i] = last[code] = last[code] + 1 + order[2 * i + 1];
       at = start + lengths[code];
     }
     return { starts, codes, batches, lengths, vpp };
@@ -36,9 +36,9 @@ const page = (() => {
   }
 
   class Schedule {
-    constructor(canvas, data, rows) {
+    constructor(canvas, data, gaps, order) {
       this.canvas = canvas; this.data = data; this.row = Number(canvas.dataset.row);
-      this.stages = rows.map((row, i) => unpack(row, data.lengths[i], data.vpp));
+      this.stages = gaps.map((row, i) => unpack(row, order[i], data.lengths[i], data.vpp));
       this.from = 0; this.to = data.ticks; this.left = 66; this.top = 22;
       this.readout = canvas.parentElement.querySelector(".readout");
       canvas.addEventListener("wheel", (e) => { if (e.ctrlKey || !e.shiftKey) { e.preventDefault(); this.zoom(e.deltaY > 0 ? 1.25 : 0.8, this.tickAt(e.offsetX)); } }, { passive: false });
@@ -168,7 +168,7 @@ const page = (() => {
   async function mount(root, data) { // everything under `root` that a script brings to life
     for (const canvas of root.querySelectorAll("canvas[data-schedule]")) {
       if (!data || !data.schedule) continue;
-      const made = new Schedule(canvas, data.schedule, await inflate(data.schedule.rows));
+      const made = new Schedule(canvas, data.schedule, await inflate(data.schedule.gaps), await inflate(data.schedule.order));
       drawn.push(made); made.draw();
     }
     for (const button of root.querySelectorAll("[data-sort]")) button.addEventListener("click", () => sort(button));
