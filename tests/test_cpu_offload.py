@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jobs
 import pytest
-import test_search as search
+import search_jobs as search
 
 from steptime.answer.result import estimate
 from steptime.commands.cli import main

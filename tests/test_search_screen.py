@@ -1,0 +1,158 @@
+"""The screen of a search: its columns beside estimates of the same layouts."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from search_jobs import FLEETING, PLANS, blocks_of, plan, sampled
+
+from steptime import estimate
+from steptime.job.assembly import Assembly
+from steptime.job.job import facts
+from steptime.schedule import walk
+from steptime.search.grid import grid
+from steptime.search.pipeline import Chunks, Flavor, Stages, stages
+from steptime.search.screen import Screen, part_keys
+from steptime.search.space import Axes, Counts
+from steptime.search.walk_columns import makespans
+from steptime.timing.part_times import chunk_times, part_times, pricing
+
+
+@pytest.mark.parametrize("name", [*PLANS, *FLEETING])
+@pytest.mark.parametrize("devices", [16, 24])
+def test_the_screen_beside_estimates(name, devices):
+    """Memory bit for bit; the step within what the pipeline's closed form leaves."""
+    job = (PLANS | FLEETING)[name]
+    errors = []
+    for block, choice, row in sampled(blocks_of(job, devices), 12):
+        found = estimate(job.replace(**block.changes(choice, row)))
+        outside = sum(found.memory.overhead_bytes)
+        assert block.allocated_bytes[choice, row] == found.memory.peak_allocated_bytes + outside
+        assert block.reserved_bytes[choice, row] == found.memory.peak_reserved_bytes + outside
+        assert block.fits[choice, row] == found.memory.fits
+        if not found.memory.fits:
+            assert block.step_s[choice, row] == np.inf
+            continue
+        error = abs(block.step_s[choice, row] / found.step_s - 1.0)
+        assert error < (1e-9 if block.stages.pp == 1 else 0.05)
+        errors.append(error)
+    assert np.median(errors) < 0.003
+
+
+@pytest.mark.parametrize("name", [*PLANS, *FLEETING])
+def test_seconds_of_chunks_in_columns_are_those_of_estimates(name):
+    """Forward and backward of every chunk of every stage, bit for bit."""
+    job = (PLANS | FLEETING)[name]
+    few = Axes({"tp": (1, 4), "cp": (1, 2), "microbatch_sz": (1, 8, 32)})
+    screen = Screen(job, few, Counts())
+    blocks = [block for _, block in screen.blocks(16, job.data.gbs)]
+    rows = grid(screen.job, job, screen.axes, 16, job.data.gbs, screen.counts, screen.weight, screen.levels)
+    parts = screen.parts(part_keys(rows, screen.zeros), rows)
+    chunks = Chunks(screen.job, parts)
+    for block, choice, row in sampled(blocks, 10, seed=2):
+        assembly = Assembly(job.replace(**block.changes(choice, row)))
+        seconds = chunk_times(assembly, part_times(assembly, pricing(assembly.job)))
+        at = parts.find(*(np.array([value]) for value in block.key(row)))
+        mine = stages(parts.assembly, facts(assembly.job), block.stages.schedule)
+        for of, kind in zip(mine.of, mine.chunks, strict=True):
+            for stage, (virtual, chunk) in product(of, enumerate(kind)):
+                found = chunks.of(chunk, (block.choices[choice],), at, split=False)
+                alone = seconds[stage][virtual]
+                assert (found.forward_s.item(), found.backward_s.item()) == (alone.forward_s, alone.backward_s)
+
+
+@pytest.mark.parametrize(("pp", "vpp"), [(2, 1), (4, 1), (2, 3), (4, 3), (3, 4)])
+@pytest.mark.parametrize("blocking", [True, False])
+def test_chunks_that_differ_are_walked_in_columns(pp, vpp, blocking):
+    """Seconds at random, of every chunk its own: the makespan is the schedule's own walk, long steps and short ones."""
+    draw = np.random.default_rng(pp * 10 + vpp)
+    microbatches = np.array([pp, pp, 2 * pp, 4 * pp, 5 * pp, 32 * pp, 33 * pp])
+    shape = (2, microbatches.size)
+    flavors = [
+        [Flavor(draw.uniform(1, 9, shape), draw.uniform(2, 18, shape), 0.0, 0.0, 0.0) for _ in range(vpp)]
+        for _ in range(pp)
+    ]
+    sends = [draw.uniform(0, 2, microbatches.size) for _ in range(pp)]
+    stages = Stages("interleaved", pp, vpp, ((),) * pp, tuple((stage,) for stage in range(pp)), 1)
+    found = makespans(stages, flavors, microbatches, sends, blocking=blocking)
+    for choice, row in np.ndindex(shape):
+        forward_s, backward_s = (
+            [[getattr(f, n)[choice, row] for f in s] for s in flavors] for n in ("forward_s", "backward_s")
+        )
+        m, send_s = int(microbatches[row]), [float(s[row]) for s in sends]
+        alone = walk("interleaved", pp, vpp, m, forward_s, backward_s, send_s, blocking=blocking)
+        assert found[choice, row] == pytest.approx(alone.makespan_s, rel=1e-9 if microbatches[row] < 9 * pp else 2e-3)
+
+
+FSDP = {"tp": 1, "pp": 1, "dp": 4, "fsdp": {"reshard_after_forward": True}}
+
+
+SHARDED = {
+    "fsdp2": plan(FSDP, {"software": "fsdp2"}),
+    "no resharding, torchtitan": plan(FSDP | {"fsdp": {"reshard_after_forward": False}}, {"software": "torchtitan"}),
+    "one group, prefetch 2": plan(FSDP | {"fsdp": {"wrap": "model", "prefetch": 2}}, {"software": "fsdp2"}),
+    "replicas": plan(FSDP | {"replicas": 2}, {"software": "fsdp2"}),
+    "torch, ZeRO 3": plan({"zero_level": 3}, {"software": "fsdp2"}),
+    "a share of overlap, fp8": plan(FSDP, {"software": "fsdp2", "overlap": {"dp": 0.5}, "precision": "fp8_tensorwise"}),
+    "experts": plan(
+        FSDP, {"software": "torchtitan"}, moe={"n_experts": 8, "expert_inter_sz": 1024, "experts_per_token": 2}
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SHARDED)
+@pytest.mark.parametrize("devices", [16, 32])
+def test_fsdp_in_columns_beside_estimates(name, devices):
+    """Memory bit for bit, and the step but for the order of a sum."""
+    job = SHARDED[name]
+    blocks = [block for block in blocks_of(job, devices) if block.legal.any() and block.stages.pp == 1]
+    assert any(len(block.rows.tp) > 4 for block in blocks)
+    for block, choice, row in sampled(blocks, 12):
+        found = estimate(job.replace(**block.changes(choice, row)))
+        outside = sum(found.memory.overhead_bytes)
+        assert block.allocated_bytes[choice, row] == found.memory.peak_allocated_bytes + outside
+        assert block.reserved_bytes[choice, row] == found.memory.peak_reserved_bytes + outside
+        assert block.step_s[choice, row] == pytest.approx(found.step_s, rel=1e-9)
+
+
+IN_PIPELINE = FSDP | {"pp": 2, "dp": 2}
+
+
+SHARDED_PIPELINES = {
+    "fsdp2": plan(IN_PIPELINE, {"software": "fsdp2"}),
+    "no resharding, torchtitan": plan(
+        IN_PIPELINE | {"fsdp": {"reshard_after_forward": False}}, {"software": "torchtitan"}
+    ),
+    "one group, prefetch 2": plan(IN_PIPELINE | {"fsdp": {"wrap": "model", "prefetch": 2}}, {"software": "fsdp2"}),
+    "replicas": plan(IN_PIPELINE | {"replicas": 2}, {"software": "fsdp2"}),
+    "ZeRO 3": plan({"pp": 2, "dp": 2, "zero_level": 3}, {"software": "fsdp2"}),
+    "a share of overlap, fp8": plan(
+        IN_PIPELINE, {"software": "fsdp2", "overlap": {"dp": 0.5}, "precision": "fp8_tensorwise"}
+    ),
+    "experts": plan(
+        IN_PIPELINE, {"software": "torchtitan"}, moe={"n_experts": 8, "expert_inter_sz": 1024, "experts_per_token": 2}
+    ),
+    "GPipe": plan(IN_PIPELINE | {"schedule": "gpipe"}, {"software": "torchtitan"}),
+    "uneven": plan(IN_PIPELINE | {"layers_per_stage": "auto"}, {"software": "torchtitan"}, n_layers=10),
+    "ends counted": plan(
+        IN_PIPELINE | {"embedding_and_loss_count_as_layers": True}, {"software": "torchtitan"}, n_layers=10
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SHARDED_PIPELINES)
+@pytest.mark.parametrize("devices", [16, 24])
+def test_fsdp_in_a_pipeline_in_columns_beside_estimates(name, devices):
+    """Memory bit for bit, and the step but for the order of a sum: long steps and short ones, one chunk per stage and several."""
+    job = SHARDED_PIPELINES[name]
+    few = Axes({"pp": (2, 3, 4, 6), "microbatch_sz": (1, 4, 16, 64), "vpp": (1, 2, 3, 4)})
+    blocks = [block for _, block in Screen(job, few, Counts()).blocks(devices, 64) if block.legal.any()]
+    assert any(len(block.rows.tp) > 4 for block in blocks)
+    for block, choice, row in sampled(blocks, 10):
+        found = estimate(job.replace(**block.changes(choice, row)))
+        outside = sum(found.memory.overhead_bytes)
+        assert block.allocated_bytes[choice, row] == found.memory.peak_allocated_bytes + outside
+        assert block.reserved_bytes[choice, row] == found.memory.peak_reserved_bytes + outside
+        assert block.step_s[choice, row] == pytest.approx(found.step_s, rel=1e-9)
