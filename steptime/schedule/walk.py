@@ -142,9 +142,7 @@ class StageTimes:
 
     actions: Sequence[Action]
     at_s: float
-    """When the pipeline starts."""
     stretch: float
-    """By how much everything in it takes longer."""
     _run: GraphRun = field(repr=False)
     _starts: list[float] = field(repr=False)
     """Of every action of the run."""
@@ -159,8 +157,8 @@ class StageTimes:
 
     def end_s(self, index: int) -> float:
         """When one action ends."""
-        number = self._numbers[index]
-        return self.at_s + self.stretch * (self._starts[number] + self._run.costs[self._run.graph.rows[number][2]])
+        number, run = self._numbers[index], self._run
+        return self.at_s + self.stretch * (self._starts[number] + run.costs[run.graph.rows[number][2]])
 
     @property
     def spans(self) -> list[ActionSpan]:
@@ -214,9 +212,8 @@ class Walk:
         `at_s`: when the pipeline starts; `stretch`: by how much everything in it takes longer.
         """
         whole = self._step.run(self._step.microbatches, self._step.group)
-        starts = whole.starts()
-        of = zip(whole.graph.orders, whole.graph.stages, strict=True)
-        return [StageTimes(actions, at_s, stretch, whole, starts, numbers) for actions, numbers in of]
+        starts, stages = whole.starts(), zip(whole.graph.orders, whole.graph.stages, strict=True)
+        return [StageTimes(actions, at_s, stretch, whole, starts, numbers) for actions, numbers in stages]
 
     def spans(self, at_s: float = 0.0, stretch: float = 1.0) -> list[list[ActionSpan]]:
         """The same action by action."""
