@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import NamedTuple
 
 from steptime.base.num import PLAIN
 from steptime.base.rows import HeldBuffer
@@ -24,6 +26,14 @@ UNIT = 512.0
 """kMinBlockSize."""
 
 
+class Block(NamedTuple):
+    """Where a tensor lies: the address and length of its block, and the bytes that were requested."""
+
+    address: float
+    length: float
+    size: float
+
+
 class LargeBlocks:
     """The allocator's pool of tensors over 1 MiB. Smaller ones have a pool of their own, whose blocks are cut to the unit.
 
@@ -33,52 +43,43 @@ class LargeBlocks:
 
     def __init__(self) -> None:
         """Start with no memory."""
-        self.counted = self.requested = 0.0
+        self.rest = 0.0
+        """Bytes counted beyond those requested."""
         self._free: list[tuple[float, float]] = []
         """Length and address of every free block, the shortest first."""
         self._lengths: dict[float, float] = {}
-        """Length of every block by its address."""
-        self._before: dict[float, float] = {}
-        """Address of the block that ends at one."""
-        self._sizes: dict[float, float] = {}
+        """Their lengths by address."""
+        self._starts: dict[float, float] = {}
+        """Their addresses by end."""
         self._end = 0.0
 
-    @property
-    def rest(self) -> float:
-        """Bytes counted beyond those requested."""
-        return self.counted - self.requested
-
-    def allocate(self, size: float) -> float | None:
-        """Address of a tensor's block; None for one of the other pool."""
+    def allocate(self, size: float) -> Block | None:
+        """A tensor's block; None for one of the other pool."""
         if size <= SMALL:
             return None
-        wanted = -(-size // UNIT) * UNIT
-        at = bisect_left(self._free, (wanted, -1.0))
-        length, address = self._free.pop(at) if at < len(self._free) else self._new(wanted)
+        length = wanted = -(-size // UNIT) * UNIT
+        at = bisect_left(self._free, (wanted,))
+        if at < len(self._free):
+            length, address = self._free[at]
+            self._take(address)
+        else:
+            length, address = self._new(wanted)
         if length - wanted > SMALL:
-            self._lay(address + wanted, length - wanted)
-            insort(self._free, (length - wanted, address + wanted))
+            self._add(address + wanted, length - wanted)
             length = wanted
-        self._lay(address, length)
-        self._sizes[address] = size
-        self.counted, self.requested = self.counted + length, self.requested + size
-        return address
+        self.rest += length - size
+        return Block(address, length, size)
 
-    def release(self, address: float | None) -> None:
+    def release(self, block: Block) -> None:
         """Free a block; it joins its free neighbors (try_merge_blocks)."""
-        if address is None:
-            return
-        length = self._lengths[address]
-        self.counted, self.requested = self.counted - length, self.requested - self._sizes.pop(address)
-        after, before = address + length, self._before.get(address)
-        if after in self._lengths and after not in self._sizes:
-            length += self._take(after)
-        if before is not None and before not in self._sizes:
-            length += self._take(before)
-            del self._lengths[address]
-            address = before
-        self._lay(address, length)
-        insort(self._free, (length, address))
+        address, length, size = block
+        self.rest -= length - size
+        if address + length in self._lengths:
+            length += self._take(address + length)
+        if address in self._starts:
+            address = self._starts[address]
+            length += self._take(address)
+        self._add(address, length)
 
     def _new(self, wanted: float) -> tuple[float, float]:
         """Memory from the driver, apart from all other."""
@@ -86,16 +87,17 @@ class LargeBlocks:
         address, self._end = self._end, self._end + length + ROUND
         return length, address
 
-    def _take(self, address: float) -> float:
-        """Length of a free block that becomes part of another."""
-        length = self._lengths.pop(address)
-        self._free.pop(bisect_left(self._free, (length, address)))
-        return length
-
-    def _lay(self, address: float, length: float) -> None:
-        """Set a block's length."""
+    def _add(self, address: float, length: float) -> None:
+        """Add a free block."""
         self._lengths[address] = length
-        self._before[address + length] = address
+        self._starts[address + length] = address
+        insort(self._free, (length, address))
+
+    def _take(self, address: float) -> float:
+        """Length of a free block that is used, or becomes part of another."""
+        length = self._lengths.pop(address)
+        del self._starts[address + length], self._free[bisect_left(self._free, (length, address))]
+        return length
 
 
 def further_ends(assembly: Assembly, stage: int, states: States) -> HeldBuffer:
@@ -144,14 +146,15 @@ def states_rest(assembly: Assembly, chunks: Sequence[Chunk], states: States) -> 
             pieces = backward[group]
             updated = shards(pieces, ends, float(shard_ranks(job, group))) if job.zero_level else registered(pieces)
             owned.setdefault(group, []).extend(updated)
-        for address in mine if job.zero_level else ():
-            blocks.release(address)
+        for block in filter(None, mine if job.zero_level else ()):
+            blocks.release(block)
     updated = [n for group in sorted(owned) for n in owned[group]]  # "dense" before "expert"
     whole = size.master == FP32
     for n in updated if whole else ():
         copy = blocks.allocate(size.params * n)
         blocks.allocate(FP32 * n)
-        blocks.release(copy)
+        if copy:
+            blocks.release(copy)
     for n in updated if gradient_copy_bytes(job, states) else ():
         blocks.allocate(FP32 * n)
     count = int(PER_ELEMENT[job.software.states.optimizer])
@@ -166,10 +169,8 @@ def states_rest(assembly: Assembly, chunks: Sequence[Chunk], states: States) -> 
 def tensors(assembly: Assembly, chunk: Chunk) -> Iterator[float]:
     """Elements of every parameter of a chunk on a device, in registered order."""
     for params, count in assembly.chunk_params(chunk):
-        for _ in range(count):
-            for p in params:
-                elements, times, _ = pieces_of(assembly.job, p)
-                yield from [float(elements)] * times
+        pieces = [pieces_of(assembly.job, p) for p in params]
+        yield from [float(piece.elements) for piece in pieces for _ in range(piece.times)] * count
 
 
 def registered(pieces: Sequence[Pieces]) -> list[float]:
@@ -184,16 +185,17 @@ def shards(pieces: Sequence[Pieces], buckets: Sequence[float], ranks: float) -> 
     [552.0]
     """
     found: list[float] = []
-    left = list(buckets)
-    start = at = 0.0
-    for piece in pieces:
-        for _ in range(piece.times):
-            at = float(round_up(at, PARAM_ALIGNMENT))
-            if len(left) > 1 and at + piece.elements > start + left[0]:
-                start = at = start + left.pop(0)
-            end = start + left[0]
-            mine = min(at + piece.elements, end) - max(at, end - left[0] / ranks)
+    at, ends = 0.0, accumulate(buckets)
+    left = [(end - length / ranks, end) for length, end in zip(buckets, ends, strict=True)]
+    first, end = left.pop(0)
+    for elements, times, _ in pieces:
+        for _ in range(times):
+            at = round_up(at, PARAM_ALIGNMENT)
+            if left and at + elements > end:
+                at = end
+                first, end = left.pop(0)
+            mine = min(at + elements, end) - max(at, first)
             if mine > 0.0:
                 found.append(float(mine))
-            at += float(piece.elements)
+            at += elements
     return found
