@@ -9,7 +9,9 @@ from steptime.answer.result import estimate
 from steptime.commands.cli import main
 from steptime.job.assembly import Assembly
 from steptime.launch.read import read
-from steptime.memory.part_memories import PartMemories
+from steptime.memory.ledger import PartMemory, Peak
+from steptime.memory.op_walk import BackwardWalk, kept_by_part
+from steptime.memory.part_memories import PartMemories, with_more
 from steptime.model.offload import groups
 from steptime.model.ops import Gemm
 from steptime.model.segments import find_segments
@@ -145,3 +147,22 @@ def test_explained(capsys, tmp_path):
     )
     assert main(["explain", str(plan), "host_comm"]) == 0
     assert "32.0 MiB / 500 MB/s = 67.11 ms a layer" in " ".join(capsys.readouterr().out.split())
+
+
+def test_nothing_but_the_inputs_gradient_is_left_after_backward():
+    """Of what core attention and projection sent (112 MiB, the output twice) all is freed again: 32 MiB are the gradient of the
+    layer's input. By then the preceding layer's 112 MiB have come back.
+    """
+    assembly = Assembly(job(["core_attn", "attn_proj"]))
+    (part,) = assembly.kinds
+    autograd = PartMemories(assembly).autograd_of(part)
+    kept = kept_by_part(part.ops, part.x, frozenset(), autograd)
+    walk = BackwardWalk(part.ops, kept.sizes, kept.segments, kept.names, autograd, kept.sent)
+    *_, last = walk.steps(part.out)
+    assert last.bytes == (32 + 112) * MIB
+
+
+def test_what_is_back_from_the_host_lies_beside_both_passes():
+    """3 bytes beside a forward's 12, 5 beside a backward's 14."""
+    found = with_more(PartMemory(10.0, Peak(12.0, "a"), Peak(14.0, "b")), 3.0, 5.0)
+    assert found == PartMemory(10.0, Peak(15.0, "a"), Peak(19.0, "b"))

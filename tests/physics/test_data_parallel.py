@@ -14,7 +14,7 @@ from steptime.answer.result import estimate
 from steptime.cost.comm import CommCost
 from steptime.job.mesh import Group
 from steptime.schedule import walk
-from steptime.timing.data_parallel import Reduction, gather_ends
+from steptime.timing.data_parallel import Reduction, exposed_reduction, gather_ends
 from steptime.timing.part_times import ChunkTime
 
 MODEL = {"n_layers": 1, "vocab_sz": 8192}
@@ -184,3 +184,8 @@ def test_how_late_gathers_make_a_forward():
     walked = walk("1f1b", 1, 1, 1, [[6.0]], [[12.0]], [0.0])
     found = gather_ends([[bucket] * 3], 0, walked, [[ChunkTime(6.0, 12.0, 0.0)]])
     assert [(end_s, late_s) for end_s, late_s, _ in found] == [(3.0, 3.0), (6.0, 4.0), (9.0, 5.0)]
+
+
+def test_a_stage_without_buckets_adds_nothing():
+    """A pipeline of 0.25 + 0.25 s ends long after the reductions that it does not have."""
+    assert exposed_reduction([[[]]], walk("1f1b", 1, 1, 1, [[0.25]], [[0.25]], [0.0])) == 0.0

@@ -18,6 +18,9 @@ from steptime.fsdp.pipeline_chunks import Gradients, chunk_bytes
 from steptime.fsdp.pipeline_seconds import ChunkSeconds, PipelineSeconds
 from steptime.job.assembly import Assembly
 from steptime.memory.part_memories import PartMemories
+from steptime.schedule.actions import Action
+from steptime.schedule.graph import graph
+from steptime.schedule.sharded import Around, sharded_run
 from steptime.timing.timeline import Timeline
 
 LAYER, EMBEDDING, HEAD = 164_096, 131_072, 131_200
@@ -207,3 +210,16 @@ def test_what_one_rank_copies_is_no_communication():
     assert found.time.parts_s.get("dp_comm", 0.0) == 0.0
     assert not [row for row in found.collectives if row.axis == "dp"]
     assert sum(found.time.parts_s.values()) == pytest.approx(found.step_s)
+
+
+def test_a_gather_starts_when_its_stage_is_free_and_the_link_too():
+    """One stage, one micro-batch; forward 3 s, backward 4 s. Gathered for the forward: 5 s, then 1 s on the same link: chunk 0
+    is there at 5 s and the forward ends at 8 s. For the backward: the link is free at 6 s, the stage at 8 s; 2 s later, at 10 s,
+    the backward starts and ends at 14 s, then 7 s of reduction.
+    """
+    found = graph("1f1b", 1, 1, 1)
+    around = {
+        Action("F", 0, 0): Around(0.0, ((0, 5.0), (1, 1.0)), 0.0),
+        Action("B", 0, 0): Around(0.0, ((0, 2.0),), 7.0),
+    }
+    assert sharded_run(found, [3.0, 4.0], [0.0], lambda *_: around, 0.0) == [0.0, 8.0, 21.0]

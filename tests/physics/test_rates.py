@@ -49,6 +49,7 @@ def test_what_a_machine_file_leaves_unsaid(figures, rate):
         ("fa2", 0.4, 0.25),
         ("fa1", 0.4 / 2.35, 0.25 / 2.35),  # Dao 2023: FlashAttention-2 is 1.7 to 3.0 times as fast as the first
         ("triton", 0.4 / 1.7, 0.25 / 1.7),  # and 1.3 to 2.5 times as fast as the Triton version
+        ("flex", 0.4 * 0.9, 0.25 * 0.9),  # FlexAttention reaches 0.85 to 0.9 of it
     ],
 )
 def test_attention_kernels(kernel, forward, backward):
@@ -61,6 +62,14 @@ def test_attention_kernels(kernel, forward, backward):
     }
     found = part("attention", performance={"attention_kernel": kernel}, **figures)
     assert found == by_hand(ATTENTION * (1 / forward + 2.5 / backward))
+
+
+@pytest.mark.parametrize(("kernel", "rate"), [("flex", 1.5), ("fa2", 1.0), ("triton", 1 / 1.7)])
+def test_attention_kernels_of_blackwell(kernel, rate):
+    """FlexAttention has instructions of Blackwell that FlashAttention-2 leaves unused: 1.5 of its rate; others as anywhere."""
+    figures = {"fa2_forward_efficiency": 0.4, "fa2_backward_efficiency": 0.25, "microscaling": True}
+    found = part("attention", performance={"attention_kernel": kernel}, **figures)
+    assert found == by_hand(ATTENTION * (1 / 0.4 + 2.5 / 0.25) / rate)
 
 
 def test_a_device_without_figures_of_its_own_runs_flash_attention_2_at_its_best():

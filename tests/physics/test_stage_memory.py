@@ -9,6 +9,7 @@ from steptime.answer.result import estimate
 from steptime.base.rows import StageMemory
 from steptime.job.assembly import Assembly
 from steptime.memory.kept_buffers import dummy_wgrad_bytes
+from steptime.memory.part_memories import PartMemories
 from steptime.memory.stages import first_backward_moments
 from steptime.model.segments import find_segments, kept_names
 
@@ -231,3 +232,21 @@ def test_what_stays_of_a_layer_when_all_after_the_projections_runs_again():
     kept = kept_names(layer.ops, find_segments(layer.ops, frozenset({"after_qkv"})))
     sizes = {name: layer.sizes[name] for name in kept}
     assert sorted(sizes.values()) == [8_192] * 4, sizes
+
+
+# --- layers run again ---
+
+
+@pytest.mark.parametrize(("layers", "below"), [(1, 0), (2, 14 * 2_048 + 96)])
+def test_a_layer_run_again_holds_what_a_plain_one_holds(layers, below):
+    """8 tokens of 128 values: A = 2,048 bytes. A layer saves input, normed, q, k, v, output, residual and normed again, 8 A; gate
+    and up 4 A, their product 2 A; log-sum-exp and two rstd 96 bytes. In the activation's backward the product is gone (- 2 A);
+    there are the gradients of the layer's output, A, of the product, 2 A, and of gate and up, 4 A. Of two layers run again
+    together the first one holds its 14 A + 96 below. Kept between forward and backward is one input.
+    """
+    recompute = {"granularity": "full", "method": "uniform", "n_layers": layers}
+    assembly = Assembly(job("megatron-core", microbatches=2, performance={"recompute": recompute}))
+    (layer,) = assembly.kinds
+    found = PartMemories(assembly).checkpointed(((layer, layers),))
+    assert (found.saved, found.backward.op) == (2_048, "mlp.act")
+    assert found.backward.bytes == 14 * 2_048 + 96 - 2 * 2_048 + 7 * 2_048 + below
