@@ -26,7 +26,7 @@ UNIT = 512.0
 """kMinBlockSize."""
 
 
-class Block(NamedTuple):
+class TensorBlock(NamedTuple):
     """Where a tensor lies: the address and length of its block, and the bytes that were requested."""
 
     address: float
@@ -53,7 +53,7 @@ class LargeBlocks:
         """Their addresses by end."""
         self._end = 0.0
 
-    def allocate(self, size: float) -> Block | None:
+    def allocate(self, size: float) -> TensorBlock | None:
         """A tensor's block; None for one of the other pool."""
         if size <= SMALL:
             return None
@@ -68,9 +68,9 @@ class LargeBlocks:
             self._add(address + wanted, length - wanted)
             length = wanted
         self.rest += length - size
-        return Block(address, length, size)
+        return TensorBlock(address, length, size)
 
-    def release(self, block: Block) -> None:
+    def release(self, block: TensorBlock) -> None:
         """Free a block; it joins its free neighbors (try_merge_blocks)."""
         address, length, size = block
         self.rest -= length - size
