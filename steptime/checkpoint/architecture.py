@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 CANDIDATES = (32, 48, 64, 80, 96, 112, 128, 160, 192, 256)
 STACKED = re.compile(r"(?:^|\.)layers\.(?!\d)")
+SHARED = "albert_layer_groups."
 PADDING = 1024  # rows by which an embedding may exceed the vocabulary that a config states
 
 
@@ -37,9 +38,8 @@ def infer(
 
     Empty when nothing looks like a transformer.
     """
-    if any("_orig_mod." in name for name in shapes):  # torch.compile
-        shapes = {name.replace("_orig_mod.", ""): shape for name, shape in shapes.items()}
-    parts = stacks.split(_unstacked(shapes, facts))
+    shared = any(SHARED in name for name in shapes)
+    parts = stacks.split(_unstacked(_plainly_named(shapes), facts))
     if parts is None:
         return {}, []
     found = FoundArchitecture(parts, tied)
@@ -53,7 +53,9 @@ def infer(
     if found.get("hidden_sz") is None:
         return {}, []
     count = len(parts.main.layers)
-    found.set("n_layers", count, f"{counted(count, 'layer')} {parts.main.prefix}*")
+    if shared:  # the same layers run again and again
+        _stated(found, [(source, {"n_layers": c["n_layers"]}) for source, c in configs if "n_layers" in c])
+    found.set("n_layers", None if shared else count, f"{counted(count, 'layer')} {parts.main.prefix}*")
     _mlp(found)
     regular = experts.infer(found)
     mixers.kinds(found)
@@ -73,6 +75,20 @@ def infer(
     families += ["modernbert"] if found.last("mlp.Wi") else []
     kv_cache.record(found, families)
     return found.fields, problems
+
+
+def _plainly_named(shapes: Mapping[str, Shape]) -> Mapping[str, Shape]:
+    """Without torch.compile's prefix; XLM's lists of each part of its layers and ALBERT's groups as layers with their parts."""
+    if not any("_orig_mod." in name or SHARED in name or ".attentions.0." in name for name in shapes):
+        return shapes
+
+    def plain(name: str) -> str:
+        name = re.sub(
+            r"albert_layer_groups\.(\d+)\.albert_layers\.\d+\.", r"layers.\1.", name.replace("_orig_mod.", "")
+        )
+        return re.sub(r"(?<![^.])(attentions|ffns|layer_norm[12])\.(\d+)\.", r"layers.\2.\1.", name)
+
+    return {plain(name): shape for name, shape in shapes.items()}
 
 
 def _unstacked(shapes: Mapping[str, Shape], facts: list[dict[str, Any]]) -> Mapping[str, Shape]:

@@ -14,16 +14,16 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "n_layers": (
         "decoder_layers", "num_decoder_layers", "num_hidden_layers", "n_layer", "num_layers", "block_count", "n_layers",
     ),
-    "hidden_sz": ("hidden_size", "n_embd", "d_model", "embedding_length", "dim"),
+    "hidden_sz": ("hidden_size", "n_embd", "d_model", "embedding_length", "dim", "emb_dim"),
     "inter_sz": (
         "intermediate_size", "n_inner", "ffn_hidden_size", "decoder_ffn_dim", "ffn_dim", "feed_forward_length", "d_ff",
-        "hidden_dim", "mlp_hidden_size",
+        "hidden_dim", "mlp_hidden_size", "dff", "dim_ff",
     ),
     "n_q_heads": (
         "decoder_attention_heads", "num_attention_heads", "n_head", "num_heads", "attention.head_count", "n_heads",
     ),
     "n_kv_heads": ("num_key_value_heads", "attention.head_count_kv", "n_kv_heads", "kv_n_heads"),
-    "head_dim": ("head_dim", "kv_channels", "attention.key_length", "d_kv"),
+    "head_dim": ("head_dim", "kv_channels", "attention.key_length", "d_kv", "dim_head"),
     "vocab_sz": ("padded_vocab_size", "vocab_size"),
     "tie_embeddings": ("tie_word_embeddings",),
 }  # fmt: skip
@@ -44,7 +44,7 @@ BIAS_FREE_LAYERNORM = frozenset(
     {"cohere", "cohere2", "cohere2_moe", "mpt", "modernbert", "modern-bert", "dbrx", "olmo"}
 )
 RMSNORM = frozenset(
-    {"t5", "mt5", "umt5", "longt5", "switch_transformers", "mamba", "mamba2", "falcon_mamba", "nemotron_h"}
+    {"t5", "mt5", "umt5", "longt5", "switch_transformers", "mamba", "mamba2", "falcon_mamba", "nemotron_h", "cpmant"}
 )
 CHECKED = ("n_layers", "hidden_sz", "inter_sz", "vocab_sz", "head_dim")
 

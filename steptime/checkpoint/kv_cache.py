@@ -20,7 +20,8 @@ _NO_DECODER = re.compile(r"(?:^|\.)encoder\.|bert|^transformer\.layer\.|vision|v
 
 def record(f: FoundArchitecture, families: list[str]) -> None:
     """Set `kv_cache_bytes_per_token` [bytes] where the layers are a decoder's and their key rows are known."""
-    if f.get("vocab_sz") is None or _NO_DECODER.search(f.parts.main.prefix) or any("bert" in name for name in families):
+    encodes = _NO_DECODER.search(f.parts.main.prefix) or f.last("q_lin") or any("bert" in name for name in families)
+    if f.get("vocab_sz") is None or encodes:
         return
     kinds, latent = f.get("layer_kinds"), f.last(*LATENT)
     layers = kinds.get("attention", 0) if kinds else f.get("n_layers")
