@@ -170,18 +170,20 @@ def test_a_graph_that_is_traced_keeps_torchs_kernels():
 
 
 @pytest.mark.parametrize(
-    ("words", "stages", "freed"),
+    ("words", "stages", "framework", "freed"),
     [
-        ("fsdp2", 1, True),
-        ("fsdp2", 2, False),
-        ("fsdp2 reshard always", 2, True),
-        ("fsdp2 8 (reshard never = ZeRO-2 style)", 1, False),
-        ("fsdp1 zero2", 1, False),
-        ("zero2", 1, False),
+        ("fsdp2", 1, "torchtitan", True),
+        ("fsdp2", 2, "torchtitan", False),
+        ("fsdp2 reshard always", 2, "torchtitan", True),
+        ("fsdp2 8 (reshard never = ZeRO-2 style)", 1, "torchtitan", False),
+        ("fsdp1 zero2", 1, "torchtitan", False),
+        ("zero2", 1, "torchtitan", False),
+        ("fsdp2", 1, "litgpt benchmark_litgpt.py", False),  # its shard_mode is zero2 unless said
+        ("fsdp1 zero3", 1, "litgpt benchmark_litgpt.py", True),
     ],
 )
-def test_whether_parameters_are_freed_after_forward(words, stages, freed):
-    assert row_native.resharded(words, stages) is freed
+def test_whether_parameters_are_freed_after_forward(words, stages, framework, freed):
+    assert row_native.resharded(own(framework=framework, zero_or_fsdp=words, pp=stages)) is freed
 
 
 def cast_bytes(found, name):
@@ -291,11 +293,11 @@ def test_a_trainer_on_one_device_keeps_its_kernels():
         "norm_impl": "composite",
         "rope_impl": "eager",
     }
-    titan = to_config(own(framework="torchtitan GraphTrainer", source="pytorch/torchtitan PR #1", **ONE)).config[
-        "performance"
-    ]
-    assert titan["param_dtype"] == titan["moment_dtype"] == "fp32"
-    assert titan["loss_chunks"] == 1  # v0.1: one loss over all tokens
+    titan = own(framework="torchtitan GraphTrainer", source="pytorch/torchtitan PR #1", **ONE)
+    assert to_config(titan).config["performance"]["software"] == "torchtitan-ddp@0.1"
+    states = load_software("torchtitan-ddp").states
+    assert (states.param_dtype, states.moment_dtype, states.optimizer_temp_copies) == ("fp32", "fp32", 0)
+    assert load_software("torchtitan-ddp@0.1").kernels.loss_chunks == 1  # one loss over all tokens
     fused = own(framework="HF Trainer + accelerate FSDP1", overlap_notes="plugin foak-fast-kernels", **ONE)
     assert to_config(fused).config["performance"]["norm_impl"] == "fused"
 

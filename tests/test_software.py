@@ -10,7 +10,15 @@ from steptime.software.settings import Overlap
 
 OTHERS = [
     *("accelerate", "aleph-alpha", "bloom", "deepspeed-2021", "internevo", "llm-foundry", "paddle"),
-    *("megatron-deepspeed", "megatron-deepspeed-2021", "nanotron", "torchtitan"),
+    *(
+        "litgpt",
+        "litgpt-ddp",
+        "megatron-deepspeed",
+        "megatron-deepspeed-2021",
+        "nanotron",
+        "torchtitan",
+        "torchtitan-ddp",
+    ),
 ]
 """Profiles of other trainers, each over one of the profiles below."""
 NAMES = [

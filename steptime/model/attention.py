@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from steptime.model.shard import Shard
 
 
+REPEATED = ("attn.core.q", "attn.core.k", "attn.core.v")
+"""Key-value heads repeated for their queries, and a query that is copied with them."""
+
+
 def heads(model: Model, shard: Shard) -> tuple[Num, Num]:
     """Query and key-value heads on this device; key-value heads are replicated where tp exceeds their number."""
     if model.attention.kind == "mla":
@@ -108,7 +112,8 @@ def projections(model: Model, shard: Shard, x: Operand) -> tuple[list[Op], tuple
 
     Of one GEMM they are views of one storage. A fused attention kernel wants them contiguous, so there each is its own;
     unfused attention reads the views, and only the query of grouped heads is copied (megatron/core/transformer/attention.py,
-    SelfAttention.get_query_key_value_tensors).
+    SelfAttention.get_query_key_value_tensors). litgpt's kernel reads them too: the value that it keeps holds the whole output;
+    keys and values of grouped heads are repeated (Lightning-AI/litgpt@b042058e litgpt/model.py, CausalSelfAttention.forward).
     """
     n_q, n_kv = heads(model, shard)
     d, hidden, size = model.head_dim, model.hidden_sz, shard.itemsize
@@ -125,7 +130,8 @@ def projections(model: Model, shard: Shard, x: Operand) -> tuple[list[Op], tuple
     width = rows / shard.tp
     whole = (Tensor("attn.qkv", shard.tokens * width, size),)
     split = tuple(Tensor(f"attn.{p}", shard.tokens * n * d, size) for p, n, _ in parts)
-    views = shard.software.kernels.attention_impl == "unfused"
+    litgpt = shard.software.kernels.fused_projections == "qkv"
+    views = litgpt or shard.software.kernels.attention_impl == "unfused"
     outputs = whole if views else split
     one = linear("attn.qkv", x, "attn.qkv", hidden, width, shard, every, casts(shard, width, hidden))
     gemm = replace(one, outputs=outputs)
@@ -133,6 +139,9 @@ def projections(model: Model, shard: Shard, x: Operand) -> tuple[list[Op], tuple
     made: list[Op] = [gemm, *gathered]
     if not views:
         return made, own
+    if litgpt and model.n_q_heads != model.n_kv_heads and shard.software.kernels.attention_impl == "flash":
+        repeated, kept = repeat(model, shard, *own[:1], qkv, qkv)
+        return [*made, *repeated], (qkv, *kept[1:])
     # the queries of a single key-value head are contiguous: no copy separates them
     if model.n_q_heads == model.n_kv_heads or same(n_kv == 1):
         return made, (qkv, qkv, qkv)
@@ -168,11 +177,13 @@ def qk_norm(model: Model, shard: Shard, q: str, k: str) -> tuple[list[Op], str, 
 def rotary(model: Model, shard: Shard, q: str, k: str) -> tuple[list[Op], str, str]:
     """Rotary embedding of q and k: new tensors.
 
+    Keys that were repeated before are turned so (litgpt).
     Nothing is kept where the tables are shared buffers or the kernel is fused; own_tables keeps cos and sin, once for q and
     once for k (megatron/core/models/common/embeddings/rope_utils.py, _apply_rotary_pos_emb_bshd).
     """
     n_q, n_kv = heads(model, shard)
     d, size = model.head_dim, shard.itemsize
+    n_kv = n_q if k == REPEATED[1] else n_kv
     out_q = Tensor("attn.rope.q", shard.tokens * n_q * d, size)
     out_k = Tensor("attn.rope.k", shard.tokens * n_kv * d, size)
     own = shard.software.kernels.rope_impl == "own_tables"
@@ -217,10 +228,14 @@ def with_sequence_first(shard: Shard, ops: list[Op], out: Tensor) -> Sublayer:
     The kernel keeps its own output for backward, the output projection the copy (TE pytorch/attention/dot_product_attention/
     backends.py, FlashAttention.forward: transpose(0, 1).contiguous()). A single sequence lies alike both ways: no copy. What the
     copies take is in the constants of the step time, which were fitted with them.
+    torch 2.5's cuDNN kernel leaves the heads before the sequence (pytorch/pytorch pull request 138354 gave its output the
+    query's layout): the projection copies it.
     """
+    turned = out._replace(name=f"{out.name}.turned")
+    if shard.software.family in EAGER_TORCH and shard.software.kernels.attention_backend == "cudnn":
+        return [*ops, Move("attn.core.turn", (out.name,), (turned,), role="core_attn")], turned.name
     if not shard.software.batch_first_attention or same(shard.batch == 1.0):
         return ops, out.name
-    turned = out._replace(name=f"{out.name}.turned")
     copy = Move(
         "attn.core.turn", (out.name,), (turned,), forward_bytes=0.0, backward_bytes=0.0, kernels=0.0, role="core_attn"
     )
@@ -257,7 +272,7 @@ def repeat(model: Model, shard: Shard, q: str, k: str, v: str) -> tuple[list[Op]
     n_q, n_kv = heads(model, shard)
     d, size = model.head_dim, shard.itemsize
     view = q == v
-    names = ("attn.core.q", "attn.core.k", "attn.core.v")[not view :]
+    names = REPEATED[not view :]
     outputs = tuple(Tensor(name, shard.tokens * n_q * d, size) for name in names)
     sources = (k,) if view else tuple(dict.fromkeys((k, v)))
     read = shard.tokens * (2.0 * n_kv + (n_q if view else 0.0)) * d * size

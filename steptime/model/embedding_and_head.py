@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from steptime.model.ops import Comm, Gemm, Kind, Move, Op, Param, Tensor
 from steptime.model.quantize import Operand
-from steptime.model.sublayers import FP32, dropout, enter_tp, norm
+from steptime.model.sublayers import FP32, cast_weight, dropout, enter_tp, norm
 
 if TYPE_CHECKING:
     from steptime.base.num import Num
@@ -101,12 +101,13 @@ def output_ops(model: Model, shard: Shard, x: str, *, shared: bool = False) -> l
     chunks = float(shard.software.kernels.loss_chunks)
     logits = Tensor("head.logits", shard.tokens * columns / chunks, size)
     weight = Param("head.weight", (shard.vocab, hidden), 0, vocab=True, shared=shared)
+    copied = cast_weight("head", columns * hidden, shard)
     gemm = Gemm(
         "head.proj",
         (operand.read,),
         (logits,),
-        (operand.kept,),
-        (),
+        (operand.kept, *(copy.name for copy in copied)),
+        copied,
         (weight,),
         m=shard.tokens / chunks,
         n=columns,
@@ -127,7 +128,9 @@ def loss_ops(shard: Shard, logits: Tensor) -> list[Op]:
         whole = Tensor("head.logits.whole", parts.elements, logits.itemsize)
         gather = Comm("head.concat", (logits.name,), (parts,), kind="all_gather", bytes=parts.bytes)
         return [gather, Move("head.cat", (parts.name,), (whole,)), *torch_loss(shard, whole, logits_kept=True)]
-    ops = [vocab_parallel_loss(shard, logits)] if shard.software.kernels.vocab_parallel else torch_loss(shard, logits)
+    stays = shard.software.buffers.logits_stay
+    parallel = shard.software.kernels.vocab_parallel
+    ops = [vocab_parallel_loss(shard, logits)] if parallel else torch_loss(shard, logits, logits_kept=stays)
     if shard.split:
         per_token = shard.tokens * FP32
         ops += [Comm(f"loss.{what}", kind="all_reduce", bytes=per_token) for what in ("max", "target", "sum")]
@@ -147,16 +150,17 @@ def torch_loss(shard: Shard, logits: Tensor, *, logits_kept: bool = False) -> li
     if shard.software.kernels.loss_impl == "compiled":
         return [compiled_loss(shard, logits, ids, chunks)]
     x, logits_bytes, ops = logits, 0.0, list[Op]()
+    stay = (logits.name,) if logits_kept else ()
     if shard.software.kernels.loss_impl == "composite" and logits.itemsize < FP32:
         x = Tensor("loss.upcast", logits.elements, FP32)
         logits_bytes = logits.bytes  # a training loop holds the logits until the loss is computed
         moved = chunks * (logits.bytes + x.bytes)
-        kept = (logits.name,) if logits_kept else ()
         ops.append(
-            Move("loss.cast", (logits.name,), (x,), kept, (), (), moved, moved + kept_bytes(kept, logits), chunks)
+            Move("loss.cast", (logits.name,), (x,), stay, (), (), moved, moved + kept_bytes(stay, logits), chunks)
         )
+        stay = ()
     log_probs = Tensor("loss.log_probs", logits.elements, x.itemsize)
-    kept, made, size = (log_probs.name,), (log_probs,), chunks * x.bytes
+    kept, made, size = (log_probs.name, *stay), (log_probs,), chunks * x.bytes
     if shard.split and not logits_kept:
         softmax = Move("loss.log_softmax", (x.name,), made, kept, (), (), 8.0 * size, 7.0 * size, 6.0 * chunks)
         extra = x.bytes
@@ -165,7 +169,7 @@ def torch_loss(shard: Shard, logits: Tensor, *, logits_kept: bool = False) -> li
         extra = 0.0
     ops.append(replace(softmax, forward_temp_bytes=logits_bytes + extra, backward_temp_bytes=extra))
     picked = shard.tokens * (TOKEN_ID + x.itemsize)
-    nll = Move("loss.nll", kept, (), (ids.name,), (ids,), (), picked, chunks * log_probs.bytes, chunks)
+    nll = Move("loss.nll", kept[:1], (), (ids.name,), (ids,), (), picked, chunks * log_probs.bytes, chunks)
     return [*ops, nll]
 
 

@@ -57,7 +57,7 @@ def glu(model: Model, shard: Shard, x: Operand, words: Words) -> Sublayer:
     """act(gate) * up (Shazeer 2020)."""
     hidden, width, at, role = model.hidden_sz, model.inter_sz / shard.tp, words.name, words.role
     gate, up = f"{at}.gate", f"{at}.up"
-    if shard.software.kernels.fused_projections:
+    if shard.software.kernels.fused_projections is True:
         gate = up = f"{at}.gate_up"
         params = linear_params(gate, (2 * model.inter_sz, hidden), model.bias)
         back = casts(shard, 2.0 * width, hidden)
@@ -86,7 +86,7 @@ def gated(model: Model, shard: Shard, gate: str, up: str, out: Tensor, words: Wo
         clamps, gate, up = clamped(gate, up, out, words)
     ops, activated = activate(model, shard, gate, out._replace(name=f"{words.name}.act.gate"), words)
     ops = [*clamps, *ops]
-    if shard.software.kernels.fused_projections:
+    if shard.software.kernels.fused_projections is True:
         # megatron/core/transformer/mlp.py, glu: up + glu_linear_offset is a new tensor even where the offset is 0
         shifted = out._replace(name=f"{words.name}.act.up")
         ops.append(Move(f"{words.name}.act.offset", (up,), (shifted,), forward_bytes=2.0 * out.bytes, role=words.act))
@@ -132,7 +132,7 @@ def activate(model: Model, shard: Shard, x: str, out: Tensor, words: Words) -> S
     ops: list[Op] = [Move(f"{words.name}.act", (x,), (first,), (kept,), (), (), 2.0 * size, 3.0 * size, role=role)]
     if squared:
         # gate and up are parts of x, which is read later anyway
-        held = 0.0 if model.glu and shard.software.kernels.fused_projections else size
+        held = 0.0 if model.glu and shard.software.kernels.fused_projections is True else size
         back: dict[str, Any] = {"backward_bytes": 7.0 * size, "backward_temp_bytes": 2.0 * size, "role": role}
         # one kernel forward and three backward: two on average
         two: dict[str, Any] = {"kernels": 2.0, "forward_temp_bytes": held}

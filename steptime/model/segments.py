@@ -92,7 +92,8 @@ def per_op(ops: list[Op], *, compiled: bool, nth: int) -> Segment:
     skips |= {i for i, op in enumerate(ops) if isinstance(op, Attention)}
     skips |= {i for i, op in enumerate(ops) if isinstance(op, Comm) and op.kind in {"reduce_scatter", "all_to_all"}}
     skips |= {i for i, op in enumerate(ops) if isinstance(op, Move) and op.chooses}
-    keeps = tuple(t.name for i in sorted(skips) for t in ops[i].allocates)
+    kept = [ops[i].outputs if isinstance(ops[i], Gemm) else ops[i].allocates for i in sorted(skips)]
+    keeps = tuple(t.name for made in kept for t in made)  # autocast's copy of a weight is made again
     if compiled or nth == 1:
         needed, unused = needed_again(ops, skips)
         keeps = tuple(name for name in keeps if name in needed)

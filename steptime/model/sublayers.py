@@ -84,12 +84,13 @@ def linear(
 
     `casts`: what its backward quantizes.
     """
+    weight = cast_weight(out, k * n, shard)
     return Gemm(
         name,
         (x.read,),
         (Tensor(out, shard.tokens * n, shard.itemsize),),
-        (x.kept,),
-        (),
+        (x.kept, *(copy.name for copy in weight)),
+        weight,
         params,
         m=shard.tokens,
         n=n,
@@ -101,6 +102,13 @@ def linear(
         keeps_columns=x.columns,
         role=role,
     )
+
+
+def cast_weight(out: str, elements: Num, shard: Shard) -> tuple[Tensor, ...]:
+    """The copy of an fp32 weight that autocast makes without FSDP, and keeps for backward (torch/amp/autocast_mode.py)."""
+    software = shard.software
+    autocast = software.family == "torch" and software.states.param_dtype == "fp32" and shard.itemsize < FP32
+    return (Tensor(f"{out}.weight", elements, shard.itemsize),) if autocast else ()
 
 
 def enter_tp(

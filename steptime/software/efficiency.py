@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from steptime.base.document import shipped
+from steptime.software.profiles import extended
 
 EFFICIENCY_FILE = Path(__file__).parents[1] / "data" / "efficiency.yaml"
 
@@ -69,6 +70,12 @@ def sustained_share(accelerator: str, precision: str) -> float:
 
 
 def compute_factor(software: str) -> float:
-    """Factor on the seconds of a profile's kernels; a release that is not listed takes its profile's."""
+    """Factor on the seconds of a profile's kernels.
+
+    A release that is not listed takes its profile's, a profile that of the same trainer with FSDP, or of what it extends.
+    """
     known = efficiency().compute_factor
-    return known.get(software) or known.get(software.partition("@")[0], 1.0)
+    name = software.partition("@")[0]
+    if name not in known and name.endswith("-ddp"):
+        return compute_factor(software.replace("-ddp", ""))
+    return known.get(software) or known.get(name) or (known.get(extended(name), 1.0) if known else 1.0)

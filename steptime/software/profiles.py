@@ -51,6 +51,11 @@ def over(base: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
     return base | fields | joined
 
 
+def extended(name: str) -> str:
+    """The profile that a profile extends; "" for none."""
+    return str(shipped(_FOLDER / f"{name}.yaml").get("extends", "")) if name in profile_names() else ""
+
+
 @cache
 def profile_releases(name: str) -> list[str]:
     """Releases that a profile distinguishes, oldest first."""

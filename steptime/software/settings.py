@@ -96,8 +96,9 @@ class KernelSettings(Config):
     cp_impl: Literal["transformer_engine", "torch"]
     """Whose context parallelism: TransformerEngine's autograd functions, or torch's (partial results and gradients merged in fp32
     step by step; an all-to-all is autograd's own)."""
-    fused_projections: bool
-    """One GEMM for q, k, v and one for gate and up (Megatron); else separate ones (HF, torchtitan)."""
+    fused_projections: bool | Literal["qkv"]
+    """One GEMM for q, k, v and one for gate and up (Megatron), or qkv alone, of whose output each is a view (litgpt); else
+    separate ones (HF, torchtitan)."""
     vocab_parallel: bool
     """Megatron's vocabulary-parallel embedding and cross entropy: masks of the rows that other ranks hold are kept."""
 
@@ -177,7 +178,7 @@ class BufferSettings(Config):
     stage_inputs_stay: bool
     """Every model chunk keeps its last micro-batch's input, received from the stage before, and the gradient of it."""
     logits_stay: bool
-    """The last stage keeps the logits of the micro-batch before until the next one's replace them in its output buffers."""
+    """The last stage keeps the logits of a micro-batch until the next one's replace them in its output buffers."""
     gradient_copies: Literal["none", "freed", "kept"]
     """The optimizer copies half-precision main gradients to fp32: freed when the next step begins, or kept until that step's
     copies take their place, beside the gradients that they were made of (Megatron-LM of March to July 2021)."""

@@ -18,6 +18,10 @@ DOUBTFUL = {
 NOT_COUNTED = (
     (r"deepep over (uccl|nvshmem)", "DeepEP over EFA, whose sends a proxy on the host makes: not modeled"),
     (r'(?<!")unbalanced|\(imbalanced\)', "experts' load unbalanced, by how much is not stated"),
+    (
+        r"compile=thunder(?!.*dynamo backend)",
+        "thunder's executors, which choose what is saved, and its own FSDP: not modeled",
+    ),
     (r"packed documents", "packed documents: how much attention is left between their ends is not stated"),
     (r"mem-efficient kernel", "torch's memory-efficient attention: its rate is not modeled"),
     (

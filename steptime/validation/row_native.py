@@ -44,6 +44,12 @@ def traced(row: MeasuredRow) -> bool:
     return "graphtrainer" in row.text("framework").lower()
 
 
+def of_thunder(row: MeasuredRow) -> bool:
+    """Whether thunder traced litgpt's model: no profile has its executors and saved tensors; under Dynamo inductor's are near."""
+    words = f"{row.text('framework')}; {row.text('overlap_notes')}".lower()
+    return bool(re.search(r"litgpt \+ thunder|compile=thunder", words))
+
+
 def compile_of(release: str, notes: str, framework: str = "") -> dict[str, Any]:
     """What torch.compile compiled, where the notes say `compile=`.
 
@@ -60,7 +66,7 @@ def compile_of(release: str, notes: str, framework: str = "") -> dict[str, Any]:
     if "regional inductor" in notes or (of_graph and "full inductor" not in notes):
         return {}
     loss = "loss" in found[2] or "full inductor" in found[2] or not (release == "0.1" or "(blocks)" in found[2])
-    loss = loss and "prime-rl" not in framework
+    loss = loss and not re.search("prime-rl|litgpt", framework)
     return {"compile": "all" if loss else "blocks"}
 
 
@@ -79,7 +85,9 @@ def native_kernels(row: MeasuredRow, release: str, notes: str) -> dict[str, Any]
         section["loss_chunks"] = max(
             1, row.needed("seq_len") * row.needed("micro_batch_size") // (row.whole("cp") or 1) // NLL_ROWS
         )
-    if "flexflash" in notes or "huggingface/trl pr" in row.text("source").lower():
+    if litgpt_on_cudnn(row, notes):
+        section |= {"attention_kernel": "best", "attention_backend": "cudnn"}
+    elif "flexflash" in notes or "huggingface/trl pr" in row.text("source").lower():
         section["attention_kernel"] = "best"
     elif "flexattention" in notes or "flex_attention" in notes:
         section["attention_kernel"] = "flex"
@@ -97,6 +105,18 @@ def native_kernels(row: MeasuredRow, release: str, notes: str) -> dict[str, Any]
         # one ladder of passes before that one are 2 and 4 % off so, and 7 and 12 % too fast otherwise
         section["overlap"] = {"dp": False}
     return section
+
+
+def litgpt_on_cudnn(row: MeasuredRow, notes: str) -> bool:
+    """Whether thunder's benchmark of litgpt ran cuDNN's attention: where it is named, or torch chose it.
+
+    torch 2.5, whose development the containers of mid-2024 have, takes it first on H100 (pytorch.org/blog/pytorch2-5).
+    """
+    if "litgpt" not in row.text("framework").lower() or of_thunder(row) or "h100" not in row.text("gpu").lower():
+        return False
+    if "dynamo backend" in notes:
+        return "cudnn" in notes
+    return bool(re.search(r"2024-0[5-9]|pjnl-20240", f"{row.text('source')}; {row.text('note')}"))
 
 
 def liger_chunks(hidden: int, vocab: int) -> int:
@@ -168,16 +188,10 @@ def offloaded(row: MeasuredRow, section: dict[str, Any], assumed: list[str]) -> 
 ON_ONE_DEVICE = ("norm_impl", "activation_impl", "loss_impl", "loss_chunks", "rope_impl", "attention_kernel")
 
 
-def of_one_device(row: MeasuredRow, profile: str) -> dict[str, Any]:
-    """Settings of a trainer of the profile on one device: its kernels, and for torchtitan its fp32 states.
-
-    torchtitan/distributed/utils.py@b5bcd76c, maybe_enable_amp: without FSDP its parameters stay fp32 under autocast.
-    """
-    release = torchtitan_release(row) if profile == "torchtitan" else ""
-    usual = load_software(f"{profile}@{release}" if release else profile).settings()
-    kept = {key: usual[key] for key in ON_ONE_DEVICE}
-    states = dict.fromkeys(("param_dtype", "main_grad_dtype", "moment_dtype"), "fp32")
-    return kept | states if profile == "torchtitan" else kept
+def of_one_device(profile: str) -> dict[str, Any]:
+    """Settings of a trainer of the profile on one device: its kernels."""
+    usual = load_software(profile).settings()
+    return {key: usual[key] for key in ON_ONE_DEVICE}
 
 
 def torchao_recipe(row: MeasuredRow, notes: str) -> dict[str, Any]:
@@ -202,8 +216,14 @@ def recomputed_per_op(said: str, *, graph: bool) -> dict[str, Any]:
     return {}
 
 
-def resharded(said: str, stages: int) -> bool:
-    """Whether parameters are freed after forward, from the words of `zero_or_fsdp`; torchtitan's default in a pipeline is no."""
+def resharded(row: MeasuredRow) -> bool:
+    """Whether parameters are freed after forward, from the words of `zero_or_fsdp`.
+
+    torchtitan's default in a pipeline is no, and so is that of litgpt's benchmark (Lightning-AI/lightning-thunder@6d352e58
+    thunder/benchmarks/benchmark_litgpt.py: shard_mode zero2).
+    """
+    said = row.text("zero_or_fsdp").lower()
     if re.search(r"\bzero-?2|reshard never", said):
         return False
-    return stages == 1 or "reshard always" in said
+    usual = row.whole("pp") in {None, 1} and not ("litgpt" in row.text("framework").lower() and said == "fsdp2")
+    return usual or "reshard always" in said

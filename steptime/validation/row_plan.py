@@ -198,7 +198,7 @@ def _sharding(row: MeasuredRow, framework: RowFramework, assumed: list[str], dp:
         return {"fsdp": {}} if framework.sharded else {}
     if framework.sharded:
         notes = row.text("overlap_notes").lower()
-        fsdp: dict[str, Any] = {"reshard_after_forward": resharded(said, row.whole("pp") or 1)}
+        fsdp: dict[str, Any] = {"reshard_after_forward": resharded(row)}
         if said.startswith("fsdp1"):
             fsdp["version"] = 1
         if "bf16 reduce" in notes or "bf16 reduce" in row.text("precision").lower():

@@ -74,7 +74,7 @@ ROW_FRAMEWORKS = (
     RowFramework(r"torchtitan", "torchtitan", "torchtitan"),
     RowFramework(r"accelerate.*fsdp|accelerate fsdp|transformers \+ fsdp", "Hugging Face accelerate", "accelerate"),
     RowFramework(r"torchtune|fsdp", "torch FSDP", "fsdp2"),
-    RowFramework(r"litgpt", "LitGPT", "torch"),
+    RowFramework(r"litgpt", "LitGPT", "litgpt"),
     RowFramework(r"lit-gpt", "LitGPT", "fsdp2", own=False),
     RowFramework(r"internevo", "InternEvo", "internevo"),
     RowFramework(r"nanotron", "nanotron", "nanotron"),
@@ -96,7 +96,7 @@ def framework_of(row: MeasuredRow, *, known: bool = True) -> RowFramework:
     found = _framework(row)
     if not known:
         return found
-    native = found.profile == "torchtitan"
+    native = found.profile.startswith("torchtitan")
     return found._replace(
         release=row_native.torchtitan_release(row) if native else release_of(found, row.text("framework"))
     )
@@ -117,8 +117,12 @@ def _framework(row: MeasuredRow) -> RowFramework:
     sharded = re.search(r"\bfsdp", row.text("zero_or_fsdp").lower())
     if not found_one.sharded and sharded and not found_one.base.startswith("megatron"):
         return found_one._replace(profile="fsdp2", own=False)
+    if found_one.profile == "litgpt" and row_native.of_thunder(row):
+        return found_one._replace(profile="fsdp2" if sharded else "torch", own=False)
     if found_one.sharded and not sharded and row.whole("n_gpus") == 1:
-        return found_one._replace(profile="torch", alone=found_one.profile)
+        own = f"{found_one.profile}-ddp"
+        known = own in software_names()
+        return found_one._replace(profile=own if known else "torch", alone="" if known else found_one.profile)
     return found_one
 
 
@@ -147,7 +151,7 @@ def performance_of(row: MeasuredRow, framework: RowFramework, assumed: list[str]
         assumed.append(f"software: {framework.profile} for framework {row.text('framework') or 'not set'!r}")
     section |= recompute_of(row, framework, assumed) | row_native.said_dtypes(row, notes) | _kernels(row, notes)
     if framework.alone:
-        section |= row_native.of_one_device(row, framework.alone)
+        section |= row_native.of_one_device(framework.alone)
     if framework.base in EAGER_TORCH:
         section |= row_native.native_kernels(row, framework.release, notes) | row_native.native_states(row)
     overlap = overlap_of(notes, row.whole("tp") or 1, section["precision"])

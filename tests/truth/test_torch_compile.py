@@ -6,6 +6,7 @@ is compiled. Views of one storage count once; weights and rotary tables, which a
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 
 import pytest
@@ -73,12 +74,34 @@ class Block(nn.Module):
         return x + self.linear["down"](self.act(self.linear["gate"](normed)) * self.linear["up"](normed))
 
 
+class LitBlock(Block):
+    """The same with one product for q, k and v, each a view of it (Lightning-AI/litgpt@b042058e litgpt/model.py)."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__(model)
+        every = (model.n_q_heads + 2 * model.n_kv_heads) * model.head_dim
+        self.qkv = nn.Linear(model.hidden_sz, every, bias=False).bfloat16()
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        (b, s, _), groups = x.shape, self.model.n_kv_heads
+        each = self.model.n_q_heads // groups
+        qkv = self.qkv(self.norm(x, 0)).view(b, s, groups, each + 2, -1).permute(0, 2, 3, 1, 4)
+        q, k, v = qkv.split((each, 1, 1), dim=2)
+        q, k, v = (t.expand(b, groups, each, s, -1).reshape(b, groups * each, s, -1) for t in (q, k, v))
+        cos, sin = cos.transpose(1, 2), sin.transpose(1, 2)
+        q, k = (t * cos + torch.cat((-t.chunk(2, -1)[1], t.chunk(2, -1)[0]), -1) * sin for t in (q, k))
+        o = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.linear["o"](o.transpose(1, 2).reshape(b, s, -1))
+        normed = self.norm(x, 1)
+        return x + self.linear["down"](self.act(self.linear["gate"](normed)) * self.linear["up"](normed))
+
+
 def model_of(kind: str) -> Model:
     return Model(n_layers=1, vocab_sz=128, **SIZES[kind])
 
 
-def shard_of(model: Model, compiled: Compile) -> Shard:
-    software = resolve(Performance(software="torch", compile=compiled))
+def shard_of(model: Model, compiled: Compile, software: str = "torch") -> Shard:
+    software = resolve(Performance(software=software, compile=compiled))
     return Shard(float(B), float(S), float(S), 1.0, False, float(model.vocab_sz), software)
 
 
@@ -88,10 +111,15 @@ def inputs(model: Model) -> tuple[Tensor, Tensor, Tensor]:
     return x, table, table.clone()
 
 
+def part_of_split(node: torch.fx.Node) -> bool:
+    """Whether a node is one of the views that a split makes."""
+    return node.target is operator.getitem and node.args[0].target is ATEN.split_with_sizes.default
+
+
 def storage_of(node: torch.fx.Node) -> torch.fx.Node:
     """The node that made the storage that a node is a view of."""
-    while node.op == "call_function" and node.target in VIEWS:
-        node = node.args[0]
+    while node.op == "call_function" and (node.target in VIEWS or part_of_split(node)):
+        node = node.args[0].args[0] if part_of_split(node) else node.args[0]
     return node
 
 
@@ -125,6 +153,14 @@ def test_compiled_block(kind):
     shard = shard_of(model, "blocks")
     ours = kept(block_ops(model, shard), block_input(model, shard))
     assert saved_by_compile(Block(model), *inputs(model)) == ours
+
+
+def test_compiled_block_of_litgpt():
+    """The value is a view that holds all of the product."""
+    model = Model(n_layers=1, vocab_sz=128, **SIZES["llama"] | {"n_kv_heads": 4})
+    shard = shard_of(model, "blocks", "litgpt-ddp")
+    ours = kept(block_ops(model, shard), block_input(model, shard))
+    assert saved_by_compile(LitBlock(model), *inputs(model)) == ours
 
 
 def test_compiled_loss():

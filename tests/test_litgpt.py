@@ -1,0 +1,57 @@
+"""litgpt under thunder's benchmark, and torch's autocast: what layers keep, by hand, and the words of rows."""
+
+import pytest
+from jobs import job
+from own_rows import own
+
+from steptime.job.assembly import Assembly
+from steptime.memory.part_memories import PartMemories
+from steptime.validation.row_plan import to_config
+
+ONE = {"n_gpus": 1, "tp": 1, "pp": 1, "recompute": "none"}
+LITGPT = {"framework": "litgpt benchmark_litgpt.py", "gpu": "H100-80GB-SXM", "zero_or_fsdp": "fsdp2 zero2"}
+
+
+@pytest.mark.parametrize(
+    ("cells", "software", "kernel"),
+    [
+        ({"overlap_notes": "compile=on (inductor)", "note": "container pjnl-20240814"}, "litgpt", "best"),
+        ({"overlap_notes": "compile=on (inductor)", "note": "pjnl-20241209"}, "litgpt", None),
+        ({"overlap_notes": "compile=on (thunder inductor_cat_cudnn as dynamo backend)"}, "litgpt", "best"),
+        ({"overlap_notes": "compile=on (thunder inductor_cat as dynamo backend)"}, "litgpt", None),
+        ({"overlap_notes": "compile=thunder inductor_cat_cudnn (thunder.distributed fsdp)"}, "fsdp2", None),
+        (ONE | {"overlap_notes": "compile=on (inductor)", "zero_or_fsdp": "none (1 GPU)"}, "litgpt-ddp", None),
+    ],
+)
+def test_litgpt_with_its_kernels(cells, software, kernel):
+    """What is compiled leaves the loss alone; torch 2.5, not yet or no more in other containers, takes cuDNN's attention."""
+    found = to_config(own(**LITGPT | cells)).config["performance"]
+    assert (found["software"], found.get("attention_kernel")) == (software, kernel)
+    assert found.get("compile", "blocks") == "blocks"
+
+
+def layer(plan):
+    """What a layer of a plan keeps."""
+    assembly = Assembly(plan)
+    return PartMemories(assembly).plain[assembly.kinds[0]]
+
+
+def test_what_litgpt_keeps_of_a_layer():
+    """Of a token of h 64 and inner 176 in bf16: 2 norms' inputs and outputs, q, k, the product of 3 h, attention's output, the
+    MLP's 3 x 176; cuDNN's output is copied, h more. Statistics: 2 of norms, one of each of 4 heads, in fp32."""
+    shape = {"hidden_sz": 64, "inter_sz": 176, "n_q_heads": 4, "vocab_sz": 128, "n_layers": 1}
+    h, inner, statistics = 64, 176, 4 * (2 + 4)
+    for backend, tensors in (("direct", 4 + 2 + 3 + 1), ("cudnn", 4 + 2 + 3 + 1 + 1)):
+        performance = {"software": "litgpt-ddp", "compile": "blocks", "attention_backend": backend}
+        plan = job(model=shape, performance=performance, dp=1, gbs=1, seqlen=16)
+        assert layer(plan).saved == 16 * (2 * (tensors * h + 3 * inner) + statistics)
+
+
+def test_autocast_keeps_copies_of_fp32_weights():
+    """Of a layer of 8 matrices with 4 h^2 + 3 h i = 4 * 64^2 + 3 * 64 * 176 elements, 2 bytes each."""
+    shape = {"hidden_sz": 64, "inter_sz": 176, "n_q_heads": 4, "vocab_sz": 128, "n_layers": 1}
+    saved = []
+    for dtype in ("fp32", "bf16"):
+        plan = job(model=shape, performance={"software": "torch", "param_dtype": dtype}, dp=1, gbs=1, seqlen=16)
+        saved.append(layer(plan).saved)
+    assert saved[0] - saved[1] == 2 * (4 * 64**2 + 3 * 64 * 176)
