@@ -90,7 +90,7 @@ def performance_limits(job: Job) -> Iterator[Limit]:
         text = f"performance.{key}: the steps run with {' or '.join(map(_written, values))} (got {_written(settings[key])})"
         yield settings[key] not in values and key not in idle, text, _set(f"performance.{key}", values[0])
     text = "performance.software: q, k and v, gate and up are products of their own here"
-    yield s.kernels.fused_projections, text, _set("performance.software", s.family)
+    yield bool(s.kernels.fused_projections), text, _set("performance.software", s.family)
     for key, none in (
         ("offload_modules", None),
         ("activation_offload", False),
