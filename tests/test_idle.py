@@ -30,6 +30,9 @@ MODEL = {
     "pad_to_capacity": (True,),
     "imbalance_factor": (1.3,),
     "latent_sz": (512,),
+    "score_function": ("sigmoid",),
+    "expert_bias": (True,),
+    "node_limit": (2,),
     "n_dense_layers": (1,),
 }
 PERFORMANCE = {

@@ -88,6 +88,14 @@ IDLE: dict[str, tuple[str, Callable[[Any], Any]]] = {
         "experts exchange no rows (ep 1)",
         lambda job: job.parallelism.ep == 1 and not job.sp,
     ),
+    "model.moe.score_function": (
+        "torch's sigmoid moves and keeps what its softmax does",
+        lambda job: job.software.family == "fsdp2" and not job.model.moe.pre_softmax,
+    ),
+    "model.moe.node_limit": (
+        "the dispatcher sends one row per expert wherever it lies, and the choice of groups is not counted",
+        lambda job: job.software.family == "megatron-core" and job.software.moe.dispatcher != "flex",
+    ),
     "model.moe.pre_softmax": (
         "it is Megatron-Core's, for score_function softmax",
         lambda job: job.software.family != "megatron-core" or job.model.moe.score_function != "softmax",

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 
 SHARED = Words("shared", "shared_experts", "shared_experts")
 EXPERTS = Words("experts", "moe", "moe_act")
-BIAS_KERNELS = 8.0
-"""Of a bias by row: counts joined and cast, a row of zeros joined, cumulative sum, search, repeat, sum (assumed: launches)."""
+BIAS_KERNELS, GROUP_KERNELS = 8.0, 6.0
+"""Of a bias by row: counts joined and cast, a row of zeros joined, cumulative sum, search, repeat, sum (assumed: launches).
+Of the choice of groups: top 2, sum, top k, ones, scatter, masked fill (_get_node_limited_routing_scores)."""
 SWIGLU_KERNELS = 11.0
 """Of a clamped SwiGLU: eight forward, fourteen backward, in the mean."""
 
@@ -94,8 +95,9 @@ def router(rows: Rows, x: str) -> tuple[list[Op], str]:
     scores, indices = Tensor("moe.scores", cells, FP32), Tensor("moe.indices", chosen, INT64)
     best = Tensor("moe.chosen", chosen, FP32)
     ops.append(Move("moe.score", (logits,), (scores,), (scores.name,), role="moe"))
-    # the bias is added to a copy; values of the top k, the map of tokens to experts, and its sums
-    passing = FP32 * (cells + chosen) if moe.expert_bias else FP32 * chosen
+    # copies with the bias and with groups masked, each read and written; groups are scored by a top 2 of theirs, which reads all
+    copies, limited = float(moe.expert_bias), float(moe.n_groups is not None)
+    passing = FP32 * (cells * (copies + limited) + chosen)
     ops.append(
         Move(
             "moe.top_k",
@@ -103,8 +105,9 @@ def router(rows: Rows, x: str) -> tuple[list[Op], str]:
             (best,),
             (indices.name,),
             (indices,),
+            forward_bytes=FP32 * cells * (1.0 + 2.0 * copies + 3.0 * limited) + (FP32 + INT64) * chosen,
             forward_temp_bytes=0.0 if compiled else passing + BOOL * cells,
-            kernels=6.0,
+            kernels=6.0 + copies + GROUP_KERNELS * limited,
             role="moe",
             chooses=True,
         )
