@@ -159,6 +159,35 @@ def test_no_model_is_one_line(capsys):
     )
 
 
+SECTIONS = "model, parallelism, performance, data, hardware, cross_dc, run, notes, devices"
+
+
+@pytest.mark.parametrize(
+    ("args", "line"),
+    [
+        (("x.yaml", "--min-mfu", "50"), "3dtrn: --min-mfu: invalid fraction '50'; use 0.5 or 50%"),
+        (("x.yaml", "--min-mfu", "101%"), "3dtrn: --min-mfu: invalid fraction '101%'; use 0.4 or 40%"),
+        (("x.yaml", "--jsn"), "3dtrn: unrecognized arguments: --jsn; did you mean '--json'?"),
+        (("schema", "--json"), "3dtrn schema: unrecognized arguments: --json; 3dtrn schema --help lists all"),
+        (
+            ("explain", "--key", "parallelism.tpp"),
+            "--key parallelism.tpp: not a key of a plan; did you mean 'parallelism.tp'?",
+        ),
+        (
+            ("explain", "--key", "foo.bar"),
+            f"--key foo.bar: not a key of a plan; 3dtrn explain --key SECTION lists its keys: {SECTIONS}",
+        ),
+    ],
+)
+def test_a_wrong_option_is_one_line(capsys, args, line):
+    """Not a page of usage before it."""
+    try:
+        code = main(list(args))
+    except SystemExit as left:
+        code = left.code
+    assert (code, *capsys.readouterr()) == (2, "", f"{line}\n")
+
+
 def test_the_bare_command_prints_help(capsys):
     code, out, err = run(capsys)
     assert (code, err) == (0, "")
@@ -353,6 +382,8 @@ def test_a_frame_of_the_parts(monkeypatch):
     answer = steptime.estimate(load())
     assert sum(row["seconds"] for row in answer.to_frame()) == pytest.approx(answer.step_s)
     assert [row["stage"] for row in answer.to_frame("stages")] == [0, 1, 2, 3]
+    with pytest.raises(ValueError, match=r"must be one of parts, stages, .* \(got 'fits'\)"):
+        answer.to_frame("fits")
 
 
 def test_an_attention_kernel_that_a_gpu_has_not_is_told():

@@ -48,6 +48,8 @@ def test_the_answer_comes_first(run):
         "difference",
     ]
     assert max(map(len, lines)) <= 80
+    assert {"tp", "vpp"} < {line.strip() for line in lines}
+    assert "etp" not in {line.strip() for line in lines}  # no experts to split
 
 
 def test_a_plan_without_parallelism(run, tmp_path):

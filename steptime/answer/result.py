@@ -184,12 +184,16 @@ class Estimate:
 
         Raises:
             ImportError: pandas is not installed.
+            ValueError: there is no such table.
         """
+        known = ("stages", "gemms", "collectives", "weak_scaling")
         if rows == "parts":
             parts = self.time.parts_s
             found = [{"part": name, "seconds": s, "share": s / self.time.step_s} for name, s in parts.items()]
-        else:
+        elif rows in known:
             found = [row._asdict() for row in (self.memory.stages if rows == "stages" else getattr(self, rows))]
+        else:
+            raise ValueError(f"rows: must be one of parts, {', '.join(known)} (got {rows!r})")
         return import_module("pandas").DataFrame(found)
 
     def to_dict(self) -> dict[str, Any]:

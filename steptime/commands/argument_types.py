@@ -3,6 +3,22 @@
 from __future__ import annotations
 
 import argparse
+from typing import NoReturn
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose problems are one line each, like those of a plan."""
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with 2 after one line; an option that does not exist is told with its near match."""
+        wrong = message.removeprefix("unrecognized arguments: ")
+        if wrong != message:
+            from steptime.base.config import near
+
+            known = [name for action in self._actions for name in action.option_strings]
+            meant = near(wrong.partition(" ")[0].partition("=")[0], known)
+            message = f"{message}{meant if 'did you mean' in meant else f'; {self.prog} --help lists all'}"
+        self.exit(2, f"{self.prog}: {message.removeprefix('argument ')}\n")
 
 
 def share(text: str) -> float:
@@ -12,7 +28,8 @@ def share(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0.0 <= value <= 1.0:
-        raise argparse.ArgumentTypeError(f"invalid fraction {text!r}; use 0.4 or 40%")
+        meant = value if 1.0 < value <= 100.0 and not text.endswith("%") else 40.0
+        raise argparse.ArgumentTypeError(f"invalid fraction {text!r}; use {meant / 100.0:g} or {meant:g}%")
     return value
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 from steptime import __version__
 from steptime.commands import launch_options, view_options
-from steptime.commands.argument_types import count, share
+from steptime.commands.argument_types import Parser, count, share
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -135,7 +135,7 @@ def _misspelt(args: list[str]) -> str | None:
 
 def parser(name: str = "") -> argparse.ArgumentParser:
     """The parser of a subcommand, or of the bare `3dtrn CONFIG`."""
-    made = argparse.ArgumentParser(
+    made = Parser(
         prog=f"3dtrn {name}".rstrip(),
         description=_about(name),
         epilog=None if name else _subcommand_help(),

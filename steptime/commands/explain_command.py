@@ -75,7 +75,10 @@ def _explain_key(options: Namespace, out: Printer) -> int:
         [key for key in every if key.path == path or key.path.startswith((f"{path}.", f"{path}[]."))] if path else []
     )
     if not found:
-        raise ConfigError(f"--key {options.key}: not a key of a plan{near(options.key, [key.path for key in every])}")
+        meant = near(options.key, [key.path for key in every])
+        tops = dict.fromkeys(key.path.partition(".")[0] for key in every)
+        sections = f"; 3dtrn explain --key SECTION lists its keys: {', '.join(tops)}"
+        raise ConfigError(f"--key {options.key}: not a key of a plan{meant if 'did you mean' in meant else sections}")
     if options.json:
         out.json([key._asdict() for key in found])
     else:

@@ -19,6 +19,7 @@ from steptime.checkpoint.escape import escaped
 from steptime.checkpoint.jsonable import problem
 from steptime.checkpoint.jsonable import tensor as listed
 from steptime.checkpoint.records import Problem
+from steptime.commands.argument_types import Parser
 from steptime.report.checkpoint_summary import report
 from steptime.report.format import BINARY, DECIMAL
 from steptime.report.table import PLAIN, WIDTH, style_of
@@ -38,9 +39,7 @@ ALONE = ("json", "tensors", "depth", "diff", "model", "emit_config", "units")
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="summarize-ckpt", description="Summarize a checkpoint from its headers only.", epilog=EPILOG
-    )
+    parser = Parser(prog="summarize-ckpt", description="Summarize a checkpoint from its headers only.", epilog=EPILOG)
     parser.add_argument("path", nargs="?", help="a checkpoint file or directory")
     parser.add_argument("--depth", type=int, help="levels of the module tree (default 1)")
     parser.add_argument("--tensors", nargs="?", const="*", metavar="GLOB", help="list tensors whose name matches")

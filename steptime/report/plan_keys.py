@@ -95,6 +95,9 @@ _KINDS = {
 }
 
 
+_PLURALS = {"whole number": "whole numbers", "number": "numbers", "mapping": "mappings"}
+
+
 def _kind(node: Mapping[str, Any], document: Mapping[str, Any]) -> str:
     """A schema in words."""
     if "$ref" in node:
@@ -107,7 +110,8 @@ def _kind(node: Mapping[str, Any], document: Mapping[str, Any]) -> str:
     if "const" in node:
         return str(node["const"])
     if node.get("type") == "array":
-        return "list of " + _kind(node.get("items", {}), document)
+        items = _kind(node.get("items", {}), document)
+        return f"list of {_PLURALS.get(items, items)}"
     word = _KINDS.get(str(node.get("type")), "any value")
     bounds = [
         f"{said} {node[key]:g}"

@@ -119,7 +119,8 @@ def choices(found: Search) -> Table:
     best = found.best
     assert best is not None
     for name in AXES:
-        of = found.best_of(name, MOST) if name != "schedule" or found.several_schedules else []
+        idle = (name == "schedule" and not found.several_schedules) or (name == "etp" and found.plan.model.moe is None)
+        of = [] if idle else found.best_of(name, MOST)
         if len(of) > 1:
             rows.append([f"{_NAMES.get(name, name)}"])
             rows += [row_of(found, "no pipeline" if value == "" else str(value), layout) for value, layout in of]

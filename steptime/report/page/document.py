@@ -199,7 +199,7 @@ def _evidence(estimate: Estimate) -> Html:
     """The interval, its evidence, and what was not measured."""
     basis = estimate.time.basis
     words = f"The interval is meant to hold 80 of 100 measured steps of jobs like this; {basis.evidence}, "
-    words += f"{counted(basis.n, 'measured cell')} nearby"
+    words += f"{counted(basis.n, 'measured cell') if basis.n else 'no measured cell'} nearby"
     beyond = (
         el("ul", *(el("li", f"extrapolated: {text}") for text in basis.extrapolation)) if basis.extrapolation else None
     )
