@@ -192,9 +192,14 @@ def test_native_cross_entropy_holds_a_second_fp32_copy():
 
 
 def test_deferred_head_gradients():
-    """Two micro-batches wait: logits of 4,096 x 25,216 x 2 B = 197 MiB and 4 MiB of input each."""
+    """Two micro-batches wait: logits of 4,096 x 25,216 x 2 B = 197 MiB, 4 MiB of the head's input, 2 x 4 of the stage's.
+
+    The stage's input has a gradient. Where all 3 before the last one wait, the last gradient is that sent last, counted there.
+    """
     plan = gpt(performance={"deferred_head_wgrads": 2}, tp=2, pp=2, dp=2, sp=False)
-    assert held(plan)["operands of the head's deferred gradients"] == 2 * (197.0 + 4.0)
+    assert held(plan)["operands of the head's deferred gradients"] == 2 * (197.0 + 4.0 + 2 * 4.0)
+    every = gpt(performance={"deferred_head_wgrads": 10**6}, tp=2, pp=2, dp=2, sp=False)
+    assert held(every)["operands of the head's deferred gradients"] == 3 * (197.0 + 4.0 + 2 * 4.0) - 4.0
     assert "operands of the head's deferred gradients" not in held(plan, stage=0)
 
 

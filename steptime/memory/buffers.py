@@ -187,12 +187,18 @@ def of_pipeline(assembly: Assembly, chunks: list[Chunk]) -> list[HeldBuffer]:
 
 
 def deferred_wgrad_bytes(assembly: Assembly, chunks: list[Chunk]) -> Num:
-    """What the head's deferred weight gradients keep in a pipeline: gradients of logits, and inputs, of earlier micro-batches."""
+    """What the head's deferred weight gradients keep in a pipeline: gradients of logits, and inputs, of earlier micro-batches.
+
+    The head's input refers to its graph, at whose root is the input that the stage received, with its gradient. That of the last
+    of these micro-batches is counted as the one sent last where all wait (`of_pipeline`).
+    """
     job, limit = assembly.job, assembly.job.software.buffers.deferred_head_wgrads
     if job.parallelism.pp == 1 or limit == 0 or not any(chunk.head for chunk in chunks):
         return 0.0
-    waiting = minimum(1.0 * limit, job.microbatches - 1.0)
-    return waiting * (assembly.head.sizes["head.logits"] + assembly.boundary_bytes)
+    earlier, one = job.microbatches - 1.0, assembly.boundary_bytes
+    waiting = minimum(1.0 * limit, earlier)
+    sent = where((earlier > 0.0) & (earlier <= limit), one, 0.0)
+    return waiting * (assembly.head.sizes["head.logits"] + 3.0 * one) - sent
 
 
 def earlier_logits_bytes(assembly: Assembly, chunks: list[Chunk]) -> Num:
