@@ -7,6 +7,7 @@ import pytest
 import search_jobs as search
 
 from steptime.answer.result import estimate
+from steptime.base.config import ConfigError
 from steptime.commands.cli import main
 from steptime.job.assembly import Assembly
 from steptime.launch.read import read
@@ -288,6 +289,19 @@ def test_seconds_of_zero_offload():
     host = estimate(offloaded()).timing.optimizer.host
     assert (host.down_s, host.up_s) == pytest.approx((0.0, 2 * N / 55.6e9))
     assert host.waited_s == pytest.approx(42 * N / 12e9)
+
+
+def test_zero_offload_at_stage_2():
+    """The device keeps 2 B of parameters alone; the host 4 + 4 + 8 of fp32 and a rounded parameter. Gradients go down in fp32."""
+    plan = offloaded().replace(**{"parallelism.zero_level": 2})
+    found = estimate(plan)
+    (row,), host = found.memory.stages, found.timing.optimizer.host
+    assert (row.params_bytes, row.gradients_bytes, row.optimizer_bytes) == (pytest.approx(2 * 8 * N), 0.0, 0.0)
+    assert found.memory.host_bytes == pytest.approx(18 * 8 * N)
+    assert (host.down_s, host.up_s) == pytest.approx((4 * N / 55.6e9, 2 * N / 55.6e9))
+    assert host.waited_s == pytest.approx(42 * N / 12e9)
+    with pytest.raises(ConfigError, match="2 micro-batches is not modeled yet"):
+        plan.replace(**{"data.gbs": 16})
 
 
 def test_gradients_of_zero_offload_go_down_in_backward():

@@ -76,6 +76,7 @@ COUNTED = {
     "qwen3-30b-a3b": 30_532_122_624,
     "qwen3-235b-a22b": 235_093_634_560,
     "qwen3-next-80b-a3b": 79_674_391_296,
+    "qwen3.5-9b": 8_953_803_264,
 }
 ACTIVE = {  # billions that the model cards print; "without": of embedding, or of embedding and head
     "deepseek-v2": (21, 0),

@@ -40,6 +40,17 @@ def test_depths_of_the_recipe():
     assert to_config(row("AUTOMODEL-001")).config["model"] == {"preset": "nemotron-3-super-120b-a12b"}
 
 
+def test_the_language_model_of_a_multimodal_one():
+    assert to_config(row("megatron-sft-recipes-n009")).config["model"] == {"preset": "qwen3.5-9b"}
+
+
+def test_a_buffer_for_the_worst_case_drops_nothing():
+    """HybridEP of torchtitan without waiting, its capacity factor 1.0."""
+    config = to_config(row("torchtitan-pr-n030")).config
+    assert "capacity_factor" not in config["model"]["moe"]
+    assert config["performance"]["moe"]["dispatcher"] == "flex"
+
+
 def test_no_preset_of_that_name():
     with pytest.raises(SkipRowError, match=r"hybrid layers of Nemotron-3-Ultra-550B-A55B, which is no preset"):
         to_config(row("MBRIDGE-018"))

@@ -43,6 +43,15 @@ def test_parameters_of_qwen3_next():
     assert n_params(load_model("qwen3-next-80b-a3b")) == 48 * every + 36 * linear + 12 * full + h + 2 * vocab * h
 
 
+def test_parameters_of_qwen3_5():
+    """h = 4096: 32 MLPs of 3 h 12288, two norms; as Qwen3-Next 24 of Gated DeltaNet, and 8 of attention with 4 KV heads."""
+    h, vocab = 4096, 248320
+    linear = (2 * 2048 + 2 * 4096 + 64) * h + 4 * 8192 + 64 + 128 + 4096 * h
+    full = (2 * 4096 + 2 * 1024) * h + 4096 * h + 512
+    every = 3 * h * 12288 + 2 * h
+    assert n_params(load_model("qwen3.5-9b")) == 32 * every + 24 * linear + 8 * full + h + 2 * vocab * h
+
+
 def test_parameters_of_kimi_linear():
     """h = 2304, 32 heads of 128: 26 layers of 257 experts 3 h 1024 and a router 256 h, one MLP 3 h 9216, two norms each.
 

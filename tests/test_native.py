@@ -186,6 +186,28 @@ def test_whether_parameters_are_freed_after_forward(words, stages, framework, fr
     assert row_native.resharded(own(framework=framework, zero_or_fsdp=words, pp=stages)) is freed
 
 
+@pytest.mark.parametrize(
+    ("source", "notes", "flex"),
+    [
+        ("pytorch/torchtitan@28ed62e4 commit message (unmerged PR, 2026-07-17)", "", True),
+        ("pytorch/torchtitan@1 commit message (PR #3975, unmerged)", "", True),
+        ("pytorch/torchtitan@1 commit message (PR #3429)", "", False),
+        ("mlc-ai/pith-train issue #79 (2026-07-22)", "SDPA", False),
+        ("pytorch/torchtitan@b (2026-05)", "", False),
+    ],
+)
+def test_torchtitan_runs_flex_attention_since_june_2026(source, notes, flex):
+    assert row_native.on_flex(own(framework="torchtitan", source=source, overlap_notes=notes)) is flex
+
+
+def test_selective_is_per_op_in_todays_torchtitan():
+    """Its only selective checkpointing; before, the word alone may mean every n-th layer."""
+    assert row_native.recomputed_per_op("selective", graph=False, latest=True) == {
+        "activation_checkpointing_type": "per-op"
+    }
+    assert row_native.recomputed_per_op("selective", graph=False) == {}
+
+
 def cast_bytes(found, name):
     """Bytes that the forward cast before a projection moves, and those of a projection's backward."""
     ops = {op.name: op for op in found.assembly.kinds[0].ops}

@@ -108,13 +108,26 @@ OFFLOAD_RULES = [
     Rule(
         "states on the host, framework",
         "performance.cpu_offload",
-        "{f.software} with zero_level {f.zero_level} is not modeled yet; use megatron-core with zero_level 1, or FSDP2 or "
-        "DeepSpeed with 3",
+        "{f.software} with zero_level {f.zero_level} is not modeled yet; use megatron-core with zero_level 1, FSDP2 or "
+        "DeepSpeed with 3, or DeepSpeed with 2 and all optimizer states alone",
         lambda f: (
             (f.cpu_offload.share == 0.0)
             | (f.family == "megatron-core") & (f.zero_level == 1)
             | (f.family == "fsdp2") & (f.zero_level >= 2)
             | (f.family == "deepspeed") & (f.zero_level == 3)
+            | (f.family == "deepspeed")
+            & (f.zero_level == 2)
+            & (f.cpu_offload.share == 1.0)
+            & (not f.cpu_offload.params)
+        ),
+    ),
+    # deepspeed/runtime/zero/stage_1_and_2.py, async_accumulate_grad_in_cpu_via_gpu: sums come and go with each micro-batch
+    Rule(
+        "states on the host, sums of gradients",
+        "performance.cpu_offload",
+        "DeepSpeed's zero_level 2 with {f.microbatches} micro-batches is not modeled yet; use one, or zero_level 3",
+        lambda f: (
+            (f.cpu_offload.share == 0.0) | (f.family != "deepspeed") | (f.zero_level == 3) | (f.microbatches == 1)
         ),
     ),
     Rule(

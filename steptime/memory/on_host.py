@@ -73,20 +73,23 @@ def sharded(job: Job) -> OnHost:
 
 
 def zero_offload(job: Job) -> OnHost:
-    """DeepSpeed's ZeRO-Offload at stage 3 (deepspeedai/DeepSpeed@edaa7221 deepspeed/runtime/zero/stage3.py).
+    """DeepSpeed's ZeRO-Offload (deepspeedai/DeepSpeed@edaa7221 deepspeed/runtime/zero/stage3.py, stage_1_and_2.py).
 
     The host has an fp32 parameter, an fp32 gradient, two moments, and the partition of gradients in the dtype in which they
     accumulate; with offload_param the parameter of the compute dtype too. In each micro-batch that partition goes down, and comes
     up to be worked on or added to; after the last one its fp32 copy goes down (partition_grads,
     _offload_grad_partition_at_boundary). On the host gradients are scaled in place, 8 bytes, Adam moves 28, and parameters are
     cast, 6, as copies that block are cast where they come from (_reassign_or_swap_out_partitioned_parameters); then they go up,
-    or before each gather (partition_parameters.py).
+    or before each gather (partition_parameters.py). At stage 2 the single micro-batch's gradients go down in fp32 alone, and
+    parameters are rounded in a buffer of their own (async_inplace_copy_grad_to_fp32_buffer_from_gpu, step).
     """
     software, away = job.software, job.performance.cpu_offload.params
     size, sums = software.bytes_of(software.states.param_dtype), software.bytes_of(software.states.main_grad_dtype)
     moments = least_moments(job)
     held = 2.0 * FP32 + moments + sums + (size if away else 0.0)
     touched = 2.0 * FP32 + 3.0 * FP32 + 2.0 * moments + FP32 + size
+    if job.zero_level == 2:
+        return OnHost(2.0 * FP32 + moments + size, touched, down=FP32, up=size)
     reduced = 2.0 * sums + FP32 / job.microbatches
     return OnHost(held, touched, up=0.0 if away else size, gathered=size if away else 0.0, reduced=reduced)
 

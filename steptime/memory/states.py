@@ -131,7 +131,7 @@ def states_of(assembly: Assembly, chunks: Sequence[Chunk], buckets: list[list[Bu
     trained = size.params * (shard if level == 3 else padded) + quantized * extra_bytes(job)
     return States(
         params_bytes=trained + frozen_bytes(assembly, chunks) / (shard_ranks(job) if level == 3 else 1),
-        gradients_bytes=size.gradients * (shard if level >= 2 else padded * gradient_sets(job)),
+        gradients_bytes=size.gradients * (kept * shard if level >= 2 else padded * gradient_sets(job)),
         optimizer_bytes=masters
         + kept * sum([(size.master + moments[group]) * elements for group, elements in updated.items()]),
         buckets=buckets,

@@ -21,6 +21,15 @@ LEARNED_IMBALANCE = 1.3
 6b960233): what the two rows marked fit with its standard all-to-all need (torchtitan-dsv3-n008 and -n009, 4 ranks)."""
 
 
+def capacity(words: str) -> re.Match[str] | None:
+    """The capacity factor that a source states, in lower case.
+
+    Of torchtitan's HybridEP, not waiting for counts, 1.0 sizes a buffer for the worst case: nothing is dropped
+    (torchtitan/distributed/deepep/hybridep.py@aa1d3741).
+    """
+    return re.search(r"(?<!\(non-blocking, )capacity factor (\d+(?:\.\d+)?)", words)
+
+
 def has_experts(row: MeasuredRow) -> bool:
     """Whether the row's model is a mixture of experts."""
     return (row.whole("n_experts") or 0) > 1
@@ -81,7 +90,7 @@ def experts(row: MeasuredRow, name: str, assumed: list[str]) -> dict[str, Any]:
         section |= {"score_function": "sigmoid"}
         section |= {} if any(word in name for word in NO_BIAS) else {"expert_bias": True}
     words = f"{row.text('overlap_notes')} {row.text('note')}".lower()
-    if found := re.search(r"capacity factor (\d+(?:\.\d+)?)", words):
+    if found := capacity(words):
         section["capacity_factor"] = float(found[1])
     elif "tokendrop" in words or "token drop" in words:
         section["capacity_factor"] = 1.0
@@ -126,6 +135,6 @@ def dispatch_of(row: MeasuredRow, assumed: list[str]) -> dict[str, Any]:
         section["delay_wgrad_compute"] = True
     if "no grouped gemm" in words:
         section["grouped_gemm"] = False
-    if "capacity factor" in words or row.whole("ep") in {None, 1}:
+    if capacity(words) or row.whole("ep") in {None, 1}:
         section.pop("dispatcher", None)
     return section

@@ -26,7 +26,7 @@ def preset(row: MeasuredRow) -> Model:
         SkipRowError: there is no preset of that name.
     """
     try:
-        return load_model(row.text("model_name"))
+        return load_model(row.text("model_name").partition(" (text part)")[0])
     except ConfigError:
         raise SkipRowError(f"not modeled yet: hybrid layers of {row.text('model_name')}, which is no preset") from None
 

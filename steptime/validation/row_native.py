@@ -14,9 +14,10 @@ TORCHAO_WORDS = (
     ("mxfp8", "mxfp8_torchao"),
     ("tensorwise", "fp8_tensorwise"),
     ("dynamic", "fp8_tensorwise"),
+    ("fp8 delayed", "fp8_tensorwise"),
     ("fp8 all-gather", "fp8_tensorwise"),
 )
-"""First match wins."""
+"""First match wins. torchao's delayed scaling too reads each tensor for its maximum (torchao 0.6 float8_linear.py)."""
 NLL_ROWS = 256
 """Rows of a chunk of TRL's chunked_nll loss (huggingface/trl trl/trainer/sft_trainer.py).
 
@@ -37,6 +38,17 @@ def torchtitan_release(row: MeasuredRow) -> str:
         if int(pull[1]) < number if pull else month is not None and (int(month[1]), int(month[2])) < date:
             return release
     return ""
+
+
+def on_flex(row: MeasuredRow) -> bool:
+    """Whether torchtitan runs FlexAttention by default: since 2026-06-09 (its commit 169545712, pull request 3571)."""
+    source = row.text("source")
+    pull, month = re.search(r"PR #(\d+)", source), re.search(r"\b(20\d\d)-(\d\d)", source)
+    if not row.text("framework").lower().startswith("torchtitan") or "sdpa" in row.text("overlap_notes").lower():
+        return False
+    if pull and "pytorch/torchtitan" in source:
+        return int(pull[1]) >= 3571
+    return month is not None and (int(month[1]), int(month[2])) >= (2026, 7)
 
 
 def traced(row: MeasuredRow) -> bool:
@@ -91,7 +103,7 @@ def native_kernels(row: MeasuredRow, release: str, notes: str) -> dict[str, Any]
         section["attention_kernel"] = "best"
     elif "flexattention" in notes or "flex_attention" in notes:
         section["attention_kernel"] = "flex"
-    elif "gpt-oss" in row.text("model_name").lower():
+    elif "gpt-oss" in row.text("model_name").lower() or on_flex(row):
         # torchtitan/models/gpt_oss/model.py@58b03444: sinks need the log-sum-exp, which FlexAttention returns
         section["attention_kernel"] = "flex"
     elif re.match(r"gb?[23]00|b[23]00", row.text("gpu").lower()) and "pr #" in row.text("source").lower():
@@ -204,8 +216,12 @@ def torchao_recipe(row: MeasuredRow, notes: str) -> dict[str, Any]:
     return {"precision": found, "fp8_params": bool(gathered)}
 
 
-def recomputed_per_op(said: str, *, graph: bool) -> dict[str, Any]:
-    """Selective checkpointing as torchtitan has it: per op, every other layer, or by a memory budget; nothing for other words."""
+def recomputed_per_op(said: str, *, graph: bool, latest: bool = False) -> dict[str, Any]:
+    """Selective checkpointing as torchtitan has it: per op, every other layer, or by a memory budget; nothing for other words.
+
+    Without a word it is per op, its only one since 2026 (torchtitan/config/configs.py@b5bcd76c, SelectiveAC).
+    """
+    said = "selective (per-op)" if said == "selective" and latest else said
     if re.fullmatch(r"selective \((per-op|(per-op|graph) sac[^)]*)\)", said):
         kept: dict[str, Any] = {"recompute": {"granularity": "selective", "modules": ["per_op_all"]}}
         return kept if graph else {"activation_checkpointing_type": "per-op"}

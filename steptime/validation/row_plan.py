@@ -17,6 +17,8 @@ from steptime.validation.row_machine import hardware_of, machine
 from steptime.validation.row_native import resharded
 from steptime.validation.row_software import RowFramework, framework_of, performance_of
 
+CORES = 128
+"""Of two EPYC 7742."""
 DROPOUT = 0.1
 """Dropout of GPT on Megatron-LM of 2020-2022: its defaults (megatron/arguments.py, --hidden-dropout, --attention-dropout)."""
 
@@ -49,8 +51,9 @@ def to_config(row: MeasuredRow, *, known_release: bool = True) -> Mapped:
     assumed: list[str] = []
     performance = performance_of(row, framework, assumed)
     if states := offloaded_states(row.text("zero_or_fsdp").lower()):
-        performance["cpu_offload"] = states
-        assumed.append("cpu_offload.threads: 1")
+        threads = host_threads(row)
+        performance["cpu_offload"] = states | ({"threads": threads} if threads > 1 else {})
+        assumed.append(f"cpu_offload.threads: {threads}")
     parallelism = _parallelism(row, framework, assumed)
     data = {
         "gbs": row.needed("global_batch_size"),
@@ -137,13 +140,24 @@ def _refuse_what_is_not_modeled(row: MeasuredRow) -> None:
             raise SkipRowError(f"not modeled yet: {what}")
 
 
+def host_threads(row: MeasuredRow) -> int:
+    """Threads of a process on the host: torchrun's one; DeepSpeed's launcher leaves a process its share of the node's cores.
+
+    Bound with --bind_cores_to_rank, else as OpenMP takes them (deepspeedai/DeepSpeed@edaa7221 blogs/zenflow-corebinding).
+    """
+    launcher = "core" in row.text("overlap_notes") and "bind" in row.text("overlap_notes")
+    return CORES // row.needed("n_gpus") if launcher and "2x EPYC 7742" in row.text("machine") else 1
+
+
 def offloaded_states(said: str) -> dict[str, Any]:
     """What of the states lies on the host, by the words of `zero_or_fsdp`; empty where they say nothing of it that is modeled.
 
     >>> offloaded_states("zero3 + optimizer+param CPU offload".lower())
     {'optimizer': 1.0, 'params': True}
     """
-    if found := re.fullmatch(r"zero3 \+ (?:(cpu optimizer|optimizer cpu)|optimizer\+param cpu|full cpu) offload", said):
+    if found := re.fullmatch(
+        r"zero[23] \+ (?:(cpu optimizer|optimizer cpu)|optimizer\+param cpu|full cpu) offload", said
+    ):
         return {"optimizer": 1.0} | ({} if found[1] else {"params": True})
     return {"params": True} if re.match(r"fsdp2.*cpu offload of parameters, gradients, optimizer", said) else {}
 

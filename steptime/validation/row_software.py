@@ -235,7 +235,9 @@ def recompute_of(row: MeasuredRow, framework: RowFramework, assumed: list[str]) 
         return {"recompute": {"granularity": "selective", "modules": policy}}
     if re.fullmatch(r"full( ?\(.*\))?", said):
         return {"activation_checkpointing_type": "full"}
-    if framework.base in EAGER_TORCH and (per_op := row_native.recomputed_per_op(said, graph=row_native.traced(row))):
+    latest = framework.profile == "torchtitan" and not framework.release
+    graph = row_native.traced(row)
+    if framework.base in EAGER_TORCH and (per_op := row_native.recomputed_per_op(said, graph=graph, latest=latest)):
         return per_op
     if re.fullmatch(r"selective( \((recompute-activations|core attention)\))?", said) and framework.base.startswith(
         "megatron"
