@@ -139,15 +139,9 @@ class Measured:
         self.constants = constants
         self.per_doubling: Sequence[float] = constants.get("per_doubling", PER_DOUBLING)
         self.ratios = [run.log_ratio for run in self.runs]
-        self.votes: dict[RunKind, float] = {}
-        """Votes of all runs of a kind."""
-        for run in self.runs:
-            self.votes[run.place.kind] = self.votes.get(run.place.kind, 0.0) + run.vote
         places = {id(run.place): run.place for run in self.runs}  # runs of one place mostly share it
-        number = {kind: i for i, kind in enumerate(self.votes)}
+        number = {kind: i for i, kind in enumerate(dict.fromkeys(place.kind for place in places.values()))}
         sites = {key: (number[place.kind], self.counted(place.at)) for key, place in places.items()}
-        self.kinds = [sites[id(run.place)][0] for run in self.runs]
-        """Index of each run's kind in `votes`."""
         self.sites = list(dict.fromkeys(sites.values()))
         """Kinds and values between which distances differ: many runs share one."""
         self.columns = list(zip(*[values for _, values in self.sites], strict=True))
@@ -156,6 +150,13 @@ class Measured:
         site_of = {key: index[site] for key, site in sites.items()}
         self.site_of = [site_of[id(run.place)] for run in self.runs]
         """Index of each run's."""
+        self.kinds = [self.sites[at][0] for at in self.site_of]
+        """Index of each run's kind in `votes`."""
+        votes = [0.0] * len(number)
+        for kind, run in zip(self.kinds, self.runs, strict=True):
+            votes[kind] += run.vote
+        self.votes = dict(zip(number, votes, strict=True))
+        """Votes of all runs of a kind."""
         self._spans: dict[str, list[tuple[float, float]]] = {}
         self._factors: dict[str, tuple[float, float]] = {}
 
@@ -173,8 +174,8 @@ class Measured:
             rest = OTHERS / (len(self.runs) or 1)
             of_kind = [rest + (kind.profile == profile) for kind in self.votes]
             votes = [of_kind[kind] for kind in self.kinds]
-            both = [score for run in self.runs for score in (run.score, run.new_score)]
-            twice = [vote for vote in votes for _ in range(2)]
+            twice = [*votes, *votes]
+            both = [run.score for run in self.runs] + [run.new_score for run in self.runs]
             self._factors[profile] = (_factor([-s for s in both], twice), _factor(both, twice))
         return self._factors[profile]
 
@@ -196,7 +197,9 @@ class Measured:
 
 def _factor(scores: list[float], votes: list[float]) -> float:
     """What a tenth of the votes exceeds; scores of the other side count as 0."""
-    return upper(zip([max(score, 0.0) for score in scores], votes, strict=True), (1.0 + COVERED) / 2.0)
+    above = [(score, vote) for score, vote in zip(scores, votes, strict=True) if score > 0.0]
+    other_side = sum(votes) - sum([vote for _, vote in above])
+    return upper([(0.0, other_side), *above], (1.0 + COVERED) / 2.0)
 
 
 def upper(pairs: Iterable[tuple[float, float]], share: float) -> float:
@@ -220,12 +223,12 @@ def read_runs(document: Mapping[str, Any]) -> list[FitRun]:
     kinds: dict[tuple[str, ...], RunKind] = {}
     places: dict[tuple[Any, ...], RunPlace] = {}
     runs: list[FitRun] = []
-    for run_id, cell, series, metric, *rest in document["runs"]:
-        where = tuple(rest[:-4])
+    for row in document["runs"]:
+        where = tuple(row[4:-4])
         if where not in places:
             words = where[:width]
             places[where] = RunPlace(kinds.setdefault(words, RunKind(*words)), where[width:])
-        runs.append(FitRun(run_id, cell, series, metric, places[where], *rest[-4:]))
+        runs.append(FitRun(*row[:4], places[where], *row[-4:]))
     return runs
 
 
