@@ -228,7 +228,7 @@ def read_runs(document: Mapping[str, Any]) -> list[FitRun]:
         if where not in places:
             words = where[:width]
             places[where] = RunPlace(kinds.setdefault(words, RunKind(*words)), where[width:])
-        runs.append(FitRun(*row[:4], places[where], *row[-4:]))
+        runs.append(FitRun._make([*row[:4], places[where], *row[-4:]]))
     return runs
 
 

@@ -159,7 +159,7 @@ class Estimate:
         """Step time over dp at fixed work per device."""
 
         def answer(job: Job) -> tuple[float, str]:
-            found = _estimated(Assembly(job, self.assembly))
+            found = _estimated(Assembly(job, self.assembly), self.timing)
             return found.step_s, found.peaks.verdict
 
         return weak_scaling.weak(self.job, answer)
@@ -236,8 +236,8 @@ def estimate(job: Job | str | Path | Mapping[str, Any]) -> Estimate:
     return _estimated(Assembly(job))
 
 
-def _estimated(assembly: Assembly) -> Estimate:
-    timing = step_time(assembly)
+def _estimated(assembly: Assembly, like: StepTime | None = None) -> Estimate:
+    timing = step_time(assembly, like)
     return Estimate(assembly.job, assembly, timing, stage_memory(assembly, timing.states))
 
 

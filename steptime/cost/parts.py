@@ -97,7 +97,7 @@ class Context:
     """Rate of a copy to or from the host's memory [B/s]."""
     woven: Num = 1.0
     """Share of micro-batches that run forward beside another one's backward where exchanges of experts are overlapped."""
-    known: dict[tuple[str, str, float], CommCost] = field(default_factory=dict)
+    known: dict[tuple[str, str, float], CommCost] = field(default_factory=dict, compare=False)
     """Collectives priced so far: the ops of a block repeat a few of them."""
 
     def price(self, op: Comm, kind: str, bytes_: Num | None = None) -> CommCost:

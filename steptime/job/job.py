@@ -23,7 +23,6 @@ from steptime.job.expert_rules import expert_facts
 from steptime.job.facts import Facts, layers_per_chunk
 from steptime.job.hybrid_rules import default_profile, layer_facts
 from steptime.job.limits import NOT_MODELED
-from steptime.job.mend import hidden_problems
 from steptime.job.mesh import Parallelism, ScheduleName
 from steptime.job.names import PATHS
 from steptime.job.offload_rules import OF_LAYERS, offload_facts
@@ -290,6 +289,8 @@ def _build(data: dict[str, Any], problems: list[ConfigProblem]) -> Job:
     try:
         job = build(Job, data)
     except ConfigError as error:
+        from steptime.job.mend import hidden_problems
+
         raise ConfigError([*problems, *error.details, *hidden_problems(Job, data, error)]) from None
     if problems:
         raise ConfigError(problems)

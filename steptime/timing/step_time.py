@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -109,9 +109,11 @@ class StepTime:
         return self.walk.makespan_s + self.fsdp_exposed_s + self.after_s + self.straggler_s
 
 
-def step_time(assembly: Assembly) -> StepTime:
-    """The timing of one job."""
+def step_time(assembly: Assembly, like: StepTime | None = None) -> StepTime:
+    """The timing of one job. `like`: that of a job with the same `performance`, whose parts take as long where shared."""
     priced = pricing(assembly.job)
+    if like is not None and assembly.kinds is like.assembly.kinds and priced.context == like.context:
+        return time_parts(assembly, priced, replace(like.parts, assembly=assembly))
     return time_parts(assembly, priced, part_times(assembly, priced))
 
 
