@@ -234,6 +234,17 @@ def test_fsdp_obeys_the_overlap_that_is_asked_for():
 # --- scaling ---
 
 
+@pytest.mark.parametrize(
+    "said", [{"tp": 8, "pp": 4}, {"model": "mixtral-8x7b", "tp": 2, "ep": 4}, {"software": "fsdp2", "fsdp": {}}]
+)
+def test_weak_scaling_is_the_estimate_of_each_size(said):
+    """Parts that rows share are priced once; each row's step is that of its job alone."""
+    plan = job(dp=4, gbs=64, **({"model": "llama3-8b"} | said))
+    rows = estimate(plan).weak_scaling
+    alone = [estimate(plan.replace(**{"parallelism.dp": row.dp, "data.gbs": row.gbs})) for row in rows]
+    assert [(row.step_s, row.verdict) for row in rows] == [(found.step_s, found.memory.verdict) for found in alone]
+
+
 def test_weak_scaling_keeps_the_work_of_a_device():
     rows = estimate(job("llama3-70b", tp=8, pp=4, dp=6, gbs=6 * 16)).weak_scaling
     assert [row.dp for row in rows] == [1, 2, 4, 6, 8, 16]
