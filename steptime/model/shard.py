@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from steptime.base.num import Num, ceil, same
 from steptime.software.performance import Software
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Shard:
     """Tokens, tensor parallelism and implementation choices of one device.
 
@@ -32,17 +33,17 @@ class Shard:
     ep: Num = 1
     etp: Num = 1
 
-    @property
+    @cached_property
     def tokens(self) -> Num:
         """T: tokens that the projections of this device see."""
         return 1.0 * self.batch * self.seq
 
-    @property
+    @cached_property
     def sequence_tokens(self) -> Num:
         """Tokens in the sequence-parallel region: T/tp with sp, else T."""
         return self.tokens / self.tp if self.sp and self.split else self.tokens
 
-    @property
+    @cached_property
     def split(self) -> bool:
         """Whether tensor parallelism communicates at all."""
         return same(self.tp != 1)
