@@ -40,8 +40,7 @@ def test_blocks_that_small_tensors_share():
     assert blocks.rest == 0.5 * MIB
     first = blocks.allocate(10.5 * MIB)
     second = blocks.allocate(1.5 * MIB)
-    assert first is not None
-    assert (blocks.rest, second) == (0.5 * MIB, first + 10.5 * MIB)
+    assert (blocks.rest, second.address) == (0.5 * MIB, first.address + 10.5 * MIB)
     blocks.release(small[12])  # 2 MiB with its end
     assert blocks.rest == 0.0
     for address in small[:12]:
