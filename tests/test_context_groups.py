@@ -84,6 +84,11 @@ def test_a_ring_of_groups_holds_both_sides_of_its_exchanges_for_a_moment():
     assert op.backward_temp_bytes == (4 * 2 * K + Q) + 2 * Q + 2 * (Q + 2 * K) + K
 
 
+def test_two_communicators_of_a_sequence():
+    one, two = (sum(estimate(job(4, how=how)).memory.overhead_bytes) for how in ("p2p", "a2a+p2p"))
+    assert two - one == 2**28
+
+
 def test_latent_attention_takes_a_ring_of_groups():
     """Keys of 128 + 64 and values of 128 a head, each in an all-to-all of its own."""
     latent = {"kind": "mla", "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}

@@ -28,11 +28,12 @@ derived."""
 
 
 def overhead(job: Job) -> Overhead:
-    """The context, and one communicator per process group that communicates."""
+    """The context, and one communicator per process group that communicates; a2a+p2p has two for a sequence."""
     p = job.parallelism
     own = job.machine.accelerator.context_bytes
     context = CONTEXT_BYTES if own is None else own
-    groups = sum([1 * (p.tp > 1), 1 * (p.pp > 1), 1 * (p.dp * p.cp > 1), 1 * (p.cp > 1), 1 * (p.ep > 1)])
+    of_sequence = 2 if job.cp_comm_type == "a2a+p2p" else 1
+    groups = sum([1 * (p.tp > 1), 1 * (p.pp > 1), 1 * (p.dp * p.cp > 1), of_sequence * (p.cp > 1), 1 * (p.ep > 1)])
     groups = groups + 1 * (job.model.tie_embeddings and p.pp > 1)
     return Overhead(context, groups * COMMUNICATOR_BYTES)
 
