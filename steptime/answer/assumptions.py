@@ -130,7 +130,9 @@ def _adapters(job: Job) -> list[str]:
     """How much of the model adapters train."""
     if job.model.lora is None:
         return []
-    trained, total = (n_params(job.model, job.data.seqlen, trained=only) for only in (True, False))
+    trained, total = (
+        n_params(job.model, job.data.seqlen, trained=only, software=job.software) for only in (True, False)
+    )
     return [f"adapters: {trained / 1e6:,.1f} M of {total / 1e9:,.2f} B parameters are trained, the others frozen"]
 
 

@@ -105,8 +105,10 @@ class Estimate:
     @cached_property
     def trained_params(self) -> int:
         """Parameters that are trained: all, or those of adapters."""
-        model = self.job.model
-        return n_params(model, self.job.data.seqlen, trained=True) if model.lora else self.params.total
+        job = self.job
+        if job.model.lora is None:
+            return self.params.total
+        return n_params(job.model, job.data.seqlen, trained=True, software=job.software)
 
     @cached_property
     def flops(self) -> Flops:

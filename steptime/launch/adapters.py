@@ -18,12 +18,11 @@ WHOLE = frozenset({"full", "freeze_none"})
 NAMES: dict[str, tuple[str, ...]] = {
     **{name: (name,) for name in EVERY},
     **dict.fromkeys(("all", "all-linear", "all_linear", "true"), EVERY),
-    **dict.fromkeys(
-        ("qkv_proj", "query_key_value", "c_attn", "w_pack", "qkv", "linear_qkv", "attention.query_key_value"), QKV
-    ),
-    **dict.fromkeys(("gate_up_proj", "linear_fc1", "fc1"), MLP[:2]),
-    **dict.fromkeys(("o", "output_proj", "dense", "linear_proj", "out_proj"), ("o_proj",)),
-    **dict.fromkeys(("dense_4h_to_h", "linear_fc2", "fc2"), ("down_proj",)),
+    **dict.fromkeys(("qkv_proj", "query_key_value", "c_attn", "w_pack", "qkv"), QKV),
+    **dict.fromkeys(("linear_qkv", "attention.query_key_value", "attention_qkv"), QKV),
+    **dict.fromkeys(("gate_up_proj", "linear_fc1", "fc1", "mlp_fc1"), MLP[:2]),
+    **dict.fromkeys(("o", "output_proj", "dense", "linear_proj", "out_proj", "attention_dense"), ("o_proj",)),
+    **dict.fromkeys(("dense_4h_to_h", "linear_fc2", "fc2", "mlp_fc2"), ("down_proj",)),
     **dict.fromkeys(("dense_h_to_4h",), ("up_proj",)),
 }
 """Projections by the names that models and trainers have for them."""

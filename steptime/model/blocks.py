@@ -13,7 +13,7 @@ from steptime.model.mlp import mlp_ops
 from steptime.model.model import LayerKind, LayerRun, Model
 from steptime.model.ops import Op, Param
 from steptime.model.shard import Shard
-from steptime.software.performance import load_software
+from steptime.software.performance import Software, load_software
 
 __all__ = ["LAYERS", "Layer", "block_ops", "embedding_ops", "head_ops", "layers", "n_params", "params", "params_of"]
 
@@ -195,10 +195,13 @@ def params(model: Model, shard: Shard) -> list[Param]:
     return [*params_of(embedding_ops(model, shard)), *head, *inside]
 
 
-def n_params(model: Model, seqlen: int | None = None, *, trained: bool = False) -> int:
+def n_params(
+    model: Model, seqlen: int | None = None, *, trained: bool = False, software: Software | None = None
+) -> int:
     """Unique parameters of the whole model, or those of them that are trained.
 
-    The vocabulary is unpadded, a tied embedding counted once, adapters by projection.
+    The vocabulary is unpadded, a tied embedding counted once, adapters by projection; where `software` is given,
+    as it joins projections.
 
     `seqlen`: rows of a learned position table that does not say its `max_positions`, as in a job of such sequences.
 
@@ -215,6 +218,6 @@ def n_params(model: Model, seqlen: int | None = None, *, trained: bool = False) 
         1.0,
         sp=False,
         vocab=model.vocab_sz,
-        software=load_software("megatron-core" if model.lora is None else "torch"),
+        software=software or load_software("megatron-core" if model.lora is None else "torch"),
     )
     return int(sum(p.elements for p in params(model, whole) if p.trained or not trained))

@@ -14,6 +14,8 @@ ORDER = [
         "devices",
         "named_models",
         "vocabulary",
+        "figures",
+        "adapters",
         "config_values",
         "config_functions",
         "shell",
@@ -23,7 +25,7 @@ ORDER = [
         "nemo",
     ),
     "torchtitan",
-    *("program_defaults", "trainer_files", "figures", "adapters", "zero_stage"),
+    *("program_defaults", "trainer_files", "zero_stage"),
     "trainers",
     *("read", "plan_yaml", "write"),
 ]

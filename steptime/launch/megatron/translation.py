@@ -8,6 +8,7 @@ from steptime.base.config import ConfigError, build
 from steptime.job.edit import read_model
 from steptime.launch.devices import told
 from steptime.launch.job_keys import JobKeys
+from steptime.launch.megatron.adapter_section import adapter_section
 from steptime.launch.megatron.expert_layers import has_experts
 from steptime.launch.megatron.model_section import data_section, model_section
 from steptime.launch.megatron.parallelism_section import layout_section
@@ -48,6 +49,8 @@ def plan_of(keys: JobKeys, software: str, devices: int | None) -> Reading:
     model = told(keys.sets, "model")
     if model is None:
         model = model_section(keys, unfused=performance.get("attention_impl") != "flash")
+    if adapters := adapter_section(keys, model, layout, str(performance.get("precision", "bf16"))):
+        model = ({"preset": model} if isinstance(model, str) else model) | {"lora": adapters}
     data = data_section(keys, layout.get("dp"))
     config: dict[str, Any] = {"model": model, "parallelism": layout, "performance": performance, "data": data}
     open_keys = {
@@ -56,6 +59,6 @@ def plan_of(keys: JobKeys, software: str, devices: int | None) -> Reading:
         "data.gbs": "global batch size unknown; add --set data.gbs=N",
         "data.seqlen": "sequence length unknown; add --set data.seqlen=N",
     }
-    if "model" in keys.left_open:
+    if "model" in keys.left_open or "preset" in model:
         del open_keys["model.vocab_sz"]
     return keys.reading(config, open_keys)

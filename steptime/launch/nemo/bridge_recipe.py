@@ -112,10 +112,12 @@ def _said(tree: dict[str, Any], path: str, sets: Mapping[str, Any] | None) -> di
     Raises:
         ConfigError: a mixed precision of another name, which nobody sets.
     """
-    mixed = tree.get("mixed_precision")
+    mixed, adapters = tree.get("mixed_precision"), tree.get("peft")
     said = flatten(
         {key: _plain(section) for key, section in tree.items() if key not in {"env_vars", "mixed_precision", "_args_"}}
     )
+    if isinstance(adapters, dict):
+        said["peft.method"] = str(adapters.get(CLASS) or "unknown").rpartition(".")[2]
     word = (mixed.get("_args_") or [""])[0] if isinstance(mixed, dict) else mixed
     name = str(word.code if isinstance(word, Computed) else word or "bf16").removesuffix("()").rpartition(".")[2]
     fields = _PRECISIONS.get(re.sub(r"^(?:\w+_)?bf16_with_|(?:_scaling)?_mixed$", "", name))

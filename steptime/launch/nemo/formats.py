@@ -19,7 +19,7 @@ from steptime.launch.megatron.translation import plan_of
 from steptime.launch.nemo.bridge_recipe import read_recipe
 from steptime.launch.nemo.hydra import read_one
 from steptime.launch.nemo.nemo_run import read_two
-from steptime.launch.nemo.targets import CLASS, NemoConfig, class_of, simplify
+from steptime.launch.nemo.targets import CLASS, NemoConfig, class_of, methods_of, simplify
 from steptime.launch.reading import LaunchFlag, Reading
 from steptime.launch.shell.script import variables_of
 
@@ -130,7 +130,7 @@ def _bridge(config: NemoConfig) -> Reading:
             "Task Configuration, or the run_config.yaml of a checkpoint"
         )
     said = flatten({key: simplify(section) for key, section in tree.items() if key != CLASS and section})
-    keys = object_keys(said, load_table("megatron_bridge"), path, sets)
+    keys = object_keys(said | methods_of(tree), load_table("megatron_bridge"), path, sets)
     if devices is not None and told(sets, "parallelism.dp") is None:
         keys.beside_flags.append(LaunchFlag("devices", str(devices), "used", "parallelism.dp"))
     return plan_of(keys, config.profile("megatron-bridge"), devices)

@@ -15,7 +15,7 @@ from steptime.launch.keys import FOLDER, flatten, load_table
 from steptime.launch.megatron.config_objects import object_keys
 from steptime.launch.megatron.translation import plan_of
 from steptime.launch.named_models import preset_of
-from steptime.launch.nemo.targets import NemoConfig, class_of, simplify
+from steptime.launch.nemo.targets import NemoConfig, class_of, methods_of, simplify
 from steptime.launch.reading import Reading
 
 _BUCKET = 128 * 1024 * 1024
@@ -86,7 +86,7 @@ def _said(path: str, tree: dict[str, Any], trainer: dict[str, Any]) -> dict[str,
     for item in callbacks if isinstance(callbacks, list) else []:
         name = class_of(item).rpartition(".")[2] or "callback"
         said |= flatten({"trainer": {"callbacks": {name: simplify(item) if name == _OVERLAP else "..."}}})
-    return said | flatten({"trainer": {"strategy": simplify(strategy)}})
+    return said | methods_of(tree) | flatten({"trainer": {"strategy": simplify(strategy)}})
 
 
 @cache

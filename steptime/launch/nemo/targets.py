@@ -34,6 +34,16 @@ def class_of(node: Any) -> str:
     return str(node[CLASS]) if isinstance(node, dict) and CLASS in node else ""
 
 
+def methods_of(tree: Mapping[str, Any]) -> dict[str, str]:
+    """The class of a job's adapters (peft, or NeMo 2's model_transform), which `simplify` leaves out, as a key of its own.
+
+    >>> methods_of({"peft": {"_target_": "megatron.bridge.peft.lora.LoRA", "dim": 8}, "train": {}})
+    {'peft.method': 'LoRA'}
+    """
+    named = {key: class_of(tree[key]).rpartition(".")[2] for key in ("peft", "model_transform") if tree.get(key)}
+    return {f"{key}.method": "unknown" if name in {"", "None"} else name for key, name in named.items()}
+
+
 def simplify(node: Any) -> Any:
     """Mappings without the keys that name classes; a function or an enumeration's member becomes its name.
 

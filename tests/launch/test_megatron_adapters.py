@@ -1,0 +1,89 @@
+"""LoRA in the files of Megatron's own trainers: ms-swift's megatron sft, NeMo 1 and 2, Megatron-Bridge; with tp it is refused."""
+
+import pytest
+from launch_readings import DATA, HARDWARE
+
+from steptime import estimate
+from steptime.base.config import ConfigError
+from steptime.launch.read import read
+from steptime.launch.reading import to_job
+
+EVERY = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+SWIFT = (
+    "NPROC_PER_NODE=8 megatron sft --model Qwen/Qwen3-8B --train_type {} --lora_rank 64 --target_modules {} "
+    "--max_length 4096 --global_batch_size 16 --tensor_model_parallel_size {}\n"
+)
+
+
+def job(path):
+    return to_job(read("auto", str(path), HARDWARE), HARDWARE)
+
+
+def script(tmp_path, *words):
+    (tmp_path / "train.sh").write_text(SWIFT.format(*words))
+    return tmp_path / "train.sh"
+
+
+def test_adapters_of_ms_swift(tmp_path):
+    """By hand, rank 64 beside every projection of Qwen3-8B: 64 x (4096 + 6144) + 64 x (4096 + 4096) for q, k, v in one and o,
+    64 x (4096 + 24576) for gate and up in one, 64 x (12288 + 4096) for down, in 36 layers."""
+    found = job(script(tmp_path, "lora", "all-linear", 1))
+    lora = found.model.lora
+    assert (lora.rank, lora.targets, lora.dropout, found.parallelism.dp) == (64, EVERY, 0.05, 8)
+    layer = 64 * (4096 + 6144) + 64 * (4096 + 4096) + 64 * (4096 + 24576) + 64 * (12288 + 4096)
+    assert estimate(found).trained_params == 36 * layer
+    assert job(script(tmp_path, "full", "all-linear", 1)).model.lora is None
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (
+            ("lora", "all-linear", 2),
+            "train_type lora: adapters over frozen weights (LoRA with tp): every weight is counted",
+        ),
+        (("longlora", "all-linear", 1), "train_type longlora: adapters over frozen weights (longlora): every weight"),
+        (("lora", "linear_qkv,router", 1), "target_modules linear_qkv,router: adapters of router; not modeled"),
+    ],
+)
+def test_what_is_not_modeled_is_told(tmp_path, words, why):
+    with pytest.raises(ConfigError) as error:
+        job(script(tmp_path, *words))
+    assert any(why in line for line in error.value.problems), error.value.problems
+
+
+NEMO_1 = "  peft: {{peft_scheme: {0}, lora_tuning: {{adapter_dim: 16, target_modules: [attention_qkv], adapter_dropout: 0.1}}}}\n"
+BRIDGE = "peft: {{_target_: megatron.bridge.peft.{0}, dim: 16, target_modules: [linear_proj, linear_fc2], alpha: 32}}\n"
+NEMO_2 = "peft: {{_target_: nemo.collections.llm.peft.{0}}}\n"
+FILES = {  # a file, how it begins its model, where adapters stand, and what they are
+    "nemo/llama3_1_70b.yaml": (NEMO_1, "\nmodel:\n", "lora", 16, EVERY[:3], 0.1),
+    "nemo/llama3_70b_container.yaml": (BRIDGE, "\nmodel:\n", "lora.LoRA", 16, ["o_proj", "down_proj"], 0.0),
+    "nemo/llama3_70b_recipe.yaml": (NEMO_2, "\nmodel:\n", "lora.LoRA", 32, EVERY, 0.0),
+}
+OTHERS = dict.fromkeys(FILES, "dora.DoRA") | {"nemo/llama3_1_70b.yaml": "ptuning"}
+
+
+def with_adapters(tmp_path, name, method, tp):
+    text = (DATA / name).read_text(encoding="utf-8").replace("\npeft: null\n", "\n")
+    text = text.replace("  fp8: hybrid\n", "").replace("fp8_param_gather: true", "fp8_param_gather: false")
+    section, begin, *_ = FILES[name]
+    section = section.format(method)
+    added = f"{begin}{section}" if section.startswith(" ") else f"\n{section}{begin[1:]}"
+    assert begin in text
+    text = text.replace("tensor_model_parallel_size: 4", f"tensor_model_parallel_size: {tp}").replace(begin, added, 1)
+    (tmp_path / "job.yaml").write_text(text, encoding="utf-8")
+    return tmp_path / "job.yaml"
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_adapters_of_nemo(tmp_path, name):
+    """Defaults of LoRA's own: rank 32 beside all four (fused) projections, no dropout (peft/lora.py)."""
+    *_, method, rank, targets, dropout = FILES[name]
+    sets = HARDWARE | {"parallelism.dp": 8, "data.gbs": 64}
+    reading = read("nemo", str(with_adapters(tmp_path, name, method, 1)), sets)
+    lora = reading.config["model"]["lora"]
+    assert (lora["rank"], lora["targets"], lora["dropout"]) == (rank, targets, dropout)
+    for other, tp in ((OTHERS[name], 1), (method, 4)):
+        reading = read("nemo", str(with_adapters(tmp_path, name, other, tp)), sets)
+        assert "lora" not in reading.config["model"]
+        assert any("adapters over frozen weights" in flag.note for flag in reading.of("unmodeled"))
