@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from steptime.launch.figures import Figures
+from steptime.launch.job_keys import text_of
 from steptime.model.lora import EVERY, MLP, QKV
 
 PARTLY = "weights trained in part by another way than LoRA: every weight is counted as trained"
@@ -62,6 +63,14 @@ def adapted(found: Figures) -> bool:
     return found.on(switch(found)) and str(found.get(switch(found))).lower() not in WHOLE
 
 
+def _tell_defaults(found: Figures, said: Mapping[str, Any], usual: Mapping[str, Any]) -> None:
+    """Note what the files leave to the trainer; a program of one's own may have other defaults."""
+    if unsaid := [name for name in ("rank", "targets") if said[name] is None]:
+        values = ", ".join(text_of(usual[name]) for name in unsaid)
+        whose = f"the default of {found.keys.table.framework}"
+        found.keys.notes.append(f"{' and '.join(unsaid)} of the adapters not set, so {values}: {whose}")
+
+
 def put_adapters(found: Figures, config: dict[str, Any]) -> None:
     """Put the adapters of a job into its config, and what they are stored in; what is no LoRA is left out with its reason.
 
@@ -87,6 +96,7 @@ def put_adapters(found: Figures, config: dict[str, Any]) -> None:
     elif found.on("@adapter_mlp"):
         said["targets"] = [*words_of(said["targets"] or usual["targets"]), *MLP]
     section, unknown = lora_section(said, usual)
+    _tell_defaults(found, said, usual)
     if unknown:
         keys.leave_out(found.figures["@adapter_targets"], f"adapters of {', '.join(unknown)}")
     loaded = DTYPES.get(str(found.get("@weights")).lower().removeprefix("torch."), usual.get("base"))
@@ -96,7 +106,7 @@ def put_adapters(found: Figures, config: dict[str, Any]) -> None:
     elif loaded and not found.on("@deepspeed"):
         section["base_dtype"] = loaded
     if (
-        config["performance"]["software"] == table["software"]["default"]
+        config["performance"]["software"] == table["software"]["default"] != table["software"].get("deepspeed")
         and not table.get("pure")
         and not found.on("@pure_bf16")
     ):

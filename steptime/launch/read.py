@@ -39,6 +39,7 @@ TABLES = (
     "olmo",
     "primus",
     "torchtune",
+    "openrlhf",
     "transformers",
 )
 """Kinds that are translated by a table of keys alone."""

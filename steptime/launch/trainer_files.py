@@ -11,7 +11,7 @@ from steptime.base.config import ConfigError
 from steptime.base.document import parse_mapping
 from steptime.launch.beside import Beside
 from steptime.launch.devices import of_comment
-from steptime.launch.keys import KeyTable, flatten
+from steptime.launch.keys import KeyTable, flatten, rule_of, spelled
 from steptime.launch.nemo.interpolate import resolve
 from steptime.launch.program_defaults import defaults_in
 from steptime.launch.shell.processes import flags_of, taken_apart
@@ -66,7 +66,8 @@ def said_in(path: str, text: str, table: KeyTable, env: dict[str, str], beside: 
         if told := script.other_work():
             raise ConfigError(f"{path}: {told}")
         script = script._replace(arguments=taken_apart(script.arguments))
-        said = _configs(script, path, beside) | dict(flags_of([word.text for word in script.arguments]))
+        said = _configs(script, path, beside) | _of_accelerate(script, table)
+        said |= dict(flags_of([word.text for word in script.arguments]))
         unclear = _without_value(script)
         if script.launchers and script.unclear:  # a launcher's default does not tell them either
             unclear["devices"] = script.unclear[0]
@@ -79,6 +80,19 @@ def said_in(path: str, text: str, table: KeyTable, env: dict[str, str], beside: 
     for section in table.raw.get("inside") or []:
         tree = tree[section] if isinstance(tree.get(section), dict) else tree
     return Said(flatten(tree), of_comment(text))
+
+
+_COUNTED = frozenset({"num_processes", "num_machines", "gradient_accumulation_steps"})
+"""Options of accelerate launch that its devices are counted by, or that the Trainer has its own of."""
+
+
+def _of_accelerate(script: Script, table: KeyTable) -> dict[str, Any]:
+    """What accelerate's launcher is told in front of the program: DeepSpeed, FSDP, precision (accelerate commands/launch.py)."""
+    if "accelerate" not in script.launchers:
+        return {}
+    rules = {name: rule_of(spelled(name, table), table) for name, _ in flags_of([word.text for word in script.before])}
+    costly = {name for name, rule in rules.items() if rule is not None and rule.status != "irrelevant"} - _COUNTED
+    return {name: value for name, value in flags_of([word.text for word in script.before]) if name in costly}
 
 
 def _without_value(script: Script) -> dict[str, str]:

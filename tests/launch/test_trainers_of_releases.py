@@ -319,3 +319,44 @@ def test_a_script_of_torchtitan_names_its_config(tmp_path):
     found = job(tmp_path, "train.sh", text)
     layout = found.parallelism
     assert (layout.tp, layout.dp, found.data.microbatch_sz, found.data.gbs) == (2, 16, 2, 32)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--use_deepspeed --zero_stage 3 --mixed_precision bf16", ("deepspeed", 3, None, "bf16")),
+        ("--use_deepspeed --mixed_precision bf16", ("deepspeed", 2, None, "bf16")),
+        ("--use_fsdp --fsdp_sharding_strategy=FULL_SHARD --mixed_precision=bf16", ("accelerate", None, True, "bf16")),
+        ("--use_fsdp --fsdp_version 2 --fsdp_reshard_after_forward false", ("accelerate", None, False, "fp32")),
+        ("--mixed_precision fp16", ("torch", None, None, "fp16")),
+    ],
+)
+def test_options_of_accelerate_stand_before_the_program(tmp_path, options, said):
+    """commands/launch.py; its gradient_accumulation_steps is not the Trainer's, whose own stands behind the program."""
+    text = f"accelerate launch --num_processes 8 --gradient_accumulation_steps 4 {options} train.py "
+    text += "--model_name_or_path meta-llama/Llama-3.1-8B --per_device_train_batch_size 2 --max_seq_length 4096\n"
+    found = job(tmp_path, "train.sh", text)
+    layout = found.parallelism
+    resharded = layout.fsdp.reshard_after_forward if layout.fsdp else None
+    assert (found.performance.software, layout.zero_level, resharded, found.performance.precision) == said
+    assert (layout.dp, found.data.gbs) == (8, 16)
+
+
+OPENRLHF = (
+    "deepspeed --num_gpus 4 ../train_sft.py --pretrain meta-llama/Llama-2-7b-hf --micro_train_batch_size 2 --bf16 "
+)
+
+
+def test_openrlhf_says_the_whole_batch(tmp_path):
+    """cli/train_sft.py: batch 128, 2048 tokens and ZeRO 2 by default; adapters in DeepSpeed's bf16."""
+    found = job(tmp_path, "sft.sh", OPENRLHF + "--lora_rank 64 --gradient_checkpointing\n")
+    assert (found.data.gbs, found.data.microbatch_sz, found.data.seqlen, found.parallelism.dp) == (128, 2, 2048, 4)
+    assert (found.performance.software, found.parallelism.zero_level, found.performance.param_dtype) == (
+        "deepspeed",
+        2,
+        None,
+    )
+    assert (found.model.lora.rank, len(found.model.lora.targets)) == (64, 7)
+    assert "targets of the adapters not set, so all: the default of OpenRLHF" in found.notes
+    told = problems(tmp_path, "sft.sh", OPENRLHF + "--adam_offload\n")
+    assert told[0].startswith("adam_offload true: states in the host's memory; not modeled")
