@@ -8,7 +8,7 @@ from steptime.base.words import counted, flow
 from steptime.job.job import Job, facts
 from steptime.job.pipeline_rules import group_taken
 from steptime.memory.overhead import CACHED_GROUPS, COMMUNICATOR_BYTES, CONTEXT_BYTES, FRAGMENTATION, GIB
-from steptime.model.blocks import n_params
+from steptime.model.blocks import n_params, n_trained
 from steptime.software.efficiency import compute_factor, sustained_share
 from steptime.software.performance import EAGER_TORCH, Options, Software, load_software
 from steptime.software.precision import RECIPES, rate_of
@@ -130,9 +130,8 @@ def _adapters(job: Job) -> list[str]:
     """How much of the model adapters train."""
     if job.model.lora is None:
         return []
-    trained, total = (
-        n_params(job.model, job.data.seqlen, trained=only, software=job.software) for only in (True, False)
-    )
+    trained = n_trained(job.model, job.data.seqlen, job.software)
+    total = n_params(job.model, job.data.seqlen, software=job.software)
     return [f"adapters: {trained / 1e6:,.1f} M of {total / 1e9:,.2f} B parameters are trained, the others frozen"]
 
 

@@ -33,7 +33,7 @@ from steptime.base.rows import (
 from steptime.base.words import counted
 from steptime.job.assembly import Assembly
 from steptime.job.job import Job
-from steptime.model.blocks import n_params
+from steptime.model.blocks import n_trained
 from steptime.timing.step_parts import hardware_flops, host_seconds, pipeline, step_parts
 from steptime.timing.step_time import StepTime, step_time
 
@@ -106,9 +106,7 @@ class Estimate:
     def trained_params(self) -> int:
         """Parameters that are trained: all, or those of adapters."""
         job = self.job
-        if job.model.lora is None:
-            return self.params.total
-        return n_params(job.model, job.data.seqlen, trained=True, software=job.software)
+        return n_trained(job.model, job.data.seqlen, job.software) if job.model.lora else self.params.total
 
     @cached_property
     def flops(self) -> Flops:

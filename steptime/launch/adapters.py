@@ -25,6 +25,8 @@ NAMES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("o", "output_proj", "dense", "linear_proj", "out_proj", "attention_dense"), ("o_proj",)),
     **dict.fromkeys(("dense_4h_to_h", "linear_fc2", "fc2", "mlp_fc2"), ("down_proj",)),
     **dict.fromkeys(("dense_h_to_4h",), ("up_proj",)),
+    "attention": (*QKV, "o_proj"),  # NeMo 1's halves of a layer
+    "mlp": MLP,
 }
 """Projections by the names that models and trainers have for them."""
 

@@ -221,3 +221,8 @@ def n_params(
         software=software or load_software("megatron-core" if model.lora is None else "torch"),
     )
     return int(sum(p.elements for p in params(model, whole) if p.trained or not trained))
+
+
+def n_trained(model: Model, seqlen: int, software: Software) -> int:
+    """Parameters that are trained, adapters as the software joins projections."""
+    return n_params(model, seqlen, trained=True, software=software)

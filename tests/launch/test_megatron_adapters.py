@@ -52,11 +52,11 @@ def test_what_is_not_modeled_is_told(tmp_path, words, why):
     assert any(why in line for line in error.value.problems), error.value.problems
 
 
-NEMO_1 = "  peft: {{peft_scheme: {0}, lora_tuning: {{adapter_dim: 16, target_modules: [attention_qkv], adapter_dropout: 0.1}}}}\n"
+NEMO_1 = "  peft: {{peft_scheme: {0}, lora_tuning: {{adapter_dim: 16, target_modules: [attention], adapter_dropout: 0.1}}}}\n"
 BRIDGE = "peft: {{_target_: megatron.bridge.peft.{0}, dim: 16, target_modules: [linear_proj, linear_fc2], alpha: 32}}\n"
 NEMO_2 = "peft: {{_target_: nemo.collections.llm.peft.{0}}}\n"
 FILES = {  # a file, how it begins its model, where adapters stand, and what they are
-    "nemo/llama3_1_70b.yaml": (NEMO_1, "\nmodel:\n", "lora", 16, EVERY[:3], 0.1),
+    "nemo/llama3_1_70b.yaml": (NEMO_1, "\nmodel:\n", "lora", 16, EVERY[:4], 0.1),
     "nemo/llama3_70b_container.yaml": (BRIDGE, "\nmodel:\n", "lora.LoRA", 16, ["o_proj", "down_proj"], 0.0),
     "nemo/llama3_70b_recipe.yaml": (NEMO_2, "\nmodel:\n", "lora.LoRA", 32, EVERY, 0.0),
 }

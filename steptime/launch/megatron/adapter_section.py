@@ -33,6 +33,8 @@ def adapter_section(keys: JobKeys, model: Any, layout: dict[str, Any], precision
     section, unknown = lora_section(said, keys.table.raw["adapters"])
     if unknown:
         keys.leave_out("lora_targets", f"adapters of {', '.join(unknown)}")
+    if not section["targets"]:
+        return None
     return section | {"rank": keys.whole("lora_rank") or section["rank"]}
 
 
