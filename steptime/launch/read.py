@@ -105,7 +105,7 @@ def read_as(
         ConfigError: it is no launch file of that framework, with the one whose it seems to be.
     """
     if kind == "auto":
-        kind = kind_of(path, text)
+        kind = kind_of(path, text, beside)
     try:
         if kind in TABLES:
             table: Reading = import_module("steptime.launch.trainers").read_trainer(kind, path, text, env, sets, beside)
@@ -141,13 +141,22 @@ def _kinds(text: str) -> list[str]:
     return [kind for kind, pattern in marks.items() if re.search(pattern, text, re.MULTILINE)]
 
 
-def kind_of(path: str, text: str) -> str:
+def kind_of(path: str, text: str, beside: Beside | None = None) -> str:
     """The kind of a file for `--from auto`: the one whose marks it has; of several the most specific.
+
+    A script of accelerate or torchrun is of the kind of the config that it names, where that lies `beside` it.
 
     Raises:
         ConfigError: it has none's.
     """
     kinds = _kinds(text)
+    if (
+        kinds in ([], ["transformers"])
+        and beside is not None
+        and re.search(r"\b(?:accelerate|torchrun|deepspeed)\b", text)
+    ):
+        named = (beside.text(name) for name in re.findall(r"[\w./-]+\.ya?ml\b", text))
+        kinds += [kind for inside in named if inside for kind in _kinds(inside) if kind in TABLES]
     telling = [
         kind for kind in (*TABLES[:-1], "torchtitan", "nemo", "megatron", "transformers", "deepspeed") if kind in kinds
     ]

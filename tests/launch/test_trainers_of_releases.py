@@ -360,3 +360,13 @@ def test_openrlhf_says_the_whole_batch(tmp_path):
     assert "targets of the adapters not set, so all: the default of OpenRLHF" in found.notes
     told = problems(tmp_path, "sft.sh", OPENRLHF + "--adam_offload\n")
     assert told[0].startswith("adam_offload true: states in the host's memory; not modeled")
+
+
+def test_a_script_is_of_the_kind_of_the_config_that_it_names(tmp_path):
+    """Else finetuning_type would be no option of the Trainer, and every weight counted as trained."""
+    (tmp_path / "lora.yaml").write_text(
+        "model_name_or_path: meta-llama/Meta-Llama-3-8B-Instruct\nfinetuning_type: lora\nstage: sft\ncutoff_len: 1024\n"
+        "per_device_train_batch_size: 1\nbf16: true\n"
+    )
+    found = job(tmp_path, "train.sh", "torchrun --nproc_per_node 4 src/train.py lora.yaml\n")
+    assert (found.model.lora.rank, found.parallelism.dp, found.data.seqlen) == (8, 4, 1024)
