@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from steptime import Job, estimate
+from steptime.base.config import ConfigError
 from steptime.commands import cli
 from steptime.report.table import printable
 
@@ -130,3 +132,50 @@ def test_one_stage_has_no_split_backward_to_draw(tmp_path, capsys):
     line = "parallelism.schedule: zero_bubble needs pp of 2 or more (got 1)"
     assert cli.main([str(file), "--set", "parallelism.schedule=zero_bubble", "--html", str(tmp_path / "a.html")]) == 2
     assert line in capsys.readouterr().err
+
+
+def job(**model):
+    return {
+        "model": {"preset": "llama3-8b", **model},
+        "parallelism": {"tp": 1, "pp": 1, "dp": 8},
+        "data": {"gbs": 32, "seqlen": 4096, "microbatch_sz": 1},
+        "hardware": "dgx-h100",
+    }
+
+
+@pytest.mark.parametrize("size", [2**62, 10**6])
+@pytest.mark.parametrize(
+    ("section", "key"),
+    [
+        ("attention", "q_lora_rank"),
+        ("attention", "v_head_dim"),
+        ("mamba", "n_heads"),
+        ("mamba", "conv_width"),
+        ("linear_attention", "key_head_dim"),
+        ("linear_attention", "value_head_dim"),
+        ("linear_attention", "conv_width"),
+    ],
+)
+def test_sizes_beyond_all_models_are_refused(section, key, size):
+    """They ended in a KeyError where seconds and bytes exceed a float's whole numbers, or in an MFU of 133."""
+    with pytest.raises(
+        ConfigError, match=rf"^model\.{section}\.{key}: must be at most [\d,]+ \(got {size}|about 1e18\)"
+    ):
+        Job.load(job(**{section: {"kind": "mla", key: size} if section == "attention" else {key: size}}))
+
+
+def test_a_long_name_is_cut():
+    with pytest.raises(ConfigError, match=r"^model\.preset: unknown model 'x{57}\.\.\.' \(3dtrn models lists them\)$"):
+        Job.load(job(preset="x" * 5000))
+
+
+def test_rows_that_experts_drop_are_no_work():
+    """Forward and backward are 6 FLOPs a weight; a dropped row saves three products of 4096 x 14336 in each of 32 layers."""
+    experts = {"n_experts": 8, "expert_inter_sz": 14336, "experts_per_token": 2}
+    whole, half, hardly = (
+        estimate(Job.load(job(moe=experts | {"capacity_factor": factor}))) for factor in (1.0, 0.5, 0.001)
+    )
+    tokens, layers = 32 * 4096, 32
+    dropped = 6.0 * tokens * layers * 3 * 4096 * 14336  # one of each token's two rows
+    assert whole.flops.model_per_step - half.flops.model_per_step == pytest.approx(dropped)
+    assert hardly.throughput.mfu <= hardly.throughput.hfu < half.throughput.mfu

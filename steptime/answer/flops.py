@@ -15,11 +15,12 @@ FORWARD_AND_BACKWARD = 3.0
 def linear_flops_per_token(assembly: Assembly, *, frozen: bool = False) -> float:
     """Forward FLOPs per token of every projection and the logits: 2 per weight that a token uses, vocabulary unpadded.
 
-    `frozen`: of the frozen weights alone.
+    Rows that experts drop at even load, below a capacity factor of 1, are no work. `frozen`: of the frozen weights alone.
     """
     model = assembly.job.model
+    kept = min((model.moe and model.moe.capacity_factor) or 1.0, 1.0)
     weights: float = sum(
-        count * (model.vocab_sz * model.hidden_sz if p.vocab else p.active)
+        count * (model.vocab_sz * model.hidden_sz if p.vocab else p.active * (kept if p.n_experts else 1.0))
         for part, count in every_part(assembly)
         for op in part.ops
         if isinstance(op, Gemm)

@@ -295,6 +295,6 @@ def _accelerator(name: str, provenance: dict[str, str]) -> dict[str, Any]:
     if key not in known and key in _aliases():
         key = shipped(_MACHINES / f"{_aliases()[key]}.yaml")["accelerator"]
     if key not in known:
-        line = f"accelerator: unknown accelerator {name!r}{near(name, known)}; or give its figures inline"
+        line = f"accelerator: unknown accelerator {name!r}{near(name, known)} (or give its figures inline)"
         raise ConfigError(ConfigProblem(line, "accelerator"))
     return dict(plain_tree(shipped(ACCELERATORS / f"{key}.yaml"), "accelerator", provenance))

@@ -83,7 +83,7 @@ class Run(Config, allow_inf_nan=False):
     startup_s: float = Field(0.0, ge=0)
     checkpoint_interval_s: float | None = Field(None, gt=0)
     checkpoint_write_s: float | None = Field(None, gt=0)
-    checkpoint_bytes_per_s: BytesPerS | None = Field(None, gt=0)
+    checkpoint_bytes_per_s: BytesPerS | None = Field(None, ge=1)
     restart_s: float = Field(0.0, ge=0)
     mtbf_device_hours: float | None = Field(None, gt=0)
 

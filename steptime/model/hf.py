@@ -12,7 +12,7 @@ import json
 from pathlib import Path
 from typing import cast
 
-from steptime.base.config import ConfigError
+from steptime.base.config import ConfigError, show
 from steptime.model.hf_experts import EXPERTS, LATENT, latent, no_kinds, pattern
 from steptime.model.hf_families import FAMILIES
 from steptime.model.hf_family import ACTIVATIONS, FORBIDDEN, UNMODELED, Family, Json
@@ -74,12 +74,12 @@ def unknown(model_type: str) -> str:
     if not model_type:
         return "no model_type: not a Hugging Face model config"
     if model_type in UNMODELED:
-        return f"model_type {model_type!r} is not modeled: {UNMODELED[model_type]}"
+        return f"model_type {show(model_type)} is not modeled: {UNMODELED[model_type]}"
     from difflib import get_close_matches
 
     near = get_close_matches(model_type, FAMILIES, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
-    return f"unknown model_type {model_type!r}{hint} (read: {', '.join(FAMILIES)})"
+    return f"unknown model_type {show(model_type)}{hint} (read: {', '.join(FAMILIES)})"
 
 
 class Reader:

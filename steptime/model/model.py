@@ -86,12 +86,12 @@ class AttentionKind(Config):
     """The kind of attention: grouped heads or latents, and how far back each position sees."""
 
     kind: Literal["gqa", "mla"] = "gqa"
-    q_lora_rank: int | None = Field(default=None, ge=1)
+    q_lora_rank: int | None = Field(default=None, ge=1, le=100_000)
     """Width of the query's latent; default: queries are projected directly (DeepSeek-V2-Lite)."""
-    kv_lora_rank: int | None = Field(default_factory=lambda data: _latent(data, 512), ge=1)
-    qk_nope_head_dim: int | None = Field(default_factory=lambda data: _latent(data, 128), ge=1)
-    qk_rope_head_dim: int | None = Field(default_factory=lambda data: _latent(data, 64), ge=1)
-    v_head_dim: int | None = Field(default_factory=lambda data: _latent(data, 128), ge=1)
+    kv_lora_rank: int | None = Field(default_factory=lambda data: _latent(data, 512), ge=1, le=100_000)
+    qk_nope_head_dim: int | None = Field(default_factory=lambda data: _latent(data, 128), ge=1, le=10_000)
+    qk_rope_head_dim: int | None = Field(default_factory=lambda data: _latent(data, 64), ge=1, le=10_000)
+    v_head_dim: int | None = Field(default_factory=lambda data: _latent(data, 128), ge=1, le=10_000)
     """Widths of latent attention; default: those of DeepSeek-V2 and V3."""
     window: int | None = Field(default=None, ge=1)
     """Number of positions that each position sees, itself included; default: all."""
@@ -157,14 +157,14 @@ LayerKind: TypeAlias = Literal["dense", "moe", "mamba", "attention", "mlp", "exp
 class Mamba(Config):
     """Mamba-2 layers (Dao and Gu 2024, arXiv 2405.21060); figures not set are Megatron-Core's defaults."""
 
-    n_heads: int | None = Field(default=None, ge=1)
+    n_heads: int | None = Field(default=None, ge=1, le=10_000)
     """Heads; twice the hidden size over head_dim where not set."""
-    head_dim: int = Field(default=64, ge=1)
-    state_dim: int = Field(default=128, ge=1)
-    n_groups: int = Field(default=8, ge=1)
+    head_dim: int = Field(default=64, ge=1, le=2_000)
+    state_dim: int = Field(default=128, ge=1, le=2_000)
+    n_groups: int = Field(default=8, ge=1, le=10_000)
     """Number of groups of heads that share B and C."""
-    conv_width: int = Field(default=4, ge=1)
-    chunk_sz: int = Field(default=128, ge=1)
+    conv_width: int = Field(default=4, ge=1, le=64)
+    chunk_sz: int = Field(default=128, ge=1, le=1_000_000)
     """Tokens per chunk of the scan."""
 
     def heads(self, hidden_sz: int) -> int:
@@ -178,14 +178,14 @@ class LinearAttention(Config):
     kind: Literal["gated_delta_net", "kda", "lightning"] = "gated_delta_net"
     """Gated DeltaNet (Yang et al. 2024, arXiv 2412.06464), Kimi Delta Attention (arXiv 2510.26692) or Lightning Attention (Qin et
     al. 2024, arXiv 2401.04658)."""
-    n_value_heads: int = Field(default=32, ge=1)
+    n_value_heads: int = Field(default=32, ge=1, le=10_000)
     n_key_heads: int = Field(
         default_factory=lambda data: 16 if data.get("kind") == "gated_delta_net" else data.get("n_value_heads", 1), ge=1
     )
     """Heads of queries and keys; in Gated DeltaNet each serves several heads of values."""
-    key_head_dim: int = Field(default=128, ge=1)
-    value_head_dim: int = Field(default=128, ge=1)
-    conv_width: int = Field(default=4, ge=1)
+    key_head_dim: int = Field(default=128, ge=1, le=2_000)
+    value_head_dim: int = Field(default=128, ge=1, le=2_000)
+    conv_width: int = Field(default=4, ge=1, le=64)
     """Width in tokens of the short convolution of queries, keys and values; Lightning Attention has none."""
     freq: Annotated[int, Field(ge=2)] | list[Literal[0, 1]] = 4
     """Interval of layers with full attention (the last of each), or a list: 1 for each layer with linear attention, 0 for each

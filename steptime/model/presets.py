@@ -7,7 +7,7 @@ from functools import cache
 from os.path import isfile
 from pathlib import Path
 
-from steptime.base.config import ConfigError, build
+from steptime.base.config import ConfigError, build, show
 from steptime.base.document import shipped, shipped_names
 from steptime.model.model import Model
 
@@ -65,7 +65,7 @@ def _find(name: str) -> Path:
     spelt = "-".join(key) or name.lower()
     near = get_close_matches(spelt, model_names()) or get_close_matches(spelt, aliases())
     hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
-    raise ConfigError(f"unknown model {name!r}{hint} (3dtrn models lists them)")
+    raise ConfigError(f"unknown model {show(name)}{hint} (3dtrn models lists them)")
 
 
 @cache

@@ -94,7 +94,7 @@ class Options(Config):
     deallocate_pipeline_outputs: bool | None = None
     clip_grad: bool | None = None
     recompute_stops_early: bool | None = None
-    vocab_multiple: int | None = Field(default=None, ge=1)
+    vocab_multiple: int | None = Field(default=None, ge=1, le=1_000_000)
     scores_in_buffer: bool | None = None
     attention_mask: bool | None = None
     batches_stay: bool | None = None
