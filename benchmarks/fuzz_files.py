@@ -133,7 +133,7 @@ def door(known: dict[str, bytes], argv: Callable[[random.Random, str, Path], lis
         for name in sorted(known)[:40]:
             case(random.Random(name), folder, name, known[name]).run()
 
-    return Door(make, warm, seconds)
+    return Door(make, warm, seconds, known, case)
 
 
 def plans() -> Door:

@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -81,6 +81,10 @@ class Door(NamedTuple):
     """Runs what is whole, so that all that readers import is there before cases are."""
     seconds: float = 5.0
     """The most CPU time of a case [s]."""
+    whole: Mapping[str, bytes] = {}
+    """Whole inputs of a door that reads one file, by name."""
+    given: Callable[[random.Random, Path, str, bytes], Case] | None = None
+    """The case of such an input, changed or not."""
 
 
 class Hang(BaseException):
@@ -197,6 +201,13 @@ def _told(case: Case, code: int, out: str, err: str) -> str | None:
     return None
 
 
+@contextlib.contextmanager
+def silenced() -> Iterator[None]:
+    """Nothing is printed."""
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        yield
+
+
 class Run(NamedTuple):
     """Which cases."""
 
@@ -221,7 +232,7 @@ def run(name: str, door: Door, asked: Run) -> tuple[int, list[int]]:
     ):  # imported when first used
         codecs.lookup(codec)
     with tempfile.TemporaryDirectory() as scratch:
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        with silenced():
             door.warm(Path(scratch, "warm"))
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         end = time.process_time() + 60 * asked.minutes

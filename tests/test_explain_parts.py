@@ -117,6 +117,16 @@ def test_a_stage_has_its_activations_and_what_the_allocator_adds(found):
     assert facts["reserved"].startswith("39.808 GiB   13.167 states and buffers + 22.201 activations")
 
 
+def test_buffers_stand_apart_from_what_a_micro_batch_keeps(found):
+    """Stage 0: cuBLAS 0.062 and 0.031, Megatron's buffer 0.125, gradients that stand in 0.199, sends 0.047, the mask 0.062."""
+    (section,) = explain(found, "stage 0")
+    labels = [fact.label for fact in section.facts]
+    at = labels.index("buffers")
+    assert section.facts[at].lines == ["hold 0.527 GiB at the peak"]
+    sizes = [float(fact.lines[0].split()[0]) for fact in section.facts[at + 1 : labels.index("transient")]]
+    assert sizes == [0.062, 0.031, 0.125, 0.199, 0.047, 0.062]
+
+
 def test_what_a_micro_batch_keeps_by_hand(found):
     """Stage 1, 20 layers of h 8192, tp 8, 8,192 tokens, sequence parallel: shards of 1,024 rows or columns. In MiB of bf16:
     two norms keep their input (16 each) and 4 bytes a row; qkv and gate_up their inputs (16 each, gathered again), down
@@ -150,7 +160,7 @@ def test_every_size_of_the_memory_page_names_its_source(plan):
             assert kept == pytest.approx(walked.chunk(chunk).saved)
 
 
-COUNTED = {"micro-batch", "between steps", "first step", "held"}
+COUNTED = {"micro-batch", "buffers", "between steps", "first step", "held"}
 """Sums of other lines."""
 
 

@@ -53,7 +53,8 @@ def stage(estimate: Estimate, row: StageMemory) -> FactList:
     facts = [
         *_states(estimate, row),
         *_activations(estimate, row),
-        *[_fact("", item.bytes, item.name, item.source) for item in held if item.at_peak],
+        Fact("buffers", [f"hold {row.buffers_bytes / GIB:.3f} GiB at the peak"]),
+        *[_fact("", item.bytes, f"of it {item.name}", item.source) for item in held if item.at_peak],
         _fact(
             "transient",
             row.transient_bytes - row.buffers_bytes,
