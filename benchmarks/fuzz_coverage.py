@@ -13,10 +13,12 @@ import random
 import shutil
 import sys
 import tempfile
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
-import atheris  # type: ignore[import-not-found]  # pyright: ignore[reportMissingImports]
+atheris: Any = import_module("atheris")
 
 with atheris.instrument_imports(include=["steptime"]):
     import fuzz_files

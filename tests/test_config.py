@@ -115,7 +115,7 @@ def test_the_plan_itself_is_sound():
         ),
         (
             "performance.precision=int8",
-            "performance.precision: not modeled yet; use bf16, fp16, fp32 or a recipe: fp8_current, mxfp8 ... (got 'int8')",
+            "performance.precision: not modeled yet; use bf16, fp16, fp32 or a recipe: fp8_current, mxfp8, nvfp4 (got 'int8')",
         ),
         ("performance.offload=true", "performance.offload: not a key; use performance.offload_modules"),
         ("performance.cuda_graphs=maybe", "performance.cuda_graphs: expected true or false or a list (got 'maybe')"),
@@ -187,7 +187,7 @@ def test_all_problems_at_once_in_the_order_of_the_file():
         "model.glu: expected true or false (got 'perhaps')",
         "parallelism.tp: must be at least 1 (got 0)",
         (
-            "parallelism.qq: unknown key (got 1); valid: bucket_size_mb, cp, cp_comm_type, dp, "
+            "parallelism.qq: unknown key (got 1); valid: bucket_size_mb, cp, cp_a2a, cp_comm_type, dp, "
             "embedding_and_loss_count_as_layers, ep, etp, fsdp, layers_per_stage, microbatch_group_sz, n_param_buckets, pp, "
             "replicas, schedule, sp, tp, vpp, zero_level"
         ),

@@ -216,7 +216,7 @@ MODELED = [
 
 NOT_MODELED = {
     **{
-        f"performance.precision={word}": "not modeled yet; use bf16, fp16, fp32 or a recipe: fp8_current, mxfp8, nvfp4 ..."
+        f"performance.precision={word}": "not modeled yet; use bf16, fp16, fp32 or a recipe: fp8_current, mxfp8, nvfp4"
         for word in ("fp8_e4m3", "fp4", "tf32", "int8")
     },
     **{
