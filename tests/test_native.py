@@ -160,6 +160,7 @@ def test_what_is_compiled(notes, release, section):
 def test_a_loss_outside_of_what_is_compiled():
     """prime-rl's train.py takes torch's cross entropy of upcast logits (sft/train.py, cross_entropy; model.py, forward)."""
     assert row_native.compile_of("", "compile=on; FA3", "prime-rl SFT (FSDP2)") == {"compile": "blocks"}
+    assert row_native.compile_of("", "torch.compile", "torchtitan+torchao") == {"compile": "all"}
 
 
 def test_a_graph_that_is_traced_keeps_torchs_kernels():
@@ -202,9 +203,8 @@ def test_torchtitan_runs_flex_attention_since_june_2026(source, notes, flex):
 
 def test_selective_is_per_op_in_todays_torchtitan():
     """Its only selective checkpointing; before, the word alone may mean every n-th layer."""
-    assert row_native.recomputed_per_op("selective", graph=False, latest=True) == {
-        "activation_checkpointing_type": "per-op"
-    }
+    found = row_native.recomputed_per_op("selective", graph=False, latest=True)
+    assert found == {"activation_checkpointing_type": "per-op"}
     assert row_native.recomputed_per_op("selective", graph=False) == {}
 
 
@@ -228,6 +228,13 @@ def test_casts_of_torchao(recipe, input_forward, input_backward, gradient, weigh
     square = HIDDEN * HIDDEN
     back = TOKENS * HIDDEN * (gradient + input_backward) + square * weight
     assert cast_bytes(found, "attn.q_proj") == (TOKENS * HIDDEN * input_forward, back)
+
+
+def test_casts_of_torchao_in_eager_torch():
+    """33 bytes per element: by tensor of input, gradient and weight once, two transposed; by rows of each twice."""
+    square, x = 33 * HIDDEN * HIDDEN, 33 * TOKENS * HIDDEN
+    assert cast_bytes(llama(precision="fp8_tensorwise"), "attn.q_proj") == (x, x + 4 * TOKENS * HIDDEN + square)
+    assert cast_bytes(llama(precision="fp8_rowwise"), "attn.q_proj") == (x, 3 * x + 2 * square)
 
 
 def test_torchao_keeps_what_bf16_keeps():

@@ -10,11 +10,19 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from steptime.model.ops import Comm, Move, Op, Role, Tensor
+from steptime.software.precision import Casts
 
 if TYPE_CHECKING:
     from steptime.base.num import Num
     from steptime.model.shard import Shard
     from steptime.software.precision import Recipe
+
+
+EAGER_CAST, EAGER_KERNELS, TURNED = 33.0, 6.0, 2.0
+"""Bytes per element and kernels of torchao's cast of a bf16 tensor to float8 in eager torch: abs 2 + 2, max 2, upcast 2 + 4,
+product with the scale 4 + 4, clamp 4 + 4, downcast 4 + 1 (pytorch/ao torchao/float8/float8_utils.py, tensor_to_amax,
+to_fp8_saturated; float8_tensor.py, _ToFloat8ConstrFunc). By tensor the float8 copies are kept, and transposed for the product
+that gives the weight's gradient; by rows all is cast again (float8_linear.py@024fe94f)."""
 
 
 class Operand(NamedTuple):
@@ -67,9 +75,21 @@ def cast_again(name: str, x: Operand, elements: Num, shard: Shard, role: Role = 
     if recipe is None or recipe.casts is None:
         return [], x
     [rows] = copies(x.read, elements, recipe, shard.itemsize, both=False)
-    moved = elements * recipe.casts.input_forward
-    op = Move(f"{name}.cast", (x.read,), (rows,), (), (), (), moved, kernels=1.0, same_grad=True, role=role)
+    of, kernels = casts_of(recipe, recipe.casts, shard)
+    moved = elements * of.input_forward
+    op = Move(f"{name}.cast", (x.read,), (rows,), (), (), (), moved, kernels=kernels, same_grad=True, role=role)
     return [op], x._replace(read=rows.name)
+
+
+def casts_of(recipe: Recipe, compiled: Casts, shard: Shard) -> tuple[Casts, float]:
+    """Torchao's casts as they run, and the kernels of one: op by op where nothing is compiled, except MX casts."""
+    if shard.software.kernels.compile != "none" or recipe.microscaling:
+        return compiled, 1.0
+    by_rows = Casts(EAGER_CAST, 0.0 if compiled.plain_wgrad else EAGER_CAST, EAGER_CAST, 2.0 * EAGER_CAST)
+    if recipe.tensor_scaled:
+        return Casts(EAGER_CAST, TURNED, EAGER_CAST + TURNED, EAGER_CAST), EAGER_KERNELS
+    gradient = EAGER_CAST * (1.0 if compiled.plain_wgrad else 2.0)
+    return by_rows._replace(gradient=gradient, plain_wgrad=compiled.plain_wgrad), EAGER_KERNELS
 
 
 def agree(name: str, shard: Shard, *, forward: bool, role: Role = "") -> list[Op]:
@@ -133,9 +153,10 @@ def backward_casts(
     recipe = shard.software.recipe
     if recipe is None:
         return Backward(0.0, 0.0)
-    if of := recipe.casts:
+    if recipe.casts:
+        of, kernels = casts_of(recipe, recipe.casts, shard)
         weight = 0.0 if shard.software.states.fp8_params else of.weight
-        return Backward(of.gradient * m * n + of.input_backward * m * k + weight * n * k, 4.0)
+        return Backward(of.gradient * m * n + of.input_backward * m * k + weight * n * k, 4.0 * kernels)
     transposed = recipe.tensor_scaled and recipe.copies > 1.0
     gathered = reduced and shard.sp and shard.split
     share = 1.0 / shard.tp if gathered else 1.0

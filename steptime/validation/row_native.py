@@ -30,6 +30,10 @@ RELEASES = (("0.1", 1450, (2025, 8)), ("0.2", 2937, (2026, 5)))
 def torchtitan_release(row: MeasuredRow) -> str:
     """The profile's release for a row of torchtitan, from its pull request or date; "" for today's."""
     source = row.text("source")
+    if (
+        "pytorch/ao" in source and "workflows/training.md" in source
+    ):  # torchtitan 0.0.2 on H100, of August 2025 on the others
+        return "0.1" if "h100" in row.text("gpu").lower() else "0.2"
     pull = re.search(r"PR #(\d+)", source) if "pytorch/torchtitan" in source else None
     month = re.search(r"\b(20\d\d)-(\d\d)", source)
     if pull is None and month is None:
@@ -63,13 +67,13 @@ def of_thunder(row: MeasuredRow) -> bool:
 
 
 def compile_of(release: str, notes: str, framework: str = "") -> dict[str, Any]:
-    """What torch.compile compiled, where the notes say `compile=`.
+    """What torch.compile compiled, where the notes say `compile=`, or its name.
 
     torchtitan compiled blocks alone before its compile.components (mid-2025), the loss too since; a graph that is traced
     (aot_eager, GraphTrainer without full inductor) keeps torch's own kernels. prime-rl upcasts the logits and takes torch's cross
     entropy outside of what it compiles (PrimeIntellect-ai/prime-rl@01c3ad6 src/prime_rl/trainer/model.py, forward; sft/train.py).
     """
-    found = re.search(r"\bcompile=([a-z_]*)([^;]*)", notes)
+    found = re.search(r"\bcompile=([a-z_]*)([^;]*)", re.sub(r"^torch\.compile$", "compile=on", notes))
     if found and f"{found[1]}{found[2]}".startswith("loss only"):
         return {"loss_impl": "compiled"}
     if not found or (found[1] != "on" and "inductor" not in notes.replace("no inductor", "")):
