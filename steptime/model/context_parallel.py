@@ -73,7 +73,8 @@ def ring_of_heads(local: Local, qkv: Names) -> list[Op]:
 
     The ring's autograd function exchanges query, keys and values before it and the output after it; backward exchanges the
     output, which is kept as the projection reads it, and its gradient, then the three gradients. Nothing runs beside these.
-    Chunks are put in order before and after each, a copy each.
+    Chunks are put in order before and after each, a copy each. TransformerEngine up to 2.14; from 2.15 on the output of a rank's
+    own heads is kept beside the other, and backward does not exchange it.
     """
     shard, (q, k, v) = local.shard, (local.q_bytes, local.k * local.shard.itemsize, local.v * local.shard.itemsize)
     inner, moved = shard.cp_a2a, local.q_bytes + local.kv_bytes
