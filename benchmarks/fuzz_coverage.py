@@ -48,6 +48,7 @@ def main() -> None:
     given, watch, folder = door.given, fuzzing.Watch(), scratch / "case"
     watch.folder = str(folder)
     names = sorted(door.whole)
+    import_module("ctypes")  # its first import opens a library
     with fuzzing.silenced():
         door.warm(scratch / "warm")
     corpus = scratch / "corpus"

@@ -46,6 +46,12 @@ def test_help_fits_eighty_columns():
         assert max(map(len, done.stdout.decode().splitlines())) <= 80
 
 
+def test_no_machine_has_a_rate_of_zero(run):
+    """A CPU of 443 GFLOP/s."""
+    (line,) = (line for line in run("machines")[1].splitlines() if line.startswith("  cpu-2core "))
+    assert line.split()[4:6] == ["0.44", "24"]
+
+
 def test_machines_and_models_are_all_listed(run):
     from steptime.hardware.machine import machine_names
     from steptime.model.presets import model_names

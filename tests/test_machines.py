@@ -323,7 +323,7 @@ def table() -> str:
             name,
             aliases,
             f"{m.devices_per_node} x {d.name}",
-            f"{peak / 1e12:,.0f}",
+            f"{peak / 1e12:,.{0 if peak >= 1e12 else 2}f}",
             f"{d.usable_memory_bytes / 2**30:.1f}",
             rates,
         ]

@@ -48,7 +48,8 @@ def machines() -> Table:
     rows = []
     for row in machine_rows():
         links = [number(row[key] / 1e9) for key in ("inner_bytes_per_s", "outer_bytes_per_s")]
-        figures = [f"{row['peak_flops'] / 1e12:,.0f}", f"{row['memory_bytes'] / 2**30:,.0f}"]
+        peak = row["peak_flops"] / 1e12
+        figures = [f"{peak:,.{0 if peak >= 1.0 else 2}f}", f"{row['memory_bytes'] / 2**30:,.0f}"]
         node = f"{row['devices_per_node']} x {row['accelerator']}"
         rows.append([row["name"], node, *figures, *links, "yes" if row["measured"] else ""])
     header = ["", "one node", "TFLOP/s", "GiB", "inner", "outer", "runs"]
