@@ -336,6 +336,8 @@ def test_a_port_in_use_is_told(running, capsys):
     port = running.server_address[1]
     assert cli.main(["serve", "--port", str(port), "--host", "127.0.0.1"]) == 2
     assert f"--port {port}: cannot listen on 127.0.0.1" in capsys.readouterr().err
+    assert cli.main(["serve", "--port", "99999"]) == 2
+    assert capsys.readouterr().err == "--port: must be from 0 to 65535 (got 99999); --port 0 takes a free one\n"
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "configs").glob("*.yaml")))

@@ -29,6 +29,8 @@ def serve(options: Namespace, out: Printer) -> int:
         ConfigError: the plan is none, or the address cannot be listened on.
     """
     start, files = opened(options.config, options.sets)
+    if not 0 <= options.port <= 65535:
+        raise ConfigError(f"--port: must be from 0 to 65535 (got {options.port}); --port 0 takes a free one")
     try:
         server = Server(options.host, options.port, start, files)
     except (OSError, OverflowError, UnicodeError) as error:

@@ -94,7 +94,7 @@ EXPERT_RULES = [
     Rule(
         "ep divides experts",
         "parallelism.ep",
-        "must divide n_experts {f.n_experts} (got {f.ep}); possible: {f.ep_choices}",
+        "must divide n_experts {f.n_experts} (got {f.ep}); valid: {f.ep_choices}",
         lambda f: (not f.moe) | (f.n_experts % f.ep == 0),
     ),
     Rule(
