@@ -11,6 +11,7 @@ from steptime.base.config import ConfigError
 from steptime.commands.cli import main
 from steptime.job.assembly import Assembly
 from steptime.launch.read import read
+from steptime.memory.on_host import on_host as bytes_on_host
 from steptime.memory.states import stage_states
 
 # Llama-3 8B on 8 devices: each updates an eighth of 8,030,261,248 parameters
@@ -326,3 +327,9 @@ def test_deepspeeds_config_is_written(tmp_path, capsys):
     sets = {"model": "llama3-8b", "data.seqlen": 4096, "parallelism.dp": 8}
     said = read("deepspeed", str(file), sets).config["performance"]["cpu_offload"]
     assert said == {"optimizer": 0.5, "params": True}
+
+
+def test_adamw_op_by_op_on_the_host():
+    """accelerate's is not fused: 20 accesses of 4 bytes, 4 of them of the parameter, 14 of the moments, 2 of the gradient."""
+    clipped = 12.0
+    assert bytes_on_host(sharded({"software": "accelerate"})).touched == 20 * 4.0 + clipped

@@ -273,6 +273,11 @@ def test_weights_are_quantized_once_a_step(name, stored, moved):
     assert quantize_bytes_per_weight(job(name, **({"fp8_params": True} if stored else {}))) == moved
 
 
+def test_one_copy_for_both_directions_has_no_transpose():
+    """Blackwell's tensor cores read either layout: a weight that is stored quantized by its whole tensor is not touched again."""
+    assert quantize_bytes_per_weight(job("fp8_current", "dgx-b200", fp8_params=True)) == 0.0
+
+
 # --- the words of measured rows ---
 
 

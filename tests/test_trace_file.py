@@ -270,3 +270,17 @@ def test_sixty_five_thousand_actions_take_seconds():
     text = trace.trace(found)
     assert time.process_time() - began < 5.0
     assert text.count('"micro-batch"') == 65536
+
+
+def test_a_forward_that_runs_beside_a_backward_is_sent_when_both_are_done():
+    """DualPipe's pairs; every other action's output leaves at its own end."""
+    line = Timeline(pipelined(software="torch", schedule="dualpipev", gbs=32).timing)
+    sent = {(of.stage, of.action): of.start_s for of in line.sent()}
+    paired = 0
+    for stage, spans in enumerate(line.actions):
+        for (action, _, end_s), following in zip(spans, [*spans[1:], None], strict=True):
+            beside = following is not None and (action.kind, following.action.kind) == ("F", "B")
+            if (stage, action) in sent:
+                assert sent[stage, action] == (following.end_s if beside else end_s)
+                paired += beside
+    assert paired > 4

@@ -86,6 +86,15 @@ def test_gathers_of_several_chunks_come_ahead():
     assert one_by_one >= shown * (1 - SLIGHTLY)
 
 
+def test_another_chunks_parameters_and_gradients_wait_too():
+    """Two chunks of a layer on each stage: beside one chunk's backward lie 2 + 4 bytes an element of both."""
+    for stage, elements in zip(
+        answer(schedule="interleaved", vpp=2, microbatches=64).memory.stages, (STAGE_0, STAGE_1), strict=True
+    ):
+        small = 64 * 8 * 128 * 2 * 4
+        assert 6 * elements <= stage.transient_bytes <= 6 * elements + 2 * 2 * LAYER + small
+
+
 def test_gradients_wait_unsharded():
     """64 micro-batches: beside the second backward lie all gathered parameters of the stage in bf16, 2 bytes an element, and all
     gradients in fp32, 4 bytes; sharded gradients come with the reduction.

@@ -6,6 +6,7 @@ import pytest
 from physics_jobs import SLIGHTLY, job, machine
 
 from steptime.answer.result import estimate
+from steptime.cost.rates import rates
 
 
 def part(name: str, software="torch", performance=None, model=None, **figures) -> float:
@@ -143,3 +144,10 @@ def test_depth_and_waves_of_a_product():
         wgrad = flops / share(-(-k // 128) * -(-n // 256), 8) / 0.95
         expected += count * (forward + dgrad + wgrad)
     assert part("gemm", sm_count=2, gemm_overhead_k=128) == by_hand(expected)
+
+
+@pytest.mark.parametrize(("sm_count", "expected"), [(132, 130.68e12), (None, 132e12)])
+def test_a_scan_runs_on_every_processor(sm_count, expected):
+    """Mamba-2's kernels compute .99 TFLOP/s on an SM: of 132 SMs 130.68; where their number is not stated .132 of the peak."""
+    on = machine(flops=1e15, sm_count=sm_count)
+    assert rates(on.accelerator, job(on=on).software).scan_flops == pytest.approx(expected)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from physics_jobs import job
+from physics_jobs import job, machine
 
 from steptime.answer.result import estimate
+from steptime.job.assembly import Assembly
+from steptime.memory.buffers import block_rest_bytes
 
 PARAMS = 590_464
 
@@ -121,3 +123,13 @@ def test_fsdp_pads_rows_to_the_ranks():
     layout = {"model": {"vocab_sz": 1002, "n_q_heads": 2}, "tp": 2, "dp": 4, "fsdp": {}}
     rows = {row.name: row.bytes for row in estimate(job("fsdp2", **layout)).collectives}
     assert rows["root parameters"] == 2 * (2 * 504 * 128 + 128)
+
+
+def test_ends_of_blocks_of_each_tensor():
+    """ZeRO 0, 23,552 words of 128 values: in fp32 11.5 MiB, whose block is 12, for the master and both moments, 1.5 MiB in
+    all; in bf16 5.75 MiB, which share a block. Embedding and head: 3 MiB. A layer's tensors are below 10 MiB, and the flat
+    gradients, 24.25 MiB, leave a rest that is cut off.
+    """
+    on = machine(compute_capability=9.0)
+    assembly = Assembly(job(on=on, model={"vocab_sz": 23_552}, zero_level=0))
+    assert block_rest_bytes(assembly, assembly.stages[0], []) == 3 * 2**20
