@@ -46,18 +46,14 @@ BIAS_FREE_LAYERNORM = frozenset(
 RMSNORM = frozenset(
     {"t5", "mt5", "umt5", "longt5", "switch_transformers", "mamba", "mamba2", "falcon_mamba", "nemotron_h", "cpmant"}
 )
+SOURCES = {"config": "config.json", "params": "params.json", "args": "args", "gguf": "GGUF key-values"}
 CHECKED = ("n_layers", "hidden_sz", "inter_sz", "vocab_sz", "head_dim")
 
 
 def from_config(facts: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     """(source, fields) of each config a section's facts hold: config.json, pickled args, GGUF key-values."""
     found = []
-    for key, source in (
-        ("config", "config.json"),
-        ("params", "params.json"),
-        ("args", "args"),
-        ("gguf", "GGUF key-values"),
-    ):
+    for key, source in SOURCES.items():
         values = facts.get(key)
         if not isinstance(values, dict):
             continue

@@ -36,7 +36,7 @@ class Figures:
     def backend(self) -> str:
         """The figure that a word for what runs the steps switches on (accelerate's distributed_type)."""
         key = self.figures.get("@distributed")
-        return str(self.keys.meaning(key)) if key is not None else ""
+        return str(self.keys.word(key)) if key is not None else ""
 
     def whole(self, figure: str) -> int | None:
         """A figure's whole number; None where it is not given or left to another file."""

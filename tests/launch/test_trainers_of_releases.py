@@ -220,6 +220,12 @@ def test_states_on_nvme_and_at_lower_stages_are_refused(tmp_path):
     assert "optimizer states in the host's memory at stage 2; not modeled" in told[0]
 
 
+def test_what_accelerate_starts_otherwise_is_refused(tmp_path):
+    told = problems(*accelerated(tmp_path, "MEGATRON_LM"))
+    assert told[0].startswith("distributed_type: expected one of FSDP, DEEPSPEED, MULTI_GPU")
+    assert len(told) == 1
+
+
 def test_axolotl_says_fsdp_by_its_version(tmp_path):
     text = (
         "base_model: meta-llama/Llama-3.1-8B\nmicro_batch_size: 2\nsequence_len: 4096\nbf16: true\nfsdp_version: 2\n"

@@ -66,13 +66,9 @@ def _numbered(files: list[str]) -> dict[tuple[str, str, str], _Set]:
         stem = re.sub(r"shard-\d+-", "shard-*-", match["stem"])
         group = groups.setdefault((stem, match["of"], match["ext"]), _Set(match["stem"]))
         group.files.append(name)
-        if "*" not in stem and count <= 100_000:
-            joint = name[len(match["stem"]) : match.start("n")]
-            group.expected = (
-                {f"{match['stem']}{joint}{n:0{width}d}-of-{match['of']}{match['ext']}" for n in range(1, count + 1)}
-                if not group.expected
-                else group.expected
-            )
+        if "*" not in stem and count <= 100_000 and not group.expected:
+            begin, end = name[: match.start("n")], f"-of-{match['of']}{match['ext']}"
+            group.expected = {f"{begin}{n:0{width}d}{end}" for n in range(1, count + 1)}
     return groups
 
 

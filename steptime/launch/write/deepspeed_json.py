@@ -9,8 +9,6 @@ from steptime.job.job import Job
 from steptime.launch.keys import load_table
 from steptime.launch.write.plain_keys import word_for
 
-_OF_PRECISION = {"bf16": "bf16.enabled", "fp16": "fp16.enabled"}
-
 
 def ds_config(job: Job) -> str:
     """The file: batch, precision, ZeRO; the model and what runs it are the program's."""
