@@ -29,7 +29,7 @@ def test_path_behind_an_option_is_the_path(model, command):
     assert len(json.loads(command("--tensors", "*norm*", "--json", model)[1])["tensors"]) == 9
     for argv in (("--json", "brief", model), ("--json",), ("--tensors",), ("--json", "full")):
         code, out, err = command(*argv)
-        assert (code, out, "summarize-ckpt: error:" in err) == (2, "", True)
+        assert (code, out, err[:16], len(err.splitlines())) == (2, "", "summarize-ckpt: ", 1)
 
 
 @pytest.mark.parametrize(
