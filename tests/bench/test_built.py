@@ -134,3 +134,13 @@ def test_all_problems_together_and_nothing_runs(tmp_path, capsys):
     ]
     assert all("; --set " in line and line.endswith("(or --only sweeps)") for line in lines[1:])
     assert not (tmp_path / "out" / "results.json").exists()
+
+
+def test_sweeps_measure_what_is_refused(tmp_path, capsys):
+    """What `--only sweeps`, which every refusal names, does with experts: their shapes ended in a traceback of AdamW's sweep."""
+    file = tmp_path / "plan.json"
+    file.write_text(json.dumps(config({"moe": MOE}, {"software": "megatron-core", "precision": "bf16"})))
+    out = tmp_path / "out"
+    argv = ["bench", str(file), "--only", "sweeps", "--seconds", "0.1", "--device", "cpu", "--out", str(out)]
+    assert main(argv) == 0, capsys.readouterr().err
+    assert (out / "machine.yaml").exists()

@@ -41,7 +41,7 @@ def parameter_shapes(job: Job, most: float) -> list[tuple[int, ...]]:
 
 
 def _local(param: Param, tp: int) -> tuple[int, ...]:
-    first, *rest = param.shape
+    first, *rest = map(int, param.shape)
     return (max(first // tp, 1) if param.split_dim is not None else first, *rest)
 
 
