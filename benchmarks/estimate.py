@@ -113,32 +113,34 @@ def run(command: list[str]) -> Process:
 
 
 def rates() -> None:
-    """Estimates per second of one core: step, memory of every stage and verdict; each job is new to the estimate."""
+    """Estimates per CPU second: step, memory of every stage and verdict, then with what blocks keep between steps."""
     seconds = {plan.stem: best_s(plan) for plan in sorted((ROOT / "configs").rglob("*.yaml"))}
-    slowest = max(seconds, key=seconds.__getitem__)
+    slowest = max(seconds, key=lambda name: seconds[name][0])
+    alone, whole = zip(*seconds.values(), strict=True)
     lines = {
-        f"the median of {len(seconds)} plans": 1.0 / median(seconds.values()),
-        "all of them in turn": len(seconds) / sum(seconds.values()),
-        f"the slowest, {slowest}": 1.0 / seconds[slowest],
+        f"the median of {len(seconds)} plans": 1.0 / median(alone),
+        "with what blocks keep": 1.0 / median(whole),
+        "all of them in turn": len(seconds) / sum(alone),
+        f"the slowest, {slowest}": 1.0 / seconds[slowest][0],
     }
     print(f"\n{'estimates per CPU second':34}{'steptime':>10}{'':18}{'target':>16}")
     for name, rate in lines.items():
-        print(f"{name:34}{rate:>10,.0f}{'':18}{'at least 1,000':>16}")
+        print(f"{name:34}{rate:>10,.0f}{'':18}{'at least 1,500':>16}")
 
 
-def best_s(plan: Path) -> float:
-    """CPU seconds of one estimate, the best of several runs [s]."""
+def best_s(plan: Path) -> tuple[float, float]:
+    """CPU seconds of one estimate of a job that is new to it, and with `Estimate.memory`, the best of several runs [s]."""
     from steptime import Job, estimate
 
-    best = float("inf")
+    alone = whole = float("inf")
     for _ in range(7):
         jobs = [Job.load(plan) for _ in range(4)]
         start = time.process_time()
-        for job in jobs:
-            answer = estimate(job)
-            _ = (answer.step_s, answer.memory.stages, answer.memory.verdict)
-        best = min(best, (time.process_time() - start) / len(jobs))
-    return best
+        answers = [estimate(job) for job in jobs]
+        alone = min(alone, (time.process_time() - start) / len(jobs))
+        _ = [answer.memory.stages for answer in answers]
+        whole = min(whole, (time.process_time() - start) / len(jobs))
+    return alone, whole
 
 
 def pictures() -> None:

@@ -9,6 +9,8 @@ Two tokens of 128: the embedding keeps ids, 2 * 8 = 16 B, and makes x, 2 * 128 *
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from physics_jobs import job
 from walked_moments import LAYER, Every
 
@@ -250,3 +252,22 @@ def test_a_chunks_backward_before_gradients_are_added_up():
         (1_016.0, 305_000 + 56_000 + 30_000 + 10_000 + 1_300 + 6_000 + 70 + 512),
         (16.0, 305_000 + 56_000 + 60_000 + 1_300 + 12_000 + 70 + 512),
     ]
+
+
+def test_the_layer_whose_backward_is_next_is_gathered_ahead():
+    """The first layer's flat buffer is 7,000 here: it has arrived beside the last layer's backward; none follows the first's."""
+    blocks = [BLOCK._replace(gathered=7_000.0), BLOCK]
+    chunk, found = replace(first_chunk(), layers=[Wrapped(LAYER, [of], [0.0], 0.0, 70.0) for of in blocks]), Every()
+    chunk.backward(Passing("B", fetched=False, held=False, roots=False, gradients=Gradients()), found)
+    assert found.of("backward of mlp") == [
+        (2_016.0, 305_000 + 30_000 + 7_000 + 1_300 + 900 - 512),
+        (1_016.0, 305_000 + 60_000 + 1_300 + 6_000 + 900),
+    ]
+
+
+def test_a_chunks_forward():
+    """Each layer adds the 1,000 that it saves to the ids' 16; beside it lie the root 300,000, its own 30,000 and flat 10,000."""
+    found = Every()
+    first_chunk().forward(Passing("F", fetched=False, held=False, roots=True, gradients=Gradients()), found)
+    beside = 300_000 + 30_000 + 10_000 + 700
+    assert found.of("forward of mlp") == [(1_016.0, beside), (2_016.0, beside)]

@@ -232,3 +232,11 @@ def test_a_gather_starts_when_its_stage_is_free_and_the_link_too():
         Action("B", 0, 0): Around(0.0, ((0, 2.0),), 7.0),
     }
     assert sharded_run(found, [3.0, 4.0], [0.0], lambda *_: around, 0.0) == [0.0, 8.0, 21.0]
+
+
+def test_a_chunks_input_lies_in_the_pipelines_buffer():
+    """8 tokens of 128 values in bf16: the second stage's first layer saves 2,048 bytes less than its next; not the first's."""
+    assembly = Assembly(job("fsdp2", microbatches=4, model={"n_layers": 4}, dp=2, pp=2, fsdp={"reduce_dtype": "fp32"}))
+    memories = PartMemories(assembly, weight_grads_stay=True)
+    found = [chunk_bytes(assembly, chunk, memories, memories, split=False).layers for (chunk,) in assembly.stages]
+    assert [last.memory.saved - first.memory.saved for first, last in found] == [0.0, 2_048.0]

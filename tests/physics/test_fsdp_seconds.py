@@ -89,6 +89,17 @@ def test_copies_between_flat_buffers_and_parameters():
     assert sharded - other.time.parts_s["memory_bound"] == seconds(4 * 2 * LAYER + 2 * (ROOT + 2 * LAYER))
 
 
+def test_version_1_casts_its_flat_gradient():
+    """Reduced in bf16 the flat gradient, 2 bytes an element, is the reduction's input. For fp32 it is read once more and written
+    as 4: the flat one is written and read, 4 bytes, and the input is 2 wider.
+    """
+    wide, narrow = (
+        answer(memory=1.0, performance=NO_OVERLAP, version=1, reduce_dtype=dtype).time.parts_s["memory_bound"]
+        for dtype in ("fp32", "bf16")
+    )
+    assert wide - narrow == seconds((4 + 2) * (ROOT + 2 * LAYER))
+
+
 def test_layers_of_two_widths_have_groups_of_two_sizes():
     """Two layers with an MLP of 512, one of 256, two of 512: 98,304 elements more in four of five."""
     layers = [{"repeat": 2, "inter_sz": 512}, {"repeat": 1}, {"repeat": 2, "inter_sz": 512}]
