@@ -10,10 +10,10 @@ read; the same rows, estimates and date give the same file. What is fitted, each
   constants are fitted without it too (`fit_constants.errors_unseen`): errors that constants were fitted to are smaller than those
   of new runs, by a fifth in the median. `Measured.factors` are the scores beyond which a tenth lies on either side: split
   conformal prediction by groups.
-- `bandwidth`, `machine_step`, `other_side`, `per_distance`: those of the grid with the greatest mean log density (the logarithmic
-  score, Gneiting and Raftery 2007, section 4.1) of the left-out runs under the density that `log_density` draws through the ends,
-  half of it with every cell left out in turn, half with every series. The factors do not know a run's series either: with it,
-  a factor for each profile looks better than it is;
+- `bandwidth`, `machine_step`, then `other_side`, `per_distance`, `others`: those of the grid with the greatest mean log density
+  (the logarithmic score, Gneiting and Raftery 2007, section 4.1) of the left-out runs under the density that `log_density` draws
+  through the ends, half of it with every cell left out in turn, half with every series. The factors do not know a run's series
+  either: with it, a factor for each profile looks better than it is;
 - `margins`: widening per step or doubling beyond what was measured, so that 80 % are inside when a whole accelerator, software
   family, kind of layers, series (for the distance of the nearest run) or end of an axis is left out; one vote for each. An
   inferred accelerator's: so that 80 % of its own cells are inside, each left out. Memory has none for machine and scale: what a
@@ -21,9 +21,9 @@ read; the same rows, estimates and date give the same file. What is fitted, each
   too, the few runs at their ends are of one source each, and the four series far from all others are torchtitan's: the least
   margin.
 
-Memory rests on the rows that count and on the jobs of Megatron-LM's own tests, with a bandwidth of its own. What adds no
-margin is no distance either: accelerator, devices, degrees and micro-batch. Its ends take nothing of the other side and do not
-grow with the nearest run's distance: that would call 95 more runs that ran TIGHT, and as many of those out of memory FITS.
+Memory rests on the rows that count and on the jobs of Megatron-LM's own tests, with constants of its own. What adds no
+margin is no distance either: accelerator, devices, degrees and micro-batch. Its ends do not grow with the nearest run's distance:
+that scores alike, and would call 20 more runs that ran TIGHT and as many of those out of memory FITS.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ from steptime.answer.interval import beyond, interval, least, mean_errors, scale
 from steptime.answer.measured import (
     AXES,
     COVERED,
+    HELD_ALIKE,
     HELD_PER_DOUBLING,
     INTERVALS_FILE,
     REACH,
@@ -61,11 +62,15 @@ from steptime.validation.measurements import shipped
 from steptime.validation.row_plan import to_config, to_job
 
 COLUMNS = ("id", "cell", "series", "metric", *RunKind._fields, *AXES, "vote", "log_ratio", "score", "new_score")
-BANDWIDTHS = (0.25, 0.35, 0.5, 0.7, 1.0)
+BANDWIDTHS = (0.35, 0.5, 0.7, 1.0)
+"""Not 0.25, which scores alike for memory (0.002 more) and calls one more run out of memory FITS."""
 OTHER_SIDES = (0.0, 0.25, 0.5)
 PER_DISTANCES = (0.0, 0.25, 0.5)
-MACHINE_STEPS = (0.5, 1.0, 2.0)
-"""Not 0, which scores alike: a run on another machine is never as near as one on the same."""
+OTHERS = (50.0, 100.0, 200.0, 400.0)
+USUAL_OTHERS = 100.0
+"""That with which bandwidth and machine step are chosen."""
+MACHINE_STEPS = (1.0, 2.0)
+"""Not 0 or 0.5, which score alike: a run on another architecture would count as measured nearby (1.5 steps, `NEAR`)."""
 SMALLEST = 1e-3
 """Least mean error that a run's own is divided by."""
 FLOOR = 0.02
@@ -151,20 +156,38 @@ def log_density(low: float, high: float, ratio: float) -> float:
     return -2.0 * log(1.0 + x * x / 3.0) - log((high - low) / 2.0)
 
 
-def score_of(known: list[FitRun], units: Iterable[tuple[Errors, dict[str, float]]], constants: Constants) -> float:
+Units = Sequence[tuple[Errors, dict[str, float]]]
+"""Mean errors with each cell, or series, left out, and the log ratios that are not those of the runs."""
+
+
+def score_of(known: list[FitRun], units: Units, constants: Constants) -> float:
     """Mean log density of runs that neither the scales nor the factors know, one vote per run's vote."""
-    series = {run.series for run in known}
-    others = {one: Measured((run for run in known if run.series != one), constants) for one in series}
+    found = Measured(known, constants)
     total = votes = 0.0
     for errors, unseen in units:
         for run in known:
-            if run.id in errors and others[run.series].runs:
+            if run.id in errors:
                 faster, slower = scales(*errors[run.id], constants)
-                below, above = others[run.series].factors(run.place.kind.profile)
+                below, above = found.factors(run.place.kind, run.series)
                 low, high = least(-below * faster, above * slower)
                 total += run.vote * log_density(low, high, unseen.get(run.id, run.log_ratio))
                 votes += run.vote
     return total / votes if votes else 0.0
+
+
+Tried = tuple[float, list[FitRun], Constants, Units]
+"""A score, the runs with their scores, the constants, and what was left out."""
+
+
+def best(runs: list[FitRun], units: Units, near: Constants, choices: Iterable[tuple[float, float, float]]) -> Tried:
+    """The choice of `other_side`, `per_distance` and `others` with the greatest score."""
+    tried: list[Tried] = []
+    for side, per, others in choices:
+        constants = {**near, "other_side": side, "per_distance": per, "others": others}
+        own, new = (scores(runs, errors, constants, ratios) for errors, ratios in units)
+        known = scored(runs, own, new)
+        tried.append((score_of(known, units, constants), known, constants, units))
+    return max(tried, key=lambda one: one[0])
 
 
 def fit(
@@ -175,20 +198,18 @@ def fit(
 ) -> tuple[list[FitRun], Constants]:
     """The runs with their scores, and all constants of one list: of step times, or of memory."""
     held, unseen = all(run.metric != "step" for run in runs), unseen or {}
-    tried: list[tuple[float, list[FitRun], Constants]] = []
+    of_memory: Constants = {"per_doubling": HELD_PER_DOUBLING, "alike": HELD_ALIKE}
+    pers = [0.0] if held else PER_DISTANCES
+    tried: list[Tried] = []
     for step in machine_steps:
-        start: Constants = {"machine_step": step} | ({"per_doubling": HELD_PER_DOUBLING} if held else {})
+        start: Constants = {"machine_step": step} | (of_memory if held else {})
         cells, series = left_out(runs, start, "cell"), left_out(runs, start, "series")
         for bandwidth in bandwidths:
-            near: Constants = {"bandwidth": bandwidth, **start}
-            of_cells, of_series = errors_of(cells, near), errors_of(series, near)
-            for side, per in [(0.0, 0.0)] if held else product(OTHER_SIDES, PER_DISTANCES):
-                constants: Constants = {**near, "other_side": side, "per_distance": per, "margins": {}}
-                own, new = scores(runs, of_cells, constants, {}), scores(runs, of_series, constants, unseen)
-                known = scored(runs, own, new)
-                score = score_of(known, ((of_cells, {}), (of_series, unseen)), constants)
-                tried.append((score, known, constants))
-    score, runs, constants = max(tried, key=lambda one: one[0])
+            near: Constants = {"bandwidth": bandwidth, **start, "margins": {}}
+            units = ((errors_of(cells, near), {}), (errors_of(series, near), unseen))
+            tried.append(best(runs, units, near, product(OTHER_SIDES, pers, [USUAL_OTHERS])))
+    _, _, near, units = max(tried, key=lambda one: one[0])
+    score, runs, constants, _ = best(runs, units, near, product(OTHER_SIDES, pers, OTHERS))
     margins = margins_of(runs, constants) | ASSUMED
     if held:
         margins |= dict.fromkeys(("machine", "inferred", "scale", "layout", "batch", *ASSUMED), 0.0)

