@@ -9,6 +9,7 @@ case that is wrong ends the run: libFuzzer prints the traceback and writes the i
 from __future__ import annotations
 
 import argparse
+import contextlib
 import random
 import shutil
 import sys
@@ -70,8 +71,9 @@ def main() -> None:
         """Half of the changes are libFuzzer's, half those of values and bytes that people get wrong."""
         draw = random.Random(seed)
         if draw.random() < 0.5:
-            return bytes(atheris.Mutate(data, most))
-        return fuzz_files.hurt(data, draw, door.whole)[:most]
+            with contextlib.suppress(ValueError, TypeError, RecursionError):  # YAML that JSON cannot express
+                return fuzz_files.hurt(data, draw, door.whole)[:most]
+        return bytes(atheris.Mutate(data, most))
 
     limits = [
         f"-max_total_time={round(60 * options.minutes)}",
