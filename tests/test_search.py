@@ -180,7 +180,7 @@ def test_a_dispatcher_that_wants_several_ranks():
 
 
 def test_torch_is_estimated_one_by_one():
-    """What no columns cover: every figure of the screen is an estimate's, and the best is the least of them."""
+    """Every figure of the screen is an estimate's but for the order of sums, and the best is the least of them."""
     job = job_of(
         model="gpt2-small",
         parallelism={"tp": 1, "pp": 1, "dp": 4},
@@ -191,7 +191,7 @@ def test_torch_is_estimated_one_by_one():
     axes = Axes({"cp": (1,), "sp": (False,), "performance.activation_checkpointing_type": ("none", "full")})
     found = run(job, Asked((4,), (16,), axes))
     assert found.counts.evaluated > 5
-    assert best_of(found).step_s == min(found.columns["step_s"])
+    assert best_of(found).step_s == pytest.approx(min(found.columns["step_s"]), rel=1e-15)
     for layout in found.top(3):
         assert estimate(layout.job).step_s == layout.step_s
 

@@ -236,7 +236,7 @@ def test_a_machine_file_is_an_accelerator_too(tmp_path, run_validate):
 
 SKIPPED = [
     ({"precision": "int8"}, "not modeled yet: int8"),
-    ({"precision": "fp8 delayed", "framework": "torchtitan"}, "not modeled yet: fp8 with torchtitan"),
+    ({"precision": "fp8 blockwise", "framework": "torchtitan"}, "not modeled yet: fp8 with torchtitan"),
     ({"n_experts": 8}, "topk: missing"),
     ({"attention_kind": "hybrid gated-deltanet+gqa"}, "not modeled yet: hybrid layers"),
     ({"task": "lora"}, "not modeled yet: LoRA"),
