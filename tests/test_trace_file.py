@@ -220,6 +220,17 @@ def test_any_plan_has_a_sound_trace_whose_peak_is_the_tables(plan):
     assert max(e["ts"] + e.get("dur", 0.0) for e in events) <= 1e6 * found.step_s + 1.0
 
 
+def test_axes_of_one_sequence_have_tracks_of_their_own():
+    """Under a2a+p2p the exchange of heads and the ring run in the same action: each in slices of its own thread."""
+    parallel = {"cp": 4, "cp_comm_type": "a2a+p2p", "cp_a2a": 2, "tp": 2, "pp": 1, "dp": 1}
+    found = estimate(jobs.job("llama3-8b", gbs=2, seqlen=256, **parallel))
+    events = events_of(found)
+    nested(events)
+    threads = {cat: {e["tid"] for e in events if e["ph"] == "X" and e["cat"] == cat} for cat in ("cp_a2a", "cp_p2p")}
+    assert all(threads.values())
+    assert not threads["cp_a2a"] & threads["cp_p2p"]
+
+
 def test_counters_reach_the_peak_of_the_table(found, events):
     for row in found.memory.stages:
         counters = [e["args"] for e in events if e["ph"] == "C" and e["pid"] == row.stage + 1]

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".json", ".json.gz")
 TRACKS = ("compute", "tp", "cp", "ep", "dp", "pp", "embedding")
-"""Tracks in the order in which they are shown; others follow."""
+"""Tracks in the order in which they are shown; others follow in that of their first slice."""
 PASSES = {"F": "forward", "B": "backward", "I": "gradients of the inputs", "W": "gradients of the weights"}
 """Kinds of action in words."""
 LANES = 64
@@ -100,6 +100,7 @@ class _Stage:
         self.stage = holds.stage
         self.free: dict[str, list[int]] = {"compute": [0]}
         """By track: when each of its lanes is free [ns]."""
+        self.tracks = [*TRACKS]
         self.known: dict[tuple[str, int, bool], list[tuple[str, str, int, str]]] = {}
         row = estimate.memory.stages[self.stage]
         self.states = (row.params_bytes + row.optimizer_bytes) / GIB
@@ -120,11 +121,11 @@ class _Stage:
             f'"ts": {_us(start)}, "dur": {_us(end - start)}{args}}}'
         )
 
-    @staticmethod
-    def number(track: str) -> int:
+    def number(self, track: str) -> int:
         """The track's first number."""
-        known = (*TRACKS, *sorted({track} - {*TRACKS}))
-        return LANES * known.index(track)
+        if track not in self.tracks:
+            self.tracks.append(track)
+        return LANES * self.tracks.index(track)
 
     def events(self) -> Iterator[str]:
         """Actions with their communication and memory, and the work before and after the pipeline."""
