@@ -140,9 +140,10 @@ class Browser:
         return left + width / 2, top + height / 2
 
     def box(self, selector: str) -> list[float]:
-        """Left, top, width, height of an element, brought into view."""
+        """Left, top, width, height of an element, brought into view and painted there: a click goes to what is painted."""
         script = (
-            f"(() => {{ const e = document.querySelector({json.dumps(selector)}); e.scrollIntoView({{block: 'center'}});"
+            f"(async () => {{ const e = document.querySelector({json.dumps(selector)}); e.scrollIntoView({{block: 'center'}});"
+            "await new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)));"
             "const b = e.getBoundingClientRect(); return [b.x, b.y, b.width, b.height]; })()"
         )
         return self.run(script)
