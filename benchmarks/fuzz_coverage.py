@@ -75,22 +75,23 @@ def main() -> None:
                 return fuzz_files.hurt(data, draw, door.whole)[:most]
         return bytes(atheris.Mutate(data, most))
 
-    limits = [
+    atheris.Setup(arguments(corpus, options), once, custom_mutator=change)
+    atheris.Fuzz()
+
+
+def arguments(corpus: Path, options: argparse.Namespace) -> list[str]:
+    """Options of libFuzzer."""
+    return [
+        sys.argv[0],
+        str(corpus),
         f"-max_total_time={round(60 * options.minutes)}",
         f"-max_len={LARGEST}",
         "-timeout=120",
         "-rss_limit_mb=4000",
-    ]
-    argv = [
-        sys.argv[0],
-        str(corpus),
-        *limits,
         f"-artifact_prefix={options.keep}/",
         "-print_final_stats=1",
         "-verbosity=1",
     ]
-    atheris.Setup(argv, once, custom_mutator=change)
-    atheris.Fuzz()
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ def test_export_writes_the_group(kind, words):
 def test_columns_walk_as_one_layout_does(pp, vpp, blocking):
     """Seconds at random, which seldom settle within a few micro-batches: the makespan is the schedule's own walk."""
     draw = np.random.default_rng(pp * 10 + vpp)
-    microbatches = np.array([pp + 1, 4 * pp - 1, 32 * pp, 32 * pp + 1, 33 * pp])
+    microbatches = np.array([pp, pp + 1, 2 * pp, 4 * pp - 1, 4 * pp, 5 * pp, 32 * pp, 32 * pp + 1, 33 * pp])
     shape = (2, microbatches.size)
     flavors = [
         [Flavor(draw.uniform(1, 9, shape), draw.uniform(2, 18, shape), 0.0, 0.0, 0.0) for _ in range(vpp)]

@@ -11,12 +11,10 @@ from search_jobs import FLEETING, PLANS, blocks_of, plan, sampled
 from steptime import estimate
 from steptime.job.assembly import Assembly
 from steptime.job.job import facts
-from steptime.schedule import walk
 from steptime.search.grid import grid
-from steptime.search.pipeline import Chunks, Flavor, Stages, stages
+from steptime.search.pipeline import Chunks, stages
 from steptime.search.screen import Screen, part_keys
 from steptime.search.space import Axes, Counts
-from steptime.search.walk_columns import makespans
 from steptime.timing.part_times import chunk_times, part_times, pricing
 
 
@@ -61,29 +59,6 @@ def test_seconds_of_chunks_in_columns_are_those_of_estimates(name):
                 found = chunks.of(chunk, (block.choices[choice],), at, split=False)
                 alone = seconds[stage][virtual]
                 assert (found.forward_s.item(), found.backward_s.item()) == (alone.forward_s, alone.backward_s)
-
-
-@pytest.mark.parametrize(("pp", "vpp"), [(2, 1), (4, 1), (2, 3), (4, 3), (3, 4)])
-@pytest.mark.parametrize("blocking", [True, False])
-def test_chunks_that_differ_are_walked_in_columns(pp, vpp, blocking):
-    """Seconds at random, of every chunk its own: the makespan is the schedule's own walk, long steps and short ones."""
-    draw = np.random.default_rng(pp * 10 + vpp)
-    microbatches = np.array([pp, pp, 2 * pp, 4 * pp, 5 * pp, 32 * pp, 33 * pp])
-    shape = (2, microbatches.size)
-    flavors = [
-        [Flavor(draw.uniform(1, 9, shape), draw.uniform(2, 18, shape), 0.0, 0.0, 0.0) for _ in range(vpp)]
-        for _ in range(pp)
-    ]
-    sends = [draw.uniform(0, 2, microbatches.size) for _ in range(pp)]
-    stages = Stages("interleaved", pp, vpp, ((),) * pp, tuple((stage,) for stage in range(pp)), 1)
-    found = makespans(stages, flavors, microbatches, sends, blocking=blocking)
-    for choice, row in np.ndindex(shape):
-        forward_s, backward_s = (
-            [[getattr(f, n)[choice, row] for f in s] for s in flavors] for n in ("forward_s", "backward_s")
-        )
-        m, send_s = int(microbatches[row]), [float(s[row]) for s in sends]
-        alone = walk("interleaved", pp, vpp, m, forward_s, backward_s, send_s, blocking=blocking)
-        assert found[choice, row] == pytest.approx(alone.makespan_s, rel=1e-9 if microbatches[row] < 9 * pp else 2e-3)
 
 
 FSDP = {"tp": 1, "pp": 1, "dp": 4, "fsdp": {"reshard_after_forward": True}}
