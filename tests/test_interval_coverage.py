@@ -44,7 +44,7 @@ def test_shares_that_may_be_meant(inside, meant):
 def test_the_intervals_cover_test_rows(lines):
     """80 % is meant. Of all rows 75 to 85 % are inside; of each accelerator and framework with 25 rows a share that may be meant.
 
-    Smaller slices are of few series; docs/validation.md (The intervals) names the one that is far off."""
+    Smaller slices are of few series; docs/known-errors.md (Intervals) names the one that is far off."""
     found = [line for line in lines if line["split"] == "test"]
     assert (found[0]["what"], found[0]["rows"] >= 700) == ("all", True)
     assert 0.75 <= found[0]["covered"] <= 0.85
