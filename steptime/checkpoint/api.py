@@ -35,7 +35,7 @@ class Summary(Inventory):
 
     def __repr__(self) -> str:
         name = self.counted[0].format if self.counted else "nothing"
-        counts = f"{counted(self.params, 'parameter')}, {counted(len(self.all_problems), 'problem')}"
+        counts = f"{counted(self.restored.params, 'parameter')}, {counted(len(self.all_problems), 'problem')}"
         return f"<Summary of {self.path!r}: {name}, {counts}>"
 
     def _repr_html_(self) -> str | None:

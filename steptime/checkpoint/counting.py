@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 MAX_LINES = 10  # problems of one kind written out
 DRAG_BYTES = 1 << 20  # below this a view of a larger storage is not worth a line
-GAPS = frozenset({"MISSING_RANK", "MISSING_FILE", "MISSING_SHARD", "TRUNCATED"})  # why pieces do not add up, said once
 
 
 def count(section: Section) -> None:
@@ -37,7 +36,7 @@ def count(section: Section) -> None:
         if piece or (twice and twice[tensor.name] > 1):
             groups.setdefault((tensor.role, tensor.name), []).append(tensor)
     torn = [line for group in groups.values() if (line := _pieces(group))]
-    if section.unread or section.facts.get("slices") or any(problem.code in GAPS for problem in section.problems):
+    if section.torn or section.facts.get("slices"):
         return
     for name, message in torn[:MAX_LINES]:
         section.problem("INCOMPLETE_COVER", message, tensor=name)

@@ -203,7 +203,7 @@ class Inventory:
 
     @cached_property
     def _inferred(self) -> tuple[dict[str, dict[str, Any]], list[Problem]]:
-        facts = [section.facts for section in self.counted]
+        facts = [section.facts | ({"slices": True} if section.torn else {}) for section in self.counted]
         if self.adapter or self.models or any("pipeline" in fact for fact in facts):
             return {}, []
         if facts and facts[0].get("part"):  # its shapes are of a part: only what is stated holds

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 Shape = tuple[int, ...]
 MAX_ELEMENTS = 1 << 63
+GAPS = frozenset({"MISSING_RANK", "MISSING_FILE", "MISSING_SHARD", "TRUNCATED"})
+"""Problems that say why tensors are missing or pieces do not add up."""
 
 
 @dataclass(slots=True)
@@ -132,6 +134,11 @@ class Section:
     ) -> None:
         """Note one problem of this set."""
         self.problems.append(Problem(code, message, file, tensor, severity))
+
+    @property
+    def torn(self) -> bool:
+        """Whether parts of the set are known to be missing, so that its tensors are not all of the model's."""
+        return bool(self.unread) or any(problem.code in GAPS for problem in self.problems)
 
     def absorb(self, contents: Contents) -> None:
         """Add the contents of one file, except its facts, which the caller interprets."""

@@ -19,7 +19,7 @@ from steptime.checkpoint.escape import escaped
 from steptime.checkpoint.jsonable import problem
 from steptime.checkpoint.jsonable import tensor as listed
 from steptime.checkpoint.records import Problem
-from steptime.commands.argument_types import Parser
+from steptime.commands.argument_types import Parser, count
 from steptime.report.checkpoint_summary import report
 from steptime.report.format import BINARY, DECIMAL
 from steptime.report.table import PLAIN, WIDTH, style_of
@@ -35,13 +35,12 @@ MAX_DIFF = 200
 CHUNK = 10_000  # tensors per write
 MAX_WIDTH = 200
 JSON = ("summary", "full")
-ALONE = ("json", "tensors", "depth", "diff", "model", "emit_config", "units")
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="summarize-ckpt", description="Summarize a checkpoint from its headers only.", epilog=EPILOG)
     parser.add_argument("path", nargs="?", help="a checkpoint file or directory")
-    parser.add_argument("--depth", type=int, help="levels of the module tree (default 1)")
+    parser.add_argument("--depth", type=count, help="levels of the module tree (default 1)")
     parser.add_argument("--tensors", nargs="?", const="*", metavar="GLOB", help="list tensors whose name matches")
     parser.add_argument("--json", nargs="?", const="summary", metavar="full", help="print JSON (full: with tensors)")
     parser.add_argument("--emit-config", metavar="FILE", help="write the model section of a 3dtrn config")
@@ -66,7 +65,10 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
         options.path, options.tensors = options.tensors, "*"
     if options.path is None:
         parser.error("PATH is required")
-    given = [f"--{name.replace('_', '-')}" for name in ALONE if getattr(options, name) is not None]
+    others = [
+        name for name, value in vars(options).items() if name not in ("path", "id") and value not in (None, False)
+    ]
+    given = [f"--{name.replace('_', '-')}" for name in others]
     if options.id and given:
         parser.error(f"--id: not together with {', '.join(given)}")
     return options

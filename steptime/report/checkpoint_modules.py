@@ -22,7 +22,7 @@ ROOM = 24
 
 def modules(summary: Inventory, depth: int, units: tuple[Unit, ...], most: int = MAX_ROWS) -> Table | None:
     """Modules down to `depth`, at most `most` of them, with the shape, the number of each, or their contents."""
-    total = summary.params or 1
+    total = summary.restored.params or 1
     unit = unit_for(summary.tree.nbytes, units)
     found: list[tuple[int, str, Node]] = []
     apart = any("pipeline" in section.facts for section in summary.counted)

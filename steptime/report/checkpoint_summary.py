@@ -69,7 +69,7 @@ def summary_html(summary: Summary) -> str:
     """A heading, the module tree and the problems: a notebook's `_repr_html_`."""
     state = "complete" if summary.complete else "incomplete"
     name = summary.counted[0].format if summary.counted else "nothing could be read"
-    head = f"<p><b>{escape(escaped(summary.path))}</b>: {escape(name)}, {summary.params:,} parameters, {state}</p>"
+    head = f"<p><b>{escape(escaped(summary.path))}</b>: {escape(name)}, {summary.restored.params:,} parameters, {state}</p>"
     tree = modules(summary, 1, BINARY, most=40)
     return "".join([head, html(tree) if tree else "", html(problems(summary)) if summary.all_problems else ""])
 
@@ -108,7 +108,7 @@ def _headline(summary: Inventory, units: Units, style: Style) -> list[str]:
         lines.append(f"  storages hold {totals['stored_bytes']:,} bytes, tensors name {size:,}")
     every = sum(row["bytes"] for row in summary.by_dtype) or 1
     parts = [f"{short(row['dtype'])} {row['bytes'] / every:.1%}" for row in summary.by_dtype]
-    return [*lines, f"dtypes by bytes: {_shown(_listed(parts, 6), 400)}"]
+    return [*lines, f"dtypes by bytes: {_shown(_listed(parts, 6), 400)}"] if parts else lines
 
 
 def _quantized(row: Row) -> str:
@@ -184,7 +184,8 @@ def roles(summary: Inventory, units: Units) -> Table | None:
     if len(found) == 1:
         return None
     total = sum(nbytes for *_, nbytes in found)
-    per = f"{total / summary.params:.2f} B per parameter" if summary.params else ""
+    params = summary.restored.params
+    per = f"{total / params:.2f} B per parameter" if params else ""
     rows = [[name, note, f"{nbytes:,}", _size(nbytes, units)] for name, note, nbytes in found]
     return Table(
         "by role", ["", "", "bytes", ""], [*rows, [], ["total", per, f"{total:,}", _size(total, units)]], left=2

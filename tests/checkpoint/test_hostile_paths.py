@@ -53,6 +53,16 @@ def test_index_files(make, summarize, codes, name):
     assert summary.params > 0
 
 
+def test_config_is_not_held_against_half_of_a_model(make, summarize, codes):
+    """A folder whose second shard of two, with the last layer, is missing: no layer number of the config is wrong."""
+    make.shards(make.llama(2))
+    make.write("config.json", json.dumps({"num_hidden_layers": 2, "hidden_size": 64}).encode())
+    (make.folder / "model-00002-of-00002.safetensors").unlink()
+    summary = summarize(make.folder)
+    assert codes(summary) == {"MISSING_SHARD"}
+    assert summary.architecture["n_layers"] == {"value": 2, "from": "config.json"}
+
+
 def test_shard_not_in_index(make, summarize, codes):
     state = make.llama(2)
     make.shards(state)

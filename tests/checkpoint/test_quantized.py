@@ -8,6 +8,7 @@ the matrices of layers.
 
 import json
 import math
+import re
 
 import pytest
 
@@ -311,6 +312,10 @@ def test_report_says_both_numbers(make, command):
     assert code == 0
     assert "parameters 524,928 (525 k)" in text
     assert "stored elements): GPTQ, 4 bits, groups of 64, 393,216 parameters" in text
+    shares = [
+        float(share) for share in re.findall(r"([\d.]+)% ", out.partition("modules")[2].partition("architecture")[0])
+    ]
+    assert sum(shares) == pytest.approx(100, abs=0.2)  # of the parameters before packing
 
 
 def test_plan_is_compared_with_the_model_before(make, command):

@@ -33,12 +33,29 @@ def test_path_behind_an_option_is_the_path(model, command):
 
 
 @pytest.mark.parametrize(
-    "more", [["--json"], ["--tensors"], ["--depth", "2"], ["--diff", "x"], ["--units", "si"], ["--model", "x"]]
+    "more",
+    [
+        ["--json"],
+        ["--tensors"],
+        ["--depth", "2"],
+        ["--diff", "x"],
+        ["--units", "si"],
+        ["--model", "x"],
+        ["--all"],
+        ["--strict"],
+    ],
 )
 def test_id_refuses_other_options(model, command, more):
     code, out, err = command(model, "--id", *more)
     assert (code, out) == (2, "")
     assert f"--id: not together with {more[0]}" in err
+
+
+def test_depth_is_a_number_of_levels(model, command):
+    for text in ("-1", "two"):
+        code, out, err = command(model, "--depth", text)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert f"invalid count '{text}'" in err
 
 
 def test_equal_rows_of_a_difference_are_one_line(make, command):

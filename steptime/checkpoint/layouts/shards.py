@@ -103,7 +103,7 @@ def _load_index(group: _Set, section: Section, folder: Folder, present: set[str]
 def _read(scan: FolderScan, folder: Folder, group: _Set, section: Section) -> Section:
     missing = sorted(group.expected - set(group.files))
     for shard in missing[:20]:
-        section.problem("MISSING_SHARD", f"{shard} is missing", folder.named(shard))
+        section.problem("MISSING_SHARD", "is missing", folder.named(shard))
     if len(missing) > 20:
         section.problem("MISSING_SHARD", f"{len(missing) - 20} more shards are missing")
     read = scan.absorb(section, folder, group.files)
