@@ -7,10 +7,9 @@ Names: PEFT `tuners/lora/layer.py` (lora_A, lora_B), Diffusers `loaders/lora_con
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from steptime.checkpoint.records import Section
+from steptime.checkpoint.records import Section
 
 _DOWN = re.compile(r"(?:lora_A|lora_down|lora\.down)(?:\.[\w-]+)?(?:\.weight)?$|lora_embedding_A(?:\.[\w-]+)?$")
 _PART = re.compile(r"lora_|lora\.(?:down|up)|\.alpha$|\.dora_scale$|magnitude_vector")

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from steptime.checkpoint.inventory import Inventory
 from steptime.checkpoint.weight_names import EMBED, HEAD, POSITIONS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from steptime.checkpoint.inventory import Inventory
 
 _ATTENTION = re.compile(r"attn|attention|\.w[qkvo]\.")
 _MLP = re.compile(r"mlp|ffn|feed_forward|expert|moe|router|\.w[123]\.|\.fc\d\.|\.c_fc\.|dense_h|dense_4h")

@@ -6,21 +6,17 @@ import gc
 import os
 import stat
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from steptime.base.words import counted
 from steptime.checkpoint import directory, jsonable
 from steptime.checkpoint.inventory import IO, Inventory
 from steptime.checkpoint.layouts import ranks, single
-from steptime.checkpoint.records import Contents, UnreadableError
+from steptime.checkpoint.records import Contents, StoredTensor, UnreadableError
 from steptime.checkpoint.scan import Folder, FolderScan
 from steptime.checkpoint.source import unreadable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from steptime.checkpoint.records import StoredTensor
 
 
 class Summary(Inventory):

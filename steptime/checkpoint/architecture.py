@@ -9,21 +9,17 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from math import gcd
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from steptime.base.words import counted
 from steptime.checkpoint import experts, kv_cache, mixers, stacks
 from steptime.checkpoint import weight_names as names
 from steptime.checkpoint.confignames import CHECKED, from_config, norm_of, said
 from steptime.checkpoint.found import FoundArchitecture
-from steptime.checkpoint.records import Problem
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from collections.abc import Set as AbstractSet
-
-    from steptime.checkpoint.records import Shape
+from steptime.checkpoint.records import Problem, Shape
 
 CANDIDATES = (32, 48, 64, 80, 96, 112, 128, 160, 192, 256)
 STACKED = re.compile(r"(?:^|\.)layers\.(?!\d)")

@@ -9,13 +9,9 @@ from __future__ import annotations
 
 from collections import Counter
 from math import prod
-from typing import TYPE_CHECKING
 
 from steptime.checkpoint.dtypes import itemsize
-from steptime.checkpoint.records import Problem
-
-if TYPE_CHECKING:
-    from steptime.checkpoint.records import Section, Shape, StoredTensor
+from steptime.checkpoint.records import Problem, Section, Shape, StoredTensor
 
 MAX_LINES = 10  # problems of one kind written out
 DRAG_BYTES = 1 << 20  # below this a view of a larger storage is not worth a line

@@ -8,7 +8,7 @@ TFL3), ExecuTorch `schema/program.fbs` (ET and two digits), TensorFlow `saved_mo
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
 
 from steptime.checkpoint import zipdir
 from steptime.checkpoint.readers import (
@@ -22,15 +22,10 @@ from steptime.checkpoint.readers import (
     torch_file,
     torch_legacy,
 )  # fmt: skip
-from steptime.checkpoint.records import UnreadableError
+from steptime.checkpoint.records import Contents, UnreadableError
 from steptime.checkpoint.source import Source
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from steptime.checkpoint.records import Contents
-
-    Reader = Callable[[Source], Contents]
+Reader = Callable[[Source], Contents]
 
 SUFFIXES = (
     ".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle", ".gguf", ".npy", ".npz", ".h5", ".hdf5",

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from hashlib import blake2b
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from steptime.checkpoint.records import Shape, StoredTensor
 from steptime.checkpoint.tree import ranges
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from steptime.checkpoint.records import Shape, StoredTensor
 
 _STACKED = re.compile(r"(?:^|\.)(?:layers?|blocks?|h)\.(?!\d)")
 MAX_LAYERS = 10_000
@@ -19,7 +16,7 @@ _NUMBER = re.compile(r"(?<![^.])\d{1,9}(?![^.])")
 
 
 CHUNK = 10_000  # lines hashed at once
-Structure = dict[str, tuple["Shape", str]]
+Structure = dict[str, tuple[Shape, str]]
 """{name: (whole shape, dtype)}: pieces and replicas of one tensor are one entry."""
 
 

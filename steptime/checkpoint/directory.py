@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from steptime.checkpoint import same_model
 from steptime.checkpoint.detect import SUFFIXES, foreign_folder, refusal
@@ -21,10 +22,7 @@ from steptime.checkpoint.layouts import (
 from steptime.checkpoint.records import Contents, Problem, Section, UnreadableError
 from steptime.checkpoint.scan import MAX_DEPTH, Folder, FolderScan
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    Layout = Callable[[FolderScan, Folder, list[str]], tuple[list[Section], set[str]]]
+Layout = Callable[[FolderScan, Folder, list[str]], tuple[list[Section], set[str]]]
 
 # In the order in which they may claim files and sub-directories ("name/") of a folder.
 _LAYOUTS: tuple[Layout, ...] = (

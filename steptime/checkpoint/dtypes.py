@@ -8,10 +8,8 @@ gguf-py `gguf/constants.py` (GGML_QUANT_SIZES); numpy array-interface type strin
 from __future__ import annotations
 
 from math import prod
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from steptime.checkpoint.records import Shape
+from steptime.checkpoint.records import Shape
 
 BITS: dict[str, int] = {
     "float64": 64, "float32": 32, "float16": 16, "bfloat16": 16, "complex32": 32, "complex64": 64, "complex128": 128,

@@ -7,17 +7,15 @@ differ in their widths.
 from __future__ import annotations
 
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from steptime.checkpoint import weight_names as names
-
-if TYPE_CHECKING:
-    from steptime.checkpoint.found import FoundArchitecture
-    from steptime.checkpoint.records import Shape
-    from steptime.checkpoint.stacks import Stack
+from steptime.checkpoint.found import FoundArchitecture
+from steptime.checkpoint.records import Shape
+from steptime.checkpoint.stacks import Stack
 
 MAX_RUNS = 64
-Tails = dict[str, tuple[str, "Shape"]]
+Tails = dict[str, tuple[str, Shape]]
 
 
 def infer(f: FoundArchitecture) -> bool:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from steptime.checkpoint import weight_names as names
-
-if TYPE_CHECKING:
-    from collections.abc import Set as AbstractSet
-
-    from steptime.checkpoint.records import Shape
-    from steptime.checkpoint.stacks import StackParts
+from steptime.checkpoint.records import Shape
+from steptime.checkpoint.stacks import StackParts
 
 
 @dataclass(slots=True)

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from steptime.checkpoint import adapter, architecture, counting, difference, quantized, tree
 from steptime.checkpoint.confignames import FIELDS, from_config
 from steptime.checkpoint.escape import escaped
+from steptime.checkpoint.records import Problem, Section, Shape, StoredTensor
 from steptime.checkpoint.roles import ADAM_NAMES
 from steptime.checkpoint.weight_names import BUFFERS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from collections.abc import Set as AbstractSet
-
-    from steptime.checkpoint.records import Problem, Section, Shape, StoredTensor
 
 INCOMPLETE = frozenset(
     {"TRUNCATED", "MISSING_SHARD", "MISSING_RANK", "MISSING_METADATA", "MISSING_FILE", "SHORT_FILE", "STORAGE_MISSING",

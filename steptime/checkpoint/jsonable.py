@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from math import isfinite
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from steptime.checkpoint.inventory import Inventory
-    from steptime.checkpoint.records import Problem, Section, StoredTensor
-    from steptime.checkpoint.tree import Node
+from steptime.checkpoint.inventory import Inventory
+from steptime.checkpoint.records import Problem, Section, StoredTensor
+from steptime.checkpoint.tree import Node
 
 SCHEMA = "summarize-ckpt/1"
 PARALLEL_KEYS = ("tp", "pp", "ep", "vpp", "dp", "source", "agrees_with_args")

@@ -7,12 +7,9 @@ and the rotary key, the rows of the down projection (DeepSeek-V2, arXiv 2405.044
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
+from steptime.checkpoint.found import FoundArchitecture
 from steptime.checkpoint.weight_names import LATENT
-
-if TYPE_CHECKING:
-    from steptime.checkpoint.found import FoundArchitecture
 
 WIDTH = 2  # bytes of an element: fp16 or bf16
 _NO_DECODER = re.compile(r"(?:^|\.)encoder\.|bert|^transformer\.layer\.|vision|visual")

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from steptime.checkpoint import weight_names as names
-
-if TYPE_CHECKING:
-    from steptime.checkpoint.found import FoundArchitecture
-    from steptime.checkpoint.records import Shape
+from steptime.checkpoint.found import FoundArchitecture
+from steptime.checkpoint.records import Shape
 
 KINDS = (  # of layers that are no attention, by what only they have
     ("linear_attention", re.compile(r"linear_attn\.|^attn\.A_log$|delta_net|^self_attn\.(?:A_log$|output_gate\.)")),

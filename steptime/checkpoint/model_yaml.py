@@ -6,14 +6,12 @@ Names and shapes come first; what they cannot tell (windows, top-k, activations)
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from steptime.base.words import counted
 from steptime.checkpoint.escape import escaped
+from steptime.checkpoint.inventory import Inventory
 from steptime.checkpoint.weight_names import BUFFERS
-
-if TYPE_CHECKING:
-    from steptime.checkpoint.inventory import Inventory
 
 REQUIRED = ("n_layers", "hidden_sz", "inter_sz", "n_q_heads", "vocab_sz")
 OPTIONAL = (

@@ -5,16 +5,13 @@ Every rule takes the parts and gives the weight, or None where the shapes do not
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from steptime.checkpoint import weight_names as names
 from steptime.checkpoint.dtypes import BITS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from steptime.checkpoint.records import Shape, StoredTensor
+from steptime.checkpoint.records import Shape, StoredTensor
 
 HQQ_PARTS = (
     "nbits", "group_size", "shape", "scale", "zero", "axis", "packing", "unpack_view_dtype", "view_as_float", "quant_scale",

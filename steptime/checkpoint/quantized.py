@@ -12,20 +12,17 @@ transformers `integrations/bitnet.py`; ExLlamaV2 `linear.py` (q_weight, q_invper
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from steptime.checkpoint import packed
 from steptime.checkpoint.confignames import from_config
 from steptime.checkpoint.dtypes import BITS
+from steptime.checkpoint.records import StoredTensor
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from steptime.checkpoint.records import StoredTensor
-
-Named = dict[str, "StoredTensor"]
+Named = dict[str, StoredTensor]
 _PARTS: tuple[tuple[str, str, Callable[[packed.PackedParts], packed.Weight | None], tuple[str, ...]], ...] = (
     # (end of the packed tensor's name, end of the weight's, rule, parts beside it)
     (".qweight", ".weight", packed.integers, ("qzeros", "scales", "g_idx")),

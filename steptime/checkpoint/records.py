@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from steptime.checkpoint.pickles.pickle_verdict import PickleFacts
+from steptime.checkpoint.pickles.pickle_verdict import PickleFacts
 
 Shape = tuple[int, ...]
 MAX_ELEMENTS = 1 << 63

@@ -10,13 +10,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from steptime.checkpoint.confignames import from_config
+from steptime.checkpoint.records import Section, StoredTensor
 from steptime.checkpoint.weight_names import BUFFERS
-
-if TYPE_CHECKING:
-    from steptime.checkpoint.records import Section, StoredTensor
 
 STEMS = re.compile(
     r"^(?:model|pytorch_model|tf_model|flax_model|rust_model|open_clip_(?:pytorch_)?model|adapter_model|consolidated(?:\.00)?|"

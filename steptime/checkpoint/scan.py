@@ -5,19 +5,15 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from steptime.checkpoint.detect import read_file
 from steptime.checkpoint.layouts.single import facts_of
-from steptime.checkpoint.records import Contents, Section, UnreadableError
+from steptime.checkpoint.records import Contents, Problem, Section, UnreadableError
 from steptime.checkpoint.source import Source, unreadable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from steptime.checkpoint.records import Problem
 
 T = TypeVar("T")
 THREADS = 16

@@ -5,12 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from typing import TYPE_CHECKING, Self
+from types import TracebackType
+from typing import Self
 
 from steptime.checkpoint.records import UnreadableError
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 _CODES = {errno.ENOENT: "NOT_FOUND", errno.EACCES: "PERMISSION", errno.ELOOP: "SYMLINK_LOOP"}

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from steptime.checkpoint.records import Shape
 from steptime.checkpoint.weight_names import EMBED
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from steptime.checkpoint.records import Shape
 
 LAYER = re.compile(r"(?:^|\.)(?:layers?|h|blk|blocks?|resblocks)\.(\d{1,6})\.")
 _PARTS = (  # in this order: a vision tower's projector is the projector's

@@ -6,15 +6,13 @@ Counts are of unique elements, so that a tied weight or a replica on another ran
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from steptime.checkpoint.records import Shape, StoredTensor
+from steptime.checkpoint.records import Shape, StoredTensor
 
 MAX_PARTS = 64  # of a dotted name; a hostile name has millions
 

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from steptime.checkpoint.records import UnreadableError
-
-if TYPE_CHECKING:
-    from steptime.checkpoint.source import Source
+from steptime.checkpoint.source import Source
 
 LOCAL = b"PK\x03\x04"
 _CENTRAL = struct.Struct("<4s4B4HL2L5H2L")

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from steptime.base.words import counted
 from steptime.checkpoint.dtypes import short
 from steptime.checkpoint.escape import escaped
-from steptime.report.format import bytes_in, unit_for
+from steptime.checkpoint.inventory import Inventory
+from steptime.checkpoint.tree import Node
+from steptime.report.format import Unit, bytes_in, unit_for
 from steptime.report.table import Table
-
-if TYPE_CHECKING:
-    from steptime.checkpoint.inventory import Inventory
-    from steptime.checkpoint.tree import Node
-    from steptime.report.format import Unit
 
 MAX_ROWS = 32
 ROOM = 24

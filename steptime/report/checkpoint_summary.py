@@ -7,24 +7,20 @@ from __future__ import annotations
 
 import re
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from steptime.base.words import counted
 from steptime.checkpoint.api import Summary, summarize_checkpoint
 from steptime.checkpoint.dtypes import short
 from steptime.checkpoint.escape import escaped
+from steptime.checkpoint.inventory import Inventory, StoredModel
 from steptime.checkpoint.jsonable import pickles
 from steptime.checkpoint.pickles.inert import PRESENT
+from steptime.checkpoint.quantized import Row
 from steptime.report.checkpoint_modules import modules
-from steptime.report.format import BINARY, COUNT, bytes_in, quantity, unit_for
+from steptime.report.format import BINARY, COUNT, Unit, bytes_in, quantity, unit_for
 from steptime.report.html import html
-from steptime.report.table import ASCII, PLAIN, Fact, FactList, Style, Table, to_text, wrapped
-
-if TYPE_CHECKING:
-    from steptime.checkpoint.inventory import Inventory, StoredModel
-    from steptime.checkpoint.quantized import Row
-    from steptime.report.format import Unit
-    from steptime.report.table import ReportSection
+from steptime.report.table import ASCII, PLAIN, Fact, FactList, ReportSection, Style, Table, to_text, wrapped
 
 __all__ = ["Summary", "report", "summarize_checkpoint", "summary_html"]
 
@@ -36,7 +32,7 @@ MAX_KIND = 45
 MAX_KEYS = 12
 _LONG = 120  # characters of a value; longer ones are templates, licenses, records of every tensor
 
-Units = tuple["Unit", ...]
+Units = tuple[Unit, ...]
 
 
 def report(summary: Inventory, depth: int = 1, units: Units = BINARY, style: Style = PLAIN) -> str:

@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from steptime.base.words import counted
 from steptime.checkpoint import zipdir
 from steptime.checkpoint.layouts import grid, single
 from steptime.checkpoint.readers import torch_file
+from steptime.checkpoint.readers.dcp_metadata import Placement
 from steptime.checkpoint.records import Section, UnreadableError
+from steptime.checkpoint.scan import Folder, FolderScan
 from steptime.checkpoint.source import Source, Window
-
-if TYPE_CHECKING:
-    from steptime.checkpoint.readers.dcp_metadata import Placement
-    from steptime.checkpoint.scan import Folder, FolderScan
 
 PARTIAL = re.compile(r"^__\d+\.metadata$")
 DATA = re.compile(r"^__(\d+)_\d+\.distcp$")

@@ -9,18 +9,15 @@ from __future__ import annotations
 
 import re
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from steptime.base.words import counted
 from steptime.checkpoint.dtypes import nbytes
 from steptime.checkpoint.layouts import grid, single
 from steptime.checkpoint.layouts.tensor_parallel import place, split_dim
 from steptime.checkpoint.pickles.values import CallRecord, mapping, pairs, shape_of
-from steptime.checkpoint.records import MAX_ELEMENTS, Section, StoredTensor, UnreadableError
-
-if TYPE_CHECKING:
-    from steptime.checkpoint.records import Contents, Shape
-    from steptime.checkpoint.scan import Folder, FolderScan
+from steptime.checkpoint.records import MAX_ELEMENTS, Contents, Section, Shape, StoredTensor, UnreadableError
+from steptime.checkpoint.scan import Folder, FolderScan
 
 MODEL = re.compile(r"^(?:zero_pp_rank_(?P<dp>\d+)_)?mp_rank_(?P<mp>\d+)_model_states\.pt$")
 OPTIM = re.compile(r"^(?:bf16_|fp16_)?zero_pp_rank_(?P<dp>\d+)_mp_rank_(?P<mp>\d+)_optim_states\.pt$")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Iterable
 from itertools import islice, product
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
-
-    from steptime.checkpoint.records import Section, StoredTensor
+from steptime.checkpoint.records import Section, StoredTensor
 
 MAX_LINES = 10
 MAX_GRID = 1 << 20  # ranks; more is a number somebody wrote into a name or an argument, not a job

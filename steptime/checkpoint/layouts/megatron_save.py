@@ -8,16 +8,13 @@ arguments in the file tell. Layer numbers are local to a pipeline chunk and are 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from steptime.base.words import counted
 from steptime.checkpoint.layouts import grid, tensor_parallel
 from steptime.checkpoint.layouts.dcp import parallelism
-from steptime.checkpoint.records import Section
-
-if TYPE_CHECKING:
-    from steptime.checkpoint.records import StoredTensor
-    from steptime.checkpoint.scan import Folder, FolderScan
+from steptime.checkpoint.records import Section, StoredTensor
+from steptime.checkpoint.scan import Folder, FolderScan
 
 RANK_DIR = re.compile(r"^mp_rank_(\d{2,4})(?:_(\d{3,4}))?(?:_(\d{3,4}))?/$")
 MODEL_FILES = ("model_optim_rng.pt", "model_rng.pt", "model_weights.ckpt")

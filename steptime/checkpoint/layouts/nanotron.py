@@ -7,15 +7,11 @@ holding one tensor "data"), `metadata.py` (TensorMetadata: local_global_slices_p
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 from steptime.base.words import counted
 from steptime.checkpoint.layouts import grid
-from steptime.checkpoint.records import Section, UnreadableError
-
-if TYPE_CHECKING:
-    from steptime.checkpoint.records import Contents, StoredTensor
-    from steptime.checkpoint.scan import Folder, FolderScan
+from steptime.checkpoint.records import Contents, Section, StoredTensor, UnreadableError
+from steptime.checkpoint.scan import Folder, FolderScan
 
 FILE = re.compile(
     r"^model_(?P<kind>\w+?)(?:_pp-rank-(?P<pp>\d+)-of-(?P<pps>\d+))?(?:_tp-rank-(?P<tp>\d+)-of-(?P<tps>\d+))?"

@@ -7,16 +7,12 @@ are split (see `tensor_parallel`); for other plain tensors only a checksum can t
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 from steptime.base.words import counted
 from steptime.checkpoint.layouts import grid, single
 from steptime.checkpoint.layouts.tensor_parallel import place, split_dim
-from steptime.checkpoint.records import Section
-
-if TYPE_CHECKING:
-    from steptime.checkpoint.records import StoredTensor
-    from steptime.checkpoint.scan import Folder, FolderScan
+from steptime.checkpoint.records import Section, StoredTensor
+from steptime.checkpoint.scan import Folder, FolderScan
 
 RANK = re.compile(
     r"^(?P<stem>.*?)(?:_world_size_(?P<world>\d{1,6}))?[._]rank[_-]?(?P<rank>\d{1,6})(?P<ext>\.(?:pt|pth|bin|ckpt))$|"

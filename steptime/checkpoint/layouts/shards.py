@@ -10,16 +10,14 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from steptime.base.words import counted
 from steptime.checkpoint.layouts import single
 from steptime.checkpoint.pickles.values import shape_of
 from steptime.checkpoint.records import Contents, Section, UnreadableError
+from steptime.checkpoint.scan import Folder, FolderScan
 from steptime.checkpoint.source import Source
-
-if TYPE_CHECKING:
-    from steptime.checkpoint.scan import Folder, FolderScan
 
 MAX_INDEX = 256 << 20
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import re
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from steptime.checkpoint.pickles import graph
 from steptime.checkpoint.pickles.values import mapping
-from steptime.checkpoint.records import Section
-
-if TYPE_CHECKING:
-    from steptime.checkpoint.records import Contents
+from steptime.checkpoint.records import Contents, Section
 
 NUMBERED = re.compile(r"^(?P<stem>.*?)[-_.]?(?P<n>\d{1,6})-of-(?P<of>\d{1,6})(?P<ext>\.\w+)$")
 STEP_KEYS = ("iteration", "global_step", "global_steps", "step", "iter_num", "iter", "current_step", "num_update")

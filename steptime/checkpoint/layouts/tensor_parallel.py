@@ -9,10 +9,9 @@ names. Layer offsets: `transformer_block.get_num_layers_to_build`.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from steptime.checkpoint.records import StoredTensor
+from steptime.checkpoint.records import StoredTensor
 
 LAYER = re.compile(r"(^|\.)layers\.(\d{1,6})\.")
 EXPERT = re.compile(r"(experts\.local_experts\.|experts\.linear_fc[12]\.(?:weight|bias))(\d{1,6})")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 from steptime.checkpoint.pickles.tensors import tensors_of
 from steptime.checkpoint.pickles.values import CallRecord, Pairs, Pid, Ref, mapping, pairs
 from steptime.checkpoint.records import StoredTensor
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 MAX_DEPTH = 200
 SCALARS = (str, int, float, bool, type(None))

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from steptime.checkpoint.pickles.values import Op, Opaque, PickleState
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 KEEP_BYTES = 4096  # longer byte strings are tensor data or images: only their length matters here
 KEEP_DIGITS = 40

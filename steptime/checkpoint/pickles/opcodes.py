@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from steptime.checkpoint.pickles import literals
 from steptime.checkpoint.pickles.allowlist import OPCODES
-from steptime.checkpoint.pickles.values import COMPUTED, EXTENSION, CallRecord, Op, Opaque, Pairs, Pid, Ref, Stop
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from steptime.checkpoint.pickles.values import PickleState
+from steptime.checkpoint.pickles.values import (
+    COMPUTED,
+    EXTENSION,
+    CallRecord,
+    Op,
+    Opaque,
+    Pairs,
+    PickleState,
+    Pid,
+    Ref,
+    Stop,
+)
 
 
 def _pop_mark(m: PickleState) -> list[Any]:

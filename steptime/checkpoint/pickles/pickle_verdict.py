@@ -8,16 +8,12 @@ warning when it is a class of another project, whose code a load imports. No lis
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from steptime.base.words import counted
 from steptime.checkpoint.pickles.allowlist import ALLOWED
 from steptime.checkpoint.pickles.inert import CALLERS, CLASSES, INERT, NAMES, PRESENT
-from steptime.checkpoint.pickles.values import COMPUTED, EXTENSION, STORAGE_LOADER
-
-if TYPE_CHECKING:
-    from steptime.checkpoint.pickles.streams import Streams
-    from steptime.checkpoint.pickles.values import PickleState, Ref
+from steptime.checkpoint.pickles.streams import Streams
+from steptime.checkpoint.pickles.values import COMPUTED, EXTENSION, STORAGE_LOADER, PickleState, Ref
 
 BLOCKED_MODULES = frozenset({"sys", "os", "posix", "nt"})  # torch _weights_only_unpickler._blocklisted_modules
 OPAQUE_OPCODE_LIMIT = 8

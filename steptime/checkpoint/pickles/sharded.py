@@ -7,12 +7,10 @@ Records: torch 2.13 `torch/distributed/tensor/_dtensor_spec.py`, `placement_type
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from steptime.checkpoint.pickles.values import CallRecord, mapping, shape_of
-
-if TYPE_CHECKING:
-    from steptime.checkpoint.records import Shape
+from steptime.checkpoint.records import Shape
 
 
 def placements(spec: Any) -> list[tuple[str, int | None]]:

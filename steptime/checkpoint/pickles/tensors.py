@@ -9,15 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from steptime.checkpoint.dtypes import TORCH_STORAGES, from_numpy, itemsize, nbytes
 from steptime.checkpoint.pickles import sharded
 from steptime.checkpoint.pickles.values import STORAGE_LOADER, CallRecord, Opaque, Pid, Ref, mapping, shape_of
-from steptime.checkpoint.records import StoredTensor
-
-if TYPE_CHECKING:
-    from steptime.checkpoint.records import Shape
+from steptime.checkpoint.records import Shape, StoredTensor
 
 Args = Sequence[Any]
 Build = Callable[[Args], StoredTensor | None]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from steptime.checkpoint import roles
 from steptime.checkpoint.dtypes import nbytes
@@ -17,16 +17,13 @@ from steptime.checkpoint.pickles.graph import key_text
 from steptime.checkpoint.pickles.pickle_verdict import judge
 from steptime.checkpoint.pickles.values import CallRecord, Pairs, Ref, mapping, pairs, shape_of
 from steptime.checkpoint.readers.torch_file import MAX_PICKLE, note_dangers
-from steptime.checkpoint.records import Contents, StoredTensor, UnreadableError
-
-if TYPE_CHECKING:
-    from steptime.checkpoint.records import Shape
-    from steptime.checkpoint.source import Source
+from steptime.checkpoint.records import Contents, Shape, StoredTensor, UnreadableError
+from steptime.checkpoint.source import Source
 
 MAX_LINES = 10
 
 
-Chunks = dict["Shape", int]
+Chunks = dict[Shape, int]
 """Elements of each chunk of a tensor by its offsets."""
 
 

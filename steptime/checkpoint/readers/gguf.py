@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import struct
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from steptime.checkpoint.dtypes import GGML
 from steptime.checkpoint.records import MAX_ELEMENTS, Contents, StoredTensor, UnreadableError
-
-if TYPE_CHECKING:
-    from steptime.checkpoint.source import Source
+from steptime.checkpoint.source import Source
 
 FIRST_READ = 1 << 20
 MAX_HEADER = 256 << 20

@@ -5,20 +5,16 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
+from collections.abc import Iterator
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from steptime.checkpoint import zipdir
 from steptime.checkpoint.dtypes import BITS
 from steptime.checkpoint.records import Contents, StoredTensor, UnreadableError
-from steptime.checkpoint.source import Window
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from steptime.checkpoint.source import Source
-    from steptime.checkpoint.zipdir import ZipEntry
+from steptime.checkpoint.source import Source, Window
+from steptime.checkpoint.zipdir import ZipEntry
 
 KERAS = "model.weights.h5"
 MAX_OBJECTS = 200_000

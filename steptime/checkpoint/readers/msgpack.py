@@ -7,15 +7,13 @@ chunks of large arrays in maps with the key __msgpack_chunked_array__). Payloads
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from steptime.checkpoint import roles
 from steptime.checkpoint.dtypes import from_numpy, nbytes
 from steptime.checkpoint.pickles.values import shape_of
 from steptime.checkpoint.records import Contents, StoredTensor, UnreadableError
-
-if TYPE_CHECKING:
-    from steptime.checkpoint.source import Source
+from steptime.checkpoint.source import Source
 
 MAX_DEPTH = 60
 MAX_ITEMS = 2_000_000

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from typing import TYPE_CHECKING
 
 from steptime.checkpoint import zipdir
 from steptime.checkpoint.dtypes import from_numpy, nbytes
@@ -17,10 +16,8 @@ from steptime.checkpoint.pickles.pickle_verdict import judge
 from steptime.checkpoint.pickles.values import MAX_DIMS
 from steptime.checkpoint.readers.torch_file import note_dangers
 from steptime.checkpoint.records import Contents, StoredTensor, UnreadableError
-
-if TYPE_CHECKING:
-    from steptime.checkpoint.source import Source
-    from steptime.checkpoint.zipdir import ZipDirectory, ZipEntry
+from steptime.checkpoint.source import Source
+from steptime.checkpoint.zipdir import ZipDirectory, ZipEntry
 
 MAX_DIGITS = 19
 MAGIC = b"\x93NUMPY"

@@ -7,15 +7,13 @@ maps a name to its path and a tensor_meta with sizes, dtype number and strides; 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from steptime.checkpoint import zipdir
 from steptime.checkpoint.dtypes import nbytes
 from steptime.checkpoint.records import Contents, StoredTensor, UnreadableError
-
-if TYPE_CHECKING:
-    from steptime.checkpoint.source import Source
-    from steptime.checkpoint.zipdir import ZipDirectory
+from steptime.checkpoint.source import Source
+from steptime.checkpoint.zipdir import ZipDirectory
 
 MAX_CONFIG = 64 << 20
 SCALAR_TYPES = {

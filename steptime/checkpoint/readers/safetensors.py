@@ -9,15 +9,12 @@ from __future__ import annotations
 import json
 import re
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from steptime.checkpoint.dtypes import SAFETENSORS, nbytes
 from steptime.checkpoint.pickles.values import shape_of
-from steptime.checkpoint.records import Contents, StoredTensor, UnreadableError
-
-if TYPE_CHECKING:
-    from steptime.checkpoint.records import Shape
-    from steptime.checkpoint.source import Source
+from steptime.checkpoint.records import Contents, Shape, StoredTensor, UnreadableError
+from steptime.checkpoint.source import Source
 
 MAX_HEADER = 100_000_000  # bytes, tensor.rs MAX_HEADER_SIZE
 FIRST_READ = 1 << 14

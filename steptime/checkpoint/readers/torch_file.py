@@ -6,20 +6,15 @@ Only the zip directory and `data.pkl` are read; storages are known by the sizes 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 from steptime.checkpoint import roles, zipdir
 from steptime.checkpoint.pickles import graph, streams
-from steptime.checkpoint.pickles.pickle_verdict import judge
-from steptime.checkpoint.records import Contents, UnreadableError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from steptime.checkpoint.pickles.pickle_verdict import PickleFacts
-    from steptime.checkpoint.pickles.streams import Streams
-    from steptime.checkpoint.records import StoredTensor
-    from steptime.checkpoint.source import Source
+from steptime.checkpoint.pickles.pickle_verdict import PickleFacts, judge
+from steptime.checkpoint.pickles.streams import Streams
+from steptime.checkpoint.records import Contents, StoredTensor, UnreadableError
+from steptime.checkpoint.source import Source
 
 MAX_PICKLE = 256 << 20  # bytes; a 31 MB stream already describes 217,600 chunks
 FIRST_READ = 1 << 16

@@ -6,18 +6,14 @@ an int64 element count followed by its bytes.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from steptime.checkpoint.pickles import streams
 from steptime.checkpoint.pickles.interpreter import MalformedError, PickleInterpreter
 from steptime.checkpoint.pickles.pickle_verdict import judge
+from steptime.checkpoint.pickles.streams import Streams
 from steptime.checkpoint.pickles.values import CallRecord, Pairs, mapping
 from steptime.checkpoint.readers.torch_file import FIRST_READ, MAX_PICKLE, collect, note_dangers
 from steptime.checkpoint.records import Contents, UnreadableError
-
-if TYPE_CHECKING:
-    from steptime.checkpoint.pickles.streams import Streams
-    from steptime.checkpoint.source import Source
+from steptime.checkpoint.source import Source
 
 MAGIC = 0x1950A86A20F9469CFC6C  # torch.serialization.MAGIC_NUMBER, pickled by itself in front of the file
 
