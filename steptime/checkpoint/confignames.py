@@ -1,51 +1,22 @@
-"""Names other projects give to the fields of a model, in the order they are looked up.
-
-Sources: Hugging Face `configuration_*.py` attribute maps, Megatron-LM `megatron/training/arguments.py`,
-GGUF specification (ggml `docs/gguf.md`, architecture-prefixed keys).
-"""
+"""Names other projects give to the fields of a model, in the order they are looked up."""
 
 from __future__ import annotations
 
 import re
 from typing import Any
 
+from steptime.checkpoint.tables import table, words
+
 LARGEST = 1 << 40  # of a width or a count that somebody trains with
-FIELDS: dict[str, tuple[str, ...]] = {
-    "n_layers": (
-        "decoder_layers", "num_decoder_layers", "num_hidden_layers", "n_layer", "num_layers", "block_count", "n_layers",
-    ),
-    "hidden_sz": ("hidden_size", "n_embd", "d_model", "embedding_length", "dim", "emb_dim"),
-    "inter_sz": (
-        "intermediate_size", "n_inner", "ffn_hidden_size", "decoder_ffn_dim", "ffn_dim", "feed_forward_length", "d_ff",
-        "hidden_dim", "mlp_hidden_size", "dff", "dim_ff",
-    ),
-    "n_q_heads": (
-        "decoder_attention_heads", "num_attention_heads", "n_head", "num_heads", "attention.head_count", "n_heads",
-    ),
-    "n_kv_heads": ("num_key_value_heads", "attention.head_count_kv", "n_kv_heads", "kv_n_heads"),
-    "head_dim": ("head_dim", "kv_channels", "attention.key_length", "d_kv", "dim_head"),
-    "vocab_sz": ("padded_vocab_size", "vocab_size"),
-    "tie_embeddings": ("tie_word_embeddings",),
-}  # fmt: skip
-MOE_FIELDS: dict[str, tuple[str, ...]] = {
-    "n_experts": ("num_experts", "num_local_experts", "n_routed_experts", "expert_count", "moe_num_experts"),
-    "experts_per_token": (
-        "num_experts_per_tok", "moe_router_topk", "expert_used_count", "moe_top_k", "experts_per_token",
-    ),
-}  # fmt: skip
-MAMBA_FIELDS: dict[str, tuple[str, ...]] = {
-    "n_groups": ("mamba_n_groups", "mamba_num_groups", "n_groups"),
-    "state_dim": ("mamba_d_state", "mamba_state_dim", "ssm_state_size", "state_size"),
-    "chunk_sz": ("mamba_chunk_size", "chunk_size"),
-}  # fmt: skip
-NESTED = ("thinker_config", "text_config", "llm_config", "language_config", "attn_config", "ffn_config")
+_TABLES = table("names")["config"]
+FIELDS = {field: words(names) for field, names in _TABLES["model"].items()}
+PARTS = {
+    f"{part}_from_config": {field: words(names) for field, names in _TABLES[part].items()} for part in ("moe", "mamba")
+}
+NESTED = words(_TABLES["nested"])
 """Where multimodal models keep the language model's config, and DBRX its attention and experts."""
-BIAS_FREE_LAYERNORM = frozenset(
-    {"cohere", "cohere2", "cohere2_moe", "mpt", "modernbert", "modern-bert", "dbrx", "olmo"}
-)
-RMSNORM = frozenset(
-    {"t5", "mt5", "umt5", "longt5", "switch_transformers", "mamba", "mamba2", "falcon_mamba", "nemotron_h", "cpmant"}
-)
+BIAS_FREE_LAYERNORM = frozenset(words(_TABLES["layernorm"]))
+RMSNORM = frozenset(words(_TABLES["rmsnorm"]))
 SOURCES = {"config": "config.json", "params": "params.json", "args": "args", "gguf": "GGUF key-values"}
 CHECKED = ("n_layers", "hidden_sz", "inter_sz", "vocab_sz", "head_dim")
 
@@ -85,7 +56,7 @@ def _fields(values: dict[str, Any]) -> dict[str, Any]:
     untied = values.get("untie_embeddings_and_output_weights")
     if isinstance(untied, bool):
         found["tie_embeddings"] = not untied
-    for part, fields in (("moe_from_config", MOE_FIELDS), ("mamba_from_config", MAMBA_FIELDS)):
+    for part, fields in PARTS.items():
         own = {field: value for field, names in fields.items() if (value := _first(values, names)) is not None}
         if own:
             found[part] = own

@@ -1,36 +1,14 @@
-"""Which part of a training state a tensor belongs to, from the keys above it: model, master copy, optimizer or other.
-
-Key names: Megatron-LM `megatron/training/checkpointing.py`, DeepSpeed `deepspeed/checkpoint/constants.py`,
-Lightning checkpoint contents (its documentation), torch optimizers' state names.
-"""
+"""Which part of a training state a tensor belongs to, from the keys above it: model, master copy, optimizer or other."""
 
 from __future__ import annotations
 
-MODEL_KEYS = frozenset(
-    {"model", "state_dict", "model_state_dict", "module", "net", "network", "model_state", "weights", "params",
-     "model_weights", "generator", "discriminator", "student", "encoder", "decoder", "policy", "actor", "critic", "value",
-     "vae", "unet", "text_encoder", "netG", "netD", "G", "D", "backbone", "head", "llm", "projector"}
-)  # fmt: skip
-STATE_KEYS = frozenset(
-    {"rng", "rng_state", "rng_states", "rng_tracker_states", "cuda_rng_state", "torch_rng_state", "random", "random_state",
-     "random_states", "numpy_rng_state", "lr_scheduler", "lr_schedulers", "scheduler", "scheduler_state_dict", "lr_sched",
-     "opt_param_scheduler", "scaler", "grad_scaler", "amp_scaler", "amp", "sampler", "dataloader", "dataloaders", "loops",
-     "callbacks", "train_state", "rerun_state_machine", "rerun_state_machine_state", "extra_state"}
-)  # fmt: skip
-EMA_KEYS = frozenset(
-    {"ema", "model_ema", "ema_model", "ema_state_dict", "params_ema", "state_dict_ema", "shadow", "teacher"}
-)
-OPTIMIZER_KEYS = ("optim", "opt_state", "optimizer")
-MASTER_KEYS = frozenset(
-    {"fp32_from_fp16_params", "fp32_from_fp16", "fp32_groups_flat", "fp32_flat_groups", "fp32_params", "main_params",
-     "single_partition_of_fp32_groups", "master_params", "master_param", "fp32_param", "param", "fp32", "master_weights"}
-)  # fmt: skip
-STATE_NAMES = frozenset(
-    {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "acc_delta", "grad_avg", "sum",
-     "exp_inf", "mu_product", "exp_avg_sq_row", "exp_avg_sq_col", "exp_avg_slow", "mu", "nu", "count", "step",
-     "state1", "state2", "qmap1", "qmap2", "absmax1", "absmax2", "prev", "step_size"}
-)  # fmt: skip
-OTHER_FILES = ("scheduler", "random_states", "training_args", "scaler", "trainer_state", "extra_state", "dataloader")
+from steptime.checkpoint.tables import table, words
+
+_TABLES = {key: words(names) for key, names in table("names")["state"].items()}
+MODEL_KEYS, STATE_KEYS, EMA_KEYS = (frozenset(_TABLES[key]) for key in ("model", "run", "ema"))
+OPTIMIZER_KEYS, OTHER_FILES = _TABLES["optimizer"], _TABLES["files"]
+MASTER_KEYS = frozenset(_TABLES["master"])
+STATE_NAMES = frozenset(_TABLES["moments"])
 ADAM_NAMES = {"exp_avg", "exp_avg_sq"}
 
 

@@ -1,44 +1,15 @@
-"""Names of a layer's projections in order of lookup; "^" begins a whole name.
-
-Sources: `modeling_*.py` of transformers 5 by family (Llama, GPT-2, GPT-J, GPT-NeoX, BLOOM, Falcon, MPT, OPT, Phi, InternLM2,
-BERT, DistilBERT, ModernBERT, ALBERT, ViT, T5, BART, OLMo, CTRL, XLM, CPM-Ant), Megatron-LM `megatron/core/transformer`,
-Meta's `llama/model.py`, llama.cpp `gguf-py/gguf/tensor_mapping.py`.
-"""
+"""Names of a layer's projections in order of lookup; "^" begins a whole name."""
 
 from __future__ import annotations
 
 import re
 
-Q = (
-    "q_proj", "wq", "attn_q", "linear_q", "q_lin", "attention.query", "self.query", "SelfAttention.q", "q_attn", "project_q",
-    "multi_head_attention.Wq",
-)  # fmt: skip
-K = (
-    "k_proj", "wk", "attn_k", "linear_k", "k_lin", "attention.key", "self.key", "SelfAttention.k", "project_k",
-    "multi_head_attention.Wk",
-)  # fmt: skip
-QKV = (
-    "linear_qkv", "query_key_value", "c_attn", "qkv_proj", "attn_qkv", "Wqkv", "wqkv", "W_pack", "att_proj", "qkv",
-    "attn.in_proj", "self_attn.in_proj",
-)  # fmt: skip
-OUT = (
-    "o_proj", "wo", "linear_proj", "attn.c_proj", "attn_output", "self_attn.dense", "self_attention.dense", "attention.dense",
-    "attention.output.dense", "out_lin", "SelfAttention.o", "attn.Wo", "attn_out", "attn.proj", "out_proj",
-    "attention_out", "multi_head_attention.dense",
-)  # fmt: skip
-LATENT = ("kv_a_proj_with_mqa", "wkv_a", "linear_kv_down_proj", "attn_kv_a_mqa")
-LATENT_Q = ("q_b_proj", "wq_b", "linear_q_up_proj", "attn_q_b")
-UP = (
-    "up_proj", "w3", "ffn_up", "gate_up_proj", "linear_fc1", "dense_h_to_4h", "c_fc", "fc1", "fc_in", "ff_proj", "lin1",
-    "DenseReluDense.wi", "DenseReluDense.wi_1", "mlp.Wi", "intermediate.dense", "w1", "feed_forward.key",
-    "w_in.w_1", "ffn.0", "^ffn",
-)  # fmt: skip
-GATE = ("gate_proj", "w3", "ffn_gate", "DenseReluDense.wi_1", "w_in.w_0")
-DOWN = (
-    "down_proj", "w2", "linear_fc2", "dense_4h_to_h", "mlp.c_proj", "ffn_down", "fc2", "fc_out", "ff_out", "lin2",
-    "DenseReluDense.wo", "mlp.Wo", "^output.dense", "feed_forward.value",
-    "w_out", "ffn.2", "ffn_output",
-)  # fmt: skip
+from steptime.checkpoint.tables import table, words
+
+_MODULES = {kind: words(names) for kind, names in table("names")["modules"].items()}
+Q, K, QKV, OUT = (_MODULES[kind] for kind in ("q", "k", "qkv", "out"))
+LATENT, LATENT_Q = _MODULES["latent"], _MODULES["latent_q"]
+UP, GATE, DOWN = (_MODULES[kind] for kind in ("up", "gate", "down"))
 
 EMBED = re.compile(
     r"(?:^|\.)(?:embed_tokens|tokens_embed|wte|word_embeddings?|tok_embeddings|token_embd|embed_in|shared|token_embedding|"

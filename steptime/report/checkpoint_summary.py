@@ -15,7 +15,7 @@ from steptime.checkpoint.dtypes import short
 from steptime.checkpoint.escape import escaped
 from steptime.checkpoint.inventory import Inventory, StoredModel
 from steptime.checkpoint.jsonable import pickles
-from steptime.checkpoint.pickles.inert import PRESENT
+from steptime.checkpoint.pickles.known_globals import PRESENT
 from steptime.checkpoint.quantized import Row
 from steptime.report.checkpoint_modules import modules
 from steptime.report.format import BINARY, COUNT, Unit, bytes_in, quantity, unit_for

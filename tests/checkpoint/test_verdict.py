@@ -19,8 +19,9 @@ import pytest
 import torch
 from torch import _weights_only_unpickler as unpickler
 
-from steptime.checkpoint.pickles import allowlist, inert, pickle_verdict
+from steptime.checkpoint.pickles import known_globals, pickle_verdict
 from steptime.checkpoint.pickles.pickle_verdict import BLOCKED_MODULES, DTENSOR, runs_code
+from steptime.checkpoint.tables import table, words
 
 
 class Color(enum.Enum):
@@ -78,7 +79,7 @@ def test_verdict_is_torchs(make, summarize, name, protocol):
 
 
 def test_allowlist_is_that_of_the_installed_torch():
-    assert set(allowlist.ALLOWED) == set(unpickler._get_allowed_globals())
+    assert set(known_globals.ALLOWED) == set(unpickler._get_allowed_globals())
     assert set(unpickler._blocklisted_modules) == set(BLOCKED_MODULES)
 
 
@@ -90,7 +91,7 @@ def test_opcodes_are_those_of_the_installed_torch():
             refused = False
         except Exception as error:  # noqa: BLE001 - whatever a stream of zeros leads to
             refused = f"Unsupported operand {number}" in str(error)
-        assert refused is (number not in allowlist.OPCODES), hex(number)
+        assert refused is (number not in known_globals.OPCODES), hex(number)
 
 
 def test_dtensor_names_are_torchs():
@@ -153,13 +154,7 @@ def test_what_runs_code_is_named(path):
     assert runs_code(path)
 
 
-def names_of(library):
-    return [f"{module}.{name}" for module, names in library.items() for name in names.split()]
-
-
-@pytest.mark.parametrize(
-    "path", [*names_of(inert._PLAIN), *names_of(inert._NUMPY), *names_of(inert._TORCH), *names_of(inert._WRITERS)]
-)
+@pytest.mark.parametrize("path", sorted(known_globals.INERT))
 def test_what_is_listed_builds_data(path):
     assert not runs_code(path)
 
@@ -176,21 +171,36 @@ def test_the_verdict_does_not_vary_with_the_python_that_runs():
     """Nothing asks the running interpreter which modules it has; what later or earlier ones have is listed."""
     assert "stdlib_module_names" not in Path(pickle_verdict.__file__).read_text()
     public = {name for name in sys.stdlib_module_names if not name.startswith("_")}
-    assert public <= inert.PRESENT
-    assert {"distutils", "imp", "commands", "annotationlib", "compression"} <= inert.PRESENT
+    assert public <= known_globals.PRESENT
+    assert {"distutils", "imp", "commands", "annotationlib", "compression"} <= known_globals.PRESENT
 
 
 def test_listed_names_of_the_standard_library_torch_and_numpy_are_there():
     """A name that no version has would be a hole that nobody needs; those of other versions are few and known."""
     elsewhere = {"pathlib._local", "numpy.core.multiarray", "numpy.core.numeric", "numpy.core.records", "torch.tensor"}
-    for library in (inert._PLAIN, inert._NUMPY, inert._TORCH):
-        for module, names in library.items():
+    for library in ("python", "numpy", "torch"):
+        for module, names in table("pickle_globals")["data"][library].items():
             if module in elsewhere:
                 continue
             loaded = importlib.import_module(module)
-            for name in names.split():
+            for name in words(names):
                 if name not in {"_rebuild_sparse_csr_tensor", "_rebuild_xla_tensor", "bool", "byte"}:
                     assert functools.reduce(getattr, name.split("."), loaded) is not None, (module, name)
+
+
+@pytest.mark.parametrize("name", ["pickle_globals", "element_types", "names"])
+def test_every_table_has_its_source(name):
+    for about, entries in table(name).items():
+        assert len(words(entries["source"])) > 2, about
+
+
+@pytest.mark.parametrize("name", ["pickle_globals", "names"])
+def test_no_list_has_a_word_twice(name):
+    for about, entries in table(name).items():
+        for key, value in entries.items():
+            for names in value.values() if isinstance(value, dict) else [value]:
+                found = () if key == "source" or isinstance(names, int) else words(names)
+                assert len(set(found)) == len(found), (about, key, found)
 
 
 @pytest.mark.parametrize(

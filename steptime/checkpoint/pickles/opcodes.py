@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from steptime.checkpoint.pickles import literals
-from steptime.checkpoint.pickles.allowlist import OPCODES
+from steptime.checkpoint.pickles.known_globals import OPCODES
 from steptime.checkpoint.pickles.values import (
     COMPUTED,
     EXTENSION,

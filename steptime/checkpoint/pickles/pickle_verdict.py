@@ -1,6 +1,6 @@
 """The verdict on the globals of a pickle stream: which would run code in a plain load, which `weights_only=True` refuses.
 
-Default-deny: a global is passed over only when it is listed as building data (`inert`). Everything else is named: as an
+Default-deny: a global is passed over only when it is listed as building data (`known_globals`). Everything else is named: as an
 error when it is there wherever torch is, or is a function that the stream calls, for then a plain load runs it; as a
 warning when it is a class of another project, whose code a load imports. No list says that a file is harmless.
 """
@@ -10,8 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from steptime.base.words import counted
-from steptime.checkpoint.pickles.allowlist import ALLOWED
-from steptime.checkpoint.pickles.inert import CALLERS, CLASSES, INERT, NAMES, PRESENT
+from steptime.checkpoint.pickles.known_globals import ALLOWED, CALLERS, CLASSES, DTENSOR, INERT, NAMES, PRESENT
 from steptime.checkpoint.pickles.streams import Streams
 from steptime.checkpoint.pickles.values import COMPUTED, EXTENSION, STORAGE_LOADER, PickleState, Ref
 
@@ -20,12 +19,6 @@ OPAQUE_OPCODE_LIMIT = 8
 OWN = frozenset({"__main__", "__mp_main__", "__torch__"})  # the script that saved; the classes of a TorchScript archive
 DOORS = frozenset({*BLOCKED_MODULES, "subprocess", "builtins", "eval", "exec", "system", "popen"})
 _PYTHON2 = {"__builtin__": "builtins", "copy_reg": "copyreg", "UserDict": "collections"}
-DTENSOR = frozenset(
-    {"torch.distributed.device_mesh.DeviceMesh", "torch.distributed.tensor._dtensor_spec.DTensorSpec",
-     "torch.distributed.tensor._dtensor_spec.TensorMeta", "torch.distributed.tensor.DTensor",
-     "torch.distributed.tensor.placement_types.Partial", "torch.distributed.tensor.placement_types.Replicate",
-     "torch.distributed.tensor.placement_types.Shard"}
-)  # fmt: skip
 
 
 @dataclass(slots=True)

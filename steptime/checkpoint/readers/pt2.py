@@ -10,17 +10,12 @@ import json
 from typing import Any
 
 from steptime.checkpoint import zipdir
-from steptime.checkpoint.dtypes import nbytes
+from steptime.checkpoint.dtypes import TORCH_EXPORT, nbytes
 from steptime.checkpoint.records import Contents, StoredTensor, UnreadableError
 from steptime.checkpoint.source import Source
 from steptime.checkpoint.zipdir import ZipDirectory
 
 MAX_CONFIG = 64 << 20
-SCALAR_TYPES = {
-    1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "float16", 7: "float32", 8: "float64",
-    9: "complex32", 10: "complex64", 11: "complex128", 12: "bool", 13: "bfloat16", 28: "uint16",
-    29: "float8_e4m3fn", 30: "float8_e5m2", 31: "float8_e4m3fnuz", 32: "float8_e5m2fnuz",
-}  # fmt: skip
 
 
 def read(source: Source, directory: ZipDirectory) -> Contents:
@@ -46,7 +41,7 @@ def _payload(contents: Contents, name: str, payload: dict[str, Any], folder: str
     if not isinstance(meta, dict):
         return
     shape = tuple(int(size["as_int"]) for size in meta["sizes"])
-    dtype = SCALAR_TYPES.get(meta["dtype"], f"ScalarType {meta['dtype']}")
+    dtype = TORCH_EXPORT.get(meta["dtype"], f"ScalarType {meta['dtype']}")
     entry = directory.entries.get(f"{folder}/{payload['path_name']}")
     size = nbytes(shape, dtype) or 0
     if entry is None:
