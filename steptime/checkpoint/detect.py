@@ -21,7 +21,7 @@ from steptime.checkpoint.readers import (
     safetensors,
     torch_file,
     torch_legacy,
-)  # fmt: skip
+)
 from steptime.checkpoint.records import Contents, UnreadableError
 from steptime.checkpoint.source import Source
 

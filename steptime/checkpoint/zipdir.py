@@ -120,6 +120,18 @@ def _wide(extra: bytes, stored: int, size: int, header: int) -> tuple[int, int, 
     return stored, size, header
 
 
+def content(source: Source, entry: ZipEntry, most: int = MAX_DIRECTORY) -> bytes:
+    """The data of a member that is stored as it is. Raises `UnreadableError` (COMPRESSED, TOO_LARGE) for every other."""
+    if entry.flags & ENCRYPTED or entry.method != 0:
+        how = "encrypted" if entry.flags & ENCRYPTED else "compressed"
+        raise UnreadableError(
+            "COMPRESSED", f"{entry.name} is {how}; torch writes neither, it is not expanded", source.name
+        )
+    if entry.size > most:
+        raise UnreadableError("TOO_LARGE", f"{entry.name} has {entry.size} bytes; at most {most} are read", source.name)
+    return source.exactly(data_offset(source, entry), entry.size)
+
+
 def data_offset(source: Source, entry: ZipEntry) -> int:
     """First byte of the member's data; the local header's own name and extra lengths count."""
     local = source.exactly(entry.header, 30)

@@ -47,16 +47,6 @@ def line(m: PickleState, i: int) -> tuple[bytes, int]:
     return m.data[i:end], end + 1
 
 
-def new(make: Callable[[], Any]) -> Op:
-    """An opcode that pushes a new value."""
-
-    def op(m: PickleState, i: int) -> int:
-        m.stack.append(make())
-        return i
-
-    return op
-
-
 def binary_float(m: PickleState, i: int) -> int:
     """BINFLOAT: eight bytes, the highest first."""
     m.stack.append(struct.unpack_from(">d", m.data, i)[0])
@@ -119,9 +109,3 @@ def memo(act: Callable[[PickleState, int], None], width: int = 0) -> Op:
         return end
 
     return op
-
-
-def memoize(m: PickleState, i: int) -> int:
-    """MEMOIZE: the next free entry."""
-    put(m, len(m.memo) + len(m.far))
-    return i

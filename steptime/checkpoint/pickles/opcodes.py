@@ -179,6 +179,10 @@ def _acts(act: Callable[[PickleState], object]) -> Op:
     return op
 
 
+def _new(make: Callable[[], Any]) -> Op:
+    return _acts(lambda m: m.stack.append(make()))
+
+
 def _marked(build: Callable[[list[Any]], Any]) -> Op:
     return _acts(lambda m: m.stack.append(build(_pop_mark(m))))
 
@@ -214,23 +218,24 @@ _TUPLE, _BYTES = _marked(tuple), literals.sized(8, bytes, "bytes")
 _INT = literals.lined(literals.decimal)
 _OPS: dict[str, Op] = {
     ".": _stop, "0": _acts(_pop), "1": _acts(_pop_mark), "2": _acts(lambda m: m.stack.append(m.stack[-1])),
-    "F": literals.lined(float), "I": _INT, "L": _INT, "N": literals.new(lambda: None),
+    "F": literals.lined(float), "I": _INT, "L": _INT, "N": _new(lambda: None),
     "P": literals.lined(lambda line: Pid(line.decode("latin-1"))), "Q": _acts(lambda m: m.stack.append(Pid(m.stack.pop()))),
     "R": _reduce, "S": literals.lined(lambda line: line.strip(b"\r")[1:-1].decode("latin-1")), "T": _LATIN,
     "U": literals.sized(1, lambda data: data.decode("latin-1")),
     "V": literals.lined(lambda line: line.decode("raw-unicode-escape")),
     "X": literals.sized(4, literals.text), "a": _acts(lambda m: _add_items(m, [m.stack.pop()])), "b": _build, "c": _global,
     "d": _acts(_dict), "e": _APPENDS, "g": literals.memo(literals.get), "h": literals.memo(literals.get, 1), "i": _inst,
-    "j": literals.memo(literals.get, 4), "l": _marked(list), "]": literals.new(list), "o": _obj,
+    "j": literals.memo(literals.get, 4), "l": _marked(list), "]": _new(list), "o": _obj,
     "p": literals.memo(literals.put), "q": literals.memo(literals.put, 1), "r": literals.memo(literals.put, 4),
     "s": _acts(lambda m: _add_pairs(m, [m.stack.pop(-2), m.stack.pop()])), "t": _TUPLE, "u": _setitems,
     "G": literals.binary_float, "\x80": lambda _m, i: i + 1, "\x81": _reduce, "\x82": _extension(1),
-    "\x83": _extension(2), "\x84": _extension(4), "\x85": _top(1), "\x87": _top(3), "\x88": literals.new(lambda: True),
-    "\x89": literals.new(lambda: False), "\x8a": literals.sized(1, literals.integer),
+    "\x83": _extension(2), "\x84": _extension(4), "\x85": _top(1), "\x87": _top(3), "\x88": _new(lambda: True),
+    "\x89": _new(lambda: False), "\x8a": literals.sized(1, literals.integer),
     "\x8b": literals.sized(4, literals.integer, "int"), "B": literals.sized(4, bytes, "bytes"), "C": literals.sized(1, bytes),
     "\x8c": literals.sized(1, literals.text), "\x8d": literals.sized(8, literals.text), "\x8e": _BYTES,
-    "\x8f": literals.new(list), "\x90": _APPENDS, "\x91": _TUPLE, "\x92": _newobj_ex, "\x93": _stack_global,
-    "\x94": literals.memoize, "\x96": _BYTES, "\x97": literals.new(lambda: Opaque("buffer", 0)), "\x98": lambda _m, i: i,
+    "\x8f": _new(list), "\x90": _APPENDS, "\x91": _TUPLE, "\x92": _newobj_ex, "\x93": _stack_global,
+    "\x94": _acts(lambda m: literals.put(m, len(m.memo) + len(m.far))), "\x96": _BYTES,
+    "\x97": _new(lambda: Opaque("buffer", 0)), "\x98": lambda _m, i: i,
     "\x95": lambda m, i: literals.need(m, i, 8),  # FRAME is only a hint for buffering: its length may be anything
 }  # fmt: skip
 """All but those that `interpreter` handles by itself."""

@@ -55,14 +55,6 @@ class PickleFacts:
     refused: list[str] = field(default_factory=list)
     torch_file: bool = True
 
-    def merge(self, other: PickleFacts) -> None:
-        """Merge the facts of another stream of the same file."""
-        self.dangerous += other.dangerous
-        for mine, theirs in (
-            (self.refs, other.refs), (self.needs, other.needs), (self.unknown, other.unknown), (self.refused, other.refused),
-        ):  # fmt: skip
-            mine[:] = sorted({*mine, *theirs})
-
 
 def _canonical(path: str) -> str:
     module, _, name = path.partition(".")

@@ -6,6 +6,7 @@ None of them is hashed, compared, called or imported.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 COMPUTED = "computed"  # module of a global whose name the stream computes
@@ -17,28 +18,29 @@ LOADERS = frozenset(
 )  # fmt: skip
 
 
+@dataclass(slots=True, eq=False)
 class Ref:
     """A global named by the stream: `module.name`.
 
-    `at` is the byte of its first import, `called` of its first call, `patched` of the first BUILD on it, which
-    sets its attributes; `resolved` says that it is a getattr whose calls were followed to the attribute they name.
+    `at` is the byte of its first import, `called` of its first call, with `argc` arguments, `patched` of the first BUILD on
+    it, which sets its attributes; `resolved` says that it is a getattr whose calls were followed to the attribute they name.
     """
 
-    __slots__ = (
-        "argc", "at", "called", "is_getattr", "is_loader", "is_size", "module", "name", "patched", "resolved",
-    )  # fmt: skip
+    module: str
+    name: str
+    at: int
+    called: int = 0
+    patched: int = 0
+    argc: int = 0
+    resolved: bool = False
+    is_size: bool = field(init=False)
+    is_getattr: bool = field(init=False)
+    is_loader: bool = field(init=False)
 
-    def __init__(self, module: str, name: str, at: int) -> None:
-        self.module = module
-        self.name = name
-        self.at = at
-        self.called = 0
-        self.patched = 0
-        self.argc = 0
-        self.is_size = module == "torch" and name == "Size"
-        self.is_getattr = name == "getattr" and module in ("builtins", "__builtin__")
-        self.is_loader = f"{module}.{name}" in LOADERS
-        self.resolved = False
+    def __post_init__(self) -> None:
+        self.is_size = self.path == "torch.Size"
+        self.is_getattr = self.path in ("builtins.getattr", "__builtin__.getattr")
+        self.is_loader = self.path in LOADERS
 
     @property
     def path(self) -> str:
@@ -52,16 +54,14 @@ class Pairs(list[Any]):
     __slots__ = ()
 
 
+@dataclass(slots=True, eq=False)
 class CallRecord:
     """`func(*args)` followed by BUILD with `state`; `items` holds what SETITEMS (Pairs) or APPENDS (list) added."""
 
-    __slots__ = ("args", "func", "items", "state")
-
-    def __init__(self, func: Any, args: Any) -> None:
-        self.func = func
-        self.args = args
-        self.state: Any = None
-        self.items: Any = None
+    func: Any
+    args: Any
+    state: Any = None
+    items: Any = None
 
     @property
     def path(self) -> str:
@@ -69,24 +69,20 @@ class CallRecord:
         return self.func.path if type(self.func) is Ref else ""
 
 
+@dataclass(slots=True, eq=False)
 class Pid:
     """A persistent id; torch writes ("storage", class, key, location, numel)."""
 
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
+    value: Any
 
 
+@dataclass(slots=True, eq=False)
 class Opaque:
     """A value that is not kept: large bytes or a long integer, its size in bytes or digits, and its first byte."""
 
-    __slots__ = ("at", "kind", "size")
-
-    def __init__(self, kind: str, size: int, at: int = 0) -> None:
-        self.kind = kind
-        self.size = size
-        self.at = at
+    kind: str
+    size: int
+    at: int = 0
 
 
 class Stop(Exception):  # noqa: N818 - the end of the stream is no error
@@ -98,29 +94,29 @@ class Stop(Exception):  # noqa: N818 - the end of the stream is no error
         self.at = at
 
 
+@dataclass(eq=False)
 class PickleState:
-    """One stream being read: `data` from byte `at`, called `where` in messages.
+    """One stream of `data` being read, called `where` in messages.
 
-    `end` is the byte after STOP; `refs` the globals it names; `nested` the calls of loaders with bytes of their own;
-    `foreign` the opcodes torch's weights_only unpickler does not know; `indirect` the byte and
-    the number of arguments of a call whose function is itself computed; `unread` counts nested byte
-    strings that are not a stream.
+    `end` is the byte at which it begins, and after STOP the byte behind it; `refs` the globals it names; `nested` the calls
+    of loaders with bytes of their own; `foreign` the opcodes torch's weights_only unpickler does not know; `indirect` the
+    byte and the number of arguments of a call whose function is itself computed; `unread` counts nested byte strings that
+    are not a stream.
     """
 
-    def __init__(self, data: bytes, at: int = 0, where: str = "the pickle") -> None:
-        self.data = data
-        self.where = where
-        self.end = at
-        self.stack: list[Any] = []
-        self.memo: list[Any] = []
-        self.far: dict[int, Any] = {}
-        self.marks: list[int] = []
-        self.refs: dict[tuple[str, str], Ref] = {}
-        self.nested: list[CallRecord] = []
-        self.foreign: set[int] = set()
-        self.indirect: tuple[int, int] | None = None
-        self.unread = 0
-        self.memoized = False
+    data: bytes
+    end: int = 0
+    where: str = "the pickle"
+    stack: list[Any] = field(default_factory=list)
+    memo: list[Any] = field(default_factory=list)
+    far: dict[int, Any] = field(default_factory=dict)
+    marks: list[int] = field(default_factory=list)
+    refs: dict[tuple[str, str], Ref] = field(default_factory=dict)
+    nested: list[CallRecord] = field(default_factory=list)
+    foreign: set[int] = field(default_factory=set)
+    indirect: tuple[int, int] | None = None
+    unread: int = 0
+    memoized: bool = False
 
     def salvage(self) -> Any:
         """The value of an incomplete stream: pending items are added to the containers they belong to."""

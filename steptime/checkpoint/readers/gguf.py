@@ -10,121 +10,87 @@ from math import prod
 from typing import Any
 
 from steptime.checkpoint.dtypes import GGML
+from steptime.checkpoint.readers.cursor import Cursor
 from steptime.checkpoint.records import MAX_ELEMENTS, Contents, StoredTensor, UnreadableError
 from steptime.checkpoint.source import Source
 
-FIRST_READ = 1 << 20
-MAX_HEADER = 256 << 20
+MAX_HEADER = 256 << 20  # bytes; vocabularies take a few MB
+MAX_TEXT = 1 << 20  # bytes kept of a text
 KEEP_ITEMS = 16  # of an array value; vocabularies have 128,000
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 MIN_TENSOR, MIN_KEY = 24, 13  # bytes of the smallest possible records
 
 
-class _Short(Exception):  # noqa: N818 - asks for a longer read
-    """The buffer ends inside a record."""
+class _Header(Cursor):
+    """The records of a header in one byte order."""
 
-
-class _HeaderCursor:
-    """A cursor over the first bytes of the file."""
-
-    def __init__(self, data: bytes, size: int, order: str) -> None:
-        self.data = data
-        self.size = size
-        self.order = order
-        self.at = 24
+    order = "<"
 
     def number(self, code: str) -> Any:
-        width = struct.calcsize(code)
-        if self.at + width > len(self.data):
-            raise _Short
-        value = struct.unpack_from(self.order + code, self.data, self.at)[0]
-        self.at += width
-        return value
-
-    def skip(self, length: int) -> bytes:
-        if length > self.size - self.at:
-            raise ValueError(f"a length of {length} at byte {self.at}, {self.size - self.at} bytes left")
-        end = self.at + length
-        if end > len(self.data):
-            raise _Short
-        value = self.data[self.at : end]
-        self.at = end
-        return value
+        if self.at > MAX_HEADER:
+            raise ValueError(f"a header of more than {MAX_HEADER} bytes")
+        return struct.unpack(self.order + code, self.take(struct.calcsize(code)))[0]
 
     def text(self) -> str:
-        return self.skip(self.number("Q")).decode("utf-8", "surrogateescape")
+        length = self.number("Q")
+        kept = self.take(min(length, MAX_TEXT))
+        self.skip(length - len(kept))
+        return kept.decode("utf-8", "surrogateescape")
 
-    def value(self, kind: int, depth: int = 0) -> Any:
-        if kind == _STRING:
-            return self.text()
-        if kind == _ARRAY:
-            return self._array(depth)
-        if kind not in _SCALARS:
-            raise ValueError(f"unknown value type {kind} at byte {self.at}")
-        return self.number(_SCALARS[kind])
+    def value(self, depth: int = 0) -> Any:
+        return self._items(self.number("I"), 1, depth)[0]
 
-    def _array(self, depth: int) -> Any:
-        kind, count = self.number("I"), self.number("Q")
-        if depth > 4:
-            raise ValueError(f"arrays nested beyond 4 levels at byte {self.at}")
+    def _items(self, kind: int, count: int, depth: int) -> list[Any]:
+        """The first of `count` values of a kind; the others are stepped over."""
         if kind in _SCALARS:
-            width = struct.calcsize(_SCALARS[kind])
-            raw = self.skip(count * width)
-            kept = min(count, KEEP_ITEMS)
-            return list(struct.unpack_from(f"{self.order}{kept}{_SCALARS[kind]}", raw))
-        if count > self.size - self.at:
-            raise ValueError(f"an array of {count} items at byte {self.at}, {self.size - self.at} bytes left")
-        kept = []
-        for index in range(count):
-            item = self.value(kind, depth + 1)
-            if index < KEEP_ITEMS:
-                kept.append(item)
-        return kept
+            kept = [self.number(_SCALARS[kind]) for _ in range(min(count, KEEP_ITEMS))]
+            self.skip((count - len(kept)) * struct.calcsize(_SCALARS[kind]))
+            return kept
+        if kind not in (_STRING, _ARRAY) or depth > 4:
+            raise ValueError(f"unknown value type {kind}, or arrays nested beyond 4 levels, at byte {self.at}")
+        if count > self.source.size - self.at:
+            raise ValueError(f"an array of {count} items at byte {self.at}, {self.source.size - self.at} bytes left")
+        found: list[Any] = []
+        for _ in range(count):
+            item = self.text() if kind == _STRING else self._items(self.number("I"), self.number("Q"), depth + 1)
+            if len(found) < KEEP_ITEMS:
+                found.append(item)
+        return found
 
 
 def read(source: Source) -> Contents:
-    """Read one file. Raises `UnreadableError` (INVALID_HEADER) if counts or lengths exceed the file."""
+    """Read one file. Raises `UnreadableError` if counts or lengths exceed the file, unless tensors were read before."""
     contents = Contents(source.name, "GGUF", nbytes=source.size)
-    length = FIRST_READ
-    while True:
-        data = source.upto(0, length)
-        try:
-            _parse(contents, data, source.size)
-        except _Short:
-            if len(data) == length < MAX_HEADER:
-                length *= 8
-                continue
-            message = f"header is cut short at {len(data)} bytes"
-            if not contents.tensors:
-                raise UnreadableError("TRUNCATED", message, source.name) from None
-            contents.problem("TRUNCATED", message)
-        except ValueError as error:
-            raise UnreadableError("INVALID_HEADER", str(error), source.name) from None
-        return contents
+    try:
+        _parse(contents, _Header(source, 4))
+    except ValueError as error:
+        raise UnreadableError("INVALID_HEADER", str(error), source.name) from None
+    except UnreadableError as error:
+        if not contents.tensors:
+            raise
+        contents.problems.append(error.problem)
+    return contents
 
 
-def _parse(contents: Contents, data: bytes, size: int) -> None:
-    contents.tensors.clear()
-    if len(data) < 24:
-        raise _Short
-    order = "<" if int.from_bytes(data[4:8], "little") < 65536 else ">"
-    version, count, keys = struct.unpack_from(f"{order}IQQ", data, 4)
+def _parse(contents: Contents, header: _Header) -> None:
+    size = header.source.size
+    version = header.number("I")
+    if version >= 65536:
+        header.order, version = ">", int.from_bytes(version.to_bytes(4, "little"), "big")
+    count, keys = header.number("Q"), header.number("Q")
     if version not in (2, 3):
         raise ValueError(f"GGUF version {version}; 2 and 3 are read")
     if count * MIN_TENSOR > size or keys * MIN_KEY > size:
         raise ValueError(f"{count} tensors and {keys} keys cannot fit in {size} bytes")
-    reader = _HeaderCursor(data, size, order)
-    facts: dict[str, Any] = {}
+    facts = contents.facts["gguf"] = {}
     for _ in range(keys):
-        key = reader.text()
-        facts[key] = reader.value(reader.number("I"))
-    contents.facts["gguf"] = facts
-    ends = [_tensor(reader, contents) for _ in range(count)]
+        key = header.text()
+        facts[key] = header.value()
+    ends = [_tensor(header, contents) for _ in range(count)]
     alignment = facts.get("general.alignment", 32)
     alignment = alignment if type(alignment) is int and 0 < alignment < 1 << 20 else 32
-    start = -(-reader.at // alignment) * alignment
-    need = start + max(ends, default=0)
+    need = -(-header.at // alignment) * alignment + max(ends, default=0)
     if need > size:
         contents.problem("TRUNCATED", f"truncated: {size:,} of {need:,} bytes present")
     names = [t.name for t in contents.tensors]
@@ -132,7 +98,7 @@ def _parse(contents: Contents, data: bytes, size: int) -> None:
         contents.problem("DUPLICATE_KEY", "a tensor name occurs twice")
 
 
-def _tensor(reader: _HeaderCursor, contents: Contents) -> int:
+def _tensor(reader: _Header, contents: Contents) -> int:
     """Record one tensor and return its end offset in the data section [bytes]."""
     name = reader.text()
     dims = reader.number("I")

@@ -12,42 +12,22 @@ from typing import Any
 from steptime.checkpoint import roles
 from steptime.checkpoint.dtypes import from_numpy, nbytes
 from steptime.checkpoint.pickles.values import shape_of
+from steptime.checkpoint.readers.cursor import Cursor
 from steptime.checkpoint.records import Contents, StoredTensor, UnreadableError
 from steptime.checkpoint.source import Source
 
 MAX_DEPTH = 60
 MAX_ITEMS = 2_000_000
-WINDOW = 1 << 16
 NDARRAY = 1
 _FIXED = {0xC0: 0, 0xC2: 0, 0xC3: 0, 0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8,
           0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8}  # fmt: skip
 _EXT = {0xD4: 1, 0xD5: 2, 0xD6: 4, 0xD7: 8, 0xD8: 16}
 
 
-class _Cursor:
-    """Buffered reader that can skip a payload without reading it."""
+class _Items(Cursor):
+    """The values of a file, counted."""
 
-    def __init__(self, source: Source) -> None:
-        self.source = source
-        self.at = 0
-        self.items = 0
-        self._start = 0
-        self._data = b""
-
-    def skip(self, length: int) -> None:
-        left = self.source.size - self.at
-        if length > left:
-            raise UnreadableError("TRUNCATED", f"wants {length} bytes at byte {self.at}, {left} left", self.source.name)
-        self.at += length
-
-    def take(self, length: int) -> bytes:
-        at = self.at
-        self.skip(length)
-        first = at - self._start
-        if first < 0 or first + length > len(self._data):
-            self._data = self.source.upto(at, max(length, WINDOW))
-            self._start, first = at, 0
-        return self._data[first : first + length]
+    items = 0
 
     def size(self, width: int) -> int:
         return int.from_bytes(self.take(width), "big")
@@ -56,7 +36,7 @@ class _Cursor:
 def read(source: Source) -> Contents:
     """Read one file. Raises `UnreadableError` if it is not a msgpack map that contains arrays."""
     contents = Contents(source.name, "Flax msgpack", nbytes=source.size)
-    cursor = _Cursor(source)
+    cursor = _Items(source)
     try:
         _value(cursor, contents, [], 0)
     except UnreadableError as error:
@@ -70,7 +50,7 @@ def read(source: Source) -> Contents:
     return contents
 
 
-def _value(cursor: _Cursor, contents: Contents, path: list[str], depth: int) -> Any:
+def _value(cursor: _Items, contents: Contents, path: list[str], depth: int) -> Any:
     """Read the value at the cursor: text and integers are returned, arrays become tensors, everything else is skipped."""
     cursor.items += 1
     if depth > MAX_DEPTH or cursor.items > MAX_ITEMS:
@@ -97,7 +77,7 @@ def _value(cursor: _Cursor, contents: Contents, path: list[str], depth: int) -> 
     raise UnreadableError("MALFORMED", f"byte 0x{tag:02x} at {cursor.at - 1} begins no value", contents.file)
 
 
-def _map(cursor: _Cursor, contents: Contents, path: list[str], depth: int, count: int) -> Any:
+def _map(cursor: _Items, contents: Contents, path: list[str], depth: int, count: int) -> Any:
     first = len(contents.tensors)
     found: dict[str, Any] = {}
     for _ in range(count):
@@ -119,7 +99,7 @@ def _join(contents: Contents, path: list[str], first: int, found: dict[str, Any]
         contents.tensors.append(_named(contents, path, shape, chunks[0].dtype, sum(t.nbytes for t in chunks)))
 
 
-def _extension(cursor: _Cursor, contents: Contents, path: list[str], length: int) -> None:
+def _extension(cursor: _Items, contents: Contents, path: list[str], length: int) -> None:
     kind = struct.unpack("b", cursor.take(1))[0]
     end = cursor.at + length
     if kind == NDARRAY and end <= cursor.source.size:

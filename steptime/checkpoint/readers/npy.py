@@ -13,6 +13,7 @@ from steptime.checkpoint import zipdir
 from steptime.checkpoint.dtypes import from_numpy, nbytes
 from steptime.checkpoint.pickles import streams
 from steptime.checkpoint.pickles.pickle_verdict import judge
+from steptime.checkpoint.pickles.streams import Streams
 from steptime.checkpoint.pickles.values import MAX_DIMS
 from steptime.checkpoint.readers.torch_file import note_dangers
 from steptime.checkpoint.records import Contents, StoredTensor, UnreadableError
@@ -44,7 +45,9 @@ def read(source: Source) -> Contents:
             message = f"truncated: {source.size - at - start:,} of {tensor.nbytes:,} data bytes present"
             contents.problem("TRUNCATED", message, tensor.name)
         if tensor.dtype == "O":
-            _objects(contents, tensor, source.upto(at + start, MAX_OBJECTS))
+            note_dangers(
+                contents, judge(_objects(contents, tensor, source.upto(at + start, MAX_OBJECTS)), torch_file=False)
+            )
         at = end
         if at >= source.size or tensor.dtype == "O" or source.upto(at, len(MAGIC)) != MAGIC:
             break
@@ -77,6 +80,7 @@ def read_npz(source: Source, directory: ZipDirectory) -> Contents:
     contents = Contents(source.name, "npz", nbytes=source.size)
     for duplicate in directory.duplicates:
         contents.problem("DUPLICATE_ENTRY", f"zip entry {duplicate} occurs twice")
+    objects: list[Streams] = []
     for entry in directory.entries.values():
         if not entry.name.endswith(".npy"):
             continue
@@ -89,8 +93,10 @@ def read_npz(source: Source, directory: ZipDirectory) -> Contents:
         if start + tensor.nbytes > entry.size:
             contents.problem("SIZE_MISMATCH", f"{entry.name} has {entry.size} bytes, its header needs more", name)
         if tensor.dtype == "O":
-            _objects(contents, tensor, _head(source, entry, MAX_OBJECTS)[start:])
+            objects.append(_objects(contents, tensor, _head(source, entry, MAX_OBJECTS)[start:]))
         contents.tensors.append(tensor)
+    if objects:
+        note_dangers(contents, judge(*objects, torch_file=False))
     return contents
 
 
@@ -127,12 +133,8 @@ def _array(head: bytes, name: str, file: str) -> tuple[StoredTensor, int]:
     return StoredTensor(name, shape, dtype, nbytes(shape, dtype) or 0, file), start + length
 
 
-def _objects(contents: Contents, tensor: StoredTensor, data: bytes) -> None:
-    """An array of Python objects is a pickle, which numpy.load(allow_pickle=True) runs."""
+def _objects(contents: Contents, tensor: StoredTensor, data: bytes) -> Streams:
+    """The pickle that an array of Python objects is, which numpy.load(allow_pickle=True) runs."""
     message = f"array {tensor.name} holds pickled Python objects; they were interpreted, not loaded"
     contents.problem("PICKLED_OBJECTS", message, tensor.name)
-    before = contents.pickle
-    facts = judge(streams.read(data, f"array {tensor.name}"), torch_file=False)
-    note_dangers(contents, facts)
-    if before is not None:
-        facts.merge(before)
+    return streams.read(data, f"array {tensor.name}")

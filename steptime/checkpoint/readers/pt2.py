@@ -11,7 +11,7 @@ from typing import Any
 
 from steptime.checkpoint import zipdir
 from steptime.checkpoint.dtypes import TORCH_EXPORT, nbytes
-from steptime.checkpoint.records import Contents, StoredTensor, UnreadableError
+from steptime.checkpoint.records import Contents, StoredTensor
 from steptime.checkpoint.source import Source
 from steptime.checkpoint.zipdir import ZipDirectory
 
@@ -24,9 +24,7 @@ def read(source: Source, directory: ZipDirectory) -> Contents:
     for entry in directory.entries.values():
         if not entry.name.endswith(("model_weights_config.json", "model_constants_config.json")):
             continue
-        if entry.method != 0 or entry.size > MAX_CONFIG:
-            raise UnreadableError("COMPRESSED", f"{entry.name} is compressed or too large", source.name)
-        raw = source.exactly(zipdir.data_offset(source, entry), entry.size)
+        raw = zipdir.content(source, entry, MAX_CONFIG)
         try:
             config = json.loads(raw)["config"]
             for name, payload in config.items():

@@ -35,10 +35,7 @@ def read_zip(source: Source, directory: zipdir.ZipDirectory) -> Contents:
     if directory.shift:
         contents.problem("PREFIX_BYTES", f"{directory.shift} bytes precede the archive", severity="warning")
     entry = directory.entries[name]
-    if entry.flags & zipdir.ENCRYPTED or entry.method != 0:
-        how = "encrypted" if entry.flags & zipdir.ENCRYPTED else "compressed"
-        raise UnreadableError("COMPRESSED", f"{name} is {how}; torch writes neither, it is not expanded", source.name)
-    data = _pickle_bytes(source, zipdir.data_offset(source, entry), entry.size)
+    data = zipdir.content(source, entry, MAX_PICKLE)
     interpret(contents, streams.read(data, "data.pkl"), *_other_pickles(contents, source, directory, name))
     _check_storages(contents, directory, name[: -len("data.pkl")])
     archive = name[: -len("data.pkl")]
@@ -49,12 +46,6 @@ def read_zip(source: Source, directory: zipdir.ZipDirectory) -> Contents:
     return contents
 
 
-def _pickle_bytes(source: Source, at: int, size: int) -> bytes:
-    if size > MAX_PICKLE:
-        raise UnreadableError("TOO_LARGE", f"pickle of {size} bytes; at most {MAX_PICKLE} are interpreted", source.name)
-    return source.exactly(at, size)
-
-
 def _other_pickles(contents: Contents, source: Source, directory: zipdir.ZipDirectory, name: str) -> Iterator[Streams]:
     """Other pickles of an archive: constants, bytecode, debug symbols, or anything added to it."""
     left = MAX_PICKLE
@@ -62,11 +53,13 @@ def _other_pickles(contents: Contents, source: Source, directory: zipdir.ZipDire
         if entry.name == name or not entry.name.endswith((".pkl", ".debug_pkl", ".pickle")):
             continue
         base = entry.name.rpartition("/")[2]
-        if entry.flags & zipdir.ENCRYPTED or entry.method != 0 or entry.size > left:
-            contents.problem("COMPRESSED", f"{base} is compressed, encrypted or too large: it was not read")
+        try:
+            data = zipdir.content(source, entry, left)
+        except UnreadableError as error:
+            contents.problems.append(error.problem)
             continue
         left -= entry.size
-        yield streams.read(source.exactly(zipdir.data_offset(source, entry), entry.size), base)
+        yield streams.read(data, base)
 
 
 def interpret(contents: Contents, found: Streams, *others: Streams, torch_file: bool = True) -> Any:
@@ -146,6 +139,17 @@ def _storage_problem(tensor: StoredTensor, entry: zipdir.ZipEntry | None) -> tup
     return None
 
 
+def first_streams(source: Source, at: int, most: int, where: str) -> Streams:
+    """The first `most` pickles from byte `at`, or as many as there are; the read size grows until they fit."""
+    size = FIRST_READ
+    while True:
+        data = source.upto(at, size)
+        found = streams.read(data, where, most=most)
+        if len(found.roots) == most or len(data) < size or size >= MAX_PICKLE:
+            return found
+        size *= 16
+
+
 def salvage(source: Source) -> Contents:
     """List the tensors of a truncated download: the zip directory is missing, but `data.pkl` is the first member."""
     contents = Contents(source.name, "torch zip", nbytes=source.size)
@@ -153,17 +157,11 @@ def salvage(source: Source) -> Contents:
     if first is None or not first[0].endswith("data.pkl"):
         raise UnreadableError("TRUNCATED", "a zip archive cut short before its data.pkl", source.name)
     at = first[1]
-    size = FIRST_READ
-    while True:
-        data = source.upto(at, size)
-        found = streams.read(data, "data.pkl", most=1)
-        if found.roots or len(data) < size or size >= MAX_PICKLE:
-            break
-        size *= 16
+    found = first_streams(source, at, 1, "data.pkl")
     root = found.root
     if found.error is not None:
         root = found.states[0].salvage() if found.states else None
-        contents.problem("TRUNCATED", f"cut short inside data.pkl after {len(data)} bytes ({found.error})")
+        contents.problem("TRUNCATED", f"cut short inside data.pkl after {source.size - at} bytes ({found.error})")
     note_dangers(contents, judge(found))
     collect(contents, root, [])
     if not contents.tensors:
@@ -179,7 +177,9 @@ def salvage(source: Source) -> Contents:
 def read_bare(source: Source) -> Contents:
     """Read a plain pickle file (.pkl, old training_args.bin, optimizer dumps). Raises `UnreadableError`."""
     contents = Contents(source.name, "pickle", nbytes=source.size)
-    found = streams.read(_pickle_bytes(source, 0, source.size), "the pickle")
+    if source.size > MAX_PICKLE:
+        raise UnreadableError("TOO_LARGE", f"{source.size} bytes; at most {MAX_PICKLE} are interpreted", source.name)
+    found = streams.read(source.exactly(0, source.size), "the pickle")
     interpret(contents, found, torch_file=False)
     if found.end < source.size:
         message = f"{source.size - found.end} bytes follow the pickle's STOP at byte {found.end}"

@@ -6,12 +6,10 @@ an int64 element count followed by its bytes.
 
 from __future__ import annotations
 
-from steptime.checkpoint.pickles import streams
 from steptime.checkpoint.pickles.interpreter import MalformedError, PickleInterpreter
 from steptime.checkpoint.pickles.pickle_verdict import judge
-from steptime.checkpoint.pickles.streams import Streams
 from steptime.checkpoint.pickles.values import CallRecord, Pairs, mapping
-from steptime.checkpoint.readers.torch_file import FIRST_READ, MAX_PICKLE, collect, note_dangers
+from steptime.checkpoint.readers.torch_file import collect, first_streams, note_dangers
 from steptime.checkpoint.records import Contents, UnreadableError
 from steptime.checkpoint.source import Source
 
@@ -31,7 +29,7 @@ def begins(head: bytes) -> bool:
 def read(source: Source) -> Contents:
     """Read a legacy file up to its fifth pickle. Raises `UnreadableError` if the object pickle is damaged."""
     contents = Contents(source.name, "torch legacy", nbytes=source.size)
-    found = _streams(source)
+    found = first_streams(source, 0, 5, "the file")
     values = found.roots
     if len(values) < 4:
         raise UnreadableError("MALFORMED_PICKLE", str(found.error), source.name)
@@ -51,14 +49,3 @@ def read(source: Source) -> Contents:
     elif type(keys) is list and len(keys) == len(storages) and source.size > need:
         contents.problem("TRAILING_BYTES", f"{source.size - need:,} bytes after the last storage", severity="warning")
     return contents
-
-
-def _streams(source: Source) -> Streams:
-    """The first five pickles, or as many as there are; the read size grows until they fit."""
-    size = FIRST_READ
-    while True:
-        data = source.upto(0, size)
-        found = streams.read(data, "the file", most=5)
-        if len(found.roots) == 5 or len(data) < size or size >= MAX_PICKLE:
-            return found
-        size *= 16
