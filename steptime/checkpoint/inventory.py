@@ -14,7 +14,7 @@ from steptime.checkpoint import adapter, architecture, counting, difference, qua
 from steptime.checkpoint.confignames import FIELDS, from_config
 from steptime.checkpoint.escape import escaped
 from steptime.checkpoint.records import Problem, Section, Shape, StoredTensor
-from steptime.checkpoint.roles import ADAM_NAMES
+from steptime.checkpoint.roles import ADAM_NAMES, state_name
 from steptime.checkpoint.weight_names import BUFFERS
 
 INCOMPLETE = frozenset(
@@ -157,20 +157,18 @@ class Inventory:
     def by_role(self) -> dict[str, Any]:
         """Model, master copies, optimizer states and the rest."""
         rows = {row["role"]: row for row in self._roles}
-        model = {"params": self.params, "bytes": sum(t.nbytes for t in self.model)}
-        master = rows.get("master")
-        states = sorted({t.name.rsplit(".", 1)[-1] for t in self.tensors if t.role == "optimizer"})
-        named = [s for s in states if not s.isdecimal()]
-        kind = "adam" if set(named) >= ADAM_NAMES else None
-        other = rows.get("other", {"bytes": 0})["bytes"]
-        if any(t.role == "model" for t in self.tensors):
-            other += rows.get("", {"bytes": 0})["bytes"]
-        optimizer = rows.get("optimizer", {"bytes": 0, "params": 0})
+        nbytes = {role: row["bytes"] for role, row in rows.items()}
+        states = {state_name(t.name) for t in self.tensors if t.role == "optimizer"}
+        named = sorted(state for state in states if not state.isdecimal())
         return {
-            "model": model,
-            "master": master and {"params": master["params"], "bytes": master["bytes"]},
-            "optimizer": {"kind": kind, "states": named, "bytes": optimizer["bytes"]},
-            "other": {"bytes": other},
+            "model": {"params": self.params, "bytes": sum(t.nbytes for t in self.model)},
+            "master": {"params": rows["master"]["params"], "bytes": nbytes["master"]} if "master" in rows else None,
+            "optimizer": {
+                "kind": "adam" if any(states >= names for names in ADAM_NAMES) else None,
+                "states": named,
+                "bytes": nbytes.get("optimizer", 0),
+            },
+            "other": {"bytes": nbytes.get("other", 0) + (nbytes.get("", 0) if "model" in rows else 0)},
         }
 
     @cached_property

@@ -9,7 +9,7 @@ MODEL_KEYS, STATE_KEYS, EMA_KEYS = (frozenset(_TABLES[key]) for key in ("model",
 OPTIMIZER_KEYS, OTHER_FILES = _TABLES["optimizer"], _TABLES["files"]
 MASTER_KEYS = frozenset(_TABLES["master"])
 STATE_NAMES = frozenset(_TABLES["moments"])
-ADAM_NAMES = {"exp_avg", "exp_avg_sq"}
+ADAM_NAMES = ({"exp_avg", "exp_avg_sq"}, {"mu", "nu"})  # torch's and optax's
 
 
 def is_model_key(key: str) -> bool:
@@ -25,6 +25,12 @@ def is_optimizer_key(key: str) -> bool:
 def optimizer_role(path: list[str]) -> str:
     """Master for full-precision copies of the weights inside an optimizer's state, else "optimizer"."""
     return "master" if not MASTER_KEYS.isdisjoint(path) and path[-1] not in STATE_NAMES else "optimizer"
+
+
+def state_name(name: str) -> str:
+    """What an optimizer's tensor is called: mu of 0.mu.kernel, exp_avg of w.exp_avg, the last part of every other name."""
+    parts = name.split(".")
+    return next((part for part in reversed(parts) if part in STATE_NAMES), parts[-1])
 
 
 def below_wrapper(paths: list[list[str]]) -> list[list[str]]:

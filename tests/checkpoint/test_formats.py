@@ -338,6 +338,15 @@ def test_bytes_decide_not_the_name(make, summarize):
     assert summarize(make.write("lies.safetensors", out.getvalue())).sections[0].format == "torch zip"
 
 
+def test_optax_states_are_called_what_they_are(make, summarize):
+    """optax.adam of a layer: a count, and mu and nu of every parameter, whose names end in the parameter's."""
+    layer = {"kernel": _flax(np.ones((4, 8), np.float32)), "bias": _flax(np.ones(8, np.float32))}
+    state = {"0": {"count": _flax(np.array(3)), "mu": layer, "nu": layer}}
+    data = msgpack.packb({"params": layer, "opt_state": state}, strict_types=True)
+    summary = summarize(make.write("checkpoint_3", data))
+    assert summary.by_role["optimizer"] == {"kind": "adam", "states": ["count", "mu", "nu"], "bytes": 2 * 40 * 4 + 8}
+
+
 def _llama_gguf(path, state, layers):
     names = {
         "model.layers.": "blk.", "model.embed_tokens": "token_embd", "lm_head": "output", "model.norm": "output_norm",

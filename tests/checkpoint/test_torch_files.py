@@ -2,6 +2,7 @@
 
 import math
 import warnings
+import zipfile
 
 import numpy as np
 import pytest
@@ -201,3 +202,20 @@ def test_params_of_a_real_module(make, summarize):
     torch.save(model.state_dict(), make.folder / "m.pt")
     expected = sum(math.prod(p.shape) for p in model.parameters())
     assert summarize(make.folder / "m.pt").params == expected
+
+
+def test_members_with_sizes_of_64_bits(make, summarize, codes, monkeypatch):
+    """Above 4 GiB sizes and places are in an extra field; zipfile is told here that 10 bytes are so many."""
+    path = make.folder / "w.pt"
+    torch.save({"w": torch.ones(3, 4)}, path)
+    with zipfile.ZipFile(path) as old:
+        members = {name: old.read(name) for name in old.namelist()}
+    monkeypatch.setattr(zipfile, "ZIP64_LIMIT", 10)
+    with zipfile.ZipFile(path, "w") as new:
+        for name, data in members.items():
+            new.writestr(name, data)
+    assert torch.load(path)["w"].shape == (3, 4)
+    assert b"\xff\xff\xff\xff" in path.read_bytes()
+    summary = summarize(path)
+    assert codes(summary) == set()
+    assert [(t.shape, t.storage_nbytes) for t in summary.tensors] == [((3, 4), 48)]
