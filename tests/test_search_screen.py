@@ -69,6 +69,11 @@ SHARDED = {
     "no resharding, torchtitan": plan(FSDP | {"fsdp": {"reshard_after_forward": False}}, {"software": "torchtitan"}),
     "one group, prefetch 2": plan(FSDP | {"fsdp": {"wrap": "model", "prefetch": 2}}, {"software": "fsdp2"}),
     "replicas": plan(FSDP | {"replicas": 2}, {"software": "fsdp2"}),
+    "no_sync": plan(FSDP, {"software": "accelerate"}),
+    "no_sync, stays gathered": plan(
+        FSDP | {"fsdp": {"no_sync": True, "reshard_after_forward": False, "reshard_after_backward": False}},
+        {"software": "fsdp2"},
+    ),
     "torch, ZeRO 3": plan({"zero_level": 3}, {"software": "fsdp2"}),
     "a share of overlap, fp8": plan(FSDP, {"software": "fsdp2", "overlap": {"dp": 0.5}, "precision": "fp8_tensorwise"}),
     "experts": plan(

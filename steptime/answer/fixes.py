@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from steptime.base.config import ConfigError
 from steptime.base.rows import Fix, Memory, Verdict
 from steptime.base.words import argument
+from steptime.fsdp import unsynced
 from steptime.job.job import Job
 from steptime.software.recomputation import words
 
@@ -57,6 +58,8 @@ def candidates(job: Job) -> Iterator[Change]:
     yield from recomputation(job)
     smaller = range(1, job.data.microbatch_sz // 2 + 1)
     yield from ({"data.microbatch_sz": n} for n in smaller if job.data.microbatch_sz % n == 0)
+    if unsynced(job):
+        yield {"parallelism.fsdp.no_sync": False}
     if job.parallelism.fsdp is None:
         yield from ({"parallelism.zero_level": level} for level in range(job.zero_level + 1, 4))
     if not job.sp and job.parallelism.tp > 1:

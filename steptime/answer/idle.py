@@ -76,6 +76,10 @@ IDLE: dict[str, tuple[str, Callable[[Any], Any]]] = {
         "only stages of Megatron-Core's pipelines have such outputs",
         lambda job: job.parallelism.pp == 1 or job.software.family == "fsdp2",
     ),
+    "parallelism.fsdp.no_sync": (
+        "a step has one micro-batch, or a pipeline reduces once anyway",
+        lambda job: job.single_microbatch or job.parallelism.pp > 1,
+    ),
     "performance.overlap.pp": NO_PIPELINE,
     "performance.overlap.tp": ("there is no tensor parallelism (tp 1)", lambda job: job.parallelism.tp == 1),
     "performance.overlap.cp": ("there is no context parallelism (cp 1)", lambda job: job.parallelism.cp == 1),
@@ -142,6 +146,8 @@ def said(job: Job) -> Iterator[tuple[str, Any]]:
     for axis, share in own.overlap or ():
         if share is not None and share != usual["overlap"][axis]:
             yield f"performance.overlap.{axis}", share
+    if job.parallelism.fsdp is not None and job.parallelism.fsdp.no_sync is not None:
+        yield "parallelism.fsdp.no_sync", job.parallelism.fsdp.no_sync
     yield from _changed("performance.moe", own.moe, MoeSettings)
     if job.model.moe is not None:
         yield from _changed("model.moe", job.model.moe, Moe)

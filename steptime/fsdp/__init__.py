@@ -17,10 +17,13 @@ from steptime.fsdp.groups import (
     pooled,
     sharded_elements,
     states,
+    stays_gathered,
+    unsynced,
 )
 
 if TYPE_CHECKING:
-    from steptime.fsdp.memory_walk import pass_moments
+    from steptime.fsdp.no_sync_walk import summed_bytes
+    from steptime.fsdp.passes import pass_moments
     from steptime.fsdp.pipeline_chunks import ShardedChunk
     from steptime.fsdp.pipeline_memory import peak_moments, stage_actions, stage_chunks, stage_steps
     from steptime.fsdp.pipeline_seconds import PipelineSeconds
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
         group_seconds,
         micro_batch_exposed,
         rows,
+        step_exposed,
         step_seconds,
     )
 
@@ -58,11 +62,16 @@ __all__ = [
     "stage_chunks",
     "stage_steps",
     "states",
+    "stays_gathered",
+    "step_exposed",
     "step_seconds",
+    "summed_bytes",
+    "unsynced",
 ]
 
 _HOMES = {
-    "pass_moments": "memory_walk",
+    "pass_moments": "passes",
+    "summed_bytes": "no_sync_walk",
     "ShardedChunk": "pipeline_chunks",
     **dict.fromkeys(("peak_moments", "stage_actions", "stage_chunks", "stage_steps"), "pipeline_memory"),
     "PipelineSeconds": "pipeline_seconds",

@@ -82,6 +82,8 @@ class Buffers(NamedTuple):
     turned: Num
     """Copies of gathered parameters that are split along dimension 1, made while they are assembled
     (foreach_all_gather_copy_out)."""
+    last: Num
+    """The gradient of its last parameter."""
 
 
 class Groups(NamedTuple):
@@ -97,6 +99,26 @@ def options(assembly: Assembly) -> Fsdp:
     dtype = job.software.states.main_grad_dtype
     own = job.software.compute_dtype if dtype == "compute" else dtype
     return job.parallelism.fsdp or Fsdp(reshard_after_forward=job.zero_level == 3, reduce_dtype=own)
+
+
+def unsynced(job: Job) -> bool:
+    """Whether several micro-batches of a step add up whole gradients, which the last one reduces (no_sync).
+
+    Under a pipeline it is the schedule that does so.
+    """
+    if job.parallelism.pp > 1 or job.single_microbatch or not applies(job):
+        return False
+    said = job.parallelism.fsdp.no_sync if job.parallelism.fsdp else None
+    return job.software.layout.no_sync if said is None else said
+
+
+def stays_gathered(assembly: Assembly) -> bool:
+    """Whether parameters stay gathered from the first micro-batch of an unsynced step to the last.
+
+    FSDP 1 does so where it does not free them after forward (torch/distributed/fsdp/_runtime_utils.py, _should_free_in_backward).
+    """
+    said = options(assembly)
+    return not said.reshard_after_backward or (said.version == 1 and not said.reshard_after_forward)
 
 
 def group_of(
@@ -203,6 +225,7 @@ def buffers(assembly: Assembly, of: ParamGroup) -> Buffers:
         reduce_output=trained * reduce,
         reduced=trained * (reduce + copied) + of.last * used,
         turned=of.turned * used,
+        last=of.last * used,
     )
 
 

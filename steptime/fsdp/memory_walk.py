@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property, reduce
 
 from steptime.base.num import Num, maximum, same
-from steptime.fsdp.groups import Buffers, buffers, group_of, groups, options, sharded_elements
+from steptime.fsdp.groups import Buffers, buffers, group_of, groups, options, sharded_elements, unsynced
 from steptime.job.assembly import Assembly, Chunk
 from steptime.memory.ledger import PartMemory
 from steptime.memory.part_memories import PartMemories
@@ -50,33 +50,13 @@ class Moments:
     def __init__(self, grads_not_yet_allocated: Num) -> None:
         """`grads_not_yet_allocated`: bytes of sharded gradients that are still to be allocated."""
         self.to_come = grads_not_yet_allocated
+        self.beside: Num = 0.0
+        """Bytes that all moments hold besides, among the transients."""
         self.worst = PeakMoment(0.0, 0.0, "", grads_not_yet_allocated)
 
     def mark(self, saved: Num, transient: Num, op: str) -> None:
         """Record a moment that holds `saved` bytes for backward and `transient` other bytes."""
-        self.worst = self.worst.worse(PeakMoment(saved, transient, op, self.to_come))
-
-
-def peak_moment(assembly: Assembly) -> PeakMoment:
-    """Activations and transients at the worst moment of a micro-batch; FSDP buffers count as transients."""
-    worst_forward, worst_backward = pass_moments(assembly)
-    return worst_forward.worse(worst_backward)
-
-
-def pass_moments(assembly: Assembly) -> tuple[PeakMoment, PeakMoment]:
-    """The worst moment of a micro-batch's forward, and that of its backward.
-
-    Sharded gradients are counted as states, there from the start; of a single micro-batch those not yet made are taken off.
-    """
-    memories = PartMemories(assembly, weight_grads_stay=True)
-    root = buffers(assembly, groups(assembly, assembly.chunks[0]).root)
-    layers = wrapped(assembly, memories, assembly.chunks[0])
-    to_come = sharded_gradients(assembly) if assembly.job.single_microbatch else 0.0
-    in_forward, in_backward = Moments(to_come), Moments(to_come)
-    flat = options(assembly).version == 1
-    (flat_forward if flat else forward)(assembly, memories, in_forward, root, layers)
-    (flat_backward if flat else backward)(assembly, memories, in_backward, root, layers)
-    return in_forward.worst, in_backward.worst
+        self.worst = self.worst.worse(PeakMoment(saved, self.beside + transient, op, self.to_come))
 
 
 def wrapped(assembly: Assembly, memories: PartMemories, chunk: Chunk, *, every: bool = False) -> list[Wrapped]:
@@ -253,7 +233,7 @@ def left_behind(assembly: Assembly, params: list[Param], sizes: Buffers) -> Num:
     if options(assembly).version == 1:
         return 0.0
     same = ITEMSIZE[options(assembly).reduce_dtype] == state_bytes(job).gradients
-    becomes = same and job.single_microbatch
+    becomes = same and (job.single_microbatch or unsynced(job))
     return 0.0 if becomes or job.parallelism.replicas == 1 else sizes.reduce_output
 
 

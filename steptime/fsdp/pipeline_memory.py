@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from steptime.base.num import Num
 from steptime.fsdp.groups import options, sharded_elements
-from steptime.fsdp.memory_walk import peak_moment
+from steptime.fsdp.passes import peak_moment
 from steptime.fsdp.pipeline_chunks import Gradients, Passing, ShardedChunk, chunk_bytes
 from steptime.job.assembly import Assembly
 from steptime.job.job import Job

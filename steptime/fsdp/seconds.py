@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from steptime.base.num import Num, is_column, maximum
 from steptime.base.rows import CollectiveRow
@@ -11,7 +11,7 @@ from steptime.cost.comm import CommCost, collective
 from steptime.cost.overlap import contention, hidden_s
 from steptime.cost.parts import PartTime
 from steptime.cost.rates import Rates
-from steptime.fsdp.groups import ParamGroup, buffers, groups, options
+from steptime.fsdp.groups import ParamGroup, buffers, groups, options, stays_gathered, unsynced
 from steptime.hardware.machine import Tier
 from steptime.job.assembly import Assembly, Part
 from steptime.job.job import Job
@@ -28,6 +28,10 @@ class CommSeconds(NamedTuple):
     reduce_s: Num = 0.0
     copy_s: Num = 0.0
     """Copies between FSDP's flat buffers and the parameters, part of the compute stream."""
+
+
+Directions: TypeAlias = tuple[list[CommSeconds], list[CommSeconds]]
+"""Groups of a micro-batch in forward and in backward order."""
 
 
 def exposed_s(groups_s: list[CommSeconds], prefetch: int) -> Num:
@@ -205,28 +209,52 @@ class StepSeconds(NamedTuple):
         return self.forward.copies_s + self.backward.copies_s
 
 
-def step_seconds(
-    assembly: Assembly, tiers: tuple[Tier, ...], directions: tuple[list[CommSeconds], list[CommSeconds]]
-) -> StepSeconds:
-    """FSDP without a pipeline: every micro-batch gathers and reduces all groups."""
-    exposed = assembly.job.microbatches * micro_batch_exposed(assembly, tiers, directions)
+def step_seconds(assembly: Assembly, tiers: tuple[Tier, ...], directions: Directions) -> StepSeconds:
+    """FSDP without a pipeline."""
+    m = float(assembly.job.microbatches)
+    found = [(times / m, ways) for times, ways in passes(assembly, directions)]
     forward, backward = (
         ShardedPass(
-            float(sum((of.gather_s > 0.0) + (of.reduce_s > 0.0) for of in way)),
-            sum(of.gather_s + of.reduce_s for of in way),
-            sum(of.copy_s for of in way),
+            sum(share * sum((of.gather_s > 0.0) + (of.reduce_s > 0.0) for of in ways[at]) for share, ways in found),
+            sum(share * sum(of.gather_s + of.reduce_s for of in ways[at]) for share, ways in found),
+            sum(share * sum(of.copy_s for of in ways[at]) for share, ways in found),
         )
-        for way in directions
+        for at in (0, 1)
     )
-    return StepSeconds(forward, backward, exposed, calls_without_pipeline(assembly))
+    return StepSeconds(forward, backward, step_exposed(assembly, tiers, directions), calls_without_pipeline(assembly))
+
+
+def step_exposed(assembly: Assembly, tiers: tuple[Tier, ...], directions: Directions) -> Num:
+    """Seconds that collectives and copies add to all micro-batches of a step."""
+    found = [times * micro_batch_exposed(assembly, tiers, ways) for times, ways in passes(assembly, directions)]
+    return sum(found[1:], found[0])
+
+
+def passes(assembly: Assembly, directions: Directions) -> list[tuple[Num, Directions]]:
+    """How many micro-batches of a step run with which collectives.
+
+    Without synchronization all but the last reduce nothing; with parameters that stay gathered all but the first gather nothing.
+    """
+    m = 1.0 * assembly.job.microbatches
+    if not unsynced(assembly.job):
+        return [(m, directions)]
+    forward, backward = directions
+    quiet = [of._replace(reduce_s=0.0) for of in backward]
+    if not stays_gathered(assembly):
+        return [(m - 1.0, (forward, quiet)), (1.0, directions)]
+    there = [of._replace(gather_s=0.0, copy_s=0.0) for of in forward]
+    return [(1.0, (forward, quiet)), (m - 2.0, (there, quiet)), (1.0, (there, backward))]
 
 
 def calls_without_pipeline(assembly: Assembly) -> dict[tuple[str, ParamGroup], Calls]:
-    """Of each micro-batch layers are gathered once or twice, the root once, and gradients reduced once."""
+    """Layers are gathered once or twice, the root once, gradients reduced once: for each micro-batch, or a step (no_sync)."""
     found, m = groups(assembly, assembly.chunks[0]), float(assembly.job.microbatches)
     each = 2.0 if options(assembly).reshard_after_forward else 1.0
+    reductions = 1.0 if unsynced(assembly.job) else m
+    gathers = 1.0 if unsynced(assembly.job) and stays_gathered(assembly) else m
     counts = {("block", of): float(found.layers.count(of)) for of in found.layers}
-    return {("root", found.root): Calls(m, m)} | {key: Calls(m * n * each, m * n) for key, n in counts.items()}
+    layers = {key: Calls(gathers * n * each, reductions * n) for key, n in counts.items()}
+    return {("root", found.root): Calls(gathers, reductions)} | layers
 
 
 def rows(

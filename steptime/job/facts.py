@@ -80,6 +80,9 @@ class Facts(NamedTuple):
     fsdp: Literal[2, 3] | None
     """The ZeRO level that `parallelism.fsdp` implies."""
     fsdp_version: int
+    no_sync: bool
+    stays_gathered: bool
+    """Whether the plan keeps FSDP's parameters gathered after backward."""
     layers_per_stage: tuple[int, ...] | Literal["auto"] | None
     ends_count: bool
     both_buckets: bool

@@ -267,6 +267,8 @@ def facts(job: Job) -> Facts:
         zero_said=layout.zero_level,
         fsdp=None if fsdp is None else 3 if fsdp.reshard_after_forward else 2,
         fsdp_version=2 if fsdp is None else fsdp.version,
+        no_sync=software.layout.no_sync if fsdp is None or fsdp.no_sync is None else fsdp.no_sync,
+        stays_gathered=fsdp is not None and not fsdp.reshard_after_backward,
         layers_per_stage=tuple(split) if isinstance(split, list) else split,
         ends_count=layout.embedding_and_loss_count_as_layers,
         both_buckets=layout.bucket_size_mb is not None and layout.n_param_buckets is not None,

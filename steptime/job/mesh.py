@@ -45,6 +45,11 @@ class Fsdp(Config):
     prefetch: int = Field(default=1, ge=0)
     reduce_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
     wrap: Literal["block", "model"] = "block"
+    no_sync: bool | None = None
+    """Whether the last micro-batch of a step alone reduces gradients, which earlier ones add up unsharded (FSDP 1's `no_sync`,
+    `set_requires_gradient_sync(False)`); default: the profile's. Pipelines always do so."""
+    reshard_after_backward: bool = True
+    """False keeps parameters gathered from the first micro-batch of a step to its last (`set_reshard_after_backward(False)`)."""
 
 
 class Parallelism(Config):

@@ -5,7 +5,7 @@ A table's `used` says which key of a plan each becomes; names that begin with @ 
 @tokens_batch, @nodes, @devices, @per_node, @dp_shard, @dp_replicate, @dp_dcn, @dp_dcn_shard, @tokenizer, @vocabulary, @bf16,
 @fp16, @half (a dtype in words), @weights (theirs), @pure_bf16, @fp8, @checkpointing, @replayed, @distributed (a word for
 @deepspeed or @fsdp), @deepspeed, @offload_optimizer, @offload_params, @fsdp, @fsdp_strategy, @fsdp_version, @fsdp_precision,
-@fsdp_offload, @adapter, @adapter_rank, @adapter_targets, @adapter_everywhere,
+@fsdp_offload, @sync_each_batch, @adapter, @adapter_rank, @adapter_targets, @adapter_everywhere,
 @adapter_mlp, @adapter_dropout, @base_bits (of frozen weights), @optimizer.
 """
 
@@ -176,6 +176,8 @@ class _Plan(Figures):
             self.keys.leave_out(self.figures["@fsdp_strategy"], why)
         if half != "fp32" and str(self.get("@fsdp_precision")).lower() != "mixed":
             found["reduce_dtype"] = half  # the same, set_mixed_precision; OLMo olmo/config.py, FSDPPrecision
+        if self.on("@sync_each_batch"):
+            found["no_sync"] = False
         self.config["parallelism"]["fsdp"] = found
         self.hybrid = "hybrid" in strategy or strategy in {"4", "5"}
         if "offload" in word or self.on("@fsdp_offload"):

@@ -61,6 +61,7 @@ def stage(estimate: Estimate, row: StageMemory) -> FactList:
             f"temporaries of the op at the peak, {row.peak_op}",
             AUTOGRAD,
         ),
+        *_sums(estimate),
         _fact("allocated", row.allocated_bytes, "their sum", ALLOCATED),
         _fact("reserved", row.reserved_bytes, *_reserved(estimate, row)),
         _fact("between steps", row.persisting_bytes, "allocated: states, and the buffers that stay", ""),
@@ -145,6 +146,15 @@ def _activations(estimate: Estimate, row: StageMemory) -> list[Fact]:
     cut = f" in {len(chunks)} chunks" if len(chunks) > 1 else ""
     kept = Fact("micro-batch", [f"keeps {sum(parts.values()) / GIB:.3f} GiB, {layers} layers{cut}"])
     return [total, kept, *[_fact("", size, f"of it {label}", sources[label]) for label, size in parts.items() if size]]
+
+
+def _sums(estimate: Estimate) -> list[Fact]:
+    """Gradients that FSDP adds up whole before the last micro-batch of a step reduces them, which the temporaries count."""
+    if not fsdp.unsynced(estimate.job):
+        return []
+    how = "of it at most gradients of earlier micro-batches, whole on every rank (no_sync)"
+    source = "torch distributed/fsdp/_fully_shard/_fsdp_param_group.py, post_backward: reduce_grads False"
+    return [_fact("", float(fsdp.summed_bytes(estimate.assembly)), how, source)]
 
 
 def _held_states(estimate: Estimate, stage: int) -> States:

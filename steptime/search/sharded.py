@@ -71,8 +71,8 @@ def figures(job: Job) -> tuple[Num, tuple[Num, Num], Num]:
     chunk = chunk_times(assembly, parts)[0][0]
     replays, tiers = layer_replays_s(parts, assembly.chunks[0]), priced.dp_tiers
     directions = fsdp.group_seconds(assembly, tiers, parts.of, replays, priced.context.rates)
-    exposed = fsdp.micro_batch_exposed(assembly, tiers, directions)
-    inside = job.microbatches * (chunk.forward_s + chunk.backward_s + exposed)
+    exposed = fsdp.step_exposed(assembly, tiers, directions)
+    inside = job.microbatches * (chunk.forward_s + chunk.backward_s) + exposed
     update, partial = optimizer_step(assembly, priced.context).time_s, norm_reduce(assembly, priced, 0)
     step = inside + partial.calls * partial.cost.time_s + update + straggler_s(job, inside)
     (row,) = stage_rows(assembly, fsdp.states(assembly))

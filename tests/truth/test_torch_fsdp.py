@@ -59,7 +59,7 @@ def issued(model: Model, kernels: Kernels, layout: Layout) -> Counter[tuple[str,
     with world(layout.dp // layout.replicas, layout.tp, layout.replicas) as mesh:
         module = sharded(model, kernels, layout.fsdp, SEQLEN, mesh)
         with Collectives() as seen:
-            run(module, BATCH, SEQLEN, layout.micro_batches, tp=layout.tp > 1)
+            run(module, BATCH, SEQLEN, layout.micro_batches, tp=layout.tp > 1, fsdp=layout.fsdp)
     return Counter({(c.kind, c.ranks, c.bytes): n for c, n in seen.calls.items()})
 
 

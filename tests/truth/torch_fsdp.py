@@ -61,6 +61,9 @@ class Fsdp:
     """States on the host (CPUOffloadPolicy)."""
     version: int = 2
     """1: FullyShardedDataParallel, one flat parameter per group."""
+    no_sync: bool = False
+    """The last micro-batch alone reduces gradients."""
+    reshard_after_backward: bool = True
 
 
 def sharded(model: Model, kernels: Kernels, fsdp: Fsdp, seqlen: int, mesh: DeviceMesh, *, sp: bool = True) -> nn.Module:
@@ -132,14 +135,32 @@ def tensor_parallel(module: Transformer, mesh: DeviceMesh, *, sp: bool = True) -
         parallelize_module(block, mesh, inner)
 
 
-def run(module: nn.Module, batch: int, seqlen: int, micro_batches: int = 1, *, tp: bool = False) -> None:
+def run(
+    module: nn.Module, batch: int, seqlen: int, micro_batches: int = 1, *, tp: bool = False, fsdp: Fsdp | None = None
+) -> None:
     """Forward and backward of some micro-batches; gradients stay. Each batch is made here and held by nobody else."""
-    for _ in range(micro_batches):
-        with loss_parallel() if tp else nullcontext():
+    for at in range(micro_batches):
+        last = at + 1 == micro_batches
+        with loss_parallel() if tp else nullcontext(), synced(module, fsdp or Fsdp(), last=last):
             tokens = torch.zeros(batch, seqlen, dtype=torch.long)
             loss = module(tokens, tokens)
             del tokens
             loss.backward()
+
+
+@contextmanager
+def synced(module: nn.Module, fsdp: Fsdp, *, last: bool) -> Iterator[None]:
+    """A micro-batch that reduces gradients, or adds them up."""
+    if fsdp.no_sync and fsdp.version == 1 and not last:
+        with module.no_sync():
+            yield
+        return
+    if fsdp.no_sync and fsdp.version == 2:
+        module.set_requires_gradient_sync(last)
+        module.set_is_last_backward(last)
+        if not fsdp.reshard_after_backward:
+            module.set_reshard_after_backward(last)
+    yield
 
 
 def padded(module: nn.Module, dp: int) -> int:

@@ -46,6 +46,8 @@ def job(model: Model, kernels: Kernels, seqlen: int, layout: Layout, batch: int 
             "reduce_dtype": layout.fsdp.reduce,
             "wrap": layout.fsdp.wrap,
             "version": layout.fsdp.version,
+            "no_sync": layout.fsdp.no_sync,
+            "reshard_after_backward": layout.fsdp.reshard_after_backward,
         }
     return Job(
         model=model,
@@ -89,7 +91,7 @@ def step(module: nn.Module, batch: int, seqlen: int, layout: Layout) -> Held:
     states = [t for state in optimizer.state.values() for t in state.values() if t.dim()]
     buffers = list(module.buffers())
     with LiveBytes([*module.parameters(), *buffers, *states]) as live:
-        run(module, batch, seqlen, layout.micro_batches, tp=tp)
+        run(module, batch, seqlen, layout.micro_batches, tp=tp, fsdp=layout.fsdp)
         optimizer.step()
         optimizer.zero_grad()
     tables = sum(t.untyped_storage().nbytes() for t in buffers)

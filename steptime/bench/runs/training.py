@@ -1,7 +1,7 @@
 """One rank's training loop over one fixed batch: forward and backward of all micro-batches, AdamW, gradients dropped.
 
-Micro-batches as the profiles say: DDP reduces after the last one (no_sync before), FSDP2 after each, a pipeline as torch's
-schedule does.
+Micro-batches as the profiles say: DDP reduces after the last one (no_sync before), FSDP2 after each or the last, a pipeline as
+torch's schedule does.
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from steptime.bench.runs.layouts import Laid, local, optimizer
+from steptime.fsdp import options, unsynced
+from steptime.job.assembly import Assembly
 
 
 class TokenBatch(NamedTuple):
@@ -50,6 +53,9 @@ class Trainer:
         losses = []
         for i in range(m):
             rows = slice(i * size, (i + 1) * size)
+            if isinstance(run, FSDPModule) and unsynced(job):
+                run.set_requires_gradient_sync(i == m - 1)
+                run.set_reshard_after_backward(i == m - 1 or options(Assembly(job)).reshard_after_backward)
             with run.no_sync() if isinstance(run, DistributedDataParallel) and i < m - 1 else nullcontext():
                 loss = run(self.batch.tokens[rows].clone(), self.batch.targets[rows].clone())  # as from a data loader
                 (loss if m == 1 else loss / m).backward()

@@ -1,0 +1,44 @@
+"""The worst moments of FSDP's passes over a micro-batch, whether each reduces its gradients or the last of a step alone."""
+
+from __future__ import annotations
+
+from steptime.fsdp import no_sync_walk
+from steptime.fsdp.groups import buffers, groups, options, unsynced
+from steptime.fsdp.memory_walk import (
+    Moments,
+    backward,
+    flat_backward,
+    flat_forward,
+    forward,
+    sharded_gradients,
+    wrapped,
+)
+from steptime.job.assembly import Assembly
+from steptime.memory.part_memories import PartMemories
+from steptime.memory.stages import PeakMoment
+
+
+def peak_moment(assembly: Assembly) -> PeakMoment:
+    """Activations and transients at the worst moment of a micro-batch; FSDP buffers count as transients."""
+    worst_forward, worst_backward = pass_moments(assembly)
+    return worst_forward.worse(worst_backward)
+
+
+def pass_moments(assembly: Assembly) -> tuple[PeakMoment, PeakMoment]:
+    """The worst moment of a micro-batch's forward, and that of its backward.
+
+    Sharded gradients are counted as states, there from the start; of a single micro-batch those not yet made are taken off.
+    """
+    memories = PartMemories(assembly, weight_grads_stay=True)
+    root = buffers(assembly, groups(assembly, assembly.chunks[0]).root)
+    layers = wrapped(assembly, memories, assembly.chunks[0])
+    late = assembly.job.single_microbatch or unsynced(assembly.job)
+    to_come = sharded_gradients(assembly) if late else 0.0
+    in_forward, in_backward = Moments(to_come), Moments(to_come)
+    flat = options(assembly).version == 1
+    if unsynced(assembly.job):
+        no_sync_walk.walk(assembly, memories, in_forward, in_backward, root, layers)
+    else:
+        (flat_forward if flat else forward)(assembly, memories, in_forward, root, layers)
+        (flat_backward if flat else backward)(assembly, memories, in_backward, root, layers)
+    return in_forward.worst, in_backward.worst

@@ -1,0 +1,71 @@
+"""FSDP 1 and 2 whose last micro-batch alone reduces gradients, under a fake process group: collectives and peaks of a step.
+
+Zero tolerance.
+"""
+
+from __future__ import annotations
+
+import pytest
+from test_torch_fsdp import issued, stated
+from torch_blocks import Kernels
+from torch_fsdp import Fsdp
+from torch_jobs import Layout, held, job
+
+from steptime.answer.result import estimate
+from steptime.model.model import Model
+
+SHAPES = {
+    "wide mlp": Model(n_layers=3, hidden_sz=64, inter_sz=512, n_q_heads=8, n_kv_heads=8, head_dim=8, vocab_sz=80),
+    "large vocabulary": Model(n_layers=1, hidden_sz=32, inter_sz=64, n_q_heads=4, vocab_sz=1000),
+    "padded": Model(n_layers=2, hidden_sz=60, inter_sz=150, n_q_heads=4, n_kv_heads=2, head_dim=16, vocab_sz=251),
+}
+OPTIONS = {
+    "default": Fsdp(no_sync=True),
+    "no reshard": Fsdp(no_sync=True, reshard_blocks=False),
+    "as AutoModel has it": Fsdp(no_sync=True, params="bf16", reshard_blocks=False, reshard_after_backward=False),
+    "as accelerate has it": Fsdp(no_sync=True, reduce="bf16"),
+    "bf16 parameters": Fsdp(no_sync=True, params="bf16", reduce="bf16"),
+    "FSDP 1": Fsdp(no_sync=True, version=1, reduce="bf16"),
+    "FSDP 1, fp32 reduction": Fsdp(no_sync=True, version=1),
+    "SHARD_GRAD_OP": Fsdp(no_sync=True, version=1, reduce="bf16", reshard_blocks=False),
+}
+MORE = {
+    "one group": Layout(8, fsdp=Fsdp(no_sync=True, wrap="model")),
+    "one group, bf16": Layout(8, fsdp=Fsdp(no_sync=True, wrap="model", reduce="bf16")),
+    "2 replicas": Layout(8, replicas=2, fsdp=Fsdp(no_sync=True)),
+    "2 replicas, bf16": Layout(8, replicas=2, fsdp=Fsdp(no_sync=True, reduce="bf16")),
+}
+KERNELS = {"none": Kernels(), "full": Kernels(recompute="full")}
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2, 4])
+@pytest.mark.parametrize("option", OPTIONS)
+def test_collectives(option, micro_batches):
+    layout = Layout(8, micro_batches=micro_batches, fsdp=OPTIONS[option])
+    assert issued(SHAPES["padded"], Kernels(), layout) == stated(SHAPES["padded"], Kernels(), layout)
+
+
+@pytest.mark.parametrize(
+    "length", [(1, 8), (2, 8), (3, 32), (3, 128)], ids=["8", "two of 8", "three of 32", "three of 128"]
+)
+@pytest.mark.parametrize("recompute", KERNELS)
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("shape", ["wide mlp", "large vocabulary"])
+def test_peak(shape, option, recompute, length):
+    """Short sequences peak in the sums of gradients or the optimizer, long ones in a block or the loss."""
+    micro_batches, seqlen = length
+    kernels, layout = KERNELS[recompute], Layout(8, micro_batches=micro_batches, fsdp=OPTIONS[option])
+    torch_holds = held(SHAPES[shape], kernels, seqlen, layout)
+    ours = estimate(job(SHAPES[shape], kernels, seqlen, layout)).memory.stages[0]
+    assert (ours.allocated_bytes, ours.optimizer_bytes) == (torch_holds.peak, torch_holds.optimizer), torch_holds.op
+
+
+@pytest.mark.parametrize("length", [(2, 8), (3, 32)], ids=["two of 8", "three of 32"])
+@pytest.mark.parametrize("layout", MORE.values(), ids=MORE)
+@pytest.mark.parametrize("shape", ["wide mlp", "large vocabulary"])
+def test_peak_of_other_layouts(shape, layout, length):
+    micro_batches, seqlen = length
+    layout = layout._replace(micro_batches=micro_batches)
+    torch_holds = held(SHAPES[shape], Kernels(), seqlen, layout)
+    ours = estimate(job(SHAPES[shape], Kernels(), seqlen, layout)).memory.stages[0]
+    assert ours.allocated_bytes == torch_holds.peak, torch_holds.op
