@@ -84,7 +84,7 @@ def walk(
         if sums.flat:
             flat_backward(assembly, memories, in_backward, root, layers, phase)
         else:
-            backward(Walked(assembly, memories, root, layers, added), in_backward, phase)
+            backward(WalkedChunk(assembly, memories, root, layers, added), in_backward, phase)
 
 
 def gathered_forward(memories: PartMemories, moments: Moments, root: Buffers, layers: list[Wrapped]) -> None:
@@ -97,7 +97,7 @@ def gathered_forward(memories: PartMemories, moments: Moments, root: Buffers, la
         below = below + part.saved
 
 
-class Walked(NamedTuple):
+class WalkedChunk(NamedTuple):
     """What a backward walks."""
 
     assembly: Assembly
@@ -108,7 +108,7 @@ class Walked(NamedTuple):
     """The layers where gradients are added to existing ones at once."""
 
 
-def backward(walked: Walked, moments: Moments, phase: Phase) -> None:
+def backward(walked: WalkedChunk, moments: Moments, phase: Phase) -> None:
     """As `memory_walk.backward`, with sums in place of gradients."""
     assembly, memories, root, layers, added = walked
     said, sums = options(assembly), Sums(assembly, root, layers)

@@ -206,12 +206,6 @@ MODELED = [
         lambda f: (f.fsdp_version == 2) | ((f.pp == 1) & (f.ep == 1)),
     ),
     Rule(
-        "parameters that stay gathered after backward",
-        "parallelism.fsdp.reshard_after_backward",
-        "false needs version 2, no_sync and reshard_after_forward false; set them, or remove it",
-        lambda f: (not f.stays_gathered) | ((f.fsdp_version == 2) & f.no_sync & (f.fsdp == 2)),
-    ),
-    Rule(
         "tied embeddings of FSDP stages",
         "model.tie_embeddings",
         "torch's pipeline stages cannot share weights, so not with FSDP and pp > 1 (got pp {f.pp}); use false",
