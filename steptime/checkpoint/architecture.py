@@ -20,9 +20,9 @@ from steptime.checkpoint import weight_names as names
 from steptime.checkpoint.confignames import CHECKED, from_config, norm_of, said
 from steptime.checkpoint.found import FoundArchitecture
 from steptime.checkpoint.records import Problem, Shape
+from steptime.checkpoint.stacks import MAX_LAYERS, STACKED
 
 CANDIDATES = (32, 48, 64, 80, 96, 112, 128, 160, 192, 256)
-STACKED = re.compile(r"(?:^|\.)layers\.(?!\d)")
 SHARED = "albert_layer_groups."
 PADDING = 1024  # rows by which an embedding may exceed the vocabulary that a config states
 
@@ -92,7 +92,7 @@ def _unstacked(shapes: Mapping[str, Shape], facts: list[dict[str, Any]]) -> Mapp
     stated = {fact["args"].get("num_layers") for fact in facts if isinstance(fact.get("args"), dict)}
     counts = Counter(shape[0] for name, shape in shapes.items() if shape and STACKED.search(name)) if stated else {}
     layers = next((count for count in counts if count in stated), None)
-    if layers is None or layers > 10_000:
+    if layers is None or layers > MAX_LAYERS:
         return shapes
     found: dict[str, Shape] = {}
     for name, shape in shapes.items():

@@ -8,10 +8,9 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 from steptime.checkpoint.records import Shape, StoredTensor
+from steptime.checkpoint.stacks import MAX_LAYERS, STACKED
 from steptime.checkpoint.tree import ranges
 
-_STACKED = re.compile(r"(?:^|\.)(?:layers?|blocks?|h)\.(?!\d)")
-MAX_LAYERS = 10_000
 _NUMBER = re.compile(r"(?<![^.])\d{1,9}(?![^.])")
 
 
@@ -86,7 +85,7 @@ def _unstacked(names: Structure, others: Structure) -> Structure:
     """Layers that one side keeps as one tensor, with the layers as first dimension, where the other has one for each."""
     found: Structure = {}
     for name, (shape, dtype) in names.items():
-        match = _STACKED.search(name)
+        match = STACKED.search(name)
         rest = (name[: match.end()], name[match.end() :]) if match and shape else None
         if rest is None or name in others or others.get(f"{rest[0]}0.{rest[1]}", ((), ""))[0] != shape[1:]:
             found[name] = (shape, dtype)

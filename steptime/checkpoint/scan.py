@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -54,6 +55,10 @@ class Folder:
         found = self.json(file)
         return found if isinstance(found, dict) else {}
 
+    def has_name(self, name: str) -> bool:
+        """Whether a name that a file of this directory states stays inside it; nothing else is looked at."""
+        return name not in ("", ".", "..") and not any(char in name for char in "/\\\0")
+
     def join(self, file: str) -> str:
         """Where `file` is."""
         return os.path.join(self.path, file)  # noqa: PTH118 - thousands of joins
@@ -61,17 +66,8 @@ class Folder:
 
 def natural(name: str) -> list[tuple[int, int | str]]:
     """Sort key in which file10 comes after file9."""
-    key: list[tuple[int, int | str]] = []
-    digits = ""
-    for char in name:
-        if char.isdecimal() and char.isascii():
-            digits += char
-            continue
-        if digits:
-            key.append((0, int(digits[:30])))
-            digits = ""
-        key.append((1, char))
-    return [*key, (0, int(digits[:30]))] if digits else key
+    parts = re.split(r"([0-9]+)", name)  # every other part is a number
+    return [(0, int(part[:30])) if at % 2 else (1, part) for at, part in enumerate(parts)]
 
 
 @dataclass(slots=True)

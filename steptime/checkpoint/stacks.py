@@ -17,6 +17,9 @@ from steptime.checkpoint.records import Shape
 from steptime.checkpoint.weight_names import EMBED
 
 LAYER = re.compile(r"(?:^|\.)(?:layers?|h|blk|blocks?|resblocks)\.(\d{1,6})\.")
+STACKED = re.compile(r"(?:^|\.)(?:layers?|blocks?|h)\.(?!\d)")
+"""Where a number would stand in the name of a tensor that has all layers, as its first dimension."""
+MAX_LAYERS = 10_000
 _PARTS = (  # in this order: a vision tower's projector is the projector's
     ("projector", re.compile(r"(?:^|[._])(?:(?!vocab_)\w*projector|connector|merger|mlp1|mm|resampler|aligner)\.")),
     ("vision", re.compile(r"(?:^|[._])(?:visual|vision\w*|image\w*|vit|siglip\w*|patch_embed\w*|v\.blk)(?:[._]|$)")),

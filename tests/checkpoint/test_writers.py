@@ -1,11 +1,13 @@
 """Directories that torch.distributed.checkpoint, FSDP2 and Megatron-Core wrote themselves, on ranks of this machine."""
 
+import argparse
 import pickle
 import textwrap
 
 import forked
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from bench.launch import fork
 
 
@@ -175,6 +177,19 @@ def test_megatron_core_writer(make, summarize, tmp_path):
     assert (summary.params, summary.step, summary.exit_code) == (64, 30, 0)
     assert summary.sections[0].facts["args"]["hidden_size"] == 8
     assert summary.by_role["optimizer"]["bytes"] == 128
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_arguments_inside_a_data_file(make, summarize, codes):
+    """Newer Megatron-Core has no common.pt: the common state is an object in a data file, a torch file of its own."""
+    args = argparse.Namespace(tensor_model_parallel_size=2, hidden_size=8)
+    common = argparse.Namespace(args=args, iteration=7)
+    dcp.save({"model": {"w": torch.ones(4, 8)}, "common_state": common}, checkpoint_id=make.folder)
+    make.write("metadata.json", b'{"sharded_backend": "torch_dist"}')
+    summary = summarize(make.folder)
+    assert (summary.params, summary.step, codes(summary)) == (32, 7, set())
+    assert summary.sections[0].parallelism == {"tp": 2, "source": "args"}
+    assert summary.sections[0].facts["args"]["hidden_size"] == 8
 
 
 def test_accelerate_and_trainer_directory(fsdp2, make, summarize):

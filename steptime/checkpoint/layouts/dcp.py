@@ -19,10 +19,10 @@ from steptime.checkpoint.readers.dcp_metadata import Placement
 from steptime.checkpoint.records import Section, UnreadableError
 from steptime.checkpoint.scan import Folder, FolderScan
 from steptime.checkpoint.source import Source, Window
+from steptime.checkpoint.stacks import STACKED
 
 PARTIAL = re.compile(r"^__\d+\.metadata$")
 DATA = re.compile(r"^__(\d+)_\d+\.distcp$")
-LAYERS = re.compile(r"(?:^|\.)layers\.(?!\d)")
 
 
 def sections(scan: FolderScan, folder: Folder, files: list[str]) -> tuple[list[Section], set[str]]:
@@ -61,7 +61,7 @@ def _place(section: Section, folder: Folder, placement: Placement) -> None:
     ranks: dict[str, dict[str, Any]] = {}
     for path, end in placement.ends.items():
         size = None
-        if "/" in path or "\\" in path or path in ("", ".", ".."):
+        if not folder.has_name(path):
             section.problem("PATH_ESCAPE", f".metadata names {path}, outside this directory; it was not looked at")
             continue
         size = _size(folder.join(path))
@@ -105,7 +105,7 @@ def _megatron(scan: FolderScan, folder: Folder, files: list[str], section: Secti
         section.problem("MISSING_FILE", "neither common.pt nor a common_state object: arguments are missing")
     args = section.facts.get("args")
     if isinstance(args, dict):
-        section.parallelism = parallelism(args)
+        section.parallelism = single.parallelism(args)
         if section.format == "torch DCP":
             section.format = "Megatron fsdp_dtensor (torch DCP)"
     _stacked(section)
@@ -113,7 +113,7 @@ def _megatron(scan: FolderScan, folder: Folder, files: list[str], section: Secti
 
 def _common_object(folder: Folder, where: tuple[str, int, int], section: Section) -> None:
     path, offset, length = where
-    if "/" in path:
+    if not folder.has_name(path):
         return
     try:
         with Source(folder.join(path), folder.named(path)) as source:
@@ -128,19 +128,9 @@ def _common_object(folder: Folder, where: tuple[str, int, int], section: Section
         section.problems.append(error.problem)
 
 
-def parallelism(args: dict[str, Any]) -> dict[str, Any]:
-    """The degrees in Megatron's arguments (`megatron/training/arguments.py`); virtual stages per pipeline stage as vpp."""
-    names = {
-        "tp": "tensor_model_parallel_size", "pp": "pipeline_model_parallel_size", "cp": "context_parallel_size",
-        "ep": "expert_model_parallel_size", "vpp": "virtual_pipeline_model_parallel_size", "dp": "data_parallel_size",
-    }  # fmt: skip
-    found: dict[str, Any] = {key: args[name] for key, name in names.items() if type(args.get(name)) is int}
-    return found | {"source": "args"} if found else {}
-
-
 def _stacked(section: Section) -> None:
     """Older Megatron saves stack equal layers: `decoder.layers.x` with a leading layer dimension."""
-    names = [t for t in section.tensors if t.role == "model" and LAYERS.search(t.name) and t.shape]
+    names = [t for t in section.tensors if t.role == "model" and STACKED.search(t.name) and t.shape]
     if not section.format.startswith("Megatron") or not names:
         return
     layers = {t.shape[0] for t in names}

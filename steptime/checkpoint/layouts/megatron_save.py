@@ -12,7 +12,7 @@ from typing import Any
 
 from steptime.base.words import counted
 from steptime.checkpoint.layouts import grid, tensor_parallel
-from steptime.checkpoint.layouts.dcp import parallelism
+from steptime.checkpoint.layouts.single import parallelism
 from steptime.checkpoint.records import Section, StoredTensor
 from steptime.checkpoint.scan import Folder, FolderScan
 

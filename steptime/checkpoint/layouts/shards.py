@@ -90,10 +90,10 @@ def _load_index(group: _Set, section: Section, folder: Folder, present: set[str]
         section.problem("BAD_INDEX", "not an index with a weight_map of tensor to file", name)
         return False
     for shard in sorted(shards):
-        if "/" in shard or "\\" in shard or shard in ("", ".", "..") or "\0" in shard:
-            section.problem("PATH_ESCAPE", f"the index names {shard}, outside this directory; it was not opened", name)
-        else:
+        if folder.has_name(shard):
             group.expected.add(shard)
+        else:
+            section.problem("PATH_ESCAPE", f"the index names {shard}, outside this directory; it was not opened", name)
     group.files = [shard for shard in sorted(group.expected) if shard in present]
     return True
 

@@ -12,7 +12,6 @@ from steptime.checkpoint.records import Contents, Section
 
 NUMBERED = re.compile(r"^(?P<stem>.*?)[-_.]?(?P<n>\d{1,6})-of-(?P<of>\d{1,6})(?P<ext>\.\w+)$")
 STEP_KEYS = ("iteration", "global_step", "global_steps", "step", "iter_num", "iter", "current_step", "num_update")
-_DEGREES = (("TP", "tensor"), ("PP", "pipeline"), ("EP", "expert"))
 ARGS_KEYS = ("args", "hyper_parameters", "model_args", "config", "cfg", "hparams", "opt")
 
 
@@ -34,6 +33,16 @@ def facts_of(contents: Contents) -> dict[str, Any]:
     elif "checkpoint_version" in top and "iteration" in top:
         found["framework"] = "Megatron-LM"
     return found
+
+
+def parallelism(args: dict[str, Any]) -> dict[str, Any]:
+    """The degrees in Megatron's arguments (`megatron/training/arguments.py`); virtual stages per pipeline stage as vpp."""
+    names = {
+        "tp": "tensor_model_parallel_size", "pp": "pipeline_model_parallel_size", "cp": "context_parallel_size",
+        "ep": "expert_model_parallel_size", "vpp": "virtual_pipeline_model_parallel_size", "dp": "data_parallel_size",
+    }  # fmt: skip
+    found: dict[str, Any] = {key: args[name] for key, name in names.items() if type(args.get(name)) is int}
+    return found | {"source": "args"} if found else {}
 
 
 def section(contents: Contents) -> Section:
@@ -77,10 +86,9 @@ def part(section: Section, what: str) -> None:
 
 def _one_rank(section: Section) -> None:
     """A file of one rank holds slices: the whole model is what its arguments say, not what its shapes say."""
-    args = section.facts.get("args")
-    degrees = {key: args.get(f"{name}_model_parallel_size") for key, name in _DEGREES} if isinstance(args, dict) else {}
-    split = {key: value for key, value in degrees.items() if type(value) is int and value > 1}
+    degrees = parallelism(section.facts.get("args") or {})
+    split = {key: degrees[key] for key in ("tp", "pp", "ep") if degrees.get(key, 1) > 1}
     if split:
-        words = " x ".join(f"{key} {value}" for key, value in split.items())
+        words = " x ".join(f"{key.upper()} {value}" for key, value in split.items())
         section.notes.append(f"one rank of {words}: shapes are slices; the directory above has the whole model")
         section.facts["slices"] = True
