@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from steptime.base.num import same
 from steptime.model.attention import attention_ops
 from steptime.model.dispatch import combine, dispatch
-from steptime.model.mlp import Words, activate, feed_forward, gated
+from steptime.model.mlp import Words, activate, clamped, feed_forward, gated
 from steptime.model.ops import Gemm, Move, Op, Param, Tensor
 from steptime.model.quantize import Operand, backward_casts, cast
 from steptime.model.routing import Rows, router_ops
@@ -142,15 +142,31 @@ def weighted(model: Model, shard: Shard, up: Tensor, out: Tensor, probs: str) ->
     Fused: one kernel that keeps its input and the probabilities (fused_bias_swiglu.py, WeightedSwiGLUFunction;
     fused_weighted_squared_relu.py). Else the product follows the activation, and keeps what it multiplies.
     """
-    both = (up.name, probs)
     if shard.software.kernels.activation_impl == "fused" and (model.glu or model.activation == "relu2"):
-        return [Move("experts.act", both, (out,), both, role="moe_act")]
+        ops, read = clamp(model, up, out)
+        kept = (*read, probs)
+        return [*ops, Move("experts.act", (read[0], probs), (out,), kept, role="moe_act")]
     plain = out._replace(name="experts.act.plain")
     if model.glu:
         ops, activated = gated(model, shard, up.name, up.name, plain, EXPERTS), plain.name
     else:
         ops, activated = activate(model, shard, up.name, plain, EXPERTS)
     return [*ops, Move("experts.act.weigh", (activated, probs), (out,), (activated, probs), role="moe_act")]
+
+
+def clamp(model: Model, up: Tensor, out: Tensor) -> tuple[list[Op], tuple[str, ...]]:
+    """Before the fused kernel of gpt-oss: gate and up clamped, a kernel each, and put together again; what the kernel then keeps.
+
+    It keeps what was put together, and the one number that is added to up; the clamps keep the product's output. Backward cuts
+    the gradient into views, and puts those of the clamps together (megatron/core/fusions/fused_bias_geglu.py,
+    weighted_bias_quick_geglu_impl).
+    """
+    if model.swiglu_limit is None or not model.glu:
+        return [], (up.name,)
+    ops, gate, value = clamped(up.name, up.name, out, EXPERTS)
+    both, offset = up._replace(name="experts.act.clamped"), Tensor("experts.act.offset", 1.0, up.itemsize)
+    ops.append(Move("experts.act.join", (gate, value), (both,), (), (offset,), role="moe_act"))
+    return ops, (both.name, offset.name)
 
 
 def grouped(rows: Rows, x: Operand, out: Tensor, k: Num, n: Num, which: str, *, bias: bool) -> Gemm:

@@ -58,6 +58,7 @@ def model(c):
         vocab_sz=c["vocab"],
         glu=glu,
         activation=c.get("activation", "silu" if glu else "gelu"),
+        swiglu_limit=c.get("limit"),
         learned_positions=c.get("learned_positions", False),
         max_positions=c["s"] if c.get("learned_positions") else None,
         dropout=c.get("dropout", 0.0),

@@ -63,12 +63,17 @@ def start(tp, pp, dp, rank, ep, etp, instances):
 
 def config_of(c, world):
     """A TransformerConfig from a flat description."""
+    from megatron.core.fusions import fused_bias_geglu
     from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
     latent = c.get("mla", {})
     kind = MLATransformerConfig if latent else TransformerConfig
     dtype, glu = DTYPES[c.get("dtype", "bf16")], c.get("glu", True)
     recompute = {f"recompute_{k}": v for k, v in c.get("recompute", {}).items()}
+    activation = {"activation_func": ACTIVATIONS[c.get("activation", "silu" if glu else "gelu")]}
+    if "limit" in c:  # gpt-oss
+        activation = {"activation_func": fused_bias_geglu.quick_gelu, "glu_linear_offset": 1.0}
+        activation["activation_func_clamp_value"] = c["limit"]
     return kind(
         num_layers=c["layers"],
         hidden_size=c["h"],
@@ -79,7 +84,7 @@ def config_of(c, world):
         use_cpu_initialization=True,
         perform_initialization=False,
         gated_linear_unit=glu,
-        activation_func=ACTIVATIONS[c.get("activation", "silu" if glu else "gelu")],
+        **activation,
         bias_activation_fusion=c.get("fused_activation", True),
         masked_softmax_fusion=c.get("fused_softmax", False),
         add_bias_linear=c.get("bias", False),

@@ -75,6 +75,9 @@ ROUTERS = {
     "squared relu": {"glu": False, "activation": "relu2", "fused_activation": False},
     "bias": {"bias": True},
     "bias, fp32 router": {"bias": True, "moe_router_dtype": "fp32"},
+    "clamped": {"limit": 7.0},
+    "clamped, bias, fp32 router": {"limit": 7.0, "bias": True, "moe_router_dtype": "fp32"},
+    "clamped, recompute moe_act": {"limit": 7.0, "recompute": ("moe_act",)},
     "unfused": {"fused_activation": False},
     "unfused, fp32": {"fused_activation": False, "moe_router_dtype": "fp32"},
 }
@@ -127,7 +130,7 @@ def variants():
 
 
 VARIANTS = variants()
-PLAIN = ("bias", "grouped", "glu", "activation", "fused_activation", "stride", "deterministic")
+PLAIN = ("bias", "limit", "grouped", "glu", "activation", "fused_activation", "stride", "deterministic")
 
 
 def config(layout, variant):
@@ -186,7 +189,7 @@ CASES = [
     (layout, variant)
     for layout, variant in cases(LAYOUTS, VARIANTS, whole=("ep2", "tp2 etp1 ep4"))
     if not (layout == "ep1" and variant.startswith("flex"))  # flex wants more than one rank
-    and not (LAYOUTS[layout].get("etp", 1) > 1 and variant.startswith("bias"))  # "only supported when ETP==1"
+    and not (LAYOUTS[layout].get("etp", 1) > 1 and "bias" in VARIANTS[variant])  # "only supported when ETP==1"
 ]
 
 
