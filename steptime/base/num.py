@@ -6,6 +6,7 @@ array; numpy itself is imported only when an array turns up, so a single run nev
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from math import ceil as _ceil
 from math import lcm as _lcm
 from math import sqrt as _sqrt
@@ -116,3 +117,19 @@ def sqrt(x: Num) -> Num:
 
         return np.sqrt(x)
     return _sqrt(x)
+
+
+_POWERS = tuple(2.0**k for k in range(32))
+
+
+def tree_depth(leaves: Num) -> Num:
+    """Levels of a binary tree over `leaves`: the smallest d with 2^d >= leaves, from a table.
+
+    >>> [tree_depth(n) for n in (1, 2, 3, 64, 65)]
+    [0, 1, 2, 6, 7]
+    """
+    if is_column(leaves):
+        import numpy as np
+
+        return np.searchsorted(_POWERS, leaves)
+    return bisect_left(_POWERS, leaves)

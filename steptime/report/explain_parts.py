@@ -6,8 +6,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from steptime.answer.tables import kind_label
+from steptime.base.num import tree_depth
 from steptime.base.words import counted
-from steptime.cost.comm import tree_depth
 from steptime.cost.compute import CHUNK_S_PER_TOKEN, RATED_LENGTH
 from steptime.job.mesh import comm_part
 from steptime.memory.on_host import on_host

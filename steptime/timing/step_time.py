@@ -7,8 +7,8 @@ from functools import cached_property
 from typing import NamedTuple
 
 from steptime import fsdp
-from steptime.base.num import Num, minimum
-from steptime.cost.comm import FREE, CommCost, collective, tree_depth
+from steptime.base.num import Num, minimum, tree_depth
+from steptime.cost.comm import FREE, CommCost, collective
 from steptime.cost.overlap import hidden_s
 from steptime.cost.parts import Context
 from steptime.cost.rates import Rates

@@ -35,10 +35,10 @@ FABRIC = Tier(name="fabric", size=inf, bytes_per_s=10e9, latency_s=10e-6, effici
         ("all_gather", 16, 8, 8.4e-6 + 15 * 10e-6, 15 / 16 * 8e6 / 10e9, 8.4e-6 + 4 * 10e-6),
         # half of the ranks of a node: four in each of two
         ("all_gather", 8, 2, 8.4e-6 + 6 * 2e-6 + 10e-6, 7 / 8 * 8e6 / 40e9, 8.4e-6 + 3 * 2e-6 + 10e-6),
-        # every rank sends 8 of its 16 pieces to the other node, by its own NIC at 0.9 of a ring's rate
-        ("all_to_all", 16, 1, 8.4e-6 + 14 * 2e-6 + 10e-6, 8 / 16 * 8e6 / 9e9, 8.4e-6 + 7 * 2e-6 + 10e-6),
+        # to all at once, 1 us each: every rank sends 8 of its 16 pieces to the other node, by its own NIC at 0.9 of a ring's rate
+        ("all_to_all", 16, 1, 8.4e-6 + 10e-6 + 15 * 1e-6, 8 / 16 * 8e6 / 9e9, 8.4e-6 + 7 * 2e-6 + 10e-6),
         # inside a node all but its own, at 0.9 of 100 GB/s
-        ("all_to_all", 8, 1, 8.4e-6 + 7 * 2e-6, 7 / 8 * 8e6 / 90e9, 8.4e-6 + 7 * 2e-6),
+        ("all_to_all", 8, 1, 8.4e-6 + 2e-6 + 7 * 1e-6, 7 / 8 * 8e6 / 90e9, 8.4e-6 + 7 * 2e-6),
         # every byte passes every link once
         ("broadcast", 8, 1, 8.4e-6 + 7 * 2e-6, 8e6 / 100e9, 8.4e-6 + 7 * 2e-6),
         # one hop over the outermost tier between the two; its ramp has the level of a tree over two
