@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 TOKENS = (
     b"\r\n", b"\r\n\r\n", b": ", b"Host: a\r\n", b"Origin: http://a\r\n", b"Content-Length: 9999999999\r\n", b"GET ", b"HTTP/0.9",
     b"Transfer-Encoding: chunked\r\n", b"HTTP/9.9", b"//", b"..", b"%00", b"\x00", b"\xff", b"{", b"}", b'"', b"[" * 5000,
-    b"9" * 400, b"null", b"1e999",
+    b"9" * 400, b"9" * 5000, b"null", b"1e999",
     b"NaN", b"-1", b"/etc/passwd", b"Expect: 100-continue\r\n", b"\\ud800",
 )  # fmt: skip
 
@@ -50,6 +50,9 @@ class Line:
 
     def settimeout(self, seconds: float) -> None:
         """It never waits."""
+
+    def shutdown(self, how: int) -> None:
+        """Its bytes have come already."""
 
 
 def body(draw: random.Random) -> Any:

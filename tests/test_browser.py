@@ -80,6 +80,23 @@ def test_a_page_opens_quietly_and_is_no_wider_than_the_window(browser, pages, na
     assert browser.said() == []
 
 
+@pytest.mark.parametrize("name", ["report", "search", "diff"])
+def test_a_printed_page_is_no_wider_than_paper(browser, pages, name):
+    """760 px: A4 with its margins at 96 dpi is some 720."""
+    browser.open(pages[name], 760, media="print")
+    browser.run("window.dispatchEvent(new Event('beforeprint'))")
+    assert browser.run("document.documentElement.scrollWidth") == 760
+    browser.run("window.dispatchEvent(new Event('afterprint'))")
+
+
+@pytest.mark.parametrize("name", ["report", "search", "diff"])
+def test_what_scrolls_on_a_phone_is_reached_from_the_keyboard(browser, pages, name):
+    browser.open(pages[name], 390)
+    shown = "document.querySelectorAll(':not(details) > .scroll')"
+    boxes = f"[...{shown}].filter(e => e.scrollWidth > e.clientWidth)"
+    browser.wait(f"{boxes}.length > 0 && {boxes}.every(e => e.tabIndex === 0)")
+
+
 def test_printed_pages_are_light_and_whole(browser, pages):
     browser.open(pages["report"], 800, dark=True)
     shut = "document.querySelectorAll('details:not([open])').length"
@@ -178,6 +195,20 @@ def test_an_address_opens_its_plan_again(browser, whatif):
     settled(browser)
     assert browser.run("document.getElementById('yaml').value") == plan
     assert step(browser) == told
+
+
+def test_the_machine_of_a_plan_is_chosen_in_its_field(browser, whatif):
+    """dgx-h100 by an alias; a model of fields of its own has none of the choices."""
+    browser.open(whatif)
+    settled(browser)
+    for said, shown in (("node_type: DGX H100", "dgx-h100"), ("node_type: dgx-a100-80", "dgx-a100-80")):
+        browser.run(
+            "(() => { const e = document.getElementById('yaml');"
+            f" e.value = e.value.replace(/node_type: .*/, '{said}'); e.dispatchEvent(new Event('input')); }})()"
+        )
+        browser.wait(f"document.getElementById('f-hardware.node_type').value === '{shown}'")
+    settled(browser)
+    assert browser.said() == []
 
 
 def test_a_pinned_plan_stays_beside_the_next_ones(browser, whatif):

@@ -14,13 +14,15 @@ from pathlib import Path
 import jobs
 import pytest
 
-from steptime import estimate
+from steptime import Job, estimate
 from steptime.base.config import ConfigError
 from steptime.commands import cli
 from steptime.commands.console import Printer
 from steptime.commands.watch import _once
-from steptime.report import palette, plot_estimate
+from steptime.report import palette, plot_estimate, search_plot, sensitivity_tables
 from steptime.report.scaling_tables import strong_scaling
+from steptime.search.run import search
+from steptime.search.sensitivity import sensitivity
 from steptime.timing.timeline import Timeline
 
 ROOT = Path(__file__).parents[1]
@@ -38,6 +40,44 @@ def test_words_of_the_picture(found, tmp_path):
         assert words in text
     for color in (palette.MEMORY["activations_bytes"], palette.TIME["gemm"]):
         assert color in text
+
+
+def test_stages_are_counted_and_a_single_device_is_not():
+    """No stage 0.5, or 16 of 0 to 15: the axis of the stages has their numbers, or none."""
+    from matplotlib.figure import Figure
+
+    for stages, ticks in ((16, range(16)), (20, range(0, 20, 2)), (1, ())):
+        axes = Figure().subplots()
+        plot_estimate._stages(axes, stages)
+        assert list(axes.get_yticks()) == list(ticks)
+        assert axes.get_ylim() == (stages - 0.5, -0.5)
+
+
+def test_a_search_tells_the_front_the_plan_and_what_is_usable(tmp_path):
+    job = Job.load({"model": "gpt3-1.3b", "parallelism": {"tp": 4, "pp": 2, "dp": 2}, "hardware": "dgx-a100-80",
+                    "data": {"gbs": 64, "seqlen": 2048, "microbatch_sz": 1}})  # fmt: skip
+    search_plot.draw(search(job), str(tmp_path / "a.svg"))
+    text = (tmp_path / "a.svg").read_text(encoding="utf-8")
+    for words in (
+        "gpt3-1.3b on 16 devices",
+        "the plan",
+        "GiB usable",
+        "Pareto front, up to 2 x the best",
+        "seconds a step",
+    ):
+        assert words in text
+    assert "10^" not in text
+    for color in (palette.TIME["gemm"], palette.TIME["tp_comm"]):
+        assert color in text
+
+
+def test_bars_of_a_sensitivity_have_their_shares(tmp_path):
+    found = sensitivity(jobs.job("gpt3-1.3b", gbs=64, seqlen=2048, tp=2, pp=1, dp=2))
+    sensitivity_tables.draw(found, str(tmp_path / "a.svg"))
+    text = (tmp_path / "a.svg").read_text(encoding="utf-8")
+    for gain in found.gains:
+        assert f"{abs(round(100.0 * gain.change, 1)):.1f} %" in text
+    assert "gpt3-1.3b on 4 devices" in text
 
 
 def test_the_same_estimate_makes_the_same_file(found, tmp_path):
@@ -60,7 +100,7 @@ def test_the_schedules_columns_are_as_busy_as_the_walk(found):
 
 def test_scaling_draws_both_lines(found, tmp_path):
     strong = strong_scaling(found.job, estimate)
-    plot_estimate.draw_scaling(found.weak_scaling, strong, found.devices, str(tmp_path / "a.svg"))
+    plot_estimate.draw_scaling(found, strong, str(tmp_path / "a.svg"))
     text = (tmp_path / "a.svg").read_text(encoding="utf-8")
     for words in ("weak: the same work per device", "strong: the same batch", "this plan", "efficiency"):
         assert words in text

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 import steptime
 from steptime import Job, estimate
+from steptime.answer.result import Estimate
 from steptime.commands import cli
 from steptime.commands.serve_command import START, opened
 from steptime.launch.plan_yaml import mapping_yaml
@@ -123,6 +124,20 @@ def test_changes_are_made_in_the_plan(running):
     assert back["values"]["performance.precision"] == {"said": None, "is": "bf16"}
 
 
+def test_a_machine_under_an_alias_is_chosen_in_its_field(running):
+    """The field's choices are names; configs/deepseek_v3.yaml says hgx-h800."""
+    found = ask(running, yaml=(ROOT / "configs" / "deepseek_v3.yaml").read_text())
+    assert found["values"]["hardware.node_type"] == {"said": "h800-node", "is": "h800-node"}
+    assert "h800-node" in choices("hardware.node_type")
+
+
+def test_single_changes_are_told_as_such(running, monkeypatch):
+    """The command line searches whole lists of changes; a page that answers at once tries one after the other."""
+    monkeypatch.setattr(Estimate, "find_fixes", None)
+    found = ask(running, yaml=(ROOT / "configs" / "deepseek_v3.yaml").read_text(), full=True)
+    assert "To make it fit, cheapest first (one change at a time)" in found["html"]
+
+
 @pytest.mark.parametrize(
     ("body", "path", "words"),
     [
@@ -200,6 +215,7 @@ def test_every_choice_is_one_that_a_plan_takes():
         (411, "POST", "/estimate", None, {"Content_Type": "application/json", "Transfer_Encoding": "chunked"}),
         (411, "POST", "/estimate", None, {"Content_Type": "application/json", "Content_Length": "-1"}),
         (413, "POST", "/estimate", None, {"Content_Type": "application/json", "Content_Length": "99999999999"}),
+        (413, "POST", "/estimate", None, {"Content_Type": "application/json", "Content_Length": "9" * 5000}),
         (400, "POST", "/estimate", "no json", {"Content_Type": "application/json"}),
         (400, "POST", "/estimate", "[" * 100_000, {"Content_Type": "application/json"}),
         (400, "POST", "/estimate", "[]", {"Content_Type": "application/json"}),
@@ -312,6 +328,135 @@ def test_a_silent_connection_is_closed(running, monkeypatch):
     with socket.create_connection(running.server_address[:2], timeout=5) as quiet:
         quiet.sendall(b"GET / HTTP/1.1\r\n")
         assert quiet.recv(100) == b""
+
+
+def cut_after(running, sent, every_s):
+    """Seconds until the server ends a connection that sends these bytes one at a time."""
+    began = time.monotonic()
+    with socket.create_connection(running.server_address[:2], timeout=every_s) as slow:
+        for i in range(len(sent)):
+            try:
+                slow.sendall(sent[i : i + 1])
+                if slow.recv(1000) == b"":
+                    break
+            except TimeoutError:
+                continue
+            except ConnectionError:
+                break
+    return time.monotonic() - began
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET /" + b"a" * 1000,
+        b"GET / HTTP/1.1\r\nA: " + b"a" * 1000,
+        b"POST /estimate HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nContent-Type: application/json\r\nContent-Length: 999\r\n\r\n{{{{{",
+    ],
+)
+def test_a_request_that_trickles_in_is_cut_off(running, monkeypatch, sent):
+    """Each byte comes in time; the whole does not. 1,000 bytes would take 50 s."""
+    monkeypatch.setattr(server, "ARRIVAL_SECONDS", 0.5)
+    if b"%d" in sent:
+        head = sent % running.server_address[1]
+        began = time.monotonic()
+        with socket.create_connection(running.server_address[:2], timeout=20) as slow:
+            slow.sendall(head)
+            assert slow.recv(100) == b""
+        assert 0.4 < time.monotonic() - began < 9.0
+    else:
+        assert 0.4 < cut_after(running, sent, 0.05) < 9.0
+
+
+def test_more_connections_than_there_is_room_for_are_closed(monkeypatch):
+    """What has room goes on, and ended connections make room."""
+    monkeypatch.setattr(server, "CONNECTIONS", 2)
+    made = server.Server("127.0.0.1", 0, START, frozenset())
+    threading.Thread(target=made.serve_forever, daemon=True).start()
+    kept = [socket.create_connection(made.server_address[:2], timeout=5) for _ in range(2)]
+    with socket.create_connection(made.server_address[:2], timeout=5) as third:
+        assert third.recv(100) == b""
+    kept[0].sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1:%d\r\n\r\n" % made.server_address[1])
+    assert kept[0].recv(100).startswith(b"HTTP/1.1 200 ")
+    for one in kept:
+        one.close()
+    end = time.monotonic() + 10.0
+    while made.room._value < 2 and time.monotonic() < end:
+        time.sleep(0.02)
+    assert exchange(made, "GET", "/")[0].status == 200
+    made.shutdown()
+    made.server_close()
+
+
+def test_an_answer_that_nobody_reads_holds_no_slot(running, monkeypatch):
+    free, reply = [], server.Handler.reply
+    monkeypatch.setattr(server.Handler, "reply", lambda own, *a: (free.append(running.slots._value), reply(own, *a)))
+    assert ask(running)["ok"]
+    assert free == [server.AT_ONCE]
+
+
+def test_a_page_costs_nothing_however_often_it_is_asked_for(running, monkeypatch):
+    """Any page may name it as a picture; it was made once."""
+    monkeypatch.setattr(server, "page", pytest.fail)
+    assert exchange(running, "GET", "/?" + "a" * 1000)[0].status == 200
+
+
+def test_nothing_of_a_request_is_repeated(running):
+    for line in (
+        b"GET / HTTP/1.1 <script>",
+        b"<script> / HTTP/1.1",
+        b"GET / HTTP/<script>",
+        b"GET " + b"<script>" * 9000,
+    ):
+        with socket.create_connection(running.server_address[:2], timeout=5) as one:
+            one.sendall(line + b"\r\nHost: a\r\n\r\n")
+            with one.makefile("rb") as answer:
+                raw = answer.read()
+        assert b"script" not in raw
+        assert b"nosniff" in raw or raw.startswith(b"{")
+
+
+def test_only_its_own_page_may_ask_in_whatever_way_the_address_is_written(running):
+    port = running.server_address[1]
+    for host, origin, status in (
+        (f"localhost:{port}", f"http://localhost:{port}", 200),
+        (f"LOCALHOST:{port}", f"http://localhost:{port}", 200),
+        (f"127.0.0.1:{port}", f"http://localhost:{port}", 403),  # another origin
+        (f"127.0.0.1:{port}", f"https://127.0.0.1:{port}", 403),
+        (f"127.0.0.1:{port}", "http://127.0.0.1:1", 403),
+        (f"127.0.0.2:{port}", f"http://127.0.0.2:{port}", 421),
+        (f"0.0.0.0:{port}", f"http://0.0.0.0:{port}", 421),
+        (f"127.0.0.1:{port}.attacker.example", None, 421),
+        (f"attacker.example@127.0.0.1:{port}", None, 421),
+        ("127.0.0.1", None, 421),
+        ("", None, 421),
+    ):
+        headers = {"Host": host, "Content_Type": "application/json"} | ({"Origin": origin} if origin else {})
+        assert exchange(running, "POST", "/estimate", json.dumps({"yaml": PLAN}), **headers)[0].status == status, host
+
+
+@pytest.mark.parametrize(
+    ("listens", "host", "accepted"),
+    [
+        ("0.0.0.0", "10.1.2.3", True),
+        ("0.0.0.0", "[fe80::1]", True),
+        ("0.0.0.0", "localhost", True),
+        ("0.0.0.0", "attacker.example", False),
+        ("0.0.0.0", "10.1.2.3.nip.io", False),
+        ("0.0.0.0", "fe80::1", False),
+        ("0.0.0.0", "[10.1.2.3]", False),
+        ("127.0.0.1", "10.1.2.3", False),
+        ("127.0.0.1", "0.0.0.0", False),
+    ],
+)
+def test_a_server_of_all_addresses_answers_to_any_in_digits(listens, host, accepted):
+    """A name may be pointed anywhere by whom it belongs to; an address in digits is what it is."""
+    made = server.Server(listens, 0, START, frozenset())
+    try:
+        assert made.accepts(f"{host}:{made.server_address[1]}") == accepted
+        assert not made.accepts(f"{host}:1")
+    finally:
+        made.server_close()
 
 
 # --- the command -----------------------------------------------------------------------------------------------------------

@@ -124,7 +124,7 @@ def scale(options: Namespace, out: Printer) -> int:
     if options.plot is not None:
         from steptime.report import plot_estimate
 
-        plot_estimate.draw_scaling(weak, strong, found.devices, options.plot)
+        plot_estimate.draw_scaling(found, strong, options.plot)
     if options.json:
         out.json({"weak_scaling": [row._asdict() for row in weak], "strong_scaling": [row._asdict() for row in strong]})
     else:

@@ -41,9 +41,13 @@ def draw(estimate: Estimate, path: str) -> None:
         _schedule(figure.add_subplot(grid[1, :]), estimate, timeline)
         _over_time(figure.add_subplot(grid[2, :]), estimate, timeline)
         verdict = VERDICTS[estimate.memory.verdict][0]
-        job = ", ".join(part.strip() for line in headline(estimate) for part in line.split("  ") if part.strip())
         step = f"{seconds(estimate.step_s)} a step, MFU {percent(estimate.throughput.mfu)}"
-        figure.suptitle(f"{verdict}: {step}\n{job}", x=0.01, ha="left", fontsize=9)
+        figure.suptitle(f"{verdict}: {step}\n{_job(estimate)}", x=0.01, ha="left", fontsize=9)
+
+
+def _job(estimate: Estimate) -> str:
+    """The job in one line."""
+    return ", ".join(part.strip() for line in headline(estimate) for part in line.split("  ") if part.strip())
 
 
 def _step(axes: Any, estimate: Estimate) -> None:
@@ -77,17 +81,28 @@ def _memory(axes: Any, estimate: Estimate) -> None:
     left = [0.0] * len(stages)
     for key, name in PARTS.items():
         held = [parts_of(row, overhead)[key] / GIB for row in memory.stages]
-        axes.barh(stages, held, left=left, color=MEMORY[key], label=name, **EDGE)
+        axes.barh(
+            stages, held, left=left, height=0.8 if len(stages) > 2 else 0.4, color=MEMORY[key], label=name, **EDGE
+        )
         left = [a + b for a, b in zip(left, held, strict=True)]
     needs = [memory.most_of(row.reserved_bytes) / GIB for row in memory.stages]
     above = [need - held for need, held in zip(needs, left, strict=True)]
     reach = {"xerr": [[0.0] * len(stages), above], "capsize": 2, "linewidth": 0.8, "label": REACH}
     axes.errorbar(left, stages, fmt="none", ecolor="black", **reach)
     axes.axvline(memory.capacity_bytes / GIB, color="black", linewidth=1.5, label="usable")
-    axes.invert_yaxis()
-    axes.yaxis.get_major_locator().set_params(integer=True)
-    axes.set(xlabel="GiB of a device", ylabel="stage", title="memory at the peak")
+    _stages(axes, len(stages))
+    axes.set(xlabel="GiB of a device", title="memory at the peak")
     axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+
+
+def _stages(axes: Any, stages: int) -> None:
+    """The axis of the stages from the top down: whole numbers, all of them as long as they have room; none for a single one."""
+    axes.set_ylim(stages - 0.5, -0.5)
+    if stages == 1:
+        axes.set_yticks([])
+        return
+    axes.set_yticks(range(0, stages, -(-stages // 16)))
+    axes.set_ylabel("stage")
 
 
 def _schedule(axes: Any, estimate: Estimate, timeline: Timeline) -> None:
@@ -104,8 +119,8 @@ def _schedule(axes: Any, estimate: Estimate, timeline: Timeline) -> None:
     others = (("bubble", "idle"), ("optimizer", "optimizer"), ("stragglers", "wait for the slowest replica"))
     legend += [Patch(facecolor=COLORS[key], label=name) for key, name in others]
     axes.legend(handles=legend, loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=7)
-    axes.yaxis.get_major_locator().set_params(integer=True)
-    axes.set(ylabel="stage", title="the schedule")
+    _stages(axes, len(rows))
+    axes.set_title("the schedule")
 
 
 def _colors(spans: list[ActionSpan], timeline: Timeline, stage: int) -> list[str]:
@@ -149,17 +164,18 @@ def _over_time(axes: Any, estimate: Estimate, timeline: Timeline) -> None:
         below = above
     axes.axhline(memory.capacity_bytes / GIB, color="black", linewidth=1.5)
     axes.set(xlim=(0.0, edges[-1]), ylim=(0.0, None), xlabel=f"time [{unit.name}]", ylabel="GiB")
-    axes.set_title(f"memory of stage {row.stage} over the step (colors as above, line: usable)")
+    name = f"stage {row.stage}" if len(memory.stages) > 1 else "a device"
+    axes.set_title(f"memory of {name} over the step (colors as above, line: usable)")
 
 
-def draw_scaling(weak: Sequence[WeakScaling], strong: Sequence[WeakScaling], here: int, path: str) -> None:
-    """Efficiency over devices at fixed work per device, and at a fixed batch; `here`: the plan's own devices.
+def draw_scaling(found: Estimate, strong: Sequence[WeakScaling], path: str) -> None:
+    """Efficiency over devices at fixed work per device, and at a fixed batch, the plan's own devices marked.
 
     Raises:
         ConfigError: the file cannot be written.
     """
     with picture(path, 7.0, 4.2) as figure:
-        axes = figure.subplots()
+        axes, weak = figure.subplots(), found.weak_scaling
         for rows, name, style in (
             (weak, "weak: the same work per device", "o-"),
             (strong, "strong: the same batch", "s--"),
@@ -167,8 +183,10 @@ def draw_scaling(weak: Sequence[WeakScaling], strong: Sequence[WeakScaling], her
             color = COLORS["gemm"] if style == "o-" else COLORS["tp_comm"]
             shares = [100.0 * row.efficiency for row in rows]
             axes.plot([row.devices for row in rows], shares, style, color=color, label=name, markersize=5)
-        axes.axvline(here, color="#59616c", linewidth=0.8, linestyle=":", label="this plan")
+        axes.axvline(found.devices, color="#59616c", linewidth=0.8, linestyle=":", label="this plan")
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter("{x:,.0f}")
-        axes.set(xlabel="devices", ylabel="efficiency [%]", ylim=(0.0, None))
+        most = 100.0 * max(row.efficiency for row in (*weak, *strong))
+        axes.set(xlabel="devices", ylabel="efficiency [%]", ylim=(0.0, 1.05 * most))
+        axes.set_title(_job(found).replace(", tp ", "\ntp ", 1), fontsize=8)
         axes.legend(loc="lower left")

@@ -60,3 +60,12 @@ def picture(path: str, width: float, height: float) -> Iterator[Any]:
             figure.savefig(path, format=kind, dpi=160, metadata=_META[kind])
         except OSError as error:
             raise ConfigError(f"--plot {path}: cannot be written ({error.strerror or error})") from None
+
+
+def plain_numbers(axis: Any) -> None:
+    """Numbers of a logarithmic axis as people write them, at round multiples of powers of ten."""
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    axis.set_major_locator(LogLocator(subs=(1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter("{x:,g}")

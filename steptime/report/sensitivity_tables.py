@@ -8,7 +8,8 @@ from steptime.base.words import counted
 from steptime.report.breakdown import part_name
 from steptime.report.format import percent, seconds
 from steptime.report.headline import layout_words
-from steptime.report.plot_style import picture
+from steptime.report.palette import TIME
+from steptime.report.plot_style import EDGE, picture
 from steptime.report.table import Fact, FactList, ReportSection, Table
 
 if TYPE_CHECKING:
@@ -17,10 +18,8 @@ if TYPE_CHECKING:
 
 def sections(found: Sensitivity) -> list[ReportSection]:
     """The job, then both tables."""
-    given, job = found.given, found.given.job
-    named = f"{job.model.name or 'unnamed model'} on {counted(given.devices, 'device')} of {job.machine.name}"
-    batch = f"gbs {job.data.gbs:,} x {job.data.seqlen:,}, micro-batch {job.data.microbatch_sz}"
-    head = FactList(f"{named}, {batch}", [Fact("step", [seconds(given.step_s)]), Fact("layout", [layout_words(given)])])
+    given = found.given
+    head = FactList(_job(found), [Fact("step", [seconds(given.step_s)]), Fact("layout", [layout_words(given)])])
     rows = [[gain.name, gain.now, seconds(gain.step_s), percent(gain.change, signed=True)] for gain in found.gains]
     notes = sorted({f"{gain.name}: {gain.note}" for gain in found.gains if gain.note})
     shown: list[ReportSection] = [
@@ -33,6 +32,13 @@ def sections(found: Sensitivity) -> list[ReportSection]:
         header = ["", "exposed", "network", "now", "hidden at"]
         shown.append(Table("bandwidth that would hide communication", header, hidden, [note], left=1))
     return shown
+
+
+def _job(found: Sensitivity) -> str:
+    """The job in one line."""
+    given, job = found.given, found.given.job
+    named = f"{job.model.name or 'unnamed model'} on {counted(given.devices, 'device')} of {job.machine.name}"
+    return f"{named}, gbs {job.data.gbs:,} x {job.data.seqlen:,}, micro-batch {job.data.microbatch_sz}"
 
 
 def _hiding(row: Hiding) -> list[str]:
@@ -48,7 +54,12 @@ def draw(found: Sensitivity, path: str) -> None:
         ConfigError: the file cannot be written.
     """
     gains = found.gains[::-1]
-    with picture(path, 7.0, 0.5 + 0.4 * len(gains)) as figure:
+    saved = [round(-100.0 * gain.change, 1) + 0.0 for gain in gains]  # no -0.0
+    with picture(path, 7.0, 0.9 + 0.4 * len(gains)) as figure:
         axes = figure.subplots()
-        axes.barh([gain.name for gain in gains], [-100.0 * gain.change for gain in gains], color="#0072B2")
+        bars = axes.barh([gain.name for gain in gains], saved, color=TIME["gemm"], **EDGE)
+        axes.bar_label(bars, [f"{share:.1f} %" for share in saved], padding=3, fontsize=8)
+        axes.axvline(0.0, color="black", linewidth=0.8)
+        axes.margins(x=0.12)
         axes.set_xlabel("% of the step saved by 10 % more")
+        axes.set_title(_job(found).replace(", gbs", f": {seconds(found.given.step_s)} a step\ngbs", 1), fontsize=9)

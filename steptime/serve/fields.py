@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
-from steptime.hardware.machine import machine_names
+from steptime.hardware.machine import is_shipped, machine_names, shipped_name
 from steptime.job.job import Job
 from steptime.job.mesh import Parallelism
 from steptime.model.presets import model_names
@@ -84,12 +84,13 @@ def values(data: dict[str, Any], job: Job) -> dict[str, dict[str, Any]]:
 
 
 def said(data: dict[str, Any], path: str) -> Any:
-    """A plan's value at a path; short forms of model and hardware are expanded."""
+    """A plan's value at a path; short forms of model and hardware are expanded, a machine's alias is its name."""
     section, _, name = path.partition(".")
     found = data.get(section)
-    if isinstance(found, str) and path in {"model.preset", "hardware.node_type"}:
-        return found
-    value = found.get(name) if isinstance(found, dict) else None
+    short = isinstance(found, str) and path in {"model.preset", "hardware.node_type"}
+    value = found if short else found.get(name) if isinstance(found, dict) else None
+    if path == "hardware.node_type" and isinstance(value, str) and is_shipped(value):
+        return shipped_name(value)
     return value if isinstance(value, str | int | float | None) else None
 
 

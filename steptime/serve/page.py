@@ -49,10 +49,11 @@ def field(of: Field) -> Html:
     """One setting with its label and space for its problem."""
     if of.kind == "choice":
         options = [] if of.required else [el("option", "default", value="")]
-        if of.path == "model.preset":
+        if of.path in {"model.preset", "hardware.node_type"}:
             options.append(el("option", "as the YAML says", value=""))
         options += [el("option", word, value=word) for word in choices(of.path)]
-        return row(of.path, of.label, el("select", *options, id=f"f-{of.path}", data_path=of.path))
+        kept = "" if of.required else None
+        return row(of.path, of.label, el("select", *options, id=f"f-{of.path}", data_path=of.path, data_required=kept))
     return row(of.path, of.label, join(slider(of.path, of.most) if of.kind == "power" else None, number(of.path)))
 
 

@@ -1,19 +1,22 @@
 """The server of the what-if page: standard library only, for one person on this machine.
 
 It listens on the loopback address unless told otherwise, answers only requests that name its own address (a page elsewhere that
-points its name here is turned away: DNS rebinding), reads no file for a request, and bounds what a request may hold and take.
+points its name here is turned away: DNS rebinding), reads no file for a request, and bounds what a request may hold and take, how
+long it may take to arrive, and how many connections there are.
 """
 
 from __future__ import annotations
 
 import ctypes
 import json
+import socket
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from ipaddress import ip_address
 from typing import Any
 
 from steptime.base.config import ConfigError
@@ -28,6 +31,12 @@ SEARCH_SECONDS = 60.0
 """Time limit of a search [s]."""
 AT_ONCE = 4
 """Requests handled at once; further ones are asked to retry."""
+CONNECTIONS = 64
+"""Connections at once; further ones are closed unread."""
+ARRIVAL_SECONDS = 30.0
+"""Time in which a request must have arrived whole [s]."""
+EVERYWHERE = frozenset({"0.0.0.0", "::"})  # noqa: S104  compared, not listened on
+"""Addresses that stand for all of a machine."""
 
 
 class OverTimeError(Exception):
@@ -45,10 +54,37 @@ class Server(ThreadingHTTPServer):
         super().__init__((host, port), Handler)
         self.start, self.files = start, files
         self.slots = threading.BoundedSemaphore(AT_ONCE)
+        self.room = threading.BoundedSemaphore(CONNECTIONS)
+        self.everywhere = host in {*EVERYWHERE, ""}
         own = self.server_address[1]
-        names = {"127.0.0.1", "localhost", "[::1]", f"[{host}]" if ":" in host else host}
+        names = {"127.0.0.1", "localhost", "[::1]", f"[{host}]" if ":" in host else host.lower()}
         self.hosts = {f"{name}:{own}" for name in names} | (names if own == 80 else set())
         """Accepted values of a request's Host header."""
+        self.first = page(start).encode()
+
+    def accepts(self, host: str) -> bool:
+        """Whether a Host header, in small letters, names this server.
+
+        Of a server that listens on every address: any address written in digits, which no page can point here by its own name.
+        """
+        if host in self.hosts:
+            return True
+        name, _, port = host.rpartition(":")
+        return self.everywhere and port == str(self.server_address[1]) and _in_digits(name)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread of its own, while there is room."""
+        if self.room.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Make room again at the end."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self.room.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Suppress the error of a browser that disconnected before it had its answer."""
@@ -62,6 +98,15 @@ class Server(ThreadingHTTPServer):
         return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
 
 
+def _in_digits(name: str) -> bool:
+    """Whether it is an IP address, an IPv6 one in brackets."""
+    bare = name[1:-1] if name.startswith("[") and name.endswith("]") else name
+    try:
+        return (ip_address(bare).version == 6) == (bare != name)
+    except ValueError:
+        return False
+
+
 class Handler(BaseHTTPRequestHandler):
     """One connection."""
 
@@ -71,13 +116,28 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     timeout = MOST_SECONDS
 
+    def handle_one_request(self) -> None:
+        """As the base class, but a request that trickles in is cut off."""
+        self.arriving = threading.Timer(ARRIVAL_SECONDS, self.cut)
+        self.arriving.daemon = True
+        self.arriving.start()
+        try:
+            super().handle_one_request()
+        finally:
+            self.arriving.cancel()
+
+    def cut(self) -> None:
+        """End the connection from another thread: what waits for its bytes gets no more."""
+        with suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)
+
     def do_GET(self) -> None:
         """Serve the page; there is nothing else."""
         if not self.known():
             return
         path = self.path.partition("?")[0]
         if path == "/":
-            self.reply(HTTPStatus.OK, page(self.server.start).encode(), "text/html; charset=utf-8")
+            self.reply(HTTPStatus.OK, self.server.first, "text/html; charset=utf-8")
         elif path == "/favicon.ico":
             self.reply(HTTPStatus.NO_CONTENT, b"", "image/x-icon")
         else:
@@ -88,18 +148,22 @@ class Handler(BaseHTTPRequestHandler):
         if not self.known():
             return
         raw = self.body()
+        self.arriving.cancel()
         if raw is None:
+            self.close_connection = True
             return
         if not self.server.slots.acquire(timeout=MOST_SECONDS):
             self.refuse(HTTPStatus.SERVICE_UNAVAILABLE, "busy with other requests; try again")
             return
         try:
-            self.estimate(raw)
+            status, found = self.estimate(raw)
         finally:
             self.server.slots.release()
+        self.close_connection |= status != HTTPStatus.OK
+        self.reply(status, json.dumps(found, allow_nan=False).encode(), "application/json")
 
-    def estimate(self, raw: bytes) -> None:
-        """Answer with the report, or with the problems."""
+    def estimate(self, raw: bytes) -> tuple[HTTPStatus, dict[str, Any]]:
+        """The report, or the problems."""
         most = MOST_SECONDS
         try:
             asked = whatif.read_request(json.loads(raw))
@@ -108,17 +172,16 @@ class Handler(BaseHTTPRequestHandler):
                 found = whatif.answer(asked, self.server.files)
         except OverTimeError:
             line = f"this plan takes longer than {most:g} s; fewer stages or micro-batches, or the command line"
-            found = {"ok": False, "errors": [{"path": "", "line": line}]}
+            return HTTPStatus.OK, problem(line)
         except (ValueError, RecursionError) as error:  # no JSON
-            problems = error.problems if isinstance(error, ConfigError) else ["the request is not JSON"]
-            self.refuse(HTTPStatus.BAD_REQUEST, problems[0])
-            return
-        self.reply(HTTPStatus.OK, json.dumps(found, allow_nan=False).encode(), "application/json")
+            lines = error.problems if isinstance(error, ConfigError) else ["the request is not JSON"]
+            return HTTPStatus.BAD_REQUEST, problem(lines[0])
+        return HTTPStatus.OK, found
 
     def known(self) -> bool:
         """Whether the request names this server and comes from its own page."""
         host, origin = self.headers.get("Host", ""), self.headers.get("Origin")
-        if host.lower() not in self.server.hosts:
+        if not self.server.accepts(host.lower()):
             self.refuse(HTTPStatus.MISDIRECTED_REQUEST, "the Host header names another server")
             return False
         if origin is not None and origin.lower() != f"http://{host.lower()}":
@@ -134,18 +197,22 @@ class Handler(BaseHTTPRequestHandler):
             self.refuse(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "send a plan as application/json")
         elif "Transfer-Encoding" in self.headers or not self.headers.get("Content-Length", "").isdecimal():
             self.refuse(HTTPStatus.LENGTH_REQUIRED, "Content-Length is missing")
-        elif (length := int(self.headers["Content-Length"])) > MOST_BYTES:
+        elif len(self.headers["Content-Length"]) > 9 or (length := int(self.headers["Content-Length"])) > MOST_BYTES:
             self.refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a plan may have at most {MOST_BYTES:,} bytes")
         else:
-            return self.rfile.read(length)
+            raw = self.rfile.read(length)
+            return raw if len(raw) == length else None
         return None
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """What the base class refuses: no HTTP, an unknown method. Nothing of the request is repeated."""
+        del message, explain
+        self.refuse(HTTPStatus(code), HTTPStatus(code).phrase)
 
     def refuse(self, status: HTTPStatus, why: str) -> None:
         """Refuse in one line and close the connection, since its body was not read."""
         self.close_connection = True
-        self.reply(
-            status, json.dumps({"ok": False, "errors": [{"path": "", "line": why}]}).encode(), "application/json"
-        )
+        self.reply(status, json.dumps(problem(why)).encode(), "application/json")
 
     def reply(self, status: HTTPStatus, raw: bytes, kind: str) -> None:
         """Send an answer that other pages may not frame, read or keep."""
@@ -161,6 +228,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  the base class's name
         """Requests are not logged."""
+
+
+def problem(line: str) -> dict[str, Any]:
+    """What the page shows of a request that has no report."""
+    return {"ok": False, "errors": [{"path": "", "line": line}]}
 
 
 HEADERS = {

@@ -129,7 +129,8 @@ def _sections(estimate: Estimate, timeline: Timeline) -> Iterator[tuple[str, str
     """Name, heading and body of every section."""
     found = fixes(estimate)
     if found is not None:
-        yield "fixes", found.title[0].upper() + found.title[1:], _fixes(estimate)
+        alone = " (one change at a time)" if estimate.fixes and type(estimate).find_fixes is None else ""
+        yield "fixes", found.title[0].upper() + found.title[1:] + alone, _fixes(estimate)
     yield "memory", "Memory of a device, by stage", memory_charts.stage_bars(estimate)
     yield "step", "Where the step goes", time_charts.step_bars(estimate)
     yield (

@@ -28,6 +28,8 @@ PARTS = {
 REACH = "up to here in 9 of 10 cases"
 """Name of the line at the end of a bar."""
 WIDTH, HEIGHT = 1000.0, 240.0
+OVER_TIME = ("transient_bytes", "activations_bytes", "gradients_bytes", "optimizer_bytes", "params_bytes", "overhead")
+"""Parts of the chart over time, the uppermost first."""
 PIECES = 400
 """Most intervals in the chart over time."""
 
@@ -180,10 +182,14 @@ def over_time(estimate: Estimate, timeline: Timeline) -> Html:
     words = f"{name} holds at most {gib(row.allocated_bytes + overhead)} of {gib(capacity)} GiB, at {row.peak_op}"
     chart = el("svg", *areas, mark, viewBox=f"0 0 {WIDTH:.0f} {HEIGHT:.0f}", preserveAspectRatio="none",
                role="img", aria_label=words, class_="area")  # fmt: skip
+    levels = el(
+        "div", *(el("span", f"{gib(top * share)} GiB" if share else "0") for share in (1.0, 0.5, 0.0)), class_="levels"
+    )
     axis = el("div", el("span", "0 s"), el("span", seconds(estimate.step_s / 2)), el("span", seconds(estimate.step_s)),
               class_="axis")  # fmt: skip
-    note = f"{name}: {gib(capacity)} GiB usable (line); the most that each action holds, allocated and outside the allocator"
-    return join(chart, axis, el("p", note, class_="note"))
+    note = f"{words}; the line is what is usable, the areas the most that each action holds"
+    colors = legend({key: f"m-{key}" for key in OVER_TIME}, PARTS)
+    return join(colors, el("div", levels, chart, axis, class_="over-time"), el("p", note, class_="note"))
 
 
 def _areas(found: Sequence[Piece], row: StageMemory, overhead: float, top: float, step_s: float) -> Iterator[Html]:

@@ -16,6 +16,7 @@ from steptime.report.page.tables import plain_table
 from steptime.report.table import FactList
 from steptime.report.written import write_file
 from steptime.search.changes import words
+from steptime.search.search import REACH
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from steptime.search.search import Layout, Search
 
 WIDTH, HEIGHT, LEFT, BOTTOM = 760.0, 380.0, 56.0, 40.0
+NEAR = 16.0
+"""Points of the front closer than this have their numbers on different sides."""
 CELL = 3.0
 """Layouts closer than this are drawn as one dot."""
 TICKS = 5
@@ -100,22 +103,27 @@ def scatter(found: Search, layouts: Sequence[Layout]) -> Html:
 
     spots = [at(layout.step_s, layout.held_bytes) for layout in layouts]
     line = el("polyline", points=" ".join(f"{x:.1f},{y:.1f}" for x, y in sorted(spots)), class_="line")
-    marks = [_point(i + 1, layout, *spot) for i, (layout, spot) in enumerate(zip(layouts, spots, strict=True))]
+    near = [any(0.0 < x - a < NEAR and abs(y - b) < NEAR for a, b in spots) for x, y in spots]
+    marks = [
+        _point(i, layout, *spot, left=left)
+        for i, (layout, spot, left) in enumerate(zip(layouts, spots, near, strict=True), 1)
+    ]
     full = at(low, capacity)[1]
     roof = [
         el("line", x1=LEFT, x2=WIDTH, y1=full, y2=full, class_="cap"),
-        el("text", f"{capacity / GIB:.1f} GiB usable", x=WIDTH - 4, y=full + 14, text_anchor="end"),
+        el("text", f"{capacity / GIB:.1f} GiB usable", x=WIDTH - 4, y=full - 5, text_anchor="end"),
     ]
     for estimate in given:
         x, y = at(estimate.step_s, _held(estimate))
         title = el("title", f"the plan: {seconds(estimate.step_s)}, {_held(estimate) / GIB:.1f} GiB")
         marks.append(el("path", title, d=f"M{x:.1f} {y - 7:.1f}l7 7l-7 7l-7 -7z", class_="here"))
-        marks.append(el("text", "the plan", x=x + 10, y=y + 14))
+        marks.append(el("text", "the plan", x=x + 11, y=y + 4))
     cloud = _cloud(found, low, high, at)
     chart = el("svg", *_axes(low, high, top, at), cloud, *roof, line, *marks, viewBox=f"0 0 {WIDTH:.0f} {HEIGHT:.0f}",
                role="group", aria_label="memory against step time", class_="chart")  # fmt: skip
     note = (
-        "each numbered point is a plan: no layout that fits is better in both. Small dots: all other layouts that fit."
+        "each numbered point is a plan: no layout that fits is better in both. Small dots: all other layouts that fit. "
+        f"Layouts slower than {REACH:g} x the best are left out."
     )
     return join(el("div", chart, class_="scroll"), el("p", note, class_="note"))
 
@@ -124,11 +132,17 @@ def _held(estimate: Any) -> float:
     return float(estimate.memory.most_bytes)
 
 
-def _point(number: int, layout: Layout, x: float, y: float) -> Html:
-    """A point of the front: a link to its plan."""
+def _point(number: int, layout: Layout, x: float, y: float, *, left: bool) -> Html:
+    """A point of the front: a link to its plan; `left`: its number stands below on the left, away from its neighbor's."""
     title = f"{number}: {layout_rows.figures(layout)}; {layout_rows.shape(layout)}"
     dot = el("circle", cx=x, cy=y, r=6.0, class_="dot")
-    label = el("text", str(number), x=x + 9, y=y - 5)
+    label = el(
+        "text",
+        str(number),
+        x=x - 8 if left else x + 9,
+        y=y + 14 if left else y - 5,
+        text_anchor="end" if left else None,
+    )
     return el("a", el("title", title), dot, label, href=f"#plan-{number}")
 
 

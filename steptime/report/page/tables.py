@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from steptime.report.table import Table
 
 
+TALL = 30
+"""A table of more rows scrolls on a screen; printed it is whole."""
+
+
 class Cell(NamedTuple):
     """The text of a cell, and the number by which it is sorted; None sorts by the text."""
 
@@ -39,7 +43,7 @@ def sortable(caption: str, header: Sequence[str], rows: Sequence[Sequence[Cell]]
         for row in rows
     ]  # fmt: skip
     table = el("table", el("caption", caption), el("thead", el("tr", *head)), el("tbody", *body), class_="sortable")
-    return el("div", table, class_="scroll")
+    return el("div", table, class_="scroll tall" if len(rows) > TALL else "scroll")
 
 
 def gemms(estimate: Estimate) -> Html:

@@ -164,6 +164,11 @@ const page = (() => {
     g.stroke(); g.restore();
   }
 
+  const boxes = new ResizeObserver((seen) => { // what scrolls is reached by the tab key, what fits is not
+    for (const { target: box } of seen) {
+      if (box.scrollWidth > box.clientWidth || box.scrollHeight > box.clientHeight) box.tabIndex = 0; else box.removeAttribute("tabindex");
+    }
+  });
   const drawn = [];
   async function mount(root, data) { // everything under `root` that a script brings to life
     for (const canvas of root.querySelectorAll("canvas[data-schedule]")) {
@@ -171,6 +176,7 @@ const page = (() => {
       const made = new Schedule(canvas, data.schedule, await inflate(data.schedule.gaps), await inflate(data.schedule.order));
       drawn.push(made); made.draw();
     }
+    for (const box of root.querySelectorAll(".scroll")) boxes.observe(box);
     for (const button of root.querySelectorAll("[data-sort]")) button.addEventListener("click", () => sort(button));
     for (const button of root.querySelectorAll("[data-copy]")) button.addEventListener("click", () => copy(button));
   }

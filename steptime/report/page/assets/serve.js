@@ -66,8 +66,7 @@
         const none = field.querySelector('option[value=""]');
         const value = said === null || said === undefined ? "" : String(said);
         field.value = [...field.options].some((o) => o.value === value) ? value : "";
-        if (none && path !== "model.preset") none.textContent = `default (${is})`;
-        if (none && path === "model.preset") none.textContent = `as the YAML says (${is || "unnamed"})`;
+        if (none) none.textContent = "required" in field.dataset ? `as the YAML says (${is || "unnamed"})` : `default (${is})`;
       } else {
         if (document.activeElement !== field) field.value = said === null || said === undefined ? "" : said;
         field.placeholder = is === null || is === undefined ? "" : is;
