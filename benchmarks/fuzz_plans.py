@@ -10,7 +10,7 @@ import json
 import math
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from steptime.base.config import ConfigError
 from steptime.commands.cli import main as command
 from steptime.hardware.machine import machine_names
 from steptime.job.job import Job
-from steptime.model.presets import model_names
+from steptime.model.presets import load_model, model_names
 from steptime.report.page.document import page
 from steptime.report.table import printable
 from steptime.software.profiles import profile_names
@@ -157,7 +157,74 @@ def keys() -> list[tuple[tuple[str, ...], dict[str, Any]]]:
     ]
 
 
-def start(draw: random.Random) -> dict[str, Any]:
+Section = dict[str, Any]
+
+
+@cache
+def families() -> dict[str, list[str]]:
+    """Presets with experts, and plain dense ones."""
+    found: dict[str, list[str]] = {"experts": [], "plain": []}
+    for name in model_names():
+        model = load_model(name)
+        plain = model.attention.kind == "gqa" and not (model.layers or model.hybrid_pattern or model.linear_attention)
+        if model.moe is not None:
+            found["experts"].append(name)
+        elif plain:
+            found["plain"].append(name)
+    return found
+
+
+def _experts(draw: random.Random, model: Section, layout: Section, performance: Section) -> None:
+    """A preset's experts with some of their settings changed: a section of experts is written whole."""
+    model["preset"] = draw.choice(families()["experts"])
+    moe = load_model(model["preset"]).moe
+    assert moe is not None
+    kinds = schema()["$defs"]["Moe"]["properties"]
+    changes = {key: drawn(kinds[key], draw) for key in draw.sample(sorted(kinds), draw.choice((1, 1, 2, 3)))}
+    model["moe"] = moe.model_dump(mode="json", exclude_unset=True) | changes
+    layout["ep"] = draw.choice((1, 2, 2, 4, 8))
+    if draw.random() < 0.6:
+        layout.pop("fsdp", None)
+        performance["software"] = draw.choice(("megatron-core", "nemo", "megatron-bridge"))
+    if draw.random() < 0.3:
+        layout["etp"] = draw.choice((1, 2))
+
+
+def _adapters(draw: random.Random, model: Section, layout: Section, performance: Section) -> None:
+    """Low-rank adapters of a plain model, without what they are not modeled with."""
+    model["preset"], layout["tp"] = draw.choice(families()["plain"]), 1
+    model["lora"] = drawn(schema()["$defs"]["Lora"], draw)
+    performance["precision"] = draw.choice(("bf16", "bf16", "fp16", "fp32"))
+    layout.pop("schedule", None)
+    layout.pop("ep", None)
+
+
+def _more_tokens(draw: random.Random, model: Section, layout: Section, performance: Section) -> None:
+    """Multi-token prediction, where it is modeled."""
+    model["preset"] = draw.choice((*families()["plain"], *families()["experts"]))
+    model["mtp"] = draw.choice((1, 1, 2, 3))
+    performance["software"] = draw.choice(("megatron-core", "nemo", "megatron-bridge"))
+    layout.pop("fsdp", None)
+    layout["layers_per_stage"] = "auto"
+
+
+def _context(draw: random.Random, model: Section, layout: Section, performance: Section) -> None:
+    """Context parallelism in each of its ways, in groups of all-to-all too."""
+    model["preset"] = draw.choice((*families()["plain"], *families()["experts"]))
+    layout["cp"] = draw.choice((2, 4, 8))
+    layout["cp_comm_type"] = draw.choice(("p2p", "all_gather", "a2a", "a2a+p2p", "a2a+p2p"))
+    if layout["cp_comm_type"] == "a2a+p2p":
+        layout["cp_a2a"] = draw.choice((2, 2, 4))
+    layout.pop("fsdp", None)
+    performance["software"] = draw.choice(("megatron-core", "megatron-core", "nemo", "megatron-bridge"))
+
+
+Feature = Callable[[random.Random, Section, Section, Section], None]
+FEATURES: tuple[Feature, ...] = (_experts, _adapters, _more_tokens, _context)
+"""Sections that need others to agree with them; keys drawn one by one hardly ever do."""
+
+
+def start(draw: random.Random, feature: Feature | None = None) -> dict[str, Any]:
     """A preset on a machine, in a layout that divides; one of few layers, so that a case takes milliseconds."""
     tp, pp, dp = draw.choice((1, 1, 2, 4, 8)), draw.choice((1, 1, 2, 4)), draw.choice((1, 2, 4, 8, 16))
     vpp = draw.choice((1, 1, 2)) if pp > 1 else 1
@@ -175,18 +242,21 @@ def start(draw: random.Random) -> dict[str, Any]:
         layout["layers_per_stage"] = "auto"
     if draw.random() < 0.3:
         layout["schedule"] = draw.choice(("gpipe", "1f1b", "interleaved", "zero_bubble", "zbv", "dualpipev"))
+    performance: dict[str, Any] = {"software": software}
+    if feature is not None or draw.random() < 0.5:
+        (feature or draw.choice(FEATURES))(draw, model, layout, performance)
     return {
         "model": model,
         "parallelism": layout,
-        "performance": {"software": software},
+        "performance": performance,
         "data": {"gbs": dp * batch * micro, "seqlen": draw.choice((512, 4096, 8192)), "microbatch_sz": batch},
         "hardware": {"node_type": draw.choice(("dgx-h100", "dgx-a100-80", draw.choice(machine_names())))},
     }
 
 
-def plan(draw: random.Random) -> dict[str, Any]:
-    """A plan with a few keys drawn anew."""
-    made = start(draw) if draw.random() < 0.8 else whole(draw)
+def plan(draw: random.Random, feature: Feature | None = None) -> dict[str, Any]:
+    """A plan with a few keys drawn anew; `feature`: one that it has."""
+    made = start(draw, feature) if feature is not None or draw.random() < 0.8 else whole(draw)
     for _ in range(draw.choice((0, 1, 1, 2, 3, 5))):
         path, kind = draw.choice(keys())
         node: Any = made

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import random
 from itertools import pairwise
 
+import fuzz_plans
 import pytest
+import yaml
 from drawn import job, models, plans
+from fuzz_plans import keys as drawable
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from steptime.answer.result import estimate
+from steptime.base.config import ConfigError
 from steptime.job.job import Job
 from steptime.memory.part_memories import PartMemories
 from steptime.model.blocks import n_params
+from steptime.report import plan_keys
 
 patient = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+FEATURES = fuzz_plans.FEATURES
 EPS = 1e-9  # rounding of long sums
 
 
@@ -37,6 +45,37 @@ def test_no_step_beats_the_peak(plan):
     assert answer.step_s >= answer.flops.hardware_per_step / (answer.devices * rates.peak_flops_used)
     assert 0 < rates.mfu <= rates.hfu < 1
     assert rates.mfu <= rates.mfu_full_attention
+
+
+@settings(patient, max_examples=16)
+@given(st.sampled_from(FEATURES), st.integers(0, 2**32))
+def test_no_figure_of_any_feature_is_impossible(feature, seed):
+    """Experts, adapters, multi-token prediction and all ways of context parallelism, with keys drawn anew beside them.
+
+    `fuzz_plans.wrong` says what is impossible: NaN, infinity, a negative number, MFU above 100 %, parts that miss their sum.
+    """
+    draw = random.Random(seed)
+    for _ in range(40):
+        plan = fuzz_plans.plan(draw, feature)
+        with contextlib.suppress(ConfigError):
+            accepted = Job.load(yaml.safe_dump(plan))
+            break
+    else:
+        assume(False)
+    assert fuzz_plans.wrong(estimate(accepted)) is None
+
+
+def test_plans_are_drawn_over_every_key():
+    """Nothing of what a plan may say is left out but names, a pattern, a calibration; machines have a door of their own.
+
+    Entries of a list are drawn with it."""
+    sections = {"model", "parallelism", "performance", "data", "run", "cross_dc"}
+    named = {
+        path for path in plan_keys.texts() if path.partition(".")[0] in sections and "." in path and "[]" not in path
+    }
+    drawn = {".".join(path) for path, _ in drawable()}
+    left = {path for path in named - drawn if not path.startswith("performance.calibration")}
+    assert left == {"model.name", "model.hybrid_pattern"}
 
 
 @st.composite
