@@ -89,17 +89,24 @@ def _base(file: str) -> str:
     return file.rpartition("/")[2]
 
 
+def _writer(file: str) -> tuple[re.Pattern[str] | None, int | None, int]:
+    """(kind of file, data-parallel rank where there is one, model-parallel rank) by a file's name."""
+    for kind in KINDS:
+        if match := kind.match(_base(file)):
+            rank = match.groupdict().get("dp")
+            return kind, None if rank is None else int(rank), int(match["mp"] or 0)
+    return None, None, 0
+
+
 def _check_ranks(section: Section, folder: Folder, wanted: list[str]) -> None:
     """Data-parallel and model-parallel ranks must have no gap."""
     for kind, what in ((OPTIM, "optim"), (MODEL, "model")):
-        matches = [match for name in wanted if (match := kind.match(name)) and match["dp"] is not None]
-        present = {(int(match["mp"]), int(match["dp"])) for match in matches}
+        present = {(mp, dp): name for name in wanted for of, dp, mp in [_writer(name)] if of is kind and dp is not None}
         if not present:
             continue
         stated = section.facts.get("dp_world_size") or section.facts.get("partition_count") or 0
         ranks = max(max(dp for _, dp in present) + 1, stated if type(stated) is int else 0)
-        first = matches[0]
-        prefix = first[0][: first[0].index("zero_pp_rank_")]
+        prefix = next(iter(present.values())).partition("zero_pp_rank_")[0]
         grid.check(
             section, {"mp": 1 + max(mp for mp, _ in present), "dp": ranks}, present,
             lambda mp, dp, prefix=prefix, what=what: folder.named(f"{prefix}zero_pp_rank_{dp}_mp_rank_{mp:02d}_{what}_states.pt"),
@@ -119,11 +126,11 @@ def _name(section: Section, kept: dict[str, dict[str, Any]]) -> None:
             tensor.alias_of = shared[tensor.name]
     _true_shapes(section, kept)
     model = [tensor for tensor in section.tensors if tensor.role == "model"]
-    ways = 1 + max((_model_rank(tensor.file) for tensor in model), default=0)
+    ways = 1 + max((_writer(tensor.file)[2] for tensor in model), default=0)
     if ways == 1:
         return
     for tensor in model:
-        place(tensor, ways, _model_rank(tensor.file), split_dim(tensor.name))
+        place(tensor, ways, _writer(tensor.file)[2], split_dim(tensor.name))
     if any(tensor.offsets is None for tensor in model):
         section.notes.append(
             f"{ways} model-parallel ranks: DeepSpeed files do not say which tensors are split; those of names that "
@@ -131,17 +138,11 @@ def _name(section: Section, kept: dict[str, dict[str, Any]]) -> None:
         )
 
 
-def _model_rank(file: str) -> int:
-    """The model-parallel rank in a file's name."""
-    match = next((m for kind in KINDS if (m := kind.match(_base(file)))), None)
-    return int(match["mp"] or 0) if match else 0
-
-
 def _true_shapes(section: Section, kept: dict[str, dict[str, Any]]) -> None:
     """Under ZeRO-3 the tensors of `module` are empty; every rank states the true shapes of its model-parallel rank."""
     model = [tensor for tensor in section.tensors if tensor.role == "model"]
     stated = {
-        _model_rank(file): (file, facts["param_shapes"])
+        _writer(file)[2]: (file, facts["param_shapes"])
         for file, facts in reversed(kept.items())
         if "param_shapes" in facts
     }
@@ -163,19 +164,15 @@ def _true_shapes(section: Section, kept: dict[str, dict[str, Any]]) -> None:
 
 
 def _rank_name(tensor: StoredTensor) -> str | None:
-    match = next((m for kind in (OPTIM, MODEL) if (m := kind.match(_base(tensor.file)))), None)
-    if match is None:
-        return None
-    return f"dp {match['dp']} mp {match['mp']}" if match["dp"] is not None else f"mp {match['mp']}"
+    kind, dp, mp = _writer(tensor.file)
+    return None if kind not in (OPTIM, MODEL) else f"mp {mp:02d}" if dp is None else f"dp {dp} mp {mp:02d}"
 
 
 def _parallelism(section: Section, wanted: list[str]) -> None:
-    matches = [m for name in wanted for kind in (MODEL, OPTIM) if (m := kind.match(name))]
-    dps = [int(m["dp"]) for m in matches if m["dp"] is not None]
-    found: dict[str, Any] = {"tp": 1 + max((int(m["mp"]) for m in matches), default=0)}
-    if dps:
-        found["dp"] = 1 + max(dps)
-    section.parallelism = found | {"source": "file names"}
+    ranks = [(dp, mp) for kind, dp, mp in map(_writer, wanted) if kind in (MODEL, OPTIM)]
+    dps = [dp for dp, _ in ranks if dp is not None]
+    section.parallelism = {"tp": 1 + max((mp for _, mp in ranks), default=0), **({"dp": 1 + max(dps)} if dps else {})}
+    section.parallelism["source"] = "file names"
 
 
 def _universal(scan: FolderScan, folder: Folder) -> tuple[list[Section], set[str]]:
