@@ -11,7 +11,8 @@ from jobs import job
 from steptime.answer.result import estimate
 from steptime.job.assembly import Assembly
 from steptime.job.job import Job
-from steptime.memory.buckets import Pieces, bucket_elements, piece_buckets
+from steptime.memory import buckets
+from steptime.memory.buckets import Pieces, bucket_elements, piece_buckets, run_buckets
 from steptime.memory.ledger import PartMemory, Peak
 from steptime.memory.op_walk import Autograd, chunk_peaks, walk_part
 from steptime.memory.part_memories import PartMemories
@@ -283,3 +284,44 @@ def test_tensors_laid_down_at_once_fill_the_same_buckets(runs, dp, bucket_size, 
     assert at_once == bucket_elements(one_by_one, dp, bucket_size, sharded=sharded)
     columns = piece_buckets(pieces, np.array([dp]), bucket_size, sharded=sharded)
     assert [float(size[0]) for size in map(np.atleast_1d, columns) if size[0]] == at_once
+
+
+LAYERS = st.lists(
+    st.tuples(
+        st.lists(
+            st.builds(
+                Pieces,
+                st.sampled_from([1, 63, 64, 100, 129, 1000, 7000]),
+                st.integers(1, 9),
+                st.sampled_from([False] * 5 + [True]),
+            ),
+            min_size=1,
+            max_size=4,
+        ),
+        st.integers(1, 60),
+    ),
+    min_size=1,
+    max_size=3,
+)
+
+
+@given(LAYERS, st.sampled_from([1, 2, 3, 8]), st.sampled_from([None, 100, 1000, 5000, 90000.0]), st.booleans())
+def test_layers_laid_down_at_once_fill_the_same_buckets(runs, dp, bucket_size, sharded):
+    """As with every layer written out, and as tensor by tensor in columns."""
+    written_out = [piece for pieces, times in runs for piece in pieces * times]
+    at_once = run_buckets(runs, dp, bucket_size, sharded=sharded)
+    assert at_once == piece_buckets(written_out, dp, bucket_size, sharded=sharded)
+    columns = run_buckets(runs, np.array([dp]), bucket_size, sharded=sharded)
+    assert [float(size[0]) for size in map(np.atleast_1d, columns) if size[0]] == at_once
+
+
+@pytest.mark.parametrize(("bucket_size", "most"), [(None, 1), (40e6, 30), (400e6, 30), (2e9, 80)])
+def test_buckets_of_many_layers_take_the_work_of_few(monkeypatch, bucket_size, most):
+    """4,096 layers of 8B's shape at tp 8, of 27 M parameters: buckets of less than a layer, of some, of 74."""
+    calls = []
+    lay = buckets._lay
+    monkeypatch.setattr(buckets, "_lay", lambda *args, **kwargs: calls.append(1) or lay(*args, **kwargs))
+    layer = [Pieces(n, 1) for n in (4096, 4096 * 1792, 4096 * 3584, 4096, 4096 * 512, 4096 * 768)]
+    sizes = run_buckets([(layer, 4096)], 64, bucket_size)
+    assert sum(sizes) >= 4096 * sum(piece.elements for piece in layer)
+    assert len(calls) <= most

@@ -1,73 +1,135 @@
-"""`sustained_flops` has one meaning in every accelerator file: GEMMs of at least 512 GFLOP, clocks and power settled."""
+"""`sustained_flops` has one meaning in every accelerator file: the median rate of GEMMs of at least 512 GFLOP, clocks settled.
+
+Each figure names the kind of its source in one word, `basis`, and follows from the source by the one rule of that word
+(docs/machines.md, Sustained rates).
+"""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+from statistics import median
 
 import pytest
 import yaml
 
 FILES = sorted((Path(__file__).parents[1] / "steptime" / "data" / "accelerators").glob("*.yaml"))
-RATE = re.compile(r"([\d.]+) TFLOP/s")
-
-MEASURED = re.compile(
-    r"at least 512 GFLOP|asymptote of A100 GEMM timings|\d+\^3|TF on the 6 devices of a busy|for the three shapes"
-)
-"""A measurement of large products, or the one node of Aurora that was measured as a whole."""
-SAME = re.compile(r"^(as|assumed: as|assumed: same die as) ")
-SHARES = {"0.75", "0.85"}
-"""Share of the best shape that long products sustain: 0.75 on power-limited parts (Blackwell, MI355X), 0.85 elsewhere."""
+LARGE = 512e9
+POWER_LIMITED = {"b200-sxm-180", "b300-sxm-270", "gb200-186", "mi355x"}
+"""Parts that sustain 0.75 of their best shape; all others 0.85."""
+PEAK_SHARES = {"0.7", "0.85", "0.9"}
+"""Shares of the peak where nothing was measured: A10G and Trainium, TPUs and RTX 4090, H20."""
+SHAPE = r"(\d+\^3|\d+ x \d+ x \d+)"
 
 
-def figures(path):
-    """(dtype, TFLOP/s, source) of every sustained rate of a file, and its peaks."""
-    document = yaml.safe_load(path.read_text(encoding="utf-8"))
-
-    def rate(entry):
-        return float(RATE.fullmatch(entry["value"])[1])
-
-    peaks = {dtype: rate(entry) for dtype, entry in document["peak_flops"].items()}
-    found = document.get("sustained_flops", {})
-    return [(dtype, rate(entry), entry["source"]) for dtype, entry in found.items()], peaks
+def number(entry):
+    """TFLOP/s of an entry."""
+    return float(re.fullmatch(r"([\d.]+) TFLOP/s", entry["value"])[1])
 
 
-def share_of(peaks, rows, dtype):
-    return next(value for name, value, _ in rows if name == dtype) / peaks[dtype]
+def document(path):
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
 
 
-def is_what_it_says(dtype, value, source, rows, peaks):
-    """Whether a figure follows from its source by the one meaning of the key."""
-    if found := re.search(r"(0\.\d+) of the best shape ([\d.]+) TF", source):
-        return found[1] in SHARES and value == pytest.approx(float(found[1]) * float(found[2]), rel=2e-3)
-    if found := re.match(r"assumed: the (bf16|fp16) share of peak", source):
-        return value == pytest.approx(share_of(peaks, rows, found[1]) * peaks[dtype], rel=3e-3)
-    if found := re.match(r"assumed: ([\d.]+)/([\d.]+), the .* share of peak", source):
-        return value == pytest.approx(float(found[1]) / float(found[2]) * peaks[dtype], rel=3e-3)
-    if found := re.match(r"assumed: ([\d.]+) of (?:the )?peak", source):
-        return value == pytest.approx(float(found[1]) * peaks[dtype], rel=1e-2)
-    if found := re.search(r"([\d.]+) of (?:the dense )?peak,? (?:median )?over", source):
-        return MEASURED.search(source) and value == pytest.approx(float(found[1]) * peaks[dtype], rel=2e-3)
-    return bool(MEASURED.search(source) or SAME.match(source) or source.startswith("assumed: long GEMMs sustain"))
+PARTS = {path.stem: document(path) for path in FILES}
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_a_sustained_rate_is_that_of_long_products(path):
-    rows, peaks = figures(path)
-    for dtype, value, source in rows:
-        assert is_what_it_says(dtype, value, source, rows, peaks), (path.stem, dtype, value, source)
-        assert value <= peaks[dtype] * (1.0 + 1e-9), (path.stem, dtype)
+def gflop(shape):
+    """GFLOP of a product, "8192^3" or "m x n x k"."""
+    sides = [int(shape.partition("^")[0])] * 3 if "^" in shape else [int(side) for side in shape.split(" x ")]
+    return 2e-9 * sides[0] * sides[1] * sides[2]
 
 
-def test_a_median_of_all_shapes_would_not_pass():
-    """What B200's figure was: products too small to fill the device count as much as long ones."""
-    said = "median of 514 GEMM shapes of Llama and DeepSeek layers: 0.485 of the dense peak"
-    assert not is_what_it_says("bf16", 1091.0, said, [("bf16", 1091.0, said)], {"bf16": 2250.0})
+def of_products(part, dtype, source):
+    """The median of the products that a source lists, or the median that it states."""
+    if found := re.search(r"median over the \d+ shapes of at least 512 GFLOP .*: (0\.\d+) of the dense peak", source):
+        return float(found[1]) * number(part["peak_flops"][dtype])
+    if found := re.match(rf"middle of ([\d.]+) to ([\d.]+) TF at {SHAPE}", source):
+        assert gflop(found[3]) * 1e9 >= LARGE
+        return (float(found[1]) + float(found[2])) / 2.0
+    if found := re.match(r"([\d.]+) TF on the 6 devices of a busy Aurora node, shape not stated", source):
+        return float(found[1]) / 6.0
+    listed = re.findall(rf"([\d.]+)(?: TF)? at {SHAPE}", source)
+    assert all(gflop(shape) * 1e9 >= LARGE for _, shape in listed), source
+    return median(float(rate) for rate, _ in listed)
+
+
+def of_best(part, dtype, source):
+    """A fixed share of the best shape that a search found, which the file states too."""
+    found = re.match(r"assumed: (0\.\d+) of the best shape ([\d.]+) TF", source)
+    assert found[1] == ("0.75" if part["name"] in POWER_LIMITED else "0.85"), source
+    stated = part["best_flops"]
+    assert float(found[2]) == number(stated.get(dtype, stated["bf16"]))
+    return float(found[1]) * float(found[2])
+
+
+def of_dtype(part, dtype, source):
+    """The share of peak of another dtype of the part."""
+    other = re.fullmatch(r"assumed: the (bf16|fp16) share of peak", source)[1]
+    return rate(part, other) / number(part["peak_flops"][other]) * number(part["peak_flops"][dtype])
+
+
+def of_part(part, dtype, source):
+    """The share of peak of a like part in that dtype; at one peak, times the ratio of power limits where the source says so."""
+    found = re.fullmatch(
+        r"assumed: the share of peak of ([\w-]+)(?:, times (\d+)/(\d+), the ratio of power limits)?", source
+    )
+    other = PARTS[found[1]]
+    here, there = number(part["peak_flops"][dtype]), number(other["peak_flops"][dtype])
+    assert other["sustained_flops"][dtype]["basis"] != "part"
+    power = 1.0
+    if found[2]:
+        assert (here, float(found[2]), float(found[3])) == (there, part["power_w"]["value"], other["power_w"]["value"])
+        power = float(found[2]) / float(found[3])
+    return rate(other, dtype) / there * here * power
+
+
+def of_peak(part, dtype, source):
+    """A fixed share of the peak, where nothing was measured."""
+    share = re.match(r"assumed: (0\.\d+) of (?:the )?peak", source)[1]
+    assert share in PEAK_SHARES
+    return float(share) * number(part["peak_flops"][dtype])
+
+
+RULES = {"products": of_products, "best": of_best, "dtype": of_dtype, "part": of_part, "peak": of_peak}
+
+
+def rate(part, dtype):
+    return number(part["sustained_flops"][dtype])
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_sustained_rate_follows_from_its_basis(name):
+    part = PARTS[name]
+    for dtype, entry in part.get("sustained_flops", {}).items():
+        wanted = RULES[entry["basis"]](part, dtype, entry["source"])
+        assert number(entry) == pytest.approx(wanted, rel=3e-3), (name, dtype, entry)
+        assert number(entry) <= number(part["peak_flops"][dtype])
+        assert entry["source"].startswith("assumed: ") is (entry["basis"] != "products")
+
+
+def test_small_products_do_not_count():
+    """A source that times products too small to fill the device is refused: 2 * 4096**3 is 137 GFLOP."""
+    with pytest.raises(AssertionError):
+        of_products({}, "fp8", "1216.9 TF at 4096^3, 1290.1 at 8192^3")
+    assert of_products({}, "fp8", "1290.1 TF at 8192^3, 1351.4 at 6144 x 12288 x 12288, 1382.2 at 32768^3") == 1351.4
+
+
+def test_parts_of_one_chip_sustain_one_rate():
+    """A100 at 40 and 80 GB, A800 and V100's share in the same test; H100, H200 and H800 in bf16."""
+    assert len({rate(PARTS[name], "bf16") for name in ("a100-sxm4-40", "a100-sxm4-80", "a800-sxm4-80")}) == 1
+    assert len({rate(PARTS[name], "bf16") for name in ("h100-sxm5-80", "h200-sxm5-141", "h800-sxm5-80")}) == 1
+
+
+def test_no_other_key_has_a_basis():
+    for path in FILES:
+        text = path.read_text(encoding="utf-8")
+        assert text.count("basis: ") == len(PARTS[path.stem].get("sustained_flops", {}))
 
 
 def test_fp4_has_one_peak():
     """NVFP4 is the format of the tensor cores' fp4 products, no rate of its own; B200 has 0.9 of GB200's in every dtype."""
-    peaks = {path.stem: figures(path)[1] for path in FILES}
-    assert not [name for name, own in peaks.items() if "nvfp4" in own]
+    assert not [name for name, part in PARTS.items() if "nvfp4" in part["peak_flops"]]
     for dtype in ("fp4", "fp8", "bf16"):
-        assert peaks["b200-sxm-180"][dtype] == 0.9 * peaks["gb200-186"][dtype]
+        b200, gb200 = (number(PARTS[name]["peak_flops"][dtype]) for name in ("b200-sxm-180", "gb200-186"))
+        assert b200 == 0.9 * gb200

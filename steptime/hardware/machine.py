@@ -72,7 +72,7 @@ class Accelerator(Config):
     peak_flops: dict[str, FlopPerS] = Field(min_length=1)
     """Dense peak by dtype [FLOP/s]; never a sparse one."""
     sustained_flops: dict[str, FlopPerS] = Field(default_factory=no_entries)
-    """Sustained rate of large GEMMs by dtype [FLOP/s]."""
+    """Median rate of GEMMs of at least 512 GFLOP by dtype, clocks and power settled [FLOP/s]."""
     best_flops: dict[str, FlopPerS] = Field(default_factory=no_entries)
     """Best momentary rate of any GEMM shape by dtype [FLOP/s] (MAMF); used only for a device without sustained rates."""
     same_chip_as: str = ""

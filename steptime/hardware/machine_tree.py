@@ -8,12 +8,15 @@ from steptime.base.config import ConfigError, ConfigProblem
 
 
 def plain_tree(node: Any, path: str, provenance: dict[str, str]) -> Any:
-    """`node` without its sources, which are moved to `provenance` under their dotted path."""
+    """`node` without its sources, which are moved to `provenance` under their dotted path.
+
+    A shipped figure may also name the kind of its source in one word, `basis` (docs/machines.md); only tests read it.
+    """
     if isinstance(node, list):
         return [plain_tree(item, f"{path}.{i}", provenance) for i, item in enumerate(node)]
     if not isinstance(node, dict):
         return node
-    if node.keys() == {"value", "source"}:
+    if node.keys() - {"basis"} == {"value", "source"}:
         provenance[path] = str(node["source"])
         return node["value"]
     plain = {}

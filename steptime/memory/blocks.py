@@ -18,7 +18,7 @@ from steptime.job.job import Job
 from steptime.memory.buckets import PARAM_ALIGNMENT, Pieces, round_up
 from steptime.memory.buffers import BLOCKS, FP32, MIB, block_rest_bytes, gradient_copy_bytes
 from steptime.memory.moments import PER_ELEMENT
-from steptime.memory.states import States, backward_pieces, chunk_buckets, pieces_of, shard_ranks, state_bytes
+from steptime.memory.states import States, backward_runs, chunk_buckets, pieces_of, shard_ranks, state_bytes
 
 SMALL, SHARED, LARGE, ROUND = 1.0 * MIB, 20.0 * MIB, 10.0 * MIB, 2.0 * MIB
 """kSmallSize, kLargeBuffer, kMinLargeAlloc and kRoundLarge."""
@@ -138,12 +138,12 @@ def states_rest(assembly: Assembly, chunks: Sequence[Chunk], states: States) -> 
         lengths: dict[str, list[float]] = {}
         for bucket in cut:
             lengths.setdefault(bucket.group, []).append(float(bucket.elements))
-        backward = backward_pieces(assembly, chunk)
+        backward = backward_runs(assembly, chunk)
         for group, ends in lengths.items():
             if job.zero_level:
                 blocks.allocate(size.params * sum(ends))
             blocks.allocate(size.gradients * sum(ends))
-            pieces = backward[group]
+            pieces = [piece for run, times in backward[group] for piece in [*run] * times]
             updated = shards(pieces, ends, float(shard_ranks(job, group))) if job.zero_level else registered(pieces)
             owned.setdefault(group, []).extend(updated)
         for block in filter(None, mine if job.zero_level else ()):

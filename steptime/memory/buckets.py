@@ -8,7 +8,6 @@ Line numbers: megatron-core 0.16.1, megatron/core/distributed/param_and_grad_buf
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 from steptime.base.num import PLAIN, Num, lcm, where
@@ -56,6 +55,10 @@ class Pieces(NamedTuple):
     """Whether it is a tied embedding's copy."""
 
 
+Run = tuple[Sequence[Pieces], int]
+"""Tensors in backward order, and how often the sequence comes: those of one layer, and the number of layers."""
+
+
 def piece_buckets(
     pieces: Sequence[Pieces],
     dp: Num,
@@ -69,34 +72,90 @@ def piece_buckets(
     >>> piece_buckets([Pieces(100, 30), Pieces(70, 1)], dp=2, bucket_size=1000)
     [1152, 1152, 1152, 512]
     """
-    if not {type(dp), type(bucket_size), *[type(each.elements) for each in pieces]} <= _PLAIN_OR_NONE:
-        return _columns(pieces, dp, bucket_size, sharded=sharded, alignment=alignment)
+    return run_buckets([(pieces, 1)], dp, bucket_size, sharded=sharded, alignment=alignment)
+
+
+def run_buckets(
+    runs: Sequence[Run],
+    dp: Num,
+    bucket_size: Num | None,
+    *,
+    sharded: bool = True,
+    alignment: int = BUCKET_ALIGNMENT,
+) -> list[Num]:
+    """As `piece_buckets`, of sequences of tensors that repeat: the time taken does not grow with the number of layers.
+
+    Where a layer starts in a bucket that is as full as at an earlier layer, all that followed that one follows again; where a
+    layer closes no bucket, so do the next ones until the bucket is full, each of which adds the same.
+
+    >>> run_buckets([([Pieces(100, 1), Pieces(300, 1)], 8)], dp=2, bucket_size=1000)
+    [1152, 1152, 1152, 384]
+    """
+    figures = [each.elements for pieces, _ in runs for each in pieces]
+    if not {type(dp), type(bucket_size), *map(type, figures)} <= _PLAIN_OR_NONE:
+        every = [piece for pieces, times in runs for piece in [*pieces] * times]
+        return _columns(every, dp, bucket_size, sharded=sharded, alignment=alignment)
     start_at, end_at = (PARAM_ALIGNMENT, lcm(lcm(BUCKET_ALIGNMENT, alignment), dp)) if sharded else (1, 1)
-    ends: list[Num] = [0]
-    end: Num = 0
+    sizes: list[Num] = []
+    filled: Num = 0
+    for pieces, times in runs:
+        known: dict[Num, tuple[int, int]] = {}
+        done = 0
+        while done < times:
+            if filled in known:
+                since, first = known[filled]
+                cycle, again = sizes[first:], (times - done) // (done - since)
+                sizes += cycle * again
+                done += again * (done - since)
+                known = {}
+                continue
+            known[filled] = done, len(sizes)
+            before, had = filled, len(sizes)
+            filled = _lay(pieces, before, sizes, bucket_size, (start_at, end_at), sharded=sharded)
+            done += 1
+            if len(sizes) == had and filled > before:
+                each = round_up(filled, start_at) - round_up(before, start_at)
+                more = times - done
+                if bucket_size is not None and each:
+                    more = int(min(more, max(0, -(-(bucket_size - filled) // each) - 1)))
+                filled, done = filled + more * each, done + more
+    return [*sizes, round_up(filled, end_at)] if filled > 0 else sizes
+
+
+def _lay(
+    pieces: Sequence[Pieces],
+    filled: Num,
+    sizes: list[Num],
+    bucket_size: Num | None,
+    align: tuple[int, Num],
+    *,
+    sharded: bool,
+) -> Num:
+    """Lay tensors into a bucket that holds `filled` elements; adds to `sizes` what is closed, and returns what the last holds.
+
+    `align`: elements at whose multiples a tensor starts and a bucket ends. A bucket starts at a multiple of both.
+    """
+    start_at, end_at = align
     for elements, times, alone in pieces:
         own, apart, left = sharded and alone, -(-elements // start_at) * start_at, times
         while left:
-            start = -(-end // start_at) * start_at
-            if own and end > ends[-1]:
-                start = round_up(start, end_at)
-                ends.append(start)
+            start = -(-filled // start_at) * start_at
+            if own and filled > 0:
+                sizes.append(round_up(start, end_at))
+                start = 0
             laid = 1 if own else left
             if bucket_size is not None and laid > 1 and apart > 0:
-                laid = int(min(left, max(1, 1 - (start - ends[-1] + elements - bucket_size) // apart)))
-            end = start + (laid - 1) * apart + elements
+                laid = int(min(left, max(1, 1 - (start + elements - bucket_size) // apart)))
+            filled = start + (laid - 1) * apart + elements
             left -= laid
-            if own or (bucket_size is not None and end - ends[-1] >= bucket_size):
-                end = round_up(end, end_at)
-                ends.append(end)
+            if own or (bucket_size is not None and filled >= bucket_size):
+                sizes.append(round_up(filled, end_at))
+                filled = 0
                 if left > 1 and bucket_size is not None and not own:  # buckets of this size only, all equal
                     each = max(1, 1 - int((elements - bucket_size) // apart))
-                    size = round_up((each - 1) * apart + elements, end_at)
-                    ends += [end + size * i for i in range(1, left // each + 1)]
-                    end, left = ends[-1], left % each
-    if end > ends[-1]:
-        ends.append(round_up(end, end_at))
-    return [stop - start for start, stop in pairwise(ends)]
+                    sizes += [round_up((each - 1) * apart + elements, end_at)] * (left // each)
+                    left %= each
+    return filled
 
 
 def _columns(pieces: Sequence[Pieces], dp: Num, bucket_size: Num | None, *, sharded: bool, alignment: int) -> list[Num]:

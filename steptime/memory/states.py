@@ -10,7 +10,7 @@ from typing import NamedTuple
 from steptime.base.num import Num, ceil, lcm, maximum, where
 from steptime.job.assembly import Assembly, Chunk, CountedParams, LocalParam
 from steptime.job.job import Job
-from steptime.memory.buckets import BUCKET_ALIGNMENT, PARAM_ALIGNMENT, Pieces, piece_buckets, round_up
+from steptime.memory.buckets import BUCKET_ALIGNMENT, PARAM_ALIGNMENT, Pieces, Run, round_up, run_buckets
 from steptime.memory.moments import least_moments, mean_moments, unevenness, update_temporaries
 from steptime.memory.on_host import on_host, staging_bytes
 from steptime.model.lora import NF4, PROJECTIONS
@@ -215,10 +215,10 @@ def chunk_buckets(assembly: Assembly, chunk: Chunk) -> list[Bucket]:
     if in_one_piece(assembly, chunk):
         return whole_buckets(assembly, chunk, sharded=sharded)
     found: list[Bucket] = []
-    for group, backward in backward_pieces(assembly, chunk).items():
-        whole = sum([piece.times * piece.elements for piece in backward])
+    for group, backward in backward_runs(assembly, chunk).items():
+        whole = sum([times * piece.times * piece.elements for pieces, times in backward for piece in pieces])
         size = bucket_size(job, whole) if chunk.depth == 0 else None
-        counts = piece_buckets(backward, shard_ranks(job, group), size, sharded=sharded)
+        counts = run_buckets(backward, shard_ranks(job, group), size, sharded=sharded)
         found += [Bucket(elements, group) for elements in counts]
     return found
 
@@ -233,14 +233,14 @@ def in_one_piece(assembly: Assembly, chunk: Chunk) -> bool:
     return bool(chunk.depth) and not (pads(assembly.job) and assembly.copied_weight(chunk))
 
 
-def backward_pieces(assembly: Assembly, chunk: Chunk) -> dict[str, list[Pieces]]:
+def backward_runs(assembly: Assembly, chunk: Chunk) -> dict[str, list[Run]]:
     """The tensors of a chunk in the order of backward, by parameter group."""
     copied, parts = assembly.copied_weight(chunk), assembly.chunk_params(chunk)
-    found: dict[str, list[Pieces]] = {p.param.group: [] for params, _ in parts for p in params}
+    found: dict[str, list[Run]] = {p.param.group: [] for params, _ in parts for p in params}
     for params, count in reversed(parts):
         for group, backward in found.items():
             mine = [p for p in reversed(params) if p.param.group == group]
-            backward.extend([pieces_of(assembly.job, p, alone=p.param is copied) for p in mine] * count)
+            backward.append(([pieces_of(assembly.job, p, alone=p.param is copied) for p in mine], count))
     return found
 
 

@@ -12,8 +12,8 @@ from steptime.base.num import Num, is_column
 from steptime.job.assembly import Assembly, Chunk, LocalParam, Part, shard_of
 from steptime.job.candidates import Candidates
 from steptime.job.job import Job
-from steptime.memory.buckets import Pieces, piece_buckets
-from steptime.memory.states import Bucket, backward_pieces, bucket_size, in_one_piece, pads, shard_ranks, whole_buckets
+from steptime.memory.buckets import Pieces, Run, run_buckets
+from steptime.memory.states import Bucket, backward_runs, bucket_size, in_one_piece, pads, shard_ranks, whole_buckets
 from steptime.model.ops import Param
 from steptime.search.pipeline import Stages
 
@@ -165,30 +165,31 @@ def cut(sketch: Assembly, chunk: Chunk, size: int) -> Cut:
         elements = np.stack([np.broadcast_to(1.0 * bucket.elements, (size,)) for bucket in buckets], axis=-1)
         groups = np.tile([bucket.group for bucket in buckets], size)
         return Cut(elements.ravel(), np.repeat(np.arange(size), len(buckets)), groups)
-    each: list[list[Bucket]] = [[] for _ in range(size)]
-    for group, pieces in backward_pieces(sketch, chunk).items():
+    found: list[tuple[str, int, list[Num]]] = []
+    for group, runs in backward_runs(sketch, chunk).items():
         ranks = np.broadcast_to(shard_ranks(sketch.job, group), (size,)).tolist()
-        total = sum([piece.times * piece.elements for piece in pieces])
+        total = sum([times * piece.times * piece.elements for pieces, times in runs for piece in pieces])
         limits = (
             np.broadcast_to(bucket_size(sketch.job, total), (size,)).tolist() if chunk.depth == 0 else [None] * size
         )
-        for row, mine in enumerate(_rows(pieces, size)):
-            found = piece_buckets(mine, int(ranks[row]), limits[row], sharded=pads(sketch.job))
-            each[row] += [Bucket(elements, group) for elements in found]
-    each = [mine or [NO_BUCKET] for mine in each]
-    flat = [bucket for mine in each for bucket in mine]
-    owners = np.repeat(np.arange(size), list(map(len, each)))
-    return Cut(np.array([bucket.elements for bucket in flat]), owners, np.array([bucket.group for bucket in flat]))
+        for row, mine in enumerate(_rows(runs, size)):
+            found.append((group, row, run_buckets(mine, int(ranks[row]), limits[row], sharded=pads(sketch.job))))
+    empty = set(range(size)) - {row for _, row, sizes in found if sizes}
+    found += [(NO_BUCKET.group, row, [NO_BUCKET.elements]) for row in empty]
+    counts = [len(sizes) for _, _, sizes in found]
+    owners, groups = (np.repeat([one[at] for one in found], counts) for at in (1, 0))
+    order = np.argsort(owners, kind="stable")
+    elements = np.array([n for _, _, sizes in found for n in sizes])
+    return Cut(elements[order], owners[order], groups[order])
 
 
-def _rows(pieces: Sequence[Pieces], size: int) -> Iterator[list[Pieces]]:
+def _rows(runs: Sequence[Run], size: int) -> Iterator[list[Run]]:
     """Pieces in columns as those of each row."""
     import numpy as np
 
     known: dict[int, list[Pieces]] = {}
-    for piece in pieces:
-        if id(piece) not in known:
-            elements, times = (np.broadcast_to(x, (size,)).tolist() for x in (piece.elements, piece.times))
-            known[id(piece)] = [Pieces(n, int(count), piece.alone) for n, count in zip(elements, times, strict=True)]
+    for piece in (piece for pieces, _ in runs for piece in pieces):
+        elements, times = (np.broadcast_to(x, (size,)).tolist() for x in (piece.elements, piece.times))
+        known[id(piece)] = [Pieces(n, int(count), piece.alone) for n, count in zip(elements, times, strict=True)]
     for row in range(size):
-        yield [known[id(piece)][row] for piece in pieces]
+        yield [([known[id(piece)][row] for piece in pieces], times) for pieces, times in runs]
