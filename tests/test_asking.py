@@ -167,6 +167,11 @@ SECTIONS = "model, parallelism, performance, data, hardware, cross_dc, run, note
     [
         (("x.yaml", "--min-mfu", "50"), "3dtrn: --min-mfu: invalid fraction '50'; use 0.5 or 50%"),
         (("x.yaml", "--min-mfu", "101%"), "3dtrn: --min-mfu: invalid fraction '101%'; use 0.4 or 40%"),
+        (("--model", "llama3-8b", "--devices", "7.5"), "3dtrn: --devices: expected a whole number (got 7.5)"),
+        (
+            ("search", "configs/llama3_8b.yaml", "--devices", "7.5"),
+            "--devices 7.5: expected a whole number, a comma-separated list, or LOW:HIGH",
+        ),
         (("x.yaml", "--jsn"), "3dtrn: unrecognized arguments: --jsn; did you mean '--json'?"),
         (("schema", "--json"), "3dtrn schema: unrecognized arguments: --json; 3dtrn schema --help lists all"),
         (

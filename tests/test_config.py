@@ -63,6 +63,10 @@ def test_the_plan_itself_is_sound():
             "run: checkpoint_write_s and checkpoint_bytes_per_s are both set; use one",
         ),
         ("run.tokens=.nan", "run.tokens: expected a finite number (got nan)"),
+        ("run.checkpoint_write_s=.inf", "run.checkpoint_write_s: expected a finite number (got inf)"),
+        ("run.checkpoint_interval_s=.inf", "run.checkpoint_interval_s: expected a finite number (got inf)"),
+        ("run.checkpoint_interval_s=-.inf", "run.checkpoint_interval_s: expected a finite number (got -inf)"),
+        ("run.restart_s=.inf", "run.restart_s: expected a finite number (got inf)"),
         ("parallelism.layers_per_stage=[40, x]", "parallelism.layers_per_stage[1]: expected a whole number (got 'x')"),
         (
             "parallelism.layers_per_stage=atuo",

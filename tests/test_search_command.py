@@ -149,7 +149,7 @@ def test_a_signal_before_anything_fits_says_so_far(run, signal_at):
     [
         (["--devices", "0"], "--devices 0: expected at least 1, and LOW at most HIGH"),
         (["--devices", "8:4"], "--devices 8:4: expected at least 1, and LOW at most HIGH"),
-        (["--devices", "many"], "--devices many: expected a number, a comma-separated list, or LOW:HIGH"),
+        (["--devices", "many"], "--devices many: expected a whole number, a comma-separated list, or LOW:HIGH"),
         (["--fix", "tp"], "--fix tp: expected a.b=value"),
         (["--fix", "tp=x"], "--fix tp=x: expected whole numbers of at least 1 (got 'x')"),
         (["--fix", "tp=1,2"], "--fix tp=1,2: expected one value; use --over for several"),

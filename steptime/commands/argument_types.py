@@ -33,6 +33,14 @@ def share(text: str) -> float:
     return value
 
 
+def whole(text: str) -> int:
+    """A whole number."""
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a whole number (got {text})") from None
+
+
 def words(text: str) -> list[str]:
     """Words separated by commas."""
     return [word for word in text.replace(" ", "").split(",") if word]

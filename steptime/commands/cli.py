@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 from steptime import __version__
 from steptime.commands import launch_options, view_options
-from steptime.commands.argument_types import Parser, count, share
+from steptime.commands.argument_types import Parser, count, share, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -215,7 +215,7 @@ def _plan_options(made: argparse.ArgumentParser) -> None:
     """Options that make a plan without a file, or change one."""
     made.add_argument("--model", metavar="NAME", help="model preset (3dtrn models)")
     made.add_argument("--machine", metavar="NAME", help="machine (3dtrn machines)")
-    made.add_argument("--devices", type=int, metavar="N", help="number of devices; data parallelism follows")
+    made.add_argument("--devices", type=whole, metavar="N", help="number of devices; data parallelism follows")
 
 
 def _init(made: argparse.ArgumentParser) -> None:

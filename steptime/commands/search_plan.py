@@ -125,7 +125,7 @@ def numbers(option: str, text: str | None, problems: list[str]) -> list[int]:
     if text is None:
         return []
     if not re.fullmatch(r"\d+(,\d+)*|\d+:\d+", text):
-        problems.append(f"{option} {text}: expected a number, a comma-separated list, or LOW:HIGH")
+        problems.append(f"{option} {text}: expected a whole number, a comma-separated list, or LOW:HIGH")
         return []
     if ":" not in text:
         found = list(dict.fromkeys(map(int, text.split(","))))
