@@ -2,6 +2,7 @@
 
 import json
 import runpy
+from math import log
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,18 @@ def test_every_second_of_the_step_scales(plan, factor):
     assert found.throughput.peak_flops_used == plain.throughput.peak_flops_used
 
 
+@pytest.mark.parametrize("plan", PLANS)
+def test_the_evidence_is_that_of_the_plan_without_it(plan):
+    """The runs nearby are as near; the interval is as wide as before, in logarithms, around the calibrated step."""
+    plain = estimate(Job.load(f"configs/{plan}.yaml"))
+    found = estimate(plain.job.replace(**{"performance.calibration": {"factor": 1.3}}))
+    assert found.time.basis == plain.time.basis
+    assert log(found.time.step_s_p90 / found.time.step_s_p10) == pytest.approx(
+        log(plain.time.step_s_p90 / plain.time.step_s_p10)
+    )
+    assert found.time.step_s_p10 * found.time.step_s_p90 == pytest.approx(found.step_s**2)
+
+
 def test_a_run_calibrated_by_itself_comes_out_as_measured_but_for_the_shrinkage(tmp_path):
     job = Job.load(yaml.safe_dump(SMALL))
     plain = estimate(job).step_s
@@ -161,7 +174,10 @@ def test_a_factor_at_its_bound_is_called_so(run, tmp_path):
 
 
 def test_a_factor_of_ones_own_is_bounded_and_said():
-    assert Calibration(factor=1.1).words == ["calibrated: modeled kernel and link times x 1.100, set in the config"]
+    assert Calibration(factor=1.1).words == [
+        "calibrated: modeled kernel and link times x 1.100, set in the config",
+        "calibrated: the 80 % interval keeps its width and is centered on the calibrated step",
+    ]
     with pytest.raises(ConfigError, match=r"factor: must be at most 1\.5 \(got 2\)"):
         Calibration(factor=2.0)
 

@@ -122,7 +122,6 @@ class Estimate:
         beyond = list(rests.beyond)
         if self.job.performance.calibration:  # the factor holds the bias of runs like the team's own already
             low, high = (low - high) / 2.0, (high - low) / 2.0
-            beyond.append("calibration: the interval keeps its width and is centered on the calibrated step")
         if self.job.performance.cpu_offload.share:
             beyond.append(
                 "cpu_offload: no judged run has the host's update; two published ratios were compared by hand"

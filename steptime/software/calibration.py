@@ -53,8 +53,9 @@ class Calibration(Config, allow_inf_nan=False):
     @property
     def words(self) -> list[str]:
         """What the calibration is based on, as lines of the assumptions."""
+        centered = "calibrated: the 80 % interval keeps its width and is centered on the calibrated step"
         if not self.ratios:
-            return [f"calibrated: modeled kernel and link times x {self.factor:.3f}, set in the config"]
+            return [f"calibrated: modeled kernel and link times x {self.factor:.3f}, set in the config", centered]
         n, low, high = len(self.ratios), min(self.ratios), max(self.ratios)
         span = f"{low:.3f}" if n == 1 else f"{low:.3f} to {high:.3f}"
         runs = f"{n} {'run' if n == 1 else 'runs'}"
@@ -62,7 +63,8 @@ class Calibration(Config, allow_inf_nan=False):
             (
                 f"calibrated: modeled kernel and link times x {self.factor:.3f}, from {runs} of {self.source} "
                 f"(measured / modeled {span}, shrunk by {n} / ({n} + {DOUBT:g}))"
-            )
+            ),
+            centered,
         ]
         if factor_of(self.ratios).bounded:
             lines.append(

@@ -115,18 +115,19 @@ def lines(judged: Sequence[Judgement], of: str) -> list[dict[str, Any]]:
 
 
 def left_out(judged: Sequence[Judgement], of: str, what: str) -> Coverage | None:
-    """Coverage where the interval has no run of the row's source, accelerator or framework: what a new one can expect."""
+    """Coverage where no run of the row's source, accelerator, architecture or framework is known: what a new one can expect."""
     known = measured(of)
     sources = {row.id: row.group for row in shipped()}
 
+    field = {"framework": "family"}.get(what, what)
+
     def group_of(run: FitRun) -> str:
-        kind = run.place.kind
-        return {"source": sources.get(run.id, ""), "accelerator": kind.accelerator, "framework": kind.family}[what]
+        return sources.get(run.id, "") if what == "source" else str(getattr(run.place.kind, field))
 
     def group(j: Judgement) -> str:
         if j.place is None:
             return ""
-        return {"source": j.row.group, "accelerator": j.place.kind.accelerator, "framework": j.place.kind.family}[what]
+        return j.row.group if what == "source" else str(getattr(j.place.kind, field))
 
     others = {
         name: Measured((run for run in known.runs if group_of(run) != name), known.constants)
@@ -144,7 +145,7 @@ def summary_of(judged: Sequence[Judgement]) -> dict[str, list[dict[str, Any]]]:
     """The `intervals` of the summary of `3dtrn validate --json`."""
     found = {of: lines(judged, of) for of in ("step", "memory")}
     if any(j.row.published for j in judged):
-        for what in ("source", "accelerator", "framework"):
+        for what in ("source", "accelerator", "architecture", "framework"):
             if new := left_out(judged, "step", what):
                 found["step"].append({"what": f"all, their {what} left out", "split": "all"} | new._asdict())
     return found
