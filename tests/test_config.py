@@ -368,3 +368,13 @@ def test_where_yaml_is_loose_this_is_not():
         "e": "0x10",
         "f": "1e3",
     }
+
+
+def test_a_setting_of_a_presets_section_leaves_the_rest_of_it():
+    """--set model.moe.node_limit=2 keeps the preset's 256 experts, and model.attention.window its sinks."""
+    batch = "data: {gbs: 8, seqlen: 128, microbatch_sz: 1}, hardware: dgx-h100"
+    plan = f"{{model: deepseek-v3, devices: 8, parallelism: {{tp: 1, pp: 1}}, {batch}}}"
+    moe = Job.load(plan, ["model.moe.node_limit=2"]).model.moe
+    assert (moe.node_limit, moe.n_experts, moe.experts_per_token) == (2, 256, 8)
+    attention = Job.load(plan.replace("deepseek-v3", "gpt-oss-20b"), ["model.attention.window=64"]).model.attention
+    assert (attention.window, attention.sinks) == (64, True)

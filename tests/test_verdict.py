@@ -40,3 +40,13 @@ def test_reserved_memory_is_states_and_more_than_what_comes_and_goes():
 
 def test_one_device_has_no_communicator():
     assert estimate(job()).memory.overhead_bytes == (CONTEXT, 0.0)
+
+
+def test_a_p90_far_above_the_device_is_no_figure():
+    """1.5 times the device is the edge: what is needed at most is 1 byte below it, then 1 above."""
+    memory = estimate(job(tp=4, dp=2)).memory
+    outside = sum(memory.overhead_bytes)
+    for over, told in ((-1.0, False), (1.0, True)):
+        p90 = 1.5 * memory.capacity_bytes - outside + over
+        assert memory._replace(peak_reserved_bytes_p90=p90).open_ended is told
+    assert not memory._replace(capacity_bytes=memory.least_bytes - 1.0).open_ended

@@ -85,6 +85,10 @@ class Fix(NamedTuple):
     """The verdict with the change: tight ones are listed where no change makes it fit."""
 
 
+OPEN_ENDED = 1.5
+"""Devices' memory from which on a p90 of reserved memory is not told as a figure: no run can reserve more than there is."""
+
+
 class Memory(NamedTuple):
     """Device memory by stage, compared with the device's capacity."""
 
@@ -118,6 +122,11 @@ class Memory(NamedTuple):
     def most_bytes(self) -> float:
         """Most bytes that it needs in 9 of 10 cases: the p90 of reserved memory plus the same. Within the capacity: fits."""
         return self.most_of(self.peak_reserved_bytes)
+
+    @property
+    def open_ended(self) -> bool:
+        """Whether the p90 of reserved memory is so far above the device that it only says: no measured run bounds it."""
+        return self.most_bytes > OPEN_ENDED * self.capacity_bytes >= OPEN_ENDED * self.least_bytes
 
     def least_of(self, allocated_bytes: float) -> float:
         """`least_bytes` of a stage with this allocated memory."""

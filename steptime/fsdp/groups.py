@@ -47,6 +47,7 @@ class ParamGroup:
     frozen: Num = 0
     """Of `elements` those of frozen parameters, which have no gradient; `frozen_padded` likewise of `padded`."""
     frozen_padded: Num = 0
+    plain: bool = False  # parameters that FSDP ignores
     experts: ParamGroup | None = None
     """A second group, of the experts; it is gathered after this one and reduced before it."""
 
@@ -84,6 +85,8 @@ class Buffers(NamedTuple):
     (foreach_all_gather_copy_out)."""
     last: Num
     """The gradient of its last parameter."""
+    sums: Num
+    """Gradients of several micro-batches, added up whole: in the dtype of the reduction, or flat."""
 
 
 class Groups(NamedTuple):
@@ -183,7 +186,8 @@ def layer_group(assembly: Assembly, part: Part) -> ParamGroup:
         for group in ("dense", "expert")
         if (mine := [of for of in part.params if (of.group == "expert") == (group == "expert")])
     }
-    experts = replace(found["expert"], kind="expert") if "expert" in found else None
+    alone = job.software.layout.lone_experts == "plain" and same(shard_ranks(job, "expert") == 1)
+    experts = replace(found["expert"], kind="expert", plain=alone) if "expert" in found else None
     return replace(found["dense"], quantized=part.n_quantized, experts=experts)
 
 
@@ -215,17 +219,21 @@ def buffers(assembly: Assembly, of: ParamGroup) -> Buffers:
     reduce = ITEMSIZE[options(assembly).reduce_dtype]
     shard, trained = of.padded / of.ranks, of.trained_shard
     copied = 0.0 if stored == reduce else stored
+    gradients = (of.elements - of.frozen) * used
+    if of.plain:
+        return Buffers(0.0, 0.0, 0.0, gradients, 0.0, 0.0, 0.0, 0.0, 0.0, gradients)
     whole = of.padded * used - of.quantized * quantized_saving(job)
     return Buffers(
         sent=sent_bytes(job, shard),
         gathered=whole,
         unsharded=whole,
-        gradients=(of.elements - of.frozen) * used,
+        gradients=gradients,
         reduce_input=trained * of.ranks * reduce,
         reduce_output=trained * reduce,
         reduced=trained * (reduce + copied) + of.last * used,
         turned=of.turned * used,
         last=of.last * used,
+        sums=whole if options(assembly).version == 1 else gradients / used * reduce,
     )
 
 

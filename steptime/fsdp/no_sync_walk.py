@@ -45,11 +45,7 @@ class Sums:
         self.grown = 1.0 if self.flat else ITEMSIZE[said.reduce_dtype] / used
         """Size of a sum relative to the gradients."""
         self.copied = self.grown != 1.0
-        self.whole = self.of(root) + sum([self.of(layer.buffers) for layer in layers])
-
-    def of(self, group: Buffers) -> Num:
-        """Bytes of a group's sums."""
-        return group.gathered if self.flat else self.grown * group.gradients
+        self.whole = root.sums + sum([layer.buffers.sums for layer in layers])
 
     def reduced(self, group: Buffers) -> Num:
         """What replaces a group's sums once they are copied in; its last sum is one of them (foreach_reduce)."""
@@ -134,14 +130,14 @@ def backward(walked: WalkedChunk, moments: Moments, phase: Phase) -> None:
         unsharded = unsharded - (0.0 if reshard or kept else block.unsharded)
         rest = fresh + x + (following if reshard else unsharded)
         if phase.last:
-            there = there - sums.of(block)
+            there = there - block.sums
             reducing = 0.0
             for at, waits in reductions(layers[i], sums):
                 moments.mark(below, there + rest + at, "backward of a reduce-scatter")
                 reducing = waits
             moments.to_come = maximum(0.0, moments.to_come - sum(layers[i].gradients))
         elif not phase.summed:
-            there = there + sums.of(block)
+            there = there + block.sums
             copied = layers[i].last if sums.copied else 0.0
             moments.mark(below, there + rest + copied, "backward of a sum of gradients")
         if (said.wrap == "model" and not at_once) or (said.wrap != "model" and phase.last):
@@ -156,21 +152,21 @@ def backward(walked: WalkedChunk, moments: Moments, phase: Phase) -> None:
 def root_sums(moments: Moments, root: Buffers, sums: Sums, phase: Phase, beside: Num) -> None:
     """The root's gradients at the end of a backward: reduced by the last micro-batch, copied by the first."""
     if phase.last:
-        left = maximum(sums.of(root), sums.reduced(root)) + root.reduce_input
+        left = maximum(root.sums, sums.reduced(root)) + root.reduce_input
         moments.mark(0.0, beside + left, "backward of the root's reduce-scatter")
     elif not phase.summed and sums.copied:
-        moments.mark(0.0, beside + sums.of(root) + root.last, "backward of a sum of gradients")
+        moments.mark(0.0, beside + root.sums + root.last, "backward of a sum of gradients")
 
 
 def reductions(layer: Wrapped, sums: Sums) -> Iterator[tuple[Num, Num]]:
     """At each reduction of a layer, its experts' first: the bytes that its groups hold, and the inputs, which outlive it."""
     inputs: Num = 0.0
-    left = sums.of(layer.buffers)
+    left = layer.buffers.sums
     for j in range(len(layer.each) - 1, -1, -1):
         one = layer.each[j]
-        left, inputs = left - sums.of(one), inputs + one.reduce_input
+        left, inputs = left - one.sums, inputs + one.reduce_input
         gathered = sum([of.unsharded for of in layer.each[:j]])
-        yield maximum(sums.of(one), sums.reduced(one)) + left + gathered + inputs, inputs
+        yield maximum(one.sums, sums.reduced(one)) + left + gathered + inputs, inputs
 
 
 def flat_backward(
@@ -203,10 +199,10 @@ def flat_backward(
         moments.mark(below, total + base + there + memory.backward.bytes - memory.saved, op)
         below = below - memory.saved
         moments.mark(below, total + base + there + flat.gradients + flat.gathered + x, "backward of a flat gradient")
-        total = total + (0.0 if phase.summed else sums.of(flat))
+        total = total + (0.0 if phase.summed else flat.sums)
         freed = flat.gathered if reshard or phase.last else 0.0
         if phase.last:
-            total = total - sums.of(flat)
+            total = total - flat.sums
             held = total + base + there + reduction(assembly, flat) + flat.gradients + x - flat.gathered
             moments.mark(below, held, "backward of a reduce-scatter")
             moments.to_come = maximum(0.0, moments.to_come - sum(layers[i].gradients))

@@ -274,7 +274,7 @@ def rows(
     named += [(f"{name} experts", of.experts, count) for name, of, count in named if of.experts is not None]
     for name, of, count in named:
         sizes, over = buffers(assembly, of), shard_group(job, of.kind)
-        if of.padded:
+        if sizes.gathered:
             gather = collective("all_gather", sizes.gathered, over, tiers)
             made.append((f"{name} parameters", "all_gather", sizes.gathered, count.gathers, gather, over))
         if sizes.reduce_input:

@@ -158,6 +158,8 @@ def put(data: dict[str, Any], path: str, value: Any) -> None:
             raise ConfigError(
                 f"{path}: {'.'.join(parents[: depth + 1])} is a single value, not a section (got {show(child)})"
             )
+        if depth == 1 and child is None and parents[0] == "model" and isinstance(node.get("preset"), str):
+            child = _of_preset(node["preset"], key)
         node[key] = node = dict(child or {})
     node[last] = value
     for key, other in _EITHER.items():
@@ -180,6 +182,17 @@ def _take(data: dict[str, Any], path: str) -> None:
         data[section] = {key: getattr(node, key) for key in node.model_fields_set if key != name}
     elif isinstance(node, dict):
         data[section] = {key: value for key, value in node.items() if key != name}
+
+
+def _of_preset(name: str, section: str) -> dict[str, Any]:
+    """A section of a preset (moe, attention ...), of which a setting then changes one key; empty where it has none."""
+    from steptime.model.presets import load_model
+
+    try:
+        found = getattr(load_model(name), section, None)
+    except ConfigError:  # said when the model is read
+        return {}
+    return found.model_dump(exclude_unset=True) if isinstance(found, Config) else {}
 
 
 def _spelled_out(section: str, value: str | Machine | Model) -> dict[str, Any]:

@@ -100,8 +100,11 @@ def memory(estimate: Estimate) -> Table:
     rows += [
         ["context, communicators", *_gib_column([sum(found.overhead_bytes)] * len(stages))],
         ["needed at least", *_gib_column(least)],
-        ["needed at most (p90)", *_gib_column(most)],
-        [f"left of {usable} usable", *_gib_column(found.capacity_bytes - x for x in most)],
+        ["needed at most (p90)", *(["not known"] * len(stages) if found.open_ended else _gib_column(most))],
+        [
+            f"left of {usable} usable",
+            *([""] * len(stages) if found.open_ended else _gib_column(found.capacity_bytes - x for x in most)),
+        ],
     ]
     if found.host_bytes:
         rows.append(["states on the host, a node", *_gib_column([found.host_bytes]), *[""] * (len(stages) - 1)])

@@ -168,7 +168,7 @@ def _room(estimate: Estimate) -> str:
     memory = estimate.memory
     capacity, least, most = memory.capacity_bytes, memory.least_bytes, memory.most_bytes
     where = f"on stage {memory.worst_stage} (highest)" if len(memory.stages) > 1 else "per device"
-    told = f"needs {gib(least)} to {gib(most)} of {gib(capacity)} GiB {where}"
+    told = f"needs {gib(least)} {'or more' if memory.open_ended else f'to {gib(most)}'} of {gib(capacity)} GiB {where}"
     if memory.host_overflows:
         told += f", {gib(memory.host_bytes)} of {gib(memory.host_capacity_bytes or 0.0)} GiB of a node's host"
     if memory.host_overflows and least <= capacity:
@@ -176,6 +176,8 @@ def _room(estimate: Estimate) -> str:
     match memory.verdict:
         case "fits":
             return f"{told}; {gib(capacity - most)} GiB free"
+        case "tight" if memory.open_ended:
+            return f"{told}; measured runs like it give no upper bound"
         case "tight":
             return f"{told}; {gib(most - capacity)} GiB over at most"
         case _:

@@ -61,6 +61,8 @@ class LayoutSettings(Config):
     bucket_elements: float
     """Gradient bucket size [elements]; Megatron: max(40e6, 1e6 * dp), which `bucket_elements_per_dp` adds."""
     bucket_elements_per_dp: float
+    lone_experts: Literal["wrapped", "plain"]
+    """Experts that no ranks share: a group of FSDP all the same, or parameters that it ignores."""
     no_sync: bool
     """Whether FSDP reduces gradients in the last micro-batch of a step alone."""
     vocab_multiple: int

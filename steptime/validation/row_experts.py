@@ -102,7 +102,27 @@ def experts(row: MeasuredRow, name: str, assumed: list[str]) -> dict[str, Any]:
     elif "torchtitan" in row.text("framework").lower() and "forced load balance" not in words:
         section["imbalance_factor"] = LEARNED_IMBALANCE
     assumed.append(f"imbalance_factor: {section.get('imbalance_factor', 1)}")
+    if "automodel" in row.text("framework").lower() and (ep := row.whole("ep") or 1) > 1:
+        section |= {
+            "n_groups": ep,
+            "node_limit": ranks_of_balanced_gate(section["n_experts"], section["experts_per_token"], ep),
+        }
+        assumed.append(f"ranks of a token: {section['node_limit']}, as its balanced gate deals out experts")
     return section
+
+
+def ranks_of_balanced_gate(experts: int, per_token: int, ep: int) -> int:
+    """Ranks that a token of AutoModel's benchmarks goes to, in the mean and rounded: consecutive experts lie side by side.
+
+    NVIDIA-NeMo/Automodel@36044ad3 nemo_automodel/components/moe/layers.py, FakeBalancedGate: token i takes the experts from
+    i * per_token on, modulo their number. DeepSeek-V3 on 64 ranks: 8 experts of which a rank has 4.
+
+    >>> ranks_of_balanced_gate(256, 8, 64), ranks_of_balanced_gate(128, 8, 8)
+    (2, 1)
+    """
+    starts = [token * per_token % experts for token in range(experts)]
+    touched = [len({(start + i) % experts * ep // experts for i in range(per_token)}) for start in starts]
+    return round(sum(touched) / len(touched))
 
 
 def which_layers(row: MeasuredRow) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from steptime.hardware.machine import Machine
 from steptime.job.job import Job
 from steptime.validation.ci_jobs import is_ci, plan_of
 from steptime.validation.measurements import MeasuredRow, SkipRowError
-from steptime.validation.row_experts import expert_degrees, kinds_of
+from steptime.validation.row_experts import expert_degrees, has_experts, kinds_of
 from steptime.validation.row_hybrid import completed, hybrid_model, is_hybrid
 from steptime.validation.row_machine import hardware_of, machine
 from steptime.validation.row_native import resharded
@@ -213,6 +213,12 @@ def _sharding(row: MeasuredRow, framework: RowFramework, assumed: list[str], dp:
     if framework.sharded:
         notes = row.text("overlap_notes").lower()
         fsdp: dict[str, Any] = {"reshard_after_forward": resharded(row)}
+        if framework.profile == "automodel" and has_experts(
+            row
+        ):  # examples/llm_benchmark: moe.reshard_after_forward false
+            fsdp |= {"reshard_after_forward": False} | (
+                {"reshard_after_backward": False} if row.needed("pp") == 1 else {}
+            )
         if said.startswith("fsdp1"):
             fsdp["version"] = 1
         if "bf16 reduce" in notes or "bf16 reduce" in row.text("precision").lower():

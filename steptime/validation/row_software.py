@@ -52,7 +52,7 @@ class RowFramework(NamedTuple):
 ROW_FRAMEWORKS = (
     RowFramework(r"maxtext", "MaxText", "xla"),
     RowFramework(r"paxml", "PaxML", "paxml"),
-    RowFramework(r"automodel", "NeMo AutoModel", "fsdp2"),
+    RowFramework(r"automodel", "NeMo AutoModel", "automodel"),
     RowFramework(r"deepspeedexamples|^deepspeed zero-3$", "DeepSpeed", "deepspeed-2021"),
     RowFramework(r"trainer \+ deepspeed|xtuner", "DeepSpeed", "deepspeed"),
     RowFramework(r"bloom|bigscience|megatron-deepspeed \(zero-1\)", "Megatron-DeepSpeed", "bloom"),

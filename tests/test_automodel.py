@@ -1,0 +1,59 @@
+"""NeMo AutoModel: experts without FSDP where no ranks share them, sums of gradients, and its balanced gate."""
+
+from __future__ import annotations
+
+import pytest
+
+from steptime import Job, estimate, fsdp
+from steptime.job.assembly import Assembly
+from steptime.validation.row_experts import ranks_of_balanced_gate
+
+MODEL = {
+    "n_layers": 2, "hidden_sz": 64, "inter_sz": 128, "n_q_heads": 4, "vocab_sz": 256,
+    "moe": {"n_experts": 8, "expert_inter_sz": 32, "experts_per_token": 2},
+}  # fmt: skip
+KEPT = {"reshard_after_forward": False, "reshard_after_backward": False}
+
+
+def job(dp: int, micro_batches: int = 1, **performance: object) -> Job:
+    return Job(
+        model=MODEL,
+        parallelism={"tp": 1, "pp": 1, "dp": dp, "ep": 4, "fsdp": KEPT},
+        performance={"software": "automodel", **performance},
+        data={"gbs": dp * micro_batches, "seqlen": 32, "microbatch_sz": 1},
+        hardware="dgx-h100",
+    )
+
+
+def collectives(of: Job) -> dict[str, float]:
+    return {row.name: row.count_per_step for row in estimate(of).collectives if row.axis == "dp"}
+
+
+def test_experts_that_no_ranks_share_are_not_gathered():
+    """4 ranks and ep 4: each expert lies on one rank, outside of FSDP. With 8 ranks two share it, and it is gathered."""
+    assert "block experts parameters" not in collectives(job(4))
+    assert collectives(job(8))["block experts parameters"] == 2.0
+
+
+def test_sums_of_gradients_by_hand():
+    """Expert: 2 experts of 3 x 64 x 32 in bf16, as they are, 2 layers: 2 x 2 x 6,144 x 2 B = 49,152 B.
+
+    Dense, in fp32: embedding and head 2 x 256 x 64; two layers of q and output 2 x 64 x 64, k and v the same, router 8 x 64,
+    norms 2 x 64; the final norm 64: 32,768 + 2 x (16,384 + 512 + 128) + 64 = 66,880 elements, 267,520 B.
+    """
+    assert fsdp.summed_bytes(Assembly(job(4, 2))) == 49_152 + 267_520
+
+
+@pytest.mark.parametrize(("micro_batches", "gathers"), [(1, 1.0), (4, 1.0)])
+def test_parameters_are_gathered_and_gradients_reduced_once_a_step(micro_batches, gathers):
+    """reshard_after_forward and reshard_after_backward false, no_sync: 2 blocks, 1 root."""
+    found = collectives(job(8, micro_batches))
+    assert (found["root parameters"], found["root gradients"]) == (gathers, 1.0)
+    assert (found["block parameters"], found["block gradients"]) == (2.0, 2.0)
+
+
+def test_ranks_of_the_balanced_gate_by_hand():
+    """Kimi K2 on 32 ranks, 12 experts each: starts at 0, 8, 16 = 4 of the next ... of 12, so 1, 2 and 1 ranks: 1.33."""
+    assert ranks_of_balanced_gate(384, 8, 32) == 1
+    assert ranks_of_balanced_gate(256, 8, 64) == 2
+    assert ranks_of_balanced_gate(256, 8, 256) == 8
