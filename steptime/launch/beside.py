@@ -21,6 +21,8 @@ class Beside:
     def __init__(self, folder: Path | None = None, added: Iterable[str] = ()) -> None:
         self.folder = folder
         self.added = [Path(name) for name in added]
+        self.written: dict[str, str] = {}
+        """Name -> text of the files that a script writes before it reads them."""
         for path in self.added:
             if not path.is_file():
                 raise ConfigError(f"--with {path}: no such file")
@@ -47,6 +49,8 @@ class Beside:
 
     def text(self, name: str) -> str | None:
         """The text of that file; None where there is none, or it cannot be read."""
+        if (written := self.written.get(PurePosixPath(name.strip("'\"")).name)) is not None:
+            return written
         path = self.path(name)
         try:
             return path.read_text(encoding="utf-8", errors="replace") if path is not None else None

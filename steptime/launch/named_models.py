@@ -77,6 +77,21 @@ def _last_name(path: str) -> str:
     return last.rpartition("--")[2] if last.startswith("models--") else last
 
 
+_OTHER = re.compile(
+    r"(?:^|-)(?:vl\d*|vlm|llava|internvl[\d.]*|paligemma2?|idefics\d?|pixtral|mllama|minicpm-v|vision|omni|audio|whisper|"
+    r"moondream\d?|molmo|smolvlm\d?|glm-4(?:\.\d)?v)(?:-|$)"
+)
+
+
+def sees_or_hears(name: str) -> bool:
+    """Whether a model's name says that it takes images or sound beside text.
+
+    >>> sees_or_hears("Qwen/Qwen2.5-VL-7B-Instruct"), sees_or_hears("Qwen/Qwen2.5-7B")
+    (True, False)
+    """
+    return bool(_OTHER.search(_last_name(name).lower().replace("_", "-")))
+
+
 def preset_of(name: str) -> str | None:
     """The preset of a model as Hugging Face's hub names it; None where there is none.
 

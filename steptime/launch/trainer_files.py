@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from steptime.launch.keys import KeyTable, flatten, rule_of, spelled
 from steptime.launch.nemo.interpolate import resolve
 from steptime.launch.program_defaults import defaults_in
 from steptime.launch.shell.processes import flags_of, taken_apart
-from steptime.launch.shell.script import Script, read_script, variables_of
+from steptime.launch.shell.script import SUBCOMMANDS, Script, read_script, variables_of
 
 _NO_TRAINING = ("infer_backend", "export_dir", "export_size", "do_predict", "predict_with_generate", "vllm_maxlen")
 """Keys of jobs that run or export a model, where do_train is not said as well."""
@@ -30,6 +31,19 @@ def without_training(said: Mapping[str, Any]) -> str:
     if str(said.get("do_train")).lower() == "true" or "per_device_train_batch_size" in said:
         return ""
     return next((key for key in _NO_TRAINING if str(said.get(key) or "false").lower() not in {"false", "none"}), "")
+
+
+def plainly(said: Mapping[str, Any], table: KeyTable) -> dict[str, Any]:
+    """Keys with a switch no_X as X, where the trainer has only that."""
+    found: dict[str, Any] = {}
+    for name, value in said.items():
+        switch = name.removeprefix("no_")
+        turned = (
+            switch != name and rule_of(spelled(name, table), table) is None and spelled(switch, table) in table.rules
+        )
+        known = turned and str(value).lower() in {"true", "false"}
+        found |= {switch: str(value).lower() == "false"} if known else {name: value}
+    return found
 
 
 class Said(NamedTuple):
@@ -69,7 +83,9 @@ def said_in(path: str, text: str, table: KeyTable, env: dict[str, str], beside: 
         said = _configs(script, path, beside) | _of_accelerate(script, table)
         said |= dict(flags_of([word.text for word in script.arguments]))
         unclear = _without_value(script)
-        if script.launchers and script.unclear:  # a launcher's default does not tell them either
+        if script.unclear and (
+            script.launchers or script.program not in SUBCOMMANDS
+        ):  # no launcher's default tells them
             unclear["devices"] = script.unclear[0]
         launcher = {"nproc": script.devices_per_node} if script.devices is None and not script.unclear else {}
         said |= {key: value for key, value in launcher.items() if value}
@@ -79,6 +95,9 @@ def said_in(path: str, text: str, table: KeyTable, env: dict[str, str], beside: 
     tree = resolve(parse_mapping(text, path, repeats=True), env | variables_of(beside))
     for section in table.raw.get("inside") or []:
         tree = tree[section] if isinstance(tree.get(section), dict) else tree
+    if isinstance(inline := tree.get("deepspeed"), dict) and inline and beside is not None:
+        beside.written["the deepspeed section"] = json.dumps(inline)
+        tree["deepspeed"] = "the deepspeed section"
     return Said(flatten(tree), of_comment(text))
 
 

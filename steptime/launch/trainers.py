@@ -27,9 +27,9 @@ from steptime.launch.figures import Figures, size_of
 from steptime.launch.job_keys import JobKeys, text_of
 from steptime.launch.keys import flatten, load_table, read_keys, spelled
 from steptime.launch.megatron.primus import read_primus
-from steptime.launch.named_models import preset_of
-from steptime.launch.reading import LaunchFlag, Reading
-from steptime.launch.trainer_files import said_in, without_training
+from steptime.launch.named_models import preset_of, sees_or_hears
+from steptime.launch.reading import OTHER_MODEL, LaunchFlag, Reading
+from steptime.launch.trainer_files import plainly, said_in, without_training
 from steptime.launch.vocabulary import entries_of
 from steptime.launch.zero_stage import put_zero
 
@@ -60,7 +60,13 @@ def read_trainer(
     said = {name.replace("-", "_"): value for name, value in said.items()}
     if key := without_training(said):
         raise ConfigError(f"{path}: {key} {text_of(said[key])}: this job does not train")
-    given = read_keys(said, table)
+    given = read_keys(plainly(said, table), table)
+    for by, names in (table.raw.get("renamed_beside") or {}).items():  # only where nothing says the same
+        known = {item.key for item in given}
+        given = [
+            item._replace(key=names[item.name]) if by in known and names.get(item.name, by) not in known else item
+            for item in given
+        ]
     defaults: dict[str, Any] = {}
     for key, more in (table.raw.get("defaults_with") or {}).items():
         defaults |= more if any(item.key == key for item in given) else {}
@@ -83,6 +89,9 @@ class _Plan(Figures):
         super().__init__(keys)
         self.devices, self.beside = devices, beside
         self.config: dict[str, Any] = {"model": {}, "parallelism": {"tp": 1, "pp": 1}, "performance": {}, "data": {}}
+        own = (keys.table.raw.get("renamed_beside") or {}).values()
+        self.own_names = next((item.name for item in keys.given if any(item.name in names for names in own)), "")
+        """A name that the trainer does not have: the program has its own arguments, and its own defaults."""
         self.hybrid = False
         """Whether each node holds all parameters and only its devices share them."""
         for key, rule in keys.table.rules.items():
@@ -134,6 +143,8 @@ class _Plan(Figures):
             keys.notes.append(f"sequence length not set, so {keys.get(length)}: the default of {whose}")
         if "seqlen" not in config["data"]:
             keys.left_open["data.seqlen"] = "sequence length unknown; add --set data.seqlen=N"
+        if "performance.precision" in keys.left_open:
+            del config["performance"]["precision"]
         return keys.reading({section: value for section, value in config.items() if value != {}})
 
     def _replay(self, share: Any) -> None:
@@ -148,7 +159,9 @@ class _Plan(Figures):
     def _software(self) -> str:
         """The profile, and how parameters are sharded, by what runs the steps."""
         profiles = self.keys.table.raw["software"]
-        if self.on("@deepspeed"):
+        if self.on("@deepspeed") or (
+            "deepspeed" in profiles and "zero_stage" in self.keys.values and not self._sharded()
+        ):
             put_zero(self, self.config, self.beside)
             return str(profiles["deepspeed"])
         if self._sharded():
@@ -196,6 +209,9 @@ class _Plan(Figures):
             self.keys.approximate(self.figures["@fp8"], "torchao's float8 projections: bf16 ones are counted")
         if self._pure() and not self.on("@deepspeed"):  # whose masters are fp32 all the same
             return dict.fromkeys(("precision", "param_dtype", "main_grad_dtype", "moment_dtype"), "bf16")
+        if self.own_names and not (bf16 or fp16 or word.strip() or self.on("@fp8")):
+            why = f"precision unknown ({self.own_names} is no argument of {self.keys.table.framework})"
+            self.keys.left_open["performance.precision"] = f"{why}; add --set performance.precision=NAME"
         half = {"precision": "bf16" if bf16 or self.on("@fp8") else "fp16" if fp16 else "fp32"}
         kept = self.on("@deepspeed") or self._sharded()
         if (
@@ -236,6 +252,8 @@ class _Plan(Figures):
         if name and is_readable(found):
             config["model"] = {"hf": str(found)} | config["model"]
             return
+        if sees_or_hears(name):
+            keys.leave_out(self.figures["@model"], f"{OTHER_MODEL}: it takes images or sound beside text")
         what = f"model {name!r} is not among the presets" if name else "model unknown"
         if self.figures.get("@model") in keys.without_value and re.fullmatch(r"\$\{?\w+\}?", name):
             what = f"model {name} has no value"

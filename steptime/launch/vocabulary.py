@@ -46,7 +46,8 @@ def entries_of(kind: str, files: Iterable[str], beside: Beside | None = None) ->
         counted = _counted(found_at) or _pieces(found_at, _ADDED.get(kind, ()))
         if counted is not None:
             return counted, f"as counted in {found_at.name}"
-        last = "/".join([part for part in name.split("/") if part][-2:])
+        hub = re.search(r"models--([^/]+?)--([^/]+)", name)  # the hub's cache, whatever snapshot
+        last = "/".join(hub.groups() if hub else [part for part in name.split("/") if part][-2:])
         if found := _by_name(last.lower()) or _sized(last.lower()) or _of_model(last):
             return found[0], f"{found[1]} ({last.rpartition('/')[2]})"
         own = own or not _PLAIN.fullmatch(re.sub(r"\$\{?\w+\}?|<[^>]*>|\[[^]]*\]", "", last).lower())

@@ -27,7 +27,7 @@ def put_zero(found: Figures, config: dict[str, Any], beside: Beside | None) -> N
     if stage is None and (in_name := re.search(r"z(?:ero)?_?-?(?:stage)?_?([0-3])", name.lower())):
         stage = in_name[1]
         keys.notes.append(f"ZeRO stage {stage} by the name of {name}")
-    there = beside is not None and beside.path(name) is not None  # then it says so itself
+    there = beside is not None and beside.text(name) is not None  # then it says so itself
     if not there and re.search(r"(?<!no)(?<!no[-_])(?<!without[-_])offload", name.lower()):
         keys.leave_out(found.figures["@deepspeed"], "states in the host's memory")
     if stage is not None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from itertools import zip_longest
+from pathlib import PurePosixPath
 
+from steptime.launch.beside import Beside
 from steptime.launch.shell.conditions import Outcome
 from steptime.launch.shell.expansion import Expander, quoted
 from steptime.launch.shell.grammar import ASSIGNMENT, Simple
@@ -71,6 +73,15 @@ def read_names(expand: Expander, node: Simple, words: list[str]) -> None:
         parts = text.split(separator, len(names) - 1)
         for name, part in zip_longest(names, parts, fillvalue=""):
             scope.put(name, part.strip(), node.line)
+
+
+def write_file(expand: Expander, node: Simple, beside: Beside) -> None:
+    """`cat > FILE <<EOF`: a file to be read, where every value in its text is known."""
+    if node.body is None or node.to is None:
+        return
+    text, name = expand.text(quoted(node.body), node.line), expand.text(node.to.text, node.line)
+    if expand.scope.known(text):
+        beside.written[PurePosixPath(expand.scope.shown(name)).name] = text
 
 
 def text_to_read(words: list[str]) -> tuple[int, str]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from steptime.launch.beside import Beside
 from steptime.launch.shell import grammar
-from steptime.launch.shell.assignments import LARGEST, assign, let, read_names, text_to_read
+from steptime.launch.shell.assignments import LARGEST, assign, let, read_names, text_to_read, write_file
 from steptime.launch.shell.conditions import Outcome, answer
 from steptime.launch.shell.expansion import Expander
 from steptime.launch.shell.lexer import Token
@@ -175,8 +175,6 @@ class DryRun:
         cause = self.scope.cause(text, "").within(f"the case in line {node.line}")
         self.side_by_side([body for _, body in node.arms], cause)
 
-    # --- one command ---------------------------------------------------------------------------------------------------
-
     def simple(self, node: grammar.Simple) -> Outcome:
         """Assignments, tests, and what else changes variables; anything else is kept as a command."""
         if node.words and node.words[0].text in {"[", "[[", "test"}:
@@ -219,6 +217,8 @@ class DryRun:
                 self.scope.put(value.text, "", node.line)
         elif first == "read" and rest and node.body is not None:
             read_names(self.expand, node, [word.text for word in rest])
+        elif first == "cat" and node.to is not None:
+            write_file(self.expand, node, self.beside)
         elif first == "let":
             for value in rest:
                 let(self.scope, value.text)
@@ -280,8 +280,6 @@ class DryRun:
             self.block(grammar.parse_shell(text, self.name, line))
         self.started_by(fields[:at], start)
         return True
-
-    # --- tests ---------------------------------------------------------------------------------------------------------
 
     def arithmetic(self, node: grammar.Simple) -> Outcome:
         """(( ... )): an assignment or a comparison."""

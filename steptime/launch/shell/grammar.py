@@ -14,11 +14,13 @@ _DEEPEST = 60
 
 
 class Simple(NamedTuple):
-    """The words of one command; `body` is the text that it is given: its here-document, or the word of <<<, as they stand."""
+    """The words of one command, the text that it is given, and the file that its output goes to."""
 
     words: list[Token]
     line: int
     body: str | None = None
+    """Its here-document, or the word of <<<, as they stand."""
+    to: Token | None = None
 
 
 class If(NamedTuple):
@@ -246,6 +248,7 @@ class _Parser:
     def simple(self) -> Simple:
         words: list[Token] = []
         body: str | None = None
+        to: Token | None = None
         first = self.peek()
         inside = False  # [[ ... ]] has operators of its own
         while (token := self.peek()) is not None:
@@ -255,6 +258,8 @@ class _Parser:
                     break
                 body = token.body if token.text in {"<<", "<<-"} else body
                 self._redirection()
+                if token.text in {">", ">|"}:
+                    to = next(iter(self.tokens[self.i - 1 : self.i]), None)
                 if token.text == "<<<":  # what follows it, if anything does
                     body = "".join(_plain(word.text) for word in self.tokens[self.i - 1 : self.i])
                 continue
@@ -262,7 +267,7 @@ class _Parser:
                 break
             words.append(token)
             self.i += 1
-        return Simple(words, first.line if first else 0, body)
+        return Simple(words, first.line if first else 0, body, to)
 
     def _redirections(self) -> None:
         while (token := self.peek()) is not None and token.operator and token.text in REDIRECTIONS:

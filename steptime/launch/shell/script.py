@@ -81,7 +81,7 @@ _COMMANDS = {name: name for name in LAUNCHERS} | {
 }
 """A word of a command -> the launcher that it is."""
 _TRAINERS = frozenset({"swift", "megatron", "llamafactory-cli", "axolotl", "tune"})
-_SUBCOMMANDS = frozenset({"sft", "pt", "rlhf", "train", "run"})
+SUBCOMMANDS = frozenset({"sft", "pt", "rlhf", "train", "run"})
 """Programs that launch themselves, and what they are told to do."""
 _NO_LAUNCH = frozenset({"echo", "printf", "cat", "cp", "sed", "git", "cd", "mkdir", "pip", "tee", "ls", "rm"})
 _USUAL = frozenset(
@@ -235,7 +235,7 @@ def _the_launch(walk: DryRun, name: str) -> tuple[_Launch | None, list[str]]:
 
 def _trains(launch: _Launch) -> bool:
     word, before = (launch.command.words[at].text for at in (launch.at, launch.at - 1))
-    return "train" in posixpath.basename(word) or (word in _SUBCOMMANDS and posixpath.basename(before) in _TRAINERS)
+    return "train" in posixpath.basename(word) or (word in SUBCOMMANDS and posixpath.basename(before) in _TRAINERS)
 
 
 _OF_A_JOB = ("DGXNNODES", "DGXNGPU", "TP", "PP", "CP", "MINIBS", "MBS", "GBS")
@@ -271,8 +271,8 @@ def _launch_of(command: Command) -> _Launch | None:
         elif (launcher := _COMMANDS.get(word)) and launchers[-1:] != [launcher]:
             launchers.append(launcher)
             python = python or launcher in {"torchrun", "deepspeed", "accelerate"}
-        elif (word in _TRAINERS and after in _SUBCOMMANDS) or (
-            text == "-m" and python and after and after not in _COMMANDS
+        elif (word in _TRAINERS and after in SUBCOMMANDS) or (
+            text in {"-m", "--module"} and python and after and after not in _COMMANDS
         ):
             return _Launch(command, i + 1, launchers)
         elif word.endswith(".py") and not word.startswith("-") and (python or launchers):

@@ -1,0 +1,147 @@
+"""Files of programs of one's own: names, defaults and configs that the trainer's own table does not have."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from steptime.launch.read import read
+from steptime.launch.reading import Reading
+from steptime.launch.vocabulary import entries_of
+
+SETS: dict[str, Any] = {"hardware.node_type": "dgx-h100"}
+
+
+def from_text(folder: Path, name: str, text: str, kind: str = "auto", **sets: Any) -> Reading:
+    """A file of that text, read."""
+    path = folder / name
+    path.write_text(textwrap.dedent(text), encoding="utf-8")
+    return read(kind, str(path), SETS | sets)
+
+
+def test_a_config_that_the_script_writes_is_read(tmp_path: Path) -> None:
+    """`cat <<EOT > FILE`, as in Megatron-DeepSpeed's examples: the stage stands in the file alone."""
+    script = """\
+        STAGE=3
+        CONFIG="out/zero.json"
+        cat <<EOT > $CONFIG
+        {"zero_optimization": {"stage": $STAGE}, "bf16": {"enabled": true}}
+        EOT
+        deepspeed --num_gpus 8 train.py --deepspeed $CONFIG --bf16 true --model_name_or_path Qwen/Qwen2.5-7B \\
+            --per_device_train_batch_size 2 --max_seq_length 2048
+    """
+    plan = from_text(tmp_path, "run.sh", script).config
+    assert plan["parallelism"] | {"zero_level": 3, "dp": 8} == plan["parallelism"]
+    assert plan["performance"]["software"] == "deepspeed"
+
+
+def test_a_written_config_with_an_open_value_is_no_config(tmp_path: Path) -> None:
+    script = """\
+        cat <<EOT > zero.json
+        {"zero_optimization": {"stage": $STAGE}}
+        EOT
+        deepspeed --num_gpus 8 train.py --deepspeed zero.json --bf16 true --model_name_or_path Qwen/Qwen2.5-7B \\
+            --per_device_train_batch_size 2 --max_seq_length 2048
+    """
+    found = from_text(tmp_path, "run.sh", script).left_open
+    assert found is not None
+    assert "zero.json is not there" in found["parallelism.zero_level"]
+
+
+def test_a_deepspeed_config_within_the_yaml(tmp_path: Path) -> None:
+    """TrainingArguments.deepspeed takes a path or the config itself (transformers training_args.py, deepspeed)."""
+    text = """\
+        model_name_or_path: Qwen/Qwen2.5-7B
+        per_device_train_batch_size: 1
+        max_length: 1024
+        bf16: true
+        num_processes: 4
+        deepspeed:
+          zero_optimization: {stage: 2}
+          bf16: {enabled: true}
+    """
+    plan = from_text(tmp_path, "job.yaml", text, "transformers").config
+    assert plan["parallelism"]["zero_level"] == 2
+    assert plan["performance"]["software"] == "deepspeed"
+
+
+def test_a_module_after_the_long_option(tmp_path: Path) -> None:
+    """deepspeed --module PACKAGE.MODULE (deepspeed/launcher/runner.py), and a stage without any other word for DeepSpeed."""
+    script = """\
+        if [ -z "${BASH_VERSION}" ]; then echo "use bash" >&2; exit 1; fi
+        deepspeed --num_gpus 4 --module safe_rlhf.finetune --model_name_or_path huggyllama/llama-7b --max_length 2048 \\
+            --per_device_train_batch_size 4 --zero_stage 2 --offload none --bf16 True
+    """
+    plan = from_text(tmp_path, "sft.sh", script).config
+    assert plan["model"]["preset"] == "llama1-7b"
+    assert (plan["parallelism"]["dp"], plan["parallelism"]["zero_level"]) == (4, 2)
+    assert plan["performance"]["software"] == "deepspeed"
+
+
+OWN = """\
+    torchrun --nproc_per_node 4 sft.py --model_path Qwen/Qwen2.5-3B --batch_size 2 --grad_accum 4 --max_len 1024 \\
+        --no_gradient_checkpointing {more}
+"""
+
+
+def test_a_program_with_names_of_its_own(tmp_path: Path) -> None:
+    """A batch beside steps of accumulation is that of a device: 2 x 4 x 4 devices."""
+    plan = from_text(tmp_path, "run.sh", OWN.format(more="--bf16")).config
+    assert plan["data"] == {"seqlen": 1024, "gbs": 32, "microbatch_sz": 2}
+    assert "activation_checkpointing_type" not in plan["performance"]
+
+
+def test_its_precision_is_asked_for(tmp_path: Path) -> None:
+    """The trainer's default (fp32) is not that of a program with other arguments."""
+    found = from_text(tmp_path, "run.sh", OWN.format(more=""))
+    assert found.left_open is not None
+    assert "precision unknown" in found.left_open["performance.precision"]
+    assert "precision" not in found.config["performance"]
+
+
+def test_a_batch_without_steps_stays_refused(tmp_path: Path) -> None:
+    """Without steps of accumulation a batch may be that of all devices."""
+    script = OWN.format(more="--bf16 --per_device_train_batch_size 4").replace("--grad_accum 4", "")
+    flags = from_text(tmp_path, "run.sh", script).of("unmodeled")
+    assert [flag.name for flag in flags] == ["batch_size"]
+
+
+def test_python_alone_is_no_launcher(tmp_path: Path) -> None:
+    """Without accelerate or torchrun, the default of neither tells the devices."""
+    script = "python -m own.sft --model_name_or_path Qwen/Qwen2.5-3B --per_device_train_batch_size 2 --bf16 true\n"
+    found = from_text(tmp_path, "run.sh", script)
+    assert found.left_open is not None
+    assert "number of devices unknown" in found.left_open["parallelism.dp"]
+
+
+@pytest.mark.parametrize("name", ["Qwen/Qwen3-VL-8B-Instruct", "llava-hf/llava-1.5-7b-hf", "Qwen/Qwen2-Audio-7B"])
+def test_a_model_of_images_or_sound_is_one_line(tmp_path: Path, name: str) -> None:
+    text = f"model_name_or_path: {name}\nstage: sft\nfinetuning_type: full\ncutoff_len: 1024\n"
+    found = from_text(tmp_path, "job.yaml", text)
+    notes = [flag.note for flag in found.of("unmodeled") if flag.name == "model_name_or_path"]
+    assert notes == ["another kind of model: it takes images or sound beside text"]
+
+
+def test_nanotron_without_a_dtype_is_bf16(tmp_path: Path) -> None:
+    """huggingface/nanotron src/nanotron/config/config.py, ModelArgs.__post_init__: dtype None is torch.bfloat16."""
+    text = """\
+        model:
+          model_config: {hidden_size: 1024, num_hidden_layers: 4, num_attention_heads: 16, num_key_value_heads: 4,
+                         intermediate_size: 2816, vocab_size: 32000, tie_word_embeddings: true, is_llama_config: true}
+        parallelism: {dp: 4, tp: 1, pp: 1}
+        optimizer: {zero_stage: 0, accumulate_grad_in_fp32: true}
+        tokens: {sequence_length: 1024, micro_batch_size: 4, batch_accumulation_per_replica: 2}
+    """
+    plan = from_text(tmp_path, "config.yaml", text, "nanotron").config
+    assert plan["performance"]["precision"] == "bf16"
+
+
+def test_a_tokenizer_in_the_cache_of_the_hub() -> None:
+    """models--ORGANIZATION--NAME/snapshots/COMMIT (huggingface_hub file_download.py, repo_folder_name)."""
+    path = "/home/u/.cache/huggingface/hub/models--Qwen--Qwen2.5-14B/snapshots/97e1e76335b7017d8f67c08a19d103c0504298c9"
+    found = entries_of("HFTokenizer", [path])
+    assert found is not None
+    assert found[0] == 151665
