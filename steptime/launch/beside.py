@@ -43,7 +43,8 @@ class Beside:
         # a path from the top of its repository (examples/train/job.yaml), where the file lies below that, wherever that was
         # when the script was written (/scratch/user/project/examples/train/job.yaml)
         tails = [PurePosixPath(*pure.parts[i:]) for i in range(len(pure.parts) - 1)]
-        above = [parent / tail for tail in tails for parent in self.folder.resolve().parents[:6]]
+        here = self.folder.resolve()
+        above = [parent / tail for tail in tails for parent in (here, *here.parents[:6])]
         candidates = (within, *([] if ".." in pure.parts else above), self.folder / pure.name)
         return next((path for path in candidates if is_readable(path)), None)
 

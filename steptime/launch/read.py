@@ -151,7 +151,7 @@ def kind_of(path: str, text: str, beside: Beside | None = None) -> str:
     """
     kinds = _kinds(text)
     if (
-        kinds in ([], ["transformers"])
+        set(kinds) <= {"transformers", "deepspeed"}
         and beside is not None
         and re.search(r"\b(?:accelerate|torchrun|deepspeed)\b", text)
     ):

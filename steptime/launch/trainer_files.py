@@ -12,7 +12,7 @@ from steptime.base.config import ConfigError
 from steptime.base.document import parse_mapping
 from steptime.launch.beside import Beside
 from steptime.launch.devices import of_comment
-from steptime.launch.keys import KeyTable, flatten, rule_of, spelled
+from steptime.launch.keys import GivenKey, KeyTable, flatten, rule_of, spelled
 from steptime.launch.nemo.interpolate import resolve
 from steptime.launch.program_defaults import defaults_in
 from steptime.launch.shell.processes import flags_of, taken_apart
@@ -33,6 +33,16 @@ def without_training(said: Mapping[str, Any]) -> str:
     return next((key for key in _NO_TRAINING if str(said.get(key) or "false").lower() not in {"false", "none"}), "")
 
 
+def of_preferences(program: str) -> bool:
+    """Whether a program's name says that it trains on rewards or preferences, or a reward model.
+
+    >>> of_preferences("train_rm.py"), of_preferences("safe_rlhf.finetune")
+    (True, False)
+    """
+    last = program.lower().removesuffix(".py").rpartition(".")[2]
+    return bool(re.search(r"(?:^|[_-])(?:rm|reward|dpo|simpo|kto|orpo|ppo|grpo|rloo|rlhf)(?=[_-]|$)", last))
+
+
 def plainly(said: Mapping[str, Any], table: KeyTable) -> dict[str, Any]:
     """Keys with a switch no_X as X, where the trainer has only that."""
     found: dict[str, Any] = {}
@@ -44,6 +54,17 @@ def plainly(said: Mapping[str, Any], table: KeyTable) -> dict[str, Any]:
         known = turned and str(value).lower() in {"true", "false"}
         found |= {switch: str(value).lower() == "false"} if known else {name: value}
     return found
+
+
+def renamed_beside(given: list[GivenKey], table: KeyTable) -> list[GivenKey]:
+    """Names of programs of one's own, which a table reads beside another key only, and where nothing says the same."""
+    for by, names in (table.raw.get("renamed_beside") or {}).items():
+        known = {item.key for item in given}
+        given = [
+            item._replace(key=names[item.name]) if by in known and names.get(item.name, by) not in known else item
+            for item in given
+        ]
+    return given
 
 
 class Said(NamedTuple):

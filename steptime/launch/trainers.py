@@ -29,7 +29,7 @@ from steptime.launch.keys import flatten, load_table, read_keys, spelled
 from steptime.launch.megatron.primus import read_primus
 from steptime.launch.named_models import preset_of, sees_or_hears
 from steptime.launch.reading import OTHER_MODEL, LaunchFlag, Reading
-from steptime.launch.trainer_files import plainly, said_in, without_training
+from steptime.launch.trainer_files import of_preferences, plainly, renamed_beside, said_in, without_training
 from steptime.launch.vocabulary import entries_of
 from steptime.launch.zero_stage import put_zero
 
@@ -53,6 +53,8 @@ def read_trainer(
     if kind == "primus":
         return read_primus(path, text, env, sets)
     found = said_in(path, text, table, dict(env or {}), beside)
+    if of_preferences(found.program):
+        raise ConfigError(f"{path}: runs {found.program}: reinforcement learning, or reward models, are not modeled")
     said, unclear = found.keys, found.unclear
     for config in beside.added if beside is not None else []:  # accelerate's own config beside the training's
         if config.suffix in {".yaml", ".yml"}:
@@ -60,13 +62,7 @@ def read_trainer(
     said = {name.replace("-", "_"): value for name, value in said.items()}
     if key := without_training(said):
         raise ConfigError(f"{path}: {key} {text_of(said[key])}: this job does not train")
-    given = read_keys(plainly(said, table), table)
-    for by, names in (table.raw.get("renamed_beside") or {}).items():  # only where nothing says the same
-        known = {item.key for item in given}
-        given = [
-            item._replace(key=names[item.name]) if by in known and names.get(item.name, by) not in known else item
-            for item in given
-        ]
+    given = renamed_beside(read_keys(plainly(said, table), table), table)
     defaults: dict[str, Any] = {}
     for key, more in (table.raw.get("defaults_with") or {}).items():
         defaults |= more if any(item.key == key for item in given) else {}

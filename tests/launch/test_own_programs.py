@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from steptime.base.config import ConfigError
 from steptime.launch.read import read
 from steptime.launch.reading import Reading
 from steptime.launch.vocabulary import entries_of
@@ -145,3 +146,107 @@ def test_a_tokenizer_in_the_cache_of_the_hub() -> None:
     found = entries_of("HFTokenizer", [path])
     assert found is not None
     assert found[0] == 151665
+
+
+def test_another_kind_of_layers_under_nanotron_is_refused(tmp_path: Path) -> None:
+    """A GPT of a fork has activation_function where Llama's config has hidden_act: its MLP has no gate."""
+    text = """\
+        model:
+          dtype: bfloat16
+          model_config: {activation_function: gelu, hidden_size: 1024, num_hidden_layers: 4, num_attention_heads: 16,
+                         intermediate_size: 4096, vocab_size: 32000}
+        parallelism: {dp: 4, tp: 1, pp: 1}
+        tokens: {sequence_length: 1024, micro_batch_size: 4, batch_accumulation_per_replica: 2}
+    """
+    flags = from_text(tmp_path, "config.yaml", text, "nanotron").of("unmodeled")
+    assert [flag.name for flag in flags] == ["model.model_config.activation_function"]
+
+
+def test_a_reward_model_is_no_training_on_sequences(tmp_path: Path) -> None:
+    script = (
+        "accelerate launch --num_processes 4 train_rm.py --model_name Qwen/Qwen2.5-7B --max_length 512 --batch_size 1\n"
+    )
+    with pytest.raises(
+        ConfigError, match=r"runs train_rm.py: reinforcement learning, or reward models, are not modeled"
+    ):
+        from_text(tmp_path, "rm.sh", script)
+
+
+AXOLOTL = """\
+    base_model: Qwen/Qwen2.5-7B
+    sequence_len: 2048
+    micro_batch_size: 1
+    gradient_accumulation_steps: 16
+    num_epochs: 1
+    datasets: [{path: a.jsonl, type: chat_template}]
+    bf16: true
+    optimizer: adamw_torch_fused
+    deepspeed: ds/zero3.json
+"""
+
+
+def test_a_script_that_writes_a_ds_config_is_of_the_yaml_that_it_names(tmp_path: Path) -> None:
+    """A ds_config in the text makes no DeepSpeed file of a script of Axolotl; optimizer states on the host are read from it."""
+    (tmp_path / "job.yaml").write_text(textwrap.dedent(AXOLOTL), encoding="utf-8")
+    script = """\
+        if [ ! -f ds/zero3.json ]; then
+        cat > ds/zero3.json << 'EOF'
+        {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}, "train_micro_batch_size_per_gpu": "auto"}
+        EOF
+        fi
+        accelerate launch --num_processes 4 --mixed_precision bf16 -m axolotl.cli.train job.yaml
+    """
+    found = from_text(tmp_path, "run.sh", script)
+    assert found.framework == "Axolotl"
+    assert found.config["parallelism"]["zero_level"] == 3
+    assert found.config["performance"]["cpu_offload"] == {"optimizer": 1.0}
+    assert found.config["data"] == {"seqlen": 2048, "gbs": 64, "microbatch_sz": 1}
+
+
+def test_deepspeed_starts_what_the_job_was_given(tmp_path: Path) -> None:
+    """Without a hostfile DeepSpeed takes the devices that it sees: four of sbatch's header, not the machine's eight."""
+    script = """\
+        #!/bin/bash
+        #SBATCH --nodes=1
+        #SBATCH --gpus-per-node=4
+        deepspeed --module own.train_sft --pretrain Qwen/Qwen2.5-7B --max_len 1024 --train_batch_size 128 \\
+            --micro_train_batch_size 8 --zero_stage 3 --bf16
+    """
+    assert from_text(tmp_path, "job.sh", script).config["parallelism"]["dp"] == 4
+
+
+NEMO = """\
+    trainer: {devices: 4, num_nodes: 1, precision: bf16, accumulate_grad_batches: 1}
+    model:
+      mcore_gpt: true
+      micro_batch_size: 1
+      global_batch_size: 8
+      tensor_model_parallel_size: 1
+      encoder_seq_length: 1024
+      num_layers: 4
+      hidden_size: 1024
+      ffn_hidden_size: 4096
+      num_attention_heads: 16
+      tokenizer: {library: megatron, type: GPT2BPETokenizer}
+      optim: {name: distributed_fused_adam}
+"""
+
+
+def test_a_script_over_a_nemo_config(tmp_path: Path) -> None:
+    """hydra's overrides on the command line stand above the config that --config-path and --config-name name."""
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "gpt.yaml").write_text(textwrap.dedent(NEMO), encoding="utf-8")
+    script = """\
+        #!/bin/bash
+        torchrun --nproc_per_node=4 examples/megatron_gpt_pretraining.py --config-path=/home/u/conf --config-name=gpt \\
+            model.tensor_model_parallel_size=2 model.global_batch_size=64 ++trainer.num_nodes=2
+    """
+    plan = from_text(tmp_path, "run.sh", script, "nemo").config
+    assert (plan["parallelism"]["tp"], plan["parallelism"]["dp"]) == (2, 4)
+    assert plan["data"] == {"gbs": 64, "seqlen": 1024, "microbatch_sz": 1}
+
+
+def test_a_script_over_a_nemo_config_that_is_not_there(tmp_path: Path) -> None:
+    script = "#!/bin/bash\ntorchrun --nproc_per_node=4 pretrain.py --config-name=gpt model.global_batch_size=64\n"
+    with pytest.raises(ConfigError, match=r"line 2 reads conf/gpt.yaml, which is not there"):
+        from_text(tmp_path, "run.sh", script, "nemo")

@@ -9,6 +9,7 @@ from typing import Any
 
 from steptime.base.config import ConfigError
 from steptime.base.document import parse_mapping
+from steptime.job.edit import put
 from steptime.launch.beside import Beside
 from steptime.launch.config_functions import split_path
 from steptime.launch.devices import devices_in, told
@@ -21,7 +22,8 @@ from steptime.launch.nemo.hydra import read_one
 from steptime.launch.nemo.nemo_run import read_two
 from steptime.launch.nemo.targets import CLASS, NemoConfig, class_of, methods_of, simplify
 from steptime.launch.reading import LaunchFlag, Reading
-from steptime.launch.shell.script import variables_of
+from steptime.launch.shell.processes import flags_of
+from steptime.launch.shell.script import read_script, variables_of
 
 _MARKS = re.compile(r"Task Configuration|Experiment configuration \*+")
 _LOG = re.compile(
@@ -51,7 +53,7 @@ def read_nemo(
     file, function = split_path(path)
     if file.endswith(".py"):
         return read_recipe(path, file, text, function, sets, beside)
-    tree, log = _tree(path, text)
+    tree, log = _of_script(path, text, env, beside) if re.match(r"#!|#SBATCH", text) else _tree(path, text)
     found = _RELEASE.search(text)
     if isinstance(tree.get("training"), dict) and "model" in tree["training"]:
         tree = tree["training"]
@@ -73,6 +75,24 @@ def read_nemo(
         f"{path}: not a config of NeMo or Megatron-Bridge: neither trainer and model with its optim (NeMo 1), nor data, trainer "
         "and model by class (NeMo 2.0), nor a ConfigContainer"
     )
+
+
+def _of_script(
+    path: str, text: str, env: Mapping[str, str] | None, beside: Beside | None
+) -> tuple[dict[str, Any], str]:
+    """The config that a script names (hydra's --config-path and --config-name) under the script's overrides; no log."""
+    script = read_script(text, path, dict(env or {}), beside)
+    if script.problems:
+        raise ConfigError(script.problems)
+    said = dict(flags_of([word.text.lstrip("+") for word in script.arguments]))
+    name = f"{said.pop('config_path', 'conf')}/{str(said.pop('config_name', '')).removesuffix('.yaml')}.yaml"
+    if (config := beside.text(name) if beside is not None else None) is None:
+        what = f"line {script.line} reads {name}, which is not there"
+        raise ConfigError(f"{path}: {what}; put it in the same folder, or add --with FILE")
+    tree = parse_mapping(config, name)
+    for key, value in said.items():
+        put(tree, key, value)
+    return tree, ""
 
 
 def _tree(path: str, text: str) -> tuple[dict[str, Any], str]:

@@ -128,13 +128,15 @@ def one_each(words: list[Word], launchers: list[str]) -> bool:
 
 
 def _without_hosts(per_node: int | None, variables: dict[str, str]) -> tuple[int | None, int | None, int | None]:
-    """The same for DeepSpeed's launcher without a hostfile: every device of this node (deepspeed/launcher/runner.py).
+    """The same for DeepSpeed's launcher without a hostfile: every device it sees (deepspeed/launcher/runner.py).
 
     A script that counts its devices itself (NUM_GPUS=64) leaves the nodes to the cluster.
     """
     counted = (int(text) for key, text in variables.items() if key.lower() == "num_gpus" and text.isdigit())
     devices = None if per_node else next(counted, None)
-    per_node = per_node or (None if devices else int(variables.get(DEVICES_ON_NODE, 0)) or None)
+    asked = re.search(r"\d+$", variables.get("SLURM_GPUS_PER_NODE", ""))
+    there = _visible(variables) or int(asked[0] if asked else variables.get(DEVICES_ON_NODE, 0))
+    per_node = per_node or (None if devices else there or None)
     return (1 if per_node else None), per_node, devices
 
 
