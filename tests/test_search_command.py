@@ -37,6 +37,13 @@ def run(tmp_path, capsys):
     return call
 
 
+def test_the_command_to_append_to_names_the_plan(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plan.yaml").write_text(PLAN, encoding="utf-8")
+    assert main(["search", "plan.yaml", *FEW]) == 0
+    assert "append --set ... to: 3dtrn plan.yaml\n" in capsys.readouterr().out
+
+
 def test_the_answer_comes_first(run):
     code, out, err = run(PLAN, *FEW)
     assert (code, err) == (0, "")

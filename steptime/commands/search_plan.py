@@ -64,6 +64,10 @@ def unplanned(options: Namespace) -> SearchPlan:
     return plan._replace(command=_shell([*command, "--set", batch], options.sets))
 
 
+LONGEST_PATH = 40
+"""Of a plan in the command that the report shows; a longer one would not fit a line."""
+
+
 def _shell(command: Iterable[str], sets: Iterable[str]) -> str:
     """A command line with its settings, to type in a shell."""
     return shlex.join([*command, *(word for setting in sets for word in ("--set", setting))])
@@ -76,7 +80,9 @@ def plan_of(source: str, sets: list[str]) -> SearchPlan:
         ConfigError: one line per problem, the file's name first.
     """
     text, name = read_source(source)
-    return plan_from(text, source, name, sets)._replace(command=_shell(["3dtrn", "PLAN"], sets))
+    return plan_from(text, source, name, sets)._replace(
+        command=_shell(["3dtrn", source if source != "-" else "PLAN"], sets)
+    )
 
 
 def plan_from(text: str, source: str, name: str, sets: list[str]) -> SearchPlan:
