@@ -66,9 +66,9 @@ def test_machines_and_models_are_all_listed(run):
 def test_everything_listed_can_be_shown(run):
     from steptime.hardware.machine import machine_names
     from steptime.model.presets import model_names
-    from steptime.software.performance import software_names
+    from steptime.software.profiles import profile_names
 
-    for name in [*machine_names()[::9], *model_names()[::9], *software_names()]:
+    for name in [*machine_names()[::9], *model_names()[::9], *profile_names()]:
         code, out, _ = run("show", name)
         assert code == 0
         assert yaml.safe_load(out)["name"] == name

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steptime.cost import compute
-from steptime.cost.comm import network
 from steptime.cost.compute import attention_pass, gemm_backward, gemm_pass, move_pass, shape_efficiency
+from steptime.cost.network import network
 from steptime.cost.overlap import hidden_s, in_pieces_s
 from steptime.cost.parts import Context, part_time
 from steptime.hardware.machine import Machine
@@ -46,7 +46,7 @@ def test_products_and_their_backward_in_columns(table):
     def both(m, n, k, speed):
         op = Gemm("g", m=m, n=n, k=k, params=WEIGHT)
         r = replace(RATES, gemm_flops=speed, bytes_per_s=speed / 100.0)
-        passes = [gemm_pass(op, r, m, n, k, compute.gemm_traffic(op, r)[0].bytes), *gemm_backward(op, r)]
+        passes = [gemm_pass(op, r, m, n, k, sum(compute.gemm_traffic(op, r)[0])), *gemm_backward(op, r)]
         return [field for done in passes for field in done] + [shape_efficiency(m, n, k, 1.0, 108.0)]
 
     equal(both(*rows_of(table)), [both(*row) for row in table])

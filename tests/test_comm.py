@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from steptime.answer.assumptions import assumptions
 from steptime.base.num import tree_depth
-from steptime.cost.comm import ALGORITHMS, FREE, collective, network
+from steptime.cost.comm import ALGORITHMS, FREE, collective
+from steptime.cost.network import network
 from steptime.hardware.machine import Machine, Tier
 from steptime.job.job import Job
 from steptime.job.mesh import Group, Parallelism, group

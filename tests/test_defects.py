@@ -17,7 +17,8 @@ import pytest
 
 from steptime.answer.result import estimate
 from steptime.base.config import ConfigError
-from steptime.cost.comm import collective, network
+from steptime.cost.comm import collective
+from steptime.cost.network import network
 from steptime.hardware.machine import Machine
 from steptime.job.mesh import Group, Parallelism
 from steptime.memory.states import shard_ranks

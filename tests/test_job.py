@@ -14,9 +14,9 @@ from steptime.answer.assumptions import assumptions
 from steptime.answer.result import estimate
 from steptime.base.config import ConfigError
 from steptime.hardware.machine import Machine
-from steptime.job.assembly import shard_of
 from steptime.job.job import Job
 from steptime.job.mesh import Parallelism
+from steptime.job.shards import shard_of
 from steptime.model.model import Model
 from steptime.software.performance import Performance
 from steptime.software.recomputation import Recomputation

@@ -13,7 +13,8 @@ from steptime.job.job import Job, facts
 from steptime.job.limits import BOUNDS, MODELED, NOT_MODELED, SANE
 from steptime.job.rules import LAYOUT_RULES, RULES, mask, problems
 from steptime.software.frameworks import FRAMEWORKS
-from steptime.software.performance import load_software, software_names
+from steptime.software.performance import load_software
+from steptime.software.profiles import profile_names
 
 BASE = Job(
     model={"n_layers": 80, "hidden_sz": 8192, "inter_sz": 28672, "n_q_heads": 64, "n_kv_heads": 8, "vocab_sz": 128256},
@@ -100,8 +101,8 @@ def test_what_is_absurd_or_not_modeled_is_told_alone():
 
 def test_frameworks_are_the_profiles():
     """One for each profile that extends no other; Megatron-DeepSpeed differs from Megatron-Core in what it can run."""
-    assert FRAMEWORKS.keys() - {"megatron-deepspeed"} == {load_software(name).family for name in software_names()}
-    assert "megatron-deepspeed" in software_names()
+    assert FRAMEWORKS.keys() - {"megatron-deepspeed"} == {load_software(name).family for name in profile_names()}
+    assert "megatron-deepspeed" in profile_names()
 
 
 def test_words_not_modeled_are_paths_of_a_config():

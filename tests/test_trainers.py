@@ -8,7 +8,8 @@ from own_rows import own
 
 from steptime import Job, estimate
 from steptime.cost import compute
-from steptime.cost.comm import collective, one_link
+from steptime.cost.comm import collective
+from steptime.cost.network import one_link
 from steptime.cost.parts import Work, wait_for_host
 from steptime.cost.rates import attention_efficiency, plain_share, rates
 from steptime.hardware.machine import Machine

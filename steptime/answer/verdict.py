@@ -15,7 +15,7 @@ from steptime.memory.blocks import further_ends
 from steptime.memory.buffers import at_peak, cublas_workspace_bytes, stage_buffers, step_change
 from steptime.memory.overhead import overhead, reserved_bytes
 from steptime.memory.stages import PeakMoment, peak_moments
-from steptime.memory.states import States, state_bytes
+from steptime.memory.states import States
 
 
 def stage_memory(assembly: Assembly, states: list[States]) -> Memory:
@@ -102,7 +102,7 @@ def around_peak(job: Job, state: States, buffers: list[HeldBuffer]) -> AroundPea
 
 def moment_bytes(job: Job, state: States) -> Num:
     """Bytes of the moments of a stage, which are allocated in the first optimizer step."""
-    return state.optimizer_bytes - state.kept_masters - state_bytes(job).master * state.owned
+    return state.optimizer_bytes - state.kept_masters - job.software.state_bytes.master * state.owned
 
 
 def in_step(job: Job, state: States, buffers: list[HeldBuffer]) -> PeakMoment:

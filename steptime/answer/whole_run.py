@@ -7,7 +7,6 @@ from typing import Any
 
 from steptime.job.job import Job
 from steptime.job.sections import Run
-from steptime.memory.states import state_bytes
 
 
 def whole_run(job: Job, step_s: float, n_params: int, devices: int) -> dict[str, Any] | None:
@@ -67,7 +66,7 @@ def price(job: Job, said: Run) -> tuple[float, str] | None:
 
 def checkpoints(job: Job, said: Run, n_params: int) -> dict[str, Any]:
     """Bytes of one checkpoint (parameters, master copy and moments, each once) and seconds to write it."""
-    size = state_bytes(job)
+    size = job.software.state_bytes
     total = n_params * (size.params + size.master + size.moments)
     result: dict[str, Any] = {"checkpoint_bytes": total}
     if said.checkpoint_write_s is not None:

@@ -13,7 +13,6 @@ from steptime.bench.built import Limit, model_limits, performance_limits
 from steptime.job.job import Job
 from steptime.job.mesh import Parallelism
 from steptime.job.sections import Data
-from steptime.memory.states import state_bytes
 from steptime.software.performance import ITEMSIZE, Performance
 
 RecomputeChoice: TypeAlias = Literal["none", "selective", "full"]
@@ -52,7 +51,7 @@ def _kernels(job: Job) -> Iterator[Limit]:
 
 def _states(job: Job) -> Iterator[Limit]:
     """Dtypes of parameters, gradients and optimizer states."""
-    s, size = job.software, state_bytes(job)
+    s, size = job.software, job.software.state_bytes
     one = size.params == size.gradients == size.moments / 2.0 and size.master == 0.0
     yield s.states.optimizer != "adamw", "performance.optimizer: AdamW runs here", _set("optimizer=adamw")
     text = "performance: plain AdamW keeps gradients and moments in the parameters' dtype, and no master copy"

@@ -10,18 +10,14 @@ bandwidth") and Thakur, Rabenseifner, Gropp, "Optimization of Collective Communi
 
 from __future__ import annotations
 
-from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from steptime.base.num import Num, ceil, is_column, maximum, minimum, sqrt, tree_depth, where
+from steptime.base.num import Num, ceil, is_column, made, maximum, minimum, sqrt, tree_depth, where
 from steptime.hardware.machine import Tier
 from steptime.job.mesh import Group, members_per_domain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    from steptime.hardware.machine import Machine
-    from steptime.job.sections import CrossDc
 
 RAMP = 0.6
 """Weight of the ramp, sqrt(tree latency * bandwidth time), fitted to the all-reduce tables in tests/data/collectives.yaml. It
@@ -134,48 +130,6 @@ ALGORITHMS: dict[str, tuple[Algorithm, ...]] = {
 }
 
 
-def network(machine: Machine, cross_dc: CrossDc | None = None, devices: float | None = None) -> tuple[Tier, ...]:
-    """The tiers of a machine, and the one between data centers, which `devices` of each center share evenly.
-
-    Args:
-        machine: gives the tiers inside a center.
-        cross_dc: the link between two centers: its rate is the total of all devices of one center, and counts in full, nothing
-            being known of what collectives reach of it (the estimate's assumptions say so).
-        devices: all devices of the job; needed with `cross_dc`.
-
-    Raises:
-        ValueError: cross_dc without devices.
-    """
-    if cross_dc is None:
-        return tuple(machine.tiers)
-    if devices is None:
-        raise ValueError("cross_dc: number of devices is required to share the link between data centers")
-    per_center = devices / cross_dc.n_dcs
-    inside = [tier for tier in machine.tiers if tier.size < per_center]
-    outermost = machine.tiers[len(inside)] if len(inside) < len(machine.tiers) else None
-    if outermost is not None:
-        inside.append(outermost.model_copy(update={"size": per_center}))
-    between = Tier(
-        name="cross-dc",
-        size=inf,
-        bytes_per_s=cross_dc.interconnect_bandwidth_gbps * 1e9 / 8.0 / per_center,
-        latency_s=cross_dc.interconnect_latency_s,
-        efficiency=1.0,
-        nics_per_node=None,
-        link_bytes_per_s=None,
-        in_network_efficiency=None,
-        hierarchical=True,
-    )
-    return (*inside, between)
-
-
-def one_link(group: Group, tiers: Sequence[Tier]) -> tuple[Tier, ...]:
-    """The tiers as seen by a collective over `group` that crosses nodes over one link instead of the links of all its ranks."""
-    members = members_per_domain(group, tiers[0].size)
-    outer = (tier.model_copy(update={"bytes_per_s": tier.bytes_per_s / members}) for tier in tiers[1:])
-    return (tiers[0], *outer)
-
-
 def collective(kind: str, bytes_: Num, group: Group, tiers: Sequence[Tier]) -> CommCost:
     """Seconds of one call of `kind` over a group.
 
@@ -203,45 +157,66 @@ def _flat(kind: str, bytes_: Num, group: Group, tiers: Sequence[Tier]) -> CommCo
     if not is_column(group.ranks) and group.ranks <= 1:
         return FREE
     first, *others = ALGORITHMS[kind]
-    best, _ = algorithm_cost(first, bytes_, group, tiers)
+    path = crossings(group, tiers)
+    best, _ = algorithm_cost(first, bytes_, group.ranks, path)
     for algorithm in others:
         if not algorithm.in_switch or any(tier.in_network_reduction for tier in tiers):
-            best = _better(best, *algorithm_cost(algorithm, bytes_, group, tiers))
+            best = _better(best, *algorithm_cost(algorithm, bytes_, group.ranks, path))
     if is_column(group.ranks):
         return CommCost(*(where(group.ranks > 1, field, free) for field, free in zip(best, FREE, strict=True)))
     return best
 
 
-def algorithm_cost(algorithm: Algorithm, bytes_: Num, group: Group, tiers: Sequence[Tier]) -> tuple[CommCost, Num]:
-    """Seconds of one algorithm on all tiers, and whether the group can use it.
+class Crossing(NamedTuple):
+    """A tier that a group crosses."""
+
+    tier: Tier
+    crossed: Num
+    """Whether it does, in any row of a column."""
+    position: tuple[Num, Num, Num, bool]
+    """Ranks of the group, in a domain below, in a domain of the tier; whether it is the innermost tier."""
+    tree_hops: Num
+
+
+def crossings(group: Group, tiers: Sequence[Tier]) -> list[Crossing]:
+    """The tiers that a group crosses, innermost first."""
+    found: list[Crossing] = []
+    below: Num = 1.0
+    innermost, outermost, ranks = tiers[0], tiers[-1], group.ranks
+    for tier in tiers:
+        members = ranks if tier is outermost else members_per_domain(group, tier.size)
+        crossed = members > below
+        if crossed is False:  # a plain number: the group does not use this tier
+            continue
+        position = (ranks, below, members, tier is innermost)
+        found.append(made(Crossing, (tier, crossed, position, 0.0 if tier.hierarchical else tree_hops(*position))))
+        below = members
+    return found
+
+
+def algorithm_cost(algorithm: Algorithm, bytes_: Num, ranks: Num, path: Sequence[Crossing]) -> tuple[CommCost, Num]:
+    """Seconds of one algorithm among some ranks over the tiers that they cross, and whether the group can use it.
 
     The hops add up; the bytes stream over all tiers at once, each tier its share of them, and the slowest sets the pace. A ring
     enters and leaves a domain once, so over an outer tier the group has the links of all its ranks in a domain; groups side by
     side share the domain's links, which is why a tier's rate is that of one device.
     """
     latency, ramp, pace, allowed, tier_name = algorithm.base_s, algorithm.base_s, 0.0, True, ""
-    below: Num = 1.0
-    for tier in tiers:
-        members = group.ranks if tier is tiers[-1] else members_per_domain(group, tier.size)
-        crossed = members > below
-        if crossed is False:  # a plain number: the group does not use this tier
-            continue
-        position = (group.ranks, below, members, tier is tiers[0])
-        latency = latency + algorithm.passes * algorithm.hops(*position) * tier.latency_s
-        if not tier.hierarchical:
-            ramp = ramp + algorithm.passes * tree_hops(*position) * tier.latency_s
-        links = below if algorithm.joined else 1.0
-        rate = tier_rate(tier, algorithm, members) * links
+    passes, joined = algorithm.passes, algorithm.joined
+    for tier, crossed, position, up in path:
+        latency_s = tier.latency_s
+        latency = latency + passes * algorithm.hops(*position) * latency_s
+        ramp = ramp + passes * up * latency_s
+        rate = tier_rate(tier, algorithm, position[2]) * (position[1] if joined else 1.0)
         pace = maximum(pace, where(crossed, algorithm.share(*position) / rate, 0.0))
         tier_name = where(crossed, tier.name, tier_name)
         if algorithm.in_switch and not tier.in_network_reduction:
             allowed = where(crossed, False, allowed)
-        below = members
     bandwidth = bytes_ * pace
     if algorithm.to_all:
-        latency = latency + PEER_S * (group.ranks - 1.0)
+        latency = latency + PEER_S * (ranks - 1.0)
     time = latency + bandwidth + RAMP * sqrt(ramp * bandwidth)
-    return CommCost(latency, bandwidth, tier_name, time, algorithm.name), allowed
+    return made(CommCost, (latency, bandwidth, tier_name, time, algorithm.name)), allowed
 
 
 def tier_rate(tier: Tier, algorithm: Algorithm, members: Num) -> Num:

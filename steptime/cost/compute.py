@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
-from steptime.base.num import Num, is_column, maximum, where
+from steptime.base.num import Num, is_column, made, maximum, where
 from steptime.cost.rates import Rates
 from steptime.model.ops import Attention, Gemm, Move, Op
 from steptime.model.scans import Chunked, Scan
@@ -84,44 +84,38 @@ def depth_overhead(op: Gemm, r: Rates) -> float:
     Azure_Results/ND_H100_v5_results.md).
     """
     own = K_OVERHEAD if r.gemm_overhead_k is None else r.gemm_overhead_k
-    return own * (r.recipe_flops / r.gemm_flops if op.recipe else 1.0)
+    return own * (r.recipe_flops / r.gemm_flops) if op.recipe else own
 
 
 def gemm_pass(op: Gemm, r: Rates, m: Num, n: Num, k: Num, bytes_: Num, rate: float = 1.0) -> Pass:
     """One matrix product m x k by k x n, `count` times: the slower of arithmetic and memory, plus a kernel's fixed time."""
+    fixed, asymptote, count = r.gemm_kernel_s, r.gemm_flops, op.count
     if op.grouped:
         rate = rate * r.grouped_share * op.m / (op.m + GROUP_ROWS)
-    asymptote = r.recipe_flops if op.recipe else r.gemm_flops * where(aligned(op), 1.0, r.plain_share)
+    if op.recipe:
+        asymptote, fixed = r.recipe_flops, fixed + op.recipe.scale_kernels * r.move_kernel_s
+    elif not op.params:
+        asymptote = asymptote * where(aligned(op), 1.0, r.plain_share)
     flops = op.flops
-    compute = flops / (asymptote * rate * shape_efficiency(m, n, k, op.count, r.sm_count, depth_overhead(op, r)))
+    compute = flops / (asymptote * rate * shape_efficiency(m, n, k, count, r.sm_count, depth_overhead(op, r)))
     bandwidth = bytes_ / r.bytes_per_s
-    fixed = r.gemm_kernel_s + (op.recipe.scale_kernels * r.move_kernel_s if op.recipe else 0.0)
-    return Pass(flops / op.load, bytes_, compute, bandwidth, maximum(compute, bandwidth) + fixed)
+    return made(Pass, (flops / op.load, bytes_, compute, bandwidth, maximum(compute, bandwidth) + fixed, 1.0))
 
 
 def aligned(op: Gemm) -> Num:
-    """Whether the rows of a batched product start where tensor cores can read them; rows of weights are assumed to.
+    """Whether the rows of a batched product of activations start where tensor cores can read them; rows of weights are taken to.
 
     The heads of unfused attention are slices of one tensor, head_dim elements apart. Of BigScience's runs that differ in heads
     alone (rows marked fit), those of head size 108 and 150 spend 31 to 37 s of a step more on 370 to 390 TFLOP per device: 11
     TFLOP/s, which is fp32's peak without tensor cores (19.5) times `shape_efficiency`; 104, 144, 208, 216 and 224 spend none.
     """
-    if op.params or op.itemsize >= 4.0:
+    if op.itemsize >= 4.0:
         return True
     return ((op.k * op.itemsize) % ROW_BYTES == 0) & ((op.n * op.itemsize) % ROW_BYTES == 0)
 
 
-class OperandBytes(NamedTuple):
-    """Bytes that one matrix product reads of both operands and writes."""
-
-    left: Num
-    right: Num
-    out: Num
-
-    @property
-    def bytes(self) -> Num:
-        """Bytes of both operands and the result together."""
-        return self.left + self.right + self.out
+OperandBytes: TypeAlias = tuple[Num, Num, Num]
+"""Bytes that one matrix product reads of either operand and writes."""
 
 
 def gemm_traffic(op: Gemm, r: Rates) -> tuple[OperandBytes, OperandBytes, OperandBytes]:
@@ -133,17 +127,23 @@ def gemm_traffic(op: Gemm, r: Rates) -> tuple[OperandBytes, OperandBytes, Operan
     left, right, out = op.m * op.k * op.count, op.k * op.n * op.count, op.m * op.n * op.count
     grad = r.grad_itemsize * (2.0 if r.fused_accumulation else 1.0) if op.params else op.itemsize
     return (
-        OperandBytes(left * activation, right * weight, out * op.itemsize),
-        OperandBytes(out * activation, right * weight, left * op.itemsize),
-        OperandBytes(left * activation, out * activation, right * grad),
+        (left * activation, right * weight, out * op.itemsize),
+        (out * activation, right * weight, left * op.itemsize),
+        (left * activation, out * activation, right * grad),
     )
 
 
 def forward(op: Op, r: Rates, sizes: dict[str, Num]) -> Pass:
     """The forward pass of an op; `sizes` holds the bytes of every tensor of the part it stands in."""
+    if isinstance(op, Move):
+        moved = op.forward_bytes
+        if moved is None:
+            read = total([sizes[name] for name in op.inputs]) + param_bytes(op)
+            moved = read + total([t.bytes for t in op.outputs]) + total([t.bytes for t in op.stats])
+        return move_pass(moved, op.kernels, r)
     if isinstance(op, Gemm):
         rate = op.recipe.forward_rate if op.recipe else 1.0
-        return gemm_pass(op, r, op.m, op.n, op.k, gemm_traffic(op, r)[0].bytes, rate)
+        return gemm_pass(op, r, op.m, op.n, op.k, total(gemm_traffic(op, r)[0]), rate)
     if isinstance(op, Attention):
         flops = op.full_flops * op.causal_share
         rate = r.attention_forward_flops * head_share(op, r.attention_head_64[0])
@@ -152,12 +152,6 @@ def forward(op: Op, r: Rates, sizes: dict[str, Num]) -> Pass:
         return scan_pass(op, r, 1.0, 1.0)
     if isinstance(op, Chunked):
         return chunked_pass(op, r, 1.0, 1.0, sizes)
-    if isinstance(op, Move):
-        moved = op.forward_bytes
-        if moved is None:
-            read = total([sizes[name] for name in op.inputs]) + param_bytes(op)
-            moved = read + total([t.bytes for t in op.outputs]) + total([t.bytes for t in op.stats])
-        return move_pass(moved, op.kernels, r)
     return NOTHING
 
 
@@ -167,6 +161,14 @@ def backward(op: Op, r: Rates, sizes: dict[str, Num]) -> tuple[Pass, Pass]:
     Flash attention recomputes the scores (Dao 2023, section 3.1), so five products against two: three as wide as a key, two as a
     value.
     """
+    if isinstance(op, Move):
+        if op.same_grad:
+            return NOTHING, NOTHING
+        moved = op.backward_bytes
+        if moved is None:
+            read = total([t.grad_bytes for t in op.outputs]) + total([sizes[name] for name in op.saves])
+            moved = read + total([sizes[name] for name in op.inputs]) + param_bytes(op)
+        return move_pass(moved, op.kernels, r), NOTHING
     if isinstance(op, Gemm):
         return gemm_backward(op, r)
     if isinstance(op, Attention):
@@ -178,12 +180,6 @@ def backward(op: Op, r: Rates, sizes: dict[str, Num]) -> tuple[Pass, Pass]:
         return scan_pass(op, r, SCAN_BACKWARD, 2.0), NOTHING
     if isinstance(op, Chunked):
         return chunked_pass(op, r, op.backward_times, 2.0, sizes), NOTHING
-    if isinstance(op, Move) and not op.same_grad:
-        moved = op.backward_bytes
-        if moved is None:
-            read = total([t.grad_bytes for t in op.outputs]) + total([sizes[name] for name in op.saves])
-            moved = read + total([sizes[name] for name in op.inputs]) + param_bytes(op)
-        return move_pass(moved, op.kernels, r), NOTHING
     return NOTHING, NOTHING
 
 
@@ -218,15 +214,14 @@ def gemm_backward(op: Gemm, r: Rates) -> tuple[Pass, Pass]:
     _, dgrad, wgrad = gemm_traffic(op, r)
     rate = op.recipe.backward_rate if op.recipe else 1.0
     if op.params and not op.trained:
-        return gemm_pass(op, r, op.m, op.k, op.n, dgrad.bytes, rate), NOTHING
+        return gemm_pass(op, r, op.m, op.k, op.n, total(dgrad), rate), NOTHING
     if op.recipe and op.recipe.casts and op.recipe.casts.plain_wgrad:
         plain = replace(op, recipe=None)
-        traffic = gemm_traffic(plain, r)[2]
-        third = gemm_pass(plain, r, op.k, op.n, op.m, traffic.bytes, WGRAD_RATE)
-        return gemm_pass(op, r, op.m, op.k, op.n, dgrad.bytes, rate), third
+        third = gemm_pass(plain, r, op.k, op.n, op.m, total(gemm_traffic(plain, r)[2]), WGRAD_RATE)
+        return gemm_pass(op, r, op.m, op.k, op.n, total(dgrad), rate), third
     return (
-        gemm_pass(op, r, op.m, op.k, op.n, dgrad.bytes, rate),
-        gemm_pass(op, r, op.k, op.n, op.m, wgrad.bytes, rate * (WGRAD_RATE if op.params else 1.0)),
+        gemm_pass(op, r, op.m, op.k, op.n, total(dgrad), rate),
+        gemm_pass(op, r, op.k, op.n, op.m, total(wgrad), rate * (WGRAD_RATE if op.params else 1.0)),
     )
 
 
@@ -273,7 +268,7 @@ def attention_pass(op: Attention, r: Rates, flops: Num, rate: float, passes: flo
 def move_pass(bytes_: Num, kernels: float, r: Rates) -> Pass:
     """A memory-bound kernel: its bytes at the sustained memory rate, plus a fixed time for each of its `kernels`."""
     bandwidth = bytes_ / (r.bytes_per_s * r.move_rate)
-    return Pass(0.0, bytes_, 0.0, bandwidth, bandwidth + kernels * r.move_kernel_s, kernels)
+    return made(Pass, (0.0, bytes_, 0.0, bandwidth, bandwidth + kernels * r.move_kernel_s, kernels))
 
 
 def param_bytes(op: Op) -> float:

@@ -16,7 +16,7 @@ from steptime.job.job import Job
 from steptime.job.mesh import Fsdp
 from steptime.memory.moments import mean_moments
 from steptime.memory.on_host import on_host
-from steptime.memory.states import States, frozen_bytes, shard_ranks, state_bytes
+from steptime.memory.states import States, frozen_bytes, shard_ranks
 from steptime.model.ops import Param
 from steptime.software.performance import ITEMSIZE
 
@@ -215,7 +215,7 @@ def one_group(assembly: Assembly, params: list[Param]) -> ParamGroup:
 def buffers(assembly: Assembly, of: ParamGroup) -> Buffers:
     """Buffer sizes of one group, without its experts' group."""
     job = assembly.job
-    stored, used = state_bytes(job).gradients, job.software.itemsize
+    stored, used = job.software.state_bytes.gradients, job.software.itemsize
     reduce = ITEMSIZE[options(assembly).reduce_dtype]
     shard, trained = of.padded / of.ranks, of.trained_shard
     copied = 0.0 if stored == reduce else stored
@@ -239,7 +239,7 @@ def buffers(assembly: Assembly, of: ParamGroup) -> Buffers:
 
 def sent_bytes(job: Job, shard: Num) -> Num:
     """Bytes of a shard's copy on the device from which it is gathered, where it is stored in another dtype or on the host."""
-    copied = job.performance.cpu_offload.params or state_bytes(job).params != job.software.itemsize
+    copied = job.performance.cpu_offload.params or job.software.state_bytes.params != job.software.itemsize
     return shard * job.software.itemsize if copied else 0.0
 
 
@@ -259,7 +259,7 @@ def sharded_elements(assembly: Assembly, chunks: list[Chunk]) -> Num:
 
 def states(assembly: Assembly) -> list[States]:
     """Sharded states on the fullest rank of every stage; gathered parameters count as transients of the walk, not states."""
-    size, found, offload = state_bytes(assembly.job), list[States](), assembly.job.performance.cpu_offload
+    size, found, offload = assembly.job.software.state_bytes, list[States](), assembly.job.performance.cpu_offload
     kept, there = 1.0 - offload.share, 0.0 if offload.params else 1.0
     for chunks in assembly.stages:
         shard = sharded_elements(assembly, chunks)

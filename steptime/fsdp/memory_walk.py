@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property, reduce
 
-from steptime.base.num import Num, maximum, same
+from steptime.base.num import Num, made, maximum, same
 from steptime.fsdp.groups import Buffers, buffers, group_of, groups, options, sharded_elements, unsynced
 from steptime.job.assembly import Assembly, Chunk
 from steptime.memory.ledger import PartMemory
 from steptime.memory.part_memories import PartMemories
 from steptime.memory.stages import PeakMoment
-from steptime.memory.states import state_bytes
 from steptime.model.ops import Param
 from steptime.software.performance import ITEMSIZE
 
@@ -56,13 +55,13 @@ class Moments:
 
     def mark(self, saved: Num, transient: Num, op: str) -> None:
         """Record a moment that holds `saved` bytes for backward and `transient` other bytes."""
-        self.worst = self.worst.worse(PeakMoment(saved, self.beside + transient, op, self.to_come))
+        self.worst = self.worst.worse(made(PeakMoment, (saved, self.beside + transient, op, self.to_come)))
 
 
 def wrapped(assembly: Assembly, memories: PartMemories, chunk: Chunk, *, every: bool = False) -> list[Wrapped]:
     """The layers of a chunk in depth order. Layers checkpointed together count as one, with the first group or `every` one."""
     job, found = assembly.job, groups(assembly, chunk)
-    size = 0.0 if job.performance.cpu_offload.share else state_bytes(job).gradients
+    size = 0.0 if job.performance.cpu_offload.share else job.software.state_bytes.gradients
     made: list[Wrapped] = []
     at = 0
     for times, layers, memory in memories.resident(chunk):
@@ -232,7 +231,7 @@ def left_behind(assembly: Assembly, params: list[Param], sizes: Buffers) -> Num:
         return group_of(params, assembly.head.tp, 1).shard * job.software.itemsize
     if options(assembly).version == 1:
         return 0.0
-    same = ITEMSIZE[options(assembly).reduce_dtype] == state_bytes(job).gradients
+    same = ITEMSIZE[options(assembly).reduce_dtype] == job.software.state_bytes.gradients
     becomes = same and (job.single_microbatch or unsynced(job))
     return 0.0 if becomes or job.parallelism.replicas == 1 else sizes.reduce_output
 
@@ -241,4 +240,4 @@ def sharded_gradients(assembly: Assembly) -> Num:
     """Bytes of all sharded gradients in their stored dtype that stay on the device."""
     if assembly.job.performance.cpu_offload.share:
         return 0.0
-    return sharded_elements(assembly, assembly.chunks) * state_bytes(assembly.job).gradients
+    return sharded_elements(assembly, assembly.chunks) * assembly.job.software.state_bytes.gradients

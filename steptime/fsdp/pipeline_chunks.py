@@ -259,7 +259,7 @@ def chunk_bytes(
         assembly, chunk, job.schedule == "1f1b" and job.parallelism.vpp == 1, buffers(assembly, found.root),
         found.root.last * itemsize, layers, added,
         embedding, head,
-        sum([p.elements for p in assembly.local_head_params]) * itemsize if chunk.head else 0.0,
+        assembly.local_head_params.total * itemsize if chunk.head else 0.0,
         logits_kept(assembly) if chunk.head else x,
         (halves.kept, halves.inputs.bytes) if halves else (0.0, 0.0), waits if split else [0.0] * len(layers), x,
     )  # fmt: skip

@@ -20,7 +20,6 @@ from steptime.job.assembly import Assembly
 from steptime.job.job import Job
 from steptime.memory.part_memories import PartMemories
 from steptime.memory.stages import PeakMoment
-from steptime.memory.states import state_bytes
 from steptime.schedule import Action, order
 from steptime.schedule.orders import described, shortened
 from steptime.schedule.sharded import HOOKED, ShardedStep, sharded_steps
@@ -89,7 +88,7 @@ def stage_actions(
 ) -> Iterator[ActionHeld]:
     """Each action of a stage in order."""
     steps = stage_steps(assembly, stage, actions)
-    held = StageHeld(chunks, [state_bytes(assembly.job).gradients * n for n in shards(assembly, stage)])
+    held = StageHeld(chunks, [assembly.job.software.state_bytes.gradients * n for n in shards(assembly, stage)])
     for step, one in zip(steps, situations(steps, len(chunks)), strict=True):
         yield ActionHeld(step.action, held.moment(one), held.saved(one.after), held.waiting(one.after))
 

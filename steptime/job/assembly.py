@@ -3,47 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
 from steptime.base.num import Num
 from steptime.job.job import Job
+from steptime.job.local_params import CountedParams, LocalParam, LocalParams
+from steptime.job.shards import in_bf16_of, shard_of
 from steptime.model.blocks import embedding_ops, ends_in_bf16, head_ops, last_output, layers, params_of
 from steptime.model.model import Model
 from steptime.model.ops import Gemm, Op, Param, Tensor, tensor_bytes
-from steptime.model.shard import Shard, padded_vocab
 from steptime.schedule import Place, placement
 
-
-def shard_of(job: Job) -> Shard:
-    """One device's share of one micro-batch of the job."""
-    p, data = job.parallelism, job.data
-    return Shard(
-        batch=1.0 * data.microbatch_sz,
-        seq=data.seqlen / p.cp,
-        kv_seq=float(data.seqlen),
-        tp=p.tp,
-        sp=job.sp,
-        vocab=padded_vocab(job.model.vocab_sz, p.tp, job.software.layout.vocab_multiple),
-        software=job.software,
-        cp=p.cp,
-        cp_comm_type=job.cp_comm_type,
-        cp_a2a=p.cp_a2a,
-        ep=p.ep,
-        etp=p.etp,
-    )
-
-
-class LocalParam(NamedTuple):
-    """A parameter, and its elements on one device; for experts, those of all experts on the device."""
-
-    param: Param
-    elements: Num
-
-
-CountedParams: TypeAlias = list[tuple[list[LocalParam], int]]
-"""Parameters of some parts, with how often each part occurs."""
 Runs: TypeAlias = "tuple[tuple[Part, int], ...]"
 """Parts in depth order, equal neighbors joined with their count."""
 
@@ -63,6 +35,7 @@ class Part:
     """The model with this kind of layer's widths."""
     experts: Num = 1
     """Devices that share the weights of its experts: ep * etp."""
+    ep: Num = 1
     walks: dict[Any, Any] = field(default_factory=dict, repr=False)
     """Memory of its walks so far, by what a walk depends on besides the part (`memory.part_memories`)."""
 
@@ -72,12 +45,17 @@ class Part:
         return tensor_bytes(self.ops, self.x)
 
     @cached_property
+    def pooled(self) -> list[Num]:
+        """Bytes of each tensor that is stored in Megatron's grow-only buffer, where there is one."""
+        return [t.bytes for op in self.ops for t in op.allocates if t.pooled]
+
+    @cached_property
     def params(self) -> list[Param]:
         """Its parameter tensors, in the order of its ops."""
         return params_of(self.ops)
 
     @cached_property
-    def registered_params(self) -> list[LocalParam]:
+    def registered_params(self) -> LocalParams:
         """The trained ones on one device, as Megatron's modules register them: the output projection before qkv.
 
         megatron/core/transformer/attention.py: Attention.__init__ builds linear_proj, SelfAttention.__init__ then linear_qkv.
@@ -88,12 +66,16 @@ class Part:
             ordered.insert(after_norm if op.role == "attn_proj" else len(ordered), op)
             if op.role == "norm" and op.params:
                 after_norm = len(ordered)
-        return [LocalParam(p, p.local(self.tp, self.experts)) for p in params_of(ordered) if p.trained]
+        trained = [p for p in params_of(ordered) if p.group != "frozen"]
+        own = [p.n_experts // self.ep if p.n_experts else 1 for p in trained]
+        return LocalParams(
+            [LocalParam(p, p.local(self.tp, self.experts), n) for p, n in zip(trained, own, strict=True)]
+        )
 
     @cached_property
     def n_params(self) -> Num:
         """Trained parameters on one device: split ones divided by their ranks."""
-        return sum([p.elements for p in self.registered_params])
+        return self.registered_params.total
 
     @cached_property
     def n_quantized(self) -> Num:
@@ -145,18 +127,17 @@ class Assembly:
         self.boundary_bytes: Num = 1.0 * hidden.bytes
         """The tensor that one stage sends to the next [B]."""
         self.embedding = Part("embedding", embedding, nothing, last_output(embedding), tp, model)
-        plain = replace(self.shard, software=self.shard.software.model_copy(update={"precision": "bf16"}))
         made: dict[tuple[int, bool], Part] = {}
         self.runs: list[tuple[Part, int]] = []
         """All layers in depth order."""
         every = layers(model)
         last = every[-1][0].model if model.mtp else model
-        self.head = Part("head", head_ops(model, self.shard), hidden, "", tp, last, self.experts)
+        self.head = Part("head", head_ops(model, self.shard), hidden, "", tp, last, self.experts, p.ep)
         for layer, count, in_bf16 in ends_in_bf16(every, *self.ends):
             key = id(layer), in_bf16
             if key not in made:
-                ops = layer.ops(plain if in_bf16 else self.shard)
-                made[key] = Part(layer.kind, ops, hidden, "y", tp, layer.model, self.experts)
+                ops = layer.ops(in_bf16_of(self.shard) if in_bf16 else self.shard)
+                made[key] = Part(layer.kind, ops, hidden, "y", tp, layer.model, self.experts, p.ep)
             self.runs.append((made[key], count))
         self.kinds = list(made.values())
         """Every kind of layer."""
@@ -215,13 +196,15 @@ class Assembly:
         return [p for p in self.head.params if not (p.vocab and self.tied_here)]
 
     @cached_property
-    def local_head_params(self) -> list[LocalParam]:
+    def local_head_params(self) -> LocalParams:
         """The trained ones on one device: a tied head on the embedding's own stage has no weight of its own.
 
         In a pipeline it has one, beside the embedding that multi-token prediction needs too, where it gets no gradient (megatron/
         core/models/gpt/gpt_model.py, skip_weight_param_allocation).
         """
-        return [p for p in self.head.registered_params if not (p.param.vocab and self.tied_here)]
+        if not self.tied_here:
+            return self.head.registered_params
+        return LocalParams([p for p in self.head.registered_params if not p.param.vocab])
 
     @property
     def head_modules(self) -> frozenset[str | float]:
@@ -252,7 +235,7 @@ class Assembly:
 
     def counted_params(self, chunks: Sequence[Chunk]) -> CountedParams:
         """The same for several chunks: every part once, with how often it occurs in all of them."""
-        lists: dict[int, list[LocalParam]] = {}
+        lists: dict[int, LocalParams] = {}
         counts: dict[int, int] = {}
         for chunk in chunks:
             for params, count in self.chunk_params(chunk):
@@ -260,11 +243,19 @@ class Assembly:
                 counts[id(params)] = counts.get(id(params), 0) + count
         return [(params, counts[key]) for key, params in lists.items()]
 
+    @cached_property
+    def held(self) -> list[CountedParams]:
+        """Those of every stage's chunks; equal stages share theirs."""
+        found: list[CountedParams] = []
+        for stage, first in enumerate(self.first_alike):
+            found.append(found[first] if first < stage else self.counted_params(self.stages[stage]))
+        return found
+
     def local_params(self, chunk: Chunk) -> Num:
         """Trained parameters of a chunk on one device."""
         own = self.embedding.n_params if chunk.embedding or self.holds_copy(chunk) else 0
         own = own + sum([count * part.n_params for part, count in chunk.runs])
-        return own + sum([p.elements for p in self.local_head_params]) if chunk.head else own
+        return own + self.local_head_params.total if chunk.head else own
 
 
 def chunks_of(runs: Runs, counts: Sequence[int], places: Sequence[Place]) -> list[Chunk]:

@@ -17,8 +17,8 @@ from steptime.job.assembly import Assembly, Chunk
 from steptime.job.job import Job
 from steptime.memory.buckets import PARAM_ALIGNMENT, Pieces, round_up
 from steptime.memory.buffers import BLOCKS, FP32, MIB, block_rest_bytes, gradient_copy_bytes
-from steptime.memory.moments import PER_ELEMENT
-from steptime.memory.states import States, backward_runs, chunk_buckets, pieces_of, shard_ranks, state_bytes
+from steptime.memory.states import States, backward_runs, chunk_buckets, shard_ranks
+from steptime.software.state_bytes import PER_ELEMENT
 
 SMALL, SHARED, LARGE, ROUND = 1.0 * MIB, 20.0 * MIB, 10.0 * MIB, 2.0 * MIB
 """kSmallSize, kLargeBuffer, kMinLargeAlloc and kRoundLarge."""
@@ -130,7 +130,7 @@ def states_rest(assembly: Assembly, chunks: Sequence[Chunk], states: States) -> 
     the moments, tensor by tensor (TransformerEngine v2.9 optimizers/fused_adam.py, initialize_state). Experts have an optimizer
     of their own, after the dense parameters'.
     """
-    job, size, blocks = assembly.job, state_bytes(assembly.job), LargeBlocks()
+    job, size, blocks = assembly.job, assembly.job.software.state_bytes, LargeBlocks()
     params = [[blocks.allocate(size.params * n) for n in tensors(assembly, chunk)] for chunk in chunks]
     owned: dict[str, list[float]] = {}
     for virtual, (chunk, mine) in enumerate(zip(chunks, params, strict=True)):
@@ -169,8 +169,7 @@ def states_rest(assembly: Assembly, chunks: Sequence[Chunk], states: States) -> 
 def tensors(assembly: Assembly, chunk: Chunk) -> Iterator[float]:
     """Elements of every parameter of a chunk on a device, in registered order."""
     for params, count in assembly.chunk_params(chunk):
-        pieces = [pieces_of(assembly.job, p) for p in params]
-        yield from [float(piece.elements) for piece in pieces for _ in range(piece.times)] * count
+        yield from [float(p.each) for p in params for _ in range(p.tensors)] * count
 
 
 def registered(pieces: Sequence[Pieces]) -> list[float]:

@@ -6,12 +6,12 @@ import re
 from collections.abc import Sequence
 from functools import cache
 
-from steptime.base.num import Num, minimum, where
+from steptime.base.num import PLAIN, Num, minimum, where
 from steptime.base.rows import HeldBuffer
 from steptime.job.assembly import Assembly, Chunk
 from steptime.job.job import Job
 from steptime.memory.kept_buffers import comm_buffer_bytes, dummy_wgrad_bytes, stage_experts
-from steptime.memory.states import Bucket, States, chunk_buckets, group_elements, pieces_of, state_bytes
+from steptime.memory.states import Bucket, States, chunk_buckets, group_elements
 from steptime.software.performance import EAGER_TORCH, Software
 
 KIB = 1024.0
@@ -62,56 +62,52 @@ OLD_GRADIENTS = (
 def stage_buffers(assembly: Assembly, stage: int, states: States) -> list[HeldBuffer]:
     """Every buffer of one stage with these states; empty ones are left out."""
     job, chunks = assembly.job, assembly.stages[stage]
-    found = [*workspaces(job), *grow_only(assembly, stage), *of_pipeline(assembly, chunks)]
-    deferred = deferred_wgrad_bytes(assembly, chunks)
-    found.append(
-        HeldBuffer("operands of the head's deferred gradients", deferred, stays=False, at_peak=True, source=DEFERRED)
-    )
-    before = earlier_logits_bytes(assembly, chunks)
-    found.append(
-        HeldBuffer("logits of the micro-batch before", before, stays=False, at_peak=True, source=OUTPUT_BUFFERS)
-    )
+    deferred, before = deferred_wgrad_bytes(assembly, chunks), earlier_logits_bytes(assembly, chunks)
     rests = block_rest_bytes(assembly, chunks, states.buckets)
-    found.append(HeldBuffer("ends of blocks that are not cut off", rests, stays=True, at_peak=True, source=BLOCKS))
-    found += batches(assembly, chunks)
-    found += gradient_copies(job, states)
-    return [item for item in found if not (isinstance(item.bytes, float | int) and item.bytes == 0.0)]
+    return [
+        *workspaces(job),
+        *grow_only(assembly, stage),
+        *of_pipeline(assembly, chunks),
+        *held("operands of the head's deferred gradients", deferred, DEFERRED),
+        *held("logits of the micro-batch before", before, OUTPUT_BUFFERS),
+        *held("ends of blocks that are not cut off", rests, BLOCKS, stays=True),
+        *batches(assembly, chunks),
+        *gradient_copies(job, states),
+    ]
+
+
+def held(
+    name: str, bytes_: Num, source: str, *, stays: bool = False, at_peak: bool = True, carried: bool = False
+) -> tuple[HeldBuffer, ...]:
+    """A buffer; none where it is empty."""
+    if type(bytes_) in PLAIN and bytes_ == 0.0:
+        return ()
+    return (HeldBuffer(name, bytes_, stays, at_peak, source, carried),)
 
 
 def at_peak(buffers: list[HeldBuffer]) -> Num:
     """Bytes that are allocated at the peak of a micro-batch."""
-    return 1.0 * sum([held.bytes for held in buffers if held.at_peak])
+    return 1.0 * sum([one.bytes for one in buffers if one.at_peak])
 
 
 def step_change(buffers: list[HeldBuffer]) -> Num:
     """Bytes that the optimizer step adds to the peak of a micro-batch; negative where it holds less."""
-    own = sum([held.bytes for held in buffers if held.stays and not held.at_peak])
-    return own - sum([held.bytes for held in buffers if held.at_peak and not held.stays])
+    own = sum([one.bytes for one in buffers if one.stays and not one.at_peak])
+    return own - sum([one.bytes for one in buffers if one.at_peak and not one.stays])
 
 
 def workspaces(job: Job) -> list[HeldBuffer]:
     """Workspaces of the libraries that multiply matrices, by architecture; none on a device that is not NVIDIA's."""
-    held, chip = job.software.buffers, job.software.compute_capability
+    said, chip = job.software.buffers, job.software.compute_capability
     if chip == 0.0:
         return []
-    streams = held.grouped_workspaces if job.model.moe is not None and job.software.moe.grouped_gemm else 0
-    count, ours = held.cublas_handles, cublas_workspace_bytes(held.cublas_workspace, chip)
+    streams = said.grouped_workspaces if job.model.moe is not None and job.software.moe.grouped_gemm else 0
+    count, ours = said.cublas_handles, cublas_workspace_bytes(said.cublas_workspace, chip)
+    one = te_workspace_bytes(chip)
     return [
-        HeldBuffer(f"cuBLAS workspaces of torch, {count}", count * ours, stays=True, at_peak=True, source=TORCH),
-        HeldBuffer(
-            "TransformerEngine's cuBLAS workspace",
-            held.te_workspaces * te_workspace_bytes(chip),
-            stays=True,
-            at_peak=True,
-            source=TE,
-        ),
-        HeldBuffer(
-            "workspaces of grouped products",
-            streams * te_workspace_bytes(chip),
-            stays=True,
-            at_peak=True,
-            source=STREAMS,
-        ),
+        *held(f"cuBLAS workspaces of torch, {count}", count * ours, TORCH, stays=True),
+        *held("TransformerEngine's cuBLAS workspace", said.te_workspaces * one, TE, stays=True),
+        *held("workspaces of grouped products", streams * one, STREAMS, stays=True),
     ]
 
 
@@ -154,9 +150,9 @@ def batches(assembly: Assembly, chunks: list[Chunk]) -> list[HeldBuffer]:
     """The mask of the current micro-batch, or all micro-batches of the step with their masks where the ends keep them."""
     job, shard, mask = assembly.job, assembly.shard, mask_bytes(assembly, chunks)
     if not job.software.buffers.batches_stay or not has_batch(chunks):
-        return [HeldBuffer("attention mask", mask, stays=False, at_peak=True, source=MASK)]
+        return [*held("attention mask", mask, MASK)]
     all_of = job.microbatches * (mask + TOKEN * shard.batch * shard.seq)
-    return [HeldBuffer("micro-batches of the step", all_of, stays=True, at_peak=True, source=BATCHES)]
+    return [*held("micro-batches of the step", all_of, BATCHES, stays=True)]
 
 
 def of_pipeline(assembly: Assembly, chunks: list[Chunk]) -> list[HeldBuffer]:
@@ -173,16 +169,14 @@ def of_pipeline(assembly: Assembly, chunks: list[Chunk]) -> list[HeldBuffer]:
     if job.software.family in EAGER_TORCH:
         sides = sum((not chunk.embedding) + (not chunk.head) for chunk in chunks)
         size = job.microbatches * sides * one
-        return [HeldBuffer("what is received, of all micro-batches", size, stays=True, at_peak=True, source=RECEIVED)]
+        return [*held("what is received, of all micro-batches", size, RECEIVED, stays=True)]
     if not job.software.buffers.stage_inputs_stay:
         return []
     inputs = sum(not chunk.embedding for chunk in chunks)
     under_way = 0.0 if inputs == 0 else 3.0 if job.parallelism.vpp > 1 else 2.0
     return [
-        HeldBuffer(
-            "inputs of the stage and their gradients", 2.0 * inputs * one, stays=True, at_peak=False, source=INPUTS
-        ),
-        HeldBuffer("sends and receives under way", under_way * one, stays=False, at_peak=True, source=SENDS),
+        *held("inputs of the stage and their gradients", 2.0 * inputs * one, INPUTS, stays=True, at_peak=False),
+        *held("sends and receives under way", under_way * one, SENDS),
     ]
 
 
@@ -221,7 +215,7 @@ def block_rest_bytes(assembly: Assembly, chunks: list[Chunk], buckets: list[list
         return 0.0
     if not (software.states.gradients_persist and software.states.padded_buckets):
         return 0.0
-    size = state_bytes(job)
+    size = job.software.state_bytes
     rest: Num = 0.0
     for virtual, chunk in enumerate(chunks):
         if job.zero_level:
@@ -234,9 +228,8 @@ def block_rest_bytes(assembly: Assembly, chunks: list[Chunk], buckets: list[list
         for elements in group_elements(held).values():
             rest = rest + block_rest(size.gradients * elements)
         for p, count in ((p, count) for own, count in held for p in own):
-            elements, times, _ = pieces_of(job, p)
-            tensors = block_rest(size.params * elements) + block_rest(size.master * elements)
-            rest = rest + count * times * (tensors + 2.0 * block_rest(size.moments / 2.0 * elements))
+            tensors = block_rest(size.params * p.each) + block_rest(size.master * p.each)
+            rest = rest + count * p.tensors * (tensors + 2.0 * block_rest(size.moments / 2.0 * p.each))
     return rest
 
 
@@ -257,11 +250,11 @@ def grow_only(assembly: Assembly, stage: int) -> list[HeldBuffer]:
     pool, dummies = comm_buffer_bytes(assembly), dummy_wgrad_bytes(assembly, stage)
     maps, graphs, pieces = stage_experts(assembly, stage)
     return [
-        HeldBuffer("Megatron's grow-only buffer", pool, stays=True, at_peak=True, source=POOL),
-        HeldBuffer("dummy weight gradients", dummies, stays=True, at_peak=True, source=DUMMIES),
-        HeldBuffer("routing maps of token dispatchers", maps, stays=True, at_peak=True, source=MAPS),
-        HeldBuffer("graphs that token dispatchers refer to", graphs, stays=True, at_peak=False, source=GRAPHS),
-        HeldBuffer("gradients of layers run piece by piece", pieces, stays=False, at_peak=True, source=PIECES),
+        *held("Megatron's grow-only buffer", pool, POOL, stays=True),
+        *held("dummy weight gradients", dummies, DUMMIES, stays=True),
+        *held("routing maps of token dispatchers", maps, MAPS, stays=True),
+        *held("graphs that token dispatchers refer to", graphs, GRAPHS, stays=True, at_peak=False),
+        *held("gradients of layers run piece by piece", pieces, PIECES),
     ]
 
 
@@ -274,8 +267,8 @@ def gradient_copies(job: Job, states: States) -> list[HeldBuffer]:
     copies, kept = gradient_copy_bytes(job, states), job.software.buffers.gradient_copies == "kept"
     source, old = (COPIES_KEPT, states.gradients_bytes) if kept and copies else (COPIES, 0.0)
     return [
-        HeldBuffer("fp32 copies of the gradients", copies, stays=True, at_peak=kept, source=source, carried=kept),
-        HeldBuffer("gradients of the step before", old, stays=False, at_peak=True, source=OLD_GRADIENTS, carried=True),
+        *held("fp32 copies of the gradients", copies, source, stays=True, at_peak=kept, carried=kept),
+        *held("gradients of the step before", old, OLD_GRADIENTS, carried=True),
     ]
 
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from steptime.base.num import Num
-from steptime.memory.ledger import NO_BYTES, Ledger, Peak
+from steptime.memory.ledger import Ledger, Peak
 from steptime.model.ops import Attention, Gemm, Move, Op
 from steptime.model.scans import Chunked, Scan
 
 
 def walk_forward(ops: list[Op], sizes: dict[str, Num], kept: list[str], x: str, out: str) -> Peak:
     """The peak of a forward."""
-    peak = NO_BYTES
-    for ledger in forward_steps(ops, sizes, kept, x, out):
-        peak = ledger.peak
-    return peak
+    *_, ledger = forward_steps(ops, sizes, kept, x, out)
+    return ledger.peak
 
 
 def forward_steps(ops: list[Op], sizes: dict[str, Num], kept: list[str], x: str, out: str) -> Iterator[Ledger]:

@@ -7,14 +7,7 @@ from typing import NamedTuple
 
 from steptime.base.num import Num, maximum, where
 from steptime.job.assembly import Assembly, Part
-from steptime.memory.states import pieces_of
 from steptime.model.ops import Comm, Gemm, Move
-
-
-def pooled_bytes(assembly: Assembly) -> list[Num]:
-    """Bytes of the tensors that are stored in Megatron's grow-only buffer."""
-    parts = (*assembly.kinds, assembly.head)
-    return [t.bytes for part in parts for op in part.ops for t in op.allocates if t.pooled]
 
 
 def comm_buffer_bytes(assembly: Assembly) -> Num:
@@ -23,8 +16,9 @@ def comm_buffer_bytes(assembly: Assembly) -> Num:
     megatron/core/utils.py, GlobalMemoryBuffer; megatron/core/transformer/dot_product_attention.py, matmul_input_buffer.
     """
     largest: Num = 0.0
-    for bytes_ in pooled_bytes(assembly) if assembly.job.software.activations.comm_buffer else []:
-        largest = maximum(largest, bytes_)
+    for part in (*assembly.kinds, assembly.head) if assembly.job.software.activations.comm_buffer else ():
+        for bytes_ in part.pooled:
+            largest = maximum(largest, bytes_)
     return largest
 
 
@@ -36,7 +30,7 @@ def dummy_wgrad_bytes(assembly: Assembly, stage: int) -> Num:
     parts = [part for chunk in chunks for part, _ in chunk.runs] + [assembly.head for chunk in chunks if chunk.head]
     every = [p for part in dict.fromkeys(parts) for p in part.registered_params if p.param.multiplies]
     weights = {"vocab" if p.param.vocab else p.param.shape: p for p in every}
-    return software.itemsize * sum([pieces_of(assembly.job, p).elements for p in weights.values()])
+    return software.itemsize * sum([p.each for p in weights.values()])
 
 
 def graph_bytes(assembly: Assembly, part: Part) -> Num:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from steptime.base.num import PLAIN, Num, is_column, maximum
+from steptime.base.num import PLAIN, Num, is_column, made, maximum
 
 
 class Peak(NamedTuple):
@@ -38,18 +38,28 @@ NO_BYTES = Peak(0.0, "")
 
 @dataclass(slots=True)
 class Ledger:
-    """Bytes allocated now, and the peak so far."""
+    """Bytes allocated now, and the most so far."""
 
     bytes: Num
-    peak: Peak = NO_BYTES
+    most: Num = 0.0
+    op: str = ""
+    """The op that held the most."""
+
+    @property
+    def peak(self) -> Peak:
+        """The peak so far."""
+        return made(Peak, (self.most, self.op))
 
     def mark(self, op: str, extra: Num = 0.0) -> None:
         """Record a moment, with `extra` bytes that exist only in it."""
         total = self.bytes + extra
-        if type(total) not in PLAIN and is_column(total):
-            self.peak = Peak(maximum(self.peak.bytes, total), "")
-        elif total > self.peak.bytes:
-            self.peak = Peak(total, op)
+        more = total > self.most
+        if more is True:
+            self.most, self.op = total, op
+        elif more is not False and is_column(more):
+            self.most, self.op = maximum(self.most, total), ""
+        elif more:
+            self.most, self.op = total, op
 
 
 @dataclass(slots=True)

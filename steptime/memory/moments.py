@@ -3,53 +3,29 @@
 from __future__ import annotations
 
 from steptime.base.num import Num, maximum, where
-from steptime.job.assembly import CountedParams, LocalParam
 from steptime.job.job import Job
+from steptime.job.local_params import CountedParams
 from steptime.model.ops import Param
+from steptime.software.state_bytes import FP32, PER_ELEMENT, QUANTIZED
 
-PER_ELEMENT = {"adamw": 2.0, "lion": 1.0, "sgd": 1.0}
-"""Moments per parameter of the optimizers that treat every element alike: Adam's two, the momentum of Lion and of SGD."""
-BLOCK = 256.0
-"""Elements that share a scale in 8-bit states (torchao/optim/adam.py; bitsandbytes/functional.py, quantize_blockwise)."""
 SMALLEST_QUANTIZED = 4096.0
 """Tensors with fewer elements keep fp32 moments (torchao/optim/adam.py, _new_buffer; bitsandbytes' min_8bit_size)."""
-FP32 = 4.0
-"""Bytes of one fp32 number."""
-QUANTIZED = 2.0 * (1.0 + FP32 / BLOCK)
-"""Bytes per parameter of two 8-bit moments with their scales."""
-
-
-def least_moments(job: Job) -> float:
-    """Bytes of moments per parameter of a large matrix; no tensor has fewer."""
-    states = job.software.states
-    match states.optimizer:
-        case "adamw_8bit":
-            return QUANTIZED
-        case "adafactor":
-            return 0.0
-        case _:
-            return PER_ELEMENT.get(states.optimizer, 1.0) * job.software.bytes_of(states.moment_dtype)
 
 
 def mean_moments(job: Job, held: CountedParams) -> dict[str, Num]:
     """Bytes of moments per parameter, mean of those that one device holds of some chunks, by parameter group."""
     if job.software.states.optimizer in PER_ELEMENT:
-        return dict.fromkeys([p.param.group for params, _ in held for p in params], least_moments(job))
+        return dict.fromkeys(
+            [group for params, _ in held for group in params.elements], job.software.state_bytes.moments
+        )
     moments: dict[str, Num] = {}
     elements: dict[str, Num] = {}
     for params, count in held:
         for p in params:
             group = p.param.group
-            tensors, one = local_tensors(job, p)
-            moments[group] = moments.get(group, 0.0) + count * tensors * tensor_moments(job, p.param, one)
-            elements[group] = elements.get(group, 0.0) + count * tensors * one
+            moments[group] = moments.get(group, 0.0) + count * p.tensors * tensor_moments(job, p.param, p.each)
+            elements[group] = elements.get(group, 0.0) + count * p.tensors * p.each
     return {group: bytes_ / elements[group] for group, bytes_ in moments.items()}
-
-
-def local_tensors(job: Job, p: LocalParam) -> tuple[Num, Num]:
-    """Tensors that a parameter has on one device, and the number of elements of each."""
-    tensors = p.param.n_experts // job.parallelism.ep if p.param.n_experts else 1
-    return tensors, p.elements / tensors
 
 
 def tensor_moments(job: Job, p: Param, elements: Num) -> Num:
@@ -103,9 +79,8 @@ def unevenness(job: Job, held: CountedParams, ranks: dict[str, Num]) -> dict[str
     for params, count in held:
         for p in (p for p in params if orthogonalized(p.param)):
             group = p.param.group
-            tensors, one = local_tensors(job, p)
-            matrices[group] = matrices[group] + count * tensors * one
-            largest[group] = maximum(largest[group], one)
+            matrices[group] = matrices[group] + count * p.tensors * p.each
+            largest[group] = maximum(largest[group], p.each)
     return {group: maximum(0.0, largest[group] - matrices[group] / n) for group, n in ranks.items()}
 
 
@@ -123,9 +98,8 @@ def update_temporaries(job: Job, held: CountedParams) -> Num:
         return most
     for params, _ in held:
         for p in params:
-            _, one = local_tensors(job, p)
             if optimizer == "adafactor":
-                most = maximum(most, size * one)
+                most = maximum(most, size * p.each)
             elif orthogonalized(p.param):
-                most = maximum(most, 3.0 * FP32 * one)
+                most = maximum(most, 3.0 * FP32 * p.each)
     return most

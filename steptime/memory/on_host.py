@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from steptime.base.num import Num, maximum, minimum
-from steptime.job.assembly import CountedParams
 from steptime.job.job import Job
-from steptime.memory.moments import FP32, least_moments, local_tensors
+from steptime.job.local_params import CountedParams
+from steptime.software.state_bytes import FP32
 
 
 class OnHost(NamedTuple):
@@ -48,7 +48,7 @@ def hybrid(job: Job) -> OnHost:
     (fp32_param_copy_back_gpu_hook); with masters of their own on the device (`keep_masters`) the usual update has done so.
     """
     size = job.software.bytes_of(job.software.states.param_dtype)
-    moments = least_moments(job)
+    moments = job.software.state_bytes.moments
     beside = 0.0 if job.performance.cpu_offload.keep_masters else FP32
     return OnHost(2.0 * FP32 + moments, 3.0 * FP32 + 2.0 * moments, FP32, FP32, FP32 + size, beside)
 
@@ -64,7 +64,7 @@ def sharded(job: Job) -> OnHost:
     """
     software, states = job.software, job.software.states
     param, gradient = software.bytes_of(states.param_dtype), software.bytes_of(states.main_grad_dtype)
-    moments = least_moments(job)
+    moments = job.software.state_bytes.moments
     update = 2.0 * param + gradient + 2.0 * moments
     if states.optimizer_temp_copies:
         update = 4.0 * param + 14.0 * moments / 2.0 + 2.0 * gradient
@@ -85,7 +85,7 @@ def zero_offload(job: Job) -> OnHost:
     """
     software, away = job.software, job.performance.cpu_offload.params
     size, sums = software.bytes_of(software.states.param_dtype), software.bytes_of(software.states.main_grad_dtype)
-    moments = least_moments(job)
+    moments = job.software.state_bytes.moments
     held = 2.0 * FP32 + moments + sums + (size if away else 0.0)
     touched = 2.0 * FP32 + 3.0 * FP32 + 2.0 * moments + FP32 + size
     if job.zero_level == 2:
@@ -102,5 +102,5 @@ def staging_bytes(job: Job, held: CountedParams, owned: Num) -> Num:
     most: Num = 0.0
     for params, _ in held:
         for p in params:
-            most = maximum(most, local_tensors(job, p)[1])
+            most = maximum(most, p.each)
     return FP32 * minimum(most, owned)

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from steptime.base.num import Num, ceil, lcm, maximum, where
-from steptime.job.assembly import Assembly, Chunk, CountedParams, LocalParam
+from steptime.job.assembly import Assembly, Chunk
 from steptime.job.job import Job
+from steptime.job.local_params import CountedParams
 from steptime.memory.buckets import BUCKET_ALIGNMENT, PARAM_ALIGNMENT, Pieces, Run, round_up, run_buckets
-from steptime.memory.moments import least_moments, mean_moments, unevenness, update_temporaries
+from steptime.memory.moments import mean_moments, unevenness, update_temporaries
 from steptime.memory.on_host import on_host, staging_bytes
 from steptime.model.lora import NF4, PROJECTIONS
 from steptime.software.performance import ITEMSIZE
@@ -48,30 +49,6 @@ class States(NamedTuple):
     """In the host's memory."""
 
 
-class StateBytes(NamedTuple):
-    """Bytes per parameter of each state, unsharded."""
-
-    params: float
-    gradients: float
-    master: float
-    moments: float
-    """All moments together of a large matrix; no tensor has fewer (Adam: two for any tensor)."""
-
-
-def state_bytes(job: Job) -> StateBytes:
-    """The dtype recipe of a job.
-
-    Megatron bf16: 2 + 4 + 4 + 8, the 6 + 12/d of docs/user-guide/features/dist_optimizer.md (NVIDIA/Megatron-LM).
-    """
-    s = job.software
-    return StateBytes(
-        s.bytes_of(s.states.param_dtype),
-        s.bytes_of(s.states.main_grad_dtype),
-        s.bytes_of(s.states.master_dtype),
-        least_moments(job),
-    )
-
-
 def data_parallel_ranks(job: Job, group: str) -> Num:
     """Ranks that hold the same parameters of a group and reduce their gradients: dp*cp for dense parameters, edp for experts.
 
@@ -101,20 +78,19 @@ def stage_states(assembly: Assembly) -> list[States]:
     found: list[States] = []
     for stage, (chunks, first) in enumerate(zip(assembly.stages, assembly.first_alike, strict=True)):
         alike = first < stage
-        found.append(found[first] if alike else states_of(assembly, chunks, [buckets(chunk) for chunk in chunks]))
+        found.append(found[first] if alike else states_of(assembly, stage, [buckets(chunk) for chunk in chunks]))
     return found
 
 
-def states_of(assembly: Assembly, chunks: Sequence[Chunk], buckets: list[list[Bucket]]) -> States:
-    """States of the device that holds these chunks.
+def states_of(assembly: Assembly, stage: int, buckets: list[list[Bucket]]) -> States:
+    """States of a stage's device.
 
     ZeRO (Rajbhandari et al. 2020, figure 1): level 1 shards the optimizer, 2 the gradients too, 3 the parameters too, over
     dp*cp. Megatron's buffers are padded per parameter and bucket (`buckets.py`); others divide evenly and round up.
     """
     job = assembly.job
-    size, level = state_bytes(job), job.zero_level
-    held = assembly.counted_params(chunks)
-    whole = 1.0 * sum([assembly.local_params(c) for c in chunks])
+    size, level = job.software.state_bytes, job.zero_level
+    chunks, held = assembly.stages[stage], assembly.held[stage]
     quantized = 1.0 * sum([quantized_elements(assembly, c) for c in chunks])
     buffer: dict[str, Num] = {}
     for bucket in (bucket for chunk in buckets for bucket in chunk):
@@ -137,7 +113,7 @@ def states_of(assembly: Assembly, chunks: Sequence[Chunk], buckets: list[list[Bu
         buckets=buckets,
         owned=kept * owned,
         update_bytes=update_temporaries(job, held) + staging_bytes(job, held, owned),
-        gathered_itemsize=gathered_itemsize(job, quantized, whole),
+        gathered_itemsize=gathered_itemsize(job, quantized, held),
         kept_masters=masters,
         host_bytes=offload.share * on_host(job).held * owned,
     )
@@ -167,8 +143,8 @@ def group_elements(held: CountedParams) -> dict[str, Num]:
     """Parameters of some chunks on one device, by group."""
     found: dict[str, Num] = {}
     for params, count in held:
-        for p, elements in params:
-            found[p.group] = found.get(p.group, 0.0) + count * elements
+        for group, elements in params.elements.items():
+            found[group] = found.get(group, 0.0) + count * elements
     return found
 
 
@@ -191,7 +167,7 @@ def extra_bytes(job: Job) -> float:
     return weight_bytes(s.recipe, stored, stored=s.states.fp8_params) - stored
 
 
-def gathered_itemsize(job: Job, quantized: Num, whole: Num) -> Num:
+def gathered_itemsize(job: Job, quantized: Num, held: CountedParams) -> Num:
     """Bytes per parameter in the all-gather; with `fp8_params` quantized weights are sent in the recipe's format.
 
     Megatron puts fp8 parameters and others into buffers of their own (core distributed/param_and_grad_buffer.py); the mean
@@ -201,6 +177,7 @@ def gathered_itemsize(job: Job, quantized: Num, whole: Num) -> Num:
     usual = s.bytes_of(s.states.param_dtype)
     if s.recipe is None or not s.states.fp8_params:
         return usual
+    whole = 1.0 * sum([count * params.total for params, count in held])
     return usual + (s.recipe.param_gather_itemsize - usual) * quantized / maximum(whole, 1.0)
 
 
@@ -236,11 +213,11 @@ def in_one_piece(assembly: Assembly, chunk: Chunk) -> bool:
 def backward_runs(assembly: Assembly, chunk: Chunk) -> dict[str, list[Run]]:
     """The tensors of a chunk in the order of backward, by parameter group."""
     copied, parts = assembly.copied_weight(chunk), assembly.chunk_params(chunk)
-    found: dict[str, list[Run]] = {p.param.group: [] for params, _ in parts for p in params}
+    found: dict[str, list[Run]] = {group: [] for params, _ in parts for group in params.elements}
     for params, count in reversed(parts):
         for group, backward in found.items():
-            mine = [p for p in reversed(params) if p.param.group == group]
-            backward.append(([pieces_of(assembly.job, p, alone=p.param is copied) for p in mine], count))
+            mine = [p for p in reversed(params.params) if p.param.group == group]
+            backward.append(([Pieces(p.each, p.tensors, p.param is copied) for p in mine], count))
     return found
 
 
@@ -249,19 +226,10 @@ def whole_buckets(assembly: Assembly, chunk: Chunk, *, sharded: bool) -> list[Bu
     found: dict[str, Num] = {}
     for params, count in assembly.counted_params([chunk]):
         for p in params:
-            size, times, _ = pieces_of(assembly.job, p)
-            each = round_up(size, PARAM_ALIGNMENT) if sharded else size
-            found[p.param.group] = found.get(p.param.group, 0.0) + count * times * each
+            each = round_up(p.each, PARAM_ALIGNMENT) if sharded else p.each
+            found[p.param.group] = found.get(p.param.group, 0.0) + count * p.tensors * each
     ranks = {group: lcm(BUCKET_ALIGNMENT, shard_ranks(assembly.job, group)) if sharded else 1 for group in found}
     return [Bucket(round_up(elements, ranks[group]), group) for group, elements in found.items()]
-
-
-def pieces_of(job: Job, p: LocalParam, *, alone: bool = False) -> Pieces:
-    """Tensors that a parameter has on one device: one, or one per local expert."""
-    if not p.param.n_experts:
-        return Pieces(p.elements, 1, alone)
-    count = p.param.n_experts // job.parallelism.ep
-    return Pieces(p.elements / count, count, alone)
 
 
 def bucket_size(job: Job, elements: Num) -> Num:
@@ -294,6 +262,6 @@ def partial_gradients(assembly: Assembly, stage: int, *, one_by_one: bool) -> Pa
     whole = [(p.elements, count) for part, count in runs for p in part.params if p.split_dim is None]
     elements = 1.0 * sum([count * n for n, count in whole])
     if not one_by_one:
-        return PartialGradients(1.0, elements * state_bytes(job).gradients)
+        return PartialGradients(1.0, elements * job.software.state_bytes.gradients)
     tensors = sum([count for _, count in whole])
     return PartialGradients(1.0 * tensors * job.microbatches, elements * job.software.itemsize / tensors)

@@ -49,6 +49,6 @@ def in_turn(sides: dict[str, tuple[Ledger, Iterator[Ledger]]], turns: Sequence[t
         (other,) = sides.keys() - {side}
         for ledger in islice(sides[side][1], count):
             peak = peak.worse(Peak(ledger.peak.bytes + held[other], ledger.peak.op))
-            ledger.peak = NO_BYTES
+            ledger.most, ledger.op = NO_BYTES
             held[side] = ledger.bytes
     return peak

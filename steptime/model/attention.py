@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from steptime.base.num import maximum, same
@@ -133,8 +132,8 @@ def projections(model: Model, shard: Shard, x: Operand) -> tuple[list[Op], tuple
     litgpt = shard.software.kernels.fused_projections == "qkv"
     views = litgpt or shard.software.kernels.attention_impl == "unfused"
     outputs = whole if views else split
-    one = linear("attn.qkv", x, "attn.qkv", hidden, width, shard, every, casts(shard, width, hidden))
-    gemm = replace(one, outputs=outputs)
+    gemm = linear("attn.qkv", x, "attn.qkv", hidden, width, shard, every, casts(shard, width, hidden))
+    gemm.outputs = outputs
     gathered, qkv = spread(model, shard, outputs[0].name)
     made: list[Op] = [gemm, *gathered]
     if not views:

@@ -149,7 +149,11 @@ class Op:
     @property
     def trained(self) -> tuple[Param, ...]:
         """Its parameters that have a gradient."""
-        return tuple([p for p in self.params if p.group != "frozen"]) if self.params else ()
+        params = self.params
+        for p in params:
+            if p.group == "frozen":
+                return tuple([p for p in params if p.group != "frozen"])
+        return params
 
     @property
     def allocates(self) -> tuple[Tensor, ...]:

@@ -94,9 +94,10 @@ def show(name: str) -> str:
     from steptime.hardware.accelerators import accelerator_names, accelerator_yaml
     from steptime.hardware.machine import Machine, machine_names
     from steptime.model.presets import load_model, model_names
-    from steptime.software.performance import load_software, software_names
+    from steptime.software.performance import load_software
+    from steptime.software.profiles import profile_names
 
-    if name.partition("@")[0] in software_names():
+    if name.partition("@")[0] in profile_names():
         profile = load_software(name)
         head = profile.model_dump(include={"name", "family", "description"})
         return _profile_head(name) + _yaml(head | profile.settings() | {"sources": profile.sources}, inline=False)
@@ -112,7 +113,7 @@ def show(name: str) -> str:
     try:
         model = load_model(name)
     except ValueError:
-        known = [*machine_names(), *model_names(), *software_names(), *accelerator_names()]
+        known = [*machine_names(), *model_names(), *profile_names(), *accelerator_names()]
         near = get_close_matches(name.lower(), known, n=4, cutoff=0.6)
         hint = f"did you mean {' or '.join(near)}?" if near else "3dtrn machines and 3dtrn models list them"
         raise ConfigError(f"{name}: not a machine, model, accelerator or software profile; {hint}") from None

@@ -225,7 +225,7 @@ def optimizer(estimate: Estimate) -> FactList:
     """Bytes that the update moves over the rate of memory, on the stage that owns most parameters."""
     job, timing = estimate.job, estimate.timing
     assembly = estimate.assembly
-    shares = [updated(job, assembly.counted_params(chunks)) for chunks in assembly.stages]
+    shares = [updated(job, held) for held in assembly.held]
     most, moments, *_ = max(shares, key=lambda share: share.owned)
     named = job.software.states.optimizer
     per, clip, rate = update_bytes_per_param(job, moments), clip_bytes_per_param(job), timing.rates.bytes_per_s
@@ -250,8 +250,8 @@ def _orthogonalized(estimate: Estimate) -> list[Fact]:
     assembly, states = estimate.assembly, estimate.job.software.states
     if "muon" not in states.optimizer:
         return []
-    context, held = estimate.timing.pricing.context, [assembly.counted_params(chunks) for chunks in assembly.stages]
-    took = max(orthogonalize_s(assembly.job, params, context) for params in held)
+    context = estimate.timing.pricing.context
+    took = max(orthogonalize_s(assembly.job, params, context) for params in assembly.held)
     how = f"{STEPS:g} iterations of 4 m^2 n + 2 m^3 FLOPs on each m x n matrix: {seconds(took)}"
     return [Fact("orthogonalize", [how, f"muon_tp_mode {states.muon_tp_mode}; Jordan et al. 2024"])]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from steptime.base.words import counted
 from steptime.cost import comm, compute, overlap
 from steptime.cost.exchange import passages
-from steptime.job.mesh import group, members_per_domain
+from steptime.job.mesh import group
 from steptime.model.ops import Comm
 from steptime.report.constants import shared_constants
 from steptime.report.format import BINARY, SI, quantity, seconds, whole
@@ -89,7 +89,7 @@ def source(estimate: Estimate, path: str) -> str:
     return estimate.job.machine.source(path) or "not in the machine's file: the usual figure (assumed)"
 
 
-class Crossing(NamedTuple):
+class CrossedTier(NamedTuple):
     """One algorithm's work on one tier."""
 
     tier: Tier
@@ -102,18 +102,13 @@ class Crossing(NamedTuple):
     links: float
 
 
-def crossings(algorithm: comm.Algorithm, ranks: Group, tiers: Sequence[Tier]) -> Iterator[Crossing]:
+def crossings(algorithm: comm.Algorithm, ranks: Group, tiers: Sequence[Tier]) -> Iterator[CrossedTier]:
     """The tiers that a group crosses, in the form of `comm.algorithm_cost`."""
-    below = 1.0
-    for tier in tiers:
-        members = float(ranks.ranks if tier is tiers[-1] else members_per_domain(ranks, tier.size))
-        if members > below:
-            position = (ranks.ranks, below, members, tier is tiers[0])
-            hops, tree = (algorithm.passes * float(count(*position)) for count in (algorithm.hops, comm.tree_hops))
-            links = below if algorithm.joined else 1.0
-            rate = float(comm.tier_rate(tier, algorithm, members)) * links
-            yield Crossing(tier, hops, tree, float(algorithm.share(*position)), rate, links)
-        below = members
+    for tier, _, position, up in comm.crossings(ranks, tiers):
+        hops, tree = algorithm.passes * float(algorithm.hops(*position)), algorithm.passes * float(up)
+        links = float(position[1]) if algorithm.joined else 1.0
+        rate = float(comm.tier_rate(tier, algorithm, position[2])) * links
+        yield CrossedTier(tier, hops, tree, float(algorithm.share(*position)), rate, links)
 
 
 class Call(NamedTuple):
@@ -122,7 +117,7 @@ class Call(NamedTuple):
     ranks: Group
     tiers: tuple[Tier, ...]
     algorithm: comm.Algorithm
-    crossed: list[Crossing]
+    crossed: list[CrossedTier]
 
 
 def priced(row: CollectiveRow, estimate: Estimate) -> Call | None:
@@ -199,7 +194,7 @@ def collective_facts(row: CollectiveRow, call: Call) -> list[Fact]:
     slowest = max(crossed, key=lambda one: float(one.share / one.rate))
     of = f"{quantity(row.bytes, BINARY)} x {slowest.share:.4g}"
     known = [one.name for one in comm.ALGORITHMS[row.kind]]
-    depth = algorithm.base_s + sum(one.tree_hops * one.tier.latency_s for one in crossed if not one.tier.hierarchical)
+    depth = algorithm.base_s + sum(one.tree_hops * one.tier.latency_s for one in crossed)
     ramp = row.time_s - row.latency_s - row.bandwidth_s
     return [
         Fact("algorithm", [algorithm.name + (f" (the fastest of {', '.join(known)})" if len(known) > 1 else "")]),
@@ -209,7 +204,7 @@ def collective_facts(row: CollectiveRow, call: Call) -> list[Fact]:
     ]
 
 
-def _rate_words(one: Crossing, algorithm: comm.Algorithm) -> str:
+def _rate_words(one: CrossedTier, algorithm: comm.Algorithm) -> str:
     """The rate of a tier as its wire rate, the share that a collective reaches, and the number of links of the group."""
     wire = f"{quantity(one.tier.bytes_per_s, SI, 'B/s')} {one.tier.name}"
     reached = one.rate / one.links / one.tier.bytes_per_s

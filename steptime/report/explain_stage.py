@@ -11,7 +11,7 @@ from steptime.memory.kept_ops import kept_of_chunk
 from steptime.memory.overhead import CACHED_GROUPS, COMMUNICATOR_BYTES, FRAGMENTATION
 from steptime.memory.part_memories import PartMemories
 from steptime.memory.stages import chunk_bytes
-from steptime.memory.states import group_elements, shard_ranks, stage_states, state_bytes
+from steptime.memory.states import group_elements, shard_ranks, stage_states
 from steptime.report.constants import abbreviations, shared_constants
 from steptime.report.format import GIB, gib, percent, whole
 from steptime.report.headline import RULE
@@ -83,7 +83,7 @@ def _fact(label: str, size: float, how: str, source: str) -> Fact:
 def _states(estimate: Estimate, row: StageMemory) -> list[Fact]:
     """Parameters, gradients and optimizer: bytes of each, over the ranks that share them."""
     held = estimate.assembly.counted_params(estimate.assembly.stages[row.stage])
-    job, size, moments = estimate.job, state_bytes(estimate.job), updated(estimate.job, held).moments
+    job, size, moments = estimate.job, estimate.job.software.state_bytes, updated(estimate.job, held).moments
     groups = group_elements(held)
     shared = ", ".join(f"{whole(round(n))} {of} over {shard_ranks(job, of):g} ranks" for of, n in groups.items())
     states = job.software.states

@@ -7,7 +7,6 @@ from typing import Any
 
 from steptime import fsdp
 from steptime.job.job import Job
-from steptime.memory.states import state_bytes
 from steptime.search.rows import spreads_of
 from steptime.search.sketches import Sketches, Spread
 from steptime.search.space import EXCESS, Counts, Grid, Shape
@@ -41,7 +40,7 @@ def hopeless(zeros: Mapping[int, Job], grid: Grid, sketches: Sketches) -> dict[i
         if fsdp.applies(job):  # which shards its parameters
             found[zero] = np.zeros_like(held, dtype=bool)
             continue
-        size = state_bytes(job)
+        size = job.software.state_bytes
         each = min(size.params, 1.0) + (size.gradients if zero < 2 else 0.0)
         found[zero] = held * each > TIMES * job.machine.accelerator.usable_memory_bytes
     return found

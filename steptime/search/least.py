@@ -8,7 +8,6 @@ from functools import cached_property, reduce
 
 from steptime.base.num import Num, minimum
 from steptime.job.job import Job
-from steptime.memory.states import state_bytes
 from steptime.search import held
 from steptime.search.pipeline import Chunks, Stages, sums
 from steptime.search.recompute import RecomputeChoice
@@ -59,7 +58,7 @@ class Least:
 
     def of_states(self, job: Job, rows: LayoutRows, pp: int) -> Num:
         """States of the layers, distributed evenly over stages and ranks: no layout has less."""
-        size, ranks = state_bytes(job), rows.dp * rows.cp * rows.tp
+        size, ranks = job.software.state_bytes, rows.dp * rows.cp * rows.tp
         updated = (size.master + size.moments) / (ranks if job.zero_level else 1.0)
         reduced = size.gradients / (ranks if job.zero_level >= 2 else 1.0)
         reduced = reduced if job.software.states.gradients_persist else 0.0

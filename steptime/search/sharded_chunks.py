@@ -21,7 +21,6 @@ from steptime.job.job import Job
 from steptime.memory.ledger import PartMemory
 from steptime.memory.part_memories import input_kept
 from steptime.memory.stages import PeakMoment
-from steptime.memory.states import state_bytes
 from steptime.search.held import alike
 from steptime.search.layouts import Pipelines
 from steptime.search.parts import JoinedMemories
@@ -115,7 +114,7 @@ class ShardedChunks:
             keys = [(chunk.runs, chunk.embedding, chunk.head) for chunk in chunks]
             for key, chunk, mine in zip(keys, chunks, of.chunks, strict=True):
                 known[key] = known.get(key) or self.of(chunk, mine)
-            to_come = [state_bytes(self.view).gradients * mine.sharded for mine in of.chunks]
+            to_come = [self.view.software.state_bytes.gradients * mine.sharded for mine in of.chunks]
             found.append(StageHeld([known[key] for key in keys], to_come))
         return found
 

@@ -94,7 +94,7 @@ def chunk_groups(assembly: Assembly, chunk: Chunk, priced: Pricing) -> ChunkGrou
         return GatheredUnit(whole, last, 1.0 * sum([one.elements for one in of.all]), group_price(*around, of))
 
     places = [sum(count for _, count in chunk.runs[:i]) for i in range(len(chunk.runs))]
-    head = sum([p.elements for p in assembly.local_head_params]) if chunk.head else 0.0
+    head = assembly.local_head_params.total if chunk.head else 0.0
     layers = tuple(unit(found.layers[at]) for at in places)
     return ChunkGroups(unit(found.root), layers, head, fsdp.sharded_elements(assembly, [chunk]))
 

@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from steptime.base.num import Num, is_column
-from steptime.job.assembly import Assembly, Chunk, LocalParam, Part, shard_of
+from steptime.job.assembly import Assembly, Chunk, Part
 from steptime.job.candidates import Candidates
 from steptime.job.job import Job
+from steptime.job.local_params import LocalParam, LocalParams
+from steptime.job.shards import shard_of
 from steptime.memory.buckets import Pieces, Run, run_buckets
 from steptime.memory.states import Bucket, backward_runs, bucket_size, in_one_piece, pads, shard_ranks, whole_buckets
 from steptime.model.ops import Param
@@ -122,7 +124,9 @@ def _joined_part(same: Sequence[Part], join: Callable[[Sequence[Num]], Num]) -> 
         renewed[id(alike[0])] = alike[0]._replace(shape=shape)
     made = Part(first.kind, first.ops, first.x, first.out, tp, first.model, experts)
     held = [join([p.elements for p in alike]) for alike in zip(*(part.registered_params for part in same), strict=True)]
-    registered = [LocalParam(renewed[id(p.param)], n) for p, n in zip(first.registered_params, held, strict=True)]
+    own = [join([p.tensors for p in alike]) for alike in zip(*(part.registered_params for part in same), strict=True)]
+    alike_params = zip(first.registered_params, held, own, strict=True)
+    registered = LocalParams([LocalParam(renewed[id(p.param)], n, tensors) for p, n, tensors in alike_params])
     quantized = join([part.n_quantized for part in same])
     vars(made).update(params=list(renewed.values()), registered_params=registered, n_quantized=quantized)
     return made

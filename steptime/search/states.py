@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from steptime.base.num import Num
-from steptime.cost.comm import one_link
+from steptime.cost.network import one_link
 from steptime.hardware.machine import Tier
 from steptime.job.assembly import Assembly
 from steptime.job.candidates import Candidates
@@ -149,7 +149,7 @@ def _side(sketch: Assembly, size: int, priced: Pricing) -> tuple[Side, list[list
                 known[key] = cut(sketch, chunk, size)
                 rests[key] = block_rest_bytes(sketch, [chunk], [known[key].totals(size)])
         mine = [known[key] for key in keys]
-        of = states_of(sketch, chunks, [one.totals(size) for one in mine])
+        of = states_of(sketch, kind, [one.totals(size) for one in mine])
         partial = partial_gradients(sketch, kind, one_by_one=False).bytes
         bytes_ = of.params_bytes, of.gradients_bytes, of.optimizer_bytes
         local = 1.0 * sum([sketch.local_params(chunk) for chunk in chunks])

@@ -13,7 +13,7 @@ from steptime.hardware.machine import Machine
 from steptime.software.calibration import Calibration
 from steptime.software.cpu_offload import CpuOffload
 from steptime.software.precision import RECIPES, Recipe, RecipeName, recipe
-from steptime.software.profiles import profile_mapping, profile_names
+from steptime.software.profiles import profile_mapping
 from steptime.software.settings import (
     COMPILED,
     ActivationSettings,
@@ -42,6 +42,7 @@ from steptime.software.settings import (
     TimingSettings,
     as_written,
 )
+from steptime.software.state_bytes import StateBytes, state_bytes
 
 ITEMSIZE = {"fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}  # bytes per element
 Precision: TypeAlias = Annotated[
@@ -190,6 +191,11 @@ class Software(Config):
         return ITEMSIZE[self.compute_dtype]
 
     @cached_property
+    def state_bytes(self) -> StateBytes:
+        """Bytes per parameter of each state."""
+        return state_bytes(self.states, self.bytes_of)
+
+    @cached_property
     def compute_dtype(self) -> Dtype:
         """The dtype of everything that no recipe quantizes."""
         return "bf16" if self.precision in RECIPES else cast("Dtype", self.precision)
@@ -249,12 +255,6 @@ def _grouped(settings: dict[str, Any]) -> dict[str, Any]:
         else:
             grouped[key] = value
     return grouped
-
-
-@cache
-def software_names() -> list[str]:
-    """Names of all profiles."""
-    return profile_names()
 
 
 @cache

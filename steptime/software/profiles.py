@@ -18,6 +18,7 @@ _FOLDER = Path(__file__).parents[1] / "data" / "software"
 _KEY = "performance.software"
 
 
+@cache
 def profile_names() -> list[str]:
     """Names of all profiles, without releases."""
     return shipped_names(_FOLDER)

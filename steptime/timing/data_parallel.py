@@ -10,7 +10,7 @@ from steptime.hardware.machine import Tier
 from steptime.job.assembly import Assembly
 from steptime.job.job import Job
 from steptime.job.mesh import Group, group
-from steptime.memory.states import States, state_bytes
+from steptime.memory.states import States
 from steptime.model.ops import Kind
 from steptime.schedule import Walk
 from steptime.software.performance import ITEMSIZE
@@ -115,7 +115,7 @@ def reduction(job: Job) -> Kind:
 
 def reduced_itemsize(job: Job) -> float:
     """Bytes per element that a reduction sends."""
-    return ITEMSIZE["fp32"] if job.software.comm.reduce_dtype == "fp32" else state_bytes(job).gradients
+    return ITEMSIZE["fp32"] if job.software.comm.reduce_dtype == "fp32" else job.software.state_bytes.gradients
 
 
 def exposed(comm_s: Num, late_s: Num, share: Share | None, slowed: Num) -> Num:

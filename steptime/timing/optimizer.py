@@ -7,11 +7,13 @@ from typing import NamedTuple
 
 from steptime.base.num import Num, maximum, where
 from steptime.cost.parts import Context
-from steptime.job.assembly import Assembly, CountedParams
+from steptime.job.assembly import Assembly
 from steptime.job.job import Job
-from steptime.memory.moments import FP32, local_tensors, mean_moments
+from steptime.job.local_params import CountedParams
+from steptime.memory.moments import mean_moments
 from steptime.memory.on_host import on_host
-from steptime.memory.states import StateBytes, group_elements, quantized_elements, shard_ranks, state_bytes
+from steptime.memory.states import group_elements, quantized_elements, shard_ranks
+from steptime.software.state_bytes import FP32, StateBytes
 from steptime.timing.host_update import HostUpdate, host_update
 from steptime.timing.orthogonalize import orthogonalize_s
 
@@ -37,7 +39,7 @@ def update_bytes_per_param(job: Job, moments: Num) -> Num:
 
 def device_bytes_per_param(job: Job, moments: Num) -> Num:
     """The same of a parameter that the device updates."""
-    size, states = state_bytes(job), job.software.states
+    size, states = job.software.state_bytes, job.software.states
     if states.optimizer == "adamw" and states.optimizer_temp_copies:
         return foreach_bytes_per_param(size)
     if states.optimizer == "adafactor":
@@ -74,7 +76,7 @@ def adafactor_bytes_per_param(size: StateBytes) -> float:
 def clip_bytes_per_param(job: Job) -> float:
     """Gradient norm and scaling: the gradient read twice, written once."""
     device = job.performance.cpu_offload.share == 0.0 or job.software.family == "megatron-core"
-    return 3.0 * state_bytes(job).gradients if job.software.states.clip_grad and device else 0.0
+    return 3.0 * job.software.state_bytes.gradients if job.software.states.clip_grad and device else 0.0
 
 
 def quantize_bytes_per_weight(job: Job) -> float:
@@ -125,7 +127,7 @@ def updated(job: Job, held: CountedParams) -> Updated:
     local, means = group_elements(held), mean_moments(job, held)
     owned = {of: n / (shard_ranks(job, of) if job.zero_level >= 1 else 1) for of, n in local.items()}
     total = sum(owned.values())
-    tensors = 1.0 * sum([count * local_tensors(job, p)[0] for params, count in held for p in params])
+    tensors = 1.0 * sum([count * params.tensors for params, count in held])
     cut = shard_ranks(job) if job.zero_level >= 1 else 1
     return Updated(total, sum([n * means[of] for of, n in owned.items()]) / total, sum(local.values()), tensors / cut)
 
@@ -133,15 +135,15 @@ def updated(job: Job, held: CountedParams) -> Updated:
 def optimizer_step(assembly: Assembly, context: Context) -> OptimizerStep:
     """Seconds of the optimizer on the stage with the most parameters, and of quantizing the updated weights."""
     job, bytes_per_s = assembly.job, context.rates.bytes_per_s
-    stages = [assembly.stages[stage] for stage in sorted(set(assembly.first_alike))]
-    params = [assembly.counted_params(chunks) for chunks in stages]
+    distinct = sorted(set(assembly.first_alike))
+    params = [assembly.held[stage] for stage in distinct]
     most, *others = [updated(job, held) for held in params]
     for share in others:
         more = share.owned > most.owned
         moments, tensors = where(more, share.moments, most.moments), where(more, share.tensors, most.tensors)
         most = Updated(maximum(most.owned, share.owned), moments, maximum(most.held, share.held), tensors)
     kept = most.owned if job.zero_level >= 2 else most.held
-    quantized = reduce(maximum, [sum([quantized_elements(assembly, c) for c in chunks]) for chunks in stages])
+    quantized = reduce(maximum, [sum([quantized_elements(assembly, c) for c in assembly.stages[i]]) for i in distinct])
     update = update_s(job, most.owned, kept, most.moments, bytes_per_s)
     orthogonal = reduce(maximum, [orthogonalize_s(job, held, context) for held in params])
     beside_s = most.owned * update_bytes_per_param(job, most.moments) / bytes_per_s
@@ -155,6 +157,6 @@ def update_s(job: Job, owned: Num, held: Num, moments: Num, bytes_per_s: float) 
     `owned` parameters are updated on this device, `held` have their gradient zeroed. Source: the list of passes in
     megatron/core/optimizer/optimizer.py (prepare_grads, clip_grad_norm, step) and DistributedDataParallel.zero_grad_buffer.
     """
-    size = state_bytes(job)
+    size = job.software.state_bytes
     zeroed = held * size.gradients if job.software.states.gradients_persist else 0.0
     return (owned * (update_bytes_per_param(job, moments) + clip_bytes_per_param(job)) + zeroed) / bytes_per_s

@@ -6,9 +6,9 @@ from steptime.base.num import Num, maximum, minimum
 from steptime.cost.compute import gemm_pass
 from steptime.cost.parts import Context
 from steptime.cost.rates import Rates
-from steptime.job.assembly import CountedParams
 from steptime.job.job import Job
-from steptime.memory.moments import local_tensors, matrix, orthogonalized
+from steptime.job.local_params import CountedParams
+from steptime.memory.moments import matrix, orthogonalized
 from steptime.memory.states import shard_ranks
 from steptime.model.ops import Gemm, Param
 
@@ -27,10 +27,9 @@ def orthogonalize_s(job: Job, held: CountedParams, context: Context) -> Num:
     longest: Num = 0.0
     for params, count in held:
         for p in (p for p in params if orthogonalized(p.param)):
-            tensors, elements = local_tensors(job, p)
             ranks = shard_ranks(job, p.param.group) if software.states.optimizer == "dist_muon" else 1
-            seconds = matrix_s(job, p.param, elements, context)
-            every = every + count * tensors * seconds / ranks
+            seconds = matrix_s(job, p.param, p.each, context)
+            every = every + count * p.tensors * seconds / ranks
             longest = maximum(longest, seconds)
     return maximum(every, longest)
 

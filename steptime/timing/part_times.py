@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from steptime.base.num import Num, maximum
 from steptime.cost import compute
-from steptime.cost.comm import network, one_link
 from steptime.cost.host import graphed_kernels
+from steptime.cost.network import network, one_link
 from steptime.cost.pace import slower_rates, slower_tiers
 from steptime.cost.parts import Context, PartTime, Work, forward_work, part_time, wait_for_host
 from steptime.cost.rates import rates

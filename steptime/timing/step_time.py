@@ -15,7 +15,7 @@ from steptime.cost.rates import Rates
 from steptime.job.assembly import Assembly, Chunk, Part
 from steptime.job.job import Job
 from steptime.job.mesh import Group, group
-from steptime.memory.states import States, partial_gradients, stage_states, state_bytes
+from steptime.memory.states import States, partial_gradients, stage_states
 from steptime.schedule import Walk, walk
 from steptime.schedule.orders import described
 from steptime.schedule.sharded import AroundActions
@@ -265,7 +265,7 @@ def embedding_reduce(assembly: Assembly, priced: Pricing) -> Reduce:
     if not assembly.embedding_copied or assembly.job.model.lora is not None:
         return Reduce(0.0, 0.0, FREE)
     elements = assembly.shard.vocab * job.model.hidden_sz / job.parallelism.tp
-    bytes_ = 1.0 * elements * state_bytes(job).gradients
+    bytes_ = 1.0 * elements * job.software.state_bytes.gradients
     over = group(job.parallelism, "embedding", n_dcs=priced.n_dcs)
     return Reduce(1.0, bytes_, collective("all_reduce", bytes_, over, priced.context.tiers))
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple
 
-from steptime.software.performance import EAGER_TORCH, load_software, software_names
-from steptime.software.profiles import profile_releases
+from steptime.software.performance import EAGER_TORCH, load_software
+from steptime.software.profiles import profile_names, profile_releases
 from steptime.validation import row_native
 from steptime.validation.measurements import MeasuredRow, SkipRowError
 from steptime.validation.recipes import of_scripts, recipe_of
@@ -106,7 +106,7 @@ def _framework(row: MeasuredRow) -> RowFramework:
     said = row.text("framework").lower()
     if found := next((word for word in _NO_PROFILE if word in said), ""):
         raise SkipRowError(f"not modeled yet: framework {_title(found)}")
-    if said in software_names():
+    if said in profile_names():
         return RowFramework(said, said, said)
     found_one = next((framework for framework in ROW_FRAMEWORKS if re.search(framework.words, said)), None)
     if found_one is None:
@@ -121,7 +121,7 @@ def _framework(row: MeasuredRow) -> RowFramework:
         return found_one._replace(profile="fsdp2" if sharded else "torch", own=False)
     if found_one.sharded and not sharded and row.whole("n_gpus") == 1:
         own = f"{found_one.profile}-ddp"
-        known = own in software_names()
+        known = own in profile_names()
         return found_one._replace(profile=own if known else "torch", alone="" if known else found_one.profile)
     return found_one
 

@@ -9,7 +9,7 @@ from steptime.answer.result import estimate
 from steptime.cost.rates import Rates, rates
 from steptime.job.assembly import Assembly
 from steptime.job.job import Job
-from steptime.memory.moments import local_tensors, matrix, orthogonalized
+from steptime.memory.moments import matrix, orthogonalized
 from steptime.timing.optimizer import update_bytes_per_param
 from steptime.timing.orthogonalize import newton_schulz_s
 
@@ -86,7 +86,7 @@ def test_what_a_device_orthogonalizes():
         job(tp=2, model={"n_q_heads": 2}).replace(**{"performance.optimizer": "muon", "parallelism.zero_level": 0})
     )
     found = {
-        p.param.name: matrix(p.param, local_tensors(split.job, p)[1])
+        p.param.name: matrix(p.param, p.each)
         for params, _ in split.counted_params(split.stages[0])
         for p in params
         if orthogonalized(p.param)
@@ -101,7 +101,7 @@ def test_experts_are_tensors_of_their_own():
     moe = {"n_experts": 8, "experts_per_token": 2, "expert_inter_sz": 64}
     split = Assembly(job(dp=2, ep=2, microbatches=2, model={"moe": moe}).replace(**{"parallelism.zero_level": 0}))
     found = {
-        p.param.name: local_tensors(split.job, p)
+        p.param.name: (p.tensors, p.each)
         for params, _ in split.counted_params(split.stages[0])
         for p in params
         if p.param.n_experts

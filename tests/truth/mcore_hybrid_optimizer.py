@@ -14,7 +14,6 @@ import torch
 from megatron.core.optimizer.cpu_offloading import HybridDeviceOptimizer
 
 from steptime.memory.on_host import on_host
-from steptime.memory.states import state_bytes
 
 SIZES = [(32, 64), (64, 16), (64,), (16, 128)]  # 2048, 1024, 64, 2048 elements
 
@@ -101,7 +100,7 @@ def test_each_side_holds_what_megatron_puts_there(share, masters):
     ours = jobs.job("llama3-8b", dp=2, performance={"cpu_offload": said})
     host, device = both_sides(hybrid, params)
     assert host == on_host(ours).held * moved
-    size = state_bytes(ours)
+    size = ours.software.state_bytes
     assert device == (size.master + size.moments) * (5184 - moved) + (size.master * moved if masters else 0.0)
 
 
