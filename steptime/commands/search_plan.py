@@ -80,9 +80,8 @@ def plan_of(source: str, sets: list[str]) -> SearchPlan:
         ConfigError: one line per problem, the file's name first.
     """
     text, name = read_source(source)
-    return plan_from(text, source, name, sets)._replace(
-        command=_shell(["3dtrn", source if source != "-" else "PLAN"], sets)
-    )
+    shown = source if source != "-" and len(source) <= LONGEST_PATH else "PLAN"
+    return plan_from(text, source, name, sets)._replace(command=_shell(["3dtrn", shown], sets))
 
 
 def plan_from(text: str, source: str, name: str, sets: list[str]) -> SearchPlan:
