@@ -184,7 +184,7 @@ def _unproved(job: Job) -> list[str]:
 
 def _memory(job: Job) -> list[str]:
     freed = "memory: gradients are freed after every step, so gradients created after the peak are not in the peak"
-    groups = f"{CACHED_GROUPS:g} times the largest FSDP group, gathered"
+    groups = f"gradients that are not allocated at the peak + {CACHED_GROUPS:g} times the largest FSDP group, gathered"
     beyond = groups if fsdp.pooled(job) else f"{100 * FRAGMENTATION:g} % of activations and transients"
     return [
         *([] if job.software.states.gradients_persist or job.microbatches > 1 else [freed]),

@@ -152,7 +152,7 @@ def stage_row(stage: int, state: States, around: AroundPeak, walked: PeakMoment)
         activations_bytes=moment.activations_bytes,
         transient_bytes=moment.transient_bytes + held_then,
         allocated_bytes=fixed + moving,
-        reserved_bytes=reserved_bytes(fixed, moving, state.group_bytes),
+        reserved_bytes=reserved_bytes(fixed, moving, state.group_bytes, moment.grads_not_yet_allocated_bytes),
         peak_op=moment.op,
         buffers_bytes=held_then,
         persisting_bytes=states + staying,

@@ -172,7 +172,11 @@ def _reserved(estimate: Estimate, row: StageMemory) -> tuple[str, str]:
     """The allocator's formula (memory/overhead.py) with its numbers, and its source."""
     group = _held_states(estimate, row.stage).group_bytes
     if group is not None:
-        text = f"{row.allocated_bytes / GIB:.3f} + CACHED_GROUPS {CACHED_GROUPS:g} x {group / GIB:.3f}, the largest FSDP group"
+        to_come = _held_states(estimate, row.stage).gradients_bytes - row.gradients_bytes
+        text = (
+            f"{row.allocated_bytes / GIB:.3f} + {to_come / GIB:.3f}, gradients that are not allocated then, "
+            f"+ CACHED_GROUPS {CACHED_GROUPS:g} x {group / GIB:.3f}, the largest FSDP group"
+        )
         return text, _constant("memory.overhead.CACHED_GROUPS")
     moving = row.activations_bytes + row.transient_bytes - row.buffers_bytes
     fixed = row.allocated_bytes - moving

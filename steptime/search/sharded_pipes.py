@@ -100,10 +100,11 @@ class ShardedPipelines(Pipelines):
                 moment = chunks.moment(kind, step)
                 more = updating > moment.added_bytes
                 moving = where(more, updating, moment.activations_bytes + moment.transient_bytes)
-                gradients = of.gradients - where(more, 0.0, moment.grads_not_yet_allocated_bytes)
+                to_come = where(more, 0.0, moment.grads_not_yet_allocated_bytes)
+                gradients = of.gradients - to_come
                 fixed = of.params + gradients + of.optimizer + (buffers.staying + buffers.moving + at_peak(copies))
                 held = reserved_bytes(fixed, moving)
-                held = where(rows.tp == 1, reserved_bytes(fixed, moving, of.group), held) if pooled else held
+                held = where(rows.tp == 1, reserved_bytes(fixed, moving, of.group, to_come), held) if pooled else held
                 allocated[:, mine] = maximum(allocated, fixed + moving)[:, mine]
                 reserved[:, mine] = maximum(reserved, held)[:, mine]
         return allocated, reserved
