@@ -188,17 +188,25 @@ def test_whether_parameters_are_freed_after_forward(words, stages, framework, fr
 
 
 @pytest.mark.parametrize(
-    ("source", "notes", "flex"),
+    ("source", "release"),
     [
-        ("pytorch/torchtitan@28ed62e4 commit message (unmerged PR, 2026-07-17)", "", True),
-        ("pytorch/torchtitan@1 commit message (PR #3975, unmerged)", "", True),
-        ("pytorch/torchtitan@1 commit message (PR #3429)", "", False),
-        ("mlc-ai/pith-train issue #79 (2026-07-22)", "SDPA", False),
-        ("pytorch/torchtitan@b (2026-05)", "", False),
+        ("pytorch/torchtitan@28ed62e4 commit message (unmerged PR, 2026-07-17)", ""),
+        ("pytorch/torchtitan@1 commit message (PR #3975, unmerged)", ""),
+        ("pytorch/torchtitan@1 commit message (PR #3429)", "2026-05"),
+        ("pytorch/torchtitan@b (2026-05)", "2026-05"),
+        ("pytorch/torchtitan@1 commit message (PR #2107)", "0.2"),
     ],
 )
-def test_torchtitan_runs_flex_attention_since_june_2026(source, notes, flex):
-    assert row_native.on_flex(own(framework="torchtitan", source=source, overlap_notes=notes)) is flex
+def test_torchtitan_runs_flex_attention_since_june_2026(source, release):
+    """Pull request 3571 of 2026-06-09 made it the default."""
+    assert row_native.torchtitan_release(own(framework="torchtitan", source=source)) == release
+    kernel = load_software("torchtitan" + ("@" + release if release else "")).kernels.attention_kernel
+    assert kernel == ("flex" if release == "" else "fa2")
+
+
+def test_a_row_of_today_that_names_another_attention():
+    row = own(framework="torchtitan", source="mlc-ai/pith-train issue #79 (2026-07-22)", overlap_notes="SDPA")
+    assert row_native.native_kernels(row, "", "sdpa")["attention_kernel"] == "fa2"
 
 
 def test_selective_is_per_op_in_todays_torchtitan():

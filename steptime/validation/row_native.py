@@ -23,7 +23,9 @@ NLL_ROWS = 256
 
 The published steps of millions of tokens run scaled_dot_product_attention on cuDNN, which took one from 606 to 373 s
 (huggingface/transformers pull requests 48163 and 48324)."""
-RELEASES = (("0.1", 1450, (2025, 8)), ("0.2", 2937, (2026, 5)))
+BEFORE_FLEX = "2026-05"
+"""The release until FlexAttention became the default, on 2026-06-09 (torchtitan's commit 169545712, pull request 3571)."""
+RELEASES = (("0.1", 1450, (2025, 8)), ("0.2", 2937, (2026, 5)), (BEFORE_FLEX, 3571, (2026, 7)))
 """Releases of the profile torchtitan, each with the first pull request and the first month that is later."""
 
 
@@ -37,22 +39,16 @@ def torchtitan_release(row: MeasuredRow) -> str:
     pull = re.search(r"PR #(\d+)", source) if "pytorch/torchtitan" in source else None
     month = re.search(r"\b(20\d\d)-(\d\d)", source)
     if pull is None and month is None:
-        return "0.1" if re.search("2025|@05a8b5e", row.text("framework")) else ""
+        return "0.1" if re.search("2025|@05a8b5e", row.text("framework")) else BEFORE_FLEX
     for release, number, date in RELEASES:
         if int(pull[1]) < number if pull else month is not None and (int(month[1]), int(month[2])) < date:
             return release
     return ""
 
 
-def on_flex(row: MeasuredRow) -> bool:
-    """Whether torchtitan runs FlexAttention by default: since 2026-06-09 (its commit 169545712, pull request 3571)."""
-    source = row.text("source")
-    pull, month = re.search(r"PR #(\d+)", source), re.search(r"\b(20\d\d)-(\d\d)", source)
-    if not row.text("framework").lower().startswith("torchtitan") or "sdpa" in row.text("overlap_notes").lower():
-        return False
-    if pull and "pytorch/torchtitan" in source:
-        return int(pull[1]) >= 3571
-    return month is not None and (int(month[1]), int(month[2])) >= (2026, 7)
+def of_today(row: MeasuredRow) -> bool:
+    """Whether a row is of torchtitan since FlexAttention is its default."""
+    return row.text("framework").lower().startswith("torchtitan") and torchtitan_release(row) == ""
 
 
 def traced(row: MeasuredRow) -> bool:
@@ -107,9 +103,11 @@ def native_kernels(row: MeasuredRow, release: str, notes: str) -> dict[str, Any]
         section["attention_kernel"] = "best"
     elif "flexattention" in notes or "flex_attention" in notes:
         section["attention_kernel"] = "flex"
-    elif "gpt-oss" in row.text("model_name").lower() or on_flex(row):
+    elif "gpt-oss" in row.text("model_name").lower():
         # torchtitan/models/gpt_oss/model.py@58b03444: sinks need the log-sum-exp, which FlexAttention returns
         section["attention_kernel"] = "flex"
+    elif of_today(row):
+        section |= {"attention_kernel": "fa2"} if "sdpa" in notes else {}
     elif re.match(r"gb?[23]00|b[23]00", row.text("gpu").lower()) and "pr #" in row.text("source").lower():
         section["attention_kernel"] = "best"
     if "cudagraph" in notes.replace("no cudagraph", "") or "cuda graph" in notes:

@@ -16,6 +16,12 @@ from steptime.launch.job_keys import JobKeys
 from steptime.launch.torchtitan.converters import precision_of
 
 _P = "parallelism."
+ATTENTION_KERNELS = {
+    "flex": {"attention_kernel": "flex"},
+    "sdpa": {"attention_kernel": "fa2"},
+    "varlen": {"attention_kernel": "fa2"},
+}
+"""model.attn_backend -> its kernel; without it the release's own."""
 
 
 class Degrees(NamedTuple):
@@ -168,7 +174,7 @@ def kernels_of(keys: JobKeys, degrees: Degrees, release: str) -> dict[str, Any]:
     if not hidden:
         keys.without_effect(f"{_P}enable_async_tensor_parallel", "only with compile.enable and tensor parallelism")
     loss = {"loss_chunks": 1} if degrees.fsdp and keys.get("loss.class") == "CrossEntropyLoss" else {}
-    attention = {"attention_kernel": "flex"} if keys.get("model.attn_backend") == "flex" else {}
+    attention = ATTENTION_KERNELS.get(str(keys.get("model.attn_backend")), {})
     return loss | attention | compiled_of(keys, release) | ({"overlap": {"tp": True}} if hidden else {})
 
 
