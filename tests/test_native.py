@@ -125,7 +125,8 @@ def test_every_other_layer_runs_again():
     [
         ("pytorch/torchtitan PR #985", "0.1"),
         ("pytorch/torchtitan PR #1690", "0.2"),
-        ("pytorch/torchtitan PR #3105", ""),
+        ("pytorch/torchtitan PR #3105", "2026-05"),
+        ("pytorch/torchtitan PR #3571", ""),
         ("meta-pytorch/forge PR #31", ""),
         ("(ghstack, 2024-10-22)", "0.1"),
         ("2025-10-16", "0.2"),

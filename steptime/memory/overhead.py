@@ -21,9 +21,9 @@ reserved over allocated memory is 1.03 to 1.09."""
 CACHED_GROUPS = 2.5
 """Memory reserved beyond allocated under FSDP2 without tensor parallelism, in units of the largest parameter group, gathered; on
 top of the sharded gradients that are not allocated at the peak. A cached block serves only the stream that allocated it
-(c10/cuda/CUDACachingAllocator.cpp, get_free_block): reduce-scatters allocate their outputs, which become the gradients, on a stream
-of their own (torch 2.13 torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py, foreach_reduce), so their memory stays with it
-when the gradients are freed; all-gathers too have one, which holds the largest group. The rest, 1.5 groups, is fitted: rows of
+(c10/cuda/CUDACachingAllocator.cpp, get_free_block). Reduce-scatters allocate their outputs, which become the gradients, on a
+stream of their own (torch 2.13 torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py, foreach_reduce), where the memory stays
+when gradients are freed; all-gathers too have one, which holds the largest group. The rest, 1.5 groups, is fitted: rows of
 torchtitan marked fit (pytorch/torchtitan@31a17bfd and its pull requests) ask for 2.4 to 2.8 for Llama-3 8B and Qwen3-14B
 compiled, with gradients in fp32 and in bf16, whether 17 or 147 GiB are activations. With tensor parallelism a fifth of
 activations and transients is nearer."""

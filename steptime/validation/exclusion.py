@@ -24,6 +24,8 @@ NOT_COUNTED = (
         r"compile=thunder(?!.*dynamo backend)",
         "thunder's executors, which choose what is saved, and its own FSDP: not modeled",
     ),
+    # torch 2.6 torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py, _register_post_backward_hook: none is registered then
+    (r"compiledautograd on", "compiled autograd, under which FSDP2 reduces every gradient after backward: not modeled"),
     (r"packed documents", "packed documents: how much attention is left between their ends is not stated"),
     (r"mem-efficient kernel", "torch's memory-efficient attention: its rate is not modeled"),
     (

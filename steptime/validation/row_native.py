@@ -30,7 +30,7 @@ RELEASES = (("0.1", 1450, (2025, 8)), ("0.2", 2937, (2026, 5)), (BEFORE_FLEX, 35
 
 
 def torchtitan_release(row: MeasuredRow) -> str:
-    """The profile's release for a row of torchtitan, from its pull request or date; "" for today's."""
+    """The profile's release for a row of torchtitan, from its pull request or date; "" for today's, a user's undated rows too."""
     source = row.text("source")
     if (
         "pytorch/ao" in source and "workflows/training.md" in source
@@ -39,7 +39,8 @@ def torchtitan_release(row: MeasuredRow) -> str:
     pull = re.search(r"PR #(\d+)", source) if "pytorch/torchtitan" in source else None
     month = re.search(r"\b(20\d\d)-(\d\d)", source)
     if pull is None and month is None:
-        return "0.1" if re.search("2025|@05a8b5e", row.text("framework")) else BEFORE_FLEX
+        undated = BEFORE_FLEX if row.published else ""
+        return "0.1" if re.search("2025|@05a8b5e", row.text("framework")) else undated
     for release, number, date in RELEASES:
         if int(pull[1]) < number if pull else month is not None and (int(month[1]), int(month[2])) < date:
             return release
