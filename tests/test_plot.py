@@ -9,6 +9,7 @@ import pytest
 
 from steptime.base.config import ConfigError
 from steptime.report import plot
+from steptime.validation.error_summary import headline
 from steptime.validation.judgement import judge_shipped
 
 ROOT = Path(__file__).parents[1]
@@ -61,6 +62,17 @@ def test_words_of_the_picture(judged, tmp_path):
     assert f">{len(rows):,} measured steps<" in text
     beyond = sum(abs(j.step_error) > plot.REACH for j in rows)
     assert (f">{beyond:,} beyond " in text) == (beyond > 0)
+
+
+def test_a_single_row_has_plain_numbers_at_its_axes(judged, tmp_path):
+    """Within one power of ten an axis has numbers such as 2.5, none such as 3 x 10^0."""
+    row = next(j for j in headline(judged) if 2.0 < (j.measured_step_s or 0.0) < 3.0)
+    plot.draw([row], str(tmp_path / "a.svg"))
+    text = (tmp_path / "a.svg").read_text(encoding="utf-8")
+    assert ">1 measured step<" in text
+    assert ">2.5</text>" in text
+    assert "\\times" not in text
+    assert "10^" not in text
 
 
 def test_the_same_rows_make_the_same_file(judged, tmp_path):

@@ -7,7 +7,8 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from steptime.base.config import ConfigError
-from steptime.report.plot_style import picture
+from steptime.base.words import counted
+from steptime.report.plot_style import picture, plain_numbers
 from steptime.validation.error_summary import headline
 
 if TYPE_CHECKING:
@@ -88,9 +89,11 @@ def _scatter(axes: Any, rows: Sequence[Judgement]) -> None:
         )
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter("{x:g}")
+        if high < 30.0 * low:  # less than two powers of ten: numbers between them too
+            plain_numbers(axis)
     axes.set_xlabel("measured step time [s]")
     axes.set_ylabel("predicted step time [s]")
-    axes.set_title(f"{len(rows):,} measured steps")
+    axes.set_title(counted(len(rows), "measured step"))
 
 
 def _errors(axes: Any, rows: Sequence[Judgement]) -> Any:
