@@ -250,3 +250,14 @@ def test_a_script_over_a_nemo_config_that_is_not_there(tmp_path: Path) -> None:
     script = "#!/bin/bash\ntorchrun --nproc_per_node=4 pretrain.py --config-name=gpt model.global_batch_size=64\n"
     with pytest.raises(ConfigError, match=r"line 2 reads conf/gpt.yaml, which is not there"):
         from_text(tmp_path, "run.sh", script, "nemo")
+
+
+def test_a_stage_on_the_command_line_is_of_a_program_of_ones_own(tmp_path: Path) -> None:
+    """DeepSpeed-Chat's --zero_stage comes with its --dtype, fp16 by default (DeepSpeedExamples training/step1 main.py)."""
+    script = """\
+        deepspeed --num_gpus 1 --module dse_sft.sft --model_name_or_path huggyllama/llama-7b --per_device_train_batch_size 4 \\
+            --max_seq_len 2048 --gradient_accumulation_steps 32 --zero_stage 2 --deepspeed
+    """
+    found = from_text(tmp_path, "sft.sh", script).left_open
+    assert found is not None
+    assert "precision unknown" in found["performance.precision"]
