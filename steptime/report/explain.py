@@ -13,6 +13,7 @@ from steptime.cost import compute
 from steptime.cost.rates import peak_dtype
 from steptime.model.ops import Gemm
 from steptime.report.breakdown import part_name
+from steptime.report.explain_experts import experts
 from steptime.report.explain_parts import PARTS
 from steptime.report.explain_rates import (
     collective_facts,
@@ -44,7 +45,8 @@ def names(estimate: Estimate) -> list[str]:
     rows = [row.name for row in estimate.gemms] + [row.name for row in estimate.collectives]
     stages = [f"stage {row.stage}" for row in estimate.memory.stages]
     parts = [part for part in PARTS if estimate.time.parts_s.get(part)]
-    return list(dict.fromkeys([*_TOTALS, *parts, *stages, *rows]))
+    totals = [name for name in _TOTALS if name != "experts" or estimate.job.model.moe]
+    return list(dict.fromkeys([*totals, *parts, *stages, *rows]))
 
 
 def explain(estimate: Estimate, name: str) -> list[FactList]:
@@ -54,7 +56,7 @@ def explain(estimate: Estimate, name: str) -> list[FactList]:
         UnknownNameError: if no total, matrix multiply or collective is called `name`.
     """
     name = _KEYS.get(name.lower(), name)
-    if name in _TOTALS:
+    if name in _TOTALS and name in names(estimate):
         return [_TOTALS[name](estimate)]
     if name in PARTS:
         return [PARTS[name](estimate)]
@@ -158,6 +160,10 @@ def _kinds(row: GemmRow, op: Gemm, rates: Rates) -> Iterator[tuple[str, float]]:
         yield "no tensor cores", rates.plain_share
     if op.params:
         yield "WGRAD_RATE", {"wgrad": compute.WGRAD_RATE}.get(row.pass_, 1.0)
+    if op.grouped:
+        rows = whole(float(op.m))
+        yield f"{rows} / ({rows} + GROUP_ROWS {compute.GROUP_ROWS:g}) =", float(op.m / (op.m + compute.GROUP_ROWS))
+        yield "grouped", rates.grouped_share
 
 
 def _collective(row: CollectiveRow, estimate: Estimate) -> FactList:
@@ -273,6 +279,7 @@ _TOTALS: dict[str, Callable[[Estimate], FactList]] = {
     "tokens": _tokens,
     "memory": worst_stage,
     "bubble": _bubble,
+    "experts": experts,
 }
 
 _KEYS = {part_name(key): key for key in (*_TOTALS, *PARTS)}

@@ -59,6 +59,7 @@ def gemm_constants(estimate: Estimate, sustained: float, dtype: str) -> FactList
         Fact("memory", [f"{quantity(rates.bytes_per_s, SI, 'B/s', 4)} = {moved}: {stream}"]),
         Fact("launch", [f"{seconds(rates.gemm_kernel_s)}: {job.software.sources.get('gemm_kernel_s', 'assumed')}"]),
         *constants("cost.compute", "K_OVERHEAD", "WAVE_LOSS", "WGRAD_RATE"),
+        *(constants("cost.compute", "GROUP_ROWS") if job.model.moe else []),
     ]
     return FactList("constants", facts)
 
@@ -75,6 +76,8 @@ def network_constants(estimate: Estimate) -> FactList:
         )
         facts.append(Fact(tier.name, [f"{key}: {source(estimate, f'tiers.{at}.{key}')}" for key in figures]))
     facts += constants("cost.comm", "RAMP", "RING_S", "SWITCH_S", "SEND_S")
+    if estimate.job.model.moe:
+        facts += [*constants("cost.comm", "PEER_S"), *constants("cost.exchange", "EXCHANGE_S")]
     return FactList("constants", [*facts, *constants("cost.overlap", "CONTENTION", "NIC_CONTENTION")])
 
 
@@ -196,6 +199,8 @@ def collective_facts(row: CollectiveRow, call: Call) -> list[Fact]:
     known = [one.name for one in comm.ALGORITHMS[row.kind]]
     depth = algorithm.base_s + sum(one.tree_hops * one.tier.latency_s for one in crossed)
     ramp = row.time_s - row.latency_s - row.bandwidth_s
+    if algorithm.to_all:
+        hops.append(f"{row.ranks - 1} x PEER_S {seconds(comm.PEER_S)}")
     return [
         Fact("algorithm", [algorithm.name + (f" (the fastest of {', '.join(known)})" if len(known) > 1 else "")]),
         Fact("latency", [f"{seconds(row.latency_s)} = {' + '.join([f'{seconds(algorithm.base_s)} base', *hops])}"]),
@@ -217,7 +222,10 @@ def overlap_fact(row: CollectiveRow, call: Call | None) -> Fact:
     """The exposed part of all calls: what no compute covers, and the slowdown of compute by the hidden part."""
     total = row.count_per_step * row.time_s
     if call is None or row.axis == "pp" or not row.exposed_s < total:
-        return Fact("exposed", [seconds(row.exposed_s)])
+        rest = (
+            f"; {seconds(total - row.exposed_s)} beside compute" if row.exposed_s < total and row.axis != "pp" else ""
+        )
+        return Fact("exposed", [seconds(row.exposed_s) + rest])
     slowed = float(overlap.contention(call.ranks, call.tiers))
     hidden = (total - row.exposed_s) / (1.0 - slowed)
     name = "CONTENTION" if slowed == overlap.CONTENTION else "NIC_CONTENTION"
