@@ -207,7 +207,7 @@ def test_fsdps_own_file_says_whether_layers_are_recomputed(tmp_path):
 
 def test_a_word_that_a_script_expects_is_asked_for_where_a_plan_needs_it(tmp_path):
     script = "ZERO=$2\ndeepspeed main.py --model_name_or_path facebook/opt-1.3b --max_seq_len 512 --zero_stage $ZERO --deepspeed "
-    script += "--per_device_train_batch_size 4\n"
+    script += "--per_device_train_batch_size 4 --bf16\n"
     assert problems(tmp_path, {"run.sh": script}, "run.sh") == [
         "line 1: zero_stage: $2 has no value; add --set parallelism.zero_level=N"
     ]

@@ -210,7 +210,7 @@ ADAPTERS = [
     (("torchrun --nproc_per_node 8 train_lora.py --model_name_or_path lmsys/vicuna-7b-v1.5 --per_device_train_batch_size 1 "
      "--model_max_length 2048 --lora_r 8 --bf16 True\n"), (8, ["q_proj", "v_proj"], 0.05, "fp32")),
     (("deepspeed --num_gpus 8 main.py --model_name_or_path Qwen/Qwen2-7B --per_device_train_batch_size 1 --max_seq_len 2048 "
-     "--lora_dim 128 --zero_stage 3 --deepspeed\n"), (128, ["q_proj", "v_proj"], 0.05, None)),
+     "--lora_dim 128 --zero_stage 3 --bf16 --deepspeed\n"), (128, ["q_proj", "v_proj"], 0.05, None)),
 ]  # fmt: skip
 
 
