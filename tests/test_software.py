@@ -4,12 +4,12 @@ import pytest
 from jobs import job
 
 from steptime.base.config import ConfigError, build
-from steptime.software.performance import SETTING_GROUPS, Performance, Software, load_software, resolve, software_names
-from steptime.software.profiles import profile_mapping, profile_releases
+from steptime.software.performance import SETTING_GROUPS, Performance, Software, load_software, resolve
+from steptime.software.profiles import profile_mapping, profile_names, profile_releases
 from steptime.software.settings import Overlap
 
 OTHERS = [
-    *("accelerate", "aleph-alpha", "bloom", "deepspeed-2021", "internevo", "llm-foundry", "paddle"),
+    *("accelerate", "automodel", "aleph-alpha", "bloom", "deepspeed-2021", "internevo", "llm-foundry", "paddle"),
     *(
         "litgpt",
         "litgpt-ddp",
@@ -28,7 +28,7 @@ NAMES = [
 
 
 def test_names():
-    assert software_names() == sorted(NAMES + OTHERS)
+    assert profile_names() == sorted(NAMES + OTHERS)
 
 
 @pytest.mark.parametrize("name", NAMES + OTHERS)

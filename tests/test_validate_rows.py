@@ -178,7 +178,7 @@ def test_empty_cells_take_usual_values_and_are_listed():
         ("NeMo 24.12", "nemo"),
         ("NeMo Megatron", "nemo-2022"),
         ("MaxText (JAX/XLA SPMD)", "xla"),
-        ("NeMo AutoModel (FSDP2)", "fsdp2"),
+        ("NeMo AutoModel (FSDP2)", "automodel"),
         ("Megatron-DeepSpeed (BLOOM production)", "bloom"),
         ("Megatron-LM + DeepSpeed 3D (Megatron-DeepSpeed), Jun-Jul 2021", "megatron-deepspeed-2021"),
         ("DeepSpeedExamples Megatron-LM v1.1.5-ZeRO3", "deepspeed-2021"),

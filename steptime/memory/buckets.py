@@ -89,7 +89,7 @@ def run_buckets(
     layer closes no bucket, so do the next ones until the bucket is full, each of which adds the same.
 
     >>> run_buckets([([Pieces(100, 1), Pieces(300, 1)], 8)], dp=2, bucket_size=1000)
-    [1152, 1152, 1152, 384]
+    [1408, 1408, 896]
     """
     figures = [each.elements for pieces, _ in runs for each in pieces]
     if not {type(dp), type(bucket_size), *map(type, figures)} <= _PLAIN_OR_NONE:
