@@ -123,6 +123,7 @@ def test_a_profile_extends_another_switch_by_switch(tmp_path, monkeypatch):
         "extends: base\nsp: false\noverlap: {tp: true}\nsources: {sp: own}\nreleases:\n  '1.0': {zero: 2}\n  '1.1':\n"
     )
     monkeypatch.setattr("steptime.software.profiles._FOLDER", tmp_path)
+    monkeypatch.setattr("steptime.software.profiles.profile_names", lambda: ["base", "own"])
     expected = {
         "family": "base",
         "name": "own",
