@@ -6,18 +6,16 @@ Collected where a Chromium is installed (conftest.py); the pages' text, numbers 
 from __future__ import annotations
 
 import re
-import threading
 
 import jobs
 import pytest
 from browser import Browser, found
+from served import serving
 
 from steptime import Job, estimate
-from steptime.commands.serve_command import START
 from steptime.report.diff_tables import diff
 from steptime.report.page import diff_page, document, search_page
 from steptime.search.run import search
-from steptime.serve import server
 
 PLAN = """model: gpt3-1.3b
 parallelism: {tp: 4, pp: 2, dp: 2}
@@ -51,11 +49,8 @@ def pages(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def whatif():
-    made = server.Server("127.0.0.1", 0, START, frozenset())
-    threading.Thread(target=made.serve_forever, daemon=True).start()
-    yield made.url
-    made.shutdown()
-    made.server_close()
+    with serving() as made:
+        yield made.url
 
 
 def settled(browser):

@@ -179,3 +179,18 @@ def test_rows_that_experts_drop_are_no_work():
     dropped = 6.0 * tokens * layers * 3 * 4096 * 14336  # one of each token's two rows
     assert whole.flops.model_per_step - half.flops.model_per_step == pytest.approx(dropped)
     assert hardly.throughput.mfu <= hardly.throughput.hfu < half.throughput.mfu
+
+
+def test_a_stage_without_layers_has_no_adapters_to_update():
+    """The embedding is frozen: the first of two stages trains nothing, and the optimizer runs on the second."""
+    found = estimate(
+        Job(
+            model={"preset": "gpt3-1.3b", "lora": {"rank": 4}},
+            parallelism={"tp": 1, "pp": 2, "dp": 4, "layers_per_stage": [0, 24]},
+            data={"gbs": 8, "seqlen": 2048, "microbatch_sz": 1},
+            performance={"software": "torch"},
+            hardware="h100",
+        )
+    )
+    assert [stage.optimizer_bytes > 0.0 for stage in found.memory.stages] == [False, True]
+    assert found.time.parts_s["optimizer"] > 0.0

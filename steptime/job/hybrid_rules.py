@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from steptime.model.model import Model
 
 
-SWITCHES = ("pre_norms", "post_norms", "parallel_residual", "shared_norm", "whole_qk_norm")
+SWITCHES = ("glu", "pre_norms", "post_norms", "parallel_residual", "shared_norm", "whole_qk_norm")
 """Switches of a model's layers."""
 
 

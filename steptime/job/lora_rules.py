@@ -44,6 +44,12 @@ LORA_RULES = [
         "adapters are not modeled with fsdp.version 1; use 2",
         lambda f: (f.lora is None) | (f.fsdp is None) | (f.fsdp_version == 2),
     ),
+    Rule(
+        "adapters of projections that there are",
+        "model.lora.targets",
+        "the model has no gate_proj (glu is false), so nothing would be trained; add other projections",
+        lambda f: f.lora is None or "glu" in f.switches or set(f.lora.targets) != {"gate_proj"},
+    ),
     # bitsandbytes keeps packed weights; their shards need a storage dtype of another size
     Rule(
         "sharded nf4",

@@ -126,10 +126,10 @@ def updated(job: Job, held: CountedParams) -> Updated:
     """Parameters of a stage over the ranks that share their states, group by group."""
     local, means = group_elements(held), mean_moments(job, held)
     owned = {of: n / (shard_ranks(job, of) if job.zero_level >= 1 else 1) for of, n in local.items()}
-    total = sum(owned.values())
+    total, moments = sum(owned.values()), sum([n * means[of] for of, n in owned.items()])
     tensors = 1.0 * sum([count * params.tensors for params, count in held])
     cut = shard_ranks(job) if job.zero_level >= 1 else 1
-    return Updated(total, sum([n * means[of] for of, n in owned.items()]) / total, sum(local.values()), tensors / cut)
+    return Updated(total, moments / maximum(total, 1.0), sum(local.values()), tensors / cut)
 
 
 def optimizer_step(assembly: Assembly, context: Context) -> OptimizerStep:
