@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
-from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -366,29 +364,6 @@ def test_an_alias_is_no_difference(capsys, tmp_path):
         (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(PLAN | {"hardware": machine}))
     found = json.loads(run(capsys, "diff", *(str(tmp_path / f"{name}.yaml") for name in "ab"), "--json")[1])
     assert found["sections"][0]["title"] == "no setting differs"
-
-
-# --- in a notebook -------------------------------------------------------------------------------------------------------
-
-
-def test_a_notebook_needs_two_names(tmp_path):
-    path = tmp_path / "plan.yaml"
-    path.write_text(yaml.safe_dump(PLAN))
-    answer = steptime.estimate(str(path))
-    assert answer.fits
-    assert answer.mfu == answer.throughput.mfu
-    assert repr(answer.job) == "<Job llama3-70b on 512 devices of dgx-h100: tp 8 pp 4 dp 16, gbs 1,024 x 8,192>"
-    assert issubclass(steptime.ConfigError, ValueError)
-
-
-def test_a_frame_of_the_parts(monkeypatch):
-    """What pandas is given: one mapping for each row."""
-    monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=list))
-    answer = steptime.estimate(load())
-    assert sum(row["seconds"] for row in answer.to_frame()) == pytest.approx(answer.step_s)
-    assert [row["stage"] for row in answer.to_frame("stages")] == [0, 1, 2, 3]
-    with pytest.raises(ValueError, match=r"must be one of parts, stages, .* \(got 'fits'\)"):
-        answer.to_frame("fits")
 
 
 def test_an_attention_kernel_that_a_gpu_has_not_is_told():

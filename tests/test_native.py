@@ -1,9 +1,8 @@
-"""The PyTorch-native stack by hand: compiled and chunked losses, checkpointing per op and of every other layer, words of rows."""
+"""The PyTorch-native stack by hand: compiled and chunked losses, checkpointing per op, casts of torchao, what the host needs."""
 
 import re
 
 import pytest
-from own_rows import own
 
 from steptime import Job, estimate
 from steptime.cost import compute
@@ -16,10 +15,6 @@ from steptime.job.assembly import Assembly
 from steptime.model.ops import Gemm, Move
 from steptime.software.performance import load_software
 from steptime.timing.part_times import pricing
-from steptime.validation import row_native
-from steptime.validation.measurements import MeasuredRow
-from steptime.validation.row_plan import to_config
-from steptime.validation.row_software import framework_of
 
 TOKENS, HIDDEN, INTER, KV, VOCAB, LAYERS = 8192, 4096, 14336, 1024, 128256, 32
 """Llama-3 8B at micro-batch 1 of 8,192 tokens."""
@@ -120,103 +115,6 @@ def test_every_other_layer_runs_again():
     assert held[0] > held[1] > held[2]
 
 
-@pytest.mark.parametrize(
-    ("source", "release"),
-    [
-        ("pytorch/torchtitan PR #985", "0.1"),
-        ("pytorch/torchtitan PR #1690", "0.2"),
-        ("pytorch/torchtitan PR #3105", "2026-05"),
-        ("pytorch/torchtitan PR #3571", ""),
-        ("meta-pytorch/forge PR #31", ""),
-        ("(ghstack, 2024-10-22)", "0.1"),
-        ("2025-10-16", "0.2"),
-        ("", ""),
-    ],
-)
-def test_releases_of_torchtitan_by_pull_request_or_date(source, release):
-    row = own(framework="torchtitan", source=source)
-    assert row_native.torchtitan_release(row) == release
-    assert framework_of(row).software == (f"torchtitan@{release}" if release else "torchtitan")
-
-
-@pytest.mark.parametrize(
-    ("notes", "release", "section"),
-    [
-        ("compile=on", "", {"compile": "all"}),
-        ("compile=on", "0.1", {"compile": "blocks"}),
-        ("compile=on (blocks)", "", {"compile": "blocks"}),
-        ("compile=on (loss compiled too)", "0.1", {"compile": "all"}),
-        ("compile=on (full inductor, no cudagraph)", "", {"compile": "all"}),
-        ("compile=on (aot_fx_trace graph, regional inductor)", "", {}),
-        ("compile=off", "", {}),
-        ("compile=aot graph", "", {}),
-        ("compile=aot graph, no inductor kernels stated", "", {}),
-        ("", "", {}),
-    ],
-)
-def test_what_is_compiled(notes, release, section):
-    assert row_native.compile_of(release, notes) == section
-
-
-def test_a_loss_outside_of_what_is_compiled():
-    """prime-rl's train.py takes torch's cross entropy of upcast logits (sft/train.py, cross_entropy; model.py, forward)."""
-    assert row_native.compile_of("", "compile=on; FA3", "prime-rl SFT (FSDP2)") == {"compile": "blocks"}
-    assert row_native.compile_of("", "torch.compile", "torchtitan+torchao") == {"compile": "all"}
-
-
-def test_a_graph_that_is_traced_keeps_torchs_kernels():
-    """GraphTrainer's passes make no kernels, unless its source says full inductor."""
-    graph = "torchtitan GraphTrainer (SimpleFSDP)"
-    assert row_native.compile_of("", "compile=on + forced cudagraph", graph) == {}
-    assert row_native.compile_of("", "compile=on full inductor", graph) == {"compile": "all"}
-
-
-@pytest.mark.parametrize(
-    ("words", "stages", "framework", "freed"),
-    [
-        ("fsdp2", 1, "torchtitan", True),
-        ("fsdp2", 2, "torchtitan", False),
-        ("fsdp2 reshard always", 2, "torchtitan", True),
-        ("fsdp2 8 (reshard never = ZeRO-2 style)", 1, "torchtitan", False),
-        ("fsdp1 zero2", 1, "torchtitan", False),
-        ("zero2", 1, "torchtitan", False),
-        ("fsdp2", 1, "litgpt benchmark_litgpt.py", False),  # its shard_mode is zero2 unless said
-        ("fsdp1 zero3", 1, "litgpt benchmark_litgpt.py", True),
-    ],
-)
-def test_whether_parameters_are_freed_after_forward(words, stages, framework, freed):
-    assert row_native.resharded(own(framework=framework, zero_or_fsdp=words, pp=stages)) is freed
-
-
-@pytest.mark.parametrize(
-    ("source", "release"),
-    [
-        ("pytorch/torchtitan@28ed62e4 commit message (unmerged PR, 2026-07-17)", ""),
-        ("pytorch/torchtitan@1 commit message (PR #3975, unmerged)", ""),
-        ("pytorch/torchtitan@1 commit message (PR #3429)", "2026-05"),
-        ("pytorch/torchtitan@b (2026-05)", "2026-05"),
-        ("pytorch/torchtitan@1 commit message (PR #2107)", "0.2"),
-    ],
-)
-def test_torchtitan_runs_flex_attention_since_june_2026(source, release):
-    """Pull request 3571 of 2026-06-09 made it the default."""
-    assert row_native.torchtitan_release(own(framework="torchtitan", source=source)) == release
-    kernel = load_software("torchtitan" + ("@" + release if release else "")).kernels.attention_kernel
-    assert kernel == ("flex" if release == "" else "fa2")
-
-
-def test_a_row_of_today_that_names_another_attention():
-    row = own(framework="torchtitan", source="mlc-ai/pith-train issue #79 (2026-07-22)", overlap_notes="SDPA")
-    assert row_native.native_kernels(row, "", "sdpa")["attention_kernel"] == "fa2"
-
-
-def test_selective_is_per_op_in_todays_torchtitan():
-    """Its only selective checkpointing; before, the word alone may mean every n-th layer."""
-    found = row_native.recomputed_per_op("selective", graph=False, latest=True)
-    assert found == {"activation_checkpointing_type": "per-op"}
-    assert row_native.recomputed_per_op("selective", graph=False) == {}
-
-
 def cast_bytes(found, name):
     """Bytes that the forward cast before a projection moves, and those of a projection's backward."""
     ops = {op.name: op for op in found.assembly.kinds[0].ops}
@@ -279,12 +177,6 @@ def test_a_memory_budget_drops_what_is_element_wise(budget, dropped):
     assert saved == pytest.approx(2 * TOKENS * dropped * LAYERS)
 
 
-@pytest.mark.parametrize(("hidden", "vocab", "parts"), [(4096, 128256, 32), (4096, 32000, 8), (4096, 4096, 1)])
-def test_liger_cuts_the_tokens_by_the_power_of_two_at_vocab_over_hidden(hidden, vocab, parts):
-    """128,256 / 4,096 = 31.3: 32; 32,000 / 4,096 = 7.8: 8."""
-    assert row_native.liger_chunks(hidden, vocab) == parts
-
-
 @pytest.mark.parametrize(
     ("software", "tp", "changes", "seconds"),
     [
@@ -318,35 +210,6 @@ def test_grouped_products_of_torch_on_blackwell_run_at_their_measured_share_of_t
     assert experts.flops / long / rows / depth <= alone.compute_s <= experts.flops / long / rows / depth / 0.95
     for machine, profile in (("dgx-h100", "fsdp2"), ("dgx-b200", "megatron-core")):
         assert rates(Machine.load(machine).accelerator, load_software(profile)).grouped_share == 1.0
-
-
-ONE = {"n_gpus": 1, "tp": 1, "pp": 1, "zero_or_fsdp": "none (1 GPU)", "recompute": "none"}
-
-
-def test_a_trainer_on_one_device_keeps_its_kernels():
-    """Hugging Face's norms and positions are op by op with or without FSDP; torchtitan keeps fp32 states under autocast."""
-    face = to_config(own(framework="HF Trainer + accelerate FSDP1", **ONE)).config["performance"]
-    assert {key: face[key] for key in ("software", "norm_impl", "rope_impl")} == {
-        "software": "torch",
-        "norm_impl": "composite",
-        "rope_impl": "eager",
-    }
-    titan = own(framework="torchtitan GraphTrainer", source="pytorch/torchtitan PR #1", **ONE)
-    assert to_config(titan).config["performance"]["software"] == "torchtitan-ddp@0.1"
-    states = load_software("torchtitan-ddp").states
-    assert (states.param_dtype, states.moment_dtype, states.optimizer_temp_copies) == ("fp32", "fp32", 0)
-    assert load_software("torchtitan-ddp@0.1").kernels.loss_chunks == 1  # one loss over all tokens
-    fused = own(framework="HF Trainer + accelerate FSDP1", overlap_notes="plugin foak-fast-kernels", **ONE)
-    assert to_config(fused).config["performance"]["norm_impl"] == "fused"
-
-
-@pytest.mark.parametrize(
-    ("notes", "note"),
-    [("attention materialized (no flash attention)", ""), ("", "attention implementation eager (materialized scores)")],
-)
-def test_attention_that_its_source_calls_eager_is_unfused(notes, note):
-    row = own(framework="DeepSpeed ZeRO-3", overlap_notes=notes, note=note)
-    assert to_config(row).config["performance"]["attention_impl"] == "unfused"
 
 
 @pytest.mark.parametrize(
@@ -391,19 +254,3 @@ def test_a_step_that_waits_for_its_host_says_so():
     )
     assert found.time.parts_s["launch"] > found.step_s / 2
     assert not any(line.startswith("host-bound") for line in llama().assumptions)
-
-
-@pytest.mark.parametrize(
-    ("notes", "waits"),
-    [
-        ("compile=aot graph; standard all-to-all", True),
-        ("compile=graph (fsdp ag/rs bucketing)", True),
-        ("compile=graph (production passes: bucketing/prefetch, regional inductor)", False),
-        ("compile=graph (+ 2-layer buckets + auto overlap)", False),
-        ("compile=aot_eager graph; manual bucketing", False),
-        ("compile=off", False),
-    ],
-)
-def test_a_traced_graph_hides_its_gathers_by_a_pass_alone(notes, waits):
-    found = row_native.native_kernels(MeasuredRow({"framework": "torchtitan GraphTrainer"}, "native", 2), "", notes)
-    assert (found.get("overlap") == {"dp": False}) == waits

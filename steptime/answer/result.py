@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import import_module
 from math import exp, isinf
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -29,6 +28,7 @@ from steptime.base.rows import (
     Throughput,
     Time,
     WeakScaling,
+    frame,
 )
 from steptime.base.words import counted
 from steptime.job.assembly import Assembly
@@ -193,7 +193,7 @@ class Estimate:
             found = [row._asdict() for row in (self.memory.stages if rows == "stages" else getattr(self, rows))]
         else:
             raise ValueError(f"rows: must be one of parts, {', '.join(known)} (got {rows!r})")
-        return import_module("pandas").DataFrame(found)
+        return frame(found)
 
     def to_dict(self) -> dict[str, Any]:
         """The `--json` document: schema "3dtrn/1", raw SI."""

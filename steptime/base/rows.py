@@ -1,5 +1,6 @@
 """The contents of an estimate: plain rows, raw SI. `to_dict` is the `--json` document (schema "3dtrn/1")."""
 
+from importlib import import_module
 from typing import Any, Literal, NamedTuple
 
 SCHEMA = "3dtrn/1"
@@ -236,3 +237,16 @@ class WeakScaling(NamedTuple):
     efficiency: float
     verdict: str = "fits"
     """fits, tight or does_not_fit."""
+
+
+def frame(rows: Any) -> Any:
+    """A pandas DataFrame of rows as mappings, or of columns by name.
+
+    Raises:
+        ImportError: pandas is not installed.
+    """
+    try:
+        pandas = import_module("pandas")
+    except ModuleNotFoundError:
+        raise ImportError("to_frame: needs pandas; pip install pandas") from None
+    return pandas.DataFrame(rows)

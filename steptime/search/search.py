@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from importlib import import_module
 from math import exp
 from typing import Any, ClassVar, NamedTuple
 
 from steptime.answer.interval import step_interval
 from steptime.answer.result import Estimate, estimate
+from steptime.base.rows import frame
 from steptime.base.words import counted
 from steptime.job.job import Job
 from steptime.search.changes import fewest
@@ -261,9 +261,9 @@ class Search:
         """`columns` as a pandas DataFrame.
 
         Raises:
-            ImportError: there is no pandas.
+            ImportError: pandas is not installed.
         """
-        return import_module("pandas").DataFrame(self.columns)
+        return frame(self.columns)
 
     def __repr__(self) -> str:
         """One line: what was searched, and the best."""
