@@ -115,59 +115,6 @@ def test_every_other_layer_runs_again():
     assert held[0] > held[1] > held[2]
 
 
-def cast_bytes(found, name):
-    """Bytes that the forward cast before a projection moves, and those of a projection's backward."""
-    ops = {op.name: op for op in found.assembly.kinds[0].ops}
-    return ops["attn.qkv.cast"].forward_bytes, ops[name].cast_bytes
-
-
-@pytest.mark.parametrize(
-    ("recipe", "input_forward", "input_backward", "gradient", "weight"),
-    [
-        ("fp8_tensorwise", 3, 3, 6, 8),
-        ("fp8_rowwise", 3, 5, 8, 10),
-        ("fp8_rowwise_gw_hp", 3, 0, 3, 6),
-    ],
-)
-def test_casts_of_torchao(recipe, input_forward, input_backward, gradient, weight):
-    """Bytes per element of torchao's roofline: of the query projection, T x h by h x h."""
-    found = llama(precision=recipe, compile="all")
-    square = HIDDEN * HIDDEN
-    back = TOKENS * HIDDEN * (gradient + input_backward) + square * weight
-    assert cast_bytes(found, "attn.q_proj") == (TOKENS * HIDDEN * input_forward, back)
-
-
-def test_casts_of_torchao_in_eager_torch():
-    """33 bytes per element: by tensor of input, gradient and weight once, two transposed; by rows of each twice."""
-    square, x = 33 * HIDDEN * HIDDEN, 33 * TOKENS * HIDDEN
-    assert cast_bytes(llama(precision="fp8_tensorwise"), "attn.q_proj") == (x, x + 4 * TOKENS * HIDDEN + square)
-    assert cast_bytes(llama(precision="fp8_rowwise"), "attn.q_proj") == (x, 3 * x + 2 * square)
-
-
-def test_torchao_keeps_what_bf16_keeps():
-    """Input and weight stay in bf16 (save_for_backward(input_hp, weight_hp)): as much for backward as without a recipe."""
-    plain, low = (llama(precision=p, compile="all").memory.stages[0] for p in ("bf16", "fp8_rowwise"))
-    assert low.activations_bytes == plain.activations_bytes
-    assert low.params_bytes == plain.params_bytes
-
-
-def test_fp8_all_gather_sends_a_byte_for_each_weight_of_the_blocks():
-    """A Llama-3 8B block: 218,112,000 parameters, of which 218,103,808 in projections; norms go out in bf16."""
-    sent = {}
-    for stored in (False, True):
-        found = llama(precision="fp8_tensorwise", fp8_params=stored)
-        [sent[stored]] = [row.bytes for row in found.collectives if row.name == "block parameters"]
-    assert sent == {False: 2 * 218_112_000, True: 218_103_808 + 2 * 8_192}
-
-
-def test_a_high_precision_weight_gradient_runs_at_the_rate_of_bf16():
-    """rowwise_with_gw_hp: two products of three in fp8; wgrad of each projection takes what bf16's takes."""
-    plain, low = (llama(precision=p, compile="all") for p in ("bf16", "fp8_rowwise_gw_hp"))
-    times = [{row.pass_: row.compute_s for row in found.gemms if row.name == "mlp.down"} for found in (plain, low)]
-    assert times[1]["wgrad"] == times[0]["wgrad"]
-    assert times[1]["dgrad"] < times[0]["dgrad"]
-
-
 @pytest.mark.parametrize(("budget", "dropped"), [(1.0, 0), (0.95, 2 * HIDDEN + INTER), (0.7, 2 * HIDDEN + INTER)])
 def test_a_memory_budget_drops_what_is_element_wise(budget, dropped):
     """Both norms' outputs and the product of the activation; sums of rows stay, and so does what products and attention made."""

@@ -31,6 +31,8 @@ class Operand(NamedTuple):
     read: str
     kept: str
     columns: bool = False
+    quantized: bool = False
+    """Whether tensor parallelism gathered what torchao had cast."""
 
 
 def copies(x: str, elements: Num, recipe: Recipe, itemsize: float, *, both: bool) -> tuple[Tensor, ...]:
@@ -69,10 +71,10 @@ def cast(
 def cast_again(name: str, x: Operand, elements: Num, shard: Shard, role: Role = "") -> tuple[list[Op], Operand]:
     """Torchao: the quantized copy of a projection's input exists only for its product; backward casts the kept tensor again.
 
-    `x` is what tensor parallelism has gathered in the compute dtype. Nothing for other recipes.
+    `x` is what tensor parallelism has gathered in the compute dtype. Nothing for other recipes, and for what was cast before.
     """
     recipe = shard.software.recipe
-    if recipe is None or recipe.casts is None:
+    if recipe is None or recipe.casts is None or x.quantized:
         return [], x
     [rows] = copies(x.read, elements, recipe, shard.itemsize, both=False)
     of, kernels = casts_of(recipe, recipe.casts, shard)
@@ -92,6 +94,16 @@ def casts_of(recipe: Recipe, compiled: Casts, shard: Shard) -> tuple[Casts, floa
     return by_rows._replace(gradient=gradient, plain_wgrad=compiled.plain_wgrad), EAGER_KERNELS
 
 
+def casts_its_share(shard: Shard) -> bool:
+    """Whether sequence-parallel ranks cast their shares before a gather: all recipes of TE, of torchao's the one by tensor.
+
+    pytorch/ao@36027d82 torchao/float8/float8_tensor_parallel.py, PrepareFloat8ModuleInput and Float8RowwiseParallel, which
+    torchtitan takes for no other recipe (torchtitan@31a17bfd torchtitan/models/llama3/infra/parallelize.py, apply_tp).
+    """
+    recipe = shard.software.recipe
+    return bool(recipe and (not recipe.casts or recipe.tensor_scaled) and shard.sp and shard.split)
+
+
 def agree(name: str, shard: Shard, *, forward: bool, role: Role = "") -> list[Op]:
     """Sequence-parallel ranks agree on a tensor's maximum before each casts its share: one fp32 value, all-reduced.
 
@@ -99,7 +111,7 @@ def agree(name: str, shard: Shard, *, forward: bool, role: Role = "") -> list[Op
     column-parallel projection, the output's gradient of a row-parallel one.
     """
     recipe = shard.software.recipe
-    if recipe is None or recipe.casts or not recipe.amax_reads or not shard.sp or not shard.split:
+    if recipe is None or not (recipe.amax_reads or recipe.casts) or not casts_its_share(shard):
         return []
     if forward:
         return [Comm(f"{name}.amax", kind="all_reduce", bytes=4.0, role=role)]
@@ -155,10 +167,15 @@ def backward_casts(
         return Backward(0.0, 0.0)
     if recipe.casts:
         of, kernels = casts_of(recipe, recipe.casts, shard)
+        if casts_its_share(shard) and from_norm:
+            of = of._replace(input_backward=TURNED)
+        if casts_its_share(shard) and reduced:
+            layouts = 1.0 if of == recipe.casts else TURNED
+            of = of._replace(gradient=(of.gradient - layouts) / shard.tp + TURNED)
         weight = 0.0 if shard.software.states.fp8_params else of.weight
         return Backward(of.gradient * m * n + of.input_backward * m * k + weight * n * k, 4.0 * kernels)
     transposed = recipe.tensor_scaled and recipe.copies > 1.0
-    gathered = reduced and shard.sp and shard.split
+    gathered = reduced and casts_its_share(shard)
     share = 1.0 / shard.tp if gathered else 1.0
     made = 1.0 if transposed and gathered else recipe.copies
     moved = cast_bytes(m * n * share, recipe, shard.itemsize, made)

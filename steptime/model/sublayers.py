@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from steptime.model.ops import Comm, Gemm, Move, Op, Param, Role, Tensor
-from steptime.model.quantize import Backward, Operand, agree, backward_casts
+from steptime.model.quantize import Backward, Operand, agree, backward_casts, cast_again, casts_its_share
 
 if TYPE_CHECKING:
     from steptime.base.num import Num
@@ -119,7 +119,7 @@ def enter_tp(
     With sp an all-gather whose backward is a reduce-scatter (g-bar of Korthikanti et al. 2022, figure 5); Megatron keeps the
     shard and gathers again for wgrad (megatron/core/tensor_parallel/layers.py, LinearWithGradAccumulationAndAsyncCommunication).
     Under a recipe the quantized copy is gathered, by rows now and by columns again (TE pytorch/distributed.py,
-    gather_along_first_dim with a quantizer); gradients are reduced in the compute dtype.
+    gather_along_first_dim with a quantizer; torchao's by tensor `casts_its_share`); gradients are reduced in the compute dtype.
     Without sp the identity whose backward is an all-reduce (f of Shoeybi et al. 2019, figure 3).
     """
     if not shard.split:
@@ -129,8 +129,13 @@ def enter_tp(
         return [Comm(f"{name}.copy", (x.read,), backward="all_reduce", bytes=full, region="enter", role=role)], x
     regather = shard.software.activations.sp_regather
     whole = Tensor(f"{x.read}.gathered", shard.tokens * hidden, shard.itemsize, pooled=regather)
-    if recipe and not recipe.casts:
+    made: list[Op] = []
+    quantized = recipe is not None and casts_its_share(shard)
+    if recipe and quantized:
         whole = whole._replace(itemsize=recipe.itemsize, grad_itemsize=shard.itemsize)
+        if recipe.casts:
+            made, x = cast_again(name, x, shard.sequence_tokens * hidden, shard, role)
+            made = [*agree(name, shard, forward=True, role=role), *made]
     gather = Comm(
         f"{name}.gather",
         (x.read,),
@@ -143,7 +148,8 @@ def enter_tp(
         region="enter",
         role=role,
     )
-    return [gather], x._replace(read=whole.name) if regather else Operand(whole.name, whole.name)
+    after = Operand(whole.name, x.kept if regather else whole.name, x.columns and regather, quantized)
+    return [*made, gather], after
 
 
 def leave_tp(name: str, partial: str, hidden: int, shard: Shard, role: Role = "") -> Sublayer:
@@ -158,8 +164,7 @@ def leave_tp(name: str, partial: str, hidden: int, shard: Shard, role: Role = ""
     if not shard.sp:
         return [Comm(f"{name}.reduce", (partial,), kind="all_reduce", bytes=bytes_, region="leave", role=role)], partial
     out = Tensor(f"{partial}.scattered", shard.sequence_tokens * hidden, shard.itemsize)
-    said = shard.software.recipe
-    recipe = None if said and said.casts else said
+    recipe = shard.software.recipe if casts_its_share(shard) else None
     back = shard.tokens * hidden * recipe.itemsize * (1.0 if recipe.tensor_scaled else 2.0) if recipe else bytes_
     scatter = Comm(
         f"{name}.scatter",
