@@ -12,7 +12,7 @@ from steptime.answer.result import estimate
 from steptime.job.assembly import Assembly
 from steptime.job.job import Job
 from steptime.memory import buckets
-from steptime.memory.buckets import Pieces, bucket_elements, piece_buckets, run_buckets
+from steptime.memory.buckets import Pieces, run_buckets
 from steptime.memory.ledger import PartMemory, Peak
 from steptime.memory.op_walk import Autograd, chunk_peaks, walk_part
 from steptime.memory.part_memories import PartMemories
@@ -278,11 +278,11 @@ def test_parts_in_a_row():
 )
 def test_tensors_laid_down_at_once_fill_the_same_buckets(runs, dp, bucket_size, sharded):
     """One by one, and in columns, where every tensor has an entry: 0 where no bucket ends with it."""
-    one_by_one = [elements for elements, times in runs for _ in range(times)]
+    one_by_one = [Pieces(elements, 1) for elements, times in runs for _ in range(times)]
     pieces = [Pieces(*run) for run in runs]
-    at_once = piece_buckets(pieces, dp, bucket_size, sharded=sharded)
-    assert at_once == bucket_elements(one_by_one, dp, bucket_size, sharded=sharded)
-    columns = piece_buckets(pieces, np.array([dp]), bucket_size, sharded=sharded)
+    at_once = run_buckets([(pieces, 1)], dp, bucket_size, sharded=sharded)
+    assert at_once == run_buckets([(one_by_one, 1)], dp, bucket_size, sharded=sharded)
+    columns = run_buckets([(pieces, 1)], np.array([dp]), bucket_size, sharded=sharded)
     assert [float(size[0]) for size in map(np.atleast_1d, columns) if size[0]] == at_once
 
 
@@ -310,7 +310,7 @@ def test_layers_laid_down_at_once_fill_the_same_buckets(runs, dp, bucket_size, s
     """As with every layer written out, and as tensor by tensor in columns."""
     written_out = [piece for pieces, times in runs for piece in pieces * times]
     at_once = run_buckets(runs, dp, bucket_size, sharded=sharded)
-    assert at_once == piece_buckets(written_out, dp, bucket_size, sharded=sharded)
+    assert at_once == run_buckets([(written_out, 1)], dp, bucket_size, sharded=sharded)
     columns = run_buckets(runs, np.array([dp]), bucket_size, sharded=sharded)
     assert [float(size[0]) for size in map(np.atleast_1d, columns) if size[0]] == at_once
 

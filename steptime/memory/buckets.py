@@ -7,7 +7,7 @@ Line numbers: megatron-core 0.16.1, megatron/core/distributed/param_and_grad_buf
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from steptime.base.num import PLAIN, Num, lcm, where
@@ -21,58 +21,18 @@ BUCKET_ALIGNMENT = 128
 _PLAIN_OR_NONE = frozenset({*PLAIN, type(None)})
 
 
-def bucket_elements(
-    params: Iterable[Num],
-    dp: Num,
-    bucket_size: Num | None,
-    *,
-    sharded: bool = True,
-    alone: Collection[int] = (),
-    alignment: int = BUCKET_ALIGNMENT,
-) -> list[Num]:
-    """Padded element count of every bucket, in the order of backward (lines 627-742).
-
-    `params`: element counts on this rank in backward order, the last registered parameter first. `dp`: ranks over which the
-    optimizer is sharded (dp*cp). `bucket_size`: a bucket closes once it holds this many elements, its padding included; None
-    makes one bucket. `sharded`: the distributed optimizer; without it nothing is padded. `alone`: positions in `params` of
-    tied embedding copies of a pipeline of several stages, which get buckets of their own when sharded (lines 698-709).
-    `alignment`: 2**16 under pad_buckets_for_high_nccl_busbw. Columns give an entry for every parameter, 0 where no
-    bucket ends with it.
-
-    >>> bucket_elements([100, 1000, 70], dp=2, bucket_size=1000)
-    [1152, 128]
-    """
-    pieces = [Pieces(elements, 1, position in alone) for position, elements in enumerate(params)]
-    return piece_buckets(pieces, dp, bucket_size, sharded=sharded, alignment=alignment)
-
-
 class Pieces(NamedTuple):
     """Consecutive tensors of one size."""
 
     elements: Num
     times: int
     alone: bool = False
-    """Whether it is a tied embedding's copy."""
+    """Whether it is a tied embedding's copy of a pipeline of several stages, which gets a bucket of its own when sharded
+    (lines 698-709)."""
 
 
 Run = tuple[Sequence[Pieces], int]
 """Tensors in backward order, and how often the sequence comes: those of one layer, and the number of layers."""
-
-
-def piece_buckets(
-    pieces: Sequence[Pieces],
-    dp: Num,
-    bucket_size: Num | None,
-    *,
-    sharded: bool = True,
-    alignment: int = BUCKET_ALIGNMENT,
-) -> list[Num]:
-    """As `bucket_elements`, of tensors in backward order, alike ones together: those of a bucket are laid down at once.
-
-    >>> piece_buckets([Pieces(100, 30), Pieces(70, 1)], dp=2, bucket_size=1000)
-    [1152, 1152, 1152, 512]
-    """
-    return run_buckets([(pieces, 1)], dp, bucket_size, sharded=sharded, alignment=alignment)
 
 
 def run_buckets(
@@ -83,11 +43,15 @@ def run_buckets(
     sharded: bool = True,
     alignment: int = BUCKET_ALIGNMENT,
 ) -> list[Num]:
-    """As `piece_buckets`, of sequences of tensors that repeat: the time taken does not grow with the number of layers.
+    """Padded element count of every bucket, in the order of backward (lines 627-742).
 
-    Where a layer starts in a bucket that is as full as at an earlier layer, all that followed that one follows again; where a
-    layer closes no bucket, so do the next ones until the bucket is full, each of which adds the same.
+    `runs`: the tensors on this rank in backward order, the last registered parameter first. `dp`: ranks over which the
+    optimizer is sharded (dp*cp). `bucket_size`: a bucket closes once it holds this many elements, its padding included; None
+    makes one bucket. `sharded`: the distributed optimizer; without it nothing is padded. `alignment`: 2**16 under
+    pad_buckets_for_high_nccl_busbw. Columns give an entry for every tensor, 0 where no bucket ends with it.
 
+    >>> run_buckets([([Pieces(100, 1), Pieces(1000, 1), Pieces(70, 1)], 1)], dp=2, bucket_size=1000)
+    [1152, 128]
     >>> run_buckets([([Pieces(100, 1), Pieces(300, 1)], 8)], dp=2, bucket_size=1000)
     [1408, 1408, 896]
     """
@@ -99,27 +63,46 @@ def run_buckets(
     sizes: list[Num] = []
     filled: Num = 0
     for pieces, times in runs:
-        known: dict[Num, tuple[int, int]] = {}
-        done = 0
-        while done < times:
-            if filled in known:
-                since, first = known[filled]
-                cycle, again = sizes[first:], (times - done) // (done - since)
-                sizes += cycle * again
-                done += again * (done - since)
-                known = {}
-                continue
-            known[filled] = done, len(sizes)
-            before, had = filled, len(sizes)
-            filled = _lay(pieces, before, sizes, bucket_size, (start_at, end_at), sharded=sharded)
-            done += 1
-            if len(sizes) == had and filled > before:
-                each = round_up(filled, start_at) - round_up(before, start_at)
-                more = times - done
-                if bucket_size is not None and each:
-                    more = int(min(more, max(0, -(-(bucket_size - filled) // each) - 1)))
-                filled, done = filled + more * each, done + more
+        filled = _lay_layers(pieces, times, filled, sizes, bucket_size, (start_at, end_at), sharded=sharded)
     return [*sizes, round_up(filled, end_at)] if filled > 0 else sizes
+
+
+def _lay_layers(
+    pieces: Sequence[Pieces],
+    times: int,
+    filled: Num,
+    sizes: list[Num],
+    bucket_size: Num | None,
+    align: tuple[int, Num],
+    *,
+    sharded: bool,
+) -> Num:
+    """As `_lay`, of the tensors of `times` layers; the time taken does not grow with their number.
+
+    Where a layer starts in a bucket that is as full as at an earlier layer, all that followed that one follows again; where a
+    layer closes no bucket, so do the next ones until the bucket is full, each of which adds the same.
+    """
+    known: dict[Num, tuple[int, int]] = {}
+    done = 0
+    while done < times:
+        if filled in known:
+            since, first = known[filled]
+            cycle, again = sizes[first:], (times - done) // (done - since)
+            sizes += cycle * again
+            done += again * (done - since)
+            known = {}
+            continue
+        known[filled] = done, len(sizes)
+        before, had = filled, len(sizes)
+        filled = _lay(pieces, before, sizes, bucket_size, align, sharded=sharded)
+        done += 1
+        if len(sizes) == had and filled > before:
+            each = round_up(filled, align[0]) - round_up(before, align[0])
+            more = times - done
+            if bucket_size is not None and each:
+                more = int(min(more, max(0, -(-(bucket_size - filled) // each) - 1)))
+            filled, done = filled + more * each, done + more
+    return filled
 
 
 def _lay(

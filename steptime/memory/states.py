@@ -222,7 +222,7 @@ def backward_runs(assembly: Assembly, chunk: Chunk) -> dict[str, list[Run]]:
 
 
 def whole_buckets(assembly: Assembly, chunk: Chunk, *, sharded: bool) -> list[Bucket]:
-    """The buckets of a chunk that is reduced in one piece: one per group, its tensors aligned (`bucket_elements`)."""
+    """The buckets of a chunk that is reduced in one piece: one per group, its tensors aligned (`run_buckets`)."""
     found: dict[str, Num] = {}
     for params, count in assembly.counted_params([chunk]):
         for p in params:

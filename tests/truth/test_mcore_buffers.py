@@ -17,7 +17,7 @@ from mcore_ask import ask, cases, checked, model
 
 from steptime.job.assembly import Assembly
 from steptime.job.job import Job
-from steptime.memory.buckets import bucket_elements
+from steptime.memory.buckets import Pieces, run_buckets
 from steptime.memory.states import stage_states
 from steptime.model.shard import padded_vocab
 from steptime.timing.step_time import step_time
@@ -53,13 +53,12 @@ def buffers():
 
 
 def our_buckets(c):
-    last = len(c["params"]) - 1
-    return bucket_elements(
-        reversed(c["params"]),
+    pieces = [Pieces(elements, 1, position in c["alone"]) for position, elements in enumerate(c["params"])]
+    return run_buckets(
+        [(pieces[::-1], 1)],
         c["dp"],
         c["bucket_size"],
         sharded=c["sharded"],
-        alone={last - position for position in c["alone"]},
         alignment=2**16 if c["high_busbw"] else 128,
     )
 
