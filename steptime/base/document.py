@@ -119,7 +119,10 @@ def parse(text: str, name: str, *, repeats: bool = False) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise ConfigError(f"{name}: {where}{error.problem or error.context}") from None
+        problem = error.problem or error.context or ""
+        if mark and "maximum nesting depth" in problem:  # libyaml's own limit, reached before any event is told
+            where, problem = f"line {mark.line + 1}: ", f"nested more than {MAX_DEPTH} deep"
+        raise ConfigError(f"{name}: {where}{problem}") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{name}: not valid YAML ({' '.join(str(error).split())[:120]})") from None
     finally:

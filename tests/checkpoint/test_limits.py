@@ -187,6 +187,16 @@ def test_broken_headers_are_refused(make, text):
         safetensors.read(source)
 
 
+def test_a_number_of_5000_digits_is_a_bad_tensor(make, summarize, codes):
+    """More digits than Python converts (4,300): one problem of that tensor, and the others are read."""
+    header = (
+        json.dumps(entry([2]))[:-1] + ', "b": {"dtype": "F32", "shape": [' + "9" * 5000 + '], "data_offsets": [8, 8]}}'
+    )
+    found = summarize(make.write("x.safetensors", make.raw_safetensors(header.encode(), bytes(8))))
+    assert codes(found) == {"BAD_TENSOR"}
+    assert found.params == 2
+
+
 def test_null_is_no_metadata(make, summarize, codes):
     """MLX writes null; the library reads it as none."""
     path = make.write("x.safetensors", make.raw_safetensors({"__metadata__": None} | entry([2]), bytes(8)))

@@ -24,7 +24,12 @@ class _Header(list[tuple[str, Any]]):
     """The pairs of a JSON object in file order, repeated keys included."""
 
 
-_DECODE = json.JSONDecoder(object_pairs_hook=_Header).raw_decode
+def _integer(digits: str) -> int | None:
+    """None stands for a number beyond 64 bits, which no field may hold and Python may refuse to convert."""
+    return int(digits) if len(digits) < 20 else None
+
+
+_DECODE = json.JSONDecoder(object_pairs_hook=_Header, parse_int=_integer).raw_decode
 _SPACE = re.compile(r"[ \t\n\r]*")
 _ENTRY = re.compile(  # as the library and json.dumps write a tensor; any other spelling goes through the JSON parser
     r'[ \n]*"(?!__metadata__")([^"\\\x00-\x1f]*)": ?\{"dtype": ?"(\w+", ?"shape": ?\[(?:\d{1,18}(?:, ?\d{1,18})*)?)\], ?'
