@@ -203,3 +203,43 @@ def test_a_word_of_mixed_precision_given_to_a_function_that_cannot_be_followed(t
     sets = {"hardware.node_type": "dgx-b200", "parallelism.dp": 8}
     job = to_job(read("nemo", f"{tmp_path / 'job.py'}:pretrain", sets), sets)
     assert job.performance.precision == "mxfp8"
+
+
+@pytest.mark.parametrize(
+    ("provider", "model"),
+    [
+        ("Qwen2ModelProvider7B", "qwen2.5-7b"),
+        ("NemotronHModel8BProvider", "nemotron-h-8b"),
+        ("DeepSeekV2LiteModelProvider", "deepseek-v2-lite"),
+        ("Qwen3MoEModelProvider30B_A3B", "qwen3-30b-a3b"),
+    ],
+)
+def test_a_class_of_a_provider_names_its_preset(tmp_path, provider, model):
+    """Megatron-Bridge's classes of models as its recipes called them in 2025, models/*/..._provider.py."""
+    (tmp_path / "recipe.py").write_text(PROVIDED.replace("PROVIDER", provider), encoding="utf-8")
+    assert read("auto", f"{tmp_path / 'recipe.py'}:pretrain_config", HARDWARE).config["model"] == model
+
+
+def test_a_class_of_gpt_says_its_sizes_and_no_dropout(tmp_path):
+    """models/gpt_provider.py, GPTProvider175B: 96 layers of 12,288, hidden_dropout 0.0; its vocabulary is the tokenizer's."""
+    (tmp_path / "recipe.py").write_text(PROVIDED.replace("PROVIDER", "GPTProvider175B"), encoding="utf-8")
+    reading = read("auto", f"{tmp_path / 'recipe.py'}:pretrain_config", HARDWARE | {"devices": 64})
+    model = to_job(reading, HARDWARE | {"devices": 64}).model
+    assert (model.n_layers, model.hidden_sz, model.dropout, model.vocab_sz) == (96, 12288, 0.0, 51200)
+
+
+PROVIDED = """
+from megatron.bridge.training.config import ConfigContainer
+
+def model_config(tensor_parallelism: int = 2):
+    return PROVIDER(tensor_model_parallel_size=tensor_parallelism, pipeline_model_parallel_size=1)
+
+def pretrain_config(global_batch_size: int = 64) -> ConfigContainer:
+    return ConfigContainer(
+        model=model_config(),
+        train=TrainingConfig(global_batch_size=global_batch_size, micro_batch_size=1),
+        dataset=GPTDatasetConfig(seq_length=2048),
+        tokenizer=TokenizerConfig(tokenizer_type="NullTokenizer", vocab_size=51200),
+        mixed_precision="bf16_mixed",
+    )
+"""

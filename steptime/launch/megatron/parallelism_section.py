@@ -149,7 +149,8 @@ def _stages(keys: JobKeys, pp: int, vpp: int) -> dict[str, Any]:
         ends = f"{first or 0} first and {last or 0} last"
         keys.problem(f"{layers} layers less {ends} do not spread over {middle} stages")
         return {}
-    counts = [first or left // middle, *[left // middle] * (pp - 2), last or left // middle] if pp > 1 else [layers]
+    each = left // max(middle, 1)
+    counts = [first or each, *[each] * (pp - 2), last or each] if pp > 1 else [layers]
     if any(count % vpp for count in counts):
         keys.problem(f"stages of {counts} layers do not divide into {vpp} virtual stages")
     return {"layers_per_stage": [counts[i % pp] // vpp for i in range(chunks)]}

@@ -19,7 +19,7 @@ from steptime.launch.keys import flatten, load_table, rule_of, spelled
 from steptime.launch.megatron.config_objects import object_keys
 from steptime.launch.megatron.translation import plan_of
 from steptime.launch.named_models import preset_of
-from steptime.launch.nemo.nemo_run import read_two
+from steptime.launch.nemo.nemo_run import class_preset, classes, read_two
 from steptime.launch.nemo.targets import CLASS as TARGET
 from steptime.launch.nemo.targets import NemoConfig
 from steptime.launch.reading import LaunchFlag, Reading
@@ -79,11 +79,12 @@ def _bridge(path: str, found: tuple[str, dict[str, Any]], sets: Mapping[str, Any
     name, tree = found
     base, called = str(tree.pop(CLASS)), list(_calls(tree))
     whole = base.rpartition(".")[2] == "ConfigContainer"
-    preset = _model(tree.get("model")) or _model_of_base(base)
+    preset, fields = _model(tree.get("model"))
+    preset = preset or (None if fields else _model_of_base(base))
     said = _said(tree, path, sets)
     model = {} if preset is None or "model.num_layers" in said else {"model": preset}
     table = load_table("megatron_bridge")
-    defaults: dict[str, Any] = {} if whole else dict(_OVERLAPS)
+    defaults: dict[str, Any] = fields if whole else _OVERLAPS | fields
     length = re.search(r"_(\d+)k_", base)
     lengths = [size for family, size in table.raw["lengths"].items() if base.startswith(family)]
     if not whole and (length or lengths):
@@ -91,7 +92,7 @@ def _bridge(path: str, found: tuple[str, dict[str, Any]], sets: Mapping[str, Any
     computed = [key for key, value in said.items() if isinstance(value, Computed)]
     unread = {key: said.pop(key) for key in computed}
     keys = object_keys(said, table, path, model | dict(sets or {}), defaults=defaults, defaults_of="its recipes")
-    if preset is None and "num_layers" not in keys.values and "model" not in (sets or {}):
+    if preset is None and not fields and "num_layers" not in keys.values and "model" not in (sets or {}):
         where = "named by a run alone" if whole else f"that of {base}(), which is not in the file"
         raise ConfigError(f"{path}: its model is {where}; add --set model=NAME")
     if not whole:
@@ -136,10 +137,16 @@ def _calls(node: Any) -> Iterator[str]:
             yield from _calls(item)
 
 
-def _model(section: Any) -> str | None:
-    """The preset of a model from the repository of its provider."""
-    given = section.get("_args_", []) if isinstance(section, dict) else []
-    return next((found for name in given if isinstance(name, str) and (found := preset_of(name))), None)
+def _model(section: Any) -> tuple[str | None, dict[str, Any]]:
+    """The preset of a model from the repository of its provider, or what the provider's class sets (GPTProvider175B)."""
+    if not isinstance(section, dict):
+        return None, {}
+    given = [name for name in section.get("_args_", []) if isinstance(name, str)]
+    provider = str(section.get(CLASS)).rpartition(".")[2]
+    named = re.sub(r"(?:Model)?Provider$", "", re.sub(r"(?:Model)?Provider(?=\d)|Model(?=\d)", "Config", provider))
+    fields = {f"model.{key}": value for key, value in classes().get(named, {}).items()}
+    presets = (preset_of(name) for name in given)
+    return next((found for found in (*presets, None if fields else class_preset(named)) if found), None), fields
 
 
 def _model_of_base(base: str) -> str | None:

@@ -28,7 +28,7 @@ def read_two(config: NemoConfig) -> Reading:
     path, tree, devices, sets, *_ = config
     said = _said(path, tree, dict(tree["trainer"]))
     config_class = class_of(_section(tree, "model").get("config")).rpartition(".")[2]
-    if config_class not in classes() and (preset := _preset(config_class)) and told(sets, "model") is None:
+    if config_class not in classes() and (preset := class_preset(config_class)) and told(sets, "model") is None:
         sets = {"model": preset, **(sets or {})}
     fields = {} if told(sets, "model") is not None else _fields(path, config_class, said)
     defaults = {f"model.config.{key}": value for key, value in fields.items()}
@@ -100,12 +100,12 @@ def classes() -> dict[str, dict[str, Any]]:
     return found
 
 
-def _preset(name: str) -> str | None:
+def class_preset(name: str) -> str | None:
     """The preset that a class of a model's config is named after: Qwen25Config7B, MixtralConfig8x7B, Qwen2Config1P5B."""
-    family, _, size = name.lower().partition("config")
-    family = re.sub(r"(?<=\D\d)(?=\d$)", ".", family)
+    family, _, size = name.lower().replace("_", "-").partition("config")
+    family = re.sub(r"(?<=\D\d)(?=\d$)", ".", family).removesuffix("moe")
     size = {"500m": "0.5b"}.get(size, size.replace("p", "."))
-    return preset_of(f"{family}-{size}") if size else None
+    return preset_of(f"{family}-{size}".strip("-"))
 
 
 def _fields(path: str, name: str, said: Mapping[str, Any]) -> dict[str, Any]:
