@@ -18,7 +18,7 @@ WHOLE = frozenset({"full", "freeze_none"})
 
 NAMES: dict[str, tuple[str, ...]] = {
     **{name: (name,) for name in EVERY},
-    **dict.fromkeys(("all", "all-linear", "all_linear", "true"), EVERY),
+    **dict.fromkeys(("all", "all-linear", "all_linear", "true", "*_proj"), EVERY),
     **dict.fromkeys(("qkv_proj", "query_key_value", "c_attn", "w_pack", "qkv"), QKV),
     **dict.fromkeys(("linear_qkv", "attention.query_key_value", "attention_qkv"), QKV),
     **dict.fromkeys(("gate_up_proj", "linear_fc1", "fc1", "mlp_fc1"), MLP[:2]),
@@ -35,9 +35,10 @@ _QUANTIZED = re.compile(r"[-_](?:aqlm|gptq|awq|hqq|int[48]|[48]bit)(?=[-_.]|$)",
 
 
 def words_of(said: Any) -> list[str]:
-    """Names of modules: a list, or one string of them."""
+    """Names of modules: a list, or one string of them; of a path with a star (*.self_attn.q_proj) its end."""
     names = said if isinstance(said, list) else re.split(r"[,\s]+", str(said).strip("[]() "))
-    return [str(name).strip("'\" ") for name in names if str(name).strip("'\" ")]
+    plain = [str(name).strip("'\" ") for name in names]
+    return [name.rpartition(".")[2] if "*." in name else name for name in plain if name]
 
 
 def lora_section(said: Mapping[str, Any], usual: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from steptime.launch.job_keys import JobKeys
+from steptime.model.presets import load_model
 
 _OFF = frozenset({"false", "none", "null", "", "0", "auto", "no", "[]", "{}"})
 
@@ -62,3 +63,30 @@ class Figures:
         elif "4bit" in said:
             self.keys.leave_out(self.figures["@optimizer"], "quantized states; counted as fp32")
         return None
+
+    def replay(self, config: dict[str, Any]) -> None:
+        """Put recomputation that is said as a share of the layers, or in a word; tell that of parts of a layer."""
+        keys, performance = self.keys, config["performance"]
+        if (by := self.figures.get("@replayed")) is not None:
+            share = keys.word(by)
+            count = 0 if isinstance(share, str) else max(1, round(share * size_of(config["model"].get("n_layers"), 1)))
+            block = {"granularity": "full", "method": "block", "n_layers": count}
+            performance |= {"recompute": block} if count else {"activation_checkpointing_type": share}
+        kind = "activation_checkpointing_type"
+        if (why := keys.table.raw.get("replayed_apart")) and performance.get(kind) == "full":
+            keys.approximate(next(key for key, rule in keys.table.rules.items() if rule.note.endswith(kind)), why)
+
+    def put_chunks(self, config: dict[str, Any]) -> None:
+        """The stages of a pipeline from layers per chunk, at most one apart.
+
+        Source: NeMo AutoModel components/distributed/pipelining/functional.py, calculate_virtual_stages.
+        """
+        pp, each = size_of(config["parallelism"]["pp"], 1), self.whole("@layers_per_chunk")
+        preset = config["model"].get("preset") if isinstance(config["model"], dict) else config["model"]
+        if pp == 1 or each is None or preset is None:
+            return
+        layers = load_model(str(preset)).n_layers
+        chunks = -(-layers // each)
+        chunks += pp - chunks % pp if chunks % pp and self.get("@chunks_rounded") == "up" else -(chunks % pp)
+        counts = [layers // chunks + (i < layers % chunks) for i in range(chunks)]
+        config["parallelism"] |= {"vpp": chunks // pp} | ({"layers_per_stage": counts} if layers % chunks else {})

@@ -39,6 +39,7 @@ TABLES = (
     "olmo",
     "primus",
     "torchtune",
+    "automodel",
     "openrlhf",
     "transformers",
 )

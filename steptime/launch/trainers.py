@@ -1,12 +1,12 @@
 """Trainers whose files a table of keys alone translates: Hugging Face Trainer, what is built on it, nanotron, GPT-NeoX ...
 
 A table's `used` says which key of a plan each becomes; names that begin with @ are figures that a plan is worked out of:
-@model, @mlp, @mlp_ratio, @mlp_multiple, @micro, @steps (of gradient accumulation), @batch (all sequences of a step),
-@tokens_batch, @nodes, @devices, @per_node, @dp_shard, @dp_replicate, @dp_dcn, @dp_dcn_shard, @tokenizer, @vocabulary, @bf16,
-@fp16, @half (a dtype in words), @weights (theirs), @pure_bf16, @fp8, @checkpointing, @replayed, @distributed (a word for
-@deepspeed or @fsdp), @deepspeed, @offload_optimizer, @offload_params, @fsdp, @fsdp_strategy, @fsdp_version, @fsdp_precision,
-@fsdp_offload, @sync_each_batch, @adapter, @adapter_rank, @adapter_targets, @adapter_everywhere,
-@adapter_mlp, @adapter_dropout, @base_bits (of frozen weights), @optimizer.
+@model, @mlp, @mlp_ratio, @mlp_multiple, @micro, @micro_of_stage (in a pipeline), @layers_per_chunk, @chunks_rounded, @steps (of
+gradient accumulation), @batch (all sequences of a step), @tokens_batch, @nodes, @devices, @per_node, @dp_shard, @dp_replicate,
+@dp_dcn, @dp_dcn_shard, @tokenizer, @vocabulary, @bf16, @fp16, @half (a dtype in words), @weights (theirs), @pure_bf16, @fp8,
+@checkpointing, @replayed, @distributed (a word for @deepspeed or @fsdp), @deepspeed, @offload_optimizer, @offload_params,
+@fsdp, @fsdp_strategy, @fsdp_version, @fsdp_precision, @fsdp_offload, @sync_each_batch, @adapter, @adapter_rank,
+@adapter_targets, @adapter_everywhere, @adapter_mlp, @adapter_dropout, @base_bits (of frozen weights), @optimizer.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ def read_trainer(
     for config in beside.added if beside is not None else []:  # accelerate's own config beside the training's
         if config.suffix in {".yaml", ".yml"}:
             said = flatten(parse_mapping(config.read_text(encoding="utf-8"), str(config))) | said
-    said = {name.replace("-", "_"): value for name, value in said.items()}
+    unset = "none" if table.raw.get("none_is_unset") else None
+    said = {name.replace("-", "_"): None if str(value).lower() == unset else value for name, value in said.items()}
     if key := without_training(said):
         raise ConfigError(f"{path}: {key} {text_of(said[key])}: this job does not train")
     given = renamed_beside(read_keys(plainly(said, table), table), table)
@@ -96,7 +97,7 @@ class _Plan(Figures):
             )  # a default of its own kind of file
             if rule.status != "used" or keys.get(key) is None or unsaid:
                 continue
-            if rule.note in {"parallelism.tp", "parallelism.pp"} and keys.get(key) == 0:  # GPT-NeoX: none
+            if rule.note in {"parallelism.tp", "parallelism.pp", "data.seqlen"} and keys.get(key) == 0:  # none
                 continue
             if rule.note.startswith("@"):
                 self.figures[rule.note] = key
@@ -117,8 +118,7 @@ class _Plan(Figures):
             config["performance"]["activation_offload"] = True
         elif word == "offload_disk":
             keys.leave_out(self.figures["@checkpointing"], "activations on disk")
-        if "@replayed" in self.figures:
-            self._replay(keys.word(self.figures["@replayed"]))
+        self.replay(config)
         if optimizer := self.optimizer():
             config["performance"]["optimizer"] = optimizer
         if config["model"].get("parallel_residual") and config["parallelism"]["tp"] != 1:
@@ -132,6 +132,7 @@ class _Plan(Figures):
             config["model"]["inter_sz"] = -(-(width * up // down) // multiple) * multiple
         self._model()
         put_adapters(self, config)
+        self.put_chunks(config)
         self._batch()
         length = next((key for key, rule in keys.table.rules.items() if rule.note == "data.seqlen"), "")
         if length in keys.defaults and length not in keys.values:
@@ -142,15 +143,6 @@ class _Plan(Figures):
         if "performance.precision" in keys.left_open:
             del config["performance"]["precision"]
         return keys.reading({section: value for section, value in config.items() if value != {}})
-
-    def _replay(self, share: Any) -> None:
-        """Recomputation as a share of the layers, or in a word."""
-        performance = self.config["performance"]
-        if isinstance(share, str):
-            performance["activation_checkpointing_type"] = share
-            return
-        count = max(1, round(share * size_of(self.config["model"].get("n_layers"), 1)))
-        performance["recompute"] = {"granularity": "full", "method": "block", "n_layers": count}
 
     def _software(self) -> str:
         """The profile, and how parameters are sharded, by what runs the steps."""
@@ -204,7 +196,9 @@ class _Plan(Figures):
         if self.on("@fp8"):
             self.keys.approximate(self.figures["@fp8"], "torchao's float8 projections: bf16 ones are counted")
         if self._pure() and not self.on("@deepspeed"):  # whose masters are fp32 all the same
-            return dict.fromkeys(("precision", "param_dtype", "main_grad_dtype", "moment_dtype"), "bf16")
+            pure = dict.fromkeys(("precision", "param_dtype", "main_grad_dtype", "moment_dtype"), "bf16")
+            # TransformerEngine pytorch/optimizers/fused_adam.py, exp_avg_dtype
+            return pure | ({"moment_dtype": "fp32"} if "transformer_engine" in str(self.get("@optimizer")) else {})
         if self.own_names and not (bf16 or fp16 or word.strip() or self.on("@fp8")):
             why = f"precision unknown ({self.own_names} is no argument of {self.keys.table.framework})"
             self.keys.left_open["performance.precision"] = f"{why}; add --set performance.precision=NAME"
@@ -265,6 +259,8 @@ class _Plan(Figures):
         keys, data, layout = self.keys, self.config["data"], self.config["parallelism"]
         degrees = {axis: size_of(layout.get(axis), 1) for axis in ("tp", "pp", "cp")}
         nodes, per_node = self.whole("@nodes") or 1, self.whole("@per_node")
+        if per_node is None and self.get("@nodes") is not None and keys.table.raw.get("whole_nodes"):
+            per_node = on_node(keys.sets)
         devices = self.devices or self.whole("@devices") or (nodes * per_node if per_node else None)
         axes = [
             size_of(size, 0)
@@ -274,6 +270,7 @@ class _Plan(Figures):
         product = prod(axes) if axes and min(axes) > 0 else None
         dp = layout.get("dp") or product or data_parallel(keys, degrees, devices)
         micro, steps, batch = self.whole("@micro"), self.whole("@steps"), self.whole("@batch")
+        micro = (self.whole("@micro_of_stage") if degrees["pp"] > 1 else None) or micro
         if dp is None and batch and micro and steps and batch % (micro * steps) == 0:
             dp = batch // (micro * steps)
         if (tokens := self.whole("@tokens_batch")) and isinstance(data.get("seqlen"), int):

@@ -55,7 +55,11 @@ CASES = [
     (("--pipeline-model-parallel-size 4",), "performance.overlap.pp", False),
     (("--pipeline-model-parallel-size 4", "--decoder-last-pipeline-num-layers 2"), "parallelism.layers_per_stage", [2, 2, 2, 2]),
     (("--pipeline-model-parallel-size 4", "--decoder-first-pipeline-num-layers 5"), "parallelism.layers_per_stage", [5, 1, 1, 1]),
-    (("--pipeline-model-parallel-size 2", "--decoder-first-pipeline-num-layers 5 --decoder-last-pipeline-num-layers 3"), "parallelism.layers_per_stage", [5, 3]),
+    (
+        ("--pipeline-model-parallel-size 2", "--decoder-first-pipeline-num-layers 5 --decoder-last-pipeline-num-layers 3"),
+        "parallelism.layers_per_stage",
+        [5, 3],
+    ),
     (
         ("--pipeline-model-parallel-size 2", "--num-layers 6 --account-for-embedding-in-pipeline-split",
          "--account-for-loss-in-pipeline-split"),

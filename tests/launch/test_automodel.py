@@ -1,0 +1,129 @@
+"""NeMo AutoModel's YAML: full fine-tuning, adapters, and its benchmark recipe with experts in a pipeline."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from steptime.base.config import ConfigError
+from steptime.launch.read import kind_of, read
+from steptime.launch.reading import to_job
+
+SETS = {"hardware.node_type": "dgx-h100"}
+SFT = """
+step_scheduler: {global_batch_size: 64, local_batch_size: 4, num_epochs: 1}
+model:
+  _target_: nemo_automodel.NeMoAutoModelForCausalLM.from_pretrained
+  pretrained_model_name_or_path: meta-llama/Llama-3.1-8B
+distributed: {strategy: fsdp2, dp_size: none, dp_replicate_size: none, tp_size: 2, cp_size: 1, activation_checkpointing: true}
+packed_sequence: {packed_sequence_size: 4096}
+loss_fn: {_target_: nemo_automodel.components.loss.masked_ce.MaskedCrossEntropy}
+optimizer: {_target_: torch.optim.Adam, lr: 1.0e-5, betas: [0.9, 0.999]}
+dataset: {_target_: nemo_automodel.components.datasets.llm.squad.make_squad_dataset, split: train}
+"""
+BENCHMARK = """
+recipe: BenchmarkingRecipeForNextTokenPrediction
+benchmark: {warmup_steps: 5, num_nodes: 4}
+step_scheduler: {global_batch_size: 512, local_batch_size: 8}
+model:
+  _target_: nemo_automodel.NeMoAutoModelForCausalLM.from_config
+  config: {_target_: transformers.AutoConfig.from_pretrained, pretrained_model_name_or_path: Qwen/Qwen3-30B-A3B}
+  backend: {attn: te, linear: te, dispatcher: deepep, fake_balanced_gate: true}
+distributed:
+  strategy: fsdp2
+  tp_size: 1
+  pp_size: 4
+  ep_size: 8
+  activation_checkpointing: true
+  pipeline: {pp_schedule: interleaved1f1b, pp_microbatch_size: 1, layers_per_stage: 5, round_virtual_stages_to_pp_multiple: up}
+loss_fn: {_target_: nemo_automodel.components.loss.masked_ce.MaskedCrossEntropy, fp32_upcast: false}
+optimizer: {_target_: torch.optim.Adam}
+dataset: {_target_: nemo_automodel.components.datasets.llm.mock_iterable_dataset.MockIterableDataset, seq_len: 4096}
+"""
+
+
+def reading_of(tmp_path, text, **changes):
+    tree = yaml.safe_load(text)
+    for path, value in changes.items():
+        section, key = path.split("__")
+        tree.setdefault(section, {})[key] = value
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
+    return read("auto", str(tmp_path / "job.yaml"), SETS)
+
+
+def test_its_files_are_told_from_those_of_nemo():
+    assert kind_of("a.yaml", SFT) == kind_of("b.yaml", BENCHMARK) == "automodel"
+
+
+def test_full_fine_tuning_on_one_node_is_read_at_once(tmp_path):
+    """8 devices in pairs are 4 ranks of data; 64 sequences of which each rank runs 4 at a time."""
+    job = to_job(reading_of(tmp_path, SFT), SETS)
+    assert (job.parallelism.tp, job.parallelism.dp, job.parallelism.zero_level) == (2, 4, 3)
+    assert (job.data.gbs, job.data.microbatch_sz, job.data.seqlen) == (64, 4, 4096)
+    performance = job.performance
+    assert (performance.precision, performance.param_dtype, performance.moment_dtype) == ("bf16", "bf16", "bf16")
+    assert (performance.clip_grad, performance.loss_impl) == (True, "composite")  # max_norm 1.0, fp32_upcast true
+    assert any("replayed one by one" in note for note in job.notes)
+
+
+def test_states_of_transformer_engines_adam_are_fp32(tmp_path):
+    """transformer_engine/pytorch/optimizers/fused_adam.py: exp_avg_dtype is float32 unless another is said."""
+    target = "transformer_engine.pytorch.optimizers.fused_adam.FusedAdam"
+    plain = reading_of(tmp_path, SFT, optimizer___target_=target).config["performance"]
+    assert (plain["param_dtype"], plain["moment_dtype"]) == ("bf16", "fp32")
+    said = reading_of(tmp_path, SFT, optimizer___target_=target, optimizer__exp_avg_dtype="torch.bfloat16")
+    assert said.config["performance"]["moment_dtype"] == "bf16"
+    with pytest.raises(ConfigError, match="master_weights true: fp32 copies"):
+        to_job(reading_of(tmp_path, SFT, optimizer___target_=target, optimizer__master_weights=True), SETS)
+
+
+def test_a_benchmark_of_experts_in_a_pipeline(tmp_path):
+    """48 layers by 5 are 10 chunks, rounded up to 12 for 4 stages: 3 of 4 layers a stage. 4 nodes of 8 are dp 8."""
+    reading = reading_of(tmp_path, BENCHMARK)
+    layout, data = reading.config["parallelism"], reading.config["data"]
+    assert (layout["dp"], layout["pp"], layout["ep"], layout["vpp"]) == (8, 4, 8, 3)
+    assert "layers_per_stage" not in layout
+    assert (data["microbatch_sz"], data["gbs"]) == (1, 512)
+    performance = reading.config["performance"]
+    assert (performance["moe"], performance["clip_grad"], performance["loss_impl"]) == (
+        {"dispatcher": "flex"},
+        False,
+        "fused",
+    )
+
+
+def test_chunks_rounded_down_are_one_layer_apart(tmp_path):
+    """10 chunks are rounded down to 8: 6 layers each; by 7, 7 chunks to 4; by 10, 5 over 5 stages."""
+    text = BENCHMARK.replace("multiple: up", "multiple: down")
+    assert reading_of(tmp_path, text).config["parallelism"]["vpp"] == 2
+    layout = reading_of(tmp_path, text.replace("stage: 5", "stage: 7")).config["parallelism"]
+    assert layout["vpp"] == 1
+    odd = (
+        text.replace("pp_size: 4", "pp_size: 5")
+        .replace("stage: 5", "stage: 10")
+        .replace("num_nodes: 4", "num_nodes: 5")
+    )
+    assert reading_of(tmp_path, odd).config["parallelism"]["layers_per_stage"] == [10, 10, 10, 9, 9]
+
+
+def test_adapters_in_the_weights_dtype(tmp_path):
+    """_peft/lora.py, PeftConfig: dim 8 and no dropout unless said, adapters in the dtype of the layer."""
+    reading = reading_of(tmp_path, SFT.replace("tp_size: 2", "tp_size: 1"), peft__target_modules="*_proj", peft__dim=16)
+    job = to_job(reading, SETS)
+    assert job.model.lora is not None
+    assert (job.model.lora.rank, len(job.model.lora.targets), job.model.lora.base_dtype) == (16, 7, "bf16")
+    assert job.performance.param_dtype == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"fp8__enabled": True}, "fp8.enabled true: torchao's float8 projections"),
+        ({"model__torch_dtype": "float32"}, "weights of another dtype than bf16"),
+        ({"distributed__strategy": "megatron_fsdp"}, "distributed.strategy: expected one of fsdp2"),
+        ({"packed_sequence__packed_sequence_size": 0}, "sequence length unknown; add --set data.seqlen=N"),
+    ],
+)
+def test_what_is_left_open_or_not_modeled(tmp_path, change, line):
+    with pytest.raises(ConfigError, match=line):
+        to_job(reading_of(tmp_path, SFT, **change), SETS)
