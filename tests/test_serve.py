@@ -171,7 +171,9 @@ def test_every_choice_is_one_that_a_plan_takes():
 
 
 def test_the_command_listens_on_loopback_and_ends_quietly():
-    code = "import sys; from steptime.commands.cli import main; sys.exit(main(['serve', '--port', '0']))"
+    """Ctrl-C is heard also where the tests run in the background of a script, whose children ignore it."""
+    code = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    code += "from steptime.commands.cli import main; sys.exit(main(['serve', '--port', '0']))"
     process = subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
     )

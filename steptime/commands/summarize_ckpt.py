@@ -43,7 +43,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--depth", type=count, help="levels of the module tree (default 1)")
     parser.add_argument("--tensors", nargs="?", const="*", metavar="GLOB", help="list tensors whose name matches")
     parser.add_argument("--json", nargs="?", const="summary", metavar="full", help="print JSON (full: with tensors)")
-    parser.add_argument("--emit-config", metavar="FILE", help="write the model section of a 3dtrn config")
+    parser.add_argument(
+        "--emit-config", metavar="FILE", help="write the model section of a 3dtrn config (-: print it alone)"
+    )
     parser.add_argument("--model", metavar="PLAN", help="compare with a 3dtrn config")
     parser.add_argument("--diff", metavar="OTHER", help="compare names, shapes and types with another checkpoint")
     parser.add_argument("--id", action="store_true", help="print only the structural hash (no other option allowed)")
@@ -71,6 +73,9 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     given = [f"--{name.replace('_', '-')}" for name in others]
     if options.id and given:
         parser.error(f"--id: not together with {', '.join(given)}")
+    prints = [name for name in given if name not in ("--emit-config", "--strict", "--all")]
+    if options.emit_config == "-" and prints:
+        parser.error(f"--emit-config -: not together with {', '.join(prints)}")
     return options
 
 
@@ -124,6 +129,9 @@ def _run(options: argparse.Namespace) -> int:
         return summary.exit_code
     if options.diff:
         return _diff(summary, options)
+    if options.emit_config == "-":
+        _say(_model(summary, "-"), end="")
+        return summary.exit_code
     if options.tensors:
         _list(_matching(summary, options.tensors), len({tensor.file for tensor in summary.tensors}) > 1)
     else:
@@ -252,9 +260,15 @@ def _plan(summary: Summary, options: argparse.Namespace) -> int:
 def _emit(summary: Summary, options: argparse.Namespace) -> None:
     """Write the inferred model, where asked for."""
     if options.emit_config and summary.sections:
-        if not summary.architecture:
-            several = f"{len(summary.models)} models here: give one of them" if summary.models else ""
-            why = several or "no transformer found in names and shapes"
-            raise ValueError(f"{options.emit_config}: not written: {why}")
+        text = _model(summary, options.emit_config)
         with open(options.emit_config, "w", encoding="utf-8") as file:  # noqa: PTH123 - the name as it was given
-            file.write(model_yaml.model_yaml(summary))
+            file.write(text)
+
+
+def _model(summary: Summary, target: str) -> str:
+    """The inferred `model` section. Raises `ValueError` where there is not one transformer."""
+    if not summary.architecture:
+        several = f"{len(summary.models)} models here: give one of them" if summary.models else ""
+        why = several or "no transformer found in names and shapes"
+        raise ValueError(f"{target}: not written: {why}")
+    return model_yaml.model_yaml(summary)

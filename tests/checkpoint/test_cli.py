@@ -131,6 +131,7 @@ def test_emitted_config_is_a_model(make, command, tmp_path):
     model = Model(**written["model"])
     assert (model.n_layers, model.n_q_heads, model.n_kv_heads, model.head_dim) == (4, 4, 1, 16)
     assert n_params(model) == 229_952
+    assert command(make.folder, "--emit-config", "-") == (0, (tmp_path / "plan.yaml").read_text(), "")
 
 
 def test_config_is_not_written_when_nothing_is_known(make, command, tmp_path):

@@ -51,6 +51,11 @@ def test_id_refuses_other_options(model, command, more):
     assert f"--id: not together with {more[0]}" in err
 
 
+def test_a_printed_config_stands_alone(command):
+    code, _, err = command("x", "--emit-config", "-", "--json", "--strict")
+    assert (code, err.splitlines()[0]) == (2, "summarize-ckpt: --emit-config -: not together with --json")
+
+
 def test_depth_is_a_number_of_levels(model, command):
     for text in ("-1", "two"):
         code, out, err = command(model, "--depth", text)
