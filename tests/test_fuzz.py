@@ -194,3 +194,34 @@ def test_a_stage_without_layers_has_no_adapters_to_update():
     )
     assert [stage.optimizer_bytes > 0.0 for stage in found.memory.stages] == [False, True]
     assert found.time.parts_s["optimizer"] > 0.0
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "line"),
+    [
+        ("job.slurm", "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=%s\nsrun python pretrain_gpt.py\n", 2),
+        ("job.json", '{"train_batch_size": 8, "zero_optimization": {"stage": %s}}', 1),
+        ("job.log", "step: 1  loss: 1\nBuilding 2-D device mesh with ['dp', 'tp'], [%s, 2]\n", 2),
+    ],
+)
+def test_a_number_that_python_does_not_read_is_one_line(tmp_path, capsys, name, text, line):
+    file = tmp_path / name
+    file.write_text(text % ("9" * 5000))
+    assert cli.main([str(file), "--from", "auto"]) == 2
+    told = f"{file}: line {line}: a number of 4,300 digits or more; the file seems to be damaged\n"
+    assert capsys.readouterr().err == told
+
+
+def test_numbers_of_a_log_are_numbers_of_a_run(capsys, tmp_path):
+    """A vocabulary of 5,000 digits is none; a superscript is a digit to Python, and no number."""
+    (tmp_path / "log.txt").write_text(f" > padded vocab (size: {'9' * 5000}) with 1 dummy tokens (new size: 8)\n")
+    (tmp_path / "job.sh").write_text("torchrun --nproc_per_node=\u00b2 pretrain_gpt.py --num-layers 2\n")
+    for words in (["validate", "--log", str(tmp_path / "log.txt")], [str(tmp_path / "job.sh"), "--from", "megatron"]):
+        assert cli.main(words) == 2
+        assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("setting", ["hardware.node_type=dgx-h{}", "hardware.overrides.accelerator.memory_bytes=8 G{}"])
+def test_a_long_word_is_cut(setting, capsys):
+    assert cli.main(["--model", "llama3-8b", "--devices", "8", "--set", setting.format("9" * 5000)]) == 2
+    assert all(len(line) < 300 for line in capsys.readouterr().err.splitlines())

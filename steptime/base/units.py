@@ -58,7 +58,7 @@ def read_quantity(value: Any, units: dict[str, float], example: str) -> Any:
     if unit and unit not in units:
         if _AMBIGUOUS.fullmatch(unit):
             raise ValueError(f"ambiguous unit {unit!r} (bits or bytes?): use for example Gbit/s or GB/s")
-        raise ValueError(f"unknown unit {unit!r}: expected a quantity like {example!r}")
+        raise ValueError(f"unknown unit {unit[:60]!r}: expected a quantity like {example!r}")
     return float(number) * units.get(unit, 1.0)
 
 

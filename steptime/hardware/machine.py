@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from steptime.base.config import Config, ConfigError, ConfigProblem, Section, build, near
+from steptime.base.config import Config, ConfigError, ConfigProblem, Section, build, near, show
 from steptime.base.defaults import no_entries, no_items
 from steptime.base.document import parse_mapping, read_source, shipped, shipped_names
 from steptime.base.units import BYTE_UNITS, FLOP_UNITS, Bytes, BytesPerS, FlopPerS, Seconds, read_quantity
@@ -210,7 +210,7 @@ def _find(name: str) -> Path:
 
     close = get_close_matches(key, [*_names(), *_aliases()], n=4, cutoff=0.6)
     hint = f"did you mean {' or '.join(close)}? " if close else ""
-    raise ConfigError(f"unknown machine {name!r}; {hint}3dtrn machines lists them")
+    raise ConfigError(f"unknown machine {show(name)}; {hint}3dtrn machines lists them")
 
 
 @cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
@@ -54,7 +55,7 @@ class Beside:
             return written
         path = self.path(name)
         try:
-            return path.read_text(encoding="utf-8", errors="replace") if path is not None else None
+            return read_beside(path) if path is not None else None
         except OSError:
             return None
 
@@ -65,3 +66,26 @@ def is_readable(path: Path) -> bool:
         return path.is_file() and path.stat().st_size <= MOST_BYTES
     except OSError:  # a name longer than file systems have
         return False
+
+
+def read_beside(path: Path) -> str:
+    """The text of such a file; what is not UTF-8 is replaced.
+
+    Raises:
+        OSError: it cannot be read.
+        ConfigError: as `with_numbers`.
+    """
+    return with_numbers(path.read_text(encoding="utf-8", errors="replace"), path)
+
+
+def with_numbers(text: str, path: Path | str) -> str:
+    """The text, whose numbers can all be read.
+
+    Raises:
+        ConfigError: one of them has more digits than Python reads.
+    """
+    most = sys.int_info.default_max_str_digits
+    if found := re.search(rf"\d{{{most}}}", text):
+        line = text.count("\n", 0, found.start()) + 1
+        raise ConfigError(f"{path}: line {line}: a number of {most:,} digits or more; the file seems to be damaged")
+    return text

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from steptime.base.config import ConfigError, near
-from steptime.launch.beside import Beside
+from steptime.launch.beside import Beside, with_numbers
 from steptime.launch.config_functions import split_path
 from steptime.launch.devices import on_node
 from steptime.launch.keys import load_table
@@ -105,6 +105,7 @@ def read_as(
     Raises:
         ConfigError: it is no launch file of that framework, with the one whose it seems to be.
     """
+    with_numbers(text, path)
     if kind == "auto":
         kind = kind_of(path, text, beside)
     try:

@@ -21,7 +21,7 @@ from steptime.base.config import ConfigError
 from steptime.base.document import parse_mapping, scalar
 from steptime.job.edit import put
 from steptime.launch.adapters import adapted, put_adapters
-from steptime.launch.beside import Beside, is_readable
+from steptime.launch.beside import Beside, is_readable, read_beside
 from steptime.launch.devices import data_parallel, on_node, told
 from steptime.launch.figures import Figures, size_of
 from steptime.launch.job_keys import JobKeys, text_of
@@ -58,7 +58,7 @@ def read_trainer(
     said, unclear = found.keys, found.unclear
     for config in beside.added if beside is not None else []:  # accelerate's own config beside the training's
         if config.suffix in {".yaml", ".yml"}:
-            said = flatten(parse_mapping(config.read_text(encoding="utf-8"), str(config))) | said
+            said = flatten(parse_mapping(read_beside(config), str(config))) | said
     unset = "none" if table.raw.get("none_is_unset") else None
     said = {name.replace("-", "_"): None if str(value).lower() == unset else value for name, value in said.items()}
     if key := without_training(said):

@@ -130,10 +130,10 @@ def which_layers(row: MeasuredRow) -> dict[str, Any]:
     said = row.text("moe_layer_freq").lower()
     first = re.search(r"first (\d+) dense|\[0\]\*(\d+)\+", said)
     listed = row.text("first_k_dense")
-    dense = int(first[1] or first[2]) if first else int(listed) if listed.isdigit() else 0
+    dense = int(first[1] or first[2]) if first else int(listed) if listed.isdecimal() else 0
     if dense:
         return {"n_dense_layers": dense}
-    return {"moe_frequency": 1.0 / int(said)} if said.isdigit() and int(said) > 1 else {}
+    return {"moe_frequency": 1.0 / int(said)} if said.isdecimal() and int(said) > 1 else {}
 
 
 def dispatch_of(row: MeasuredRow, assumed: list[str]) -> dict[str, Any]:

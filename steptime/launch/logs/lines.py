@@ -64,12 +64,12 @@ OWN_MEMORY = {
 """The same for lines without a rank prefix."""
 
 _NUMBER = re.compile(r"\s*([-+]?\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+)")
-_STREAM = re.compile(r"\[(?:rank|default)\s*(\d+)\]|^\s*(\d+):\s|\[1,(\d+)\]<std")
+_STREAM = re.compile(r"\[(?:rank|default)\s*(\d{1,15})\]|^\s*(\d{1,15}):\s|\[1,(\d{1,15})\]<std")
 """Ranks as torchrun, srun -l and mpirun --tag-output put them before a line."""
 PREFIX = 120
 """Characters that may contain a rank prefix; a time stamp and a job's name may come first."""
 _NUMBERED = re.compile(r"\biteration\s+(\d{1,15})\s*/\s*\d+\s*\|")
-_RANK = re.compile(r"\[Rank (\d+)\]\s*\(")
+_RANK = re.compile(r"\[Rank (\d{1,15})\]\s*\(")
 _TITAN = re.compile(
     r"(?<!validate )\bstep:\s*(\d{1,15})\s.*?\bmemory:\s*([\d.]+)GiB.*?\b(?:tps|wps):\s*([\d,]+)(?:.*?\btflops:\s*([\d,.]+))?"
 )
@@ -78,10 +78,10 @@ _BRIDGE = re.compile(r"Step Time : ([\d.]+)s GPU utilization: ([\d.]+) ?(?:MODEL
 """NVIDIA-NeMo/Megatron-Bridge train_utils.py, training_log; printed beside the numbered line."""
 _BAR = re.compile(r"global_step=([\d.e+]+).*?train_step_timing in s=([\d.]+)")
 """NVIDIA/NeMo before 2.0: Lightning's progress bar."""
-_BARS = re.compile(r"^(Epoch[^%]*?|[^\w%]*)\d+%\|[^|]*\|\s*(\d+)/\d+ \[[\d:]+<[^,\]]*,\s*([\d.]+)(s/it|it/s)")
+_BARS = re.compile(r"^(Epoch[^%]*?|[^\w%]*)\d+%\|[^|]*\|\s*(\d{1,15})/\d+ \[[\d:]+<[^,\]]*,\s*([\d.]+)(s/it|it/s)")
 """tqdm's bar (tqdm/std.py, format_meter) as the Trainer of transformers shows it, without a title, and Lightning by epoch."""
 _SAMPLES = re.compile(
-    r"(?:global_step=|\b\d+/)(\d+), (?:RunningAvgSamplesPerSec=[\d.]+, )?(?:Curr)?SamplesPerSec=([\d.]+)"
+    r"(?:global_step=|\b\d+/)(\d{1,15}), (?:RunningAvgSamplesPerSec=[\d.]+, )?(?:Curr)?SamplesPerSec=([\d.]+)"
     r"(?:.*?MaxMemAllocated=([\d.]+) ?GB)?"
 )
 """deepspeedai/DeepSpeed deepspeed/utils/timer.py, ThroughputTimer.stop: the global batch over the time of a step; GB is 2**30."""
@@ -93,17 +93,17 @@ _SWIFT = re.compile(
 """modelscope/ms-swift swift/trainers/patcher.py, add_train_message, and swift/megatron/callbacks/print.py: the reserved peak, and
 the mean since the run began, which releases before 4 print as a rate."""
 _COUNT = re.compile(
-    r"number of parameters on \(tensor, pipeline\) model parallel rank \((\d+) ?, ?(\d+)\): (\d+)(?![\d.]*[BM])"
+    r"number of parameters on \(tensor, pipeline\) model parallel rank \((\d{1,15}) ?, ?(\d{1,15})\): (\d{1,15})(?![\d.]*[BM])"
 )
 """Megatron-LM megatron/training/training.py, get_model."""
-_VOCABULARY = re.compile(r"padded vocab \(size: (\d+)\) with \d+ dummy tokens(?: \(new size: (\d+)\))?")
+_VOCABULARY = re.compile(r"padded vocab \(size: (\d{1,15})\) with \d+ dummy tokens(?: \(new size: (\d{1,15})\))?")
 """Megatron-LM megatron/training/tokenizer/tokenizer.py, _vocab_size_with_padding: printed after the arguments, which lack it."""
 _PAUSES = (
-    re.compile(r"validation loss at iteration\s+(\d+)"),  # Megatron-LM, evaluate_and_print_results
-    re.compile(r"saving checkpoint (?:at|from) iteration\s+(\d+)"),  # Megatron-LM, save_checkpoint
-    re.compile(r"successfully saved checkpoint (?:at|from) iteration\s+(\d+)"),
-    re.compile(r"Global Checkpoint Save\b.*?\bIteration\s*:\s*(\d+)"),  # NeMo, megatron_strategy
-    re.compile(r"validate step:\s*(\d+)"),  # torchtitan, MetricsProcessor.log_validation
+    re.compile(r"validation loss at iteration\s+(\d{1,15})"),  # Megatron-LM, evaluate_and_print_results
+    re.compile(r"saving checkpoint (?:at|from) iteration\s+(\d{1,15})"),  # Megatron-LM, save_checkpoint
+    re.compile(r"successfully saved checkpoint (?:at|from) iteration\s+(\d{1,15})"),
+    re.compile(r"Global Checkpoint Save\b.*?\bIteration\s*:\s*(\d{1,15})"),  # NeMo, megatron_strategy
+    re.compile(r"validate step:\s*(\d{1,15})"),  # torchtitan, MetricsProcessor.log_validation
     re.compile(r"Saving the checkpoint()|Validation epoch \d+()"),  # torchtitan, components/checkpoint.py; NeMo 2
 )
 _DEVICES = (

@@ -61,7 +61,7 @@ def _linear(keys: JobKeys) -> dict[str, Any]:
     if kind != "gated_delta_net":
         keys.leave_out("experimental_attention_variant", "its own kind of attention")
         return {}
-    freq: int | list[int] = int(said) if said.isdigit() else listed(said)
+    freq: int | list[int] = int(said) if said.isdecimal() else listed(said)
     if not freq or freq == 1:
         keys.fail(
             "linear_attention_freq", f"expected a number from 2 on, or layers of 0 and 1 (got {said or 'nothing'})"
@@ -78,7 +78,7 @@ def _window(keys: JobKeys) -> dict[str, Any]:
     The flag says how many positions lie to the left and to the right; an integer N beside it leaves every N-th layer without
     (core transformer/utils.py, is_layer_window_attention).
     """
-    said = [int(number) for number in keys.words("window_size") if number.lstrip("-").isdigit()]
+    said = [int(number) for number in keys.words("window_size") if number.lstrip("-").isdecimal()]
     if not said or said[0] < 0:
         return {}
     if said[0] >= (keys.whole("seq_length") or 0) > 0:
@@ -86,7 +86,7 @@ def _window(keys: JobKeys) -> dict[str, Any]:
         return {}
     found = {"window": said[0] + 1}
     skips = str(keys.get("window_attn_skip_freq") or "")
-    if skips.isdigit():
+    if skips.isdecimal():
         return found | {"window_pattern": int(skips)}
     if skips:
         keys.leave_out("window_attn_skip_freq", "layers listed one by one: every layer has a window")

@@ -93,7 +93,7 @@ def _layers(keys: JobKeys) -> dict[str, Any]:
     if hybrid_pattern(keys) or not count:
         keys.without_effect("moe_layer_freq", "the hybrid pattern says which layers have experts")
         return {}
-    kinds = [int(layer % int(said) == 0) for layer in range(count)] if str(said).isdigit() else listed(str(said))
+    kinds = [int(layer % int(said) == 0) for layer in range(count)] if str(said).isdecimal() else listed(str(said))
     if len(kinds) != count or not set(kinds) <= {0, 1}:
         keys.fail("moe_layer_freq", f"expected a number or {count} layers of 0 and 1 (got {said})")
         return {}

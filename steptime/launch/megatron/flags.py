@@ -58,7 +58,7 @@ def _unset(unset: Mapping[tuple[int, Unknown], list[str]]) -> Iterator[str]:
     """One line for all variables that are not set, one for all words that the script expects, and one per other reason."""
     groups: dict[str, list[tuple[int, Unknown, list[str]]]] = {}
     for (number, unknown), flags in unset.items():
-        kind = "" if not unknown.variable else "words" if unknown.variable.isdigit() else "variables"
+        kind = "" if not unknown.variable else "words" if unknown.variable.isdecimal() else "variables"
         groups.setdefault(kind or unknown.why, []).append((number, unknown, flags))
     for kind, found in groups.items():
         number, unknown, flags = found[0]

@@ -175,7 +175,7 @@ def _without_layers(keys: JobKeys, script: Script | None, words: list[Word]) -> 
 def _from_outside(environment: dict[str, str]) -> str:
     """Variables of the environment in words: numbers and switches with values; others, possibly secret, only by name."""
     shown = re.compile(r"\d{1,6}|true|false", re.IGNORECASE)
-    names = [name for name in sorted(environment) if not name.isdigit()]
+    names = [name for name in sorted(environment) if not name.isdecimal()]
     return ", ".join(f"{name}={environment[name]}" if shown.fullmatch(environment[name]) else name for name in names)
 
 

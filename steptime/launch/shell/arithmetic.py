@@ -90,7 +90,7 @@ class _Evaluator:
                 raise ValueError
             self.i += 1
             return value
-        value_of = int(word) if word.isdigit() else self.lookup(word)
+        value_of = int(word) if word.isdecimal() else self.lookup(word)
         if value_of is None:
             raise ValueError
         return value_of

@@ -65,7 +65,7 @@ def _unary(operator: str, text: str, scope: Scope) -> Outcome:
 
 
 def _compared(left: str, operator: str, right: str, scope: Scope) -> Outcome:
-    if operator in {"=", "==", "!="} and scope.positional is not None and scope.unset_variable(left).isdigit():
+    if operator in {"=", "==", "!="} and scope.positional is not None and scope.unset_variable(left).isdecimal():
         left = ""  # a word that the script is not given
     if not scope.known(left + right):
         return "unknown"

@@ -223,7 +223,9 @@ class DryRun:
             for value in rest:
                 let(self.scope, value.text)
         elif first == "shift" and self.scope.positional:
-            self.scope.positional = self.scope.positional[int(rest[0].text) if rest and rest[0].text.isdigit() else 1 :]
+            self.scope.positional = self.scope.positional[
+                int(rest[0].text) if rest and rest[0].text.isdecimal() else 1 :
+            ]
         elif first == "set" and rest and rest[0].text == "--":
             self.scope.positional = rest[1:]
         elif first in {"source", "."} and rest:

@@ -120,7 +120,7 @@ class Expander:
             return list(scope.positional or [])
         if name == "#":
             return [Value(str(len(scope.positional or [])), line)]
-        if name.isdigit() and scope.positional is not None and 0 < int(name) <= len(scope.positional):
+        if name.isdecimal() and scope.positional is not None and 0 < int(name) <= len(scope.positional):
             return [scope.positional[int(name) - 1]]
         if name == "0":
             return [Value(self.name, line)]

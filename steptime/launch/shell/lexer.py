@@ -67,7 +67,7 @@ class Lexer:
                 i += len(operator)
             else:
                 end = self._arithmetic(i) or self._word_end(i)
-                descriptor = text[i:end].isdigit() and text[end : end + 1] in {"<", ">"}
+                descriptor = text[i:end].isdecimal() and text[end : end + 1] in {"<", ">"}
                 if not descriptor:
                     found.append(Token(text[i:end], self.line_at(i)))
                 i = end

@@ -87,11 +87,11 @@ def size_of(
             text = word.text.partition(":")[2] if re.fullmatch(r"\d+:\d+", word.text) else word.text
             if text in {"gpu", "auto"}:  # torch/distributed/run.py, determine_local_world_size
                 text = variables.get(DEVICES_ON_NODE, "")
-            if text.isdigit():
+            if text.isdecimal():
                 said[what] = int(text)
             elif word.unresolved:
                 unclear.append(f"line {word.line}: {names[0]}: {word.unresolved[0].why}")
-    slurm = {key: int(text) for key, text in variables.items() if key.startswith("SLURM_") and text.isdigit()}
+    slurm = {key: int(text) for key, text in variables.items() if key.startswith("SLURM_") and text.isdecimal()}
     nodes = said.get("nodes")
     if nodes is None and "srun" in launchers:
         nodes = slurm.get("SLURM_NNODES")
@@ -132,7 +132,7 @@ def _without_hosts(per_node: int | None, variables: dict[str, str]) -> tuple[int
 
     A script that counts its devices itself (NUM_GPUS=64) leaves the nodes to the cluster.
     """
-    counted = (int(text) for key, text in variables.items() if key.lower() == "num_gpus" and text.isdigit())
+    counted = (int(text) for key, text in variables.items() if key.lower() == "num_gpus" and text.isdecimal())
     devices = None if per_node else next(counted, None)
     asked = re.search(r"\d+$", variables.get("SLURM_GPUS_PER_NODE", ""))
     there = _visible(variables) or int(asked[0] if asked else variables.get(DEVICES_ON_NODE, 0))

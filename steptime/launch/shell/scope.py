@@ -38,7 +38,7 @@ class Unknown(NamedTuple):
         """
         if not self.variable:
             return f"{self.why}; {otherwise}"
-        if self.variable.isdigit():
+        if self.variable.isdecimal():
             return f"{self.why}; give script and arguments in one string: 'SCRIPT ARG ...'"
         return f"{self.why}; write {self.variable}=... before the command"
 

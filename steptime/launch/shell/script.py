@@ -12,7 +12,7 @@ import posixpath
 import re
 from typing import NamedTuple
 
-from steptime.launch.beside import Beside
+from steptime.launch.beside import Beside, read_beside
 from steptime.launch.shell.dry_run import Command, DryRun
 from steptime.launch.shell.expansion import DEVICES_ON_NODE, Expander
 from steptime.launch.shell.grammar import parse_shell
@@ -169,7 +169,7 @@ def variables_of(beside: Beside | None) -> dict[str, str]:
     for path in beside.added if beside is not None else []:
         if path.suffix in {".sh", ".bash", ".env", ""}:
             walk = DryRun(path.name, scope, beside or Beside())
-            walk.script(parse_shell(clean(path.read_text(encoding="utf-8", errors="replace")), path.name))
+            walk.script(parse_shell(clean(read_beside(path)), path.name))
             scope = walk.scope
     return {key: found[0].text for key, found in scope.values.items() if found and scope.known(found[0].text)}
 

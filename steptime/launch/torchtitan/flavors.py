@@ -116,7 +116,7 @@ def _sizes(path: str, said: dict[str, str]) -> dict[str, Any]:
         number = said.get(key, "None")
         if number in {"None", "null"} and default is not None:
             return default
-        if not number.isdigit() or len(number) > _DIGITS or not int(number):
+        if not number.isdecimal() or len(number) > _DIGITS or not int(number):
             raise ConfigError(f"{path}: {key}={number}: no size that a model can have; add --set model=NAME")
         return int(number)
 

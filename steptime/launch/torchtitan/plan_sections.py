@@ -209,7 +209,7 @@ def recomputed_of(keys: JobKeys, n_layers: int) -> dict[str, Any]:
     which, how = "activation_checkpoint.selective_ac_option", "activation_checkpoint.mode"
     option, mode = str(keys.get(which)), str(keys.get(how)).lower()
     none: dict[str, Any] = {"activation_checkpointing_type": "none"}
-    if mode == "selective" and option.isdigit() and int(option) > 0:
+    if mode == "selective" and option.isdecimal() and int(option) > 0:
         # _apply_layer_sac: every n-th block is checkpointed whole
         return {"recompute": {"granularity": "full", "method": "block", "n_layers": n_layers // int(option)}}
     if mode == "selective" and option == "op":
