@@ -81,7 +81,8 @@ def _headline(summary: Inventory, units: Units, style: Style) -> list[str]:
     container += f" and {counted(others, 'other set')} of files" if others else ""
     kind = f"{main.format}{container}" + (f", step {summary.step}" if summary.step is not None else "")
     io, size = summary.io, totals["logical_bytes"]
-    read = f"read {_size(io.bytes_read, units)} in {io.seconds * 1e3:.0f} ms"
+    headers = f"{_size(io.bytes_read, units)} " if io.bytes_read else ""  # tensorstore does not tell
+    read = f"read {headers}in {io.seconds * 1e3:.0f} ms"
     n_files = sum(len(section.files) for section in summary.sections)
     params, rows = summary.restored.params, summary.restored.rows
     short_params = f" ({quantity(params, COUNT)})" if params > 1023 else ""

@@ -23,6 +23,7 @@ from safetensors import safe_open
 
 from steptime.checkpoint import summarize_checkpoint
 from steptime.checkpoint.dtypes import GGML, SAFETENSORS
+from steptime.report.checkpoint_summary import report
 
 
 def test_safetensors_agree_with_the_library(make, summarize):
@@ -168,6 +169,7 @@ def test_orbax(make, summarize, codes, ocdbt):
         "dense.kernel": ((4, 3), "float32"), "dense.bias": ((3,), "float32"),
     }  # fmt: skip
     assert summary.exit_code == 0
+    assert "; read in " in report(summary), "what tensorstore reads is not told as 0 B"
     make.write("_CHECKPOINT_METADATA", json.dumps({"init_timestamp_nsecs": 1}).encode())
     assert codes(summarize(make.folder)) == {"UNCOMMITTED"}
 
