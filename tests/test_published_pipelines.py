@@ -60,4 +60,4 @@ def test_job_configs(run):
     """Tables 1, 3 and 4 from job configs: step times within 9 %, what is reserved within 6 % (8B) and 20 % (70B)."""
     speed, gib = torchtitan_runs.predicted(run)
     assert speed == pytest.approx(run.tokens_per_s, rel=0.09)
-    assert gib == pytest.approx(run.reserved_gib, rel=0.061 if run.devices < 256 else 0.2)
+    assert gib == pytest.approx(run.reserved_gib, rel=0.06 if run.devices < 256 else 0.2)

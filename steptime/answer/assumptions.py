@@ -185,7 +185,9 @@ def _unproved(job: Job) -> list[str]:
 def _memory(job: Job) -> list[str]:
     freed = "memory: gradients are freed after every step, so gradients created after the peak are not in the peak"
     groups = f"gradients that are not allocated at the peak + {CACHED_GROUPS:g} times the largest FSDP group, gathered"
-    beyond = groups if fsdp.pooled(job) else f"{100 * FRAGMENTATION:g} % of activations and transients"
+    pieces = f"{100 * FRAGMENTATION:g} % of activations and transients"
+    apart = groups if job.software.buffers.expandable_segments else f"{groups} + {pieces}"
+    beyond = apart if fsdp.pooled(job) else pieces
     return [
         *([] if job.software.states.gradients_persist or job.microbatches > 1 else [freed]),
         (

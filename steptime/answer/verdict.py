@@ -64,8 +64,9 @@ def stage_rows(assembly: Assembly, states: list[States]) -> list[StageMemory]:
         stage: around_peak(job, of, stage_buffers(assembly, stage, of))
         for stage, of in ((stage, states[stage]) for stage in set(first))
     }
+    expandable = job.software.buffers.expandable_segments
     return [
-        stage_row(stage, state, around[first[stage]], moment)
+        stage_row(stage, state, around[first[stage]], moment, expandable=expandable)
         for stage, (state, moment) in enumerate(zip(states, walked, strict=True))
     ]
 
@@ -133,7 +134,9 @@ def not_yet(job: Job, state: States, buffers: list[HeldBuffer]) -> tuple[Num, ..
     return *lacking, cublas_workspace_bytes(software.buffers.cublas_workspace, software.compute_capability)
 
 
-def stage_row(stage: int, state: States, around: AroundPeak, walked: PeakMoment) -> StageMemory:
+def stage_row(
+    stage: int, state: States, around: AroundPeak, walked: PeakMoment, *, expandable: bool = False
+) -> StageMemory:
     """One stage's states, buffers, activations and transients, at its peak in a micro-batch or in the optimizer step."""
     held_then, staying, updating, lacking = around
     moment = walked.worse(updating)
@@ -152,7 +155,9 @@ def stage_row(stage: int, state: States, around: AroundPeak, walked: PeakMoment)
         activations_bytes=moment.activations_bytes,
         transient_bytes=moment.transient_bytes + held_then,
         allocated_bytes=fixed + moving,
-        reserved_bytes=reserved_bytes(fixed, moving, state.group_bytes, moment.grads_not_yet_allocated_bytes),
+        reserved_bytes=reserved_bytes(
+            fixed, moving, state.group_bytes, moment.grads_not_yet_allocated_bytes, expandable=expandable
+        ),
         peak_op=moment.op,
         buffers_bytes=held_then,
         persisting_bytes=states + staying,

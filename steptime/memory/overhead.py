@@ -18,15 +18,15 @@ FRAGMENTATION = 0.2
 """Reserved beyond allocated, as a fraction of activations and transients: states are large and contiguous.
 Ten dense runs on 8 x B200 that report both (MooreThreads/SimuMax@4dcaae5) lie between 0.14 and 0.6, the long ones lowest; their
 reserved over allocated memory is 1.03 to 1.09."""
-CACHED_GROUPS = 2.5
+CACHED_GROUPS = 2.55
 """Memory reserved beyond allocated under FSDP2 without tensor parallelism, in units of the largest parameter group, gathered; on
 top of the sharded gradients that are not allocated at the peak. A cached block serves only the stream that allocated it
 (c10/cuda/CUDACachingAllocator.cpp, get_free_block). Reduce-scatters allocate their outputs, which become the gradients, on a
 stream of their own (torch 2.13 torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py, foreach_reduce), where the memory stays
-when gradients are freed; all-gathers too have one, which holds the largest group. The rest, 1.5 groups, is fitted: rows of
-torchtitan marked fit (pytorch/torchtitan@31a17bfd and its pull requests) ask for 2.4 to 2.8 for Llama-3 8B and Qwen3-14B
-compiled, with gradients in fp32 and in bf16, whether 17 or 147 GiB are activations. With tensor parallelism a fifth of
-activations and transients is nearer."""
+when gradients are freed; all-gathers too have one, which holds the largest group. The rest, 1.55 groups, is fitted: the
+median of torchtitan's rows marked fit (pytorch/torchtitan@31a17bfd and its pull requests) that ran with expandable segments and
+without a traced graph, one vote per cell; most ask for 2.4 to 2.8, with 17 and with 147 GiB of activations. Without expandable
+segments a fifth of activations and transients comes on top; with tensor parallelism that fifth alone is nearer."""
 
 
 def overhead(job: Job) -> Overhead:
@@ -41,12 +41,19 @@ def overhead(job: Job) -> Overhead:
 
 
 def reserved_bytes(
-    states_bytes: Num, moving_bytes: Num, group_bytes: Num | None = None, gradients_to_come: Num = 0.0
+    states_bytes: Num,
+    moving_bytes: Num,
+    group_bytes: Num | None = None,
+    gradients_to_come: Num = 0.0,
+    *,
+    expandable: bool = False,
 ) -> Num:
     """Memory that the caching allocator holds at the peak.
 
     `group_bytes`: the largest group of FSDP2, gathered; `gradients_to_come`: sharded gradients that are not allocated then.
+    `expandable`: segments are, so that what FSDP2's streams do not hold is used again whatever its size.
     """
-    if group_bytes is not None:
-        return states_bytes + moving_bytes + (gradients_to_come + CACHED_GROUPS * group_bytes)
-    return states_bytes + moving_bytes * (1.0 + FRAGMENTATION)
+    if group_bytes is None:
+        return states_bytes + moving_bytes * (1.0 + FRAGMENTATION)
+    whole = moving_bytes if expandable else moving_bytes * (1.0 + FRAGMENTATION)
+    return states_bytes + whole + (gradients_to_come + CACHED_GROUPS * group_bytes)

@@ -173,9 +173,11 @@ def _reserved(estimate: Estimate, row: StageMemory) -> tuple[str, str]:
     group = _held_states(estimate, row.stage).group_bytes
     if group is not None:
         to_come = _held_states(estimate, row.stage).gradients_bytes - row.gradients_bytes
+        whole = estimate.job.software.buffers.expandable_segments
+        also = "" if whole else f", + FRAGMENTATION {FRAGMENTATION:g} of activations and transients"
         text = (
             f"{row.allocated_bytes / GIB:.3f} + {to_come / GIB:.3f}, gradients that are not allocated then, "
-            f"+ CACHED_GROUPS {CACHED_GROUPS:g} x {group / GIB:.3f}, the largest FSDP group"
+            f"+ CACHED_GROUPS {CACHED_GROUPS:g} x {group / GIB:.3f}, the largest FSDP group{also}"
         )
         return text, _constant("memory.overhead.CACHED_GROUPS")
     moving = row.activations_bytes + row.transient_bytes - row.buffers_bytes

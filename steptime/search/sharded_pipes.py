@@ -89,7 +89,7 @@ class ShardedPipelines(Pipelines):
         for m in counts_of(microbatches):
             short, period, _ = shortened(stages.schedule, stages.pp, stages.vpp, m, None, REPEATS)
             steps.setdefault((short, period), []).append(m)
-        pooled = _pools(self.job)
+        pooled, expandable = _pools(self.job), self.job.software.buffers.expandable_segments
         for kind, of in enumerate(chunks.ends.stages):
             buffers = self.buffers(stages, kind, rows, 0.0)
             states = States(of.params, of.gradients, of.optimizer, [], owned=of.owned)
@@ -104,7 +104,9 @@ class ShardedPipelines(Pipelines):
                 gradients = of.gradients - to_come
                 fixed = of.params + gradients + of.optimizer + (buffers.staying + buffers.moving + at_peak(copies))
                 held = reserved_bytes(fixed, moving)
-                held = where(rows.tp == 1, reserved_bytes(fixed, moving, of.group, to_come), held) if pooled else held
+                if pooled:
+                    apart = reserved_bytes(fixed, moving, of.group, to_come, expandable=expandable)
+                    held = where(rows.tp == 1, apart, held)
                 allocated[:, mine] = maximum(allocated, fixed + moving)[:, mine]
                 reserved[:, mine] = maximum(reserved, held)[:, mine]
         return allocated, reserved

@@ -47,6 +47,14 @@ def torchtitan_release(row: MeasuredRow) -> str:
     return ""
 
 
+def before_expandable_segments(row: MeasuredRow) -> bool:
+    """Whether a row of torchtitan is older than the expandable segments of its script (pull request 643 of 2024-10-22)."""
+    source = row.text("source")
+    pull = re.search(r"PR #(\d+)", source) if "pytorch/torchtitan" in source else None
+    month = re.search(r"\b(20\d\d-\d\d)", source)
+    return int(pull[1]) < 643 if pull else bool(month and month[1] < "2024-10")
+
+
 def of_today(row: MeasuredRow) -> bool:
     """Whether a row is of torchtitan since FlexAttention is its default."""
     return row.text("framework").lower().startswith("torchtitan") and torchtitan_release(row) == ""
@@ -86,6 +94,8 @@ def compile_of(release: str, notes: str, framework: str = "") -> dict[str, Any]:
 def native_kernels(row: MeasuredRow, release: str, notes: str) -> dict[str, Any]:
     """torch.compile, chunks of the loss, FlexAttention and CUDA graphs."""
     section = compile_of(release, notes, row.text("framework"))
+    if row.text("framework").startswith("torchtitan") and before_expandable_segments(row):
+        section["expandable_segments"] = False
     if found := re.search(r"chunked (?:ce|cross entropy)(?: \((\d+) loss chunks\))?", notes):
         section["loss_chunks"] = int(found[1] or 8)
     elif re.search(r"full[- ]logits", notes):
