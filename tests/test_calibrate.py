@@ -130,6 +130,27 @@ def test_runs_elsewhere_do_not_count(tmp_path):
     assert calibrated(job, write(tmp_path, [entry])) == calibrated(job, write(tmp_path, [*entries, entry]))
 
 
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"performance": {"cpu_offload": {"optimizer": 1.0}}},
+        {"model": {"preset": "llama3-8b", "linear_attention": {}}, "performance": {"software": "megatron-core"}},
+    ],
+)
+def test_runs_of_a_kind_that_nobody_published_are_evidence_for_it(tmp_path, own):
+    """The host's optimizer, or linear attention: extrapolated, unless one of the team's own runs had it."""
+    job = Job.load(yaml.safe_dump(SMALL | own))
+    plain = estimate(job).time.basis
+    [line] = [line for line in plain.extrapolation if "no judged run has" in line]
+    without, with_it = (
+        estimate(calibrated(job, write(tmp_path, [{"config": config, "step_s": 14}]))).time.basis
+        for config in (SMALL, SMALL | own)
+    )
+    assert without == plain
+    assert with_it.extrapolation == [other for other in plain.extrapolation if other != line]
+    assert (with_it.evidence == "extrapolated") == bool(with_it.extrapolation)
+
+
 def test_it_survives_the_echo_and_a_change():
     job = calibrated(Job.load("configs/llama3_70b.yaml"), MEASURED)
     again = Job.load(json.dumps(job.to_config()))

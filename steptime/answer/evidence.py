@@ -10,6 +10,8 @@ from steptime.answer.measured import AXES, NEAR, FitRun, Measured, RunPlace
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from steptime.job.job import Job
+
 NEAREST = 3
 _NAMES = {"hidden": "hidden size", "n_layers": "layers", "microbatch": "micro-batch"}
 
@@ -32,6 +34,20 @@ def evidence(place: RunPlace, found: Measured, away: Sequence[float], beyond: li
     if not beyond:
         word = "measured nearby" if near else "interpolated"
     return Evidence(word, len(near), nearest(place, found, away), beyond)
+
+
+def unjudged(job: Job) -> dict[str, str]:
+    """What a job has and no judged run had, by its key in a plan, each with a line of the report."""
+    found: dict[str, str] = {}
+    if job.performance.cpu_offload.share:
+        found["performance.cpu_offload"] = (
+            "cpu_offload: no judged run has the host's update; two published ratios were compared by hand"
+        )
+    if job.model.linear_attention:
+        found["model.linear_attention"] = (
+            "model: no judged run has linear attention; the one compared by hand took 52 % longer"
+        )
+    return found
 
 
 def nearest(place: RunPlace, found: Measured, away: Sequence[float]) -> list[dict[str, Any]]:

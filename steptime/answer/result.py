@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 
 from steptime.answer import fixes, tables, weak_scaling
 from steptime.answer.assumptions import assumptions, host_bound
+from steptime.answer.evidence import unjudged
 from steptime.answer.flops import step_flops
 from steptime.answer.interval import step_interval
 from steptime.answer.verdict import between_steps, stage_memory
@@ -119,15 +120,11 @@ class Estimate:
         found = step_interval(self.job)
         low, high = found.low, found.high
         rests = found.evidence
-        beyond = list(rests.beyond)
-        if self.job.performance.calibration:  # the factor holds the bias of runs like the team's own already
+        calibration = self.job.performance.calibration
+        if calibration:  # the factor holds the bias of runs like the team's own already
             low, high = (low - high) / 2.0, (high - low) / 2.0
-        if self.job.performance.cpu_offload.share:
-            beyond.append(
-                "cpu_offload: no judged run has the host's update; two published ratios were compared by hand"
-            )
-        if self.job.model.linear_attention:
-            beyond.append("model: no judged run has linear attention; the one compared by hand took 52 % longer")
+        known = calibration.covers if calibration else []
+        beyond = rests.beyond + [line for key, line in unjudged(self.job).items() if key not in known]
         basis = Basis(rests.nearest, rests.n, beyond, "extrapolated" if beyond else rests.word)
         return step_parts(self.timing)._replace(
             step_s_p10=self.step_s * exp(low), step_s_p90=self.step_s * exp(high), basis=basis

@@ -1,5 +1,6 @@
 """Factor by which a team's own steps are longer than estimated: the `performance.calibration` section of a config."""
 
+from collections.abc import Iterable
 from math import exp, fsum, log
 from typing import NamedTuple, Self
 
@@ -44,11 +45,13 @@ class Calibration(Config, allow_inf_nan=False):
     """Measured over estimated step time, one per run."""
     source: str = ""
     """The file of these runs."""
+    covers: list[str] = Field(default_factory=no_items)
+    """Keys of what some of these runs have and no published run had: performance.cpu_offload, model.linear_attention."""
 
     @classmethod
-    def of(cls, ratios: list[float], source: str) -> Self:
+    def of(cls, ratios: list[float], source: str, covers: Iterable[str] = ()) -> Self:
         """The calibration from some runs."""
-        return cls(factor=factor_of(ratios).value, ratios=ratios, source=source)
+        return cls(factor=factor_of(ratios).value, ratios=ratios, source=source, covers=sorted(covers))
 
     @property
     def words(self) -> list[str]:

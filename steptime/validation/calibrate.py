@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from pydantic import Field
 
+from steptime.answer.evidence import unjudged
 from steptime.answer.result import estimate
 from steptime.base.config import Config, ConfigError, build, show
 from steptime.base.document import parse, read_source
@@ -26,11 +27,13 @@ class MeasuredEntry(Config, allow_inf_nan=False):
 
 
 class MeasuredRun(NamedTuple):
-    """One run: the accelerator and precision it counts for, and its measured over its estimated step."""
+    """One run: the accelerator and precision it counts for, its measured over its estimated step, and what it covers."""
 
     accelerator: str
     precision: str
     ratio: float
+    covers: frozenset[str]
+    """Keys of what no judged run had (`unjudged`)."""
 
 
 def calibrated(job: Job, path: str) -> Job:
@@ -44,12 +47,13 @@ def calibrated(job: Job, path: str) -> Job:
         raise ConfigError("--calibrate: the config has a performance.calibration already; keep one of the two")
     place = (job.machine.accelerator.name, job.software.precision)
     found = runs(path)
-    ratios = [run.ratio for run in found if (run.accelerator, run.precision) == place]
-    if not ratios:
+    own = [run for run in found if (run.accelerator, run.precision) == place]
+    if not own:
         counts = Counter(f"{run.accelerator} {run.precision}" for run in found)
         there = ", ".join(f"{name} ({count})" for name, count in sorted(counts.items()))
         raise ConfigError(f"{path}: no run on {' in '.join(place)}, which this job needs; there are: {there}")
-    return job.replace(**{"performance.calibration": Calibration.of(ratios, path)})
+    covers = frozenset[str]().union(*(run.covers for run in own))
+    return job.replace(**{"performance.calibration": Calibration.of([run.ratio for run in own], path, covers)})
 
 
 def runs(path: str) -> list[MeasuredRun]:
@@ -96,7 +100,8 @@ def _run(entry: MeasuredEntry, base: Path, at: str) -> MeasuredRun:
         step_s = job.data.gbs * job.data.seqlen / (rate * job.parallelism.devices)
     assert step_s is not None
     predicted = estimate(job).step_s
-    return MeasuredRun(job.machine.accelerator.name, job.software.precision, step_s / predicted)
+    place = (job.machine.accelerator.name, job.software.precision)
+    return MeasuredRun(*place, step_s / predicted, frozenset(unjudged(job)))
 
 
 def _job(config: str | dict[str, Any], base: Path, at: str) -> Job:
