@@ -44,6 +44,8 @@ def of_products(part, dtype, source):
     """The median of the products that a source lists, or the median that it states."""
     if found := re.search(r"median over the \d+ shapes of at least 512 GFLOP .*: (0\.\d+) of the dense peak", source):
         return float(found[1]) * number(part["peak_flops"][dtype])
+    if found := re.match(r"median over \d+ shapes of at least 8 TFLOP, random data.*: ([\d.]+) TF \(", source):
+        return float(found[1])
     if found := re.match(rf"middle of ([\d.]+) to ([\d.]+) TF at {SHAPE}", source):
         assert gflop(found[3]) * 1e9 >= LARGE
         return (float(found[1]) + float(found[2])) / 2.0
@@ -70,18 +72,13 @@ def of_dtype(part, dtype, source):
 
 
 def of_part(part, dtype, source):
-    """The share of peak of a like part in that dtype; at one peak, times the ratio of power limits where the source says so."""
-    found = re.fullmatch(
-        r"assumed: the share of peak of ([\w-]+)(?:, times (\d+)/(\d+), the ratio of power limits)?", source
-    )
-    other = PARTS[found[1]]
-    here, there = number(part["peak_flops"][dtype]), number(other["peak_flops"][dtype])
+    """The share of peak of a like part in that dtype; or its rate times the ratio of what one source timed on both."""
+    if found := re.match(r"assumed: ([\w-]+) times ([\d.]+)/([\d.]+), the medians of both over shapes", source):
+        assert PARTS[found[1]]["sustained_flops"][dtype]["basis"] == "products"
+        return rate(PARTS[found[1]], dtype) * float(found[2]) / float(found[3])
+    other = PARTS[re.fullmatch(r"assumed: the share of peak of ([\w-]+)", source)[1]]
     assert other["sustained_flops"][dtype]["basis"] != "part"
-    power = 1.0
-    if found[2]:
-        assert (here, float(found[2]), float(found[3])) == (there, part["power_w"]["value"], other["power_w"]["value"])
-        power = float(found[2]) / float(found[3])
-    return rate(other, dtype) / there * here * power
+    return rate(other, dtype) / number(other["peak_flops"][dtype]) * number(part["peak_flops"][dtype])
 
 
 def of_peak(part, dtype, source):
