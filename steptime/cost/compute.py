@@ -253,13 +253,20 @@ def head_share(op: Attention, of_64: float) -> Num:
 def attention_pass(op: Attention, r: Rates, flops: Num, rate: float, passes: float, merge_bytes: Num = 0.0) -> Pass:
     """A flash kernel of `rate` at `RATED_LENGTH`: arithmetic against q, k, v and output read and written `passes` times.
 
+    Blocks that the mask cuts are computed whole: one edge, of some 225 keys a query, in a causal triangle of s / 2 keys a query,
+    two in a window. Both so run at n / (n + 450) for n keys seen. Measured on GB200, window 128, head size 64, cuDNN 9.22: 161
+    to 167 TFLOP/s forward and 182 to 188 backward at 4,096 to 16,384 tokens (NVIDIA/cudnn-frontend@3929da2
+    benchmark/sdpa_benchmark_training/results/gpt_oss), of which this gives 164 and 160; on H200, window 1,024, 336 and 289
+    (results/h200_919_only_cudnn), this gives 321 and 287.
+
     In several calls it runs at the rate of one over the whole length: only the blocks on the diagonal are wasted on, and they are
     the same ones. Every call has its fixed time; merging moves `merge_bytes`.
     """
     elements = op.q_len * op.n_q_heads + op.kv_len * op.n_kv_heads
     bytes_ = op.batch * elements * (op.d_qk + op.d_v) * op.itemsize * passes
-    ramp = op.kv_len / (op.kv_len + r.attention_ramp_tokens) * ((RATED_LENGTH + r.attention_ramp_tokens) / RATED_LENGTH)
-    reached = rate * ramp * op.useful
+    seen = where(op.reach > 0.0, op.reach, op.kv_len)
+    ramp = seen / (seen + r.attention_ramp_tokens) * ((RATED_LENGTH + r.attention_ramp_tokens) / RATED_LENGTH)
+    reached = rate * ramp
     compute, bandwidth = flops / reached, bytes_ / r.bytes_per_s
     around_s = merge_bytes / r.bytes_per_s + op.merge_kernels * r.move_kernel_s + op.calls * r.gemm_kernel_s
     return Pass(flops, bytes_, compute, bandwidth, maximum(compute, bandwidth) + around_s)

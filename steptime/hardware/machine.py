@@ -90,7 +90,7 @@ class Accelerator(Config):
     fa2_backward_efficiency: float | None = Field(None, gt=0, le=1)
     attention_backward_efficiency: float = Field(0.4, gt=0, le=1)
     attention_ramp_tokens: float = Field(450.0, ge=0)
-    """Flash attention at s tokens runs at s / (s + this) of its asymptote: blocks on the diagonal are computed whole. 450 fits
+    """Flash attention over s keys runs at s / (s + this) of its asymptote: blocks that the mask cuts are computed whole. 450 fits
     the causal figures of FlashAttention-2 on A100 (512 to 16k tokens, head size 128, 320 to 465) and FlashAttention-3 on H100
     (360 to 590) (Dao-AILab/flash-attention README; arXiv 2407.08608 figure 5)."""
     gemm_overhead_k: float | None = Field(None, ge=0)

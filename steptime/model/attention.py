@@ -208,8 +208,8 @@ def core_attention(model: Model, shard: Shard, q: str, k: str, v: str) -> Sublay
 def flash(model: Model, shard: Shard, qkv: tuple[str, str, str]) -> Sublayer:
     """One kernel that keeps q, k, v, its output and the fp32 log-sum-exp (Dao 2023, algorithm 1); dropout by its RNG state."""
     local = Local(shard, *heads(model, shard), *model.head_widths)
-    share, useful = model.attention.shares(shard.kv_seq)
-    mask: dict[str, Any] = {"causal_share": share, "useful": useful}
+    share, reach = model.attention.shares(shard.kv_seq)
+    mask: dict[str, Any] = {"causal_share": share, "reach": reach}
     if model.attention.sinks:
         mask["params"] = (Param("attn.sinks", (model.n_q_heads,), 0),)
     out = local.out

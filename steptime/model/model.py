@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 from pydantic import BeforeValidator, Field, model_validator
 
 from steptime.base.config import Config, ConfigError, Section
-from steptime.base.num import Num, maximum, minimum, where
+from steptime.base.num import Num, maximum, minimum
 from steptime.model.lora import Lora
 
 DROPOUT = 0.1
@@ -78,10 +78,6 @@ def _latent(data: dict[str, Any], width: int) -> int | None:
     return width if data.get("kind") == "mla" else None
 
 
-WINDOW_TILE = 128.0
-"""Positions by which tiles of a windowed kernel extend beyond the window (FlashAttention's tiles of keys)."""
-
-
 class AttentionKind(Config):
     """The kind of attention: grouped heads or latents, and how far back each position sees."""
 
@@ -133,21 +129,20 @@ class AttentionKind(Config):
         return self.window is not None and (self.window_pattern is None or (layer + 1) % self.window_pattern != 0)
 
     def shares(self, length: Num) -> tuple[Num, Num]:
-        """Share of the scores of `length` positions that is used, and that share within the kernel's tiles.
+        """Share of the scores of `length` positions that is used, and how many keys a query sees at most.
 
-        Causal: a half. A window of w: w s - w^2 / 2 of s^2. A chunk of c: c s / 2. Tiles reach a tile beyond a window that moves.
+        Causal: a half. A window of w: w s - w^2 / 2 of s^2. A chunk of c: c s / 2.
 
         >>> AttentionKind(window=128).shares(1024.0)
-        (0.1171875, 0.5)
+        (0.1171875, 128.0)
         """
         if self.window is None:
-            return 0.5, 1.0
+            return 0.5, length
         length = maximum(length, 1.0)
         seen = minimum(1.0 * self.window, length)
         if self.chunked:
-            return seen / length / 2.0, 1.0
-        useful = where(seen < length, seen / (seen + WINDOW_TILE), 1.0)
-        return seen / length * (1.0 - seen / length / 2.0), useful
+            return seen / length / 2.0, seen
+        return seen / length * (1.0 - seen / length / 2.0), seen
 
 
 LayerKind: TypeAlias = Literal["dense", "moe", "mamba", "attention", "mlp", "experts"]

@@ -208,8 +208,8 @@ class Attention(Op):
     d_qk: Num = 0.0
     d_v: Num = 0.0
     causal_share: Num = 0.5
-    useful: Num = 1.0
-    """Share of the scores in the kernel's tiles that is used: less than 1 with a window."""
+    reach: Num = 0.0
+    """Keys that a query sees at most: less than `kv_len` with a window; 0 where all are seen."""
     itemsize: float = 2.0
     calls: Num = 1.0
     """Kernel calls of one pass: context parallelism processes keys and values block by block."""

@@ -47,13 +47,12 @@ def attention(estimate: Estimate) -> FactList:
                 f"FlashAttention-2, arXiv 2307.08691) at {quantity(rates.attention_backward_flops, SI, 'FLOP/s')}"
             )
             ramp, (ahead, back) = rates.attention_ramp_tokens, rates.attention_head_64
-            longer = op.kv_len / (op.kv_len + ramp) * (RATED_LENGTH + ramp) / RATED_LENGTH
+            seen = op.reach or op.kv_len
+            longer = seen / (seen + ramp) * (RATED_LENGTH + ramp) / RATED_LENGTH
             lines.append(
-                f"both rates x {longer:.4g} for the length: [{whole(op.kv_len)} / ({whole(op.kv_len)} + {ramp:g})] / "
-                f"[{RATED_LENGTH:g} / ({RATED_LENGTH:g} + {ramp:g})], as short sequences waste diagonal blocks"
+                f"both rates x {longer:.4g} for the keys seen: [{whole(seen)} / ({whole(seen)} + {ramp:g})] / "
+                f"[{RATED_LENGTH:g} / ({RATED_LENGTH:g} + {ramp:g})], as blocks that the mask cuts are computed whole"
             )
-            if op.useful < 1.0:
-                lines.append(f"both rates x {op.useful:.4g}: of whole blocks the window's share (the rest is masked)")
             if op.d_qk <= 64:
                 lines.append(f"forward x {ahead:g}, backward x {back:g} for heads of {whole(op.d_qk)}, not 128")
             lines.append(f"attention_ramp_tokens {ramp:g}: {_source(estimate, 'accelerator.attention_ramp_tokens')}")
