@@ -103,6 +103,7 @@ def _run(args: list[str]) -> int:
     made = parser(name)
     mixed = name in {"explain", "diff"}  # arguments may follow --set
     options = made.parse_intermixed_args(given) if mixed else made.parse_args(given)
+    options.typed = args
     from steptime.base.config import ConfigError
     from steptime.commands import console
     from steptime.commands import plans as commands

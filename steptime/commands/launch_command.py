@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +20,7 @@ from steptime.search.changes import words
 
 if TYPE_CHECKING:
     from argparse import Namespace
+    from collections.abc import Sequence
 
     from steptime.commands.console import Printer
     from steptime.job.job import Job
@@ -32,14 +35,38 @@ def launched(options: Namespace) -> tuple[Job, Reading]:
     """
     sets = dict(map(read_setting, [*quick.sets(options.model, options.machine, options.devices), *options.sets]))
     try:
-        reading = read(options.kind, options.config, sets, options.added)
+        try:
+            reading = read(options.kind, options.config, sets, options.added)
+        except ConfigError as error:
+            lines = [line for line in error.problems if not (options.allow_unmodeled and line.endswith(LEAVE_OUT))]
+            raise ConfigError(
+                lines or [line.removesuffix(LEAVE_OUT) + "not modeled" for line in error.problems]
+            ) from None
+        job = to_job(reading, sets, allow_unmodeled=options.allow_unmodeled)
     except ConfigError as error:
-        lines = [line for line in error.problems if not (options.allow_unmodeled and line.endswith(LEAVE_OUT))]
-        raise ConfigError(lines or [line.removesuffix(LEAVE_OUT) + "not modeled" for line in error.problems]) from None
-    job = to_job(reading, sets, allow_unmodeled=options.allow_unmodeled)
+        raise ConfigError([*error.problems, *_retyped(options.typed, error.problems)]) from None
     if options.save is not None:
         save(options.save, job)
     return job, reading
+
+
+def _retyped(typed: list[str], problems: Sequence[str]) -> list[str]:
+    """The command as it was typed with the options that its problems ask for; nothing where one asks for something else.
+
+    >>> _retyped(["--from", "auto", "my job.sh"], ["f: vocabulary size unknown; add --set model.vocab_sz=N (see x)"])
+    ["to go on: 3dtrn --from auto 'my job.sh' --set model.vocab_sz=N"]
+    """
+    asked = [
+        re.findall(r"--(?:set|with) [^\s,;]+", line.partition("; add ")[2].partition(", or ")[0]) for line in problems
+    ]
+    left_out = [line.endswith(LEAVE_OUT) for line in problems]
+    if not any(asked) or not all(map(max, map(bool, asked), left_out)):
+        return []
+    more = [
+        fix.replace("--set parallelism.dp=", "--devices ")
+        for fix in dict.fromkeys(fix for fixes in asked for fix in fixes)
+    ]
+    return [f"to go on: 3dtrn {' '.join([shlex.join(typed), *more, *['--allow-unmodeled'][: any(left_out)]])}"]
 
 
 def check_save(path: str) -> None:

@@ -39,6 +39,13 @@ _SPELLINGS = {
     r"^(qwen3-\d+b)-thinking-2507$": r"\1",
     r"^deepseek-r1-0528-qwen3-8b$": "qwen3-8b",
     r"^(gpt-oss-\d+b)-(?:dequantized|bf16)$": r"\1",
+    # fine-tuned with the config.json of what they are trained from
+    r"^hermes-3-(?=llama-3\.[12]-)": "",
+    r"^llama3-nemotron-(?:nano-)?(8|70)b.*": r"llama3-\1b",
+    r"^(?:openthinker[23]?|bespoke-stratos|s1(?:\.1)?|sky-t1)-(7|32)b.*": r"qwen2.5-\1b",
+    r"^deepseek-(?:math-7b|prover-v1\.5)-.*": "deepseek-llm-7b",
+    r"^qwen3-coder-30b-a3b.*": "qwen3-30b-a3b",
+    r"^solar-10\.7b-.*": "solar-10.7b",
     r"-mcore$": "",  # converted for Megatron-Core by ms-swift
     r"^medgemma-27b-text-it$": "gemma3-27b",  # google/medgemma-27b-text-it: Gemma 3 without its vision tower
     r"(?:-unsloth)?-bnb-4bit$": "",  # packed by bitsandbytes

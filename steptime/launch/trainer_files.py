@@ -56,8 +56,17 @@ def plainly(said: Mapping[str, Any], table: KeyTable) -> dict[str, Any]:
     return found
 
 
-def renamed_beside(given: list[GivenKey], table: KeyTable) -> list[GivenKey]:
-    """Names of programs of one's own, which a table reads beside another key only, and where nothing says the same."""
+_DIVIDED = re.compile(r"\b(?:train_)?batch_size\s*//")
+
+
+def renamed_beside(given: list[GivenKey], table: KeyTable, code: str = "") -> list[GivenKey]:
+    """Names of programs of one's own, which a table reads beside another key only, and where nothing says the same.
+
+    A batch that the program's code divides is that of all devices.
+    """
+    if _DIVIDED.search(code):
+        whole = {"batch_size", "train_batch_size"}
+        given = [item._replace(key="global_batch_size") if item.name in whole else item for item in given]
     for by, names in (table.raw.get("renamed_beside") or {}).items():
         known = {item.key for item in given}
         given = [
@@ -81,6 +90,8 @@ class Said(NamedTuple):
     defaults: Mapping[str, Any] = {}
     """What that program takes for arguments that it is not given."""
     notes: tuple[str, ...] = ()
+    code: str = ""
+    """That program's."""
 
 
 def said_in(path: str, text: str, table: KeyTable, env: dict[str, str], beside: Beside | None) -> Said:
@@ -112,7 +123,7 @@ def said_in(path: str, text: str, table: KeyTable, env: dict[str, str], beside: 
         said |= {key: value for key, value in launcher.items() if value}
         code = beside.text(script.program) if beside is not None and script.program.endswith(".py") else None
         name = script.program.rpartition("/")[2]
-        return Said(said, script.devices, unclear, name, defaults_in(code or ""), script.notes)
+        return Said(said, script.devices, unclear, name, defaults_in(code or ""), script.notes, code or "")
     tree = resolve(parse_mapping(text, path, repeats=True), env | variables_of(beside))
     for section in table.raw.get("inside") or []:
         tree = tree[section] if isinstance(tree.get(section), dict) else tree

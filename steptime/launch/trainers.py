@@ -63,7 +63,7 @@ def read_trainer(
     said = {name.replace("-", "_"): None if str(value).lower() == unset else value for name, value in said.items()}
     if key := without_training(said):
         raise ConfigError(f"{path}: {key} {text_of(said[key])}: this job does not train")
-    given = renamed_beside(read_keys(plainly(said, table), table), table)
+    given = renamed_beside(read_keys(plainly(said, table), table), table, found.code)
     defaults: dict[str, Any] = {}
     for key, more in (table.raw.get("defaults_with") or {}).items():
         defaults |= more if any(item.key == key for item in given) else {}
@@ -284,6 +284,8 @@ class _Plan(Figures):
                 layout["replicas"] = dp // inside
             if self._sharded() and (replicas := self.whole("@dp_replicate") or 1) > 1:
                 layout["replicas"] = replicas
+            if self.own_names in {"batch_size", "train_batch_size"} and told(keys.sets, "data.gbs") is None:
+                keys.notes.append(f"{self.own_names} taken as each device's; for that of all --set data.gbs=N")
             gbs = batch or (micro * (steps or 1) * dp if micro else None)
             data |= {"gbs": gbs} if gbs else {}
             micro = micro or (gbs // (dp * (steps or 1)) if gbs else None)

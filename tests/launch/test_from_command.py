@@ -59,6 +59,19 @@ def test_machine_and_devices_are_settings_over_a_launch_file(run, tmp_path):
     assert "world size 100 is not a multiple of tp 8 x pp 16 = 128" in uneven
 
 
+def test_a_file_that_leaves_something_open_is_told_the_whole_command(run, tmp_path):
+    """What is missing is put into the command as it was typed; a line that asks for something else has no such command."""
+    (config := tmp_path / "my job.json").write_text(
+        '{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}}'
+    )
+    code, _, err = run("--from", "deepspeed", config, "--machine", "h100", "--brief")
+    assert code == 2
+    retyped = f"to go on: 3dtrn --from deepspeed '{config}' --machine h100 --brief --set model=NAME --devices N"
+    retyped += " --set data.seqlen=N"
+    assert sorted(err.splitlines()[-1].split(" --")) == sorted(retyped.split(" --"))
+    assert "to go on" not in run("--from", "megatron", SCRIPT, *H100, "--set", "parallelism.tp=7")[2]
+
+
 @pytest.mark.parametrize(
     ("args", "problem"),
     [

@@ -140,6 +140,12 @@ def test_a_variable_without_a_value_is_told_as_one(tmp_path):
         ("openlm-research/open_llama_7b_v2", "llama1-7b"),
         ("/models/llama_2_7b_fixed_resized", None),  # of another vocabulary
         ("Qwen/Qwen1.5-MoE-A2.7B", None),
+        ("NousResearch/Hermes-3-Llama-3.1-8B", "llama3-8b"),
+        ("NousResearch/Hermes-2-Pro-Llama-3-8B", None),  # 128,288 entries
+        ("nvidia/Llama-3.1-Nemotron-Nano-8B-v1", "llama3-8b"),
+        ("open-thoughts/OpenThinker2-32B", "qwen2.5-32b"),
+        ("deepseek-ai/DeepSeek-Prover-V1.5-SFT", "deepseek-llm-7b"),
+        ("Qwen/Qwen3-Coder-30B-A3B-Instruct", "qwen3-30b-a3b"),
     ],
 )
 def test_models_by_the_names_of_their_repositories(name, preset):

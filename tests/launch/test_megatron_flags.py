@@ -183,7 +183,6 @@ UNMODELED = [
     (("--mtp-num-layers 1", "--mtp-standalone"),
      "--mtp-standalone true: multi-token prediction on a stage of its own"),
     (("--optimizer soap",), "--optimizer soap: another optimizer than Adam: its two moments are counted"),
-    (("--hidden-dropout 0 --attention-backend unfused",), "--hidden-dropout 0: dropout of one kind alone: both are counted"),
     (("--use-torch-fsdp2",), "--use-torch-fsdp2 true: torch FSDP2 under Megatron's layers: ZeRO is counted in its place"),
     (("--exp-avg-dtype fp8", "--use-precision-aware-optimizer"),
      "--exp-avg-dtype fp8: both moments in one of fp32, bf16 and fp16: fp32 is counted"),
@@ -224,6 +223,15 @@ def test_what_costs_and_is_not_modeled_is_one_line(flags, line):
         (
             "--context-parallel-size 2 --cp-comm-type p2p a2a",
             "--cp-comm-type p2p a2a: exchanges of several kinds: a ring is counted",
+        ),
+        (
+            "--hidden-dropout 0 --attention-backend unfused",
+            "--hidden-dropout 0: dropout of one kind alone: both are counted",
+        ),
+        (
+            "--tensor-model-parallel-size 2 --distribute-saved-activations",
+            "--distribute-saved-activations true: checkpoints spread over tensor-parallel ranks: "
+            "each is counted with all of them",
         ),
         ("--embed-layernorm", "--embed-layernorm true: a norm of the embedding is not counted"),
     ],

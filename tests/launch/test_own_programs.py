@@ -10,7 +10,7 @@ import pytest
 
 from steptime.base.config import ConfigError
 from steptime.launch.read import read
-from steptime.launch.reading import Reading
+from steptime.launch.reading import Reading, to_job
 from steptime.launch.vocabulary import entries_of
 
 SETS: dict[str, Any] = {"hardware.node_type": "dgx-h100"}
@@ -261,3 +261,29 @@ def test_a_stage_on_the_command_line_is_of_a_program_of_ones_own(tmp_path: Path)
     found = from_text(tmp_path, "sft.sh", script).left_open
     assert found is not None
     assert "precision unknown" in found["performance.precision"]
+
+
+BATCH = """\
+    torchrun --nproc_per_node 4 tune.py --base_model Qwen/Qwen2.5-7B --bf16 true --max_seq_length 2048 \\
+        --batch_size 32 --gradient_accumulation_steps 2
+"""
+
+
+def test_a_batch_beside_accumulation_is_each_device_s_unless_the_program_divides_it(tmp_path: Path) -> None:
+    """32 x 2 steps x 4 devices = 256 sequences; where tune.py divides them, 32 in all: 4 at a time on each device."""
+    plan = from_text(tmp_path, "run.sh", BATCH).config
+    assert plan["data"] == {"gbs": 256, "seqlen": 2048, "microbatch_sz": 32}
+    assert any("batch_size taken as each device's; for that of all --set data.gbs=N" in note for note in plan["notes"])
+    (tmp_path / "tune.py").write_text("per_device = args.batch_size // args.gradient_accumulation_steps // world\n")
+    assert from_text(tmp_path, "run.sh", BATCH).config["data"] == {"gbs": 32, "seqlen": 2048, "microbatch_sz": 4}
+
+
+def test_a_batch_of_all_devices_of_a_program_of_one_s_own(tmp_path: Path) -> None:
+    script = BATCH.replace("--batch_size 32", "--global_batch_size 64 --per_device_train_batch_size 8")
+    assert from_text(tmp_path, "run.sh", script).config["data"] == {"gbs": 64, "seqlen": 2048, "microbatch_sz": 8}
+
+
+def test_adapters_that_lie_in_another_file_are_no_full_training(tmp_path: Path) -> None:
+    script = BATCH.replace("--batch_size 32", "--per_device_train_batch_size 4 --lora_path_prefix /adapters/")
+    with pytest.raises(ConfigError, match="lora_path_prefix /adapters/: adapters of a file that is not read"):
+        to_job(from_text(tmp_path, "run.sh", script), SETS)

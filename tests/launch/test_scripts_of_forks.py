@@ -108,6 +108,7 @@ def test_a_launch_without_a_count_is_asked_for_it(tmp_path, launch):
     [("deepspeed --num_gpus 8 pretrain_gpt.py ", 8), ("deepspeed pretrain_gpt.py ", 8),
      ("NUM_GPUS=16\ndeepspeed pretrain_gpt.py ", 16),
      ("num_gpus=$(($(ds_ssh nvidia-smi --query-gpu=name | wc -l)-2))\ndeepspeed pretrain_gpt.py ", 8),
+     ("deepspeed --hostfile /tmp/hosts --include a:8\\,9\\,10\\,11@b:0\\,1\\,2\\,3 pretrain_gpt.py ", 8),
      ("msrun --worker_num 16 --local_worker_num 8 pretrain_gpt.py ", 16),
      ("torchrun --nproc_per_node gpu pretrain_gpt.py ", 8),
      ("N=$(nvidia-smi --list-gpus | wc -l)\ntorchrun --nnodes 2 --nproc_per_node $N pretrain_gpt.py ", 16)],

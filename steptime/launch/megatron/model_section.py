@@ -97,7 +97,7 @@ def _dropout(keys: JobKeys, *, unfused: bool) -> float:
         return hidden
     if unfused:
         off = "attention_dropout" if hidden else "hidden_dropout"
-        keys.leave_out(off, "dropout of one kind alone: both are counted")
+        keys.approximate(off, "dropout of one kind alone: both are counted")
         return hidden or attention
     keys.without_effect("attention_dropout", "inside the attention kernel, which keeps no mask")
     return hidden

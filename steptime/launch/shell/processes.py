@@ -101,6 +101,8 @@ def size_of(
         devices = devices or (slurm.get("SLURM_NTASKS") if per_node is None else None)
     if inner == "torchrun" and nodes is None and not unclear:
         nodes = 1
+    if inner == "deepspeed" and (included := _option(words, ("--include", "-i"))) is not None:
+        nodes, devices = _included(included.text)
     hosts = _option(words, ("--hostfile", "-H", "-hostfile"))
     if inner == "deepspeed" and nodes is None and hosts is None and not unclear:
         nodes, per_node, devices = _without_hosts(per_node, variables)
@@ -125,6 +127,17 @@ def one_each(words: list[Word], launchers: list[str]) -> bool:
     """
     said = _option(words, LAUNCHERS["torchrun"].per_node) is not None or any(word.unresolved for word in words)
     return launchers[-1:] == ["torchrun"] and not said
+
+
+def _included(text: str) -> tuple[int | None, int | None]:
+    """Nodes, and the devices named on them, of DeepSpeed's --include (launcher/runner.py, parse_resource_filter).
+
+    >>> _included("worker-0:0,1,2@worker-1:5"), _included("worker-0@worker-1")
+    ((2, 4), (2, None))
+    """
+    hosts = text.split("@")
+    named = [len(found[1].split(",")) for host in hosts if (found := re.fullmatch(r"[^:]+:(\d[\d,]*)", host))]
+    return len(hosts), sum(named) if len(named) == len(hosts) else None
 
 
 def _without_hosts(per_node: int | None, variables: dict[str, str]) -> tuple[int | None, int | None, int | None]:
