@@ -70,7 +70,9 @@ def renamed_beside(given: list[GivenKey], table: KeyTable, code: str = "") -> li
     for by, names in (table.raw.get("renamed_beside") or {}).items():
         known = {item.key for item in given}
         given = [
-            item._replace(key=names[item.name]) if by in known and names.get(item.name, by) not in known else item
+            item._replace(key=names[item.name])
+            if by in known and item.key != "global_batch_size" and names.get(item.name, by) not in known
+            else item
             for item in given
         ]
     return given

@@ -230,8 +230,7 @@ def test_what_costs_and_is_not_modeled_is_one_line(flags, line):
         ),
         (
             "--tensor-model-parallel-size 2 --distribute-saved-activations",
-            "--distribute-saved-activations true: checkpoints spread over tensor-parallel ranks: "
-            "each is counted with all of them",
+            "--distribute-saved-activations true: checkpoints spread over tensor-parallel ranks: each is counted with all",
         ),
         ("--embed-layernorm", "--embed-layernorm true: a norm of the embedding is not counted"),
     ],
