@@ -53,7 +53,8 @@ _DUMP = re.compile(rb"-{8,} arguments -{8,}|" + PRINTED.pattern)
 
 _MARKS = {
     "megatron": r"\bmegatron (?:sft|pt|rlhf)\b|DGXNNODES=|-{8,} arguments -{8,}|"
-    r"--(?:num-layers|hidden-size|micro-batch-size|tensor-model-parallel-size)\b",
+    r"--(?:num-layers|hidden-size|micro-batch-size|tensor-model-parallel-size)\b|"
+    r"\bentrypoint: \S*flagscale|^system:(?=[\s\S]*\n\s+num_layers:)",
     "torchtitan": (
         r"torchtitan\.train\b|--job\.config|CONFIG_FILE=\S*torchtitan|^\[(?:training|parallelism)\]|\[titan\]|"
         r"Running with (?:args|configs): \{|Trainer\.Config\b"

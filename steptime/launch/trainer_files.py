@@ -12,8 +12,8 @@ from steptime.base.config import ConfigError
 from steptime.base.document import parse_mapping
 from steptime.launch.beside import Beside
 from steptime.launch.devices import of_comment
+from steptime.launch.interpolate import resolve
 from steptime.launch.keys import GivenKey, KeyTable, flatten, rule_of, spelled
-from steptime.launch.nemo.interpolate import resolve
 from steptime.launch.program_defaults import defaults_in
 from steptime.launch.shell.processes import flags_of, taken_apart
 from steptime.launch.shell.script import SUBCOMMANDS, Script, read_script, variables_of

@@ -26,8 +26,8 @@ from steptime.launch.devices import data_parallel, on_node, told
 from steptime.launch.figures import Figures, size_of
 from steptime.launch.job_keys import JobKeys, text_of
 from steptime.launch.keys import flatten, load_table, read_keys, spelled
-from steptime.launch.megatron.primus import read_primus
 from steptime.launch.named_models import preset_of, sees_or_hears
+from steptime.launch.primus import read_primus
 from steptime.launch.reading import OTHER_MODEL, LaunchFlag, Reading
 from steptime.launch.trainer_files import of_preferences, plainly, renamed_beside, said_in, without_training
 from steptime.launch.vocabulary import entries_of

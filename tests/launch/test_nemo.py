@@ -8,10 +8,10 @@ import yaml
 from launch_readings import DATA, HARDWARE, REFUSED, golden_text, one_line, read, saved_and_read_back, status
 
 from steptime.base.config import ConfigError
+from steptime.launch.interpolate import resolve
 from steptime.launch.keys import load_table, rule_of, spelled
 from steptime.launch.logs.printed_config import block, plain_lines
 from steptime.launch.nemo.formats import read_nemo
-from steptime.launch.nemo.interpolate import resolve
 from steptime.launch.reading import to_job
 from steptime.model.presets import load_model
 

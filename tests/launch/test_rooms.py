@@ -18,6 +18,7 @@ ORDER = [
         "adapters",
         "config_values",
         "config_functions",
+        "interpolate",
         "shell",
         "logs",
         "deepspeed",
@@ -25,7 +26,7 @@ ORDER = [
         "nemo",
     ),
     "torchtitan",
-    *("program_defaults", "trainer_files", "zero_stage"),
+    *("program_defaults", "trainer_files", "zero_stage", "primus"),
     "trainers",
     *("read", "plan_yaml", "write"),
 ]

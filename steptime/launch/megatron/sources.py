@@ -19,6 +19,7 @@ from steptime.launch.logs.lines import vocabulary_of
 from steptime.launch.logs.printed_config import BEGIN, read_dump
 from steptime.launch.megatron.env_variables import put_backend, put_tokenizer, with_variables
 from steptime.launch.megatron.flags import arguments_of, fitting_release, is_legacy, keys_of, read_words
+from steptime.launch.megatron.flagscale import MARK, flags_in
 from steptime.launch.megatron.hybrid_layers import hybrid_pattern
 from steptime.launch.megatron.translation import plan_of
 from steptime.launch.named_models import preset_of
@@ -59,7 +60,11 @@ def read_megatron(
         arguments = _located(path, read_dump, text.splitlines())
         return from_arguments(arguments, path, vocab_size=vocabulary_of(text), sets=sets)
     if re.search(r"^\s*MODEL_ARGS:", text, re.MULTILINE):
-        return _from_words(path, _yaml_words(text, path), None, sets, launcher=load_table("megatron").raw["tests"])
+        words = _yaml_words(text, _model_args(text, path))
+        return _from_words(path, words, None, sets, launcher=load_table("megatron").raw["tests"])
+    if re.search(MARK, text, re.MULTILINE):
+        flags, devices = flags_in(path, text, beside or Beside())
+        return _from_words(path, _yaml_words(text, flags), None, sets, devices=devices)
     if re.match(r"\s*(#[^!][^\n]*\n\s*)*--[A-Za-z]", text):
         return _from_words(path, _located(path, read_words, text), None, sets)
     return _from_script(path, read_script(text, path, dict(env or {}), beside), sets, beside or Beside())
@@ -73,8 +78,7 @@ def _located(path: str, read: Callable[[Any], T], what: Any) -> T:
         raise ConfigError(f"{path}: {problem}" for problem in error.problems) from None
 
 
-def _yaml_words(text: str, path: str) -> list[Word]:
-    """The flags of a `MODEL_ARGS` mapping; true is a switch, false or null is not given."""
+def _model_args(text: str, path: str) -> dict[str, Any]:
     given = parse(text, path, repeats=True)  # its own loader takes the last of several
     given = given.get("MODEL_ARGS") if isinstance(given, dict) else None
     if not isinstance(given, dict):
@@ -82,6 +86,11 @@ def _yaml_words(text: str, path: str) -> list[Word]:
     if given and not any(str(flag).startswith("-") for flag in given):
         what = "MODEL_ARGS override a recipe of NeMo, which is not in the file"
         raise ConfigError(f"{path}: {what}; give the config of the whole job with --from nemo")
+    return given
+
+
+def _yaml_words(text: str, given: Mapping[str, Any]) -> list[Word]:
+    """Flags of a mapping as the words of a command line; true is a switch, false or null is not given."""
     words: list[Word] = []
     for flag, value in given.items():
         if value is False or value is None:
@@ -111,6 +120,7 @@ def _from_words(
     sets: Mapping[str, Any] | None,
     beside: Beside | None = None,
     launcher: Mapping[str, Any] | None = None,
+    devices: int | None = None,
 ) -> Reading:
     said = arguments_of(words)
     swift = script is not None and script.program in {"sft", "pt", "rlhf"}  # `megatron sft`
@@ -137,7 +147,7 @@ def _from_words(
             keys.left_open["parallelism.dp"] = f"{script.unclear[0]}; add --set parallelism.dp=N"
     if put_deepspeed_config(keys, beside):
         keys.beside_flags.append(LaunchFlag("deepspeed_config", "", "unmodeled", "states in the host's memory"))
-    reading = _plan(keys, is_legacy(said.arguments), script.devices if script else None)
+    reading = _plan(keys, is_legacy(said.arguments), script.devices if script else devices)
     reading = _of_release(reading, fitting_release(said.arguments.keys()))
     return reading if script is None else _on_machine(with_variables(reading, script.variables), script)
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from steptime.launch.interpolate import resolve
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import flatten, load_table
 from steptime.launch.megatron.config_objects import object_keys
 from steptime.launch.megatron.translation import plan_of
-from steptime.launch.nemo.interpolate import resolve
 from steptime.launch.nemo.targets import NemoConfig
 from steptime.launch.reading import Reading
 

@@ -101,11 +101,8 @@ def size_of(
         devices = devices or (slurm.get("SLURM_NTASKS") if per_node is None else None)
     if inner == "torchrun" and nodes is None and not unclear:
         nodes = 1
-    if inner == "deepspeed" and (included := _option(words, ("--include", "-i"))) is not None:
-        nodes, devices = _included(included.text)
-    hosts = _option(words, ("--hostfile", "-H", "-hostfile"))
-    if inner == "deepspeed" and nodes is None and hosts is None and not unclear:
-        nodes, per_node, devices = _without_hosts(per_node, variables)
+    if inner == "deepspeed" and nodes is None and not unclear:
+        nodes, per_node, devices = _by_hosts(words, per_node, variables)
     if inner == "accelerate" and devices is None and not unclear:  # commands/launch.py: torch.cuda.device_count()
         per_node = visible
     if not launchers and not unclear:
@@ -140,11 +137,18 @@ def _included(text: str) -> tuple[int | None, int | None]:
     return len(hosts), sum(named) if len(named) == len(hosts) else None
 
 
-def _without_hosts(per_node: int | None, variables: dict[str, str]) -> tuple[int | None, int | None, int | None]:
-    """The same for DeepSpeed's launcher without a hostfile: every device it sees (deepspeed/launcher/runner.py).
+def _by_hosts(
+    words: list[Word], per_node: int | None, variables: dict[str, str]
+) -> tuple[int | None, int | None, int | None]:
+    """The same for DeepSpeed's launcher by the hosts that it is told, and without a hostfile: every device it sees.
 
-    A script that counts its devices itself (NUM_GPUS=64) leaves the nodes to the cluster.
+    A script that counts its devices itself (NUM_GPUS=64) leaves the nodes to the cluster. Source: deepspeed/launcher/runner.py.
     """
+    if (included := _option(words, ("--include", "-i"))) is not None:
+        nodes, named = _included(included.text)
+        return nodes, per_node, named
+    if _option(words, ("--hostfile", "-H", "-hostfile")) is not None:
+        return None, per_node, None
     counted = (int(text) for key, text in variables.items() if key.lower() == "num_gpus" and text.isdecimal())
     devices = None if per_node else next(counted, None)
     asked = re.search(r"\d+$", variables.get("SLURM_GPUS_PER_NODE", ""))

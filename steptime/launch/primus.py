@@ -1,21 +1,23 @@
-"""Primus: Megatron-LM's arguments in YAML."""
+"""Primus: the arguments of Megatron-LM, or the config of torchtitan, in YAML."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from steptime.base.config import ConfigError, show
 from steptime.base.document import parse_mapping
-from steptime.launch.keys import flatten
+from steptime.launch.keys import flatten, load_table
 from steptime.launch.megatron.sources import from_arguments
 from steptime.launch.named_models import preset_of
 from steptime.launch.reading import Reading
+from steptime.launch.torchtitan.job_config import read_torchtitan
 
 
 def read_primus(path: str, text: str, env: Mapping[str, str] | None, sets: Mapping[str, Any] | None) -> Reading:
-    """Megatron-LM's arguments under modules.pre_trainer.overrides, and a model by the name of its file."""
+    """The framework's settings under modules.pre_trainer.overrides, and a model by the name of its file."""
     tree = parse_mapping(re.sub(r"\$\{(\w+):([^}]*)\}", lambda found: (env or {}).get(found[1], found[2]), text), path)
     modules = tree.get("modules")
     trainer = modules.get("pre_trainer") if isinstance(modules, dict) else None
@@ -24,9 +26,20 @@ def read_primus(path: str, text: str, env: Mapping[str, str] | None, sets: Mappi
     overrides = trainer.get("overrides") or {}
     if not isinstance(overrides, dict):
         raise ConfigError(f"{path}: modules.pre_trainer.overrides: expected a mapping (got {show(overrides)})")
-    if trainer.get("framework", "megatron") != "megatron":
-        raise ConfigError(f"{path}: modules.pre_trainer.framework {trainer['framework']}: only megatron's is read")
+    framework = trainer.get("framework", "megatron")
+    if framework not in {"megatron", "torchtitan"}:
+        raise ConfigError(
+            f"{path}: modules.pre_trainer.framework {framework}: only megatron's and torchtitan's are read"
+        )
     preset = preset_of(str(trainer.get("model", "")).removesuffix(".yaml"))
+    if framework == "torchtitan":
+        tree = {
+            key: section for key, section in overrides.items() if isinstance(section, dict) and key != "primus_turbo"
+        }
+        for name, value in load_table("primus").raw["torchtitan"].items():
+            section, _, key = name.partition(".")
+            tree[section] = {key: value} | tree.get(section, {})
+        return read_torchtitan(path, json.dumps(tree), env, ({"model": preset} if preset else {}) | dict(sets or {}))
     said = {key: str(value) for key, value in flatten(overrides).items() if value is not None}
     model = {"model": preset} if preset and "num_layers" not in said else {}
     return from_arguments(said, path, sets=model | dict(sets or {}), table="primus")
