@@ -15,7 +15,7 @@ def add(made: argparse.ArgumentParser) -> None:
         dest="kind",
         metavar="KIND",
         help="CONFIG is a launch script, config or log of megatron, torchtitan, nemo, deepspeed, transformers, llamafactory, "
-        "axolotl, swift, nanotron, gpt-neox, maxtext, olmo, primus, torchtune, automodel, openrlhf; or auto",
+        "axolotl, swift, nanotron, gpt-neox, maxtext, olmo, primus, torchtune, automodel, levanter, openrlhf; or auto",
     )
     made.add_argument(
         "--with",

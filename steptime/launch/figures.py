@@ -40,10 +40,9 @@ class Figures:
         return str(self.keys.word(key)) if key is not None else ""
 
     def whole(self, figure: str) -> int | None:
-        """A figure's whole number; None where it is not given or left to another file."""
-        return (
-            None if figure not in self.figures or self.get(figure) == "auto" else self.keys.whole(self.figures[figure])
-        )
+        """A figure's whole number; None where it is not given, or left to another file (auto) or to what is there (-1)."""
+        left = figure not in self.figures or str(self.get(figure)) in {"auto", "-1"}
+        return None if left else self.keys.whole(self.figures[figure])
 
     def optimizer(self) -> str | None:
         """The optimizer where it is not Adam; with a note where its states are not modeled."""

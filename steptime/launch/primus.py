@@ -39,7 +39,12 @@ def read_primus(path: str, text: str, env: Mapping[str, str] | None, sets: Mappi
         for name, value in load_table("primus").raw["torchtitan"].items():
             section, _, key = name.partition(".")
             tree[section] = {key: value} | tree.get(section, {})
-        return read_torchtitan(path, json.dumps(tree), env, ({"model": preset} if preset else {}) | dict(sets or {}))
+        lines = [
+            f"[{section}]\n"
+            + "".join(f"{json.dumps(key)} = {json.dumps(value)}\n" for key, value in said.items() if value is not None)
+            for section, said in tree.items()
+        ]  # as TOML, whose scalars and lists are JSON's
+        return read_torchtitan(path, "".join(lines), env, ({"model": preset} if preset else {}) | dict(sets or {}))
     said = {key: str(value) for key, value in flatten(overrides).items() if value is not None}
     model = {"model": preset} if preset and "num_layers" not in said else {}
     return from_arguments(said, path, sets=model | dict(sets or {}), table="primus")

@@ -40,6 +40,7 @@ TABLES = (
     "primus",
     "torchtune",
     "automodel",
+    "levanter",
     "openrlhf",
     "transformers",
 )

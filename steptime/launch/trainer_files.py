@@ -126,6 +126,7 @@ def said_in(path: str, text: str, table: KeyTable, env: dict[str, str], beside: 
         code = beside.text(script.program) if beside is not None and script.program.endswith(".py") else None
         name = script.program.rpartition("/")[2]
         return Said(said, script.devices, unclear, name, defaults_in(code or ""), script.notes, code or "")
+    text = re.sub(r"(?<=: )!include +(\S+)", lambda found: _included(found[1], beside), text)
     tree = resolve(parse_mapping(text, path, repeats=True), env | variables_of(beside))
     for section in table.raw.get("inside") or []:
         tree = tree[section] if isinstance(tree.get(section), dict) else tree
@@ -133,6 +134,12 @@ def said_in(path: str, text: str, table: KeyTable, env: dict[str, str], beside: 
         beside.written["the deepspeed section"] = json.dumps(inline)
         tree["deepspeed"] = "the deepspeed section"
     return Said(flatten(tree), of_comment(text))
+
+
+def _included(name: str, beside: Beside | None) -> str:
+    """The YAML of `!include FILE` on one line; an empty mapping where the file is not there."""
+    text = beside.text(name) if beside is not None else None
+    return json.dumps(parse_mapping(text, name)) if text is not None else "{}"
 
 
 _COUNTED = frozenset({"num_processes", "num_machines", "gradient_accumulation_steps"})

@@ -121,7 +121,7 @@ def _of_script(
 
 def _toml(path: str, text: str) -> Tree:
     try:
-        tree = json.loads(text) if text.startswith("{") else tomllib.loads(text)
+        tree = tomllib.loads(text)
     except ValueError as error:  # TOMLDecodeError, or a number of thousands of digits
         raise ConfigError(f"{path}: not valid TOML ({error}), nor a log that prints torchtitan's config") from None
     if not tree.keys() & {"training", "parallelism"} or not all(isinstance(tree[key], dict) for key in tree):
