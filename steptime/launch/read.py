@@ -168,7 +168,7 @@ def kind_of(path: str, text: str, beside: Beside | None = None) -> str:
         return "megatron"  # ms-swift's own launcher of Megatron-Core
     if telling[:1] == ["transformers"] and _is_ds_config(text):
         return "deepspeed"
-    if not telling and re.match(r"#!.*\b(?:ba|z)?sh\b|#SBATCH", text):
+    if not telling and (path.endswith((".sh", ".slurm", ".sbatch")) or re.match(r"#!.*\b(?:ba|z)?sh\b|#SBATCH", text)):
         return "megatron"  # whose reader reports what the script launches
     if not telling:
         raise ConfigError(f"{path}: unknown framework; use --from {', '.join([*KINDS, *TABLES])}")

@@ -297,6 +297,22 @@ def test_the_only_training_is_taken_to_run_where_that_depends_on_files():
     assert found.notes[:1] == ("line 1 is taken to run: it depends on the test in line 1 (it looks at files)",)
 
 
+def test_of_the_jobs_of_a_loop_the_first_is_read_and_told():
+    found = launch("for lr in 1 2 4; do\n  torchrun train.py --lr $lr\ndone")
+    assert ([word.text for word in found.arguments], found.problems) == (["--lr", "1"], [])
+    assert "line 2 launches 3 jobs in a loop: the first is read" in found.notes
+
+
+def test_a_script_that_is_written_and_submitted_is_read():
+    """Its values that only the job knows stay open; those of the script that writes it are filled in."""
+    found = launch(
+        "L=4\ncat > $DIR/job.sbatch <<EOM\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=8\n"
+        "srun python train.py --num-layers $L --save \\$SLURM_JOBID\nEOM\nsbatch $DIR/job.sbatch"
+    )
+    assert [word.text for word in found.arguments][:2] == ["--num-layers", "4"]
+    assert (found.nodes, found.devices_per_node, found.problems) == (2, 8, [])
+
+
 def test_torchrun_starts_one_process_unless_it_is_told():
     found = launch("torchrun --nnodes 2 train.py")
     assert (found.nodes, found.devices_per_node, found.devices) == (2, 1, 2)

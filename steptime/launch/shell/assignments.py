@@ -76,12 +76,13 @@ def read_names(expand: Expander, node: Simple, words: list[str]) -> None:
 
 
 def write_file(expand: Expander, node: Simple, beside: Beside) -> None:
-    """`cat > FILE <<EOF`: a file to be read, where every value in its text is known."""
+    """`cat > FILE <<EOF`: a script, or a config where every value in its text is known."""
     if node.body is None or node.to is None:
         return
     text, name = expand.text(quoted(node.body), node.line), expand.text(node.to.text, node.line)
-    if expand.scope.known(text):
-        beside.written[PurePosixPath(expand.scope.shown(name)).name] = text
+    last = PurePosixPath(expand.scope.shown(name)).name
+    if expand.scope.known(text) or last.endswith((".sh", ".sbatch", ".slurm")):
+        beside.written[last] = text
 
 
 def text_to_read(words: list[str]) -> tuple[int, str]:

@@ -45,7 +45,7 @@ class DryRun:
 
     def __init__(self, name: str, scope: Scope, beside: Beside) -> None:
         self.name, self.scope, self.beside = name, scope, beside
-        self.commands: list[Command] = []
+        self.commands, self.told = list[Command](), list[str]()  # told: what is assumed about which of them runs
         self.functions: dict[str, grammar.Function] = {}
         self.doubt: Unknown | None = None
         self.depth, self.count, self.full = 0, 0, False

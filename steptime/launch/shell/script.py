@@ -123,6 +123,7 @@ def _read(
     launch, problems = _the_launch(walk, name)
     doubt = launch.command.doubt if launch is not None else None
     notes = (f"line {launch.command.line} is taken to run: it depends on {doubt.why}",) if launch and doubt else ()
+    notes = (*walk.told, *notes)
     if walk.full:
         problems.append(f"{name}: too many commands for a launch script; put its flags in a file (args.txt)")
     variables = {
@@ -222,10 +223,12 @@ def _the_launch(walk: DryRun, name: str) -> tuple[_Launch | None, list[str]]:
         return None, [f"{name}: {_nothing_found(walk)}"]
     if len(trains) > 1:
         lines = sorted({launch.command.line for launch in trains.values()})
-        where = f"lines {', '.join(map(str, lines))}" if len(lines) > 1 else f"line {lines[0]}"
-        return None, [
-            f"{name}: {len(trains)} launch commands ({where}), cannot determine which one runs; keep only one"
-        ]
+        if len(lines) > 1:
+            where = f"lines {', '.join(map(str, lines))}"
+            return None, [
+                f"{name}: {len(trains)} launch commands ({where}), cannot determine which one runs; keep only one"
+            ]
+        walk.told.append(f"line {lines[0]} launches {len(trains)} jobs in a loop: the first is read")
     launch = next(iter(trains.values()))
     if (doubt := launch.command.doubt) is not None and (doubt.variable or not _trains(launch)):
         told = doubt.told("put the flags in a file (args.txt)")
