@@ -191,10 +191,12 @@ class _FunctionReader:
         if isinstance(owner, list) and node.args and isinstance(node.func, ast.Attribute):
             given = self.value(node.args[0], names, depth)
             owner += given if node.func.attr == "extend" and isinstance(given, list) else [given]
-        elif (name := ".".join(dotted(node.func))) and self.find(name):
-            self.value(node, names, depth)
-        else:
-            _note_call(node, names)
+            return
+        with suppress(ConfigError):  # followed as far as it can be
+            if self.find(".".join(dotted(node.func))):
+                self.value(node, names, depth)
+                return
+        _note_call(node, names)
 
     def assign(self, target: ast.expr, found: Any, names: Tree) -> None:
         """`name = ...`, `name.a.b = ...`, or several names at once."""
@@ -248,11 +250,8 @@ class _FunctionReader:
             return dict(zip(map(str, keys), (self.value(item, names, depth) for item in node.values), strict=True))
         if isinstance(node, ast.IfExp):
             test = self.value(node.test, names, depth)
-            return (
-                computed(node)
-                if isinstance(test, Computed)
-                else self.value(node.body if test else node.orelse, names, depth)
-            )
+            chosen = node.body if test else node.orelse
+            return computed(node) if isinstance(test, Computed) else self.value(chosen, names, depth)
         parts = [self.value(item, names, depth) for item in ast.iter_child_nodes(node) if isinstance(item, ast.expr)]
         if not parts or not all(isinstance(part, int | float | str | bool | list | None) for part in parts):
             return computed(node)

@@ -36,7 +36,8 @@ def read_primus(path: str, text: str, env: Mapping[str, str] | None, sets: Mappi
         tree = {
             key: section for key, section in overrides.items() if isinstance(section, dict) and key != "primus_turbo"
         }
-        for name, value in load_table("primus").raw["torchtitan"].items():
+        older = "batch_size" in tree.get("training", {})
+        for name, value in load_table("primus").raw["older_torchtitan" if older else "torchtitan"].items():
             section, _, key = name.partition(".")
             tree[section] = {key: value} | tree.get(section, {})
         lines = [

@@ -121,5 +121,10 @@ def test_primus_over_torchtitan(tmp_path):
     job = to_job(read("auto", str(tmp_path / "job.yaml"), sets), sets)
     assert job.model.name == "llama3-8b"
     assert (job.parallelism.tp, job.parallelism.dp, job.data.microbatch_sz, job.data.seqlen) == (2, 8, 4, 8192)
-    assert job.performance.software.startswith("torchtitan")
-    assert job.performance.activation_checkpointing_type == "per-op"
+    assert (job.performance.activation_checkpointing_type, job.performance.software) == ("per-op", "torchtitan@0.1")
+    (tmp_path / "job.yaml").write_text(
+        PRIMUS.replace("batch_size: 4", "local_batch_size: 4, seq_len: 4096"), encoding="utf-8"
+    )
+    later = to_job(read("auto", str(tmp_path / "job.yaml"), sets), sets)
+    assert (later.data.microbatch_sz, later.data.seqlen, later.performance.software) == (4, 4096, "torchtitan@0.2")
+    assert later.performance.activation_checkpointing_type in {None, "none"}

@@ -205,6 +205,19 @@ def test_a_word_of_mixed_precision_given_to_a_function_that_cannot_be_followed(t
     assert job.performance.precision == "mxfp8"
 
 
+def test_a_function_that_looks_at_the_machine_is_told_and_not_followed(tmp_path):
+    """As Megatron-Bridge's apply_flex_dispatcher_backend: what a test decides on the device is not known."""
+    text = PROVIDED.replace("PROVIDER", "Qwen2ModelProvider7B").replace(
+        "    return ConfigContainer(", "    cfg = ConfigContainer("
+    )
+    text += "    choose(cfg.model)\n    return cfg\n\ndef choose(model):\n    if torch.cuda.device_count():\n        return\n"
+    (tmp_path / "recipe.py").write_text(text, encoding="utf-8")
+    job = to_job(
+        read("auto", f"{tmp_path / 'recipe.py'}:pretrain_config", HARDWARE | {"devices": 8}), HARDWARE | {"devices": 8}
+    )
+    assert any("choose(cfg.model)" in note and "what it sets is not read" in note for note in job.notes)
+
+
 @pytest.mark.parametrize(
     ("provider", "model"),
     [
