@@ -311,9 +311,9 @@ def test_every_public_object_has_a_form_for_notebooks():
         drawn = part._repr_html_()
         assert type(part) is getattr(steptime, name)
         assert f"<b>{name}</b>" in drawn
-        assert "style=" not in drawn.replace('style="text-align: right;"', "")
+        assert "color:" not in drawn
         assert "<script>" not in drawn
-    assert re.search(r"<td>parallelism\.tp\s*</td><td>8\s*</td>", job._repr_html_())
+    assert re.search(r"<td [^>]*>parallelism\.tp\s*</td><td [^>]*>8\s*</td>", job._repr_html_())
     assert "&lt;script&gt;" in job._repr_html_()
     rest = set(steptime.__all__) - parts.keys() - {"ConfigError", "estimate", "search", "summarize_checkpoint"}
     assert all(hasattr(getattr(steptime, name), "_repr_html_") for name in rest)

@@ -323,6 +323,15 @@ def test_html_holds_every_section_and_escapes():
     )
 
 
+def test_a_notebooks_style_sheet_moves_no_cell():
+    """JupyterLab puts cells of tables to the right (.jp-RenderedHTMLCommon td); what a cell says itself holds."""
+    page = estimate_html(made())
+    cells = re.findall(r"<t[dh]\b[^>]*>", page)
+    assert len(cells) > 100
+    assert all('style="text-align: ' in cell for cell in cells)
+    assert '<td style="text-align: left;"><span style="color: #0b5fa5;">█' in page
+
+
 def test_repr_is_one_short_line():
     assert (
         Estimate.__repr__(made(step_s=14.75))

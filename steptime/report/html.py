@@ -1,4 +1,7 @@
-"""Sections of a report as HTML tables, by tabulate."""
+"""Sections of a report as HTML tables, by tabulate.
+
+Every cell has its own alignment: Jupyter's style sheet puts cells of tables to the right (.jp-RenderedHTMLCommon td), bars too.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +11,37 @@ from typing import TYPE_CHECKING
 from steptime.report.table import FactList
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from steptime.report.table import ReportSection
 
 
 def html(section: ReportSection) -> str:
     """One section as an HTML fragment, every text escaped."""
-    from tabulate import tabulate
-
     title = f"<p><b>{escape(section.title)}</b></p>" if section.title else ""
     if isinstance(section, FactList):
         rows = [[fact.label if i == 0 else "", line] for fact in section.facts for i, line in enumerate(fact.lines)]
-        return title + str(tabulate(rows, tablefmt="html", disable_numparse=True))
+        return title + _table([[escape(cell) for cell in row] for row in rows], [], [])
     notes = "".join(f"<p><small>{escape(note)}</small></p>" for note in section.notes)
     if not section.header:
-        return title + "".join(f"<p>{escape(row[0])}</p>" for row in section.rows) + notes
-    body = [row + [""] * (len(section.header) - len(row)) for row in section.rows if row]
-    bars = {i for row in body for i, cell in enumerate(row) if cell.startswith(("█", "▌"))}
-    align = ["left" if i < section.left or i in bars else "right" for i in range(len(section.header))]
-    return title + str(tabulate(body, section.header, tablefmt="html", disable_numparse=True, colalign=align)) + notes
+        lines = "\n".join(escape(row[0]) for row in section.rows)
+        return f'{title}<p style="white-space: pre-wrap;">{lines}</p>{notes}'
+    body = []
+    for i, row in enumerate(section.rows):
+        cells = [escape(cell) for cell in row] + [""] * (len(section.header) - len(row))
+        if i < len(section.bar_colors) and row:
+            cells[-1] = f'<span style="color: {section.bar_colors[i]};">{cells[-1]}</span>'
+        body += [cells] if row else []
+    columns = range(len(section.header))
+    bars = {len(section.header) - 1} if section.bar_colors else set[int]()
+    align = ["left" if i < section.left or i in bars else "right" for i in columns]
+    return title + _table(body, [escape(name) for name in section.header], align) + notes
+
+
+def _table(rows: Sequence[Sequence[str]], header: Sequence[str], align: Sequence[str]) -> str:
+    """Rows of escaped cells; a column without an alignment is to the left."""
+    from tabulate import tabulate
+
+    made = str(tabulate(rows, header, tablefmt="unsafehtml", disable_numparse=True, colalign=align or None))
+    left = ' style="text-align: left;">'
+    return made.replace("<td>", f"<td{left}").replace("<th>", f"<th{left}")
