@@ -30,20 +30,9 @@ KINDS = {
 }
 """Kind of launch file -> module and function (path, text, env, sets, beside) that read it, imported when asked for."""
 TABLES = (
-    "llamafactory",
-    "axolotl",
-    "swift",
-    "nanotron",
-    "gpt-neox",
-    "maxtext",
-    "olmo",
-    "primus",
-    "torchtune",
-    "automodel",
-    "levanter",
-    "openrlhf",
-    "transformers",
-)
+    "llamafactory", "axolotl", "swift", "nanotron", "gpt-neox", "maxtext", "olmo", "primus",
+    "torchtune", "automodel", "levanter", "openrlhf", "transformers",
+)  # fmt: skip
 """Kinds that are translated by a table of keys alone."""
 
 MAX_BYTES = 8_000_000
