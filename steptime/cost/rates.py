@@ -154,6 +154,8 @@ def _one(*_of: str) -> float:
 def attention_efficiency(accelerator: Accelerator, software: Software) -> tuple[float, float]:
     """Shares of the dense peak in forward and backward of the attention kernel that the profile runs."""
     forward, backward = accelerator.attention_forward_efficiency, accelerator.attention_backward_efficiency
+    if software.kernels.attention_kernel == "cudnn-9.19":
+        return accelerator.cudnn_forward_efficiency or forward, accelerator.cudnn_backward_efficiency or backward
     if software.kernels.attention_kernel == "best":
         return forward, backward
     older = OLDER_KERNELS.get(software.kernels.attention_kernel, 1.0)
@@ -166,7 +168,8 @@ def attention_efficiency(accelerator: Accelerator, software: Software) -> tuple[
 
 def head_64(accelerator: Accelerator, software: Software) -> tuple[float, float]:
     """Rates of the profile's attention kernel at head size 64 divided by those at 128, forward and backward."""
-    if software.kernels.attention_kernel != "best" or accelerator.fa2_forward_efficiency is None:
+    own = software.kernels.attention_kernel in {"best", "cudnn-9.19"}
+    if not own or accelerator.fa2_forward_efficiency is None:
         return HEAD_64, HEAD_64
     return BLACKWELL_HEAD_64 if accelerator.microscaling else HOPPER_HEAD_64
 

@@ -1,7 +1,6 @@
 """Machines: an accelerator and the network tiers around it.
 
-Shipped machines are data/machines/NAME.yaml and data/accelerators/NAME.yaml, one small file each; every figure in them names
-its source. A user's machine is one such file, given by path.
+Shipped: data/machines/NAME.yaml and data/accelerators/NAME.yaml, each figure with its source. A user's is one file, by path.
 """
 
 from collections.abc import Iterator
@@ -85,14 +84,15 @@ class Accelerator(Config):
     """Share of memory_bytes_per_s that streaming kernels reach."""
     attention_forward_efficiency: float = Field(0.5, gt=0, le=1)
     """Flash attention: share of the dense peak, counting only the causal half."""
+    cudnn_forward_efficiency: float | None = Field(None, gt=0, le=1)
+    cudnn_backward_efficiency: float | None = Field(None, gt=0, le=1)
     fa2_forward_efficiency: float | None = Field(None, gt=0, le=1)
-    """FlashAttention-2, which torch's scaled_dot_product_attention runs, for devices that also have a faster kernel."""
+    """FlashAttention-2, which torch's scaled_dot_product_attention runs, and cuDNN 9.19: where a device has another kernel."""
     fa2_backward_efficiency: float | None = Field(None, gt=0, le=1)
     attention_backward_efficiency: float = Field(0.4, gt=0, le=1)
     attention_ramp_tokens: float = Field(450.0, ge=0)
-    """Flash attention over s keys runs at s / (s + this) of its asymptote: blocks that the mask cuts are computed whole. 450 fits
-    the causal figures of FlashAttention-2 on A100 (512 to 16k tokens, head size 128, 320 to 465) and FlashAttention-3 on H100
-    (360 to 590) (Dao-AILab/flash-attention README; arXiv 2407.08608 figure 5)."""
+    """Over s keys it runs at s / (s + this) of its asymptote: blocks that the mask cuts are computed whole. 450 fits version 2 on
+    A100 and 3 on H100 (causal, head size 128; Dao-AILab/flash-attention README; arXiv 2407.08608 figure 5)."""
     gemm_overhead_k: float | None = Field(None, ge=0)
     """A GEMM of depth k runs at k / (k + this) of its asymptote; the cost model's default where not set."""
     host_bytes_per_s: BytesPerS | None = Field(None, gt=0)

@@ -18,6 +18,7 @@ from steptime.report.constants import shared_constants
 from steptime.report.format import BINARY, SI, percent, quantity, seconds, whole
 from steptime.report.kernel_table import KernelTime, op_times
 from steptime.report.table import Fact, FactList
+from steptime.software.efficiency import efficiency
 from steptime.timing.optimizer import clip_bytes_per_param, update_bytes_per_param, updated
 from steptime.timing.orthogonalize import STEPS, orthogonalize_s
 from steptime.timing.step_time import STRAGGLER
@@ -185,12 +186,19 @@ def launch(estimate: Estimate) -> FactList:
     gap = software.timing.layer_gap_s
     source = software.sources.get("layer_gap_s", "assumed")
     times = f"{counted(layers, 'layer')} x {counted(m, 'micro-batch')}"
+    of, more = software.recipe, efficiency().recipe_gap - 1.0
+    casts = (
+        [f"gaps with {of.name} x {1.0 + more * of.gaps:.4g}: 1 + {more:.4g} x {of.gaps:g} for its casts"] if of else []
+    )
     facts = [
         Fact("gaps", [f"layer_gap_s {seconds(gap)} x {times} = {seconds(gap * layers * m)}"]),
         Fact("source", [f"{software.name}: {source}"]),
         Fact(
             "factors",
-            [f"kernels and gaps of {software.name} x {estimate.timing.rates.slowness:.4g} (data/efficiency.yaml)"],
+            [
+                f"kernels and gaps of {software.name} x {estimate.timing.rates.slowness:.4g} (data/efficiency.yaml)",
+                *casts,
+            ],
         ),
         Fact(
             "host",

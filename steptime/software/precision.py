@@ -55,6 +55,8 @@ class Recipe(NamedTuple):
     """Needs tensor cores that apply block scales."""
     column_reads: float = 0.0
     """Reads of the whole tensor, weights excepted, by a separate kernel that makes the copy by columns."""
+    gaps: float = 1.0
+    """Kernels around a projection's products divided by those of a recipe with one scale per tensor."""
     split_forward: bool = False
     """Whether the forward product accumulates in fp32 over short stretches, as backward products always do."""
     casts: Casts | None = None
@@ -113,7 +115,7 @@ RECIPES: dict[str, Recipe] = {
         Recipe(
             "nvfp4", ("nvfp4", "fp4"), 0.5 + _NV, 0.5 + _NV, 1.0,
             tensor_scaled=False, fused_norm=False, proj_keeps_input=True, param_gather_itemsize=2.0, microscaling=True,
-            column_reads=1.0,
+            column_reads=1.0, gaps=3.0,
         ),
         # by tensor: read 2 and written 1 forward, the same backward; a gradient's maximum first, then both layouts
         _torchao("fp8_tensorwise", 1.0, Casts(3.0, 3.0, 6.0, 8.0), gather=1.0),
@@ -141,6 +143,10 @@ RECIPES: dict[str, Recipe] = {
 - proj_keeps_input: core transformer/attention.py:363-379, set_save_original_input except for delayed scaling.
 - param_gather_itemsize: core distributed/param_and_grad_buffer.py:776-790: bf16 parameters in the gradient buffer for MXFP8,
   raw fp8 data for the others; nvfp4 assumed as mxfp8.
+- gaps: launches of casts beside one projection's three products. Current scaling takes the maximum and casts, of input and of
+  gradient: 4. NVFP4: Hadamard maximum, cast by rows, cast by columns, of both, and two layouts of scales a product: 12 (TE
+  NVFP4Quantizer::quantize_impl; swizzled scales come from the cast since TE pull request 3011, June 2026). MXFP8's were 2 + 6 and
+  are 2 (pull request 2486, January 2026): counted as 4.
 - scale_kernels: TE pytorch/csrc/extensions/gemm.cpp, swizzle_scaling_factors of both operands; fp8_blockwise's scales become
   MXFP8's there (convert_block_scaling_to_mxfp8_tensor).
 - split_forward: TE Float8BlockScaling ("requires split accumulation"); the others' forward products add up fast, all backward

@@ -22,7 +22,7 @@ LossImpl: TypeAlias = Literal["fused", "native", "composite", "compiled"]
 keeps the logits (torch.compile)."""
 AttentionImpl: TypeAlias = Literal["flash", "unfused"]
 AttentionBackend: TypeAlias = Literal["auto", "flash", "cudnn", "direct"]
-AttentionKernel: TypeAlias = Literal["best", "fa2", "fa1", "triton", "flex"]
+AttentionKernel: TypeAlias = Literal["best", "cudnn-9.19", "fa2", "fa1", "triton", "flex"]
 Compile: TypeAlias = Literal["none", "blocks", "all"]
 """What torch.compile makes kernels of (inductor): each block by itself, or the loss too; see `COMPILED`."""
 _BLOCK = {"norm_impl": "fused", "activation_impl": "fused", "rope_impl": "fused", "recompute_stops_early": True}

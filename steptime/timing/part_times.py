@@ -196,8 +196,9 @@ def launches(op: Op) -> Num:
 
 
 def layer_gap_s(job: Job, context: Context) -> float:
-    """Launch gaps of a layer, forward and backward [s]: the profile's, longer with a recipe, shorter when compiled."""
-    recipe = efficiency().recipe_gap if job.software.recipe else 1.0
+    """Launch gaps of a layer, forward and backward [s]: the profile's, longer with a recipe's kernels, shorter when compiled."""
+    of = job.software.recipe
+    recipe = 1.0 + (efficiency().recipe_gap - 1.0) * of.gaps if of else 1.0
     compiled = COMPILED_GAP if job.software.kernels.compile != "none" else 1.0
     return job.software.timing.layer_gap_s * (context.rates.slowness * recipe * compiled)
 

@@ -119,9 +119,15 @@ def test_any_plan_is_read_back(plan, kind):
 @pytest.mark.parametrize("kind", ["bridge", "nemo"])
 @pytest.mark.parametrize("name", ["llama3_70b", "mixtral_8x7b", "deepseek_v2_lite", "qwen25_32b"])
 def test_config_objects_say_what_flags_say(kind, name):
-    """Of a Megatron plan they leave open the profile's own name, and where the launcher decides, the number of ranks."""
+    """Of a Megatron plan they leave open the profile's name, cuDNN's release, and, if the launcher decides, the ranks."""
     written = write(Job.load(f"configs/{name}.yaml"), kind)
-    usual = {"hardware", "parallelism.dp", "performance.software", "model.attention.q_lora_rank"}
+    usual = {
+        "hardware",
+        "parallelism.dp",
+        "performance.software",
+        "performance.attention_kernel",
+        "model.attention.q_lora_rank",
+    }
     assert written.left_out.keys() <= usual
     tree = yaml.safe_load(written.text)
     assert tree["_target_"].endswith("ConfigContainer" if kind == "bridge" else "pretrain")

@@ -6,11 +6,17 @@ import pytest
 from physics_jobs import job, machine
 
 from steptime.answer.result import estimate
+from steptime.hardware.machine import Machine
 from steptime.job.assembly import Assembly
-from steptime.timing.part_times import part_gap_s
+from steptime.software.efficiency import Efficiency, using
+from steptime.timing.part_times import layer_gap_s, part_gap_s, pricing
 
 LAYERS, MICROBATCHES = 2, 4
 WHOLE_LAYERS = {"activation_checkpointing_type": "full", "recompute_stops_early": False}
+
+
+def gap_s(of) -> float:
+    return layer_gap_s(of, pricing(of).context)
 
 
 def parts(performance=None, **said) -> dict[str, float]:
@@ -52,6 +58,15 @@ def test_a_part_of_a_layer_run_again_waits_for_its_share_of_the_kernels():
 def test_graphs_leave_half_of_the_gaps():
     """The host no longer holds the device up; pauses between dependent kernels stay (assumed: 0.5)."""
     assert parts({"cuda_graphs": True})["launch"] == pytest.approx(12.0)
+
+
+@pytest.mark.parametrize(("precision", "times"), [("fp8_current", 1.5), ("mxfp8", 1.5), ("nvfp4", 2.5)])
+def test_gaps_grow_with_the_casts_of_a_recipe(precision, times):
+    """A gap of 1.5 is a half more for the 4 casts of a projection under current scaling, so three halves for the 12 of NVFP4."""
+    of = job("megatron-core", on=Machine.load("gb200-nvl72"), performance={"precision": precision})
+    plain = job("megatron-core", on=Machine.load("gb200-nvl72"))
+    with using(Efficiency({}, 1.0, 1.5, {})):
+        assert gap_s(of) / gap_s(plain) == pytest.approx(times)
 
 
 @pytest.mark.parametrize(("modules", "seconds"), [(["attn"], 7 + 17 / 2), (["mlp"], 17 + 7 / 2), (["moe"], 24.0)])

@@ -65,6 +65,17 @@ def test_attention_kernels(kernel, forward, backward):
     assert found == by_hand(ATTENTION * (1 / forward + 2.5 / backward))
 
 
+@pytest.mark.parametrize(
+    ("figures", "forward", "backward"),
+    [({"cudnn_forward_efficiency": 0.9, "cudnn_backward_efficiency": 0.6}, 0.9, 0.6), ({}, 0.8, 0.5)],
+)
+def test_cudnn_of_2026(figures, forward, backward):
+    """Its own shares of the peak where a device has them, those of the best kernel before it elsewhere."""
+    before = {"attention_forward_efficiency": 0.8, "attention_backward_efficiency": 0.5, "fa2_forward_efficiency": 0.4}
+    found = part("attention", performance={"attention_kernel": "cudnn-9.19"}, **before, **figures)
+    assert found == by_hand(ATTENTION * (1 / forward + 2.5 / backward))
+
+
 @pytest.mark.parametrize(("kernel", "rate"), [("flex", 1.5), ("fa2", 1.0), ("triton", 1 / 1.7)])
 def test_attention_kernels_of_blackwell(kernel, rate):
     """FlexAttention has instructions of Blackwell that FlashAttention-2 leaves unused: 1.5 of its rate; others as anywhere."""
@@ -94,6 +105,7 @@ def test_short_sequences_and_small_heads():
             708 / 1062,
             453 / 542,
         ),  # FlashAttention-4 on B200, Dao-AILab/flash-attention pull request 2605, 4k
+        ("cudnn-9.19", True, 708 / 1062, 453 / 542),
         ("fa2", False, 0.87, 0.87),
         ("fa2", True, 0.87, 0.87),
     ],
