@@ -24,7 +24,7 @@ from steptime.timing.host_update import HostUpdate
 from steptime.timing.optimizer import OptimizerStep
 from steptime.timing.part_times import PartTimes, part_times, pricing
 from steptime.timing.step_parts import pipeline
-from steptime.timing.step_time import StepTime, step_time, straggler_s, time_parts
+from steptime.timing.step_time import StepTime, straggler_s, time_parts
 from steptime.validation.judgement import Judgement
 from steptime.validation.row_plan import to_config, to_job
 from steptime.validation.slices import headline, leads
@@ -90,10 +90,8 @@ def without_casts(assembly: Assembly) -> Assembly:
             return replace(op, forward_bytes=0.0, kernels=0.0)
         return replace(op, cast_bytes=0.0, cast_kernels=0.0) if isinstance(op, Gemm) else op
 
-    made = Assembly(assembly.job)
-    for part in made.kinds:
-        part.ops[:] = map(bare, part.ops)
-    return made
+    parts = {part: replace(part, ops=list(map(bare, part.ops))) for part in assembly.kinds}
+    return assembly.remade(assembly.job, parts)
 
 
 def ablated(assembly: Assembly, off: str) -> float:
@@ -180,7 +178,7 @@ def step_without(assembly: Assembly, off: str) -> float:
         raise ValueError(f"no switch {off!r}")
     if off == "gemm_shape":
         with constants(K_OVERHEAD=0.0, WAVE_LOSS=0.0):
-            return step_time(assembly).step_s
+            return ablated(assembly, off)
     return ablated(assembly, off)
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from steptime import Job, estimate
 from steptime.base.config import ConfigError
+from steptime.base.recent import Recent
 from steptime.job.assembly import Assembly
 from steptime.memory.part_memories import PartMemories, groups_of
 from steptime.model import blocks
@@ -139,6 +140,7 @@ def test_a_kind_with_ops_of_its_own(monkeypatch):
     one = plan(layers=None).model
     dense, window = blocks.Layer("dense", one), blocks.Layer("windowed", one)
     monkeypatch.setattr("steptime.job.assembly.layers", lambda _: [(window, 3), (dense, 1), (window, 3), (dense, 1)])
+    monkeypatch.setattr("steptime.job.assembly.PARTS", Recent(1))
     found = estimate(plan(layers=None))
     kinds = {part.kind: found.timing.parts.of[part] for part in found.assembly.kinds}
     assert list(kinds) == ["windowed", "dense"]

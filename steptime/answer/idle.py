@@ -154,6 +154,6 @@ def said(job: Job) -> Iterator[tuple[str, Any]]:
 
 
 def _changed(path: str, section: Config, kind: type[Config]) -> Iterator[tuple[str, Any]]:
-    for key in section.model_fields_set:
-        if (value := getattr(section, key)) != kind.model_fields[key].default:
+    for key, field in kind.model_fields.items():  # in their order: that of a set varies from process to process
+        if key in section.model_fields_set and (value := getattr(section, key)) != field.default:
             yield f"{path}.{key}", value

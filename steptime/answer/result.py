@@ -155,7 +155,7 @@ class Estimate:
         """Step time over dp at fixed work per device."""
 
         def answer(job: Job) -> tuple[float, str]:
-            found = _estimated(Assembly(job, self.assembly), self.timing)
+            found = estimate(job)
             return found.step_s, found.peaks.verdict
 
         return weak_scaling.weak(self.job, answer)
@@ -229,12 +229,9 @@ def estimate(job: Job | str | Path | Mapping[str, Any]) -> Estimate:
     """
     if not isinstance(job, Job):
         job = Job.load(job)
-    return _estimated(Assembly(job))
-
-
-def _estimated(assembly: Assembly, like: StepTime | None = None) -> Estimate:
-    timing = step_time(assembly, like)
-    return Estimate(assembly.job, assembly, timing, stage_memory(assembly, timing.states))
+    assembly = Assembly(job)
+    timing = step_time(assembly)
+    return Estimate(job, assembly, timing, stage_memory(assembly, timing.states))
 
 
 def step_seconds(job: Job) -> float:

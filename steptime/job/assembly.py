@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple, TypeAlias
 
 from steptime.base.num import Num
+from steptime.base.recent import Recent
 from steptime.job.job import Job
 from steptime.job.local_params import CountedParams, LocalParam, LocalParams
 from steptime.job.shards import in_bf16_of, shard_of
 from steptime.model.blocks import embedding_ops, ends_in_bf16, head_ops, last_output, layers, params_of
 from steptime.model.model import Model
 from steptime.model.ops import Gemm, Op, Param, Tensor, tensor_bytes
+from steptime.model.shard import Shard
 from steptime.schedule import Place, placement
 
 Runs: TypeAlias = "tuple[tuple[Part, int], ...]"
@@ -101,65 +103,69 @@ class Chunk(NamedTuple):
         return sum(count for _, count in self.runs)
 
 
+class Parts(NamedTuple):
+    """What jobs of the same model and shard have in common, whatever their pipeline and data parallelism."""
+
+    embedding: Part
+    head: Part
+    runs: list[tuple[Part, int]]
+    """All layers in depth order."""
+    kinds: list[Part]
+    """Every kind of layer."""
+    boundary_bytes: Num
+    """The tensor that one stage sends to the next [B]."""
+
+
+def parts_of(shard: Shard, ends: tuple[int, int], model: Model) -> Parts:
+    """Build the op lists once; everything else reads them. `ends`: first and last layers that a recipe leaves in bf16."""
+    hidden = Tensor("x", shard.sequence_tokens * model.hidden_sz, shard.itemsize)
+    embedding = embedding_ops(model, shard)
+    every, experts = layers(model), shard.ep * shard.etp
+    last = every[-1][0].model if model.mtp else model
+    made: dict[tuple[int, bool], Part] = {}
+    runs: list[tuple[Part, int]] = []
+    for layer, count, in_bf16 in ends_in_bf16(every, *ends):
+        key = id(layer), in_bf16
+        if key not in made:
+            ops = layer.ops(in_bf16_of(shard) if in_bf16 else shard)
+            made[key] = Part(layer.kind, ops, hidden, "y", shard.tp, layer.model, experts, shard.ep)
+        runs.append((made[key], count))
+    return Parts(
+        Part("embedding", embedding, Tensor("ids", 0.0, 0.0), last_output(embedding), shard.tp, model),
+        Part("head", head_ops(model, shard), hidden, "", shard.tp, last, experts, shard.ep),
+        runs,
+        list(made.values()),
+        1.0 * hidden.bytes,
+    )
+
+
+PARTS: Recent[Parts] = Recent(16)
+"""Parts of the last shards: a sweep of layouts or batches comes back to the same few degrees of tp, cp and ep."""
+
+
 class Assembly:
     """The parts of a job and the chunks that contain them."""
 
-    def __init__(self, job: Job, like: Assembly | None = None) -> None:
-        """`like`: an assembly whose parts this job has too where model and shard are the same, as those of another dp."""
+    def __init__(self, job: Job) -> None:
         self.job = job
         self.shard = shard_of(job)
-        said = job.performance
-        self.ends = said.bf16_layers_at_start or 0, said.bf16_layers_at_end or 0
-        """How many of the first and of the last layers a recipe leaves in bf16."""
-        if like is not None and like.job.model is job.model and (like.shard, like.ends) == (self.shard, self.ends):
-            self.take_parts(like)
-        else:
-            self.make_parts()
+        ends = job.performance.bf16_layers_at_start or 0, job.performance.bf16_layers_at_end or 0
+        make = partial(parts_of, self.shard, ends, job.model)
+        self.take(make() if self.shard.columns else PARTS.of(make.args, make))
+        self.experts: Num = job.parallelism.ep * job.parallelism.etp
 
-    def make_parts(self) -> None:
-        """Build the op lists once; everything else reads them."""
-        model, p = self.job.model, self.job.parallelism
-        tp = p.tp
-        self.experts: Num = p.ep * p.etp
-        hidden = Tensor("x", self.shard.sequence_tokens * model.hidden_sz, self.shard.itemsize)
-        nothing = Tensor("ids", 0.0, 0.0)
-        embedding = embedding_ops(model, self.shard)
-        self.boundary_bytes: Num = 1.0 * hidden.bytes
-        """The tensor that one stage sends to the next [B]."""
-        self.embedding = Part("embedding", embedding, nothing, last_output(embedding), tp, model)
-        made: dict[tuple[int, bool], Part] = {}
-        self.runs: list[tuple[Part, int]] = []
-        """All layers in depth order."""
-        every = layers(model)
-        last = every[-1][0].model if model.mtp else model
-        self.head = Part("head", head_ops(model, self.shard), hidden, "", tp, last, self.experts, p.ep)
-        for layer, count, in_bf16 in ends_in_bf16(every, *self.ends):
-            key = id(layer), in_bf16
-            if key not in made:
-                ops = layer.ops(in_bf16_of(self.shard) if in_bf16 else self.shard)
-                made[key] = Part(layer.kind, ops, hidden, "y", tp, layer.model, self.experts, p.ep)
-            self.runs.append((made[key], count))
-        self.kinds = list(made.values())
-        """Every kind of layer."""
-
-    def take_parts(self, like: Assembly) -> None:
-        """Share the parts of another assembly."""
-        self.shard, self.ends, self.boundary_bytes, self.experts = (
-            like.shard,
-            like.ends,
-            like.boundary_bytes,
-            like.experts,
-        )
-        self.embedding, self.head, self.runs, self.kinds = like.embedding, like.head, like.runs, like.kinds
+    def take(self, parts: Parts) -> None:
+        """Consist of these parts."""
+        self.parts = parts
+        self.embedding, self.head, self.runs, self.kinds, self.boundary_bytes = parts
 
     def remade(self, job: Job, parts: Mapping[Part, Part]) -> Assembly:
         """The assembly of another job, with some parts replaced."""
         made = Assembly.__new__(Assembly)
-        made.job = job
-        made.take_parts(self)
-        made.embedding, made.head = parts.get(self.embedding, self.embedding), parts.get(self.head, self.head)
-        made.runs = [(parts.get(part, part), count) for part, count in self.runs]
-        made.kinds = [parts.get(part, part) for part in self.kinds]
+        made.job, made.shard, made.experts = job, self.shard, self.experts
+        embedding, head, *kinds = [parts.get(part, part) for part in (self.embedding, self.head, *self.kinds)]
+        runs = [(parts.get(part, part), count) for part, count in self.runs]
+        made.take(Parts(embedding, head, runs, kinds, self.boundary_bytes))
         return made
 
     @cached_property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from steptime.base.num import Num, ceil, same
+from steptime.base.num import Num, ceil, is_column, same
 from steptime.software.performance import Software
 
 
@@ -52,6 +52,12 @@ class Shard:
     def context_split(self) -> bool:
         """Whether a sequence lies on several devices."""
         return same(self.cp != 1)
+
+    @property
+    def columns(self) -> bool:
+        """Whether any of its numbers is a column."""
+        numbers = (self.batch, self.seq, self.kv_seq, self.tp, self.vocab, self.cp, self.cp_a2a, self.ep, self.etp)
+        return any(map(is_column, numbers))
 
     @property
     def itemsize(self) -> float:
