@@ -44,5 +44,6 @@ def test_a_program_that_fails_is_no_measurement(speed):
 
 
 def test_a_plan_is_timed(speed):
-    alone, with_blocks = speed["best_s"](ROOT / "configs" / "gpt2_1gpu.yaml")
-    assert 0.0 < alone <= with_blocks < 1.0
+    first, again, with_blocks = speed["best_s"](ROOT / "configs" / "gpt2_1gpu.yaml")
+    assert 0.0 < again <= with_blocks < 1.0
+    assert again < first < 1.0

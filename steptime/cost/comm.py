@@ -146,25 +146,33 @@ def collective(kind: str, bytes_: Num, group: Group, tiers: Sequence[Tier]) -> C
     Raises:
         KeyError: for an unknown kind.
     """
-    best = _flat(kind, bytes_, group, tiers)
-    if len(tiers) > 1 and tiers[-1].hierarchical and kind in _PHASES:
-        best = _better(best, _in_phases(kind, bytes_, group, tiers), allowed=True)
-    return best
+    return Collective(kind, group, tiers).cost(bytes_)
 
 
-def _flat(kind: str, bytes_: Num, group: Group, tiers: Sequence[Tier]) -> CommCost:
-    """The fastest algorithm among those that treat all tiers in one pass."""
-    if not is_column(group.ranks) and group.ranks <= 1:
-        return FREE
-    first, *others = ALGORITHMS[kind]
-    path = crossings(group, tiers)
-    best, _ = algorithm_cost(first, bytes_, group.ranks, path)
-    for algorithm in others:
-        if not algorithm.in_switch or any(tier.in_network_reduction for tier in tiers):
-            best = _better(best, *algorithm_cost(algorithm, bytes_, group.ranks, path))
-    if is_column(group.ranks):
-        return CommCost(*(where(group.ranks > 1, field, free) for field, free in zip(best, FREE, strict=True)))
-    return best
+class Collective:
+    """The calls of one kind over a group, whatever their bytes; arguments as of `collective`."""
+
+    def __init__(self, kind: str, group: Group, tiers: Sequence[Tier]) -> None:
+        self.group, self.tiers = group, tiers
+        self.phases = _PHASES.get(kind) if len(tiers) > 1 and tiers[-1].hierarchical else None
+        self.routes = routes(kind, group, tiers)
+
+    def cost(self, bytes_: Num) -> CommCost:
+        """Seconds of a call of so many bytes."""
+        flat, steps = self.flat(bytes_), self.phases
+        return _better(flat, _in_phases(steps, bytes_, self.group, self.tiers), allowed=True) if steps else flat
+
+    def flat(self, bytes_: Num) -> CommCost:
+        """The fastest algorithm among those that treat all tiers in one pass."""
+        if not self.routes:
+            return FREE
+        first, *others = self.routes
+        best = first.cost(bytes_)
+        for other in others:
+            best = _better(best, other.cost(bytes_), other.allowed)
+        if not is_column(self.group.ranks):
+            return best
+        return CommCost(*(where(self.group.ranks > 1, field, free) for field, free in zip(best, FREE, strict=True)))
 
 
 class Crossing(NamedTuple):
@@ -194,29 +202,56 @@ def crossings(group: Group, tiers: Sequence[Tier]) -> list[Crossing]:
     return found
 
 
-def algorithm_cost(algorithm: Algorithm, bytes_: Num, ranks: Num, path: Sequence[Crossing]) -> tuple[CommCost, Num]:
-    """Seconds of one algorithm among some ranks over the tiers that they cross, and whether the group can use it.
+class Route(NamedTuple):
+    """One algorithm among the ranks of a group over the tiers that they cross."""
+
+    latency_s: Num
+    tree_s: Num
+    """Latency of a tree over the same tiers, for the ramp."""
+    pace: Num
+    """Seconds per byte of a call on the slowest tier."""
+    tier: Any
+    algorithm: str
+    allowed: Num
+    """Whether the group can use it."""
+
+    def cost(self, bytes_: Num) -> CommCost:
+        """Seconds of a call of so many bytes."""
+        latency, tree, pace, tier, algorithm, _ = self
+        bandwidth = bytes_ * pace
+        time = latency + bandwidth + RAMP * sqrt(tree * bandwidth)
+        return made(CommCost, (latency, bandwidth, tier, time, algorithm))
+
+
+def routes(kind: str, group: Group, tiers: Sequence[Tier]) -> list[Route]:
+    """Every algorithm of a kind over a group, the usual one first; none for a single rank."""
+    if not is_column(group.ranks) and group.ranks <= 1:
+        return []
+    path, switched = crossings(group, tiers), any(tier.in_network_reduction for tier in tiers)
+    return [route(one, group.ranks, path) for one in ALGORITHMS[kind] if switched or not one.in_switch]
+
+
+def route(algorithm: Algorithm, ranks: Num, path: Sequence[Crossing]) -> Route:
+    """One algorithm among some ranks.
 
     The hops add up; the bytes stream over all tiers at once, each tier its share of them, and the slowest sets the pace. A ring
     enters and leaves a domain once, so over an outer tier the group has the links of all its ranks in a domain; groups side by
     side share the domain's links, which is why a tier's rate is that of one device.
     """
-    latency, ramp, pace, allowed, tier_name = algorithm.base_s, algorithm.base_s, 0.0, True, ""
+    latency, tree, pace, allowed, tier_name = algorithm.base_s, algorithm.base_s, 0.0, True, ""
     passes, joined = algorithm.passes, algorithm.joined
     for tier, crossed, position, up in path:
         latency_s = tier.latency_s
         latency = latency + passes * algorithm.hops(*position) * latency_s
-        ramp = ramp + passes * up * latency_s
+        tree = tree + passes * up * latency_s
         rate = tier_rate(tier, algorithm, position[2]) * (position[1] if joined else 1.0)
         pace = maximum(pace, where(crossed, algorithm.share(*position) / rate, 0.0))
         tier_name = where(crossed, tier.name, tier_name)
         if algorithm.in_switch and not tier.in_network_reduction:
             allowed = where(crossed, False, allowed)
-    bandwidth = bytes_ * pace
     if algorithm.to_all:
         latency = latency + PEER_S * (ranks - 1.0)
-    time = latency + bandwidth + RAMP * sqrt(ramp * bandwidth)
-    return made(CommCost, (latency, bandwidth, tier_name, time, algorithm.name)), allowed
+    return made(Route, (latency, tree, pace, tier_name, algorithm.name, allowed))
 
 
 def tier_rate(tier: Tier, algorithm: Algorithm, members: Num) -> Num:
@@ -231,7 +266,7 @@ def tier_rate(tier: Tier, algorithm: Algorithm, members: Num) -> Num:
     return wire * tier.efficiency * algorithm.rate
 
 
-_PHASES = {
+_PHASES: dict[str, tuple[tuple[str, ...], str]] = {
     "all_reduce": (("reduce_scatter", "all_gather"), "all_reduce"),
     "reduce_scatter": (("reduce_scatter",), "reduce_scatter"),
     "all_gather": (("all_gather",), "all_gather"),
@@ -239,16 +274,16 @@ _PHASES = {
 """What a hierarchical collective does inside a domain, and across domains with one rank's shard of the result inside."""
 
 
-def _in_phases(kind: str, bytes_: Num, group: Group, tiers: Sequence[Tier]) -> CommCost:
+def _in_phases(steps: tuple[tuple[str, ...], str], bytes_: Num, group: Group, tiers: Sequence[Tier]) -> CommCost:
     """Inside each domain of the last tier but one, then across them, one phase after the other."""
     *inside, outer = tiers
     members = members_per_domain(group, inside[-1].size)
     domains = ceil(group.ranks / members)
-    within, between = _PHASES[kind]
+    within, between = steps
     near = group._replace(ranks=members, centers=1.0)
     across = Group(group.axis, domains, inside[-1].size, centers=domains)
-    phases = [_flat(step, bytes_, near, inside) for step in within]
-    phases.append(_flat(between, bytes_ / members, across, tiers))
+    phases = [Collective(step, near, inside).flat(bytes_) for step in within]
+    phases.append(Collective(between, across, tiers).flat(bytes_ / members))
     latency = bandwidth = time = 0.0
     for phase in phases:
         latency, bandwidth, time = latency + phase.latency_s, bandwidth + phase.bandwidth_s, time + phase.time_s

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
 
-from steptime.base.num import Num, is_column, maximum, minimum, same, where
+from steptime.base.num import Num, maximum, minimum, same, where
 from steptime.cost import async_tp, compute, dtensor
-from steptime.cost.comm import CommCost, collective
+from steptime.cost.comm import Collective, CommCost
 from steptime.cost.compute import NOTHING, Pass
 from steptime.cost.exchange import exchange
 from steptime.cost.host import graphed_kernels, launch_host_s
@@ -97,8 +97,8 @@ class Context:
     """Rate of a copy to or from the host's memory [B/s]."""
     woven: Num = 1.0
     """Share of micro-batches that run forward beside another one's backward where exchanges of experts are overlapped."""
-    known: dict[tuple[str, str, float], CommCost] = field(default_factory=dict, compare=False)
-    """Collectives priced so far: the ops of a block repeat a few of them."""
+    known: dict[tuple[str, str], Collective] = field(default_factory=dict, compare=False)
+    """Collectives so far by axis and kind: the ops of a block repeat a few of them."""
 
     def price(self, op: Comm, kind: str, bytes_: Num | None = None) -> CommCost:
         """Seconds of one collective over the group of its axis; of the op's bytes unless `bytes_` is given."""
@@ -106,16 +106,13 @@ class Context:
         if op.routing is not None:
             copies = op.routing.distinct(self.groups["ep"].ranks) * self.groups["etp"].ranks
             return exchange(sent, op.routing, group, self.tiers, copies)
-        if is_column(sent) or is_column(group.ranks):
-            return self.collective(kind, sent, op.axis)
-        key = (op.axis, kind, float(sent))
-        if key not in self.known:
-            self.known[key] = self.collective(kind, sent, op.axis)
-        return self.known[key]
+        return self.collective(kind, sent, op.axis)
 
     def collective(self, kind: str, bytes_: Num, axis: str) -> CommCost:
         """A collective as it runs among the layers: a tensor-parallel one takes `tp_comm_factor` as long, in all its parts."""
-        alone = collective(kind, bytes_, self.groups[axis], self.tiers)
+        if (axis, kind) not in self.known:
+            self.known[axis, kind] = Collective(kind, self.groups[axis], self.tiers)
+        alone = self.known[axis, kind].cost(bytes_)
         factor = self.software.comm.tp_comm_factor if axis == "tp" else 1.0
         names = ("latency_s", "bandwidth_s", "time_s") if factor != 1.0 else ()
         return alone._replace(**{name: getattr(alone, name) * factor for name in names}) if names else alone

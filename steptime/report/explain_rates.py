@@ -106,7 +106,7 @@ class CrossedTier(NamedTuple):
 
 
 def crossings(algorithm: comm.Algorithm, ranks: Group, tiers: Sequence[Tier]) -> Iterator[CrossedTier]:
-    """The tiers that a group crosses, in the form of `comm.algorithm_cost`."""
+    """The tiers that a group crosses, in the form of `comm.route`."""
     for tier, _, position, up in comm.crossings(ranks, tiers):
         hops, tree = algorithm.passes * float(algorithm.hops(*position)), algorithm.passes * float(up)
         links = float(position[1]) if algorithm.joined else 1.0

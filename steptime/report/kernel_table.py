@@ -149,7 +149,7 @@ def formulas(estimate: Estimate) -> Table:
         (compute.attention_pass, True),
         (compute.move_pass, True),
         (comm.collective, bool(estimate.collectives)),
-        (comm.algorithm_cost, bool(estimate.collectives)),
+        (comm.route, bool(estimate.collectives)),
         (overlap.hidden_s, bool(estimate.collectives)),
         (overlap.in_pieces_s, bool(estimate.collectives)),
         (walk, estimate.pipeline.stages > 1),

@@ -190,7 +190,7 @@ def sent(
     for name in nets:
         mine = groups == name
         if mine.any():
-            seconds[mine] = spread_over(nets[name], owners[mine], size).cost(collective, flat[mine]).time_s
+            seconds[mine] = spread_over(nets[name], owners[mine], size).costs(collective)(flat[mine]).time_s
     found, at = [], 0
     for chunks, different, sizes in zip(kinds, unlike, bytes_, strict=True):
         times = {}

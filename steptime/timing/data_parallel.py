@@ -1,10 +1,10 @@
 """Gradient reduction and parameter gathering over the data-parallel group: bytes, and the seconds that they add to a step."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeAlias
 
 from steptime.base.num import Num, maximum
-from steptime.cost.comm import CommCost, collective
+from steptime.cost.comm import Collective, CommCost
 from steptime.cost.overlap import Stream, contention, hidden_s
 from steptime.hardware.machine import Tier
 from steptime.job.assembly import Assembly
@@ -51,18 +51,23 @@ class Network(NamedTuple):
     replicas: Group
     tiers: tuple[Tier, ...]
 
-    def cost(self, kind: Kind, bytes_: Num) -> CommCost:
-        """One bucket; with replicas of the sharded states an all-reduce between them of what a reduction left comes on top.
+    def costs(self, kind: Kind) -> Callable[[Num], CommCost]:
+        """Seconds of a bucket by its bytes; with replicas an all-reduce between them of what a reduction left comes on top.
 
         megatron/core/distributed/param_and_grad_buffer.py, start_grad_sync (num_distributed_optimizer_instances > 1).
         """
-        cost = collective(kind, bytes_, self.shards, self.tiers)
+        alone = Collective(kind, self.shards, self.tiers)
         if kind not in {"reduce_scatter", "all_reduce"} or self.replicas.ranks <= 1:
-            return cost
-        left = bytes_ / self.shards.ranks if kind == "reduce_scatter" else bytes_
-        between = collective("all_reduce", left, self.replicas, self.tiers)
-        latency, bandwidth = cost.latency_s + between.latency_s, cost.bandwidth_s + between.bandwidth_s
-        return CommCost(latency, bandwidth, between.tier, cost.time_s + between.time_s, cost.algorithm)
+            return alone.cost
+        left = self.shards.ranks if kind == "reduce_scatter" else 1.0
+        copies = Collective("all_reduce", self.replicas, self.tiers)
+
+        def both(bytes_: Num) -> CommCost:
+            cost, between = alone.cost(bytes_), copies.cost(bytes_ / left)
+            latency, bandwidth = cost.latency_s + between.latency_s, cost.bandwidth_s + between.bandwidth_s
+            return CommCost(latency, bandwidth, between.tier, cost.time_s + between.time_s, cost.algorithm)
+
+        return both
 
 
 def data_parallel(
@@ -131,11 +136,14 @@ def priced(
     `itemsizes`: bytes per element, by stage; `nets`: who reduces a parameter group.
     """
     known: dict[tuple[float, str], Reduction] = {}
+    costs: dict[str, Callable[[Num], CommCost]] = {}
 
     def call(bytes_: float, of: str) -> Reduction:
         if (bytes_, of) not in known:
+            if of not in costs:
+                costs[of] = nets[of].costs(kind)
             label = name if of == "dense" else f"{of} {name}"
-            known[bytes_, of] = Reduction(label, kind, bytes_, nets[of].cost(kind, bytes_), times, nets[of].shards)
+            known[bytes_, of] = Reduction(label, kind, bytes_, costs[of](bytes_), times, nets[of].shards)
         return known[bytes_, of]
 
     made: dict[int, list[list[Reduction]]] = {}  # equal stages share their states

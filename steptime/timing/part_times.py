@@ -249,8 +249,8 @@ def chunk_times(assembly: Assembly, times: PartTimes) -> list[list[ChunkTime]]:
 
 def chunk_time(times: PartTimes, chunk: Chunk) -> ChunkTime:
     """Seconds of one chunk."""
-    plain = plain_time(times, chunk)
-    return plain._replace(backward_s=plain.backward_s + replay_s(times, chunk))
+    forward_s, backward_s, weight_s = plain_time(times, chunk)
+    return ChunkTime(forward_s, backward_s + replay_s(times, chunk), weight_s)
 
 
 def plain_time(times: PartTimes, chunk: Chunk) -> ChunkTime:

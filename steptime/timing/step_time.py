@@ -167,18 +167,17 @@ def boundary_costs(assembly: Assembly, priced: Pricing) -> list[CommCost]:
     p, n_dcs = assembly.job.parallelism, priced.n_dcs
     if p.pp == 1:
         return []
-    pairs = [group(p, "pp", stage=r, n_dcs=n_dcs) for r in range(p.pp - 1)]
-    inner = priced.context.tiers[:-1]
+    inner, apart = priced.context.tiers[:-1], group(p, "pp", stage=1, n_dcs=n_dcs).first
     known: dict[tuple[Num, ...], CommCost] = {}
 
-    def cost(pair: Group) -> CommCost:
+    def cost(stage: int) -> CommCost:
         """Computed once for all pairs with the same position in the domains of every tier."""
-        at = tuple([pair.first % tier.size for tier in inner])
+        at = tuple([stage * apart % tier.size for tier in inner])
         if at not in known:
-            known[at] = send(assembly, priced, pair)
+            known[at] = send(assembly, priced, group(p, "pp", stage=stage, n_dcs=n_dcs))
         return known[at]
 
-    return [*map(cost, pairs), send(assembly, priced, group(p, "embedding", n_dcs=n_dcs))]
+    return [*map(cost, range(p.pp - 1)), send(assembly, priced, group(p, "embedding", n_dcs=n_dcs))]
 
 
 def send(assembly: Assembly, priced: Pricing, pair: Group) -> CommCost:
