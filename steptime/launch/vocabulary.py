@@ -42,7 +42,7 @@ def entries_of(kind: str, files: Iterable[str], beside: Beside | None = None) ->
     """
     own = False
     for name in files:
-        found_at = (beside.path(name) if beside is not None else None) or Path(name)
+        found_at = (_beside(name, beside) if beside is not None else None) or Path(name)
         counted = _counted(found_at) or _pieces(found_at, _ADDED.get(kind, ()))
         if counted is not None:
             return counted, f"as counted in {found_at.name}"
@@ -53,6 +53,13 @@ def entries_of(kind: str, files: Iterable[str], beside: Beside | None = None) ->
         own = own or not _PLAIN.fullmatch(re.sub(r"\$\{?\w+\}?|<[^>]*>|\[[^]]*\]", "", last).lower())
     found = None if own else _by_name(kind.lower())
     return (found[0], f"{found[1]} ({kind})") if found else None
+
+
+def _beside(name: str, beside: Beside) -> Path | None:
+    """A tokenizer's file beside the launch file, or one inside its folder; not another folder's file of that name."""
+    inside = (beside.path(f"{name}/{file}") for file in ("config.json", "tokenizer.json", "vocab.json"))
+    folder = Path(name).name
+    return beside.path(name) or next((found for found in inside if found and found.parent.name == folder), None)
 
 
 def _by_name(words: str) -> tuple[int, str] | None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from steptime.base.config import ConfigError
+from steptime.launch.beside import Beside
 from steptime.launch.read import read
 from steptime.launch.reading import Reading, to_job
 from steptime.launch.vocabulary import entries_of
@@ -287,3 +288,15 @@ def test_adapters_that_lie_in_another_file_are_no_full_training(tmp_path: Path) 
     script = BATCH.replace("--batch_size 32", "--per_device_train_batch_size 4 --lora_path_prefix /adapters/")
     with pytest.raises(ConfigError, match="lora_path_prefix /adapters/: adapters of a file that is not read"):
         to_job(from_text(tmp_path, "run.sh", script), SETS)
+
+
+def test_the_folder_of_a_tokenizer_in_a_copy_of_the_repository_is_counted(tmp_path: Path) -> None:
+    """Found below the top of the repository; a config.json that lies beside the script is not the tokenizer's."""
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "config.json").write_text('{"vocab_size": 7}', encoding="utf-8")
+    beside = Beside(tmp_path / "runs")
+    named = "/home/other/project/tokenizers/own_flat"
+    assert entries_of("HFTokenizer", [named], beside) is None
+    (tmp_path / "tokenizers" / "own_flat").mkdir(parents=True)
+    (tmp_path / "tokenizers" / "own_flat" / "config.json").write_text('{"vocab_size": 5120}', encoding="utf-8")
+    assert entries_of("HFTokenizer", [named], beside) == (5120, "as counted in config.json")
