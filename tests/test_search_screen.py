@@ -70,6 +70,7 @@ SHARDED = {
     "one group, prefetch 2": plan(FSDP | {"fsdp": {"wrap": "model", "prefetch": 2}}, {"software": "fsdp2"}),
     "replicas": plan(FSDP | {"replicas": 2}, {"software": "fsdp2"}),
     "no_sync": plan(FSDP, {"software": "accelerate"}),
+    "no_sync, ZeRO 3": plan({"zero_level": 3}, {"software": "accelerate"}),
     "no_sync, stays gathered": plan(
         FSDP | {"fsdp": {"no_sync": True, "reshard_after_forward": False, "reshard_after_backward": False}},
         {"software": "fsdp2"},
@@ -78,6 +79,9 @@ SHARDED = {
     "a share of overlap, fp8": plan(FSDP, {"software": "fsdp2", "overlap": {"dp": 0.5}, "precision": "fp8_tensorwise"}),
     "experts": plan(
         FSDP, {"software": "torchtitan"}, moe={"n_experts": 8, "expert_inter_sz": 1024, "experts_per_token": 2}
+    ),
+    "experts, some outside FSDP": plan(
+        FSDP, {"software": "automodel"}, moe={"n_experts": 8, "expert_inter_sz": 1024, "experts_per_token": 2}
     ),
 }
 
@@ -113,6 +117,9 @@ SHARDED_PIPELINES = {
     ),
     "experts": plan(
         IN_PIPELINE, {"software": "torchtitan"}, moe={"n_experts": 8, "expert_inter_sz": 1024, "experts_per_token": 2}
+    ),
+    "experts, some outside FSDP": plan(
+        IN_PIPELINE, {"software": "automodel"}, moe={"n_experts": 8, "expert_inter_sz": 1024, "experts_per_token": 2}
     ),
     "GPipe": plan(IN_PIPELINE | {"schedule": "gpipe"}, {"software": "torchtitan"}),
     "uneven": plan(IN_PIPELINE | {"layers_per_stage": "auto"}, {"software": "torchtitan"}, n_layers=10),

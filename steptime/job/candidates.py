@@ -136,8 +136,11 @@ class Candidates:
         ones = [1.0 * (p.tp == 1), 1.0 * (p.cp == 1), 1.0 * (self.microbatches == 1)]
         experts = self.job.model.moe.n_experts if self.job.model.moe else 1
         ones += [1.0 * (p.ep == 1) + 2.0 * (p.ep == experts), 1.0 * (p.etp == 1)]
-        if self.job.parallelism.fsdp is not None:
+        layout = self.job.software.layout
+        if self.job.parallelism.fsdp is not None or layout.no_sync:
             ones.append(1.0 * (self.microbatches == 2))  # no_sync: no micro-batch between the first and the last
+        if layout.lone_experts == "plain":
+            ones.append(1.0 * (p.dp * p.cp * p.tp == p.ep * p.etp * p.replicas))
         scans = self.job.model.mamba is not None or self.job.model.linear_attention is not None
         if scans or self.job.software.batch_first_attention:
             ones.append(1.0 * (self.data.microbatch_sz == 1))  # several sequences are reordered
