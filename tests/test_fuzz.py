@@ -225,3 +225,16 @@ def test_numbers_of_a_log_are_numbers_of_a_run(capsys, tmp_path):
 def test_a_long_word_is_cut(setting, capsys):
     assert cli.main(["--model", "llama3-8b", "--devices", "8", "--set", setting.format("9" * 5000)]) == 2
     assert all(len(line) < 300 for line in capsys.readouterr().err.splitlines())
+
+
+def test_a_key_with_a_line_break_is_one_line():
+    with pytest.raises(ConfigError) as error:
+        Job.load(job() | {"data": {"gbs\n1": 32}})
+    assert all("\n" not in line for line in error.value.problems)
+
+
+def test_an_endless_capacity_is_refused():
+    """It ended in an OverflowError."""
+    experts = {"n_experts": 8, "expert_inter_sz": 14336, "experts_per_token": 2}
+    with pytest.raises(ConfigError, match=r"^model\.moe\.capacity_factor: must be at most 100,?000 \(got inf\)"):
+        Job.load(job(moe=experts | {"capacity_factor": float("inf")}))

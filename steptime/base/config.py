@@ -293,7 +293,7 @@ def _locate(cls: type[BaseModel], data: Any, loc: tuple[int | str, ...]) -> tupl
             path += f"[{item}]"
             data = data[item] if isinstance(data, list | tuple) and item < len(data) else None
         elif fields or inside or item == loc[-1] == "[key]":
-            path += f".{item}" if path else str(item)
+            path += "." * bool(path) + str(item).replace("\n", "\\n")
             data = data[item] if inside else getattr(data, str(item), None)
             last_owners = owners
             owners = [leaf for field in fields for leaf in _leaves(field.annotation) if issubclass(leaf, BaseModel)]

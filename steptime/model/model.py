@@ -51,7 +51,7 @@ class Moe(Config):
     divisor of n_experts that is at least twice the limit."""
     load_balancing: Literal["none", "aux_loss", "seq_aux_loss", "global_aux_loss", "sinkhorn"] = "none"
     z_loss: bool = False
-    capacity_factor: float | None = Field(default=None, gt=0)
+    capacity_factor: float | None = Field(default=None, gt=0, le=100_000)
     """Most rows of an expert relative to the mean; rows beyond it are dropped. Default: none are dropped."""
     pad_to_capacity: bool = False
     """Whether every expert's rows are padded to its capacity, even if it is empty."""
