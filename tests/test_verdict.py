@@ -49,4 +49,6 @@ def test_a_p90_far_above_the_device_is_no_figure():
     for over, told in ((-1.0, False), (1.0, True)):
         p90 = 1.5 * memory.capacity_bytes - outside + over
         assert memory._replace(peak_reserved_bytes_p90=p90).open_ended is told
-    assert not memory._replace(capacity_bytes=memory.least_bytes - 1.0).open_ended
+    small = memory._replace(capacity_bytes=memory.least_bytes / 2.0)
+    for over, told in ((-1.0, False), (1.0, True)):  # where more is needed, 1.5 times that is the edge
+        assert small._replace(peak_reserved_bytes_p90=1.5 * memory.least_bytes - outside + over).open_ended is told

@@ -87,7 +87,8 @@ class Fix(NamedTuple):
 
 
 OPEN_ENDED = 1.5
-"""Devices' memory from which on a p90 of reserved memory is not told as a figure: no run can reserve more than there is."""
+"""Times the device's memory, or the least that is needed where that is more, above which a p90 of reserved memory is not told
+as a figure: no run can reserve more than there is."""
 
 
 class Memory(NamedTuple):
@@ -126,8 +127,8 @@ class Memory(NamedTuple):
 
     @property
     def open_ended(self) -> bool:
-        """Whether the p90 of reserved memory is so far above the device that it only says: no measured run bounds it."""
-        return self.most_bytes > OPEN_ENDED * self.capacity_bytes >= OPEN_ENDED * self.least_bytes
+        """Whether the p90 of reserved memory is so far above device and need that it only says: no measured run bounds it."""
+        return self.most_bytes > OPEN_ENDED * max(self.capacity_bytes, self.least_bytes)
 
     def least_of(self, allocated_bytes: float) -> float:
         """`least_bytes` of a stage with this allocated memory."""
