@@ -8,6 +8,7 @@ from own_rows import own
 
 from steptime.answer.result import estimate
 from steptime.base.config import ConfigError
+from steptime.fsdp.pipeline_memory import stage_chunks
 from steptime.job.assembly import Assembly
 from steptime.launch.read import read
 from steptime.memory.part_memories import PartMemories
@@ -25,7 +26,7 @@ FULL = {"activation_checkpointing_type": "full"}
 def job(offload, performance=None, **parallelism):
     said = {"activation_offload": offload} if offload is not None else {}
     return jobs.job(
-        "llama3-8b", software="fsdp2", gbs=8, performance=said | (performance or {}), dp=8, fsdp={}, **parallelism
+        "llama3-8b", software="fsdp2", gbs=8, performance=said | (performance or {}), fsdp={}, **{"dp": 8} | parallelism
     )
 
 
@@ -54,6 +55,21 @@ def test_copies_in_the_stream_of_compute_leave_no_neighbor_and_hide_nowhere():
     assert (left.saved, left.backward) == (0.0, plain.backward)
     found = estimate(blocking)
     assert copies(found) == (pytest.approx(2 * LAYERS * plain.saved / LINK), 0.0)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
+def test_under_a_pipeline_a_stage_keeps_its_output_and_the_rest_of_its_layers(share):
+    """Layers 16 to 31, on the last stage: the input of the first lies in the pipeline's buffer, so it is kept by none of them.
+
+    Each layer keeps P bytes: (16 P - X) (1 - share) and what the head keeps; with all of it sent 80 MiB too little were counted.
+    """
+    plan = job(share, dp=4, pp=2) if share else job(None, dp=4, pp=2)
+    _, last = stage_chunks(Assembly(plan))
+    assembly = Assembly(job(None, dp=4, pp=2))
+    memories = PartMemories(assembly, weight_grads_stay=True)
+    ((count, _, plain),) = memories.resident(assembly.stages[1][0])
+    kept = memories.head.saved + assembly.head.sizes["head.logits"]
+    assert last[0].saved == pytest.approx((count * plain.saved - X) * (1.0 - share) + kept)
 
 
 def test_with_full_recomputation_the_input_of_each_layer_goes():

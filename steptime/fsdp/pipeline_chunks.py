@@ -250,7 +250,8 @@ def chunk_bytes(
     added = [w.memory for w in wrapped(assembly, plain, chunk)]
     x = 1.0 * assembly.boundary_bytes
     if layers and not chunk.embedding:  # its input lies in the pipeline's own buffer
-        mine = x if input_kept(chunk.runs[0][0]) or job.recompute.granularity == "full" else 0.0
+        counted = input_kept(chunk.runs[0][0]) or job.recompute.granularity == "full"
+        mine = (1.0 - float(job.performance.activation_offload or 0.0)) * x if counted else 0.0
         layers[0] = replace(layers[0], memory=in_buffer(layers[0].memory, x, mine))
         added[0] = in_buffer(added[0], x, mine)
     halves = memories.split(chunk) if split else None
