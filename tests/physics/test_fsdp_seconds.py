@@ -9,6 +9,7 @@ import pytest
 from physics_jobs import SLIGHTLY, job, machine
 
 from steptime.answer.result import estimate
+from steptime.base.recent import Recent
 
 LAYER, ROOT = 164_096, 262_272
 
@@ -109,3 +110,22 @@ def test_layers_of_two_widths_have_groups_of_two_sizes():
     assert found.time.parts_s["dp_comm"] == seconds(ROOT + 2 * every + 2 * (ROOT + every))
     held = sum(row.bytes * row.count_per_step for row in found.collectives if row.kind == "all_gather")
     assert held == 2 * (ROOT + 2 * every)
+
+
+def test_plans_that_differ_in_fsdp_alone_share_no_seconds(monkeypatch):
+    """One after the other, and back, they take as long as each where nothing is known yet. On a device of 1 B/s."""
+    layouts = ({"zero_level": 3}, {"fsdp": {}}, {"fsdp": {"reduce_dtype": "bf16"}})
+    plans = [
+        job(software, on=machine(memory=1.0), microbatches=3, **layout)
+        for software in ("fsdp2", "automodel")
+        for layout in layouts
+    ]
+
+    def alone(plan):
+        monkeypatch.setattr("steptime.job.assembly.PARTS", Recent(1))
+        monkeypatch.setattr("steptime.timing.step_time.PART_TIMES", Recent(1))
+        return estimate(plan).step_s
+
+    expected = [alone(plan) for plan in plans]
+    monkeypatch.undo()
+    assert [estimate(plan).step_s for plan in (*plans, *plans[::-1])] == [*expected, *expected[::-1]]
