@@ -68,7 +68,7 @@ EXPERT_RULES = [
         "moe without sp",
         "parallelism.sp",
         "Megatron-Core requires sequence parallelism for experts with tp > 1 (got tp {f.tp}); set sp, or use tp 1",
-        lambda f: (not f.moe) | f.sp | (f.tp == 1),
+        lambda f: (not f.moe) | (f.family != "megatron-core") | f.sp | (f.tp == 1),
     ),
     # megatron/core/parallel_state.py, initialize_model_parallel: world_size % (etp * ep * pp) == 0
     Rule(

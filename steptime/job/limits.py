@@ -86,6 +86,21 @@ MODELED = [
         "or a profile of their kind",
         lambda f: (not f.moe) | f.framework.experts,
     ),
+    # torchtitan/models/common/moe_sharding.py (pull request 3386), sp_layout: without sp every tp rank holds all tokens
+    Rule(
+        "FSDP2's experts without sp",
+        "parallelism.sp",
+        "experts with tp > 1 are modeled with sequence parallelism only (got {f.software}, tp {f.tp}); set sp, or use tp 1",
+        lambda f: (not f.moe) | (f.family != "fsdp2") | (not f.framework.experts_tp) | f.sp | (f.tp == 1),
+    ),
+    # NVIDIA-NeMo/Automodel@36044ad3 nemo_automodel/components/moe/parallelizer.py, parallelize_model, _resolve_moe_tp_plan: tp
+    # ranks repeat attention, router and experts, without sp and from pretrained weights; no tp before 8a83fdce (2026-07)
+    Rule(
+        "AutoModel's experts with tp",
+        "parallelism.tp",
+        "tp beside experts as in NeMo AutoModel, where each tp rank routes all tokens, is not modeled yet (got {f.tp}); use 1",
+        lambda f: (not f.moe) | f.framework.experts_tp | (f.tp == 1),
+    ),
     Rule(
         "experts of Megatron",
         "model.moe",

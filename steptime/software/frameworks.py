@@ -33,6 +33,8 @@ class Framework(NamedTuple):
     """Optimizers that are modeled for it."""
     experts: bool = False
     """Whether its mixtures of experts are modeled."""
+    experts_tp: bool = True
+    """Whether tensor parallelism beside experts is modeled for it."""
 
     @property
     def optimizer_words(self) -> str:
@@ -90,4 +92,5 @@ FRAMEWORKS = {
         optimizers=("adamw", "lion", "sgd", "adamw_8bit"),
     ),
 }
+FRAMEWORKS["automodel"] = FRAMEWORKS["fsdp2"]._replace(experts_tp=False)
 ANY = Framework((0, 1, 2, 3), (0, 1, 2, 3), tuple(SCHEDULES), context=("p2p", "all_gather", "a2a", "a2a+p2p"))
