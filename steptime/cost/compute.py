@@ -189,7 +189,9 @@ def scan_pass(op: Scan, r: Rates, times: float, passes: float) -> Pass:
     Its FLOPs are those that frameworks count, once forward and twice backward, whatever algorithm its kernels use.
     """
     flops, bytes_ = passes * op.tokens * op.counted, times * op.forward_bytes
-    compute, bandwidth = times * op.flops / r.scan_flops, bytes_ / (r.bytes_per_s * r.move_rate)
+    compute = times * op.flops / r.scan_flops
+    conv = times * op.conv_bytes
+    bandwidth = (bytes_ - conv) / (r.bytes_per_s * r.move_rate) + conv / r.conv_bytes_per_s
     kernels = SCAN_KERNELS * times
     return Pass(flops, bytes_, compute, bandwidth, compute + bandwidth + kernels * r.move_kernel_s, kernels)
 

@@ -39,17 +39,26 @@ B200 for 1 and 8 groups of 128,000 rows, n 2048, k 7168; 747 and 854 for n 8192,
 torchao/prototype/moe_training/README.md). On Hopper it keeps up with a dense product (597 to 624 on H200; tile-ai/TileOPs pull
 request 1567)."""
 
-SCAN_FLOPS_PER_SM = 0.99e12
-"""What Mamba-2's Triton kernels compute on one SM: the last and largest of them runs at 126 to 136 TFLOP/s on the 132 of H800,
-1,024 to 32,768 tokens (tile-ai/tilelang@be9c08f benchmark/mamba2/README.md). Not a share of the peak: their like of linear
-attention, below, are as fast on one SM of GB200 as on one of H20 [FLOP/s]."""
-SCAN_SHARE = 0.132
-"""The same as a share of the dense peak, where a machine states no number of SMs (H800: 131 of 989)."""
+SCAN_FLOPS_PER_SM = 0.68e12
+"""What the five Triton kernels of Mamba-2's scan compute on one SM, forward, beside the time of `Scan.forward_bytes`: 12.6 M
+tokens/s on H100 at 8,192 tokens, 128 heads of 64, 128 states, 1 group, chunks of 256 (12.1 to 12.9 at 4,096 and 16,384; 10.7 to
+11.8 beyond; vllm-project/vllm pull request 27299, "Original": its copy of them). The last and largest alone runs at .99 (H800;
+tile-ai/tilelang@be9c08f benchmark/mamba2/README.md). Not a share of the peak: their like of linear attention, below, are as fast
+on one SM of GB200 as on one of H100, which is assumed of these too [FLOP/s]."""
+SCAN_SHARE = 0.091
+"""The same as a share of the dense peak, where a machine states no number of SMs (H100: 90 of 989)."""
+CONV_BYTES_PER_SM = 21e9
+"""What the causal convolution of width 4 reads and writes on one SM: 18.5 and 19.6 GB/s on H100, 20.3 and 22.0 on H200, 20.4 and
+22.3 on B200, 20.0 and 22.1 on GB200, 21.0 and 23.3 on GB300, 21.5 and 23.4 on B300 for the channels of Nemotron 3 Nano and Super,
+8,192 tokens in bf16 (ai-dynamo/aiconfigurator@095f58a aic-core/src/aiconfigurator_core/systems/data/*/linear_attention/trtllm/
+1.3.0rc20/mamba2_perf.parquet, causal_conv1d_fn) [B/s]."""
 
 CHUNK_FLOPS_PER_SM = 0.65e12
 """What the Triton kernels of linear attention compute on one SM, forward: Gated DeltaNet .73, .60 and .79 on GB200, .57 and .60
 on H20, a fixed decay .64, .43 and .68 on GB200, heads of 128 (benchmarks of fla-org/flash-linear-attention; MoonshotAI/FlashKDA
-README) [FLOP/s]."""
+README). Copies of Gated DeltaNet's for inference, medians: .69 on H100, .80 on B200, .77 on GB200, .82 on GB300 in TensorRT-LLM
+1.3.0rc20, .49, .69, .60 and .63 in SGLang 0.5.14 (ai-dynamo/aiconfigurator@095f58a, linear_attention/*/gdn_perf.parquet, 16,384
+tokens and more) [FLOP/s]."""
 CHUNK_SHARE = 0.06
 """The same as a share of the dense peak, where a machine states no number of SMs (assumed: .05 on GB200, .08 on H100 by its
 SMs)."""
@@ -88,6 +97,8 @@ class Rates:
     """Asymptote of a GEMM of quantized operands."""
     scan_flops: float = 0.0
     """Rate of the matrix products inside a state-space scan."""
+    conv_bytes_per_s: float = inf
+    """Rate of a causal convolution."""
     chunk_flops: float = 1.0
     """Rate of linear attention in chunks."""
     attention_ramp_tokens: float = 450.0
@@ -122,11 +133,12 @@ def rates(accelerator: Accelerator, software: Software, microbatches: int = 1) -
     attention = attention_efficiency(accelerator, software)
     # the first micro-batch's gradient becomes the gradient where none persists
     times = (microbatches - 1.0) / microbatches if not software.states.gradients_persist else 1.0
+    copy_rate = accelerator.memory_bytes_per_s * accelerator.memory_efficiency / slow
     return Rates(
         gemm_flops=sustained_flops(accelerator, dtype) * share(chip, software.compute_dtype) / slow,
         attention_forward_flops=peak * attention[0],
         attention_backward_flops=peak * attention[1],
-        bytes_per_s=accelerator.memory_bytes_per_s * accelerator.memory_efficiency / slow,
+        bytes_per_s=copy_rate,
         gemm_kernel_s=software.timing.gemm_kernel_s * slow,
         move_kernel_s=software.timing.move_kernel_s * slow,
         sm_count=accelerator.sm_count,
@@ -139,6 +151,9 @@ def rates(accelerator: Accelerator, software: Software, microbatches: int = 1) -
         grouped_share=grouped_share(accelerator, software, dtype),
         recipe_flops=sustained_flops(accelerator, projections) * share(chip, software.precision) / slow,
         scan_flops=accelerator.sm_count * SCAN_FLOPS_PER_SM / slow if accelerator.sm_count else peak * SCAN_SHARE,
+        conv_bytes_per_s=min(
+            copy_rate * software.timing.move_rate, (accelerator.sm_count or inf) * CONV_BYTES_PER_SM / slow
+        ),
         chunk_flops=(accelerator.sm_count or peak * CHUNK_SHARE / CHUNK_FLOPS_PER_SM) * CHUNK_FLOPS_PER_SM,
         attention_ramp_tokens=accelerator.attention_ramp_tokens,
         attention_head_64=head_64(accelerator, software),

@@ -44,13 +44,16 @@ class Scan(Op):
     def forward_bytes(self) -> Num:
         """Bytes that its memory-bound kernels move in forward.
 
-        The convolution reads and writes x, B and C; the states are read in fp32 and written in the compute dtype where they
-        are passed from chunk to chunk; dt is read, and written twice in fp32.
+        Those of the convolution; the states are read in fp32 and written in the compute dtype where they are passed from chunk
+        to chunk; dt is read, and written twice in fp32.
         """
-        inner = self.n_heads * self.head_dim
-        channels = 2.0 * self.itemsize * (inner + 2.0 * self.n_groups * self.state_dim)
-        states = (4.0 + self.itemsize) * inner * self.state_dim / self.chunk_sz
-        return self.tokens * (channels + states + (self.itemsize + 8.0) * self.n_heads)
+        states = (4.0 + self.itemsize) * self.n_heads * self.head_dim * self.state_dim / self.chunk_sz
+        return self.conv_bytes + self.tokens * (states + (self.itemsize + 8.0) * self.n_heads)
+
+    @property
+    def conv_bytes(self) -> Num:
+        """Bytes that the convolution moves in forward: it reads and writes x, B and C."""
+        return 2.0 * self.itemsize * self.tokens * (self.n_heads * self.head_dim + 2.0 * self.n_groups * self.state_dim)
 
 
 @dataclass(slots=True)

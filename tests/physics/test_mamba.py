@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from jobs import job
 
 from steptime.answer.result import estimate
+from steptime.cost.compute import backward, forward
+from steptime.cost.rates import rates
 from steptime.job.assembly import Assembly
 from steptime.model.scans import Scan
 
@@ -45,6 +49,19 @@ def test_flops_and_bytes_of_a_scan():
     op = scan()
     assert op.flops == 64 * 34_816
     assert op.forward_bytes == 64 * (1_280 + 384 + 80)
+    assert op.conv_bytes == 64 * 1_280
+
+
+def test_time_of_a_scan():
+    """64 * 34,816 FLOPs at 1 TFLOP/s 2.228 us; 81,920 bytes of the convolution at 1 GB/s 81.920 us, 29,696 of states and dt at
+    2 GB/s 14.848 us; backward 2.8 times as long."""
+    slow = job(SMALL, seqlen=64, dp=1, tp=1, gbs=4)
+    of = rates(slow.machine.accelerator, slow.software)
+    r = replace(of, scan_flops=1e12, conv_bytes_per_s=1e9, bytes_per_s=2e9, move_rate=1.0, move_kernel_s=0.0)
+    found = forward(scan(), r, {})
+    assert (found.compute_s, found.bandwidth_s) == (pytest.approx(2.228224e-6), pytest.approx(96.768e-6))
+    assert found.time_s == pytest.approx(98.996224e-6)
+    assert backward(scan(), r, {})[0].time_s == pytest.approx(2.8 * 98.996224e-6)
 
 
 def test_temporaries_of_a_scan():
