@@ -114,7 +114,7 @@ SAFETENSORS = {
     "negative_shape": ((pairs(("a", entry(shape=(-1,)))), 8), 1, {"BAD_TENSOR", "TRAILING_BYTES"}),
     "huge_shape": ((pairs(("a", entry(shape=(2**62, 2**62)))), 8), 1, {"SIZE_MISMATCH", "BAD_TENSOR"}),
     "float_offset": ((b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,1e9]}}', 8), 1, {"BAD_TENSOR", "TRAILING_BYTES"}),
-    "long_integer": ((b'{"a":{"dtype":"F32","shape":[' + b"9" * 5000 + b'],"data_offsets":[0,8]}}', 8), 2, "INVALID_HEADER"),
+    "long_integer": ((pairs(("a", entry())).replace(b"[2]", b"[" + b"9" * 5000 + b"]"), 8), 1, {"BAD_TENSOR", "TRAILING_BYTES"}),
     "deep_json": ((b'{"a":' * 100_000, 0), 2, "INVALID_HEADER"),
     "array_root": ((b"[1,2,3]", 0), 2, "INVALID_HEADER"),
     "metadata_of_numbers": ((b'{"__metadata__":{"a":1},"a":' + json.dumps(entry()).encode() + b"}", 8), 1, "METADATA"),
