@@ -121,8 +121,8 @@ def rates(accelerator: Accelerator, software: Software, microbatches: int = 1, *
     """Sustained rates of a device under a software profile.
 
     Without fusion the gradient of a weight is added to the main one by a kernel of its own, except where the first micro-batch's
-    becomes the gradient (torch/csrc/autograd/functions/accumulate_grad.h). `adds_up`: it is, as FSDP's is not,
-    which adds up itself (`fsdp.seconds.sums_s`).
+    becomes the gradient (torch/csrc/autograd/functions/accumulate_grad.h). `adds_up`: False under FSDP, whose own sums are
+    priced in `fsdp.seconds.sums_s`.
     """
     dtype = peak_dtype(accelerator, software.compute_dtype)
     chip = accelerator.same_chip_as or accelerator.name
