@@ -117,12 +117,11 @@ def peak_dtype(accelerator: Accelerator, precision: str) -> str:
     return twin if twin in accelerator.peak_flops else next(iter(accelerator.peak_flops))
 
 
-def rates(accelerator: Accelerator, software: Software, microbatches: int = 1, *, adds_up: bool = True) -> Rates:
+def rates(accelerator: Accelerator, software: Software, microbatches: int = 1) -> Rates:
     """Sustained rates of a device under a software profile.
 
     Without fusion the gradient of a weight is added to the main one by a kernel of its own, except where the first micro-batch's
-    becomes the gradient (torch/csrc/autograd/functions/accumulate_grad.h). `adds_up`: False under FSDP, whose own sums are
-    priced in `fsdp.seconds.sums_s`.
+    becomes the gradient (torch/csrc/autograd/functions/accumulate_grad.h).
     """
     dtype = peak_dtype(accelerator, software.compute_dtype)
     chip = accelerator.same_chip_as or accelerator.name
@@ -135,7 +134,6 @@ def rates(accelerator: Accelerator, software: Software, microbatches: int = 1, *
     # the first micro-batch's gradient becomes the gradient where none persists
     times = (microbatches - 1.0) / microbatches if not software.states.gradients_persist else 1.0
     copy_rate = accelerator.memory_bytes_per_s * accelerator.memory_efficiency / slow
-    kernel = adds_up and not software.states.grad_accumulation_fusion
     return Rates(
         gemm_flops=sustained_flops(accelerator, dtype) * share(chip, software.compute_dtype) / slow,
         attention_forward_flops=peak * attention[0],
@@ -147,7 +145,7 @@ def rates(accelerator: Accelerator, software: Software, microbatches: int = 1, *
         grad_itemsize=main if software.states.grad_accumulation_fusion else software.itemsize,
         fused_accumulation=software.states.grad_accumulation_fusion,
         slowness=slow,
-        accumulate_bytes=times * (software.itemsize + 2.0 * main) if kernel else 0.0,
+        accumulate_bytes=0.0 if software.states.grad_accumulation_fusion else times * (software.itemsize + 2.0 * main),
         move_rate=software.timing.move_rate,
         plain_share=plain_share(accelerator, dtype),
         grouped_share=grouped_share(accelerator, software, dtype),

@@ -22,7 +22,6 @@ from steptime.fsdp.groups import (
 )
 
 if TYPE_CHECKING:
-    from steptime.fsdp.collective_rows import rows
     from steptime.fsdp.no_sync_walk import summed_bytes
     from steptime.fsdp.passes import pass_moments
     from steptime.fsdp.pipeline_chunks import ShardedChunk
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
         exposed_s,
         group_seconds,
         micro_batch_exposed,
+        rows,
         step_exposed,
         step_seconds,
     )
@@ -71,7 +71,6 @@ __all__ = [
 
 _HOMES = {
     "pass_moments": "passes",
-    "rows": "collective_rows",
     "summed_bytes": "no_sync_walk",
     "ShardedChunk": "pipeline_chunks",
     **dict.fromkeys(("peak_moments", "stage_actions", "stage_chunks", "stage_steps"), "pipeline_memory"),

@@ -17,16 +17,7 @@ from steptime.cost.parts import PartTime
 from steptime.cost.rates import Rates
 from steptime.fsdp.groups import Groups, ParamGroup, buffers, groups, options
 from steptime.fsdp.pipeline_memory import stage_steps
-from steptime.fsdp.seconds import (
-    Calls,
-    CommSeconds,
-    ShardedPass,
-    exposed_s,
-    micro_batch_exposed,
-    price,
-    shard_group,
-    sums_s,
-)
+from steptime.fsdp.seconds import Calls, CommSeconds, ShardedPass, exposed_s, micro_batch_exposed, price, shard_group
 from steptime.hardware.machine import Tier
 from steptime.job.assembly import Assembly, Chunk, Part
 from steptime.schedule import Action, order
@@ -108,6 +99,18 @@ def chunk_seconds(
         later,
         exposed_s([CommSeconds(0.0, 0.0, of.reduce_s, of.compute_s) for of in every], 0),
     )
+
+
+def sums_s(assembly: Assembly, rates: Rates, elements: Num) -> tuple[Num, Num]:
+    """Seconds of accumulating a chunk's gradients: for the first micro-batch, and for a later one.
+
+    Where they are reduced in their own dtype autograd adds them, as it does without FSDP.
+    """
+    job, said = assembly.job, options(assembly)
+    if said.reduce_dtype == job.software.compute_dtype:
+        return 0.0, 0.0
+    own, summed = job.software.itemsize, ITEMSIZE[said.reduce_dtype]
+    return elements * (own + summed) / rates.bytes_per_s, elements * (own + 2.0 * summed) / rates.bytes_per_s
 
 
 class PipelineSeconds:

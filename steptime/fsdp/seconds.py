@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from steptime.base.num import Num, is_column, maximum
-from steptime.cost.comm import collective
+from steptime.base.rows import CollectiveRow
+from steptime.cost.comm import CommCost, collective
 from steptime.cost.overlap import contention, hidden_s
 from steptime.cost.parts import PartTime
 from steptime.cost.rates import Rates
@@ -16,7 +17,7 @@ from steptime.job.assembly import Assembly, Part
 from steptime.job.job import Job
 from steptime.job.mesh import Group, GroupAxis, group
 from steptime.memory.on_host import on_host
-from steptime.software.performance import ITEMSIZE
+from steptime.model.ops import Kind
 
 
 class CommSeconds(NamedTuple):
@@ -27,16 +28,6 @@ class CommSeconds(NamedTuple):
     reduce_s: Num = 0.0
     copy_s: Num = 0.0
     """Copies between FSDP's flat buffers and the parameters, part of the compute stream."""
-    into_reduce_s: Num = 0.0
-    """Part of them: from gradients to the reduction's input."""
-    first_sum_s: Num = 0.0
-    """Where gradients add up unsharded (no_sync): those of the first micro-batch, copied to where they do."""
-    sum_s: Num = 0.0
-    """The same of a later micro-batch, added."""
-
-    def unreduced(self, sum_s: Num) -> CommSeconds:
-        """In a micro-batch whose gradients are not reduced but take `sum_s`."""
-        return self._replace(reduce_s=0.0, copy_s=self.copy_s - self.into_reduce_s + sum_s)
 
 
 Directions: TypeAlias = tuple[list[CommSeconds], list[CommSeconds]]
@@ -117,34 +108,16 @@ def price(assembly: Assembly, tiers: tuple[Tier, ...], of: ParamGroup, rates: Ra
     between = 2.0 * sizes.gathered if flat and options(assembly).reduce_dtype != job.software.compute_dtype else 0.0
     shard = of.padded / of.ranks
     copied = 0.0 if flat else sizes.gathered + sizes.unsharded
-    whole = unsynced(job) and job.parallelism.fsdp is not None
-    gradients = of.elements * ITEMSIZE[options(assembly).reduce_dtype] if whole else sizes.gradients
     found = CommSeconds(
         collective("all_gather", sizes.gathered, over, tiers).time_s + host_copy_s(job, shard * on_host(job).gathered),
-        (gradients + between + sizes.reduce_input + 2.0 * sizes.turned) / rates.bytes_per_s,
+        (sizes.gradients + between + sizes.reduce_input + 2.0 * sizes.turned) / rates.bytes_per_s,
         reduce_s,
         (copied + 2.0 * sizes.turned) / rates.bytes_per_s,
-        0.0,
-        *(sums_s(assembly, rates, of.elements) if whole else (0.0, 0.0)),
     )
     if of.experts is None:
         return found
     beside = price(assembly, tiers, of.experts, rates)
     return CommSeconds(*(mine + theirs for mine, theirs in zip(found, beside, strict=True)))
-
-
-def sums_s(assembly: Assembly, rates: Rates, elements: Num) -> tuple[Num, Num]:
-    """Seconds of adding up unsharded gradients in the dtype of their reduction: of the first micro-batch, and of a later one.
-
-    In the compute dtype the first micro-batch's stay where they are, and autograd adds a later one's; else a copy is made and
-    added to (torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param.py, accumulate_unsharded_grad_if_needed). Nothing without
-    FSDP's own settings: a ZeRO level alone has them among the gradients of weights (`Rates.accumulate_bytes`).
-    """
-    if assembly.job.parallelism.fsdp is None:
-        return 0.0, 0.0
-    own, summed = assembly.job.software.itemsize, ITEMSIZE[options(assembly).reduce_dtype]
-    first = 0.0 if options(assembly).reduce_dtype == assembly.job.software.compute_dtype else own + summed
-    return elements * first / rates.bytes_per_s, elements * (own + 2.0 * summed) / rates.bytes_per_s
 
 
 def host_copy_s(job: Job, bytes_: Num) -> Num:
@@ -170,23 +143,19 @@ def group_seconds(
     embedding, head = parts[assembly.embedding], parts[assembly.head]
     regathers = 1.0 if options(assembly).reshard_after_forward else 0.0
     forward = [CommSeconds(root.gather_s, embedding.forward.seconds, 0.0, root.copy_s)]
-    back = [reduced(root, 0.0, embedding.backward.seconds)]
+    back = [CommSeconds(0.0, embedding.backward.seconds, root.reduce_s, root.compute_s)]
     at = 0
     for part, count in assembly.runs:
         of, work = price(assembly, tiers, found.layers[at], rates), parts[part]
         at += count
         forward += [CommSeconds(of.gather_s, work.forward.seconds, 0.0, of.copy_s)] * count
         compute_s = work.backward.seconds + replay_s[part]
-        back += [reduced(of, regathers, compute_s)] * count
+        back += [
+            CommSeconds(regathers * of.gather_s, compute_s, of.reduce_s, regathers * of.copy_s + of.compute_s)
+        ] * count
     forward.append(CommSeconds(0.0, head.forward.seconds))
     back.append(CommSeconds(0.0, head.backward.seconds))
     return forward, back[::-1]
-
-
-def reduced(of: CommSeconds, regathers: float, compute_s: Num) -> CommSeconds:
-    """A group's backward, from what `price` gives."""
-    copy_s = regathers * of.copy_s + of.compute_s
-    return of._replace(gather_s=regathers * of.gather_s, compute_s=compute_s, copy_s=copy_s, into_reduce_s=of.compute_s)
 
 
 class Calls(NamedTuple):
@@ -270,10 +239,11 @@ def passes(assembly: Assembly, directions: Directions) -> list[tuple[Num, Direct
     if not unsynced(assembly.job):
         return [(m, directions)]
     forward, backward = directions
-    first, later = [of.unreduced(of.first_sum_s) for of in backward], [of.unreduced(of.sum_s) for of in backward]
-    last = [of._replace(copy_s=of.copy_s + of.sum_s) for of in backward]
-    there = [of._replace(gather_s=0.0, copy_s=0.0) for of in forward] if stays_gathered(assembly) else forward
-    return [(1.0, (forward, first)), (m - 2.0, (there, later)), (1.0, (there, last))]
+    quiet = [of._replace(reduce_s=0.0) for of in backward]
+    if not stays_gathered(assembly):
+        return [(m - 1.0, (forward, quiet)), (1.0, directions)]
+    there = [of._replace(gather_s=0.0, copy_s=0.0) for of in forward]
+    return [(1.0, (forward, quiet)), (m - 2.0, (there, quiet)), (1.0, (there, backward))]
 
 
 def calls_without_pipeline(assembly: Assembly) -> dict[tuple[str, ParamGroup], Calls]:
@@ -285,3 +255,46 @@ def calls_without_pipeline(assembly: Assembly) -> dict[tuple[str, ParamGroup], C
     counts = {("block", of): float(found.layers.count(of)) for of in found.layers}
     layers = {key: Calls(gathers * n * each, reductions * n) for key, n in counts.items()}
     return {("root", found.root): Calls(gathers, reductions)} | layers
+
+
+def rows(
+    assembly: Assembly,
+    tiers: tuple[Tier, ...],
+    calls: Mapping[tuple[str, ParamGroup], Calls],
+    exposed: float,
+    row: Callable[..., CollectiveRow],
+) -> list[CollectiveRow]:
+    """Collectives per step."""
+    job = assembly.job
+    copies = copy_group(job)
+    made: list[tuple[str, Kind, Num, float, CommCost, Group]] = []
+    known = [kind for kind, _ in calls]
+    kinds = [(kind if known.count(kind) == 1 else f"{kind} {i - known.index(kind)}") for i, kind in enumerate(known)]
+    named = [(name, of, count) for name, (_, of), count in zip(kinds, calls, calls.values(), strict=True)]
+    named += [(f"{name} experts", of.experts, count) for name, of, count in named if of.experts is not None]
+    for name, of, count in named:
+        sizes, over = buffers(assembly, of), shard_group(job, of.kind)
+        if sizes.gathered:
+            gather = collective("all_gather", sizes.gathered, over, tiers)
+            made.append((f"{name} parameters", "all_gather", sizes.gathered, count.gathers, gather, over))
+        if sizes.reduce_input:
+            reduce = collective("reduce_scatter", sizes.reduce_input, over, tiers)
+            made.append((f"{name} gradients", "reduce_scatter", sizes.reduce_input, count.reductions, reduce, over))
+            if copies.ranks > 1:
+                between = collective("all_reduce", sizes.reduce_output, copies, tiers)
+                what = f"{name} gradients, replicas"
+                made.append((what, "all_reduce", sizes.reduce_output, count.reductions, between, copies))
+    total = sum(count * cost.time_s for _, _, _, count, cost, _ in made)
+    return [
+        row(
+            name,
+            kind,
+            "dp",
+            ranks.ranks,
+            bytes_,
+            count,
+            cost,
+            exposed * count * cost.time_s / total if total else 0.0,
+        )
+        for name, kind, bytes_, count, cost, ranks in made
+    ]

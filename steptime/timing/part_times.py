@@ -55,8 +55,7 @@ def pricing(job: Job) -> Pricing:
     dp_tiers = one_link(group(p, "shards", n_dcs=n_dcs), tiers) if software.comm.node_links == "one" else tiers
     axes: tuple[GroupAxis, ...] = ("tp", "cp", "cp_a2a", "cp_p2p", "tp_cp", "ep", "etp", "ep_etp")
     ranks: dict[str, Group] = {axis: group(p, axis, n_dcs=n_dcs) for axis in axes}
-    found = rates(job.machine.accelerator, software, job.microbatches, adds_up=job.parallelism.fsdp is None)
-    found = slower_rates(found, slow)
+    found = slower_rates(rates(job.machine.accelerator, software, job.microbatches), slow)
     link = job.machine.accelerator.host_bytes_per_s or inf
     woven = woven_share(job, job.data.gbs)
     return Pricing(Context(found, software, ranks, tiers, p.tp, job.data.microbatch_sz, link, woven), dp_tiers, n_dcs)

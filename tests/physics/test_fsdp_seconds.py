@@ -90,31 +90,6 @@ def test_copies_between_flat_buffers_and_parameters():
     assert sharded - other.time.parts_s["memory_bound"] == seconds(4 * 2 * LAYER + 2 * (ROOT + 2 * LAYER))
 
 
-def moved(**said):
-    """Bytes of memory-bound kernels of a step."""
-    return answer(memory=1.0, performance=NO_OVERLAP, **said).time.parts_s["memory_bound"]
-
-
-def test_a_reduction_in_every_micro_batch_adds_nothing_up():
-    """Each micro-batch copies its gradients, 2 bytes an element, to the reduction's input; none is added unsharded."""
-    assert moved(microbatches=3) == seconds(3 * moved())
-
-
-@pytest.mark.parametrize(
-    ("dtype", "more"),
-    [
-        # each of three copies to the reduction: 3 * (2 + 4). Else a copy in fp32, 2 + 4, two sums, 2 + 4 + 4 each, and the
-        # accumulated ones to the reduction, 4 + 4
-        ("fp32", 6 + 2 * 10 + 8 - 18),
-        # 3 * (2 + 2) against two sums, 2 + 2 + 2 each, and 2 + 2
-        ("bf16", 2 * 6 + 4 - 12),
-    ],
-)
-def test_gradients_that_wait_for_the_last_micro_batch_add_up_unsharded(dtype, more):
-    synced, late = (moved(microbatches=3, no_sync=on, reduce_dtype=dtype) for on in (False, True))
-    assert late - synced == seconds(more * (ROOT + 2 * LAYER))
-
-
 def test_version_1_casts_its_flat_gradient():
     """Reduced in bf16 the flat gradient, 2 bytes an element, is the reduction's input. For fp32 it is read once more and written
     as 4: the flat one is written and read, 4 bytes, and the input is 2 wider.
