@@ -6,6 +6,15 @@ from typing import Any
 
 from steptime.job.job import Job
 
+DEVICES_PLAN = {
+    "model": "llama3-70b",
+    "devices": 512,
+    "parallelism": {"tp": 8, "pp": 4},
+    "data": {"gbs": 1024, "seqlen": 8192, "microbatch_sz": 1},
+    "hardware": "h100",
+}
+"""A plan that says how many devices there are, not dp."""
+
 
 def job(
     model: Any = "llama3-8b",

@@ -9,6 +9,7 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jobs import DEVICES_PLAN
 
 import steptime
 from steptime.base.config import ConfigError
@@ -19,18 +20,11 @@ from steptime.job.job import Job
 from steptime.job.names import PATHS, meant_path
 from steptime.report.plan_keys import keys
 
-PLAN = {
-    "model": "llama3-70b",
-    "devices": 512,
-    "parallelism": {"tp": 8, "pp": 4},
-    "data": {"gbs": 1024, "seqlen": 8192, "microbatch_sz": 1},
-    "hardware": "h100",
-}
 NODE = "{name: box, accelerator: h100, devices_per_node: 8, tiers: [{name: link, size: 8, bytes_per_s: %s, latency_s: %s}]}"
 
 
 def load(*sets, **changes):
-    return Job.load(json.dumps(PLAN | changes), sets)
+    return Job.load(json.dumps(DEVICES_PLAN | changes), sets)
 
 
 def problems(*sets, **changes):
@@ -75,7 +69,7 @@ def test_numbers_that_contradict():
     )
     both = problems(parallelism={"tp": 8, "pp": 4, "dp": 32})
     assert both == ["devices: 512 devices, but tp*cp*pp*dp = 1,024; remove one, or set parallelism.dp to auto"]
-    plan = {key: value for key, value in PLAN.items() if key != "devices"}
+    plan = {key: value for key, value in DEVICES_PLAN.items() if key != "devices"}
     with pytest.raises(ConfigError, match="auto needs a number of devices"):
         Job.load(json.dumps(plan | {"parallelism": {"tp": 1, "pp": 1, "dp": "auto"}}))
 
@@ -144,7 +138,7 @@ def test_a_search_without_a_plan_asks_in_one_line(capsys):
 
 def test_options_over_a_file(capsys, tmp_path):
     path = tmp_path / "plan.yaml"
-    path.write_text(yaml.safe_dump(PLAN))
+    path.write_text(yaml.safe_dump(DEVICES_PLAN))
     document = json.loads(run(capsys, str(path), "--devices", "256", "--json")[1])
     assert (document["devices"], document["config"]["parallelism"]["dp"]) == (256, 8)
 
@@ -256,7 +250,9 @@ def test_a_model_too_big_for_its_devices_is_not_said_to_fit(capsys):
 def test_a_bad_value_hides_no_other_problem():
     """seqlen stops the batch from being read; tp 6 divides neither heads nor MLP, and 1000 is no multiple of dp 32."""
     found = problems(
-        devices=None, parallelism={"tp": 6, "pp": 4, "dp": 32}, data=PLAN["data"] | {"gbs": 1000, "seqlen": "8k"}
+        devices=None,
+        parallelism={"tp": 6, "pp": 4, "dp": 32},
+        data=DEVICES_PLAN["data"] | {"gbs": 1000, "seqlen": "8k"},
     )
     assert found[0] == "data.seqlen: expected a whole number (got '8k'); write 8192"
     assert [line.partition(":")[0] for line in found[1:]] == ["parallelism.tp"] * 3 + ["data.gbs"]
@@ -350,7 +346,7 @@ def test_show_knows_accelerators(capsys):
 
 def test_other_commands_speak_json(capsys, tmp_path):
     path = tmp_path / "plan.yaml"
-    path.write_text(yaml.safe_dump(PLAN))
+    path.write_text(yaml.safe_dump(DEVICES_PLAN))
     assert any(row["name"] == "dgx-h100" for row in json.loads(run(capsys, "machines", "--json")[1]))
     assert any(row["params"] == 70_553_706_496 for row in json.loads(run(capsys, "models", "--json")[1]))
     assert json.loads(run(capsys, "show", "h100", "--json")[1])["name"] == "dgx-h100"
@@ -361,7 +357,7 @@ def test_other_commands_speak_json(capsys, tmp_path):
 
 def test_an_alias_is_no_difference(capsys, tmp_path):
     for name, machine in (("a", "h100"), ("b", "dgx-h100")):
-        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(PLAN | {"hardware": machine}))
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(DEVICES_PLAN | {"hardware": machine}))
     found = json.loads(run(capsys, "diff", *(str(tmp_path / f"{name}.yaml") for name in "ab"), "--json")[1])
     assert found["sections"][0]["title"] == "no setting differs"
 

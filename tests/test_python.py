@@ -7,26 +7,19 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
+from jobs import DEVICES_PLAN
 
 import steptime
-
-PLAN = {
-    "model": "llama3-70b",
-    "devices": 512,
-    "parallelism": {"tp": 8, "pp": 4},
-    "data": {"gbs": 1024, "seqlen": 8192, "microbatch_sz": 1},
-    "hardware": "h100",
-}
 
 
 @pytest.fixture(scope="module")
 def answer():
-    return steptime.estimate(PLAN)
+    return steptime.estimate(DEVICES_PLAN)
 
 
 def test_a_notebook_needs_two_names(tmp_path, answer):
     path = tmp_path / "plan.yaml"
-    path.write_text(yaml.safe_dump(PLAN))
+    path.write_text(yaml.safe_dump(DEVICES_PLAN))
     assert steptime.estimate(str(path)).step_s == answer.step_s
     assert answer.fits
     assert answer.mfu == answer.throughput.mfu
@@ -46,7 +39,7 @@ def test_a_frame_of_the_parts(monkeypatch, answer):
 def test_a_frame_without_pandas_says_what_to_install(monkeypatch, answer):
     """Of an estimate and of a search; `None` in sys.modules makes an import fail as one that is not installed."""
     monkeypatch.setitem(sys.modules, "pandas", None)
-    found = steptime.search(PLAN)
+    found = steptime.search(DEVICES_PLAN)
     for made in (answer, found):
         with pytest.raises(ImportError, match=r"^to_frame: needs pandas; pip install pandas$"):
             made.to_frame()
