@@ -139,7 +139,8 @@ def test_a_watched_plan_is_reported_at_every_change(tmp_path):
     plan = tmp_path / "plan.yaml"
     text = (ROOT / "configs" / "gpt2_1gpu.yaml").read_text()
     plan.write_text(text)
-    code = "import sys; from steptime.commands.cli import main; sys.exit(main(sys.argv[1:]))"
+    code = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "  # a job in the background ignores it
+    code += "from steptime.commands.cli import main; sys.exit(main(sys.argv[1:]))"
     with (tmp_path / "out").open("w") as out, (tmp_path / "err").open("w") as err:
         command = [sys.executable, "-uc", code, str(plan), "--brief", "--watch"]
         process = subprocess.Popen(command, stdout=out, stderr=err, env=os.environ | {"NO_COLOR": "1"}, cwd=ROOT)
