@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from math import gcd
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +13,15 @@ from steptime.job.edit import read_setting
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from steptime.answer.result import Estimate
     from steptime.job.job import Job
 
 MACHINE = "dgx-h100"
 SEQLEN = 8192
 STEP_TOKENS = 4 * 2**20
 """Default tokens per step: the initial batch of Llama 3 405B (arXiv 2407.21783, section 3.4.1: 4M)."""
+DEVICE_TOKENS = 2**10
+"""Default tokens per step and device on more than 4,096 devices: Llama 3 405B had 16M on 16,384 (the same, table 4)."""
 
 
 def sets(model: str | None, machine: str | None, devices: int | None) -> list[str]:
@@ -29,40 +31,64 @@ def sets(model: str | None, machine: str | None, devices: int | None) -> list[st
 
 
 def job(model: str | None, machine: str | None, devices: int | None, changes: list[str]) -> Job:
-    """The fastest among the least split layouts that fit; its notes name every default.
+    """The layout with the most tokens per second of those that fit and keep the batch; its notes name every default.
 
     Raises:
         ConfigError: no model is named, a name is unknown, or no layout of the devices is possible.
     """
-    from steptime.answer.result import estimate
-
     if model is None:
         raise ConfigError("--model: required without a CONFIG file (3dtrn models lists the presets)")
     plan = base(model, machine, devices)
-    note = partial(_named, _given(machine, devices, changes))
-    first: ConfigError | None = None
-    biggest: Job | None = None
-    for checkpointing in ("none", "full"):
-        for split in layouts(plan["devices"], plan["per_node"], plan["experts"]):
-            fitting = []
-            for degrees in split:
-                try:
-                    found = estimate(_built(plan, degrees, checkpointing, changes))
-                except ConfigError as error:
-                    first = first or error
-                    continue
-                biggest = found.job
-                if found.peaks.fits:
-                    fitting.append(found)
-            if fitting:
-                return note(
-                    min(fitting, key=lambda one: one.step_s).job,
-                    checkpointing,
-                    "least split layout that fits; 3dtrn search tries all",
-                )
-    if biggest is None:
-        raise first or ConfigError("devices: no layout of this number of devices")
-    return note(biggest, "full", "no layout that was tried fits; 3dtrn search tries all")
+    given = _given(machine, devices, changes)
+    tried = _Tried(plan, changes)
+    for degrees in layouts(plan["devices"], plan["near"], plan["layers"], plan["experts"]):
+        if not tried.fits(degrees, "none"):
+            tried.fits(degrees, "full")
+    if tried.best is None:
+        if tried.last is None:
+            raise tried.error or ConfigError("devices: no layout of this number of devices")
+        return _named(given, tried.last, "full", f"none of {tried.count} layouts fits; 3dtrn search tries all")
+    _, degrees, checkpointing = tried.best
+    pp, layers = degrees["pp"], plan["layers"]
+    units = layers + 2 if layers % pp else layers  # see `_built`
+    for vpp in range(2, units // pp + 1) if pp > 1 else ():
+        if units % (pp * vpp) == 0:
+            tried.fits(degrees | {"vpp": vpp}, checkpointing)
+    found, _, checkpointing = tried.best
+    return _named(given, found.job, checkpointing, f"fastest of {tried.count} layouts; 3dtrn search tries all")
+
+
+class _Tried:
+    """Estimates of layouts of one plan: how many there were, the fastest that fits, the last, and the first error."""
+
+    def __init__(self, plan: dict[str, Any], changes: list[str]) -> None:
+        self.plan, self.changes = plan, changes
+        self.count = 0
+        self.best: tuple[Estimate, dict[str, int], str] | None = None
+        self.last: Job | None = None
+        self.error: ConfigError | None = None
+
+    def fits(self, degrees: dict[str, int], checkpointing: str) -> bool:
+        """Estimate one layout: does it fit? A layout that breaks a rule does not count."""
+        from steptime.answer.result import estimate
+
+        try:
+            found = estimate(_built(self.plan, degrees, checkpointing, self.changes))
+        except ConfigError as error:
+            self.error = self.error or error
+            return False
+        self.count += 1
+        self.last = found.job
+        if not found.peaks.fits:
+            return False
+        if self.best is None or self._merit(found) > self._merit(self.best[0]):
+            self.best = found, degrees, checkpointing
+        return True
+
+    def _merit(self, found: Estimate) -> tuple[bool, float]:
+        """Whether the step has about the default tokens, which data parallelism over more ranks multiplies; tokens per second."""
+        tokens = found.job.data.gbs * found.job.data.seqlen
+        return tokens <= 2 * self.plan["tokens"], tokens / found.step_s
 
 
 def base(model: str, machine: str | None, devices: int | None) -> dict[str, Any]:
@@ -70,41 +96,40 @@ def base(model: str, machine: str | None, devices: int | None) -> dict[str, Any]
     from steptime.hardware.machine import Machine
     from steptime.model.presets import load_model
 
-    node = Machine.load(machine or MACHINE).devices_per_node
+    node = Machine.load(machine or MACHINE)
     shape = load_model(model)
     longest = shape.max_positions if shape.learned_positions and shape.max_positions else SEQLEN
-    count = node if devices is None else devices
+    count = node.devices_per_node if devices is None else devices
     if count < 1:
         raise ConfigError(f"--devices: must be at least 1 (got {count})")
     return {
         "model": model,
         "machine": machine or MACHINE,
         "devices": count,
-        "per_node": node,
+        "tokens": max(STEP_TOKENS, DEVICE_TOKENS * count),
+        "near": int(max(node.devices_per_node, min(node.tiers[0].size, count))),
         "seqlen": min(longest, SEQLEN),
         "layers": shape.n_layers,
         "experts": shape.moe.n_experts if shape.moe else 1,
     }
 
 
-def layouts(devices: int, per_node: int, experts: int = 1) -> Iterator[list[dict[str, int]]]:
-    """Degrees ordered by how far tp and pp split the model, least first; tp stays inside a node.
+def layouts(devices: int, near: int, layers: int, experts: int = 1) -> Iterator[dict[str, int]]:
+    """Degrees ordered by how far tp and pp split the model, least first; tp stays among the `near` devices of a network domain.
 
-    Whole experts lie over a node's devices, or over those of eight nodes (as DeepSeek-V3's, arXiv 2412.19437, section 3.2), or
-    over as many of them as divide a stage's devices and the experts.
+    Whole experts lie over these devices, or over those of eight such domains (as DeepSeek-V3's, arXiv 2412.19437, section 3.2),
+    or over as many of them as divide a stage's devices and the experts.
     """
     size = 1
     while size <= devices:
-        splits = [
-            {"tp": tp, "pp": size // tp}
-            for tp in (1, 2, 4, 8, 16)
-            if size % tp == 0 and tp <= per_node and devices % size == 0
-        ]
-        yield [split | spread for split in splits for spread in _spreads(devices // split["pp"], experts, per_node)]
+        for tp in (1, 2, 4, 8, 16):
+            pp = size // tp
+            if size % tp == 0 and tp <= near and devices % size == 0 and pp <= layers:
+                yield from ({"tp": tp, "pp": pp} | spread for spread in _spreads(devices // pp, experts, near))
         size *= 2
 
 
-def _spreads(devices: int, experts: int, per_node: int) -> list[dict[str, int]]:
+def _spreads(devices: int, experts: int, near: int) -> list[dict[str, int]]:
     """Expert degrees on a stage's devices; none without experts.
 
     >>> _spreads(128, 256, 8), _spreads(2, 60, 8), _spreads(8, 1, 8)
@@ -113,26 +138,26 @@ def _spreads(devices: int, experts: int, per_node: int) -> list[dict[str, int]]:
     if experts == 1:
         return [{}]
     both = gcd(devices, experts)
-    eps = {max(ep for ep in range(1, min(both, most) + 1) if both % ep == 0) for most in (per_node, 8 * per_node)}
+    eps = {max(ep for ep in range(1, min(both, most) + 1) if both % ep == 0) for most in (near, 8 * near)}
     return [{"ep": ep, "etp": 1} for ep in sorted(eps)]
 
 
-def sequences(seqlen: int, copies: int) -> int:
-    """Sequences of a step: at least `STEP_TOKENS` tokens, a multiple of `copies`.
+def sequences(tokens: int, seqlen: int, copies: int) -> int:
+    """Sequences of a step: at least `tokens` tokens, a multiple of `copies`.
 
-    >>> sequences(8192, 48)
+    >>> sequences(4 * 2**20, 8192, 48)
     528
     """
-    return -(-STEP_TOKENS // (seqlen * copies)) * copies
+    return -(-tokens // (seqlen * copies)) * copies
 
 
 def unsplit(model: str, machine: str | None, devices: int) -> dict[str, Any]:
     """A plan without a layout: model, machine, and a batch that all but the largest even degrees of data parallelism divide."""
     plan = base(model, machine, devices)
     copies = devices
-    while copies % 2 == 0 and copies * plan["seqlen"] > STEP_TOKENS:
+    while copies % 2 == 0 and copies * plan["seqlen"] > plan["tokens"]:
         copies //= 2
-    batch = {"gbs": sequences(plan["seqlen"], copies), "seqlen": plan["seqlen"]}
+    batch = {"gbs": sequences(plan["tokens"], plan["seqlen"], copies), "seqlen": plan["seqlen"]}
     return {"model": model, "data": batch, "hardware": plan["machine"]}
 
 
@@ -140,12 +165,20 @@ def _built(plan: dict[str, Any], degrees: dict[str, int], checkpointing: str, ch
     from steptime.job.job import Job
 
     dp = plan["devices"] // (degrees["tp"] * degrees["pp"])
-    uneven = {"layers_per_stage": "auto"} if plan["layers"] % degrees["pp"] else {}
-    gbs = sequences(plan["seqlen"], dp)
+    layers, chunks = plan["layers"], degrees["pp"] * degrees.get("vpp", 1)
+    ends = layers % chunks > 0 and (layers + 2) % chunks == 0
+    split = (
+        {"embedding_and_loss_count_as_layers": True}
+        if ends
+        else {"layers_per_stage": "auto"}
+        if layers % chunks
+        else {}
+    )
+    gbs = sequences(plan["tokens"], plan["seqlen"], dp)
     said: dict[str, Any] = {
         "model": plan["model"],
         "devices": plan["devices"],
-        "parallelism": degrees | uneven,
+        "parallelism": degrees | split,
         "data": {"gbs": gbs, "seqlen": plan["seqlen"], "microbatch_sz": 1},
         "hardware": plan["machine"],
     }
@@ -164,7 +197,9 @@ def _given(machine: str | None, devices: int | None, changes: list[str]) -> set[
 def _named(given: set[str], job: Job, checkpointing: str, found: str) -> Job:
     """The job with a note for every default that was not given, and for the reason of its layout."""
     p, data = job.parallelism, job.data
-    degrees = {"tp": p.tp, "pp": p.pp} | ({"ep": p.ep, "etp": p.etp} if job.model.moe else {})
+    tokens = max(STEP_TOKENS, DEVICE_TOKENS * p.devices)
+    degrees = {"tp": p.tp, "pp": p.pp} | ({"vpp": p.vpp} if p.vpp > 1 else {})
+    degrees |= {"ep": p.ep, "etp": p.etp} if job.model.moe else {}
     split = [f"{name} {degree}" for name, degree in degrees.items() if name not in given]
     if not given & {"activation_checkpointing_type", "recompute"}:
         split.append(f"recomputation {checkpointing}")
@@ -173,7 +208,7 @@ def _named(given: set[str], job: Job, checkpointing: str, found: str) -> Job:
         "devices": counted(p.devices, "device"),
         "layout": f"{', '.join(split)} ({found})" if split else "",
         "seqlen": f"{data.seqlen:,} tokens per sequence",
-        "gbs": f"gbs {data.gbs:,} ({STEP_TOKENS / 2**20:g} Mi tokens per step or more)",
+        "gbs": f"gbs {data.gbs:,} ({tokens / 2**20:.4g} Mi tokens per step or more)",
         "microbatch_sz": f"micro-batch {data.microbatch_sz}",
     }
     rest = ", ".join(text for key, text in told.items() if text and key not in given)
