@@ -1,4 +1,4 @@
-"""Types of option values: fractions, counts, lists."""
+"""The parser, and types of option values: fractions, counts, lists."""
 
 from __future__ import annotations
 
@@ -19,6 +19,11 @@ class Parser(argparse.ArgumentParser):
             meant = near(wrong.partition(" ")[0].partition("=")[0], known)
             message = f"{message}{meant if 'did you mean' in meant else f'; {self.prog} --help lists all'}"
         self.exit(2, f"{self.prog}: {message.removeprefix('argument ')}\n")
+
+
+def decoded(text: str) -> str:
+    """Text without the lone surrogates that stand for bytes which are not UTF-8; no output could encode them."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def share(text: str) -> float:

@@ -88,10 +88,7 @@ def _logs(word: str, paths: list[str], options: Namespace, out: Printer) -> int:
         document, sections = bench_logs.scaling_command(paths, baseline=options.baseline)
     else:
         document, sections = bench_logs.startup_command(paths)
-    if options.json:
-        out.json(document)
-    else:
-        out.sections(sections)
+    out.answer(lambda: document, lambda: sections)
     return 0
 
 
@@ -152,10 +149,7 @@ def _run(job: Job, folder: Path, launch: Launch, phases: Phases, options: Namesp
         found = _concluded(job, raw, world, folder, options)
         sections = view.sections(found)
         LOG.debug(to_text(sections))
-        if options.json:
-            out.json(found.document)
-        else:
-            out.sections(sections)
+        out.answer(lambda: found.document, lambda: sections)
     finish(world)
     return 0
 

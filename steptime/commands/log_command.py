@@ -67,10 +67,7 @@ def diff(options: Namespace, out: Printer, labels: tuple[str, str]) -> int:
     a, b = (beside(runs[path]) if path in runs else None for path in paths)
     changed, *rest = diff_tables.diff(found.a, found.b, labels, notes)
     sections = [*setting_tables.sections(found, (a, b), labels), changed, *rest]
-    if options.json:
-        out.json(section_json.document(sections))
-    else:
-        out.sections(sections)
+    out.answer(lambda: section_json.document(sections), lambda: sections)
     return 0
 
 
@@ -83,11 +80,10 @@ def run(paths: list[str], options: Namespace, hardware: Hardware | None = None) 
     from steptime.report.progress import ProgressLine
     from steptime.validation.logged import read_run
 
-    sets = [setting.encode("utf-8", "surrogateescape").decode("utf-8", "replace") for setting in options.sets]
     with ProgressLine(sys.stderr) as progress:
         return read_run(
             paths,
-            sets,
+            options.sets,
             kind=options.kind,
             plan=getattr(options, "plan", None),
             allow_unmodeled=options.allow_unmodeled,
