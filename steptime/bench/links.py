@@ -11,7 +11,7 @@ from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
 from steptime.base.config import build
-from steptime.bench.rate_fit import Fit, judged
+from steptime.bench.rate_fit import judged
 from steptime.cost.comm import collective
 from steptime.hardware.machine import Tier
 from steptime.job.mesh import Group
@@ -44,17 +44,13 @@ class AlphaBeta(NamedTuple):
 
 
 class TierFit(NamedTuple):
-    """A tier of a machine file, as `steptime.cost.comm` uses it; losses are included in `bytes_per_s`, so `efficiency` is 1."""
+    """A tier of a machine file, as `steptime.cost.comm` uses it; losses are included in `bytes_per_s`, so its efficiency is 1."""
 
     latency_s: float
     bytes_per_s: float
-    efficiency: float
     error: float
     """Mean absolute log error of the model over all rows."""
-    worst: float
     points: int
-    by_kind: dict[str, Fit]
-    """The mean model over measurement of each kind, and its errors."""
 
 
 def bus_share(kind: str, ranks: int) -> float:
@@ -142,12 +138,4 @@ def tier(measured: Sequence[timings.CollectiveTiming], name: str = "measured") -
         there = min(around, key=loss)
         value = loss(there)
         here, best, step = (there, value, step) if value < best else (here, best, 0.5 * step)
-    left = errors(here)
-    return TierFit(exp(here[0]), exp(here[1]), 1.0, best, max(map(abs, left)), len(left), _by_kind(measured, left))
-
-
-def _by_kind(measured: Sequence[timings.CollectiveTiming], errors: Sequence[float]) -> dict[str, Fit]:
-    kinds: dict[str, list[float]] = {}
-    for row, error in zip(measured, errors, strict=True):
-        kinds.setdefault(row.kind, []).append(error)
-    return {kind: judged(exp(sum(found) / len(found)), found) for kind, found in kinds.items()}
+    return TierFit(exp(here[0]), exp(here[1]), best, len(measured))

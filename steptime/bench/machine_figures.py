@@ -29,14 +29,7 @@ class Sweeps(NamedTuple):
 
     def joined(self, other: Sweeps) -> Sweeps:
         """The rows of two calibrations."""
-        return Sweeps(
-            self.gemms + other.gemms,
-            self.attention + other.attention,
-            self.moves + other.moves,
-            self.launches + other.launches,
-            self.collectives + other.collectives,
-            self.notes + other.notes,
-        )
+        return Sweeps._make([*mine, *its] for mine, its in zip(self, other, strict=True))
 
 
 def figures(measured: Sweeps, device: BenchDevice, dtype: str, provenance: Provenance) -> dict[str, Figure]:
@@ -187,7 +180,7 @@ def tiers(
             "name": Figure(name, ""),
             "bytes_per_s": Figure(tier.bytes_per_s, provenance.measured(what)),
             "latency_s": Figure(tier.latency_s, provenance.measured(what)),
-            "efficiency": Figure(tier.efficiency, "losses are in bytes_per_s"),
+            "efficiency": Figure(1.0, "losses are in bytes_per_s"),
         }
         if name == "node" and across:
             fields["size"] = Figure(per_node, provenance.measured("processes on a node"))
