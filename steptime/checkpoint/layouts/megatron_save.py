@@ -48,7 +48,7 @@ def sections(scan: FolderScan, folder: Folder, files: list[str]) -> tuple[list[S
 
 
 def _rank_dir(file: str, folder: Folder) -> str:
-    return file[len(folder.rel) + 1 if folder.rel else 0 :].partition("/")[0]
+    return folder.inner(file).partition("/")[0]
 
 
 def _files(scan: FolderScan, folder: Folder, dirs: list[str], section: Section) -> tuple[list[str], set[str]]:

@@ -82,8 +82,7 @@ def _offsets(tensor: StoredTensor, numbers: list[str]) -> tuple[int, ...] | None
 
 def _name(section: Section, folder: Folder) -> None:
     for tensor in section.tensors:
-        path = tensor.file[len(folder.rel) + 1 if folder.rel else 0 :]
-        module, _, file = path.rpartition("/")
+        module, _, file = folder.inner(tensor.file).rpartition("/")
         match = FILE.match(file)
         kind = match["kind"] if match else file
         name = ".".join([*module.split("/")[1:], kind])
