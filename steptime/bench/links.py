@@ -1,6 +1,6 @@
 """Latency and bandwidth from measured collectives: alpha-beta by kind, and the tier of a machine file.
 
-Minima are fitted, never medians: what else runs on the machine only ever adds. Nothing here needs torch.
+Minima are fitted, never medians: other work on the machine only adds time. Nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -107,11 +107,6 @@ def _weighted(points: Sequence[tuple[float, float]], weights: Sequence[float]) -
 # --- the machine file's tier ---
 
 
-def model_s(row: timings.CollectiveTiming, tier: Tier) -> float:
-    """Model time of a measured call, all of whose ranks are in one tier."""
-    return float(collective(row.kind, float(row.bytes), Group(row.axis, row.ranks, 1.0), (tier,)).time_s)
-
-
 def tier(measured: Sequence[timings.CollectiveTiming], name: str = "measured") -> TierFit | None:
     """Latency of a hop and rate with which the model's formula fits all kinds best; None without rows.
 
@@ -123,7 +118,8 @@ def tier(measured: Sequence[timings.CollectiveTiming], name: str = "measured") -
 
     def errors(at: tuple[float, float]) -> list[float]:
         trial = build(Tier, {"name": name, "latency_s": exp(at[0]), "bytes_per_s": exp(at[1]), "efficiency": 1.0})
-        return [log(model_s(row, trial) / row.timing.min_s) for row in measured]
+        calls = (collective(row.kind, float(row.bytes), Group(row.axis, row.ranks, 1.0), (trial,)) for row in measured)
+        return [log(float(call.time_s) / row.timing.min_s) for call, row in zip(calls, measured, strict=True)]
 
     ceiling = log(BEYOND * max(map(bus_bytes_per_s, measured)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import add
 from typing import TYPE_CHECKING, NamedTuple
 
 from steptime.bench import links, rate_fit
@@ -29,7 +30,7 @@ class Sweeps(NamedTuple):
 
     def joined(self, other: Sweeps) -> Sweeps:
         """The rows of two calibrations."""
-        return Sweeps._make([*mine, *its] for mine, its in zip(self, other, strict=True))
+        return Sweeps._make(map(add, self, other))
 
 
 def figures(measured: Sweeps, device: BenchDevice, dtype: str, provenance: Provenance) -> dict[str, Figure]:

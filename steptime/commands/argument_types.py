@@ -10,7 +10,7 @@ class Parser(argparse.ArgumentParser):
     """A parser whose problems are one line each, like those of a plan."""
 
     def error(self, message: str) -> NoReturn:
-        """Exit with 2 after one line; an option that does not exist is told with its near match."""
+        """Exit with 2 after one line; for an unknown option it suggests the closest one."""
         wrong = message.removeprefix("unrecognized arguments: ")
         if wrong != message:
             from steptime.base.config import near

@@ -170,11 +170,5 @@ def _about(name: str) -> str:
 def _subcommand_help() -> str:
     width = max(map(len, SUBCOMMANDS))
     lines = [f"  {name:<{width}}  {about}" for name, about in SUBCOMMANDS.items()]
-    return "\n".join(
-        [
-            "subcommands (3dtrn NAME --help; a file of such a name: ./NAME):",
-            *lines,
-            "",
-            "exit codes: 0 ok, 1 no (--check), 2 bad input",
-        ]
-    )
+    head = "subcommands (3dtrn NAME --help; a file of such a name: ./NAME):"
+    return "\n".join([head, *lines, "", "exit codes: 0 ok, 1 no (--check), 2 bad input"])

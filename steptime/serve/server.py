@@ -63,7 +63,7 @@ class Server(ThreadingHTTPServer):
         self.first = page(start).encode()
 
     def accepts(self, host: str) -> bool:
-        """Whether a Host header, in small letters, names this server.
+        """Whether a Host header, in lower case, names this server.
 
         Of a server that listens on every address: any address written in digits, which no page can point here by its own name.
         """

@@ -47,7 +47,7 @@ def read(source: Source) -> Contents:
     fields = mapping(found.root)
     if "state_dict_metadata" in fields:
         _fill(contents, fields)
-    elif contents.problems:  # torch reads this file with plain pickle.load: what it would run is the news
+    elif contents.problems:  # torch reads this file with plain pickle.load: what it would run must be reported
         contents.problem("NOT_DCP", "not the metadata of a distributed checkpoint")
         contents.facts["placement"] = Placement()
     else:
