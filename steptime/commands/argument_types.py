@@ -13,11 +13,11 @@ class Parser(argparse.ArgumentParser):
         """Exit with 2 after one line; for an unknown option it suggests the closest one."""
         wrong = message.removeprefix("unrecognized arguments: ")
         if wrong != message:
-            from steptime.base.config import near
+            from steptime.base.config import closest
 
-            known = [name for action in self._actions for name in action.option_strings]
-            meant = near(wrong.partition(" ")[0].partition("=")[0], known)
-            message = f"{message}{meant if 'did you mean' in meant else f'; {self.prog} --help lists all'}"
+            known = [name.lstrip("-") for action in self._actions for name in action.option_strings]
+            meant = closest(wrong.partition(" ")[0].partition("=")[0].lstrip("-"), known)
+            message += f"; did you mean '--{meant}'?" if meant else f"; {self.prog} --help lists all"
         self.exit(2, f"{self.prog}: {message.removeprefix('argument ')}\n")
 
 
