@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def explain(options: Namespace, out: Printer) -> int:
     """The formula of one name, or the list of names; for a measured row without a name, its full derivation."""
     from steptime.answer.result import estimate
-    from steptime.report import explain as working
+    from steptime.report import explain as formulas
     from steptime.report import section_json
     from steptime.validation.find import find
 
@@ -39,15 +39,15 @@ def explain(options: Namespace, out: Printer) -> int:
         raise ConfigError("--yaml: for a measured row; a config is YAML already")
     found = estimate(_row_job(row) if row is not None else load(options.config, options.sets))
     if options.name is None:
-        names = working.names(found)
+        names = formulas.names(found)
         if options.json:
             out.json({"names": names})
         else:
             out.text("\n".join(names) + "\n")
         return 0
     try:
-        sections = list(working.explain(found, options.name))
-    except working.UnknownNameError as error:
+        sections = list(formulas.explain(found, options.name))
+    except formulas.UnknownNameError as error:
         raise ConfigError(str(error)) from None
     out.answer(lambda: section_json.document(sections), lambda: sections)
     return 0

@@ -90,11 +90,11 @@ def _flags(reading: Reading | None) -> dict[str, Any]:
 def sensitivity(options: Namespace, out: Printer) -> int:
     """The gain from increasing each figure of the machine."""
     from steptime.report import sensitivity_tables
-    from steptime.search import sensitivity as found_by
+    from steptime.search import sensitivity as analysis
 
     outputs.check(options)
-    found = found_by.sensitivity(load(options.config, options.sets))
-    out.answer(lambda: found_by.document(found), lambda: sensitivity_tables.sections(found))
+    found = analysis.sensitivity(load(options.config, options.sets))
+    out.answer(lambda: analysis.document(found), lambda: sensitivity_tables.sections(found))
     if options.plot is not None:
         sensitivity_tables.draw(found, options.plot)
     return 0

@@ -23,6 +23,7 @@ from safetensors import safe_open
 
 from steptime.checkpoint import summarize_checkpoint
 from steptime.checkpoint.dtypes import GGML, SAFETENSORS
+from steptime.checkpoint.readers import hdf5
 from steptime.checkpoint.records import UnreadableError
 from steptime.checkpoint.scan import FolderScan
 from steptime.report.checkpoint_summary import report
@@ -219,6 +220,15 @@ def test_hdf5(make, summarize, codes):
     with h5py.File(make.folder / "m.h5", "a") as file:
         file["outside"] = h5py.ExternalLink("/etc/passwd", "/")
     assert codes(summarize(make.folder / "m.h5")) == {"LINK"}
+
+
+def test_hdf5_with_more_objects_than_are_read_says_so(make, summarize, codes, monkeypatch):
+    with h5py.File(make.folder / "m.h5", "w") as file:
+        for name in ("a", "b", "c"):
+            file[name] = np.ones(2, np.float32)
+    monkeypatch.setattr(hdf5, "MAX_OBJECTS", 2)
+    summary = summarize(make.folder / "m.h5")
+    assert (summary.params, summary.exit_code, codes(summary)) == (4, 1, {"TOO_MANY"})
 
 
 def test_hdf5_without_the_extra_says_what_to_install(make, summarize, monkeypatch):
