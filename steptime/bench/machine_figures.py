@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from operator import add
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from steptime.bench import links, rate_fit
 from steptime.bench.device import known_accelerator
@@ -30,7 +29,8 @@ class Sweeps(NamedTuple):
 
     def joined(self, other: Sweeps) -> Sweeps:
         """The rows of two calibrations."""
-        return Sweeps._make(map(add, self, other))
+        pairs: Any = zip(self, other, strict=True)
+        return Sweeps._make(mine + its for mine, its in pairs)
 
 
 def figures(measured: Sweeps, device: BenchDevice, dtype: str, provenance: Provenance) -> dict[str, Figure]:
