@@ -197,6 +197,7 @@ SECTIONS = "model, parallelism, performance, data, hardware, cross_dc, run, note
             "--devices 7.5: expected a whole number, a comma-separated list, or LOW:HIGH",
         ),
         (("x.yaml", "--jsn"), "3dtrn: unrecognized arguments: --jsn; did you mean '--json'?"),
+        (("machines", "--foo"), "3dtrn machines: unrecognized arguments: --foo; 3dtrn machines --help lists all"),
         (("schema", "--json"), "3dtrn schema: unrecognized arguments: --json; 3dtrn schema --help lists all"),
         (
             ("explain", "--key", "parallelism.tpp"),

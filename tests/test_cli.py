@@ -291,3 +291,6 @@ def test_bytes_that_are_no_text_are_bad_input_or_replaced(run):
     code, out, err = run(PLAN, "--brief", "--set", "model.name=\udcff")
     assert (code, err) == (0, "")
     assert out.startswith("\ufffd")
+    code, out, err = run("--model", "llama3-8b", "--set", "data.g\udcff=1")
+    assert (code, out) == (2, "")
+    assert err.startswith("data.g\ufffd: unknown key (got 1)")

@@ -5,6 +5,7 @@ import re
 import shlex
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,8 @@ def test_help_lists_what_there_is_and_no_more(run):
     _, out, _ = run("--help")
     listed = re.findall(r"^  (\w+)  +\w", out[out.index("subcommands") :], re.MULTILINE)
     assert listed == list(cli.SUBCOMMANDS)
-    assert all(callable(getattr(__import__("steptime.commands.plans", fromlist=["x"]), name)) for name in listed)
+    modules = {name: f"{name}_command" if name in cli.OWN_MODULE else "plans" for name in listed}
+    assert all(callable(getattr(import_module(f"steptime.commands.{modules[name]}"), name)) for name in listed)
 
 
 def test_help_fits_eighty_columns():

@@ -1,6 +1,6 @@
 """What of a plan the benchmark's torch modules do not build: such keys are refused, since without them another model would run.
 
-A key is refused unless it is named here, so that one which plans gain later is refused as well.
+A key of the model is refused unless it is named here, so that one which plans gain later is refused as well.
 """
 
 from __future__ import annotations
@@ -29,13 +29,6 @@ PARTS_OF = {
     **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), "kind"),
 }
 """Keys that have no effect without another one."""
-FOLLOWED = frozenset({
-    "attention_impl", "norm_impl", "activation_impl", "softmax_impl", "rope_impl", "sp_regather", "grad_accumulation_fusion",
-    "cuda_graphs", "param_dtype", "main_grad_dtype", "master_dtype", "moment_dtype", "optimizer", "muon_tp_mode",
-    "deallocate_pipeline_outputs", "clip_grad", "cublas_workspace", "attention_backend", "expandable_segments",
-})  # fmt: skip
-"""Switches that the steps follow, or that have a limit of their own in `runnable`; the last two are TransformerEngine's and the
-allocator's."""
 VALUES: dict[str, tuple[Any, ...]] = {
     "precision": ("bf16", "fp16", "fp32"),
     "attention_kernel": ("fa2",),
@@ -54,7 +47,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "attention_mask": (False,),
     "batches_stay": (False,),
 }
-"""Every other switch: the values with which the steps run."""
+"""Switches that the steps do not follow, and that have no limit of their own in `runnable`: the values with which they run."""
 
 
 def model_limits(job: Job) -> Iterator[Limit]:

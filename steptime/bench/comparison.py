@@ -73,7 +73,7 @@ def _summary(what: Quantity, rows: list[PredictionRow]) -> ErrorSummary:
     return ErrorSummary(what, len(rows), median(errors), mean(errors), max(errors), worst.name, bias)
 
 
-def of(what: Quantity, name: str, predicted: float, timing: Timing, statistic: Statistic) -> PredictionRow:
+def timing_row(what: Quantity, name: str, predicted: float, timing: Timing, statistic: Statistic) -> PredictionRow:
     """Seconds by the statistic that is used for the device."""
     return PredictionRow(what, name, "s", predicted, float(getattr(timing, statistic)), timing.spread)
 
@@ -84,7 +84,9 @@ def gemms(
     """The config's projections in its own dtype, one call each."""
     expected: dict[tuple[str, str], GemmRow] = {(row.name, row.pass_): row for row in found.gemms}
     return [
-        of("gemm", f"{row.name} {row.direction}", expected[row.name, row.direction].time_s, row.timing, statistic)
+        timing_row(
+            "gemm", f"{row.name} {row.direction}", expected[row.name, row.direction].time_s, row.timing, statistic
+        )
         for row in measured
         if row.dtype == dtype and (row.name, row.direction) in expected
     ]
@@ -104,7 +106,7 @@ def attention(
     }
     size = (op.batch, op.q_len, op.n_q_heads, op.n_kv_heads, op.d_qk)
     return [
-        of("attention", row.direction, float(seconds[row.direction]), row.timing, statistic)
+        timing_row("attention", row.direction, float(seconds[row.direction]), row.timing, statistic)
         for row in measured
         if (row.dtype, row.backend) == (dtype, "default")
         and row.direction in seconds
@@ -119,7 +121,7 @@ def moves(
     """Memory-bound work: the bytes that the model counts, at the rate that it assumes for them."""
     rates = found.timing.rates
     return [
-        of(
+        timing_row(
             "memory_bound",
             row.name if row.name in UPDATES else f"{row.name} {row.direction}",
             compute.move_pass(row.bytes, 1.0, rates).time_s,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from steptime.answer.result import Estimate, estimate
 from steptime.bench import comparison
-from steptime.bench.comparison import PredictionRow, of
+from steptime.bench.comparison import PredictionRow, timing_row
 from steptime.bench.links import alpha_beta
 from steptime.bench.machine_figures import figures, tiers
 from steptime.bench.machine_file import Figure, Provenance, machine_document, machine_yaml
@@ -90,7 +90,9 @@ def comparisons(
     """Every figure that was both measured and predicted; the job is on the machine whose figures predict."""
     dtype, own, statistic = job.software.compute_dtype, estimate(job), device.statistic
     joined = raw.before.joined(raw.after)
-    rows = [of("step", name_of(step), predicted.step_s, step.row.timing, statistic) for step, predicted in steps]
+    rows = [
+        timing_row("step", name_of(step), predicted.step_s, step.row.timing, statistic) for step, predicted in steps
+    ]
     rows += [row for block in raw.blocks for row in of_block(job, block, device)]
     rows += [row for step, predicted in steps for row in of_memory(step, predicted)]
     rows += [PredictionRow("exact", t.name, UNITS[t.unit], t.predicted, t.observed) for t in raw.truths]
@@ -115,8 +117,10 @@ def of_block(job: Job, block: BlockRow, device: BenchDevice) -> list[PredictionR
     replay_s = float(replay.seconds) if block.recompute != "none" else 0.0
     label = "" if block.recompute == "none" else f", recompute {block.recompute}"
     return [
-        of("block", f"forward{label}", float(timed.forward.seconds), block.forward, device.statistic),
-        of("block", f"backward{label}", float(timed.backward.seconds) + replay_s, block.backward, device.statistic),
+        timing_row("block", f"forward{label}", float(timed.forward.seconds), block.forward, device.statistic),
+        timing_row(
+            "block", f"backward{label}", float(timed.backward.seconds) + replay_s, block.backward, device.statistic
+        ),
     ]
 
 

@@ -48,13 +48,6 @@ def describe(device: torch.device) -> BenchDevice:
     return BenchDevice(device.type, cpu_name(), float(host.total), float(host.available), torch.get_num_threads())
 
 
-def torch_version() -> str:
-    """Version of the torch that measures."""
-    import torch
-
-    return str(torch.__version__)
-
-
 def cpu_name() -> str:
     """The processor's name from the system, "cpu" where there is none."""
     try:

@@ -211,7 +211,7 @@ def tasks_per_node(text: str, name: str = "SLURM_STEP_TASKS_PER_NODE") -> list[i
     [8, 8, 4]
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: it is not a list of tasks in this form.
     """
     found = [re.fullmatch(r"([0-9]+)(?:\(x([0-9]+)\))?", part.strip()) for part in text.split(",")]
     if None in found:
@@ -226,7 +226,7 @@ def first_host(nodelist: str, name: str = "SLURM_STEP_NODELIST") -> str:
     'node003'
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: it is not a list of hosts in this form.
     """
     found = re.match(r"\s*((?:[^\s,\[\]]|\[[^\s\[\]]+\])+)\s*(?:,|$)", nodelist)
     if found is None:

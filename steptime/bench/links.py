@@ -1,6 +1,6 @@
 """Latency and bandwidth from measured collectives: alpha-beta by kind, and the tier of a machine file.
 
-Minima are fitted, never medians: what else runs on the machine only ever adds. Nothing here needs torch.
+Minima are fitted, never medians: other work on the machine only adds time. Nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
 from steptime.base.config import build
-from steptime.bench.rate_fit import Fit, judged
+from steptime.bench.rate_fit import judged
 from steptime.cost.comm import collective
 from steptime.hardware.machine import Tier
 from steptime.job.mesh import Group
@@ -44,17 +44,13 @@ class AlphaBeta(NamedTuple):
 
 
 class TierFit(NamedTuple):
-    """A tier of a machine file, as `steptime.cost.comm` uses it; losses are included in `bytes_per_s`, so `efficiency` is 1."""
+    """A tier of a machine file, as `steptime.cost.comm` uses it; losses are included in `bytes_per_s`, so its efficiency is 1."""
 
     latency_s: float
     bytes_per_s: float
-    efficiency: float
     error: float
     """Mean absolute log error of the model over all rows."""
-    worst: float
     points: int
-    by_kind: dict[str, Fit]
-    """The mean model over measurement of each kind, and its errors."""
 
 
 def bus_share(kind: str, ranks: int) -> float:
@@ -111,11 +107,6 @@ def _weighted(points: Sequence[tuple[float, float]], weights: Sequence[float]) -
 # --- the machine file's tier ---
 
 
-def model_s(row: timings.CollectiveTiming, tier: Tier) -> float:
-    """Model time of a measured call, all of whose ranks are in one tier."""
-    return float(collective(row.kind, float(row.bytes), Group(row.axis, row.ranks, 1.0), (tier,)).time_s)
-
-
 def tier(measured: Sequence[timings.CollectiveTiming], name: str = "measured") -> TierFit | None:
     """Latency of a hop and rate with which the model's formula fits all kinds best; None without rows.
 
@@ -127,7 +118,8 @@ def tier(measured: Sequence[timings.CollectiveTiming], name: str = "measured") -
 
     def errors(at: tuple[float, float]) -> list[float]:
         trial = build(Tier, {"name": name, "latency_s": exp(at[0]), "bytes_per_s": exp(at[1]), "efficiency": 1.0})
-        return [log(model_s(row, trial) / row.timing.min_s) for row in measured]
+        calls = (collective(row.kind, float(row.bytes), Group(row.axis, row.ranks, 1.0), (trial,)) for row in measured)
+        return [log(float(call.time_s) / row.timing.min_s) for call, row in zip(calls, measured, strict=True)]
 
     ceiling = log(BEYOND * max(map(bus_bytes_per_s, measured)))
 
@@ -142,12 +134,4 @@ def tier(measured: Sequence[timings.CollectiveTiming], name: str = "measured") -
         there = min(around, key=loss)
         value = loss(there)
         here, best, step = (there, value, step) if value < best else (here, best, 0.5 * step)
-    left = errors(here)
-    return TierFit(exp(here[0]), exp(here[1]), 1.0, best, max(map(abs, left)), len(left), _by_kind(measured, left))
-
-
-def _by_kind(measured: Sequence[timings.CollectiveTiming], errors: Sequence[float]) -> dict[str, Fit]:
-    kinds: dict[str, list[float]] = {}
-    for row, error in zip(measured, errors, strict=True):
-        kinds.setdefault(row.kind, []).append(error)
-    return {kind: judged(exp(sum(found) / len(found)), found) for kind, found in kinds.items()}
+    return TierFit(exp(here[0]), exp(here[1]), best, len(measured))

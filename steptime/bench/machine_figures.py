@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from steptime.bench import links, rate_fit
 from steptime.bench.device import known_accelerator
@@ -29,14 +29,8 @@ class Sweeps(NamedTuple):
 
     def joined(self, other: Sweeps) -> Sweeps:
         """The rows of two calibrations."""
-        return Sweeps(
-            self.gemms + other.gemms,
-            self.attention + other.attention,
-            self.moves + other.moves,
-            self.launches + other.launches,
-            self.collectives + other.collectives,
-            self.notes + other.notes,
-        )
+        pairs: Any = zip(self, other, strict=True)
+        return Sweeps._make(mine + its for mine, its in pairs)
 
 
 def figures(measured: Sweeps, device: BenchDevice, dtype: str, provenance: Provenance) -> dict[str, Figure]:
@@ -187,7 +181,7 @@ def tiers(
             "name": Figure(name, ""),
             "bytes_per_s": Figure(tier.bytes_per_s, provenance.measured(what)),
             "latency_s": Figure(tier.latency_s, provenance.measured(what)),
-            "efficiency": Figure(tier.efficiency, "losses are in bytes_per_s"),
+            "efficiency": Figure(1.0, "losses are in bytes_per_s"),
         }
         if name == "node" and across:
             fields["size"] = Figure(per_node, provenance.measured("processes on a node"))

@@ -29,26 +29,7 @@ RESULT_ITEMSIZE = 2.0
 STREAMING = ("residual", "add", "rmsnorm", "silu_mul")
 """Memory-bound work that is typical of a block."""
 LINEAR = (ops.Param("weight", ()),)
-RAMPS = (
-    0.0,
-    10.0,
-    20.0,
-    30.0,
-    45.0,
-    60.0,
-    80.0,
-    100.0,
-    130.0,
-    160.0,
-    200.0,
-    250.0,
-    300.0,
-    370.0,
-    450.0,
-    550.0,
-    700.0,
-    1000.0,
-)
+RAMPS = tuple(map(float, (0, 10, 20, 30, 45, 60, 80, 100, 130, 160, 200, 250, 300, 370, 450, 550, 700, 1000)))
 """Candidates for the ramp of attention [tokens]."""
 OVERHEADS = (0.0, 5.0, 10.0, 20.0, 40.0, 60.0, 80.0, 100.0, 150.0, 200.0, 300.0)
 """Candidates for K_OVERHEAD, where it is fitted too."""
@@ -63,17 +44,14 @@ class Fit(NamedTuple):
     value: float
     error: float
     """Mean absolute log error of the model with this value."""
-    worst: float
-    """The largest absolute log error."""
     points: int
 
 
 class GemmFit(NamedTuple):
-    """A device's sustained rate in one dtype [FLOP/s], with the model's errors as in Fit."""
+    """A device's sustained rate in one dtype [FLOP/s], with the model's error as in Fit."""
 
     value: float
     error: float
-    worst: float
     points: int
     depth_overhead: float
     """The value of `compute.K_OVERHEAD`: the model's own unless others were tried."""
@@ -98,7 +76,7 @@ class MemoryFit(NamedTuple):
 def judged(value: float, errors: Iterable[float]) -> Fit:
     """A value and the log errors that remain with it."""
     sizes = [abs(error) for error in errors]
-    return Fit(value, sum(sizes) / len(sizes), max(sizes), len(sizes))
+    return Fit(value, sum(sizes) / len(sizes), len(sizes))
 
 
 def nearest(candidates: Iterable[float], errors: Callable[[float], list[float]]) -> Fit:
@@ -245,7 +223,6 @@ def attention(
     peak_flops: float,
     device: KnownRates,
     *,
-    backend: str = "default",
     statistic: Statistic = "median_s",
     ramps: Sequence[float] | None = None,
 ) -> AttentionFit | None:
@@ -254,7 +231,7 @@ def attention(
     `ramps`: to choose from; RAMPS, or the usual one where a single length was measured, if not set. A share above 1 says that the
     peak is no peak of what ran; it is reported as it is. None where a direction was not measured.
     """
-    mine = [row for row in measured if (row.dtype, row.backend, row.causal) == (dtype, backend, True)]
+    mine = [row for row in measured if (row.dtype, row.backend, row.causal) == (dtype, "default", True)]
     if ramps is None:
         ramps = RAMPS if len({row.seqlen for row in mine}) > 1 else (USUAL_RAMP,)
     tried: list[AttentionFit] = []
@@ -278,7 +255,6 @@ def attention(
 
 def memory(
     measured: Sequence[timings.MoveTiming],
-    names: Sequence[str] = STREAMING,
     dtype: str | None = None,
     statistic: Statistic = "median_s",
 ) -> MemoryFit | None:
@@ -288,7 +264,7 @@ def memory(
     absolute log distance of the kernels from their median. None without a copy or without kernels (of `dtype`, if given).
     """
     copied = [row.bytes / row.timing.min_s for row in measured if row.name == "copy"]
-    mine = [row for row in measured if row.name in names and dtype in {None, row.dtype}]
+    mine = [row for row in measured if row.name in STREAMING and dtype in {None, row.dtype}]
     found = [row.bytes / float(getattr(row.timing, statistic)) for row in mine]
     if not copied or not found:
         return None

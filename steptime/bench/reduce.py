@@ -1,4 +1,4 @@
-"""Figures over all ranks. A step takes as long as its slowest rank; a mean over ranks is weighted by each rank's count.
+"""Figures over all ranks. A step takes as long as its slowest rank.
 
 Every function here is a collective: all ranks call it, all get the same answer, and what is wrong on one is an error on all.
 Without a process group there is one rank.
@@ -18,36 +18,27 @@ class RankSpread(NamedTuple):
 
     min: float
     mean: float
-    """Weighted where weights were given."""
     max: float
     std: float
-    """Standard deviation of the population, with the same weights."""
+    """Standard deviation of the population."""
 
 
-def over_ranks(values: Mapping[str, float | None], weights: Mapping[str, float] | None = None) -> dict[str, RankSpread]:
-    """Each metric over the ranks. A rank without the metric, or with None, has not tracked it.
-
-    Args:
-        values: this rank's figures.
-        weights: by metric, how many samples this rank's figure is the mean of; a metric without one counts each rank alike.
+def over_ranks(values: Mapping[str, float | None]) -> dict[str, RankSpread]:
+    """Each metric over the ranks; `values` are this rank's. A rank without the metric, or with None, has not tracked it.
 
     Raises:
-        ValueError: some ranks have not tracked a metric, or its weights are missing on some, negative or all zero; it names
-            metrics and ranks, on all of them.
+        ValueError: some ranks have not tracked a metric; it names metrics and ranks, on all of them.
     """
-    ranks = gathered((dict(values), dict(weights or {})))
-    names = list(dict.fromkeys(name for tracked, _ in ranks for name in tracked))
+    ranks = gathered(dict(values))
     problems, found = [], {}
-    for name in names:
-        column: list[Any] = [tracked.get(name) for tracked, _ in ranks]
-        shares: list[Any] = [given.get(name) for _, given in ranks]
-        if all(share is None for share in shares):
-            shares = [1.0] * len(ranks)
-        problem = _problem(name, column, shares)
-        if problem:
-            problems.append(problem)
+    for name in dict.fromkeys(name for tracked in ranks for name in tracked):
+        column = [tracked.get(name) for tracked in ranks]
+        missing = [str(rank) for rank, value in enumerate(column) if value is None]
+        if missing:
+            where = f"rank{'s' * (len(missing) > 1)} {', '.join(missing)} of {len(ranks)}"
+            problems.append(f"{name}: not tracked on {where}")
         else:
-            found[name] = _spread([float(value) for value in column], [float(share) for share in shares])
+            found[name] = _spread([float(value) for value in column if value is not None])
     if problems:
         raise ValueError("; ".join(problems))
     return found
@@ -77,23 +68,9 @@ def gathered(mine: T) -> list[T]:
     return ranks
 
 
-def _problem(name: str, column: Sequence[float | None], shares: Sequence[float | None]) -> str:
-    """The problem of a metric; "" where there is none."""
-    for row, what in ((column, "not tracked"), (shares, "has no weight")):
-        missing = [str(rank) for rank, item in enumerate(row) if item is None]
-        if missing:
-            ranks = f"rank{'s' * (len(missing) > 1)} {', '.join(missing)} of {len(column)}"
-            return f"{name}: {what} on {ranks}"
-    weights = [share for share in shares if share is not None]
-    if min(weights) < 0 or not fsum(weights) > 0:
-        return f"{name}: weights must be 0 or more, and not all 0 (got {', '.join(f'{w:g}' for w in weights)})"
-    return ""
-
-
-def _spread(column: list[float], weights: list[float]) -> RankSpread:
+def _spread(column: list[float]) -> RankSpread:
     if any(map(isnan, column)):  # min and max may not see a NaN
         return RankSpread(nan, nan, nan, nan)
-    total = fsum(weights)
-    mean = fsum(value * weight for value, weight in zip(column, weights, strict=True)) / total
-    variance = fsum(weight * (value - mean) ** 2 for value, weight in zip(column, weights, strict=True)) / total
+    mean = fsum(column) / len(column)
+    variance = fsum((value - mean) ** 2 for value in column) / len(column)
     return RankSpread(min(column), mean, max(column), sqrt(variance))

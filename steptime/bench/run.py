@@ -202,8 +202,8 @@ def calibrate(job: Job, world: World, seconds: float, done: Callable[[], None]) 
     notes += said + more
     done()
     sent: list[timings.CollectiveTiming] = []
-    if world.world_size > 1:
-        sent, said = collectives.sweep(make_mesh(job, device.type), device, share["collectives"])
+    if (mesh := make_mesh(job, device.type)) is not None:
+        sent, said = collectives.sweep(mesh, device, share["collectives"])
         notes += said
         done()
     return Sweeps(gemms, attended, moves + updates, launches, sent, notes)

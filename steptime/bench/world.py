@@ -79,13 +79,12 @@ def find(env: Mapping[str, str] = os.environ) -> Launch:
 # --- the process group ---------------------------------------------------------------------------------------------------
 
 
-def start(launch: Launch, device_name: str | None = None, *, group: bool = False, timeout_s: float = 600.0) -> World:
-    """Bind the device and join the process group.
+def start(launch: Launch, device_name: str | None = None, *, timeout_s: float = 600.0) -> World:
+    """Bind the device and, where there are several processes, join their group.
 
     Args:
         launch: from `find`.
         device_name: cuda, mps or cpu; None: the first of these that torch has.
-        group: make a process group of one where there is one process (FSDP2 and DeviceMesh want one); it needs no port.
         timeout_s: how long to wait for the other ranks, here and in each collective [s].
 
     Raises:
@@ -93,7 +92,7 @@ def start(launch: Launch, device_name: str | None = None, *, group: bool = False
     """
     device = _device(launch, device_name)
     backend = None
-    if launch.world_size > 1 or group:
+    if launch.world_size > 1:
         backend = _backend(device)
         _join(_agreed(launch), device, backend, timedelta(seconds=timeout_s))
     where = (launch.rank, launch.world_size, launch.local_rank, launch.node, launch.nodes)
@@ -166,12 +165,10 @@ def _join(launch: Launch, device: torch.device, backend: str, timeout: timedelta
 
 
 def _store(launch: Launch, timeout: timedelta) -> Any:
-    """The rendezvous of the ranks: torchrun's agent has one, else rank 0 opens one; a single rank needs no port."""
+    """The rendezvous of the ranks: torchrun's agent has one, else rank 0 opens one."""
     import torch.distributed as dist
 
     stores: Any = dist  # whose stubs do not export them
-    if launch.world_size == 1:
-        return stores.HashStore()
     from_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     opens = launch.rank == 0 and not from_agent
     if opens:
@@ -201,7 +198,7 @@ def _free_port() -> int:
 
 def _agreed(launch: Launch) -> Launch:
     """The launch with an address and a port: under MPI rank 0 tells the others, what the user gave kept."""
-    if launch.world_size == 1 or (launch.master_addr and launch.master_port):
+    if launch.master_addr and launch.master_port:
         return launch
     try:
         from mpi4py import MPI

@@ -88,7 +88,7 @@ def load(path: str) -> PlanCounts:
     """The plan in a job file.
 
     Raises:
-        ValueError: one line per problem of the file (`steptime.base.config.ConfigError`), OSError when it cannot be read.
+        ConfigError: one line per problem of the file.
     """
     from steptime import Job, estimate
     from steptime.model.blocks import params

@@ -15,7 +15,7 @@ from math import gcd
 from typing import Any
 
 from steptime.base.words import counted
-from steptime.checkpoint import experts, kv_cache, mixers, stacks
+from steptime.checkpoint import experts, mixers, stacks
 from steptime.checkpoint import weight_names as names
 from steptime.checkpoint.confignames import CHECKED, from_config, norm_of, said
 from steptime.checkpoint.found import FoundArchitecture
@@ -24,6 +24,8 @@ from steptime.checkpoint.stacks import MAX_LAYERS, STACKED
 
 CANDIDATES = (32, 48, 64, 80, 96, 112, 128, 160, 192, 256)
 SHARED = "albert_layer_groups."
+CACHE_ITEMSIZE = 2  # bytes of an element of a key-value cache: fp16 or bf16
+_NO_DECODER = re.compile(r"(?:^|\.)encoder\.|bert|^transformer\.layer\.|vision|visual")
 PADDING = 1024  # rows by which an embedding may exceed the vocabulary that a config states
 
 
@@ -69,7 +71,7 @@ def infer(
         found.set("layers", runs, "layers whose shapes differ")
     families = [str(fact["config"].get("model_type", "")) for fact in facts if isinstance(fact.get("config"), dict)]
     families += ["modernbert"] if found.last("mlp.Wi") else []
-    kv_cache.record(found, families)
+    _kv_cache(found, families)
     return found.fields, problems
 
 
@@ -245,6 +247,27 @@ def _heads(f: FoundArchitecture) -> None:
     ratio = f"n_q_heads : n_kv_heads = {q // gcd(q, kv)} : {kv // gcd(q, kv)}"
     source = f"{q} query and {kv} key rows, {ratio}, head_dim {widths}; a config.json beside the weights says which"
     f.fields["head_dim"] = {"value": None, "from": source, "candidates": fits}
+
+
+def _kv_cache(f: FoundArchitecture, families: list[str]) -> None:
+    """Set `kv_cache_bytes_per_token` [bytes], over all layers, where they are a decoder's and their key rows are known.
+
+    2 x key rows a layer (keys and values) for attention with heads; for multi-head latent attention the compressed vector and the
+    rotary key, the rows of the down projection (DeepSeek-V2, arXiv 2405.04434, section 2.1.4).
+    """
+    encodes = _NO_DECODER.search(f.parts.main.prefix) or f.last("q_lin") or any("bert" in name for name in families)
+    if f.get("vocab_sz") is None or encodes:
+        return
+    kinds, latent = f.get("layer_kinds"), f.last(*names.LATENT)
+    layers = kinds.get("attention", 0) if kinds else f.get("n_layers")
+    heads, width = f.get("n_kv_heads"), f.get("head_dim")
+    if latent is not None:
+        rows, source, each = min(latent[1]), f"rows of {latent[0]} x 2 bytes", 1
+    else:
+        rows, source, each = f.get("kv_rows") or (heads and width and heads * width), "rows x 2 bytes", 2
+    if layers and rows:
+        text = f"{layers} layers x {rows} {source}"
+        f.set("kv_cache_bytes_per_token", each * layers * rows * CACHE_ITEMSIZE, text if latent else f"2 x {text}")
 
 
 def _mismatches(

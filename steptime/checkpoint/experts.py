@@ -30,9 +30,8 @@ def infer(f: FoundArchitecture) -> bool:
         return False
     count = max(numbers) + 1 if numbers else rows if flat else packed[1][0] if packed else rows
     moe: dict[str, Any] = {"n_experts": count}
-    latent = next(
-        (s for t, (_, s) in tails.items() if names.ends(t, "fc1_latent_proj")), None
-    )  # LatentMoE: (latent, hidden)
+    # LatentMoE: (latent, hidden)
+    latent = next((s for t, (_, s) in tails.items() if names.ends(t, "fc1_latent_proj")), None)
     read = latent[0] if latent else hidden
     moe |= {"latent_sz": read} if latent else {}
     down = next((tails[t] for t in tails if names.EXPERT.search(t) and _is_down(t) and len(tails[t][1]) == 2), None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from steptime.base.words import counted
+from steptime.base.words import counted, flow
 from steptime.checkpoint.escape import escaped
 from steptime.checkpoint.inventory import Inventory
 from steptime.checkpoint.weight_names import BUFFERS
@@ -40,7 +40,7 @@ def model_yaml(summary: Inventory) -> str:
     for key in (*REQUIRED, *OPTIONAL):
         if key in fields:
             value, source = fields[key]
-            lines.append(f"  {key}: {_value(value)}  # {escaped(source, 90)}")
+            lines.append(f"  {key}: {flow(value)}  # {escaped(source, 90)}")
         elif key in REQUIRED or (key in found and found[key]["value"] is None and key != "head_dim"):
             lines.append(f"  # {key}: {_unknown(found, key)}")
     for key, needed in SECTIONS.items():
@@ -60,7 +60,7 @@ def _fields(summary: Inventory) -> tuple[dict[str, tuple[Any, str]], list[str]]:
     if "mtp" in known:
         known["mtp"] = known["mtp"][0]["n_layers"], known["mtp"][1]
     notes = [
-        f"{key}: {escaped(_value(found[key]['value']), 160)} in the checkpoint; a plan has no such part"
+        f"{key}: {escaped(flow(found[key]['value']), 160)} in the checkpoint; a plan has no such part"
         for key in NO_PLAN
         if key in found
     ]
@@ -75,7 +75,7 @@ def _fields(summary: Inventory) -> tuple[dict[str, tuple[Any, str]], list[str]]:
     kinds = known.get("layer_kinds", ({}, ""))[0]
     odd = set(kinds) - {"attention"} - ({"linear_attention"} if "linear_attention" in known else set())
     if odd and "hybrid_pattern" not in known:
-        notes.append(f"layer_kinds: {_value(kinds)} in the checkpoint; a plan has no such layers")
+        notes.append(f"layer_kinds: {flow(kinds)} in the checkpoint; a plan has no such layers")
     for key, others in ONE_PLACE.items():
         if key in known and (key != "attention" or known[key][0].get("kind") == "mla"):
             known = {name: value for name, value in known.items() if name not in others}
@@ -109,16 +109,6 @@ def _difference(summary: Inventory, fields: dict[str, tuple[Any, str]]) -> list[
         return []
     side = "more" if more > 0 else "fewer"
     return [f"this model has {counted(planned, 'parameter')}, {abs(more):,} {side} than the checkpoint"]
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {_value(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_value, value)) + "]"
-    return str(value)
 
 
 def _unknown(found: dict[str, dict[str, Any]], key: str) -> str:

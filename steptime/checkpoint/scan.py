@@ -42,6 +42,10 @@ class Folder:
         """What `file` is called in reports."""
         return f"{self.rel}/{file}" if self.rel else file
 
+    def inner(self, named: str) -> str:
+        """The path below this directory of a file that reports call `named`."""
+        return named[len(self.rel) + 1 :] if self.rel else named
+
     def json(self, file: str) -> Any:
         """The JSON in a file of at most 4 MiB, or None when there is none that can be read."""
         try:

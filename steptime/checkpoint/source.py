@@ -11,6 +11,7 @@ from typing import Self
 from steptime.checkpoint.records import UnreadableError
 
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+BUFFER = 1 << 16
 _CODES = {errno.ENOENT: "NOT_FOUND", errno.EACCES: "PERMISSION", errno.ELOOP: "SYMLINK_LOOP"}
 
 
@@ -91,3 +92,33 @@ class Window(Source):
     def upto(self, offset: int, length: int) -> bytes:
         """At most `length` bytes from `offset` of the window."""
         return self._whole.upto(self._offset + offset, max(0, min(length, self.size - offset)))
+
+
+class Cursor:
+    """Reads one record after another through a buffer, from `at` on; payloads are stepped over without being read.
+
+    A length that the file does not have raises `UnreadableError` (TRUNCATED).
+    """
+
+    def __init__(self, source: Source, at: int = 0) -> None:
+        self.source = source
+        self.at = at
+        self._start = 0
+        self._data = b""
+
+    def skip(self, length: int) -> None:
+        """Step over `length` bytes."""
+        left = self.source.size - self.at
+        if length > left:
+            raise UnreadableError("TRUNCATED", f"wants {length} bytes at byte {self.at}, {left} left", self.source.name)
+        self.at += length
+
+    def take(self, length: int) -> bytes:
+        """The next `length` bytes."""
+        at = self.at
+        self.skip(length)
+        first = at - self._start
+        if first < 0 or first + length > len(self._data):
+            self._data = self.source.upto(at, max(length, BUFFER))
+            self._start, first = at, 0
+        return self._data[first : first + length]

@@ -1,4 +1,4 @@
-"""Types of option values: fractions, counts, lists."""
+"""The parser, and types of option values: fractions, counts, lists."""
 
 from __future__ import annotations
 
@@ -10,15 +10,20 @@ class Parser(argparse.ArgumentParser):
     """A parser whose problems are one line each, like those of a plan."""
 
     def error(self, message: str) -> NoReturn:
-        """Exit with 2 after one line; an option that does not exist is told with its near match."""
+        """Exit with 2 after one line; for an unknown option it suggests the closest one."""
         wrong = message.removeprefix("unrecognized arguments: ")
         if wrong != message:
-            from steptime.base.config import near
+            from steptime.base.config import closest
 
-            known = [name for action in self._actions for name in action.option_strings]
-            meant = near(wrong.partition(" ")[0].partition("=")[0], known)
-            message = f"{message}{meant if 'did you mean' in meant else f'; {self.prog} --help lists all'}"
+            known = [name.lstrip("-") for action in self._actions for name in action.option_strings]
+            meant = closest(wrong.partition(" ")[0].partition("=")[0].lstrip("-"), known)
+            message += f"; did you mean '--{meant}'?" if meant else f"; {self.prog} --help lists all"
         self.exit(2, f"{self.prog}: {message.removeprefix('argument ')}\n")
+
+
+def decoded(text: str) -> str:
+    """Text without the lone surrogates that stand for bytes which are not UTF-8; no output could encode them."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def share(text: str) -> float:

@@ -88,10 +88,7 @@ def _logs(word: str, paths: list[str], options: Namespace, out: Printer) -> int:
         document, sections = bench_logs.scaling_command(paths, baseline=options.baseline)
     else:
         document, sections = bench_logs.startup_command(paths)
-    if options.json:
-        out.json(document)
-    else:
-        out.sections(sections)
+    out.answer(lambda: document, lambda: sections)
     return 0
 
 
@@ -152,10 +149,7 @@ def _run(job: Job, folder: Path, launch: Launch, phases: Phases, options: Namesp
         found = _concluded(job, raw, world, folder, options)
         sections = view.sections(found)
         LOG.debug(to_text(sections))
-        if options.json:
-            out.json(found.document)
-        else:
-            out.sections(sections)
+        out.answer(lambda: found.document, lambda: sections)
     finish(world)
     return 0
 
@@ -163,7 +157,7 @@ def _run(job: Job, folder: Path, launch: Launch, phases: Phases, options: Namesp
 def _concluded(job: Job, raw: Raw, world: World, folder: Path, options: Namespace) -> BenchResults:
     """The machine file, the estimates, and all files of the results."""
     from steptime.bench.conclude import conclude, results
-    from steptime.bench.device import describe, torch_version
+    from steptime.bench.device import describe
     from steptime.bench.diagnostics import diagnostics, text
     from steptime.bench.machine_file import Provenance
     from steptime.bench.rank_log import LOG
@@ -171,9 +165,9 @@ def _concluded(job: Job, raw: Raw, world: World, folder: Path, options: Namespac
 
     device = describe(world.device)
     command = shlex.join(["3dtrn", "bench", *options.words, *_arguments(options)])
-    provenance = Provenance(command, f"{datetime.now(UTC):%Y-%m-%d}", device.name, torch_version())
-    found = conclude(job, raw, world, device, provenance, folder / "machine.yaml")
     header = diagnostics(world, job.to_config(), options.seed)
+    provenance = Provenance(command, f"{datetime.now(UTC):%Y-%m-%d}", device.name, header["torch"]["version"])
+    found = conclude(job, raw, world, device, provenance, folder / "machine.yaml")
     LOG.debug(text(header))  # the terminal is for the answer
     run = write(
         folder, BenchResults(world.line, device, raw, found, {**results(raw, found), "diagnostics": header}, [])

@@ -9,14 +9,13 @@ import argparse
 import gc
 import os
 import sys
-from functools import partial
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from steptime import __version__
-from steptime.commands import launch_options, view_options
-from steptime.commands.argument_types import Parser, count, share, whole
+from steptime.commands.argument_types import Parser
+from steptime.commands.options import ADD
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,6 +37,8 @@ SUBCOMMANDS = {
     "show": "print a machine, model or software profile as YAML with sources",
     "schema": "JSON Schema of a config file, for editors",
 }
+OWN_MODULE = frozenset({"search", "diff", "explain", "serve", "bench", "init"})
+"""Subcommands that run in a module of their own, NAME_command; all others run in `plans`."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -106,20 +107,19 @@ def _run(args: list[str]) -> int:
     options.typed = args
     from steptime.base.config import ConfigError
     from steptime.commands import console
-    from steptime.commands import plans as commands
-    from steptime.report.table import unstyled
 
-    run: Callable[[argparse.Namespace, console.Printer], int] = getattr(commands, name or "report")
     try:
-        out = console.Printer(options.color, ascii_only=options.ascii)
+        out = console.Printer(options.color, ascii_only=options.ascii, as_json=getattr(options, "json", False))
         if not name and options.completion:
             from steptime.commands import completion
 
             out.text(completion.script(options.completion, {each: parser(each) for each in ("", *SUBCOMMANDS)}))
             return OK
+        module = import_module(f"steptime.commands.{f'{name}_command' if name in OWN_MODULE else 'plans'}")
+        run: Callable[[argparse.Namespace, console.Printer], int] = getattr(module, name or "report")
         return run(options, out)
     except ConfigError as error:
-        sys.stderr.writelines(unstyled(problem) + "\n" for problem in error.problems)
+        console.tell(error.problems)
         return BAD_INPUT
 
 
@@ -143,7 +143,8 @@ def parser(name: str = "") -> argparse.ArgumentParser:
         formatter_class=_help,
         allow_abbrev=False,
     )
-    _ARGUMENTS.get(name, _no_arguments)(made)
+    if name in ADD:
+        ADD[name](made)
     made.add_argument(
         "--color", choices=["auto", "always", "never"], default="auto", help="auto: on a terminal, unless NO_COLOR"
     )
@@ -169,132 +170,5 @@ def _about(name: str) -> str:
 def _subcommand_help() -> str:
     width = max(map(len, SUBCOMMANDS))
     lines = [f"  {name:<{width}}  {about}" for name, about in SUBCOMMANDS.items()]
-    return "\n".join(
-        [
-            "subcommands (3dtrn NAME --help; a file of such a name: ./NAME):",
-            *lines,
-            "",
-            "exit codes: 0 ok, 1 no (--check), 2 bad input",
-        ]
-    )
-
-
-def _no_arguments(made: argparse.ArgumentParser) -> None:
-    del made
-
-
-def _config(made: argparse.ArgumentParser, *names: str, nargs: Literal["?"] | None = None) -> None:
-    for name in names:
-        made.add_argument(name.lower(), metavar=name, nargs=nargs, help="a YAML or JSON file, or - for standard input")
-    made.add_argument(
-        "--set", dest="sets", action="append", default=[], metavar="A.B=C", help="change a setting; may be repeated"
-    )
-
-
-def _report(made: argparse.ArgumentParser) -> None:
-    _config(made, "CONFIG", nargs="?")
-    _plan_options(made)
-    form = made.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help='raw figures in SI units, schema "3dtrn/1"')
-    form.add_argument("--brief", action="store_true", help="only the answer: time, memory, one line of assumptions")
-    made.add_argument("--assumed", action="store_true", help="list every assumption")
-    launch_options.add(made)
-    made.add_argument(
-        "--calibrate", metavar="FILE", help="your own measured step times: a YAML list of {config, step_s}"
-    )
-    made.add_argument("--check", action="store_true", help="exit 1 unless the job fits")
-    made.add_argument(
-        "--min-mfu",
-        type=share,
-        metavar="X",
-        help="exit 1 if the MFU (causal attention halved) is below X: 0.4 or 40%%",
-    )
-    view_options.add_to_report(made)
-
-
-def _plan_options(made: argparse.ArgumentParser) -> None:
-    """Options that make a plan without a file, or change one."""
-    made.add_argument("--model", metavar="NAME", help="model preset (3dtrn models)")
-    made.add_argument("--machine", metavar="NAME", help="machine (3dtrn machines)")
-    made.add_argument("--devices", type=whole, metavar="N", help="number of devices; data parallelism follows")
-
-
-def _init(made: argparse.ArgumentParser) -> None:
-    made.add_argument(
-        "path", metavar="FILE", nargs="?", default="plan.yaml", help="file to write, or - (default: plan.yaml)"
-    )
-    _plan_options(made)
-
-
-def _explain(made: argparse.ArgumentParser) -> None:
-    made.add_argument(
-        "config",
-        metavar="CONFIG",
-        nargs="?",
-        help="a YAML or JSON file, - for standard input, or the id of a measured row",
-    )
-    made.add_argument(
-        "name", metavar="NAME", nargs="?", help="a matrix multiply, a collective or a total; omit to list all"
-    )
-    made.add_argument(
-        "--set", dest="sets", action="append", default=[], metavar="A.B=C", help="change a setting of a config"
-    )
-    made.add_argument(
-        "--measurements", metavar="FILE.csv", help="look up the row in this file (default: shipped collection)"
-    )
-    made.add_argument("--yaml", action="store_true", help="for a row, print only its config")
-    made.add_argument(
-        "--trace", metavar="FILE", nargs="+", help="torch.profiler traces, one per rank: measured vs. predicted"
-    )
-    made.add_argument("--json", action="store_true", help="print as JSON")
-    made.add_argument("--key", metavar="A.B", help="explain a key of a plan; no CONFIG needed")
-
-
-def _validate(made: argparse.ArgumentParser) -> None:
-    made.add_argument("--measurements", metavar="FILE.csv", help="your own measured runs (default: shipped collection)")
-    made.add_argument("--source", metavar="S", help="only rows whose source is S or whose id contains S")
-    made.add_argument("--gpu", metavar="G", help="only rows whose gpu contains G")
-    made.add_argument(
-        "--split", default="all", metavar="fit|test|all", help="rows used for fitting constants, or held-out rows"
-    )
-    made.add_argument(
-        "--profile",
-        choices=("known", "unknown"),
-        default="known",
-        help="use the framework release of each row, or only the framework name (default: known)",
-    )
-    made.add_argument("--worst", type=count, default=10, metavar="N", help="number of worst rows to list (default: 10)")
-    made.add_argument("--json", action="store_true", help="print the summary and every row as JSON")
-    made.add_argument("--plot", metavar="FILE", help="plot predicted against measured;  .png, .svg or .pdf")
-    _add("log_options", "add_to_validate", made)
-
-
-def _listing(made: argparse.ArgumentParser) -> None:
-    made.add_argument("--json", action="store_true", help="raw figures in SI units")
-
-
-def _show(made: argparse.ArgumentParser) -> None:
-    _listing(made)
-    made.add_argument("name", metavar="NAME", help="a machine, model, accelerator or software profile")
-
-
-def _add(module: str, name: str, made: argparse.ArgumentParser) -> None:
-    """Options that another module adds, imported when its subcommand is asked for."""
-    getattr(import_module(f"steptime.commands.{module}"), name)(made)
-
-
-_ARGUMENTS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
-    "": _report,
-    "search": partial(_add, "search_options", "add"),
-    "sensitivity": partial(_add, "search_options", "add_sensitivity"),
-    "scale": partial(_add, "search_options", "add_scale"),
-    "diff": partial(_add, "log_options", "add_to_diff"),
-    "explain": _explain,
-    "bench": partial(_add, "bench_options", "add"),
-    "serve": view_options.add_to_serve,
-    "init": _init,
-    "validate": _validate,
-    "show": _show,
-    "machines": _listing,
-    "models": _listing,
-}
+    head = "subcommands (3dtrn NAME --help; a file of such a name: ./NAME):"
+    return "\n".join([head, *lines, "", "exit codes: 0 ok, 1 no (--check), 2 bad input"])

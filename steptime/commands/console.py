@@ -10,7 +10,7 @@ from steptime.base.streams import abandon
 from steptime.report.table import ReportSection, style_of, to_text, unstyled
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from steptime.job.job import Job
 
@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 class Printer:
     """Standard output with its style: only characters that the terminal's encoding has; silent when the reader has left."""
 
-    def __init__(self, color: str, *, ascii_only: bool) -> None:
+    def __init__(self, color: str, *, ascii_only: bool, as_json: bool = False) -> None:
         self.style = style_of(sys.stdout, color, ascii_only=ascii_only)
+        self.as_json = as_json
 
     def text(self, text: str) -> None:
         """Print text that includes its final line break; an escape code in it comes from an input file and is replaced."""
@@ -40,11 +41,23 @@ class Printer:
         """Print sections with an empty line between."""
         self.painted(to_text(sections, self.style))
 
+    def answer(self, document: Callable[[], Any], sections: Callable[[], Sequence[ReportSection]]) -> None:
+        """Print the JSON document under --json, else the sections; only what is printed is made."""
+        if self.as_json:
+            self.json(document())
+        else:
+            self.sections(sections())
+
     def json(self, document: Any) -> None:
         """Print a JSON document; NaN or infinity in it is a bug and raises."""
         import json
 
         self.text(json.dumps(document, indent=2, allow_nan=False) + "\n")
+
+
+def tell(problems: Iterable[str]) -> None:
+    """Problems on standard error, one a line; an escape code in them comes from an input file and is replaced."""
+    sys.stderr.writelines(unstyled(problem) + "\n" for problem in problems)
 
 
 def load(source: str, sets: list[str]) -> Job:
@@ -56,8 +69,6 @@ def load(source: str, sets: list[str]) -> Job:
     from steptime.job.job import Job
 
     label = "standard input" if source == "-" else source
-    # command-line bytes that are not UTF-8 arrive as lone surrogates, which cannot be encoded later
-    sets = [setting.encode("utf-8", "surrogateescape").decode("utf-8", "replace") for setting in sets]
     try:
         return Job.load(source, sets=sets)
     except ConfigError as error:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from steptime.answer.result import estimate
 from steptime.base.config import ConfigError
-from steptime.commands import log_command, view_options
+from steptime.commands import log_command, outputs
 from steptime.commands.console import Printer, load
 from steptime.report import section_json
 from steptime.report.diff_many import diff_many, letter
@@ -26,8 +26,7 @@ def diff(options: Namespace, out: Printer) -> int:
     if len(options.files) < 2:
         one = next(iter(options.files), "A.yaml")
         raise ConfigError(f"3dtrn diff: needs two files or more; write 3dtrn diff {one} B.yaml")
-    if options.html is not None:
-        view_options.check_html(options.html)
+    outputs.check(options)
     if len(options.files) > 2:
         return _many(options, out)
     a, b = options.files
@@ -54,10 +53,7 @@ def _shown(
         from steptime.report.page import diff_page
 
         diff_page.write(found, labels, sections(True), options.html)
-    if options.json:
-        out.json(section_json.document(sections(True)))
-    else:
-        out.sections(sections(False))
+    out.answer(lambda: section_json.document(sections(True)), lambda: sections(False))
     return 0
 
 

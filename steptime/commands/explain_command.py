@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from argparse import Namespace
 
     from steptime.job.job import Job
-    from steptime.report.table import ReportSection
     from steptime.validation.measurements import MeasuredRow
 
 
 def explain(options: Namespace, out: Printer) -> int:
     """The formula of one name, or the list of names; for a measured row without a name, its full derivation."""
     from steptime.answer.result import estimate
-    from steptime.report import explain as working
+    from steptime.report import explain as formulas
+    from steptime.report import section_json
     from steptime.validation.find import find
 
     if options.key is not None:
@@ -39,27 +39,18 @@ def explain(options: Namespace, out: Printer) -> int:
         raise ConfigError("--yaml: for a measured row; a config is YAML already")
     found = estimate(_row_job(row) if row is not None else load(options.config, options.sets))
     if options.name is None:
-        names = working.names(found)
+        names = formulas.names(found)
         if options.json:
             out.json({"names": names})
         else:
             out.text("\n".join(names) + "\n")
         return 0
     try:
-        _print(list(working.explain(found, options.name)), options, out)
-    except working.UnknownNameError as error:
+        sections = list(formulas.explain(found, options.name))
+    except formulas.UnknownNameError as error:
         raise ConfigError(str(error)) from None
+    out.answer(lambda: section_json.document(sections), lambda: sections)
     return 0
-
-
-def _print(sections: list[ReportSection], options: Namespace, out: Printer) -> None:
-    """Sections as text, or as JSON."""
-    if options.json:
-        from steptime.report import section_json
-
-        out.json(section_json.document(sections))
-    else:
-        out.sections(sections)
 
 
 def _explain_key(options: Namespace, out: Printer) -> int:
@@ -79,10 +70,7 @@ def _explain_key(options: Namespace, out: Printer) -> int:
         tops = dict.fromkeys(key.path.partition(".")[0] for key in every)
         sections = f"; 3dtrn explain --key SECTION lists its keys: {', '.join(tops)}"
         raise ConfigError(f"--key {options.key}: not a key of a plan{meant if 'did you mean' in meant else sections}")
-    if options.json:
-        out.json([key._asdict() for key in found])
-    else:
-        out.sections(page(found))
+    out.answer(lambda: [key._asdict() for key in found], lambda: page(found))
     return 0
 
 
@@ -97,10 +85,7 @@ def _explain_trace(job: Job, options: Namespace, out: Printer) -> int:
         raise ConfigError(f"--trace: not together with {'--yaml' if options.yaml else options.name}")
     predicted = estimate(job).time
     found = attribute(read_all(options.trace), job, predicted)
-    if options.json:
-        out.json(view.to_dict(found, predicted))
-    else:
-        out.sections(view.sections(found, predicted))
+    out.answer(lambda: view.to_dict(found, predicted), lambda: view.sections(found, predicted))
     return 0
 
 

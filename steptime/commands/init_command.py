@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from steptime.base.config import ConfigError
 from steptime.commands import quick
+from steptime.commands.outputs import write_new
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -44,12 +43,6 @@ def init(options: Namespace, out: Printer) -> int:
     if options.path == "-":
         out.text(text)
         return 0
-    try:
-        with Path(options.path).open("x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        raise ConfigError(f"{options.path}: file exists; use another name, or - for standard output") from None
-    except OSError as error:
-        raise ConfigError(f"{options.path}: cannot be written ({error.strerror})") from None
+    write_new(options.path, text, options.path, "use another name, or - for standard output")
     out.text(f"{options.path} written; 3dtrn {options.path} reads it\n")
     return 0

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from steptime.base.config import ConfigError
 from steptime.base.words import counted, flow
 from steptime.commands import quick
+from steptime.commands.outputs import write_new
 from steptime.job.edit import read_setting
 from steptime.launch.plan_yaml import plan_yaml
 from steptime.launch.read import read
@@ -46,7 +46,7 @@ def launched(options: Namespace) -> tuple[Job, Reading]:
     except ConfigError as error:
         raise ConfigError([*error.problems, *_retyped(options.typed, error.problems)]) from None
     if options.save is not None:
-        save(options.save, job)
+        write_new(options.save, plan_yaml(job), f"--save {options.save}")
     return job, reading
 
 
@@ -67,33 +67,6 @@ def _retyped(typed: list[str], problems: Sequence[str]) -> list[str]:
         for fix in dict.fromkeys(fix for fixes in asked for fix in fixes)
     ]
     return [f"to go on: 3dtrn {' '.join([shlex.join(typed), *more, *['--allow-unmodeled'][: any(left_out)]])}"]
-
-
-def check_save(path: str) -> None:
-    """Refuse, before any work, a path that cannot become a new file.
-
-    Raises:
-        ConfigError: the file is there already, or its folder is not.
-    """
-    if Path(path).exists():
-        raise ConfigError(f"--save {path}: file exists; remove it or use another name")
-    if not Path(path).parent.is_dir():
-        raise ConfigError(f"--save {path}: folder {Path(path).parent} does not exist")
-
-
-def save(path: str, job: Job) -> None:
-    """Write a plan as YAML.
-
-    Raises:
-        ConfigError: the file is there already, or cannot be written.
-    """
-    try:
-        with Path(path).open("x", encoding="utf-8") as file:
-            file.write(plan_yaml(job))
-    except FileExistsError:
-        raise ConfigError(f"--save {path}: file exists; remove it or use another name") from None
-    except OSError as error:
-        raise ConfigError(f"--save {path}: cannot be written ({error.strerror})") from None
 
 
 def export(job: Job, options: Namespace, out: Printer) -> int:

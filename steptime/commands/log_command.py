@@ -51,26 +51,23 @@ def diff(options: Namespace, out: Printer, labels: tuple[str, str]) -> int:
     from steptime.launch.reading import left_out_differences
     from steptime.report import diff_tables, section_json, setting_tables
     from steptime.validation.kind import is_log
-    from steptime.validation.logged import compare as beside
-    from steptime.validation.setting_costs import differences as cost_of
+    from steptime.validation.logged import compare as compare_run
+    from steptime.validation.setting_costs import differences as setting_costs
 
     paths = options.files
     plans = {path: load(path, options.sets) for path in paths if not is_log(path)}
     hardware = next((plan.hardware for plan in plans.values()), None)
     runs = {path: run([path], options, hardware) for path in paths if path not in plans}
-    found = cost_of(*(plans[path] if path in plans else runs[path].job for path in paths))
+    found = setting_costs(*(plans[path] if path in plans else runs[path].job for path in paths))
     told = list(zip(labels, paths, strict=True))
     notes = [f"{label}: {path}" for label, path in told if label in {"A", "B"}]
     notes += [f"{label}: {note}" for label, path in told if path in runs for note in runs[path].notes]
     if len(runs) == 2:
         notes += left_out_differences([runs[path].reading for path in paths], labels)
-    a, b = (beside(runs[path]) if path in runs else None for path in paths)
+    a, b = (compare_run(runs[path]) if path in runs else None for path in paths)
     changed, *rest = diff_tables.diff(found.a, found.b, labels, notes)
     sections = [*setting_tables.sections(found, (a, b), labels), changed, *rest]
-    if options.json:
-        out.json(section_json.document(sections))
-    else:
-        out.sections(sections)
+    out.answer(lambda: section_json.document(sections), lambda: sections)
     return 0
 
 
@@ -83,11 +80,10 @@ def run(paths: list[str], options: Namespace, hardware: Hardware | None = None) 
     from steptime.report.progress import ProgressLine
     from steptime.validation.logged import read_run
 
-    sets = [setting.encode("utf-8", "surrogateescape").decode("utf-8", "replace") for setting in options.sets]
     with ProgressLine(sys.stderr) as progress:
         return read_run(
             paths,
-            sets,
+            options.sets,
             kind=options.kind,
             plan=getattr(options, "plan", None),
             allow_unmodeled=options.allow_unmodeled,

@@ -1,4 +1,7 @@
-"""The action of each subcommand: load, estimate, print, return an exit code. Imported after the command line is parsed."""
+"""Commands of a few lines: the report of a plan, its scaling and sensitivity, measured runs, what ships.
+
+Imported after the command line is parsed; every function loads, estimates, prints and returns an exit code.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from steptime.base.config import ConfigError
-from steptime.commands import quick
-from steptime.commands.console import Printer, load
+from steptime.commands import outputs, quick
+from steptime.commands.console import Printer, load, tell
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -22,7 +25,6 @@ TIGHT = "tight: allocated memory fits, reserved memory or its 90th percentile do
 def report(options: Namespace, out: Printer) -> int:
     """The report of one plan, or its JSON; the check."""
     from steptime.answer.result import estimate
-    from steptime.commands import view_options
     from steptime.search import lazy_fixes
 
     if options.watch:
@@ -30,7 +32,7 @@ def report(options: Namespace, out: Printer) -> int:
 
         options.watch = False
         return watch(options, out, report)
-    view_options.check(options)
+    outputs.check(options)
     lazy_fixes.attach()
     job, reading = _plan(options)
     if options.calibrate is not None:
@@ -42,7 +44,7 @@ def report(options: Namespace, out: Printer) -> int:
 
         return export(job, options, out)
     found = estimate(job)
-    view_options.write(options, found)
+    outputs.write(options, found)
     refusals = []
     if (options.check or options.min_mfu is not None) and not found.memory.fits:
         refusals.append(TIGHT if found.memory.verdict == "tight" else "does not fit")
@@ -76,13 +78,6 @@ def _plan(options: Namespace) -> tuple[Job, Reading | None]:
     return load(options.config, [*quick.sets(options.model, options.machine, options.devices), *options.sets]), None
 
 
-def init(options: Namespace, out: Printer) -> int:
-    """A commented plan in a file, or on standard output."""
-    from steptime.commands.init_command import init as run
-
-    return run(options, out)
-
-
 def _flags(reading: Reading | None) -> dict[str, Any]:
     """What each flag of a launch file was used for, for JSON."""
     if reading is None:
@@ -92,18 +87,17 @@ def _flags(reading: Reading | None) -> dict[str, Any]:
     return {"launch": launch_flags.document(reading)}
 
 
-def search(options: Namespace, out: Printer) -> int:
-    """The best layouts of a plan."""
-    from steptime.commands.search_command import search as run
-
-    return run(options, out)
-
-
 def sensitivity(options: Namespace, out: Printer) -> int:
     """The gain from increasing each figure of the machine."""
-    from steptime.commands.sensitivity_command import sensitivity as run
+    from steptime.report import sensitivity_tables
+    from steptime.search import sensitivity as analysis
 
-    return run(options, out)
+    outputs.check(options)
+    found = analysis.sensitivity(load(options.config, options.sets))
+    out.answer(lambda: analysis.document(found), lambda: sensitivity_tables.sections(found))
+    if options.plot is not None:
+        sensitivity_tables.draw(found, options.plot)
+    return 0
 
 
 def scale(options: Namespace, out: Printer) -> int:
@@ -115,49 +109,18 @@ def scale(options: Namespace, out: Printer) -> int:
     from steptime.answer.result import estimate
     from steptime.report import scaling_tables
 
-    if options.plot is not None:
-        from steptime.report import plot_style
-
-        plot_style.check(options.plot)
+    outputs.check(options)
     found = estimate(load(options.config, options.sets))
     weak, strong = found.weak_scaling, scaling_tables.strong_scaling(found.job, estimate)
     if options.plot is not None:
         from steptime.report import plot_estimate
 
         plot_estimate.draw_scaling(found, strong, options.plot)
-    if options.json:
-        out.json({"weak_scaling": [row._asdict() for row in weak], "strong_scaling": [row._asdict() for row in strong]})
-    else:
-        out.sections([scaling_tables.weak_table(found), scaling_tables.strong_table(found, strong)])
+    out.answer(
+        lambda: {"weak_scaling": [row._asdict() for row in weak], "strong_scaling": [row._asdict() for row in strong]},
+        lambda: [scaling_tables.weak_table(found), scaling_tables.strong_table(found, strong)],
+    )
     return 0
-
-
-def diff(options: Namespace, out: Printer) -> int:
-    """Plans or training logs side by side."""
-    from steptime.commands.diff_command import diff as run
-
-    return run(options, out)
-
-
-def explain(options: Namespace, out: Printer) -> int:
-    """The formula of one name, a measured row's derivation, or a trace compared with the estimate."""
-    from steptime.commands.explain_command import explain as run
-
-    return run(options, out)
-
-
-def serve(options: Namespace, out: Printer) -> int:
-    """The what-if page, until it is interrupted."""
-    from steptime.commands.serve_command import serve as run
-
-    return run(options, out)
-
-
-def bench(options: Namespace, out: Printer) -> int:
-    """The microbenchmark, its launch scripts, and its log readers."""
-    from steptime.commands.bench_command import bench as run
-
-    return run(options, out)
 
 
 def validate(options: Namespace, out: Printer) -> int:
@@ -172,17 +135,11 @@ def validate(options: Namespace, out: Printer) -> int:
     from steptime.validation.parallel import judge_rows
     from steptime.validation.select import select
 
-    if options.plot is not None:
-        from steptime.report import plot_style
-
-        plot_style.check(options.plot)
+    outputs.check(options)
     rows = select(options.measurements, options.source, options.gpu, options.split)
     judged = judge_rows(rows, known_release=options.profile == "known")
     if options.measurements:
-        from steptime.report.table import unstyled
-
-        skipped = (f"{options.measurements}: line {j.row.line}, {j.row.id}: {j.skipped}" for j in judged if j.skipped)
-        sys.stderr.writelines(unstyled(line) + "\n" for line in skipped)
+        tell(f"{options.measurements}: line {j.row.line}, {j.row.id}: {j.skipped}" for j in judged if j.skipped)
     summary = summarize(judged, options.worst)
     if options.plot is not None:
         from steptime.report import plot
@@ -200,10 +157,8 @@ def machines(options: Namespace, out: Printer) -> int:
     """The table of shipped machines."""
     from steptime.report import catalogue
 
-    if options.json:
-        out.json(catalogue.machine_rows())
-    else:
-        out.sections([catalogue.machines()])
+    del options
+    out.answer(catalogue.machine_rows, lambda: [catalogue.machines()])
     return 0
 
 
@@ -211,10 +166,8 @@ def models(options: Namespace, out: Printer) -> int:
     """The table of model presets."""
     from steptime.report import catalogue
 
-    if options.json:
-        out.json(catalogue.model_rows())
-    else:
-        out.sections([catalogue.models()])
+    del options
+    out.answer(catalogue.model_rows, lambda: [catalogue.models()])
     return 0
 
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from steptime.base.config import ConfigError
 from steptime.base.document import parse
-from steptime.commands import quick, view_options
+from steptime.commands import outputs, quick
 from steptime.commands.search_plan import AXES, SearchPlan, numbers, plan_of, unplanned
+from steptime.launch.plan_yaml import plan_yaml
 from steptime.report.progress import ProgressLine
 from steptime.schedule import SCHEDULES
 from steptime.search.fastest import fastest
@@ -38,16 +39,9 @@ NOT_HERE = {
 
 def search(options: Namespace, out: Printer) -> int:
     """The tables, JSON or CSV of a search; 1 where nothing fits, 130 where it was interrupted."""
-    if options.plot is not None:
-        from steptime.report import plot_style
-
-        plot_style.check(options.plot)
-    if options.html is not None:
-        view_options.check_html(options.html)
+    outputs.check(options)
     if options.save is not None:
-        from steptime.commands.launch_command import check_save
-
-        check_save(options.save)
+        outputs.check_save(options.save)
     if options.config is None:
         plan = unplanned(options)
     else:
@@ -57,9 +51,7 @@ def search(options: Namespace, out: Printer) -> int:
         found = run(plan.job, asked, lambda share: line.told("layouts", share))
     _print(found, options, out)
     if found.best is not None and options.save is not None:
-        from steptime.commands.launch_command import save
-
-        save(options.save, found.best.job)
+        outputs.write_new(options.save, plan_yaml(found.best.job), f"--save {options.save}")
     if found.interrupted:
         return INTERRUPTED
     return 0 if found.best is not None else 1
@@ -195,8 +187,5 @@ def scale_best(options: Namespace, out: Printer) -> int:
             except ConfigError as error:
                 found.append((size, error.problems[0].removeprefix("search: ")))
             line.told("sizes", (at + 1) / len(sizes))
-    if options.json:
-        out.json({"sizes": scaling_best.rows(found)})
-    else:
-        out.sections([scaling_best.table(plan.job, found)])
+    out.answer(lambda: {"sizes": scaling_best.rows(found)}, lambda: [scaling_best.table(plan.job, found)])
     return 0 if any(isinstance(one, Search) and one.best for _, one in found) else 1

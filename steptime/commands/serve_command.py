@@ -26,7 +26,7 @@ def serve(options: Namespace, out: Printer) -> int:
     """Serve until interrupted.
 
     Raises:
-        ConfigError: the plan is none, or the address cannot be listened on.
+        ConfigError: the plan is not valid, or the address cannot be listened on.
     """
     start, files = opened(options.config, options.sets)
     if not 0 <= options.port <= 65535:

@@ -37,6 +37,14 @@ MAX_WIDTH = 200
 JSON = ("summary", "full")
 
 
+class RefusedError(Exception):
+    """Bad input beside the checkpoint: a plan that cannot be read, a file that cannot be written. One line per problem."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="summarize-ckpt", description="Summarize a checkpoint from its headers only.", epilog=EPILOG)
     parser.add_argument("path", nargs="?", help="a checkpoint file or directory")
@@ -90,12 +98,14 @@ def main(argv: list[str] | None = None) -> int:
             code = _run(options)
         if sys.stdout is not None:
             sys.stdout.flush()
-    except (ValueError, OSError) as error:
-        if isinstance(error, BrokenPipeError):
-            abandon(sys.stdout)
-            return 0
+    except BrokenPipeError:
+        abandon(sys.stdout)
+        return 0
+    except RefusedError as error:
+        return _refuse(error.problems)
+    except OSError as error:
         abandon_unless_writable(sys.stdout)
-        return _refuse(error)
+        return _refuse([f"cannot write to standard output ({error.strerror})"])
     except KeyboardInterrupt:
         return 130
     return code
@@ -110,9 +120,9 @@ def _say(words: str, stream: TextIO | None = None, end: str = "\n") -> None:
             out.flush()
 
 
-def _refuse(error: Exception) -> int:
+def _refuse(problems: list[str]) -> int:
     """A plan that cannot be read, or a file that cannot be written: one line per problem."""
-    for line in str(error).splitlines():
+    for line in problems:
         _say(f"summarize-ckpt: {escaped(line, 600)}", sys.stderr)
     return 2
 
@@ -191,8 +201,8 @@ def _json(summary: Summary, options: argparse.Namespace) -> int:
     try:
         _compared(summary, options, document)
         _emit(summary, options)
-    except (ValueError, OSError) as error:  # the other side is unusable: still one document, with the reason
-        document["problems"] += [problem(Problem("REFUSED", line)) for line in str(error).splitlines()]
+    except RefusedError as error:  # the other side is unusable: still one document, with the reason
+        document["problems"] += [problem(Problem("REFUSED", line)) for line in error.problems]
         document["exit_code"] = 2
     full = options.tensors or options.json == "full"
     _write_json(document, _matching(summary, options.tensors or "*") if full else None)
@@ -221,7 +231,7 @@ def _compared(summary: Summary, options: argparse.Namespace, document: dict[str,
         document["exit_code"] = max(summary.exit_code, other.exit_code, int(bool(document["diff"])))
     if options.model and summary.sections:
         document["plan"] = None
-        found = against_plan.compare(summary, against_plan.load(options.model))
+        found = against_plan.compare(summary, _counts(options.model))
         document["plan"] = found.to_dict()
         document["exit_code"] = max(document["exit_code"], int(not found.agrees))
 
@@ -252,23 +262,37 @@ def _plan(summary: Summary, options: argparse.Namespace) -> int:
     """Compare with the plan, where asked for: 1 when they disagree."""
     if not options.model:
         return 0
-    found = against_plan.compare(summary, against_plan.load(options.model))
+    found = against_plan.compare(summary, _counts(options.model))
     _say("\n".join(against_plan.lines(found)))
     return int(not found.agrees)
 
 
+def _counts(path: str) -> against_plan.PlanCounts:
+    """What a plan holds. Raises `RefusedError`."""
+    from steptime.base.config import ConfigError  # and with it pydantic, which nothing else here needs
+
+    try:
+        return against_plan.load(path)
+    except ConfigError as error:
+        raise RefusedError(error.problems) from None
+
+
 def _emit(summary: Summary, options: argparse.Namespace) -> None:
-    """Write the inferred model, where asked for."""
-    if options.emit_config and summary.sections:
-        text = _model(summary, options.emit_config)
+    """Write the inferred model, where asked for. Raises `RefusedError`."""
+    if not options.emit_config or not summary.sections:
+        return
+    text = _model(summary, options.emit_config)
+    try:
         with open(options.emit_config, "w", encoding="utf-8") as file:  # noqa: PTH123 - the name as it was given
             file.write(text)
+    except OSError as error:
+        raise RefusedError([f"--emit-config {options.emit_config}: cannot be written ({error.strerror})"]) from None
 
 
 def _model(summary: Summary, target: str) -> str:
-    """The inferred `model` section. Raises `ValueError` where there is not one transformer."""
+    """The inferred `model` section. Raises `RefusedError` where there is not one transformer."""
     if not summary.architecture:
         several = f"{len(summary.models)} models here: give one of them" if summary.models else ""
         why = several or "no transformer found in names and shapes"
-        raise ValueError(f"{target}: not written: {why}")
+        raise RefusedError([f"{target}: not written: {why}"])
     return model_yaml.model_yaml(summary)

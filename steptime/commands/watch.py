@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from steptime.base.config import ConfigError
+from steptime.commands.console import tell
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -48,9 +49,7 @@ def _once(options: Namespace, out: Printer, report: Callable[[Namespace, Printer
     try:
         return report(options, out)
     except ConfigError as error:
-        from steptime.report.table import unstyled
-
-        sys.stderr.writelines(unstyled(problem) + "\n" for problem in error.problems)
+        tell(error.problems)
         return 2
 
 

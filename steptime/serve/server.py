@@ -63,7 +63,7 @@ class Server(ThreadingHTTPServer):
         self.first = page(start).encode()
 
     def accepts(self, host: str) -> bool:
-        """Whether a Host header, in small letters, names this server.
+        """Whether a Host header, in lower case, names this server.
 
         Of a server that listens on every address: any address written in digits, which no page can point here by its own name.
         """
@@ -164,19 +164,19 @@ class Handler(BaseHTTPRequestHandler):
 
     def estimate(self, raw: bytes) -> tuple[HTTPStatus, dict[str, Any]]:
         """The report, or the problems."""
-        most = MOST_SECONDS
         try:
             asked = whatif.read_request(json.loads(raw))
-            most = SEARCH_SECONDS if asked.best else MOST_SECONDS
+        except ConfigError as error:
+            return HTTPStatus.BAD_REQUEST, problem(error.problems[0])
+        except (ValueError, RecursionError):
+            return HTTPStatus.BAD_REQUEST, problem("the request is not JSON")
+        most = SEARCH_SECONDS if asked.best else MOST_SECONDS
+        try:
             with deadline(most):
-                found = whatif.answer(asked, self.server.files)
+                return HTTPStatus.OK, whatif.answer(asked, self.server.files)
         except OverTimeError:
             line = f"this plan takes longer than {most:g} s; fewer stages or micro-batches, or the command line"
             return HTTPStatus.OK, problem(line)
-        except (ValueError, RecursionError) as error:  # no JSON
-            lines = error.problems if isinstance(error, ConfigError) else ["the request is not JSON"]
-            return HTTPStatus.BAD_REQUEST, problem(lines[0])
-        return HTTPStatus.OK, found
 
     def known(self) -> bool:
         """Whether the request names this server and comes from its own page."""

@@ -53,7 +53,7 @@ def read_request(data: Any) -> PageRequest:
     """A request's JSON, every field of its type.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: a field is missing or of another type.
     """
     asked = data if isinstance(data, dict) else {}
     yaml, changes, devices, pinned = (asked.get(key) for key in ("yaml", "set", "devices", "pinned"))

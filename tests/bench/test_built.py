@@ -7,7 +7,7 @@ import json
 import pytest
 from bench_jobs import GPT, config
 
-from steptime.bench.built import FOLLOWED, PARTS_OF, PLAIN_KEYS, VALUES
+from steptime.bench.built import PARTS_OF, PLAIN_KEYS, VALUES
 from steptime.bench.runnable import unsupported
 from steptime.commands.cli import main
 from steptime.job.job import Job
@@ -113,6 +113,15 @@ def test_fsdp_1_is_refused():
 def test_a_window_as_long_as_the_sequence_hides_nothing():
     assert unsupported(Job(**config({"attention": {"window": 32}}, seqlen=32)), "cpu") == []
     assert len(unsupported(Job(**config({"attention": {"window": 31}}, seqlen=32)), "cpu")) == 1
+
+
+FOLLOWED = frozenset({
+    "attention_impl", "norm_impl", "activation_impl", "softmax_impl", "rope_impl", "sp_regather", "grad_accumulation_fusion",
+    "cuda_graphs", "param_dtype", "main_grad_dtype", "master_dtype", "moment_dtype", "optimizer", "muon_tp_mode",
+    "deallocate_pipeline_outputs", "clip_grad", "cublas_workspace", "attention_backend", "expandable_segments",
+})  # fmt: skip
+"""Switches that the steps follow, or that have a limit of their own in `runnable`; the last two are TransformerEngine's and the
+allocator's."""
 
 
 def test_every_key_is_built_or_refused():

@@ -53,16 +53,8 @@ def test_the_slowest_rank_counts(said):
     assert said["slowest"] == [2.0, 5.0]
 
 
-def test_without_a_mesh_all_ranks_are_one_axis(said):
-    assert said["axes"] == ["world"]
-
-
 def test_what_a_back_end_refuses_is_noted(said):
     assert "broadcast over dp, 8 B: not measured; no broadcast here" in said["refused"]
-
-
-def test_one_process_has_nothing_to_measure():
-    assert collectives.sweep(None, torch.device("cpu")) == ([], ["collectives: not measured; there is one process"])
 
 
 def test_sizes_stop_where_memory_does(monkeypatch):

@@ -86,7 +86,6 @@ def test_noise_does_not_move_it_far():
     made[::5] = [row._replace(timing=exact(3.0 * row.timing.min_s)) for row in made[::5]]
     found = rate_fit.gemm(made, "bf16", device, "min_s")
     assert found.value == pytest.approx(600e12, rel=1e-6)
-    assert found.worst == pytest.approx(log(3.0))
     assert found.error == pytest.approx(3 * log(3.0) / 15)
 
 
@@ -180,7 +179,6 @@ def test_shares_above_one_are_reported():
 def test_attention_needs_both_directions():
     made, device = attention_rows(500e12, 400e12, 450.0)
     assert rate_fit.attention([r for r in made if r.direction == "forward"], "bf16", 1e15, device) is None
-    assert rate_fit.attention(made, "bf16", 1e15, device, backend="math") is None
 
 
 # --- memory ---
@@ -199,9 +197,8 @@ def test_memory_is_the_best_copy_and_the_median_kernel():
         move("residual", 4e12),
     ]
     found = rate_fit.memory([*made, move("adamw", 1e9), move("embedding", 1e9)])
-    assert found.bytes_per_s[::3] == (pytest.approx(4e12), 2)
-    assert found.efficiency[::3] == (pytest.approx(0.75), 3)
-    assert found.bytes_per_s.worst == pytest.approx(log(4 / 3))
+    assert found.bytes_per_s[::2] == (pytest.approx(4e12), 2)
+    assert found.efficiency[::2] == (pytest.approx(0.75), 3)
 
 
 def test_caches_can_beat_a_copy():
@@ -289,23 +286,9 @@ def test_a_tier_is_found_back(latency, bandwidth, ranks):
         assert found.bytes_per_s == pytest.approx(bandwidth, rel=0.02)
     assert found.error < 0.02
     assert found.points == len(made)
-    assert set(found.by_kind) == set(KINDS)
 
 
 def test_small_sizes_alone_give_no_wild_bandwidth():
     """64 KiB in 10 ms are 6.6 MB/s."""
     made = [timings.CollectiveTiming("broadcast", "dp", 2, size, exact(0.01)) for size in (8, 1024, 2**16)]
     assert links.tier(made).bytes_per_s <= links.BEYOND * 2**16 / 0.01 * 1.0001
-
-
-def test_a_kind_that_the_model_misjudges_is_shown():
-    true = Tier(name="x", latency_s=1e-5, bytes_per_s=1e10, efficiency=1.0)
-
-    def seconds(kind, size):
-        group = Group("dp", 2 if kind == "send_recv" else 8, 1.0)
-        return (2.0 if kind == "broadcast" else 1.0) * float(collective(kind, float(size), group, (true,)).time_s)
-
-    found = links.tier(calls(seconds))
-    assert found.by_kind["broadcast"].value == pytest.approx(0.5, rel=0.05)
-    assert found.by_kind["all_reduce"].value == pytest.approx(1.0, rel=0.05)
-    assert links.tier([]) is None

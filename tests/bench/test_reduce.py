@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from math import inf, isnan, nan
+import statistics
+from math import isnan, nan
 
 import pytest
 from bench.launch import fork_ranks
@@ -22,19 +23,17 @@ from steptime.bench.world import find, finish, start
 world = start(find(), "cpu")
 rank = world.rank
 
-def error(values, weights=None, call=over_ranks):
+def error(values, call=over_ranks):
     try:
-        call(values, weights) if weights else call(values)
+        call(values)
     except ValueError as problem:
         return str(problem)
 
 steps = [[1.0, 4.0, 2.0], [2.0, 3.0, 2.5]][rank]
 found = {
     "plain": over_ranks({"loss": [2.0, 4.0][rank]}),
-    "weighted": over_ranks({"loss": [2.0, 4.0][rank]}, {"loss": [30, 10][rank]}),
     "slowest": slowest(steps),
     "untracked": error([{"loss": 1.0, "time": 1.0}, {"time": None}][rank]),
-    "unweighted": error({"loss": 1.0}, [{"loss": 1.0}, {"other": 1.0}][rank]),
     "lengths": error([[1.0], [1.0, 2.0]][rank], call=slowest),
     "after": over_ranks({"rank": float(rank)}),
 }
@@ -53,11 +52,8 @@ def test_two_ranks(tmp_path):
     assert first == second
     assert first == {
         "plain": {"loss": [2.0, 3.0, 4.0, 1.0]},
-        # (30 * 2 + 10 * 4) / 40 = 2.5; variance (30 * 0.25 + 10 * 2.25) / 40 = 0.75
-        "weighted": {"loss": [2.0, 2.5, 4.0, 0.75**0.5]},
         "slowest": [2.0, 4.0, 2.5],
         "untracked": "loss: not tracked on rank 1 of 2; time: not tracked on rank 1 of 2",
-        "unweighted": "loss: has no weight on rank 1 of 2",
         "lengths": "the ranks have different numbers of samples: 1, 2, by rank",
         "after": {"rank": [0.0, 0.5, 1.0, 0.5]},
     }
@@ -84,25 +80,13 @@ def ranks(monkeypatch):
 
 
 def test_ranks_that_did_not_track_are_named(ranks):
-    ranks(({"loss": 1.0}, {}), ({}, {}), ({"loss": None}, {}))
+    ranks({"loss": 1.0}, {}, {"loss": None})
     with pytest.raises(ValueError, match=r"^loss: not tracked on ranks 1, 2 of 3$"):
         over_ranks({"loss": 1.0})
 
 
-@pytest.mark.parametrize("weights", [(0.0, 0.0), (-1.0, 2.0), (nan, 1.0)])
-def test_weights_that_weigh_nothing(ranks, weights):
-    ranks(*[({"loss": 1.0}, {"loss": weight}) for weight in weights])
-    with pytest.raises(ValueError, match=r"loss: weights must be 0 or more, and not all 0 \(got"):
-        over_ranks({"loss": 1.0})
-
-
-def test_a_rank_without_samples_weighs_nothing(ranks):
-    ranks(({"loss": 1.0}, {"loss": 4}), ({"loss": 9.0}, {"loss": 0}))
-    assert over_ranks({"loss": 1.0})["loss"] == RankSpread(1.0, 1.0, 9.0, 0.0)
-
-
 def test_what_is_no_number_stays_none(ranks):
-    ranks(({"loss": 1.0}, {}), ({"loss": nan}, {}))
+    ranks({"loss": 1.0}, {"loss": nan})
     assert all(map(isnan, over_ranks({"loss": 1.0})["loss"]))
 
 
@@ -114,13 +98,8 @@ def test_a_step_is_as_long_as_that_of_its_slowest_rank(ranks):
 figure = st.floats(-1e6, 1e6)
 
 
-@given(st.lists(st.tuples(figure, st.integers(1, 50)), min_size=1, max_size=6))
-def test_a_weighted_mean_is_that_of_all_samples(pairs):
-    """Each rank's figure repeated as often as it counted, then reduced alike."""
-    column, weights = [value for value, _ in pairs], [float(weight) for _, weight in pairs]
-    found = reduce._spread(column, weights)
-    samples = [value for value, weight in pairs for _ in range(weight)]
-    alike = reduce._spread(samples, [1.0] * len(samples))
-    assert found == pytest.approx(alike, rel=1e-9, abs=1e-6)
-    assert -inf < found.min <= found.max < inf
-    assert found.std >= 0
+@given(st.lists(figure, min_size=1, max_size=6))
+def test_figures_over_ranks_are_those_of_statistics(column):
+    found = reduce._spread(column)
+    expected = RankSpread(min(column), statistics.fmean(column), max(column), statistics.pstdev(column))
+    assert found == pytest.approx(expected, rel=1e-9, abs=1e-6)

@@ -178,19 +178,16 @@ def test_the_names_are_those_of_the_benchmarks_rows():
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"ranks": 0}, "steps[0].ranks: expected a positive whole number (got 0)"),
-        ({"ranks": 1.5}, "steps[0].ranks: expected a positive whole number (got 1.5)"),
-        ({"ranks": True}, "steps[0].ranks: expected a positive whole number (got True)"),
-        ({"median_s": None}, "steps[0].median_s: expected a positive number (got nothing)"),
-        ({"median_s": float("nan")}, "steps[0].median_s: expected a positive number (got nan)"),
-        ({"predicted_step_s": "soon"}, "steps[0].predicted_step_s: expected a positive number (got 'soon')"),
-        ({"allocated_peak_bytes": 5}, "steps[0].allocated_peak_bytes: expected a list of bytes, one per rank (got 5)"),
-        (
-            {"reserved_peak_bytes": [-1]},
-            "steps[0].reserved_peak_bytes: expected a list of bytes, one per rank (got [-1])",
-        ),
-        ({"config": None}, "steps[0].config: expected the resolved config (got nothing)"),
-        ({"layout": 3}, "steps[0].layout: expected a name (got 3)"),
+        ({"ranks": 0}, "steps[0].ranks: must be greater than 0 (got 0)"),
+        ({"ranks": 1.5}, "steps[0].ranks: expected a whole number (got 1.5)"),
+        ({"ranks": True}, "steps[0].ranks: expected a whole number (got true)"),
+        ({"median_s": None}, "steps[0].median_s: expected a number (got nothing)"),
+        ({"median_s": float("nan")}, "steps[0].median_s: expected a finite number (got nan)"),
+        ({"predicted_step_s": "soon"}, "steps[0].predicted_step_s: expected a number (got 'soon')"),
+        ({"allocated_peak_bytes": 5}, "steps[0].allocated_peak_bytes: expected a list (got 5)"),
+        ({"reserved_peak_bytes": [-1]}, "steps[0].reserved_peak_bytes[0]: must be at least 0 (got -1)"),
+        ({"config": None}, "steps[0].config: expected a mapping (got nothing)"),
+        ({"layout": 3}, "steps[0].layout: expected text (got 3)"),
     ],
 )
 def test_wrong_keys_are_named_with_their_file(results, change, problem):
@@ -203,7 +200,7 @@ def test_files_that_are_no_results(results, tmp_path):
         "schema: expected '3dtrn-bench/1' (got '3dtrn/1'); give results.json of `3dtrn bench`"
     )
     assert problems(results([]))[0].endswith("steps: expected measured steps (got none)")
-    assert problems(results(["x"]))[0].endswith("steps[0].layout: expected a name (got nothing)")
+    assert problems(results(["x"]))[0].endswith("steps[0]: expected a mapping (got 'x')")
     for text, words in (("[]", "schema: expected"), ("{", "not JSON"), ("[" * 100_000, "not JSON")):
         path = tmp_path / "bad.json"
         path.write_text(text)

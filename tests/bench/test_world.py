@@ -271,19 +271,6 @@ def test_one_process_makes_no_group():
     finish(alone)
 
 
-def test_one_process_makes_a_group_of_one_when_asked():
-    import torch
-    import torch.distributed as dist
-
-    alone = start(SINGLE, "cpu", group=True)
-    tensor = torch.ones(2)
-    dist.all_reduce(tensor)
-    assert tensor.tolist() == [1.0, 1.0]
-    assert (alone.backend, dist.get_backend()) == ("gloo", "gloo")
-    finish(alone)
-    assert not dist.is_initialized()
-
-
 def test_a_port_in_use_is_one_line():
     with socket.socket() as taken:
         taken.bind(("", 0))

@@ -134,6 +134,12 @@ def test_emitted_config_is_a_model(make, command, tmp_path):
     assert command(make.folder, "--emit-config", "-") == (0, (tmp_path / "plan.yaml").read_text(), "")
 
 
+def test_a_config_that_cannot_be_written_is_one_line(model, command):
+    code, _, err = command(model, "--emit-config", "/nowhere/at/all")
+    line = "summarize-ckpt: --emit-config /nowhere/at/all: cannot be written (No such file or directory)\n"
+    assert (code, err) == (2, line)
+
+
 def test_config_is_not_written_when_nothing_is_known(make, command, tmp_path):
     make.save_safetensors({"w": torch.zeros(3, 4)}, make.folder / "w.safetensors")
     code, _, err = command(make.folder / "w.safetensors", "--emit-config", tmp_path / "plan.yaml")

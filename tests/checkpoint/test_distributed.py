@@ -241,3 +241,13 @@ def test_a_rank_without_a_readable_file_is_one_problem(make, summarize, left):
     assert (summary.exit_code, summary.complete) == (1, False)
     assert all("mp_rank_01_000" in (problem.file or "") for problem in summary.all_problems)
     assert len(summary.all_problems) <= 2
+
+
+def test_ranks_without_their_file_beyond_the_tenth_are_counted(make, summarize):
+    """Rank 0 has its file, 13 others have none: ten are named, three counted."""
+    for rank in range(14):
+        (make.folder / f"mp_rank_{rank:02d}").mkdir()
+    torch.save({"model": {"w": torch.ones(2)}}, make.folder / "mp_rank_00/model_optim_rng.pt")
+    missing = [p for p in summarize(make.folder).all_problems if p.code == "MISSING_FILE"]
+    assert [p.file for p in missing] == [*(f"mp_rank_{rank:02d}" for rank in range(1, 11)), None]
+    assert missing[-1].message == "3 more ranks: no model_optim_rng.pt in it"

@@ -23,6 +23,9 @@ from safetensors import safe_open
 
 from steptime.checkpoint import summarize_checkpoint
 from steptime.checkpoint.dtypes import GGML, SAFETENSORS
+from steptime.checkpoint.readers import hdf5
+from steptime.checkpoint.records import UnreadableError
+from steptime.checkpoint.scan import FolderScan
 from steptime.report.checkpoint_summary import report
 
 
@@ -219,6 +222,15 @@ def test_hdf5(make, summarize, codes):
     assert codes(summarize(make.folder / "m.h5")) == {"LINK"}
 
 
+def test_hdf5_with_more_objects_than_are_read_says_so(make, summarize, codes, monkeypatch):
+    with h5py.File(make.folder / "m.h5", "w") as file:
+        for name in ("a", "b", "c"):
+            file[name] = np.ones(2, np.float32)
+    monkeypatch.setattr(hdf5, "MAX_OBJECTS", 2)
+    summary = summarize(make.folder / "m.h5")
+    assert (summary.params, summary.exit_code, codes(summary)) == (4, 1, {"TOO_MANY"})
+
+
 def test_hdf5_without_the_extra_says_what_to_install(make, summarize, monkeypatch):
     make.write("m.h5", b"\x89HDF\r\n\x1a\n" + bytes(100))
     monkeypatch.setitem(__import__("sys").modules, "h5py", None)
@@ -246,6 +258,26 @@ def test_nanotron(make, summarize, codes):
     assert {t.name for t in summary.tensors} == {"model.decoder.0.qkv_proj.weight", "model.decoder.0.norm.weight"}
     next(make.folder.rglob("*tp-rank-1*")).unlink()
     assert "MISSING_RANK" in codes(summarize(make.folder))
+
+
+def test_nanotron_directory_that_cannot_be_read_is_told(make, summarize, monkeypatch):
+    """It holds parameters that are then not counted."""
+    for name in ("norm", "head"):
+        path = make.folder / f"model/{name}/model_weight.safetensors"
+        path.parent.mkdir(parents=True)
+        make.save_safetensors({"data": torch.ones(6)}, path)
+    make.write("checkpoint_metadata.json", b"{}")
+    folder = FolderScan.folder
+
+    def refused(scan, path, rel="", depth=0):
+        if rel == "model/head":
+            raise UnreadableError("PERMISSION", "cannot read: Permission denied", rel)
+        return folder(scan, path, rel, depth)
+
+    monkeypatch.setattr(FolderScan, "folder", refused)
+    summary = summarize(make.folder)
+    assert (summary.params, summary.complete, summary.exit_code) == (6, False, 1)
+    assert [(p.code, p.file) for p in summary.all_problems] == [("PERMISSION", "model/head")]
 
 
 def test_dcp_in_hf_form_is_stitched(make, summarize, codes):

@@ -85,7 +85,7 @@ def test_full_disk_is_one_line(make):
     torch.save({"w": torch.zeros(3)}, make.folder / "w.pt")
     done = closed("> /dev/full", make.folder / "w.pt", "--json")
     assert done.returncode == 2
-    assert done.stderr == b"summarize-ckpt: [Errno 28] No space left on device\n"
+    assert done.stderr == b"summarize-ckpt: cannot write to standard output (No space left on device)\n"
 
 
 @pytest.mark.parametrize("name", [

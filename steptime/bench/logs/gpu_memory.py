@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from steptime.base.config import ConfigError
 from steptime.bench.logs.samples import MIB, MemoryUse, Tally
-from steptime.bench.logs.stamps import Stamp, dated, following, nearest, of_line, read_lines
+from steptime.bench.logs.stamps import dated, following, nearest, of_line, read_lines
 from steptime.bench.logs.startup import step_of
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def summarize(path: str, start: datetime | None = None, stop: datetime | None = 
     """Peak, average and mode of each GPU of one log; of samples from `start` to `stop`, both included, where given.
 
     Raises:
-        ConfigError: the file cannot be read, is no such log, or has no sample in the window.
+        ConfigError: the file cannot be read, is not a log of GPU memory, or has no sample in the window.
     """
     tallies: dict[str, Tally] = {}
     unread = 0
@@ -118,7 +118,11 @@ def given_window(start: str | None, stop: str | None, near: datetime) -> tuple[d
     Raises:
         ConfigError: one line per text that is no time.
     """
-    stamps = {flag: (text, _read(text)) for flag, text in (("--from", start), ("--to", stop)) if text is not None}
+    stamps = {
+        flag: (text, dated(text) or of_line(text))
+        for flag, text in (("--from", start), ("--to", stop))
+        if text is not None
+    }
     problems = [
         f"{flag}: expected a time like 2023-10-05 19:12:15 or 19:12:15 (got {text!r})"
         for flag, (text, stamp) in stamps.items()
@@ -134,10 +138,6 @@ def given_window(start: str | None, stop: str | None, near: datetime) -> tuple[d
     if begin and end <= begin:
         raise ConfigError(f"--to {stop}: not after --from {start}")
     return begin, end
-
-
-def _read(text: str) -> Stamp | None:
-    return dated(text) or of_line(text)
 
 
 def _no_time(path: str) -> NoReturn:

@@ -10,9 +10,11 @@ import json
 import math
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-from steptime.base.config import ConfigError
+from pydantic import Field
+
+from steptime.base.config import Config, ConfigError, build, show
 from steptime.bench.timings import SCHEMA
 
 if TYPE_CHECKING:
@@ -52,6 +54,27 @@ class ScalingRun(NamedTuple):
     def tokens_per_s(self) -> float:
         """Tokens per second of the whole job, from the median."""
         return self.tokens_per_step / self.median_s
+
+
+_Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_Peaks = list[Annotated[float, Field(ge=0, allow_inf_nan=False)] | None] | None
+
+
+class _Step(Config, extra="ignore"):
+    """What is read of a step in results.json, whose rows are `bench.runs.step.StepRow` with its timing in place."""
+
+    layout: str
+    ranks: int = Field(gt=0)
+    tokens_per_step: float = Field(gt=0, allow_inf_nan=False)
+    config: dict[str, Any]
+    min_s: _Seconds
+    median_s: _Seconds
+    p90_s: _Seconds
+    reps: int = Field(gt=0)
+    allocated_peak_bytes: _Peaks = None
+    """By rank."""
+    reserved_peak_bytes: _Peaks = None
+    predicted_step_s: _Seconds | None = None
 
 
 class Point(NamedTuple):
@@ -97,68 +120,28 @@ def read_runs(path: str) -> list[ScalingRun]:
             f"{path}: steps: expected measured steps (got {'none' if not steps else type(steps).__name__})"
         )
     problems: list[str] = []
-    runs = [_read(path, i, step, problems) for i, step in enumerate(steps)]
+    runs: list[ScalingRun] = []
+    for i, step in enumerate(steps):
+        try:
+            runs.append(_run(path, build(_Step, step, f"{path}: steps[{i}]"), document))
+        except ConfigError as error:
+            problems += error.problems
     if problems:
         raise ConfigError(problems)
-    return [run._replace(predictor=_predictor(document, run)) for run in runs]
+    return runs
 
 
-def _predictor(document: dict[str, Any], run: ScalingRun) -> str:
-    """The machine that the results measured, else the one of the config."""
-    named = _at(document, "machine.name") or _at(run.config, "hardware.node_type")
-    return named if isinstance(named, str) else ""
-
-
-def _read(path: str, i: int, step: Any, problems: list[str]) -> ScalingRun:
-    """One step's row; problems are added to `problems`, and the row is then unusable."""
-    fields = step if isinstance(step, dict) else {}
-
-    def wrong(key: str, expected: str) -> None:
-        problems.append(f"{path}: steps[{i}].{key}: expected {expected} (got {_short(fields.get(key))})")
-
-    def positive(key: str) -> float:
-        value: Any = fields.get(key)
-        if not _positive(value):
-            wrong(key, "a positive number")
-            return math.nan
-        return float(value)
-
-    def count(key: str) -> int:
-        value: Any = fields.get(key)
-        if not _positive(value) or value != int(value):
-            wrong(key, "a positive whole number")
-            return 0
-        return int(value)
-
-    def largest(key: str) -> float | None:
-        values = fields.get(key)
-        known = [value for value in values if value is not None] if isinstance(values, list) else []
-        if not isinstance(values, list | None) or not all(map(_positive_or_zero, known)):
-            wrong(key, "a list of bytes, one per rank")
-            return None
-        return float(max(known)) if known else None
-
-    for key, kind, name in (("layout", str, "a name"), ("config", dict, "the resolved config")):
-        if not isinstance(fields.get(key), kind):
-            wrong(key, name)
-    predicted = None if fields.get("predicted_step_s") is None else positive("predicted_step_s")
+def _run(path: str, step: _Step, document: dict[str, Any]) -> ScalingRun:
+    """A step's row; its predictor is the machine that the results measured, else the one of the config."""
+    named = _at(document, "machine.name") or _at(step.config, "hardware.node_type")
+    allocated, reserved = (
+        max((peak for peak in peaks or [] if peak is not None), default=None)
+        for peaks in (step.allocated_peak_bytes, step.reserved_peak_bytes)
+    )
     return ScalingRun(
-        path, str(fields.get("layout")), count("ranks"), positive("tokens_per_step"), fields.get("config", {}),
-        positive("min_s"), positive("median_s"), positive("p90_s"), count("reps"),
-        largest("allocated_peak_bytes"), largest("reserved_peak_bytes"), predicted,
+        path, step.layout, step.ranks, step.tokens_per_step, step.config, step.min_s, step.median_s, step.p90_s, step.reps,
+        allocated, reserved, step.predicted_step_s, named if isinstance(named, str) else "",
     )  # fmt: skip
-
-
-def _positive(value: Any) -> bool:
-    return _positive_or_zero(value) and value > 0
-
-
-def _positive_or_zero(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
-
-
-def _short(value: Any) -> str:
-    return "nothing" if value is None else repr(value)[:40]
 
 
 def series(runs: list[ScalingRun], baseline: int | None = None) -> list[ScalingSeries]:
@@ -216,7 +199,7 @@ def _differences(base: ScalingRun, run: ScalingRun) -> list[str]:
         ours, theirs = (dict(_leaves(_at(each.config, path), path)) for each in (base, run))
         for key in sorted(ours.keys() | theirs.keys()):
             if ours.get(key) != theirs.get(key) and key not in {"model.name", "model.source"}:
-                both = f"{_short(ours.get(key))} in {base.file}, {_short(theirs.get(key))} in {run.file}"
+                both = f"{show(ours.get(key))} in {base.file}, {show(theirs.get(key))} in {run.file}"
                 lines.append(f"{key} differs: {both}; scale one plan over the ranks alone")
     return lines
 

@@ -96,7 +96,7 @@ def quantiles(seconds: Sequence[float]) -> Quantiles:
     Quantiles(min_s=60.0, p10_s=60.0, median_s=90.0, p90_s=300.0, max_s=300.0, n=3)
 
     Raises:
-        ValueError: there is none.
+        ValueError: no start-ups.
     """
     if not seconds:
         raise ValueError("no start-ups to summarize")
@@ -226,7 +226,7 @@ def read_stamps(path: str) -> list[Startup]:
     """A CSV of start-ups: columns log (a name) and stop (a stamp); start, world_size and model, else from the name.
 
     Raises:
-        ConfigError: the file cannot be read or is no such list; one line per row that is wrong.
+        ConfigError: the file cannot be read or has other columns; one line per row that is wrong.
     """
     rows: list[Startup] = []
     problems: list[str] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -34,19 +35,15 @@ def parameter_shapes(job: Job, most: float) -> list[tuple[int, ...]]:
     tp = job.parallelism.tp
     block = [_local(param, tp) for param in assembly.kinds[0].params]
     ends = [_local(param, tp) for param in (*assembly.embedding.params, *assembly.head_params)]
-    size = sum(map(_elements, block))
+    size = sum(map(prod, block))
     layers = max(c.layers for c in assembly.chunks)
-    blocks = int(min(max((most - sum(map(_elements, ends))) // size, 0), layers))
+    blocks = int(min(max((most - sum(map(prod, ends))) // size, 0), layers))
     return [*ends, *block * blocks] if blocks else block
 
 
 def _local(param: Param, tp: int) -> tuple[int, ...]:
     first, *rest = map(int, param.shape)
     return (max(first // tp, 1) if param.split_dim is not None else first, *rest)
-
-
-def _elements(shape: tuple[int, ...]) -> int:
-    return int(torch.Size(shape).numel())
 
 
 def step(
@@ -64,7 +61,7 @@ def step(
         parameter.grad = torch.randn_like(parameter) * 1e-3
     optimizer = torch.optim.AdamW(parameters, lr=1e-5, fused=True if fused else None)
     timing = measure(optimizer.step, device, seconds=seconds, least=3)
-    count = sum(map(_elements, shapes))
+    count = sum(map(prod, shapes))
     name = "adamw_fused" if fused else "adamw"
     accesses = FUSED_ACCESSES if fused else FOREACH_ACCESSES
     return timings.MoveTiming(name, "forward", dtype, accesses * size * count, timing), (
@@ -83,7 +80,7 @@ def steps(
             try:
                 row, note = step(job, device, dtype, fused=fused, seconds=0.5 * seconds / len(dtypes))
             except (RuntimeError, ValueError) as error:
-                notes.append(f"adamw {dtype}{' fused' * fused}: not measured; {str(error).partition(chr(10))[0][:160]}")
+                notes.append(f"adamw {dtype}{' fused' * fused}: not measured; {operands.first_line(error)}")
                 continue
             found.append(row)
             notes.append(note)

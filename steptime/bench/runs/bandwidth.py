@@ -170,11 +170,11 @@ def _graph(
 
 
 def sweep(
-    job: Job | None, device: torch.device, dtypes: Sequence[str], seconds: float = 4.0
+    job: Job, device: torch.device, dtypes: Sequence[str], seconds: float = 4.0
 ) -> tuple[list[timings.MoveTiming], list[str]]:
     """Streams of two sizes, and the job's memory-bound work in every dtype, for about `seconds`."""
     sizes = (2**26, 2**28) if device.type == "cpu" else (2**28, 2**30)
-    layer = of_job(job) if job is not None else LayerWidths(8192, 4096, 14336, 32768)
+    layer = of_job(job)
     groups: list[tuple[str, Callable[[], list[MoveWork]]]] = []  # made one after another: a stream's tensors are large
     groups += [("fp32", partial(streams, bytes_, "fp32", device)) for bytes_ in sizes]
     groups += [(dtype, partial(of_layer, layer, dtype, device)) for dtype in dtypes]

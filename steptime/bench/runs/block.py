@@ -75,7 +75,7 @@ def run_block(job: Job, device: torch.device, *, seconds: float = 0.5) -> list[B
     """Time one block of the job's model, whole on one device, under no, selective and full recomputation.
 
     Args:
-        job: model, micro-batch, sequence length and precision; its layout is of no matter.
+        job: model, micro-batch, sequence length and precision; its layout does not matter.
         device: where to run.
         seconds: how long to time each direction.
 

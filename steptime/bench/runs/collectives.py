@@ -138,7 +138,7 @@ def sizes(device: torch.device) -> list[int]:
 
 
 def measure_axis(
-    group: ProcessGroup, axis: str, device: torch.device, seconds: float, dtype: torch.dtype | None = None
+    group: ProcessGroup, axis: str, device: torch.device, seconds: float
 ) -> tuple[list[timings.CollectiveTiming], list[str]]:
     """Every kind over the ranks of `group`; a kind stops growing when its share of the `seconds` is used up.
 
@@ -147,9 +147,8 @@ def measure_axis(
         axis: what the rows are to be called.
         device: of this rank.
         seconds: for all kinds together.
-        dtype: of the elements; bf16 on CUDA and fp32 elsewhere where not set.
     """
-    dtype = dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     counted = -slowest([-float(len(sizes(device)))], group, device)[0]  # the least of all ranks
     found: list[timings.CollectiveTiming] = []
     notes: list[str] = []
@@ -182,28 +181,19 @@ def _measure_kind(
             call = prepare(kind, bytes_, group, device, dtype)
             timing = time_call(call, group, device, seconds / len(of_bytes))
         except RuntimeError as error:  # torch's message, equal on every rank
-            return found, f"{kind} over {axis}, {bytes_} B: not measured; {str(error).partition(chr(10))[0][:160]}"
+            return found, f"{kind} over {axis}, {bytes_} B: not measured; {operands.first_line(error)}"
         spent += timing.median_s * call.trips * (timing.reps + 2)
         if not found or found[-1].bytes != call.bytes:
             found.append(timings.CollectiveTiming(kind, axis, call.ranks, call.bytes, timing))
     return found, ""
 
 
-def sweep(
-    mesh: DeviceMesh | None, device: torch.device, seconds: float = 6.0
-) -> tuple[list[timings.CollectiveTiming], list[str]]:
+def sweep(mesh: DeviceMesh, device: torch.device, seconds: float) -> tuple[list[timings.CollectiveTiming], list[str]]:
     """Every kind over every axis of a mesh that has more than one rank, for about `seconds` altogether.
 
-    Without a mesh all ranks are one axis, "world". The rows are those of this rank's groups: groups side by side run at the same
-    time, as in training. Call it on every rank.
+    The rows are those of this rank's groups: groups side by side run at the same time, as in training. Call it on every rank.
     """
-    if not dist.is_initialized() or dist.get_world_size() < 2:
-        return [], ["collectives: not measured; there is one process"]
-    if mesh is None:
-        world = dist.group.WORLD
-        assert world is not None
-        return measure_axis(world, "world", device, seconds)
-    names = mesh.mesh_dim_names or tuple(str(i) for i in range(mesh.ndim))
+    names = mesh.mesh_dim_names or ()
     axes = [(name, mesh.get_group(i)) for i, name in enumerate(names) if mesh.size(i) > 1]
     found: list[timings.CollectiveTiming] = []
     notes: list[str] = []

@@ -52,7 +52,7 @@ class GemmShape(NamedTuple):
 
     @property
     def elements(self) -> int:
-        """Bytes of both operands and the result."""
+        """Elements of both operands and the result."""
         return self.m * self.k + self.k * self.n + self.m * self.n
 
 
@@ -137,7 +137,7 @@ def dtypes(device: torch.device) -> tuple[list[str], list[str]]:
         try:
             probe()
         except (RuntimeError, TypeError, AttributeError) as error:
-            notes.append(f"{dtype}: not measured; {_first_line(error)}")
+            notes.append(f"{dtype}: not measured; {operands.first_line(error)}")
         else:
             probes[dtype] = probe
     seconds = {dtype: found.min_s for dtype, found in interleaved(probes, device, rounds=10, warm=1).items()}
@@ -159,10 +159,6 @@ def _probe(dtype: str, device: torch.device) -> Callable[[], torch.Tensor]:
             return multiply(shape, dtype, *given)
 
     return run
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0][:160]
 
 
 def turning(shape: GemmShape, dtype: str, device: torch.device) -> Callable[[], torch.Tensor]:
@@ -213,7 +209,7 @@ def time_shapes(
                 runs[shape] = turning(shape, dtype, device)
             except (RuntimeError, MemoryError) as error:
                 where = f"{named[0].name} {shape.direction} {shape.m} x {shape.n} x {shape.k}"
-                notes.append(f"{dtype} {where}: not measured; {_first_line(error)}")
+                notes.append(f"{dtype} {where}: not measured; {operands.first_line(error)}")
                 continue
             ahead += CALLS * single(runs[shape], device, warm=0)()
             used += taken(shape, dtype, device)
@@ -231,13 +227,13 @@ def _together(
     return interleaved(runs, device, ROUNDS, turns=TURNS, seconds=0.4 * seconds, warm=0)
 
 
-def sweep(job: Job | None, device: torch.device, seconds: float = 10.0) -> tuple[list[timings.GemmTiming], list[str]]:
+def sweep(job: Job, device: torch.device, seconds: float = 10.0) -> tuple[list[timings.GemmTiming], list[str]]:
     """The config's projections and the sweep in every dtype that the device has, for about `seconds` altogether.
 
     Of the sweep the largest shapes are left out where time is short, of the projections none but for three times their share.
     """
     names, notes = dtypes(device)
-    mine = sorted(projections(job), key=lambda shape: shape.flops) if job is not None else []
+    mine = sorted(projections(job), key=lambda shape: shape.flops)
     found: list[timings.GemmTiming] = []
     for dtype in names:
         for shapes, patience in ((mine, 3.0), (sweep_shapes(device), 1.0)):

@@ -73,6 +73,11 @@ def rotate(items: Sequence[T]) -> Callable[[], T]:
     return lambda: next(turns)
 
 
+def first_line(error: Exception) -> str:
+    """What torch says first about what it cannot run, for a note."""
+    return str(error).partition("\n")[0][:160]
+
+
 def release(device: torch.device) -> None:
     """Release the memory that torch's allocator caches, so that the next sweep can use it."""
     import torch

@@ -217,9 +217,8 @@ class LiveBytes(TorchDispatchMode):
         alive = self._sizes()
         total = sum(size for _, size in alive)
         if total > self.peak.total and distributed_c10d.is_initialized() and distributed_c10d.get_backend() != "fake":
-            sleep(
-                LET_GO_S
-            )  # gloo's worker releases what it has sent a moment after its caller continues: not part of the peak
+            # gloo's worker releases what it has sent a moment after its caller continues: not part of the peak
+            sleep(LET_GO_S)
             alive = self._sizes()
             total = sum(size for _, size in alive)
         if self._log:

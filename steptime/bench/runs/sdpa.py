@@ -46,12 +46,12 @@ class AttentionShape(NamedTuple):
 
     @property
     def score_elements(self) -> int:
-        """Bytes of all score matrices."""
+        """Elements of all score matrices."""
         return self.batch * self.n_q_heads * self.seqlen**2
 
     @property
     def elements(self) -> int:
-        """Bytes of q, k, v and the output."""
+        """Elements of q, k, v and the output."""
         return 2 * self.batch * self.seqlen * (self.n_q_heads + self.n_kv_heads) * self.head_dim
 
 
@@ -91,9 +91,9 @@ def tensors(shape: AttentionShape, dtype: str, device: torch.device) -> list[tor
     return [*(x.requires_grad_() for x in inputs[:3]), inputs[3]]
 
 
-def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = True) -> torch.Tensor:
-    """One call; where there are fewer key heads than query heads, groups of query heads share them."""
-    return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """One causal call; where there are fewer key heads than query heads, groups of query heads share them."""
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
 
 
 def usable(backend: str, shape: AttentionShape, dtype: str, device: torch.device) -> str:
@@ -115,7 +115,7 @@ def usable(backend: str, shape: AttentionShape, dtype: str, device: torch.device
 
 
 def time_shape(
-    shape: AttentionShape, backend: str, dtype: str, device: torch.device, seconds: float, *, causal: bool = True
+    shape: AttentionShape, backend: str, dtype: str, device: torch.device, seconds: float
 ) -> list[timings.AttentionTiming]:
     """Forward, which keeps tensors for backward, and backward, of one back end."""
     first = tensors(shape, dtype, device)
@@ -125,14 +125,14 @@ def time_shape(
 
     def forward() -> torch.Tensor:
         q, k, v, _ = turns()
-        return attend(q, k, v, causal=causal)
+        return attend(q, k, v)
 
     with only(backend):
         ahead = measure(forward, device, seconds=0.5 * seconds, least=3)
-        done = [(attend(q, k, v, causal=causal), (q, k, v), grad) for q, k, v, grad in copies]
+        done = [(attend(q, k, v), (q, k, v), grad) for q, k, v, grad in copies]
         next_inputs = operands.rotate(done)
         back = measure(lambda: gradients(*next_inputs()), device, seconds=0.5 * seconds, least=3)
-    forward_row = timings.AttentionTiming(backend, "forward", dtype, *shape, causal, ahead)
+    forward_row = timings.AttentionTiming(backend, "forward", dtype, *shape, causal=True, timing=ahead)
     return [forward_row, forward_row._replace(direction="backward", timing=back)]
 
 

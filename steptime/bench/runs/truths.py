@@ -222,9 +222,8 @@ def in_pipeline(job: Job, seen: list[CallCounts]) -> CallCounts:
     sent: CallCounts = Counter()
     for calls in seen:
         sent += Counter({key: n for key, n in calls.items() if key[0] == "send_recv"})
-    one: CallCounts = Counter(
-        {key: n // (2 * p.dp * p.tp) for key, n in sent.items()}
-    )  # both sender and receiver report each
+    # both sender and receiver report each call
+    one: CallCounts = Counter({key: n // (2 * p.dp * p.tp) for key, n in sent.items()})
     if p.tp > 1:
         return one
     reduced: list[CallCounts] = [Counter({key: n for key, n in c.items() if key[0] != "send_recv"}) for c in seen]

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from steptime.base.config import ConfigError
 from steptime.base.words import counted
-from steptime.bench.trace.axes import TracedAxes
+from steptime.bench.trace.axes import TracedAxes, with_issuers
 from steptime.bench.trace.intervals import PartInterval, device_part, host_intervals, share_out
-from steptime.bench.trace.issuers import with_issuers
 from steptime.bench.trace.names import COMM, WORK
 
 if TYPE_CHECKING:

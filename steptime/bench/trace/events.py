@@ -183,11 +183,8 @@ def _work(start: int, end: int, name: str, args: dict[str, Any]) -> Activity:
     if not name.startswith(("nccl", "rccl", "void nccl")):
         return Activity(start, end, name, correlation, "", TraceGroup("", 0), 0)
     kind = _kind(name)
-    if kind in {
-        "send_recv",
-        "generic",
-        "collective",
-    }:  # several operations use these kernels: the host's name is more specific
+    # several operations use these kernels: the host's name is more specific
+    if kind in {"send_recv", "generic", "collective"}:
         kind = str(args.get("Collective name") or kind).strip("_")
     return Activity(start, end, name, correlation, intern(kind), _group(args), _size(args))
 
@@ -252,5 +249,5 @@ def _ns(microseconds: float) -> int:
 
 
 def _whole(value: Any) -> int:
-    """A count, 0 where it is none."""
+    """A count; 0 for anything else."""
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0

@@ -184,7 +184,7 @@ def _universal(scan: FolderScan, folder: Folder) -> tuple[list[Section], set[str
     section = Section("DeepSpeed universal", counted(len(zero.dirs), "parameter"), folder.rel)
     wanted: list[str] = []
     for parameter in scan.inside(zero, zero.dirs, section.problems):
-        name = parameter.rel[len(zero.rel) + 1 :]
+        name = zero.inner(parameter.rel)
         wanted += [f"{name}/{file}" for file in parameter.files if file.endswith(".pt")]
         if "fp32.pt" not in parameter.files:
             section.problem("MISSING_FILE", "no fp32.pt in it", parameter.rel)
@@ -192,7 +192,7 @@ def _universal(scan: FolderScan, folder: Folder) -> tuple[list[Section], set[str
         return [], set()
     scan.absorb(section, zero, wanted)
     for tensor in section.tensors:
-        name, _, file = tensor.file[len(zero.rel) + 1 :].rpartition("/")
+        name, _, file = zero.inner(tensor.file).rpartition("/")
         state = file.removesuffix(".pt")
         weight = state == "fp32"
         tensor.name = name if weight else f"{name}.{state}"

@@ -48,7 +48,7 @@ def sections(scan: FolderScan, folder: Folder, files: list[str]) -> tuple[list[S
 
 
 def _rank_dir(file: str, folder: Folder) -> str:
-    return file[len(folder.rel) + 1 if folder.rel else 0 :].partition("/")[0]
+    return folder.inner(file).partition("/")[0]
 
 
 def _files(scan: FolderScan, folder: Folder, dirs: list[str], section: Section) -> tuple[list[str], set[str]]:
@@ -96,11 +96,15 @@ def _check_grid(section: Section, folder: Folder, by_dir: dict[str, Coordinates]
 def _check_files(
     section: Section, folder: Folder, by_dir: dict[str, Coordinates], model: set[str], optimizers: set[str]
 ) -> None:
-    for name in sorted(set(by_dir) - model)[: grid.MAX_LINES]:
-        section.problem("MISSING_FILE", f"no {MODEL_FILES[0]} in it", folder.named(name))
-    if optimizers:
-        for name in sorted(model - optimizers)[: grid.MAX_LINES]:
-            section.problem("MISSING_FILE", f"no {OPTIMIZER_FILES[0]}, which other ranks have", folder.named(name))
+    without_optimizer = model - optimizers if optimizers else set[str]()
+    for names, what in (
+        (set(by_dir) - model, f"no {MODEL_FILES[0]} in it"),
+        (without_optimizer, f"no {OPTIMIZER_FILES[0]}, which other ranks have"),
+    ):
+        for name in sorted(names)[: grid.MAX_LINES]:
+            section.problem("MISSING_FILE", what, folder.named(name))
+        if len(names) > grid.MAX_LINES:
+            section.problem("MISSING_FILE", f"{len(names) - grid.MAX_LINES} more ranks: {what}")
 
 
 def _tied(section: Section, args: dict[str, Any]) -> None:

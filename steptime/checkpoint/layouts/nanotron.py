@@ -27,7 +27,7 @@ def sections(scan: FolderScan, folder: Folder, files: list[str]) -> tuple[list[S
     if MARKER not in files or "model/" not in files:
         return [], set()
     section = Section("nanotron", "rank files", folder.rel)
-    wanted = _files(scan, folder)
+    wanted = _files(scan, folder, section)
     scan.absorb(section, folder, wanted, _keep)
     matches = [FILE.match(name.rpartition("/")[2]) for name in wanted]
     for axis in ("tp", "pp", "ep"):
@@ -45,15 +45,17 @@ def sections(scan: FolderScan, folder: Folder, files: list[str]) -> tuple[list[S
     return [section], {MARKER, "model/", "model_config.json"}
 
 
-def _files(scan: FolderScan, folder: Folder) -> list[str]:
+def _files(scan: FolderScan, folder: Folder, section: Section) -> list[str]:
     """Every safetensors file under model/, as paths from `folder`."""
     found: list[str] = []
     pending = ["model"]
     while pending and len(found) < MAX_FILES:
         name = pending.pop()
         try:
-            below = scan.folder(folder.join(name), name)
-        except UnreadableError:
+            below = scan.folder(folder.join(name), folder.named(name))
+        except UnreadableError as error:
+            section.problems.append(error.problem)
+            section.unread += 1
             continue
         found += [f"{name}/{file}" for file in below.files if file.endswith(".safetensors")]
         if name.count("/") < MAX_DEPTH:
@@ -82,8 +84,7 @@ def _offsets(tensor: StoredTensor, numbers: list[str]) -> tuple[int, ...] | None
 
 def _name(section: Section, folder: Folder) -> None:
     for tensor in section.tensors:
-        path = tensor.file[len(folder.rel) + 1 if folder.rel else 0 :]
-        module, _, file = path.rpartition("/")
+        module, _, file = folder.inner(tensor.file).rpartition("/")
         match = FILE.match(file)
         kind = match["kind"] if match else file
         name = ".".join([*module.split("/")[1:], kind])

@@ -121,7 +121,7 @@ def _ocdbt(folder: Folder, section: Section) -> None:
         message = f"{len(_leaves(folder))} arrays in an OCDBT store: their shapes and types need tensorstore, {EXTRA}"
         raise UnreadableError("MISSING_EXTRA", message, section.files[0]) from None
     odd = _no_files(folder)
-    if odd:  # tensorstore opens whatever lies there, and waits for ever at a FIFO
+    if odd:  # tensorstore opens whatever lies there, and waits forever at a FIFO
         raise UnreadableError("NOT_A_FILE", "not a regular file, in a store that is read whole", folder.named(odd))
     try:
         base = f"file://{os.path.abspath(folder.path)}/"  # noqa: PTH100 - a str path stays a str

@@ -16,7 +16,7 @@ from steptime.checkpoint.pickles import streams
 from steptime.checkpoint.pickles.graph import key_text
 from steptime.checkpoint.pickles.pickle_verdict import judge
 from steptime.checkpoint.pickles.values import CallRecord, Pairs, Ref, mapping, pairs, shape_of
-from steptime.checkpoint.readers.torch_file import MAX_PICKLE, note_dangers
+from steptime.checkpoint.readers.torch_file import note_dangers, whole_file
 from steptime.checkpoint.records import Contents, Shape, StoredTensor, UnreadableError
 from steptime.checkpoint.source import Source
 
@@ -42,14 +42,12 @@ class Placement:
 def read(source: Source) -> Contents:
     """One `.metadata`; the placement is in facts["placement"]. Raises `UnreadableError`."""
     contents = Contents(source.name, "torch DCP", nbytes=source.size)
-    if source.size > MAX_PICKLE:
-        raise UnreadableError("TOO_LARGE", f"{source.size} bytes; at most {MAX_PICKLE} are interpreted", source.name)
-    found = streams.read(source.exactly(0, source.size), source.name)
+    found = streams.read(whole_file(source), source.name)
     note_dangers(contents, judge(found, torch_file=False), found)
     fields = mapping(found.root)
     if "state_dict_metadata" in fields:
         _fill(contents, fields)
-    elif contents.problems:  # torch reads this file with plain pickle.load: what it would run is the news
+    elif contents.problems:  # torch reads this file with plain pickle.load: what it would run must be reported
         contents.problem("NOT_DCP", "not the metadata of a distributed checkpoint")
         contents.facts["placement"] = Placement()
     else:

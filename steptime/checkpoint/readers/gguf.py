@@ -10,9 +10,8 @@ from math import prod
 from typing import Any
 
 from steptime.checkpoint.dtypes import GGML
-from steptime.checkpoint.readers.cursor import Cursor
 from steptime.checkpoint.records import MAX_ELEMENTS, Contents, StoredTensor, UnreadableError
-from steptime.checkpoint.source import Source
+from steptime.checkpoint.source import Cursor, Source
 
 MAX_HEADER = 256 << 20  # bytes; vocabularies take a few MB
 MAX_TEXT = 1 << 20  # bytes kept of a text

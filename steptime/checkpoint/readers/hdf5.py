@@ -110,8 +110,12 @@ def _walk(h5py: Any, file: Any, contents: Contents) -> None:
                 continue
             item = group[key]
             address = h5py.h5o.get_info(item.id).addr
-            if address in visited or len(visited) > MAX_OBJECTS or depth > MAX_DEPTH:
+            if address in visited:
                 continue
+            if len(visited) == MAX_OBJECTS or depth > MAX_DEPTH:
+                what = f"more than {MAX_OBJECTS:,} objects, or {MAX_DEPTH} groups inside each other"
+                contents.problem("TOO_MANY", f"{what}: {name} and what follows is not read")
+                return
             visited.add(address)
             if isinstance(item, h5py.Dataset):
                 contents.tensors.append(_tensor(item, name, contents.file))

@@ -37,8 +37,8 @@ def read_zip(source: Source, directory: zipdir.ZipDirectory) -> Contents:
     entry = directory.entries[name]
     data = zipdir.content(source, entry, MAX_PICKLE)
     interpret(contents, streams.read(data, "data.pkl"), *_other_pickles(contents, source, directory, name))
-    _check_storages(contents, directory, name[: -len("data.pkl")])
-    archive = name[: -len("data.pkl")]
+    archive = name.removesuffix("data.pkl")
+    _check_storages(contents, directory, archive)
     if f"{archive}constants.pkl" in directory.entries:
         contents.format = "TorchScript"
     if any(entry_name.startswith(("/", "../")) or "/../" in entry_name for entry_name in directory.entries):
@@ -174,12 +174,17 @@ def salvage(source: Source) -> Contents:
     return contents
 
 
+def whole_file(source: Source) -> bytes:
+    """The bytes of a file that is one or several pickles and nothing else. Raises `UnreadableError` (TOO_LARGE)."""
+    if source.size > MAX_PICKLE:
+        raise UnreadableError("TOO_LARGE", f"{source.size} bytes; at most {MAX_PICKLE} are interpreted", source.name)
+    return source.exactly(0, source.size)
+
+
 def read_bare(source: Source) -> Contents:
     """Read a plain pickle file (.pkl, old training_args.bin, optimizer dumps). Raises `UnreadableError`."""
     contents = Contents(source.name, "pickle", nbytes=source.size)
-    if source.size > MAX_PICKLE:
-        raise UnreadableError("TOO_LARGE", f"{source.size} bytes; at most {MAX_PICKLE} are interpreted", source.name)
-    found = streams.read(source.exactly(0, source.size), "the pickle")
+    found = streams.read(whole_file(source), "the pickle")
     interpret(contents, found, torch_file=False)
     if found.end < source.size:
         message = f"{source.size - found.end} bytes follow the pickle's STOP at byte {found.end}"

@@ -1,0 +1,92 @@
+"""The files that a command writes beside its text: pages, traces, pictures, plans."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from steptime.base.config import ConfigError
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from steptime.answer.result import Estimate
+
+
+def check(options: Namespace) -> None:
+    """Whether the requested files can be written, checked before anything is estimated.
+
+    Raises:
+        ConfigError: a suffix of no known format, or no such folder.
+    """
+    asked = {name: path for name, path in vars(options).items() if path is not None}
+    if "plot" in asked:
+        from steptime.report import plot_style
+
+        plot_style.check(options.plot)
+    if "html" in asked:
+        from steptime.report.page import document
+        from steptime.report.written import check_path
+
+        check_path("--html", options.html, document.SUFFIXES)
+    if "trace" in asked:
+        from steptime.report import trace
+        from steptime.report.written import check_path
+
+        check_path("--trace", options.trace, trace.SUFFIXES)
+    if "trace_memory" in asked:
+        from steptime.report import memory_snapshot
+        from steptime.report.written import check_path
+
+        check_path("--trace-memory", options.trace_memory, memory_snapshot.SUFFIXES)
+
+
+def write(options: Namespace, estimate: Estimate) -> None:
+    """Write the requested files of an estimate.
+
+    Raises:
+        ConfigError: a file cannot be written.
+    """
+    if options.html is not None:
+        from steptime.report.page import document
+
+        document.write(estimate, options.html)
+    if options.trace is not None:
+        from steptime.report import trace
+
+        trace.write(estimate, options.trace)
+    if options.trace_memory is not None:
+        from steptime.report import memory_snapshot
+
+        memory_snapshot.write(estimate, options.trace_memory)
+    if options.plot is not None:
+        from steptime.report import plot_estimate
+
+        plot_estimate.draw(estimate, options.plot)
+
+
+def check_save(path: str) -> None:
+    """Refuse, before any work, a path of --save that cannot become a new file.
+
+    Raises:
+        ConfigError: the file is there already, or its folder is not.
+    """
+    if Path(path).exists():
+        raise ConfigError(f"--save {path}: file exists; remove it or use another name")
+    if not Path(path).parent.is_dir():
+        raise ConfigError(f"--save {path}: folder {Path(path).parent} does not exist")
+
+
+def write_new(path: str, text: str, named: str, fix: str = "remove it or use another name") -> None:
+    """Write a file that is not there yet; a problem begins with `named`.
+
+    Raises:
+        ConfigError: it is there already, or cannot be written.
+    """
+    try:
+        with Path(path).open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise ConfigError(f"{named}: file exists; {fix}") from None
+    except OSError as error:
+        raise ConfigError(f"{named}: cannot be written ({error.strerror})") from None
