@@ -9,8 +9,8 @@ from steptime.base.config import ConfigError
 from steptime.commands import log_command, view_options
 from steptime.commands.console import Printer, load
 from steptime.report import section_json
-from steptime.report.diff_many import diff_many, letter
 from steptime.report.diff_tables import diff as compare
+from steptime.report.diff_tables import diff_many, letter
 from steptime.validation.kind import is_log
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def diff(options: Namespace, out: Printer) -> int:
     both = estimate(load(a, options.sets)), estimate(load(b, options.sets))
     labels = _labels(a, b)
     notes = [f"{label}: {path}" for label, path in zip(labels, (a, b), strict=True) if label in {"A", "B"}]
-    return _shown(options, out, both, labels, lambda whole: compare(*both, labels, notes, whole=whole))
+    return _shown(options, out, both, labels, lambda whole: compare(both, labels, notes, whole=whole))
 
 
 def _shown(

@@ -65,7 +65,7 @@ def diff(options: Namespace, out: Printer, labels: tuple[str, str]) -> int:
     if len(runs) == 2:
         notes += left_out_differences([runs[path].reading for path in paths], labels)
     a, b = (beside(runs[path]) if path in runs else None for path in paths)
-    changed, *rest = diff_tables.diff(found.a, found.b, labels, notes)
+    changed, *rest = diff_tables.diff((found.a, found.b), labels, notes)
     sections = [*setting_tables.sections(found, (a, b), labels), changed, *rest]
     if options.json:
         out.json(section_json.document(sections))
