@@ -67,13 +67,8 @@ def sensitivity(job: Job, *, best: bool = True) -> Sensitivity:
     return Sensitivity(given, sorted(gains, key=lambda gain: gain.change), list(hiding(given)))
 
 
-def on(job: Job, machine: Machine) -> Job:
-    """The job on a changed machine."""
-    return job.replace(hardware=machine)
-
-
 def _gain(given: Estimate, name: str, now: str, machine: Machine) -> Gain:
-    step_s = estimate(on(given.job, machine)).step_s
+    step_s = estimate(given.job.replace(hardware=machine)).step_s
     return Gain(name, now, step_s, step_s / given.step_s - 1.0)
 
 
@@ -146,7 +141,7 @@ def _memory(job: Job) -> Iterator[Gain]:
     more = {name: MORE * getattr(chip, name) for name in ("memory_bytes", "usable_memory_bytes")}
     asked = Asked((job.parallelism.devices,), (job.data.gbs,))
     try:
-        then = fastest(on(job, with_chip(job.machine, chip.model_copy(update=more))), asked, job)
+        then = fastest(job.replace(hardware=with_chip(job.machine, chip.model_copy(update=more))), asked, job)
     except ConfigError:
         return
     now = within(then, job)
@@ -174,7 +169,7 @@ def hiding(given: Estimate) -> Iterator[Hiding]:
         at = names.index(tier) if tier in names else _TIERS.get(name, -1) % len(names)
 
         def shows(times: float, name: str = name, at: int = at) -> bool:
-            found = estimate(on(job, with_tiers(job.machine, scaled(times, [at]))))
+            found = estimate(job.replace(hardware=with_tiers(job.machine, scaled(times, [at]))))
             return found.time.parts_s.get(name, 0.0) > HIDDEN * found.step_s
 
         yield Hiding(name, parts[name], names[at], job.machine.tiers[at].bytes_per_s, _least(shows))
