@@ -192,7 +192,7 @@ def validate(options: Namespace, out: Printer) -> int:
         out.json({"summary": summary, "rows": [j.to_dict() for j in judged]})
     else:
         own = report_validation.each(j.to_dict() for j in judged) if options.measurements else []
-        out.sections([*own, *report_validation.sections(summary)])
+        out.sections([*own, *report_validation.tables(summary)])
     return 0 if summary["judged"] else 2
 
 
