@@ -131,7 +131,6 @@ class FsdpPipelines(Pipelines):
             microbatches,
             [left * seconds for seconds in (*sent.each, sent.wrap)],
             blocking=share is not True,
-            least=np.inf,
             wanted=wanted,
             around=lambda some_of: ColumnSeconds(chunks, found, tiers, some_of),
         )
