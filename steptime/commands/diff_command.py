@@ -8,9 +8,9 @@ from steptime.answer.result import estimate
 from steptime.base.config import ConfigError
 from steptime.commands import log_command, view_options
 from steptime.commands.console import Printer, load
-from steptime.report import section_json
 from steptime.report.diff_tables import diff as compare
 from steptime.report.diff_tables import diff_many, letter
+from steptime.report.table import document
 from steptime.validation.kind import is_log
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def _shown(
 
         diff_page.write(found, labels, sections(True), options.html)
     if options.json:
-        out.json(section_json.document(sections(True)))
+        out.json(document(sections(True)))
     else:
         out.sections(sections(False))
     return 0

@@ -55,9 +55,9 @@ def explain(options: Namespace, out: Printer) -> int:
 def _print(sections: list[ReportSection], options: Namespace, out: Printer) -> None:
     """Sections as text, or as JSON."""
     if options.json:
-        from steptime.report import section_json
+        from steptime.report.table import document
 
-        out.json(section_json.document(sections))
+        out.json(document(sections))
     else:
         out.sections(sections)
 
@@ -123,7 +123,7 @@ def _explain_row(row: MeasuredRow, options: Namespace, out: Printer) -> int:
     """A row as measured, the resulting config, prediction and measurement, and everything that the prediction uses."""
     from steptime.answer.result import estimate
     from steptime.report import row_tables as view
-    from steptime.report import section_json
+    from steptime.report.table import document
     from steptime.validation.judgement import judge
 
     if options.yaml:
@@ -134,7 +134,7 @@ def _explain_row(row: MeasuredRow, options: Namespace, out: Printer) -> int:
     if options.json:
         plan = {} if judged.config is None else {"config": judged.config}
         predicted = [] if judged.config is None else view.predicted(judged, estimate(_row_job(row)))
-        out.json(section_json.document([*view.published(judged), *predicted]) | plan)
+        out.json(document([*view.published(judged), *predicted]) | plan)
         return 0
     out.sections(view.published(judged))
     if judged.config is not None:

@@ -49,7 +49,8 @@ def diff(options: Namespace, out: Printer, labels: tuple[str, str]) -> int:
         ConfigError: one line per problem.
     """
     from steptime.launch.reading import left_out_differences
-    from steptime.report import diff_tables, section_json, setting_tables
+    from steptime.report import diff_tables, setting_tables
+    from steptime.report.table import document
     from steptime.validation.kind import is_log
     from steptime.validation.logged import compare as beside
     from steptime.validation.setting_costs import differences as cost_of
@@ -68,7 +69,7 @@ def diff(options: Namespace, out: Printer, labels: tuple[str, str]) -> int:
     changed, *rest = diff_tables.diff((found.a, found.b), labels, notes)
     sections = [*setting_tables.sections(found, (a, b), labels), changed, *rest]
     if options.json:
-        out.json(section_json.document(sections))
+        out.json(document(sections))
     else:
         out.sections(sections)
     return 0

@@ -120,15 +120,15 @@ def scale(options: Namespace, out: Printer) -> int:
 
         plot_style.check(options.plot)
     found = estimate(load(options.config, options.sets))
-    weak, strong = found.weak_scaling, scaling_tables.strong_scaling(found.job, estimate)
     if options.plot is not None:
         from steptime.report import plot_estimate
 
-        plot_estimate.draw_scaling(found, strong, options.plot)
+        plot_estimate.draw_scaling(found, options.plot)
     if options.json:
-        out.json({"weak_scaling": [row._asdict() for row in weak], "strong_scaling": [row._asdict() for row in strong]})
+        kinds = {"weak_scaling": found.weak_scaling, "strong_scaling": found.strong_scaling}
+        out.json({name: [row._asdict() for row in rows] for name, rows in kinds.items()})
     else:
-        out.sections([scaling_tables.weak_table(found), scaling_tables.strong_table(found, strong)])
+        out.sections(scaling_tables.tables(found))
     return 0
 
 

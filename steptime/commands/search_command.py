@@ -174,7 +174,7 @@ def _allowed(name: str) -> tuple[Callable[[Any], bool], str]:
 
 def scale_best(options: Namespace, out: Printer) -> int:
     """The best layout of every size for the plan's own batch; sizes that cannot hold it are marked. 1 where none can."""
-    from steptime.report import scaling_best
+    from steptime.report import scaling_tables
 
     if not options.best or options.plot is not None:
         raise ConfigError("--devices: only with --best" if not options.best else "--plot: not with --best")
@@ -196,7 +196,7 @@ def scale_best(options: Namespace, out: Printer) -> int:
                 found.append((size, error.problems[0].removeprefix("search: ")))
             line.told("sizes", (at + 1) / len(sizes))
     if options.json:
-        out.json({"sizes": scaling_best.rows(found)})
+        out.json({"sizes": scaling_tables.best_rows(found)})
     else:
-        out.sections([scaling_best.table(plan.job, found)])
+        out.sections([scaling_tables.best_of_each(plan.job, found)])
     return 0 if any(isinstance(one, Search) and one.best for _, one in found) else 1
