@@ -20,7 +20,7 @@ def explain(options: Namespace, out: Printer) -> int:
     """The formula of one name, or the list of names; for a measured row without a name, its full derivation."""
     from steptime.answer.result import estimate
     from steptime.report import explain as working
-    from steptime.validation.find import find
+    from steptime.validation.select import find
 
     if options.key is not None:
         return _explain_key(options, out)

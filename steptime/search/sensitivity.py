@@ -61,7 +61,7 @@ def sensitivity(job: Job, *, best: bool = True) -> Sensitivity:
     given = estimate(job)
     rate, dtype = given.throughput.peak_flops_used, given.throughput.peak_dtype
     words = f"{rate / 1e12:,.0f} TFLOP/s {dtype}"
-    gains = [_gain(given, "peak FLOP/s", words, with_chip(job.machine, faster(job.machine.accelerator, MORE)))]
+    gains = [_gain(given, "peak FLOP/s", words, with_chip(job.machine, faster(job.machine.accelerator)))]
     gains += [_gain(given, name, now, machine) for name, now, machine in machines(job.machine)]
     gains += list(_devices(given)) + (list(_memory(job)) if best else [])
     return Sensitivity(given, sorted(gains, key=lambda gain: gain.change), list(hiding(given)))
@@ -94,11 +94,11 @@ def machines(machine: Machine) -> Iterator[tuple[str, str, Machine]]:
     )
 
 
-def faster(chip: Accelerator, factor: float) -> Accelerator:
-    """A device whose arithmetic is faster in every dtype."""
+def faster(chip: Accelerator) -> Accelerator:
+    """A device whose arithmetic is 10 % faster in every dtype."""
     names = ("peak_flops", "sustained_flops", "best_flops")
     return chip.model_copy(
-        update={name: {dtype: factor * x for dtype, x in getattr(chip, name).items()} for name in names}
+        update={name: {dtype: MORE * x for dtype, x in getattr(chip, name).items()} for name in names}
     )
 
 
