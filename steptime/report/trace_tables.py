@@ -123,7 +123,7 @@ def _kernels(found: Attribution) -> Table:
     header = ["", "calls", unit.name, "share"]
     if not any(row.calls for row in widest):
         rows, header = [[row[0], *row[2:]] for row in rows], ["", *header[2:]]
-    return Table("widest of what counts as memory-bound", header, rows, notes)
+    return Table("largest kernels counted as memory-bound", header, rows, notes)
 
 
 def _short(name: str) -> str:

@@ -90,7 +90,7 @@ def collectives(estimate: Estimate) -> Html:
         ])  # fmt: skip
     header = ("collective", "kind", "axis", "ranks", "over", "bytes", "calls", "latency", "call", "step", "exposed")
     return sortable(
-        "bytes: the whole tensor of one call; step: all calls; exposed: what of them the step is longer for",
+        "bytes: the whole tensor of one call; step: all calls; exposed: the part of them that lengthens the step",
         header,
         rows,
     )
