@@ -11,7 +11,7 @@ from steptime.commands.console import Printer, load
 from steptime.report.diff_tables import diff as compare
 from steptime.report.diff_tables import diff_many, letter
 from steptime.report.table import document
-from steptime.validation.kind import is_log
+from steptime.validation.log_file import is_log
 
 if TYPE_CHECKING:
     from argparse import Namespace

@@ -51,7 +51,7 @@ def diff(options: Namespace, out: Printer, labels: tuple[str, str]) -> int:
     from steptime.launch.reading import left_out_differences
     from steptime.report import diff_tables, setting_tables
     from steptime.report.table import document
-    from steptime.validation.kind import is_log
+    from steptime.validation.log_file import is_log
     from steptime.validation.logged import compare as beside
     from steptime.validation.setting_costs import differences as cost_of
 

@@ -62,12 +62,12 @@ def check(options: Namespace) -> None:
         check_html(options.html)
     if options.trace is not None:
         from steptime.report import trace
-        from steptime.report.written import check_path
+        from steptime.report.output_files import check_path
 
         check_path("--trace", options.trace, trace.SUFFIXES)
     if options.trace_memory is not None:
         from steptime.report import memory_snapshot
-        from steptime.report.written import check_path
+        from steptime.report.output_files import check_path
 
         check_path("--trace-memory", options.trace_memory, memory_snapshot.SUFFIXES)
 
@@ -78,8 +78,8 @@ def check_html(path: str) -> None:
     Raises:
         ConfigError: a suffix of no page, or no such folder.
     """
+    from steptime.report.output_files import check_path
     from steptime.report.page import document
-    from steptime.report.written import check_path
 
     check_path("--html", path, document.SUFFIXES)
 

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from steptime import __version__
 from steptime.launch.plan_yaml import plan_yaml
+from steptime.report.output_files import write_file
 from steptime.report.page.document import document, section
 from steptime.report.page.markup import Html, el, join, to_copy, tools
 from steptime.report.page.side_by_side import ComparedPlan, memories, steps
 from steptime.report.page.tables import plain_table
 from steptime.report.table import Table
-from steptime.report.written import write_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

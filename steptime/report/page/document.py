@@ -14,12 +14,12 @@ from steptime.base.words import counted
 from steptime.launch.plan_yaml import plan_yaml
 from steptime.report import details
 from steptime.report.headline import answer, fix_cost, fixes, headline
+from steptime.report.output_files import write_file
 from steptime.report.page import memory_charts, tables, time_charts
 from steptime.report.page.markup import Html, el, join, linked, to_copy, tools
 from steptime.report.page.schedule_data import schedule, schedule_data
 from steptime.report.palette import css
 from steptime.report.table import FactList
-from steptime.report.written import write_file
 from steptime.timing.timeline import Timeline
 
 if TYPE_CHECKING:
