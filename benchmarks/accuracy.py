@@ -17,8 +17,8 @@ from steptime.base.config import build
 from steptime.base.document import parse_mapping, read_source
 from steptime.cost.rates import peak_dtype
 from steptime.job.job import Job
-from steptime.report import analyses, interval_tables
-from steptime.report.error_cells import HEADER, cells
+from steptime.report import analyses
+from steptime.report.analyses import HEADER, cells
 from steptime.report.format import percent
 from steptime.report.table import Table
 from steptime.report.validation_tables import step_time, table, worst
@@ -132,7 +132,7 @@ def page() -> str:
         *analyses.all_tables(found),
         table("peak memory, by what was read and source", found["memory"]),
         eight_b200(),
-        *interval_tables.tables(found["intervals"]),
+        *analyses.intervals(found),
         fits(),
         ablation.table(ablation.ablation(judge_shipped())),
         skipped(found["skipped_by_reason"]),

@@ -21,9 +21,9 @@ from steptime.job.assembly import Assembly
 from steptime.software.calibration import DOUBT, HIGHEST, LOWEST
 from steptime.timing.step_parts import step_parts
 from steptime.timing.step_time import step_time
-from steptime.validation.error_summary import headline
 from steptime.validation.judgement import judge_shipped
 from steptime.validation.row_plan import to_config, to_job
+from steptime.validation.slices import headline
 
 COMPUTE = ("gemm", "attention", "memory_bound", "launch", "recompute")
 NVIDIA = ("NeMo", "Megatron-LM", "Megatron-Bridge", "Megatron-Core")

@@ -27,11 +27,10 @@ from steptime.answer.result import estimate
 from steptime.cost.rates import peak_dtype
 from steptime.job.job import Job
 from steptime.software.efficiency import EFFICIENCY_FILE, NOTHING_FITTED, Efficiency, efficiency, share_family, using
-from steptime.validation.error_summary import headline
 from steptime.validation.judgement import judge
 from steptime.validation.measurements import shipped
 from steptime.validation.row_plan import to_config, to_job
-from steptime.validation.slices import with_experts
+from steptime.validation.slices import headline, with_experts
 
 MEASURED_SIGMA, ASSUMED_SIGMA = 0.03, 0.10
 """Prior of a sustained share around 1: the machine file's rate was measured, or is a guess from another figure."""

@@ -55,11 +55,11 @@ from steptime.answer.measured import (
     place_of,
     upper,
 )
-from steptime.validation.error_summary import headline
 from steptime.validation.judgement import Judgement, judge
 from steptime.validation.measured_figures import ALLOCATOR
 from steptime.validation.measurements import shipped
 from steptime.validation.row_plan import to_config, to_job
+from steptime.validation.slices import headline
 
 COLUMNS = ("id", "cell", "series", "metric", *RunKind._fields, *AXES, "vote", "log_ratio", "score", "new_score")
 BANDWIDTHS = (0.35, 0.5, 0.7, 1.0)

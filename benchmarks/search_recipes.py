@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from steptime import Job, estimate
 from steptime.base.config import ConfigError
-from steptime.search import walked
+from steptime.search import estimated
 from steptime.search.changes import words
 from steptime.search.recompute import MAPPING, WORD
 from steptime.search.run import run
@@ -35,7 +35,7 @@ def recipes(most: int) -> list[tuple[str, Job]]:
             job = Job.model_validate(j.config)
         except (ConfigError, ValueError):
             continue
-        if not walked.covered(job):
+        if not estimated.covered(job):
             continue
         key = tuple(j.row.text(column) for column in ("model_name", "gpu", "precision"))
         size = job.parallelism.devices

@@ -40,7 +40,7 @@ def pages(tmp_path_factory):
     made = {
         "report": document.page(estimate(jobs.job("llama3-70b", gbs=64, seqlen=8192, tp=8, pp=2, dp=1))),
         "search": search_page.page(search(a), 3),
-        "diff": diff_page.page(both, ("A", "B"), diff(*both, ("A", "B"), [], whole=True)),
+        "diff": diff_page.page(both, ("A", "B"), diff(both, ("A", "B"), whole=True)),
     }
     for name, text in made.items():
         (folder / f"{name}.html").write_text(text, encoding="utf-8")

@@ -138,7 +138,7 @@ def test_unlike_batches_are_compared_by_the_token():
 def test_names_are_escaped():
     a, b = (estimate(Job.load(PLAN, [f"parallelism.tp={tp}", f"parallelism.dp={8 // tp}"])) for tp in (1, 2))
     labels = ("<script>alert(1)</script>", "B")
-    text = diff_page.page([a, b], labels, diff(a, b, labels, []))
+    text = diff_page.page([a, b], labels, diff((a, b), labels))
     sound(text)
     assert "<script>alert" not in text
     assert labels[0] in unescape(text)

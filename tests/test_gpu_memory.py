@@ -12,21 +12,17 @@ from steptime.job.assembly import Assembly
 from steptime.memory.buffers import block_rest, cublas_workspace_bytes, stage_buffers, te_workspace_bytes
 from steptime.memory.states import stage_states
 from steptime.validation.ci_jobs import (
-    COPIED,
-    COPIED_BEFORE,
-    COPIED_FROM_H100,
-    COPIES,
     INFERRED,
-    OTHER_GPU,
-    RELEASES,
     SINGLE,
     SINGLE_STEP,
     is_ci,
     plan_of,
+    records,
 )
 from steptime.validation.judgement import judge_all
 from steptime.validation.measurements import SkipRowError, shipped
 
+WHY, DEVICES = records()["why"], records()["devices"]
 MIB = 2.0**20
 GPT = {
     "n_layers": 12, "hidden_sz": 512, "inter_sz": 2048, "n_q_heads": 8, "vocab_sz": 50257, "norm": "layernorm", "bias": True,
@@ -222,18 +218,16 @@ def test_a_copied_record_stands_apart():
     Two with the exchange of experts overlapped hold those of the same layout without, one figures that only H100 can have; one on
     H100 and three release tests hold those from before their flags or image changed.
     """
-    peaks = frozenset[float]().union(*(found for _, _, found, _ in COPIES))
+    peaks = {peak for one in records()["copies"] for peak in one["peaks"]}
     rows = [row for row in shipped() if is_ci(row) and row.number("peak_allocated_bytes") in peaks]
     judged = [j for j in judge_all(rows) if j.held is not None]
-    tests = {
-        why: {j.row.id.partition("/")[0] for j in judged if j.held.apart == why}
-        for why in (COPIED, COPIED_FROM_H100, OTHER_GPU, COPIED_BEFORE)
-    }
+    reasons = [WHY[name] for name in ("copied", "of_h100", "other_gpu", "before")]
+    tests = {why: {j.row.id.partition("/")[0] for j in judged if j.held.apart == why} for why in reasons}
     # that of one optimizer under its old name too; three release tests' beside the exchange's
     assert [len(found) for found in tests.values()] == [5 + 2 + 1, 2, 1, 1 + 3]
     its_own = {j.row.id.partition("/")[0] for j in judged if not j.held.apart}
     assert any(name.endswith("parallel_dist_optimizer") for name in its_own)
-    assert {j.row.text("gpu")[:4] for j in judged if j.held.apart in set(tests) - {COPIED_BEFORE}} == {"A100"}
+    assert {j.row.text("gpu")[:4] for j in judged if j.held.apart in set(tests) - {WHY["before"]}} == {"A100"}
 
 
 SPRING_2021 = {
@@ -246,20 +240,20 @@ SPRING_2021 = {
 
 def test_devices_of_release_tests_follow_from_their_states():
     """Their recipes are private: of the powers of two, one fits what stays between steps within 2.5 %, none other within 14 %."""
-    judged = judge_all([row for row in shipped() if is_ci(row) and row.id.partition("/")[0] in RELEASES])
-    assert {j.held.apart for j in judged} == {INFERRED, COPIED_BEFORE}
+    judged = judge_all([row for row in shipped() if is_ci(row) and row.id.partition("/")[0] in DEVICES])
+    assert {j.held.apart for j in judged} == {INFERRED, WHY["before"]}
     rows = {j.row.id.partition("/")[0]: j.row for j in judged if j.held.apart == INFERRED}
-    assert rows.keys() == RELEASES.keys()
+    assert rows.keys() == DEVICES.keys()
     for test, row in rows.items():
         near = {}
-        for devices in (RELEASES[test] // 2, RELEASES[test], RELEASES[test] * 2):
+        for devices in (DEVICES[test] // 2, DEVICES[test], DEVICES[test] * 2):
             try:
                 plan = plan_of(row._replace(cells=row.cells | {"n_gpus": str(devices)}))
             except SkipRowError:
                 continue  # fewer than the ranks of experts
             held = estimate(plan.job).memory.stages[-1].persisting_bytes
             near[devices] = held / row.number("allocated_bytes") - 1.0
-        assert abs(near.pop(RELEASES[test])) < 0.025
+        assert abs(near.pop(DEVICES[test])) < 0.025
         assert all(abs(error) > 0.14 for error in near.values())
 
 

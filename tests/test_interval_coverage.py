@@ -9,8 +9,8 @@ import pytest
 
 from steptime.answer.measured import INTERVALS_FILE, measured
 from steptime.validation import interval_coverage, judgement
-from steptime.validation.error_summary import headline
 from steptime.validation.measured_figures import ALLOCATOR
+from steptime.validation.slices import headline
 
 
 @pytest.fixture(scope="module")

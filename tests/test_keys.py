@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import yaml
+from config_table import markdown
 
 from steptime.base.config import ConfigError
 from steptime.job.job import Job
 from steptime.report.catalogue import schema
-from steptime.report.key_pages import markdown
 from steptime.report.plan_keys import keys, texts
 
 ROOT = Path(__file__).parents[1]

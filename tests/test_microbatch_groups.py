@@ -12,7 +12,7 @@ from steptime import Job, estimate
 from steptime.answer.assumptions import assumptions
 from steptime.launch.write.export import read_back, write
 from steptime.schedule import walk
-from steptime.search.pipeline import Flavor, Stages
+from steptime.search.pipeline import ChunkFigures, Stages
 from steptime.search.screen import Counts, Screen
 from steptime.search.space import Axes
 from steptime.search.walk_columns import makespans
@@ -54,16 +54,16 @@ def test_columns_walk_as_one_layout_does(pp, vpp, blocking):
     draw = np.random.default_rng(pp * 10 + vpp)
     microbatches = np.array([pp, pp + 1, 2 * pp, 4 * pp - 1, 4 * pp, 5 * pp, 32 * pp, 32 * pp + 1, 33 * pp])
     shape = (2, microbatches.size)
-    flavors = [
-        [Flavor(draw.uniform(1, 9, shape), draw.uniform(2, 18, shape), 0.0, 0.0, 0.0) for _ in range(vpp)]
+    chunk_figures = [
+        [ChunkFigures(draw.uniform(1, 9, shape), draw.uniform(2, 18, shape), 0.0, 0.0, 0.0) for _ in range(vpp)]
         for _ in range(pp)
     ]
     sends = [draw.uniform(0, 2, microbatches.size) for _ in range(pp)]
     stages = Stages("interleaved", pp, vpp, ((),) * pp, tuple((stage,) for stage in range(pp)), 1)
-    found = makespans(stages, flavors, microbatches, sends, blocking=blocking)
+    found = makespans(stages, chunk_figures, microbatches, sends, blocking=blocking)
     for choice, row in np.ndindex(*shape):
-        forward = [[flavor.forward_s[choice, row] for flavor in stage] for stage in flavors]
-        backward = [[flavor.backward_s[choice, row] for flavor in stage] for stage in flavors]
+        forward = [[figures.forward_s[choice, row] for figures in stage] for stage in chunk_figures]
+        backward = [[figures.backward_s[choice, row] for figures in stage] for stage in chunk_figures]
         between = [float(send[row]) for send in sends]
         alone = walk("interleaved", pp, vpp, int(microbatches[row]), forward, backward, between, blocking=blocking)
         assert found[choice, row] == pytest.approx(alone.makespan_s, rel=1e-9)

@@ -9,8 +9,8 @@ import pytest
 
 from steptime.base.config import ConfigError
 from steptime.report import plot
-from steptime.validation.error_summary import headline
 from steptime.validation.judgement import judge_shipped
+from steptime.validation.slices import headline
 
 ROOT = Path(__file__).parents[1]
 START = {"png": b"\x89PNG\r\n\x1a\n", "svg": b"<?xml", "pdf": b"%PDF-"}

@@ -20,7 +20,6 @@ from steptime.commands import cli
 from steptime.commands.console import Printer
 from steptime.commands.watch import _once
 from steptime.report import palette, plot_estimate, search_plot, sensitivity_tables
-from steptime.report.scaling_tables import strong_scaling
 from steptime.search.run import search
 from steptime.search.sensitivity import sensitivity
 from steptime.timing.timeline import Timeline
@@ -99,8 +98,7 @@ def test_the_schedules_columns_are_as_busy_as_the_walk(found):
 
 
 def test_scaling_draws_both_lines(found, tmp_path):
-    strong = strong_scaling(found.job, estimate)
-    plot_estimate.draw_scaling(found, strong, str(tmp_path / "a.svg"))
+    plot_estimate.draw_scaling(found, str(tmp_path / "a.svg"))
     text = (tmp_path / "a.svg").read_text(encoding="utf-8")
     for words in ("weak: the same work per device", "strong: the same batch", "this plan", "efficiency"):
         assert words in text

@@ -389,10 +389,10 @@ def test_all_names_can_be_explained():
 
 def test_diff_shows_what_changed():
     a, b = made(), made((50.0, 30.0, 20.0, 10.0), "tight", job=job(vpp=2))
-    changed, answer, _, memory = diff_tables.diff(a, b, ("a", "b"), [])
+    changed, answer, _, memory = diff_tables.diff((a, b), ("a", "b"))
     assert ["parallelism.vpp", "1", "2"] in changed.rows
     assert answer.rows[0] == ["verdict", "FITS", "TIGHT", ""]
     assert ["activations", "40.00", "50.00", "+25.0 %"] in memory.rows
-    same = diff_tables.diff(a, a, ("a", "b"), [])
+    same = diff_tables.diff((a, a), ("a", "b"))
     assert same[0].title == "no setting differs"
     assert all(row[-1] == "" for table in same[1:] for row in table.rows)

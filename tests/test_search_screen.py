@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
 from search_jobs import FLEETING, PLANS, blocks_of, plan, sampled
 
-from steptime import estimate
+from steptime import Job, estimate, search
 from steptime.job.assembly import Assembly
 from steptime.job.job import facts
 from steptime.search.grid import grid
@@ -143,3 +144,10 @@ def test_fsdp_in_a_pipeline_in_columns_beside_estimates(name, devices):
         assert block.allocated_bytes[choice, row] == found.memory.peak_allocated_bytes + outside
         assert block.reserved_bytes[choice, row] == found.memory.peak_reserved_bytes + outside
         assert block.step_s[choice, row] == pytest.approx(found.step_s, rel=1e-9)
+
+
+def test_layouts_that_do_not_fit_beside_others_are_no_warning():
+    """On one node no replica waits for another: seconds that were never computed must not be multiplied with that zero."""
+    job = Job.load(Path(__file__).parents[1] / "configs" / "llama3_8b_fsdp.yaml")
+    found = search(job, 8, gbs=64, axes=Axes({"pp": (2,), "microbatch_sz": (1, 8)}))
+    assert 0 < found.counts.fitting < found.counts.evaluated

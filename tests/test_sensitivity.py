@@ -15,7 +15,7 @@ from steptime.search.fastest import Fastest, fastest, within
 from steptime.search.run import run, search
 from steptime.search.screen import Screen
 from steptime.search.search import Asked
-from steptime.search.sensitivity import on, sensitivity, with_chip
+from steptime.search.sensitivity import sensitivity, with_chip
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 
@@ -57,7 +57,7 @@ def test_a_rate_that_hides_a_collective_hides_it():
     assert row.times is not None
 
     def shows(times):
-        faster = estimate(on(job, with_tiers(job.machine, scaled(times, [1]))))
+        faster = estimate(job.replace(hardware=with_tiers(job.machine, scaled(times, [1]))))
         return faster.time.parts_s.get("dp_comm", 0.0) / faster.step_s
 
     assert shows(row.times) <= 0.01 < shows(0.9 * row.times)
@@ -96,7 +96,7 @@ def test_the_best_behind_many_that_are_tight(monkeypatch, more):
 def with_memory(plan, share):
     chip = plan.machine.accelerator
     less = {name: share * getattr(chip, name) for name in ("memory_bytes", "usable_memory_bytes")}
-    return on(plan, with_chip(plan.machine, chip.model_copy(update=less)))
+    return plan.replace(hardware=with_chip(plan.machine, chip.model_copy(update=less)))
 
 
 def test_the_command(capsys):

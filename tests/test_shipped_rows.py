@@ -8,7 +8,7 @@ import accuracy
 import pytest
 from own_rows import SHIPPED
 
-from steptime.report.validation_tables import sections
+from steptime.report.validation_tables import tables
 from steptime.validation import judgement, measurements
 
 ROOT = Path(__file__).parents[1]
@@ -72,7 +72,7 @@ def test_korthikanti_stays_near(judged):
 def test_the_report_fits_the_page():
     from steptime.report.table import WIDTH, Style, layout
 
-    found = sections(accuracy.summary())
+    found = tables(accuracy.summary())
     assert found[0].title == "step time: NVIDIA's frameworks"
     assert all(len(line) <= WIDTH for section in found for line in layout(section, Style()))
 

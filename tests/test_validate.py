@@ -12,7 +12,7 @@ from own_rows import BASE, own, write
 from steptime.answer.result import estimate
 from steptime.base.config import ConfigError
 from steptime.base.document import read_source
-from steptime.validation import error_summary, judgement, measurements, row_plan
+from steptime.validation import error_summary, judgement, measurements, row_plan, stats
 from steptime.validation.measured_figures import memory_metric
 from steptime.validation.measurements import REQUIRED, MeasuredRow
 from steptime.validation.select import select
@@ -72,32 +72,32 @@ def test_memory_is_compared_with_what_was_read():
 
 def test_stats_by_hand():
     """Four cells of one row: sizes .1 .2 .3 .4, median .25, mean .25; 90 % of four votes is passed by the fourth."""
-    found = error_summary.stats([(("a",), 0.1), (("b",), -0.2), (("c",), 0.3), (("d",), -0.4)])
+    found = stats.stats([(("a",), 0.1), (("b",), -0.2), (("c",), 0.3), (("d",), -0.4)])
     assert found[:2] == (4, 4)
     assert found[2:] == pytest.approx((0.25, 0.25, 0.4, -0.05))
 
 
 def test_rows_of_a_cell_share_one_vote():
     """Ten rows at .1 in one cell and one at .5 in another: each cell has one vote, so the mean is .3 and the median between."""
-    found = error_summary.stats([*((("a",), 0.1) for _ in range(10)), (("b",), -0.5)])
+    found = stats.stats([*((("a",), 0.1) for _ in range(10)), (("b",), -0.5)])
     assert found[:2] == (11, 2)
     assert found[2:] == pytest.approx((0.3, 0.3, 0.5, -0.2))
 
 
 def test_no_rows_no_figures():
-    assert error_summary.stats([]) is None
-    assert error_summary.interval([]) == {}
+    assert stats.stats([]) is None
+    assert stats.interval([]) == {}
 
 
 def test_the_interval_is_fixed_and_holds_the_figures():
     errors = [((str(i),), math.sin(i) / 4) for i in range(60)]
-    found, figures = error_summary.interval(errors), error_summary.stats(errors)._asdict()
-    assert found == error_summary.interval(list(reversed(errors)))
+    found, figures = stats.interval(errors), stats.stats(errors)._asdict()
+    assert found == stats.interval(list(reversed(errors)))
     assert all(low < figures[name] < high for name, (low, high) in found.items())
 
 
 def test_one_cell_has_no_spread():
-    found = error_summary.interval([(("a",), 0.1), (("a",), 0.1)])
+    found = stats.interval([(("a",), 0.1), (("a",), 0.1)])
     assert {tuple(map(round, ends, (9, 9))) for ends in found.values()} == {(0.1, 0.1)}
 
 

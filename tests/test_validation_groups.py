@@ -7,7 +7,7 @@ from accuracy import markdown
 from validation_rows import judged
 
 from steptime.report.table import Style, Table, layout
-from steptime.report.validation_tables import sections, tables
+from steptime.report.validation_tables import tables
 from steptime.validation import error_summary, judgement, slices
 from steptime.validation.baselines import baselines, scaled
 
@@ -135,7 +135,7 @@ def test_baselines_by_hand():
 
 def test_the_headline_comes_first_then_other_trainers():
     rows = [judged("a", 1.0, 1.1), other("b", 0.5, "hagemann")]
-    titles = [section.title for section in sections(error_summary.summarize(rows, 3))]
+    titles = [section.title for section in tables(error_summary.summarize(rows, 3))]
     assert titles[:2] == ["step time: NVIDIA's frameworks", "step time: other trainers"]
     assert titles.index("worst rows") < titles.index("worst rows, other trainers")
 
@@ -155,7 +155,7 @@ def test_nothing_at_all():
 
 def test_every_table_fits_the_page_with_long_names():
     rows = [other("b" * 60, 0.5, "x" * 50), judged("a" * 60, 1.0, 1.1)]
-    for section in sections(error_summary.summarize(rows, 3)):
+    for section in tables(error_summary.summarize(rows, 3)):
         assert all(len(line) <= 80 for line in layout(section, Style()))
 
 

@@ -74,7 +74,7 @@ def test_a_mapping_that_one_plan_has_is_spelled_out(job):
     """performance.recompute is a mapping: each of its keys has a row, and no Python is shown."""
     full = {"granularity": "full", "method": "block", "n_layers": 2}
     other = job.replace(**{"performance.recompute": full, "parallelism.sp": False})
-    text = layout(diff(estimate(job), estimate(other), ("a", "b"), [])[0], PLAIN)
+    text = layout(diff((estimate(job), estimate(other)), ("a", "b"))[0], PLAIN)
     rows = {line.split()[0]: line.split()[1:] for line in text[1:]}
     assert rows["performance.recompute.granularity"] == ["-", "full"]
     assert rows["performance.recompute.n_layers"] == ["-", "2"]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from steptime import fsdp
-from steptime.answer.idle import idle
+from steptime.answer.idle import idle, usual_settings
 from steptime.base.words import counted, flow
 from steptime.job.job import Job, facts
 from steptime.job.pipeline_rules import group_taken
 from steptime.memory.overhead import CACHED_GROUPS, COMMUNICATOR_BYTES, CONTEXT_BYTES, FRAGMENTATION, GIB
 from steptime.model.blocks import n_params, n_trained
 from steptime.software.efficiency import compute_factor, sustained_share
-from steptime.software.performance import EAGER_TORCH, Options, Software, load_software
+from steptime.software.performance import EAGER_TORCH, Options, Software
 from steptime.software.precision import RECIPES, rate_of
 
 FLASH_CAPABILITY = 8.0
@@ -66,7 +66,7 @@ def foremost(job: Job) -> list[str]:
 def _software(job: Job) -> str:
     """The profile, and the switches that the plan changes."""
     software = job.software
-    usual, here = load_software(software.name).on(job.machine).settings(), software.settings()
+    usual, here = usual_settings(job), software.settings()
     changed = [
         f"{key} {flow(here[key])} (profile: {flow(usual[key])})"
         for key in Options.model_fields

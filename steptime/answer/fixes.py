@@ -13,6 +13,8 @@ from steptime.job.job import Job
 from steptime.software.recomputation import words
 
 Change = dict[str, Any]
+MOST = 3
+"""Number of changes that are reported."""
 
 
 class Answer(Protocol):
@@ -29,10 +31,8 @@ class Answer(Protocol):
         ...
 
 
-def cheapest(
-    job: Job, step_s: float, estimate: Callable[[Job], Answer], count: int = 3, *, tight: bool = False
-) -> list[Fix]:
-    """The changes that make `job` fit with the least step time per token, at most `count`.
+def cheapest(job: Job, step_s: float, estimate: Callable[[Job], Answer], *, tight: bool = False) -> list[Fix]:
+    """The changes that make `job` fit with the least step time per token, at most `MOST`.
 
     Every candidate is estimated whole, by `estimate`. Changes of the layout keep the number of devices and the batch. `tight`:
     where none fits, those that leave it tight.
@@ -50,7 +50,7 @@ def cheapest(
             relative = result.step_s / step_s - 1.0
             fixes[verdict].append(Fix(settings, result.peaks.peak_reserved_bytes, result.step_s, relative, verdict))
     told = fixes["fits"] or (fixes["tight"] if tight else [])
-    return sorted(told, key=lambda fix: fix.step_s)[:count]
+    return sorted(told, key=lambda fix: fix.step_s)[:MOST]
 
 
 def candidates(job: Job) -> Iterator[Change]:

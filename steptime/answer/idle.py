@@ -14,12 +14,16 @@ from steptime.software.performance import Options, load_software
 from steptime.software.settings import MoeSettings
 
 
+def usual_settings(job: Job) -> dict[str, Any]:
+    """The settings of the job's profile on its machine, without those of the plan."""
+    return load_software(job.software.name).on(job.machine).settings()
+
+
 def _alike(key: str) -> Callable[[Job], bool]:
     """Whether attention reads its tensors as without the setting."""
 
     def holds(job: Job) -> bool:
-        usual = load_software(job.software.name).on(job.machine).settings()[key]
-        other = job.software.replace(**{key: usual}).batch_first_attention
+        other = job.software.replace(**{key: usual_settings(job)[key]}).batch_first_attention
         unfused = job.software.kernels.attention_impl != "flash"
         return unfused or job.data.microbatch_sz == 1 or other == job.software.batch_first_attention
 
@@ -138,7 +142,7 @@ def idle(job: Job) -> list[str]:
 
 def said(job: Job) -> Iterator[tuple[str, Any]]:
     """Settings that the plan changes, by dotted key."""
-    usual, own = load_software(job.software.name).on(job.machine).settings(), job.performance
+    usual, own = usual_settings(job), job.performance
     for key in Options.model_fields:
         value = getattr(own, key)
         if value is not None and value != usual[key]:

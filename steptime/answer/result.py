@@ -9,7 +9,7 @@ from math import exp, isinf
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from steptime.answer import fixes, tables, weak_scaling
+from steptime.answer import fixes, scaling, tables
 from steptime.answer.assumptions import assumptions, host_bound
 from steptime.answer.evidence import unjudged
 from steptime.answer.flops import step_flops
@@ -153,12 +153,12 @@ class Estimate:
     @cached_property
     def weak_scaling(self) -> list[WeakScaling]:
         """Step time over dp at fixed work per device."""
+        return scaling.weak(self.job, _step_and_verdict)
 
-        def answer(job: Job) -> tuple[float, str]:
-            found = estimate(job)
-            return found.step_s, found.peaks.verdict
-
-        return weak_scaling.weak(self.job, answer)
+    @cached_property
+    def strong_scaling(self) -> list[WeakScaling]:
+        """Step time over dp at the job's own batch."""
+        return scaling.strong(self.job, _step_and_verdict)
 
     @cached_property
     def fixes(self) -> list[Fix]:
@@ -237,6 +237,11 @@ def estimate(job: Job | str | Path | Mapping[str, Any]) -> Estimate:
 def step_seconds(job: Job) -> float:
     """The step time only [s]: no memory, no tables."""
     return step_time(Assembly(job)).step_s
+
+
+def _step_and_verdict(job: Job) -> tuple[float, str]:
+    found = estimate(job)
+    return found.step_s, found.peaks.verdict
 
 
 def document(estimate: Estimate) -> dict[str, Any]:

@@ -8,10 +8,10 @@ from steptime.answer.result import estimate
 from steptime.base.config import ConfigError
 from steptime.commands import log_command, outputs
 from steptime.commands.console import Printer, load
-from steptime.report import section_json
-from steptime.report.diff_many import diff_many, letter
 from steptime.report.diff_tables import diff as compare
-from steptime.validation.kind import is_log
+from steptime.report.diff_tables import diff_many, letter
+from steptime.report.table import document
+from steptime.validation.log_file import is_log
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -38,7 +38,7 @@ def diff(options: Namespace, out: Printer) -> int:
     both = estimate(load(a, options.sets)), estimate(load(b, options.sets))
     labels = _labels(a, b)
     notes = [f"{label}: {path}" for label, path in zip(labels, (a, b), strict=True) if label in {"A", "B"}]
-    return _shown(options, out, both, labels, lambda whole: compare(*both, labels, notes, whole=whole))
+    return _shown(options, out, both, labels, lambda whole: compare(both, labels, notes, whole=whole))
 
 
 def _shown(
@@ -53,7 +53,7 @@ def _shown(
         from steptime.report.page import diff_page
 
         diff_page.write(found, labels, sections(True), options.html)
-    out.answer(lambda: section_json.document(sections(True)), lambda: sections(False))
+    out.answer(lambda: document(sections(True)), lambda: sections(False))
     return 0
 
 

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 def explain(options: Namespace, out: Printer) -> int:
     """The formula of one name, or the list of names; for a measured row without a name, its full derivation."""
     from steptime.answer.result import estimate
-    from steptime.report import explain as formulas
-    from steptime.report import section_json
-    from steptime.validation.find import find
+    from steptime.report import explain as working
+    from steptime.report.table import document
+    from steptime.validation.select import find
 
     if options.key is not None:
         return _explain_key(options, out)
@@ -39,17 +39,17 @@ def explain(options: Namespace, out: Printer) -> int:
         raise ConfigError("--yaml: for a measured row; a config is YAML already")
     found = estimate(_row_job(row) if row is not None else load(options.config, options.sets))
     if options.name is None:
-        names = formulas.names(found)
+        names = working.names(found)
         if options.json:
             out.json({"names": names})
         else:
             out.text("\n".join(names) + "\n")
         return 0
     try:
-        sections = list(formulas.explain(found, options.name))
-    except formulas.UnknownNameError as error:
+        sections = list(working.explain(found, options.name))
+    except working.UnknownNameError as error:
         raise ConfigError(str(error)) from None
-    out.answer(lambda: section_json.document(sections), lambda: sections)
+    out.answer(lambda: document(sections), lambda: sections)
     return 0
 
 
@@ -108,7 +108,7 @@ def _explain_row(row: MeasuredRow, options: Namespace, out: Printer) -> int:
     """A row as measured, the resulting config, prediction and measurement, and everything that the prediction uses."""
     from steptime.answer.result import estimate
     from steptime.report import row_tables as view
-    from steptime.report import section_json
+    from steptime.report.table import document
     from steptime.validation.judgement import judge
 
     if options.yaml:
@@ -119,7 +119,7 @@ def _explain_row(row: MeasuredRow, options: Namespace, out: Printer) -> int:
     if options.json:
         plan = {} if judged.config is None else {"config": judged.config}
         predicted = [] if judged.config is None else view.predicted(judged, estimate(_row_job(row)))
-        out.json(section_json.document([*view.published(judged), *predicted]) | plan)
+        out.json(document([*view.published(judged), *predicted]) | plan)
         return 0
     out.sections(view.published(judged))
     if judged.config is not None:

@@ -49,8 +49,9 @@ def diff(options: Namespace, out: Printer, labels: tuple[str, str]) -> int:
         ConfigError: one line per problem.
     """
     from steptime.launch.reading import left_out_differences
-    from steptime.report import diff_tables, section_json, setting_tables
-    from steptime.validation.kind import is_log
+    from steptime.report import diff_tables, setting_tables
+    from steptime.report.table import document
+    from steptime.validation.log_file import is_log
     from steptime.validation.logged import compare as compare_run
     from steptime.validation.setting_costs import differences as setting_costs
 
@@ -65,9 +66,9 @@ def diff(options: Namespace, out: Printer, labels: tuple[str, str]) -> int:
     if len(runs) == 2:
         notes += left_out_differences([runs[path].reading for path in paths], labels)
     a, b = (compare_run(runs[path]) if path in runs else None for path in paths)
-    changed, *rest = diff_tables.diff(found.a, found.b, labels, notes)
+    changed, *rest = diff_tables.diff((found.a, found.b), labels, notes)
     sections = [*setting_tables.sections(found, (a, b), labels), changed, *rest]
-    out.answer(lambda: section_json.document(sections), lambda: sections)
+    out.answer(lambda: document(sections), lambda: sections)
     return 0
 
 

@@ -25,18 +25,18 @@ def check(options: Namespace) -> None:
 
         plot_style.check(options.plot)
     if "html" in asked:
+        from steptime.report.output_files import check_path
         from steptime.report.page import document
-        from steptime.report.written import check_path
 
         check_path("--html", options.html, document.SUFFIXES)
     if "trace" in asked:
         from steptime.report import trace
-        from steptime.report.written import check_path
+        from steptime.report.output_files import check_path
 
         check_path("--trace", options.trace, trace.SUFFIXES)
     if "trace_memory" in asked:
         from steptime.report import memory_snapshot
-        from steptime.report.written import check_path
+        from steptime.report.output_files import check_path
 
         check_path("--trace-memory", options.trace_memory, memory_snapshot.SUFFIXES)
 

@@ -111,14 +111,14 @@ def scale(options: Namespace, out: Printer) -> int:
 
     outputs.check(options)
     found = estimate(load(options.config, options.sets))
-    weak, strong = found.weak_scaling, scaling_tables.strong_scaling(found.job, estimate)
     if options.plot is not None:
         from steptime.report import plot_estimate
 
-        plot_estimate.draw_scaling(found, strong, options.plot)
+        plot_estimate.draw_scaling(found, options.plot)
+    kinds = {"weak_scaling": found.weak_scaling, "strong_scaling": found.strong_scaling}
     out.answer(
-        lambda: {"weak_scaling": [row._asdict() for row in weak], "strong_scaling": [row._asdict() for row in strong]},
-        lambda: [scaling_tables.weak_table(found), scaling_tables.strong_table(found, strong)],
+        lambda: {name: [row._asdict() for row in rows] for name, rows in kinds.items()},
+        lambda: scaling_tables.tables(found),
     )
     return 0
 
@@ -149,7 +149,7 @@ def validate(options: Namespace, out: Printer) -> int:
         out.json({"summary": summary, "rows": [j.to_dict() for j in judged]})
     else:
         own = report_validation.each(j.to_dict() for j in judged) if options.measurements else []
-        out.sections([*own, *report_validation.sections(summary)])
+        out.sections([*own, *report_validation.tables(summary)])
     return 0 if summary["judged"] else 2
 
 

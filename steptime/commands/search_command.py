@@ -166,7 +166,7 @@ def _allowed(name: str) -> tuple[Callable[[Any], bool], str]:
 
 def scale_best(options: Namespace, out: Printer) -> int:
     """The best layout of every size for the plan's own batch; sizes that cannot hold it are marked. 1 where none can."""
-    from steptime.report import scaling_best
+    from steptime.report import scaling_tables
 
     if not options.best or options.plot is not None:
         raise ConfigError("--devices: only with --best" if not options.best else "--plot: not with --best")
@@ -187,5 +187,7 @@ def scale_best(options: Namespace, out: Printer) -> int:
             except ConfigError as error:
                 found.append((size, error.problems[0].removeprefix("search: ")))
             line.told("sizes", (at + 1) / len(sizes))
-    out.answer(lambda: {"sizes": scaling_best.rows(found)}, lambda: [scaling_best.table(plan.job, found)])
+    out.answer(
+        lambda: {"sizes": scaling_tables.best_rows(found)}, lambda: [scaling_tables.best_of_each(plan.job, found)]
+    )
     return 0 if any(isinstance(one, Search) and one.best for _, one in found) else 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from steptime.report.error_cells import HEADER, cells, rows_of
 from steptime.report.format import percent
 from steptime.report.table import Table
 
@@ -13,6 +12,7 @@ if TYPE_CHECKING:
 
     Summary = Mapping[str, Any]
 
+HEADER = ["rows", "cells", "median", "mean", "p90", "bias"]
 UNPROVED = "not verified"
 """Shown instead of figures where no measured run covers a mechanism."""
 
@@ -39,13 +39,27 @@ SWEEPS = {
 }
 
 
+INTERVALS = {"step": "80 % intervals of step time", "memory": "80 % intervals of peak memory"}
+
+
+def cells(figures: Mapping[str, Any]) -> list[str]:
+    """Rows, cells, median, mean, p90 and bias of one slice as text."""
+    errors = [percent(figures[name]) for name in ("median", "mean", "p90")]
+    return [f"{figures['rows']:,}", f"{figures['cells']:,}", *errors, percent(figures["bias"], signed=True)]
+
+
+def rows_of(groups: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
+    """One row per slice, its name first."""
+    return [[name, *cells(figures)] for name, figures in groups.items()]
+
+
 def baselines(summary: Summary) -> list[Table]:
     """The estimate on test rows of the headline, compared with guesses fitted on the fit rows."""
     found = {text: summary["baselines"][key] for key, text in GUESSES.items() if key in summary["baselines"]}
+    if not any(figures["rows"] for figures in found.values()):
+        return []
     note = "factors are medians over fit rows; a flat MFU uses only the FLOP count"
-    return [Table("test rows, compared with simpler predictors", ["", *HEADER], rows_of(found), (note,))] * _any(
-        found.values()
-    )
+    return [Table("test rows, compared with simpler predictors", ["", *HEADER], rows_of(found), (note,))]
 
 
 def noise(summary: Summary) -> list[Table]:
@@ -183,12 +197,28 @@ def mechanisms(summary: Summary) -> list[Table]:
     return [Table("peak memory by mechanism", header, rows, notes)] if known else []
 
 
-def _any(groups: Iterable[Mapping[str, Any]]) -> int:
-    """1 where any group has rows, else 0."""
-    return int(any(figures["rows"] for figures in groups))
-
-
 def all_tables(summary: Summary) -> list[Table]:
     """Every analysis with results, in reading order."""
     kinds = (baselines, noise, ratios, regret, bands, mechanisms)
     return [table for make in kinds for table in make(summary)]
+
+
+def intervals(summary: Summary) -> list[Table]:
+    """How many measured values lie inside their 80 % intervals: step time, then memory."""
+    header = ["", "split", "rows", "series", "inside", "error", "below", "above", "median width"]
+    notes = (
+        "a row of the split fit is judged without its own cell",
+        "series: rows of one source, accelerator and model, which tend to be inside or outside together",
+        "error: standard error of inside, with a series as one draw",
+        "width: (p90 - p10) / estimate",
+    )
+    return [
+        Table(INTERVALS[of], header, [_coverage(figures) for figures in found], notes, left=2)
+        for of, found in summary["intervals"].items()
+        if found
+    ]
+
+
+def _coverage(figures: Mapping[str, Any]) -> list[str]:
+    shares = [f"{100.0 * figures[name]:.1f} %" for name in ("covered", "error", "below", "above", "width")]
+    return [figures["what"], figures["split"] or "none", f"{figures['rows']:,}", f"{figures['series']:,}", *shares]

@@ -124,7 +124,7 @@ def errors(found: Sequence[ErrorSummary]) -> Table:
         for s in found
     ]
     notes = [f"worst of {TITLES[s.what]}: {s.worst_name}" for s in found]
-    return Table("", ["errors without sign", "n", "median", "mean", "worst", "bias"], rows, notes)
+    return Table("", ["absolute errors", "n", "median", "mean", "worst", "bias"], rows, notes)
 
 
 def links(measured: Sequence[CollectiveTiming]) -> Table:

@@ -73,15 +73,12 @@ def model_rows() -> list[dict[str, Any]]:
 
 
 def models() -> Table:
-    """All model presets: parameters and shape."""
-    from steptime.model.presets import load_model, model_names
-
+    """`model_rows` as a table."""
     rows = []
-    for name in model_names():
-        model = load_model(name)
-        layers, hidden, inner, vocab = map(whole, (model.n_layers, model.hidden_sz, model.inter_sz, model.vocab_sz))
-        heads = f"{model.n_q_heads}/{model.n_kv_heads}"
-        rows.append([name, quantity(n_params(model), COUNT), layers, hidden, inner, heads, vocab])
+    for row in model_rows():
+        layers, hidden, inner, vocab = (whole(row[key]) for key in ("n_layers", "hidden_sz", "inter_sz", "vocab_sz"))
+        heads = f"{row['n_q_heads']}/{row['n_kv_heads']}"
+        rows.append([row["name"], quantity(row["params"], COUNT), layers, hidden, inner, heads, vocab])
     return Table("models", ["", "parameters", "layers", "hidden", "mlp", "heads q/kv", "vocab"], rows)
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from steptime.base.document import parse_mapping, read_source
-from steptime.report.setting_source import setting_source
 from steptime.report.table import Table
 from steptime.software.efficiency import EFFICIENCY_FILE, compute_factor, efficiency
 
@@ -33,6 +32,30 @@ class Constant(NamedTuple):
     """module.NAME"""
     value: float
     source: str
+
+    @property
+    def said(self) -> str:
+        """Value and source."""
+        return f"{self.value:g}: {self.source}"
+
+
+def constant(name: str) -> Constant:
+    """The shared constant of that name (module.NAME)."""
+    return next(one for one in shared_constants() if one.name == name)
+
+
+def machine_source(job: Job, path: str) -> str:
+    """The source of a figure of the job's machine, by its dotted path."""
+    return job.machine.source(path) or "not in the machine's file: the usual figure (assumed)"
+
+
+def setting_source(job: Job, path: str) -> str:
+    """The origin of a setting of the software profile, by its dotted path: the plan, or the profile with its source."""
+    axis = path.removeprefix("overlap.")
+    section = job.performance.overlap if axis != path else job.performance
+    if section is not None and getattr(section, axis, None) is not None:
+        return "this config"
+    return job.software.sources.get(path, "not in its file: the default")
 
 
 @cache
@@ -72,7 +95,7 @@ def _text(node: ast.AST | None) -> str:
 
 def shared() -> Table:
     """The constants that all estimates share."""
-    rows = [[f"{constant.name} = {constant.value:g}: {constant.source}"] for constant in shared_constants()]
+    rows = [[f"{one.name} = {one.said}"] for one in shared_constants()]
     return Table("constants shared by all estimates", [], rows)
 
 
@@ -81,8 +104,7 @@ def machine(job: Job) -> Table:
     rows = []
     for path, value in _leaves(job.machine.model_dump(exclude={"provenance", "measured"}, exclude_none=True), ""):
         if isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value):
-            source = job.machine.source(path) or "not in its file: the usual figure (assumed)"
-            rows.append([f"{path} = {value:.6g}: {source}"])
+            rows.append([f"{path} = {value:.6g}: {machine_source(job, path)}"])
     return Table(f"figures of {job.machine.name}, SI", [], rows)
 
 

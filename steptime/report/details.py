@@ -142,7 +142,7 @@ def pipeline(estimate: Estimate) -> FactList | None:
     return FactList("pipeline", facts)
 
 
-def weak_scaling(
+def scaling(
     rows: Sequence[WeakScaling], here: int = 0, title: str = "weak scaling (the same work per device)"
 ) -> Table:
     """Step and efficiency by data-parallel degree; the degree `here` is marked as the job's own."""

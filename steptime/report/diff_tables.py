@@ -1,4 +1,4 @@
-"""Two estimates side by side: `3dtrn diff A B`."""
+"""Estimates side by side: `3dtrn diff A B ...`."""
 
 from __future__ import annotations
 
@@ -8,37 +8,65 @@ from steptime.base.words import flow
 from steptime.report.breakdown import part_name
 from steptime.report.format import COUNT, GIB, TIME, column, percent, quantity, seconds, unit_for, whole
 from steptime.report.headline import VERDICTS
-from steptime.report.table import Table
+from steptime.report.table import Fact, FactList, ReportSection, Table
 from steptime.validation.setting_costs import leaves
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from steptime.answer.result import Estimate
-    from steptime.base.rows import StageMemory
 
-Pair = tuple[str, float, float]
-CELL = 17
-"""Longest setting that a terminal shows in full."""
+CELL_OF_TWO, CELL = 17, 11
+"""Longest setting of one of two plans, and of more, that a terminal shows in full."""
 WHOLE = 1000
 """The same for a page, and for JSON."""
+AT_ONCE = 4
+"""Plans per table; more go into further tables."""
+
+FIGURES: tuple[tuple[str, Callable[[Estimate], float], Callable[[float], str]], ...] = (
+    ("devices", lambda e: float(e.devices), whole),
+    ("step", lambda e: e.time.step_s, seconds),
+    ("tokens/s", lambda e: e.throughput.tokens_per_s, lambda x: quantity(x, COUNT)),
+    ("tokens/s/device", lambda e: e.throughput.tokens_per_s_per_device, lambda x: f"{x:,.1f}"),
+    ("MFU (causal halved)", lambda e: e.throughput.mfu, percent),
+    ("HFU", lambda e: e.throughput.hfu, percent),
+    ("parameters", lambda e: float(e.params.total), lambda x: quantity(x, COUNT)),
+)
+MEMORY = ("params", "gradients", "optimizer", "activations", "transient", "allocated", "reserved")
 
 
-def diff(a: Estimate, b: Estimate, labels: tuple[str, str], notes: list[str], *, whole: bool = False) -> list[Table]:
-    """The settings in which two jobs differ, then answer, parts and memory with their change from `a` to `b`.
+def diff(
+    estimates: Sequence[Estimate], labels: Sequence[str], notes: Sequence[str] = (), *, whole: bool = False
+) -> list[Table]:
+    """The settings that differ from the first plan's, then answer, parts and memory; of two plans with the change.
 
     `whole`: long settings too, for which a page has room and a terminal has not.
     """
-    most = WHOLE if whole else CELL
-    rows = [
-        [one.path, setting(one.a, most), setting(one.b, most)]
-        for one in leaves(a.job.to_config(), b.job.to_config())
-        if not one.path.endswith(".source") and one.path != "notes"
-    ]
-    changed = Table(
-        "settings that differ" if rows else "no setting differs", ["", *labels] if rows else [], rows, notes
-    )
-    return [changed, _answer(a, b, labels), _parts(a, b, labels), _memory(a, b, labels)]
+    pair = len(estimates) == 2
+    most = WHOLE if whole else CELL_OF_TWO if pair else CELL
+    shown = []
+    for start in range(0, len(estimates), AT_ONCE):
+        some, names = estimates[start : start + AT_ONCE], labels[start : start + AT_ONCE]
+        header = ["", *names, *(["change"] if pair else [])]
+        shown += [
+            _settings(estimates[0], some, names, most, notes, pair=pair),
+            _answer(some, header, pair=pair),
+            _parts(some, header, pair=pair),
+            _memory(some, header, pair=pair),
+        ]
+    return shown
+
+
+def diff_many(estimates: Sequence[Estimate], paths: Sequence[str], *, whole: bool = False) -> list[ReportSection]:
+    """Three plans or more: a letter for each, and `diff` of them."""
+    labels = [letter(i) for i in range(len(paths))]
+    names = FactList("plans", [Fact(label, [path]) for label, path in zip(labels, paths, strict=True)])
+    return [names, *diff(estimates, labels, whole=whole)]
+
+
+def letter(i: int) -> str:
+    """A, B ... Z, AA."""
+    return chr(ord("A") + i) if i < 26 else letter(i // 26 - 1) + letter(i % 26)
 
 
 def setting(value: Any, most: int) -> str:
@@ -60,44 +88,52 @@ def change(a: float, b: float) -> str:
     return f"{100.0 * (b - a) / a:+,.1f} %" if a and a != b else ""
 
 
-def _answer(a: Estimate, b: Estimate, labels: tuple[str, str]) -> Table:
-    rows = [["verdict", VERDICTS[a.memory.verdict][0], VERDICTS[b.memory.verdict][0], ""]]
-    left, right = a.throughput, b.throughput
-    figures: tuple[tuple[str, float, float, Callable[[float], str]], ...] = (
-        ("devices", float(a.devices), float(b.devices), whole),
-        ("step", a.time.step_s, b.time.step_s, seconds),
-        ("tokens/s", left.tokens_per_s, right.tokens_per_s, lambda x: quantity(x, COUNT)),
-        ("tokens/s/device", left.tokens_per_s_per_device, right.tokens_per_s_per_device, lambda x: f"{x:,.1f}"),
-        ("MFU (causal halved)", left.mfu, right.mfu, percent),
-        ("HFU", left.hfu, right.hfu, percent),
-        ("parameters", float(a.params.total), float(b.params.total), lambda x: quantity(x, COUNT)),
-    )
-    rows += [[label, show(x), show(y), change(x, y)] for label, x, y, show in figures]
-    return Table("answer", ["", *labels, "change"], rows)
+def _settings(
+    first: Estimate, some: Sequence[Estimate], labels: Sequence[str], most: int, notes: Sequence[str], *, pair: bool
+) -> Table:
+    """A row for each setting in which any plan differs from the first; of more than two by name."""
+    base = first.job.to_config()
+    rows: dict[str, list[str]] = {}
+    for at, one in enumerate(some):
+        for found in leaves(base, one.job.to_config()):
+            if not found.path.endswith(".source") and found.path != "notes":
+                row = rows.setdefault(found.path, [setting(found.a, most)] * len(some))
+                row[at] = setting(found.b, most)
+    lines = [[path, *rows[path]] for path in (rows if pair else sorted(rows))]
+    title = "settings that differ" if lines else "no setting differs"
+    return Table(title, ["", *labels] if lines else [], lines, notes)
 
 
-def _parts(a: Estimate, b: Estimate, labels: tuple[str, str]) -> Table:
-    left, right = a.time.parts_s, b.time.parts_s
-    pairs = [(part_name(name), left.get(name, 0.0), right.get(name, 0.0)) for name in left | right]
-    pairs = sorted((pair for pair in pairs if pair[1] or pair[2]), key=lambda pair: -max(pair[1:]))
-    pairs.append(("sum", a.time.step_s, b.time.step_s))
-    unit = unit_for(max(a.time.step_s, b.time.step_s), TIME)
-    return Table(f"step time breakdown ({unit.name})", ["", *labels, "change"], _rows(pairs, unit.size, 4))
+def _answer(some: Sequence[Estimate], header: list[str], *, pair: bool) -> Table:
+    """Verdict, step, throughput."""
+    rows = [["verdict", *(VERDICTS[e.memory.verdict][0] for e in some), *([""] if pair else [])]]
+    for label, value_of, show in FIGURES:
+        values = [value_of(e) for e in some]
+        rows.append([label, *map(show, values), *([change(*values)] if pair else [])])
+    return Table("answer", header, rows)
 
 
-def _memory(a: Estimate, b: Estimate, labels: tuple[str, str]) -> Table:
-    worst = (a.memory.stages[a.memory.worst_stage], b.memory.stages[b.memory.worst_stage])
-    keys = ("params", "gradients", "optimizer", "activations", "transient", "allocated", "reserved")
-
-    def stage_bytes(row: StageMemory, key: str) -> float:
-        return float(getattr(row, key + "_bytes"))
-
-    pairs = [(key, stage_bytes(worst[0], key), stage_bytes(worst[1], key)) for key in keys]
-    pairs.append(("context, communicators", sum(a.memory.overhead_bytes), sum(b.memory.overhead_bytes)))
-    pairs.append(("usable", a.memory.capacity_bytes, b.memory.capacity_bytes))
-    return Table("memory of the worst stage (GiB)", ["", *labels, "change"], _rows(pairs, GIB, 4))
+def _parts(some: Sequence[Estimate], header: list[str], *, pair: bool) -> Table:
+    """The parts of each step, largest first."""
+    names = dict.fromkeys(name for e in some for name in e.time.parts_s)
+    parts = [(part_name(name), [e.time.parts_s.get(name, 0.0) for e in some]) for name in names]
+    parts = sorted((part for part in parts if any(part[1])), key=lambda part: -max(part[1]))
+    steps = [e.time.step_s for e in some]
+    unit = unit_for(max(steps), TIME)
+    rows = _rows([*parts, ("sum", steps)], unit.size, pair=pair)
+    return Table(f"step time breakdown ({unit.name})", header, rows)
 
 
-def _rows(pairs: list[Pair], size: float, digits: int) -> list[list[str]]:
-    shown = column([value for _, *both in pairs for value in both], size, digits)
-    return [[label, shown[2 * i], shown[2 * i + 1], change(x, y)] for i, (label, x, y) in enumerate(pairs)]
+def _memory(some: Sequence[Estimate], header: list[str], *, pair: bool) -> Table:
+    """The worst stage of each."""
+    worst = [e.memory.stages[e.memory.worst_stage] for e in some]
+    figures = [(key, [float(getattr(row, f"{key}_bytes")) for row in worst]) for key in MEMORY]
+    figures.append(("context, communicators", [sum(e.memory.overhead_bytes) for e in some]))
+    figures.append(("usable", [e.memory.capacity_bytes for e in some]))
+    return Table("memory of the worst stage (GiB)", header, _rows(figures, GIB, pair=pair))
+
+
+def _rows(figures: Sequence[tuple[str, list[float]]], size: float, *, pair: bool) -> list[list[str]]:
+    """A row for each figure, with equal decimals; of two plans with the change."""
+    shown = iter(column([value for _, values in figures for value in values], size, 4))
+    return [[label, *(next(shown) for _ in values), *([change(*values)] if pair else [])] for label, values in figures]

@@ -27,7 +27,7 @@ def sections(estimate: Estimate, *, brief: bool = False) -> list[ReportSection]:
     if not brief:
         found += [breakdown.step_parts(estimate), breakdown.memory(estimate)]
         found += [details.gemms(estimate), details.collectives(estimate), details.pipeline(estimate)]
-        found.append(details.weak_scaling(estimate.weak_scaling, estimate.job.parallelism.dp))
+        found.append(details.scaling(estimate.weak_scaling, estimate.job.parallelism.dp))
         found.append(details.run(estimate))
     return [section for section in found if section is not None and not _empty(section)]
 

@@ -14,7 +14,7 @@ from steptime.memory.on_host import on_host
 from steptime.model.ops import Attention
 from steptime.model.scans import Chunked
 from steptime.report.breakdown import part_name
-from steptime.report.constants import shared_constants
+from steptime.report.constants import constant, machine_source
 from steptime.report.format import BINARY, SI, percent, quantity, seconds, whole
 from steptime.report.kernel_table import KernelTime, op_times
 from steptime.report.table import Fact, FactList
@@ -56,7 +56,9 @@ def attention(estimate: Estimate) -> FactList:
             )
             if op.d_qk <= 64:
                 lines.append(f"forward x {ahead:g}, backward x {back:g} for heads of {whole(op.d_qk)}, not 128")
-            lines.append(f"attention_ramp_tokens {ramp:g}: {_source(estimate, 'accelerator.attention_ramp_tokens')}")
+            lines.append(
+                f"attention_ramp_tokens {ramp:g}: {machine_source(estimate.job, 'accelerator.attention_ramp_tokens')}"
+            )
             lines.append(f"each + {seconds(op.calls * rates.gemm_kernel_s)} launch")
         elif isinstance(op, Chunked):
             flops = quantity(rates.chunk_flops, SI, "FLOP/s")
@@ -68,7 +70,7 @@ def attention(estimate: Estimate) -> FactList:
         facts.append(Fact(row.name, lines))
     for key in ("attention_forward_efficiency", "attention_backward_efficiency"):
         value = getattr(device, key)
-        facts.append(Fact(key, [f"{value:g} of the dense peak: {_source(estimate, f'accelerator.{key}')}"]))
+        facts.append(Fact(key, [f"{value:g} of the dense peak: {machine_source(estimate.job, f'accelerator.{key}')}"]))
     return _part(estimate, "attention", facts)
 
 
@@ -79,7 +81,7 @@ def memory_bound(estimate: Estimate) -> FactList:
     rate = f"{quantity(device.memory_bytes_per_s, SI, 'B/s')} x {device.memory_efficiency:g} x {rates.move_rate:g}"
     facts = [
         Fact("each", [f"bytes / ({rate}) + {seconds(rates.move_kernel_s)} for each kernel"]),
-        Fact("source", [f"memory_efficiency: {_source(estimate, 'accelerator.memory_efficiency')}"]),
+        Fact("source", [f"memory_efficiency: {machine_source(estimate.job, 'accelerator.memory_efficiency')}"]),
     ]
     return _part(estimate, "memory_bound", [*facts, *_widest(rows, estimate)])
 
@@ -145,7 +147,7 @@ def host_copies(estimate: Estimate) -> FactList:
         how = "tensor by tensor beside the update" if estimate.job.performance.cpu_offload.overlap else "in turn"
         down, up = f"{per.down:g} B a parameter down: {seconds(host.down_s)}", f"{per.up:g} B up: {seconds(host.up_s)}"
         facts.append(Fact("states", [f"{down}; {up}; {how}: {seconds(host.copied_s)} exposed"]))
-    facts.append(Fact("source", [f"host_bytes_per_s: {_source(estimate, 'accelerator.host_bytes_per_s')}"]))
+    facts.append(Fact("source", [f"host_bytes_per_s: {machine_source(estimate.job, 'accelerator.host_bytes_per_s')}"]))
     return _part(estimate, "host_comm", facts)
 
 
@@ -166,8 +168,8 @@ def host_optimizer(estimate: Estimate) -> FactList:
         Fact(
             "source",
             [
-                f"host.memory_bytes_per_s: {_source(estimate, 'host.memory_bytes_per_s')}",
-                f"host.core_bytes_per_s: {_source(estimate, 'host.core_bytes_per_s')}",
+                f"host.memory_bytes_per_s: {machine_source(estimate.job, 'host.memory_bytes_per_s')}",
+                f"host.core_bytes_per_s: {machine_source(estimate.job, 'host.core_bytes_per_s')}",
             ],
         )
     )
@@ -223,7 +225,7 @@ def stragglers(estimate: Estimate) -> FactList:
         Fact(
             "numbers", [f"{STRAGGLER:g} x {tree_depth(replicas):g} x {seconds(inside)} = {seconds(timing.straggler_s)}"]
         ),
-        Fact("STRAGGLER", [_constant("timing.step_time.STRAGGLER")]),
+        Fact("STRAGGLER", [constant("timing.step_time.STRAGGLER").said]),
     ]
     return _part(estimate, "stragglers", facts)
 
@@ -269,16 +271,6 @@ def _calls(times: float, forward_s: float, backward_s: float, estimate: Estimate
     return (
         f"{whole(times)} x ({seconds(forward_s)} forward + {seconds(backward_s)} backward) = {seconds(total)}, {share}"
     )
-
-
-def _source(estimate: Estimate, path: str) -> str:
-    return estimate.job.machine.source(path) or "not in the machine's file: the usual figure (assumed)"
-
-
-def _constant(name: str) -> str:
-    """A shared constant with its source."""
-    value, source = next((one.value, one.source) for one in shared_constants() if one.name == name)
-    return f"{value:g}: {source}"
 
 
 def _part(estimate: Estimate, name: str, facts: list[Fact]) -> FactList:

@@ -10,7 +10,7 @@ from steptime.cost import comm, compute, overlap
 from steptime.cost.exchange import passages
 from steptime.job.mesh import group
 from steptime.model.ops import Comm
-from steptime.report.constants import shared_constants
+from steptime.report.constants import constant, machine_source
 from steptime.report.format import BINARY, SI, quantity, seconds, whole
 from steptime.report.table import Fact, FactList
 
@@ -49,12 +49,12 @@ def gemm_constants(estimate: Estimate, sustained: float, dtype: str) -> FactList
                 [
                     f"{quantity(sustained, SI, 'FLOP/s', 4)} = {quantity(stated, SI, 'FLOP/s', 4)} x {sustained / stated:.4g}",
                     "the factor is fitted: sustained_share over the profile's compute_factor, data/efficiency.yaml",
-                    f"accelerator.sustained_flops.{dtype}: {source(estimate, f'accelerator.sustained_flops.{dtype}')}",
+                    f"accelerator.sustained_flops.{dtype}: {machine_source(job, f'accelerator.sustained_flops.{dtype}')}",
                 ],
             )
         )
     moved = f"{quantity(device.memory_bytes_per_s, SI, 'B/s')} x memory_efficiency {device.memory_efficiency:g}"
-    stream = source(estimate, "accelerator.memory_efficiency")
+    stream = machine_source(estimate.job, "accelerator.memory_efficiency")
     facts += [
         Fact("memory", [f"{quantity(rates.bytes_per_s, SI, 'B/s', 4)} = {moved}: {stream}"]),
         Fact("launch", [f"{seconds(rates.gemm_kernel_s)}: {job.software.sources.get('gemm_kernel_s', 'assumed')}"]),
@@ -74,7 +74,9 @@ def network_constants(estimate: Estimate) -> FactList:
             "efficiency",
             *(("in_network_efficiency",) if tier.in_network_reduction else ()),
         )
-        facts.append(Fact(tier.name, [f"{key}: {source(estimate, f'tiers.{at}.{key}')}" for key in figures]))
+        facts.append(
+            Fact(tier.name, [f"{key}: {machine_source(estimate.job, f'tiers.{at}.{key}')}" for key in figures])
+        )
     facts += constants("cost.comm", "RAMP", "RING_S", "SWITCH_S", "SEND_S")
     if estimate.job.model.moe:
         facts += [*constants("cost.comm", "PEER_S"), *constants("cost.exchange", "EXCHANGE_S")]
@@ -83,13 +85,7 @@ def network_constants(estimate: Estimate) -> FactList:
 
 def constants(module: str, *names: str) -> list[Fact]:
     """Shared constants with their values and sources."""
-    found = {constant.name: constant for constant in shared_constants()}
-    return [Fact(name, [f"{one.value:g}: {one.source}"]) for name in names if (one := found.get(f"{module}.{name}"))]
-
-
-def source(estimate: Estimate, path: str) -> str:
-    """The source of a figure of the machine."""
-    return estimate.job.machine.source(path) or "not in the machine's file: the usual figure (assumed)"
+    return [Fact(name, [constant(f"{module}.{name}").said]) for name in names]
 
 
 class CrossedTier(NamedTuple):

@@ -12,17 +12,16 @@ from steptime.memory.overhead import CACHED_GROUPS, COMMUNICATOR_BYTES, FRAGMENT
 from steptime.memory.part_memories import PartMemories
 from steptime.memory.stages import chunk_bytes
 from steptime.memory.states import group_elements, shard_ranks, stage_states
-from steptime.report.constants import abbreviations, shared_constants
+from steptime.report.constants import abbreviations, constant, setting_source
 from steptime.report.format import GIB, gib, percent, whole
 from steptime.report.headline import RULE
 from steptime.report.kept_sources import keeper_of, source_of
-from steptime.report.setting_source import setting_source
 from steptime.report.table import Fact, FactList
 from steptime.timing.optimizer import updated
 
 if TYPE_CHECKING:
     from steptime.answer.result import Estimate
-    from steptime.base.rows import HeldBuffer, StageMemory
+    from steptime.base.rows import StageMemory
     from steptime.memory.states import States
 
 AUTOGRAD = "torch csrc/autograd/engine.cpp, call_function: what an op kept goes when its backward is done"
@@ -47,8 +46,9 @@ def worst_stage(estimate: Estimate) -> FactList:
 
 def stage(estimate: Estimate, row: StageMemory) -> FactList:
     """States by their formula, tensors saved per micro-batch, buffers, transients at the peak, and the device's capacity."""
-    held = _buffers(estimate, row.stage)
-    ends = further_ends(estimate.assembly, row.stage, _held_states(estimate, row.stage))
+    states = _held_states(estimate, row.stage)
+    held = stage_buffers(estimate.assembly, row.stage, states)
+    ends = further_ends(estimate.assembly, row.stage, states)
     between = [item for item in [*held, ends] if item.stays and not item.at_peak and item.bytes]
     facts = [
         *_states(estimate, row),
@@ -163,11 +163,6 @@ def _held_states(estimate: Estimate, stage: int) -> States:
     return (fsdp.states(assembly) if fsdp.applies(estimate.job) else stage_states(assembly))[stage]
 
 
-def _buffers(estimate: Estimate, stage: int) -> list[HeldBuffer]:
-    """Workspaces and buffers of a stage."""
-    return stage_buffers(estimate.assembly, stage, _held_states(estimate, stage))
-
-
 def _reserved(estimate: Estimate, row: StageMemory) -> tuple[str, str]:
     """The allocator's formula (memory/overhead.py) with its numbers, and its source."""
     group = _held_states(estimate, row.stage).group_bytes
@@ -179,14 +174,14 @@ def _reserved(estimate: Estimate, row: StageMemory) -> tuple[str, str]:
             f"{row.allocated_bytes / GIB:.3f} + {to_come / GIB:.3f}, gradients that are not allocated then, "
             f"+ CACHED_GROUPS {CACHED_GROUPS:g} x {group / GIB:.3f}, the largest FSDP group{also}"
         )
-        return text, _constant("memory.overhead.CACHED_GROUPS")
+        return text, constant("memory.overhead.CACHED_GROUPS").source
     moving = row.activations_bytes + row.transient_bytes - row.buffers_bytes
     fixed = row.allocated_bytes - moving
     text = (
         f"{fixed / GIB:.3f} states and buffers + {moving / GIB:.3f} activations and transients x (1 + FRAGMENTATION "
         f"{FRAGMENTATION:g}); 1.03 to 1.09 x allocated on 8 x B200 (SimuMax)"
     )
-    return text, _constant("memory.overhead.FRAGMENTATION")
+    return text, constant("memory.overhead.FRAGMENTATION").source
 
 
 def _outside(estimate: Estimate) -> list[Fact]:
@@ -197,13 +192,10 @@ def _outside(estimate: Estimate) -> list[Fact]:
     groups = f"{over.communicators / COMMUNICATOR_BYTES:g} process groups"
     usable = machine.source("accelerator.usable_memory_bytes") or "the machine's file"
     return [
-        _fact("context", over.context, "outside the allocator", own or _constant("memory.overhead.CONTEXT_BYTES")),
-        _fact("communicators", over.communicators, groups, _constant("memory.overhead.COMMUNICATOR_BYTES")),
+        _fact(
+            "context", over.context, "outside the allocator", own or constant("memory.overhead.CONTEXT_BYTES").source
+        ),
+        _fact("communicators", over.communicators, groups, constant("memory.overhead.COMMUNICATOR_BYTES").source),
         _fact("usable", memory.capacity_bytes, "", usable),
         Fact("verdict", [RULE]),
     ]
-
-
-def _constant(name: str) -> str:
-    """The source of a shared constant."""
-    return next(one.source for one in shared_constants() if one.name == name)

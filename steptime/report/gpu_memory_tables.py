@@ -33,40 +33,39 @@ def lines(name: str, found: Figures) -> list[list[str]]:
     return rows or [[name, "", "0", UNPROVED, *[""] * (len(HEADER) - 4)]]
 
 
+def table(what: str, groups: Figures, notes: tuple[str, ...] = ()) -> Table:
+    """The rows of each group, its name first."""
+    rows = [line for name, figures in groups.items() for line in lines(name, figures)]
+    return Table(f"memory of real GPU jobs{what}", HEADER, rows, notes, left=2)
+
+
 def tables(summary: Figures) -> list[Table]:
     """Headline, mechanisms, kinds, machines, rows left out, the worst rows, refused rows; nothing without such rows."""
     if not summary["rows"]:
         return []
-    first = {split: figures["first_peak"] for split, figures in summary["headline"].items()}
+    head = {"dense models": summary["headline"], "above 10 GB": summary["large"]}
     notes = [
-        "errors in % of torch's own figures, last rank; states: median, mean and worst of what persists between steps",
-        *(
-            f"peak of the first step, {split}: median {fine(found['median'])}, mean {fine(found['mean'])}, n {found['rows']}"
-            for split, found in first.items()
-            if found["rows"]
-        ),
+        "errors in % of torch's own figures, last rank; states: median, mean and worst of what persists between steps"
     ]
-    head = [*lines("dense models", summary["headline"]), *lines("above 10 GB", summary["large"])]
-    found = [Table("memory of real GPU jobs (Megatron-LM's own tests)", HEADER, head, tuple(notes), left=2)]
-    rows = [line for name, figures in summary["mechanisms"].items() for line in lines(name, figures)]
+    for split, figures in summary["headline"].items():
+        if (first := figures["first_peak"])["rows"]:
+            errors = f"median {fine(first['median'])}, mean {fine(first['mean'])}"
+            notes.append(f"peak of the first step, {split}: {errors}, n {first['rows']}")
     told = (f"a job shows several mechanisms; {UNPROVED}: no measured job shows it",)
-    found.append(Table("memory of real GPU jobs, by mechanism", HEADER, rows, told, left=2))
-    rows = [line for name, figures in summary["kinds"].items() for line in lines(name, figures)]
-    found.append(Table("memory of real GPU jobs, by kind of model", HEADER, rows, left=2))
-    rows = [line for name, figures in summary["experts"].items() for line in lines(name, figures)]
-    found.append(Table("memory of real GPU jobs, mixtures of experts by mechanism", HEADER, rows, told, left=2))
-    rows = [line for name, figures in summary["machines"].items() for line in lines(name, figures)]
-    found.append(Table("memory of real GPU jobs, by GPU and container", HEADER, rows, left=2))
-    if summary["apart"]:
-        rows = [line for i, figures in enumerate(summary["apart"].values()) for line in lines(f"({i + 1})", figures)]
-        why = tuple(f"({i + 1}) {name}" for i, name in enumerate(summary["apart"]))
-        found.append(Table("memory of real GPU jobs, judged separately", HEADER, rows, why, left=2))
+    found = [
+        table(" (Megatron-LM's own tests)", head, tuple(notes)),
+        table(", by mechanism", summary["mechanisms"], told),
+        table(", by kind of model", summary["kinds"]),
+        table(", mixtures of experts by mechanism", summary["experts"], told),
+        table(", by GPU and container", summary["machines"]),
+    ]
+    if apart := summary["apart"]:
+        numbered = {f"({i})": figures for i, figures in enumerate(apart.values(), 1)}
+        found.append(table(", judged separately", numbered, tuple(f"({i}) {name}" for i, name in enumerate(apart, 1))))
     for words, key in (("worst rows, dense", "worst"), ("worst rows, experts, hybrid, latent", "worst_others")):
         worst = [[row["id"], row["split"], f"{100.0 * row['memory_error']:+.2f}"] for row in summary[key]]
         found.append(Table(f"memory of real GPU jobs, {words}", ["", "split", "peak, %"], worst, left=2))
-    if summary["refused"]:
-        rows = [[reason, *(f"{n:,}" for n in counts.values())] for reason, counts in summary["refused"].items()]
-        found.append(
-            Table("GPU jobs that are not judged", ["", *next(iter(summary["refused"].values()))], rows, left=1)
-        )
+    if refused := summary["refused"]:
+        rows = [[reason, *(f"{n:,}" for n in counts.values())] for reason, counts in refused.items()]
+        found.append(Table("GPU jobs that are not judged", ["", *next(iter(refused.values()))], rows))
     return found

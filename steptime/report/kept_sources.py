@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from steptime.model.ops import Attention, Gemm, Move, Op
 from steptime.model.scans import Chunked, Scan
-from steptime.report.setting_source import setting_source
+from steptime.report.constants import setting_source
 
 if TYPE_CHECKING:
     from steptime.job.job import Job

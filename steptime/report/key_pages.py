@@ -1,4 +1,4 @@
-"""The keys of a plan in four forms: terminal text, docs/config.md, descriptions in a JSON Schema, a plan to start from."""
+"""The keys of a plan in three forms: terminal text, descriptions in a JSON Schema, a plan to start from."""
 
 from __future__ import annotations
 
@@ -27,31 +27,6 @@ def page(keys: Iterable[Key]) -> list[FactList]:
         ]
         found.append(FactList(key.path, [fact for fact in facts if fact.lines != [""]]))
     return found
-
-
-def markdown(keys: Iterable[Key]) -> str:
-    """docs/config.md: a table for each section."""
-    out = [
-        "# Plan keys",
-        "",
-        "Every key of a plan. `3dtrn explain --key KEY` prints the same text, `3dtrn schema` has it for editors.",
-        "This page is generated: `python docs/config_table.py > docs/config.md`.",
-    ]
-    section = None
-    for key in keys:
-        top = key.path.partition(".")[0]
-        if top != section:
-            section = top
-            out += [
-                "",
-                f"## {top}",
-                "",
-                "| key | takes | unit | default | meaning | example |",
-                "|---|---|---|---|---|---|",
-            ]
-        cells = [f"`{key.path}`", key.kind, key.unit, key.default, key.means, f"`{key.example}`" if key.example else ""]
-        out.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return "\n".join(out) + "\n"
 
 
 def described(document: dict[str, Any]) -> dict[str, Any]:

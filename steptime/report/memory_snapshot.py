@@ -16,8 +16,8 @@ import pickle
 from typing import TYPE_CHECKING, Any
 
 from steptime.answer.memory_over_time import StageHolds, stage_holds
+from steptime.report.output_files import write_file
 from steptime.report.trace import PASSES, layer_range
-from steptime.report.written import write_file
 from steptime.timing.timeline import Timeline
 
 if TYPE_CHECKING:

@@ -47,6 +47,11 @@ def time_color(part: str) -> str:
     return TIME.get(part, OTHER)
 
 
+def time_class(part: str) -> str:
+    """The CSS class of a part of the step."""
+    return f"t-{part}" if part in TIME else "t-other"
+
+
 def css() -> str:
     """CSS classes with these colors: t-gemm, m-params_bytes, p-F, v-fits."""
     groups = (("t", TIME), ("m", MEMORY), ("p", PASSES), ("v", VERDICTS))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from steptime.base.config import ConfigError
 from steptime.base.words import counted
 from steptime.report.plot_style import picture, plain_numbers
-from steptime.validation.error_summary import headline
+from steptime.validation.slices import headline
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

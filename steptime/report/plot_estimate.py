@@ -16,10 +16,7 @@ from steptime.report.trace import PASSES as WORDS
 from steptime.timing.timeline import Timeline
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from steptime.answer.result import Estimate
-    from steptime.base.rows import WeakScaling
     from steptime.schedule import ActionSpan
 
 COLUMNS = 2400
@@ -168,14 +165,14 @@ def _over_time(axes: Any, estimate: Estimate, timeline: Timeline) -> None:
     axes.set_title(f"memory of {name} over the step (colors as above, line: usable)")
 
 
-def draw_scaling(found: Estimate, strong: Sequence[WeakScaling], path: str) -> None:
+def draw_scaling(found: Estimate, path: str) -> None:
     """Efficiency over devices at fixed work per device, and at a fixed batch, the plan's own devices marked.
 
     Raises:
         ConfigError: the file cannot be written.
     """
     with picture(path, 7.0, 4.2) as figure:
-        axes, weak = figure.subplots(), found.weak_scaling
+        axes, weak, strong = figure.subplots(), found.weak_scaling, found.strong_scaling
         for rows, name, style in (
             (weak, "weak: the same work per device", "o-"),
             (strong, "strong: the same batch", "s--"),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from steptime.base.config import ConfigError
-from steptime.report.written import check_path
+from steptime.report.output_files import check_path
 
 SUFFIXES = (".png", ".svg", ".pdf")
 STYLE: dict[Any, Any] = {

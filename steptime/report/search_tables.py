@@ -230,17 +230,9 @@ def csv_text(found: Search, n: int) -> str:
     writer.writerow([*names, *fields])
     for layout in found.top(n):
         p, job, figures_of = layout.job.parallelism, layout.job, row(layout)
-        axes = [p.devices, job.data.gbs, p.tp, p.cp, p.pp, p.vpp, p.dp, p.ep, p.etp]
-        axes += [job.data.microbatch_sz, job.zero_level]
-        writer.writerow(
-            [
-                *axes,
-                job.sp,
-                job.schedule if p.pp > 1 else "",
-                recomputed(layout),
-                *(figures_of[name] for name in fields),
-            ]
-        )
+        axes: list[object] = [p.devices, job.data.gbs, p.tp, p.cp, p.pp, p.vpp, p.dp, p.ep, p.etp]
+        axes += [job.data.microbatch_sz, job.zero_level, job.sp, job.schedule if p.pp > 1 else "", recomputed(layout)]
+        writer.writerow([*axes, *(figures_of[name] for name in fields)])
     return out.getvalue()
 
 

@@ -9,7 +9,7 @@ head others would be written here all the same.
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from textwrap import wrap
 from typing import Any, Literal, NamedTuple, TextIO
 
@@ -126,6 +126,18 @@ class Table(NamedTuple):
 
 
 ReportSection = Table | FactList
+
+
+def document(sections: Iterable[ReportSection]) -> dict[str, Any]:
+    """Sections as plain data, for commands whose output is tables; cells are the text that is printed."""
+    return {"sections": [_plain(section) for section in sections]}
+
+
+def _plain(section: ReportSection) -> dict[str, Any]:
+    if isinstance(section, FactList):
+        return {"title": section.title, "facts": [{"label": fact.label, "lines": fact.lines} for fact in section.facts]}
+    rows = [row for row in section.rows if row]
+    return {"title": section.title, "header": section.header, "rows": rows, "notes": list(section.notes)}
 
 
 def to_text(sections: Sequence[ReportSection], style: Style = PLAIN) -> str:

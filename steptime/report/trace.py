@@ -21,7 +21,7 @@ from steptime.answer.memory_over_time import StageHolds, stage_holds
 from steptime.report.breakdown import part_name
 from steptime.report.format import GIB
 from steptime.report.headline import headline
-from steptime.report.written import write_file
+from steptime.report.output_files import write_file
 from steptime.schedule.orders import described
 from steptime.timing.op_times import Direction, LayerTimes, chunk_op_times
 from steptime.timing.timeline import Timeline

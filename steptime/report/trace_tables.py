@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from steptime.base.rows import Time
-    from steptime.bench.trace.attribution import Attribution, CollectiveTime, PartRow
+    from steptime.bench.trace.attribution import Attribution, CollectiveTime, PartRow, RankStep
 
 SCHEMA = "3dtrn-trace/1"
 _KERNELS = 5
@@ -123,7 +123,7 @@ def _kernels(found: Attribution) -> Table:
     header = ["", "calls", unit.name, "share"]
     if not any(row.calls for row in widest):
         rows, header = [[row[0], *row[2:]] for row in rows], ["", *header[2:]]
-    return Table("widest of what counts as memory-bound", header, rows, notes)
+    return Table("largest kernels counted as memory-bound", header, rows, notes)
 
 
 def _short(name: str) -> str:
@@ -148,16 +148,8 @@ def to_dict(found: Attribution, predicted: Time) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "rank": found.busiest.rank,
-        "predicted": {
-            "step_s": predicted.step_s,
-            "parts_s": dict(predicted.parts_s),
-            "hidden_s": dict(predicted.hidden_s),
-        },
-        "measured": {
-            "step_s": found.busiest.step_s,
-            "parts_s": dict(found.busiest.parts_s),
-            "hidden_s": dict(found.busiest.hidden_s),
-        },
+        "predicted": _seconds(predicted),
+        "measured": _seconds(found.busiest),
         "rows": [_row(row, found.busiest.step_s) for row in found.rows],
         "ranks": [
             {
@@ -165,9 +157,7 @@ def to_dict(found: Attribution, predicted: Time) -> dict[str, Any]:
                 "file": rank.path,
                 "step": rank.step,
                 "profiled_steps": rank.steps,
-                "step_s": rank.step_s,
-                "parts_s": dict(rank.parts_s),
-                "hidden_s": dict(rank.hidden_s),
+                **_seconds(rank),
                 "collectives": [call._asdict() for call in rank.collectives],
                 "memory_bound": [kernel._asdict() for kernel in rank.kernels[:_KERNELS]],
             }
@@ -175,6 +165,11 @@ def to_dict(found: Attribution, predicted: Time) -> dict[str, Any]:
         ],
         "assumptions": list(found.notes),
     }
+
+
+def _seconds(of: Time | RankStep) -> dict[str, Any]:
+    """A step and its parts."""
+    return {"step_s": of.step_s, "parts_s": dict(of.parts_s), "hidden_s": dict(of.hidden_s)}
 
 
 def _row(row: PartRow, step: float) -> dict[str, Any]:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from steptime.report import analyses, gpu_memory_tables, interval_tables
-from steptime.report.error_cells import HEADER, cells, rows_of
+from steptime.report import analyses, gpu_memory_tables
+from steptime.report.analyses import HEADER, rows_of
 from steptime.report.format import number, percent
-from steptime.report.table import ReportSection, Table
+from steptime.report.table import Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     Summary = Mapping[str, Any]
-
-__all__ = ["cells", "percent", "sections", "step_time", "tables"]
 
 FEW = 5
 """Least number of cells for which a spread is shown."""
@@ -32,13 +30,8 @@ def table(title: str, groups: Mapping[str, Mapping[str, Any]], notes: tuple[str,
     return Table(title, ["", *HEADER], rows_of(groups), notes)
 
 
-def sections(summary: Summary) -> list[ReportSection]:
-    """The whole report, summary first; slices without rows are left out."""
-    return list(tables(summary))
-
-
 def tables(summary: Summary) -> list[Table]:
-    """The tables of the report, summary first."""
+    """The whole report, summary first; slices without rows are left out."""
     found = step_time(summary)
     leading, others, native = summary["headline"], summary["other"], summary["native"]
     experts = summary["experts"]
@@ -55,7 +48,7 @@ def tables(summary: Summary) -> list[Table]:
         note = "metric, source; unstated is compared with reserved"
         found.append(table("peak memory", summary["memory"], (note,)))
     found += gpu_memory_tables.tables(summary["gpu_memory"])
-    found += interval_tables.tables(summary["intervals"])
+    found += analyses.intervals(summary)
     if summary["skipped_by_reason"]:
         rows = [[reason, f"{count:,}"] for reason, count in summary["skipped_by_reason"].items()]
         found.append(Table("skipped, by reason", ["", "rows"], rows))

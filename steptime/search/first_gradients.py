@@ -12,10 +12,10 @@ from typing import Any
 from steptime.base.num import Num
 from steptime.job.job import Job
 from steptime.memory.stages import PeakMoment, moments_of_first
-from steptime.search.held import Counted, PeakColumns, peak
-from steptime.search.pipeline import Chunks, Flavor, Stages, counts_of
+from steptime.search.pipeline import ChunkFigures, Chunks, Stages, counts_of
 from steptime.search.recompute import RecomputeChoice
-from steptime.search.states import PipeEnds
+from steptime.search.stage_peaks import HeldCounts, PeakColumns, peak
+from steptime.search.states import AroundPipeline
 
 
 def held_later(stages: Stages, kind: int, microbatches: int) -> int | None:
@@ -33,11 +33,11 @@ def held_later(stages: Stages, kind: int, microbatches: int) -> int | None:
 def worst(
     job: Job,
     stages: Stages,
-    flavors: Sequence[Sequence[Flavor]],
+    chunk_figures: Sequence[Sequence[ChunkFigures]],
     peaks: Sequence[PeakColumns],
     microbatches: Any,
     known: tuple[Chunks, tuple[RecomputeChoice, ...], Any],
-    ends: PipeEnds,
+    ends: AroundPipeline,
     at: Any,
 ) -> list[tuple[int, PeakMoment]]:
     """The worst moments of every kind of stage: one, or two where gradients are not kept between steps."""
@@ -45,8 +45,8 @@ def worst(
         return [(kind, PeakMoment(peak.saved, peak.transient, "")) for kind, peak in enumerate(peaks)]
     found: list[tuple[int, PeakMoment]] = []
     for kind, one in enumerate(peaks):
-        of = *known, ends.side.held[kind].local[at]
-        found += [(kind, moment) for moment in moments(job, stages, kind, flavors[kind], one, microbatches, of)]
+        of = *known, ends.states.held[kind].local[at]
+        found += [(kind, moment) for moment in moments(job, stages, kind, chunk_figures[kind], one, microbatches, of)]
     return found
 
 
@@ -54,7 +54,7 @@ def moments(
     job: Job,
     stages: Stages,
     kind: int,
-    flavors: Sequence[Flavor],
+    chunk_figures: Sequence[ChunkFigures],
     usual: PeakColumns,
     microbatches: Any,
     found: tuple[Chunks, tuple[RecomputeChoice, ...], Any, Any],
@@ -65,14 +65,14 @@ def moments(
         job: says the ZeRO level.
         stages: the pipeline.
         kind: of its stages.
-        flavors: their chunks.
+        chunk_figures: their chunks.
         usual: the worst moment where every stage has all gradients from the start.
         microbatches: by row.
         found: the chunks, recomputations, and by row the row of the parts, and parameters of the stage on a device.
     """
     import numpy as np
 
-    saved, transient = (np.broadcast_to(x, flavors[0].saved.shape).copy() for x in usual)
+    saved, transient = (np.broadcast_to(x, chunk_figures[0].saved.shape).copy() for x in usual)
     nothing: Num = np.zeros_like(saved)
     first = PeakMoment(nothing.copy(), nothing.copy(), "", nothing.copy())
     for m in counts_of(microbatches):
@@ -81,7 +81,7 @@ def moments(
         if later is None:
             continue
         rows = np.flatnonzero(microbatches == m)
-        some = flavors[0].rows(rows)
+        some = chunk_figures[0].rows(rows)
         saved[:, rows], transient[:, rows] = _of_count(some, later)
         for choice in range(len(found[1])):
             of = _first(job, stages, kind, some, choice, m, rows, found)
@@ -91,18 +91,18 @@ def moments(
     return [PeakMoment(saved, transient, "", nothing), first]
 
 
-def _of_count(flavor: Flavor, held: int) -> PeakColumns:
+def _of_count(figures: ChunkFigures, held: int) -> PeakColumns:
     """The worst moment of a stage that holds this many micro-batches of its one chunk."""
     if not held:
         return PeakColumns(0.0, 0.0)
-    return peak([flavor], (Counted((held,), True, 0), Counted((held,), False, 0)))
+    return peak([figures], (HeldCounts((held,), True, 0), HeldCounts((held,), False, 0)))
 
 
 def _first(
     job: Job,
     stages: Stages,
     kind: int,
-    flavor: Flavor,
+    figures: ChunkFigures,
     choice: int,
     microbatches: int,
     rows: Any,
@@ -111,11 +111,11 @@ def _first(
     """`memory.stages.before_gradients`, or `first_backward` without a pipeline, of some rows."""
     chunks, choices, part, n_params = found
     parts = chunks.first(stages.chunks[kind][0], choices[choice], part[rows])
-    own = flavor.saved[choice] if stages.pp > 1 else None
-    others = (microbatches - 1) * flavor.saved[choice] if stages.pp > 1 else 0.0
+    own = figures.saved[choice] if stages.pp > 1 else None
+    others = (microbatches - 1) * figures.saved[choice] if stages.pp > 1 else 0.0
     each = moments_of_first(job, parts, n_params[rows], others, own)
     worst = next(each)
     for moment in each:
         worst = worst.worse(moment)
-    later = PeakMoment(others, flavor.backward_extra[choice], "")
+    later = PeakMoment(others, figures.backward_extra[choice], "")
     return worst.worse(later) if microbatches > 1 else worst

@@ -16,7 +16,7 @@ from steptime.answer.result import Estimate, estimate
 from steptime.base.config import ConfigError
 from steptime.base.rows import Fix
 from steptime.job.job import Job
-from steptime.search import walked
+from steptime.search import estimated
 from steptime.search.changes import fewest, words
 from steptime.search.run import run
 from steptime.search.search import Asked, Layout, Search
@@ -43,7 +43,7 @@ def fixes(found: Estimate) -> list[Fix]:
     """The lists of changes that make a job fit with the least step time; single changes where the search has none."""
     job = found.job
     listed: list[Layout] = []
-    if walked.covered(job) and job.model.mtp <= MOST_DEPTHS:  # elsewhere every layout would be estimated
+    if estimated.covered(job) and job.model.mtp <= MOST_DEPTHS:  # elsewhere every layout would be estimated
         asked = Asked((job.parallelism.devices,), (job.data.gbs,), axes(job))
         with suppress(ConfigError):
             listed = list(lists(run(job, asked, bound=Faster(job))))  # the shortest first: it stays, whatever is faster
@@ -126,7 +126,7 @@ def lists(searched: Search) -> Iterator[Layout]:
         rows = np.flatnonzero((lengths == length) & (value < fastest))
         wanted = MOST if fastest == np.inf else 1
         for i in rows[np.argsort(value[rows], kind="stable")][:TRIES]:
-            layout = searched.walked(places[i])
+            layout = searched.estimated(places[i])
             if layout is not None and wanted:
                 yield layout
                 fastest, wanted = min(fastest, layout.value), wanted - 1

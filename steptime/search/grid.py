@@ -10,7 +10,7 @@ from steptime.job.candidates import Candidates
 from steptime.job.facts import Facts
 from steptime.job.job import Job, facts
 from steptime.job.rules import RULES
-from steptime.search.parts import told_apart
+from steptime.search.part_columns import distinct_microbatches
 from steptime.search.space import SPLITS, Axes, Counts, DiscreteChoice, Grid, Shape, Split, numbers, splits
 
 
@@ -39,22 +39,22 @@ def grid(
     `weight`: layouts that every legal row with a schedule stands for (recomputations).
     """
     columns = numbers(job, plan, axes, devices, gbs)
-    dealt, tried, legal = splits(plan, columns), schedules(plan, axes), dict[DiscreteChoice, Any]()
+    row_splits, tried, legal = splits(plan, columns), schedules(plan, axes), dict[DiscreteChoice, Any]()
     said, wide, alone = axes.values("sp", (False, True)), columns["tp"] > 1, columns["pp"] == 1
     for zero, sp, schedule in product(zeros, (False, True), dict.fromkeys([None, *tried])):
         mine = wide & (sp in said) if sp else ~wide | (sp in said)  # without tensor parallelism there is none to set
         if schedule is not None or None not in tried:  # nor a schedule without a pipeline
             mine &= ~alone if schedule is not None else alone
         choice = DiscreteChoice(zero, sp, schedule)
-        legal[choice] = judged(job, columns, dealt, mine, choice, gbs, counts, weight(schedule))
-    columns["microbatches"] = told_apart(job, gbs // (columns["dp"] * columns["microbatch_sz"]))
-    return Grid(devices, gbs, columns, dealt, legal)
+        legal[choice] = judged(job, columns, row_splits, mine, choice, gbs, counts, weight(schedule))
+    columns["microbatches"] = distinct_microbatches(job, gbs // (columns["dp"] * columns["microbatch_sz"]))
+    return Grid(devices, gbs, columns, row_splits, legal)
 
 
 def judged(
     job: Job,
     columns: Mapping[str, Any],
-    dealt: Any,
+    row_splits: Any,
     mine: Any,
     choice: DiscreteChoice,
     gbs: int,
@@ -69,13 +69,13 @@ def judged(
     found = found._replace(schedule_said=choice.schedule)
     every = [found, *(found._replace(**run.widths) for run in job.model.layers or [])]
     for at, split in enumerate(SPLITS):
-        rows = alive & (dealt == at)
+        rows = alive & (row_splits == at)
         if rows.any():
-            alive &= ~rows | checked([dealt_as(f, split) for f in every], rows, counts, weight)
+            alive &= ~rows | checked([with_split(f, split) for f in every], rows, counts, weight)
     return alive
 
 
-def dealt_as(found: Facts, split: Split) -> Facts:
+def with_split(found: Facts, split: Split) -> Facts:
     """The facts of layers distributed in this way."""
     return found._replace(layers_per_stage="auto" if split == "auto" else None, ends_count=split == "ends")
 

@@ -20,15 +20,15 @@ from steptime.job.mesh import Group
 from steptime.memory.buffers import TOKEN, at_peak, gradient_copies, has_batch, masks, step_change, workspaces
 from steptime.memory.overhead import overhead, reserved_bytes
 from steptime.memory.stages import PeakMoment
-from steptime.search import first_gradients, held, seconds
-from steptime.search.least import Least
-from steptime.search.parts import PartKey
-from steptime.search.pipeline import Chunks, Flavor, Stages, rows_of_all
+from steptime.search import first_gradients, seconds, stage_peaks
+from steptime.search.lower_bounds import LowerBounds
+from steptime.search.part_columns import PartKey
+from steptime.search.pipeline import ChunkFigures, Chunks, Stages, contents, rows_of_all
 from steptime.search.recompute import RecomputeChoice
-from steptime.search.rows import LayoutRows, legal_rows, rows_of, spreads_of
-from steptime.search.sketches import Sketches
+from steptime.search.rows import LayoutRows, legal_rows, rows_of, shardings_of
+from steptime.search.sharded_weights import ShardedWeights
 from steptime.search.space import SPLIT_SETTINGS, Grid, Shape, Split
-from steptime.search.states import Held, PipeEnds, around
+from steptime.search.states import AroundPipeline, StageStates, around
 from steptime.software.performance import EAGER_TORCH
 from steptime.software.settings import Share
 from steptime.timing.data_parallel import networks
@@ -110,14 +110,14 @@ class Pipelines:
     zeros: Mapping[int, Job]
     grid: Grid
     chunks: Chunks
-    sketches: Sketches
+    weights: ShardedWeights
     priced: Pricing
     most: Callable[[Sequence[RecomputeChoice]], Any]
 
     @cached_property
-    def least(self) -> Least:
+    def bounds(self) -> LowerBounds:
         """Lower bounds on what layouts take."""
-        return Least(self.zeros, self.grid.gbs, self.chunks)
+        return LowerBounds(self.zeros, self.grid.gbs, self.chunks)
 
     def rows(self, shape: Shape) -> LayoutRows:
         """The rows of a pipeline with their parts."""
@@ -139,46 +139,46 @@ class Pipelines:
         import numpy as np
 
         rows = self.rows(shape)
-        rows = rows if limit_s == inf else self.least.useful(rows, stages, choices, limit_s)
+        rows = rows if limit_s == inf else self.bounds.useful(rows, stages, choices, limit_s)
         if not rows.at.size:
             return
-        flavors = self.flavors(stages, choices, rows.part)
+        chunk_figures = self.chunk_figures(stages, choices, rows.part)
         microbatches = self.grid.gbs // (rows.dp * rows.microbatch_sz)
-        peaks = [held.peaks(stages, kind, mine, microbatches) for kind, mine in enumerate(flavors)]
+        peaks = [stage_peaks.peaks(stages, kind, mine, microbatches) for kind, mine in enumerate(chunk_figures)]
         outside = sum(overhead(self.view(stages, rows))) + 0.0 * rows.tp
-        spreads, at = spreads_of(rows.tp, rows.ep, rows.etp)
-        found: list[tuple[Job, Block, PipeEnds]] = []
+        shardings, at = shardings_of(rows.tp, rows.ep, rows.etp)
+        found: list[tuple[Job, Block, AroundPipeline]] = []
         for zero, job in self.zeros.items():
             legal = legal_rows(self.grid, zero, shape.schedule, rows)
             capacity = job.machine.accelerator.usable_memory_bytes
             if limit_s < inf:
-                least = self.least.of_activations(peaks[0]) + self.least.of_states(job, rows, stages.pp)
+                least = self.bounds.of_activations(peaks[0]) + self.bounds.of_states(job, rows, stages.pp)
                 legal &= (least <= capacity).any(axis=0)
             if not legal.any():
                 continue
             ends = around(
-                job, self.sketches, stages, self.chunks.parts.assembly, spreads, self.grid.devices, self.priced
+                job, self.weights, stages, self.chunks.parts.assembly, shardings, self.grid.devices, self.priced
             )
             known = self.chunks, choices, rows.part
-            moments = first_gradients.worst(job, stages, flavors, peaks, microbatches, known, ends, at)
+            moments = first_gradients.worst(job, stages, chunk_figures, peaks, microbatches, known, ends, at)
             allocated, reserved = self.memory(stages, moments, ends, rows, at)
             block = Block(
                 self.job, self.grid.devices, self.grid.gbs, stages, shape.split, zero, choices, rows, legal,
                 np.full_like(reserved, np.inf), allocated + outside, reserved + outside, capacity, self.most(choices), outside,
             )  # fmt: skip
             found.append((job, block, ends))
-        self.time(found, flavors, at, share, limit_s)
+        self.time(found, chunk_figures, at, share, limit_s)
         yield from (block for _, block, _ in found)
 
     def time(
         self,
-        found: Sequence[tuple[Job, Block, PipeEnds]],
-        flavors: Sequence[Sequence[Flavor]],
+        found: Sequence[tuple[Job, Block, AroundPipeline]],
+        chunk_figures: Sequence[Sequence[ChunkFigures]],
         at: Any,
         share: Share | None,
         limit_s: float,
     ) -> None:
-        """Fill in the seconds of a pipeline's blocks where layouts fit. `at`: the spread of each row."""
+        """Fill in the seconds of a pipeline's blocks where layouts fit. `at`: the sharding of each row."""
         import numpy as np
 
         fits: Any = sum([block.fits for _, block, _ in found])
@@ -186,7 +186,7 @@ class Pipelines:
         if not len(useful):
             return
         stages, rows = found[0][1].stages, found[0][1].rows.some(useful)
-        some = [rows_of_all(mine, useful) for mine in flavors]
+        some = [rows_of_all(mine, useful) for mine in chunk_figures]
         microbatches = self.grid.gbs // (rows.dp * rows.microbatch_sz)
         wanted = fits[:, useful] > 0
         pipe = seconds.pipe(stages, some, microbatches, self.sends(stages, rows), share, wanted, limit_s)
@@ -194,19 +194,13 @@ class Pipelines:
             step = self.step_s(job, stages, some, pipe, ends, rows, at[useful])
             block.step_s[:, useful] = np.where(block.fits[:, useful], step, np.inf)
 
-    def flavors(self, stages: Stages, choices: tuple[RecomputeChoice, ...], part: Any) -> list[list[Flavor]]:
+    def chunk_figures(
+        self, stages: Stages, choices: tuple[RecomputeChoice, ...], part: Any
+    ) -> list[list[ChunkFigures]]:
         """The chunks of every kind of stage, for some rows of the parts."""
-        known: dict[tuple[object, ...], Flavor] = {}
-        found = []
-        for chunks in stages.chunks:
-            mine = []
-            for chunk in chunks:
-                key = (chunk.runs, chunk.embedding, chunk.head)
-                if key not in known:
-                    known[key] = self.chunks.of(chunk, choices, part, split=stages.split)
-                mine.append(known[key])
-            found.append(mine)
-        return found
+        unlike = {contents(chunk): chunk for chunks in stages.chunks for chunk in chunks}
+        known = {key: self.chunks.of(chunk, choices, part, split=stages.split) for key, chunk in unlike.items()}
+        return [[known[contents(chunk)] for chunk in chunks] for chunks in stages.chunks]
 
     def view(self, stages: Stages, rows: LayoutRows) -> Job:
         """The job with the rows as columns."""
@@ -226,33 +220,40 @@ class Pipelines:
         return seconds.sends(stages, whole, priced, sent, rows.tp, rows.sp)
 
     def step_s(
-        self, job: Job, stages: Stages, flavors: Any, pipe: seconds.Pipe, ends: PipeEnds, rows: LayoutRows, at: Any
+        self,
+        job: Job,
+        stages: Stages,
+        figures: Any,
+        pipe: seconds.Pipe,
+        ends: AroundPipeline,
+        rows: LayoutRows,
+        at: Any,
     ) -> Num:
         """Seconds of a step: around the pipeline gradients, parameters, optimizer, what tensor-parallel and end stages reduce."""
         m = self.grid.gbs // (rows.dp * rows.microbatch_sz)
         straggler = straggler_s(self.view(stages, rows), pipe.makespan_s)
         share, net = job.software.overlap.dp, networks(ends.view, ends.tiers)["dense"]
-        slowed = contention(net.shards, ends.tiers) + 0.0 * ends.side.optimizer_s
+        slowed = contention(net.shards, ends.tiers) + 0.0 * ends.states.optimizer_s
         reduced = seconds.reduce_s(
-            stages, flavors, pipe, ends.reductions, at, m if job.zero_level == 2 else 1.0, share, slowed[at]
+            stages, figures, pipe, ends.reductions, at, m if job.zero_level == 2 else 1.0, share, slowed[at]
         )
         gathered: Num = 0.0
         if ends.gathers:
             broadcast = job.software.comm.sharded_gather == "broadcast"
-            gathered = seconds.gather_s(stages, flavors, pipe, ends.gathers, at, share, slowed[at], broadcast=broadcast)
-        sides = [of.partial for of in ends.side.held]
-        partial = rows.sp * seconds.partial_s(pipe, sides, at, self.priced, ends.view.parallelism.tp)
-        after = reduced + gathered + ends.side.embedding_s[at] + partial + ends.side.optimizer_s[at]
+            gathered = seconds.gather_s(stages, figures, pipe, ends.gathers, at, share, slowed[at], broadcast=broadcast)
+        partials = [of.partial for of in ends.states.held]
+        partial = rows.sp * seconds.partial_s(pipe, partials, at, self.priced, ends.view.parallelism.tp)
+        after = reduced + gathered + ends.states.embedding_s[at] + partial + ends.states.optimizer_s[at]
         return pipe.makespan_s + after + straggler
 
     def memory(
-        self, stages: Stages, moments: list[tuple[int, PeakMoment]], ends: PipeEnds, rows: LayoutRows, at: Any
+        self, stages: Stages, moments: list[tuple[int, PeakMoment]], ends: AroundPipeline, rows: LayoutRows, at: Any
     ) -> tuple[Num, Num]:
         """Allocated and reserved bytes of the stage with the most; `moments`: the worst of every kind of stage."""
         allocated: Num = 0.0
         reserved: Num = 0.0
         for kind, moment in moments:
-            of = Held(*(column[at] for column in ends.side.held[kind]))
+            of = StageStates(*(column[at] for column in ends.states.held[kind]))
             states, buffers = of.states, self.buffers(stages, kind, rows, of.dummies + of.rest)
             copies = gradient_copies(self.job, states)
             updating = update_temporaries(self.job, states) + (buffers.between - buffers.moving + step_change(copies))

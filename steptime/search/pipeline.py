@@ -19,8 +19,8 @@ from steptime.memory.ledger import PartMemory
 from steptime.memory.op_walk import chunk_peaks
 from steptime.schedule import placement
 from steptime.schedule.orders import described
-from steptime.search.part_walks import NO_MODULES
-from steptime.search.parts import JoinedMemories, PartColumns
+from steptime.search.part_columns import JoinedMemories, PartColumns
+from steptime.search.part_figures import NO_MODULES
 from steptime.search.recompute import RecomputeChoice
 from steptime.software.performance import EAGER_TORCH
 from steptime.timing.part_times import ChunkTime, PartTimes, plain_time, replay_s
@@ -57,6 +57,11 @@ class Stages(NamedTuple):
         return tuple(map(len, self.of))
 
 
+def contents(chunk: Chunk) -> tuple[object, ...]:
+    """What chunks that do the same work have in common."""
+    return chunk.runs, chunk.embedding, chunk.head
+
+
 def stages(assembly: Assembly, found: Facts, schedule: str) -> Stages:
     """Distribute the layers of an assembly to a pipeline's chunks; `found`: its facts, with plain pp, vpp and schedule."""
     pp, vpp = int(found.pp), int(found.vpp)
@@ -65,7 +70,7 @@ def stages(assembly: Assembly, found: Facts, schedule: str) -> Stages:
     kinds: dict[tuple[object, ...], list[int]] = {}
     held = stages_of(chunks, pp)
     for stage, mine in enumerate(held):
-        kinds.setdefault(tuple((c.runs, c.embedding, c.head, c.depth == 0) for c in mine), []).append(stage)
+        kinds.setdefault(tuple((*contents(c), c.depth == 0) for c in mine), []).append(stage)
     of = tuple(map(tuple, kinds.values()))
     return Stages(
         schedule,
@@ -78,7 +83,7 @@ def stages(assembly: Assembly, found: Facts, schedule: str) -> Stages:
     )
 
 
-class Flavor(NamedTuple):
+class ChunkFigures(NamedTuple):
     """One chunk, in rows of the parts: [recomputation, row]."""
 
     forward_s: Num
@@ -98,20 +103,20 @@ class Flavor(NamedTuple):
     weight_extra: Num = None
     """The same of the second."""
 
-    def rows(self, which: Any) -> Flavor:
+    def rows(self, which: Any) -> ChunkFigures:
         """A selection of rows."""
-        return Flavor(*(None if column is None else column[:, which] for column in self))
+        return ChunkFigures(*(None if column is None else column[:, which] for column in self))
 
 
 MOST = 2**20
 """Recomputations of chunks times rows that are kept: some 40 MB."""
 
 
-def rows_of_all(flavors: Sequence[Flavor], which: Any) -> list[Flavor]:
+def rows_of_all(chunk_figures: Sequence[ChunkFigures], which: Any) -> list[ChunkFigures]:
     """Some rows of the chunks of a stage, each chunk once."""
-    known = {id(flavor): flavor for flavor in flavors}
-    found = {name: flavor.rows(which) for name, flavor in known.items()}
-    return [found[id(flavor)] for flavor in flavors]
+    known = {id(figures): figures for figures in chunk_figures}
+    found = {name: figures.rows(which) for name, figures in known.items()}
+    return [found[id(figures)] for figures in chunk_figures]
 
 
 def counts_of(microbatches: Any) -> list[int]:
@@ -134,7 +139,7 @@ class Chunks:
         """Whether what recomputation leaves to send changes the seconds of a layer."""
         self._first: dict[RecomputeChoice, JoinedMemories] = {}
 
-    def of(self, chunk: Chunk, choices: tuple[RecomputeChoice, ...], rows: Any, *, split: bool) -> Flavor:
+    def of(self, chunk: Chunk, choices: tuple[RecomputeChoice, ...], rows: Any, *, split: bool) -> ChunkFigures:
         """A chunk under each of some recomputations, for some rows of the parts. `split`: its backward runs in two halves."""
         import numpy as np
 
@@ -147,7 +152,7 @@ class Chunks:
             for row, values in zip(column, same, strict=True):
                 row[:] = some(values, rows)
             found.append(column)
-        return Flavor(*found)
+        return ChunkFigures(*found)
 
     def kept_by_experts(self, chunks: Sequence[Chunk], rows: Any) -> ByExperts:
         """What the modules with experts of a stage refer to, for some rows of the parts."""
@@ -157,7 +162,7 @@ class Chunks:
         return joined([(selected[part], count) for part, count in runs] for runs in every)
 
     def _one(self, chunk: Chunk, choice: RecomputeChoice, *, split: bool) -> tuple[Num, ...]:
-        key = (chunk.runs, chunk.embedding, chunk.head, choice, split)
+        key = (*contents(chunk), choice, split)
         if key not in self._known:
             times, memories = self.under(choice)
             under = key[: 4 if self.copies else 3]
@@ -218,9 +223,9 @@ def some(column: Num, rows: Any) -> Num:
     return column[rows] if is_column(column) else column
 
 
-def sums(flavors: Sequence[Flavor], field: str) -> Num:
+def sums(chunk_figures: Sequence[ChunkFigures], field: str) -> Num:
     """A figure of all chunks of a stage."""
     total: Num = 0.0
-    for flavor in flavors:
-        total = total + getattr(flavor, field)
+    for figures in chunk_figures:
+        total = total + getattr(figures, field)
     return total

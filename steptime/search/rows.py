@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from steptime.search.parts import PartKey, code
-from steptime.search.sketches import Spread
+from steptime.search.part_columns import PartKey, code
+from steptime.search.sharded_weights import WeightSharding
 from steptime.search.space import Grid, Shape
 
 
@@ -32,12 +32,12 @@ class LayoutRows(NamedTuple):
         return LayoutRows(*(column[which] for column in self))
 
 
-def spreads_of(tp: Any, ep: Any, etp: Any) -> tuple[list[Spread], Any]:
+def shardings_of(tp: Any, ep: Any, etp: Any) -> tuple[list[WeightSharding], Any]:
     """The different (tp, ep, etp) of some rows, and which of them each row has."""
     import numpy as np
 
     _, first, at = np.unique(code(tp, ep, etp), return_index=True, return_inverse=True)
-    return [Spread(int(tp[i]), int(ep[i]), int(etp[i])) for i in first], at
+    return [WeightSharding(int(tp[i]), int(ep[i]), int(etp[i])) for i in first], at
 
 
 def rows_of(grid: Grid, zeros: Sequence[int], shape: Shape) -> LayoutRows:

@@ -11,12 +11,12 @@ from typing import Any
 
 from steptime.base.config import ConfigError, show
 from steptime.job.job import Job
+from steptime.search.estimated import narrowed
 from steptime.search.layouts import Block
 from steptime.search.objective import unit, weight
 from steptime.search.screen import Bound, Screen
 from steptime.search.search import Asked, FoundLayouts, Search
 from steptime.search.space import EXCESS, Axes, Counts
-from steptime.search.walked import narrowed
 
 
 def search(
@@ -154,7 +154,7 @@ def _keep(result: Search, plan: Job, extra: Mapping[str, Any], block: Block) -> 
 
 
 def _nothing_near(result: Search) -> bool:
-    """Whether nothing fits and the nearest layout may be among those counted as hopeless."""
+    """Whether nothing fits and the nearest layout may be among those counted as oversized."""
     capacity = result.plan.machine.accelerator.usable_memory_bytes
     return not result.found and (result.nearest is None or result.nearest[0] > EXCESS[-2] * capacity)
 

@@ -18,16 +18,16 @@ from steptime.job.candidates import Candidates
 from steptime.job.hybrid_rules import default_profile
 from steptime.job.job import Job, facts
 from steptime.schedule.orders import described
-from steptime.search import hopeless, sharded, sharded_pipes, walked
-from steptime.search.grid import dealt_as, grid, schedules, shapes
+from steptime.search import estimated, fsdp_layouts, fsdp_pipelines, oversized
+from steptime.search.fsdp_pipelines import FsdpPipelines
+from steptime.search.grid import grid, schedules, shapes, with_split
 from steptime.search.layouts import Block, Pipelines
-from steptime.search.parts import PartColumns, PartKey, code, parts_of
+from steptime.search.part_columns import PartColumns, PartKey, code, parts_of
 from steptime.search.pipeline import Chunks, stages
 from steptime.search.recompute import RecomputeChoice, allowed, of_layers, of_plan, usual
 from steptime.search.search import Search
-from steptime.search.sharded_pipes import ShardedPipelines
-from steptime.search.sketches import Sketches
-from steptime.search.space import Axes, Counts, Grid, Shape, seat, zero_levels
+from steptime.search.sharded_weights import ShardedWeights
+from steptime.search.space import Axes, Counts, Grid, Shape, on_fewest_devices, zero_levels
 from steptime.software.performance import resolve
 from steptime.software.settings import Share
 from steptime.timing.part_times import pricing
@@ -64,7 +64,7 @@ class Screen:
     @cached_property
     def job(self) -> Job:
         """The job on as few devices as possible."""
-        return seat(self.plan)
+        return on_fewest_devices(self.plan)
 
     @cached_property
     def zeros(self) -> dict[int, Job]:
@@ -79,7 +79,7 @@ class Screen:
     @cached_property
     def levels(self) -> list[int]:
         """ZeRO levels that are tried: 3, each layout of which is estimated, where the plan has it or it is asked for."""
-        wanted = self.plan.zero_level == 3 or "zero_level" in self.axes.said or not walked.covered(self.job)
+        wanted = self.plan.zero_level == 3 or "zero_level" in self.axes.said or not estimated.covered(self.job)
         return [z for z in zero_levels(self.job, self.axes) if z < 3 or wanted]
 
     @cached_property
@@ -126,74 +126,74 @@ class Screen:
         """Every layout on so many devices with this batch, and the share of them that is done with each block."""
         found = grid(self.job, self.plan, self.axes, devices, gbs, self.counts, self.weight, self.levels)
         listed = list(shapes(found))
-        columns = {z: job for z, job in self.zeros.items() if walked.covered(job)}
+        columns = {z: job for z, job in self.zeros.items() if estimated.covered(job)}
         if columns and listed:
             for at, block in self._in_columns(found, columns, listed):
                 yield (at + 1.0) / len(listed), block
         for zero, job in self.zeros.items():
             if zero not in columns:
-                yield from self._sharded(found, zero, job, listed)
+                yield from self._fsdp(found, zero, job, listed)
 
-    def _sharded(self, found: Grid, zero: int, job: Job, listed: list[Shape]) -> Iterator[tuple[float, Block]]:
+    def _fsdp(self, found: Grid, zero: int, job: Job, listed: list[Shape]) -> Iterator[tuple[float, Block]]:
         """FSDP's layouts: pipelines in columns where these cover them."""
         piped, others = list[Shape](), list[Shape]()
         for shape in listed:
-            (piped if walked.in_pipelines(job) and self._covers(job, shape) else others).append(shape)
-        for at, block in self._in_columns(found, {zero: job}, piped, ShardedPipelines) if piped else ():
+            (piped if estimated.in_pipelines(job) and self._covers(job, shape) else others).append(shape)
+        for at, block in self._in_columns(found, {zero: job}, piped, FsdpPipelines) if piped else ():
             yield (at + 1.0) / len(listed), block
-        for share, block in self._walked(found, zero, job, others) if others else ():
+        for share, block in self._one_by_one(found, zero, job, others) if others else ():
             yield (len(piped) + share * len(others)) / len(listed), block
 
     def _covers(self, job: Job, shape: Shape) -> bool:
         """Whether columns cover FSDP's layouts of a pipeline: with layers that are checkpointed one by one."""
-        choices = self.choices(walked.outline(job, shape).layers, shape.schedule) if shape.pp > 1 else ()
+        choices = self.choices(estimated.outline(job, shape).layers, shape.schedule) if shape.pp > 1 else ()
         forms = [choice.form(1) for choice in choices]
-        return sharded_pipes.covers_shape(shape) and all(f.method == "block" or {*f.n_layers} <= {1} for f in forms)
+        return fsdp_pipelines.covers_shape(shape) and all(f.method == "block" or {*f.n_layers} <= {1} for f in forms)
 
     def _in_columns(
         self, found: Grid, zeros: dict[int, Job], listed: list[Shape], of: type[Pipelines] = Pipelines
     ) -> Iterator[tuple[int, Block]]:
         """The layouts that columns cover, pipeline by pipeline."""
-        sketches = Sketches(self.job, hopeless.legal_spreads(found)[1])
-        useful = found if self.every else self.useful(found, zeros, sketches, listed)
+        weights = ShardedWeights(self.job, oversized.legal_shardings(found)[1])
+        useful = found if self.every else self.useful(found, zeros, weights, listed)
         keys = part_keys(useful, zeros)
         if not keys:
             return
         parts = self.parts(keys, found)
         chunks = Chunks(self.job, parts)
         priced = pricing(Candidates(self.job, dp=found.devices, gbs=found.devices).as_job)
-        common = of(self.job, zeros, useful, chunks, sketches, priced, self.most)
+        common = of(self.job, zeros, useful, chunks, weights, priced, self.most)
         plain = facts(self.job)
         if bound := self.bound:
             listed = sorted(listed, key=lambda one: (bound.changes(one), -min(one.vpp, 8)))
         for at, shape in enumerate(listed):
             view = plain._replace(pp=shape.pp, vpp=shape.vpp, schedule_said=shape.schedule)
-            dealt = stages(parts.assembly, dealt_as(view, shape.split), walked.schedule_of(self.job, shape))
+            split_stages = stages(parts.assembly, with_split(view, shape.split), estimated.schedule_of(self.job, shape))
             share = self.send_share(interleaved=shape.vpp > 1)
             limit = bound.limit_s(bound.changes(shape)) if bound else inf
-            choices = self.choices(dealt.layers, shape.schedule)
-            for block in common.blocks(dealt, shape, choices, share, limit) if choices else ():
+            choices = self.choices(split_stages.layers, shape.schedule)
+            for block in common.blocks(split_stages, shape, choices, share, limit) if choices else ():
                 yield at, block
 
-    def useful(self, found: Grid, zeros: dict[int, Job], sketches: Sketches, listed: list[Shape]) -> Grid:
+    def useful(self, found: Grid, zeros: dict[int, Job], weights: ShardedWeights, listed: list[Shape]) -> Grid:
         """The grid less the layouts that are hopeless, which are counted."""
-        lost = hopeless.hopeless(zeros, found, sketches)
+        lost = oversized.oversized(zeros, found, weights)
         for shape in listed:
-            layers = walked.outline(self.job, shape).layers
-            hopeless.count(self.counts, found, lost, shape, len(self.choices(layers, shape.schedule)))
-        return hopeless.without(found, lost)
+            layers = estimated.outline(self.job, shape).layers
+            oversized.count(self.counts, found, lost, shape, len(self.choices(layers, shape.schedule)))
+        return oversized.without(found, lost)
 
-    def _walked(self, found: Grid, zero: int, job: Job, listed: list[Shape]) -> Iterator[tuple[float, Block]]:
+    def _one_by_one(self, found: Grid, zero: int, job: Job, listed: list[Shape]) -> Iterator[tuple[float, Block]]:
         """The layouts that no pipeline in columns covers: FSDP's together, others one by one."""
         done, total = 0.0, sum(len(shape.rows) for shape in listed)
         for shape in listed:
-            stages = walked.outline(self.job, shape)
+            stages = estimated.outline(self.job, shape)
             choices = self.choices(stages.layers, shape.schedule)
             together = shape.pp == 1 and fsdp.applies(job)
             blocks = (
-                sharded.blocks(job, zero, found, stages, shape, choices, self.most)
+                fsdp_layouts.blocks(job, zero, found, stages, shape, choices, self.most)
                 if together
-                else walked.blocks(job, zero, found, stages, shape, choices)
+                else estimated.blocks(job, zero, found, stages, shape, choices)
             )
             for block in blocks:
                 done += len(shape.rows) / len(choices) if together else 1

@@ -1,4 +1,4 @@
-"""The result of a search: all layouts that may fit in columns; those requested are walked by `estimate`."""
+"""The result of a search: all layouts that may fit in columns; those requested are estimated in full."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from steptime.search.recompute import kind
 from steptime.search.space import Axes, Counts
 
 SLACK = 0.02
-"""How much slower than the last finalist the screen may call a layout that is walked all the same."""
+"""How much slower than the last finalist the screen may call a layout that is estimated all the same."""
 
 
 class Layout(NamedTuple):
-    """One layout, walked: every figure is its estimate's."""
+    """One layout, estimated in full."""
 
     changes: dict[str, Any]
     """The settings that turn the plan into it, by dotted key."""
@@ -87,7 +87,7 @@ class Asked:
 
 @dataclass
 class Search:
-    """What `search` returns. Layouts are walked when asked for; `columns` holds the screen's figures of all that may fit."""
+    """What `search` returns. Layouts are estimated when asked for; `columns` holds the screen's figures of all that may fit."""
 
     plan: Job
     asked: Asked
@@ -99,7 +99,7 @@ class Search:
     """Description of the objective."""
     seconds: float = 0.0
     interrupted: bool = False
-    _walked: dict[tuple[int, int], Layout | None] = field(default_factory=dict)
+    _estimated: dict[tuple[int, int], Layout | None] = field(default_factory=dict)
 
     draw: ClassVar[Callable[..., str] | None] = None
     """How a notebook displays a search; set by `report.search_tables`."""
@@ -139,20 +139,18 @@ class Search:
         return {name: np.concatenate(columns) for name, columns in lists.items()}
 
     @cached_property
-    def _places(self) -> tuple[Any, Any, Any, Any]:
-        """For every layout that may fit: value, seconds, bytes, and its block and position there."""
+    def _places(self) -> tuple[Any, Any, Any]:
+        """For every layout that may fit: value, bytes, and its block and position there."""
         import numpy as np
 
         if not self.found:
             empty = np.zeros(0)
-            return empty, empty, empty, np.zeros((0, 2), dtype=int)
-        value, step, held = (
-            np.concatenate([getattr(of, n) for of in self.found]) for n in ("value", "step_s", "held_bytes")
-        )
+            return empty, empty, np.zeros((0, 2), dtype=int)
+        value, held = (np.concatenate([getattr(of, n) for of in self.found]) for n in ("value", "held_bytes"))
         place = [
             np.stack([np.full(len(of.row), i), np.arange(len(of.row))], axis=-1) for i, of in enumerate(self.found)
         ]
-        return value, step, held, np.concatenate(place)
+        return value, held, np.concatenate(place)
 
     @property
     def several_schedules(self) -> bool:
@@ -161,22 +159,22 @@ class Search:
 
     @property
     def ranking(self) -> tuple[Any, Any]:
-        """The objective's value of every layout that may fit, and its position for `walked`."""
-        value, _, _, places = self._places
+        """The objective's value of every layout that may fit, and its position for `estimated`."""
+        value, _, places = self._places
         return value, places
 
     def fewest(self, changes: Mapping[str, Any]) -> dict[str, Any]:
         """Those of a layout's changes that have an effect."""
         return fewest(self.plan, changes, said=self.asked.said)
 
-    def walked(self, place: Sequence[int]) -> Layout | None:
+    def estimated(self, place: Sequence[int]) -> Layout | None:
         """One layout, estimated; None where it does not fit after all."""
         at = int(place[0]), int(place[1])
-        if at not in self._walked:
+        if at not in self._estimated:
             of = self.found[at[0]]
             changes = {**of.extra, **of.block.changes(int(of.choice[at[1]]), int(of.row[at[1]]))}
-            self._walked[at] = self.layout(changes)
-        return self._walked[at]
+            self._estimated[at] = self.layout(changes)
+        return self._estimated[at]
 
     def layout(self, changes: Mapping[str, Any], *, fitting: bool = True) -> Layout | None:
         """A layout from its changes; None where it does not fit."""
@@ -186,15 +184,15 @@ class Search:
         return Layout(mine, result, ranked(result, self.asked.objective))
 
     def top(self, n: int = 10) -> list[Layout]:
-        """The best layouts by the objective, walked, best first."""
+        """The best layouts by the objective, estimated, best first."""
         import numpy as np
 
-        value, _, _, places = self._places
+        value, _, places = self._places
         order = np.argsort(value, kind="stable")
         return self._first(value, places, order, n)
 
     def _first(self, value: Any, places: Any, order: Any, n: int) -> list[Layout]:
-        """The first `n` layouts of an order that fit; those that the screen calls nearly as good are walked, too."""
+        """The first `n` layouts of an order that fit; those that the screen calls nearly as good are estimated, too."""
         kept: list[Layout] = []
         extra = 0
         for i in order:
@@ -203,16 +201,16 @@ class Search:
                 if value[i] > worst * (1.0 + SLACK) or extra >= max(5, n // 2):
                     break
                 extra += 1
-            layout = self.walked(places[i])
+            layout = self.estimated(places[i])
             if layout is not None:
                 kept.append(layout)
         return sorted(kept, key=lambda layout: (layout.value, layout.held_bytes))[:n]
 
     def pareto(self) -> list[Layout]:
-        """Layouts that no other one beats in both memory and the objective, walked, best first."""
+        """Layouts that no other one beats in both memory and the objective, estimated, best first."""
         import numpy as np
 
-        value, _, held, places = self._places
+        value, held, places = self._places
         order = np.lexsort((held, value))
         least = np.minimum.accumulate(held[order])
         edge = np.concatenate([[True], held[order][1:] < least[:-1]]) if order.size else np.zeros(0, dtype=bool)
@@ -221,14 +219,14 @@ class Search:
         if corners.size > FRONT:  # at most as many as people read, spread evenly over the range of memory
             steps = np.linspace(0, corners.size - 1, FRONT).round().astype(int)
             corners = corners[steps]
-        walked = [layout for i in corners if (layout := self.walked(places[i])) is not None]
-        return _front([*walked, *self.top(1)])
+        corner_layouts = [layout for i in corners if (layout := self.estimated(places[i])) is not None]
+        return _front([*corner_layouts, *self.top(1)])
 
     def best_of(self, name: str, most: int = 100) -> list[tuple[Any, Layout]]:
         """The best layout for each value of an axis, the others free: of the `most` best values, by value."""
         import numpy as np
 
-        value, _, _, places = self._places
+        value, _, places = self._places
         column = self.columns[name] if self.found else np.zeros(0)
         ones, which = np.unique(column, return_inverse=True)
         least = np.full(ones.size, np.inf)
@@ -250,12 +248,12 @@ class Search:
         if best is None or self.asked.objective == "memory":
             return 0, None
         span = step_interval(best.job)
-        value, _, held, places = self._places
+        value, held, places = self._places
         rows = np.flatnonzero(value * exp(span.low) <= best.value * exp(span.high))
         if rows.size < 2:
             return max(0, rows.size - 1), None
         order = rows[np.argsort(held[rows], kind="stable")[:20]]
-        return rows.size - 1, next((x for i in order if (x := self.walked(places[i])) is not None), None)
+        return rows.size - 1, next((x for i in order if (x := self.estimated(places[i])) is not None), None)
 
     def to_frame(self) -> Any:
         """`columns` as a pandas DataFrame.
@@ -279,7 +277,7 @@ class Search:
 NEAR = 20
 """Number of layouts tried where the first does not fit after all."""
 FRONT = 12
-"""Number of corners of the Pareto front that are walked."""
+"""Number of corners of the Pareto front that are estimated."""
 REACH = 2.0
 """How much slower than the best they may be."""
 

@@ -16,7 +16,7 @@ from steptime.cost.comm import collective
 from steptime.job.job import Job
 from steptime.job.mesh import Group, group, members_per_domain
 from steptime.schedule import default_group
-from steptime.search.pipeline import Flavor, Stages, counts_of, sums
+from steptime.search.pipeline import ChunkFigures, Stages, counts_of, sums
 from steptime.search.states import SentColumns
 from steptime.search.walk_columns import makespans, unlike
 from steptime.software.settings import Share
@@ -94,7 +94,7 @@ def send_s(job: Job, priced: Pricing, pair: Group, sent: Any, tp: Any, sp: Any) 
 
 def pipe(
     stages: Stages,
-    flavors: Sequence[Sequence[Flavor]],
+    chunk_figures: Sequence[Sequence[ChunkFigures]],
     microbatches: Any,
     found: Sends,
     share: Share | None,
@@ -104,10 +104,9 @@ def pipe(
     """The pipeline in closed form, or walked where `wanted` in up to `limit_s`; `share`: how much of the sends is hidden."""
     import numpy as np
 
-    forward = [sums(chunks, "forward_s") for chunks in flavors]
-    backward = [sums(chunks, "backward_s") for chunks in flavors]
-    left = 1.0 - (float(share or 0.0) if share is not True else 0.0)
-    blocking = share is not True  # a send holds its sender
+    forward = [sums(chunks, "forward_s") for chunks in chunk_figures]
+    backward = [sums(chunks, "backward_s") for chunks in chunk_figures]
+    left, blocking = send_share(share), share is not True  # a send holds its sender
     busiest: Num = 0
     most: Num = 0.0
     worst: Num = 0.0
@@ -129,9 +128,16 @@ def pipe(
         boundaries = [left * seconds for seconds in (*found.each, found.wrap)]
         least = microbatches * most
         chosen = wanted & walked & (least <= limit_s)
-        exact = makespans(stages, flavors, microbatches, boundaries, blocking=blocking, least=least, wanted=chosen)
+        exact = makespans(
+            stages, chunk_figures, microbatches, boundaries, blocking=blocking, least=least, wanted=chosen
+        )
         makespan = where(walked, exact, makespan)
     return Pipe(makespan, busiest, forward, backward, group_sizes(stages, microbatches), left * found.longest)
+
+
+def send_share(share: Share | None) -> float:
+    """The share of a send that its stages wait for; `share`: how much of the sends is hidden."""
+    return 1.0 - (float(share or 0.0) if share is not True else 0.0)
 
 
 def group_sizes(stages: Stages, microbatches: Any) -> Any:
@@ -146,7 +152,7 @@ def group_sizes(stages: Stages, microbatches: Any) -> Any:
 
 def reduce_s(
     stages: Stages,
-    flavors: Sequence[Sequence[Flavor]],
+    chunk_figures: Sequence[Sequence[ChunkFigures]],
     found: Pipe,
     calls: list[SentColumns],
     at: Any,
@@ -167,17 +173,17 @@ def reduce_s(
     before: Num = 0.0
     last = "weight_s" if stages.split else "backward_s"
     for kind, of in enumerate(calls):
-        chunks, after = flavors[kind], before
+        chunks, after = chunk_figures[kind], before
         sent: Num = 0.0
-        for virtual, flavor in enumerate(chunks):
+        for virtual, figures in enumerate(chunks):
             seconds = of.chunks[virtual][at]
             if virtual == 0 and stages.chunks[kind][0].depth == 0:
                 for share_after, rest in of.marks:
-                    late = maximum(late, rest[at] - after - getattr(flavor, last) * share_after[at])
+                    late = maximum(late, rest[at] - after - getattr(figures, last) * share_after[at])
             sent = sent + seconds
             if virtual or stages.chunks[kind][0].depth:
                 late = maximum(late, sent - after)
-            after = after + getattr(flavor, last) * (found.group if stages.vpp > 1 and not stages.split else 1.0)
+            after = after + getattr(figures, last) * (found.group if stages.vpp > 1 and not stages.split else 1.0)
         before = before + (0.0 if stages.split else stages.times[kind] * (chunks[0].backward_s + found.send_s))
     return exposed(worst, late + repeated_s(stages, found, calls, at, times), share, slowed)
 
@@ -194,7 +200,7 @@ def repeated_s(stages: Stages, found: Pipe, calls: list[SentColumns], at: Any, t
 
 def gather_s(
     stages: Stages,
-    flavors: Sequence[Sequence[Flavor]],
+    chunk_figures: Sequence[Sequence[ChunkFigures]],
     found: Pipe,
     calls: list[SentColumns],
     at: Any,
@@ -212,19 +218,19 @@ def gather_s(
     late: Num = 0.0
     before: Num = 0.0
     for kind, of in enumerate(calls):
-        chunks, needed = flavors[kind], before
+        chunks, needed = chunk_figures[kind], before
         free: Num = 0.0
-        for virtual, flavor in enumerate(chunks):
+        for virtual, figures in enumerate(chunks):
             free = free + of.chunks[virtual][at]
             if virtual == 0 and stages.chunks[kind][0].depth == 0:
                 n = of.buckets[at]
                 mean = (free - of.first_s[at]) / maximum(n - 1.0, 1.0)
-                spread = flavor.forward_s / n
+                spread = figures.forward_s / n
                 waits = of.first_s[at] + (n - 1.0) * maximum(0.0, mean - spread)
                 free, late = maximum(free, waits + (n - 1.0) * spread), maximum(late, waits)
             else:
                 late = maximum(late, free - needed)
-            needed = needed + flavor.forward_s * (found.group if stages.vpp > 1 else 1.0)
+            needed = needed + figures.forward_s * (found.group if stages.vpp > 1 else 1.0)
         before = before + stages.times[kind] * (chunks[0].forward_s + found.send_s)
     return exposed(worst, late, share, slowed)
 
@@ -239,7 +245,7 @@ def _worst(calls: list[SentColumns], at: Any) -> Num:
 def partial_s(found: Pipe, bytes_: list[Num], at: Any, priced: Pricing, tp: Any) -> Num:
     """Seconds of the all-reduce over tp of gradients that sequence parallelism leaves partial, of the busiest stage.
 
-    `bytes_`, `tp`: by spread; `at`: the spread of each layout.
+    `bytes_`, `tp`: by sharding; `at`: the sharding of each layout.
     """
     over = Group("tp", tp, 1)
     each = [collective("all_reduce", of, over, priced.context.tiers).time_s[at] for of in bytes_]

@@ -94,7 +94,7 @@ class Axes:
         return list(self.said.get(name, usual))
 
 
-def seat(job: Job) -> Job:
+def on_fewest_devices(job: Job) -> Job:
     """The job on as few devices as it takes, with nothing said that the search decides."""
     copies = lcm(job.cross_dc.n_dcs if job.cross_dc else 1, job.parallelism.replicas)
     changes: dict[str, Any] = {f"parallelism.{name}": 1 for name in ("tp", "cp", "pp", "vpp", "ep", "etp")}

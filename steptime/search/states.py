@@ -1,7 +1,7 @@
-"""States, buckets and what follows the pipeline: what depends on tp, ep, etp and the pipeline alone, one row per spread.
+"""States, buckets and what follows the pipeline: what depends on tp, ep, etp and the pipeline alone, one row per sharding.
 
 Parameters, and so states, buckets, the optimizer and the gradients that sequence parallelism leaves partial, do not depend on
-how dp * cp is split nor on the micro-batch. All spreads of a pipeline are worked out together, and all their buckets are priced
+how dp * cp is split nor on the micro-batch. All shardings of a pipeline are worked out together, and all their buckets are priced
 at once.
 """
 
@@ -21,9 +21,9 @@ from steptime.job.mesh import Group, group
 from steptime.memory.buffers import block_rest_bytes
 from steptime.memory.kept_buffers import dummy_wgrad_bytes
 from steptime.memory.states import States, partial_gradients, states_of
-from steptime.search.parts import joined
-from steptime.search.pipeline import Stages
-from steptime.search.sketches import Cut, Sketches, Spread, columns, cut
+from steptime.search.part_columns import joined
+from steptime.search.pipeline import Stages, contents
+from steptime.search.sharded_weights import Cut, ShardedWeights, WeightSharding, columns, cut
 from steptime.timing.data_parallel import Network, networks, reduced_itemsize, reduction
 from steptime.timing.optimizer import optimizer_step
 from steptime.timing.part_times import Pricing
@@ -31,7 +31,7 @@ from steptime.timing.step_time import embedding_reduce
 
 
 class SentColumns(NamedTuple):
-    """The collectives of one sort on the chunks of one kind of stage: columns by spread, lists by chunk."""
+    """The collectives of one sort on the chunks of one kind of stage: columns by sharding, lists by chunk."""
 
     chunks: list[Num]
     """Seconds of each chunk's buckets."""
@@ -48,8 +48,8 @@ class SentColumns(NamedTuple):
         return sum(self.chunks)
 
 
-class Held(NamedTuple):
-    """What a kind of stage holds for good [B], and what of it is sent: columns by spread."""
+class StageStates(NamedTuple):
+    """What a kind of stage holds for good [B], and what of it is sent: columns by sharding."""
 
     params: Num
     gradients: Num
@@ -77,37 +77,37 @@ class Held(NamedTuple):
         return States(self.params, self.gradients, self.optimizer, [], owned=self.owned, **kept)
 
 
-class Side(NamedTuple):
-    """All of one pipeline under one ZeRO level by spread."""
+class PipelineStates(NamedTuple):
+    """All of one pipeline under one ZeRO level by sharding."""
 
-    held: tuple[Held, ...]
+    held: tuple[StageStates, ...]
     """Of each kind of stage."""
     optimizer_s: Num
     embedding_s: Num
 
 
-class PipeEnds(NamedTuple):
-    """What stands around the pipeline, columns by spread."""
+class AroundPipeline(NamedTuple):
+    """What stands around the pipeline, columns by sharding."""
 
-    side: Side
+    states: PipelineStates
     reductions: list[SentColumns]
     """Of each kind of stage."""
     gathers: list[SentColumns]
     view: Job
-    """The job with these spreads as columns."""
+    """The job with these shardings as columns."""
     tiers: tuple[Tier, ...]
     """As its data-parallel collectives see them."""
 
 
 def around(
     job: Job,
-    sketches: Sketches,
+    weights: ShardedWeights,
     stages: Stages,
     parts: Assembly,
-    spreads: Sequence[Spread],
+    shardings: Sequence[WeightSharding],
     devices: int,
     priced: Pricing,
-) -> PipeEnds:
+) -> AroundPipeline:
     """What stands around a pipeline on so many devices. `job`: says the ZeRO level; `parts`: which the stages hold."""
     import numpy as np
 
@@ -115,14 +115,14 @@ def around(
         degrees = {"pp": stages.pp, "vpp": stages.vpp, "cp": 1, "dp": devices / (stages.pp * said["tp"])}
         return Candidates(job, **said, **degrees).as_job
 
-    sides, places, cuts = [], [], []
-    for where, mine, sketch in sketches.of(spreads, stages, parts, view):
-        side, found = _side(sketch, len(mine), priced)
-        sides.append(side)
+    states, places, cuts = [], [], []
+    for where, mine, assembly in weights.of(shardings, stages, parts, view):
+        of_family, found = _states_and_buckets(assembly, len(mine), priced)
+        states.append(of_family)
         places.append(where)
         cuts.append(found)
-    every, size = view(columns(spreads)), len(spreads)
-    side = joined(sides, places, size)
+    every, size = view(columns(shardings)), len(shardings)
+    joint = joined(states, places, size)
     tiers = priced.context.tiers
     if job.software.comm.node_links == "one":
         tiers = one_link(group(every.parallelism, "shards", n_dcs=priced.n_dcs), tiers)
@@ -133,43 +133,43 @@ def around(
     reductions = sent(kinds, nets, reduction(job), itemsizes)
     gathers: list[SentColumns] = []
     if job.zero_level >= 1:
-        gathers = sent(kinds, nets, job.software.comm.sharded_gather, [of.gathered_itemsize for of in side.held])
-    return PipeEnds(side, reductions, gathers, every, tiers)
+        gathers = sent(kinds, nets, job.software.comm.sharded_gather, [of.gathered_itemsize for of in joint.held])
+    return AroundPipeline(joint, reductions, gathers, every, tiers)
 
 
-def _side(sketch: Assembly, size: int, priced: Pricing) -> tuple[Side, list[list[Cut]]]:
-    """What one family of spreads holds and does, and the buckets of each kind of stage, chunk by chunk."""
+def _states_and_buckets(assembly: Assembly, size: int, priced: Pricing) -> tuple[PipelineStates, list[list[Cut]]]:
+    """What one family of shardings holds and does, and the buckets of each kind of stage, chunk by chunk."""
     known: dict[tuple[object, ...], Cut] = {}
     rests: dict[tuple[object, ...], Num] = {}
     held, cuts = [], []
-    for kind, chunks in enumerate(sketch.stages):
-        keys = [(chunk.runs, chunk.embedding, chunk.head, chunk.depth == 0) for chunk in chunks]
+    for kind, chunks in enumerate(assembly.stages):
+        keys = [(*contents(chunk), chunk.depth == 0) for chunk in chunks]
         for key, chunk in zip(keys, chunks, strict=True):
             if key not in known:
-                known[key] = cut(sketch, chunk, size)
-                rests[key] = block_rest_bytes(sketch, [chunk], [known[key].totals(size)])
+                known[key] = cut(assembly, chunk, size)
+                rests[key] = block_rest_bytes(assembly, [chunk], [known[key].totals(size)])
         mine = [known[key] for key in keys]
-        of = states_of(sketch, kind, [one.totals(size) for one in mine])
-        partial = partial_gradients(sketch, kind, one_by_one=False).bytes
+        of = states_of(assembly, kind, [one.totals(size) for one in mine])
+        partial = partial_gradients(assembly, kind, one_by_one=False).bytes
         bytes_ = of.params_bytes, of.gradients_bytes, of.optimizer_bytes
-        local = 1.0 * sum([sketch.local_params(chunk) for chunk in chunks])
-        beside = dummy_wgrad_bytes(sketch, kind), sum([rests[key] for key in keys]), partial, local
-        held.append(Held(*bytes_, of.owned, of.update_bytes, of.kept_masters, of.gathered_itemsize, *beside))
+        local = 1.0 * sum([assembly.local_params(chunk) for chunk in chunks])
+        beside = dummy_wgrad_bytes(assembly, kind), sum([rests[key] for key in keys]), partial, local
+        held.append(StageStates(*bytes_, of.owned, of.update_bytes, of.kept_masters, of.gathered_itemsize, *beside))
         cuts.append(mine)
-    over_tp = {**priced.context.groups, "tp": group(sketch.job.parallelism, "tp", n_dcs=priced.n_dcs)}
-    update = optimizer_step(sketch, replace(priced.context, groups=over_tp)).time_s
-    return Side(tuple(held), update, embedding_reduce(sketch, priced).time_s), cuts
+    over_tp = {**priced.context.groups, "tp": group(assembly.job.parallelism, "tp", n_dcs=priced.n_dcs)}
+    update = optimizer_step(assembly, replace(priced.context, groups=over_tp)).time_s
+    return PipelineStates(tuple(held), update, embedding_reduce(assembly, priced).time_s), cuts
 
 
 def _together(cuts: Sequence[Cut], places: Sequence[Any], known: dict[tuple[int, ...], Cut]) -> Cut:
-    """The buckets of one chunk under all families, by spread; `places`: the spreads of each family."""
+    """The buckets of one chunk under all families, by sharding; `places`: the shardings of each family."""
     import numpy as np
 
     key = tuple(map(id, cuts))
     if key not in known:
-        moved = [one._replace(spread=where[one.spread]) for one, where in zip(cuts, places, strict=True)]
+        moved = [one._replace(sharding=where[one.sharding]) for one, where in zip(cuts, places, strict=True)]
         found = Cut(*(np.concatenate(same) for same in zip(*moved, strict=True)))
-        order = np.argsort(found.spread, kind="stable")
+        order = np.argsort(found.sharding, kind="stable")
         known[key] = Cut(*(column[order] for column in found))
     return known[key]
 
@@ -177,20 +177,20 @@ def _together(cuts: Sequence[Cut], places: Sequence[Any], known: dict[tuple[int,
 def sent(
     kinds: list[list[Cut]], nets: Mapping[str, Network], collective: Any, itemsizes: Sequence[Any]
 ) -> list[SentColumns]:
-    """One collective per bucket, all priced at once: [kind of stage]. `itemsizes`: bytes per element, by spread."""
+    """One collective per bucket, all priced at once: [kind of stage]. `itemsizes`: bytes per element, by sharding."""
     import numpy as np
 
     size = len(itemsizes[0])
     unlike = [list({id(one): one for one in chunks}.values()) for chunks in kinds]
-    bytes_ = [[one.elements * each[one.spread] for one in mine] for mine, each in zip(unlike, itemsizes, strict=True)]
+    bytes_ = [[one.elements * each[one.sharding] for one in mine] for mine, each in zip(unlike, itemsizes, strict=True)]
     flat = np.concatenate([b for mine in bytes_ for b in mine])
-    owners = np.concatenate([one.spread for mine in unlike for one in mine])
+    owners = np.concatenate([one.sharding for mine in unlike for one in mine])
     groups = np.concatenate([one.group for mine in unlike for one in mine])
     seconds = np.empty_like(flat)
     for name in nets:
         mine = groups == name
         if mine.any():
-            seconds[mine] = spread_over(nets[name], owners[mine], size).costs(collective)(flat[mine]).time_s
+            seconds[mine] = network_by_bucket(nets[name], owners[mine], size).costs(collective)(flat[mine]).time_s
     found, at = [], 0
     for chunks, different, sizes in zip(kinds, unlike, bytes_, strict=True):
         times = {}
@@ -198,20 +198,20 @@ def sent(
             times[id(one)] = sent_bytes, seconds[at : at + len(sent_bytes)]
             at += len(sent_bytes)
         totals = {
-            key: np.bincount(one.spread, times[key][1], size) for key, one in ((id(one), one) for one in different)
+            key: np.bincount(one.sharding, times[key][1], size) for key, one in ((id(one), one) for one in different)
         }
         sent_bytes, taken_s = times[id(chunks[0])]
         found.append(SentColumns([totals[id(one)] for one in chunks], *_marks(chunks[0], sent_bytes, taken_s, size)))
     return found
 
 
-def spread_over(net: Network, owners: Any, size: int) -> Network:
-    """A network whose figures are columns by spread, by bucket instead."""
-    tiers = tuple(_spread_tier(tier, owners, size) for tier in net.tiers)
-    return Network(_spread(net.shards, owners, size), _spread(net.replicas, owners, size), tiers)
+def network_by_bucket(net: Network, owners: Any, size: int) -> Network:
+    """A network with its figures by bucket instead of by sharding."""
+    tiers = tuple(_tier_by_bucket(tier, owners, size) for tier in net.tiers)
+    return Network(_group_by_bucket(net.shards, owners, size), _group_by_bucket(net.replicas, owners, size), tiers)
 
 
-def _spread(group: Group, owners: Any, size: int) -> Group:
+def _group_by_bucket(group: Group, owners: Any, size: int) -> Group:
     """A group whose ranks and stride may be columns by tp, by bucket; of one rank where nobody else is."""
     import numpy as np
 
@@ -219,7 +219,7 @@ def _spread(group: Group, owners: Any, size: int) -> Group:
     return group._replace(ranks=group.ranks if np.ndim(group.ranks) == 0 else ranks, stride=stride)
 
 
-def _spread_tier(tier: Tier, owners: Any, size: int) -> Tier:
+def _tier_by_bucket(tier: Tier, owners: Any, size: int) -> Tier:
     """A tier whose rate may be a column by tp, by bucket."""
     import numpy as np
 
@@ -229,10 +229,10 @@ def _spread_tier(tier: Tier, owners: Any, size: int) -> Tier:
 
 
 def _marks(first: Cut, bytes_: Any, seconds: Any, size: int) -> tuple[list[tuple[Num, Num]], Num, Num]:
-    """Marks of a first chunk, its number of buckets, and seconds of its last bucket, by spread."""
+    """Marks of a first chunk, its number of buckets, and seconds of its last bucket, by sharding."""
     import numpy as np
 
-    n = np.bincount(first.spread, minlength=size)
+    n = np.bincount(first.sharding, minlength=size)
     end = np.cumsum(n)
     start, last = end - n, end - 1
     done, spent = (np.concatenate([[0.0], np.cumsum(values)]) for values in (bytes_, seconds))

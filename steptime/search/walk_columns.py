@@ -17,7 +17,7 @@ from steptime.schedule.graph import Graph, graph
 from steptime.schedule.orders import described, first_backward, shortened
 from steptime.schedule.sharded import Around, AroundActions
 from steptime.schedule.walk import REPEATS
-from steptime.search.pipeline import Flavor, Stages, counts_of
+from steptime.search.pipeline import ChunkFigures, Stages, counts_of
 
 WIDTH = 1024
 """Layouts that are walked together."""
@@ -38,7 +38,7 @@ def unlike(stages: Stages) -> bool:
 
 def makespans(
     stages: Stages,
-    flavors: Sequence[Sequence[Flavor]],
+    chunk_figures: Sequence[Sequence[ChunkFigures]],
     microbatches: Any,
     boundaries: Sequence[Num],
     *,
@@ -51,7 +51,7 @@ def makespans(
 
     Args:
         stages: the pipeline.
-        flavors: its chunks, [kind of stage][virtual chunk].
+        chunk_figures: its chunks, [kind of stage][virtual chunk].
         microbatches: of every row.
         boundaries: exposed seconds of one send from each stage to the next, the last to the first, by row.
         blocking: a send also holds its sender.
@@ -61,12 +61,12 @@ def makespans(
     """
     import numpy as np
 
-    shape = flavors[0][0].forward_s.shape
+    shape = chunk_figures[0][0].forward_s.shape
     kind_of = {stage: kind for kind, mine in enumerate(stages.of) for stage in mine}
-    each = [flavor for stage in range(stages.pp) for flavor in flavors[kind_of[stage]]]
-    costs = [*(flavor.forward_s for flavor in each), *(flavor.backward_s for flavor in each)]
+    each = [figures for stage in range(stages.pp) for figures in chunk_figures[kind_of[stage]]]
+    costs = [*(figures.forward_s for figures in each), *(figures.backward_s for figures in each)]
     if stages.split:
-        costs += [flavor.backward_s - flavor.weight_s for flavor in each] + [flavor.weight_s for flavor in each]
+        costs += [figures.backward_s - figures.weight_s for figures in each] + [figures.weight_s for figures in each]
     sends = [np.broadcast_to(seconds, shape) for seconds in (0.0, *boundaries, *boundaries)]
     result = np.array(np.broadcast_to(least, shape), dtype=float)
     left = np.broadcast_to(wanted, shape)

@@ -196,4 +196,4 @@ def compare(pinned: str, found: Estimate, files: frozenset[str]) -> Html:
         ConfigError: the pinned plan cannot run.
     """
     other = estimate(job_of(parse_mapping(pinned, "pinned plan"), files))
-    return join(*(plain_table(table) for table in diff(other, found, ("pinned", "now"), [], whole=True)))
+    return join(*(plain_table(table) for table in diff((other, found), ("pinned", "now"), whole=True)))

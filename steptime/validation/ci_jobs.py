@@ -25,18 +25,6 @@ PROGRAMS = {"hybrid": "pretrain_hybrid.py"}
 """Kind of test -> script that it launches; the others launch pretrain_gpt.py."""
 PER_NODE = {"GB200-NVL72": 4}
 """Devices of a node by GPU; the others have 8."""
-RELEASES = {
-    "mixtral_8x7b_tp1pp4ep8vpp8_release": 64,
-    "mixtral_8x7b_alltoall_tp2pp4ep4_release": 128,
-    "mixtral_8x7b_alltoall_tp2pp4ep4_release_sm": 128,
-    "deepseekv3_proxy_flex_tp1pp4emp16etp1cp1_release": 64,
-    "deepseekv3_proxy_flex_tp1pp4emp16etp1cp1_release_sm": 64,
-    "deepseekv3_proxy_flex_tp1pp4emp16etp1cp1_gb_200_release_sm": 64,
-}
-"""Devices of release tests, whose recipes are not public: the power of two whose states are those that stay between steps.
-
-These are within 1 % of most records, those of half or twice as many devices off by 14 % and more.
-"""
 SINGLE = "gpt3_mcore_reruns_resume_check_grads"
 """A test of one step, whose states that stay are those of one device, though its recipe has eight."""
 SINGLE_STEP = "a single step on one device, as its states say: its peak is the first step's"
@@ -57,31 +45,6 @@ HOLD_MEMORY = frozenset(
 """Flags that are only approximated for the step time but change the memory."""
 RESUMED = "resumed from a checkpoint: what loading leaves behind is no part of a step"
 COMPILED = "the peak is of the first iteration, in which the loss is compiled"
-
-COPIED = "the record of another test, copied: the same bytes at another layout"
-OTHER_GPU = "under A100's name, though what stays between steps holds five workspaces of H100's 32 MiB, not of A100's 4"
-COPIED_BEFORE = "the record of the test before its flags were changed, copied: the same bytes at another command line"
-COPIED_FROM_H100 = (
-    "H100's record under A100's name: the same bytes, though TransformerEngine's workspaces differ by 28 MiB"
-)
-COPIES = (
-    # of gpt3_mr_mcore_te_tp1_pp4_vp1_dist_optimizer_overlap_grad_reduce, in first records of five tests
-    ("hybrid_", "A100", frozenset({3_912_766_464.0, 3_912_608_256.0}), COPIED),
-    ("hybrid_", "A100", frozenset({4_483_712_000.0, 2_743_134_208.0}), COPIED_FROM_H100),
-    # of gpt3_mcore_te_tp2_pp1_te_8experts_etp1_ep4 and of its first record on H100 with the exchange overlapped
-    ("_a2a_ovlp_", "A100", frozenset({3_926_147_584.0, 3_770_054_144.0}), COPIED),
-    ("_a2a_ovlp_", "A100", frozenset({4_346_984_960.0}), OTHER_GPU),
-    # with tensor parallelism of 1, before it was 2
-    ("mixtral_8x7b_tp1pp4ep8vpp8_release/0.11.0_dgx", "A100", frozenset({64_439_668_736.0}), COPIED_BEFORE),
-    # of release 0.13.0, whose TransformerEngine keeps no dummy weight gradients
-    ("_release/dev_dgx_h100@f5", "H100", frozenset({35_043_815_424.0, 26_495_959_040.0}), COPIED_BEFORE),
-    ("_release_sm/dev_dgx_h100@f5", "H100", frozenset({27_638_417_408.0}), COPIED_BEFORE),
-    # of gpt3_mr_mcore_te_tp2_pp2_ep4_etp1_selective_recompute_experimental, before --overlap-moe-expert-parallel-comm
-    ("gpt3_mcore_te_tp2_pp2_ep4_etp1_selective_recompute", "H100", frozenset({49_211_260_928.0}), COPIED_BEFORE),
-    # of ..._8experts2parallel_dist_optimizer, whose states are not held twice
-    ("_multi_dist_optimizer_instances", "A100", frozenset({3_118_155_264.0}), COPIED),
-)
-"""Parts of a test's name, its GPU, and the peaks [B] of records that are not its own."""
 
 
 class HeldMemory(NamedTuple):
@@ -127,7 +90,7 @@ def plan_of(row: MeasuredRow) -> CiPlan:
         SkipRowError: the one reason for which the job is not judged.
     """
     test = row.id.partition("/")[0]
-    devices = 1 if test == SINGLE else row.whole("n_gpus") or RELEASES.get(test)
+    devices = 1 if test == SINGLE else row.whole("n_gpus") or records()["devices"].get(test)
     if devices is None:
         raise SkipRowError("n_gpus: not stated")
     found = _plan(row.text("config"), row.text("kind"), devices, row)
@@ -231,6 +194,12 @@ def _images() -> dict[str, Any]:
 
 
 @cache
+def records() -> dict[str, Any]:
+    """What the records do not say: `devices` of release tests, and `copies`, records that are not their test's own."""
+    return parse_mapping(*read_source(FOLDER / "megatron_ci_records.yaml"))
+
+
+@cache
 def configurations() -> dict[str, dict[str, Any]]:
     """Flags (`args`) and environment (`env`) of every configuration by its key."""
     with gzip.open(FOLDER / "megatron_ci_configs.jsonl.gz", "rt", encoding="utf-8") as file:
@@ -250,9 +219,10 @@ def held_memory(row: MeasuredRow, job: Job, persisting: float, first_peak: float
     apart = RESUMED if resumed else "" if row.text("n_gpus") else INFERRED
     if row.id.startswith(f"{SINGLE}/"):
         apart = SINGLE_STEP
-    for name, gpu, peaks, why in COPIES:
-        if name in row.id and row.text("gpu").startswith(gpu) and row.number("peak_allocated_bytes") in peaks:
-            apart = why
+    for one in records()["copies"]:
+        here = one["test"] in row.id and row.text("gpu").startswith(one["gpu"])
+        if here and row.number("peak_allocated_bytes") in one["peaks"]:
+            apart = records()["why"][one["why"]]
     if not apart and job.software.kernels.loss_impl == "native" and first == row.number("peak_allocated_bytes"):
         apart = COMPILED
     return HeldMemory(

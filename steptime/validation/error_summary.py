@@ -30,22 +30,7 @@ from steptime.validation.slices import (
     told_by_source,
     with_experts,
 )
-from steptime.validation.stats import Stats, interval, plain, stats
-
-__all__ = [
-    "SLICES",
-    "Stats",
-    "fitting",
-    "headline",
-    "interval",
-    "memory_errors",
-    "skip_kind",
-    "sliced",
-    "stats",
-    "step_errors",
-    "summarize",
-    "worst_rows",
-]
+from steptime.validation.stats import interval, plain, stats
 
 
 def skip_kind(reason: str) -> str:

@@ -3,38 +3,20 @@
 from __future__ import annotations
 
 import re
+from functools import cache
+from typing import Any
 
+from steptime.base.document import parse_mapping, read_source
 from steptime.validation.ci_jobs import is_ci
-from steptime.validation.measurements import MeasuredRow
+from steptime.validation.measurements import FOLDER, MeasuredRow
 
 CI_ROWS = "Megatron-LM's own tests: memory alone"
-DOUBTFUL = {
-    **dict.fromkeys(("MLM-CI-006", "MLM-CI-007", "MLM-CI-008", "MLM-CI-009"), "functional test, not a tuned run"),
-    **dict.fromkeys(("MBRIDGE-165", "MBRIDGE-167", "MBRIDGE-296"), "no recipe has the printed layout"),
-    **dict.fromkeys(("MBRIDGE-273", "MBRIDGE-297"), "impossible as printed"),
-    # pytorch/ao pull request 2736: run "without any performance debugging", fp8 "lower than expected"
-    **dict.fromkeys(("torchao-005", "torchao-006", "torchao-007"), "untuned on MI300X, says its author"),
-}
-"""Published rows whose inputs are wrong or unknown although their quality is A or B."""
 
-NOT_COUNTED = (
-    (r"deepep over (uccl|nvshmem)", "DeepEP over EFA, whose sends a proxy on the host makes: not modeled"),
-    (r'(?<!")unbalanced|\(imbalanced\)', "experts' load unbalanced, by how much is not stated"),
-    (
-        r"compile=thunder(?!.*dynamo backend)",
-        "thunder's executors, which choose what is saved, and its own FSDP: not modeled",
-    ),
-    # torch 2.6 torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py, _register_post_backward_hook: none is registered then
-    (r"compiledautograd on", "compiled autograd, under which FSDP2 reduces every gradient after backward: not modeled"),
-    (r"packed documents", "packed documents: how much attention is left between their ends is not stated"),
-    (r"mem-efficient kernel", "torch's memory-efficient attention: its rate is not modeled"),
-    (
-        r"not explained \(interconnect not stated",
-        "interconnect not stated, and the time not explained by its own source",
-    ),
-    (r"no fast grouped_mm", "experts one by one on the host, for want of a grouped kernel: not modeled"),
-)
-"""Words in a row's notes, and the reason why its time includes something that is not modeled."""
+
+@cache
+def _tables() -> dict[str, Any]:
+    """Rows in doubt, and words of rows whose time includes something that is not modeled, each with the reason."""
+    return parse_mapping(*read_source(FOLDER / "exclusions.yaml"))
 
 
 def exclusion(row: MeasuredRow, assumed: list[str]) -> str | None:
@@ -46,12 +28,13 @@ def exclusion(row: MeasuredRow, assumed: list[str]) -> str | None:
     if is_ci(row):
         return CI_ROWS
     words = f"{row.text('overlap_notes')}; {row.text('note')}".lower()
-    if row.published and (cause := next((why for said, why in NOT_COUNTED if re.search(said, words)), None)):
-        return cause
+    causes = (one["why"] for one in _tables()["not_counted"] if re.search(one["words"], words))
+    if row.published and (cause := next(causes, None)):
+        return str(cause)
     if row.published and "mindspeed" in row.text("framework").lower():
         return "MindSpeed on Ascend: its vector kernels and fused products with collectives (MC2) are not modeled"
-    if row.id in DOUBTFUL and row.published:
-        return f"inputs in doubt: {DOUBTFUL[row.id]}"
+    if row.published and (doubt := _tables()["doubtful"].get(row.id)):
+        return f"inputs in doubt: {doubt}"
     if row.published and row.text("task").lower() not in {"", "pretrain"}:
         return "fine-tuning, packed samples"
     if row.text("quality").upper() == "C":

@@ -21,6 +21,7 @@ from steptime.answer.verdict import between_steps, stage_memory
 from steptime.base.rows import Memory
 from steptime.job.assembly import Assembly
 from steptime.job.job import Job
+from steptime.memory.overhead import GIB
 from steptime.memory.states import stage_states
 from steptime.validation.ci_jobs import HeldMemory, held_memory, is_ci
 from steptime.validation.exclusion import exclusion
@@ -29,7 +30,6 @@ from steptime.validation.measurements import MeasuredRow, SkipRowError, shipped
 from steptime.validation.row_plan import Mapped, to_config, to_job
 from steptime.validation.row_software import precision_family
 
-GIB = 2.0**30
 LONGEST = 300
 """Length limit of a reason."""
 

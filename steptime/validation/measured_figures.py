@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from steptime.memory.overhead import GIB
 from steptime.validation.ci_jobs import is_ci
 from steptime.validation.measurements import MeasuredRow, SkipRowError
 
-GIB = 2.0**30
 READABLE = re.compile(r"(?!.*\b(?:[kmt]i?b|bytes)\b).*(?:nvidia-smi|allocated|reserved|\bgi?b\b)")
 """A `mem_metric` in lower case that names the counter or its unit, and no unit other than GB and GiB."""
 

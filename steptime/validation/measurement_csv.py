@@ -11,10 +11,9 @@ from typing import Any
 
 from steptime.base.config import ConfigError
 from steptime.job.job import Job
+from steptime.memory.overhead import GIB
 from steptime.validation.logged import Compared
 from steptime.validation.measurements import REQUIRED
-
-GIB = 2.0**30
 
 COLUMNS = (
     *REQUIRED, "model_name", "n_kv_heads", "head_dim", "vocab", "glu", "tied_embeddings", "cp", "dp", "vpp", "sp",

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import Any, NamedTuple
 
+from steptime.base.document import parse_mapping, read_source
 from steptime.software.performance import EAGER_TORCH, load_software
 from steptime.software.profiles import profile_names, profile_releases
 from steptime.validation import row_native
-from steptime.validation.measurements import MeasuredRow, SkipRowError
+from steptime.validation.measurements import FOLDER, MeasuredRow, SkipRowError
 from steptime.validation.recipes import of_scripts, recipe_of
 from steptime.validation.row_experts import dispatch_of
 from steptime.validation.row_overlap import graphs_of, overlap_of
-
-_NO_PROFILE = (
-    "levanter", "t5x", "neuron", "libai", "colossal", "easycontext", "llm.c",
-    "gigatron", "sagemaker",
-)  # fmt: skip
-"""Frameworks whose kernels and schedules no profile describes."""
 
 
 class RowFramework(NamedTuple):
@@ -49,42 +45,20 @@ class RowFramework(NamedTuple):
         return f"{self.profile}@{self.release}" if self.release else self.profile
 
 
-ROW_FRAMEWORKS = (
-    RowFramework(r"maxtext", "MaxText", "xla"),
-    RowFramework(r"paxml", "PaxML", "paxml"),
-    RowFramework(r"automodel", "NeMo AutoModel", "automodel"),
-    RowFramework(r"deepspeedexamples|^deepspeed zero-3$", "DeepSpeed", "deepspeed-2021"),
-    RowFramework(r"trainer \+ deepspeed|xtuner", "DeepSpeed", "deepspeed"),
-    RowFramework(r"bloom|bigscience|megatron-deepspeed \(zero-1\)", "Megatron-DeepSpeed", "bloom"),
-    RowFramework(r"vtrain|gpt-neox", "Megatron-DeepSpeed", "megatron-2021"),
-    RowFramework(
-        r"2021.*deepspeed|deepspeed.*2021|deepspeed off|old branch", "Megatron-DeepSpeed", "megatron-deepspeed-2021"
-    ),
-    RowFramework(r"may-jul 2021", "Megatron-LM 2020-2022", "megatron-deepspeed", own=False),
-    RowFramework(r"megatron.*deepspeed|deepspeed.*megatron", "Megatron-DeepSpeed", "megatron-deepspeed"),
-    RowFramework(r"deepspeed", "DeepSpeed", "deepspeed"),
-    RowFramework(r"mindspeed", "MindSpeed", "megatron-core", own=False),
-    RowFramework(r"megatron-bridge", "Megatron-Bridge", "megatron-bridge"),
-    RowFramework(r"nemo megatron", "NeMo Megatron 2022", "nemo-2022"),
-    RowFramework(r"nemo", "NeMo", "nemo"),
-    RowFramework(r"megatron-lm.*20(19|2[0-2])", "Megatron-LM 2020-2022", "megatron-2021"),
-    RowFramework(r"aleph alpha", "Aleph Alpha", "aleph-alpha"),
-    RowFramework(r"megatron|primus", "Megatron-LM", "megatron-core"),
-    RowFramework(r"llm-foundry|composer", "llm-foundry", "llm-foundry"),
-    RowFramework(r"torchtitan", "torchtitan", "torchtitan"),
-    RowFramework(r"accelerate.*fsdp|accelerate fsdp|transformers \+ fsdp", "Hugging Face accelerate", "accelerate"),
-    RowFramework(r"torchtune|fsdp", "torch FSDP", "fsdp2"),
-    RowFramework(r"litgpt", "LitGPT", "litgpt"),
-    RowFramework(r"lit-gpt", "LitGPT", "fsdp2", own=False),
-    RowFramework(r"internevo", "InternEvo", "internevo"),
-    RowFramework(r"nanotron", "nanotron", "nanotron"),
-    RowFramework(r"paddle", "PaddlePaddle", "paddle"),
-    RowFramework(r"flash-attention training", "flash-attention", "megatron-core", own=False),
-)
-"""First match wins."""
-
 _PRECISIONS = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _MODULES = {"core_attn", "layernorm", "mlp", "act", "dropout", "moe", "moe_act", "shared_experts", "mla_up_proj"}
+
+
+@cache
+def _tables() -> dict[str, Any]:
+    """The frameworks of measured rows, and those without a profile."""
+    return parse_mapping(*read_source(FOLDER / "frameworks.yaml"))
+
+
+@cache
+def row_frameworks() -> list[RowFramework]:
+    """All frameworks; the first whose words match is a row's."""
+    return [RowFramework(**entry) for entry in _tables()["frameworks"]]
 
 
 def framework_of(row: MeasuredRow, *, known: bool = True) -> RowFramework:
@@ -104,11 +78,11 @@ def framework_of(row: MeasuredRow, *, known: bool = True) -> RowFramework:
 
 def _framework(row: MeasuredRow) -> RowFramework:
     said = row.text("framework").lower()
-    if found := next((word for word in _NO_PROFILE if word in said), ""):
+    if found := next((word for word in _tables()["no_profile"] if word in said), ""):
         raise SkipRowError(f"not modeled yet: framework {_title(found)}")
     if said in profile_names():
         return RowFramework(said, said, said)
-    found_one = next((framework for framework in ROW_FRAMEWORKS if re.search(framework.words, said)), None)
+    found_one = next((framework for framework in row_frameworks() if re.search(framework.words, said)), None)
     if found_one is None:
         profile = "fsdp2" if row.text("zero_or_fsdp").lower().startswith("fsdp") else "megatron-core"
         return RowFramework("", said or "not stated", profile, own=False)

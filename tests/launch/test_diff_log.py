@@ -11,7 +11,7 @@ from launch_logs import MEGATRON, head, iteration, write
 from steptime.answer.result import estimate
 from steptime.commands import cli
 from steptime.job.job import Job
-from steptime.validation.kind import is_log
+from steptime.validation.log_file import is_log
 from steptime.validation.logged import read_run
 from steptime.validation.setting_costs import differences, settings
 

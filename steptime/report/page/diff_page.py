@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from steptime import __version__
 from steptime.launch.plan_yaml import plan_yaml
+from steptime.report.output_files import write_file
 from steptime.report.page.document import document, section
-from steptime.report.page.markup import Html, el, join
+from steptime.report.page.markup import Html, el, join, to_copy, tools
 from steptime.report.page.side_by_side import ComparedPlan, memories, steps
 from steptime.report.page.tables import plain_table
 from steptime.report.table import Table
-from steptime.report.written import write_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,19 +52,7 @@ def page(estimates: Sequence[Estimate], labels: Sequence[str], tables: Sequence[
     return document(name, body)
 
 
-def tools() -> Html:
-    """Dark or light, and print."""
-    return el(
-        "div",
-        el("button", "dark / light", type="button", data_theme_toggle=""),
-        el("button", "print", type="button", data_print=""),
-        class_="tools",
-    )
-
-
 def plan_text(plan: ComparedPlan, *before: Html) -> Html:
     """A plan as YAML, folded, to be copied."""
-    name = f"yaml-{plan.target}"
-    copy = el("div", el("button", "copy", type="button", data_copy=name), class_="tools")
-    text = el("pre", plan_yaml(plan.estimate.job), id=name, tabindex=0)
-    return el("details", el("summary", plan.name), *before, copy, text, id=plan.target)
+    text = to_copy(plan_yaml(plan.estimate.job), f"yaml-{plan.target}")
+    return el("details", el("summary", plan.name), *before, text, id=plan.target)

@@ -14,12 +14,12 @@ from steptime.base.words import counted
 from steptime.launch.plan_yaml import plan_yaml
 from steptime.report import details
 from steptime.report.headline import answer, fix_cost, fixes, headline
+from steptime.report.output_files import write_file
 from steptime.report.page import memory_charts, tables, time_charts
-from steptime.report.page.markup import Html, el, join, linked
+from steptime.report.page.markup import Html, el, join, linked, to_copy, tools
 from steptime.report.page.schedule_data import schedule, schedule_data
 from steptime.report.palette import css
 from steptime.report.table import FactList
-from steptime.report.written import write_file
 from steptime.timing.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def _sections(estimate: Estimate, timeline: Timeline) -> Iterator[tuple[str, str
     yield "run", "The whole run", facts(run) if run else None
     yield "evidence", "Evidence", _evidence(estimate)
     yield "assumed", "Assumptions and sources", _assumed(estimate)
-    yield "plan", "The plan", _plan(estimate)
+    yield "plan", "The plan", to_copy(plan_yaml(estimate.job), "plan-yaml")
 
 
 def _header(estimate: Estimate) -> Html:
@@ -160,15 +160,9 @@ def _header(estimate: Estimate) -> Html:
         el("p", " ".join(verdict.lines)),
         class_=f"verdict v-{estimate.memory.verdict}",
     )
-    tools = el(
-        "div",
-        el("button", "dark / light", type="button", data_theme_toggle=""),
-        el("button", "print", type="button", data_print=""),
-        class_="tools",
-    )
     return el(
         "header",
-        tools,
+        tools(),
         el("h1", name),
         el("p", ", ".join(rest), class_="job"),
         box,
@@ -217,9 +211,3 @@ def _assumed(estimate: Estimate) -> Html:
     rows = [el("tr", el("th", name, scope="row"), el("td", linked(source))) for name, source in figures]
     table = el("div", el("table", el("tbody", *rows), class_="sources"), class_="scroll")
     return join(texts, el("details", el("summary", f"{len(rows)} figures and settings, each with its source"), table))
-
-
-def _plan(estimate: Estimate) -> Html:
-    """The plan as YAML, to be copied."""
-    copy = el("button", "copy", type="button", data_copy="plan-yaml")
-    return join(el("div", copy, class_="tools"), el("pre", plan_yaml(estimate.job), id="plan-yaml", tabindex=0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from html import escape
 
 _VOID = frozenset({"meta", "input", "br", "link"})
@@ -39,6 +40,41 @@ def el(tag: str, *children: str | None, **attributes: str | float | None) -> Htm
 def join(*children: str | None) -> Html:
     """Children one after the other, escaped unless they are HTML."""
     return Html("".join(child if isinstance(child, Html) else escape(child) for child in children if child is not None))
+
+
+def table(
+    head: Iterable[tuple[str, str | None]], rows: Iterable[Html], css: str | None = None, foot: Html | None = None
+) -> Html:
+    """A table that scrolls sideways. `head`: text and class of each column; a column without a text has no heading."""
+    columns = [el("th", text, scope="col", class_=kind or None) if text else el("td") for text, kind in head]
+    made = el("table", el("thead", el("tr", *columns)), el("tbody", *rows), foot, class_=css)
+    return el("div", made, class_="scroll")
+
+
+def legend(keys: Iterable[tuple[str, str]], *more: Html) -> Html:
+    """Classes of colors and what they stand for; `more` stands behind them. The pipeline's bubble is hatched."""
+    items = []
+    for css, text in keys:
+        color = el("rect", x=0, y=0, width=12, height=12, class_=f"{css} edge")
+        hatch = el("rect", x=0, y=0, width=12, height=12, class_="hatch") if css == "t-bubble" else None
+        items.append(el("li", el("svg", color, hatch, viewBox="0 0 12 12"), text))
+    return el("ul", *items, *more, class_="legend")
+
+
+def tools() -> Html:
+    """Dark or light, and print."""
+    return el(
+        "div",
+        el("button", "dark / light", type="button", data_theme_toggle=""),
+        el("button", "print", type="button", data_print=""),
+        class_="tools",
+    )
+
+
+def to_copy(text: str, name: str) -> Html:
+    """Text under a button that copies it; `name`: its id on the page."""
+    button = el("div", el("button", "copy", type="button", data_copy=name), class_="tools")
+    return join(button, el("pre", text, id=name, tabindex=0))
 
 
 def _text(value: str | float) -> str:

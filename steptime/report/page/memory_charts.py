@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from steptime.answer.memory_over_time import stage_holds
 from steptime.report.format import GIB, gib, seconds
-from steptime.report.page.markup import Html, el, join
+from steptime.report.page.markup import Html, el, join, legend, table
 
 if TYPE_CHECKING:
     from steptime.answer.result import Estimate
@@ -62,11 +62,9 @@ def stage_bars(estimate: Estimate) -> Html:
                 class_="worst" if worst else None,
             )
         )
-    head = ("stage", "what it holds", "GiB needed", f"left of {gib(memory.capacity_bytes)}", "peak at")
-    kinds = ("", "bar", "n", "n", "")
-    columns = [el("th", text, scope="col", class_=kind or None) for text, kind in zip(head, kinds, strict=True)]
-    table = el("table", el("thead", el("tr", *columns)), el("tbody", *body), class_="bars memory")
-    return join(memory_legend(), el("div", table, class_="scroll"))
+    left_of = f"left of {gib(memory.capacity_bytes)}"
+    head = [("stage", ""), ("what it holds", "bar"), ("GiB needed", "n"), (left_of, "n"), ("peak at", "")]
+    return join(memory_legend(), table(head, body, "bars memory"))
 
 
 def _stage_name(estimate: Estimate, stage: int) -> str:
@@ -96,20 +94,7 @@ def memory_bar(parts: dict[str, float], need: float, capacity: float, scale: flo
 def memory_legend() -> Html:
     """The parts of a bar and the line at its end."""
     far = el("svg", el("path", d="M0 6H11M11 2V10", class_="reach"), viewBox="0 0 12 12")
-    return legend({key: f"m-{key}" for key in PARTS}, PARTS, el("li", far, REACH))
-
-
-def legend(classes: dict[str, str], names: dict[str, str], *more: Html) -> Html:
-    """Colors and what they stand for; `more` stands behind them."""
-    items = [
-        el(
-            "li",
-            el("svg", el("rect", x=0, y=0, width=12, height=12, class_=f"{css} edge"), viewBox="0 0 12 12"),
-            names[key],
-        )
-        for key, css in classes.items()
-    ]
-    return el("ul", *items, *more, class_="legend")
+    return legend(((f"m-{key}", name) for key, name in PARTS.items()), el("li", far, REACH))
 
 
 # --- over time -------------------------------------------------------------------------------------------------------------
@@ -188,7 +173,7 @@ def over_time(estimate: Estimate, timeline: Timeline) -> Html:
     axis = el("div", el("span", "0 s"), el("span", seconds(estimate.step_s / 2)), el("span", seconds(estimate.step_s)),
               class_="axis")  # fmt: skip
     note = f"{words}; the line is what is usable, the areas the most that each action holds"
-    colors = legend({key: f"m-{key}" for key in OVER_TIME}, PARTS)
+    colors = legend((f"m-{key}", PARTS[key]) for key in OVER_TIME)
     return join(colors, el("div", levels, chart, axis, class_="over-time"), el("p", note, class_="note"))
 
 

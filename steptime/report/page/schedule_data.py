@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from steptime.base.words import counted
 from steptime.report.breakdown import part_name
 from steptime.report.format import seconds
-from steptime.report.page.markup import Html, el, join
+from steptime.report.page.markup import Html, el, join, legend
 from steptime.report.trace import PASSES, layer_range
 from steptime.schedule.orders import described, order
 
@@ -110,11 +110,6 @@ def schedule(estimate: Estimate) -> Html:
         ("t-optimizer", "optimizer"),
         ("t-stragglers", "wait for the slowest replica"),
     ]
-    legend = el("ul", *(
-        el("li", el("svg", el("rect", x=0, y=0, width=12, height=12, class_=f"{css} edge"),
-                    el("rect", x=0, y=0, width=12, height=12, class_="hatch") if css == "t-bubble" else None,
-                    viewBox="0 0 12 12"), text) for css, text in keys
-    ), class_="legend")  # fmt: skip
     height = 36 + max(1, min(line.stages, 128)) * row_height(line.stages)
     canvas = el("canvas", height=height, tabindex=0, role="img", aria_label=f"the schedule of one step: {words}",
                 data_schedule="", data_row=row_height(line.stages))  # fmt: skip
@@ -123,7 +118,7 @@ def schedule(estimate: Estimate) -> Html:
         "data-parallel communication"
     )
     script = el("noscript", el("p", "The schedule is drawn by a script of this page.", class_="note"))
-    return join(legend, el("div", *buttons, class_="tools"), canvas, script,
+    return join(legend(keys), el("div", *buttons, class_="tools"), canvas, script,
                 el("p", "", class_="readout", aria_live="polite"), el("p", note, class_="note"))  # fmt: skip
 
 

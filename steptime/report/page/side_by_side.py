@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from steptime.report.breakdown import part_name
 from steptime.report.format import gib, percent, seconds
 from steptime.report.headline import VERDICTS
-from steptime.report.page.markup import Html, el, join
-from steptime.report.page.memory_charts import legend, memory_bar, memory_legend, parts_of
-from steptime.report.palette import TIME as COLORS
+from steptime.report.page.markup import Html, el, join, legend, table
+from steptime.report.page.memory_charts import memory_bar, memory_legend, parts_of
+from steptime.report.palette import time_class
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,8 +56,8 @@ def steps(plans: Sequence[ComparedPlan]) -> Html:
         rows.append(el("tr", plan.head, *cells))
     told = "the step" if alike else "device-seconds of a token"
     head = [("plan", ""), (told, "bar"), ("step", "n"), ("80 % interval", "n"), ("MFU", "n"), ("tokens/s/device", "n")]
-    colors = {name: f"t-{name}" if name in COLORS else "t-other" for name in names}
-    return join(legend(colors, {name: part_name(name) for name in names}), _table(head, rows, "bars"))
+    colors = legend((time_class(name), part_name(name)) for name in names)
+    return join(colors, table(head, rows, "bars"))
 
 
 def _length(estimate: Estimate, *, alike: bool) -> float:
@@ -70,9 +70,10 @@ def _step_bar(estimate: Estimate, names: Sequence[str], width_of_s: float) -> Ht
     for name in names:
         took = max(0.0, estimate.time.parts_s.get(name, 0.0))
         if took > 0.0:
-            css = f"t-{name}" if name in COLORS else "t-other"
             title = el("title", f"{part_name(name)}: {seconds(took)}, {percent(took / estimate.step_s)}")
-            pieces.append(el("rect", title, x=at, y=0, width=took * width_of_s, height=16, class_=f"{css} edge"))
+            pieces.append(
+                el("rect", title, x=at, y=0, width=took * width_of_s, height=16, class_=f"{time_class(name)} edge")
+            )
             at += took * width_of_s
     words = f"step {seconds(estimate.step_s)}"
     return el("svg", *pieces, viewBox="0 -2 1000 20", preserveAspectRatio="none", role="img", aria_label=words)
@@ -96,9 +97,4 @@ def memories(plans: Sequence[ComparedPlan]) -> Html:
         ]
         rows.append(el("tr", plan.head, *cells))
     head = [("plan", ""), ("its worst stage", "bar"), ("GiB needed", "n"), ("usable", "n"), ("", ""), ("peak at", "")]
-    return join(memory_legend(), _table(head, rows, "bars memory"))
-
-
-def _table(head: Sequence[tuple[str, str]], rows: Sequence[Html], css: str) -> Html:
-    columns = [el("th", text, scope="col", class_=kind or None) if text else el("td") for text, kind in head]
-    return el("div", el("table", el("thead", el("tr", *columns)), el("tbody", *rows), class_=css), class_="scroll")
+    return join(memory_legend(), table(head, rows, "bars memory"))

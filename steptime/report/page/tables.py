@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from steptime.report.format import BINARY, TIME, number, percent, quantity, whole
-from steptime.report.page.markup import Html, el, join
+from steptime.report.page.markup import Html, el, join, table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -90,7 +90,7 @@ def collectives(estimate: Estimate) -> Html:
         ])  # fmt: skip
     header = ("collective", "kind", "axis", "ranks", "over", "bytes", "calls", "latency", "call", "step", "exposed")
     return sortable(
-        "bytes: the whole tensor of one call; step: all calls; exposed: what of them the step is longer for",
+        "bytes: the whole tensor of one call; step: all calls; exposed: the part of them that lengthens the step",
         header,
         rows,
     )
@@ -127,15 +127,10 @@ def plain_table(found: Table) -> Html:
     if not found.header:
         return join(el("h3", found.title), *(el("p", row[0]) for row in found.rows))
     classes = [None if i < found.left else "n" for i in range(len(found.header))]
-    head = [
-        el("th", text, scope="col", class_=kind) if text else el("td")
-        for text, kind in zip(found.header, classes, strict=True)
-    ]
     body = [el("tr", *_cells(row, classes)) for row in found.rows if row]
-    table = el("table", el("thead", el("tr", *head)), el("tbody", *body))
     return join(
         el("h3", found.title) if found.title else "",
-        el("div", table, class_="scroll"),
+        table(zip(found.header, classes, strict=True), body),
         *(el("p", note, class_="note") for note in found.notes),
     )
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from steptime.base.words import counted
 from steptime.report.breakdown import part_name
 from steptime.report.format import TIME, column, percent, seconds, unit_for, whole
-from steptime.report.page.markup import Html, el, join
-from steptime.report.palette import TIME as COLORS
+from steptime.report.page.markup import Html, el, join, table
+from steptime.report.palette import time_class
 
 if TYPE_CHECKING:
     from steptime.answer.result import Estimate
@@ -39,19 +39,15 @@ def step_bars(estimate: Estimate) -> Html:
         ]
         rows.append(el("tr", *cells))
     head = [("part", ""), ("seconds", "bar"), (unit.name, "n"), ("share", "n"), (f"hidden [{unit.name}]", "n")]
-    columns = [el("th", text, scope="col", class_=kind or None) for text, kind in head]
     total = [el("th", "the step", scope="row"), el("td"), el("td", column([time.step_s], unit.size, 4)[0], class_="n"),
              el("td", "100 %", class_="n"), el("td")]  # fmt: skip
-    table = el(
-        "table", el("thead", el("tr", *columns)), el("tbody", *rows), el("tfoot", el("tr", *total)), class_="bars"
-    )
     note = "solid: exposed, these sum to the step; hatched: hidden under compute"
-    return join(el("div", table, class_="scroll"), el("p", note, class_="note"))
+    return join(table(head, rows, "bars", el("tfoot", el("tr", *total))), el("p", note, class_="note"))
 
 
 def _bar(name: str, own: float, beside: float) -> Html:
     """Exposed solid, hidden hatched beside it."""
-    css = f"t-{name}" if name in COLORS else "t-other"
+    css = time_class(name)
     pieces = [el("rect", x=0, y=0, width=WIDTH * own, height=16, class_=f"{css} edge")] if own else []
     if beside:
         pieces.append(el("rect", x=WIDTH * own, y=0, width=WIDTH * beside, height=16, class_=f"{css} hidden"))
@@ -88,20 +84,15 @@ def weak_scaling(estimate: Estimate) -> Html:
         el(
             "tr",
             el("th", f"dp {row.dp:,}" + (" (this plan)" if row.dp == here else ""), scope="row"),
-            *(el("td", text, class_="n") for text in _scaling_cells(row.devices, row.gbs, row.step_s, row.efficiency)),
+            el("td", whole(row.devices), class_="n"),
+            el("td", whole(row.gbs), class_="n"),
+            el("td", seconds(row.step_s), class_="n"),
+            el("td", percent(row.efficiency), class_="n"),
         )
         for row in rows
     ]
-    head = [
-        el("th", text, scope="col", class_=None if text == "replicas" else "n")
-        for text in ("replicas", "devices", "gbs", "step", "efficiency")
-    ]
-    table = el("table", el("thead", el("tr", *head)), el("tbody", *cells))
-    return join(line, el("div", table, class_="scroll"))
-
-
-def _scaling_cells(devices: int, gbs: int, step_s: float, efficiency: float) -> list[str]:
-    return [whole(devices), whole(gbs), seconds(step_s), percent(efficiency)]
+    head = [("replicas", ""), *((text, "n") for text in ("devices", "gbs", "step", "efficiency"))]
+    return join(line, table(head, cells))
 
 
 def _scaling_line(rows: list[tuple[int, float, bool]]) -> Html:

@@ -13,7 +13,7 @@ from steptime.job.facts import layers_per_chunk
 from steptime.job.job import Job, facts
 from steptime.memory.states import stage_states
 from steptime.schedule.orders import described
-from steptime.search.grid import dealt_as
+from steptime.search.grid import with_split
 from steptime.search.layouts import Block
 from steptime.search.pipeline import Stages
 from steptime.search.recompute import WORD, RecomputeChoice, of_plan
@@ -59,7 +59,7 @@ def narrowed(plan: Job, axes: Axes) -> Axes:
 
 def outline(job: Job, shape: Shape) -> Stages:
     """A pipeline by its numbers alone."""
-    counts = layers_per_chunk(dealt_as(facts(job)._replace(pp=shape.pp, vpp=shape.vpp), shape.split))
+    counts = layers_per_chunk(with_split(facts(job)._replace(pp=shape.pp, vpp=shape.vpp), shape.split))
     return Stages(schedule_of(job, shape), shape.pp, shape.vpp, (), (), max(counts), shape.schedule)
 
 

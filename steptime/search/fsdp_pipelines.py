@@ -17,12 +17,13 @@ from steptime.memory.buffers import at_peak, gradient_copies, step_change
 from steptime.memory.overhead import overhead, reserved_bytes
 from steptime.memory.states import States
 from steptime.schedule.orders import described, shortened
+from steptime.search.fsdp_chunks import ColumnSeconds, FsdpChunks
+from steptime.search.fsdp_groups import ends, picked
 from steptime.search.layouts import Block, Pipelines
 from steptime.search.pipeline import Stages, counts_of
 from steptime.search.recompute import RecomputeChoice
-from steptime.search.rows import legal_rows, spreads_of
-from steptime.search.sharded_chunks import ColumnSeconds, ShardedChunks
-from steptime.search.sharded_groups import ends, picked
+from steptime.search.rows import legal_rows, shardings_of
+from steptime.search.seconds import send_share
 from steptime.search.space import SPLIT_SETTINGS, Shape
 from steptime.search.walk_columns import makespans
 from steptime.software.settings import Share
@@ -34,7 +35,7 @@ def covers_shape(shape: Shape) -> bool:
     return shape.pp > 1 and not (shape.schedule and described(shape.schedule).split)
 
 
-class ShardedPipelines(Pipelines):
+class FsdpPipelines(Pipelines):
     """FSDP's layouts of one job on one number of devices."""
 
     def blocks(
@@ -55,12 +56,12 @@ class ShardedPipelines(Pipelines):
         if not rows.at.size:
             return
         said = self.said(stages, shape)
-        spreads, at = spreads_of(rows.tp, rows.ep, rows.etp)
-        found = picked(ends(said, stages, spreads, self.grid.devices), at)
+        shardings, at = shardings_of(rows.tp, rows.ep, rows.etp)
+        found = picked(ends(said, stages, shardings, self.grid.devices), at)
         degrees = {name: getattr(rows, name) for name in ("tp", "cp", "ep", "etp", "dp", "microbatch_sz")}
         view = Candidates(said, **degrees, gbs=1.0 * self.grid.gbs)
         vars(view.parallelism)["whole"] = self.grid.devices
-        chunks = ShardedChunks(self, stages, choices, rows, found, view.as_job)
+        chunks = FsdpChunks(self, stages, choices, rows, found, view.as_job)
         outside = sum(overhead(view.as_job)) + 0.0 * rows.tp
         allocated, reserved = self.held(chunks)
         capacity = job.machine.accelerator.usable_memory_bytes
@@ -77,7 +78,7 @@ class ShardedPipelines(Pipelines):
         batch = self.job.data.gbs * stages.pp
         return self.job.replace(**settings, **SPLIT_SETTINGS[shape.split], **{"data.gbs": batch})
 
-    def held(self, chunks: ShardedChunks) -> tuple[Num, Num]:
+    def held(self, chunks: FsdpChunks) -> tuple[Num, Num]:
         """Allocated and reserved bytes of the stage with the most."""
         import numpy as np
 
@@ -111,7 +112,7 @@ class ShardedPipelines(Pipelines):
                 reserved[:, mine] = maximum(reserved, held)[:, mine]
         return allocated, reserved
 
-    def walk(self, block: Block, chunks: ShardedChunks, share: Share | None) -> None:
+    def walk(self, block: Block, chunks: FsdpChunks, share: Share | None) -> None:
         """Fill in the seconds of the layouts that may fit."""
         import numpy as np
 
@@ -119,22 +120,21 @@ class ShardedPipelines(Pipelines):
         wanted = block.fits
         if not wanted.any():
             return
-        flavors = self.flavors(stages, chunks.choices, rows.part)
+        chunk_figures = self.chunk_figures(stages, chunks.choices, rows.part)
         tiers, microbatches = self.priced.dp_tiers, self.grid.gbs // (rows.dp * rows.microbatch_sz)
         found = chunks.seconds(tiers, self.priced.context.rates)
         sent = self.sends(stages, rows)
-        left = 1.0 - (float(share or 0.0) if share is not True else 0.0)
+        left = send_share(share)
         makespan = makespans(
             stages,
-            flavors,
+            chunk_figures,
             microbatches,
             [left * seconds for seconds in (*sent.each, sent.wrap)],
             blocking=share is not True,
-            least=np.inf,
             wanted=wanted,
             around=lambda some_of: ColumnSeconds(chunks, found, tiers, some_of),
         )
-        work = [sum(f.forward_s + f.backward_s for f in mine) for mine in flavors]
+        work = [sum(f.forward_s + f.backward_s for f in mine) for mine in chunk_figures]
         busiest: Num = 0
         most: Num = 0.0
         for kind, seconds in enumerate(work):

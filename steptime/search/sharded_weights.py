@@ -1,6 +1,6 @@
-"""Assemblies of one device for many spreads of the weights at once: parameters in columns, one row per (tp, ep, etp).
+"""Assemblies of one device for many shardings of the weights at once: parameters in columns, one row per (tp, ep, etp).
 
-Where ep is 1 experts are dense parameters, else they have ranks of their own; so these are two families of spreads.
+Where ep is 1 experts are dense parameters, else they have ranks of their own; so these are two families of shardings.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from steptime.model.ops import Param
 from steptime.search.pipeline import Stages
 
 
-class Spread(NamedTuple):
+class WeightSharding(NamedTuple):
     """How the weights of a stage lie on its devices."""
 
     tp: int
@@ -28,78 +28,82 @@ class Spread(NamedTuple):
     etp: int
 
 
-class Sketches:
-    """The assemblies of some spreads."""
+class ShardedWeights:
+    """The assemblies of some shardings."""
 
-    def __init__(self, job: Job, spreads: Sequence[Spread]) -> None:
+    def __init__(self, job: Job, shardings: Sequence[WeightSharding]) -> None:
         self.job = job
-        self._families: dict[bool, tuple[dict[Spread, int], Assembly]] = {}
-        self._some: dict[tuple[Spread, ...], Assembly] = {}
+        self._families: dict[bool, tuple[dict[WeightSharding, int], Assembly]] = {}
+        self._some: dict[tuple[WeightSharding, ...], Assembly] = {}
         for alone in (True, False):
-            mine = [spread for spread in spreads if (spread.ep == 1) == alone]
+            mine = [sharding for sharding in shardings if (sharding.ep == 1) == alone]
             if mine:
-                self._families[alone] = {spread: i for i, spread in enumerate(mine)}, whole(job, mine)
+                self._families[alone] = {sharding: i for i, sharding in enumerate(mine)}, whole(job, mine)
 
-    def layer_params(self, spreads: Sequence[Spread]) -> Any:
+    def layer_params(self, shardings: Sequence[WeightSharding]) -> Any:
         """Parameters of all layers that lie on one device without a pipeline, a column."""
         import numpy as np
 
-        found: dict[Spread, float] = {}
+        found: dict[WeightSharding, float] = {}
         for places, known in self._families.values():
             each = np.broadcast_to(sum([count * part.n_params for part, count in known.runs]), (len(places),))
             found |= dict(zip(places, each.tolist(), strict=True))
-        return np.array([found[spread] for spread in spreads])
+        return np.array([found[sharding] for sharding in shardings])
 
     def of(
-        self, spreads: Sequence[Spread], stages: Stages, joined: Assembly, view: Callable[[Mapping[str, Any]], Job]
-    ) -> Iterator[tuple[Any, tuple[Spread, ...], Assembly]]:
-        """By family: the places of its spreads, they themselves, and their assembly with one stage of each kind.
+        self,
+        shardings: Sequence[WeightSharding],
+        stages: Stages,
+        joined: Assembly,
+        view: Callable[[Mapping[str, Any]], Job],
+    ) -> Iterator[tuple[Any, tuple[WeightSharding, ...], Assembly]]:
+        """By family: the places of its shardings, they themselves, and their assembly with one stage of each kind.
 
         `view`: the job with columns of tp, ep and etp; `joined`: whose parts the stages hold.
         """
         import numpy as np
 
         for alone in self._families:
-            where = [i for i, spread in enumerate(spreads) if (spread.ep == 1) == alone]
+            where = [i for i, sharding in enumerate(shardings) if (sharding.ep == 1) == alone]
             if not where:
                 continue
-            mine = tuple(spreads[i] for i in where)
+            mine = tuple(shardings[i] for i in where)
             known = self.some(alone, mine)
             part = dict(zip(joined.kinds, known.kinds, strict=True))
-            sketch = known.remade(view(columns(mine)), {})
-            sketch.shard = shard_of(sketch.job)
-            vars(sketch)["stages"] = [[_moved(chunk, part) for chunk in chunks] for chunks in stages.chunks]
-            yield np.array(where), mine, sketch
+            assembly = known.remade(view(columns(mine)), {})
+            assembly.shard = shard_of(assembly.job)
+            vars(assembly)["stages"] = [[_moved(chunk, part) for chunk in chunks] for chunks in stages.chunks]
+            yield np.array(where), mine, assembly
 
-    def some(self, alone: bool, spreads: tuple[Spread, ...]) -> Assembly:
-        """The assembly of some spreads of a family."""
+    def some(self, alone: bool, shardings: tuple[WeightSharding, ...]) -> Assembly:
+        """The assembly of some shardings of a family."""
         import numpy as np
 
-        if spreads not in self._some:
+        if shardings not in self._some:
             places, known = self._families[alone]
-            which = np.array([places[spread] for spread in spreads])
-            self._some[spreads] = joined([known], lambda same: same[0][which] if is_column(same[0]) else same[0])
-        return self._some[spreads]
+            which = np.array([places[sharding] for sharding in shardings])
+            self._some[shardings] = joined([known], lambda same: same[0][which] if is_column(same[0]) else same[0])
+        return self._some[shardings]
 
 
-def columns(spreads: Sequence[Spread]) -> dict[str, Any]:
+def columns(shardings: Sequence[WeightSharding]) -> dict[str, Any]:
     """Spreads as columns."""
     import numpy as np
 
-    return {name: np.array([float(getattr(one, name)) for one in spreads]) for name in Spread._fields}
+    return {name: np.array([float(getattr(one, name)) for one in shardings]) for name in WeightSharding._fields}
 
 
-def whole(job: Job, spreads: Sequence[Spread]) -> Assembly:
-    """One assembly of all spreads, put together of those whose layers are made of the same ops."""
+def whole(job: Job, shardings: Sequence[WeightSharding]) -> Assembly:
+    """One assembly of all shardings, put together of those whose layers are made of the same ops."""
     import numpy as np
 
-    view = Candidates(job, **columns(spreads))
+    view = Candidates(job, **columns(shardings))
     places, made = zip(*((which, Assembly(group.as_job)) for which, group in view.alike_parts()), strict=True)
 
     def join(same: Sequence[Num]) -> Num:
         if not any(map(is_column, same)) and len(set(same)) == 1:
             return same[0]
-        column = np.zeros(len(spreads))
+        column = np.zeros(len(shardings))
         for where, values in zip(places, same, strict=True):
             column[where] = values
         return float(column[0]) if (column == column[0]).all() else column
@@ -141,43 +145,43 @@ NO_BUCKET = Bucket(0.0)
 
 
 class Cut(NamedTuple):
-    """The gradient buckets of one chunk under many spreads, spread by spread, in the order of backward."""
+    """The gradient buckets of one chunk under many shardings, sharding by sharding, in the order of backward."""
 
     elements: Any
-    spread: Any
-    """The row of the spread that each belongs to."""
+    sharding: Any
+    """The row of the sharding that each belongs to."""
     group: Any
     """Its parameter group."""
 
     def totals(self, size: int) -> list[Bucket]:
-        """What all buckets of a group carry, for `size` spreads."""
+        """What all buckets of a group carry, for `size` shardings."""
         import numpy as np
 
         found = []
         for name in dict.fromkeys(self.group.tolist()):
             mine = self.group == name
-            found.append(Bucket(np.bincount(self.spread[mine], self.elements[mine], size), name))
+            found.append(Bucket(np.bincount(self.sharding[mine], self.elements[mine], size), name))
         return found
 
 
-def cut(sketch: Assembly, chunk: Chunk, size: int) -> Cut:
-    """The buckets of a chunk, as `memory.states.chunk_buckets` has them, for an assembly of `size` spreads."""
+def cut(assembly: Assembly, chunk: Chunk, size: int) -> Cut:
+    """The buckets of a chunk, as `memory.states.chunk_buckets` has them, for an assembly of `size` shardings."""
     import numpy as np
 
-    if in_one_piece(sketch, chunk):
-        buckets = whole_buckets(sketch, chunk, sharded=pads(sketch.job)) or [NO_BUCKET]
+    if in_one_piece(assembly, chunk):
+        buckets = whole_buckets(assembly, chunk, sharded=pads(assembly.job)) or [NO_BUCKET]
         elements = np.stack([np.broadcast_to(1.0 * bucket.elements, (size,)) for bucket in buckets], axis=-1)
         groups = np.tile([bucket.group for bucket in buckets], size)
         return Cut(elements.ravel(), np.repeat(np.arange(size), len(buckets)), groups)
     found: list[tuple[str, int, list[Num]]] = []
-    for group, runs in backward_runs(sketch, chunk).items():
-        ranks = np.broadcast_to(shard_ranks(sketch.job, group), (size,)).tolist()
+    for group, runs in backward_runs(assembly, chunk).items():
+        ranks = np.broadcast_to(shard_ranks(assembly.job, group), (size,)).tolist()
         total = sum([times * piece.times * piece.elements for pieces, times in runs for piece in pieces])
         limits = (
-            np.broadcast_to(bucket_size(sketch.job, total), (size,)).tolist() if chunk.depth == 0 else [None] * size
+            np.broadcast_to(bucket_size(assembly.job, total), (size,)).tolist() if chunk.depth == 0 else [None] * size
         )
         for row, mine in enumerate(_rows(runs, size)):
-            found.append((group, row, run_buckets(mine, int(ranks[row]), limits[row], sharded=pads(sketch.job))))
+            found.append((group, row, run_buckets(mine, int(ranks[row]), limits[row], sharded=pads(assembly.job))))
     empty = set(range(size)) - {row for _, row, sizes in found if sizes}
     found += [(NO_BUCKET.group, row, [NO_BUCKET.elements]) for row in empty]
     counts = [len(sizes) for _, _, sizes in found]

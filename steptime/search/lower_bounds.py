@@ -8,14 +8,14 @@ from functools import cached_property, reduce
 
 from steptime.base.num import Num, minimum
 from steptime.job.job import Job
-from steptime.search import held
+from steptime.search import stage_peaks
 from steptime.search.pipeline import Chunks, Stages, sums
 from steptime.search.recompute import RecomputeChoice
 from steptime.search.rows import LayoutRows
 
 
 @dataclass
-class Least:
+class LowerBounds:
     """Bounds for the layouts of one job with each ZeRO level."""
 
     zeros: Mapping[int, Job]
@@ -30,7 +30,7 @@ class Least:
         work = sum([count * (parts.of[part].forward_s + parts.of[part].backward_s) for part, count in counted])
         return work, sum([count * parts.of[part].n_params for part, count in parts.assembly.runs])
 
-    def of_activations(self, peak: held.PeakColumns) -> Num:
+    def of_activations(self, peak: stage_peaks.PeakColumns) -> Num:
         """What a stage holds beside its states; without gradients before the first backward only what is saved is sure."""
         return peak.saved + (peak.transient if self.chunks.job.software.states.gradients_persist else 0.0)
 
@@ -49,7 +49,7 @@ class Least:
         if not in_time.any():
             return rows.some([])
         peak, capacity = (
-            held.peaks(stages, 0, first, microbatches),
+            stage_peaks.peaks(stages, 0, first, microbatches),
             self.chunks.job.machine.accelerator.usable_memory_bytes,
         )
         states = [self.of_states(job, rows, pp) for job in self.zeros.values()]

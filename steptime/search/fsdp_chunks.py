@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, reduce
-from typing import Any
+from functools import cached_property, lru_cache, reduce
+from typing import Any, TypeVar
 
 from steptime import fsdp
 from steptime.base.num import Num
@@ -13,7 +13,7 @@ from steptime.cost.overlap import contention, hidden_s
 from steptime.cost.parts import Work
 from steptime.fsdp.memory_walk import Wrapped
 from steptime.fsdp.pipeline_chunks import ABSENT, ShardedChunk, in_buffer
-from steptime.fsdp.pipeline_memory import StageHeld, fetches_ahead
+from steptime.fsdp.pipeline_memory import Situation, StageHeld, fetches_ahead, situations
 from steptime.fsdp.pipeline_seconds import ChunkSeconds, PipelineSeconds, chunk_seconds
 from steptime.fsdp.seconds import shard_group
 from steptime.job.assembly import Assembly, Chunk
@@ -21,19 +21,23 @@ from steptime.job.job import Job
 from steptime.memory.ledger import PartMemory
 from steptime.memory.part_memories import input_kept
 from steptime.memory.stages import PeakMoment
-from steptime.search.held import alike
+from steptime.schedule import Action, order
+from steptime.schedule.orders import first_backward
+from steptime.schedule.sharded import sharded_steps
+from steptime.search.fsdp_groups import ChunkGroups, Ends
 from steptime.search.layouts import Pipelines
-from steptime.search.parts import JoinedMemories
-from steptime.search.pipeline import Stages, memory_rows, some
+from steptime.search.part_columns import JoinedMemories
+from steptime.search.pipeline import Stages, contents, memory_rows, some
 from steptime.search.recompute import RecomputeChoice
 from steptime.search.rows import LayoutRows
-from steptime.search.sharded_groups import ChunkGroups, Ends
-from steptime.search.sharded_situations import worst_situations
+from steptime.search.stage_peaks import alike, largest
 from steptime.timing.step_time import layer_replays_s
+
+Made = TypeVar("Made")
 
 
 @dataclass
-class ShardedChunks:
+class FsdpChunks:
     """The chunks of a pipeline by [recomputation, row]."""
 
     pipes: Pipelines
@@ -108,15 +112,18 @@ class ShardedChunks:
     @cached_property
     def held(self) -> list[StageHeld]:
         """What each kind of stage holds."""
-        known: dict[tuple[object, ...], ShardedChunk] = {}
-        found = []
+        gradients = self.view.software.state_bytes.gradients
+        to_come = [[gradients * mine.sharded for mine in of.chunks] for of in self.ends.stages]
+        return list(map(StageHeld, self._each(self.of), to_come))
+
+    def _each(self, make: Callable[[Chunk, ChunkGroups], Made]) -> list[list[Made]]:
+        """What is made of every chunk, [kind of stage][virtual chunk]; once for chunks that hold the same."""
+        known: dict[tuple[object, ...], Made] = {}
         for chunks, of in zip(self.stages.chunks, self.ends.stages, strict=True):
-            keys = [(chunk.runs, chunk.embedding, chunk.head) for chunk in chunks]
-            for key, chunk, mine in zip(keys, chunks, of.chunks, strict=True):
-                known[key] = known.get(key) or self.of(chunk, mine)
-            to_come = [self.view.software.state_bytes.gradients * mine.sharded for mine in of.chunks]
-            found.append(StageHeld([known[key] for key in keys], to_come))
-        return found
+            for chunk, mine in zip(chunks, of.chunks, strict=True):
+                if contents(chunk) not in known:
+                    known[contents(chunk)] = make(chunk, mine)
+        return [[known[contents(chunk)] for chunk in chunks] for chunks in self.stages.chunks]
 
     def moment(self, kind: int, step: tuple[int, int | None]) -> PeakMoment:
         """The worst moment of a kind of stage, of all rows as if they had the micro-batches and the group of this step."""
@@ -132,14 +139,7 @@ class ShardedChunks:
 
     def seconds(self, tiers: Any, rates: Any) -> list[list[ChunkSeconds]]:
         """FSDP's seconds of every chunk, [kind of stage][virtual chunk], [recomputation, row]."""
-        known: dict[tuple[object, ...], ChunkSeconds] = {}
-        found = []
-        for chunks, of in zip(self.stages.chunks, self.ends.stages, strict=True):
-            keys = [(chunk.runs, chunk.embedding, chunk.head) for chunk in chunks]
-            for key, chunk, mine in zip(keys, chunks, of.chunks, strict=True):
-                known[key] = known.get(key) or self._seconds(chunk, mine, tiers, rates)
-            found.append([known[key] for key in keys])
-        return found
+        return self._each(lambda chunk, found: self._seconds(chunk, found, tiers, rates))
 
     def _seconds(self, chunk: Chunk, found: ChunkGroups, tiers: Any, rates: Any) -> ChunkSeconds:
         import numpy as np
@@ -168,7 +168,7 @@ class ShardedChunks:
 class ColumnSeconds(PipelineSeconds):
     """What FSDP adds to the actions of some layouts."""
 
-    def __init__(self, of: ShardedChunks, found: list[list[ChunkSeconds]], tiers: Any, some_of: Any) -> None:
+    def __init__(self, of: FsdpChunks, found: list[list[ChunkSeconds]], tiers: Any, some_of: Any) -> None:
         """`found`: of all layouts, by kind of stage; `some_of`: places of theirs, [recomputation], [row]."""
         stages = of.stages
         kind_of = {stage: kind for kind, mine in enumerate(stages.of) for stage in mine}
@@ -181,3 +181,52 @@ class ColumnSeconds(PipelineSeconds):
         self.chunks = [kinds[kind_of[stage]] for stage in range(stages.pp)]
         self.shown = [shown[kind_of[stage]] for stage in range(stages.pp)]
         self.waits = share is True
+
+
+def stages_that_differ(orders: Sequence[Sequence[Action]], mine: Sequence[int]) -> Iterator[Sequence[Action]]:
+    """Of the stages of a kind the orders of those that may hold the most.
+
+    The first one has the most micro-batches in flight; but one that runs all forwards before its first backward holds no
+    gradients beside them: so the first one, too, that does not.
+    """
+    yield orders[mine[0]]
+    turns = (
+        orders[stage] for stage in mine if any(a.kind == "F" for a in orders[stage][first_backward(orders[stage]) :])
+    )
+    first = next(turns, None)
+    if first is not None and first is not orders[mine[0]]:
+        yield first
+
+
+@lru_cache(maxsize=1024)
+def worst_situations(
+    shape: tuple[str, int, int],
+    step: tuple[int, int | None],
+    mine: tuple[int, ...],
+    like: tuple[int, ...],
+    *,
+    ahead: bool,
+    reshard: bool,
+) -> list[Situation]:
+    """The situations of a kind of stage that no other one outweighs, whatever its chunks weigh.
+
+    `shape`: schedule, stages and chunks per stage; `step`: micro-batches and their group; `like`: of each chunk the first
+    one that is equal.
+    """
+    most: dict[Any, dict[tuple[int, ...], Situation]] = {}
+    for actions in stages_that_differ(order(*shape, *step), mine):
+        steps = sharded_steps(tuple(actions), ahead=ahead, reshard=reshard)
+        for one in situations(steps, shape[2]):
+            held = [0] * len(like)
+            for chunk, count in zip(like, one.beside.whole, strict=True):
+                held[chunk] += count
+            most.setdefault(_sort(one, like), {}).setdefault(tuple(held), one)
+    return [sort[counts] for sort in most.values() for counts in largest(sorted(sort, reverse=True))]
+
+
+def _sort(one: Situation, like: tuple[int, ...]) -> tuple[object, ...]:
+    """All but the micro-batches of a situation, the same for equal chunks."""
+    states = zip(like, one.gradients, one.beside.unreduced, strict=True)
+    each = [(*state, at in one.layers_held, at in one.roots_held) for at, state in enumerate(states)]
+    own = each.pop(one.chunk)
+    return own, one.passing, one.reduces, tuple(sorted(each))

@@ -20,7 +20,7 @@ from steptime.memory.ledger import PartMemory, Peak
 from steptime.memory.part_memories import PartMemories
 from steptime.memory.split_backward import SplitMemory
 from steptime.model.ops import Tensor
-from steptime.search.part_walks import NO_MODULES, Fragment, Modules, Walked, Whole, alike_copies, walked
+from steptime.search.part_figures import NO_MODULES, Fragment, Modules, PartFigures, Whole, alike_copies, part_figures
 from steptime.timing.part_times import PartTimes
 
 
@@ -34,10 +34,10 @@ class PartKey(NamedTuple):
     etp: int
     microbatch_sz: int
     microbatches: int
-    """Per step, as far as parts depend on it (`told_apart`)."""
+    """Per step, as far as parts depend on it (`distinct_microbatches`)."""
 
 
-def told_apart(job: Job, microbatches: Num) -> Num:
+def distinct_microbatches(job: Job, microbatches: Num) -> Num:
     """Micro-batches per step as far as parts depend on them.
 
     Their number matters where the first one's gradients become the gradient; whether there are several where exchanges of experts
@@ -70,7 +70,7 @@ class PartColumns:
     module_sets: tuple[Modules, ...]
     assembly: Assembly
     """The parts whose figures are columns over all rows; the ops are those of some rows only."""
-    of: Mapping[Part, Walked]
+    of: Mapping[Part, PartFigures]
     whole: Whole
 
     def find(self, *columns: Any) -> Any:
@@ -95,7 +95,7 @@ class PartColumns:
         `whole`: layers are run again from their inputs.
         """
 
-        def time(part: Part, of: Walked) -> PartTime:
+        def time(part: Part, of: PartFigures) -> PartTime:
             again = modules if part in self.assembly.kinds else in_head if part is self.assembly.head else NO_MODULES
             at = 1 + self.module_sets.index(again) if again else 0
             replay = of.replay_s[at - 1] if again else 0.0
@@ -184,7 +184,7 @@ def parts_of(
         for which, group in Candidates(job, **columns).alike_parts():
             for inner, one in alike_copies(group):
                 vars(one.parallelism)["whole"] = devices  # they share the link between data centers
-                assembly, fragment = walked(one.as_job, module_sets, gbs, split=split)
+                assembly, fragment = part_figures(one.as_job, module_sets, gbs, split=split)
                 first = first or assembly
                 fragments.append(fragment)
                 places.append(rows[which][inner])
@@ -206,7 +206,7 @@ def _parts(
     return PartColumns(keys, module_sets, assembly, of, found.whole)
 
 
-def _part(part: Part, of: Walked, tp: Any) -> Part:
+def _part(part: Part, of: PartFigures, tp: Any) -> Part:
     """A part whose input and parameters have columns over all rows."""
     made = Part(part.kind, part.ops, Tensor(part.x.name, of.x, part.x.itemsize), part.out, tp, part.model)
     vars(made)["n_params"] = of.n_params

@@ -11,7 +11,7 @@ from steptime.base.num import Num, maximum, where
 from steptime.schedule import default_group
 from steptime.schedule.live import stage_peak, states
 from steptime.schedule.orders import shortened
-from steptime.search.pipeline import Flavor, Stages, counts_of, rows_of_all
+from steptime.search.pipeline import ChunkFigures, Stages, contents, counts_of, rows_of_all
 
 
 class PeakColumns(NamedTuple):
@@ -21,7 +21,7 @@ class PeakColumns(NamedTuple):
     transient: Num
 
 
-class Counted(NamedTuple):
+class HeldCounts(NamedTuple):
     """One moment of a stage: micro-batches held of each chunk, and the running chunk."""
 
     held: tuple[int, ...]
@@ -29,12 +29,12 @@ class Counted(NamedTuple):
     chunk: int
 
 
-def moments(stages: Stages, kind: int, microbatches: int) -> tuple[Counted, ...]:
+def moments(stages: Stages, kind: int, microbatches: int) -> tuple[HeldCounts, ...]:
     """The moments of a stage that could hold the most, whatever its chunks weigh, as long as alike chunks weigh alike."""
     if stages.vpp == 1:  # 1F1B has min(pp - stage, m) in flight, GPipe all
         most = microbatches if stages.schedule == "gpipe" else stages.pp - stages.first[kind]
         held = (min(most, microbatches),)
-        return (Counted(held, True, 0), Counted(held, False, 0))
+        return (HeldCounts(held, True, 0), HeldCounts(held, False, 0))
     group = default_group(stages.pp, microbatches)
     short, period, _ = shortened(stages.schedule, stages.pp, stages.vpp, microbatches, group, 1)
     return worst_moments(stages.pp - 1 - stages.first[kind], short, period or group, alike(stages, kind))
@@ -42,12 +42,12 @@ def moments(stages: Stages, kind: int, microbatches: int) -> tuple[Counted, ...]
 
 def alike(stages: Stages, kind: int) -> tuple[int, ...]:
     """For each chunk of a stage the first equal one."""
-    made = [(c.runs, c.embedding, c.head) for c in stages.chunks[kind]]
+    made = list(map(contents, stages.chunks[kind]))
     return tuple(made.index(one) for one in made)
 
 
 @lru_cache(maxsize=4096)
-def worst_moments(behind: int, microbatches: int, group: int, alike: tuple[int, ...]) -> tuple[Counted, ...]:
+def worst_moments(behind: int, microbatches: int, group: int, alike: tuple[int, ...]) -> tuple[HeldCounts, ...]:
     """Of an interleaved stage with `behind` stages after it, the moments that no other one outweighs.
 
     That is with at most as many of every sort of chunk, acting alike. The order is that of `schedule.orders`: warm-up, pairs of
@@ -72,28 +72,29 @@ def worst_moments(behind: int, microbatches: int, group: int, alike: tuple[int, 
             chunk = alike[vpp - 1 - table[k - warmup]]
             seen.setdefault((False, chunk), set()).add(tuple(held))
             held[chunk] -= 1
-    return tuple(Counted(one, *acts) for acts, found in seen.items() for one in _largest(found))
+    ordered = {acts: sorted(found, key=lambda counts: (-sum(counts), counts)) for acts, found in seen.items()}
+    return tuple(HeldCounts(one, *acts) for acts, found in ordered.items() for one in largest(found))
 
 
-def _largest(found: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """The moments that no other one exceeds in every count."""
+def largest(found: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """The counts that no other ones exceed everywhere; `found`: those that exceed others before these."""
     kept: list[tuple[int, ...]] = []
-    for one in sorted(found, key=lambda counts: (-sum(counts), counts)):
+    for one in found:
         if not any(all(map(ge, other, one)) for other in kept):
             kept.append(one)
     return kept
 
 
-def peak(flavors: Sequence[Flavor], found: Sequence[Counted]) -> PeakColumns:
-    """The worst of some moments of a stage whose chunks are `flavors`."""
+def peak(chunk_figures: Sequence[ChunkFigures], found: Sequence[HeldCounts]) -> PeakColumns:
+    """The worst of some moments of a stage whose chunks are `chunk_figures`."""
     worst: Num = None
     saved_then: Num = None
     for held, forward, chunk in found:
         saved: Num = 0.0
-        for count, flavor in zip(held, flavors, strict=True):
+        for count, figures in zip(held, chunk_figures, strict=True):
             if count:
-                saved = saved + count * flavor.saved
-        total = saved + (flavors[chunk].forward_extra if forward else flavors[chunk].backward_extra)
+                saved = saved + count * figures.saved
+        total = saved + (chunk_figures[chunk].forward_extra if forward else chunk_figures[chunk].backward_extra)
         if worst is None:
             worst, saved_then = total, saved
         else:
@@ -103,20 +104,20 @@ def peak(flavors: Sequence[Flavor], found: Sequence[Counted]) -> PeakColumns:
     return PeakColumns(saved_then, worst - saved_then)
 
 
-def in_order(stages: Stages, kind: int, flavors: Sequence[Flavor], microbatches: Any) -> PeakColumns:
+def in_order(stages: Stages, kind: int, chunk_figures: Sequence[ChunkFigures], microbatches: Any) -> PeakColumns:
     """The worst moment of a kind of stage by the schedule's own order of every stage."""
     import numpy as np
 
-    found = np.zeros_like(flavors[0].saved)
+    found = np.zeros_like(chunk_figures[0].saved)
     for m in counts_of(microbatches):
         rows = np.flatnonzero(microbatches == m)
-        some = rows_of_all(flavors, rows)
-        early, late = [flavor.saved for flavor in some], None
-        extra = {"F": [flavor.forward_extra for flavor in some], "B": [flavor.backward_extra for flavor in some]}
+        some = rows_of_all(chunk_figures, rows)
+        early, late = [figures.saved for figures in some], None
+        extra = {"F": [figures.forward_extra for figures in some], "B": [figures.backward_extra for figures in some]}
         if stages.split:
-            late = [flavor.kept for flavor in some]
+            late = [figures.kept for figures in some]
             early = [whole - after for whole, after in zip(early, late, strict=True)]
-            extra |= {"I": [flavor.input_extra for flavor in some], "W": [flavor.weight_extra for flavor in some]}
+            extra |= {"I": [figures.input_extra for figures in some], "W": [figures.weight_extra for figures in some]}
         every = states(stages.schedule, stages.pp, stages.vpp, m)
         for one in {tuple(every[stage]) for stage in stages.of[kind]}:
             worst = stage_peak(one, early, late, extra)
@@ -125,22 +126,22 @@ def in_order(stages: Stages, kind: int, flavors: Sequence[Flavor], microbatches:
     return PeakColumns(found, 0.0)
 
 
-def peaks(stages: Stages, kind: int, flavors: Sequence[Flavor], microbatches: Any) -> PeakColumns:
-    """The worst moment of a kind of stage for rows of `flavors` with these micro-batches."""
+def peaks(stages: Stages, kind: int, chunk_figures: Sequence[ChunkFigures], microbatches: Any) -> PeakColumns:
+    """The worst moment of a kind of stage for rows of `chunk_figures` with these micro-batches."""
     import numpy as np
 
     if stages.schedule not in {"1f1b", "interleaved"} and (stages.split or stages.vpp > 1):
-        return in_order(stages, kind, flavors, microbatches)
+        return in_order(stages, kind, chunk_figures, microbatches)
 
-    sorts: dict[tuple[Counted, ...], list[Any]] = {}
+    sorts: dict[tuple[HeldCounts, ...], list[Any]] = {}
     for m in counts_of(microbatches):
         sorts.setdefault(moments(stages, kind, m), []).append(m)
     if len(sorts) == 1:
-        return peak(flavors, next(iter(sorts)))
-    saved = np.empty_like(flavors[0].saved)
+        return peak(chunk_figures, next(iter(sorts)))
+    saved = np.empty_like(chunk_figures[0].saved)
     transient = np.empty_like(saved)
     for found, counts in sorts.items():
         rows = np.flatnonzero(np.isin(microbatches, counts))
-        of = peak(rows_of_all(flavors, rows), found)
+        of = peak(rows_of_all(chunk_figures, rows), found)
         saved[:, rows], transient[:, rows] = of
     return PeakColumns(saved, transient)

@@ -7,34 +7,34 @@ from typing import Any
 
 from steptime import fsdp
 from steptime.job.job import Job
-from steptime.search.rows import spreads_of
-from steptime.search.sketches import Sketches, Spread
+from steptime.search.rows import shardings_of
+from steptime.search.sharded_weights import ShardedWeights, WeightSharding
 from steptime.search.space import EXCESS, Counts, Grid, Shape
 
 TIMES = EXCESS[-2]
 """Multiple of the device's memory above which layouts form one class."""
 
 
-def legal_spreads(grid: Grid) -> tuple[Any, list[Spread], Any]:
+def legal_shardings(grid: Grid) -> tuple[Any, list[WeightSharding], Any]:
     """The rows that can run, their distinct distributions, and the distribution of each row."""
     import numpy as np
 
     legal = np.zeros(len(grid.splits), dtype=bool)
     for rows in grid.legal.values():
         legal |= rows
-    return legal, *spreads_of(*(grid.columns[name][legal] for name in Spread._fields))
+    return legal, *shardings_of(*(grid.columns[name][legal] for name in WeightSharding._fields))
 
 
-def hopeless(zeros: Mapping[int, Job], grid: Grid, sketches: Sketches) -> dict[int, Any]:
+def oversized(zeros: Mapping[int, Job], grid: Grid, weights: ShardedWeights) -> dict[int, Any]:
     """By ZeRO level the rows of the grid whose mean stage has states of more than `TIMES` what a device has.
 
     Of its layers alone: parameters, of one byte where they are quantized, and gradients where they are not sharded.
     """
     import numpy as np
 
-    legal, mine, at = legal_spreads(grid)
+    legal, mine, at = legal_shardings(grid)
     held = np.zeros(len(grid.splits))
-    held[legal] = sketches.layer_params(mine)[at] / grid.columns["pp"][legal]
+    held[legal] = weights.layer_params(mine)[at] / grid.columns["pp"][legal]
     found = {}
     for zero, job in zeros.items():
         if fsdp.applies(job):  # which shards its parameters

@@ -24,7 +24,7 @@ Segments = tuple[Segment, ...]
 NO_MODULES: Modules = frozenset()
 
 
-class Walked(NamedTuple):
+class PartFigures(NamedTuple):
     """One part over all rows: seconds and bytes of one micro-batch."""
 
     forward_s: Num
@@ -67,12 +67,12 @@ class Whole(NamedTuple):
 class Fragment(NamedTuple):
     """Some rows whose parts have the same ops."""
 
-    parts: tuple[Walked, ...]
+    parts: tuple[PartFigures, ...]
     """The embedding, the head, then every kind of layer."""
     whole: Whole
 
 
-def walked(job: Job, module_sets: Sequence[Modules], gbs: int, *, split: bool) -> tuple[Assembly, Fragment]:
+def part_figures(job: Job, module_sets: Sequence[Modules], gbs: int, *, split: bool) -> tuple[Assembly, Fragment]:
     """The parts of a job, or of candidates with the same ops, priced and walked.
 
     `gbs`: sequences of the layouts' steps; `split`: some backwards run in two halves.
@@ -94,7 +94,7 @@ def walked(job: Job, module_sets: Sequence[Modules], gbs: int, *, split: bool) -
         bytes_ = part_bytes(memories, part, segments, alike)
         halves = memories.split_part(part) if split else None
         found.append(
-            Walked(
+            PartFigures(
                 times.forward.seconds,
                 times.backward.seconds,
                 times.backward.weight_s,
@@ -122,7 +122,7 @@ def walked(job: Job, module_sets: Sequence[Modules], gbs: int, *, split: bool) -
 def copied_s(
     assembly: Assembly, part: Part, context: Context, gaps_s: Num, segments: Sequence[Segments]
 ) -> tuple[tuple[Num, Num], ...]:
-    """`Walked.copied_s` of a part: with nothing recomputed, with each of some recomputations, and with its input alone kept."""
+    """`PartFigures.copied_s` of a part: with nothing recomputed, with each of some recomputations, with its input alone kept."""
     if not assembly.offload_modules(part) and not assembly.job.performance.activation_offload:
         return ()
 

@@ -1,4 +1,4 @@
-"""FSDP's groups in a pipeline by spread of the weights: what they hold, send and take.
+"""FSDP's groups in a pipeline by sharding of the weights: what they hold, send and take.
 
 They depend on tp, ep, etp and the pipeline alone, since dp * cp is what these leave of the devices.
 """
@@ -18,9 +18,9 @@ from steptime.job.assembly import Assembly, Chunk
 from steptime.job.candidates import Candidates
 from steptime.job.job import Job
 from steptime.memory.states import partial_gradients
-from steptime.search.parts import joined
-from steptime.search.pipeline import Stages, some
-from steptime.search.sketches import Spread, columns
+from steptime.search.part_columns import joined
+from steptime.search.pipeline import Stages, contents, some
+from steptime.search.sharded_weights import WeightSharding, columns
 from steptime.timing.optimizer import optimizer_step
 from steptime.timing.part_times import Pricing, pricing
 from steptime.timing.step_time import embedding_reduce
@@ -37,7 +37,7 @@ class GatheredUnit(NamedTuple):
 
 
 class ChunkGroups(NamedTuple):
-    """The groups of a chunk, columns by spread."""
+    """The groups of a chunk, columns by sharding."""
 
     root: GatheredUnit
     layers: tuple[GatheredUnit, ...]
@@ -48,7 +48,7 @@ class ChunkGroups(NamedTuple):
 
 
 class StageGroups(NamedTuple):
-    """A kind of stage, columns by spread."""
+    """A kind of stage, columns by sharding."""
 
     params: Num
     gradients: Num
@@ -63,7 +63,7 @@ class StageGroups(NamedTuple):
 
 
 class Ends(NamedTuple):
-    """All of one pipeline, columns by spread."""
+    """All of one pipeline, columns by sharding."""
 
     stages: tuple[StageGroups, ...]
     """Of each kind."""
@@ -99,9 +99,9 @@ def chunk_groups(assembly: Assembly, chunk: Chunk, priced: Pricing) -> ChunkGrou
     return ChunkGroups(unit(found.root), layers, head, fsdp.sharded_elements(assembly, [chunk]))
 
 
-def ends(job: Job, stages: Stages, spreads: Sequence[Spread], devices: int) -> Ends:
+def ends(job: Job, stages: Stages, shardings: Sequence[WeightSharding], devices: int) -> Ends:
     """The groups of a pipeline on so many devices. `job`: with its degrees and its schedule."""
-    said = columns(spreads)
+    said = columns(shardings)
     view = Candidates(job, **said, dp=devices / (stages.pp * said["tp"]))
     fragments, places = [], []
     for which, group in view.alike_parts():
@@ -110,7 +110,7 @@ def ends(job: Job, stages: Stages, spreads: Sequence[Spread], devices: int) -> E
         vars(assembly)["stages"] = [assembly.stages[stage] for stage in stages.first]
         fragments.append(_ends(assembly))
         places.append(which)
-    found: Ends = joined(fragments, places, len(spreads))
+    found: Ends = joined(fragments, places, len(shardings))
     return found
 
 
@@ -118,7 +118,7 @@ def _ends(assembly: Assembly) -> Ends:
     priced, held = pricing(assembly.job), []
     known: dict[tuple[object, ...], ChunkGroups] = {}
     for kind, (chunks, state) in enumerate(zip(assembly.stages, fsdp.states(assembly), strict=True)):
-        keys = [(chunk.runs, chunk.embedding, chunk.head) for chunk in chunks]
+        keys = list(map(contents, chunks))
         for key, chunk in zip(keys, chunks, strict=True):
             known[key] = known.get(key) or chunk_groups(assembly, chunk, priced)
         bytes_ = state.params_bytes, state.gradients_bytes, state.optimizer_bytes, state.owned
