@@ -57,11 +57,11 @@ def read_source(source: str | Path) -> tuple[str, str]:
     """
     if isinstance(source, str) and source == "-":
         if sys.stdin is None:  # pyright: ignore[reportUnnecessaryComparison]  closed by the caller
-            raise ConfigError("standard input is closed; pipe a config into it")
+            raise ConfigError("standard input is closed; pipe a plan into it")
         return _decode(sys.stdin.buffer.read(MAX_BYTES + 1), "standard input"), "standard input"
     if isinstance(source, str) and ("\n" in source or source.lstrip().startswith("{")):
         if len(source) > MAX_BYTES:
-            raise ConfigError(f"config text: larger than {MAX_BYTES:,} bytes; a config is a page of YAML")
+            raise ConfigError(f"plan text: larger than {MAX_BYTES:,} bytes; a config is a page of YAML")
         return source, "config text"
     name = str(source)
     told = name if len(name) <= 1000 else f"{name[:500]}...{name[-500:]}"

@@ -1,4 +1,4 @@
-"""The command line: `3dtrn CONFIG` and its subcommands. Parses, calls, prints, returns an exit code.
+"""The command line: `3dtrn PLAN` and its subcommands. Parses, calls, prints, returns an exit code.
 
 Exit codes: 0 done; 1 answered "no" under --check; 2 bad input. Nothing but the parser is imported before it is needed.
 """
@@ -27,16 +27,16 @@ SUBCOMMANDS = {
     "search": "find the best layout on a number of devices",
     "sensitivity": "effect of 10 % more bandwidth, FLOP/s or memory",
     "scale": "step time by data-parallel degree: weak and strong scaling",
-    "diff": "compare configs or training logs: settings, step, memory",
+    "diff": "compare plans or training logs: settings, step, memory",
     "explain": "show one figure, or a measured row, as formula and numbers",
     "serve": "interactive page to change a plan and see its report",
     "bench": "measure this machine with torch and compare with predictions",
     "validate": "compare measured runs, or a training log, with estimates",
     "init": "write a commented plan to start from",
-    "machines": "list the machines that ship with steptime",
-    "models": "list the model presets that ship with steptime",
+    "machines": "list the included machines",
+    "models": "list the included model presets",
     "show": "print a machine, model or software profile as YAML with sources",
-    "schema": "JSON Schema of a config file, for editors",
+    "schema": "JSON Schema of a plan, for editors",
 }
 
 
@@ -135,7 +135,7 @@ def _misspelt(args: list[str]) -> str | None:
 
 
 def parser(name: str = "") -> argparse.ArgumentParser:
-    """The parser of a subcommand, or of the bare `3dtrn CONFIG`."""
+    """The parser of a subcommand, or of the bare `3dtrn PLAN`."""
     made = Parser(
         prog=f"3dtrn {name}".rstrip(),
         description=_about(name),
@@ -163,7 +163,7 @@ def _about(name: str) -> str:
     if name:
         text = SUBCOMMANDS[name]
         return text[0].upper() + text[1:] + "."
-    return "Does this training job fit, how long is a step, and where does the time go?"
+    return "Predict the memory, step time and MFU of a transformer training job."
 
 
 def _subcommand_help() -> str:
@@ -171,10 +171,10 @@ def _subcommand_help() -> str:
     lines = [f"  {name:<{width}}  {about}" for name, about in SUBCOMMANDS.items()]
     return "\n".join(
         [
-            "subcommands (3dtrn NAME --help; a file of such a name: ./NAME):",
+            "subcommands (3dtrn NAME --help; for a file with such a name use ./NAME):",
             *lines,
             "",
-            "exit codes: 0 ok, 1 no (--check), 2 bad input",
+            "exit codes: 0 ok, 1 --check or --min-mfu failed, 2 bad input",
         ]
     )
 
@@ -192,7 +192,7 @@ def _config(made: argparse.ArgumentParser, *names: str, nargs: Literal["?"] | No
 
 
 def _report(made: argparse.ArgumentParser) -> None:
-    _config(made, "CONFIG", nargs="?")
+    _config(made, "PLAN", nargs="?")
     _plan_options(made)
     form = made.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help='raw figures in SI units, schema "3dtrn/1"')
@@ -229,7 +229,7 @@ def _init(made: argparse.ArgumentParser) -> None:
 def _explain(made: argparse.ArgumentParser) -> None:
     made.add_argument(
         "config",
-        metavar="CONFIG",
+        metavar="PLAN",
         nargs="?",
         help="a YAML or JSON file, - for standard input, or the id of a measured row",
     )
@@ -237,21 +237,23 @@ def _explain(made: argparse.ArgumentParser) -> None:
         "name", metavar="NAME", nargs="?", help="a matrix multiply, a collective or a total; omit to list all"
     )
     made.add_argument(
-        "--set", dest="sets", action="append", default=[], metavar="A.B=C", help="change a setting of a config"
+        "--set", dest="sets", action="append", default=[], metavar="A.B=C", help="change a setting of the plan"
     )
     made.add_argument(
-        "--measurements", metavar="FILE.csv", help="look up the row in this file (default: shipped collection)"
+        "--measurements", metavar="FILE.csv", help="look up the row in this file (default: included collection)"
     )
-    made.add_argument("--yaml", action="store_true", help="for a row, print only its config")
+    made.add_argument("--yaml", action="store_true", help="for a row, print only its plan")
     made.add_argument(
         "--trace", metavar="FILE", nargs="+", help="torch.profiler traces, one per rank: measured vs. predicted"
     )
     made.add_argument("--json", action="store_true", help="print as JSON")
-    made.add_argument("--key", metavar="A.B", help="explain a key of a plan; no CONFIG needed")
+    made.add_argument("--key", metavar="A.B", help="explain a key of a plan; no PLAN needed")
 
 
 def _validate(made: argparse.ArgumentParser) -> None:
-    made.add_argument("--measurements", metavar="FILE.csv", help="your own measured runs (default: shipped collection)")
+    made.add_argument(
+        "--measurements", metavar="FILE.csv", help="your own measured runs (default: included collection)"
+    )
     made.add_argument("--source", metavar="S", help="only rows whose source is S or whose id contains S")
     made.add_argument("--gpu", metavar="G", help="only rows whose gpu contains G")
     made.add_argument(
@@ -263,9 +265,15 @@ def _validate(made: argparse.ArgumentParser) -> None:
         default="known",
         help="use the framework release of each row, or only the framework name (default: known)",
     )
-    made.add_argument("--worst", type=count, default=10, metavar="N", help="number of worst rows to list (default: 10)")
+    made.add_argument(
+        "--worst",
+        type=count,
+        default=10,
+        metavar="N",
+        help="number of rows with the largest errors to list (default: 10)",
+    )
     made.add_argument("--json", action="store_true", help="print the summary and every row as JSON")
-    made.add_argument("--plot", metavar="FILE", help="plot predicted against measured;  .png, .svg or .pdf")
+    made.add_argument("--plot", metavar="FILE", help="plot predicted against measured; .png, .svg or .pdf")
     _add("log_options", "add_to_validate", made)
 
 

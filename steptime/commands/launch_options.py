@@ -14,7 +14,7 @@ def add(made: argparse.ArgumentParser) -> None:
         "--from",
         dest="kind",
         metavar="KIND",
-        help="CONFIG is a launch script, config or log of megatron, torchtitan, nemo, deepspeed, transformers, llamafactory, "
+        help="PLAN is a launch script, config or log of megatron, torchtitan, nemo, deepspeed, transformers, llamafactory, "
         "axolotl, swift, nanotron, gpt-neox, maxtext, olmo, primus, torchtune, automodel, levanter, openrlhf; or auto",
     )
     made.add_argument(
@@ -23,7 +23,7 @@ def add(made: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="with --from, a file in another folder that CONFIG sources or names; may be repeated",
+        help="with --from, a file in another folder that PLAN sources or names; may be repeated",
     )
     made.add_argument("--save", metavar="PLAN.yaml", help="with --from, write the plan that was read")
     made.add_argument(

@@ -29,7 +29,7 @@ def sets(model: str | None, machine: str | None, devices: int | None) -> list[st
 
 
 def job(model: str | None, machine: str | None, devices: int | None, changes: list[str]) -> Job:
-    """The fastest among the least split layouts that fit; its notes name every default.
+    """The fastest layout among those with the smallest tp * pp that fits; its notes name every default.
 
     Raises:
         ConfigError: no model is named, a name is unknown, or no layout of the devices is possible.
@@ -37,7 +37,7 @@ def job(model: str | None, machine: str | None, devices: int | None, changes: li
     from steptime.answer.result import estimate
 
     if model is None:
-        raise ConfigError("--model: required without a CONFIG file (3dtrn models lists the presets)")
+        raise ConfigError("--model: required without a PLAN file (3dtrn models lists the presets)")
     plan = base(model, machine, devices)
     note = partial(_named, _given(machine, devices, changes))
     first: ConfigError | None = None
@@ -58,11 +58,11 @@ def job(model: str | None, machine: str | None, devices: int | None, changes: li
                 return note(
                     min(fitting, key=lambda one: one.step_s).job,
                     checkpointing,
-                    "least split layout that fits; 3dtrn search tries all",
+                    "fastest with the smallest tp*pp that fits; 3dtrn search tries all",
                 )
     if biggest is None:
-        raise first or ConfigError("devices: no layout of this number of devices")
-    return note(biggest, "full", "no layout that was tried fits; 3dtrn search tries all")
+        raise first or ConfigError("devices: no valid layout for this number of devices")
+    return note(biggest, "full", "none of the layouts tried fits; 3dtrn search tries all")
 
 
 def base(model: str, machine: str | None, devices: int | None) -> dict[str, Any]:
@@ -173,7 +173,7 @@ def _named(given: set[str], job: Job, checkpointing: str, found: str) -> Job:
         "devices": counted(p.devices, "device"),
         "layout": f"{', '.join(split)} ({found})" if split else "",
         "seqlen": f"{data.seqlen:,} tokens per sequence",
-        "gbs": f"gbs {data.gbs:,} ({STEP_TOKENS / 2**20:g} Mi tokens per step or more)",
+        "gbs": f"gbs {data.gbs:,} (at least {STEP_TOKENS / 2**20:g} Mi tokens per step)",
         "microbatch_sz": f"micro-batch {data.microbatch_sz}",
     }
     rest = ", ".join(text for key, text in told.items() if text and key not in given)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def _config(made: argparse.ArgumentParser) -> None:
-    made.add_argument("config", metavar="CONFIG", help="a YAML or JSON file, or - for standard input")
+    made.add_argument("config", metavar="PLAN", help="a YAML or JSON file, or - for standard input")
     made.add_argument(
         "--set", dest="sets", action="append", default=[], metavar="A.B=C", help="change a setting; may be repeated"
     )
@@ -37,9 +37,9 @@ def add_sensitivity(made: argparse.ArgumentParser) -> None:
 def add(made: argparse.ArgumentParser) -> None:
     """All options of `3dtrn search`."""
     made.add_argument(
-        "config", metavar="CONFIG", nargs="?", help="a YAML or JSON file, or -; parallelism may be left out"
+        "config", metavar="PLAN", nargs="?", help="a YAML or JSON file, or -; parallelism may be left out"
     )
-    made.add_argument("--model", metavar="NAME", help="model preset (3dtrn models); needs no CONFIG")
+    made.add_argument("--model", metavar="NAME", help="model preset (3dtrn models); PLAN is then optional")
     made.add_argument(
         "--set", dest="sets", action="append", default=[], metavar="A.B=C", help="change a setting; may be repeated"
     )
@@ -62,7 +62,7 @@ def add(made: argparse.ArgumentParser) -> None:
     )
     made.add_argument("--pareto", action="store_true", help="show only the Pareto front of memory and the objective")
     form = made.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="layouts with their configs, in SI units")
+    form.add_argument("--json", action="store_true", help="layouts with their plans, in SI units")
     form.add_argument("--csv", action="store_true", help="print the best layouts as CSV")
     made.add_argument("--plot", metavar="FILE", help="draw memory against step time; .png, .svg or .pdf")
     made.add_argument("--html", metavar="FILE", help="write the result as an HTML page")

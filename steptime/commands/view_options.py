@@ -13,17 +13,17 @@ if TYPE_CHECKING:
 
 
 def add_to_report(made: ArgumentParser) -> None:
-    """The options of the bare `3dtrn CONFIG`."""
+    """The options of the bare `3dtrn PLAN`."""
     made.add_argument("--html", metavar="FILE", help="write the report as an HTML page")
     made.add_argument("--trace", metavar="FILE", help="one step as a trace for Perfetto; .json or .json.gz")
     made.add_argument("--trace-memory", metavar="FILE", help="memory over one step for pytorch.org/memory_viz; .pickle")
     made.add_argument("--plot", metavar="FILE", help="the report as a picture: .png, .svg or .pdf (extra plot)")
-    made.add_argument("--watch", action="store_true", help="print the report again when CONFIG changes, until Ctrl-C")
+    made.add_argument("--watch", action="store_true", help="print the report again when PLAN changes, until Ctrl-C")
 
 
 def add_to_scale(made: ArgumentParser) -> None:
     """The options of `3dtrn scale`."""
-    made.add_argument("config", metavar="CONFIG", help="a YAML or JSON file, or - for standard input")
+    made.add_argument("config", metavar="PLAN", help="a YAML or JSON file, or - for standard input")
     made.add_argument(
         "--set", dest="sets", action="append", default=[], metavar="A.B=C", help="change a setting; may be repeated"
     )

@@ -87,7 +87,7 @@ HYBRID_RULES = [
     Rule(
         "kinds of layer with the MLP beside attention",
         "model.parallel_residual",
-        "is modeled for dense layers alone, not beside experts or layers of one half; use false",
+        "is modeled for dense layers only, not with experts or single-sublayer layers (hybrid_pattern); use false",
         lambda f: "parallel_residual" not in f.switches or not (f.moe or f.kinds - {"dense"}),
     ),
     # one all-reduce of the sum is what GPT-NeoX runs (megatron/model/transformer.py, ParallelTransformerLayer)
@@ -152,7 +152,8 @@ HYBRID_RULES = [
     Rule(
         "bf16 layers of a stage",
         "performance.bf16_layers_at_start",
-        "at most the layers of a pipeline stage at either end (got {f.bf16_layers[0]} and {f.bf16_layers[1]} of {f.n_layers})",
+        "must be at most the layers of the first or last pipeline stage (got {f.bf16_layers[0]} and {f.bf16_layers[1]} of "
+        "{f.n_layers})",
         lambda f: (max(f.bf16_layers) == 0) | (max(f.bf16_layers) <= f.n_layers // f.pp),
     ),
 ]
