@@ -12,7 +12,7 @@ import sys
 from functools import partial
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from steptime import __version__
 from steptime.commands import launch_options, view_options
@@ -183,16 +183,11 @@ def _no_arguments(made: argparse.ArgumentParser) -> None:
     del made
 
 
-def _config(made: argparse.ArgumentParser, *names: str, nargs: Literal["?"] | None = None) -> None:
-    for name in names:
-        made.add_argument(name.lower(), metavar=name, nargs=nargs, help="a YAML or JSON file, or - for standard input")
+def _report(made: argparse.ArgumentParser) -> None:
+    made.add_argument("config", metavar="PLAN", nargs="?", help="a YAML or JSON file, or - for standard input")
     made.add_argument(
         "--set", dest="sets", action="append", default=[], metavar="A.B=C", help="change a setting; may be repeated"
     )
-
-
-def _report(made: argparse.ArgumentParser) -> None:
-    _config(made, "PLAN", nargs="?")
     _plan_options(made)
     form = made.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help='raw figures in SI units, schema "3dtrn/1"')

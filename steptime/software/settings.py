@@ -30,8 +30,8 @@ COMPILED: dict[Compile, dict[str, Any]] = {"none": {}, "blocks": _BLOCK, "all": 
 """Effect of inductor on a block and on the loss: consecutive element-wise operations and row sums are fused into one kernel.
 
 The tensors saved for backward are then those of AOTAutograd's min-cut partitioner, byte for byte (tests/truth/
-test_torch_compile.py): inputs of matrix multiplies and attention, which cannot be fused, and row sums. A checkpoint is traced with
-its block, and its recomputation reduced to what backward reads, independent of early_stop (same test)."""
+test_torch_compile.py): inputs of matrix multiplies and attention, which cannot be fused, and row sums. A checkpoint is traced
+with its block, and its recomputation reduced to what backward reads, independent of early_stop (same test)."""
 RopeImpl: TypeAlias = Literal["fused", "composite", "own_tables", "eager"]
 Share: TypeAlias = bool | float
 """Fraction of a communication that is hidden under compute: a bool, or a number from 0 to 1."""
@@ -140,8 +140,8 @@ class StateSettings(Config):
     grad_accumulation_fusion: bool
     """Whether wgrad adds into the main gradient inside the GEMM; else a gradient in the compute dtype exists for a moment."""
     dummy_wgrads: Literal["none", "freed", "kept"]
-    """Placeholder gradients in the compute dtype, returned by autograd where wgrad accumulates into main gradients: freed at once,
-    or one per shape kept for the run (megatron/core/tensor_parallel/layers.py,
+    """Placeholder gradients in the compute dtype, returned by autograd where wgrad accumulates into main gradients: freed at
+    once, or one per shape kept for the run (megatron/core/tensor_parallel/layers.py,
     LinearWithGradAccumulationAndAsyncCommunication.backward; TransformerEngine's get_dummy_wgrad)."""
     gradients_persist: bool
     """The gradient buffer lives for the whole run; else gradients appear in backward and are freed after the step (torch)."""
