@@ -214,6 +214,14 @@ def test_experts_are_spread_where_no_plan_says_how(capsys, tmp_path):
     assert steptime.estimate(made).step_s == pytest.approx(document["time"]["step_s"])
 
 
+def test_a_preset_is_not_a_plan():
+    with pytest.raises(ConfigError) as error:
+        Job.load("llama3-8b")
+    assert error.value.problems == [
+        "llama3-8b: no such file; it is a model preset: use --model llama3-8b, or model: llama3-8b in a plan"
+    ]
+
+
 def test_a_misspelt_subcommand_is_told(capsys):
     assert run(capsys, "serch", "plan.yaml") == (
         2,

@@ -53,7 +53,7 @@ def read_source(source: str | Path) -> tuple[str, str]:
     A string is the document where it has a line break or starts with "{"; else it is a path.
 
     Raises:
-        ConfigError: if there is no such file, it is no text, or it is larger than MAX_BYTES.
+        ConfigError: if there is no such file, it it is not text, or it is larger than MAX_BYTES.
     """
     if isinstance(source, str) and source == "-":
         if sys.stdin is None:  # pyright: ignore[reportUnnecessaryComparison]  closed by the caller

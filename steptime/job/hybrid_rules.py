@@ -79,20 +79,20 @@ HYBRID_RULES = [
         lambda f: "shared_norm" not in f.switches or ({"parallel_residual", "pre_norms"} <= f.switches),
     ),
     Rule(
-        "MLP beside attention in Megatron-Core",
+        "parallel MLP in Megatron-Core",
         "model.parallel_residual",
         "Megatron-Core runs attention and MLP one after the other; use false, or torchtitan, fsdp2, torch or deepspeed",
         lambda f: "parallel_residual" not in f.switches or f.family != "megatron-core",
     ),
     Rule(
-        "kinds of layer with the MLP beside attention",
+        "kinds of layer with a parallel MLP",
         "model.parallel_residual",
         "is modeled for dense layers only, not with experts or single-sublayer layers (hybrid_pattern); use false",
         lambda f: "parallel_residual" not in f.switches or not (f.moe or f.kinds - {"dense"}),
     ),
     # one all-reduce of the sum is what GPT-NeoX runs (megatron/model/transformer.py, ParallelTransformerLayer)
     Rule(
-        "MLP beside attention with tp",
+        "parallel MLP with tp",
         "model.parallel_residual",
         "is not modeled with tp > 1 (got {f.tp}); use tp 1, or false",
         lambda f: ("parallel_residual" not in f.switches) | (f.tp == 1),

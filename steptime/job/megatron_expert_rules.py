@@ -61,7 +61,7 @@ MEGATRON_EXPERT_RULES = [
         lambda f: (not f.experts_run.shared_expert_overlap) | (f.shared_inter_sz > 0),
     ),
     Rule(
-        "shared experts beside the dispatcher",
+        "dispatcher of shared expert overlap",
         "performance.moe.shared_expert_overlap",
         "Megatron-Core overlaps shared experts only with dispatcher alltoall or flex (got {f.experts_run.dispatcher}); use one "
         "of them, or false",

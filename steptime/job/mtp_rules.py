@@ -25,7 +25,7 @@ MTP_RULES = [
     ),
     # megatron/core/transformer/transformer_config.py, __post_init__: overlap_moe_expert_parallel_comm
     Rule(
-        "mtp with exchange overlapped",
+        "mtp with expert overlap",
         "performance.overlap.ep",
         "with model.mtp, Megatron-Core overlaps the all-to-all of experts only for mtp 1 and pp > 1 (got mtp {f.mtp}, pp "
         "{f.pp}); use these, or remove the overlap",
