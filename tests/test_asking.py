@@ -110,7 +110,7 @@ def test_only_defaults_are_told(capsys):
     )
     document = json.loads(run(capsys, "--model", "llama3-70b", "--machine", "h100", *layout, "--json")[1])
     assert document["assumptions"][0] == (
-        "defaults without a plan: 8 devices, 8,192 tokens per sequence, gbs 512 (4 Mi tokens per step or more), "
+        "defaults without a plan: 8 devices, 8,192 tokens per sequence, gbs 512 (at least 4 Mi tokens per step), "
         "micro-batch 1; change them with --set"
     )
 
@@ -132,8 +132,8 @@ def test_a_search_needs_no_file_and_its_rows_run_as_printed(capsys):
 
 
 def test_a_search_without_a_plan_asks_in_one_line(capsys):
-    assert run(capsys, "search")[2].startswith("3dtrn search needs a CONFIG file, or --model NAME")
-    assert run(capsys, "search", "--model", "llama3-8b")[2] == "--devices: required without a CONFIG file\n"
+    assert run(capsys, "search")[2].startswith("3dtrn search needs a PLAN file, or --model NAME")
+    assert run(capsys, "search", "--model", "llama3-8b")[2] == "--devices: required without a PLAN file\n"
 
 
 def test_options_over_a_file(capsys, tmp_path):
@@ -147,7 +147,7 @@ def test_no_model_is_one_line(capsys):
     assert run(capsys, "--devices", "8") == (
         2,
         "",
-        "--model: required without a CONFIG file (3dtrn models lists the presets)\n",
+        "--model: required without a PLAN file (3dtrn models lists the presets)\n",
     )
 
 
@@ -248,7 +248,7 @@ def test_a_model_too_big_for_its_devices_is_not_said_to_fit(capsys):
     """405 B parameters in bf16 on 8 devices: 94 GiB of weights alone on each."""
     document = json.loads(run(capsys, "--model", "llama3-405b", "--devices", "8", "--json")[1])
     assert document["memory"]["verdict"] == "does_not_fit"
-    assert "no layout that was tried fits" in document["assumptions"][0]
+    assert "none of the layouts tried fits" in document["assumptions"][0]
     assert "least split layout that fits" not in document["assumptions"][0]
 
 

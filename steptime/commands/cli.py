@@ -235,7 +235,7 @@ def _explain(made: argparse.ArgumentParser) -> None:
         "--set", dest="sets", action="append", default=[], metavar="A.B=C", help="change a setting of the plan"
     )
     made.add_argument(
-        "--measurements", metavar="FILE.csv", help="look up the row in this file (default: included collection)"
+        "--measurements", metavar="FILE.csv", help="look up the row in this file, not in the included ones"
     )
     made.add_argument("--yaml", action="store_true", help="for a row, print only its plan")
     made.add_argument(
@@ -246,9 +246,7 @@ def _explain(made: argparse.ArgumentParser) -> None:
 
 
 def _validate(made: argparse.ArgumentParser) -> None:
-    made.add_argument(
-        "--measurements", metavar="FILE.csv", help="your own measured runs (default: included collection)"
-    )
+    made.add_argument("--measurements", metavar="FILE.csv", help="your own measured runs (default: included ones)")
     made.add_argument("--source", metavar="S", help="only rows whose source is S or whose id contains S")
     made.add_argument("--gpu", metavar="G", help="only rows whose gpu contains G")
     made.add_argument(
@@ -260,13 +258,7 @@ def _validate(made: argparse.ArgumentParser) -> None:
         default="known",
         help="use the framework release of each row, or only the framework name (default: known)",
     )
-    made.add_argument(
-        "--worst",
-        type=count,
-        default=10,
-        metavar="N",
-        help="number of rows with the largest errors to list (default: 10)",
-    )
+    made.add_argument("--worst", type=count, default=10, metavar="N", help="largest errors to list (default: 10)")
     made.add_argument("--json", action="store_true", help="print the summary and every row as JSON")
     made.add_argument("--plot", metavar="FILE", help="plot predicted against measured; .png, .svg or .pdf")
     _add("log_options", "add_to_validate", made)

@@ -109,8 +109,8 @@ S72583)."""
 
 PEER_S = 1e-6
 """Time of an all-to-all per other rank, in addition to its hop [s]: it sends to all at once, over a connection to each. 64
-ranks on 8 nodes of H800 exchange 8 MiB in 296 and 338 us (NVIDIA/nccl issue 1531): 175 of the bytes, 22 of base and hop, 60 of the
-ramp, and this."""
+ranks on 8 nodes of H800 exchange 8 MiB in 296 and 338 us (NVIDIA/nccl issue 1531): 175 of the bytes, 22 of base and hop, 60 of
+the ramp, and this."""
 
 ALGORITHMS: dict[str, tuple[Algorithm, ...]] = {
     "all_gather": (Algorithm("ring", _ring_hops, 1.0, _all_but_own, RING_S),),
