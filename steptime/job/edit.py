@@ -95,13 +95,13 @@ def read_plan(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
         try:
             text, name = read_source(source)
         except ConfigError as error:
-            raise ConfigError(f"{problem}{_preset(source)}" for problem in error.problems) from None
+            raise ConfigError(f"{problem}{_preset_hint(source)}" for problem in error.problems) from None
         data, base = parse_mapping(text, name), Path(name).parent if str(source) == name else Path()
     anchor(data, base)
     return data
 
 
-def _preset(source: str | Path) -> str:
+def _preset_hint(source: str | Path) -> str:
     """A hint where a model's name is given in place of a plan."""
     from steptime.model.presets import model_names
 
