@@ -141,9 +141,9 @@ def test_the_readme_names_every_refused_feature():
     text = " ".join(README.read_text(encoding="utf-8").split()).lower()
     words = {
         "moe framework": "experts and mla** outside megatron-core and fsdp2",
-        "FSDP2's experts without sp": "fsdp2, and experts there with tp but without sequence parallelism",
-        "AutoModel's experts with tp": "or with tp in nemo automodel",
-        "experts of Megatron": "capacity and balancing losses under fsdp2",
+        "FSDP2's experts without sp": "experts with tp but without sequence parallelism",
+        "AutoModel's experts with tp": "experts with tp in nemo automodel",
+        "experts of Megatron": "under fsdp2, capacity and balancing losses",
         "flex with capacity": "flex dispatcher with a capacity factor",
         "mla framework": "experts and mla** outside megatron-core and fsdp2",
         "window with cp": "context parallelism** of sliding windows by a ring, or in torch",
