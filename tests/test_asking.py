@@ -249,7 +249,7 @@ def test_a_model_too_big_for_its_devices_is_not_said_to_fit(capsys):
     document = json.loads(run(capsys, "--model", "llama3-405b", "--devices", "8", "--json")[1])
     assert document["memory"]["verdict"] == "does_not_fit"
     assert "none of the layouts tried fits" in document["assumptions"][0]
-    assert "least split layout that fits" not in document["assumptions"][0]
+    assert "fastest with the smallest" not in document["assumptions"][0]
 
 
 # --- problems ------------------------------------------------------------------------------------------------------------
