@@ -34,7 +34,7 @@ def main() -> None:
     words: dict[tuple[str, str], list[str]] = {}
     for key, word, told in rows():
         words.setdefault((key, told), []).append(f"`{word}`" if word else "")
-    sys.stdout.write("| key | words | a plan is told |\n|---|---|---|\n")
+    sys.stdout.write("| key | values | error |\n|---|---|---|\n")
     for (key, told), refused in words.items():
         sys.stdout.write(f"| `{key}` | {', '.join(refused)} | {told} |\n")
 

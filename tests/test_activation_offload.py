@@ -104,13 +104,13 @@ def test_a_search_has_the_step_and_the_memory_of_an_estimate(sharded):
 @pytest.mark.parametrize(
     ("offload", "more", "said"),
     [
-        (1.5, {}, "must be true, false, or a share from 0 to 1 (got 1.5)"),
-        (True, {"software": "megatron-core"}, "is of torch's saved-tensor hooks (got software megatron-core)"),
+        (1.5, {}, "must be true, false, or a fraction from 0 to 1 (got 1.5)"),
+        (True, {"software": "megatron-core"}, "needs torch's saved-tensor hooks (got software megatron-core)"),
         (True, {"cuda_graphs": True}, "not modeled yet with cuda_graphs"),
         (
             True,
             {"recompute": {"granularity": "full", "method": "block", "n_layers": 4}},
-            "not modeled yet where some layers",
+            "not modeled yet with full recomputation of some layers",
         ),
     ],
 )

@@ -142,7 +142,7 @@ def test_only_defaults_are_told(capsys):
     )
     document = json.loads(run(capsys, "--model", "llama3-70b", "--machine", "h100", *layout, "--json")[1])
     assert document["assumptions"][0] == (
-        "defaults without a plan: 8 devices, 8,192 tokens per sequence, gbs 512 (4 Mi tokens per step or more), "
+        "defaults without a plan: 8 devices, 8,192 tokens per sequence, gbs 512 (at least 4 Mi tokens per step), "
         "micro-batch 1; change them with --set"
     )
 
@@ -164,8 +164,8 @@ def test_a_search_needs_no_file_and_its_rows_run_as_printed(capsys):
 
 
 def test_a_search_without_a_plan_asks_in_one_line(capsys):
-    assert run(capsys, "search")[2].startswith("3dtrn search needs a CONFIG file, or --model NAME")
-    assert run(capsys, "search", "--model", "llama3-8b")[2] == "--devices: required without a CONFIG file\n"
+    assert run(capsys, "search")[2].startswith("3dtrn search needs a PLAN file, or --model NAME")
+    assert run(capsys, "search", "--model", "llama3-8b")[2] == "--devices: required without a PLAN file\n"
 
 
 def test_options_over_a_file(capsys, tmp_path):
@@ -179,7 +179,7 @@ def test_no_model_is_one_line(capsys):
     assert run(capsys, "--devices", "8") == (
         2,
         "",
-        "--model: required without a CONFIG file (3dtrn models lists the presets)\n",
+        "--model: required without a PLAN file (3dtrn models lists the presets)\n",
     )
 
 
@@ -245,6 +245,14 @@ def test_experts_are_spread_where_no_plan_says_how(capsys, tmp_path):
     made = Job.load(tmp_path / "plan.yaml")
     assert {key: getattr(made.parallelism, key) for key in ("tp", "pp", "dp", "ep", "etp")}.items() <= layout.items()
     assert steptime.estimate(made).step_s == pytest.approx(document["time"]["step_s"])
+
+
+def test_a_preset_is_not_a_plan():
+    with pytest.raises(ConfigError) as error:
+        Job.load("llama3-8b")
+    assert error.value.problems == [
+        "llama3-8b: no such file; it is a model preset: use --model llama3-8b, or model: llama3-8b in a plan"
+    ]
 
 
 def test_a_misspelt_subcommand_is_told(capsys):

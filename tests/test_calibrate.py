@@ -141,7 +141,7 @@ def test_runs_of_a_kind_that_nobody_published_are_evidence_for_it(tmp_path, own)
     """The host's optimizer, or linear attention: extrapolated, unless one of the team's own runs had it."""
     job = Job.load(yaml.safe_dump(SMALL | own))
     plain = estimate(job).time.basis
-    [line] = [line for line in plain.extrapolation if "no judged run has" in line]
+    [line] = [line for line in plain.extrapolation if "no validated run has" in line]
     without, with_it = (
         estimate(calibrated(job, write(tmp_path, [{"config": config, "step_s": 14}]))).time.basis
         for config in (SMALL, SMALL | own)
@@ -196,7 +196,7 @@ def test_a_factor_at_its_bound_is_called_so(run, tmp_path):
 
 def test_a_factor_of_ones_own_is_bounded_and_said():
     assert Calibration(factor=1.1).words == [
-        "calibrated: modeled kernel and link times x 1.100, set in the config",
+        "calibrated: modeled kernel and link times x 1.100, set in the plan",
         "calibrated: the 80 % interval keeps its width and is centered on the calibrated step",
     ]
     with pytest.raises(ConfigError, match=r"factor: must be at most 1\.5 \(got 2\)"):

@@ -254,7 +254,7 @@ def test_a_closed_pipe_keeps_the_answer_of_a_check():
         ("--completion bash >&-", 2, "cannot write to standard output (closed)\n"),
         ("nowhere.yaml 2>&-", 2, ""),
         ("gpt2_1gpu.yaml >/dev/full", 2, "cannot write to standard output (No space left on device)\n"),
-        ("- <&-", 2, "standard input is closed; pipe a config into it\n"),
+        ("- <&-", 2, "standard input is closed; pipe a plan into it\n"),
     ],
 )
 def test_streams_that_are_closed_or_full(arguments, code, error):

@@ -226,7 +226,11 @@ def test_a_folder_is_read_too(tmp_path):
     ("model_type", "config", "line"),
     [
         ("llama", SIZES | {"hidden_act": "swiglu2"}, 'hidden_act: "swiglu2" is not modeled (known: '),
-        ("llama", SIZES | {"attention_bias": True}, "attention_bias: true, mlp_bias: false: one value for all"),
+        (
+            "llama",
+            SIZES | {"attention_bias": True},
+            "attention_bias: true, mlp_bias: false: different values are not modeled",
+        ),
         ("llama", SIZES | {"attention_dropout": 0.1}, "attention_dropout: 0.1 is not modeled, only 0.0"),
         ("llama", SIZES | {"num_key_value_heads": 3}, "num_key_value_heads: 3 does not divide num_attention_heads 8"),
         ("llama", SIZES | {"num_attention_heads": 7}, "num_attention_heads: 7 does not divide 64"),
@@ -258,7 +262,7 @@ def test_a_folder_is_read_too(tmp_path):
         (
             "gpt2",
             GPT2_SIZES | {"attn_pdrop": 0.0},
-            "resid_pdrop: 0.1, embd_pdrop: 0.1, attn_pdrop: 0.0: one value for all",
+            "resid_pdrop: 0.1, embd_pdrop: 0.1, attn_pdrop: 0.0: different values are not modeled",
         ),
         ("gpt2", GPT2_SIZES | {"n_head": 7}, "n_head: 7 does not divide 64"),
         ("gpt2", GPT2_SIZES | {"n_embd": None}, "n_embd: missing"),
@@ -270,7 +274,7 @@ def test_a_folder_is_read_too(tmp_path):
         ),
         ("gpt_neox", SIZES | {"use_parallel_residual": 1}, "use_parallel_residual: 1: expected true or false"),
         ("cohere", SIZES | {"use_qk_norm": True}, "use_qk_norm: true is not modeled, only false"),
-        ("opt", OPT_SIZES, "dropout: 0.1, attention_dropout: 0.0: one value for all"),
+        ("opt", OPT_SIZES, "dropout: 0.1, attention_dropout: 0.0: different values are not modeled"),
         (
             "opt",
             OPT_SIZES | {"dropout": 0.0, "do_layer_norm_before": False},
@@ -279,8 +283,8 @@ def test_a_folder_is_read_too(tmp_path):
         ("opt", OPT_SIZES | {"dropout": 0.0, "word_embed_proj_dim": 32}, "word_embed_proj_dim: only 64 (hidden_size)"),
         ("stablelm", SIZES | {"num_key_value_heads": 8, "use_qkv_bias": True}, "use_qkv_bias: true is not modeled"),
         ("jamba", SIZES, "model_type 'jamba' is not modeled: a hybrid of attention and state-space layers"),
-        ("lama", SIZES, "unknown model_type 'lama'; did you mean 'llama'? (read: deepseek_v2, "),
-        ("llava", {"text_config": SIZES}, "text_config: a model of several parts"),
+        ("lama", SIZES, "unknown model_type 'lama'; did you mean 'llama'? (supported: deepseek_v2, "),
+        ("llava", {"text_config": SIZES}, "text_config: a multimodal model"),
     ],
 )
 def test_refusals(problems, model_type, config, line):

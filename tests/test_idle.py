@@ -118,7 +118,7 @@ def test_a_setting_without_effect_names_its_reason():
     job = job.replace(**{"performance.software": "megatron-core", "performance.overlap": {"tp": True}})
     found = job.replace(**{"performance.deferred_head_wgrads": 2, "performance.softmax_impl": "composite"})
     assert answer(found)[1] == [
-        "no effect: performance.softmax_impl composite (flash attention has no softmax of its own)",
+        "no effect: performance.softmax_impl composite (flash attention has no separate softmax kernel)",
         "no effect: performance.deferred_head_wgrads 2 (there is no pipeline (pp 1))",
         "no effect: performance.overlap.tp true (there is no tensor parallelism (tp 1))",
     ]

@@ -173,7 +173,11 @@ def test_margins_add_in_squares():
 @pytest.mark.parametrize(
     ("what", "text", "plan"),
     [
-        ("inferred", "no run states that it was on h100-sxm5-80: inferred from step times", ["hardware=grand-teton-h100-700w"]),
+        (
+            "inferred",
+            "no measured run states accelerator h100-sxm5-80: inferred from step times",
+            ["hardware=grand-teton-h100-700w"],
+        ),
         ("adapters", "no measured run with adapters over frozen weights", ["model.lora={rank: 8}", "parallelism.tp=1"]),
     ],
 )  # fmt: skip

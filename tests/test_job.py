@@ -214,7 +214,7 @@ def test_assumptions_say_what_a_machine_leaves_to_defaults(tmp_path):
     assert (
         "box defaults (not in its file): accelerator.attention_forward_efficiency 0.5, "
         "accelerator.attention_backward_efficiency 0.4, "
-        "tiers.1.efficiency 0.8, accelerator.sustained_flops.bf16 from a fixed share of the best measured shape or of the peak, "
+        "tiers.1.efficiency 0.8, accelerator.sustained_flops.bf16 as a fixed fraction of the best measured shape or of the peak, "
         "no accelerator.sm_count, so no wave quantization"
     ) in assumptions(job(hardware=str(bare)))
     assert "does not say" not in "\n".join(assumptions(job()))

@@ -284,6 +284,13 @@ def test_usable_memory_is_less_than_the_label():
     assert gib["gb300"] == pytest.approx(276.5)  # 284208 MiB by the driver, not 284 GiB
 
 
+def test_usable_memory_is_what_torch_reports():
+    """One meaning in every file: torch's total memory, or an assumed fraction of the capacity; never the driver's figure."""
+    for path in ACCELERATORS:
+        entry = yaml.load(path.read_text(encoding="utf-8"), yaml.CSafeLoader)["usable_memory_bytes"]
+        assert re.match(r"torch('s|_npu) total|assumed: ", entry["source"]), (path.stem, entry)
+
+
 def test_efa_latency_differs_by_generation():
     assert [Machine.load(n).tiers[1].latency_s for n in ("p3dn", "p4d", "p5en")] == pytest.approx(
         [150e-6, 75e-6, 35e-6]

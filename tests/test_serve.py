@@ -179,7 +179,7 @@ def test_the_command_listens_on_loopback_and_ends_quietly():
     )
     line = process.stdout.readline()
     port = int(line.split(":")[-1].partition("/")[0])
-    assert line == f"what if: http://127.0.0.1:{port}/ (Ctrl-C ends it)\n"
+    assert line == f"serving at http://127.0.0.1:{port}/ (Ctrl-C stops it)\n"
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     connection.request("GET", "/")
     assert connection.getresponse().status == 200

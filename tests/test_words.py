@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import re
+from pathlib import Path
+
 import pytest
 
 from steptime import ConfigError, Job, estimate, search
@@ -154,3 +158,40 @@ def test_lines_keep_numbers_with_their_units():
 
     assert wrapped("a step takes 12.5 ms or 40 % more", 17) == ["a step takes", "12.5 ms or 40 %", "more"]
     assert wrapped("change --set a.b=1 --set c.d=2", 20) == ["change --set a.b=1", "--set c.d=2"]
+
+
+ODD = (
+    r"unsaid|unproved|(?:held|told|stands?) apart|who holds what|comes and goes|no share\b|dealt out|deals out|w[eo]aven?\b"
+    r"|\bmends?\b|\bnobody\b|in the mean\b|\banew\b|least split|unless said|\bbeside\b|\blies (?:on|over|in)\b|as they lie"
+    r"|\bstands? (?:in|with|there)\b|of their kind\b|runs (?:are|is) off\b|see below\b|what it promises"
+)
+"""Words that a reader of technical English stumbles over."""
+SPOKEN = ("base", "hardware", "software", "job", "answer", "commands", "model")
+"""Rooms whose strings a user reads."""
+
+
+def pages():
+    """The pages by hand and the texts in data files: path and text."""
+    root = Path(__file__).parents[1]
+    data = root / "steptime" / "data"
+    for path in [*(root / "docs").glob("*.md"), root / "README.md", data / "keys.yaml", *data.glob("software/*.yaml")]:
+        text = path.read_text(encoding="utf-8")
+        text = re.sub(r"<!-- output of.*?<!-- end of output -->|```.*?```", "", text, flags=re.DOTALL)
+        yield path, "\n".join(line for line in text.split("\n") if path.suffix != ".md" or "| `3dtrn" not in line)
+
+
+def strings():
+    """Every string of more than one word in the rooms that speak to a user, without docstrings: path and text."""
+    for room in SPOKEN:
+        for path in (Path(__file__).parents[1] / "steptime" / room).glob("*.py"):
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            notes = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+            for node in ast.walk(tree):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in notes:
+                    yield path, node.value
+
+
+@pytest.mark.parametrize("source", [pages, strings])
+def test_no_odd_words(source):
+    found = [f"{path.name}: {match[0]!r}" for path, text in source() for match in re.finditer(ODD, text)]
+    assert found == []

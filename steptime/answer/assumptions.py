@@ -1,4 +1,4 @@
-"""What a job leaves open, in words: where each value comes from, what is not verified, and notes on the layout."""
+"""The assumptions of a job as text: the source of each default, what is not verified, and notes on the layout."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def host_bound(host_s: float, step_s: float, software: Software) -> list[str]:
 
 
 def foremost(job: Job) -> list[str]:
-    """What a reader must know: the software, how it differs from its profile, and notes from the plan and on its layout."""
+    """The main assumptions: the software, how it differs from its profile, and notes from the plan and on its layout."""
     calibrated = job.performance.calibration.words if job.performance.calibration else []
     return [
         *job.notes,
@@ -117,11 +117,11 @@ def _unset(job: Job) -> list[str]:
 
 
 def _group(job: Job) -> list[str]:
-    """The group of micro-batches that interleaving takes where it has to be said."""
+    """The micro-batch group size of the interleaved schedule, where Megatron-Core's default is not valid."""
     pp = job.parallelism.pp
     return [
-        f"parallelism.microbatch_group_sz: {group}, the smallest with which Megatron-Core interleaves {job.microbatches:,} "
-        f"micro-batches; it refuses its default, pp {pp}, which leaves a last group of {job.microbatches % pp}"
+        f"parallelism.microbatch_group_sz: {group}, the smallest group that Megatron-Core accepts for {job.microbatches:,} "
+        f"micro-batches; its default, pp {pp}, is an error, because the last group would have {job.microbatches % pp}"
         for group in group_taken(facts(job)).values()
     ]
 
@@ -144,23 +144,27 @@ def _experts(job: Job) -> list[str]:
     holders = p.dp * p.cp * p.tp // ranks
     rows = job.data.seqlen * job.data.microbatch_sz / p.cp / (p.tp if job.sp else 1) * moe.experts_per_token * p.etp
     per_expert = rows * p.ep / moe.n_experts
-    load = "even" if moe.imbalance_factor == 1 else f"{moe.imbalance_factor:g} times the mean on the fullest device"
+    load = (
+        "balanced"
+        if moe.imbalance_factor == 1
+        else f"{moe.imbalance_factor:g} times the mean on the most loaded device"
+    )
     router = "fp32" if how.router_dtype == "fp32" else job.software.compute_dtype
     torch = job.software.family == "fsdp2"
-    kept = f" in {job.software.compute_dtype}, which torchao's converters of linear layers leave alone"
+    kept = f" in {job.software.compute_dtype} (torchao converts linear layers only)"
     permutes = "fused" if how.permute_fusion and not torch else "unfused"
-    products = "grouped" if how.grouped_gemm else "single"
+    products = "grouped GEMMs" if how.grouped_gemm else "one GEMM per expert"
     return [
         (
-            f"experts: {moe.n_experts // p.ep} of {moe.n_experts} on each of ep {p.ep} devices, each layer held {holders} times "
-            f"(edp); {per_expert:,.0f} rows per expert and micro-batch"
+            f"experts: {moe.n_experts // p.ep} of {moe.n_experts} on each of ep {p.ep} devices, in {holders} replicas (edp); "
+            f"{per_expert:,.0f} tokens per expert and micro-batch"
         ),
         (
-            f"experts' load: {load} (model.moe.imbalance_factor {moe.imbalance_factor:g}); trained routers with a balance loss "
-            "have 1.04 to 1.22 per micro-batch, natural routing of a benchmark 1.6 (MOEZOO-008)"
+            f"expert load: {load} (model.moe.imbalance_factor {moe.imbalance_factor:g}); measured per micro-batch: 1.04 to 1.22 "
+            "for routers trained with a balancing loss, 1.6 for a benchmark without forced balance (MOEZOO-008)"
         ),
         (
-            f"dispatch: {how.dispatcher}, {permutes} permutation, router in {router}, {products} products"
+            f"dispatch: {how.dispatcher}, {permutes} permutation, router in {router}, {products}"
             f"{kept if torch and job.software.recipe is not None else ''}"
         ),
     ]
@@ -237,7 +241,7 @@ def _usual_figures(job: Job) -> list[str]:
         twins = {precision}
     if not twins & device.sustained_flops.keys():
         found.append(
-            f"accelerator.sustained_flops.{precision} from a fixed share of the best measured shape or of the peak"
+            f"accelerator.sustained_flops.{precision} as a fixed fraction of the best measured shape or of the peak"
         )
     if device.sm_count is None:
         found.append("no accelerator.sm_count, so no wave quantization")

@@ -41,11 +41,11 @@ def unjudged(job: Job) -> dict[str, str]:
     found: dict[str, str] = {}
     if job.performance.cpu_offload.share:
         found["performance.cpu_offload"] = (
-            "cpu_offload: no judged run has the host's update; two published ratios were compared by hand"
+            "cpu_offload: no validated run has optimizer updates on the host; two published ratios were compared by hand"
         )
     if job.model.linear_attention:
         found["model.linear_attention"] = (
-            "model: no judged run has linear attention; the one compared by hand took 52 % longer"
+            "model: no validated run has linear attention; one compared by hand took 52 % longer than estimated"
         )
     return found
 

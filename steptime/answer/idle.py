@@ -1,4 +1,4 @@
-"""Settings of a plan that change nothing in its job, and why: said where the plan differs from its profile."""
+"""Settings of a plan that have no effect on its job, and why; listed where the plan differs from its profile."""
 
 from __future__ import annotations
 
@@ -53,71 +53,71 @@ DENSE = {"dense", "mlp"}
 NO_PIPELINE = ("there is no pipeline (pp 1)", lambda job: job.parallelism.pp == 1)
 IDLE: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "performance.softmax_impl": (
-        "flash attention has no softmax of its own",
+        "flash attention has no separate softmax kernel",
         lambda job: job.software.kernels.attention_impl == "flash",
     ),
-    "performance.attention_backend": ("attention reads its tensors as they lie anyway", _alike("attention_backend")),
-    "performance.deterministic": ("the kernels that are modeled are the same", _alike("deterministic")),
+    "performance.attention_backend": ("the layout of attention's tensors is the same", _alike("attention_backend")),
+    "performance.deterministic": ("the modeled kernels are the same", _alike("deterministic")),
     "performance.muon_tp_mode": (
-        "it is Muon's, with tp over 1",
+        "applies only to Muon with tp > 1",
         lambda job: "muon" not in job.software.states.optimizer or job.parallelism.tp == 1,
     ),
-    "performance.sp_regather": ("there is no sequence parallelism", lambda job: not job.sp),
+    "performance.sp_regather": ("sp is off", lambda job: not job.sp),
     "performance.recompute_stops_early": (
         "nothing is recomputed beyond what backward reads",
         lambda job: job.recompute.granularity == "none" or job.recompute.modules == {"core_attn"},
     ),
     "performance.dummy_wgrads": (
-        "weight gradients are not added to the main ones by wgrad",
+        "grad_accumulation_fusion is off",
         lambda job: not job.software.states.grad_accumulation_fusion,
     ),
     "performance.grouped_workspaces": (
-        "no products are grouped",
+        "there are no grouped GEMMs",
         lambda job: job.model.moe is None or not job.software.moe.grouped_gemm,
     ),
     "performance.deferred_head_wgrads": NO_PIPELINE,
     "performance.deallocate_pipeline_outputs": (
-        "only stages of Megatron-Core's pipelines have such outputs",
+        "applies only to pipelines of Megatron-Core",
         lambda job: job.parallelism.pp == 1 or job.software.family == "fsdp2",
     ),
     "parallelism.fsdp.no_sync": (
-        "a step has one micro-batch, or a pipeline reduces once anyway",
+        "one micro-batch per step, or a pipeline, which reduces once per step",
         lambda job: job.single_microbatch or job.parallelism.pp > 1,
     ),
     "performance.overlap.pp": NO_PIPELINE,
     "performance.overlap.tp": ("there is no tensor parallelism (tp 1)", lambda job: job.parallelism.tp == 1),
     "performance.overlap.cp": ("there is no context parallelism (cp 1)", lambda job: job.parallelism.cp == 1),
-    "performance.overlap.ep": ("experts exchange no rows (ep 1)", lambda job: job.parallelism.ep == 1),
+    "performance.overlap.ep": ("there is no all-to-all of experts (ep 1)", lambda job: job.parallelism.ep == 1),
     "performance.moe.router_dtype": (
-        "the flex dispatcher takes fp32",
+        "the flex dispatcher always uses fp32",
         lambda job: job.software.moe.dispatcher == "flex" and job.software.family == "megatron-core",
     ),
     "performance.moe.shared_expert_overlap": (
-        "experts exchange no rows (ep 1)",
+        "there is no all-to-all of experts (ep 1)",
         lambda job: job.parallelism.ep == 1 and not job.sp,
     ),
     "model.moe.score_function": (
-        "torch's sigmoid moves and keeps what its softmax does",
+        "in torch, sigmoid and softmax move and save the same bytes",
         lambda job: job.software.family == "fsdp2" and not job.model.moe.pre_softmax,
     ),
     "model.moe.node_limit": (
-        "the dispatcher sends one row per expert wherever it lies, and the choice of groups is not counted",
+        "this dispatcher sends one row per expert to any node, and the time to select groups is not modeled",
         lambda job: job.software.family == "megatron-core" and job.software.moe.dispatcher != "flex",
     ),
     "model.moe.pre_softmax": (
-        "it is Megatron-Core's, for score_function softmax",
+        "applies only to Megatron-Core with score_function softmax",
         lambda job: job.software.family != "megatron-core" or job.model.moe.score_function != "softmax",
     ),
-    "model.moe.capacity_factor": ("no rows are dropped at this load", _no_drops),
-    "model.moe.imbalance_factor": ("all experts lie on one device (ep 1)", lambda job: job.parallelism.ep == 1),
+    "model.moe.capacity_factor": ("no tokens are dropped at this load", _no_drops),
+    "model.moe.imbalance_factor": ("all experts are on one device (ep 1)", lambda job: job.parallelism.ep == 1),
 }
 """Dotted key -> why it changes nothing, and of which jobs that is true."""
 MODULES: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "mlp": ("no layer has a dense MLP", _without("mlp")),
     "shared_experts": ("the model has no shared experts", _without("shared_experts")),
-    "moe_act": ("moe runs it again", lambda job: "moe" in job.recompute.modules),
+    "moe_act": ("already recomputed by moe", lambda job: "moe" in job.recompute.modules),
     "act": (
-        "no layer has an activation that is not recomputed anyway",
+        "all activations are already recomputed",
         lambda job: _without("mlp")(job) and bool({"moe", "moe_act"} & job.recompute.modules),
     ),
 }

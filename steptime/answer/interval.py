@@ -233,7 +233,7 @@ def _machine(kind: RunKind, kinds: AbstractSet[RunKind], near: RunKind) -> list[
 
 def _inferred(place: RunPlace) -> list[Beyond]:
     """An accelerator that no run is known to have had."""
-    text = f"no run states that it was on {place.kind.accelerator}: inferred from step times"
+    text = f"no measured run states accelerator {place.kind.accelerator}: inferred from step times"
     return [Beyond("inferred", 1.0, text)] if place.inferred else []
 
 

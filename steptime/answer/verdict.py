@@ -21,8 +21,8 @@ from steptime.memory.states import States
 def stage_memory(assembly: Assembly, states: list[States]) -> Memory:
     """Every stage at its peak, and the verdict: needs from `least_bytes` to `most_bytes`, compared with the device's capacity.
 
-    does_not_fit: more than it has at least, or states that the host cannot hold. fits: no more than it has at most. tight: it has
-    something between.
+    does_not_fit: `least_bytes` exceeds the capacity, or the host cannot hold its states. fits: `most_bytes` does not exceed it.
+    tight: in between.
     """
     job = assembly.job
     rows = stage_rows(assembly, states)
@@ -50,7 +50,7 @@ def stage_memory(assembly: Assembly, states: list[States]) -> Memory:
 
 
 def host_bytes(job: Job, states: list[States]) -> float:
-    """Bytes of states in the host's memory of the node that holds most: all of its devices are of the fullest stage."""
+    """Bytes of states in host memory of the node that holds most, all of whose devices run the stage with the largest states."""
     devices = min(job.machine.devices_per_node, job.parallelism.devices)
     return float(devices * max(state.host_bytes for state in states))
 
@@ -72,7 +72,7 @@ def stage_rows(assembly: Assembly, states: list[States]) -> list[StageMemory]:
 
 
 def between_steps(memory: Memory, assembly: Assembly, states: list[States]) -> Memory:
-    """The memory with the ends of blocks that small tensors share, which are followed tensor by tensor."""
+    """The memory including the unused ends of allocator blocks shared by small tensors, computed tensor by tensor."""
     first = assembly.first_alike
     ends = {stage: further_ends(assembly, stage, states[stage]).bytes for stage in set(first)}
     rows = [

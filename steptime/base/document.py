@@ -53,15 +53,15 @@ def read_source(source: str | Path) -> tuple[str, str]:
     A string is the document where it has a line break or starts with "{"; else it is a path.
 
     Raises:
-        ConfigError: if there is no such file, it is no text, or it is larger than MAX_BYTES.
+        ConfigError: if there is no such file, it it is not text, or it is larger than MAX_BYTES.
     """
     if isinstance(source, str) and source == "-":
         if sys.stdin is None:  # pyright: ignore[reportUnnecessaryComparison]  closed by the caller
-            raise ConfigError("standard input is closed; pipe a config into it")
+            raise ConfigError("standard input is closed; pipe a plan into it")
         return _decode(sys.stdin.buffer.read(MAX_BYTES + 1), "standard input"), "standard input"
     if isinstance(source, str) and ("\n" in source or source.lstrip().startswith("{")):
         if len(source) > MAX_BYTES:
-            raise ConfigError(f"config text: larger than {MAX_BYTES:,} bytes; a config is a page of YAML")
+            raise ConfigError(f"plan text: larger than {MAX_BYTES:,} bytes; a config is a page of YAML")
         return source, "config text"
     name = str(source)
     told = name if len(name) <= 1000 else f"{name[:500]}...{name[-500:]}"

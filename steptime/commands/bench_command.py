@@ -38,7 +38,7 @@ def bench(options: Namespace, out: Printer) -> int:
         return _logs(word, rest, options, out)
     if rest:
         raise ConfigError(
-            f"bench: expected one CONFIG, or {', '.join(LOGS)} before files (got {' '.join(options.words)})"
+            f"bench: expected one PLAN, or {', '.join(LOGS)} before files (got {' '.join(options.words)})"
         )
     if options.emit is not None:
         from steptime.bench.launch_script import emit

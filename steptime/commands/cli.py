@@ -1,4 +1,4 @@
-"""The command line: `3dtrn CONFIG` and its subcommands. Parses, calls, prints, returns an exit code.
+"""The command line: `3dtrn PLAN` and its subcommands. Parses, calls, prints, returns an exit code.
 
 Exit codes: 0 done; 1 answered "no" under --check; 2 bad input. Nothing but the parser is imported before it is needed.
 """
@@ -26,16 +26,16 @@ SUBCOMMANDS = {
     "search": "find the best layout on a number of devices",
     "sensitivity": "effect of 10 % more bandwidth, FLOP/s or memory",
     "scale": "step time by data-parallel degree: weak and strong scaling",
-    "diff": "compare configs or training logs: settings, step, memory",
+    "diff": "compare plans or training logs: settings, step, memory",
     "explain": "show one figure, or a measured row, as formula and numbers",
     "serve": "interactive page to change a plan and see its report",
     "bench": "measure this machine with torch and compare with predictions",
     "validate": "compare measured runs, or a training log, with estimates",
     "init": "write a commented plan to start from",
-    "machines": "list the machines that ship with steptime",
-    "models": "list the model presets that ship with steptime",
+    "machines": "list the included machines",
+    "models": "list the included model presets",
     "show": "print a machine, model or software profile as YAML with sources",
-    "schema": "JSON Schema of a config file, for editors",
+    "schema": "JSON Schema of a plan, for editors",
 }
 OWN_MODULE = frozenset({"search", "diff", "explain", "serve", "bench", "init"})
 """Subcommands that run in a module of their own, NAME_command; all others run in `plans`."""
@@ -135,7 +135,7 @@ def _misspelt(args: list[str]) -> str | None:
 
 
 def parser(name: str = "") -> argparse.ArgumentParser:
-    """The parser of a subcommand, or of the bare `3dtrn CONFIG`."""
+    """The parser of a subcommand, or of the bare `3dtrn PLAN`."""
     made = Parser(
         prog=f"3dtrn {name}".rstrip(),
         description=_about(name),
@@ -164,11 +164,11 @@ def _about(name: str) -> str:
     if name:
         text = SUBCOMMANDS[name]
         return text[0].upper() + text[1:] + "."
-    return "Does this training job fit, how long is a step, and where does the time go?"
+    return "Predict the memory, step time and MFU of a transformer training job."
 
 
 def _subcommand_help() -> str:
     width = max(map(len, SUBCOMMANDS))
     lines = [f"  {name:<{width}}  {about}" for name, about in SUBCOMMANDS.items()]
-    head = "subcommands (3dtrn NAME --help; a file of such a name: ./NAME):"
-    return "\n".join([head, *lines, "", "exit codes: 0 ok, 1 no (--check), 2 bad input"])
+    head = "subcommands (3dtrn NAME --help; for a file with such a name use ./NAME):"
+    return "\n".join([head, *lines, "", "exit codes: 0 ok, 1 --check or --min-mfu failed, 2 bad input"])

@@ -25,18 +25,18 @@ def explain(options: Namespace, out: Printer) -> int:
     if options.key is not None:
         return _explain_key(options, out)
     if options.config is None:
-        raise ConfigError("explain: a CONFIG, the id of a measured row, or --key is required")
+        raise ConfigError("explain: a PLAN, the id of a measured row, or --key is required")
     row = find(options.config, options.measurements)
     if row is not None and options.sets:
         raise ConfigError(
-            f"--set: not valid for a measured row; 3dtrn explain {row.id} --yaml prints a config to change"
+            f"--set: not valid for a measured row; 3dtrn explain {row.id} --yaml prints its plan, which you can change"
         )
     if options.trace:
         return _explain_trace(_row_job(row) if row is not None else load(options.config, options.sets), options, out)
     if row is not None and (options.yaml or options.name is None):
         return _explain_row(row, options, out)
     if options.yaml:
-        raise ConfigError("--yaml: for a measured row; a config is YAML already")
+        raise ConfigError("--yaml: only for a measured row; a plan is YAML already")
     found = estimate(_row_job(row) if row is not None else load(options.config, options.sets))
     if options.name is None:
         names = working.names(found)

@@ -20,7 +20,7 @@ def _sets(made: ArgumentParser | _ArgumentGroup, about: str = "change a setting;
 
 
 def _config(made: ArgumentParser, nargs: Literal["?"] | None = None) -> None:
-    made.add_argument("config", metavar="CONFIG", nargs=nargs, help=PLAN)
+    made.add_argument("config", metavar="PLAN", nargs=nargs, help=PLAN)
     _sets(made)
 
 
@@ -52,17 +52,17 @@ def _report(made: ArgumentParser) -> None:
     made.add_argument("--trace", metavar="FILE", help="one step as a trace for Perfetto; .json or .json.gz")
     made.add_argument("--trace-memory", metavar="FILE", help="memory over one step for pytorch.org/memory_viz; .pickle")
     made.add_argument("--plot", metavar="FILE", help="the report as a picture: .png, .svg or .pdf (extra plot)")
-    made.add_argument("--watch", action="store_true", help="print the report again when CONFIG changes, until Ctrl-C")
+    made.add_argument("--watch", action="store_true", help="print the report again when PLAN changes, until Ctrl-C")
 
 
 def _launch_files(made: ArgumentParser) -> None:
     """Reading a launch file, and writing one."""
     about = (
-        "CONFIG is a launch script, config or log of megatron, torchtitan, nemo, deepspeed, transformers, llamafactory, "
+        "PLAN is a launch script, config or log of megatron, torchtitan, nemo, deepspeed, transformers, llamafactory, "
         "axolotl, swift, nanotron, gpt-neox, maxtext, olmo, primus, torchtune, automodel, levanter, openrlhf; or auto"
     )
     made.add_argument("--from", dest="kind", metavar="KIND", help=about)
-    about = "with --from, a file in another folder that CONFIG sources or names; may be repeated"
+    about = "with --from, a file in another folder that PLAN sources or names; may be repeated"
     made.add_argument("--with", dest="added", action="append", default=[], metavar="FILE", help=about)
     made.add_argument("--save", metavar="PLAN.yaml", help="with --from, write the plan that was read")
     _unmodeled(made, "with --from, ignore flags that affect cost but are not modeled")
@@ -76,8 +76,8 @@ def _launch_files(made: ArgumentParser) -> None:
 
 def _search(made: ArgumentParser) -> None:
     about = "a YAML or JSON file, or -; parallelism may be left out"
-    made.add_argument("config", metavar="CONFIG", nargs="?", help=about)
-    made.add_argument("--model", metavar="NAME", help="model preset (3dtrn models); needs no CONFIG")
+    made.add_argument("config", metavar="PLAN", nargs="?", help=about)
+    made.add_argument("--model", metavar="NAME", help="model preset (3dtrn models); PLAN is then optional")
     _sets(made)
     about = "number of devices; LOW:HIGH doubles (default: the plan's)"
     made.add_argument("--devices", metavar="N|LOW:HIGH", help=about)
@@ -91,7 +91,7 @@ def _search(made: ArgumentParser) -> None:
     made.add_argument("--top", type=positive_count, default=5, metavar="N", help=about)
     made.add_argument("--pareto", action="store_true", help="show only the Pareto front of memory and the objective")
     form = made.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="layouts with their configs, in SI units")
+    form.add_argument("--json", action="store_true", help="layouts with their plans, in SI units")
     form.add_argument("--csv", action="store_true", help="print the best layouts as CSV")
     made.add_argument("--plot", metavar="FILE", help="draw memory against step time; .png, .svg or .pdf")
     made.add_argument("--html", metavar="FILE", help="write the result as an HTML page")
@@ -125,17 +125,17 @@ def _diff(made: ArgumentParser) -> None:
 
 def _explain(made: ArgumentParser) -> None:
     about = "a YAML or JSON file, - for standard input, or the id of a measured row"
-    made.add_argument("config", metavar="CONFIG", nargs="?", help=about)
+    made.add_argument("config", metavar="PLAN", nargs="?", help=about)
     about = "a matrix multiply, a collective or a total; omit to list all"
     made.add_argument("name", metavar="NAME", nargs="?", help=about)
-    _sets(made, "change a setting of a config")
-    about = "look up the row in this file (default: shipped collection)"
+    _sets(made, "change a setting of the plan")
+    about = "look up the row in this file, not in the included ones"
     made.add_argument("--measurements", metavar="FILE.csv", help=about)
-    made.add_argument("--yaml", action="store_true", help="for a row, print only its config")
+    made.add_argument("--yaml", action="store_true", help="for a row, print only its plan")
     about = "torch.profiler traces, one per rank: measured vs. predicted"
     made.add_argument("--trace", metavar="FILE", nargs="+", help=about)
     made.add_argument("--json", action="store_true", help="print as JSON")
-    made.add_argument("--key", metavar="A.B", help="explain a key of a plan; no CONFIG needed")
+    made.add_argument("--key", metavar="A.B", help="explain a key of a plan; no PLAN needed")
 
 
 def _serve(made: ArgumentParser) -> None:
@@ -148,14 +148,14 @@ def _serve(made: ArgumentParser) -> None:
 
 
 def _bench(made: ArgumentParser) -> None:
-    about = "config to run, or: startup LOG... | memory CSV... | scaling RESULTS.json..."
-    made.add_argument("words", metavar="CONFIG", nargs="+", help=about)
+    about = "plan to run, or: startup LOG... | memory CSV... | scaling RESULTS.json..."
+    made.add_argument("words", metavar="PLAN", nargs="+", help=about)
     _sets(made)
     made.add_argument("--out", metavar="DIR", help="output folder (default: steptime-bench)")
     made.add_argument("--device", choices=("cpu", "cuda", "mps"), help="default: first available of cuda, mps, cpu")
     about = "from sweeps,block,step,exact (default: all)"
     made.add_argument("--only", type=parts, default=parts(""), metavar="PARTS", help=about)
-    about = "from ddp,fsdp2,tp,pp over all ranks (default: the config's own)"
+    about = "from ddp,fsdp2,tp,pp over all ranks (default: the plan's own)"
     made.add_argument("--layouts", type=words, default=[], metavar="L,...", help=about)
     about = "time budget of all sweeps together (default: 30)"
     made.add_argument("--seconds", type=float, default=30.0, metavar="S", help=about)
@@ -163,11 +163,11 @@ def _bench(made: ArgumentParser) -> None:
     about = "random seed for weights and tokens (default: 0)"
     made.add_argument("--seed", type=count, default=0, metavar="N", help=about)
     made.add_argument("--trace", action="store_true", help="write a profiler trace of each rank")
-    made.add_argument("--emit", choices=("slurm", "torchrun"), help="print the launch command of CONFIG, run nothing")
+    made.add_argument("--emit", choices=("slurm", "torchrun"), help="print the launch script of PLAN, run nothing")
     made.add_argument("--log", metavar="LOG", help="memory: count samples between this log's first and last step")
-    made.add_argument("--from", dest="start", metavar="TIME", help="memory: count samples from then on")
-    made.add_argument("--to", dest="stop", metavar="TIME", help="memory: count samples up to then")
-    about = "scaling: speed-up is over the run on N processes (1)"
+    made.add_argument("--from", dest="start", metavar="TIME", help="memory: count samples from this time")
+    made.add_argument("--to", dest="stop", metavar="TIME", help="memory: count samples up to this time")
+    about = "scaling: speedup relative to N processes (default: 1)"
     made.add_argument("--baseline", type=count, default=1, metavar="N", help=about)
     made.add_argument("--json", action="store_true", help="print JSON in SI units")
     usual = {name: made.get_default(name) for name in ("out", "device", "seconds", "steps", "seed", "only")}
@@ -175,16 +175,16 @@ def _bench(made: ArgumentParser) -> None:
 
 
 def _validate(made: ArgumentParser) -> None:
-    made.add_argument("--measurements", metavar="FILE.csv", help="your own measured runs (default: shipped collection)")
+    made.add_argument("--measurements", metavar="FILE.csv", help="your own measured runs (default: included ones)")
     made.add_argument("--source", metavar="S", help="only rows whose source is S or whose id contains S")
     made.add_argument("--gpu", metavar="G", help="only rows whose gpu contains G")
     about = "rows used for fitting constants, or held-out rows"
     made.add_argument("--split", default="all", metavar="fit|test|all", help=about)
     about = "use the framework release of each row, or only the framework name (default: known)"
     made.add_argument("--profile", choices=("known", "unknown"), default="known", help=about)
-    made.add_argument("--worst", type=count, default=10, metavar="N", help="number of worst rows to list (default: 10)")
+    made.add_argument("--worst", type=count, default=10, metavar="N", help="largest errors to list (default: 10)")
     made.add_argument("--json", action="store_true", help="print the summary and every row as JSON")
-    made.add_argument("--plot", metavar="FILE", help="plot predicted against measured;  .png, .svg or .pdf")
+    made.add_argument("--plot", metavar="FILE", help="plot predicted against measured; .png, .svg or .pdf")
     logs = made.add_argument_group("validate a training log: its own plan, measured vs. predicted")
     about = "logs of one job (nodes, restarts), plain or gzip"
     logs.add_argument("--log", nargs="+", action="extend", metavar="FILE", help=about)

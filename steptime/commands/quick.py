@@ -37,7 +37,7 @@ def job(model: str | None, machine: str | None, devices: int | None, changes: li
         ConfigError: no model is named, a name is unknown, or no layout of the devices is possible.
     """
     if model is None:
-        raise ConfigError("--model: required without a CONFIG file (3dtrn models lists the presets)")
+        raise ConfigError("--model: required without a PLAN file (3dtrn models lists the presets)")
     plan = base(model, machine, devices)
     given = _given(machine, devices, changes)
     tried = _Tried(plan, changes)
@@ -46,7 +46,7 @@ def job(model: str | None, machine: str | None, devices: int | None, changes: li
             tried.fits(degrees, "full")
     if tried.best is None:
         if tried.last is None:
-            raise tried.error or ConfigError("devices: no layout of this number of devices")
+            raise tried.error or ConfigError("devices: no valid layout for this number of devices")
         return _named(given, tried.last, "full", f"none of {tried.count} layouts fits; 3dtrn search tries all")
     _, degrees, checkpointing = tried.best
     pp, layers = degrees["pp"], plan["layers"]
@@ -208,7 +208,7 @@ def _named(given: set[str], job: Job, checkpointing: str, found: str) -> Job:
         "devices": counted(p.devices, "device"),
         "layout": f"{', '.join(split)} ({found})" if split else "",
         "seqlen": f"{data.seqlen:,} tokens per sequence",
-        "gbs": f"gbs {data.gbs:,} ({tokens / 2**20:.4g} Mi tokens per step or more)",
+        "gbs": f"gbs {data.gbs:,} (at least {tokens / 2**20:.4g} Mi tokens per step)",
         "microbatch_sz": f"micro-batch {data.microbatch_sz}",
     }
     rest = ", ".join(text for key, text in told.items() if text and key not in given)

@@ -47,12 +47,12 @@ def unplanned(options: Namespace) -> SearchPlan:
     """The plan of --model, --machine (the first of them) and --devices; everything else takes the defaults of a report."""
     if options.model is None:
         raise ConfigError(
-            "3dtrn search needs a CONFIG file, or --model NAME --devices N (3dtrn models lists the presets)"
+            "3dtrn search needs a PLAN file, or --model NAME --devices N (3dtrn models lists the presets)"
         )
     problems: list[str] = []
     counts = numbers("--devices", options.devices, problems)
     if not counts and not problems:
-        problems.append("--devices: required without a CONFIG file")
+        problems.append("--devices: required without a PLAN file")
     if problems:
         raise ConfigError(problems)
     machine = next(iter(options.machine), quick.MACHINE)

@@ -38,7 +38,7 @@ def serve(options: Namespace, out: Printer) -> int:
         raise ConfigError(
             f"--port {options.port}: cannot listen on {options.host} ({why}); --port 0 takes a free one"
         ) from None
-    out.text(f"what if: {server.url} (Ctrl-C ends it)\n")
+    out.text(f"serving at {server.url} (Ctrl-C stops it)\n")
     try:
         server.serve_forever()
     except KeyboardInterrupt:

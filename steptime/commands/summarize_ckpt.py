@@ -52,10 +52,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tensors", nargs="?", const="*", metavar="GLOB", help="list tensors whose name matches")
     parser.add_argument("--json", nargs="?", const="summary", metavar="full", help="print JSON (full: with tensors)")
     parser.add_argument(
-        "--emit-config", metavar="FILE", help="write the model section of a 3dtrn config (-: print it alone)"
+        "--emit-config", metavar="FILE", help="write the model section of a 3dtrn plan (-: print only this)"
     )
-    parser.add_argument("--model", metavar="PLAN", help="compare with a 3dtrn config")
-    parser.add_argument("--diff", metavar="OTHER", help="compare names, shapes and types with another checkpoint")
+    parser.add_argument("--model", metavar="PLAN", help="compare with a 3dtrn plan")
+    parser.add_argument("--diff", metavar="OTHER", help="compare names, shapes and dtypes with another checkpoint")
     parser.add_argument("--id", action="store_true", help="print only the structural hash (no other option allowed)")
     parser.add_argument("--strict", action="store_true", help="warnings count as problems")
     parser.add_argument("--all", action="store_true", help="read every save of a directory, not only the newest")

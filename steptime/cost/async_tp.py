@@ -1,7 +1,7 @@
-"""Asynchronous tensor parallelism in torch: collectives are split into pieces that run beside the adjacent projection.
+"""Asynchronous tensor parallelism in torch: collectives are split into pieces that overlap the adjacent projection.
 
-torch 2.13 distributed/_symmetric_memory/__init__.py and _inductor/fx_passes/micro_pipeline_tp.py: a gather runs beside the
-products that read it, a product beside the reduce-scatter of its result; what arrives is summed by a kernel of its own.
+torch 2.13 distributed/_symmetric_memory/__init__.py and _inductor/fx_passes/micro_pipeline_tp.py: an all-gather overlaps
+the GEMMs that read it, a GEMM overlaps the reduce-scatter of its result; received pieces are summed by a separate kernel.
 """
 
 from __future__ import annotations

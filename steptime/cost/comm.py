@@ -1,4 +1,4 @@
-"""Collectives on network tiers: latency, bandwidth, and the ramp between them.
+"""Collectives on network tiers: latency, bandwidth, and the transition between them (ramp).
 
 One table row per (kind, algorithm) says how many hops a call takes and which share of its bytes every rank sends; one
 function applies a row to a group of ranks on the tiers of a machine. Everything works for numbers and for numpy columns of
@@ -71,7 +71,7 @@ def tree_hops(_ranks: Num, below: Num, members: Num, innermost: bool) -> Num:
 
 
 def _one_hop(ranks: Num, below: Num, members: Num, _innermost: bool) -> Num:
-    """One hop, over the outermost tier that lies between two of the ranks."""
+    """One hop, over the outermost tier between any two of the ranks."""
     return where(members > below, where(members >= ranks, 1.0, 0.0), 0.0)
 
 
@@ -108,9 +108,9 @@ PAIRWISE_RATE = 0.9
 S72583)."""
 
 PEER_S = 1e-6
-"""What all-to-all takes for each other rank beside its one hop [s]: it sends to all at once, over a connection to each. 64 ranks
-on 8 nodes of H800 exchange 8 MiB in 296 and 338 us (NVIDIA/nccl issue 1531): 175 of the bytes, 22 of base and hop, 60 of the
-ramp, and this."""
+"""Time of an all-to-all per other rank, in addition to its hop [s]: it sends to all at once, over a connection to each. 64
+ranks on 8 nodes of H800 exchange 8 MiB in 296 and 338 us (NVIDIA/nccl issue 1531): 175 of the bytes, 22 of base and hop, 60 of
+the ramp, and this."""
 
 ALGORITHMS: dict[str, tuple[Algorithm, ...]] = {
     "all_gather": (Algorithm("ring", _ring_hops, 1.0, _all_but_own, RING_S),),
@@ -150,7 +150,7 @@ def collective(kind: str, bytes_: Num, group: Group, tiers: Sequence[Tier]) -> C
 
 
 class Collective:
-    """The calls of one kind over a group, whatever their bytes; arguments as of `collective`."""
+    """The calls of one kind over a group, for any number of bytes; arguments as in `collective`."""
 
     def __init__(self, kind: str, group: Group, tiers: Sequence[Tier]) -> None:
         self.group, self.tiers = group, tiers

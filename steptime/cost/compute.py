@@ -66,7 +66,7 @@ def shape_efficiency(m: Num, n: Num, k: Num, count: Num, sm_count: float | None,
     """Share of the asymptotic rate: depth, k / (k + overhead), and waves of output tiles.
 
     A GEMM of ceil(m/128) ceil(n/256) tiles runs in ceil(tiles/SMs) waves, the last one as long as a full one; without a number of
-    SMs no wave is counted. `overhead`: what a tile costs beside its depth, in units of k (`depth_overhead`).
+    SMs no wave is counted. `overhead`: fixed cost of a tile, in units of k (`depth_overhead`).
     """
     deep = k / (k + overhead)
     if sm_count is None:
@@ -134,7 +134,7 @@ def gemm_traffic(op: Gemm, r: Rates) -> tuple[OperandBytes, OperandBytes, Operan
 
 
 def forward(op: Op, r: Rates, sizes: dict[str, Num]) -> Pass:
-    """The forward pass of an op; `sizes` holds the bytes of every tensor of the part it stands in."""
+    """The forward pass of an op; `sizes` holds the bytes of every tensor of its part."""
     if isinstance(op, Move):
         moved = op.forward_bytes
         if moved is None:
@@ -184,9 +184,9 @@ def backward(op: Op, r: Rates, sizes: dict[str, Num]) -> tuple[Pass, Pass]:
 
 
 def scan_pass(op: Scan, r: Rates, times: float, passes: float) -> Pass:
-    """A state-space scan: its matrix products, and beside them the kernels that move memory, `times` those of forward.
+    """A state-space scan: its matrix multiplies and the kernels that move memory, `times` those of forward.
 
-    Its FLOPs are those that frameworks count, once forward and twice backward, whatever algorithm its kernels use.
+    Its FLOPs are those that frameworks count, once forward and twice backward, independent of the algorithm of its kernels.
     """
     flops, bytes_ = passes * op.tokens * op.counted, times * op.forward_bytes
     compute = times * op.flops / r.scan_flops
@@ -228,11 +228,10 @@ def gemm_backward(op: Gemm, r: Rates) -> tuple[Pass, Pass]:
 
 
 def parameter_gradients(op: Op, r: Rates) -> Num:
-    """Seconds of the kernels that run beside a projection's backward products.
+    """Seconds of the kernels that accompany the backward GEMMs of a projection.
 
-    A recipe: casts and transposes of what they multiply.
-    A bias: the output's gradient summed over tokens, one read of it. A weight: its gradient added to the main one, where wgrad
-    does not do so itself.
+    With a low-precision recipe: casts and transposes of their operands. With a bias: the output's gradient summed over tokens,
+    one read of it. For a weight: its gradient added to the main gradient, unless wgrad accumulates directly.
     """
     if not isinstance(op, Gemm) or not op.trained:
         return 0.0

@@ -1,7 +1,7 @@
 """What torch's DTensor adds to tensor parallelism over the sequence: copies that put the pieces of a collective in order.
 
 NCCL joins along the first dimension; the sequence is the second. torch 2.13 distributed/_functional_collectives.py,
-all_gather_single: chunks of what arrived are concatenated along the sequence, unless one sequence lies there as it should;
+all_gather_single: received chunks are concatenated along the sequence, unless there is a single sequence;
 reduce_scatter_single: chunks along the sequence are concatenated first.
 """
 

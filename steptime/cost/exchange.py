@@ -24,7 +24,7 @@ class Passage(NamedTuple):
     domains: Num
     """Domains that it joins, of the tiers below."""
     wanted: Num
-    """Those in which any expert of a token lies."""
+    """Domains that hold any expert of a token."""
     share: Num
     """Of the bytes that a rank receives, those over this tier."""
 
@@ -32,8 +32,8 @@ class Passage(NamedTuple):
 def passages(routing: Routing, group: Group, tiers: Sequence[Tier], copies: Num) -> Iterator[Passage]:
     """Every tier, the innermost first.
 
-    Over that one the rows of the other ranks there pass; over an outer one a copy for each other domain that any expert of the
-    token lies in.
+    The innermost tier carries the tokens for other ranks of the domain; an outer tier carries one copy of a token for each other
+    domain that holds any of its experts.
     """
     below: Num = 1.0
     for tier in tiers:

@@ -1,4 +1,4 @@
-"""Compute that runs beside the collectives of a part."""
+"""Compute that overlaps the collectives of a part."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ EXPERT_AXES = frozenset({"ep", "etp", "ep_etp"})
 
 
 class Neighbors(NamedTuple):
-    """Seconds of compute beside each exchange of a part, by the index of its op."""
+    """Seconds of compute that overlaps each all-to-all of a part, by the index of its op."""
 
     forward: dict[int, Num]
     backward: dict[int, Num]
 
 
 ALONE = Neighbors({}, {})
-"""No exchange runs beside another micro-batch."""
+"""No all-to-all overlaps another micro-batch."""
 
 
 class Compute(NamedTuple):
@@ -37,9 +37,9 @@ class Compute(NamedTuple):
 def beside_exchanges(
     ops: list[Op], passes: Sequence[Pass], both: Sequence[tuple[Pass, Pass]], costs: Mapping[int, Num], how: MoeSettings
 ) -> Neighbors:
-    """What each exchange of experts runs beside: shared experts on a stream of their own, or another micro-batch's layer.
+    """Compute that overlaps each all-to-all of experts: shared experts on a separate stream, or another micro-batch's layer.
 
-    `costs`: seconds of each exchange forward, by its index.
+    `costs`: seconds of each all-to-all in forward, by its index.
     """
     found = Neighbors({}, {})
     for depth in {ops[i].depth for i in costs}:
@@ -64,7 +64,7 @@ def beside_exchanges(
 
 
 def beside_shared(ops: list[Op], layer: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Of shared experts what runs beside the dispatch, first product and activation, and beside the combine, the second.
+    """The part of shared experts that overlaps the dispatch (first GEMM and activation) and the combine (second GEMM).
 
     megatron/core/transformer/moe/token_dispatcher.py, MoEAlltoAllTokenDispatcher: linear_fc1_forward_and_act follows the launch
     of the dispatch, linear_fc2_forward that of the combine; backward likewise.
@@ -81,12 +81,12 @@ def computed(which: Sequence[int], passes: Sequence[Pass], both: Sequence[tuple[
 
 
 def windows(compute: Compute, first_s: Num, *, delayed: bool) -> tuple[Num, Num]:
-    """Seconds of another micro-batch's compute beside an exchange in forward, of `first_s`, and its counterpart in backward.
+    """Seconds of another micro-batch's compute that overlaps an all-to-all in forward, of `first_s`, and in backward.
 
-    One micro-batch's forward is woven into another's backward, layer by layer: the experts' backward and then forward run beside
-    the dispatch of forward and then backward, the rest of the layer beside the combine (megatron/core/models/common/
-    model_chunk_schedule_plan.py, TransformerLayerSchedulePlan.run). Delayed gradients of weights come after those of inputs, so
-    that they run beside the exchange in backward too (delay_wgrad_compute).
+    One micro-batch's forward alternates with another's backward, layer by layer: the experts' backward and then forward overlap
+    the dispatch of forward and then backward, the rest of the layer overlaps the combine (megatron/core/models/common/
+    model_chunk_schedule_plan.py, TransformerLayerSchedulePlan.run). Delayed weight gradients are computed after input gradients,
+    so that they overlap the all-to-all in backward too (delay_wgrad_compute).
 
     >>> windows(Compute(2.0, 3.0, 1.0), 3.5, delayed=False), windows(Compute(2.0, 3.0, 1.0), 3.5, delayed=True)
     ((4.0, 2.0), (4.0, 2.5))
@@ -96,11 +96,11 @@ def windows(compute: Compute, first_s: Num, *, delayed: bool) -> tuple[Num, Num]
 
 
 def neighbor(ops: list[Op], i: int) -> int | None:
-    """What runs beside a collective.
+    """Compute that overlaps a collective.
 
     The attention kernel for the exchanges of context parallelism; else the projection after a collective that enters the
-    tensor-parallel region, before one that leaves it. Other collectives wait for what they reduce or gather (the loss's sums, a
-    projection cut finer than its heads).
+    tensor-parallel region, or before one that leaves it. Other collectives overlap nothing (the sums of the loss, a projection
+    split finer than its heads).
     """
     op = ops[i]
     if isinstance(op, Comm) and op.axis in CONTEXT_AXES:

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 def network(machine: Machine, cross_dc: CrossDc | None = None, devices: float | None = None) -> tuple[Tier, ...]:
-    """The tiers of a machine, and the one between data centers, which `devices` of each center share evenly.
+    """The tiers of a machine, and the one between data centers, shared equally by the devices of a center.
 
     Args:
         machine: gives the tiers inside a center.
-        cross_dc: the link between two centers: its rate is the total of all devices of one center, and counts in full, nothing
-            being known of what collectives reach of it (the estimate's assumptions say so).
+        cross_dc: the link between two centers: its rate is the total of all devices of one center, used in full, because no
+            measured efficiency is known (listed in the assumptions).
         devices: all devices of the job; needed with `cross_dc`.
 
     Raises:

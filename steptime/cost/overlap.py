@@ -48,8 +48,8 @@ class Stream:
 def hidden_s(comm_s: Num, at_once_s: Num, share: Share | None, slowed: Num = CONTENTION) -> Num:
     """Seconds of communication that compute hides.
 
-    True hides what runs at once with compute, `at_once_s`, less the share of it, `slowed`, by which it slows that compute. A
-    share hides that part of `comm_s`; false, or nothing said, hides nothing.
+    True hides the part that overlaps compute, `at_once_s`, less the fraction `slowed` of it by which it slows that compute. A
+    number hides that fraction of `comm_s`; false or None hides nothing.
 
     >>> hidden_s(8.0, 4.0, True), hidden_s(8.0, 4.0, 0.25), hidden_s(8.0, 4.0, False)
     (3.4, 2.0, 0.0)
@@ -60,9 +60,9 @@ def hidden_s(comm_s: Num, at_once_s: Num, share: Share | None, slowed: Num = CON
 
 
 def in_pieces_s(comm_s: Num, compute_s: Num, pieces: Num) -> Num:
-    """Seconds of a collective that run at once with a kernel, both cut into `pieces`, one per rank of the ring.
+    """Seconds of a collective that overlap a kernel, both split into `pieces`, one per rank of the ring.
 
-    The first piece of the collective has nothing to run beside; each other one runs beside a piece of the kernel
+    The first piece of the collective overlaps nothing; each other one overlaps a piece of the kernel
     (TransformerEngine's userbuffers, transformer_engine/common/comm_gemm_overlap).
 
     >>> in_pieces_s(8.0, 100.0, 8), in_pieces_s(8.0, 4.0, 8)

@@ -96,7 +96,7 @@ class Context:
     host_bytes_per_s: float = inf
     """Rate of a copy to or from the host's memory [B/s]."""
     woven: Num = 1.0
-    """Share of micro-batches that run forward beside another one's backward where exchanges of experts are overlapped."""
+    """Fraction of micro-batches whose forward overlaps another one's backward where the all-to-all of experts is overlapped."""
     known: dict[tuple[str, str], Collective] = field(default_factory=dict, compare=False)
     """Collectives so far by axis and kind: the ops of a block repeat a few of them."""
 
@@ -180,7 +180,7 @@ def part_time(
 
 
 def exchanges_beside(ops: list[Op], passes: list[Pass], both: list[tuple[Pass, Pass]], context: Context) -> Neighbors:
-    """What the exchanges of a part's experts run beside, where the plan overlaps them: those that carry rows over ep."""
+    """Compute that overlaps the all-to-all of a part's experts over ep, where the plan overlaps it."""
     if context.software.overlap.ep is not True and not context.software.moe.shared_expert_overlap:
         return ALONE
     costs = {
@@ -192,7 +192,7 @@ def exchanges_beside(ops: list[Op], passes: list[Pass], both: list[tuple[Pass, P
 
 
 def host_copy(name: str, kind: str, bytes_: Num, context: Context, beside_s: Num) -> CommCall:
-    """A layer's copies to or from host memory, on a separate stream beside the layer's compute (`model.offload`)."""
+    """A layer's copies to or from host memory, on a separate stream that overlaps the layer's compute (`model.offload`)."""
     copy_s = bytes_ / context.host_bytes_per_s
     share = context.software.overlap.offload
     hidden = hidden_s(copy_s, minimum(copy_s, beside_s), True if share is None else share, slowed=0.0)
@@ -226,7 +226,7 @@ def wait_for_host(work: Work, software: Software, tp: Num = 1) -> None:
 def forward_work(
     ops: list[Op], passes: list[Pass], context: Context, which: range | list[int], beside: Neighbors = ALONE
 ) -> Work:
-    """The forward of some of a part's ops; nothing hides the exchanges of experts that no `beside` names."""
+    """The forward of some of a part's ops; the all-to-alls of experts that are not in `beside` are exposed."""
     work = Work()
     for i in which:
         op = ops[i]
@@ -247,8 +247,8 @@ def forward_work(
 def backward_work(ops: list[Op], passes: list[tuple[Pass, Pass]], context: Context, beside: Neighbors = ALONE) -> Work:
     """The backward of a part, last op first.
 
-    Of a column-parallel projection Megatron runs the gather of its input beside dgrad, and the reduction of the input's gradient
-    beside wgrad (megatron/core/tensor_parallel/layers.py, LinearWithGradAccumulationAndAsyncCommunication.backward).
+    For a column-parallel projection Megatron overlaps the all-gather of its input with dgrad, and the reduction of the input's
+    gradient with wgrad (megatron/core/tensor_parallel/layers.py, LinearWithGradAccumulationAndAsyncCommunication.backward).
     """
     work = Work()
     for i in range(len(ops) - 1, -1, -1):

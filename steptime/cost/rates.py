@@ -40,7 +40,7 @@ torchao/prototype/moe_training/README.md). On Hopper it keeps up with a dense pr
 request 1567)."""
 
 SCAN_FLOPS_PER_SM = 0.68e12
-"""What the five Triton kernels of Mamba-2's scan compute on one SM, forward, beside the time of `Scan.forward_bytes`: 12.6 M
+"""Rate of the five Triton kernels of Mamba-2's scan on one SM, forward, without the time of `Scan.forward_bytes`: 12.6 M
 tokens/s on H100 at 8,192 tokens, 128 heads of 64, 128 states, 1 group, chunks of 256 (12.1 to 12.9 at 4,096 and 16,384; 10.7 to
 11.8 beyond; vllm-project/vllm pull request 27299, "Original": its copy of them). The last and largest alone runs at .99 (H800;
 tile-ai/tilelang@be9c08f benchmark/mamba2/README.md). Not a share of the peak: their like of linear attention, below, are as fast
@@ -202,7 +202,7 @@ def grouped_share(accelerator: Accelerator, software: Software, dtype: str) -> f
 
 
 def sustained_flops(accelerator: Accelerator, dtype: str) -> float:
-    """What a long GEMM reaches by itself [FLOP/s]; bf16 and fp16 stand in for each other."""
+    """Sustained rate of a long GEMM in isolation [FLOP/s]; bf16 and fp16 are used for each other if one is missing."""
     twin = {"bf16": "fp16", "fp16": "bf16"}.get(dtype, dtype)
     known = accelerator.sustained_flops
     best = accelerator.best_flops.get(dtype) or accelerator.best_flops.get(twin)

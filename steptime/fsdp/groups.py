@@ -130,8 +130,8 @@ def group_of(
     """Parameters of one group: dimension 0 of each is cut into `ranks` equal pieces of whole rows.
 
     `experts`: ep and etp. `stacked`: their weights are one tensor, of which whole experts are cut, or dimension 1 where there are
-    more ranks than experts (torchtitan, as above). Else each has its own, and their rows lie one after the other in a buffer that
-    is cut (megatron/core/distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py, build_data_parallel_buffer_index).
+    more ranks than experts (torchtitan, as above). Else each has its own, and their rows are consecutive in a buffer that is
+    split (megatron/core/distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py, build_data_parallel_buffer_index).
     """
     ep, etp = experts
     padded: Num = 0
@@ -176,7 +176,7 @@ def flat_group(assembly: Assembly, params: list[Param], tp: Num) -> ParamGroup:
 
 
 def layer_group(assembly: Assembly, part: Part) -> ParamGroup:
-    """The group of one layer; experts that lie on other ranks form a second group beside it."""
+    """The group of one layer; experts on other ranks form a second group."""
     p, job = assembly.job.parallelism, assembly.job
     if options(assembly).version == 1:
         return flat_group(assembly, part.params, part.tp)
@@ -282,7 +282,7 @@ def states(assembly: Assembly) -> list[States]:
 
 
 def pooled(job: Job) -> bool:
-    """Whether torch's FSDP2 gathers group by group on a stream of its own, and tensor parallelism nothing beside it."""
+    """Whether torch's FSDP2 gathers group by group on a separate stream, without tensor parallelism."""
     said, software = job.parallelism.fsdp or Fsdp(), job.software
     eager = software.family == "fsdp2" and software.name != "xla"
     return applies(job) and eager and said.version == 2 and said.wrap != "model" and same(job.parallelism.tp == 1)

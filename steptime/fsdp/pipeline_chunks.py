@@ -1,7 +1,7 @@
 """One chunk of a pipeline under FSDP2: its parts, its groups' buffers, and the worst moment of each kind of action.
 
-Every moment counts what the chunk's own micro-batch saves and what lives beside it, gathered parameters and unsharded gradients
-of the chunk included; the groups of a layer whose experts lie on ranks of their own count together
+Every moment counts what the chunk's own micro-batch saves and the transients, including gathered parameters and unsharded
+gradients of the chunk; the groups of a layer whose experts are on other ranks count together
 (torch 2.13: distributed/fsdp/_fully_shard/_fsdp_param_group.py, distributed/pipelining/stage.py).
 """
 

@@ -138,7 +138,7 @@ class PipelineSeconds:
             for stage in self.chunks
         ]
         self.waits = share is True
-        """A gather requested ahead runs beside compute; otherwise its exposed time is added to the action."""
+        """A prefetched all-gather overlaps compute; otherwise its exposed time is added to the action."""
 
     def prices_of(self, chunk: Chunk) -> Prices:
         """Seconds of a chunk's groups."""

@@ -1,4 +1,4 @@
-"""FSDP2's communication that runs beside the compute of a micro-batch."""
+"""FSDP2's communication that overlaps the compute of a micro-batch."""
 
 from __future__ import annotations
 

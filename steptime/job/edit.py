@@ -87,16 +87,27 @@ def one_line(text: str) -> str:
 def read_plan(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
     """The mapping of a plan: from a file, from text, or as given; paths in a file are relative to it.
 
-    Raises:
-        ConfigError: it cannot be read, or is no mapping.
+    Raises:        ConfigError: it cannot be read, or is not a mapping.
     """
     if isinstance(source, Mapping):
         data, base = deepcopy(dict(source)), Path()
     else:
-        text, name = read_source(source)
+        try:
+            text, name = read_source(source)
+        except ConfigError as error:
+            raise ConfigError(f"{problem}{_preset_hint(source)}" for problem in error.problems) from None
         data, base = parse_mapping(text, name), Path(name).parent if str(source) == name else Path()
     anchor(data, base)
     return data
+
+
+def _preset_hint(source: str | Path) -> str:
+    """A hint where a model's name is given in place of a plan."""
+    from steptime.model.presets import model_names
+
+    return (
+        f"; it is a model preset: use --model {source}, or model: {source} in a plan" if source in model_names() else ""
+    )
 
 
 def anchor(data: dict[str, Any], base: Path) -> None:

@@ -75,7 +75,7 @@ EXPERT_RULES = [
         "experts over ranks",
         "parallelism.ep",
         "dp*cp*tp = ep*etp*edp: the {f.stage_ranks} devices of a stage (dp {f.dp} * cp {f.cp} * tp {f.tp}) "
-        "are no multiple of ep {f.ep} * etp {f.etp} = {f.expert_ranks}",
+        "are not a multiple of ep {f.ep} * etp {f.etp} = {f.expert_ranks}",
         lambda f: (not f.moe) | (f.stage_ranks % f.expert_ranks == 0),
     ),
     Rule(
@@ -107,7 +107,8 @@ EXPERT_RULES = [
     Rule(
         "etp with ep 1",
         "parallelism.etp",
-        "must be tp {f.tp} where ep is 1 (got {f.etp}): Megatron-Core reduces such experts over dp alone; remove it, or raise ep",
+        "must be tp {f.tp} if ep is 1 (got {f.etp}): Megatron-Core reduces the gradients of such experts over dp only; remove "
+        "it, or raise ep",
         lambda f: (not f.moe) | (f.ep > 1) | (f.etp == f.tp),
     ),
     # torchtitan/distributed/parallel_dims.py: ep takes the ranks of tp, and experts are not split further
@@ -119,10 +120,10 @@ EXPERT_RULES = [
     ),
     # torch/distributed/fsdp/_fully_shard/_fsdp_param.py: "FSDP does not support uneven sharding on dim 1"
     Rule(
-        "experts cut by FSDP2",
+        "experts sharded by FSDP2",
         "parallelism.ep",
-        "where a stage has more ranks ({f.stage_ranks}) than experts ({f.n_experts}) FSDP2 cuts their weights by rows, and the "
-        "ranks of one expert must divide expert_inter_sz {f.expert_inter_sz} and hidden_sz {f.hidden_sz}; change ep or dp",
+        "with more ranks in a stage ({f.stage_ranks}) than experts ({f.n_experts}), FSDP2 shards expert weights by rows, and the "
+        "ranks per expert must divide expert_inter_sz {f.expert_inter_sz} and hidden_sz {f.hidden_sz}; change ep or dp",
         lambda f: (not f.moe) | (f.family != "fsdp2") | rows_cut_evenly(f),
     ),
     # token_dispatcher.py, MoEFlexTokenDispatcher: "Flex token dispatcher requires TPxEP > 1"
@@ -161,7 +162,7 @@ EXPERT_RULES = [
     Rule(
         "groups need a limit",
         "model.moe.n_groups",
-        "needs model.moe.node_limit, the number that are chosen; set it, or remove n_groups",
+        "needs model.moe.node_limit, the number of groups per token; set it, or remove n_groups",
         lambda f: (f.expert_groups == 1) | (f.node_limit > 0),
     ),
     Rule(

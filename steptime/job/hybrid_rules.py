@@ -79,20 +79,20 @@ HYBRID_RULES = [
         lambda f: "shared_norm" not in f.switches or ({"parallel_residual", "pre_norms"} <= f.switches),
     ),
     Rule(
-        "MLP beside attention in Megatron-Core",
+        "parallel MLP in Megatron-Core",
         "model.parallel_residual",
         "Megatron-Core runs attention and MLP one after the other; use false, or torchtitan, fsdp2, torch or deepspeed",
         lambda f: "parallel_residual" not in f.switches or f.family != "megatron-core",
     ),
     Rule(
-        "kinds of layer with the MLP beside attention",
+        "kinds of layer with a parallel MLP",
         "model.parallel_residual",
-        "is modeled for dense layers alone, not beside experts or layers of one half; use false",
+        "is modeled for dense layers only, not with experts or single-sublayer layers (hybrid_pattern); use false",
         lambda f: "parallel_residual" not in f.switches or not (f.moe or f.kinds - {"dense"}),
     ),
     # one all-reduce of the sum is what GPT-NeoX runs (megatron/model/transformer.py, ParallelTransformerLayer)
     Rule(
-        "MLP beside attention with tp",
+        "parallel MLP with tp",
         "model.parallel_residual",
         "is not modeled with tp > 1 (got {f.tp}); use tp 1, or false",
         lambda f: ("parallel_residual" not in f.switches) | (f.tp == 1),
@@ -152,7 +152,8 @@ HYBRID_RULES = [
     Rule(
         "bf16 layers of a stage",
         "performance.bf16_layers_at_start",
-        "at most the layers of a pipeline stage at either end (got {f.bf16_layers[0]} and {f.bf16_layers[1]} of {f.n_layers})",
+        "must be at most the layers of the first or last pipeline stage (got {f.bf16_layers[0]} and {f.bf16_layers[1]} of "
+        "{f.n_layers})",
         lambda f: (max(f.bf16_layers) == 0) | (max(f.bf16_layers) <= f.n_layers // f.pp),
     ),
 ]

@@ -83,7 +83,7 @@ MODELED = [
         "moe framework",
         "performance.software",
         "mixtures of experts are modeled for Megatron-Core and FSDP2 only (got {f.software}); use megatron-core, torchtitan "
-        "or a profile of their kind",
+        "or a profile derived from them",
         lambda f: (not f.moe) | f.framework.experts,
     ),
     # torchtitan/models/common/moe_sharding.py (pull request 3386), sp_layout: without sp every tp rank holds all tokens
@@ -98,14 +98,14 @@ MODELED = [
     Rule(
         "AutoModel's experts with tp",
         "parallelism.tp",
-        "tp beside experts as in NeMo AutoModel, where each tp rank routes all tokens, is not modeled yet (got {f.tp}); use 1",
+        "tp > 1 with experts is not modeled yet for NeMo AutoModel, where each tp rank routes all tokens (got {f.tp}); use 1",
         lambda f: (not f.moe) | f.framework.experts_tp | (f.tp == 1),
     ),
     Rule(
         "experts of Megatron",
         "model.moe",
-        "capacity, balancing losses, gated or overlapped shared experts, latents of tokens, norms after experts, "
-        "dispatch by all-gather, deterministic sums, fused permutation and delayed gradients are not modeled yet with FSDP2 "
+        "capacity factors, balancing losses, gated or overlapped shared experts, latent_sz, post_norms, all-gather dispatch, "
+        "deterministic kernels, fused permutation and delayed weight gradients are not modeled yet with FSDP2 "
         "(got {f.megatron_only}); remove it, or use megatron-core",
         lambda f: (f.family != "fsdp2") | (not f.megatron_only),
     ),
@@ -119,7 +119,7 @@ MODELED = [
         "mla framework",
         "model.attention.kind",
         "mla is modeled for Megatron-Core and FSDP2 only (got software {f.software}); use megatron-core, torchtitan or "
-        "a profile of their kind",
+        "a profile derived from them",
         lambda f: (f.attention == "gqa") | f.framework.experts,
     ),
     Rule(
@@ -167,7 +167,7 @@ MODELED = [
     Rule(
         "linear attention with tp",
         "parallelism.tp",
-        "is modeled only for model.linear_attention.kind gated_delta_net (got {f.tp} with {f.linear.kind}); use 1",
+        "with linear attention, tp > 1 is modeled only for kind gated_delta_net (got {f.tp} with {f.linear.kind}); use 1",
         lambda f: (f.tp == 1) | (f.linear is None or f.linear.kind == "gated_delta_net"),
     ),
     Rule(
@@ -203,27 +203,27 @@ MODELED = [
         lambda f: (not f.split_backward) | (f.granularity in {"", "none"}),
     ),
     Rule(
-        "tied embeddings in a V",
+        "tied embeddings with a V schedule",
         "model.tie_embeddings",
         "not modeled yet with zbv and dualpipev, whose first stage holds embedding and head; use false",
         lambda f: (f.chunks_needed is None) | (not f.tie_embeddings),
     ),
     Rule(
-        "resharded parameters of split backwards",
+        "resharding with split backward",
         "parallelism.fsdp.reshard_after_forward",
         "not modeled yet with schedule {f.schedule_said}; use false, torchtitan's default with pp > 1",
         lambda f: (f.family != "fsdp2") | (f.zero_level != 3) | (not f.split_backward),
     ),
     Rule(
-        "stages and experts under the first FSDP",
+        "pp and ep with FSDP 1",
         "parallelism.fsdp.version",
-        "1 is not modeled yet with pp or ep over 1 (got pp {f.pp}, ep {f.ep}); use 2",
+        "1 is not modeled yet with pp > 1 or ep > 1 (got pp {f.pp}, ep {f.ep}); use 2",
         lambda f: (f.fsdp_version == 2) | ((f.pp == 1) & (f.ep == 1)),
     ),
     Rule(
         "tied embeddings of FSDP stages",
         "model.tie_embeddings",
-        "torch's pipeline stages cannot share weights, so not with FSDP and pp > 1 (got pp {f.pp}); use false",
+        "torch's pipeline stages cannot share weights with FSDP and pp > 1 (got pp {f.pp}); use false",
         lambda f: (f.family != "fsdp2") | (f.pp == 1) | (not f.tie_embeddings),
     ),
 ]

@@ -8,7 +8,7 @@ LORA_RULES = [
     Rule(
         "adapters of dense layers",
         "model.lora",
-        "adapters are modeled on dense layers with gqa alone (not with experts, mla, linear attention, mamba or mtp); remove it",
+        "adapters are modeled only on dense layers with gqa (not with experts, mla, linear attention, mamba or mtp); remove it",
         lambda f: (
             f.lora is None
             or not (f.moe or f.patterned or f.linear or f.mtp or f.attention != "gqa" or f.kinds - {"dense"})
@@ -29,23 +29,23 @@ LORA_RULES = [
     Rule(
         "adapters with a split backward",
         "model.lora",
-        "frozen weights are not modeled where the schedule splits backward ({f.schedule_said}); use 1f1b",
+        "frozen weights are not modeled with schedules that split backward ({f.schedule_said}); use 1f1b",
         lambda f: (f.lora is None) | (not f.split_backward),
     ),
     Rule(
-        "adapters in pipelines of shards",
+        "adapters with FSDP in a pipeline",
         "model.lora",
         "adapters are not modeled with FSDP or zero_level 3 in a pipeline (got pp {f.pp}); use pp 1",
         lambda f: (f.lora is None) | (f.pp == 1) | ((f.zero_level < 3) & (f.fsdp is None)),
     ),
     Rule(
-        "adapters in flat parameters",
+        "adapters with FSDP 1",
         "model.lora",
         "adapters are not modeled with fsdp.version 1; use 2",
         lambda f: (f.lora is None) | (f.fsdp is None) | (f.fsdp_version == 2),
     ),
     Rule(
-        "adapters of projections that there are",
+        "adapters of existing projections",
         "model.lora.targets",
         "the model has no gate_proj (glu is false), so nothing would be trained; add other projections",
         lambda f: f.lora is None or "glu" in f.switches or set(f.lora.targets) != {"gate_proj"},

@@ -25,10 +25,10 @@ MTP_RULES = [
     ),
     # megatron/core/transformer/transformer_config.py, __post_init__: overlap_moe_expert_parallel_comm
     Rule(
-        "mtp with exchange overlapped",
+        "mtp with expert overlap",
         "performance.overlap.ep",
-        "with model.mtp {f.mtp} Megatron-Core overlaps the exchange of experts for one depth in a pipeline alone (pp {f.pp}); "
-        "use mtp 1 and pp > 1, or remove the overlap",
+        "with model.mtp, Megatron-Core overlaps the all-to-all of experts only for mtp 1 and pp > 1 (got mtp {f.mtp}, pp "
+        "{f.pp}); use these, or remove the overlap",
         lambda f: (f.mtp == 0) | (dict(f.overlap).get("ep", 0.0) == 0.0) | ((f.mtp == 1) & (f.pp > 1)),
     ),
 ]

@@ -29,7 +29,7 @@ def offload_facts(said: Performance, software: Software, machine: Machine) -> di
 
 
 HOST_LINK = (
-    "{f.machine} does not say how fast its host's memory is reached; "
+    "the bandwidth between device and host memory of {f.machine} is unknown; "
     "set accelerator.host_bytes_per_s in hardware.overrides"
 )
 HOOKED = frozenset({"torch", "fsdp2", "deepspeed"})
@@ -39,7 +39,7 @@ OFFLOAD_RULES = [
     Rule(
         "offload framework",
         "performance.offload_modules",
-        "is Megatron-Core's (got software {f.software}); remove it, or use megatron-core or a profile of its family",
+        "is an option of Megatron-Core (got software {f.software}); remove it, or use megatron-core or a profile of its family",
         lambda f: (not f.offload) | (f.family == "megatron-core"),
     ),
     # megatron/core/transformer/transformer_config.py, __post_init__
@@ -50,9 +50,9 @@ OFFLOAD_RULES = [
         lambda f: "attn_proj" not in f.offload or "core_attn" in f.offload,
     ),
     Rule(
-        "offload of what runs again",
+        "offload of recomputed modules",
         "performance.offload_modules",
-        "what granularity full, moe or core_attn run again cannot be offloaded too; remove it from one of them",
+        "modules recomputed by granularity full, moe or core_attn cannot also be offloaded; remove them from one of the two",
         lambda f: (
             (not f.offload or f.granularity != "full")
             and not ("moe" in f.modules and f.offload & {"expert_fc1", "moe_act"})
@@ -78,15 +78,15 @@ OFFLOAD_RULES = [
         lambda f: (not f.offload_share) | f.host_link,
     ),
     Rule(
-        "share offloaded",
+        "offloaded fraction",
         "performance.activation_offload",
-        "must be true, false, or a share from 0 to 1 (got {f.offload_share:g})",
+        "must be true, false, or a fraction from 0 to 1 (got {f.offload_share:g})",
         lambda f: 0.0 <= f.offload_share <= 1.0,
     ),
     Rule(
         "activation offload framework",
         "performance.activation_offload",
-        "is of torch's saved-tensor hooks (got software {f.software}); use offload_modules, or fsdp2, torch or deepspeed",
+        "needs torch's saved-tensor hooks (got software {f.software}); use offload_modules, or fsdp2, torch or deepspeed",
         lambda f: (not f.offload_share) | (f.family in HOOKED),
     ),
     Rule(
@@ -98,7 +98,8 @@ OFFLOAD_RULES = [
     Rule(
         "activation offload of some layers",
         "performance.activation_offload",
-        "not modeled yet where some layers, or several together, run again whole; let all run again, each by itself, or none",
+        "not modeled yet with full recomputation of some layers, or of several layers per unit; recompute every layer "
+        "(method uniform, n_layers 1), or none",
         lambda f: (
             not f.offload_share
             or f.granularity != "full"
@@ -109,7 +110,7 @@ OFFLOAD_RULES = [
         "states on the host, framework",
         "performance.cpu_offload",
         "{f.software} with zero_level {f.zero_level} is not modeled yet; use megatron-core with zero_level 1, FSDP2 or "
-        "DeepSpeed with 3, or DeepSpeed with 2 and all optimizer states alone",
+        "DeepSpeed with 3, or DeepSpeed with 2 and only {{optimizer: 1}}",
         lambda f: (
             (f.cpu_offload.share == 0.0)
             | (f.family == "megatron-core") & (f.zero_level == 1)
@@ -133,7 +134,7 @@ OFFLOAD_RULES = [
     Rule(
         "states on the host, FSDP",
         "performance.cpu_offload",
-        "FSDP puts parameters, gradients and optimizer states there together, after each micro-batch; use {{params: true}}",
+        "FSDP offloads parameters, gradients and optimizer states together, without overlap; use {{params: true}}",
         lambda f: (
             (f.cpu_offload.share == 0.0)
             | (f.family != "fsdp2")
@@ -150,7 +151,7 @@ OFFLOAD_RULES = [
     Rule(
         "states on the host, FSDP 1",
         "performance.cpu_offload",
-        "FSDP 1 keeps sums of gradients on the device, which is not modeled yet; use fsdp version 2, or one micro-batch",
+        "FSDP 1 accumulates gradients on the device, which is not modeled yet; use fsdp version 2, or one micro-batch",
         lambda f: (f.cpu_offload.share == 0.0) | (f.fsdp_version == 2) | (f.microbatches == 1),
     ),
     # megatron/training/arguments.py, validate_args: use_precision_aware_optimizer, which is Adam's; HybridDeviceOptimizer updates
@@ -173,7 +174,7 @@ OFFLOAD_RULES = [
     Rule(
         "states on the host, DeepSpeedCPUAdam",
         "performance.cpu_offload",
-        "DeepSpeedCPUAdam wants adamw, fp32 masters and moments, and no other overlap (got {f.states.optimizer}, "
+        "DeepSpeedCPUAdam needs adamw, fp32 masters and moments, and overlap false (got {f.states.optimizer}, "
         "{f.states.master_dtype}, {f.states.moment_dtype})",
         lambda f: (
             (f.cpu_offload.share == 0.0)
@@ -195,13 +196,13 @@ OFFLOAD_RULES = [
     Rule(
         "parameters on the host",
         "performance.cpu_offload.params",
-        "{f.software} has no parameters on the host; remove it",
+        "{f.software} cannot offload parameters; remove it",
         lambda f: (not f.cpu_offload.params) | (f.family != "megatron-core"),
     ),
     Rule(
         "states on the host, rates",
         "performance.cpu_offload",
-        "{f.machine} does not say how fast its host is; set accelerator.host_bytes_per_s and host.memory_bytes_per_s "
+        "the host memory bandwidth of {f.machine} is unknown; set accelerator.host_bytes_per_s and host.memory_bytes_per_s "
         "in hardware.overrides",
         lambda f: (f.cpu_offload.share == 0.0) | (f.host and f.host_link),
     ),

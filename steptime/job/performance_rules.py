@@ -36,7 +36,7 @@ PERFORMANCE_RULES = [
     Rule(
         "fp8_params of torchao",
         "performance.fp8_params",
-        "FSDP gathers fp8 weights with fp8_tensorwise alone (got {f.precision}); remove it",
+        "FSDP gathers fp8 weights only with fp8_tensorwise (got {f.precision}); remove it",
         lambda f: (not f.states.fp8_params) | (f.family != "fsdp2") | (f.precision == "fp8_tensorwise"),
     ),
     Rule(
@@ -55,19 +55,20 @@ PERFORMANCE_RULES = [
     Rule(
         "optimizer needs whole tensors",
         "performance.optimizer",
-        "{f.states.optimizer} updates whole tensors, which zero_level {f.zero_level} cuts; use parallelism.zero_level 0",
+        "{f.states.optimizer} updates whole tensors, which zero_level {f.zero_level} shards; use parallelism.zero_level 0",
         lambda f: (f.states.optimizer != "adafactor") | (f.zero_level == 0),
     ),
     Rule(
         "muon is not sharded",
         "performance.optimizer",
-        "muon updates whole matrices, which zero_level {f.zero_level} cuts; use parallelism.zero_level 0, or dist_muon with 1",
+        "muon updates whole matrices, which zero_level {f.zero_level} shards; use parallelism.zero_level 0, or dist_muon with 1",
         lambda f: (f.states.optimizer != "muon") | (f.zero_level == 0),
     ),
     Rule(
-        "dist_muon deals out",
+        "dist_muon zero_level",
         "performance.optimizer",
-        "dist_muon deals out whole matrices to data-parallel ranks; use parallelism.zero_level 1 (got {f.zero_level}), or muon",
+        "dist_muon distributes whole matrices over data-parallel ranks; use parallelism.zero_level 1 (got {f.zero_level}), "
+        "or muon",
         lambda f: (f.states.optimizer != "dist_muon") | (f.zero_level == 1),
     ),
     Rule(
@@ -77,7 +78,7 @@ PERFORMANCE_RULES = [
         lambda f: (f.states.optimizer != "dist_muon") | (f.replicas == 1),
     ),
     Rule(
-        "shares",
+        "overlap fractions",
         "performance.overlap",
         "fractions must be between 0 and 1 (got {f.bad_shares})",
         lambda f: not f.bad_shares,
@@ -97,7 +98,7 @@ PERFORMANCE_RULES = [
     Rule(
         "memory budget",
         "performance.recompute.memory_budget",
-        "belongs to granularity selective without modules, and to performance.compile (got compile {f.compiled})",
+        "has an effect only with granularity selective without modules, and performance.compile (got compile {f.compiled})",
         lambda f: (
             f.recompute is None
             or f.recompute.memory_budget is None
@@ -113,7 +114,7 @@ PERFORMANCE_RULES = [
     Rule(
         "full keys",
         "performance.recompute.modules",
-        "belong to granularity selective (got granularity full)",
+        "have an effect only with granularity selective (got granularity full)",
         lambda f: not (f.granularity == "full" and f.modules),
     ),
     Rule(

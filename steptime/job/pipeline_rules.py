@@ -8,7 +8,7 @@ from steptime.job.limits import Rule
 
 
 def group_taken(f: Facts) -> dict[str, int]:
-    """The `microbatch_group_sz` of one job that says none and that Megatron-Core does not run with its default, pp."""
+    """The `microbatch_group_sz` of a job that sets none and that Megatron-Core does not run with its default, pp."""
     grouped = f.vpp > 1 and f.framework.groups and f.schedule_said in {None, "interleaved"}
     if not grouped or f.microbatch_group_sz is not None or f.microbatches % f.pp == 0:
         return {}
@@ -41,7 +41,7 @@ PIPELINE_RULES = [
         lambda f: (f.pp > 1) | (not f.split_backward),
     ),
     Rule(
-        "schedule in a V",
+        "vpp of a V schedule",
         "parallelism.vpp",
         "{f.schedule_said} needs vpp {f.chunks_needed} (got {f.vpp})",
         lambda f: (f.chunks_needed is None) | (f.vpp == f.chunks_needed),
@@ -89,7 +89,7 @@ PIPELINE_RULES = [
     Rule(
         "group needs interleaving",
         "parallelism.microbatch_group_sz",
-        "only an interleaved pipeline of Megatron-Core has groups of its own; remove it",
+        "has an effect only in interleaved pipelines of Megatron-Core; remove it",
         lambda f: (
             (f.microbatch_group_sz is None)
             | (f.vpp > 1) & f.framework.groups & (f.schedule_said in {None, "interleaved"})
@@ -98,7 +98,7 @@ PIPELINE_RULES = [
     Rule(
         "group within the micro-batches",
         "parallelism.microbatch_group_sz",
-        "must be from pp {f.pp} to the {f.microbatches} micro-batches, with a remainder of none or at least pp "
+        "must be from pp {f.pp} to the {f.microbatches} micro-batches, and the last group empty or at least pp "
         "(got {f.microbatch_group_sz}); use {f.group_choice}",
         lambda f: (
             True

@@ -218,7 +218,7 @@ LAYOUT_RULES = [
         lambda f: (f.fsdp is None) | (f.zero_said is None) | (f.zero_said == f.fsdp),
     ),
     Rule(
-        "parameters that stay gathered after backward",
+        "reshard_after_backward false",
         "parallelism.fsdp.reshard_after_backward",
         "false needs version 2, no_sync and reshard_after_forward false; set them, or remove it",
         lambda f: (not f.stays_gathered) | ((f.fsdp_version == 2) & f.no_sync & (f.fsdp == 2)),

@@ -27,7 +27,7 @@ UNIT = 512.0
 
 
 class TensorBlock(NamedTuple):
-    """Where a tensor lies: the address and length of its block, and the bytes that were requested."""
+    """The block of a tensor: address, length, and the bytes that were requested."""
 
     address: float
     length: float

@@ -196,7 +196,7 @@ def deferred_wgrad_bytes(assembly: Assembly, chunks: list[Chunk]) -> Num:
 
 
 def earlier_logits_bytes(assembly: Assembly, chunks: list[Chunk]) -> Num:
-    """Logits that a trainer with output buffers in turn keeps beside those of the current micro-batch, in the compute dtype."""
+    """Logits that a trainer with alternating output buffers keeps besides those of the current one, in the compute dtype."""
     job = assembly.job
     if not job.software.buffers.logits_stay or not any(chunk.head for chunk in chunks):
         return 0.0

@@ -51,7 +51,7 @@ def reserved_bytes(
     """Memory that the caching allocator holds at the peak.
 
     `group_bytes`: the largest group of FSDP2, gathered; `gradients_to_come`: sharded gradients that are not allocated then.
-    `expandable`: segments are, so that what FSDP2's streams do not hold is used again whatever its size.
+    `expandable`: segments are expandable, so that memory not held by FSDP2's streams is reused for any size.
     """
     if group_bytes is None:
         return states_bytes + moving_bytes * (1.0 + FRAGMENTATION)

@@ -165,8 +165,8 @@ class PartMemories:
     def alone(self, chunk: Chunk) -> list[tuple[int, PartMemory]]:
         """The parts of a chunk in depth order, equal neighbors joined.
 
-        The gradient of a tied head's weight, or of the embedding in multi-token prediction, waits in autograd for the embedding's
-        own, beside the backward of every layer between them; then both lie beside their sum.
+        The gradient of a tied head's weight, or of the embedding in multi-token prediction, is held in autograd until the
+        embedding's own is computed, during the backward of every layer between them; then both exist together with their sum.
         """
         parts = [(count, memory) for count, _, memory in self.resident(chunk)]
         embedding = self.embedding
@@ -187,7 +187,7 @@ class PartMemories:
 
 
 def walk(part: Part, modules: AbstractSet[str | float], autograd: Autograd) -> PartMemory:
-    """The walk of a part's ops, its backward beside another micro-batch's forward where the two are woven."""
+    """The walk of a part's ops; its backward overlaps another micro-batch's forward where the schedule alternates them."""
     found = walk_part(part.ops, part.x, part.out, modules, autograd, part.sizes)
     if not autograd.woven:
         return found

@@ -170,8 +170,8 @@ def extra_bytes(job: Job) -> float:
 def gathered_itemsize(job: Job, quantized: Num, held: CountedParams) -> Num:
     """Bytes per parameter in the all-gather; with `fp8_params` quantized weights are sent in the recipe's format.
 
-    Megatron puts fp8 parameters and others into buffers of their own (core distributed/param_and_grad_buffer.py); the mean
-    stands for both.
+    Megatron puts fp8 parameters and others into separate buffers (core distributed/param_and_grad_buffer.py); the mean is used
+    for both.
     """
     s = job.software
     usual = s.bytes_of(s.states.param_dtype)
@@ -186,7 +186,7 @@ def chunk_buckets(assembly: Assembly, chunk: Chunk) -> list[Bucket]:
 
     Only the first chunk is cut into buckets: later stages and virtual chunks reduce in one piece (megatron/core/distributed/
     distributed_data_parallel.py, where pp rank > 0 or disable_bucketing leaves bucket_size None). Parameters of different groups
-    lie in buffers of their own (same file, expert_parallel_buffers).
+    are in separate buffers (same file, expert_parallel_buffers).
     """
     job, sharded = assembly.job, pads(assembly.job)
     if in_one_piece(assembly, chunk):

@@ -225,8 +225,8 @@ def with_sequence_first(shard: Shard, ops: list[Op], out: Tensor) -> Sublayer:
     """Attention with a kernel that has the batch first, whose output is copied so that the sequence is first.
 
     The kernel keeps its own output for backward, the output projection the copy (TE pytorch/attention/dot_product_attention/
-    backends.py, FlashAttention.forward: transpose(0, 1).contiguous()). A single sequence lies alike both ways: no copy. What the
-    copies take is in the constants of the step time, which were fitted with them.
+    backends.py, FlashAttention.forward: transpose(0, 1).contiguous()). A single sequence has the same layout both ways: no copy.
+    The time of the copies is in the fitted constants of the step time.
     torch 2.5's cuDNN kernel leaves the heads before the sequence (pytorch/pytorch pull request 138354 gave its output the
     query's layout): the projection copies it.
     """

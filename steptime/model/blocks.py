@@ -77,7 +77,7 @@ class Layer(NamedTuple):
 
 
 def tuned(model: Model, ops: list[Op], shard: Shard) -> list[Op]:
-    """The ops of a part as the model trains them: its parameters frozen beside adapters where it has some."""
+    """The ops of a part as the model trains them: with adapters, its own parameters are frozen."""
     return ops if model.lora is None else adapted(ops, model.lora, shard)
 
 

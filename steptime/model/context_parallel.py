@@ -39,7 +39,7 @@ def context_parallel(local: Local, qkv: Names, **mask: Any) -> list[Op]:
 def ring(local: Local, qkv: Names, cp: Num, axis: Axis = "cp") -> tuple[list[Op], Attention]:
     """Keys and values are passed around a ring of `cp` ranks (AttnFuncWithCPAndKVP2P; Liu et al. 2023, Ring Attention).
 
-    Forward: cp kernel calls and cp - 1 exchanges, that of the next block beside the call on this one. Backward goes round once
+    Forward: cp kernel calls and cp - 1 exchanges; that of the next block overlaps the call on this one. Backward goes round once
     more from where forward ended: cp calls and cp exchanges, of keys and values but for the last, of their gradients but for the
     first. Forward holds every block and every partial output until the log-sum-exp is known, which corrects them one by one;
     it keeps the block that came last, not its own. Backward holds two buffers of keys, values and their gradients, and one
@@ -69,10 +69,10 @@ def ring(local: Local, qkv: Names, cp: Num, axis: Axis = "cp") -> tuple[list[Op]
 
 
 def ring_of_heads(local: Local, qkv: Names) -> list[Op]:
-    """A ring between groups of adjacent ranks, inside which an all-to-all deals out the heads (a2a+p2p; arXiv 2405.07719, USP).
+    """A ring between groups of adjacent ranks, inside which an all-to-all distributes the heads (a2a+p2p; arXiv 2405.07719, USP).
 
     The ring's autograd function exchanges query, keys and values before it and the output after it; backward exchanges the
-    output, which is kept as the projection reads it, and its gradient, then the three gradients. Nothing runs beside these.
+    output, which is kept as the projection reads it, and its gradient, then the three gradients. None of these is overlapped.
     Chunks are put in order before and after each, a copy each. TransformerEngine up to 2.14; from 2.15 on the output of a rank's
     own heads is kept beside the other, and backward does not exchange it.
     """
@@ -107,8 +107,8 @@ def ring_of_heads(local: Local, qkv: Names) -> list[Op]:
 def gathered(local: Local, qkv: Names, mask: dict[str, Any]) -> list[Op]:
     """Keys and values of the whole sequence on every rank (AttnFuncWithCPAndKVAllGather; Llama 3, section 3.3.2).
 
-    One kernel call per chunk of the query. Backward gathers again and reduce-scatters the gradients. Nothing runs beside. The
-    partial outputs are kept, and the output that they are copied into as well.
+    One kernel call per chunk of the query. Backward gathers again and reduce-scatters the gradients, without overlap. The
+    partial outputs are saved, and so is the output into which they are copied.
     """
     shard, (q, k, v) = local.shard, qkv
     size, whole = shard.itemsize, local.kv_bytes * shard.cp

@@ -121,7 +121,7 @@ def output_ops(model: Model, shard: Shard, x: str, *, shared: bool = False) -> l
 def loss_ops(shard: Shard, logits: Tensor) -> list[Op]:
     """Cross entropy; with a split vocabulary three all-reduces of one fp32 value per token (max, target logit, sum).
 
-    A trainer may gather the logits of all ranks first: each then holds them whole, and the loss needs nobody else.
+    A trainer may gather the logits of all ranks first: each then holds all of them, and the loss needs no communication.
     """
     if shard.split and shard.software.comm.gathered_logits:
         parts = Tensor("head.logits.parts", shard.tokens * shard.vocab, logits.itemsize)

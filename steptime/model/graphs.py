@@ -29,7 +29,7 @@ def of_layer(ops: list[Op], layer: range, modules: frozenset[str]) -> list[int]:
     """The ops of one layer that graphs launch.
 
     attn: all before the norm of MLP or experts. mlp: the rest of a layer without experts. moe: the rest of one with them.
-    moe_router: that norm, shared experts, the router and its losses; moe_preprocess: what stands before the rows are sent.
+    moe_router: that norm, shared experts, the router and its losses; moe_preprocess: the ops before the tokens are sent.
     mamba: a whole layer with a scan.
     """
     if any(isinstance(ops[i], Scan) for i in layer):

@@ -79,7 +79,7 @@ def unknown(model_type: str) -> str:
 
     near = get_close_matches(model_type, FAMILIES, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
-    return f"unknown model_type {show(model_type)}{hint} (read: {', '.join(FAMILIES)})"
+    return f"unknown model_type {show(model_type)}{hint} (supported: {', '.join(FAMILIES)})"
 
 
 class Reader:
@@ -168,7 +168,9 @@ class Reader:
         if isinstance(kinds, list):
             every = pattern(kinds)
             if every is None:
-                self.problems.append("layer_types: only a full layer at the end of every n can be read")
+                self.problems.append(
+                    "layer_types: supported is only one full-attention layer at the end of every n layers"
+                )
             elif every == 1:
                 return {}
         if every is not None and every <= self.size("num_hidden_layers"):
@@ -238,7 +240,7 @@ class Reader:
             expected = "a probability from 0 to below 1" if probability else "true or false"
             self.problems.append(f"{text}: expected {expected}")
         elif len(set(found.values())) > 1:
-            self.problems.append(f"{text}: one value for all is modeled; make them equal")
+            self.problems.append(f"{text}: different values are not modeled; make them equal")
         return found[keys[0]]
 
     def check_layers(self, hidden: int) -> None:

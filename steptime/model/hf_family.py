@@ -17,19 +17,19 @@ ACTIVATIONS = {
     "relu2": "relu2",
 }
 FORBIDDEN = {
-    "text_config": "a model of several parts (its text_config can be read as a file of its own)",
+    "text_config": "a multimodal model (save its text_config as a separate file and use that)",
     "add_cross_attention": "cross attention",
 }
 UNMODELED = {
     "bloom": "ALiBi positions and a norm after the embedding",
-    "gemma3": "a model of several parts (its text_config can be read as a file of its own)",
+    "gemma3": "a multimodal model (save its text_config as a separate file and use that)",
     "jamba": "a hybrid of attention and state-space layers",
     "mamba": "state-space layers",
     "mamba2": "state-space layers",
     "mpt": "ALiBi positions",
-    "gptj": "biases of the MLP and the output head alone",
+    "gptj": "biases only in the MLP and the output head",
     "olmo": "norms without parameters",
-    "phi": "a bias of the output head",
+    "phi": "a bias in the output head",
 }
 
 

@@ -58,7 +58,7 @@ class Calibration(Config, allow_inf_nan=False):
         """What the calibration is based on, as lines of the assumptions."""
         centered = "calibrated: the 80 % interval keeps its width and is centered on the calibrated step"
         if not self.ratios:
-            return [f"calibrated: modeled kernel and link times x {self.factor:.3f}, set in the config", centered]
+            return [f"calibrated: modeled kernel and link times x {self.factor:.3f}, set in the plan", centered]
         n, low, high = len(self.ratios), min(self.ratios), max(self.ratios)
         span = f"{low:.3f}" if n == 1 else f"{low:.3f} to {high:.3f}"
         runs = f"{n} {'run' if n == 1 else 'runs'}"
@@ -72,7 +72,7 @@ class Calibration(Config, allow_inf_nan=False):
         if factor_of(self.ratios).bounded:
             lines.append(
                 f"note: these runs need more than the allowed calibration range ({LOWEST:g} to {HIGHEST:g}); check that they "
-                "ran with their configs"
+                "ran with their plans"
             )
         return lines
 

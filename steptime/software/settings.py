@@ -13,7 +13,7 @@ StateDtype: TypeAlias = Literal["fp32", "bf16", "fp16", "compute"]
 """A dtype of a profile; "compute" is the precision's dtype."""
 Master: TypeAlias = Literal["fp32", "remainder", "none"]
 OptimizerName: TypeAlias = Literal["adamw", "lion", "sgd", "adamw_8bit", "adafactor", "muon", "dist_muon"]
-"""adamw also stands for Adam, sgd has a momentum; dist_muon: whole matrices dealt out to data-parallel ranks."""
+"""adamw also stands for Adam, sgd has a momentum; dist_muon: whole matrices distributed over data-parallel ranks."""
 MuonTpMode: TypeAlias = Literal["blockwise", "duplicated", "distributed"]
 Impl: TypeAlias = Literal["fused", "composite"]
 """One kernel, or one per operation."""
@@ -24,17 +24,17 @@ AttentionImpl: TypeAlias = Literal["flash", "unfused"]
 AttentionBackend: TypeAlias = Literal["auto", "flash", "cudnn", "direct"]
 AttentionKernel: TypeAlias = Literal["best", "cudnn-9.19", "fa2", "fa1", "triton", "flex"]
 Compile: TypeAlias = Literal["none", "blocks", "all"]
-"""What torch.compile makes kernels of (inductor): each block by itself, or the loss too; see `COMPILED`."""
+"""What torch.compile (inductor) compiles: nothing, each block separately, or the loss too; see `COMPILED`."""
 _BLOCK = {"norm_impl": "fused", "activation_impl": "fused", "rope_impl": "fused", "recompute_stops_early": True}
 COMPILED: dict[Compile, dict[str, Any]] = {"none": {}, "blocks": _BLOCK, "all": _BLOCK | {"loss_impl": "compiled"}}
-"""What inductor makes of a block and of the loss: element-wise operations in a row, with the sums beside them, are one kernel.
+"""Effect of inductor on a block and on the loss: consecutive element-wise operations and row sums are fused into one kernel.
 
-The tensors that are kept for backward then are those of AOTAutograd's min-cut partitioner, byte for byte (tests/truth/
-test_torch_compile.py): what a matrix product or attention reads and cannot be fused with, and the sums of each row. A checkpoint
-is traced with its block, and its replay cut to what backward reads, whatever its early_stop says (same test)."""
+The tensors saved for backward are then those of AOTAutograd's min-cut partitioner, byte for byte (tests/truth/
+test_torch_compile.py): inputs of matrix multiplies and attention, which cannot be fused, and row sums. A checkpoint is traced
+with its block, and its recomputation reduced to what backward reads, independent of early_stop (same test)."""
 RopeImpl: TypeAlias = Literal["fused", "composite", "own_tables", "eager"]
 Share: TypeAlias = bool | float
-"""How much of a communication is hidden under compute: a bool, or a share from 0 to 1."""
+"""Fraction of a communication that is hidden under compute: a bool, or a number from 0 to 1."""
 
 Module: TypeAlias = Literal[
     "core_attn", "layernorm", "mlp", "act", "dropout", "after_qkv", "moe_act", "mla_up_proj", "moe", "shared_experts", "per_op",
@@ -43,9 +43,9 @@ Module: TypeAlias = Literal[
 OffloadModule: TypeAlias = Literal[
     "attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act",
 ]  # fmt: skip
-"""Megatron-Core's words (megatron/core/transformer/transformer_config.py, offload_modules)."""
+"""Megatron-Core's names (megatron/core/transformer/transformer_config.py, offload_modules)."""
 GraphModule: TypeAlias = Literal["attn", "mlp", "moe", "moe_router", "moe_preprocess", "mamba"]
-"""Megatron-Core's words (megatron/core/transformer/enums.py, CudaGraphScope)."""
+"""Megatron-Core's names (megatron/core/transformer/enums.py, CudaGraphScope)."""
 Graphs: TypeAlias = bool | tuple[GraphModule, ...]
 """Whether CUDA graphs launch the kernels of a step, or the modules of a layer for which they do (`model.graphs`)."""
 
@@ -77,8 +77,8 @@ class KernelSettings(Config):
     """Which flash kernel: the best of the device (FlashAttention-3, cuDNN), FlashAttention-2, which torch runs, or those before
     it: FlashAttention-1, and its Triton version, which takes a bias; flex: FlexAttention, which torch.compile generates."""
     attention_backend: AttentionBackend
-    """Whose flash kernel: TransformerEngine's FlashAttention, which wants the batch first, cuDNN's, or auto, TransformerEngine's
-    own choice between the two; direct: a kernel that takes the tensors as they lie."""
+    """Library of the flash kernel: TransformerEngine's FlashAttention, which needs the batch dimension first; cuDNN's; auto:
+    TransformerEngine's own choice between the two; direct: a kernel that accepts any tensor layout."""
     deterministic: bool
     """Kernels that give the same bits every time (NVTE_ALLOW_NONDETERMINISTIC_ALGO=0)."""
     norm_impl: Impl
@@ -93,10 +93,9 @@ class KernelSettings(Config):
     softmax_impl: Impl
     """Softmax of unfused attention: one kernel that keeps the probabilities, or upcast, softmax and downcast that keep both."""
     rope_impl: RopeImpl
-    """composite: eager kernels over shared tables, as many bytes as their operands have. eager: the same as measured in
-    transformers and torchtitan, whose kernels upcast or read transposed tensors. own_tables: cos and sin are made and kept by
-    every layer as well (Megatron
-    without apply_rope_fusion)."""
+    """composite: eager kernels with shared tables, moving the bytes of their operands. eager: the same as measured in
+    transformers and torchtitan, whose kernels upcast or read transposed tensors. own_tables: cos and sin are also computed and
+    saved by every layer (Megatron without apply_rope_fusion)."""
     cp_impl: Literal["transformer_engine", "torch"]
     """Whose context parallelism: TransformerEngine's autograd functions, or torch's (partial results and gradients merged in fp32
     step by step; an all-to-all is autograd's own)."""
@@ -141,8 +140,8 @@ class StateSettings(Config):
     grad_accumulation_fusion: bool
     """Whether wgrad adds into the main gradient inside the GEMM; else a gradient in the compute dtype exists for a moment."""
     dummy_wgrads: Literal["none", "freed", "kept"]
-    """Weight-shaped buffers in the compute dtype that stand in for gradients which wgrad adds to the main ones: freed at once, or
-    one per shape kept for ever (megatron/core/tensor_parallel/layers.py,
+    """Placeholder gradients in the compute dtype, returned by autograd where wgrad accumulates into main gradients: freed at
+    once, or one per shape kept for the run (megatron/core/tensor_parallel/layers.py,
     LinearWithGradAccumulationAndAsyncCommunication.backward; TransformerEngine's get_dummy_wgrad)."""
     gradients_persist: bool
     """The gradient buffer lives for the whole run; else gradients appear in backward and are freed after the step (torch)."""
@@ -158,7 +157,7 @@ class StateSettings(Config):
 
 
 class BufferSettings(Config):
-    """What torch's allocator holds beside states and activations."""
+    """What torch's allocator holds in addition to states and activations."""
 
     cublas_handles: int
     """Pairs of a cuBLAS handle and a stream on which torch multiplies, each with a workspace. 2: forward's thread, autograd's."""
@@ -192,7 +191,7 @@ class CommSettings(Config):
     """Which collectives run, over which links, in which dtype."""
 
     tp_comm_factor: float
-    """Seconds of tensor-parallel collectives in a run over those of the collective alone: ranks that wait for each other."""
+    """Time of tensor-parallel collectives in a training run / that of the collective in isolation; ranks wait for each other."""
     tp_backward_overlap: bool
     """Backward of a column-parallel projection runs its collectives beside dgrad and wgrad (Megatron's asynchronous ones)."""
     gathered_logits: bool
@@ -201,17 +200,17 @@ class CommSettings(Config):
     """Without sequence parallelism each tensor-parallel rank sends its 1/tp of a stage's output, gathered again on arrival
     (Narayanan et al. 2021, section 4.1)."""
     node_links: Literal["all", "one"]
-    """Network links that a data-parallel collective over all ranks of a node has: those of all ranks, or of one."""
+    """Network links that a data-parallel collective over all ranks of a node uses: those of all ranks, or of one."""
     sharded_reduction: Literal["reduce_scatter", "all_reduce"]
-    """What ZeRO 1 and 2 do with gradients: every rank gets its shard of the sums, or all of them."""
+    """How ZeRO 1 and 2 reduce gradients: every rank gets its shard of the sums, or all of them."""
     sharded_gather: Literal["all_gather", "broadcast"]
-    """How updated parameters return: gathered, or sent from each owner in turn after the step, which nothing hides."""
+    """How updated parameters are distributed: by all-gather, or by one exposed broadcast per owner after the step."""
     reduce_dtype: Literal["main", "fp32"]
-    """What gradients are reduced in over data-parallel ranks: the main gradient's dtype, or a copy in fp32."""
+    """Dtype of gradient reduction over data-parallel ranks: the main gradient's dtype, or a copy in fp32."""
 
 
 class Overlap(Config):
-    """What hides under compute; axes not set follow the profile."""
+    """Fraction of communication hidden under compute; axes not set follow the profile."""
 
     tp: Share | None = None
     dp: Share | None = None
@@ -219,7 +218,7 @@ class Overlap(Config):
     ep: Share | None = None
     cp: Share | None = None
     offload: Share | None = None
-    """Copies of activations to and from the host's memory; true unless said."""
+    """Copies of activations to and from host memory; default true."""
 
 
 class MoeSettings(Config):
@@ -230,52 +229,52 @@ class MoeSettings(Config):
     """
 
     dispatcher: Literal["alltoall", "allgather", "flex"] = "alltoall"
-    """How rows reach their experts: one all-to-all of a copy per expert; all tokens gathered everywhere; or the exchange of
-    DeepEP and HybridEP, which sends one copy to each rank and, over the network, to each node."""
+    """How tokens are sent to their experts: an all-to-all with one copy per expert; an all-gather of all tokens; or DeepEP and
+    HybridEP, which send one copy to each rank and, over the network, to each node."""
     permute_fusion: bool = True
-    """Rows are put in the order of their experts by one kernel (TransformerEngine's), not by index operations."""
+    """Tokens are sorted by expert in one kernel (TransformerEngine's), not by index operations."""
     router_dtype: Literal["compute", "fp32"] = "fp32"
     """Dtype of the router's logits and probabilities."""
     grouped_gemm: bool = True
-    """One kernel for the products of all local experts (TEGroupedMLP); else one after the other."""
+    """One grouped GEMM for all local experts (TEGroupedMLP); else one GEMM per expert."""
     deterministic: bool = False
     """Unfused rows are summed into tokens by index_add_, which keeps them for backward, scores placed by index_put_
     (--deterministic-mode; moe_utils.py, unpermute and topk_routing_with_score_function)."""
     shared_expert_overlap: bool = False
-    """Shared experts run beside the dispatch; with sequence parallelism their gathered input is kept."""
+    """Shared experts overlap the dispatch; with sequence parallelism their gathered input is saved."""
     delay_wgrad_compute: bool = False
-    """Where `overlap.ep` weaves one micro-batch's forward into another's backward, gradients of weights come after those of
-    inputs (--delay-wgrad-compute)."""
+    """With `overlap.ep`, which runs one micro-batch's forward with another's backward, weight gradients are computed after input
+    gradients (--delay-wgrad-compute)."""
     overlap_keeps_pieces: bool = False
     """With `overlap.ep`, inputs and gradients of a chunk's layers stay until its whole backward has run (Megatron-Core before
     core_v0.16)."""
 
 
 class TimingSettings(Config):
-    """What kernels and their launches cost beside their work."""
+    """Fixed times of kernels and launches."""
 
     gemm_kernel_s: Seconds
     """Fixed time of one GEMM kernel: launch, prologue, drain [s]."""
     move_kernel_s: Seconds
     """Fixed time of one memory-bound kernel [s]."""
     layer_gap_s: Seconds
-    """Gaps between the kernels of one layer, forward and backward of one micro-batch: launches that the host is late with, and
-    kernels too small to be listed [s]."""
+    """Gaps between the kernels of one layer, forward and backward of one micro-batch: late launches by the host, and kernels too
+    small to be listed [s]."""
     move_rate: float
-    """Rate of memory-bound kernels over that of a long copy."""
+    """Rate of memory-bound kernels / that of a long copy."""
     host_kernel_s: Seconds
-    """What the host needs to launch a kernel: Python, autograd, driver [s]. A block whose kernels are shorter waits for it."""
+    """Time of the host to launch a kernel: Python, autograd, driver [s]. A block whose kernels are shorter is host-bound."""
     blocking_launches: bool
     """The host waits for every kernel (CUDA_LAUNCH_BLOCKING=1), so that its own time adds to the device's."""
     cuda_graphs: Graphs
     """Kernels of a step, or of some modules of a layer, are launched from CUDA graphs, which shrinks the gaps."""
     compute_factor: float
-    """Seconds of kernels and launches over what the constants give: how well a release's kernels run."""
+    """Factor on the modeled time of kernels and launches, by framework and release."""
     measured: bool = False
-    """The kernel times are the device's own, not the profile's: `Software.on` sets it."""
+    """Whether the kernel times were measured on the device, not taken from the profile; set by `Software.on`."""
 
     def slower_host(self, factor: float) -> Self:
-        """The same on hosts whose launches take `factor` as long."""
+        """The same on hosts whose launches take `factor` times as long."""
         return self.model_copy(update={"host_kernel_s": self.host_kernel_s * factor})
 
 

@@ -233,7 +233,7 @@ def test_emit_repeats_the_arguments(capsys):
     ("args", "problem"),
     [
         (["bench", "startup"], "bench startup: at least one file is required"),
-        (["bench", "a.yaml", "b.yaml"], "expected one CONFIG, or startup, memory, scaling before files (got a.yaml b.yaml)"),
+        (["bench", "a.yaml", "b.yaml"], "expected one PLAN, or startup, memory, scaling before files (got a.yaml b.yaml)"),
         (["bench", "no.yaml"], "no.yaml: no such file"),
         (["bench", "configs/llama3_70b.yaml"], "tp 8 x pp 4 x cp 1 does not divide 1 process; start a multiple of 32"),
         (["bench", "configs/llama2_7b_1gpu.yaml", "--set", "performance.software=megatron-core"], "is not plain torch"),

@@ -239,7 +239,7 @@ FINE_TUNING = [
     ("base_model: Qwen/Qwen2-7B\nadapter: lora\nlora_modules_to_save: [lm_head]\nsequence_len: 2048\nmicro_batch_size: 1\n",
      "weights trained whole beside adapters"),
     (("base_model: mistralai/Mixtral-8x7B-v0.1\nadapter: lora\nlora_r: 8\nsequence_len: 2048\nmicro_batch_size: 1\n"
-     "fsdp: full_shard\nfsdp_version: 2\n"), "adapters are modeled on dense layers with gqa alone"),
+     "fsdp: full_shard\nfsdp_version: 2\n"), "adapters are modeled only on dense layers with gqa"),
     ("model_name_or_path: Qwen/Qwen2-7B\nper_device_train_batch_size: 1\nmax_length: 2048\nspectrum_config_path: a.yaml\n",
      "frozen weights"),
     ("stage: sft\nfinetuning_type: full\nmixture_of_depths: convert\nmodel_name_or_path: Qwen/Qwen2-7B\ncutoff_len: 2048\n",
