@@ -78,6 +78,17 @@ def renamed_beside(given: list[GivenKey], table: KeyTable, code: str = "") -> li
     return given
 
 
+def defaults_beside(given: list[GivenKey], table: KeyTable) -> dict[str, Any]:
+    """Defaults that hold beside a key of the file: any, one in a section (fsdp_config.), or one of a value (type=mistral)."""
+    found: dict[str, Any] = {}
+    for told, more in (table.raw.get("defaults_with") or {}).items():
+        name, _, value = told.partition("=")
+        for item in given:
+            named = item.name.startswith(name) if name.endswith(".") else item.key == name
+            found |= more if named and (not value or str(item.value) == value) else {}
+    return found
+
+
 class Said(NamedTuple):
     """What the files of a job say."""
 
@@ -96,6 +107,16 @@ class Said(NamedTuple):
     """That program's."""
 
 
+_SPAWNED = re.compile(r"\A(?:[^\n]*\n){0,50}?run sh: `([^`\n]+)`[\s\S]*")
+"""The command that ms-swift starts its processes by, at the beginning of their log."""
+
+
+def own_defaults(said: Said, table: KeyTable) -> dict[str, Any]:
+    """What the program beside a script takes by default, of keys that the table uses."""
+    named = {spelled(name, table): value for name, value in said.defaults.items()}
+    return {key: value for key, value in named.items() if key in table.rules and table.rules[key].status == "used"}
+
+
 def said_in(path: str, text: str, table: KeyTable, env: dict[str, str], beside: Beside | None) -> Said:
     """The keys of a file, and of the configs and the program that it names.
 
@@ -107,6 +128,7 @@ def said_in(path: str, text: str, table: KeyTable, env: dict[str, str], beside: 
             return Said(flatten(tomllib.loads(text)))
         except ValueError as error:  # TOMLDecodeError, or a number of thousands of digits
             raise ConfigError(f"{path}: not valid TOML ({error})") from None
+    text = _SPAWNED.sub(r"\1\n", text)
     if not re.match(r"\s*(#[^\n]*\n\s*|---\s)*(\{|[\w\"'-]+\s*:(\s|$))", text):
         script = read_script(text, path, env, beside)
         if script.problems:

@@ -25,11 +25,19 @@ from steptime.launch.beside import Beside, is_readable, read_beside
 from steptime.launch.devices import data_parallel, on_node, told
 from steptime.launch.figures import Figures, size_of
 from steptime.launch.job_keys import JobKeys, text_of
-from steptime.launch.keys import flatten, load_table, read_keys, spelled
+from steptime.launch.keys import flatten, load_table, read_keys
 from steptime.launch.named_models import preset_of, sees_or_hears
 from steptime.launch.primus import read_primus
 from steptime.launch.reading import OTHER_MODEL, LaunchFlag, Reading
-from steptime.launch.trainer_files import of_preferences, plainly, renamed_beside, said_in, without_training
+from steptime.launch.trainer_files import (
+    defaults_beside,
+    of_preferences,
+    own_defaults,
+    plainly,
+    renamed_beside,
+    said_in,
+    without_training,
+)
 from steptime.launch.vocabulary import entries_of
 from steptime.launch.zero_stage import put_zero
 
@@ -64,15 +72,9 @@ def read_trainer(
     if key := without_training(said):
         raise ConfigError(f"{path}: {key} {text_of(said[key])}: this job does not train")
     given = renamed_beside(read_keys(plainly(said, table), table), table, found.code)
-    defaults: dict[str, Any] = {}
-    for key, more in (table.raw.get("defaults_with") or {}).items():
-        defaults |= more if any(item.key == key for item in given) else {}
-    own = {
-        key: value
-        for name, value in found.defaults.items()
-        if (rule := table.rules.get(key := spelled(name, table))) is not None and rule.status == "used"
-    }
-    keys = JobKeys(path, table, given, defaults=defaults | own, defaults_of=found.program if own else "", sets=sets)
+    own = own_defaults(found, table)
+    defaults = defaults_beside(given, table) | own
+    keys = JobKeys(path, table, given, defaults=defaults, defaults_of=found.program if own else "", sets=sets)
     keys.notes += found.notes
     keys.launcher = None if "devices" in unclear else keys.launcher
     keys.without_value = {item.key: unclear[item.name] for item in given if item.name in unclear}

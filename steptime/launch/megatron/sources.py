@@ -211,7 +211,7 @@ def _of_environment(keys: JobKeys, script: Script) -> None:
         found.append(LaunchFlag("NVTE_FLASH_ATTN, NVTE_FUSED_ATTN", "0", "used", "performance.attention_impl"))
     elif "attention_backend" not in keys.values:
         put_backend(keys, values)
-    put_tokenizer(keys, script.program)
+    put_tokenizer(keys, script.program, values)
     for words, what in _OTHER_MODELS.items():
         if what == _HYBRID and hybrid_pattern(keys):
             continue

@@ -8,7 +8,7 @@ import re
 from itertools import groupby
 
 from steptime.launch.shell.lexer import Lexer
-from steptime.launch.shell.scope import Scope, Unknown, Value
+from steptime.launch.shell.scope import DEVICES_OF_JOB, Scope, Unknown, Value
 
 _NAME = re.compile(r"[A-Za-z_]\w*|[0-9#@*?$!-]")
 _BRACED = re.compile(r"(#?)([A-Za-z_]\w*|[0-9]+|[#@*?$!-])(\[(?:[^\[\]]|\[[^\]]*\])*\])?(.*)", re.DOTALL)
@@ -23,6 +23,7 @@ _COUNTS_DEVICES = re.compile(
     r"\bdevice_count\(\)|\b(?:nvidia|rocm|xpu)-smi\b.*(?:wc +-l|grep +-c)|\bSLURM_GPUS_ON_NODE\b"
 )
 """Commands that print the number of devices of a node."""
+NOT_RUN = "is a command, and commands are not run"
 DEVICES_ON_NODE = "devices on a node"
 """The name, invalid for a variable, under which a scope stores their output."""
 
@@ -226,10 +227,15 @@ class Expander:
                         return getattr(posixpath, words[0])(text.rstrip("/")) or "."
         finally:
             self.depth -= 1
-        if _COUNTS_DEVICES.search(inner) and "ds_ssh" not in inner and (counted := self.scope.get(DEVICES_ON_NODE)):
-            return counted.text
         shown = shown if len(shown) <= 60 else shown[:56] + "...)"
-        return self.scope.mark(shown, Unknown(f"{shown} in line {line} is a command, and commands are not run"))
+        if _COUNTS_DEVICES.search(inner):
+            everywhere = "ds_ssh" in inner
+            if counted := self.scope.get(DEVICES_OF_JOB if everywhere else DEVICES_ON_NODE):
+                return str(int(counted.text) + 2) if everywhere else counted.text  # pdsh's own two lines
+            if everywhere:
+                why = f"number of devices unknown, which {shown} in line {line} counts"
+                return self.scope.mark(shown, Unknown(why, DEVICES_OF_JOB))
+        return self.scope.mark(shown, Unknown(f"{shown} in line {line} {NOT_RUN}"))
 
 
 def quoted(body: str) -> str:
