@@ -62,7 +62,7 @@ def _unset(unset: Mapping[tuple[int, Unknown], list[str]]) -> Iterator[str]:
     for (number, unknown), flags in unset.items():
         asked = unknown.variable not in {"", DEVICES_OF_JOB}
         kind = "" if not asked else "words" if unknown.variable.isdecimal() else "variables"
-        kind = kind or ("commands" if unknown.why.endswith(NOT_RUN) else unknown.why)
+        kind = kind or ("commands" if NOT_RUN in unknown.why else unknown.why)
         groups.setdefault(kind, []).append((number, unknown, flags))
     for kind, found in groups.items():
         number, unknown, flags = found[0]

@@ -18,6 +18,7 @@ _SUM = re.compile(r"\s*expr\s+([^|;&<>\n]+)|\s*echo\s+\"?([^|;&<>\n\"]+)\"?\s*\|
 """Whole-number arithmetic by other commands: $(expr 32 / $GPUS), $(echo "$A * $B" | bc)."""
 _CUT = re.compile(r"\s*echo\s+([^|;&<>\n]+?)\s*\|\s*cut\s+-d\s*(['\"]?)(.)\2\s+-f\s*(\d{1,3})\s*")
 """One of the parts of a text: $(echo $SLURM_TASKS_PER_NODE | cut -d '(' -f 1)."""
+_HERE_FOLDER = re.compile(r"pwd(?: -P)?|python3? -c (['\"])import os; *print\(os\.getcwd\(\)\)\1")
 _DEEPEST = 30
 _COUNTS_DEVICES = re.compile(
     r"\bdevice_count\(\)|\b(?:nvidia|rocm|xpu)-smi\b.*(?:wc +-l|grep +-c)|\bSLURM_GPUS_ON_NODE\b"
@@ -215,7 +216,7 @@ class Expander:
                 return ""  # a comment amid continued lines
             if here := _HERE.fullmatch(inner):
                 return here[2] if here[1][0] in "'\"" else self.text(quoted(here[2]), line)
-            if inner.strip() == "pwd":
+            if _HERE_FOLDER.fullmatch(inner.strip()):
                 return self._variable("PWD", line)[0].text
             if plain and words[0] in {"dirname", "basename", "echo"}:
                 found = [value.text for value in self.fields(words[1], line)]

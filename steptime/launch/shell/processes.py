@@ -101,6 +101,8 @@ def size_of(
         devices = devices or (slurm.get("SLURM_NTASKS") if per_node is None else None)
     if inner == "torchrun" and nodes is None and not unclear:
         nodes = 1
+    if inner == "deepspeed" and (nodes or 0) > 1 and _option(words, LAUNCHERS[inner].nodes) is None:
+        unclear.append(f"srun starts DeepSpeed's launcher on each of {nodes} nodes: number of devices unknown")
     if inner == "deepspeed" and nodes is None and not unclear:
         nodes, per_node, devices = _by_hosts(words, per_node, variables)
     if inner == "accelerate" and devices is None and not unclear:  # commands/launch.py: torch.cuda.device_count()
@@ -111,9 +113,8 @@ def size_of(
             unclear.append("launched by python alone: number of processes unknown")
     if devices is None and nodes and per_node:
         devices = nodes * per_node
-    if devices and nodes and per_node is None and devices % nodes == 0:
-        per_node = devices // nodes
-    return nodes, per_node, devices, unclear
+    even = devices and nodes and per_node is None and devices % nodes == 0
+    return nodes, devices // nodes if even else per_node, devices, unclear
 
 
 def one_each(words: list[Word], launchers: list[str]) -> bool:
