@@ -82,7 +82,8 @@ def read(kind: str, path: str, sets: Mapping[str, Any] | None = None, added: Ite
     numbered = {str(number): word for number, word in enumerate(words, 1)}
     counts = {DEVICES_ON_NODE: on_node(sets), DEVICES_OF_JOB: told_whole(sets, "devices")}
     counted = {name: str(count) for name, count in counts.items() if count}
-    return read_as(kind, path, text, {**os.environ, **numbered, **counted}, sets, beside)
+    here = {name: value for name, value in os.environ.items() if name not in {"PWD", "OLDPWD"}}  # not the script's
+    return read_as(kind, path, text, {**here, **numbered, **counted}, sets, beside)
 
 
 def read_as(

@@ -49,7 +49,7 @@ def of_preferences(program: str) -> bool:
     (True, False)
     """
     last = program.lower().removesuffix(".py").rpartition(".")[2]
-    return bool(re.search(r"(?:^|[_-])(?:rm|reward|dpo|simpo|kto|orpo|ppo|grpo|rloo|rlhf)(?=[_-]|$)", last))
+    return bool(re.search(r"(?:^|[_-])(?:rm|orm|prm|reward|dpo|simpo|kto|orpo|ppo|grpo|rloo|rlhf)(?=[_-]|$)", last))
 
 
 def plainly(said: Mapping[str, Any], table: KeyTable) -> dict[str, Any]:
@@ -164,6 +164,9 @@ def _in_files(path: str, text: str, table: KeyTable, env: dict[str, str], beside
         except ValueError as error:  # TOMLDecodeError, or a number of thousands of digits
             raise ConfigError(f"{path}: not valid TOML ({error})") from None
     text = _SPAWNED.sub(r"\1\n", text)
+    if path.endswith((".log", ".out")) and text.count("\n") > 1:
+        what = "a log that does not print the job's config; give the config or the script"
+        raise ConfigError(f"{path}: {what}, or put both side by side: 3dtrn validate --log {path} --plan FILE")
     if not re.match(r"\s*(#[^\n]*\n\s*|---\s)*(\{|[\w\"'-]+\s*:(\s|$))", text):
         script = read_script(text, path, env, beside)
         if script.problems:
@@ -171,7 +174,7 @@ def _in_files(path: str, text: str, table: KeyTable, env: dict[str, str], beside
         if told := script.other_work():
             raise ConfigError(f"{path}: {told}")
         script = script._replace(arguments=taken_apart(script.arguments))
-        said = _configs(script, path, beside) | _of_accelerate(script, table)
+        said = _configs(script, path, beside, table) | _of_accelerate(script, table)
         said |= dict(flags_of([word.text for word in script.arguments]))
         unclear = _without_value(script)
         if script.unclear and (
@@ -222,7 +225,7 @@ def _without_value(script: Script) -> dict[str, str]:
     return found
 
 
-def _configs(script: Script, path: str, beside: Beside | None) -> dict[str, Any]:
+def _configs(script: Script, path: str, beside: Beside | None, table: KeyTable) -> dict[str, Any]:
     """The keys of the configs that a launch command names (`llamafactory-cli train job.yaml`, `--config_file fsdp.yaml`).
 
     A JSON file of --fsdp_config is the trainer's own (training_args.py, fsdp_config); it is read where it is there.
@@ -244,5 +247,8 @@ def _configs(script: Script, path: str, beside: Beside | None) -> dict[str, Any]
             raise ConfigError(
                 f"{path}: line {word.line} reads {name}, which is not there; put it in the same folder, or add --with FILE"
             )
-        said |= flatten(parse_mapping(text, name, repeats=True))
+        inside = flatten(parse_mapping(text, name, repeats=True))
+        if name.rpartition("/")[2] == table.raw.get("defaults_file"):
+            inside = {key: value for key, value in inside.items() if rule_of(spelled(key, table), table) is not None}
+        said |= inside
     return said

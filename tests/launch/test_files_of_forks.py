@@ -217,6 +217,40 @@ def test_values_by_commands_are_told_in_one_line(tmp_path: Path) -> None:
     assert line.endswith("write the values into the script (and 1 other)")
 
 
+def test_llamas_tokenizer_type_says_nothing_of_another_models_vocabulary(tmp_path: Path) -> None:
+    """Llama2Tokenizer reads any SentencePiece model: Yi's scripts (64,000 entries) have it too."""
+    flags = GPT.replace(
+        "--vocab-size 1000 ", '--tokenizer-type Llama2Tokenizer --tokenizer-model "your tokenizer path" '
+    )
+    script = f"torchrun --nproc_per_node 8 pretrain_gpt.py {flags}\n"
+    assert asked(tmp_path, "yi/pretrain_yi_6b.sh", script) == ("vocabulary size unknown; add --set model.vocab_sz=N",)
+    assert written(tmp_path, "llama2/pretrain_7b.sh", script).config["model"]["vocab_sz"] == 32000
+
+
+def test_mindspeeds_list_of_layers(tmp_path: Path) -> None:
+    flags = f"--pipeline-model-parallel-size 2 --num-layer-list 3,1 --stage sft {GPT}"
+    script = f"torchrun --nproc_per_node 8 posttrain_gpt.py {flags}\n"
+    assert written(tmp_path, "run.sh", script).config["parallelism"]["layers_per_stage"] == [3, 1]
+    (line,) = asked(tmp_path, "wrong.sh", script.replace("3,1", "3,2"))
+    assert line == "--num-layer-list does not spread 4 layers over 2 stages"
+    (line,) = asked(tmp_path, "orm.sh", script.replace("--stage sft", "--stage orm"))
+    assert line.startswith("--stage orm: reinforcement learning, or a reward model")
+
+
+def test_programs_and_logs_that_say_no_config(tmp_path: Path) -> None:
+    assert asked(tmp_path, "run.py", f"cmd = 'pretrain_gpt.py {GPT}'\n")[0].startswith(
+        "a Python program, which is not run"
+    )
+    log = "INFO llamafactory-cli train job\n{'loss': 1.2}\n{'loss': 1.1}\n"
+    assert asked(tmp_path, "job.out", log)[0].startswith("a log that does not print the job's config")
+
+
+def test_the_folder_that_the_reader_is_in_is_not_the_scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PWD", "/somewhere/else")
+    script = "#!/bin/bash\naccelerate launch --config_file $PWD/fsdp.yaml train.py --model_name_or_path own/model\n"
+    assert asked(tmp_path, "run.sh", script)[0].startswith("line 2 reads ./fsdp.yaml, which is not there")
+
+
 # --- GPT-NeoX, Levanter, MaxText, torchtitan ---------------------------------------------------------------------------------
 
 NEOX = """\

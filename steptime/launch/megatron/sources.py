@@ -26,6 +26,7 @@ from steptime.launch.named_models import preset_of
 from steptime.launch.reading import NO_OPTION, OTHER_MODEL, LaunchFlag, Reading, is_other_model, refusals
 from steptime.launch.shell.processes import Word
 from steptime.launch.shell.script import Script, read_script
+from steptime.launch.trainer_files import of_preferences
 
 T = TypeVar("T")
 _NAMED = ("model", "model_id", "hf_checkpoint", "model_type")
@@ -67,6 +68,10 @@ def read_megatron(
         return _from_words(path, _yaml_words(text, flags), None, sets, devices=devices)
     if re.match(r"\s*(#[^!][^\n]*\n\s*)*--[A-Za-z]", text):
         return _from_words(path, _located(path, read_words, text), None, sets)
+    if path.endswith(".py"):
+        raise ConfigError(
+            f"{path}: a Python program, which is not run; give the script that starts it, or the log of a run"
+        )
     return _from_script(path, read_script(text, path, dict(env or {}), beside), sets, beside or Beside())
 
 
@@ -108,6 +113,8 @@ def _from_script(path: str, script: Script, sets: Mapping[str, Any] | None, besi
         raise ConfigError(script.problems)
     if told_of_it := script.other_work():
         raise ConfigError(f"{path}: {told_of_it}")
+    if of_preferences(script.program):
+        raise ConfigError(f"{path}: runs {script.program}: reinforcement learning, or reward models, are not modeled")
     if told_whole(sets, "parallelism.dp") is not None:  # a script may leave its number of nodes to be edited
         script = script._replace(nodes=None, devices=None)
     return _from_words(path, script.arguments, script, sets, beside)

@@ -113,8 +113,9 @@ def size_of(
             unclear.append("launched by python alone: number of processes unknown")
     if devices is None and nodes and per_node:
         devices = nodes * per_node
-    even = devices and nodes and per_node is None and devices % nodes == 0
-    return nodes, devices // nodes if even else per_node, devices, unclear
+    if devices and nodes and per_node is None:
+        per_node = devices // nodes if devices % nodes == 0 else None
+    return nodes, per_node, devices, unclear
 
 
 def one_each(words: list[Word], launchers: list[str]) -> bool:
