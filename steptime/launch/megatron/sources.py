@@ -26,7 +26,6 @@ from steptime.launch.named_models import preset_of
 from steptime.launch.reading import NO_OPTION, OTHER_MODEL, LaunchFlag, Reading, is_other_model, refusals
 from steptime.launch.shell.processes import Word
 from steptime.launch.shell.script import Script, read_script
-from steptime.launch.trainer_files import of_preferences
 
 T = TypeVar("T")
 _NAMED = ("model", "model_id", "hf_checkpoint", "model_type")
@@ -113,8 +112,6 @@ def _from_script(path: str, script: Script, sets: Mapping[str, Any] | None, besi
         raise ConfigError(script.problems)
     if told_of_it := script.other_work():
         raise ConfigError(f"{path}: {told_of_it}")
-    if of_preferences(script.program):
-        raise ConfigError(f"{path}: runs {script.program}: reinforcement learning, or reward models, are not modeled")
     if told_whole(sets, "parallelism.dp") is not None:  # a script may leave its number of nodes to be edited
         script = script._replace(nodes=None, devices=None)
     return _from_words(path, script.arguments, script, sets, beside)

@@ -78,7 +78,7 @@ def size_of(
     said: dict[str, int | None] = {}
     visible = _visible(variables)
     variables = variables | ({DEVICES_ON_NODE: str(visible)} if visible else {})
-    inner = launchers[-1] if launchers else ""
+    inner = (launchers or [""])[-1]
     for launcher in launchers:
         for what, names in LAUNCHERS[launcher]._asdict().items():
             word = _option(words, names)
@@ -92,10 +92,9 @@ def size_of(
             elif word.unresolved:
                 unclear.append(f"line {word.line}: {names[0]}: {word.unresolved[0].why}")
     slurm = {key: int(text) for key, text in variables.items() if key.startswith("SLURM_") and text.isdecimal()}
-    nodes = said.get("nodes")
+    nodes, per_node, devices = said.get("nodes"), said.get("per_node"), said.get("devices")
     if nodes is None and "srun" in launchers:
         nodes = slurm.get("SLURM_NNODES")
-    per_node, devices = said.get("per_node"), said.get("devices")
     if inner == "srun" and per_node is None:
         per_node = slurm.get("SLURM_NTASKS_PER_NODE")
         devices = devices or (slurm.get("SLURM_NTASKS") if per_node is None else None)
@@ -113,8 +112,8 @@ def size_of(
             unclear.append("launched by python alone: number of processes unknown")
     if devices is None and nodes and per_node:
         devices = nodes * per_node
-    if devices and nodes and per_node is None:
-        per_node = devices // nodes if devices % nodes == 0 else None
+    elif devices and nodes and per_node is None and devices % nodes == 0:
+        per_node = devices // nodes
     return nodes, per_node, devices, unclear
 
 
