@@ -13,7 +13,7 @@ from steptime.commands import quick
 from steptime.commands.outputs import write_new
 from steptime.job.edit import read_setting
 from steptime.launch.plan_yaml import plan_yaml
-from steptime.launch.read import read
+from steptime.launch.read import named, read
 from steptime.launch.reading import LEAVE_OUT, to_job
 from steptime.launch.write.export import write
 from steptime.search.changes import words
@@ -50,23 +50,43 @@ def launched(options: Namespace) -> tuple[Job, Reading]:
     return job, reading
 
 
+_WORDS = "give script and arguments in one string"
+_VARIABLES = re.compile(r"write ((?:\w+=\.\.\. )+)before the command")
+
+
 def _retyped(typed: list[str], problems: Sequence[str]) -> list[str]:
-    """The command as it was typed with the options that its problems ask for; nothing where one asks for something else.
+    """The command as it was typed with what its problems ask for; nothing where one asks for something else.
 
     >>> _retyped(["--from", "auto", "my job.sh"], ["f: vocabulary size unknown; add --set model.vocab_sz=N (see x)"])
     ["to go on: 3dtrn --from auto 'my job.sh' --set model.vocab_sz=N"]
+    >>> _retyped(["--from", "auto", "run.sh"], ["f: $2 has no value; give script and arguments in one string: 'SCRIPT ARG ...'"])
+    ["to go on: 3dtrn --from auto 'run.sh ARG1 ARG2'"]
+    >>> _retyped(["--from", "auto", "run.sh"], ["f: $RANK has no value; write RANK=... before the command"])
+    ['to go on: RANK=... 3dtrn --from auto run.sh']
     """
-    asked = [
-        re.findall(r"--(?:set|with) [^\s,;]+", line.partition("; add ")[2].partition(", or ")[0]) for line in problems
-    ]
+    asked = [_options(line) for line in problems]
     left_out = [line.endswith(LEAVE_OUT) for line in problems]
-    if not any(asked) or not all(map(max, map(bool, asked), left_out)):
+    words = max((int(n) for line in problems if _WORDS in line for n in re.findall(r"\$(\d+)", line)), default=0)
+    variables = [found[1].strip() for line in problems if (found := _VARIABLES.search(line))]
+    other = [_WORDS in line or bool(_VARIABLES.search(line)) for line in problems]
+    if not (any(asked) or any(other)) or not all(map(max, map(bool, asked), left_out, other)):
         return []
     more = [
-        fix.replace("--set parallelism.dp=", "--devices ")
+        fix.replace("--set parallelism.dp=", "--devices ").replace("--set devices=", "--devices ")
         for fix in dict.fromkeys(fix for fixes in asked for fix in fixes)
     ]
-    return [f"to go on: 3dtrn {' '.join([shlex.join(typed), *more, *['--allow-unmodeled'][: any(left_out)]])}"]
+    if words and "--from" in typed:
+        at = typed.index("--from") + 2
+        given = range(len(named(typed[at])[1]) + 1, words + 1)
+        typed = [*typed[:at], " ".join([typed[at], *(f"ARG{n}" for n in given)]), *typed[at + 1 :]]
+    command = [*variables, "3dtrn", shlex.join(typed), *more, *["--allow-unmodeled"][: any(left_out)]]
+    return [f"to go on: {' '.join(command)}"]
+
+
+def _options(line: str) -> list[str]:
+    """The options that a problem asks for: the first of several ways."""
+    asked = re.search(r"[;,] (?:or )?add (--(?:set|with) .*)", line)
+    return re.findall(r"--(?:set|with) [^\s,;]+", asked[1].partition(", or ")[0]) if asked else []
 
 
 def export(job: Job, options: Namespace, out: Printer) -> int:

@@ -40,14 +40,20 @@ class Beside:
         found = next((path for path in self.added if path.name == pure.name), None)
         if found is not None or self.folder is None:
             return found
-        within = self.folder / pure.name if ".." in pure.parts else self.folder / pure
+        pure = PurePosixPath(*[part for part in pure.parts if part not in {"..", "."}])
         # a path from the top of its repository (examples/train/job.yaml), where the file lies below that, wherever that was
         # when the script was written (/scratch/user/project/examples/train/job.yaml)
         tails = [PurePosixPath(*pure.parts[i:]) for i in range(len(pure.parts) - 1)]
         here = self.folder.resolve()
         above = [parent / tail for tail in tails for parent in (here, *here.parents[:6])]
-        candidates = (within, *([] if ".." in pure.parts else above), self.folder / pure.name)
+        candidates = (self.folder / pure, *above, self.folder / pure.name)
         return next((path for path in candidates if is_readable(path)), None)
+
+    def program(self, name: str) -> str:
+        """The text of a training program, also where its script lies in a folder below it; "" where it is not there."""
+        above = self.folder.resolve().parents[:3] if self.folder is not None and "/" not in name else []
+        there = next((path for folder in above if is_readable(path := folder / name)), None)
+        return self.text(name) or (read_beside(there) if there else "") if name.endswith(".py") else ""
 
     def text(self, name: str) -> str | None:
         """The text of that file; None where there is none, or it cannot be read."""

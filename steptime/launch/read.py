@@ -15,12 +15,13 @@ from typing import Any, BinaryIO
 from steptime.base.config import ConfigError, near
 from steptime.launch.beside import Beside, with_numbers
 from steptime.launch.config_functions import split_path
-from steptime.launch.devices import on_node
+from steptime.launch.devices import on_node, told_whole
 from steptime.launch.keys import load_table
 from steptime.launch.logs.files import open_plain
 from steptime.launch.logs.job_log import PRINTED
 from steptime.launch.reading import Reading, cut
 from steptime.launch.shell.expansion import DEVICES_ON_NODE
+from steptime.launch.shell.scope import DEVICES_OF_JOB
 
 KINDS = {
     "megatron": ("steptime.launch.megatron.sources", "read_megatron"),
@@ -79,8 +80,10 @@ def read(kind: str, path: str, sets: Mapping[str, Any] | None = None, added: Ite
     if not text.strip():
         raise ConfigError(f"{path}: is empty; expected a launch script, config or log")
     numbered = {str(number): word for number, word in enumerate(words, 1)}
-    node = {DEVICES_ON_NODE: str(count)} if (count := on_node(sets)) else {}
-    return read_as(kind, path, text, {**os.environ, **numbered, **node}, sets, beside)
+    counts = {DEVICES_ON_NODE: on_node(sets), DEVICES_OF_JOB: told_whole(sets, "devices")}
+    counted = {name: str(count) for name, count in counts.items() if count}
+    here = {name: value for name, value in os.environ.items() if name not in {"PWD", "OLDPWD"}}  # not the script's
+    return read_as(kind, path, text, {**here, **numbered, **counted}, sets, beside)
 
 
 def read_as(

@@ -21,6 +21,8 @@ OTHER_MODEL = "another kind of model"
 """Marks the note of a flag that names an unsupported model: then nothing else of its file is reported."""
 
 
+NO_OPTION = "not an option of"
+"""First words of the note for a key that the framework does not have, a reason specific to each."""
 _ALONE = (OTHER_MODEL, "mixture of experts", "reinforcement learning")
 
 
@@ -62,9 +64,8 @@ def refusals(source: str, flags: list[LaunchFlag]) -> list[str]:
     """A line for each flag that is not modeled; if one names an unsupported kind of model, only that line."""
     refused = [flag for flag in flags if flag.status == "unmodeled"]
     alone = [flag for flag in refused if is_other_model(flag)][:1]
-    guessed = "not an option of"  # a reason specific to each flag
     once = {
-        flag.name if flag.note.startswith(guessed) else flag.note: flag for flag in reversed(refused)
+        flag.name if flag.note.startswith(NO_OPTION) else flag.note: flag for flag in reversed(refused)
     }  # for one reason the first key
     return [
         f"{source}: {told(flag)}; {LEAVE_OUT}" for flag in alone or [flag for flag in refused if flag in once.values()]
@@ -176,7 +177,7 @@ def _job(reading: Reading, sets: Mapping[str, Any] | None, *, allow_unmodeled: b
 def _of_devices(reading: Reading, problems: Sequence[str]) -> list[str]:
     """The problems of a layout, as a question where only a launcher's default or one script's nodes gave the devices."""
     taken = _taken(reading)
-    if taken is not None and not any("--set" in problem for problem in problems):
+    if taken is not None and not any(re.search("--(?:set|with) ", problem) for problem in problems):
         return [
             f"number of devices unknown (the launcher's default is {taken.value}: {problems[0]}); add --set parallelism.dp=N"
         ]
@@ -215,11 +216,12 @@ def _holds_states(reading: Reading, job: Job) -> None:
     """
     if (taken := _taken(reading)) is None:
         return
-    states, memory = (
-        (16.0 if job.model.lora is None else 0.5) * n_params(job.model, job.data.seqlen),
-        job.parallelism.devices * job.machine.accelerator.memory_bytes,
-    )
-    if states > memory:
+    states = (16.0 if job.model.lora is None else 0.5) * n_params(job.model, job.data.seqlen)
+    memory = job.machine.accelerator.memory_bytes
+    if taken.note.startswith("parallelism.dp: accelerate launch") and not job.zero_level and states > memory:
+        why = f"no accelerate config is named, and a device does not hold {states / 2**30:,.0f} GiB of states"
+        raise ConfigError(f"sharding unknown ({why}); add --with FILE")
+    if states > memory * job.parallelism.devices:
         by = f"the launcher's default of {taken.value} devices does not hold {states / 2**30:,.0f} GiB of states"
         raise ConfigError(f"number of devices unknown ({by}); add --set parallelism.dp=N")
 

@@ -10,15 +10,24 @@ from typing import Any, NamedTuple
 
 from steptime.base.config import ConfigError
 from steptime.base.document import parse_mapping
-from steptime.launch.beside import Beside
+from steptime.launch.beside import Beside, read_beside
 from steptime.launch.devices import of_comment
 from steptime.launch.interpolate import resolve
+from steptime.launch.job_keys import text_of
 from steptime.launch.keys import GivenKey, KeyTable, flatten, rule_of, spelled
 from steptime.launch.program_defaults import defaults_in
 from steptime.launch.shell.processes import flags_of, taken_apart
 from steptime.launch.shell.script import SUBCOMMANDS, Script, read_script, variables_of
 
-_NO_TRAINING = ("infer_backend", "export_dir", "export_size", "do_predict", "predict_with_generate", "vllm_maxlen")
+_NO_TRAINING = (
+    "infer_backend",
+    "merge_method",
+    "export_dir",
+    "export_size",
+    "do_predict",
+    "predict_with_generate",
+    "vllm_maxlen",
+)
 """Keys of jobs that run or export a model, where do_train is not said as well."""
 
 
@@ -40,7 +49,7 @@ def of_preferences(program: str) -> bool:
     (True, False)
     """
     last = program.lower().removesuffix(".py").rpartition(".")[2]
-    return bool(re.search(r"(?:^|[_-])(?:rm|reward|dpo|simpo|kto|orpo|ppo|grpo|rloo|rlhf)(?=[_-]|$)", last))
+    return bool(re.search(r"(?:^|[_-])(?:rm|orm|prm|reward|dpo|simpo|kto|orpo|ppo|grpo|rloo|rlhf)(?=[_-]|$)", last))
 
 
 def plainly(said: Mapping[str, Any], table: KeyTable) -> dict[str, Any]:
@@ -78,6 +87,27 @@ def renamed_beside(given: list[GivenKey], table: KeyTable, code: str = "") -> li
     return given
 
 
+def sets_up_adapters(code: str) -> bool:
+    """Whether a training program puts adapters on its model whatever it is told.
+
+    >>> sets_up_adapters("model = get_peft_model(model, LoraConfig(r=8))"), sets_up_adapters("if args.use_lora: LoraConfig(r=8)")
+    (True, False)
+    """
+    asked = re.search(r"\bif\b[^\n]*(?:lora|peft)|--\w*(?:lora|peft)", code, re.IGNORECASE)
+    return bool(re.search(r"\b(?:LoraConfig|get_peft_model)\(", code)) and not asked
+
+
+def defaults_beside(given: list[GivenKey], table: KeyTable) -> dict[str, Any]:
+    """Defaults that hold beside a key of the file: any, one in a section (fsdp_config.), or one of a value (type=mistral)."""
+    found: dict[str, Any] = {}
+    for told, more in (table.raw.get("defaults_with") or {}).items():
+        name, _, value = told.partition("=")
+        for item in given:
+            named = item.name.startswith(name) if name.endswith(".") else item.key == name
+            found |= more if named and (not value or str(item.value) == value) else {}
+    return found
+
+
 class Said(NamedTuple):
     """What the files of a job say."""
 
@@ -96,17 +126,47 @@ class Said(NamedTuple):
     """That program's."""
 
 
+_SPAWNED = re.compile(r"\A(?:[^\n]*\n){0,50}?run sh: `([^`\n]+)`[\s\S]*")
+"""The command that ms-swift starts its processes by, at the beginning of their log."""
+
+
+def own_defaults(said: Said, table: KeyTable) -> dict[str, Any]:
+    """What the program beside a script takes by default, of keys that the table uses."""
+    named = {spelled(name, table): value for name, value in said.defaults.items()}
+    return {key: value for key, value in named.items() if key in table.rules and table.rules[key].status == "used"}
+
+
 def said_in(path: str, text: str, table: KeyTable, env: dict[str, str], beside: Beside | None) -> Said:
-    """The keys of a file, and of the configs and the program that it names.
+    """The keys of a file, of the configs and the program that it names, and of accelerate's config beside them.
 
     Raises:
-        ConfigError: one line per problem.
+        ConfigError: one line per problem; the job does not train, or trains on rewards or preferences.
     """
+    found = _in_files(path, text, table, env, beside)
+    if of_preferences(found.program):
+        raise ConfigError(f"{path}: runs {found.program}: reinforcement learning, or reward models, are not modeled")
+    said = found.keys
+    for config in beside.added if beside is not None else []:
+        if config.suffix in {".yaml", ".yml"}:
+            said = flatten(parse_mapping(read_beside(config), str(config))) | said
+    unset = "none" if table.raw.get("none_is_unset") else None
+    said = {name.replace("-", "_"): None if str(value).lower() == unset else value for name, value in said.items()}
+    if key := without_training(said):
+        raise ConfigError(f"{path}: {key} {text_of(said[key])}: this job does not train")
+    return found._replace(keys=said)
+
+
+def _in_files(path: str, text: str, table: KeyTable, env: dict[str, str], beside: Beside | None) -> Said:
+    """The same as each file has them."""
     if path.endswith(".toml"):
         try:
             return Said(flatten(tomllib.loads(text)))
         except ValueError as error:  # TOMLDecodeError, or a number of thousands of digits
             raise ConfigError(f"{path}: not valid TOML ({error})") from None
+    text = _SPAWNED.sub(r"\1\n", text)
+    if path.endswith((".log", ".out")) and text.count("\n") > 1:
+        what = "a log that does not print the job's config; give the config or the script"
+        raise ConfigError(f"{path}: {what}, or put both side by side: 3dtrn validate --log {path} --plan FILE")
     if not re.match(r"\s*(#[^\n]*\n\s*|---\s)*(\{|[\w\"'-]+\s*:(\s|$))", text):
         script = read_script(text, path, env, beside)
         if script.problems:
@@ -114,7 +174,7 @@ def said_in(path: str, text: str, table: KeyTable, env: dict[str, str], beside: 
         if told := script.other_work():
             raise ConfigError(f"{path}: {told}")
         script = script._replace(arguments=taken_apart(script.arguments))
-        said = _configs(script, path, beside) | _of_accelerate(script, table)
+        said = _configs(script, path, beside, table) | _of_accelerate(script, table)
         said |= dict(flags_of([word.text for word in script.arguments]))
         unclear = _without_value(script)
         if script.unclear and (
@@ -123,9 +183,9 @@ def said_in(path: str, text: str, table: KeyTable, env: dict[str, str], beside: 
             unclear["devices"] = script.unclear[0]
         launcher = {"nproc": script.devices_per_node} if script.devices is None and not script.unclear else {}
         said |= {key: value for key, value in launcher.items() if value}
-        code = beside.text(script.program) if beside is not None and script.program.endswith(".py") else None
+        code = beside.program(script.program) if beside is not None else ""
         name = script.program.rpartition("/")[2]
-        return Said(said, script.devices, unclear, name, defaults_in(code or ""), script.notes, code or "")
+        return Said(said, script.devices, unclear, name, defaults_in(code), script.notes, code)
     text = re.sub(r"(?<=: )!include +(\S+)", lambda found: _included(found[1], beside), text)
     tree = resolve(parse_mapping(text, path, repeats=True), env | variables_of(beside))
     for section in table.raw.get("inside") or []:
@@ -165,7 +225,7 @@ def _without_value(script: Script) -> dict[str, str]:
     return found
 
 
-def _configs(script: Script, path: str, beside: Beside | None) -> dict[str, Any]:
+def _configs(script: Script, path: str, beside: Beside | None, table: KeyTable) -> dict[str, Any]:
     """The keys of the configs that a launch command names (`llamafactory-cli train job.yaml`, `--config_file fsdp.yaml`).
 
     A JSON file of --fsdp_config is the trainer's own (training_args.py, fsdp_config); it is read where it is there.
@@ -181,9 +241,14 @@ def _configs(script: Script, path: str, beside: Beside | None) -> dict[str, Any]
         accelerates = re.fullmatch(r"--config[-_]file", flag if equals else last)
         if not name.endswith((".yaml", ".yml")) and not (accelerates and name.endswith(".json")):
             continue
+        if word.unresolved and word.unresolved[0].variable:
+            raise ConfigError(f"{path}: line {word.line}: {word.unresolved[0].told('write it out')}")
         if (text := beside.text(name) if beside is not None else None) is None:
             raise ConfigError(
                 f"{path}: line {word.line} reads {name}, which is not there; put it in the same folder, or add --with FILE"
             )
-        said |= flatten(parse_mapping(text, name, repeats=True))
+        inside = flatten(parse_mapping(text, name, repeats=True))
+        if name.rpartition("/")[2] == table.raw.get("defaults_file"):
+            inside = {key: value for key, value in inside.items() if rule_of(spelled(key, table), table) is not None}
+        said |= inside
     return said

@@ -17,19 +17,25 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from steptime.base.config import ConfigError
-from steptime.base.document import parse_mapping, scalar
+from steptime.base.document import scalar
 from steptime.job.edit import put
 from steptime.launch.adapters import adapted, put_adapters
-from steptime.launch.beside import Beside, is_readable, read_beside
+from steptime.launch.beside import Beside, is_readable
 from steptime.launch.devices import data_parallel, on_node, told
 from steptime.launch.figures import Figures, size_of
-from steptime.launch.job_keys import JobKeys, text_of
-from steptime.launch.keys import flatten, load_table, read_keys, spelled
+from steptime.launch.job_keys import JobKeys
+from steptime.launch.keys import load_table, read_keys
 from steptime.launch.named_models import preset_of, sees_or_hears
 from steptime.launch.primus import read_primus
 from steptime.launch.reading import OTHER_MODEL, LaunchFlag, Reading
-from steptime.launch.trainer_files import of_preferences, plainly, renamed_beside, said_in, without_training
+from steptime.launch.trainer_files import (
+    defaults_beside,
+    own_defaults,
+    plainly,
+    renamed_beside,
+    said_in,
+    sets_up_adapters,
+)
 from steptime.launch.vocabulary import entries_of
 from steptime.launch.zero_stage import put_zero
 
@@ -53,30 +59,22 @@ def read_trainer(
     if kind == "primus":
         return read_primus(path, text, env, sets)
     found = said_in(path, text, table, dict(env or {}), beside)
-    if of_preferences(found.program):
-        raise ConfigError(f"{path}: runs {found.program}: reinforcement learning, or reward models, are not modeled")
-    said, unclear = found.keys, found.unclear
-    for config in beside.added if beside is not None else []:  # accelerate's own config beside the training's
-        if config.suffix in {".yaml", ".yml"}:
-            said = flatten(parse_mapping(read_beside(config), str(config))) | said
-    unset = "none" if table.raw.get("none_is_unset") else None
-    said = {name.replace("-", "_"): None if str(value).lower() == unset else value for name, value in said.items()}
-    if key := without_training(said):
-        raise ConfigError(f"{path}: {key} {text_of(said[key])}: this job does not train")
-    given = renamed_beside(read_keys(plainly(said, table), table), table, found.code)
-    defaults: dict[str, Any] = {}
-    for key, more in (table.raw.get("defaults_with") or {}).items():
-        defaults |= more if any(item.key == key for item in given) else {}
-    own = {
-        key: value
-        for name, value in found.defaults.items()
-        if (rule := table.rules.get(key := spelled(name, table))) is not None and rule.status == "used"
-    }
-    keys = JobKeys(path, table, given, defaults=defaults | own, defaults_of=found.program if own else "", sets=sets)
+    given = renamed_beside(read_keys(plainly(found.keys, table), table), table, found.code)
+    own = own_defaults(found, table)
+    defaults = defaults_beside(given, table) | own
+    keys = JobKeys(path, table, given, defaults=defaults, defaults_of=found.program if own else "", sets=sets)
     keys.notes += found.notes
+    unclear = found.unclear
     keys.launcher = None if "devices" in unclear else keys.launcher
     keys.without_value = {item.key: unclear[item.name] for item in given if item.name in unclear}
+    if sets_up_adapters(found.code) and not any(item.key.startswith(("lora_", "use_peft", "peft_")) for item in given):
+        why = "adapters that its code sets up, over frozen weights"
+        keys.beside_flags.append(LaunchFlag(found.program, "", "unmodeled", why))
     return _Plan(keys, found.devices, beside).reading()
+
+
+_AXES = ("@dp_shard", "@dp_replicate", "@dp_dcn", "@dp_dcn_shard")
+"""Degrees whose product is the data-parallel ranks."""
 
 
 class _Plan(Figures):
@@ -225,6 +223,9 @@ class _Plan(Figures):
         if (user := told(keys.sets, "model")) is not None:
             config["model"] = user
             return
+        name = str(self.get("@model") or "")
+        if keys.table.raw.get("name_before_sizes") and name not in {"", "default"}:
+            config["model"] = {}
         if config["model"].keys() >= {"n_layers", "hidden_sz"}:
             if "inter_sz" not in config["model"] and not config["model"].get("glu", True):
                 config["model"]["inter_sz"] = 4 * size_of(config["model"]["hidden_sz"], 0)
@@ -234,7 +235,6 @@ class _Plan(Figures):
             elif "vocab_sz" not in config["model"]:
                 keys.left_open["model.vocab_sz"] = "vocabulary size unknown; add --set model.vocab_sz=N"
             return
-        name = str(self.get("@model") or "")
         if (preset := preset_of(name)) is not None:
             config["model"] = {"preset": preset} | config["model"]
             return
@@ -262,12 +262,8 @@ class _Plan(Figures):
         if per_node is None and self.get("@nodes") is not None and keys.table.raw.get("whole_nodes"):
             per_node = on_node(keys.sets)
         devices = self.devices or self.whole("@devices") or (nodes * per_node if per_node else None)
-        axes = [
-            size_of(size, 0)
-            for name in ("@dp_shard", "@dp_replicate", "@dp_dcn", "@dp_dcn_shard")
-            if (size := self.get(name)) is not None
-        ]
-        product = prod(axes) if axes and min(axes) > 0 else None
+        axes = {name: size_of(self.get(name), 0) for name in _AXES if self.get(name) is not None}
+        product = prod(axes.values()) if axes and min(axes.values()) > 0 else None
         dp = layout.get("dp") or product or data_parallel(keys, degrees, devices)
         micro, steps, batch = self.whole("@micro"), self.whole("@steps"), self.whole("@batch")
         micro = (self.whole("@micro_of_stage") if degrees["pp"] > 1 else None) or micro
@@ -282,7 +278,8 @@ class _Plan(Figures):
             inside = per_node or on_node(keys.sets) or dp
             if self.hybrid and dp > inside and dp % inside == 0:
                 layout["replicas"] = dp // inside
-            if self._sharded() and (replicas := self.whole("@dp_replicate") or 1) > 1:
+            replicas = prod(axes.get(name, 1) for name in ("@dp_replicate", "@dp_dcn"))
+            if (self._sharded() or product) and 1 < replicas <= dp:
                 layout["replicas"] = replicas
             if self.own_names in {"batch_size", "train_batch_size"} and told(keys.sets, "data.gbs") is None:
                 keys.notes.append(f"{self.own_names} taken as each device's; for that of all --set data.gbs=N")

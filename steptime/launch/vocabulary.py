@@ -31,11 +31,14 @@ def _known() -> list[tuple[re.Pattern[str], int, str]]:
     return [(re.compile(item["pattern"]), int(item["entries"]), item["of"]) for item in table["vocabularies"]]
 
 
-def entries_of(kind: str, files: Iterable[str], beside: Beside | None = None) -> tuple[int, str] | None:
+def entries_of(
+    kind: str, files: Iterable[str], beside: Beside | None = None, about: str = ""
+) -> tuple[int, str] | None:
     """Entries, and whose they are, of a tokenizer's type and of the files or repositories that it is made of.
 
     Files that are there, or beside the launch file, are counted. A name that is known counts; a file with a name of its own is
-    never taken for the tokenizer that its type is called after. None: not told.
+    never taken for the tokenizer that its type is called after, nor is Llama's type, which reads any SentencePiece model, where
+    nothing that the job is called (`about`) speaks of Llama. None: not told.
 
     >>> entries_of("GPT2BPETokenizer", ["data/gpt2-vocab.json"]), entries_of("GPT2BPETokenizer", ["own-tokenizer/vocab.json"])
     ((50257, "GPT-2's (gpt2-vocab.json)"), None)
@@ -51,6 +54,7 @@ def entries_of(kind: str, files: Iterable[str], beside: Beside | None = None) ->
         if found := _by_name(last.lower()) or _sized(last.lower()) or _of_model(last):
             return found[0], f"{found[1]} ({last.rpartition('/')[2]})"
         own = own or not _PLAIN.fullmatch(re.sub(r"\$\{?\w+\}?|<[^>]*>|\[[^]]*\]", "", last).lower())
+    own = own or (kind == "Llama2Tokenizer" and not re.search(r"llama", about, re.IGNORECASE))
     found = None if own else _by_name(kind.lower())
     return (found[0], f"{found[1]} ({kind})") if found else None
 

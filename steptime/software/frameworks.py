@@ -57,7 +57,8 @@ FRAMEWORKS = {
     ),
     "megatron-2021": Framework((0, 1), (0, 1), recipes=()),
     # deepspeedai/Megatron-DeepSpeed megatron/model/transformer.py, --ds-sequence-parallel-size: DistributedAttention
-    "megatron-deepspeed": Framework((0, 1), (0, 1), context=("a2a",), recipes=()),
+    # ZeRO-2 without its pipelines: megatron/training.py, --no-pipeline-parallel
+    "megatron-deepspeed": Framework((0, 1, 2), (0, 1), context=("a2a",), recipes=()),
     # DistributedDataParallel, and ZeroRedundancyOptimizer; torch/distributed/tensor/experimental/_context_parallel rotates keys
     # and values by "allgather" or "alltoall", which is a ring: each rank sends to the next one
     "torch": Framework(

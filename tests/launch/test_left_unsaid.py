@@ -93,11 +93,11 @@ def test_a_checkpoint_gives_the_model_where_flags_leave_its_biases_open(tmp_path
     flags += "--micro-batch-size 1 --global-batch-size 8 --normalization RMSNorm --swiglu --bf16 --use-checkpoint-args "
     flags += "--tokenizer-type Llama2Tokenizer --tokenizer-model tokenizer.model --ffn-hidden-size 28672"
     script = f"torchrun --nproc_per_node 8 pretrain_gpt.py {flags} --tensor-model-parallel-size 8\n"
-    (told,) = problems(tmp_path, {"run.sh": script}, "run.sh")
+    (told,) = problems(tmp_path, {"llama2.sh": script}, "llama2.sh")
     assert told.startswith("--use-checkpoint-args: the checkpoint's own sizes")
     said = script.replace("--bf16", "--bf16 --disable-bias-linear --group-query-attention --num-query-groups 8")
-    assert job_of(tmp_path, {"run.sh": said}, "run.sh").model.n_kv_heads == 8
-    assert job_of(tmp_path, {"run.sh": script}, "run.sh", {"model": "llama2-70b"}).model.n_kv_heads == 8
+    assert job_of(tmp_path, {"llama2.sh": said}, "llama2.sh").model.n_kv_heads == 8
+    assert job_of(tmp_path, {"llama2.sh": script}, "llama2.sh", {"model": "llama2-70b"}).model.n_kv_heads == 8
 
 
 def test_a_forks_own_model_is_not_the_debug_model(tmp_path):

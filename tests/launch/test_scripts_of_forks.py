@@ -214,7 +214,7 @@ def test_all_unset_variables_are_one_line(tmp_path):
         ("GPT2BPETokenizer", ["/x/europa-tokenizer/vocab.json"], None),
         ("GPT2BPETokenizer", ["/x/north_tokenizer_131072-rc3/vocab.json"], 131072),  # its own name counts
         ("HuggingFaceTokenizer", ["google/gemma-7b"], 256000),  # a preset's embedding
-        ("Llama2Tokenizer", ["/data/tokenizer.model"], 32000),
+        ("Llama2Tokenizer", ["/data/tokenizer.model"], None),  # the type reads any SentencePiece model
         ("Llama2Tokenizer", ["src/own-100k.ver3.model"], None),
         ("HuggingFaceTokenizer", ["meta-llama/Llama-3.1-8B"], 128256),
         ("HuggingFaceTokenizer", ["own/model"], None),
@@ -223,6 +223,9 @@ def test_all_unset_variables_are_one_line(tmp_path):
 def test_a_vocabulary_is_never_guessed_against_the_file(kind, files, entries):
     found = entries_of(kind, files)
     assert (found and found[0]) == entries
+    of_llama = entries_of("Llama2Tokenizer", ["/data/tokenizer.model"], about="llama2/pretrain_7b.sh")
+    assert of_llama is not None
+    assert of_llama[0] == 32000
 
 
 def test_a_padding_as_large_as_a_vocabulary_tells_it(tmp_path):

@@ -27,8 +27,14 @@ def put_backend(keys: JobKeys, variables: Mapping[str, str]) -> None:
             keys.beside_flags.append(LaunchFlag(variable, "0", "used", "performance.attention_backend"))
 
 
-def put_tokenizer(keys: JobKeys, program: str) -> None:
-    """The tokenizer of pretrain_gpt.py and similar programs by default (args_defaults: GPT2BPETokenizer)."""
+def put_tokenizer(keys: JobKeys, program: str, variables: Mapping[str, str]) -> None:
+    """The tokenizer of pretrain_gpt.py and similar programs by default (args_defaults: GPT2BPETokenizer).
+
+    That of flags alone is what their variable names, which the script that sources them passes on.
+    """
+    named = variables.get("TOKENIZER_MODEL", "")
+    if not program and named and keys.get("tokenizer_model") is None and keys.get("vocab_size") is None:
+        keys.put("tokenizer_model", named)
     if _GPT.search(program) and all(
         keys.get(key) is None for key in ("tokenizer_type", "vocab_size", "tokenizer_model")
     ):

@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 
 from steptime.base.config import ConfigError
 from steptime.base.document import parse_mapping, read_source
+from steptime.base.words import counted
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import FOLDER, GivenKey, load_table, spelled
+from steptime.launch.shell.expansion import NOT_RUN
 from steptime.launch.shell.processes import Word, taken_apart
-from steptime.launch.shell.scope import Unknown
+from steptime.launch.shell.scope import DEVICES_OF_JOB, Unknown
 
 OLD_RELEASE = "Megatron-LM (2021 and 2022)"
 DEEPSPEED_FORK = "Megatron-DeepSpeed (2021 and 2022)"
@@ -55,11 +57,13 @@ def arguments_of(words: Iterable[Word]) -> CommandLine:
 
 
 def _unset(unset: Mapping[tuple[int, Unknown], list[str]]) -> Iterator[str]:
-    """One line for all variables that are not set, one for all words that the script expects, and one per other reason."""
+    """One line for all variables that are not set, for all words that are expected, for all commands, and per other reason."""
     groups: dict[str, list[tuple[int, Unknown, list[str]]]] = {}
     for (number, unknown), flags in unset.items():
-        kind = "" if not unknown.variable else "words" if unknown.variable.isdecimal() else "variables"
-        groups.setdefault(kind or unknown.why, []).append((number, unknown, flags))
+        asked = unknown.variable not in {"", DEVICES_OF_JOB}
+        kind = "" if not asked else "words" if unknown.variable.isdecimal() else "variables"
+        kind = kind or ("commands" if NOT_RUN in unknown.why else unknown.why)
+        groups.setdefault(kind, []).append((number, unknown, flags))
     for kind, found in groups.items():
         number, unknown, flags = found[0]
         named = dict.fromkeys(f"${other.variable}" for _, other, _ in found)
@@ -70,8 +74,9 @@ def _unset(unset: Mapping[tuple[int, Unknown], list[str]]) -> Iterator[str]:
                 fix = f"write {' '.join(f'{name[1:]}=...' for name in named)} before the command"
             yield f"line {number}: {what}; {fix}"
         else:
-            told = unknown.told("write the value into the script")
-            yield f"line {number}: {', '.join(dict.fromkeys(flags))}: {told}"
+            more = f" (and {counted(len(found) - 1, 'other')})" if len(found) > 1 else ""
+            told = unknown.told(f"write the value{'s' if more else ''} into the script")
+            yield f"line {number}: {', '.join(dict.fromkeys(flag for *_, named in found for flag in named))}: {told}{more}"
 
 
 def _stray(word: Word, line: CommandLine) -> None:
@@ -141,6 +146,8 @@ def plain(value: Any) -> Any:
     text = value.strip()
     if text in _WORDS:
         return _WORDS[text]
+    if found := re.fullmatch(r"\[(\d+)\]", text):  # Megatron-DeepSpeed's experts: the only one of a list
+        return found[1]
     if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
         text = text[1:-1]
     if found := re.fullmatch(r"<?(?:torch|[A-Z]\w+)\.(\w+)(?:: .*>)?", text):

@@ -13,6 +13,8 @@ from steptime.launch.vocabulary import entries_of
 
 _TOKENIZERS = ("tokenizer_model", "tokenizer_name_or_path", "tokenizer_file", "vocab_file", "merge_file")
 """Arguments that name a tokenizer's files."""
+_CALLED = ("load", "save", "pretrained_checkpoint", "wandb_exp_name", "tensorboard_dir", "model_name")
+"""Arguments whose values speak of the job."""
 
 
 def model_section(keys: JobKeys, *, unfused: bool) -> dict[str, Any]:
@@ -128,7 +130,8 @@ def _vocabulary(keys: JobKeys) -> int | None:
         size += 1  # core tokenizers/text/libraries/null_tokenizer.py: one more for the end of a document
     if size is None:
         files = [keys.get(key) for key in _TOKENIZERS]
-        found = entries_of(kind, [str(name) for name in files if name], keys.beside)
+        called = ["/".join(keys.source.split("/")[-2:]), *(str(keys.get(key) or "") for key in _CALLED)]
+        found = entries_of(kind, [str(name) for name in files if name], keys.beside, " ".join(called))
         if not any(files) and (name := keys.get("run.name")):
             found = found or entries_of("", [str(name)])
         found = found or _one_multiple(keys)

@@ -125,6 +125,10 @@ def _stages(keys: JobKeys, pp: int, vpp: int) -> dict[str, Any]:
     if "|" in (pattern := hybrid_pattern(keys)):
         return {"layers_per_stage": [len(stage) for stage in pattern.split("|")]}
     layers, chunks = keys.whole("num_layers") or 0, pp * vpp
+    if pp > 1 and (counts := [int(count) for count in keys.words("num_layer_list") if count.isdecimal()]):
+        if len(counts) != chunks or sum(counts) != layers:
+            keys.problem(f"{keys.name('num_layer_list')} does not spread {layers} layers over {chunks} stages")
+        return {"layers_per_stage": counts}
     if (partition := keys.get("pp_partition_method")) is not None and pp > 1:
         if (
             "embed" in str(partition).lower()

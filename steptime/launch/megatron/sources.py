@@ -23,7 +23,7 @@ from steptime.launch.megatron.flagscale import MARK, flags_in
 from steptime.launch.megatron.hybrid_layers import hybrid_pattern
 from steptime.launch.megatron.translation import plan_of
 from steptime.launch.named_models import preset_of
-from steptime.launch.reading import OTHER_MODEL, LaunchFlag, Reading, is_other_model, refusals
+from steptime.launch.reading import NO_OPTION, OTHER_MODEL, LaunchFlag, Reading, is_other_model, refusals
 from steptime.launch.shell.processes import Word
 from steptime.launch.shell.script import Script, read_script
 
@@ -67,6 +67,10 @@ def read_megatron(
         return _from_words(path, _yaml_words(text, flags), None, sets, devices=devices)
     if re.match(r"\s*(#[^!][^\n]*\n\s*)*--[A-Za-z]", text):
         return _from_words(path, _located(path, read_words, text), None, sets)
+    if path.endswith(".py"):
+        raise ConfigError(
+            f"{path}: a Python program, which is not run; give the script that starts it, or the log of a run"
+        )
     return _from_script(path, read_script(text, path, dict(env or {}), beside), sets, beside or Beside())
 
 
@@ -172,6 +176,10 @@ def _without_layers(keys: JobKeys, script: Script | None, words: list[Word]) -> 
     if "$" not in (name := str(next((found for key in _NAMED if (found := keys.get(key))), "$"))):
         keys.left_open["model"] = f"model {name!r} is not among the presets; add --set model=NAME"
         return
+    own = [flag.name for flag in keys.flags() if flag.status == "unmodeled" and flag.note.startswith(NO_OPTION)]
+    if script is not None and len(own) > 2:
+        runs = f"line {script.line} launches {script.program}, whose flags are not Megatron-LM's"
+        raise ConfigError(f"{keys.source}: {runs} ({', '.join(own[:3])} ...)")
     fix = "add --set model=NAME (3dtrn models), or the file that has it with --with FILE"
     if "use_checkpoint_args" in keys.values or {"micro_batch_size", "hidden_size", "seq_length"} & keys.values.keys():
         lines = [*([blank] if blank else []), f"its flags have no --num-layers; {fix}"]
@@ -211,7 +219,7 @@ def _of_environment(keys: JobKeys, script: Script) -> None:
         found.append(LaunchFlag("NVTE_FLASH_ATTN, NVTE_FUSED_ATTN", "0", "used", "performance.attention_impl"))
     elif "attention_backend" not in keys.values:
         put_backend(keys, values)
-    put_tokenizer(keys, script.program)
+    put_tokenizer(keys, script.program, values)
     for words, what in _OTHER_MODELS.items():
         if what == _HYBRID and hybrid_pattern(keys):
             continue

@@ -8,7 +8,7 @@ import re
 from itertools import groupby
 
 from steptime.launch.shell.lexer import Lexer
-from steptime.launch.shell.scope import Scope, Unknown, Value
+from steptime.launch.shell.scope import DEVICES_OF_JOB, Scope, Unknown, Value
 
 _NAME = re.compile(r"[A-Za-z_]\w*|[0-9#@*?$!-]")
 _BRACED = re.compile(r"(#?)([A-Za-z_]\w*|[0-9]+|[#@*?$!-])(\[(?:[^\[\]]|\[[^\]]*\])*\])?(.*)", re.DOTALL)
@@ -18,11 +18,13 @@ _SUM = re.compile(r"\s*expr\s+([^|;&<>\n]+)|\s*echo\s+\"?([^|;&<>\n\"]+)\"?\s*\|
 """Whole-number arithmetic by other commands: $(expr 32 / $GPUS), $(echo "$A * $B" | bc)."""
 _CUT = re.compile(r"\s*echo\s+([^|;&<>\n]+?)\s*\|\s*cut\s+-d\s*(['\"]?)(.)\2\s+-f\s*(\d{1,3})\s*")
 """One of the parts of a text: $(echo $SLURM_TASKS_PER_NODE | cut -d '(' -f 1)."""
+_HERE_FOLDER = re.compile(r"pwd(?: -P)?|python3? -c (['\"])import os; *print\(os\.getcwd\(\)\)\1")
 _DEEPEST = 30
 _COUNTS_DEVICES = re.compile(
     r"\bdevice_count\(\)|\b(?:nvidia|rocm|xpu)-smi\b.*(?:wc +-l|grep +-c)|\bSLURM_GPUS_ON_NODE\b"
 )
 """Commands that print the number of devices of a node."""
+NOT_RUN = "is a command, and commands are not run"
 DEVICES_ON_NODE = "devices on a node"
 """The name, invalid for a variable, under which a scope stores their output."""
 
@@ -214,7 +216,7 @@ class Expander:
                 return ""  # a comment amid continued lines
             if here := _HERE.fullmatch(inner):
                 return here[2] if here[1][0] in "'\"" else self.text(quoted(here[2]), line)
-            if inner.strip() == "pwd":
+            if _HERE_FOLDER.fullmatch(inner.strip()):
                 return self._variable("PWD", line)[0].text
             if plain and words[0] in {"dirname", "basename", "echo"}:
                 found = [value.text for value in self.fields(words[1], line)]
@@ -226,10 +228,15 @@ class Expander:
                         return getattr(posixpath, words[0])(text.rstrip("/")) or "."
         finally:
             self.depth -= 1
-        if _COUNTS_DEVICES.search(inner) and "ds_ssh" not in inner and (counted := self.scope.get(DEVICES_ON_NODE)):
-            return counted.text
         shown = shown if len(shown) <= 60 else shown[:56] + "...)"
-        return self.scope.mark(shown, Unknown(f"{shown} in line {line} is a command, and commands are not run"))
+        if _COUNTS_DEVICES.search(inner):
+            everywhere = "ds_ssh" in inner
+            if counted := self.scope.get(DEVICES_OF_JOB if everywhere else DEVICES_ON_NODE):
+                return str(int(counted.text) + 2) if everywhere else counted.text  # pdsh's own two lines
+            if everywhere:
+                why = f"number of devices unknown, which {shown} in line {line} counts"
+                return self.scope.mark(shown, Unknown(why, DEVICES_OF_JOB))
+        return self.scope.mark(shown, Unknown(f"{shown} in line {line} {NOT_RUN}"))
 
 
 def quoted(body: str) -> str:

@@ -78,7 +78,7 @@ def size_of(
     said: dict[str, int | None] = {}
     visible = _visible(variables)
     variables = variables | ({DEVICES_ON_NODE: str(visible)} if visible else {})
-    inner = launchers[-1] if launchers else ""
+    inner = (launchers or [""])[-1]
     for launcher in launchers:
         for what, names in LAUNCHERS[launcher]._asdict().items():
             word = _option(words, names)
@@ -92,15 +92,16 @@ def size_of(
             elif word.unresolved:
                 unclear.append(f"line {word.line}: {names[0]}: {word.unresolved[0].why}")
     slurm = {key: int(text) for key, text in variables.items() if key.startswith("SLURM_") and text.isdecimal()}
-    nodes = said.get("nodes")
+    nodes, per_node, devices = said.get("nodes"), said.get("per_node"), said.get("devices")
     if nodes is None and "srun" in launchers:
         nodes = slurm.get("SLURM_NNODES")
-    per_node, devices = said.get("per_node"), said.get("devices")
     if inner == "srun" and per_node is None:
         per_node = slurm.get("SLURM_NTASKS_PER_NODE")
         devices = devices or (slurm.get("SLURM_NTASKS") if per_node is None else None)
     if inner == "torchrun" and nodes is None and not unclear:
         nodes = 1
+    if inner == "deepspeed" and (nodes or 0) > 1 and _option(words, LAUNCHERS[inner].nodes) is None:
+        unclear.append(f"srun starts DeepSpeed's launcher on each of {nodes} nodes: number of devices unknown")
     if inner == "deepspeed" and nodes is None and not unclear:
         nodes, per_node, devices = _by_hosts(words, per_node, variables)
     if inner == "accelerate" and devices is None and not unclear:  # commands/launch.py: torch.cuda.device_count()
@@ -111,7 +112,7 @@ def size_of(
             unclear.append("launched by python alone: number of processes unknown")
     if devices is None and nodes and per_node:
         devices = nodes * per_node
-    if devices and nodes and per_node is None and devices % nodes == 0:
+    elif devices and nodes and per_node is None and devices % nodes == 0:
         per_node = devices // nodes
     return nodes, per_node, devices, unclear
 

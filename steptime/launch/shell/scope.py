@@ -9,6 +9,8 @@ from steptime.launch.shell.arithmetic import arithmetic
 
 _OPEN, _CLOSE = "\ue000", "\ue001"
 """Encloses the number of a reason in the middle of a text, in place of a missing value."""
+DEVICES_OF_JOB = "devices of the job"
+"""The name, invalid for a variable, of what ds_ssh counts: all devices of the job."""
 _MARK = re.compile(f"{_OPEN}(\\d+){_CLOSE}")
 
 
@@ -38,6 +40,8 @@ class Unknown(NamedTuple):
         """
         if not self.variable:
             return f"{self.why}; {otherwise}"
+        if self.variable == DEVICES_OF_JOB:
+            return f"{self.why}; add --set devices=N"
         if self.variable.isdecimal():
             return f"{self.why}; give script and arguments in one string: 'SCRIPT ARG ...'"
         return f"{self.why}; write {self.variable}=... before the command"

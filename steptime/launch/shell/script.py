@@ -17,7 +17,7 @@ from steptime.launch.shell.dry_run import Command, DryRun
 from steptime.launch.shell.expansion import DEVICES_ON_NODE, Expander
 from steptime.launch.shell.grammar import parse_shell
 from steptime.launch.shell.processes import LAUNCHERS, Word, one_each, size_of
-from steptime.launch.shell.scope import Scope, Value, clean
+from steptime.launch.shell.scope import DEVICES_OF_JOB, Scope, Value, clean
 from steptime.launch.shell.slurm import headers_of, slurm_variables
 
 _OTHER_WORK = re.compile(
@@ -85,7 +85,19 @@ SUBCOMMANDS = frozenset({"sft", "pt", "rlhf", "train", "run"})
 """Programs that launch themselves, and what they are told to do."""
 _NO_LAUNCH = frozenset({"echo", "printf", "cat", "cp", "sed", "git", "cd", "mkdir", "pip", "tee", "ls", "rm"})
 _USUAL = frozenset(
-    {"HOME", "PATH", "PWD", "USER", "HOSTNAME", "SHELL", "LD_LIBRARY_PATH", "PYTHONPATH", "TMPDIR", DEVICES_ON_NODE}
+    {
+        "HOME",
+        "PATH",
+        "PWD",
+        "USER",
+        "HOSTNAME",
+        "SHELL",
+        "LD_LIBRARY_PATH",
+        "PYTHONPATH",
+        "TMPDIR",
+        DEVICES_ON_NODE,
+        DEVICES_OF_JOB,
+    }
 )
 
 _PLACEHOLDER = re.compile(r"(?<!<)<([A-Z][A-Z_]*(?:[ _][\w./-]+)+)>")

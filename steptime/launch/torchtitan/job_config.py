@@ -50,20 +50,12 @@ def read_torchtitan(
             flavor, contradictory batch sizes, or nothing that tells the number of devices.
     """
     table = load_table("torchtitan")
-    file, function = split_path(path)
-    model = devices = None
-    flags: dict[str, Any] = {}
-    if named := _config_of(text):
-        tree, flags, devices = _of_script(path, text, named, dict(env or {}), beside)
-    elif file.endswith(".py"):
-        tree = _function(file, text, function)
-    elif _is_log(text):
-        text = "\n".join(plain_lines(text))
-        tree, devices, model = _printed(path, text), _devices(text), from_log(path, text)
-    else:
-        tree = _toml(path, text)
+    file = split_path(path)[0]
+    tree, flags, devices, model = _read(path, text, dict(env or {}), beside)
     later = file.endswith(".py") or "model_spec" in tree
     said = flatten(as_toml(tree) if later else tree) | flags
+    if str(said.get("checkpoint.create_seed_checkpoint")).lower() == "true":
+        raise ConfigError(f"{path}: checkpoint.create_seed_checkpoint: this job does not train")
     devices = devices or devices_in("", env) or _of_comment(said, text)
     _no_computed(file, said, table)
     defaults = dict(table.raw["functions"]) if later else {}
@@ -71,13 +63,35 @@ def read_torchtitan(
     keys = JobKeys(path, table, read_keys(said, table), defaults=defaults, sets=sets)
     if devices is not None and told(sets, "parallelism.dp") is None:
         keys.beside_flags.append(LaunchFlag("devices", str(devices), "used", "parallelism.dp"))
-    version = re.search(r"torchtitan version: (\d+\.\d+\.\d+)", text)
+    version = re.search(r"torchtitan version: (\d+\.\d+\.\d+)", "\n".join(plain_lines(text)))
     named = version[1] if version and version[1] != "0.0.0" else ""
     release = "" if later else _release(keys, named)
     reading = keys.reading(
         config_of(keys, told(sets, "model") or model or flavor_of(keys, of_function=later), devices, release)
     )
     return reading._replace(framework=f"torchtitan {named or release[1:]}") if named or release else reading
+
+
+def _read(
+    path: str, text: str, env: dict[str, str], beside: Beside | None
+) -> tuple[Tree, dict[str, Any], int | None, Any]:
+    """The config of a file, the keys that a script sets over it, and what a log or a script tells of devices and model.
+
+    Raises:
+        ConfigError: as `read_torchtitan`.
+    """
+    file, function = split_path(path)
+    if named := _config_of(text):
+        return *_of_script(path, text, named, env, beside), None
+    if (registry := _REGISTERED.search(text)) and _is_script(text):
+        what = f"launches a config function of {registry[1]}; give that module's config_registry.py with the function"
+        raise ConfigError(f"{path}: {what}: --from torchtitan config_registry.py:FUNCTION")
+    if file.endswith(".py"):
+        return _function(file, text, function), {}, None, None
+    if _is_log(text):
+        text = "\n".join(plain_lines(text))
+        return _printed(path, text), {}, _devices(text), from_log(path, text)
+    return _toml(path, text), {}, None, None
 
 
 def _release(keys: JobKeys, named: str) -> str:
@@ -91,10 +105,17 @@ def _release(keys: JobKeys, named: str) -> str:
 _NAMES_IT = re.compile(r"(?:--job\.config[-_]file[= ]|CONFIG_FILE=)[\"']?(?:\$\{CONFIG_FILE:-[\"']?)?([\w./-]+\.toml)")
 
 
+_REGISTERED = re.compile(r"torchtitan\.train +--module[= ](\S+)")
+
+
 def _config_of(text: str) -> str:
     """The TOML file that a script names; "" where the text is no script."""
-    found = _NAMES_IT.search(text) if re.match(r"#!|\s*(?:export )?\w+=|torchrun|srun", text) else None
+    found = _NAMES_IT.search(text) if _is_script(text) else None
     return found[1] if found is not None else ""
+
+
+def _is_script(text: str) -> bool:
+    return re.match(r"#!|\s*(?:export )?\w+=|torchrun|srun", text) is not None
 
 
 def _of_script(
