@@ -9,7 +9,7 @@ from steptime.base.num import same
 from steptime.model.attention import attention_ops
 from steptime.model.dispatch import combine, dispatch
 from steptime.model.mlp import Words, activate, clamped, feed_forward, gated
-from steptime.model.ops import Gemm, Move, Op, Param, Tensor
+from steptime.model.ops import ByElement, Gemm, Move, Op, Param, Tensor
 from steptime.model.quantize import Operand, backward_casts, cast
 from steptime.model.routing import Rows, router_ops
 from steptime.model.sublayers import Sublayer, add_branch, linear, norm_before
@@ -116,12 +116,16 @@ def add_bias(rows: Rows, x: Tensor, probs: str) -> Move:
     """The second product's bias times the probability, expert by expert, then concatenated (TEGroupedMLP._apply_bias).
 
     With fp32 probabilities the sums are fp32 until they are cast back. Forward: product, sum, concatenation, cast; backward:
-    cast, the rows' gradients cast and put together, and product and sum for the bias and for the probabilities.
+    cast, the rows' gradients cast and put together, and product and sum for the bias and for the probabilities. The products
+    broadcast, and with fp32 probabilities the sum and the gradient's cast to fp32 read another dtype than they write.
     """
     wide, size = max(rows.prob, x.itemsize), x.itemsize
     casts = 0.0 if wide == size else 1.0
     forward = (5.0 + casts) * wide + (1.0 + casts) * size
     backward = (6.0 + 2.0 * casts) * wide + (2.0 + 2.0 * casts) * size
+    mixed = casts * (2.0 * wide + size), casts * (wide + size)
+    slow = ByElement((1.0 + casts) * x.elements, (wide + mixed[0]) * x.elements)
+    slow_back = ByElement((2.0 + casts) * x.elements, (4.0 * wide + mixed[1]) * x.elements)
     return Move(
         "experts.bias",
         (x.name, probs),
@@ -129,6 +133,8 @@ def add_bias(rows: Rows, x: Tensor, probs: str) -> Move:
         (probs,),
         forward_bytes=forward * x.elements,
         backward_bytes=backward * x.elements,
+        forward_by_element=slow,
+        backward_by_element=slow_back,
         kernels=2.0 * rows.local_experts + 1.0 + casts,
         forward_temp_bytes=(2.0 * wide - size) * x.elements,
         backward_temp_bytes=2.0 * wide * x.elements,

@@ -226,6 +226,23 @@ class Attention(Op):
         return 2.0 * self.batch * self.n_q_heads * self.q_len * self.kv_len * (self.d_qk + self.d_v)
 
 
+class ByElement(NamedTuple):
+    """What of a memory-bound op goes through kernels that load and store one element at a time.
+
+    Those are eager torch's element-wise kernels whose operands differ in dtype, are broadcast, or are slices of rows: they cannot
+    use vector loads (aten/src/ATen/native/cuda/CUDALoops.cuh, gpu_kernel_impl).
+    """
+
+    elements: Num = 0.0
+    """Elements of their results."""
+    bytes: Num = 0.0
+    """Bytes that they move, part of the op's [B]."""
+
+
+VECTORIZED = ByElement()
+"""No such kernels."""
+
+
 @dataclass(slots=True)
 class Move(Op):
     """A memory-bound kernel, or a group of `kernels` of them.
@@ -246,6 +263,8 @@ class Move(Op):
     """Whether its stats are a dropout mask, which the state of the random number generator reproduces."""
     chooses: bool = False
     """Whether it chooses each token's experts."""
+    forward_by_element: ByElement = VECTORIZED
+    backward_by_element: ByElement = VECTORIZED
 
 
 @dataclass(slots=True)
