@@ -54,11 +54,10 @@ CONV_BYTES_PER_SM = 21e9
 1.3.0rc20/mamba2_perf.parquet, causal_conv1d_fn) [B/s]."""
 
 ELEMENTS_PER_SM = 2.6e9
-"""What eager torch's element-wise kernels without vector loads process on one SM: bf16 cast to fp32, 1,073,741,824 elements in
-2.774 ms on a device that casts fp32 to bf16 with vector loads at 7.0 TB/s, which is Blackwell with some 148 SMs
-(PaddlePaddle/Paddle pull request 76988, column "torch"); 1.7 on A100, 67,108,864 in 0.362 ms (pytorch/pytorch pull request 195542,
-"control"), at three quarters of the clock; 2.2 on H200 for PReLU, whose weight is broadcast, on 1,024 x 10,240 fp16
-(tile-ai/TileOPs pull request 500) [1/s]."""
+"""What eager torch's element-wise kernels without vector loads process on one SM. bf16 cast to fp32: 1,073,741,824 elements in
+2.774 ms on a device that casts back at 7.0 TB/s with vector loads, so a Blackwell of some 148 SMs (PaddlePaddle/Paddle pull
+request 76988, column torch); 1.7e9 on A100 at three quarters of the clock, 67,108,864 in 0.362 ms (pytorch/pytorch pull request
+195542, control). PReLU with a broadcast weight on H200: 2.2e9, 1,024 x 10,240 fp16 (tile-ai/TileOPs pull request 500) [1/s]."""
 
 CHUNK_FLOPS_PER_SM = 0.65e12
 """What the Triton kernels of linear attention compute on one SM, forward: Gated DeltaNet .73, .60 and .79 on GB200, .57 and .60

@@ -105,7 +105,9 @@ def clamped(gate: str, up: str, out: Tensor, words: Words) -> tuple[list[Op], st
     for name, x, limits in ((f"{words.name}.act.clamp_gate", gate, 1.0), (f"{words.name}.act.clamp_up", up, 2.0)):
         compared, joined, chosen = limits * (size + 1.0), (limits - 1.0) * 3.0, 1.0 + 2.0 * size
         slow = ByElement(out.elements, 2.0 * out.bytes) if halves else VECTORIZED
-        slow_back = ByElement((limits + 1.0) * out.elements, (compared + chosen) * out.elements) if halves else VECTORIZED
+        slow_back = (
+            ByElement((limits + 1.0) * out.elements, (compared + chosen) * out.elements) if halves else VECTORIZED
+        )
         op = Move(
             name,
             (x,),

@@ -10,7 +10,7 @@ from steptime.model.attention import attention_ops
 from steptime.model.dispatch import combine, dispatch
 from steptime.model.mlp import Words, activate, clamped, feed_forward, gated
 from steptime.model.ops import ByElement, Gemm, Move, Op, Param, Tensor
-from steptime.model.quantize import Operand, backward_casts, cast
+from steptime.model.quantize import Operand, backward_casts, cast, copies
 from steptime.model.routing import Rows, router_ops
 from steptime.model.sublayers import Sublayer, add_branch, linear, norm_before
 from steptime.model.torch_experts import torch_moe_ops
@@ -101,15 +101,47 @@ def experts(model: Model, rows: Rows, sent: DispatchedTensors) -> Sublayer:
     up = Tensor("experts.up", rows.here * local * gates, size)
     act = Tensor("experts.act.out", rows.here * local, size)
     quantized, operand = cast("experts", sent.x, rows.here * rows.hidden, shard, role="moe")
-    ops: list[Op] = [*quantized, grouped(rows, operand, up, rows.hidden, local * gates, "up", bias=model.bias)]
-    ops += weighted(model, shard, up, act, sent.probs)
-    quantized, operand = cast("experts.act", act.name, act.elements, shard, role="moe_act")
+    first = grouped(rows, operand, up, rows.hidden, local * gates, "up", bias=model.bias)
+    ops: list[Op] = [*quantized, first]
+    fused = shard.software.moe.fused_mlp
+    if fused:
+        first.cast_bytes, first.cast_kernels = 0.0, 0.0
+        made, operand = in_epilogue(shard, up, act, sent.probs)
+        ops.append(made)
+    else:
+        ops += weighted(model, shard, up, act, sent.probs)
+        quantized, operand = cast("experts.act", act.name, act.elements, shard, role="moe_act")
+        ops += quantized
     out = Tensor("experts.out", rows.here * rows.hidden, size)
-    ops += [*quantized, grouped(rows, operand, out, local, rows.hidden, "down", bias=model.bias)]
+    ops.append(grouped(rows, operand, out, local, rows.hidden, "down", bias=model.bias))
     if not (model.bias and shard.software.moe.grouped_gemm):
         return ops, out.name
-    added = add_bias(rows, out, sent.probs)
+    added = scaled_bias(out, sent.probs) if fused else add_bias(rows, out, sent.probs)
     return [*ops, added], added.outputs[0].name
+
+
+def in_epilogue(shard: Shard, up: Tensor, act: Tensor, probs: str) -> tuple[Move, Operand]:
+    """The activation where the products' epilogues compute it, without kernels of its own.
+
+    Forward the first one's, which writes its results and their activation cast for the second; backward that of the second one's
+    dgrad, which casts for the first.
+    """
+    recipe = shard.software.recipe
+    made = copies(act.name, act.elements, recipe, shard.itemsize, both=True) if recipe else (act,)
+    kept = (up.name, probs, made[-1].name)
+    moved: dict[str, Any] = {"forward_bytes": 0.0, "backward_bytes": 0.0, "kernels": 0.0, "role": "moe_act"}
+    op = Move("experts.act", (up.name, probs), made[:1], kept, made[1:], **moved)
+    return op, Operand(made[0].name, made[-1].name, columns=len(made) > 1)
+
+
+def scaled_bias(x: Tensor, probs: str) -> Move:
+    """The second product's bias times the probability in its epilogue; backward reads the rows' gradient for both of theirs.
+
+    Source: TransformerEngine transformer_engine/pytorch/triton/grouped_dbias_dscales.py@d0067d0d.
+    """
+    out = x._replace(name="experts.biased")
+    moved: dict[str, Any] = {"forward_bytes": 0.0, "backward_bytes": x.bytes, "kernels": 0.5, "role": "moe"}
+    return Move("experts.bias", (x.name, probs), (out,), (probs,), **moved)
 
 
 def add_bias(rows: Rows, x: Tensor, probs: str) -> Move:

@@ -238,6 +238,9 @@ class MoeSettings(Config):
     """Dtype of the router's logits and probabilities."""
     grouped_gemm: bool = True
     """One kernel for the products of all local experts (TEGroupedMLP); else one after the other."""
+    fused_mlp: bool = False
+    """Activation, clamps, the second product's bias and the casts between the products run in the products' epilogues
+    (TransformerEngine transformer_engine/pytorch/ops/fused/grouped_mlp.py@d0067d0d; --use-transformer-engine-op-fuser)."""
     deterministic: bool = False
     """Unfused rows are summed into tokens by index_add_, which keeps them for backward, scores placed by index_put_
     (--deterministic-mode; moe_utils.py, unpermute and topk_routing_with_score_function)."""
