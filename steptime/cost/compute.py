@@ -140,7 +140,8 @@ def forward(op: Op, r: Rates, sizes: dict[str, Num]) -> Pass:
         if moved is None:
             read = total([sizes[name] for name in op.inputs]) + param_bytes(op)
             moved = read + total([t.bytes for t in op.outputs]) + total([t.bytes for t in op.stats])
-        return move_pass(moved, op.kernels, r, op.forward_by_element)
+        done = move_pass(moved, op.kernels, r, op.forward_by_element)
+        return done._replace(kernels=1.0) if op.looped else done
     if isinstance(op, Gemm):
         rate = op.recipe.forward_rate if op.recipe else 1.0
         return gemm_pass(op, r, op.m, op.n, op.k, total(gemm_traffic(op, r)[0]), rate)

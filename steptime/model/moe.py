@@ -9,7 +9,7 @@ from steptime.base.num import same
 from steptime.model.attention import attention_ops
 from steptime.model.dispatch import combine, dispatch
 from steptime.model.mlp import Words, activate, clamped, feed_forward, gated
-from steptime.model.ops import ByElement, Gemm, Move, Op, Param, Tensor
+from steptime.model.ops import ByElement, Gemm, Move, Op, Param, Role, Tensor
 from steptime.model.quantize import Operand, backward_casts, cast, copies
 from steptime.model.routing import Rows, router_ops
 from steptime.model.sublayers import Sublayer, add_branch, linear, norm_before
@@ -100,7 +100,7 @@ def experts(model: Model, rows: Rows, sent: DispatchedTensors) -> Sublayer:
     local = width / shard.etp
     up = Tensor("experts.up", rows.here * local * gates, size)
     act = Tensor("experts.act.out", rows.here * local, size)
-    quantized, operand = cast("experts", sent.x, rows.here * rows.hidden, shard, role="moe")
+    quantized, operand = cast_rows("experts", sent.x, rows.here * rows.hidden, rows, "moe")
     first = grouped(rows, operand, up, rows.hidden, local * gates, "up", bias=model.bias)
     ops: list[Op] = [*quantized, first]
     fused = shard.software.moe.fused_mlp
@@ -110,7 +110,7 @@ def experts(model: Model, rows: Rows, sent: DispatchedTensors) -> Sublayer:
         ops.append(made)
     else:
         ops += weighted(model, shard, up, act, sent.probs)
-        quantized, operand = cast("experts.act", act.name, act.elements, shard, role="moe_act")
+        quantized, operand = cast_rows("experts.act", act.name, act.elements, rows, "moe_act")
         ops += quantized
     out = Tensor("experts.out", rows.here * rows.hidden, size)
     ops.append(grouped(rows, operand, out, local, rows.hidden, "down", bias=model.bias))
@@ -118,6 +118,22 @@ def experts(model: Model, rows: Rows, sent: DispatchedTensors) -> Sublayer:
         return ops, out.name
     added = scaled_bias(out, sent.probs) if fused else add_bias(rows, out, sent.probs)
     return [*ops, added], added.outputs[0].name
+
+
+def cast_rows(name: str, x: str, elements: Num, rows: Rows, role: Role) -> tuple[list[Op], Operand]:
+    """Rows quantized for a grouped product, each expert's by kernels of their own unless `one_cast` does all."""
+    ops, operand = cast(name, x, elements, rows.shard, role=role)
+    each = 1.0 if one_cast(rows.shard) else rows.local_experts
+    return [replace(op, kernels=op.kernels * each, looped=True) for op in ops if isinstance(op, Move)], operand
+
+
+def one_cast(shard: Shard) -> bool:
+    """Whether one kernel casts the rows of all experts.
+
+    TransformerEngine v2.5 to v2.12 pytorch/csrc/extensions/cast.cpp, multi_tensor_quantize_impl: with delayed scaling alone; in a
+    fused MLP tex.group_quantize does.
+    """
+    return shard.software.precision == "fp8_delayed" or shard.software.moe.fused_mlp
 
 
 def in_epilogue(shard: Shard, up: Tensor, act: Tensor, probs: str) -> tuple[Move, Operand]:
@@ -240,7 +256,7 @@ def grouped(rows: Rows, x: Operand, out: Tensor, k: Num, n: Num, which: str, *, 
         itemsize=shard.itemsize,
         recipe=shard.software.recipe,
         cast_bytes=back.bytes,
-        cast_kernels=back.kernels,
+        cast_kernels=back.kernels * (1.0 if one_cast(shard) else rows.local_experts),
         keeps_columns=x.columns,
         grouped=shard.software.moe.grouped_gemm,
         load=rows.load,

@@ -227,10 +227,9 @@ class Attention(Op):
 
 
 class ByElement(NamedTuple):
-    """What of a memory-bound op goes through kernels that load and store one element at a time.
+    """What goes through eager torch's kernels without vector loads: operands of several dtypes, broadcast ones, slices of rows.
 
-    Those are eager torch's element-wise kernels whose operands differ in dtype, are broadcast, or are slices of rows: they cannot
-    use vector loads (aten/src/ATen/native/cuda/CUDALoops.cuh, gpu_kernel_impl).
+    Source: aten/src/ATen/native/cuda/CUDALoops.cuh, gpu_kernel_impl.
     """
 
     elements: Num = 0.0
@@ -263,6 +262,8 @@ class Move(Op):
     """Whether its stats are a dropout mask, which the state of the random number generator reproduces."""
     chooses: bool = False
     """Whether it chooses each token's experts."""
+    looped: bool = False
+    """Whether its kernels are launched by one C++ loop over experts."""
     forward_by_element: ByElement = VECTORIZED
     backward_by_element: ByElement = VECTORIZED
 

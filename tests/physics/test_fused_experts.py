@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+from rates import RATES
+
+from steptime.cost.compute import forward
 from steptime.model.dispatch import DispatchedTensors
 from steptime.model.model import Model
 from steptime.model.moe import experts
@@ -9,6 +13,7 @@ from steptime.model.ops import Gemm, Move, Op
 from steptime.model.routing import Rows
 from steptime.model.shard import Shard
 from steptime.software.performance import load_software
+from steptime.timing.part_times import launches
 
 ROWS, HIDDEN, WIDTH = 1024, 64, 32
 MODEL = Model.model_validate(
@@ -19,9 +24,9 @@ MODEL = Model.model_validate(
 )  # fmt: skip
 
 
-def ops(*, fused: bool) -> dict[str, Op]:
-    """The experts' ops in MXFP8, of 1,024 rows on one device."""
-    software = load_software("megatron-core").replace(precision="mxfp8")
+def ops(*, fused: bool, precision: str = "mxfp8") -> dict[str, Op]:
+    """The experts' ops, of 1,024 rows on one device."""
+    software = load_software("megatron-core").replace(precision=precision)
     software = software.model_copy(update={"moe": software.moe.model_copy(update={"fused_mlp": fused})})
     shard = Shard(1.0, float(ROWS), float(ROWS), 1.0, False, 128.0, software)
     assert MODEL.moe is not None
@@ -62,3 +67,20 @@ def test_what_is_kept_is_what_the_next_passes_read():
     """The first product's result, the probabilities, and the activation quantized by columns for the second's wgrad."""
     act = ops(fused=True)["experts.act"]
     assert act.saves == ("experts.up", "probs", "experts.act.out.columns")
+
+
+@pytest.mark.parametrize(
+    ("precision", "fused", "each"), [("mxfp8", False, 4), ("fp8_delayed", False, 1), ("mxfp8", True, 1)]
+)
+def test_each_experts_rows_are_cast_by_kernels_of_their_own(precision, fused, each):
+    """Of four experts, forward and backward; one kernel casts all with delayed scaling, and all input rows of a fused MLP.
+
+    The host launches such a loop as it does one kernel.
+    """
+    made = ops(precision=precision, fused=fused)
+    cast, down = made["experts.cast"], made["experts.down"]
+    assert isinstance(cast, Move)
+    assert isinstance(down, Gemm)
+    assert (cast.kernels, down.cast_kernels) == (each, each)
+    assert forward(cast, RATES, {"rows": 0.0}).kernels == 1.0
+    assert launches(cast) == 1.0
