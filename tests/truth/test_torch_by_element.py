@@ -11,6 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from steptime.model.mamba import reordered
 from steptime.model.mlp import Words, clamped
 from steptime.model.moe import add_bias
 from steptime.model.ops import Tensor
@@ -40,6 +41,7 @@ class Kernels(TorchDispatchMode):
             "slice",
             "detach",
             "alias",
+            "transpose",
             "ones_like",
             "scalar_tensor",
             "_unsafe_view",
@@ -136,3 +138,15 @@ def test_rotation_by_eager_kernels():
     turn, size = TURNS["own_tables"], t.numel() * 2
     assert forward == (turn.forward * size, turn.by_element * t.numel(), 2 * turn.by_element * size)
     assert backward == (turn.backward * size, turn.by_element * t.numel(), 2 * turn.by_element * size)
+
+
+def test_batch_and_sequence_exchanged():
+    """x of (sequence, batch, width) made contiguous as (batch, sequence, width): one kernel, 2 + 2 bytes an element."""
+    n = 32 * 4 * 16
+    x = torch.randn(32, 4, 16, dtype=BF16)
+    with Kernels(n) as one:
+        x.transpose(0, 1).contiguous()
+    op = reordered("mamba.batch_first", "x", Tensor("y", float(n), 2.0))
+    assert (one.bytes, one.elements, one.slow) == (4 * n, n, 4 * n)
+    assert (op.forward_by_element.elements, op.forward_by_element.bytes) == (n, 4 * n)
+    assert op.backward_by_element == op.forward_by_element
