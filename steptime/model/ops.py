@@ -238,8 +238,7 @@ class ByElement(NamedTuple):
     """Bytes that they move, part of the op's [B]."""
 
 
-VECTORIZED = ByElement()
-"""No such kernels."""
+VECTORIZED = ByElement()  # no such kernels
 
 
 @dataclass(slots=True)
