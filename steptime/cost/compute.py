@@ -6,7 +6,7 @@ from typing import NamedTuple, TypeAlias
 
 from steptime.base.num import Num, is_column, made, maximum, where
 from steptime.cost.rates import Rates
-from steptime.model.ops import Attention, Gemm, Move, Op
+from steptime.model.ops import VECTORIZED, Attention, ByElement, Gemm, Move, Op
 from steptime.model.scans import Chunked, Scan
 from steptime.software.performance import ITEMSIZE
 
@@ -140,7 +140,8 @@ def forward(op: Op, r: Rates, sizes: dict[str, Num]) -> Pass:
         if moved is None:
             read = total([sizes[name] for name in op.inputs]) + param_bytes(op)
             moved = read + total([t.bytes for t in op.outputs]) + total([t.bytes for t in op.stats])
-        return move_pass(moved, op.kernels, r)
+        done = move_pass(moved, op.kernels, r, op.forward_by_element)
+        return done._replace(kernels=1.0) if op.looped else done
     if isinstance(op, Gemm):
         rate = op.recipe.forward_rate if op.recipe else 1.0
         return gemm_pass(op, r, op.m, op.n, op.k, total(gemm_traffic(op, r)[0]), rate)
@@ -168,7 +169,7 @@ def backward(op: Op, r: Rates, sizes: dict[str, Num]) -> tuple[Pass, Pass]:
         if moved is None:
             read = total([t.grad_bytes for t in op.outputs]) + total([sizes[name] for name in op.saves])
             moved = read + total([sizes[name] for name in op.inputs]) + param_bytes(op)
-        return move_pass(moved, op.kernels, r), NOTHING
+        return move_pass(moved, op.kernels, r, op.backward_by_element), NOTHING
     if isinstance(op, Gemm):
         return gemm_backward(op, r)
     if isinstance(op, Attention):
@@ -273,9 +274,15 @@ def attention_pass(op: Attention, r: Rates, flops: Num, rate: float, passes: flo
     return Pass(flops, bytes_, compute, bandwidth, maximum(compute, bandwidth) + around_s)
 
 
-def move_pass(bytes_: Num, kernels: float, r: Rates) -> Pass:
-    """A memory-bound kernel: its bytes at the sustained memory rate, plus a fixed time for each of its `kernels`."""
-    bandwidth = bytes_ / (r.bytes_per_s * r.move_rate)
+def move_pass(bytes_: Num, kernels: float, r: Rates, slow: ByElement = VECTORIZED) -> Pass:
+    """A memory-bound kernel: its bytes at the sustained memory rate, plus a fixed time for each of its `kernels`.
+
+    What goes element by element takes at least its elements' time on the SMs.
+    """
+    rate = r.bytes_per_s * r.move_rate
+    bandwidth = bytes_ / rate
+    if slow is not VECTORIZED:
+        bandwidth = (bytes_ - slow.bytes) / rate + maximum(slow.bytes / rate, slow.elements / r.elements_per_s)
     return made(Pass, (0.0, bytes_, 0.0, bandwidth, bandwidth + kernels * r.move_kernel_s, kernels))
 
 

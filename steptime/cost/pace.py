@@ -7,7 +7,14 @@ from dataclasses import replace
 from steptime.cost.rates import Rates
 from steptime.hardware.machine import Tier
 
-RATES = ("gemm_flops", "recipe_flops", "attention_forward_flops", "attention_backward_flops", "bytes_per_s")
+RATES = (
+    "gemm_flops",
+    "recipe_flops",
+    "attention_forward_flops",
+    "attention_backward_flops",
+    "bytes_per_s",
+    "elements_per_s",
+)
 TIMES = ("gemm_kernel_s", "move_kernel_s", "slowness")
 
 

@@ -53,6 +53,12 @@ CONV_BYTES_PER_SM = 21e9
 8,192 tokens in bf16 (ai-dynamo/aiconfigurator@095f58a aic-core/src/aiconfigurator_core/systems/data/*/linear_attention/trtllm/
 1.3.0rc20/mamba2_perf.parquet, causal_conv1d_fn) [B/s]."""
 
+ELEMENTS_PER_SM = 2.6e9
+"""What eager torch's element-wise kernels without vector loads process on one SM. bf16 cast to fp32: 1,073,741,824 elements in
+2.774 ms on a device that casts back at 7.0 TB/s with vector loads, so a Blackwell of some 148 SMs (PaddlePaddle/Paddle pull
+request 76988, column torch); 1.7e9 on A100 at three quarters of the clock, 67,108,864 in 0.362 ms (pytorch/pytorch pull request
+195542, control). PReLU with a broadcast weight on H200: 2.2e9, 1,024 x 10,240 fp16 (tile-ai/TileOPs pull request 500) [1/s]."""
+
 CHUNK_FLOPS_PER_SM = 0.65e12
 """What the Triton kernels of linear attention compute on one SM, forward: Gated DeltaNet .73, .60 and .79 on GB200, .57 and .60
 on H20, a fixed decay .64, .43 and .68 on GB200, heads of 128 (benchmarks of fla-org/flash-linear-attention; MoonshotAI/FlashKDA
@@ -99,6 +105,8 @@ class Rates:
     """Rate of the matrix products inside a state-space scan."""
     conv_bytes_per_s: float = inf
     """Rate of a causal convolution."""
+    elements_per_s: float = inf
+    """Elements of element-wise kernels without vector loads [1/s]."""
     chunk_flops: float = 1.0
     """Rate of linear attention in chunks."""
     attention_ramp_tokens: float = 450.0
@@ -154,6 +162,7 @@ def rates(accelerator: Accelerator, software: Software, microbatches: int = 1) -
         conv_bytes_per_s=min(
             copy_rate * software.timing.move_rate, (accelerator.sm_count or inf) * CONV_BYTES_PER_SM / slow
         ),
+        elements_per_s=(accelerator.sm_count or inf) * ELEMENTS_PER_SM / slow,
         chunk_flops=(accelerator.sm_count or peak * CHUNK_SHARE / CHUNK_FLOPS_PER_SM) * CHUNK_FLOPS_PER_SM,
         attention_ramp_tokens=accelerator.attention_ramp_tokens,
         attention_head_64=head_64(accelerator, software),

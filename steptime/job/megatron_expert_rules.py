@@ -48,6 +48,22 @@ MEGATRON_EXPERT_RULES = [
         "has an effect only with performance.overlap.ep; set overlap: {{ep: true}}, or remove it",
         lambda f: (not f.experts_run.delay_wgrad_compute) | (dict(f.overlap).get("ep", 0.0) == 1.0),
     ),
+    # TransformerEngine pytorch/ops/fused/grouped_mlp.py; megatron/core/transformer/moe/experts.py, _is_fused_impl_supported
+    Rule(
+        "experts in epilogues",
+        "performance.moe.fused_mlp",
+        "TransformerEngine runs experts in the products' epilogues with precision mxfp8 or nvfp4, grouped_gemm and etp 1 (got "
+        "{f.precision}, etp {f.etp}); use false",
+        lambda f: (
+            (not f.experts_run.fused_mlp)
+            | (
+                (f.precision in {"mxfp8", "nvfp4"})
+                & f.experts_run.grouped_gemm
+                & (f.etp == 1)
+                & (f.family == "megatron-core")
+            )
+        ),
+    ),
     Rule(
         "pieces of overlapped layers",
         "performance.moe.overlap_keeps_pieces",

@@ -8,10 +8,10 @@ from steptime.base.num import maximum, same
 from steptime.model.context_parallel import context_parallel
 from steptime.model.ops import Comm, Gemm, Move, Op, Param, Tensor
 from steptime.model.quantize import Operand, backward_casts, cast_again, cast_context, cast_norm
+from steptime.model.rotary import rotary
 from steptime.model.shared_sequence import Local
 from steptime.model.sinks import scaled_by_sinks
 from steptime.model.sublayers import (
-    EAGER_ROPE,
     FP32,
     Sublayer,
     add_branch,
@@ -94,7 +94,9 @@ def query_key_value(
         made, q, k = qk_norm(model, shard, q, k)
         ops += made
     if model.rotary_embeds:
-        made, q, k = rotary(model, shard, q, k)
+        n_q, n_kv = heads(model, shard)
+        n_kv = n_q if k == REPEATED[1] else n_kv  # litgpt repeats keys before it turns them
+        made, q, k = rotary(shard, q, k, (n_q * model.head_dim, n_kv * model.head_dim), model.head_dim)
         ops += made
     return ops, (q, k, v, gate)
 
@@ -171,31 +173,6 @@ def qk_norm(model: Model, shard: Shard, q: str, k: str) -> tuple[list[Op], str, 
     q_ops, q = norm("attn.q_norm", q, tokens * n_q, d, model, shard, "")
     k_ops, k = norm("attn.k_norm", k, tokens * n_kv, d, model, shard, "")
     return [*q_ops, *k_ops], q, k
-
-
-def rotary(model: Model, shard: Shard, q: str, k: str) -> tuple[list[Op], str, str]:
-    """Rotary embedding of q and k: new tensors.
-
-    Keys that were repeated before are turned so (litgpt).
-    Nothing is kept where the tables are shared buffers or the kernel is fused; own_tables keeps cos and sin, once for q and
-    once for k (megatron/core/models/common/embeddings/rope_utils.py, _apply_rotary_pos_emb_bshd).
-    """
-    n_q, n_kv = heads(model, shard)
-    d, size = model.head_dim, shard.itemsize
-    n_kv = n_q if k == REPEATED[1] else n_kv
-    out_q = Tensor("attn.rope.q", shard.tokens * n_q * d, size)
-    out_k = Tensor("attn.rope.k", shard.tokens * n_kv * d, size)
-    own = shard.software.kernels.rope_impl == "own_tables"
-    fused = shard.software.kernels.rope_impl == "fused"
-    tables = (Tensor("attn.rope.tables", 4.0 * shard.seq * d, size),) if own else ()
-    rotate_half, products, their_sum = 2.0, 2.0 * 2.0, 3.0  # accesses of every element
-    accesses = 2.0 if fused else rotate_half + products + their_sum
-    if shard.software.kernels.rope_impl == "eager":
-        accesses = EAGER_ROPE
-    moved = accesses * (out_q.bytes + out_k.bytes)
-    saves = tuple(t.name for t in tables)
-    op = Move("attn.rope", (q, k), (out_q, out_k), saves, tables, (), moved, moved, kernels=1.0 if fused else 10.0)
-    return [op], out_q.name, out_k.name
 
 
 def core_attention(model: Model, shard: Shard, q: str, k: str, v: str) -> Sublayer:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from steptime.base.num import maximum, same
-from steptime.model.ops import Comm, Move, Op, Param, Tensor
+from steptime.model.ops import ByElement, Comm, Move, Op, Param, Tensor
 from steptime.model.quantize import backward_casts, cast, cast_norm
 from steptime.model.scans import Scan
 from steptime.model.sublayers import FP32, casts, dropout, enter_tp, leave_tp, linear, norm, residual
@@ -115,7 +115,7 @@ def scan(w: Widths, shard: Shard, x: str, whole_inner: int) -> tuple[list[Op], s
     ops: list[Op] = []
     if not together:
         made = Tensor("mamba.zx.batch_first", w.tokens * w.projected, size)
-        ops.append(Move("mamba.batch_first", (x,), (made,)))
+        ops.append(reordered("mamba.batch_first", x, made))
         x = made.name
     ungated = Tensor("mamba.scan.ungated", w.tokens * w.inner, size)
     decays = Tensor("mamba.scan.decays", 3.0 * w.heads, FP32)
@@ -143,7 +143,13 @@ def scan(w: Widths, shard: Shard, x: str, whole_inner: int) -> tuple[list[Op], s
     if together:
         return ops, y.name
     back = y._replace(name="mamba.scan.sequence_first")
-    return [*ops, Move("mamba.sequence_first", (y.name,), (back,))], back.name
+    return [*ops, reordered("mamba.sequence_first", y.name, back)], back.name
+
+
+def reordered(name: str, x: str, made: Tensor) -> Move:
+    """A transposed tensor made contiguous, forward and backward, which torch copies element by element (mamba_mixer.py)."""
+    slow = ByElement(made.elements, 2.0 * made.bytes)
+    return Move(name, (x,), (made,), forward_by_element=slow, backward_by_element=slow)
 
 
 def temporaries(w: Widths, size: float) -> tuple[Num, Num]:

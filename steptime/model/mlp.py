@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from steptime.model.ops import Move, Op, Param, Role, Tensor
+from steptime.model.ops import VECTORIZED, ByElement, Move, Op, Param, Role, Tensor
 from steptime.model.quantize import Operand, backward_casts, cast, cast_again, cast_norm
 from steptime.model.sublayers import Sublayer, add_branch, casts, enter_tp, leave_tp, linear, linear_params, norm_before
 
@@ -95,10 +95,32 @@ def gated(model: Model, shard: Shard, gate: str, up: str, out: Tensor, words: Wo
 
 
 def clamped(gate: str, up: str, out: Tensor, words: Words) -> tuple[list[Op], str, str]:
-    """Gate and up clamped, a kernel each that keeps its input (megatron/core/transformer/moe/experts.py, glu)."""
-    sources = {f"{words.name}.act.clamp_gate": gate, f"{words.name}.act.clamp_up": up}
-    moved: dict[str, Any] = {"forward_bytes": 2.0 * out.bytes, "backward_bytes": 3.0 * out.bytes, "role": words.act}
-    ops: list[Op] = [Move(n, (x,), (out._replace(name=f"{n}.out"),), (x,), **moved) for n, x in sources.items()]
+    """Gate and up clamped, a kernel each that keeps its input (megatron/core/transformer/moe/experts.py, glu).
+
+    Backward compares the input with each limit, which makes masks of one byte, joins the masks of two limits, and chooses the
+    gradient or zero (torch/csrc/autograd/FunctionsManual.cpp, clamp_backward). Halves of one tensor are read row by row.
+    """
+    halves, size = gate == up, out.itemsize
+    ops: list[Op] = []
+    for name, x, limits in ((f"{words.name}.act.clamp_gate", gate, 1.0), (f"{words.name}.act.clamp_up", up, 2.0)):
+        compared, joined, chosen = limits * (size + 1.0), (limits - 1.0) * 3.0, 1.0 + 2.0 * size
+        slow = ByElement(out.elements, 2.0 * out.bytes) if halves else VECTORIZED
+        slow_back = (
+            ByElement((limits + 1.0) * out.elements, (compared + chosen) * out.elements) if halves else VECTORIZED
+        )
+        op = Move(
+            name,
+            (x,),
+            (out._replace(name=f"{name}.out"),),
+            (x,),
+            forward_bytes=2.0 * out.bytes,
+            backward_bytes=(compared + joined + chosen) * out.elements,
+            forward_by_element=slow,
+            backward_by_element=slow_back,
+            kernels=0.5 + limits,  # one forward, two for each limit backward
+            role=words.act,
+        )
+        ops.append(op)
     first, second = (op.outputs[0].name for op in ops)
     return ops, first, second
 

@@ -9,8 +9,8 @@ from steptime.base.num import same
 from steptime.model.attention import attention_ops
 from steptime.model.dispatch import combine, dispatch
 from steptime.model.mlp import Words, activate, clamped, feed_forward, gated
-from steptime.model.ops import Gemm, Move, Op, Param, Tensor
-from steptime.model.quantize import Operand, backward_casts, cast
+from steptime.model.ops import ByElement, Gemm, Move, Op, Param, Role, Tensor
+from steptime.model.quantize import Operand, backward_casts, cast, copies
 from steptime.model.routing import Rows, router_ops
 from steptime.model.sublayers import Sublayer, add_branch, linear, norm_before
 from steptime.model.torch_experts import torch_moe_ops
@@ -100,28 +100,80 @@ def experts(model: Model, rows: Rows, sent: DispatchedTensors) -> Sublayer:
     local = width / shard.etp
     up = Tensor("experts.up", rows.here * local * gates, size)
     act = Tensor("experts.act.out", rows.here * local, size)
-    quantized, operand = cast("experts", sent.x, rows.here * rows.hidden, shard, role="moe")
-    ops: list[Op] = [*quantized, grouped(rows, operand, up, rows.hidden, local * gates, "up", bias=model.bias)]
-    ops += weighted(model, shard, up, act, sent.probs)
-    quantized, operand = cast("experts.act", act.name, act.elements, shard, role="moe_act")
+    quantized, operand = cast_rows("experts", sent.x, rows.here * rows.hidden, rows, "moe")
+    first = grouped(rows, operand, up, rows.hidden, local * gates, "up", bias=model.bias)
+    ops: list[Op] = [*quantized, first]
+    fused = shard.software.moe.fused_mlp
+    if fused:
+        first.cast_bytes, first.cast_kernels = 0.0, 0.0
+        made, operand = in_epilogue(shard, up, act, sent.probs)
+        ops.append(made)
+    else:
+        ops += weighted(model, shard, up, act, sent.probs)
+        quantized, operand = cast_rows("experts.act", act.name, act.elements, rows, "moe_act")
+        ops += quantized
     out = Tensor("experts.out", rows.here * rows.hidden, size)
-    ops += [*quantized, grouped(rows, operand, out, local, rows.hidden, "down", bias=model.bias)]
+    ops.append(grouped(rows, operand, out, local, rows.hidden, "down", bias=model.bias))
     if not (model.bias and shard.software.moe.grouped_gemm):
         return ops, out.name
-    added = add_bias(rows, out, sent.probs)
+    added = scaled_bias(out, sent.probs) if fused else add_bias(rows, out, sent.probs)
     return [*ops, added], added.outputs[0].name
+
+
+def cast_rows(name: str, x: str, elements: Num, rows: Rows, role: Role) -> tuple[list[Op], Operand]:
+    """Rows quantized for a grouped product, each expert's by kernels of their own unless `one_cast` does all."""
+    ops, operand = cast(name, x, elements, rows.shard, role=role)
+    each = 1.0 if one_cast(rows.shard) else rows.local_experts
+    return [replace(op, kernels=op.kernels * each, looped=True) for op in ops if isinstance(op, Move)], operand
+
+
+def one_cast(shard: Shard) -> bool:
+    """Whether one kernel casts the rows of all experts.
+
+    TransformerEngine v2.5 to v2.12 pytorch/csrc/extensions/cast.cpp, multi_tensor_quantize_impl: with delayed scaling alone; in a
+    fused MLP tex.group_quantize does.
+    """
+    return shard.software.precision == "fp8_delayed" or shard.software.moe.fused_mlp
+
+
+def in_epilogue(shard: Shard, up: Tensor, act: Tensor, probs: str) -> tuple[Move, Operand]:
+    """The activation where the products' epilogues compute it, without kernels of its own.
+
+    Forward the first one's, which writes its results and their activation cast for the second; backward that of the second one's
+    dgrad, which casts for the first.
+    """
+    recipe = shard.software.recipe
+    made = copies(act.name, act.elements, recipe, shard.itemsize, both=True) if recipe else (act,)
+    kept = (up.name, probs, made[-1].name)
+    moved: dict[str, Any] = {"forward_bytes": 0.0, "backward_bytes": 0.0, "kernels": 0.0, "role": "moe_act"}
+    op = Move("experts.act", (up.name, probs), made[:1], kept, made[1:], **moved)
+    return op, Operand(made[0].name, made[-1].name, columns=len(made) > 1)
+
+
+def scaled_bias(x: Tensor, probs: str) -> Move:
+    """The second product's bias times the probability in its epilogue; backward reads the rows' gradient for both of theirs.
+
+    Source: TransformerEngine transformer_engine/pytorch/triton/grouped_dbias_dscales.py@d0067d0d.
+    """
+    out = x._replace(name="experts.biased")
+    moved: dict[str, Any] = {"forward_bytes": 0.0, "backward_bytes": x.bytes, "kernels": 0.5, "role": "moe"}
+    return Move("experts.bias", (x.name, probs), (out,), (probs,), **moved)
 
 
 def add_bias(rows: Rows, x: Tensor, probs: str) -> Move:
     """The second product's bias times the probability, expert by expert, then concatenated (TEGroupedMLP._apply_bias).
 
     With fp32 probabilities the sums are fp32 until they are cast back. Forward: product, sum, concatenation, cast; backward:
-    cast, the rows' gradients cast and put together, and product and sum for the bias and for the probabilities.
+    cast, the rows' gradients cast and put together, and product and sum for the bias and for the probabilities. The products
+    broadcast, and with fp32 probabilities the sum and the gradient's cast to fp32 read another dtype than they write.
     """
     wide, size = max(rows.prob, x.itemsize), x.itemsize
     casts = 0.0 if wide == size else 1.0
     forward = (5.0 + casts) * wide + (1.0 + casts) * size
     backward = (6.0 + 2.0 * casts) * wide + (2.0 + 2.0 * casts) * size
+    mixed = casts * (2.0 * wide + size), casts * (wide + size)
+    slow = ByElement((1.0 + casts) * x.elements, (wide + mixed[0]) * x.elements)
+    slow_back = ByElement((2.0 + casts) * x.elements, (4.0 * wide + mixed[1]) * x.elements)
     return Move(
         "experts.bias",
         (x.name, probs),
@@ -129,6 +181,8 @@ def add_bias(rows: Rows, x: Tensor, probs: str) -> Move:
         (probs,),
         forward_bytes=forward * x.elements,
         backward_bytes=backward * x.elements,
+        forward_by_element=slow,
+        backward_by_element=slow_back,
         kernels=2.0 * rows.local_experts + 1.0 + casts,
         forward_temp_bytes=(2.0 * wide - size) * x.elements,
         backward_temp_bytes=2.0 * wide * x.elements,
@@ -202,7 +256,7 @@ def grouped(rows: Rows, x: Operand, out: Tensor, k: Num, n: Num, which: str, *, 
         itemsize=shard.itemsize,
         recipe=shard.software.recipe,
         cast_bytes=back.bytes,
-        cast_kernels=back.kernels,
+        cast_kernels=back.kernels * (1.0 if one_cast(shard) else rows.local_experts),
         keeps_columns=x.columns,
         grouped=shard.software.moe.grouped_gemm,
         load=rows.load,

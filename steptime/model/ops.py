@@ -226,6 +226,21 @@ class Attention(Op):
         return 2.0 * self.batch * self.n_q_heads * self.q_len * self.kv_len * (self.d_qk + self.d_v)
 
 
+class ByElement(NamedTuple):
+    """What goes through eager torch's kernels without vector loads: operands of several dtypes, broadcast ones, slices of rows.
+
+    Source: aten/src/ATen/native/cuda/CUDALoops.cuh, gpu_kernel_impl.
+    """
+
+    elements: Num = 0.0
+    """Elements of their results."""
+    bytes: Num = 0.0
+    """Bytes that they move, part of the op's [B]."""
+
+
+VECTORIZED = ByElement()  # no such kernels
+
+
 @dataclass(slots=True)
 class Move(Op):
     """A memory-bound kernel, or a group of `kernels` of them.
@@ -246,6 +261,10 @@ class Move(Op):
     """Whether its stats are a dropout mask, which the state of the random number generator reproduces."""
     chooses: bool = False
     """Whether it chooses each token's experts."""
+    looped: bool = False
+    """Whether its kernels are launched by one C++ loop over experts."""
+    forward_by_element: ByElement = VECTORIZED
+    backward_by_element: ByElement = VECTORIZED
 
 
 @dataclass(slots=True)

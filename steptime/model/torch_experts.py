@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from steptime.base.num import same
 from steptime.model.mlp import Words, feed_forward, gated
-from steptime.model.ops import Gemm, Move, Op, Param, Tensor
+from steptime.model.ops import ByElement, Gemm, Move, Op, Param, Tensor
 from steptime.model.quantize import Operand, cast
 from steptime.model.routing import BOOL, FP32, INT64, Rows
 from steptime.model.sublayers import Sublayer, enter_tp, leave_tp, residual
@@ -234,8 +234,8 @@ def clamped_swiglu(x: str, out: Tensor) -> Op:
 
     In units of `out`'s bytes w, where a read of every other element takes 2. Forward: clamps 3 each, times alpha 2, sigmoid 2,
     product 3, plus one 2, product 3. Backward: products 6 each, sigmoid 3, times alpha 2, sum of the gate's two gradients 3,
-    clamps 4 each, each half put into zeros 2 + 3, their sum 6. Kept: `x`, the clamped gate, its sigmoid, and both factors of the
-    last product.
+    clamps 4 each, each half put into zeros 2 + 3, their sum 6. Element by element: two clamps; three comparisons, two choices and
+    two copies into zeros. Kept: `x`, the clamped gate, its sigmoid, both factors of the last product.
     """
     names = ("experts.act.clamped", "experts.act.sigmoid", "experts.act.gate", "experts.act.up")
     made = tuple(out._replace(name=name) for name in names)
@@ -249,6 +249,8 @@ def clamped_swiglu(x: str, out: Tensor) -> Op:
         made,
         forward_bytes=(clamp + sigmoid + product + last) * out.bytes,
         backward_bytes=back * out.bytes,
+        forward_by_element=ByElement(2.0 * out.elements, clamp * out.bytes),
+        backward_by_element=ByElement(7.0 * out.elements, (2.0 * 4.0 + 2.0 * 3.0) * out.bytes),
         kernels=SWIGLU_KERNELS,
         forward_temp_bytes=out.bytes,
         backward_temp_bytes=4.0 * out.bytes,

@@ -237,6 +237,9 @@ class MoeSettings(Config):
     """Dtype of the router's logits and probabilities."""
     grouped_gemm: bool = True
     """One grouped GEMM for all local experts (TEGroupedMLP); else one GEMM per expert."""
+    fused_mlp: bool = False
+    """Activation, clamps, the second GEMM's bias and the casts between the GEMMs run in their epilogues
+    (TransformerEngine transformer_engine/pytorch/ops/fused/grouped_mlp.py@d0067d0d; --use-transformer-engine-op-fuser)."""
     deterministic: bool = False
     """Unfused rows are summed into tokens by index_add_, which keeps them for backward, scores placed by index_put_
     (--deterministic-mode; moe_utils.py, unpermute and topk_routing_with_score_function)."""

@@ -192,7 +192,7 @@ def launches(op: Op) -> Num:
         return 1.0 + (op.count - 1.0) / EXPERT_STREAMS
     if isinstance(op, Comm):
         return 1.0 if op.kind is not None else 0.0
-    return op.kernels if isinstance(op, Move) else 1.0
+    return op.kernels if isinstance(op, Move) and not op.looped else 1.0
 
 
 def layer_gap_s(job: Job, context: Context) -> float:

@@ -153,8 +153,20 @@ def dispatch_of(row: MeasuredRow, assumed: list[str]) -> dict[str, Any]:
         assumed.append("dispatcher: alltoall")
     if "delay_wgrad" in words:
         section["delay_wgrad_compute"] = True
+    if "full_iteration" in words and "mx" in row.text("precision").lower():
+        section["fused_mlp"] = True
     if "no grouped gemm" in words:
         section["grouped_gemm"] = False
     if capacity(words) or row.whole("ep") in {None, 1}:
         section.pop("dispatcher", None)
     return section
+
+
+def positions_of(row: MeasuredRow, family: str) -> dict[str, Any]:
+    """How gpt-oss' positions are rotated under Megatron-Core, which has no fused kernel for YaRN's mscale.
+
+    megatron/core/models/common/embeddings/rope_utils.py, apply_rotary_pos_emb, in all releases of Megatron-Bridge that rows are
+    of (v0.2.0 to v0.6.0).
+    """
+    yarn = family == "megatron-core" and "gpt-oss" in row.text("model_name").lower()
+    return {"rope_impl": "own_tables"} if yarn else {}

@@ -12,7 +12,7 @@ from steptime.software.profiles import profile_names, profile_releases
 from steptime.validation import row_native
 from steptime.validation.measurements import FOLDER, MeasuredRow, SkipRowError
 from steptime.validation.recipes import of_scripts, recipe_of
-from steptime.validation.row_experts import dispatch_of
+from steptime.validation.row_experts import dispatch_of, positions_of
 from steptime.validation.row_overlap import graphs_of, overlap_of
 
 
@@ -135,6 +135,7 @@ def performance_of(row: MeasuredRow, framework: RowFramework, assumed: list[str]
         section |= row_native.offloaded(row, section, assumed)
     if how := dispatch_of(row, assumed):
         section["moe"] = how
+    section |= positions_of(row, framework.base)
     if framework.base != "megatron-2021" and "attention_impl" not in section and _before_flash(row):
         section["attention_impl"] = "unfused"
         assumed.append("attention_impl: unfused, as before FlashAttention or on V100")

@@ -163,3 +163,10 @@ def test_a_scan_runs_on_every_processor(sm_count, expected):
     """Mamba-2's kernels compute .68 TFLOP/s on an SM: of 132 SMs 89.76; where their number is not stated .091 of the peak."""
     on = machine(flops=1e15, sm_count=sm_count)
     assert rates(on.accelerator, job(on=on).software).scan_flops == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("sm_count", "expected"), [(148, 384.8e9), (None, float("inf"))])
+def test_elements_without_vector_loads_go_through_every_processor(sm_count, expected):
+    """2.6e9 a second on an SM: of 148 SMs 384.8e9; no limit where their number is not stated."""
+    on = machine(flops=1e15, sm_count=sm_count)
+    assert rates(on.accelerator, job(on=on).software).elements_per_s == pytest.approx(expected)

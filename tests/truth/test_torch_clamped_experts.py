@@ -91,4 +91,7 @@ def test_bytes_of_a_clamped_swiglu():
     assert isinstance(act, ops.Move)
     assert isinstance(bias, ops.Move)
     assert (act.forward_bytes, act.backward_bytes) == (18 * w, 44 * w)
+    # two clamps of every other element; three comparisons, two choices beside a scalar tensor, two copies into slices
+    assert act.forward_by_element == (2 * 64 * 48, 6 * w)
+    assert act.backward_by_element == (7 * 64 * 48, (8 + 6) * w)
     assert (bias.forward_bytes, bias.backward_bytes) == (8 * w, 2 * w)
