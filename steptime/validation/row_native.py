@@ -281,3 +281,8 @@ def resharded(row: MeasuredRow) -> bool:
         return False
     usual = row.whole("pp") in {None, 1} and not ("litgpt" in row.text("framework").lower() and said == "fsdp2")
     return usual or "reshard always" in said
+
+
+def by_module(row: MeasuredRow, said: str) -> dict[str, Any]:
+    """Litgpt's benchmark wraps every module for itself by default (benchmark_litgpt.py as above: bucketing_mode none)."""
+    return {"wrap": "module"} if "litgpt" in row.text("framework").lower() and "zero3" in said else {}
