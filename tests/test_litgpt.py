@@ -4,8 +4,11 @@ import pytest
 from jobs import job
 from own_rows import own
 
+from steptime.base.config import ConfigError
 from steptime.job.assembly import Assembly
+from steptime.job.mesh import Fsdp
 from steptime.memory.part_memories import PartMemories
+from steptime.validation import row_native
 from steptime.validation.row_plan import to_config
 
 ONE = {"n_gpus": 1, "tp": 1, "pp": 1, "recompute": "none"}
@@ -55,3 +58,15 @@ def test_autocast_keeps_copies_of_fp32_weights():
         plan = job(model=shape, performance={"software": "torch", "param_dtype": dtype}, dp=1, gbs=1, seqlen=16)
         saved.append(layer(plan).saved)
     assert saved[0] - saved[1] == 2 * (4 * 64**2 + 3 * 64 * 176)
+
+
+@pytest.mark.parametrize("options", [{}, {"version": 1, "reshard_after_forward": False}])
+def test_modules_are_wrapped_one_by_one_under_the_first_fsdp_alone(options):
+    with pytest.raises(ConfigError, match=r"^parallelism\.fsdp\.wrap: module is modeled for version 1"):
+        Fsdp(wrap="module", **options)
+
+
+@pytest.mark.parametrize(("said", "wrapped"), [("fsdp1 zero3", {"wrap": "module"}), ("fsdp1 zero2", {})])
+def test_thunders_benchmark_wraps_every_module(said, wrapped):
+    """Under ZeRO 2 nothing is freed after forward, so it makes no difference."""
+    assert row_native.by_module(own(framework="litgpt benchmark_litgpt.py"), said) == wrapped

@@ -103,6 +103,23 @@ def test_a_row_of_today_that_names_another_attention():
     assert row_native.native_kernels(row, "", "sdpa")["attention_kernel"] == "fa2"
 
 
+@pytest.mark.parametrize(
+    ("pull", "tp", "said"),
+    [
+        (1690, 8, {"rope_impl": "composite", "qk_norm_gathered": True}),
+        (1690, 1, {"rope_impl": "composite"}),
+        (1870, 8, {"rope_impl": "composite"}),
+        (2259, 8, {"rope_impl": "composite", "repeat_kv": False}),
+        (2575, 8, {"rope_impl": "upcast", "repeat_kv": False}),
+    ],
+)
+def test_heads_of_qwen3_by_pull_request(pull, tp, said):
+    """1870 no longer gathers q and k, 2259 reads grouped heads as they are, 2575 rotates in fp32."""
+    row = own(framework="torchtitan", model_name="Qwen3-32B", source=f"pytorch/torchtitan@1 (PR #{pull})", tp=tp)
+    assert row_native.heads_of(row, "0.2", compiled=False) == said
+    assert "rope_impl" not in row_native.heads_of(row, "0.2", compiled=True)
+
+
 def test_selective_is_per_op_in_todays_torchtitan():
     """Its only selective checkpointing; before, the word alone may mean every n-th layer."""
     found = row_native.recomputed_per_op("selective", graph=False, latest=True)

@@ -121,7 +121,8 @@ class Context:
         """Seconds of the copy that torch's DTensor makes around a collective over the sequence."""
         if op.axis != "tp" or not dtensor.copies(self.software, kind):
             return 0.0
-        return where(self.batch > 1, compute.move_pass(2.0 * bytes_, 1.0, self.rates).time_s, 0.0)
+        copy_s = compute.move_pass(2.0 * bytes_, 1.0, self.rates).time_s
+        return copy_s if op.joined else where(self.batch > 1, copy_s, 0.0)
 
     def hidden(self, op: Comm, cost: CommCost, neighbor_s: Num, reduced_bytes: Num = 0.0) -> Num:
         """Seconds of an op's calls that the `neighbor_s` seconds of its neighbor hide: a projection, or attention with cp.

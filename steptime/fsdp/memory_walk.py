@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property, reduce
 
 from steptime.base.num import Num, made, maximum, same
-from steptime.fsdp.groups import Buffers, buffers, group_of, groups, options, sharded_elements, unsynced
+from steptime.fsdp.groups import Buffers, buffers, flat_group, group_of, groups, options, sharded_elements, unsynced
 from steptime.job.assembly import Assembly, Chunk
 from steptime.memory.ledger import PartMemory
 from steptime.memory.part_memories import PartMemories
@@ -43,6 +43,17 @@ class Wrapped:
         return most
 
 
+def by_module(assembly: Assembly) -> bool:
+    """Whether the modules of a block are gathered one by one; gradients that add up whole are walked by block."""
+    return options(assembly).wrap == "module" and not unsynced(assembly.job)
+
+
+def largest_module(assembly: Assembly, params: list[Param]) -> Buffers:
+    """Buffers of the module that has the largest of some parameters; a norm or projection without biases has one."""
+    alone = [buffers(assembly, flat_group(assembly, [p], assembly.head.tp)) for p in params]
+    return reduce(lambda one, other: other if same(other.gathered > one.gathered) else one, alone)
+
+
 class Moments:
     """The worst moment so far."""
 
@@ -68,6 +79,8 @@ def wrapped(assembly: Assembly, memories: PartMemories, chunk: Chunk, *, every: 
         count = sum([count for _, count in layers])
         of = [one for layer in found.layers[at : at + (count if every else 1)] for one in layer.all]
         each = [buffers(assembly, one) for one in of]
+        if by_module(assembly):
+            each = [largest_module(assembly, layers[0][0].params)]
         waits = sum([left_behind(assembly, layers[0][0].params, sizes) for sizes in each])
         last = reduce(maximum, [one.last for one in of]) * job.software.itemsize
         made += [Wrapped(memory, each, [one.trained_shard * size for one in of], waits, last)] * times
@@ -163,13 +176,14 @@ def flat_forward(
 ) -> None:
     """FSDP 1: compute reads the gathered flat parameter itself, which goes after its layer.
 
-    Source: torch 2.13, torch/distributed/fsdp/_flat_param.py, pre_unshard, unshard, reshard. The root's stays.
+    Source: torch 2.13, torch/distributed/fsdp/_flat_param.py, pre_unshard, unshard, reshard. The root's stays; where every module
+    is wrapped, it has none.
     """
     reshard, x = options(assembly).reshard_after_forward, 1.0 * assembly.head.x.bytes
     embedding, head = memories.embedding, memories.head
     moments.mark(0.0, root.gathered + root.sent, "forward of an all-gather")
     moments.mark(0.0, root.gathered + embedding.forward.bytes, f"forward of {embedding.forward.op}")
-    below, kept = embedding.saved, root.gathered
+    below, kept = embedding.saved, 0.0 if by_module(assembly) else root.gathered
     for layer in layers:
         memory, flat = layer.memory, layer.buffers
         moments.mark(below, kept + flat.sent + flat.gathered + x, "forward of an all-gather")
@@ -185,20 +199,25 @@ def flat_backward(
 ) -> None:
     """FSDP 1: the next flat parameter is gathered before a layer computes; gradients are joined once all of a layer's are there.
 
-    Source: torch 2.13, torch/distributed/fsdp/_runtime_utils.py, _pre_backward_hook, _post_backward_hook, _reduce_grad.
+    Source: torch 2.13, torch/distributed/fsdp/_runtime_utils.py, _pre_backward_hook, _post_backward_hook, _reduce_grad. Where
+    every module is wrapped, the loss runs before the first is gathered, and the head's gradient is reduced at once.
     """
+    apart = by_module(assembly)
     reshard = options(assembly).reshard_after_forward
     head, embedding, x = memories.head, memories.embedding, 1.0 * assembly.head.x.bytes
     below = embedding.saved + sum([layer.memory.saved for layer in layers])
     there = sum([layer.buffers.gathered for layer in (layers[-1:] if reshard else layers)])
     coming = layers[-1].buffers.sent if reshard and layers else 0.0
-    moments.mark(below + head.saved, root.gathered + there + coming, "backward of an all-gather")
-    held = root.gathered + there + head.backward.bytes - head.saved
+    stays = 0.0 if apart else root.gathered
+    moments.mark(below + head.saved, stays + there + coming, "backward of an all-gather")
+    held = stays + (0.0 if apart else there) + head.backward.bytes - head.saved
     moments.mark(below + head.saved, held, f"backward of {head.backward.op}")
-    waiting: Num = group_of(assembly.head_params, assembly.head.tp, 1).shard * assembly.job.software.itemsize
+    waiting: Num = 0.0
+    if not apart:
+        waiting = group_of(assembly.head_params, assembly.head.tp, 1).shard * assembly.job.software.itemsize
     for i in range(len(layers) - 1, -1, -1):
         memory, flat = layers[i].memory, layers[i].buffers
-        base = root.gathered + waiting
+        base = stays + waiting
         if reshard and i:
             following = layers[i - 1].buffers
             there = there + following.gathered
@@ -212,7 +231,7 @@ def flat_backward(
             )
         moments.to_come = maximum(0.0, moments.to_come - sum(layers[i].gradients))
         there, waiting = there - flat.gathered, waiting + layers[i].waits
-    held = root.gathered + waiting + embedding.backward.bytes - embedding.saved
+    held = stays + waiting + embedding.backward.bytes - embedding.saved
     moments.mark(embedding.saved, held, f"backward of {embedding.backward.op}")
     moments.mark(0.0, root.gathered + root.gradients + root.gathered, "backward of the root's flat gradient")
     moments.mark(0.0, reduction(assembly, root), "backward of the root's reduce-scatter")

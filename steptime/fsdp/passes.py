@@ -7,9 +7,11 @@ from steptime.fsdp.groups import buffers, groups, options, unsynced
 from steptime.fsdp.memory_walk import (
     Moments,
     backward,
+    by_module,
     flat_backward,
     flat_forward,
     forward,
+    largest_module,
     sharded_gradients,
     wrapped,
 )
@@ -31,6 +33,8 @@ def pass_moments(assembly: Assembly) -> tuple[PeakMoment, PeakMoment]:
     """
     memories = PartMemories(assembly, weight_grads_stay=True)
     root = buffers(assembly, groups(assembly, assembly.chunks[0]).root)
+    if by_module(assembly):
+        root = largest_module(assembly, [*assembly.embedding.params, *assembly.head_params])
     layers = wrapped(assembly, memories, assembly.chunks[0])
     late = assembly.job.single_microbatch or unsynced(assembly.job)
     to_come = sharded_gradients(assembly) if late else 0.0

@@ -5,11 +5,11 @@ Devices are numbered with tp innermost, then cp, dp, pp: Megatron's order "tp-cp
 of dp is outermost: every center holds whole pipelines.
 """
 
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, Self, TypeAlias
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from steptime.base.config import Config, Section
+from steptime.base.config import Config, ConfigError, Section
 from steptime.base.num import Num, ceil, maximum, minimum, where
 
 GroupAxis: TypeAlias = Literal[
@@ -44,12 +44,21 @@ class Fsdp(Config):
     reshard_after_forward: bool = True
     prefetch: int = Field(default=1, ge=0)
     reduce_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
-    wrap: Literal["block", "model"] = "block"
+    wrap: Literal["block", "model", "module"] = "block"
+    """Unit that is gathered and freed. module: each with parameters of its own (version 1; seconds are those of blocks)."""
     no_sync: bool | None = None
     """Whether the last micro-batch of a step alone reduces gradients, which earlier ones add up unsharded (FSDP 1's `no_sync`,
     `set_requires_gradient_sync(False)`); default: the profile's. Pipelines always do so."""
     reshard_after_backward: bool = True
     """False keeps parameters gathered from the first micro-batch of a step to its last (`set_reshard_after_backward(False)`)."""
+
+    @model_validator(mode="after")
+    def _by_module(self) -> Self:
+        if self.wrap == "module" and (self.version != 1 or not self.reshard_after_forward):
+            raise ConfigError(
+                "parallelism.fsdp.wrap: module is modeled for version 1 with reshard_after_forward true; use block"
+            )
+        return self
 
 
 class Parallelism(Config):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from steptime.base.num import maximum, same
+from steptime.base.num import same
 from steptime.model.context_parallel import context_parallel
+from steptime.model.grouped_heads import REPEATED, Read, as_read, gather, gathers, heads, repeat
 from steptime.model.ops import Comm, Gemm, Move, Op, Param, Tensor
 from steptime.model.quantize import Operand, backward_casts, cast_again, cast_context, cast_norm
-from steptime.model.rotary import rotary
+from steptime.model.rotary import ROTATED, rotary
 from steptime.model.shared_sequence import Local
 from steptime.model.sinks import scaled_by_sinks
 from steptime.model.sublayers import (
@@ -27,20 +28,8 @@ from steptime.model.sublayers import (
 from steptime.software.performance import EAGER_TORCH
 
 if TYPE_CHECKING:
-    from steptime.base.num import Num
     from steptime.model.model import Model
     from steptime.model.shard import Shard
-
-
-REPEATED = ("attn.core.q", "attn.core.k", "attn.core.v")
-"""Key-value heads repeated for their queries, and a query that is copied with them."""
-
-
-def heads(model: Model, shard: Shard) -> tuple[Num, Num]:
-    """Query and key-value heads on this device; key-value heads are replicated where tp exceeds their number."""
-    if model.attention.kind == "mla":
-        return model.n_q_heads / shard.tp, model.n_q_heads / shard.tp
-    return model.n_q_heads / shard.tp, maximum(model.n_kv_heads / shard.tp, 1.0)
 
 
 def attention_ops(model: Model, shard: Shard, out: str = "x2") -> list[Op]:
@@ -90,14 +79,16 @@ def query_key_value(
         ops.append(linear("attn.gate", operand, gate, model.hidden_sz, width, shard, weight, back))
     projected, (q, k, v) = projections(model, shard, operand)
     ops += projected
+    n_q, n_kv = heads(model, shard)
     if model.qk_norm:
         made, q, k = qk_norm(model, shard, q, k)
-        ops += made
+        gathered, q, k = gather(model, shard, q, k)
+        ops += [*made, *gathered]
     if model.rotary_embeds:
-        n_q, n_kv = heads(model, shard)
-        n_kv = n_q if k == REPEATED[1] else n_kv  # litgpt repeats keys before it turns them
-        made, q, k = rotary(shard, q, k, (n_q * model.head_dim, n_kv * model.head_dim), model.head_dim)
-        ops += made
+        ops += rotary(
+            model, shard, (q, k), (n_q, n_q if k == REPEATED[1] else n_kv), shard.tp if gathers(model, shard) else 1.0
+        )
+        q, k = ROTATED
     return ops, (q, k, v, gate)
 
 
@@ -178,21 +169,24 @@ def qk_norm(model: Model, shard: Shard, q: str, k: str) -> tuple[list[Op], str, 
 def core_attention(model: Model, shard: Shard, q: str, k: str, v: str) -> Sublayer:
     """Scores, softmax, context: flash or unfused; with context parallelism over the ranks that share a sequence."""
     if shard.context_split or shard.software.kernels.attention_impl == "flash":
-        return flash(model, shard, (q, k, v))
+        read = as_read(model, shard, (q, k, v))
+        core, o = flash(model, shard, read)
+        return [*read.ops, *core], o
     return unfused(model, shard, q, k, v)
 
 
-def flash(model: Model, shard: Shard, qkv: tuple[str, str, str]) -> Sublayer:
+def flash(model: Model, shard: Shard, read: Read) -> Sublayer:
     """One kernel that keeps q, k, v, its output and the fp32 log-sum-exp (Dao 2023, algorithm 1); dropout by its RNG state."""
-    local = Local(shard, *heads(model, shard), *model.head_widths)
+    n_q, _ = heads(model, shard)
+    local = Local(shard, n_q, read.n_kv, *model.head_widths)
     share, reach = model.attention.shares(shard.kv_seq)
     mask: dict[str, Any] = {"causal_share": share, "reach": reach}
     if model.attention.sinks:
         mask["params"] = (Param("attn.sinks", (model.n_q_heads,), 0),)
     out = local.out
     if shard.context_split:
-        return with_sequence_first(shard, context_parallel(local, qkv, **mask), out)
-    kernel = local.kernel(qkv, out, (*qkv, out.name, local.lse.name), **mask)
+        return with_sequence_first(shard, context_parallel(local, read.qkv, **mask), out)
+    kernel = local.kernel(read.qkv, out, (*read.kept, out.name, local.lse.name), **mask)
     if model.attention.sinks and shard.software.family in EAGER_TORCH:
         return scaled_by_sinks(kernel, out, local.lse)
     return with_sequence_first(shard, [kernel], out)
@@ -241,20 +235,6 @@ def unfused(model: Model, shard: Shard, q: str, k: str, v: str) -> Sublayer:
     out = Tensor("attn.core.out", shard.tokens * n_q * d_v, size)
     context = Gemm("attn.core.context", (weights, v), (out,), (weights, v), n=d_v, k=shard.kv_seq, **batched)
     return [*ops, *dropped, context], out.name
-
-
-def repeat(model: Model, shard: Shard, q: str, k: str, v: str) -> tuple[list[Op], tuple[str, str, str]]:
-    """Key-value heads repeated for their queries; a query that is still a view of the fused projection is also copied."""
-    n_q, n_kv = heads(model, shard)
-    d, size = model.head_dim, shard.itemsize
-    view = q == v
-    names = REPEATED[not view :]
-    outputs = tuple(Tensor(name, shard.tokens * n_q * d, size) for name in names)
-    sources = (k,) if view else tuple(dict.fromkeys((k, v)))
-    read = shard.tokens * (2.0 * n_kv + (n_q if view else 0.0)) * d * size
-    moved = len(names) * outputs[0].bytes + read
-    op = Move("attn.core.repeat", sources, outputs, (), (), (), moved, moved, float(len(names)), role="core_attn")
-    return [op], (names[0] if view else q, names[-2], names[-1])
 
 
 def softmax(scores: Tensor, probs: Tensor, shard: Shard) -> Op:

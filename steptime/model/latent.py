@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from steptime.model.ops import Comm, Gemm, Move, Op, Param, Tensor
 from steptime.model.quantize import Operand, backward_casts, cast, cast_norm
-from steptime.model.sublayers import EAGER_ROPE, Sublayer, casts, enter_tp, linear, linear_params, norm
+from steptime.model.rotary import ACCESSES
+from steptime.model.sublayers import Sublayer, casts, enter_tp, linear, linear_params, norm
 from steptime.software.performance import EAGER_TORCH
 
 if TYPE_CHECKING:
@@ -95,13 +96,12 @@ def torch_heads(model: Model, shard: Shard, inputs: tuple[str, str]) -> list[Op]
     _, nope, rope, _ = model.attention.latent_widths
     q, k = (Tensor(f"attn.{part}", shard.tokens * n * (nope + rope), size) for part in ("q", "k"))
     turned = shard.tokens * (n + 1.0) * rope * size
-    accesses = {"fused": 0.0, "eager": EAGER_ROPE}.get(kernels.rope_impl, 9.0)
-    moved = 2.0 * (q.bytes + k.bytes) + accesses * turned
+    moved = 2.0 * (q.bytes + k.bytes)
     if kernels.rope_impl == "fused":
         return [
             Move("attn.rope", (q_up, "attn.kv_down", kv_up), (q, k), (), (), (), moved, moved, 2.0, role="mla_up_proj")
         ]
-    rotated = Tensor("attn.rope.out", turned / size, size)
+    rotated, (forward, backward) = Tensor("attn.rope.out", turned / size, size), ACCESSES[kernels.rope_impl]
     turn = Move(
         "attn.rope",
         (q_up, "attn.kv_down"),
@@ -109,8 +109,8 @@ def torch_heads(model: Model, shard: Shard, inputs: tuple[str, str]) -> list[Op]
         (),
         (),
         (),
-        accesses * turned,
-        accesses * turned,
+        forward * turned,
+        backward * turned,
         12.0,
         role="mla_up_proj",
     )
@@ -121,7 +121,7 @@ def torch_heads(model: Model, shard: Shard, inputs: tuple[str, str]) -> list[Op]
         (),
         (),
         (),
-        moved - accesses * turned,
+        moved,
         kernels=4.0,
         role="mla_up_proj",
     )

@@ -287,6 +287,8 @@ class Comm(Op):
     count: Num = 1.0
     attention_share: Num = 0.0
     region: Literal["", "enter", "leave"] = ""
+    joined: bool = False
+    """Its pieces lie along a later dimension than a single sequence's: torch's DTensor joins them by a copy."""
     routing: Routing | None = None
     """Rows sent once to each rank that needs them, and over any tier once to each domain (DeepEP); `bytes` are those received."""
 

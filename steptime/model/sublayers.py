@@ -19,10 +19,6 @@ if TYPE_CHECKING:
 Sublayer = tuple[list[Op], str]
 FP32 = 4.0
 """Bytes of one fp32 number."""
-EAGER_ROPE = 20.0
-"""Accesses of every element that rotary embedding of eager torch takes in time: Hugging Face's 3,817 us on A100 for 16,384 tokens
-of 40 heads of 128 in bf16, 335 MB (linkedin/Liger-Kernel@ead96b61 benchmark/data/all_benchmark_data.csv), at 0.85 of 2.04 TB/s;
-torchtitan's 8.23 ms for 262,144 tokens of 9 heads, 604 MB, on H100 500 W at 0.92 of 2.4 TB/s is 30 (its commit 8ee8b42f7)."""
 
 
 def norm_params(name: str, width: int, model: Model) -> tuple[Param, ...]:

@@ -82,6 +82,8 @@ class Options(Config):
     compile: Compile | None = None
     softmax_impl: Impl | None = None
     rope_impl: RopeImpl | None = None
+    repeat_kv: bool | None = None
+    qk_norm_gathered: bool | None = None
     sp_regather: bool | None = None
     grad_accumulation_fusion: bool | None = None
     cuda_graphs: Graphs | None = None
@@ -290,10 +292,8 @@ def resolve(performance: Performance, default: str = "megatron-core", *, interle
     if said.get("param_dtype", profile.states.param_dtype) == "fp32":
         said.setdefault("master_dtype", "none")  # fp32 parameters are their own master
     shares: dict[str, Share | None] = {} if interleaved else {"pp": False}
-    if performance.overlap is not None:
-        shares |= {axis: share for axis, share in performance.overlap if share is not None}
-    if shares:
-        said["overlap"] = profile.overlap.model_copy(update=shares)
+    shares |= {axis: share for axis, share in performance.overlap or () if share is not None}
+    said |= {"overlap": profile.overlap.model_copy(update=shares)} if shares else {}
     moe = performance.moe
     if profile.family == "fsdp2" and "permute_fusion" not in moe.model_fields_set:  # torchtitan's rows move by index
         moe = moe.model_copy(update={"permute_fusion": False})

@@ -32,7 +32,7 @@ COMPILED: dict[Compile, dict[str, Any]] = {"none": {}, "blocks": _BLOCK, "all": 
 The tensors saved for backward are then those of AOTAutograd's min-cut partitioner, byte for byte (tests/truth/
 test_torch_compile.py): inputs of matrix multiplies and attention, which cannot be fused, and row sums. A checkpoint is traced
 with its block, and its recomputation reduced to what backward reads, independent of early_stop (same test)."""
-RopeImpl: TypeAlias = Literal["fused", "composite", "own_tables", "eager"]
+RopeImpl: TypeAlias = Literal["fused", "composite", "own_tables", "complex", "upcast", "eager"]
 Share: TypeAlias = bool | float
 """Fraction of a communication that is hidden under compute: a bool, or a number from 0 to 1."""
 
@@ -93,9 +93,13 @@ class KernelSettings(Config):
     softmax_impl: Impl
     """Softmax of unfused attention: one kernel that keeps the probabilities, or upcast, softmax and downcast that keep both."""
     rope_impl: RopeImpl
-    """composite: eager kernels with shared tables, moving the bytes of their operands. eager: the same as measured in
-    transformers and torchtitan, whose kernels upcast or read transposed tensors. own_tables: cos and sin are also computed and
-    saved by every layer (Megatron without apply_rope_fusion)."""
+    """composite: torch's own functions over shared tables of cos and sin in the compute dtype; upcast: in fp32, between casts;
+    complex: one product with a table of complex numbers; eager: composite as measured in transformers, over transposed tensors;
+    own_tables: cos and sin are also computed and saved by every layer (Megatron without apply_rope_fusion)."""
+    repeat_kv: bool
+    """Keys and values of grouped heads are copied for each of their queries before a flash kernel reads them."""
+    qk_norm_gathered: bool
+    """After their norms, tensor-parallel ranks gather all heads of q and k, rotate them, and keep their own."""
     cp_impl: Literal["transformer_engine", "torch"]
     """Whose context parallelism: TransformerEngine's autograd functions, or torch's (partial results and gradients merged in fp32
     step by step; an all-to-all is autograd's own)."""

@@ -47,12 +47,35 @@ def torchtitan_release(row: MeasuredRow) -> str:
     return ""
 
 
+def before(row: MeasuredRow, pull: int, month: str) -> bool | None:
+    """Whether a row of torchtitan is older than a pull request of that month (2024-10); None where nothing dates it."""
+    source = row.text("source")
+    own = re.search(r"PR #(\d+)", source) if "pytorch/torchtitan" in source else None
+    dated = re.search(r"\b(20\d\d-\d\d)", f"{source} {row.text('framework')}")
+    if own:
+        return int(own[1]) < pull
+    return dated[1] <= month if dated else None
+
+
 def before_expandable_segments(row: MeasuredRow) -> bool:
     """Whether a row of torchtitan is older than the expandable segments of its script (pull request 643 of 2024-10-22)."""
-    source = row.text("source")
-    pull = re.search(r"PR #(\d+)", source) if "pytorch/torchtitan" in source else None
-    month = re.search(r"\b(20\d\d-\d\d)", source)
-    return int(pull[1]) < 643 if pull else bool(month and month[1] < "2024-10")
+    return before(row, 643, "2024-09") is True
+
+
+def heads_of(row: MeasuredRow, release: str, *, compiled: bool) -> dict[str, Any]:
+    """How torchtitan rotated, repeated and gathered heads, where the release does not tell: by model and pull request."""
+    section: dict[str, Any] = {}
+    if re.match("qwen3|gpt-?oss", row.text("model_name").lower()):
+        section |= (
+            {}
+            if compiled
+            else {"rope_impl": "composite" if before(row, 2575, "2026-02") or release == "0.1" else "upcast"}
+        )
+        if before(row, 1870, "2025-09") and (row.whole("tp") or 1) > 1:
+            section["qk_norm_gathered"] = True
+    if release == "0.2" and before(row, 2259, "2026-01") is False:
+        section["repeat_kv"] = False
+    return section
 
 
 def of_today(row: MeasuredRow) -> bool:
@@ -94,8 +117,10 @@ def compile_of(release: str, notes: str, framework: str = "") -> dict[str, Any]:
 def native_kernels(row: MeasuredRow, release: str, notes: str) -> dict[str, Any]:
     """torch.compile, chunks of the loss, FlexAttention and CUDA graphs."""
     section = compile_of(release, notes, row.text("framework"))
-    if row.text("framework").startswith("torchtitan") and before_expandable_segments(row):
-        section["expandable_segments"] = False
+    if row.text("framework").startswith("torchtitan"):
+        section |= heads_of(row, release, compiled="compile" in section) | (
+            {"expandable_segments": False} if before_expandable_segments(row) else {}
+        )
     if found := re.search(r"chunked (?:ce|cross entropy)(?: \((\d+) loss chunks\))?", notes):
         section["loss_chunks"] = int(found[1] or 8)
     elif re.search(r"full[- ]logits", notes):
@@ -256,3 +281,8 @@ def resharded(row: MeasuredRow) -> bool:
         return False
     usual = row.whole("pp") in {None, 1} and not ("litgpt" in row.text("framework").lower() and said == "fsdp2")
     return usual or "reshard always" in said
+
+
+def by_module(row: MeasuredRow, said: str) -> dict[str, Any]:
+    """Litgpt's benchmark wraps every module for itself by default (benchmark_litgpt.py as above: bucketing_mode none)."""
+    return {"wrap": "module"} if "litgpt" in row.text("framework").lower() and "zero3" in said else {}

@@ -14,7 +14,7 @@ from steptime.validation.measurements import MeasuredRow, SkipRowError
 from steptime.validation.row_experts import expert_degrees, has_experts, kinds_of
 from steptime.validation.row_hybrid import completed, hybrid_model, is_hybrid
 from steptime.validation.row_machine import hardware_of, machine
-from steptime.validation.row_native import resharded
+from steptime.validation.row_native import by_module, resharded
 from steptime.validation.row_software import RowFramework, framework_of, performance_of
 
 CORES = 128
@@ -220,7 +220,7 @@ def _sharding(row: MeasuredRow, framework: RowFramework, assumed: list[str], dp:
                 {"reshard_after_backward": False} if row.needed("pp") == 1 else {}
             )
         if said.startswith("fsdp1"):
-            fsdp["version"] = 1
+            fsdp |= {"version": 1} | by_module(row, said)
         if "bf16 reduce" in notes or "bf16 reduce" in row.text("precision").lower():
             fsdp["reduce_dtype"] = "bf16"
         return {"fsdp": fsdp}

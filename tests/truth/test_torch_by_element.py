@@ -15,7 +15,7 @@ from steptime.model.mamba import reordered
 from steptime.model.mlp import Words, clamped
 from steptime.model.moe import add_bias
 from steptime.model.ops import Tensor
-from steptime.model.rotary import TURNS
+from steptime.model.rotary import ROTATIONS
 
 BF16 = torch.bfloat16
 WHOLE = {"cat", "sum"}
@@ -135,7 +135,7 @@ def test_rotation_by_eager_kernels():
     t = torch.randn(32, 2, 4, 16, dtype=BF16, requires_grad=True)
     angles = torch.randn(32, 1, 1, 16)
     forward, backward = run(t.numel() // 2, lambda: _apply_rotary_pos_emb_bshd(t, angles, mscale=1.3))
-    turn, size = TURNS["own_tables"], t.numel() * 2
+    turn, size = ROTATIONS["own_tables"], t.numel() * 2
     assert forward == (turn.forward * size, turn.by_element * t.numel(), 2 * turn.by_element * size)
     assert backward == (turn.backward * size, turn.by_element * t.numel(), 2 * turn.by_element * size)
 

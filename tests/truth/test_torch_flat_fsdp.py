@@ -48,3 +48,12 @@ def test_peak(shape, option, recompute, length):
     torch_holds = held(SHAPES[shape], kernels, seqlen, layout)
     ours = estimate(job(SHAPES[shape], kernels, seqlen, layout)).memory.stages[0]
     assert (ours.allocated_bytes, ours.optimizer_bytes) == (torch_holds.peak, torch_holds.optimizer), torch_holds.op
+
+
+@pytest.mark.parametrize("seqlen", [128, 256])
+def test_peak_at_the_loss_where_every_module_is_wrapped(seqlen):
+    """Nothing is gathered then: neither the head, nor the embedding, nor the last block."""
+    kernels, layout = KERNELS["none"], Layout(8, fsdp=Fsdp(version=1, params="bf16", reduce="bf16", wrap="module"))
+    torch_holds = held(SHAPES["large vocabulary"], kernels, seqlen, layout)
+    ours = estimate(job(SHAPES["large vocabulary"], kernels, seqlen, layout)).memory.stages[0]
+    assert ours.allocated_bytes == torch_holds.peak, torch_holds.op

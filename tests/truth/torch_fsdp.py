@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,7 +21,7 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 from torch.distributed.fsdp._flat_param import FlatParamHandle
-from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.distributed.fsdp.wrap import CustomPolicy, ModuleWrapPolicy
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -35,6 +36,13 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch_blocks import DTYPES, Kernels, Transformer
 
 from steptime.model.model import Model
+
+POLICIES: dict[str, Callable[[Transformer], Any]] = {
+    "block": lambda module: ModuleWrapPolicy({type(module.blocks[0])}),
+    "model": lambda module: ModuleWrapPolicy(set()),
+    "module": lambda module: CustomPolicy(lambda one: bool([*one.parameters(recurse=False)])),
+}
+"""Which modules the first FSDP wraps besides the whole."""
 
 
 @contextmanager
@@ -103,7 +111,7 @@ def flat_sharded(module: Transformer, kernels: Kernels, fsdp: Fsdp, mesh: Device
         module,
         process_group=mesh.get_group("dp"),
         sharding_strategy=kept if fsdp.reshard_blocks is False else whole,
-        auto_wrap_policy=ModuleWrapPolicy({type(module.blocks[0])} if fsdp.wrap == "block" else set()),
+        auto_wrap_policy=POLICIES[fsdp.wrap](module),
         mixed_precision=policy,
         device_id=torch.device("cpu"),
         use_orig_params=True,

@@ -66,6 +66,7 @@ def config_of(keys: JobKeys, model: Any, devices: int | None, release: str) -> d
         dtypes_of(keys, degrees)
         | precision_of(keys, fsdp=degrees.fsdp)
         | kernels_of(keys, degrees, release)
+        | rotary_of(keys, model, release)
         | checkpointing_of(keys, n_layers)
     )
     performance |= experts.get("performance", {})
@@ -176,6 +177,13 @@ def kernels_of(keys: JobKeys, degrees: Degrees, release: str) -> dict[str, Any]:
     loss = {"loss_chunks": 1} if degrees.fsdp and keys.get("loss.class") == "CrossEntropyLoss" else {}
     attention = ATTENTION_KERNELS.get(str(keys.get("model.attn_backend")), {})
     return loss | attention | compiled_of(keys, release) | ({"overlap": {"tp": True}} if hidden else {})
+
+
+def rotary_of(keys: JobKeys, model: Any, release: str) -> dict[str, Any]:
+    """Qwen3's cosines and sines: fp32 since 2026-03-14 (torchtitan pull request 2575), the compute dtype in TOML's time."""
+    if not _field(model, "qk_norm") or keys.on("compile.enable"):
+        return {}
+    return {"rope_impl": "composite" if release else "upcast"}
 
 
 def compiled_of(keys: JobKeys, release: str) -> dict[str, Any]:
