@@ -155,7 +155,7 @@ class Estimate:
         """Step time over dp at fixed work per device."""
 
         def answer(job: Job) -> tuple[float, str]:
-            found = estimate(job)
+            found = self if job is self.job else estimate(job)
             return found.step_s, found.peaks.verdict
 
         return weak_scaling.weak(self.job, answer)

@@ -172,10 +172,7 @@ def cut(sketch: Assembly, chunk: Chunk, size: int) -> Cut:
     found: list[tuple[str, int, list[Num]]] = []
     for group, runs in backward_runs(sketch, chunk).items():
         ranks = np.broadcast_to(shard_ranks(sketch.job, group), (size,)).tolist()
-        total = sum([times * piece.times * piece.elements for pieces, times in runs for piece in pieces])
-        limits = (
-            np.broadcast_to(bucket_size(sketch.job, total), (size,)).tolist() if chunk.depth == 0 else [None] * size
-        )
+        limits = np.broadcast_to(bucket_size(sketch.job, runs), (size,)).tolist() if chunk.depth == 0 else [None] * size
         for row, mine in enumerate(_rows(runs, size)):
             found.append((group, row, run_buckets(mine, int(ranks[row]), limits[row], sharded=pads(sketch.job))))
     empty = set(range(size)) - {row for _, row, sizes in found if sizes}
