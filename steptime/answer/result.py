@@ -153,12 +153,16 @@ class Estimate:
     @cached_property
     def weak_scaling(self) -> list[WeakScaling]:
         """Step time over dp at fixed work per device."""
-        return scaling.weak(self.job, _step_and_verdict)
+        return scaling.weak(self.job, self._step_and_verdict)
 
     @cached_property
     def strong_scaling(self) -> list[WeakScaling]:
         """Step time over dp at the job's own batch."""
-        return scaling.strong(self.job, _step_and_verdict)
+        return scaling.strong(self.job, self._step_and_verdict)
+
+    def _step_and_verdict(self, job: Job) -> tuple[float, str]:
+        found = self if job is self.job else estimate(job)
+        return found.step_s, found.peaks.verdict
 
     @cached_property
     def fixes(self) -> list[Fix]:
@@ -237,11 +241,6 @@ def estimate(job: Job | str | Path | Mapping[str, Any]) -> Estimate:
 def step_seconds(job: Job) -> float:
     """The step time only [s]: no memory, no tables."""
     return step_time(Assembly(job)).step_s
-
-
-def _step_and_verdict(job: Job) -> tuple[float, str]:
-    found = estimate(job)
-    return found.step_s, found.peaks.verdict
 
 
 def document(estimate: Estimate) -> dict[str, Any]:

@@ -44,6 +44,14 @@ class LocalParams:
         return found
 
     @cached_property
+    def backward(self) -> dict[str, list[LocalParam]]:
+        """Those of each parameter group in the order of backward: the last registered first."""
+        found: dict[str, list[LocalParam]] = {}
+        for p in reversed(self.params):
+            found.setdefault(p.param.group, []).append(p)
+        return found
+
+    @cached_property
     def total(self) -> Num:
         """All of their elements."""
         return sum([p.elements for p in self.params])

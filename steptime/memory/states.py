@@ -193,8 +193,7 @@ def chunk_buckets(assembly: Assembly, chunk: Chunk) -> list[Bucket]:
         return whole_buckets(assembly, chunk, sharded=sharded)
     found: list[Bucket] = []
     for group, backward in backward_runs(assembly, chunk).items():
-        whole = sum([times * piece.times * piece.elements for pieces, times in backward for piece in pieces])
-        size = bucket_size(job, whole) if chunk.depth == 0 else None
+        size = bucket_size(job, backward) if chunk.depth == 0 else None
         counts = run_buckets(backward, shard_ranks(job, group), size, sharded=sharded)
         found += [Bucket(elements, group) for elements in counts]
     return found
@@ -216,7 +215,7 @@ def backward_runs(assembly: Assembly, chunk: Chunk) -> dict[str, list[Run]]:
     found: dict[str, list[Run]] = {group: [] for params, _ in parts for group in params.elements}
     for params, count in reversed(parts):
         for group, backward in found.items():
-            mine = [p for p in reversed(params.params) if p.param.group == group]
+            mine = params.backward.get(group, [])
             backward.append(([Pieces(p.each, p.tensors, p.param is copied) for p in mine], count))
     return found
 
@@ -232,10 +231,11 @@ def whole_buckets(assembly: Assembly, chunk: Chunk, *, sharded: bool) -> list[Bu
     return [Bucket(round_up(elements, ranks[group]), group) for group, elements in found.items()]
 
 
-def bucket_size(job: Job, elements: Num) -> Num:
-    """Elements per gradient bucket: from the plan (bytes or a count of buckets), else the profile's."""
+def bucket_size(job: Job, runs: Sequence[Run]) -> Num:
+    """Elements per gradient bucket: from the plan (bytes, or a count of buckets for all of `runs`), else the profile's."""
     p, software = job.parallelism, job.software
     if p.n_param_buckets is not None:
+        elements = sum([times * piece.times * piece.elements for pieces, times in runs for piece in pieces])
         return ceil(elements / p.n_param_buckets)
     if p.bucket_size_mb is not None:
         return p.bucket_size_mb * 1e6 / software.bytes_of(software.states.main_grad_dtype)

@@ -176,9 +176,8 @@ def cut(assembly: Assembly, chunk: Chunk, size: int) -> Cut:
     found: list[tuple[str, int, list[Num]]] = []
     for group, runs in backward_runs(assembly, chunk).items():
         ranks = np.broadcast_to(shard_ranks(assembly.job, group), (size,)).tolist()
-        total = sum([times * piece.times * piece.elements for pieces, times in runs for piece in pieces])
         limits = (
-            np.broadcast_to(bucket_size(assembly.job, total), (size,)).tolist() if chunk.depth == 0 else [None] * size
+            np.broadcast_to(bucket_size(assembly.job, runs), (size,)).tolist() if chunk.depth == 0 else [None] * size
         )
         for row, mine in enumerate(_rows(runs, size)):
             found.append((group, row, run_buckets(mine, int(ranks[row]), limits[row], sharded=pads(assembly.job))))
