@@ -37,6 +37,13 @@ GATHERS, REDUCTIONS = ROOT + 2 * 2 * LAYER, 2 * (ROOT + 2 * LAYER)
         ({"reshard_after_forward": False}, ROOT + 2 * LAYER + REDUCTIONS),
         ({"reduce_dtype": "bf16"}, GATHERS + REDUCTIONS / 2),
         ({"microbatches": 3}, 3 * (GATHERS + REDUCTIONS)),
+        # no_sync (torch, FSDPModule.set_requires_gradient_sync): the last micro-batch reduces for all; where parameters stay
+        # gathered as well, the first one gathers for all
+        ({"microbatches": 3, "no_sync": True}, 3 * GATHERS + REDUCTIONS),
+        (
+            {"microbatches": 3, "no_sync": True, "reshard_after_forward": False, "reshard_after_backward": False},
+            ROOT + 2 * LAYER + REDUCTIONS,
+        ),
         # two copies in two nodes: what the reduction leaves, half of 4 bytes an element, is all-reduced between them; a ring of
         # two sends it once, at 1/2 B/s: 4 s an element
         ({"dp": 4, "replicas": 2}, GATHERS + REDUCTIONS + 4 * (ROOT + 2 * LAYER)),
