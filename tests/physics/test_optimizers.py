@@ -97,13 +97,19 @@ def test_what_a_device_orthogonalizes():
 
 
 def test_experts_are_tensors_of_their_own():
-    """Of 8 experts a device of ep 2 has 4: gate and up, 2 * 64 * 128 = 16,384 elements each, are four tensors, not one."""
+    """Of 8 experts a device of ep 2 has 4: gate and up, 2 * 64 * 128 = 16,384 elements each, are four tensors, not one.
+
+    Muon's iterations run on each: 2 * 64 rows of 128 columns, and down's 128 rows of 64.
+    """
     moe = {"n_experts": 8, "experts_per_token": 2, "expert_inter_sz": 64}
     split = Assembly(job(dp=2, ep=2, microbatches=2, model={"moe": moe}).replace(**{"parallelism.zero_level": 0}))
     found = {
-        p.param.name: (p.tensors, p.each)
+        p.param.name: (p.tensors, p.each, matrix(p.param, p.each))
         for params, _ in split.counted_params(split.stages[0])
         for p in params
         if p.param.n_experts
     }
-    assert found == {"mlp.experts.up.weight": (4, 16_384), "mlp.experts.down.weight": (4, 8_192)}
+    assert found == {
+        "mlp.experts.up.weight": (4, 16_384, (128, 128)),
+        "mlp.experts.down.weight": (4, 8_192, (128, 64)),
+    }
