@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from steptime.model.ops import Comm, Gemm, Move, Op, Param, Tensor
 from steptime.model.quantize import Operand, backward_casts, cast, cast_norm
-from steptime.model.rotary import ACCESSES
+from steptime.model.rotary import ROTATIONS
 from steptime.model.sublayers import Sublayer, casts, enter_tp, linear, linear_params, norm
 from steptime.software.performance import EAGER_TORCH
 
@@ -101,7 +101,7 @@ def torch_heads(model: Model, shard: Shard, inputs: tuple[str, str]) -> list[Op]
         return [
             Move("attn.rope", (q_up, "attn.kv_down", kv_up), (q, k), (), (), (), moved, moved, 2.0, role="mla_up_proj")
         ]
-    rotated, (forward, backward) = Tensor("attn.rope.out", turned / size, size), ACCESSES[kernels.rope_impl]
+    rotated, each = Tensor("attn.rope.out", turned / size, size), ROTATIONS[kernels.rope_impl]
     turn = Move(
         "attn.rope",
         (q_up, "attn.kv_down"),
@@ -109,8 +109,8 @@ def torch_heads(model: Model, shard: Shard, inputs: tuple[str, str]) -> list[Op]
         (),
         (),
         (),
-        forward * turned,
-        backward * turned,
+        each.forward * turned,
+        each.backward * turned,
         12.0,
         role="mla_up_proj",
     )

@@ -36,6 +36,7 @@ from steptime.bench.runs.operands import torch_dtype
 from steptime.fsdp import options
 from steptime.job.assembly import Assembly
 from steptime.job.job import Job
+from steptime.memory.buckets import Pieces
 from steptime.memory.states import bucket_size
 from steptime.model.model import Model
 from steptime.software.performance import ITEMSIZE
@@ -224,8 +225,8 @@ def own_part(full: Tensor, param: Tensor) -> Tensor:
 
 def distributed(part: Transformer, job: Job, mesh: DeviceMesh, device: torch.device) -> nn.Module:
     """DistributedDataParallel over dp, with the job's bucket size; gradients are views of the buckets or separate."""
-    elements = float(sum(p.numel() for p in part.parameters()))
-    mib = bucket_size(job, elements) * ITEMSIZE[job.software.states.main_grad_dtype] / MIB
+    tensors = [Pieces(float(p.numel()), 1) for p in part.parameters()]
+    mib = bucket_size(job, [(tensors, 1)]) * ITEMSIZE[job.software.states.main_grad_dtype] / MIB
     ids = None if device.index is None else [device.index]
     return DistributedDataParallel(
         part,
