@@ -248,7 +248,7 @@ def test_pricing_functions_speak_through_their_docstrings():
         (["qqq", "--measurements", OWN], "qqq: no row of tests/data/validate/own.csv has that id; there are: "),
         (["run-1", "--measurements", "no.csv"], "no.csv: no such file or directory"),
         (["KOR22-004", "--set", "data.gbs=1"], "--set: not valid for a measured row; 3dtrn explain KOR22-004 --yaml"),
-        (["configs/llama3_70b.yaml", "--yaml"], "--yaml: for a measured row"),
+        (["configs/llama3_70b.yaml", "--yaml"], "--yaml: only for a measured row"),
     ],
 )
 def test_a_wrong_name_is_one_line(args, line, run):

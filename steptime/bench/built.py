@@ -46,6 +46,8 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "scores_in_buffer": (False,),
     "attention_mask": (False,),
     "batches_stay": (False,),
+    "repeat_kv": (False,),
+    "qk_norm_gathered": (False,),
 }
 """Switches that the steps do not follow, and that have no limit of their own in `runnable`: the values with which they run."""
 

@@ -31,6 +31,10 @@ def _known() -> list[tuple[re.Pattern[str], int, str]]:
     return [(re.compile(item["pattern"]), int(item["entries"]), item["of"]) for item in table["vocabularies"]]
 
 
+_LLAMA_2_ENTRIES = re.compile(r"llama|mixtral_?8x7b|mistral_?7b(?!_v0_?3)")
+"""Models with 32,000 entries: Llama 1 and 2, and Mistral's first two."""
+
+
 def entries_of(
     kind: str, files: Iterable[str], beside: Beside | None = None, about: str = ""
 ) -> tuple[int, str] | None:
@@ -38,7 +42,7 @@ def entries_of(
 
     Files that are there, or beside the launch file, are counted. A name that is known counts; a file with a name of its own is
     never taken for the tokenizer that its type is called after, nor is Llama's type, which reads any SentencePiece model, where
-    nothing that the job is called (`about`) speaks of Llama. None: not told.
+    nothing that the job is called (`about`) names a model with Llama 2's vocabulary. None: not told.
 
     >>> entries_of("GPT2BPETokenizer", ["data/gpt2-vocab.json"]), entries_of("GPT2BPETokenizer", ["own-tokenizer/vocab.json"])
     ((50257, "GPT-2's (gpt2-vocab.json)"), None)
@@ -54,7 +58,7 @@ def entries_of(
         if found := _by_name(last.lower()) or _sized(last.lower()) or _of_model(last):
             return found[0], f"{found[1]} ({last.rpartition('/')[2]})"
         own = own or not _PLAIN.fullmatch(re.sub(r"\$\{?\w+\}?|<[^>]*>|\[[^]]*\]", "", last).lower())
-    own = own or (kind == "Llama2Tokenizer" and not re.search(r"llama", about, re.IGNORECASE))
+    own = own or (kind == "Llama2Tokenizer" and not _LLAMA_2_ENTRIES.search(re.sub("[-.]", "_", about.lower())))
     found = None if own else _by_name(kind.lower())
     return (found[0], f"{found[1]} ({kind})") if found else None
 

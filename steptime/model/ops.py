@@ -227,10 +227,7 @@ class Attention(Op):
 
 
 class ByElement(NamedTuple):
-    """What goes through eager torch's kernels without vector loads: operands of several dtypes, broadcast ones, slices of rows.
-
-    Source: aten/src/ATen/native/cuda/CUDALoops.cuh, gpu_kernel_impl.
-    """
+    """Work of eager kernels without vector loads (torch CUDALoops.cuh, gpu_kernel_impl): mixed dtypes, broadcasts, slices of rows."""
 
     elements: Num = 0.0
     """Elements of their results."""
@@ -238,7 +235,7 @@ class ByElement(NamedTuple):
     """Bytes that they move, part of the op's [B]."""
 
 
-VECTORIZED = ByElement()  # no such kernels
+VECTORIZED = ByElement()
 
 
 @dataclass(slots=True)

@@ -107,7 +107,8 @@ def _plan(key: str, kind: str, devices: int, row: MeasuredRow) -> CiPlan | str:
     place = (key, kind, devices, row.text("gpu"), row.text("container"), row.text("first_recorded"))
     if place not in _PLANS:
         try:
-            reading = read_ci(key, kind, devices, PER_NODE.get(row.text("gpu"), 8))
+            name = f"{row.text('model_name')}/{key}"
+            reading = read_ci(name, kind, devices, PER_NODE.get(row.text("gpu"), 8))
             _PLANS[place] = reading if isinstance(reading, str) else _on_image(reading, row)
         except ConfigError as error:
             _PLANS[place] = _without_name(error.problems[0])
@@ -116,18 +117,18 @@ def _plan(key: str, kind: str, devices: int, row: MeasuredRow) -> CiPlan | str:
 
 def _without_name(problem: str) -> str:
     """A reader's problem without the configuration's name."""
-    return re.sub(r"^[0-9a-f]{12}: (?:line \d+: )?", "", problem)
+    return re.sub(r"^\S*/[0-9a-f]{12}: (?:line \d+: )?", "", problem)
 
 
 @cache
-def read_ci(key: str, kind: str, devices: int, per_node: int) -> Reading | str:
-    """Flags, environment and script of a configuration as a reading, or the reason why it is not judged.
+def read_ci(name: str, kind: str, devices: int, per_node: int) -> Reading | str:
+    """Flags, environment and script of a configuration (model/key) as a reading, or the reason why it is not judged.
 
     Raises:
         ConfigError: the job cannot be read.
     """
-    script = launch_script(configurations()[key], devices, per_node, kind)
-    reading = read_megatron(key, script, {}, {})
+    script = launch_script(configurations()[name.rpartition("/")[2]], devices, per_node, kind)
+    reading = read_megatron(name, script, {}, {})
     approximated = [flag for flag in reading.of("approximated") if flag.name in HOLD_MEMORY]
     lacking = [*reading.of("unmodeled"), *approximated]
     return f"not modeled yet: {first_reason(lacking)}" if lacking else reading

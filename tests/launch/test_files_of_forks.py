@@ -224,7 +224,10 @@ def test_llamas_tokenizer_type_says_nothing_of_another_models_vocabulary(tmp_pat
     )
     script = f"torchrun --nproc_per_node 8 pretrain_gpt.py {flags}\n"
     assert asked(tmp_path, "yi/pretrain_yi_6b.sh", script) == ("vocabulary size unknown; add --set model.vocab_sz=N",)
-    assert written(tmp_path, "llama2/pretrain_7b.sh", script).config["model"]["vocab_sz"] == 32000
+    for name in ("llama2/pretrain_7b.sh", "mixtral-8x7b/pretrain.sh", "mistral/mistral-7b.sh"):
+        assert written(tmp_path, name, script).config["model"]["vocab_sz"] == 32000
+    (line,) = asked(tmp_path, "mistral/mistral-7b-v0.3.sh", script)  # 32,768 entries
+    assert line.startswith("vocabulary size unknown")
 
 
 def test_mindspeeds_list_of_layers(tmp_path: Path) -> None:

@@ -197,7 +197,7 @@ def test_a_group_of_micro_batches_that_megatron_refuses_is_refused():
     flags = ("--pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 1 --global-batch-size 20",)
     found = reading(*flags)
     assert found.config["parallelism"]["microbatch_group_sz"] == 4
-    rule = "must be from pp 4 to the 10 micro-batches, with a remainder of none or at least pp (got 4); use 5"
+    rule = "must be from pp 4 to the 10 micro-batches, and the last group empty or at least pp (got 4); use 5"
     assert problems(to_job, found, H100) == [f"run.sh: parallelism.microbatch_group_sz: {rule}"]
     said = reading(*flags, "--microbatch-group-size-per-virtual-pipeline-stage 5")
     assert to_job(said, H100).parallelism.microbatch_group_sz == 5
