@@ -227,7 +227,7 @@ class Attention(Op):
 
 
 class ByElement(NamedTuple):
-    """Work of eager kernels without vector loads (torch CUDALoops.cuh, gpu_kernel_impl): mixed dtypes, broadcasts, slices of rows."""
+    """Eager kernels without vector loads (torch CUDALoops.cuh, gpu_kernel_impl): mixed dtypes, broadcasts, slices of rows."""
 
     elements: Num = 0.0
     """Elements of their results."""
