@@ -143,19 +143,31 @@ def test_an_update_takes_less_than_150_ms(running):
     assert min(took) < 0.150
 
 
-def test_a_whole_report_takes_less_than_250_ms_beside_other_work():
-    """CPU time of the page of a plan of 131,072 actions, the best of three, with the orders of both micro-batches known.
+def test_a_whole_report_takes_as_long_as_a_little_plain_python():
+    """CPU time of the page of a plan of 131,072 actions over that of 30,000 rows of JSON and 300,000 additions beside it.
 
-    On an idle core it takes 115 to 140 ms; what shares the core's caches lengthens it."""
+    The orders of both micro-batches are known. On an idle core the page takes 115 to 160 ms, 1.8 times the other; a ratio is the
+    same on a slower or shared machine. The least of three.
+    """
     text = (ROOT / "configs" / "megatron_1t.yaml").read_text()
-    took = []
+    rows = json.dumps([{"a": i, "b": [i * 0.5] * 4, "c": str(i)} for i in range(30_000)])
+    ratios = []
     for size in (1, 2, 1, 2, 1, 2, 1):
         began = time.process_time()
         found = whatif.answer(whatif.PageRequest(text, {"data.microbatch_sz": size}, None, "", full=True))
-        took.append(time.process_time() - began)
+        between = time.process_time()
+        plain(rows)
+        ratios.append((between - began) / (time.process_time() - between))
         assert found["ok"]
         assert found["data"]["schedule"]["microbatches"] == 512 // size
-    assert min(took[2::2]) < 0.250
+    assert min(ratios[2::2]) < 3.0
+
+
+def plain(rows: str) -> None:
+    json.loads(rows)
+    sums: dict[int, float] = {}
+    for i in range(300_000):
+        sums[i % 1_000] = sums.get(i % 1_000, 0.0) + 0.5 * i
 
 
 def test_every_choice_is_one_that_a_plan_takes():
