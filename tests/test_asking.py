@@ -119,6 +119,19 @@ def test_the_layout_without_a_plan_is_the_fastest_that_fits(capsys):
             assert not fits or other.throughput.tokens_per_s < found["throughput"]["tokens_per_s"]
 
 
+def test_a_stated_pp_is_interleaved_too(capsys):
+    """Stating the value that would be chosen changes nothing."""
+    named = ("--model", "llama3-8b", "--devices", "16", "--json")
+    chosen, stated = (json.loads(run(capsys, *named, *more)[1]) for more in ((), ("--set", "parallelism.pp=2")))
+    assert chosen["config"]["parallelism"]["pp"] == 2
+    assert stated["time"]["step_s"] == chosen["time"]["step_s"]
+
+
+def test_sequences_without_a_plan_are_those_that_tp_divides(capsys):
+    """OPT's table has 2,050 positions, two of them before the first token."""
+    assert load_json(capsys, "opt-6.7b", "h100", 8)["config"]["data"]["seqlen"] == 2048
+
+
 def test_the_batch_without_a_plan_grows_with_the_cluster(capsys):
     """Llama 3 405B (arXiv 2407.21783, table 4): 16M tokens on 16,384 devices; 4M at first, here up to 4,096 of them."""
     for devices, tokens in ((512, 4), (4096, 4), (16384, 16)):

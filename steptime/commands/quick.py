@@ -48,12 +48,12 @@ def job(model: str | None, machine: str | None, devices: int | None, changes: li
         if tried.last is None:
             raise tried.error or ConfigError("devices: no valid layout for this number of devices")
         return _named(given, tried.last, "full", f"none of {tried.count} layouts fits; 3dtrn search tries all")
-    _, degrees, checkpointing = tried.best
-    pp, layers = degrees["pp"], plan["layers"]
+    found, degrees, checkpointing = tried.best
+    pp, layers = found.job.parallelism.pp, plan["layers"]
     units = layers + 2 if layers % pp else layers  # see `_built`
     for vpp in range(2, units // pp + 1) if pp > 1 else ():
         if units % (pp * vpp) == 0:
-            tried.fits(degrees | {"vpp": vpp}, checkpointing)
+            tried.fits(degrees | {"pp": pp, "vpp": vpp}, checkpointing)
     found, _, checkpointing = tried.best
     return _named(given, found.job, checkpointing, f"fastest of {tried.count} layouts; 3dtrn search tries all")
 
@@ -108,7 +108,7 @@ def base(model: str, machine: str | None, devices: int | None) -> dict[str, Any]
         "devices": count,
         "tokens": max(STEP_TOKENS, DEVICE_TOKENS * count),
         "near": int(max(node.devices_per_node, min(node.tiers[0].size, count))),
-        "seqlen": min(longest, SEQLEN),
+        "seqlen": min(longest, SEQLEN) // 64 * 64 or longest,  # OPT's table has two more positions than its sequences
         "layers": shape.n_layers,
         "experts": shape.moe.n_experts if shape.moe else 1,
     }

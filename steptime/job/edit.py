@@ -87,7 +87,8 @@ def one_line(text: str) -> str:
 def read_plan(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
     """The mapping of a plan: from a file, from text, or as given; paths in a file are relative to it.
 
-    Raises:        ConfigError: it cannot be read, or is not a mapping.
+    Raises:
+        ConfigError: it cannot be read, or is not a mapping.
     """
     if isinstance(source, Mapping):
         data, base = deepcopy(dict(source)), Path()

@@ -52,8 +52,9 @@ MEGATRON_EXPERT_RULES = [
     Rule(
         "experts in epilogues",
         "performance.moe.fused_mlp",
-        "TransformerEngine runs experts in the products' epilogues with precision mxfp8 or nvfp4, grouped_gemm and etp 1 (got "
-        "{f.precision}, etp {f.etp}); use false",
+        "only with precision mxfp8 or nvfp4, grouped_gemm true, etp 1 and software megatron-core "
+        "(TransformerEngine's fused grouped MLP; got {f.precision}, {f.experts_run.grouped_gemm}, {f.etp}, {f.software}); "
+        "use false",
         lambda f: (
             (not f.experts_run.fused_mlp)
             | (

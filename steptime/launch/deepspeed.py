@@ -83,7 +83,7 @@ def put_deepspeed_config(keys: JobKeys, beside: Beside | None) -> dict[str, Any]
             "zero_stage", inner.count("zero_optimization.stage", 0, least=0), by=f"{name}: zero_optimization.stage"
         )
     whole, flag = inner.get(_BATCH), keys.get("global_batch_size")
-    if None not in {whole, flag} and str(whole) not in {"auto", str(flag)} and told(keys.sets, "data.gbs") is None:
+    if None not in (whole, flag) and str(whole) not in {"auto", str(flag)} and told(keys.sets, "data.gbs") is None:
         both = f"{name}: {_BATCH} {whole} contradicts {keys.name('global_batch_size')} {flag}"
         keys.problem(f"{both}; add --set data.gbs=N")
     stage = keys.get("zero_stage")

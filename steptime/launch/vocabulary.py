@@ -31,7 +31,7 @@ def _known() -> list[tuple[re.Pattern[str], int, str]]:
     return [(re.compile(item["pattern"]), int(item["entries"]), item["of"]) for item in table["vocabularies"]]
 
 
-_LLAMA_2_ENTRIES = re.compile(r"llama|mixtral_?8x7b|mistral_?7b(?!_v0_?3)")
+_LLAMA_2_ENTRIES = re.compile(r"(?<!code)(?<!code_)llama(?!_?[34])|mixtral_?8x7b|mistral_?7b(?!_v0_?3)")
 """Models with 32,000 entries: Llama 1 and 2, and Mistral's first two."""
 
 

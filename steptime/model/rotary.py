@@ -68,7 +68,7 @@ def rotary(model: Model, shard: Shard, qk: tuple[str, str], heads: tuple[Num, Nu
         forward_bytes=each.forward * rotated,
         backward_bytes=each.backward * rotated / ranks,
         forward_by_element=slow,
-        backward_by_element=slow,
+        backward_by_element=ByElement(slow.elements / ranks, slow.bytes / ranks),
         kernels=each.kernels,
     )
     return [op]

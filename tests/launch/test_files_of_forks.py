@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from steptime.base.config import ConfigError
+from steptime.launch.beside import Beside
 from steptime.launch.read import read
 from steptime.launch.reading import Reading, to_job
 
@@ -345,3 +346,20 @@ def test_torchtitans_config_functions_are_named_by_their_module(tmp_path: Path) 
     """
     (line,) = asked(tmp_path, "run.sh", script)
     assert line.startswith("launches a config function of llama3; give that module's config_registry.py")
+
+
+def test_a_batch_that_is_a_list_is_told_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text('{"train_batch_size": [64]}', encoding="utf-8")
+    script = f"deepspeed --num_gpus 8 pretrain_gpt.py --deepspeed --deepspeed_config ds.json {GPT}\n"
+    lines = asked(tmp_path, "ds.sh", script)
+    assert any("train_batch_size [64] contradicts" in line for line in lines)
+
+
+def test_a_config_above_its_script_is_not_one_of_the_same_name_below_it(tmp_path: Path) -> None:
+    """../config/fsdp.yaml has 8 processes, scripts/config/fsdp.yaml 4."""
+    for folder, ranks in (("config", 8), ("scripts/config", 4)):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "fsdp.yaml").write_text(f"num_processes: {ranks}\n", encoding="utf-8")
+    found = Beside(tmp_path / "scripts").path("../config/fsdp.yaml")
+    assert found is not None
+    assert found.resolve() == (tmp_path / "config" / "fsdp.yaml").resolve()

@@ -24,10 +24,12 @@ MODEL = Model.model_validate(
 )  # fmt: skip
 
 
-def ops(*, fused: bool, precision: str = "mxfp8") -> dict[str, Op]:
+def ops(*, fused: bool, precision: str = "mxfp8", grouped: bool = True) -> dict[str, Op]:
     """The experts' ops, of 1,024 rows on one device."""
     software = load_software("megatron-core").replace(precision=precision)
-    software = software.model_copy(update={"moe": software.moe.model_copy(update={"fused_mlp": fused})})
+    software = software.model_copy(
+        update={"moe": software.moe.model_copy(update={"fused_mlp": fused, "grouped_gemm": grouped})}
+    )
     shard = Shard(1.0, float(ROWS), float(ROWS), 1.0, False, 128.0, software)
     assert MODEL.moe is not None
     found, _ = experts(MODEL, Rows(MODEL.moe, HIDDEN, shard), DispatchedTensors("rows", "probs"))
@@ -84,3 +86,10 @@ def test_each_experts_rows_are_cast_by_kernels_of_their_own(precision, fused, ea
     assert (cast.kernels, down.cast_kernels) == (each, each)
     assert forward(cast, RATES, {"rows": 0.0}).kernels == 1.0
     assert launches(cast) == 1.0
+
+
+def test_experts_one_after_the_other_are_cast_one_by_one():
+    """Without a grouped product each of four experts is a module: four casts with delayed scaling too, four launches."""
+    cast = ops(precision="fp8_delayed", fused=False, grouped=False)["experts.cast"]
+    assert isinstance(cast, Move)
+    assert (cast.kernels, launches(cast)) == (4.0, 4.0)

@@ -180,8 +180,13 @@ def kernels_of(keys: JobKeys, degrees: Degrees, release: str) -> dict[str, Any]:
 
 
 def rotary_of(keys: JobKeys, model: Any, release: str) -> dict[str, Any]:
-    """Qwen3's cosines and sines: fp32 since 2026-03-14 (torchtitan pull request 2575), the compute dtype in TOML's time."""
-    if not _field(model, "qk_norm") or keys.on("compile.enable"):
+    """Cosines and sines of Qwen3 and gpt-oss, where other models have complex numbers (the profile's).
+
+    fp32 since 2026-03-14 (torchtitan pull request 2575), the compute dtype before, in TOML's time.
+    """
+    attention = _field(model, "attention")
+    sinks = attention.get("sinks") if isinstance(attention, Mapping) else getattr(attention, "sinks", False)
+    if not (_field(model, "qk_norm") or sinks) or keys.on("compile.enable"):
         return {}
     return {"rope_impl": "composite" if release else "upcast"}
 
