@@ -132,6 +132,13 @@ def test_sequences_without_a_plan_are_those_that_tp_divides(capsys):
     assert load_json(capsys, "opt-6.7b", "h100", 8)["config"]["data"]["seqlen"] == 2048
 
 
+def test_a_number_of_devices_with_few_powers_of_two_has_a_layout(capsys):
+    """500 = 4 * 125 H100: tp 4 alone does not fit 70 B, tp 4 with pp 5 does; 80 layers are 16 a stage."""
+    found = load_json(capsys, "llama3-70b", "h100", 500)
+    assert found["memory"]["verdict"] == "fits"
+    assert found["config"]["parallelism"]["pp"] % 5 == 0
+
+
 def test_the_batch_without_a_plan_grows_with_the_cluster(capsys):
     """Llama 3 405B (arXiv 2407.21783, table 4): 16M tokens on 16,384 devices; 4M at first, here up to 4,096 of them."""
     for devices, tokens in ((512, 4), (4096, 4), (16384, 16)):
@@ -294,7 +301,7 @@ def test_a_model_too_big_for_its_devices_is_not_said_to_fit(capsys):
     """405 B parameters in bf16 on 8 devices: 94 GiB of weights alone on each."""
     document = json.loads(run(capsys, "--model", "llama3-405b", "--devices", "8", "--json")[1])
     assert document["memory"]["verdict"] == "does_not_fit"
-    assert "layouts fits; 3dtrn search tries all" in document["assumptions"][0]
+    assert "layouts tried fits; 3dtrn search tries all" in document["assumptions"][0]
     assert "fastest of" not in document["assumptions"][0]
 
 

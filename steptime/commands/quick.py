@@ -41,13 +41,16 @@ def job(model: str | None, machine: str | None, devices: int | None, changes: li
     plan = base(model, machine, devices)
     given = _given(machine, devices, changes)
     tried = _Tried(plan, changes)
-    for degrees in layouts(plan["devices"], plan["near"], plan["layers"], plan["experts"]):
-        if not tried.fits(degrees, "none"):
-            tried.fits(degrees, "full")
-    if tried.best is None:
+    for uneven in (False, True):
+        for degrees in layouts(plan["devices"], plan["near"], plan["layers"], plan["experts"], uneven=uneven):
+            if not tried.fits(degrees, "none"):
+                tried.fits(degrees, "full")
+        if tried.best is not None:
+            break
+    else:
         if tried.last is None:
             raise tried.error or ConfigError("devices: no valid layout for this number of devices")
-        return _named(given, tried.last, "full", f"none of {tried.count} layouts fits; 3dtrn search tries all")
+        return _named(given, tried.last, "full", f"none of {tried.count} layouts tried fits; 3dtrn search tries all")
     found, degrees, checkpointing = tried.best
     pp, layers = found.job.parallelism.pp, plan["layers"]
     units = layers + 2 if layers % pp else layers  # see `_built`
@@ -114,19 +117,23 @@ def base(model: str, machine: str | None, devices: int | None) -> dict[str, Any]
     }
 
 
-def layouts(devices: int, near: int, layers: int, experts: int = 1) -> Iterator[dict[str, int]]:
+def layouts(
+    devices: int, near: int, layers: int, experts: int = 1, *, uneven: bool = False
+) -> Iterator[dict[str, int]]:
     """Degrees ordered by how far tp and pp split the model, least first; tp stays among the `near` devices of a network domain.
 
+    tp and pp are powers of two; with `uneven`, pp is every other divisor of what tp leaves.
     Whole experts lie over these devices, or over those of eight such domains (as DeepSeek-V3's, arXiv 2412.19437, section 3.2),
     or over as many of them as divide a stage's devices and the experts.
     """
-    size = 1
-    while size <= devices:
-        for tp in (1, 2, 4, 8, 16):
-            pp = size // tp
-            if size % tp == 0 and tp <= near and devices % size == 0 and pp <= layers:
-                yield from ({"tp": tp, "pp": pp} | spread for spread in _spreads(devices // pp, experts, near))
-        size *= 2
+    splits = [
+        (tp * pp, tp, pp)
+        for tp in (1, 2, 4, 8, 16)
+        for pp in range(1, layers + 1)
+        if tp <= near and devices % (tp * pp) == 0 and (pp & (pp - 1) > 0) == uneven
+    ]
+    for _, tp, pp in sorted(splits):
+        yield from ({"tp": tp, "pp": pp} | spread for spread in _spreads(devices // pp, experts, near))
 
 
 def _spreads(devices: int, experts: int, near: int) -> list[dict[str, int]]:

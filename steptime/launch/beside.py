@@ -46,7 +46,8 @@ class Beside:
         tails = [PurePosixPath(*pure.parts[i:]) for i in range(len(pure.parts) - 1)]
         here = self.folder.resolve()
         above = [parent / tail for tail in tails for parent in (here, *here.parents[:6])]
-        candidates = (self.folder / known, self.folder / pure, *above, self.folder / pure.name)
+        exact = [self.folder / known] if len(pure.parts) > 1 else []
+        candidates = (*exact, self.folder / pure, *above, self.folder / pure.name)
         return next((path for path in candidates if is_readable(path)), None)
 
     def program(self, name: str) -> str:

@@ -124,18 +124,16 @@ def cast_rows(name: str, x: str, elements: Num, rows: Rows, role: Role) -> tuple
     """Rows quantized for a grouped product, each expert's by kernels of their own unless `one_cast` does all."""
     ops, operand = cast(name, x, elements, rows.shard, role=role)
     each = 1.0 if one_cast(rows.shard) else rows.local_experts
-    looped = rows.shard.software.moe.grouped_gemm
-    return [replace(op, kernels=op.kernels * each, looped=looped) for op in ops if isinstance(op, Move)], operand
+    return [replace(op, kernels=op.kernels * each, looped=True) for op in ops if isinstance(op, Move)], operand
 
 
 def one_cast(shard: Shard) -> bool:
     """Whether one kernel casts the rows of all experts.
 
-    TransformerEngine v2.5 to v2.12 pytorch/csrc/extensions/cast.cpp, multi_tensor_quantize_impl: with delayed scaling alone, if
-    one module holds all experts (grouped_gemm); in a fused MLP tex.group_quantize does.
+    TransformerEngine v2.5 to v2.12 pytorch/csrc/extensions/cast.cpp, multi_tensor_quantize_impl: with delayed scaling alone; in a
+    fused MLP tex.group_quantize does.
     """
-    moe = shard.software.moe
-    return (shard.software.precision == "fp8_delayed" and moe.grouped_gemm) or moe.fused_mlp
+    return shard.software.precision == "fp8_delayed" or shard.software.moe.fused_mlp
 
 
 def in_epilogue(shard: Shard, up: Tensor, act: Tensor, probs: str) -> tuple[Move, Operand]:

@@ -86,10 +86,3 @@ def test_each_experts_rows_are_cast_by_kernels_of_their_own(precision, fused, ea
     assert (cast.kernels, down.cast_kernels) == (each, each)
     assert forward(cast, RATES, {"rows": 0.0}).kernels == 1.0
     assert launches(cast) == 1.0
-
-
-def test_experts_one_after_the_other_are_cast_one_by_one():
-    """Without a grouped product each of four experts is a module: four casts with delayed scaling too, four launches."""
-    cast = ops(precision="fp8_delayed", fused=False, grouped=False)["experts.cast"]
-    assert isinstance(cast, Move)
-    assert (cast.kernels, launches(cast)) == (4.0, 4.0)
