@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from jobs import job
 
@@ -305,6 +305,7 @@ LAYERS = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(LAYERS, st.sampled_from([1, 2, 3, 8]), st.sampled_from([None, 100, 1000, 5000, 90000.0]), st.booleans())
 def test_layers_laid_down_at_once_fill_the_same_buckets(runs, dp, bucket_size, sharded):
     """As with every layer written out, and as tensor by tensor in columns."""
