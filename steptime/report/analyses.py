@@ -213,9 +213,25 @@ def intervals(summary: Summary) -> list[Table]:
         "width: (p90 - p10) / estimate",
     )
     return [
-        Table(INTERVALS[of], header, [_coverage(figures) for figures in found], notes, left=2)
+        Table(
+            INTERVALS[of],
+            header,
+            [_coverage(figures) for figures in found],
+            (*notes, *_near_80(summary["intervals_near_80"][of])),
+            left=2,
+        )
         for of, found in summary["intervals"].items()
         if found
+    ]
+
+
+def _near_80(found: Mapping[str, Any]) -> list[str]:
+    """The count of slices near 80 %, and the count that chance leaves where every slice is at 80 %."""
+    if not found["slices"]:
+        return []
+    near = f"{found['near']} of {found['slices']} accelerators and frameworks of 2 series or more"
+    return [
+        f"{near} have 75 to 85 % of test rows inside; if all were at exactly 80 %, {found['expected']:.1f} would by chance"
     ]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from steptime.validation.bands import fits_by_band, verdicts_of_runs
 from steptime.validation.baselines import baselines
 from steptime.validation.gpu_memory import gpu_memory
-from steptime.validation.interval_coverage import summary_of
+from steptime.validation.interval_coverage import near_80, summary_of
 from steptime.validation.judgement import Judgement
 from steptime.validation.mechanisms import memory_by_mechanism
 from steptime.validation.noise import noise
@@ -90,7 +90,8 @@ def summarize(judged: Sequence[Judgement], worst: int) -> dict[str, Any]:
         },
         "memory_by_mechanism": memory_by_mechanism(judged),
         "gpu_memory": gpu_memory(judged, worst),
-        "intervals": summary_of(counted),
+        "intervals": (covered := summary_of(counted)),
+        "intervals_near_80": {of: near_80(found)._asdict() for of, found in covered.items()},
         "fits": fitting(judged),
         "fits_by_band": fits_by_band(judged),
         "verdicts_of_runs": verdicts_of_runs(counted),

@@ -10,8 +10,8 @@ standard error of a share counts a series as one draw: the robust variance of Li
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from math import exp, log, sqrt
+from collections.abc import Iterable, Mapping, Sequence
+from math import erf, exp, log, sqrt
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -83,6 +83,27 @@ def standard_error(values: Sequence[tuple[object, float]]) -> float:
         sums[cluster] = sums.get(cluster, 0.0) + value - mean
     k = len(sums)
     return sqrt(sum(s * s for s in sums.values()) * k / (k - 1)) / len(values) if k > 1 else 0.5
+
+
+class Near80(NamedTuple):
+    """Slices whose coverage is near 80 %, and how many chance leaves near it where each is at 80 %."""
+
+    near: int
+    """Slices with 75 to 85 % of their rows inside."""
+    slices: int
+    expected: float
+    """Sum over the slices of P(|error| < 5 %), with normal errors of each slice's standard error."""
+
+
+def near_80(lines: Iterable[Mapping[str, Any]]) -> Near80:
+    """Accelerators and frameworks near 80 % on test rows. A slice of one series is left out: it is one draw.
+
+    >>> near_80([{"what": "a", "split": "test", "series": 9, "covered": 0.78, "error": 0.05}])
+    Near80(near=1, slices=1, expected=0.6826894921370859)
+    """
+    slices = [x for x in lines if x["split"] == "test" and x["what"] != "all" and x["series"] > 1]
+    near = sum(0.75 <= x["covered"] <= 0.85 for x in slices)
+    return Near80(near, len(slices), sum(erf(0.05 / (x["error"] * sqrt(2.0))) if x["error"] else 1.0 for x in slices))
 
 
 def ratio_of(j: Judgement, of: str) -> float | None:
