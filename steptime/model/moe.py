@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from steptime.base.num import same
 from steptime.model.attention import attention_ops
 from steptime.model.dispatch import combine, dispatch
+from steptime.model.experts_in_turn import in_turn, joined
 from steptime.model.mlp import Words, activate, clamped, feed_forward, gated
 from steptime.model.ops import ByElement, Gemm, Move, Op, Param, Role, Tensor
 from steptime.model.quantize import Operand, backward_casts, cast, copies
@@ -94,7 +95,7 @@ def shared_experts(model: Model, moe: Moe, shard: Shard, x: str) -> Sublayer:
 
 
 def experts(model: Model, rows: Rows, sent: DispatchedTensors) -> Sublayer:
-    """For the rows of each local expert: up, activation times probability, down (experts.py, TEGroupedMLP)."""
+    """For the rows of each local expert: up, activation times probability, down (experts.py, TEGroupedMLP, SequentialMLP)."""
     moe, shard, size = rows.moe, rows.shard, rows.shard.itemsize
     width, gates = moe.expert_inter_sz, 2 if model.glu else 1
     local = width / shard.etp
@@ -109,31 +110,39 @@ def experts(model: Model, rows: Rows, sent: DispatchedTensors) -> Sublayer:
         made, operand = in_epilogue(shard, up, act, sent.probs)
         ops.append(made)
     else:
-        ops += weighted(model, shard, up, act, sent.probs)
+        ops += in_turn(rows, weighted(model, shard, up, act, sent.probs))
         quantized, operand = cast_rows("experts.act", act.name, act.elements, rows, "moe_act")
         ops += quantized
     out = Tensor("experts.out", rows.here * rows.hidden, size)
     ops.append(grouped(rows, operand, out, local, rows.hidden, "down", bias=model.bias))
-    if not (model.bias and shard.software.moe.grouped_gemm):
+    if not shard.software.moe.grouped_gemm:
+        join, y = joined(rows, out)
+        return [*ops, *join], y.name
+    if not model.bias:
         return ops, out.name
     added = scaled_bias(out, sent.probs) if fused else add_bias(rows, out, sent.probs)
     return [*ops, added], added.outputs[0].name
 
 
 def cast_rows(name: str, x: str, elements: Num, rows: Rows, role: Role) -> tuple[list[Op], Operand]:
-    """Rows quantized for a grouped product, each expert's by kernels of their own unless `one_cast` does all."""
+    """Rows quantized for the products, each expert's by kernels of their own unless `one_cast` does all.
+
+    Those of grouped products are launched by one C++ loop.
+    """
     ops, operand = cast(name, x, elements, rows.shard, role=role)
     each = 1.0 if one_cast(rows.shard) else rows.local_experts
-    return [replace(op, kernels=op.kernels * each, looped=True) for op in ops if isinstance(op, Move)], operand
+    looped = rows.shard.software.moe.grouped_gemm
+    return [replace(op, kernels=op.kernels * each, looped=looped) for op in ops if isinstance(op, Move)], operand
 
 
 def one_cast(shard: Shard) -> bool:
     """Whether one kernel casts the rows of all experts.
 
     TransformerEngine v2.5 to v2.12 pytorch/csrc/extensions/cast.cpp, multi_tensor_quantize_impl: with delayed scaling alone; in a
-    fused MLP tex.group_quantize does.
+    fused MLP tex.group_quantize does. Experts that are not grouped cast in their own projections.
     """
-    return shard.software.precision == "fp8_delayed" or shard.software.moe.fused_mlp
+    how = shard.software.moe
+    return (shard.software.precision == "fp8_delayed" and how.grouped_gemm) or how.fused_mlp
 
 
 def in_epilogue(shard: Shard, up: Tensor, act: Tensor, probs: str) -> tuple[Move, Operand]:
