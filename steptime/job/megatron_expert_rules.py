@@ -66,6 +66,19 @@ MEGATRON_EXPERT_RULES = [
         ),
     ),
     Rule(
+        "activation in epilogues",
+        "performance.moe.fused_mlp",
+        "only with SwiGLU, quick GEGLU or fused weighted squared ReLU (model.glu with activation silu or gelu, or relu2 with "
+        "activation_impl fused); use false",
+        lambda f: (not f.experts_run.fused_mlp) | f.fused_activation,
+    ),
+    Rule(
+        "offload of fused experts",
+        "performance.offload_modules",
+        "Megatron-Core offloads expert_fc1 and moe_act only without performance.moe.fused_mlp; remove them, or use false there",
+        lambda f: (not f.experts_run.fused_mlp) | (not f.offload & {"expert_fc1", "moe_act"}),
+    ),
+    Rule(
         "pieces of overlapped layers",
         "performance.moe.overlap_keeps_pieces",
         "has an effect only with performance.overlap.ep; set overlap: {{ep: true}}, or remove it",
