@@ -78,6 +78,14 @@ MEGATRON_EXPERT_RULES = [
         "Megatron-Core offloads expert_fc1 and moe_act only without performance.moe.fused_mlp; remove them, or use false there",
         lambda f: (not f.experts_run.fused_mlp) | (not f.offload & {"expert_fc1", "moe_act"}),
     ),
+    # docs/user-guide/features/paged_stash.md; transformer_config.py, moe_expert_rank_capacity_factor
+    Rule(
+        "pages of experts",
+        "performance.moe.paged_stash",
+        "only with performance.moe.fused_mlp and dispatcher flex (got {f.experts_run.fused_mlp}, {f.experts_run.dispatcher}); "
+        "use false",
+        lambda f: (not f.experts_run.paged_stash) | (f.experts_run.fused_mlp & (f.experts_run.dispatcher == "flex")),
+    ),
     Rule(
         "pieces of overlapped layers",
         "performance.moe.overlap_keeps_pieces",

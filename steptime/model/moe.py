@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 
 SHARED = Words("shared", "shared_experts", "shared_experts")
 EXPERTS = Words("experts", "moe", "moe_act")
+STASH_KERNELS, STASH_SHARE = 6.0, 0.5
+"""Copies of four tensors, and of the scales of two, into a stash; and the share of their bytes' time that other kernels lose to
+them, some being limited by memory and some by arithmetic (assumed; between 0 and 1, where rows marked fit are best: recipes of
+DeepSeek-V3, Qwen3-30B and gpt-oss on GB200)."""
 
 
 def moe_block_ops(model: Model, shard: Shard) -> list[Op]:
@@ -115,6 +119,8 @@ def experts(model: Model, rows: Rows, sent: DispatchedTensors) -> Sublayer:
         ops += quantized
     out = Tensor("experts.out", rows.here * rows.hidden, size)
     ops.append(grouped(rows, operand, out, local, rows.hidden, "down", bias=model.bias))
+    if shard.software.moe.paged_stash:
+        ops.append(stash(ops, sent.probs, rows.here * rows.prob))
     if not shard.software.moe.grouped_gemm:
         join, y = joined(rows, out)
         return [*ops, *join], y.name
@@ -157,6 +163,19 @@ def in_epilogue(shard: Shard, up: Tensor, act: Tensor, probs: str) -> tuple[Move
     moved: dict[str, Any] = {"forward_bytes": 0.0, "backward_bytes": 0.0, "kernels": 0.0, "role": "moe_act"}
     op = Move("experts.act", (up.name, probs), made[:1], kept, made[1:], **moved)
     return op, Operand(made[0].name, made[-1].name, columns=len(made) > 1)
+
+
+def stash(ops: list[Op], probs: str, probs_bytes: Num) -> Move:
+    """What the experts keep, copied into pages after forward and out of them before backward: read and written each way.
+
+    Both inputs by columns with their scales, the first product's result, and the probabilities (TransformerEngine
+    transformer_engine/pytorch/ops/fused/grouped_mlp.py@d0067d0d, mark_grouped_tensor). The copies have a stream of their own; the
+    next layer's experts wait for it (megatron/core/transformer/moe/paged_stash.py@d98e8a64).
+    """
+    sizes = {probs: probs_bytes} | {t.name: t.bytes for op in ops for t in op.allocates}
+    copied = 2.0 * sum([sizes[name] for name in dict.fromkeys(name for op in ops for name in op.saves)])
+    moved: dict[str, Any] = {"forward_bytes": STASH_SHARE * copied, "backward_bytes": STASH_SHARE * copied}
+    return Move("experts.stash", kernels=STASH_KERNELS, role="moe", **moved)
 
 
 def scaled_bias(x: Tensor, probs: str) -> Move:

@@ -71,6 +71,9 @@ def expert_performance(keys: JobKeys, precision: str) -> dict[str, Any]:
     fused = fuser and has_experts(keys) and keys.on("moe_grouped_gemm") and precision in {"mxfp8", "nvfp4"}
     if fuser and not fused:
         keys.approximate("use_transformer_engine_op_fuser", "TransformerEngine's modules are counted")
+    paged = fused and keys.on("moe_paged_stash") and keys.word("moe_token_dispatcher_type") == "flex"
+    if keys.on("moe_paged_stash") and not paged:
+        keys.approximate("moe_paged_stash", "activations of experts stay where they are")
     if not has_experts(keys):
         return {}
     dtype = str(keys.get("moe_router_dtype"))
@@ -89,6 +92,7 @@ def expert_performance(keys: JobKeys, precision: str) -> dict[str, Any]:
             "delay_wgrad_compute": keys.on("delay_wgrad_compute"),
         }
         | ({"fused_mlp": True} if fused else {})
+        | ({"paged_stash": True} if paged else {})
     }
 
 
