@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 from steptime.base.num import same
 from steptime.model.attention import attention_ops
 from steptime.model.dispatch import combine, dispatch
+from steptime.model.expert_rows import aligned_rows, cast_rows, one_cast
 from steptime.model.experts_in_turn import in_turn, joined
 from steptime.model.mlp import Words, activate, clamped, feed_forward, gated
-from steptime.model.ops import ByElement, Gemm, Move, Op, Param, Role, Tensor
+from steptime.model.ops import ByElement, Gemm, Move, Op, Param, Tensor
 from steptime.model.quantize import Operand, backward_casts, cast, copies
 from steptime.model.routing import Rows, router_ops
 from steptime.model.sublayers import Sublayer, add_branch, linear, norm_before
@@ -105,9 +106,10 @@ def experts(model: Model, rows: Rows, sent: DispatchedTensors) -> Sublayer:
     local = width / shard.etp
     up = Tensor("experts.up", rows.here * local * gates, size)
     act = Tensor("experts.act.out", rows.here * local, size)
-    quantized, operand = cast_rows("experts", sent.x, rows.here * rows.hidden, rows, "moe")
+    padded, x = aligned_rows(rows, "experts.pad", sent.x)
+    quantized, operand = cast_rows("experts", x, rows.here * rows.hidden, rows, "moe")
     first = grouped(rows, operand, up, rows.hidden, local * gates, "up", bias=model.bias)
-    ops: list[Op] = [*quantized, first]
+    ops: list[Op] = [*padded, *quantized, first]
     fused = shard.software.moe.fused_mlp
     if fused:
         first.cast_bytes, first.cast_kernels = 0.0, 0.0
@@ -124,31 +126,12 @@ def experts(model: Model, rows: Rows, sent: DispatchedTensors) -> Sublayer:
     if not shard.software.moe.grouped_gemm:
         join, y = joined(rows, out)
         return [*ops, *join], y.name
-    if not model.bias:
-        return ops, out.name
-    added = scaled_bias(out, sent.probs) if fused else add_bias(rows, out, sent.probs)
-    return [*ops, added], added.outputs[0].name
-
-
-def cast_rows(name: str, x: str, elements: Num, rows: Rows, role: Role) -> tuple[list[Op], Operand]:
-    """Rows quantized for the products, each expert's by kernels of their own unless `one_cast` does all.
-
-    Those of grouped products are launched by one C++ loop.
-    """
-    ops, operand = cast(name, x, elements, rows.shard, role=role)
-    each = 1.0 if one_cast(rows.shard) else rows.local_experts
-    looped = rows.shard.software.moe.grouped_gemm
-    return [replace(op, kernels=op.kernels * each, looped=looped) for op in ops if isinstance(op, Move)], operand
-
-
-def one_cast(shard: Shard) -> bool:
-    """Whether one kernel casts the rows of all experts.
-
-    TransformerEngine v2.5 to v2.12 pytorch/csrc/extensions/cast.cpp, multi_tensor_quantize_impl: with delayed scaling alone; in a
-    fused MLP tex.group_quantize does. Experts that are not grouped cast in their own projections.
-    """
-    how = shard.software.moe
-    return (shard.software.precision == "fp8_delayed" and how.grouped_gemm) or how.fused_mlp
+    y = out.name
+    if model.bias:
+        added = scaled_bias(out, sent.probs) if fused else add_bias(rows, out, sent.probs)
+        ops, y = [*ops, added], added.outputs[0].name
+    unpadded, y = aligned_rows(rows, "experts.unpad", y)
+    return [*ops, *unpadded], y
 
 
 def in_epilogue(shard: Shard, up: Tensor, act: Tensor, probs: str) -> tuple[Move, Operand]:
