@@ -86,7 +86,7 @@ def depth_overhead(op: Gemm, r: Rates) -> float:
 
 
 def gemm_pass(op: Gemm, r: Rates, m: Num, n: Num, k: Num, bytes_: Num, rate: float = 1.0) -> Pass:
-    """`count` matrix products m x k by k x n: the slower of arithmetic and memory, plus the fixed time of each kernel."""
+    """One matrix product m x k by k x n, `count` times: the slower of arithmetic and memory, plus its kernels' fixed time."""
     fixed, asymptote, kernels = r.gemm_kernel_s, r.gemm_flops, op.kernels
     if op.routed:
         rate = rate * (r.grouped_share if op.grouped else 1.0) * op.m / (op.m + GROUP_ROWS)
