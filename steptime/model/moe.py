@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 SHARED = Words("shared", "shared_experts", "shared_experts")
 EXPERTS = Words("experts", "moe", "moe_act")
 STASH_KERNELS, STASH_SHARE = 6.0, 0.5
-"""Copies of four tensors, and of the scales of two, into a stash; and the share of their time that other kernels lose to them, some
-being limited by memory and some by arithmetic (assumed: half; rows marked fit agree with 0 to 1, Qwen3-30B with a quarter, gpt-oss
-with all)."""
+"""Copies of four tensors, and of the scales of two, into a stash; and the share of their time that other kernels lose to them,
+some being limited by memory and some by arithmetic (assumed: half; rows marked fit do not decide it: on GB200 DeepSeek-V3 is
+best with none, Qwen3-30B with a quarter, gpt-oss with all)."""
 
 
 def moe_block_ops(model: Model, shard: Shard) -> list[Op]:
