@@ -124,8 +124,8 @@ def experts(model: Model, rows: Rows, sent: DispatchedTensors) -> Sublayer:
     if shard.software.moe.paged_stash:
         ops.append(stash(ops, sent.probs, rows.here * rows.prob))
     if not shard.software.moe.grouped_gemm:
-        join, y = joined(rows, out)
-        return [*ops, *join], y.name
+        join, whole = joined(rows, out)
+        return [*ops, *join], whole.name
     y = out.name
     if model.bias:
         added = scaled_bias(out, sent.probs) if fused else add_bias(rows, out, sent.probs)
