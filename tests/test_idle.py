@@ -122,3 +122,29 @@ def test_a_setting_without_effect_names_its_reason():
         "no effect: performance.deferred_head_wgrads 2 (there is no pipeline (pp 1))",
         "no effect: performance.overlap.tp true (there is no tensor parallelism (tp 1))",
     ]
+
+
+@pytest.mark.parametrize(
+    ("model", "performance", "told"),
+    [
+        ({}, {"repeat_kv": True}, True),  # as many key-value heads as query heads
+        ({"n_kv_heads": 4}, {"repeat_kv": True}, False),
+        ({"n_kv_heads": 4}, {"repeat_kv": True, "attention_impl": "unfused"}, True),
+        ({}, {"qk_norm_gathered": True}, True),  # no norms
+        ({"qk_norm": True}, {"qk_norm_gathered": True}, False),
+        ({"qk_norm": True}, {"qk_norm_gathered": True, "attention_impl": "unfused"}, True),
+    ],
+)
+def test_heads_that_cannot_be_repeated_or_gathered(model, performance, told):
+    """torchtitan on tp 2: what changes nothing is told, what is not told changes the answer."""
+    job = drawn(random.Random(3))
+    plain = job.replace(
+        **{"parallelism.tp": 2, "parallelism.sp": True, "parallelism.dp": 4, "performance.software": "torchtitan"}
+    )
+    plain = plain.replace(**{f"model.{key}": value for key, value in model.items()})
+    plain = plain.replace(
+        **{f"performance.{key}": value for key, value in performance.items() if key == "attention_impl"}
+    )
+    found, lines = answer(plain.replace(**{f"performance.{key}": value for key, value in performance.items()}))
+    own = [line for line in lines if "has an effect only with" in line]
+    assert (bool(own), found == answer(plain)[0]) == (told, told)

@@ -48,6 +48,20 @@ def _without(module: str) -> Callable[[Job], bool]:
     return holds
 
 
+def _keys_as_they_are(job: Job) -> bool:
+    """Whether keys and values are read without a copy for each query, or copied whatever the setting."""
+    model, kernels = job.model, job.software.kernels
+    flash = kernels.attention_impl == "flash" or job.parallelism.cp > 1
+    same_heads = model.attention.kind == "mla" or model.n_q_heads == model.n_kv_heads
+    return not flash or same_heads or kernels.fused_projections == "qkv"
+
+
+def _heads_stay(job: Job) -> bool:
+    """Whether no heads can be gathered after norms of q and k."""
+    flash = job.software.kernels.attention_impl == "flash"
+    return not job.model.qk_norm or not flash or job.parallelism.tp == 1 or job.model.attention.kind == "mla"
+
+
 DENSE = {"dense", "mlp"}
 """Kinds of layer with a dense MLP."""
 NO_PIPELINE = ("there is no pipeline (pp 1)", lambda job: job.parallelism.pp == 1)
@@ -61,6 +75,14 @@ IDLE: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "performance.muon_tp_mode": (
         "applies only to Muon with tp > 1",
         lambda job: "muon" not in job.software.states.optimizer or job.parallelism.tp == 1,
+    ),
+    "performance.repeat_kv": (
+        "has an effect only with flash attention of fewer key-value heads than query heads, without attention kind mla",
+        _keys_as_they_are,
+    ),
+    "performance.qk_norm_gathered": (
+        "has an effect only with model.qk_norm, flash attention and tp > 1, without attention kind mla",
+        _heads_stay,
     ),
     "performance.sp_regather": ("sp is off", lambda job: not job.sp),
     "performance.recompute_stops_early": (

@@ -25,9 +25,9 @@ WGRAD_RATE = 0.95
 """wgrad's rate divided by forward's: medians .681 (NT, fp32 accumulation) and .718 (TN) over 183 A100 shapes
 (MooreThreads/SimuMax@4dcaae5 configs/system/a100_pcie.json)."""
 GROUP_ROWS = 120.0
-"""Grouped products of m rows an expert run at m / (m + 120) of a dense one's rate: fp8 on H800, n 4096, k 7168, reaches 1346,
-1233, 1040 and 932 TFLOP/s at 8192, 1024, 512 and 256 rows (deepseek-ai/DeepGEMM@55ab91f README), of which this gives 1346, 1223,
-1107 and 930. Half a tile of 128 rows an expert is padding in the mean."""
+"""Experts' products of m rows run at m / (m + 120) of a dense one's rate: fp8 on H800, n 4096, k 7168, grouped, has 1346, 1233,
+1040 and 932 TFLOP/s at 8192, 1024, 512 and 256 rows (deepseek-ai/DeepGEMM@55ab91f README), of which this gives 1346, 1223, 1107
+and 930. Half a tile of 128 rows an expert is padding in the mean, grouped or not."""
 RATED_LENGTH = 4096.0
 """Tokens at which a machine file states its attention rates: the figures of arXiv 2407.08608 and its like are read there."""
 ROW_BYTES = 16.0
@@ -40,8 +40,6 @@ SCAN_BACKWARD = 2.8
 """Backward time of a scan divided by its forward time (assumed: none is published for Mamba-2; gated delta rule 2.5 to 2.8, gated
 linear attention 3.1 to 3.5, retention 1.7 to 2.5 on GB200, fla-org/flash-linear-attention). Backward recomputes convolution,
 states and decays."""
-
-
 CHUNK_S_PER_TOKEN = 40e-6 / 1024.0
 """Least forward time of linear attention per token of a sequence, whose chunks follow one another: Gated DeltaNet with 8 to 16
 heads takes .096, .174 and .330 ms for 2,048, 4,096 and 8,192 tokens on B200 (flashinfer-ai/flashinfer#3167); assumed to be the
@@ -88,18 +86,19 @@ def depth_overhead(op: Gemm, r: Rates) -> float:
 
 
 def gemm_pass(op: Gemm, r: Rates, m: Num, n: Num, k: Num, bytes_: Num, rate: float = 1.0) -> Pass:
-    """One matrix product m x k by k x n, `count` times: the slower of arithmetic and memory, plus a kernel's fixed time."""
-    fixed, asymptote, count = r.gemm_kernel_s, r.gemm_flops, op.count
-    if op.grouped:
-        rate = rate * r.grouped_share * op.m / (op.m + GROUP_ROWS)
+    """One matrix product m x k by k x n, `count` times: the slower of arithmetic and memory, plus its kernels' fixed time."""
+    fixed, asymptote, kernels = r.gemm_kernel_s, r.gemm_flops, op.kernels
+    if op.routed:
+        rate = rate * (r.grouped_share if op.grouped else 1.0) * op.m / (op.m + GROUP_ROWS)
     if op.recipe:
         asymptote, fixed = r.recipe_flops, fixed + op.recipe.scale_kernels * r.move_kernel_s
     elif not op.params:
         asymptote = asymptote * where(aligned(op), 1.0, r.plain_share)
     flops = op.flops
-    compute = flops / (asymptote * rate * shape_efficiency(m, n, k, count, r.sm_count, depth_overhead(op, r)))
-    bandwidth = bytes_ / r.bytes_per_s
-    return made(Pass, (flops / op.load, bytes_, compute, bandwidth, maximum(compute, bandwidth) + fixed, 1.0))
+    shape = shape_efficiency(m, n, k, op.count / kernels, r.sm_count, depth_overhead(op, r))
+    compute, bandwidth = flops / (asymptote * rate * shape), bytes_ / r.bytes_per_s
+    seconds = maximum(compute, bandwidth) + fixed * kernels
+    return made(Pass, (flops / op.load, bytes_, compute, bandwidth, seconds, kernels))
 
 
 def aligned(op: Gemm) -> Num:
@@ -238,11 +237,11 @@ def parameter_gradients(op: Op, r: Rates) -> Num:
         return 0.0
     seconds: Num = 0.0
     if any(len(p.shape) == 1 for p in op.params):
-        seconds = seconds + move_pass(op.m * op.n * op.count * op.itemsize, 1.0, r).time_s
+        seconds = seconds + move_pass(op.m * op.n * op.count * op.itemsize, op.kernels, r).time_s
     if op.recipe:
         seconds = seconds + move_pass(op.cast_bytes, op.cast_kernels, r).time_s
     if is_column(r.accumulate_bytes) or r.accumulate_bytes:
-        added_s = move_pass(op.k * op.n * op.count * r.accumulate_bytes, 1.0, r).time_s
+        added_s = move_pass(op.k * op.n * op.count * r.accumulate_bytes, op.kernels, r).time_s
         seconds = seconds + where(r.accumulate_bytes > 0.0, added_s, 0.0)
     return seconds
 

@@ -9,7 +9,7 @@ from steptime.base.num import Num, is_column, maximum, where
 from steptime.cost.comm import FREE, CommCost
 from steptime.hardware.machine import Tier
 from steptime.job.mesh import Group, members_per_domain
-from steptime.model.ops import Routing
+from steptime.model.router_choice import Routing
 
 EXCHANGE_S = 77e-6
 """Least time of a call, however little it sends: dispatch of 128 tokens over 8 ranks of H800 (DeepEP README, low latency)."""

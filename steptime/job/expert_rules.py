@@ -32,8 +32,20 @@ def expert_facts(model: Model, software: Software) -> dict[str, Any]:
         "expert_tp_degree": moe.expert_tp_degree or 0,
         "experts": moe,
         "experts_run": software.moe,
+        "fused_activation": fused_activation(model, software),
         "megatron_only": next((key for key, said in megatron_only(moe, model, software).items() if said), ""),
     }
+
+
+def fused_activation(model: Model, software: Software) -> bool:
+    """Whether TransformerEngine's fused grouped MLP has the activation: SwiGLU, quick GEGLU, weighted squared ReLU.
+
+    megatron/core/transformer/moe/experts.py@d98e8a64, _is_fused_impl_supported. A plan's gelu of a gated MLP stands for the quick
+    one too; squared ReLU is weighted where its kernel is fused.
+    """
+    if model.glu:
+        return model.activation in {"silu", "gelu"}
+    return model.activation == "relu2" and software.kernels.activation_impl == "fused"
 
 
 def megatron_only(moe: Moe, model: Model, software: Software) -> dict[str, bool]:

@@ -48,6 +48,7 @@ class Facts(NamedTuple):
     """0 where not set."""
     experts: Moe
     experts_run: MoeSettings
+    fused_activation: bool
     megatron_only: str
     """A key of model.moe that only Megatron's experts support."""
     kinds: frozenset[str]
@@ -294,7 +295,6 @@ def layers_per_chunk(facts: Facts) -> list[int]:
     for chunk in [*range(1, chunks - 1), 0, chunks - 1][:extra]:
         counts[chunk] += 1
     counts[-1] -= ahead
-    if facts.ends_count:
-        counts[0] -= 1
-        counts[-1] -= 1
+    for end in (0, -1) if facts.ends_count else ():
+        counts[end] -= 1
     return counts

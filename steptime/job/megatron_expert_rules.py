@@ -66,6 +66,27 @@ MEGATRON_EXPERT_RULES = [
         ),
     ),
     Rule(
+        "activation in epilogues",
+        "performance.moe.fused_mlp",
+        "only with SwiGLU, quick GEGLU or fused weighted squared ReLU (model.glu with activation silu or gelu, or relu2 with "
+        "activation_impl fused); use false",
+        lambda f: (not f.experts_run.fused_mlp) | f.fused_activation,
+    ),
+    Rule(
+        "offload of fused experts",
+        "performance.offload_modules",
+        "Megatron-Core offloads expert_fc1 and moe_act only without performance.moe.fused_mlp; remove them, or use false there",
+        lambda f: (not f.experts_run.fused_mlp) | (not f.offload & {"expert_fc1", "moe_act"}),
+    ),
+    # docs/user-guide/features/paged_stash.md; transformer_config.py, moe_expert_rank_capacity_factor
+    Rule(
+        "pages of experts",
+        "performance.moe.paged_stash",
+        "only with performance.moe.fused_mlp and dispatcher flex (got {f.experts_run.fused_mlp}, {f.experts_run.dispatcher}); "
+        "use false",
+        lambda f: (not f.experts_run.paged_stash) | (f.experts_run.fused_mlp & (f.experts_run.dispatcher == "flex")),
+    ),
+    Rule(
         "pieces of overlapped layers",
         "performance.moe.overlap_keeps_pieces",
         "has an effect only with performance.overlap.ep; set overlap: {{ep: true}}, or remove it",

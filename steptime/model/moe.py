@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 from steptime.base.num import same
 from steptime.model.attention import attention_ops
 from steptime.model.dispatch import combine, dispatch
+from steptime.model.expert_rows import aligned_rows, cast_rows, one_cast
+from steptime.model.experts_in_turn import in_turn, joined
 from steptime.model.mlp import Words, activate, clamped, feed_forward, gated
-from steptime.model.ops import ByElement, Gemm, Move, Op, Param, Role, Tensor
+from steptime.model.ops import ByElement, Gemm, Move, Op, Param, Tensor
 from steptime.model.quantize import Operand, backward_casts, cast, copies
 from steptime.model.routing import Rows, router_ops
 from steptime.model.sublayers import Sublayer, add_branch, linear, norm_before
@@ -24,6 +26,10 @@ if TYPE_CHECKING:
 
 SHARED = Words("shared", "shared_experts", "shared_experts")
 EXPERTS = Words("experts", "moe", "moe_act")
+STASH_KERNELS, STASH_SHARE = 6.0, 0.5
+"""Copies of four tensors, and of the scales of two, into a stash; and the share of their time that other kernels lose to them,
+some being limited by memory and some by arithmetic (assumed: half; rows marked fit do not decide it: on GB200 DeepSeek-V3 is
+best with none, Qwen3-30B with a quarter, gpt-oss with all)."""
 
 
 def moe_block_ops(model: Model, shard: Shard) -> list[Op]:
@@ -94,46 +100,38 @@ def shared_experts(model: Model, moe: Moe, shard: Shard, x: str) -> Sublayer:
 
 
 def experts(model: Model, rows: Rows, sent: DispatchedTensors) -> Sublayer:
-    """For the rows of each local expert: up, activation times probability, down (experts.py, TEGroupedMLP)."""
+    """For the rows of each local expert: up, activation times probability, down (experts.py, TEGroupedMLP, SequentialMLP)."""
     moe, shard, size = rows.moe, rows.shard, rows.shard.itemsize
     width, gates = moe.expert_inter_sz, 2 if model.glu else 1
     local = width / shard.etp
     up = Tensor("experts.up", rows.here * local * gates, size)
     act = Tensor("experts.act.out", rows.here * local, size)
-    quantized, operand = cast_rows("experts", sent.x, rows.here * rows.hidden, rows, "moe")
+    padded, x = aligned_rows(rows, "experts.pad", sent.x)
+    quantized, operand = cast_rows("experts", x, rows.here * rows.hidden, rows, "moe")
     first = grouped(rows, operand, up, rows.hidden, local * gates, "up", bias=model.bias)
-    ops: list[Op] = [*quantized, first]
+    ops: list[Op] = [*padded, *quantized, first]
     fused = shard.software.moe.fused_mlp
     if fused:
         first.cast_bytes, first.cast_kernels = 0.0, 0.0
         made, operand = in_epilogue(shard, up, act, sent.probs)
         ops.append(made)
     else:
-        ops += weighted(model, shard, up, act, sent.probs)
+        ops += in_turn(rows, weighted(model, shard, up, act, sent.probs))
         quantized, operand = cast_rows("experts.act", act.name, act.elements, rows, "moe_act")
         ops += quantized
     out = Tensor("experts.out", rows.here * rows.hidden, size)
     ops.append(grouped(rows, operand, out, local, rows.hidden, "down", bias=model.bias))
-    if not (model.bias and shard.software.moe.grouped_gemm):
-        return ops, out.name
-    added = scaled_bias(out, sent.probs) if fused else add_bias(rows, out, sent.probs)
-    return [*ops, added], added.outputs[0].name
-
-
-def cast_rows(name: str, x: str, elements: Num, rows: Rows, role: Role) -> tuple[list[Op], Operand]:
-    """Rows quantized for a grouped product, each expert's by kernels of their own unless `one_cast` does all."""
-    ops, operand = cast(name, x, elements, rows.shard, role=role)
-    each = 1.0 if one_cast(rows.shard) else rows.local_experts
-    return [replace(op, kernels=op.kernels * each, looped=True) for op in ops if isinstance(op, Move)], operand
-
-
-def one_cast(shard: Shard) -> bool:
-    """Whether one kernel casts the rows of all experts.
-
-    TransformerEngine v2.5 to v2.12 pytorch/csrc/extensions/cast.cpp, multi_tensor_quantize_impl: with delayed scaling alone; in a
-    fused MLP tex.group_quantize does.
-    """
-    return shard.software.precision == "fp8_delayed" or shard.software.moe.fused_mlp
+    if shard.software.moe.paged_stash:
+        ops.append(stash(ops, sent.probs, rows.here * rows.prob))
+    if not shard.software.moe.grouped_gemm:
+        join, whole = joined(rows, out)
+        return [*ops, *join], whole.name
+    y = out.name
+    if model.bias:
+        added = scaled_bias(out, sent.probs) if fused else add_bias(rows, out, sent.probs)
+        ops, y = [*ops, added], added.outputs[0].name
+    unpadded, y = aligned_rows(rows, "experts.unpad", y)
+    return [*ops, *unpadded], y
 
 
 def in_epilogue(shard: Shard, up: Tensor, act: Tensor, probs: str) -> tuple[Move, Operand]:
@@ -148,6 +146,19 @@ def in_epilogue(shard: Shard, up: Tensor, act: Tensor, probs: str) -> tuple[Move
     moved: dict[str, Any] = {"forward_bytes": 0.0, "backward_bytes": 0.0, "kernels": 0.0, "role": "moe_act"}
     op = Move("experts.act", (up.name, probs), made[:1], kept, made[1:], **moved)
     return op, Operand(made[0].name, made[-1].name, columns=len(made) > 1)
+
+
+def stash(ops: list[Op], probs: str, probs_bytes: Num) -> Move:
+    """What the experts keep, copied into pages after forward and out of them before backward: read and written each way.
+
+    Both inputs by columns with their scales, the first product's result, and the probabilities (TransformerEngine
+    transformer_engine/pytorch/ops/fused/grouped_mlp.py@d0067d0d, mark_grouped_tensor). The copies have a stream of their own; the
+    next layer's experts wait for it (megatron/core/transformer/moe/paged_stash.py@d98e8a64).
+    """
+    sizes = {probs: probs_bytes} | {t.name: t.bytes for op in ops for t in op.allocates}
+    copied = 2.0 * sum([sizes[name] for name in dict.fromkeys(name for op in ops for name in op.saves)])
+    moved: dict[str, Any] = {"forward_bytes": STASH_SHARE * copied, "backward_bytes": STASH_SHARE * copied}
+    return Move("experts.stash", kernels=STASH_KERNELS, role="moe", **moved)
 
 
 def scaled_bias(x: Tensor, probs: str) -> Move:

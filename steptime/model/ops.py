@@ -10,7 +10,8 @@ Shapes are those of one device for one micro-batch. Letters in formulas: T token
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from steptime.base.num import Num, maximum, where
+from steptime.base.num import Num
+from steptime.model.router_choice import Routing
 from steptime.software.precision import Recipe
 
 Kind = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "send_recv"]
@@ -97,36 +98,6 @@ class Param(NamedTuple):
         return self.elements if self.split_dim is None else -(-self.elements // tp)
 
 
-class Routing(NamedTuple):
-    """Where the router sends tokens: `top_k` of `n_experts`, all in the `limit` best of `n_groups` groups of experts."""
-
-    n_experts: Num
-    top_k: int
-    n_groups: int = 1
-    limit: int = 1
-
-    def distinct(self, parts: Num) -> Num:
-        """Expected number of distinct parts among a token's experts, of `parts` with equal numbers of experts.
-
-        Of P parts no larger than a group: a group is chosen for its best experts (DeepSeek-V3, arXiv 2412.19437, 2.1.2), so one
-        of the k lies in each of the l chosen of g groups; the others are drawn without replacement from the rest of these
-        groups. A part of m = E / P experts is missed by the first with 1 - g / P, by the others with C(E l / g - l - m, k - l) /
-        C(E l / g - l, k - l). Without groups: P (1 - C(E - m, k) / C(E, k)). Of parts of several groups: those of l groups drawn.
-
-        >>> Routing(8, 2).distinct(8.0), Routing(8, 2).distinct(1.0)
-        (2.0, 1.0)
-        >>> [round(Routing(256, 8, 8, 4).distinct(parts), 3) for parts in (64.0, 8.0, 4.0)]
-        [7.482, 4.0, 3.143]
-        """
-        groups, limit = self.n_groups, self.limit
-        held, group = self.n_experts / parts, self.n_experts / groups
-        missed: Num = maximum(group - held, 0.0) / group
-        for drawn in range(limit, self.top_k):
-            missed = missed * maximum(group * limit - held - drawn, 0.0) / (group * limit - drawn)
-        found = parts * limit / groups * (1.0 - missed)
-        return found if groups == 1 else where(parts < groups, Routing(groups, limit).distinct(parts), found)
-
-
 @dataclass(slots=True)
 class Op:
     """Fields that all ops share: the dataflow.
@@ -181,7 +152,7 @@ class Gemm(Op):
     keeps_columns: bool = False
     """Whether it keeps the copy quantized by columns for wgrad."""
     grouped: bool = False
-    """Whether the products are those of experts: `m` is the mean number of rows of each, as the router distributes them."""
+    """Whether one kernel computes the products of all experts; `m` is the mean number of rows of each."""
     load: Num = 1.0
     """Rows of this device divided by the mean of all devices."""
     temp_bytes: Num = 0.0
@@ -191,6 +162,16 @@ class Gemm(Op):
     def flops(self) -> Num:
         """Forward FLOPs [2 per multiply-add]; dgrad and wgrad cost the same each."""
         return 2.0 * self.m * self.n * self.k * self.count
+
+    @property
+    def routed(self) -> bool:
+        """Whether the products are those of experts, whose rows the router chooses."""
+        return self.grouped or any(p.n_experts for p in self.params)
+
+    @property
+    def kernels(self) -> Num:
+        """Kernels of one pass: one, which batches or groups the products, or one for each expert in turn."""
+        return 1.0 if self.grouped or not self.params else self.count
 
 
 @dataclass(slots=True)

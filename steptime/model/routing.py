@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from steptime.base.num import Num, ceil, minimum, same, where
-from steptime.model.ops import Comm, Gemm, Move, Op, Param, Routing, Tensor
+from steptime.model.ops import Comm, Gemm, Move, Op, Param, Tensor
+from steptime.model.router_choice import Routing
 
 if TYPE_CHECKING:
     from steptime.model.model import Model, Moe

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from steptime.base.num import same
+from steptime.model.experts_in_turn import in_turn, joined
 from steptime.model.mlp import Words, feed_forward, gated
 from steptime.model.ops import ByElement, Gemm, Move, Op, Param, Tensor
 from steptime.model.quantize import Operand, cast
@@ -163,23 +164,23 @@ def grouped_experts(model: Model, rows: Rows, etp: Num, x: str) -> Sublayer:
     """Gate, up, activation, down of each local expert's rows, `torch._grouped_mm` each (GroupedExperts.forward)."""
     moe, size, n = rows.moe, rows.shard.itemsize, rows.here
     width = moe.expert_inter_sz / etp
-    act = Tensor("experts.act.out", n * width, size)
+    act, out = Tensor("experts.act.out", n * width, size), Tensor("experts.out", n * rows.hidden, size)
     if model.swiglu_limit is not None:
         return clamped_experts(model, rows, etp, x)
-    ops: list[Op] = []
-    names: list[str] = []
+    ops, names = list[Op](), list[str]()
     for which in ("gate", "up") if model.glu else ("up",):
-        out = Tensor(f"experts.{which}", n * width, size)
+        made = Tensor(f"experts.{which}", n * width, size)
         shape = (moe.n_experts, moe.expert_inter_sz, rows.hidden)
-        ops.append(_product(model, rows, which, x, out, (shape, 1), (rows.hidden, width)))
-        names.append(out.name)
+        ops.append(_product(model, rows, which, x, made, (shape, 1), (rows.hidden, width)))
+        names.append(made.name)
     if rows.shard.software.kernels.activation_impl == "fused" or not model.glu:
-        ops.append(Move("experts.act", tuple(names), (act,), tuple(names), role="moe_act"))
+        acted: list[Op] = [Move("experts.act", tuple(names), (act,), tuple(names), role="moe_act")]
     else:
-        ops += gated(model, rows.shard, names[0], names[1], act, EXPERTS)
-    out = Tensor("experts.out", n * rows.hidden, size)
+        acted = gated(model, rows.shard, names[0], names[1], act, EXPERTS)
     shape = (moe.n_experts, rows.hidden, moe.expert_inter_sz)
-    return [*ops, _product(model, rows, "down", act.name, out, (shape, 2), (width, rows.hidden))], out.name
+    down = _product(model, rows, "down", act.name, out, (shape, 2), (width, rows.hidden))
+    join, y = joined(rows, out)
+    return [*ops, *in_turn(rows, acted), down, *join], y.name
 
 
 def clamped_experts(model: Model, rows: Rows, etp: Num, x: str) -> Sublayer:
@@ -190,9 +191,8 @@ def clamped_experts(model: Model, rows: Rows, etp: Num, x: str) -> Sublayer:
     """
     moe, size, n = rows.moe, rows.shard.itemsize, rows.here
     width = moe.expert_inter_sz / etp
-    act = Tensor("experts.act.out", n * width, size)
+    act, out = Tensor("experts.act.out", n * width, size), Tensor("experts.out", n * rows.hidden, size)
     both = Tensor("experts.gate_up", 2.0 * act.elements, size)
-    out = Tensor("experts.out", n * rows.hidden, size)
     eager = rows.shard.software.kernels.activation_impl != "fused"
     shape = (moe.n_experts, 2 * moe.expert_inter_sz, rows.hidden)
     ops: list[Op] = [_product(model, rows, "gate_up", x, both, (shape, 1), (rows.hidden, 2.0 * width))]

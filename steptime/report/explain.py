@@ -160,10 +160,10 @@ def _kinds(row: GemmRow, op: Gemm, rates: Rates) -> Iterator[tuple[str, float]]:
         yield "no tensor cores", rates.plain_share
     if op.params:
         yield "WGRAD_RATE", {"wgrad": compute.WGRAD_RATE}.get(row.pass_, 1.0)
-    if op.grouped:
+    if op.routed:
         rows = whole(float(op.m))
         yield f"{rows} / ({rows} + GROUP_ROWS {compute.GROUP_ROWS:g}) =", float(op.m / (op.m + compute.GROUP_ROWS))
-        yield "grouped", rates.grouped_share
+        yield "grouped", rates.grouped_share if op.grouped else 1.0
 
 
 def _collective(row: CollectiveRow, estimate: Estimate) -> FactList:

@@ -28,7 +28,7 @@ def experts(estimate: Estimate) -> FactList:
         raise ValueError("model.moe: not set, so there are no experts")
     kernels = [row for row in op_times(estimate) if row.op is not None and row.op.role in ROLES]
     layers = [op for part in estimate.assembly.kinds for op in part.ops]
-    products = [op for op in layers if isinstance(op, Gemm) and op.grouped]
+    products = [op for op in layers if isinstance(op, Gemm) and op.routed]
     own = f"{moe.n_experts / p.ep:g} on a device (ep {p.ep:g}, etp {p.etp:g})"
     facts = [Fact("experts", [f"{moe.n_experts}, {moe.experts_per_token} of them for each token; {own}"])]
     if products:

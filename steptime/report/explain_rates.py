@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from steptime.cost.rates import Rates
     from steptime.hardware.machine import Tier
     from steptime.job.mesh import Group
-    from steptime.model.ops import Gemm, Routing
+    from steptime.model.ops import Gemm
+    from steptime.model.router_choice import Routing
 
 
 def waves(row: GemmRow, op: Gemm, rates: Rates) -> str:

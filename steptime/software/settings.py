@@ -244,6 +244,9 @@ class MoeSettings(Config):
     fused_mlp: bool = False
     """Activation, clamps, the second GEMM's bias and the casts between the GEMMs run in their epilogues
     (TransformerEngine transformer_engine/pytorch/ops/fused/grouped_mlp.py@d0067d0d; --use-transformer-engine-op-fuser)."""
+    paged_stash: bool = False
+    """What the experts keep for backward is copied into pages and back (--moe-paged-stash), since buffers of fixed size have room
+    for more rows than arrive."""
     deterministic: bool = False
     """Unfused rows are summed into tokens by index_add_, which keeps them for backward, scores placed by index_put_
     (--deterministic-mode; moe_utils.py, unpermute and topk_routing_with_score_function)."""

@@ -188,8 +188,8 @@ def more_launches(ops: list[Op], graphs: Graphs) -> Num:
 
 def launches(op: Op) -> Num:
     """Kernels that an op launches forward."""
-    if isinstance(op, Gemm) and op.grouped:
-        return 1.0 + (op.count - 1.0) / EXPERT_STREAMS
+    if isinstance(op, Gemm):
+        return 1.0 + (op.count - 1.0) / EXPERT_STREAMS if op.grouped else op.kernels
     if isinstance(op, Comm):
         return 1.0 if op.kind is not None else 0.0
     return op.kernels if isinstance(op, Move) and not op.looped else 1.0

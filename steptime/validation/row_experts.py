@@ -155,6 +155,7 @@ def dispatch_of(row: MeasuredRow, assumed: list[str]) -> dict[str, Any]:
         section["delay_wgrad_compute"] = True
     if "full_iteration" in words and "mx" in row.text("precision").lower():
         section["fused_mlp"] = True
+        section["paged_stash"] = section.get("dispatcher") == "flex"
     if "no grouped gemm" in words:
         section["grouped_gemm"] = False
     if capacity(words) or row.whole("ep") in {None, 1}:

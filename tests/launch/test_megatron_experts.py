@@ -25,6 +25,23 @@ def section(flags, *path):
     return found
 
 
+@pytest.mark.parametrize("more", ["", " --fp8-format e4m3 --fp8-recipe mxfp8"])
+def test_the_op_fuser_has_epilogues_for_grouped_products_in_mxfp8_alone(more):
+    """In bf16, and with experts in turn, its operations are those of TransformerEngine's modules."""
+    found = reading(f"{EXPERTS} --use-transformer-engine-op-fuser{more}")
+    assert "fused_mlp" not in found.config["performance"]["moe"]
+    (flag,) = [flag for flag in found.flags if flag.name == "--use-transformer-engine-op-fuser"]
+    assert (flag.status, flag.note) == ("approximated", "TransformerEngine's modules are counted")
+
+
+@pytest.mark.parametrize(("dispatcher", "paged"), [("flex", True), ("alltoall", False)])
+def test_pages_of_fused_experts(dispatcher, paged):
+    """Paged stash belongs to the fused grouped MLP behind HybridEP."""
+    said = "--moe-grouped-gemm --use-transformer-engine-op-fuser --fp8-format e4m3 --fp8-recipe mxfp8 --moe-paged-stash"
+    found = reading(f"{EXPERTS} {said} --moe-token-dispatcher-type {dispatcher} --moe-router-dtype fp32")
+    assert found.config["performance"]["moe"].get("paged_stash", False) is paged
+
+
 def test_what_is_unsaid_is_as_the_parser_has_it():
     """Top 2, no balancing loss as its coefficient is 0, all-gather, experts as wide as the MLP and split over tp."""
     plan = reading("--num-experts 8 --tensor-model-parallel-size 2 --sequence-parallel").config
@@ -74,6 +91,8 @@ def test_what_is_unsaid_is_as_the_parser_has_it():
         ("--moe-router-dtype fp32", ("performance", "moe", "router_dtype"), "fp32"),
         ("--moe-grouped-gemm", ("performance", "moe", "grouped_gemm"), True),
         ("--moe-permute-fusion", ("performance", "moe", "permute_fusion"), True),
+        ("--moe-grouped-gemm --use-transformer-engine-op-fuser --fp8-format e4m3 --fp8-recipe mxfp8",
+         ("performance", "moe", "fused_mlp"), True),
         ("--expert-model-parallel-size 4", ("parallelism", "ep"), 4),
         ("--expert-model-parallel-size 4 --overlap-moe-expert-parallel-comm", ("performance", "overlap", "ep"), True),
         (

@@ -16,7 +16,7 @@ from steptime.cost.comm import collective
 from steptime.cost.exchange import exchange
 from steptime.hardware.machine import Tier
 from steptime.job.mesh import Group
-from steptime.model.ops import Routing
+from steptime.model.router_choice import Routing
 
 NODE = Tier(name="node", size=8, bytes_per_s=100e9, latency_s=2e-6, efficiency=1.0)
 FABRIC = Tier(name="fabric", size=inf, bytes_per_s=10e9, latency_s=10e-6, efficiency=1.0)

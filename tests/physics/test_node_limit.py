@@ -7,7 +7,7 @@ from math import comb
 import numpy as np
 import pytest
 
-from steptime.model.ops import Routing
+from steptime.model.router_choice import Routing
 
 
 def chosen(experts, k, groups, limit, tokens=20_000):

@@ -62,8 +62,18 @@ def expert_degrees(keys: JobKeys, tp: int) -> dict[str, int]:
     return {"ep": keys.count("expert_model_parallel_size"), "etp": keys.whole("expert_tensor_parallel_size") or tp}
 
 
-def expert_performance(keys: JobKeys) -> dict[str, Any]:
-    """Router and dispatcher: the `moe` part of the `performance` section; empty without experts."""
+def expert_performance(keys: JobKeys, precision: str) -> dict[str, Any]:
+    """Router and dispatcher: the `moe` part of the `performance` section; empty without experts.
+
+    TransformerEngine's fuser has kernels with epilogues for grouped products in mxfp8 and nvfp4 alone (ops/fused/grouped_mlp.py).
+    """
+    fuser = keys.on("use_transformer_engine_op_fuser")
+    fused = fuser and has_experts(keys) and keys.on("moe_grouped_gemm") and precision in {"mxfp8", "nvfp4"}
+    if fuser and not fused:
+        keys.approximate("use_transformer_engine_op_fuser", "TransformerEngine's modules are counted")
+    paged = fused and keys.on("moe_paged_stash") and keys.word("moe_token_dispatcher_type") == "flex"
+    if keys.on("moe_paged_stash") and not paged:
+        keys.approximate("moe_paged_stash", "activations of experts stay where they are")
     if not has_experts(keys):
         return {}
     dtype = str(keys.get("moe_router_dtype"))
@@ -81,6 +91,8 @@ def expert_performance(keys: JobKeys) -> dict[str, Any]:
             "deterministic": keys.on("deterministic_mode"),
             "delay_wgrad_compute": keys.on("delay_wgrad_compute"),
         }
+        | ({"fused_mlp": True} if fused else {})
+        | ({"paged_stash": True} if paged else {})
     }
 
 

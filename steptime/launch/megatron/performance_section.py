@@ -33,7 +33,7 @@ def performance_section(keys: JobKeys, layout: dict[str, Any], software: str) ->
             section[key] = "fused" if keys.on(argument) else "composite"
         # it accumulates in fp32 only (NVIDIA/Megatron-LM@00129014 megatron/arguments.py)
         return section | {"grad_accumulation_fusion": fused and section["main_grad_dtype"] == "fp32"}
-    section |= {"grad_accumulation_fusion": fused} | _kernels(keys) | expert_performance(keys)
+    section |= {"grad_accumulation_fusion": fused} | _kernels(keys) | expert_performance(keys, section["precision"])
     return section | {"overlap": _overlap(keys, layout, section)}
 
 
