@@ -118,11 +118,18 @@ class ActivationSettings(Config):
     dropout_mask_bytes: float
     recompute_stops_early: bool
     """Whether recomputation ends with the last saved tensor (torch's non-reentrant checkpoint)."""
+    recompute_reentrant: bool
+    """Unless it ends so: torch's reentrant checkpoint, one function that holds a layer's output and its gradient meanwhile."""
     deallocate_pipeline_outputs: bool
     comm_buffer: bool
     """Megatron's grow-only "mpu" buffer that sequence-parallel gathers and unfused scores share (megatron/core/utils.py)."""
     scores_in_buffer: bool
     """Whether unfused scores are stored in that buffer, as by Megatron's own attention; TransformerEngine's allocates them."""
+
+    @property
+    def reentrant(self) -> bool:
+        """Whether checkpoints are reentrant ones; those that stop early are not."""
+        return self.recompute_reentrant and not self.recompute_stops_early
 
 
 class StateSettings(Config):
