@@ -183,8 +183,7 @@ def flat_backward(
     head, embedding, x = memories.head, memories.embedding, 1.0 * assembly.head.x.bytes
     below = embedding.saved + sum([layer.memory.saved for layer in layers])
     total: Num = sums.whole if phase.summed else 0.0
-    ahead = not gathered_late(assembly)
-    first, held_x = (layers[-1:], 0.0) if ahead else ([], 3.0 * x)
+    first, held_x = ([], 3.0 * x) if gathered_late(assembly) else (layers[-1:], 0.0)
     there = sum([layer.buffers.gathered for layer in (first if reshard else layers)])
     coming = first[0].buffers.sent if reshard and first else 0.0
     moments.mark(below + head.saved, total + root.gathered + there + coming, "backward of an all-gather")
@@ -194,8 +193,8 @@ def flat_backward(
     for i in range(len(layers) - 1, -1, -1):
         memory, flat = layers[i].memory, layers[i].buffers
         base = root.gathered + fresh
-        if reshard and (i or not ahead):
-            following = layers[i - 1].buffers if ahead else flat
+        if reshard and (i or not first):
+            following = layers[i - 1].buffers if first else flat
             there = there + following.gathered
             moments.mark(below, total + base + there + following.sent + x, "backward of an all-gather")
         op = f"backward of {memory.backward.op}"
@@ -206,8 +205,7 @@ def flat_backward(
         total = total + (0.0 if phase.summed else flat.sums)
         freed = flat.gathered if reshard or phase.last else 0.0
         if phase.last:
-            total = total - flat.sums
-            held = total + base + there + reduction(assembly, flat) + flat.gradients + x + held_x - flat.gathered
+            total, held = total - flat.sums, held - flat.sums + reduction(assembly, flat) - flat.gathered
             moments.mark(below, held, "backward of a reduce-scatter")
             moments.to_come = maximum(0.0, moments.to_come - sum(layers[i].gradients))
         there = there - freed

@@ -246,7 +246,7 @@ def passes(assembly: Assembly, directions: Directions) -> list[tuple[Num, Direct
 
 
 def calls_without_pipeline(assembly: Assembly) -> dict[tuple[str, ParamGroup], Calls]:
-    """Layers are gathered once to three times, the root once, gradients reduced once: for each micro-batch, or a step (no_sync)."""
+    """Layers are gathered up to three times, the root once, gradients reduced once: for each micro-batch, or a step (no_sync)."""
     found, m = groups(assembly, assembly.chunks[0]), float(assembly.job.microbatches)
     each = 1.0 + backward_gathers(assembly)
     reductions = 1.0 if unsynced(assembly.job) else m
