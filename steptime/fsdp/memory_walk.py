@@ -7,7 +7,7 @@ from functools import cached_property, reduce
 
 from steptime.base.num import Num, made, maximum, same
 from steptime.fsdp.groups import Buffers, buffers, flat_group, group_of, groups, options, sharded_elements, unsynced
-from steptime.fsdp.replays import gathered_late
+from steptime.fsdp.replays import gathered_late, runs_again
 from steptime.job.assembly import Assembly, Chunk
 from steptime.memory.ledger import PartMemory
 from steptime.memory.part_memories import PartMemories
@@ -207,7 +207,7 @@ def flat_backward(
     apart = by_module(assembly)
     ahead, reshard = not gathered_late(assembly), options(assembly).reshard_after_forward
     head, embedding, x = memories.head, memories.embedding, 1.0 * assembly.head.x.bytes
-    held_x = 0.0 if ahead else 3.0 * x
+    held_x = 3.0 * x if runs_again(assembly) else 0.0
     below = embedding.saved + sum([layer.memory.saved for layer in layers])
     first = layers[-1:] if ahead else []
     there = sum([layer.buffers.gathered for layer in (first if reshard else layers)])

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from steptime.base.num import Num, maximum, same
 from steptime.fsdp.groups import Buffers, buffers, group_of, groups, options, stays_gathered
 from steptime.fsdp.memory_walk import Moments, Wrapped, flat_forward, forward, reduction, wrapped
-from steptime.fsdp.replays import gathered_late
+from steptime.fsdp.replays import gathered_late, runs_again
 from steptime.job.assembly import Assembly
 from steptime.memory.part_memories import PartMemories
 from steptime.software.performance import ITEMSIZE
@@ -183,7 +183,7 @@ def flat_backward(
     head, embedding, x = memories.head, memories.embedding, 1.0 * assembly.head.x.bytes
     below = embedding.saved + sum([layer.memory.saved for layer in layers])
     total: Num = sums.whole if phase.summed else 0.0
-    first, held_x = ([], 3.0 * x) if gathered_late(assembly) else (layers[-1:], 0.0)
+    first, held_x = [] if gathered_late(assembly) else layers[-1:], 3.0 * x if runs_again(assembly) else 0.0
     there = sum([layer.buffers.gathered for layer in (first if reshard else layers)])
     coming = first[0].buffers.sent if reshard and first else 0.0
     moments.mark(below + head.saved, total + root.gathered + there + coming, "backward of an all-gather")

@@ -11,14 +11,19 @@ from steptime.fsdp.groups import options
 from steptime.job.assembly import Assembly
 
 
-def gathered_late(assembly: Assembly) -> bool:
-    """Whether the layers of FSDP 1 are under reentrant checkpoints: each is gathered when its own backward starts."""
+def runs_again(assembly: Assembly) -> bool:
+    """Whether the layers of FSDP 1 are under reentrant checkpoints."""
     job = assembly.job
     return options(assembly).version == 1 and job.recompute.granularity == "full" and job.software.activations.reentrant
+
+
+def gathered_late(assembly: Assembly) -> bool:
+    """Whether each layer is gathered when its own backward starts: in `runs_again`, or without backward_prefetch."""
+    return runs_again(assembly) or options(assembly).prefetch == 0
 
 
 def backward_gathers(assembly: Assembly) -> float:
     """How often the backward of a layer gathers its parameters."""
     if not options(assembly).reshard_after_forward:
         return 0.0
-    return 2.0 if gathered_late(assembly) else 1.0
+    return 2.0 if runs_again(assembly) else 1.0

@@ -21,6 +21,7 @@ OPTIONS = {
     "fp32 reduction": Fsdp(version=1),
     "SHARD_GRAD_OP": Fsdp(version=1, reduce="bf16", reshard_blocks=False),
     "bf16 parameters": Fsdp(version=1, params="bf16", reduce="bf16"),
+    "no prefetch": Fsdp(version=1, reduce="bf16", prefetch=0),
     "one group": Fsdp(version=1, reduce="bf16", wrap="model"),
 }
 REENTRANT = Kernels(recompute="full", reentrant=True)

@@ -46,6 +46,7 @@ def job(model: Model, kernels: Kernels, seqlen: int, layout: Layout, batch: int 
             "reshard_after_forward": layout.fsdp.reshard_blocks is not False,
             "reduce_dtype": layout.fsdp.reduce,
             "wrap": layout.fsdp.wrap,
+            "prefetch": layout.fsdp.prefetch,
             "version": layout.fsdp.version,
             "no_sync": layout.fsdp.no_sync,
             "reshard_after_backward": layout.fsdp.reshard_after_backward,
