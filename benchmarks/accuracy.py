@@ -220,7 +220,7 @@ def cross_validation() -> Table:
         for name, found in ((name, found) for name, found in folds.items() if name != "rows"):
             sizes = [f"{found[size]:.1f} %" for size in ("median", "mean", "p90")]
             rows.append([f"{name}{whose}", str(folds["rows"]), *sizes, f"{found['bias']:+.1f} %"])
-    title = "cross-validation on rows marked fit (python benchmarks/fit_constants.py)"
+    title = "cross-validation on rows marked fit; NVIDIA's without their release (python benchmarks/fit_constants.py)"
     return Table(title, ["left out", "rows", "median", "mean", "p90", "bias"], rows)
 
 
