@@ -59,3 +59,14 @@ def test_peak_at_the_loss_where_every_module_is_wrapped(seqlen):
     torch_holds = held(SHAPES["large vocabulary"], kernels, seqlen, layout)
     ours = estimate(job(SHAPES["large vocabulary"], kernels, seqlen, layout)).memory.stages[0]
     assert ours.allocated_bytes == torch_holds.peak, torch_holds.op
+
+
+@pytest.mark.parametrize("seqlen", [8, 128])
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_reentrant_checkpoints_without_synchronization(prefetch, seqlen):
+    """Three micro-batches, of which the last alone reduces."""
+    layout = Layout(8, micro_batches=3, fsdp=Fsdp(version=1, reduce="bf16", no_sync=True, prefetch=prefetch))
+    torch_holds = held(SHAPES["wide mlp"], REENTRANT, seqlen, layout)
+    ours = estimate(job(SHAPES["wide mlp"], REENTRANT, seqlen, layout)).memory.stages[0]
+    assert ours.allocated_bytes == torch_holds.peak, torch_holds.op
+    assert issued(SHAPES["wide mlp"], REENTRANT, layout) == stated(SHAPES["wide mlp"], REENTRANT, layout)
