@@ -74,6 +74,9 @@ class Run:
     release: str
     nvidia: bool
     """A run of NVIDIA's own frameworks, or of Megatron-LM on 8 x B200: these set the shares of the accelerators."""
+    source: str = ""
+    native: bool = False
+    """A run of the PyTorch-native stack."""
 
     def error(self, constants: Efficiency) -> float:
         """log(predicted / measured)."""
@@ -114,6 +117,8 @@ def runs() -> list[Run]:
                 j.row.text("model_name"),
                 job.software.name,
                 nvidia,
+                j.row.group,
+                j.row.file == "native",
             )
         )
     return without_few(found)
@@ -218,6 +223,19 @@ def cross_validate(rows: Sequence[Run], start: Mapping[Name, float], fold_of: Ca
     return weighted(found)
 
 
+def unseen_source(rows: Sequence[Run], mine: Sequence[Run], x: Mapping[Name, float]) -> dict[str, float]:
+    """Errors of each source of `mine` under factors of trainers that are fitted on all other runs; two rounds from `x`."""
+    found: list[tuple[float, float]] = []
+    for source in sorted({run.source for run in mine}):
+        held = [run for run in mine if run.source == source]
+        sought = {name for run in held for name in run.names if name[0] == "factor"}
+        known = {name: value for name, value in x.items() if name not in sought}
+        rest = [run for run in rows if run not in held and sought & {*run.names}]
+        now = constants(fit(rest, known, x, 2) if rest else known)
+        found += [(exp(run.error(now)) - 1.0, run.weight) for run in held]
+    return weighted(found)
+
+
 def errors_unseen(rows: Sequence[Run], fold_of: Mapping[str, object]) -> dict[str, float]:
     """log(predicted / measured) by id, with constants that one round from the shipped ones fits without the run's fold."""
     start = logarithms(efficiency())
@@ -284,6 +302,10 @@ def document(rows: Sequence[Run], x: dict[Name, float], date: str) -> str:
                 leading, x, lambda run: f"{run.model} {run.job.machine.accelerator.name}"
             ),
             "unseen release": cross_validate(leading, x, lambda run: run.release),
+        },
+        "cross_validation_native_percent": {
+            "rows": len(native := [run for run in rows if run.native]),
+            "unseen source": unseen_source(rows, native, x),
         },
         "rows_that_speak": {" ".join(name[1:]) or "recipe gap": count for name, count in sorted(speak.items())},
         **now._asdict(),

@@ -3,8 +3,8 @@
 import pytest
 from own_rows import BASE, SHIPPED
 
-from steptime.validation.exclusion import exclusion
-from steptime.validation.measurements import MeasuredRow
+from steptime.validation.exclusion import exclusion, refuse_not_judged
+from steptime.validation.measurements import MeasuredRow, SkipRowError
 
 
 @pytest.mark.parametrize(
@@ -42,3 +42,22 @@ def test_packed_documents_of_the_shipped_rows():
     packed = [row for row in SHIPPED.values() if (exclusion(row, []) or "").startswith("packed documents")]
     assert {row.group for row in packed} == {"ms-swift"}
     assert len(packed) == 9
+
+
+@pytest.mark.parametrize(
+    ("cells", "cause"),
+    [
+        (
+            {"recompute": "mixed ilp: keep 13.8 recompute 72.3 offload 13.9 %"},
+            "not stated: which tensors its solver keeps",
+        ),
+        ({"recompute": "selective (graph remat; op list not stated)"}, "not stated: which operations"),
+        ({"zero_or_fsdp": "zero3 + Adam states offloaded during step"}, "not modeled yet: optimizer states"),
+        ({"note": "so how fp32 was run is not visible"}, "not stated: how fp32 was run"),
+    ],
+)
+def test_a_row_that_is_not_judged_says_why(cells, cause):
+    """A published row alone: a user's own gets the message about its key."""
+    with pytest.raises(SkipRowError, match=f"^{cause}"):
+        refuse_not_judged(MeasuredRow(BASE | cells, "native", 2))
+    refuse_not_judged(MeasuredRow(BASE | cells, "", 2))

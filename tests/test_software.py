@@ -9,7 +9,17 @@ from steptime.software.profiles import profile_mapping, profile_names, profile_r
 from steptime.software.settings import Overlap
 
 OTHERS = [
-    *("accelerate", "automodel", "aleph-alpha", "bloom", "deepspeed-2021", "internevo", "llm-foundry", "paddle"),
+    *(
+        "accelerate",
+        "accelerate-ddp",
+        "automodel",
+        "aleph-alpha",
+        "bloom",
+        "deepspeed-2021",
+        "internevo",
+        "llm-foundry",
+        "paddle",
+    ),
     *(
         "litgpt",
         "litgpt-ddp",

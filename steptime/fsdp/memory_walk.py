@@ -7,6 +7,7 @@ from functools import cached_property, reduce
 
 from steptime.base.num import Num, made, maximum, same
 from steptime.fsdp.groups import Buffers, buffers, flat_group, group_of, groups, options, sharded_elements, unsynced
+from steptime.fsdp.replays import gathered_late, runs_again
 from steptime.job.assembly import Assembly, Chunk
 from steptime.memory.ledger import PartMemory
 from steptime.memory.part_memories import PartMemories
@@ -200,14 +201,17 @@ def flat_backward(
     """FSDP 1: the next flat parameter is gathered before a layer computes; gradients are joined once all of a layer's are there.
 
     Source: torch 2.13, torch/distributed/fsdp/_runtime_utils.py, _pre_backward_hook, _post_backward_hook, _reduce_grad. Where
-    every module is wrapped, the loss runs before the first is gathered, and the head's gradient is reduced at once.
+    every module is wrapped, the loss runs before the first is gathered, and the head's gradient is reduced at once. Under a
+    reentrant checkpoint a layer's gradients are reduced while its input, its output and the gradient of that are still held.
     """
     apart = by_module(assembly)
-    reshard = options(assembly).reshard_after_forward
+    ahead, reshard = not gathered_late(assembly), options(assembly).reshard_after_forward
     head, embedding, x = memories.head, memories.embedding, 1.0 * assembly.head.x.bytes
+    held_x = 3.0 * x if runs_again(assembly) else 0.0
     below = embedding.saved + sum([layer.memory.saved for layer in layers])
-    there = sum([layer.buffers.gathered for layer in (layers[-1:] if reshard else layers)])
-    coming = layers[-1].buffers.sent if reshard and layers else 0.0
+    first = layers[-1:] if ahead else []
+    there = sum([layer.buffers.gathered for layer in (first if reshard else layers)])
+    coming = first[0].buffers.sent if reshard and first else 0.0
     stays = 0.0 if apart else root.gathered
     moments.mark(below + head.saved, stays + there + coming, "backward of an all-gather")
     held = stays + (0.0 if apart else there) + head.backward.bytes - head.saved
@@ -218,17 +222,16 @@ def flat_backward(
     for i in range(len(layers) - 1, -1, -1):
         memory, flat = layers[i].memory, layers[i].buffers
         base = stays + waiting
-        if reshard and i:
-            following = layers[i - 1].buffers
+        if reshard and (i or not ahead):
+            following = layers[i - 1].buffers if ahead else flat
             there = there + following.gathered
             moments.mark(below, base + there + following.sent + x, "backward of an all-gather")
         moments.mark(below, base + there + memory.backward.bytes - memory.saved, f"backward of {memory.backward.op}")
         below = below - memory.saved
         if options(assembly).wrap != "model":
-            moments.mark(below, base + there + flat.gradients + flat.gathered + x, "backward of a flat gradient")
-            moments.mark(
-                below, base + there + reduction(assembly, flat) + x - flat.gathered, "backward of a reduce-scatter"
-            )
+            held = base + there + x + held_x
+            moments.mark(below, held + flat.gradients + flat.gathered, "backward of a flat gradient")
+            moments.mark(below, held + reduction(assembly, flat) - flat.gathered, "backward of a reduce-scatter")
         moments.to_come = maximum(0.0, moments.to_come - sum(layers[i].gradients))
         there, waiting = there - flat.gathered, waiting + layers[i].waits
     held = stays + waiting + embedding.backward.bytes - embedding.saved

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from steptime.base.num import Num, maximum, same
 from steptime.fsdp.groups import Buffers, buffers, group_of, groups, options, stays_gathered
 from steptime.fsdp.memory_walk import Moments, Wrapped, flat_forward, forward, reduction, wrapped
+from steptime.fsdp.replays import gathered_late, runs_again
 from steptime.job.assembly import Assembly
 from steptime.memory.part_memories import PartMemories
 from steptime.software.performance import ITEMSIZE
@@ -182,8 +183,9 @@ def flat_backward(
     head, embedding, x = memories.head, memories.embedding, 1.0 * assembly.head.x.bytes
     below = embedding.saved + sum([layer.memory.saved for layer in layers])
     total: Num = sums.whole if phase.summed else 0.0
-    there = sum([layer.buffers.gathered for layer in (layers[-1:] if reshard else layers)])
-    coming = layers[-1].buffers.sent if reshard and layers else 0.0
+    first, held_x = [] if gathered_late(assembly) else layers[-1:], 3.0 * x if runs_again(assembly) else 0.0
+    there = sum([layer.buffers.gathered for layer in (first if reshard else layers)])
+    coming = first[0].buffers.sent if reshard and first else 0.0
     moments.mark(below + head.saved, total + root.gathered + there + coming, "backward of an all-gather")
     held = total + root.gathered + there + head.backward.bytes - head.saved
     moments.mark(below + head.saved, held, f"backward of {head.backward.op}")
@@ -191,19 +193,19 @@ def flat_backward(
     for i in range(len(layers) - 1, -1, -1):
         memory, flat = layers[i].memory, layers[i].buffers
         base = root.gathered + fresh
-        if reshard and i:
-            following = layers[i - 1].buffers
+        if reshard and (i or not first):
+            following = layers[i - 1].buffers if first else flat
             there = there + following.gathered
             moments.mark(below, total + base + there + following.sent + x, "backward of an all-gather")
         op = f"backward of {memory.backward.op}"
         moments.mark(below, total + base + there + memory.backward.bytes - memory.saved, op)
         below = below - memory.saved
-        moments.mark(below, total + base + there + flat.gradients + flat.gathered + x, "backward of a flat gradient")
+        held = total + base + there + flat.gradients + x + held_x
+        moments.mark(below, held + flat.gathered, "backward of a flat gradient")
         total = total + (0.0 if phase.summed else flat.sums)
         freed = flat.gathered if reshard or phase.last else 0.0
         if phase.last:
-            total = total - flat.sums
-            held = total + base + there + reduction(assembly, flat) + flat.gradients + x - flat.gathered
+            total, held = total - flat.sums, held - flat.sums + reduction(assembly, flat) - flat.gathered
             moments.mark(below, held, "backward of a reduce-scatter")
             moments.to_come = maximum(0.0, moments.to_come - sum(layers[i].gradients))
         there = there - freed

@@ -12,6 +12,7 @@ from steptime.cost.overlap import contention, hidden_s
 from steptime.cost.parts import PartTime
 from steptime.cost.rates import Rates
 from steptime.fsdp.groups import ParamGroup, buffers, groups, options, stays_gathered, unsynced
+from steptime.fsdp.replays import backward_gathers
 from steptime.hardware.machine import Tier
 from steptime.job.assembly import Assembly, Part
 from steptime.job.job import Job
@@ -141,7 +142,7 @@ def group_seconds(
     found = groups(assembly, assembly.chunks[0])
     root = price(assembly, tiers, found.root, rates)
     embedding, head = parts[assembly.embedding], parts[assembly.head]
-    regathers = 1.0 if options(assembly).reshard_after_forward else 0.0
+    regathers = backward_gathers(assembly)
     forward = [CommSeconds(root.gather_s, embedding.forward.seconds, 0.0, root.copy_s)]
     back = [CommSeconds(0.0, embedding.backward.seconds, root.reduce_s, root.compute_s)]
     at = 0
@@ -149,10 +150,8 @@ def group_seconds(
         of, work = price(assembly, tiers, found.layers[at], rates), parts[part]
         at += count
         forward += [CommSeconds(of.gather_s, work.forward.seconds, 0.0, of.copy_s)] * count
-        compute_s = work.backward.seconds + replay_s[part]
-        back += [
-            CommSeconds(regathers * of.gather_s, compute_s, of.reduce_s, regathers * of.copy_s + of.compute_s)
-        ] * count
+        copy_s, compute_s = regathers * of.copy_s + of.compute_s, work.backward.seconds + replay_s[part]
+        back += [CommSeconds(regathers * of.gather_s, compute_s, of.reduce_s, copy_s)] * count
     forward.append(CommSeconds(0.0, head.forward.seconds))
     back.append(CommSeconds(0.0, head.backward.seconds))
     return forward, back[::-1]
@@ -247,9 +246,9 @@ def passes(assembly: Assembly, directions: Directions) -> list[tuple[Num, Direct
 
 
 def calls_without_pipeline(assembly: Assembly) -> dict[tuple[str, ParamGroup], Calls]:
-    """Layers are gathered once or twice, the root once, gradients reduced once: for each micro-batch, or a step (no_sync)."""
+    """Layers are gathered up to three times, the root once, gradients reduced once: for each micro-batch, or a step (no_sync)."""
     found, m = groups(assembly, assembly.chunks[0]), float(assembly.job.microbatches)
-    each = 2.0 if options(assembly).reshard_after_forward else 1.0
+    each = 1.0 + backward_gathers(assembly)
     reductions = 1.0 if unsynced(assembly.job) else m
     gathers = 1.0 if unsynced(assembly.job) and stays_gathered(assembly) else m
     counts = {("block", of): float(found.layers.count(of)) for of in found.layers}

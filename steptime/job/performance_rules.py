@@ -14,7 +14,7 @@ PERFORMANCE_RULES = [
     Rule(
         "framework has the recipe",
         "performance.precision",
-        "{f.software} does not run {f.precision}; use {f.recipe_words}",
+        "{f.precision} is not modeled for {f.software}; use {f.recipe_words}",
         lambda f: (not f.recipe) | (f.precision in f.framework.recipes),
     ),
     # megatron/core/transformer/transformer_config.py, __post_init__: "Delayed scaling does not support moe_act and layernorm"

@@ -37,6 +37,8 @@ class Autograd(NamedTuple):
     """torch.compile compiles forward and backward of a part."""
     offload: AbstractSet[str] = frozenset()
     """Modules of a layer whose kept tensors are offloaded to host memory."""
+    reentrant: bool = False
+    """The function that runs a layer again holds the gradient of its output until its backward ends."""
     woven: bool = False
     """Backward takes turns with the forward of another micro-batch's layer."""
 
@@ -140,6 +142,7 @@ class BackwardWalk:
         """Backward op by op, the last one first."""
         if out in self.sizes:
             self.allocate(out)
+            self.grads[out].users += self.autograd.reentrant
         for i in range(len(self.ops) - 1, -1, -1):
             if i in self.back:
                 self.ledger.bytes = self.ledger.bytes + self.back[i]
@@ -201,9 +204,7 @@ class BackwardWalk:
     def produce(self, op: Op) -> None:
         """Inputs get gradients of their own; the op's temporaries and weight gradient exist only during the op."""
         second = [name for name in op.inputs if name in self.grads]
-        extra: Num = 0.0
-        for name in second:
-            extra = extra + self.grad_sizes[name]
+        extra: Num = sum([self.grad_sizes[name] for name in second])
         for name in op.inputs:
             if name not in self.grads:
                 self.allocate(name)

@@ -62,9 +62,9 @@ class PartMemories:
             n_params = sum([p.elements for p in self.assembly.local_head_params if not (self.tied and p.param.vocab)])
         return self.walked(part, modules)._replace(n_params=n_params)
 
-    def walked(self, part: Part, modules: AbstractSet[str | float]) -> PartMemory:
+    def walked(self, part: Part, modules: AbstractSet[str | float], *, reentrant: bool = False) -> PartMemory:
         """The walk of a part's ops, made once for all jobs that share the part."""
-        autograd = self.autograd_of(part)
+        autograd = self.autograd_of(part)._replace(reentrant=reentrant)
         if is_column(autograd.tp) or is_column(autograd.experts):  # no keys of a mapping
             return walk(part, modules, autograd)
         key = (frozenset(modules), autograd)
@@ -108,10 +108,21 @@ class PartMemories:
                 plain = self.plain[part]
                 below = below + (count - 1) * plain.saved
                 replay = replay.worse(Peak(below + plain.forward.bytes + x, plain.forward.op))
-                backward = backward.worse(Peak(below + plain.backward.bytes, plain.backward.op))
+                backward = backward.worse(self.replayed(part, below))
                 below = below + plain.saved
             self._groups[layers] = PartMemory(1.0 * x, forward, replay.worse(backward), n_params)
         return self._groups[layers]
+
+    def replayed(self, part: Part, below: Num) -> Peak:
+        """The peak of the backward of a part that ran again, `below` what the parts before it hold.
+
+        Its output, which nothing saves, is freed before, unless the checkpoint is reentrant (torch/utils/checkpoint.py,
+        CheckpointFunction.backward).
+        """
+        if not self.assembly.job.software.activations.reentrant:
+            return Peak(below + self.plain[part].backward.bytes, self.plain[part].backward.op)
+        found = self.walked(part, frozenset(), reentrant=True).backward
+        return Peak(below + found.bytes + part.sizes[part.out], found.op)
 
     def passing(self, part: Part) -> Peak:
         """The peak of a forward of which only the input is kept."""

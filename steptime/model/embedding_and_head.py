@@ -149,6 +149,8 @@ def torch_loss(shard: Shard, logits: Tensor, *, logits_kept: bool = False) -> li
     chunks = float(shard.software.kernels.loss_chunks)
     if shard.software.kernels.loss_impl == "compiled":
         return [compiled_loss(shard, logits, ids, chunks)]
+    if shard.software.kernels.loss_impl == "in_place":
+        return in_place_loss(logits, ids, chunks)
     x, logits_bytes, ops = logits, 0.0, list[Op]()
     stay = (logits.name,) if logits_kept else ()
     if shard.software.kernels.loss_impl == "composite" and logits.itemsize < FP32:
@@ -171,6 +173,34 @@ def torch_loss(shard: Shard, logits: Tensor, *, logits_kept: bool = False) -> li
     picked = shard.tokens * (TOKEN_ID + x.itemsize)
     nll = Move("loss.nll", kept[:1], (), (ids.name,), (ids,), (), picked, chunks * log_probs.bytes, chunks)
     return [*ops, nll]
+
+
+def in_place_loss(logits: Tensor, ids: Tensor, chunks: float) -> list[Op]:
+    """Unsloth's cross entropy, whose gradient takes the place of the logits that it reads.
+
+    transformers 4.45 upcasts the logits and copies all but the last position of each sequence, which the kernel keeps; their
+    gradient is copied into zeros of the whole length (models/llama/modeling_llama.py, LlamaForCausalLM.forward;
+    foundation-model-stack/fms-acceleration@876e2ed fms_acceleration_foak/kernels/unsloth/cross_entropy_loss.py). The missing
+    position is counted.
+    """
+    wide, shifted = Tensor("loss.upcast", logits.elements, FP32), Tensor("loss.shifted", logits.elements, FP32)
+    cast, size = chunks * (logits.bytes + wide.bytes), chunks * wide.bytes
+    return [
+        Move("loss.cast", (logits.name,), (wide,), (), (), (), cast, cast, chunks),
+        Move("loss.shift", (wide.name,), (shifted,), (), (), (), 2.0 * size, 3.0 * size, chunks),
+        Move(
+            "loss",
+            (shifted.name,),
+            (),
+            (shifted.name, ids.name),
+            (ids,),
+            (),
+            size,
+            2.0 * size,
+            chunks,
+            backward_temp_bytes=-shifted.bytes,
+        ),
+    ]
 
 
 def kept_bytes(kept: tuple[str, ...], logits: Tensor) -> Num:

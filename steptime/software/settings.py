@@ -17,7 +17,7 @@ OptimizerName: TypeAlias = Literal["adamw", "lion", "sgd", "adamw_8bit", "adafac
 MuonTpMode: TypeAlias = Literal["blockwise", "duplicated", "distributed"]
 Impl: TypeAlias = Literal["fused", "composite"]
 """One kernel, or one per operation."""
-LossImpl: TypeAlias = Literal["fused", "native", "composite", "compiled"]
+LossImpl: TypeAlias = Literal["fused", "native", "composite", "compiled", "in_place"]
 """One kernel and a copy of the logits; Megatron's compiled functions and one per operation, both with fp32 copies; or one that
 keeps the logits (torch.compile)."""
 AttentionImpl: TypeAlias = Literal["flash", "unfused"]
@@ -85,7 +85,7 @@ class KernelSettings(Config):
     activation_impl: Impl
     loss_impl: LossImpl
     """composite: the upcast logits become the softmax and the gradient in place. native: Megatron's compiled fusion of the same,
-    which holds a second fp32 copy in backward. fused: TransformerEngine's kernel, in the compute dtype."""
+    which holds a second fp32 copy in backward. fused: one kernel in the compute dtype. in_place: Unsloth's, on an fp32 copy."""
     loss_chunks: int
     """Number of chunks of tokens that head and loss process in turn, forward and backward of one at a time (torchtitan's
     ChunkedCELoss)."""
@@ -118,11 +118,18 @@ class ActivationSettings(Config):
     dropout_mask_bytes: float
     recompute_stops_early: bool
     """Whether recomputation ends with the last saved tensor (torch's non-reentrant checkpoint)."""
+    recompute_reentrant: bool
+    """Unless it ends so: torch's reentrant checkpoint, one function that holds a layer's output and its gradient meanwhile."""
     deallocate_pipeline_outputs: bool
     comm_buffer: bool
     """Megatron's grow-only "mpu" buffer that sequence-parallel gathers and unfused scores share (megatron/core/utils.py)."""
     scores_in_buffer: bool
     """Whether unfused scores are stored in that buffer, as by Megatron's own attention; TransformerEngine's allocates them."""
+
+    @property
+    def reentrant(self) -> bool:
+        """Whether checkpoints are reentrant ones; those that stop early are not."""
+        return self.recompute_reentrant and not self.recompute_stops_early
 
 
 class StateSettings(Config):

@@ -8,7 +8,7 @@ from typing import Any
 
 from steptime.base.document import parse_mapping, read_source
 from steptime.validation.ci_jobs import is_ci
-from steptime.validation.measurements import FOLDER, MeasuredRow
+from steptime.validation.measurements import FOLDER, MeasuredRow, SkipRowError
 
 CI_ROWS = "Megatron-LM's own tests: memory alone"
 
@@ -17,6 +17,18 @@ CI_ROWS = "Megatron-LM's own tests: memory alone"
 def _tables() -> dict[str, Any]:
     """Rows in doubt, and words of rows whose time includes something that is not modeled, each with the reason."""
     return parse_mapping(*read_source(FOLDER / "exclusions.yaml"))
+
+
+def refuse_not_judged(row: MeasuredRow) -> None:
+    """Do nothing for a row whose words name nothing that keeps it from becoming a plan.
+
+    Raises:
+        SkipRowError: a published row's words do, with what it is.
+    """
+    words = "; ".join(row.text(column) for column in ("recompute", "zero_or_fsdp", "note")).lower()
+    causes = (str(one["why"]) for one in _tables()["not_judged"] if re.search(one["words"], words))
+    if row.published and (cause := next(causes, None)):
+        raise SkipRowError(cause)
 
 
 def exclusion(row: MeasuredRow, assumed: list[str]) -> str | None:

@@ -72,6 +72,8 @@ def memory_metric(row: MeasuredRow) -> Metric:
     for word in ("nvidia-smi", "allocated", "reserved"):
         if word in said:
             return Metric(word, unit)
+    if re.search(r"\bactive\b|max_active", said):
+        return Metric("allocated", unit)  # and what another stream still uses (torch/cuda/memory.py, memory_stats)
     if not said and row.file in {"", "nvidia"}:
         return Metric("allocated", unit)
     return Metric("unstated", unit)

@@ -125,8 +125,7 @@ def native_kernels(row: MeasuredRow, release: str, notes: str) -> dict[str, Any]
         section["loss_chunks"] = int(found[1] or 8)
     elif re.search(r"full[- ]logits", notes):
         section["loss_chunks"] = 1
-    if "foak-fast-kernels" in notes:
-        section |= {"norm_impl": "fused", "rope_impl": "fused", "loss_impl": "fused"}
+    section |= of_hugging_face(row, notes)
     if "liger" in notes:
         section["loss_chunks"] = liger_chunks(row.needed("hidden"), row.whole("vocab") or row.needed("hidden"))
     if "chunked_nll" in row.text("note"):
@@ -155,6 +154,14 @@ def native_kernels(row: MeasuredRow, release: str, notes: str) -> dict[str, Any]
         # one ladder of passes before that one are 2 and 4 % off so, and 7 and 12 % too fast otherwise
         section["overlap"] = {"dp": False}
     return section
+
+
+def of_hugging_face(row: MeasuredRow, notes: str) -> dict[str, Any]:
+    """Kernels of fms-acceleration's plugins, and heads that transformers 4.45 repeats (MistralFlashAttention2.forward)."""
+    loss = "fused" if "liger" in notes else "in_place"
+    section = {"norm_impl": "fused", "rope_impl": "fused", "loss_impl": loss} if "foak-fast-kernels" in notes else {}
+    repeats = "fms-acceleration" in row.text("source") and "mistral" in row.text("model_name").lower()
+    return section | ({"repeat_kv": True} if repeats else {})
 
 
 def litgpt_on_cudnn(row: MeasuredRow, notes: str) -> bool:

@@ -10,6 +10,7 @@ from steptime.base.config import ConfigError, build
 from steptime.hardware.machine import Machine
 from steptime.job.job import Job
 from steptime.validation.ci_jobs import is_ci, plan_of
+from steptime.validation.exclusion import refuse_not_judged
 from steptime.validation.measurements import MeasuredRow, SkipRowError
 from steptime.validation.row_experts import expert_degrees, has_experts, kinds_of
 from steptime.validation.row_hybrid import completed, hybrid_model, is_hybrid
@@ -125,8 +126,8 @@ def _machine(hardware: dict[str, Any]) -> Machine:
 
 def _refuse_what_is_not_modeled(row: MeasuredRow) -> None:
     """Raise for architectures, tasks and features that no config can express yet."""
-    zero = row.text("zero_or_fsdp").lower()
-    precision = row.text("precision").lower()
+    refuse_not_judged(row)
+    zero, precision = row.text("zero_or_fsdp").lower(), row.text("precision").lower()
     refusals = (
         (row.text("task").lower() == "lora", "LoRA"),
         ("offload" in zero and "activation cpu offload" not in zero and not offloaded_states(zero), "offloading"),

@@ -21,13 +21,16 @@ OPTIONS = {
     "fp32 reduction": Fsdp(version=1),
     "SHARD_GRAD_OP": Fsdp(version=1, reduce="bf16", reshard_blocks=False),
     "bf16 parameters": Fsdp(version=1, params="bf16", reduce="bf16"),
+    "no prefetch": Fsdp(version=1, reduce="bf16", prefetch=0),
     "one group": Fsdp(version=1, reduce="bf16", wrap="model"),
 }
-KERNELS = {"none": Kernels(), "full": Kernels(recompute="full")}
+REENTRANT = Kernels(recompute="full", reentrant=True)
+KERNELS = {"none": Kernels(), "full": Kernels(recompute="full"), "reentrant": REENTRANT}
+CASES = [(option, of) for option in OPTIONS for of in KERNELS if (option, of) != ("one group", "reentrant")]
+"""torch itself fails with reentrant checkpoints in one group: its parameters are freed after the first layer's backward."""
 
 
-@pytest.mark.parametrize("recompute", KERNELS)
-@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize(("option", "recompute"), CASES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_collectives(shape, option, recompute):
     layout = Layout(8, micro_batches=2, fsdp=OPTIONS[option])
@@ -35,8 +38,7 @@ def test_collectives(shape, option, recompute):
 
 
 @pytest.mark.parametrize("length", [(1, 8), (2, 32), (1, 128)], ids=["8", "two of 32", "128"])
-@pytest.mark.parametrize("recompute", KERNELS)
-@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize(("option", "recompute"), CASES)
 @pytest.mark.parametrize("shape", ["wide mlp", "large vocabulary"])
 def test_peak(shape, option, recompute, length):
     """Short sequences peak in FSDP's buffers or the optimizer, long ones in a block or the loss.
@@ -57,3 +59,14 @@ def test_peak_at_the_loss_where_every_module_is_wrapped(seqlen):
     torch_holds = held(SHAPES["large vocabulary"], kernels, seqlen, layout)
     ours = estimate(job(SHAPES["large vocabulary"], kernels, seqlen, layout)).memory.stages[0]
     assert ours.allocated_bytes == torch_holds.peak, torch_holds.op
+
+
+@pytest.mark.parametrize("seqlen", [8, 128])
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_reentrant_checkpoints_without_synchronization(prefetch, seqlen):
+    """Three micro-batches, of which the last alone reduces."""
+    layout = Layout(8, micro_batches=3, fsdp=Fsdp(version=1, reduce="bf16", no_sync=True, prefetch=prefetch))
+    torch_holds = held(SHAPES["wide mlp"], REENTRANT, seqlen, layout)
+    ours = estimate(job(SHAPES["wide mlp"], REENTRANT, seqlen, layout)).memory.stages[0]
+    assert ours.allocated_bytes == torch_holds.peak, torch_holds.op
+    assert issued(SHAPES["wide mlp"], REENTRANT, layout) == stated(SHAPES["wide mlp"], REENTRANT, layout)

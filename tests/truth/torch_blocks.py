@@ -35,6 +35,8 @@ class Kernels:
     loss: Literal["native", "fp32"] = "fp32"
     """Cross entropy on the logits as they are, or on an fp32 copy."""
     recompute: Literal["none", "selective", "full"] = "none"
+    reentrant: bool = False
+    """Blocks run again by torch's reentrant checkpoint."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -329,7 +331,7 @@ class Transformer(nn.Module):
         x = self.embed(tokens)
         for block in self.blocks:
             if self.kernels.recompute == "full":
-                x = checkpoint(block, x, self.cos, self.sin, self.mask, use_reentrant=False)
+                x = checkpoint(block, x, self.cos, self.sin, self.mask, use_reentrant=self.kernels.reentrant)
             else:
                 x = block(x, self.cos, self.sin, self.mask)
         logits = self.logits(x)  # held while the loss runs, as a training loop that reads them holds them

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
+    BackwardPrefetch,
     CPUOffloadPolicy,
     FullyShardedDataParallel,
     MixedPrecision,
@@ -72,6 +73,8 @@ class Fsdp:
     no_sync: bool = False
     """The last micro-batch alone reduces gradients."""
     reshard_after_backward: bool = True
+    prefetch: int = 1
+    """0: the first FSDP's backward_prefetch None."""
 
 
 def sharded(model: Model, kernels: Kernels, fsdp: Fsdp, seqlen: int, mesh: DeviceMesh, *, sp: bool = True) -> nn.Module:
@@ -113,6 +116,7 @@ def flat_sharded(module: Transformer, kernels: Kernels, fsdp: Fsdp, mesh: Device
         sharding_strategy=kept if fsdp.reshard_blocks is False else whole,
         auto_wrap_policy=POLICIES[fsdp.wrap](module),
         mixed_precision=policy,
+        backward_prefetch=BackwardPrefetch.BACKWARD_PRE if fsdp.prefetch else None,
         device_id=torch.device("cpu"),
         use_orig_params=True,
     )

@@ -29,13 +29,14 @@ class Layout(NamedTuple):
 def job(model: Model, kernels: Kernels, seqlen: int, layout: Layout, batch: int = 1) -> Job:
     """The job as a config would say it; the machine is of no matter here."""
     performance = {
-        "software": "torch" if layout.fsdp is None else "fsdp2",
+        "software": "torch" if layout.fsdp is None else "accelerate" if kernels.reentrant else "fsdp2",
         "precision": kernels.precision,
         "attention_impl": kernels.attention,
         "norm_impl": kernels.norm,
         "activation_impl": kernels.activation,
         "loss_impl": "composite" if kernels.loss == "fp32" else "fused",
         "activation_checkpointing_type": kernels.recompute,
+        "recompute_stops_early": not kernels.reentrant,
     }
     parallelism = {"tp": layout.tp, "pp": 1, "dp": layout.dp, "replicas": layout.replicas}
     if layout.fsdp is not None:
@@ -45,6 +46,7 @@ def job(model: Model, kernels: Kernels, seqlen: int, layout: Layout, batch: int 
             "reshard_after_forward": layout.fsdp.reshard_blocks is not False,
             "reduce_dtype": layout.fsdp.reduce,
             "wrap": layout.fsdp.wrap,
+            "prefetch": layout.fsdp.prefetch,
             "version": layout.fsdp.version,
             "no_sync": layout.fsdp.no_sync,
             "reshard_after_backward": layout.fsdp.reshard_after_backward,
