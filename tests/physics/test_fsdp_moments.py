@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from physics_jobs import job
 from walked_moments import LAYER, Every
 
@@ -271,3 +272,36 @@ def test_a_chunks_forward():
     first_chunk().forward(Passing("F", fetched=False, held=False, roots=True, gradients=Gradients()), found)
     beside = 300_000 + 30_000 + 10_000 + 700
     assert found.of("forward of mlp") == [(1_016.0, beside), (2_016.0, beside)]
+
+
+def test_a_chunks_forward_starts_beside_all_that_is_there():
+    """The embedding's 528 beside the root 300,000 and the flat buffer that it was gathered in, 100,000, which is there where this
+    action gathers it; and beside the sums of micro-batches before it, 100,000 of the root and 2 * 6,000 of the layers in fp32.
+    """
+    for roots, gradients, held in (
+        (True, Gradients(), 300_000 + 100_000 + 528),
+        (False, Gradients(), 300_000 + 528),
+        (False, Gradients(summed=True), 112_000 + 300_000 + 528),
+    ):
+        found = Every()
+        first_chunk().forward(Passing("F", fetched=False, held=False, roots=roots, gradients=gradients), found)
+        assert found.of("forward of embedding") == [(0.0, held)]
+
+
+@pytest.mark.parametrize(
+    ("keeps_sent", "stage", "summed", "held"),
+    [
+        (True, 1, True, 512),  # the second stage has sent the gradient of its input for the micro-batch before
+        (True, 1, False, 0),  # nothing was sent before the first
+        (True, 0, True, 0),  # the first stage sends none back
+        (False, 1, True, 0),  # other schedules let it go
+    ],
+)
+def test_a_sent_gradient_waits_for_the_next(keeps_sent, stage, summed, held):
+    """Torch 2.13 distributed/pipelining/schedules.py, Schedule1F1B._step_microbatches: a send's work, which references the
+    tensor, is bound to a name until the next send.
+    """
+    first = first_chunk()
+    chunk = replace(first, chunk=first.assembly.stages[stage][0], keeps_sent=keeps_sent)
+    passing = Passing("B", fetched=False, held=True, roots=False, gradients=Gradients(summed=summed))
+    assert chunk.sent_before(passing) == held
