@@ -27,10 +27,10 @@ EMBEDDING = 2 * 131_072 + 512
 """Its gradient in bf16, and the gradient that came in."""
 
 
-def walked(phase: Phase) -> Every:
+def walked(phase: Phase, block: Buffers = BLOCK) -> Every:
     """The backward of a micro-batch; each layer's reduction leaves 400 B until it ends."""
     assembly = Assembly(job("fsdp2", seqlen=2, microbatches=3, dp=2, fsdp={"reduce_dtype": "fp32", "no_sync": True}))
-    layers, found = [Wrapped(LAYER, [BLOCK], [0.0], 400.0, 70.0)] * 3, Every()
+    layers, found = [Wrapped(LAYER, [block], [0.0], 400.0, 70.0)] * 3, Every()
     memories = PartMemories(assembly, weight_grads_stay=True)
     backward(WalkedChunk(assembly, memories, ROOT, layers, layers), found, phase)
     return found
@@ -85,3 +85,10 @@ def test_the_last_one_reduces_them():
     ]
     assert found.of("backward of embedding") == [(16.0, 100_000 + BASE + 6_000 + 1_200 + EMBEDDING)]
     assert found.of("backward of the root's reduce-scatter") == [(0.0, 100_000 + 60_000 + 1_200)]
+
+
+def test_what_takes_the_place_of_sums_may_be_larger():
+    """With few ranks: 7,000 in place of sums of 6,000, in which the last gradient counts 70 in bf16; as a sum in fp32 it has 140."""
+    found = walked(Phase(summed=True, last=True), BLOCK._replace(reduced=7_000.0))
+    first = found.of("backward of a reduce-scatter")[0]
+    assert first == (2_016.0, SUMS - 6_000 + BASE + 512 + 10_000 + 7_070 + 6_000)
