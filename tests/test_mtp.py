@@ -143,3 +143,17 @@ def test_a_depth_keeps_what_it_joins_and_its_loss():
     scale = ops["mtp.1.loss.scale"]
     assert sum(t.bytes for t in scale.stats) == 2 * 4096 * 4 + 4
     assert (scale.kernels, scale.forward_bytes) == (5, 5 * 2 * 4096 * 4)
+
+
+def test_the_joined_states_are_projected_by_columns_and_gathered():
+    """tp 2 of 1,024: 512 columns each, put together to 4,096 tokens of 1,024 in bf16, 8 MiB, read and written in order; backward
+    this rank's half. With sp it goes on with its 2,048 tokens.
+    """
+    head = Assembly(job(SMALL | {"mtp": 1}, tp=2, dp=32)).head
+    ops = {op.name: op for op in head.ops}
+    whole = 4096 * 1024 * 2
+    assert ops["mtp.1.eh_proj"].n == 512
+    assert ops["mtp.1.eh_proj.collect"].bytes == head.sizes["mtp.1.eh_proj.parts"] == whole
+    order = ops["mtp.1.eh_proj.order"]
+    assert (order.forward_bytes, order.backward_bytes) == (2 * whole, whole)
+    assert [t.bytes for t in order.outputs] == [whole / 2, whole / 2]

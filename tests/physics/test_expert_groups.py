@@ -1,4 +1,4 @@
-"""Parameter groups of experts, and of split tables, by hand: the dimension that is cut, and the rows that fill up its last piece."""
+"""Parameter groups of experts and split tables by hand: the dimension that is cut, and the rows that fill up its last piece."""
 
 from __future__ import annotations
 

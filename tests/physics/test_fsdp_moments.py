@@ -18,9 +18,11 @@ from walked_moments import LAYER, Every
 from steptime.fsdp.groups import Buffers
 from steptime.fsdp.memory_walk import Wrapped, backward, forward
 from steptime.fsdp.pipeline_chunks import Gradients, Passing, ShardedChunk, chunk_bytes
+from steptime.fsdp.pipeline_memory import Outstanding, Situation, StageHeld
 from steptime.job.assembly import Assembly
 from steptime.memory.ledger import PartMemory, Peak
 from steptime.memory.part_memories import PartMemories
+from steptime.memory.stages import PeakMoment
 
 BLOCK = Buffers(0.0, 10_000.0, 30_000.0, 3_000.0, 6_000.0, 400.0, 700.0, 50.0)
 EXPERTS = Buffers(0.0, 20_000.0, 40_000.0, 5_000.0, 8_000.0, 500.0, 900.0, 60.0)
@@ -305,3 +307,24 @@ def test_a_sent_gradient_waits_for_the_next(keeps_sent, stage, summed, held):
     chunk = replace(first, chunk=first.assembly.stages[stage][0], keeps_sent=keeps_sent)
     passing = Passing("B", fetched=False, held=True, roots=False, gradients=Gradients(summed=summed))
     assert chunk.sent_before(passing) == held
+
+
+@pytest.mark.parametrize("reduces", [True, False])
+def test_another_chunk_waits_beside_an_action_and_its_reduction(reduces):
+    """Two such chunks; the first one's root reduces from 1,000,000 B. In its backward the other one has its root's 500,000, its
+    layers' 60,000, sums of 112,000, and a micro-batch that waits, 7,056. Reduction: layers' 60,000, sums 112,000, the input. Else
+    the worst is the last layer's backward, with 2,016 B kept: 305,000, sums, layers' 60,000, 1,300 of the head, 900 - 512.
+    """
+    one = replace(first_chunk(), root=ROOT._replace(reduce_input=1_000_000.0))
+    other = replace(first_chunk(), root=ROOT._replace(unsharded=500_000.0))
+    held = StageHeld([one, other], [400.0, 700.0])
+    before, after = Outstanding((0, 1), (0, 0), (True, True)), Outstanding((0, 1), (0, 0), (not reduces, True))
+    summed, both = Gradients(summed=True), frozenset({0, 1})
+    passing = Passing("B", fetched=False, held=True, roots=False, gradients=summed)
+    found = held.moment(Situation(0, passing, (summed, summed), both, both, reduces, before, after))
+    others = 500_000 + 60_000 + 112_000
+    if reduces:
+        assert found == PeakMoment(7_056.0, others + 60_000 + 112_000 + 1_000_000, "reduction of gradients", 1_100.0)
+    else:
+        own = 305_000 + 112_000 + 60_000
+        assert found.activations_bytes + found.transient_bytes == 7_056 + 2_016 + others + own + 1_300 + 900 - 512

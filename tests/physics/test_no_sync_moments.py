@@ -88,7 +88,7 @@ def test_the_last_one_reduces_them():
 
 
 def test_what_takes_the_place_of_sums_may_be_larger():
-    """With few ranks: 7,000 in place of sums of 6,000, in which the last gradient counts 70 in bf16; as a sum in fp32 it has 140."""
+    """With few ranks: 7,000 in place of sums of 6,000; the last gradient counts 70 there, in bf16, and is an fp32 sum of 140."""
     found = walked(Phase(summed=True, last=True), BLOCK._replace(reduced=7_000.0))
     first = found.of("backward of a reduce-scatter")[0]
     assert first == (2_016.0, SUMS - 6_000 + BASE + 512 + 10_000 + 7_070 + 6_000)

@@ -17,9 +17,9 @@ from steptime.timing.op_times import replayed_times
     ],
 )
 def test_one_of_two_layers_runs_again(flops, products, exposed):
-    """Four ranks share 32 tokens: a rank's keys and values, 2 * 8 * 128 * 2 = 4,096 bytes, are handed on three times, 4,096 s each
-    at 1 B/s. Of two layers one is recomputed: 3 / 2 turns and half of its FLOPs a layer, (16 * 163,840 + 65,536) / 2, of which
-    65,536 are the causal half of two products of 8 x 32 x 128.
+    """Four ranks share 32 tokens: a rank's keys and values, 2 * 8 * 128 * 2 = 4,096 bytes, are handed on three times, 4,096 s
+    each at 1 B/s. Of two layers one is recomputed: 3 / 2 turns and half of its FLOPs a layer, (16 * 163,840 + 65,536) / 2, of
+    which 65,536 are the causal half of two products of 8 x 32 x 128.
     """
     recompute = {"granularity": "full", "method": "block", "n_layers": 1}
     plan = job(on=machine(flops=flops, link=1.0), cp=4, seqlen=32, performance={"recompute": recompute})

@@ -248,6 +248,18 @@ def test_what_nobody_reads_is_freed_at_once():
     assert walk_forward(read, sizes | {"z": 1.0}, ["x"], "x", "y") == Peak(105.0, "last")
 
 
+def test_a_kernel_with_the_batch_first_has_its_output_copied():
+    """Two sequences of 8 tokens of 128 values in bf16: both orders, 4,096 B each, are kept; the copy's time is in the fitted
+    constants, so it is no kernel and moves nothing. One sequence has the same order both ways.
+    """
+    [layer] = Assembly(job("megatron-core", batch=2, performance={"attention_backend": "flash"})).kinds
+    [copy] = [op for op in layer.ops if op.name == "attn.core.turn"]
+    assert [layer.sizes[name] for name in ("attn.core.out", "attn.core.out.turned")] == [4_096, 4_096]
+    assert (copy.forward_bytes, copy.backward_bytes, copy.kernels) == (0, 0, 0)
+    [alone] = Assembly(job("megatron-core", performance={"attention_backend": "flash"})).kinds
+    assert not any(op.name == "attn.core.turn" for op in alone.ops)
+
+
 # --- layers run again ---
 
 

@@ -92,8 +92,8 @@ def test_recomputation_stops_early(name, attention, recompute):
 def test_six_of_seven_projections_run_again():
     """One sequence of 8 tokens through two layers of 128, MLP 256 (`test_fsdp_seconds.test_layers_run_again_hide_more`).
 
-    Products in a backward: two of each of 7 projections in 2 layers and of the head, 30; recomputed, 6 more in each layer, all but
-    down. FLOPs of those: 16 for each of 163,840 - 32,768 weights. Both products of attention run again, here without a mask
+    Products in a backward: two of each of 7 projections in 2 layers and of the head, 30; recomputed, 6 more in each layer, all
+    but down. FLOPs of those: 16 for each of 163,840 - 32,768 weights. Both products of attention run again, here without a mask
     taken off: 2 * 8 * 8 * 256.
     """
     model = Model(n_layers=2, hidden_sz=128, inter_sz=256, n_q_heads=1, vocab_sz=1024)
