@@ -100,7 +100,7 @@ def ablated(assembly: Assembly, off: str) -> float:
         assembly = without_casts(assembly)
     priced = pricing(assembly.job)
     if off == "kernels":
-        rates = replace(priced.context.rates, gemm_kernel_s=0.0, move_kernel_s=0.0)
+        rates = priced.context.rates._replace(gemm_kernel_s=0.0, move_kernel_s=0.0)
         priced = priced._replace(context=replace(priced.context, rates=rates))
     if off == "pp_comm":
         timing = time_parts(assembly, priced, part_times(assembly, priced), free_sends=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ from steptime.model.presets import load_model
 from steptime.model.shard import Shard
 from steptime.software.performance import load_software
 
-RATES = replace(rates.RATES, sm_count=108.0, recipe_flops=2.0 * rates.RATES.gemm_flops)
+RATES = rates.RATES._replace(sm_count=108.0, recipe_flops=2.0 * rates.RATES.gemm_flops)
 WEIGHT = (Param("w", (2560, 950)),)
 patient = settings(deadline=None, max_examples=40)
 size = st.integers(1, 20000).map(float)
@@ -45,7 +45,7 @@ def equal(column, rows):
 def test_products_and_their_backward_in_columns(table):
     def both(m, n, k, speed):
         op = Gemm("g", m=m, n=n, k=k, params=WEIGHT)
-        r = replace(RATES, gemm_flops=speed, bytes_per_s=speed / 100.0)
+        r = RATES._replace(gemm_flops=speed, bytes_per_s=speed / 100.0)
         passes = [gemm_pass(op, r, m, n, k, sum(compute.gemm_traffic(op, r)[0])), *gemm_backward(op, r)]
         return [field for done in passes for field in done] + [shape_efficiency(m, n, k, 1.0, 108.0)]
 
@@ -59,7 +59,7 @@ def test_products_and_their_backward_in_columns(table):
 def test_attention_moves_and_overlap_in_columns(table):
     def both(batch, seq, heads, speed):
         op = Attention("a", batch=batch, q_len=seq, kv_len=seq, n_q_heads=heads, n_kv_heads=1.0, d_qk=128.0, d_v=128.0)
-        r = replace(RATES, bytes_per_s=speed)
+        r = RATES._replace(bytes_per_s=speed)
         hidden = [hidden_s(seq, in_pieces_s(seq, batch, heads), share) for share in (True, False, 0.5)]
         return [*attention_pass(op, r, op.full_flops, speed, 2.0), *move_pass(batch * seq, 2.0, r), *hidden]
 

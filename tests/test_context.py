@@ -313,6 +313,26 @@ def test_a_ring_holds_all_blocks_and_partial_outputs_for_a_moment():
     assert op.backward_temp_bytes == 4 * 2 * K + Q
 
 
+@pytest.mark.parametrize(
+    ("how", "held"),
+    [
+        (
+            "p2p",
+            2 * 2 * K + 4 * 4 * K + K,
+        ),  # two blocks; what came, the sum, what goes and comes; half of the block sent last
+        (
+            "all_gather",
+            4 * 2 * K + 3 * 4 * K + 3 * 2 * K,
+        ),  # all blocks; the first three of these; three copies of a block
+    ],
+)
+def test_torchs_ring_holds_blocks_and_their_gradients_in_fp32(how, held):
+    """Keys and values of a block are 2 K in bf16, 4 K in fp32; besides, the query's gradient in fp32 (torch 2.13, _attention.py,
+    _templated_ring_attention_backward; counted in tests/truth/test_torch_context.py).
+    """
+    assert attention(job(4, how, "fsdp2")).backward_temp_bytes == held + 2 * Q
+
+
 @pytest.mark.parametrize(("replicas", "ranks"), [(1, 12), (2, 6), (3, 4), (4, 3)])
 def test_states_are_sharded_over_dp_and_cp(replicas, ranks):
     """ZeRO-1 of Megatron: 6 + 12 / ranks bytes per parameter; replicas divide dp*cp = 12, and need not divide dp = 6."""

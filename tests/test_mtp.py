@@ -3,6 +3,7 @@
 import pytest
 
 from steptime import Job, estimate
+from steptime.job.assembly import Assembly
 from steptime.model.hf import read_hf_config
 
 SMALL = {"n_layers": 4, "hidden_sz": 1024, "inter_sz": 4096, "n_q_heads": 8, "vocab_sz": 51200}
@@ -129,3 +130,30 @@ def test_layers_per_stage_auto_counts_depths_as_layers_of_the_last_stage(mtp, co
     """DeepSeek-V3's 61 layers over 16 stages."""
     plan = job({"preset": "deepseek-v3", "mtp": mtp}, pp=16, dp=8, ep=8, layers_per_stage="auto")
     assert plan.layers_per_chunk == counts
+
+
+def test_a_depth_keeps_what_it_joins_and_its_loss():
+    """Of 4,096 tokens: states and embeddings side by side, twice 1,024 values in bf16, which the projection keeps; a mask and a
+    scaled loss in fp32, and the number of tokens. Five kernels make the loss (mask, sum, division for the log, factor, division;
+    megatron/core/models/gpt/gpt_model.py, _postprocess), each of which reads and writes 4 bytes a token.
+    """
+    head = Assembly(job(SMALL | {"mtp": 1})).head
+    ops = {op.name: op for op in head.ops}
+    assert [head.sizes[name] for name in ops["mtp.1.eh_proj"].saves] == [4096 * 2 * 1024 * 2]
+    scale = ops["mtp.1.loss.scale"]
+    assert sum(t.bytes for t in scale.stats) == 2 * 4096 * 4 + 4
+    assert (scale.kernels, scale.forward_bytes) == (5, 5 * 2 * 4096 * 4)
+
+
+def test_the_joined_states_are_projected_by_columns_and_gathered():
+    """tp 2 of 1,024: 512 columns each, put together to 4,096 tokens of 1,024 in bf16, 8 MiB, read and written in order; backward
+    this rank's half. With sp it goes on with its 2,048 tokens.
+    """
+    head = Assembly(job(SMALL | {"mtp": 1}, tp=2, dp=32)).head
+    ops = {op.name: op for op in head.ops}
+    whole = 4096 * 1024 * 2
+    assert ops["mtp.1.eh_proj"].n == 512
+    assert ops["mtp.1.eh_proj.collect"].bytes == head.sizes["mtp.1.eh_proj.parts"] == whole
+    order = ops["mtp.1.eh_proj.order"]
+    assert (order.forward_bytes, order.backward_bytes) == (2 * whole, whole)
+    assert [t.bytes for t in order.outputs] == [whole / 2, whole / 2]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jobs
 import pytest
 
 from steptime.answer.result import estimate
 from steptime.commands.cli import main
+from steptime.cost.comm import CommCost
+from steptime.cost.parts import host_copy
 from steptime.job.assembly import Assembly
 from steptime.launch.read import read
 from steptime.memory.ledger import PartMemory, Peak
@@ -166,3 +170,11 @@ def test_what_is_back_from_the_host_lies_beside_both_passes():
     """3 bytes beside a forward's 12, 5 beside a backward's 14."""
     found = with_more(PartMemory(10.0, Peak(12.0, "a"), Peak(14.0, "b")), 3.0, 5.0)
     assert found == PartMemory(10.0, Peak(15.0, "a"), Peak(19.0, "b"))
+
+
+def test_a_copy_to_the_host_takes_its_bytes_over_the_links_rate():
+    """8 B at 2 B/s: 4 s, of which 1 s of compute hides as much, and slows nothing. No call has a latency of its own."""
+    context = estimate(job(ALL)).timing.context
+    found = host_copy("x", "offload", 8.0, replace(context, host_bytes_per_s=2.0), 1.0)
+    assert found.cost == CommCost(0.0, 4.0, "host link", 4.0, "copy")
+    assert (found.hidden_s, found.exposed_s) == (1.0, 3.0)

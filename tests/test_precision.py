@@ -28,7 +28,7 @@ from steptime.timing.optimizer import quantize_bytes_per_weight
 from steptime.validation.recipes import recipe_of
 
 NAMES = [name for name, of in RECIPES.items() if of.casts is None]
-RATES = replace(rates.RATES, recipe_flops=400e12)
+RATES = rates.RATES._replace(recipe_flops=400e12)
 WEIGHT = (Param("w", (2560, 800)),)
 
 

@@ -15,7 +15,6 @@ The estimate itself is not moved, and always inside.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 from math import exp, hypot, log2, sqrt
@@ -65,8 +64,7 @@ class Beyond(NamedTuple):
     text: str
 
 
-@dataclass(frozen=True)
-class Interval:
+class Interval(NamedTuple):
     """Log of measured over predicted: 10th and 90th percentile, and the evidence for them."""
 
     low: float

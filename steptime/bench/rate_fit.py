@@ -5,7 +5,6 @@ Errors are mean absolute log errors of the model against the measurement, after 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from math import exp, log
 from statistics import median
@@ -144,10 +143,10 @@ def gemm_pass(
     rate = 1.0
     if quantized is not None:
         rate = quantized.forward_rate if row.direction == "forward" else quantized.backward_rate
-    rates = device.rates(flops) if quantized else replace(device.rates(flops), gemm_flops=flops)
+    rates = device.rates(flops) if quantized else device.rates(flops)._replace(gemm_flops=flops)
     bytes_ = (row.m * row.k + row.k * row.n) * size + row.m * row.n * max(size, RESULT_ITEMSIZE)
     rate *= compute.WGRAD_RATE if row.direction == "wgrad" else 1.0
-    return compute.gemm_pass(op, replace(rates, gemm_overhead_k=overhead), op.m, op.n, op.k, bytes_, rate)
+    return compute.gemm_pass(op, rates._replace(gemm_overhead_k=overhead), op.m, op.n, op.k, bytes_, rate)
 
 
 def gemm(
@@ -211,7 +210,7 @@ def attention_pass(row: timings.AttentionTiming, flops: float, ramp_tokens: floa
         n_q_heads=row.n_q_heads, n_kv_heads=row.n_kv_heads, d_qk=row.head_dim, d_v=row.head_dim,
         itemsize=float(ITEMSIZE[row.dtype]),
     )  # fmt: skip
-    rates = replace(device.rates(flops), attention_ramp_tokens=ramp_tokens)
+    rates = device.rates(flops)._replace(attention_ramp_tokens=ramp_tokens)
     back = row.direction == "backward"
     rate = flops * compute.head_share(op, rates.attention_head_64[back])
     return compute.attention_pass(op, rates, row.flops, rate, 2.0 if back else 1.0)

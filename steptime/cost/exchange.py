@@ -1,7 +1,5 @@
 """Seconds of an exchange that sends a row once to each domain that wants it (DeepEP, HybridEP; deepseek-ai/DeepEP README)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 

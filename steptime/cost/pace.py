@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from steptime.cost.rates import Rates
 from steptime.hardware.machine import Tier
 
@@ -23,7 +21,7 @@ def slower_rates(rates: Rates, factor: float) -> Rates:
     if factor == 1.0:
         return rates
     slower = {name: getattr(rates, name) / factor for name in RATES}
-    return replace(rates, **slower, **{name: getattr(rates, name) * factor for name in TIMES})
+    return rates._replace(**slower, **{name: getattr(rates, name) * factor for name in TIMES})
 
 
 def slower_tiers(tiers: tuple[Tier, ...], factor: float) -> tuple[Tier, ...]:

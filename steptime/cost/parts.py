@@ -1,7 +1,5 @@
 """Seconds of a part (block, embedding, head) for one micro-batch: op by op, with its tensor-parallel collectives."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf

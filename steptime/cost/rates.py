@@ -1,9 +1,7 @@
 """Rates that a device sustains under a software profile; the cost of every op uses them."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass
 from math import inf
+from typing import NamedTuple
 
 from steptime.hardware.machine import Accelerator
 from steptime.software.efficiency import compute_factor, sustained_share
@@ -70,8 +68,7 @@ CHUNK_SHARE = 0.06
 SMs)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rates:
+class Rates(NamedTuple):
     """Rates that a device sustains for one job's precision: `_flops` [FLOP/s], `bytes_per_s` [B/s], `_s` of a kernel [s]."""
 
     gemm_flops: float

@@ -7,7 +7,6 @@ are a second group of their block (pytorch/torchtitan@b5bcd76c torchtitan/distri
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from steptime.base.num import Num, maximum, same, where
@@ -26,8 +25,7 @@ def applies(job: Job) -> bool:
     return job.zero_level == 3 or job.parallelism.fsdp is not None
 
 
-@dataclass(frozen=True)
-class ParamGroup:
+class ParamGroup(NamedTuple):
     """One FSDP parameter group on one device.
 
     `padded`: elements with every parameter's rows rounded up to the shard ranks; `elements`: without.
@@ -187,8 +185,8 @@ def layer_group(assembly: Assembly, part: Part) -> ParamGroup:
         if (mine := [of for of in part.params if (of.group == "expert") == (group == "expert")])
     }
     alone = job.software.layout.lone_experts == "plain" and same(shard_ranks(job, "expert") == 1)
-    experts = replace(found["expert"], kind="expert", plain=alone) if "expert" in found else None
-    return replace(found["dense"], quantized=part.n_quantized, experts=experts)
+    experts = found["expert"]._replace(kind="expert", plain=alone) if "expert" in found else None
+    return found["dense"]._replace(quantized=part.n_quantized, experts=experts)
 
 
 def groups(assembly: Assembly, chunk: Chunk) -> Groups:

@@ -217,8 +217,7 @@ class ShardedChunk:
         left, added = kept, self.head_grad
         for layer, waits in zip(reversed(self.layers), reversed(self.waits), strict=True):
             added = added + layer.buffers.gradients
-            grown = 0.0 if passing.gradients.fresh else minimum(added, then - now)
-            moments.mark(left, params + now + grown, "gradients of the weights")
+            moments.mark(left, params + now + minimum(added, then - now), "gradients of the weights")
             left = left - waits
 
     def reduction(self, gradients: Gradients) -> PeakMoment:

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from steptime.base.num import PLAIN
 from steptime.base.rows import HeldBuffer
 from steptime.job.assembly import Assembly, Chunk
 from steptime.job.job import Job
@@ -104,11 +103,11 @@ def further_ends(assembly: Assembly, stage: int, states: States) -> HeldBuffer:
     """Ends of blocks between steps beyond those that `block_rest_bytes` counts, tensor by tensor; of Megatron's states.
 
     Moments take what parameters and main weights left free; what activations left is not followed, so that a job's own figure may
-    be a few MiB off. None (0 bytes) for columns, for expandable segments and where states are not Megatron's flat buffers.
+    be a few MiB off. None (0 bytes) for expandable segments and where states are not Megatron's flat buffers.
     """
     job, chunks = assembly.job, assembly.stages[stage]
     found = 0.0
-    if replayed(job) and type(states.params_bytes) in PLAIN:
+    if replayed(job):
         found = states_rest(assembly, chunks, states) - block_rest_bytes(assembly, chunks, states.buckets)
     return HeldBuffer("ends of blocks that small tensors share", found, stays=True, at_peak=False, source=BLOCKS)
 

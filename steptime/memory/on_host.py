@@ -1,7 +1,5 @@
 """States in the host's memory: bytes that it holds and moves for each parameter that it updates."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from steptime.base.num import Num, maximum, minimum

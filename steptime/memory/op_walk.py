@@ -4,8 +4,6 @@ A part is a list of ops from one input tensor to one output (a layer, the embedd
 backward and the most it holds at once in either direction; `chunk_peaks` strings parts together. Peaks of columns name no op.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple

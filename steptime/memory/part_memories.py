@@ -147,11 +147,9 @@ class PartMemories:
     def resident(self, chunk: Chunk) -> list[tuple[int, Runs, PartMemory]]:
         """The layers of a chunk as `layers` has them, without what saved-tensor hooks offload to host memory."""
         performance = self.assembly.job.performance
-        share, found = float(performance.activation_offload or 0.0), self.layers(chunk)
-        if not share:
-            return found
+        share = float(performance.activation_offload or 0.0)
         neighbor = 0.0 if self.assembly.job.software.overlap.offload is False else share
-        return [(count, group, hooked(memory, share, neighbor)) for count, group, memory in found]
+        return [(count, group, hooked(memory, share, neighbor)) for count, group, memory in self.layers(chunk)]
 
     def chunk(self, chunk: Chunk) -> PartMemory:
         """One chunk of one micro-batch; walked once for all chunks that hold the same parts."""

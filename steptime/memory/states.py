@@ -7,7 +7,7 @@ parameters those of dp*cp, experts those of edp = dp*cp*tp / (ep*etp).
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from steptime.base.num import Num, ceil, lcm, maximum, where
+from steptime.base.num import Num, lcm, maximum, where
 from steptime.job.assembly import Assembly, Chunk
 from steptime.job.job import Job
 from steptime.job.local_params import CountedParams
@@ -236,7 +236,7 @@ def bucket_size(job: Job, runs: Sequence[Run]) -> Num:
     p, software = job.parallelism, job.software
     if p.n_param_buckets is not None:
         elements = sum([times * piece.times * piece.elements for pieces, times in runs for piece in pieces])
-        return ceil(elements / p.n_param_buckets)
+        return elements / p.n_param_buckets
     if p.bucket_size_mb is not None:
         return p.bucket_size_mb * 1e6 / software.bytes_of(software.states.main_grad_dtype)
     return maximum(software.layout.bucket_elements, software.layout.bucket_elements_per_dp * p.dp * p.cp)

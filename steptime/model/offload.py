@@ -4,8 +4,6 @@ Source: megatron/core/pipeline_parallel/fine_grained_activation_offload.py (mega
 transformer_layer.py, attention.py, multi_latent_attention.py and moe/experts.py of megatron/core/transformer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple

@@ -48,7 +48,7 @@ ROTATED = ("attn.rope.q", "attn.rope.k")
 """Queries and keys after it."""
 
 
-def rotary(model: Model, shard: Shard, qk: tuple[str, str], heads: tuple[Num, Num], ranks: Num = 1.0) -> list[Op]:
+def rotary(model: Model, shard: Shard, qk: tuple[str, str], heads: tuple[Num, Num], ranks: Num) -> list[Op]:
     """Rotary embedding of q and k, of so many heads of this device, into "attn.rope.q" and "attn.rope.k".
 
     Nothing is kept where the tables are shared buffers or the kernel is fused; own_tables keeps cos and sin, once for q and once

@@ -1,7 +1,5 @@
 """Seconds of an update in the host's memory: gradients come down, the host's processors update, parameters go up."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from steptime.base.num import Num, maximum, minimum

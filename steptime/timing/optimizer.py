@@ -1,7 +1,5 @@
 """Seconds of the optimizer step: memory traffic of what it reads and writes, and Muon's iterations."""
 
-from __future__ import annotations
-
 from functools import reduce
 from typing import NamedTuple
 

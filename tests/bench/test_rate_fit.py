@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import exp, log
 
 import pytest
@@ -46,7 +45,7 @@ def products(flops, device, dtype="bf16", name="mlp.up"):
 def test_the_models_pass_is_the_cost_models_own():
     """Bytes 2 (mk + kn + mn), the fixed time once, wgrad at its rate: as a layer in `compute`."""
     device = rate_fit.KnownRates(3e12, 4e-6, 132.0)
-    rates = replace(device.rates(700e12), gemm_flops=700e12)
+    rates = device.rates(700e12)._replace(gemm_flops=700e12)
     op = ops.Gemm("up", params=(ops.Param("up.weight", (14336, 4096)),), m=4096.0, n=14336.0, k=4096.0)
     dgrad, wgrad = compute.gemm_backward(op, rates)
     for direction, shape, expected in (

@@ -1,10 +1,12 @@
-"""Parameter groups of experts by hand: the dimension that is cut, and the rows that fill up its last piece."""
+"""Parameter groups of experts and split tables by hand: the dimension that is cut, and the rows that fill up its last piece."""
 
 from __future__ import annotations
 
 import pytest
+from physics_jobs import job
 
-from steptime.fsdp.groups import ParamGroup, group_of
+from steptime.fsdp.groups import ParamGroup, group_of, groups
+from steptime.job.assembly import Assembly
 from steptime.model.ops import Param
 
 
@@ -45,3 +47,9 @@ def test_more_ranks_than_experts_cut_their_second_dimension(split_dim, padded):
     """4 experts of 100 x 10 over ep 2 and etp 2: 1,000 elements a device, all put together again from pieces of dimension 1."""
     experts = [Param("w", (4, 100, 10), split_dim, group="expert", n_experts=4)]
     assert sizes(group_of(experts, 1, 24, (2, 2))) == (1_000, padded, 1_000)
+
+
+def test_tensor_parallel_tables_are_cut_by_rows():
+    """tp 2 leaves 512 of 1,024 rows of embedding and head; five ranks have 103 each, 515. The final norm's 128 are 26 each."""
+    assembly = Assembly(job("fsdp2", model={"n_q_heads": 2}, tp=2, dp=5, fsdp={}))
+    assert groups(assembly, assembly.chunks[0]).root.padded == 2 * 515 * 128 + 5 * 26

@@ -10,6 +10,9 @@ import pytest
 from physics_jobs import job
 
 from steptime.answer.result import estimate
+from steptime.fsdp.groups import buffers, groups
+from steptime.fsdp.memory_walk import left_behind
+from steptime.job.assembly import Assembly
 
 LAYER, ROOT, HEAD = 164_096, 262_272, 131_200
 
@@ -144,3 +147,21 @@ def test_the_allocator_keeps_the_gradients_of_the_stream_that_reduced_them():
     assert stage.gradients_bytes == 0
     kept = stage.reserved_bytes - stage.allocated_bytes - 2.55 * 2 * ROOT
     assert kept == pytest.approx(4 * (3 * LAYER + ROOT) / 4)
+
+
+@pytest.mark.parametrize(
+    ("layout", "left"),
+    [
+        ({"wrap": "model"}, 2 * LAYER),  # one group: every gradient waits for the others, in bf16
+        ({"replicas": 2}, 4 * LAYER / 2),  # an all-reduced shard of two, in fp32 (AllReduceState)
+        ({"replicas": 2, "version": 1}, 0),
+        ({}, 0),
+    ],
+    ids=str,
+)
+def test_what_a_layers_backward_leaves_until_all_is_done(layout, left):
+    fsdp = {"reduce_dtype": "fp32"} | {key: layout[key] for key in layout if key != "replicas"}
+    copies = {"replicas": layout.get("replicas", 1)}
+    assembly = Assembly(job("fsdp2", microbatches=2, dp=4, fsdp=fsdp, **copies))
+    group = groups(assembly, assembly.chunks[0]).layers[0]
+    assert left_behind(assembly, assembly.kinds[0].params, buffers(assembly, group)) == left

@@ -11,15 +11,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from physics_jobs import job
 from walked_moments import LAYER, Every
 
 from steptime.fsdp.groups import Buffers
 from steptime.fsdp.memory_walk import Wrapped, backward, forward
 from steptime.fsdp.pipeline_chunks import Gradients, Passing, ShardedChunk, chunk_bytes
+from steptime.fsdp.pipeline_memory import Outstanding, Situation, StageHeld
 from steptime.job.assembly import Assembly
 from steptime.memory.ledger import PartMemory, Peak
 from steptime.memory.part_memories import PartMemories
+from steptime.memory.stages import PeakMoment
 
 BLOCK = Buffers(0.0, 10_000.0, 30_000.0, 3_000.0, 6_000.0, 400.0, 700.0, 50.0)
 EXPERTS = Buffers(0.0, 20_000.0, 40_000.0, 5_000.0, 8_000.0, 500.0, 900.0, 60.0)
@@ -271,3 +274,57 @@ def test_a_chunks_forward():
     first_chunk().forward(Passing("F", fetched=False, held=False, roots=True, gradients=Gradients()), found)
     beside = 300_000 + 30_000 + 10_000 + 700
     assert found.of("forward of mlp") == [(1_016.0, beside), (2_016.0, beside)]
+
+
+def test_a_chunks_forward_starts_beside_all_that_is_there():
+    """The embedding's 528 beside the root 300,000 and the flat buffer that it was gathered in, 100,000, which is there where this
+    action gathers it; and beside the sums of micro-batches before it, 100,000 of the root and 2 * 6,000 of the layers in fp32.
+    """
+    for roots, gradients, held in (
+        (True, Gradients(), 300_000 + 100_000 + 528),
+        (False, Gradients(), 300_000 + 528),
+        (False, Gradients(summed=True), 112_000 + 300_000 + 528),
+    ):
+        found = Every()
+        first_chunk().forward(Passing("F", fetched=False, held=False, roots=roots, gradients=gradients), found)
+        assert found.of("forward of embedding") == [(0.0, held)]
+
+
+@pytest.mark.parametrize(
+    ("keeps_sent", "stage", "summed", "held"),
+    [
+        (True, 1, True, 512),  # the second stage has sent the gradient of its input for the micro-batch before
+        (True, 1, False, 0),  # nothing was sent before the first
+        (True, 0, True, 0),  # the first stage sends none back
+        (False, 1, True, 0),  # other schedules let it go
+    ],
+)
+def test_a_sent_gradient_waits_for_the_next(keeps_sent, stage, summed, held):
+    """Torch 2.13 distributed/pipelining/schedules.py, Schedule1F1B._step_microbatches: a send's work, which references the
+    tensor, is bound to a name until the next send.
+    """
+    first = first_chunk()
+    chunk = replace(first, chunk=first.assembly.stages[stage][0], keeps_sent=keeps_sent)
+    passing = Passing("B", fetched=False, held=True, roots=False, gradients=Gradients(summed=summed))
+    assert chunk.sent_before(passing) == held
+
+
+@pytest.mark.parametrize("reduces", [True, False])
+def test_another_chunk_waits_beside_an_action_and_its_reduction(reduces):
+    """Two such chunks; the first one's root reduces from 1,000,000 B. In its backward the other one has its root's 500,000, its
+    layers' 60,000, sums of 112,000, and a micro-batch that waits, 7,056. Reduction: layers' 60,000, sums 112,000, the input. Else
+    the worst is the last layer's backward, with 2,016 B kept: 305,000, sums, layers' 60,000, 1,300 of the head, 900 - 512.
+    """
+    one = replace(first_chunk(), root=ROOT._replace(reduce_input=1_000_000.0))
+    other = replace(first_chunk(), root=ROOT._replace(unsharded=500_000.0))
+    held = StageHeld([one, other], [400.0, 700.0])
+    before, after = Outstanding((0, 1), (0, 0), (True, True)), Outstanding((0, 1), (0, 0), (not reduces, True))
+    summed, both = Gradients(summed=True), frozenset({0, 1})
+    passing = Passing("B", fetched=False, held=True, roots=False, gradients=summed)
+    found = held.moment(Situation(0, passing, (summed, summed), both, both, reduces, before, after))
+    others = 500_000 + 60_000 + 112_000
+    if reduces:
+        assert found == PeakMoment(7_056.0, others + 60_000 + 112_000 + 1_000_000, "reduction of gradients", 1_100.0)
+    else:
+        own = 305_000 + 112_000 + 60_000
+        assert found.activations_bytes + found.transient_bytes == 7_056 + 2_016 + others + own + 1_300 + 900 - 512

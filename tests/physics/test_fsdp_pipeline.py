@@ -177,6 +177,25 @@ def test_a_forward_gathers_the_root_and_copies_it_out():
         assert of.forward_layers_s == seconds(2 * LAYER)
 
 
+@pytest.mark.parametrize("replayed_s", [0.0, 20_000.0])
+def test_a_backward_hides_the_gather_of_the_layer_before(replayed_s):
+    """Of two layers, gathered in 164,096 s each, the last one's gather shows; the first one's runs beside the last layer's
+    backward of 100,000 s and what it recomputes. A node has one rank: 2 % of what hides comes back as slower compute.
+    """
+    on = machine(link=1e30, outside=1.0, node=1)
+    layout = {"dp": 2, "pp": 2, "fsdp": {"reduce_dtype": "fp32"}}
+    made = job("fsdp2", on=on, model={"n_layers": 4}, performance={"overlap": {"dp": True}}, **layout)
+    assembly = Assembly(made)
+    [layer] = assembly.kinds
+    parts = dict.fromkeys((assembly.embedding, layer, assembly.head), NO_TIME)
+    parts[layer] = PartTime(Work(), Work(gemm_s=100_000.0), Work())
+    priced, replays = rates(on.accelerator, made.software), [{layer: replayed_s}] * 2
+    found = PipelineSeconds(assembly, tuple(on.tiers), parts, replays, priced)
+    hidden = 100_000 + replayed_s
+    for [of] in found.chunks:
+        assert of.backward_s == seconds(2 * LAYER - 0.98 * hidden)
+
+
 def test_a_middle_stage_has_no_root():
     """Of three stages the second has neither embedding nor head: its forward gathers two layers, 1 s an element, no more."""
     layout = {"dp": 2, "pp": 3, "fsdp": {"reduce_dtype": "fp32", "reshard_after_forward": False}}

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import pytest
 from physics_jobs import SLIGHTLY, job, machine
+from rates import RATES
 
 from steptime.answer.result import estimate
+from steptime.cost.compute import parameter_gradients
+from steptime.model.ops import Gemm, Param
 
 
 def moved(software: str = "megatron-core", **said) -> float:
@@ -107,6 +110,14 @@ def test_torchs_first_micro_batch_adds_to_nothing(microbatches, adds):
         for how in (True, False)
     )
     assert apart - fused == by_hand(adds * 458_752 * 6)
+
+
+def test_a_gradient_is_added_in_one_kernel():
+    """Two weights of 128 x 256 at 10 bytes each: 655,360 bytes at 1e12 B/s are .65536 us, beside 3 us for one kernel."""
+    adds = RATES._replace(fused_accumulation=False, accumulate_bytes=10.0)
+    op = Gemm("g", m=8.0, n=256.0, k=128.0, count=2.0, params=(Param("w", (256, 128)),))
+    assert parameter_gradients(op, adds) == pytest.approx(3.65536e-6)
+    assert parameter_gradients(op, RATES) == 0.0
 
 
 def test_a_bias_gradient_sums_the_outputs_gradient():

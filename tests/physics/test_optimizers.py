@@ -67,6 +67,30 @@ def test_bytes_that_an_update_moves():
     assert update_bytes_per_param(job("torch", zero_level=0).replace(**states), 0.0) == 19 * 4
 
 
+def device_s(performance=None, **said) -> float:
+    """Seconds of the optimizer step on a device of 1 B/s that can run fp8."""
+    on = machine(memory=1.0, peak_flops={"bf16": 1e30, "fp32": 1e30, "fp8": 1e30})
+    return estimate(job(on=on, performance=performance, **said)).timing.optimizer.device_s
+
+
+@pytest.mark.parametrize(("layers", "elements"), [([1, 3], 3 * 164_096 + 131_200), ([3, 1], 3 * 164_096 + 131_072)])
+def test_the_stage_with_the_most_parameters_updates_last(layers, elements):
+    """46 bytes a parameter: gradient 4, master and two moments read and written 24, parameter written 2; norm and clipping read
+    the gradient twice and write it, 12; zeroing 4. Head and final norm have 131,200 parameters, the embedding 131,072.
+    """
+    found = device_s(pp=2, layers_per_stage=layers, microbatches=2, model={"n_layers": 4})
+    assert found == pytest.approx(46 * elements)
+
+
+def test_updated_weights_are_quantized():
+    """Delayed scaling reads bf16 and writes two copies, 2 + 2 * 1 bytes for each of the layers' weights; current scaling reads
+    twice (TransformerEngine pytorch/module/base.py, get_weight_workspace). The head stays in bf16.
+    """
+    plain = device_s()
+    assert device_s({"precision": "fp8_delayed"}) - plain == pytest.approx(LAYERS * (2 + 2))
+    assert device_s({"precision": "fp8_current"}) - plain == pytest.approx(LAYERS * (2 * 2 + 2))
+
+
 def test_newton_schulz():
     """m = 256 by n = 1024: five iterations of 4 m^2 n + 2 m^3 FLOPs, 5 x (268,435,456 + 33,554,432) = 1,509,949,440.
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import physics_jobs
 import pytest
 from jobs import job
+from physics_jobs import SLIGHTLY
 
 from steptime.answer.result import estimate
 from steptime.memory.ledger import PartMemory, Peak
@@ -22,6 +24,17 @@ def test_half_of_the_matrix_work_of_backward_makes_gradients_of_weights():
     the sums of the weights' gradients that stand beside wgrad are less than 1 % of it."""
     layer = timing("zero_bubble", seqlen=65_536).parts.layer.backward
     assert layer.weight_s / layer.gemm_s == pytest.approx(0.5128, rel=0.012)
+
+
+def test_seconds_of_gradients_of_weights():
+    """At 1 FLOP/s and 8 tokens: 16 FLOPs for each of a layer's 163,840 weights and the head's 131,072, at 0.95 of the rate; the
+    embedding has no product.
+    """
+    found = estimate(physics_jobs.job(on=physics_jobs.machine(flops=1.0))).timing
+    weights = [found.parts.plain[part].weight_s for part in found.parts.of]
+    assert weights == pytest.approx([0.0, 16 * 131_072 / 0.95, 16 * 163_840 / 0.95], rel=SLIGHTLY)
+    [[chunk]] = found.chunks
+    assert chunk.weight_s == pytest.approx(16 * (2 * 163_840 + 131_072) / 0.95, rel=SLIGHTLY)
 
 
 def test_the_bubble_of_a_step_is_that_of_the_paper():

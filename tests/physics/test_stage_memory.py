@@ -8,9 +8,12 @@ from physics_jobs import FREE, job, machine
 from steptime.answer.result import estimate
 from steptime.base.rows import StageMemory
 from steptime.job.assembly import Assembly
+from steptime.memory.forward_walk import walk_forward
 from steptime.memory.kept_buffers import dummy_wgrad_bytes
+from steptime.memory.ledger import Peak
 from steptime.memory.part_memories import PartMemories
 from steptime.memory.stages import first_backward_moments
+from steptime.model.ops import Move, Tensor
 from steptime.model.segments import find_segments, kept_names
 
 WIDE = {"n_layers": 1, "hidden_sz": 1024, "inter_sz": 2048, "n_q_heads": 8, "vocab_sz": 8192}
@@ -232,6 +235,29 @@ def test_what_stays_of_a_layer_when_all_after_the_projections_runs_again():
     kept = kept_names(layer.ops, find_segments(layer.ops, frozenset({"after_qkv"})))
     sizes = {name: layer.sizes[name] for name in kept}
     assert sorted(sizes.values()) == [8_192] * 4, sizes
+
+
+def test_what_nobody_reads_is_freed_at_once():
+    """An input of 5 B. The first op makes 10 and 20 B that nobody reads, 35 in all, the next one 100 B: 105."""
+    unread = Move("unread", ("x",), (Tensor("a", 10.0, 1.0), Tensor("b", 20.0, 1.0)))
+    last = Move("last", ("x",), (Tensor("y", 100.0, 1.0),))
+    sizes = {"x": 5.0, "a": 10.0, "b": 20.0, "y": 100.0}
+    assert walk_forward([unread, last], sizes, [], "x", "y") == Peak(105.0, "last")
+    both = Move("both", ("a", "b"), (Tensor("z", 1.0, 1.0),))
+    read = [unread, both, last]
+    assert walk_forward(read, sizes | {"z": 1.0}, ["x"], "x", "y") == Peak(105.0, "last")
+
+
+def test_a_kernel_with_the_batch_first_has_its_output_copied():
+    """Two sequences of 8 tokens of 128 values in bf16: both orders, 4,096 B each, are kept; the copy's time is in the fitted
+    constants, so it is no kernel and moves nothing. One sequence has the same order both ways.
+    """
+    [layer] = Assembly(job("megatron-core", batch=2, performance={"attention_backend": "flash"})).kinds
+    [copy] = [op for op in layer.ops if op.name == "attn.core.turn"]
+    assert [layer.sizes[name] for name in ("attn.core.out", "attn.core.out.turned")] == [4_096, 4_096]
+    assert (copy.forward_bytes, copy.backward_bytes, copy.kernels) == (0, 0, 0)
+    [alone] = Assembly(job("megatron-core", performance={"attention_backend": "flash"})).kinds
+    assert not any(op.name == "attn.core.turn" for op in alone.ops)
 
 
 # --- layers run again ---

@@ -89,6 +89,30 @@ def test_recomputation_stops_early(name, attention, recompute):
     assert extra == model.n_layers * flops(replayed(block_ops(model, shard), recompute))
 
 
+def test_six_of_seven_projections_run_again():
+    """One sequence of 8 tokens through two layers of 128, MLP 256 (`test_fsdp_seconds.test_layers_run_again_hide_more`).
+
+    Products in a backward: two of each of 7 projections in 2 layers and of the head, 30; recomputed, 6 more in each layer, all
+    but down. FLOPs of those: 16 for each of 163,840 - 32,768 weights. Both products of attention run again, here without a mask
+    taken off: 2 * 8 * 8 * 256.
+    """
+    model = Model(n_layers=2, hidden_sz=128, inter_sz=256, n_q_heads=1, vocab_sz=1024)
+    seen, flops = [], []
+    for recompute in ("none", "full"):
+        module, tokens = built(model, Kernels(recompute=recompute), 8), torch.zeros(1, 8, dtype=torch.long)
+        with sdpa_kernel(SDPBackend.MATH):
+            loss = module(tokens, tokens)
+            with LiveBytes(log=True) as live, FlopCounterMode(display=False) as counter:
+                loss.backward()
+        seen.append(sum(moment.op == "aten.mm" for moment in live.moments))
+        flops.append(counter.get_flop_counts()["Global"])
+    assert seen == [2 * 15, 2 * 15 + 2 * 6]
+    plain, again = flops
+    assert again[torch.ops.aten.mm] - plain[torch.ops.aten.mm] == 2 * 16 * (163_840 - 32_768) == 2 * 2_097_152
+    assert again[torch.ops.aten.bmm] - plain[torch.ops.aten.bmm] == 2 * 2 * 8 * 8 * 256
+    assert 2_097_152 + 2 * 8 * 8 * 256 // 2 == 2_113_536  # with the half of attention that a causal mask leaves
+
+
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 def test_a_flash_kernel_is_recomputed_whole(recompute):
     """It keeps its own output, so it must run again: once more per layer."""

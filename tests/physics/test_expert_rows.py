@@ -1,0 +1,90 @@
+"""Rows of experts, and what a router keeps of them: 8 tokens of 128 values to 2 of 8 experts of 64, fp32 probabilities."""
+
+from __future__ import annotations
+
+import pytest
+from physics_jobs import job, machine
+
+from steptime.job.assembly import Assembly, Part
+
+MOE = {"n_experts": 8, "expert_inter_sz": 64, "experts_per_token": 2}
+
+
+def layer(moe=None, *, biased=False, **said) -> Part:
+    """A layer with such experts."""
+    return Assembly(job(model={"moe": MOE | (moe or {}), "n_q_heads": 2, "bias": biased}, **said)).kinds[0]
+
+
+@pytest.mark.parametrize(
+    ("layout", "experts", "rows"),
+    [
+        ({}, 8, 2),  # 8 * 2 rows for 8 experts
+        ({"dp": 2, "ep": 2}, 4, 4),  # 16 rows of either rank, half to each
+        (
+            {"tp": 2, "dp": 2, "ep": 2, "etp": 2},
+            4,
+            4,
+        ),  # the same of either pair, of which each rank computes all, half as wide
+        ({"tp": 2, "ep": 2, "etp": 1}, 4, 2),  # the pair has one sequence, 4 tokens a rank: 16 rows over both
+    ],
+)
+def test_rows_of_an_expert(layout, experts, rows):
+    """Ranks of etp gather what arrives at each of them (megatron/core/transformer/moe/token_dispatcher.py)."""
+    [up] = [op for op in layer(microbatches=2, **layout).ops if op.name == "experts.up"]
+    assert (up.count, up.m) == (experts, rows)
+
+
+@pytest.mark.parametrize(
+    ("said", "kept"),
+    [
+        ({}, 128 + 2 * 8 * 4),  # softmax of the chosen logits
+        ({"pre_softmax": True}, 128 + 8 * 8 * 4),  # of all experts'
+        ({"score_function": "sigmoid"}, 128 + 8 * 8 * 4 + 8 * 3 * 4),  # every score, the chosen ones and their sum
+        ({"score_function": "sigmoid", "experts_per_token": 1}, 64 + 8 * 8 * 4),  # one score is not divided by a sum
+    ],
+)
+def test_what_the_choice_of_experts_keeps(said, kept):
+    """Indices of 8 bytes, and scores of 4 (moe_utils.py, topk_routing_with_score_function): autograd keeps the outputs of softmax
+    and sigmoid, and both operands of the division.
+    """
+    [choice] = [op for op in layer(said).ops if op.name == "moe.top_k"]
+    assert sum(t.bytes for t in choice.stats) == kept
+
+
+def test_shared_experts_quantize_their_input_themselves():
+    """fp8: 8 * 128 elements read in bf16 and written by rows and by columns, 2 + 1 + 1 bytes each; the columns are kept."""
+    on = machine(peak_flops={"bf16": 1.0, "fp32": 1.0, "fp8": 1.0})
+    part = layer({"n_shared_experts": 1}, on=on, performance={"precision": "fp8_delayed"})
+    [cast] = [op for op in part.ops if op.name == "shared.cast"]
+    [first] = [op for op in part.ops if op.name == "shared.gate_up"]
+    assert cast.forward_bytes == 4 * 8 * 128
+    assert [part.sizes[name] for name in first.saves] == [8 * 128]
+
+
+@pytest.mark.parametrize(("tp", "ep", "experts", "width"), [(2, 1, 8, 32), (2, 2, 4, 64), (1, 2, 4, 64)])
+def test_torchtitan_splits_experts_or_spreads_them(tp, ep, experts, width):
+    """On one rank of ep, tensor parallelism cuts each expert's 64 columns; over several, each expert is whole (enable_ep)."""
+    on = {"tp": tp, "dp": 2, "ep": ep}
+    [up] = [
+        op
+        for op in Assembly(job("fsdp2", model={"moe": MOE, "n_q_heads": 2}, **on)).kinds[0].ops
+        if op.name == "experts.up"
+    ]
+    assert (up.count, up.n) == (experts, width)
+
+
+def test_torchtitan_copies_rows_in_two_kernels():
+    """The tokens' numbers, positions divided by k, and 16 rows of 256 bytes read and written."""
+    [permute] = [op for op in Assembly(job("fsdp2", model={"moe": MOE})).kinds[0].ops if op.name == "moe.permute"]
+    assert (permute.kernels, permute.forward_bytes) == (2, 2 * 16 * 256)
+
+
+@pytest.mark.parametrize(("dtype", "bytes_", "kernels"), [("fp32", 28, 18), ("compute", 12, 17)])
+def test_biases_of_experts_times_probabilities(dtype, bytes_, kernels):
+    """Of each of 16 rows of 128: a product written 4, a sum that reads it and the bf16 row and writes 4 + 2 + 4, the experts'
+    sums put together 4 + 4, cast 4 + 2. With bf16 probabilities all are 2 and nothing is cast. Two kernels for each of 8
+    experts (megatron/core/transformer/moe/experts.py, TEGroupedMLP._apply_bias).
+    """
+    part = layer(performance={"moe": {"router_dtype": dtype}}, biased=True)
+    [bias] = [op for op in part.ops if op.name == "experts.bias"]
+    assert (bias.forward_bytes, bias.kernels) == (bytes_ * 16 * 128, kernels)

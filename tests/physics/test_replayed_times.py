@@ -1,0 +1,31 @@
+"""What recomputation repeats in a backward, as the tables of kernels and the traces list it: the mean over a chunk's layers."""
+
+from __future__ import annotations
+
+import pytest
+from physics_jobs import FREE, SLIGHTLY, job, machine
+
+from steptime.answer.result import estimate
+from steptime.timing.op_times import replayed_times
+
+
+@pytest.mark.parametrize(
+    ("flops", "products", "exposed"),
+    [
+        (FREE, 0, 6_144),  # nothing hides a turn
+        (1.0, 1_343_488, 0.15 * 6_144),  # attention hides all of it, 15 % comes back as slower compute
+    ],
+)
+def test_one_of_two_layers_runs_again(flops, products, exposed):
+    """Four ranks share 32 tokens: a rank's keys and values, 2 * 8 * 128 * 2 = 4,096 bytes, are handed on three times, 4,096 s
+    each at 1 B/s. Of two layers one is recomputed: 3 / 2 turns and half of its FLOPs a layer, (16 * 163,840 + 65,536) / 2, of
+    which 65,536 are the causal half of two products of 8 x 32 x 128.
+    """
+    recompute = {"granularity": "full", "method": "block", "n_layers": 1}
+    plan = job(on=machine(flops=flops, link=1.0), cp=4, seqlen=32, performance={"recompute": recompute})
+    timing = estimate(plan).timing
+    [ops] = replayed_times(timing, timing.assembly.chunks[0]).values()
+    compute, ring = ops
+    assert compute.seconds == pytest.approx(products, rel=SLIGHTLY, abs=1)
+    assert ring.call.count == 3 / 2
+    assert ring.seconds == pytest.approx(exposed, rel=SLIGHTLY)
