@@ -110,8 +110,6 @@ def _yaml_words(text: str, given: Mapping[str, Any]) -> list[Word]:
 def _from_script(path: str, script: Script, sets: Mapping[str, Any] | None, beside: Beside) -> Reading:
     if script.problems:
         raise ConfigError(script.problems)
-    if told_of_it := script.other_work():
-        raise ConfigError(f"{path}: {told_of_it}")
     if told_whole(sets, "parallelism.dp") is not None:  # a script may leave its number of nodes to be edited
         script = script._replace(nodes=None, devices=None)
     return _from_words(path, script.arguments, script, sets, beside)
