@@ -21,7 +21,7 @@ from steptime.base.document import scalar
 from steptime.job.edit import put
 from steptime.launch.adapters import adapted, put_adapters
 from steptime.launch.beside import Beside, is_readable
-from steptime.launch.devices import data_parallel, on_node, told
+from steptime.launch.devices import data_parallel, on_node, still_true, told
 from steptime.launch.figures import Figures, size_of
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import load_table, read_keys
@@ -63,7 +63,7 @@ def read_trainer(
     own = own_defaults(found, table)
     defaults = defaults_beside(given, table) | own
     keys = JobKeys(path, table, given, defaults=defaults, defaults_of=found.program if own else "", sets=sets)
-    keys.notes += found.notes
+    keys.notes += still_true(found.notes, sets)
     unclear = found.unclear
     keys.launcher = None if "devices" in unclear else keys.launcher
     keys.without_value = {item.key: unclear[item.name] for item in given if item.name in unclear}

@@ -3,10 +3,12 @@
 import pytest
 from launch_readings import HARDWARE
 
+from steptime import estimate
 from steptime.base.config import ConfigError
 from steptime.launch.named_models import preset_of
 from steptime.launch.read import read
 from steptime.launch.reading import to_job
+from steptime.report.estimate_text import report
 
 
 def job_of(folder, files, name, sets=None):
@@ -285,3 +287,20 @@ def test_a_tokenizer_of_ones_own_is_not_the_one_that_it_is_called_after(tmp_path
 def test_megatrons_programs_that_generate_are_refused_as_such(tmp_path):
     script = "python generate_samples.py --num-layers 4 --hidden-size 512 --num-attention-heads 8 --seq-length 512\n"
     assert problems(tmp_path, {"run.sh": script}, "run.sh") == ["line 1 runs generate_samples.py, which does not train"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "whose"),
+    [
+        ("job.toml", "[model]\nname = 'llama3'\nflavor = '8B'\n[training]\nseq_len = 2048\n[parallelism]\n", "run_train.sh"),
+        ("run.sh", "deepspeed pretrain_gpt.py --num-layers 4 --hidden-size 256 --num-attention-heads 4 --seq-length 128 "
+         "--micro-batch-size 1 --vocab-size 1000 --fp16\n", "deepspeed, every device of one node"),
+    ],
+)  # fmt: skip
+def test_a_number_of_devices_that_is_taken_is_told_below_the_first_lines(tmp_path, name, text, whose):
+    """Of one node where the launcher's own default is that; not where the user tells the number."""
+    for sets, told in (({}, True), ({"devices": 16}, False)):
+        lines = report(estimate(job_of(tmp_path, {name: text}, name, sets))).partition("\n\n")[0]
+        words = " ".join(lines.split())
+        assert (f"number of devices not stated, so 8: {whose}" in words) == told
+        assert ("not stated" in words) == told

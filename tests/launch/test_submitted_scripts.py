@@ -44,7 +44,8 @@ def test_a_here_document_given_to_sbatch_is_the_job(tmp_path):
     run = tmp_path / "run.sh"
     run.write_text(
         f"#!/bin/bash\nTP=4\nsbatch <<EOF\n#!/bin/bash\n#SBATCH --nodes=3\n#SBATCH --ntasks-per-node=8\n"
-        f'CMD="python pretrain_gpt.py {FLAGS} --tensor-model-parallel-size $TP"\nsrun --label bash -x -c "\\$CMD" 2>&1 | tee log\nEOF\n'
+        f'CMD="python pretrain_gpt.py {FLAGS} --tensor-model-parallel-size $TP"\n'
+        'srun --label bash -x -c "\\$CMD" 2>&1 | tee log\nEOF\n'
     )
     found = job(run)
     assert (found.parallelism.tp, found.parallelism.dp) == (4, 6)

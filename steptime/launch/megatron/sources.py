@@ -12,7 +12,7 @@ from steptime.base.words import counted
 from steptime.hardware.machine import Machine
 from steptime.launch.beside import Beside
 from steptime.launch.deepspeed import put_deepspeed_config
-from steptime.launch.devices import told, told_whole
+from steptime.launch.devices import still_true, told, told_whole
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import load_table
 from steptime.launch.logs.lines import vocabulary_of
@@ -142,7 +142,7 @@ def _from_words(
         if script.devices_per_node and script.nodes:
             nodes, each = counted(script.nodes, "node"), counted(script.devices_per_node, "process")
             keys.notes.append(f"launched on {nodes} with {each} each")
-        keys.notes += script.notes
+        keys.notes += still_true(script.notes, sets)
         if outside := _from_outside(script.environment):
             keys.notes.append(f"from the environment: {outside}")
         if script.unclear:

@@ -13,10 +13,11 @@ import re
 from typing import NamedTuple
 
 from steptime.launch.beside import Beside, read_beside
+from steptime.launch.devices import taken
 from steptime.launch.shell.dry_run import Command, DryRun
 from steptime.launch.shell.expansion import DEVICES_ON_NODE, Expander
 from steptime.launch.shell.grammar import parse_shell
-from steptime.launch.shell.processes import LAUNCHERS, Word, one_each, size_of
+from steptime.launch.shell.processes import LAUNCHERS, Word, every_device, one_each, size_of
 from steptime.launch.shell.scope import DEVICES_OF_JOB, Scope, Value, clean
 from steptime.launch.shell.slurm import headers_of, slurm_variables
 
@@ -145,6 +146,10 @@ def _launched(found: Script, launch: _Launch, scope: Scope) -> Script:
         per_node, devices = 1, nodes
         told = "torchrun starts one process on each node, as no --nproc-per-node is given"
         found = found._replace(notes=(*found.notes, told))
+    elif devices and every_device(words[: launch.at], launch.launchers, variables):
+        found = found._replace(
+            notes=(*found.notes, taken(devices, "deepspeed, every device of one node without a hostfile"))
+        )
     return found._replace(
         program=words[launch.at].text,
         arguments=words[launch.at + 1 :],
