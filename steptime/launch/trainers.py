@@ -84,9 +84,12 @@ class _Plan(Figures):
         super().__init__(keys)
         self.devices, self.beside = devices, beside
         self.config: dict[str, Any] = {"model": {}, "parallelism": {"tp": 1, "pp": 1}, "performance": {}, "data": {}}
-        own = (keys.table.raw.get("renamed_beside") or {}).values()
+        own = [*(keys.table.raw.get("renamed_beside") or {}).values(), keys.table.raw.get("own_arguments") or []]
         self.own_names = next((item.name for item in keys.given if any(item.name in names for names in own)), "")
         """A name that the trainer does not have: the program has its own arguments, and its own defaults."""
+        launches = {"distributed_type", "compute_environment"} & {item.name for item in keys.given}
+        self.alone = "an accelerate config" if launches and self.get("@model") is None else ""
+        """What the file is, if it is only how a job is launched."""
         self.hybrid = False
         """Whether each node holds all parameters and only its devices share them."""
         for key, rule in keys.table.rules.items():
@@ -137,7 +140,8 @@ class _Plan(Figures):
             whose = keys.defaults_of.get(length, keys.table.framework)
             keys.notes.append(f"sequence length not set, so {keys.get(length)}: the default of {whose}")
         if "seqlen" not in config["data"]:
-            keys.left_open["data.seqlen"] = "sequence length unknown; add --set data.seqlen=N"
+            what = f"{self.alone} has no sequence length" if self.alone else "sequence length unknown"
+            keys.left_open["data.seqlen"] = f"{what}; add --set data.seqlen=N"
         if "performance.precision" in keys.left_open:
             del config["performance"]["precision"]
         return keys.reading({section: value for section, value in config.items() if value != {}})
@@ -245,6 +249,7 @@ class _Plan(Figures):
         if sees_or_hears(name):
             keys.leave_out(self.figures["@model"], f"{OTHER_MODEL}: it takes images or sound beside text")
         what = f"model {name!r} is not among the presets" if name else "model unknown"
+        what = f"{self.alone} names no model" if self.alone else what
         if self.figures.get("@model") in keys.without_value and re.fullmatch(r"\$\{?\w+\}?", name):
             what = f"model {name} has no value"
         keys.left_open["model"] = f"{what}; add --set model=NAME (3dtrn models), or --set model.hf=CONFIG.json"

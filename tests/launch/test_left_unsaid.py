@@ -289,12 +289,16 @@ def test_megatrons_programs_that_generate_are_refused_as_such(tmp_path):
     assert problems(tmp_path, {"run.sh": script}, "run.sh") == ["line 1 runs generate_samples.py, which does not train"]
 
 
+_SMALL = (
+    "--num-layers 4 --hidden-size 256 --num-attention-heads 4 --seq-length 128 --micro-batch-size 1 --vocab-size 1000"
+)
+
+
 @pytest.mark.parametrize(
     ("name", "text", "whose"),
     [
         ("job.toml", "[model]\nname = 'llama3'\nflavor = '8B'\n[training]\nseq_len = 2048\n[parallelism]\n", "run_train.sh"),
-        ("run.sh", "deepspeed pretrain_gpt.py --num-layers 4 --hidden-size 256 --num-attention-heads 4 --seq-length 128 "
-         "--micro-batch-size 1 --vocab-size 1000 --fp16\n", "deepspeed, every device of one node"),
+        ("run.sh", f"deepspeed pretrain_gpt.py {_SMALL} --fp16\n", "deepspeed, every device of one node"),
     ],
 )  # fmt: skip
 def test_a_number_of_devices_that_is_taken_is_told_below_the_first_lines(tmp_path, name, text, whose):

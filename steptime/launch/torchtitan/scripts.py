@@ -52,7 +52,7 @@ def named_by(path: str, text: str, env: dict[str, str], beside: Beside | None) -
     module, name = (str(said.get(key, "")) for key in ("module", "config"))
     files = [file.format(module.replace(".", "/")) for file in _REGISTRIES]
     for file in files:
-        if beside is not None and (inside := beside.text(file)) is not None:
-            return Named(file, inside, name, over, script.devices)
+        if beside is not None and (there := beside.path(file)) is not None:
+            return Named(str(there), beside.text(file) or "", name, over, script.devices)
     what = f"launches config function {name} of {module}; give that module's config_registry.py with the function"
     raise ConfigError(f"{path}: {what}: --from torchtitan config_registry.py:FUNCTION")
