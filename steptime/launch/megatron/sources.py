@@ -149,9 +149,22 @@ def _from_words(
             keys.left_open["parallelism.dp"] = f"{script.unclear[0]}; add --set parallelism.dp=N"
     if put_deepspeed_config(keys, beside):
         keys.beside_flags.append(LaunchFlag("deepspeed_config", "", "unmodeled", "states in the host's memory"))
+    if stage := _unknown_stage(keys, beside):
+        keys.left_open["parallelism.zero_level"] = stage
     reading = _plan(keys, is_legacy(said.arguments), script.devices if script else devices)
+    if stage:
+        reading.config["parallelism"].pop("zero_level", None)
     reading = _of_release(reading, fitting_release(said.arguments.keys()))
     return reading if script is None else _on_machine(with_variables(reading, script.variables), script)
+
+
+def _unknown_stage(keys: JobKeys, beside: Beside | None) -> str:
+    """That only a ds_config which is not there tells the ZeRO stage."""
+    named = keys.get("deepspeed_config") if keys.on("deepspeed") else None
+    if named is None or "zero_stage" in keys.values or (beside is not None and beside.text(str(named)) is not None):
+        return ""
+    what = f"ds_config {named} is not there" if named not in ("", True) else "--deepspeed_config has no value"
+    return f"{what}, so the ZeRO stage is unknown; add --set parallelism.zero_level=N, or the file --with FILE"
 
 
 def _by_name(keys: JobKeys, more: tuple[str, ...] = ()) -> bool:
