@@ -27,16 +27,14 @@ def command_in(path: str, text: str) -> str:
         return text
     try:
         tree = parse(text, path, repeats=True)
-    except ConfigError:  # the reader of its kind tells
+        found = [command for root in _ROOTS for command in _commands(tree.get(root))] if isinstance(tree, dict) else []
+        values = (dict(_variables(tree)) | _of_skypilot(tree)) if found else {}
+    except (ConfigError, RecursionError):  # the reader of its kind tells
         return text
-    if not isinstance(tree, dict):
-        return text
-    found = [command for root in _ROOTS for command in _commands(tree.get(root))]
     if len(set(found)) != 1:
         return text
     begin = next(word for word in found[0].split("\n") if word.strip()).strip()
     line = next((i for i, said in enumerate(text.split("\n")) if begin in said), 1)
-    values = dict(_variables(tree)) | _of_skypilot(tree)
     exports = "; ".join(f"export {name}={shlex.quote(value)}" for name, value in values.items())
     return "\n".join(["#!/bin/bash", exports, *[""] * (line - 2), found[0].strip("\n"), ""])
 
