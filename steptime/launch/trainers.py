@@ -70,7 +70,7 @@ def read_trainer(
     if sets_up_adapters(found.code) and not any(item.key.startswith(("lora_", "use_peft", "peft_")) for item in given):
         why = "adapters that its code sets up, over frozen weights"
         keys.beside_flags.append(LaunchFlag(found.program, "", "unmodeled", why))
-    return _Plan(keys, found.devices, beside).reading()
+    return _Plan(keys, found.devices, beside, found.program).reading()
 
 
 _AXES = ("@dp_shard", "@dp_replicate", "@dp_dcn", "@dp_dcn_shard")
@@ -80,7 +80,7 @@ _AXES = ("@dp_shard", "@dp_replicate", "@dp_dcn", "@dp_dcn_shard")
 class _Plan(Figures):
     """The plan of one job: what the table puts straight into it, and what is worked out."""
 
-    def __init__(self, keys: JobKeys, devices: int | None, beside: Beside | None) -> None:
+    def __init__(self, keys: JobKeys, devices: int | None, beside: Beside | None, program: str) -> None:
         super().__init__(keys)
         self.devices, self.beside = devices, beside
         self.config: dict[str, Any] = {"model": {}, "parallelism": {"tp": 1, "pp": 1}, "performance": {}, "data": {}}
@@ -88,7 +88,7 @@ class _Plan(Figures):
         self.own_names = next((item.name for item in keys.given if any(item.name in names for names in own)), "")
         """A name that the trainer does not have: the program has its own arguments, and its own defaults."""
         launches = {"distributed_type", "compute_environment"} & {item.name for item in keys.given}
-        self.alone = "an accelerate config" if launches and self.get("@model") is None else ""
+        self.alone = "an accelerate config" if launches and not program and self.get("@model") is None else ""
         """What the file is, if it is only how a job is launched."""
         self.hybrid = False
         """Whether each node holds all parameters and only its devices share them."""

@@ -79,3 +79,12 @@ def test_an_accelerate_config_says_what_it_is(tmp_path):
     )
     reading = read("auto", str(tmp_path / "ds.yaml"), H100)
     assert "an accelerate config names no model" in reading.left_open["model"]
+    (tmp_path / "run.sh").write_text(
+        f"accelerate launch --config_file ds.yaml train.py {ARGUMENTS.format('own/model')}\n"
+    )
+    script = read("transformers", str(tmp_path / "run.sh"), H100)
+    assert "model 'own/model' is not among the presets" in script.left_open["model"]
+    (tmp_path / "run.sh").write_text(
+        "accelerate launch --config_file ds.yaml train.py --per_device_train_batch_size 2\n"
+    )
+    assert "model unknown" in read("transformers", str(tmp_path / "run.sh"), H100).left_open["model"]
