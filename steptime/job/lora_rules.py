@@ -15,10 +15,16 @@ LORA_RULES = [
         ),
     ),
     Rule(
-        "adapters without tp",
+        "adapters with tp of Megatron",
         "model.lora",
-        "adapters are not modeled with tp > 1 (got {f.tp}); use tp 1 or remove it",
-        lambda f: (f.lora is None) | (f.tp == 1),
+        "adapters are modeled with tp > 1 only as Megatron splits them (got tp {f.tp} with {f.software}); use tp 1, or remove it",
+        lambda f: (f.lora is None) | (f.tp == 1) | (f.family == "megatron-core"),
+    ),
+    Rule(
+        "rank of split adapters",
+        "model.lora.rank",
+        "must be a multiple of tp {f.tp} where both matrices are split; use another rank, or split one",
+        lambda f: f.lora is None or f.lora.split == "one" or f.lora.rank % f.tp == 0,
     ),
     Rule(
         "adapters in one precision",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import prod
 from typing import Any
 
@@ -58,6 +58,25 @@ def of_comment(text: str) -> int | None:
     return 1 if single else int(whole) if whole else int(nodes or 1) * int(per_node)
 
 
+NOT_STATED = "number of devices not stated"
+"""First words of the note on a number of devices that no file states; the report tells it below its first lines."""
+
+
+def taken(devices: int, by: str) -> str:
+    """The note on a number that a framework's own launcher takes by default.
+
+    >>> taken(8, "run_train.sh, NGPU 8 unless it is set")
+    'number of devices not stated, so 8: run_train.sh, NGPU 8 unless it is set; for others --set parallelism.dp=N'
+    """
+    return f"{NOT_STATED}, so {devices}: {by}; for others --set parallelism.dp=N"
+
+
+def still_true(notes: Iterable[str], sets: Mapping[str, Any] | None) -> list[str]:
+    """The notes of a script, but for the one on a number of devices where the user tells the number."""
+    said = told(sets, "parallelism.dp") is not None or told(sets, "devices") is not None
+    return [note for note in notes if not (said and note.startswith(NOT_STATED))]
+
+
 _NAMES = ("WORLD_SIZE", "NGPU", "NNODES")
 
 
@@ -106,9 +125,7 @@ def _launched(keys: JobKeys, ranks: int) -> int | None:
     devices = on_node(keys.sets) if launcher.get("devices") == "node" else launcher.get("devices")
     if devices is None or devices % ranks:
         return None
-    keys.notes.append(
-        f"number of devices not stated, so {devices}: {launcher['by']}; for others --set parallelism.dp=N"
-    )
+    keys.notes.append(taken(devices, launcher["by"]))
     keys.beside_flags.append(LaunchFlag("devices", str(devices), "default", f"parallelism.dp: {launcher['by']}"))
     return int(devices)
 

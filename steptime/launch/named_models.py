@@ -28,16 +28,24 @@ _NO_NAME = re.compile(
 """Folders inside the one that has a model's name."""
 
 
+_FOLDER = re.compile(r"^hf[-_]|[-_](?:hf|models?|weights|checkpoints)(?=[-_]|$)", re.IGNORECASE)
+"""What folders of a family of models have in their names beside the family's."""
+
+
 def _last_name(path: str) -> str:
     """The part of a path that names a model: not a checkpoint within it, nor a snapshot of the hub's cache.
 
     >>> _last_name("hub/models--Qwen--Qwen3-8B/snapshots/main"), _last_name("/ckpt/Qwen3-8B/checkpoint-500")
     ('Qwen3-8B', 'Qwen3-8B')
+    >>> _last_name("../hf_llama2_models/70B")
+    'llama2-70B'
     """
     parts = [part for part in path.split("/") if part]
     while len(parts) > 1 and _NO_NAME.fullmatch(parts[-1]):
         parts.pop()
     last = parts[-1] if parts else ""
+    if len(parts) > 1 and re.fullmatch(r"\d+(?:\.\d+)?[bBmM]", last):  # a folder of a family's sizes
+        last = f"{re.sub(_FOLDER, '', parts[-2])}-{last}"
     return last.rpartition("--")[2] if last.startswith("models--") else last
 
 

@@ -16,6 +16,7 @@ from steptime.base.config import ConfigError, near
 from steptime.launch.beside import Beside, with_numbers
 from steptime.launch.config_functions import split_path
 from steptime.launch.devices import on_node, told_whole
+from steptime.launch.job_yaml import command_in
 from steptime.launch.keys import load_table
 from steptime.launch.logs.files import open_plain
 from steptime.launch.logs.job_log import PRINTED
@@ -74,7 +75,7 @@ def read(kind: str, path: str, sets: Mapping[str, Any] | None = None, added: Ite
         raise ConfigError(f"--from {kind}: unknown kind{near(kind, [*KINDS, *TABLES, 'auto'])}")
     path, words = named(path)
     file = split_path(path)[0]
-    text = read_text(file)
+    text = command_in(file, read_text(file))
     beside = Beside(None if path == "-" else Path(file).parent, added)
     path = "standard input" if path == "-" else path
     if not text.strip():

@@ -171,8 +171,6 @@ def _in_files(path: str, text: str, table: KeyTable, env: dict[str, str], beside
         script = read_script(text, path, env, beside)
         if script.problems:
             raise ConfigError(script.problems)
-        if told := script.other_work():
-            raise ConfigError(f"{path}: {told}")
         script = script._replace(arguments=taken_apart(script.arguments))
         said = _configs(script, path, beside, table) | _of_accelerate(script, table)
         said |= dict(flags_of([word.text for word in script.arguments]))

@@ -21,7 +21,7 @@ from steptime.base.document import scalar
 from steptime.job.edit import put
 from steptime.launch.adapters import adapted, put_adapters
 from steptime.launch.beside import Beside, is_readable
-from steptime.launch.devices import data_parallel, on_node, told
+from steptime.launch.devices import data_parallel, on_node, still_true, told
 from steptime.launch.figures import Figures, size_of
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import load_table, read_keys
@@ -63,14 +63,14 @@ def read_trainer(
     own = own_defaults(found, table)
     defaults = defaults_beside(given, table) | own
     keys = JobKeys(path, table, given, defaults=defaults, defaults_of=found.program if own else "", sets=sets)
-    keys.notes += found.notes
+    keys.notes += still_true(found.notes, sets)
     unclear = found.unclear
     keys.launcher = None if "devices" in unclear else keys.launcher
     keys.without_value = {item.key: unclear[item.name] for item in given if item.name in unclear}
     if sets_up_adapters(found.code) and not any(item.key.startswith(("lora_", "use_peft", "peft_")) for item in given):
         why = "adapters that its code sets up, over frozen weights"
         keys.beside_flags.append(LaunchFlag(found.program, "", "unmodeled", why))
-    return _Plan(keys, found.devices, beside).reading()
+    return _Plan(keys, found.devices, beside, found.program).reading()
 
 
 _AXES = ("@dp_shard", "@dp_replicate", "@dp_dcn", "@dp_dcn_shard")
@@ -80,13 +80,16 @@ _AXES = ("@dp_shard", "@dp_replicate", "@dp_dcn", "@dp_dcn_shard")
 class _Plan(Figures):
     """The plan of one job: what the table puts straight into it, and what is worked out."""
 
-    def __init__(self, keys: JobKeys, devices: int | None, beside: Beside | None) -> None:
+    def __init__(self, keys: JobKeys, devices: int | None, beside: Beside | None, program: str) -> None:
         super().__init__(keys)
         self.devices, self.beside = devices, beside
         self.config: dict[str, Any] = {"model": {}, "parallelism": {"tp": 1, "pp": 1}, "performance": {}, "data": {}}
-        own = (keys.table.raw.get("renamed_beside") or {}).values()
+        own = [*(keys.table.raw.get("renamed_beside") or {}).values(), keys.table.raw.get("own_arguments") or []]
         self.own_names = next((item.name for item in keys.given if any(item.name in names for names in own)), "")
         """A name that the trainer does not have: the program has its own arguments, and its own defaults."""
+        launches = {"distributed_type", "compute_environment"} & {item.name for item in keys.given}
+        self.alone = "an accelerate config" if launches and not program and self.get("@model") is None else ""
+        """What the file is, if it is only how a job is launched."""
         self.hybrid = False
         """Whether each node holds all parameters and only its devices share them."""
         for key, rule in keys.table.rules.items():
@@ -137,7 +140,8 @@ class _Plan(Figures):
             whose = keys.defaults_of.get(length, keys.table.framework)
             keys.notes.append(f"sequence length not set, so {keys.get(length)}: the default of {whose}")
         if "seqlen" not in config["data"]:
-            keys.left_open["data.seqlen"] = "sequence length unknown; add --set data.seqlen=N"
+            what = f"{self.alone} has no sequence length" if self.alone else "sequence length unknown"
+            keys.left_open["data.seqlen"] = f"{what}; add --set data.seqlen=N"
         if "performance.precision" in keys.left_open:
             del config["performance"]["precision"]
         return keys.reading({section: value for section, value in config.items() if value != {}})
@@ -245,6 +249,7 @@ class _Plan(Figures):
         if sees_or_hears(name):
             keys.leave_out(self.figures["@model"], f"{OTHER_MODEL}: it takes images or sound beside text")
         what = f"model {name!r} is not among the presets" if name else "model unknown"
+        what = f"{self.alone} names no model" if self.alone else what
         if self.figures.get("@model") in keys.without_value and re.fullmatch(r"\$\{?\w+\}?", name):
             what = f"model {name} has no value"
         keys.left_open["model"] = f"{what}; add --set model=NAME (3dtrn models), or --set model.hf=CONFIG.json"

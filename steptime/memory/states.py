@@ -135,7 +135,9 @@ def frozen_bytes(assembly: Assembly, chunks: Sequence[Chunk]) -> Num:
             mine = [
                 p for p in op.params if not p.trained and not (p.vocab and part is assembly.head and assembly.tied_here)
             ]
-            total = total + count * each * sum([p.local(part.tp) for p in mine])
+            rows = assembly.shard.vocab  # in columns of layouts a part's ops are those of one of them
+            whole = [p._replace(shape=(rows, *p.shape[1:])) if p.vocab else p for p in mine]
+            total = total + count * each * sum([p.local(part.tp) for p in whole])
     return total
 
 
@@ -260,6 +262,8 @@ def partial_gradients(assembly: Assembly, stage: int, *, one_by_one: bool) -> Pa
     runs = [run for chunk in chunks for run in chunk.runs]
     runs += [(assembly.head, 1) for chunk in chunks if chunk.head]
     whole = [(p.elements, count) for part, count in runs for p in part.params if p.split_dim is None]
+    if job.model.lora is not None:  # norms are frozen, and every rank makes all of an adapter's gradient
+        return PartialGradients(0.0, 0.0)
     elements = 1.0 * sum([count * n for n, count in whole])
     if not one_by_one:
         return PartialGradients(1.0, elements * job.software.state_bytes.gradients)

@@ -8,7 +8,7 @@ from typing import NamedTuple, get_args
 from steptime.base.num import ceil
 from steptime.model import embedding_and_head
 from steptime.model.attention import attention_ops
-from steptime.model.lora import adapted
+from steptime.model.lora import adapted, without_backward
 from steptime.model.mlp import mlp_ops
 from steptime.model.model import LayerKind, LayerRun, Model
 from steptime.model.ops import Op, Param
@@ -161,7 +161,7 @@ def pattern(model: Model) -> list[tuple[LayerRun, int]]:
 def embedding_ops(model: Model, shard: Shard) -> list[Op]:
     """Token ids to the first block's "x"; without `max_positions` the position table has one row per token of a sequence."""
     ops = embedding_and_head.embedding_ops(model, shard, model.max_positions or ceil(shard.kv_seq))
-    return tuned(model, ops, shard)
+    return ops if model.lora is None else without_backward(adapted(ops, model.lora, shard))
 
 
 def head_ops(model: Model, shard: Shard) -> list[Op]:

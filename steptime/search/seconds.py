@@ -248,7 +248,8 @@ def partial_s(found: Pipe, bytes_: list[Num], at: Any, priced: Pricing, tp: Any)
     `bytes_`, `tp`: by sharding; `at`: the sharding of each layout.
     """
     over = Group("tp", tp, 1)
-    each = [collective("all_reduce", of, over, priced.context.tiers).time_s[at] for of in bytes_]
+    sent = [collective("all_reduce", of, over, priced.context.tiers).time_s for of in bytes_]
+    each = [where(of > 0.0, time_s, 0.0)[at] for of, time_s in zip(bytes_, sent, strict=True)]
     result: Num = each[0]
     for kind in range(1, len(each)):
         result = where(found.busiest == kind, each[kind], result)

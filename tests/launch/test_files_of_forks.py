@@ -345,7 +345,7 @@ def test_torchtitans_config_functions_are_named_by_their_module(tmp_path: Path) 
         torchrun --nproc_per_node=8 -m torchtitan.train --module llama3 --config llama3_8b
     """
     (line,) = asked(tmp_path, "run.sh", script)
-    assert line.startswith("launches a config function of llama3; give that module's config_registry.py")
+    assert line.startswith("launches config function llama3_8b of llama3; give that module's config_registry.py")
 
 
 def test_a_batch_that_is_a_list_is_told_in_one_line(tmp_path: Path) -> None:

@@ -3,10 +3,12 @@
 import pytest
 from launch_readings import HARDWARE
 
+from steptime import estimate
 from steptime.base.config import ConfigError
 from steptime.launch.named_models import preset_of
 from steptime.launch.read import read
 from steptime.launch.reading import to_job
+from steptime.report.estimate_text import report
 
 
 def job_of(folder, files, name, sets=None):
@@ -285,3 +287,44 @@ def test_a_tokenizer_of_ones_own_is_not_the_one_that_it_is_called_after(tmp_path
 def test_megatrons_programs_that_generate_are_refused_as_such(tmp_path):
     script = "python generate_samples.py --num-layers 4 --hidden-size 512 --num-attention-heads 8 --seq-length 512\n"
     assert problems(tmp_path, {"run.sh": script}, "run.sh") == ["line 1 runs generate_samples.py, which does not train"]
+
+
+_SMALL = (
+    "--num-layers 4 --hidden-size 256 --num-attention-heads 4 --seq-length 128 --micro-batch-size 1 --vocab-size 1000"
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "whose"),
+    [
+        ("job.toml", "[model]\nname = 'llama3'\nflavor = '8B'\n[training]\nseq_len = 2048\n[parallelism]\n", "run_train.sh"),
+        ("run.sh", f"deepspeed pretrain_gpt.py {_SMALL} --fp16\n", "deepspeed, every device of one node"),
+    ],
+)  # fmt: skip
+def test_a_number_of_devices_that_is_taken_is_told_below_the_first_lines(tmp_path, name, text, whose):
+    """Of one node where the launcher's own default is that; not where the user tells the number."""
+    for sets, told in (({}, True), ({"devices": 16}, False)):
+        lines = report(estimate(job_of(tmp_path, {name: text}, name, sets))).partition("\n\n")[0]
+        words = " ".join(lines.split())
+        assert (f"number of devices not stated, so 8: {whose}" in words) == told
+        assert ("not stated" in words) == told
+
+
+def test_a_ds_config_that_is_not_there_leaves_the_stage_open(tmp_path):
+    """--deepspeed_config $1: without the file nobody tells the stage; with --zero-stage the flag does."""
+    run = f"torchrun --nproc_per_node 8 pretrain_gpt.py {_SMALL} --fp16 --deepspeed --deepspeed_config $1"
+    (line,) = problems(tmp_path, {"run.sh": f"{run}\n"}, "run.sh")
+    assert line.startswith(
+        "ds_config $1 is not there, so the ZeRO stage is unknown; add --set parallelism.zero_level=N"
+    )
+    assert job_of(tmp_path, {"run.sh": f"{run} --zero-stage 2\n"}, "run.sh").zero_level == 2
+    assert job_of(tmp_path, {"run.sh": f"{run}\n"}, "run.sh", {"parallelism.zero_level": 1}).zero_level == 1
+
+
+def test_a_hostfile_of_gpt_neox_leaves_the_number_of_devices_open(tmp_path):
+    """deepy.py takes one node only where no hostfile says otherwise (deepspeed/launcher/runner.py, fetch_hostfile)."""
+    text = "pipe_parallel_size: 1\nnum_layers: 4\nhidden_size: 256\nnum_attention_heads: 4\nseq_length: 128\n"
+    text += "vocab_size: 1000\ntrain_micro_batch_size_per_gpu: 4\nfp16: {enabled: true}\n"
+    assert job_of(tmp_path, {"a.yml": text}, "a.yml").parallelism.dp == 8
+    (line,) = problems(tmp_path, {"b.yml": f"{text}hostfile: /job/hosts\n"}, "b.yml")
+    assert line == "number of devices unknown; add --set parallelism.dp=N"

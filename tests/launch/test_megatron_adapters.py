@@ -1,4 +1,4 @@
-"""LoRA in the files of Megatron's own trainers: ms-swift's megatron sft, NeMo 1 and 2, Megatron-Bridge; with tp it is refused."""
+"""LoRA in the files of Megatron's own trainers: ms-swift's megatron sft, NeMo 1 and 2, Megatron-Bridge."""
 
 import pytest
 from launch_readings import DATA, HARDWARE
@@ -35,13 +35,17 @@ def test_adapters_of_ms_swift(tmp_path):
     assert job(script(tmp_path, "full", "all-linear", 1)).model.lora is None
 
 
+def test_split_adapters_of_ms_swift(tmp_path):
+    """With tp each rank holds one matrix whole and its part of the other: the same trained parameters in all."""
+    found = job(script(tmp_path, "lora", "all-linear", 2))
+    assert (found.parallelism.tp, found.parallelism.dp, found.model.lora.split) == (2, 4, "one")
+    layer = 64 * (4096 + 6144) + 64 * (4096 + 4096) + 64 * (4096 + 24576) + 64 * (12288 + 4096)
+    assert estimate(found).trained_params == 36 * layer
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (
-            ("lora", "all-linear", 2),
-            "train_type lora: adapters over frozen weights (LoRA with tp): every weight is counted",
-        ),
         (("longlora", "all-linear", 1), "train_type longlora: adapters over frozen weights (longlora): every weight"),
         (("lora", "linear_qkv,router", 1), "target_modules linear_qkv,router: adapters of router; not modeled"),
     ],
@@ -83,7 +87,9 @@ def test_adapters_of_nemo(tmp_path, name):
     reading = read("nemo", str(with_adapters(tmp_path, name, method, 1)), sets)
     lora = reading.config["model"]["lora"]
     assert (lora["rank"], lora["targets"], lora["dropout"]) == (rank, targets, dropout)
-    for other, tp in ((OTHERS[name], 1), (method, 4)):
-        reading = read("nemo", str(with_adapters(tmp_path, name, other, tp)), sets)
-        assert "lora" not in reading.config["model"]
-        assert any("adapters over frozen weights" in flag.note for flag in reading.of("unmodeled"))
+    split = read("nemo", str(with_adapters(tmp_path, name, method, 4)), sets)
+    assert split.config["model"]["lora"] == lora
+    assert split.config["parallelism"]["tp"] == 4
+    other = read("nemo", str(with_adapters(tmp_path, name, OTHERS[name], 1)), sets)
+    assert "lora" not in other.config["model"]
+    assert any("adapters over frozen weights" in flag.note for flag in other.of("unmodeled"))

@@ -28,7 +28,7 @@ ORDER = [
     "torchtitan",
     *("program_defaults", "trainer_files", "zero_stage", "primus"),
     "trainers",
-    *("read", "plan_yaml", "write"),
+    *("job_yaml", "read", "plan_yaml", "write"),
 ]
 """Folders and modules, bottom to top."""
 

@@ -277,7 +277,7 @@ def test_the_environment_fills_in():
         ("sbatch job.sh", "run.sh: no launch command (torchrun, python, srun ...); line 1 runs job.sh: give that one"),
         ("torchrun train.py --a 1\ntorchrun train.py --a 2",
          "run.sh: 2 launch commands (lines 1, 2), cannot determine which one runs; keep only one"),
-        ("if [ -f x ]; then torchrun convert.py; fi",
+        ("if [ -f x ]; then torchrun main.py; fi",
          ("run.sh: line 1: whether it runs depends on the test in line 1 (it looks at files); "
           "put the flags in a file (args.txt)")),
         ("if [ $RANK -eq 3 ]; then torchrun train.py; fi",

@@ -1,5 +1,8 @@
 """A script that hands another to sbatch, and words that its reader is to fill in."""
 
+import pytest
+
+from steptime.base.config import ConfigError
 from steptime.launch.read import read
 from steptime.launch.reading import to_job
 
@@ -34,3 +37,47 @@ def test_words_to_be_filled_in_are_no_redirections(tmp_path):
         'CMD="torchrun --nproc_per_node 8 pretrain_gpt.py $O"\nbash -c "${CMD}"\n'
     )
     assert str(job(run).performance.precision) == "fp16"
+
+
+def test_a_here_document_given_to_sbatch_is_the_job(tmp_path):
+    """The outer shell fills in $TP; what is behind a backslash is the job's own. 3 nodes of 8 over tp 4: dp 6."""
+    run = tmp_path / "run.sh"
+    run.write_text(
+        f"#!/bin/bash\nTP=4\nsbatch <<EOF\n#!/bin/bash\n#SBATCH --nodes=3\n#SBATCH --ntasks-per-node=8\n"
+        f'CMD="python pretrain_gpt.py {FLAGS} --tensor-model-parallel-size $TP"\n'
+        'srun --label bash -x -c "\\$CMD" 2>&1 | tee log\nEOF\n'
+    )
+    found = job(run)
+    assert (found.parallelism.tp, found.parallelism.dp) == (4, 6)
+
+
+def test_a_quoted_here_document_is_filled_in_by_the_job_alone(tmp_path):
+    """TP of the outer script is not seen by the job, which sets its own."""
+    run = tmp_path / "run.sh"
+    run.write_text(
+        f'#!/bin/bash\nTP=4\nsbatch --nodes 2 <<"EOF"\n#!/bin/bash\n#SBATCH --ntasks-per-node=8\nTP=2\n'
+        f"srun python pretrain_gpt.py {FLAGS} --tensor-model-parallel-size $TP\nEOF\n"
+    )
+    found = job(run)
+    assert (found.parallelism.tp, found.parallelism.dp) == (2, 8)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (
+            "accelerate launch -m lm_eval --model=hf\naccelerate launch -m lm_eval --model=vllm\n",
+            "line 2 runs lm_eval, which does not train",
+        ),
+        (
+            "export DGXNNODES=16\nexport MINIBS=192\nexport TENSOR_MODEL_PARALLEL=8\n",
+            "sets variables of a job (DGXNNODES, MINIBS, TENSOR_MODEL_PARALLEL) and launches nothing",
+        ),
+    ],
+)
+def test_a_script_that_trains_nothing_says_what_it_is(tmp_path, text, line):
+    run = tmp_path / "run.sh"
+    run.write_text(f"#!/bin/bash\n{text}")
+    with pytest.raises(ConfigError) as error:
+        job(run)
+    assert [line in problem for problem in error.value.problems] == [True]

@@ -5,6 +5,7 @@ from launch_readings import DATA, HARDWARE, REFUSED, golden_text, one_line, read
 
 from steptime.base.config import ConfigError
 from steptime.launch.keys import load_table, rule_of, spelled
+from steptime.launch.read import read as launch_file
 from steptime.launch.reading import to_job
 from steptime.launch.torchtitan.flavors import hidden_dim, models
 from steptime.launch.torchtitan.job_config import read_torchtitan
@@ -330,3 +331,27 @@ def test_a_compiled_loss_is_counted_from_release_02_on():
     """compile of release 0.1 stands in [training]; what its runs reserve is that of a loss op by op."""
     texts = minimal(("[training]", "compile = true")), MINIMAL + "[compile]\nenable = true\n"
     assert [read_torchtitan("job.toml", text).config["performance"]["compile"] for text in texts] == ["blocks", "all"]
+
+
+def test_a_script_that_names_a_config_function_reads_it_from_its_module(tmp_path):
+    """torchtitan's run_train.sh of 2026: --module llama3 --config llama3_8b_tp is that function of models/llama3."""
+    script = (
+        "#!/bin/bash\nNGPU=${NGPU:-8}\nMODULE=${MODULE:-llama3}\nCONFIG=${CONFIG:-llama3_8b_tp}\ntorchrun --nnodes=8 "
+    )
+    script += '--nproc_per_node=${NGPU} -m torchtitan.train --module ${MODULE} --config ${CONFIG} "$@"\n'
+    run = tmp_path / "run_train.sh"
+    run.write_text(script)
+    with pytest.raises(ConfigError) as error:
+        launch_file("auto", str(run), HARDWARE)
+    assert "launches config function llama3_8b_tp of llama3; give that module's config_registry.py" in str(error.value)
+    folder = tmp_path / "torchtitan" / "models" / "llama3"
+    folder.mkdir(parents=True)
+    (folder / "config_registry.py").write_text((DATA / REGISTRY).read_text(encoding="utf-8"), encoding="utf-8")
+    found = to_job(launch_file("auto", str(run), HARDWARE), HARDWARE)
+    alone = to_job(launch_file("torchtitan", f"{DATA / REGISTRY}:llama3_8b_tp", HARDWARE), HARDWARE)
+    assert (found.model, found.data.seqlen, found.parallelism.tp) == (
+        alone.model,
+        alone.data.seqlen,
+        alone.parallelism.tp,
+    )
+    assert found.parallelism.devices == 64

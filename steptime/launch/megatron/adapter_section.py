@@ -1,7 +1,7 @@
 """Adapters over frozen weights in jobs of Megatron-Core: ms-swift's, NeMo's and Megatron-Bridge's LoRA.
 
 Source of the shapes: NVIDIA-NeMo/Megatron-Bridge src/megatron/bridge/peft/lora.py (one pair of matrices for each of linear_qkv,
-linear_proj, linear_fc1, linear_fc2).
+linear_proj, linear_fc1, linear_fc2); of what tensor parallelism splits: model/lora_split.py.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def adapter_section(keys: JobKeys, model: Any, layout: dict[str, Any], precision
     if method != "lora":
         keys.leave_out("peft_method", _TRAINED.format(method))
         return None
-    if why := _not_modeled(model, layout, precision):
+    if why := _not_modeled(model, precision):
         keys.leave_out("peft_method", _TRAINED.format(f"LoRA {why}"))
         return None
     said = {name: keys.get(f"lora_{name}") for name in ("rank", "targets", "dropout")}
@@ -35,13 +35,13 @@ def adapter_section(keys: JobKeys, model: Any, layout: dict[str, Any], precision
         keys.leave_out("lora_targets", f"adapters of {', '.join(unknown)}")
     if not section["targets"]:
         return None
-    return section | {"rank": keys.whole("lora_rank") or section["rank"]}
+    section["rank"] = keys.whole("lora_rank") or section["rank"]
+    split = keys.table.raw["adapters"].get("split")
+    return section | ({"split": split} if split and layout.get("tp", 1) != 1 else {})
 
 
-def _not_modeled(model: Any, layout: dict[str, Any], precision: str) -> str:
+def _not_modeled(model: Any, precision: str) -> str:
     """With what adapters are not modeled yet (job/lora_rules.py); "" where they are."""
-    if layout.get("tp", 1) != 1:
-        return "with tp"
     if precision not in {"bf16", "fp16", "fp32"}:
         return f"in {precision}"
     try:

@@ -12,7 +12,7 @@ from steptime.base.words import counted
 from steptime.hardware.machine import Machine
 from steptime.launch.beside import Beside
 from steptime.launch.deepspeed import put_deepspeed_config
-from steptime.launch.devices import told, told_whole
+from steptime.launch.devices import still_true, told, told_whole
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import load_table
 from steptime.launch.logs.lines import vocabulary_of
@@ -110,8 +110,6 @@ def _yaml_words(text: str, given: Mapping[str, Any]) -> list[Word]:
 def _from_script(path: str, script: Script, sets: Mapping[str, Any] | None, beside: Beside) -> Reading:
     if script.problems:
         raise ConfigError(script.problems)
-    if told_of_it := script.other_work():
-        raise ConfigError(f"{path}: {told_of_it}")
     if told_whole(sets, "parallelism.dp") is not None:  # a script may leave its number of nodes to be edited
         script = script._replace(nodes=None, devices=None)
     return _from_words(path, script.arguments, script, sets, beside)
@@ -144,16 +142,29 @@ def _from_words(
         if script.devices_per_node and script.nodes:
             nodes, each = counted(script.nodes, "node"), counted(script.devices_per_node, "process")
             keys.notes.append(f"launched on {nodes} with {each} each")
-        keys.notes += script.notes
+        keys.notes += still_true(script.notes, sets)
         if outside := _from_outside(script.environment):
             keys.notes.append(f"from the environment: {outside}")
         if script.unclear:
             keys.left_open["parallelism.dp"] = f"{script.unclear[0]}; add --set parallelism.dp=N"
     if put_deepspeed_config(keys, beside):
         keys.beside_flags.append(LaunchFlag("deepspeed_config", "", "unmodeled", "states in the host's memory"))
+    if stage := _unknown_stage(keys, beside):
+        keys.left_open["parallelism.zero_level"] = stage
     reading = _plan(keys, is_legacy(said.arguments), script.devices if script else devices)
+    if stage:
+        reading.config["parallelism"].pop("zero_level", None)
     reading = _of_release(reading, fitting_release(said.arguments.keys()))
     return reading if script is None else _on_machine(with_variables(reading, script.variables), script)
+
+
+def _unknown_stage(keys: JobKeys, beside: Beside | None) -> str:
+    """That only a ds_config which is not there tells the ZeRO stage."""
+    named = keys.get("deepspeed_config") if keys.on("deepspeed") else None
+    if named is None or "zero_stage" in keys.values or (beside is not None and beside.text(str(named)) is not None):
+        return ""
+    what = f"ds_config {named} is not there" if named not in ("", True) else "--deepspeed_config has no value"
+    return f"{what}, so the ZeRO stage is unknown; add --set parallelism.zero_level=N, or the file --with FILE"
 
 
 def _by_name(keys: JobKeys, more: tuple[str, ...] = ()) -> bool:

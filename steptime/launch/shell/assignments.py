@@ -85,11 +85,24 @@ def write_file(expand: Expander, node: Simple, beside: Beside) -> None:
         beside.written[last] = text
 
 
+_READS_SCRIPTS = frozenset({"sbatch", "bash", "sh", "zsh"})
+
+
+def given_script(expand: Expander, node: Simple, beside: Beside) -> list[Value]:
+    """The script that a here-document gives to sbatch or a shell (`sbatch <<EOF`), as the name of a file with its text."""
+    if node.body is None or node.to is not None or not node.words or node.words[0].text not in _READS_SCRIPTS:
+        return []
+    name = f"here-document-{node.line}.sh"
+    beside.written[name] = expand.text(quoted(node.body), node.line)
+    return [Value(name, node.line)]
+
+
 def text_to_read(words: list[str]) -> tuple[int, str]:
     """Where eval or `bash -c` stands among the words of a command, and the text that it is given; "" where there is none."""
     if words[0] == "eval":
         return 0, " ".join(words[1:])
     for at, word in enumerate(words[:-2]):
-        if re.fullmatch(r"(.*/)?(ba|z)?sh", word) and re.fullmatch(r"-[a-z]*c", words[at + 1]):
-            return at, words[at + 2]
+        last = next((i for i in range(at + 1, len(words) - 1) if not re.fullmatch(r"-[abd-z]+", words[i])), at + 1)
+        if re.fullmatch(r"(.*/)?(ba|z)?sh", word) and re.fullmatch(r"-[a-z]*c", words[last]):
+            return at, words[last + 1]
     return 0, ""

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from steptime.launch.beside import Beside
 from steptime.launch.shell import grammar
-from steptime.launch.shell.assignments import LARGEST, assign, let, read_names, text_to_read, write_file
+from steptime.launch.shell.assignments import LARGEST, assign, given_script, let, read_names, text_to_read, write_file
 from steptime.launch.shell.conditions import Outcome, answer
 from steptime.launch.shell.expansion import Expander
 from steptime.launch.shell.lexer import Token
@@ -205,7 +205,7 @@ class DryRun:
 
     def command(self, fields: list[Value], node: grammar.Simple) -> Outcome:
         """A command with its words filled in."""
-        first, rest = fields[0].text, fields[1:]
+        first, rest = fields[0].text, [*fields[1:], *given_script(self.expand, node, self.beside)]
         if first in {":", "true", "false"}:
             return "no" if first == "false" else "yes"
         if first in _DECLARE:
@@ -223,9 +223,8 @@ class DryRun:
             for value in rest:
                 let(self.scope, value.text)
         elif first == "shift" and self.scope.positional:
-            self.scope.positional = self.scope.positional[
-                int(rest[0].text) if rest and rest[0].text.isdecimal() else 1 :
-            ]
+            count = int(rest[0].text) if rest and rest[0].text.isdecimal() else 1
+            self.scope.positional = self.scope.positional[count:]
         elif first == "set" and rest and rest[0].text == "--":
             self.scope.positional = rest[1:]
         elif first in {"source", "."} and rest:

@@ -95,7 +95,10 @@ class Lexer:
             if (line.lstrip("\t") if tabs else line).rstrip("\r") == ends:
                 break
             lines.append(line)
-        return "\n".join(lines), min(i, len(self.text))
+        body = "\n".join(lines)
+        if ends != word:  # quoted: nothing in it is expanded
+            body = re.sub(r"([\\$`])", r"\\\1", body)
+        return body, min(i, len(self.text))
 
     def _word_end(self, start: int) -> int:
         text, i = self.text, start

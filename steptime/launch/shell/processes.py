@@ -127,6 +127,22 @@ def one_each(words: list[Word], launchers: list[str]) -> bool:
     return launchers[-1:] == ["torchrun"] and not said
 
 
+def every_device(words: list[Word], launchers: list[str], variables: dict[str, str]) -> bool:
+    """Whether DeepSpeed's launcher takes every device of the node that it is on, as it is told no number and no host."""
+    said = [
+        *LAUNCHERS["deepspeed"].per_node,
+        *LAUNCHERS["deepspeed"].nodes,
+        "--include",
+        "-i",
+        "--hostfile",
+        "-H",
+        "-hostfile",
+    ]
+    counted = any(name.lower() == "num_gpus" and text.isdecimal() for name, text in variables.items())
+    told = counted or _visible(variables) or "SLURM_GPUS_PER_NODE" in variables or _option(words, tuple(said))
+    return launchers[-1:] == ["deepspeed"] and not told
+
+
 def _included(text: str) -> tuple[int | None, int | None]:
     """Nodes, and the devices named on them, of DeepSpeed's --include (launcher/runner.py, parse_resource_filter).
 

@@ -13,10 +13,11 @@ import re
 from typing import NamedTuple
 
 from steptime.launch.beside import Beside, read_beside
+from steptime.launch.devices import taken
 from steptime.launch.shell.dry_run import Command, DryRun
 from steptime.launch.shell.expansion import DEVICES_ON_NODE, Expander
 from steptime.launch.shell.grammar import parse_shell
-from steptime.launch.shell.processes import LAUNCHERS, Word, one_each, size_of
+from steptime.launch.shell.processes import LAUNCHERS, Word, every_device, one_each, size_of
 from steptime.launch.shell.scope import DEVICES_OF_JOB, Scope, Value, clean
 from steptime.launch.shell.slurm import headers_of, slurm_variables
 
@@ -59,11 +60,6 @@ class Script(NamedTuple):
     notes: tuple[str, ...] = ()
     """What is assumed of the script."""
 
-    def other_work(self) -> str:
-        """That the program does not train, where its name says so."""
-        other = _OTHER_WORK.search(self.program.rpartition("/")[2])
-        return f"line {self.line} runs {self.program}, which does not train" if other else ""
-
 
 class _Launch(NamedTuple):
     """A command that launches a Python program."""
@@ -84,21 +80,8 @@ _TRAINERS = frozenset({"swift", "megatron", "llamafactory-cli", "axolotl", "tune
 SUBCOMMANDS = frozenset({"sft", "pt", "rlhf", "train", "run"})
 """Programs that launch themselves, and what they are told to do."""
 _NO_LAUNCH = frozenset({"echo", "printf", "cat", "cp", "sed", "git", "cd", "mkdir", "pip", "tee", "ls", "rm"})
-_USUAL = frozenset(
-    {
-        "HOME",
-        "PATH",
-        "PWD",
-        "USER",
-        "HOSTNAME",
-        "SHELL",
-        "LD_LIBRARY_PATH",
-        "PYTHONPATH",
-        "TMPDIR",
-        DEVICES_ON_NODE,
-        DEVICES_OF_JOB,
-    }
-)
+_USUAL = frozenset(["HOME", "PATH", "PWD", "USER", "HOSTNAME", "SHELL", "LD_LIBRARY_PATH", "PYTHONPATH", "TMPDIR"])
+_USUAL |= {DEVICES_ON_NODE, DEVICES_OF_JOB}
 
 _PLACEHOLDER = re.compile(r"(?<!<)<([A-Z][A-Z_]*(?:[ _][\w./-]+)+)>")
 """What a reader is to fill in (<PATH TO gpt-vocab.json>), which a shell would take for redirections."""
@@ -163,6 +146,10 @@ def _launched(found: Script, launch: _Launch, scope: Scope) -> Script:
         per_node, devices = 1, nodes
         told = "torchrun starts one process on each node, as no --nproc-per-node is given"
         found = found._replace(notes=(*found.notes, told))
+    elif devices and every_device(words[: launch.at], launch.launchers, variables):
+        found = found._replace(
+            notes=(*found.notes, taken(devices, "deepspeed, every device of one node without a hostfile"))
+        )
     return found._replace(
         program=words[launch.at].text,
         arguments=words[launch.at + 1 :],
@@ -228,6 +215,10 @@ def _the_launch(walk: DryRun, name: str) -> tuple[_Launch | None, list[str]]:
     found = [launch for command in walk.commands if (launch := _launch_of(command)) is not None]
     launched = [launch for launch in found if launch.launchers]
     found = launched or [launch for launch in found if _trains(launch)] or found
+    if found and all(map(_works_otherwise, found)):
+        ran = found[0].command
+        return None, [f"{name}: line {ran.line} runs {ran.words[found[0].at].text}, which does not train"]
+    found = [launch for launch in found if not _works_otherwise(launch)]
     distinct = {tuple(value.text for value in launch.command.words): launch for launch in found}
     sure = {words: launch for words, launch in distinct.items() if not launch.command.doubt} or distinct
     trains = {words: launch for words, launch in sure.items() if _trains(launch)} or sure
@@ -248,12 +239,20 @@ def _the_launch(walk: DryRun, name: str) -> tuple[_Launch | None, list[str]]:
     return launch, []
 
 
+def _works_otherwise(launch: _Launch) -> bool:
+    """Whether the program's name says that it does not train."""
+    return bool(_OTHER_WORK.search(posixpath.basename(launch.command.words[launch.at].text)))
+
+
 def _trains(launch: _Launch) -> bool:
     word, before = (launch.command.words[at].text for at in (launch.at, launch.at - 1))
     return "train" in posixpath.basename(word) or (word in SUBCOMMANDS and posixpath.basename(before) in _TRAINERS)
 
 
-_OF_A_JOB = ("DGXNNODES", "DGXNGPU", "TP", "PP", "CP", "MINIBS", "MBS", "GBS")
+_OF_A_JOB = (
+    *("DGXNNODES", "DGXNGPU", "TP", "PP", "CP", "MINIBS", "MBS", "GBS"),
+    *("TENSOR_MODEL_PARALLEL", "PIPELINE_MODEL_PARALLEL", "MICRO_BATCH_SIZE"),
+)
 """Variables by which MLPerf's config_*.sh size a job that another file launches."""
 
 

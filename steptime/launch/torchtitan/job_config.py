@@ -20,11 +20,10 @@ from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import KeyTable, flatten, load_table, read_keys, rule_of, spelled
 from steptime.launch.logs.printed_config import balanced, plain_lines
 from steptime.launch.reading import LaunchFlag, Reading
-from steptime.launch.shell.processes import flags_of, taken_apart
-from steptime.launch.shell.script import read_script
 from steptime.launch.torchtitan.converters import put_converters
 from steptime.launch.torchtitan.flavors import flavor_of, from_log, known_models
 from steptime.launch.torchtitan.plan_sections import config_of
+from steptime.launch.torchtitan.scripts import named_by
 
 _DUMP = re.compile(r"Running with (?:args|configs): (?=\{)")
 _MESH = re.compile(r"Building device mesh with parallelism: (.*)")
@@ -52,7 +51,7 @@ def read_torchtitan(
     table = load_table("torchtitan")
     file = split_path(path)[0]
     tree, flags, devices, model = _read(path, text, dict(env or {}), beside)
-    later = file.endswith(".py") or "model_spec" in tree
+    later = file.endswith(".py") or CLASS in tree or "model_spec" in tree
     said = flatten(as_toml(tree) if later else tree) | flags
     if str(said.get("checkpoint.create_seed_checkpoint")).lower() == "true":
         raise ConfigError(f"{path}: checkpoint.create_seed_checkpoint: this job does not train")
@@ -81,11 +80,9 @@ def _read(
         ConfigError: as `read_torchtitan`.
     """
     file, function = split_path(path)
-    if named := _config_of(text):
-        return *_of_script(path, text, named, env, beside), None
-    if (registry := _REGISTERED.search(text)) and _is_script(text):
-        what = f"launches a config function of {registry[1]}; give that module's config_registry.py with the function"
-        raise ConfigError(f"{path}: {what}: --from torchtitan config_registry.py:FUNCTION")
+    if named := named_by(path, text, env, beside):
+        tree = _function(named.file, named.text, named.function) if named.function else _toml(named.file, named.text)
+        return tree, named.over, named.devices, None
     if file.endswith(".py"):
         return _function(file, text, function), {}, None, None
     if _is_log(text):
@@ -98,43 +95,6 @@ def _release(keys: JobKeys, named: str) -> str:
     """The release of the profile: the log's own, else 0.1 where keys are spelled as up to then, else the last with TOML files."""
     older = any(item.name != item.key for item in keys.given)
     return "@0.1" if (named.startswith("0.1") if named else older) else "@0.2"
-
-
-# --- scripts -------------------------------------------------------------------------------------------------------------
-
-_NAMES_IT = re.compile(r"(?:--job\.config[-_]file[= ]|CONFIG_FILE=)[\"']?(?:\$\{CONFIG_FILE:-[\"']?)?([\w./-]+\.toml)")
-
-
-_REGISTERED = re.compile(r"torchtitan\.train +--module[= ](\S+)")
-
-
-def _config_of(text: str) -> str:
-    """The TOML file that a script names; "" where the text is no script."""
-    found = _NAMES_IT.search(text) if _is_script(text) else None
-    return found[1] if found is not None else ""
-
-
-def _is_script(text: str) -> bool:
-    return re.match(r"#!|\s*(?:export )?\w+=|torchrun|srun", text) is not None
-
-
-def _of_script(
-    path: str, text: str, named: str, env: dict[str, str], beside: Beside | None
-) -> tuple[Tree, dict[str, Any], int | None]:
-    """The config that a script names, the keys that its command line sets over it, and the devices that it starts.
-
-    Raises:
-        ConfigError: the config is not there.
-    """
-    inside = beside.text(named) if beside is not None else None
-    if inside is None:
-        what = f"reads {named}, which is not there; put it in the same folder, or add --with FILE"
-        raise ConfigError(f"{path}: {what}")
-    script = read_script(text, path, env, beside)
-    if script.problems:
-        raise ConfigError(script.problems)
-    over = dict(flags_of([word.text for word in taken_apart(script.arguments)]))
-    return _toml(named, inside), {key: value for key, value in over.items() if "." in key}, script.devices
 
 
 # --- TOML ----------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,82 @@
+"""The command of a job's YAML (SkyPilot, Kubernetes, Beaker, dstack), as the script that it is."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from typing import Any
+
+from steptime.base.config import ConfigError
+from steptime.base.document import parse
+
+_LAUNCHES = re.compile(
+    r"\b(?:torchrun|accelerate launch|deepspeed|mpirun|srun|torch\.distributed\.(?:run|launch))[\s,\"']"
+)
+_ROOTS = ("run", "spec", "tasks", "commands", "template")
+"""Top-level keys under which such files have their commands."""
+
+
+def command_in(path: str, text: str) -> str:
+    """The command of a job's YAML behind its variables, on the lines where it stands; any other text unchanged.
+
+    Of SkyPilot num_nodes and the count of resources.accelerators are the variables that it sets for the command
+    (skypilot docs/source/running-jobs/environment-variables.rst).
+    """
+    if not path.endswith((".yaml", ".yml")) or not _LAUNCHES.search(text):
+        return text
+    try:
+        tree = parse(text, path, repeats=True)
+        found = [command for root in _ROOTS for command in _commands(tree.get(root))] if isinstance(tree, dict) else []
+        values = (dict(_variables(tree)) | _of_skypilot(tree)) if found else {}
+    except (ConfigError, RecursionError):  # the reader of its kind tells
+        return text
+    if len(set(found)) != 1:
+        return text
+    begin = next(word for word in found[0].split("\n") if word.strip()).strip()
+    line = next((i for i, said in enumerate(text.split("\n")) if begin in said), 1)
+    exports = "; ".join(f"export {name}={shlex.quote(value)}" for name, value in values.items())
+    return "\n".join(["#!/bin/bash", exports, *[""] * (line - 2), found[0].strip("\n"), ""])
+
+
+def _commands(tree: Any) -> Iterator[str]:
+    """Strings that launch something, and lists of words that do."""
+    if isinstance(tree, str):
+        if _LAUNCHES.search(f"{tree} "):
+            yield tree
+        return
+    inside = list(tree.values()) if isinstance(tree, dict) else tree if isinstance(tree, list) else []
+    words = [word for word in inside if isinstance(word, str)] if isinstance(tree, list) else []
+    alone = [word for word in words if _LAUNCHES.search(f"{word} ")]
+    if words and len(words) > 1 and any(" " not in word.strip() for word in alone):
+        yield " ".join(shlex.quote(str(word)) for word in inside)
+        return
+    for item in inside:
+        yield from _commands(item)
+
+
+def _variables(tree: Any) -> Iterator[tuple[str, str]]:
+    """Variables by name: of a mapping envs, env or environment, or of a list of names and values."""
+    if isinstance(tree, list):
+        for item in tree:
+            yield from _variables(item)
+    if not isinstance(tree, dict):
+        return
+    for key, value in tree.items():
+        if key in {"envs", "env", "envVars", "environment"}:
+            listed = value if isinstance(value, list) else []
+            pairs = list(value.items()) if isinstance(value, dict) else []
+            pairs += [(item.get("name"), item.get("value")) for item in listed if isinstance(item, dict)]
+            yield from (
+                (str(name), str(said)) for name, said in pairs if re.fullmatch(r"\w+", str(name)) and said is not None
+            )
+        else:
+            yield from _variables(value)
+
+
+def _of_skypilot(tree: dict[str, Any]) -> dict[str, str]:
+    resources = tree.get("resources")
+    asked = resources.get("accelerators") if isinstance(resources, dict) else None
+    count = next(iter(asked.values()), None) if isinstance(asked, dict) else str(asked).partition(":")[2]
+    found = {"SKYPILOT_NUM_NODES": str(tree.get("num_nodes", 1)), "SKYPILOT_NUM_GPUS_PER_NODE": str(count)}
+    return {name: value for name, value in found.items() if "run" in tree and value.isdecimal()}

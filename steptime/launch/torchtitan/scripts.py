@@ -1,0 +1,59 @@
+"""What a script of torchtitan launches: a TOML config, or since 2026 a config function of a module."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+
+from steptime.base.config import ConfigError
+from steptime.launch.beside import Beside
+from steptime.launch.shell.processes import flags_of, taken_apart
+from steptime.launch.shell.script import read_script
+
+_TOML = re.compile(r"(?:--job\.config[-_]file[= ]|CONFIG_FILE=)[\"']?(?:\$\{CONFIG_FILE:-[\"']?)?([\w./-]+\.toml)")
+_FUNCTION = re.compile(r"torchtitan\.train +--module[= ]")
+_REGISTRIES = ("torchtitan/models/{}/config_registry.py", "torchtitan/experiments/{}/config_registry.py")
+"""Where torchtitan/config/manager.py looks for the config functions of a module."""
+
+
+class Named(NamedTuple):
+    """The config that a script names."""
+
+    file: str
+    text: str
+    function: str
+    """The config function; "" of a TOML file."""
+    over: dict[str, Any]
+    """Keys that the command line sets over it."""
+    devices: int | None
+
+
+def named_by(path: str, text: str, env: dict[str, str], beside: Beside | None) -> Named | None:
+    """The config that a script names; None where the text is no script of torchtitan.
+
+    Raises:
+        ConfigError: that config is not there, or the script cannot be read.
+    """
+    if not re.match(r"#!|\s*(?:export )?\w+=|torchrun|srun", text):
+        return None
+    named, function = _TOML.search(text), _FUNCTION.search(text)
+    inside = beside.text(named[1]) if beside is not None and named is not None else None
+    if named is not None and inside is None:
+        what = f"reads {named[1]}, which is not there; put it in the same folder, or add --with FILE"
+        raise ConfigError(f"{path}: {what}")
+    if named is None and function is None:
+        return None
+    script = read_script(text, path, env, beside)
+    if script.problems:
+        raise ConfigError(script.problems)
+    said = dict(flags_of([word.text for word in taken_apart(script.arguments)]))
+    over = {key: value for key, value in said.items() if "." in key}
+    if named is not None:
+        return Named(named[1], inside or "", "", over, script.devices)
+    module, name = (str(said.get(key, "")) for key in ("module", "config"))
+    files = [file.format(module.replace(".", "/")) for file in _REGISTRIES]
+    for file in files:
+        if beside is not None and (there := beside.path(file)) is not None:
+            return Named(str(there), beside.text(file) or "", name, over, script.devices)
+    what = f"launches config function {name} of {module}; give that module's config_registry.py with the function"
+    raise ConfigError(f"{path}: {what}: --from torchtitan config_registry.py:FUNCTION")
