@@ -62,7 +62,7 @@ def _gemm_cells(row: GemmRow, size: float) -> list[str]:
 
 
 def _calls(rows: Sequence[GemmRow], alike: Mapping[int, Sequence[int]]) -> str:
-    """How often a device runs a projection, and on which stages if not on all; `alike`: all stages that a row's stands for."""
+    """How often a device runs a projection, and on which stages if not on all; `alike`: stages equal to a row's."""
     counts: dict[str, list[float]] = {}
     for row in rows:
         counts.setdefault(row.pass_, []).append(row.count_per_step)

@@ -109,7 +109,7 @@ def _ranks(found: Attribution) -> Table:
 
 
 def _kernels(found: Attribution) -> Table:
-    """The largest kernels that no table of names lists: where unexplained memory-bound time may be."""
+    """The largest kernels that are in no table of kernel names, a possible cause of unexplained memory-bound time."""
     rank = found.busiest
     widest = rank.kernels[:_KERNELS]
     unit = unit_for(rank.step_s, TIME)

@@ -150,7 +150,7 @@ def test_lines_without_memory_are_counted(csv):
     assert found.unread == 1
     assert found.gpus[0].total_bytes == 81559 * MIB
     _, sections = memory_command([csv(*FORMS["other text"])])
-    assert "2 lines without memory left out" in text_of(sections)
+    assert "2 lines without memory skipped" in text_of(sections)
 
 
 @pytest.mark.parametrize(
