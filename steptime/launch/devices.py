@@ -90,7 +90,7 @@ def told_whole(sets: Mapping[str, Any] | None, key: str) -> int | None:
 
 
 def on_node(sets: Mapping[str, Any] | None) -> int | None:
-    """Devices on a node of the machine that the user names; None where none is named."""
+    """Devices per node of the machine that the user names; None where none is named."""
     name = told(sets, "hardware.node_type") or told(sets, "hardware")
     try:
         return Machine.load(name).devices_per_node if isinstance(name, str) else None
@@ -107,7 +107,7 @@ def _launched(keys: JobKeys, ranks: int) -> int | None:
     if devices is None or devices % ranks:
         return None
     keys.notes.append(
-        f"number of devices not stated, so {devices}: {launcher['by']}; for others --set parallelism.dp=N"
+        f"number of devices not set, {devices} assumed: {launcher['by']}; else add --set parallelism.dp=N"
     )
     keys.beside_flags.append(LaunchFlag("devices", str(devices), "default", f"parallelism.dp: {launcher['by']}"))
     return int(devices)
