@@ -245,7 +245,7 @@ def test_pricing_functions_speak_through_their_docstrings():
         (["no_such_plan.yaml"], "no_such_plan.yaml: no such file"),
         (["zzzzzzzz"], "zzzzzzzz: no such file"),
         (["run-9", "--measurements", OWN], "run-9: no such file, and no measured row of tests/data/validate/own.csv"),
-        (["qqq", "--measurements", OWN], "qqq: no row of tests/data/validate/own.csv has that id; there are: "),
+        (["qqq", "--measurements", OWN], "qqq: no row of tests/data/validate/own.csv has that id; ids in the file: "),
         (["run-1", "--measurements", "no.csv"], "no.csv: no such file or directory"),
         (["KOR22-004", "--set", "data.gbs=1"], "--set: not valid for a measured row; 3dtrn explain KOR22-004 --yaml"),
         (["configs/llama3_70b.yaml", "--yaml"], "--yaml: only for a measured row"),

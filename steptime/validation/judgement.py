@@ -1,4 +1,4 @@
-"""Predicted beside measured: every row judged, or skipped with its reason.
+"""Predicted vs. measured: every row judged, or skipped with a reason.
 
 Errors are signed, predicted / measured - 1: positive means that the estimate is too slow, or too large.
 """

@@ -1,4 +1,4 @@
-"""Reads measured runs: the shipped collection and a user's own CSV, as rows of text with their line and source."""
+"""Reads measured runs: those included with steptime and a user's own CSV, as rows of text with their line and source."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from steptime.base.config import ConfigError
 FOLDER = Path(__file__).parents[1] / "data" / "measurements"
 CI_FILE = "megatron_ci"
 FILES = ("nvidia", "other", "native", CI_FILE, "out_of_memory")
-"""The shipped collection; data/measurements/README.md describes each file."""
+"""The measured runs included with steptime; data/measurements/README.md describes each file."""
 
 REQUIRED = (
     "id", "gpu", "n_gpus", "n_layers", "hidden", "ffn_hidden", "n_heads", "seq_len", "global_batch_size",
@@ -55,7 +55,7 @@ class MeasuredRow(NamedTuple):
 
     @property
     def group(self) -> str:
-        """The source in a word: `source_group`, else the id without its number (DGXC-017 is DGXC); a user's own `source`."""
+        """The source in one word: `source_group`, else the id without its number (DGXC-017 is DGXC); a user's own `source`."""
         if not self.published:
             return self.text("source_group") or self.text("source") or "own"
         return self.text("source_group") or re.sub(r"[-_]?\d+$", "", self.id)
