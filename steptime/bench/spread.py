@@ -19,7 +19,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 def spread(job: Job, ranks: int) -> tuple[Job, list[str]]:
     """The config on `ranks` processes, and the changes made.
 
-    Its own dp gives way to what is left beside tp, pp and cp; the batch per data-parallel rank stays (weak scaling).
+    Its dp is replaced by the ranks left over by tp, pp and cp; the batch per data-parallel rank stays (weak scaling).
 
     Raises:
         ConfigError: tp * pp * cp does not divide the ranks.
@@ -37,7 +37,7 @@ def spread(job: Job, ranks: int) -> tuple[Job, list[str]]:
         return job, []
     gbs = job.data.gbs * dp // p.dp
     changed = job.replace(**{"parallelism.dp": dp, "data.gbs": gbs})
-    return changed, [f"parallelism.dp: {dp} on {ranks} processes (the config says {p.dp}), data.gbs: {gbs}"]
+    return changed, [f"parallelism.dp: {dp} on {ranks} processes ({p.dp} in the plan), data.gbs: {gbs}"]
 
 
 def named(job: Job, name: str, ranks: int) -> Job:
