@@ -34,7 +34,7 @@ class _Place(NamedTuple):
 
 
 def emit(kind: str, job: Job, config_path: str, *, arguments: Sequence[str] = (), gpus: bool = True) -> str:
-    """The shell text that runs `steptime.bench CONFIG` on all devices of a job, with its line end.
+    """The shell text that runs `steptime.bench PLAN` on all devices of a job, with its line end.
 
     Args:
         kind: slurm (a script for sbatch) or torchrun (a command; on several nodes, for each of them).

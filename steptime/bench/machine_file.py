@@ -1,4 +1,4 @@
-"""The machine file that a benchmark writes: `3dtrn CONFIG --set hardware.node_type=machine.yaml` takes it.
+"""The machine file that a benchmark writes: `3dtrn PLAN --set hardware.node_type=machine.yaml` takes it.
 
 Every figure says `measured:` and how, or names the data sheet, or says `assumed`.
 """

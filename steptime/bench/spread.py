@@ -52,7 +52,7 @@ def named(job: Job, name: str, ranks: int) -> Job:
         raise ConfigError(f"--layouts: unknown layout (got {name!r}); known: {', '.join(LAYOUTS)}")
     if ranks == 1:
         start = "torchrun --nproc-per-node 2 -m steptime.bench"
-        raise ConfigError(f"--layouts {name}: needs more than one process; start several ({start} CONFIG ...)")
+        raise ConfigError(f"--layouts {name}: needs more than one process; start several ({start} PLAN ...)")
     size, per_rank = job.data.microbatch_sz, job.data.gbs // job.parallelism.dp
     plain: dict[str, Any] = {f"parallelism.{axis}": 1 for axis in ("tp", "pp", "dp", "cp", "vpp", "replicas")}
     plain |= {f"parallelism.{key}": None for key in ("sp", "zero_level", "fsdp", "schedule", "layers_per_stage")}

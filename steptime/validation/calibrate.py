@@ -1,4 +1,4 @@
-"""Calibrates a job with a team's own measured steps: `3dtrn CONFIG --calibrate measured.yaml`."""
+"""Calibrates a job with a team's own measured steps: `3dtrn PLAN --calibrate measured.yaml`."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class MeasuredRow(NamedTuple):
 
     @property
     def published(self) -> bool:
-        """Whether the row is of the shipped collection, where an empty cell means that the source does not say."""
+        """Whether the row is of the included collection, where an empty cell means that the source does not say."""
         return self.file != ""
 
     @property
@@ -121,7 +121,7 @@ class MeasuredRow(NamedTuple):
 
 @cache
 def shipped() -> tuple[MeasuredRow, ...]:
-    """Every row of the shipped collection."""
+    """Every row of the included collection."""
     rows: list[MeasuredRow] = []
     for name in FILES:
         with gzip.open(FOLDER / f"{name}.csv.gz", "rt", encoding="utf-8", newline="") as file:

@@ -1,4 +1,4 @@
-"""Selects measured rows of a file or the shipped collection: by source, accelerator and split, or one by its id."""
+"""Selects measured rows of a file or the included collection: by source, accelerator and split, or one by its id."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _not_empty(kept: list[MeasuredRow], option: str, said: str, words: list[str]
 
 
 def find(name: str, path: str | None = None) -> MeasuredRow | None:
-    """The row called `name` (case does not count) in a CSV of measured runs, or else in the shipped collection.
+    """The row called `name` (case does not count) in a CSV of measured runs, or else in the included collection.
 
     None where `name` is rather a config's: without a CSV, a file, standard input, or nothing like an id.
 

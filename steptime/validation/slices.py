@@ -41,7 +41,7 @@ def native(j: Judgement) -> bool:
 
 
 def others(j: Judgement) -> bool:
-    """Whether a row is of another trainer of the shipped collection."""
+    """Whether a row is of another trainer of the included collection."""
     return not leads(j) and not native(j) and not with_experts(j)
 
 

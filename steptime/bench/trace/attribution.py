@@ -1,4 +1,4 @@
-"""A measured step sorted into the parts of an estimate: `3dtrn explain CONFIG --trace FILE...`. No torch: traces are JSON."""
+"""A measured step sorted into the parts of an estimate: `3dtrn explain PLAN --trace FILE...`. No torch: traces are JSON."""
 
 from __future__ import annotations
 
