@@ -118,7 +118,7 @@ class PartMemories:
         return passing(part)
 
     def layers(self, chunk: Chunk) -> list[tuple[int, Runs, PartMemory]]:
-        """The layers of a chunk in depth order: how often a group of layers stands there, the group (of one), its memory."""
+        """The layers of a chunk in depth order: how often a group of layers is repeated, the group (of one), its memory."""
         if self.recompute.granularity != "full":
             return [(count, ((part, 1),), self.selective[part]) for part, count in chunk.runs]
         size = self.recompute.n_layers[chunk.depth]
@@ -134,7 +134,7 @@ class PartMemories:
         return [(times, group, self.checkpointed(group)) for times, group in groups_of(chunk.runs, size)]
 
     def resident(self, chunk: Chunk) -> list[tuple[int, Runs, PartMemory]]:
-        """The layers of a chunk as `layers` has them, without what saved-tensor hooks offload to host memory."""
+        """The layers of a chunk as in `layers`, without what saved-tensor hooks offload to host memory."""
         performance = self.assembly.job.performance
         share, found = float(performance.activation_offload or 0.0), self.layers(chunk)
         if not share:

@@ -59,7 +59,7 @@ class Lora(Config):
 
 
 def adapted(ops: list[Op], lora: Lora, shard: Shard) -> list[Op]:
-    """The ops of a part with its parameters frozen and adapters beside its projections."""
+    """The ops of a part with its parameters frozen and adapters added to its projections."""
     found: list[Op] = []
     for op in ops:
         still = frozen(op)
@@ -82,7 +82,7 @@ def unpack(op: Gemm) -> Move:
 def frozen(op: Op) -> Op:
     """An op whose parameters have no gradient, and what it then keeps.
 
-    A projection keeps nothing. RMSNorm in several kernels keeps its normalized input for the gradient of its weight alone. An
+    A projection keeps nothing. RMSNorm in several kernels keeps its normalized input only for the gradient of its weight. An
     embedding has no backward.
     """
     if not op.params:

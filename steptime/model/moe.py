@@ -121,7 +121,7 @@ def experts(model: Model, rows: Rows, sent: DispatchedTensors) -> Sublayer:
 
 
 def cast_rows(name: str, x: str, elements: Num, rows: Rows, role: Role) -> tuple[list[Op], Operand]:
-    """Rows quantized for a grouped product, each expert's by kernels of their own unless `one_cast` does all."""
+    """Rows quantized for a grouped product, each expert's by separate kernels unless `one_cast` does all."""
     ops, operand = cast(name, x, elements, rows.shard, role=role)
     each = 1.0 if one_cast(rows.shard) else rows.local_experts
     return [replace(op, kernels=op.kernels * each, looped=True) for op in ops if isinstance(op, Move)], operand
@@ -130,14 +130,14 @@ def cast_rows(name: str, x: str, elements: Num, rows: Rows, role: Role) -> tuple
 def one_cast(shard: Shard) -> bool:
     """Whether one kernel casts the rows of all experts.
 
-    TransformerEngine v2.5 to v2.12 pytorch/csrc/extensions/cast.cpp, multi_tensor_quantize_impl: with delayed scaling alone; in a
+    TransformerEngine v2.5 to v2.12 pytorch/csrc/extensions/cast.cpp, multi_tensor_quantize_impl: only with delayed scaling; in a
     fused MLP tex.group_quantize does.
     """
     return shard.software.precision == "fp8_delayed" or shard.software.moe.fused_mlp
 
 
 def in_epilogue(shard: Shard, up: Tensor, act: Tensor, probs: str) -> tuple[Move, Operand]:
-    """The activation where the products' epilogues compute it, without kernels of its own.
+    """The activation where the products' epilogues compute it, without separate kernels.
 
     Forward the first one's, which writes its results and their activation cast for the second; backward that of the second one's
     dgrad, which casts for the first.
