@@ -140,7 +140,7 @@ def test_what_a_micro_batch_keeps_by_hand(found):
         "activation functions": 112,
     }
     for label, size in mib.items():
-        assert f"{20 * size / 1024:.3f} GiB   of it {label}" in lines
+        assert f"{20 * size / 1024:.3f} GiB   of which {label}" in lines
     assert 20 * sum(mib.values()) / 1024 == pytest.approx(5.239, abs=1e-3)
 
 

@@ -34,7 +34,7 @@ RATIOS = {"weak_scaling": "weak scaling", "strong_scaling": "strong scaling", "l
 SWEEPS = {
     "headline": "the headline group",
     "other": "other trainers",
-    "test": "test rows alone",
+    "test": "test rows only",
     "apart": "judged separately",
 }
 

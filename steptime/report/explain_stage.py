@@ -54,7 +54,7 @@ def stage(estimate: Estimate, row: StageMemory) -> FactList:
         *_states(estimate, row),
         *_activations(estimate, row),
         Fact("buffers", [f"hold {row.buffers_bytes / GIB:.3f} GiB at the peak"]),
-        *[_fact("", item.bytes, f"of it {item.name}", item.source) for item in held if item.at_peak],
+        *[_fact("", item.bytes, f"of which {item.name}", item.source) for item in held if item.at_peak],
         _fact(
             "transient",
             row.transient_bytes - row.buffers_bytes,
@@ -65,7 +65,7 @@ def stage(estimate: Estimate, row: StageMemory) -> FactList:
         _fact("allocated", row.allocated_bytes, "their sum", ALLOCATED),
         _fact("reserved", row.reserved_bytes, *_reserved(estimate, row)),
         _fact("between steps", row.persisting_bytes, "allocated: states and persistent buffers", ""),
-        *[_fact("", item.bytes, f"of it {item.name}", item.source) for item in between],
+        *[_fact("", item.bytes, f"of which {item.name}", item.source) for item in between],
         _fact("first step", row.first_peak_bytes, "peak of the first step, before optimizer moments are allocated", ""),
         *_outside(estimate),
         Fact("words", abbreviations(estimate.job.software.name)),
@@ -147,14 +147,18 @@ def _activations(estimate: Estimate, row: StageMemory) -> list[Fact]:
     layers = sum(n for chunk in chunks for _, n in chunk.runs)
     cut = f" in {len(chunks)} chunks" if len(chunks) > 1 else ""
     kept = Fact("micro-batch", [f"keeps {sum(parts.values()) / GIB:.3f} GiB, {layers} layers{cut}"])
-    return [total, kept, *[_fact("", size, f"of it {label}", sources[label]) for label, size in parts.items() if size]]
+    return [
+        total,
+        kept,
+        *[_fact("", size, f"of which {label}", sources[label]) for label, size in parts.items() if size],
+    ]
 
 
 def _sums(estimate: Estimate) -> list[Fact]:
     """Unsharded gradients that FSDP accumulates until the last micro-batch of a step reduces them; counted as temporaries."""
     if not fsdp.unsynced(estimate.job):
         return []
-    how = "of which at most, unsharded gradients of earlier micro-batches (no_sync)"
+    how = "of which at most: unsharded gradients of earlier micro-batches (no_sync)"
     source = "torch distributed/fsdp/_fully_shard/_fsdp_param_group.py, post_backward: reduce_grads False"
     return [_fact("", float(fsdp.summed_bytes(estimate.assembly)), how, source)]
 

@@ -12,7 +12,7 @@ from steptime.report.constants import setting_source
 if TYPE_CHECKING:
     from steptime.job.job import Job
 
-TORCH = "torch tools/autograd/derivatives.yaml: what the formula of the op reads"
+TORCH = "torch tools/autograd/derivatives.yaml: tensors read by the backward formula of the op"
 
 
 class Keeper(NamedTuple):

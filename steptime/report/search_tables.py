@@ -40,7 +40,7 @@ def sections(found: Search, n: int = 10, *, front: bool = True) -> list[ReportSe
 
 
 def front_sections(found: Search) -> list[ReportSection]:
-    """The Pareto front alone."""
+    """The Pareto front only."""
     if found.best is None:
         return [nothing_fits(found), *refused(found)]
     return [layouts_table(found, "Pareto front of step time and memory", found.pareto())]

@@ -153,7 +153,7 @@ def layout(section: ReportSection, style: Style) -> list[str]:
 
 
 def _unstyled(part: Any) -> Any:
-    """A section whose texts, which may be an input file's, have no colors of their own."""
+    """A section whose texts, which may be an input file's, have no color codes."""
     if isinstance(part, str):
         return unstyled(part) if "\x1b" in part else part
     if isinstance(part, list | tuple):

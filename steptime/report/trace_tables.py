@@ -1,4 +1,4 @@
-"""A measured step compared with its estimate: tables, and the document of `3dtrn explain CONFIG --trace FILE... --json`."""
+"""A measured step compared with its estimate: tables, and the document of `3dtrn explain PLAN --trace FILE... --json`."""
 
 from __future__ import annotations
 
