@@ -120,9 +120,7 @@ def _stages(keys: JobKeys, pp: int, vpp: int) -> dict[str, Any]:
         stages = stages_of(str(layout))
         whole = re.fullmatch(r"Et*", stages[0]) and re.fullmatch(r"t*m*L", stages[-1])
         if not whole or "m" in "".join(stages[:-1]):
-            keys.leave_out(
-                "pipeline_model_parallel_layout", "counted with the embedding first, prediction and loss last"
-            )
+            keys.leave_out("pipeline_model_parallel_layout", "counted with embedding first, loss last")
         return {"layers_per_stage": [stage.count("t") for stage in stages]}
     if "|" in (pattern := hybrid_pattern(keys)):
         return {"layers_per_stage": [len(stage) for stage in pattern.split("|")]}
