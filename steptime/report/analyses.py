@@ -208,6 +208,7 @@ def intervals(summary: Summary) -> list[Table]:
     header = ["", "split", "rows", "series", "inside", "error", "below", "above", "median width"]
     notes = (
         "rows of the fit split are judged without their own cell",
+        "other sources: each row is judged by runs of other sources only; likewise accelerators and so on",
         "series: rows of one source, accelerator and model; their errors are correlated",
         "error: standard error of inside, one draw per series",
         "width: (p90 - p10) / estimate",

@@ -147,5 +147,5 @@ def summary_of(judged: Sequence[Judgement]) -> dict[str, list[dict[str, Any]]]:
     if any(j.row.published for j in judged):
         for what in ("source", "accelerator", "architecture", "framework"):
             if new := left_out(judged, "step", what):
-                found["step"].append({"what": f"all, their {what} left out", "split": "all"} | new._asdict())
+                found["step"].append({"what": f"other {what}s", "split": "all"} | new._asdict())
     return found
