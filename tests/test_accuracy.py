@@ -38,7 +38,7 @@ def test_the_page_has_every_analysis(made):
     for start in (
         "Step time: NVIDIA's frameworks",
         "Step time: other trainers",
-        "Test rows, compared with simpler predictors",
+        "Test rows: the estimate and simpler baselines",
         "Noise floor",
         "Ratios",
         "Regret",

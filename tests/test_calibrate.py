@@ -218,8 +218,8 @@ def test_no_run_in_this_place_is_an_error_that_says_which_there_are(run):
         ("a: 1", "expected a list of {config, step_s} (got a mapping)"),
         ("- [", "line 2, column 1: "),
         ("- 3", "[0]: expected a mapping (got 3)"),
-        ("- {config: x.yaml}", "[0].step_s: give it or tokens_per_s_per_device, one of the two"),
-        ("- {config: x.yaml, step_s: 1, tokens_per_s_per_device: 2}", "[0].step_s: give it or"),
+        ("- {config: x.yaml}", "[0].step_s: set either step_s or tokens_per_s_per_device"),
+        ("- {config: x.yaml, step_s: 1, tokens_per_s_per_device: 2}", "[0].step_s: set either"),
         ("- {config: x.yaml, step_s: 1}", "x.yaml: no such file"),
         ("- {confg: x.yaml, step_s: 1}", "[0].confg: unknown key (got 'x.yaml'); did you mean 'config'?"),
         ("- {config: {model: llama3-8c}, step_s: 1}", "[0].config: model.preset: "),
@@ -245,15 +245,15 @@ def test_all_problems_of_a_file_are_told_at_once(run, tmp_path):
 
 def test_a_missing_file_standard_input_and_a_calibrated_config_are_refused(run, tmp_path):
     assert run("configs/llama3_70b.yaml", "--calibrate", "no.yaml")[2] == "no.yaml: no such file\n"
-    assert run("configs/llama3_70b.yaml", "--calibrate", "-")[2].startswith("--calibrate -: give a file")
+    assert run("configs/llama3_70b.yaml", "--calibrate", "-")[2].startswith("--calibrate -: not supported")
     twice = SMALL | {"performance": {"calibration": {"factor": 1.1}}}
     err = run("configs/llama3_70b.yaml", "--calibrate", write(tmp_path, [{"config": twice, "step_s": 9}]))[2]
-    assert "performance.calibration: is there already" in err
+    assert "performance.calibration: remove it" in err
     code, out, err = run(
         "configs/llama3_70b.yaml", "--set", "performance.calibration.factor=1.1", "--calibrate", MEASURED
     )
     assert (code, out) == (2, "")
-    assert err == "--calibrate: the config has a performance.calibration already; keep one of the two\n"
+    assert err == "--calibrate: the plan already has performance.calibration; use only one of them\n"
 
 
 # --- the benchmark ---------------------------------------------------------------------------------------------------------

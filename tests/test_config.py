@@ -289,7 +289,7 @@ def bomb():
             "t: line 1: tag 'tag:yaml.org,2002:python/object:os.system' is not allowed; write plain YAML",
         ),
         ("<<: 3\n", "t: line 1: '<<' can only merge mappings"),
-        (bomb(), f"t: more than {MAX_NODES:,} values (aliases expanded); a config is a page of YAML"),
+        (bomb(), f"t: more than {MAX_NODES:,} values (aliases expanded); a plan is about a page of YAML"),
         ("[" * 100_000, "t: line 1: nested more than 40 deep"),
         ("- " * 100_000, "t: line 1: nested more than 40 deep"),
         ("{a: " * 100_000, "t: line 1: nested more than 40 deep"),
@@ -310,8 +310,8 @@ def test_bad_document(text, line):
         (b"a: 1\x00b", "not a text file (NUL byte at offset 4)"),
         (b"PK\x03\x04\xff\xfe", "not a text file (byte 0xff at offset 4 is not UTF-8)"),
         (b"", "empty; expected a mapping of sections"),
-        (b"a: 1\n" * (MAX_BYTES // 5 + 1), f"larger than {MAX_BYTES:,} bytes; a config is a page of YAML"),
-        (b"a: [1, 2]\n" * 1_000_000, f"larger than {MAX_BYTES:,} bytes; a config is a page of YAML"),
+        (b"a: 1\n" * (MAX_BYTES // 5 + 1), f"larger than {MAX_BYTES:,} bytes; a plan is about a page of YAML"),
+        (b"a: [1, 2]\n" * 1_000_000, f"larger than {MAX_BYTES:,} bytes; a plan is about a page of YAML"),
     ],
 )
 def test_bad_file(tmp_path, raw, line):

@@ -158,7 +158,7 @@ def test_the_report_says_where_they_are(tmp_path, capsys):
     assert "copies to and from the host" in out
     assert "states on the host, a node 119.66" in " ".join(out.split())  # GiB: 16 B of 8.03e9 parameters
     assert main(["explain", str(path), "host_optimizer"]) == 0
-    assert "16 B held and 28 B read and written for each" in capsys.readouterr().out
+    assert "16 B stored and 28 B read and written per parameter" in capsys.readouterr().out
 
 
 COLUMNS = {

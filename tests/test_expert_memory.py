@@ -45,9 +45,9 @@ def held(plan):
 def test_workspaces_of_grouped_products(hardware, mib):
     """TransformerEngine's grouped products run on 4 streams, each with a workspace like that of a plain product."""
     found = held(experts(hardware, tp=1, pp=1, dp=8, ep=8))
-    assert found["workspaces of grouped products"] == mib
+    assert found["workspaces of grouped GEMMs"] == mib
     one_by_one = held(experts(hardware, {"grouped_gemm": False}, tp=1, pp=1, dp=8, ep=8))
-    assert "workspaces of grouped products" not in one_by_one
+    assert "workspaces of grouped GEMMs" not in one_by_one
 
 
 def test_gathered_tokens_lie_in_the_grow_only_buffer():
@@ -110,7 +110,7 @@ def test_graphs_of_layers_run_piece_by_piece():
     Jobs on H100 and GB200 hold 50.6 to 57.5 MiB more between steps than without the overlap. DeepEP's dispatcher refers to
     probabilities that its piece took itself, so to no graph.
     """
-    graphs = "graphs that token dispatchers refer to"
+    graphs = "graphs referenced by token dispatchers"
     assert held(woven())[graphs] == 12 * 4.0
     assert graphs not in held(woven("flex"))
     assert graphs not in held(experts(**WOVEN))
@@ -126,7 +126,7 @@ def test_pieces_that_keep_their_gradients():
     2 * 2,048 rows of 512 before and after the dispatch and before the combine 4 MiB each. Jobs on H100 hold 250 to 253 MiB more
     at their peak than those of core_v0.16 to v0.18.
     """
-    pieces = "gradients of layers run piece by piece"
+    pieces = "gradients of layers run in pieces"
     assert held(woven(overlap_keeps_pieces=True))[pieces] == 12 * (5 * 2.0 + 3 * 4.0)
     assert pieces not in held(woven())
     assert pieces not in held(woven(overlap_keeps_pieces=True, gbs=16))  # one micro-batch a rank

@@ -220,7 +220,5 @@ def test_the_pattern_of_full_layers(kinds, every):
 
 @pytest.mark.parametrize("key", ["kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"])
 def test_latent_attention_has_all_its_widths(key):
-    with pytest.raises(
-        ConfigError, match=f"model.attention.{key}: mla needs a width; leave the key out for its default"
-    ):
+    with pytest.raises(ConfigError, match=f"model.attention.{key}: mla needs a width; remove the key for its default"):
         Model(n_layers=1, hidden_sz=64, inter_sz=64, n_q_heads=2, vocab_sz=64, attention={"kind": "mla", key: None})

@@ -140,7 +140,7 @@ def test_what_a_micro_batch_keeps_by_hand(found):
         "activation functions": 112,
     }
     for label, size in mib.items():
-        assert f"{20 * size / 1024:.3f} GiB   of it {label}" in lines
+        assert f"{20 * size / 1024:.3f} GiB   of which {label}" in lines
     assert 20 * sum(mib.values()) / 1024 == pytest.approx(5.239, abs=1e-3)
 
 
@@ -187,7 +187,7 @@ def test_an_exchange_of_experts_by_hand():
     assert facts["rows"] == (
         "56.0 MiB of own tokens x 7.482 ranks that have any of a token's experts "
         "7.482 = 64 x 4/8 groups chosen x (1 - (1 - 8/64) x C(128 - 4 - 4, 4) / C(128 - 4, 4)) "
-        "wire: over infiniband one copy for each of 4 of 8 domains that a token's experts lie in, less 1/8 for the own one: "
+        "wire: over infiniband one copy for each of 4 of 8 domains with experts of a token, less 1/8 for its own: "
         "tensor x 0.4678 / (50.0 GB/s x 0.93 reached)"
     )
     assert facts["wire"] == "4.420 ms"
@@ -216,7 +216,7 @@ def test_experts_by_hand():
     found = estimate(Job.load(PLAN.with_name("deepseek_v3.yaml")))
     title, facts = words(found, "experts")
     assert facts["experts"] == "256, 8 of them for each token; 4 on a device (ep 64, etp 1)"
-    assert facts["rows"] == "8,192 of each expert and micro-batch: 4,096 tokens of a device x 8 x ep 64 / 256"
+    assert facts["rows"] == "8,192 per expert and micro-batch: 4,096 tokens of a device x 8 x ep 64 / 256"
     assert {
         "moe2.experts.up",
         "moe2.experts.down",

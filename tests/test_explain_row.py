@@ -216,7 +216,7 @@ def test_every_setting_of_a_profile_and_figure_of_a_machine_has_a_source():
     for plan in ("llama3_70b", "llama3_8b_fsdp", "gpt3_175b_a100", "llama2_7b_1gpu"):
         job = Job.load(ROOT / "configs" / f"{plan}.yaml")
         said = [line for table in (constants.software(job), constants.machine(job)) for [line] in table.rows]
-        unsaid = {line.partition(" = ")[0] for line in said if "not in its file: the default" in line}
+        unsaid = {line.partition(" = ")[0] for line in said if "not in its file: default" in line}
         given = {key for path in FILES for key in yaml.safe_load(path.read_text(encoding="utf-8"))}
         assert unsaid.isdisjoint(given)
         assert all(re.search(r" = .+: .{3}", line) for line in said)
@@ -245,7 +245,7 @@ def test_pricing_functions_speak_through_their_docstrings():
         (["no_such_plan.yaml"], "no_such_plan.yaml: no such file"),
         (["zzzzzzzz"], "zzzzzzzz: no such file"),
         (["run-9", "--measurements", OWN], "run-9: no such file, and no measured row of tests/data/validate/own.csv"),
-        (["qqq", "--measurements", OWN], "qqq: no row of tests/data/validate/own.csv has that id; there are: "),
+        (["qqq", "--measurements", OWN], "qqq: no row of tests/data/validate/own.csv has that id; ids in the file: "),
         (["run-1", "--measurements", "no.csv"], "no.csv: no such file or directory"),
         (["KOR22-004", "--set", "data.gbs=1"], "--set: not valid for a measured row; 3dtrn explain KOR22-004 --yaml"),
         (["configs/llama3_70b.yaml", "--yaml"], "--yaml: only for a measured row"),

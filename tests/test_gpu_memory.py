@@ -88,10 +88,10 @@ def test_ends_of_blocks_of_a_stage():
 
     The last stage has 22,377,984 parameters, 85.36 MiB of fp32 gradients in one buffer, which takes 86.
     """
-    ends = held(gpt(tp=2, pp=2, dp=2, zero_level=0, sp=False))["ends of blocks that are not cut off"]
+    ends = held(gpt(tp=2, pp=2, dp=2, zero_level=0, sp=False))["unsplit remainders of blocks"]
     assert ends == pytest.approx(3 * 0.75 + 86.0 - 22_377_984 * 4 / MIB)
     plan = gpt(performance={"expandable_segments": True}, tp=2, pp=2, dp=2, zero_level=0, sp=False)
-    assert "ends of blocks that are not cut off" not in held(plan)
+    assert "unsplit remainders of blocks" not in held(plan)
 
 
 def test_the_attention_mask():
@@ -129,9 +129,9 @@ def test_batches_that_stay():
 def test_inputs_that_stages_keep():
     """4 x 1,024 x 512 x 2 B are 4 MiB: two for each chunk but the first; beside a micro-batch two, interleaved three."""
     last = held(gpt(tp=1, pp=4, dp=2))
-    assert (last["inputs of the stage and their gradients"], last["sends and receives under way"]) == (8.0, 8.0)
+    assert (last["inputs of the stage and their gradients"], last["sends and receives in flight"]) == (8.0, 8.0)
     last = held(gpt(tp=1, pp=4, dp=2, vpp=3))
-    assert (last["inputs of the stage and their gradients"], last["sends and receives under way"]) == (24.0, 12.0)
+    assert (last["inputs of the stage and their gradients"], last["sends and receives in flight"]) == (24.0, 12.0)
     first = held(gpt(tp=1, pp=4, dp=2, vpp=3), stage=0)
     assert first["inputs of the stage and their gradients"] == 16.0
 
@@ -277,7 +277,7 @@ def test_gradients_held_twice():
     row = estimate(plan).memory.stages[0]
     assert row.persisting_bytes == 20.0 * count
     buffers = held(plan)
-    assert buffers["gradients of the step before"] == 2.0 * count / MIB
+    assert buffers["gradients of the previous step"] == 2.0 * count / MIB
     assert buffers["fp32 copies of the gradients"] == 4.0 * count / MIB
     micro_batch = row.activations_bytes + row.transient_bytes - row.buffers_bytes
     assert row.allocated_bytes == 22.0 * count + 4.0 * MIB + micro_batch

@@ -66,7 +66,7 @@ def test_a_buffer_for_the_worst_case_drops_nothing():
 
 
 def test_no_preset_of_that_name():
-    with pytest.raises(SkipRowError, match=r"hybrid layers of Nemotron-3-Ultra-550B-A55B, which is no preset"):
+    with pytest.raises(SkipRowError, match=r"hybrid layers of Nemotron-3-Ultra-550B-A55B, not a preset"):
         to_config(row("MBRIDGE-018"))
 
 

@@ -156,12 +156,12 @@ def test_tight_by_what_one_run_in_ten_would_need():
     """Reserved 58 + 2 GiB fit into 70, its p90 of 72.5 + 2 does not."""
     tight = made(verdict="tight")
     text = " ".join(report(made(memory=tight.memory._replace(capacity_bytes=70 * GIB))).split())
-    assert "TIGHT needs 58.0 to 74.5 of 70.0 GiB on stage 0 (highest); 4.50 GiB over at most" in text
+    assert "TIGHT needs 58.0 to 74.5 of 70.0 GiB on stage 0 (highest); 4.50 GiB over capacity at most" in text
 
 
 def test_verdicts_in_words():
     text = " ".join(report(made(verdict="does_not_fit")).split())
-    assert "DOES NOT FIT needs 58.0 to 74.5 of 50.0 GiB on stage 0 (highest); 8.00 GiB over at least" in text
+    assert "DOES NOT FIT needs 58.0 to 74.5 of 50.0 GiB on stage 0 (highest); 8.00 GiB over capacity at least" in text
 
 
 def test_the_table_beside_the_verdict_has_its_figures():
@@ -366,7 +366,7 @@ def test_a_collective_is_explained_with_its_numbers():
     # 4 GiB in 90 ms is 47.7 GB/s of tensor; a ring moves 31/32 of it: 46.2 GB/s on the bus
     assert said["wire"] == "90.00 ms"
     assert said[""] == "47.7 GB/s of the whole tensor (bus bandwidth 46.2 GB/s)"
-    assert (said["per step"], said["exposed"]) == ("5 calls = 455.0 ms", "250.0 ms; 205.0 ms beside compute")
+    assert (said["per step"], said["exposed"]) == ("5 calls = 455.0 ms", "250.0 ms; 205.0 ms overlapped with compute")
 
 
 @pytest.mark.parametrize("name", ["step", "mfu", "tokens", "bubble", "attn.qkv", "qkv gather"])

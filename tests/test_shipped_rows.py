@@ -55,7 +55,7 @@ def test_a_cell_is_on_one_side(judged):
 
 def test_rows_in_doubt_and_tiny_models_stand_apart(judged):
     found = {j.row.id: j.excluded for j in judged if j.skipped is None}
-    assert found["MLM-CI-008"] == "inputs in doubt: functional test, not a tuned run"
+    assert found["MLM-CI-008"] == "doubtful inputs: functional test, not a tuned run"
     assert {why for name, why in found.items() if name.startswith("vtrain-single")} == {
         "vtrain-single: tiny models, bound by kernel launches"
     }

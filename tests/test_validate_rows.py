@@ -142,7 +142,7 @@ def test_layers_that_do_not_divide():
     """126 layers and both ends fill 8 x 8 = 64 chunks twice over; 30 layers on 4 stages are spread."""
     even = row_plan.to_config(own(n_layers=126, n_gpus=64, tp=1, pp=8, vpp=8))
     assert even.config["parallelism"]["embedding_and_loss_count_as_layers"] is True
-    assert "embedding and loss count as layers, which makes the stages even" in even.assumed
+    assert "embedding and loss counted as layers, which makes the stages even" in even.assumed
     assert row_plan.to_config(own(n_layers=30, pp=4)).config["parallelism"]["layers_per_stage"] == "auto"
 
 
@@ -255,7 +255,7 @@ SKIPPED = [
     ({"glu": "perhaps"}, "glu: expected 0 or 1 (got 'perhaps')"),
     ({"n_gpus": "60"}, "n_gpus: not the product of tp, pp, cp and dp"),
     ({"step_time_s": ""}, "nothing measured: no step time, tokens/s or peak memory"),
-    ({"gpu": "Cray-1"}, "gpu: unknown accelerator (got 'Cray-1'); 3dtrn machines lists what there is"),
+    ({"gpu": "Cray-1"}, "gpu: unknown accelerator (got 'Cray-1'); see 3dtrn machines"),
     ({"tp": "32", "pp": "1", "n_heads": "24", "hidden": "3072"}, "parallelism.tp: must divide n_q_heads 24 (got 32)"),
 ]
 

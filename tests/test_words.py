@@ -102,7 +102,7 @@ def test_costs_without_a_price_are_device_seconds(job):
 
 
 def test_machines_of_which_some_have_a_price_cannot_be_compared(job):
-    with pytest.raises(ConfigError, match=r"no price for gb200-nvl72; give price_per_device_hour in its machine file"):
+    with pytest.raises(ConfigError, match=r"no price for gb200-nvl72; set price_per_device_hour in its machine file"):
         search(job, over={"hardware.node_type": ["gb200-nvl72", "aws-p5.48xlarge"]}, objective="cost")
 
 

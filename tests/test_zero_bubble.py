@@ -135,7 +135,7 @@ def test_what_a_split_backward_holds_by_hand():
 
 def test_a_split_schedule_needs_the_weights_own_figures():
     times = equal(1.0, 2, 1), equal(1.0, 2, 1)
-    with pytest.raises(ValueError, match="zero_bubble runs the weights' gradients apart: it needs weight_s"):
+    with pytest.raises(ValueError, match="zero_bubble runs the weight gradients separately: weight_s is required"):
         walk("zero_bubble", 2, 1, 4, *times, [0.0])
-    with pytest.raises(ValueError, match="zero_bubble runs the weights' gradients apart: it needs their bytes"):
+    with pytest.raises(ValueError, match="zero_bubble runs the weight gradients separately: their bytes are required"):
         peaks("zero_bubble", 2, 1, 4, *times, times[0])

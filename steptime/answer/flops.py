@@ -15,7 +15,7 @@ FORWARD_AND_BACKWARD = 3.0
 def linear_flops_per_token(assembly: Assembly, *, frozen: bool = False) -> float:
     """Forward FLOPs per token of every projection and the logits: 2 per weight that a token uses, vocabulary unpadded.
 
-    Rows that experts drop at even load, below a capacity factor of 1, are no work. `frozen`: of the frozen weights alone.
+    Rows that experts drop at even load, below a capacity factor of 1, are not counted. `frozen`: of the frozen weights only.
     """
     model = assembly.job.model
     kept = min((model.moe and model.moe.capacity_factor) or 1.0, 1.0)
@@ -31,7 +31,7 @@ def linear_flops_per_token(assembly: Assembly, *, frozen: bool = False) -> float
 
 
 def every_part(assembly: Assembly) -> list[tuple[Part, int]]:
-    """The layers in depth order, and the head, in which multi-token prediction has layers of its own."""
+    """The layers in depth order, and the head, in which multi-token prediction has its own layers."""
     return [*assembly.runs, (assembly.head, 1)]
 
 

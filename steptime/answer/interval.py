@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 GROUPS = (0.3, 0.1, 0.05)
-"""Votes that all cells of a group have together, beside the near runs: same architecture, precision width, kind of layers and
+"""Votes of all cells of a group together, in addition to the near runs: same architecture, precision width, kind of layers and
 software family; same family; any. Where these are n, they have n / (n + `FEW_RUNS`) of it: a group of two says little. Assumed:
 half or twice changes the score of left-out cells by at most 4 %."""
 LEAST = 0.02
@@ -75,7 +75,7 @@ class Interval(NamedTuple):
     away: Sequence[float]
     """Distance of every run of `found`, without `reach`."""
     reach: float
-    """How much farther away all of them are because the job lies outside the measured ranges."""
+    """Added distance to all of them because the job is outside the measured ranges."""
 
     @property
     def evidence(self) -> Evidence:

@@ -36,7 +36,7 @@ NO_REACH = (1.0, 1.0, 1.0, 1.0)
 NEAR = 1.0
 """A run within this distance counts as measured nearby: one doubling of the hidden size, or two of the devices and one of tp."""
 FEW_RUNS = 10
-"""A software family with fewer runs has no measured range of its own."""
+"""A software family with fewer runs has no separate measured range."""
 COVERED = 0.8
 ARCHITECTURES = {
     **dict.fromkeys(("v100",), "Volta"),

@@ -12,7 +12,7 @@ from steptime.job.sections import Run
 def whole_run(job: Job, step_s: float, n_params: int, devices: int) -> dict[str, Any] | None:
     """The figures of the `run:` section as plain numbers; keys without inputs are absent. None without a `run` section.
 
-    `days` is training alone; `wall_days` adds start-up, checkpoint writes, and the work lost and redone after failures.
+    `days` is training only; `wall_days` adds start-up, checkpoint writes, and the work lost and redone after failures.
     """
     said = job.run
     if said is None:

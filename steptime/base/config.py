@@ -1,7 +1,7 @@
 """The base class of everything read from a config file, and the wording of its problems.
 
 Every problem is one line, `path: what is wrong (got VALUE); what to write instead`, and all problems of a config are reported
-at once: `ConfigError.problems`. What a program needs to mend one stands beside its line: `ConfigProblem`.
+at once: `ConfigError.problems`. Data for fixing it by program is in `ConfigProblem`.
 """
 
 import re
@@ -25,7 +25,7 @@ class ConfigProblem(NamedTuple):
     path: str = ""
     """The dotted key where it occurs, if known."""
     unknown: bool = False
-    """Whether the key does not exist and must be renamed or removed, whatever its value."""
+    """Whether the key does not exist and must be renamed or removed, regardless of its value."""
     meant: str = ""
     """For an unknown key: the key that was probably meant."""
     by_rule: bool = False
@@ -54,7 +54,7 @@ class Config(BaseModel):
     Numbers may be written as text ("1e12" is a string to PyYAML); a bool is not a number.
 
     Raises:
-        ConfigError: if a key is unknown, missing or wrong; it tells all of them.
+        ConfigError: if keys are unknown, missing or wrong; one line for each.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
@@ -123,7 +123,7 @@ Section: TypeAlias = Annotated[C, _Later()]
 
 
 def build(cls: type[C], data: Any, at: str = "") -> C:
-    """`data` (a mapping or an instance) as a `cls`; `at` is the dotted path where it stands, for messages.
+    """`data` (a mapping or an instance) as a `cls`; `at` is its dotted path, for messages.
 
     Raises:
         ConfigError: with one line per problem.

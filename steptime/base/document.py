@@ -1,6 +1,6 @@
 """Reads one YAML or JSON document into plain data: strict where YAML is ambiguous, and safe with any bytes.
 
-Beside PyYAML's safe loader: a duplicate key is an error, aliases may not explode, 1e12 is a number, 010 is ten, 1:30 is
+In addition to PyYAML's safe loader: a duplicate key is an error, aliases may not explode, 1e12 is a number, 010 is ten, 1:30 is
 text, no tag makes an object, and every failure is one line.
 """
 
@@ -38,7 +38,7 @@ _TAGS = {None, "!"} | {f"tag:yaml.org,2002:{name}" for name in ("str", "int", "f
 
 
 def shipped(path: Path) -> Any:
-    """The content of a YAML file that ships with steptime: its tests have made the checks that a user's file gets."""
+    """The content of a YAML file that ships with steptime: checked by tests instead of at run time."""
     return yaml.load(path.read_bytes(), Loader=_Loader)  # noqa: S506  a safe loader
 
 
@@ -53,7 +53,7 @@ def read_source(source: str | Path) -> tuple[str, str]:
     A string is the document where it has a line break or starts with "{"; else it is a path.
 
     Raises:
-        ConfigError: if there is no such file, it it is not text, or it is larger than MAX_BYTES.
+        ConfigError: if there is no such file, it is not text, or it is larger than MAX_BYTES.
     """
     if isinstance(source, str) and source == "-":
         if sys.stdin is None:  # pyright: ignore[reportUnnecessaryComparison]  closed by the caller
@@ -61,8 +61,8 @@ def read_source(source: str | Path) -> tuple[str, str]:
         return _decode(sys.stdin.buffer.read(MAX_BYTES + 1), "standard input"), "standard input"
     if isinstance(source, str) and ("\n" in source or source.lstrip().startswith("{")):
         if len(source) > MAX_BYTES:
-            raise ConfigError(f"plan text: larger than {MAX_BYTES:,} bytes; a config is a page of YAML")
-        return source, "config text"
+            raise ConfigError(f"plan text: larger than {MAX_BYTES:,} bytes; a plan is about a page of YAML")
+        return source, "plan text"
     name = str(source)
     told = name if len(name) <= 1000 else f"{name[:500]}...{name[-500:]}"
     if not isinstance(source, str | Path):  # pyright: ignore[reportUnnecessaryIsInstance]  callers may pass anything
@@ -81,7 +81,7 @@ def read_source(source: str | Path) -> tuple[str, str]:
 
 def _decode(raw: bytes, name: str) -> str:
     if len(raw) > MAX_BYTES:
-        raise ConfigError(f"{name}: larger than {MAX_BYTES:,} bytes; a config is a page of YAML")
+        raise ConfigError(f"{name}: larger than {MAX_BYTES:,} bytes; a plan is about a page of YAML")
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -97,7 +97,7 @@ def parse_mapping(text: str, name: str, *, repeats: bool = False) -> dict[str, A
     """The document as a dict; with `repeats` the last of a repeated key counts, as in PyYAML and most frameworks' files.
 
     Raises:
-        ConfigError: if it is no valid YAML or JSON, is empty, or is not a mapping.
+        ConfigError: if it is not valid YAML or JSON, is empty, or is not a mapping.
     """
     data = parse(text, name, repeats=repeats)
     if data is None:
@@ -111,7 +111,7 @@ def parse(text: str, name: str, *, repeats: bool = False) -> Any:
     """The document as dicts, lists, text, numbers, bools and None.
 
     Raises:
-        ConfigError: if it is no valid YAML or JSON, repeats a key (but with `repeats`), or expands too far.
+        ConfigError: if it is not valid YAML or JSON, repeats a key (but with `repeats`), or expands too far.
     """
     loader = _Loader(text)
     try:
@@ -186,7 +186,7 @@ class _Builder:
         self.nodes += nodes
         if self.nodes > MAX_NODES:
             raise ConfigError(
-                f"{self.name}: more than {MAX_NODES:,} values (aliases expanded); a config is a page of YAML"
+                f"{self.name}: more than {MAX_NODES:,} values (aliases expanded); a plan is about a page of YAML"
             )
 
     def mapping(self, depth: int) -> dict[str, Any]:

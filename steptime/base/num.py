@@ -73,7 +73,7 @@ def same(condition: Num) -> bool:
     True
 
     Raises:
-        ValueError: it holds for some rows only, which want other ops than the rest (`Candidates.alike` takes them apart).
+        ValueError: it holds for some rows only, which need other ops than the rest (`Candidates.alike` separates them).
     """
     if not is_column(condition):
         return bool(condition)

@@ -77,7 +77,7 @@ class Fix(NamedTuple):
     """One change that makes the job fit."""
 
     set: str
-    """Arguments to add to `3dtrn CONFIG`: `--set key=value`, quoted for a shell; several for one change of layout."""
+    """Arguments to add to `3dtrn PLAN`: `--set key=value`, quoted for a shell; several for one change of layout."""
     peak_reserved_bytes: float
     step_s: float
     step_change: float
@@ -87,8 +87,8 @@ class Fix(NamedTuple):
 
 
 OPEN_ENDED = 1.5
-"""Times the device's memory, or the least that is needed where that is more, above which a p90 of reserved memory is not told
-as a figure: no run can reserve more than there is."""
+"""Times the device's memory, or the least that is needed where that is more, above which a p90 of reserved memory is not
+shown as a figure: no run can reserve more than the capacity."""
 
 
 class Memory(NamedTuple):
@@ -99,7 +99,7 @@ class Memory(NamedTuple):
     peak_reserved_bytes: float
     peak_reserved_bytes_p10: float
     peak_reserved_bytes_p90: float
-    """Memory lies between these two in 80 of 100 cases, judging by the errors of measured runs."""
+    """Memory is between these two in 80 of 100 cases, judging by the errors of measured runs."""
     overhead_bytes: Overhead
     capacity_bytes: float
     verdict: Verdict
@@ -127,7 +127,7 @@ class Memory(NamedTuple):
 
     @property
     def open_ended(self) -> bool:
-        """Whether the p90 of reserved memory is so far above device and need that it only says: no measured run bounds it."""
+        """Whether the p90 of reserved memory is so far above capacity and need that no measured run bounds it."""
         return self.most_bytes > OPEN_ENDED * max(self.capacity_bytes, self.least_bytes)
 
     def least_of(self, allocated_bytes: float) -> float:
@@ -194,7 +194,7 @@ class Basis(NamedTuple):
     nearest: list[dict[str, Any]]
     """The nearest measured cells, one run each: id, distance, measured_over_predicted, and differs: its settings that differ."""
     n: int
-    """Measured cells nearby: at most one doubling of the hidden size away, or what equals it."""
+    """Measured cells nearby: at most one doubling of the hidden size away, or an equivalent distance."""
     extrapolation: list[str]
     """What was not measured, in words."""
     evidence: str = "extrapolated"
@@ -207,10 +207,10 @@ class Time(NamedTuple):
     step_s: float
     parts_s: dict[str, float]
     hidden_s: dict[str, float]
-    """Communication that ran beside compute, by part (not in the step)."""
+    """Communication overlapped with compute, by part (not in the step)."""
     step_s_p10: float = 0.0
     step_s_p90: float = 0.0
-    """The measured step lies between these two in 80 of 100 cases. The estimate is one of them where runs like this one were all
+    """The measured step is between these two in 80 of 100 cases. The estimate is one of them where similar runs were all
     slower, or all faster, than estimated."""
     basis: Basis = Basis([], 0, [])
 

@@ -1,7 +1,7 @@
 """Quantities with units on input: "450 GB/s", "400 Gbit/s", "80 GiB", "3 us", "989 TFLOP/s" become SI floats.
 
-A bare number is already SI. GB is 1e9 bytes and GiB is 2**30, never mixed; bits need the word bit, so that nobody has to
-guess whether Gb means bits. Inside steptime every quantity is a float in bytes, seconds, bytes/s or FLOP/s.
+A bare number is already SI. GB is 1e9 bytes and GiB is 2**30, never mixed; bits need the word bit, so that Gb is never ambiguous.
+Inside steptime every quantity is a float in bytes, seconds, bytes/s or FLOP/s.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _AMBIGUOUS = re.compile(r"[kKMGTPE]i?b(?:ps|/s)?|[kKMGTPE]?i?bps")
 def read_quantity(value: Any, units: dict[str, float], example: str) -> Any:
     """A number, or text of a number and one of `units`, as an SI float.
 
-    Anything that is not text is handed on as it is, for pydantic to judge; a bool is not a number.
+    Anything that is not text is returned unchanged for pydantic to check; a bool is not a number.
 
     Raises:
-        ValueError: if the text is no number with one of these units.
+        ValueError: if the text is not a number with one of these units.
 
     >>> read_quantity("450 GB/s", RATE_UNITS, "450 GB/s")
     450000000000.0

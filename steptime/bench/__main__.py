@@ -1,4 +1,4 @@
-"""`python -m steptime.bench CONFIG`, which torchrun starts on every rank: `3dtrn bench CONFIG`."""
+"""`python -m steptime.bench PLAN`, which torchrun starts on every rank: `3dtrn bench PLAN`."""
 
 import sys
 

@@ -1,6 +1,6 @@
-"""What of a plan the benchmark's torch modules do not build: such keys are refused, since without them another model would run.
+"""Plan keys that the benchmark's torch modules do not build: such keys are refused, since a different model would run.
 
-A key of the model is refused unless it is named here, so that one which plans gain later is refused as well.
+A key of the model is refused unless it is named here, so that keys added to plans later are refused as well.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PLAIN_KEYS = frozenset({
     "glu", "activation", "norm", "bias", "qkv_bias", "norm_bias", "qk_norm", "rotary_embeds", "learned_positions", "dropout",
     "tie_embeddings", "attention",
 })  # fmt: skip
-"""Keys of `model` of which the modules build every value; those of `model.attention` are checked one by one."""
+"""Keys of `model` whose values the modules all build; those of `model.attention` are checked one by one."""
 PARTS_OF = {
     "mamba": "hybrid_pattern",
     "qk_norm_type": "qk_norm",
@@ -49,7 +49,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "repeat_kv": (False,),
     "qk_norm_gathered": (False,),
 }
-"""Switches that the steps do not follow, and that have no limit of their own in `runnable`: the values with which they run."""
+"""Switches that the steps do not follow, and that have no check in `runnable`: the values with which the steps run."""
 
 
 def model_limits(job: Job) -> Iterator[Limit]:
@@ -57,10 +57,10 @@ def model_limits(job: Job) -> Iterator[Limit]:
     model = job.model
     for path, section in (("model", model), ("model.attention", model.attention)):
         for key, usual in _usual(section).items():
-            text = f"{path}.{key}: the blocks that run here are plain attention and one dense MLP"
+            text = f"{path}.{key}: the benchmark's blocks have only plain attention and one dense MLP"
             also = " --set model.mamba=null" if key == "hybrid_pattern" else ""
             yield getattr(section, key) != usual and _matters(job, key), text, _set(f"{path}.{key}", usual) + also
-    text = "model.qk_norm_type: the norms of q and k that run here are of each head"
+    text = "model.qk_norm_type: the benchmark normalizes q and k per head only"
     yield model.whole_qk_norm, text, _set("model.qk_norm_type", "per_head")
 
 
@@ -82,9 +82,9 @@ def performance_limits(job: Job) -> Iterator[Limit]:
     idle = {"recompute_stops_early"} if plan.granularity == "none" else set[str]()
     idle |= {"attention_kernel"} if s.kernels.attention_impl == "unfused" else set()
     for key, values in VALUES.items():
-        text = f"performance.{key}: the steps run with {' or '.join(map(_written, values))} (got {_written(settings[key])})"
+        text = f"performance.{key}: the benchmark runs {' or '.join(map(_written, values))} (got {_written(settings[key])})"
         yield settings[key] not in values and key not in idle, text, _set(f"performance.{key}", values[0])
-    text = "performance.software: q, k and v, gate and up are products of their own here"
+    text = "performance.software: the benchmark runs q, k, v, gate and up as separate matrix multiplies"
     yield bool(s.kernels.fused_projections), text, _set("performance.software", s.family)
     for key, none in (
         ("offload_modules", None),
@@ -92,14 +92,15 @@ def performance_limits(job: Job) -> Iterator[Limit]:
         ("bf16_layers_at_start", 0),
         ("bf16_layers_at_end", 0),
     ):
-        yield bool(getattr(said, key)), f"performance.{key}: the steps do not run it", _set(f"performance.{key}", none)
-    text = "performance.cpu_offload: all states are on the device"
+        text = f"performance.{key}: not supported by the benchmark's steps"
+        yield bool(getattr(said, key)), text, _set(f"performance.{key}", none)
+    text = "performance.cpu_offload: the benchmark keeps all states on the device"
     yield said.cpu_offload.share > 0.0, text, _set("performance.cpu_offload", {})
-    text = "performance.recompute.method: whole layers are recomputed by uniform or block (got every)"
+    text = "performance.recompute.method: the benchmark recomputes layers by uniform or block (got every)"
     yield plan.method == "every", text, _set("performance.recompute.method", "block")
     for axis in ("tp", "dp", "pp"):
         value, usual = getattr(s.overlap, axis), getattr(profile.overlap, axis)
-        text = f"performance.overlap.{axis}: the steps overlap as torch does ({_written(usual)}; got {_written(value)})"
+        text = f"performance.overlap.{axis}: the benchmark overlaps as torch does ({_written(usual)}; got {_written(value)})"
         yield value != usual and getattr(job.parallelism, axis) > 1, text, _set(f"performance.overlap.{axis}", usual)
 
 
@@ -109,5 +110,5 @@ def _set(path: str, value: Any) -> str:
 
 
 def _written(value: Any) -> str:
-    """A value as --set takes it."""
+    """A value as written after --set."""
     return value if isinstance(value, str) else json.dumps(value)

@@ -1,4 +1,4 @@
-"""Predicted beside measured: every figure that the benchmark measured and the model gives."""
+"""Predicted vs. measured: every figure that the benchmark measured and the model predicts."""
 
 from __future__ import annotations
 

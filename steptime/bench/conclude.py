@@ -44,7 +44,7 @@ class Conclusion(NamedTuple):
     machine: dict[str, Any] | None
     """The machine file's mapping; None where nothing was calibrated."""
     predictor: str
-    """The machine whose figures predict: the measured one, else the config's."""
+    """The machine that the estimates use: the measured one, else the config's."""
     comparisons: list[PredictionRow]
     estimates: list[Estimate]
     """Comparisons of the steps, in their order."""
@@ -55,7 +55,7 @@ class Conclusion(NamedTuple):
 def conclude(job: Job, raw: Raw, world: World, device: BenchDevice, provenance: Provenance, path: Path) -> Conclusion:
     """Write the machine file to `path`, and estimate everything that was measured on that machine.
 
-    Where no sweeps ran, nothing is written, and the config's own machine predicts.
+    Where no sweeps ran, nothing is written, and the estimates use the config's own machine.
     """
     joined = raw.before.joined(raw.after)
     found: dict[str, Figure] = {}
@@ -87,7 +87,7 @@ def crosses(job: Job, axis: str, per_node: int) -> bool:
 def comparisons(
     job: Job, raw: Raw, steps: list[tuple[LayoutSteps, Estimate]], device: BenchDevice
 ) -> list[PredictionRow]:
-    """Every figure that was both measured and predicted; the job is on the machine whose figures predict."""
+    """Every figure that was both measured and predicted; the job is on the machine that the estimates use."""
     dtype, own, statistic = job.software.compute_dtype, estimate(job), device.statistic
     joined = raw.before.joined(raw.after)
     rows = [
@@ -146,7 +146,7 @@ def reasons(step: LayoutSteps, predicted: Estimate, device: BenchDevice) -> list
     """Known reasons why a layout's allocated peak differs from the estimate; none where both are equal."""
     if all(row.predicted == row.measured for row in of_memory(step, predicted) if row.name.startswith("allocated")):
         return []
-    known = peak_differences(step.job, device.kind) or ["no known reason: the estimate is wrong"]
+    known = peak_differences(step.job, device.kind) or ["no known cause: the estimate is wrong"]
     return [f"allocated, {name_of(step)}: {reason}" for reason in known]
 
 

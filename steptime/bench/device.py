@@ -61,7 +61,7 @@ _MAKERS = re.compile(r"^(nvidia|amd|geforce|tesla|instinct|graphics)-")
 
 
 def known_accelerator(device: BenchDevice) -> Accelerator | None:
-    """The shipped accelerator whose data sheet a GPU has, or None.
+    """The included accelerator whose data sheet applies to a GPU, or None.
 
     Its family is the first word of torch's name that has a number ("NVIDIA H100 80GB HBM3"); of a family the form (PCIe) and then
     the nearest memory decide, and memory more than a tenth off is another part.

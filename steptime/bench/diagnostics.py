@@ -55,11 +55,11 @@ TIMEOUT_S = 20.0
 def diagnostics(
     world: World | None, config: Mapping[str, Any] | None = None, seed: int | None = None
 ) -> dict[str, Any]:
-    """The header as plain data for JSON; memory in bytes, the date in UTC (ISO 8601). What cannot be known is None.
+    """The header as plain data for JSON; memory in bytes, the date in UTC (ISO 8601). Unknown values are None.
 
     Args:
         world: this process among all, or None before it is known.
-        config: the resolved config, to be echoed.
+        config: the resolved config, to be repeated in the header.
         seed: what the random number generators were seeded with.
     """
     import psutil

@@ -1,4 +1,4 @@
-"""What torchrun, Slurm and MPI launchers tell a process through its environment. Pure functions: no torch, no network."""
+"""What torchrun, Slurm and MPI launchers set in the environment of a process. Pure functions: no torch, no network."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Launch(NamedTuple):
     nodes: int
     master_addr: str | None
     master_port: int | None
-    """None where the ranks still have to agree on it (MPI), or need none (a single process)."""
+    """None where the ranks still have to agree on it (MPI), or a single process needs none."""
 
 
 def read_torchrun(env: Mapping[str, str]) -> Launch | None:
@@ -56,7 +56,7 @@ def read_torchrun(env: Mapping[str, str]) -> Launch | None:
         per_node = -(-world // max(groups, 1))
     else:
         where = f"rank {rank} with local rank {local} is not on the first node"
-        raise ConfigError(f"LOCAL_WORLD_SIZE: missing, though {where}; export the number of ranks on each node")
+        raise ConfigError(f"LOCAL_WORLD_SIZE: missing, but {where}; export the number of ranks on each node")
     node = _whole(env, "GROUP_RANK")[0] if env.get("GROUP_RANK") else rank // per_node
     nodes = groups or -(-world // per_node)
     found = Launch("torchrun", rank, world, local, per_node, node, nodes, env["MASTER_ADDR"], _port(env))
@@ -186,7 +186,7 @@ def _whole(env: Mapping[str, str], *names: str) -> list[int]:
     for name in names:
         text = env.get(name, "").strip()
         if not text:
-            why = f", though {there[0]} is set; set both, or neither" if there else "; set it"
+            why = f", but {there[0]} is set; set both, or neither" if there else "; set it"
             problems.append(f"{name}: missing{why}")
         elif not text.isdecimal():
             problems.append(f"{name}: expected a whole number of 0 or more (got {text[:40]!r})")

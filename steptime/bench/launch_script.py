@@ -34,7 +34,7 @@ class _Place(NamedTuple):
 
 
 def emit(kind: str, job: Job, config_path: str, *, arguments: Sequence[str] = (), gpus: bool = True) -> str:
-    """The shell text that runs `steptime.bench CONFIG` on all devices of a job, with its line end.
+    """The shell text that runs `steptime.bench PLAN` on all devices of a job, with its line end.
 
     Args:
         kind: slurm (a script for sbatch) or torchrun (a command; on several nodes, for each of them).
@@ -49,9 +49,7 @@ def emit(kind: str, job: Job, config_path: str, *, arguments: Sequence[str] = ()
     if kind not in KINDS:
         raise ConfigError(f"--emit: unknown kind (got {kind!r}){near(kind, KINDS)}")
     if config_path == "-":
-        raise ConfigError(
-            "--emit: a config from standard input has no path that the ranks could open; save it to a file"
-        )
+        raise ConfigError("--emit: a plan from standard input cannot be opened by the ranks; save it to a file")
     place = _place(job)
     path = f"./{config_path}" if config_path.startswith("-") else config_path
     program = ["-m", "steptime.bench", *map(shlex.quote, (path, *arguments))]
@@ -104,7 +102,7 @@ def _sbatch(place: _Place, program: list[str], *, gpus: bool) -> str:
     lines = [
         "#!/bin/bash",
         *(f"#SBATCH {option}" for option in request),
-        "# take one # away where the cluster wants these:",
+        "# remove one # if the cluster requires these:",
         "##SBATCH --partition=NAME",
         "##SBATCH --account=NAME",
         "##SBATCH --time=01:00:00",
@@ -115,11 +113,11 @@ def _sbatch(place: _Place, program: list[str], *, gpus: bool) -> str:
         f"{JOB_STARTED}=$(date +%s.%N)",
         f"export {JOB_STARTED}",
         "",
-        "# the environment with steptime[bench], if it is not the one you submit from:",
+        "# the environment with steptime[bench], if it is not the one of sbatch:",
         "# source /path/to/venv/bin/activate",
         "",
         'mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")',
-        "port=$((10000 + SLURM_JOB_ID % 20000)) # the same on every node, another one for each job",
+        "port=$((10000 + SLURM_JOB_ID % 20000)) # the same on every node, different for each job",
         "",
         launch,
     ]

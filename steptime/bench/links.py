@@ -25,7 +25,7 @@ OUTLYING = 0.2
 """Relative error beyond which a point's weight falls with its distance (Huber's weights)."""
 ROUNDS = 30
 BEYOND = 4.0
-"""How far the model's asymptote may lie above the best bus bandwidth of any one call."""
+"""Limit of the model's asymptote over the best bus bandwidth of any call."""
 
 
 class AlphaBeta(NamedTuple):
@@ -111,7 +111,7 @@ def tier(measured: Sequence[timings.CollectiveTiming], name: str = "measured") -
     """Latency of a hop and rate with which the model's formula fits all kinds best; None without rows.
 
     The search goes from a coarse grid over both logarithms to ever smaller steps around the best. The rate stays below BEYOND
-    times the best measured: where only small sizes were, any larger one would do.
+    times the best measured: with small sizes only, any larger rate would fit.
     """
     if not measured:
         return None

@@ -56,13 +56,13 @@ def figures(measured: Sweeps, device: BenchDevice, dtype: str, provenance: Prove
 
 
 def _peaks(products: dict[str, Figure]) -> dict[str, Figure]:
-    """What replaces the dense peak where no data sheet is known: the best shape, or the asymptote if that is higher."""
+    """Replacement for the dense peak where no data sheet is known: the best shape, or the asymptote if that is higher."""
     found: dict[str, Figure] = {}
     for path, figure in products.items():
         field, _, dtype = path.partition(".")
         known = found.get(f"peak_flops.{dtype}")
         if field in {"best_flops", "sustained_flops"} and (known is None or figure.value > known.value):  # type: ignore[operator]
-            source = f"no data sheet is known, so the best figure stands for the peak; {figure.source}"
+            source = f"no data sheet is known; the best measured rate is used as the peak; {figure.source}"
             found[f"peak_flops.{dtype}"] = Figure(figure.value, source)
     return found
 
@@ -80,18 +80,16 @@ def _products(
     tops = best(gemms)
     for name in sorted(tops, key=lambda name: name != dtype):
         row = tops[name]
-        shape = f"best of {sum(r.dtype == name for r in gemms)} products, {row.m} x {row.n} x {row.k} {row.direction}"
+        shape = f"best of {sum(r.dtype == name for r in gemms)} matrix multiplies, {row.m} x {row.n} x {row.k} {row.direction}"
         found[f"best_flops.{name}"] = Figure(
             row.flops / row.timing.min_s, provenance.measured(shape, row.timing.spread)
         )
         if sustained := rate_fit.gemm(gemms, name, under, statistic, overheads):
-            what = (
-                f"asymptote for {sustained.points} products, which the model then meets to {_percent(sustained.error)}"
-            )
+            what = f"asymptote for {sustained.points} matrix multiplies, fitted with an error of {_percent(sustained.error)}"
             found[f"sustained_flops.{name}"] = Figure(sustained.value, provenance.measured(what))
             if name == dtype:
                 overheads = (sustained.depth_overhead,)
-                what = f"of {name} products, the depth overhead with which the model meets them best"
+                what = f"{name} matrix multiplies, the depth overhead with the best fit"
                 found["gemm_overhead_k"] = Figure(sustained.depth_overhead, provenance.measured(what))
     return found
 
@@ -102,7 +100,7 @@ def _memory(
     streaming = rate_fit.memory(moves, dtype=dtype, statistic=statistic)
     if streaming is None:
         return {}
-    what = f"median of {streaming.efficiency.points} streaming kernels over it, {_percent(streaming.efficiency.error)} apart"
+    what = f"median of {streaming.efficiency.points} streaming kernels over it, deviation {_percent(streaming.efficiency.error)}"
     return {
         "memory_bytes_per_s": Figure(
             streaming.bytes_per_s.value, provenance.measured("the fastest copy, or kernel if faster")
@@ -127,13 +125,13 @@ def _attention(
     found: dict[str, Figure] = {}
     for direction, one in (("forward", fitted.forward), ("backward", fitted.backward)):
         every = over_lengths.forward if direction == "forward" else over_lengths.backward
-        what = f"{dtype}, {length} tokens; over {every.points} lengths one share would be {_percent(every.error)} off"
+        what = f"{dtype}, {length} tokens; over {every.points} lengths a single share has an error of {_percent(every.error)}"
         source = provenance.measured(what)
         if one.value > 1.0:
-            source = f"assumed: 1, though {one.value:.2f} was found; {source}"
+            source = f"assumed: 1, but measured {one.value:.2f} was found; {source}"
         found[f"attention_{direction}_efficiency"] = Figure(min(one.value, 1.0), source)
     found["attention_ramp_tokens"] = Figure(
-        fitted.ramp_tokens, provenance.measured("the ramp that all lengths agree on best")
+        fitted.ramp_tokens, provenance.measured("the ramp that fits all lengths best")
     )
     return found
 
@@ -145,11 +143,11 @@ def _kernels(launches: Sequence[timings.LaunchTiming], provenance: Provenance) -
         return {}
     found = {
         f"kernels.{name}_kernel_s": Figure(
-            timing_of[name].median_s, provenance.measured(f"a tiny {name} among many", timing_of[name].spread)
+            timing_of[name].median_s, provenance.measured(f"a tiny {name} kernel in a queue", timing_of[name].spread)
         )
         for name in ("gemm", "move")
     }
-    found["kernels.layer_gap_s"] = Figure(0.0, "assumed: none beyond the kernels' own times")
+    found["kernels.layer_gap_s"] = Figure(0.0, "assumed: none besides the kernels' own times")
     if "host" in timing_of:
         what = "launching a tiny kernel"
         found["kernels.host_kernel_s"] = Figure(
@@ -176,12 +174,12 @@ def tiers(
         tier = links.tier(rows, name)
         if tier is None:
             continue
-        what = f"{tier.points} collectives, which the model then meets to {_percent(tier.error)}"
+        what = f"{tier.points} collectives, fitted with an error of {_percent(tier.error)}"
         fields = {
             "name": Figure(name, ""),
             "bytes_per_s": Figure(tier.bytes_per_s, provenance.measured(what)),
             "latency_s": Figure(tier.latency_s, provenance.measured(what)),
-            "efficiency": Figure(1.0, "losses are in bytes_per_s"),
+            "efficiency": Figure(1.0, "losses are included in bytes_per_s"),
         }
         if name == "node" and across:
             fields["size"] = Figure(per_node, provenance.measured("processes on a node"))

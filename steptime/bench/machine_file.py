@@ -1,4 +1,4 @@
-"""The machine file that a benchmark writes: `3dtrn CONFIG --set hardware.node_type=machine.yaml` takes it.
+"""The machine file that a benchmark writes: `3dtrn PLAN --set hardware.node_type=machine.yaml` takes it.
 
 Every figure says `measured:` and how, or names the data sheet, or says `assumed`.
 """
@@ -56,7 +56,7 @@ def machine_document(
         device: what was measured.
         figures: dotted fields of the accelerator ("sustained_flops.bf16", "kernels.gemm_kernel_s") -> figure [SI].
         tiers: network tiers, innermost first, fields of `Tier` -> figure; empty where no network was measured.
-        devices_per_node: devices that stood in a node.
+        devices_per_node: devices of a node.
         provenance: what the measured figures share.
     """
     known = known_accelerator(device)
@@ -76,7 +76,7 @@ def machine_document(
         "accelerator": accelerator,
         "devices_per_node": {"value": devices_per_node, "source": provenance.measured("processes on a node")},
         "tiers": network,
-        "provenance": provenance.measured("as the command ran"),
+        "provenance": provenance.measured("ranks per node of the command"),
     }
 
 
@@ -89,7 +89,7 @@ def _plain(figure: Figure) -> Any:
 
 
 def _memory(device: BenchDevice, provenance: Provenance) -> dict[str, Figure]:
-    usable = "total of torch.cuda.mem_get_info" if device.kind == "cuda" else "memory that the host had available"
+    usable = "total of torch.cuda.mem_get_info" if device.kind == "cuda" else "memory available on the host"
     figures = {
         "memory_bytes": Figure(device.memory_bytes, provenance.measured("all memory of the device")),
         "usable_memory_bytes": Figure(device.usable_bytes, provenance.measured(usable)),
@@ -99,7 +99,7 @@ def _memory(device: BenchDevice, provenance: Provenance) -> dict[str, Figure]:
         figures["context_bytes"] = Figure(device.context_bytes, provenance.measured(what))
         figures["sm_count"] = Figure(device.processors, provenance.measured("torch.cuda.get_device_properties"))
     else:
-        figures["context_bytes"] = Figure(0.0, "a host has no context beside what it runs")
+        figures["context_bytes"] = Figure(0.0, "a host has no device context")
     return figures
 
 
@@ -108,12 +108,11 @@ def _data_sheet(known: Accelerator | None) -> dict[str, Figure]:
     if known is None:
         return {}
     sheet = {
-        f"peak_flops.{dtype}": Figure(value, f"data sheet, as {known.name}")
-        for dtype, value in known.peak_flops.items()
+        f"peak_flops.{dtype}": Figure(value, f"data sheet of {known.name}") for dtype, value in known.peak_flops.items()
     }
     for field in SHEET_ONLY:
         if value := getattr(known, field):
-            sheet[field] = Figure(value, f"as {known.name}")
+            sheet[field] = Figure(value, f"same as {known.name}")
     return sheet
 
 
@@ -127,7 +126,7 @@ def _assumed_network(known: Accelerator | None) -> list[dict[str, Any]]:
         return [
             {"name": tier.name}
             | {
-                field: {"value": value, "source": f"assumed: as {shipped.name}; no collective was measured"}
+                field: {"value": value, "source": f"assumed: same as {shipped.name}; no collective was measured"}
                 for field in fields
                 if (value := getattr(tier, field)) is not None and value != float("inf")
             }

@@ -1,7 +1,7 @@
 """Time stamps in a job's log, and the duration of each phase of its start.
 
-All of it is wall clock, which is the only one that processes and hosts share; no figure here is a difference to another clock.
-Stamps are in UTC: the job script and a container inside it may live in different zones.
+All of it is wall clock, the only clock that processes and hosts share.
+Stamps are in UTC: the job script and a container inside it may have different time zones.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def first_step_done(at_s: float, layout: str) -> str:
 class Phases:
     """A stopwatch of phases that follow one another: launcher, imports, init, build, first_step.
 
-    The launcher's phase is from the job's start to this process's; it is None where the job script left no stamp. The next
+    The launcher's phase is from the job's start to this process's; it is None where the job script set no start time. The next
     begins with the process.
 
     >>> phases = Phases()
@@ -64,7 +64,7 @@ class Phases:
 
 
 def job_start_s(env: Mapping[str, str] = os.environ) -> float | None:
-    """When the job script began [s since 1970]; None where it does not say.
+    """When the job script began [s since 1970]; None where it is not set.
 
     Raises:
         ConfigError: it cannot be read.

@@ -18,7 +18,7 @@ from steptime.base.config import ConfigError
 from steptime.base.streams import abandon_unless_writable
 
 LOG = logging.getLogger("steptime.bench")
-"""info: on standard error and in the log file; debug: in the log file alone."""
+"""info: on standard error and in the log file; debug: in the log file only."""
 LOG.propagate = False
 OK, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
@@ -94,7 +94,7 @@ def _open(path: Path) -> TextIO:
         path.parent.mkdir(parents=True, exist_ok=True)
         return path.open("a", encoding="utf-8", errors="replace", buffering=1)
     except OSError as error:
-        raise ConfigError(f"{path}: the log cannot be written ({error.strerror}); name another folder") from None
+        raise ConfigError(f"{path}: the log cannot be written ({error.strerror}); use another folder") from None
 
 
 @contextmanager

@@ -107,7 +107,7 @@ class KnownRates(NamedTuple):
     """A kernel's fixed time in the software profile."""
     sm_count: float | None = None
     compute_flops: float = 0.0
-    """Sustained rate of bf16, which quantized products are compared to; 0: half of theirs."""
+    """Sustained rate of bf16, the reference of quantized products; 0: half of theirs."""
 
     def rates(self, flops: float) -> Rates:
         """The rates in the form that the cost model takes."""
@@ -227,8 +227,8 @@ def attention(
 ) -> AttentionFit | None:
     """Shares of `peak_flops` that causal attention reaches forward and backward, and the ramp that fits both best.
 
-    `ramps`: to choose from; RAMPS, or the usual one where a single length was measured, if not set. A share above 1 says that the
-    peak is no peak of what ran; it is reported as it is. None where a direction was not measured.
+    `ramps`: to choose from; RAMPS, or the usual one where a single length was measured, if not set. A share above 1 means that
+    the stated peak does not apply; it is reported unchanged. None where a direction was not measured.
     """
     mine = [row for row in measured if (row.dtype, row.backend, row.causal) == (dtype, "default", True)]
     if ramps is None:

@@ -68,7 +68,7 @@ class Raw(NamedTuple):
 
     before: Sweeps
     after: Sweeps
-    """The config's own work measured again after the steps: shows whether the machine kept its pace."""
+    """The config's own work measured again after the steps: shows whether the machine's speed was constant."""
     blocks: list[BlockRow]
     steps: list[LayoutSteps]
     truths: list[TorchCount]
@@ -141,7 +141,7 @@ def measure_all(job: Job, world: World, options: BenchOptions, phases: Phases, d
 
 
 def counts(job: Job, jobs: list[Job], world: World, seed: int) -> list[TorchCount]:
-    """What torch counts for the model by itself, and on several ranks for each layout: parameters and collectives of a rank."""
+    """What torch counts for the whole model, and on several ranks for each layout: parameters and collectives of a rank."""
     found = truths(job) if world.is_root else []
     if world.world_size == 1:
         return found
@@ -178,7 +178,7 @@ def refuse_large(jobs: list[Job], world: World) -> None:
     for job in jobs:
         needed = ranks * estimate(as_run(job, world.device.type)[0]).memory.peak_allocated_bytes
         if needed > free:
-            sizes = f"{layout_name(job)} needs {needed / GIB:.1f} GiB, but {free / GIB:.1f} GiB are free here"
+            sizes = f"{layout_name(job)} needs {needed / GIB:.1f} GiB, but only {free / GIB:.1f} GiB are free"
             problems.append(f"memory: {sizes}; --set a smaller data.microbatch_sz or model.n_layers (or --only sweeps)")
     if problems:
         raise ConfigError(problems)

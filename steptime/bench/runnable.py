@@ -1,7 +1,7 @@
-"""What plain torch can run of a job: what is refused, and what the device decides instead.
+"""Which settings plain torch can run: those that are refused, and those that the device overrides.
 
-A refusal is one line, path, what is wrong, and the fix as a `--set`. Changes that the device dictates (which norm kernel it has)
-are made, and named.
+A refusal is one line: path, problem, and the fix as a `--set`. Changes required by the device (its norm kernel) are made, and
+reported.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ def _kernels(job: Job) -> Iterator[Limit]:
     settings = s.settings()
     text = "performance.activation_impl: torch has no fused gated activation"
     yield s.kernels.activation_impl == "fused" and job.model.glu, text, _set("activation_impl=composite")
-    text = f"performance.rope_impl: torch rotates by separate kernels (got {s.kernels.rope_impl})"
+    text = f"performance.rope_impl: torch applies rotary embeddings in separate kernels (got {s.kernels.rope_impl})"
     yield s.kernels.rope_impl != "composite" and job.model.rotary_embeds, text, _set("rope_impl=composite")
-    text = "performance.softmax_impl: unfused attention here runs one softmax kernel"
+    text = "performance.softmax_impl: the benchmark's unfused attention runs one softmax kernel"
     yield s.kernels.softmax_impl != "fused" and s.kernels.attention_impl == "unfused", text, _set("softmax_impl=fused")
     for key in ("sp_regather", "grad_accumulation_fusion", "deallocate_pipeline_outputs", "cuda_graphs"):
-        yield bool(settings[key]), f"performance.{key}: plain torch has none", _set(f"{key}=false")
+        yield bool(settings[key]), f"performance.{key}: not available in plain torch", _set(f"{key}=false")
     text = f"performance.recompute.modules: only core_attn (got {', '.join(sorted(map(str, plan.modules)))})"
     yield bool(plan.modules - {"core_attn"}), text, _set("recompute=null", "activation_checkpointing_type=selective")
 
@@ -53,8 +53,8 @@ def _states(job: Job) -> Iterator[Limit]:
     """Dtypes of parameters, gradients and optimizer states."""
     s, size = job.software, job.software.state_bytes
     one = size.params == size.gradients == size.moments / 2.0 and size.master == 0.0
-    yield s.states.optimizer != "adamw", "performance.optimizer: AdamW runs here", _set("optimizer=adamw")
-    text = "performance: plain AdamW keeps gradients and moments in the parameters' dtype, and no master copy"
+    yield s.states.optimizer != "adamw", "performance.optimizer: the benchmark runs AdamW only", _set("optimizer=adamw")
+    text = "performance: plain AdamW keeps gradients and moments in the parameters' dtype, without master weights"
     dtype = s.states.param_dtype
     fix = _set(f"main_grad_dtype={dtype}", f"moment_dtype={dtype}", "master_dtype=none")
     yield not one, text, fix
@@ -73,26 +73,30 @@ def _layout(job: Job) -> Iterator[Limit]:
     """How the job is distributed."""
     p, family = job.parallelism, job.software.family
     alone = "--set parallelism."
-    yield p.cp > 1, f"parallelism.cp: context parallelism is not run here (got {p.cp})", f"{alone}cp=1"
-    yield job.cross_dc is not None, "cross_dc: one data center only", "--set cross_dc=null"
-    yield family == "torch" and job.zero_level > 0, "parallelism.zero_level: DDP shards nothing", f"{alone}zero_level=0"
-    text = "parallelism.dp: DDP and tensor parallelism do not combine"
+    yield p.cp > 1, f"parallelism.cp: the benchmark does not run context parallelism (got {p.cp})", f"{alone}cp=1"
+    yield job.cross_dc is not None, "cross_dc: the benchmark runs in one data center only", "--set cross_dc=null"
+    yield (
+        family == "torch" and job.zero_level > 0,
+        "parallelism.zero_level: DDP does not shard states",
+        f"{alone}zero_level=0",
+    )
+    text = "parallelism.dp: DDP cannot be combined with tensor parallelism"
     yield family == "torch" and p.dp > 1 and p.tp > 1, text, "--set performance.software=fsdp2"
     text = (
         f"parallelism.schedule: torch's 1F1B needs as many micro-batches as stages (got {job.microbatches} for {p.pp})"
     )
-    named = f"parallelism.schedule: torch's GPipe, 1F1B and interleaved 1F1B run here (got {job.schedule})"
+    named = f"parallelism.schedule: the benchmark runs torch's GPipe, 1F1B and interleaved 1F1B (got {job.schedule})"
     yield job.schedule not in {"gpipe", "1f1b", "interleaved"} and p.pp > 1, named, f"{alone}schedule=null"
     yield job.schedule == "1f1b" and p.pp > 1 and job.microbatches < p.pp, text, f"{alone}schedule=gpipe"
-    text = "model.tie_embeddings: pipelining keeps no copies alike"
+    text = "model.tie_embeddings: torch's pipelining does not synchronize the copies"
     yield job.model.tie_embeddings and p.pp > 1, text, "--set model.tie_embeddings=false"
-    text = "model.learned_positions: not split by tensor parallelism here"
+    text = "model.learned_positions: not supported with tensor parallelism in the benchmark"
     yield job.model.learned_positions and p.tp > 1, text, f"{alone}tp=1"
     text = "model.dropout: tensor-parallel ranks would draw different masks"
     yield bool(job.model.dropout) and p.tp > 1, text, "--set model.dropout=0"
-    text = "parallelism.fsdp.version: FSDP2 runs here, not FullyShardedDataParallel"
+    text = "parallelism.fsdp.version: the benchmark runs FSDP2, not FullyShardedDataParallel"
     yield p.fsdp is not None and p.fsdp.version != 2, text, f"{alone}fsdp.version=2"
-    text = "parallelism.fsdp.prefetch: fully_shard gathers one group ahead"
+    text = "parallelism.fsdp.prefetch: fully_shard prefetches one group"
     yield p.fsdp is not None and p.fsdp.prefetch != 1, text, f"{alone}fsdp.prefetch=1"
 
 
@@ -100,7 +104,7 @@ def _device(job: Job, device_type: str) -> Iterator[Limit]:
     """Features for which the device has no kernel."""
     s = job.software
     wide = device_type == "cuda" and s.compute_dtype == "fp32" and s.kernels.attention_impl == "flash"
-    text = "performance.precision: CUDA's flash attention takes bf16 and fp16"
+    text = "performance.precision: flash attention on CUDA needs bf16 or fp16"
     yield wide, text, _set("precision=bf16")
 
 
@@ -119,17 +123,17 @@ def as_run(job: Job, device_type: str) -> tuple[Job, list[str]]:
     impl = "composite" if device_type == "cpu" else "fused"
     if job.software.kernels.norm_impl != impl and job.model.norm == "rmsnorm":
         changes["performance.norm_impl"] = impl
-        notes.append(f"performance.norm_impl: {impl}, as F.rms_norm runs on {device_type}")
+        notes.append(f"performance.norm_impl: {impl}, since F.rms_norm runs so on {device_type}")
     if device_type == "cpu" and job.model.dropout:
         changes["model.dropout"] = 0.0
-        notes.append("model.dropout: 0, since the CPU's flash attention has none")
+        notes.append("model.dropout: 0, since flash attention on a CPU has no dropout")
     workspaces = job.software.compute_capability and job.software.buffers.cublas_workspace != NO_WORKSPACE
     if device_type == "cpu" and workspaces:
         changes["performance.cublas_workspace"] = NO_WORKSPACE
         notes.append("performance.cublas_workspace: none, since a CPU has no cuBLAS")
     if job.software.states.clip_grad:
         changes["performance.clip_grad"] = False
-        notes.append("performance.clip_grad: false, since the steps clip nothing")
+        notes.append("performance.clip_grad: false, since the benchmark does not clip gradients")
     return (job.replace(**changes) if changes else job), notes
 
 
@@ -139,12 +143,12 @@ def peak_differences(job: Job, device_type: str) -> list[str]:
     cpu, reduce = device_type == "cpu", ITEMSIZE[fsdp.reduce_dtype if fsdp else "fp32"]
     sharded = s.family == "fsdp2" and p.dp > 1
     reasons = {
-        "tensor parallelism: DTensor keeps copies of its own": p.tp > 1,
+        "tensor parallelism: DTensor keeps additional copies": p.tp > 1,
         "pipelining: the schedule keeps receive buffers and outputs": p.pp > 1,
-        "FSDP2: target ids live through forward, 8 bytes a token": sharded,
+        "FSDP2: target ids are kept through forward, 8 bytes per token": sharded,
         "FSDP2: with few shards a reduced gradient is as large as its source": sharded
         and reduce * p.replicas / p.dp >= s.itemsize,
-        "full recomputation: a bias's gradient is summed after its input has gone": job.model.bias
+        "full recomputation: a bias gradient is summed after its input is freed": job.model.bias
         and job.recompute.granularity == "full",
         "CPU: LayerNorm keeps statistics in the compute dtype": cpu
         and job.model.norm == "layernorm"

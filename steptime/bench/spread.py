@@ -19,7 +19,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 def spread(job: Job, ranks: int) -> tuple[Job, list[str]]:
     """The config on `ranks` processes, and the changes made.
 
-    Its own dp gives way to what is left beside tp, pp and cp; the batch per data-parallel rank stays (weak scaling).
+    Its dp is replaced by the ranks left over by tp, pp and cp; the batch per data-parallel rank stays (weak scaling).
 
     Raises:
         ConfigError: tp * pp * cp does not divide the ranks.
@@ -37,7 +37,7 @@ def spread(job: Job, ranks: int) -> tuple[Job, list[str]]:
         return job, []
     gbs = job.data.gbs * dp // p.dp
     changed = job.replace(**{"parallelism.dp": dp, "data.gbs": gbs})
-    return changed, [f"parallelism.dp: {dp} on {ranks} processes (the config says {p.dp}), data.gbs: {gbs}"]
+    return changed, [f"parallelism.dp: {dp} on {ranks} processes ({p.dp} in the plan), data.gbs: {gbs}"]
 
 
 def named(job: Job, name: str, ranks: int) -> Job:
@@ -52,7 +52,7 @@ def named(job: Job, name: str, ranks: int) -> Job:
         raise ConfigError(f"--layouts: unknown layout (got {name!r}); known: {', '.join(LAYOUTS)}")
     if ranks == 1:
         start = "torchrun --nproc-per-node 2 -m steptime.bench"
-        raise ConfigError(f"--layouts {name}: needs more than one process; start several ({start} CONFIG ...)")
+        raise ConfigError(f"--layouts {name}: needs more than one process; start several ({start} PLAN ...)")
     size, per_rank = job.data.microbatch_sz, job.data.gbs // job.parallelism.dp
     plain: dict[str, Any] = {f"parallelism.{axis}": 1 for axis in ("tp", "pp", "dp", "cp", "vpp", "replicas")}
     plain |= {f"parallelism.{key}": None for key in ("sp", "zero_level", "fsdp", "schedule", "layers_per_stage")}

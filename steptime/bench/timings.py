@@ -83,7 +83,7 @@ class LaunchTiming(NamedTuple):
     """Fixed time of a kernel."""
 
     name: str
-    """gemm, move: a tiny one among many queued ones (the device's own time and gap); host: what the host needs to launch one."""
+    """gemm, move: a tiny kernel among many queued ones (the device's own time and gap); host: the host's time to launch one."""
     timing: Timing
     """Seconds of one kernel."""
 

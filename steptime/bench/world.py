@@ -4,14 +4,13 @@ How it was launched is the first of these that applies; `environment` reads each
 
 1. torchrun: RANK, WORLD_SIZE or LOCAL_RANK is set (also by hand). LOCAL_WORLD_SIZE, GROUP_RANK, GROUP_WORLD_SIZE tell the nodes.
 2. Slurm: a step (`srun python ...`) of more than one task: SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID, SLURM_NODEID. Plain
-   `python` inside an allocation is no step. A step that only started the daemons of an MPI launcher is MPI's.
-3. MPI: Open MPI, MVAPICH, or a PMI launcher (MPICH, Intel MPI, Cray PALS).
-4. single: one process.
+`python` inside an allocation is not a step. A step that only started the daemons of an MPI launcher is MPI's. 3. MPI: Open MPI,
+MVAPICH, or a PMI launcher (MPICH, Intel MPI, Cray PALS). 4. single: one process.
 
-MASTER_ADDR and MASTER_PORT are taken wherever the user gave them. Else Slurm's are the step's first host and a port made from
+MASTER_ADDR and MASTER_PORT are used wherever the user set them. Else Slurm's are the step's first host and a port made from
 the job's number, the same on every rank; MPI's are broadcast by mpi4py.
 
-Backend by device: cuda nccl, cpu and mps gloo, as torch.distributed.get_default_backend_for_device says. The device is bound
+Backend by device: cuda nccl, cpu and mps gloo, as torch.distributed.get_default_backend_for_device. The device is bound
 before the group is made, so that nccl's communicators and contexts land on it.
 """
 
@@ -88,7 +87,7 @@ def start(launch: Launch, device_name: str | None = None, *, timeout_s: float = 
         timeout_s: how long to wait for the other ranks, here and in each collective [s].
 
     Raises:
-        ConfigError: the device is not there, the port is in use, rank 0 does not answer, the ranks cannot agree on an address.
+        ConfigError: the device does not exist, the port is in use, rank 0 does not answer, the ranks cannot agree on an address.
     """
     device = _device(launch, device_name)
     backend = None
@@ -118,7 +117,7 @@ def _device(launch: Launch, name: str | None) -> torch.device:
     if name not in has:
         raise ConfigError(f"device: unknown (got {name!r}){near(name, DEVICES)}")
     if not has[name]:
-        raise ConfigError(f"device: torch {torch.__version__} sees no {name} here; use cpu, or leave the device out")
+        raise ConfigError(f"device: torch {torch.__version__} finds no {name} device; use cpu, or omit --device")
     if name == "mps" and several:
         raise ConfigError(f"device: mps runs one process only (got {launch.world_size}); use cpu")
     if name != "cuda":
@@ -135,7 +134,7 @@ def _gpu(launch: Launch, visible: int) -> int:
     if visible == 1 and launch.method in {"slurm", "mpi"}:
         return 0
     ranks = f"{counted(launch.local_world_size, 'rank')} on this node, but {counted(visible, 'visible GPU')}"
-    raise ConfigError(f"device: {ranks}; start at most one rank per GPU, or ask for cpu")
+    raise ConfigError(f"device: {ranks}; start at most one rank per GPU, or use cpu")
 
 
 def _backend(device: torch.device) -> str:
@@ -144,7 +143,7 @@ def _backend(device: torch.device) -> str:
     backend = dist.get_default_backend_for_device(device)
     if backend == "nccl" and not dist.is_nccl_available():
         backend = "gloo"
-        warnings.warn("this torch has no nccl: gloo moves the GPUs' data through the hosts' memory", stacklevel=3)
+        warnings.warn("this torch has no nccl: gloo copies GPU data through host memory", stacklevel=3)
     return backend
 
 
@@ -160,8 +159,10 @@ def _join(launch: Launch, device: torch.device, backend: str, timeout: timedelta
         )
     except (dist.DistNetworkError, dist.DistStoreError) as error:
         reason = str(error).partition("\n")[0]
-        advice = "check that rank 0 runs there and that no firewall stands between"
-        raise ConfigError(f"MASTER_ADDR, MASTER_PORT: the ranks do not meet at {where} ({reason}); {advice}") from error
+        advice = "check that rank 0 runs there and that no firewall blocks the port"
+        raise ConfigError(
+            f"MASTER_ADDR, MASTER_PORT: the ranks cannot connect at {where} ({reason}); {advice}"
+        ) from error
 
 
 def _store(launch: Launch, timeout: timedelta) -> Any:
@@ -197,19 +198,19 @@ def _free_port() -> int:
 
 
 def _agreed(launch: Launch) -> Launch:
-    """The launch with an address and a port: under MPI rank 0 tells the others, what the user gave kept."""
+    """The launch with an address and a port: under MPI rank 0 broadcasts it; values from the user are kept."""
     if launch.master_addr and launch.master_port:
         return launch
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:  # not installed, or its MPI library is not
-        why = f"mpi4py could agree on them, but: {str(error).partition(chr(10))[0]}"
+        why = f"mpi4py could broadcast them, but: {str(error).partition(chr(10))[0]}"
         raise ConfigError(f"MASTER_ADDR, MASTER_PORT: export both for all ranks ({why})") from None
     comm = MPI.COMM_WORLD
     if comm.Get_size() != launch.world_size:
         size = f"{comm.Get_size()} of {launch.world_size} ranks"
         raise ConfigError(
-            f"mpi4py: sees {size}; it was built for another MPI: export MASTER_ADDR and MASTER_PORT instead"
+            f"mpi4py: sees {size}; it was built for a different MPI: export MASTER_ADDR and MASTER_PORT instead"
         )
     mine = (launch.master_addr or socket.gethostname(), launch.master_port or _free_port())
     addr, port = comm.bcast(mine, root=0)

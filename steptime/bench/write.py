@@ -1,4 +1,4 @@
-"""The files of one benchmark's results: results.json beside machine.yaml."""
+"""The files of one benchmark's results: results.json and machine.yaml."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoint summaries without torch: formats, shapes, integrity and architecture from headers alone."""
+"""Checkpoint summaries without torch: formats, shapes, integrity and architecture from headers only."""
 
 from steptime.checkpoint.api import Summary, summarize_checkpoint
 

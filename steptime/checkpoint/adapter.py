@@ -1,4 +1,4 @@
-"""Adapters (LoRA and its kin) saved without their base model, from PEFT's adapter_config.json or from names and shapes.
+"""Adapters (LoRA and similar) saved without their base model, from PEFT's adapter_config.json or from names and shapes.
 
 Names: PEFT `tuners/lora/layer.py` (lora_A, lora_B), Diffusers `loaders/lora_conversion_utils.py` (lora.down), kohya-ss
 `networks/lora.py` (lora_down, alpha).

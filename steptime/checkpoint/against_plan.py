@@ -1,4 +1,4 @@
-"""Comparison of a checkpoint with a training plan. The only module of this room that calls the estimator."""
+"""Comparison of a checkpoint with a training plan. The only module of this package that calls the estimator."""
 
 from __future__ import annotations
 

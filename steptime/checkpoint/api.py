@@ -1,4 +1,4 @@
-"""`summarize_checkpoint(path)`, the one way in for Python and for the command, and the `Summary` it returns."""
+"""`summarize_checkpoint(path)`, the entry point for Python and for the command, and the `Summary` it returns."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Summary(Inventory):
     """What `summarize_checkpoint` returns: an `Inventory` with a JSON document and a notebook table."""
 
     draw: ClassVar[Callable[..., str] | None] = None
-    """Draws the table; set by the room that lays out reports."""
+    """Draws the table; set by `steptime.report`."""
 
     def to_dict(self, tensors: list[StoredTensor] | None = None) -> dict[str, Any]:
         """The `--json` document (schema summarize-ckpt/1), with the listed `tensors`."""
@@ -46,11 +46,11 @@ def summarize_checkpoint(
     strict: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Summary:
-    """Summarize a checkpoint from headers and metadata alone. No tensor data is read and no code in it is run.
+    """Summarize a checkpoint from headers and metadata only. No tensor data is read and no code in it is run.
 
     `path` is a file or a directory; with `everything` all saves of a directory are read, not only the newest.
-    `progress` is called with (files done, files in this set). Never raises for bad input: a path of which nothing can
-    be summarized gives a `Summary` without sections, with `exit_code` 2 and the problem that says why.
+    `progress` is called with (files done, files in this set). Never raises for bad input: a path that cannot be summarized gives
+    a `Summary` without sections, with `exit_code` 2 and the reason as a problem.
     """
     start = time.perf_counter()
     name = os.fspath(path)
@@ -67,7 +67,7 @@ def summarize_checkpoint(
 
 @contextmanager
 def without_collector() -> Iterator[None]:
-    """Turn garbage collection off: records form no cycles, and scanning a million of them again and again is slow."""
+    """Turn garbage collection off: records form no cycles, and scanning a million of them repeatedly is slow."""
     running = gc.isenabled()
     gc.disable()
     try:

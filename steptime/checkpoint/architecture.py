@@ -1,8 +1,8 @@
-"""The architecture of a transformer from the names and shapes of its tensors; every value says where it is from.
+"""The architecture of a transformer from the names and shapes of its tensors; every value has its source.
 
-What shapes cannot tell (the number of heads when their width is not recorded, top-k of a router) comes from a config
-beside the weights (Hugging Face config.json, Megatron args, GGUF key-values) or stays unset. Field names are those of
-the `model:` part of a job file.
+What shapes do not determine (the number of heads when their width is not recorded, top-k of a router) comes from a config next to
+the weights (Hugging Face config.json, Megatron args, GGUF key-values) or stays unset. Field names are those of the `model:` part
+of a job file.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def _stated(f: FoundArchitecture, configs: list[tuple[str, dict[str, Any]]]) -> 
 
 
 def _embedding(f: FoundArchitecture, stated: AbstractSet[int]) -> None:
-    """Vocabulary and width. Where tables, norms and stages of a model have several widths, a config's `stated` one is it."""
+    """Vocabulary and width. If tables, norms and stages have several widths, the one `stated` by a config is used."""
     outer, prefix = f.parts.outer, f.parts.main.prefix
     tables = [(n, shape) for n, shape in outer.items() if names.EMBED.search(n) and len(shape) == 2]
     positions = next((n for n, s in outer.items() if names.POSITIONS.search(n) and len(s) > 1), None)
@@ -172,11 +172,11 @@ def _norms(f: FoundArchitecture, facts: list[dict[str, Any]]) -> None:
     elif stated is not None:
         f.set("norm", *stated)
     elif kinds and of_family:
-        f.set("norm", "rmsnorm", f"no norm bias beside {of_family}")
+        f.set("norm", "rmsnorm", f"no norm bias, and {of_family}")
     elif kinds and gated:
         f.set("norm", "rmsnorm", "no norm bias, gated MLP")  # with one norm a layer it may be Cohere's LayerNorm
     elif kinds:
-        f.set("norm", None, "no norm bias: shapes do not tell rmsnorm from layernorm")
+        f.set("norm", None, "no norm bias: shapes do not distinguish rmsnorm from layernorm")
     if kinds:
         f.set("norm_bias", "bias" in kinds, "norm tensors by name")
     latent = f.last(*names.LATENT_Q)  # a norm of the latent has no head's width
@@ -190,7 +190,7 @@ def _norms(f: FoundArchitecture, facts: list[dict[str, Any]]) -> None:
 
 
 def _biases(f: FoundArchitecture) -> None:
-    """Biases of linear layers: those beside a two-dimensional weight. Norms have one-dimensional weights."""
+    """Biases of linear layers: those with a two-dimensional weight. Norms have one-dimensional weights."""
     modules = [tail.removesuffix(".bias") for tail in f.tails if tail.endswith(".bias")]
     linear = [m for m in modules if f"{m}.weight" in f.tails and len(f.tails[f"{m}.weight"][1]) == 2]
     linear = [m for m in linear if not m.endswith("dt_proj")]  # a part of Mamba's scan
@@ -245,7 +245,9 @@ def _heads(f: FoundArchitecture) -> None:
     fits = [n for n in CANDIDATES if gcd(q, kv) % n == 0]
     widths = f"may be {' or '.join(map(str, fits))}" if fits else f"divides {gcd(q, kv)}"
     ratio = f"n_q_heads : n_kv_heads = {q // gcd(q, kv)} : {kv // gcd(q, kv)}"
-    source = f"{q} query and {kv} key rows, {ratio}, head_dim {widths}; a config.json beside the weights says which"
+    source = (
+        f"{q} query and {kv} key rows, {ratio}, head_dim {widths}; a config.json next to the weights would determine it"
+    )
     f.fields["head_dim"] = {"value": None, "from": source, "candidates": fits}
 
 

@@ -85,7 +85,7 @@ def said(facts: list[dict[str, Any]]) -> dict[str, set[int]]:
 
 
 def norm_of(facts: dict[str, Any]) -> tuple[str, str] | None:
-    """(rmsnorm or layernorm, source) where a config says it: by a key of its epsilon, Megatron's argument or the family."""
+    """(rmsnorm or layernorm, source) where a config determines it: by a key of its epsilon, Megatron's argument or the family."""
     config, args, gguf = (
         value if isinstance(value := facts.get(key), dict) else {} for key in ("config", "args", "gguf")
     )

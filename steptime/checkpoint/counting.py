@@ -2,7 +2,7 @@
 
 Evidence is the same storage of a file, the same place in a whole tensor, or the same checksum of the same bytes; a layout
 that is known to repeat a tensor on every rank gives its copies the same place. Equal names and shapes are no evidence:
-they are what tensor-parallel slices of one matrix have too.
+tensor-parallel slices of one matrix also have them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DRAG_BYTES = 1 << 20  # below this a view of a larger storage is not worth a lin
 def count(section: Section) -> None:
     """Set `unique` [elements], and whole shapes where offsets tell them, of every tensor of `section`.
 
-    Pieces that do not add up to the whole tensor are a problem, unless files are known to be missing.
+    Pieces that do not cover the whole tensor are a problem, unless files are known to be missing.
     """
     _storages(section.tensors)
     own = [tensor for tensor in section.tensors if tensor.alias_of is None]
@@ -37,7 +37,7 @@ def count(section: Section) -> None:
     for name, message in torn[:MAX_LINES]:
         section.problem("INCOMPLETE_COVER", message, tensor=name)
     if len(torn) > MAX_LINES:
-        section.problem("INCOMPLETE_COVER", f"{len(torn) - MAX_LINES} more tensors whose pieces do not add up")
+        section.problem("INCOMPLETE_COVER", f"{len(torn) - MAX_LINES} more tensors with missing or overlapping pieces")
 
 
 def _storages(tensors: list[StoredTensor]) -> None:
@@ -80,7 +80,7 @@ def _inside(tensor: StoredTensor, other: StoredTensor) -> bool:
 
 
 def _pieces(group: list[StoredTensor]) -> tuple[str, str] | None:
-    """Count the pieces of one name; (name, what is wrong) where they do not add up to the whole."""
+    """Count the pieces of one name; (name, what is wrong) where they do not cover the whole."""
     if any(tensor.offsets is not None for tensor in group):
         covered, whole = _by_place(group)
     elif group[0].global_shape is not None:
@@ -144,7 +144,7 @@ def _copy(tensor: StoredTensor) -> None:
 
 
 def stored_bytes(tensors: list[StoredTensor]) -> int:
-    """Bytes of the distinct storages, and of the tensors that have none of their own."""
+    """Bytes of the distinct storages, and of the tensors without one."""
     storages: dict[tuple[str, str], int] = {}
     loose = 0
     for tensor in tensors:

@@ -1,7 +1,7 @@
 """Format of a file from its first bytes, and from its name only where the bytes do not decide.
 
-What is not read is named, so that a refusal says what a file is. Marks: TensorFlow Lite `tflite/schema.fbs` (file identifier
-TFL3), ExecuTorch `schema/program.fbs` (ET and two digits), TensorFlow `saved_model.pb` and `tensor_bundle` (.index,
+Unsupported formats are recognized, so that the error names the format. Marks: TensorFlow Lite `tflite/schema.fbs` (file
+identifier TFL3), ExecuTorch `schema/program.fbs` (ET and two digits), TensorFlow `saved_model.pb` and `tensor_bundle` (.index,
 .data-00000-of-00001).
 """
 
@@ -118,7 +118,7 @@ _BY_NAME = (
 
 
 def foreign_file(name: str, head: bytes) -> str | None:
-    """What the file is, in words; None where it is none of these."""
+    """The kind of file, in words; None where it is none of these."""
     if head[4:8] == b"TFL3":
         return "a TensorFlow Lite model"
     if head[4:6] == b"ET" and head[6:8].isdigit():
@@ -127,11 +127,11 @@ def foreign_file(name: str, head: bytes) -> str | None:
 
 
 def foreign_folder(names: Iterable[str]) -> str | None:
-    """What a folder of these files is, in words."""
+    """The kind of a folder of these files, in words."""
     found = [what for name in names if (what := foreign_file(name, b"")) is not None]
     return next((what for what in (_SAVED_MODEL, _BUNDLE) if what in found), found[0] if found else None)
 
 
 def refusal(what: str) -> str:
     """The message for it."""
-    return f"{what}: it is not read; give the checkpoint that it was made from"
+    return f"{what}: not supported; give the checkpoint that it was exported from"

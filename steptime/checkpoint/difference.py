@@ -65,7 +65,7 @@ def _before(names: Structure) -> str:
 def difference(a: Structure, b: Structure) -> tuple[str, list[Line]]:
     """(how the names differ as a whole, or ""; one line per tensor that only one side has or that differs).
 
-    Names that all differ by what stands before them are compared without it.
+    Names that all differ by a prefix are compared without it.
     """
     ours, theirs = prefixes(a, b)
     note = ""
@@ -73,7 +73,7 @@ def difference(a: Structure, b: Structure) -> tuple[str, list[Line]]:
         a = {name[len(ours) :]: entry for name, entry in a.items()}
         b = {name[len(theirs) :]: entry for name, entry in b.items()}
         sides = [f"{side} with {prefix!r}" for side, prefix in (("here", ours), ("there", theirs)) if prefix]
-        note = f"all names begin {' and '.join(sides)}; without that:"
+        note = f"all names start {' and '.join(sides)}; compared without it:"
     a, b = _unstacked(a, b), _unstacked(b, a)
     lines = [Line("-", name, _text(a[name])) for name in a if name not in b]
     lines += [Line("+", name, _text(b[name])) for name in b if name not in a]

@@ -31,7 +31,7 @@ _LAYOUTS: tuple[Layout, ...] = (
 )  # fmt: skip
 LOOKED_FOR = "safetensors, torch, DCP, Megatron, DeepSpeed, GGUF, npy, zarr, Orbax and msgpack files"
 CONFIGS = {"config.json": "config", "params.json": "params", "adapter_config.json": "adapter"}
-"""Of the weights beside them, by the fact they become."""
+"""Documents about the weights in the same folder, by the fact they become."""
 PIPELINE = "model_index.json"  # Diffusers: several models, each in a folder of its own
 _TEMPORARY = (".tmp", ".incomplete", ".partial", ".crdownload", ".aria2", ".part")
 
@@ -97,7 +97,7 @@ def _keep_apart(found: list[Section], pipeline: dict[str, Any]) -> None:
 
 
 def _sections(scan: FolderScan, folder: Folder, above: dict[str, Any]) -> list[Section]:
-    """All sets in `folder` and, up to a depth, below it; where it has no config of its own that of the folder `above` counts."""
+    """All sets in `folder` and, up to a depth, below it; without its own config, that of the folder `above` is used."""
     found: list[Section] = []
     left = [*folder.files, *(f"{name}/" for name in folder.dirs)]
     for layout in _LAYOUTS:
@@ -120,14 +120,14 @@ def _sections(scan: FolderScan, folder: Folder, above: dict[str, Any]) -> list[S
 
 
 def _configs(folder: Folder, found: list[Section]) -> dict[str, Any]:
-    """The JSON documents beside the weights, against which names and shapes are checked."""
+    """The JSON documents next to the weights, against which names and shapes are checked."""
     configs: dict[str, Any] = {}
     for name, fact in CONFIGS.items():
         config = folder.json(name) if name in folder.files else {}
         if isinstance(config, dict):
             configs |= {fact: config} if config else {}
         elif found:
-            message = "is not a JSON object that can be read: nothing is checked against it"
+            message = "cannot be read as a JSON object: not checked against the weights"
             found[0].problem("BAD_CONFIG", message, folder.named(name), severity="warning")
     return configs
 

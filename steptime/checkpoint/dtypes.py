@@ -19,7 +19,7 @@ _SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "
 
 
 def short(dtype: str) -> str:
-    """The name people write: bf16 for bfloat16, fp8_e4m3fn for float8_e4m3fn; other names unchanged."""
+    """The usual short name: bf16 for bfloat16, fp8_e4m3fn for float8_e4m3fn; other names unchanged."""
     return _SHORT.get(dtype, dtype.replace("float8", "fp8"))
 
 

@@ -1,7 +1,7 @@
-"""A mixture of experts from names and shapes, and layers that are not all alike.
+"""A mixture of experts from names and shapes, and layers that are not all equal.
 
-Experts have a number of their own, or all of a layer are packed in one tensor. Runs of neighbors are dense or have experts, and
-differ in their widths.
+Experts are numbered, or all of a layer are packed in one tensor. Runs of neighbors are dense or have experts, and differ in their
+widths.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def infer(f: FoundArchitecture) -> bool:
         f.set("glu", gated, "expert projections")
     _shared(tails, hidden, moe)
     regular = _placed(f.parts.main, moe)
-    f.set("moe", moe, "expert tensors; top-k is not in shapes")
+    f.set("moe", moe, "expert tensors; shapes do not contain top-k")
     return regular
 
 
@@ -77,7 +77,7 @@ def _shared(tails: Tails, hidden: int, moe: dict[str, Any]) -> None:
 
 
 def _placed(stack: Stack, moe: dict[str, Any]) -> bool:
-    """Which layers are sparse, as a plan says it: dense ones first, then a share of the rest."""
+    """Which layers are sparse, in a plan's form: dense ones first, then a share of the rest."""
     sparse = sorted(i for i, tails in stack.layers.items() if any(map(names.SPARSE.search, tails)))
     first, second = (*sparse, *sparse, 0)[0], (*sparse, 0, 0)[1]
     every = max(1, second - first)

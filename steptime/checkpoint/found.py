@@ -23,7 +23,7 @@ class FoundArchitecture:
     """Whether any layer has attention with heads."""
 
     def last(self, *modules: str) -> tuple[str, Shape] | None:
-        """(name, shape) of the first of `modules` that a layer has as a matrix, experts aside."""
+        """(name, shape) of the first of `modules` that a layer has as a matrix, except experts."""
         for module in modules:
             for tail, (name, shape) in self.tails.items():
                 if (

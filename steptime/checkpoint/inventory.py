@@ -57,7 +57,7 @@ class Inventory:
     strict: bool = False
 
     def __post_init__(self) -> None:
-        """Count every element once and decide which role stands for the model."""
+        """Count every element once and decide which role represents the model."""
         for section in self.sections:
             _printable(section)
             counting.count(section)
@@ -178,7 +178,7 @@ class Inventory:
 
     @cached_property
     def architecture(self) -> dict[str, dict[str, Any]]:
-        """What names, shapes and configs say about the architecture: {field: {value, from}}."""
+        """The architecture from names, shapes and configs: {field: {value, from}}."""
         return self._inferred[0]
 
     @cached_property
@@ -250,7 +250,7 @@ class Inventory:
 
 
 def _printable(section: Section) -> None:
-    """Words of a file that reports repeat, its types of elements and the names of formats, without control characters."""
+    """Texts of a file that reports show (element types, names of formats), without control characters."""
     section.format, section.container = escaped(section.format), escaped(section.container)
     odd = {dtype: escaped(dtype) for dtype in {tensor.dtype for tensor in section.tensors} if not dtype.isprintable()}
     for tensor in section.tensors if odd else ():

@@ -77,7 +77,7 @@ def tensor(item: StoredTensor) -> dict[str, Any]:
 
 
 def parallelism(section: Section | None) -> dict[str, Any]:
-    """The degrees, null where the files do not tell."""
+    """The degrees, null where the files do not state them."""
     known = section.parallelism if section else {}
     return {key: known.get(key) for key in PARALLEL_KEYS}
 
@@ -101,7 +101,7 @@ def pickles(summary: Inventory) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """What a file says about itself, with what JSON has no number for (infinities, NaN) as text."""
+    """Metadata of a file, with infinities and NaN as text."""
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

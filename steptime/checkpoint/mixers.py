@@ -1,4 +1,4 @@
-"""What a plan says of layers that are no plain attention, from names and shapes: latents, gates, linear attention, Mamba-2.
+"""Model keys of layers other than plain attention, from names and shapes: latents, gates, linear attention, Mamba-2.
 
 Shapes: DeepSeek-V2 (`modeling_deepseek_v2.py`, arXiv 2405.04434), Qwen3-Next (`modeling_qwen3_next.py`), Mamba-2
 (`modeling_mamba2.py`, Megatron-Core `ssm/mamba_mixer.py`).
@@ -43,18 +43,18 @@ def kinds(f: FoundArchitecture) -> None:
         kind = (about or rest or ["attention"])[0] if attention or any(own for _, own in marks) else "attention"
         found.append("cross_attention" if CROSS in tails and OWN not in tails else kind)
     if set(found) - {"attention"}:
-        f.set("layer_kinds", dict(Counter(found)), "layers by what only they have")
+        f.set("layer_kinds", dict(Counter(found)), "layers by their own modules")
     if single and "mamba" in found and set(found) <= LETTERS.keys() and _matrix(f, "in_proj") and not _mamba_1(f):
-        f.set("hybrid_pattern", "".join(LETTERS[kind] for kind in found), "layers by what only they have")
+        f.set("hybrid_pattern", "".join(LETTERS[kind] for kind in found), "layers by their own modules")
     if "linear_attention" in found and set(found) <= {"linear_attention", "attention"}:
         freq = [int(kind == "linear_attention") for kind in found]
-        f.set("linear_attention", {"freq": freq}, "layers by what only they have")
+        f.set("linear_attention", {"freq": freq}, "layers by their own modules")
     if not {"attention", "cross_attention"} & set(found):
         f.attends = False
 
 
 def sections(f: FoundArchitecture, configs: list[dict[str, Any]]) -> None:
-    """Record `attention`, `mamba`, `linear_attention` and where the norms are; what no shape tells is left to `configs`."""
+    """Record `attention`, `mamba`, `linear_attention` and where the norms are; the rest comes from `configs`."""
     if f.last(*names.LATENT) is not None:
         _latent(f)
     if sinks := next((name for tail, (name, _) in f.tails.items() if tail.endswith("sinks")), None):
@@ -128,7 +128,7 @@ def _mamba_1(f: FoundArchitecture) -> bool:
 
 
 def _mamba(f: FoundArchitecture, configs: list[dict[str, Any]]) -> None:
-    """Heads, their width and the convolution are in the shapes; of groups and states only the product is."""
+    """Heads, their width and the convolution are in the shapes; of groups and states only the product is in the shapes."""
     decay, out, conv = _tail(f, "A_log"), _matrix(f, "out_proj"), _tail(f, "conv1d.weight")
     if decay is None or out is None or conv is None or not decay[0]:
         return

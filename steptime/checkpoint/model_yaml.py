@@ -1,7 +1,7 @@
-"""The inferred architecture as the `model:` part of a config; what is not known, or no plan can say, is a comment of one line.
+"""The inferred architecture as the `model:` part of a config; what is unknown, or has no plan key, is a one-line comment.
 
-Names and shapes come first; what they cannot tell (windows, top-k, activations) comes from a config.json beside the weights, as
-`model.hf` reads it.
+Names and shapes come first; what they do not determine (windows, top-k, activations) comes from a config.json next to the
+weights, as read by `model.hf`.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ SECTIONS = {  # what no section can do without, or no default stands for
 EQUAL_HEADS = ("kda", "lightning")
 """Kinds of linear attention with as many heads of keys as of values."""
 NO_PLAN = ("vision", "audio", "projector", "encoder")
-"""Parts of a checkpoint that a plan of a decoder does not have."""
+"""Parts of a checkpoint without keys in a plan."""
 ONE_PLACE = {"hybrid_pattern": ("layers",), "attention": ("n_kv_heads", "head_dim")}
 """Fields that another field already determines: latent attention has no key heads."""
 
 
 def model_yaml(summary: Inventory) -> str:
-    """A YAML document with one key, `model`; every line says where its value is from."""
+    """A YAML document with one key, `model`; every line has the source of its value."""
     found = summary.architecture
     fields, notes = _fields(summary)
     lines = [f"# inferred from {escaped(summary.path)}; parameters {summary.restored.params:,}", "model:"]
@@ -47,20 +47,20 @@ def model_yaml(summary: Inventory) -> str:
         section = fields[key][0] if key in fields else None
         if section is None or section.get("kind") in EQUAL_HEADS:
             continue
-        unknown = "not known from names and shapes; a config beside the weights says it"
+        unknown = "not known from names and shapes; needs a config next to the weights"
         lines += [f"  # {key}.{name}: {unknown}" for name in needed if section.get(name) is None]
     lines += [f"  # {note}" for note in notes]
     return "\n".join(lines) + "\n"
 
 
 def _fields(summary: Inventory) -> tuple[dict[str, tuple[Any, str]], list[str]]:
-    """Fields of the model with their sources, and what no plan says."""
+    """Fields of the model with their sources, and those without a plan key."""
     found = summary.architecture
     known = {key: (entry["value"], entry["from"]) for key, entry in found.items() if entry["value"] is not None}
     if "mtp" in known:
         known["mtp"] = known["mtp"][0]["n_layers"], known["mtp"][1]
     notes = [
-        f"{key}: {escaped(flow(found[key]['value']), 160)} in the checkpoint; a plan has no such part"
+        f"{key}: {escaped(flow(found[key]['value']), 160)} in the checkpoint; no plan key for it"
         for key in NO_PLAN
         if key in found
     ]
@@ -75,7 +75,7 @@ def _fields(summary: Inventory) -> tuple[dict[str, tuple[Any, str]], list[str]]:
     kinds = known.get("layer_kinds", ({}, ""))[0]
     odd = set(kinds) - {"attention"} - ({"linear_attention"} if "linear_attention" in known else set())
     if odd and "hybrid_pattern" not in known:
-        notes.append(f"layer_kinds: {flow(kinds)} in the checkpoint; a plan has no such layers")
+        notes.append(f"layer_kinds: {flow(kinds)} in the checkpoint; no plan key for such layers")
     for key, others in ONE_PLACE.items():
         if key in known and (key != "attention" or known[key][0].get("kind") == "mla"):
             known = {name: value for name, value in known.items() if name not in others}
@@ -84,7 +84,7 @@ def _fields(summary: Inventory) -> tuple[dict[str, tuple[Any, str]], list[str]]:
 
 
 def _stated(summary: Inventory) -> tuple[dict[str, Any], list[str]]:
-    """Fields that a config.json beside the weights states, and why it is not read."""
+    """Fields that a config.json next to the weights states, and why it is not read."""
     from steptime.model.hf import fields_of
 
     config = summary.counted[0].facts.get("config")

@@ -1,6 +1,6 @@
-"""What the parts of one quantized weight say: its shape before, its bits, how many elements share a scale.
+"""From the parts of one quantized weight: its shape before, its bits, how many elements share a scale.
 
-Every rule takes the parts and gives the weight, or None where the shapes do not relate as the layout has them.
+Every rule takes the parts and gives the weight, or None where the shapes do not match the layout.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Weight(NamedTuple):
 
 
 class PackedParts(NamedTuple):
-    """The `main` packed tensor of the weight `name`, the parts `beside` it by what they are called, the config's words."""
+    """The `main` packed tensor of the weight `name`, its other parts (`beside`) by name, the config's words."""
 
     name: str
     main: StoredTensor
@@ -106,7 +106,7 @@ def _named(parts: PackedParts, method: str) -> str:
 
 
 def hqq(parts: PackedParts) -> Weight | None:
-    """Rows of groups: [groups * bits / 8, group] with a scale per row, or the same upright."""
+    """Rows of groups: [groups * bits / 8, group] with a scale per row, or the transpose."""
     main, scale = parts.main.whole, parts.shape("scale")
     if len(main) != 2 or len(scale) != 2:
         return None
@@ -123,7 +123,7 @@ def hqq(parts: PackedParts) -> Weight | None:
 
 
 def unflattened(parts: PackedParts, count: int) -> Shape:
-    """[out, in] of a weight stored flat: one side is the model's width, which one the name says."""
+    """[out, in] of a weight stored flat: one side is the model's width; the name determines which."""
     other = _exact(count, parts.width)
     if other is None:
         return (count,)
@@ -181,7 +181,7 @@ def microscaled(parts: PackedParts) -> Weight | None:
 
 
 def torchao(parts: PackedParts) -> Weight | None:
-    """A torchao tensor in safetensors: data under a name of its own; a byte of uint8 holds two numbers."""
+    """A torchao tensor in safetensors: data under its own name; a byte of uint8 holds two numbers."""
     main, scale = parts.main.whole, parts.shape("weight_scale")
     if len(main) == 4 and parts.main.dtype == "int32":  # tile-packed for tinygemm: eight numbers of 4 bits
         return Weight(unflattened(parts, 8 * prod(main)), "torchao", 4)
@@ -216,7 +216,7 @@ def quanto(parts: PackedParts) -> Weight | None:
 
 
 def scaled(parts: PackedParts) -> Weight | None:
-    """A quantized matrix stored under the weight's own name; the tensors beside it tell the method."""
+    """A quantized matrix stored under the weight's own name; the tensors next to it determine the method."""
     main, beside = parts.main, parts.beside
     shape = main.whole
     if "quant_map" in beside:

@@ -1,12 +1,12 @@
 """Weights that were quantized: the tensors as they were before, method and bits, from names and shapes.
 
-A quantized matrix is stored as packed integers with scales beside it; what the parts are called tells the method, and how
-their shapes relate tells the bits. Layouts: AutoGPTQ `nn_modules/qlinear` (qweight, qzeros, scales, g_idx), AutoAWQ
-`modules/linear/gemm.py`, bitsandbytes `functional.py` (QuantState.as_dict) and `nn/modules.py` (SCB), HQQ
-`core/quantize.py` and `core/bitpack.py`, compressed-tensors `compressors` (weight_packed), NVIDIA ModelOpt
-`torch/quantization/qtensor` (weight_scale, weight_scale_2), gpt-oss (blocks, scales), MLX `mlx/nn/layers/quantized.py`, torchao
-`prototype/safetensors/safetensors_support.py`, optimum-quanto `tensor/weights`; DeepSeek-V3 `weight_scale_inv`; BitNet
-transformers `integrations/bitnet.py`; ExLlamaV2 `linear.py` (q_weight, q_invperm).
+A quantized matrix is stored as packed integers and scales; the names of the parts determine the method, and the ratios of their
+shapes the bits. Layouts: AutoGPTQ `nn_modules/qlinear` (qweight, qzeros, scales, g_idx), AutoAWQ `modules/linear/gemm.py`,
+bitsandbytes `functional.py` (QuantState.as_dict) and `nn/modules.py` (SCB), HQQ `core/quantize.py` and `core/bitpack.py`,
+compressed-tensors `compressors` (weight_packed), NVIDIA ModelOpt `torch/quantization/qtensor` (weight_scale, weight_scale_2),
+gpt-oss (blocks, scales), MLX `mlx/nn/layers/quantized.py`, torchao `prototype/safetensors/safetensors_support.py`, optimum-quanto
+`tensor/weights`; DeepSeek-V3 `weight_scale_inv`; BitNet transformers `integrations/bitnet.py`; ExLlamaV2 `linear.py` (q_weight,
+q_invperm).
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def stated_method(facts: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _width(tensors: list[StoredTensor], facts: list[dict[str, Any]]) -> int:
-    """The model's width, which says how many rows a flat weight has: of a config, else the commonest length of a norm."""
+    """The model's width, which determines the rows of a flat weight: from a config, else the most common length of a norm."""
     for fact in facts:
         for _, known in from_config(fact):
             if type(known.get("hidden_sz")) is int:
@@ -145,7 +145,7 @@ def _parts(tensor: StoredTensor, named: Named, stated: dict[str, Any], width: in
 
 
 def _beside(tensor: StoredTensor, named: Named, stated: dict[str, Any], width: int) -> packed.PackedParts | None:
-    """A tensor under the weight's own name with scales beside it: bitsandbytes, FP8, INT8, NVFP4, MLX."""
+    """A tensor under the weight's own name with scales: bitsandbytes, FP8, INT8, NVFP4, MLX."""
     name = tensor.name
     stem = name.removesuffix(".weight")
     keys = {key: f"{name}.{key}" for key in _BESIDE} | {key.lstrip("_"): f"{name}{key}" for key in _SCALES}

@@ -14,7 +14,7 @@ from steptime.checkpoint.pickles.pickle_verdict import PickleFacts
 Shape = tuple[int, ...]
 MAX_ELEMENTS = 1 << 63
 GAPS = frozenset({"MISSING_RANK", "MISSING_FILE", "MISSING_SHARD", "TRUNCATED"})
-"""Problems that say why tensors are missing or pieces do not add up."""
+"""Problems that explain missing tensors or pieces."""
 
 
 @dataclass(slots=True)
@@ -29,7 +29,7 @@ class Problem:
 
 
 class UnreadableError(Exception):
-    """A file or directory of which nothing can be summarized; carries the one `Problem` that says why."""
+    """A file or directory of which nothing can be summarized; carries the `Problem` that is the reason."""
 
     def __init__(self, code: str, message: str, file: str | None = None) -> None:
         super().__init__(message)

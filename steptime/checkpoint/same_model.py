@@ -1,8 +1,8 @@
 """Which sets of files hold the same model: known layouts of public repositories, or files of the same bytes.
 
-Equal names and shapes alone are no evidence: two runs of one model have them too. Known layouts: Hugging Face's file names
-(one model per folder, in several formats and variants), Meta's and Mistral's consolidated files beside them or in a folder
-`original`, GGUF files made from the model beside them or from one another, DeepSpeed's files beside the gathered weights.
+Equal names and shapes are not sufficient evidence: two runs of one model also have them. Known layouts: Hugging Face's file names
+(one model per folder, in several formats and variants), Meta's and Mistral's consolidated files next to them or in a folder
+`original`, GGUF files made from the model next to them or from one another, DeepSpeed's files next to the gathered weights.
 """
 
 from __future__ import annotations
@@ -78,13 +78,13 @@ def _profile(section: Section) -> _Profile:
 
 
 def _folder(section: Section) -> str:
-    """The folder a section lies in; DeepSpeed's tag folder and its maker's own format belong to the one above."""
+    """The folder of a section; DeepSpeed's tag folder and its maker's own format belong to the one above."""
     files = section.files[0].rpartition("/")[0] if section.files else section.path
     return files.rpartition("/")[0] if section.format.startswith("DeepSpeed") or _original(section) else files
 
 
 def _original(section: Section) -> bool:
-    """Whether it is the model in its maker's own format, beside that of Hugging Face (Llama, gpt-oss)."""
+    """Whether it is the model in its maker's own format, next to that of Hugging Face (Llama, gpt-oss)."""
     return bool(section.files) and "original" in section.files[0].split("/")[-2:-1]
 
 
@@ -129,7 +129,7 @@ def _close(one: _Profile, other: _Profile) -> bool:
 
 
 def _dimensions(section: Section) -> dict[str, Any]:
-    """What the section's own config or key-values say about the size of the model."""
+    """The size of the model in the section's own config or key-values."""
     known = dict(from_config(section.facts)[-1:])
     fields = next(iter(known.values()), {})
     return {key: fields[key] for key in ("n_layers", "hidden_sz") if key in fields}

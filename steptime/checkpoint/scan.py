@@ -60,7 +60,7 @@ class Folder:
         return found if isinstance(found, dict) else {}
 
     def has_name(self, name: str) -> bool:
-        """Whether a name that a file of this directory states stays inside it; nothing else is looked at."""
+        """Whether a name stated by a file of this directory is inside it; nothing else is read."""
         return name not in ("", ".", "..") and not any(char in name for char in "/\\\0")
 
     def join(self, file: str) -> str:

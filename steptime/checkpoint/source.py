@@ -69,18 +69,16 @@ class Source:
         of 2**62 costs nothing.
         """
         if offset < 0 or length < 0 or offset + length > self.size:
-            message = f"wants {length} bytes at byte {offset}, the file has {self.size}"
+            message = f"needs {length} bytes at byte {offset}, the file has {self.size}"
             raise UnreadableError("TRUNCATED", message, self.name)
         data = self.upto(offset, length)
         if len(data) < length:
-            raise UnreadableError(
-                "TRUNCATED", f"the file became shorter while it was read, at byte {offset}", self.name
-            )
+            raise UnreadableError("TRUNCATED", f"the file was truncated while it was read, at byte {offset}", self.name)
         return data
 
 
 class Window(Source):
-    """`length` bytes of an open file from `offset`, seen as a file of its own: a torch zip inside a .distcp file."""
+    """`length` bytes of an open file from `offset`, as a separate file: a torch zip inside a .distcp file."""
 
     __slots__ = ("_offset", "_whole")
 
@@ -95,7 +93,7 @@ class Window(Source):
 
 
 class Cursor:
-    """Reads one record after another through a buffer, from `at` on; payloads are stepped over without being read.
+    """Reads one record after another through a buffer, from `at` on; payloads are skipped without being read.
 
     A length that the file does not have raises `UnreadableError` (TRUNCATED).
     """
@@ -107,10 +105,10 @@ class Cursor:
         self._data = b""
 
     def skip(self, length: int) -> None:
-        """Step over `length` bytes."""
+        """Skip `length` bytes."""
         left = self.source.size - self.at
         if length > left:
-            raise UnreadableError("TRUNCATED", f"wants {length} bytes at byte {self.at}, {left} left", self.source.name)
+            raise UnreadableError("TRUNCATED", f"needs {length} bytes at byte {self.at}, {left} left", self.source.name)
         self.at += length
 
     def take(self, length: int) -> bytes:

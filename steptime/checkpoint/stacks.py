@@ -1,7 +1,7 @@
-"""The parts of a model by the names of its tensors: the language model's layers first, vision, audio and the rest apart.
+"""The parts of a model by the names of its tensors: the language model's layers first, then vision, audio and the rest.
 
-A stack is what shares the text before a layer number. The language model is the largest stack that is not of another part;
-of an encoder and a decoder it is the decoder.
+A stack is the set of names with the same text before a layer number. The language model is the largest stack that is not of
+another part; of an encoder and a decoder it is the decoder.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from steptime.checkpoint.weight_names import EMBED
 
 LAYER = re.compile(r"(?:^|\.)(?:layers?|h|blk|blocks?|resblocks)\.(\d{1,6})\.")
 STACKED = re.compile(r"(?:^|\.)(?:layers?|blocks?|h)\.(?!\d)")
-"""Where a number would stand in the name of a tensor that has all layers, as its first dimension."""
+"""In place of the layer number in the name of a tensor that has all layers as its first dimension."""
 MAX_LAYERS = 10_000
 _PARTS = (  # in this order: a vision tower's projector is the projector's
     ("projector", re.compile(r"(?:^|[._])(?:(?!vocab_)\w*projector|connector|merger|mlp1|mm|resampler|aligner)\.")),
@@ -45,16 +45,16 @@ class Stack:
         return sum([prod(shape) for tails in self.layers.values() for shape in tails.values()])
 
     def widths(self) -> dict[int, int]:
-        """How often norms and biases have each length, the commonest first."""
+        """How often norms and biases have each length, the most common first."""
         every = Counter([shape[0] for tails in self.layers.values() for shape in tails.values() if len(shape) == 1])
         return dict(every.most_common())
 
     def attends(self) -> bool:
-        """Whether a layer has attention or a scan in its place: a vocoder's blocks and a time series' convolutions have none."""
+        """Whether a layer has attention or a scan instead: a vocoder's blocks and a time series' convolutions have none."""
         return any(_MIXER.search(tail) for tails in self.layers.values() for tail in tails)
 
     def summary(self) -> dict[str, Any]:
-        """Layers, width (the commonest length of a norm or bias) and parameters."""
+        """Layers, width (the most common length of a norm or bias) and parameters."""
         width = [("hidden_sz", width) for width in self.widths()][:1]
         return {"n_layers": len(self.layers), **dict(width), "params": self.elements}
 

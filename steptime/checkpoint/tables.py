@@ -1,4 +1,4 @@
-"""Tables of names that ship with steptime, each with its source: data/checkpoint/*.json."""
+"""Tables of names included with steptime, each with its source: data/checkpoint/*.json."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def table(name: str) -> dict[str, Any]:
-    """The tables of one file by what they are about."""
+    """The tables of one file by subject."""
     found: dict[str, Any] = json.loads(
         (Path(__file__).parents[1] / "data" / "checkpoint" / f"{name}.json").read_bytes()
     )

@@ -19,7 +19,7 @@ MAX_PARTS = 64  # of a dotted name; a hostile name has millions
 
 @dataclass(slots=True)
 class Node:
-    """A module or, without children, a tensor. After folding it stands for `repeat` equal ones named in `name`.
+    """A module or, without children, a tensor. After folding it represents `repeat` equal ones, listed in `name`.
 
     `params` [elements] and `nbytes` are of all of them together. Nodes of one tree with the same tensors under the same
     names, in whatever order they were stored, have one `kind`.

@@ -45,7 +45,7 @@ class ZipDirectory:
 
 
 def read_directory(source: Source) -> ZipDirectory | None:
-    """The directory; None when there is no end-of-central-directory record, that is when the file was cut short.
+    """The directory; None when there is no end-of-central-directory record, that is when the file is truncated.
 
     Raises `UnreadableError` (BAD_ZIP) when the record points outside the file.
     """
@@ -121,12 +121,10 @@ def _wide(extra: bytes, stored: int, size: int, header: int) -> tuple[int, int, 
 
 
 def content(source: Source, entry: ZipEntry, most: int = MAX_DIRECTORY) -> bytes:
-    """The data of a member that is stored as it is. Raises `UnreadableError` (COMPRESSED, TOO_LARGE) for every other."""
+    """The data of a member that is stored uncompressed. Raises `UnreadableError` (COMPRESSED, TOO_LARGE) for every other."""
     if entry.flags & ENCRYPTED or entry.method != 0:
         how = "encrypted" if entry.flags & ENCRYPTED else "compressed"
-        raise UnreadableError(
-            "COMPRESSED", f"{entry.name} is {how}; torch writes neither, it is not expanded", source.name
-        )
+        raise UnreadableError("COMPRESSED", f"{entry.name} is {how}; torch writes neither; not expanded", source.name)
     if entry.size > most:
         raise UnreadableError("TOO_LARGE", f"{entry.name} has {entry.size} bytes; at most {most} are read", source.name)
     return source.exactly(data_offset(source, entry), entry.size)

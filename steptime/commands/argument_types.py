@@ -22,7 +22,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def decoded(text: str) -> str:
-    """Text without the lone surrogates that stand for bytes which are not UTF-8; no output could encode them."""
+    """Text without the lone surrogates that represent bytes which are not UTF-8; no output could encode them."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 

@@ -38,7 +38,7 @@ SUBCOMMANDS = {
     "schema": "JSON Schema of a plan, for editors",
 }
 OWN_MODULE = frozenset({"search", "diff", "explain", "serve", "bench", "init"})
-"""Subcommands that run in a module of their own, NAME_command; all others run in `plans`."""
+"""Subcommands with their own module, NAME_command; all others run in `plans`."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -58,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _no_plugins() -> None:
-    """Keep pydantic from looking for plugins: the search alone would import importlib.metadata, email and zipfile."""
+    """Keep pydantic from looking for plugins: the search itself would import importlib.metadata, email and zipfile."""
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     name = "pydantic.plugin._loader"
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def diff(options: Namespace, out: Printer) -> int:
-    """Two configs side by side; --set changes both. A training log stands for its job, and for what it measured."""
+    """Two configs side by side; --set changes both. A training log provides its job and its measurements."""
     if len(options.files) < 2:
         one = next(iter(options.files), "A.yaml")
         raise ConfigError(f"3dtrn diff: needs two files or more; write 3dtrn diff {one} B.yaml")

@@ -50,7 +50,7 @@ def launched(options: Namespace) -> tuple[Job, Reading]:
     return job, reading
 
 
-_WORDS = "give script and arguments in one string"
+_WORDS = "pass script and arguments as one string"
 _VARIABLES = re.compile(r"write ((?:\w+=\.\.\. )+)before the command")
 
 
@@ -59,7 +59,7 @@ def _retyped(typed: list[str], problems: Sequence[str]) -> list[str]:
 
     >>> _retyped(["--from", "auto", "my job.sh"], ["f: vocabulary size unknown; add --set model.vocab_sz=N (see x)"])
     ["to go on: 3dtrn --from auto 'my job.sh' --set model.vocab_sz=N"]
-    >>> _retyped(["--from", "auto", "run.sh"], ["f: $2 has no value; give script and arguments in one string: 'SCRIPT ARG ...'"])
+    >>> _retyped(["--from", "auto", "run.sh"], ["f: $2 has no value; pass script and arguments as one string: 'SCRIPT ARG ...'"])
     ["to go on: 3dtrn --from auto 'run.sh ARG1 ARG2'"]
     >>> _retyped(["--from", "auto", "run.sh"], ["f: $RANK has no value; write RANK=... before the command"])
     ['to go on: RANK=... 3dtrn --from auto run.sh']
@@ -90,9 +90,9 @@ def _options(line: str) -> list[str]:
 
 
 def export(job: Job, options: Namespace, out: Printer) -> int:
-    """Print a plan as a framework's launch file, with what it has no words for.
+    """Print a plan as a framework's launch file, with a list of the settings that have no equivalent in it.
 
-    That stands in comments at its top, or, as JSON has none, on standard error.
+    The list is in comments at its top or, since JSON has none, on standard error.
 
     Raises:
         ConfigError: an option that asks for an estimate, too.

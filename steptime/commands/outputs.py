@@ -1,4 +1,4 @@
-"""The files that a command writes beside its text: pages, traces, pictures, plans."""
+"""The files that a command writes in addition to its text: pages, traces, pictures, plans."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def check_save(path: str) -> None:
     """Refuse, before any work, a path of --save that cannot become a new file.
 
     Raises:
-        ConfigError: the file is there already, or its folder is not.
+        ConfigError: the file exists already, or its folder does not.
     """
     if Path(path).exists():
         raise ConfigError(f"--save {path}: file exists; remove it or use another name")
@@ -78,10 +78,10 @@ def check_save(path: str) -> None:
 
 
 def write_new(path: str, text: str, named: str, fix: str = "remove it or use another name") -> None:
-    """Write a file that is not there yet; a problem begins with `named`.
+    """Write a new file; a problem begins with `named`.
 
     Raises:
-        ConfigError: it is there already, or cannot be written.
+        ConfigError: it exists already, or cannot be written.
     """
     try:
         with Path(path).open("x", encoding="utf-8") as file:

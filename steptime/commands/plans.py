@@ -101,7 +101,7 @@ def sensitivity(options: Namespace, out: Printer) -> int:
 
 
 def scale(options: Namespace, out: Printer) -> int:
-    """Weak scaling as the estimate has it, and strong scaling at the config's own batch; or the best layout of each size."""
+    """Weak scaling as in the estimate, and strong scaling at the config's own batch; or the best layout of each size."""
     if options.best or options.devices is not None:
         from steptime.commands.search_command import scale_best
 

@@ -34,7 +34,7 @@ class SearchPlan(NamedTuple):
 
     job: Job
     said: bool
-    """Whether it has a layout of its own; otherwise `job` is on one device."""
+    """Whether it has its own layout; otherwise `job` is on one device."""
     devices: int | None
     """The plan's number of devices; None where --devices must give it."""
     fixed: dict[str, tuple[Any, ...]]
@@ -114,7 +114,7 @@ def plan_from(text: str, source: str, name: str, sets: list[str]) -> SearchPlan:
 
 
 def _whole(source: str, text: str, name: str, sets: list[str]) -> SearchPlan:
-    """A plan with a layout of its own."""
+    """A plan with its own layout."""
     if source == "-":
         try:
             job = Job.load(text if "\n" in text else text + "\n", sets)

@@ -38,7 +38,7 @@ JSON = ("summary", "full")
 
 
 class RefusedError(Exception):
-    """Bad input beside the checkpoint: a plan that cannot be read, a file that cannot be written. One line per problem."""
+    """Bad input other than the checkpoint: a plan that cannot be read, a file that cannot be written. One line per problem."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("\n".join(problems))

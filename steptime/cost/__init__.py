@@ -1,1 +1,1 @@
-"""What an op costs: compute, collectives, overlap."""
+"""The cost of an op: compute, collectives, overlap."""

@@ -54,7 +54,7 @@ class Algorithm(NamedTuple):
     rate: float = 1.0
     """Rate divided by that of a ring."""
     joined: bool = True
-    """Whether the ranks of a domain pass on one stream, so that a group can use the links of all its ranks to the next domain."""
+    """Whether the ranks of a domain forward one stream, so that a group can use the links of all its ranks to the next domain."""
     in_switch: bool = False
     to_all: bool = False
     """Whether every rank sends to every other rank."""
@@ -83,7 +83,7 @@ def _all_but_own(ranks: Num, _below: Num, _members: Num, _innermost: bool) -> Nu
 def _pairwise_share(ranks: Num, below: Num, members: Num, innermost: bool) -> Num:
     """All-to-all, 1/n of the bytes to each rank: in the innermost domain to its other ranks, on an outer tier to all outside.
 
-    In a domain that the group does not fill the fewest share a domain, and they have the most to send out.
+    If the group does not fill all domains, the ranks of the smallest domain have the most to send out.
     """
     fewest = ranks - below * (ceil(ranks / below) - 1.0)
     return (members - 1.0) / ranks if innermost else (ranks - fewest) / ranks
@@ -138,7 +138,7 @@ def collective(kind: str, bytes_: Num, group: Group, tiers: Sequence[Tier]) -> C
         bytes_: the full tensor of one call [B]: what all-gather returns, what reduce-scatter, all-reduce and broadcast take,
             what one rank hands to all-to-all, one message of send_recv.
         group: its ranks; a single rank costs nothing.
-        tiers: innermost first; the last one holds every rank that the others do not.
+        tiers: innermost first; the last one contains every rank that the others do not.
 
     All-reduce takes the best of ring, tree and, where all tiers it crosses have it, reduction in the switch. Over a
     hierarchical tier (between data centers) a collective may run inside and across in turn, where that is faster.
@@ -234,7 +234,7 @@ def routes(kind: str, group: Group, tiers: Sequence[Tier]) -> list[Route]:
 def route(algorithm: Algorithm, ranks: Num, path: Sequence[Crossing]) -> Route:
     """One algorithm among some ranks.
 
-    The hops add up; the bytes stream over all tiers at once, each tier its share of them, and the slowest sets the pace. A ring
+    Hops add up; bytes stream over all tiers at once, each tier with its share, and the slowest tier determines the time. A ring
     enters and leaves a domain once, so over an outer tier the group has the links of all its ranks in a domain; groups side by
     side share the domain's links, which is why a tier's rate is that of one device.
     """

@@ -17,7 +17,7 @@ K_OVERHEAD = 200.0
 """A tile's prologue and epilogue, in units of k: a GEMM of depth k runs at k / (k + 200) of its asymptote. With WAVE_LOSS and
 a fixed time of 4 us it meets 74 published cuBLAS efficiencies of Llama layers on A100 and H100, m 256 to 4096, to 6 % (mean
 absolute log error; microsoft/vidur@7d47513 data/profiling). Isolated GEMMs alone would have 50 to 100; small layers in training
-runs want more (rows marked fit). A tile's fixed time is the same in a faster dtype, which passes more k in it: see
+runs need more (rows marked fit). A tile's fixed time is the same in a faster dtype, which processes more k in that time: see
 `depth_overhead`."""
 WAVE_LOSS = 0.25
 """Share of a partly filled last wave that is lost; kernels with smaller tiles or split-k recover the rest (same fit)."""
@@ -29,7 +29,7 @@ GROUP_ROWS = 120.0
 1040 and 932 TFLOP/s at 8192, 1024, 512 and 256 rows (deepseek-ai/DeepGEMM@55ab91f README), of which this gives 1346, 1223, 1107
 and 930. Half a tile of 128 rows an expert is padding in the mean, grouped or not."""
 RATED_LENGTH = 4096.0
-"""Tokens at which a machine file states its attention rates: the figures of arXiv 2407.08608 and its like are read there."""
+"""Tokens at which a machine file states its attention rates: as do arXiv 2407.08608 and similar papers."""
 ROW_BYTES = 16.0
 """Rows of a matrix that a tensor core reads start at multiples of this (NVIDIA, Matrix Multiplication Background User's Guide,
 section "Tensor Core Requirements": 8 elements of 16 bits)."""
@@ -77,7 +77,7 @@ def shape_efficiency(m: Num, n: Num, k: Num, count: Num, sm_count: float | None,
 def depth_overhead(op: Gemm, r: Rates) -> float:
     """K_OVERHEAD, or the device's own value, scaled to the dtype of a product.
 
-    In a tile's fixed time quantized operands pass more k, by the ratio of the rates. fp8 on H100 then runs squares of 4096 and
+    In a tile's fixed time quantized operands process more k, by the ratio of the rates. fp8 on H100 then runs squares of 4096 and
     8192 at 1,203 and 1,300 TFLOP/s; measured are 1,217 and 1,290, where 32768 reaches 1,382 (Azure/AI-benchmarking-guide@8fd0c6e
     Azure_Results/ND_H100_v5_results.md).
     """
@@ -102,10 +102,10 @@ def gemm_pass(op: Gemm, r: Rates, m: Num, n: Num, k: Num, bytes_: Num, rate: flo
 
 
 def aligned(op: Gemm) -> Num:
-    """Whether the rows of a batched product of activations start where tensor cores can read them; rows of weights are taken to.
+    """Whether the rows of a batched product of activations start where tensor cores can read them; rows of weights always do.
 
-    The heads of unfused attention are slices of one tensor, head_dim elements apart. Of BigScience's runs that differ in heads
-    alone (rows marked fit), those of head size 108 and 150 spend 31 to 37 s of a step more on 370 to 390 TFLOP per device: 11
+    The heads of unfused attention are slices of one tensor, head_dim elements apart. Of BigScience's runs that differ only in
+    heads (rows marked fit), those of head size 108 and 150 spend 31 to 37 s of a step more on 370 to 390 TFLOP per device: 11
     TFLOP/s, which is fp32's peak without tensor cores (19.5) times `shape_efficiency`; 104, 144, 208, 216 and 224 spend none.
     """
     if op.itemsize >= 4.0:
@@ -254,14 +254,14 @@ def head_share(op: Attention, of_64: float) -> Num:
 def attention_pass(op: Attention, r: Rates, flops: Num, rate: float, passes: float, merge_bytes: Num = 0.0) -> Pass:
     """A flash kernel of `rate` at `RATED_LENGTH`: arithmetic against q, k, v and output read and written `passes` times.
 
-    Blocks that the mask cuts are computed whole: one edge, of some 225 keys a query, in a causal triangle of s / 2 keys a query,
-    two in a window. Both so run at n / (n + 450) for n keys seen. Measured on GB200, window 128, head size 64, cuDNN 9.22: 161
-    to 167 TFLOP/s forward and 182 to 188 backward at 4,096 to 16,384 tokens (NVIDIA/cudnn-frontend@3929da2
+    Kernels compute blocks crossed by the mask in full: one edge, of some 225 keys per query, in a causal triangle of s / 2 keys
+    per query, two in a window. Both run at n / (n + 450) for n keys seen. Measured on GB200, window 128, head size 64, cuDNN
+    9.22: 161 to 167 TFLOP/s forward and 182 to 188 backward at 4,096 to 16,384 tokens (NVIDIA/cudnn-frontend@3929da2
     benchmark/sdpa_benchmark_training/results/gpt_oss), of which this gives 164 and 160; on H200, window 1,024, 336 and 289
     (results/h200_919_only_cudnn), this gives 321 and 287.
 
-    In several calls it runs at the rate of one over the whole length: only the blocks on the diagonal are wasted on, and they are
-    the same ones. Every call has its fixed time; merging moves `merge_bytes`.
+    In several calls it runs at the rate of one over the whole length: only blocks on the diagonal are computed in vain, and those
+    are the same. Every call has its fixed time; merging moves `merge_bytes`.
     """
     elements = op.q_len * op.n_q_heads + op.kv_len * op.n_kv_heads
     bytes_ = op.batch * elements * (op.d_qk + op.d_v) * op.itemsize * passes
@@ -276,7 +276,7 @@ def attention_pass(op: Attention, r: Rates, flops: Num, rate: float, passes: flo
 def move_pass(bytes_: Num, kernels: float, r: Rates, slow: ByElement = VECTORIZED) -> Pass:
     """A memory-bound kernel: its bytes at the sustained memory rate, plus a fixed time for each of its `kernels`.
 
-    What goes element by element takes at least its elements' time on the SMs.
+    Element-wise kernels without vector loads take at least the time of their elements on the SMs.
     """
     rate = r.bytes_per_s * r.move_rate
     bandwidth = bytes_ / rate

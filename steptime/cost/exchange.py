@@ -1,4 +1,4 @@
-"""Seconds of an exchange that sends a row once to each domain that wants it (DeepEP, HybridEP; deepseek-ai/DeepEP README)."""
+"""Seconds of an exchange that sends a row once to each domain that needs it (DeepEP, HybridEP; deepseek-ai/DeepEP README)."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from steptime.job.mesh import Group, members_per_domain
 from steptime.model.router_choice import Routing
 
 EXCHANGE_S = 77e-6
-"""Least time of a call, however little it sends: dispatch of 128 tokens over 8 ranks of H800 (DeepEP README, low latency)."""
+"""Minimum time of a call, even for few bytes: dispatch of 128 tokens over 8 ranks of H800 (DeepEP README, low latency)."""
 
 
 class Passage(NamedTuple):
@@ -46,7 +46,7 @@ def passages(routing: Routing, group: Group, tiers: Sequence[Tier], copies: Num)
 def exchange(bytes_: Num, routing: Routing, group: Group, tiers: Sequence[Tier], copies: Num) -> CommCost:
     """One call over a group of which a rank receives `bytes_`, `copies` rows for each token of it.
 
-    Tiers stream at once, and the slowest sets the pace.
+    Tiers stream at once, and the slowest determines the time.
     """
     if not is_column(group.ranks) and group.ranks <= 1:
         return FREE

@@ -1,4 +1,4 @@
-"""What the host needs to launch a kernel: eager Python, compiled code, DTensors, CUDA graphs."""
+"""Host time to launch a kernel: eager Python, compiled code, DTensors, CUDA graphs."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def network(machine: Machine, cross_dc: CrossDc | None = None, devices: float | 
     if cross_dc is None:
         return tuple(machine.tiers)
     if devices is None:
-        raise ValueError("cross_dc: number of devices is required to share the link between data centers")
+        raise ValueError("cross_dc: the number of devices is required to divide the bandwidth between data centers")
     per_center = devices / cross_dc.n_dcs
     inside = [tier for tier in machine.tiers if tier.size < per_center]
     outermost = machine.tiers[len(inside)] if len(inside) < len(machine.tiers) else None

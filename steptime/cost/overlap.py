@@ -2,7 +2,7 @@
 
 Compute is one stream, the collectives of each axis (tp, cp, ep, dp, pp, the link to the host) are another. Work on one stream
 runs in order, work on two runs at once: a walk of `Stream`s finds how much, or its closed form where all pieces are alike. Of
-that the plan's `overlap` hides all, nothing or a share, and what is hidden slows the compute that it hides under (`hidden_s`).
+that the plan's `overlap` hides all, nothing or a share, and hidden communication slows the compute that hides it (`hidden_s`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A device and a network slowed by one factor, as a calibration asks."""
+"""A device and a network slowed by one factor, for a calibration."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def slower_rates(rates: Rates, factor: float) -> Rates:
 
 
 def slower_tiers(tiers: tuple[Tier, ...], factor: float) -> tuple[Tier, ...]:
-    """Links and hops slowed by the factor. What a collective costs before its first hop stays: tens of microseconds."""
+    """Links and hops slowed by the factor. The fixed cost of a collective is not scaled: tens of microseconds."""
     if factor == 1.0:
         return tiers
     return tuple(

@@ -35,7 +35,7 @@ class CommCall(NamedTuple):
 
     @property
     def exposed_s(self) -> Num:
-        """Seconds of all of them that nothing hides."""
+        """Exposed seconds of all of them."""
         return self.cost.time_s * self.count - self.hidden_s
 
 
@@ -92,7 +92,7 @@ class Context:
     batch: Num = 1.0
     """Sequences in a micro-batch."""
     host_bytes_per_s: float = inf
-    """Rate of a copy to or from the host's memory [B/s]."""
+    """Rate of a copy to or from host memory [B/s]."""
     woven: Num = 1.0
     """Fraction of micro-batches whose forward overlaps another one's backward where the all-to-all of experts is overlapped."""
     known: dict[tuple[str, str], Collective] = field(default_factory=dict, compare=False)
@@ -159,7 +159,7 @@ def part_time(
 ) -> PartTime:
     """Seconds of one micro-batch through a part; of its launch gaps, `gap_s` in all, forward has a third, as of the kernels.
 
-    `offloaded`: bytes that go to the host's memory in forward and come back in backward.
+    `offloaded`: bytes that go to host memory in forward and come back in backward.
     """
     passes = [compute.forward(op, context.rates, sizes) for op in ops]
     both = [compute.backward(op, context.rates, sizes) for op in ops]

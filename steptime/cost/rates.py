@@ -41,8 +41,8 @@ SCAN_FLOPS_PER_SM = 0.68e12
 """Rate of the five Triton kernels of Mamba-2's scan on one SM, forward, without the time of `Scan.forward_bytes`: 12.6 M
 tokens/s on H100 at 8,192 tokens, 128 heads of 64, 128 states, 1 group, chunks of 256 (12.1 to 12.9 at 4,096 and 16,384; 10.7 to
 11.8 beyond; vllm-project/vllm pull request 27299, "Original": its copy of them). The last and largest alone runs at .99 (H800;
-tile-ai/tilelang@be9c08f benchmark/mamba2/README.md). Not a share of the peak: their like of linear attention, below, are as fast
-on one SM of GB200 as on one of H100, which is assumed of these too [FLOP/s]."""
+tile-ai/tilelang@be9c08f benchmark/mamba2/README.md). Not a share of the peak: the similar kernels of linear attention, below, are
+as fast on one SM of GB200 as on one of H100, which is assumed for these too [FLOP/s]."""
 SCAN_SHARE = 0.091
 """The same as a share of the dense peak, where a machine states no number of SMs (H100: 90 of 989)."""
 CONV_BYTES_PER_SM = 21e9
@@ -89,7 +89,7 @@ class Rates(NamedTuple):
     slowness: float = 1.0
     """Factor on the seconds of kernels and launches; already applied to the rates above."""
     accumulate_bytes: float = 0.0
-    """Bytes per weight that a kernel of its own moves to add wgrad's result to the main gradient."""
+    """Bytes per weight that a separate kernel moves to add wgrad's result to the main gradient."""
     move_rate: float = 1.0
     """Rate of memory-bound kernels divided by `bytes_per_s`."""
     plain_share: float = 1.0
@@ -125,7 +125,7 @@ def peak_dtype(accelerator: Accelerator, precision: str) -> str:
 def rates(accelerator: Accelerator, software: Software, microbatches: int = 1) -> Rates:
     """Sustained rates of a device under a software profile.
 
-    Without fusion the gradient of a weight is added to the main one by a kernel of its own, except where the first micro-batch's
+    Without fusion the gradient of a weight is added to the main one by a separate kernel, except where the first micro-batch's
     becomes the gradient (torch/csrc/autograd/functions/accumulate_grad.h).
     """
     dtype = peak_dtype(accelerator, software.compute_dtype)

@@ -1,8 +1,8 @@
 """FSDP's parameter groups and the buffers that each of them allocates.
 
 Source: torch 2.13, torch/distributed/fsdp/_fully_shard/ (_fsdp_param_group.py, _fsdp_collectives.py). Groups are one per
-block and the root with the embedding, final norm and head; with wrap "model" all is one group. Experts on ranks of their own
-are a second group of their block (pytorch/torchtitan@b5bcd76c torchtitan/distributed/fsdp.py, apply_fsdp_to_decoder).
+block and the root with the embedding, final norm and head; with wrap "model" all is one group. Experts on separate ranks are a
+second group of their block (pytorch/torchtitan@b5bcd76c torchtitan/distributed/fsdp.py, apply_fsdp_to_decoder).
 """
 
 from __future__ import annotations
@@ -88,14 +88,14 @@ class Buffers(NamedTuple):
 
 
 class Groups(NamedTuple):
-    """The groups of a model chunk: the root, and one per layer in depth order (none of its own where the chunk is one group)."""
+    """The groups of a model chunk: the root, and one per layer in depth order (none where the chunk is one group)."""
 
     root: ParamGroup
     layers: list[ParamGroup]
 
 
 def options(assembly: Assembly) -> Fsdp:
-    """The job's FSDP settings; where it only names ZeRO-3, torch's defaults with gradients reduced in their own dtype."""
+    """The job's FSDP settings; where it only sets ZeRO-3, torch's defaults with gradients reduced in their own dtype."""
     job = assembly.job
     dtype = job.software.states.main_grad_dtype
     own = job.software.compute_dtype if dtype == "compute" else dtype
@@ -105,7 +105,7 @@ def options(assembly: Assembly) -> Fsdp:
 def unsynced(job: Job) -> bool:
     """Whether several micro-batches of a step add up whole gradients, which the last one reduces (no_sync).
 
-    Under a pipeline it is the schedule that does so.
+    Under a pipeline the schedule does so.
     """
     if job.parallelism.pp > 1 or job.single_microbatch or not applies(job):
         return False

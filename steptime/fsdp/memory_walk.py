@@ -90,7 +90,7 @@ def wrapped(assembly: Assembly, memories: PartMemories, chunk: Chunk, *, every: 
 
 
 def prefetches(assembly: Assembly) -> bool:
-    """Whether each layer's forward prefetches the next layer: torchtitan asks for it where experts are sharded.
+    """Whether each layer's forward prefetches the next layer: torchtitan sets it where experts are sharded.
 
     torchtitan/distributed/fsdp.py, set_modules_to_forward_prefetch; else a gather starts when its own layer does.
     """
@@ -175,7 +175,7 @@ def backward(
 def flat_forward(
     assembly: Assembly, memories: PartMemories, moments: Moments, root: Buffers, layers: list[Wrapped]
 ) -> None:
-    """FSDP 1: compute reads the gathered flat parameter itself, which goes after its layer.
+    """FSDP 1: compute reads the gathered flat parameter itself, which is freed after its layer.
 
     Source: torch 2.13, torch/distributed/fsdp/_flat_param.py, pre_unshard, unshard, reshard. The root's stays; where every module
     is wrapped, it has none.

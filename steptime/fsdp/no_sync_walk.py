@@ -1,4 +1,4 @@
-"""FSDP's memory where a step's last micro-batch alone reduces gradients: the others add theirs up, whole, on every rank.
+"""FSDP's memory where only a step's last micro-batch reduces gradients: the others accumulate theirs, unsharded, on every rank.
 
 Source: torch 2.13, torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py, post_backward, and _fsdp_param.py,
 to_accumulated_grad_if_needed and accumulate_unsharded_grad_if_needed: sums are held in the dtype of the reduction, which a
@@ -24,7 +24,7 @@ class Phase(NamedTuple):
     """A micro-batch of the step."""
 
     summed: bool
-    """Gradients of earlier ones are there."""
+    """Gradients of earlier ones are allocated."""
     last: bool
     """It reduces them."""
 

@@ -1,4 +1,4 @@
-"""The worst moments of FSDP's passes over a micro-batch, whether each reduces its gradients or the last of a step alone."""
+"""The worst moments of FSDP's passes over a micro-batch, whether each reduces its gradients or only the last of a step."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def peak_moment(assembly: Assembly) -> PeakMoment:
 def pass_moments(assembly: Assembly) -> tuple[PeakMoment, PeakMoment]:
     """The worst moment of a micro-batch's forward, and that of its backward.
 
-    Sharded gradients are counted as states, there from the start; of a single micro-batch those not yet made are taken off.
+    Sharded gradients are counted as states, allocated from the start; for a single micro-batch those not yet made are subtracted.
     """
     memories = PartMemories(assembly, weight_grads_stay=True)
     root = buffers(assembly, groups(assembly, assembly.chunks[0]).root)

@@ -240,7 +240,7 @@ class ShardedChunk:
 def chunk_bytes(
     assembly: Assembly, chunk: Chunk, memories: PartMemories, plain: PartMemories, *, split: bool
 ) -> ShardedChunk:
-    """Sizes of one chunk. `memories` keep the gradients of a part beside it until its backward ends, `plain` do not."""
+    """Sizes of one chunk. `memories` keep the gradients of a part until its backward ends, `plain` do not."""
     job, found = assembly.job, groups(assembly, chunk)
     itemsize = job.software.itemsize
     embedding = memories.embedding if chunk.embedding else ABSENT

@@ -64,7 +64,7 @@ def exposed_s(groups_s: list[CommSeconds], prefetch: int) -> Num:
 def micro_batch_exposed(assembly: Assembly, tiers: tuple[Tier, ...], directions: Sequence[list[CommSeconds]]) -> Num:
     """Seconds that one micro-batch's collectives and copies add, in one direction or both.
 
-    By the two streams, all, or a share, as `overlap.dp` says. What hides slows the compute that it hides under.
+    By the two streams, all, or a share, as `overlap.dp` says. Hidden communication slows the compute that hides it.
     """
     share = assembly.job.software.overlap.dp
     every = [of for groups_s in directions for of in groups_s]

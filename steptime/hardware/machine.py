@@ -53,7 +53,7 @@ class Tier(Config):
 
 
 class Kernels(Config):
-    """Fixed times of kernels, measured on a device with eager torch, whose constants are all its own.
+    """Fixed times of kernels, measured on a device with eager torch, which has its own constants.
 
     They replace a profile's figures for eager torch (`torch`, `fsdp2`), and no factor fitted on published runs applies.
     """
@@ -91,8 +91,8 @@ class Accelerator(Config):
     fa2_backward_efficiency: float | None = Field(None, gt=0, le=1)
     attention_backward_efficiency: float = Field(0.4, gt=0, le=1)
     attention_ramp_tokens: float = Field(450.0, ge=0)
-    """Over s keys it runs at s / (s + this) of its asymptote: blocks that the mask cuts are computed whole. 450 fits version 2 on
-    A100 and 3 on H100 (causal, head size 128; Dao-AILab/flash-attention README; arXiv 2407.08608 figure 5)."""
+    """Over s keys it runs at s / (s + this) of its asymptote, as blocks crossed by the mask are computed in full. 450 fits
+    version 2 on A100 and 3 on H100 (causal, head size 128; Dao-AILab/flash-attention README; arXiv 2407.08608 figure 5)."""
     gemm_overhead_k: float | None = Field(None, ge=0)
     """A GEMM of depth k runs at k / (k + this) of its asymptote; the cost model's default where not set."""
     host_bytes_per_s: BytesPerS | None = Field(None, gt=0)
@@ -108,7 +108,7 @@ class Accelerator(Config):
     """Multiprocessors (NVIDIA), compute units (AMD), Xe cores (Intel), among which a GEMM's output tiles are divided."""
     power_w: float | None = None
     inferred: bool = False
-    """Whether no source says that its runs were made on it: inferred from their step times. Intervals are wider then."""
+    """Whether its use is inferred from step times only, not stated by a source. Intervals are wider then."""
     note: str = ""
 
 
@@ -229,7 +229,7 @@ def _load(path: Path) -> Machine:
 
 
 def _plausible(machine: Machine) -> Machine:
-    """A machine from a file, rejected if figures lack their unit; one made in Python is in SI and may have any speed."""
+    """A machine from a file, rejected if figures lack their unit; one made in Python is in SI and not checked."""
     if lines := implausible(machine.figures()):
         raise ConfigError(ConfigProblem(line, where) for where, line in lines)
     return machine
@@ -282,7 +282,7 @@ def _same_share(machine: Machine, memory: Any) -> Machine:
 
 
 def _figure(said: Any, units: dict[str, float]) -> float:
-    """The figure that an override replaces; 0 where it is none, which then is no problem."""
+    """The figure that an override replaces; 0 where there is none, which is not checked."""
     try:
         value = read_quantity(said, units, "")
     except ValueError:
@@ -295,6 +295,6 @@ def _accelerator(name: str, provenance: dict[str, str]) -> dict[str, Any]:
     if key not in known and key in _aliases():
         key = shipped(_MACHINES / f"{_aliases()[key]}.yaml")["accelerator"]
     if key not in known:
-        line = f"accelerator: unknown accelerator {name!r}{near(name, known)} (or give its figures inline)"
+        line = f"accelerator: unknown accelerator {name!r}{near(name, known)} (or write its figures inline)"
         raise ConfigError(ConfigProblem(line, "accelerator"))
     return dict(plain_tree(shipped(ACCELERATORS / f"{key}.yaml"), "accelerator", provenance))

@@ -1,4 +1,4 @@
-"""Figures of a machine that are a thousand times off any shipped machine's: their unit is missing."""
+"""Figures of a machine that are a thousand times off any included machine's: their unit is missing."""
 
 from __future__ import annotations
 

@@ -203,10 +203,10 @@ class Assembly:
 
     @cached_property
     def local_head_params(self) -> LocalParams:
-        """The trained ones on one device: a tied head on the embedding's own stage has no weight of its own.
+        """The trained ones on one device: a tied head on the embedding's own stage has no separate weight.
 
-        In a pipeline it has one, beside the embedding that multi-token prediction needs too, where it gets no gradient (megatron/
-        core/models/gpt/gpt_model.py, skip_weight_param_allocation).
+        In a pipeline it has one, in addition to the embedding that multi-token prediction needs too, where it gets no gradient
+        (megatron/core/models/gpt/gpt_model.py, skip_weight_param_allocation).
         """
         if not self.tied_here:
             return self.head.registered_params

@@ -1,7 +1,7 @@
 """Layouts of one job in columns: degrees and batch as numpy arrays, one value per candidate.
 
 `Candidates` reads like the job: what is not a column is the job's own. The rules take all candidates at once (`legal`). What
-makes ops, memory and collectives takes those that differ in numbers alone (`alike`): the same chunks, the same collectives, the
+makes ops, memory and collectives takes those that differ only in numbers (`alike`): the same chunks, the same collectives, the
 same moments of the schedule.
 """
 

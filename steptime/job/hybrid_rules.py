@@ -45,7 +45,7 @@ def default_profile(model: Model, *, fsdp: bool) -> str:
 
 
 def last_kind(model: Model) -> str:
-    """The kind of a model's last layer; with attention where it has experts alone, as multi-token prediction repeats it."""
+    """The kind of a model's last layer; with attention where it has only experts, as multi-token prediction repeats it."""
     found = model.layers[-1].kind if model.layers else HYBRID[model.hybrid_pattern[-1]] if model.hybrid_pattern else ""
     if found:
         return "moe" if found == "experts" else found

@@ -1,6 +1,6 @@
 """A job: the content of a config file, read, resolved and checked.
 
-Sections stand side by side: model, parallelism, performance, data, hardware, and optionally cross_dc, run and notes. What they
+The sections are: model, parallelism, performance, data, hardware, and optionally cross_dc, run and notes. What they
 do not set comes from a software profile; the properties of `Job` give the resolved values, and nothing downstream looks at
 the unresolved ones.
 """

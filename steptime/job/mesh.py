@@ -45,9 +45,9 @@ class Fsdp(Config):
     prefetch: int = Field(default=1, ge=0)
     reduce_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
     wrap: Literal["block", "model", "module"] = "block"
-    """Unit that is gathered and freed. module: each with parameters of its own (version 1; seconds are those of blocks)."""
+    """Unit that is gathered and freed. module: each that has its own parameters (version 1; seconds are those of blocks)."""
     no_sync: bool | None = None
-    """Whether the last micro-batch of a step alone reduces gradients, which earlier ones add up unsharded (FSDP 1's `no_sync`,
+    """Whether only the last micro-batch of a step reduces gradients, which earlier ones accumulate unsharded (FSDP 1's `no_sync`,
     `set_requires_gradient_sync(False)`); default: the profile's. Pipelines always do so."""
     reshard_after_backward: bool = True
     """False keeps parameters gathered from the first micro-batch of a step to its last (`set_reshard_after_backward(False)`)."""

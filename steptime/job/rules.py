@@ -266,7 +266,7 @@ RULES = [*SANE, *MODELED, *LAYOUT_RULES]
 
 
 def problems(facts: Facts) -> list[ConfigProblem]:
-    """One problem per broken rule. Implausible numbers and unsupported models are reported alone: the rest would be noise."""
+    """One problem per broken rule; implausible numbers and unsupported models are reported without the others."""
 
     def broken(stage: list[Rule]) -> list[ConfigProblem]:
         return [

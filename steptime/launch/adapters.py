@@ -10,9 +10,9 @@ from steptime.launch.figures import Figures
 from steptime.launch.job_keys import text_of
 from steptime.model.lora import EVERY, MLP, QKV
 
-PARTLY = "weights trained in part by another way than LoRA: every weight is counted as trained"
+PARTLY = "partial training by a method other than LoRA: every weight is counted as trained"
 DTYPES = {"bf16": "bf16", "bfloat16": "bf16", "float32": "fp32", "fp32": "fp32", "float16": "fp16", "fp16": "fp16"}
-"""Words for the dtype of weights as they are loaded."""
+"""Words for the dtype of loaded weights."""
 WHOLE = frozenset({"full", "freeze_none"})
 """Words of a method that trains every weight."""
 
@@ -28,10 +28,10 @@ NAMES: dict[str, tuple[str, ...]] = {
     "attention": (*QKV, "o_proj"),  # NeMo 1's halves of a layer
     "mlp": MLP,
 }
-"""Projections by the names that models and trainers have for them."""
+"""Projections by their names in models and trainers."""
 
 _QUANTIZED = re.compile(r"[-_](?:aqlm|gptq|awq|hqq|int[48]|[48]bit)(?=[-_.]|$)", re.IGNORECASE)
-"""What the name of a repository with quantized weights has in it."""
+"""Pattern of the names of repositories with quantized weights."""
 
 
 def words_of(said: Any) -> list[str]:
@@ -57,7 +57,7 @@ def lora_section(said: Mapping[str, Any], usual: Mapping[str, Any]) -> tuple[dic
 
 
 def switch(found: Figures) -> str:
-    """The figure that switches adapters on: a method, else a rank alone."""
+    """The figure that switches adapters on: a method, else only a rank."""
     return "@adapter" if "@adapter" in found.figures else "@adapter_rank"
 
 
@@ -67,15 +67,15 @@ def adapted(found: Figures) -> bool:
 
 
 def _tell_defaults(found: Figures, said: Mapping[str, Any], usual: Mapping[str, Any]) -> None:
-    """Note what the files leave to the trainer; a program of one's own may have other defaults."""
+    """Note what is the trainer's default; a custom program may have other defaults."""
     if unsaid := [name for name in ("rank", "targets") if said[name] is None]:
         values = ", ".join(text_of(usual[name]) for name in unsaid)
         whose = f"the default of {found.keys.table.framework}"
-        found.keys.notes.append(f"{' and '.join(unsaid)} of the adapters not set, so {values}: {whose}")
+        found.keys.notes.append(f"{' and '.join(unsaid)} of the adapters not set, {values} assumed: {whose}")
 
 
 def put_adapters(found: Figures, config: dict[str, Any]) -> None:
-    """Put the adapters of a job into its config, and what they are stored in; what is no LoRA is left out with its reason.
+    """Put the adapters of a job into its config, and what they are stored in; what is not LoRA is left out with its reason.
 
     Source of the dtypes: peft tuners_utils.py, cast_adapter_dtype (adapters in fp32, whatever the weights are in).
     """

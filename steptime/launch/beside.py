@@ -1,4 +1,4 @@
-"""Files beside a launch file: those that it sources, runs or names, and those that the user adds with --with."""
+"""Other files that a launch file uses: those that it sources, runs or names, and those that the user adds with --with."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_BYTES = 2_000_000
 class Beside:
     """The files that a launch file may read: added ones by their name, others only within its own folder.
 
-    `folder`: where the launch file lies; None: nothing beside it is looked for. `added`: paths.
+    `folder`: that of the launch file; None: no files are searched for in it. `added`: paths.
     """
 
     def __init__(self, folder: Path | None = None, added: Iterable[str] = ()) -> None:
@@ -31,7 +31,7 @@ class Beside:
     def path(self, name: str) -> Path | None:
         """The path of a name, as a script or a config writes it; None where there is no such file.
 
-        What stands before a part without a value ("$DIR/args.sh") does not count, nor does a folder that is not here.
+        The part before a name without a value ("$DIR/args.sh") is ignored, and so is a folder that does not exist.
         """
         known = re.split(r"[\s\ue000-\uf8ff]+|\$\{?\w+\}?|\$\([^)]*\)", name.strip("'\""))[-1].lstrip("/")
         pure = PurePosixPath(known)
@@ -51,7 +51,7 @@ class Beside:
         return next((path for path in candidates if is_readable(path)), None)
 
     def program(self, name: str) -> str:
-        """The text of a training program, also where its script lies in a folder below it; "" where it is not there."""
+        """The text of a training program, also from a folder above its script; "" where it is not found."""
         above = self.folder.resolve().parents[:3] if self.folder is not None and "/" not in name else []
         there = next((path for folder in above if is_readable(path := folder / name)), None)
         return self.text(name) or (read_beside(there) if there else "") if name.endswith(".py") else ""
@@ -68,7 +68,7 @@ class Beside:
 
 
 def is_readable(path: Path) -> bool:
-    """Whether a file of that name is there, and not too large."""
+    """Whether a file of that name exists, and is not too large."""
     try:
         return path.is_file() and path.stat().st_size <= MOST_BYTES
     except OSError:  # a name longer than file systems have
@@ -86,7 +86,7 @@ def read_beside(path: Path) -> str:
 
 
 def with_numbers(text: str, path: Path | str) -> str:
-    """The text, whose numbers can all be read.
+    """The text, after checking that all its numbers can be read.
 
     Raises:
         ConfigError: one of them has more digits than Python reads.

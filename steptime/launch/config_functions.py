@@ -1,9 +1,9 @@
 """A Python function that returns a config, read by its syntax and never run.
 
-What can be read: calls with literal keyword arguments (a config object), functions of the same module and of modules beside it,
-literals, arithmetic, module constants, `config.a.b = literal`, an `if` whose test is known, `dataclasses.replace(config, a=...)`
-and `return`. A value that is computed stands as `Computed`, and only matters where somebody needs it; so does what a statement
-sets that cannot be followed.
+What can be read: calls with literal keyword arguments (a config object), functions of the same module and of modules in the same
+folder, literals, arithmetic, module constants, `config.a.b = literal`, an `if` whose test is known, `dataclasses.replace(config,
+a=...)` and `return`. A computed value is represented as `Computed`, and only matters where it is needed; so is a value set by a
+statement that cannot be followed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def read_function(
     """The function's own name, and the config that it returns, as nested mappings.
 
     `name`: the function; "" takes the only one of the file whose annotation ends in `returns`. `bases`: the pattern of functions
-    whose configs, where they are not in the modules `beside` the file, are taken as objects that nothing more is known of.
+    whose configs, where they are not in the modules `beside` the file, are taken as unknown objects.
 
     Raises:
         ConfigError: no Python, no such function, or a statement that cannot be evaluated statically.
@@ -56,14 +56,14 @@ def read_function(
         if len(offered) != 1:
             what = "several config functions" if offered else f"no function that returns {returns}"
             listed = f": {', '.join(offered[:8])}" if offered else ""
-            raise ConfigError(f"{path}: {what}{listed}; name one as {path}:FUNCTION")
+            raise ConfigError(f"{path}: {what}{listed}; add the function to the path: {path}:FUNCTION")
         name = offered[0]
     if (found := reader.find(name)) is None:
         raise ConfigError(f"{path}: no function {name!r}{near(name, offered or reader.functions)}")
     owner, function = found
     tree = owner.call(function, 0)
     if not isinstance(tree, dict) or CLASS not in tree:
-        raise ConfigError(f"{path}:{function.lineno}: {name} returns no config that can be read")
+        raise ConfigError(f"{path}:{function.lineno}: {name} does not return a config that can be read")
     return function.name, tree
 
 
@@ -81,7 +81,7 @@ def _ends(node: ast.expr | None, words: str) -> bool:
 
 
 class _FunctionReader:
-    """The functions and constants of one module, and those of modules beside it that it imports."""
+    """The functions and constants of one module, and those of modules in its folder that it imports."""
 
     def __init__(
         self, path: str, module: ast.Module, bases: str, beside: Beside, readers: dict[str, _FunctionReader | None]
@@ -133,7 +133,7 @@ class _FunctionReader:
     ) -> Any:
         """What a function returns; an argument that is not given and has no default is `Computed`."""
         if depth > _DEPTH:
-            raise ConfigError(f"{self.path}:{function.lineno}: {function.name} calls itself")
+            raise ConfigError(f"{self.path}:{function.lineno}: {function.name} is recursive")
         takes = function.args
         places = [item.arg for item in [*takes.posonlyargs, *takes.args]]
         names: Tree = {item.arg: Computed(function.lineno, item.arg) for item in [*takes.args, *takes.kwonlyargs]}
@@ -215,7 +215,7 @@ class _FunctionReader:
         for part in path[1:-1]:
             owner = owner.setdefault(part, {}) if isinstance(owner, dict) else None
         if not isinstance(owner, dict):
-            raise self.fail(target, "sets an attribute of something that cannot be read")
+            raise self.fail(target, "sets an attribute of an object that cannot be read")
         owner[path[-1]] = found
 
     def value(self, node: ast.expr, names: Tree, depth: int) -> Any:
@@ -291,7 +291,7 @@ class _FunctionReader:
 
 
 def _note_call(node: ast.Call, names: Tree) -> None:
-    """Record a call that is not followed with the configs that it may change."""
+    """Record a call that is not followed, with the configs that it may change."""
     given = [names.get(item.id) for item in ast.walk(node) if isinstance(item, ast.Name)]
     for found in given:
         if isinstance(found, dict):

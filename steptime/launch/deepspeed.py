@@ -33,11 +33,11 @@ def read_deepspeed(
 ) -> Reading:
     """A ds_config.json as a config.
 
-    `env` may tell the number of devices (WORLD_SIZE). `sets`: dotted keys that the user sets; `model` and `data.seqlen` are
-    required, and parallelism.dp where the batch sizes do not tell it.
+    `env` may give the number of devices (WORLD_SIZE). `sets`: dotted keys that the user sets; `model` and `data.seqlen` are
+    required, and parallelism.dp where the batch sizes do not determine it.
 
     Raises:
-        ConfigError: one line per problem: no ds_config.json, keys that DeepSpeed does not have, a value left to "auto", batch
+        ConfigError: one line per problem: no ds_config.json, keys that DeepSpeed does not have, a value of "auto", batch
             sizes that contradict each other or the devices, or no model.
     """
     tree = _json(path, text)
@@ -55,12 +55,12 @@ def read_deepspeed(
     if away := offload_of(keys, parallelism["zero_level"]):
         performance["cpu_offload"] = away
     if str(keys.get("optimizer.type") or "adam").lower() not in {"adam", "adamw"}:
-        keys.leave_out("optimizer.type", "states of another optimizer; counted as Adam's")
+        keys.leave_out("optimizer.type", "states of an optimizer other than Adam; counted as Adam's")
     if told(sets, "parallelism.dp") is None:
-        note = "parallelism.dp, by the batch sizes or WORLD_SIZE"
+        note = "parallelism.dp, from the batch sizes or WORLD_SIZE"
         keys.beside_flags.append(LaunchFlag("data-parallel ranks", str(parallelism["dp"]), "used", note))
     if told(sets, "performance.activation_checkpointing_type") is None and told(sets, "performance.recompute") is None:
-        note = "performance.activation_checkpointing_type; the model switches it on, not this file"
+        note = "performance.activation_checkpointing_type; enabled by the model, not by this file"
         keys.beside_flags.append(LaunchFlag("activation checkpointing", "none", "default", note))
     model = told(sets, "model")
     return keys.reading({"model": model, "parallelism": parallelism, "performance": performance, "data": data})
@@ -70,7 +70,7 @@ def put_deepspeed_config(keys: JobKeys, beside: Beside | None) -> dict[str, Any]
     """The ds_config of another trainer's job, if it lies next to its file: it overrides flags of the same meaning.
 
     Returns:
-        What it puts on the host, as the plan's cpu_offload.
+        What it offloads to the host, as the plan's cpu_offload.
     """
     name = keys.get("deepspeed_config")
     text = beside.text(str(name)) if beside and name else None
@@ -102,9 +102,9 @@ _PARAMS_AT = (
 def offload_of(
     keys: JobKeys, level: int, optimizer: tuple[str, ...] = _OPTIMIZER_AT, params: tuple[str, ...] = _PARAMS_AT
 ) -> dict[str, Any]:
-    """What ZeRO-Offload puts on the host: optimizer states, or a ratio of them, and parameters.
+    """What ZeRO-Offload keeps on the host: optimizer states, or a ratio of them, and parameters.
 
-    `optimizer` and `params`: the keys that say it, a device first and then older switches.
+    `optimizer` and `params`: the keys that set it, the device first, then older switches.
     """
     found: dict[str, Any] = {}
     for part, names, what in (("optimizer", optimizer, "optimizer states"), ("params", params, "parameters")):
@@ -115,13 +115,13 @@ def offload_of(
         if device not in {"cpu", "True"}:
             keys.leave_out(said[0], f"{what} on {device}")
         elif level != 3:
-            keys.leave_out(said[0], f"{what} in the host's memory at stage {level}")
+            keys.leave_out(said[0], f"{what} in host memory at stage {level}")
         elif part == "optimizer":
             found["optimizer"] = float(keys.get("zero_optimization.offload_optimizer.ratio") or 1.0)
         else:
             found["params"] = True
     if "params" in found and "optimizer" not in found:  # partitions on the host, updated on the device
-        keys.leave_out(params[0], "parameters alone in the host's memory")
+        keys.leave_out(params[0], "parameters in host memory without optimizer states")
         return {}
     return found
 
@@ -132,7 +132,7 @@ def _json(path: str, text: str) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         raise ConfigError(f"{path}: line {error.lineno}, column {error.colno}: not valid JSON ({error.msg})") from None
     except RecursionError:
-        raise ConfigError(f"{path}: nested too deep for a ds_config.json") from None
+        raise ConfigError(f"{path}: nested too deeply for a ds_config.json") from None
     known = {_BATCH, _MICRO, _STEPS, "zero_optimization", "bf16", "fp16", "optimizer"}
     if not isinstance(tree, dict) or not tree.keys() & known:
         what = "" if not isinstance(tree, dict) else " (no batch size, zero_optimization, bf16, fp16 or optimizer)"
@@ -155,7 +155,7 @@ def _reduction(keys: JobKeys, parallelism: dict[str, Any], performance: dict[str
 
 
 def _check_told(keys: JobKeys, devices: int | None) -> None:
-    """Settings that only the user knows: the model, the sequence length, and values that a trainer would fill in; all at once."""
+    """Ask for settings that only the user can give: model, sequence length, and values that a trainer fills in; all at once."""
 
     def unsaid(key: str) -> bool:
         return told(keys.sets, key) is None
@@ -177,7 +177,7 @@ def _check_told(keys: JobKeys, devices: int | None) -> None:
     if keys.get("zero_optimization.stage") == "auto" and unsaid("parallelism.zero_level"):
         keys.problem('zero_optimization.stage: "auto" is filled in by the trainer; add --set parallelism.zero_level=N')
     if keys.get("bf16.enabled") is True and keys.get("fp16.enabled") is True:
-        keys.problem("bf16.enabled and fp16.enabled are both true; keep one")
+        keys.problem("bf16.enabled and fp16.enabled are both true; use one")
     if keys.problems:
         keys.reading({})
 
@@ -213,7 +213,7 @@ def batch_of(keys: JobKeys, dp: int | None) -> tuple[int, int, int]:
     train_batch_size = micro-batch * accumulation steps * data-parallel ranks, of which one may be missing.
 
     Raises:
-        ConfigError: they contradict each other, or too little is said.
+        ConfigError: they contradict each other, or too few are given.
     """
     gbs, micro, steps = (None if keys.get(key) == "auto" else keys.whole(key) for key in (_BATCH, _MICRO, _STEPS))
     if dp is None and gbs is not None and micro is not None and steps is not None and gbs % (micro * steps) == 0:

@@ -109,7 +109,7 @@ def told_whole(sets: Mapping[str, Any] | None, key: str) -> int | None:
 
 
 def on_node(sets: Mapping[str, Any] | None) -> int | None:
-    """Devices on a node of the machine that the user names; None where none is named."""
+    """Devices per node of the machine that the user names; None where none is named."""
     name = told(sets, "hardware.node_type") or told(sets, "hardware")
     try:
         return Machine.load(name).devices_per_node if isinstance(name, str) else None

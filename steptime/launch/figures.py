@@ -1,4 +1,4 @@
-"""Figures of a trainer's job, by the keys of its files that say them."""
+"""Figures of a trainer's job, by the keys of its files that give them."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ _OFF = frozenset({"false", "none", "null", "", "0", "auto", "no", "[]", "{}"})
 
 
 def size_of(value: Any, default: Any) -> Any:
-    """A whole number, `default` where it is none: what is said stays in the config, whose own check tells it."""
+    """A whole number, `default` where it is not one: the value stays in the config, whose own check reports it."""
     return int(value) if re.fullmatch(r"-?\d{1,18}", str(value)) else default
 
 
 class Figures:
-    """What the keys of a file say about figures that a plan is worked out of (names that begin with @)."""
+    """Values of the keys of a file from which a plan is derived (names that begin with @)."""
 
     def __init__(self, keys: JobKeys) -> None:
         """None yet."""
         self.keys = keys
         self.figures: dict[str, str] = {}
-        """@figure -> the key that says it."""
+        """@figure -> the key that gives it."""
 
     def get(self, figure: str) -> Any:
-        """What a figure's key says; None where none does."""
+        """The value of a figure's key; None where it is not set."""
         return self.keys.get(self.figures[figure]) if figure in self.figures else None
 
     def on(self, figure: str) -> bool:
@@ -40,7 +40,7 @@ class Figures:
         return str(self.keys.word(key)) if key is not None else ""
 
     def whole(self, figure: str) -> int | None:
-        """A figure's whole number; None where it is not given, or left to another file (auto) or to what is there (-1)."""
+        """A figure's whole number; None where it is not given, or set to auto or -1."""
         left = figure not in self.figures or str(self.get(figure)) in {"auto", "-1"}
         return None if left else self.keys.whole(self.figures[figure])
 
@@ -48,9 +48,7 @@ class Figures:
         """The optimizer where it is not Adam; with a note where its states are not modeled."""
         said = str(self.get("@optimizer") or "adam").lower().rpartition(".")[2]
         if said.startswith("paged"):
-            self.keys.approximate(
-                self.figures["@optimizer"], "states paged to the host: on the device they are counted"
-            )
+            self.keys.approximate(self.figures["@optimizer"], "states paged to the host: counted on the device")
             said = said.removeprefix("paged").lstrip("_")
         if re.match(r"adamw?_?(bnb_|torch_)?8bit", said):
             return "adamw_8bit"
@@ -58,13 +56,13 @@ class Figures:
             return said
         named = re.sub(r"[^a-z]", "", said)
         if not named.startswith(("adam", "fusedadam")):
-            self.keys.leave_out(self.figures["@optimizer"], "states of another optimizer; counted as Adam's")
+            self.keys.leave_out(self.figures["@optimizer"], "states of an optimizer other than Adam; counted as Adam's")
         elif "4bit" in said:
             self.keys.leave_out(self.figures["@optimizer"], "quantized states; counted as fp32")
         return None
 
     def replay(self, config: dict[str, Any]) -> None:
-        """Put recomputation that is said as a share of the layers, or in a word; tell that of parts of a layer."""
+        """Put recomputation given as a share of the layers, or as a word; note that of parts of a layer."""
         keys, performance = self.keys, config["performance"]
         if (by := self.figures.get("@replayed")) is not None:
             share = keys.word(by)

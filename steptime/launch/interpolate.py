@@ -24,8 +24,8 @@ _NONE = object()
 def resolve(tree: dict[str, Any], env: Mapping[str, str] | None = None) -> dict[str, Any]:
     """The tree with references filled in; what needs running (eval) stays as text.
 
-    `${.x}` is a key beside, `${..x}` one above; `${training.x}` is the launcher's name for `${x}`; `${oc.env:NAME,default}` is a
-    variable of `env`, else its default.
+    `${.x}` is a key of the same mapping, `${..x}` one of its parent; `${training.x}` is the launcher's name for `${x}`;
+    `${oc.env:NAME,default}` is a variable of `env`, else its default.
 
     >>> resolve({"a": {"b": 3, "c": "${multiply:4, ${.b}}", "d": "${oc.decode:${oc.env:TP,2}}"}})
     {'a': {'b': 3, 'c': 12, 'd': 2}}

@@ -26,7 +26,7 @@ class JobKeys:
     """The keys of a job under the table's names. Problems are collected in `problems` and reported together by `reading`.
 
     `given`: what the source says, in order. `defaults`: names and values over the table's own, and whose they are. `sets`: what
-    the user sets. `spell`: how the source would spell a key that it does not say.
+    the user sets. `spell`: the source's spelling of a key that it does not have.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class JobKeys:
             if value is not None or key not in self.values:
                 self.values[key], self.names[key] = value, name
         self.fates: dict[str, tuple[Status, str]] = {}
-        """Keys with a use other than the table's in this job, and why."""
+        """Keys whose use in this job differs from the table, and why."""
         self.without_value: dict[str, str] = {}
         """Keys whose value is known only by running the script, and the fix."""
         self.beside_flags: list[LaunchFlag] = []
@@ -60,10 +60,10 @@ class JobKeys:
         self.problems: list[str] = []
         self.notes: list[str] = []
         self.left_open: dict[str, str] = {}
-        """Config keys that the file leaves open, and why."""
+        """Config keys that the file does not set, and why."""
         self.devices_per_node: int | None = None
         self.launcher: Mapping[str, Any] | None = table.raw.get("launcher")
-        """`devices` of the framework's own launcher by default (a number, or "node": all of one), and who says so."""
+        """`devices` of the framework's own launcher by default (a number, or "node": all of one), and the source."""
         self.beside: Beside | None = None
         """Files that it may name."""
 
@@ -164,7 +164,7 @@ class JobKeys:
     # --- the use of each key ---
 
     def becomes(self, key: str, what: str) -> None:
-        """Record that a key is used otherwise than the table says."""
+        """Record that a key is used differently from the table."""
         self.fates[key] = ("used", what)
 
     def leave_out(self, key: str, why: str) -> None:
@@ -232,7 +232,7 @@ class JobKeys:
         if near := near_key(key, self.table):
             return "unmodeled", f"not an option of {framework}; did you mean {self.spell(near)}?"
         if speaks_of_cost(key):
-            return "unmodeled", f"not an option of {framework}, and its name suggests a cost"
+            return "unmodeled", f"not an option of {framework}; its name suggests a cost"
         return "irrelevant", f"{UNKNOWN} of {framework}; its name suggests no cost"
 
     def _matters(self, rule: KeyRule) -> bool:

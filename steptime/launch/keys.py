@@ -1,10 +1,9 @@
 """A framework's config keys: a table of what each means for cost (data/launch/*.yaml).
 
-A table says of each key what it becomes (`used`, with the framework's own default), that it changes no cost (`irrelevant`), that
-it changes cost a little and something near is counted (`approximated`), or that it changes cost and no config expresses it
-(`unmodeled`); the last two but for the values that switch them off. `section.*` stands for
-all keys of a section that are not named themselves; `with` names the key beside which alone another one matters, `words` what the
-words mean that a key takes.
+A table gives for each key what it becomes (`used`, with the framework's own default), that it changes no cost (`irrelevant`),
+that it changes cost a little and a similar setting is counted (`approximated`), or that it changes cost and no config expresses
+it (`unmodeled`); the last two except for values that switch them off. `section.*` matches all keys of a section that are not
+listed; `with` names the key that must be on for another one to matter, `words` the meanings of the words that a key accepts.
 """
 
 from __future__ import annotations
@@ -88,7 +87,7 @@ def load_table(name: str) -> KeyTable:
 
 
 def named_defaults(said: Mapping[str, Any], table: KeyTable) -> dict[str, tuple[str, Any]]:
-    """Defaults by the table's keys, each with its name in the framework's own words where the table wants those."""
+    """Defaults by the table's keys, each with its name in the framework's spelling where the table has it."""
     own = {new: old for old, new in (table.raw.get("renamed") or {}).items()} if table.raw.get("own_names") else {}
     return {spelled(name, table): (own.get(name, name), value) for name, value in said.items()}
 
@@ -120,7 +119,7 @@ def rule_of(key: str, table: KeyTable) -> KeyRule | None:
 
 
 def spelled(name: str, table: KeyTable) -> str:
-    """A name as the table spells it: renamed whole, or by the longest beginning that ends in a dot, again and again.
+    """A name as the table spells it: renamed whole, or by the longest prefix that ends in a dot, repeatedly.
 
     >>> spelled("strategy.ddp.bucket_size", KeyTable("", {}, {}, {}, {"strategy.": "model.", "strategy.ddp.": "ddp."}, {}))
     'ddp.bucket_size'
@@ -162,7 +161,7 @@ _NO_COST = re.compile(
     r"|prompt|rollout|checkpointer|loss|std|scale|alpha|temperature|addr|address|port|host|hostname|learning|measure|procs?|workers?|threads?)(?:_|$)"
     r"|(?:^|_)(?:rope|rotary|yarn)_\w*(?:scaling|theta|base|factor|timescale|freq|beta)"
 )
-"""Words in a key's name that refer to something irrelevant, whatever follows."""
+"""Words in a key's name that refer to something irrelevant."""
 
 
 def speaks_of_cost(key: str) -> bool:

@@ -20,12 +20,12 @@ def _spellings() -> dict[re.Pattern[str], str]:
 _TRAINED = re.compile(
     r"(?:-(?:sft|dpo|cpt|full|ft|merged|final|local|model|bf16|fp16|checkpoint|ckpt|step|steps|epoch)(?:-?\d{1,6})?)+$"
 )
-"""What trainings leave at the end of a name; no sizes follow from it."""
+"""Suffixes of names that do not affect sizes."""
 _NO_NAME = re.compile(
     r"(?:checkpoint|ckpt|step|epoch|snapshot|global_step)s?[-_]?\d*|main|hf|final|original|latest|[0-9a-f]{40}",
     re.IGNORECASE,
 )
-"""Folders inside the one that has a model's name."""
+"""Folders inside the one with the model's name."""
 
 
 _FOLDER = re.compile(r"^hf[-_]|[-_](?:hf|models?|weights|checkpoints)(?=[-_]|$)", re.IGNORECASE)
@@ -56,7 +56,7 @@ _OTHER = re.compile(
 
 
 def sees_or_hears(name: str) -> bool:
-    """Whether a model's name says that it takes images or sound beside text.
+    """Whether a model's name says that it takes images or audio in addition to text.
 
     >>> sees_or_hears("Qwen/Qwen2.5-VL-7B-Instruct"), sees_or_hears("Qwen/Qwen2.5-7B")
     (True, False)

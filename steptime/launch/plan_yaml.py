@@ -19,7 +19,7 @@ def plan_yaml(plan: Reading | Job) -> str:
     A reading is checked first, and its file named at the top.
 
     Raises:
-        ConfigError: a reading that is no job (see `to_job`).
+        ConfigError: a reading that is not a valid job (see `to_job`).
     """
     if isinstance(plan, Job):
         return _document(plan)
@@ -47,7 +47,7 @@ def _plain(value: Any) -> Any:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes text that our reader would take for a number though PyYAML does not, and repeats what YAML would alias."""
+    """Quotes text that our reader would read as a number although PyYAML does not, and repeats what YAML would alias."""
 
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002
         """No aliases."""

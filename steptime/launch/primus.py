@@ -22,7 +22,7 @@ def read_primus(path: str, text: str, env: Mapping[str, str] | None, sets: Mappi
     modules = tree.get("modules")
     trainer = modules.get("pre_trainer") if isinstance(modules, dict) else None
     if not isinstance(trainer, dict):
-        raise ConfigError(f"{path}: modules.pre_trainer is missing; not a Primus training")
+        raise ConfigError(f"{path}: modules.pre_trainer is missing; not a Primus training config")
     overrides = trainer.get("overrides") or {}
     if not isinstance(overrides, dict):
         raise ConfigError(f"{path}: modules.pre_trainer.overrides: expected a mapping (got {show(overrides)})")

@@ -1,4 +1,4 @@
-"""What a training program takes where its command line says nothing: the literal defaults of its own arguments, read by ast."""
+"""Literal defaults of a training program's own arguments, read by ast."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 
 def defaults_in(code: str) -> dict[str, Any]:
-    """Argument -> default, of `add_argument("--name", default=N)` and of the fields of dataclasses; literals alone.
+    """Argument -> default, of `add_argument("--name", default=N)` and of the fields of dataclasses; only literals.
 
-    A name with two defaults in one program counts as not told. A TRL SFTConfig brings its own max_length.
+    A name with two defaults in one program counts as unknown. A TRL SFTConfig brings its own max_length.
 
     >>> defaults_in('p.add_argument("--max-seq-len", type=int, default=512)')
     {'max_seq_len': 512}

@@ -35,12 +35,12 @@ TABLES = (
     "llamafactory", "axolotl", "swift", "nanotron", "gpt-neox", "maxtext", "olmo", "primus",
     "torchtune", "automodel", "levanter", "openrlhf", "transformers",
 )  # fmt: skip
-"""Kinds that are translated by a table of keys alone."""
+"""Kinds that are translated by a table of keys only."""
 
 MAX_BYTES = 8_000_000
 """Bytes read of a longer file, which can only be a log, from where its arguments begin."""
 _DUMP = re.compile(rb"-{8,} arguments -{8,}|" + PRINTED.pattern)
-"""Where a log's config begins: Megatron-LM's, torchtitan's, NeMo's and Megatron-Bridge's."""
+"""Marks of the beginning of a log's config: Megatron-LM's, torchtitan's, NeMo's and Megatron-Bridge's."""
 
 
 _MARKS = {
@@ -64,9 +64,9 @@ _MARKS = {
 def read(kind: str, path: str, sets: Mapping[str, Any] | None = None, added: Iterable[str] = ()) -> Reading:
     """The launch file at `path` ("-" is standard input) as a config, its variables filled in from the environment.
 
-    A script that takes words is named with them, as one would run it: "run.sh 8B 16"; a config function as FILE.py:FUNCTION.
-    `sets`: dotted keys that the user sets, for what no file tells (a model, data-parallel ranks). `added`: files that it sources
-    or names, where they do not lie beside it.
+    A script that takes arguments is given with them, as on the command line: "run.sh 8B 16"; a config function as
+    FILE.py:FUNCTION. `sets`: dotted keys that the user sets, for settings that no file gives (a model, data-parallel ranks).
+    `added`: files that it sources or names, where they are not in its folder.
 
     Raises:
         ConfigError: the kind is unknown, the file cannot be read, or it is no launch file of that framework.
@@ -98,7 +98,7 @@ def read_as(
     """A text by the reader of its kind, one of KINDS; `path` is for messages.
 
     Raises:
-        ConfigError: it is no launch file of that framework, with the one whose it seems to be.
+        ConfigError: it is no launch file of that framework; the message names the framework that it seems to be of.
     """
     with_numbers(text, path)
     if kind == "auto":
@@ -141,10 +141,10 @@ def _kinds(text: str) -> list[str]:
 def kind_of(path: str, text: str, beside: Beside | None = None) -> str:
     """The kind of a file for `--from auto`: the one whose marks it has; of several the most specific.
 
-    A script of accelerate or torchrun is of the kind of the config that it names, where that lies `beside` it.
+    A script of accelerate or torchrun is of the kind of the config that it names, where that is found `beside` it.
 
     Raises:
-        ConfigError: it has none's.
+        ConfigError: it has no marks of any kind.
     """
     kinds = _kinds(text)
     if (

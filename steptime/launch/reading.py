@@ -34,7 +34,7 @@ class LaunchFlag(NamedTuple):
     value: str
     status: Status
     """used: it is in the config. irrelevant: it changes no cost. default: not given, and filled from the framework's own default.
-    approximated: it changes cost a little, and the note says what is counted in its place; told among the assumptions.
+    approximated: it changes cost a little, and the note says what is counted in its place; listed among the assumptions.
     unmodeled: it changes cost, and no config expresses it."""
     note: str = ""
     """The config key that it became, why it is irrelevant, or the release whose default it is."""
@@ -51,7 +51,7 @@ class Reading(NamedTuple):
     """Plain data, as in a YAML plan: complete and runnable, including `hardware`."""
     flags: list[LaunchFlag]
     left_open: Mapping[str, str] | None = None
-    """Config keys that the file leaves open, and why, worded as in an error."""
+    """Config keys that the file does not set, and why, worded as in an error."""
     devices_per_node: int | None = None
     """Processes that the file starts on each node, one per device."""
 
@@ -108,12 +108,12 @@ def left_out_differences(readings: Sequence[Reading], labels: Sequence[str]) -> 
         values = [flags.get(name, "unset") for flags in said]
         if values[0] != values[1]:
             pair = ", ".join(f"{label} {value}" for label, value in zip(labels, values, strict=True))
-            lines.append(f"in neither plan, and different: {name} ({pair})")
+            lines.append(f"in neither plan, but different: {name} ({pair})")
     return lines
 
 
 def cut(error: ConfigError) -> ConfigError:
-    """The same problems, with words that no screen holds cut: names and values of files are of any length, paths of some.
+    """The same problems, with overlong words cut: names, values and paths in files can have any length.
 
     >>> len(cut(ConfigError("f: --n" + "1" * 5000 + " is not a flag")).problems[0])
     77
@@ -128,7 +128,7 @@ def told(flag: LaunchFlag) -> str:
 
 
 def still_open(reading: Reading, config: Mapping[str, Any]) -> list[str]:
-    """A line for each required key that is not given: those that the file leaves open, and the machine."""
+    """A line for each required key that is not given: those that the file does not set, and the machine."""
     missing = [why for path, why in (reading.left_open or {}).items() if not _said(config, path)]
     if "hardware" not in config:
         missing.append("machine unknown; add --set hardware.node_type=NAME (3dtrn machines)")
@@ -139,7 +139,8 @@ def to_job(reading: Reading, sets: Mapping[str, Any] | None = None, *, allow_unm
     """The job of a launch file; `sets` are dotted keys and values that override its config.
 
     Raises:
-        ConfigError: the layout cannot run, something is left open, or a flag changes cost and is not modeled, one line each;
+        ConfigError: the layout cannot run, a required setting is missing, or a flag changes cost and is not modeled, one line
+        each;
             with `allow_unmodeled` such a flag becomes one of the job's notes.
     """
     try:
@@ -202,14 +203,14 @@ def fits_machine(reading: Reading, job: Job) -> None:
         had = f"{machine.name} has {counted(machine.devices_per_node, 'device')}"
         dies = f"{machine.name}-gcd"  # a machine whose modules are two devices each to the operating system
         name = f"{dies}, whose devices are the dies (GCDs)" if dies in machine_names() else "NAME"
-        raise ConfigError(f"{per_node} processes on each node, and {had}; add --set hardware.node_type={name}")
+        raise ConfigError(f"{per_node} processes per node, but {had}; add --set hardware.node_type={name}")
 
 
 def _holds_states(reading: Reading, job: Job) -> None:
     """Raise where the devices are only those that the launcher takes by default, and their memory is less than the states.
 
     Weights, gradients, masters and moments in mixed precision are 16 bytes a parameter (Rajbhandari et al. 2020, section 3.1),
-    a frozen one takes half a byte at least.
+    a frozen one takes at least half a byte.
 
     Raises:
         ConfigError: one line.
@@ -219,15 +220,15 @@ def _holds_states(reading: Reading, job: Job) -> None:
     states = (16.0 if job.model.lora is None else 0.5) * n_params(job.model, job.data.seqlen)
     memory = job.machine.accelerator.memory_bytes
     if taken.note.startswith("parallelism.dp: accelerate launch") and not job.zero_level and states > memory:
-        why = f"no accelerate config is named, and a device does not hold {states / 2**30:,.0f} GiB of states"
+        why = f"no accelerate config is named, and {states / 2**30:,.0f} GiB of states do not fit on one device"
         raise ConfigError(f"sharding unknown ({why}); add --with FILE")
     if states > memory * job.parallelism.devices:
-        by = f"the launcher's default of {taken.value} devices does not hold {states / 2**30:,.0f} GiB of states"
+        by = f"{states / 2**30:,.0f} GiB of states do not fit on {taken.value} devices, the launcher's default"
         raise ConfigError(f"number of devices unknown ({by}); add --set parallelism.dp=N")
 
 
 def _said(config: Mapping[str, Any], path: str) -> bool:
-    """Whether a dotted key is there; a section of another form than a mapping has all of its keys, and dp follows devices."""
+    """Whether a dotted key is set; a section of another form than a mapping has all of its keys, and dp follows devices."""
     if path == "parallelism.dp" and "devices" in config:
         return True
     section, _, key = path.partition(".")

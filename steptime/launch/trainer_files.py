@@ -28,7 +28,7 @@ _NO_TRAINING = (
     "predict_with_generate",
     "vllm_maxlen",
 )
-"""Keys of jobs that run or export a model, where do_train is not said as well."""
+"""Keys of jobs that run or export a model, unless do_train is also set."""
 
 
 def without_training(said: Mapping[str, Any]) -> str:
@@ -53,7 +53,7 @@ def of_preferences(program: str) -> bool:
 
 
 def plainly(said: Mapping[str, Any], table: KeyTable) -> dict[str, Any]:
-    """Keys with a switch no_X as X, where the trainer has only that."""
+    """Keys with a switch no_X as X, where the trainer has only X."""
     found: dict[str, Any] = {}
     for name, value in said.items():
         switch = name.removeprefix("no_")
@@ -69,7 +69,7 @@ _DIVIDED = re.compile(r"\b(?:train_)?batch_size\s*//")
 
 
 def renamed_beside(given: list[GivenKey], table: KeyTable, code: str = "") -> list[GivenKey]:
-    """Names of programs of one's own, which a table reads beside another key only, and where nothing says the same.
+    """Names in custom programs, which a table reads only together with another key, and where nothing else sets the same.
 
     A batch that the program's code divides is that of all devices.
     """
@@ -88,7 +88,7 @@ def renamed_beside(given: list[GivenKey], table: KeyTable, code: str = "") -> li
 
 
 def sets_up_adapters(code: str) -> bool:
-    """Whether a training program puts adapters on its model whatever it is told.
+    """Whether a training program puts adapters on its model unconditionally.
 
     >>> sets_up_adapters("model = get_peft_model(model, LoraConfig(r=8))"), sets_up_adapters("if args.use_lora: LoraConfig(r=8)")
     (True, False)
@@ -98,7 +98,7 @@ def sets_up_adapters(code: str) -> bool:
 
 
 def defaults_beside(given: list[GivenKey], table: KeyTable) -> dict[str, Any]:
-    """Defaults that hold beside a key of the file: any, one in a section (fsdp_config.), or one of a value (type=mistral)."""
+    """Defaults that apply with a key of the file: any, one in a section (fsdp_config.), or one with a value (type=mistral)."""
     found: dict[str, Any] = {}
     for told, more in (table.raw.get("defaults_with") or {}).items():
         name, _, value = told.partition("=")
@@ -116,28 +116,28 @@ class Said(NamedTuple):
     devices: int | None = None
     """How many processes a script starts."""
     unclear: Mapping[str, str] = {}
-    """Keys whose value only a run would tell, and why."""
+    """Keys whose value is known only at run time, and why."""
     program: str = ""
-    """The training program, where it lies beside its script."""
+    """The training program, where it is in the folder of its script."""
     defaults: Mapping[str, Any] = {}
-    """What that program takes for arguments that it is not given."""
+    """Defaults of that program's arguments."""
     notes: tuple[str, ...] = ()
     code: str = ""
     """That program's."""
 
 
 _SPAWNED = re.compile(r"\A(?:[^\n]*\n){0,50}?run sh: `([^`\n]+)`[\s\S]*")
-"""The command that ms-swift starts its processes by, at the beginning of their log."""
+"""The command with which ms-swift starts its processes, at the beginning of their log."""
 
 
 def own_defaults(said: Said, table: KeyTable) -> dict[str, Any]:
-    """What the program beside a script takes by default, of keys that the table uses."""
+    """Defaults of the program of a script, for keys that the table uses."""
     named = {spelled(name, table): value for name, value in said.defaults.items()}
     return {key: value for key, value in named.items() if key in table.rules and table.rules[key].status == "used"}
 
 
 def said_in(path: str, text: str, table: KeyTable, env: dict[str, str], beside: Beside | None) -> Said:
-    """The keys of a file, of the configs and the program that it names, and of accelerate's config beside them.
+    """The keys of a file, of the configs and the program that it names, and of accelerate's config in the same folder.
 
     Raises:
         ConfigError: one line per problem; the job does not train, or trains on rewards or preferences.
@@ -166,7 +166,7 @@ def _in_files(path: str, text: str, table: KeyTable, env: dict[str, str], beside
     text = _SPAWNED.sub(r"\1\n", text)
     if path.endswith((".log", ".out")) and text.count("\n") > 1:
         what = "a log that does not print the job's config; give the config or the script"
-        raise ConfigError(f"{path}: {what}, or put both side by side: 3dtrn validate --log {path} --plan FILE")
+        raise ConfigError(f"{path}: {what}, or compare both: 3dtrn validate --log {path} --plan FILE")
     if not re.match(r"\s*(#[^\n]*\n\s*|---\s)*(\{|[\w\"'-]+\s*:(\s|$))", text):
         script = read_script(text, path, env, beside)
         if script.problems:
@@ -195,17 +195,17 @@ def _in_files(path: str, text: str, table: KeyTable, env: dict[str, str], beside
 
 
 def _included(name: str, beside: Beside | None) -> str:
-    """The YAML of `!include FILE` on one line; an empty mapping where the file is not there."""
+    """The YAML of `!include FILE` on one line; an empty mapping where the file is not found."""
     text = beside.text(name) if beside is not None else None
     return json.dumps(parse_mapping(text, name)) if text is not None else "{}"
 
 
 _COUNTED = frozenset({"num_processes", "num_machines", "gradient_accumulation_steps"})
-"""Options of accelerate launch that its devices are counted by, or that the Trainer has its own of."""
+"""Options of accelerate launch that set its devices, or that the Trainer has itself."""
 
 
 def _of_accelerate(script: Script, table: KeyTable) -> dict[str, Any]:
-    """What accelerate's launcher is told in front of the program: DeepSpeed, FSDP, precision (accelerate commands/launch.py)."""
+    """Options of accelerate's launcher before the program: DeepSpeed, FSDP, precision (accelerate commands/launch.py)."""
     if "accelerate" not in script.launchers:
         return {}
     rules = {name: rule_of(spelled(name, table), table) for name, _ in flags_of([word.text for word in script.before])}
@@ -226,7 +226,7 @@ def _without_value(script: Script) -> dict[str, str]:
 def _configs(script: Script, path: str, beside: Beside | None, table: KeyTable) -> dict[str, Any]:
     """The keys of the configs that a launch command names (`llamafactory-cli train job.yaml`, `--config_file fsdp.yaml`).
 
-    A JSON file of --fsdp_config is the trainer's own (training_args.py, fsdp_config); it is read where it is there.
+    A JSON file of --fsdp_config is the trainer's own (training_args.py, fsdp_config); it is read where it is found.
     """
     said: dict[str, Any] = {}
     words = [*script.before, *script.arguments]
@@ -243,7 +243,7 @@ def _configs(script: Script, path: str, beside: Beside | None, table: KeyTable) 
             raise ConfigError(f"{path}: line {word.line}: {word.unresolved[0].told('write it out')}")
         if (text := beside.text(name) if beside is not None else None) is None:
             raise ConfigError(
-                f"{path}: line {word.line} reads {name}, which is not there; put it in the same folder, or add --with FILE"
+                f"{path}: line {word.line} reads {name}, which was not found; put it in the same folder, or add --with FILE"
             )
         inside = flatten(parse_mapping(text, name, repeats=True))
         if name.rpartition("/")[2] == table.raw.get("defaults_file"):

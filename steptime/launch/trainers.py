@@ -1,6 +1,6 @@
-"""Trainers whose files a table of keys alone translates: Hugging Face Trainer, what is built on it, nanotron, GPT-NeoX ...
+"""Trainers whose files are translated by a table of keys only: Hugging Face Trainer, what is built on it, nanotron, GPT-NeoX ...
 
-A table's `used` says which key of a plan each becomes; names that begin with @ are figures that a plan is worked out of:
+A table's `used` says which key of a plan each becomes; names that begin with @ are figures from which the plan is derived:
 @model, @mlp, @mlp_ratio, @mlp_multiple, @micro, @micro_of_stage (in a pipeline), @layers_per_chunk, @chunks_rounded, @steps (of
 gradient accumulation), @batch (all sequences of a step), @tokens_batch, @nodes, @devices, @per_node, @dp_shard, @dp_replicate,
 @dp_dcn, @dp_dcn_shard, @tokenizer, @vocabulary, @bf16, @fp16, @half (a dtype in words), @weights (theirs), @pure_bf16, @fp8,
@@ -50,7 +50,8 @@ def read_trainer(
 ) -> Reading:
     """A config (YAML, JSON, TOML) or a launch script of the framework whose table is data/launch/KIND.yaml, as a config.
 
-    `sets`: dotted keys that the user sets; what only they tell (model, parallelism.dp, data.seqlen) is asked for by name.
+    `sets`: dotted keys that the user sets; settings that no file gives (model, parallelism.dp, data.seqlen) are requested by
+    name.
 
     Raises:
         ConfigError: one line per problem: no such file, keys that change cost and are not modeled, contradictory sizes.
@@ -68,7 +69,7 @@ def read_trainer(
     keys.launcher = None if "devices" in unclear else keys.launcher
     keys.without_value = {item.key: unclear[item.name] for item in given if item.name in unclear}
     if sets_up_adapters(found.code) and not any(item.key.startswith(("lora_", "use_peft", "peft_")) for item in given):
-        why = "adapters that its code sets up, over frozen weights"
+        why = "adapters over frozen weights, set up by its code"
         keys.beside_flags.append(LaunchFlag(found.program, "", "unmodeled", why))
     return _Plan(keys, found.devices, beside, found.program).reading()
 
@@ -78,7 +79,7 @@ _AXES = ("@dp_shard", "@dp_replicate", "@dp_dcn", "@dp_dcn_shard")
 
 
 class _Plan(Figures):
-    """The plan of one job: what the table puts straight into it, and what is worked out."""
+    """The plan of one job: what the table puts into it directly, and what is derived."""
 
     def __init__(self, keys: JobKeys, devices: int | None, beside: Beside | None, program: str) -> None:
         super().__init__(keys)
@@ -86,7 +87,7 @@ class _Plan(Figures):
         self.config: dict[str, Any] = {"model": {}, "parallelism": {"tp": 1, "pp": 1}, "performance": {}, "data": {}}
         own = [*(keys.table.raw.get("renamed_beside") or {}).values(), keys.table.raw.get("own_arguments") or []]
         self.own_names = next((item.name for item in keys.given if any(item.name in names for names in own)), "")
-        """A name that the trainer does not have: the program has its own arguments, and its own defaults."""
+        """A name that the trainer does not have: the program has its own arguments and defaults."""
         launches = {"distributed_type", "compute_environment"} & {item.name for item in keys.given}
         self.alone = "an accelerate config" if launches and not program and self.get("@model") is None else ""
         """What the file is, if it is only how a job is launched."""
@@ -124,7 +125,7 @@ class _Plan(Figures):
             config["performance"]["optimizer"] = optimizer
         if config["model"].get("parallel_residual") and config["parallelism"]["tp"] != 1:
             by = next(key for key, rule in keys.table.rules.items() if rule.note == "model.parallel_residual")
-            keys.approximate(by, "attention beside the MLP with tp: counted one after the other")
+            keys.approximate(by, "attention parallel to the MLP with tp: counted one after the other")
             config["model"] |= {"parallel_residual": False, "shared_norm": False}
         width = self.whole("@mlp") or (self.whole("@mlp_ratio") or 0) * size_of(config["model"].get("hidden_sz"), 0)
         if width:
@@ -138,7 +139,7 @@ class _Plan(Figures):
         length = next((key for key, rule in keys.table.rules.items() if rule.note == "data.seqlen"), "")
         if length in keys.defaults and length not in keys.values:
             whose = keys.defaults_of.get(length, keys.table.framework)
-            keys.notes.append(f"sequence length not set, so {keys.get(length)}: the default of {whose}")
+            keys.notes.append(f"sequence length not set, {keys.get(length)} assumed: the default of {whose}")
         if "seqlen" not in config["data"]:
             what = f"{self.alone} has no sequence length" if self.alone else "sequence length unknown"
             keys.left_open["data.seqlen"] = f"{what}; add --set data.seqlen=N"
@@ -175,7 +176,7 @@ class _Plan(Figures):
         if re.search(r"shard_grad_op|zero2|^false$" + ("|^[25]$" if version == 1 else ""), strategy):
             found["reshard_after_forward"] = False
         elif version == 2 and strategy.isdecimal() and int(strategy) not in {1, self.whole("@dp_shard")}:
-            why = "parameters that stay gathered over part of the ranks"
+            why = "parameters that stay gathered on some ranks"
             self.keys.leave_out(self.figures["@fsdp_strategy"], why)
         if half != "fp32" and str(self.get("@fsdp_precision")).lower() != "mixed":
             found["reduce_dtype"] = half  # the same, set_mixed_precision; OLMo olmo/config.py, FSDPPrecision
@@ -190,19 +191,19 @@ class _Plan(Figures):
         weights = str(self.get("@weights") or "").lower().removeprefix("auto")
         if not weights and not (self.on("@bf16") or self.on("@fp16")) and (own := self.keys.table.raw.get("own_dtype")):
             weights = own
-            self.keys.notes.append(f"dtype not set, so {own}: the model's own")
+            self.keys.notes.append(f"dtype not set, {own} assumed: the model's own")
         word = f"{self.get('@half') or ''} {weights}".lower()
         # Axolotl's "auto" is bf16 wherever the device has it (utils/config, normalize_config)
         bf16 = self.on("@bf16") or self.get("@bf16") == "auto" or "bf16" in word or "bfloat16" in word
         fp16 = self.on("@fp16") or "fp16" in word or "float16" in word.replace("bfloat16", "")
         if self.on("@fp8"):
-            self.keys.approximate(self.figures["@fp8"], "torchao's float8 projections: bf16 ones are counted")
+            self.keys.approximate(self.figures["@fp8"], "torchao's float8 projections: counted as bf16")
         if self._pure() and not self.on("@deepspeed"):  # whose masters are fp32 all the same
             pure = dict.fromkeys(("precision", "param_dtype", "main_grad_dtype", "moment_dtype"), "bf16")
             # TransformerEngine pytorch/optimizers/fused_adam.py, exp_avg_dtype
             return pure | ({"moment_dtype": "fp32"} if "transformer_engine" in str(self.get("@optimizer")) else {})
         if self.own_names and not (bf16 or fp16 or word.strip() or self.on("@fp8")):
-            why = f"precision unknown ({self.own_names} is no argument of {self.keys.table.framework})"
+            why = f"precision unknown ({self.own_names} is not an argument of {self.keys.table.framework})"
             self.keys.left_open["performance.precision"] = f"{why}; add --set performance.precision=NAME"
         half = {"precision": "bf16" if bf16 or self.on("@fp8") else "fp16" if fp16 else "fp32"}
         kept = self.on("@deepspeed") or self._sharded()
@@ -235,7 +236,7 @@ class _Plan(Figures):
                 config["model"]["inter_sz"] = 4 * size_of(config["model"]["hidden_sz"], 0)
             if "vocab_sz" not in config["model"] and (entries := self._entries()) is not None:
                 config["model"]["vocab_sz"], whose = entries
-                keys.notes.append(f"vocabulary not set, so {whose}: {entries[0]}")
+                keys.notes.append(f"vocabulary not set, {whose} assumed: {entries[0]}")
             elif "vocab_sz" not in config["model"]:
                 keys.left_open["model.vocab_sz"] = "vocabulary size unknown; add --set model.vocab_sz=N"
             return
@@ -247,7 +248,7 @@ class _Plan(Figures):
             config["model"] = {"hf": str(found)} | config["model"]
             return
         if sees_or_hears(name):
-            keys.leave_out(self.figures["@model"], f"{OTHER_MODEL}: it takes images or sound beside text")
+            keys.leave_out(self.figures["@model"], f"{OTHER_MODEL}: it takes images or audio in addition to text")
         what = f"model {name!r} is not among the presets" if name else "model unknown"
         what = f"{self.alone} names no model" if self.alone else what
         if self.figures.get("@model") in keys.without_value and re.fullmatch(r"\$\{?\w+\}?", name):
@@ -287,7 +288,9 @@ class _Plan(Figures):
             if (self._sharded() or product) and 1 < replicas <= dp:
                 layout["replicas"] = replicas
             if self.own_names in {"batch_size", "train_batch_size"} and told(keys.sets, "data.gbs") is None:
-                keys.notes.append(f"{self.own_names} taken as each device's; for that of all --set data.gbs=N")
+                keys.notes.append(
+                    f"{self.own_names} read as the batch of each device; for the global batch add --set data.gbs=N"
+                )
             gbs = batch or (micro * (steps or 1) * dp if micro else None)
             data |= {"gbs": gbs} if gbs else {}
             micro = micro or (gbs // (dp * (steps or 1)) if gbs else None)

@@ -1,4 +1,4 @@
-"""How many entries a tokenizer has: by its own files where they are there, else by a name that is known."""
+"""Number of entries of a tokenizer: from its own files where found, else from a known name."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _PLAIN = re.compile(
     r"(?:tokenizers?|vocab|merges|data|datasets?|models?|workspace|path|to|your|my|the|mnt|tmp|root|home|llm|assets|hf|and|specify|file"
     r"|dir|json|txt|bpe|experiments?|runs?|outputs?|checkpoints?|work|examples?|megatron|lm|\d|[\W_])*"
 )
-"""What the name of a file is made of that says nothing of whose tokenizer it is."""
+"""Parts of file names that do not identify the tokenizer."""
 _LARGEST = 64_000_000
 _ADDED = {"SentencePieceTokenizer": (b"<CLS>", b"<SEP>", b"<EOD>", b"<MASK>", b"<PAD>")}
-"""What a tokenizer of a type adds to its pieces where they lack it (Megatron-LM up to core 0.14, tokenizer/tokenizer.py,
-_SentencePieceTokenizer; later with --tokenizer-sentencepiece-legacy alone)."""
+"""Tokens that a tokenizer type adds to its pieces where they lack them (Megatron-LM up to core 0.14, tokenizer/tokenizer.py,
+_SentencePieceTokenizer; later only with --tokenizer-sentencepiece-legacy)."""
 
 
 @cache
@@ -40,9 +40,9 @@ def entries_of(
 ) -> tuple[int, str] | None:
     """Entries, and whose they are, of a tokenizer's type and of the files or repositories that it is made of.
 
-    Files that are there, or beside the launch file, are counted. A name that is known counts; a file with a name of its own is
-    never taken for the tokenizer that its type is called after, nor is Llama's type, which reads any SentencePiece model, where
-    nothing that the job is called (`about`) names a model with Llama 2's vocabulary. None: not told.
+    Files that are found, also in the folder of the launch file, are counted. A name that is known counts; a file with another
+    name is never assumed to be the tokenizer of its type's name, nor is Llama's type, which reads any SentencePiece model, where
+    nothing that the job is called (`about`) names a model with Llama 2's vocabulary. None: unknown.
 
     >>> entries_of("GPT2BPETokenizer", ["data/gpt2-vocab.json"]), entries_of("GPT2BPETokenizer", ["own-tokenizer/vocab.json"])
     ((50257, "GPT-2's (gpt2-vocab.json)"), None)
@@ -64,7 +64,7 @@ def entries_of(
 
 
 def _beside(name: str, beside: Beside) -> Path | None:
-    """A tokenizer's file beside the launch file, or one inside its folder; not another folder's file of that name."""
+    """A tokenizer's file in the folder of the launch file, or one inside its folder; not another folder's file of that name."""
     inside = (beside.path(f"{name}/{file}") for file in ("config.json", "tokenizer.json", "vocab.json"))
     folder = Path(name).name
     return beside.path(name) or next((found for found in inside if found and found.parent.name == folder), None)
@@ -77,7 +77,7 @@ def _by_name(words: str) -> tuple[int, str] | None:
 def _sized(words: str) -> tuple[int, str] | None:
     """Entries that a tokenizer's own name counts: nordic_tokenizer_131072."""
     found = re.search(r"(?:tokenizer|vocab|bpe|spm|unigram)[\w.-]*?[_-](\d{5,6})(?!\d)", words)
-    return (int(found[1]), f"as {found[0]} says") if found else None
+    return (int(found[1]), f"from {found[0]}") if found else None
 
 
 def _of_model(words: str) -> tuple[int, str] | None:
@@ -87,7 +87,7 @@ def _of_model(words: str) -> tuple[int, str] | None:
 
 
 def _counted(path: Path) -> int | None:
-    """Entries of vocab.json, tokenizer.json, a config.json, or a folder that has one of them; None where none is there."""
+    """Entries of vocab.json, tokenizer.json, a config.json, or a folder that has one of them; None where there is none."""
     try:
         if path.is_dir():
             inside = (_counted(path / name) for name in ("config.json", "tokenizer.json", "vocab.json"))

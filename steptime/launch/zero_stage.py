@@ -12,7 +12,7 @@ from steptime.launch.figures import Figures, size_of
 
 
 def put_zero(found: Figures, config: dict[str, Any], beside: Beside | None) -> None:
-    """Put the stage into the config, and what is in the host's memory; what nothing tells is left open."""
+    """Put the stage into the config, and what is in the host's memory; what is not set stays open."""
     keys, said = found.keys, str(found.get("@deepspeed"))
     name = "" if said.lower() in {"none", "true"} else said
     if name:
@@ -26,14 +26,14 @@ def put_zero(found: Figures, config: dict[str, Any], beside: Beside | None) -> N
         config["performance"]["cpu_offload"] = away
     if stage is None and (in_name := re.search(r"z(?:ero)?_?-?(?:stage)?_?([0-3])", name.lower())):
         stage = in_name[1]
-        keys.notes.append(f"ZeRO stage {stage} by the name of {name}")
+        keys.notes.append(f"ZeRO stage {stage} from the name {name}")
     there = beside is not None and beside.text(name) is not None  # then it says so itself
     if not there and re.search(r"(?<!no)(?<!no[-_])(?<!without[-_])offload", name.lower()):
-        keys.leave_out(found.figures["@deepspeed"], "states in the host's memory")
+        keys.leave_out(found.figures["@deepspeed"], "states in host memory")
     if stage is not None:
         config["parallelism"]["zero_level"] = size_of(stage, stage)
     elif told(keys.sets, "parallelism.zero_level") is None:
-        why = f"{said} is not there; add --with FILE, or --set parallelism.zero_level=N"
+        why = f"{said} was not found; add --with FILE, or --set parallelism.zero_level=N"
         keys.left_open.setdefault("parallelism.zero_level", why)
 
 
@@ -46,7 +46,7 @@ def _by_accelerate(found: Figures) -> tuple[dict[str, Any], Any]:
     own = found.figures.get("@deepspeed", "use_deepspeed") == "use_deepspeed"
     if stage is None and own and "parallelism.zero_level" not in keys.left_open:
         stage = 2
-        keys.notes.append("ZeRO stage not set, so 2: accelerate's default")
+        keys.notes.append("ZeRO stage not set, 2 assumed: accelerate's default")
     optimizer, params = (
         (found.figures[name],) if name in found.figures else () for name in ("@offload_optimizer", "@offload_params")
     )

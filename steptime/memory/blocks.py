@@ -34,7 +34,7 @@ class TensorBlock(NamedTuple):
 
 
 class LargeBlocks:
-    """The allocator's pool of tensors over 1 MiB. Smaller ones have a pool of their own, whose blocks are cut to the unit.
+    """The allocator's pool of tensors over 1 MiB. Smaller ones have a separate pool, whose blocks are cut to the unit.
 
     A tensor takes the smallest free block that is long enough; without one, memory of 20 MiB for a tensor below 10 MiB, else of
     a multiple of 2 MiB (get_free_block, get_allocation_size). What is left of a block stays with it up to 1 MiB (should_split).
@@ -102,14 +102,14 @@ class LargeBlocks:
 def further_ends(assembly: Assembly, stage: int, states: States) -> HeldBuffer:
     """Ends of blocks between steps beyond those that `block_rest_bytes` counts, tensor by tensor; of Megatron's states.
 
-    Moments take what parameters and main weights left free; what activations left is not followed, so that a job's own figure may
-    be a few MiB off. None (0 bytes) for expandable segments and where states are not Megatron's flat buffers.
+    Moments use the space left free by parameters and main weights; space left by activations is not tracked, so a job's own
+    figure may differ by a few MiB. None (0 bytes) for expandable segments and where states are not Megatron's flat buffers.
     """
     job, chunks = assembly.job, assembly.stages[stage]
     found = 0.0
     if replayed(job):
         found = states_rest(assembly, chunks, states) - block_rest_bytes(assembly, chunks, states.buckets)
-    return HeldBuffer("ends of blocks that small tensors share", found, stays=True, at_peak=False, source=BLOCKS)
+    return HeldBuffer("unused ends of blocks shared by small tensors", found, stays=True, at_peak=False, source=BLOCKS)
 
 
 def replayed(job: Job) -> bool:
@@ -126,8 +126,8 @@ def states_rest(assembly: Assembly, chunks: Sequence[Chunk], states: States) -> 
     Parameters come first, in registered order; then each chunk's buffers (distributed/param_and_grad_buffer.py:797, :803), which
     with the distributed optimizer take the parameters over; then main weights, each made from a copy of the parameter
     (optimizer/optimizer.py:674, optimizer/distrib_optimizer.py:399); fp32 copies of half-precision gradients; in the first step
-    the moments, tensor by tensor (TransformerEngine v2.9 optimizers/fused_adam.py, initialize_state). Experts have an optimizer
-    of their own, after the dense parameters'.
+    the moments, tensor by tensor (TransformerEngine v2.9 optimizers/fused_adam.py, initialize_state). Experts have their own
+    optimizer, after the dense parameters'.
     """
     job, size, blocks = assembly.job, assembly.job.software.state_bytes, LargeBlocks()
     params = [[blocks.allocate(size.params * n) for n in tensors(assembly, chunk)] for chunk in chunks]

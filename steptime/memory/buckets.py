@@ -27,12 +27,12 @@ class Pieces(NamedTuple):
     elements: Num
     times: int
     alone: bool = False
-    """Whether it is a tied embedding's copy of a pipeline of several stages, which gets a bucket of its own when sharded
+    """Whether it is a tied embedding's copy of a pipeline of several stages, which gets its own bucket when sharded
     (lines 698-709)."""
 
 
 Run = tuple[Sequence[Pieces], int]
-"""Tensors in backward order, and how often the sequence comes: those of one layer, and the number of layers."""
+"""Tensors in backward order, and the number of repetitions: those of one layer, and the number of layers."""
 
 
 def run_buckets(

@@ -42,7 +42,7 @@ DUMMIES = (
 DEFERRED = "megatron-core 0.16.1 tensor_parallel/layers.py:509, grad_output_buffer and embedding_activation_buffer"
 OUTPUT_BUFFERS = (
     "Aleph-Alpha/scaling@737f855 src/scaling/core/nn/pipeline_schedule/train.py, required_buffer_count: two or more; "
-    "nn/parallel_module/parallel_module.py, _execute_loss_fn gets the last stage's outputs, and nothing takes them"
+    "nn/parallel_module/parallel_module.py, _execute_loss_fn gets the last stage's outputs, and nothing removes them"
 )
 BLOCKS = "torch v2.11.0 c10/cuda/CUDACachingAllocator.cpp, get_allocation_size and should_split"
 MAPS = "megatron-core 0.16.1 transformer/moe/token_dispatcher.py:610-611: the dispatcher refers to them until its next forward"
@@ -69,8 +69,8 @@ def stage_buffers(assembly: Assembly, stage: int, states: States) -> list[HeldBu
         *grow_only(assembly, stage),
         *of_pipeline(assembly, chunks),
         *held("operands of the head's deferred gradients", deferred, DEFERRED),
-        *held("logits of the micro-batch before", before, OUTPUT_BUFFERS),
-        *held("ends of blocks that are not cut off", rests, BLOCKS, stays=True),
+        *held("logits of the previous micro-batch", before, OUTPUT_BUFFERS),
+        *held("unsplit remainders of blocks", rests, BLOCKS, stays=True),
         *batches(assembly, chunks),
         *gradient_copies(job, states),
     ]
@@ -107,7 +107,7 @@ def workspaces(job: Job) -> list[HeldBuffer]:
     return [
         *held(f"cuBLAS workspaces of torch, {count}", count * ours, TORCH, stays=True),
         *held("TransformerEngine's cuBLAS workspace", said.te_workspaces * one, TE, stays=True),
-        *held("workspaces of grouped products", streams * one, STREAMS, stays=True),
+        *held("workspaces of grouped GEMMs", streams * one, STREAMS, stays=True),
     ]
 
 
@@ -115,7 +115,7 @@ def workspaces(job: Job) -> list[HeldBuffer]:
 def cublas_workspace_bytes(said: str, compute_capability: float) -> float:
     """Bytes of the workspace that torch allocates per cuBLAS handle and stream: pairs of KiB and count, as in the variable.
 
-    Unsaid, 32 MiB from Hopper on (Blackwell since NVIDIA's container of April 2026) and 8.125 MiB before.
+    By default, 32 MiB from Hopper on (Blackwell since NVIDIA's container of April 2026) and 8.125 MiB before.
 
     >>> cublas_workspace_bytes(":4096:8", 8.0) / 2**20, cublas_workspace_bytes("default", 8.0) / 2**20
     (32.0, 8.125)
@@ -159,7 +159,7 @@ def of_pipeline(assembly: Assembly, chunks: list[Chunk]) -> list[HeldBuffer]:
     """Boundary tensors that a stage holds besides those of micro-batches in flight.
 
     Between steps every chunk but the first keeps the last input that it received, and its gradient. At the peak of a micro-batch
-    the gradient sent last is still bound, and a receive is under way; with virtual stages one more. The first stage of a pipeline
+    the gradient sent last is still bound, and a receive is in flight; with virtual stages one more. The first stage of a pipeline
     without virtual stages neither receives inputs nor sends gradients. torch's stages make a buffer for every micro-batch that
     they receive, and for its gradient, and keep them.
     """
@@ -169,14 +169,14 @@ def of_pipeline(assembly: Assembly, chunks: list[Chunk]) -> list[HeldBuffer]:
     if job.software.family in EAGER_TORCH:
         sides = sum((not chunk.embedding) + (not chunk.head) for chunk in chunks)
         size = job.microbatches * sides * one
-        return [*held("what is received, of all micro-batches", size, RECEIVED, stays=True)]
+        return [*held("receive buffers of all micro-batches", size, RECEIVED, stays=True)]
     if not job.software.buffers.stage_inputs_stay:
         return []
     inputs = sum(not chunk.embedding for chunk in chunks)
     under_way = 0.0 if inputs == 0 else 3.0 if job.parallelism.vpp > 1 else 2.0
     return [
         *held("inputs of the stage and their gradients", 2.0 * inputs * one, INPUTS, stays=True, at_peak=False),
-        *held("sends and receives under way", under_way * one, SENDS),
+        *held("sends and receives in flight", under_way * one, SENDS),
     ]
 
 
@@ -205,7 +205,7 @@ def earlier_logits_bytes(assembly: Assembly, chunks: list[Chunk]) -> Num:
 
 
 def block_rest_bytes(assembly: Assembly, chunks: list[Chunk], buckets: list[list[Bucket]]) -> Num:
-    """What is counted of states beyond their size: of Megatron's, whose buffers and tensors are known one by one.
+    """Bytes counted for states beyond their size: of Megatron's, whose buffers and tensors are known one by one.
 
     Flat buffers of each chunk's gradients by parameter group, and of its parameters under the distributed optimizer; else each
     parameter, its master copy and its moments for themselves. `buckets`: by chunk, where they are cut already.
@@ -253,8 +253,8 @@ def grow_only(assembly: Assembly, stage: int) -> list[HeldBuffer]:
         *held("Megatron's grow-only buffer", pool, POOL, stays=True),
         *held("dummy weight gradients", dummies, DUMMIES, stays=True),
         *held("routing maps of token dispatchers", maps, MAPS, stays=True),
-        *held("graphs that token dispatchers refer to", graphs, GRAPHS, stays=True, at_peak=False),
-        *held("gradients of layers run piece by piece", pieces, PIECES),
+        *held("graphs referenced by token dispatchers", graphs, GRAPHS, stays=True, at_peak=False),
+        *held("gradients of layers run in pieces", pieces, PIECES),
     ]
 
 
@@ -268,7 +268,7 @@ def gradient_copies(job: Job, states: States) -> list[HeldBuffer]:
     source, old = (COPIES_KEPT, states.gradients_bytes) if kept and copies else (COPIES, 0.0)
     return [
         *held("fp32 copies of the gradients", copies, source, stays=True, at_peak=kept, carried=kept),
-        *held("gradients of the step before", old, OLD_GRADIENTS, carried=True),
+        *held("gradients of the previous step", old, OLD_GRADIENTS, carried=True),
     ]
 
 

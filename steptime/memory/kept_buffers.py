@@ -99,7 +99,7 @@ def joined(chunks: Iterable[Iterable[tuple[ByExperts, int]]]) -> ByExperts:
 
 
 def stage_experts(assembly: Assembly, stage: int) -> ByExperts:
-    """That of a stage; a single micro-batch is not woven into another."""
+    """That of a stage; a single micro-batch does not alternate with another."""
     if assembly.job.model.moe is None:
         return ByExperts(0.0, 0.0, 0.0)
     chunks = [[*c.runs, *([(assembly.head, 1)] if c.head else [])] for c in assembly.stages[stage]]

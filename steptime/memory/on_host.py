@@ -1,4 +1,4 @@
-"""States in the host's memory: bytes that it holds and moves for each parameter that it updates."""
+"""States in host memory: bytes that it holds and moves for each parameter that it updates."""
 
 from typing import NamedTuple
 
@@ -12,15 +12,15 @@ class OnHost(NamedTuple):
     """Bytes per parameter that the host updates."""
 
     held: float
-    """In the host's memory."""
+    """In host memory."""
     touched: float
-    """Read and written in the host's memory by the update."""
+    """Read and written in host memory by the update."""
     down: float = 0.0
     """Copied from the device after backward."""
     up: float = 0.0
     """Copied to the device after the update."""
     cast: float = 0.0
-    """Read and written in the device's memory to bring what comes up to the parameters' dtype."""
+    """Read and written in device memory to cast incoming parameters to their dtype."""
     beside: float = 0.0
     """Read in the device's memory for each parameter that stays there, beyond what its own optimizer reads and writes."""
     gathered: float = 0.0
@@ -28,7 +28,7 @@ class OnHost(NamedTuple):
     reduced: float = 0.0
     """Copied from the device after each reduce-scatter."""
     added: float = 0.0
-    """Read and written in the host's memory to add the gradients of a further micro-batch."""
+    """Read and written in host memory to add the gradients of a further micro-batch."""
 
 
 def on_host(job: Job) -> OnHost:
@@ -43,7 +43,7 @@ def hybrid(job: Job) -> OnHost:
     The host has an fp32 copy of the parameter, an fp32 gradient and two moments, 16 bytes. The gradient goes down and the copy
     comes up in fp32, as asynchronous copies are cast on the device (ATen/native/cuda/Copy.cu). torch's fused AdamW reads four and
     writes three of fp32: 28 bytes. On the device the fp32 copies of parameters are read once more to round them
-    (fp32_param_copy_back_gpu_hook); with masters of their own on the device (`keep_masters`) the usual update has done so.
+    (fp32_param_copy_back_gpu_hook); with separate masters on the device (`keep_masters`) the usual update has done so.
     """
     size = job.software.bytes_of(job.software.states.param_dtype)
     moments = job.software.state_bytes.moments
@@ -79,7 +79,7 @@ def zero_offload(job: Job) -> OnHost:
     _offload_grad_partition_at_boundary). On the host gradients are scaled in place, 8 bytes, Adam moves 28, and parameters are
     cast, 6, as copies that block are cast where they come from (_reassign_or_swap_out_partitioned_parameters); then they go up,
     or before each gather (partition_parameters.py). At stage 2 the single micro-batch's gradients go down in fp32 alone, and
-    parameters are rounded in a buffer of their own (async_inplace_copy_grad_to_fp32_buffer_from_gpu, step).
+    parameters are rounded in a separate buffer (async_inplace_copy_grad_to_fp32_buffer_from_gpu, step).
     """
     software, away = job.software, job.performance.cpu_offload.params
     size, sums = software.bytes_of(software.states.param_dtype), software.bytes_of(software.states.main_grad_dtype)

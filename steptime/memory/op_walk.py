@@ -200,7 +200,7 @@ class BackwardWalk:
                 grad.users += 1
 
     def produce(self, op: Op) -> None:
-        """Inputs get gradients of their own; the op's temporaries and weight gradient exist only during the op."""
+        """Inputs get separate gradients; the op's temporaries and weight gradient exist only during the op."""
         second = [name for name in op.inputs if name in self.grads]
         extra: Num = sum([self.grad_sizes[name] for name in second])
         for name in op.inputs:

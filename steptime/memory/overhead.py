@@ -16,7 +16,7 @@ COMMUNICATOR_BYTES = 0.25 * GIB
 every protocol buffered eagerly; newer releases allocate lazily. A quarter GiB per group in use is assumed."""
 FRAGMENTATION = 0.2
 """Reserved beyond allocated, as a fraction of activations and transients: states are large and contiguous.
-Ten dense runs on 8 x B200 that report both (MooreThreads/SimuMax@4dcaae5) lie between 0.14 and 0.6, the long ones lowest; their
+Ten dense runs on 8 x B200 that report both (MooreThreads/SimuMax@4dcaae5) are between 0.14 and 0.6, the long ones lowest; their
 reserved over allocated memory is 1.03 to 1.09."""
 CACHED_GROUPS = 2.55
 """Memory reserved beyond allocated under FSDP2 without tensor parallelism, in units of the largest parameter group, gathered; on

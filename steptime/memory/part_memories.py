@@ -129,7 +129,7 @@ class PartMemories:
         return passing(part)
 
     def layers(self, chunk: Chunk) -> list[tuple[int, Runs, PartMemory]]:
-        """The layers of a chunk in depth order: how often a group of layers stands there, the group (of one), its memory."""
+        """The layers of a chunk in depth order: how often a group of layers is repeated, the group (of one), its memory."""
         if self.recompute.granularity != "full":
             return [(count, ((part, 1),), self.selective[part]) for part, count in chunk.runs]
         size = self.recompute.n_layers[chunk.depth]
@@ -145,7 +145,7 @@ class PartMemories:
         return [(times, group, self.checkpointed(group)) for times, group in groups_of(chunk.runs, size)]
 
     def resident(self, chunk: Chunk) -> list[tuple[int, Runs, PartMemory]]:
-        """The layers of a chunk as `layers` has them, without what saved-tensor hooks offload to host memory."""
+        """The layers of a chunk as in `layers`, without what saved-tensor hooks offload to host memory."""
         performance = self.assembly.job.performance
         share = float(performance.activation_offload or 0.0)
         neighbor = 0.0 if self.assembly.job.software.overlap.offload is False else share

@@ -31,7 +31,7 @@ class InputGradients(BackwardWalk):
     """The first half: saved tensors stay, and so does the output gradient of every op with parameters."""
 
     def step(self, i: int) -> None:
-        """One op's backward for its inputs alone."""
+        """One op's backward for its inputs only."""
         op = self.ops[i]
         if op.params:
             for grad in [self.grads[t.name] for t in op.outputs if t.name in self.grads]:
@@ -61,7 +61,7 @@ def walk_split(ops: list[Op], x: Tensor, out: str, autograd: Autograd) -> SplitM
 def chunk_split(parts: list[tuple[int, PartMemory, SplitMemory]]) -> SplitMemory:
     """Consecutive parts, each repeated: those after the current one have run, those before it hold what forward saved.
 
-    An input's backward leaves as much or more than it found, so of alike parts the last to run in backward is the worst, or the
+    An input's backward leaves as much or more than it found, so of equal parts the last to run in backward is the worst, or the
     first where it leaves less.
     """
     kept: Num = sum([count * split.kept for count, _, split in parts])

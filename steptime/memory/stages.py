@@ -120,8 +120,8 @@ def one_backward(job: Job) -> bool:
 def before_gradients(assembly: Assembly, stage: int, weights: list[Num], backward: list[Num]) -> PeakMoment | None:
     """The worst moment of a stage that runs all forwards before its first backward, where gradients are not kept between steps.
 
-    Every micro-batch is held then and no gradient is there; from the second backward on all are, beside one micro-batch less.
-    None for other stages: a forward that follows a backward meets full gradients and as many micro-batches.
+    Every micro-batch is held then and no gradient is allocated; from the second backward on all gradients are, with one
+    micro-batch less. None for other stages: a forward that follows a backward meets full gradients and as many micro-batches.
     """
     job = assembly.job
     p, chunks = job.parallelism, assembly.stages[stage]

@@ -46,7 +46,7 @@ class States(NamedTuple):
     kept_masters: Num = 0.0
     """Of `optimizer_bytes` the masters of parameters that the host updates."""
     host_bytes: Num = 0.0
-    """In the host's memory."""
+    """In host memory."""
 
 
 def data_parallel_ranks(job: Job, group: str) -> Num:
@@ -151,7 +151,7 @@ def group_elements(held: CountedParams) -> dict[str, Num]:
 
 
 def gradient_sets(job: Job) -> Num:
-    """2 where the reduced gradients are copies, which stay in buckets besides the originals from step to step; else 1."""
+    """2 where the reduced gradients are copies, which stay in buckets in addition to the originals from step to step; else 1."""
     p, copied = job.parallelism, job.software.states.reducer_buckets and job.zero_level == 0
     return where(p.dp * p.cp > 1, 2.0, 1.0) if copied else 1.0
 

@@ -42,7 +42,7 @@ def woven_peak(ops: list[Op], x: Tensor, out: str, modules: AbstractSet[str | fl
 
 
 def in_turn(sides: dict[str, tuple[Ledger, Iterator[Ledger]]], turns: Sequence[tuple[str, int]]) -> Peak:
-    """The most that two walks hold together while they take turns of some ops; `sides`: each with what it holds at first."""
+    """The most that two walks hold together while they alternate ops; `sides`: each with its bytes at the start."""
     held = {side: ledger.bytes for side, (ledger, _) in sides.items()}
     peak = NO_BYTES
     for side, count in turns:

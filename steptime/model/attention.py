@@ -102,7 +102,7 @@ def gated_output(model: Model, shard: Shard, o: str, gate: str) -> Sublayer:
 def projections(model: Model, shard: Shard, x: Operand) -> tuple[list[Op], tuple[str, str, str]]:
     """q, k and v: one GEMM (Megatron's linear_qkv) or three; the ops, and the storages that hold q, k and v.
 
-    Of one GEMM they are views of one storage. A fused attention kernel wants them contiguous, so there each is its own;
+    Of one GEMM they are views of one storage. A fused attention kernel needs them contiguous, so each is a separate storage then;
     unfused attention reads the views, and only the query of grouped heads is copied (megatron/core/transformer/attention.py,
     SelfAttention.get_query_key_value_tensors). litgpt's kernel reads them too: the value that it keeps holds the whole output;
     keys and values of grouped heads are repeated (Lightning-AI/litgpt@b042058e litgpt/model.py, CausalSelfAttention.forward).

@@ -24,12 +24,12 @@ def block_ops(model: Model, shard: Shard) -> list[Op]:
 
 
 def attention_layer_ops(model: Model, shard: Shard) -> list[Op]:
-    """Attention alone, from tensor "x" to "y"."""
+    """Attention only, from tensor "x" to "y"."""
     return attention_ops(model, shard, out="y")
 
 
 def mlp_layer_ops(model: Model, shard: Shard) -> list[Op]:
-    """An MLP alone, from tensor "x" to "y"."""
+    """An MLP only, from tensor "x" to "y"."""
     return mlp_ops(model, shard, x="x")
 
 
@@ -48,7 +48,7 @@ def mamba_layer_ops(model: Model, shard: Shard) -> list[Op]:
 
 
 def expert_layer_ops(model: Model, shard: Shard) -> list[Op]:
-    """Experts alone, from tensor "x" to "y"."""
+    """Experts only, from tensor "x" to "y"."""
     from steptime.model.moe import moe_ops
 
     return moe_ops(model, shard, x="x")
@@ -128,7 +128,7 @@ def layer_of(model: Model, run: LayerRun, *, full: bool) -> Layer:
 
 
 def sights(model: Model) -> Iterator[tuple[LayerRun, int, bool]]:
-    """The layers in depth order, how many alike follow each other, and whether their attention is full where others' is not."""
+    """The layers in depth order, their count, and whether their attention is full in a model with windows."""
     runs = [(run, run.repeat) for run in model.layers] if model.layers is not None else pattern(model)
     attention, linear, layer = model.attention, model.linear_attention, 0
     for run, count in runs:
@@ -175,7 +175,7 @@ def head_ops(model: Model, shard: Shard) -> list[Op]:
 
 
 def ahead(model: Model) -> Layer:
-    """The layer of a multi-token prediction module: the last one's kind, with attention before experts alone.
+    """The layer of a multi-token prediction module: the last one's kind, with attention before a layer of experts only.
 
     Nemotron 3's mtp_hybrid_override_pattern is "*E" (NVIDIA-NeMo/Megatron-Bridge nemotron_h_provider.py, Nemotron3SuperProvider).
     """
@@ -200,13 +200,13 @@ def n_params(
 ) -> int:
     """Unique parameters of the whole model, or those of them that are trained.
 
-    The vocabulary is unpadded, a tied embedding counted once, adapters by projection; where `software` is given,
-    as it joins projections.
+    The vocabulary is unpadded, a tied embedding counted once, adapters by projection; where `software` is given, with its fused
+    projections.
 
     `seqlen`: rows of a learned position table that does not say its `max_positions`, as in a job of such sequences.
 
     Raises:
-        ValueError: neither says how many positions are learned.
+        ValueError: the number of learned positions is unknown.
     """
     positions = model.max_positions or seqlen
     if model.learned_positions and positions is None:
@@ -224,5 +224,5 @@ def n_params(
 
 
 def n_trained(model: Model, seqlen: int, software: Software) -> int:
-    """Parameters that are trained, adapters as the software joins projections."""
+    """Parameters that are trained, adapters with the software's fused projections."""
     return n_params(model, seqlen, trained=True, software=software)

@@ -3,7 +3,7 @@
 Each rank holds chunks i and 2cp-1-i of a sequence cut into 2cp, so that under a causal mask all have the same work. Names of
 functions are those of transformer_engine/pytorch/attention/dot_product_attention/context_parallel.py
 (NVIDIA/TransformerEngine@9c61cd7). Bytes moved by merging are those of the last rank, which merges most and so sets the ring's
-pace. torch has rings of its own (`torch_ring`).
+pace. torch has its own rings (`torch_ring`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from steptime.model.torch_ring import torch_ring
 def context_parallel(local: Local, qkv: Names, **mask: Any) -> list[Op]:
     """Ops of attention over cp ranks by cp_comm_type: p2p, all_gather, a2a or a2a+p2p.
 
-    `qkv`: names of query, key and value. Those of latent attention are exchanged as its heads have them, the key's rope part once
-    for each. `mask`: what a window leaves of the scores, in the mean of the ranks, and the sinks; a ring has neither.
+    `qkv`: names of query, key and value. Those of latent attention are exchanged per head, the key's rope part once for each.
+    `mask`: share of the scores inside a window, mean over the ranks, and the sinks; a ring has neither.
     """
     how = local.shard.cp_comm_type
     if how == "a2a":
@@ -74,7 +74,7 @@ def ring_of_heads(local: Local, qkv: Names) -> list[Op]:
     The ring's autograd function exchanges query, keys and values before it and the output after it; backward exchanges the
     output, which is kept as the projection reads it, and its gradient, then the three gradients. None of these is overlapped.
     Chunks are put in order before and after each, a copy each. TransformerEngine up to 2.14; from 2.15 on the output of a rank's
-    own heads is kept beside the other, and backward does not exchange it.
+    own heads is kept in addition to the other, and backward does not exchange it.
     """
     shard, (q, k, v) = local.shard, (local.q_bytes, local.k * local.shard.itemsize, local.v * local.shard.itemsize)
     inner, moved = shard.cp_a2a, local.q_bytes + local.kv_bytes
@@ -152,7 +152,7 @@ def gathered(local: Local, qkv: Names, mask: dict[str, Any]) -> list[Op]:
 def ulysses(local: Local, qkv: Names, mask: dict[str, Any]) -> list[Op]:
     """All-to-all from tokens to heads: a rank attends over the whole sequence with 1/cp of the heads, and back.
 
-    Jacobs et al. 2023, DeepSpeed Ulysses. The kernel keeps its own output, beside which the projection keeps the exchanged one
+    Jacobs et al. 2023, DeepSpeed Ulysses. The kernel keeps its own output, and the projection keeps the exchanged one
     (TransformerEngine 2.8 and later, AttnFuncWithCPAndQKVOA2A, out_part; deepspeed/sequence/layer.py, _SeqAllToAll). Chunks are
     put in order before and after each exchange, a copy each.
     """

@@ -104,8 +104,8 @@ def decay(of: LinearAttention, elements: Num, shard: Shard) -> Op:
 def delta_rule(of: LinearAttention, shard: Shard, inputs: tuple[str, ...], heads: Num) -> Op:
     """The chunked kernel: keeps its inputs, decays summed over chunks instead of the decays, and a C x C matrix a chunk and head.
 
-    Beside its output forward holds w, u, the new values and the states of all chunks; backward makes these again and has the
-    states' gradient, and beside the gradients it hands back those of w, of values before and of keys after
+    In addition to its output forward holds w, u, the new values and the states of all chunks; backward recomputes these and has
+    the states' gradient, and besides the returned gradients those of w, of values before and of keys after
     (chunk_gated_delta_rule_bwd).
     """
     t, size, (k, v) = shard.tokens, shard.itemsize, (of.key_head_dim, of.value_head_dim)

@@ -73,7 +73,7 @@ def maps(rows: Rows, tokens: Num, experts: Num, count: Num) -> tuple[Tensor, ...
     """Bytes kept by permuting `tokens` for `experts` into `count` rows.
 
     Fused: TransformerEngine's row map, int32, 2E + 1 columns. Else masks of map and probabilities and the sorted indices; padded
-    to capacity, indices of both alone.
+    to capacity, only the indices of both.
     """
     if rows.shard.software.moe.permute_fusion:
         return (Tensor("moe.row_map", tokens * (2.0 * experts + 1.0), INT32),)
@@ -212,7 +212,7 @@ def _scattered(rows: Rows, x: str) -> tuple[list[Op], str]:
 
 
 def arriving(rows: Rows) -> Num:
-    """R: rows that arrive, one for each token that any local expert wants, from all ranks."""
+    """R: rows that arrive, one for each token with any local expert, from all ranks."""
     return rows.tokens * rows.routing.distinct(1.0 * rows.shard.ep) * rows.shard.etp * rows.load
 
 

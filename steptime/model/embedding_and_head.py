@@ -92,7 +92,7 @@ def output_ops(model: Model, shard: Shard, x: str, *, shared: bool = False) -> l
     Loss, composite: logits upcast to fp32 and one fp32 copy kept (megatron/core/tensor_parallel/cross_entropy.py; torch's
     cross_entropy of logits.float()). fused: one copy in the compute dtype (TransformerEngine's parallel_cross_entropy; torch's
     cross_entropy of bf16 logits). compiled: the logits themselves (see `compiled_loss`).
-    With loss_chunks the logits of one part of the tokens are there at a time: each part runs backward before the next one starts
+    With loss_chunks the logits of one part of the tokens exist at a time: each part runs backward before the next one starts
     (pytorch/torchtitan torchtitan/components/loss.py, ChunkedCELoss).
     """
     hidden, size = model.hidden_sz, shard.itemsize
@@ -141,7 +141,7 @@ def torch_loss(shard: Shard, logits: Tensor, *, logits_kept: bool = False) -> li
     """Cross entropy as torch runs it, kernel by kernel: upcast (composite, below fp32), log_softmax, nll_loss.
 
     Backward therefore holds three copies: log_softmax's output, its gradient, and that of its input (torch/nn/functional.py,
-    cross_entropy; aten/src/ATen/native/LossNLL.cpp, cross_entropy_loss). `logits_kept`: the trainer keeps the logits beside them.
+    cross_entropy; aten/src/ATen/native/LossNLL.cpp, cross_entropy_loss). `logits_kept`: the trainer also keeps the logits.
     Over a split vocabulary log_softmax and its backward are written in Python, one kernel per operation and one copy more at each
     peak: the exponentials (torch/distributed/tensor/parallel/loss.py, _log_softmax, _nll_loss_and_log_softmax_backward).
     """
@@ -226,7 +226,7 @@ def vocab_parallel_loss(shard: Shard, logits: Tensor) -> Op:
     The upcast logits become the softmax, and that the gradient, in place; a cast down follows. Compiled (native), the gradient is
     not made in place: it is a second fp32 tensor (megatron/core/fusions/fused_cross_entropy.py, calculate_gradients). Fused, the
     gradient takes the place of the logits in forward, and backward hands it on (TransformerEngine v2.9
-    transformer_engine/pytorch/triton/cross_entropy.py): the copy that is kept is never a second tensor beside them.
+    transformer_engine/pytorch/triton/cross_entropy.py): the copy that is kept is never a second tensor.
     """
     ids = Tensor("loss.targets", shard.tokens, TOKEN_ID)
     wide = shard.software.kernels.loss_impl != "fused"

@@ -1,4 +1,4 @@
-"""Heads of queries, keys and values on one device, and the copies of them that a trainer makes before its flash kernel."""
+"""Heads of queries, keys and values on one device, and the copies of them made before the flash kernel."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ class Read(NamedTuple):
 
 
 def as_read(model: Model, shard: Shard, qkv: Names) -> Read:
-    """Keys and values repeated for their queries, and a rank's own heads taken of those that were gathered.
+    """Keys and values repeated for their queries, and a rank's own heads selected from the gathered ones.
 
-    torch.compile keeps keys and values as they were before, and repeats them again in backward: its least cut takes the smallest
+    torch.compile keeps unrepeated keys and values, and repeats them again in backward: its least cut takes the smallest
     of the tensors that lead to one another. Of gathered heads every rank's keys are repeated, and all are kept; the kernel's are
     contiguous, so taking them is a copy, in backward too.
     """

@@ -1,9 +1,9 @@
 """Hugging Face `config.json` as fields of `Model`: plain JSON, no transformers, no remote code.
 
-Where the file is silent, the family's own default holds (`hf_families.py`). Layers, hidden sizes, heads and vocabulary are
-taken from defaults in families alone whose published files leave them out (Gemma 3); elsewhere a missing one is an error. So is
-what `Model` cannot say: experts, latents and windows of other families, parallel residuals. Rotary details are not read: they
-cost nothing that is counted.
+Keys missing in the file have the family's default (`hf_families.py`). Layers, hidden sizes, heads and vocabulary are taken from
+defaults only in families whose published files omit them (Gemma 3); elsewhere a missing one is an error. So is what `Model`
+cannot express: experts, latents and windows of other families, parallel residuals. Rotary details are not read: they do not
+affect the cost.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ class Reader:
             every = pattern(kinds)
             if every is None:
                 self.problems.append(
-                    "layer_types: supported is only one full-attention layer at the end of every n layers"
+                    "layer_types: only one full-attention layer at the end of every n layers is supported"
                 )
             elif every == 1:
                 return {}
@@ -244,7 +244,7 @@ class Reader:
         return found[keys[0]]
 
     def check_layers(self, hidden: int) -> None:
-        """Refuse layers of other kinds, and an embedding with a width of its own."""
+        """Refuse layers of other kinds, and an embedding with its own width."""
         kinds, known = self.values.get("layer_types"), {"full_attention", "sliding_attention", "chunked_attention"}
         known |= {"linear_attention"} if self.model_type in KINDS else set()
         if isinstance(kinds, list) and set(map(str, kinds)) - known:

@@ -22,7 +22,7 @@ class Experts(NamedTuple):
     latent: str = ""
     """Width of the latent that routed experts read."""
     fixed: Json = {}  # noqa: RUF012 (a tuple's default, never changed)
-    """Fields of `model.moe` that the modeling code fixes."""
+    """Fields of `model.moe` that are fixed by the modeling code."""
 
     def read(self, values: Json) -> tuple[Json, list[str]]:
         """The `moe` section, and what is wrong with it."""

@@ -1,8 +1,8 @@
 """Hugging Face model families: how to interpret each config.json.
 
 Class defaults are those of transformers 4.57.1 (src/transformers/models/FAMILY/configuration_FAMILY.py; 5.23.0 for families that
-came later: minimax_m2, ministral3, qwen3_5_text, qwen3_5_moe_text, solar_open); what the code does
-whatever the file says is in modeling_FAMILY.py beside it.
+came later: minimax_m2, ministral3, qwen3_5_text, qwen3_5_moe_text, solar_open); what the code always does is in
+modeling_FAMILY.py in the same folder.
 """
 
 from __future__ import annotations

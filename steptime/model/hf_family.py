@@ -1,4 +1,4 @@
-"""How one family of Hugging Face's config.json is described, and what no family has."""
+"""How one family of Hugging Face's config.json is described, and features that are not modeled."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Family:
     """The interpretation of one model_type."""
 
     fields: Json
-    """Fields of `Model` that the modeling code fixes, whatever the file says."""
+    """Fields of `Model` that are fixed by the modeling code, regardless of the file."""
     defaults: Json
     """Class defaults of the keys read here."""
     only: Json = field(default_factory=dict)

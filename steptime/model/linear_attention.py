@@ -1,6 +1,6 @@
 """Linear attention in place of attention: norm, one of three mixers, output projection, residual.
 
-Gated DeltaNet as Megatron-Core has it (megatron/core/ssm/gated_delta_net.py, 0.16.1, with causal_conv1d), Kimi Delta Attention as
+Gated DeltaNet as in Megatron-Core (megatron/core/ssm/gated_delta_net.py, 0.16.1, with causal_conv1d), Kimi Delta Attention as
 flash-linear-attention v0.5.2 does (fla/layers/kda.py), Lightning Attention as in MiniMax-Text-01 (transformers 4.57.1
 modeling_minimax.py) over that library's kernel. Letters: T tokens, H heads, K and V widths of a head, C tokens of a chunk; on
 this device.

@@ -63,7 +63,7 @@ class Lora(Config):
 
 
 def adapted(ops: list[Op], lora: Lora, shard: Shard) -> list[Op]:
-    """The ops of a part with its parameters frozen and adapters beside its projections."""
+    """The ops of a part with its parameters frozen and adapters added to its projections."""
     found: list[Op] = []
     rest = iter(ops)
     for op in rest:
@@ -88,7 +88,7 @@ def frozen(op: Op) -> Op:
     """An op whose parameters have no gradient, and what it then keeps.
 
     A projection keeps nothing, so its input is not gathered again for a weight gradient. RMSNorm in several kernels keeps its
-    normalized input for the gradient of its weight alone. An embedding has no backward.
+    normalized input only for the gradient of its weight. An embedding has no backward.
     """
     if isinstance(op, Comm) and op.regather:
         return replace(op, regather=False, outputs=tuple(t._replace(pooled=False) for t in op.outputs))

@@ -104,7 +104,7 @@ def scan(w: Widths, shard: Shard, x: str, whole_inner: int) -> tuple[list[Op], s
     """Convolution and scan as one autograd function, with the copies around it that move the batch first and back.
 
     It keeps zxBCdt, its output before the gate, and per head exp(A_log), A and dt_bias in fp32; convolution, states and decays
-    are made again in backward (MambaSplitConv1dScanCombinedFn).
+    are recomputed in backward (MambaSplitConv1dScanCombinedFn).
     """
     size, mamba, heads = shard.itemsize, w.mamba, int(whole_inner // w.mamba.head_dim)
     channels = whole_inner + 2 * mamba.n_groups * mamba.state_dim
@@ -156,7 +156,7 @@ def temporaries(w: Widths, size: float) -> tuple[Num, Num]:
     """Bytes held inside the scan besides its inputs and outputs, forward and backward.
 
     Forward (_mamba_chunk_scan_combined_fwd): the convolved channels, dt and its sums in fp32, and first the states in fp32 with
-    those that are passed on, while nothing of the output is there, then the passed states and C B^T in fp32.
+    those that are passed on, before the output is allocated, then the passed states and C B^T in fp32.
     Backward (_mamba_chunk_scan_combined_bwd): convolved channels and their gradient, dt once more, C B^T, the gradient before the
     gate, and in _state_passing_bwd states and their gradients, each in fp32 and in the compute dtype.
     """

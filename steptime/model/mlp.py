@@ -28,7 +28,7 @@ MLP = Words("mlp", "mlp", "act")
 def mlp_ops(model: Model, shard: Shard, x: str = "x2") -> list[Op]:
     """The MLP half of a block, which adds its output to `x` and leaves "y".
 
-    It reads `x`; beside attention, the layer's input "x", through the norm in front of attention where that is shared
+    It reads `x`; parallel to attention, the layer's input "x", through the norm in front of attention where that is shared
     (transformers modeling_gpt_neox.py, GPTNeoXLayer.forward; modeling_phi.py, PhiDecoderLayer.forward).
     """
     source = "x" if model.parallel_residual else x

@@ -56,7 +56,7 @@ class Moe(Config):
     pad_to_capacity: bool = False
     """Whether every expert's rows are padded to its capacity, even if it is empty."""
     imbalance_factor: float = Field(default=1.0, ge=1)
-    """Rows of the device with most over the mean, where experts lie on several devices. 1 is even load, which nearly all
+    """Rows of the device with most over the mean, where experts are on several devices. 1 is even load, which nearly all
     published throughputs force (NVIDIA-NeMo/Megatron-Bridge docs/performance-summary.md). Trained routers with a balance loss
     have 1.04 to 1.22 (shawntan/scattermoe#10), DeepSeek-V3's training trace 1.08 (deepseek-ai/profile-data train.json)."""
     expert_tp_degree: int | None = Field(default=None, ge=1)
@@ -106,7 +106,7 @@ class AttentionKind(Config):
         widths = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
         if self.kind == "mla" and (empty := [name for name in widths if getattr(self, name) is None]):
             raise ConfigError(
-                f"model.attention.{name}: mla needs a width; leave the key out for its default" for name in empty
+                f"model.attention.{name}: mla needs a width; remove the key for its default" for name in empty
             )
         return self
 
@@ -146,7 +146,7 @@ class AttentionKind(Config):
 
 
 LayerKind: TypeAlias = Literal["dense", "moe", "mamba", "attention", "mlp", "experts"]
-"""A dense transformer layer, one with experts, a Mamba-2 layer, and in hybrid models attention, an MLP or experts alone."""
+"""A dense transformer layer, one with experts, a Mamba-2 layer, and in hybrid models attention, an MLP or experts only."""
 
 
 class Mamba(Config):
@@ -239,7 +239,7 @@ class Model(Config):
     dropout: Annotated[float, BeforeValidator(lambda rate: DROPOUT * rate if isinstance(rate, bool) else rate)] = Field(
         0.0, ge=0, lt=1
     )
-    """A probability; true stands for DROPOUT."""
+    """A probability; true means DROPOUT."""
     tie_embeddings: bool = False
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
     bias: bool = False
@@ -277,7 +277,7 @@ class Model(Config):
     """Adapters over frozen weights; by default every parameter is trained."""
     mtp: int = Field(0, ge=0)
     mtp_repeated: bool = False
-    """Depths of multi-token prediction: layers after the last one, each with a loss of its own; repeated: one layer for all."""
+    """Depths of multi-token prediction: layers after the last one, each with its own loss; repeated: one layer for all."""
     source: str = ""
     """Where the figures come from (presets)."""
 

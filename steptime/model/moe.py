@@ -135,7 +135,7 @@ def experts(model: Model, rows: Rows, sent: DispatchedTensors) -> Sublayer:
 
 
 def in_epilogue(shard: Shard, up: Tensor, act: Tensor, probs: str) -> tuple[Move, Operand]:
-    """The activation where the products' epilogues compute it, without kernels of its own.
+    """The activation where the products' epilogues compute it, without separate kernels.
 
     Forward the first one's, which writes its results and their activation cast for the second; backward that of the second one's
     dgrad, which casts for the first.

@@ -73,7 +73,7 @@ def of_layer(ops: list[Op], stretch: range) -> list[Module]:
 def groups(ops: list[Op], x: Tensor, segments: list[Segment], names: AbstractSet[str]) -> list[OffloadGroup]:
     """What the named modules of a part send in forward; a tensor leaves the device where no other op keeps it too.
 
-    Hooks send what an op saves, discarded outputs included: their copies come back beside what the replay makes
+    Hooks send what an op saves, discarded outputs included: their copies come back in addition to the recomputed tensors
     (on_save_for_backward; random.py, CheckpointWithoutOutput).
 
     Of the layer before a group comes back whenever the backward of a module is done (on_group_start_backward), the one that was
@@ -117,7 +117,8 @@ def large(op: Op, elements: Num) -> Num:
     """Whether what an op saves is large enough to be sent.
 
     Grouped products save the rows of each expert by themselves, views of one storage (TransformerEngine
-    pytorch/module/grouped_linear.py, torch.split): all of it stays where one expert has too few, and one has less than the mean.
+    pytorch/module/grouped_linear.py, torch.split): all of it stays on the device if one expert has too few rows; one always has
+    less than the mean.
     """
     if isinstance(op, Gemm) and op.grouped and not same(op.count == 1.0):
         return elements / op.count > LEAST_ELEMENTS

@@ -62,7 +62,7 @@ class Param(NamedTuple):
     vocab: bool = False
     """Whether its rows are the padded vocabulary: the embedding's and the head's weight, one tensor where they are tied."""
     n_experts: Num = 0
-    """Number of experts whose weights it stands for, each a separate tensor; 0: a tensor that all tokens use."""
+    """Number of experts whose weights it represents, each a separate tensor; 0: a tensor that all tokens use."""
     top_k: Num = 0
     """Number of them that a token uses."""
     shared: bool = False
@@ -251,7 +251,7 @@ class Comm(Op):
 
     `bytes` is the full tensor of one call: what all-gather returns, what reduce-scatter and all-reduce take.
     `regather`: this all-gather is repeated in backward, for wgrad, because only the shard was saved (Megatron SP).
-    `count` calls are alike; each can run beside the share `attention_share` of the part's attention kernel (axis cp).
+    `count` calls are equal; each can overlap the share `attention_share` of the part's attention kernel (axis cp).
     `region`: it enters the tensor-parallel region, before a column-parallel projection, or leaves it, after a row-parallel one.
     """
 
@@ -266,7 +266,7 @@ class Comm(Op):
     attention_share: Num = 0.0
     region: Literal["", "enter", "leave"] = ""
     joined: bool = False
-    """Its pieces lie along a later dimension than a single sequence's: torch's DTensor joins them by a copy."""
+    """Its pieces are along a later dimension than a single sequence's: torch's DTensor joins them by a copy."""
     routing: Routing | None = None
     """Rows sent once to each rank that needs them, and over any tier once to each domain (DeepEP); `bytes` are those received."""
 

@@ -24,8 +24,8 @@ def model_names() -> list[str]:
 def load_model(name: str, **changes: object) -> Model:
     """The preset `name`, with fields of `Model` changed on request.
 
-    Spelling is lenient: llama3-70b, llama-3-70b, Llama3_70B and meta-llama/Meta-Llama-3-70B are one model. One file is
-    read when the name is a file's; aliases take a look into all of them.
+    Spelling is lenient: llama3-70b, llama-3-70b, Llama3_70B and meta-llama/Meta-Llama-3-70B are one model. One file is read when
+    the name is a file's; for aliases all are read.
 
     Raises:
         ConfigError: the name is unknown (one line, with near matches), or a change is not one that `Model` takes.
@@ -42,7 +42,7 @@ def load_model(name: str, **changes: object) -> Model:
 def _key(name: str) -> tuple[str, ...]:
     """The common key of all spellings of a name: its words and numbers, without the owner and without words like instruct.
 
-    Numbers keep their dots, so that qwen2.5-7b and qwen2-57b stay apart.
+    Numbers keep their dots, so that qwen2.5-7b and qwen2-57b stay distinct.
     """
     words = re.findall(r"[a-z]+|\d+(?:\.\d+)*", name.rpartition("/")[2].lower())
     return tuple(word for word in words if word not in _NO_SHAPE)
@@ -76,7 +76,7 @@ def aliases() -> dict[str, str]:
 
 
 def _sort_key(name: str) -> tuple[object, ...]:
-    """Sort key: family, then size in parameters: 8b before 70b, 1t last; sizes that are words stay in alphabetical order."""
+    """Sort key: family, then size in parameters: 8b before 70b, 1t last; sizes in words are in alphabetical order."""
     size = re.search(r"(\d+(?:\.\d+)?)([mbt])$", name)
     if size is None:
         return (name, 0.0)

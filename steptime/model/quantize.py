@@ -1,6 +1,6 @@
 """Quantized operands of a block's projections, as ops: what is cast where, what is kept, what backward casts again.
 
-Without a recipe every function hands back what it was given. `Operand` names the tensor a projection reads and the one it keeps
+Without a recipe every function returns its input. `Operand` names the tensor a projection reads and the one it keeps
 for wgrad. Sources: `precision.py`.
 """
 
@@ -121,7 +121,7 @@ def agree(name: str, shard: Shard, *, forward: bool, role: Role = "") -> list[Op
 def cast_norm(normed: list[Op], x: str, elements: Num, shard: Shard) -> tuple[list[Op], Operand]:
     """A norm before a projection: its kernel writes the copies, or a cast follows.
 
-    A tensor-scaled recipe makes the copy by rows alone, which sequence parallelism gathers; backward transposes it
+    A tensor-scaled recipe makes only the copy by rows, which sequence parallelism gathers; backward transposes it
     (TE pytorch/module/layernorm_linear.py: the rows are saved where the input is gathered).
     """
     recipe = shard.software.recipe

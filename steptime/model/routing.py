@@ -155,7 +155,7 @@ def choice(rows: Rows) -> tuple[Tensor, ...]:
 
 
 def losses(rows: Rows) -> tuple[Tensor, ...]:
-    """Bytes kept by the balancing loss and the z loss: scores of their own, and tokens per expert (moe_utils.py)."""
+    """Bytes kept by the balancing loss and the z loss: their own scores, and tokens per expert (moe_utils.py)."""
     moe, p, tokens = rows.moe, rows.prob, rows.tokens
     kept: list[Tensor] = []
     if moe.balancing_loss:

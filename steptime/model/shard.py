@@ -14,10 +14,10 @@ class Shard:
     """Tokens, tensor parallelism and implementation choices of one device.
 
     `batch` sequences of which this device holds `seq` tokens each (s/cp) and attends to `kv_seq`. `vocab` is the padded
-    vocabulary, whole. `cp` ranks share a sequence and exchange as `cp_comm_type` says, `cp_a2a` of them by all-to-all beside a
-    ring. Experts lie on `ep` ranks, each split over `etp`.
-    `sp`: norms, dropouts and residuals hold 1/tp of the tokens (Korthikanti et al. 2022, section 4.2.2).
-    Numbers may be columns whose rows have the same ops (`num.same`), such as those of tp 2 and 4 but not of tp 1.
+    vocabulary, whole. `cp` ranks share a sequence and exchange as `cp_comm_type` says, `cp_a2a` of them by all-to-all inside a
+    ring. Experts lie on `ep` ranks, each split over `etp`. `sp`: norms, dropouts and residuals hold 1/tp of the tokens
+    (Korthikanti et al. 2022, section 4.2.2). Numbers may be columns whose rows have the same ops (`num.same`), such as those of
+    tp 2 and 4 but not of tp 1.
     """
 
     batch: Num

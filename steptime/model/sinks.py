@@ -1,4 +1,4 @@
-"""Attention sinks of plain torch modules: the kernel's output is scaled after it by what the sinks leave."""
+"""Attention sinks of plain torch modules: the kernel's output is then scaled by the softmax share that the sinks leave."""
 
 from __future__ import annotations
 

@@ -203,7 +203,7 @@ def add_branch(name: str, x: str, branch: str, out: str, model: Model, shard: Sh
 
 
 def residual(name: str, x: str, branch: str, out: str, elements: Num, shard: Shard) -> Op:
-    """Add the branch: out = x + branch; backward hands the gradient to both."""
+    """Add the branch: out = x + branch; backward passes the gradient to both."""
     return Move(name, (x, branch), (Tensor(out, elements, shard.itemsize),), same_grad=True)
 
 

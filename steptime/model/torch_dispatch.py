@@ -24,7 +24,7 @@ def dispatch(rows: Rows, x: str, probs: str) -> tuple[list[Op], str]:
     """From tokens to the rows of this device's experts, in their order: ops, and the tensor of rows.
 
     Tokens are sorted by expert; over ep the rows of each rank go to it, and are put in the order of its experts. A flexible
-    dispatcher (DeepEP, HybridEP) sends each token once to every rank that wants it.
+    dispatcher (DeepEP, HybridEP) sends each token once to every rank with one of its experts.
     """
     if exchanges(rows):
         return _exchanged(rows, x, probs)
@@ -77,12 +77,12 @@ def _to_all(name: str, x: str, out: Tensor, bytes_: Num) -> Comm:
 
 
 def exchanges(rows: Rows) -> bool:
-    """Whether DeepEP or HybridEP carries the rows, one copy of a token to each rank that wants it."""
+    """Whether DeepEP or HybridEP carries the rows, one copy of a token to each rank with one of its experts."""
     return rows.shard.software.moe.dispatcher == "flex" and rows.spread
 
 
 def arriving(rows: Rows) -> Num:
-    """Tokens that any of this device's experts want, from all ranks."""
+    """Tokens with any of this device's experts, from all ranks."""
     return rows.tokens * rows.routing.distinct(1.0 * rows.shard.ep) * rows.load
 
 

@@ -13,7 +13,7 @@ from steptime.model.sublayers import FP32
 def torch_ring(local: Local, qkv: Names) -> list[Op]:
     """Attention of torch's _templated_ring_attention: keys and values gathered at once or passed on; gradients passed on in fp32.
 
-    A call is issued before a block and waited for after it; the last of the gradients' cp exchanges has nothing beside it.
+    A call is issued before a block and waited for after it; the last of the gradients' cp exchanges overlaps nothing.
     Partial outputs are merged step by step in fp32 by eager kernels (_SDPAMerger), gradients added in fp32.
     """
     cp, size = local.shard.cp, local.shard.itemsize

@@ -1,4 +1,4 @@
-"""Significance of the errors, as tables: simpler guesses, the noise floor, ratios, regret, the limit of memory."""
+"""Analyses of the errors, as tables: baselines, noise floor, ratios, regret, runs close to the memory limit."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ if TYPE_CHECKING:
 
 HEADER = ["rows", "cells", "median", "mean", "p90", "bias"]
 UNPROVED = "not verified"
-"""Shown instead of figures where no measured run covers a mechanism."""
+"""Shown in place of figures for a mechanism that no measured run covers."""
 
 GUESSES = {
-    "estimate": "the estimate, as it is",
-    "scaled_estimate": "times one factor per accelerator and precision",
+    "estimate": "the estimate, unscaled",
+    "scaled_estimate": "scaled by one factor per accelerator and precision",
     "flat_mfu": "one MFU per accelerator and precision",
 }
 FLOORS = {
-    "same_release": "twice in one release",
-    "other_release": "in another release or source",
-    "other_trainers": "other trainers, twice in one source",
+    "same_release": "measured twice in one release",
+    "other_release": "measured in another release or source",
+    "other_trainers": "other trainers, measured twice in one source",
     "moe_other_release": "mixtures of experts, in another release",
-    "lookup": "row by median of other releases",
-    "lookup_on_test": "the same, test rows judged",
-    "estimate_on_test": "the estimate on those rows",
+    "lookup": "row predicted by the median of other releases",
+    "lookup_on_test": "the same, test rows only",
+    "estimate_on_test": "the estimate on the same rows",
 }
 RATIOS = {"weak_scaling": "weak scaling", "strong_scaling": "strong scaling", "layout": "layout"}
 SWEEPS = {
     "headline": "the headline group",
     "other": "other trainers",
-    "test": "test rows alone",
+    "test": "test rows only",
     "apart": "judged separately",
 }
 
@@ -54,12 +54,12 @@ def rows_of(groups: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
 
 
 def baselines(summary: Summary) -> list[Table]:
-    """The estimate on test rows of the headline, compared with guesses fitted on the fit rows."""
+    """The estimate on test rows of the headline, compared with baselines fitted on the fit rows."""
     found = {text: summary["baselines"][key] for key, text in GUESSES.items() if key in summary["baselines"]}
     if not any(figures["rows"] for figures in found.values()):
         return []
     note = "factors are medians over fit rows; a flat MFU uses only the FLOP count"
-    return [Table("test rows, compared with simpler predictors", ["", *HEADER], rows_of(found), (note,))]
+    return [Table("test rows: the estimate and simpler baselines", ["", *HEADER], rows_of(found), (note,))]
 
 
 def noise(summary: Summary) -> list[Table]:
@@ -70,15 +70,15 @@ def noise(summary: Summary) -> list[Table]:
         if (f := summary["noise"][key])["rows"]
     ]
     notes = (
-        "pairs: difference of two measurements of a cell over their mean, a lower bound for any model's error",
-        "rows that could be looked up: measured in another release too",
+        "pairs: difference of two measurements of a cell divided by their mean, a lower bound for any model's error",
+        "rows also measured in another release",
     )
     header = ["", "pairs", "cells", "median", "mean", "p90", "max"]
     return [Table("noise floor: the same cell measured twice", header, rows, notes)] if rows else []
 
 
 def ratios(summary: Summary) -> list[Table]:
-    """Errors of ratios by kind, group and split, beside their targets."""
+    """Errors of ratios by kind, group and split, with their targets."""
     rows: list[list[str]] = []
     names = {"headline": summary["headline"]["name"], "other": "other trainers"}
     splits = ("all", "test") if "test" in summary["by"]["split"] else ("all",)
@@ -93,8 +93,8 @@ def ratios(summary: Summary) -> list[Table]:
         target = " / ".join(f"{100 * kind['target'][name]:g}" for name in ("median", "mean", "p90"))
         rows += [[f"{text} (target {target} %)"], *lines] if lines else []
     notes = (
-        "two runs of one source and release that differ in devices at fixed work each (weak), at a fixed batch (strong)",
-        "layout: they differ in tp, pp, cp, vpp or micro-batch, with the same devices and batch",
+        "two runs of one source and release; weak: the number of devices differs, same work per device; strong: same batch",
+        "layout: tp, pp, cp, vpp or micro-batch differ, same devices and batch",
         "error of predicted over measured ratio; one vote per series; test: both runs are test rows",
     )
     return [Table("ratios", ["", "pairs", "series", *HEADER[2:]], rows, notes)] if rows else []
@@ -116,10 +116,10 @@ def regret(summary: Summary) -> list[Table]:
         return []
     header = ["", "sweeps", "median", "mean", "worst", "best", "in 3", "tied", "OOM", "tau", "lowest"]
     notes = (
-        "a sweep is one job of one source in ten layouts or more, those out of memory included",
-        "regret: measured time of the layout predicted fastest among those called fits (else tight) over the best measured",
+        "sweep: one job of one source in ten or more layouts, including those that ran out of memory",
+        "regret: measured time of the layout predicted fastest of those that fit (else tight), relative to the best measured",
         "target: median 2 %, worst 5 %, picks out of memory 1 %, tau 0.85",
-        "best: the best was picked; in 3: it is among our fastest three; tied: the best's interval overlaps the pick's",
+        "best: the best was picked; in 3: it is among the three predicted fastest; tied: its interval overlaps the pick's",
         "OOM: the pick ran out of memory; tau: Kendall's tau-b",
     )
     dearest = Table("worst picks", ["", "picked", "layouts", "ran", "regret", "tau"], worst)
@@ -145,7 +145,7 @@ def _plain(value: float | None) -> str:
 
 
 def bands(summary: Summary) -> list[Table]:
-    """Runs out of memory and runs that were not, by predicted peak over capacity; one table per group of sources."""
+    """Runs that ran out of memory and runs that did not, by predicted peak / capacity; one table per group of sources."""
     found = []
     for who, figures in summary["fits_by_band"].items():
         if not figures["all"]["ran_out"]:
@@ -155,9 +155,9 @@ def bands(summary: Summary) -> list[Table]:
         false = figures["false_fits"]
         note = (
             f"false FITS: {false['rows']} of {figures['all']['ran_out']} that ran out ({percent(false['of_ran_out'])}), "
-            f"{percent(false['of_called_fits'])} of all called fits, {percent(false['of_all'])} of all runs"
+            f"{percent(false['of_called_fits'])} of all predicted to fit, {percent(false['of_all'])} of all runs"
         )
-        said = f"by the verdict, which also uses the p90: {false['by_verdict']} that ran out are called fits"
+        said = f"by the verdict, which also uses the p90: {false['by_verdict']} that ran out are predicted to fit"
         target = "target: balanced accuracy 85 % from 0.85 to 1.15, false FITS 2 %"
         header = ["predicted / capacity", "ran", "right", "ran out", "right", "balanced"]
         found.append(Table(f"fits or not, {who}", header, rows, (note, said, target)))
@@ -165,9 +165,9 @@ def bands(summary: Summary) -> list[Table]:
 
 
 def _ran(summary: Summary) -> list[Table]:
-    """Verdicts of runs that ran: calling one too large is an error."""
+    """Verdicts of successful runs: DOES NOT FIT is an error."""
     rows = [[name, *(f"{n:,}" for n in found.values())] for name, found in summary["verdicts_of_runs"].items()]
-    notes = ("runs with a measured step time, for sources with any wrong verdict, and for all sources",)
+    notes = ("runs with a measured step time: sources with a wrong verdict, and all sources",)
     return [Table("successful runs, by verdict", ["", "fits", "tight", "does not fit"], rows, notes)] if rows else []
 
 
@@ -191,7 +191,7 @@ def mechanisms(summary: Summary) -> list[Table]:
     known = any(line[i] != "0" for line in rows for i in (1, 3, 5))
     header = ["", "runs", "mean", "CI jobs", "mean", "other", "mean"]
     notes = (
-        "runs: torch's peak allocation; CI jobs: the same of tiny test jobs; other: reserved, nvidia-smi or unstated",
+        "runs: torch's peak allocation; CI jobs: the same for tiny test jobs; other: reserved, nvidia-smi or unstated",
         "not verified: no measured run covers it",
     )
     return [Table("peak memory by mechanism", header, rows, notes)] if known else []
@@ -207,9 +207,10 @@ def intervals(summary: Summary) -> list[Table]:
     """How many measured values lie inside their 80 % intervals: step time, then memory."""
     header = ["", "split", "rows", "series", "inside", "error", "below", "above", "median width"]
     notes = (
-        "a row of the split fit is judged without its own cell",
-        "series: rows of one source, accelerator and model, which tend to be inside or outside together",
-        "error: standard error of inside, with a series as one draw",
+        "rows of the fit split are judged without their own cell",
+        "other sources: each row is judged by runs of other sources only; likewise accelerators and so on",
+        "series: rows of one source, accelerator and model; their errors are correlated",
+        "error: standard error of inside, one draw per series",
         "width: (p90 - p10) / estimate",
     )
     return [

@@ -137,14 +137,14 @@ def _memory_table(found: GpuMemoryLog) -> Table:
         label = f"GPU {gpu.name}" if gpu.name.isdecimal() else gpu.name
         rows.append([label, gpu.model, f"{peak:,.0f}", share, f"{average:,.2f}", f"{mode:,.0f}", used])
     spacing = max((gpu.interval_s for gpu in found.gpus if gpu.interval_s), default=None)
-    every = f"sampled every {seconds(spacing)}" if spacing else "samples without times"
-    notes = [f"{every}: peaks between samples are missed; torch.cuda.max_memory_allocated does not miss them", _SMI]
+    every = f"sampled every {seconds(spacing)}" if spacing else "samples have no time stamps"
+    notes = [f"{every}: peaks between samples are missed; torch.cuda.max_memory_allocated records them", _SMI]
     if found.start or found.stop:
         notes.insert(0, f"only samples from {found.start or 'the beginning'} to {found.stop or 'the end'}")
     else:
         notes.insert(0, "no window given: the average includes start-up and idle time")
     if found.unread:
-        notes.append(f"{counted(found.unread, 'line')} without memory left out (cut short, or [N/A])")
+        notes.append(f"{counted(found.unread, 'line')} without memory skipped (truncated, or [N/A])")
     return Table(
         f"GPU memory, {found.log} (MiB)",
         ["", "", "peak", "of total", "average", "mode", "samples"],
@@ -202,7 +202,7 @@ def _scaling_table(found: ScalingSeries) -> Table:
     notes = [
         f"against {counted(base.ranks, 'rank')} ({base.layout}); efficiency is speed-up over ranks"
         + (f" / {base.ranks}" if base.ranks > 1 else ""),
-        "model: estimated efficiency and step time; GiB: allocated peak of the rank that holds most",
+        "model: estimated efficiency and step time; GiB: allocated peak of the rank with the highest",
     ]
     machines = sorted({str(run.predictor) for run in runs if run.predictor})
     if len(machines) > 1:

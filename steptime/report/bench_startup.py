@@ -36,7 +36,7 @@ def _answer(started: list[Startup], never: list[NeverStarted], unclear: list[Unc
     facts = []
     if started:
         least, p10, middle, p90, most = _stamped(quantiles([row.seconds_s for row in started])[:5])
-        tenths = f"; {p10} to {p90} s without the fastest and slowest tenth" if len(started) >= 10 else ""
+        tenths = f"; {p10} to {p90} s (10th to 90th percentile)" if len(started) >= 10 else ""
         spread = f"median {middle} s{tenths}; {least} to {most} s in all" if len(started) > 1 else f"{middle} s"
         facts.append(Fact("job start to first step", [spread], "head"))
     facts.append(Fact("started", [f"{len(started)} of {len(started) + len(never) + len(unclear)} logs"]))

@@ -23,15 +23,15 @@ TITLES = {
     "memory": "memory",
     "exact": "counts",
     "gemm": "matrix multiplies",
-    "attention": "attention, whose rate was fitted to it",
+    "attention": "attention (its rate is fitted to these)",
     "memory_bound": "memory-bound kernels",
     "collective": "collectives",
 }
 _UNITS: dict[str, tuple[Unit, ...]] = {"bytes": BINARY, "count": COUNT, "FLOP": SI}
 STEADY = 1.15
-"""Change of pace above which the machine's steps are not reliable."""
+"""Change of speed above which the measured steps are not reliable."""
 _EACH = ("step", "block", "memory", "attention")
-"""Kinds of figures that are listed one by one; for the others the errors, and the largest."""
+"""Kinds of figures that are listed one by one; of the others, the errors and the largest one."""
 
 
 def sections(run: BenchResults) -> list[ReportSection]:
@@ -57,12 +57,12 @@ def written(run: BenchResults) -> FactList:
     """The files, and how to use the machine's."""
     facts = [Fact("wrote", run.files)]
     if run.found.machine:
-        facts.append(Fact("use it", [f"3dtrn CONFIG --set hardware.node_type={run.files[0]}"]))
+        facts.append(Fact("use it", [f"3dtrn PLAN --set hardware.node_type={run.files[0]}"]))
     return FactList("", facts)
 
 
 def head(run: BenchResults) -> FactList:
-    """What was measured where, and whether the machine's pace was constant."""
+    """What was measured where, and whether the machine's speed was constant."""
     device, drift = run.device, run.raw.drift
     processors = counted(device.processors, "thread" if device.kind == "cpu" else "processor")
     facts = [
@@ -70,14 +70,18 @@ def head(run: BenchResults) -> FactList:
         Fact("device", [f"{device.name}, {processors}, {quantity(device.memory_bytes, BINARY)}"]),
     ]
     if drift is not None:
-        told = f"after the steps the same products took {drift:.2f} times as long as before them"
+        told = f"the same matrix multiplies took {drift:.2f} times as long after the steps as before"
         steady = 1.0 / STEADY < drift < STEADY
-        facts.append(Fact("drift", [told if steady else f"{told}: measure again when nothing else runs here"]))
+        facts.append(
+            Fact("drift", [told if steady else f"{told}: measure again when nothing else runs on this machine"])
+        )
     if run.raw.host is not None:
         peak, average = (quantity(size, BINARY) for size in (run.raw.host.peak_bytes, run.raw.host.average_bytes))
         facts.append(Fact("host memory", [f"peak {peak}, average {average}, this process and its children, sampled"]))
     if not run.found.machine:
-        facts.append(Fact("predicted", [f"for {run.found.predictor}, as the config says; no sweeps measured this one"]))
+        facts.append(
+            Fact("predicted", [f"for {run.found.predictor}, as set in the plan; this machine was not measured"])
+        )
     return FactList("measured on", facts)
 
 
@@ -107,7 +111,7 @@ def _shown(row: PredictionRow, value: float) -> str:
 
 
 def counts(found: Sequence[PredictionRow]) -> Table:
-    """Figures that torch counted without a clock; predicted and observed must be equal."""
+    """Quantities that torch counted, not timed; predicted and counted must be equal."""
     rows = [
         [row.name, f"{row.predicted:,.0f}", f"{row.measured:,.0f}", number(row.error and row.predicted - row.measured)]
         for row in found
@@ -128,7 +132,7 @@ def errors(found: Sequence[ErrorSummary]) -> Table:
 
 
 def links(measured: Sequence[CollectiveTiming]) -> Table:
-    """Latency and bus bandwidth of each collective on each axis, by the line through its fastest calls."""
+    """Latency and bus bandwidth of each collective on each axis, by a line fitted to its fastest calls."""
     from steptime.bench.links import BEYOND, alpha_beta, bus_bytes_per_s
 
     rows = []
@@ -153,7 +157,7 @@ def links(measured: Sequence[CollectiveTiming]) -> Table:
 
 
 def rates(figures: Mapping[str, Figure]) -> FactList:
-    """The figures of the machine file and their sources; date and place, equal for all, are only in the file."""
+    """The figures of the machine file and their sources; date and host, the same for all, are only in the file."""
     return FactList(
         "the machine file",
         [

@@ -1,4 +1,4 @@
-"""Where every second and byte goes: the sections under the answer."""
+"""Breakdown of step time and memory: the sections below the answer."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def _bytes(row: StageMemory, key: str) -> float:
 
 
 def _gib_column(values: Iterable[float]) -> list[str]:
-    """GiB with two decimals: head-room is a difference of such figures."""
+    """GiB with two decimals: headroom is a difference of such figures."""
     return [f"{value / GIB:,.2f}" for value in values]
 
 

@@ -129,7 +129,7 @@ def _profile_head(name: str) -> str:
 
 
 def machine_yaml(machine: Machine) -> str:
-    """A machine as a machine file: complete, each figure beside its source."""
+    """A machine as a machine file: complete, each figure with its source."""
     tree = machine.model_dump(exclude_none=True, exclude={"provenance"})
     return ("" if machine.measured else f"# {UNMEASURED}\n") + _yaml(_sourced(tree, "", machine))
 
@@ -173,7 +173,7 @@ def _yaml(data: dict[str, Any], *, inline: bool = True) -> str:
 
 
 def schema() -> dict[str, Any]:
-    """JSON Schema of a config file: the job's own, with the short ways to name a model and a machine."""
+    """JSON Schema of a config file: the job's own, and the short forms that name a model or a machine."""
     from steptime.hardware.machine import machine_names
     from steptime.job.job import Job
     from steptime.model.presets import model_names
@@ -191,12 +191,12 @@ def schema() -> dict[str, Any]:
     model["dropout"] = {"anyOf": [model["dropout"], {"type": "boolean"}]}
     fields["hardware"] = {"anyOf": [{"type": "string", "examples": machine_names()}, fields["hardware"]]}
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
-    plain: dict[str, Any] = finite(head | _numbers_as_text(document) | {"title": "3dtrn config"})
+    plain: dict[str, Any] = finite(head | _numbers_as_text(document) | {"title": "3dtrn plan"})
     return plain
 
 
 def _numbers_as_text(node: Any) -> Any:
-    """A schema in which a number may be written as text: "450 GB/s", and 15e12, which is text to most YAML readers."""
+    """A schema in which a number may be written as text: "450 GB/s", and 15e12, which most YAML parsers read as text."""
     if isinstance(node, list):
         return [_numbers_as_text(item) for item in node]
     if not isinstance(node, dict):

@@ -1,6 +1,6 @@
 """The summary of a checkpoint as text and for notebooks: answer first, then modules, ranks, roles, architecture, problems.
 
-Every name from a file is escaped before it is laid out. Nothing here imports pydantic, so that the command starts at once.
+Every name from a file is escaped before it is laid out. Nothing here imports pydantic, so that the command starts fast.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def sections(summary: Inventory, depth: int, units: Units) -> list[ReportSection
 def summary_html(summary: Summary) -> str:
     """A heading, the module tree and the problems: a notebook's `_repr_html_`."""
     state = "complete" if summary.complete else "incomplete"
-    name = summary.counted[0].format if summary.counted else "nothing could be read"
+    name = summary.counted[0].format if summary.counted else "no file could be read"
     head = f"<p><b>{escape(escaped(summary.path))}</b>: {escape(name)}, {summary.restored.params:,} parameters, {state}</p>"
     tree = modules(summary, 1, BINARY, most=40)
     return "".join([head, html(tree) if tree else "", html(problems(summary)) if summary.all_problems else ""])
@@ -102,7 +102,7 @@ def _headline(summary: Inventory, units: Units, style: Style) -> list[str]:
         logical, stored = totals["logical_params"], totals["stored_params"]
         lines.append(f"  unique {totals['params']:,}   in whole tensors {logical:,}   stored {stored:,}")
     if totals["stored_bytes"] != size:
-        lines.append(f"  storages hold {totals['stored_bytes']:,} bytes, tensors name {size:,}")
+        lines.append(f"  storages have {totals['stored_bytes']:,} bytes, tensors name {size:,}")
     every = sum(row["bytes"] for row in summary.by_dtype) or 1
     parts = [f"{short(row['dtype'])} {row['bytes'] / every:.1%}" for row in summary.by_dtype]
     return [*lines, f"dtypes by bytes: {_shown(_listed(parts, 6), 400)}"] if parts else lines
@@ -112,9 +112,7 @@ def _quantized(row: Row) -> str:
     """Method, bits and group of one kind of quantized weights."""
     bits = f", {row.bits} bits" if row.bits else ""
     group = f", groups of {row.group_size}" if row.group_size else ""
-    what = (
-        f", {counted(row.params, 'parameter')}" if row.tensors else ": its packing is not known, elements are as stored"
-    )
+    what = f", {counted(row.params, 'parameter')}" if row.tensors else ": unknown packing, counted in stored elements"
     return escaped(f"{row.method}{bits}{group}{what}", 160)
 
 
@@ -211,7 +209,7 @@ def architecture(summary: Inventory) -> Table | None:
     found = summary.architecture
     if summary.models:
         rows = [[_shown(_model(model), 300)] for model in summary.models[:MAX_SECTIONS]]
-        return Table(f"{len(summary.models)} models: give one of them to see its architecture", [], rows)
+        return Table(f"{len(summary.models)} models: give the path of one to see its architecture", [], rows)
     if not found:
         return None
     known: list[str] = []
@@ -242,7 +240,7 @@ def adapter(summary: Inventory) -> FactList | None:
     rank = found["rank"] if found["rank"] is not None else ", ".join(map(str, found["ranks"]))
     rows = {"rank": rank, "alpha": found["alpha"], "targets": _listed(found["targets"], 16), "base": found["base"]}
     facts = [Fact(key, [_shown(str(value), 400)]) for key, value in rows.items() if value not in (None, "")]
-    return FactList(f"adapter: {escaped(found['kind'], 40)}, the base model is not in it", facts)
+    return FactList(f"adapter: {escaped(found['kind'], 40)}, base model not included", facts)
 
 
 def metadata(summary: Inventory) -> FactList | None:

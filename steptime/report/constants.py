@@ -46,7 +46,7 @@ def constant(name: str) -> Constant:
 
 def machine_source(job: Job, path: str) -> str:
     """The source of a figure of the job's machine, by its dotted path."""
-    return job.machine.source(path) or "not in the machine's file: the usual figure (assumed)"
+    return job.machine.source(path) or "not in the machine's file: default (assumed)"
 
 
 def setting_source(job: Job, path: str) -> str:
@@ -55,7 +55,7 @@ def setting_source(job: Job, path: str) -> str:
     section = job.performance.overlap if axis != path else job.performance
     if section is not None and getattr(section, axis, None) is not None:
         return "this config"
-    return job.software.sources.get(path, "not in its file: the default")
+    return job.software.sources.get(path, "not in its file: default")
 
 
 @cache

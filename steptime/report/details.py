@@ -62,7 +62,7 @@ def _gemm_cells(row: GemmRow, size: float) -> list[str]:
 
 
 def _calls(rows: Sequence[GemmRow], alike: Mapping[int, Sequence[int]]) -> str:
-    """How often a device runs a projection, and on which stages if not on all; `alike`: all stages that a row's stands for."""
+    """How often a device runs a projection, and on which stages if not on all; `alike`: stages equal to a row's."""
     counts: dict[str, list[float]] = {}
     for row in rows:
         counts.setdefault(row.pass_, []).append(row.count_per_step)
@@ -163,9 +163,9 @@ def scaling(
 _RUN: dict[str, tuple[str, Callable[[Any], str]]] = {
     "tokens": ("tokens", lambda x: quantity(x, COUNT)),
     "steps": ("steps", whole),
-    "days": ("training alone", lambda x: f"{number(x)} days"),
+    "days": ("training only", lambda x: f"{number(x)} days"),
     "wall_days": ("wall time", lambda x: f"{number(x)} days"),
-    "counted": ("  counted", lambda x: "training, " + ", ".join(x) if x else "training alone"),
+    "counted": ("  counted", lambda x: "training, " + ", ".join(x) if x else "training only"),
     "not_counted": ("  not counted", "; ".join),
     "goodput": ("goodput", lambda x: f"{100.0 * x:.4g} % of the wall time is training"),
     "device_hours": ("device-hours", lambda x: f"{x:,.0f}"),

@@ -40,7 +40,7 @@ def diff(
 ) -> list[Table]:
     """The settings that differ from the first plan's, then answer, parts and memory; of two plans with the change.
 
-    `whole`: long settings too, for which a page has room and a terminal has not.
+    `whole`: also long settings, which fit on a page but not on a terminal.
     """
     pair = len(estimates) == 2
     most = WHOLE if whole else CELL_OF_TWO if pair else CELL

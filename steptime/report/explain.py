@@ -1,4 +1,4 @@
-"""One figure of a report in full: its formula with the job's own numbers."""
+"""One figure of a report explained: its formula with the job's numbers."""
 
 from __future__ import annotations
 

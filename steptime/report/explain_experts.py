@@ -1,4 +1,4 @@
-"""A layer with experts in full: who holds them, the rows that each computes, and its kernels and exchanges."""
+"""A layer with experts explained: placement of the experts, rows that each computes, kernels and all-to-alls."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from steptime.answer.result import Estimate
 
 ROLES = frozenset({"router", "moe", "moe_act", "shared_experts"})
-"""What the ops of a layer with experts are for, attention and norms aside."""
+"""Roles of the ops of a layer with experts, except attention and norms."""
 
 
 def experts(estimate: Estimate) -> FactList:
@@ -35,7 +35,7 @@ def experts(estimate: Estimate) -> FactList:
         tokens = whole(job.data.seqlen * job.data.microbatch_sz / p.cp / (p.tp if p.sp else 1))
         load = f" x load {products[0].load:g}" if products[0].load != 1.0 else ""
         rows = f"{tokens} tokens of a device x {moe.experts_per_token} x ep {p.ep:g} / {moe.n_experts}{load}"
-        facts.append(Fact("rows", [f"{whole(float(products[0].m))} of each expert and micro-batch: {rows}"]))
+        facts.append(Fact("rows", [f"{whole(float(products[0].m))} per expert and micro-batch: {rows}"]))
     for row in kernels:
         each = f"{seconds(row.forward_s)} forward + {seconds(row.backward_s)} backward"
         name = row.name if row.forward_s else f"{row.name}, casts"

@@ -1,4 +1,4 @@
-"""Parts of the step in full: formula with the job's numbers, constants, sources."""
+"""Parts of the step explained: formula with the job's numbers, constants, sources."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def attention(estimate: Estimate) -> FactList:
             longer = seen / (seen + ramp) * (RATED_LENGTH + ramp) / RATED_LENGTH
             lines.append(
                 f"both rates x {longer:.4g} for the keys seen: [{whole(seen)} / ({whole(seen)} + {ramp:g})] / "
-                f"[{RATED_LENGTH:g} / ({RATED_LENGTH:g} + {ramp:g})], as blocks that the mask cuts are computed whole"
+                f"[{RATED_LENGTH:g} / ({RATED_LENGTH:g} + {ramp:g})]: kernels compute blocks crossed by the causal mask in full"
             )
             if op.d_qk <= 64:
                 lines.append(f"forward x {ahead:g}, backward x {back:g} for heads of {whole(op.d_qk)}, not 128")
@@ -87,7 +87,7 @@ def memory_bound(estimate: Estimate) -> FactList:
 
 
 def products(estimate: Estimate) -> FactList:
-    """Every matrix multiply with its calls; each one has its own page under its name."""
+    """Every matrix multiply with its calls; each is explained under its own name."""
     rows = sorted((row for row in op_times(estimate) if row.part == "gemm"), key=lambda row: -row.step_s)
     return _part(
         estimate, "gemm", [*_widest(rows, estimate), Fact("each", ["3dtrn explain PLAN NAME has FLOPs over rate"])]
@@ -144,7 +144,11 @@ def host_copies(estimate: Estimate) -> FactList:
     ]
     if estimate.job.performance.cpu_offload.share:
         host, per = estimate.timing.optimizer.host, on_host(estimate.job)
-        how = "tensor by tensor beside the update" if estimate.job.performance.cpu_offload.overlap else "in turn"
+        how = (
+            "tensor by tensor, overlapped with the update"
+            if estimate.job.performance.cpu_offload.overlap
+            else "not overlapped"
+        )
         down, up = f"{per.down:g} B a parameter down: {seconds(host.down_s)}", f"{per.up:g} B up: {seconds(host.up_s)}"
         facts.append(Fact("states", [f"{down}; {up}; {how}: {seconds(host.copied_s)} exposed"]))
     facts.append(Fact("source", [f"host_bytes_per_s: {machine_source(estimate.job, 'accelerator.host_bytes_per_s')}"]))
@@ -152,18 +156,18 @@ def host_copies(estimate: Estimate) -> FactList:
 
 
 def host_optimizer(estimate: Estimate) -> FactList:
-    """The host's update: bytes that it reads and writes over the rate of its memory, and what of it the device waits for."""
+    """The host's update: bytes that it reads and writes over the rate of its memory, and the part that the device waits for."""
     job, host = estimate.job, estimate.timing.optimizer.host
     said, per, machine = job.performance.cpu_offload, on_host(job), job.machine
     facts = [
         Fact("share", [f"the host updates {percent(said.share)} of the parameters that a device owns"]),
-        Fact("bytes", [f"{per.held:g} B held and {per.touched:g} B read and written for each"]),
+        Fact("bytes", [f"{per.held:g} B stored and {per.touched:g} B read and written per parameter"]),
     ]
     if machine.host is not None:
         rate = machine.host.device_bytes_per_s(machine.devices_per_node, said.threads)
         limit = f"{counted(said.threads, 'thread')} of each process, {machine.devices_per_node} devices a node"
         facts.append(Fact("rate", [f"{quantity(rate, SI, 'B/s')} ({limit}): {seconds(host.update_s)}"]))
-    facts.append(Fact("exposed", [f"{seconds(host.waited_s)} longer than what it runs beside"]))
+    facts.append(Fact("exposed", [f"{seconds(host.waited_s)} not hidden by overlapping work"]))
     facts.append(
         Fact(
             "source",
@@ -205,7 +209,7 @@ def launch(estimate: Estimate) -> FactList:
         Fact(
             "host",
             [
-                f"a block waits where its kernels are shorter than {seconds(software.timing.host_kernel_s)} for each launch"
+                f"a layer waits for the host if its kernels are shorter than {seconds(software.timing.host_kernel_s)} each"
             ],
         ),
     ]

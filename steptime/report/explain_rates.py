@@ -166,8 +166,8 @@ def exchange_facts(row: CollectiveRow, estimate: Estimate) -> list[Fact]:
     passing = "the rows of other ranks"
     if slowest.tier is not context.tiers[0]:
         passing = (
-            f"one copy for each of {slowest.wanted:.4g} of {domains} domains that a token's experts lie in, "
-            f"less 1/{domains} for the own one"
+            f"one copy for each of {slowest.wanted:.4g} of {domains} domains with experts of a token, "
+            f"less 1/{domains} for its own"
         )
     rate = f"{quantity(slowest.tier.bytes_per_s, SI, 'B/s')} x {slowest.tier.efficiency:.3g} reached"
     lines.append(f"wire: over {slowest.tier.name} {passing}: tensor x {slowest.share:.4g} / ({rate})")
@@ -220,11 +220,13 @@ def overlap_fact(row: CollectiveRow, call: Call | None) -> Fact:
     total = row.count_per_step * row.time_s
     if call is None or row.axis == "pp" or not row.exposed_s < total:
         rest = (
-            f"; {seconds(total - row.exposed_s)} beside compute" if row.exposed_s < total and row.axis != "pp" else ""
+            f"; {seconds(total - row.exposed_s)} overlapped with compute"
+            if row.exposed_s < total and row.axis != "pp"
+            else ""
         )
         return Fact("exposed", [seconds(row.exposed_s) + rest])
     slowed = float(overlap.contention(call.ranks, call.tiers))
     hidden = (total - row.exposed_s) / (1.0 - slowed)
     name = "CONTENTION" if slowed == overlap.CONTENTION else "NIC_CONTENTION"
     bare = f"{seconds(row.exposed_s)} = {seconds(max(total - hidden, 0.0))} not covered by compute"
-    return Fact("exposed", [f"{bare} + {name} {slowed:g} x {seconds(hidden)} covered (it slows that compute)"])
+    return Fact("exposed", [f"{bare} + {name} {slowed:g} x {seconds(hidden)} covered (slowdown of that compute)"])

@@ -1,4 +1,4 @@
-"""The memory of one pipeline stage in full: every figure with its formula, the job's numbers, and its source."""
+"""The memory of one pipeline stage explained: every figure with its formula, the job's numbers, and its source."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from steptime.base.rows import StageMemory
     from steptime.memory.states import States
 
-AUTOGRAD = "torch csrc/autograd/engine.cpp, call_function: what an op kept goes when its backward is done"
+AUTOGRAD = "torch csrc/autograd/engine.cpp, call_function: tensors saved by an op are freed after its backward"
 ALLOCATED = "torch.cuda.max_memory_allocated: torch c10/cuda/CUDACachingAllocator.cpp, DeviceStats.allocated_bytes"
 FSDP_GROUPS = "torch distributed/fsdp/_fully_shard/_fsdp_param_group.py: gathered and freed group by group"
 
 
 def stage_named(estimate: Estimate, name: str) -> FactList | None:
-    """The memory of "stage N"; None where the name is none of a stage of this job."""
+    """The memory of "stage N"; None where no stage of this job has that name."""
     word, _, digits = name.replace("-", " ").partition(" ")
     stages = estimate.memory.stages
     if word == "stage" and digits.isdecimal() and int(digits) < len(stages):
@@ -54,7 +54,7 @@ def stage(estimate: Estimate, row: StageMemory) -> FactList:
         *_states(estimate, row),
         *_activations(estimate, row),
         Fact("buffers", [f"hold {row.buffers_bytes / GIB:.3f} GiB at the peak"]),
-        *[_fact("", item.bytes, f"of it {item.name}", item.source) for item in held if item.at_peak],
+        *[_fact("", item.bytes, f"of which {item.name}", item.source) for item in held if item.at_peak],
         _fact(
             "transient",
             row.transient_bytes - row.buffers_bytes,
@@ -64,9 +64,9 @@ def stage(estimate: Estimate, row: StageMemory) -> FactList:
         *_sums(estimate),
         _fact("allocated", row.allocated_bytes, "their sum", ALLOCATED),
         _fact("reserved", row.reserved_bytes, *_reserved(estimate, row)),
-        _fact("between steps", row.persisting_bytes, "allocated: states, and the buffers that stay", ""),
-        *[_fact("", item.bytes, f"of it {item.name}", item.source) for item in between],
-        _fact("first step", row.first_peak_bytes, "peak of the first step, before the optimizer's moments exist", ""),
+        _fact("between steps", row.persisting_bytes, "allocated: states and persistent buffers", ""),
+        *[_fact("", item.bytes, f"of which {item.name}", item.source) for item in between],
+        _fact("first step", row.first_peak_bytes, "peak of the first step, before optimizer moments are allocated", ""),
         *_outside(estimate),
         Fact("words", abbreviations(estimate.job.software.name)),
     ]
@@ -81,13 +81,15 @@ def _fact(label: str, size: float, how: str, source: str) -> Fact:
 
 
 def _states(estimate: Estimate, row: StageMemory) -> list[Fact]:
-    """Parameters, gradients and optimizer: bytes of each, over the ranks that share them."""
+    """Parameters, gradients and optimizer states: bytes of each, over the ranks that they are sharded over."""
     held = estimate.assembly.counted_params(estimate.assembly.stages[row.stage])
     job, size, moments = estimate.job, estimate.job.software.state_bytes, updated(estimate.job, held).moments
     groups = group_elements(held)
     shared = ", ".join(f"{whole(round(n))} {of} over {shard_ranks(job, of):g} ranks" for of, n in groups.items())
     states = job.software.states
-    optimizer = f"{states.optimizer}: master {size.master:g} + moments {moments:g} B each, shared from zero_level 1"
+    optimizer = (
+        f"{states.optimizer}: master {size.master:g} + moments {moments:g} B each, sharded at zero_level 1 and above"
+    )
     if share := job.performance.cpu_offload.share:
         node = f"{gib(estimate.memory.host_bytes)} GiB on each node's host"
         optimizer += f"; those of {percent(share)} of the parameters are on the host: {node}"
@@ -99,13 +101,13 @@ def _states(estimate: Estimate, row: StageMemory) -> list[Fact]:
         _fact(
             "parameters",
             row.params_bytes,
-            f"{size.params:g} B each, shared from zero_level 3",
+            f"{size.params:g} B each, sharded at zero_level 3",
             _said(estimate, "param_dtype", states.param_dtype),
         ),
         _fact(
             "gradients",
             row.gradients_bytes,
-            f"{size.gradients:g} B each, shared from zero_level 2",
+            f"{size.gradients:g} B each, sharded at zero_level 2 and above",
             _said(estimate, "main_grad_dtype", states.main_grad_dtype),
         ),
         _fact(
@@ -145,14 +147,18 @@ def _activations(estimate: Estimate, row: StageMemory) -> list[Fact]:
     layers = sum(n for chunk in chunks for _, n in chunk.runs)
     cut = f" in {len(chunks)} chunks" if len(chunks) > 1 else ""
     kept = Fact("micro-batch", [f"keeps {sum(parts.values()) / GIB:.3f} GiB, {layers} layers{cut}"])
-    return [total, kept, *[_fact("", size, f"of it {label}", sources[label]) for label, size in parts.items() if size]]
+    return [
+        total,
+        kept,
+        *[_fact("", size, f"of which {label}", sources[label]) for label, size in parts.items() if size],
+    ]
 
 
 def _sums(estimate: Estimate) -> list[Fact]:
-    """Gradients that FSDP adds up whole before the last micro-batch of a step reduces them, which the temporaries count."""
+    """Unsharded gradients that FSDP accumulates until the last micro-batch of a step reduces them; counted as temporaries."""
     if not fsdp.unsynced(estimate.job):
         return []
-    how = "of it at most gradients of earlier micro-batches, whole on every rank (no_sync)"
+    how = "of which at most: unsharded gradients of earlier micro-batches (no_sync)"
     source = "torch distributed/fsdp/_fully_shard/_fsdp_param_group.py, post_backward: reduce_grads False"
     return [_fact("", float(fsdp.summed_bytes(estimate.assembly)), how, source)]
 
@@ -171,7 +177,7 @@ def _reserved(estimate: Estimate, row: StageMemory) -> tuple[str, str]:
         whole = estimate.job.software.buffers.expandable_segments
         also = "" if whole else f", + FRAGMENTATION {FRAGMENTATION:g} of activations and transients"
         text = (
-            f"{row.allocated_bytes / GIB:.3f} + {to_come / GIB:.3f}, gradients that are not allocated then, "
+            f"{row.allocated_bytes / GIB:.3f} + {to_come / GIB:.3f}, gradients not allocated at the peak, "
             f"+ CACHED_GROUPS {CACHED_GROUPS:g} x {group / GIB:.3f}, the largest FSDP group{also}"
         )
         return text, constant("memory.overhead.CACHED_GROUPS").source

@@ -21,8 +21,8 @@ VERDICTS: dict[str, tuple[str, Tone]] = {
     "does_not_fit": ("DOES NOT FIT", "bad"),
 }
 RULE = (
-    "FITS: what is needed at most (the p90 of reserved memory, context, communicators) is there; DOES NOT FIT: what is needed at "
-    "least (allocated memory and the same) is not; TIGHT: between"
+    "FITS: the upper estimate of needed memory (p90 of reserved memory, plus context and communicators) is within capacity; "
+    "DOES NOT FIT: the lower estimate (allocated memory, plus the same) exceeds capacity; TIGHT: otherwise"
 )
 """How the verdict is made, in one sentence."""
 
@@ -177,11 +177,11 @@ def _room(estimate: Estimate) -> str:
         case "fits":
             return f"{told}; {gib(capacity - most)} GiB free"
         case "tight" if memory.open_ended:
-            return f"{told}; measured runs like it give no upper bound"
+            return f"{told}; similar measured runs give no upper bound"
         case "tight":
-            return f"{told}; {gib(most - capacity)} GiB over at most"
+            return f"{told}; {gib(most - capacity)} GiB over capacity at most"
         case _:
-            return f"{told}; {gib(least - capacity)} GiB over at least"
+            return f"{told}; {gib(least - capacity)} GiB over capacity at least"
 
 
 def fixes(estimate: Estimate) -> Table | None:
@@ -197,7 +197,11 @@ def fixes(estimate: Estimate) -> Table | None:
     heading = "no single change makes it fit: combine changes or use more devices"
     if rows:
         fits = estimate.fixes[0].verdict == "fits"
-        heading = "to make it fit, cheapest first" if fits else "nothing makes it fit; to make it tight, cheapest first"
+        heading = (
+            "to make it fit, cheapest first"
+            if fits
+            else "no single change makes it fit; to make it TIGHT, cheapest first"
+        )
     return Table(heading, [], rows)
 
 

@@ -1,6 +1,6 @@
 """Sections of a report as HTML tables, by tabulate.
 
-Every cell has its own alignment: Jupyter's style sheet puts cells of tables to the right (.jp-RenderedHTMLCommon td), bars too.
+Every cell has its own alignment: Jupyter's style sheet right-aligns table cells (.jp-RenderedHTMLCommon td), bars too.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def html(section: ReportSection) -> str:
 
 
 def _table(rows: Sequence[Sequence[str]], header: Sequence[str], align: Sequence[str]) -> str:
-    """Rows of escaped cells; a column without an alignment is to the left."""
+    """Rows of escaped cells; a column without an alignment is left-aligned."""
     from tabulate import tabulate
 
     made = str(tabulate(rows, header, tablefmt="unsafehtml", disable_numparse=True, colalign=align or None))

@@ -12,7 +12,7 @@ from steptime.report.constants import setting_source
 if TYPE_CHECKING:
     from steptime.job.job import Job
 
-TORCH = "torch tools/autograd/derivatives.yaml: what the formula of the op reads"
+TORCH = "torch tools/autograd/derivatives.yaml: tensors read by the backward formula of the op"
 
 
 class Keeper(NamedTuple):
@@ -68,7 +68,7 @@ KEEPERS = (
 """In the order in which they are tested."""
 OTHERS = Keeper("other operations", lambda _: True, megatron=TORCH)
 REPLAYED = Keeper(
-    "inputs of layers that run again",
+    "inputs of recomputed layers",
     lambda _: True,
     megatron="core tensor_parallel/random.py, CheckpointFunction.forward: save_for_backward(*args)",
     torch="torch utils/checkpoint.py: the checkpoint keeps its arguments",
@@ -76,7 +76,7 @@ REPLAYED = Keeper(
 
 
 def keeper_of(op: Op | None) -> Keeper:
-    """What an op is for its kept tensors; None stands for layers that run again."""
+    """The role of an op for its saved tensors; None: layers that are recomputed."""
     return REPLAYED if op is None else next((one for one in KEEPERS if one.shows(op)), OTHERS)
 
 

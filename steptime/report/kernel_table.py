@@ -131,8 +131,8 @@ def table(estimate: Estimate) -> Table:
     ]
     notes = [
         f"stage {estimate.timing.busiest}, the busiest; GFLOP and MiB are forward's, forward and backward us of one call",
-        "priced by gemm_pass, attention_pass, move_pass and parameter_gradients, which follow under formulas",
-        "a projection's backward is dgrad and wgrad; recomputation is a part of its own",
+        "time from gemm_pass, attention_pass, move_pass and parameter_gradients, shown under formulas",
+        "a projection's backward is dgrad and wgrad; recomputation is a separate part of the step",
     ]
     header = ["", "priced by", "calls", "GFLOP", "MiB", "forward", "backward", "ms", "share"]
     return Table("kernels", header, cells, notes, left=2)

@@ -43,11 +43,7 @@ def _others(reading: Reading) -> FactList | None:
         ("no cost", [flag.name for flag in reading.of("irrelevant")]),
     )
     facts = [Fact(f"{label}, {len(words)}", [", ".join(words)]) for label, words in kinds if words]
-    return (
-        FactList("other flags: left out (not modeled), the framework's defaults, without cost", facts)
-        if facts
-        else None
-    )
+    return FactList("other flags: left out (not modeled), framework defaults, no cost", facts) if facts else None
 
 
 def _cut(value: str) -> str:

@@ -115,7 +115,7 @@ def convention(compared: Compared) -> list[str]:
     scale = 1e12 * compared.estimate.devices
     halved, full = found.known[0].flops_per_step / scale, found.known[2].flops_per_step / scale
     text = (
-        f"the log's TFLOP/s match no convention: {logged / scale:,.4g} TFLOP per device and step, ours {halved:,.4g} "
+        f"the log's TFLOP/s match no known convention: {logged / scale:,.4g} TFLOP per device and step, ours {halved:,.4g} "
         f"(causal attention halved) or {full:,.4g} (in full); the rows above count ours"
     )
     return [text]
@@ -138,7 +138,7 @@ def measured(compared: Compared) -> FactList:
             )
         )
     flags = {status: len(run.reading.of(status)) for status in ("used", "default", "irrelevant", "unmodeled")}
-    words = ("used", "of the framework's defaults", "without a cost", "not modeled")
+    words = ("used", "framework defaults", "no cost", "not modeled")
     facts.append(Fact("settings", [", ".join(f"{n:,} {word}" for n, word in zip(flags.values(), words, strict=True))]))
     return FactList("measurement", facts)
 
@@ -156,7 +156,7 @@ def _left_out(steady: Steady) -> list[str]:
 
 def _median(steady: Steady) -> str:
     if steady.median_low_s is None or steady.median_high_s is None:
-        return "fewer than 6 lines: no interval of the median"
+        return "fewer than 6 lines: no confidence interval of the median"
     return f"95 % interval {_span(steady.median_low_s, steady.median_high_s)} (order statistics)"
 
 
@@ -209,7 +209,7 @@ def parameters(compared: Compared) -> Table | None:
         return None
     off = [row for row in rows if row.logged != row.predicted]
     if not off:
-        return Table("parameters", [], [[f"plan and log agree on all {len(rows)} model-parallel ranks in the log"]])
+        return Table("parameters", [], [[f"plan and log agree for all {len(rows)} model-parallel ranks in the log"]])
     lines = [
         [f"({row.tp_rank}, {row.stage})", f"{row.logged:,}", f"{row.predicted:,}", f"{row.predicted - row.logged:+,}"]
         for row in off[:RANKS]

@@ -1,11 +1,9 @@
 """Memory over one step as torch's memory snapshot: `3dtrn PLAN --trace-memory FILE.pickle`.
 
 The pickle that `torch.cuda.memory._dump_snapshot` writes and pytorch.org/memory_viz opens ("Active Memory Timeline"), of plain
-dicts. A pipeline stage is a device. One block stands for what a framework holds in many: the activations of one micro-batch, all
-gradients, the most that an action holds for a time. Their sum is at its largest the `allocated` of the memory table.
-
-It tells no addresses: the allocator's placement, its segments and its fragmentation are not modeled, and each block lies behind
-the one before it.
+dicts. A pipeline stage is a device. One block represents many of a framework: the activations of one micro-batch, all
+gradients, the temporaries of an action. The largest value of their sum is `allocated` in the memory table. It has no real
+addresses: the allocator's placement, its segments and its fragmentation are not modeled, and each block follows the previous one.
 
 Format: docs.pytorch.org/docs/stable/torch_cuda_memory.html#snapshot-api-reference (`Snapshot`, `Segment`, `Block`, `TraceEntry`).
 """
@@ -55,7 +53,7 @@ class _Stage:
         """Blocks by what they hold."""
         self.total, self.address = 0, 1 << 20
         self.places: dict[str, int] = {}
-        """Addresses of blocks that have their own."""
+        """Addresses of the allocated blocks."""
         self.frames: dict[str, list[dict[str, Any]]] = {}
         row = estimate.memory.stages[holds.stage]
         self.fixed = round(row.params_bytes + row.optimizer_bytes + holds.permanent)

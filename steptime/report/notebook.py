@@ -1,4 +1,4 @@
-"""Estimates and plans in notebooks: the sections of the text report, and what a plan says, as HTML tables."""
+"""Estimates and plans in notebooks: the sections of the text report, and the settings of a plan, as HTML tables."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def estimate_html(estimate: Estimate) -> str:
 
 
 def config_html(section: Config) -> str:
-    """What a plan, a machine or a section of one says, key by key; what it leaves open is not shown."""
+    """What a plan, a machine or a section of one says, key by key; what is not set is not shown."""
     rows = list(_said(section.model_dump(exclude_unset=True, exclude_none=True), ""))
     if not rows:
-        return html(Table(type(section).__name__, [], [["nothing is set: defaults hold"]]))
+        return html(Table(type(section).__name__, [], [["nothing is set: defaults apply"]]))
     return html(Table(type(section).__name__, ["key", "value"], rows, left=2))
 
 

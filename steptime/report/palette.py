@@ -1,6 +1,6 @@
 """The colors of every picture: parts of the step, parts of memory, passes of the pipeline, verdicts.
 
-Hues after Okabe and Ito 2008, which the color-blind tell apart. Neighbours in a bar differ in lightness too, and bars have
+Hues after Okabe and Ito 2008, distinguishable by color-blind readers. Neighbors in a bar differ in lightness too, and bars have
 edges, so that a picture reads in grayscale.
 """
 

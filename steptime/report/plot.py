@@ -29,7 +29,7 @@ _SPLITS: dict[str, dict[str, Any]] = {
     "none": {"marker": "D", "linewidths": 0.4, "edgecolors": "white", "s": 26},
 }
 _STEPS = {"fit": ("--", "#7A7A7A"), "test": ("-", "#000000"), "none": ("-", "#000000")}
-_NAMES = {"fit": "fit: constants may lean on them", "test": "test: not fitted on", "none": "measured runs"}
+_NAMES = {"fit": "fit: constants may be fitted on these", "test": "test: never used to fit", "none": "measured runs"}
 
 
 def draw(judged: Sequence[Judgement], path: str) -> None:

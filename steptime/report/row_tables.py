@@ -1,4 +1,4 @@
-"""A measured row up to its estimate: as published, assumptions, its config, the errors, and their basis."""
+"""From a measured row to its estimate: as published, assumptions, its config, the errors, and their basis."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def published(judged: Judgement) -> list[ReportSection]:
             facts.append(Fact(label, [cells[0][1]]))
         elif cells:
             facts.append(Fact(label, ["; ".join(f"{column} {text}" for column, text in cells)]))
-    name = f"{row.file}.csv of the shipped collection" if row.published else "your file"
+    name = f"{row.file}.csv, included with steptime" if row.published else "your file"
     title = f"{row.id} as {'published' if row.published else 'measured'} (line {row.line} of {name})"
     return [FactList(title, facts), *_standing(judged)]
 

@@ -40,7 +40,7 @@ def sections(found: Search, n: int = 10, *, front: bool = True) -> list[ReportSe
 
 
 def front_sections(found: Search) -> list[ReportSection]:
-    """The Pareto front alone."""
+    """The Pareto front only."""
     if found.best is None:
         return [nothing_fits(found), *refused(found)]
     return [layouts_table(found, "Pareto front of step time and memory", found.pareto())]
@@ -149,11 +149,11 @@ def refused(found: Search) -> list[ReportSection]:
 
 
 def nothing_fits(found: Search) -> FactList:
-    """The layout that needs the least memory, and how much it lacks; of those looked at where the search was interrupted."""
+    """The layout that needs the least memory, and how much it lacks; of those evaluated before the interrupt."""
     evaluated = counted(found.counts.evaluated, "layout")
     name, looked = "nothing fits", f"of {evaluated} that can run"
     if found.interrupted:
-        name, looked = "nothing fits so far", f"of {evaluated} looked at before the interrupt"
+        name, looked = "nothing fits so far", f"of {evaluated} evaluated before the interrupt"
     facts = [Fact(name, [looked], "bad")]
     if found.nearest is not None:
         layout = found.layout(found.nearest[2], fitting=False)

@@ -69,7 +69,7 @@ def _signed(value: float) -> str:
 
 
 def costs(found: Differences, labels: tuple[str, str]) -> Table:
-    """Each difference alone in the first job, the sum, and the effect of all together beyond it."""
+    """Each difference applied separately to the first job, the sum, and the effect of all together beyond it."""
     alike = _tokens(found.a) == _tokens(found.b) and found.a.devices == found.b.devices
     rows: list[list[str]] = []
     for one in found.each:
@@ -84,8 +84,10 @@ def costs(found: Differences, labels: tuple[str, str]) -> Table:
     rate = rate_of(found.b) / rate_of(found.a) - 1.0
     rows.append(["all together", *_cells(found.together_s, rate, peak, found, alike=alike)])
     beyond = "minus the sum" if alike else "over the product"
-    told = [f"each difference applied alone to {labels[0]}; interaction: all together {beyond} of each alone"]
-    told += [f"{_words(one.settings)[0]}: cannot run alone ({one.problem})" for one in found.each if one.problem]
+    told = [
+        f"each difference applied separately to {labels[0]}; interaction: all together {beyond} of the single effects"
+    ]
+    told += [f"{_words(one.settings)[0]}: cannot run by itself ({one.problem})" for one in found.each if one.problem]
     header = [f"{labels[0]} to {labels[1]}", "step", "change" if alike else "tokens/s/device", "peak GiB"]
     return Table("modeled cost of each difference", header, rows, told)
 

@@ -3,8 +3,8 @@
 Sections are built once as `Table` or `FactList`; text and HTML lay out the same objects. HTML is tabulate's (`report.html`);
 text is not. Imported after `3dtrn configs/llama3_70b.yaml` tabulate took 26.0 ms, of them 11.9 ms for wcwidth where that is
 installed (IPython brings it), and 6.5 ms without it (python -X importtime, least of 12, tabulate 0.10, two busy cores on which
-all imports of the run took 517 ms). And tabulate knows no page width: gaps that narrow, columns that are cut and rows that
-head others would be written here all the same.
+all imports of the run took 517 ms). Tabulate also has no page width: narrower gaps, cut columns and heading rows would have to be
+written here anyway.
 """
 
 import os
@@ -36,7 +36,7 @@ def printable(text: str) -> str:
 
 
 def unstyled(text: str) -> str:
-    r"""The same of text that nobody has painted yet: a color in it is the input file's.
+    r"""The same for text that has no style yet: any color code in it comes from the input file.
 
     >>> unstyled("a\x1b[31mb")
     'a?[31mb'
@@ -55,13 +55,13 @@ class Style(NamedTuple):
     width: int = WIDTH
 
     def paint(self, text: str, tone: Tone) -> str:
-        """`text` in the color of its tone, and in no other."""
+        """`text` in the color of its tone only."""
         text = unstyled(text)
         code = _ANSI.get(tone) if self.color and text else None
         return f"\x1b[{code}m{text}\x1b[0m" if code else text
 
     def tint(self, text: str, color: str) -> str:
-        """`text` in the nearest of a terminal's 216 colors to an #rrggbb, and in no other."""
+        """`text` in the one of a terminal's 216 colors nearest to an #rrggbb."""
         text = unstyled(text)
         if not self.color or not text.strip():
             return text
@@ -153,7 +153,7 @@ def layout(section: ReportSection, style: Style) -> list[str]:
 
 
 def _unstyled(part: Any) -> Any:
-    """A section whose texts, which may be an input file's, have no colors of their own."""
+    """A section whose texts, which may be an input file's, have no color codes."""
     if isinstance(part, str):
         return unstyled(part) if "\x1b" in part else part
     if isinstance(part, list | tuple):
@@ -163,7 +163,7 @@ def _unstyled(part: Any) -> Any:
 
 
 def _facts(section: FactList, style: Style) -> list[str]:
-    """Labels in one column, their lines wrapped in the next; a long label stands on its own line."""
+    """Labels in one column, their lines wrapped in the next; a long label is on its own line."""
     start = 4 + max((len(fact.label) for fact in section.facts if len(fact.label) <= _LABEL), default=0)
     out = [style.paint(section.title, "head")] if section.title else []
     for fact in section.facts:

@@ -41,7 +41,7 @@ LANES = 64
 NOTES = (
     "one device of each stage, of one replica",
     "the first micro-batch is drawn op by op; of the others, an axis has one slice per action, as long as all of its calls",
-    "memory is the most that each action holds, and between actions what is kept",
+    "memory is the peak of each action, and between actions what stays allocated",
     "FSDP's exposed communication is spread evenly over the actions",
 )
 

@@ -1,4 +1,4 @@
-"""A measured step compared with its estimate: tables, and the document of `3dtrn explain CONFIG --trace FILE... --json`."""
+"""A measured step compared with its estimate: tables, and the document of `3dtrn explain PLAN --trace FILE... --json`."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _ranks(found: Attribution) -> Table:
 
 
 def _kernels(found: Attribution) -> Table:
-    """The largest kernels that no table of names lists: where unexplained memory-bound time may be."""
+    """The largest kernels that are in no table of kernel names, a possible cause of unexplained memory-bound time."""
     rank = found.busiest
     widest = rank.kernels[:_KERNELS]
     unit = unit_for(rank.step_s, TIME)

@@ -45,7 +45,7 @@ def tables(summary: Summary) -> list[Table]:
         found.append(table("judged, but not in the figures above", summary["apart"]))
     found += analyses.all_tables(summary)
     if summary["memory"]:
-        note = "metric, source; unstated is compared with reserved"
+        note = "metric, source; unstated: compared with reserved"
         found.append(table("peak memory", summary["memory"], (note,)))
     found += gpu_memory_tables.tables(summary["gpu_memory"])
     found += analyses.intervals(summary)

@@ -1,4 +1,4 @@
-"""Pipeline schedules: the order of each stage, its walk in time, what it holds, and the closed form."""
+"""Pipeline schedules: the order of each stage, its walk in time, its memory, and the closed form."""
 
 from steptime.schedule.actions import Action, Orders, Place
 from steptime.schedule.live import SplitBytes, StagePeak, in_flight, peaks

@@ -1,4 +1,4 @@
-"""What a pipeline stage runs: actions, and where model chunks lie."""
+"""What a pipeline stage runs: actions, and the placement of model chunks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple, TypeAlias
 ActionKind: TypeAlias = Literal["F", "B", "I", "W"]
 """Forward, backward, and the two halves of a split backward: gradients of the inputs (I), and later those of the weights (W).
 
-torch/distributed/pipelining/schedules.py, _ComputationType. What a B makes is sent on when all of it has run.
+torch/distributed/pipelining/schedules.py, _ComputationType. The output of a B is sent when all of it has run.
 """
 
 

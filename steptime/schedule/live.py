@@ -68,7 +68,7 @@ def states(schedule: str, pp: int, vpp: int, microbatches: int, group: int | Non
 def _distinct(actions: Sequence[Action], vpp: int, *, split: bool) -> list[State]:
     """The distinct states of a stage: the last of a run of forwards of one chunk, the first of a run of backwards.
 
-    Gradients of inputs alone may leave more to hold than there was before, so of a split schedule each action counts.
+    A backward for inputs only may leave more bytes than before, so in a split schedule each action counts.
     """
     held, whole = [0] * vpp, [0] * vpp
     first: dict[tuple[ActionKind, int, tuple[int, ...], tuple[int, ...]], Action] = {}
@@ -115,7 +115,7 @@ def peaks(
     *,
     halves: SplitBytes | None = None,
 ) -> list[StagePeak]:
-    """The most bytes each stage holds beside its states.
+    """The most bytes each stage holds in addition to its states.
 
     Args:
         schedule: a name in `SCHEDULES`.
@@ -123,8 +123,8 @@ def peaks(
         vpp: model chunks per stage.
         microbatches: micro-batches per step.
         weights: [pp][vpp] bytes a chunk saves for the backward of one micro-batch.
-        fwd_extra: [pp][vpp] most bytes of a forward beside all that is saved when it ends (its own micro-batch too).
-        bwd_extra: [pp][vpp] most bytes of a backward beside all that is saved when it starts (its own too).
+        fwd_extra: [pp][vpp] most bytes of a forward in addition to all that is saved when it ends (its own micro-batch too).
+        bwd_extra: [pp][vpp] most bytes of a backward in addition to all that is saved when it starts (its own too).
         group: as in `order`.
         halves: of a schedule that splits backwards, as it needs them.
 
@@ -138,7 +138,7 @@ def peaks(
     extras = {"F": fwd_extra, "B": bwd_extra}
     if described(schedule).split:
         if halves is None:
-            raise ValueError(f"{schedule} runs the weights' gradients apart: it needs their bytes")
+            raise ValueError(f"{schedule} runs the weight gradients separately: their bytes are required")
         extras |= {"I": halves.input_extra, "W": halves.weight_extra}
     worst = []
     for stage, candidates in enumerate(states(schedule, pp, vpp, microbatches, group)):

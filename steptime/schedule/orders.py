@@ -16,7 +16,7 @@ from steptime.schedule.zero_bubble import dualpipe_v, zb_v, zero_bubble
 class Repeat(NamedTuple):
     """With more than `fill` micro-batches the same order repeats every `period`; a stage's repeats count from its first backward.
 
-    Whatever an action waits for lies at most one repeat before it on the stage that makes it.
+    The input of an action is at most one repeat earlier on the stage that makes it.
     """
 
     fill: int
@@ -114,7 +114,7 @@ SCHEDULES: dict[str, Schedule] = {
 def order(schedule: str, pp: int, vpp: int, microbatches: int, group: int | None = None) -> Orders:
     """The actions of each stage, in the order they run: [pp][2 or more * vpp * microbatches].
 
-    `group` is Megatron's microbatch_group_size_per_vp_stage, `default_group` when not said. Only the interleaved schedule has
+    `group` is Megatron's microbatch_group_size_per_vp_stage, `default_group` by default. Only the interleaved schedule has
     groups; with too small a one it deadlocks.
 
     Raises:

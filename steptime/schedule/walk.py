@@ -1,7 +1,7 @@
 """Start and end of every action of a pipeline schedule.
 
 Every time is a multiple of one power of two, so that their sums and differences are exact: a long step, whose middle repeats,
-is walked through three repeats and comes out as if all of it had been.
+is walked through three repeats with the same result as the whole.
 """
 
 from __future__ import annotations
@@ -284,7 +284,7 @@ def _tables(
     split = described(schedule).split
     if weight_s is None:
         if split:
-            raise ValueError(f"{schedule} runs the weights' gradients apart: it needs weight_s")
+            raise ValueError(f"{schedule} runs the weight gradients separately: weight_s is required")
         return forward_s, backward_s
     halves = zip(backward_s, weight_s, strict=True)
     both = [[b + w for b, w in zip(*rows, strict=True)] for rows in halves]

@@ -68,7 +68,7 @@ def zb_v(pp: int, vpp: int, microbatches: int, group: int) -> Orders:  # noqa: A
     """ZB-V: two chunks per stage in a V, so that the loss's backward starts where the last forward ended.
 
     Qi et al. 2023 (arXiv 2401.10241), section 6; torch/distributed/pipelining/schedules.py (2.13), ScheduleZBVZeroBubble, which
-    makes the order of at least 2 pp - 1 micro-batches and leaves out those that are not there.
+    makes the order of at least 2 pp - 1 micro-batches and leaves out those that do not exist.
     """
     count = max(2 * pp - 1, microbatches)
     orders = []

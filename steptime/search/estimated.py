@@ -24,7 +24,7 @@ from steptime.timing.step_time import step_time
 
 MICROBATCHES = (1, 2, 4, 8)
 WORDS = ("none", "selective", "full")
-"""Micro-batches and recomputations that are tried beside the plan's own where each layout takes an estimate."""
+"""Micro-batches and recomputations that are tried in addition to the plan's own where each layout takes an estimate."""
 
 
 def covered(job: Job) -> bool:
@@ -64,14 +64,14 @@ def outline(job: Job, shape: Shape) -> Stages:
 
 
 def schedule_of(job: Job, shape: Shape) -> str:
-    """The schedule of a pipeline: as said, or the usual one."""
+    """The schedule of a pipeline: as set, or the usual one."""
     return shape.schedule or ("interleaved" if shape.vpp > 1 else job.schedule)
 
 
 def blocks(
     job: Job, zero: int, grid: Grid, stages: Stages, shape: Shape, choices: Sequence[RecomputeChoice]
 ) -> Iterator[Block]:
-    """One block for every row of a pipeline, so that a search tells how far it is."""
+    """One block for every row of a pipeline, so that a search can report progress."""
     import numpy as np
 
     rows = rows_of(grid, [zero], shape)

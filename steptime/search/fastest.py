@@ -1,4 +1,4 @@
-"""A search for the best layout alone: what is slower than those found so far is left out."""
+"""A search for the best layout only: layouts slower than those found so far are skipped."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from steptime.search.search import SLACK, Asked, Search
 from steptime.search.space import Shape
 
 KEPT = 20
-"""Layouts that the best is likely among: the screen is not exact, and one that may fit may not."""
+"""Number of layouts that likely include the best: the screen is not exact, and one that may fit may not."""
 
 
 class Fastest:
     """Layouts slower than the fastest `KEPT` found so far are of no use."""
 
     def __init__(self, plan: Job, capacity_bytes: float) -> None:
-        """`capacity_bytes`: of a device; only those count that may fit in it."""
+        """`capacity_bytes`: of a device; only layouts that may fit in it count."""
         self.search = Search(plan, Asked((), ()))
         """What is found so far."""
         self.capacity_bytes = capacity_bytes
@@ -25,7 +25,7 @@ class Fastest:
         self._best: list[float] = []
 
     def changes(self, shape: Shape) -> int:  # noqa: ARG002
-        """No layout is better for changing less."""
+        """The number of changes does not matter."""
         return 0
 
     def limit_s(self, changes: int = 0) -> float:  # noqa: ARG002

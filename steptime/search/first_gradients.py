@@ -1,6 +1,6 @@
 """Gradients that are not kept between steps: peaks of stages that run all forwards before their first backward.
 
-No gradient is there before it, so such a stage may hold less than one that has as many micro-batches and all gradients
+No gradient exists before it, so such a stage may hold less than one that has as many micro-batches and all gradients
 (`memory.stages`). Of the stages of one kind the first ones can be such, and the next one not.
 """
 

@@ -1,7 +1,7 @@
-"""What to change when a job does not fit: lists of changes out of the search of all its layouts, cheapest first.
+"""What to change when a job does not fit: lists of changes from the search of all its layouts, cheapest first.
 
-A list of several changes is worth telling only where it is faster than every shorter one; the fastest change of one key is always
-told. Layouts keep the devices and the batch, so dp, which follows from the other degrees, is no change of its own.
+A list of several changes is reported only where it is faster than every shorter one; the fastest change of one key is always
+reported. Layouts keep the devices and the batch, so dp, which follows from the other degrees, does not count as a change.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def fixes(found: Estimate) -> list[Fix]:
 def axes(job: Job) -> Axes:
     """What is tried: no micro-batch much larger than that of the plan, which does not fit, no odd number of chunks.
 
-    Sequence parallelism needs less memory than none: where the plan has it, it stays.
+    Sequence parallelism needs less memory than none, so it is kept where the plan has it.
     """
     p, layers = job.parallelism, job.model.n_layers
     batches = [n for n in divisors(job.data.gbs) if n <= LARGER * job.data.microbatch_sz]

@@ -63,7 +63,7 @@ class FsdpChunks:
         return [(chunks.stay(choice), chunks.under(choice)[1]) for choice in self.choices]
 
     def of(self, chunk: Chunk, found: ChunkGroups) -> ShardedChunk:
-        """One chunk, as `fsdp.pipeline_chunks.chunk_bytes` has it."""
+        """One chunk, as from `fsdp.pipeline_chunks.chunk_bytes`."""
         job, whole, part = self.view, self.pipes.chunks.parts.whole, self.rows.part
         itemsize, x = job.software.itemsize, whole.boundary_bytes[part]
         stay, plain = ([self._layers(chunk, both[i]) for both in self.memories] for i in range(2))
@@ -82,7 +82,7 @@ class FsdpChunks:
         )  # fmt: skip
 
     def _layers(self, chunk: Chunk, memories: JoinedMemories) -> list[PartMemory]:
-        """The layers of a chunk one by one; those that are checkpointed one by one alone."""
+        """The layers of a chunk one by one; only those that are checkpointed one by one."""
         every = [memory for times, _, memory in memories.layers(chunk) for _ in range(times)]
         if every and not chunk.embedding:  # its input lies in the pipeline's own buffer
             x = self.pipes.chunks.parts.whole.boundary_bytes

@@ -149,5 +149,5 @@ class FsdpPipelines(Pipelines):
 
 
 def _pools(job: Job) -> bool:
-    """Whether torch's allocator keeps gathered groups beside, without tensor parallelism."""
+    """Whether torch's allocator also keeps gathered groups, as it does without tensor parallelism."""
     return fsdp.pooled(job.replace(**{"parallelism.tp": 1}))

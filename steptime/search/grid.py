@@ -36,7 +36,7 @@ def grid(
 ) -> Grid:
     """The rows of one number of devices and one batch.
 
-    `weight`: layouts that every legal row with a schedule stands for (recomputations).
+    `weight`: number of layouts of every legal row with a schedule (recomputations).
     """
     columns = numbers(job, plan, axes, devices, gbs)
     row_splits, tried, legal = splits(plan, columns), schedules(plan, axes), dict[DiscreteChoice, Any]()

@@ -1,6 +1,6 @@
 """All layouts on one pipeline: rows are what parts depend on (sp, tp, cp, micro-batch), times recomputations, times ZeRO levels.
 
-Figures that depend on fewer axes are worked out on these alone and spread.
+Figures that depend on fewer axes are computed on these only and broadcast.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from steptime.timing.step_time import straggler_s
 
 
 class BufferColumns(NamedTuple):
-    """What the allocator holds of a stage beside states and activations [B]."""
+    """What the allocator holds for a stage besides states and activations [B]."""
 
     staying: Num
     """Both at the peak and between steps."""
@@ -64,7 +64,7 @@ class Block(NamedTuple):
     step_s: Any
     """Computed only where a layout may fit."""
     allocated_bytes: Any
-    """Of the stage with the most, with what lies outside the allocator."""
+    """Of the stage with the most, including memory outside the allocator."""
     reserved_bytes: Any
     """The same for reserved memory."""
     capacity_bytes: float

@@ -31,13 +31,13 @@ class LowerBounds:
         return work, sum([count * parts.of[part].n_params for part, count in parts.assembly.runs])
 
     def of_activations(self, peak: stage_peaks.PeakColumns) -> Num:
-        """What a stage holds beside its states; without gradients before the first backward only what is saved is sure."""
+        """What a stage holds besides its states; without gradients before the first backward only what is saved is sure."""
         return peak.saved + (peak.transient if self.chunks.job.software.states.gradients_persist else 0.0)
 
     def useful(
         self, rows: LayoutRows, stages: Stages, choices: tuple[RecomputeChoice, ...], limit_s: float
     ) -> LayoutRows:
-        """The rows that may take less than `limit_s` and fit: by the whole model dealt out evenly, and by the first stage."""
+        """The rows that may take less than `limit_s` and fit: by the whole model distributed evenly, and by the first stage."""
         work, (pp, vpp) = self.whole[0][rows.part], (stages.pp, stages.vpp)
         microbatches = self.gbs // (rows.dp * rows.microbatch_sz)
         rows = rows.some(microbatches * work / pp + (work - work / pp) / vpp <= limit_s)

@@ -53,7 +53,5 @@ def unit(jobs: Sequence[Job], objective: str) -> str:
         return words
     what, key = _RATES[objective]
     if any(rate(job, objective) is not None for job in jobs):
-        raise ConfigError(
-            f"--objective {objective}: no {what} for {', '.join(without)}; give {key} in its machine file"
-        )
+        raise ConfigError(f"--objective {objective}: no {what} for {', '.join(without)}; set {key} in its machine file")
     return f"device-seconds per token (no {what} known; set hardware.overrides.{key})"

@@ -40,8 +40,8 @@ class PartKey(NamedTuple):
 def distinct_microbatches(job: Job, microbatches: Num) -> Num:
     """Micro-batches per step as far as parts depend on them.
 
-    Their number matters where the first one's gradients become the gradient; whether there are several where exchanges of experts
-    run beside another one's compute.
+    Their number matters where the first one's gradients become the gradient; whether there are several where all-to-alls of
+    experts overlap another one's compute.
     """
     if not job.software.states.gradients_persist:
         return microbatches
@@ -197,7 +197,7 @@ def parts_of(
 def _parts(
     keys: list[PartKey], module_sets: tuple[Modules, ...], first: Assembly, found: Fragment, tp: Any
 ) -> PartColumns:
-    """Parts that stand in the runs of an assembly as those of `first` do, with the joined figures as their own."""
+    """Parts at the same places of the runs of an assembly as those of `first`, with the joined figures as their own."""
     old = (first.embedding, first.head, *first.kinds)
     new = {a: _part(a, of, tp) for a, of in zip(old, found.parts, strict=True)}
     assembly = first.remade(first.job, new)

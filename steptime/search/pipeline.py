@@ -1,4 +1,4 @@
-"""One pipeline of a search, its stages that differ, and what every layout on it takes: chunks by row of the parts.
+"""One pipeline of a search, its stages that differ, and the cost of every layout on it: chunks by row of the parts.
 
 Stages that hold the same chunks do the same work, and the first of them has the most micro-batches in flight. So each kind of
 stage is worked out once.
@@ -91,15 +91,15 @@ class ChunkFigures(NamedTuple):
     saved: Num
     """Bytes that it saves for the backward of one micro-batch."""
     forward_extra: Num
-    """Most bytes of a forward beside what is saved when it ends."""
+    """Most bytes of a forward in addition to what is saved when it ends."""
     backward_extra: Num
-    """The same of a backward, beside what is saved when it starts."""
+    """The same for a backward, in addition to what is saved when it starts."""
     weight_s: Num = None
     """Of a split backward what makes the gradients of weights."""
     kept: Num = None
     """Bytes that its first half leaves."""
     input_extra: Num = None
-    """As `schedule.SplitBytes` has it, of the first half."""
+    """As in `schedule.SplitBytes`, of the first half."""
     weight_extra: Num = None
     """The same of the second."""
 

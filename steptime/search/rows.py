@@ -20,7 +20,7 @@ class LayoutRows(NamedTuple):
     etp: Any
     microbatch_sz: Any
     microbatches: Any
-    """As `parts.PartKey` has it."""
+    """As in `parts.PartKey`."""
     dp: Any
     at: Any
     """Index into the grid."""

@@ -36,7 +36,7 @@ def search(
         gbs: sequences per step, or several; by default the plan's own.
         over: values of other keys to try, such as `{"hardware.node_type": ["h100", "h200"]}`.
         objective: what to minimize: "step" (seconds per token), "cost", "energy" (both per token) or "memory".
-        axes: values of tp, pp, cp and so on to keep to.
+        axes: fixed values of tp, pp, cp and so on.
 
     Returns:
         A `Search`: `.best`, `.top(n)`, `.pareto()`, `.best_of("tp")`, `.to_frame()`; each layout has `.job` and `.estimate`.
@@ -74,10 +74,10 @@ Tell = Callable[[float], None]
 def run(
     plan: Job, asked: Asked, tell: Tell | None = None, bound: Bound | None = None, *, every: bool = False
 ) -> Search:
-    """The search; a keyboard interrupt ends it with what it has. `tell`: takes the share of it that is done.
+    """The search; a keyboard interrupt ends it with the results so far.
 
-    `bound`: leaves out what is of no use, which is not counted. `every`: works out what needs many times a device's memory, too,
-    as it does of itself where nothing needs less.
+    `tell`: called with the share that is done. `bound`: skips useless layouts, which are not counted. `every`: also computes
+    layouts that need many times a device's memory, as happens by default where nothing needs less.
 
     Raises:
         ConfigError: no devices, or an axis that has no value left.
@@ -125,7 +125,7 @@ def nothing_runs(result: Search) -> str:
 
 
 def _others(over: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
-    """Every combination of the keys that are no axes."""
+    """Every combination of the keys that are not axes."""
     for values in product(*over.values()):
         yield dict(zip(over, values, strict=True))
 

@@ -78,7 +78,7 @@ class Screen:
 
     @cached_property
     def levels(self) -> list[int]:
-        """ZeRO levels that are tried: 3, each layout of which is estimated, where the plan has it or it is asked for."""
+        """ZeRO levels that are tried: 3, whose layouts are all estimated, where the plan has it or it is requested."""
         wanted = self.plan.zero_level == 3 or "zero_level" in self.axes.said or not estimated.covered(self.job)
         return [z for z in zero_levels(self.job, self.axes) if z < 3 or wanted]
 
@@ -88,12 +88,12 @@ class Screen:
         return {sp: self.job.replace(**{"parallelism.sp": sp}) for sp in (False, True)}
 
     def send_share(self, *, interleaved: bool) -> Share | None:
-        """How much of the sends between stages overlaps."""
+        """Share of the sends between stages that is overlapped."""
         default = default_profile(self.job.model, fsdp=self.job.parallelism.fsdp is not None)
         return resolve(self.job.performance, default, interleaved=interleaved).overlap.pp
 
     def choices(self, layers: int, schedule: str | None) -> tuple[RecomputeChoice, ...]:
-        """Recomputations for chunks of up to so many layers; none beside a backward in two halves, whose rule is its own."""
+        """Recomputations for chunks of up to so many layers; none with a backward in two halves, which has its own rule."""
         said = of_plan(self.axes.said)
         found = tuple(allowed(self.job, said or [*self.usual, *of_layers(layers)], self._allowed))
         if schedule is None or not described(schedule).split:

@@ -20,7 +20,7 @@ from steptime.search.recompute import kind
 from steptime.search.space import Axes, Counts
 
 SLACK = 0.02
-"""How much slower than the last finalist the screen may call a layout that is estimated all the same."""
+"""Tolerance over the last finalist's screened time within which a layout is also estimated."""
 
 
 class Layout(NamedTuple):
@@ -44,7 +44,7 @@ class Layout(NamedTuple):
 
     @property
     def held_bytes(self) -> float:
-        """What its fullest device needs at most, which decides whether it fits."""
+        """Memory that its fullest device needs at most, which decides whether it fits."""
         return self.estimate.peaks.most_bytes
 
 
@@ -80,7 +80,7 @@ class Asked:
     """Values of other keys than the layout's."""
     objective: str = "step"
     said: bool = True
-    """Whether the plan has a layout of its own."""
+    """Whether the plan has its own layout."""
     command: str = "3dtrn PLAN"
     """The command line to which a layout's changes are appended."""
 
@@ -94,7 +94,7 @@ class Search:
     counts: Counts = field(default_factory=Counts)
     found: list[FoundLayouts] = field(default_factory=list)
     nearest: tuple[float, Job, dict[str, Any]] | None = None
-    """Of the layouts that do not fit the one that needs least: bytes, plan and changes."""
+    """The layout that needs the least memory where none fits: bytes, plan and changes."""
     unit: str = "seconds per token"
     """Description of the objective."""
     seconds: float = 0.0
@@ -116,7 +116,7 @@ class Search:
 
     @cached_property
     def columns(self) -> dict[str, Any]:
-        """Every layout that may fit, as the screen has it: axes, step_s and held_bytes, one numpy array each."""
+        """Every layout that may fit, from the screen: axes, step_s and held_bytes, one numpy array each."""
         import numpy as np
 
         names = ("tp", "cp", "ep", "etp", "microbatch_sz", "dp", "sp")

@@ -1,6 +1,6 @@
 """Seconds of every layout on one pipeline: the closed form of its walk, and the work before and after it.
 
-Chunks, collectives and the optimizer take what they take in an estimate. Only the walk of the schedule is replaced: by the
+Chunks, collectives and the optimizer take the same time as in an estimate. Only the walk of the schedule is replaced: by the
 busiest stage's work, one micro-batch through one chunk of every other stage (`schedule.closed_form_s`) and the sends of that
 micro-batch, and by times at which the first forward and the last backward of a chunk run in an even pipeline.
 """
@@ -84,7 +84,7 @@ def sends(stages: Stages, whole: Job, priced: Pricing, sent: Any, tp: Any, sp: A
 
 
 def send_s(job: Job, priced: Pricing, pair: Group, sent: Any, tp: Any, sp: Any) -> Num:
-    """Seconds of one send, as `timing.step_time.send` has them."""
+    """Seconds of one send, as in `timing.step_time.send`."""
     alone = collective("send_recv", sent, pair, priced.context.tiers).time_s
     if not job.software.comm.scatter_gather_sends:
         return alone
@@ -189,7 +189,7 @@ def reduce_s(
 
 
 def repeated_s(stages: Stages, found: Pipe, calls: list[SentColumns], at: Any, times: Num) -> Num:
-    """Seconds by which the reductions of every micro-batch but the last outlast the backward that they run beside."""
+    """Seconds by which the reductions of every micro-batch but the last outlast the backward that they overlap."""
     late: Num = 0.0
     if type(times) is float:
         return late

@@ -1,4 +1,4 @@
-"""The gain in step time from a slightly better machine, and the bandwidth that would hide its collectives."""
+"""The gain in step time from a slightly faster machine, and the bandwidth that would hide its collectives."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def _devices(given: Estimate) -> Iterator[Gain]:
 
 
 def _memory(job: Job) -> Iterator[Gain]:
-    """10 % more memory lets another layout be the best: one search with it tells the best with it and without."""
+    """10 % more memory lets another layout be the best: one search with it gives the best with it and without."""
     chip = job.machine.accelerator
     more = {name: MORE * getattr(chip, name) for name in ("memory_bytes", "usable_memory_bytes")}
     asked = Asked((job.parallelism.devices,), (job.data.gbs,))
@@ -148,9 +148,7 @@ def _memory(job: Job) -> Iterator[Gain]:
     if now.best is not None and then.best is not None:
         held = f"{chip.usable_memory_bytes / 2**30:,.1f} GiB usable"
         change = then.best.step_s / now.best.step_s - 1.0
-        yield Gain(
-            "memory size", held, then.best.step_s, change, "compares the best layout with it and the best without it"
-        )
+        yield Gain("memory size", held, then.best.step_s, change, "compares the best layouts with and without it")
 
 
 _TIERS = {"tp_comm": 0, "cp_comm": -1, "pp_comm": -1, "dp_comm": -1, "ep_comm": -1, "embedding_comm": -1}
@@ -158,7 +156,7 @@ _TIERS = {"tp_comm": 0, "cp_comm": -1, "pp_comm": -1, "dp_comm": -1, "ep_comm": 
 
 
 def hiding(given: Estimate) -> Iterator[Hiding]:
-    """For every kind of communication that shows, the network rate at which it is at most 1 % of the step."""
+    """For every kind of exposed communication, the network rate at which it is at most 1 % of the step."""
     job = given.job
     parts = given.time.parts_s
     for name in [part for part in parts if part.endswith("_comm")]:

@@ -1,6 +1,6 @@
 """Assemblies of one device for many shardings of the weights at once: parameters in columns, one row per (tp, ep, etp).
 
-Where ep is 1 experts are dense parameters, else they have ranks of their own; so these are two families of shardings.
+Where ep is 1 experts are dense parameters, else they have their own ranks; so these are two families of shardings.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from steptime.search.pipeline import Stages
 
 
 class WeightSharding(NamedTuple):
-    """How the weights of a stage lie on its devices."""
+    """Distribution of the weights of a stage over its devices."""
 
     tp: int
     ep: int
@@ -165,7 +165,7 @@ class Cut(NamedTuple):
 
 
 def cut(assembly: Assembly, chunk: Chunk, size: int) -> Cut:
-    """The buckets of a chunk, as `memory.states.chunk_buckets` has them, for an assembly of `size` shardings."""
+    """The buckets of a chunk, as in `memory.states.chunk_buckets`, for an assembly of `size` shardings."""
     import numpy as np
 
     if in_one_piece(assembly, chunk):

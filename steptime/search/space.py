@@ -13,7 +13,7 @@ EXCESS = (1.1, 1.5, 2.0, 4.0, float("inf"))
 """Upper ends of the classes of what does not fit, over what the device has."""
 LARGEST_MICROBATCH = 64
 Split = Literal["even", "ends", "auto"]
-"""How layers are dealt to chunks: equally, with embedding and loss counted as layers, or as evenly as it goes."""
+"""How layers are distributed over chunks: equally, with embedding and loss counted as layers, or as evenly as possible."""
 SPLIT_SETTINGS: dict[str, dict[str, Any]] = {
     "even": {"parallelism.layers_per_stage": None, "parallelism.embedding_and_loss_count_as_layers": False},
     "ends": {"parallelism.layers_per_stage": None, "parallelism.embedding_and_loss_count_as_layers": True},
@@ -22,17 +22,17 @@ SPLIT_SETTINGS: dict[str, dict[str, Any]] = {
 
 
 class DiscreteChoice(NamedTuple):
-    """The axes that are no numbers, in one layout."""
+    """The non-numeric axes of one layout."""
 
     zero_level: int
     sp: bool
     schedule: str | None
-    """As it is said; unsaid 1F1B, interleaved with several chunks per stage, or what the profile has."""
+    """As set; by default 1F1B, interleaved with several chunks per stage, or the profile's."""
 
 
 @dataclass
 class Counts:
-    """What became of the cross product."""
+    """Counts of the cross product by outcome."""
 
     rejected: dict[str, int] = field(default_factory=dict)
     """Layouts by the first rule that they break."""
@@ -95,7 +95,7 @@ class Axes:
 
 
 def on_fewest_devices(job: Job) -> Job:
-    """The job on as few devices as it takes, with nothing said that the search decides."""
+    """The job on as few devices as it takes, without settings that the search decides."""
     copies = lcm(job.cross_dc.n_dcs if job.cross_dc else 1, job.parallelism.replicas)
     changes: dict[str, Any] = {f"parallelism.{name}": 1 for name in ("tp", "cp", "pp", "vpp", "ep", "etp")}
     moe, woven = job.model.moe, bool(job.software.overlap.ep) and job.software.family == "megatron-core"
@@ -121,7 +121,7 @@ def on_fewest_devices(job: Job) -> Job:
 
 
 def zero_levels(job: Job, axes: Axes) -> list[int]:
-    """ZeRO levels that the framework runs; FSDP's options say their own."""
+    """ZeRO levels that the framework runs; FSDP's options set their own."""
     if job.parallelism.fsdp is not None:
         return [job.zero_level]
     return axes.values("zero_level", facts(job).framework.zero_levels)
@@ -138,7 +138,7 @@ def divisors(n: int) -> list[int]:
 
 
 def chunk_counts(layers: int, pps: Sequence[int], *, ends: bool) -> list[int]:
-    """Virtual chunks per stage that deal the layers out evenly for some number of stages, with or without the ends."""
+    """Virtual chunks per stage that distribute the layers evenly for some number of stages, with or without the ends."""
     wholes = (layers, layers + 2) if ends else (layers,)
     return sorted(
         {v for whole in wholes for pp in pps if pp > 1 and whole % pp == 0 for v in divisors(whole // pp)} | {1}
@@ -185,14 +185,14 @@ def spread_experts(job: Job, axes: Axes, columns: Mapping[str, Any]) -> dict[str
 
 
 def split_of(plan: Job) -> Split:
-    """How the plan deals out its layers."""
+    """How the plan distributes its layers."""
     if plan.parallelism.layers_per_stage is not None:
         return "auto"
     return "ends" if plan.parallelism.embedding_and_loss_count_as_layers else "even"
 
 
 def splits(plan: Job, columns: Mapping[str, Any]) -> Any:
-    """How every row deals out its layers: equally where that goes, else as the plan does, else with the ends counted."""
+    """How every row distributes its layers: equally where possible, else as in the plan, else with the ends counted."""
     import numpy as np
 
     layers, chunks, usual = plan.model.n_layers, columns["pp"] * columns["vpp"], split_of(plan)

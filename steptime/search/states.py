@@ -49,7 +49,7 @@ class SentColumns(NamedTuple):
 
 
 class StageStates(NamedTuple):
-    """What a kind of stage holds for good [B], and what of it is sent: columns by sharding."""
+    """What a kind of stage holds permanently [B], and the part that is sent: columns by sharding."""
 
     params: Num
     gradients: Num
@@ -87,7 +87,7 @@ class PipelineStates(NamedTuple):
 
 
 class AroundPipeline(NamedTuple):
-    """What stands around the pipeline, columns by sharding."""
+    """Work before and after the pipeline, columns by sharding."""
 
     states: PipelineStates
     reductions: list[SentColumns]
@@ -108,7 +108,7 @@ def around(
     devices: int,
     priced: Pricing,
 ) -> AroundPipeline:
-    """What stands around a pipeline on so many devices. `job`: says the ZeRO level; `parts`: which the stages hold."""
+    """Work before and after a pipeline on so many devices. `job`: has the ZeRO level; `parts`: which the stages hold."""
     import numpy as np
 
     def view(said: Mapping[str, Any]) -> Job:

@@ -1,7 +1,7 @@
 """A pipeline's walk for many layouts at once: one order of actions, the seconds of their chunks in columns.
 
 The closed form of a pipeline supposes that chunks are alike, but for those at its ends. Where they are not, stages wait for each
-other in every slot of the schedule, and only the walk tells how long.
+other in every slot of the schedule, and only the walk gives the time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from steptime.search.pipeline import ChunkFigures, Stages, counts_of
 WIDTH = 1024
 """Layouts that are walked together."""
 MOST_REPEATS = 512
-"""Repeats of the middle of a step that are walked where fewer do not settle; the last one then stands for the others."""
+"""Repeats of the middle of a step that are walked where fewer do not settle; the last one then represents the others."""
 
 
 def unlike(stages: Stages) -> bool:
@@ -84,7 +84,7 @@ def makespans(
 
 
 def _runs(stages: Stages, microbatches: Any, left: Any, repeats: int) -> Iterator[tuple[WalkRun, Any]]:
-    """Steps that stand for the layouts `left`, each with the repeats that it is shorter by, by row; -1 for rows of others."""
+    """Steps that represent the layouts `left`, each with the repeats that it is shorter by, by row; -1 for rows of others."""
     import numpy as np
 
     runs: dict[tuple[int, int | None], tuple[WalkRun, Any]] = {}
@@ -96,7 +96,7 @@ def _runs(stages: Stages, microbatches: Any, left: Any, repeats: int) -> Iterato
 
 
 class WalkRun(NamedTuple):
-    """A step of a pipeline, or a shorter one that stands for it."""
+    """A step of a pipeline, or a shorter one that represents it."""
 
     graph: Graph
     repeats: int
@@ -111,7 +111,7 @@ class WalkRun(NamedTuple):
     def __call__(
         self, costs: list[Any], sends: list[Any], fewer: Any, *, blocking: bool, around: AroundActions | None = None
     ) -> tuple[Any, Any]:
-        """Makespans of some layouts, as `schedule.walk.Step.run` has them, and which of them had not settled.
+        """Makespans of some layouts, as from `schedule.walk.Step.run`, and which of them had not settled.
 
         `fewer`: of each of them.
         """
@@ -152,7 +152,7 @@ class WalkRun(NamedTuple):
 
 
 def sharded_run(found: Graph, held: Sequence[Any], waited: Sequence[Any], around: AroundActions, free: Any) -> None:
-    """Fill in when each action ends, [action, layout], as `schedule.sharded.sharded_run` has it for one layout."""
+    """Fill in when each action ends, [action, layout], as `schedule.sharded.sharded_run` for one layout."""
     import numpy as np
 
     extra: dict[int, Around] = {}

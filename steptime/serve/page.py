@@ -33,10 +33,10 @@ def form() -> Html:
         ("unpin", "unpin", "end the comparison"),
         ("link", "copy link", "a link to this plan"),
         ("save", "save YAML", "the plan as a file"),
-        ("open", "open YAML", "a plan of yours"),
+        ("open", "open YAML", "one of your plans"),
     ]
     tools = [el("button", text, type="button", id=name, title=title) for name, text, title in buttons]
-    choose = el("input", type="file", id="file", accept=".yaml,.yml,.json", hidden="", aria_label="a plan to open")
+    choose = el("input", type="file", id="file", accept=".yaml,.yml,.json", hidden="", aria_label="plan to open")
     plan = el("textarea", id="yaml", rows=22, spellcheck="false", aria_label="the plan as YAML")
     return join(
         el("h1", "What if"), devices, keep, *(field(each) for each in FIELDS),
@@ -50,7 +50,7 @@ def field(of: Field) -> Html:
     if of.kind == "choice":
         options = [] if of.required else [el("option", "default", value="")]
         if of.path in {"model.preset", "hardware.node_type"}:
-            options.append(el("option", "as the YAML says", value=""))
+            options.append(el("option", "as in the YAML", value=""))
         options += [el("option", word, value=word) for word in choices(of.path)]
         kept = "" if of.required else None
         return row(of.path, of.label, el("select", *options, id=f"f-{of.path}", data_path=of.path, data_required=kept))

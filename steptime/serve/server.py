@@ -1,8 +1,8 @@
 """The server of the what-if page: standard library only, for one person on this machine.
 
-It listens on the loopback address unless told otherwise, answers only requests that name its own address (a page elsewhere that
-points its name here is turned away: DNS rebinding), reads no file for a request, and bounds what a request may hold and take, how
-long it may take to arrive, and how many connections there are.
+It listens on the loopback address by default, answers only requests that name its own address (other names that resolve to this
+machine are refused: DNS rebinding), reads no file for a request, and limits the size and duration of a request, the time for it
+to arrive, and the number of connections.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ AT_ONCE = 4
 CONNECTIONS = 64
 """Connections at once; further ones are closed unread."""
 ARRIVAL_SECONDS = 30.0
-"""Time in which a request must have arrived whole [s]."""
+"""Time limit for a request to arrive completely [s]."""
 EVERYWHERE = frozenset({"0.0.0.0", "::"})  # noqa: S104  compared, not listened on
-"""Addresses that stand for all of a machine."""
+"""Addresses that mean all interfaces."""
 
 
 class OverTimeError(Exception):
@@ -65,7 +65,7 @@ class Server(ThreadingHTTPServer):
     def accepts(self, host: str) -> bool:
         """Whether a Host header, in lower case, names this server.
 
-        Of a server that listens on every address: any address written in digits, which no page can point here by its own name.
+        For a server that listens on all addresses: any numeric address, which cannot be a rebound name.
         """
         if host in self.hosts:
             return True
@@ -73,14 +73,14 @@ class Server(ThreadingHTTPServer):
         return self.everywhere and port == str(self.server_address[1]) and _in_digits(name)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a thread of its own, while there is room."""
+        """Answer in a new thread, while the limit allows."""
         if self.room.acquire(blocking=False):
             super().process_request(request, client_address)
         else:
             self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Make room again at the end."""
+        """Release the slot at the end."""
         try:
             super().process_request_thread(request, client_address)
         finally:
@@ -117,7 +117,7 @@ class Handler(BaseHTTPRequestHandler):
     timeout = MOST_SECONDS
 
     def handle_one_request(self) -> None:
-        """As the base class, but a request that trickles in is cut off."""
+        """As the base class, but a slow request is cut off."""
         self.arriving = threading.Timer(ARRIVAL_SECONDS, self.cut)
         self.arriving.daemon = True
         self.arriving.start()
@@ -127,12 +127,12 @@ class Handler(BaseHTTPRequestHandler):
             self.arriving.cancel()
 
     def cut(self) -> None:
-        """End the connection from another thread: what waits for its bytes gets no more."""
+        """End the connection from another thread: a read that waits for it ends."""
         with suppress(OSError):
             self.connection.shutdown(socket.SHUT_RDWR)
 
     def do_GET(self) -> None:
-        """Serve the page; there is nothing else."""
+        """Serve the page, the only document."""
         if not self.known():
             return
         path = self.path.partition("?")[0]
@@ -175,24 +175,24 @@ class Handler(BaseHTTPRequestHandler):
             with deadline(most):
                 return HTTPStatus.OK, whatif.answer(asked, self.server.files)
         except OverTimeError:
-            line = f"this plan takes longer than {most:g} s; fewer stages or micro-batches, or the command line"
+            line = f"this plan takes longer than {most:g} s; use fewer stages or micro-batches, or the command line"
             return HTTPStatus.OK, problem(line)
 
     def known(self) -> bool:
         """Whether the request names this server and comes from its own page."""
         host, origin = self.headers.get("Host", ""), self.headers.get("Origin")
         if not self.server.accepts(host.lower()):
-            self.refuse(HTTPStatus.MISDIRECTED_REQUEST, "the Host header names another server")
+            self.refuse(HTTPStatus.MISDIRECTED_REQUEST, "the Host header names a different server")
             return False
         if origin is not None and origin.lower() != f"http://{host.lower()}":
-            self.refuse(HTTPStatus.FORBIDDEN, "the request comes from another page")
+            self.refuse(HTTPStatus.FORBIDDEN, "the request comes from a different page")
             return False
         return True
 
     def body(self) -> bytes | None:
         """The request's body; None where it is refused."""
         if self.path != "/estimate":
-            self.refuse(HTTPStatus.NOT_FOUND, "only /estimate takes a plan")
+            self.refuse(HTTPStatus.NOT_FOUND, "plans are accepted at /estimate only")
         elif self.headers.get_content_type() != "application/json":
             self.refuse(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "send a plan as application/json")
         elif "Transfer-Encoding" in self.headers or not self.headers.get("Content-Length", "").isdecimal():
@@ -205,7 +205,7 @@ class Handler(BaseHTTPRequestHandler):
         return None
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """What the base class refuses: no HTTP, an unknown method. Nothing of the request is repeated."""
+        """Errors of the base class: not HTTP, unknown method. The answer repeats nothing of the request."""
         del message, explain
         self.refuse(HTTPStatus(code), HTTPStatus(code).phrase)
 
@@ -231,7 +231,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def problem(line: str) -> dict[str, Any]:
-    """What the page shows of a request that has no report."""
+    """What the page shows for a request without a report."""
     return {"ok": False, "errors": [{"path": "", "line": line}]}
 
 
@@ -249,7 +249,7 @@ HEADERS = {
 def deadline(seconds: float) -> Iterator[None]:
     """Raise `OverTimeError` in this thread if the block takes longer.
 
-    It is Python all through, and a thread of the interpreter can be sent an exception (PyThreadState_SetAsyncExc).
+    The work is pure Python, and a thread of the interpreter can be sent an exception (PyThreadState_SetAsyncExc).
     """
     thread, done, lock = threading.get_ident(), False, threading.Lock()
 

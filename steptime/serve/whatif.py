@@ -1,6 +1,6 @@
 """One request of the what-if page: a plan as YAML and changes to it become the changed plan and its report.
 
-The browser's text is data and nothing else: a plan of a page names no file (`refuse_files`), and its size is bounded before
+The browser's text is treated as data only: a plan of a page names no file (`refuse_files`), and its size is bounded before
 anything is estimated.
 """
 
@@ -137,7 +137,7 @@ def put_best(data: dict[str, Any], job: Job) -> str:
 
     found = search(job)
     if found.best is None:
-        raise ConfigError(f"search: none of {found.counts.evaluated:,} layouts fits these devices")
+        raise ConfigError(f"search: none of {found.counts.evaluated:,} layouts fits on these devices")
     for path, value in found.best.changes.items():
         put(data, path, value)
     return f"best of {counted(found.counts.evaluated, 'layout')}: {words(found.best.changes) or 'the plan unchanged'}"
@@ -157,7 +157,7 @@ def job_of(data: dict[str, Any], files: frozenset[str], before: Iterable[ConfigP
     """The job of a page's plan; `before`: problems found before it.
 
     Raises:
-        ConfigError: it cannot run, names a file, or is too large to be estimated while somebody waits.
+        ConfigError: it cannot run, names a file, or is too large for an interactive estimate.
     """
     problems = [*before, *refuse_files(data, files)]
     if problems:
@@ -171,7 +171,7 @@ def job_of(data: dict[str, Any], files: frozenset[str], before: Iterable[ConfigP
         )
         problems.append(ConfigProblem(f"{line}; use the command line", "data.gbs"))
     if job.model.n_layers > MOST_LAYERS:
-        line = f"model.n_layers: more than this page waits for ({MOST_LAYERS:,}; got {job.model.n_layers:,})"
+        line = f"model.n_layers: too many for this page (at most{MOST_LAYERS:,}; got {job.model.n_layers:,})"
         problems.append(ConfigProblem(line, "model.n_layers"))
     if problems:
         raise ConfigError(problems)
@@ -190,7 +190,7 @@ def refuse_files(data: dict[str, Any], files: frozenset[str]) -> Iterable[Config
 
 
 def compare(pinned: str, found: Estimate, files: frozenset[str]) -> Html:
-    """The pinned plan beside this one.
+    """The pinned plan compared with this one.
 
     Raises:
         ConfigError: the pinned plan cannot run.

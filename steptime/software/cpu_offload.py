@@ -11,9 +11,9 @@ class CpuOffload(Config):
     optimizer: float | None = Field(default=None, ge=0, le=1)
     """Share of the parameters that the host updates; it holds their optimizer states (--optimizer-offload-fraction, ratio)."""
     params: bool = False
-    """Sharded parameters lie in the host's memory too, and are copied to the device before each all-gather."""
+    """Sharded parameters are in host memory too, and are copied to the device before each all-gather."""
     overlap: bool = False
-    """Copies of one tensor run beside the update of another (--overlap-cpu-optimizer-d2h-h2d)."""
+    """Copies of one tensor overlap the update of another (--overlap-cpu-optimizer-d2h-h2d)."""
     keep_masters: bool = False
     """The device keeps the fp32 masters of these parameters too (Megatron-Core without use_precision_aware_optimizer)."""
     threads: int = Field(default=1, ge=1)

@@ -22,7 +22,7 @@ class Framework(NamedTuple):
     context: tuple[str, ...] = ()
     """Supported values of cp_comm_type; empty: no context parallelism."""
     copies_cut_cp: bool = False
-    """The ranks of one sequence may lie in different replicas of the shards."""
+    """The ranks of one sequence may be in different replicas of the shards."""
     rounds: bool = False
     """Whether interleaving runs in rounds that follow from the micro-batches (torch)."""
     groups: bool = False
@@ -34,7 +34,7 @@ class Framework(NamedTuple):
     experts: bool = False
     """Whether its mixtures of experts are modeled."""
     experts_tp: bool = True
-    """Whether tensor parallelism beside experts is modeled for it."""
+    """Whether tensor parallelism together with experts is modeled for it."""
 
     @property
     def optimizer_words(self) -> str:

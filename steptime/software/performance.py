@@ -206,8 +206,8 @@ class Software(Config):
     def batch_first_attention(self) -> bool:
         """Whether attention is TransformerEngine's FlashAttention, which copies operands and output to have the batch first.
 
-        TransformerEngine takes cuDNN's kernel from Hopper on, but on Blackwell where a deterministic backward is asked for, which
-        cuDNN has not there (TE pytorch/attention/dot_product_attention/utils.py, get_attention_backend).
+        TransformerEngine takes cuDNN's kernel from Hopper on, except on Blackwell with a deterministic backward, which cuDNN
+        lacks there (TE pytorch/attention/dot_product_attention/utils.py, get_attention_backend).
         """
         kernels, chip = self.kernels, self.compute_capability
         if kernels.attention_impl != "flash" or kernels.attention_backend != "auto":

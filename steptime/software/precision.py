@@ -126,7 +126,7 @@ RECIPES: dict[str, Recipe] = {
 }  # fmt: skip
 """Sources, by column:
 
-- rates, microscaling: TE common/recipe/__init__.py; MXFP8 and NVFP4 want compute capability 10 (TE pytorch/quantization.py,
+- rates, microscaling: TE common/recipe/__init__.py; MXFP8 and NVFP4 need compute capability 10 (TE pytorch/quantization.py,
   check_mxfp8_support, check_nvfp4_support). All three products run in the recipe, NVFP4's dgrad and wgrad too (TE
   NVFP4BlockScaling: Hadamard transform and stochastic rounding in the backward casts, no bf16 product).
 - itemsizes: one fp32 scale per tensor; blockwise 1 x 128 fp32 scales for activations, 128 x 128 for weights (Float8BlockScaling);

@@ -13,7 +13,7 @@ StateDtype: TypeAlias = Literal["fp32", "bf16", "fp16", "compute"]
 """A dtype of a profile; "compute" is the precision's dtype."""
 Master: TypeAlias = Literal["fp32", "remainder", "none"]
 OptimizerName: TypeAlias = Literal["adamw", "lion", "sgd", "adamw_8bit", "adafactor", "muon", "dist_muon"]
-"""adamw also stands for Adam, sgd has a momentum; dist_muon: whole matrices distributed over data-parallel ranks."""
+"""adamw also means Adam, sgd has a momentum; dist_muon: whole matrices distributed over data-parallel ranks."""
 MuonTpMode: TypeAlias = Literal["blockwise", "duplicated", "distributed"]
 Impl: TypeAlias = Literal["fused", "composite"]
 """One kernel, or one per operation."""
@@ -64,7 +64,7 @@ class LayoutSettings(Config):
     lone_experts: Literal["wrapped", "plain"]
     """Experts that no ranks share: a group of FSDP all the same, or parameters that it ignores."""
     no_sync: bool
-    """Whether FSDP reduces gradients in the last micro-batch of a step alone."""
+    """Whether FSDP reduces gradients only in the last micro-batch of a step."""
     vocab_multiple: int
     """The vocabulary is padded to a multiple of this times tp; 1 pads nothing."""
 
@@ -104,7 +104,7 @@ class KernelSettings(Config):
     """Whose context parallelism: TransformerEngine's autograd functions, or torch's (partial results and gradients merged in fp32
     step by step; an all-to-all is autograd's own)."""
     fused_projections: bool | Literal["qkv"]
-    """One GEMM for q, k, v and one for gate and up (Megatron), or qkv alone, of whose output each is a view (litgpt); else
+    """One GEMM for q, k, v and one for gate and up (Megatron), or only for qkv, whose output each views (litgpt); else
     separate ones (HF, torchtitan)."""
     vocab_parallel: bool
     """Megatron's vocabulary-parallel embedding and cross entropy: masks of the rows that other ranks hold are kept."""
@@ -195,7 +195,7 @@ class BufferSettings(Config):
     """The last stage keeps the logits of a micro-batch until the next one's replace them in its output buffers."""
     gradient_copies: Literal["none", "freed", "kept"]
     """The optimizer copies half-precision main gradients to fp32: freed when the next step begins, or kept until that step's
-    copies take their place, beside the gradients that they were made of (Megatron-LM of March to July 2021)."""
+    copies replace them, in addition to the gradients they were made from (Megatron-LM of March to July 2021)."""
 
 
 class CommSettings(Config):
@@ -204,7 +204,7 @@ class CommSettings(Config):
     tp_comm_factor: float
     """Time of tensor-parallel collectives in a training run / that of the collective in isolation; ranks wait for each other."""
     tp_backward_overlap: bool
-    """Backward of a column-parallel projection runs its collectives beside dgrad and wgrad (Megatron's asynchronous ones)."""
+    """Backward of a column-parallel projection overlaps its collectives with dgrad and wgrad (Megatron's asynchronous ones)."""
     gathered_logits: bool
     """Every tensor-parallel rank gathers the logits of all before the loss."""
     scatter_gather_sends: bool

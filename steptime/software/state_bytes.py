@@ -8,7 +8,7 @@ from typing import NamedTuple
 from steptime.software.settings import StateSettings
 
 PER_ELEMENT = {"adamw": 2.0, "lion": 1.0, "sgd": 1.0}
-"""Moments per parameter of the optimizers that treat every element alike: Adam's two, the momentum of Lion and of SGD."""
+"""Moments per parameter of the optimizers that treat every element the same way: Adam's two, the momentum of Lion and of SGD."""
 FP32 = 4.0
 """Bytes of one fp32 number."""
 BLOCK = 256.0

@@ -52,7 +52,7 @@ class Network(NamedTuple):
     tiers: tuple[Tier, ...]
 
     def costs(self, kind: Kind) -> Callable[[Num], CommCost]:
-        """Seconds of a bucket by its bytes; with replicas an all-reduce between them of what a reduction left comes on top.
+        """Seconds of a bucket by its bytes; with replicas, plus an all-reduce of the reduced shards between them.
 
         megatron/core/distributed/param_and_grad_buffer.py, start_grad_sync (num_distributed_optimizer_instances > 1).
         """
@@ -77,7 +77,7 @@ def data_parallel(
     walk: Walk,
     chunks: list[list[ChunkTime]],
 ) -> DataParallel:
-    """Price a step's gradient reductions and parameter gathers and lay them beside the pipeline's walk.
+    """Price a step's gradient reductions and parameter gathers and overlap them with the pipeline's walk.
 
     ZeRO 0: all-reduce of the gradients. ZeRO 1 and 2: reduce-scatter, and an all-gather of the parameters after the update
     (Rajbhandari et al. 2020, section 7.1); level 2 keeps only a shard of the gradients, so it reduces every micro-batch.
@@ -154,7 +154,7 @@ def priced(
 
 
 def repeated(calls: Calls, chunks: list[list[ChunkTime]], times: int) -> float:
-    """Seconds by which the reductions of every micro-batch but the last outlast the backward that they run beside."""
+    """Seconds by which the reductions of every micro-batch but the last outlast the backward that they overlap."""
     late = 0.0
     if times == 1:
         return late
@@ -211,9 +211,9 @@ def exposed_gather(calls: Calls, walk: Walk, times: list[list[ChunkTime]]) -> fl
     """Seconds by which parameter gathers hold up the first micro-batch's forward.
 
     A stage gathers its chunks in order from the start of the step, a bucket ahead of the forward that needs it: the embedding's
-    bucket of the first stage has nothing to hide under; later stages gather while they wait for their first input. Buckets are in
-    backward order, so their gathers run from the last to the first (megatron/core/distributed/distributed_data_parallel.py:237),
-    each sent off once the one before it has come and forward has reached it (param_and_grad_buffer.py, finish_param_sync).
+    bucket of the first stage overlaps nothing; later stages gather while they wait for their first input. Buckets are in backward
+    order, so their gathers run from the last to the first (megatron/core/distributed/distributed_data_parallel.py:237), each
+    issued once the previous one has arrived and forward has reached it (param_and_grad_buffer.py, finish_param_sync).
     """
     stages = [gather_ends(chunks, stage, walk, times) for stage, chunks in enumerate(calls)]
     return max([late_s for ends in stages for _, late_s, _ in ends], default=0.0)

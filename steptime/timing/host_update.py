@@ -1,4 +1,4 @@
-"""Seconds of an update in the host's memory: gradients come down, the host's processors update, parameters go up."""
+"""Seconds of an update in host memory: gradients come down, the host's processors update, parameters go up."""
 
 from typing import NamedTuple
 
@@ -28,14 +28,14 @@ class HostUpdate(NamedTuple):
 
     @property
     def hidden_s(self) -> Num:
-        """Seconds of the copies that run beside updates."""
+        """Seconds of the copies that overlap updates."""
         return self.down_s + self.up_s - self.copied_s
 
 
 def host_update(job: Job, owned: Num, tensors: Num, device_s: Num, device_bytes_per_s: float) -> HostUpdate:
     """The host's part of the update of `owned` parameters in so many `tensors`.
 
-    `device_s`: seconds of the device's own update, which runs beside the host's. Without overlap all gradients come down, then
+    `device_s`: seconds of the device's own update, which overlaps the host's. Without overlap all gradients come down, then
     the host updates, then all parameters go up. With it tensors follow one another through three stages, so that the longest
     stage counts whole and the two others for one tensor
     (megatron/core/optimizer/cpu_offloading/hybrid_optimizer.py, step, build_cpu_optimizer_list).

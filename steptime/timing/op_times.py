@@ -1,4 +1,4 @@
-"""What a pass of a micro-batch through a chunk does, op by op in the order it runs."""
+"""A pass of a micro-batch through a chunk, op by op in the order it runs."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Direction = Literal["F", "B"]
 class OpTime(NamedTuple):
     """One op, launch gap, recomputation or collective of a part.
 
-    `kind` is a part of the step, as `Time.parts_s` names it; `seconds` are those that the chunk takes longer for it, of a
-    collective what nothing hides.
+    `kind` is a part of the step, as `Time.parts_s` names it; `seconds` are those that it adds to the chunk, for a collective the
+    exposed ones.
     """
 
     name: str
@@ -40,7 +40,7 @@ class LayerTimes(NamedTuple):
 def chunk_op_times(timing: StepTime, chunk: Chunk, direction: Direction) -> list[LayerTimes]:
     """The parts of a chunk in the order they run; their seconds sum to the chunk's.
 
-    Recomputation stands in front of each layer's backward, a kind of layer's seconds spread evenly over its layers.
+    Recomputation precedes each layer's backward, a kind of layer's seconds spread evenly over its layers.
     """
     assembly = timing.assembly
     first = sum(timing.job.layers_per_chunk[: chunk.depth])

@@ -16,7 +16,7 @@ from steptime.timing.host_update import HostUpdate, host_update
 from steptime.timing.orthogonalize import orthogonalize_s
 
 MUON_BYTES = 52.0
-"""Bytes that Muon moves per element beside what any update does, its matrix products apart: weight decay reads and writes the
+"""Bytes that Muon moves per element in addition to any update, without its matrix products: weight decay reads and writes the
 master (8), the norm reads the momentum and the division reads it and writes (12), the casts to bf16 and back (6 + 6), two scales
 read and write (16), and the update is read (4). Megatron-Core optimizer/emerging_optimizers.py; Emerging-Optimizers
 orthogonalized_optimizer.py, step."""
@@ -78,7 +78,7 @@ def clip_bytes_per_param(job: Job) -> float:
 
 
 def quantize_bytes_per_weight(job: Job) -> float:
-    """Bytes that each device moves once a step to quantize a projection's weight, however few ranks own it.
+    """Bytes that each device moves once a step to quantize a projection's weight, regardless of how many ranks own it.
 
     The compute dtype's weight is read (twice where the maximum comes first) and its copies written, in the first micro-batch's
     forward (TE pytorch/module/base.py, get_weight_workspace). Weights stored quantized arrive so; of tensor-scaled ones only the
@@ -116,7 +116,7 @@ class OptimizerStep(NamedTuple):
 
     @property
     def time_s(self) -> Num:
-        """Both, one beside the other where that is possible."""
+        """Both, overlapped where possible."""
         return self.device_s + self.host.exposed_s
 
 
@@ -150,7 +150,7 @@ def optimizer_step(assembly: Assembly, context: Context) -> OptimizerStep:
 
 
 def update_s(job: Job, owned: Num, held: Num, moments: Num, bytes_per_s: float) -> Num:
-    """Seconds of one update, memory traffic alone.
+    """Seconds of one update, memory traffic only.
 
     `owned` parameters are updated on this device, `held` have their gradient zeroed. Source: the list of passes in
     megatron/core/optimizer/optimizer.py (prepare_grads, clip_grad_norm, step) and DistributedDataParallel.zero_grad_buffer.

@@ -19,7 +19,7 @@ BF16, FP32 = 2.0, 4.0
 
 
 def orthogonalize_s(job: Job, held: CountedParams, context: Context) -> Num:
-    """Seconds for the matrices that one device updates; where whole ones are dealt out, for an even share or the longest one."""
+    """Seconds for the matrices that one device updates; if whole ones are distributed, for an even share or the longest."""
     software = job.software
     if software.states.optimizer not in {"muon", "dist_muon"}:
         return 0.0

@@ -37,7 +37,7 @@ HALVES = frozenset({"mamba", "attention", "mlp", "experts"})
 
 
 class Pricing(NamedTuple):
-    """What the kernels and collectives of a job are priced with."""
+    """Rates and tiers that price the kernels and collectives of a job."""
 
     context: Context
     """Rates, the groups of collectives among the layers, tiers."""
@@ -64,7 +64,7 @@ def pricing(job: Job) -> Pricing:
 def woven_share(job: Job, gbs: Num) -> Num:
     """`Context.woven` of a step of `gbs` sequences: of gbs / (dp * microbatch_sz) micro-batches all but the first pp.
 
-    dp * pp is what tp and cp leave of the devices: so the share is the same for every pipeline on them.
+    dp * pp is devices / (tp * cp), so the share is the same for every pipeline on them.
     """
     p = job.parallelism
     return maximum(0.0, 1.0 - p.devices * job.data.microbatch_sz / (p.tp * p.cp * gbs))
@@ -103,7 +103,7 @@ class PartTimes:
         }
 
     def works(self, chunk: Chunk) -> list[tuple[float, Part]]:
-        """The parts of a chunk and how often each stands in it."""
+        """The parts of a chunk and how often each occurs in it."""
         parts = [(float(count), part) for part, count in chunk.runs]
         parts += [(1.0, self.assembly.embedding)] if chunk.embedding else []
         return [*parts, (1.0, self.assembly.head)] if chunk.head else parts
@@ -111,7 +111,7 @@ class PartTimes:
     def replays(self, chunk: Chunk) -> list[tuple[float, Part, Work]]:
         """What recomputation repeats in one backward of a chunk: times, the kind of layer, the work.
 
-        Of layers that are checkpointed together all but the last run forward whole: what follows needs their outputs.
+        Of layers that are checkpointed together all but the last run the whole forward, since the next needs their outputs.
         """
         assembly = self.assembly
         in_head = [(1.0, assembly.head, self.of[assembly.head].replay)] if chunk.head and assembly.head_modules else []
@@ -177,7 +177,7 @@ MLP_LAUNCHES = 3.0
 def more_launches(ops: list[Op], graphs: Graphs) -> Num:
     """Launch gaps of a layer over a dense one's, which the profile states: as its experts' kernels to those of an MLP.
 
-    Kernels that graphs launch leave `GRAPHED_GAP` of theirs.
+    Of kernels launched by graphs `GRAPHED_GAP` remains.
     """
     inside = captured(ops, graphs)
     each = [launches(op) for op in ops]

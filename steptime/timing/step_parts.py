@@ -1,4 +1,4 @@
-"""Where the step goes: the parts of the busiest stage, which sum to the step."""
+"""The parts of the step, on the busiest stage; they sum to the step."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def add_comm(parts: dict[str, float], hidden: dict[str, float], work: Work, time
 
 
 def pipeline(timing: StepTime) -> Pipeline:
-    """Bubble and in-flight counts. The bubble is what the busiest stage idles when sends are free."""
+    """Bubble and in-flight counts. The bubble is the idle time of the busiest stage when sends are free."""
     job, p, walked = timing.job, timing.job.parallelism, timing.walk
     bubble = 0.0
     if p.pp > 1:

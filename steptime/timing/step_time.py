@@ -26,7 +26,7 @@ from steptime.timing.part_times import ChunkTime, PartTimes, Pricing, chunk_time
 
 STRAGGLER = 0.0036
 """Longer step per doubling of the replicas that wait for each other: Llama 3 70B bf16 takes 1.8 % longer on 2,048 H100 than on 64
-at fixed work per GPU, and modeled communication grows by next to nothing there (NVIDIA/dgxc-benchmarking v25.02). Other series
+at fixed work per GPU, and modeled communication hardly grows there (NVIDIA/dgxc-benchmarking v25.02). Other series
 of the same source grow by 0.7 % (Nemotron 15B fp8) and 2.5 % (Nemotron 340B fp8) per doubling."""
 
 
@@ -45,7 +45,7 @@ class Reduce(NamedTuple):
 
 @dataclass(frozen=True)
 class StepTime:
-    """Everything a step's time is made of."""
+    """All components of a step's time."""
 
     assembly: Assembly
     pricing: Pricing
@@ -78,7 +78,7 @@ class StepTime:
 
     @property
     def rates(self) -> Rates:
-        """What the device sustains."""
+        """Sustained rates of the device."""
         return self.pricing.context.rates
 
     @cached_property
@@ -88,12 +88,12 @@ class StepTime:
 
     @property
     def fsdp_exposed_s(self) -> float:
-        """FSDP's communication that compute does not hide."""
+        """FSDP's exposed communication."""
         return self.fsdp.exposed_s if self.fsdp else 0.0
 
     @property
     def after_s(self) -> float:
-        """What follows the pipeline, and the parameter gather that precedes it."""
+        """The work after the pipeline, and the parameter gather before it."""
         dp = self.dp.reduce_exposed_s + self.dp.gather_exposed_s if self.dp else 0.0
         seconds: float = dp + self.embedding_reduce.time_s + self.norm_reduce.time_s + self.optimizer_s
         return seconds
@@ -124,9 +124,9 @@ def step_time(assembly: Assembly) -> StepTime:
 
 
 def time_parts(assembly: Assembly, priced: Pricing, parts: PartTimes, *, free_sends: bool = False) -> StepTime:
-    """The timing of a job whose parts take this long: the pipeline's walk and what stands around it.
+    """The timing of a job whose parts take this long: the pipeline's walk and the work around it.
 
-    `free_sends`: stages hand on in no time, as an ablation asks.
+    `free_sends`: sends take no time, for an ablation.
     """
     job = assembly.job
     sharded = fsdp.applies(job)
@@ -232,7 +232,7 @@ def fsdp_seconds(
     walked: Walk,
     pipeline: tuple[list[list[ChunkTime]], list[float]],
 ) -> fsdp.StepSeconds:
-    """FSDP's groups of one micro-batch, and what of their communication compute does not hide.
+    """FSDP's groups of one micro-batch, and their exposed communication.
 
     Under a pipeline that is by how much longer the schedule takes with them; `pipeline`: its chunks and sends.
     """

@@ -1,6 +1,6 @@
 """One step in time: the pipeline's actions, the sends between them, and the work before and after.
 
-The order is that of the sum which makes the step: parameters are gathered, the pipeline runs, gradients are reduced, the
+The order is that of the step's parts: parameters are gathered, the pipeline runs, gradients are reduced, the
 optimizer updates, replicas wait for the slowest. FSDP's exposed communication is spread evenly over the actions.
 """
 
@@ -32,7 +32,7 @@ class Slice(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """One tensor from one stage to another; the times are those that the receiver waits for it."""
+    """One tensor from one stage to another; the times are those of the receiver's wait."""
 
     stage: int
     action: Action
@@ -112,7 +112,7 @@ class Timeline:
         return [*sums.values(), *self.sharded(direction)]
 
     def sharded(self, direction: Direction) -> Iterator[Traffic]:
-        """FSDP's groups of one direction of a micro-batch, an equal part in each chunk; what shows lengthens the actions."""
+        """FSDP's groups in one direction of a micro-batch, equal parts per chunk; the exposed part lengthens the actions."""
         if self.timing.fsdp:
             of, job = self.timing.fsdp, self.timing.job
             done = (of.forward if direction == "F" else of.backward).over(job.parallelism.vpp)
@@ -171,7 +171,7 @@ class Timeline:
         return found
 
     def _data_parallel(self, dp: DataParallel, stage: int) -> Iterator[Slice]:
-        """Gathers and reductions: all of them where the walk puts them if they overlap; else what of them is exposed."""
+        """Gathers and reductions: all of them at their places in the walk if they overlap; else the exposed part."""
         walk, software = self.timing.walk, self.timing.job.software
         overlaps, after_s = software.overlap.dp is True, self.end_s + dp.reduce_exposed_s
         if dp.gathers and overlaps and software.comm.sharded_gather != "broadcast":

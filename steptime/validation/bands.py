@@ -1,8 +1,8 @@
-"""Fits or not, by how close the estimate is to the edge: runs that ended out of memory and runs of the same sources that did not.
+"""Accuracy of the verdict near the capacity limit: runs that ended out of memory and runs of the same sources that did not.
 
-The ratio is the predicted peak (what the allocator reserves, context and communicators) over the memory that the device has to
-give. Up to 1 the estimate says that the job fits. Most runs lie far from the edge, where any model is right; only the bands from
-0.85 to 1.15 tell models apart.
+The ratio is the predicted peak (what the allocator reserves, context and communicators) over the usable memory of the device. Up
+to 1 the estimate says that the job fits. Most runs are far from the limit, where any model is right; only the bands from 0.85 to
+1.15 distinguish models.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from steptime.validation.judgement import Judgement
 EDGES = (0.0, 0.85, 0.95, 1.05, 1.15, inf)
 CLOSE = (0.85, 1.15)
 LARGEST_SOURCE = "hagemann"
-"""One laboratory with nearly all runs out of memory, reported separately."""
+"""The source with nearly all runs out of memory, reported separately."""
 
 
 class Band(NamedTuple):
@@ -28,12 +28,12 @@ class Band(NamedTuple):
     """None: no upper edge."""
     ran: int
     ran_right: int
-    """Ran, and called fits."""
+    """Ran, and predicted to fit."""
     ran_out: int
     ran_out_right: int
-    """Ran out of memory, and not called fits."""
+    """Ran out of memory, and not predicted to fit."""
     balanced_accuracy: float | None
-    """Mean of the two shares judged correctly; None where one kind is missing, or the band lies on one side of 1."""
+    """Mean of the two shares judged correctly; None where one kind is missing, or the band is on one side of 1."""
 
 
 def band(runs: Iterable[Judgement], low: float, high: float) -> Band:
@@ -49,7 +49,7 @@ def band(runs: Iterable[Judgement], low: float, high: float) -> Band:
 
 
 def figures(runs: Sequence[Judgement]) -> dict[str, Any]:
-    """Each band, the bands close to the edge together, all together, and the runs out of memory that were called fits."""
+    """Each band, the bands close to the edge together, all together, and the runs out of memory that were predicted to fit."""
     everything = band(runs, 0.0, inf)
     false_fits = everything.ran_out - everything.ran_out_right
     called_fits = false_fits + everything.ran_right
@@ -68,7 +68,7 @@ def figures(runs: Sequence[Judgement]) -> dict[str, Any]:
 
 
 def verdicts_of_runs(judged: Iterable[Judgement]) -> dict[str, dict[str, int]]:
-    """Verdicts of all runs with a measured step: by source with any called too large, most of them first, and in total."""
+    """Verdicts of all runs with a measured step: by source with any predicted not to fit, most of them first, and in total."""
     counts: dict[str, dict[str, int]] = {}
     for j in judged:
         if j.measured_step_s and not j.ran_out:

@@ -1,7 +1,7 @@
-"""Simpler baselines beside the estimate: guesses of the step time fitted on the `fit` rows.
+"""Simpler baselines for comparison: predictions of the step time fitted on the `fit` rows.
 
-Both take one factor per accelerator and precision, the median of measured over guessed on `fit` rows: a flat MFU has no
-physics but the count of FLOPs; the scaled estimate shows how much of the error is one bias that a fit could take away.
+Both take one factor per accelerator and precision, the median of measured over predicted on `fit` rows: a flat MFU uses the FLOP
+count only; the scaled estimate shows how much of the error is a constant bias that a fit would remove.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Guess = Callable[[Judgement], float | None]
 
 
 def scaled(judged: Iterable[Judgement], guess: Guess) -> Errors:
-    """(cell, signed error) on test rows of a guess times its factor; a pair without fit rows takes the median of all factors.
+    """(cell, signed error) on test rows of a baseline times its factor; a pair without fit rows takes the median of all factors.
 
     Empty where there is no fit row at all.
     """

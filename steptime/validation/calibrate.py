@@ -1,4 +1,4 @@
-"""Calibrates a job with a team's own measured steps: `3dtrn CONFIG --calibrate measured.yaml`."""
+"""Calibrates a job with a team's own measured steps: `3dtrn PLAN --calibrate measured.yaml`."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ def calibrated(job: Job, path: str) -> Job:
     """The job with the calibration from the runs on its accelerator in its precision.
 
     Raises:
-        ConfigError: a bad file, one line per problem; none of its runs is on this accelerator in this precision; or the job has a
-            calibration already.
+        ConfigError: a bad file, one line per problem; no run on this accelerator in this precision; or the job has a calibration
+        already.
     """
     if job.performance.calibration is not None:
-        raise ConfigError("--calibrate: the config has a performance.calibration already; keep one of the two")
+        raise ConfigError("--calibrate: the plan already has performance.calibration; use only one of them")
     place = (job.machine.accelerator.name, job.software.precision)
     found = runs(path)
     own = [run for run in found if (run.accelerator, run.precision) == place]
     if not own:
         counts = Counter(f"{run.accelerator} {run.precision}" for run in found)
         there = ", ".join(f"{name} ({count})" for name, count in sorted(counts.items()))
-        raise ConfigError(f"{path}: no run on {' in '.join(place)}, which this job needs; there are: {there}")
+        raise ConfigError(f"{path}: no run on {' in '.join(place)}, which this job needs; runs in the file: {there}")
     covers = frozenset[str]().union(*(run.covers for run in own))
     return job.replace(**{"performance.calibration": Calibration.of([run.ratio for run in own], path, covers)})
 
@@ -65,7 +65,7 @@ def runs(path: str) -> list[MeasuredRun]:
         ConfigError: one line per problem of the file or of a config in it.
     """
     if path == "-":
-        raise ConfigError("--calibrate -: give a file; standard input is the config's")
+        raise ConfigError("--calibrate -: not supported, standard input is the plan; use a file")
     entries = parse(read_source(Path(path))[0], path)
     if not isinstance(entries, list) or not entries:
         raise ConfigError(f"{path}: expected a list of {{config, step_s}} (got {show(entries)})")
@@ -83,18 +83,18 @@ def runs(path: str) -> list[MeasuredRun]:
 
 
 def _run(entry: MeasuredEntry, base: Path, at: str) -> MeasuredRun:
-    """The estimate of one entry, which stands `at` that place, beside its measurement.
+    """The estimate of one entry, at the location `at` in the file, compared with its measurement.
 
     Raises:
         ConfigError: problems under the keys of the entry.
     """
     step_s, rate = entry.step_s, entry.tokens_per_s_per_device
     if (step_s is None) == (rate is None):
-        raise ConfigError(f"{at}.step_s: give it or tokens_per_s_per_device, one of the two")
+        raise ConfigError(f"{at}.step_s: set either step_s or tokens_per_s_per_device")
     job = _job(entry.config, base, at)
     if job.performance.calibration is not None:
         raise ConfigError(
-            f"{at}.config: performance.calibration: is there already; a run is compared with the uncalibrated estimate"
+            f"{at}.config: performance.calibration: remove it; a run is compared with the uncalibrated estimate"
         )
     if rate is not None:
         step_s = job.data.gbs * job.data.seqlen / (rate * job.parallelism.devices)

@@ -26,9 +26,9 @@ PROGRAMS = {"hybrid": "pretrain_hybrid.py"}
 PER_NODE = {"GB200-NVL72": 4}
 """Devices of a node by GPU; the others have 8."""
 SINGLE = "gpt3_mcore_reruns_resume_check_grads"
-"""A test of one step, whose states that stay are those of one device, though its recipe has eight."""
-SINGLE_STEP = "a single step on one device, as its states say: its peak is the first step's"
-INFERRED = "devices inferred from the states that stay between steps; routers choose, so that ranks have uneven rows"
+"""A test of one step whose persistent states are those of one device, although its recipe has eight."""
+SINGLE_STEP = "a single step on one device (from its states): the peak is that of the first step"
+INFERRED = "devices inferred from persistent states; natural routing, ranks have uneven numbers of rows"
 REASONS = (
     "mixture of experts", "multi-head latent attention", "hybrid layers", "multi-token prediction",
     "another optimizer",
@@ -43,12 +43,12 @@ HOLD_MEMORY = frozenset(
     )
 )  # fmt: skip
 """Flags that are only approximated for the step time but change the memory."""
-RESUMED = "resumed from a checkpoint: what loading leaves behind is no part of a step"
-COMPILED = "the peak is of the first iteration, in which the loss is compiled"
+RESUMED = "resumed from a checkpoint: memory left by loading is not part of a step"
+COMPILED = "the peak is that of the first iteration, which compiles the loss"
 
 
 class HeldMemory(NamedTuple):
-    """Bytes in torch's allocator on the last rank, measured and predicted; None where the record does not say."""
+    """Bytes in torch's allocator on the last rank, measured and predicted; None where the record has no figure."""
 
     persisting: tuple[float, float] | None
     """Between two steps."""
@@ -135,7 +135,7 @@ def read_ci(name: str, kind: str, devices: int, per_node: int) -> Reading | str:
 
 
 def _on_image(reading: Reading, row: MeasuredRow) -> CiPlan:
-    """The plan on the row's machine, with what its image decides put over it.
+    """The plan on the row's machine, with the settings that its image overrides.
 
     Raises:
         ConfigError: its layout cannot run.
@@ -156,7 +156,7 @@ def first_reason(lacking: list[LaunchFlag]) -> str:
 
 
 def _of_image(reading: Reading, row: MeasuredRow, capability: float) -> tuple[dict[str, Any], list[str]]:
-    """Settings that a test's image and Megatron's code of the day change over its command line, and why, one line each."""
+    """Settings that a test's image and the Megatron code of that date override, and why, one line each."""
     said, image = reading.config["performance"], _image(row)
     settings = dict(image["always"])
     if said.get("deterministic") and "attention_backend" not in said and said.get("attention_impl") == "flash":
@@ -181,7 +181,7 @@ def _of_image(reading: Reading, row: MeasuredRow, capability: float) -> tuple[di
 
 
 def _image(row: MeasuredRow) -> dict[str, Any]:
-    """The image of a row's container on the day of its record; a release's own container has lts's."""
+    """The image of a row's container on the day of its record; a container of a release has that of lts."""
     images = _images()["images"]
     found = images.get(row.text("container"), images["lts"])
     when = row.text("first_recorded")
@@ -196,7 +196,7 @@ def _images() -> dict[str, Any]:
 
 @cache
 def records() -> dict[str, Any]:
-    """What the records do not say: `devices` of release tests, and `copies`, records that are not their test's own."""
+    """Corrections to the records: `devices` of release tests, and `copies`, records copied from another test."""
     return parse_mapping(*read_source(FOLDER / "megatron_ci_records.yaml"))
 
 
@@ -213,7 +213,7 @@ def is_ci(row: MeasuredRow) -> bool:
 
 
 def held_memory(row: MeasuredRow, job: Job, persisting: float, first_peak: float) -> HeldMemory:
-    """The row's other figures with the estimate's."""
+    """The other measured figures of the row, with those of the estimate."""
     measured = row.number("allocated_bytes"), row.number("first_iteration_peak_bytes")
     states, first = measured
     resumed = "_2nd@" in row.id

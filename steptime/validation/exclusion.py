@@ -10,12 +10,12 @@ from steptime.base.document import parse_mapping, read_source
 from steptime.validation.ci_jobs import is_ci
 from steptime.validation.measurements import FOLDER, MeasuredRow, SkipRowError
 
-CI_ROWS = "Megatron-LM's own tests: memory alone"
+CI_ROWS = "Megatron-LM's own tests: memory only"
 
 
 @cache
 def _tables() -> dict[str, Any]:
-    """Rows in doubt, and words of rows whose time includes something that is not modeled, each with the reason."""
+    """Rows with doubtful inputs, and patterns of rows whose time includes something that is not modeled, each with the reason."""
     return parse_mapping(*read_source(FOLDER / "exclusions.yaml"))
 
 
@@ -44,16 +44,18 @@ def exclusion(row: MeasuredRow, assumed: list[str]) -> str | None:
     if row.published and (cause := next(causes, None)):
         return str(cause)
     if row.published and "mindspeed" in row.text("framework").lower():
-        return "MindSpeed on Ascend: its vector kernels and fused products with collectives (MC2) are not modeled"
+        return (
+            "MindSpeed on Ascend: its vector kernels and matrix multiplies fused with collectives (MC2) are not modeled"
+        )
     if row.published and (doubt := _tables()["doubtful"].get(row.id)):
-        return f"inputs in doubt: {doubt}"
+        return f"doubtful inputs: {doubt}"
     if row.published and row.text("task").lower() not in {"", "pretrain"}:
-        return "fine-tuning, packed samples"
+        return "fine-tuning on packed samples"
     if row.text("quality").upper() == "C":
-        return "quality C: an important unknown"
+        return "quality C: an important setting is unknown"
     untimed = row.number("step_time_s") is None and row.number("tokens_per_s_per_gpu") is None
     if row.published and untimed and "nvidia-smi" in row.text("mem_metric").lower():
-        return "trials of memory alone, read from nvidia-smi, which counts what the allocator caches"
+        return "memory-only trials, read from nvidia-smi, which includes memory cached by the allocator"
     if not row.published or not assumed:
         return None
     telling = ("recompute: ", "vocab: ", "vpp: ") if (row.whole("pp") or 1) > 1 else ("recompute: ", "vocab: ")

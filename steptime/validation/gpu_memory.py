@@ -51,7 +51,7 @@ def _flash(j: Judgement, backend: str) -> bool:
 
 
 MECHANISMS: dict[str, Callable[[Judgement], bool]] = {
-    "one model a device": lambda j: not any(_above_one(axis)(j) for axis in ("tp", "pp", "cp")),
+    "no model parallelism": lambda j: not any(_above_one(axis)(j) for axis in ("tp", "pp", "cp")),
     "tensor parallel": _above_one("tp"),
     "sequence parallel": lambda j: bool(_said(j, "parallelism", "sp")),
     "pipeline, not interleaved": lambda j: _above_one("pp")(j) and not _above_one("vpp")(j),
@@ -59,21 +59,23 @@ MECHANISMS: dict[str, Callable[[Judgement], bool]] = {
     "context parallel": _above_one("cp"),
     "distributed optimizer": lambda j: _said(j, "parallelism", "zero_level") == 1,
     "replicated states": lambda j: _said(j, "parallelism", "zero_level") == 0,
-    "copies of the shards": _above_one("replicas"),
+    "replicated shards": _above_one("replicas"),
     "Megatron-FSDP, as ZeRO": _fsdp,
     "bf16": _is("precision", "bf16"),
     "fp16, fp32 gradient copies": _is("precision", "fp16"),
     "fp8": lambda j: "fp8" in str(_said(j, "performance", "precision")),
     "precision-aware optimizer": _is("master_dtype", "remainder"),
     "attention by cuDNN": lambda j: _flash(j, "cudnn"),
-    "attention batch first": lambda j: _flash(j, "flash"),
-    "scores in memory, TE": lambda j: _is("attention_impl", "unfused")(j) and not _is("scores_in_buffer", True)(j),
-    "scores in Megatron's buffer": _is("scores_in_buffer", True),
+    "attention, batch first": lambda j: _flash(j, "flash"),
+    "unfused attention scores, TE": lambda j: (
+        _is("attention_impl", "unfused")(j) and not _is("scores_in_buffer", True)(j)
+    ),
+    "unfused attention scores, Megatron buffer": _is("scores_in_buffer", True),
     "no attention mask": _is("attention_mask", False),
     "dropout": lambda j: bool(_said(j, "model", "dropout")),
     "cross entropy, native": _is("loss_impl", "native"),
     "cross entropy, TE": _is("loss_impl", "fused"),
-    "deferred head gradients": lambda j: bool(_said(j, "performance", "deferred_head_wgrads")),
+    "deferred weight gradients of the head": lambda j: bool(_said(j, "performance", "deferred_head_wgrads")),
     "cuBLAS workspace as set": lambda j: not _is("cublas_workspace", "default")(j),
     "cuBLAS workspace, default": _is("cublas_workspace", "default"),
     "userbuffers": lambda j: int(_said(j, "performance", "te_workspaces") or 0) > 1,
@@ -98,16 +100,16 @@ EXPERT_MECHANISMS: dict[str, Callable[[Judgement], bool]] = {
     "context parallel": _above_one("cp"),
     "pipeline": _above_one("pp"),
     "distributed optimizer": lambda j: _said(j, "parallelism", "zero_level") == 1,
-    "copies of the shards": _above_one("replicas"),
+    "replicated shards": _above_one("replicas"),
     "dispatcher alltoall": _run("dispatcher", "alltoall"),
     "dispatcher allgather": _run("dispatcher", "allgather"),
     "dispatcher flex": _run("dispatcher", "flex"),
     "fused permutation": _run("permute_fusion", True),
-    "deterministic sums of rows": _run("deterministic", True),
-    "grouped products": _run("grouped_gemm", True),
-    "products one by one": _run("grouped_gemm", False),
+    "deterministic reductions of rows": _run("deterministic", True),
+    "grouped GEMM": _run("grouped_gemm", True),
+    "one GEMM per expert": _run("grouped_gemm", False),
     "fp32 router": _run("router_dtype", "fp32"),
-    "balancing loss": _routed("load_balancing", "aux_loss", "seq_aux_loss", "global_aux_loss"),
+    "load-balancing loss": _routed("load_balancing", "aux_loss", "seq_aux_loss", "global_aux_loss"),
     "sinkhorn": _routed("load_balancing", "sinkhorn"),
     "sigmoid scores": _routed("score_function", "sigmoid"),
     "shared experts": lambda j: bool((_said(j, "model", "moe") or {}).get("shared_expert_inter_sz")),
@@ -115,8 +117,10 @@ EXPERT_MECHANISMS: dict[str, Callable[[Judgement], bool]] = {
     "capacity": lambda j: bool((_said(j, "model", "moe") or {}).get("capacity_factor")),
     "latent attention": lambda j: (_said(j, "model", "attention") or {}).get("kind") == "mla",
     "multi-token prediction": lambda j: bool(_said(j, "model", "mtp")),
-    "activations on the host": lambda j: bool(_said(j, "performance", "offload_modules")),
-    "all-to-all beside another micro-batch": lambda j: bool((_said(j, "performance", "overlap") or {}).get("ep")),
+    "activation offloading": lambda j: bool(_said(j, "performance", "offload_modules")),
+    "all-to-all overlapped with another micro-batch": lambda j: bool(
+        (_said(j, "performance", "overlap") or {}).get("ep")
+    ),
     "recompute selective": lambda j: _recomputes(j, "selective"),
     "recompute full": lambda j: _recomputes(j, "full"),
 }
@@ -169,8 +173,8 @@ def groups(rows: Sequence[Judgement], key: Callable[[Judgement], str]) -> dict[s
 def gpu_memory(judged: Iterable[Judgement], worst: int) -> dict[str, Any]:
     """The `gpu_memory` of the summary of `3dtrn validate --json`.
 
-    `headline` is of dense models; it leaves out rows that stand apart (`HeldMemory.apart`) and those of Megatron-FSDP, which is
-    judged as ZeRO.
+    `headline` is of dense models; it leaves out rows that are judged separately (`HeldMemory.apart`) and those of Megatron-FSDP,
+    which is judged as ZeRO.
     """
     judged = list(judged)
     known = [j for j in judged if j.skipped is None and j.held is not None]

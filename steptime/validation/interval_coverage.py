@@ -1,7 +1,7 @@
-"""How many measured values lie inside their 80 % intervals, and the width of the intervals.
+"""How many measured values are inside their 80 % intervals, and the width of the intervals.
 
-A row of the fit split is judged by the other cells alone; rows of any other split are in no interval. The interval of memory is
-fitted on counters of torch's allocator; rows that read another counter, or do not name theirs, are listed separately.
+A row of the fit split is judged by the other cells only; rows of any other split are in no interval. The interval of memory is
+fitted on counters of torch's allocator; rows that read another counter, or do not name it, are listed separately.
 
 Rows of one series (source, accelerator, model) tend to be inside or outside together, so many rows of few series say little. The
 standard error of a share counts a series as one draw: the robust variance of Liang and Zeger 1986 for a mean, times k / (k - 1).
@@ -43,7 +43,7 @@ class Coverage(NamedTuple):
 
 
 class CoveredRow(NamedTuple):
-    """A measured row beside its interval."""
+    """A measured row and its interval."""
 
     ratio: float
     """Log of measured over predicted."""
@@ -168,5 +168,5 @@ def summary_of(judged: Sequence[Judgement]) -> dict[str, list[dict[str, Any]]]:
     if any(j.row.published for j in judged):
         for what in ("source", "accelerator", "architecture", "framework"):
             if new := left_out(judged, "step", what):
-                found["step"].append({"what": f"all, their {what} left out", "split": "all"} | new._asdict())
+                found["step"].append({"what": f"other {what}s", "split": "all"} | new._asdict())
     return found

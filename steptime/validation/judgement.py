@@ -1,4 +1,4 @@
-"""Predicted beside measured: every row judged, or skipped with its reason.
+"""Predicted vs. measured: every row judged, or skipped with a reason.
 
 Errors are signed, predicted / measured - 1: positive means that the estimate is too slow, or too large.
 """
@@ -176,7 +176,7 @@ def judge_all(rows: Iterable[MeasuredRow], *, known_release: bool = True) -> lis
 
 @cache
 def judge_shipped() -> tuple[Judgement, ...]:
-    """Every row of the shipped collection, judged once per process, with the shipped constants."""
+    """Every row of the included collection, judged once per process, with the shipped constants."""
     return tuple(judge_all(shipped()))
 
 

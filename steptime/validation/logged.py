@@ -1,4 +1,4 @@
-"""A training log and its job: measured vs. predicted, from the log alone."""
+"""A training log and its job: measured vs. predicted, from the log only."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class LoggedRun(NamedTuple):
 
 
 class RankMemory(NamedTuple):
-    """Peaks of one rank and of its stage [B]; None where the log does not say."""
+    """Peaks of one rank and of its stage [B]; None where the log has no figure."""
 
     rank: int
     """-1 where the log does not name the rank."""
@@ -65,7 +65,7 @@ class RankParameters(NamedTuple):
 
 
 class Compared(NamedTuple):
-    """Measured beside predicted."""
+    """Measured and predicted."""
 
     run: LoggedRun
     estimate: Estimate
@@ -101,7 +101,7 @@ def read_run(
 
     `plan`: a plan, config or launch script of the same job, for a log that does not print its own.
 
-    `hardware` is taken where neither the logs nor `sets` say what it ran on.
+    `hardware` is used where neither the logs nor `sets` name the machine.
 
     Raises:
         ConfigError: one line per problem: no iterations, no or a cut argument dump, dumps of different jobs, a layout that
@@ -122,7 +122,7 @@ def read_run(
     tokens = float(job.data.gbs) * job.data.seqlen / job.parallelism.devices
     found = steady(log, tokens, job.data.gbs)
     if found.batch and found.batch != job.data.gbs and "data.gbs" not in changes:
-        notes.append(f"data.gbs: {found.batch:,} as the lines used have it, not the {job.data.gbs:,} of the arguments")
+        notes.append(f"data.gbs: {found.batch:,} in the lines used, not the {job.data.gbs:,} of the arguments")
         changes["data.gbs"] = found.batch
         job = to_job(reading, changes, allow_unmodeled=allow_unmodeled)
     config = {key: value for key, value in reading.config.items() if key != "notes"}
@@ -152,7 +152,9 @@ def _reading(log: JobLog, kind: str | None, sets: dict[str, Any]) -> Reading:
         raise log.cut_dump
     chosen = kind or CONFIG_OF.get(log.framework) or ("nemo" if BRIDGE.search(log.head) else None)
     if chosen is None or chosen == "megatron":
-        own = "" if log.framework.startswith("Megatron") else f"; {log.framework} prints none" if log.framework else ""
+        own = (
+            "" if log.framework.startswith("Megatron") or not log.framework else f"; {log.framework} does not print one"
+        )
         raise ConfigError(
             f"{log.files[0]}: no argument dump (a line 'arguments' between dashes) before the iterations{own}; give the log "
             "from its beginning, or the plan, config or launch script of the job with --plan FILE"
@@ -192,10 +194,10 @@ def _check_same_job(log: JobLog, reading: Reading) -> None:
         try:
             other = _plan_of(log, first | changed, name).config
         except ConfigError as error:
-            raise ConfigError(f"{name}: another job than {log.arguments_file}: {error.problems[0]}") from None
+            raise ConfigError(f"{name}: different job than {log.arguments_file}: {error.problems[0]}") from None
         if path := _first_difference(reading.config, other):
             raise ConfigError(
-                f"{name}: another job than {log.arguments_file}: {path[0]} is {path[2]}, not {path[1]}; give the logs of "
+                f"{name}: different job than {log.arguments_file}: {path[0]} is {path[2]}, not {path[1]}; give the logs of "
                 "one job"
             )
 
@@ -214,7 +216,7 @@ def _name_machine(
 ) -> tuple[list[str], list[str]]:
     """Put the machine that the log names, else `other`, into `changes` where none is set.
 
-    What was done, and what is wrong: nobody says what accelerator it was, or it is none that is known.
+    Returns notes and problems: the accelerator is not named, or it is unknown.
     """
     said = reading.config.get("hardware")
     known = said if isinstance(said, str) else (said or {}).get("node_type")
@@ -222,7 +224,7 @@ def _name_machine(
         return [], []
     if not log.device and other is not None:
         changes["hardware"] = other.model_dump(exclude_defaults=True)
-        return [f"hardware: {other.machine.name}, as the other side has it: the log does not name its accelerator"], []
+        return [f"hardware: {other.machine.name}, taken from the other side: the log does not name its accelerator"], []
     fix = "add --set hardware.node_type=NAME (3dtrn machines lists them)"
     if not log.device:
         return [], [f"{log.files[0]}: does not name its accelerator; {fix}"]
@@ -235,7 +237,7 @@ def _name_machine(
 
 
 def stage_of(rank: int, run: LoggedRun) -> int | None:
-    """The pipeline stage of a rank, by Megatron's order tp-cp-ep-dp-pp, or tp-cp-ep-pp-dp where it was asked for; None unknown.
+    """The pipeline stage of a rank in Megatron's order tp-cp-ep-dp-pp, or tp-cp-ep-pp-dp where set; None if unknown.
 
     Source: megatron/core/parallel_state.py, initialize_model_parallel (RankGenerator); torchtitan's mesh has pp outermost too.
     """

@@ -13,8 +13,8 @@ READABLE = re.compile(r"(?!.*\b(?:[kmt]i?b|bytes)\b).*(?:nvidia-smi|allocated|re
 """A `mem_metric` in lower case that names the counter or its unit, and no unit other than GB and GiB."""
 
 ALLOCATOR = frozenset({"allocated", "reserved"})
-"""Counters of torch's allocator, which the memory interval rests on. nvidia-smi counts what the allocator caches, which is no
-need of the job, and other programs; what an unstated figure counts is unknown."""
+"""Counters of torch's allocator, which the memory interval is based on. nvidia-smi also counts memory cached by the
+allocator, which the job does not need, and other programs; what an unstated figure counts is unknown."""
 
 
 class Metric(NamedTuple):
@@ -26,7 +26,7 @@ class Metric(NamedTuple):
 
 
 def measured_step_s(row: MeasuredRow) -> float | None:
-    """Seconds of a step as measured, or from tokens/s per device; None where neither is there, or it times the host.
+    """Seconds of a step as measured, or from tokens/s per device; None where neither is given, or it times the host.
 
     Raises:
         SkipRowError: a bad number, or an average over a whole run.
@@ -35,7 +35,7 @@ def measured_step_s(row: MeasuredRow) -> float | None:
         return None
     rate, step_s = row.number("tokens_per_s_per_gpu"), row.number("step_time_s")
     if re.search(r"end-to-end|average step|production average", row.text("row_type")):
-        raise SkipRowError("average over a whole run, stops included")
+        raise SkipRowError("average over a whole run, including interruptions")
     if step_s is None and rate is not None:
         tokens = row.needed("global_batch_size") * row.needed("seq_len")
         return tokens / (rate * row.needed("n_gpus"))

@@ -20,7 +20,7 @@ COLUMNS = (
     "zero_or_fsdp", "recompute", "precision", "framework", "machine", "step_time_s", "step_time_kind", "tokens_per_s_per_gpu",
     "peak_memory_gb", "mem_metric", "tflops_per_gpu_reported", "split", "note", "config",
 )  # fmt: skip
-"""`config` holds the whole plan as JSON, since columns cannot express all of it. A row with a config is estimated from it."""
+"""`config` holds the whole plan as JSON, since columns cannot express all of it. A row with a config is estimated from that."""
 
 
 def cells(compared: Compared) -> dict[str, str]:
@@ -42,7 +42,7 @@ def cells(compared: Compared) -> dict[str, str]:
 
 
 def job_cells(job: Job, step_s: float) -> dict[str, str]:
-    """All columns, filled as far as a job and its measured step [s] say; the others are empty."""
+    """All columns, filled from a job and its measured step [s]; the others are empty."""
     values = _dimensions(job) | {
         "framework": job.software.name,
         "step_time_s": step_s,
@@ -97,7 +97,7 @@ def _recompute(job: Job) -> str:
 
 
 def _peak(compared: Compared) -> tuple[float | None, str]:
-    """The largest allocated peak, else reserved [GiB], where every stage reports one: the estimate covers all stages."""
+    """The largest allocated peak, else reserved [GiB], where every stage reports one, since the estimate covers all stages."""
     stages = range(compared.run.job.parallelism.pp)
     for what in ("allocated", "reserved"):
         found = {row.stage: getattr(row, f"{what}_bytes") for row in compared.memory if getattr(row, f"{what}_bytes")}
@@ -115,7 +115,7 @@ def append(row: dict[str, str], path: str) -> str:
     """Append a row to a CSV, which is created if missing; returns the row's id, made unique.
 
     Args:
-        row: cells by column, `job_cells` with what else is known; columns beyond COLUMNS stand last.
+        row: cells by column, `job_cells` with what else is known; columns beyond COLUMNS are last.
         path: of the CSV.
 
     Raises:
@@ -127,7 +127,7 @@ def append(row: dict[str, str], path: str) -> str:
         rows = list(csv.reader(io.StringIO(text, newline="")))
         header = [name.strip().lower() for name in rows[0]] if rows else list(row)
         if missing := [name for name in row if row[name] and name not in header]:
-            raise ConfigError(f"{path}: has no column {missing[0]}; give a new file, or one that --save-csv began")
+            raise ConfigError(f"{path}: has no column {missing[0]}; use a new file, or one written by --save-csv")
         row["id"] = _unlike(
             row["id"], {line[header.index("id")] for line in rows[1:] if len(line) > header.index("id")}
         )

@@ -1,4 +1,4 @@
-"""Reads measured runs: the shipped collection and a user's own CSV, as rows of text with their line and source."""
+"""Reads measured runs: those included with steptime and a user's own CSV, as rows of text with their line and source."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from steptime.base.config import ConfigError
 FOLDER = Path(__file__).parents[1] / "data" / "measurements"
 CI_FILE = "megatron_ci"
 FILES = ("nvidia", "other", "native", CI_FILE, "out_of_memory")
-"""The shipped collection; data/measurements/README.md describes each file."""
+"""The measured runs included with steptime; data/measurements/README.md describes each file."""
 
 REQUIRED = (
     "id", "gpu", "n_gpus", "n_layers", "hidden", "ffn_hidden", "n_heads", "seq_len", "global_batch_size",
@@ -50,12 +50,12 @@ class MeasuredRow(NamedTuple):
 
     @property
     def published(self) -> bool:
-        """Whether the row is of the shipped collection, where an empty cell means that the source does not say."""
+        """Whether the row is of the included collection, where an empty cell means that the source does not say."""
         return self.file != ""
 
     @property
     def group(self) -> str:
-        """The source in a word: `source_group`, else the id without its number (DGXC-017 is DGXC); a user's own `source`."""
+        """The source in one word: `source_group`, else the id without its number (DGXC-017 is DGXC); a user's own `source`."""
         if not self.published:
             return self.text("source_group") or self.text("source") or "own"
         return self.text("source_group") or re.sub(r"[-_]?\d+$", "", self.id)
@@ -121,7 +121,7 @@ class MeasuredRow(NamedTuple):
 
 @cache
 def shipped() -> tuple[MeasuredRow, ...]:
-    """Every row of the shipped collection."""
+    """Every row of the included collection."""
     rows: list[MeasuredRow] = []
     for name in FILES:
         with gzip.open(FOLDER / f"{name}.csv.gz", "rt", encoding="utf-8", newline="") as file:

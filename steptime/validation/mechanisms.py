@@ -1,4 +1,4 @@
-"""Errors of peak memory by mechanism: which parts of the memory model are covered by measured runs, and which are not."""
+"""Errors of peak memory by mechanism: which parts of the memory model are covered by measured runs."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
 """The noise floor: how much two measurements of the same cell differ. No model can be better than that on average.
 
-Same cell: same model, accelerator and devices, layout, batch, precision with its recipe, sharding and recomputation; within
-one release also what is said of overlap and kernels. Dense pre-training rows of the headline group with a step time that the
-collection itself does not doubt, judged or not; other trainers and mixtures of experts stand apart (no column says which
-dispatcher or which CUDA graphs a run had). A table reprinted in a later release counts as measured twice, which makes the
-floor a little low.
+Same cell: same model, accelerator and devices, layout, batch, precision with its recipe, sharding and recomputation; within one
+release also the notes on overlap and kernels. Dense pre-training rows of the headline group with a step time and no doubtful
+inputs, judged or not; other trainers and mixtures of experts are separate (no column says which dispatcher or which CUDA graphs a
+run had). A table reprinted in a later release counts as measured twice, which makes the floor slightly too low.
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ def lookups(cells: Cells) -> list[CellLookup]:
 def noise(judged: Sequence[Judgement]) -> dict[str, Any]:
     """Stats (with `max`) of pairs of measurements, and of predicting a row by the median of its cell in other releases.
 
-    One vote per cell. `estimate_on_test` is the estimate on the very rows of `lookup_on_test` that could be judged.
+    One vote per cell. `estimate_on_test` is the estimate on those rows of `lookup_on_test` that could be judged.
     """
     leading = [j for j in judged if leads(j)]
     dense, moe = cells_of(leading), cells_of(leading, dense=False)

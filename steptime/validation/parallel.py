@@ -1,4 +1,4 @@
-"""Judges many rows on all cores, where a fork is safe: `3dtrn validate` by itself."""
+"""Judges many rows on all cores, where a fork is safe: `3dtrn validate` as its own process."""
 
 from __future__ import annotations
 

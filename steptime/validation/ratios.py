@@ -1,7 +1,7 @@
 """Errors of ratios: two runs of one source and release that differ in one respect. Errors common to both cancel.
 
-Choosing a layout or a number of devices needs ratios, not seconds. The error is (predicted b / predicted a) / (measured b /
-measured a) - 1. All pairs of one series (same job but for that respect) share one vote, so that no long series swamps the rest.
+Ratios matter for choosing a layout or a number of devices. The error is (predicted b / predicted a) / (measured b /
+measured a) - 1. All pairs of one series (same job but for that respect) share one vote, so that no long series dominates.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _work_per_device(j: Judgement) -> tuple[str, ...]:
 
 
 def _layout(j: Judgement) -> tuple[str, ...]:
-    """Degrees and micro-batch; what is not said is 1."""
+    """Degrees and micro-batch; values that are not stated are 1."""
     return tuple(j.row.text(column) or "1" for column in LAYOUT_CELLS)
 
 
@@ -75,7 +75,7 @@ def ratio_errors(judged: Iterable[Judgement], kind: RatioKind) -> Errors:
 
 
 def _order(j: Judgement) -> tuple[float, str]:
-    """From few devices to many, whatever the order of the rows: the sign of an error is that of growing."""
+    """From few devices to many, whatever the order of the rows: the sign of an error is that of adding devices."""
     return float(j.row.text("n_gpus")), j.row.id
 
 

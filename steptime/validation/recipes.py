@@ -16,11 +16,11 @@ _WORDS = (
 
 
 def recipe_of(said: str, framework: str, model: str, assumed: list[str]) -> dict[str, Any]:
-    """`precision` and `fp8_params` of a row whose precision reads `said`; empty where it names no recipe.
+    """`precision` and `fp8_params` of a row with the precision text `said`; empty where it names no recipe.
 
     Megatron-LM's test jobs (`model`) say native_fp8 of fp8 parameters.
 
-    NeMo has a choice of recipe since 2.3.0 (25.04) and takes current scaling since; before there was delayed scaling alone.
+    NeMo has a choice of recipe since 2.3.0 (25.04) and takes current scaling since; before, delayed scaling only.
     Parameters are stored in fp8 where the source says so, and in NeMo 2.0's and Megatron-Bridge's recipes (their
     mixed_precision.py: fp8_param_gather True for delayed and current scaling and for MXFP8, of which Megatron-Bridge 25.09 says
     False; not for NVFP4). Their layers are all quantized: performance configs turn first_last_layers_bf16 off.
@@ -42,7 +42,7 @@ def recipe_of(said: str, framework: str, model: str, assumed: list[str]) -> dict
 
 
 SCRIPTS: dict[str, dict[str, Any]] = {"simumax": {"attention_mask": False, "cublas_workspace": ":4096:2:16:8"}}
-"""What the launch scripts of a source say of memory and its rows do not.
+"""Memory settings in the launch scripts of a source that its rows do not state.
 
 MooreThreads/SimuMax simu_tools/megatron_scripts/scripts/
 run_pretrain_llama3.sh: --no-create-attention-mask-in-dataloader; torch's workspace on Blackwell is that of 2025."""
@@ -51,5 +51,5 @@ run_pretrain_llama3.sh: --no-create-attention-mask-in-dataloader; torch's worksp
 def of_scripts(group: str, assumed: list[str]) -> dict[str, Any]:
     """Settings in a source's launch scripts, added to `assumed`; empty where the scripts are unknown."""
     found = SCRIPTS.get(group, {})
-    assumed += [f"{key}: {value}, as the scripts and the torch of {group} have it" for key, value in found.items()]
+    assumed += [f"{key}: {value}, from the scripts and the torch release of {group}" for key, value in found.items()]
     return found

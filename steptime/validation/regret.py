@@ -2,9 +2,9 @@
 
 A sweep is one source's runs of one job (model, accelerator, devices, batch, length, precision, release) with ten layouts or more,
 those that ran out of memory included. The pick is the layout predicted fastest among those whose predicted reservation fits;
-only where none does, among those called tight: that is what a user of the tool does who wants speed. Regret is the pick's
+only where none does, among those called tight: as a user would choose who optimizes step time. Regret is the pick's
 measured step time over the best measured one of the layouts judged, less 1. Runs of one layout (the same config) are one
-layout, with the median of their times; it ran out of memory only if no run of it came through.
+layout, with the median of their times; it ran out of memory only if none of its runs succeeded.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Sweep(NamedTuple):
     layouts: int
     ran: int
     pick: str
-    """A row of the layout picked; "" where all are called too large."""
+    """A row of the layout picked; "" where none is predicted to fit."""
     out_of_memory: bool
     """Whether the pick ran out of memory."""
     regret: float | None
@@ -61,7 +61,7 @@ class Sweep(NamedTuple):
     first: bool
     """Whether the pick is the best measured."""
     in_three: bool
-    """Whether the best measured is among our three fastest that are called as the pick is."""
+    """Whether the best measured is among the three predicted fastest with the pick's verdict."""
     tied: int
     """Layouts with the pick's verdict whose interval overlaps the pick's: the estimate cannot distinguish them."""
     best_tied: bool
@@ -166,7 +166,7 @@ def _sweep(j: Judgement, layouts: list[SweepLayout]) -> Sweep:
 
 
 def regret(judged: Sequence[Judgement]) -> dict[str, Any]:
-    """Figures over the sweeps of the headline group, of other trainers, of their test rows alone, and of rows set apart."""
+    """Figures over the sweeps of the headline group, other trainers, their test rows only, and rows judged separately."""
     counted = headline(judged)
     excluded = [j for j in judged if j.skipped is None and j.excluded is not None]
     return {

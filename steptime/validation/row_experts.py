@@ -8,16 +8,16 @@ from typing import Any
 from steptime.validation.measurements import MeasuredRow
 
 SIGMOID = ("deepseek-v3", "deepseekv3", "kimi", "glm-4", "llama-4", "llama4")
-"""Models whose router uses sigmoids, by a part of their names."""
+"""Models whose router uses sigmoids, by part of their names."""
 NO_BIAS = ("llama-4", "llama4")
 """Those of them without a balancing bias."""
 NATURAL_IMBALANCE = 1.6
-"""Rows of the fullest rank over the mean where a row says that routing is natural, not forced to be even: what makes 14.16 s of
-11.37 s in the two rows marked fit that differ in nothing else (MOEZOO-007 and -008). Over a global batch the fullest expert has
-1.5 to 1.7 times the mean under a balancing loss (Wang et al. 2024, arXiv 2408.15664)."""
+"""Rows of the fullest rank over the mean where a row says that routing is natural, not forced to be even: it explains
+14.16 against 11.37 s in the two rows marked fit that differ in nothing else (MOEZOO-007 and -008). Over a global batch the
+fullest expert has 1.5 to 1.7 times the mean under a balancing loss (Wang et al. 2024, arXiv 2408.15664)."""
 
 LEARNED_IMBALANCE = 1.3
-"""The same of torchtitan, whose routers choose unless `debug.moe_force_load_balance` is set (torchtitan/config/configs.py@
+"""The same for torchtitan, whose routing is natural unless `debug.moe_force_load_balance` is set (torchtitan/config/configs.py@
 6b960233): what the two rows marked fit with its standard all-to-all need (torchtitan-dsv3-n008 and -n009, 4 ranks)."""
 
 
@@ -51,7 +51,7 @@ def expert_degrees(row: MeasuredRow, assumed: list[str]) -> dict[str, Any]:
 
 
 def kinds_of(row: MeasuredRow, assumed: list[str]) -> dict[str, Any]:
-    """The `moe` and `attention` sections of a row, and what its family of models has beside them."""
+    """The `moe` and `attention` sections of a row, and the other settings of its family of models."""
     name, kind = row.text("model_name").lower(), row.text("attention_kind").lower()
     found: dict[str, Any] = {}
     if has_experts(row):
@@ -107,12 +107,12 @@ def experts(row: MeasuredRow, name: str, assumed: list[str]) -> dict[str, Any]:
             "n_groups": ep,
             "node_limit": ranks_of_balanced_gate(section["n_experts"], section["experts_per_token"], ep),
         }
-        assumed.append(f"ranks of a token: {section['node_limit']}, as its balanced gate deals out experts")
+        assumed.append(f"ranks of a token: {section['node_limit']}, from its balanced gate")
     return section
 
 
 def ranks_of_balanced_gate(experts: int, per_token: int, ep: int) -> int:
-    """Ranks that a token of AutoModel's benchmarks goes to, in the mean and rounded: consecutive experts lie side by side.
+    """Ranks that a token of AutoModel's benchmarks is sent to, mean, rounded: consecutive experts are on the same rank.
 
     NVIDIA-NeMo/Automodel@36044ad3 nemo_automodel/components/moe/layers.py, FakeBalancedGate: token i takes the experts from
     i * per_token on, modulo their number. DeepSeek-V3 on 64 ranks: 8 experts of which a rank has 4.
@@ -166,8 +166,8 @@ def dispatch_of(row: MeasuredRow, assumed: list[str]) -> dict[str, Any]:
 def positions_of(row: MeasuredRow, family: str) -> dict[str, Any]:
     """How gpt-oss' positions are rotated under Megatron-Core, which has no fused kernel for YaRN's mscale.
 
-    megatron/core/models/common/embeddings/rope_utils.py, apply_rotary_pos_emb, in all releases of Megatron-Bridge that rows are
-    of (v0.2.0 to v0.6.0).
+    megatron/core/models/common/embeddings/rope_utils.py, apply_rotary_pos_emb, in all releases of Megatron-Bridge with measured
+    rows (v0.2.0 to v0.6.0).
     """
     yarn = family == "megatron-core" and "gpt-oss" in row.text("model_name").lower()
     return {"rope_impl": "own_tables"} if yarn else {}

@@ -14,7 +14,7 @@ AHEAD = {"nemotron-3-super-120b-a12b": 2}
 
 
 def is_hybrid(row: MeasuredRow) -> bool:
-    """Whether a row's layers differ in kind by more than experts and windows, and no columns can say how."""
+    """Whether a row's layers differ in kind by more than experts and windows, which columns cannot express."""
     kind = row.text("attention_kind").lower()
     return "hybrid" in kind or "mamba" in kind
 
@@ -28,11 +28,11 @@ def preset(row: MeasuredRow) -> Model:
     try:
         return load_model(row.text("model_name").partition(" (text part)")[0])
     except ConfigError:
-        raise SkipRowError(f"not modeled yet: hybrid layers of {row.text('model_name')}, which is no preset") from None
+        raise SkipRowError(f"not modeled yet: hybrid layers of {row.text('model_name')}, not a preset") from None
 
 
 def completed(row: MeasuredRow) -> MeasuredRow:
-    """A hybrid's row with the numbers of layers and experts that layouts and dispatch are read by; any other row as it is."""
+    """A hybrid's row with the numbers of layers and experts needed to read layout and dispatch; any other row unchanged."""
     if not is_hybrid(row):
         return row
     model = preset(row)

@@ -65,14 +65,16 @@ def hardware_of(row: MeasuredRow) -> FoundMachine:
         assumed.append(f"machine: {name}, whose peak memory torchao prints")
     if name == LIMITED and _past_the_limit(row):
         name = f"{LIMITED}-700w"
-        assumed.append("hardware: the power limit is not stated; 700 W, as runs of one node since August 2025 need")
+        assumed.append(
+            "hardware: the power limit is not stated; 700 W assumed, from the speed of single-node runs since August 2025"
+        )
     overrides = _stated(row.text("machine"), name)
     assumed += [f"hardware.{key}: {value} from {row.text('machine')!r}" for key, value in overrides.items()]
     return FoundMachine({"node_type": name, "overrides": overrides} if overrides else {"node_type": name}, assumed)
 
 
 def _past_the_limit(row: MeasuredRow) -> bool:
-    """Whether a run of torchtitan on one node was made since August 2025, when such runs pass what 500 W allow.
+    """Whether a run of torchtitan on one node was made since August 2025, when such runs exceed the speed possible at 500 W.
 
     Qwen3-32B on 8 devices (pull request 1690, a row marked fit) sustains 513 TFLOP/s of products and attention over the whole
     step, where long products alone reach 575. Of 31 fit rows of one node from then on 19 are 13 to 30 % faster than at 500 W;
@@ -84,7 +86,7 @@ def _past_the_limit(row: MeasuredRow) -> bool:
 
 @cache
 def machine(name: str, overrides: tuple[tuple[str, Any], ...]) -> Machine:
-    """A machine with overrides, built once however many rows ran on it."""
+    """A machine with overrides, built once for all rows that ran on it."""
     return Machine.load(name, dict(overrides))
 
 
@@ -120,7 +122,7 @@ def _machine(gpu: str) -> tuple[str, bool]:
     family = _FAMILY.search(words)
     names = [n for n in known_names() if family and re.fullmatch(rf"{re.escape(family[0])}(-.*)?", n)]
     if not family or not names:
-        raise ConfigError(f"unknown accelerator (got {gpu[:60]!r}); 3dtrn machines lists what there is")
+        raise ConfigError(f"unknown accelerator (got {gpu[:60]!r}); see 3dtrn machines")
     stated = re.search(r"(\d+) ?-?g(?:i?b)?\b", words)
 
     def distance(name: str) -> tuple[bool, float, int]:

@@ -1,4 +1,4 @@
-"""Settings of a measured row of the PyTorch-native stack (torchtitan, FSDP, torch.compile), from its words."""
+"""Settings of a measured row of the PyTorch-native stack (torchtitan, FSDP, torch.compile), from its text."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def before_expandable_segments(row: MeasuredRow) -> bool:
 
 
 def heads_of(row: MeasuredRow, release: str, *, compiled: bool) -> dict[str, Any]:
-    """How torchtitan rotated, repeated and gathered heads, where the release does not tell: by model and pull request."""
+    """How torchtitan rotated, repeated and gathered heads, where the release does not determine it: by model and pull request."""
     section: dict[str, Any] = {}
     if re.match("qwen3|gpt-?oss", row.text("model_name").lower()):
         section |= (
@@ -84,12 +84,12 @@ def of_today(row: MeasuredRow) -> bool:
 
 
 def traced(row: MeasuredRow) -> bool:
-    """Whether torchtitan's GraphTrainer traced forward and backward into one graph: only what backward needs runs again."""
+    """Whether torchtitan's GraphTrainer traced forward and backward into one graph, which recomputes only what backward needs."""
     return "graphtrainer" in row.text("framework").lower()
 
 
 def of_thunder(row: MeasuredRow) -> bool:
-    """Whether thunder traced litgpt's model: no profile has its executors and saved tensors; under Dynamo inductor's are near."""
+    """Whether thunder traced litgpt's model: no profile has its executors; under Dynamo inductor's are close."""
     words = f"{row.text('framework')}; {row.text('overlap_notes')}".lower()
     return bool(re.search(r"litgpt \+ thunder|compile=thunder", words))
 
@@ -97,7 +97,7 @@ def of_thunder(row: MeasuredRow) -> bool:
 def compile_of(release: str, notes: str, framework: str = "") -> dict[str, Any]:
     """What torch.compile compiled, where the notes say `compile=`, or its name.
 
-    torchtitan compiled blocks alone before its compile.components (mid-2025), the loss too since; a graph that is traced
+    torchtitan compiled only blocks before its compile.components (mid-2025), the loss too since; a graph that is traced
     (aot_eager, GraphTrainer without full inductor) keeps torch's own kernels. prime-rl upcasts the logits and takes torch's cross
     entropy outside of what it compiles (PrimeIntellect-ai/prime-rl@01c3ad6 src/prime_rl/trainer/model.py, forward; sft/train.py).
     """
@@ -206,11 +206,11 @@ def native_states(row: MeasuredRow) -> dict[str, Any]:
 
 
 HOOKED = frozenset({"torch", "fsdp2", "deepspeed"})
-"""Families whose rows offload activations through torch's saved-tensor hooks, or as they would."""
+"""Families whose rows offload activations through torch's saved-tensor hooks, or equivalently."""
 _AWAY = r"(?:, | \+ )(?:activation cpu offload|checkpoints offloaded to cpu|cpu offload of [\d.]+ % of activations)$"
 _SHARES = {
-    "torchtitan@9dc418a8": (0.53, "tensors as large as the MLP's width, 4 of those that a block keeps"),
-    "sac_and_offload": (0.86, "of what is kept, by the shares that the source gives (33.1 of 39.0 %, 36.5 of 41.9 %)"),
+    "torchtitan@9dc418a8": (0.53, "tensors of the MLP's width, 4 of those saved per block"),
+    "sac_and_offload": (0.86, "of saved activations, from the shares in the source (33.1 of 39.0 %, 36.5 of 41.9 %)"),
 }
 """Words in a row's notes or source, and the share of what a layer keeps that is offloaded with them.
 
@@ -262,7 +262,7 @@ def torchao_recipe(row: MeasuredRow, notes: str) -> dict[str, Any]:
 
 
 def recomputed_per_op(said: str, *, graph: bool, latest: bool = False) -> dict[str, Any]:
-    """Selective checkpointing as torchtitan has it: per op, every other layer, or by a memory budget; nothing for other words.
+    """Selective checkpointing of torchtitan: per op, every other layer, or by a memory budget; nothing for other words.
 
     Without a word it is per op, its only one since 2026 (torchtitan/config/configs.py@b5bcd76c, SelectiveAC).
     """
@@ -280,7 +280,7 @@ def recomputed_per_op(said: str, *, graph: bool, latest: bool = False) -> dict[s
 def resharded(row: MeasuredRow) -> bool:
     """Whether parameters are freed after forward, from the words of `zero_or_fsdp`.
 
-    torchtitan's default in a pipeline is no, and so is that of litgpt's benchmark (Lightning-AI/lightning-thunder@6d352e58
+    In a pipeline torchtitan does not by default, nor does litgpt's benchmark (Lightning-AI/lightning-thunder@6d352e58
     thunder/benchmarks/benchmark_litgpt.py: shard_mode zero2).
     """
     said = row.text("zero_or_fsdp").lower()

@@ -1,4 +1,4 @@
-"""Overlap and CUDA graphs of a measured row, from its words."""
+"""Overlap and CUDA graphs of a measured row, from its text."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def overlap_of(notes: str, tp: int, recipe: str) -> dict[str, bool]:
 
 
 DROPLESS = ["attn", "moe_router", "moe_preprocess"]
-"""What TransformerEngine's graphs can launch of a layer whose experts take any number of rows (moe_layer.py)."""
+"""Modules that TransformerEngine's graphs can launch in a layer whose experts take any number of rows (moe_layer.py)."""
 
 
 def graphs_of(notes: str) -> bool | list[str]:

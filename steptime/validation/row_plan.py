@@ -1,4 +1,4 @@
-"""A measured row as the config of a Job, read like any config; what it cannot express, and why."""
+"""A measured row as the config of a Job, read like any config; what a config cannot express, and why."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def _refuse_what_is_not_modeled(row: MeasuredRow) -> None:
 
 
 def host_threads(row: MeasuredRow) -> int:
-    """Threads of a process on the host: torchrun's one; DeepSpeed's launcher leaves a process its share of the node's cores.
+    """Threads of a process on the host: torchrun's one; DeepSpeed's launcher gives each process its share of the node's cores.
 
     Bound with --bind_cores_to_rank, else as OpenMP takes them (deepspeedai/DeepSpeed@edaa7221 blogs/zenflow-corebinding).
     """
@@ -151,7 +151,7 @@ def host_threads(row: MeasuredRow) -> int:
 
 
 def offloaded_states(said: str) -> dict[str, Any]:
-    """What of the states lies on the host, by the words of `zero_or_fsdp`; empty where they say nothing of it that is modeled.
+    """States in host memory, from the text of `zero_or_fsdp`; empty where it names none that is modeled.
 
     >>> offloaded_states("zero3 + optimizer+param CPU offload".lower())
     {'optimizer': 1.0, 'params': True}
@@ -179,16 +179,16 @@ def _parallelism(row: MeasuredRow, framework: RowFramework, assumed: list[str]) 
     if sp is not None:
         section["sp"] = sp and tp > 1
     elif tp > 1:
-        assumed.append(f"sp: as {framework.profile} has it")
+        assumed.append(f"sp: default of {framework.profile}")
     section |= expert_degrees(row, assumed)
     section |= _sharding(row, framework, assumed, dp)
     layers, chunks = row.needed("n_layers"), pp * (vpp or 1)
     if layers % chunks and (layers + 2) % chunks == 0 and (vpp or 1) > 1:
         section["embedding_and_loss_count_as_layers"] = True
-        assumed.append("embedding and loss count as layers, which makes the stages even")
+        assumed.append("embedding and loss counted as layers, which makes the stages even")
     elif layers % chunks:
         section["layers_per_stage"] = "auto"
-        assumed.append("layers_per_stage: auto, as layers do not divide")
+        assumed.append("layers_per_stage: auto, since the number of layers is not a multiple of the stages")
     return section
 
 
@@ -200,7 +200,7 @@ def _context(row: MeasuredRow, framework: RowFramework, assumed: list[str], cp: 
     found = re.search(r"\bcp[ :=]+(a2a|p2p|all_gather)\b", notes)
     said = "a2a" if "ulysses" in notes else found[1] if found else ""
     if not said:
-        assumed.append(f"cp_comm_type: as {framework.profile} has it")
+        assumed.append(f"cp_comm_type: default of {framework.profile}")
     return {"cp": cp, "cp_comm_type": said} if said else {"cp": cp}
 
 
@@ -209,7 +209,7 @@ def _sharding(row: MeasuredRow, framework: RowFramework, assumed: list[str], dp:
     said = row.text("zero_or_fsdp").lower()
     if not said:
         if dp > 1:
-            assumed.append(f"zero_level: as {framework.profile} has it")
+            assumed.append(f"zero_level: default of {framework.profile}")
         return {"fsdp": {}} if framework.sharded else {}
     if framework.sharded:
         notes = row.text("overlap_notes").lower()
@@ -244,7 +244,7 @@ def _model(row: MeasuredRow, framework: RowFramework, assumed: list[str]) -> dic
     glu, name = row.flag("glu"), row.text("model_name")
     if glu is None:
         glu = inner != 4 * hidden
-        assumed.append(f"glu: {'yes' if glu else 'no'}, by the width of the MLP")
+        assumed.append(f"glu: {'yes' if glu else 'no'}, from the width of the MLP")
     model: dict[str, Any] = {
         "n_layers": row.needed("n_layers"),
         "hidden_sz": hidden,
@@ -266,7 +266,7 @@ def _model(row: MeasuredRow, framework: RowFramework, assumed: list[str]) -> dic
         assumed.append(f"vocab: {vocab}")
     if framework.base == "deepspeed" and "megatron" in row.text("framework").lower():
         vocab = -(-vocab // (128 * row.needed("tp"))) * 128 * row.needed("tp")
-        assumed.append(f"vocab: padded to {vocab}, as Megatron-LM's model does")
+        assumed.append(f"vocab: padded to {vocab}, as in Megatron-LM")
     model |= {"vocab_sz": vocab} | _family(row, framework, glu=glu)
     tied = row.flag("tied_embeddings")
     if tied is None:

@@ -1,4 +1,4 @@
-"""The `performance` section of a measured row, from its words: framework, precision, recomputation, overlap."""
+"""The `performance` section of a measured row, from its text: framework, precision, recomputation, overlap."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class RowFramework(NamedTuple):
     family: str
     profile: str
     own: bool = True
-    """False where the profile is only the nearest one."""
+    """False where the profile is only the nearest."""
     release: str = ""
     """The release that the row names, where the profile distinguishes it."""
     alone: str = ""
@@ -120,7 +120,7 @@ def performance_of(row: MeasuredRow, framework: RowFramework, assumed: list[str]
     section: dict[str, Any] = {"software": framework.software}
     section |= low_precision(row, framework, assumed) or {"precision": precision_of(row, assumed)}
     if framework.own and profile_releases(framework.profile) and not framework.release:
-        assumed.append(f"software: {framework.profile} as it usually is, for {row.text('framework')!r}")
+        assumed.append(f"software: {framework.profile} with its default release, for {row.text('framework')!r}")
     if not framework.own:
         assumed.append(f"software: {framework.profile} for framework {row.text('framework') or 'not set'!r}")
     section |= recompute_of(row, framework, assumed) | row_native.said_dtypes(row, notes) | _kernels(row, notes)
@@ -138,7 +138,7 @@ def performance_of(row: MeasuredRow, framework: RowFramework, assumed: list[str]
     section |= positions_of(row, framework.base)
     if framework.base != "megatron-2021" and "attention_impl" not in section and _before_flash(row):
         section["attention_impl"] = "unfused"
-        assumed.append("attention_impl: unfused, as before FlashAttention or on V100")
+        assumed.append("attention_impl: unfused, since it predates FlashAttention, or runs on V100")
     return section | of_scripts(row.group, assumed)
 
 
@@ -206,7 +206,7 @@ def recompute_of(row: MeasuredRow, framework: RowFramework, assumed: list[str]) 
     if re.fullmatch(r"none( \(.*\))?", said):
         return {"activation_checkpointing_type": "none"}
     if framework.profile in {"xla", "paxml"} and (policy := xla_policy(said)):
-        assumed.append(f"policy {said!r}: runs {', '.join(policy)} again")
+        assumed.append(f"policy {said!r}: recomputes {', '.join(policy)}")
         return {"recompute": {"granularity": "selective", "modules": policy}}
     if re.fullmatch(r"full( ?\(.*\))?", said):
         return {"activation_checkpointing_type": "full"}
@@ -230,7 +230,7 @@ def recompute_of(row: MeasuredRow, framework: RowFramework, assumed: list[str]) 
 
 
 def xla_policy(said: str) -> list[str]:
-    """The modules that a rematerialization policy of MaxText or PaxML runs again; empty for one that cannot be expressed.
+    """The modules that a rematerialization policy of MaxText or PaxML recomputes; empty for one that cannot be expressed.
 
     A policy names what it keeps (maxtext MaxText/layers/decoders.py, get_remat_policy): the projections of attention, or every
     matrix product with weights.

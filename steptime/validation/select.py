@@ -1,4 +1,4 @@
-"""Selects measured rows of a file or the shipped collection: by source, accelerator and split, or one by its id."""
+"""Selects measured rows of a file or the included collection: by source, accelerator and split, or one by its id."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def select(path: str | None, source: str | None, gpu: str | None, split: str) ->
     in the gpu column; case does not count.
 
     Raises:
-        ConfigError: the file cannot be read, or nothing is left: the words there are stand beside.
+        ConfigError: the file cannot be read, or no row matches; the message lists the valid words.
     """
     rows = read(path) if path else list(shipped())
     if source is not None:
@@ -51,12 +51,12 @@ def _not_empty(kept: list[MeasuredRow], option: str, said: str, words: list[str]
 
 
 def find(name: str, path: str | None = None) -> MeasuredRow | None:
-    """The row called `name` (case does not count) in a CSV of measured runs, or else in the shipped collection.
+    """The row called `name` (case does not count) in a CSV of measured runs, or else in the included collection.
 
     None where `name` is rather a config's: without a CSV, a file, standard input, or nothing like an id.
 
     Raises:
-        ConfigError: no row has that id; near ids stand beside.
+        ConfigError: no row has that id; the message lists similar ids.
     """
     is_file = os.path.exists(name)  # noqa: PTH110  False, not an error, for what can be no file's name
     if path is None and (is_file or name == "-" or PurePath(name).suffix in {".yaml", ".yml", ".json"}):
@@ -72,6 +72,6 @@ def find(name: str, path: str | None = None) -> MeasuredRow | None:
         )
     if path:
         raise ConfigError(
-            f"{name}: no row of {path} has that id; there are: {', '.join([r.id for r in rows.values()][-5:])}"
+            f"{name}: no row of {path} has that id; ids in the file: {', '.join([r.id for r in rows.values()][-5:])}"
         )
     return None

@@ -35,7 +35,7 @@ class Difference(NamedTuple):
     peak_change_bytes: float | None
     """Change of the reserved peak of the worst stage."""
     problem: str = ""
-    """Why it cannot run alone."""
+    """Why it cannot run by itself."""
 
 
 class Differences(NamedTuple):
@@ -45,7 +45,7 @@ class Differences(NamedTuple):
     b: Estimate
     each: list[Difference]
     interaction_s: float | None
-    """What all together change beyond the sum of the single changes; None where one cannot run alone."""
+    """What all together change beyond the sum of the single changes; None where one cannot run by itself."""
 
     @property
     def together_s(self) -> float:
@@ -54,7 +54,7 @@ class Differences(NamedTuple):
 
     @property
     def rate_interaction(self) -> float:
-        """What all together change tokens per second and device beyond the product of each alone, as a share."""
+        """What all together change tokens per second and device beyond the product of the single effects, as a share."""
         alone = 1.0
         for one in self.each:
             alone *= 1.0 + (one.rate_change or 0.0)
@@ -64,8 +64,8 @@ class Differences(NamedTuple):
 def differences(a: Job, b: Job) -> Differences:
     """Every difference, applied to `a` alone.
 
-    Settings that only make sense together are one difference: the degrees of a layout of equally many devices, and what cannot
-    run without another.
+    Settings that depend on each other are one difference: the degrees of a layout with the same number of devices, and settings
+    that cannot run without another.
     """
     ours, theirs = _plain(a.to_config()), _plain(b.to_config())
     before, after = estimate(a), estimate(b)
@@ -86,7 +86,7 @@ def differences(a: Job, b: Job) -> Differences:
 
 
 def _joined(ours: dict[str, Any], each: list[Difference], before: Estimate) -> list[Difference]:
-    """A difference that cannot run alone joins the first other one with which it can."""
+    """A difference that cannot run by itself joins the first other one with which it can."""
     for stuck in [d for d in each if d.step_s is None]:
         for other in [d for d in each if d.step_s is not None]:
             both = _alone(ours, [*other.settings, *stuck.settings], before)
@@ -105,7 +105,7 @@ def settings(a: Any, b: Any, path: str = "") -> list[Setting]:
 
 
 def leaves(a: Any, b: Any, path: str = "") -> list[Setting]:
-    """The same with a mapping that only one of them has spelled out key by key."""
+    """The same, with a mapping that only one of them has expanded key by key."""
     found = settings(a, b, path)
     whole = [one for one in found if isinstance(one.a or one.b, dict) and None in one]
     deeper = {one.path: leaves(one.a or {}, one.b or {}, one.path) for one in whole}

@@ -1,8 +1,8 @@
-"""Which judged rows count, which of them lead, and errors by slice.
+"""Which judged rows count, which are in the headline, and errors by slice.
 
-The leading rows are the headline: runs of NVIDIA's own frameworks (nvidia.csv) with the dense 8 x B200 runs of SimuMax, which are
-Megatron-LM's; a user's own rows always lead. Mixtures of experts are a group of their own, and so is the PyTorch-native stack
-(native.csv). Everything else of the shipped collection is another trainer. These are told by source.
+The headline: runs of NVIDIA's own frameworks (nvidia.csv) with the dense 8 x B200 runs of SimuMax, which are Megatron-LM's; a
+user's own rows always count in it. Mixtures of experts are a separate group, and so is the PyTorch-native stack (native.csv).
+Everything else that steptime includes is another trainer. These are reported by source.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from steptime.validation.judgement import Judgement
 from steptime.validation.stats import Errors, Stats, plain, stats
 
 ENOUGH = 10
-"""Rows of quality A or B from which a source's figures are told against `WORSE_THAN`."""
+"""Number of rows of quality A or B from which a source's median is compared with `WORSE_THAN`."""
 WORSE_THAN = 0.15
-"""Median |error| of a source that asks for an explanation."""
+"""Median |error| of a source above which an explanation is required."""
 
 
 def headline(judged: Iterable[Judgement]) -> list[Judgement]:
-    """The rows that count: judged, and not apart."""
+    """The rows that count: judged, and not excluded."""
     return [j for j in judged if j.skipped is None and j.excluded is None]
 
 
@@ -41,7 +41,7 @@ def native(j: Judgement) -> bool:
 
 
 def others(j: Judgement) -> bool:
-    """Whether a row is of another trainer of the shipped collection."""
+    """Whether a row is of another trainer of the included collection."""
     return not leads(j) and not native(j) and not with_experts(j)
 
 
@@ -101,9 +101,9 @@ def sliced(
 
 
 def told_by_source(counted: Sequence[Judgement]) -> dict[str, Any]:
-    """Rows of a group by source, so that a source with many rows has one voice.
+    """Rows of a group by source, so that a source with many rows has one vote.
 
-    Returns: `sources` (stats of each), `median_over_sources` (of each source's median), the same of test rows alone
+    Returns: `sources` (stats of each), `median_over_sources` (of each source's median), the same of test rows only
     (`test_sources`, `test_median_over_sources`), and `worse_than_15_percent`: sources with `ENOUGH` rows of quality A or B whose
     median is above `WORSE_THAN`.
     """

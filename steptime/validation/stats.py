@@ -69,7 +69,7 @@ def _figures(votes: Sequence[Vote], counts: Sequence[int]) -> tuple[float, float
 
 
 def _quantile(votes: Sequence[Vote], weights: Sequence[float], at: float) -> float:
-    """|error| where the running weight passes `at`; the mean of two neighbors where it meets it.
+    """|error| where the cumulative weight passes `at`; the mean of two neighbors where it equals it.
 
     Source: Hyndman and Fan 1996, definition 2 (the usual median of an even count).
     """

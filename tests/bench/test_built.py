@@ -100,7 +100,7 @@ def test_other_kernels_are_refused(name):
 def test_other_schedules_are_refused(schedule):
     layout = {"pp": 2, "vpp": 1 if schedule == "zero_bubble" else 2, "schedule": schedule}
     (line,) = unsupported(Job(**config({"n_layers": 4}, parallelism=layout)), "cpu")
-    assert line.endswith(f"interleaved 1F1B run here (got {schedule}); --set parallelism.schedule=null")
+    assert line.endswith(f"interleaved 1F1B (got {schedule}); --set parallelism.schedule=null")
 
 
 def test_fsdp_1_is_refused():

@@ -150,7 +150,7 @@ def test_lines_without_memory_are_counted(csv):
     assert found.unread == 1
     assert found.gpus[0].total_bytes == 81559 * MIB
     _, sections = memory_command([csv(*FORMS["other text"])])
-    assert "2 lines without memory left out" in text_of(sections)
+    assert "2 lines without memory skipped" in text_of(sections)
 
 
 @pytest.mark.parametrize(
@@ -197,12 +197,12 @@ def test_a_tally_of_nothing():
     [
         (["hello"], {}, "no samples of memory.used; expected columns timestamp,index,name,memory.used,memory.total"),
         ([HEADER], {}, "no samples of memory.used; expected columns timestamp,index,name,memory.used,memory.total"),
-        (["timestamp, memory.used [MiB]", f"{AT}, 5"], {}, "no column tells the GPUs apart; query index too"),
-        (FORMS["no time"], {"start": "19:12:15"}, "a window needs the samples' time; query the column timestamp too"),
+        (["timestamp, memory.used [MiB]", f"{AT}, 5"], {}, "no column identifies the GPU; add index to the query"),
+        (FORMS["no time"], {"start": "19:12:15"}, "a window needs time stamps; add timestamp to the query"),
         (
             FORMS["units"],
             {"start": "19:12:16", "stop": "19:13:00"},
-            "no sample in the window 2023-10-05 19:12:16 to 2023-10-05 19:13:00; its first is of 2023-10-05 19:12:15.123000",
+            "no sample in the window 2023-10-05 19:12:16 to 2023-10-05 19:13:00; first sample: 2023-10-05 19:12:15.123000",
         ),
         (
             FORMS["units"],

@@ -31,7 +31,7 @@ SLURM = r"""#!/bin/bash
 #SBATCH --gpus-per-node=8
 #SBATCH --exclusive
 #SBATCH --output=%x-%j.log
-# take one # away where the cluster wants these:
+# remove one # if the cluster requires these:
 ##SBATCH --partition=NAME
 ##SBATCH --account=NAME
 ##SBATCH --time=01:00:00
@@ -42,11 +42,11 @@ echo "Job started at: $(date -u +%Y-%m-%d-%H%M%S) on $(hostname)"
 STEPTIME_JOB_STARTED=$(date +%s.%N)
 export STEPTIME_JOB_STARTED
 
-# the environment with steptime[bench], if it is not the one you submit from:
+# the environment with steptime[bench], if it is not the one of sbatch:
 # source /path/to/venv/bin/activate
 
 mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
-port=$((10000 + SLURM_JOB_ID % 20000)) # the same on every node, another one for each job
+port=$((10000 + SLURM_JOB_ID % 20000)) # the same on every node, different for each job
 
 srun --kill-on-bad-exit=1 --cpu-bind=none torchrun \
     --nnodes=8 \
@@ -172,7 +172,7 @@ def test_a_machines_name_stays_in_its_comment(tmp_path):
     [
         ("pbs", 8, "plan.yaml", r"--emit: unknown kind \(got 'pbs'\); valid: slurm, torchrun"),
         ("slrum", 8, "plan.yaml", r"did you mean 'slurm'"),
-        ("slurm", 8, "-", r"--emit: a config from standard input has no path"),
+        ("slurm", 8, "-", r"--emit: a plan from standard input cannot be opened"),
         (
             "slurm",
             12,

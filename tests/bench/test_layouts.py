@@ -101,7 +101,7 @@ def test_peaks_of_all_layouts(seen, name):
 
 
 def test_the_world_must_fit():
-    with pytest.raises(ConfigError, match=r"tp\*pp\*dp is 2, but 1 ranks run"):
+    with pytest.raises(ConfigError, match=r"tp\*pp\*dp is 2, but 1 ranks are running"):
         lay_out(as_on_cpu(PAIRS["ddp"]), CPU)
 
 

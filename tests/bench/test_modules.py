@@ -52,10 +52,10 @@ def test_a_large_model_takes_no_memory():
     rows = truths(Job(model="llama3-8b", performance={"software": "fsdp2"}, hardware="dgx-h100", **config))
     assert [row for row in rows if row.difference] == []
     assert rows[0].observed == 8_030_261_248
-    assert [row.name for row in rows if "2 layers" in row.name or "in small" in row.name] == [
+    assert [row.name for row in rows if "2 layers" in row.name or "small model" in row.name] == [
         "FLOPs, 2 layers, attention in full",
         "saved by the model, 2 layers",
-        "peak of a step, the model in small",
+        "peak of a step, small model",
     ]
 
 

@@ -136,7 +136,9 @@ def test_an_estimate_may_be_missing_for_one_run(results):
 
 def test_a_missing_baseline(results):
     paths = results([step(4, 1.0, 512)])
-    assert problems(paths) == [f"ddp: no baseline; the only run has 4 ranks ({paths[0]}); give a smaller one too"]
+    assert problems(paths) == [
+        f"ddp: no baseline; the only run has 4 ranks ({paths[0]}); also give a run with fewer ranks"
+    ]
 
 
 def test_one_number_of_ranks_twice(results):
@@ -151,7 +153,7 @@ def test_different_models(results):
         "performance": {"precision": "bf16"},
     }
     paths = results([step(1, 1.0, 512)], [step(2, 1.0, 512, config=other)])
-    both = f"in {paths[0]}, {{}} in {paths[1]}; scale one plan over the ranks alone"
+    both = f"in {paths[0]}, {{}} in {paths[1]}; only the number of ranks may differ"
     assert problems(paths) == [
         f"ddp: model.n_layers differs: 2 {both.format(3)}",
         f"ddp: performance.precision differs: 'fp32' {both.format(repr('bf16'))}",

@@ -108,7 +108,7 @@ def test_names_alone_say_when_the_jobs_started(tmp_path):
 def test_the_table_as_a_report():
     document, sections = startup_command([str(PUBLISHED)])
     text = text_of(sections)
-    assert "median 89 s; 60 to 269 s without" in text
+    assert "median 89 s; 60 to 269 s (10th" in text
     assert "48 to 900 s in all" in text
     assert "119 of 119 logs" in text
     assert "no scaling law is fitted" in text
@@ -234,14 +234,14 @@ def test_clocks_that_differ_are_said_so(log):
 def test_a_step_without_a_stamp(log):
     """Rich prints a time only where it changes."""
     found = log(f"{START}[23:59:58] compiling\n           step=0, loss\n")
-    assert (found.seconds_s, found.notes) == (8, ("step 0 has no stamp; the last one before it counts",))
+    assert (found.seconds_s, found.notes) == (8, ("step 0 has no time stamp; the last one before it is used",))
     assert log(f"{START}step=0, loss\n") == Unclear("job.log", "no line states a time stamp at step=0", 2)
 
 
 def test_the_last_attempt_before_step_0_counts(log):
     again = "Job started at: 2023-10-06-000100 on x\n[00:01:30] step=0,\nJob started at: 2023-10-06-010000\n"
     found = log(f"{START}[23:59:58] error\n{again}")
-    assert (found.seconds_s, found.notes) == (30, ("2 job starts; the last before step 0 counts",))
+    assert (found.seconds_s, found.notes) == (30, ("2 job starts; the last before step 0 is used",))
 
 
 def test_phases_of_our_own_logs(log, tmp_path):
@@ -323,7 +323,7 @@ def test_files_that_cannot_be_read_are_one_line_each(tmp_path):
         ("log,stop\nx,2023-10-05-191101\n", "row 1: start: expected a stamp like 2023-10-05-191101 (got '')"),
         (
             "log,start,stop\nx,2023-10-05-191101,2023-10-05-191001\n",
-            "row 1: stop: lies 60 s before start (got '2023-10-05-191001', '2023-10-05-191101')",
+            "row 1: stop: 60 s before start (got '2023-10-05-191001', '2023-10-05-191101')",
         ),
         (
             "log,start,stop,world_size\nx,2023-10-05-191101,2023-10-05-191102,2x4\n",

@@ -82,7 +82,7 @@ def test_two_gloo_ranks(two_ranks):
         assert reduced.total_s > 0
         assert reduced.hidden_s + reduced.exposed_s == pytest.approx(reduced.total_s)
         assert reduced.total_s <= rank.step_s
-    assert found.notes[0] == "collectives of default_pg (2 ranks) count as data-parallel: the config's only axis"
+    assert found.notes[0] == "collectives of default_pg (2 ranks) count as data-parallel: the plan's only axis"
 
 
 def test_two_gloo_ranks_on_the_command_line(two_ranks, explain):
@@ -137,15 +137,15 @@ EVENT = '{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "t
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "not a trace: no traceEvents in it"),
-        ("no JSON at all", "not a trace: no traceEvents in it"),
-        ('{"schemaVersion": 1}', "not a trace: no traceEvents in it"),
+        ("", "not a trace: no traceEvents"),
+        ("no JSON at all", "not a trace: no traceEvents"),
+        ('{"schemaVersion": 1}', "not a trace: no traceEvents"),
         ('{"a": nothing, "traceEvents": [', "the part before its events is not JSON"),
         ('{"traceEvents": [1, 2]}', "event 1 is not an object"),
         (f'{{"traceEvents": [{EVENT}, {EVENT[:30]}', "event 2 is truncated or not JSON"),
         (f'{{"traceEvents": [{EVENT}, ', "event 2 is truncated or not JSON"),
-        ('{"traceEvents": []}', "no operators and no kernels in it"),
-        ('{"traceEvents": [{"ph": "M", "name": "process_name"}]}', "no operators and no kernels in it"),
+        ('{"traceEvents": []}', "no operators or kernels"),
+        ('{"traceEvents": [{"ph": "M", "name": "process_name"}]}', "no operators or kernels"),
     ],
 )
 def test_what_is_no_trace_is_said_in_one_line(explain, tmp_path, text, said):
@@ -176,16 +176,14 @@ def test_ranks_have_to_be_told_apart(explain, tmp_path):
     assert explain(tmp_path / "a.json")[0] == 0  # alone it is rank 0
     err = explain(tmp_path / "a.json", tmp_path / "rank3.json", tmp_path / "x-rank_3.json", dp=4)[2].splitlines()
     assert "rank unknown" in err[0]
-    assert "is of rank 3, as " in err[1]
+    assert "same rank 3 as " in err[1]
 
 
 def test_a_trace_of_another_world_size(explain, written):
     trace = written(*TWO_STREAMS, world=2)
     code, _, err = explain(trace.path, dp=4)
     assert code == 2
-    assert (
-        err == f"{trace.path}: world size 2, but the config has 4 devices (tp cp pp dp); give the config of that run\n"
-    )
+    assert err == f"{trace.path}: world size 2, but the plan has 4 devices (tp cp pp dp); give the plan of that run\n"
 
 
 def test_options_that_do_not_go_together(capsys, tmp_path):

@@ -148,7 +148,7 @@ def test_a_single_process():
 @pytest.mark.parametrize(
     ("env", "lines"),
     [
-        ({"RANK": "0"}, ["WORLD_SIZE: missing, though RANK is set", "LOCAL_RANK: missing, though RANK is set"]),
+        ({"RANK": "0"}, ["WORLD_SIZE: missing, but RANK is set", "LOCAL_RANK: missing, but RANK is set"]),
         ({"WORLD_SIZE": "2"}, ["RANK: missing", "LOCAL_RANK: missing"]),
         (TORCHRUN | {"RANK": "16"}, ["RANK: must be less than WORLD_SIZE, 16 (got 16)"]),
         (TORCHRUN | {"LOCAL_RANK": "8"}, ["LOCAL_RANK: must be less than the ranks on this node, 8 (got 8)"]),
@@ -156,7 +156,7 @@ def test_a_single_process():
         (TORCHRUN | {"RANK": "-1"}, ["RANK: expected a whole number of 0 or more (got '-1')"]),
         (TORCHRUN | {"MASTER_PORT": "70000"}, ["MASTER_PORT: expected a port from 1 to 65535 (got 70000)"]),
         (without(TORCHRUN, "MASTER_ADDR", "MASTER_PORT"), ["MASTER_ADDR: missing", "MASTER_PORT: missing"]),
-        (without(TORCHRUN, "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"), ["LOCAL_WORLD_SIZE: missing, though rank 9"]),
+        (without(TORCHRUN, "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"), ["LOCAL_WORLD_SIZE: missing, but rank 9"]),
         (TORCHRUN | {"LOCAL_WORLD_SIZE": "32"}, ["WORLD_SIZE: must be at least the ranks on this node, 32 (got 16)"]),
         (TORCHRUN | {"GROUP_RANK": "2"}, ["RANK: rank 9 would be on node 2 of 2"]),
         (SLURM | {"SLURM_PROCID": "20"}, ["SLURM_PROCID: must be less than SLURM_NTASKS, 20 (got 20)"]),
@@ -164,12 +164,12 @@ def test_a_single_process():
         (SLURM | {"SLURM_STEP_TASKS_PER_NODE": "8(x3)"}, ["SLURM_STEP_TASKS_PER_NODE: 24 tasks on 3 nodes, but SLURM"]),
         (SLURM | {"SLURM_STEP_TASKS_PER_NODE": "8x2"}, ["SLURM_STEP_TASKS_PER_NODE: expected tasks by node such as"]),
         (SLURM | {"SLURM_STEP_NODELIST": "node[1-"}, ["SLURM_STEP_NODELIST: expected hosts such as"]),
-        (without(SLURM, "SLURM_LOCALID"), ["SLURM_LOCALID: missing, though SLURM_PROCID is set"]),
+        (without(SLURM, "SLURM_LOCALID"), ["SLURM_LOCALID: missing, but SLURM_PROCID is set"]),
         (without(SLURM, "SLURM_JOB_ID"), ["SLURM_JOB_ID: missing"]),
         (without(SLURM, "SLURM_STEP_NODELIST", "SLURM_SRUN_COMM_HOST"), ["SLURM_STEP_NODELIST: missing; without it"]),
         (
             without(OPENMPI, "OMPI_COMM_WORLD_SIZE"),
-            ["OMPI_COMM_WORLD_SIZE: missing, though OMPI_COMM_WORLD_RANK is set"],
+            ["OMPI_COMM_WORLD_SIZE: missing, but OMPI_COMM_WORLD_RANK is set"],
         ),
     ],
 )
@@ -216,7 +216,7 @@ def test_a_device_that_is_not_there():
     with pytest.raises(ConfigError, match=r"device: unknown.*did you mean 'cuda'"):
         start(SINGLE, "cuds")
     several = SINGLE._replace(world_size=2)
-    with pytest.raises(ConfigError, match=r"device: torch .* sees no mps here|mps runs one process only"):
+    with pytest.raises(ConfigError, match=r"device: torch .* finds no mps device|mps runs one process only"):
         start(several, "mps")
 
 
@@ -235,7 +235,7 @@ def test_backends_by_device(monkeypatch):
     monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
     assert [world._backend(torch.device(kind)) for kind in ("cuda", "cpu", "mps")] == ["nccl", "gloo", "gloo"]
     monkeypatch.setattr(dist, "is_nccl_available", lambda: False)
-    with pytest.warns(UserWarning, match="no nccl: gloo moves the GPUs' data"):
+    with pytest.warns(UserWarning, match="no nccl: gloo copies GPU data"):
         assert world._backend(torch.device("cuda")) == "gloo"
 
 
@@ -291,7 +291,7 @@ def test_nobody_at_the_address_is_one_line():
     with pytest.raises(ConfigError) as caught:
         start(launch, "cpu", timeout_s=1.0)
     (problem,) = caught.value.problems
-    assert problem.startswith(f"MASTER_ADDR, MASTER_PORT: the ranks do not meet at 127.0.0.1:{port} (")
+    assert problem.startswith(f"MASTER_ADDR, MASTER_PORT: the ranks cannot connect at 127.0.0.1:{port} (")
 
 
 class Comm:
@@ -320,7 +320,7 @@ def test_mpi_ranks_agree_on_what_the_user_left_out(monkeypatch):
     with pytest.raises(ConfigError, match="mpi4py: sees 1 of 8 ranks"):
         world._agreed(launch)
     monkeypatch.setitem(sys.modules, "mpi4py", None)
-    with pytest.raises(ConfigError, match=r"export both for all ranks \(mpi4py could agree on them, but: "):
+    with pytest.raises(ConfigError, match=r"export both for all ranks \(mpi4py could broadcast them, but: "):
         world._agreed(launch)
 
 

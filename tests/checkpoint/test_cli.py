@@ -152,7 +152,7 @@ def test_unknown_head_width_stays_unset(model, command, tmp_path):
     text = (tmp_path / "plan.yaml").read_text()
     assert (
         "# n_q_heads: not known: 64 query and 16 key rows, n_q_heads : n_kv_heads = 4 : 1, head_dim divides 16; a config.json "
-        "beside the weights says which\n"
+        "next to the weights would determine it\n"
     ) in text
     assert "n_q_heads" not in yaml.safe_load(text)["model"]
 

@@ -225,7 +225,7 @@ def test_one_megatron_rank_is_a_slice_of_the_model_its_arguments_describe(make, 
     found = {key: summary.architecture[key]["value"] for key in ("n_layers", "inter_sz", "vocab_sz", "n_q_heads")}
     assert found == {"n_layers": 4, "inter_sz": 160, "vocab_sz": 512, "n_q_heads": 8}
     assert summary.sections[0].notes == [
-        "one rank of TP 2 x PP 2: shapes are slices; the directory above has the whole model"
+        "one rank of TP 2 x PP 2: shapes are slices; give the parent directory for the whole model"
     ]
 
 
@@ -250,4 +250,4 @@ def test_ranks_without_their_file_beyond_the_tenth_are_counted(make, summarize):
     torch.save({"model": {"w": torch.ones(2)}}, make.folder / "mp_rank_00/model_optim_rng.pt")
     missing = [p for p in summarize(make.folder).all_problems if p.code == "MISSING_FILE"]
     assert [p.file for p in missing] == [*(f"mp_rank_{rank:02d}" for rank in range(1, 11)), None]
-    assert missing[-1].message == "3 more ranks: no model_optim_rng.pt in it"
+    assert missing[-1].message == "3 more ranks: no model_optim_rng.pt"

@@ -60,7 +60,7 @@ def test_what_no_shape_tells_of_a_mixture_is_one_line(make, command):
     plan, text = written(make, command, mixture(), {"num_attention_heads": 4})
     assert "experts_per_token" not in plan["moe"]
     assert (
-        text.count("  # moe.experts_per_token: not known from names and shapes; a config beside the weights says it\n")
+        text.count("  # moe.experts_per_token: not known from names and shapes; needs a config next to the weights\n")
         == 1
     )
 
@@ -81,7 +81,7 @@ def test_parts_that_no_plan_has_are_comments(make, command):
     shapes = mixture() | {f"vision_tower.layers.0.{name}.weight": (32, 32) for name in ("q_proj", "k_proj")}
     plan, text = written(make, command, shapes, {"num_attention_heads": 4})
     assert "vision" not in plan
-    assert "  # vision: {n_layers: 1, params: 2048} in the checkpoint; a plan has no such part\n" in text
+    assert "  # vision: {n_layers: 1, params: 2048} in the checkpoint; no plan key for it\n" in text
 
 
 LATENT = {  # 4 heads of 16 + 8, values of 16; latents of 24 and 16
@@ -190,14 +190,14 @@ def test_what_a_plan_lacks_is_counted(make, command):
     old = MAMBA | {"A_log": (128, 8)}
     plan, text = written(make, command, stack(*[MIXER | {"mixer": old}] * 2), {"num_attention_heads": 4})
     assert "hybrid_pattern" not in plan
-    assert "  # layer_kinds: {mamba: 2} in the checkpoint; a plan has no such layers\n" in text
+    assert "  # layer_kinds: {mamba: 2} in the checkpoint; no plan key for such layers\n" in text
 
 
 def test_groups_and_states_of_mamba_are_only_known_together(make, command):
     plan, text = written(make, command, KINDS["Mamba hybrid"][0], {"num_attention_heads": 4})
     assert plan["mamba"] == {"n_heads": 8, "head_dim": 16, "conv_width": 4}
     assert "n_groups x state_dim = 16" in text
-    assert text.count("mamba.state_dim: not known from names and shapes; a config beside the weights says it") == 1
+    assert text.count("mamba.state_dim: not known from names and shapes; needs a config next to the weights") == 1
 
 
 def test_buffers_are_no_parameters_of_a_plan(make, command):

@@ -102,7 +102,7 @@ def test_malformed_pickles(make, summarize, codes, name):
 
 def test_length_beyond_the_file_names_both_numbers(make, summarize):
     message = summarize(make.write("m.pkl", MALFORMED["binbytes8"])).all_problems[0].message
-    assert "opcode at 11 wants 1099511627776 bytes, 4 left" in message
+    assert "opcode at 11 needs 1099511627776 bytes, 4 left" in message
 
 
 def test_odd_but_legal_streams(make, summarize):

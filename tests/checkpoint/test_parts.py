@@ -91,7 +91,7 @@ def test_peft_folder_is_an_adapter(make, command, summarize, codes):
         "kind": "LORA", "rank": 8, "ranks": [8], "alpha": 16, "targets": ["q_proj", "v_proj"], "base": "meta-llama/Llama-3.1-8B",
     }  # fmt: skip
     text = command(folder)[1]
-    assert "adapter: LORA, the base model is not in it" in text
+    assert "adapter: LORA, base model not included" in text
     assert "base     meta-llama/Llama-3.1-8B" in text
 
 
@@ -139,7 +139,7 @@ def test_models_of_a_parent_folder_are_not_mixed(make, command, summarize, codes
     assert found == {"a/model.safetensors": (229_952, 4), "b/model.safetensors": (156_288, 2)}
     code, out, _ = command(make.folder)
     assert code == 0
-    assert "2 models: give one of them to see its architecture" in out
+    assert "2 models: give the path of one to see its architecture" in out
     code, _, err = command(make.folder, "--emit-config", tmp_path / "x.yaml")
     assert (code, "2 models here: give one of them" in err) == (2, True)
     assert summarize(make.folder / "a").models == []

@@ -292,7 +292,7 @@ def test_unknown_packing_leaves_shapes_out(make, summarize, command, rule, metho
     summary = summarize(path)
     assert summary.architecture["inter_sz"]["value"] == 384
     assert summary.to_dict()["quantization"]["weights"][0]["method"] == method
-    assert f"{method}: its packing is not known, elements are as stored" in " ".join(command(path)[1].split())
+    assert f"{method}: unknown packing, counted in stored elements" in " ".join(command(path)[1].split())
 
 
 def test_embedding_of_mlx_and_mixed_bits(make, summarize):

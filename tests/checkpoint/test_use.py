@@ -93,7 +93,7 @@ def test_prefix_of_all_names_is_one_line(make, model, command):
     make.save_safetensors(state, make.folder / "ddp.safetensors")
     code, out, _ = command(model, "--diff", make.folder / "ddp.safetensors")
     assert (code, out.splitlines()) == (1, [
-        "all names begin there with 'module.'; without that:",
+        "all names start there with 'module.'; compared without it:",
         "shapes and types are the same: 39 tensors",
     ])  # fmt: skip
     state["module.model.norm.weight"] = torch.zeros(3)

@@ -73,7 +73,7 @@ def test_states_of_transformer_engines_adam_are_fp32(tmp_path):
     assert (plain["param_dtype"], plain["moment_dtype"]) == ("bf16", "fp32")
     said = reading_of(tmp_path, SFT, optimizer___target_=target, optimizer__exp_avg_dtype="torch.bfloat16")
     assert said.config["performance"]["moment_dtype"] == "bf16"
-    with pytest.raises(ConfigError, match="master_weights true: fp32 copies"):
+    with pytest.raises(ConfigError, match="master_weights true: fp32 master weights"):
         to_job(reading_of(tmp_path, SFT, optimizer___target_=target, optimizer__master_weights=True), SETS)
 
 

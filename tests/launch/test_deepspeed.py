@@ -82,9 +82,9 @@ def test_what_zero_offload_puts_on_the_host():
 @pytest.mark.parametrize(
     ("zero", "line"),
     [
-        ({"stage": 2, "offload_optimizer": {"device": "cpu"}}, "optimizer states in the host's memory at stage 2"),
+        ({"stage": 2, "offload_optimizer": {"device": "cpu"}}, "optimizer states in host memory at stage 2"),
         ({"stage": 3, "offload_optimizer": {"device": "nvme"}}, "optimizer states on nvme"),
-        ({"stage": 3, "offload_param": {"device": "cpu"}}, "parameters alone in the host's memory"),
+        ({"stage": 3, "offload_param": {"device": "cpu"}}, "parameters in host memory without optimizer states"),
     ],
 )
 def test_other_offloading_is_an_error_until_it_is_allowed(zero, line):
@@ -165,7 +165,7 @@ def test_a_bucket_left_to_the_trainer_is_the_hidden_size_squared():
         (
             {"bf16": {"enabled": True}, "fp16": {"enabled": True}},
             {},
-            "job: bf16.enabled and fp16.enabled are both true; keep one",
+            "job: bf16.enabled and fp16.enabled are both true; use one",
         ),
         (
             {"zero_optimization": {"stage": "three"}},

@@ -131,7 +131,7 @@ def test_the_plan_says_what_a_silent_log_ran_on(capsys):
     code, out, _ = run(capsys, PLAN, MEGATRON)
     assert code == 0
     assert "hardware.node_type" not in out.partition("\n\n")[2]
-    assert "as the other side has it" in " ".join(out.split())
+    assert "taken from the other side" in " ".join(out.split())
 
 
 def test_other_batches_compare_by_tokens(capsys, tmp_path):
@@ -154,7 +154,7 @@ def test_two_plans_are_compared_as_before(capsys):
 
 def test_bad_input_is_one_line(capsys, tmp_path):
     dump_alone = write(tmp_path / "x.txt", head())
-    for other, message in ((dump_alone, "no iteration is logged"), (tmp_path / "none", "no such file")):
+    for other, message in ((dump_alone, "no iterations logged"), (tmp_path / "none", "no such file")):
         code, out, err = run(capsys, MEGATRON, other, *H100)
         assert (code, out) == (2, "")
         assert err.startswith(str(other))

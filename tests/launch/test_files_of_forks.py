@@ -80,7 +80,7 @@ def test_without_accelerates_config_large_states_are_asked_for(tmp_path: Path) -
     """
     (line,) = asked(tmp_path, "sft.yaml", text)
     assert line.startswith(
-        "sharding unknown (no accelerate config is named, and a device does not hold 120 GiB of states)"
+        "sharding unknown (no accelerate config is named, and 120 GiB of states do not fit on one device)"
     )
     assert line.endswith("; add --with FILE")
     small = text.replace("meta-llama/Llama-3.1-8B", "HuggingFaceTB/SmolLM2-135M")
@@ -97,7 +97,7 @@ def test_adapters_that_only_the_code_sets_up_are_refused(tmp_path: Path) -> None
     program.parent.mkdir()
     program.write_text("model = get_peft_model(model, LoraConfig(r=8))\n", encoding="utf-8")
     (line,) = asked(tmp_path, "scripts/run.sh", script)
-    assert line.startswith("train_own.py: adapters that its code sets up, over frozen weights; not modeled")
+    assert line.startswith("train_own.py: adapters over frozen weights, set up by its code; not modeled")
     program.write_text("if args.use_lora:\n    model = get_peft_model(model, LoraConfig(r=8))\n", encoding="utf-8")
     assert "lora" not in written(tmp_path, "scripts/run.sh", script).config["model"]
 
@@ -128,7 +128,7 @@ def test_a_word_of_the_script_in_the_name_of_a_config(tmp_path: Path) -> None:
         accelerate launch --config_file configs/$4.yaml train.py --model_name_or_path own/model
     """
     assert asked(tmp_path, "train.sh", script) == (
-        "line 2: $4 has no value; give script and arguments in one string: 'SCRIPT ARG ...'",
+        "line 2: $4 has no value; pass script and arguments as one string: 'SCRIPT ARG ...'",
     )
 
 
@@ -236,7 +236,7 @@ def test_mindspeeds_list_of_layers(tmp_path: Path) -> None:
     script = f"torchrun --nproc_per_node 8 posttrain_gpt.py {flags}\n"
     assert written(tmp_path, "run.sh", script).config["parallelism"]["layers_per_stage"] == [3, 1]
     (line,) = asked(tmp_path, "wrong.sh", script.replace("3,1", "3,2"))
-    assert line == "--num-layer-list does not spread 4 layers over 2 stages"
+    assert line == "--num-layer-list does not distribute 4 layers over 2 stages"
     (line,) = asked(tmp_path, "orm.sh", script.replace("--stage sft", "--stage orm"))
     assert line.startswith("--stage orm: reinforcement learning, or a reward model")
 
@@ -252,7 +252,7 @@ def test_programs_and_logs_that_say_no_config(tmp_path: Path) -> None:
 def test_the_folder_that_the_reader_is_in_is_not_the_scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PWD", "/somewhere/else")
     script = "#!/bin/bash\naccelerate launch --config_file $PWD/fsdp.yaml train.py --model_name_or_path own/model\n"
-    assert asked(tmp_path, "run.sh", script)[0].startswith("line 2 reads ./fsdp.yaml, which is not there")
+    assert asked(tmp_path, "run.sh", script)[0].startswith("line 2 reads ./fsdp.yaml, which was not found")
 
 
 # --- GPT-NeoX, Levanter, MaxText, torchtitan ---------------------------------------------------------------------------------

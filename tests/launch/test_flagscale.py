@@ -87,7 +87,7 @@ def test_the_arguments_alone_ask_for_the_devices(folder):
 @pytest.mark.parametrize(
     ("old", "new", "line"),
     [
-        ("- train: 7b", "- train: 13b", "reads train/13b.yaml, which is not there; put it in the same folder"),
+        ("- train: 7b", "- train: 13b", "reads train/13b.yaml, which was not found; put it in the same folder"),
         ("train_gpt.py", "train_rwkv.py", "entrypoint ./flagscale/train/train_rwkv.py: another kind of model"),
         ("hidden_size: 4096", "hidden_size: 4096\n  enable_hetero: true", "--enable-hetero true: stages on devices of several"),
     ],

@@ -37,7 +37,7 @@ def test_the_sequence_is_the_default_of_the_program_beside_the_script(tmp_path):
     )
     job = job_of(tmp_path, {"train.sh": TRAINER, "train.py": code}, "train.sh")
     assert (job.data.seqlen, job.data.gbs, job.parallelism.dp) == (512, 2 * 4 * 4, 4)
-    assert "sequence length not set, so 512: the default of train.py" in job.notes
+    assert "sequence length not set, 512 assumed: the default of train.py" in job.notes
 
 
 def test_a_flag_goes_before_the_default_of_the_program(tmp_path):
@@ -68,7 +68,7 @@ def test_a_program_that_is_not_there_is_not_guessed(tmp_path):
 def test_the_framework_says_how_long_sequences_are(tmp_path, text, length):
     job = job_of(tmp_path, {"job.yaml": text}, "job.yaml")
     assert job.data.seqlen == length
-    assert any(note.startswith(f"sequence length not set, so {length}: the default of ") for note in job.notes)
+    assert any(note.startswith(f"sequence length not set, {length} assumed: the default of ") for note in job.notes)
 
 
 def test_a_config_without_offload_in_its_name_is_not_refused_for_offload(tmp_path):
@@ -76,7 +76,7 @@ def test_a_config_without_offload_in_its_name_is_not_refused_for_offload(tmp_pat
     script += "--per_device_train_batch_size 1 --deepspeed ds_zero2_no_offload.json\n"
     assert job_of(tmp_path, {"train.sh": script}, "train.sh").parallelism.zero_level == 2
     told = problems(tmp_path, {"train.sh": script.replace("_no_offload", "_offload")}, "train.sh")
-    assert told[0].startswith("deepspeed ds_zero2_offload.json: states in the host's memory")
+    assert told[0].startswith("deepspeed ds_zero2_offload.json: states in host memory")
 
 
 def test_a_config_that_is_there_says_itself_what_it_offloads(tmp_path):
@@ -96,7 +96,7 @@ def test_a_checkpoint_gives_the_model_where_flags_leave_its_biases_open(tmp_path
     flags += "--tokenizer-type Llama2Tokenizer --tokenizer-model tokenizer.model --ffn-hidden-size 28672"
     script = f"torchrun --nproc_per_node 8 pretrain_gpt.py {flags} --tensor-model-parallel-size 8\n"
     (told,) = problems(tmp_path, {"llama2.sh": script}, "llama2.sh")
-    assert told.startswith("--use-checkpoint-args: the checkpoint's own sizes")
+    assert told.startswith("--use-checkpoint-args: sizes, groups and biases of the checkpoint")
     said = script.replace("--bf16", "--bf16 --disable-bias-linear --group-query-attention --num-query-groups 8")
     assert job_of(tmp_path, {"llama2.sh": said}, "llama2.sh").model.n_kv_heads == 8
     assert job_of(tmp_path, {"llama2.sh": script}, "llama2.sh", {"model": "llama2-70b"}).model.n_kv_heads == 8
@@ -259,7 +259,7 @@ def test_keys_of_mixed_origin(tmp_path):
     neox += '"pos-emb": "rotary", "train_micro_batch_size_per_gpu": 4, "mlp_type": "llama", "intermediate_size": 2048}'
     assert job_of(tmp_path, {"c.yml": neox}, "c.yml").model.glu
     tuned = TRAINER.rstrip() + " --model_max_length 512 --pre_seq_len 128\n"
-    assert problems(tmp_path, {"d.sh": tuned}, "d.sh")[0].startswith("pre_seq_len 128: weights trained in part")
+    assert problems(tmp_path, {"d.sh": tuned}, "d.sh")[0].startswith("pre_seq_len 128: partial training")
 
 
 def test_a_tokenizers_folder_may_count_its_entries(tmp_path):

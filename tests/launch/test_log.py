@@ -252,10 +252,10 @@ def test_progress_is_told(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "no iteration is logged"),
-        (b"hello\nworld\n", "no iteration is logged"),
-        (bytes(range(256)) * 100, "no iteration is logged"),
-        ("\n".join(dump()).encode(), "no iteration is logged"),
+        (b"", "no iterations logged"),
+        (b"hello\nworld\n", "no iterations logged"),
+        (bytes(range(256)) * 100, "no iterations logged"),
+        ("\n".join(dump()).encode(), "no iterations logged"),
         (b"\x1f\x8b" + b"broken" * 10, "damaged gzip"),
     ],
     ids=["empty", "text", "binary", "dump alone", "gzip"],

@@ -101,7 +101,7 @@ def test_a_script_is_named_with_its_words(tmp_path):
     assert found.config["performance"]["precision"] == "fp8_delayed"
     assert found.config["performance"]["recompute"] == {"granularity": "full", "method": "uniform", "n_layers": 1}
     assert found.config["performance"]["overlap"] == {"tp": True, "dp": True, "pp": False}
-    why = "give script and arguments in one string: 'SCRIPT ARG ...'"
+    why = "pass script and arguments as one string: 'SCRIPT ARG ...'"
     told = problems(read, "megatron", str(path))
     assert told == [f"{path}: line 130: $3, $4, $2, $5, $7, $8, $9 have no value; {why}"]
 
@@ -139,15 +139,15 @@ def test_the_machine_of_a_slurm_header():
     assert load("slurm_104b.slurm").config["hardware"] == {"node_type": "dgx-a100-80"}
     assert "hardware" not in load("gpt3_175b.sh").config
     crowded = "#SBATCH --gpus-per-node=h100:16\n" + script(launch="torchrun --nproc_per_node 16")
-    line = "run.sh: 16 processes on each node, and dgx-h100 has 8 devices; add --set hardware.node_type=NAME"
+    line = "run.sh: 16 processes per node, but dgx-h100 has 8 devices; add --set hardware.node_type=NAME"
     assert problems(to_job, read_megatron("run.sh", crowded)) == [line]
     named = read_megatron("run.sh", script(launch="torchrun --nproc_per_node 8"))
     assert problems(to_job, named, {"hardware.node_type": "perlmutter-80"}) == [
-        "run.sh: 8 processes on each node, and perlmutter-80 has 4 devices; add --set hardware.node_type=NAME"
+        "run.sh: 8 processes per node, but perlmutter-80 has 4 devices; add --set hardware.node_type=NAME"
     ]
     dies = "frontier-gcd, whose devices are the dies (GCDs)"
     assert problems(to_job, named, {"hardware.node_type": "frontier"}) == [
-        f"run.sh: 8 processes on each node, and frontier has 4 devices; add --set hardware.node_type={dies}"
+        f"run.sh: 8 processes per node, but frontier has 4 devices; add --set hardware.node_type={dies}"
     ]
     assert to_job(named, {"hardware.node_type": "frontier-gcd"}).machine.devices_per_node == 8
 
@@ -175,7 +175,7 @@ def test_a_script_without_its_words_and_without_layers_asks_for_both_in_one_roun
     with pytest.raises(ConfigError) as caught:
         read_megatron("run.sh", text)
     assert (
-        caught.value.problems[0] == "run.sh: $1 has no value; give script and arguments in one string: 'SCRIPT ARG ...'"
+        caught.value.problems[0] == "run.sh: $1 has no value; pass script and arguments as one string: 'SCRIPT ARG ...'"
     )
     assert caught.value.problems[1].startswith("run.sh: its flags have no --num-layers; add --set model=NAME")
 
@@ -183,7 +183,7 @@ def test_a_script_without_its_words_and_without_layers_asks_for_both_in_one_roun
 # --- bad input ---
 
 NO_LAYERS = (
-    "its flags have no --num-layers; add --set model=NAME (3dtrn models), or the file that has it with --with FILE"
+    "its flags have no --num-layers; add --set model=NAME (3dtrn models), or the file that contains it with --with FILE"
 )
 OTHER_NODES = "; for other nodes add --set parallelism.dp=N"
 BAD = [
@@ -196,13 +196,13 @@ BAD = [
     (script("--kv-channels $(cat d)"),
      "run.sh: line 1: --kv-channels: $(cat d) in line 1 is a command, and commands are not run; write the value into the script"),
     (script("--tensor-model-parallel-size $3"),
-     "run.sh: line 1: --tensor-model-parallel-size: $3 has no value; give script and arguments in one string: 'SCRIPT ARG ...'"),
+     "run.sh: line 1: --tensor-model-parallel-size: $3 has no value; pass script and arguments as one string: 'SCRIPT ARG ...'"),
     ('if [ "$SIZE" = 7b ]; then L=32; fi\n' + script("--num-layers $L"),
      "run.sh: line 1: --num-layers: $L depends on the test in line 1 ($SIZE has no value); write SIZE=... before the command"),
     (script("--tensor-model-parallel-size two"),
      "run.sh: --tensor-model-parallel-size: expected a whole number of at least 1 (got 'two')"),
     (script("--num-layers 0"), "run.sh: --num-layers: expected a whole number of at least 1 (got 0)"),
-    (script("--num-layers"), "run.sh: line 1: --num-layers: a value is missing"),
+    (script("--num-layers"), "run.sh: line 1: --num-layers: missing value"),
     (script("--bf16 oops"), "run.sh: line 1: 'oops' is not a flag"),
     (script("--fp16"), "run.sh: --bf16 and --fp16 are both set; use one"),
     (script("--recompute-granularity some"), "run.sh: --recompute-granularity: expected full or selective (got 'some')"),
@@ -295,7 +295,7 @@ def test_read_takes_a_kind_and_a_path(tmp_path, monkeypatch):
     monkeypatch.setenv("TP", "4")
     assert read("megatron", str(path)).config["parallelism"]["tp"] == 4
     assert problems(read, "megatorn", str(path)) == ["--from megatorn: unknown kind; did you mean 'megatron'?"]
-    assert problems(read, "megatron", str(tmp_path)) == [f"{tmp_path}: is a directory; give a file"]
+    assert problems(read, "megatron", str(tmp_path)) == [f"{tmp_path}: is a directory; expected a file"]
     assert problems(read, "megatron", "nowhere.sh") == ["nowhere.sh: no such file"]
 
 

@@ -60,7 +60,7 @@ def test_it_reads_no_further_than_the_end():
 def test_a_dump_cut_in_the_middle_is_one_line(keep):
     text = "\n".join(dump()[:keep])
     assert problems(read_megatron, "log.txt", text) == [
-        f"log.txt: the dump of arguments is cut after line {keep}: no 'end of arguments' follows"
+        f"log.txt: the dump of arguments is truncated after line {keep}: no 'end of arguments' line"
     ]
 
 
@@ -75,7 +75,7 @@ def test_a_dump_that_contradicts_itself():
     assert problems(from_arguments, arguments, "log") == ["log: world size 48 is not a multiple of tp 8 x pp 4 = 32"]
     arguments = read_dump(dump()) | {"data_parallel_size": "4"}
     assert problems(from_arguments, arguments, "log") == [
-        "log: data_parallel_size 4 contradicts world size 64, which leaves 2"
+        "log: data_parallel_size 4 contradicts world size 64, from which 2 follows"
     ]
     assert problems(from_arguments, read_dump(dump()), "log", world_size=128) == [
         "log: world_size 64 contradicts the launch command, which starts 128 processes"

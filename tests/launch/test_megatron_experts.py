@@ -165,7 +165,7 @@ def test_experts_of_older_releases_are_refused():
     with pytest.raises(ConfigError) as error:
         to_job(reading(old), HARDWARE)
     assert len(error.value.problems) == 1
-    assert "--num-experts 8: mixture of experts as older releases and DeepSpeed have it" in error.value.problems[0]
+    assert "--num-experts 8: mixture of experts of older releases and DeepSpeed" in error.value.problems[0]
 
 
 def test_one_expert_and_switches_of_experts_alone_are_dense():

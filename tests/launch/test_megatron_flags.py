@@ -162,7 +162,7 @@ def test_a_batch_that_nobody_says_is_one_micro_batch_each():
     text = script("--tensor-model-parallel-size 2").replace("--global-batch-size 64", "")
     found = read_megatron("run.sh", text)
     assert found.config["data"]["gbs"] == 4
-    assert "global batch not set, so 4: one micro-batch on each replica" in found.config["notes"]
+    assert "global batch not set, 4 assumed: one micro-batch per replica" in found.config["notes"]
 
 
 @pytest.mark.parametrize(
@@ -181,14 +181,14 @@ def test_pipeline_layouts_are_spelled_out(layout, stages):
 
 UNMODELED = [
     (("--mtp-num-layers 1", "--mtp-standalone"),
-     "--mtp-standalone true: multi-token prediction on a stage of its own"),
-    (("--optimizer soap",), "--optimizer soap: another optimizer than Adam: its two moments are counted"),
+     "--mtp-standalone true: multi-token prediction on a separate stage"),
+    (("--optimizer soap",), "--optimizer soap: an optimizer other than Adam: counted with Adam's two moments"),
     (("--use-torch-fsdp2",), "--use-torch-fsdp2 true: torch FSDP2 under Megatron's layers: ZeRO is counted in its place"),
     (("--exp-avg-dtype fp8", "--use-precision-aware-optimizer"),
-     "--exp-avg-dtype fp8: both moments in one of fp32, bf16 and fp16: fp32 is counted"),
+     "--exp-avg-dtype fp8: dtypes other than both moments in fp32, bf16 or fp16: counted as fp32"),
     (("--tensor-modle-parallel-size 2",),
      f"--tensor-modle-parallel-size 2: not an option of {RELEASE}; did you mean --tensor-model-parallel-size?"),
-    (("--my-own-hidden-size 3",), f"--my-own-hidden-size 3: not an option of {RELEASE}, and its name suggests a cost"),
+    (("--my-own-hidden-size 3",), f"--my-own-hidden-size 3: not an option of {RELEASE}; its name suggests a cost"),
 ]  # fmt: skip
 
 
@@ -218,15 +218,15 @@ def test_what_costs_and_is_not_modeled_is_one_line(flags, line):
     [
         (
             "--no-bias-dropout-fusion",
-            "--no-bias-dropout-fusion true: bias, dropout and residual in kernels of their own",
+            "--no-bias-dropout-fusion true: bias, dropout and residual in separate kernels",
         ),
         (
             "--context-parallel-size 2 --cp-comm-type p2p a2a",
-            "--cp-comm-type p2p a2a: exchanges of several kinds: a ring is counted",
+            "--cp-comm-type p2p a2a: exchanges of several kinds: counted as a ring",
         ),
         (
             "--hidden-dropout 0 --attention-backend unfused",
-            "--hidden-dropout 0: dropout of one kind alone: both are counted",
+            "--hidden-dropout 0: dropout of one kind only: counted as both",
         ),
         (
             "--tensor-model-parallel-size 2 --distribute-saved-activations",

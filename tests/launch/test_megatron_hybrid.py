@@ -67,7 +67,7 @@ def test_a_pattern_of_another_length():
     ("pattern", "note"),
     [
         ("--num-layers 4 --is-hybrid-model --hybrid-attention-ratio 0.1", "hybrid layers without a pattern"),
-        ("--hybrid-layer-pattern 'M-M*/*-'", "layers of multi-token prediction other than *E"),
+        ("--hybrid-layer-pattern 'M-M*/*-'", "multi-token prediction layers other than *E"),
     ],
 )
 def test_what_is_not_modeled_is_refused(pattern, note):

@@ -222,20 +222,19 @@ def test_uneven_stages():
             "nemo/llama3_70b_container.yaml",
             [("some_switch_of_a_later_release: false", "hidden_of_a_later_release: 3")],
             (
-                "job: model.hidden_of_a_later_release 3: not an option of Megatron-Bridge (megatron-core 0.16.1), "
-                "and its name suggests a "
-                "cost; not modeled; --allow-unmodeled ignores it"
+                "job: model.hidden_of_a_later_release 3: not an option of Megatron-Bridge (megatron-core 0.16.1); "
+                "its name suggests a cost; not modeled; --allow-unmodeled ignores it"
             ),
         ),
         (
             "nemo/llama32_1b.log",
             [("optimizer:\n  _target_", "\noptimizer:\n  _target_")],
-            "job: the printed config is cut off before its end; give the whole log",
+            "job: the printed config is truncated; give the whole log",
         ),
         (
             "nemo/gpt_20b.log",
             [("      optim:", "\n      optim:")],
-            "job: the printed config is cut off before its end; give the whole log",
+            "job: the printed config is truncated; give the whole log",
         ),
         (
             "nemo/override.yaml",
@@ -282,7 +281,7 @@ def test_what_keeps_a_config_from_being_a_plan_is_one_line(name, changes, line):
         ("a: 1\na: 2\n", "duplicate key 'a'"),
         ("", "empty"),
         ("[NeMo I 2024-03-11 09:12:02 exp_manager:1] hello\n", "the log does not print the job's config"),
-        ("------- Task Configuration -------\n", "cut off after its heading"),
+        ("------- Task Configuration -------\n", "truncated after its heading"),
     ],
 )
 def test_other_files_are_one_line(text, words):

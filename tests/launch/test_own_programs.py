@@ -51,7 +51,7 @@ def test_a_written_config_with_an_open_value_is_no_config(tmp_path: Path) -> Non
     """
     found = from_text(tmp_path, "run.sh", script).left_open
     assert found is not None
-    assert "zero.json is not there" in found["parallelism.zero_level"]
+    assert "zero.json was not found" in found["parallelism.zero_level"]
 
 
 def test_a_deepspeed_config_within_the_yaml(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_a_model_of_images_or_sound_is_one_line(tmp_path: Path, name: str) -> No
     text = f"model_name_or_path: {name}\nstage: sft\nfinetuning_type: full\ncutoff_len: 1024\n"
     found = from_text(tmp_path, "job.yaml", text)
     notes = [flag.note for flag in found.of("unmodeled") if flag.name == "model_name_or_path"]
-    assert notes == ["another kind of model: it takes images or sound beside text"]
+    assert notes == ["another kind of model: it takes images or audio in addition to text"]
 
 
 def test_nanotron_without_a_dtype_is_bf16(tmp_path: Path) -> None:
@@ -265,7 +265,7 @@ def test_a_script_over_a_nemo_config(tmp_path: Path) -> None:
 
 def test_a_script_over_a_nemo_config_that_is_not_there(tmp_path: Path) -> None:
     script = "#!/bin/bash\ntorchrun --nproc_per_node=4 pretrain.py --config-name=gpt model.global_batch_size=64\n"
-    with pytest.raises(ConfigError, match=r"line 2 reads conf/gpt.yaml, which is not there"):
+    with pytest.raises(ConfigError, match=r"line 2 reads conf/gpt.yaml, which was not found"):
         from_text(tmp_path, "run.sh", script, "nemo")
 
 
@@ -290,7 +290,10 @@ def test_a_batch_beside_accumulation_is_each_device_s_unless_the_program_divides
     """32 x 2 steps x 4 devices = 256 sequences; where tune.py divides them, 32 in all: 4 at a time on each device."""
     plan = from_text(tmp_path, "run.sh", BATCH).config
     assert plan["data"] == {"gbs": 256, "seqlen": 2048, "microbatch_sz": 32}
-    assert any("batch_size taken as each device's; for that of all --set data.gbs=N" in note for note in plan["notes"])
+    assert any(
+        "batch_size read as the batch of each device; for the global batch add --set data.gbs=N" in note
+        for note in plan["notes"]
+    )
     (tmp_path / "tune.py").write_text("per_device = args.batch_size // args.gradient_accumulation_steps // world\n")
     assert from_text(tmp_path, "run.sh", BATCH).config["data"] == {"gbs": 32, "seqlen": 2048, "microbatch_sz": 4}
 

@@ -56,7 +56,7 @@ def test_files_that_a_script_sources_are_read_beside_it_or_added(tmp_path):
     text = 'DIR="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"\nsource "$DIR/conf/model.sh"\n' + RUN + "$MODEL\n"
     missing = problems(folder, text)
     assert len(missing) == 1
-    assert "conf/model.sh, which is not there; put it in the same folder, or add --with FILE" in missing[0]
+    assert "conf/model.sh, which was not found; put it in the same folder, or add --with FILE" in missing[0]
     other = tmp_path / "model.sh"
     other.write_text(f'MODEL="{FLAGS}"\n')
     assert job(folder, text, [other]).model.n_layers == 8
@@ -177,7 +177,7 @@ def test_a_file_of_variables_alone_sizes_a_config(tmp_path):
 def test_overrides_of_a_recipe_are_told_as_what_they_are(tmp_path):
     text = "MODEL_ARGS:\n  trainer.num_nodes: 1\n  model.config.num_layers: 12\n"
     assert problems(tmp_path, text) == [
-        "MODEL_ARGS override a recipe of NeMo, which is not in the file; give the config of the whole job with --from nemo"
+        "MODEL_ARGS override a NeMo recipe that is not in the file; give the full config of the job with --from nemo"
     ]
 
 
@@ -283,6 +283,6 @@ def test_flags_in_neither_plan_that_differ():
     ]
     a, b = (Reading("log", "", {}, said) for said in flags)
     assert left_out_differences([a, b], ["A", "B"]) == [
-        "in neither plan, and different: a (A 1, B unset)",
-        "in neither plan, and different: b (A 1, B 2)",
+        "in neither plan, but different: a (A 1, B unset)",
+        "in neither plan, but different: b (A 1, B 2)",
     ]

@@ -233,17 +233,17 @@ def test_lines_are_where_the_words_stand():
         ("source venv/bin/activate\nA=(1 2)\nread B C <<< ${A[$X]}\ntorchrun t.py --b $B", "$X has no value"),
         ("torchrun t.py --a $(nvidia-smi -L | wc)", "$(nvidia-smi -L | wc) in line 1 is a command, and commands are not run"),
         ("N=`nproc`\ntorchrun t.py --a $((N))", "$(nproc) in line 1 is a command, and commands are not run"),
-        ("if [ -f x ]; then A=1; else A=2; fi\ntorchrun t.py --a $A", "$A depends on the test in line 1 (it looks at files)"),
-        ("if grep -q x y; then A=1; fi\ntorchrun t.py --a $A", "$A depends on the test in line 1 (it waits for a command)"),
+        ("if [ -f x ]; then A=1; else A=2; fi\ntorchrun t.py --a $A", "$A depends on the test in line 1 (it tests files)"),
+        ("if grep -q x y; then A=1; fi\ntorchrun t.py --a $A", "$A depends on the test in line 1 (it runs a command)"),
         ("[ $N -gt 1 ] && A=1\ntorchrun t.py --a $A", "$A depends on the test in line 1 ($N has no value)"),
-        ("if (( N > 1 )); then A=1; fi\ntorchrun t.py --a $A", "$A depends on the test in line 1 (its arithmetic has no value)"),
+        ("if (( N > 1 )); then A=1; fi\ntorchrun t.py --a $A", "$A depends on the test in line 1 (its value is unknown)"),
         ('A=$2\nif [ "$A" = 7b ]; then B=1; fi\ntorchrun t.py --b $B', "$B depends on the test in line 2 ($2 has no value)"),
         ('if [ "$M" = 7b ]; then A=1; fi\ntorchrun t.py --a $A', "$A depends on the test in line 1 ($M has no value)"),
         ("for f in $(ls); do A=$f; done\ntorchrun t.py --a $A", f"$A depends on the loop in line 1 ({OFTEN})"),
         ("while read l; do A=$l; done\ntorchrun t.py --a $A", f"$A depends on the loop in line 1 ({OFTEN})"),
         ("case $M in a) A=1 ;; b) A=2 ;; esac\ntorchrun t.py --a $A", "$A depends on the case in line 1 ($M has no value)"),
         ("source env.sh\ntorchrun t.py --a $X",
-         f"$X has no value (line 1 sources env.sh, which is not there; {PUT})"),
+         f"$X has no value (line 1 sources env.sh, which was not found; {PUT})"),
         ("torchrun t.py --a $1", "$1 has no value"),
         ("while true; do A+=x; done\ntorchrun t.py --a $A", f"$A depends on the loop in line 1 ({OFTEN})"),
     ],
@@ -274,11 +274,11 @@ def test_the_environment_fills_in():
     ("text", "problem"),
     [
         ("echo hello", "run.sh: no launch command (torchrun, python -m torch.distributed.run, srun, mpirun, deepspeed ...)"),
-        ("sbatch job.sh", "run.sh: no launch command (torchrun, python, srun ...); line 1 runs job.sh: give that one"),
+        ("sbatch job.sh", "run.sh: no launch command (torchrun, python, srun ...); line 1 runs job.sh: give that script"),
         ("torchrun train.py --a 1\ntorchrun train.py --a 2",
          "run.sh: 2 launch commands (lines 1, 2), cannot determine which one runs; keep only one"),
         ("if [ -f x ]; then torchrun main.py; fi",
-         ("run.sh: line 1: whether it runs depends on the test in line 1 (it looks at files); "
+         ("run.sh: line 1: whether it runs depends on the test in line 1 (it tests files); "
           "put the flags in a file (args.txt)")),
         ("if [ $RANK -eq 3 ]; then torchrun train.py; fi",
          ("run.sh: line 1: whether it runs depends on the test in line 1 ($RANK has no value); "
@@ -294,13 +294,13 @@ def test_a_script_without_one_launch_command(text, problem):
 def test_the_only_training_is_taken_to_run_where_that_depends_on_files():
     found = launch("if [ -d ckpt ]; then torchrun train.py --a 1; fi")
     assert ([word.text for word in found.arguments], found.problems) == (["--a", "1"], [])
-    assert found.notes[:1] == ("line 1 is taken to run: it depends on the test in line 1 (it looks at files)",)
+    assert found.notes[:1] == ("line 1 is assumed to run: it depends on the test in line 1 (it tests files)",)
 
 
 def test_of_the_jobs_of_a_loop_the_first_is_read_and_told():
     found = launch("for lr in 1 2 4; do\n  torchrun train.py --lr $lr\ndone")
     assert ([word.text for word in found.arguments], found.problems) == (["--lr", "1"], [])
-    assert "line 2 launches 3 jobs in a loop: the first is read" in found.notes
+    assert "line 2 launches 3 jobs in a loop: only the first is read" in found.notes
 
 
 def test_a_script_that_is_written_and_submitted_is_read():
@@ -316,7 +316,7 @@ def test_a_script_that_is_written_and_submitted_is_read():
 def test_torchrun_starts_one_process_unless_it_is_told():
     found = launch("torchrun --nnodes 2 train.py")
     assert (found.nodes, found.devices_per_node, found.devices) == (2, 1, 2)
-    assert found.notes == ("torchrun starts one process on each node, as no --nproc-per-node is given",)
+    assert found.notes == ("torchrun starts one process per node, since --nproc-per-node is not set",)
     assert launch("torchrun $ARGS train.py").devices is None
 
 

@@ -232,7 +232,10 @@ def test_the_environment_and_the_user_tell_the_devices():
                     ("data_parallel_replicate_degree = 4\ndata_parallel_shard_degree = 1\ntensor_parallel_degree = 2"),
                 )
             ],
-            "job: parallelism.data_parallel_replicate_degree: DDP runs with no other parallelism; set data_parallel_shard_degree",
+            (
+                "job: parallelism.data_parallel_replicate_degree: DDP cannot be combined with other parallelism; "
+                "set data_parallel_shard_degree"
+            ),
         ),
         (
             [('"none"', '"some"')],
@@ -270,7 +273,7 @@ def test_what_is_compiled(components, parts):
 
 def test_devices_that_contradict_the_degrees():
     line = one_line(read_torchtitan, minimal(), env={"WORLD_SIZE": "12"})
-    assert line == "job: the degrees multiply to 8 devices, and there are 12"
+    assert line == "job: the product of the degrees is 8 devices, not 12"
 
 
 @pytest.mark.parametrize(
@@ -281,7 +284,7 @@ def test_devices_that_contradict_the_degrees():
         ('{"train_batch_size": 8}', "not valid TOML"),
         ("[tool.ruff]\nline-length = 120\n", "not a torchtitan job config: no section training or parallelism"),
         ("[titan] 2025-11-25 - root - INFO - Starting job\n", "the log does not print the job's config; run with"),
-        ('[titan] INFO - Running with args: {"job": {"a": 1,\n', "the printed config is cut off before its end"),
+        ('[titan] INFO - Running with args: {"job": {"a": 1,\n', "the printed config is truncated"),
         ("[titan] INFO - Running with args: {a b}\n", "neither JSON nor a Python dict"),
         ("[titan] INFO - Running with args: {'lr': 0.1}\n", "the printed config is not torchtitan's"),
     ],

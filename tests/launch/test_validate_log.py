@@ -29,9 +29,7 @@ def test_logs_of_two_frameworks_are_no_one_job(capsys):
     logs = [str(LOGS / f"{name}-llama3-8b.log") for name in ("megatron", "torchtitan")]
     assert cli.main(["validate", "--log", *logs, "--set", "hardware.node_type=h100"]) == 2
     said = capsys.readouterr().err
-    assert (
-        said == f"{logs[1]}: is torchtitan's, {logs[0]} is not: these are logs of two jobs; give the logs of one job\n"
-    )
+    assert said == f"{logs[1]}: is a torchtitan log, {logs[0]} is not: logs of two jobs; give the logs of one job\n"
 
 
 def test_a_megatron_log_alone_gives_plan_prediction_measurement_and_difference(capsys):
@@ -72,7 +70,7 @@ def test_the_text_answers_first(capsys):
     assert "14.52 s" in blocks[1]
     assert "25 of 30 lines (iterations 4 to 30, global batch 128)" in out
     assert "95 % interval 14.51 s to 14.53 s (order statistics)" in out
-    assert "left out: 3 warm-up, 2 beside an evaluation or a checkpoint" in out
+    assert "left out: 3 warm-up, 2 next to an evaluation or a checkpoint" in out
     assert "causal attention halved" in blocks[1]
     assert "    node_type: dgx-h100" in out
     assert all(len(line) <= 80 for line in out.splitlines() if str(MEGATRON) not in line)
@@ -203,7 +201,7 @@ def test_the_logs_convention_is_named_or_said_to_match_none(capsys, tmp_path):
         assert document(capsys, "--log", path, *H100)["flops_convention"]["matches"][0].startswith(words)
     odd = write(tmp_path / "odd.log", [*head(), *(iteration(n, 14520.0, tflops=700.0) for n in range(1, 31))])
     _, out, _ = run(capsys, "--log", odd, *H100)
-    assert "match no convention: 1.016e+04 TFLOP per device and step, ours 6,746" in " ".join(out.split())
+    assert "match no known convention: 1.016e+04 TFLOP per device and step, ours 6,746" in " ".join(out.split())
     assert document(capsys, "--log", odd, *H100)["flops_convention"]["matches"] == []
 
 
@@ -226,12 +224,12 @@ def bad(name, lines, message, *, files=1):
 
 BODY = [iteration(n, 1000.0) for n in range(1, 31)]
 BAD = [
-    bad("no iterations", head(), "no iteration is logged"),
+    bad("no iterations", head(), "no iterations logged"),
     bad("no dump", BODY, "no argument dump"),
-    bad("dump cut", ["x", "y", *dump()[:40], *BODY], "the dump of arguments is cut after line 42"),
-    bad("dump cut by the end", dump()[:40], "the dump of arguments is cut after line 40"),
-    bad("dump cut by another", [*dump()[:40], "x", *dump()[:50], *BODY], "the dump of arguments is cut"),
-    bad("not a log", ["a: 1", "b: 2"], "no iteration is logged"),
+    bad("dump cut", ["x", "y", *dump()[:40], *BODY], "the dump of arguments is truncated after line 42"),
+    bad("dump cut by the end", dump()[:40], "the dump of arguments is truncated after line 40"),
+    bad("dump cut by another", [*dump()[:40], "x", *dump()[:50], *BODY], "the dump of arguments is truncated"),
+    bad("not a log", ["a: 1", "b: 2"], "no iterations logged"),
     bad("world size", [*head(world_size=7), *BODY], "7"),
     bad("no layers", [*head(num_layers=None, encoder_num_layers=None), *BODY], "num_layers"),
 ]
@@ -255,7 +253,7 @@ def test_contradictory_logs_name_the_first_difference(capsys, tmp_path):
     assert run(capsys, "--log", a, again, *H100)[0] == 0
     code, out, err = run(capsys, "--log", a, other, *H100)
     assert (code, out) == (2, "")
-    assert err == f"{other}: another job than {a}: data.microbatch_sz is 2, not 1; give the logs of one job\n"
+    assert err == f"{other}: different job than {a}: data.microbatch_sz is 2, not 1; give the logs of one job\n"
 
 
 def test_an_end_mark_elsewhere_completes_nothing(capsys, tmp_path):

@@ -1,7 +1,7 @@
 """Logs of GPU memory written by nvidia-smi, summarized by GPU; optionally only between a run's first and last step.
 
-Read is what `nvidia-smi --query-gpu=timestamp,index,name,memory.used,memory.total --format=csv[,noheader][,nounits] -l 5`
-prints, columns in any order. nvidia-smi counts all that the device holds: contexts, communicators and what the allocator
+The input is the output of `nvidia-smi --query-gpu=timestamp,index,name,memory.used,memory.total --format=csv[,noheader][,nounits]
+-l 5`, columns in any order. nvidia-smi counts all that the device holds: contexts, communicators and what the allocator
 has reserved, of all processes. Tensors are less (torch.cuda.max_memory_allocated), and a peak between two samples is missed.
 """
 
@@ -37,7 +37,7 @@ class GpuMemoryLog(NamedTuple):
     log: str
     gpus: list[MemoryUse]
     unread: int
-    """Lines that are cut off, or whose memory is not stated ([N/A])."""
+    """Truncated lines, or lines without a memory value ([N/A])."""
     start: datetime | None
     """The window in time."""
     stop: datetime | None
@@ -74,7 +74,7 @@ def summarize(path: str, start: datetime | None = None, stop: datetime | None = 
     gpus = [tally.row() for _, tally in sorted(tallies.items(), key=_by_index) if tally.samples]
     if not gpus and tallies:
         bounds = f"{start or 'the beginning'} to {stop or 'the end'}"
-        raise ConfigError(f"{path}: no sample in the window {bounds}; its first is of {first_sample(path)}")
+        raise ConfigError(f"{path}: no sample in the window {bounds}; first sample: {first_sample(path)}")
     if not gpus:
         raise ConfigError(f"{path}: no samples of memory.used; expected columns {','.join(QUERY)}")
     return GpuMemoryLog(path, gpus, unread, start, stop)
@@ -92,7 +92,7 @@ def first_sample(path: str) -> datetime:
 def step_window(path: str, near: datetime) -> tuple[datetime, datetime]:
     """From the first to the last step of a training log: stamps of rank 0's lines with `step=N`.
 
-    A step's line is printed when the step is done. Where lines state the time of day alone, the first is the one nearest to
+    A step's line is printed when the step is done. Where lines have only the time of day, the first is the one nearest to
     `near` (the first sample, say), and each later one nearest to the one before it.
 
     Raises:
@@ -141,7 +141,7 @@ def given_window(start: str | None, stop: str | None, near: datetime) -> tuple[d
 
 
 def _no_time(path: str) -> NoReturn:
-    raise ConfigError(f"{path}: a window needs the samples' time; query the column timestamp too")
+    raise ConfigError(f"{path}: a window needs time stamps; add timestamp to the query")
 
 
 def _by_index(item: tuple[str, Tally]) -> tuple[bool, int, str]:
@@ -154,7 +154,7 @@ def _samples(path: str) -> Iterator[_Sample | None]:
     """Each sample; None for a line that states no memory.
 
     Raises:
-        ConfigError: no column tells of which GPU a sample is.
+        ConfigError: no column identifies the GPU of a sample.
     """
     columns = {name: i for i, name in enumerate(QUERY)}
     unit = "mib"
@@ -165,7 +165,7 @@ def _samples(path: str) -> Iterator[_Sample | None]:
             columns = {found[1]: i for i, found in enumerate(names)}
             unit = next((found[2] or "mib").lower() for found in names if found[1] == "memory.used")
             if not columns.keys() & set(_DEVICE):
-                raise ConfigError(f"{path}: no column tells the GPUs apart; query index too")
+                raise ConfigError(f"{path}: no column identifies the GPU; add index to the query")
             continue
         if after is None and not cells[-1].endswith("B") and not _complete(path):
             cells[-1] = ""  # 26532 may have been cut off to 265
@@ -173,7 +173,7 @@ def _samples(path: str) -> Iterator[_Sample | None]:
 
 
 def _sample(cells: list[str], columns: dict[str, int], unit: str) -> _Sample | None:
-    """One line's cells; None where the line is cut off, or a needed cell is [N/A]."""
+    """One line's cells; None where the line is truncated, or a needed cell is [N/A]."""
     if len(cells) != len(columns):
         return None
     named = {name: cells[i] for name, i in columns.items()}

@@ -17,7 +17,7 @@ class MemoryUse(NamedTuple):
     model: str
     """The accelerator's name; "" where unknown."""
     peak_bytes: float
-    """The largest sample; the true peak may lie between two samples."""
+    """The largest sample; the true peak may be between two samples."""
     average_bytes: float
     mode_bytes: float
     """The most frequent value in whole MiB; the largest of several."""

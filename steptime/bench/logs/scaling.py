@@ -184,7 +184,7 @@ def _series(layout: str, runs: list[ScalingRun], baseline: int | None) -> Scalin
         raise ConfigError(f"{layout}: no baseline on {baseline} ranks; the smallest run has {base.ranks} ({base.file})")
     if len(runs) == 1:
         raise ConfigError(
-            f"{layout}: no baseline; the only run has {base.ranks} ranks ({base.file}); give a smaller one too"
+            f"{layout}: no baseline; the only run has {base.ranks} ranks ({base.file}); also give a run with fewer ranks"
         )
     problems = [line for run in runs[1:] for line in _differences(base, run)]
     if problems:
@@ -200,7 +200,7 @@ def _differences(base: ScalingRun, run: ScalingRun) -> list[str]:
         for key in sorted(ours.keys() | theirs.keys()):
             if ours.get(key) != theirs.get(key) and key not in {"model.name", "model.source"}:
                 both = f"{show(ours.get(key))} in {base.file}, {show(theirs.get(key))} in {run.file}"
-                lines.append(f"{key} differs: {both}; scale one plan over the ranks alone")
+                lines.append(f"{key} differs: {both}; only the number of ranks may differ")
     return lines
 
 

@@ -178,7 +178,7 @@ def _clock(found: re.Match[str]) -> str:
 
 
 def _from_date_command(found: re.Match[str]) -> datetime | None:
-    """Zone names are dropped: most stand for several zones, and logs of one job share the clock."""
+    """Zone names are dropped: most mean several zones, and logs of one job share the clock."""
     words = [found[name] for name in ("year", "month", "day", "hour", "minute", "second")]
     try:
         if found["half"]:

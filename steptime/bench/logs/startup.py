@@ -192,13 +192,13 @@ def read_log(path: str) -> Startup | NeverStarted | Unclear:
     name = Path(path).name
     if log.world_size is None and (found := _WORLD_IN_NAME.search(name)):
         log.world_size = int(found[1])
-    notes = [f"{log.starts} job starts; the last before step 0 counts"] if log.starts > 1 else []
+    notes = [f"{log.starts} job starts; the last before step 0 is used"] if log.starts > 1 else []
     if log.start is None and (start := in_name(name)):
         log.start = start
         notes.append("job start from the file's name")
     if log.reached and log.step is None and log.last is not None:
         log.step = log.last
-        notes.append("step 0 has no stamp; the last one before it counts")
+        notes.append("step 0 has no time stamp; the last one before it is used")
     return _judge(name, log, notes)
 
 
@@ -214,7 +214,7 @@ def _judge(name: str, log: _Log, notes: list[str]) -> Startup | NeverStarted | U
         return Startup(name, seconds, log.world_size, log.model, start, stop, log.phases, tuple(notes))
     if "first_step" in log.phases:
         seconds = sum(log.phases.get(phase, 0.0) for phase in PHASES)
-        notes = ["job start and step 0 are not both stamped: the sum of the phases"]
+        notes = ["no time stamp of job start or step 0: the sum of the phases is used"]
         return Startup(name, seconds, log.world_size, log.model, start, None, log.phases, tuple(notes))
     if not log.reached:
         return NeverStarted(name, log.lines, start, log.last, log.world_size)
@@ -259,7 +259,7 @@ def _listed(cells: dict[str, str]) -> Startup:
         raise ValueError(f"{key}: expected a stamp like 2023-10-05-191101 (got {cells[key]!r})")
     seconds = elapsed(start, stop)
     if seconds < 0:
-        raise ValueError(f"stop: lies {-seconds:g} s before start (got {cells['stop']!r}, {cells['start']!r})")
+        raise ValueError(f"stop: {-seconds:g} s before start (got {cells['stop']!r}, {cells['start']!r})")
     if not size and (found := _WORLD_IN_NAME.search(name)):
         size = found[1]
     if size and not size.isdecimal():

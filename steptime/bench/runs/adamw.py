@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from steptime.model.ops import Param
 
 FUSED_ACCESSES, FOREACH_ACCESSES = 7.0, 20.0
-"""Of one parameter, states all in one dtype: its gradient read, it and two moments read and written; op by op with temporaries
-as `steptime.timing.optimizer.foreach_bytes_per_param` counts them."""
+"""Of one parameter, states all in one dtype: the gradient is read, parameter and two moments are read and written; op by op
+with temporaries as counted by `steptime.timing.optimizer.foreach_bytes_per_param`."""
 SHARE = 0.3
 """Share of the free memory for parameter, gradient, moments and temporaries."""
 MOST_ON_CPU = 2**24

@@ -1,8 +1,8 @@
 """Seconds of a piece of work: warmed up, repeated, with device synchronization; minimum, median and 90th percentile.
 
 On CUDA and MPS a sample is a batch of calls, so that launching and waiting cost the batch, not the call. On CUDA two events
-stand around it, and work queued ahead keeps the host in front, so that what is timed is the device. A CPU runs what it is
-given before it returns, so a sample is one call.
+enclose it, and work queued ahead keeps the host in front, so that what is timed is the device. A CPU runs what it is given before
+it returns, so a sample is one call.
 """
 
 from __future__ import annotations

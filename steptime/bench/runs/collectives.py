@@ -1,7 +1,7 @@
-"""Collectives over the ranks of a mesh axis, from a few bytes to as much as fits; every rank calls these functions alike.
+"""Collectives over the ranks of a mesh axis, from a few bytes to as much as fits; every rank calls these functions.
 
-Each repetition starts behind a barrier and is timed on every rank; the slowest rank's seconds count. All ranks decide by these
-common figures when to stop, so that none waits for a call that another leaves out.
+Each repetition starts after a barrier and is timed on every rank; the slowest rank's seconds count. All ranks decide by these
+common figures when to stop, so that none waits for a call that another skips.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LARGEST = {"cpu": 2**28, "cuda": 2**33}
 SHARE = 0.1
 """Share of the free memory for the full tensor; its parts, and copies inside the back end, need more."""
 ALWAYS = 2**20
-"""Sizes up to this are measured however short the time: smaller ones show no bandwidth [B]."""
+"""Sizes up to this are always measured: smaller ones show no bandwidth [B]."""
 LEAST, MOST = 5, 50
 """Repetitions of one size."""
 QUICK_S, BATCH = 1e-3, 20

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 SWEEP = "sweep"
 SLOW = 0.5
-"""A narrow dtype slower than this share of fp32 is emulated: nobody trains in it on such a device."""
+"""A narrow dtype slower than this share of fp32 is emulated, and not used for training on such a device."""
 SHARE = 0.25
 """Share of the free memory for the operands of one product."""
 
@@ -85,7 +85,7 @@ def sweep_shapes(device: torch.device) -> list[GemmShape]:
 
 
 def pair(shape: GemmShape, dtype: str, device: torch.device) -> tuple[torch.Tensor, ...]:
-    """Both operands as they lie in memory: m x k and n x k (forward, and fp8 always), m x k and k x n, k x n and k x m."""
+    """Both operands in their memory layout: m x k and n x k (forward, and fp8 always), m x k and k x n, k x n and k x m."""
     m, n, k = shape.m, shape.n, shape.k
     if shape.direction == "forward" or dtype == "fp8":
         sizes = (m, k), (n, k)
@@ -100,7 +100,7 @@ def multiply(
 ) -> torch.Tensor:
     """The product as torch runs it in this direction: m x n; a weight's gradient n x m, as the weight lies.
 
-    fp8: e4m3 by e4m3 into bf16, one scale a tensor, fast accumulation in forward alone, as TransformerEngine's recipes.
+    fp8: e4m3 by e4m3 into bf16, one scale per tensor, fast accumulation in forward only, as in TransformerEngine's recipes.
     """
     if dtype == "fp8":
         fast = shape.direction == "forward"
@@ -125,7 +125,7 @@ def precision(dtype: str) -> Iterator[None]:
 
 
 def dtypes(device: torch.device) -> tuple[list[str], list[str]]:
-    """The dtypes worth measuring on a device, and a note for each other one."""
+    """The dtypes to measure on a device, and a note for each other one."""
     notes = []
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
     probes = {"fp32": _probe("fp32", device)}
@@ -142,7 +142,9 @@ def dtypes(device: torch.device) -> tuple[list[str], list[str]]:
             probes[dtype] = probe
     seconds = {dtype: found.min_s for dtype, found in interleaved(probes, device, rounds=10, warm=1).items()}
     slow = [dtype for dtype in ("fp16", "fp8") if seconds.get(dtype, 0.0) * SLOW > seconds["fp32"]]
-    notes += [f"{d}: not measured; it runs at {seconds['fp32'] / seconds[d]:.2f} of fp32's rate here" for d in slow]
+    notes += [
+        f"{d}: not measured; it runs at {seconds['fp32'] / seconds[d]:.2f} of fp32's rate on this device" for d in slow
+    ]
     return [dtype for dtype in probes if dtype not in slow], notes
 
 
@@ -230,7 +232,7 @@ def _together(
 def sweep(job: Job, device: torch.device, seconds: float = 10.0) -> tuple[list[timings.GemmTiming], list[str]]:
     """The config's projections and the sweep in every dtype that the device has, for about `seconds` altogether.
 
-    Of the sweep the largest shapes are left out where time is short, of the projections none but for three times their share.
+    Of the sweep the largest shapes are left out where time is short, projections only beyond three times their share.
     """
     names, notes = dtypes(device)
     mine = sorted(projections(job), key=lambda shape: shape.flops)

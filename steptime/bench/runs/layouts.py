@@ -100,7 +100,7 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def lay_out(job: Job, device: torch.device, seed: int = 0) -> Laid:
-    """Build this rank's part of a job. The process group is there already where the job has more than one device.
+    """Build this rank's part of a job. The process group must exist where the job has more than one device.
 
     Raises:
         ConfigError: plain torch cannot run the job (one line per problem), or the world has another size.
@@ -108,7 +108,7 @@ def lay_out(job: Job, device: torch.device, seed: int = 0) -> Laid:
     problems = unsupported(job, device.type)
     world = dist.get_world_size() if dist.is_initialized() else 1
     if world != job.parallelism.devices:
-        problems.append(f"parallelism: tp*pp*dp is {job.parallelism.devices}, but {world} ranks run")
+        problems.append(f"parallelism: tp*pp*dp is {job.parallelism.devices}, but {world} ranks are running")
     if problems:
         raise ConfigError(problems)
     mesh = make_mesh(job, device.type)

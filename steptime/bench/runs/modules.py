@@ -102,7 +102,7 @@ class SelfAttention(nn.Module):
         return F.scaled_dot_product_attention(q, k, v, None, p, is_causal=True, enable_gqa=k.shape[1] != q.shape[1])
 
     def forward(self, x: Tensor, cos: Tensor | None, sin: Tensor | None, mask: Tensor | None) -> Tensor:
-        """(b, s, h) to the same; under tensor parallelism the projections hold this rank's heads."""
+        """(b, s, h) to (b, s, h); under tensor parallelism the projections hold this rank's heads."""
         b, s, _ = x.shape
         q, k, v = (linear(x).view(b, s, -1, self.head_dim) for linear in (self.q, self.k, self.v))
         if self.q_norm is not None and self.k_norm is not None:

@@ -74,7 +74,7 @@ def rotate(items: Sequence[T]) -> Callable[[], T]:
 
 
 def first_line(error: Exception) -> str:
-    """What torch says first about what it cannot run, for a note."""
+    """The first line of torch's error, for a note."""
     return str(error).partition("\n")[0][:160]
 
 

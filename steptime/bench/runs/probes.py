@@ -147,7 +147,7 @@ class Collectives(TorchDispatchMode):
 
 
 class Storage:
-    """One storage alive, and its purpose (`role`), as far as the ops that used it reveal it."""
+    """One storage alive, and its purpose (`role`), as far as known from the ops that used it."""
 
     def __init__(self, tensor: Tensor, op: str) -> None:
         storage = tensor.untyped_storage()
@@ -183,11 +183,10 @@ LET_GO_S = 2e-3
 
 
 class LiveBytes(TorchDispatchMode):
-    """Bytes of all storages alive after each dispatched op; the peak; with `log`, what lived at every moment.
+    """Bytes of all storages alive after each dispatched op; the peak; with `log`, what was alive at every moment.
 
     `known` are tensors made outside (parameters, buffers, gradients, states), counted from the start. Scalars do not
-    count. What a kernel allocates inside itself is not seen, nor what gloo copies, and `one_kernel` makes several ops
-    look like one kernel.
+    count. Allocations inside a kernel and copies by gloo are not seen; `one_kernel` makes several ops count as one kernel.
     """
 
     _active: ClassVar[list[LiveBytes]] = []

@@ -1,7 +1,7 @@
-"""A whole training step run and timed: forward, backward, AdamW, gradients dropped.
+"""A whole training step run and timed: forward, backward, AdamW, gradients set to None.
 
 Steps are timed one by one, the device waited for before and after each, so that a step is what the slowest rank needs. Memory,
-DDP's own logging and the trace come from steps of their own, which are not timed.
+DDP's own logging and the trace come from separate steps, which are not timed.
 """
 
 # mypy: disable-error-code="no-untyped-call"
@@ -55,7 +55,7 @@ class StepRow(NamedTuple):
     allocated_peak_bytes: list[int | None]
     """CUDA: max_memory_allocated; CPU: the most bytes of all storages alive after an op."""
     reserved_peak_bytes: list[int | None]
-    """CUDA alone: max_memory_reserved."""
+    """CUDA only: max_memory_reserved."""
     rss_peak_bytes: list[int]
     """Peak of the process over its whole life."""
     n_params: list[int]
@@ -84,7 +84,7 @@ def run_steps(
     """Train for some steps and time each. Every rank of the job calls this; the process group is there, the device bound.
 
     Args:
-        job: what to run; of its options those that the device dictates are changed (`as_run`).
+        job: what to run; with the changes required by the device (`as_run`).
         device: this rank's.
         steps: timed steps, at least 1.
         warmup: steps before them.
@@ -186,7 +186,7 @@ def check(first: float, last: float, *, changed: bool) -> None:
     if not (math.isfinite(first) and math.isfinite(last)):
         raise ValueError(f"the loss is not finite: {first} in the first timed step, {last} in the last")
     if changed and first == last and first != 0.0:
-        raise ValueError(f"the loss stayed at {first}; training makes no progress")
+        raise ValueError(f"the loss stayed at {first}; no training progress")
 
 
 def allocated(trainer: Trainer) -> tuple[int | None, int | None]:

@@ -1,4 +1,4 @@
-"""One rank's training loop over one fixed batch: forward and backward of all micro-batches, AdamW, gradients dropped.
+"""One rank's training loop over one fixed batch: forward and backward of all micro-batches, AdamW, gradients set to None.
 
 Micro-batches as the profiles say: DDP reduces after the last one (no_sync before), FSDP2 after each or the last, a pipeline as
 torch's schedule does.

@@ -1,4 +1,4 @@
-"""What torch itself counts, compared with the estimate: rows whose two figures must be equal, to the byte and the FLOP.
+"""What torch itself counts, compared with the estimate: rows whose two figures must be exactly equal.
 
 On a CPU, without a clock: parameters and FLOPs on the meta device, saved storages with fake tensors, the peak of a step with
 real, small ones; collectives on the ranks of the job.
@@ -125,7 +125,7 @@ def saved_by_model(job: Job) -> TorchCount:
 def peak(job: Job) -> list[TorchCount]:
     """The peak of a whole step, on a small copy of the model.
 
-    None where the estimate is known to be off: under full recomputation torch sums a bias's gradient after its input has gone.
+    None where the estimate is known to be off: under full recomputation torch sums a bias's gradient after its input is freed.
     """
     if job.recompute.granularity == "full" and job.model.bias:
         return []
@@ -134,13 +134,13 @@ def peak(job: Job) -> list[TorchCount]:
     trainer.step()
     found, _ = allocated(trainer)
     assert found is not None
-    return [TorchCount("peak of a step, the model in small", "B", estimate(small).memory.peak_allocated_bytes, found)]
+    return [TorchCount("peak of a step, small model", "B", estimate(small).memory.peak_allocated_bytes, found)]
 
 
 def shrunk(job: Job) -> Job:
     """A small model of the same kind: few layers, heads in the same groups, short sequences.
 
-    Its MLP is wide, so that no temporary of the CPU's RMSNorm, which has a kernel of its own elsewhere, is the peak.
+    Its MLP is wide, so that no temporary of the CPU's RMSNorm, which is a single kernel elsewhere, is the peak.
     """
     model = job.model
     groups = model.n_q_heads // model.n_kv_heads

@@ -1,4 +1,4 @@
-"""A measured step sorted into the parts of an estimate: `3dtrn explain CONFIG --trace FILE...`. No torch: traces are JSON."""
+"""A measured step sorted into the parts of an estimate: `3dtrn explain PLAN --trace FILE...`. No torch: traces are JSON."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class CollectiveTime(NamedTuple):
     kind: str
     calls: int
     bytes: int
-    """Of all calls, the larger side of each; 0 where the trace does not say."""
+    """Of all calls, the larger side of each; 0 where the trace has no size."""
     total_s: float
     """Time in which at least one ran."""
     hidden_s: float
-    """Of that, beside work or another collective that owns the time."""
+    """The part overlapped with work or another collective, to which the time counts."""
     exposed_s: float
 
 
@@ -62,12 +62,12 @@ class RankStep(NamedTuple):
     parts_s: SecondsByPart
     """Exposed; they sum to step_s."""
     hidden_s: SecondsByPart
-    """Communication beside work."""
+    """Communication overlapped with work."""
     collectives: list[CollectiveTime]
     kernels: list[Kernel]
     """Widest first."""
     by_name: tuple[int, int]
-    """Kernels that no operator launched, so that only their name speaks, and all kernels."""
+    """Kernels without a launching operator, classified by name only; and all kernels."""
 
     @property
     def work_s(self) -> float:
@@ -114,11 +114,11 @@ class RankTimeline(NamedTuple):
 
 
 def attribute(traces: list[Trace], job: Job, predicted: Time) -> Attribution:
-    """Sort one step of every rank, and hold the busiest rank's against the estimate.
+    """Sort one step of every rank, and compare the busiest rank's with the estimate.
 
     Args:
         traces: one per rank, as `read_all` gives them.
-        job: what was run; its degrees tell groups apart that are not named.
+        job: what was run; its degrees distinguish groups without names.
         predicted: the time of `estimate(job)`.
 
     Raises:
@@ -138,7 +138,9 @@ def attribute(traces: list[Trace], job: Job, predicted: Time) -> Attribution:
 
 def _not_of_this_job(trace: Trace, devices: int) -> str:
     what = f"rank {trace.rank}" if trace.world_size in {None, devices} else f"world size {trace.world_size}"
-    return f"{trace.path}: {what}, but the config has {counted(devices, 'device')} (tp cp pp dp); give the config of that run"
+    return (
+        f"{trace.path}: {what}, but the plan has {counted(devices, 'device')} (tp cp pp dp); give the plan of that run"
+    )
 
 
 def timeline(trace: Trace, axes: TracedAxes) -> RankTimeline:
@@ -244,7 +246,7 @@ def _memory_bound(inside: list[PartInterval], window: StepWindow, *, on_cpu: boo
 def compare(predicted: Time, rank: RankStep) -> list[PartRow]:
     """Every part of either side, largest difference first.
 
-    A receive that waits for its sender looks like one that transfers, so the predicted bubble is held against the same time.
+    A receive that waits for its sender looks like one that transfers, so the predicted bubble is compared with the same time.
     """
     parts = dict(predicted.parts_s)
     if "bubble" in parts:
@@ -294,5 +296,5 @@ def _notes(lines: list[RankTimeline], ranks: list[RankStep], rows: list[PartRow]
         notes.append("stragglers: waiting for slower ranks is included in the measured collectives")
     return [
         *notes,
-        "a profiled step is longer than one that is not: profiler overhead is included, mostly in launch time",
+        "a profiled step is longer than an unprofiled one: profiler overhead is included, mostly in launch time",
     ]

@@ -24,7 +24,7 @@ _WORDS = {"tp": "tensor", "cp": "context", "pp": "pipeline", "dp": "data"}
 
 
 class TracedAxes:
-    """The axes of one job; `notes` collects assumptions about groups without a telling name."""
+    """The axes of one job; `notes` collects assumptions about groups without a known name."""
 
     def __init__(self, job: Job) -> None:
         layout = job.parallelism
@@ -34,7 +34,7 @@ class TracedAxes:
         self.notes: list[str] = []
 
     def part(self, work: Activity, trace: Trace) -> str:
-        """The part that a collective belongs to: `tp_comm`, `dp_comm` ..., `other_comm` where nothing tells.
+        """The part that a collective belongs to: `tp_comm`, `dp_comm` ..., `other_comm` where it is unknown.
 
         A named group decides. Else sends are the pipeline's, the config's only axis has them all, DTensor issues tensor-parallel
         and DDP and FSDP data-parallel ones, or the axis of as many ranks has them; groups of dp x cp ranks reduce gradients
@@ -49,7 +49,7 @@ class TracedAxes:
         if work.kind in _SENDS and "pp" in self.degrees:
             return self._assume(name, ranks, "pp", "sends and receives", work.kind)
         if len(self.degrees) == 1:
-            return self._assume(name, ranks, next(iter(self.degrees)), "the config's only axis", "")
+            return self._assume(name, ranks, next(iter(self.degrees)), "the plan's only axis", "")
         issuer = {FUNCTIONAL: "tp", DIRECT: "dp"}.get(name)
         if issuer in self.degrees and "cp" not in self.degrees:
             return self._assume(name, ranks, issuer, "no group is recorded; classified by caller", "")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _CHUNK = 1 << 22
 _LONGEST = 1 << 24
-"""Longest event in characters; longer text without an event is no trace."""
+"""Longest event in characters; longer text without an event is not a trace."""
 _HEAD = re.compile(r'"traceEvents"\s*:\s*\[')
 _BETWEEN = re.compile(r"[\s,]*")
 
@@ -30,7 +30,7 @@ def unpacked(path: str) -> TextIO:
 
 
 def events(stream: TextIO, path: str, head: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The events, one by one; the keys that stand around them go to `head`.
+    """The events, one by one; the keys around them go to `head`.
 
     Raises:
         ConfigError: it is no trace, or ends early. A packed stream that ends early raises EOFError or zlib.error.
@@ -74,7 +74,7 @@ def _seek(stream: TextIO, path: str, head: dict[str, Any]) -> tuple[str, int]:
     while (found := _HEAD.search(text)) is None:
         more = stream.read(_CHUNK) if begin.startswith("{") and len(text) < _LONGEST else ""
         if not more:
-            raise ConfigError(f"{path}: not a trace: no traceEvents in it; give what export_chrome_trace wrote")
+            raise ConfigError(f"{path}: not a trace: no traceEvents; give a file written by export_chrome_trace")
         text += more
     try:
         head.update(json.loads(text[: found.start()].rstrip().rstrip(",") + "}"))

@@ -26,7 +26,7 @@ class TraceGroup(NamedTuple):
     name: str
     """Its description ("default_pg", "mesh_dp", "TENSOR_MODEL_PARALLEL_GROUP"), or "" where the trace has none."""
     ranks: int
-    """0 where the trace does not say."""
+    """0 where the trace has no size."""
 
 
 class HostOp(NamedTuple):
@@ -40,7 +40,7 @@ class HostOp(NamedTuple):
     correlation: int
     """Correlation of what it launched, 0 for nothing."""
     builds_graph: bool
-    """It ran with gradients on: autograd gave it a sequence number, and it is no backward node."""
+    """It ran with gradients enabled: autograd gave it a sequence number, and it is not a backward node."""
 
 
 class Activity(NamedTuple):
@@ -54,7 +54,7 @@ class Activity(NamedTuple):
     """Kind of collective (all_reduce, send ...), "" for other kernels."""
     group: TraceGroup
     bytes: int
-    """Bytes of the larger side of a collective, 0 where the trace does not say."""
+    """Bytes of the larger side of a collective, 0 where the trace has no size."""
 
 
 class ProfilerStep(NamedTuple):
@@ -102,7 +102,7 @@ def read_all(paths: list[str]) -> list[Trace]:
     first: dict[int, str] = {}
     for trace in traces:
         if trace.rank in first:
-            problems.append(f"{trace.path}: is of rank {trace.rank}, as {first[trace.rank]} is; give one file per rank")
+            problems.append(f"{trace.path}: same rank {trace.rank} as {first[trace.rank]}; give one file per rank")
         first.setdefault(trace.rank, trace.path)
     if problems:
         raise ConfigError(problems)
@@ -114,7 +114,7 @@ def read(path: str, *, alone: bool = True) -> Trace:
 
     Args:
         path: the file.
-        alone: a file that does not tell its rank is rank 0.
+        alone: a file without a rank is rank 0.
 
     Raises:
         ConfigError: see `read_all`.
@@ -131,7 +131,7 @@ def read(path: str, *, alone: bool = True) -> Trace:
     except (EOFError, zlib.error):
         raise ConfigError(f"{path}: ends early; the profiler had not finished writing it?") from None
     if not any(found["threads"].values()) and not found["kernels"]:
-        raise ConfigError(f"{path}: no operators and no kernels in it; was it exported after the profiler had stopped?")
+        raise ConfigError(f"{path}: no operators or kernels; was it exported after the profiler had stopped?")
     _outside_transfers(found)
     about = head.get("distributedInfo")
     about = about if isinstance(about, dict) else {}
@@ -209,7 +209,7 @@ def _size(args: dict[str, Any]) -> int:
 
 
 def _outside_transfers(found: dict[str, Any]) -> None:
-    """Drop what a thread does inside a collective of its own (gloo copies in and out); sends only start there."""
+    """Drop a thread's ops inside its own collective (gloo copies in and out); sends only start there."""
     threads = found["threads"]
     for key in [key for key in threads if key[0] == "transfers"]:
         spans = [(work.start, work.end) for work in threads.pop(key) if work.kind not in {"send", "recv"}]

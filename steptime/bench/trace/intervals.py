@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from steptime.bench.trace.events import Activity, HostOp, Trace
 
 _LASTING = {"gemm", "attention", "recompute", "optimizer", "wait"}
-"""What an operator passes on to those it calls: copies inside a product belong to the product."""
+"""Parts that an operator passes on to those it calls: copies inside a product belong to the product."""
 _OUTSIDE, _EVALUATING, _IN_NODE = range(3)
 ORDER = {part: i for i, part in enumerate((*WORK, *COMM, "launch", "idle"))}
 """Priority where several run at once: work before communication before the host's launches."""
@@ -54,10 +54,10 @@ class PartSpan(NamedTuple):
 def frame(op: HostOp, parent: Frame | None) -> Frame:
     """The part of an operator, given the operator that called it.
 
-    Recomputation is told by autograd's own mark: inside a backward node gradients are off, except for a forward pass that is run
-    again (torch/utils/checkpoint.py, reentrant and not; Megatron's CheckpointFunction). Autograd functions written in Python
-    ("FlashAttnFunc", DTensor's "NestedRedistribute": no "::" in their name) always carry the mark, so of these only those count
-    that a checkpoint's own node calls; the time that such a function spends itself is Python's, so it is launching.
+    Recomputation is recognized by autograd's own mark: inside a backward node gradients are off, except for a forward pass that
+    is run again (torch/utils/checkpoint.py, reentrant and not; Megatron's CheckpointFunction). Autograd functions written in
+    Python ("FlashAttnFunc", DTensor's "NestedRedistribute": no "::" in their name) always carry the mark, so of these only those
+    count that a checkpoint's own node calls; the time that such a function spends itself is Python's, so it is launching.
     """
     own, above = op_part(op.name), parent.backward if parent else _OUTSIDE
     if op.name.startswith("autograd::engine::evaluate_function"):
@@ -121,7 +121,7 @@ def device_part(work: Activity, launched: dict[int, Frame]) -> str:
 def share_out(intervals: Iterable[PartInterval], start: int, end: int) -> dict[tuple[str, str], PartSpan]:
     """Total and exposed time of every (part, what) in a window; uncovered time is `idle`.
 
-    Work is told apart by part only (its `what` is ""). The exposed times sum to end - start.
+    Work is distinguished by part only (its `what` is ""). The exposed times sum to end - start.
     """
     edges: list[tuple[int, int, tuple[int, str, str]]] = []
     for item in intervals:

@@ -82,7 +82,7 @@ _KERNELS = (
     # cuBLAS (ampere_bf16_s16816gemm, sm90_xmma_gemm_bf16bf16, nvjet_hsh_256x128, splitKreduce_kernel), CUTLASS, Tensile's Cijk_
     (r"gemm|nvjet|xmma|cublas|cutlass|gemv|splitk|^Cijk_", "gemm"),
 )
-"""Kernels, where the operator that launched one does not say what it is for."""
+"""Kernels whose launching operator does not determine their part."""
 
 _GROUPS = (
     # megatron/core/parallel_state.py, group_desc; torch/distributed/device_mesh.py: "mesh_" + the dimension's name
@@ -116,5 +116,5 @@ def kernel_part(name: str) -> str:
 
 @cache
 def group_part(name: str) -> str:
-    """The communication of a process group; "" where its description does not tell."""
+    """The communication of a process group; "" where its description does not determine it."""
     return _first(_GROUPS, name, whole=True)

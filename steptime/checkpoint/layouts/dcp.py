@@ -43,7 +43,7 @@ def sections(scan: FolderScan, folder: Folder, files: list[str]) -> tuple[list[S
     for contents in scan.absorb(section, folder, metadata):
         _place(section, folder, contents.facts["placement"])
     if any(name.endswith((".tmp", ".metadata.tmp")) for name in files):
-        section.problem("LEFTOVER", "a temporary file of an unfinished save is here", folder.rel or None)
+        section.problem("LEFTOVER", "a temporary file of an unfinished save exists", folder.rel or None)
     _megatron(scan, folder, files, section)
     return [section], used
 
@@ -56,13 +56,13 @@ def _size(path: str) -> int | None:
 
 
 def _place(section: Section, folder: Folder, placement: Placement) -> None:
-    """Every data file must be there and reach as far as its last piece."""
+    """Every data file must exist and contain its last piece."""
     wrong = 0
     ranks: dict[str, dict[str, Any]] = {}
     for path, end in placement.ends.items():
         size = None
         if not folder.has_name(path):
-            section.problem("PATH_ESCAPE", f".metadata names {path}, outside this directory; it was not looked at")
+            section.problem("PATH_ESCAPE", f".metadata names {path}, outside this directory; not read")
             continue
         size = _size(folder.join(path))
         if size is not None:

@@ -56,7 +56,7 @@ def _ranks(scan: FolderScan, folder: Folder, files: list[str]) -> tuple[list[Sec
 
 
 def _facts(contents: Contents) -> dict[str, Any]:
-    """What one rank's file says: ZeRO level, partitions, true shapes, and the usual step and arguments."""
+    """The content of one rank's file: ZeRO level, partitions, true shapes, and the usual step and arguments."""
     root = contents.facts.get("root")
     top = mapping(root)
     found = single.facts_of(contents)
@@ -114,7 +114,7 @@ def _check_ranks(section: Section, folder: Folder, wanted: list[str]) -> None:
 
 
 def _name(section: Section, kept: dict[str, dict[str, Any]]) -> None:
-    """Roles, layer numbers and places of what the files hold; ZeRO-3's empty tensors give way to their true shapes."""
+    """Roles, layer numbers and places of what the files hold; ZeRO-3's empty tensors get their true shapes."""
     shared = section.facts.get("shared_params") or {}
     for tensor in section.tensors:  # pipeline layers and experts are bare state dicts, without a key that says so
         name = _base(tensor.file)
@@ -133,8 +133,8 @@ def _name(section: Section, kept: dict[str, dict[str, Any]]) -> None:
         place(tensor, ways, _writer(tensor.file)[2], split_dim(tensor.name))
     if any(tensor.offsets is None for tensor in model):
         section.notes.append(
-            f"{ways} model-parallel ranks: DeepSpeed files do not say which tensors are split; those of names that "
-            "Megatron does not use count on each rank unless their bytes are equal"
+            f"{ways} model-parallel ranks: DeepSpeed files do not record which tensors are split; tensors with names "
+            "unknown to Megatron count on each rank unless their bytes are equal"
         )
 
 
@@ -187,7 +187,7 @@ def _universal(scan: FolderScan, folder: Folder) -> tuple[list[Section], set[str
         name = zero.inner(parameter.rel)
         wanted += [f"{name}/{file}" for file in parameter.files if file.endswith(".pt")]
         if "fp32.pt" not in parameter.files:
-            section.problem("MISSING_FILE", "no fp32.pt in it", parameter.rel)
+            section.problem("MISSING_FILE", "contains no fp32.pt", parameter.rel)
     if not wanted:
         return [], set()
     scan.absorb(section, zero, wanted)

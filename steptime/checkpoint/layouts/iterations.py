@@ -26,7 +26,7 @@ _UNCOMMITTED = re.compile(r"\.(?:orbax-checkpoint-tmp|tmp)(?:[-.]\d+)*$|^tmp-")
 
 @dataclass(slots=True)
 class ChosenSave:
-    """The folders to summarize, the step they stand for, and the other saves by name."""
+    """The folders to summarize, their step, and the other saves by name."""
 
     folders: list[Folder]
     step: int | None = None
@@ -43,8 +43,8 @@ def step_of(name: str) -> int | None:
 def choose(scan: FolderScan, folder: Folder) -> ChosenSave:
     """The save to summarize: `folder` itself, or its sub-directory with the tracker's name or the highest number.
 
-    Weights in the folder itself are the model, and its saves are others; but DeepSpeed's save that a tracker names is
-    the rest of what lies beside it.
+    Weights in the folder itself are the model, and its saves are others; but DeepSpeed's save that a tracker names completes the
+    files next to it.
     """
     tracker, target = _tracker(folder)
     saves = [name for name in folder.dirs if step_of(name) is not None or name in NAMED_DIRS or name == target]
@@ -53,7 +53,7 @@ def choose(scan: FolderScan, folder: Folder) -> ChosenSave:
     if not saves:
         own = ChosenSave([folder], step_of(folder.path.rstrip("/").rpartition("/")[2]))
         if tracker and target:
-            message = f"{tracker} names {target}, which is not there"
+            message = f"{tracker} names {target}, which does not exist"
             own.problems.append(Problem("MISSING_ITERATION", message, tracker))
         return own
     if not any(name.endswith(WEIGHTS) and not of_file(name) for name in folder.files):
@@ -66,7 +66,7 @@ def choose(scan: FolderScan, folder: Folder) -> ChosenSave:
 
 
 def _flax(folder: Folder, *, everything: bool) -> ChosenSave:
-    """Flax's own saves are files of one folder: the one with the highest number, unless every one is asked for."""
+    """Flax's own saves are files of one folder: the one with the highest number, unless all are requested."""
     saves = sorted((name for name in folder.files if FLAX.match(name)), key=lambda name: step_of(name) or 0)
     others = [] if everything else saves[:-1]
     folder.files = [name for name in folder.files if name not in others]
@@ -79,14 +79,14 @@ def _among(scan: FolderScan, folder: Folder, saves: list[str], tracker: str | No
     saves.sort(key=lambda name: -1 if (step := step_of(name)) is None else step)
     chosen = named[0] if named else saves[-1]
     if target is not None and not named:
-        problems.append(Problem("MISSING_ITERATION", f"{tracker} names {target}, which is not there", tracker))
+        problems.append(Problem("MISSING_ITERATION", f"{tracker} names {target}, which does not exist", tracker))
     unfinished = "an unfinished save (never renamed to its final name)"
     problems += [Problem("UNCOMMITTED", unfinished, name) for name in folder.dirs if _UNCOMMITTED.search(name)]
     others = [name for name in saves if name != chosen]
     if target is not None and named and step_of(chosen) is not None:
         newer = [name for name in others if (step_of(name) or -1) > (step_of(chosen) or 0)]
         if newer:
-            message = f"{', '.join(newer)} is newer than what {tracker} names: an unfinished save, or a rollback"
+            message = f"{', '.join(newer)} is newer than the one in {tracker}: an unfinished save, or a rollback"
             problems.append(Problem("NEWER_ITERATION", message, tracker, severity="warning"))
     names = [chosen, *others] if scan.everything else [chosen]
     folders = list(scan.inside(folder, names, problems))

@@ -1,8 +1,8 @@
 """Megatron-LM's own checkpoint layout: one directory per model-parallel rank, mp_rank_TT[_PPP][_EEE]/model_optim_rng.pt.
 
-Names and keys: Megatron-LM `megatron/training/checkpointing.py` (get_checkpoint_name, generate_state_dict). With one
-number behind the tensor rank it is the pipeline rank, or the expert rank when there is one pipeline stage: only the
-arguments in the file tell. Layer numbers are local to a pipeline chunk and are made global here.
+Names and keys: Megatron-LM `megatron/training/checkpointing.py` (get_checkpoint_name, generate_state_dict). A single number after
+the tensor rank is the pipeline rank, or with one pipeline stage the expert rank: only the arguments in the file determine which.
+Layer numbers are local to a pipeline chunk and are made global here.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _rank_dir(file: str, folder: Folder) -> str:
 
 
 def _files(scan: FolderScan, folder: Folder, dirs: list[str], section: Section) -> tuple[list[str], set[str]]:
-    """(files to read, directories that have an optimizer file of their own)."""
+    """(files to read, directories that have their own optimizer file)."""
     wanted: list[str] = []
     optimizers: set[str] = set()
     for below in scan.inside(folder, (name[:-1] for name in dirs), section.problems):
@@ -76,7 +76,7 @@ def _coordinates(dirs: dict[str, re.Match[str]], args: dict[str, Any]) -> dict[s
 
 
 def _check_grid(section: Section, folder: Folder, by_dir: dict[str, Coordinates], args: dict[str, Any]) -> None:
-    """Every rank of the grid must be there; the grid is what the arguments say, or the reach of the names."""
+    """Every rank of the grid must exist; the grid is given by the arguments, or by the range of the names."""
     stated = parallelism(args)
     seen = {key: 1 + max(c[i] for c in by_dir.values()) for i, key in enumerate(("tp", "pp", "ep"))}
     sizes = {key: max(size, stated.get(key) or 1) for key, size in seen.items()}
@@ -98,7 +98,7 @@ def _check_files(
 ) -> None:
     without_optimizer = model - optimizers if optimizers else set[str]()
     for names, what in (
-        (set(by_dir) - model, f"no {MODEL_FILES[0]} in it"),
+        (set(by_dir) - model, f"no {MODEL_FILES[0]}"),
         (without_optimizer, f"no {OPTIMIZER_FILES[0]}, which other ranks have"),
     ):
         for name in sorted(names)[: grid.MAX_LINES]:

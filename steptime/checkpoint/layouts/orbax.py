@@ -122,7 +122,9 @@ def _ocdbt(folder: Folder, section: Section) -> None:
         raise UnreadableError("MISSING_EXTRA", message, section.files[0]) from None
     odd = _no_files(folder)
     if odd:  # tensorstore opens whatever lies there, and waits forever at a FIFO
-        raise UnreadableError("NOT_A_FILE", "not a regular file, in a store that is read whole", folder.named(odd))
+        raise UnreadableError(
+            "NOT_A_FILE", "not a regular file in a store, which is read as a whole", folder.named(odd)
+        )
     try:
         base = f"file://{os.path.abspath(folder.path)}/"  # noqa: PTH100 - a str path stays a str
         store = tensorstore.KvStore.open({"driver": "ocdbt", "base": base}).result()
@@ -141,7 +143,7 @@ def _ocdbt(folder: Folder, section: Section) -> None:
 
 
 def _no_files(folder: Folder) -> str | None:
-    """The first thing below a store that is neither file nor directory; links count as what they lead to."""
+    """The first thing below a store that is neither file nor directory; links count as their target."""
     for path, _, names in os.walk(folder.path):
         for name in names:
             try:

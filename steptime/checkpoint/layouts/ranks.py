@@ -1,7 +1,7 @@
 """One torch file per rank without any index: model_world_size_8_rank_3.pt (verl), *.rank_3.pth (dinov2), consolidated.03.pth.
 
-DTensors and ShardedTensors say where their piece lies; the names of Meta's models (consolidated) say along what they
-are split (see `tensor_parallel`); for other plain tensors only a checksum can tell a copy from a slice.
+DTensors and ShardedTensors record the location of their piece; the names in Meta's models (consolidated) determine the split
+dimension (see `tensor_parallel`); for other plain tensors only a checksum distinguishes a copy from a slice.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def sections(scan: FolderScan, folder: Folder, files: list[str]) -> tuple[list[S
 
 
 def one_slice(scan: FolderScan, section: Section, path: str, file: str) -> None:
-    """Note that `file` in the directory `path` is one of several model-parallel slices, as Meta names them."""
+    """Note that `file` in the directory `path` is one of several model-parallel slices, with Meta's file names."""
     match = RANK.match(file)
     if match and match["meta"]:
         slices = [name for name in scan.folder(path).files if (other := RANK.match(name)) and other["meta"]]

@@ -93,7 +93,7 @@ def _load_index(group: _Set, section: Section, folder: Folder, present: set[str]
         if folder.has_name(shard):
             group.expected.add(shard)
         else:
-            section.problem("PATH_ESCAPE", f"the index names {shard}, outside this directory; it was not opened", name)
+            section.problem("PATH_ESCAPE", f"the index names {shard}, outside this directory; not read", name)
     group.files = [shard for shard in sorted(group.expected) if shard in present]
     return True
 
@@ -135,7 +135,7 @@ def _check_duplicates(section: Section) -> None:
 
 
 def _check_index(section: Section, group: _Set, folder: Folder, equal: bool) -> None:
-    """The index and the shards must tell the same story (`equal`: they do); thousands of wrong names take few lines."""
+    """The index and the shards must agree (`equal`: they do); thousands of wrong names take few lines."""
     assert group.index is not None
     index, weights = folder.named(group.index), group.weights
     gone = {error.file for error in section.problems if error.severity == "error"}
@@ -147,7 +147,7 @@ def _check_index(section: Section, group: _Set, folder: Folder, equal: bool) -> 
         lost = [n for n, shard in weights.items() if shard in there and (n, folder.named(shard)) not in found]
         extra = [tensor.name for tensor in section.tensors if tensor.name not in weights]
     for code, names, text in (
-        ("MISSING_TENSOR", lost, "is not in the shard the index names"),
+        ("MISSING_TENSOR", lost, "is not in the shard that the index names"),
         ("NOT_IN_INDEX", extra, "is in a shard but not in the index"),
     ):
         if names:

@@ -1,4 +1,4 @@
-"""Files that stand alone, and what the pickled object says about the run that wrote it."""
+"""Single files, and what the pickled object contains about the run that wrote it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def parallelism(args: dict[str, Any]) -> dict[str, Any]:
 
 
 def section(contents: Contents) -> Section:
-    """The section of one file that stands alone."""
+    """The section of a single file."""
     stated = facts_of(contents)
     contents.facts.pop("root", None)
     stem = contents.file.rpartition("/")[2].rpartition(".")[0]
@@ -85,10 +85,10 @@ def part(section: Section, what: str) -> None:
 
 
 def _one_rank(section: Section) -> None:
-    """A file of one rank holds slices: the whole model is what its arguments say, not what its shapes say."""
+    """A file of one rank holds slices: the whole model is given by its arguments, not by its shapes."""
     degrees = parallelism(section.facts.get("args") or {})
     split = {key: degrees[key] for key in ("tp", "pp", "ep") if degrees.get(key, 1) > 1}
     if split:
         words = " x ".join(f"{key.upper()} {value}" for key, value in split.items())
-        section.notes.append(f"one rank of {words}: shapes are slices; the directory above has the whole model")
+        section.notes.append(f"one rank of {words}: shapes are slices; give the parent directory for the whole model")
         section.facts["slices"] = True

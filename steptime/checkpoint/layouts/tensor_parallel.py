@@ -1,6 +1,6 @@
 """Global names and places for the tensors of ranks: layer numbers per stage, tensor-parallel dimension, experts.
 
-Which tensors are split and along what: Megatron-LM `megatron/core/tensor_parallel/layers.py` (ColumnParallelLinear
+Which tensors are split, and along which dimension: Megatron-LM `megatron/core/tensor_parallel/layers.py` (ColumnParallelLinear
 splits rows of the weight, RowParallelLinear columns), `megatron/core/transformer/moe/experts.py`; names also of the
 older `megatron/legacy/model/transformer.py` and of Meta's `llama/model.py`, which uses fairscale's layers of the same
 names. Layer offsets: `transformer_block.get_num_layers_to_build`.
@@ -33,7 +33,7 @@ PACKED = {"experts.weight1": 1, "experts.weight2": 0}  # grouped GEMM packs all 
 def split_dim(name: str) -> int | None:
     """The dimension tensor parallelism splits, -1 for what every rank holds whole (norms, routers, row biases).
 
-    None where the name is not known: then only a checksum can tell a copy from a slice.
+    None where the name is not known: then only a checksum distinguishes a copy from a slice.
     """
     packed = next((dim for end, dim in PACKED.items() if name.endswith(end)), None)
     if packed is not None:

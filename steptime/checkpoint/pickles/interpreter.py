@@ -27,7 +27,7 @@ class MalformedError(Exception):
 
 def _reason(error: Exception, at_end: bool) -> str:
     if isinstance(error, struct.error) or (isinstance(error, IndexError) and at_end):
-        return "it ends without STOP"
+        return "no STOP at its end"
     return "an opcode found too few values on the stack" if isinstance(error, IndexError) else str(error)
 
 

@@ -1,4 +1,4 @@
-"""Globals that a stream may name without a report, those that torch.load accepts, and modules that are always there.
+"""Globals that a stream may name without a report, those that torch.load accepts, and modules that are always available.
 
 The verdict is default-deny: whatever is not listed in data/checkpoint/pickle_globals.json is named in the report. A test
 holds the lists against the installed Python, torch and numpy.
@@ -25,10 +25,10 @@ INERT = frozenset().union(*LIBRARIES.values())
 CLASSES: dict[str, int] = _TABLES["classes"]["names"]
 """Parts of torch whose classes records and pickled modules name, and how many names below them a class has at most."""
 CALLERS = frozenset(_TABLES["callers"]["names"])
-"""Listed globals that call what they are given: in a stream with one of them every function it names may be called."""
+"""Listed globals that call their arguments: in a stream with one of them, every named function may be called."""
 DTENSOR = frozenset(_TABLES["dtensor"]["names"])
 """Globals that `torch.load(weights_only=True)` accepts once torch.distributed.tensor is imported."""
 NAMES = ("torch.nn.functional.", "torch._C._nn.")
 """Packages of torch whose functions a pickled module may hold, as long as nothing calls them."""
 PRESENT = frozenset(words(_TABLES["present"]["names"]))
-"""Top-level modules that are there wherever a checkpoint is loaded."""
+"""Top-level modules that are available wherever a checkpoint is loaded."""

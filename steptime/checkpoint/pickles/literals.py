@@ -16,7 +16,7 @@ def need(m: PickleState, i: int, length: int) -> int:
     """Offset after the next `length` bytes. Raises ValueError, with both numbers, if the stream has fewer."""
     left = len(m.data) - i
     if length > left:
-        raise ValueError(f"opcode at {i} wants {length} bytes, {max(left, 0)} left")
+        raise ValueError(f"opcode at {i} needs {length} bytes, {max(left, 0)} left")
     return i + length
 
 

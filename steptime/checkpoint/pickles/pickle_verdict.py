@@ -1,8 +1,8 @@
 """The verdict on the globals of a pickle stream: which would run code in a plain load, which `weights_only=True` refuses.
 
-Default-deny: a global is passed over only when it is listed as building data (`known_globals`). Everything else is named: as an
-error when it is there wherever torch is, or is a function that the stream calls, for then a plain load runs it; as a
-warning when it is a class of another project, whose code a load imports. No list says that a file is harmless.
+Default-deny: a global is ignored only when it is listed as building data (`known_globals`). Everything else is named: as an error
+when it is available wherever torch is, or is a function that the stream calls, since a plain load then runs it; as a warning when
+it is a class of another project, whose code a load imports. No list proves that a file is harmless.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ def placements(spec: Any) -> list[tuple[str, int | None]]:
 
 
 def offsets(whole: Shape, local: Shape, spec: Any) -> Shape | None:
-    """Offsets of the local piece of a DTensor in every dimension [elements]; None if the record has too little."""
+    """Offsets of the local piece of a DTensor in every dimension [elements]; None if the record is incomplete."""
     mesh = mapping(mapping(spec).get("mesh"))
     place, sizes = shape_of(mesh.get("_coordinate_on_dim")), _sizes(mesh)
     kinds = placements(spec)

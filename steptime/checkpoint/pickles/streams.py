@@ -16,7 +16,7 @@ MAX_DEPTH = 4  # of streams inside streams; torch nests one
 class Streams:
     """`roots` are the values in order, `states` the interpreter states, including nested streams.
 
-    `end` is the offset after the last complete stream; `error` says why the next one could not be read.
+    `end` is the offset after the last complete stream; `error` is why the next one could not be read.
     """
 
     where: str

@@ -75,7 +75,7 @@ def _inner(args: Args) -> StoredTensor | None:
 
 
 def _noted(build: Build, note: str) -> Build:
-    """The same, with a note of its own."""
+    """The same, with a note."""
 
     def noted(args: Args) -> StoredTensor | None:
         found = build(args)

@@ -98,10 +98,9 @@ class Stop(Exception):  # noqa: N818 - the end of the stream is no error
 class PickleState:
     """One stream of `data` being read, called `where` in messages.
 
-    `end` is the byte at which it begins, and after STOP the byte behind it; `refs` the globals it names; `nested` the calls
-    of loaders with bytes of their own; `foreign` the opcodes torch's weights_only unpickler does not know; `indirect` the
-    byte and the number of arguments of a call whose function is itself computed; `unread` counts nested byte strings that
-    are not a stream.
+    `end` is the byte at which it begins, and after STOP the byte behind it; `refs` the globals it names; `nested` the calls of
+    loaders with their own bytes; `foreign` the opcodes torch's weights_only unpickler does not know; `indirect` the byte and the
+    number of arguments of a call whose function is itself computed; `unread` counts nested byte strings that are not a stream.
     """
 
     data: bytes

@@ -78,7 +78,7 @@ def _fill(contents: Contents, fields: dict[str, Any]) -> None:
         contents.tensors.append(tensor)
         torn += _check_cover(contents, tensor, known[name][1], torn < MAX_LINES)
     if torn > MAX_LINES:
-        contents.problem("INCOMPLETE_COVER", f"{torn - MAX_LINES} more tensors whose chunks do not add up")
+        contents.problem("INCOMPLETE_COVER", f"{torn - MAX_LINES} more tensors with missing or overlapping chunks")
     contents.facts["placement"] = _placement(fields.get("storage_data"), known)
 
 
@@ -125,7 +125,7 @@ def _chunks(chunks: Any) -> Chunks:
 
 
 def _check_cover(contents: Contents, tensor: StoredTensor, chunks: Chunks, tell: bool) -> int:
-    """1 if the chunks do not add up to the tensor, else 0; at most one problem per tensor."""
+    """1 if the chunks do not cover the tensor, else 0; at most one problem per tensor."""
     covered = sum(chunks.values())
     if covered == tensor.numel or not chunks:
         return 0

@@ -79,7 +79,7 @@ def _parse(contents: Contents, header: _Header) -> None:
         header.order, version = ">", int.from_bytes(version.to_bytes(4, "little"), "big")
     count, keys = header.number("Q"), header.number("Q")
     if version not in (2, 3):
-        raise ValueError(f"GGUF version {version}; 2 and 3 are read")
+        raise ValueError(f"GGUF version {version} is not supported (2 and 3 are)")
     if count * MIN_TENSOR > size or keys * MIN_KEY > size:
         raise ValueError(f"{count} tensors and {keys} keys cannot fit in {size} bytes")
     facts = contents.facts["gguf"] = {}

@@ -20,7 +20,7 @@ KERAS = "model.weights.h5"
 MAX_OBJECTS = 200_000
 MAX_DEPTH = 64
 MAX_BYTES = 400 << 20
-"""What libhdf5 may allocate; it takes the sizes of a damaged file's blocks as they stand (1.6 GB for one of 3 kB)."""
+"""Limit of libhdf5's allocations; it trusts the block sizes of a damaged file (1.6 GB for one of 3 kB)."""
 
 
 class _File(io.RawIOBase):
@@ -59,7 +59,7 @@ def read(source: Source) -> Contents:
 def read_keras(source: Source, entry: ZipEntry) -> Contents:
     """Read the weights inside a .keras archive, which Keras stores uncompressed. Raises `UnreadableError`."""
     if entry.method != 0:
-        raise UnreadableError("COMPRESSED", f"{KERAS} is compressed; Keras stores it as it is", source.name)
+        raise UnreadableError("COMPRESSED", f"{KERAS} is compressed; Keras stores it uncompressed", source.name)
     window = Window(source, zipdir.data_offset(source, entry), entry.size)
     return _read(Contents(source.name, "Keras", nbytes=source.size), _File(window))
 
@@ -106,7 +106,7 @@ def _walk(h5py: Any, file: Any, contents: Contents) -> None:
         for key in group:
             name = f"{prefix}.{key}" if prefix else str(key)
             if not isinstance(group.get(key, getlink=True), h5py.HardLink):
-                contents.problem("LINK", f"{name} is a link to elsewhere; it is not followed", severity="warning")
+                contents.problem("LINK", f"{name} is an external link; not followed", severity="warning")
                 continue
             item = group[key]
             address = h5py.h5o.get_info(item.id).addr
@@ -114,7 +114,7 @@ def _walk(h5py: Any, file: Any, contents: Contents) -> None:
                 continue
             if len(visited) == MAX_OBJECTS or depth > MAX_DEPTH:
                 what = f"more than {MAX_OBJECTS:,} objects, or {MAX_DEPTH} groups inside each other"
-                contents.problem("TOO_MANY", f"{what}: {name} and what follows is not read")
+                contents.problem("TOO_MANY", f"{what}: {name} and all following objects are not read")
                 return
             visited.add(address)
             if isinstance(item, h5py.Dataset):

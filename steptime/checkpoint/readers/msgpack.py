@@ -73,7 +73,7 @@ def _value(cursor: _Items, contents: Contents, path: list[str], depth: int) -> A
     if tag in _EXT or tag in (0xC7, 0xC8, 0xC9):
         length = _EXT.get(tag) or cursor.size(1 << (tag - 0xC7))
         return _extension(cursor, contents, path, length)
-    raise UnreadableError("MALFORMED", f"byte 0x{tag:02x} at {cursor.at - 1} begins no value", contents.file)
+    raise UnreadableError("MALFORMED", f"byte 0x{tag:02x} at {cursor.at - 1} does not start a value", contents.file)
 
 
 def _map(cursor: _Items, contents: Contents, path: list[str], depth: int, count: int) -> Any:

@@ -106,7 +106,7 @@ def _head(source: Source, entry: ZipEntry, length: int = HEADER_READ) -> bytes:
     if entry.method == 0:
         return data
     if entry.method != zlib.DEFLATED:
-        raise UnreadableError("COMPRESSED", f"compression method {entry.method} is not read", source.name)
+        raise UnreadableError("COMPRESSED", f"compression method {entry.method} is not supported", source.name)
     try:
         return zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, length)
     except zlib.error:

@@ -1,4 +1,4 @@
-"""torch.export .pt2 archives: weights are described by JSON beside their raw bytes.
+"""torch.export .pt2 archives: weights are described by JSON next to their raw bytes.
 
 Layout: torch 2.13 `torch/export/pt2_archive/_package.py` and `constants.py` (data/weights/model_weights_config.json
 maps a name to its path and a tensor_meta with sizes, dtype number and strides; `torch/_export/serde/schema.py` ScalarType).

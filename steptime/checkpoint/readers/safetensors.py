@@ -25,7 +25,7 @@ class _Header(list[tuple[str, Any]]):
 
 
 def _integer(digits: str) -> int | None:
-    """None stands for a number beyond 64 bits, which no field may hold and Python may refuse to convert."""
+    """None represents a number beyond 64 bits, which no field may hold and Python may refuse to convert."""
     return int(digits) if len(digits) < 20 else None
 
 
@@ -58,13 +58,13 @@ def read(source: Source) -> Contents:
 def _raw_header(source: Source) -> tuple[int, bytes]:
     """(header length, header); every length is checked against the file size before it is used."""
     if source.size < 8:
-        raise UnreadableError("HEADER_TOO_SMALL", f"{source.size} bytes, a header needs 8", source.name)
+        raise UnreadableError("HEADER_TOO_SMALL", f"{source.size} bytes; a header needs 8", source.name)
     start = source.upto(0, FIRST_READ)
     length = int.from_bytes(start[:8], "little")
     if length > MAX_HEADER:
         raise UnreadableError("HEADER_TOO_LARGE", f"header length {length} exceeds {MAX_HEADER}", source.name)
     if length > source.size - 8:
-        message = f"header of {length} bytes, {source.size - 8} bytes left: the file is truncated or no safetensors"
+        message = f"header of {length} bytes, {source.size - 8} bytes left: the file is truncated or not safetensors"
         raise UnreadableError("INVALID_HEADER_LENGTH", message, source.name)
     raw = start[8 : 8 + length]
     if len(raw) < length:
@@ -139,7 +139,7 @@ def _record(contents: Contents, name: str, code: Any, shape: Shape | None, offse
     dtype = SAFETENSORS.get(code, code)
     size, span = nbytes(shape, dtype), offsets[1] - offsets[0]
     if size is not None and size != span:
-        message = f"tensor {name}: {code} {list(shape)} is {size} bytes, its offsets span {span}"
+        message = f"tensor {name}: {code} {list(shape)} is {size} bytes, its offsets span {span} bytes"
         contents.problem("SIZE_MISMATCH", message, name)
     note = "unknown dtype" if size is None else ""
     contents.tensors.append(StoredTensor(name, shape, dtype, span, contents.file, start=offsets[0], note=note))
@@ -170,10 +170,10 @@ def _check_layout(contents: Contents, data_bytes: int) -> None:
     for tensor in () if in_row else tensors:
         start = tensor.start
         if start < at:
-            message = f"tensor {tensor.name} begins at {start}, inside the one before it"
+            message = f"tensor {tensor.name} begins at {start}, inside the previous one"
             contents.problem("OVERLAP", message, tensor.name)
         elif start > at:
-            contents.problem("HOLE", f"{start - at} bytes before tensor {tensor.name} belong to none", tensor.name)
+            contents.problem("HOLE", f"{start - at} bytes before tensor {tensor.name} belong to no tensor", tensor.name)
         at = max(at, start + tensor.nbytes)
     if at > data_bytes:
         here = sum(1 for tensor in tensors if tensor.start + tensor.nbytes <= data_bytes)

@@ -80,7 +80,7 @@ def note_dangers(contents: Contents, facts: PickleFacts, found: Streams | None =
     if found is not None and not found.roots:
         message = f"{found.where}: {found.error}"
         if facts.dangerous:  # a stream that breaks off after a call is still run up to there by a loader
-            message += "; before that: " + facts.dangerous[0].text()
+            message += "; earlier: " + facts.dangerous[0].text()
         raise UnreadableError("MALFORMED_PICKLE", message, contents.file)
     for danger in facts.dangerous:
         contents.problem("DANGEROUS_PICKLE", danger.text())
@@ -98,7 +98,7 @@ def collect(contents: Contents, root: Any, below: list[str]) -> None:
     file_role = roles.of_file(contents.file)
     for path, (_, tensor) in zip(paths, found, strict=True):
         if tensor.note == "too deep":
-            message = f"nesting beyond {graph.MAX_DEPTH} levels was left out"
+            message = f"nesting beyond {graph.MAX_DEPTH} levels was skipped"
             contents.problem("TOO_DEEP", message, severity="warning")
             continue
         tensor.file = contents.file
@@ -155,17 +155,17 @@ def salvage(source: Source) -> Contents:
     contents = Contents(source.name, "torch zip", nbytes=source.size)
     first = zipdir.first_member(source)
     if first is None or not first[0].endswith("data.pkl"):
-        raise UnreadableError("TRUNCATED", "a zip archive cut short before its data.pkl", source.name)
+        raise UnreadableError("TRUNCATED", "a zip archive truncated before its data.pkl", source.name)
     at = first[1]
     found = first_streams(source, at, 1, "data.pkl")
     root = found.root
     if found.error is not None:
         root = found.states[0].salvage() if found.states else None
-        contents.problem("TRUNCATED", f"cut short inside data.pkl after {source.size - at} bytes ({found.error})")
+        contents.problem("TRUNCATED", f"truncated inside data.pkl after {source.size - at} bytes ({found.error})")
     note_dangers(contents, judge(found))
     collect(contents, root, [])
     if not contents.tensors:
-        raise UnreadableError("TRUNCATED", "a zip archive cut short before its first tensor record", source.name)
+        raise UnreadableError("TRUNCATED", "a zip archive truncated before its first tensor record", source.name)
     expected = at + sum({t.storage: t.storage_nbytes for t in contents.tensors if t.storage}.values())
     contents.facts |= {"root": root, "expected_bytes": expected}
     if not contents.problems or contents.problems[-1].code != "TRUNCATED":

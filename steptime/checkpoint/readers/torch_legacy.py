@@ -45,7 +45,7 @@ def read(source: Source) -> Contents:
     if keys is None or source.size < need:
         contents.problem("TRUNCATED", f"truncated: {source.size:,} bytes present, {need:,} expected")
     elif type(keys) is list and not set(storages) <= {str(k) for k in keys}:
-        contents.problem("STORAGE_MISSING", "a storage the object names is not in the file's list of storages")
+        contents.problem("STORAGE_MISSING", "a storage of the object is not in the file's list of storages")
     elif type(keys) is list and len(keys) == len(storages) and source.size > need:
         contents.problem("TRAILING_BYTES", f"{source.size - need:,} bytes after the last storage", severity="warning")
     return contents

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Iteration(NamedTuple):
-    """One logged iteration; 0 where the line does not say."""
+    """One logged iteration; 0 where the line has no value."""
 
     framework: str
     number: int
@@ -23,13 +23,13 @@ class Iteration(NamedTuple):
     samples_per_s: float = 0.0
     """Sequences of all devices; DeepSpeed prints it instead of the step time."""
     mean_s: float = 0.0
-    """Mean step time since the run began; ms-swift prints it in place of the step time."""
+    """Mean step time since the run began; ms-swift prints it instead of the step time."""
     elapsed_s: float = 0.0
-    """Seconds since then, in whole ones."""
+    """Seconds since then, whole."""
 
 
 class MemoryPeak(NamedTuple):
-    """Peak memory of a rank [B]; 0 where the line does not say."""
+    """Peak memory of a rank [B]; 0 where the line has no value."""
 
     rank: int
     """-1 where the line does not name the rank."""

@@ -32,7 +32,7 @@ def open_plain(name: str) -> Iterator[BinaryIO]:
     except (gzip.BadGzipFile, zlib.error):
         raise ConfigError(f"{name}: damaged gzip file") from None
     except IsADirectoryError:
-        raise ConfigError(f"{name}: is a directory; give a file") from None
+        raise ConfigError(f"{name}: is a directory; expected a file") from None
     except FileNotFoundError:
         raise ConfigError(f"{name}: no such file") from None
     except ConfigError:

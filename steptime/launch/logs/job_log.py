@@ -1,6 +1,6 @@
 """Reading the logs of one training job, of any size, in bounded memory: only the lines of an argument dump are kept.
 
-Lines end at a line feed or, as progress bars have it, at a carriage return; a long line is cut. Files of
+Lines end at a line feed or, for progress bars, at a carriage return; a long line is cut. Files of
 several nodes and of restarts are read one after the other into one `JobLog`.
 """
 
@@ -38,8 +38,8 @@ TellProgress = Callable[[str, float], None]
 class JobLog:
     """The contents of one job's logs.
 
-    Iterations are held once each (`series`), memory peaks by rank, and of the argument dumps the first, with what later ones
-    say otherwise.
+    Iterations are held once each (`series`), memory peaks by rank, and the first argument dump, with the values that differ in
+    later ones.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class JobLog:
         """Peak allocated memory [B] by rank; -1 where the log does not name it."""
         self.reserved: dict[int, float] = {}
         self.local_ranks = False
-        """Whether the ranks are those within a node."""
+        """Whether the ranks are local ranks of a node."""
         self.parameters: dict[tuple[int, int], int] = {}
         """Parameters by (tensor, pipeline) rank."""
         self.vocabulary: entries.Vocabulary | None = None
@@ -71,7 +71,7 @@ class JobLog:
         self.contradictions: list[tuple[str, dict[str, str]]] = []
         """File and argument -> value, for later dumps with different values."""
         self.cut_dump: ConfigError | None = None
-        """A dump that began and did not end."""
+        """A truncated dump."""
         self.head = bytearray()
         """The beginning of the first file, or the part where the config is printed, if later."""
         self.notes: list[str] = []
@@ -166,13 +166,13 @@ def read_log(paths: Iterable[str], progress: TellProgress | None = None) -> JobL
         _read_file(log, name, progress)
     if len(log.titan) > 1:
         raise ConfigError(
-            f"{log.titan[True]}: is torchtitan's, {log.titan[False]} is not: these are logs of two jobs; give the logs of one job"
+            f"{log.titan[True]}: is a torchtitan log, {log.titan[False]} is not: logs of two jobs; give the logs of one job"
         )
     if not len(log.series) and not len(log.unnumbered):
         if log.cut_dump is not None:
             raise log.cut_dump
         files = ", ".join(log.files)
-        raise ConfigError(f"{files}: no iteration is logged; give the log of a training run (its step times)")
+        raise ConfigError(f"{files}: no iterations logged; give the log of a training run (with step times)")
     return log
 
 
@@ -218,7 +218,7 @@ def _dump_line(log: JobLog, state: FileState, line: bytes, name: str) -> None:
 
 
 def _lines(name: str, log: JobLog, progress: TellProgress | None) -> Iterator[bytes]:
-    """The lines of a file, plain or gzip; one that ends early is read up to the damage, which is recorded."""
+    """The lines of a file, plain or gzip; a truncated one is read up to its end, which is recorded."""
     try:
         with open_plain(name) as file:
             size = Path(name).stat().st_size
@@ -227,4 +227,4 @@ def _lines(name: str, log: JobLog, progress: TellProgress | None) -> Iterator[by
                 if progress is not None and size:
                     progress(name, os.lseek(file.fileno(), 0, os.SEEK_CUR) / size)
     except EOFError:
-        log.notes.append(f"{name}: the gzip file is cut; read up to the damage")
+        log.notes.append(f"{name}: the gzip file is truncated; read up to there")

@@ -1,8 +1,8 @@
 """Formats of the lines of a training log, by framework, each with its source.
 
-Megatron-LM and what descends from it (Megatron-DeepSpeed, GPT-NeoX, Primus, Megatron-Bridge) and NeMo 2 print fields between
+Megatron-LM and its derivatives (Megatron-DeepSpeed, GPT-NeoX, Primus, Megatron-Bridge) and NeMo 2 print fields between
 bars, `iteration 5/ 100 | elapsed time per iteration (ms): 1234.5 | ...`: one table of field names reads them all, in any order.
-torchtitan and NeMo's progress bars have shapes of their own.
+torchtitan and NeMo's progress bars have their own formats.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ _TITAN = re.compile(
 )
 """pytorch/torchtitan torchtitan/components/metrics.py, MetricsProcessor.log: memory is the reserved peak since the last line."""
 _BRIDGE = re.compile(r"Step Time : ([\d.]+)s GPU utilization: ([\d.]+) ?(?:MODEL_)?TFLOP/s/GPU")
-"""NVIDIA-NeMo/Megatron-Bridge train_utils.py, training_log; printed beside the numbered line."""
+"""NVIDIA-NeMo/Megatron-Bridge train_utils.py, training_log; printed next to the numbered line."""
 _BAR = re.compile(r"global_step=([\d.e+]+).*?train_step_timing in s=([\d.]+)")
 """NVIDIA/NeMo before 2.0: Lightning's progress bar."""
 _BARS = re.compile(r"^(Epoch[^%]*?|[^\w%]*)\d+%\|[^|]*\|\s*(\d{1,15})/\d+ \[[\d:]+<[^,\]]*,\s*([\d.]+)(s/it|it/s)")

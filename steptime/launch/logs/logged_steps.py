@@ -15,7 +15,7 @@ LIMIT = 200_000
 
 
 class LoggedStep(NamedTuple):
-    """One iteration's line; 0 where it does not say."""
+    """One iteration's line; 0 where it has no value."""
 
     number: int
     step_s: float
@@ -75,7 +75,7 @@ class LoggedSteps:
 
     @property
     def interval(self) -> int:
-        """Iterations that a line stands for: the most common difference between lines."""
+        """Iterations that a line covers: the most common difference between lines."""
         return self._interval or _usual_gap([self._number[i] for i in self._once()])
 
     def lines(self) -> list[LoggedStep]:

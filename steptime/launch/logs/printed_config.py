@@ -89,10 +89,10 @@ _KEY = re.compile(r"(?:[A-Za-z_][\w.-]*|'[^']*'|\"[^\"]*\"):(?: |$)|- |-$")
 def read_dump(lines: Iterable[str]) -> dict[str, str]:
     """Argument -> text from the dump at the beginning of a Megatron log; stops reading at its end.
 
-    Prefixes of ranks, time stamps and colors are taken off; lines of other ranks in between are passed over.
+    Prefixes of ranks, time stamps and colors are removed; lines of other ranks in between are skipped.
 
     Raises:
-        ConfigError: there is no dump, or it is cut in the middle.
+        ConfigError: there is no dump, or it is truncated.
     """
     arguments: dict[str, str] = {}
     inside = False
@@ -112,5 +112,5 @@ def read_dump(lines: Iterable[str]) -> dict[str, str]:
                 last = number
     if inside:
         where = f" after line {last}" if last else ""
-        raise ConfigError(f"the dump of arguments is cut{where}: no 'end of arguments' follows")
+        raise ConfigError(f"the dump of arguments is truncated{where}: no 'end of arguments' line")
     raise ConfigError("no dump of arguments ('------ arguments ------') in it; not a Megatron-LM log")

@@ -1,8 +1,8 @@
 """The steady state of a run: which logged iterations count, and their median with its uncertainty.
 
-Left out: the first max(2, 10 %) iterations of the log and the first 2 after each restart, the iterations beside an evaluation
-or a checkpoint, and, where the batch is ramped up, those before the final global batch. A line that stands for several
-iterations (Megatron's --log-interval) is left out when any of them would be.
+Left out: the first max(2, 10 %) iterations of the log and the first 2 after each restart, the iterations next to an evaluation or
+a checkpoint, and, where the batch is ramped up, those before the final global batch. A line that covers several iterations
+(Megatron's --log-interval) is left out when any of them would be.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from steptime.launch.logs.job_log import JobLog
 from steptime.launch.logs.logged_steps import LoggedStep
 
 RULE = (
-    "median after warm-up: without the first max(2, 10 %) iterations, 2 after a restart, those beside an evaluation or a "
+    "median after warm-up: without the first max(2, 10 %) iterations, 2 after a restart, those next to an evaluation or a "
     "checkpoint, and those before the final global batch"
 )
 WARM_UP, SHARE = 2, 0.1
 WARM, RESTART = "warm-up", "after a restart"
-PAUSE, RAMP = "beside an evaluation or a checkpoint", "before the final batch"
+PAUSE, RAMP = "next to an evaluation or a checkpoint", "before the final batch"
 CONFIDENCE = 0.95
 
 
@@ -34,7 +34,7 @@ class Steady(NamedTuple):
     """Median."""
     step_s_p10: float
     step_s_p90: float
-    """80 of 100 lines lie between these two."""
+    """80 of 100 lines are between these two."""
     median_low_s: float | None
     median_high_s: float | None
     """95 % interval of the median by order statistics, without any assumption on the distribution; None below 6 lines."""
@@ -43,7 +43,7 @@ class Steady(NamedTuple):
     logged: int
     """Lines logged, each iteration once."""
     interval: int
-    """Iterations that a line stands for."""
+    """Iterations that a line covers."""
     first: int
     last: int
     """Iterations of the first and the last line used."""
@@ -106,7 +106,7 @@ def _timed(line: LoggedStep, tokens_per_device: float, batch: int) -> LoggedStep
     if line.samples_per_s > 0.0 and batch:
         return line._replace(step_s=batch / line.samples_per_s)
     if tokens_per_device <= 0.0:
-        raise ConfigError("the log gives tokens/s: the tokens of a step are needed")
+        raise ConfigError("the log has tokens/s only: the tokens of a step are needed")
     return line._replace(step_s=tokens_per_device / line.tokens_per_s)
 
 
@@ -119,7 +119,7 @@ def _left_out(
     for forgiven in (PAUSE, RESTART):
         if all(reasons) and any(forgiven in found for found in reasons):
             reasons = [found - {forgiven} for found in reasons]
-            notes.append(f"no lines remain without {forgiven}; they are included")
+            notes.append(f"no lines remain after excluding lines {forgiven}; they are included")
     if all(reasons):
         reasons[-1] = set()
         notes.append("too short to exclude warm-up; only the last line is used")
@@ -133,7 +133,7 @@ def _reasons(
     """The reason to leave out a line; `restarts` and `pauses` are sorted."""
     line, first, final = lines[i], lines[0].number, lines[-1].batch
     before = line.number - interval
-    """The last iteration before those that the line stands for."""
+    """The last iteration before those that the line covers."""
     begin = max(first - interval, 0) if first > 0 else first - 1
     found: set[str] = set()
     if before < begin + max(WARM_UP, SHARE * (lines[-1].number - begin)):

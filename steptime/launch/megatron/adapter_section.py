@@ -41,7 +41,7 @@ def adapter_section(keys: JobKeys, model: Any, layout: dict[str, Any], precision
 
 
 def _not_modeled(model: Any, precision: str) -> str:
-    """With what adapters are not modeled yet (job/lora_rules.py); "" where they are."""
+    """The setting with which adapters are not modeled yet (job/lora_rules.py); "" where they are."""
     if precision not in {"bf16", "fp16", "fp32"}:
         return f"in {precision}"
     try:
@@ -49,4 +49,4 @@ def _not_modeled(model: Any, precision: str) -> str:
     except ConfigError:  # told with the whole plan
         return ""
     others = found.moe or found.mtp or found.layers or found.hybrid_pattern or found.linear_attention
-    return "beside other than dense layers" if others or found.attention.kind != "gqa" else ""
+    return "with layers other than dense ones" if others or found.attention.kind != "gqa" else ""

@@ -37,14 +37,14 @@ def attention_section(keys: JobKeys) -> dict[str, Any]:
         sizes = {ours: keys.whole(name) for name, ours in LATENT.items()}
         found = {"kind": "mla"} | {key: size for key, size in sizes.items() if size is not None}
         if not keys.on("qk_layernorm"):
-            keys.approximate("qk_layernorm", "norms of the latents, which are counted, are off")
+            keys.approximate("qk_layernorm", "norms of the latents are off, but counted")
         for name in ("group_query_attention", "num_query_groups", "kv_channels"):
-            keys.without_effect(name, "latent attention has widths of its own")
+            keys.without_effect(name, "latent attention has its own head widths")
     found |= _window(keys)
     if keys.get("softmax_type") is not None and keys.word("softmax_type"):
         found["sinks"] = True
     elif keys.get("softmax_type") == "off-by-one":
-        keys.without_effect("softmax_type", "a constant in the softmax costs nothing")
+        keys.without_effect("softmax_type", "a constant in the softmax changes no cost")
     if keys.on("attention_output_gate"):
         found["gated"] = True
     return ({"attention": found} if found else {}) | _linear(keys)
@@ -59,12 +59,13 @@ def _linear(keys: JobKeys) -> dict[str, Any]:
     if kind is None:
         return {}
     if kind != "gated_delta_net":
-        keys.leave_out("experimental_attention_variant", "its own kind of attention")
+        keys.leave_out("experimental_attention_variant", "a different kind of attention")
         return {}
     freq: int | list[int] = int(said) if said.isdecimal() else listed(said)
     if not freq or freq == 1:
         keys.fail(
-            "linear_attention_freq", f"expected a number from 2 on, or layers of 0 and 1 (got {said or 'nothing'})"
+            "linear_attention_freq",
+            f"expected a number of at least 2, or a list of 0 and 1 per layer (got {said or 'nothing'})",
         )
         return {}
     sizes = {ours: keys.whole(name) for name, ours in LINEAR.items()}
@@ -75,19 +76,19 @@ def _linear(keys: JobKeys) -> dict[str, Any]:
 def _window(keys: JobKeys) -> dict[str, Any]:
     """How many positions each position sees, itself included, and in which layers.
 
-    The flag says how many positions lie to the left and to the right; an integer N beside it leaves every N-th layer without
-    (core transformer/utils.py, is_layer_window_attention).
+    The flag gives the positions to the left and to the right; an integer N next to it leaves every N-th layer without (core
+    transformer/utils.py, is_layer_window_attention).
     """
     said = [int(number) for number in keys.words("window_size") if number.lstrip("-").isdecimal()]
     if not said or said[0] < 0:
         return {}
     if said[0] >= (keys.whole("seq_length") or 0) > 0:
-        keys.without_effect("window_size", "no shorter than the sequence")
+        keys.without_effect("window_size", "not shorter than the sequence")
         return {}
     found = {"window": said[0] + 1}
     skips = str(keys.get("window_attn_skip_freq") or "")
     if skips.isdecimal():
         return found | {"window_pattern": int(skips)}
     if skips:
-        keys.leave_out("window_attn_skip_freq", "layers listed one by one: every layer has a window")
+        keys.leave_out("window_attn_skip_freq", "layers listed one by one: counted as a window in every layer")
     return found

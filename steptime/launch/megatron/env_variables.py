@@ -1,4 +1,4 @@
-"""Settings in the environment of a Megatron job, and those that follow from the program that it starts."""
+"""Settings from the environment of a Megatron job, and from the program that it starts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def put_backend(keys: JobKeys, variables: Mapping[str, str]) -> None:
 def put_tokenizer(keys: JobKeys, program: str, variables: Mapping[str, str]) -> None:
     """The tokenizer of pretrain_gpt.py and similar programs by default (args_defaults: GPT2BPETokenizer).
 
-    That of flags alone is what their variable names, which the script that sources them passes on.
+    Where the file has flags only, the tokenizer is the one named by their variable, which the sourcing script passes on.
     """
     named = variables.get("TOKENIZER_MODEL", "")
     if not program and named and keys.get("tokenizer_model") is None and keys.get("vocab_size") is None:
@@ -39,7 +39,7 @@ def put_tokenizer(keys: JobKeys, program: str, variables: Mapping[str, str]) -> 
         keys.get(key) is None for key in ("tokenizer_type", "vocab_size", "tokenizer_model")
     ):
         keys.put("tokenizer_type", "GPT2BPETokenizer")
-        note = "model.vocab_sz: its tokenizer where none is named is GPT-2's"
+        note = "model.vocab_sz: its default tokenizer is GPT-2's"
         keys.beside_flags.append(LaunchFlag(program, "", "used", note))
 
 

@@ -26,7 +26,7 @@ def has_experts(keys: JobKeys) -> bool:
         return True
     count = keys.whole("num_experts", least=0) or 0
     if count == 1:
-        keys.without_effect("num_experts", "one expert is a dense MLP")
+        keys.without_effect("num_experts", "one expert is counted as a dense MLP")
     return count > 1
 
 
@@ -49,13 +49,13 @@ def expert_section(keys: JobKeys, ffn: int) -> dict[str, Any]:
         "z_loss": bool(keys.number("moe_z_loss_coeff")),
     }
     if str(keys.get("moe_router_score_function")) == "sqrtsoftplus":
-        keys.approximate("moe_router_score_function", "a sigmoid is counted")
+        keys.approximate("moe_router_score_function", "counted as a sigmoid")
     moe |= _capacity(keys) | _shared(keys, width) | _groups(keys)
     return layers | {"moe": {key: value for key, value in moe.items() if value is not None}}
 
 
 def expert_degrees(keys: JobKeys, tp: int) -> dict[str, int]:
-    """Expert parallelism; by default experts are split over tp too (core model_parallel_config.py)."""
+    """Expert parallelism; by default experts are also split over tp (core model_parallel_config.py)."""
     if not has_experts(keys):
         keys.without_effect("expert_model_parallel_size", "only with experts")
         return {}
@@ -78,7 +78,7 @@ def expert_performance(keys: JobKeys, precision: str) -> dict[str, Any]:
         return {}
     dtype = str(keys.get("moe_router_dtype"))
     if dtype == "fp64":
-        keys.approximate("moe_router_dtype", "the router is counted in fp32")
+        keys.approximate("moe_router_dtype", "the router is counted as fp32")
     dispatcher = keys.word("moe_token_dispatcher_type")
     shared = keys.on("moe_shared_expert_overlap") and keys.whole("moe_shared_expert_intermediate_size") is not None
     return {
@@ -103,7 +103,7 @@ def _layers(keys: JobKeys) -> dict[str, Any]:
     """
     count, said = keys.whole("num_layers") or 0, keys.get("moe_layer_freq")
     if hybrid_pattern(keys) or not count:
-        keys.without_effect("moe_layer_freq", "the hybrid pattern says which layers have experts")
+        keys.without_effect("moe_layer_freq", "the hybrid pattern sets which layers have experts")
         return {}
     kinds = [int(layer % int(said) == 0) for layer in range(count)] if str(said).isdecimal() else listed(str(said))
     if len(kinds) != count or not set(kinds) <= {0, 1}:
@@ -153,10 +153,10 @@ def _balancing(keys: JobKeys) -> str:
     kinds = re.findall(r"\w+", str(keys.get(name)))
     rates = [float(rate) for rate in re.findall(r"[\d.]+(?:e-?\d+)?", str(keys.get("moe_aux_loss_coeff")))] or [0.0]
     if len(kinds) > 1:
-        keys.approximate(name, f"several kinds of balancing: counted as {kinds[0]}")
+        keys.approximate(name, f"several kinds of load balancing: counted as {kinds[0]}")
         keys.put(name, kinds[0])
     if str(keys.get(name)) == "quantile_balancing":
-        keys.approximate(name, "balancing by quantiles: counted as none")
+        keys.approximate(name, "load balancing by quantiles: counted as none")
         return "none"
     kind = str(keys.word(name))
     return "none" if kind in _BALANCED and not rates[0] else kind
@@ -182,7 +182,7 @@ def _groups(keys: JobKeys) -> dict[str, Any]:
     """Groups of experts to which a token is limited."""
     groups, chosen = keys.whole("moe_router_num_groups"), keys.whole("moe_router_group_topk")
     if not groups or not chosen or chosen >= groups:
-        keys.without_effect("moe_router_num_groups", "a token may take experts of any group")
-        keys.without_effect("moe_router_group_topk", "a token may take experts of any group")
+        keys.without_effect("moe_router_num_groups", "counted without group limits")
+        keys.without_effect("moe_router_group_topk", "counted without group limits")
         return {}
     return {"node_limit": chosen, "n_groups": groups}

@@ -57,7 +57,7 @@ def arguments_of(words: Iterable[Word]) -> CommandLine:
 
 
 def _unset(unset: Mapping[tuple[int, Unknown], list[str]]) -> Iterator[str]:
-    """One line for all variables that are not set, for all words that are expected, for all commands, and per other reason."""
+    """One line for all unset variables, one for all missing arguments, one for all commands, and one per other reason."""
     groups: dict[str, list[tuple[int, Unknown, list[str]]]] = {}
     for (number, unknown), flags in unset.items():
         asked = unknown.variable not in {"", DEVICES_OF_JOB}
@@ -69,7 +69,7 @@ def _unset(unset: Mapping[tuple[int, Unknown], list[str]]) -> Iterator[str]:
         named = dict.fromkeys(f"${other.variable}" for _, other, _ in found)
         if kind in {"words", "variables"} and len(named) > 1:
             what = f"{', '.join(named)} have no value"
-            fix = "give script and arguments in one string: 'SCRIPT ARG ...'"
+            fix = "pass script and arguments as one string: 'SCRIPT ARG ...'"
             if kind == "variables":
                 fix = f"write {' '.join(f'{name[1:]}=...' for name in named)} before the command"
             yield f"line {number}: {what}; {fix}"
@@ -116,17 +116,17 @@ def _add(flag: Word, values: list[Word], line: CommandLine) -> None:
     if rule is None or rule.status == "irrelevant" or argument in _FILES:
         return
     if not switch and not values:
-        line.problems.append(f"line {flag.line}: {flag.text}: a value is missing")
+        line.problems.append(f"line {flag.line}: {flag.text}: missing value")
     for word in values:
         for unknown in word.unresolved:
             line.unset.setdefault((word.line, unknown), []).append(flag.text)
 
 
 def read_words(text: str) -> list[Word]:
-    """The words of a list of flags alone, one or more on a line.
+    """The words of a list of flags only, one or more on a line.
 
     Raises:
-        ConfigError: a quote that never ends.
+        ConfigError: an unclosed quote.
     """
     import shlex
 
@@ -156,9 +156,9 @@ def plain(value: Any) -> Any:
 
 
 def fitting_release(arguments: Collection[str], *, dump: bool = False) -> str:
-    """The releases whose parsers have all of the arguments, from first to last; of a dump the one whose parser is nearest.
+    """The releases whose parsers have all of the arguments, from first to last; for a dump, the one with the nearest parser.
 
-    "" where no release has them all, or, of a dump, nearly all.
+    "" where no release has them all, or, for a dump, nearly all.
 
     >>> fitting_release(["DDP_impl", "num_layers"]), fitting_release(["num_layers", "muon_momentum"])
     ('2.0 to 23.06', 'core 0.16 to core 0.19')

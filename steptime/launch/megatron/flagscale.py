@@ -27,7 +27,7 @@ def flags_in(path: str, text: str, beside: Beside) -> tuple[dict[str, Any], int 
     """The arguments as flags and their values, and the devices that the job's file names.
 
     Raises:
-        ConfigError: the file of arguments that the job names is not there.
+        ConfigError: the file of arguments that the job names was not found.
     """
     tree = parse_mapping(text, path)
     job, listed = _part(tree, "experiment"), tree.get("defaults")
@@ -35,7 +35,7 @@ def flags_in(path: str, text: str, beside: Beside) -> tuple[dict[str, Any], int 
         choices = [item for item in listed if isinstance(item, dict)] if isinstance(listed, list) else []
         named = next((str(item["train"]) for item in choices if "train" in item), "")
         if (inside := beside.text(f"train/{named}.yaml")) is None:
-            what = f"reads train/{named}.yaml, which is not there; put it in the same folder, or add --with FILE"
+            what = f"reads train/{named}.yaml, which was not found; put it in the same folder, or add --with FILE"
             raise ConfigError(f"{path}: {what}")
         tree |= parse_mapping(inside, named)
     entry = str(_part(job, "task").get("entrypoint", ""))
@@ -62,7 +62,7 @@ def _part(tree: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _devices(job: Mapping[str, Any]) -> int | None:
-    """Nodes times the processes of each: those that are said, else one for every visible device."""
+    """Nodes times the processes of each: those that are set, else one for every visible device."""
     runner, visible = _part(job, "runner"), _part(job, "envs").get("CUDA_VISIBLE_DEVICES")
     each = runner.get("nproc_per_node") or (len(str(visible).split(",")) if visible is not None else None)
     nodes = runner.get("nnodes") or (None if runner.get("hostfile") else 1)

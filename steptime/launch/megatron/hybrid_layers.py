@@ -39,7 +39,7 @@ def hybrid_section(keys: JobKeys) -> dict[str, Any]:
         return {}
     depths = _patterns(keys)[1:]
     if {*depths} - {AHEAD}:
-        keys.leave_out("hybrid_layer_pattern", f"layers of multi-token prediction other than {AHEAD}")
+        keys.leave_out("hybrid_layer_pattern", f"multi-token prediction layers other than {AHEAD}")
     if re.search(r"(?:mamba|hybrid)_stack_spec", str(keys.get("spec") or "")):
         keys.without_effect("spec", "the layers of the hybrid pattern")
     letters, said = pattern.replace("|", ""), keys.whole("num_layers")

@@ -14,7 +14,7 @@ from steptime.launch.vocabulary import entries_of
 _TOKENIZERS = ("tokenizer_model", "tokenizer_name_or_path", "tokenizer_file", "vocab_file", "merge_file")
 """Arguments that name a tokenizer's files."""
 _CALLED = ("load", "save", "pretrained_checkpoint", "wandb_exp_name", "tensorboard_dir", "model_name")
-"""Arguments whose values speak of the job."""
+"""Arguments whose values may name the model."""
 
 
 def model_section(keys: JobKeys, *, unfused: bool) -> dict[str, Any]:
@@ -25,7 +25,7 @@ def model_section(keys: JobKeys, *, unfused: bool) -> dict[str, Any]:
     if (
         keys.on("use_checkpoint_args") and "add_bias_linear" not in keys.values
     ):  # checkpointing.py, load_args_from_checkpoint
-        what = f"{keys.name('use_checkpoint_args')}: the checkpoint's own sizes, groups and biases go before the flags'"
+        what = f"{keys.name('use_checkpoint_args')}: sizes, groups and biases of the checkpoint override the flags"
         keys.left_open["model"] = f"{what}; add --set model=NAME (3dtrn models lists them)"
         return {}
     hidden, heads = keys.count("hidden_size"), keys.count("num_attention_heads")
@@ -53,7 +53,7 @@ def model_section(keys: JobKeys, *, unfused: bool) -> dict[str, Any]:
         "norm_bias": norm == "layernorm",
     }
     if not section["bias"] and not section["dropout"]:  # torch's dropout of probability 0 returns its input
-        keys.without_effect("bias_dropout_fusion", "without bias and dropout both ways add the residual alone")
+        keys.without_effect("bias_dropout_fusion", "without bias and dropout, fused and unfused only add the residual")
     if not section["bias"] and keys.on("add_qkv_bias"):
         section["qkv_bias"] = True
     section |= _positions(keys) | hybrid_section(keys) | attention_section(keys)
@@ -72,7 +72,7 @@ def _kv_heads(keys: JobKeys, heads: int) -> int | None:
 
 
 def _ffn(hidden: int, *, swiglu: bool) -> int:
-    """4h (TransformerConfig); of the flag --swiglu two thirds of it, down to a multiple of 64 (arguments.py, validate_args)."""
+    """4h (TransformerConfig); with --swiglu two thirds of it, rounded down to a multiple of 64 (arguments.py, validate_args)."""
     return int(4 * hidden * 2 / 3 / 64) * 64 if swiglu else 4 * hidden
 
 
@@ -88,20 +88,20 @@ def _activation(keys: JobKeys, *, glu: bool) -> str:
 
 
 def _dropout(keys: JobKeys, *, unfused: bool) -> float:
-    """One probability for both kinds: what it costs depends on whether there is any.
+    """One probability for both kinds: the cost depends only on whether it is 0.
 
-    Dropout of the hidden states keeps a mask for each residual and for the embedding (core fusions/fused_bias_dropout.py). That
-    of attention keeps one of the scores where they are in memory, and the state of a generator in a fused kernel, where it
-    costs nothing that is counted.
+    Dropout of the hidden states keeps a mask for each residual and for the embedding (core fusions/fused_bias_dropout.py).
+    Attention dropout keeps a mask of the scores where they are in memory; a fused kernel keeps only the state of its random
+    number generator, which is not counted.
     """
     hidden, attention = keys.number("hidden_dropout"), keys.number("attention_dropout")
     if bool(hidden) == bool(attention):
         return hidden
     if unfused:
         off = "attention_dropout" if hidden else "hidden_dropout"
-        keys.approximate(off, "dropout of one kind alone: both are counted")
+        keys.approximate(off, "dropout of one kind only: counted as both")
         return hidden or attention
-    keys.without_effect("attention_dropout", "inside the attention kernel, which keeps no mask")
+    keys.without_effect("attention_dropout", "inside the attention kernel, which stores no mask")
     return hidden
 
 
@@ -111,7 +111,7 @@ def _positions(keys: JobKeys) -> dict[str, Any]:
         keys.put(kind, "rope", by=keys.name("use_rotary_position_embeddings"))
     rotary = keys.word(kind)
     if keys.get(kind) == "mrope":
-        keys.leave_out(kind, "rotary positions are counted")
+        keys.leave_out(kind, "counted as rotary positions")
     learned = keys.get(kind) in ("learned_absolute", "absolute", "learned") and keys.on("add_position_embedding")
     found: dict[str, Any] = {"learned_positions": learned, "rotary_embeds": rotary}
     return found | ({"max_positions": keys.whole("max_position_embeddings")} if learned else {})
@@ -138,13 +138,13 @@ def _vocabulary(keys: JobKeys) -> int | None:
         if found is None:
             return None
         size, whose = found
-        keys.notes.append(f"vocabulary not set, so {whose}: {size}")
+        keys.notes.append(f"vocabulary not set, {whose} assumed: {size}")
     extra = keys.whole("extra_vocab_size", least=0) or 0
     return size + extra + (keys.whole("vocab_extra_ids", least=0) or 0)
 
 
 def _one_multiple(keys: JobKeys) -> tuple[int, str] | None:
-    """What a vocabulary is padded to, where that is so large that it is one multiple: 16032 x tp 8 for Llama 3's 128256."""
+    """What a vocabulary is padded to, where that is large enough to be one multiple: 16032 x tp 8 for Llama 3's 128256."""
     multiple, tp = keys.whole("make_vocab_size_divisible_by") or 0, keys.whole("tensor_model_parallel_size") or 1
     size = multiple * tp
     return (
@@ -162,14 +162,14 @@ def data_section(keys: JobKeys, dp: int | None) -> dict[str, Any]:
         micro = told_whole(keys.sets, "data.microbatch_sz")
     if gbs is None and dp and micro:
         gbs = micro * dp
-        keys.notes.append(f"global batch not set, so {gbs}: one micro-batch on each replica")
+        keys.notes.append(f"global batch not set, {gbs} assumed: one micro-batch per replica")
     set_by_user = told(keys.sets, "data.gbs") or told(keys.sets, "data.microbatch_sz")
     if gbs is not None and dp and micro and gbs % (micro * dp) and not set_by_user:
         parts = f"micro-batch size * data-parallel ranks = {micro} * {dp}"
         keys.fail("global_batch_size", f"must be a multiple of {parts} (got {gbs})")
     if rampup := keys.get("rampup_batch_size"):
         name = keys.name("rampup_batch_size")
-        keys.notes.append(f"the batch grows ({name} {rampup}): a step of the full batch is estimated")
+        keys.notes.append(f"the batch grows ({name} {rampup}): the estimate is for the full batch")
     length = keys.whole("seq_length") or told(keys.sets, "data.seqlen")
     section = {"gbs": gbs, "seqlen": length, "microbatch_sz": micro}
     return {key: value for key, value in section.items() if value is not None}

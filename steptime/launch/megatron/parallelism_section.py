@@ -24,7 +24,7 @@ def layout_section(keys: JobKeys, devices: int | None) -> dict[str, Any]:
         section["dp"] = dp
         said = keys.whole("data_parallel_size")
         if said is not None and said != dp and devices is not None and devices == dp * tp * pp * cp:
-            keys.problem(f"data_parallel_size {said} contradicts world size {devices}, which leaves {dp}")
+            keys.problem(f"data_parallel_size {said} contradicts world size {devices}, from which {dp} follows")
     if cp > 1:
         section |= {"cp": cp, "cp_comm_type": "a2a"} if ulysses else {"cp": cp} | _exchange(keys, cp)
     vpp = _virtual_stages(keys, pp)
@@ -39,9 +39,9 @@ def layout_section(keys: JobKeys, devices: int | None) -> dict[str, Any]:
 
 
 def _groups(keys: JobKeys, section: dict[str, Any]) -> dict[str, int]:
-    """The group of micro-batches of interleaved stages: pp where none is said (core model_parallel_config.py, __post_init__).
+    """The group of micro-batches of interleaved stages: pp by default (core model_parallel_config.py, __post_init__).
 
-    A plan that says none takes one that runs; Megatron-LM stops where pp does not divide the micro-batches.
+    A plan without one uses a valid size; Megatron-LM stops where pp does not divide the micro-batches.
     """
     name, pp = "microbatch_group_size_per_vp_stage", section["pp"]
     said = keys.whole(name)
@@ -58,7 +58,7 @@ def _groups(keys: JobKeys, section: dict[str, Any]) -> dict[str, int]:
 
 
 def _exchange(keys: JobKeys, cp: int) -> dict[str, Any]:
-    """How context-parallel ranks exchange keys and values, and over how many of them by all-to-all beside a ring.
+    """How context-parallel ranks exchange keys and values, and over how many of them by all-to-all combined with a ring.
 
     Sizes: megatron/training/arguments.py, validate_args (their product is cp; needed with a2a+p2p). Groups of a single rank are
     none (TransformerEngine v2.9 context_parallel.py, attn_forward_func_with_cp).
@@ -67,7 +67,7 @@ def _exchange(keys: JobKeys, cp: int) -> dict[str, Any]:
     known = load_table("megatron").rules["cp_comm_type"].words
     kind = known.get(next(iter(kinds))) if len(kinds) == 1 else None
     if kind is None:
-        keys.approximate("cp_comm_type", "exchanges of several kinds: a ring is counted")
+        keys.approximate("cp_comm_type", "exchanges of several kinds: counted as a ring")
     if kind != "a2a+p2p":
         keys.without_effect(sizes, "only with --cp-comm-type a2a+p2p")
         return {"cp_comm_type": kind or "p2p"}
@@ -103,7 +103,7 @@ def stages_of(layout: str) -> list[str]:
     """The model chunks of a pipeline layout, in depth order: "Et*2|t|tL" is Ett, t and tL.
 
     Source: megatron/core/transformer/pipeline_parallel_layer_layout.py, PipelineParallelLayerLayout: E embedding, t decoder
-    layer, m multi-token prediction, L loss; (...)*n and x*n repeat, commas mean nothing.
+    layer, m multi-token prediction, L loss; (...)*n and x*n repeat, commas are ignored.
     """
     text = layout.replace(",", "").replace(" ", "").strip("'\"")
     while found := re.search(r"\(([^()]*)\)(?:\*(\d+))?|([A-Za-z|])\*(\d+)", text):
@@ -120,14 +120,14 @@ def _stages(keys: JobKeys, pp: int, vpp: int) -> dict[str, Any]:
         stages = stages_of(str(layout))
         whole = re.fullmatch(r"Et*", stages[0]) and re.fullmatch(r"t*m*L", stages[-1])
         if not whole or "m" in "".join(stages[:-1]):
-            keys.leave_out("pipeline_model_parallel_layout", "embedding first, prediction and loss last are counted")
+            keys.leave_out("pipeline_model_parallel_layout", "counted with embedding first, loss last")
         return {"layers_per_stage": [stage.count("t") for stage in stages]}
     if "|" in (pattern := hybrid_pattern(keys)):
         return {"layers_per_stage": [len(stage) for stage in pattern.split("|")]}
     layers, chunks = keys.whole("num_layers") or 0, pp * vpp
     if pp > 1 and (counts := [int(count) for count in keys.words("num_layer_list") if count.isdecimal()]):
         if len(counts) != chunks or sum(counts) != layers:
-            keys.problem(f"{keys.name('num_layer_list')} does not spread {layers} layers over {chunks} stages")
+            keys.problem(f"{keys.name('num_layer_list')} does not distribute {layers} layers over {chunks} stages")
         return {"layers_per_stage": counts}
     if (partition := keys.get("pp_partition_method")) is not None and pp > 1:
         if (
@@ -135,14 +135,14 @@ def _stages(keys: JobKeys, pp: int, vpp: int) -> dict[str, Any]:
         ):  # deepspeed/runtime/pipe/module.py, _partition_layers: type:transformer|embedding
             return {"embedding_and_loss_count_as_layers": True}
         if str(partition).lower() != "type:transformer":
-            keys.approximate("pp_partition_method", "layers are spread evenly")
+            keys.approximate("pp_partition_method", "counted with layers distributed evenly")
     embedding, loss = (keys.on(f"account_for_{end}_in_pipeline_split") for end in ("embedding", "loss"))
     if embedding and loss:
         return {"embedding_and_loss_count_as_layers": True}
     if embedding or loss:
         even, rest = divmod(layers + 1, chunks)
         if rest:
-            keys.problem(f"{layers} layers and one end do not spread evenly over {chunks} chunks")
+            keys.problem(f"{layers} layers and one end cannot be distributed evenly over {chunks} chunks")
         return {"layers_per_stage": [even - (embedding and i == 0) - (loss and i == chunks - 1) for i in range(chunks)]}
     first, last = (keys.whole(f"decoder_{end}_pipeline_num_layers") for end in ("first", "last"))
     if first is None and last is None:
@@ -151,7 +151,7 @@ def _stages(keys: JobKeys, pp: int, vpp: int) -> dict[str, Any]:
     left = layers - (first or 0) - (last or 0)
     if left < 0 or (left and not middle) or (middle and left % middle):
         ends = f"{first or 0} first and {last or 0} last"
-        keys.problem(f"{layers} layers less {ends} do not spread over {middle} stages")
+        keys.problem(f"{layers} layers less {ends} cannot be distributed evenly over {middle} stages")
         return {}
     each = left // max(middle, 1)
     counts = [first or each, *[each] * (pp - 2), last or each] if pp > 1 else [layers]

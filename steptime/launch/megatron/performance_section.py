@@ -20,7 +20,7 @@ MODULES = _MODULES | _OF_EXPERTS | _OF_LATENTS
 
 
 def performance_section(keys: JobKeys, layout: dict[str, Any], software: str) -> dict[str, Any]:
-    """Everything that the settings decide; kernels that they do not name are the profile's."""
+    """Everything that the settings decide; other kernels are the profile's."""
     section: dict[str, Any] = {"software": software}
     if multiple := keys.whole("make_vocab_size_divisible_by"):
         section["vocab_multiple"] = multiple
@@ -53,7 +53,7 @@ def main_grad_dtype(keys: JobKeys) -> str:
 
 
 def optimizer_of(keys: JobKeys) -> str | None:
-    """The optimizer, where it is modeled and not Adam; Muon with the distributed optimizer deals out whole matrices.
+    """The optimizer, where it is modeled and not Adam; Muon with the distributed optimizer assigns whole matrices.
 
     Source: NVIDIA/Megatron-LM@d98e8a64 megatron/training/arguments.py, where dist_muon is the old name of that.
     """
@@ -77,12 +77,12 @@ def _precision(keys: JobKeys) -> dict[str, Any]:
         return {"precision": "nvfp4", "fp8_params": keys.on("fp4_param"), **_bf16_layers(keys)}
     recipe = keys.meaning("fp8_recipe")
     if recipe is None and keys.get("fp8_recipe") is not None:
-        keys.leave_out("fp8_recipe", "delayed scaling is counted")
+        keys.leave_out("fp8_recipe", "counted as delayed scaling")
     return {"precision": recipe or "fp8_delayed", "fp8_params": keys.on("fp8_param_gather"), **_bf16_layers(keys)}
 
 
 def _bf16_layers(keys: JobKeys) -> dict[str, Any]:
-    """The first and the last layers that a recipe leaves in bf16, one at either end where their number is not said."""
+    """The first and the last layers that a recipe leaves in bf16, one at either end by default."""
     if not keys.on("first_last_layers_bf16"):
         return {}
     return {f"bf16_layers_at_{end}": keys.count(f"num_layers_at_{end}_in_bf16", 1, least=0) for end in ("start", "end")}
@@ -133,19 +133,20 @@ def _states(keys: JobKeys) -> dict[str, Any]:
     section: dict[str, Any] = {"main_grad_dtype": main_grad_dtype(keys)}
     if keys.get("megatron_fsdp_grad_comm_dtype") not in {None, "auto", section["main_grad_dtype"]}:
         keys.leave_out(
-            "megatron_fsdp_grad_comm_dtype", "dtypes of Megatron-FSDP: gradients are sent in that of main gradients"
+            "megatron_fsdp_grad_comm_dtype",
+            "dtypes of Megatron-FSDP: gradients are counted in the dtype of main gradients",
         )
     if optimizer := optimizer_of(keys):
         section["optimizer"] = optimizer
         if "muon" in optimizer:
             section["muon_tp_mode"] = str(keys.get("muon_tp_mode"))
     elif str(keys.get("optimizer")) not in {"adam", "adamw"}:
-        keys.leave_out("optimizer", "another optimizer than Adam: its two moments are counted")
+        keys.leave_out("optimizer", "an optimizer other than Adam: counted with Adam's two moments")
     if not keys.on("use_precision_aware_optimizer") or keys.on("optimizer_cpu_offload"):
         return section
     remainders = keys.on("store_param_remainders", default=True) and keys.on("bf16")
     if keys.word("main_params_dtype") != "fp32":
-        keys.leave_out("main_params_dtype", "master weights in fp32 are counted")
+        keys.leave_out("main_params_dtype", "counted with fp32 master weights")
     elif remainders and (keys.get("fp8_recipe") or "delayed") == "delayed":
         # core optimizer/optimizer_config.py, store_param_remainders and use_precision_aware_optimizer_no_fp8_or_ds_fp8
         section["master_dtype"] = "remainder"
@@ -153,16 +154,16 @@ def _states(keys: JobKeys) -> dict[str, Any]:
     if len(moments) == 1 and None not in moments:
         section["moment_dtype"] = moments.pop()
     else:
-        keys.leave_out("exp_avg_dtype", "both moments in one of fp32, bf16 and fp16: fp32 is counted")
+        keys.leave_out("exp_avg_dtype", "dtypes other than both moments in fp32, bf16 or fp16: counted as fp32")
     return section
 
 
 def _cpu_offload(keys: JobKeys) -> dict[str, Any]:
-    """Optimizer states in the host's memory, which are fp32 whatever dtypes are set for TransformerEngine's."""
+    """Optimizer states in host memory, which are fp32 regardless of the dtypes set for TransformerEngine's."""
     if not keys.on("optimizer_cpu_offload"):
         return {}
     if not keys.on("pin_cpu_grads", default=True):
-        keys.leave_out("pin_cpu_grads", "copies to memory that is not pinned: the rate of pinned copies is used")
+        keys.leave_out("pin_cpu_grads", "copies to unpinned memory: counted at the rate of pinned copies")
     found: dict[str, Any] = {"optimizer": float(keys.get("optimizer_offload_fraction") or 0.0)}
     if keys.on("overlap_cpu_optimizer_d2h_h2d"):
         found["overlap"] = True
@@ -228,7 +229,7 @@ def _attention(keys: JobKeys) -> dict[str, Any]:
 def _activation_is_fused(keys: JobKeys) -> bool:
     """Whether bias and activation are one kernel (arguments.py, core_transformer_config_from_args; core transformer/mlp.py).
 
-    The squared ReLU is compiled whatever is said of the others (core activations.py, squared_relu).
+    The squared ReLU is always compiled (core activations.py, squared_relu).
     """
     named = str(keys.get("activation_func")).endswith("squared_relu") and not keys.on("gated_linear_unit")
     if named or keys.on("squared_relu"):
@@ -243,7 +244,7 @@ def _activation_is_fused(keys: JobKeys) -> bool:
 def _overlap(keys: JobKeys, layout: dict[str, Any], section: dict[str, Any]) -> dict[str, bool | float]:
     """What is hidden under compute. With only one of the two data-parallel overlaps, its share of their bytes is.
 
-    Sends are hidden with virtual stages alone (core pipeline_parallel/schedules.py).
+    Sends are hidden only with virtual stages (core pipeline_parallel/schedules.py).
     """
     reduce, gather = keys.on("overlap_grad_reduce"), keys.on("overlap_param_gather")
     dp: bool | float = reduce

@@ -37,7 +37,7 @@ _OTHER_MODELS = {
     r"mamba|hybrid": _HYBRID,
     r"vlm|vision|multimodal|vit\b|clip|qwen\w*_?vl": "a vision model",
 }
-"""Words in the names of programs that train other models than pretrain_gpt.py -> what those are."""
+"""Words in the names of programs that train other models than pretrain_gpt.py -> the kind of model."""
 
 
 def read_megatron(
@@ -47,11 +47,11 @@ def read_megatron(
     sets: Mapping[str, Any] | None = None,
     beside: Beside | None = None,
 ) -> Reading:
-    """A launch script, a log that begins with a dump of arguments, or a file of flags alone, as a config.
+    """A launch script, a log that begins with a dump of arguments, or a file of flags only, as a config.
 
-    A file of flags is the words of a command line, or a mapping `MODEL_ARGS: {--flag: value}` as Megatron-LM's own functional
-    tests have it. Variables of a script are filled in from `env`. `sets`: dotted keys that the user sets; parallelism.dp goes
-    before the processes that a script starts.
+    A file of flags is the words of a command line, or a mapping `MODEL_ARGS: {--flag: value}` as in Megatron-LM's own functional
+    tests. Variables of a script are filled in from `env`. `sets`: dotted keys that the user sets; parallelism.dp overrides the
+    processes that a script starts.
 
     Raises:
         ConfigError: one line per problem.
@@ -68,9 +68,7 @@ def read_megatron(
     if re.match(r"\s*(#[^!][^\n]*\n\s*)*--[A-Za-z]", text):
         return _from_words(path, _located(path, read_words, text), None, sets)
     if path.endswith(".py"):
-        raise ConfigError(
-            f"{path}: a Python program, which is not run; give the script that starts it, or the log of a run"
-        )
+        raise ConfigError(f"{path}: a Python program, which is not run; give its launch script, or the log of a run")
     return _from_script(path, read_script(text, path, dict(env or {}), beside), sets, beside or Beside())
 
 
@@ -88,8 +86,8 @@ def _model_args(text: str, path: str) -> dict[str, Any]:
     if not isinstance(given, dict):
         raise ConfigError(f"{path}: MODEL_ARGS: expected a mapping of flags")
     if given and not any(str(flag).startswith("-") for flag in given):
-        what = "MODEL_ARGS override a recipe of NeMo, which is not in the file"
-        raise ConfigError(f"{path}: {what}; give the config of the whole job with --from nemo")
+        what = "MODEL_ARGS override a NeMo recipe that is not in the file"
+        raise ConfigError(f"{path}: {what}; give the full config of the job with --from nemo")
     return given
 
 
@@ -148,7 +146,7 @@ def _from_words(
         if script.unclear:
             keys.left_open["parallelism.dp"] = f"{script.unclear[0]}; add --set parallelism.dp=N"
     if put_deepspeed_config(keys, beside):
-        keys.beside_flags.append(LaunchFlag("deepspeed_config", "", "unmodeled", "states in the host's memory"))
+        keys.beside_flags.append(LaunchFlag("deepspeed_config", "", "unmodeled", "states in host memory"))
     if stage := _unknown_stage(keys, beside):
         keys.left_open["parallelism.zero_level"] = stage
     reading = _plan(keys, is_legacy(said.arguments), script.devices if script else devices)
@@ -173,7 +171,7 @@ def _by_name(keys: JobKeys, more: tuple[str, ...] = ()) -> bool:
     preset = next((found for name in named if name and (found := preset_of(str(name)))), None)
     if preset is not None and told(keys.sets, "model") is None:
         keys.sets = {"model": preset, **(keys.sets or {})}
-        keys.notes.append(f"model {preset}, by its name")
+        keys.notes.append(f"model {preset}, from its name")
     return preset is not None
 
 
@@ -181,7 +179,7 @@ def _without_layers(keys: JobKeys, script: Script | None, words: list[Word]) -> 
     """Report what is missing where no flag gives the number of layers: a variable, a sourced file, or a checkpoint."""
     if any(map(is_other_model, keys.beside_flags)):
         raise ConfigError(refusals(keys.source, keys.beside_flags))
-    blank = next((unknown.told("write it out") for word in words for unknown in word.unresolved), "")
+    blank = next((unknown.told("write the value") for word in words for unknown in word.unresolved), "")
     if told(keys.sets, "model") is not None:
         return
     if "$" not in (name := str(next((found for key in _NAMED if (found := keys.get(key))), "$"))):
@@ -191,7 +189,7 @@ def _without_layers(keys: JobKeys, script: Script | None, words: list[Word]) -> 
     if script is not None and len(own) > 2:
         runs = f"line {script.line} launches {script.program}, whose flags are not Megatron-LM's"
         raise ConfigError(f"{keys.source}: {runs} ({', '.join(own[:3])} ...)")
-    fix = "add --set model=NAME (3dtrn models), or the file that has it with --with FILE"
+    fix = "add --set model=NAME (3dtrn models), or the file that contains it with --with FILE"
     if "use_checkpoint_args" in keys.values or {"micro_batch_size", "hidden_size", "seq_length"} & keys.values.keys():
         lines = [*([blank] if blank else []), f"its flags have no --num-layers; {fix}"]
         raise ConfigError([*(f"{keys.source}: {line}" for line in lines), *refusals(keys.source, keys.flags())])
@@ -238,7 +236,7 @@ def _of_environment(keys: JobKeys, script: Script) -> None:
             found.append(LaunchFlag(script.program, "", "unmodeled", f"{what}, {OTHER_MODEL}"))
             break
     if values.get("CUDA_LAUNCH_BLOCKING") == "1":
-        why = "the host synchronizes after every kernel; launch times of the profile are used"
+        why = "the host synchronizes after every kernel; counted with the launch times of the profile"
         found.append(LaunchFlag("CUDA_LAUNCH_BLOCKING", "1", "approximated", why))
 
 
@@ -253,7 +251,7 @@ def from_arguments(
 ) -> Reading:
     """The config of Megatron-LM's arguments, under the names in its dump; `table` may extend Megatron-LM's.
 
-    A log's own words on the vocabulary (`vocabulary_of`) go before what its arguments say of the tokenizer.
+    A log's own words on the vocabulary (`vocabulary_of`) override the tokenizer of its arguments.
 
     Raises:
         ConfigError: one line per problem: missing arguments, a world size that contradicts the layout.

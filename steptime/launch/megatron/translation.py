@@ -18,7 +18,7 @@ from steptime.model.model import Model
 
 
 def _of_model(keys: JobKeys) -> None:
-    """What degrees and stages need to know of a model given by name: layers and experts."""
+    """What degrees and stages need from a model given by name: layers and experts."""
     if told(keys.sets, "model") is None:
         return
     try:
@@ -42,7 +42,7 @@ def plan_of(keys: JobKeys, software: str, devices: int | None) -> Reading:
     """
     _of_model(keys)
     if software.partition("@")[0] in OLDER and has_experts(keys):
-        keys.leave_out("num_experts", "mixture of experts as older releases and DeepSpeed have it")
+        keys.leave_out("num_experts", "mixture of experts of older releases and DeepSpeed")
         keys.put("num_experts", None)
     layout = layout_section(keys, devices)
     performance = performance_section(keys, layout, software)

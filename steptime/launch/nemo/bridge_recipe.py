@@ -1,7 +1,7 @@
 """Recipes of Megatron-Bridge and of NeMo 2.0 in Python: functions that return a job's config, parsed without running them.
 
-A function is followed through the modules that lie beside its file, as in a checkout of the framework; a base recipe that is
-not there is known by its name alone.
+A function is followed through the modules in the folder of its file, as in a checkout of the framework; a base recipe that is not
+found is known only by name.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ def read_recipe(
     """A function that returns a ConfigContainer or a run.Partial (FILE.py:FUNCTION) as a config.
 
     Raises:
-        ConfigError: one line per problem: no such function, or what only a base recipe says that is not there and nobody sets.
+        ConfigError: one line per problem: no such function, or a setting that only a missing base recipe has and the user does
+        not set.
     """
     if "ConfigContainer" in text or "megatron.bridge" in text:
         return _bridge(
@@ -93,10 +94,10 @@ def _bridge(path: str, found: tuple[str, dict[str, Any]], sets: Mapping[str, Any
     unread = {key: said.pop(key) for key in computed}
     keys = object_keys(said, table, path, model | dict(sets or {}), defaults=defaults, defaults_of="its recipes")
     if preset is None and not fields and "num_layers" not in keys.values and "model" not in (sets or {}):
-        where = "named by a run alone" if whole else f"that of {base}(), which is not in the file"
+        where = "known only at run time" if whole else f"that of {base}(), which is not in the file"
         raise ConfigError(f"{path}: its model is {where}; add --set model=NAME")
     if not whole:
-        why = "what it sets beside the model is not read"
+        why = "what it sets besides the model is not read"
         keys.beside_flags.append(LaunchFlag(f"{base}()", preset or "", "approximated", why))
     keys.beside_flags += [LaunchFlag(call, "", "approximated", "what it sets is not read") for call in called]
     for key, value in unread.items():
@@ -111,7 +112,7 @@ def _said(tree: dict[str, Any], path: str, sets: Mapping[str, Any] | None) -> di
     """The sections as dotted keys; mixed precision by its fields.
 
     Raises:
-        ConfigError: a mixed precision of another name, which nobody sets.
+        ConfigError: an unknown mixed precision, and the user sets none.
     """
     mixed, adapters = tree.get("mixed_precision"), tree.get("peft")
     said = flatten(
@@ -123,7 +124,7 @@ def _said(tree: dict[str, Any], path: str, sets: Mapping[str, Any] | None) -> di
     name = str(word.code if isinstance(word, Computed) else word or "bf16").removesuffix("()").rpartition(".")[2]
     fields = _PRECISIONS.get(re.sub(r"^(?:\w+_)?bf16_with_|(?:_scaling)?_mixed$", "", name))
     if fields is None and told(sets, "performance.precision") is None:
-        raise ConfigError(f"{path}: mixed precision {name} is not known; add --set performance.precision=NAME")
+        raise ConfigError(f"{path}: unknown mixed precision {name}; add --set performance.precision=NAME")
     fields = {} if fields is None else {"bf16": "fp16" not in fields} | fields
     said |= {f"mixed_precision.{key}": value for key, value in fields.items()}
     return said | (flatten({"mixed_precision": _plain(mixed)}) if isinstance(mixed, dict) else {})

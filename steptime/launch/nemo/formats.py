@@ -43,12 +43,12 @@ def read_nemo(
 ) -> Reading:
     """A NeMo or Megatron-Bridge config, or a log that prints it, as a config.
 
-    `env` may tell the number of devices (WORLD_SIZE). `sets`: dotted keys that the user sets; what only they tell
+    `env` may give the number of devices (WORLD_SIZE). `sets`: dotted keys that the user sets; settings that no file gives
     (parallelism.dp, model, model.vocab_sz) is taken from them.
 
     Raises:
         ConfigError: one line per problem: neither framework's config, keys that it does not have, a model that is not modeled,
-            contradictory sizes, or nothing that tells the number of devices or the vocabulary.
+            contradictory sizes, or unknown number of devices or vocabulary.
     """
     file, function = split_path(path)
     if file.endswith(".py"):
@@ -70,7 +70,7 @@ def read_nemo(
     if isinstance(trainer, dict) and isinstance(model, dict) and ("optim" in model or not log):
         return read_one(config)
     if log and isinstance(trainer, dict):
-        raise ConfigError(f"{path}: the printed config is cut off before its end; give the whole log")
+        raise ConfigError(f"{path}: the printed config is truncated; give the whole log")
     raise ConfigError(
         f"{path}: not a config of NeMo or Megatron-Bridge: neither trainer and model with its optim (NeMo 1), nor data, trainer "
         "and model by class (NeMo 2.0), nor a ConfigContainer"
@@ -87,7 +87,7 @@ def _of_script(
     said = dict(flags_of([word.text.lstrip("+") for word in script.arguments]))
     name = f"{said.pop('config_path', 'conf')}/{str(said.pop('config_name', '')).removesuffix('.yaml')}.yaml"
     if (config := beside.text(name) if beside is not None else None) is None:
-        what = f"line {script.line} reads {name}, which is not there"
+        what = f"line {script.line} reads {name}, which was not found"
         raise ConfigError(f"{path}: {what}; put it in the same folder, or add --with FILE")
     tree = parse_mapping(config, name)
     for key, value in said.items():
@@ -118,9 +118,9 @@ def _printed(path: str, lines: list[str], mark: int) -> list[str]:
             found = block(lines, start)
             words = {line.partition(":")[0] for line in found if line[:1].strip()}
             if "_target_" in words and "train" not in words and "trainer" not in words:
-                raise ConfigError(f"{path}: the printed config is cut off before its end; give the whole log")
+                raise ConfigError(f"{path}: the printed config is truncated; give the whole log")
             return found
-    raise ConfigError(f"{path}: the printed config is cut off after its heading; give the whole log")
+    raise ConfigError(f"{path}: the printed config is truncated after its heading; give the whole log")
 
 
 def _unflatten(flat: list[re.Match[str]]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ def read_one(config: NemoConfig) -> Reading:
     lengths = [said.get(key) for key in ("model.encoder_seq_length", "model.data.seq_length")]
     if None not in lengths and lengths[0] != lengths[1]:
         keys.notes.append(
-            f"sequences of {lengths[1]} tokens, as the data has them, not of encoder_seq_length {lengths[0]}"
+            f"sequences of {lengths[1]} tokens, from the data section, not the encoder_seq_length of {lengths[0]}"
         )
     software = config.profile(_in_megatron_words(keys))
     if isinstance(keys.get("trainer.devices"), int) and keys.values.get("trainer.num_nodes") is not None:
@@ -61,5 +61,5 @@ def _in_megatron_words(keys: JobKeys) -> str:
     if not apex:
         keys.without_effect("model.optim.bucket_cap_mb", f"only with {_APEX}")
     if (bf16 or fp16) and not keys.on("model.megatron_amp_O2"):
-        keys.approximate("model.megatron_amp_O2", "autocast over fp32 parameters; half-precision ones are counted")
+        keys.approximate("model.megatron_amp_O2", "autocast over fp32 parameters; counted as half-precision parameters")
     return "nemo" if core else "nemo-2022"

@@ -79,7 +79,7 @@ def _said(path: str, tree: dict[str, Any], trainer: dict[str, Any]) -> dict[str,
     if isinstance(ddp, str):
         strategy = {key: value for key, value in strategy.items() if key != "ddp"}
         if ddp != "megatron":
-            raise ConfigError(f"{path}: trainer.strategy.ddp: {ddp!r} is not modeled; only Megatron's own is")
+            raise ConfigError(f"{path}: trainer.strategy.ddp: {ddp!r} is not modeled; only Megatron's own DDP is")
     rest = {key: value for key, value in tree.items() if key not in {"trainer", "_target_", "_partial_", "fn"}}
     said = flatten({key: simplify(value) for key, value in rest.items() if value is not None})
     said |= flatten({"trainer": simplify(trainer)})
@@ -113,5 +113,5 @@ def _fields(path: str, name: str, said: Mapping[str, Any]) -> dict[str, Any]:
         return classes()[name]
     if "model.config.num_layers" in said and "model.config.hidden_size" in said:
         return {}
-    what = f"unknown class (got {show(name)})" if name else "names no class"
+    what = f"unknown class (got {show(name)})" if name else "has no class name"
     raise ConfigError(f"{path}: model.config: {what}; add --set model=NAME{near(name, classes()) if name else ''}")

@@ -35,7 +35,7 @@ def class_of(node: Any) -> str:
 
 
 def methods_of(tree: Mapping[str, Any]) -> dict[str, str]:
-    """The class of a job's adapters (peft, or NeMo 2's model_transform), which `simplify` leaves out, as a key of its own.
+    """The class of a job's adapters (peft, or NeMo 2's model_transform), which `simplify` leaves out, as a separate key.
 
     >>> methods_of({"peft": {"_target_": "megatron.bridge.peft.lora.LoRA", "dim": 8}, "train": {}})
     {'peft.method': 'LoRA'}

@@ -1,1 +1,1 @@
-"""Shell scripts, parsed but never run: the launch command that a script ends in."""
+"""Shell scripts, parsed but never run: the launch command of a script."""

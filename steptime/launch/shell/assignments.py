@@ -14,7 +14,7 @@ from steptime.launch.shell.lexer import Lexer, Token
 from steptime.launch.shell.scope import Scope, Unknown, Value
 
 LARGEST = 2_000_000
-"""The longest text that a variable may hold."""
+"""Maximum length of a variable's value."""
 
 
 def assign(expand: Expander, word: Token) -> None:
@@ -98,7 +98,7 @@ def given_script(expand: Expander, node: Simple, beside: Beside) -> list[Value]:
 
 
 def text_to_read(words: list[str]) -> tuple[int, str]:
-    """Where eval or `bash -c` stands among the words of a command, and the text that it is given; "" where there is none."""
+    """Position of eval or `bash -c` among the words of a command, and the text that it is given; "" where there is none."""
     if words[0] == "eval":
         return 0, " ".join(words[1:])
     for at, word in enumerate(words[:-2]):

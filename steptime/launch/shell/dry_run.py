@@ -123,7 +123,7 @@ class DryRun:
 
     def branches(self, node: grammar.If) -> None:
         """The branch whose test is true; where that is undecidable, all branches in parallel."""
-        maybe, blame, outcome = list[list[grammar.Statement]](), Unknown("it waits for a command"), "no"
+        maybe, blame, outcome = list[list[grammar.Statement]](), Unknown("it runs a command"), "no"
         for condition, body in node.arms:
             outcome = "yes" if condition is None else self.block(condition)
             if outcome == "yes" and not maybe:
@@ -248,7 +248,7 @@ class DryRun:
 
     @contextmanager
     def deeper(self, positional: list[Value] | None) -> Iterator[None]:
-        """One level down, with positional words of its own."""
+        """One level down, with its own positional arguments."""
         before, self.scope.positional = self.scope.positional, positional
         self.depth += 1
         try:
@@ -258,7 +258,7 @@ class DryRun:
             self.scope.positional = before
 
     def included(self, path: str, words: list[Value], launcher: list[Value] | None = None) -> bool:
-        """Interpret a script beside this one, with its own words if given, `launcher` before each command; False: not there."""
+        """Interpret another script, with its own arguments if given, `launcher` before each command; False: not found."""
         text, start = self.beside.text(path) if self.depth < _DEEPEST else None, len(self.commands)
         if text is None:
             return False
@@ -285,7 +285,7 @@ class DryRun:
     def arithmetic(self, node: grammar.Simple) -> Outcome:
         """(( ... )): an assignment or a comparison."""
         text = self.expand.text(node.words[0].text[2:-2], node.line)
-        self.blame = self.scope.cause(text, "its arithmetic has no value")
+        self.blame = self.scope.cause(text, "its value is unknown")
         return let(self.scope, text)
 
     def test(self, node: grammar.Simple) -> Outcome:
@@ -295,5 +295,5 @@ class DryRun:
             words = words[:-1]
         expand = self.expand
         operands = [word.text if word.operator else expand.text(word.text, word.line) for word in words]
-        self.blame = self.scope.cause(" ".join(operands), "it looks at files")
+        self.blame = self.scope.cause(" ".join(operands), "it tests files")
         return answer(operands, self.scope)

@@ -19,7 +19,7 @@ class Simple(NamedTuple):
     words: list[Token]
     line: int
     body: str | None = None
-    """Its here-document, or the word of <<<, as they stand."""
+    """Its here-document, or the word of <<<, unexpanded."""
     to: Token | None = None
 
 
@@ -65,14 +65,14 @@ class Chain(NamedTuple):
 
 
 Statement: TypeAlias = "Simple | If | Loop | Case | Function | Chain | list[Statement]"
-"""A list is what stands in braces or parentheses."""
+"""A list is the contents of braces or parentheses."""
 
 
 def parse_shell(text: str, name: str, line: int = 1) -> list[Statement]:
     """The commands of a script.
 
     Raises:
-        ConfigError: a quote or a block that never ends.
+        ConfigError: an unclosed quote or block.
     """
     parser = _Parser(Lexer(text, name, line).tokens(), name)
     found = parser.block(frozenset())

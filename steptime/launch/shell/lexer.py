@@ -39,10 +39,10 @@ class Lexer:
         return self.line + bisect_left(self._breaks, i)
 
     def tokens(self) -> list[Token]:
-        """Words and operators; in an array line ends mean nothing and operators are text.
+        """Words and operators; in an array, line ends are ignored and operators are text.
 
         Raises:
-            ConfigError: a quote or bracket that never ends.
+            ConfigError: an unclosed quote or bracket.
         """
         found: list[Token] = []
         waiting: list[int] = []  # here-documents whose text comes after this line
@@ -120,7 +120,7 @@ class Lexer:
         """The position after the quote or substitution that begins at `i`.
 
         Raises:
-            ConfigError: it never ends.
+            ConfigError: it is not closed.
         """
         if self.text[i] == "'":
             end = self.text.find("'", i + 1)

@@ -109,7 +109,7 @@ def size_of(
     if not launchers and not unclear:
         devices, nodes, per_node = _around(variables)
         if devices is None:
-            unclear.append("launched by python alone: number of processes unknown")
+            unclear.append("launched by python only: number of processes unknown")
     if devices is None and nodes and per_node:
         devices = nodes * per_node
     elif devices and nodes and per_node is None and devices % nodes == 0:
@@ -157,7 +157,7 @@ def _included(text: str) -> tuple[int | None, int | None]:
 def _by_hosts(
     words: list[Word], per_node: int | None, variables: dict[str, str]
 ) -> tuple[int | None, int | None, int | None]:
-    """The same for DeepSpeed's launcher by the hosts that it is told, and without a hostfile: every device it sees.
+    """The same for DeepSpeed's launcher by its host options, and without a hostfile: every visible device.
 
     A script that counts its devices itself (NUM_GPUS=64) leaves the nodes to the cluster. Source: deepspeed/launcher/runner.py.
     """

@@ -43,7 +43,7 @@ class Unknown(NamedTuple):
         if self.variable == DEVICES_OF_JOB:
             return f"{self.why}; add --set devices=N"
         if self.variable.isdecimal():
-            return f"{self.why}; give script and arguments in one string: 'SCRIPT ARG ...'"
+            return f"{self.why}; pass script and arguments as one string: 'SCRIPT ARG ...'"
         return f"{self.why}; write {self.variable}=... before the command"
 
 
@@ -95,7 +95,7 @@ class Scope:
         """The mark of a variable that is not set."""
         cause = Unknown(f"${name} has no value", name if re.fullmatch(r"\w+", name) else "")
         if self.sourced:
-            missing = f"{self.sourced[0]} is not there; put it in the same folder, or add --with FILE"
+            missing = f"{self.sourced[0]} was not found; put it in the same folder, or add --with FILE"
             cause = cause._replace(why=f"{cause.why} ({missing})")
         return self.mark(f"${name}", cause, unset=True)
 

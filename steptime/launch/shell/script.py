@@ -2,8 +2,8 @@
 
 Understood: assignments, export, quotes, comments, line continuations, arrays, `${X}` with defaults, whole-number arithmetic,
 tests, if, case, loops over known words, functions, here-documents, `bash -c "..."`, and the headers of sbatch. Nothing is
-executed: what only a run could tell (`$(...)`, files, loops without a known end) has no value, and that matters only where
-somebody asks for it.
+executed: what is known only at run time (`$(...)`, files, loops without a known end) has no value, which matters only where it is
+needed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _OTHER_WORK = re.compile(
     r"^(?!.*(?:train|tune|sft|pretrain)).*(?:infer|predict|eval|export|generat|serve|merge|convert|chat|web_demo|cli_demo|api)",
     re.IGNORECASE,
 )
-"""What the names of programs have that run a model or change its files and do not train it."""
+"""Parts of the names of programs that run or convert a model and do not train it."""
 
 
 class Script(NamedTuple):
@@ -43,20 +43,20 @@ class Script(NamedTuple):
     devices_per_node: int | None
     """Processes on each node, which take one device each."""
     devices: int | None
-    """All processes, where the launcher says so or nodes and devices per node are known."""
+    """All processes, where the launcher sets them or nodes and devices per node are known."""
     line: int
     """Where the launch command begins."""
     variables: dict[str, str]
     """Plain variables with a value after the script's last line, the environment's included."""
     problems: list[str]
-    """What keeps the launch command from being read: one line each, with the script's name."""
+    """Why the launch command cannot be read: one line each, with the script's name."""
     unclear: list[str]
-    """What keeps its number of devices from being read."""
+    """Why its number of devices cannot be read."""
     gpu: str
     """The kind of device that a header of sbatch asks for, or "": h100 of --gpus-per-node=h100:8, a100 of --constraint=a100."""
 
     environment: dict[str, str]
-    """Variables of the environment that the script asked for, but for the usual ones of any shell."""
+    """Environment variables that the script uses, except the usual ones of any shell."""
     notes: tuple[str, ...] = ()
     """What is assumed of the script."""
 
@@ -66,7 +66,7 @@ class _Launch(NamedTuple):
 
     command: Command
     at: int
-    """Where the program stands among the words."""
+    """Position of the program among the words."""
     launchers: list[str]
 
 
@@ -78,23 +78,23 @@ _COMMANDS = {name: name for name in LAUNCHERS} | {
 """A word of a command -> the launcher that it is."""
 _TRAINERS = frozenset({"swift", "megatron", "llamafactory-cli", "axolotl", "tune"})
 SUBCOMMANDS = frozenset({"sft", "pt", "rlhf", "train", "run"})
-"""Programs that launch themselves, and what they are told to do."""
+"""Programs that launch themselves, and their subcommands."""
 _NO_LAUNCH = frozenset({"echo", "printf", "cat", "cp", "sed", "git", "cd", "mkdir", "pip", "tee", "ls", "rm"})
 _USUAL = frozenset(["HOME", "PATH", "PWD", "USER", "HOSTNAME", "SHELL", "LD_LIBRARY_PATH", "PYTHONPATH", "TMPDIR"])
 _USUAL |= {DEVICES_ON_NODE, DEVICES_OF_JOB}
 
 _PLACEHOLDER = re.compile(r"(?<!<)<([A-Z][A-Z_]*(?:[ _][\w./-]+)+)>")
-"""What a reader is to fill in (<PATH TO gpt-vocab.json>), which a shell would take for redirections."""
+"""Placeholders (<PATH TO gpt-vocab.json>), which a shell would read as redirections."""
 
 
 def read_script(text: str, name: str, env: dict[str, str] | None = None, beside: Beside | None = None) -> Script:
     """The launch command of a shell script; `env` is the environment it would run in, and its own words: "1", "2" ...
 
     `beside`: the files that it may source. Without a launch command, the flags that its variables hold are the arguments. A
-    script that is given no words and launches nothing as long as they are open is read as run without any.
+    script that is given no arguments and launches nothing while they are unknown is read as run without arguments.
 
     Raises:
-        ConfigError: the text is no shell script that can be read (a quote that never ends).
+        ConfigError: the text is no shell script that can be read (an unclosed quote).
     """
     found = _read(text, name, env, beside, None)
     if found.problems and "1" not in (env or {}):
@@ -117,7 +117,7 @@ def _read(
     walk.script(parse_shell(text, name))
     launch, problems = _the_launch(walk, name)
     doubt = launch.command.doubt if launch is not None else None
-    notes = (f"line {launch.command.line} is taken to run: it depends on {doubt.why}",) if launch and doubt else ()
+    notes = (f"line {launch.command.line} is assumed to run: it depends on {doubt.why}",) if launch and doubt else ()
     notes = (*walk.told, *notes)
     if walk.full:
         problems.append(f"{name}: too many commands for a launch script; put its flags in a file (args.txt)")
@@ -144,7 +144,7 @@ def _launched(found: Script, launch: _Launch, scope: Scope) -> Script:
     nodes, per_node, devices, unclear = size_of(words[: launch.at], launch.launchers, variables)
     if nodes and not unclear and one_each(words[: launch.at], launch.launchers):
         per_node, devices = 1, nodes
-        told = "torchrun starts one process on each node, as no --nproc-per-node is given"
+        told = "torchrun starts one process per node, since --nproc-per-node is not set"
         found = found._replace(notes=(*found.notes, told))
     elif devices and every_device(words[: launch.at], launch.launchers, variables):
         found = found._replace(
@@ -164,7 +164,7 @@ def _launched(found: Script, launch: _Launch, scope: Scope) -> Script:
 
 
 def variables_of(beside: Beside | None) -> dict[str, str]:
-    """What the shell files set that were added beside a config (MLPerf's config_*.sh), one after the other."""
+    """Variables of the shell files added to a config (MLPerf's config_*.sh), one after the other."""
     scope = Scope({})
     for path in beside.added if beside is not None else []:
         if path.suffix in {".sh", ".bash", ".env", ""}:
@@ -188,7 +188,7 @@ def _gpu(headers: list[tuple[str, str]]) -> str:
 
 
 def _fragments(scope: Scope, name: str) -> list[Word]:
-    """The flags that variables hold, each once, of those that no other one holds; none where they are no training's."""
+    """The flags in variables, without variables that another one contains; none where they are not training flags."""
     expand = Expander(scope, name)
     held = [(key, values) for key, values in scope.values.items() if key not in scope.outside]
     texts = [" ".join(value.text for value in values) for _, values in held]
@@ -231,7 +231,7 @@ def _the_launch(walk: DryRun, name: str) -> tuple[_Launch | None, list[str]]:
             return None, [
                 f"{name}: {len(trains)} launch commands ({where}), cannot determine which one runs; keep only one"
             ]
-        walk.told.append(f"line {lines[0]} launches {len(trains)} jobs in a loop: the first is read")
+        walk.told.append(f"line {lines[0]} launches {len(trains)} jobs in a loop: only the first is read")
     launch = next(iter(trains.values()))
     if (doubt := launch.command.doubt) is not None and (doubt.variable or not _trains(launch)):
         told = doubt.told("put the flags in a file (args.txt)")
@@ -261,12 +261,12 @@ def _nothing_found(walk: DryRun) -> str:
         scripts = [value.text for value in command.words[1:] if value.text.endswith((".sh", ".slurm", ".sbatch"))]
         if command.words[0].text in {"bash", "sh", "sbatch", "srun"} and scripts:
             what = f"line {command.line} runs {walk.scope.shown(scripts[0])}"
-            return f"no launch command (torchrun, python, srun ...); {what}: give that one"
+            return f"no launch command (torchrun, python, srun ...); {what}: give that script"
     if len(named := [name for name in _OF_A_JOB if name in walk.scope.values and name not in walk.scope.outside]) > 2:
-        fix = "give the config that reads them: --from nemo CONFIG --with this file"
-        return f"sets variables of a job ({', '.join(named)}) and launches nothing; {fix}"
+        fix = "give the config that reads them: --from nemo FILE, with this file as --with"
+        return f"sets variables of a job ({', '.join(named)}) and has no launch command; {fix}"
     if walk.scope.sourced:
-        missing = f"{walk.scope.sourced[0]} is not there; put it in the same folder, or add --with FILE"
+        missing = f"{walk.scope.sourced[0]} was not found; put it in the same folder, or add --with FILE"
         return f"no launch command (torchrun, python, srun ...); {missing}"
     return "no launch command (torchrun, python -m torch.distributed.run, srun, mpirun, deepspeed ...)"
 

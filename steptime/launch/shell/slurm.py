@@ -14,7 +14,7 @@ _SBATCH = {
 }  # fmt: skip
 """Headers of sbatch, and the variables that Slurm sets from them (slurm.schedmd.com/sbatch.html, output environment)."""
 _RUNNING = ("SLURM_JOB_ID", "SLURM_JOBID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "PBS_JOBID")
-"""Variables by which a script tells that it is running and no longer to be submitted."""
+"""Variables by which a script detects that it is running inside a job."""
 
 
 def headers_of(text: str) -> list[tuple[str, str]]:
@@ -46,7 +46,7 @@ def slurm_variables(headers: list[tuple[str, str]], text: str) -> dict[str, str]
 
 
 def submitted(scope: Scope, beside: Beside, own: str, words: list[Value]) -> str:
-    """The other script that sbatch is given, with the variables that Slurm sets in its job; "" where it is not there."""
+    """The other script that sbatch is given, with the variables that Slurm sets in its job; "" where it is not found."""
     name = next((word.text for word in words if word.text.endswith((".sh", ".slurm", ".sbatch"))), "")
     text = beside.text(name) if name else None
     if text is None or name.endswith(own):
@@ -58,7 +58,7 @@ def submitted(scope: Scope, beside: Beside, own: str, words: list[Value]) -> str
 
 
 def started(words: list[Value]) -> int:
-    """Where the script stands that srun or mpirun starts; 0 where they start none.
+    """Position of the script that srun or mpirun starts; 0 where they start none.
 
     >>> started([Value(word, 1) for word in ("mpirun", "-np", "8", "bash", "train.sh")])
     4

@@ -15,13 +15,13 @@ _FLOAT8, _MX = "quantize.linear.float8", "quantize.linear.mx"
 CONVERTERS = {
     "float8": _FLOAT8, "Float8LinearConverter": _FLOAT8, "mx": _MX, "MXLinearConverter": _MX, "MXFP8LinearConverter": _MX,
 }  # fmt: skip
-"""What releases call a converter -> its section of a TOML file since 0.2."""
+"""Name of a converter -> its section of a TOML file since 0.2."""
 _BF16 = {"output", "lm_head", "router.gate", "auto_filter_small_kn"}
-"""Modules whose products are counted in bf16, or that are left out by their size."""
+"""Modules whose GEMMs are counted in bf16, or that are excluded by their size."""
 
 
 def put_converters(tree: Tree, given: list[Any]) -> None:
-    """Put the converters of a config function into a tree as a TOML file has them: their names, and sections of their own."""
+    """Put the converters of a config function into a tree as in a TOML file: their names, and their own sections."""
     known = [item for item in given if isinstance(item, dict)]
     names = [str(item.get(CLASS, "a converter")).removesuffix(".Config") for item in known]
     if given:
@@ -41,23 +41,23 @@ def precision_of(keys: JobKeys, *, fsdp: bool) -> dict[str, Any]:
     if (said := str(keys.get(switch) or "false").lower()) in {"true", "dynamic"}:
         named = [*named, _FLOAT8]
     elif said != "false":
-        keys.leave_out(switch, "scales of an older kind; projections are taken as they are")
+        keys.leave_out(switch, "older scaling; projections are counted unconverted")
     known = {CONVERTERS.get(name, name) for name in named}
     if not named or known not in ({_FLOAT8}, {_MX}):
         return {}
     section = known.pop()
     if not fsdp:
-        keys.leave_out(key, "projections in another precision without FSDP; taken as they are")
+        keys.leave_out(key, "projections in another precision without FSDP; counted unconverted")
         return {}
     keys.becomes(key, "performance.precision")
-    keys.without_effect(f"{_MX if section == _FLOAT8 else _FLOAT8}.recipe_name", "another converter's")
+    keys.without_effect(f"{_MX if section == _FLOAT8 else _FLOAT8}.recipe_name", "belongs to another converter")
     found = {"precision": keys.word(f"{section}.recipe_name")}
     gathers = f"{section}.enable_fsdp_float8_all_gather"
     if section == _FLOAT8 and keys.on(gathers):
         if found["precision"] == "fp8_tensorwise":
             return found | {"fp8_params": True}
-        keys.without_effect(gathers, "weights scaled by row are gathered as they are")
+        keys.without_effect(gathers, "weights scaled by row are gathered unconverted")
     left = set(keys.words(f"{section}.filter_fqns"))
     if left - _BF16:
-        keys.approximate(f"{section}.filter_fqns", "all projections of the layers are counted in the recipe")
+        keys.approximate(f"{section}.filter_fqns", "counted with all projections of the layers in the recipe")
     return found

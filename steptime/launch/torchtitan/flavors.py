@@ -19,7 +19,7 @@ from steptime.model.model import Model
 
 _BUILDING = re.compile(r"Building (llama3|llama) (\S+) with (.*)")
 _DIGITS = 12
-"""Longest number taken seriously."""
+"""Longest number accepted."""
 _SIZE = re.compile(r"size: ([\d,]+) total parameters")
 
 
@@ -38,7 +38,7 @@ def known_models() -> set[str]:
 def flavor_of(keys: JobKeys, *, of_function: bool) -> dict[str, Any]:
     """The model section of model.name and model.flavor; what a flavor has that is not modeled is left out.
 
-    `of_function`: the job is a config function, whose releases have flavors that those with TOML files had not.
+    `of_function`: the job is a config function, whose releases have flavors that releases with TOML files lack.
 
     Raises:
         ConfigError: unknown.
@@ -67,7 +67,7 @@ def flavor_of(keys: JobKeys, *, of_function: bool) -> dict[str, Any]:
 
 
 def _of_a_fork(keys: JobKeys) -> dict[str, Any] | None:
-    """The model that a key of a fork names in the place of a flavor (flame: model.config); None where there is none.
+    """The model that a key of a fork names instead of a flavor (flame: model.config); None where there is none.
 
     Raises:
         ConfigError: it names none of the presets.
@@ -86,7 +86,7 @@ def _of_a_fork(keys: JobKeys) -> dict[str, Any] | None:
 def from_log(path: str, text: str) -> dict[str, Any] | None:
     """The model that "Building llama3 8B with ..." describes, checked against the parameters that the log counts.
 
-    None where the line is missing, or does not say enough.
+    None where the line is missing, or is incomplete.
 
     Raises:
         ConfigError: the model read and the parameters counted differ.
@@ -117,11 +117,11 @@ def _sizes(path: str, said: dict[str, str]) -> dict[str, Any]:
         if number in {"None", "null"} and default is not None:
             return default
         if not number.isdecimal() or len(number) > _DIGITS or not int(number):
-            raise ConfigError(f"{path}: {key}={number}: no size that a model can have; add --set model=NAME")
+            raise ConfigError(f"{path}: {key}={number}: not a plausible size; add --set model=NAME")
         return int(number)
 
     if whole("n_layers") > BOUNDS["n_layers"][1]:
-        raise ConfigError(f"{path}: n_layers={said['n_layers']}: more than a model can have; add --set model=NAME")
+        raise ConfigError(f"{path}: n_layers={said['n_layers']}: not a plausible number; add --set model=NAME")
     heads, dim = whole("n_heads"), whole("dim")
     return {
         "n_layers": whole("n_layers"),

@@ -39,14 +39,14 @@ def read_torchtitan(
     sets: Mapping[str, Any] | None = None,
     beside: Beside | None = None,
 ) -> Reading:
-    """A JOB.toml, a script with the one that it names, a log that prints the config, or a config function (FILE.py:FUNCTION).
+    """A JOB.toml, a script that names one, a log that prints the config, or a config function (FILE.py:FUNCTION).
 
-    `env` may tell the number of devices (WORLD_SIZE, or NGPU and NNODES). `sets`: dotted keys that the user sets; what only
-    they tell (parallelism.dp, model) is taken from them.
+    `env` may give the number of devices (WORLD_SIZE, or NGPU and NNODES). `sets`: dotted keys that the user sets; settings that
+    no file gives (parallelism.dp, model) are taken from them.
 
     Raises:
         ConfigError: one line per problem: no torchtitan config, keys that it does not have, a value that is computed, an unknown
-            flavor, contradictory batch sizes, or nothing that tells the number of devices.
+            flavor, contradictory batch sizes, or unknown number of devices.
     """
     table = load_table("torchtitan")
     file = split_path(path)[0]
@@ -74,7 +74,7 @@ def read_torchtitan(
 def _read(
     path: str, text: str, env: dict[str, str], beside: Beside | None
 ) -> tuple[Tree, dict[str, Any], int | None, Any]:
-    """The config of a file, the keys that a script sets over it, and what a log or a script tells of devices and model.
+    """The config of a file, the keys that a script sets over it, and devices and model of a log or a script.
 
     Raises:
         ConfigError: as `read_torchtitan`.
@@ -111,7 +111,7 @@ def _toml(path: str, text: str) -> Tree:
 
 
 def _of_comment(said: Mapping[str, Any], text: str) -> int | None:
-    """The devices that a comment names ("a preset for 64 A100 GPUs"), where the file leaves the degree open."""
+    """The devices that a comment names ("a preset for 64 A100 GPUs"), where the file does not set the degree."""
     degrees = [value for key, value in said.items() if key.endswith("data_parallel_shard_degree")]
     return of_comment(text) if degrees in ([], [-1]) else None
 
@@ -170,7 +170,7 @@ def as_toml(tree: Tree) -> Tree:
 
 
 def _in_sequences(training: Tree) -> Tree:
-    """A local batch that is told in tokens (since 2026-07), as sequences of the longest context."""
+    """A local batch that is given in tokens (since 2026-07), as sequences of the longest context."""
     tokens, longest = (training.get(key) for key in ("num_tokens_per_microbatch_per_dp_rank", "max_context_length"))
     if not (isinstance(tokens, int) and isinstance(longest, int) and longest > 0 and tokens % longest == 0):
         return training
@@ -213,7 +213,7 @@ def _printed(path: str, text: str) -> Tree:
         )
     dump = balanced(text, start.end())
     if dump is None:
-        raise ConfigError(f"{path}: the printed config is cut off before its end; give the whole log")
+        raise ConfigError(f"{path}: the printed config is truncated; give the whole log")
     tree = _literal(path, dump)
     if not tree.keys() & {"model_spec", *_SECTIONS}:
         raise ConfigError(f"{path}: the printed config is not torchtitan's{near('training', tree)}")
@@ -229,7 +229,7 @@ def _literal(path: str, dump: str) -> Tree:
         if isinstance(tree, dict):
             return tree
     raise ConfigError(
-        f"{path}: the printed config is neither JSON nor a Python dict; lines of several ranks may be mixed"
+        f"{path}: the printed config is neither JSON nor a Python dict; lines of several ranks may be interleaved"
     )
 
 

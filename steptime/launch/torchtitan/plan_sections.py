@@ -40,7 +40,7 @@ class Degrees(NamedTuple):
 
 
 def config_of(keys: JobKeys, model: Any, devices: int | None, release: str) -> dict[str, Any]:
-    """The config of settings by their TOML names, with the model section and, where told, the number of devices.
+    """The config of settings by their TOML names, with the model section and, where given, the number of devices.
 
     `release`: of the profile torchtitan, "" for today's; TOML files are of 0.2 and before.
 
@@ -97,10 +97,10 @@ def experts_of(keys: JobKeys, model: Any) -> dict[str, Any]:
 
 
 def degrees_of(keys: JobKeys, devices: int | None) -> Degrees:
-    """The degrees; dp_shard -1 takes what the others leave of the devices, and what the user sets goes over both.
+    """The degrees; dp_shard -1 takes the remaining devices; the user's settings override both.
 
     Raises:
-        ConfigError: they do not multiply to the devices, or nothing tells how many there are.
+        ConfigError: they do not multiply to the devices, or their number is unknown.
     """
     tp, pp, cp, replicate = (
         keys.count(f"{_P}{name}_degree")
@@ -121,10 +121,10 @@ def degrees_of(keys: JobKeys, devices: int | None) -> Degrees:
     else:
         dp = replicate * shard
         if devices is not None and devices != dp * tp * pp * cp:
-            keys.problem(f"the degrees multiply to {dp * tp * pp * cp} devices, and there are {devices}")
+            keys.problem(f"the product of the degrees is {dp * tp * pp * cp} devices, not {devices}")
     found = Degrees(tp, pp, cp, dp, replicate)
     if replicate > 1 and not found.fsdp and tp * pp * cp > 1:
-        keys.fail(copies, "DDP runs with no other parallelism; set data_parallel_shard_degree")
+        keys.fail(copies, "DDP cannot be combined with other parallelism; set data_parallel_shard_degree")
     return found
 
 
@@ -155,7 +155,7 @@ def dtypes_of(keys: JobKeys, degrees: Degrees) -> dict[str, Any]:
         return {"precision": "bf16"} | states
     if degrees.tp * degrees.pp > 1:
         # maybe_enable_amp: "Mixed precision training is disabled"
-        note = "performance.precision fp32: there is no mixed precision with TP or PP but without FSDP"
+        note = "performance.precision fp32: no mixed precision with TP or PP without FSDP"
         keys.becomes("training.mixed_precision_param", note)
         return {"precision": "fp32"}
     if precision == "bf16":
@@ -167,7 +167,7 @@ def dtypes_of(keys: JobKeys, degrees: Degrees) -> dict[str, Any]:
 def kernels_of(keys: JobKeys, degrees: Degrees, release: str) -> dict[str, Any]:
     """Loss parallelism, asynchronous tensor parallelism, the optimizer."""
     if str(keys.get("optimizer.name")) not in {"Adam", "AdamW"}:
-        keys.leave_out("optimizer.name", "states of another optimizer; counted as Adam's")
+        keys.leave_out("optimizer.name", "states of an optimizer other than Adam; counted as Adam's")
     for key, gathers in (("disable_loss_parallel", True), ("enable_loss_parallel", False)):
         if degrees.tp > 1 and keys.on(f"{_P}{key}", default=not gathers) == gathers:
             keys.leave_out(f"{_P}{key}", "every rank gathers all logits; counted as vocabulary-parallel")
@@ -192,7 +192,7 @@ def rotary_of(keys: JobKeys, model: Any, release: str) -> dict[str, Any]:
 
 
 def compiled_of(keys: JobKeys, release: str) -> dict[str, Any]:
-    """What torch.compile makes kernels of: blocks, the loss, or both.
+    """What torch.compile compiles: blocks, the loss, or both.
 
     Releases up to 0.1 compile the loss too (torchtitan v0.1.0, components/loss.py), but reserve what a loss op by op needs: runs
     on 8 H100 (pull requests 808 to 833, rows marked fit) are met within 7 %; with a compiled loss they would be 26 % too small.
@@ -206,12 +206,12 @@ def compiled_of(keys: JobKeys, release: str) -> dict[str, Any]:
 
 
 def checkpointing_of(keys: JobKeys, n_layers: int) -> dict[str, Any]:
-    """Activation checkpointing, and whether recomputation ends with the last saved tensor where the file tells."""
+    """Activation checkpointing, and whether recomputation ends with the last saved tensor where the file sets it."""
     key, plan = "activation_checkpoint.early_stop", recomputed_of(keys, n_layers)
     if plan == {"activation_checkpointing_type": "none"}:
-        keys.without_effect(key, "nothing is checkpointed")
+        keys.without_effect(key, "no activation checkpointing")
     elif keys.on("compile.enable") and "model" in keys.get("compile.components"):
-        keys.without_effect(key, "compiled blocks replay what backward reads")
+        keys.without_effect(key, "compiled blocks recompute only what backward reads")
     elif keys.get(key) is not None:
         plan["recompute_stops_early"] = keys.on(key)
     return plan
@@ -269,7 +269,7 @@ def pipeline_of(keys: JobKeys, degrees: Degrees, n_layers: int) -> dict[str, Any
     if (layers := keys.whole(per_stage)) is not None:
         stages = -(-units // layers)
         if stages % degrees.pp:
-            keys.fail(per_stage, f"makes {stages} stages, which {degrees.pp} ranks cannot share")
+            keys.fail(per_stage, f"makes {stages} stages, not a multiple of {degrees.pp} ranks")
         per_rank = max(stages // degrees.pp, 1)
     stages = per_rank * degrees.pp
     if stages > units:

@@ -1,1 +1,1 @@
-"""A plan as a framework's launch file: the keys of the tables that read such files, the other way round."""
+"""A plan as a framework's launch file: the inverse of the tables that read such files."""

@@ -1,4 +1,4 @@
-"""A plan as a launch file, with what the framework has no words for: found by reading the file back."""
+"""A plan as a launch file, and the settings that the framework does not have, found by reading the file back."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ KINDS = {
 }
 """Kind of file -> the kind that reads it (`launch.read.KINDS`), and the function that writes it."""
 _LABELS = {"model": ("name", "source")}
-"""What only labels a plan."""
+"""Keys that only label a plan."""
 RECOMPUTE, WORD = "performance.recompute", "performance.activation_checkpointing_type"
 _SECTIONS = ("hardware", "cross_dc", "run")
-"""What no launch file says."""
+"""Sections that launch files do not have."""
 
 
 class Written(NamedTuple):
@@ -33,7 +33,7 @@ class Written(NamedTuple):
 
     text: str
     left_out: dict[str, Any]
-    """Dotted key of the plan -> value: what the file does not say; with these over it, it is the plan."""
+    """Dotted key of the plan -> value: settings that the file does not contain; the file with these settings is the plan."""
     reader: str
     """The kind that reads it."""
 

@@ -1,4 +1,4 @@
-"""A resolved plan as Megatron-LM's arguments and the fields of its config objects: `megatron.translation` turned round."""
+"""A resolved plan as Megatron-LM's arguments and the fields of its config objects: the inverse of `megatron.translation`."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _OTHERWISE = {
     "deepspeed", "use_rotary_position_embeddings", "add_position_embedding", "recompute_modules", "recompute_method",
     "recompute_num_layers", "moe_z_loss_coeff", "moe_layer_recompute", "multi_latent_attention", "window_size",
 }  # fmt: skip
-"""Said with others, by other words, and of another framework."""
+"""Written with other keys, in other words, or for another framework."""
 _NO_FLAGS = {"deallocate_pipeline_outputs"}
-"""Fields of config objects alone."""
+"""Fields of config objects only."""
 NO_LIMIT = 10**6
 """Deferred weight gradients of the head without a limit."""
 
@@ -67,7 +67,7 @@ def _positions(model: Mapping[str, Any]) -> str:
 
 
 def _layout(job: Job, layout: Mapping[str, Any], table: KeyTable) -> Keys:
-    """Degrees beside the plain ones, the spread of layers and of states."""
+    """Degrees other than the plain ones, the distribution of layers and of states."""
     p, level = job.parallelism, job.zero_level
     ends = p.embedding_and_loss_count_as_layers
     found: Keys = {

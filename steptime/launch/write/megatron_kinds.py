@@ -15,7 +15,7 @@ from steptime.model.blocks import layers
 from steptime.model.hf_hybrid import AHEAD
 
 COEFFICIENT = 0.01
-"""Of a loss that the plan says there is: any number is read as one."""
+"""Coefficient of a loss that the plan has: any number is read as one."""
 
 
 def kinds(job: Job, model: Mapping[str, Any], table: KeyTable) -> dict[str, Any]:

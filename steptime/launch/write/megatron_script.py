@@ -13,7 +13,7 @@ from steptime.launch.write.plain_keys import unusual
 
 
 def script(job: Job) -> str:
-    """torchrun, the program and its flags, after the variables that some settings are said by."""
+    """torchrun, the program and its flags, after the environment variables of some settings."""
     table = load_table("megatron")
     said = unusual(arguments(job, table, objects=False), table)
     nodes, processes = spread(job)

@@ -1,4 +1,4 @@
-"""The keys of a table of which each says one key of the plan, alone: the table turned round."""
+"""The keys of a table that correspond to exactly one key of the plan: the inverse of the table."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PATH = re.compile(r"[a-z_]+(\.[a-z_]+)+")
 
 
 def value_at(config: Mapping[str, Any], path: str) -> Any:
-    """What plain data holds under a dotted key; None where there is nothing."""
+    """The value of a dotted key in plain data; None where there is none."""
     found: Any = config
     for key in path.split("."):
         found = found.get(key) if isinstance(found, Mapping) else None
@@ -21,7 +21,7 @@ def value_at(config: Mapping[str, Any], path: str) -> Any:
 
 
 def plain_keys(config: Mapping[str, Any], table: KeyTable) -> dict[str, Any]:
-    """Key -> value of a resolved plan, for all keys that are the only ones of the table to say what they say."""
+    """Key -> value of a resolved plan, for all keys that are the only ones of the table with their meaning."""
     used = {key: rule for key, rule in table.rules.items() if rule.status == "used" and _PATH.fullmatch(rule.note)}
     speakers = Counter(rule.note for rule in used.values())
     found = {}

@@ -40,7 +40,7 @@ _STRATEGY = {"sequence_parallel", "cp_comm_type"}
 """MegatronStrategy, besides the degrees (NeMo nemo/lightning/pytorch/strategies/megatron_strategy.py)."""
 _TRAIN = ("micro_batch_size", "global_batch_size")
 _OF_PARSER = {"grad_reduce_in_bf16", "create_attention_mask_in_dataloader", "transformer_impl", "use_flash_attn"}
-"""Flags that no field has; precisions, which the sections say whatever the default is, are told whole."""
+"""Flags that no field has; precisions, which the sections always contain, are written in full."""
 
 
 def bridge(job: Job) -> str:
@@ -87,7 +87,7 @@ def nemo(job: Job) -> str:
 
 
 def _fields(job: Job, name: str) -> dict[str, Any]:
-    """Fields with their values, those that are the default left out but for what the sections say in any case."""
+    """Fields with their values, without defaults, except for what the sections always contain."""
     table = load_table(name)
     every = arguments(job, table, objects=True)
     always = {*_PRECISION, *_DDP, *_OVERLAP[:2], *_TRAIN, "seq_length"}

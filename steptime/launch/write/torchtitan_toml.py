@@ -15,7 +15,7 @@ from steptime.model.model import Model
 
 _P = "parallelism."
 _OTHERWISE = {"optimizer.name"}
-"""Whose word is no dtype."""
+"""Recipes whose name is not a dtype."""
 
 
 def toml(job: Job) -> str:
@@ -36,7 +36,7 @@ def toml(job: Job) -> str:
 
 
 def _keys(job: Job, table: KeyTable) -> dict[str, Any]:
-    """What several keys say together."""
+    """Settings that take several keys."""
     p, data, software = job.parallelism, job.data, job.software
     local = job.microbatches * data.microbatch_sz if p.pp > 1 else data.microbatch_sz
     alone = p.tp * p.pp * p.cp == 1  # as DDP alone runs

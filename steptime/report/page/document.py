@@ -47,14 +47,14 @@ def page(estimate: Estimate) -> str:
 
 
 def title(estimate: Estimate) -> str:
-    """What a browser's tab shows."""
+    """The title in the browser's tab."""
     return f"{estimate.job.model.name or 'unnamed model'} on {counted(estimate.devices, 'device')}"
 
 
 def document(
     name: str, body: Html, found: dict[str, Any] | None = None, *, script: str = "", connects: bool = False
 ) -> str:
-    """A document with the page's style and script; `script`: a second one; `connects`: it may ask its own server."""
+    """A document with the page's style and script; `script`: a second one; `connects`: it may send requests to its own server."""
     scripts = [asset("page.js"), *([asset(script)] if script else [])]
     allowed = " ".join(f"'sha256-{_hash(text)}'" for text in scripts)
     policy = f"default-src 'none'; script-src {allowed}; style-src 'sha256-{_hash(style())}'; base-uri 'none'; form-action 'none'"
@@ -193,7 +193,7 @@ def _fixes(estimate: Estimate) -> Html:
 def _evidence(estimate: Estimate) -> Html:
     """The interval, its evidence, and what was not measured."""
     basis = estimate.time.basis
-    words = f"The interval is meant to hold 80 of 100 measured steps of jobs like this; {basis.evidence}, "
+    words = f"The interval is intended to contain 80 of 100 measured steps of similar jobs; {basis.evidence}, "
     words += f"{counted(basis.n, 'measured cell') if basis.n else 'no measured cell'} nearby"
     beyond = (
         el("ul", *(el("li", f"extrapolated: {text}") for text in basis.extrapolation)) if basis.extrapolation else None

@@ -52,7 +52,7 @@ def table(
 
 
 def legend(keys: Iterable[tuple[str, str]], *more: Html) -> Html:
-    """Classes of colors and what they stand for; `more` stands behind them. The pipeline's bubble is hatched."""
+    """Classes of colors and their meanings, followed by `more`. The pipeline's bubble is hatched."""
     items = []
     for css, text in keys:
         color = el("rect", x=0, y=0, width=12, height=12, class_=f"{css} edge")

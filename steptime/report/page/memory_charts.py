@@ -21,11 +21,11 @@ PARTS = {
     "activations_bytes": "activations",
     "buffers_bytes": "workspaces, buffers",
     "transient_bytes": "transient at the peak",
-    "fragmentation": "held by the allocator beyond that",
+    "fragmentation": "reserved by the allocator beyond that",
     "overhead": "outside the allocator",
 }
 """Parts of a stage, in the order of its bar."""
-REACH = "up to here in 9 of 10 cases"
+REACH = "90th percentile (p90)"
 """Name of the line at the end of a bar."""
 WIDTH, HEIGHT = 1000.0, 240.0
 OVER_TIME = ("transient_bytes", "activations_bytes", "gradients_bytes", "optimizer_bytes", "params_bytes", "overhead")
@@ -164,7 +164,7 @@ def over_time(estimate: Estimate, timeline: Timeline) -> Html:
     level = HEIGHT * (1.0 - capacity / top)
     mark = el("line", x1=0, x2=WIDTH, y1=level, y2=level, class_="cap")
     name = _stage_name(estimate, row.stage)
-    words = f"{name} holds at most {gib(row.allocated_bytes + overhead)} of {gib(capacity)} GiB, at {row.peak_op}"
+    words = f"{name} has a peak of {gib(row.allocated_bytes + overhead)} of {gib(capacity)} GiB, at {row.peak_op}"
     chart = el("svg", *areas, mark, viewBox=f"0 0 {WIDTH:.0f} {HEIGHT:.0f}", preserveAspectRatio="none",
                role="img", aria_label=words, class_="area")  # fmt: skip
     levels = el(
@@ -172,7 +172,7 @@ def over_time(estimate: Estimate, timeline: Timeline) -> Html:
     )
     axis = el("div", el("span", "0 s"), el("span", seconds(estimate.step_s / 2)), el("span", seconds(estimate.step_s)),
               class_="axis")  # fmt: skip
-    note = f"{words}; the line is what is usable, the areas the most that each action holds"
+    note = f"{words}; the line is the usable memory, the areas are the peak of each action"
     colors = legend((f"m-{key}", PARTS[key]) for key in OVER_TIME)
     return join(colors, el("div", levels, chart, axis, class_="over-time"), el("p", note, class_="note"))
 

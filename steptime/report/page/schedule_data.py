@@ -100,7 +100,7 @@ def schedule(estimate: Estimate) -> Html:
         el("button", text, type="button", data_zoom=kind, title=title)
         for text, kind, title in (
             ("+", "in", "zoom in"), ("-", "out", "zoom out"), ("whole step", "all", "show the whole step"),
-            ("first micro-batches", "first", "the fill of the pipeline"), ("end", "last", "the end of the step"),
+            ("first micro-batches", "first", "the warm-up of the pipeline"), ("end", "last", "the end of the step"),
         )
     ]  # fmt: skip
     kinds = described(estimate.job.schedule).kinds
@@ -117,7 +117,7 @@ def schedule(estimate: Estimate) -> Html:
         "wheel or + and - zoom, drag or arrow keys move, point at an action to read it; a thin line under a stage is its "
         "data-parallel communication"
     )
-    script = el("noscript", el("p", "The schedule is drawn by a script of this page.", class_="note"))
+    script = el("noscript", el("p", "The schedule is drawn by JavaScript, which is off.", class_="note"))
     return join(legend(keys), el("div", *buttons, class_="tools"), canvas, script,
                 el("p", "", class_="readout", aria_live="polite"), el("p", note, class_="note"))  # fmt: skip
 

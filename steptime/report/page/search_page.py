@@ -133,7 +133,7 @@ def _held(estimate: Any) -> float:
 
 
 def _point(number: int, layout: Layout, x: float, y: float, *, left: bool) -> Html:
-    """A point of the front: a link to its plan; `left`: its number stands below on the left, away from its neighbor's."""
+    """A point of the front: a link to its plan; `left`: its number is below on the left, away from its neighbor's."""
     title = f"{number}: {layout_rows.figures(layout)}; {layout_rows.shape(layout)}"
     dot = el("circle", cx=x, cy=y, r=6.0, class_="dot")
     label = el(

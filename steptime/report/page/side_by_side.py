@@ -20,7 +20,7 @@ WIDTH = 1000.0
 
 
 class ComparedPlan(NamedTuple):
-    """One of the plans, by the name that the page calls it."""
+    """One of the plans, by the name that the page shows."""
 
     name: str
     estimate: Estimate

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 TALL = 30
-"""A table of more rows scrolls on a screen; printed it is whole."""
+"""A table with more rows scrolls on a screen and is printed in full."""
 
 
 class Cell(NamedTuple):
@@ -90,7 +90,7 @@ def collectives(estimate: Estimate) -> Html:
         ])  # fmt: skip
     header = ("collective", "kind", "axis", "ranks", "over", "bytes", "calls", "latency", "call", "step", "exposed")
     return sortable(
-        "bytes: the whole tensor of one call; step: all calls; exposed: the part of them that lengthens the step",
+        "bytes: the whole tensor of one call; step: all calls; exposed: the part that lengthens the step",
         header,
         rows,
     )

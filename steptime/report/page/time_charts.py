@@ -18,7 +18,7 @@ WIDTH = 1000.0
 
 
 def step_bars(estimate: Estimate) -> Html:
-    """A bar for every part of the step, largest first; hatched: communication that runs beside compute and adds nothing."""
+    """A bar for every part of the step, largest first; hatched: communication overlapped with compute."""
     time = estimate.time
     parts, hidden = time.parts_s, time.hidden_s
     names = sorted(parts | hidden, key=lambda name: (-parts.get(name, 0.0), -hidden.get(name, 0.0)))
@@ -46,7 +46,7 @@ def step_bars(estimate: Estimate) -> Html:
 
 
 def _bar(name: str, own: float, beside: float) -> Html:
-    """Exposed solid, hidden hatched beside it."""
+    """Exposed time solid, hidden time hatched next to it."""
     css = time_class(name)
     pieces = [el("rect", x=0, y=0, width=WIDTH * own, height=16, class_=f"{css} edge")] if own else []
     if beside:
