@@ -271,6 +271,30 @@ def test_a_wrong_option_is_one_line(capsys, args, line):
     assert (code, *capsys.readouterr()) == (2, "", f"{line}\n")
 
 
+def test_what_is_no_launch_file_or_one_plan_too_many_is_told(capsys, tmp_path, monkeypatch):
+    """A plan under --from; two plans, which diff compares; a trace that is missing or a directory."""
+    monkeypatch.chdir(tmp_path)
+    plan = tmp_path / "a.yaml"
+    plan.write_text(yaml.safe_dump(DEVICES_PLAN))
+    for kind in ("auto", "megatron", "nemo", "axolotl"):
+        assert run(capsys, "--from", kind, "a.yaml") == (2, "", "a.yaml: is a plan already; run 3dtrn a.yaml\n")
+    several = "3dtrn: one PLAN at a time; to compare: 3dtrn diff a.yaml b.yaml\n"
+    assert run(capsys, "a.yaml", "b.yaml", "--brief") == (2, "", several)
+    assert run(capsys, "explain", "a.yaml", "--trace", "no.json") == (2, "", "no.json: no such file\n")
+    told = f"{tmp_path}: is a directory; give the file of a trace\n"
+    assert run(capsys, "explain", "a.yaml", "--trace", str(tmp_path)) == (2, "", told)
+
+
+def test_a_machine_without_the_default_precision_names_the_setting(capsys):
+    """V100 has no bf16."""
+    line = (
+        "performance.precision: dgx-1v does not support bf16; use one of fp16, fp32 (--set performance.precision=...)\n"
+    )
+    assert run(capsys, "--model", "llama3-8b", "--machine", "v100") == (2, "", line)
+    code, out, _ = run(capsys, "--model", "llama3-8b", "--machine", "v100", "--set", "performance.precision=fp16")
+    assert (code, "fp16 dense" in out) == (0, True)
+
+
 def test_the_bare_command_prints_help(capsys):
     code, out, err = run(capsys)
     assert (code, err) == (0, "")

@@ -423,3 +423,10 @@ def test_diff_shows_what_changed():
     same = diff_tables.diff((a, a), ("a", "b"))
     assert same[0].title == "no setting differs"
     assert all(row[-1] == "" for table in same[1:] for row in table.rows)
+
+
+def test_memory_of_plans_side_by_side_has_the_rows_of_the_report():
+    """No key of JSON (params, transient), but the names that the memory table of a report explains."""
+    table = diff_tables.diff([made(), made(), made()], ["a", "b", "c"])[-1]
+    names = [row[0] for row in table.rows]
+    assert names[:-1] == [row[0] for row in breakdown.memory(made()).rows[: len(names) - 1]]

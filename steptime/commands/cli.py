@@ -102,6 +102,8 @@ def _run(args: list[str]) -> int:
         sys.stderr.write(f"{args[0]}: no such file, and no subcommand; did you mean {meant}?\n")
         return BAD_INPUT
     made = parser(name)
+    if given and not given[0].startswith("-"):
+        made.first = given[0]
     mixed = name in {"explain", "diff"}  # arguments may follow --set
     options = made.parse_intermixed_args(given) if mixed else made.parse_args(given)
     options.typed = args
@@ -134,7 +136,7 @@ def _misspelt(args: list[str]) -> str | None:
     return next(iter(get_close_matches(args[0], SUBCOMMANDS, n=1, cutoff=0.75)), None)
 
 
-def parser(name: str = "") -> argparse.ArgumentParser:
+def parser(name: str = "") -> Parser:
     """The parser of a subcommand, or of the bare `3dtrn PLAN`."""
     made = Parser(
         prog=f"3dtrn {name}".rstrip(),

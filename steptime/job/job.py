@@ -24,7 +24,7 @@ from steptime.job.facts import Facts, layers_per_chunk
 from steptime.job.hybrid_rules import default_profile, layer_facts
 from steptime.job.limits import NOT_MODELED
 from steptime.job.mesh import Parallelism, ScheduleName
-from steptime.job.names import PATHS
+from steptime.job.names import MISSING, PATHS
 from steptime.job.offload_rules import OF_LAYERS, offload_facts
 from steptime.job.sections import CrossDc, Data, Hardware, Run
 from steptime.model.model import Model
@@ -64,6 +64,7 @@ class Job(Config):
 
     not_modeled: ClassVar[Mapping[str, str]] = NOT_MODELED
     natural_names: ClassVar[Mapping[str, str]] = PATHS
+    missing: ClassVar[Mapping[str, str]] = MISSING
 
     @model_validator(mode="before")
     @classmethod
