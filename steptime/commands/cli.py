@@ -1,6 +1,6 @@
 """The command line: `3dtrn PLAN` and its subcommands. Parses, calls, prints, returns an exit code.
 
-Exit codes: 0 done; 1 answered "no" under --check; 2 bad input. Nothing but the parser is imported before it is needed.
+Exit codes: 0 done; 1 answered "no" under --check, or nothing fits in a search; 2 bad input; 130 interrupted. Nothing but the parser is imported before it is needed.
 """
 
 from __future__ import annotations
@@ -173,4 +173,8 @@ def _subcommand_help() -> str:
     width = max(map(len, SUBCOMMANDS))
     lines = [f"  {name:<{width}}  {about}" for name, about in SUBCOMMANDS.items()]
     head = "subcommands (3dtrn NAME --help; for a file with such a name use ./NAME):"
-    return "\n".join([head, *lines, "", "exit codes: 0 ok, 1 --check or --min-mfu failed, 2 bad input"])
+    codes = [
+        "exit codes: 0 ok; 1 --check or --min-mfu failed, or nothing fits in a search;",
+        "2 bad input; 130 interrupted",
+    ]
+    return "\n".join([head, *lines, "", *codes])
