@@ -1,6 +1,7 @@
 """The command line: `3dtrn PLAN` and its subcommands. Parses, calls, prints, returns an exit code.
 
-Exit codes: 0 done; 1 answered "no" under --check, or nothing fits in a search; 2 bad input; 130 interrupted. Nothing but the parser is imported before it is needed.
+Exit codes: 0 done; 1 answered "no" under --check, or nothing fits in a search; 2 bad input; 130 interrupted. Nothing but the
+parser is imported before it is needed.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 MODEL = "llama3-8b"
 MACHINE = "dgx-h100"
 SEQLEN = 8192
+MAX_DEVICES = 1_000_000
 STEP_TOKENS = 4 * 2**20
 """Default tokens per step: the initial batch of Llama 3 405B (arXiv 2407.21783, section 3.4.1: 4M)."""
 DEVICE_TOKENS = 2**10
@@ -44,6 +45,8 @@ def plan(model: str, machine: str | None, devices: int | None, changes: Iterable
     count = devices if devices is not None else _devices(stated, node.devices_per_node)
     if count < 1:
         raise ConfigError(f"--devices: must be at least 1 (got {count})")
+    if count > MAX_DEVICES:
+        raise ConfigError(f"--devices: must be at most {MAX_DEVICES:,} (got {count})")
     return {
         "model": model,
         "devices": count,

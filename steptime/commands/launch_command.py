@@ -33,6 +33,10 @@ def launched(options: Namespace) -> tuple[Job, Reading]:
     Raises:
         ConfigError: the file cannot be read, is another framework's, leaves something open, or cannot be saved.
     """
+    if options.config is None:
+        raise ConfigError(
+            f"--from {options.kind}: needs a launch script, config or log: 3dtrn --from {options.kind} FILE"
+        )
     sets = dict(map(read_setting, [*defaults.sets(options.model, options.machine, options.devices), *options.sets]))
     try:
         try:
