@@ -79,8 +79,6 @@ class Job(Config):
             raise ConfigError(problems)
         return self
 
-    # --- in and out ----------------------------------------------------------------------------------------------------
-
     @staticmethod
     def load(source: str | Path | Mapping[str, Any], sets: Iterable[str] = ()) -> "Job":
         """A job from a YAML or JSON file, "-" (standard input), the text itself or a mapping, with `a.b=c` settings applied.
@@ -159,6 +157,8 @@ class Job(Config):
         layout = f"tp {p.tp} pp {p.pp} dp {p.dp}" + f" cp {p.cp}" * (p.cp > 1)
         where = f"{counted(p.devices, 'device')} of {self.machine.name}"
         return f"<Job {self.model.name or 'unnamed model'} on {where}: {layout}, gbs {data.gbs:,} x {data.seqlen:,}>"
+
+    __str__ = __repr__
 
     def __hash__(self) -> int:
         return hash((self.model.n_layers, self.parallelism.devices, self.data.gbs))
