@@ -89,8 +89,10 @@ def test_the_shell_completes(shell, words, wanted, capsys, tmp_path):
 
 
 def test_every_subcommand_and_option_is_offered(capsys):
-    bash, fish = script("bash", capsys), script("fish", capsys)
-    assert bash in script("zsh", capsys)
+    bash, fish, zsh = (script(shell, capsys) for shell in ("bash", "fish", "zsh"))
+    assert bash.partition("\n")[2] in zsh
+    assert bash.startswith('# eval "$(3dtrn --completion bash)" in ~/.bashrc\n')
+    assert zsh.startswith('# eval "$(3dtrn --completion zsh)" in ~/.zshrc\n')
     for name in cli.SUBCOMMANDS:
         assert f"\n    {name}) words=" in bash
         assert f"-a '{name}'" in fish

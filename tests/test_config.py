@@ -177,7 +177,9 @@ def test_unknown_machine_and_preset_name_their_neighbours():
 
 def test_missing_sections_and_keys():
     assert problems("model: llama3-8b\n") == [
-        f"{key}: required key is missing" for key in ("parallelism", "data", "hardware")
+        "parallelism: required key is missing; give {tp: 1, pp: 1} and devices: N, or let 3dtrn search PLAN --devices N find it",
+        "data: required key is missing; give gbs, seqlen and microbatch_sz",
+        "hardware: required key is missing; name a machine (3dtrn machines)",
     ]
     assert problems(PLAN, "data={gbs: 64}") == [
         "data.seqlen: required key is missing",

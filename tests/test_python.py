@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from types import SimpleNamespace
 
@@ -24,6 +25,7 @@ def test_a_notebook_needs_two_names(tmp_path, answer):
     assert answer.fits
     assert answer.mfu == answer.throughput.mfu
     assert repr(answer.job) == "<Job llama3-70b on 512 devices of dgx-h100: tp 8 pp 4 dp 16, gbs 1,024 x 8,192>"
+    assert str(answer.job) == repr(answer.job)  # not every field, as print would show of a pydantic model
     assert issubclass(steptime.ConfigError, ValueError)
 
 
@@ -43,3 +45,12 @@ def test_a_frame_without_pandas_says_what_to_install(monkeypatch, answer):
     for made in (answer, found):
         with pytest.raises(ImportError, match=r"^to_frame: needs pandas; pip install pandas$"):
             made.to_frame()
+
+
+def test_a_notebook_completes_the_arguments_of_a_search():
+    """`steptime.search` is a package that is called; its signature is that of the function."""
+    from steptime.search.run import search  # which imports the package, too
+
+    ours, real = inspect.signature(sys.modules["steptime.search"]), inspect.signature(search)
+    assert [*ours.parameters] == [*real.parameters]
+    assert [one.default for one in ours.parameters.values()] == [one.default for one in real.parameters.values()]

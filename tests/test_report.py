@@ -15,7 +15,7 @@ from steptime.base.rows import (
     CollectiveRow,
     Time,
 )
-from steptime.report import breakdown, details, diff_tables, explain
+from steptime.report import breakdown, details, diff_tables, explain, headline
 from steptime.report.estimate_text import report, sections
 from steptime.report.format import BINARY, COUNT, SI, TIME, column, number, quantity, seconds, unit_for, whole
 from steptime.report.headline import layout_words
@@ -152,16 +152,43 @@ def test_the_answer_comes_first():
     assert "48.2 % of 989 TFLOP/s bf16 dense (causal attention halved)" in lines[7]
 
 
+def test_nodes_are_not_racks():
+    """2,304 GB200 in nodes of 4 are 576 nodes, which fill 32 racks of the name gb200-nvl72."""
+    plan = {"model": "llama3-8b", "parallelism": {"tp": 1, "pp": 1, "dp": 2304}, "hardware": "gb200-nvl72"}
+    found = estimate(Job(**plan, data={"gbs": 2304, "seqlen": 8192, "microbatch_sz": 1}))
+    assert headline.headline(found)[0].endswith("2,304 x gb200-186 (576 gb200-nvl72 nodes)")
+
+
+@pytest.mark.parametrize(
+    ("plan", "sets", "note"),
+    [
+        (
+            "llama3_70b",
+            {},
+            "tp: calls of stage 3, the busiest; dp: of stage 0, which sends most; embedding and head: of their own stages",
+        ),
+        ("llama3_405b", {}, "tp, dp: calls of stage 1, the busiest; embedding and head: of their own stages"),
+        ("deepseek_v3", {}, "ep_etp: calls of stage 15, the busiest; dp: of stage 0, which sends most"),
+        ("llama3_70b", {"parallelism.tp": 1, "parallelism.dp": 1}, None),
+        ("llama3_70b", {"parallelism.pp": 1, "parallelism.vpp": 1}, None),
+    ],
+)
+def test_the_stages_that_collectives_are_of(plan, sets, note):
+    """Only of axes that have calls; one stage is told once, and none where there is no pipeline or sends alone."""
+    found = estimate(Job.load(f"configs/{plan}.yaml").replace(**sets))
+    assert details.collectives(found).notes[1:] == ([note] if note else [])
+
+
 def test_tight_by_what_one_run_in_ten_would_need():
     """Reserved 58 + 2 GiB fit into 70, its p90 of 72.5 + 2 does not."""
     tight = made(verdict="tight")
     text = " ".join(report(made(memory=tight.memory._replace(capacity_bytes=70 * GIB))).split())
-    assert "TIGHT needs 58.0 to 74.5 of 70.0 GiB on stage 0 (highest); 4.50 GiB over capacity at most" in text
+    assert "TIGHT needs 58.0 to 74.5 of 70.0 GiB on stage 0 (highest); at most 4.50 GiB over" in text
 
 
 def test_verdicts_in_words():
     text = " ".join(report(made(verdict="does_not_fit")).split())
-    assert "DOES NOT FIT needs 58.0 to 74.5 of 50.0 GiB on stage 0 (highest); 8.00 GiB over capacity at least" in text
+    assert "DOES NOT FIT needs 58.0 to 74.5 of 50.0 GiB on stage 0 (highest); at least 8.00 GiB over" in text
 
 
 def test_the_table_beside_the_verdict_has_its_figures():
@@ -396,3 +423,10 @@ def test_diff_shows_what_changed():
     same = diff_tables.diff((a, a), ("a", "b"))
     assert same[0].title == "no setting differs"
     assert all(row[-1] == "" for table in same[1:] for row in table.rows)
+
+
+def test_memory_of_plans_side_by_side_has_the_rows_of_the_report():
+    """No key of JSON (params, transient), but the names that the memory table of a report explains."""
+    table = diff_tables.diff([made(), made(), made()], ["a", "b", "c"])[-1]
+    names = [row[0] for row in table.rows]
+    assert names[:-1] == [row[0] for row in breakdown.memory(made()).rows[: len(names) - 1]]

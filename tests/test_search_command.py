@@ -9,9 +9,11 @@ import signal
 from importlib import import_module
 
 import pytest
+import yaml
 
 from steptime import Job
 from steptime.commands.cli import main
+from steptime.report.format import number
 
 PLAN = """\
 model: gpt3-1.3b
@@ -187,3 +189,43 @@ def test_a_space_that_the_rules_empty(run):
     code, out, err = run(PLAN, "--fix", "tp=16", "--set", "model.n_q_heads=24", "--set", "model.hidden_sz=1536")
     assert (code, out) == (2, "")
     assert err.startswith("search: no layout of 16 devices can run with tp 16; rejected by: tp divides n_q_heads (")
+
+
+@pytest.mark.parametrize(
+    ("objective", "column", "value"),
+    [("cost", "cost/B tokens", 2.0 / 3600.0), ("energy", "MJ/B tokens", 700.0 / 1e6), ("step", None, None)],
+)
+def test_the_objective_is_a_column(run, objective, column, value):
+    """8 devices at 2 per hour, or 700 W each (H100): per billion tokens what they take for step / (16 x 2,048 tokens)."""
+    data = (
+        "{model: llama3-8b, devices: 8, data: {gbs: 16, seqlen: 2048}, hardware: h100, run: {price_per_device_hour: 2}}"
+    )
+    code, out, _ = run(data, "--objective", objective, "--top", "1")
+    best = json.loads(run(data, "--objective", objective, "--top", "1", "--json")[1])["best"][0]
+    lines = out.splitlines()
+    heads = next(lines[i + 1] for i, line in enumerate(lines) if line == "best layouts")
+    assert code == 0
+    if column is None:
+        assert "tokens" not in heads
+    else:
+        paid = 1e9 * 8 * value * best["step_s"] / (16 * 2048)
+        assert column in heads
+        assert f"{column} {number(paid)}" in " ".join(out.split())
+
+
+def test_a_saved_plan_keeps_its_devices(run, tmp_path):
+    """devices: 8 and no dp, so that another tp changes dp and not the cluster."""
+    best = tmp_path / "best.yaml"
+    text = "{model: llama3-8b, data: {gbs: 16, seqlen: 2048}, hardware: h100}"
+    assert run(text, "--devices", "8", "--save", str(best))[0] == 0
+    saved = yaml.safe_load(best.read_text())
+    assert saved["devices"] == 8
+    assert "dp" not in saved["parallelism"]
+    changed = Job.load(best, ["parallelism.tp=8", "parallelism.pp=1", "parallelism.cp=1"])
+    assert (changed.parallelism.devices, changed.parallelism.dp) == (8, 1)
+
+
+def test_choices_of_yes_and_no(run):
+    out = run("{model: llama3-8b, devices: 8, data: {gbs: 16, seqlen: 2048}, hardware: h100}")[1]
+    rows = out.split("sequence parallelism\n")[1].splitlines()[:2]
+    assert {row.split()[0] for row in rows} == {"yes", "no"}

@@ -62,6 +62,8 @@ class Config(BaseModel):
     """Keys ("path") and values ("path=word") that are known but not modeled, with their message."""
     natural_names: ClassVar[Mapping[str, str]] = {}
     """Keys of other frameworks -> the dotted key with the same meaning."""
+    missing: ClassVar[Mapping[str, str]] = {}
+    """Required keys -> what to give where they are missing."""
     draw: ClassVar[Callable[[Any], str | None]] = lambda _: None  # as HTML, where report.notebook is loaded
 
     def _repr_html_(self) -> str | None:
@@ -231,11 +233,10 @@ def _problems(path: str, items: list[tuple[Any, list[type[BaseModel]]]], cls: ty
     """Problems that pydantic finds at one path; a ConfigError raised by a validator keeps its own problems."""
     first, owners = items[0]
     got, kind = first["input"], first["type"]
-    not_modeled = cls.not_modeled
-    if path in not_modeled:
-        return [ConfigProblem(f"{path}: {not_modeled[path]}", path, unknown=True)]
-    if (word := f"{path}={got}") in not_modeled:
-        return [ConfigProblem(f"{path}: {not_modeled[word]} (got {show(got)})", path)]
+    if path in cls.not_modeled:
+        return [ConfigProblem(f"{path}: {cls.not_modeled[path]}", path, unknown=True)]
+    if (word := f"{path}={got}") in cls.not_modeled:
+        return [ConfigProblem(f"{path}: {cls.not_modeled[word]} (got {show(got)})", path)]
     if kind in {"extra_forbidden", "invalid_key"}:
         known = {name for owner in owners for name in owner.model_fields}
         section, _, key = path.rpartition(".")
@@ -243,11 +244,10 @@ def _problems(path: str, items: list[tuple[Any, list[type[BaseModel]]]], cls: ty
         at, _, name = meant.rpartition(".")
         if meant and at != section:
             return [ConfigProblem(f"{path}: unknown key (got {show(got)}); did you mean {meant}?", path, unknown=True)]
-        hint = f"; did you mean {name!r}?" if meant else near(key, known)
-        line = f"{path}: unknown key (got {show(got)}){hint}"
+        line = f"{path}: unknown key (got {show(got)}){f'; did you mean {name!r}?' if meant else near(key, known)}"
         return [ConfigProblem(line, path, unknown=True, meant=name or closest(key, known))]
     if kind == "missing":
-        return [ConfigProblem(f"{path}: required key is missing", path)]
+        return [ConfigProblem(f"{path}: required key is missing{cls.missing.get(path, '')}", path)]
     if kind == "value_error":
         cause = first["ctx"]["error"]
         if isinstance(cause, ConfigError):

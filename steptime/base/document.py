@@ -70,13 +70,18 @@ def read_source(source: str | Path) -> tuple[str, str]:
     try:
         with open(source, "rb") as file:  # noqa: PTH123  one call, and it reports directories and pipes alike
             raw = file.read(MAX_BYTES + 1)
-    except IsADirectoryError:
-        raise ConfigError(f"{told}: is a directory; give a YAML file") from None
-    except FileNotFoundError:
-        raise ConfigError(f"{told}: no such file") from None
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{told}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
+        raise unreadable(told, error, "a YAML file") from None
     return _decode(raw, name), name
+
+
+def unreadable(name: str, error: OSError | ValueError, wanted: str = "a file") -> ConfigError:
+    """The problem of a file that cannot be opened; `wanted`: what to give in place of a directory."""
+    if isinstance(error, IsADirectoryError):
+        return ConfigError(f"{name}: is a directory; give {wanted}")
+    if isinstance(error, FileNotFoundError):
+        return ConfigError(f"{name}: no such file")
+    return ConfigError(f"{name}: cannot be read ({getattr(error, 'strerror', None) or error})")
 
 
 def _decode(raw: bytes, name: str) -> str:

@@ -18,8 +18,10 @@ _CODES = {errno.ENOENT: "NOT_FOUND", errno.EACCES: "PERMISSION", errno.ELOOP: "S
 def unreadable(error: OSError | ValueError, name: str) -> UnreadableError:
     """The one-line problem for a failed system call on `name`."""
     number = getattr(error, "errno", None) or 0
-    reason = os.strerror(number) if number else str(error)
-    return UnreadableError(_CODES.get(number, "UNREADABLE"), f"cannot read: {reason}", name)
+    reason = "no such file or directory" if number == errno.ENOENT else os.strerror(number) if number else str(error)
+    return UnreadableError(
+        _CODES.get(number, "UNREADABLE"), reason if number == errno.ENOENT else f"cannot read: {reason}", name
+    )
 
 
 class Source:

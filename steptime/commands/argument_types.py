@@ -9,6 +9,9 @@ from typing import NoReturn
 class Parser(argparse.ArgumentParser):
     """A parser whose problems are one line each, like those of a plan."""
 
+    first = "PLAN"
+    """The first argument, for messages."""
+
     def error(self, message: str) -> NoReturn:
         """Exit with 2 after one line; for an unknown option it suggests the closest one."""
         wrong = message.removeprefix("unrecognized arguments: ")
@@ -17,6 +20,9 @@ class Parser(argparse.ArgumentParser):
 
             known = [name.lstrip("-") for action in self._actions for name in action.option_strings]
             meant = closest(wrong.partition(" ")[0].partition("=")[0].lstrip("-"), known)
+            if not wrong.startswith("-"):
+                one = f"one PLAN at a time; to compare: 3dtrn diff {self.first} {wrong}"
+                self.exit(2, f"{self.prog}: {one if self.prog == '3dtrn' else f'one argument too many: {wrong}'}\n")
             message += f"; did you mean '--{meant}'?" if meant else f"; {self.prog} --help lists all"
         self.exit(2, f"{self.prog}: {message.removeprefix('argument ')}\n")
 

@@ -54,9 +54,13 @@ def bench(options: Namespace, out: Printer) -> int:
 
 def _check(options: Namespace) -> None:
     """Raise for option values with which no benchmark can run."""
+    from steptime.bench.spread import LAYOUTS
+
     problems = []
     if not 0.0 <= options.seconds < inf:
         problems.append(f"--seconds: must be finite and at least 0 (got {options.seconds:g})")
+    if unknown := [name for name in options.layouts if name not in LAYOUTS]:
+        problems.append(f"--layouts: unknown layout {unknown[0]!r}; use {', '.join(LAYOUTS)}")
     if options.steps < 1:
         problems.append(f"--steps: at least 1 (got {options.steps}); --only sweeps,block,exact runs none")
     if problems:

@@ -1,6 +1,7 @@
 """The command line: `3dtrn PLAN` and its subcommands. Parses, calls, prints, returns an exit code.
 
-Exit codes: 0 done; 1 answered "no" under --check; 2 bad input. Nothing but the parser is imported before it is needed.
+Exit codes: 0 done; 1 answered "no" under --check, or nothing fits in a search; 2 bad input; 130 interrupted. Nothing but the
+parser is imported before it is needed.
 """
 
 from __future__ import annotations
@@ -102,6 +103,8 @@ def _run(args: list[str]) -> int:
         sys.stderr.write(f"{args[0]}: no such file, and no subcommand; did you mean {meant}?\n")
         return BAD_INPUT
     made = parser(name)
+    if given and not given[0].startswith("-"):
+        made.first = given[0]
     mixed = name in {"explain", "diff"}  # arguments may follow --set
     options = made.parse_intermixed_args(given) if mixed else made.parse_args(given)
     options.typed = args
@@ -134,7 +137,7 @@ def _misspelt(args: list[str]) -> str | None:
     return next(iter(get_close_matches(args[0], SUBCOMMANDS, n=1, cutoff=0.75)), None)
 
 
-def parser(name: str = "") -> argparse.ArgumentParser:
+def parser(name: str = "") -> Parser:
     """The parser of a subcommand, or of the bare `3dtrn PLAN`."""
     made = Parser(
         prog=f"3dtrn {name}".rstrip(),
@@ -171,4 +174,8 @@ def _subcommand_help() -> str:
     width = max(map(len, SUBCOMMANDS))
     lines = [f"  {name:<{width}}  {about}" for name, about in SUBCOMMANDS.items()]
     head = "subcommands (3dtrn NAME --help; for a file with such a name use ./NAME):"
-    return "\n".join([head, *lines, "", "exit codes: 0 ok, 1 --check or --min-mfu failed, 2 bad input"])
+    codes = [
+        "exit codes: 0 ok; 1 --check or --min-mfu failed, or nothing fits in a search;",
+        "2 bad input; 130 interrupted",
+    ]
+    return "\n".join([head, *lines, "", *codes])

@@ -9,7 +9,7 @@ from steptime.hardware.machine import machine_names
 from steptime.model.presets import model_names
 
 _BASH = """\
-# eval "$(3dtrn --completion bash)" in ~/.bashrc
+# eval "$(3dtrn --completion {shell})" in ~/.{shell}rc
 _3dtrn() {{
     local cur=${{COMP_WORDS[COMP_CWORD]}} prev=${{COMP_WORDS[COMP_CWORD-1]}} words values
     COMPREPLY=()
@@ -37,18 +37,23 @@ def script(shell: str, parsers: Mapping[str, argparse.ArgumentParser]) -> str:
     """The script for a shell. `parsers`: by subcommand, the bare command under ""."""
     if shell == "fish":
         return _fish(parsers)
-    text = _bash(parsers)
-    return text if shell == "bash" else "autoload -Uz compinit bashcompinit && compinit && bashcompinit\n" + text
+    text = _bash(parsers, shell)
+    head, _, rest = text.partition("\n")
+    return (
+        text if shell == "bash" else f"{head}\nautoload -Uz compinit bashcompinit && compinit && bashcompinit\n{rest}"
+    )
 
 
-def _bash(parsers: Mapping[str, argparse.ArgumentParser]) -> str:
+def _bash(parsers: Mapping[str, argparse.ArgumentParser], shell: str) -> str:
     values, options = [], []
     for name in [*filter(None, parsers), ""]:  # otherwise it is the bare command
         for option, words in _values(name, parsers[name]).items():
             first = f'"{name} {option}"' if name else f'*" {option}"'
             values.append(f'    {first}) values="{" ".join(words)}" ;;')
         options.append(f'    {name or "*"}) words="{" ".join(_options(parsers[name]))}" ;;')
-    return _BASH.format(values="\n".join(values), options="\n".join(options), names=" ".join(filter(None, parsers)))
+    return _BASH.format(
+        shell=shell, values="\n".join(values), options="\n".join(options), names=" ".join(filter(None, parsers))
+    )
 
 
 def _fish(parsers: Mapping[str, argparse.ArgumentParser]) -> str:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+from typing import TYPE_CHECKING, Any
 
-from steptime.commands import quick
+from steptime.commands import defaults, quick
 from steptime.commands.outputs import write_new
 
 if TYPE_CHECKING:
     from argparse import Namespace
 
+    from steptime.base.config import Config
     from steptime.commands.console import Printer
-
-MODEL = "llama3-8b"
-EXPERTS = ("parallelism.ep", "parallelism.etp")
 
 
 def init(options: Namespace, out: Printer) -> int:
@@ -25,19 +24,15 @@ def init(options: Namespace, out: Printer) -> int:
     from steptime.report.key_pages import starter
     from steptime.report.plan_keys import keys
 
-    job = quick.job(options.model or MODEL, options.machine, options.devices, [])
-    recompute = job.performance.activation_checkpointing_type
+    job = quick.job(options.model or defaults.MODEL, options.machine, options.devices, [])
     values = {
         "devices": job.parallelism.devices,
-        "model": options.model or MODEL,
-        "parallelism.tp": job.parallelism.tp,
-        "parallelism.pp": job.parallelism.pp,
-        **({key: getattr(job.parallelism, key.partition(".")[2]) for key in EXPERTS} if job.model.moe else {}),
-        **({"parallelism.layers_per_stage": "auto"} if job.parallelism.layers_per_stage else {}),
+        "model": options.model or defaults.MODEL,
+        **_stated("parallelism", job.parallelism),
         "performance.software": job.software.name,
-        **({"performance.activation_checkpointing_type": recompute} if recompute else {}),
+        **_stated("performance", job.performance),
         **{f"data.{key}": getattr(job.data, key) for key in ("gbs", "seqlen", "microbatch_sz")},
-        "hardware.node_type": options.machine or quick.MACHINE,
+        "hardware.node_type": options.machine or defaults.MACHINE,
     }
     text = starter(values, keys())
     if options.path == "-":
@@ -46,3 +41,13 @@ def init(options: Namespace, out: Printer) -> int:
     write_new(options.path, text, options.path, "use another name, or - for standard output")
     out.text(f"{options.path} written; 3dtrn {options.path} reads it\n")
     return 0
+
+
+def _stated(section: str, said: Config) -> dict[str, Any]:
+    """The keys of a section that the plan states, but for dp, which follows from the devices."""
+    found = said.model_dump(mode="json", exclude_unset=True)
+    return {
+        f"{section}.{key}": value if isinstance(value, str) else json.dumps(value)
+        for key, value in found.items()
+        if key != "dp"
+    }

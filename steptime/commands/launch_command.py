@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from steptime.base.config import ConfigError
 from steptime.base.words import counted, flow
-from steptime.commands import quick
+from steptime.commands import defaults
 from steptime.commands.outputs import write_new
 from steptime.job.edit import read_setting
 from steptime.launch.plan_yaml import plan_yaml
@@ -33,7 +33,11 @@ def launched(options: Namespace) -> tuple[Job, Reading]:
     Raises:
         ConfigError: the file cannot be read, is another framework's, leaves something open, or cannot be saved.
     """
-    sets = dict(map(read_setting, [*quick.sets(options.model, options.machine, options.devices), *options.sets]))
+    if options.config is None:
+        raise ConfigError(
+            f"--from {options.kind}: needs a launch script, config or log: 3dtrn --from {options.kind} FILE"
+        )
+    sets = dict(map(read_setting, [*defaults.sets(options.model, options.machine, options.devices), *options.sets]))
     try:
         try:
             reading = read(options.kind, options.config, sets, options.added)

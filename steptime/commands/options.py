@@ -142,7 +142,7 @@ def _serve(made: ArgumentParser) -> None:
     made.add_argument("config", metavar="PLAN", nargs="?", help="plan to start from; a YAML or JSON file")
     _sets(made, "change a setting of PLAN")
     about = "port to listen on; 0 picks a free one (default: 8765)"
-    made.add_argument("--port", type=count, default=8765, metavar="N", help=about)
+    made.add_argument("--port", type=whole, default=8765, metavar="N", help=about)
     about = "address to listen on (default: loopback only)"
     made.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help=about)
 

@@ -88,5 +88,7 @@ def write_new(path: str, text: str, named: str, fix: str = "remove it or use ano
             file.write(text)
     except FileExistsError:
         raise ConfigError(f"{named}: file exists; {fix}") from None
+    except FileNotFoundError:
+        raise ConfigError(f"{named}: folder {Path(path).parent} does not exist") from None
     except OSError as error:
         raise ConfigError(f"{named}: cannot be written ({error.strerror})") from None

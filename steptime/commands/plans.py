@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from steptime.base.config import ConfigError
-from steptime.commands import outputs, quick
+from steptime.commands import defaults, outputs, quick
 from steptime.commands.console import Printer, load, tell
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def _plan(options: Namespace) -> tuple[Job, Reading | None]:
         raise ConfigError("--save and --allow-unmodeled: only with --from KIND")
     if options.config is None:
         return quick.job(options.model, options.machine, options.devices, options.sets), None
-    return load(options.config, [*quick.sets(options.model, options.machine, options.devices), *options.sets]), None
+    return load(options.config, [*defaults.sets(options.model, options.machine, options.devices), *options.sets]), None
 
 
 def _flags(reading: Reading | None) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from steptime.base.config import ConfigError
 from steptime.base.document import parse
-from steptime.commands import outputs, quick
-from steptime.commands.search_plan import AXES, SearchPlan, numbers, plan_of, unplanned
+from steptime.commands import defaults, outputs
+from steptime.commands.search_plan import AXES, SearchPlan, numbers, plan_of, unplanned_search
 from steptime.launch.plan_yaml import plan_yaml
 from steptime.report.progress import ProgressLine
 from steptime.schedule import SCHEDULES
@@ -43,15 +43,17 @@ def search(options: Namespace, out: Printer) -> int:
     if options.save is not None:
         outputs.check_save(options.save)
     if options.config is None:
-        plan = unplanned(options)
+        plan = unplanned_search(options)
     else:
-        plan = plan_of(options.config, [*quick.sets(options.model, None, None), *options.sets])
+        plan = plan_of(options.config, [*defaults.sets(options.model, None, None), *options.sets])
     asked = asked_of(options, plan)
     with ProgressLine(sys.stderr, "searched") as line:
         found = run(plan.job, asked, lambda share: line.told("layouts", share))
     _print(found, options, out)
     if found.best is not None and options.save is not None:
-        outputs.write_new(options.save, plan_yaml(found.best.job), f"--save {options.save}")
+        best = found.best.job
+        saved = best.replace(devices=best.parallelism.devices)  # so that a changed tp or pp changes dp, not the cluster
+        outputs.write_new(options.save, plan_yaml(saved), f"--save {options.save}")
     if found.interrupted:
         return INTERRUPTED
     return 0 if found.best is not None else 1

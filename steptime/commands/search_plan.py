@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from steptime.base.config import ConfigError
 from steptime.base.document import parse_mapping, read_source
-from steptime.commands import quick
+from steptime.commands import defaults
 from steptime.commands.console import load
+from steptime.job.device_count import stated_devices
 from steptime.job.edit import anchor, apply_setting
 from steptime.job.job import Job
 
@@ -43,8 +44,15 @@ class SearchPlan(NamedTuple):
     """The command line that estimates it, to which a layout's changes are appended."""
 
 
-def unplanned(options: Namespace) -> SearchPlan:
-    """The plan of --model, --machine (the first of them) and --devices; everything else takes the defaults of a report."""
+def unplanned(model: str, machine: str | None, devices: int | None, sets: list[str]) -> SearchPlan:
+    """The plan of a model, a machine and a number of devices; everything else takes the defaults of a report."""
+    made = defaults.plan(model, machine, devices, sets)
+    plan = plan_from(json.dumps(made), "-", "", sets)
+    return plan._replace(devices=plan.devices or made["devices"])
+
+
+def unplanned_search(options: Namespace) -> SearchPlan:
+    """The plan of --model, --machine (the first of them) and --devices (the most of them)."""
     if options.model is None:
         raise ConfigError(
             "3dtrn search needs a PLAN file, or --model NAME --devices N (3dtrn models lists the presets)"
@@ -55,13 +63,12 @@ def unplanned(options: Namespace) -> SearchPlan:
         problems.append("--devices: required without a PLAN file")
     if problems:
         raise ConfigError(problems)
-    machine = next(iter(options.machine), quick.MACHINE)
-    data = quick.unsplit(options.model, machine, max(counts))
+    machine = next(iter(options.machine), defaults.MACHINE)
+    plan = unplanned(options.model, machine, max(counts), options.sets)
     size = str(counts[0]) if len(counts) == 1 else "N"
     command = ["3dtrn", "--model", options.model, "--machine", machine, "--devices", size]
-    batch = f"data.gbs={data['data']['gbs']}"
-    plan = plan_from(json.dumps(data), "-", "--model", options.sets)
-    return plan._replace(command=_shell([*command, "--set", batch], options.sets))
+    batch = [f"data.gbs={plan.job.data.gbs}"] if len(counts) > 1 else []
+    return plan._replace(command=_shell(command, [*batch, *options.sets]))
 
 
 LONGEST_PATH = 40
@@ -93,13 +100,16 @@ def plan_from(text: str, source: str, name: str, sets: list[str]) -> SearchPlan:
     if (said is not None and not isinstance(said, dict)) or not isinstance(batch, dict):
         return _whole(source, text, name, sets)
     said = said or {}
-    counted = "dp" in said or "devices" in data
+    key, devices = stated_devices(data)
+    counted = "dp" in said or key
     if {"tp", "pp"} <= said.keys() and counted and "microbatch_sz" in batch:
         return _whole(source, text, name, sets)
     fixed = {key: (value,) for key, value in {**said, **batch}.items() if key in AXES and value is not None}
-    devices = data.pop("devices", None)
-    if devices is not None and (type(devices) is not int or devices < 1):
-        raise ConfigError(f"{name}: devices: expected a whole number of at least 1 (got {devices!r})")
+    if key and devices is None:
+        return _whole(source, text, name, sets)  # whose check reports what is wrong with the number
+    data.pop("devices", None)
+    if key == "hardware.nodes":
+        del data["hardware"]["nodes"]
     cross = data.get("cross_dc")
     copies = cross.get("n_dcs", 1) if isinstance(cross, dict) else 1
     kept = {key: value for key, value in said.items() if key not in AXES}
@@ -110,7 +120,7 @@ def plan_from(text: str, source: str, name: str, sets: list[str]) -> SearchPlan:
     try:
         return SearchPlan(Job.load(json.dumps(data)), said=False, devices=devices, fixed=fixed)
     except ConfigError as error:
-        raise ConfigError(f"{name}: {problem}" for problem in error.problems) from None
+        raise _of(name, error) from None
 
 
 def _whole(source: str, text: str, name: str, sets: list[str]) -> SearchPlan:
@@ -119,10 +129,15 @@ def _whole(source: str, text: str, name: str, sets: list[str]) -> SearchPlan:
         try:
             job = Job.load(text if "\n" in text else text + "\n", sets)
         except ConfigError as error:
-            raise ConfigError(f"{name}: {problem}" for problem in error.problems) from None
+            raise _of(name, error) from None
     else:
         job = load(source, sets)
     return SearchPlan(job, said=True, devices=job.parallelism.devices, fixed={})
+
+
+def _of(name: str, error: ConfigError) -> ConfigError:
+    """The problems of a plan after the name of its file, which a plan without a file has not."""
+    return ConfigError(f"{name}: {problem}" for problem in error.problems) if name else error
 
 
 def numbers(option: str, text: str | None, problems: list[str]) -> list[int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from errno import EADDRNOTAVAIL
+from socket import gaierror
 from typing import TYPE_CHECKING, Any
 
 from steptime.base.config import ConfigError
@@ -35,9 +37,11 @@ def serve(options: Namespace, out: Printer) -> int:
         server = Server(options.host, options.port, start, files)
     except (OSError, OverflowError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or error
-        raise ConfigError(
-            f"--port {options.port}: cannot listen on {options.host} ({why}); --port 0 takes a free one"
-        ) from None
+        if isinstance(error, gaierror | UnicodeError) or getattr(error, "errno", 0) == EADDRNOTAVAIL:
+            line = f"--host {options.host}: not an address of this machine ({why}); without --host: 127.0.0.1"
+        else:
+            line = f"--port {options.port}: cannot listen on {options.host} ({why}); --port 0 takes a free one"
+        raise ConfigError(line) from None
     out.text(f"serving at {server.url} (Ctrl-C stops it)\n")
     try:
         server.serve_forever()

@@ -177,7 +177,7 @@ def _progress(done: int, total: int) -> None:
 def _print_failure(summary: Summary) -> None:
     for item in summary.all_problems:
         where = escaped(item.file or summary.path)
-        _say(f"summarize-ckpt: {where}: {escaped(item.message, 600)} [{item.code}]", sys.stderr)
+        _say(f"summarize-ckpt: {where}: {escaped(item.message, 600)}", sys.stderr)
 
 
 def _matching(summary: Summary, pattern: str) -> list[StoredTensor]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import cache, lru_cache
 from itertools import pairwise
 from math import inf
-from os.path import isfile
+from os.path import isdir, isfile
 from pathlib import Path
 from typing import Any, Self
 
@@ -209,7 +209,7 @@ def _find(name: str) -> Path:
     from difflib import get_close_matches
 
     close = get_close_matches(key, [*_names(), *_aliases()], n=4, cutoff=0.6)
-    hint = f"did you mean {' or '.join(close)}? " if close else ""
+    hint = f"did you mean {' or '.join(close)}? " if close else "it is a directory; " if isdir(name) else ""  # noqa: PTH112
     raise ConfigError(f"unknown machine {show(name)}; {hint}3dtrn machines lists them")
 
 

@@ -26,7 +26,7 @@ def spread(plan: Any) -> Any:
     given = layout.model_dump(exclude_unset=True) if isinstance(layout, Config) else layout
     if not isinstance(given, Mapping):
         return plan
-    key, devices = _stated_devices(plan)
+    key, devices = stated_devices(plan)
     open_dp = given.get("dp", AUTO) in (AUTO, None)
     if not key:
         if given.get("dp") == AUTO:
@@ -48,7 +48,7 @@ def spread(plan: Any) -> Any:
     return plan
 
 
-def _stated_devices(plan: Mapping[str, Any]) -> tuple[str, int | None]:
+def stated_devices(plan: Mapping[str, Any]) -> tuple[str, int | None]:
     """The key that states the number of devices ("" if none does), and the number; None if it is invalid."""
     if plan.get("devices") is not None:
         return "devices", _count(plan["devices"])

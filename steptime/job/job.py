@@ -24,7 +24,7 @@ from steptime.job.facts import Facts, layers_per_chunk
 from steptime.job.hybrid_rules import default_profile, layer_facts
 from steptime.job.limits import NOT_MODELED
 from steptime.job.mesh import Parallelism, ScheduleName
-from steptime.job.names import PATHS
+from steptime.job.names import MISSING, PATHS
 from steptime.job.offload_rules import OF_LAYERS, offload_facts
 from steptime.job.sections import CrossDc, Data, Hardware, Run
 from steptime.model.model import Model
@@ -64,6 +64,7 @@ class Job(Config):
 
     not_modeled: ClassVar[Mapping[str, str]] = NOT_MODELED
     natural_names: ClassVar[Mapping[str, str]] = PATHS
+    missing: ClassVar[Mapping[str, str]] = MISSING
 
     @model_validator(mode="before")
     @classmethod
@@ -77,8 +78,6 @@ class Job(Config):
         if problems := list(dict.fromkeys(found)):
             raise ConfigError(problems)
         return self
-
-    # --- in and out ----------------------------------------------------------------------------------------------------
 
     @staticmethod
     def load(source: str | Path | Mapping[str, Any], sets: Iterable[str] = ()) -> "Job":
@@ -158,6 +157,8 @@ class Job(Config):
         layout = f"tp {p.tp} pp {p.pp} dp {p.dp}" + f" cp {p.cp}" * (p.cp > 1)
         where = f"{counted(p.devices, 'device')} of {self.machine.name}"
         return f"<Job {self.model.name or 'unnamed model'} on {where}: {layout}, gbs {data.gbs:,} x {data.seqlen:,}>"
+
+    __str__ = __repr__
 
     def __hash__(self) -> int:
         return hash((self.model.n_layers, self.parallelism.devices, self.data.gbs))

@@ -68,3 +68,13 @@ def meant_path(key: object) -> str:
     ('parallelism.tp', 'parallelism.tp', '')
     """
     return PATHS.get(str(key).lower().lstrip("-").replace("-", "_"), "")
+
+
+MISSING = {
+    "model": "; name a preset (3dtrn models), or give its fields",
+    "parallelism": "; give {tp: 1, pp: 1} and devices: N, or let 3dtrn search PLAN --devices N find it",
+    "data": "; give gbs, seqlen and microbatch_sz",
+    "hardware": "; name a machine (3dtrn machines)",
+    "parallelism.dp": "; give it, or devices: N",
+}
+"""Required keys of a plan -> what to give where they are missing."""

@@ -8,7 +8,7 @@ PERFORMANCE_RULES = [
     Rule(
         "machine has the precision",
         "performance.precision",
-        "{f.machine} does not support {f.precision}; use one of {f.dtype_words}",
+        "{f.machine} does not support {f.precision}; use one of {f.dtype_words} (--set performance.precision=...)",
         lambda f: f.precision in f.machine_dtypes,
     ),
     Rule(

@@ -28,7 +28,11 @@ def plan_yaml(plan: Reading | Job) -> str:
 
 
 def _document(job: Job) -> str:
-    return mapping_yaml(job.model_dump(exclude_unset=True, exclude_none=True))
+    data = job.model_dump(exclude_unset=True, exclude_none=True)
+    if job.devices is not None:  # of which dp is the rest
+        data["parallelism"].pop("dp", None)
+        data = {"devices": data.pop("devices"), **data}
+    return mapping_yaml(data)
 
 
 def mapping_yaml(data: Mapping[str, Any]) -> str:

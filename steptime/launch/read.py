@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from steptime.base.config import ConfigError, near
+from steptime.base.document import parse
+from steptime.job.job import Job
 from steptime.launch.beside import Beside, with_numbers
 from steptime.launch.config_functions import split_path
 from steptime.launch.devices import on_node, told_whole
@@ -43,6 +45,7 @@ _DUMP = re.compile(rb"-{8,} arguments -{8,}|" + PRINTED.pattern)
 """Marks of the beginning of a log's config: Megatron-LM's, torchtitan's, NeMo's and Megatron-Bridge's."""
 
 
+_LONGEST_PLAN = 100_000
 _MARKS = {
     "megatron": r"\bmegatron (?:sft|pt|rlhf)\b|DGXNNODES=|-{8,} arguments -{8,}|"
     r"--(?:num-layers|hidden-size|micro-batch-size|tensor-model-parallel-size)\b|"
@@ -101,9 +104,11 @@ def read_as(
         ConfigError: it is no launch file of that framework; the message names the framework that it seems to be of.
     """
     with_numbers(text, path)
-    if kind == "auto":
-        kind = kind_of(path, text, beside)
+    if is_plan(text):
+        raise ConfigError(f"{path}: is a plan already; run 3dtrn {path}")
     try:
+        if kind == "auto":
+            kind = kind_of(path, text, beside)
         if kind in TABLES:
             table: Reading = import_module("steptime.launch.trainers").read_trainer(kind, path, text, env, sets, beside)
             return table
@@ -116,6 +121,26 @@ def read_as(
     except RecursionError:
         raise ConfigError(f"{path}: is nested too deep to be read") from None
     return found
+
+
+def is_plan(text: str) -> bool:
+    """Whether a text is a plan: only sections of one, among them a model and where it runs.
+
+    >>> is_plan("{model: llama3-8b, devices: 8, data: {gbs: 8}}"), is_plan("{model: {}, trainer: {}}")
+    (True, False)
+    """
+    if len(text) > _LONGEST_PLAN or not re.search(r"\b(?:parallelism|hardware|devices)\b", text):
+        return False
+    try:
+        found = parse(text, "")
+    except ConfigError:
+        return False
+    sections = found.keys() if isinstance(found, dict) else set()
+    return (
+        "model" in sections
+        and bool({"parallelism", "hardware", "devices"} & sections)
+        and sections <= {*Job.model_fields}
+    )
 
 
 def another(kind: str, text: str) -> str:

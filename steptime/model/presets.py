@@ -65,6 +65,8 @@ def _find(name: str) -> Path:
     spelt = "-".join(key) or name.lower()
     near = get_close_matches(spelt, model_names()) or get_close_matches(spelt, aliases())
     hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+    if name.endswith((".json", ".yaml", ".yml", "/")):  # a path
+        hint = "; a Hugging Face config is model: {hf: config.json} in a plan"
     raise ConfigError(f"unknown model {show(name)}{hint} (3dtrn models lists them)")
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from steptime.base.rows import StageMemory
 
 _BAR = 16
-_MEMORY_ROWS = (
+MEMORY_ROWS = (
     ("parameters", "params_bytes"),
     ("gradients", "gradients_bytes"),
     ("optimizer states", "optimizer_bytes"),
@@ -93,7 +93,7 @@ def memory(estimate: Estimate) -> Table:
     shown = _choose(groups, found.worst_stage)
     heads = [stage_range([row.stage for row in group]) for group in shown]
     stages = [group[0] for group in shown]
-    rows = [[label, *_gib_column(_bytes(row, key) for row in stages)] for label, key in _MEMORY_ROWS]
+    rows = [[label, *_gib_column(memory_bytes(row, key) for row in stages)] for label, key in MEMORY_ROWS]
     least = [found.least_of(row.allocated_bytes) for row in stages]
     most = [found.most_of(row.reserved_bytes) for row in stages]
     usable = number(found.capacity_bytes / GIB)
@@ -124,7 +124,7 @@ def memory(estimate: Estimate) -> Table:
     return Table(title, ["", *heads], rows, _memory_notes(estimate, shown))
 
 
-def _bytes(row: StageMemory, key: str) -> float:
+def memory_bytes(row: StageMemory, key: str) -> float:
     """One figure of a stage; `passing_bytes` are the transient bytes without the buffers."""
     return row.transient_bytes - row.buffers_bytes if key == "passing_bytes" else float(getattr(row, key))
 

@@ -286,7 +286,7 @@ def problems(summary: Inventory) -> FactList:
     facts = []
     for item in found[:MAX_PROBLEMS]:
         where = f"{escaped(item.file, 120)}: " if item.file else ""
-        text = _shown(f"{where}{item.message} [{item.code}]", 600)
+        text = _shown(f"{where}{item.message}", 600)
         facts.append(Fact(item.severity, [text], "bad" if item.severity == "error" else "warn"))
     if len(found) > MAX_PROBLEMS:
         facts.append(Fact("and", [f"{len(found) - MAX_PROBLEMS} more (--json lists all)"]))

@@ -95,12 +95,25 @@ def collectives(estimate: Estimate) -> Table:
         rows += [_collective_cells(row, alike, unit.size) for row, alike in _boundaries(members)]
     header = ["", "", "MiB", "calls", "latency", "wire", "call", "exposed"]
     notes = ["MiB: full tensor of one call; call = latency + wire + ramp (transition between small and large messages)"]
-    if estimate.timing.dp and estimate.pipeline.stages > 1:
-        most = sends_most(estimate.timing.dp.reductions)
-        notes.append(
-            f"dp, edp: calls of stage {most}, which sends the most; the others: of stage {estimate.timing.busiest}"
-        )
+    if estimate.pipeline.stages > 1:
+        notes += _shown_stages(estimate)
     return Table("collectives, one call (exposed: ms of the step)", header, rows, notes, left=2)
+
+
+def _shown_stages(estimate: Estimate) -> list[str]:
+    """Which stage the calls of every axis are of, in one line: those of layers of the busiest, of buckets of what sends most."""
+    timing = estimate.timing
+    axes = dict.fromkeys(row.axis for row in estimate.collectives if row.axis not in {"pp", "embedding"})
+    buckets = [axis for axis in axes if axis in {"dp", "edp"} and timing.dp]
+    layers = [axis for axis in axes if axis not in buckets]
+    most = sends_most(timing.dp.reductions) if timing.dp and buckets else timing.busiest
+    if most == timing.busiest:
+        layers, buckets = [*layers, *buckets], []
+    shown = [f"{', '.join(layers)}: calls of stage {timing.busiest}, the busiest"] if layers else []
+    shown += [f"{', '.join(buckets)}: of stage {most}, which sends most"] if buckets else []
+    ends = any(row.name.startswith(("head.", "loss.", "embedding.")) for row in estimate.collectives)
+    shown += ["embedding and head: of their own stages"] if ends and shown else []
+    return ["; ".join(shown)] if shown else []
 
 
 def _boundaries(rows: Sequence[CollectiveRow]) -> list[tuple[CollectiveRow, int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from steptime.base.words import flow
-from steptime.report.breakdown import part_name
+from steptime.report.breakdown import MEMORY_ROWS, memory_bytes, part_name
 from steptime.report.format import COUNT, GIB, TIME, column, percent, quantity, seconds, unit_for, whole
 from steptime.report.headline import VERDICTS
 from steptime.report.table import Fact, FactList, ReportSection, Table
@@ -32,7 +32,6 @@ FIGURES: tuple[tuple[str, Callable[[Estimate], float], Callable[[float], str]], 
     ("HFU", lambda e: e.throughput.hfu, percent),
     ("parameters", lambda e: float(e.params.total), lambda x: quantity(x, COUNT)),
 )
-MEMORY = ("params", "gradients", "optimizer", "activations", "transient", "allocated", "reserved")
 
 
 def diff(
@@ -127,7 +126,7 @@ def _parts(some: Sequence[Estimate], header: list[str], *, pair: bool) -> Table:
 def _memory(some: Sequence[Estimate], header: list[str], *, pair: bool) -> Table:
     """The worst stage of each."""
     worst = [e.memory.stages[e.memory.worst_stage] for e in some]
-    figures = [(key, [float(getattr(row, f"{key}_bytes")) for row in worst]) for key in MEMORY]
+    figures = [(name, [memory_bytes(row, key) for row in worst]) for name, key in MEMORY_ROWS]
     figures.append(("context, communicators", [sum(e.memory.overhead_bytes) for e in some]))
     figures.append(("usable", [e.memory.capacity_bytes for e in some]))
     return Table("memory of the worst stage (GiB)", header, _rows(figures, GIB, pair=pair))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from steptime.base.words import counted
 from steptime.report.breakdown import part_name
 from steptime.report.format import COUNT, SI, gib, number, percent, quantity, seconds, whole
 from steptime.report.table import Fact, FactList, Table
@@ -30,10 +31,10 @@ RULE = (
 def headline(estimate: Estimate) -> list[str]:
     """The job in brief: model, devices, layout, batch."""
     job = estimate.job
-    node = f"{estimate.nodes:,} x {job.machine.name}"
-    counted = estimate.params
-    active = f", {quantity(counted.active, COUNT)} active" if counted.active != counted.total else ""
-    model = f"{job.model.name or 'unnamed model'}, {quantity(counted.total, COUNT)} parameters{active}"
+    node = counted(estimate.nodes, f"{job.machine.name} node")  # a machine's name may be that of its rack or cluster
+    params = estimate.params
+    active = f", {quantity(params.active, COUNT)} active" if params.active != params.total else ""
+    model = f"{job.model.name or 'unnamed model'}, {quantity(params.total, COUNT)} parameters{active}"
     devices = f"{estimate.devices:,} x {job.machine.accelerator.name} ({node})"
     data = job.data
     batch = f"gbs {data.gbs:,} x {data.seqlen:,} tokens, micro-batch {data.microbatch_sz}"
@@ -179,9 +180,9 @@ def _room(estimate: Estimate) -> str:
         case "tight" if memory.open_ended:
             return f"{told}; similar measured runs give no upper bound"
         case "tight":
-            return f"{told}; {gib(most - capacity)} GiB over capacity at most"
+            return f"{told}; at most {gib(most - capacity)} GiB over"
         case _:
-            return f"{told}; {gib(least - capacity)} GiB over capacity at least"
+            return f"{told}; at least {gib(least - capacity)} GiB over"
 
 
 def fixes(estimate: Estimate) -> Table | None:

@@ -49,6 +49,7 @@ _START = (
     "parallelism.pp",
     "parallelism.vpp",
     "parallelism.layers_per_stage",
+    "parallelism.embedding_and_loss_count_as_layers",
     "parallelism.ep",
     "parallelism.etp",
     "parallelism.cp",
@@ -57,6 +58,7 @@ _START = (
     "performance.software",
     "performance.precision",
     "performance.activation_checkpointing_type",
+    "performance.recompute",
     "data.gbs",
     "data.seqlen",
     "data.microbatch_sz",
@@ -68,7 +70,13 @@ _START = (
 )
 
 
-_WHERE_SET = ("parallelism.layers_per_stage", "parallelism.ep", "parallelism.etp")
+_WHERE_SET = (
+    "parallelism.layers_per_stage",
+    "parallelism.embedding_and_loss_count_as_layers",
+    "parallelism.ep",
+    "parallelism.etp",
+    "performance.recompute",
+)
 
 
 def starter(values: dict[str, Any], keys: Iterable[Key]) -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from steptime.report.format import GIB, percent, seconds
+from steptime.answer.result import Estimate, estimate
+from steptime.report.format import GIB, number, percent, seconds
 from steptime.report.headline import VERDICTS
 from steptime.search.changes import settings
+from steptime.search.objective import ranked, rate
 from steptime.search.recompute import label
 from steptime.search.search import Layout, Search
 
@@ -16,12 +18,25 @@ if TYPE_CHECKING:
     from steptime.job.job import Job
 
 
-def figures(layout: Layout) -> str:
-    """Step, MFU, memory and verdict of a layout."""
+def figures(layout: Layout, objective: str = "step") -> str:
+    """Step, MFU, memory and verdict of a layout, and its cost or energy where that is the objective."""
     e = layout.estimate
     held = f"{layout.held_bytes / GIB:.1f} of {e.memory.capacity_bytes / GIB:.1f} GiB"
     text = f"{seconds(e.step_s)}, MFU {percent(e.throughput.mfu)}, {held}"
+    text += "".join(f", {name} {value}" for name, value in spent(e, objective).items())
     return text if e.memory.fits else f"{text}, {VERDICTS[e.memory.verdict][0].lower()}"
+
+
+def spent(found: Estimate, objective: str) -> dict[str, str]:
+    """Cost or energy of a billion tokens under its unit, where that is the objective; device-seconds without a price or power."""
+    if objective not in {"cost", "energy"}:
+        return {}
+    value, known = ranked(found, objective), rate(found.job, objective) is not None
+    name, size = {"cost": ("cost/B tokens", 1e9), "energy": ("MJ/B tokens", 1e3)}[objective] if known else _UNPRICED
+    return {name: number(size * value)}
+
+
+_UNPRICED = ("device-s/B tokens", 1e9)
 
 
 def shape(layout: Layout) -> str:
@@ -54,7 +69,12 @@ def head(found: Search) -> list[str]:
     experts = ["ep", "etp"] if found.plan.model.moe else []
     axes = ["tp", "cp", "pp", "vpp", "dp", *experts, "mbs", "zero", "sp"]
     axes += ["schedule", "recompute"] if found.several_schedules else ["recompute"]
-    return ["", *varied(found, found.plan), "step", "MFU", "GiB", *axes]
+    return ["", *varied(found, found.plan), "step", "MFU", "GiB", *_spent_names(found), *axes]
+
+
+def _spent_names(found: Search) -> list[str]:
+    """The column of cost or energy, where that is the objective; machines that lack a price or a power lack it together."""
+    return list(spent(best.estimate if (best := found.best) else estimate(found.plan), found.asked.objective))
 
 
 def varied(found: Search, job: Job) -> dict[str, str]:
@@ -77,5 +97,5 @@ def row_of(found: Search, name: str, layout: Layout) -> list[str]:
     schedule = [job.schedule if p.pp > 1 else "-"] if found.several_schedules else []
     return [
         name, *varied(found, job).values(), seconds(e.step_s), percent(e.throughput.mfu).removesuffix(" %"), held,
-        *map(str, axes), "y" if job.sp else "-", *schedule, recomputed(layout),
+        *spent(e, found.asked.objective).values(), *map(str, axes), "yes" if job.sp else "no", *schedule, recomputed(layout),
     ]  # fmt: skip

@@ -48,11 +48,12 @@ def front_sections(found: Search) -> list[ReportSection]:
 
 def answer(found: Search, best: Layout) -> FactList:
     """The winner next to the given plan, the layouts tied with it, and what was searched."""
+    by = found.asked.objective
     where = ", ".join(f"{name} {value}" for name, value in varied(found, best.job).items())
     name = "best so far" if found.interrupted else "best"
-    facts = [Fact(name, [*([where] if where else []), figures(best), shape(best)], "good")]
+    facts = [Fact(name, [*([where] if where else []), figures(best, by), shape(best)], "good")]
     if found.given is not None:
-        facts.append(Fact("the plan", [figures(Layout({}, found.given, 0.0)), shape(Layout({}, found.given, 0.0))]))
+        facts.append(Fact("the plan", [figures(Layout({}, found.given, 0.0), by), shape(Layout({}, found.given, 0.0))]))
         facts.append(Fact("difference", [difference(found, best)]))
     facts.append(Fact("change", lines(best.changes, 54) or ["none: the plan is the best"]))
     count, least = found.tied
@@ -67,7 +68,7 @@ def answer(found: Search, best: Layout) -> FactList:
             )
         )
         if least is not None and least.held_bytes < best.held_bytes:
-            facts.append(Fact("least memory of them", [figures(least), *lines(least.changes, 54)]))
+            facts.append(Fact("least memory of them", [figures(least, by), *lines(least.changes, 54)]))
     counts = found.counts
     looked = f"{counted(counts.points, 'layout')}: {counts.evaluated:,} can run, {counts.fitting:,} fit"
     facts.append(
@@ -123,10 +124,11 @@ def choices(found: Search) -> Table:
         of = [] if idle else found.best_of(name, MOST)
         if len(of) > 1:
             rows.append([f"{_NAMES.get(name, name)}"])
-            rows += [row_of(found, "no pipeline" if value == "" else str(value), layout) for value, layout in of]
+            rows += [row_of(found, _WORDS.get(str(value), str(value)), layout) for value, layout in of]
     return Table("best layout for each value of one choice", head(found), rows)
 
 
+_WORDS = {"": "no pipeline", "True": "yes", "False": "no"}
 _NAMES = {
     "microbatch_sz": "micro-batch",
     "zero_level": "ZeRO level",
@@ -159,7 +161,9 @@ def nothing_fits(found: Search) -> FactList:
         layout = found.layout(found.nearest[2], fitting=False)
         assert layout is not None
         lacks = layout.held_bytes - layout.estimate.memory.capacity_bytes
-        facts.append(Fact("nearest", [figures(layout), shape(layout), *lines(layout.changes, 54)]))
+        facts.append(
+            Fact("nearest", [figures(layout, found.asked.objective), shape(layout), *lines(layout.changes, 54)])
+        )
         facts.append(Fact("missing", [f"{lacks / GIB:.2f} GiB"]))
     return FactList(title(found), facts)
 

@@ -20,7 +20,7 @@ def sections(found: Sensitivity) -> list[ReportSection]:
     """The job, then both tables."""
     given = found.given
     head = FactList(_job(found), [Fact("step", [seconds(given.step_s)]), Fact("layout", [layout_words(given)])])
-    rows = [[gain.name, gain.now, seconds(gain.step_s), percent(gain.change, signed=True)] for gain in found.gains]
+    rows = [[gain.name, gain.now, seconds(gain.step_s), _change(gain.change)] for gain in found.gains]
     notes = sorted({f"{gain.name}: {gain.note}" for gain in found.gains if gain.note})
     shown: list[ReportSection] = [
         head,
@@ -39,6 +39,17 @@ def _job(found: Sensitivity) -> str:
     given, job = found.given, found.given.job
     named = f"{job.model.name or 'unnamed model'} on {counted(given.devices, 'device')} of {job.machine.name}"
     return f"{named}, gbs {job.data.gbs:,} x {job.data.seqlen:,}, micro-batch {job.data.microbatch_sz}"
+
+
+def _change(share: float) -> str:
+    """A change of the step; one too small for its decimal in words.
+
+    >>> _change(-0.078), _change(-0.0002), _change(0.0)
+    ('-7.8 %', '< 0.1 %', 'no change')
+    """
+    if abs(share) < 0.0005:
+        return "no change" if abs(share) < 1e-9 else "< 0.1 %"
+    return percent(share, signed=True)
 
 
 def _hiding(row: Hiding) -> list[str]:

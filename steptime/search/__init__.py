@@ -10,14 +10,35 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from steptime.job.job import Job
+    from steptime.search.search import Search
+    from steptime.search.space import Axes
 
 
 class _Search(ModuleType):
     """This module, called like `search.run.search`: the public name, which the report gives its tables for notebooks."""
 
-    def __call__(self, *args: Any, **asked: Any) -> Any:
-        return import_module("steptime").__getattr__("search")(*args, **asked)
+    def __call__(
+        self,
+        job: Job | str | Path | Mapping[str, Any],
+        devices: int | Sequence[int] | None = None,
+        *,
+        gbs: int | Sequence[int] | None = None,
+        over: Mapping[str, Sequence[Any]] | None = None,
+        objective: str = "step",
+        axes: Axes | None = None,
+    ) -> Search:
+        """`search.run.search`."""
+        public: Search = import_module("steptime").__getattr__("search")(
+            job, devices, gbs=gbs, over=over, objective=objective, axes=axes
+        )
+        return public
 
 
 sys.modules[__name__].__class__ = _Search

@@ -192,13 +192,17 @@ def split_of(plan: Job) -> Split:
 
 
 def splits(plan: Job, columns: Mapping[str, Any]) -> Any:
-    """How every row distributes its layers: equally where possible, else as in the plan, else with the ends counted."""
+    """How every row distributes its layers: as the plan does where that divides them, else equally, else with the ends counted.
+
+    Without interleaving, layers that divide in none of these ways are distributed as evenly as possible.
+    """
     import numpy as np
 
     layers, chunks, usual = plan.model.n_layers, columns["pp"] * columns["vpp"], split_of(plan)
     even, ends = layers % chunks == 0, (layers + 2) % chunks == 0
     if usual == "auto":
         return np.where(even, 0, 2)
+    rest = np.where(columns["vpp"] == 1, 2, 0)
     if usual == "ends":
-        return np.where(ends | ~even, 1, 0)
-    return np.where(even | ~ends, 0, 1)
+        return np.where(ends, 1, np.where(even, 0, rest))
+    return np.where(even, 0, np.where(ends, 1, rest))

@@ -164,8 +164,8 @@ def test_missing_and_broken_files_are_all_named(explain, tmp_path):
     code, _, err = explain("nowhere.json", tmp_path, packed, dp=2)
     assert code == 2
     assert [line.rpartition(": ")[2] for line in err.splitlines()] == [
-        "cannot be read (No such file or directory)",
-        "cannot be read (Is a directory)",
+        "no such file",
+        "is a directory; give the file of a trace",
         "ends early; the profiler had not finished writing it?",
     ]
 

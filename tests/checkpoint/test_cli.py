@@ -104,7 +104,7 @@ def test_usage_errors_are_two(command, model):
     assert command(model, "--units", "parsec")[0] == 2
     code, out, err = command("/nowhere/at/all")
     assert (code, out) == (2, "")
-    assert err == "summarize-ckpt: /nowhere/at/all: cannot read: No such file or directory [NOT_FOUND]\n"
+    assert err == "summarize-ckpt: /nowhere/at/all: no such file or directory\n"
 
 
 def test_failure_is_still_json(command):

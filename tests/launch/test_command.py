@@ -116,7 +116,7 @@ def test_a_plan_is_not_written_over_nor_where_it_cannot_be(capsys, tmp_path):
     assert refused(capsys, *command, plan) == [f"--save {plan}: file exists; remove it or use another name"]
     assert plan.read_text() == "mine"
     nowhere = tmp_path / "no" / "plan.yaml"
-    assert refused(capsys, *command, nowhere) == [f"--save {nowhere}: cannot be written (No such file or directory)"]
+    assert refused(capsys, *command, nowhere) == [f"--save {nowhere}: folder {nowhere.parent} does not exist"]
 
 
 @pytest.mark.parametrize("name", ["megatron-llama3-8b.log", "torchtitan-llama3-8b.log"])

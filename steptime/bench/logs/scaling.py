@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 from pydantic import Field
 
 from steptime.base.config import Config, ConfigError, build, show
+from steptime.base.document import unreadable
 from steptime.bench.timings import SCHEMA
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ def read_runs(path: str) -> list[ScalingRun]:
     try:
         document = json.loads(Path(path).read_bytes())
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
+        raise unreadable(path, error) from None
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not JSON ({str(error)[:80]})") from None
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:

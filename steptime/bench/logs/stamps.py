@@ -10,7 +10,7 @@ import re
 from datetime import datetime, time, timedelta
 from typing import TYPE_CHECKING
 
-from steptime.base.config import ConfigError
+from steptime.base.document import unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,7 +59,7 @@ def read_lines(path: str) -> Iterator[str]:
             if rest:
                 yield _decode(rest)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
+        raise unreadable(path, error) from None
 
 
 def _decode(line: bytes) -> str:

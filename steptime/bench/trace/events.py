@@ -14,6 +14,7 @@ from sys import intern
 from typing import Any, NamedTuple
 
 from steptime.base.config import ConfigError
+from steptime.base.document import unreadable
 from steptime.bench.trace.chrome_json import events, unpacked
 from steptime.bench.trace.names import BYTES, DEVICE_WORK, TRANSFERS
 
@@ -126,8 +127,7 @@ def read(path: str, *, alone: bool = True) -> Trace:
             for event in events(stream, path, head):
                 _sort(event, found)
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise ConfigError(f"{path}: cannot be read ({reason})") from None
+        raise unreadable(path, error, "the file of a trace") from None
     except (EOFError, zlib.error):
         raise ConfigError(f"{path}: ends early; the profiler had not finished writing it?") from None
     if not any(found["threads"].values()) and not found["kernels"]:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import BinaryIO
 
 from steptime.base.config import ConfigError
+from steptime.base.document import unreadable
 
 CHUNK = 1 << 18
 """Bytes per read."""
@@ -31,14 +32,10 @@ def open_plain(name: str) -> Iterator[BinaryIO]:
             yield gzip.GzipFile(fileobj=raw) if raw.peek(2)[:2] == b"\x1f\x8b" else raw  # type: ignore[misc]
     except (gzip.BadGzipFile, zlib.error):
         raise ConfigError(f"{name}: damaged gzip file") from None
-    except IsADirectoryError:
-        raise ConfigError(f"{name}: is a directory; expected a file") from None
-    except FileNotFoundError:
-        raise ConfigError(f"{name}: no such file") from None
     except ConfigError:
         raise
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{name}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
+        raise unreadable(name, error) from None
 
 
 def pieces(file: BinaryIO) -> Iterator[list[bytes]]:

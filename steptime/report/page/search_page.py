@@ -64,7 +64,9 @@ def _sections(found: Search, best: Layout, top: int) -> list[Html]:
     shown = [*plans, ComparedPlan("the plan", found.given)] if found.given is not None else plans
     details = [
         plan_text(
-            plan._replace(name=f"{plan.name}: {layout_rows.figures(layout)}, {layout_rows.shape(layout)}"),
+            plan._replace(
+                name=f"{plan.name}: {layout_rows.figures(layout, found.asked.objective)}, {layout_rows.shape(layout)}"
+            ),
             el("p", el("code", words(layout.changes) or "no changes: this is the plan")),
         )
         for plan, layout in zip(plans, layouts, strict=True)

@@ -1,0 +1,93 @@
+"""What a plan without a file takes for what it does not state: the machine, the number of devices, and the batch."""
+
+from __future__ import annotations
+
+import json
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from steptime.base.config import ConfigError
+from steptime.job.edit import read_setting
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+MODEL = "llama3-8b"
+MACHINE = "dgx-h100"
+SEQLEN = 8192
+MAX_DEVICES = 1_000_000
+STEP_TOKENS = 4 * 2**20
+"""Default tokens per step: the initial batch of Llama 3 405B (arXiv 2407.21783, section 3.4.1: 4M)."""
+DEVICE_TOKENS = 2**10
+"""Default tokens per step and device on more than 4,096 devices: Llama 3 405B had 16M on 16,384 (the same, table 4)."""
+
+
+def sets(model: str | None, machine: str | None, devices: int | None) -> list[str]:
+    """The options as settings for a plan."""
+    named = {"model": model, "hardware": machine, "devices": devices}
+    return [f"{key}={json.dumps(value)}" for key, value in named.items() if value is not None]
+
+
+def plan(model: str, machine: str | None, devices: int | None, changes: Iterable[str]) -> dict[str, Any]:
+    """A plan without a layout, of which `changes` are settings still to be made: model, devices, batch and machine.
+
+    Raises:
+        ConfigError: a name is unknown, or there are no devices.
+    """
+    from steptime.hardware.machine import Machine
+    from steptime.model.presets import load_model
+
+    stated = dict(map(read_setting, changes))
+    node = Machine.load(machine or _named(stated) or MACHINE)
+    shape = load_model(model)
+    longest = shape.max_positions if shape.learned_positions and shape.max_positions else SEQLEN
+    seqlen = _count(stated, "data.seqlen") or min(longest, SEQLEN) // 64 * 64 or longest  # OPT has 2,050 positions
+    count = devices if devices is not None else _devices(stated, node.devices_per_node)
+    if count < 1:
+        raise ConfigError(f"--devices: must be at least 1 (got {count})")
+    if count > MAX_DEVICES:
+        raise ConfigError(f"--devices: must be at most {MAX_DEVICES:,} (got {count})")
+    return {
+        "model": model,
+        "devices": count,
+        "data": {"gbs": sequences(step_tokens(count), seqlen, count), "seqlen": seqlen},
+        "hardware": machine or MACHINE,
+    }
+
+
+def step_tokens(devices: int) -> int:
+    """About how many tokens a step has."""
+    return max(STEP_TOKENS, DEVICE_TOKENS * devices)
+
+
+def sequences(tokens: int, seqlen: int, devices: int) -> int:
+    """Sequences of a step: the multiple of the devices nearest to `tokens`; the devices are halved while they are more.
+
+    So every degree of data parallelism divides it but for the largest.
+
+    >>> [sequences(4 * 2**20, 8192, devices) for devices in (8, 48, 500, 2048, 2304)]
+    [512, 528, 500, 512, 576]
+    """
+    copies = devices
+    while copies % 2 == 0 and copies * seqlen > tokens:
+        copies //= 2
+    return max(1, round(tokens / (seqlen * copies))) * copies
+
+
+def _named(stated: Mapping[str, Any]) -> str | None:
+    """The machine that the settings name."""
+    found = stated.get("hardware.node_type", stated.get("hardware"))
+    return found if isinstance(found, str) else None
+
+
+def _devices(stated: Mapping[str, Any], node: int) -> int:
+    """Devices of a plan whose number no option gives: as set, by the nodes, by the degrees, or one node."""
+    if dp := _count(stated, "parallelism.dp"):
+        return prod((dp, *(_count(stated, f"parallelism.{axis}") or 1 for axis in ("tp", "cp", "pp"))))
+    return _count(stated, "devices") or node * (_count(stated, "hardware.nodes") or 1)
+
+
+def _count(stated: Mapping[str, Any], key: str) -> int | None:
+    """A whole number of 1 or more that the settings give; other values are left to the checks of the plan."""
+    value = stated.get(key)
+    return value if type(value) is int and value > 0 else None
