@@ -58,17 +58,17 @@ def of_comment(text: str) -> int | None:
     return 1 if single else int(whole) if whole else int(nodes or 1) * int(per_node)
 
 
-NOT_STATED = "number of devices not stated"
-"""First words of the note on a number of devices that no file states; the report tells it below its first lines."""
+NOT_STATED = "number of devices not set"
+"""Start of the note on a number of devices that no file states; the report prints it below its first lines."""
 
 
 def taken(devices: int, by: str) -> str:
     """The note on a number that a framework's own launcher takes by default.
 
     >>> taken(8, "run_train.sh, NGPU 8 unless it is set")
-    'number of devices not stated, so 8: run_train.sh, NGPU 8 unless it is set; for others --set parallelism.dp=N'
+    'number of devices not set, 8 assumed: run_train.sh, NGPU 8 unless it is set; else add --set parallelism.dp=N'
     """
-    return f"{NOT_STATED}, so {devices}: {by}; for others --set parallelism.dp=N"
+    return f"{NOT_STATED}, {devices} assumed: {by}; else add --set parallelism.dp=N"
 
 
 def still_true(notes: Iterable[str], sets: Mapping[str, Any] | None) -> list[str]:

@@ -85,7 +85,7 @@ def test_what_is_no_launch_file_is_one_line(capsys, tmp_path, kind):
         path = tmp_path / name
         path.write_bytes(content)
         assert refused(capsys, "--from", kind, path) == [f"{path}: {problem}"]
-    assert refused(capsys, "--from", kind, tmp_path) == [f"{tmp_path}: is a directory; expected a file"]
+    assert refused(capsys, "--from", kind, tmp_path) == [f"{tmp_path}: is a directory; give a file"]
     assert refused(capsys, "--from", kind, tmp_path / "x.sh") == [f"{tmp_path / 'x.sh'}: no such file"]
 
 

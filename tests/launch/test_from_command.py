@@ -80,7 +80,7 @@ def test_a_file_that_leaves_something_open_is_told_the_whole_command(run, tmp_pa
         (("--from", "megatron", "no.sh", *H100), "no.sh: no such file"),
         (("--from", "deepspeed", SCRIPT, *H100), "gpt3_175b.sh"),
         (("--save", "x.yaml", str(ROOT / "configs" / "llama3_8b.yaml")), "--save and --allow-unmodeled: only with --from"),
-        (("--from", "megatron", SCRIPT, *H100, "--save", "/no/such/folder/plan.yaml"), "cannot be written"),
+        (("--from", "megatron", SCRIPT, *H100, "--save", "/no/such/folder/plan.yaml"), "folder /no/such/folder does not exist"),
         (("--from", "megatron", SCRIPT, *H100, "--set", "parallelism.tp=7"), "tp"),
     ],
 )  # fmt: skip

@@ -295,7 +295,7 @@ def test_read_takes_a_kind_and_a_path(tmp_path, monkeypatch):
     monkeypatch.setenv("TP", "4")
     assert read("megatron", str(path)).config["parallelism"]["tp"] == 4
     assert problems(read, "megatorn", str(path)) == ["--from megatorn: unknown kind; did you mean 'megatron'?"]
-    assert problems(read, "megatron", str(tmp_path)) == [f"{tmp_path}: is a directory; expected a file"]
+    assert problems(read, "megatron", str(tmp_path)) == [f"{tmp_path}: is a directory; give a file"]
     assert problems(read, "megatron", "nowhere.sh") == ["nowhere.sh: no such file"]
 
 

@@ -71,7 +71,7 @@ def test_a_quoted_here_document_is_filled_in_by_the_job_alone(tmp_path):
         ),
         (
             "export DGXNNODES=16\nexport MINIBS=192\nexport TENSOR_MODEL_PARALLEL=8\n",
-            "sets variables of a job (DGXNNODES, MINIBS, TENSOR_MODEL_PARALLEL) and launches nothing",
+            "sets variables of a job (DGXNNODES, MINIBS, TENSOR_MODEL_PARALLEL) and has no launch command",
         ),
     ],
 )

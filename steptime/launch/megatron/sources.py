@@ -157,11 +157,11 @@ def _from_words(
 
 
 def _unknown_stage(keys: JobKeys, beside: Beside | None) -> str:
-    """That only a ds_config which is not there tells the ZeRO stage."""
+    """A message that only a ds_config, which was not found, states the ZeRO stage; "" otherwise."""
     named = keys.get("deepspeed_config") if keys.on("deepspeed") else None
     if named is None or "zero_stage" in keys.values or (beside is not None and beside.text(str(named)) is not None):
         return ""
-    what = f"ds_config {named} is not there" if named not in ("", True) else "--deepspeed_config has no value"
+    what = f"ds_config {named} was not found" if named not in ("", True) else "--deepspeed_config has no value"
     return f"{what}, so the ZeRO stage is unknown; add --set parallelism.zero_level=N, or the file --with FILE"
 
 

@@ -39,7 +39,7 @@ def named_by(path: str, text: str, env: dict[str, str], beside: Beside | None) -
     named, function = _TOML.search(text), _FUNCTION.search(text)
     inside = beside.text(named[1]) if beside is not None and named is not None else None
     if named is not None and inside is None:
-        what = f"reads {named[1]}, which is not there; put it in the same folder, or add --with FILE"
+        what = f"reads {named[1]}, which was not found; put it in the same folder, or add --with FILE"
         raise ConfigError(f"{path}: {what}")
     if named is None and function is None:
         return None
