@@ -171,7 +171,7 @@ def job_of(data: dict[str, Any], files: frozenset[str], before: Iterable[ConfigP
         )
         problems.append(ConfigProblem(f"{line}; use the command line", "data.gbs"))
     if job.model.n_layers > MOST_LAYERS:
-        line = f"model.n_layers: too many for this page (at most{MOST_LAYERS:,}; got {job.model.n_layers:,})"
+        line = f"model.n_layers: too many for this page (at most {MOST_LAYERS:,}; got {job.model.n_layers:,})"
         problems.append(ConfigProblem(line, "model.n_layers"))
     if problems:
         raise ConfigError(problems)
