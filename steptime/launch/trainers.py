@@ -94,9 +94,7 @@ class _Plan(Figures):
         self.hybrid = False
         """Whether each node holds all parameters and only its devices share them."""
         for key, rule in keys.table.rules.items():
-            unsaid = (
-                key not in keys.values and rule.beside and keys.get(rule.beside) is None
-            )  # a default of its own kind of file
+            unsaid = key not in keys.values and rule.beside and keys.get(rule.beside) is None
             if rule.status != "used" or keys.get(key) is None or unsaid:
                 continue
             if rule.note in {"parallelism.tp", "parallelism.pp", "data.seqlen"} and keys.get(key) == 0:  # none

@@ -87,8 +87,7 @@ class KernelSettings(Config):
     """composite: the upcast logits become the softmax and the gradient in place. native: Megatron's compiled fusion of the same,
     which holds a second fp32 copy in backward. fused: one kernel in the compute dtype. in_place: Unsloth's, on an fp32 copy."""
     loss_chunks: int
-    """Number of chunks of tokens that head and loss process in turn, forward and backward of one at a time (torchtitan's
-    ChunkedCELoss)."""
+    """Chunks of tokens that head and loss process in turn, forward and backward of each (torchtitan's ChunkedCELoss)."""
     compile: Compile
     softmax_impl: Impl
     """Softmax of unfused attention: one kernel that keeps the probabilities, or upcast, softmax and downcast that keep both."""
@@ -101,11 +100,9 @@ class KernelSettings(Config):
     qk_norm_gathered: bool
     """After their norms, tensor-parallel ranks gather all heads of q and k, rotate them, and keep their own."""
     cp_impl: Literal["transformer_engine", "torch"]
-    """Whose context parallelism: TransformerEngine's autograd functions, or torch's (partial results and gradients merged in fp32
-    step by step; an all-to-all is autograd's own)."""
+    """TransformerEngine's autograd functions, or torch's, which merges partial results and gradients in fp32 step by step."""
     fused_projections: bool | Literal["qkv"]
-    """One GEMM for q, k, v and one for gate and up (Megatron), or only for qkv, whose output each views (litgpt); else
-    separate ones (HF, torchtitan)."""
+    """One GEMM for q, k, v and one for gate and up (Megatron), one for q, k, v only (litgpt), or none (HF, torchtitan)."""
     vocab_parallel: bool
     """Megatron's vocabulary-parallel embedding and cross entropy: masks of the rows that other ranks hold are kept."""
 

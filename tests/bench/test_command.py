@@ -237,7 +237,7 @@ def test_emit_repeats_the_arguments(capsys):
         (["bench", "no.yaml"], "no.yaml: no such file"),
         (["bench", "configs/llama3_70b.yaml"], "tp 8 x pp 4 x cp 1 does not divide 1 process; start a multiple of 32"),
         (["bench", "configs/llama2_7b_1gpu.yaml", "--set", "performance.software=megatron-core"], "is not plain torch"),
-        (["bench", "configs/bench/cpu_tiny.yaml", "--layouts", "dpp"], "--layouts: unknown layout (got 'dpp')"),
+        (["bench", "configs/bench/cpu_tiny.yaml", "--layouts", "dpp"], "--layouts: unknown layout 'dpp'; use "),
         (["bench", "configs/bench/cpu_tiny.yaml", "--layouts", "ddp"], "--layouts ddp: needs more than one process"),
         (["bench", "configs/bench/cpu_tiny.yaml", "--device", "cuda"], "cuda"),
         (["bench", "configs/bench/cpu_tiny.yaml", "--steps", "0"], "--steps: at least 1 (got 0)"),

@@ -228,5 +228,5 @@ def test_bad_windows_from_logs(training):
         memory_command([LOG], log=training("[23:59:20]"))
     with pytest.raises(ConfigError, match="are both set; use one"):
         memory_command([LOG], log=training("[23:59:20]"), start="23:59:20")
-    with pytest.raises(ConfigError, match=r"none\.csv: cannot be read"):
+    with pytest.raises(ConfigError, match=r"none\.csv: no such file"):
         memory_command(["none.csv"])

@@ -62,7 +62,7 @@ def test_each_product_fills_the_processors_by_itself(grouped, waves, kernels):
 
 def test_gradients_are_added_expert_by_expert():
     """8 bytes a weight of 4 x 1024 x 1024 at 1 TB/s, and 3 us for each of four kernels."""
-    rates = replace(RATES, accumulate_bytes=8.0)
+    rates = RATES._replace(accumulate_bytes=8.0)
     assert parameter_gradients(product(grouped=False), rates) == pytest.approx(8 * 4 * 1024**2 / 1e12 + 4 * 3e-6)
 
 

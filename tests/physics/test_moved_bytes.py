@@ -113,9 +113,9 @@ def test_torchs_first_micro_batch_adds_to_nothing(microbatches, adds):
 
 
 def test_a_gradient_is_added_in_one_kernel():
-    """Two weights of 128 x 256 at 10 bytes each: 655,360 bytes at 1e12 B/s are .65536 us, beside 3 us for one kernel."""
+    """Two grouped weights of 128 x 256 at 10 bytes each: 655,360 bytes at 1e12 B/s are .65536 us, beside 3 us for one kernel."""
     adds = RATES._replace(fused_accumulation=False, accumulate_bytes=10.0)
-    op = Gemm("g", m=8.0, n=256.0, k=128.0, count=2.0, params=(Param("w", (256, 128)),))
+    op = Gemm("g", m=8.0, n=256.0, k=128.0, count=2.0, params=(Param("w", (256, 128)),), grouped=True)
     assert parameter_gradients(op, adds) == pytest.approx(3.65536e-6)
     assert parameter_gradients(op, RATES) == 0.0
 
