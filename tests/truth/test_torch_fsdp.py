@@ -202,7 +202,8 @@ def test_blocks_keep_a_share_between_forward_and_backward(ranks, params):
 
         def kept(part: torch.nn.Module) -> int:
             (group,) = part._get_fsdp_state()._fsdp_param_groups
-            return sum(0 if (t := p._sharded_post_forward_param_data) is None else t.nbytes for p in group.fsdp_params)
+            shards = [getattr(p, "_sharded_post_forward_param_data", None) for p in group.fsdp_params]
+            return sum(t.nbytes for t in shards if t is not None)
 
         parts = [*module.blocks, module]
         tokens = torch.zeros(BATCH, SEQLEN, dtype=torch.long)
