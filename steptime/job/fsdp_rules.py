@@ -34,14 +34,14 @@ FSDP_RULES = [
         "a number of ranks must divide the {f.shards} shards and be below them (got {f.fsdp_ranks}); true is all shards",
         lambda f: (f.fsdp_ranks == 0) | ((f.shards % (f.fsdp_ranks or 1) == 0) & (f.shards > f.fsdp_ranks)),
     ),
-    # _fsdp_param.py, to_sharded_post_forward: NotImplementedError for DTensors, which tensor and expert parallelism make
+    # _fsdp_param.py, to_sharded_post_forward: not for DTensors, which tensor and expert parallelism make
     Rule(
         "resharding to fewer ranks with tp or ep",
         "parallelism.fsdp.reshard_after_forward",
         "torch supports a number of ranks only with tp 1 and ep 1 (got tp {f.tp}, ep {f.ep}); use true or false",
         lambda f: (f.fsdp_ranks == 0) | ((f.tp == 1) & (f.ep == 1)),
     ),
-    # _fsdp_param.py, all_gather_inputs: NotImplementedError for weights with fsdp_pre_all_gather
+    # _fsdp_param.py, all_gather_inputs: not for weights with fsdp_pre_all_gather
     Rule(
         "resharding to fewer ranks with fp8_params",
         "parallelism.fsdp.reshard_after_forward",
