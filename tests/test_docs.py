@@ -153,6 +153,7 @@ def test_the_readme_names_every_refused_feature():
         "mtp with window_pattern": "with a pattern of windows",
         "recipe with ZeRO": "transformerengine's recipes under fsdp or zero 2 and 3",
         "resharding with split backward": "zero-bubble with resharding, under fsdp",
+        "resharding to fewer ranks with pp or cpu_offload": "resharding to fewer ranks with pipelines or cpu offload",
         "tied embeddings of FSDP stages": "tied embeddings, or zero-bubble with resharding, under fsdp",
         "pp and ep with FSDP 1": "fsdp 1 with pipelines or expert parallelism",
         "linear attention framework": "linear attention** outside megatron-core",

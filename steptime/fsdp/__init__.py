@@ -22,6 +22,7 @@ from steptime.fsdp.groups import (
 )
 
 if TYPE_CHECKING:
+    from steptime.fsdp.calls import rows
     from steptime.fsdp.no_sync_walk import summed_bytes
     from steptime.fsdp.passes import pass_moments
     from steptime.fsdp.pipeline_chunks import ShardedChunk
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
         exposed_s,
         group_seconds,
         micro_batch_exposed,
-        rows,
         step_exposed,
         step_seconds,
     )
@@ -70,6 +70,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "rows": "calls",
     "pass_moments": "passes",
     "summed_bytes": "no_sync_walk",
     "ShardedChunk": "pipeline_chunks",

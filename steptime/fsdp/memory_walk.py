@@ -7,7 +7,7 @@ from functools import cached_property, reduce
 
 from steptime.base.num import Num, made, maximum, same
 from steptime.fsdp.groups import Buffers, buffers, flat_group, group_of, groups, options, sharded_elements, unsynced
-from steptime.fsdp.replays import gathered_late, runs_again
+from steptime.fsdp.replays import gathered_late, kept_bytes, runs_again
 from steptime.job.assembly import Assembly, Chunk
 from steptime.memory.ledger import PartMemory
 from steptime.memory.part_memories import PartMemories
@@ -99,7 +99,6 @@ def prefetches(assembly: Assembly) -> bool:
 
 def forward(assembly: Assembly, memories: PartMemories, moments: Moments, root: Buffers, layers: list[Wrapped]) -> None:
     """Root first, then layers in order; an all-gather's output stays until the next group has copied out."""
-    reshard = options(assembly).reshard_after_forward
     below = memories.embedding.saved
     embedding = memories.embedding.forward
     ahead = [layer.buffers.gathered if prefetches(assembly) else 0.0 for layer in layers] + [0.0]
@@ -121,7 +120,7 @@ def forward(assembly: Assembly, memories: PartMemories, moments: Moments, root: 
         held = root.unsharded + block.unsharded + previous + kept + ahead[i + 1]
         moments.mark(below + memory.saved, held + extra, f"forward of {memory.forward.op}")
         below = below + memory.saved
-        kept = kept + (0.0 if reshard else block.unsharded)
+        kept = kept + kept_bytes(assembly, block)
     head = memories.head
     extra = head.forward.bytes - head.saved
     moments.mark(below + head.saved, root.unsharded + previous + kept + extra, f"forward of {head.forward.op}")
@@ -139,23 +138,23 @@ def backward(
     head, embedding = memories.head, memories.embedding
     below = embedding.saved + sum([layer.memory.saved for layer in layers])
     arriving = layers[-1].buffers.gathered if reshard and layers else 0.0
-    unsharded = 0.0 if reshard else sum([layer.buffers.unsharded for layer in layers])
-    held = root.unsharded + arriving + unsharded + head.backward.bytes - head.saved
+    kept: Num = sum([kept_bytes(assembly, layer.buffers) for layer in layers])
+    held = root.unsharded + arriving + kept + head.backward.bytes - head.saved
     moments.mark(below + head.saved, held, f"backward of {head.backward.op}")
     head_grad = group_of(assembly.head_params, assembly.head.tp, 1).shard * assembly.job.software.itemsize
     x, reducing, waiting = 1.0 * assembly.head.x.bytes, 0.0, 0.0
     for i in range(len(layers) - 1, -1, -1):
         memory, block, waits = layers[i].memory, layers[i].buffers, layers[i].waits
         base = root.unsharded + head_grad + waiting
-        mine = block.unsharded if reshard else unsharded
         following = layers[i - 1].buffers.gathered if reshard and i else 0.0
-        copying = layers[i].copying if reshard else 0.0
-        moments.mark(below, base + mine + copying + reducing + x, "backward of an all-gather")
+        copying = block.unsharded + layers[i].copying if reshard else 0.0
+        moments.mark(below, base + kept + copying + reducing + x, "backward of an all-gather")
+        kept = kept - kept_bytes(assembly, block)
+        mine = kept + block.unsharded
         extra = memory.backward.bytes - memory.saved
         moments.mark(below, base + mine + following + reducing + extra, f"backward of {memory.backward.op}")
         below = below - memory.saved
-        unsharded = unsharded - (0.0 if reshard else block.unsharded)
-        rest = following if reshard else unsharded
+        rest = following + kept
         reducing, left = 0.0, block.gradients
         for j in range(len(layers[i].each) - 1, -1, -1):
             one = layers[i].each[j]

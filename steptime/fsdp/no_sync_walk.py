@@ -14,7 +14,7 @@ from typing import NamedTuple
 from steptime.base.num import Num, maximum, same
 from steptime.fsdp.groups import Buffers, buffers, group_of, groups, options, stays_gathered
 from steptime.fsdp.memory_walk import Moments, Wrapped, flat_forward, forward, reduction, wrapped
-from steptime.fsdp.replays import gathered_late, runs_again
+from steptime.fsdp.replays import gathered_late, kept_bytes, runs_again
 from steptime.job.assembly import Assembly
 from steptime.memory.part_memories import PartMemories
 from steptime.software.performance import ITEMSIZE
@@ -115,7 +115,7 @@ def backward(walked: WalkedChunk, moments: Moments, phase: Phase) -> None:
     below = embedding.saved + sum([layer.memory.saved for layer in layers])
     there: Num = sums.whole if phase.summed else 0.0
     arriving = layers[-1].buffers.gathered if reshard and layers else 0.0
-    unsharded = 0.0 if reshard else sum([layer.buffers.unsharded for layer in layers])
+    unsharded: Num = sum([kept_bytes(assembly, layer.buffers) for layer in layers])
     held = there + root.unsharded + arriving + unsharded + head.backward.bytes - head.saved
     moments.mark(below + head.saved, held, f"backward of {head.backward.op}")
     fresh: Num = 0.0 if at_once else group_of(assembly.head_params, assembly.head.tp, 1).shard
@@ -123,13 +123,15 @@ def backward(walked: WalkedChunk, moments: Moments, phase: Phase) -> None:
     for i in range(len(layers) - 1, -1, -1):
         block, before = layers[i].buffers, layers[i].memory.saved
         memory = (added if at_once else layers)[i].memory
-        mine = there + fresh + reducing + (block.unsharded if reshard else unsharded)
+        mine = there + fresh + reducing + unsharded
         following = layers[i - 1].buffers.gathered if reshard and i else 0.0
-        moments.mark(below, mine + (layers[i].copying if reshard else 0.0) + x, "backward of an all-gather")
+        copying = block.unsharded + layers[i].copying if reshard else 0.0
+        moments.mark(below, mine + copying + x, "backward of an all-gather")
+        mine = mine - kept_bytes(assembly, block) + block.unsharded
         moments.mark(below, mine + following + memory.backward.bytes - before, f"backward of {memory.backward.op}")
         below = below - before
-        unsharded = unsharded - (0.0 if reshard or kept else block.unsharded)
-        rest = fresh + x + (following if reshard else unsharded)
+        unsharded = unsharded - (0.0 if kept else kept_bytes(assembly, block))
+        rest = fresh + x + following + unsharded
         if phase.last:
             there = there - block.sums
             reducing = 0.0

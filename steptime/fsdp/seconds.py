@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from steptime.base.num import Num, is_column, maximum
-from steptime.base.rows import CollectiveRow
-from steptime.cost.comm import CommCost, collective
+from steptime.cost.comm import collective
 from steptime.cost.overlap import contention, hidden_s
 from steptime.cost.parts import PartTime
 from steptime.cost.rates import Rates
+from steptime.fsdp.calls import Calls, calls_without_pipeline
 from steptime.fsdp.groups import ParamGroup, buffers, groups, options, stays_gathered, unsynced
-from steptime.fsdp.replays import backward_gathers
+from steptime.fsdp.ranks import backward_group, copy_group, shard_group
+from steptime.fsdp.replays import backward_gathers, kept_bytes, to_fewer_ranks
 from steptime.hardware.machine import Tier
 from steptime.job.assembly import Assembly, Part
 from steptime.job.job import Job
-from steptime.job.mesh import Group, GroupAxis, group
 from steptime.memory.on_host import on_host
-from steptime.model.ops import Kind
 
 
 class CommSeconds(NamedTuple):
@@ -78,17 +77,6 @@ def micro_batch_exposed(assembly: Assembly, tiers: tuple[Tier, ...], directions:
     return copies + maximum(network, outlasts) - hidden_s(network, at_once, share, slowed)
 
 
-def shard_group(job: Job, kind: str = "dense") -> Group:
-    """The ranks that share one copy of the model, or of its experts."""
-    axis: GroupAxis = "expert_shards" if kind == "expert" else "shards"
-    return group(job.parallelism, axis, n_dcs=job.cross_dc.n_dcs if job.cross_dc else 1)
-
-
-def copy_group(job: Job) -> Group:
-    """The ranks that hold the same shard (HSDP)."""
-    return group(job.parallelism, "replicas", n_dcs=job.cross_dc.n_dcs if job.cross_dc else 1)
-
-
 def price(assembly: Assembly, tiers: tuple[Tier, ...], of: ParamGroup, rates: Rates) -> CommSeconds:
     """Seconds of one group's collectives and copies.
 
@@ -142,30 +130,35 @@ def group_seconds(
     found = groups(assembly, assembly.chunks[0])
     root = price(assembly, tiers, found.root, rates)
     embedding, head = parts[assembly.embedding], parts[assembly.head]
-    regathers = backward_gathers(assembly)
     forward = [CommSeconds(root.gather_s, embedding.forward.seconds, 0.0, root.copy_s)]
     back = [CommSeconds(0.0, embedding.backward.seconds, root.reduce_s, root.compute_s)]
     at = 0
     for part, count in assembly.runs:
         of, work = price(assembly, tiers, found.layers[at], rates), parts[part]
+        again, leaves_s = gathered_again(assembly, tiers, rates, found.layers[at], of)
         at += count
-        forward += [CommSeconds(of.gather_s, work.forward.seconds, 0.0, of.copy_s)] * count
-        copy_s, compute_s = regathers * of.copy_s + of.compute_s, work.backward.seconds + replay_s[part]
-        back += [CommSeconds(regathers * of.gather_s, compute_s, of.reduce_s, copy_s)] * count
+        forward += [CommSeconds(of.gather_s, work.forward.seconds, 0.0, of.copy_s + leaves_s)] * count
+        compute_s = work.backward.seconds + replay_s[part]
+        back += [CommSeconds(again.gather_s, compute_s, of.reduce_s, again.copy_s + of.compute_s)] * count
     forward.append(CommSeconds(0.0, head.forward.seconds))
     back.append(CommSeconds(0.0, head.backward.seconds))
     return forward, back[::-1]
 
 
-class Calls(NamedTuple):
-    """A group's collectives in a step."""
+def gathered_again(
+    assembly: Assembly, tiers: tuple[Tier, ...], rates: Rates, layer: ParamGroup, of: CommSeconds
+) -> tuple[CommSeconds, Num]:
+    """Seconds of a layer's gathers in backward, and of the copy that its forward leaves for them.
 
-    gathers: float
-    reductions: float
-
-    def plus(self, gathers: float, reductions: float) -> Calls:
-        """Scale by a number of repetitions."""
-        return Calls(self.gathers + gathers, self.reductions + reductions)
+    `of`: its gather in forward, which backward repeats; among fewer ranks backward gathers what forward has read and written.
+    """
+    times = backward_gathers(assembly)
+    if not to_fewer_ranks(assembly):
+        return CommSeconds(times * of.gather_s, 0.0, 0.0, times * of.copy_s), 0.0
+    sizes = buffers(assembly, layer)
+    near = collective("all_gather", sizes.gathered, backward_group(assembly.job), tiers)
+    copied_s = 2.0 * kept_bytes(assembly, sizes) / rates.bytes_per_s
+    return CommSeconds(times * near.time_s, 0.0, 0.0, times * of.copy_s), copied_s
 
 
 class ShardedPass(NamedTuple):
@@ -243,57 +236,3 @@ def passes(assembly: Assembly, directions: Directions) -> list[tuple[Num, Direct
         return [(m - 1.0, (forward, quiet)), (1.0, directions)]
     there = [of._replace(gather_s=0.0, copy_s=0.0) for of in forward]
     return [(1.0, (forward, quiet)), (m - 2.0, (there, quiet)), (1.0, (there, backward))]
-
-
-def calls_without_pipeline(assembly: Assembly) -> dict[tuple[str, ParamGroup], Calls]:
-    """Layers are gathered up to three times, the root once, gradients reduced once: for each micro-batch, or a step (no_sync)."""
-    found, m = groups(assembly, assembly.chunks[0]), float(assembly.job.microbatches)
-    each = 1.0 + backward_gathers(assembly)
-    reductions = 1.0 if unsynced(assembly.job) else m
-    gathers = 1.0 if unsynced(assembly.job) and stays_gathered(assembly) else m
-    counts = {("block", of): float(found.layers.count(of)) for of in found.layers}
-    layers = {key: Calls(gathers * n * each, reductions * n) for key, n in counts.items()}
-    return {("root", found.root): Calls(gathers, reductions)} | layers
-
-
-def rows(
-    assembly: Assembly,
-    tiers: tuple[Tier, ...],
-    calls: Mapping[tuple[str, ParamGroup], Calls],
-    exposed: float,
-    row: Callable[..., CollectiveRow],
-) -> list[CollectiveRow]:
-    """Collectives per step."""
-    job = assembly.job
-    copies = copy_group(job)
-    made: list[tuple[str, Kind, Num, float, CommCost, Group]] = []
-    known = [kind for kind, _ in calls]
-    kinds = [(kind if known.count(kind) == 1 else f"{kind} {i - known.index(kind)}") for i, kind in enumerate(known)]
-    named = [(name, of, count) for name, (_, of), count in zip(kinds, calls, calls.values(), strict=True)]
-    named += [(f"{name} experts", of.experts, count) for name, of, count in named if of.experts is not None]
-    for name, of, count in named:
-        sizes, over = buffers(assembly, of), shard_group(job, of.kind)
-        if sizes.gathered:
-            gather = collective("all_gather", sizes.gathered, over, tiers)
-            made.append((f"{name} parameters", "all_gather", sizes.gathered, count.gathers, gather, over))
-        if sizes.reduce_input:
-            reduce = collective("reduce_scatter", sizes.reduce_input, over, tiers)
-            made.append((f"{name} gradients", "reduce_scatter", sizes.reduce_input, count.reductions, reduce, over))
-            if copies.ranks > 1:
-                between = collective("all_reduce", sizes.reduce_output, copies, tiers)
-                what = f"{name} gradients, replicas"
-                made.append((what, "all_reduce", sizes.reduce_output, count.reductions, between, copies))
-    total = sum(count * cost.time_s for _, _, _, count, cost, _ in made)
-    return [
-        row(
-            name,
-            kind,
-            "dp",
-            ranks.ranks,
-            bytes_,
-            count,
-            cost,
-            exposed * count * cost.time_s / total if total else 0.0,
-        )
-        for name, kind, bytes_, count, cost, ranks in made
-    ]

@@ -44,18 +44,14 @@ class Facts(NamedTuple):
     expert_inter_sz: Num
     shared_inter_sz: Num
     dense_layers: Num
-    expert_tp_degree: Num
-    """0 where not set."""
+    expert_tp_degree: Num  # 0 where not set
     experts: Moe
     experts_run: MoeSettings
     fused_activation: bool
-    megatron_only: str
-    """A key of model.moe that only Megatron's experts support."""
-    kinds: frozenset[str]
-    """Kinds of layer in model.layers or model.hybrid_pattern."""
+    megatron_only: str  # a key of model.moe that only Megatron's experts support
+    kinds: frozenset[str]  # of layer in model.layers or model.hybrid_pattern
     layers_listed: int | None
-    listed_by: str
-    """The one of the two that is set; `layers_listed`: number of layers in it."""
+    listed_by: str  # the one of the two that is set; `layers_listed`: number of layers in it
     patterned: bool
     mamba_heads: int  # 0 without Mamba layers
     mamba_groups: int
@@ -78,12 +74,11 @@ class Facts(NamedTuple):
     tie_embeddings: bool
     zero_level: int
     zero_said: int | None
-    fsdp: Literal[2, 3] | None
-    """The ZeRO level that `parallelism.fsdp` implies."""
+    fsdp: Literal[2, 3] | None  # the ZeRO level that it implies
     fsdp_version: int
+    fsdp_ranks: int  # reshard_after_forward where it is a number of ranks, else 0
     no_sync: bool
-    stays_gathered: bool
-    """Whether the plan keeps FSDP's parameters gathered after backward."""
+    stays_gathered: bool  # whether the plan keeps FSDP's parameters gathered after backward
     layers_per_stage: tuple[int, ...] | Literal["auto"] | None
     ends_count: bool
     both_buckets: bool
@@ -140,6 +135,11 @@ class Facts(NamedTuple):
     def devices(self) -> Num:
         """All devices."""
         return self.tp * self.cp * self.pp * self.dp
+
+    @property
+    def shards(self) -> Num:
+        """Ranks that share one copy of the model's states under FSDP."""
+        return self.dp * self.cp // self.replicas
 
     @property
     def stage_ranks(self) -> Num:

@@ -21,6 +21,7 @@ from steptime.job.device_count import AUTO, DEGREES, spread
 from steptime.job.edit import apply_setting, one_line, put, read_hardware, read_model, read_plan
 from steptime.job.expert_rules import expert_facts
 from steptime.job.facts import Facts, layers_per_chunk
+from steptime.job.fsdp_rules import fsdp_facts
 from steptime.job.hybrid_rules import default_profile, layer_facts
 from steptime.job.limits import NOT_MODELED
 from steptime.job.mesh import Parallelism, ScheduleName
@@ -209,7 +210,7 @@ class Job(Config):
         if said is not None:
             return said
         if fsdp is not None:
-            return 3 if fsdp.reshard_after_forward else 2
+            return fsdp.zero_level
         return self.software.layout.zero_level
 
     @cached_property
@@ -247,7 +248,7 @@ def facts(job: Job) -> Facts:
     """The facts of one job."""
     model, layout, batch, said = job.model, job.parallelism, job.data, job.performance
     software, machine = job.software, job.machine
-    split, fsdp = layout.layers_per_stage, layout.fsdp
+    split = layout.layers_per_stage
     sections = ((model, _MODEL), (layout, _LAYOUT), (batch, _BATCH))
     numbers: dict[str, Any] = {name: getattr(section, name) for section, names in sections for name in names}
     return Facts(
@@ -266,10 +267,7 @@ def facts(job: Job) -> Facts:
         **offload_facts(said, software, machine),
         zero_level=job.zero_level,
         zero_said=layout.zero_level,
-        fsdp=None if fsdp is None else 3 if fsdp.reshard_after_forward else 2,
-        fsdp_version=2 if fsdp is None else fsdp.version,
-        no_sync=software.layout.no_sync if fsdp is None or fsdp.no_sync is None else fsdp.no_sync,
-        stays_gathered=fsdp is not None and not fsdp.reshard_after_backward,
+        **fsdp_facts(layout.fsdp, software),
         layers_per_stage=tuple(split) if isinstance(split, list) else split,
         ends_count=layout.embedding_and_loss_count_as_layers,
         both_buckets=layout.bucket_size_mb is not None and layout.n_param_buckets is not None,

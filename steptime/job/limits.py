@@ -215,6 +215,12 @@ MODELED = [
         lambda f: (f.family != "fsdp2") | (f.zero_level != 3) | (not f.split_backward),
     ),
     Rule(
+        "resharding to fewer ranks with pp or cpu_offload",
+        "parallelism.fsdp.reshard_after_forward",
+        "a number of ranks is not modeled yet with pp > 1 or cpu_offload (got {f.fsdp_ranks}); use true or false",
+        lambda f: (f.fsdp_ranks == 0) | ((f.pp == 1) & (f.cpu_offload.share == 0.0)),
+    ),
+    Rule(
         "pp and ep with FSDP 1",
         "parallelism.fsdp.version",
         "1 is not modeled yet with pp > 1 or ep > 1 (got pp {f.pp}, ep {f.ep}); use 2",

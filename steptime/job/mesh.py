@@ -41,7 +41,8 @@ class Fsdp(Config):
 
     version: Literal[1, 2] = 2
     """2: `fully_shard`. 1: FullyShardedDataParallel, each group one flat parameter (torch/distributed/fsdp/_flat_param.py)."""
-    reshard_after_forward: bool = True
+    reshard_after_forward: bool | int = True
+    """A number of ranks: neighbors that share a group from its forward to its backward, which gathers it among them."""
     prefetch: int = Field(default=1, ge=0)
     reduce_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
     wrap: Literal["block", "model", "module"] = "block"
@@ -51,6 +52,24 @@ class Fsdp(Config):
     `set_requires_gradient_sync(False)`); default: the profile's. Pipelines always do so."""
     reshard_after_backward: bool = True
     """False keeps parameters gathered from the first micro-batch of a step to its last (`set_reshard_after_backward(False)`)."""
+
+    @property
+    def zero_level(self) -> Literal[2, 3]:
+        """The ZeRO level that it implies: 2 where parameters stay gathered after forward."""
+        return 3 if self.reshard_after_forward else 2
+
+    @model_validator(mode="after")
+    def _fewer_ranks(self) -> Self:
+        ranks, path = self.reshard_after_forward, "parallelism.fsdp.reshard_after_forward"
+        if isinstance(ranks, bool):
+            return self
+        if ranks < 2:
+            raise ConfigError(f"{path}: a number of ranks must be 2 or more (got {ranks}); 1 rank is false")
+        if self.version == 1 or self.wrap == "model":
+            raise ConfigError(
+                f"{path}: a number of ranks needs version 2 and wrap block; set them, or use true or false"
+            )
+        return self
 
     @model_validator(mode="after")
     def _by_module(self) -> Self:
@@ -184,6 +203,18 @@ def expert_shards(p: Parallelism, n_dcs: Num) -> Group:
     return Group(
         "expert_shards", p.dp * p.cp * p.tp / (inner * p.replicas), inner, centers=maximum(n_dcs / p.replicas, 1.0)
     )
+
+
+def fewer_shards(p: Parallelism, n_dcs: Num) -> Group:
+    """The shards among which a backward gathers its parameters: all, or the number that `fsdp.reshard_after_forward` says.
+
+    They are neighbors: torch views the mesh as rows of so many ranks (torch 2.13,
+    torch/distributed/fsdp/_fully_shard/_fsdp_init.py, _get_post_forward_mesh_info).
+    """
+    said = True if p.fsdp is None else p.fsdp.reshard_after_forward
+    if isinstance(said, bool):
+        return group(p, "shards", n_dcs=n_dcs)
+    return Group("shards", said, p.tp, centers=maximum(n_dcs * said / (p.dp * p.cp), 1.0))
 
 
 def members_per_domain(group: Group, tier_size: Num) -> Num:

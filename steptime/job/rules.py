@@ -12,6 +12,7 @@ from typing import Any
 from steptime.base.config import ConfigProblem
 from steptime.job.expert_rules import EXPERT_RULES
 from steptime.job.facts import Facts
+from steptime.job.fsdp_rules import FSDP_RULES
 from steptime.job.hybrid_rules import HYBRID_RULES
 from steptime.job.limits import MODELED, SANE, Rule
 from steptime.job.linear_rules import LINEAR_RULES
@@ -212,24 +213,7 @@ LAYOUT_RULES = [
         "(got {f.replicas} with zero_level {f.zero_level})",
         lambda f: (f.replicas == 1) | (f.zero_level >= 1),
     ),
-    Rule(
-        "fsdp against zero_level",
-        "parallelism.zero_level",
-        "contradicts fsdp, which is level {f.fsdp} (got {f.zero_said}); remove zero_level, or set fsdp.reshard_after_forward",
-        lambda f: (f.fsdp is None) | (f.zero_said is None) | (f.zero_said == f.fsdp),
-    ),
-    Rule(
-        "reshard_after_backward false",
-        "parallelism.fsdp.reshard_after_backward",
-        "false needs version 2, no_sync and reshard_after_forward false; set them, or remove it",
-        lambda f: (not f.stays_gathered) | ((f.fsdp_version == 2) & f.no_sync & (f.fsdp == 2)),
-    ),
-    Rule(
-        "fsdp framework",
-        "parallelism.fsdp",
-        "options of torch FSDP2, which {f.software} does not support; use software fsdp2",
-        lambda f: (f.fsdp is None) | (f.family == "fsdp2"),
-    ),
+    *FSDP_RULES,
     Rule(
         "zero framework",
         "parallelism.zero_level",

@@ -15,7 +15,7 @@ from steptime.fsdp.memory_walk import Wrapped
 from steptime.fsdp.pipeline_chunks import ABSENT, ShardedChunk, in_buffer
 from steptime.fsdp.pipeline_memory import Situation, StageHeld, fetches_ahead, situations
 from steptime.fsdp.pipeline_seconds import ChunkSeconds, PipelineSeconds, chunk_seconds
-from steptime.fsdp.seconds import shard_group
+from steptime.fsdp.ranks import shard_group
 from steptime.job.assembly import Assembly, Chunk
 from steptime.job.job import Job
 from steptime.memory.ledger import PartMemory

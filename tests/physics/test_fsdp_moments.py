@@ -29,10 +29,10 @@ EXPERTS = Buffers(0.0, 20_000.0, 40_000.0, 5_000.0, 8_000.0, 500.0, 900.0, 60.0)
 ROOT = Buffers(0.0, 100_000.0, 300_000.0, 50_000.0, 60_000.0, 4_000.0, 7_000.0, 0.0)
 
 
-def walked(*each: Buffers, n_layers: int = 3, ep: int = 1, **fsdp: object) -> tuple[Every, Every]:
+def walked(*each: Buffers, n_layers: int = 3, ep: int = 1, dp: int = 2, **fsdp: object) -> tuple[Every, Every]:
     """Forward and backward of layers whose groups are `each`; each leaves 400 B until backward ends."""
     moe = {"moe": {"n_experts": 4, "experts_per_token": 1, "expert_inter_sz": 256}} if ep > 1 else {}
-    layout = {"dp": 2, "ep": ep, "fsdp": {"reduce_dtype": "fp32"} | fsdp}
+    layout = {"dp": dp, "ep": ep, "fsdp": {"reduce_dtype": "fp32"} | fsdp}
     assembly = Assembly(job("fsdp2", model=moe, seqlen=2, microbatches=2, **layout))
     memories = PartMemories(assembly, weight_grads_stay=True)
     layers = [Wrapped(LAYER, [*each], [0.0 for _ in each], 400.0, 0.0)] * n_layers
@@ -139,6 +139,32 @@ def test_backward_without_resharding_frees_layer_by_layer():
         BASE + 60_000 + 3_000 + 6_000 + 512,
         BASE + 30_000 + 3_000 + 6_000 + 512 + 400,
         BASE + 3_000 + 6_000 + 512 + 800,
+    ]
+
+
+def test_layers_resharded_to_two_ranks_keep_a_half():
+    """A layer done with its forward keeps half of its parameters, 15,000, until backward has copied out what it gathered again.
+
+    Forward: 15,000 for each layer before. Backward: the gather beside its own 15,000 and those of the layers below; then theirs.
+    """
+    there, back = walked(BLOCK, dp=4, reshard_after_forward=2)
+    held = 300_000 + 30_000 + 10_000 + 700
+    assert [moment for _, moment in there.of("forward of mlp")] == [held, held + 15_000, held + 30_000]
+    gather, run, reduce = BASE + 30_000 + 10_050 + 512, BASE + 30_000 + 900, BASE + 3_000 + 6_000 + 512
+    assert [moment for _, moment in back.of("backward of an all-gather")] == [
+        gather + 45_000,
+        gather + 30_000 + 6_000 + 400,
+        gather + 15_000 + 6_000 + 800,
+    ]
+    assert [moment for _, moment in back.of("backward of mlp")] == [
+        run + 10_000 + 30_000,
+        run + 10_000 + 15_000 + 6_000 + 400,
+        run + 6_000 + 800,
+    ]
+    assert [moment for _, moment in back.of("backward of a reduce-scatter")] == [
+        reduce + 10_000 + 30_000,
+        reduce + 10_000 + 15_000 + 400,
+        reduce + 800,
     ]
 
 

@@ -53,6 +53,31 @@ def test_collectives_of_a_step(options, expected):
     assert answer(performance=NO_OVERLAP, **options).time.parts_s["dp_comm"] == seconds(expected)
 
 
+def test_backward_gathers_among_neighbors():
+    """Four shards in two nodes of two, resharded to two: a ring of four passes 3/4 of a tensor on at the 1/2 B/s between nodes
+    (both devices of a node share its link), backward's ring of two passes 1/2 on at 1 B/s inside: 1 s an element.
+    """
+    among = {row.name: row for row in answer(dp=4, microbatches=3, reshard_after_forward=2).collectives}
+    again, first = among["block parameters, backward"], among["block parameters"]
+    assert (again.kind, again.ranks, again.tier, again.bytes) == ("all_gather", 2, "inside", 2 * LAYER)
+    assert (first.ranks, first.tier, first.bytes) == (4, "outside", 2 * LAYER)
+    assert (again.count_per_step, first.count_per_step) == (2 * 3, 2 * 3)
+    assert again.time_s == seconds(LAYER)
+    saved = [
+        answer(dp=4, performance=NO_OVERLAP, reshard_after_forward=said).time.parts_s["dp_comm"] for said in (True, 2)
+    ]
+    assert saved[0] - saved[1] == seconds(2 * (first.time_s - LAYER))
+
+
+def test_forward_copies_what_a_resharded_layer_keeps():
+    """On a device of 1 B/s: half of two layers in bf16 is read and written."""
+    whole, half = (
+        answer(dp=4, memory=1.0, performance=NO_OVERLAP, reshard_after_forward=said).time.parts_s["memory_bound"]
+        for said in (True, 2)
+    )
+    assert half - whole == seconds(2 * 2 * LAYER)
+
+
 def test_replicas_reduce_what_the_reduction_leaves():
     """Of 4 bytes an element the half that is one of two shards."""
     rows = {row.name: row for row in answer(dp=4, replicas=2, microbatches=3).collectives}

@@ -43,6 +43,8 @@ def groups(model: Model, dp: int = DP) -> tuple[Group, Group]:
 OPTIONS = {
     "default": (Fsdp(), Kernels(), 1),
     "no reshard": (Fsdp(reshard_blocks=False), Kernels(), 1),
+    "resharded to 2": (Fsdp(reshard_blocks=2), Kernels(), 1),
+    "resharded to 4": (Fsdp(reshard_blocks=4), Kernels(), 2),
     "root resharded": (Fsdp(reshard_root=True), Kernels(), 1),
     "bf16 reduction": (Fsdp(reduce="bf16"), Kernels(), 1),
     "bf16 parameters": (Fsdp(params="bf16", reduce="bf16"), Kernels(), 1),
@@ -71,9 +73,16 @@ def stated(model: Model, kernels: Kernels, layout: Layout) -> Counter[tuple[str,
     return calls
 
 
+def ranks_again(fsdp: Fsdp) -> int:
+    """The ranks among which backward gathers the blocks."""
+    return fsdp.reshard_blocks if type(fsdp.reshard_blocks) is int else DP
+
+
 @pytest.mark.parametrize(("fsdp", "kernels", "micro_batches"), OPTIONS.values(), ids=OPTIONS)
 def test_collectives_by_hand(fsdp, kernels, micro_batches):
-    """Per micro-batch a block is gathered twice (once without resharding), the root once unless resharded, each reduced once."""
+    """Per micro-batch a block is gathered twice (once without resharding; the second time among the ranks that it was resharded
+    to), the root once unless resharded, each reduced once.
+    """
     block, root = groups(MODEL)
     param, reduce = kernels.dtype.itemsize, DTYPES[fsdp.reduce].itemsize
     expected: Counter[tuple[str, int, float]] = Counter()
@@ -81,14 +90,17 @@ def test_collectives_by_hand(fsdp, kernels, micro_batches):
         (block, MODEL.n_layers, fsdp.reshard_blocks is not False),
         (root, 1, bool(fsdp.reshard_root)),
     ):
-        gathers = count * (2 if again else 1)
-        expected["all_gather", DP, group.padded * param] += gathers * micro_batches
+        expected["all_gather", DP, group.padded * param] += count * micro_batches
+        if again:
+            expected["all_gather", ranks_again(fsdp), group.padded * param] += count * micro_batches
         expected["reduce_scatter", DP, group.padded * reduce] += count * micro_batches
     assert issued(MODEL, kernels, Layout(DP, 1, micro_batches, fsdp)) == expected
 
 
 LAYOUTS = {
     "8 shards": Layout(8, fsdp=Fsdp()),
+    "resharded to 2": Layout(8, micro_batches=2, fsdp=Fsdp(reshard_blocks=2)),
+    "2 replicas of 8, resharded to 4": Layout(16, replicas=2, fsdp=Fsdp(reshard_blocks=4)),
     "no reshard, 3 micro-batches": Layout(8, micro_batches=3, fsdp=Fsdp(reshard_blocks=False)),
     "bf16 reduction": Layout(8, micro_batches=2, fsdp=Fsdp(reduce="bf16")),
     "2 replicas of 4 shards": Layout(8, replicas=2, fsdp=Fsdp()),
@@ -137,6 +149,7 @@ def table(fsdp: Fsdp, kernels: Kernels, layers: int) -> list[tuple[str, Buffers]
     cast = DTYPES[fsdp.params] != kernels.dtype
     A = {i: (root if i < 0 else block).padded * p for i in range(-1, layers)}
     U, C = A, {i: a // DP if cast else 0 for i, a in A.items()}
+    again = A[0] // ranks_again(fsdp) if cast else 0  # C of a block in backward
     R = {i: a // p * r for i, a in A.items()}
     head = MODEL.vocab_sz * MODEL.hidden_sz * p + MODEL.hidden_sz * p  # the head's and the final norm's gradients
     G, leftover = block.elements * p, block.last * p
@@ -150,13 +163,13 @@ def table(fsdp: Fsdp, kernels: Kernels, layers: int) -> list[tuple[str, Buffers]
     if fsdp.reshard_root:
         steps += [("gather", Buffers(C[-1], A[-1], 0, 0, 0)), ("copy out", Buffers(0, A[-1], U[-1], 0, 0))]
     if not keep:
-        steps.append(("gather", Buffers(C[0], A[0], U[-1], 0, 0)))  # the last block, fetched ahead
+        steps.append(("gather", Buffers(again, A[0], U[-1], 0, 0)))  # the last block, fetched ahead
     for i in reversed(range(layers)):
         ahead = A[0] if not keep and i > 0 else 0
         if not keep:
             steps.append(("copy out", Buffers(0, A[0], U[-1] + U[0], head, above)))
             if ahead:
-                steps.append(("gather", Buffers(C[0], A[0], U[-1] + U[0], head, above)))
+                steps.append(("gather", Buffers(again, A[0], U[-1] + U[0], head, above)))
         stay = U[-1] + (i * U[0] if keep else 0)
         steps.append(("copy in", Buffers(0, ahead, stay, head + G, R[0])))
         steps.append(("reduce", Buffers(0, ahead, stay, head + leftover, R[0])))
@@ -177,3 +190,24 @@ def test_buffers_live_as_the_table_says(option):
         with LiveBytes(module.parameters(), log=True) as live:
             run(module, BATCH, SEQLEN)
     assert measured(live.moments) == table(fsdp, kernels, MODEL.n_layers)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("params", ["fp32", "bf16"])
+def test_blocks_keep_a_share_between_forward_and_backward(ranks, params):
+    """A copy of 1/ranks of the padded parameters in bf16, from each block's forward to its backward; the root keeps none."""
+    block, _ = groups(MODEL)
+    with world(DP) as mesh:
+        module = sharded(MODEL, Kernels(), Fsdp(reshard_blocks=ranks, params=params), SEQLEN, mesh)
+
+        def kept(part: torch.nn.Module) -> int:
+            (group,) = part._get_fsdp_state()._fsdp_param_groups
+            shards = [getattr(p, "_sharded_post_forward_param_data", None) for p in group.fsdp_params]
+            return sum(t.nbytes for t in shards if t is not None)
+
+        parts = [*module.blocks, module]
+        tokens = torch.zeros(BATCH, SEQLEN, dtype=torch.long)
+        loss = module(tokens, tokens)
+        assert list(map(kept, parts)) == [*[block.padded * 2 // ranks] * MODEL.n_layers, 0]
+        loss.backward()
+        assert not any(map(kept, parts))

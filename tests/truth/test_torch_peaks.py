@@ -100,6 +100,16 @@ FSDP = {
     "bf16 reduction": Fsdp(reduce="bf16"),
     "bf16 parameters": Fsdp(params="bf16", reduce="bf16"),
 }
+FEWER = {
+    "2 of 8": Layout(8, fsdp=Fsdp(reshard_blocks=2)),
+    "4 of 8": Layout(8, micro_batches=2, fsdp=Fsdp(reshard_blocks=4)),
+    "4 of 8, bf16 parameters": Layout(8, micro_batches=2, fsdp=Fsdp(reshard_blocks=4, params="bf16", reduce="bf16")),
+    "2 of 8, no_sync": Layout(8, micro_batches=3, fsdp=Fsdp(reshard_blocks=2, no_sync=True)),
+    "2 of 8, bf16 reduction, no_sync": Layout(
+        8, micro_batches=2, fsdp=Fsdp(reshard_blocks=2, reduce="bf16", no_sync=True)
+    ),
+    "4 of 8, 2 replicas": Layout(16, replicas=2, fsdp=Fsdp(reshard_blocks=4)),
+}
 
 
 LENGTHS = {"8": (1, 8), "two of 32": (2, 32), "128": (1, 128)}
@@ -136,6 +146,13 @@ def test_fsdp_in_one_group_and_with_replicas(shape, layout, seqlen):
     model = Model(**SHAPES[shape])
     torch_holds = held(model, Kernels(), seqlen, layout)
     assert allocated(model, Kernels(), seqlen, layout).allocated_bytes == torch_holds.peak, torch_holds.op
+
+
+@pytest.mark.parametrize(("shape", "layout", "length"), in_turn(FEWER, (8, 32)))
+def test_fsdp_resharded_to_fewer_ranks(shape, layout, length):
+    model, layout = Model(**SHAPES[shape]), FEWER[layout]
+    torch_holds = held(model, Kernels(), length, layout)
+    assert allocated(model, Kernels(), length, layout).allocated_bytes == torch_holds.peak, torch_holds.op
 
 
 @pytest.mark.parametrize("seqlen", [8, 128])

@@ -60,7 +60,7 @@ def world(dp: int, tp: int = 1, replicas: int = 1) -> Iterator[DeviceMesh]:
 class Fsdp:
     """How `fully_shard` is applied: None means torch's default, which does not reshard the root after forward."""
 
-    reshard_blocks: bool | None = None
+    reshard_blocks: bool | int | None = None
     reshard_root: bool | None = None
     params: str = "fp32"
     """What the sharded parameters are stored in; compute runs in the kernels' precision."""

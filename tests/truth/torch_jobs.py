@@ -43,7 +43,7 @@ def job(model: Model, kernels: Kernels, seqlen: int, layout: Layout, batch: int 
         dtype = layout.fsdp.params
         performance |= {"param_dtype": dtype, "main_grad_dtype": dtype, "moment_dtype": dtype}
         parallelism["fsdp"] = {
-            "reshard_after_forward": layout.fsdp.reshard_blocks is not False,
+            "reshard_after_forward": True if layout.fsdp.reshard_blocks is None else layout.fsdp.reshard_blocks,
             "reduce_dtype": layout.fsdp.reduce,
             "wrap": layout.fsdp.wrap,
             "prefetch": layout.fsdp.prefetch,

@@ -62,9 +62,9 @@ def _keys(job: Job, table: KeyTable) -> dict[str, Any]:
     if p.fsdp is not None:
         reduce = "training.mixed_precision_reduce"
         found[reduce] = word_for(table, reduce, p.fsdp.reduce_dtype)
-        usual = p.fsdp.reshard_after_forward == (p.pp == 1)
-        words = {True: "always", False: "never"}
-        found[f"{_P}fsdp_reshard_after_forward"] = "default" if usual else words[p.fsdp.reshard_after_forward]
+        reshards = bool(p.fsdp.reshard_after_forward)  # a number of ranks is not one of its words
+        said = "default" if reshards == (p.pp == 1) else "always" if reshards else "never"
+        found[f"{_P}fsdp_reshard_after_forward"] = said
     if p.pp > 1:
         found |= _pipeline(job, table)
     return found | _checkpointing(job)

@@ -1,0 +1,89 @@
+"""FSDP's collectives of a step: how often each is called, and their rows in the table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from steptime.base.num import Num
+from steptime.base.rows import CollectiveRow
+from steptime.cost.comm import CommCost, collective
+from steptime.fsdp.groups import ParamGroup, buffers, groups, stays_gathered, unsynced
+from steptime.fsdp.ranks import backward_group, copy_group, shard_group
+from steptime.fsdp.replays import backward_gathers, to_fewer_ranks
+from steptime.hardware.machine import Tier
+from steptime.job.assembly import Assembly
+from steptime.job.mesh import Group
+from steptime.model.ops import Kind
+
+
+class Calls(NamedTuple):
+    """A group's collectives in a step."""
+
+    gathers: float
+    reductions: float
+    regathers: float = 0.0
+    """Gathers of backward among fewer ranks (`reshard_after_forward` is their number)."""
+
+    def plus(self, gathers: float, reductions: float) -> Calls:
+        """Scale by a number of repetitions."""
+        return Calls(self.gathers + gathers, self.reductions + reductions)
+
+
+def calls_without_pipeline(assembly: Assembly) -> dict[tuple[str, ParamGroup], Calls]:
+    """Layers are gathered up to three times, the root once, gradients reduced once: for each micro-batch, or a step (no_sync)."""
+    found, m = groups(assembly, assembly.chunks[0]), float(assembly.job.microbatches)
+    again, fewer = backward_gathers(assembly), to_fewer_ranks(assembly)
+    each, apart = (1.0, again) if fewer else (1.0 + again, 0.0)
+    reductions = 1.0 if unsynced(assembly.job) else m
+    gathers = 1.0 if unsynced(assembly.job) and stays_gathered(assembly) else m
+    counts = {("block", of): float(found.layers.count(of)) for of in found.layers}
+    layers = {key: Calls(gathers * n * each, reductions * n, gathers * n * apart) for key, n in counts.items()}
+    return {("root", found.root): Calls(gathers, reductions)} | layers
+
+
+def rows(
+    assembly: Assembly,
+    tiers: tuple[Tier, ...],
+    calls: Mapping[tuple[str, ParamGroup], Calls],
+    exposed: float,
+    row: Callable[..., CollectiveRow],
+) -> list[CollectiveRow]:
+    """Collectives per step."""
+    job = assembly.job
+    copies = copy_group(job)
+    made: list[tuple[str, Kind, Num, float, CommCost, Group]] = []
+    known = [kind for kind, _ in calls]
+    kinds = [(kind if known.count(kind) == 1 else f"{kind} {i - known.index(kind)}") for i, kind in enumerate(known)]
+    named = [(name, of, count) for name, (_, of), count in zip(kinds, calls, calls.values(), strict=True)]
+    named += [(f"{name} experts", of.experts, count) for name, of, count in named if of.experts is not None]
+    for name, of, count in named:
+        sizes, over = buffers(assembly, of), shard_group(job, of.kind)
+        if sizes.gathered:
+            gather = collective("all_gather", sizes.gathered, over, tiers)
+            made.append((f"{name} parameters", "all_gather", sizes.gathered, count.gathers, gather, over))
+        if count.regathers:
+            near = backward_group(job)
+            gather = collective("all_gather", sizes.gathered, near, tiers)
+            made.append((f"{name} parameters, backward", "all_gather", sizes.gathered, count.regathers, gather, near))
+        if sizes.reduce_input:
+            reduce = collective("reduce_scatter", sizes.reduce_input, over, tiers)
+            made.append((f"{name} gradients", "reduce_scatter", sizes.reduce_input, count.reductions, reduce, over))
+            if copies.ranks > 1:
+                between = collective("all_reduce", sizes.reduce_output, copies, tiers)
+                what = f"{name} gradients, replicas"
+                made.append((what, "all_reduce", sizes.reduce_output, count.reductions, between, copies))
+    total = sum(count * cost.time_s for _, _, _, count, cost, _ in made)
+    return [
+        row(
+            name,
+            kind,
+            "dp",
+            ranks.ranks,
+            bytes_,
+            count,
+            cost,
+            exposed * count * cost.time_s / total if total else 0.0,
+        )
+        for name, kind, bytes_, count, cost, ranks in made
+    ]
