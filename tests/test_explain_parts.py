@@ -240,3 +240,21 @@ def test_a_grouped_product_has_every_factor_of_its_rate():
 
 def test_a_dense_plan_has_no_experts(found):
     assert "experts" not in names(found)
+@pytest.mark.parametrize(
+    ("layout", "rows"),
+    [
+        # of 4,096 tokens sequence parallelism gives a device 2,048 at tp 2: 2,048 x 2 x 4 / 8 = 2,048
+        ({"tp": 2, "ep": 4, "etp": 1}, "2,048 per expert and micro-batch: 2,048 tokens of a device x 2 x ep 4 / 8"),
+        (
+            {"tp": 2, "ep": 4, "etp": 2},
+            "4,096 per expert and micro-batch: 2,048 tokens of a device x 2 x ep 4 x etp 2 / 8",
+        ),
+    ],
+)
+def test_rows_of_experts_under_tensor_parallelism(layout, rows):
+    """Factors multiply to the rows of one expert."""
+    job = Job.load(PLAN.with_name("mixtral_8x7b.yaml"))
+    found = estimate(job.replace(**{f"parallelism.{name}": degree for name, degree in layout.items()}))
+    assert words(found, "experts")[1]["rows"] == rows
+
+
