@@ -115,6 +115,7 @@ def test_a_stage_has_its_activations_and_what_the_allocator_adds(found):
     assert facts["activations"].startswith("22.006 GiB   saved for backward, 4.2 micro-batches")
     assert "keeps 5.239 GiB, 20 layers in 5 chunks" in facts["micro-batch"]
     assert facts["reserved"].startswith("39.808 GiB   13.167 states and buffers + 22.201 activations")
+    assert f"= {39.808 / (13.167 + 22.201):.3f} x allocated (1.03 to 1.09 x in ten dense runs" in facts["reserved"]
 
 
 def test_buffers_stand_apart_from_what_a_micro_batch_keeps(found):
