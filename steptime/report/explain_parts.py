@@ -13,12 +13,12 @@ from steptime.job.mesh import comm_part
 from steptime.memory.on_host import on_host
 from steptime.model.ops import Attention
 from steptime.model.scans import Chunked
-from steptime.report.breakdown import part_name
+from steptime.report.breakdown import part_title
 from steptime.report.constants import constant, machine_source
+from steptime.report.explain_layers import launch, recompute
 from steptime.report.format import BINARY, SI, percent, quantity, seconds, whole
 from steptime.report.kernel_table import KernelTime, op_times
 from steptime.report.table import Fact, FactList
-from steptime.software.efficiency import efficiency
 from steptime.timing.optimizer import clip_bytes_per_param, update_bytes_per_param, updated
 from steptime.timing.orthogonalize import STEPS, orthogonalize_s
 from steptime.timing.step_time import STRAGGLER
@@ -71,7 +71,7 @@ def attention(estimate: Estimate) -> FactList:
     for key in ("attention_forward_efficiency", "attention_backward_efficiency"):
         value = getattr(device, key)
         facts.append(Fact(key, [f"{value:g} of the dense peak: {machine_source(estimate.job, f'accelerator.{key}')}"]))
-    return _part(estimate, "attention", facts)
+    return FactList(part_title(estimate, "attention"), facts)
 
 
 def memory_bound(estimate: Estimate) -> FactList:
@@ -83,15 +83,14 @@ def memory_bound(estimate: Estimate) -> FactList:
         Fact("each", [f"bytes / ({rate}) + {seconds(rates.move_kernel_s)} for each kernel"]),
         Fact("source", [f"memory_efficiency: {machine_source(estimate.job, 'accelerator.memory_efficiency')}"]),
     ]
-    return _part(estimate, "memory_bound", [*facts, *_widest(rows, estimate)])
+    return FactList(part_title(estimate, "memory_bound"), [*facts, *_widest(rows, estimate)])
 
 
 def products(estimate: Estimate) -> FactList:
     """Every matrix multiply with its calls; each is explained under its own name."""
     rows = sorted((row for row in op_times(estimate) if row.part == "gemm"), key=lambda row: -row.step_s)
-    return _part(
-        estimate, "gemm", [*_widest(rows, estimate), Fact("each", ["3dtrn explain PLAN NAME has FLOPs over rate"])]
-    )
+    each = Fact("each", ["3dtrn explain PLAN NAME has FLOPs over rate"])
+    return FactList(part_title(estimate, "gemm"), [*_widest(rows, estimate), each])
 
 
 def _widest(rows: list[KernelTime], estimate: Estimate) -> list[Fact]:
@@ -126,7 +125,7 @@ def communication(estimate: Estimate, part: str) -> FactList:
             "each", ["3dtrn explain PLAN NAME has latency and bytes over rate; embedding and head only on their stages"]
         )
     )
-    return _part(estimate, part, facts)
+    return FactList(part_title(estimate, part), facts)
 
 
 def host_copies(estimate: Estimate) -> FactList:
@@ -152,7 +151,7 @@ def host_copies(estimate: Estimate) -> FactList:
         down, up = f"{per.down:g} B a parameter down: {seconds(host.down_s)}", f"{per.up:g} B up: {seconds(host.up_s)}"
         facts.append(Fact("states", [f"{down}; {up}; {how}: {seconds(host.copied_s)} exposed"]))
     facts.append(Fact("source", [f"host_bytes_per_s: {machine_source(estimate.job, 'accelerator.host_bytes_per_s')}"]))
-    return _part(estimate, "host_comm", facts)
+    return FactList(part_title(estimate, "host_comm"), facts)
 
 
 def host_optimizer(estimate: Estimate) -> FactList:
@@ -177,43 +176,12 @@ def host_optimizer(estimate: Estimate) -> FactList:
             ],
         )
     )
-    return _part(estimate, "host_optimizer", facts)
+    return FactList(part_title(estimate, "host_optimizer"), facts)
 
 
 def copied(call: CommCall, link: float) -> str:
     """Bytes over the link's rate."""
     return f"{quantity(float(call.bytes), BINARY)} / {quantity(link, SI, 'B/s')} = {seconds(float(call.cost.time_s))}"
-
-
-def launch(estimate: Estimate) -> FactList:
-    """Gaps between kernels: the profile's gap per layer and micro-batch, and where the host is slower than the device."""
-    software, m = estimate.job.software, estimate.job.microbatches
-    layers = sum(count for chunk in estimate.assembly.stages[estimate.timing.busiest] for _, count in chunk.runs)
-    gap = software.timing.layer_gap_s
-    source = software.sources.get("layer_gap_s", "assumed")
-    times = f"{counted(layers, 'layer')} x {counted(m, 'micro-batch')}"
-    of, more = software.recipe, efficiency().recipe_gap - 1.0
-    casts = (
-        [f"gaps with {of.name} x {1.0 + more * of.gaps:.4g}: 1 + {more:.4g} x {of.gaps:g} for its casts"] if of else []
-    )
-    facts = [
-        Fact("gaps", [f"layer_gap_s {seconds(gap)} x {times} = {seconds(gap * layers * m)}"]),
-        Fact("source", [f"{software.name}: {source}"]),
-        Fact(
-            "factors",
-            [
-                f"kernels and gaps of {software.name} x {estimate.timing.rates.slowness:.4g} (data/efficiency.yaml)",
-                *casts,
-            ],
-        ),
-        Fact(
-            "host",
-            [
-                f"a layer waits for the host if its kernels are shorter than {seconds(software.timing.host_kernel_s)} each"
-            ],
-        ),
-    ]
-    return _part(estimate, "launch", facts)
 
 
 def stragglers(estimate: Estimate) -> FactList:
@@ -231,7 +199,7 @@ def stragglers(estimate: Estimate) -> FactList:
         ),
         Fact("STRAGGLER", [constant("timing.step_time.STRAGGLER").said]),
     ]
-    return _part(estimate, "stragglers", facts)
+    return FactList(part_title(estimate, "stragglers"), facts)
 
 
 def optimizer(estimate: Estimate) -> FactList:
@@ -255,7 +223,7 @@ def optimizer(estimate: Estimate) -> FactList:
         Fact("rest", [f"{', '.join(beside)}: {seconds(rest_s)} = {quantity(rest_s * rate, BINARY)} at that rate"]),
         Fact("source", ["passes of megatron/core/optimizer/optimizer.py and torch/optim/adam.py"]),
     ]  # fmt: skip
-    return _part(estimate, "optimizer", facts)
+    return FactList(part_title(estimate, "optimizer"), facts)
 
 
 def _orthogonalized(estimate: Estimate) -> list[Fact]:
@@ -277,17 +245,12 @@ def _calls(times: float, forward_s: float, backward_s: float, estimate: Estimate
     )
 
 
-def _part(estimate: Estimate, name: str, facts: list[Fact]) -> FactList:
-    total = estimate.time.parts_s.get(name, 0.0)
-    title = f"{part_name(name)}: {seconds(total)}, {percent(total / estimate.step_s)} of the step"
-    return FactList(title, facts)
-
-
 PARTS: dict[str, Callable[[Estimate], FactList]] = {
     "gemm": products,
     "attention": attention,
     "memory_bound": memory_bound,
     "launch": launch,
+    "recompute": recompute,
     "stragglers": stragglers,
     "optimizer": optimizer,
     "host_comm": host_copies,
