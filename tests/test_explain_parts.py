@@ -175,6 +175,28 @@ def test_communication_lists_what_the_step_waits_for(found):
         assert title.endswith("of the step")
 
 
+@pytest.mark.parametrize("plan", ["llama3_70b", "gpt3_175b_a100", "gpt3_175b_h100", "mixtral_8x7b"])
+def test_collectives_of_another_stage_are_not_in_the_sum(plan):
+    """The busiest stage has the head: the embedding's all-reduces are listed, marked; the other lines sum to the part."""
+    found = estimate(Job.load(PLAN.with_name(f"{plan}.yaml")))
+    for part in ("tp_comm", "ep_comm"):
+        own = 0.0
+        for name, text in words(found, part)[1].items():
+            apart = text.endswith("; of another stage, not in the sum")
+            assert apart == name.startswith("embedding.reduce")
+            exposed = re.search(r"([\d.]+) (s|ms|us) exposed", text)
+            if exposed and not apart:
+                own += float(exposed[1]) * {"s": 1.0, "ms": 1e-3, "us": 1e-6}[exposed[2]]
+        assert own == pytest.approx(found.time.parts_s.get(part, 0.0), rel=1e-3)
+
+
+def test_latent_attention_says_where_its_backward_comes_from():
+    """Two products of width 192 and 128 forward, three and two backward: (3 x 192 + 2 x 128) / 320 = 2.6."""
+    facts = words(estimate(Job.load(PLAN.with_name("deepseek_v3.yaml"))), "attention")[1]
+    assert "backward 2.6 times that (5 products to 2, " in facts["moe2.attn.core"]
+    assert "[3 x 192 + 2 x 128] / [192 + 128] for q, k of width 192 and v of 128" in facts["moe2.attn.core"]
+
+
 def test_an_exchange_of_experts_by_hand():
     """DeepSeek-V3, ep 64 on nodes of 8 (DeepEP): 4,096 tokens x 7,168 x 2 bytes = 56 MiB of own tokens.
 
@@ -230,17 +252,6 @@ def test_experts_by_hand():
     assert title.startswith(f"experts: {exposed + sum(row.step_s for row in kernels):.3f} s, ")
 
 
-def test_a_grouped_product_has_every_factor_of_its_rate():
-    """Up of DeepSeek-V3's experts: 8,192 / (8,192 + 120) = 0.986 for its rows, and the waves that are told below it."""
-    found = estimate(Job.load(PLAN.with_name("deepseek_v3.yaml")))
-    facts = next(part for part in explain(found, "moe2.experts.up") if part.title.endswith("forward")).facts
-    text = " ".join(line for fact in facts for line in fact.lines)
-    assert "8,192 / (8,192 + GROUP_ROWS 120) = 0.986 x 0.992 for waves of tiles" in text
-    assert "(1 - 31.030 / 32) = 0.992" in text
-
-
-def test_a_dense_plan_has_no_experts(found):
-    assert "experts" not in names(found)
 @pytest.mark.parametrize(
     ("layout", "rows"),
     [
@@ -259,3 +270,14 @@ def test_rows_of_experts_under_tensor_parallelism(layout, rows):
     assert words(found, "experts")[1]["rows"] == rows
 
 
+def test_a_grouped_product_has_every_factor_of_its_rate():
+    """Up of DeepSeek-V3's experts: 8,192 / (8,192 + 120) = 0.986 for its rows, and the waves that are told below it."""
+    found = estimate(Job.load(PLAN.with_name("deepseek_v3.yaml")))
+    facts = next(part for part in explain(found, "moe2.experts.up") if part.title.endswith("forward")).facts
+    text = " ".join(line for fact in facts for line in fact.lines)
+    assert "8,192 / (8,192 + GROUP_ROWS 120) = 0.986 x 0.992 for waves of tiles" in text
+    assert "(1 - 31.030 / 32) = 0.992" in text
+
+
+def test_a_dense_plan_has_no_experts(found):
+    assert "experts" not in names(found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from steptime.answer.tables import kind_label
+from steptime.answer.tables import kind_label, works_of
 from steptime.base.num import tree_depth
 from steptime.base.words import counted
 from steptime.cost.compute import CHUNK_S_PER_TOKEN, RATED_LENGTH
@@ -24,10 +24,12 @@ from steptime.timing.orthogonalize import STEPS, orthogonalize_s
 from steptime.timing.step_time import STRAGGLER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Container, Iterable
 
     from steptime.answer.result import Estimate
     from steptime.cost.parts import CommCall
+    from steptime.job.assembly import Chunk, Part
+    from steptime.timing.step_time import StepTime
 
 _SHOWN = 12
 
@@ -42,10 +44,16 @@ def attention(estimate: Estimate) -> FactList:
         op = row.op
         if isinstance(op, Attention):
             widths = (3.0 * op.d_qk + 2.0 * op.d_v) / (op.d_qk + op.d_v)
+            qk, v = whole(op.d_qk), whole(op.d_v)
+            heads = (
+                f"; [3 x {qk} + 2 x {v}] / [{qk} + {v}] for q, k of width {qk} and v of {v}"
+                if op.d_qk != op.d_v
+                else ""
+            )
             lines.append(
                 f"forward: {quantity(row.forward_flops, SI, 'FLOP')} ({op.causal_share:.3g} of all scores) at "
                 f"{quantity(rates.attention_forward_flops, SI, 'FLOP/s')}, backward {widths:.3g} times that (5 products to 2, "
-                f"FlashAttention-2, arXiv 2307.08691) at {quantity(rates.attention_backward_flops, SI, 'FLOP/s')}"
+                f"FlashAttention-2, arXiv 2307.08691{heads}) at {quantity(rates.attention_backward_flops, SI, 'FLOP/s')}"
             )
             ramp, (ahead, back) = rates.attention_ramp_tokens, rates.attention_head_64
             seen = op.reach or op.kv_len
@@ -113,19 +121,32 @@ def _widest(rows: list[KernelTime], estimate: Estimate) -> list[Fact]:
 def communication(estimate: Estimate, part: str) -> FactList:
     """Every collective of one axis, or send between stages: calls, time of each, and the exposed part."""
     rows = sorted((row for row in estimate.collectives if comm_part(row.axis) == part), key=lambda row: -row.exposed_s)
+    apart = _of_other_stages(estimate.timing)
     facts = [
         Fact(
             row.name,
-            [f"{whole(row.count_per_step)} x {seconds(row.time_s)}, {seconds(row.exposed_s)} exposed, over {row.tier}"],
+            [
+                f"{whole(row.count_per_step)} x {seconds(row.time_s)}, {seconds(row.exposed_s)} exposed, over {row.tier}"
+                + ("; of another stage, not in the sum" if row.name in apart else "")
+            ],
         )
         for row in rows
     ]
-    facts.append(
-        Fact(
-            "each", ["3dtrn explain PLAN NAME has latency and bytes over rate; embedding and head only on their stages"]
-        )
-    )
+    facts.append(Fact("each", ["3dtrn explain PLAN NAME has latency and bytes over rate"]))
     return FactList(part_title(estimate, part), facts)
+
+
+def _of_other_stages(timing: StepTime) -> set[str]:
+    """Names of the collectives of embedding and head that the busiest stage, which the step's parts are of, does not run."""
+    assembly = timing.assembly
+
+    def of(chunks: Iterable[Chunk], parts: Container[Part]) -> set[str]:
+        """Names of the collectives of some parts of some chunks."""
+        works = [work for chunk in chunks for _, part, work in works_of(timing, chunk) if part in parts]
+        return {call.name for work in works for call in work.calls}
+
+    ends = of((assembly.chunks[0], assembly.chunks[-1]), (assembly.embedding, assembly.head))
+    return ends - of(assembly.stages[timing.busiest], timing.parts.of)
 
 
 def host_copies(estimate: Estimate) -> FactList:
