@@ -43,17 +43,9 @@ def attention(estimate: Estimate) -> FactList:
         lines = [_calls(row.times, row.forward_s, row.backward_s, estimate)]
         op = row.op
         if isinstance(op, Attention):
-            widths = (3.0 * op.d_qk + 2.0 * op.d_v) / (op.d_qk + op.d_v)
-            qk, v = whole(op.d_qk), whole(op.d_v)
-            heads = (
-                f"; [3 x {qk} + 2 x {v}] / [{qk} + {v}] for q, k of width {qk} and v of {v}"
-                if op.d_qk != op.d_v
-                else ""
-            )
             lines.append(
                 f"forward: {quantity(row.forward_flops, SI, 'FLOP')} ({op.causal_share:.3g} of all scores) at "
-                f"{quantity(rates.attention_forward_flops, SI, 'FLOP/s')}, backward {widths:.3g} times that (5 products to 2, "
-                f"FlashAttention-2, arXiv 2307.08691{heads}) at {quantity(rates.attention_backward_flops, SI, 'FLOP/s')}"
+                f"{quantity(rates.attention_forward_flops, SI, 'FLOP/s')}, {_backward(op)} at {quantity(rates.attention_backward_flops, SI, 'FLOP/s')}"
             )
             ramp, (ahead, back) = rates.attention_ramp_tokens, rates.attention_head_64
             seen = op.reach or op.kv_len
@@ -80,6 +72,14 @@ def attention(estimate: Estimate) -> FactList:
         value = getattr(device, key)
         facts.append(Fact(key, [f"{value:g} of the dense peak: {machine_source(estimate.job, f'accelerator.{key}')}"]))
     return FactList(part_title(estimate, "attention"), facts)
+
+
+def _backward(op: Attention) -> str:
+    """FLOPs of backward over those of forward."""
+    share = (3.0 * op.d_qk + 2.0 * op.d_v) / (op.d_qk + op.d_v)
+    qk, v = whole(op.d_qk), whole(op.d_v)
+    widths = f"; [3 x {qk} + 2 x {v}] / [{qk} + {v}] for q, k of width {qk} and v of {v}" if qk != v else ""
+    return f"backward {share:.3g} times that (5 products to 2, FlashAttention-2, arXiv 2307.08691{widths})"
 
 
 def memory_bound(estimate: Estimate) -> FactList:
