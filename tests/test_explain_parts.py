@@ -115,6 +115,7 @@ def test_a_stage_has_its_activations_and_what_the_allocator_adds(found):
     assert facts["activations"].startswith("22.006 GiB   saved for backward, 4.2 micro-batches")
     assert "keeps 5.239 GiB, 20 layers in 5 chunks" in facts["micro-batch"]
     assert facts["reserved"].startswith("39.808 GiB   13.167 states and buffers + 22.201 activations")
+    assert f"= {39.808 / (13.167 + 22.201):.3f} x allocated (1.03 to 1.09 x in ten dense runs" in facts["reserved"]
 
 
 def test_buffers_stand_apart_from_what_a_micro_batch_keeps(found):
@@ -174,6 +175,28 @@ def test_communication_lists_what_the_step_waits_for(found):
         assert title.endswith("of the step")
 
 
+@pytest.mark.parametrize("plan", ["llama3_70b", "gpt3_175b_a100", "gpt3_175b_h100", "mixtral_8x7b"])
+def test_collectives_of_another_stage_are_not_in_the_sum(plan):
+    """The busiest stage has the head: the embedding's all-reduces are listed, marked; the other lines sum to the part."""
+    found = estimate(Job.load(PLAN.with_name(f"{plan}.yaml")))
+    for part in ("tp_comm", "ep_comm"):
+        own = 0.0
+        for name, text in words(found, part)[1].items():
+            apart = text.endswith("; of another stage, not in the sum")
+            assert apart == name.startswith("embedding.reduce")
+            exposed = re.search(r"([\d.]+) (s|ms|us) exposed", text)
+            if exposed and not apart:
+                own += float(exposed[1]) * {"s": 1.0, "ms": 1e-3, "us": 1e-6}[exposed[2]]
+        assert own == pytest.approx(found.time.parts_s.get(part, 0.0), rel=1e-3)
+
+
+def test_latent_attention_says_where_its_backward_comes_from():
+    """Two products of width 192 and 128 forward, three and two backward: (3 x 192 + 2 x 128) / 320 = 2.6."""
+    facts = words(estimate(Job.load(PLAN.with_name("deepseek_v3.yaml"))), "attention")[1]
+    assert "backward 2.6 times that (5 products to 2, " in facts["moe2.attn.core"]
+    assert "[3 x 192 + 2 x 128] / [192 + 128] for q, k of width 192 and v of 128" in facts["moe2.attn.core"]
+
+
 def test_an_exchange_of_experts_by_hand():
     """DeepSeek-V3, ep 64 on nodes of 8 (DeepEP): 4,096 tokens x 7,168 x 2 bytes = 56 MiB of own tokens.
 
@@ -227,6 +250,24 @@ def test_experts_by_hand():
     exposed = sum(row.exposed_s for row in found.collectives if row.name.startswith("moe."))
     kernels = [row for row in op_times(found) if row.op.role in {"router", "moe", "moe_act", "shared_experts"}]
     assert title.startswith(f"experts: {exposed + sum(row.step_s for row in kernels):.3f} s, ")
+
+
+@pytest.mark.parametrize(
+    ("layout", "rows"),
+    [
+        # of 4,096 tokens sequence parallelism gives a device 2,048 at tp 2: 2,048 x 2 x 4 / 8 = 2,048
+        ({"tp": 2, "ep": 4, "etp": 1}, "2,048 per expert and micro-batch: 2,048 tokens of a device x 2 x ep 4 / 8"),
+        (
+            {"tp": 2, "ep": 4, "etp": 2},
+            "4,096 per expert and micro-batch: 2,048 tokens of a device x 2 x ep 4 x etp 2 / 8",
+        ),
+    ],
+)
+def test_rows_of_experts_under_tensor_parallelism(layout, rows):
+    """Factors multiply to the rows of one expert."""
+    job = Job.load(PLAN.with_name("mixtral_8x7b.yaml"))
+    found = estimate(job.replace(**{f"parallelism.{name}": degree for name, degree in layout.items()}))
+    assert words(found, "experts")[1]["rows"] == rows
 
 
 def test_a_grouped_product_has_every_factor_of_its_rate():

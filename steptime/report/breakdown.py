@@ -10,6 +10,7 @@ from steptime.report.format import (
     column,
     number,
     percent,
+    seconds,
     unit_for,
 )
 from steptime.report.palette import time_color
@@ -78,6 +79,12 @@ PARTS = {
 def part_name(key: str) -> str:
     """A part of the step in words."""
     return PARTS.get(key, key.replace("_", " "))
+
+
+def part_title(estimate: Estimate, key: str) -> str:
+    """A part of the step with its seconds and share."""
+    total = estimate.time.parts_s.get(key, 0.0)
+    return f"{part_name(key)}: {seconds(total)}, {percent(total / estimate.step_s)} of the step"
 
 
 def bar(share: float) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from steptime.model.ops import Comm, Gemm
+from steptime.model.routing import Rows
 from steptime.report.format import percent, seconds, whole
 from steptime.report.kernel_table import op_times
 from steptime.report.table import Fact, FactList
@@ -32,9 +33,11 @@ def experts(estimate: Estimate) -> FactList:
     own = f"{moe.n_experts / p.ep:g} on a device (ep {p.ep:g}, etp {p.etp:g})"
     facts = [Fact("experts", [f"{moe.n_experts}, {moe.experts_per_token} of them for each token; {own}"])]
     if products:
-        tokens = whole(job.data.seqlen * job.data.microbatch_sz / p.cp / (p.tp if p.sp else 1))
-        load = f" x load {products[0].load:g}" if products[0].load != 1.0 else ""
-        rows = f"{tokens} tokens of a device x {moe.experts_per_token} x ep {p.ep:g} / {moe.n_experts}{load}"
+        routed = Rows(moe, job.model.hidden_sz, estimate.assembly.shard)
+        kept = float(routed.sent) / float(routed.tokens)  # experts per token without those dropped, or with padding
+        rows = f"{whole(float(routed.tokens))} tokens of a device x {kept:.5g} x ep {p.ep:g}"
+        rows += (f" x etp {p.etp:g}" if p.etp != 1 else "") + f" / {moe.n_experts}"
+        rows += f" x load {products[0].load:g}" if products[0].load != 1.0 else ""
         facts.append(Fact("rows", [f"{whole(float(products[0].m))} per expert and micro-batch: {rows}"]))
     for row in kernels:
         each = f"{seconds(row.forward_s)} forward + {seconds(row.backward_s)} backward"

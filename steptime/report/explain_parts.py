@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from steptime.answer.tables import kind_label
+from steptime.answer.tables import kind_label, works_of
 from steptime.base.num import tree_depth
 from steptime.base.words import counted
 from steptime.cost.compute import CHUNK_S_PER_TOKEN, RATED_LENGTH
@@ -13,21 +13,23 @@ from steptime.job.mesh import comm_part
 from steptime.memory.on_host import on_host
 from steptime.model.ops import Attention
 from steptime.model.scans import Chunked
-from steptime.report.breakdown import part_name
+from steptime.report.breakdown import part_title
 from steptime.report.constants import constant, machine_source
+from steptime.report.explain_layers import launch, recompute
 from steptime.report.format import BINARY, SI, percent, quantity, seconds, whole
 from steptime.report.kernel_table import KernelTime, op_times
 from steptime.report.table import Fact, FactList
-from steptime.software.efficiency import efficiency
 from steptime.timing.optimizer import clip_bytes_per_param, update_bytes_per_param, updated
 from steptime.timing.orthogonalize import STEPS, orthogonalize_s
 from steptime.timing.step_time import STRAGGLER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Container, Iterable
 
     from steptime.answer.result import Estimate
     from steptime.cost.parts import CommCall
+    from steptime.job.assembly import Chunk, Part
+    from steptime.timing.step_time import StepTime
 
 _SHOWN = 12
 
@@ -41,11 +43,9 @@ def attention(estimate: Estimate) -> FactList:
         lines = [_calls(row.times, row.forward_s, row.backward_s, estimate)]
         op = row.op
         if isinstance(op, Attention):
-            widths = (3.0 * op.d_qk + 2.0 * op.d_v) / (op.d_qk + op.d_v)
             lines.append(
                 f"forward: {quantity(row.forward_flops, SI, 'FLOP')} ({op.causal_share:.3g} of all scores) at "
-                f"{quantity(rates.attention_forward_flops, SI, 'FLOP/s')}, backward {widths:.3g} times that (5 products to 2, "
-                f"FlashAttention-2, arXiv 2307.08691) at {quantity(rates.attention_backward_flops, SI, 'FLOP/s')}"
+                f"{quantity(rates.attention_forward_flops, SI, 'FLOP/s')}, {_backward(op)} at {quantity(rates.attention_backward_flops, SI, 'FLOP/s')}"
             )
             ramp, (ahead, back) = rates.attention_ramp_tokens, rates.attention_head_64
             seen = op.reach or op.kv_len
@@ -71,7 +71,15 @@ def attention(estimate: Estimate) -> FactList:
     for key in ("attention_forward_efficiency", "attention_backward_efficiency"):
         value = getattr(device, key)
         facts.append(Fact(key, [f"{value:g} of the dense peak: {machine_source(estimate.job, f'accelerator.{key}')}"]))
-    return _part(estimate, "attention", facts)
+    return FactList(part_title(estimate, "attention"), facts)
+
+
+def _backward(op: Attention) -> str:
+    """FLOPs of backward over those of forward."""
+    share = (3.0 * op.d_qk + 2.0 * op.d_v) / (op.d_qk + op.d_v)
+    qk, v = whole(op.d_qk), whole(op.d_v)
+    widths = f"; [3 x {qk} + 2 x {v}] / [{qk} + {v}] for q, k of width {qk} and v of {v}" if qk != v else ""
+    return f"backward {share:.3g} times that (5 products to 2, FlashAttention-2, arXiv 2307.08691{widths})"
 
 
 def memory_bound(estimate: Estimate) -> FactList:
@@ -83,15 +91,14 @@ def memory_bound(estimate: Estimate) -> FactList:
         Fact("each", [f"bytes / ({rate}) + {seconds(rates.move_kernel_s)} for each kernel"]),
         Fact("source", [f"memory_efficiency: {machine_source(estimate.job, 'accelerator.memory_efficiency')}"]),
     ]
-    return _part(estimate, "memory_bound", [*facts, *_widest(rows, estimate)])
+    return FactList(part_title(estimate, "memory_bound"), [*facts, *_widest(rows, estimate)])
 
 
 def products(estimate: Estimate) -> FactList:
     """Every matrix multiply with its calls; each is explained under its own name."""
     rows = sorted((row for row in op_times(estimate) if row.part == "gemm"), key=lambda row: -row.step_s)
-    return _part(
-        estimate, "gemm", [*_widest(rows, estimate), Fact("each", ["3dtrn explain PLAN NAME has FLOPs over rate"])]
-    )
+    each = Fact("each", ["3dtrn explain PLAN NAME has FLOPs over rate"])
+    return FactList(part_title(estimate, "gemm"), [*_widest(rows, estimate), each])
 
 
 def _widest(rows: list[KernelTime], estimate: Estimate) -> list[Fact]:
@@ -114,19 +121,32 @@ def _widest(rows: list[KernelTime], estimate: Estimate) -> list[Fact]:
 def communication(estimate: Estimate, part: str) -> FactList:
     """Every collective of one axis, or send between stages: calls, time of each, and the exposed part."""
     rows = sorted((row for row in estimate.collectives if comm_part(row.axis) == part), key=lambda row: -row.exposed_s)
+    apart = _of_other_stages(estimate.timing)
     facts = [
         Fact(
             row.name,
-            [f"{whole(row.count_per_step)} x {seconds(row.time_s)}, {seconds(row.exposed_s)} exposed, over {row.tier}"],
+            [
+                f"{whole(row.count_per_step)} x {seconds(row.time_s)}, {seconds(row.exposed_s)} exposed, over {row.tier}"
+                + ("; of another stage, not in the sum" if row.name in apart else "")
+            ],
         )
         for row in rows
     ]
-    facts.append(
-        Fact(
-            "each", ["3dtrn explain PLAN NAME has latency and bytes over rate; embedding and head only on their stages"]
-        )
-    )
-    return _part(estimate, part, facts)
+    facts.append(Fact("each", ["3dtrn explain PLAN NAME has latency and bytes over rate"]))
+    return FactList(part_title(estimate, part), facts)
+
+
+def _of_other_stages(timing: StepTime) -> set[str]:
+    """Names of the collectives of embedding and head that the busiest stage, which the step's parts are of, does not run."""
+    assembly = timing.assembly
+
+    def of(chunks: Iterable[Chunk], parts: Container[Part]) -> set[str]:
+        """Names of the collectives of some parts of some chunks."""
+        works = [work for chunk in chunks for _, part, work in works_of(timing, chunk) if part in parts]
+        return {call.name for work in works for call in work.calls}
+
+    ends = of((assembly.chunks[0], assembly.chunks[-1]), (assembly.embedding, assembly.head))
+    return ends - of(assembly.stages[timing.busiest], timing.parts.of)
 
 
 def host_copies(estimate: Estimate) -> FactList:
@@ -152,7 +172,7 @@ def host_copies(estimate: Estimate) -> FactList:
         down, up = f"{per.down:g} B a parameter down: {seconds(host.down_s)}", f"{per.up:g} B up: {seconds(host.up_s)}"
         facts.append(Fact("states", [f"{down}; {up}; {how}: {seconds(host.copied_s)} exposed"]))
     facts.append(Fact("source", [f"host_bytes_per_s: {machine_source(estimate.job, 'accelerator.host_bytes_per_s')}"]))
-    return _part(estimate, "host_comm", facts)
+    return FactList(part_title(estimate, "host_comm"), facts)
 
 
 def host_optimizer(estimate: Estimate) -> FactList:
@@ -177,43 +197,12 @@ def host_optimizer(estimate: Estimate) -> FactList:
             ],
         )
     )
-    return _part(estimate, "host_optimizer", facts)
+    return FactList(part_title(estimate, "host_optimizer"), facts)
 
 
 def copied(call: CommCall, link: float) -> str:
     """Bytes over the link's rate."""
     return f"{quantity(float(call.bytes), BINARY)} / {quantity(link, SI, 'B/s')} = {seconds(float(call.cost.time_s))}"
-
-
-def launch(estimate: Estimate) -> FactList:
-    """Gaps between kernels: the profile's gap per layer and micro-batch, and where the host is slower than the device."""
-    software, m = estimate.job.software, estimate.job.microbatches
-    layers = sum(count for chunk in estimate.assembly.stages[estimate.timing.busiest] for _, count in chunk.runs)
-    gap = software.timing.layer_gap_s
-    source = software.sources.get("layer_gap_s", "assumed")
-    times = f"{counted(layers, 'layer')} x {counted(m, 'micro-batch')}"
-    of, more = software.recipe, efficiency().recipe_gap - 1.0
-    casts = (
-        [f"gaps with {of.name} x {1.0 + more * of.gaps:.4g}: 1 + {more:.4g} x {of.gaps:g} for its casts"] if of else []
-    )
-    facts = [
-        Fact("gaps", [f"layer_gap_s {seconds(gap)} x {times} = {seconds(gap * layers * m)}"]),
-        Fact("source", [f"{software.name}: {source}"]),
-        Fact(
-            "factors",
-            [
-                f"kernels and gaps of {software.name} x {estimate.timing.rates.slowness:.4g} (data/efficiency.yaml)",
-                *casts,
-            ],
-        ),
-        Fact(
-            "host",
-            [
-                f"a layer waits for the host if its kernels are shorter than {seconds(software.timing.host_kernel_s)} each"
-            ],
-        ),
-    ]
-    return _part(estimate, "launch", facts)
 
 
 def stragglers(estimate: Estimate) -> FactList:
@@ -231,7 +220,7 @@ def stragglers(estimate: Estimate) -> FactList:
         ),
         Fact("STRAGGLER", [constant("timing.step_time.STRAGGLER").said]),
     ]
-    return _part(estimate, "stragglers", facts)
+    return FactList(part_title(estimate, "stragglers"), facts)
 
 
 def optimizer(estimate: Estimate) -> FactList:
@@ -255,7 +244,7 @@ def optimizer(estimate: Estimate) -> FactList:
         Fact("rest", [f"{', '.join(beside)}: {seconds(rest_s)} = {quantity(rest_s * rate, BINARY)} at that rate"]),
         Fact("source", ["passes of megatron/core/optimizer/optimizer.py and torch/optim/adam.py"]),
     ]  # fmt: skip
-    return _part(estimate, "optimizer", facts)
+    return FactList(part_title(estimate, "optimizer"), facts)
 
 
 def _orthogonalized(estimate: Estimate) -> list[Fact]:
@@ -277,17 +266,12 @@ def _calls(times: float, forward_s: float, backward_s: float, estimate: Estimate
     )
 
 
-def _part(estimate: Estimate, name: str, facts: list[Fact]) -> FactList:
-    total = estimate.time.parts_s.get(name, 0.0)
-    title = f"{part_name(name)}: {seconds(total)}, {percent(total / estimate.step_s)} of the step"
-    return FactList(title, facts)
-
-
 PARTS: dict[str, Callable[[Estimate], FactList]] = {
     "gemm": products,
     "attention": attention,
     "memory_bound": memory_bound,
     "launch": launch,
+    "recompute": recompute,
     "stragglers": stragglers,
     "optimizer": optimizer,
     "host_comm": host_copies,

@@ -1,0 +1,181 @@
+"""Parts of the step that are summed over layers and micro-batches, explained: launch gaps, and recomputation."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from steptime.answer.tables import kind_label, layer_counts
+from steptime.base.words import counted
+from steptime.cost.host import launch_host_s
+from steptime.model.segments import find_segments, replayed, rerun
+from steptime.report.breakdown import part_title
+from steptime.report.format import seconds
+from steptime.report.table import Fact, FactList
+from steptime.software.efficiency import efficiency
+from steptime.timing.part_times import COMPILED_GAP, GRAPHED_GAP, HALVES, more_launches
+
+if TYPE_CHECKING:
+    from steptime.answer.result import Estimate
+    from steptime.cost.parts import Work
+    from steptime.job.assembly import Part
+    from steptime.model.ops import Op
+
+
+class _Factor(NamedTuple):
+    """A factor on the gaps of a layer."""
+
+    name: str
+    value: float
+    meaning: str
+
+
+def launch(estimate: Estimate) -> FactList:
+    """Gaps between kernels of each kind of layer, and where the host launches more slowly than the device runs.
+
+    Every part of the busiest stage has its lines, which sum to the part of the step (`timing.part_times.part_gap_s`,
+    `cost.parts.wait_for_host`).
+    """
+    software, parts = estimate.job.software, estimate.timing.parts.of
+    gaps, waits, factors = [], [], dict.fromkeys(_of_all(estimate))
+    for part, count in _counts(estimate).items():
+        times = _times(part, count, estimate)
+        works = {"forward": parts[part].forward, "backward": parts[part].backward}
+        gap_s = sum(float(work.launch_s - work.host_s) for work in works.values())
+        if gap_s:
+            own = [*_of_all(estimate), *_of_part(part, estimate)]
+            factors |= dict.fromkeys(own)
+            product = "".join(f" x {one.name} {one.value:.5g}" for one in own if one.value != 1.0)
+            gaps.append(
+                f"{_prefix(part, estimate)}layer_gap_s {seconds(software.timing.layer_gap_s)}{product} x {times} = "
+                f"{_of_step(gap_s, count, estimate)}"
+            )
+        for way, work in works.items():
+            if work.host_s:
+                waits.append(
+                    f"{_prefix(part, estimate)}{way} {_wait(work, estimate)} = {seconds(float(work.host_s))} x {times} = "
+                    f"{_of_step(float(work.host_s), count, estimate)}"
+                )
+    each = f"{seconds(float(launch_host_s(software, estimate.job.parallelism.tp)))} for each launch"
+    when = "added to" if software.timing.blocking_launches else "the device waits where that exceeds"
+    facts = [
+        Fact("gaps", gaps or ["none"]),
+        Fact("source", [f"{software.name}: {software.sources.get('layer_gap_s', 'assumed')}"]),
+        Fact("factors", [f"{one.name} {one.value:.5g}: {one.meaning}" for one in factors]),
+        Fact("host", [f"{each}, {when} the seconds of a layer's kernels", *waits]),
+    ]
+    return FactList(part_title(estimate, "launch"), facts)
+
+
+def _of_all(estimate: Estimate) -> list[_Factor]:
+    """Factors on the gaps of every layer, as `timing.part_times.layer_gap_s` has them."""
+    software = estimate.job.software
+    found = [_Factor(software.name, estimate.timing.rates.slowness, "its kernels and gaps (data/efficiency.yaml)")]
+    if of := software.recipe:
+        more = efficiency().recipe_gap - 1.0
+        found.append(_Factor(of.name, 1.0 + more * of.gaps, f"1 + {more:.4g} x {of.gaps:g} for its casts"))
+    if software.kernels.compile != "none":
+        found.append(_Factor("COMPILED_GAP", COMPILED_GAP, "torch.compile joins kernels"))
+    return found
+
+
+def _of_part(part: Part, estimate: Estimate) -> list[_Factor]:
+    """Factors on the gaps of one part, as `timing.part_times.part_gap_s` has them."""
+    graphs, found = estimate.job.software.timing.cuda_graphs, []
+    if part is estimate.assembly.head:
+        found.append(_Factor("depths", float(estimate.job.model.mtp), "layers of multi-token prediction"))
+    elif part.kind in HALVES:
+        found.append(_Factor("norms", 0.5, "one norm of two"))
+    share = float(more_launches(part.ops, graphs))
+    if share != 1.0:
+        graphed = f"; of those in CUDA graphs {GRAPHED_GAP:g} of the gaps remain" if graphs else ""
+        found.append(
+            _Factor("launches", share, f"{_name(part, estimate)}: launches over those of a dense layer{graphed}")
+        )
+    return found
+
+
+def _wait(work: Work, estimate: Estimate) -> str:
+    """The host's seconds to launch the kernels of one layer, less those of the kernels unless it waits for each."""
+    software = estimate.job.software
+    each = float(launch_host_s(software, estimate.job.parallelism.tp))
+    launched = f"{counted(round(work.kernels), 'launch')} x {seconds(each)}"
+    on_device = work.kernels * each - float(work.host_s)
+    return launched if software.timing.blocking_launches else f"{launched} - {seconds(on_device)} of kernels"
+
+
+def recompute(estimate: Estimate) -> FactList:
+    """What backward runs again on the busiest stage, by kind of layer: the ops, and the seconds of one layer.
+
+    The lines sum to the part of the step; collectives that run again count in the parts of communication.
+    """
+    said, timing = estimate.job.recompute, estimate.timing
+    modules = f" ({', '.join(sorted(map(str, said.modules)))})" if said.modules else ""
+    counts: dict[tuple[Part, int], float] = {}
+    works: dict[tuple[Part, int], Work] = {}
+    for chunk in estimate.assembly.stages[timing.busiest]:
+        for times, part, work in timing.parts.replays(chunk):
+            key = (part, id(work))
+            counts[key], works[key] = counts.get(key, 0.0) + times, work
+    facts = [Fact("granularity", [said.granularity + modules + ("" if works else ": nothing runs again")])]
+    for key, work in works.items():
+        part, (times, each_s) = key[0], (counts[key], float(work.seconds - work.comm_s))
+        if not each_s:
+            continue
+        terms = {
+            "matrix multiplies": work.gemm_s,
+            "attention": work.attention_s,
+            "memory-bound kernels": work.memory_s,
+            "launch gaps": work.launch_s,
+        }
+        sums = " + ".join(f"{seconds(float(value))} {name}" for name, value in terms.items() if value)
+        total = f"{seconds(each_s)} x {_times(part, times, estimate)} = {_of_step(each_s, times, estimate)}"
+        again = ", ".join(op.name for op in _again(part, work, estimate))
+        facts.append(Fact(_name(part, estimate), [f"runs again: {again}", f"{sums} = {seconds(each_s)}", total]))
+    if any(work.calls for work in works.values()):
+        facts.append(Fact("collectives", ["those that run again (.again) are in the parts of communication"]))
+    return FactList(part_title(estimate, "recompute"), facts)
+
+
+def _again(part: Part, work: Work, estimate: Estimate) -> list[Op]:
+    """The ops that a replay of a part runs."""
+    job, times, ops = estimate.job, estimate.timing.parts, part.ops
+    early = job.software.activations.recompute_stops_early
+    if work is times.of[part].forward:
+        return ops
+    if work is times.whole_replays.get(part):
+        return [ops[i] for i in replayed(ops, 0, len(ops) - 1, stops_early=early)]
+    modules = estimate.assembly.head_modules if part is estimate.assembly.head else job.recompute.modules
+    segments = find_segments(ops, modules, compiled=job.software.kernels.compile != "none")
+    return [ops[i] for segment in segments for i in rerun(ops, segment, stops_early=early)]
+
+
+def _counts(estimate: Estimate) -> dict[Part, float]:
+    """The parts of the busiest stage, and how many of each a micro-batch runs through."""
+    chunks, assembly = estimate.assembly.stages[estimate.timing.busiest], estimate.assembly
+    ends = {assembly.embedding: sum(c.embedding for c in chunks), assembly.head: sum(c.head for c in chunks)}
+    return {part: float(count) for part, count in {**layer_counts(chunks), **ends}.items() if count}
+
+
+def _name(part: Part, estimate: Estimate) -> str:
+    """A part as the names of its kernels begin."""
+    assembly = estimate.assembly
+    if part in assembly.kinds:
+        return kind_label(assembly, part).rstrip(".") or "layers"
+    return "head" if part is assembly.head else "embedding"
+
+
+def _prefix(part: Part, estimate: Estimate) -> str:
+    """The name of a part where there are several kinds of it, with a colon."""
+    name = _name(part, estimate)
+    return "" if name == "layers" else f"{name}: "
+
+
+def _times(part: Part, count: float, estimate: Estimate) -> str:
+    """How often a step runs a part."""
+    layers = f"{counted(count, 'layer')} x " if part in estimate.assembly.kinds else ""
+    return f"{layers}{counted(estimate.job.microbatches, 'micro-batch')}"
+
+
+def _of_step(each_s: float, count: float, estimate: Estimate) -> str:
+    """Seconds of all runs of a part in a step."""
+    return seconds(each_s * count * estimate.job.microbatches)

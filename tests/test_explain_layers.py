@@ -1,0 +1,107 @@
+"""`3dtrn explain` of the parts that are summed over layers: the printed terms are multiplied out and added up."""
+
+from __future__ import annotations
+
+import re
+from math import prod
+from pathlib import Path
+
+import pytest
+
+from steptime.answer.result import estimate
+from steptime.job.job import Job
+from steptime.report.explain import explain, names
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
+TIME = r"([\d.,]+) (s|ms|us)"
+
+
+def lines_of(found, name):
+    (section,) = explain(found, name)
+    return section.title, {fact.label: fact.lines for fact in section.facts}
+
+
+def seconds_in(text):
+    return [float(number.replace(",", "")) * UNITS[unit] for number, unit in re.findall(TIME + r"\b", text)]
+
+
+def product(text):
+    """A time multiplied by every number that follows an x: "500.0 us x fp8 2.062 x 3 layers"."""
+    factors = [float(one.replace(",", "")) for one in re.findall(r" x (?:[^\d\s]\S* )?([\d.,]+)", text)]
+    return seconds_in(text)[0] * prod(factors)
+
+
+def estimated(name, **changes):
+    return estimate(Job.load(CONFIGS / f"{name}.yaml").replace(**changes))
+
+
+PLANS = [
+    ("deepseek_v3", {}),
+    ("deepseek_v2_lite", {}),
+    ("mixtral_8x7b", {}),
+    ("gpt2_1gpu", {}),
+    ("nemotron_h_56b", {}),
+    ("gpt2_1gpu", {"performance.compile": "blocks"}),
+    ("gpt3_175b_a100", {"performance.software": "bloom"}),  # blocking launches
+    ("gpt3_175b_a100", {}),
+]
+
+
+@pytest.mark.parametrize(("plan", "changes"), PLANS)
+def test_launch_gaps_add_up(plan, changes):
+    """Each line's product is its result, and the results of all lines sum to the part of the step."""
+    found = estimated(plan, **changes)
+    title, facts = lines_of(found, "launch")
+    total = 0.0
+    for line in (*facts["gaps"], *facts["host"][1:]):
+        formula, _, result = line.rpartition(" = ")
+        (last,) = seconds_in(result)
+        assert product(formula.rpartition(" = ")[2]) == pytest.approx(last, rel=2e-3), line
+        total += last
+    assert total == pytest.approx(found.time.parts_s["launch"], rel=2e-3)
+    assert seconds_in(title)[0] == pytest.approx(total, rel=2e-3)
+
+
+def test_gaps_of_experts_and_waits_for_the_host_have_their_lines():
+    """GPT-2: 500 us x 0.952 x 12 layers x 40 = 228.5 ms, and its embedding's two kernels, launched in 100 us, take 75.3."""
+    facts = lines_of(estimated("gpt2_1gpu"), "launch")[1]
+    assert facts["gaps"] == ["layer_gap_s 500.0 us x torch 0.952 x 12 layers x 40 micro-batches = 228.5 ms"]
+    assert facts["host"][1].startswith(
+        "embedding: forward 2 launches x 50.00 us - 75.32 us of kernels = 24.68 us x 40 "
+    )
+
+
+RECOMPUTING = [
+    ("deepseek_v3", {}),
+    ("gpt3_175b_a100", {}),
+    ("llama3_70b", {"performance.recompute": {"granularity": "selective"}}),
+]
+
+
+@pytest.mark.parametrize(("plan", "changes"), RECOMPUTING)
+def test_recomputation_adds_up(plan, changes):
+    """Kinds of work sum to one layer's seconds, those times layers and micro-batches to the line, the lines to the part."""
+    found = estimated(plan, **changes)
+    title, facts = lines_of(found, "recompute")
+    assert (title, facts) == lines_of(found, "recomputation")
+    assert "recompute" in names(found)
+    total = 0.0
+    for label, lines in facts.items():
+        if label in {"granularity", "collectives"}:
+            continue
+        *terms, each = seconds_in(lines[1])
+        assert sum(terms) == pytest.approx(each, rel=2e-3)
+        formula, _, result = lines[2].rpartition(" = ")
+        assert product(formula) == pytest.approx(seconds_in(result)[0], rel=2e-3)
+        total += seconds_in(result)[0]
+    assert total == pytest.approx(found.time.parts_s["recompute"], rel=2e-3)
+
+
+def test_full_recomputation_names_the_ops_of_a_forward():
+    """GPT-3 runs a whole layer again; without recomputation the page says so."""
+    again = lines_of(estimated("gpt3_175b_a100"), "recompute")[1]["layers"][0]
+    assert again.startswith("runs again: attn.norm, ")
+    assert "attn.core.scores" in again
+    none = lines_of(estimated("llama3_70b"), "recompute")[1]
+    assert none == {"granularity": ["none: nothing runs again"]}
