@@ -119,7 +119,7 @@ class PartMemories:
         return self.reentrant(part) if self.assembly.job.software.activations.reentrant else self.plain[part].backward
 
     def reentrant(self, part: Part) -> Peak:
-        """The same with its output, which a reentrant checkpoint holds (torch/utils/checkpoint.py, CheckpointFunction.backward)."""
+        """The same with its output, which a reentrant checkpoint holds (torch/utils/checkpoint.py, CheckpointFunction)."""
         found = self.walked(part, frozenset(), reentrant=True).backward
         return Peak(found.bytes + part.sizes[part.out], found.op)
 

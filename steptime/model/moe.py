@@ -102,8 +102,8 @@ def shared_experts(model: Model, moe: Moe, shard: Shard, x: str) -> Sublayer:
 def experts(model: Model, rows: Rows, sent: DispatchedTensors) -> Sublayer:
     """For the rows of each local expert: up, activation times probability, down (experts.py, TEGroupedMLP, SequentialMLP).
 
-    TransformerEngine fuses the three under a recipe alone, and only then marks what a paged stash takes: not in layers left in bf16
-    (transformer_engine/pytorch/ops/fused/grouped_mlp.py@d0067d0d, fuse_grouped_mlp_ops, mark_grouped_tensor).
+    TransformerEngine fuses the three only under a recipe, and marks for a paged stash only what the fused ones keep: neither in
+    layers left in bf16 (transformer_engine/pytorch/ops/fused/grouped_mlp.py@d0067d0d, fuse_grouped_mlp_ops).
     """
     moe, shard, size = rows.moe, rows.shard, rows.shard.itemsize
     width, gates = moe.expert_inter_sz, 2 if model.glu else 1
