@@ -16,6 +16,7 @@ from steptime.search.grid import grid
 from steptime.search.pipeline import Chunks, stages
 from steptime.search.screen import Screen, part_keys
 from steptime.search.space import Axes, Counts
+from steptime.software.profiles import profile_names
 from steptime.timing.part_times import chunk_times, part_times, pricing
 
 
@@ -152,3 +153,24 @@ def test_layouts_that_do_not_fit_beside_others_are_no_warning():
     job = Job.load(Path(__file__).parents[1] / "configs" / "llama3_8b_fsdp.yaml")
     found = search(job, 8, gbs=64, axes=Axes({"pp": (2,), "microbatch_sz": (1, 8)}))
     assert 0 < found.counts.fitting < found.counts.evaluated
+
+
+BOUNDED = Axes({"tp": (1, 2), "cp": (1,), "pp": (1, 2), "vpp": (1,), "microbatch_sz": (1, 2)})
+
+
+@pytest.mark.parametrize("software", profile_names())
+def test_every_profile_beside_estimates(software):
+    """Memory of one layout of each recomputation in every block, bit for bit: no profile has figures that columns lack."""
+    job = plan(performance={"software": software})
+    blocks = [block for _, block in Screen(job, BOUNDED, Counts()).blocks(8, 64) if block.legal.any()]
+    replayed = set()
+    for number, block in enumerate(blocks):
+        legal = np.flatnonzero(block.legal)
+        for choice in range(len(block.choices)):
+            row = int(legal[(number + choice) % len(legal)])
+            found = estimate(job.replace(**block.changes(choice, row)))
+            outside = sum(found.memory.overhead_bytes)
+            assert block.allocated_bytes[choice, row] == found.memory.peak_allocated_bytes + outside
+            assert block.reserved_bytes[choice, row] == found.memory.peak_reserved_bytes + outside
+            replayed.add(found.job.recompute.granularity)
+    assert "full" in replayed

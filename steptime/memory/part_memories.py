@@ -108,21 +108,20 @@ class PartMemories:
                 plain = self.plain[part]
                 below = below + (count - 1) * plain.saved
                 replay = replay.worse(Peak(below + plain.forward.bytes + x, plain.forward.op))
-                backward = backward.worse(self.replayed(part, below))
+                again = self.again(part)
+                backward = backward.worse(Peak(below + again.bytes, again.op))
                 below = below + plain.saved
             self._groups[layers] = PartMemory(1.0 * x, forward, replay.worse(backward), n_params)
         return self._groups[layers]
 
-    def replayed(self, part: Part, below: Num) -> Peak:
-        """The peak of the backward of a part that ran again, `below` what the parts before it hold.
+    def again(self, part: Part) -> Peak:
+        """The peak of the backward of a layer that ran again; its output, which nothing saves, is freed before."""
+        return self.reentrant(part) if self.assembly.job.software.activations.reentrant else self.plain[part].backward
 
-        Its output, which nothing saves, is freed before, unless the checkpoint is reentrant (torch/utils/checkpoint.py,
-        CheckpointFunction.backward).
-        """
-        if not self.assembly.job.software.activations.reentrant:
-            return Peak(below + self.plain[part].backward.bytes, self.plain[part].backward.op)
+    def reentrant(self, part: Part) -> Peak:
+        """The same with its output, which a reentrant checkpoint holds (torch/utils/checkpoint.py, CheckpointFunction)."""
         found = self.walked(part, frozenset(), reentrant=True).backward
-        return Peak(below + found.bytes + part.sizes[part.out], found.op)
+        return Peak(found.bytes + part.sizes[part.out], found.op)
 
     def passing(self, part: Part) -> Peak:
         """The peak of a forward of which only the input is kept."""

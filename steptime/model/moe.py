@@ -100,7 +100,11 @@ def shared_experts(model: Model, moe: Moe, shard: Shard, x: str) -> Sublayer:
 
 
 def experts(model: Model, rows: Rows, sent: DispatchedTensors) -> Sublayer:
-    """For the rows of each local expert: up, activation times probability, down (experts.py, TEGroupedMLP, SequentialMLP)."""
+    """For the rows of each local expert: up, activation times probability, down (experts.py, TEGroupedMLP, SequentialMLP).
+
+    TransformerEngine fuses the three only under a recipe, and marks for a paged stash only what the fused ones keep: neither in
+    layers left in bf16 (transformer_engine/pytorch/ops/fused/grouped_mlp.py@d0067d0d, fuse_grouped_mlp_ops).
+    """
     moe, shard, size = rows.moe, rows.shard, rows.shard.itemsize
     width, gates = moe.expert_inter_sz, 2 if model.glu else 1
     local = width / shard.etp
@@ -110,7 +114,8 @@ def experts(model: Model, rows: Rows, sent: DispatchedTensors) -> Sublayer:
     quantized, operand = cast_rows("experts", x, rows.here * rows.hidden, rows, "moe")
     first = grouped(rows, operand, up, rows.hidden, local * gates, "up", bias=model.bias)
     ops: list[Op] = [*padded, *quantized, first]
-    fused = shard.software.moe.fused_mlp
+    how = shard.software.moe
+    fused = how.fused_mlp and shard.software.recipe is not None
     if fused:
         first.cast_bytes, first.cast_kernels = 0.0, 0.0
         made, operand = in_epilogue(shard, up, act, sent.probs)
@@ -121,14 +126,14 @@ def experts(model: Model, rows: Rows, sent: DispatchedTensors) -> Sublayer:
         ops += quantized
     out = Tensor("experts.out", rows.here * rows.hidden, size)
     ops.append(grouped(rows, operand, out, local, rows.hidden, "down", bias=model.bias))
-    if shard.software.moe.paged_stash:
+    if how.paged_stash and fused:
         ops.append(stash(ops, sent.probs, rows.here * rows.prob))
-    if not shard.software.moe.grouped_gemm:
+    if not how.grouped_gemm:
         join, whole = joined(rows, out)
         return [*ops, *join], whole.name
     y = out.name
     if model.bias:
-        added = scaled_bias(out, sent.probs) if fused else add_bias(rows, out, sent.probs)
+        added = scaled_bias(out, sent.probs) if how.fused_mlp else add_bias(rows, out, sent.probs)
         ops, y = [*ops, added], added.outputs[0].name
     unpadded, y = aligned_rows(rows, "experts.unpad", y)
     return [*ops, *unpadded], y

@@ -143,6 +143,10 @@ class JoinedMemories(PartMemories):
         saved, forward, backward, ahead = (of.first if self.first else of.memory)[at]
         return PartMemory(saved, Peak(forward, ""), Peak(backward, ""), of.n_params, ahead)
 
+    def reentrant(self, part: Part) -> Peak:
+        """The peak of the backward of a layer in a reentrant checkpoint."""
+        return Peak(self.parts_of.of[part].reentrant[1 if self.first else 0], "")
+
     def passing(self, part: Part) -> Peak:
         """The most that a forward holds of which nothing but the input stays."""
         return Peak(self.parts_of.of[part].passing, "")

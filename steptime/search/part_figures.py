@@ -41,6 +41,8 @@ class PartFigures(NamedTuple):
     """Saved, forward's and backward's peak, what is back early from the host: nothing recomputed, then each set of modules."""
     first: tuple[tuple[Num, ...], ...]
     """The same where gradients come into being, if they do not stay from step to step."""
+    reentrant: tuple[Num, ...]
+    """Backward's peak of a layer in a reentrant checkpoint, if checkpoints are: in the one case, then in the other."""
     halves: tuple[Num, ...]
     """What the first half of a split backward leaves, its peak, and the largest gradient of a weight, if a schedule splits it."""
     passing: Num
@@ -82,7 +84,7 @@ def part_figures(job: Job, module_sets: Sequence[Modules], gbs: int, *, split: b
     gap_s = layer_gap_s(job, context)
     memories, compiled = PartMemories(assembly), job.software.kernels.compile != "none"
     comes = None if job.software.states.gradients_persist else PartMemories(assembly, weight_grads_stay=True)
-    found = []
+    reentrant, found = job.software.activations.reentrant, []
     for part in (assembly.embedding, assembly.head, *assembly.kinds):
         layer, gaps_s = part in assembly.kinds, part_gap_s(gap_s, assembly, part)
         times = part_time(part.ops, part.sizes, context, [], gaps_s)
@@ -103,6 +105,7 @@ def part_figures(job: Job, module_sets: Sequence[Modules], gbs: int, *, split: b
                 tuple(replays[one] for one in segments),
                 tuple(map(ends, bytes_)),
                 tuple(map(ends, part_bytes(comes, part, segments, alike))) if comes else (),
+                tuple(of.reentrant(part).bytes for of in (memories, comes) if of) if layer and reentrant else (),
                 (halves.kept, halves.inputs.bytes, halves.weights) if halves else (),
                 passing(part).bytes,
                 part.x.elements,

@@ -103,6 +103,18 @@ def test_what_is_kept_is_copied_into_pages_and_back():
     assert (stash.kernels, stash.saves, stash.allocates) == (6, (), ())
 
 
+def test_layers_left_in_bf16_have_neither_fused_products_nor_a_stash():
+    """What stands between the products of 1,024 rows has kernels, and the first product's input stays the rows themselves.
+
+    The bias is still TransformerEngine's: its unfused grouped product computes both gradients in the same kernel.
+    """
+    found, apart = ops(fused=True, precision="bf16", stash=True), ops(fused=False, precision="bf16")
+    assert found.keys() == apart.keys()
+    assert found["experts.act"] == apart["experts.act"]
+    assert found["experts.up"].saves == ("rows",)
+    assert found["experts.bias"] == ops(fused=True)["experts.bias"]
+
+
 @pytest.mark.parametrize(
     ("precision", "grouped", "copies"), [("mxfp8", True, 2), ("mxfp8", False, 0), ("bf16", True, 0)]
 )
