@@ -50,3 +50,73 @@ def test_one_line(command, tmp_path, monkeypatch, capsys):
     out, err = capsys.readouterr()
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert {path.name for path in tmp_path.iterdir()} == before
+
+
+PLAN = """devices: 64
+model: llama3-70b
+parallelism: {tp: 8, pp: 4}
+data: {gbs: 128, seqlen: 8192, microbatch_sz: 1}
+hardware: h100
+"""
+SAID = {
+    "a.yaml search": "3dtrn: the subcommand comes first: 3dtrn search a.yaml",
+    "estimate a.yaml": "3dtrn: no subcommand 'estimate'; for a report: 3dtrn a.yaml",
+    "a.yaml --gpus 512": "3dtrn: unrecognized arguments: --gpus 512; did you mean '--devices'?",
+    "a.yaml --tp 4": "3dtrn: unrecognized arguments: --tp 4; did you mean '--set parallelism.tp=...'?",
+    "run.sh": "run.sh: a shell script, not a plan; to read it: 3dtrn --from auto run.sh",
+    "search run.sh": "run.sh: a shell script, not a plan; to read it: 3dtrn --from auto run.sh",
+    "diff a.yaml run.toml": "run.toml: a TOML file, not a plan; to read it: 3dtrn --from auto run.toml",
+    "out.json": "out.json: the output of --json, not a plan; its plan is under config",
+    "config.json": "config.json: a Hugging Face config, not a plan; name it in a plan as model: {hf: config.json}",
+    "search a.yaml --fix tpp=4": "--fix tpp=4: no axis 'tpp'; did you mean 'tp'?",
+    "init - --model llama3": "unknown model 'llama3'; did you mean 'llama3-1b' or 'llama3-3b' or 'llama3-8b'? (3dtrn models lists them)",
+}
+
+
+@pytest.mark.parametrize("command", SAID)
+def test_meant_command(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    files = {
+        "a.yaml": PLAN, "run.sh": "#!/bin/bash\ntorchrun train.py\n", "run.toml": "[model]\nname = 'llama3'\n",
+        "out.json": '{"schema": "3dtrn/1", "config": {}}', "config.json": '{"model_type": "llama", "hidden_size": 4096}',
+    }  # fmt: skip
+    for name, text in files.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    assert main(command.split()) == 2
+    assert capsys.readouterr().err == SAID[command] + "\n"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line"),
+    [
+        ("tp:", "TP:", "parallelism.TP: unknown key (got 8); did you mean 'tp'?"),
+        ("tp:", "tensor_parallel:", "parallelism.tensor_parallel: unknown key (got 8); did you mean 'tp'?"),
+        ("gbs:", "global_batch_size:", "data.global_batch_size: unknown key (got 128); did you mean 'gbs'?"),
+        ("hardware: h100", "hardware: {node_type: h100, nodes: 32}",
+         "devices: 64, but hardware.nodes: 32 nodes of 8 = 256; remove one"),
+        ("hardware: h100", "hardware: {node_type: h100, nodes: 7}",
+         "devices: 64, but hardware.nodes: 7 nodes of 8 = 56; remove one"),
+        ("devices: 64", "devices: 100000000",
+         "devices: 100,000,000 devices are too many; with tp*cp*pp = 32 at most 32,000,000"),
+        ("model: llama3-70b", "model: [llama3-70b]",
+         "model: expected a name (3dtrn models) or a mapping (got a list of 1)"),
+        ("model: llama3-70b", "model: {hf: meta-llama/Llama-3-70B}",
+         "model.hf: meta-llama/Llama-3-70B: no such file; give the path of a downloaded config.json, or model: llama3-70b"),
+        ("parallelism: {tp: 8, pp: 4}", "parallelism:\n\ttp: 8", "line 4: a tab; YAML is indented with spaces"),
+    ],
+)  # fmt: skip
+def test_plan_in_one_line(old, new, line, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.yaml").write_text(PLAN.replace(old, new), encoding="utf-8")
+    assert main(["a.yaml"]) == 2
+    assert capsys.readouterr().err == f"a.yaml: {line}\n"
+
+
+def test_devices_that_agree_or_are_given(tmp_path, monkeypatch, capsys):
+    """8 nodes of 8 are 64 devices; --devices replaces both."""
+    monkeypatch.chdir(tmp_path)
+    for nodes, more, devices in ((8, [], 64), (32, ["--devices", "512"], 512)):
+        text = PLAN.replace("hardware: h100", f"hardware: {{node_type: h100, nodes: {nodes}}}")
+        (tmp_path / "a.yaml").write_text(text, encoding="utf-8")
+        assert main(["a.yaml", "--brief", *more]) == 0
+        assert f"{devices} x h100" in capsys.readouterr().out

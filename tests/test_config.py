@@ -119,7 +119,10 @@ def test_the_plan_itself_is_sound():
         ),
         (
             "performance.precision=int8",
-            "performance.precision: not modeled yet; use bf16, fp16, fp32 or a recipe: fp8_current, mxfp8, nvfp4 (got 'int8')",
+            (
+                "performance.precision: not modeled yet; use one of bf16, fp16, fp32, fp8_delayed, fp8_current, "
+                "fp8_blockwise, mxfp8, nvfp4, fp8_tensorwise, fp8_rowwise, fp8_rowwise_gw_hp, mxfp8_torchao (got 'int8')"
+            ),
         ),
         ("performance.offload=true", "performance.offload: not a key; use performance.offload_modules"),
         ("performance.cuda_graphs=maybe", "performance.cuda_graphs: expected true or false or a list (got 'maybe')"),

@@ -198,8 +198,7 @@ def closest(word: object, words: Iterable[str]) -> str:
     from difflib import get_close_matches
 
     folded = {name.lower(): name for name in sorted(words)}
-    close = get_close_matches(str(word).lower(), folded, n=1, cutoff=0.6)
-    return folded[close[0]] if close else ""
+    return next((folded[name] for name in get_close_matches(str(word).lower(), folded, n=1, cutoff=0.6)), "")
 
 
 def near(word: object, words: Iterable[str]) -> str:
@@ -226,7 +225,8 @@ def describe(error: ValidationError, cls: type[Config], data: Any, at: str = "")
         if path and any(other.startswith((path + "[", path + ".")) for other in groups):
             continue  # one arm of a union; the arm that matches better reports its inner problem
         found += _problems(path, items, cls)
-    return found
+    spelled = {".".join([*p.path.split(".")[:-1], p.meant]) for p in found if p.meant}  # a key that only looks missing
+    return [p for p in found if p.path not in spelled or not p.line.startswith(f"{p.path}: required key is missing")]
 
 
 def _problems(path: str, items: list[tuple[Any, list[type[BaseModel]]]], cls: type[Config]) -> list[ConfigProblem]:

@@ -127,11 +127,19 @@ def parse(text: str, name: str, *, repeats: bool = False) -> Any:
         problem = error.problem or error.context or ""
         if mark and "maximum nesting depth" in problem:  # libyaml's own limit, reached before any event is told
             where, problem = f"line {mark.line + 1}: ", f"nested more than {MAX_DEPTH} deep"
+        if mark and "cannot start any token" in problem and "\t" in _indent(text, mark.line):
+            where, problem = f"line {mark.line + 1}: ", "a tab; YAML is indented with spaces"
         raise ConfigError(f"{name}: {where}{problem}") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{name}: not valid YAML ({' '.join(str(error).split())[:120]})") from None
     finally:
         loader.dispose()
+
+
+def _indent(text: str, line: int) -> str:
+    """The white space at the start of a line, counted from 0; "" after the last one."""
+    found = "".join(text.split("\n")[line : line + 1])
+    return found[: len(found) - len(found.lstrip())]
 
 
 class _Builder:

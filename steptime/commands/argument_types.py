@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Collection
 from typing import NoReturn
 
 
@@ -11,20 +12,41 @@ class Parser(argparse.ArgumentParser):
 
     first = "PLAN"
     """The first argument, for messages."""
+    subcommands: Collection[str] = ()
+    """Those of the program, for one that stands after the plan."""
 
     def error(self, message: str) -> NoReturn:
         """Exit with 2 after one line; for an unknown option it suggests the closest one."""
         wrong = message.removeprefix("unrecognized arguments: ")
         if wrong != message:
-            from steptime.base.config import closest
-
-            known = [name.lstrip("-") for action in self._actions for name in action.option_strings]
-            meant = closest(wrong.partition(" ")[0].partition("=")[0].lstrip("-"), known)
             if not wrong.startswith("-"):
-                one = f"one PLAN at a time; to compare: 3dtrn diff {self.first} {wrong}"
-                self.exit(2, f"{self.prog}: {one if self.prog == '3dtrn' else f'one argument too many: {wrong}'}\n")
+                one = self._second(wrong) if self.prog == "3dtrn" else f"one argument too many: {wrong}"
+                self.exit(2, f"{self.prog}: {one}\n")
+            meant = self._meant(wrong.partition(" ")[0].partition("=")[0].lstrip("-"))
             message += f"; did you mean '--{meant}'?" if meant else f"; {self.prog} --help lists all"
         self.exit(2, f"{self.prog}: {message.removeprefix('argument ')}\n")
+
+    def _meant(self, option: str) -> str:
+        """The option that an unknown one probably means: of the same key of a plan, or spelled alike; "" for none."""
+        from steptime.base.config import closest
+        from steptime.job.names import meant_path
+
+        known = [name.lstrip("-") for action in self._actions for name in action.option_strings]
+        key = meant_path(option)
+        if key in known:
+            return key
+        return f"set {key}=..." if "." in key and "set" in known else closest(option, known)
+
+    def _second(self, words: str) -> str:
+        """What to write where a report of one plan gets several words."""
+        from pathlib import Path
+
+        every = [self.first, *words.split()]
+        if named := next((word for word in every if word in self.subcommands), None):
+            return f"the subcommand comes first: 3dtrn {' '.join([named, *(word for word in every if word != named)])}"
+        if self.first.isidentifier() and not Path(self.first).exists():
+            return f"no subcommand {self.first!r}; for a report: 3dtrn {words}"
+        return f"one PLAN at a time; to compare: 3dtrn diff {' '.join(every)}"
 
 
 def decoded(text: str) -> str:

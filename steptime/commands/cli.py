@@ -103,6 +103,7 @@ def _run(args: list[str]) -> int:
         sys.stderr.write(f"{args[0]}: no such file, and no subcommand; did you mean {meant}?\n")
         return BAD_INPUT
     made = parser(name)
+    made.subcommands = SUBCOMMANDS
     if given and not given[0].startswith("-"):
         made.first = given[0]
     mixed = name in {"explain", "diff"}  # arguments may follow --set

@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from steptime.base.config import ConfigError
+from steptime.base.config import ConfigError, closest
 from steptime.base.document import parse
 from steptime.commands import defaults, outputs
 from steptime.commands.search_plan import AXES, SearchPlan, numbers, plan_of, unplanned_search
+from steptime.job.names import meant_path
 from steptime.launch.plan_yaml import plan_yaml
 from steptime.report.progress import ProgressLine
 from steptime.schedule import SCHEDULES
@@ -149,9 +150,10 @@ def _place(
         axes[key if "." in key else f"performance.{key}"] = tuple(values)
         return []
     if "." not in key:
-        return [
-            f"{option} {text}: no axis {key!r}; one of {', '.join(AXES)}, or a dotted key such as performance.precision"
-        ]
+        meant = meant_path(key).rpartition(".")[2]
+        meant = meant if meant in AXES else closest(key, AXES)
+        valid = f"one of {', '.join(AXES)}, or a dotted key such as performance.precision"
+        return [f"{option} {text}: no axis {key!r}; {f'did you mean {meant!r}?' if meant else valid}"]
     over[key] = list(values)
     return []
 

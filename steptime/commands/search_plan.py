@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from steptime.base.config import ConfigError
-from steptime.base.document import parse_mapping, read_source
+from steptime.base.document import read_source
 from steptime.commands import defaults
 from steptime.commands.console import load
 from steptime.job.device_count import stated_devices
 from steptime.job.edit import anchor, apply_setting
 from steptime.job.job import Job
+from steptime.job.mistaken import plan_mapping
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -93,14 +94,17 @@ def plan_of(source: str, sets: list[str]) -> SearchPlan:
 
 def plan_from(text: str, source: str, name: str, sets: list[str]) -> SearchPlan:
     """The plan of a text that came from `source`, "-" where that is no file."""
-    data = parse_mapping(text, name)
+    data = plan_mapping(text, name)
     for setting in sets:
         apply_setting(data, setting)
     said, batch = data.get("parallelism"), data.get("data")
     if (said is not None and not isinstance(said, dict)) or not isinstance(batch, dict):
         return _whole(source, text, name, sets)
     said = said or {}
-    key, devices = stated_devices(data)
+    try:
+        key, devices = stated_devices(data)
+    except ConfigError as error:
+        raise _of(name, error) from None
     counted = "dp" in said or key
     if {"tp", "pp"} <= said.keys() and counted and "microbatch_sz" in batch:
         return _whole(source, text, name, sets)
@@ -108,8 +112,8 @@ def plan_from(text: str, source: str, name: str, sets: list[str]) -> SearchPlan:
     if key and devices is None:
         return _whole(source, text, name, sets)  # whose check reports what is wrong with the number
     data.pop("devices", None)
-    if key == "hardware.nodes":
-        del data["hardware"]["nodes"]
+    if isinstance(data.get("hardware"), dict):
+        data["hardware"].pop("nodes", None)
     cross = data.get("cross_dc")
     copies = cross.get("n_dcs", 1) if isinstance(cross, dict) else 1
     kept = {key: value for key, value in said.items() if key not in AXES}

@@ -12,6 +12,8 @@ from steptime.hardware.machine import Machine
 
 DEGREES = ("tp", "cp", "pp")
 AUTO = "auto"
+MOST_DP = 1_000_000
+"""Largest data-parallel degree of a plan."""
 
 
 def spread(plan: Any) -> Any:
@@ -40,6 +42,9 @@ def spread(plan: Any) -> Any:
     if open_dp:
         if devices % inner:
             raise ConfigError(ConfigProblem(_uneven(key, devices, inner), key))
+        if devices // inner > MOST_DP:
+            line = f"{key}: {devices:,} devices are too many; with tp*cp*pp = {inner:,} at most {MOST_DP * inner:,}"
+            raise ConfigError(ConfigProblem(line, key))
         return {**plan, "parallelism": {**given, "dp": devices // inner}}
     dp = _count(given["dp"])
     if dp is not None and dp * inner != devices:
@@ -49,10 +54,24 @@ def spread(plan: Any) -> Any:
 
 
 def stated_devices(plan: Mapping[str, Any]) -> tuple[str, int | None]:
-    """The key that states the number of devices ("" if none does), and the number; None if it is invalid."""
-    if plan.get("devices") is not None:
-        return "devices", _count(plan["devices"])
-    hardware = plan.get("hardware")
+    """The key that states the number of devices ("" if none does), and the number; None if it is invalid.
+
+    Raises:
+        ConfigError: devices and hardware.nodes contradict each other.
+    """
+    key, on_nodes = _of_nodes(plan.get("hardware"))
+    if plan.get("devices") is None:
+        return key, on_nodes and prod(on_nodes)
+    devices = _count(plan["devices"])
+    if devices is not None and on_nodes is not None and not 0 <= prod(on_nodes) - devices < on_nodes[1]:
+        nodes, each = on_nodes
+        line = f"devices: {devices:,}, but hardware.nodes: {counted(nodes, 'node')} of {each:,} = {prod(on_nodes):,}; remove one"
+        raise ConfigError(ConfigProblem(line, "devices"))
+    return "devices", devices
+
+
+def _of_nodes(hardware: Any) -> tuple[str, tuple[int, int] | None]:
+    """hardware.nodes, if a machine section states it, and its value with the devices of a node; None if either is invalid."""
     if isinstance(hardware, Config):
         hardware = hardware.model_dump(exclude_unset=True) | {"node_type": getattr(hardware, "node_type", None)}
     if not isinstance(hardware, Mapping) or hardware.get("nodes") is None:
@@ -62,7 +81,7 @@ def stated_devices(plan: Mapping[str, Any]) -> tuple[str, int | None]:
         found = machine if isinstance(machine, Machine) else Machine.load(str(machine), hardware.get("overrides"))
     except ConfigError:  # reported by the check of the section
         return "hardware.nodes", None
-    return "hardware.nodes", nodes * found.devices_per_node if nodes else None
+    return "hardware.nodes", (nodes, found.devices_per_node) if nodes else None
 
 
 def _count(value: Any) -> int | None:

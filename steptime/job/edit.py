@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from steptime.base.config import Config, ConfigError, show
-from steptime.base.document import parse, parse_mapping, read_source
+from steptime.base.document import parse, read_source
 from steptime.hardware.machine import Machine
 from steptime.job.device_count import AUTO
+from steptime.job.mistaken import plan_mapping
 from steptime.job.names import meant_path
 from steptime.model.model import Model
 
@@ -35,9 +36,9 @@ def read_model(value: Any) -> Any:
     """
     if isinstance(value, str):
         value = {"preset": value}
-    if not isinstance(value, Mapping):
-        return value
-    if not value.keys() & {"preset", "hf"}:
+    if isinstance(value, list | tuple | bool | int | float):
+        raise ConfigError(f"model: expected a name (3dtrn models) or a mapping (got {show(value)})")
+    if not isinstance(value, Mapping) or not value.keys() & {"preset", "hf"}:
         return value
     changes = {key: item for key, item in value.items() if key not in {"preset", "hf"}}
     if "preset" in value and "hf" in value:
@@ -49,10 +50,22 @@ def read_model(value: Any) -> Any:
         return _preset(value["preset"], changes)
     from steptime.model.hf import read_hf_config
 
+    if not Path(value["hf"]).exists():
+        raise ConfigError(f"model.hf: {value['hf']}: no such file; {_instead_of_hf(value['hf'])}")
     try:
         return read_hf_config(value["hf"]) | changes
     except (ValueError, OSError) as error:
         raise ConfigError(f"model.hf: {line}" for line in str(error).splitlines()) from None
+
+
+def _instead_of_hf(name: str) -> str:
+    """What to give in place of a config that is not on this machine."""
+    from steptime.model.presets import load_model
+
+    try:
+        return f"give the path of a downloaded config.json, or model: {load_model(name).name}"
+    except ConfigError:
+        return "give the path of a downloaded config.json, or a preset as model: NAME (3dtrn models)"
 
 
 def _preset(name: str, changes: dict[str, Any]) -> Any:
@@ -97,7 +110,7 @@ def read_plan(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
             text, name = read_source(source)
         except ConfigError as error:
             raise ConfigError(f"{problem}{_preset_hint(source)}" for problem in error.problems) from None
-        data, base = parse_mapping(text, name), Path(name).parent if str(source) == name else Path()
+        data, base = plan_mapping(text, name), Path(name).parent if str(source) == name else Path()
     anchor(data, base)
     return data
 

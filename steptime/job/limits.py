@@ -3,8 +3,10 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from steptime.job.device_count import MOST_DP
 from steptime.job.facts import Facts
 from steptime.software.performance import EAGER_TORCH
+from steptime.software.precision import RECIPES
 
 
 class Rule(NamedTuple):
@@ -28,7 +30,7 @@ BOUNDS: dict[str, tuple[str, float]] = {
     "vocab_sz": ("model.vocab_sz", 100_000_000),
     "tp": ("parallelism.tp", 10_000),
     "pp": ("parallelism.pp", 10_000),
-    "dp": ("parallelism.dp", 1_000_000),
+    "dp": ("parallelism.dp", MOST_DP),
     "vpp": ("parallelism.vpp", 1_000),
     "cp": ("parallelism.cp", 10_000),
     "ep": ("parallelism.ep", 100_000),
@@ -237,7 +239,7 @@ MODELED = [
 
 NOT_MODELED = {
     **{
-        f"performance.precision={word}": "not modeled yet; use bf16, fp16, fp32 or a recipe: fp8_current, mxfp8, nvfp4"
+        f"performance.precision={word}": f"not modeled yet; use one of bf16, fp16, fp32, {', '.join(RECIPES)}"
         for word in ("fp8_e4m3", "fp4", "tf32", "int8")
     },
     **{

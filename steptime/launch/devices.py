@@ -73,8 +73,12 @@ def taken(devices: int, by: str) -> str:
 
 def still_true(notes: Iterable[str], sets: Mapping[str, Any] | None) -> list[str]:
     """The notes of a script, but for the one on a number of devices where the user tells the number."""
-    said = told(sets, "parallelism.dp") is not None or told(sets, "devices") is not None
-    return [note for note in notes if not (said and note.startswith(NOT_STATED))]
+    return [note for note in notes if not (states_devices(sets) and note.startswith(NOT_STATED))]
+
+
+def states_devices(sets: Mapping[str, Any] | None) -> bool:
+    """Whether the user tells the number of devices."""
+    return any(told(sets, key) is not None for key in ("parallelism.dp", "devices", "hardware.nodes"))
 
 
 _NAMES = ("WORLD_SIZE", "NGPU", "NNODES")

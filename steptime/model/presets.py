@@ -63,7 +63,8 @@ def _find(name: str) -> Path:
     from difflib import get_close_matches
 
     spelt = "-".join(key) or name.lower()
-    near = get_close_matches(spelt, model_names()) or get_close_matches(spelt, aliases())
+    near = [each for each in model_names() if _key(each)[: len(key)] == key][:3] if key else []
+    near = near or get_close_matches(spelt, model_names()) or get_close_matches(spelt, aliases())
     hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
     if name.endswith((".json", ".yaml", ".yml", "/")):  # a path
         hint = "; a Hugging Face config is model: {hf: config.json} in a plan"
