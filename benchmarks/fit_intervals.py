@@ -2,6 +2,8 @@
 
     python benchmarks/fit_intervals.py DATE
 
+Beside it steptime/data/run_features.json: what else the runs with a step time had (`steptime.answer.features`).
+
 Reads rows of the split `fit` only, as `3dtrn validate` judges and counts them, without peaks whose source does not say what it
 read; the same rows, estimates and date give the same file. What is fitted, each on runs that the interval does not know:
 
@@ -41,6 +43,7 @@ from fit_constants import runs as fitted_runs
 
 from steptime.answer.distance import distances
 from steptime.answer.evidence import projected
+from steptime.answer.features import FEATURES, FEATURES_FILE, features_of
 from steptime.answer.interval import beyond, interval, least, mean_errors, scales, weigh
 from steptime.answer.measured import (
     AXES,
@@ -57,7 +60,7 @@ from steptime.answer.measured import (
 )
 from steptime.validation.judgement import Judgement, judge
 from steptime.validation.measured_figures import ALLOCATOR
-from steptime.validation.measurements import shipped
+from steptime.validation.measurements import MeasuredRow, shipped
 from steptime.validation.row_plan import to_config, to_job
 from steptime.validation.slices import headline
 
@@ -288,6 +291,15 @@ def section(kind: str, runs: list[FitRun], constants: Constants) -> str:
     return f'"{kind}": {{\n{parts},\n"runs": [\n{lines}\n]}}'
 
 
+def write_features(rows: Iterable[MeasuredRow]) -> None:
+    """The features of the runs of some rows, one a line."""
+    found = sorted((row.id, features_of(to_job(to_config(row)))) for row in rows)
+    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(own)}" for name, own in found)
+    FEATURES_FILE.write_text(
+        f'{{\n"features": {json.dumps(list(FEATURES))},\n"runs": {{\n{lines}\n}}\n}}\n', encoding="utf-8"
+    )
+
+
 def main(date: str) -> None:
     """Judge, fit, write."""
     every = [judge(row) for row in shipped() if row.text("split") == "fit"]
@@ -304,6 +316,8 @@ def main(date: str) -> None:
     steps, constants = fit(runs, unseen={name: round(-error, 4) for name, error in errors.items()})
     memory = fit(runs_of([*judged, *held], "memory"), machine_steps=[0.0])
     sections = f"{section('step', steps, constants)},\n{section('memory', *memory)}"
+    ids = {run.id for run in steps}
+    write_features(j.row for j in every if j.row.id in ids)
     INTERVALS_FILE.write_text(f"{lead},\n{sections}\n}}\n", encoding="utf-8")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import exp
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from steptime.answer.features import FEATURES, of_run
 from steptime.answer.measured import AXES, NEAR, FitRun, Measured, RunPlace
 
 if TYPE_CHECKING:
@@ -67,13 +68,15 @@ def nearest(place: RunPlace, found: Measured, away: Sequence[float]) -> list[dic
 
 
 def differences(place: RunPlace, run: FitRun) -> list[str]:
-    """How a run differs from the job: "devices 64", "software nemo@24.09"."""
+    """How a run differs from the job: "software nemo@24.09", "experts 128", "devices 64"."""
     fields = ("accelerator", "precision", "software", "recompute", "layers")
     out = [
         f"{name} {getattr(run.place.kind, name)}"
         for name in fields
         if getattr(run.place.kind, name) != getattr(place.kind, name)
     ]
+    known = zip(FEATURES, of_run(run.id), place.features, strict=False)  # a job's place and a run may have none
+    out += [f"{name} {theirs}" for name, theirs, ours in known if theirs != ours and None not in (theirs, ours)]
     pairs = zip(AXES, run.place.at, place.at, strict=True)
     return out + [f"{_NAMES.get(axis, axis)} {theirs:,.0f}" for axis, theirs, ours in pairs if theirs != ours]
 

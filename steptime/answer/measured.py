@@ -11,6 +11,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from steptime.answer.features import Feature, features_of
 from steptime.job.job import Job
 
 INTERVALS_FILE = Path(__file__).parents[1] / "data" / "intervals.json"
@@ -96,6 +97,8 @@ class RunPlace(NamedTuple):
     """Whether its accelerator was inferred from step times (`Accelerator.inferred`)."""
     adapters: bool = False
     """Whether it trains adapters over frozen weights (`Model.lora`), which no measured run does."""
+    features: tuple[Feature, ...] = ()
+    """Of a job, its `features.FEATURES`: no distance, but named where a run differs."""
 
 
 def place_of(job: Job) -> RunPlace:
@@ -109,7 +112,8 @@ def place_of(job: Job) -> RunPlace:
     peaks = job.machine.accelerator.peak_flops
     pace = (peaks.get("bf16") or peaks.get("fp16") or max(peaks.values())) / USUAL_FLOPS
     reach = (max(1.0, p.tp / job.machine.tiers[0].size), bubble, 1.0 / pace, pace)
-    return RunPlace(kind, tuple(map(float, at)), reach, job.machine.accelerator.inferred, job.model.lora is not None)
+    inferred, adapters = job.machine.accelerator.inferred, job.model.lora is not None
+    return RunPlace(kind, tuple(map(float, at)), reach, inferred, adapters, features_of(job))
 
 
 class FitRun(NamedTuple):

@@ -45,7 +45,8 @@ def attention(estimate: Estimate) -> FactList:
         if isinstance(op, Attention):
             lines.append(
                 f"forward: {quantity(row.forward_flops, SI, 'FLOP')} ({op.causal_share:.3g} of all scores) at "
-                f"{quantity(rates.attention_forward_flops, SI, 'FLOP/s')}, {_backward(op)} at {quantity(rates.attention_backward_flops, SI, 'FLOP/s')}"
+                f"{quantity(rates.attention_forward_flops, SI, 'FLOP/s')}, "
+                f"{_backward(op)} at {quantity(rates.attention_backward_flops, SI, 'FLOP/s')}"
             )
             ramp, (ahead, back) = rates.attention_ramp_tokens, rates.attention_head_64
             seen = op.reach or op.kv_len
