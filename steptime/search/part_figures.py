@@ -15,6 +15,7 @@ from steptime.job.job import Job
 from steptime.memory.kept_buffers import ByExperts, comm_buffer_bytes, kept_by_experts
 from steptime.memory.ledger import PartMemory
 from steptime.memory.part_memories import PartMemories, passing
+from steptime.memory.split_backward import SplitMemory
 from steptime.model.offload import large_tensors
 from steptime.model.segments import Segment, find_segments
 from steptime.timing.part_times import away_bytes, layer_gap_s, part_gap_s, pricing, whole_replay, woven_share
@@ -81,10 +82,10 @@ def part_figures(job: Job, module_sets: Sequence[Modules], gbs: int, *, split: b
     """
     assembly = Assembly(job)
     context = replace(pricing(job).context, woven=woven_share(job, gbs))
-    gap_s = layer_gap_s(job, context)
+    gap_s, reentrant = layer_gap_s(job, context), job.software.activations.reentrant
     memories, compiled = PartMemories(assembly), job.software.kernels.compile != "none"
     comes = None if job.software.states.gradients_persist else PartMemories(assembly, weight_grads_stay=True)
-    reentrant, found = job.software.activations.reentrant, []
+    found = []
     for part in (assembly.embedding, assembly.head, *assembly.kinds):
         layer, gaps_s = part in assembly.kinds, part_gap_s(gap_s, assembly, part)
         times = part_time(part.ops, part.sizes, context, [], gaps_s)
@@ -94,7 +95,6 @@ def part_figures(job: Job, module_sets: Sequence[Modules], gbs: int, *, split: b
         alike = dict(zip(segments, sets, strict=True))  # modules that this part lacks change nothing
         replays = {one: segment_replay(part.ops, passes, context, list(one), gaps_s).seconds for one in alike}
         bytes_ = part_bytes(memories, part, segments, alike)
-        halves = memories.split_part(part) if split else None
         found.append(
             PartFigures(
                 times.forward.seconds,
@@ -106,7 +106,7 @@ def part_figures(job: Job, module_sets: Sequence[Modules], gbs: int, *, split: b
                 tuple(map(ends, bytes_)),
                 tuple(map(ends, part_bytes(comes, part, segments, alike))) if comes else (),
                 tuple(of.reentrant(part).bytes for of in (memories, comes) if of) if layer and reentrant else (),
-                (halves.kept, halves.inputs.bytes, halves.weights) if halves else (),
+                half_bytes(memories.split_part(part)) if split else (),
                 passing(part).bytes,
                 part.x.elements,
                 kept_by_experts(assembly, part),
@@ -136,6 +136,11 @@ def copied_s(
 
     found = {one: seconds(one, whole=False) for one in dict.fromkeys([(), *segments])}
     return (*(found[one] for one in ((), *segments)), seconds((), whole=True))
+
+
+def half_bytes(of: SplitMemory) -> tuple[Num, Num, Num]:
+    """What the first half of a split backward leaves, its peak, and the largest gradient of a weight."""
+    return of.kept, of.inputs.bytes, of.weights
 
 
 def ends(of: PartMemory) -> tuple[Num, Num, Num, Num]:
