@@ -6,6 +6,7 @@ import pytest
 import yaml
 from jobs import DEVICES_PLAN
 
+from steptime import ConfigError, estimate, search
 from steptime.commands.cli import main
 
 COMMANDS = [
@@ -69,7 +70,8 @@ SAID = {
     "out.json": "out.json: the output of --json, not a plan; its plan is under config",
     "config.json": "config.json: a Hugging Face config, not a plan; name it in a plan as model: {hf: config.json}",
     "search a.yaml --fix tpp=4": "--fix tpp=4: no axis 'tpp'; did you mean 'tp'?",
-    "init - --model llama3": "unknown model 'llama3'; did you mean 'llama3-1b' or 'llama3-3b' or 'llama3-8b'? (3dtrn models lists them)",
+    "init - --model llama3": "unknown model 'llama3'; did you mean 'llama3-1b' or 'llama3-3b' or 'llama3-8b'? "
+    "(3dtrn models lists them)",
 }
 
 
@@ -120,3 +122,25 @@ def test_devices_that_agree_or_are_given(tmp_path, monkeypatch, capsys):
         (tmp_path / "a.yaml").write_text(text, encoding="utf-8")
         assert main(["a.yaml", "--brief", *more]) == 0
         assert f"{devices} x h100" in capsys.readouterr().out
+
+
+def test_python_calls(tmp_path):
+    path = tmp_path / "a.yaml"
+    path.write_text(PLAN, encoding="utf-8")
+    calls = {
+        "axes: expected Axes({name: (value, ...)}) (got a mapping)": lambda: search(path, axes={"tp": (8,)}),
+        "over: 'tp' is an axis of the search; fix it with axes=Axes({'tp': (value, ...)})": lambda: search(
+            path, over={"tp": [8]}
+        ),
+        "over: performance.precision: expected a list of values (got 'bf16')": lambda: search(
+            path, over={"performance.precision": "bf16"}
+        ),
+        "plan: empty text; give a path, YAML text or a mapping": lambda: estimate(""),
+        "model: llama3-8b: no such file; YAML text on one line ends with a line break": lambda: estimate(
+            "model: llama3-8b"
+        ),
+    }
+    for line, call in calls.items():
+        with pytest.raises(ConfigError) as error:
+            call()
+        assert error.value.problems == [line]

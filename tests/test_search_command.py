@@ -229,3 +229,12 @@ def test_choices_of_yes_and_no(run):
     out = run("{model: llama3-8b, devices: 8, data: {gbs: 16, seqlen: 2048}, hardware: h100}")[1]
     rows = out.split("sequence parallelism\n")[1].splitlines()[:2]
     assert {row.split()[0] for row in rows} == {"yes", "no"}
+
+
+def test_cost_names_its_price_once(run):
+    """--objective cost: the rental price of the machine with its currency and source, or the plan's own."""
+    plan = PLAN.replace("dgx-a100-80", "dgx-h100")
+    out = run(plan, *FEW, "--objective", "cost")[1]
+    assert " ".join(out.split()).count("per device-hour (US dollars; dgx-h100: ") == 1
+    out = run(plan + "run: {price_per_device_hour: 2.5}\n", *FEW, "--objective", "cost")[1]
+    assert "2.5 per device-hour (run.price_per_device_hour)" in out

@@ -59,6 +59,8 @@ def read_source(source: str | Path) -> tuple[str, str]:
         if sys.stdin is None:  # pyright: ignore[reportUnnecessaryComparison]  closed by the caller
             raise ConfigError("standard input is closed; pipe a plan into it")
         return _decode(sys.stdin.buffer.read(MAX_BYTES + 1), "standard input"), "standard input"
+    if source == "":
+        raise ConfigError("plan: empty text; give a path, YAML text or a mapping")
     if isinstance(source, str) and ("\n" in source or source.lstrip().startswith("{")):
         if len(source) > MAX_BYTES:
             raise ConfigError(f"plan text: larger than {MAX_BYTES:,} bytes; a plan is about a page of YAML")

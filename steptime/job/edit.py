@@ -116,9 +116,11 @@ def read_plan(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _preset_hint(source: str | Path) -> str:
-    """A hint where a model's name is given in place of a plan."""
+    """A hint where a model's name, or one line of YAML, is given in place of a plan."""
     from steptime.model.presets import model_names
 
+    if ": " in str(source):
+        return "; YAML text on one line ends with a line break"
     return (
         f"; it is a model preset: use --model {source}, or model: {source} in a plan" if source in model_names() else ""
     )

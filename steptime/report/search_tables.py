@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from steptime.answer.whole_run import price
 from steptime.base.words import counted
+from steptime.job.sections import Run
 from steptime.report.format import GIB, percent, seconds
 from steptime.report.html import html
 from steptime.report.layout_rows import figures, head, lines, recomputed, row_of, shape, varied
@@ -52,6 +54,9 @@ def answer(found: Search, best: Layout) -> FactList:
     where = ", ".join(f"{name} {value}" for name, value in varied(found, best.job).items())
     name = "best so far" if found.interrupted else "best"
     facts = [Fact(name, [*([where] if where else []), figures(best, by), shape(best)], "good")]
+    paid = price(best.job, best.job.run or Run()) if by == "cost" else None
+    if paid is not None:
+        facts.append(Fact("price", [f"{paid[0]:g} per device-hour ({paid[1]})"]))
     if found.given is not None:
         facts.append(Fact("the plan", [figures(Layout({}, found.given, 0.0), by), shape(Layout({}, found.given, 0.0))]))
         facts.append(Fact("difference", [difference(found, best)]))

@@ -53,7 +53,22 @@ def search(
     plan = job if isinstance(job, Job) else Job.load(job)
     counts = _counts("devices", plan.parallelism.devices if devices is None else devices)
     batches = _counts("gbs", plan.data.gbs if gbs is None else gbs)
+    if axes is not None and not isinstance(axes, Axes):  # pyright: ignore[reportUnnecessaryIsInstance]  callers may pass anything
+        raise ConfigError(f"axes: expected Axes({{name: (value, ...)}}) (got {show(axes)})")
+    for key, values in (over or {}).items():
+        _check_values(key, values)
     return run(plan, Asked(counts, batches, axes or Axes(), over or {}, objective))
+
+
+_AXES = frozenset({"tp", "pp", "vpp", "cp", "dp", "ep", "etp", "sp", "zero_level", "schedule", "microbatch_sz"})
+
+
+def _check_values(key: str, values: object) -> None:
+    """Raise where a key of `over` is an axis, or its values are no list."""
+    if key in _AXES:
+        raise ConfigError(f"over: {key!r} is an axis of the search; fix it with axes=Axes({{{key!r}: (value, ...)}})")
+    if isinstance(values, str) or not isinstance(values, Sequence):
+        raise ConfigError(f"over: {key}: expected a list of values (got {show(values)})")
 
 
 def _counts(name: str, said: object) -> tuple[int, ...]:

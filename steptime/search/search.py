@@ -10,6 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from steptime.answer.interval import step_interval
 from steptime.answer.result import Estimate, estimate
+from steptime.base.config import ConfigError, near
 from steptime.base.rows import frame
 from steptime.base.words import counted
 from steptime.job.job import Job
@@ -227,6 +228,8 @@ class Search:
         import numpy as np
 
         value, _, places = self._places
+        if self.found and name not in self.columns:
+            raise ConfigError(f"best_of: no axis {name!r}{near(name, self.columns)}")
         column = self.columns[name] if self.found else np.zeros(0)
         ones, which = np.unique(column, return_inverse=True)
         least = np.full(ones.size, np.inf)
@@ -234,8 +237,8 @@ class Search:
         found = []
         for i in sorted(np.argsort(least, kind="stable")[:most]):
             rows = np.flatnonzero(which == i)
-            near = rows[np.argsort(value[rows], kind="stable")[:NEAR]]
-            best = self._first(value, places, near, 1)
+            first = rows[np.argsort(value[rows], kind="stable")[:NEAR]]
+            best = self._first(value, places, first, 1)
             found += [(_plain(ones[i]), layout) for layout in best]
         return found
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from steptime.commands import cli
+from steptime.launch.devices import states_devices
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "tests" / "data" / "launch"
@@ -89,3 +90,10 @@ def test_bad_input_is_told_in_a_line(run, args, problem):
     assert (code, out) == (2, "")
     assert problem in err
     assert "Traceback" not in err
+
+
+def test_launch_note_stands_only_without_devices_of_the_user():
+    """A script that starts 8 processes on one node says nothing about a job whose number of devices the user gives."""
+    assert not states_devices(None)
+    assert not states_devices({"data.gbs": 4})
+    assert all(states_devices(sets) for sets in ({"devices": 256}, {"parallelism.dp": 4}, {"hardware": {"nodes": 2}}))
