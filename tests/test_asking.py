@@ -202,6 +202,48 @@ def test_only_defaults_are_told(capsys):
     )
 
 
+def quick(capsys, *sets, named=("--model", "llama3-8b")):
+    """The JSON of a report without a plan under some settings, and its note of defaults."""
+    code, out, err = run(capsys, *named, *(word for setting in sets for word in ("--set", setting)), "--json")
+    assert (code, err) == (0, "")
+    document = json.loads(out)
+    return document, document["assumptions"][0]
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "performance.recompute.granularity=full",
+        "performance={recompute: {granularity: full}}",
+        "performance={activation_checkpointing_type: full}",
+        "performance.activation_checkpointing_type=full",
+    ],
+)
+def test_a_stated_recomputation_is_kept_however_it_is_written(capsys, setting):
+    """Of every chunk all layers, one by one; it is no default."""
+    document, note = quick(capsys, setting)
+    said = document["config"]["performance"]["recompute"]
+    assert said == {"granularity": "full", "method": "uniform", "n_layers": 1}
+    assert "recomputation" not in note
+
+
+def test_stated_layers_of_recomputation_are_kept(capsys):
+    document, note = quick(
+        capsys, "performance.recompute={granularity: full, method: block}", "performance.recompute.n_layers=5"
+    )
+    said = document["config"]["performance"]["recompute"]
+    assert said == {"granularity": "full", "method": "block", "n_layers": 5}
+    assert "recomputation" not in note
+
+
+def test_only_a_key_of_the_same_section_is_a_degree(capsys):
+    """The overlap of tp's communication is not the degree of tp."""
+    assert ", tp 1, pp 1" in quick(capsys, "performance.overlap.tp=0.5")[1]
+    note = quick(capsys, "parallelism={tp: 2}")[1]
+    assert ", pp 1" in note
+    assert "tp 2" not in note
+
+
 def test_a_search_needs_no_file_and_its_rows_run_as_printed(capsys):
     """The last line of the best layouts is the command that its changes are appended to."""
     named = ("--model", "llama3-8b", "--devices", "24")

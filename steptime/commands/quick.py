@@ -43,13 +43,33 @@ def job(model: str | None, machine: str | None, devices: int | None, changes: li
     plan = unplanned(model, machine, devices, changes)
     stated = dict(map(read_setting, changes))
     found = _Found(plan.job, "") if plan.said else _best(plan, stated)
-    given = {key.rpartition(".")[2] for key in stated} | ({"devices"} if devices is not None else set())
-    return _named(given | ({"machine"} if machine is not None or given & {"hardware", "node_type"} else set()), found)
+    given = {path for key, value in stated.items() for path in _paths(key, value)}
+    given |= {"devices"} if devices is not None or "hardware.nodes" in given else set()
+    given |= {"machine"} if machine is not None or given & {"hardware", "hardware.node_type"} else set()
+    return _named(given | {f"performance.{key}" for key in _recomputation(plan.job)}, found)
+
+
+def _paths(key: str, value: Any) -> list[str]:
+    """The dotted keys that a setting states: its own, and those of the mappings in its value.
+
+    >>> _paths("parallelism", {"tp": 8, "fsdp": {"version": 1}})
+    ['parallelism', 'parallelism.tp', 'parallelism.fsdp', 'parallelism.fsdp.version']
+    """
+    inner = value.items() if isinstance(value, dict) else ()
+    return [key, *(path for name, item in inner for path in _paths(f"{key}.{name}", item))]
+
+
+def _recomputation(plan: Job) -> dict[str, Any]:
+    """The recomputation that the settings state, by its key in `performance`; empty where they state none."""
+    stated = plan.performance.model_dump(
+        mode="json", include={"activation_checkpointing_type", "recompute"}, exclude_unset=True
+    )
+    return {key: value for key, value in stated.items() if value is not None}
 
 
 def _best(plan: SearchPlan, stated: dict[str, Any]) -> _Found:
     """The fastest layout of the usual ones that fits, or the one that needs least memory; of all where no usual one can run."""
-    kept: dict[str, tuple[Any, ...]] = plan.fixed | {key: (stated[key],) for key in (WORD, MAPPING) if key in stated}
+    kept = plan.fixed | {f"performance.{key}": (value,) for key, value in _recomputation(plan.job).items()}
     asked = Asked((plan.devices or 1,), (plan.job.data.gbs,), Axes(usual(plan) | kept), said=False)
     try:
         found = fastest(plan.job, asked)
@@ -102,16 +122,20 @@ def _named(given: set[str], found: _Found) -> Job:
     degrees = {"tp": p.tp, "pp": p.pp} | {axis: n for axis in ("cp", "vpp") if (n := getattr(p, axis)) > 1}
     degrees |= {"ep": p.ep, "etp": p.etp} if job.model.moe else {}
     degrees |= {"zero": job.zero_level} if p.zero_level is not None else {}
-    split = [f"{name} {degree}" for name, degree in degrees.items() if not given & {name, f"{name}_level"}]
-    if not given & {key.partition(".")[2] for key in (WORD, MAPPING)}:
+    split = [
+        f"{name} {degree}"
+        for name, degree in degrees.items()
+        if not given & {f"parallelism.{name}", f"parallelism.{name}_level"}
+    ]
+    if not given & {WORD, MAPPING}:
         split.append(f"recomputation {label(job.recompute)}")
     told = {
         "machine": job.machine.name,
         "devices": counted(p.devices, "device"),
         "layout": f"{', '.join(split)} ({found.how})" if split and found.how else "",
-        "seqlen": f"{data.seqlen:,} tokens per sequence",
-        "gbs": f"gbs {data.gbs:,} ({data.gbs * data.seqlen / 2**20:.3g} Mi tokens per step)",
-        "microbatch_sz": f"micro-batch {data.microbatch_sz}",
+        "data.seqlen": f"{data.seqlen:,} tokens per sequence",
+        "data.gbs": f"gbs {data.gbs:,} ({data.gbs * data.seqlen / 2**20:.3g} Mi tokens per step)",
+        "data.microbatch_sz": f"micro-batch {data.microbatch_sz}",
     }
     rest = ", ".join(text for key, text in told.items() if text and key not in given)
     return job.replace(
