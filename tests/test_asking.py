@@ -202,6 +202,146 @@ def test_only_defaults_are_told(capsys):
     )
 
 
+def quick(capsys, *sets, named=("--model", "llama3-8b")):
+    """The JSON of a report without a plan under some settings, and its note of defaults."""
+    code, out, err = run(capsys, *named, *(word for setting in sets for word in ("--set", setting)), "--json")
+    assert (code, err) == (0, "")
+    document = json.loads(out)
+    return document, document["assumptions"][0]
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "performance.recompute.granularity=full",
+        "performance={recompute: {granularity: full}}",
+        "performance={activation_checkpointing_type: full}",
+        "performance.activation_checkpointing_type=full",
+    ],
+)
+def test_a_stated_recomputation_is_kept_however_it_is_written(capsys, setting):
+    """Of every chunk all layers, one by one; it is no default."""
+    document, note = quick(capsys, setting)
+    said = document["config"]["performance"]["recompute"]
+    assert said == {"granularity": "full", "method": "uniform", "n_layers": 1}
+    assert "recomputation" not in note
+
+
+def test_stated_layers_of_recomputation_are_kept(capsys):
+    document, note = quick(
+        capsys, "performance.recompute={granularity: full, method: block}", "performance.recompute.n_layers=5"
+    )
+    said = document["config"]["performance"]["recompute"]
+    assert said == {"granularity": "full", "method": "block", "n_layers": 5}
+    assert "recomputation" not in note
+
+
+def test_a_stated_split_of_the_layers_is_kept(capsys):
+    """7 + 9 + 9 + 7 = 32 layers of 4 stages, whether pp is stated or not."""
+    named = ("--model", "llama3-8b", "--devices", "16")
+    for more in (("parallelism.pp=4",), ()):
+        layout = quick(capsys, *more, "parallelism.layers_per_stage=[7,9,9,7]", named=named)[0]["config"]["parallelism"]
+        assert (layout["pp"], layout["vpp"], layout["layers_per_stage"]) == (4, 1, [7, 9, 9, 7])
+
+
+@pytest.mark.parametrize(("ends", "whole"), [("true", 82), ("false", 80)])
+def test_ends_that_are_stated_to_count_as_layers_do(capsys, ends, whole):
+    """80 layers and two ends are 82; the fastest layout of either kind is not the one of the other."""
+    named = ("--model", "llama3-70b", "--devices", "64")
+    setting = f"parallelism.embedding_and_loss_count_as_layers={ends}"
+    layout = quick(capsys, setting, named=named)[0]["config"]["parallelism"]
+    assert layout["embedding_and_loss_count_as_layers"] == (ends == "true")
+    assert whole % (layout["pp"] * layout["vpp"]) == 0
+
+
+def test_a_stated_group_of_micro_batches_is_kept(capsys):
+    """Only an interleaved schedule has groups."""
+    named = ("--model", "llama3-70b", "--devices", "64")
+    for more in (("parallelism.pp=4", "parallelism.vpp=2"), ("parallelism.pp=4",)):
+        layout = quick(capsys, *more, "parallelism.microbatch_group_sz=8", named=named)[0]["config"]["parallelism"]
+        assert (layout["pp"], layout["microbatch_group_sz"]) == (4, 8)
+        assert layout["vpp"] > 1
+
+
+def test_the_limit_of_micro_batches_is_that_of_the_layout(capsys):
+    """160,000 sequences on 8 devices of pp 1 are 20,000 micro-batches; 900,000 devices have as many sequences."""
+    config = quick(capsys, "data.gbs=160000")[0]["config"]
+    assert config["data"]["gbs"] == 160_000
+    assert 160_000 // (config["parallelism"]["dp"] * config["data"]["microbatch_sz"]) <= 100_000
+    assert unplanned("llama3-8b", "h100", 900_000, []).job.data.gbs > 100_000
+
+
+@pytest.mark.parametrize(
+    ("setting", "line"),
+    [
+        ("parallelism.tp=x", "parallelism.tp: expected a whole number (got 'x')"),
+        ("parallelism.tp={a: 1}", "parallelism.tp: expected a whole number (got a mapping)"),
+        ("parallelism.tp=[1]", "parallelism.tp: expected a whole number (got a list of 1)"),
+        ("parallelism.tp=null", "parallelism.tp: expected a whole number (got nothing)"),
+        ("data.microbatch_sz=auto", "data.microbatch_sz: expected a whole number (got 'auto')"),
+        ("parallelism.zero_level=x", "parallelism.zero_level: expected one of 0, 1, 2, 3 (got 'x')"),
+        ("parallelism.schedule=zero-bubble", "parallelism.schedule: use zero_bubble (got 'zero-bubble')"),
+        ("parallelism.sp=x", "parallelism.sp: expected true or false (got 'x')"),
+        ("data=3", "data: expected a mapping (got 3)"),
+        ("devices=auto", "devices: expected a whole number (got 'auto')"),
+        ("parallelism=3", "parallelism: expected a mapping (got 3)"),
+    ],
+)
+def test_an_invalid_value_without_a_layout_is_the_only_problem(capsys, tmp_path, setting, line):
+    """In a report without a plan, and in a search of a file."""
+    assert run(capsys, "--model", "llama3-8b", "--set", setting) == (2, "", f"{line}\n")
+    path = tmp_path / "plan.yaml"
+    plan = {"model": "llama3-8b", "devices": 8, "data": {"gbs": 8, "seqlen": 4096}, "hardware": "h100"}
+    key, _, value = setting.partition("=")
+    section, _, name = key.partition(".")
+    read = yaml.safe_load(value)
+    plan[section] = {**plan.get(section, {}), name: read} if name else read
+    path.write_text(yaml.safe_dump(plan))
+    assert run(capsys, "search", str(path)) == (2, "", f"{path}: {line}\n")
+
+
+def test_dp_may_be_open(capsys):
+    assert quick(capsys, "parallelism.dp=auto")[0] == quick(capsys)[0]
+
+
+def test_nodes_of_a_stated_machine_are_the_devices(capsys, tmp_path):
+    """Two nodes of 8; a plan that also has another number contradicts itself."""
+    document, note = quick(capsys, "hardware={node_type: dgx-a100, nodes: 2}")
+    assert (document["devices"], document["config"]["hardware"]["node_type"]) == (16, "dgx-a100-80")
+    assert "16 devices" not in note
+    plan = {"model": "llama3-8b", "data": {"gbs": 8, "seqlen": 4096}, "devices": 8}
+    path = tmp_path / "plan.yaml"
+    path.write_text(yaml.safe_dump(plan | {"hardware": {"node_type": "dgx-a100", "nodes": 2}}))
+    line = f"{path}: devices: 8, but hardware.nodes: 2 nodes of 8 = 16; remove one\n"
+    assert run(capsys, "search", str(path)) == (2, "", line)
+    path.write_text(yaml.safe_dump(plan | {"hardware": {"node_type": "dgx-a100", "nodes": 1}}))
+    assert run(capsys, "search", str(path), "--top", "1")[0] == 0
+
+
+def test_a_search_refuses_what_follows_from_the_layout(capsys, tmp_path):
+    path = tmp_path / "plan.yaml"
+    plan = {"model": "llama3-8b", "data": {"gbs": 8, "seqlen": 4096}, "devices": 8, "hardware": "h100"}
+    path.write_text(yaml.safe_dump(plan | {"parallelism": {"pp": 2, "layers_per_stage": [16, 16]}}))
+    code, out, err = run(capsys, "search", str(path))
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("parallelism.layers_per_stage: it follows from the layout")
+
+
+def test_many_stages_of_fsdp_do_not_end_a_search(capsys):
+    """44 layers in up to 44 stages on 88 devices: whatever batch stands in for that of the rows has a step that can be walked."""
+    document, note = quick(capsys, "parallelism.pp=44", named=("--model", "gpt-neox-20b", "--devices", "88"))
+    assert document["config"]["parallelism"]["pp"] == 44
+    assert "pp" not in note.split("(fastest")[0].split()
+
+
+def test_only_a_key_of_the_same_section_is_a_degree(capsys):
+    """The overlap of tp's communication is not the degree of tp."""
+    assert ", tp 1, pp 1" in quick(capsys, "performance.overlap.tp=0.5")[1]
+    note = quick(capsys, "parallelism={tp: 2}")[1]
+    assert ", pp 1" in note
+    assert "tp 2" not in note
+
+
 def test_a_search_needs_no_file_and_its_rows_run_as_printed(capsys):
     """The last line of the best layouts is the command that its changes are appended to."""
     named = ("--model", "llama3-8b", "--devices", "24")

@@ -37,7 +37,7 @@ def plan(model: str, machine: str | None, devices: int | None, changes: Iterable
     from steptime.hardware.machine import Machine
     from steptime.model.presets import load_model
 
-    stated = dict(map(read_setting, changes))
+    stated = flat(changes)
     node = Machine.load(machine or _named(stated) or MACHINE)
     shape = load_model(model)
     longest = shape.max_positions if shape.learned_positions and shape.max_positions else SEQLEN
@@ -53,6 +53,25 @@ def plan(model: str, machine: str | None, devices: int | None, changes: Iterable
         "data": {"gbs": sequences(step_tokens(count), seqlen, count), "seqlen": seqlen},
         "hardware": machine or MACHINE,
     }
+
+
+def flat(changes: Iterable[str]) -> dict[str, Any]:
+    """What settings state, by dotted key: also that of the mappings in their values.
+
+    >>> flat(["parallelism={tp: 8, fsdp: {version: 1}}"]).keys()
+    dict_keys(['parallelism', 'parallelism.tp', 'parallelism.fsdp', 'parallelism.fsdp.version'])
+    """
+    found: dict[str, Any] = {}
+    for key, value in map(read_setting, changes):
+        found |= _inside(key, value)
+    return found
+
+
+def _inside(key: str, value: Any) -> dict[str, Any]:
+    found = {key: value}
+    for name, item in value.items() if isinstance(value, dict) else ():
+        found |= _inside(f"{key}.{name}", item)
+    return found
 
 
 def step_tokens(devices: int) -> int:

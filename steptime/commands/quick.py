@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from steptime.answer.result import estimate
 from steptime.base.config import ConfigError
 from steptime.base.words import counted
-from steptime.commands.search_plan import unplanned
-from steptime.job.edit import read_setting
+from steptime.commands import defaults
+from steptime.commands.search_plan import AXES, unplanned
 from steptime.search.estimated import WORDS, covered
 from steptime.search.fastest import fastest
 from steptime.search.recompute import MAPPING, WORD, label
-from steptime.search.search import Asked
-from steptime.search.space import Axes, divisors
+from steptime.search.search import NEAR, Asked
+from steptime.search.space import Axes, chunk_counts, divisors
 
 if TYPE_CHECKING:
     from steptime.commands.search_plan import SearchPlan
@@ -41,33 +43,72 @@ def job(model: str | None, machine: str | None, devices: int | None, changes: li
     if model is None:
         raise ConfigError("--model: required without a PLAN file (3dtrn models lists the presets)")
     plan = unplanned(model, machine, devices, changes)
-    stated = dict(map(read_setting, changes))
-    found = _Found(plan.job, "") if plan.said else _best(plan, stated)
-    given = {key.rpartition(".")[2] for key in stated} | ({"devices"} if devices is not None else set())
-    return _named(given | ({"machine"} if machine is not None or given & {"hardware", "node_type"} else set()), found)
+    found = _Found(plan.job, "") if plan.said else _best(plan)
+    given = set(defaults.flat(changes))
+    given |= {"devices"} if devices is not None or "hardware.nodes" in given else set()
+    given |= {"machine"} if machine is not None or given & {"hardware", "hardware.node_type"} else set()
+    return _named(given | {f"performance.{key}" for key in _recomputation(plan.job)}, found)
 
 
-def _best(plan: SearchPlan, stated: dict[str, Any]) -> _Found:
+def _recomputation(plan: Job) -> dict[str, Any]:
+    """The recomputation that the settings state, by its key in `performance`; empty where they state none."""
+    stated = plan.performance.model_dump(
+        mode="json", include={"activation_checkpointing_type", "recompute"}, exclude_unset=True
+    )
+    return {key: value for key, value in stated.items() if value is not None}
+
+
+def _best(plan: SearchPlan) -> _Found:
     """The fastest layout of the usual ones that fits, or the one that needs least memory; of all where no usual one can run."""
-    kept: dict[str, tuple[Any, ...]] = plan.fixed | {key: (stated[key],) for key in (WORD, MAPPING) if key in stated}
-    asked = Asked((plan.devices or 1,), (plan.job.data.gbs,), Axes(usual(plan) | kept), said=False)
+    fixed = plan.fixed | {f"performance.{key}": (value,) for key, value in _recomputation(plan.job).items()}
+    fixed |= _stages(plan)
+    asked = Asked((plan.devices or 1,), (plan.job.data.gbs,), Axes(usual(plan) | fixed), said=False)
     try:
         found = fastest(plan.job, asked)
     except ConfigError:
-        found = _of_all(plan, replace(asked, axes=Axes(kept)), stated)
+        found = _of_all(plan, replace(asked, axes=Axes(fixed)))
     tried = counted(found.counts.points, "layout")
-    if found.best is not None:
-        return _Found(found.best.job, f"fastest of {tried}; 3dtrn search tries more")
-    return _Found(_smallest(found), f"none of {tried} fits, this needs least memory; 3dtrn search tries more")
+    if (best := _fitting(found, plan.kept)) is not None:
+        return _Found(best, f"fastest of {tried}; 3dtrn search tries more")
+    return _Found(
+        _smallest(found, plan.kept), f"none of {tried} fits, this needs least memory; 3dtrn search tries more"
+    )
 
 
-def _of_all(plan: SearchPlan, asked: Asked, stated: dict[str, Any]) -> Search:
+def _of_all(plan: SearchPlan, asked: Asked) -> Search:
     """The search of every layout; where none can run, what is wrong with the settings themselves is told first."""
     try:
         return fastest(plan.job, asked)
     except ConfigError:
-        plan.job.replace(**stated)
+        plan.job.replace(**{AXES[key]: value for key, (value,) in plan.fixed.items()})
         raise
+
+
+def _stages(plan: SearchPlan) -> dict[str, tuple[Any, ...]]:
+    """Values of the axes that suit what the settings say of the stages' layers and of groups of micro-batches."""
+    said, layers, fixed = plan.job.parallelism, plan.job.model.n_layers, plan.fixed
+    axes: dict[str, tuple[Any, ...]] = {}
+    if counts := plan.kept.get("parallelism.layers_per_stage"):
+        vpp = fixed.get("vpp", (max(1, len(counts) // fixed["pp"][0]) if "pp" in fixed else 1,))
+        axes = {"vpp": vpp, "pp": fixed.get("pp", (max(1, len(counts) // vpp[0]),))}
+    elif "embedding_and_loss_count_as_layers" in said.model_fields_set and said.layers_per_stage is None:
+        axes = {"split": ("ends",) if said.embedding_and_loss_count_as_layers else ("even", "auto")}
+    if "parallelism.microbatch_group_sz" in plan.kept and not counts:  # of interleaving
+        pps = [pp for pp in divisors(plan.devices or 1) if 1 < pp <= layers]
+        axes |= {"pp": fixed.get("pp", tuple(pps)), "vpp": tuple(chunk_counts(layers, pps, ends=True)[1:])}
+    return axes | fixed
+
+
+def _fitting(found: Search, kept: dict[str, Any]) -> Job | None:
+    """The fastest layout that fits, with the settings that only some layouts can have; None where none of them fits."""
+    if not kept:
+        return found.best.job if found.best is not None else None
+    with_them = []
+    for layout in [*found.top(NEAR), *found.pareto()]:
+        with suppress(ConfigError):
+            with_them.append(estimate(layout.job.replace(**kept)))
+    fitting = [one for one in with_them if one.peaks.fits]
+    return min(fitting, key=lambda one: one.step_s).job if fitting else None
 
 
 def usual(plan: SearchPlan) -> dict[str, tuple[Any, ...]]:
@@ -88,12 +129,14 @@ def usual(plan: SearchPlan) -> dict[str, tuple[Any, ...]]:
     return axes
 
 
-def _smallest(found: Search) -> Job:
+def _smallest(found: Search, kept: dict[str, Any]) -> Job:
     """Of layouts that do not fit the one that needs least memory."""
+    if found.best is not None:  # which fits without what is kept
+        return found.best.job.replace(**kept)
     if found.nearest is None:
         raise ConfigError("devices: no valid layout for this number of devices")
     _, plan, changes = found.nearest
-    return plan.replace(**found.fewest(changes))
+    return plan.replace(**found.fewest(changes) | kept)
 
 
 def _named(given: set[str], found: _Found) -> Job:
@@ -102,16 +145,20 @@ def _named(given: set[str], found: _Found) -> Job:
     degrees = {"tp": p.tp, "pp": p.pp} | {axis: n for axis in ("cp", "vpp") if (n := getattr(p, axis)) > 1}
     degrees |= {"ep": p.ep, "etp": p.etp} if job.model.moe else {}
     degrees |= {"zero": job.zero_level} if p.zero_level is not None else {}
-    split = [f"{name} {degree}" for name, degree in degrees.items() if not given & {name, f"{name}_level"}]
-    if not given & {key.partition(".")[2] for key in (WORD, MAPPING)}:
+    split = [
+        f"{name} {degree}"
+        for name, degree in degrees.items()
+        if not given & {f"parallelism.{name}", f"parallelism.{name}_level"}
+    ]
+    if not given & {WORD, MAPPING}:
         split.append(f"recomputation {label(job.recompute)}")
     told = {
         "machine": job.machine.name,
         "devices": counted(p.devices, "device"),
         "layout": f"{', '.join(split)} ({found.how})" if split and found.how else "",
-        "seqlen": f"{data.seqlen:,} tokens per sequence",
-        "gbs": f"gbs {data.gbs:,} ({data.gbs * data.seqlen / 2**20:.3g} Mi tokens per step)",
-        "microbatch_sz": f"micro-batch {data.microbatch_sz}",
+        "data.seqlen": f"{data.seqlen:,} tokens per sequence",
+        "data.gbs": f"gbs {data.gbs:,} ({data.gbs * data.seqlen / 2**20:.3g} Mi tokens per step)",
+        "data.microbatch_sz": f"micro-batch {data.microbatch_sz}",
     }
     rest = ", ".join(text for key, text in told.items() if text and key not in given)
     return job.replace(

@@ -87,7 +87,7 @@ def asked_of(options: Namespace, plan: SearchPlan) -> Asked:
     Raises:
         ConfigError: one line per problem.
     """
-    problems: list[str] = []
+    problems = _undecided(plan)
     axes: dict[str, tuple[Any, ...]] = dict(plan.fixed)
     over: dict[str, list[Any]] = {}
     asked: set[str] = set()
@@ -110,6 +110,11 @@ def asked_of(options: Namespace, plan: SearchPlan) -> Asked:
     if problems:
         raise ConfigError(problems)
     return Asked(counts, batches, Axes(axes), over, options.objective, plan.said, plan.command)
+
+
+def _undecided(plan: SearchPlan) -> list[str]:
+    """The problems of settings that follow from the layout where the plan has none."""
+    return [f"{key}: {NOT_HERE[key]}, which the plan does not state in full; remove it" for key in plan.kept]
 
 
 def _values(option: str, text: str, *, several: bool) -> tuple[str, list[Any]]:
@@ -175,7 +180,7 @@ def scale_best(options: Namespace, out: Printer) -> int:
     if not options.best or options.plot is not None:
         raise ConfigError("--devices: only with --best" if not options.best else "--plot: not with --best")
     plan = plan_of(options.config, options.sets)
-    problems: list[str] = []
+    problems = _undecided(plan)
     sizes = numbers("--devices", options.devices, problems)
     if problems:
         raise ConfigError(problems)

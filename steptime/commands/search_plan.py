@@ -5,17 +5,22 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from math import lcm
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from steptime.base.config import ConfigError
+from steptime.base.config import Config, ConfigError, build
 from steptime.base.document import read_source
 from steptime.commands import defaults
 from steptime.commands.console import load
-from steptime.job.device_count import stated_devices
+from steptime.job.device_count import AUTO, stated_devices
 from steptime.job.edit import anchor, apply_setting
 from steptime.job.job import Job
+from steptime.job.limits import MOST_MICROBATCHES
+from steptime.job.mesh import Parallelism
 from steptime.job.mistaken import plan_mapping
+from steptime.job.sections import Data
+from steptime.search.space import divisors
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -29,6 +34,8 @@ AXES = {
     "microbatch_sz": "data.microbatch_sz",
 }
 """Axes by the names of their keys."""
+OF_LAYOUT = ("layers_per_stage", "microbatch_group_sz")
+"""Keys of `parallelism` that the stages must suit."""
 
 
 class SearchPlan(NamedTuple):
@@ -41,6 +48,8 @@ class SearchPlan(NamedTuple):
     """The plan's number of devices; None where --devices must give it."""
     fixed: dict[str, tuple[Any, ...]]
     """Axes given by a plan without a complete layout."""
+    kept: dict[str, Any]
+    """Settings that such a plan gives, by dotted key, but that only some layouts can have: `job` is without them."""
     command: str = "3dtrn PLAN"
     """The command line that estimates it, to which a layout's changes are appended."""
 
@@ -97,34 +106,85 @@ def plan_from(text: str, source: str, name: str, sets: list[str]) -> SearchPlan:
     data = plan_mapping(text, name)
     for setting in sets:
         apply_setting(data, setting)
-    said, batch = data.get("parallelism"), data.get("data")
-    if (said is not None and not isinstance(said, dict)) or not isinstance(batch, dict):
-        return _whole(source, text, name, sets)
-    said = said or {}
+    said, batch = (_section(data, key) for key in ("parallelism", "data"))
     try:
         key, devices = stated_devices(data)
     except ConfigError as error:
         raise _of(name, error) from None
-    counted = "dp" in said or key
-    if {"tp", "pp"} <= said.keys() and counted and "microbatch_sz" in batch:
+    if {"tp", "pp"} <= said.keys() and ("dp" in said or key) and "microbatch_sz" in batch:
         return _whole(source, text, name, sets)
-    fixed = {key: (value,) for key, value in {**said, **batch}.items() if key in AXES and value is not None}
-    if key and devices is None:
-        return _whole(source, text, name, sets)  # whose check reports what is wrong with the number
-    data.pop("devices", None)
-    if isinstance(data.get("hardware"), dict):
-        data["hardware"].pop("nodes", None)
-    cross = data.get("cross_dc")
-    copies = cross.get("n_dcs", 1) if isinstance(cross, dict) else 1
-    kept = {key: value for key, value in said.items() if key not in AXES}
-    data["parallelism"] = {**kept, "tp": 1, "pp": 1, "dp": copies}
-    data["data"] = {**batch, "microbatch_sz": 1}
-    if Path(name).suffix:
-        anchor(data, Path(name).parent)
     try:
-        return SearchPlan(Job.load(json.dumps(data)), said=False, devices=devices, fixed=fixed)
+        fixed, kept = _one_device(data, said, batch)
+        if devices is not None:
+            _drop_devices(data)
+        if Path(name).suffix:
+            anchor(data, Path(name).parent)
+        job = Job.load(json.dumps(data))
     except ConfigError as error:
         raise _of(name, error) from None
+    return SearchPlan(job, said=False, devices=devices, fixed=fixed, kept=kept)
+
+
+def _section(data: dict[str, Any], key: str) -> dict[str, Any]:
+    """A section of a plan; empty where it has none, or an invalid one."""
+    found = data.get(key)
+    return found if isinstance(found, dict) else {}
+
+
+def _drop_devices(data: dict[str, Any]) -> None:
+    """Leave the number of devices, which is known, to the search."""
+    data.pop("devices", None)
+    if isinstance(hardware := data.get("hardware"), dict):
+        data["hardware"] = {key: value for key, value in hardware.items() if key != "nodes"}
+
+
+def _one_device(
+    data: dict[str, Any], said: dict[str, Any], batch: dict[str, Any]
+) -> tuple[dict[str, tuple[Any, ...]], dict[str, Any]]:
+    """Give a plan the least layout, and return the axes that it fixes, and the settings that need another layout.
+
+    Sections that are invalid stay so, and are reported when the plan is read.
+    """
+    said = {key: value for key, value in said.items() if key != "dp" or value not in (None, AUTO)}
+    least: dict[str, Any] = {"tp": 1, "pp": 1, "dp": 1}
+    sections: list[tuple[str, type[Config], dict[str, Any]]] = [
+        ("parallelism", Parallelism, least | said),
+        ("data", Data, {"microbatch_sz": 1} | batch),
+    ]
+    fixed: dict[str, tuple[Any, ...]] = {}
+    kept: dict[str, Any] = {}
+    if data.get("parallelism") is None:
+        data["parallelism"] = {}
+    for name, kind, section in sections:
+        if not isinstance(data.get(name), dict):
+            continue
+        data[name] = section
+        try:
+            read = build(kind, section)
+        except ConfigError:
+            continue
+        mine = {key: value for key in {**said, **batch} if key in section and (value := getattr(read, key)) is not None}
+        fixed |= {key: (value,) for key, value in mine.items() if key in AXES}
+        kept |= {f"{name}.{key}": value for key, value in mine.items() if key in OF_LAYOUT and value != AUTO}
+        rest = {key: value for key, value in section.items() if key not in AXES and f"{name}.{key}" not in kept}
+        data[name] = rest | (least if name == "parallelism" else {"microbatch_sz": 1})
+    _raise_dp(data)
+    return fixed, kept
+
+
+def _raise_dp(data: dict[str, Any]) -> None:
+    """As many replicas as data centers and hybrid sharding want, and as the limit of micro-batches leaves for the batch."""
+    said, cross = data.get("parallelism"), data.get("cross_dc")
+    if not isinstance(said, dict):
+        return
+    numbers = said.get("replicas"), cross.get("n_dcs") if isinstance(cross, dict) else None
+    copies = lcm(*(number for number in numbers if type(number) is int and number > 0))
+    gbs = _section(data, "data").get("gbs")
+    most = MOST_MICROBATCHES
+    if type(gbs) is int and gbs > most * copies and gbs % copies == 0:
+        copies *= next((n for n in divisors(gbs // copies) if gbs <= most * copies * n), 1)
+    if said.get("dp") == 1:
+        said["dp"] = copies
 
 
 def _whole(source: str, text: str, name: str, sets: list[str]) -> SearchPlan:
@@ -136,7 +196,7 @@ def _whole(source: str, text: str, name: str, sets: list[str]) -> SearchPlan:
             raise _of(name, error) from None
     else:
         job = load(source, sets)
-    return SearchPlan(job, said=True, devices=job.parallelism.devices, fixed={})
+    return SearchPlan(job, said=True, devices=job.parallelism.devices, fixed={}, kept={})
 
 
 def _of(name: str, error: ConfigError) -> ConfigError:

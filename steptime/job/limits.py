@@ -20,6 +20,10 @@ class Rule(NamedTuple):
     holds: Callable[[Facts], Any]
 
 
+MOST_MICROBATCHES = 100_000
+MOST_ACTIONS = 10_000_000
+"""Micro-batches of a step, and these times the chunks of the pipeline."""
+
 BOUNDS: dict[str, tuple[str, float]] = {
     "n_layers": ("model.n_layers", 10_000),
     "hidden_sz": ("model.hidden_sz", 1_000_000),
@@ -70,13 +74,13 @@ SANE = [
         "too many micro-batches",
         "data.gbs",
         "more than 100,000 micro-batches per step (got {f.microbatches}); raise microbatch_sz or dp",
-        lambda f: (f.microbatches <= 100_000) | (f.gbs > BOUNDS["gbs"][1]),
+        lambda f: (f.microbatches <= MOST_MICROBATCHES) | (f.gbs > BOUNDS["gbs"][1]),
     ),
     Rule(
         "schedule too long",
         "parallelism",
         "pp*vpp*micro-batches must be at most 10,000,000 (got {f.chunks} chunks, {f.microbatches} micro-batches)",
-        lambda f: (f.chunks * f.microbatches <= 1e7) | (f.chunks > 1e5) | (f.microbatches > 100_000),
+        lambda f: (f.chunks * f.microbatches <= MOST_ACTIONS) | (f.chunks > 1e5) | (f.microbatches > MOST_MICROBATCHES),
     ),
 ]
 

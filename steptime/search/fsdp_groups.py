@@ -102,7 +102,8 @@ def chunk_groups(assembly: Assembly, chunk: Chunk, priced: Pricing) -> ChunkGrou
 def ends(job: Job, stages: Stages, shardings: Sequence[WeightSharding], devices: int) -> Ends:
     """The groups of a pipeline on so many devices. `job`: with its degrees and its schedule."""
     said = columns(shardings)
-    view = Candidates(job, **said, dp=devices / (stages.pp * said["tp"]))
+    dp = devices / (stages.pp * said["tp"])
+    view = Candidates(job, **said, dp=dp, gbs=job.microbatches * dp)
     fragments, places = [], []
     for which, group in view.alike_parts():
         vars(group.parallelism)["whole"] = devices

@@ -7,11 +7,13 @@ from math import inf
 
 from steptime import fsdp
 from steptime.answer.verdict import update_temporaries
+from steptime.base.config import ConfigError
 from steptime.base.num import Num, maximum, where
 from steptime.cost.comm import collective
 from steptime.fsdp.pipeline_memory import REPEATS
 from steptime.job.candidates import Candidates
 from steptime.job.job import Job
+from steptime.job.limits import MOST_ACTIONS, MOST_MICROBATCHES
 from steptime.job.mesh import Group
 from steptime.memory.buffers import at_peak, gradient_copies, step_change
 from steptime.memory.overhead import overhead, reserved_bytes
@@ -55,7 +57,10 @@ class FsdpPipelines(Pipelines):
         rows, legal = rows.some(legal), legal[legal]
         if not rows.at.size:
             return
-        said = self.said(stages, shape)
+        try:
+            said = self.said(stages, shape)
+        except ConfigError:  # a rule that the grid does not know of
+            return
         shardings, at = shardings_of(rows.tp, rows.ep, rows.etp)
         found = picked(ends(said, stages, shardings, self.grid.devices), at)
         degrees = {name: getattr(rows, name) for name in ("tp", "cp", "ep", "etp", "dp", "microbatch_sz")}
@@ -75,7 +80,9 @@ class FsdpPipelines(Pipelines):
     def said(self, stages: Stages, shape: Shape) -> Job:
         """The job in this pipeline, on as few devices as it takes."""
         settings = {"parallelism.pp": stages.pp, "parallelism.vpp": stages.vpp, "parallelism.schedule": stages.said}
-        batch = self.job.data.gbs * stages.pp
+        copies, chunks = self.job.parallelism.dp, stages.pp * stages.vpp
+        most = min(self.job.data.gbs // copies * stages.pp, MOST_MICROBATCHES, MOST_ACTIONS // chunks)
+        batch = most // stages.pp * stages.pp * copies  # interleaving wants a multiple of pp; the rows have their own
         return self.job.replace(**settings, **SPLIT_SETTINGS[shape.split], **{"data.gbs": batch})
 
     def held(self, chunks: FsdpChunks) -> tuple[Num, Num]:

@@ -38,8 +38,14 @@ def grid(
 
     `weight`: number of layouts of every legal row with a schedule (recomputations).
     """
+    import numpy as np
+
     columns = numbers(job, plan, axes, devices, gbs)
-    row_splits, tried, legal = splits(plan, columns), schedules(plan, axes), dict[DiscreteChoice, Any]()
+    row_splits = splits(plan, columns)
+    if "split" in axes.said:
+        kept = np.isin(row_splits, [SPLITS.index(split) for split in axes.said["split"]])
+        columns, row_splits = {name: column[kept] for name, column in columns.items()}, row_splits[kept]
+    tried, legal = schedules(plan, axes), dict[DiscreteChoice, Any]()
     said, wide, alone = axes.values("sp", (False, True)), columns["tp"] > 1, columns["pp"] == 1
     for zero, sp, schedule in product(zeros, (False, True), dict.fromkeys([None, *tried])):
         mine = wide & (sp in said) if sp else ~wide | (sp in said)  # without tensor parallelism there is none to set

@@ -85,7 +85,10 @@ SPLITS: tuple[Split, ...] = ("even", "ends", "auto")
 
 @dataclass(frozen=True)
 class Axes:
-    """Values of the axes that the caller fixes; the others take all values that the job allows."""
+    """Values of the axes that the caller fixes; the others take all values that the job allows.
+
+    Of the ways to distribute layers (`split`), one that is not among the values is left out.
+    """
 
     said: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
