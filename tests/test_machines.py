@@ -234,7 +234,13 @@ def test_a_bad_file_tells_every_problem(tmp_path):
     path.write_text("accelerator: h100-sxm5-80\ntiers: [{name: x, bytes_per_s: fast, latency_s: -1}]\ndevices: 8\n")
     with pytest.raises(ConfigError) as caught:
         Machine.load(str(path))
-    assert len(caught.value.problems) == 4
+    problems = caught.value.problems  # the misspelled devices_per_node is reported once, not as missing too
+    assert [problem.partition(":")[0] for problem in problems] == [
+        "tiers[0].bytes_per_s",
+        "tiers[0].latency_s",
+        "devices",
+    ]
+    assert problems[2].endswith("did you mean 'devices_per_node'?")
     path.write_text("- a list")
     with pytest.raises(ConfigError, match="expected a mapping"):
         Machine.load(str(path))
