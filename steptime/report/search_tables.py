@@ -54,7 +54,7 @@ def answer(found: Search, best: Layout) -> FactList:
     where = ", ".join(f"{name} {value}" for name, value in varied(found, best.job).items())
     name = "best so far" if found.interrupted else "best"
     facts = [Fact(name, [*([where] if where else []), figures(best, by), shape(best)], "good")]
-    paid = price(best.job, best.job.run or Run()) if by == "cost" else None
+    paid = price(best.job, best.job.run or Run.model_validate({})) if by == "cost" else None
     if paid is not None:
         facts.append(Fact("price", [f"{paid[0]:g} per device-hour ({paid[1]})"]))
     if found.given is not None:
