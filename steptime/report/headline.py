@@ -186,7 +186,7 @@ def _room(estimate: Estimate) -> str:
 
 
 def fixes(estimate: Estimate) -> Table | None:
-    """The single changes with the least step time that make a job fit; None where it fits already."""
+    """The changes with the least step time that make a job fit; None where it fits already."""
     if estimate.memory.fits:
         return None
     rows = []
@@ -195,13 +195,11 @@ def fixes(estimate: Estimate) -> Table | None:
         rows.append([f"    {fix_cost(fix)}"])
     if not rows and estimate.memory.verdict == "tight":
         return None
-    heading = "no single change makes it fit: combine changes or use more devices"
+    heading = "no change found that makes it fit: use more devices, or devices with more memory"
     if rows:
         fits = estimate.fixes[0].verdict == "fits"
         heading = (
-            "to make it fit, cheapest first"
-            if fits
-            else "no single change makes it fit; to make it TIGHT, cheapest first"
+            f"{'to make it fit' if fits else 'no change found that makes it fit; to make it TIGHT'}, cheapest first"
         )
     return Table(heading, [], rows)
 
