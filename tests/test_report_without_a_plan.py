@@ -1,0 +1,269 @@
+"""A report without a plan file: the layout and batch that it takes, and the stated settings that it keeps."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+
+import steptime
+from steptime.commands.cli import main
+from steptime.commands.search_plan import unplanned
+from steptime.job.job import Job
+
+
+def run(capsys, *args):
+    code = main(list(args))
+    return (code, *capsys.readouterr())
+
+
+def test_a_model_a_machine_and_a_number_are_a_plan(capsys):
+    code, out, _ = run(capsys, "--model", "llama3-70b", "--machine", "h100", "--devices", "512", "--json")
+    document = json.loads(out)
+    assert (code, document["devices"], document["memory"]["verdict"]) == (0, 512, "fits")
+    assert document["assumptions"][0].startswith("defaults without a plan: tp ")
+    assert document["config"]["data"]["gbs"] * document["config"]["data"]["seqlen"] == 4 * 2**20
+
+
+def test_the_layout_without_a_plan_is_the_fastest_that_fits(capsys):
+    """405B on 2,304 devices of NVL72: no layout of tp, pp and recomputation that fits has more tokens per second.
+
+    A machine's node has 4 devices, its NVLink domain 72: tp 8 is inside. 126 layers and two ends make 128, which pp 4 divides.
+    """
+    found = load_json(capsys, "llama3-405b", "gb200", 2304)
+    assert found["memory"]["verdict"] == "fits"
+    for tp, pp in ((4, 4), (4, 16), (4, 32), (8, 2), (8, 4), (8, 8), (8, 16)):
+        for kind in ("none", "full"):
+            change = {"parallelism": {"tp": tp, "pp": pp, "layers_per_stage": "auto"}}
+            change["performance"] = {"activation_checkpointing_type": kind}
+            data = {"gbs": 576, "seqlen": 8192, "microbatch_sz": 1}
+            if 576 % (2304 // (tp * pp)) == 0:
+                other = steptime.estimate(Job(model="llama3-405b", devices=2304, data=data, hardware="gb200", **change))
+                fits = other.memory.verdict == "fits"
+                assert not fits or other.throughput.tokens_per_s < found["throughput"]["tokens_per_s"]
+
+
+@pytest.mark.parametrize(
+    ("model", "machine", "devices"),
+    [
+        ("llama3-70b", "h100", 512),
+        ("deepseek-v3", "h100", 256),
+        ("mixtral-8x7b", "gb200", 64),
+        ("llama3-70b", "h100", 500),
+    ],
+)
+def test_a_report_without_a_plan_is_near_the_best_of_a_search(capsys, model, machine, devices):
+    """The same batch, and at least 95 % of the tokens per second; 61 layers of DeepSeek-V3 lie unevenly in both."""
+    found = load_json(capsys, model, machine, devices)
+    named = ("--model", model, "--machine", machine, "--devices", str(devices))
+    best = json.loads(run(capsys, "search", *named, "--top", "1", "--json")[1])["best"][0]
+    assert best["config"]["data"]["gbs"] == found["config"]["data"]["gbs"]
+    assert found["throughput"]["tokens_per_s"] > 0.95 * best["tokens_per_s"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "sequences"),
+    [((), 500), (("data.seqlen=131072",), 125), (("data.gbs=250",), 250), (("devices=384",), 384)],
+)
+def test_the_batch_of_a_report_and_of_a_search_has_one_rule(settings, sequences):
+    """500 x 8,192 are 3.9 Mi tokens; 32 x 131,072 would be 4 Mi, and 500 is halved while it is even: to 125.
+
+    384 x 8,192 = 3 Mi tokens are nearer to 4 Mi than 768 x 8,192 = 6 Mi.
+    """
+    plan = unplanned("llama3-8b", "h100", None if "devices=384" in settings else 500, list(settings))
+    assert plan.job.data.gbs == sequences
+
+
+def test_a_search_takes_nodes_for_devices(capsys, tmp_path):
+    """64 nodes of 8."""
+    path = tmp_path / "plan.yaml"
+    data = {"gbs": 512, "seqlen": 8192}
+    path.write_text(yaml.safe_dump({"model": "llama3-8b", "data": data, "hardware": {"node_type": "h100", "nodes": 4}}))
+    best = json.loads(run(capsys, "search", str(path), "--top", "1", "--json")[1])["best"][0]
+    assert best["config"]["parallelism"]["dp"] * best["config"]["parallelism"]["tp"] <= 32
+
+
+def test_a_stated_pp_is_interleaved_too(capsys):
+    """Stating the value that would be chosen changes nothing."""
+    named = ("--model", "llama3-70b", "--devices", "64", "--json")
+    chosen, stated = (json.loads(run(capsys, *named, *more)[1]) for more in ((), ("--set", "parallelism.pp=4")))
+    assert chosen["config"]["parallelism"]["pp"] == 4
+    assert stated["time"]["step_s"] == chosen["time"]["step_s"]
+
+
+def test_sequences_without_a_plan_are_those_that_tp_divides(capsys):
+    """OPT's table has 2,050 positions, two of them before the first token."""
+    assert load_json(capsys, "opt-6.7b", "h100", 8)["config"]["data"]["seqlen"] == 2048
+
+
+def test_a_number_of_devices_with_few_powers_of_two_has_a_layout(capsys):
+    """500 = 4 * 125 H100: tp 4 alone does not fit 70 B, tp 4 with pp 5 does; 80 layers are 16 a stage."""
+    found = load_json(capsys, "llama3-70b", "h100", 500)
+    assert found["memory"]["verdict"] == "fits"
+    assert found["config"]["parallelism"]["pp"] % 5 == 0
+
+
+def test_the_batch_without_a_plan_grows_with_the_cluster(capsys):
+    """Llama 3 405B (arXiv 2407.21783, table 4): 16M tokens on 16,384 devices; 4M at first, here up to 4,096 of them."""
+    for devices, tokens in ((512, 4), (4096, 4), (16384, 16)):
+        data = load_json(capsys, "llama3-405b", "h100", devices)["config"]["data"]
+        assert data["gbs"] * data["seqlen"] == tokens * 2**20
+
+
+def load_json(capsys, model, machine, devices):
+    return json.loads(run(capsys, "--model", model, "--machine", machine, "--devices", str(devices), "--json")[1])
+
+
+def test_only_defaults_are_told(capsys):
+    """Machine, devices and layout are stated; the batch and its lengths are not."""
+    stated = (
+        "parallelism={tp: 8, pp: 1, dp: 1}",
+        "data.microbatch_sz=1",
+        "performance.activation_checkpointing_type=full",
+    )
+    layout = [word for setting in stated for word in ("--set", setting)]
+    document = json.loads(run(capsys, "--model", "llama3-70b", "--machine", "h100", *layout, "--json")[1])
+    assert document["assumptions"][0] == (
+        "defaults without a plan: 8 devices, 8,192 tokens per sequence, gbs 512 (4 Mi tokens per step); change them with --set"
+    )
+
+
+def quick(capsys, *sets, named=("--model", "llama3-8b")):
+    """The JSON of a report without a plan under some settings, and its note of defaults."""
+    code, out, err = run(capsys, *named, *(word for setting in sets for word in ("--set", setting)), "--json")
+    assert (code, err) == (0, "")
+    document = json.loads(out)
+    return document, document["assumptions"][0]
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "performance.recompute.granularity=full",
+        "performance={recompute: {granularity: full}}",
+        "performance={activation_checkpointing_type: full}",
+        "performance.activation_checkpointing_type=full",
+    ],
+)
+def test_a_stated_recomputation_is_kept_however_it_is_written(capsys, setting):
+    """Of every chunk all layers, one by one; it is no default."""
+    document, note = quick(capsys, setting)
+    said = document["config"]["performance"]["recompute"]
+    assert said == {"granularity": "full", "method": "uniform", "n_layers": 1}
+    assert "recomputation" not in note
+
+
+def test_stated_layers_of_recomputation_are_kept(capsys):
+    document, note = quick(
+        capsys, "performance.recompute={granularity: full, method: block}", "performance.recompute.n_layers=5"
+    )
+    said = document["config"]["performance"]["recompute"]
+    assert said == {"granularity": "full", "method": "block", "n_layers": 5}
+    assert "recomputation" not in note
+
+
+def test_a_stated_split_of_the_layers_is_kept(capsys):
+    """7 + 9 + 9 + 7 = 32 layers of 4 stages, whether pp is stated or not."""
+    named = ("--model", "llama3-8b", "--devices", "16")
+    for more in (("parallelism.pp=4",), ()):
+        layout = quick(capsys, *more, "parallelism.layers_per_stage=[7,9,9,7]", named=named)[0]["config"]["parallelism"]
+        assert (layout["pp"], layout["vpp"], layout["layers_per_stage"]) == (4, 1, [7, 9, 9, 7])
+
+
+@pytest.mark.parametrize(("ends", "whole"), [("true", 82), ("false", 80)])
+def test_ends_that_are_stated_to_count_as_layers_do(capsys, ends, whole):
+    """80 layers and two ends are 82; the fastest layout of either kind is not the one of the other."""
+    named = ("--model", "llama3-70b", "--devices", "64")
+    setting = f"parallelism.embedding_and_loss_count_as_layers={ends}"
+    layout = quick(capsys, setting, named=named)[0]["config"]["parallelism"]
+    assert layout["embedding_and_loss_count_as_layers"] == (ends == "true")
+    assert whole % (layout["pp"] * layout["vpp"]) == 0
+
+
+def test_a_stated_group_of_micro_batches_is_kept(capsys):
+    """Only an interleaved schedule has groups."""
+    named = ("--model", "llama3-70b", "--devices", "64")
+    for more in (("parallelism.pp=4", "parallelism.vpp=2"), ("parallelism.pp=4",)):
+        layout = quick(capsys, *more, "parallelism.microbatch_group_sz=8", named=named)[0]["config"]["parallelism"]
+        assert (layout["pp"], layout["microbatch_group_sz"]) == (4, 8)
+        assert layout["vpp"] > 1
+
+
+def test_the_limit_of_micro_batches_is_that_of_the_layout(capsys):
+    """160,000 sequences on 8 devices of pp 1 are 20,000 micro-batches; 900,000 devices have as many sequences."""
+    config = quick(capsys, "data.gbs=160000")[0]["config"]
+    assert config["data"]["gbs"] == 160_000
+    assert 160_000 // (config["parallelism"]["dp"] * config["data"]["microbatch_sz"]) <= 100_000
+    assert unplanned("llama3-8b", "h100", 900_000, []).job.data.gbs > 100_000
+
+
+@pytest.mark.parametrize(
+    ("setting", "line"),
+    [
+        ("parallelism.tp=x", "parallelism.tp: expected a whole number (got 'x')"),
+        ("parallelism.tp={a: 1}", "parallelism.tp: expected a whole number (got a mapping)"),
+        ("parallelism.tp=[1]", "parallelism.tp: expected a whole number (got a list of 1)"),
+        ("parallelism.tp=null", "parallelism.tp: expected a whole number (got nothing)"),
+        ("data.microbatch_sz=auto", "data.microbatch_sz: expected a whole number (got 'auto')"),
+        ("parallelism.zero_level=x", "parallelism.zero_level: expected one of 0, 1, 2, 3 (got 'x')"),
+        ("parallelism.schedule=zero-bubble", "parallelism.schedule: use zero_bubble (got 'zero-bubble')"),
+        ("parallelism.sp=x", "parallelism.sp: expected true or false (got 'x')"),
+        ("data=3", "data: expected a mapping (got 3)"),
+        ("devices=auto", "devices: expected a whole number (got 'auto')"),
+        ("parallelism=3", "parallelism: expected a mapping (got 3)"),
+    ],
+)
+def test_an_invalid_value_without_a_layout_is_the_only_problem(capsys, tmp_path, setting, line):
+    """In a report without a plan, and in a search of a file."""
+    assert run(capsys, "--model", "llama3-8b", "--set", setting) == (2, "", f"{line}\n")
+    path = tmp_path / "plan.yaml"
+    plan = {"model": "llama3-8b", "devices": 8, "data": {"gbs": 8, "seqlen": 4096}, "hardware": "h100"}
+    key, _, value = setting.partition("=")
+    section, _, name = key.partition(".")
+    read = yaml.safe_load(value)
+    plan[section] = {**plan.get(section, {}), name: read} if name else read
+    path.write_text(yaml.safe_dump(plan))
+    assert run(capsys, "search", str(path)) == (2, "", f"{path}: {line}\n")
+
+
+def test_dp_may_be_open(capsys):
+    assert quick(capsys, "parallelism.dp=auto")[0] == quick(capsys)[0]
+
+
+def test_nodes_of_a_stated_machine_are_the_devices(capsys, tmp_path):
+    """Two nodes of 8; a plan that also has another number contradicts itself."""
+    document, note = quick(capsys, "hardware={node_type: dgx-a100, nodes: 2}")
+    assert (document["devices"], document["config"]["hardware"]["node_type"]) == (16, "dgx-a100-80")
+    assert "16 devices" not in note
+    plan = {"model": "llama3-8b", "data": {"gbs": 8, "seqlen": 4096}, "devices": 8}
+    path = tmp_path / "plan.yaml"
+    path.write_text(yaml.safe_dump(plan | {"hardware": {"node_type": "dgx-a100", "nodes": 2}}))
+    line = f"{path}: devices: 8, but hardware.nodes: 2 nodes of 8 = 16; remove one\n"
+    assert run(capsys, "search", str(path)) == (2, "", line)
+    path.write_text(yaml.safe_dump(plan | {"hardware": {"node_type": "dgx-a100", "nodes": 1}}))
+    assert run(capsys, "search", str(path), "--top", "1")[0] == 0
+
+
+def test_a_search_refuses_what_follows_from_the_layout(capsys, tmp_path):
+    path = tmp_path / "plan.yaml"
+    plan = {"model": "llama3-8b", "data": {"gbs": 8, "seqlen": 4096}, "devices": 8, "hardware": "h100"}
+    path.write_text(yaml.safe_dump(plan | {"parallelism": {"pp": 2, "layers_per_stage": [16, 16]}}))
+    code, out, err = run(capsys, "search", str(path))
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("parallelism.layers_per_stage: it follows from the layout")
+
+
+def test_many_stages_of_fsdp_do_not_end_a_search(capsys):
+    """44 layers in up to 44 stages on 88 devices: whatever batch stands in for that of the rows has a step that can be walked."""
+    document, note = quick(capsys, "parallelism.pp=44", named=("--model", "gpt-neox-20b", "--devices", "88"))
+    assert document["config"]["parallelism"]["pp"] == 44
+    assert "pp" not in note.split("(fastest")[0].split()
+
+
+def test_only_a_key_of_the_same_section_is_a_degree(capsys):
+    """The overlap of tp's communication is not the degree of tp."""
+    assert ", tp 1, pp 1" in quick(capsys, "performance.overlap.tp=0.5")[1]
+    note = quick(capsys, "parallelism={tp: 2}")[1]
+    assert ", pp 1" in note
+    assert "tp 2" not in note
