@@ -10,12 +10,12 @@ from steptime.answer.result import estimate
 from steptime.base.config import ConfigError
 from steptime.base.words import counted
 from steptime.commands import defaults
-from steptime.commands.search_plan import AXES, unplanned
+from steptime.commands.search_plan import unplanned
 from steptime.search.estimated import WORDS, covered
 from steptime.search.fastest import fastest
 from steptime.search.recompute import MAPPING, WORD, label
 from steptime.search.search import NEAR, Asked
-from steptime.search.space import Axes, chunk_counts, divisors
+from steptime.search.space import AXES, Axes, chunk_counts, divisors
 
 if TYPE_CHECKING:
     from steptime.commands.search_plan import SearchPlan

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from steptime.base.config import ConfigError, closest
 from steptime.base.document import parse
 from steptime.commands import defaults, outputs
-from steptime.commands.search_plan import AXES, SearchPlan, numbers, plan_of, unplanned_search
+from steptime.commands.search_plan import SearchPlan, numbers, plan_of, unplanned_search
 from steptime.job.names import meant_path
 from steptime.launch.plan_yaml import plan_yaml
 from steptime.report.progress import ProgressLine
@@ -16,7 +16,7 @@ from steptime.schedule import SCHEDULES
 from steptime.search.fastest import fastest
 from steptime.search.run import run
 from steptime.search.search import Asked, Search
-from steptime.search.space import Axes
+from steptime.search.space import AXES, Axes
 
 if TYPE_CHECKING:
     from argparse import Namespace

@@ -20,20 +20,12 @@ from steptime.job.limits import MOST_MICROBATCHES
 from steptime.job.mesh import Parallelism
 from steptime.job.mistaken import plan_mapping
 from steptime.job.sections import Data
-from steptime.search.space import divisors
+from steptime.search.space import AXES, divisors
 
 if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Iterable
 
-AXES = {
-    **{
-        name: f"parallelism.{name}"
-        for name in ("tp", "pp", "vpp", "cp", "dp", "ep", "etp", "sp", "zero_level", "schedule")
-    },
-    "microbatch_sz": "data.microbatch_sz",
-}
-"""Axes by the names of their keys."""
 OF_LAYOUT = ("layers_per_stage", "microbatch_group_sz")
 """Keys of `parallelism` that the stages must suit."""
 

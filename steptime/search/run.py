@@ -16,7 +16,7 @@ from steptime.search.layouts import Block
 from steptime.search.objective import unit, weight
 from steptime.search.screen import Bound, Screen
 from steptime.search.search import Asked, FoundLayouts, Search
-from steptime.search.space import EXCESS, Axes, Counts
+from steptime.search.space import AXES, EXCESS, Axes, Counts
 
 
 def search(
@@ -60,12 +60,9 @@ def search(
     return run(plan, Asked(counts, batches, axes or Axes(), over or {}, objective))
 
 
-_AXES = frozenset({"tp", "pp", "vpp", "cp", "dp", "ep", "etp", "sp", "zero_level", "schedule", "microbatch_sz"})
-
-
 def _check_values(key: str, values: object) -> None:
     """Raise where a key of `over` is an axis, or its values are no list."""
-    if key in _AXES:
+    if key in AXES:
         raise ConfigError(f"over: {key!r} is an axis of the search; fix it with axes=Axes({{{key!r}: (value, ...)}})")
     if isinstance(values, str) or not isinstance(values, Sequence):
         raise ConfigError(f"over: {key}: expected a list of values (got {show(values)})")

@@ -83,6 +83,16 @@ class Shape(NamedTuple):
 SPLITS: tuple[Split, ...] = ("even", "ends", "auto")
 
 
+AXES = {
+    **{
+        name: f"parallelism.{name}"
+        for name in ("tp", "pp", "vpp", "cp", "dp", "ep", "etp", "sp", "zero_level", "schedule")
+    },
+    "microbatch_sz": "data.microbatch_sz",
+}
+"""The axes of a search by the names of their plan keys."""
+
+
 @dataclass(frozen=True)
 class Axes:
     """Values of the axes that the caller fixes; the others take all values that the job allows.
