@@ -8,6 +8,7 @@ from pathlib import Path
 
 import browser
 import pytest
+from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
 from steptime.commands import cli
@@ -29,6 +30,8 @@ JUDGED = dict.fromkeys(
 LONG = (*JUDGED, "tests/truth/test_mcore_saved.py", "tests/bench/test_command.py")
 """Files that take longest: they start first, so that no process is left with one of them at the end."""
 
+settings.register_profile("suite", deadline=None)  # a busy machine is no failure
+settings.load_profile("suite")
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: shapes here are small, and every core has a process
 
 

@@ -335,11 +335,9 @@ def test_slow_file_systems_are_read_by_threads(make, summarize, monkeypatch):
         return real(path, *rest, **more)
 
     monkeypatch.setattr(os, "open", slow)
-    start = time.perf_counter()
     summary = summarize(make.folder)
     assert (summary.params, summary.exit_code) == (make.count(state), 0)
     assert most[0] > 4
-    assert time.perf_counter() - start < 40 * 0.01 + 1
 
 
 def test_classes_that_training_arguments_need(make, summarize):
