@@ -146,6 +146,23 @@ def test_layers_that_do_not_divide():
     assert row_plan.to_config(own(n_layers=30, pp=4)).config["parallelism"]["layers_per_stage"] == "auto"
 
 
+def test_multi_token_prediction_where_flops_per_token_count_it():
+    """DeepSeek-V3, forward and backward. Products per token: attention 11.0 + 37.7 + 4.1 + 16.8 + 117.4 = 187.1 M, a dense MLP
+    396.4 M, an MoE layer's router, 8 experts and shared one 398.2 M, head 926.7 M: 6 * (61 * 187.1 + 3 * 396.4 + 58 * 398.2 +
+    926.7) M = 219.7 G. Scores and context, 3 * 2 * 61 * 128 * (192 + 128) * 4,096 / 2 = 30.7 G. Together 250.4 G; the source
+    counts 260 G, a layer, a head and a projection of 2 h x h more: 6 * (187.1 + 398.2 + 926.7 + 102.8) M + 0.5 G = 10.2 G.
+    """
+    row = SHIPPED["MBRIDGE-136"]
+    seconds_of_all = float(row.text("step_time_s")) * int(row.text("n_gpus"))
+    per_token = float(row.text("tflops_per_gpu_reported")) * 1e12 * seconds_of_all / (4096 * 4096)
+    assert per_token == pytest.approx(250.4e9 + 10.2e9, rel=0.01)
+    found = row_plan.to_config(row)
+    assert found.config["model"]["mtp"] == 1
+    assert found.config["parallelism"]["layers_per_stage"] == [4] * 15 + [1]
+    assert {"mtp: 1, as its FLOPs per token count", "layers_per_stage: as in the recipe"} <= set(found.assumed)
+    assert "mtp" not in row_plan.to_config(SHIPPED["MBRIDGE-247"]).config["model"]  # 249 G per token
+
+
 def test_a_plan_runs_as_printed():
     """The config of a row, overrides and all, goes through `Job.load` to the same answer."""
     mapped = row_plan.to_config(SHIPPED["hagemann-003"])
