@@ -163,6 +163,15 @@ def test_multi_token_prediction_where_flops_per_token_count_it():
     assert "mtp" not in row_plan.to_config(SHIPPED["MBRIDGE-247"]).config["model"]  # 249 G per token
 
 
+def test_latent_attention_on_blackwell_before_its_kernels():
+    """NeMo 25.04 on GB200 ran it unfused; on H100, and Llama on GB200, it did not, nor Megatron-Bridge later."""
+    unfused = {
+        name: row_plan.to_config(SHIPPED[name]).config["performance"].get("attention_impl") == "unfused"
+        for name in ("DGXC-280", "DGXC-279", "DGXC-285", "MBRIDGE-247")
+    }
+    assert unfused == {"DGXC-280": True, "DGXC-279": False, "DGXC-285": False, "MBRIDGE-247": False}
+
+
 def test_a_plan_runs_as_printed():
     """The config of a row, overrides and all, goes through `Job.load` to the same answer."""
     mapped = row_plan.to_config(SHIPPED["hagemann-003"])
