@@ -401,3 +401,11 @@ def test_natural_routing_is_uneven_and_forced_balance_is_not():
     assert at(forced.config, "model.moe.imbalance_factor") is None
     assert at(natural.config, "model.moe.imbalance_factor") == 1.6
     assert natural.predicted_step_s / forced.predicted_step_s == pytest.approx(14.16 / 11.37, rel=0.02)
+
+
+def test_routing_of_a_trained_model_is_not_even():
+    """8 ranks with 8 of 64 experts each, which differ by 1.14 of the mean: a rank by 1.14 / sqrt(8) = 0.403. The fullest of 8 is
+    expected at the 7.625 / 8.25 = 0.924 quantile of a normal distribution, 1.434: 1 + 0.403 * 1.434 = 1.58.
+    """
+    tuned = row_plan.to_config(SHIPPED["mbridge-cards-n002"])
+    assert at(tuned.config, "model.moe.imbalance_factor") == 1.58
