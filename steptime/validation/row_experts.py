@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from math import sqrt
 from statistics import NormalDist
 from typing import Any
 
@@ -134,7 +135,7 @@ def fullest(spread: float, experts: int, ranks: int) -> float:
     if ranks <= 1:
         return 1.0
     quantile = NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
-    return round(1.0 + spread * (ranks / experts) ** 0.5 * quantile, 2)
+    return round(1.0 + spread * sqrt(ranks / experts) * quantile, 2)
 
 
 def ranks_of_balanced_gate(experts: int, per_token: int, ep: int) -> int:
