@@ -146,6 +146,32 @@ def test_layers_that_do_not_divide():
     assert row_plan.to_config(own(n_layers=30, pp=4)).config["parallelism"]["layers_per_stage"] == "auto"
 
 
+def test_multi_token_prediction_where_flops_per_token_count_it():
+    """DeepSeek-V3, forward and backward. Products per token: attention 11.0 + 37.7 + 4.1 + 16.8 + 117.4 = 187.1 M, a dense MLP
+    396.4 M, an MoE layer's router, 8 experts and shared one 398.2 M, head 926.7 M: 6 * (61 * 187.1 + 3 * 396.4 + 58 * 398.2 +
+    926.7) M = 219.7 G. Scores and context, 3 * 2 * 61 * 128 * (192 + 128) * 4,096 / 2 = 30.7 G. Together 250.4 G; the source
+    counts 260 G, a layer, a head and a projection of 2 h x h more: 6 * (187.1 + 398.2 + 926.7 + 102.8) M + 0.5 G = 10.2 G.
+    """
+    row = SHIPPED["MBRIDGE-136"]
+    seconds_of_all = float(row.text("step_time_s")) * int(row.text("n_gpus"))
+    per_token = float(row.text("tflops_per_gpu_reported")) * 1e12 * seconds_of_all / (4096 * 4096)
+    assert per_token == pytest.approx(250.4e9 + 10.2e9, rel=0.01)
+    found = row_plan.to_config(row)
+    assert found.config["model"]["mtp"] == 1
+    assert found.config["parallelism"]["layers_per_stage"] == [4] * 15 + [1]
+    assert {"mtp: 1, as its FLOPs per token count", "layers_per_stage: as in the recipe"} <= set(found.assumed)
+    assert "mtp" not in row_plan.to_config(SHIPPED["MBRIDGE-247"]).config["model"]  # 249 G per token
+
+
+def test_latent_attention_on_blackwell_before_its_kernels():
+    """NeMo 25.04 on GB200 ran it unfused; on H100, and Llama on GB200, it did not, nor Megatron-Bridge later."""
+    unfused = {
+        name: row_plan.to_config(SHIPPED[name]).config["performance"].get("attention_impl") == "unfused"
+        for name in ("DGXC-280", "DGXC-279", "DGXC-285", "MBRIDGE-247")
+    }
+    assert unfused == {"DGXC-280": True, "DGXC-279": False, "DGXC-285": False, "MBRIDGE-247": False}
+
+
 def test_a_plan_runs_as_printed():
     """The config of a row, overrides and all, goes through `Job.load` to the same answer."""
     mapped = row_plan.to_config(SHIPPED["hagemann-003"])
@@ -375,3 +401,11 @@ def test_natural_routing_is_uneven_and_forced_balance_is_not():
     assert at(forced.config, "model.moe.imbalance_factor") is None
     assert at(natural.config, "model.moe.imbalance_factor") == 1.6
     assert natural.predicted_step_s / forced.predicted_step_s == pytest.approx(14.16 / 11.37, rel=0.02)
+
+
+def test_routing_of_a_trained_model_is_not_even():
+    """8 ranks with 8 of 64 experts each, which differ by 1.14 of the mean: a rank by 1.14 / sqrt(8) = 0.403. The fullest of 8 is
+    expected at the 7.625 / 8.25 = 0.924 quantile of a normal distribution, 1.434: 1 + 0.403 * 1.434 = 1.58.
+    """
+    tuned = row_plan.to_config(SHIPPED["mbridge-cards-n002"])
+    assert at(tuned.config, "model.moe.imbalance_factor") == 1.58

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from steptime.base.num import Num, maximum
+from steptime.base.num import Num, made, maximum
 from steptime.cost.compute import Pass, total
 from steptime.model.ops import Attention, Comm, Gemm, Op
 from steptime.software.settings import MoeSettings
@@ -78,6 +78,29 @@ def computed(which: Sequence[int], passes: Sequence[Pass], both: Sequence[tuple[
     """Compute seconds of some ops."""
     dgrad, wgrad = ([both[i][side].time_s for i in which] for side in (0, 1))
     return Compute(total(passes[i].time_s for i in which), total(dgrad), total(wgrad))
+
+
+def with_gaps(
+    passes: Sequence[Pass], both: Sequence[tuple[Pass, Pass]], gap_s: Num
+) -> tuple[list[Pass], list[tuple[Pass, Pass]]]:
+    """Passes lengthened by the launch gaps of their part: an all-to-all goes on while the compute stream pauses.
+
+    Of `gap_s` forward has a third, as of the kernels, and each kernel of a direction the same.
+
+    >>> one = Pass(0.0, 0.0, 0.0, 0.0, 2.0)
+    >>> forward, backward = with_gaps([one, one], [(one, one), (one, one)], 6.0)
+    >>> forward[0].time_s, backward[0][0].time_s
+    (3.0, 3.0)
+    """
+    ahead = gap_s / 3.0 / maximum(1.0, total(done.kernels for done in passes))
+    back = gap_s * 2.0 / 3.0 / maximum(1.0, total(done.kernels for pair in both for done in pair))
+    backward = [(longer(dgrad, back), longer(wgrad, back)) for dgrad, wgrad in both]
+    return [longer(done, ahead) for done in passes], backward
+
+
+def longer(done: Pass, gap_s: Num) -> Pass:
+    """A pass with a gap after each of its kernels."""
+    return made(Pass, (*done[:4], done.time_s + gap_s * done.kernels, done.kernels))
 
 
 def windows(compute: Compute, first_s: Num, *, delayed: bool) -> tuple[Num, Num]:

@@ -11,7 +11,7 @@ from steptime.cost.comm import Collective, CommCost
 from steptime.cost.compute import NOTHING, Pass
 from steptime.cost.exchange import exchange
 from steptime.cost.host import graphed_kernels, launch_host_s
-from steptime.cost.neighbors import ALONE, CONTEXT_AXES, EXPERT_AXES, Neighbors, beside_exchanges, neighbor
+from steptime.cost.neighbors import ALONE, CONTEXT_AXES, EXPERT_AXES, Neighbors, beside_exchanges, neighbor, with_gaps
 from steptime.cost.overlap import contention, hidden_s, in_pieces_s
 from steptime.cost.rates import Rates
 from steptime.hardware.machine import Tier
@@ -163,7 +163,7 @@ def part_time(
     """
     passes = [compute.forward(op, context.rates, sizes) for op in ops]
     both = [compute.backward(op, context.rates, sizes) for op in ops]
-    beside = exchanges_beside(ops, passes, both, context)
+    beside = exchanges_beside(ops, *with_gaps(passes, both, gap_s), context)
     forward = forward_work(ops, passes, context, range(len(ops)), beside)
     backward = backward_work(ops, both, context, beside)
     forward.launch_s, backward.launch_s = gap_s / 3.0, gap_s * 2.0 / 3.0

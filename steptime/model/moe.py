@@ -200,6 +200,7 @@ def add_bias(rows: Rows, x: Tensor, probs: str) -> Move:
         forward_by_element=slow,
         backward_by_element=slow_back,
         kernels=2.0 * rows.local_experts + 1.0 + casts,
+        gaps=3.0 + casts,
         forward_temp_bytes=(2.0 * wide - size) * x.elements,
         backward_temp_bytes=2.0 * wide * x.elements,
         role="moe",

@@ -241,6 +241,8 @@ class Move(Op):
     """Whether it chooses each token's experts."""
     looped: bool = False
     """Whether its kernels are launched by one C++ loop over experts."""
+    gaps: Num | None = None
+    """Its kernels after which the device pauses, where those of one expert after another are not counted one by one."""
     forward_by_element: ByElement = VECTORIZED
     backward_by_element: ByElement = VECTORIZED
 

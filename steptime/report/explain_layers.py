@@ -12,7 +12,7 @@ from steptime.report.breakdown import part_title
 from steptime.report.format import seconds
 from steptime.report.table import Fact, FactList
 from steptime.software.efficiency import efficiency
-from steptime.timing.part_times import COMPILED_GAP, GRAPHED_GAP, HALVES, more_launches
+from steptime.timing.part_times import COMPILED_GAP, GRAPHED_GAP, HALVES, gap_layers, more_launches
 
 if TYPE_CHECKING:
     from steptime.answer.result import Estimate
@@ -85,7 +85,8 @@ def _of_part(part: Part, estimate: Estimate) -> list[_Factor]:
         found.append(_Factor("depths", float(estimate.job.model.mtp), "layers of multi-token prediction"))
     elif part.kind in HALVES:
         found.append(_Factor("norms", 0.5, "one norm of two"))
-    share = float(more_launches(part.ops, graphs))
+    layers = gap_layers(estimate.assembly, part)
+    share = float(more_launches(part.ops, graphs, layers)) if layers else 1.0
     if share != 1.0:
         graphed = f"; of those in CUDA graphs {GRAPHED_GAP:g} of the gaps remain" if graphs else ""
         found.append(

@@ -170,29 +170,38 @@ def away_bytes(assembly: Assembly, part: Part, segments: list[Segment], *, whole
 EXPERT_STREAMS = 4.0
 """Grouped products are one cuBLAS call per expert, over so many streams (NVIDIA/TransformerEngine
 transformer_engine/common/util/multi_stream.cpp, get_num_compute_streams)."""
-MLP_LAUNCHES = 3.0
-"""Kernels of a dense MLP: up, activation, down."""
+DENSE_LAUNCHES, MLP_LAUNCHES = 15.0, 3.0
+"""Kernels of the dense layers on which the profile's gap was fitted, and those of their MLP (up, activation, down): a Llama layer
+with tensor and sequence parallelism has 11, and 4 collectives."""
 
 
-def more_launches(ops: list[Op], graphs: Graphs) -> Num:
-    """Launch gaps of a layer over a dense one's, which the profile states: as its experts' kernels to those of an MLP.
+def more_launches(ops: list[Op], graphs: Graphs, layers: float) -> Num:
+    """Launch gaps of a part of `layers` layers with two norms over those of as many dense ones, which the profile states.
 
-    Of kernels launched by graphs `GRAPHED_GAP` remains.
+    Whatever the attention, a kernel of the experts adds the gaps of one of a dense layer, and those of its MLP are left out. Of
+    kernels launched by graphs `GRAPHED_GAP` remains.
     """
     inside = captured(ops, graphs)
     each = [launches(op) for op in ops]
-    gaps = sum([n * GRAPHED_GAP if i in inside else n for i, n in enumerate(each)]) if inside else sum(each)
-    others = [n for op, n in zip(ops, each, strict=True) if op.role not in MOE]
-    return gaps / (sum(others) + MLP_LAUNCHES if len(others) < len(ops) else sum(each))
+    left = [n * GRAPHED_GAP if i in inside else n for i, n in enumerate(each)]
+    experts = [i for i, op in enumerate(ops) if op.role in MOE]
+    if not experts:
+        return sum(left) / sum(each)
+    others = [i for i, op in enumerate(ops) if op.role not in MOE]
+    share = sum([left[i] for i in others]) / sum([each[i] for i in others])
+    dense = DENSE_LAUNCHES * layers
+    return (share * (dense - MLP_LAUNCHES * max(1.0, layers)) + sum([left[i] for i in experts])) / dense
 
 
 def launches(op: Op) -> Num:
-    """Kernels that an op launches forward."""
+    """Kernels of an op, forward, that have a gap of their own; those of one expert after another run without a pause."""
     if isinstance(op, Gemm):
         return 1.0 + (op.count - 1.0) / EXPERT_STREAMS if op.grouped else op.kernels
     if isinstance(op, Comm):
         return 1.0 if op.kind is not None else 0.0
-    return op.kernels if isinstance(op, Move) and not op.looped else 1.0
+    if not isinstance(op, Move) or op.looped:
+        return 1.0
+    return op.kernels if op.gaps is None else op.gaps
 
 
 def layer_gap_s(job: Job, context: Context) -> float:
@@ -204,11 +213,16 @@ def layer_gap_s(job: Job, context: Context) -> float:
 
 
 def part_gap_s(gap_s: Num, assembly: Assembly, part: Part) -> Num:
-    """The launch gaps of a part, from those of a layer with two norms; of the ends only multi-token prediction has layers."""
+    """The launch gaps of a part, from those of a layer with two norms."""
+    layers = gap_layers(assembly, part)
+    return gap_s * layers * more_launches(part.ops, assembly.job.software.timing.cuda_graphs, layers) if layers else 0.0
+
+
+def gap_layers(assembly: Assembly, part: Part) -> float:
+    """Layers with two norms in a part; of the ends only multi-token prediction has any."""
     if part is assembly.embedding:
         return 0.0
-    layers = assembly.job.model.mtp if part is assembly.head else 0.5 if part.kind in HALVES else 1.0
-    return gap_s * layers * more_launches(part.ops, assembly.job.software.timing.cuda_graphs)
+    return float(assembly.job.model.mtp) if part is assembly.head else 0.5 if part.kind in HALVES else 1.0
 
 
 def whole_replay(part: Part, times: PartTime, context: Context) -> Work:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from math import sqrt
+from statistics import NormalDist
 from typing import Any
 
 from steptime.validation.measurements import MeasuredRow
@@ -11,14 +13,22 @@ SIGMOID = ("deepseek-v3", "deepseekv3", "kimi", "glm-4", "llama-4", "llama4")
 """Models whose router uses sigmoids, by part of their names."""
 NO_BIAS = ("llama-4", "llama4")
 """Those of them without a balancing bias."""
-NATURAL_IMBALANCE = 1.6
-"""Rows of the fullest rank over the mean where a row says that routing is natural, not forced to be even: it explains
-14.16 against 11.37 s in the two rows marked fit that differ in nothing else (MOEZOO-007 and -008). Over a global batch the
-fullest expert has 1.5 to 1.7 times the mean under a balancing loss (Wang et al. 2024, arXiv 2408.15664)."""
+NATURAL_SPREAD = 1.67
+"""Standard deviation of the rows of an expert over their mean where a row says that routing is natural, not forced to be even:
+the fullest of 8 ranks with 16 experts each then has 1.6 times the mean, which explains 14.16 against 11.37 s in the two rows
+marked fit that differ in nothing else (MOEZOO-007 and -008). Over a global batch the fullest expert has 1.5 to 1.7 times the mean
+under a balancing loss (Wang et al. 2024, arXiv 2408.15664)."""
 
-LEARNED_IMBALANCE = 1.3
+LEARNED_SPREAD = 1.14
 """The same for torchtitan, whose routing is natural unless `debug.moe_force_load_balance` is set (torchtitan/config/configs.py@
-6b960233): what the two rows marked fit with its standard all-to-all need (torchtitan-dsv3-n008 and -n009, 4 ranks)."""
+6b960233): 1.3 for the fullest of 4 ranks with 16 experts each is what the two rows marked fit with its standard all-to-all need
+(torchtitan-dsv3-n008 and -n009). And for the routers of trained models: Moonlight on 8 ranks with 8 experts each (marked fit)
+needs 1.5, this is 1.58."""
+
+TUNED = "/model_verification_cards/"
+"""Where Megatron-Bridge describes training on real data, whose recipes do not force routing to be even (NVIDIA-NeMo/
+Megatron-Bridge@067f987d src/megatron/bridge/recipes, moe_router_force_load_balancing = False in moonlight/h100/moonlight_16b.py
+and qwen/h100/qwen3_moe.py)."""
 
 
 def capacity(words: str) -> re.Match[str] | None:
@@ -97,10 +107,11 @@ def experts(row: MeasuredRow, name: str, assumed: list[str]) -> dict[str, Any]:
         assumed.append("capacity_factor: 1")
     if "capacity_factor" in section and "pad" in words:
         section["pad_to_capacity"] = True
+    learned = "torchtitan" in row.text("framework").lower() and "forced load balance" not in words
     if "natural routing" in words:
-        section["imbalance_factor"] = NATURAL_IMBALANCE
-    elif "torchtitan" in row.text("framework").lower() and "forced load balance" not in words:
-        section["imbalance_factor"] = LEARNED_IMBALANCE
+        section["imbalance_factor"] = fullest(NATURAL_SPREAD, section["n_experts"], row.whole("ep") or 1)
+    elif learned or TUNED in row.text("source"):
+        section["imbalance_factor"] = fullest(LEARNED_SPREAD, section["n_experts"], row.whole("ep") or 1)
     assumed.append(f"imbalance_factor: {section.get('imbalance_factor', 1)}")
     if "automodel" in row.text("framework").lower() and (ep := row.whole("ep") or 1) > 1:
         section |= {
@@ -109,6 +120,22 @@ def experts(row: MeasuredRow, name: str, assumed: list[str]) -> dict[str, Any]:
         }
         assumed.append(f"ranks of a token: {section['node_limit']}, from its balanced gate")
     return section
+
+
+def fullest(spread: float, experts: int, ranks: int) -> float:
+    """Rows of the fullest rank over the mean, rounded: those of experts differ by `spread`, those of a rank less.
+
+    The rows of a rank are a sum over experts / ranks experts, whose deviation is spread / sqrt(experts / ranks) of the mean; the
+    largest of n normal numbers is expected at the (n - 3/8) / (n + 1/4) quantile (Blom 1958, Statistical Estimates and
+    Transformed Beta-Variables).
+
+    >>> fullest(1.14, 64, 4), fullest(1.14, 256, 32), fullest(1.67, 128, 8)
+    (1.3, 1.83, 1.6)
+    """
+    if ranks <= 1:
+        return 1.0
+    quantile = NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
+    return round(1.0 + spread * sqrt(ranks / experts) * quantile, 2)
 
 
 def ranks_of_balanced_gate(experts: int, per_token: int, ep: int) -> int:

@@ -17,6 +17,7 @@ from steptime.validation.row_hybrid import completed, hybrid_model, is_hybrid
 from steptime.validation.row_machine import hardware_of, machine
 from steptime.validation.row_native import by_module, resharded
 from steptime.validation.row_software import RowFramework, framework_of, performance_of
+from steptime.validation.row_stages import depths_ahead, stages
 
 CORES = 128
 """Of two EPYC 7742."""
@@ -61,7 +62,9 @@ def to_config(row: MeasuredRow, *, known_release: bool = True) -> Mapped:
         "seqlen": row.needed("seq_len"),
         "microbatch_sz": row.needed("micro_batch_size"),
     }
-    model = hybrid_model(row, assumed) if is_hybrid(row) else _model(row, framework, assumed)
+    model = (
+        hybrid_model(row, assumed) if is_hybrid(row) else _model(row, framework, assumed) | depths_ahead(row, assumed)
+    )
     hardware = hardware_of(row)
     if replicas := _replicas(row, parallelism["dp"] * parallelism.get("cp", 1)):
         parallelism["replicas"] = replicas
@@ -182,14 +185,7 @@ def _parallelism(row: MeasuredRow, framework: RowFramework, assumed: list[str]) 
         assumed.append(f"sp: default of {framework.profile}")
     section |= expert_degrees(row, assumed)
     section |= _sharding(row, framework, assumed, dp)
-    layers, chunks = row.needed("n_layers"), pp * (vpp or 1)
-    if layers % chunks and (layers + 2) % chunks == 0 and (vpp or 1) > 1:
-        section["embedding_and_loss_count_as_layers"] = True
-        assumed.append("embedding and loss counted as layers, which makes the stages even")
-    elif layers % chunks:
-        section["layers_per_stage"] = "auto"
-        assumed.append("layers_per_stage: auto, since the number of layers is not a multiple of the stages")
-    return section
+    return section | stages(row, assumed)
 
 
 def _context(row: MeasuredRow, framework: RowFramework, assumed: list[str], cp: int) -> dict[str, Any]:

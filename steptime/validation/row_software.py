@@ -139,6 +139,11 @@ def performance_of(row: MeasuredRow, framework: RowFramework, assumed: list[str]
     if framework.base != "megatron-2021" and "attention_impl" not in section and _before_flash(row):
         section["attention_impl"] = "unfused"
         assumed.append("attention_impl: unfused, since it predates FlashAttention, or runs on V100")
+    if _before_latent_kernels(row):
+        section["attention_impl"] = "unfused"
+        assumed.append(
+            "attention_impl: unfused, since TransformerEngine had no kernel for latent attention on Blackwell"
+        )
     return section | of_scripts(row.group, assumed)
 
 
@@ -147,6 +152,17 @@ def _before_flash(row: MeasuredRow) -> bool:
     framework = row.text("framework").lower()
     old = "deepspeed" in framework and "flash" not in framework and row.text("precision").lower() == "fp16"
     return old or "v100" in row.text("gpu").lower()
+
+
+def _before_latent_kernels(row: MeasuredRow) -> bool:
+    """Latent attention on Blackwell in NeMo up to 25.04.
+
+    NVIDIA/TransformerEngine v2.2 to v2.4 (June 2025): cuDNN's kernel for heads up to 128 wide on Blackwell
+    (common/fused_attn/fused_attn.cpp), FlashAttention only where query and value heads are equally wide
+    (pytorch/dot_product_attention/utils.py). v2.5 takes cuDNN's for 192 and 128.
+    """
+    early = re.search(r"nemo.* (2[34]\.\d\d|25\.0[1-4])", row.text("framework").lower())
+    return bool(early) and row.text("attention_kind").lower() == "mla" and bool(re.match(r"G?B\d00", row.text("gpu")))
 
 
 def low_precision(row: MeasuredRow, framework: RowFramework, assumed: list[str]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from physics_jobs import job, machine
 
 from steptime.answer.result import estimate
 from steptime.cost.compute import NOTHING, Pass
-from steptime.cost.neighbors import beside_exchanges
+from steptime.cost.neighbors import beside_exchanges, with_gaps
 from steptime.model.ops import Comm, Gemm, Op, Param
 from steptime.software.settings import MoeSettings
 
@@ -60,6 +60,18 @@ def test_delayed_weight_gradients_run_beside_the_exchange_in_backward():
     found = beside_exchanges(LAYER, FORWARD, BACKWARD, COSTS, MoeSettings(delay_wgrad_compute=True))
     assert found.forward == pytest.approx({1: 6.0, 2: 2.0, 4: 7.0})
     assert found.backward == pytest.approx({1: 3.0, 2: 1.0, 4: 6.0})
+
+
+def test_an_exchange_goes_on_while_the_compute_beside_it_pauses():
+    """Gaps of 18 s: forward 6 s over 3 kernels, 2 s each, backward 12 s over 6 (a gradient of the input and one of the weight for
+    each product), 2 s each. The dispatch in forward is beside 4.5 + 3.5 + 2 * 2 = 12 s, in backward beside 4 + 2 = 6 s; the
+    combine in forward beside 7 + 4 * 2 = 15 s, in backward beside 3 + 2 * 2 = 7 s.
+    """
+    one = [done._replace(kernels=float(done.time_s > 0)) for done in FORWARD]
+    both = [(a._replace(kernels=float(a.time_s > 0)), b._replace(kernels=float(b.time_s > 0))) for a, b in BACKWARD]
+    found = beside_exchanges(LAYER, *with_gaps(one, both, 18.0), COSTS, MoeSettings())
+    assert found.forward == pytest.approx({1: 9.0, 2: 3.0, 4: 15.0})
+    assert found.backward == pytest.approx({1: 4.5, 2: 1.5, 4: 7.0})
 
 
 MOE = {"moe": {"n_experts": 4, "expert_inter_sz": 256, "experts_per_token": 2}}

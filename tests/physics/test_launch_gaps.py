@@ -130,12 +130,40 @@ def test_a_replay_waits_for_the_host_as_long_as_its_own_launches_take():
     assert found.time.parts_s["recompute"] == pytest.approx(2 * 22 * 0.001)
 
 
+MOE = {"n_experts": 8, "experts_per_token": 2, "expert_inter_sz": 64}
+
+
 def test_a_layer_with_experts_launches_more_kernels():
-    """A dense layer's other eight kernels (norm, q k v, rope, core, projection, residual, norm, residual) and three of its MLP
-    share 3 s. With experts: router 1, top-k 8, counts, permute, two all-to-alls, sort, activation, unsort, combine, unpermute 1
-    each, and two products of four experts a device that go to four streams, 1 + 3 / 4 each: 21.5. 3 s * 29.5 / 11.
+    """15 kernels of a dense layer share 3 s. In place of its MLP's three, experts: router 1, top-k 8, counts, permute, two
+    all-to-alls, sort, activation, unsort, combine, unpermute 1 each, and two products of four experts a device that go to four
+    streams, 1 + 3 / 4 each: 21.5. 3 s * (15 - 3 + 21.5) / 15 = 6.7 s.
     """
-    moe = {"n_experts": 8, "experts_per_token": 2, "expert_inter_sz": 64}
-    assembly = Assembly(job(dp=2, ep=2, microbatches=2, model={"moe": moe}))
+    assembly = Assembly(job(dp=2, ep=2, microbatches=2, model={"moe": MOE}))
     (layer,) = assembly.kinds
-    assert part_gap_s(3.0, assembly, layer) == pytest.approx(3.0 * 29.5 / 11)
+    assert part_gap_s(3.0, assembly, layer) == pytest.approx(6.7)
+
+
+def test_the_gaps_of_experts_do_not_depend_on_attention():
+    """Norms of q and k are a kernel more, which adds no gap to a dense layer, and none to one with experts."""
+    assembly = Assembly(job(dp=2, ep=2, microbatches=2, model={"moe": MOE, "qk_norm": True}))
+    (layer,) = assembly.kinds
+    assert part_gap_s(3.0, assembly, layer) == pytest.approx(6.7)
+
+
+def test_graphs_halve_the_gaps_of_what_they_launch():
+    """Of the 21.5 kernels of experts the router and top-k, 9, are in graphs, and of the others the norm before them, one of
+    eight: 3 s * (12 * 7.5 / 8 + 12.5 + 4.5) / 15 = 5.65 s.
+    """
+    graphs = {"cuda_graphs": ["moe_router"]}
+    assembly = Assembly(job(dp=2, ep=2, microbatches=2, model={"moe": MOE}, performance=graphs))
+    (layer,) = assembly.kinds
+    assert part_gap_s(3.0, assembly, layer) == pytest.approx(5.65)
+
+
+def test_a_layer_of_experts_alone_has_the_gaps_of_its_own_kernels():
+    """Half of a dense layer is 7.5 kernels, without its MLP 4.5; the experts of Nemotron's pattern add what they do elsewhere:
+    3 s * (4.5 + 21.5) / 15 = 5.2 s.
+    """
+    assembly = Assembly(job(dp=2, ep=2, microbatches=2, model={"moe": MOE, "hybrid_pattern": "*E"}))
+    layer = next(part for part in assembly.kinds if part.kind == "experts")
+    assert part_gap_s(3.0, assembly, layer) == pytest.approx(5.2)
