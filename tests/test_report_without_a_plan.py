@@ -190,6 +190,44 @@ def test_a_stated_group_of_micro_batches_is_kept(capsys):
         assert layout["vpp"] > 1
 
 
+def test_resharding_to_a_stated_number_of_ranks_is_kept(capsys):
+    """4 of 8 shards, two copies of which are 16 devices: a single device has no shards that 4 would divide."""
+    named = ("--model", "llama3-8b", "--devices", "16")
+    layout = quick(capsys, "parallelism.fsdp.reshard_after_forward=4", "parallelism.replicas=2", named=named)[0][
+        "config"
+    ]
+    said = layout["parallelism"]
+    assert (said["fsdp"]["reshard_after_forward"], said["replicas"], said["dp"] * said["cp"]) == (4, 2, 16)
+
+
+@pytest.mark.parametrize(
+    ("model", "settings"),
+    [
+        ("mixtral-8x7b", ("performance.moe.dispatcher=flex",)),
+        ("mixtral-8x7b", ("performance.overlap.ep=true",)),
+        ("mixtral-8x7b", ("model.moe.expert_tp_degree=2",)),
+        ("deepseek-v3", ("performance.overlap.ep=true", "model.mtp=1")),
+    ],
+)
+def test_settings_that_need_several_ranks_or_stages_are_kept(capsys, model, settings):
+    """Of 8 devices; a single one has one rank of experts and one stage, on which none of them can run."""
+    named = ("--model", model, "--devices", "8")
+    config = quick(capsys, "model.n_layers=4", *settings, named=named)[0]["config"]
+    layout, moe = config["parallelism"], config["model"]["moe"]
+    assert layout["ep"] * layout["etp"] > 1
+    assert layout["etp"] == moe.get("expert_tp_degree", layout["etp"])
+    assert layout["pp"] > 1 or not config["model"].get("mtp")
+    setting = [word for each in ("model.n_layers=4", *settings) for word in ("--set", each)]
+    assert run(capsys, "search", *named, *setting, "--top", "1")[0] != 2  # it may not fit
+
+
+def test_one_device_has_no_ranks_of_experts(capsys):
+    """Nothing can run; what several ranks would allow is no problem of the settings."""
+    code, _, err = run(capsys, "--model", "mixtral-8x7b", "--devices", "1", "--set", "performance.moe.dispatcher=flex")
+    assert code == 2
+    assert err.startswith("search: no layout of 1 device can run; rejected by: ")
+
+
 def test_the_limit_of_micro_batches_is_that_of_the_layout(capsys):
     """160,000 sequences on 8 devices of pp 1 are 20,000 micro-batches; 900,000 devices have as many sequences."""
     config = quick(capsys, "data.gbs=160000")[0]["config"]
