@@ -75,6 +75,7 @@ ROUTERS = {
     "squared relu": {"glu": False, "activation": "relu2", "fused_activation": False},
     "bias": {"bias": True},
     "bias, fp32 router": {"bias": True, "moe_router_dtype": "fp32"},
+    "one by one, bias": {"grouped": False, "bias": True, "fused_activation": False, "moe_router_dtype": "fp32"},
     "clamped": {"limit": 7.0},
     "clamped, bias, fp32 router": {"limit": 7.0, "bias": True, "moe_router_dtype": "fp32"},
     "clamped, recompute moe_act": {"limit": 7.0, "recompute": ("moe_act",)},
