@@ -11,7 +11,7 @@ from steptime.base.config import ConfigError
 from steptime.base.document import parse
 
 _LAUNCHES = re.compile(
-    r"\b(?:torchrun|accelerate launch|deepspeed|mpirun|srun|torch\.distributed\.(?:run|launch))[\s,\"']"
+    r"\b(?:torchrun|accelerate launch|deepspeed|mpirun|srun|torch\.distributed\.(?:run|launch))[\s,\"'\]]"
 )
 _ROOTS = ("run", "spec", "tasks", "commands", "template")
 """Top-level keys under which such files have their commands."""
@@ -45,6 +45,9 @@ def _commands(tree: Any) -> Iterator[str]:
         if _LAUNCHES.search(f"{tree} "):
             yield tree
         return
+    if isinstance(tree, dict) and isinstance(tree.get("command"), list) and isinstance(tree.get("args"), list):
+        rest = {key: value for key, value in tree.items() if key not in {"command", "args"}}
+        tree = {**rest, "command": [*tree["command"], *tree["args"]]}  # as Kubernetes runs them
     inside = list(tree.values()) if isinstance(tree, dict) else tree if isinstance(tree, list) else []
     words = [word for word in inside if isinstance(word, str)] if isinstance(tree, list) else []
     alone = [word for word in words if _LAUNCHES.search(f"{word} ")]
@@ -77,6 +80,7 @@ def _variables(tree: Any) -> Iterator[tuple[str, str]]:
 def _of_skypilot(tree: dict[str, Any]) -> dict[str, str]:
     resources = tree.get("resources")
     asked = resources.get("accelerators") if isinstance(resources, dict) else None
-    count = next(iter(asked.values()), None) if isinstance(asked, dict) else str(asked).partition(":")[2]
+    name, _, said = asked.partition(":") if isinstance(asked, str) else ("", "", "")
+    count = next(iter(asked.values()), None) if isinstance(asked, dict) else said or (1 if name else None)
     found = {"SKYPILOT_NUM_NODES": str(tree.get("num_nodes", 1)), "SKYPILOT_NUM_GPUS_PER_NODE": str(count)}
     return {name: value for name, value in found.items() if "run" in tree and value.isdecimal()}

@@ -109,9 +109,9 @@ def test_activations_run_for_each_expert_and_outputs_are_concatenated(profile):
 def test_biases_are_added_in_place(router, forward_bytes, backward_bytes, mixed):
     """A product and a sum for each of 4 experts of 256 rows.
 
-    In bf16 forward writes 2 bytes an element, then reads twice 2 and writes 2; backward has twice a product (2 read, 2 written) and a
-    sum (2 read). With fp32 probabilities 4 + 4 + 2 + 2, and twice 12 and a cast from 2 to 4. Without vector loads run what broadcasts
-    (2 or 4; twice 4 or 8) and what casts (2 + 4 + 2; 2 + 4).
+    In bf16 forward writes 2 bytes an element, then reads twice 2 and writes 2; backward has twice a product (2 read, 2 written)
+    and a sum (2 read). With fp32 probabilities 4 + 4 + 2 + 2, and twice 12 and a cast from 2 to 4. Without vector loads run what
+    broadcasts (2 or 4; twice 4 or 8) and what casts (2 + 4 + 2; 2 + 4).
     """
     added = ops(grouped=False, bias=True, router=router)["experts.bias"]
     assert isinstance(added, Move)
