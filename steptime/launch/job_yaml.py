@@ -21,14 +21,15 @@ def command_in(path: str, text: str) -> str:
     """The command of a job's YAML behind its variables, on the lines where it stands; any other text unchanged.
 
     Of SkyPilot num_nodes and the count of resources.accelerators are the variables that it sets for the command
-    (skypilot docs/source/running-jobs/environment-variables.rst).
+    (skypilot docs/source/running-jobs/environment-variables.rst), of Kubeflow the replicas and nprocPerNode of a PyTorchJob
+    (kubeflow/training-operator pkg/controller.v1/pytorch/envvar.go, setPodEnv).
     """
     if not path.endswith((".yaml", ".yml")) or not _LAUNCHES.search(text):
         return text
     try:
         tree = parse(text, path, repeats=True)
         found = [command for root in _ROOTS for command in _commands(tree.get(root))] if isinstance(tree, dict) else []
-        values = (dict(_variables(tree)) | _of_skypilot(tree)) if found else {}
+        values = (dict(_variables(tree)) | _of_skypilot(tree) | _of_kubeflow(tree)) if found else {}
     except (ConfigError, RecursionError):  # the reader of its kind tells
         return text
     if len(set(found)) != 1:
@@ -84,3 +85,18 @@ def _of_skypilot(tree: dict[str, Any]) -> dict[str, str]:
     count = next(iter(asked.values()), None) if isinstance(asked, dict) else said or (1 if name else None)
     found = {"SKYPILOT_NUM_NODES": str(tree.get("num_nodes", 1)), "SKYPILOT_NUM_GPUS_PER_NODE": str(count)}
     return {name: value for name, value in found.items() if "run" in tree and value.isdecimal()}
+
+
+def _of_kubeflow(tree: dict[str, Any]) -> dict[str, str]:
+    spec = tree.get("spec")
+    if tree.get("kind") != "PyTorchJob" or not isinstance(spec, dict) or "elasticPolicy" in spec:
+        return {}
+    kinds = spec.get("pytorchReplicaSpecs")
+    counts = (
+        [kind.get("replicas", 1) for kind in kinds.values() if isinstance(kind, dict)]
+        if isinstance(kinds, dict)
+        else []
+    )
+    nodes = sum(count for count in counts if type(count) is int)
+    found = {"PET_NNODES": str(nodes), "PET_NPROC_PER_NODE": str(spec.get("nprocPerNode"))}
+    return {name: value for name, value in found.items() if value.isdecimal() and value != "0"}

@@ -65,6 +65,18 @@ def test_the_command_is_read_as_a_script(tmp_path, text):
     assert (found.model.name, str(found.performance.precision)) == ("llama3-8b", "bf16")
 
 
+@pytest.mark.parametrize(("said", "devices"), [("nprocPerNode: '4'", 16), ("elasticPolicy: {}", 1)])
+def test_replicas_of_a_pytorch_job_are_its_nodes(tmp_path, said, devices):
+    """A master and three workers of the same command are 4 nodes; with an elastic policy nothing is set but by the command."""
+    words = ", ".join(f'"{word}"' for word in ARGUMENTS.format("meta-llama/Llama-3.1-8B").split())
+    container = f"{{command: [torchrun], args: [train.py, {words}, --bf16, 'true']}}"
+    pod = f"template: {{spec: {{containers: [{container}]}}}}"
+    replicas = f"pytorchReplicaSpecs: {{Master: {{{pod}}}, Worker: {{replicas: 3, {pod}}}}}"
+    (tmp_path / "job.yaml").write_text(f"kind: PyTorchJob\nspec:\n  {said}\n  {replicas}\n")
+    layout = read("auto", str(tmp_path / "job.yaml"), H100).config["parallelism"]
+    assert layout["dp"] == devices
+
+
 def test_an_accelerator_without_a_count_is_one(tmp_path):
     """SkyPilot's default count; 2 nodes of one device."""
     text = SKYPILOT.format(ARGUMENTS).format("$MODEL").replace("{H100: 8}", "H100")

@@ -98,8 +98,9 @@ def size_of(
     if inner == "srun" and per_node is None:
         per_node = slurm.get("SLURM_NTASKS_PER_NODE")
         devices = devices or (slurm.get("SLURM_NTASKS") if per_node is None else None)
-    if inner == "torchrun" and nodes is None and not unclear:
-        nodes = 1
+    if inner == "torchrun" and not unclear:  # options from the environment: torch/distributed/argparse_util.py, env
+        nodes = _number(variables, "PET_NNODES", 1) if nodes is None else nodes
+        per_node = _number(variables, "PET_NPROC_PER_NODE") if per_node is None else per_node
     if inner == "deepspeed" and (nodes or 0) > 1 and _option(words, LAUNCHERS[inner].nodes) is None:
         unclear.append(f"srun starts DeepSpeed's launcher on each of {nodes} nodes: number of devices unknown")
     if inner == "deepspeed" and nodes is None and not unclear:
@@ -183,6 +184,12 @@ def _around(variables: dict[str, str]) -> tuple[int | None, int | None, int | No
     if devices is None and (visible := _visible(variables)):
         devices, nodes, per_node = visible, 1, visible
     return devices, nodes, per_node
+
+
+def _number(variables: dict[str, str], name: str, default: int | None = None) -> int | None:
+    """The number in a variable."""
+    text = variables.get(name, "")
+    return int(text) if re.fullmatch(r"\d{1,6}", text) else default
 
 
 def _visible(variables: dict[str, str]) -> int | None:
