@@ -28,6 +28,31 @@ def sets(model: str | None, machine: str | None, devices: int | None) -> list[st
     return [f"{key}={json.dumps(value)}" for key, value in named.items() if value is not None]
 
 
+_STATED_BY = {
+    "--model": ("model", "model.preset"),
+    "--machine": ("hardware", "hardware.node_type"),
+    "--devices": ("devices",),
+}
+"""Options -> the keys that state the same."""
+
+
+def check(model: str | None, machine: str | None, devices: int | None, changes: Iterable[str]) -> None:
+    """Check that no setting states another model, machine or number of devices than the options.
+
+    Raises:
+        ConfigError: one line for each that does.
+    """
+    stated, given = flat(changes), {"--model": model, "--machine": machine, "--devices": devices}
+    problems = [
+        f"{option} {value}: --set {key}={stated[key]} states another; give one of them"
+        for option, value in given.items()
+        for key in _STATED_BY[option]
+        if value is not None and isinstance(stated.get(key), str | int) and stated[key] != value
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
 def plan(model: str, machine: str | None, devices: int | None, changes: Iterable[str]) -> dict[str, Any]:
     """A plan without a layout, of which `changes` are settings still to be made: model, devices, batch and machine.
 

@@ -9,6 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from steptime.base.config import ConfigError
+from steptime.base.words import counted
 from steptime.commands import defaults, outputs, quick
 from steptime.commands.console import Printer, load, tell
 
@@ -73,9 +74,18 @@ def _plan(options: Namespace) -> tuple[Job, Reading | None]:
         return launched(options)
     if options.save is not None or options.allow_unmodeled:
         raise ConfigError("--save and --allow-unmodeled: only with --from KIND")
+    named = options.model, options.machine, options.devices
+    defaults.check(*named, options.sets)
     if options.config is None:
-        return quick.job(options.model, options.machine, options.devices, options.sets), None
-    return load(options.config, [*defaults.sets(options.model, options.machine, options.devices), *options.sets]), None
+        job = quick.job(*named, options.sets)
+    else:
+        job = load(options.config, [*defaults.sets(*named), *options.sets])
+    devices = job.parallelism.devices
+    if options.devices not in (None, devices):
+        raise ConfigError(
+            f"--devices {options.devices}: the settings make it {counted(devices, 'device')}; give one of them"
+        )
+    return job, None
 
 
 def _flags(reading: Reading | None) -> dict[str, Any]:
