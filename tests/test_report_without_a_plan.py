@@ -64,12 +64,19 @@ def test_a_report_without_a_plan_is_near_the_best_of_a_search(capsys, model, mac
 
 @pytest.mark.parametrize(
     ("settings", "sequences"),
-    [((), 500), (("data.seqlen=131072",), 125), (("data.gbs=250",), 250), (("devices=384",), 384)],
+    [
+        ((), 500),
+        (("data.seqlen=131072",), 125),
+        (("data.gbs=250",), 250),
+        (("devices=384",), 384),
+        (("data.microbatch_sz=3",), 375),
+    ],
 )
 def test_the_batch_of_a_report_and_of_a_search_has_one_rule(settings, sequences):
     """500 x 8,192 are 3.9 Mi tokens; 32 x 131,072 would be 4 Mi, and 500 is halved while it is even: to 125.
 
-    384 x 8,192 = 3 Mi tokens are nearer to 4 Mi than 768 x 8,192 = 6 Mi.
+    384 x 8,192 = 3 Mi tokens are nearer to 4 Mi than 768 x 8,192 = 6 Mi. Micro-batches of 3 on 500 devices are 1,500 sequences,
+    12 Mi tokens, halved to 375.
     """
     plan = unplanned("llama3-8b", "h100", None if "devices=384" in settings else 500, list(settings))
     assert plan.job.data.gbs == sequences

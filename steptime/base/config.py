@@ -264,6 +264,8 @@ def _wrong(items: list[tuple[Any, list[type[BaseModel]]]]) -> str:
     if kind in _BOUNDS:
         key, phrase = _BOUNDS[kind]
         return f"{phrase} {show(first['ctx'][key])} (got {show(got)})"
+    if kind == "too_short" and not got:
+        return "must not be empty"
     expected: list[str] = []
     words: list[str] = []
     for item, _ in items:

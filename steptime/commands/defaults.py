@@ -68,6 +68,7 @@ def plan(model: str, machine: str | None, devices: int | None, changes: Iterable
     longest = shape.max_positions if shape.learned_positions and shape.max_positions else SEQLEN
     seqlen = _count(stated, "data.seqlen") or min(longest, SEQLEN) // 64 * 64 or longest  # OPT has 2,050 positions
     count = devices if devices is not None else _devices(stated, node.devices_per_node)
+    micro_batch = _count(stated, "data.microbatch_sz") or 1
     if count < 1:
         raise ConfigError(f"--devices: must be at least 1 (got {count})")
     if count > MAX_DEVICES:
@@ -75,7 +76,7 @@ def plan(model: str, machine: str | None, devices: int | None, changes: Iterable
     return {
         "model": model,
         "devices": count,
-        "data": {"gbs": sequences(step_tokens(count), seqlen, count), "seqlen": seqlen},
+        "data": {"gbs": sequences(step_tokens(count), seqlen, count * micro_batch), "seqlen": seqlen},
         "hardware": machine or MACHINE,
     }
 
@@ -107,7 +108,7 @@ def step_tokens(devices: int) -> int:
 def sequences(tokens: int, seqlen: int, devices: int) -> int:
     """Sequences of a step: the multiple of the devices nearest to `tokens`; the devices are halved while they are more.
 
-    So every degree of data parallelism divides it but for the largest.
+    So every degree of data parallelism divides it but for the largest. `devices`: times the sequences of a micro-batch.
 
     >>> [sequences(4 * 2**20, 8192, devices) for devices in (8, 48, 500, 2048, 2304)]
     [512, 528, 500, 512, 576]
