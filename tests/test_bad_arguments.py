@@ -39,7 +39,7 @@ COMMANDS = [
     "show nope", "show a b", "schema foo", "--completion foo", "--color foo a.yaml", "a.yaml there.yaml",
     "a.yaml --devices 8 --set devices=64", "a.yaml --devices 64 --set parallelism.dp=4",
     "a.yaml --machine h100 --set hardware=a100", "a.yaml --model llama3-8b --set model=llama3-70b",
-    "--model llama3-8b --devices 16 --set hardware.nodes=1",
+    "--model llama3-8b --devices 16 --set hardware.nodes=1", "--from auto there.yaml --machine h100 --set hardware=a100",
     "--model llama3-8b --machine h100 --set hardware.node_type=a100 --devices 8",
 ]  # fmt: skip
 

@@ -7,6 +7,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from steptime.base.config import ConfigError
+from steptime.base.words import counted
 from steptime.job.edit import read_setting
 
 if TYPE_CHECKING:
@@ -51,6 +52,16 @@ def check(model: str | None, machine: str | None, devices: int | None, changes: 
     ]
     if problems:
         raise ConfigError(problems)
+
+
+def check_devices(said: int | None, devices: int) -> None:
+    """Check that a job has the number of devices that --devices states, whatever its settings.
+
+    Raises:
+        ConfigError: it has another.
+    """
+    if said not in (None, devices):
+        raise ConfigError(f"--devices {said}: the settings make it {counted(devices, 'device')}; give one of them")
 
 
 def plan(model: str, machine: str | None, devices: int | None, changes: Iterable[str]) -> dict[str, Any]:

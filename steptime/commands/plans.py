@@ -9,7 +9,6 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from steptime.base.config import ConfigError
-from steptime.base.words import counted
 from steptime.commands import defaults, outputs, quick
 from steptime.commands.console import Printer, load, tell
 
@@ -68,23 +67,19 @@ def report(options: Namespace, out: Printer) -> int:
 
 def _plan(options: Namespace) -> tuple[Job, Reading | None]:
     """The job of a config, or of a launch file together with its reading."""
+    named = options.model, options.machine, options.devices
+    defaults.check(*named, options.sets)
     if options.kind is not None:
         from steptime.commands.launch_command import launched
 
         return launched(options)
     if options.save is not None or options.allow_unmodeled:
         raise ConfigError("--save and --allow-unmodeled: only with --from KIND")
-    named = options.model, options.machine, options.devices
-    defaults.check(*named, options.sets)
     if options.config is None:
         job = quick.job(*named, options.sets)
     else:
         job = load(options.config, [*defaults.sets(*named), *options.sets])
-    devices = job.parallelism.devices
-    if options.devices not in (None, devices):
-        raise ConfigError(
-            f"--devices {options.devices}: the settings make it {counted(devices, 'device')}; give one of them"
-        )
+    defaults.check_devices(options.devices, job.parallelism.devices)
     return job, None
 
 
