@@ -109,7 +109,8 @@ def test_meant_command(command, tmp_path, monkeypatch, capsys):
          "model: expected a name (3dtrn models) or a mapping (got a list of 1)"),
         ("model: llama3-70b", "model: {hf: meta-llama/Llama-3-70B}",
          "model.hf: meta-llama/Llama-3-70B: no such file; give the path of a downloaded config.json, or model: llama3-70b"),
-        ("model: llama3-70b", "model: {preset: llama3-70b, lora: {targets: []}}", "model.lora.targets: must not be empty"),
+        ("model: llama3-70b", "model: {preset: llama3-70b, lora: {targets: []}}",
+         "model.lora.targets: expected at least one entry (got a list of 0)"),
         ("parallelism: {tp: 8, pp: 4}", "parallelism:\n\ttp: 8", "line 4: a tab; YAML is indented with spaces"),
     ],
 )  # fmt: skip
