@@ -37,6 +37,10 @@ COMMANDS = [
     "validate --measurements nope.csv", "validate --gpu nope", "validate --source nope", "validate --split nope",
     "validate --log nope.log", "validate --worst -1", "validate --plot x.foo", "machines foo", "models --foo", "show",
     "show nope", "show a b", "schema foo", "--completion foo", "--color foo a.yaml", "a.yaml there.yaml",
+    "a.yaml --devices 8 --set devices=64", "a.yaml --devices 64 --set parallelism.dp=4",
+    "a.yaml --machine h100 --set hardware=a100", "a.yaml --model llama3-8b --set model=llama3-70b",
+    "--model llama3-8b --devices 16 --set hardware.nodes=1", "--from auto there.yaml --machine h100 --set hardware=a100",
+    "--model llama3-8b --machine h100 --set hardware.node_type=a100 --devices 8",
 ]  # fmt: skip
 
 
@@ -64,6 +68,7 @@ SAID = {
     "estimate a.yaml": "3dtrn: no subcommand 'estimate'; for a report: 3dtrn a.yaml",
     "a.yaml --gpus 512": "3dtrn: unrecognized arguments: --gpus 512; did you mean '--devices'?",
     "a.yaml --tp 4": "3dtrn: unrecognized arguments: --tp 4; did you mean '--set parallelism.tp=...'?",
+    "a.yaml --parallelism.tp 4": "3dtrn: unrecognized arguments: --parallelism.tp 4; did you mean '--set parallelism.tp=...'?",
     "run.sh": "run.sh: a shell script, not a plan; to read it: 3dtrn --from auto run.sh",
     "search run.sh": "run.sh: a shell script, not a plan; to read it: 3dtrn --from auto run.sh",
     "diff a.yaml run.toml": "run.toml: a TOML file, not a plan; to read it: 3dtrn --from auto run.toml",
@@ -104,6 +109,8 @@ def test_meant_command(command, tmp_path, monkeypatch, capsys):
          "model: expected a name (3dtrn models) or a mapping (got a list of 1)"),
         ("model: llama3-70b", "model: {hf: meta-llama/Llama-3-70B}",
          "model.hf: meta-llama/Llama-3-70B: no such file; give the path of a downloaded config.json, or model: llama3-70b"),
+        ("model: llama3-70b", "model: {preset: llama3-70b, lora: {targets: []}}",
+         "model.lora.targets: expected at least one entry (got a list of 0)"),
         ("parallelism: {tp: 8, pp: 4}", "parallelism:\n\ttp: 8", "line 4: a tab; YAML is indented with spaces"),
     ],
 )  # fmt: skip

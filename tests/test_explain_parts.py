@@ -31,6 +31,12 @@ def words(found, name):
     return section.title, {fact.label: " ".join(fact.lines) for fact in section.facts}
 
 
+def exposed_in(text):
+    """Exposed seconds of a line; 0 where it has none."""
+    exposed = re.search(r"([\d.]+) (s|ms|us) exposed", text)
+    return float(exposed[1]) * {"s": 1.0, "ms": 1e-3, "us": 1e-6}[exposed[2]] if exposed else 0.0
+
+
 def test_every_part_and_stage_has_a_name(found):
     listed = set(names(found))
     assert {"stage 0", "stage 3", "launch", "tp_comm"} <= listed
@@ -165,6 +171,16 @@ COUNTED = {"micro-batch", "buffers", "between steps", "first step", "held"}
 """Sums of other lines."""
 
 
+def test_data_parallel_communication_lists_that_of_experts():
+    """Mixtral: gradients and parameters of experts, over the ranks that hold the same ones, take most of the part."""
+    mixtral = estimate(Job.load(PLAN.with_name("mixtral_8x7b.yaml")))
+    title, facts = words(mixtral, "dp_comm")
+    assert {"gradients", "parameters", "expert gradients", "expert parameters"} <= facts.keys()
+    lines = [line for fact in explain(mixtral, "dp_comm")[0].facts for line in fact.lines]
+    assert sum(map(exposed_in, lines)) == pytest.approx(mixtral.time.parts_s["dp_comm"], rel=1e-3)
+    assert title.startswith("data-parallel communication: 22.40 ms")
+
+
 def test_communication_lists_what_the_step_waits_for(found):
     """Sends and gradients of the busiest stage sum to their parts; tensor-parallel ones have those of the head beside."""
     for part in ("dp_comm", "pp_comm"):
@@ -184,9 +200,7 @@ def test_collectives_of_another_stage_are_not_in_the_sum(plan):
         for name, text in words(found, part)[1].items():
             apart = text.endswith("; of another stage, not in the sum")
             assert apart == name.startswith("embedding.reduce")
-            exposed = re.search(r"([\d.]+) (s|ms|us) exposed", text)
-            if exposed and not apart:
-                own += float(exposed[1]) * {"s": 1.0, "ms": 1e-3, "us": 1e-6}[exposed[2]]
+            own += 0.0 if apart else exposed_in(text)
         assert own == pytest.approx(found.time.parts_s.get(part, 0.0), rel=1e-3)
 
 

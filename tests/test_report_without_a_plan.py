@@ -64,12 +64,19 @@ def test_a_report_without_a_plan_is_near_the_best_of_a_search(capsys, model, mac
 
 @pytest.mark.parametrize(
     ("settings", "sequences"),
-    [((), 500), (("data.seqlen=131072",), 125), (("data.gbs=250",), 250), (("devices=384",), 384)],
+    [
+        ((), 500),
+        (("data.seqlen=131072",), 125),
+        (("data.gbs=250",), 250),
+        (("devices=384",), 384),
+        (("data.microbatch_sz=3",), 375),
+    ],
 )
 def test_the_batch_of_a_report_and_of_a_search_has_one_rule(settings, sequences):
     """500 x 8,192 are 3.9 Mi tokens; 32 x 131,072 would be 4 Mi, and 500 is halved while it is even: to 125.
 
-    384 x 8,192 = 3 Mi tokens are nearer to 4 Mi than 768 x 8,192 = 6 Mi.
+    384 x 8,192 = 3 Mi tokens are nearer to 4 Mi than 768 x 8,192 = 6 Mi. Micro-batches of 3 on 500 devices are 1,500 sequences,
+    12 Mi tokens, halved to 375.
     """
     plan = unplanned("llama3-8b", "h100", None if "devices=384" in settings else 500, list(settings))
     assert plan.job.data.gbs == sequences
@@ -188,6 +195,44 @@ def test_a_stated_group_of_micro_batches_is_kept(capsys):
         layout = quick(capsys, *more, "parallelism.microbatch_group_sz=8", named=named)[0]["config"]["parallelism"]
         assert (layout["pp"], layout["microbatch_group_sz"]) == (4, 8)
         assert layout["vpp"] > 1
+
+
+def test_resharding_to_a_stated_number_of_ranks_is_kept(capsys):
+    """4 of 8 shards, two copies of which are 16 devices: a single device has no shards that 4 would divide."""
+    named = ("--model", "llama3-8b", "--devices", "16")
+    layout = quick(capsys, "parallelism.fsdp.reshard_after_forward=4", "parallelism.replicas=2", named=named)[0][
+        "config"
+    ]
+    said = layout["parallelism"]
+    assert (said["fsdp"]["reshard_after_forward"], said["replicas"], said["dp"] * said["cp"]) == (4, 2, 16)
+
+
+@pytest.mark.parametrize(
+    ("model", "settings"),
+    [
+        ("mixtral-8x7b", ("performance.moe.dispatcher=flex",)),
+        ("mixtral-8x7b", ("performance.overlap.ep=true",)),
+        ("mixtral-8x7b", ("model.moe.expert_tp_degree=2",)),
+        ("deepseek-v3", ("performance.overlap.ep=true", "model.mtp=1")),
+    ],
+)
+def test_settings_that_need_several_ranks_or_stages_are_kept(capsys, model, settings):
+    """Of 8 devices; a single one has one rank of experts and one stage, on which none of them can run."""
+    named = ("--model", model, "--devices", "8")
+    config = quick(capsys, "model.n_layers=4", *settings, named=named)[0]["config"]
+    layout, moe = config["parallelism"], config["model"]["moe"]
+    assert layout["ep"] * layout["etp"] > 1
+    assert layout["etp"] == moe.get("expert_tp_degree", layout["etp"])
+    assert layout["pp"] > 1 or not config["model"].get("mtp")
+    setting = [word for each in ("model.n_layers=4", *settings) for word in ("--set", each)]
+    assert run(capsys, "search", *named, *setting, "--top", "1")[0] != 2  # it may not fit
+
+
+def test_one_device_has_no_ranks_of_experts(capsys):
+    """Nothing can run; what several ranks would allow is no problem of the settings."""
+    code, _, err = run(capsys, "--model", "mixtral-8x7b", "--devices", "1", "--set", "performance.moe.dispatcher=flex")
+    assert code == 2
+    assert err.startswith("search: no layout of 1 device can run; rejected by: ")
 
 
 def test_the_limit_of_micro_batches_is_that_of_the_layout(capsys):

@@ -238,3 +238,6 @@ def test_cost_names_its_price_once(run):
     assert " ".join(out.split()).count("per device-hour (US dollars; dgx-h100: ") == 1
     out = run(plan + "run: {price_per_device_hour: 2.5}\n", *FEW, "--objective", "cost")[1]
     assert "2.5 per device-hour (run.price_per_device_hour)" in out
+    out = run(plan + "run: {price_per_device_hour: 0}\n", *FEW, "--objective", "cost")[1]
+    assert "device-seconds per token (no price known" in " ".join(out.split())
+    assert "per device-hour" not in out

@@ -166,6 +166,7 @@ _EXPECTED = {
     "finite_number": "a finite number",
     **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
     "string_type": "text",
+    "too_short": "at least one entry",
     **dict.fromkeys(("list_type", "tuple_type"), "a list"),
     **dict.fromkeys(("dict_type", "mapping_type", "model_type", "model_attributes_type"), "a mapping"),
 }
@@ -264,8 +265,7 @@ def _wrong(items: list[tuple[Any, list[type[BaseModel]]]]) -> str:
     if kind in _BOUNDS:
         key, phrase = _BOUNDS[kind]
         return f"{phrase} {show(first['ctx'][key])} (got {show(got)})"
-    expected: list[str] = []
-    words: list[str] = []
+    expected, words = list[str](), list[str]()
     for item, _ in items:
         if item["type"] == "literal_error":
             found = re.findall(r"'([^']*)'|(-?[0-9]+)", item["ctx"]["expected"])  # text in pydantic

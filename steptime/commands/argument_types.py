@@ -32,7 +32,7 @@ class Parser(argparse.ArgumentParser):
         from steptime.job.names import meant_path
 
         known = [name.lstrip("-") for action in self._actions for name in action.option_strings]
-        key = meant_path(option)
+        key = meant_path(option.rpartition(".")[2])
         if key in known:
             return key
         return f"set {key}=..." if "." in key and "set" in known else closest(option, known)

@@ -7,6 +7,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from steptime.base.config import ConfigError
+from steptime.base.words import counted
 from steptime.job.edit import read_setting
 
 if TYPE_CHECKING:
@@ -28,6 +29,41 @@ def sets(model: str | None, machine: str | None, devices: int | None) -> list[st
     return [f"{key}={json.dumps(value)}" for key, value in named.items() if value is not None]
 
 
+_STATED_BY = {
+    "--model": ("model", "model.preset"),
+    "--machine": ("hardware", "hardware.node_type"),
+    "--devices": ("devices",),
+}
+"""Options -> the keys that state the same."""
+
+
+def check(model: str | None, machine: str | None, devices: int | None, changes: Iterable[str]) -> None:
+    """Check that no setting states another model, machine or number of devices than the options.
+
+    Raises:
+        ConfigError: one line for each that does.
+    """
+    stated, given = flat(changes), {"--model": model, "--machine": machine, "--devices": devices}
+    problems = [
+        f"{option} {value}: --set {key}={stated[key]} states another; give one of them"
+        for option, value in given.items()
+        for key in _STATED_BY[option]
+        if value is not None and isinstance(stated.get(key), str | int) and stated[key] != value
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
+def check_devices(said: int | None, devices: int) -> None:
+    """Check that a job has the number of devices that --devices states, whatever its settings.
+
+    Raises:
+        ConfigError: it has another.
+    """
+    if said not in (None, devices):
+        raise ConfigError(f"--devices {said}: the settings make it {counted(devices, 'device')}; give one of them")
+
+
 def plan(model: str, machine: str | None, devices: int | None, changes: Iterable[str]) -> dict[str, Any]:
     """A plan without a layout, of which `changes` are settings still to be made: model, devices, batch and machine.
 
@@ -43,6 +79,7 @@ def plan(model: str, machine: str | None, devices: int | None, changes: Iterable
     longest = shape.max_positions if shape.learned_positions and shape.max_positions else SEQLEN
     seqlen = _count(stated, "data.seqlen") or min(longest, SEQLEN) // 64 * 64 or longest  # OPT has 2,050 positions
     count = devices if devices is not None else _devices(stated, node.devices_per_node)
+    micro_batch = _count(stated, "data.microbatch_sz") or 1
     if count < 1:
         raise ConfigError(f"--devices: must be at least 1 (got {count})")
     if count > MAX_DEVICES:
@@ -50,7 +87,7 @@ def plan(model: str, machine: str | None, devices: int | None, changes: Iterable
     return {
         "model": model,
         "devices": count,
-        "data": {"gbs": sequences(step_tokens(count), seqlen, count), "seqlen": seqlen},
+        "data": {"gbs": sequences(step_tokens(count), seqlen, count * micro_batch), "seqlen": seqlen},
         "hardware": machine or MACHINE,
     }
 
@@ -82,7 +119,7 @@ def step_tokens(devices: int) -> int:
 def sequences(tokens: int, seqlen: int, devices: int) -> int:
     """Sequences of a step: the multiple of the devices nearest to `tokens`; the devices are halved while they are more.
 
-    So every degree of data parallelism divides it but for the largest.
+    So every degree of data parallelism divides it but for the largest. `devices`: times the sequences of a micro-batch.
 
     >>> [sequences(4 * 2**20, 8192, devices) for devices in (8, 48, 500, 2048, 2304)]
     [512, 528, 500, 512, 576]

@@ -24,7 +24,7 @@ from steptime.search.space import AXES, divisors
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 OF_LAYOUT = ("layers_per_stage", "microbatch_group_sz")
 """Keys of `parallelism` that the stages must suit."""
@@ -111,14 +111,14 @@ def plan_from(text: str, source: str, name: str, sets: list[str]) -> SearchPlan:
             _drop_devices(data)
         if Path(name).suffix:
             anchor(data, Path(name).parent)
-        job = Job.load(json.dumps(data))
+        job = _on_fewest(data)
     except ConfigError as error:
         raise _of(name, error) from None
     return SearchPlan(job, said=False, devices=devices, fixed=fixed, kept=kept)
 
 
 def _section(data: dict[str, Any], key: str) -> dict[str, Any]:
-    """A section of a plan; empty where it has none, or an invalid one."""
+    """A section of a plan, or of a section; empty where it has none, or an invalid one."""
     found = data.get(key)
     return found if isinstance(found, dict) else {}
 
@@ -164,13 +164,49 @@ def _one_device(
     return fixed, kept
 
 
+def _on_fewest(data: dict[str, Any]) -> Job:
+    """The job on the first layout of a few devices that its settings allow.
+
+    Raises:
+        ConfigError: none of them; the problems of the layout with the fewest.
+    """
+    problems = []
+    for degrees in _least_degrees(data):
+        layout = data["parallelism"] | degrees if degrees else data.get("parallelism")
+        try:
+            return Job.load(json.dumps(data | {"parallelism": layout}))
+        except ConfigError as error:
+            problems.append(error)
+    raise min(problems, key=lambda error: len(error.problems))
+
+
+def _least_degrees(data: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Degrees of a few devices: as given, with several ranks of experts, and with two stages besides.
+
+    Some dispatchers and overlaps of experts' tokens need several ranks; with multi-token prediction overlaps need stages.
+    """
+    yield {}
+    said, moe = _section(data, "parallelism"), _section(_section(data, "model"), "moe")
+    etp = moe.get("expert_tp_degree")
+    etp = etp if type(etp) is int and etp > 0 else 1
+    ranks: dict[str, Any] = {"ep": 2, "etp": etp, "dp": said["dp"] * 2 * etp} if type(said.get("dp")) is int else {}
+    if ranks:
+        yield ranks
+        yield ranks | {"pp": 2, "layers_per_stage": "auto"}
+
+
 def _raise_dp(data: dict[str, Any]) -> None:
-    """As many replicas as data centers and hybrid sharding want, and as the limit of micro-batches leaves for the batch."""
+    """As many replicas as data centers, hybrid sharding and resharding to fewer ranks need, and as the batch leaves room for.
+
+    With too many sequences for one replica, micro-batches would be more than their limit.
+    """
     said, cross = data.get("parallelism"), data.get("cross_dc")
     if not isinstance(said, dict):
         return
     numbers = said.get("replicas"), cross.get("n_dcs") if isinstance(cross, dict) else None
     copies = lcm(*(number for number in numbers if type(number) is int and number > 0))
+    ranks = _section(said, "fsdp").get("reshard_after_forward")
+    copies *= 2 * ranks if type(ranks) is int and ranks > 1 else 1  # shards that fewer ranks divide
     gbs = _section(data, "data").get("gbs")
     most = MOST_MICROBATCHES
     if type(gbs) is int and gbs > most * copies and gbs % copies == 0:

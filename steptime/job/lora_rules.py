@@ -23,7 +23,7 @@ LORA_RULES = [
     Rule(
         "rank of split adapters",
         "model.lora.rank",
-        "must be a multiple of tp {f.tp} where both matrices are split; use another rank, or split one",
+        "must be a multiple of tp {f.tp} where both matrices are split (got {f.lora.rank}); use another rank, or lora.split one",
         lambda f: f.lora is None or f.lora.split == "one" or f.lora.rank % f.tp == 0,
     ),
     Rule(

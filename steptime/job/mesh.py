@@ -128,14 +128,16 @@ class Group(NamedTuple):
     """Adjacent devices that each start a group like this one; `stride` where not set."""
 
 
-_COUNTED_AS = {"cp_a2a": "cp", "cp_p2p": "cp", "etp": "ep", "ep_etp": "ep", "tp_cp": "ep"}
+_COUNTED_AS = {"cp_a2a": "cp", "cp_p2p": "cp", "edp": "dp", "etp": "ep", "ep_etp": "ep", "tp_cp": "ep"}
 
 
 def comm_part(axis: str) -> str:
-    """The part of the step to which collectives of an axis belong; all that experts need is one, and all of a sequence's ranks.
+    """The part of the step to which collectives of an axis belong.
 
-    >>> comm_part("cp_a2a"), comm_part("tp")
-    ('cp_comm', 'tp_comm')
+    Collectives of experts' tokens are one part, those of a sequence's ranks another; experts' gradients are data-parallel ones.
+
+    >>> comm_part("cp_a2a"), comm_part("tp"), comm_part("edp")
+    ('cp_comm', 'tp_comm', 'dp_comm')
     """
     return f"{_COUNTED_AS.get(axis, axis)}_comm"
 

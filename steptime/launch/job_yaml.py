@@ -11,7 +11,7 @@ from steptime.base.config import ConfigError
 from steptime.base.document import parse
 
 _LAUNCHES = re.compile(
-    r"\b(?:torchrun|accelerate launch|deepspeed|mpirun|srun|torch\.distributed\.(?:run|launch))[\s,\"']"
+    r"\b(?:torchrun|accelerate launch|deepspeed|mpirun|srun|torch\.distributed\.(?:run|launch))[\s,\"'\]]"
 )
 _ROOTS = ("run", "spec", "tasks", "commands", "template")
 """Top-level keys under which such files have their commands."""
@@ -21,14 +21,15 @@ def command_in(path: str, text: str) -> str:
     """The command of a job's YAML behind its variables, on the lines where it stands; any other text unchanged.
 
     Of SkyPilot num_nodes and the count of resources.accelerators are the variables that it sets for the command
-    (skypilot docs/source/running-jobs/environment-variables.rst).
+    (skypilot docs/source/running-jobs/environment-variables.rst), of Kubeflow the replicas and nprocPerNode of a PyTorchJob
+    (kubeflow/training-operator pkg/controller.v1/pytorch/envvar.go, setPodEnv).
     """
     if not path.endswith((".yaml", ".yml")) or not _LAUNCHES.search(text):
         return text
     try:
         tree = parse(text, path, repeats=True)
         found = [command for root in _ROOTS for command in _commands(tree.get(root))] if isinstance(tree, dict) else []
-        values = (dict(_variables(tree)) | _of_skypilot(tree)) if found else {}
+        values = (dict(_variables(tree)) | _of_skypilot(tree) | _of_kubeflow(tree)) if found else {}
     except (ConfigError, RecursionError):  # the reader of its kind tells
         return text
     if len(set(found)) != 1:
@@ -45,6 +46,9 @@ def _commands(tree: Any) -> Iterator[str]:
         if _LAUNCHES.search(f"{tree} "):
             yield tree
         return
+    if isinstance(tree, dict) and isinstance(tree.get("command"), list) and isinstance(tree.get("args"), list):
+        rest = {key: value for key, value in tree.items() if key not in {"command", "args"}}
+        tree = {**rest, "command": [*tree["command"], *tree["args"]]}  # as Kubernetes runs them
     inside = list(tree.values()) if isinstance(tree, dict) else tree if isinstance(tree, list) else []
     words = [word for word in inside if isinstance(word, str)] if isinstance(tree, list) else []
     alone = [word for word in words if _LAUNCHES.search(f"{word} ")]
@@ -77,6 +81,22 @@ def _variables(tree: Any) -> Iterator[tuple[str, str]]:
 def _of_skypilot(tree: dict[str, Any]) -> dict[str, str]:
     resources = tree.get("resources")
     asked = resources.get("accelerators") if isinstance(resources, dict) else None
-    count = next(iter(asked.values()), None) if isinstance(asked, dict) else str(asked).partition(":")[2]
+    name, _, said = asked.partition(":") if isinstance(asked, str) else ("", "", "")
+    count = next(iter(asked.values()), None) if isinstance(asked, dict) else said or (1 if name else None)
     found = {"SKYPILOT_NUM_NODES": str(tree.get("num_nodes", 1)), "SKYPILOT_NUM_GPUS_PER_NODE": str(count)}
     return {name: value for name, value in found.items() if "run" in tree and value.isdecimal()}
+
+
+def _of_kubeflow(tree: dict[str, Any]) -> dict[str, str]:
+    spec = tree.get("spec")
+    if tree.get("kind") != "PyTorchJob" or not isinstance(spec, dict) or "elasticPolicy" in spec:
+        return {}
+    kinds = spec.get("pytorchReplicaSpecs")
+    counts = (
+        [kind.get("replicas", 1) for kind in kinds.values() if isinstance(kind, dict)]
+        if isinstance(kinds, dict)
+        else []
+    )
+    nodes = sum(count for count in counts if type(count) is int)
+    found = {"PET_NNODES": str(nodes), "PET_NPROC_PER_NODE": str(spec.get("nprocPerNode"))}
+    return {name: value for name, value in found.items() if value.isdecimal() and value != "0"}

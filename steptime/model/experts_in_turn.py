@@ -10,9 +10,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from steptime.model.ops import Move, Op, Tensor
+from steptime.model.ops import ByElement, Move, Op, Tensor
 
 if TYPE_CHECKING:
+    from steptime.model.model import Model
     from steptime.model.routing import Rows
 
 
@@ -31,3 +32,34 @@ def joined(rows: Rows, x: Tensor) -> tuple[list[Op], Tensor]:
     copied = 2.0 * x.bytes
     join = Move("experts.join", (x.name,), (out,), forward_bytes=copied, backward_bytes=copied, role="moe")
     return [join], out
+
+
+def bias_in_place(model: Model, rows: Rows, x: Tensor, probs: str) -> list[Op]:
+    """The second product's bias times the probability, added to the outputs in place, expert by expert.
+
+    megatron/core/transformer/mlp.py, MLP.forward with per_token_scale. Forward writes the product in the probabilities' dtype,
+    then reads it and the outputs, and writes these. Backward casts the gradient to that dtype if it is another, and has a product
+    and a sum for the bias and for the probabilities. The products broadcast; the sum and the cast read another dtype than they
+    write.
+    """
+    if not model.bias:
+        return []
+    wide, size = max(rows.prob, x.itemsize), x.itemsize
+    casts = 0.0 if wide == size else 1.0
+    one = x.elements / rows.local_experts
+    return [
+        Move(
+            "experts.bias",
+            saves=(probs,),
+            forward_bytes=(2.0 * wide + 2.0 * size) * x.elements,
+            backward_bytes=(6.0 * wide + casts * (wide + size)) * x.elements,
+            forward_by_element=ByElement((1.0 + casts) * x.elements, (wide + casts * (wide + 2.0 * size)) * x.elements),
+            backward_by_element=ByElement(
+                (2.0 + casts) * x.elements, (4.0 * wide + casts * (wide + size)) * x.elements
+            ),
+            kernels=2.0 * rows.local_experts,
+            forward_temp_bytes=wide * one,
+            backward_temp_bytes=2.0 * wide * one,
+            role="moe",
+        )
+    ]

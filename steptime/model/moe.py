@@ -9,7 +9,7 @@ from steptime.base.num import same
 from steptime.model.attention import attention_ops
 from steptime.model.dispatch import combine, dispatch
 from steptime.model.expert_rows import aligned_rows, cast_rows, one_cast
-from steptime.model.experts_in_turn import in_turn, joined
+from steptime.model.experts_in_turn import bias_in_place, in_turn, joined
 from steptime.model.mlp import Words, activate, clamped, feed_forward, gated
 from steptime.model.ops import ByElement, Gemm, Move, Op, Param, Tensor
 from steptime.model.quantize import Operand, backward_casts, cast, copies
@@ -130,7 +130,7 @@ def experts(model: Model, rows: Rows, sent: DispatchedTensors) -> Sublayer:
         ops.append(stash(ops, sent.probs, rows.here * rows.prob))
     if not how.grouped_gemm:
         join, whole = joined(rows, out)
-        return [*ops, *join], whole.name
+        return [*ops, *bias_in_place(model, rows, out, sent.probs), *join], whole.name
     y = out.name
     if model.bias:
         added = scaled_bias(out, sent.probs) if how.fused_mlp else add_bias(rows, out, sent.probs)

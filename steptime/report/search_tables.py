@@ -55,7 +55,7 @@ def answer(found: Search, best: Layout) -> FactList:
     name = "best so far" if found.interrupted else "best"
     facts = [Fact(name, [*([where] if where else []), figures(best, by), shape(best)], "good")]
     paid = price(best.job, best.job.run or Run.model_validate({})) if by == "cost" else None
-    if paid is not None:
+    if paid is not None and paid[0]:
         facts.append(Fact("price", [f"{paid[0]:g} per device-hour ({paid[1]})"]))
     if found.given is not None:
         facts.append(Fact("the plan", [figures(Layout({}, found.given, 0.0), by), shape(Layout({}, found.given, 0.0))]))

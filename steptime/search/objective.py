@@ -27,12 +27,12 @@ def weight(job: Job, devices: int, objective: str) -> float:
 
 
 def rate(job: Job, objective: str) -> float | None:
-    """US dollars (`cost`) or joules (`energy`) of a device per second; None where neither plan nor machine states it."""
+    """US dollars (`cost`) or joules (`energy`) of a device per second; None where none is stated, or a price of 0."""
     if objective == "energy":
         return job.machine.accelerator.power_w
     said = job.run.price_per_device_hour if job.run else None
     price = said if said is not None else job.machine.price_per_device_hour
-    return None if price is None else price / 3600.0
+    return price / 3600.0 if price else None
 
 
 def unit(jobs: Sequence[Job], objective: str) -> str:

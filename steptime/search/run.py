@@ -10,6 +10,7 @@ from time import perf_counter
 from typing import Any
 
 from steptime.base.config import ConfigError, show
+from steptime.base.words import counted
 from steptime.job.job import Job
 from steptime.search.estimated import narrowed
 from steptime.search.layouts import Block
@@ -126,14 +127,14 @@ MOST = 6
 def nothing_runs(result: Search) -> str:
     """Why no layout can run."""
     counts, asked = result.counts, result.asked
-    devices = " or ".join(f"{n:,}" for n in asked.devices)
+    devices = " or ".join([*(f"{n:,}" for n in asked.devices[:-1]), counted(asked.devices[-1], "device")])
     said = ", ".join(f"{name} {' or '.join(map(str, values))}" for name, values in asked.axes.said.items())
     if not counts.points:
-        return f"search: no layout of {devices} devices has {said or 'these values'}: tp*cp*pp must divide the devices"
+        return f"search: no layout of {devices} has {said or 'these values'}: tp*cp*pp must divide the devices"
     rules = ", ".join(
         f"{rule} ({n:,})" for rule, n in sorted(counts.rejected.items(), key=lambda pair: -pair[1])[:MOST]
     )
-    return f"search: no layout of {devices} devices can run{' with ' + said if said else ''}; rejected by: {rules}"
+    return f"search: no layout of {devices} can run{' with ' + said if said else ''}; rejected by: {rules}"
 
 
 def _others(over: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:

@@ -114,9 +114,10 @@ def on_fewest_devices(job: Job) -> Job:
     moe, woven = job.model.moe, bool(job.software.overlap.ep) and job.software.family == "megatron-core"
     if job.model.mtp and woven:  # which Megatron-Core runs in a pipeline alone
         changes |= {"parallelism.pp": 2}
-    if moe is not None and (woven or job.software.moe.dispatcher == "flex"):
+    if moe is not None and (woven or job.software.moe.dispatcher == "flex" or moe.expert_tp_degree):
         changes["parallelism.ep"] = divisors(moe.n_experts)[1]  # they want several
-        copies *= changes["parallelism.ep"]
+        changes["parallelism.etp"] = moe.expert_tp_degree or 1
+        copies *= changes["parallelism.ep"] * changes["parallelism.etp"]
     copies *= 2 * job.facts.fsdp_ranks or 1  # shards that fewer ranks divide
     changes |= {"parallelism.dp": copies, "data.microbatch_sz": 1, "data.gbs": 4096 * copies}
     unsaid = (

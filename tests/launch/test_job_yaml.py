@@ -35,6 +35,14 @@ WORDS = """\
 tasks:
 - command: [torchrun, --nnodes, "2", --nproc_per_node, "8", train.py, {}, --bf16, "true", --deepspeed, zero3]
 """
+COMMAND_AND_ARGS = """\
+kind: PyTorchJob
+spec:
+  pytorchReplicaSpecs:
+    Worker: {{template: {{spec: {{containers: [{{
+      command: [torchrun], args: [--nnodes, 2, --nproc_per_node, "8", train.py, {}, --bf16, "true", "--deepspeed", "zero3"]
+    }}]}}}}}}
+"""
 
 
 @pytest.mark.parametrize(
@@ -42,9 +50,12 @@ tasks:
     [
         SKYPILOT.format(ARGUMENTS).format("$MODEL"),
         KUBERNETES.format(ARGUMENTS).format("$MODEL"),
-        WORDS.format(", ".join(f'"{word}"' for word in ARGUMENTS.format("meta-llama/Llama-3.1-8B").split())),
+        *(
+            text.format(", ".join(f'"{word}"' for word in ARGUMENTS.format("meta-llama/Llama-3.1-8B").split()))
+            for text in (WORDS, COMMAND_AND_ARGS)
+        ),
     ],
-    ids=["skypilot", "kubernetes", "words"],
+    ids=["skypilot", "kubernetes", "words", "command and args"],
 )
 def test_the_command_is_read_as_a_script(tmp_path, text):
     """2 nodes of 8, ZeRO-3, 2 sequences 4 times on each of 16 devices: 128 a step."""
@@ -52,6 +63,25 @@ def test_the_command_is_read_as_a_script(tmp_path, text):
     found = to_job(read("auto", str(tmp_path / "job.yaml"), H100), H100)
     assert (found.parallelism.dp, found.data.gbs, found.data.seqlen, found.zero_level) == (16, 128, 2048, 3)
     assert (found.model.name, str(found.performance.precision)) == ("llama3-8b", "bf16")
+
+
+@pytest.mark.parametrize(("said", "devices"), [("nprocPerNode: '4'", 16), ("elasticPolicy: {}", 1)])
+def test_replicas_of_a_pytorch_job_are_its_nodes(tmp_path, said, devices):
+    """A master and three workers of the same command are 4 nodes; with an elastic policy nothing is set but by the command."""
+    words = ", ".join(f'"{word}"' for word in ARGUMENTS.format("meta-llama/Llama-3.1-8B").split())
+    container = f"{{command: [torchrun], args: [train.py, {words}, --bf16, 'true']}}"
+    pod = f"template: {{spec: {{containers: [{container}]}}}}"
+    replicas = f"pytorchReplicaSpecs: {{Master: {{{pod}}}, Worker: {{replicas: 3, {pod}}}}}"
+    (tmp_path / "job.yaml").write_text(f"kind: PyTorchJob\nspec:\n  {said}\n  {replicas}\n")
+    layout = read("auto", str(tmp_path / "job.yaml"), H100).config["parallelism"]
+    assert layout["dp"] == devices
+
+
+def test_an_accelerator_without_a_count_is_one(tmp_path):
+    """SkyPilot's default count; 2 nodes of one device."""
+    text = SKYPILOT.format(ARGUMENTS).format("$MODEL").replace("{H100: 8}", "H100")
+    (tmp_path / "job.yaml").write_text(text)
+    assert read("auto", str(tmp_path / "job.yaml"), H100).config["parallelism"]["dp"] == 2
 
 
 def test_lines_are_those_of_the_yaml(tmp_path):

@@ -150,18 +150,19 @@ def test_a_tokenizer_in_the_cache_of_the_hub() -> None:
     assert found[0] == 151665
 
 
-def test_nanotron_pads_a_vocabulary_to_its_ranks(tmp_path: Path) -> None:
-    """src/nanotron/helpers.py, _vocab_size_with_padding: to a multiple of tp times make_vocab_size_divisible_by, 1."""
+@pytest.mark.parametrize("said", ["make_vocab_size_divisible_by: 1", "dtype: bfloat16"])
+def test_nanotron_pads_a_vocabulary_to_its_ranks(tmp_path: Path, said: str) -> None:
+    """src/nanotron/helpers.py, _vocab_size_with_padding: to a multiple of tp times make_vocab_size_divisible_by, 1 by default."""
     text = """\
         model:
           model_config: {hidden_size: 1024, num_hidden_layers: 4, num_attention_heads: 16, num_key_value_heads: 4,
                          intermediate_size: 2816, vocab_size: 50277, tie_word_embeddings: true, is_llama_config: true}
-          make_vocab_size_divisible_by: 1
+          {said}
         parallelism: {dp: 4, tp: 2, pp: 1}
         optimizer: {zero_stage: 0, accumulate_grad_in_fp32: true}
         tokens: {sequence_length: 1024, micro_batch_size: 4, batch_accumulation_per_replica: 2}
     """
-    job = to_job(from_text(tmp_path, "config.yaml", text, "nanotron"), SETS)
+    job = to_job(from_text(tmp_path, "config.yaml", text.replace("{said}", said), "nanotron"), SETS)
     assert Assembly(job).shard.vocab == 50278
 
 

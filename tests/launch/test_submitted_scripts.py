@@ -51,6 +51,17 @@ def test_a_here_document_given_to_sbatch_is_the_job(tmp_path):
     assert (found.parallelism.tp, found.parallelism.dp) == (4, 6)
 
 
+@pytest.mark.parametrize(("shell", "dp"), [("bash -s 8 3", 6), ("bash -", 4), ("bash -x", 4), ("bash", 4)])
+def test_a_shell_reads_a_here_document_with_its_arguments(tmp_path, shell, dp):
+    """Without arguments 2 nodes of 8 over tp 4, with them 3."""
+    run = tmp_path / "run.sh"
+    run.write_text(
+        f"#!/bin/bash\n{shell} <<'EOF'\ntorchrun --nproc_per_node ${{1:-8}} --nnodes ${{2:-2}} pretrain_gpt.py {FLAGS} "
+        "--tensor-model-parallel-size 4\nEOF\n"
+    )
+    assert job(run).parallelism.dp == dp
+
+
 def test_a_quoted_here_document_is_filled_in_by_the_job_alone(tmp_path):
     """TP of the outer script is not seen by the job, which sets its own."""
     run = tmp_path / "run.sh"

@@ -28,14 +28,23 @@ MODEL = Model.model_validate(
 WEIGHT = (Param("w", (EXPERTS, 1024, 1024), n_experts=EXPERTS),)
 
 
-def ops(*, grouped: bool, precision: str = "bf16", profile: str = "megatron-core", ep: float = 1.0) -> dict[str, Op]:
+def ops(
+    *,
+    grouped: bool,
+    precision: str = "bf16",
+    profile: str = "megatron-core",
+    ep: float = 1.0,
+    bias: bool = False,
+    router: str = "",
+) -> dict[str, Op]:
     """The experts' ops, of 1,024 rows on one device."""
     software = load_software(profile).replace(precision=precision)
-    software = software.model_copy(update={"moe": software.moe.model_copy(update={"grouped_gemm": grouped})})
+    changes = {"grouped_gemm": grouped} | ({"router_dtype": router} if router else {})
+    software = software.model_copy(update={"moe": software.moe.model_copy(update=changes)})
     shard = Shard(1.0, float(ROWS), float(ROWS), 1.0, False, 128.0, software, ep=ep)
     assert MODEL.moe is not None
     rows = Rows(MODEL.moe, HIDDEN, shard)
-    made = experts(MODEL, rows, DispatchedTensors("rows", "probs"))
+    made = experts(MODEL.model_copy(update={"bias": bias}), rows, DispatchedTensors("rows", "probs"))
     found, _ = made if profile == "megatron-core" else grouped_experts(MODEL, rows, 1, "rows")
     return {op.name: op for op in found}
 
@@ -91,6 +100,29 @@ def test_activations_run_for_each_expert_and_outputs_are_concatenated(profile):
     join = apart["experts.join"]
     assert isinstance(join, Move)
     assert (join.forward_bytes, join.backward_bytes) == (2 * ROWS * HIDDEN * 2, 2 * ROWS * HIDDEN * 2)
+
+
+@pytest.mark.parametrize(
+    ("router", "forward_bytes", "backward_bytes", "mixed"),
+    [("compute", 8, 12, (2, 8)), ("fp32", 12, 30, (12, 22))],
+)
+def test_biases_are_added_in_place(router, forward_bytes, backward_bytes, mixed):
+    """A product and a sum for each of 4 experts of 256 rows.
+
+    In bf16 forward writes 2 bytes an element, then reads twice 2 and writes 2; backward has twice a product (2 read, 2 written)
+    and a sum (2 read). With fp32 probabilities 4 + 4 + 2 + 2, and twice 12 and a cast from 2 to 4. Without vector loads run what
+    broadcasts (2 or 4; twice 4 or 8) and what casts (2 + 4 + 2; 2 + 4).
+    """
+    added = ops(grouped=False, bias=True, router=router)["experts.bias"]
+    assert isinstance(added, Move)
+    elements, wide = ROWS * HIDDEN, 4 if router == "fp32" else 2
+    assert (added.forward_bytes, added.backward_bytes) == (forward_bytes * elements, backward_bytes * elements)
+    assert (added.forward_by_element.bytes, added.backward_by_element.bytes) == (
+        mixed[0] * elements,
+        mixed[1] * elements,
+    )
+    assert (added.kernels, added.saves, added.outputs) == (8, ("probs",), ())
+    assert (added.forward_temp_bytes, added.backward_temp_bytes) == (wide * elements / 4, 2 * wide * elements / 4)
 
 
 def test_one_expert_needs_no_concatenation():

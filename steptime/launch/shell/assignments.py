@@ -85,16 +85,21 @@ def write_file(expand: Expander, node: Simple, beside: Beside) -> None:
         beside.written[last] = text
 
 
-_READS_SCRIPTS = frozenset({"sbatch", "bash", "sh", "zsh"})
+def given_script(expand: Expander, node: Simple, beside: Beside, words: list[Value]) -> list[Value]:
+    """The arguments of a command that gets its script from a here-document, the name of a file with its text among them.
 
-
-def given_script(expand: Expander, node: Simple, beside: Beside) -> list[Value]:
-    """The script that a here-document gives to sbatch or a shell (`sbatch <<EOF`), as the name of a file with its text."""
-    if node.body is None or node.to is not None or not node.words or node.words[0].text not in _READS_SCRIPTS:
-        return []
-    name = f"here-document-{node.line}.sh"
-    beside.written[name] = expand.text(quoted(node.body), node.line)
-    return [Value(name, node.line)]
+    Of sbatch (`sbatch -N 2 <<EOF`) the last, of a shell (`bash -s 8 <<EOF`) the first; a shell with a script reads other input
+    from it. Arguments of other commands are unchanged.
+    """
+    first = node.words[0].text if node.words else ""
+    if node.body is None or node.to is not None or first not in {"sbatch", "bash", "sh", "zsh"}:
+        return words
+    told = next((i for i, word in enumerate(words) if word.text == "-s"), len(words))
+    if first != "sbatch" and not all(word.text.startswith("-") for word in words[:told]):
+        return words
+    script = Value(f"here-document-{node.line}.sh", node.line)
+    beside.written[script.text] = expand.text(quoted(node.body), node.line)
+    return [*words, script] if first == "sbatch" else [script, *words[told + 1 :]]
 
 
 def text_to_read(words: list[str]) -> tuple[int, str]:

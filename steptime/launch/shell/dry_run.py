@@ -205,7 +205,7 @@ class DryRun:
 
     def command(self, fields: list[Value], node: grammar.Simple) -> Outcome:
         """A command with its words filled in."""
-        first, rest = fields[0].text, [*fields[1:], *given_script(self.expand, node, self.beside)]
+        first, rest = fields[0].text, given_script(self.expand, node, self.beside, fields[1:])
         if first in {":", "true", "false"}:
             return "no" if first == "false" else "yes"
         if first in _DECLARE:

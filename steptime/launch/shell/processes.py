@@ -98,8 +98,8 @@ def size_of(
     if inner == "srun" and per_node is None:
         per_node = slurm.get("SLURM_NTASKS_PER_NODE")
         devices = devices or (slurm.get("SLURM_NTASKS") if per_node is None else None)
-    if inner == "torchrun" and nodes is None and not unclear:
-        nodes = 1
+    if inner == "torchrun" and not unclear:
+        nodes, per_node = _by_environment(nodes, per_node, variables)
     if inner == "deepspeed" and (nodes or 0) > 1 and _option(words, LAUNCHERS[inner].nodes) is None:
         unclear.append(f"srun starts DeepSpeed's launcher on each of {nodes} nodes: number of devices unknown")
     if inner == "deepspeed" and nodes is None and not unclear:
@@ -183,6 +183,12 @@ def _around(variables: dict[str, str]) -> tuple[int | None, int | None, int | No
     if devices is None and (visible := _visible(variables)):
         devices, nodes, per_node = visible, 1, visible
     return devices, nodes, per_node
+
+
+def _by_environment(nodes: int | None, per_node: int | None, variables: dict[str, str]) -> tuple[int, int | None]:
+    """The same for torchrun, which takes options from the environment too (torch/distributed/argparse_util.py, env)."""
+    said = {name: int(text) for name, text in variables.items() if re.fullmatch(r"\d{1,6}", text)}
+    return nodes or said.get("PET_NNODES", 1), per_node or said.get("PET_NPROC_PER_NODE")
 
 
 def _visible(variables: dict[str, str]) -> int | None:

@@ -142,7 +142,7 @@ def _launched(found: Script, launch: _Launch, scope: Scope) -> Script:
     words = [_word(value, scope) for value in launch.command.words]
     variables = found.variables | {key: text for key, text in launch.command.variables.items() if scope.known(text)}
     nodes, per_node, devices, unclear = size_of(words[: launch.at], launch.launchers, variables)
-    if nodes and not unclear and one_each(words[: launch.at], launch.launchers):
+    if nodes and not per_node and not unclear and one_each(words[: launch.at], launch.launchers):
         per_node, devices = 1, nodes
         told = "torchrun starts one process per node, since --nproc-per-node is not set"
         found = found._replace(notes=(*found.notes, told))
