@@ -178,6 +178,8 @@ class _Plan(Figures):
             self.keys.leave_out(self.figures["@fsdp_strategy"], why)
         if half != "fp32" and str(self.get("@fsdp_precision")).lower() != "mixed":
             found["reduce_dtype"] = half  # the same, set_mixed_precision; OLMo olmo/config.py, FSDPPrecision
+        if (unit := self.keys.table.raw.get("whole_without")) and self.keys.get(unit) is None:
+            found["wrap"] = "model"
         if self.on("@sync_each_batch"):
             found["no_sync"] = False
         self.config["parallelism"]["fsdp"] = found
