@@ -175,9 +175,10 @@ def _in_files(path: str, text: str, table: KeyTable, env: dict[str, str], beside
         said = _configs(script, path, beside, table) | _of_accelerate(script, table)
         said |= dict(flags_of([word.text for word in script.arguments]))
         unclear = _without_value(script)
-        of_launcher = script.program in SUBCOMMANDS or table.raw.get("launcher", {}).get("one_process")
-        if script.unclear and (script.launchers or not of_launcher):  # no launcher's default tells them
-            unclear["devices"] = script.unclear[0]
+        alone = table.raw.get("launcher", {}).get("one_process")
+        others = script.unclear and (script.launchers or script.program not in SUBCOMMANDS)
+        if script.launchers if alone else others:
+            unclear["devices"] = "no launcher's default tells them"
         launcher = {"nproc": script.devices_per_node} if script.devices is None and not script.unclear else {}
         said |= {key: value for key, value in launcher.items() if value}
         code = beside.program(script.program) if beside is not None else ""

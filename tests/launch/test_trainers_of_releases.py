@@ -102,8 +102,9 @@ def test_maxtext_has_every_device_of_the_host_in_one_process(tmp_path, more, dev
 
 @pytest.mark.parametrize(("launcher", "devices"), [("", 8), ("srun ", None)])
 def test_a_script_of_maxtext_without_a_launcher_starts_one_process(tmp_path, launcher, devices):
-    text = f"{launcher}python3 -m MaxText.train base.yml model_name=llama2-7b per_device_batch_size=4 max_target_length=2048\n"
-    (tmp_path / "base.yml").write_text("ici_fsdp_parallelism: -1\n")
+    said = "model_name=llama2-7b per_device_batch_size=4 max_target_length=2048 ici_fsdp_parallelism=-1"
+    text = f"{launcher}python3 -m MaxText.train base.yml {said}\n"
+    (tmp_path / "base.yml").write_text("steps: 10\n")
     if devices is None:
         with pytest.raises(ConfigError, match="number of devices unknown"):
             job(tmp_path, "job.sh", text)
