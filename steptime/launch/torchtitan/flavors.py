@@ -10,6 +10,7 @@ from steptime.base.config import ConfigError, build, near, show
 from steptime.base.document import parse_mapping, read_source
 from steptime.job.edit import read_model
 from steptime.job.limits import BOUNDS
+from steptime.launch.beside import Beside
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import FOLDER
 from steptime.launch.named_models import preset_of
@@ -85,7 +86,7 @@ def _of_a_fork(keys: JobKeys) -> dict[str, Any] | None:
     return {"preset": preset}
 
 
-_ARGUMENTS = r"\bdim=|\bn_layers=|\bn_heads=|\bn_kv_heads=|\bffn_dim_multiplier=|\bmultiple_of=|\brope_\w+=|\bvocab_size=|\bmax_seq_len="
+_ARGUMENTS = r"\b(?:dim|n_layers|n_heads|n_kv_heads|ffn_dim_multiplier|multiple_of|rope_\w+|vocab_size|max_seq_len)="
 """Arguments of a flavor of Llama's that are sizes, or have no cost."""
 
 
@@ -94,13 +95,13 @@ def _of_registry(keys: JobKeys, flavor: str) -> dict[str, Any] | None:
 
     Source: torchtitan/models/llama3/__init__.py (the registry) and model/args.py (the vocabulary where a flavor has none).
     """
-    text = keys.beside.text if keys.beside is not None else lambda name: None
+    beside = keys.beside or Beside()
     for folder in ("torchtitan/models/llama3", "torchtitan/models/llama"):
-        registry = re.split(r"\bllama3_(?:configs|args) *=", text(f"{folder}/__init__.py") or "")[-1]
+        registry = re.split(r"\bllama3_(?:configs|args) *=", beside.text(f"{folder}/__init__.py") or "")[-1]
         found = re.search(rf"[\"']{re.escape(flavor)}[\"']: (?:Transformer)?ModelArgs\(([^()]*)\)", registry)
         if found is None or re.search(r"\w+=", re.sub(_ARGUMENTS, "", found[1])):
             continue
-        default = re.search(r"vocab_size: int = (\d+)", text(f"{folder}/model/args.py") or "")
+        default = re.search(r"vocab_size: int = (\d+)", beside.text(f"{folder}/model/args.py") or "")
         said = dict(re.findall(r"(\w+)=([\d.]+(?: */ *\d+)?)", found[1]))
         said = ({"vocab_size": default[1]} if default else {}) | said
         if {"dim", "n_layers", "n_heads", "vocab_size"} <= said.keys():
