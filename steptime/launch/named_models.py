@@ -19,7 +19,7 @@ def _spellings() -> dict[re.Pattern[str], str]:
 
 
 _TRAINED = re.compile(
-    r"(?:-(?:sft|dpo|cpt|full|ft|merged|final|local|model|bf16|fp16|checkpoint|ckpt|step|steps|epoch)(?:-?\d{1,6})?)+$"
+    r"(?:-(?:sft|dpo|cpt|pretrain|full|ft|merged|final|local|model|bf16|fp16|checkpoint|ckpt|step|steps|epoch)(?:-?\d{1,6})?)+$"
 )
 """Suffixes of names that do not affect sizes."""
 _NO_NAME = re.compile(
@@ -79,9 +79,10 @@ def preset_of(name: str) -> str | None:
     ('llama3-3b', 'qwen3-4b', None)
     """
     words = _last_name(name).lower().replace("___", ".").replace("_", "-")  # ___ is ModelScope's dot
+    words = re.sub(_TRAINED, "", words)
     for pattern, meant in _spellings().items():
         words = pattern.sub(meant, words)
-    plain = re.sub(r"-(?:instruct|chat|base|it|hf|pt)(?:-.*)?$|-v0\.[1-3]$|-\d{4}$", "", re.sub(_TRAINED, "", words))
+    plain = re.sub(r"-(?:instruct|chat|base|it|hf|pt)(?:-.*)?$|-v0\.[1-3]$|-\d{4}$", "", words)
     known = {found: found for found in model_names()} | aliases()
     dashless = {found.replace("-", ""): preset for found, preset in known.items()}
     return next(

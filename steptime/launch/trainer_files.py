@@ -130,9 +130,16 @@ _SPAWNED = re.compile(r"\A(?:[^\n]*\n){0,50}?run sh: `([^`\n]+)`[\s\S]*")
 """The command with which ms-swift starts its processes, at the beginning of their log."""
 
 
-def own_defaults(said: Said, table: KeyTable) -> dict[str, Any]:
-    """Defaults of the program of a script, for keys that the table uses."""
+def own_defaults(said: Said, table: KeyTable, beside: Beside | None) -> dict[str, Any]:
+    """Defaults of the program of a script, for keys that the table uses.
+
+    The precision of DeepSpeed-Chat's programs is in its utils/ds_utils.py (microsoft/DeepSpeedExamples).
+    """
     named = {spelled(name, table): value for name, value in said.defaults.items()}
+    if "get_train_ds_config(" in said.code and beside is not None:
+        code = re.sub(r"#.*", "", beside.text("utils/ds_utils.py") or "")
+        half = re.search(r"[\"'](bf16|fp16)[\"']: *\{\s*[\"']enabled[\"']: *True", code)
+        named |= {half[1]: True} if half else {}
     return {key: value for key, value in named.items() if key in table.rules and table.rules[key].status == "used"}
 
 

@@ -61,7 +61,7 @@ def read_trainer(
         return read_primus(path, text, env, sets)
     found = said_in(path, text, table, dict(env or {}), beside)
     given = renamed_beside(read_keys(plainly(found.keys, table), table), table, found.code)
-    own = own_defaults(found, table)
+    own = own_defaults(found, table, beside)
     defaults = defaults_beside(given, table) | own
     keys = JobKeys(path, table, given, defaults=defaults, defaults_of=found.program if own else "", sets=sets)
     keys.notes += still_true(found.notes, sets)

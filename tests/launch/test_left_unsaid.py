@@ -148,6 +148,9 @@ def test_a_variable_without_a_value_is_told_as_one(tmp_path):
         ("open-thoughts/OpenThinker2-32B", "qwen2.5-32b"),
         ("deepseek-ai/DeepSeek-Prover-V1.5-SFT", "deepseek-llm-7b"),
         ("Qwen/Qwen3-Coder-30B-A3B-Instruct", "qwen3-30b-a3b"),
+        ("Qwen/Qwen3-235B-A22B-Thinking-2507", "qwen3-235b-a22b"),
+        ("/home/own/mistral-7b-v0.1-pretrain", "mistral-7b-v0.2"),  # 32,000 entries, not v0.3's
+        ("defog/llama-3-sqlcoder-8b", "llama3-8b"),
     ],
 )
 def test_models_by_the_names_of_their_repositories(name, preset):

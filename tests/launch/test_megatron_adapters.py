@@ -46,8 +46,8 @@ def test_split_adapters_of_ms_swift(tmp_path):
 MINDSPEED = """torchrun --nproc_per_node 8 posttrain_gpt.py --stage sft --use-mcore-models --num-layers 36 --hidden-size 4096 \\
   --ffn-hidden-size 12288 --num-attention-heads 32 --group-query-attention --num-query-groups 8 --seq-length 4096 \\
   --max-position-embeddings 4096 --micro-batch-size 1 --global-batch-size 32 --padded-vocab-size 151936 --swiglu --bf16 \\
-  --position-embedding-type rope --tokenizer-type PretrainedFromHF --tensor-model-parallel-size 2 --disable-bias-linear --normalization RMSNorm \\
-  --use-distributed-optimizer --reuse-fp32-param {}
+  --position-embedding-type rope --tokenizer-type PretrainedFromHF --tensor-model-parallel-size 2 --disable-bias-linear \\
+  --normalization RMSNorm --use-distributed-optimizer --reuse-fp32-param {}
 """
 
 
