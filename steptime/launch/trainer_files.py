@@ -151,7 +151,7 @@ def said_in(path: str, text: str, table: KeyTable, env: dict[str, str], beside: 
     """
     found = _in_files(path, text, table, env, beside)
     if of_preferences(found.program):
-        raise ConfigError(f"{path}: runs {found.program}: reinforcement learning, or reward models, are not modeled")
+        raise ConfigError(f"{path}: runs {found.program}: training on preferences or rewards is not modeled")
     said = found.keys
     for config in beside.added if beside is not None else []:
         if config.suffix in {".yaml", ".yml"}:
@@ -193,12 +193,20 @@ def _in_files(path: str, text: str, table: KeyTable, env: dict[str, str], beside
         return Said(said, script.devices, unclear, name, defaults_in(code), script.notes, code)
     text = re.sub(r"(?<=: )!include +(\S+)", lambda found: _included(found[1], beside), text)
     tree = resolve(parse_mapping(text, path, repeats=True), env | variables_of(beside))
+    tree, program = _of_wandb(tree) if "_wandb" in tree else (tree, "")
     for section in table.raw.get("inside") or []:
         tree = tree[section] if isinstance(tree.get(section), dict) else tree
     if isinstance(inline := tree.get("deepspeed"), dict) and inline and beside is not None:
         beside.written["the deepspeed section"] = json.dumps(inline)
         tree["deepspeed"] = "the deepspeed section"
-    return Said(flatten(tree), of_comment(text))
+    return Said(flatten(tree), of_comment(text), program=program)
+
+
+def _of_wandb(tree: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """The config that Weights & Biases stores of a run (each key a mapping with its value), and the run's program."""
+    said = {key: kept["value"] for key, kept in tree.items() if isinstance(kept, dict) and "value" in kept}
+    programs = re.findall(r"'codePath': '([^']+)'", str(said.pop("_wandb", "")))
+    return said, programs[0] if programs else ""
 
 
 def _included(name: str, beside: Beside | None) -> str:

@@ -183,9 +183,7 @@ def test_a_reward_model_is_no_training_on_sequences(tmp_path: Path) -> None:
     script = (
         "accelerate launch --num_processes 4 train_rm.py --model_name Qwen/Qwen2.5-7B --max_length 512 --batch_size 1\n"
     )
-    with pytest.raises(
-        ConfigError, match=r"runs train_rm.py: reinforcement learning, or reward models, are not modeled"
-    ):
+    with pytest.raises(ConfigError, match=r"runs train_rm.py: training on preferences or rewards is not modeled"):
         from_text(tmp_path, "rm.sh", script)
 
 
