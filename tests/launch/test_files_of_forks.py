@@ -402,7 +402,7 @@ def test_a_config_above_its_script_is_not_one_of_the_same_name_below_it(tmp_path
 @pytest.mark.parametrize(
     ("name", "more", "why"),
     [
-        ("job.yaml", "base_model: Qwen/Qwen2.5-3B\nprocess_reward_model: true\n", "process_reward_model true: reinforcement learning"),
+        ("job.yaml", "base_model: Qwen/Qwen2.5-3B\nprocess_reward_model: true\n", "process_reward_model true: reinforcement"),
         ("job.yaml", "base_model: Qwen/Qwen2.5-3B\nrl: dpo\n", "rl dpo: another method than training on sequences"),
         ("sft.yaml", "model_name_or_path: Qwen/Qwen2.5-3B\nper_device_train_batch_size: 1\noptim_target_modules: all-linear\n",
          "optim_target_modules all-linear: gradients projected to a low rank"),
