@@ -331,3 +331,28 @@ def test_a_hostfile_of_gpt_neox_leaves_the_number_of_devices_open(tmp_path):
     assert job_of(tmp_path, {"a.yml": text}, "a.yml").parallelism.dp == 8
     (line,) = problems(tmp_path, {"b.yml": f"{text}hostfile: /job/hosts\n"}, "b.yml")
     assert line == "number of devices unknown; add --set parallelism.dp=N"
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "entries"),
+    [
+        ("pretrain_llama3_8b.sh", (), 128256),
+        ("pretrain.sh", (), None),  # nobody says whose sizes they are
+        ("pretrain_llama3_8b.sh", ("14336", "14848"), None),  # another model
+        ("pretrain_llama3_8b.sh", ("path-to-your-tokenizer", "/data/europa-tokenizer"), None),
+    ],
+)
+def test_the_vocabulary_of_a_model_whose_name_and_sizes_the_job_has(tmp_path, name, changes, entries):
+    """Where the tokenizer is left to be filled in; Llama 3 8B has 128,256 entries."""
+    script = (
+        "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --swiglu \\\n"
+        "  --num-attention-heads 32 --group-query-attention --num-query-groups 8 --seq-length 4096 --micro-batch-size 1 \\\n"
+        "  --max-position-embeddings 4096 --global-batch-size 64 --bf16 --tokenizer-type HuggingFaceTokenizer \\\n"
+        "  --tokenizer-model path-to-your-tokenizer --position-embedding-type rope\n"
+    ).replace(*(changes or ("", "")))
+    if entries is None:
+        assert problems(tmp_path, {name: script}, name) == ["vocabulary size unknown; add --set model.vocab_sz=N"]
+    else:
+        job = job_of(tmp_path, {name: script}, name)
+        assert job.model.vocab_sz == entries
+        assert f"vocabulary not set, llama3-8b's, whose other sizes the job has, assumed: {entries}" in job.notes
