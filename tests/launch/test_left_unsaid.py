@@ -356,3 +356,27 @@ def test_the_vocabulary_of_a_model_whose_name_and_sizes_the_job_has(tmp_path, na
         job = job_of(tmp_path, {name: script}, name)
         assert job.model.vocab_sz == entries
         assert f"vocabulary not set, llama3-8b's, whose other sizes the job has, assumed: {entries}" in job.notes
+
+
+def test_a_script_that_counts_its_ranks_has_as_many_devices(tmp_path):
+    """2 x 2 x 4 = 16, of which DeepSpeed's launcher is told nothing: dp 4."""
+    script = (
+        "TP=2; PP=2; DP=4\nWORLD_SIZE=$((TP*PP*DP))\n"
+        "deepspeed pretrain_gpt.py --tensor-model-parallel-size $TP --pipeline-model-parallel-size $PP --num-layers 4 \\\n"
+        "  --hidden-size 512 --num-attention-heads 8 --seq-length 512 --max-position-embeddings 512 --vocab-size 1000 \\\n"
+        "  --micro-batch-size 1 --global-batch-size 4 --bf16\n"
+    )
+    job = job_of(tmp_path, {"run.sh": script}, "run.sh")
+    assert (job.parallelism.devices, job.parallelism.dp) == (16, 4)
+    assert not any("number of devices not set" in note for note in job.notes)
+
+
+def test_nodes_that_the_environment_counts_are_one_and_said(tmp_path):
+    script = (
+        'echo "nodes ${NNODES}"\nNPROC_PER_NODE=8 \\\nmegatron pt --model Qwen/Qwen3-8B --max_length 4096 --micro_batch_size 1 '
+        "--global_batch_size 64\n"
+    )
+    job = job_of(tmp_path, {"run.sh": script}, "run.sh")
+    assert (
+        "number of devices not set, 8 assumed: NNODES 1 unless it is set; else add --set parallelism.dp=N" in job.notes
+    )
