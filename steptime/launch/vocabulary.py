@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from steptime.base.document import parse_mapping, read_source
 from steptime.job.edit import read_model
@@ -76,8 +75,8 @@ def of_same_sizes(sizes: Mapping[str, int | None], files: Iterable[str], about: 
     """
     if any(_is_own(name) for name in files):
         return None
-    named = [name for name in model_names() if re.search(_family(name), about.lower())]
-    same = {name: model for name in named if _has(model := read_model(name), sizes)}
+    named = {name: read_model(name) for name in model_names() if re.search(_family(name), about.lower())}
+    same = {name: model for name, model in named.items() if all(getattr(model, key) == sizes[key] for key in sizes)}
     if len({model.vocab_sz for model in same.values()}) != 1:
         return None
     name, model = next(iter(same.items()))
@@ -88,10 +87,6 @@ def _family(preset: str) -> str:
     """A pattern of the family in a preset's name: qwen2.5 also as qwen-25 or qwen_2_5."""
     letters = re.findall(r"[a-z]+|\d+", preset.partition("-")[0])
     return r"(?<![a-z])" + r"[-_.]?".join(letters) + r"(?![a-z])"
-
-
-def _has(model: Any, sizes: Mapping[str, int | None]) -> bool:
-    return all(getattr(model, key) == size for key, size in sizes.items())
 
 
 def _is_own(name: str) -> bool:

@@ -129,18 +129,9 @@ def one_each(words: list[Word], launchers: list[str]) -> bool:
 
 def every_device(words: list[Word], launchers: list[str], variables: dict[str, str]) -> bool:
     """Whether DeepSpeed's launcher takes every device of the node that it is on, as it is told no number and no host."""
-    said = [
-        *LAUNCHERS["deepspeed"].per_node,
-        *LAUNCHERS["deepspeed"].nodes,
-        "--include",
-        "-i",
-        "--hostfile",
-        "-H",
-        "-hostfile",
-    ]
-    told = (
-        _counted(variables) or _visible(variables) or "SLURM_GPUS_PER_NODE" in variables or _option(words, tuple(said))
-    )
+    own = LAUNCHERS["deepspeed"]
+    hosts = _option(words, (*own.per_node, *own.nodes, "--include", "-i", "--hostfile", "-H", "-hostfile"))
+    told = _counted(variables) or _visible(variables) or "SLURM_GPUS_PER_NODE" in variables or hosts
     return launchers[-1:] == ["deepspeed"] and not told
 
 
