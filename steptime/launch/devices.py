@@ -124,7 +124,7 @@ def on_node(sets: Mapping[str, Any] | None) -> int | None:
 def _launched(keys: JobKeys, ranks: int) -> int | None:
     """The number of devices that the framework's own launcher takes by default; None where it does not fit the ranks."""
     launcher = keys.launcher or {}
-    if any(keys.get(key) not in (None, value) for key, value in launcher.get("only", {}).items()):
+    if any(keys.get(key) not in (None, *values) for key, values in launcher.get("only", {}).items()):
         return None  # another launcher's
     devices = on_node(keys.sets) if launcher.get("devices") == "node" else launcher.get("devices")
     if devices is None or devices % ranks:

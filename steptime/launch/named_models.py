@@ -7,6 +7,7 @@ from functools import cache
 
 from steptime.base.document import parse_mapping, read_source
 from steptime.launch.keys import FOLDER
+from steptime.model.hf_family import UNMODELED
 from steptime.model.presets import aliases, model_names
 
 
@@ -18,7 +19,7 @@ def _spellings() -> dict[re.Pattern[str], str]:
 
 
 _TRAINED = re.compile(
-    r"(?:-(?:sft|dpo|cpt|full|ft|merged|final|local|model|bf16|fp16|checkpoint|ckpt|step|steps|epoch)(?:-?\d{1,6})?)+$"
+    r"(?:-(?:sft|dpo|cpt|pretrain|full|ft|merged|final|local|model|bf16|fp16|checkpoint|ckpt|step|steps|epoch)(?:-?\d{1,6})?)+$"
 )
 """Suffixes of names that do not affect sizes."""
 _NO_NAME = re.compile(
@@ -55,13 +56,20 @@ _OTHER = re.compile(
 )
 
 
-def sees_or_hears(name: str) -> bool:
-    """Whether a model's name says that it takes images or audio in addition to text.
+_FAMILY = re.compile(r"^(bloom|mpt|gpt-?j|jamba|mamba2?)z?(?=[-\d]|$)")
 
-    >>> sees_or_hears("Qwen/Qwen2.5-VL-7B-Instruct"), sees_or_hears("Qwen/Qwen2.5-7B")
-    (True, False)
+
+def not_modeled(name: str) -> str:
+    """Why a model of that name is not modeled: it takes images or audio, or what its family has; "" where neither is known.
+
+    >>> not_modeled("Qwen/Qwen2.5-VL-7B-Instruct"), not_modeled("bigscience/bloomz-7b1"), not_modeled("Qwen/Qwen2.5-7B")
+    ('it takes images or audio in addition to text', 'ALiBi positions and a norm after the embedding', '')
     """
-    return bool(_OTHER.search(_last_name(name).lower().replace("_", "-")))
+    last = _last_name(name).lower().replace("_", "-")
+    if _OTHER.search(last):
+        return "it takes images or audio in addition to text"
+    found = _FAMILY.search(last)
+    return UNMODELED[found[1].replace("-", "")] if found else ""
 
 
 def preset_of(name: str) -> str | None:
@@ -71,9 +79,10 @@ def preset_of(name: str) -> str | None:
     ('llama3-3b', 'qwen3-4b', None)
     """
     words = _last_name(name).lower().replace("___", ".").replace("_", "-")  # ___ is ModelScope's dot
+    words = re.sub(_TRAINED, "", words)
     for pattern, meant in _spellings().items():
         words = pattern.sub(meant, words)
-    plain = re.sub(r"-(?:instruct|chat|base|it|hf|pt)(?:-.*)?$|-v0\.[1-3]$|-\d{4}$", "", re.sub(_TRAINED, "", words))
+    plain = re.sub(r"-(?:instruct|chat|base|it|hf|pt)(?:-.*)?$|-v0\.[1-3]$|-\d{4}$", "", words)
     known = {found: found for found in model_names()} | aliases()
     dashless = {found.replace("-", ""): preset for found, preset in known.items()}
     return next(

@@ -27,7 +27,7 @@ def read_primus(path: str, text: str, env: Mapping[str, str] | None, sets: Mappi
     if not isinstance(overrides, dict):
         raise ConfigError(f"{path}: modules.pre_trainer.overrides: expected a mapping (got {show(overrides)})")
     framework = trainer.get("framework", "megatron")
-    if framework not in {"megatron", "torchtitan"}:
+    if framework not in ("megatron", "torchtitan"):
         raise ConfigError(
             f"{path}: modules.pre_trainer.framework {framework}: only megatron's and torchtitan's are read"
         )

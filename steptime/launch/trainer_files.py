@@ -130,9 +130,16 @@ _SPAWNED = re.compile(r"\A(?:[^\n]*\n){0,50}?run sh: `([^`\n]+)`[\s\S]*")
 """The command with which ms-swift starts its processes, at the beginning of their log."""
 
 
-def own_defaults(said: Said, table: KeyTable) -> dict[str, Any]:
-    """Defaults of the program of a script, for keys that the table uses."""
+def own_defaults(said: Said, table: KeyTable, beside: Beside | None) -> dict[str, Any]:
+    """Defaults of the program of a script, for keys that the table uses.
+
+    The precision of DeepSpeed-Chat's programs is in its utils/ds_utils.py (microsoft/DeepSpeedExamples).
+    """
     named = {spelled(name, table): value for name, value in said.defaults.items()}
+    if "get_train_ds_config(" in said.code and beside is not None:
+        code = re.sub(r"#.*", "", beside.text("utils/ds_utils.py") or "")
+        half = re.search(r"[\"'](bf16|fp16)[\"']: *\{\s*[\"']enabled[\"']: *True", code)
+        named |= {half[1]: True} if half else {}
     return {key: value for key, value in named.items() if key in table.rules and table.rules[key].status == "used"}
 
 
@@ -144,7 +151,7 @@ def said_in(path: str, text: str, table: KeyTable, env: dict[str, str], beside: 
     """
     found = _in_files(path, text, table, env, beside)
     if of_preferences(found.program):
-        raise ConfigError(f"{path}: runs {found.program}: reinforcement learning, or reward models, are not modeled")
+        raise ConfigError(f"{path}: runs {found.program}: training on preferences or rewards is not modeled")
     said = found.keys
     for config in beside.added if beside is not None else []:
         if config.suffix in {".yaml", ".yml"}:
@@ -175,10 +182,10 @@ def _in_files(path: str, text: str, table: KeyTable, env: dict[str, str], beside
         said = _configs(script, path, beside, table) | _of_accelerate(script, table)
         said |= dict(flags_of([word.text for word in script.arguments]))
         unclear = _without_value(script)
-        if script.unclear and (
-            script.launchers or script.program not in SUBCOMMANDS
-        ):  # no launcher's default tells them
-            unclear["devices"] = script.unclear[0]
+        alone = table.raw.get("launcher", {}).get("one_process")
+        others = script.unclear and (script.launchers or script.program not in SUBCOMMANDS)
+        if script.launchers if alone else others:
+            unclear["devices"] = "no launcher's default tells them"
         launcher = {"nproc": script.devices_per_node} if script.devices is None and not script.unclear else {}
         said |= {key: value for key, value in launcher.items() if value}
         code = beside.program(script.program) if beside is not None else ""
@@ -186,12 +193,20 @@ def _in_files(path: str, text: str, table: KeyTable, env: dict[str, str], beside
         return Said(said, script.devices, unclear, name, defaults_in(code), script.notes, code)
     text = re.sub(r"(?<=: )!include +(\S+)", lambda found: _included(found[1], beside), text)
     tree = resolve(parse_mapping(text, path, repeats=True), env | variables_of(beside))
+    tree, program = _of_wandb(tree) if "_wandb" in tree else (tree, "")
     for section in table.raw.get("inside") or []:
         tree = tree[section] if isinstance(tree.get(section), dict) else tree
     if isinstance(inline := tree.get("deepspeed"), dict) and inline and beside is not None:
         beside.written["the deepspeed section"] = json.dumps(inline)
         tree["deepspeed"] = "the deepspeed section"
-    return Said(flatten(tree), of_comment(text))
+    return Said(flatten(tree), of_comment(text), program=program)
+
+
+def _of_wandb(tree: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """The config that Weights & Biases stores of a run (each key a mapping with its value), and the run's program."""
+    said = {key: kept["value"] for key, kept in tree.items() if isinstance(kept, dict) and "value" in kept}
+    programs = re.findall(r"'codePath': '([^']+)'", str(said.pop("_wandb", "")))
+    return said, programs[0] if programs else ""
 
 
 def _included(name: str, beside: Beside | None) -> str:

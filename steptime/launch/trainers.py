@@ -25,7 +25,7 @@ from steptime.launch.devices import data_parallel, on_node, still_true, told
 from steptime.launch.figures import Figures, size_of
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import load_table, read_keys
-from steptime.launch.named_models import preset_of, sees_or_hears
+from steptime.launch.named_models import not_modeled, preset_of
 from steptime.launch.primus import read_primus
 from steptime.launch.reading import OTHER_MODEL, LaunchFlag, Reading
 from steptime.launch.trainer_files import (
@@ -61,13 +61,12 @@ def read_trainer(
         return read_primus(path, text, env, sets)
     found = said_in(path, text, table, dict(env or {}), beside)
     given = renamed_beside(read_keys(plainly(found.keys, table), table), table, found.code)
-    own = own_defaults(found, table)
+    own = own_defaults(found, table, beside)
     defaults = defaults_beside(given, table) | own
     keys = JobKeys(path, table, given, defaults=defaults, defaults_of=found.program if own else "", sets=sets)
     keys.notes += still_true(found.notes, sets)
-    unclear = found.unclear
-    keys.launcher = None if "devices" in unclear else keys.launcher
-    keys.without_value = {item.key: unclear[item.name] for item in given if item.name in unclear}
+    keys.launcher = None if "devices" in found.unclear else keys.launcher
+    keys.without_value = {item.key: found.unclear[item.name] for item in given if item.name in found.unclear}
     if sets_up_adapters(found.code) and not any(item.key.startswith(("lora_", "use_peft", "peft_")) for item in given):
         why = "adapters over frozen weights, set up by its code"
         keys.beside_flags.append(LaunchFlag(found.program, "", "unmodeled", why))
@@ -174,10 +173,11 @@ class _Plan(Figures):
         if re.search(r"shard_grad_op|zero2|^false$" + ("|^[25]$" if version == 1 else ""), strategy):
             found["reshard_after_forward"] = False
         elif version == 2 and strategy.isdecimal() and int(strategy) not in {1, self.whole("@dp_shard")}:
-            why = "parameters that stay gathered on some ranks"
-            self.keys.leave_out(self.figures["@fsdp_strategy"], why)
+            self.keys.leave_out(self.figures["@fsdp_strategy"], "parameters that stay gathered on some ranks")
         if half != "fp32" and str(self.get("@fsdp_precision")).lower() != "mixed":
             found["reduce_dtype"] = half  # the same, set_mixed_precision; OLMo olmo/config.py, FSDPPrecision
+        if (unit := self.keys.table.raw.get("whole_without")) and self.keys.get(unit) is None:
+            found["wrap"] = "model"
         if self.on("@sync_each_batch"):
             found["no_sync"] = False
         self.config["parallelism"]["fsdp"] = found
@@ -245,8 +245,8 @@ class _Plan(Figures):
         if name and is_readable(found):
             config["model"] = {"hf": str(found)} | config["model"]
             return
-        if sees_or_hears(name):
-            keys.leave_out(self.figures["@model"], f"{OTHER_MODEL}: it takes images or audio in addition to text")
+        if why := not_modeled(name):
+            keys.leave_out(self.figures["@model"], f"{OTHER_MODEL}: {why}")
         what = f"model {name!r} is not among the presets" if name else "model unknown"
         what = f"{self.alone} names no model" if self.alone else what
         if self.figures.get("@model") in keys.without_value and re.fullmatch(r"\$\{?\w+\}?", name):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from steptime.job.edit import read_model
 from steptime.launch.beside import Beside
 from steptime.launch.keys import FOLDER
 from steptime.launch.named_models import preset_of
+from steptime.model.presets import model_names
 
 _PLAIN = re.compile(
     r"(?:tokenizers?|vocab|merges|data|datasets?|models?|workspace|path|to|your|my|the|mnt|tmp|root|home|llm|assets|hf|and|specify|file"
@@ -57,10 +58,40 @@ def entries_of(
         last = "/".join(hub.groups() if hub else [part for part in name.split("/") if part][-2:])
         if found := _by_name(last.lower()) or _sized(last.lower()) or _of_model(last):
             return found[0], f"{found[1]} ({last.rpartition('/')[2]})"
-        own = own or not _PLAIN.fullmatch(re.sub(r"\$\{?\w+\}?|<[^>]*>|\[[^]]*\]", "", last).lower())
+        own = own or _is_own(last)
     own = own or (kind == "Llama2Tokenizer" and not _LLAMA_2_ENTRIES.search(re.sub("[-.]", "_", about.lower())))
     found = None if own else _by_name(kind.lower())
     return (found[0], f"{found[1]} ({kind})") if found else None
+
+
+def of_same_sizes(sizes: Mapping[str, int | None], files: Iterable[str], about: str) -> tuple[int, str] | None:
+    """Entries of the presets that have these sizes and whose family the job's names (`about`) name, and the preset.
+
+    None where there is none, two of them differ, or the tokenizer has a name of its own.
+
+    >>> sizes = {"n_layers": 32, "hidden_sz": 4096, "inter_sz": 11008, "n_q_heads": 32, "n_kv_heads": 4}
+    >>> of_same_sizes(sizes, ["your tokenizer path"], "yi15/pretrain_yi15_6b.sh"), of_same_sizes(sizes, [], "pretrain.sh")
+    ((64000, "yi-6b's, whose other sizes the job has,"), None)
+    """
+    if any(_is_own(name) for name in files):
+        return None
+    named = {name: read_model(name) for name in model_names() if re.search(_family(name), about.lower())}
+    same = {name: model for name, model in named.items() if all(getattr(model, key) == sizes[key] for key in sizes)}
+    if len({model.vocab_sz for model in same.values()}) != 1:
+        return None
+    name, model = next(iter(same.items()))
+    return int(model.vocab_sz), f"{name}'s, whose other sizes the job has,"
+
+
+def _family(preset: str) -> str:
+    """A pattern of the family in a preset's name: qwen2.5 also as qwen-25 or qwen_2_5."""
+    letters = re.findall(r"[a-z]+|\d+", preset.partition("-")[0])
+    return r"(?<![a-z])" + r"[-_.]?".join(letters) + r"(?![a-z])"
+
+
+def _is_own(name: str) -> bool:
+    """Whether the name of a tokenizer's file says more than that it is one."""
+    return not _PLAIN.fullmatch(re.sub(r"\$\{?\w+\}?|<[^>]*>|\[[^]]*\]|[?]+", "", name).lower())
 
 
 def _beside(name: str, beside: Beside) -> Path | None:

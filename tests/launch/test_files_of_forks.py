@@ -339,6 +339,40 @@ def test_torchtitans_seed_checkpoint_is_no_training(tmp_path: Path) -> None:
     assert asked(tmp_path, "seed.sh", script) == ("checkpoint.create_seed_checkpoint: this job does not train",)
 
 
+def test_a_script_of_torchtitan_is_given_the_config_as_its_argument(tmp_path: Path) -> None:
+    script = '#!/bin/bash\ntorchrun --nproc_per_node 8 \\\n    -m torchtitan.train "$@"\n'
+    fix = "give script and arguments in one string: 'run.sh --job.config_file JOB.toml'"
+    assert asked(tmp_path, "run.sh", script) == (f"names no config; {fix}",)
+    job = "[model]\nname = 'llama3'\nflavor = '8B'\n[training]\nlocal_batch_size = 1\nseq_len = 8192\n[parallelism]\n"
+    (tmp_path / "job.toml").write_text(job, encoding="utf-8")
+    found = read("auto", f"{tmp_path / 'run.sh'} --job.config_file {tmp_path / 'job.toml'}", SETS)
+    assert to_job(found, SETS).parallelism.devices == 8
+
+
+def test_a_run_that_is_kept_by_wandb_says_its_program(tmp_path: Path) -> None:
+    kept = """\
+        _wandb: {value: {e: {x1: {codePath: train_dpo.py}}}}
+        model_name_or_path: {value: Qwen/Qwen2.5-7B}
+        deepspeed: {value: ds.json}
+        per_device_train_batch_size: {value: 4}
+    """
+    told = "runs train_dpo.py: training on preferences or rewards is not modeled"
+    assert asked(tmp_path, "config.yaml", kept) == (told,)
+    lines = asked(tmp_path, "config.yaml", kept.replace("train_dpo", "train_sft"))
+    assert any("ds.json was not found" in line for line in lines)
+
+
+def test_a_fragment_of_reinforcement_learning_is_told_as_such(tmp_path: Path) -> None:
+    """Not by the size of its batch, which depends on a command."""
+    fragment = (
+        f'if [ "$(basename "$ENV")" = a.yaml ]; then G=16; else G=8; fi\nMODEL_OPTIONS="{GPT} --grpo-group-size $G"\n'
+    )
+    lines = asked(tmp_path, "qwen.sh", fragment)
+    assert [line.partition(":")[2] for line in lines] == [
+        " reinforcement learning; not modeled; --allow-unmodeled ignores it"
+    ]
+
+
 def test_torchtitans_config_functions_are_named_by_their_module(tmp_path: Path) -> None:
     script = """\
         #!/bin/bash
@@ -363,3 +397,19 @@ def test_a_config_above_its_script_is_not_one_of_the_same_name_below_it(tmp_path
     found = Beside(tmp_path / "scripts").path("../config/fsdp.yaml")
     assert found is not None
     assert found.resolve() == (tmp_path / "config" / "fsdp.yaml").resolve()
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "why"),
+    [
+        ("job.yaml", "base_model: Qwen/Qwen2.5-3B\nprocess_reward_model: true\n", "process_reward_model true: reinforcement"),
+        ("job.yaml", "base_model: Qwen/Qwen2.5-3B\nrl: dpo\n", "rl dpo: another method than training on sequences"),
+        ("sft.yaml", "model_name_or_path: Qwen/Qwen2.5-3B\nper_device_train_batch_size: 1\noptim_target_modules: all-linear\n",
+         "optim_target_modules all-linear: gradients projected to a low rank"),
+    ],
+)  # fmt: skip
+def test_other_methods_are_told_by_what_they_are(tmp_path: Path, name: str, more: str, why: str) -> None:
+    text = more + (
+        "sequence_len: 2048\nmicro_batch_size: 1\ndatasets: []\n" if name == "job.yaml" else "max_length: 2048\n"
+    )
+    assert any(line.startswith(why) for line in asked(tmp_path, name, text))

@@ -128,3 +128,10 @@ def test_primus_over_torchtitan(tmp_path):
     later = to_job(read("auto", str(tmp_path / "job.yaml"), sets), sets)
     assert (later.data.microbatch_sz, later.data.seqlen, later.performance.software) == (4, 4096, "torchtitan@0.2")
     assert later.performance.activation_checkpointing_type in {None, "none"}
+
+
+def test_a_framework_of_primus_that_is_no_word_is_one_line(tmp_path):
+    path = tmp_path / "job.yaml"
+    path.write_text("work_group: own\nmodules:\n  pre_trainer:\n    framework: [[x]]\n    model: llama3.1_8B.yaml\n")
+    with pytest.raises(ConfigError, match="only megatron's and torchtitan's are read"):
+        read("primus", str(path), SETS)

@@ -148,6 +148,9 @@ def test_a_variable_without_a_value_is_told_as_one(tmp_path):
         ("open-thoughts/OpenThinker2-32B", "qwen2.5-32b"),
         ("deepseek-ai/DeepSeek-Prover-V1.5-SFT", "deepseek-llm-7b"),
         ("Qwen/Qwen3-Coder-30B-A3B-Instruct", "qwen3-30b-a3b"),
+        ("Qwen/Qwen3-235B-A22B-Thinking-2507", "qwen3-235b-a22b"),
+        ("/home/own/mistral-7b-v0.1-pretrain", "mistral-7b-v0.2"),  # 32,000 entries, not v0.3's
+        ("defog/llama-3-sqlcoder-8b", "llama3-8b"),
     ],
 )
 def test_models_by_the_names_of_their_repositories(name, preset):
@@ -328,3 +331,52 @@ def test_a_hostfile_of_gpt_neox_leaves_the_number_of_devices_open(tmp_path):
     assert job_of(tmp_path, {"a.yml": text}, "a.yml").parallelism.dp == 8
     (line,) = problems(tmp_path, {"b.yml": f"{text}hostfile: /job/hosts\n"}, "b.yml")
     assert line == "number of devices unknown; add --set parallelism.dp=N"
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "entries"),
+    [
+        ("pretrain_llama3_8b.sh", (), 128256),
+        ("pretrain.sh", (), None),  # nobody says whose sizes they are
+        ("pretrain_llama3_8b.sh", ("14336", "14848"), None),  # another model
+        ("pretrain_llama3_8b.sh", ("path-to-your-tokenizer", "/data/europa-tokenizer"), None),
+    ],
+)
+def test_the_vocabulary_of_a_model_whose_name_and_sizes_the_job_has(tmp_path, name, changes, entries):
+    """Where the tokenizer is left to be filled in; Llama 3 8B has 128,256 entries."""
+    script = (
+        "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --swiglu \\\n"
+        "  --num-attention-heads 32 --group-query-attention --num-query-groups 8 --seq-length 4096 --micro-batch-size 1 \\\n"
+        "  --max-position-embeddings 4096 --global-batch-size 64 --bf16 --tokenizer-type HuggingFaceTokenizer \\\n"
+        "  --tokenizer-model path-to-your-tokenizer --position-embedding-type rope\n"
+    ).replace(*(changes or ("", "")))
+    if entries is None:
+        assert problems(tmp_path, {name: script}, name) == ["vocabulary size unknown; add --set model.vocab_sz=N"]
+    else:
+        job = job_of(tmp_path, {name: script}, name)
+        assert job.model.vocab_sz == entries
+        assert f"vocabulary not set, llama3-8b's, whose other sizes the job has, assumed: {entries}" in job.notes
+
+
+def test_a_script_that_counts_its_ranks_has_as_many_devices(tmp_path):
+    """2 x 2 x 4 = 16, of which DeepSpeed's launcher is told nothing: dp 4."""
+    script = (
+        "TP=2; PP=2; DP=4\nWORLD_SIZE=$((TP*PP*DP))\n"
+        "deepspeed pretrain_gpt.py --tensor-model-parallel-size $TP --pipeline-model-parallel-size $PP --num-layers 4 \\\n"
+        "  --hidden-size 512 --num-attention-heads 8 --seq-length 512 --max-position-embeddings 512 --vocab-size 1000 \\\n"
+        "  --micro-batch-size 1 --global-batch-size 4 --bf16\n"
+    )
+    job = job_of(tmp_path, {"run.sh": script}, "run.sh")
+    assert (job.parallelism.devices, job.parallelism.dp) == (16, 4)
+    assert not any("number of devices not set" in note for note in job.notes)
+
+
+def test_nodes_that_the_environment_counts_are_one_and_said(tmp_path):
+    script = (
+        'echo "nodes ${NNODES}"\nNPROC_PER_NODE=8 \\\nmegatron pt --model Qwen/Qwen3-8B --max_length 4096 --micro_batch_size 1 '
+        "--global_batch_size 64\n"
+    )
+    job = job_of(tmp_path, {"run.sh": script}, "run.sh")
+    assert (
+        "number of devices not set, 8 assumed: NNODES 1 unless it is set; else add --set parallelism.dp=N" in job.notes
+    )

@@ -43,6 +43,38 @@ def test_split_adapters_of_ms_swift(tmp_path):
     assert estimate(found).trained_params == 36 * layer
 
 
+MINDSPEED = """torchrun --nproc_per_node 8 posttrain_gpt.py --stage sft --use-mcore-models --num-layers 36 --hidden-size 4096 \\
+  --ffn-hidden-size 12288 --num-attention-heads 32 --group-query-attention --num-query-groups 8 --seq-length 4096 \\
+  --max-position-embeddings 4096 --micro-batch-size 1 --global-batch-size 32 --padded-vocab-size 151936 --swiglu --bf16 \\
+  --position-embedding-type rope --tokenizer-type PretrainedFromHF --tensor-model-parallel-size 2 --disable-bias-linear \\
+  --normalization RMSNorm --use-distributed-optimizer --reuse-fp32-param {}
+"""
+
+
+def test_adapters_of_mindspeed(tmp_path):
+    """By hand, rank 8 beside q, k, v in one and o: 8 x (4096 + 6144) + 8 x (4096 + 4096) in 36 layers; without targets none."""
+    path = tmp_path / "train.sh"
+    path.write_text(MINDSPEED.format("--lora-r 8 --lora-fusion --lora-target-modules linear_qkv linear_proj"))
+    found = job(path)
+    assert (found.parallelism.dp, found.model.lora.split, found.model.lora.dropout) == (4, "one", 0.0)
+    assert estimate(found).trained_params == 36 * (8 * (4096 + 6144) + 8 * (4096 + 4096))
+    path.write_text(MINDSPEED.format("--lora-r 8"))
+    assert job(path).model.lora is None
+
+
+def test_masters_that_share_storage_with_the_weights_of_mindspeed(tmp_path):
+    """2 bytes less than fp32 masters for each parameter of the shard: a remainder of bf16, as TransformerEngine's."""
+    path = tmp_path / "train.sh"
+    sizes = []
+    for flag in ("--reuse-fp32-param", ""):
+        path.write_text(MINDSPEED.replace("--reuse-fp32-param", flag).format(""))
+        found = job(path)
+        sizes.append(estimate(found).memory.stages[0].optimizer_bytes)
+        assert found.performance.master_dtype == ("remainder" if flag else None)
+    params = estimate(found).trained_params
+    assert sizes[1] - sizes[0] == pytest.approx(2 * params / 2 / 4, rel=1e-3)
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [

@@ -184,9 +184,7 @@ def test_a_reward_model_is_no_training_on_sequences(tmp_path: Path) -> None:
     script = (
         "accelerate launch --num_processes 4 train_rm.py --model_name Qwen/Qwen2.5-7B --max_length 512 --batch_size 1\n"
     )
-    with pytest.raises(
-        ConfigError, match=r"runs train_rm.py: reinforcement learning, or reward models, are not modeled"
-    ):
+    with pytest.raises(ConfigError, match=r"runs train_rm.py: training on preferences or rewards is not modeled"):
         from_text(tmp_path, "rm.sh", script)
 
 
@@ -320,3 +318,24 @@ def test_the_folder_of_a_tokenizer_in_a_copy_of_the_repository_is_counted(tmp_pa
     (tmp_path / "tokenizers" / "own_flat").mkdir(parents=True)
     (tmp_path / "tokenizers" / "own_flat" / "config.json").write_text('{"vocab_size": 5120}', encoding="utf-8")
     assert entries_of("HFTokenizer", [named], beside) == (5120, "as counted in config.json")
+
+
+CHAT = """\
+    deepspeed main.py --model_name_or_path facebook/opt-1.3b --per_device_train_batch_size 4 --max_seq_len 512 \\
+        --zero_stage 2 --deepspeed
+"""
+
+
+@pytest.mark.parametrize(("half", "precision"), [("fp16", "fp16"), ("bf16", "bf16"), (None, None)])
+def test_the_precision_of_deepspeed_chat_is_in_its_utilities(tmp_path: Path, half: str | None, precision: str) -> None:
+    """Not the one that a comment has; asked for where the file is not there."""
+    (tmp_path / "step1/scripts").mkdir(parents=True)
+    (tmp_path / "utils").mkdir()
+    (tmp_path / "step1/main.py").write_text("ds_config = get_train_ds_config(stage=args.zero_stage)\n")
+    if half:
+        other = {"fp16": "bf16", "bf16": "fp16"}[half]
+        config = f'# "{other}": {{"enabled": True}},\n"{half}": {{\n    "enabled": True,\n}},\n'
+        (tmp_path / "utils/ds_utils.py").write_text(config)
+    found = from_text(tmp_path / "step1/scripts", "run.sh", CHAT)
+    assert found.config["performance"].get("precision") == precision
+    assert ("performance.precision" in (found.left_open or {})) == (half is None)

@@ -60,14 +60,9 @@ def test_a_file_says_its_job(name, sets, said):
     assert (found[0], (*found[1][:3], zero), found[2], found[3]) == said
 
 
-def test_what_a_file_leaves_open_is_asked_for_at_once():
-    devices = "number of devices unknown; add --set parallelism.dp=N"
-    assert problems("olmo.yaml") == [devices]
-
-
-@pytest.mark.parametrize("name", ["llamafactory.yaml", "primus.yaml"])
+@pytest.mark.parametrize("name", ["llamafactory.yaml", "primus.yaml", "olmo.yaml"])
 def test_a_launcher_of_its_own_takes_the_devices_of_one_node_and_says_so(name):
-    """llamafactory-cli starts a process on each device of one node, Primus's run_pretrain.sh 8: dp 8 on a DGX H100."""
+    """llamafactory-cli starts a process on each device of one node, Primus's run_pretrain.sh and OLMo's torchrun 8: dp 8."""
     found = job(name)
     assert found.parallelism.dp == 8
     assert any(note.startswith("number of devices not set, 8 assumed: ") for note in found.notes)

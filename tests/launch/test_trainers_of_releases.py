@@ -6,6 +6,7 @@ from launch_readings import HARDWARE
 from steptime.base.config import ConfigError
 from steptime.launch.read import read
 from steptime.launch.reading import to_job
+from steptime.model.blocks import n_params
 
 NEOX = """# a setup
 { "pipe-parallel-size": 0, "model_parallel_size": 2,
@@ -52,6 +53,63 @@ def test_olmo_replays_a_share_of_its_layers(tmp_path, word, layers):
     )
     recompute = job(tmp_path, "olmo.yaml", text, parallelism__dp=8).performance.recompute
     assert (recompute.granularity, recompute.method, recompute.n_layers) == ("full", "block", layers)
+
+
+OLMO = """model: {{d_model: 4096, n_heads: 32, n_layers: 32, mlp_hidden_size: 22016, embedding_size: 100352, weight_tying: false,
+  include_bias: false, activation_type: swiglu, layer_norm_type: rms, attention_layer_norm: true, norm_after: true,
+  max_sequence_length: 4096}}
+global_train_batch_size: 1024
+device_train_microbatch_size: 2
+precision: amp_bf16
+{}
+"""
+
+
+def test_olmo_2_has_its_norms_after_attention_and_mlp(tmp_path):
+    """As many parameters as OLMo 2 7B: norms of q and k over all heads (2 x 4096 a layer), two others a layer and the last."""
+    model = job(tmp_path, "olmo.yaml", OLMO.format("fsdp: {wrapping_strategy: by_block, precision: mixed}")).model
+    layer = 4 * 4096**2 + 3 * 4096 * 11008 + 4 * 4096
+    assert n_params(model) == 2 * 100352 * 4096 + 32 * layer + 4096 == 7_298_617_344
+
+
+@pytest.mark.parametrize(
+    ("said", "zero", "unit", "weights"),
+    [
+        ("fsdp: {wrapping_strategy: by_block, precision: mixed}", 3, "block", "bf16"),
+        ("fsdp: {wrapping_strategy: null, precision: mixed}", 3, "model", "bf16"),
+        ("distributed_strategy: ddp", 0, None, "fp32"),
+    ],
+)
+def test_olmo_says_how_its_weights_are_shared(tmp_path, said, zero, unit, weights):
+    """olmo/config.py: FSDP unless ddp is said, the whole model one unit without a strategy; autocast over fp32 under DDP."""
+    found = job(tmp_path, "olmo.yaml", OLMO.format(said))
+    fsdp = found.parallelism.fsdp
+    assert (found.zero_level, fsdp and fsdp.wrap) == (zero, unit)
+    assert (found.performance.param_dtype or "bf16") == weights
+
+
+@pytest.mark.parametrize(
+    ("more", "devices"), [("", 8), ("hardware: gpu_multiprocess\n", None), ("compile_topology: v5p-256\n", None)]
+)
+def test_maxtext_has_every_device_of_the_host_in_one_process(tmp_path, more, devices):
+    text = f"model_name: llama2-7b\nper_device_batch_size: 4\nmax_target_length: 2048\nici_fsdp_parallelism: -1\n{more}"
+    if devices is None:
+        with pytest.raises(ConfigError, match="number of devices unknown"):
+            job(tmp_path, "job.yml", text)
+    else:
+        assert job(tmp_path, "job.yml", text).parallelism.dp == devices
+
+
+@pytest.mark.parametrize(("launcher", "devices"), [("", 8), ("srun ", None)])
+def test_a_script_of_maxtext_without_a_launcher_starts_one_process(tmp_path, launcher, devices):
+    said = "model_name=llama2-7b per_device_batch_size=4 max_target_length=2048 ici_fsdp_parallelism=-1"
+    text = f"{launcher}python3 -m MaxText.train base.yml {said}\n"
+    (tmp_path / "base.yml").write_text("steps: 10\n")
+    if devices is None:
+        with pytest.raises(ConfigError, match="number of devices unknown"):
+            job(tmp_path, "job.sh", text)
+    else:
+        assert job(tmp_path, "job.sh", text).parallelism.dp == devices
 
 
 def test_maxtext_shards_between_nodes_too(tmp_path):

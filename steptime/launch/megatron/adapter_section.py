@@ -1,4 +1,4 @@
-"""Adapters over frozen weights in jobs of Megatron-Core: ms-swift's, NeMo's and Megatron-Bridge's LoRA.
+"""Adapters over frozen weights in jobs of Megatron-Core: LoRA of ms-swift, NeMo, Megatron-Bridge and MindSpeed-LLM.
 
 Source of the shapes: NVIDIA-NeMo/Megatron-Bridge src/megatron/bridge/peft/lora.py (one pair of matrices for each of linear_qkv,
 linear_proj, linear_fc1, linear_fc2); of what tensor parallelism splits: model/lora_split.py.
@@ -19,7 +19,10 @@ _TRAINED = "adapters over frozen weights ({}): every weight is counted as traine
 
 def adapter_section(keys: JobKeys, model: Any, layout: dict[str, Any], precision: str) -> dict[str, Any] | None:
     """The `lora` of a plan's model; None where every weight is trained, or is counted so."""
-    method = str(keys.get("peft_method") or "none").lower().rpartition(".")[2]
+    usual = keys.table.raw.get("adapters") or {}
+    by = usual.get("by", "peft_method")
+    method = "lora" if by != "peft_method" and keys.get(by) else str(keys.get("peft_method") or "none")
+    method = method.lower().rpartition(".")[2]
     if method in WHOLE or method == "none":
         keys.put("peft_method", None)
         return None
@@ -27,17 +30,16 @@ def adapter_section(keys: JobKeys, model: Any, layout: dict[str, Any], precision
         keys.leave_out("peft_method", _TRAINED.format(method))
         return None
     if why := _not_modeled(model, precision):
-        keys.leave_out("peft_method", _TRAINED.format(f"LoRA {why}"))
+        keys.leave_out(by, _TRAINED.format(f"LoRA {why}"))
         return None
     said = {name: keys.get(f"lora_{name}") for name in ("rank", "targets", "dropout")}
-    section, unknown = lora_section(said, keys.table.raw["adapters"])
+    section, unknown = lora_section(said, usual)
     if unknown:
         keys.leave_out("lora_targets", f"adapters of {', '.join(unknown)}")
     if not section["targets"]:
         return None
     section["rank"] = keys.whole("lora_rank") or section["rank"]
-    split = keys.table.raw["adapters"].get("split")
-    return section | ({"split": split} if split and layout.get("tp", 1) != 1 else {})
+    return section | ({"split": usual["split"]} if "split" in usual and layout.get("tp", 1) != 1 else {})
 
 
 def _not_modeled(model: Any, precision: str) -> str:

@@ -143,7 +143,7 @@ def _states(keys: JobKeys) -> dict[str, Any]:
     elif str(keys.get("optimizer")) not in {"adam", "adamw"}:
         keys.leave_out("optimizer", "an optimizer other than Adam: counted with Adam's two moments")
     if not keys.on("use_precision_aware_optimizer") or keys.on("optimizer_cpu_offload"):
-        return section
+        return section | ({"master_dtype": "remainder"} if keys.on("reuse_fp32_param") else {})
     remainders = keys.on("store_param_remainders", default=True) and keys.on("bf16")
     if keys.word("main_params_dtype") != "fp32":
         keys.leave_out("main_params_dtype", "counted with fp32 master weights")

@@ -133,8 +133,9 @@ def _from_words(
     if not said.arguments.keys() & deep and not _by_name(keys, ("load",) if swift else ()):
         _without_layers(keys, script, words)
     if said.problems:  # values are missing, so nothing further can be said about the rest except what it is
-        lines = [f"{path}: {problem}" for problem in said.problems]
-        raise ConfigError([*lines, *refusals(path, [*keys.flags(), *keys.beside_flags])])
+        flags = [*keys.flags(), *keys.beside_flags]
+        lines = [] if any(map(is_other_model, flags)) else [f"{path}: {problem}" for problem in said.problems]
+        raise ConfigError([*lines, *refusals(path, flags)])
     if script is not None:
         keys.devices_per_node = script.devices_per_node
         if script.devices_per_node and script.nodes and not states_devices(sets):

@@ -129,17 +129,9 @@ def one_each(words: list[Word], launchers: list[str]) -> bool:
 
 def every_device(words: list[Word], launchers: list[str], variables: dict[str, str]) -> bool:
     """Whether DeepSpeed's launcher takes every device of the node that it is on, as it is told no number and no host."""
-    said = [
-        *LAUNCHERS["deepspeed"].per_node,
-        *LAUNCHERS["deepspeed"].nodes,
-        "--include",
-        "-i",
-        "--hostfile",
-        "-H",
-        "-hostfile",
-    ]
-    counted = any(name.lower() == "num_gpus" and text.isdecimal() for name, text in variables.items())
-    told = counted or _visible(variables) or "SLURM_GPUS_PER_NODE" in variables or _option(words, tuple(said))
+    own = LAUNCHERS["deepspeed"]
+    hosts = _option(words, (*own.per_node, *own.nodes, "--include", "-i", "--hostfile", "-H", "-hostfile"))
+    told = _counted(variables) or _visible(variables) or "SLURM_GPUS_PER_NODE" in variables or hosts
     return launchers[-1:] == ["deepspeed"] and not told
 
 
@@ -159,19 +151,24 @@ def _by_hosts(
 ) -> tuple[int | None, int | None, int | None]:
     """The same for DeepSpeed's launcher by its host options, and without a hostfile: every visible device.
 
-    A script that counts its devices itself (NUM_GPUS=64) leaves the nodes to the cluster. Source: deepspeed/launcher/runner.py.
+    A script that counts its devices itself (NUM_GPUS, WORLD_SIZE) leaves the nodes to the cluster (deepspeed/launcher/runner.py).
     """
     if (included := _option(words, ("--include", "-i"))) is not None:
         nodes, named = _included(included.text)
         return nodes, per_node, named
     if _option(words, ("--hostfile", "-H", "-hostfile")) is not None:
         return None, per_node, None
-    counted = (int(text) for key, text in variables.items() if key.lower() == "num_gpus" and text.isdecimal())
-    devices = None if per_node else next(counted, None)
+    devices = None if per_node else _counted(variables)
     asked = re.search(r"\d+$", variables.get("SLURM_GPUS_PER_NODE", ""))
     there = _visible(variables) or int(asked[0] if asked else variables.get(DEVICES_ON_NODE, 0))
     per_node = per_node or (None if devices else there or None)
     return (1 if per_node else None), per_node, devices
+
+
+def _counted(variables: dict[str, str]) -> int | None:
+    """Devices that a script counts itself."""
+    counts = [text for name, text in variables.items() if name.lower() in {"num_gpus", "world_size"}]
+    return next((int(text) for text in counts if re.fullmatch(r"[1-9]\d{0,6}", text)), None)
 
 
 def _around(variables: dict[str, str]) -> tuple[int | None, int | None, int | None]:

@@ -147,9 +147,10 @@ def _launched(found: Script, launch: _Launch, scope: Scope) -> Script:
         told = "torchrun starts one process per node, since --nproc-per-node is not set"
         found = found._replace(notes=(*found.notes, told))
     elif devices and every_device(words[: launch.at], launch.launchers, variables):
-        found = found._replace(
-            notes=(*found.notes, taken(devices, "deepspeed, every device of one node without a hostfile"))
-        )
+        told = taken(devices, "deepspeed, every device of one node without a hostfile")
+        found = found._replace(notes=(*found.notes, told))
+    elif devices and not launch.launchers and any(reason.shown == "$NNODES" for reason in scope.reasons):
+        found = found._replace(notes=(*found.notes, taken(devices, "NNODES 1 unless it is set")))
     return found._replace(
         program=words[launch.at].text,
         arguments=words[launch.at + 1 :],

@@ -10,6 +10,7 @@ from steptime.base.config import ConfigError, build, near, show
 from steptime.base.document import parse_mapping, read_source
 from steptime.job.edit import read_model
 from steptime.job.limits import BOUNDS
+from steptime.launch.beside import Beside
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import FOLDER
 from steptime.launch.named_models import preset_of
@@ -59,6 +60,8 @@ def flavor_of(keys: JobKeys, *, of_function: bool) -> dict[str, Any]:
             base = re.sub(rf"_{word}(_attn)?$", "", base)
             keys.approximate("model.flavor", f"{why}; counted as {base}")
     flavors = table[family].keys() - (set() if of_function else set(table["of_functions"].get(family, [])))
+    if base not in flavors and family == "llama3" and (own := _of_registry(keys, flavor)):
+        return own
     if base not in flavors:
         known = near(flavor, flavors)
         keys.fail("model.flavor", f"unknown flavor of {name} (got {show(flavor)}){known}; or add --set model=NAME")
@@ -81,6 +84,30 @@ def _of_a_fork(keys: JobKeys) -> dict[str, Any] | None:
         raise keys.error(own.key, f"not among the presets (got {show(own.value)}); add --set model=NAME")
     keys.becomes(own.key, "model")
     return {"preset": preset}
+
+
+_ARGUMENTS = r"\b(?:dim|n_layers|n_heads|n_kv_heads|ffn_dim_multiplier|multiple_of|rope_\w+|vocab_size|max_seq_len)="
+"""Arguments of a flavor of Llama's that are sizes, or have no cost."""
+
+
+def _of_registry(keys: JobKeys, flavor: str) -> dict[str, Any] | None:
+    """A flavor of Llama's in the registry of the fork that the config lies in; None where there is none of literal sizes.
+
+    Source: torchtitan/models/llama3/__init__.py (the registry) and model/args.py (the vocabulary where a flavor has none).
+    """
+    beside = keys.beside or Beside()
+    for folder in ("torchtitan/models/llama3", "torchtitan/models/llama"):
+        registry = re.split(r"\bllama3_(?:configs|args) *=", beside.text(f"{folder}/__init__.py") or "")[-1]
+        found = re.search(rf"[\"']{re.escape(flavor)}[\"']: (?:Transformer)?ModelArgs\(([^()]*)\)", registry)
+        if found is None or re.search(r"\w+=", re.sub(_ARGUMENTS, "", found[1])):
+            continue
+        default = re.search(r"vocab_size: int = (\d+)", beside.text(f"{folder}/model/args.py") or "")
+        said = dict(re.findall(r"(\w+)=([\d.]+(?: */ *\d+)?)", found[1]))
+        said = ({"vocab_size": default[1]} if default else {}) | said
+        if {"dim", "n_layers", "n_heads", "vocab_size"} <= said.keys():
+            keys.notes.append(f"model {flavor}, from {folder}/__init__.py")
+            return _sizes(keys.source, said)
+    return None
 
 
 def from_log(path: str, text: str) -> dict[str, Any] | None:
@@ -146,10 +173,10 @@ def _by_name(flavor: str, model: dict[str, Any]) -> dict[str, Any]:
 def hidden_dim(dim: int, multiple_of: int, multiplier: str | None) -> int:
     """Width of the feed-forward network (torchtitan/models/llama3/model/model.py, FeedForward).
 
-    >>> hidden_dim(4096, 1024, "1.3"), hidden_dim(256, 256, None)
-    (14336, 768)
+    >>> hidden_dim(4096, 1024, "1.3"), hidden_dim(256, 256, None), hidden_dim(8192, 4096, "3 / 2")
+    (14336, 768, 32768)
     """
     width = int(2 * 4 * dim / 3)
-    if multiplier is not None and re.fullmatch(r"\d{1,3}(\.\d+)?", multiplier):
-        width = int(float(multiplier) * width)
+    if multiplier is not None and (said := re.fullmatch(r"(\d{1,3}(?:\.\d+)?)(?: */ *(\d{1,3}))?", multiplier)):
+        width = int(float(said[1]) / int(said[2] or 1) * width)
     return multiple_of * -(-width // multiple_of)

@@ -60,6 +60,7 @@ def read_torchtitan(
     defaults = dict(table.raw["functions"]) if later else {}
     table = table._replace(framework=defaults.pop("framework", table.framework))
     keys = JobKeys(path, table, read_keys(said, table), defaults=defaults, sets=sets)
+    keys.beside = beside
     if devices is not None and told(sets, "parallelism.dp") is None:
         keys.beside_flags.append(LaunchFlag("devices", str(devices), "used", "parallelism.dp"))
     version = re.search(r"torchtitan version: (\d+\.\d+\.\d+)", "\n".join(plain_lines(text)))

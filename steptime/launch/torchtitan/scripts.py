@@ -12,6 +12,7 @@ from steptime.launch.shell.script import read_script
 
 _TOML = re.compile(r"(?:--job\.config[-_]file[= ]|CONFIG_FILE=)[\"']?(?:\$\{CONFIG_FILE:-[\"']?)?([\w./-]+\.toml)")
 _FUNCTION = re.compile(r"torchtitan\.train +--module[= ]")
+_RUNS = re.compile(r"^[^#\n]*-m torchtitan\.train\b", re.MULTILINE)
 _REGISTRIES = ("torchtitan/models/{}/config_registry.py", "torchtitan/experiments/{}/config_registry.py")
 """Where torchtitan/config/manager.py looks for the config functions of a module."""
 
@@ -36,11 +37,16 @@ def named_by(path: str, text: str, env: dict[str, str], beside: Beside | None) -
     """
     if not re.match(r"#!|\s*(?:export )?\w+=|torchrun|srun", text):
         return None
+    words = [env[str(i)] for i in range(1, 100) if str(i) in env]
+    text = re.sub(r'"?\$@"?', lambda _: " ".join(words), text)
     named, function = _TOML.search(text), _FUNCTION.search(text)
     inside = beside.text(named[1]) if beside is not None and named is not None else None
     if named is not None and inside is None:
         what = f"reads {named[1]}, which was not found; put it in the same folder, or add --with FILE"
         raise ConfigError(f"{path}: {what}")
+    if named is None and function is None and _RUNS.search(text) and "[titan]" not in text:
+        fix = f"give script and arguments in one string: '{path.rpartition('/')[2]} --job.config_file JOB.toml'"
+        raise ConfigError(f"{path}: names no config; {fix}")
     if named is None and function is None:
         return None
     script = read_script(text, path, env, beside)
