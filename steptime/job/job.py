@@ -20,9 +20,10 @@ from steptime.job import pipeline_rules, rules
 from steptime.job.device_count import AUTO, DEGREES, spread
 from steptime.job.edit import apply_setting, one_line, put, read_hardware, read_model, read_plan
 from steptime.job.expert_rules import expert_facts
-from steptime.job.facts import Facts, layers_per_chunk
+from steptime.job.facts import Facts
 from steptime.job.fsdp_rules import fsdp_facts
 from steptime.job.hybrid_rules import default_profile, layer_facts
+from steptime.job.layer_counts import layers_per_chunk
 from steptime.job.limits import NOT_MODELED
 from steptime.job.mesh import Parallelism, ScheduleName
 from steptime.job.names import MISSING, PATHS
@@ -276,6 +277,7 @@ def facts(job: Job) -> Facts:
         vocab_multiple=software.layout.vocab_multiple,
         precision=software.precision,
         recipe=software.recipe is not None,
+        saved_fp8_weights=software.saved_fp8_weights,
         states=software.states,
         machine=machine.name,
         machine_dtypes=precisions(machine.accelerator.peak_flops, microscaling=machine.accelerator.microscaling),

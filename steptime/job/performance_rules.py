@@ -39,6 +39,22 @@ PERFORMANCE_RULES = [
         "FSDP gathers fp8 weights only with fp8_tensorwise (got {f.precision}); remove it",
         lambda f: (not f.states.fp8_params) | (f.family != "fsdp2") | (f.precision == "fp8_tensorwise"),
     ),
+    # pytorch/ao@ca17609a torchao/float8/float8_linear.py, Float8Linear.forward
+    Rule(
+        "saved_fp8_weights",
+        "performance.saved_fp8_weights",
+        "needs fp8_tensorwise without fp8_params and without recomputation, which casts weights again (got {f.precision}, "
+        "fp8_params {f.states.fp8_params}); use false",
+        lambda f: (
+            not f.saved_fp8_weights
+            or (
+                f.precision == "fp8_tensorwise"
+                and not f.states.fp8_params
+                and f.recompute is None
+                and f.checkpoint_word in {None, "none"}
+            )
+        ),
+    ),
     Rule(
         "remainder of bf16",
         "performance.master_dtype",
