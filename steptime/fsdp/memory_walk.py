@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from functools import cached_property, reduce
 
 from steptime.base.num import Num, made, maximum, same
-from steptime.fsdp.groups import Buffers, buffers, flat_group, group_of, groups, options, sharded_elements, unsynced
+from steptime.fsdp.groups import Buffers, buffers, flat_group, group_of, groups, options, unsynced
 from steptime.fsdp.replays import gathered_late, kept_bytes, runs_again
+from steptime.fsdp.sharded_states import sharded_elements
 from steptime.job.assembly import Assembly, Chunk
 from steptime.memory.ledger import PartMemory
 from steptime.memory.part_memories import PartMemories

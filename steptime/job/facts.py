@@ -3,6 +3,7 @@
 from typing import Literal, NamedTuple
 
 from steptime.base.num import Num
+from steptime.job.mesh import ZeroPlusPlus
 from steptime.model.lora import Lora
 from steptime.model.model import LinearAttention, Moe
 from steptime.schedule import SCHEDULES, default_group
@@ -75,6 +76,7 @@ class Facts(NamedTuple):
     zero_level: int
     zero_said: int | None
     fsdp: Literal[2, 3] | None  # the ZeRO level that it implies
+    plus_plus: ZeroPlusPlus | None
     fsdp_version: int
     fsdp_ranks: int  # reshard_after_forward where it is a number of ranks, else 0
     no_sync: bool

@@ -80,6 +80,17 @@ class Fsdp(Config):
         return self
 
 
+class ZeroPlusPlus(Config):
+    """DeepSpeed's ZeRO++ at stage 3 (Wang et al. 2023, arXiv 2306.10209; deepspeed/runtime/zero/config.py)."""
+
+    hpz_partition_size: int = Field(1, ge=1)
+    """Neighbors that share a second copy of the parameters, among which all gathers but the first of a step run; 1: none."""
+    quantized_weights: bool = False
+    """Gathers send int8 (qwZ)."""
+    quantized_gradients: bool = False
+    """Gradients are reduced in int4, by all-to-alls within nodes and between them (qgZ)."""
+
+
 class Parallelism(Config):
     """How the job is spread over devices: devices = tp*cp*pp*dp."""
 
@@ -108,6 +119,7 @@ class Parallelism(Config):
     embedding_and_loss_count_as_layers: bool = False
     replicas: int = Field(1, ge=1)
     fsdp: Section[Fsdp] | None = None
+    zero_plus_plus: Section[ZeroPlusPlus] | None = None
 
     @property
     def devices(self) -> int:
@@ -206,12 +218,14 @@ def expert_shards(p: Parallelism, n_dcs: Num) -> Group:
 
 
 def fewer_shards(p: Parallelism, n_dcs: Num) -> Group:
-    """The shards among which a backward gathers its parameters: all, or the number that `fsdp.reshard_after_forward` says.
+    """The shards among which a backward gathers its parameters: all, or as many as FSDP reshards to or ZeRO++ says.
 
     They are neighbors: torch views the mesh as rows of so many ranks (torch 2.13,
-    torch/distributed/fsdp/_fully_shard/_fsdp_init.py, _get_post_forward_mesh_info).
+    torch/distributed/fsdp/_fully_shard/_fsdp_init.py, _get_post_forward_mesh_info); DeepSpeed numbers ranks in a row
+    (deepspeed/utils/groups.py, _create_zero_param_parallel_group).
     """
-    said = True if p.fsdp is None else p.fsdp.reshard_after_forward
+    second = p.zero_plus_plus.hpz_partition_size if p.zero_plus_plus else 1
+    said = p.fsdp.reshard_after_forward if p.fsdp else second if second > 1 else True
     if isinstance(said, bool):
         return group(p, "shards", n_dcs=n_dcs)
     return Group("shards", said, p.tp, centers=maximum(n_dcs * said / (p.dp * p.cp), 1.0))

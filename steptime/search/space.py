@@ -117,7 +117,10 @@ def on_fewest_devices(job: Job) -> Job:
     if moe is not None and (woven or job.software.moe.dispatcher == "flex"):
         changes["parallelism.ep"] = divisors(moe.n_experts)[1]  # they want several
         copies *= changes["parallelism.ep"]
-    copies *= 2 * job.facts.fsdp_ranks or 1  # shards that fewer ranks divide
+    plus = job.parallelism.zero_plus_plus
+    copies *= (
+        2 * max(job.facts.fsdp_ranks, plus.hpz_partition_size if plus else 0) or 1
+    )  # shards that fewer ranks divide
     changes |= {"parallelism.dp": copies, "data.microbatch_sz": 1, "data.gbs": 4096 * copies}
     unsaid = (
         "layers_per_stage",
