@@ -162,11 +162,11 @@ def group_of(
 def flat_group(assembly: Assembly, params: list[Param], tp: Num) -> ParamGroup:
     """Parameters of one group of FSDP 1 as one flat parameter.
 
-    Each starts at a multiple of 16 bytes in the dtype of compute, and the whole is a multiple of the ranks (torch 2.13,
-    torch/distributed/fsdp/_flat_param.py, _init_flat_param_and_metadata with use_orig_params).
+    Each starts at a multiple of 16 bytes in the dtype of compute, with use_orig_params, and the whole is a multiple of the ranks
+    (torch 2.13, torch/distributed/fsdp/_flat_param.py, _init_flat_param_and_metadata, and _get_shard).
     """
     job, p = assembly.job, assembly.job.parallelism
-    ranks, aligned = shard_ranks(job), 16 // job.software.itemsize
+    ranks, aligned = shard_ranks(job), 16 // job.software.itemsize if options(assembly).original_params else 1
     elements: Num = 0
     total: Num = 0
     for param in params:

@@ -44,6 +44,11 @@ class Fsdp(Config):
     reshard_after_forward: bool | int = True
     """A number of ranks: neighbors that share a group from its forward to its backward, which gathers it among them."""
     prefetch: int = Field(default=1, ge=0)
+    backward_prefetch: Literal["pre", "post"] = "pre"
+    """Version 1: whether backward gathers the next group before a group's own backward, or after it and before its reduction
+    (BACKWARD_PRE, BACKWARD_POST). Both queue the same collectives in the same order, so seconds do not differ."""
+    original_params: bool = True
+    """Version 1: whether flat parameters keep their parameters apart (use_orig_params), each at a multiple of 16 bytes."""
     reduce_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
     wrap: Literal["block", "model", "module"] = "block"
     """Unit that is gathered and freed. module: each that has its own parameters (version 1; seconds are those of blocks)."""
@@ -69,6 +74,15 @@ class Fsdp(Config):
             raise ConfigError(
                 f"{path}: a number of ranks needs version 2 and wrap block; set them, or use true or false"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _of_version_1(self) -> Self:
+        path = "parallelism.fsdp"
+        if self.backward_prefetch == "post" and (self.version != 1 or self.wrap != "block" or not self.prefetch):
+            raise ConfigError(f"{path}.backward_prefetch: post needs version 1, wrap block and prefetch 1; use pre")
+        if self.version != 1 and not self.original_params:
+            raise ConfigError(f"{path}.original_params: false needs version 1; set it, or use true")
         return self
 
     @model_validator(mode="after")
