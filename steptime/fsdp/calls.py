@@ -8,7 +8,7 @@ from typing import NamedTuple
 from steptime.base.num import Num
 from steptime.base.rows import CollectiveRow
 from steptime.cost.comm import CommCost, collective
-from steptime.fsdp.groups import ParamGroup, buffers, groups, stays_gathered, unsynced
+from steptime.fsdp.groups import ParamGroup, buffers, groups, root_stays, stays_gathered, unsynced
 from steptime.fsdp.plus_plus import has_second_partition, reduction, sent_bytes
 from steptime.fsdp.ranks import backward_group, copy_group, shard_group
 from steptime.fsdp.replays import backward_gathers, to_fewer_ranks
@@ -43,7 +43,7 @@ def calls_without_pipeline(assembly: Assembly) -> dict[tuple[str, ParamGroup], C
     if has_second_partition(assembly.job):
         layers = {key: Calls(n, reductions * n, ((1.0 + again) * m - 1.0) * n) for key, n in counts.items()}
         return {("root", found.root): Calls(1.0, reductions, m - 1.0)} | layers
-    return {("root", found.root): Calls(gathers, reductions)} | layers
+    return {("root", found.root): Calls(1.0 if root_stays(assembly.job) else gathers, reductions)} | layers
 
 
 def rows(

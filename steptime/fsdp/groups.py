@@ -123,6 +123,14 @@ def stays_gathered(assembly: Assembly) -> bool:
     return not said.reshard_after_backward or (said.version == 1 and not said.reshard_after_forward)
 
 
+def root_stays(job: Job) -> bool:
+    """Whether the root is gathered once a step: Megatron-FSDP's parameters outside its units.
+
+    megatron-core 0.16.1 run on a CPU: units are gathered twice a micro-batch, the rest once a step.
+    """
+    return job.software.family == "megatron-core" and job.zero_level == 3
+
+
 def group_of(
     params: list[Param], tp: Num, ranks: Num, experts: tuple[Num, Num] = (1, 1), *, stacked: bool = True
 ) -> ParamGroup:
@@ -227,7 +235,7 @@ def buffers(assembly: Assembly, of: ParamGroup) -> Buffers:
     return Buffers(
         sent=sent_bytes(job, shard),
         gathered=whole + flat_bytes(job, of.padded) - of.padded * used,
-        unsharded=whole,
+        unsharded=whole + of.quantized * transposed_bytes(job),
         gradients=gradients,
         reduce_input=reduction_bytes(job, trained * of.ranks, reduce),
         reduce_output=trained * reduce,
@@ -245,8 +253,24 @@ def sent_bytes(job: Job, shard: Num) -> Num:
 
 
 def quantized_saving(job: Job) -> float:
-    """Bytes per weight that are saved where the all-gather sends quantized weights (torchao's fsdp_pre_all_gather)."""
+    """Bytes per weight that are saved where the all-gather sends quantized weights.
+
+    torchao's fsdp_pre_all_gather; Megatron-FSDP gathers TransformerEngine's raw data, a byte each: by rows, and of MXFP8, which
+    has two buffers, by columns in backward (megatron_fsdp/param_and_grad_buffer.py, _init_each_parameter_group_buffers).
+    """
     software = job.software
     if software.recipe is None or not software.states.fp8_params:
         return 0.0
-    return software.itemsize - software.recipe.param_gather_itemsize
+    return software.itemsize - (software.recipe.param_gather_itemsize if software.recipe.casts else 1.0)
+
+
+def transposed_bytes(job: Job) -> float:
+    """Bytes per quantized weight of the transposes of a layer that Megatron-FSDP has gathered for backward.
+
+    Where the device's products take one layout only (megatron_fsdp.py, all_gather_and_wait_parameters_ready:
+    fp8_create_transpose_cache); counted in forward too.
+    """
+    recipe = job.software.recipe
+    if recipe is None or recipe.casts or recipe.microscaling or not job.software.states.fp8_params:
+        return 0.0
+    return recipe.copies - 1.0

@@ -11,7 +11,7 @@ from steptime.cost.overlap import contention, hidden_s
 from steptime.cost.parts import PartTime
 from steptime.cost.rates import Rates
 from steptime.fsdp.calls import Calls, calls_without_pipeline
-from steptime.fsdp.groups import ParamGroup, buffers, groups, options, stays_gathered, unsynced
+from steptime.fsdp.groups import ParamGroup, buffers, groups, options, root_stays, stays_gathered, unsynced
 from steptime.fsdp.plus_plus import dequantized_bytes, has_second_partition, reduction, sent_bytes
 from steptime.fsdp.ranks import backward_group, copy_group, shard_group
 from steptime.fsdp.replays import backward_gathers, kept_bytes, to_fewer_ranks
@@ -240,6 +240,9 @@ def passes(assembly: Assembly, directions: Directions) -> list[tuple[Num, Direct
     if has_second_partition(assembly.job):
         again = [of._replace(gather_s=of.near_s) for of in directions[0]]
         return [(1.0, directions), (m - 1.0, (again, directions[1]))]
+    if root_stays(assembly.job):
+        root, *layers = directions[0]
+        return [(1.0, directions), (m - 1.0, ([root._replace(gather_s=0.0, copy_s=0.0), *layers], directions[1]))]
     if not unsynced(assembly.job):
         return [(m, directions)]
     forward, backward = directions

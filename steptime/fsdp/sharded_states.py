@@ -31,7 +31,7 @@ def states(assembly: Assembly) -> list[States]:
         group = largest_group(assembly, chunks)
         found.append(
             States(
-                there * (size.params * shard + frozen)
+                there * (size.params * shard + frozen - stored_saving(assembly, chunks))
                 + secondary_bytes(assembly.job, shard * shard_ranks(assembly.job)),
                 0.0 if offload.share else size.gradients * shard,
                 kept * optimizer_bytes,
@@ -42,6 +42,20 @@ def states(assembly: Assembly) -> list[States]:
             )
         )
     return found
+
+
+def stored_saving(assembly: Assembly, chunks: list[Chunk]) -> Num:
+    """Bytes by which parameters that Megatron-FSDP stores in fp8 are smaller: a byte each, of MXFP8 two, by rows and by columns.
+
+    MXFP8's scales, 1/32 byte each, are outside its buffers and are not counted.
+    """
+    software = assembly.job.software
+    recipe = software.recipe
+    if recipe is None or recipe.casts or not software.states.fp8_params:
+        return 0.0
+    saved = software.state_bytes.params - (2.0 if recipe.microscaling else 1.0)
+    layers = [layer for chunk in chunks for layer in groups(assembly, chunk).layers]
+    return saved * sum([of.quantized / of.ranks for of in layers])
 
 
 def pooled(job: Job) -> bool:
