@@ -74,7 +74,8 @@ def rows(
         if sizes.reduce_input:
             for one in reduction(job, of.elements - of.frozen, sizes.reduce_input, of.matrices, over):
                 reduce, times = collective(one.kind, one.bytes, one.group, tiers), count.reductions * one.calls
-                made += [(f"{name} {one.name}", one.kind, one.bytes, times, reduce, one.group)] if times else []
+                if times:
+                    made.append((f"{name} {one.name}", one.kind, one.bytes, times, reduce, one.group))
             if copies.ranks > 1:
                 between = collective("all_reduce", sizes.reduce_output, copies, tiers)
                 what = f"{name} gradients, replicas"

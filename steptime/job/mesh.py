@@ -97,7 +97,7 @@ class Fsdp(Config):
 class ZeroPlusPlus(Config):
     """DeepSpeed's ZeRO++ at stage 3 (Wang et al. 2023, arXiv 2306.10209; deepspeed/runtime/zero/config.py)."""
 
-    hpz_partition_size: int = Field(1, ge=1)
+    hpz_partition_size: int = Field(default=1, ge=1)
     """Neighbors that share a second copy of the parameters, among which all gathers but the first of a step run; 1: none."""
     quantized_weights: bool = False
     """Gathers send int8 (qwZ)."""
