@@ -52,6 +52,26 @@ def test_parameters_are_gathered_and_gradients_reduced_once_a_step(micro_batches
     assert (found["block parameters"], found["block gradients"]) == (2.0, 2.0)
 
 
+def saved(of: Job) -> dict[str, tuple[str, ...]]:
+    return {op.name: op.saves for op in Assembly(of).kinds[0].ops}
+
+
+def test_scores_are_applied_in_the_activation():
+    """With HybridEP: the experts' output is summed and sent as it is, and no row of it is kept; each row's score is."""
+    found = saved(job(8, moe={"dispatcher": "flex"}))
+    assert "moe.weigh" not in found
+    assert found["experts.act"] == ("experts.gate", "experts.up", "moe.ranked")
+    assert saved(job(8, moe={"dispatcher": "alltoall"}))["moe.weigh"] == ("moe.wide", "moe.ranked")
+
+
+def test_sinks_are_part_of_the_kernel():
+    """TransformerEngine's softmax_type learnable: the output projection keeps what attention keeps, no scaled copy."""
+    sinks = job(8).replace(**{"model.attention": {"sinks": True}})
+    assert "attn.core.sink" not in saved(sinks)
+    assert saved(sinks)["attn.proj"] == ("attn.core.out",)
+    assert "attn.core.sink" in saved(sinks.replace(**{"performance.attention_kernel": "flex"}))
+
+
 def test_ranks_of_the_balanced_gate_by_hand():
     """Kimi K2 on 32 ranks, 12 experts each: starts at 0, 8, 16 = 4 of the next ... of 12, so 1, 2 and 1 ranks: 1.33."""
     assert ranks_of_balanced_gate(384, 8, 32) == 1

@@ -198,7 +198,7 @@ def test_all_problems_at_once_in_the_order_of_the_file():
         (
             "parallelism.qq: unknown key (got 1); valid: bucket_size_mb, cp, cp_a2a, cp_comm_type, dp, "
             "embedding_and_loss_count_as_layers, ep, etp, fsdp, layers_per_stage, microbatch_group_sz, n_param_buckets, pp, "
-            "replicas, schedule, sp, tp, vpp, zero_level"
+            "replicas, schedule, sp, tp, vpp, zero_level, zero_plus_plus"
         ),
         (
             "performance.precision: expected one of fp32, bf16, fp16, fp8_delayed, fp8_current, fp8_blockwise, mxfp8, nvfp4, "

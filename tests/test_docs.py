@@ -151,7 +151,7 @@ def test_the_readme_names_every_refused_feature():
         "mtp framework": "multi-token prediction** outside megatron-core",
         "mtp with ZeRO": "outside megatron-core, under fsdp or zero 2 and 3",
         "mtp with window_pattern": "with a pattern of windows",
-        "recipe with ZeRO": "transformerengine's recipes under fsdp or zero 2 and 3",
+        "recipe with ZeRO": "under zero 3 with experts, in nvfp4, or without fp8 parameters",
         "resharding with split backward": "zero-bubble with resharding, under fsdp",
         "resharding to fewer ranks with pp or cpu_offload": "resharding to fewer ranks with pipelines or cpu offload",
         "tied embeddings of FSDP stages": "tied embeddings, or zero-bubble with resharding, under fsdp",

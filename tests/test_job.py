@@ -15,7 +15,7 @@ from steptime.answer.result import estimate
 from steptime.base.config import ConfigError
 from steptime.hardware.machine import Machine
 from steptime.job.job import Job
-from steptime.job.mesh import Parallelism
+from steptime.job.mesh import Fsdp, Parallelism
 from steptime.job.shards import shard_of
 from steptime.model.model import Model
 from steptime.software.performance import Performance
@@ -338,3 +338,20 @@ def test_notes_are_lines_that_yaml_gives_back():
     noted = job().replace(notes=["left out\x85 here\n and  there"])
     assert noted.notes == ["left out here and there"]
     assert Job(**yaml.safe_load(yaml.safe_dump(noted.to_config(), allow_unicode=True))) == noted
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"backward_prefetch": "post"}, "backward_prefetch: post needs version 1, wrap block and prefetch 1; use pre"),
+        (
+            {"version": 1, "prefetch": 0, "backward_prefetch": "post"},
+            "backward_prefetch: post needs version 1, wrap block and prefetch 1; use pre",
+        ),
+        ({"original_params": False}, "original_params: false needs version 1; set it, or use true"),
+    ],
+)
+def test_options_of_fsdp_1(options, line):
+    with pytest.raises(ConfigError) as error:
+        Fsdp(**options)
+    assert line in str(error.value)

@@ -44,6 +44,11 @@ def test_memory_metrics(metric, name, unit):
     assert memory_metric(own(mem_metric=metric)) == (name, unit)
 
 
+def test_mib_over_1024_are_gib():
+    row = MeasuredRow(BASE | {"peak_memory_gb": "40", "mem_metric": "nvidia-smi memory.used, MiB/1024"}, "native", 2)
+    assert memory_metric(row) == ("nvidia-smi", 2.0**30)
+
+
 @pytest.mark.parametrize("metric", ["resreved", "MB", "peak", "MiB allocated", "bytes reserved"])
 def test_own_row_with_an_unreadable_memory_metric_is_not_judged(metric):
     judged = judgement.judge(own(peak_memory_gb=40, mem_metric=metric))

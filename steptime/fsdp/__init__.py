@@ -14,12 +14,10 @@ from steptime.fsdp.groups import (
     group_of,
     groups,
     options,
-    pooled,
-    sharded_elements,
-    states,
     stays_gathered,
     unsynced,
 )
+from steptime.fsdp.sharded_states import pooled, sharded_elements, states
 
 if TYPE_CHECKING:
     from steptime.fsdp.calls import rows

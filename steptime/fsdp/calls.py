@@ -8,7 +8,8 @@ from typing import NamedTuple
 from steptime.base.num import Num
 from steptime.base.rows import CollectiveRow
 from steptime.cost.comm import CommCost, collective
-from steptime.fsdp.groups import ParamGroup, buffers, groups, stays_gathered, unsynced
+from steptime.fsdp.groups import ParamGroup, buffers, groups, root_stays, stays_gathered, unsynced
+from steptime.fsdp.plus_plus import has_second_partition, reduction, sent_bytes
 from steptime.fsdp.ranks import backward_group, copy_group, shard_group
 from steptime.fsdp.replays import backward_gathers, to_fewer_ranks
 from steptime.hardware.machine import Tier
@@ -23,7 +24,7 @@ class Calls(NamedTuple):
     gathers: float
     reductions: float
     regathers: float = 0.0
-    """Gathers of backward among fewer ranks (`reshard_after_forward` is their number)."""
+    """Gathers among fewer ranks: of backward (`reshard_after_forward` is their number), or all but the first (ZeRO++)."""
 
     def plus(self, gathers: float, reductions: float) -> Calls:
         """Scale by a number of repetitions."""
@@ -39,7 +40,10 @@ def calls_without_pipeline(assembly: Assembly) -> dict[tuple[str, ParamGroup], C
     gathers = 1.0 if unsynced(assembly.job) and stays_gathered(assembly) else m
     counts = {("block", of): float(found.layers.count(of)) for of in found.layers}
     layers = {key: Calls(gathers * n * each, reductions * n, gathers * n * apart) for key, n in counts.items()}
-    return {("root", found.root): Calls(gathers, reductions)} | layers
+    if has_second_partition(assembly.job):
+        layers = {key: Calls(n, reductions * n, ((1.0 + again) * m - 1.0) * n) for key, n in counts.items()}
+        return {("root", found.root): Calls(1.0, reductions, m - 1.0)} | layers
+    return {("root", found.root): Calls(1.0 if root_stays(assembly.job) else gathers, reductions)} | layers
 
 
 def rows(
@@ -59,31 +63,26 @@ def rows(
     named += [(f"{name} experts", of.experts, count) for name, of, count in named if of.experts is not None]
     for name, of, count in named:
         sizes, over = buffers(assembly, of), shard_group(job, of.kind)
+        sent = sent_bytes(job, of.padded, sizes.gathered)
         if sizes.gathered:
-            gather = collective("all_gather", sizes.gathered, over, tiers)
-            made.append((f"{name} parameters", "all_gather", sizes.gathered, count.gathers, gather, over))
+            gather = collective("all_gather", sent, over, tiers)
+            made.append((f"{name} parameters", "all_gather", sent, count.gathers, gather, over))
         if count.regathers:
-            near = backward_group(job)
-            gather = collective("all_gather", sizes.gathered, near, tiers)
-            made.append((f"{name} parameters, backward", "all_gather", sizes.gathered, count.regathers, gather, near))
+            near, what = backward_group(job), "within nodes" if has_second_partition(job) else "backward"
+            gather = collective("all_gather", sent, near, tiers)
+            made.append((f"{name} parameters, {what}", "all_gather", sent, count.regathers, gather, near))
         if sizes.reduce_input:
-            reduce = collective("reduce_scatter", sizes.reduce_input, over, tiers)
-            made.append((f"{name} gradients", "reduce_scatter", sizes.reduce_input, count.reductions, reduce, over))
+            for one in reduction(job, of.elements - of.frozen, sizes.reduce_input, of.matrices, over):
+                reduce, times = collective(one.kind, one.bytes, one.group, tiers), count.reductions * one.calls
+                if times:
+                    made.append((f"{name} {one.name}", one.kind, one.bytes, times, reduce, one.group))
             if copies.ranks > 1:
                 between = collective("all_reduce", sizes.reduce_output, copies, tiers)
                 what = f"{name} gradients, replicas"
                 made.append((what, "all_reduce", sizes.reduce_output, count.reductions, between, copies))
     total = sum(count * cost.time_s for _, _, _, count, cost, _ in made)
+    each = [exposed * count * cost.time_s / total if total else 0.0 for _, _, _, count, cost, _ in made]
     return [
-        row(
-            name,
-            kind,
-            "dp",
-            ranks.ranks,
-            bytes_,
-            count,
-            cost,
-            exposed * count * cost.time_s / total if total else 0.0,
-        )
-        for name, kind, bytes_, count, cost, ranks in made
+        row(name, kind, "dp", ranks.ranks, bytes_, count, cost, its)
+        for (name, kind, bytes_, count, cost, ranks), its in zip(made, each, strict=True)
     ]

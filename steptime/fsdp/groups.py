@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from steptime.base.num import Num, maximum, same, where
+from steptime.base.num import Num, same, where
+from steptime.fsdp.plus_plus import flat_bytes, reduction_bytes
 from steptime.job.assembly import Assembly, Chunk, Part
 from steptime.job.job import Job
 from steptime.job.mesh import Fsdp
-from steptime.memory.moments import mean_moments
-from steptime.memory.on_host import on_host
-from steptime.memory.states import States, frozen_bytes, shard_ranks
+from steptime.memory.states import shard_ranks
 from steptime.model.ops import Param
 from steptime.software.performance import ITEMSIZE
 
@@ -46,6 +45,8 @@ class ParamGroup(NamedTuple):
     """Of `elements` those of frozen parameters, which have no gradient; `frozen_padded` likewise of `padded`."""
     frozen_padded: Num = 0
     plain: bool = False  # parameters that FSDP ignores
+    matrices: Num = 0
+    """Its tensors of two dimensions."""
     experts: ParamGroup | None = None
     """A second group, of the experts; it is gathered after this one and reduced before it."""
 
@@ -122,6 +123,14 @@ def stays_gathered(assembly: Assembly) -> bool:
     return not said.reshard_after_backward or (said.version == 1 and not said.reshard_after_forward)
 
 
+def root_stays(job: Job) -> bool:
+    """Whether the root is gathered once a step: Megatron-FSDP's parameters outside its units.
+
+    megatron-core 0.16.1 run on a CPU: units are gathered twice a micro-batch, the rest once a step.
+    """
+    return job.software.family == "megatron-core" and job.zero_level == 3
+
+
 def group_of(
     params: list[Param], tp: Num, ranks: Num, experts: tuple[Num, Num] = (1, 1), *, stacked: bool = True
 ) -> ParamGroup:
@@ -138,6 +147,7 @@ def group_of(
     turned: Num = 0.0
     frozen: Num = 0
     frozen_padded: Num = 0
+    matrices = 0
     for p in params:
         rows = -(-p.shape[0] // tp) if p.split_dim == 0 else p.shape[0]
         local = p.local(tp, ep * etp)
@@ -146,24 +156,25 @@ def group_of(
             across = where(ranks > count, 1.0, 0.0) if stacked else 0.0
             rows = where(across > 0.0, each, count) if stacked else count * each
             turned = turned + across * local
-        elements = elements + local
+        elements, matrices = elements + local, matrices + p.multiplies
         whole = -(-rows // ranks) * ranks * (local // rows)
         padded = padded + whole
         if p.trained:
             last = local
         else:
             frozen, frozen_padded = frozen + local, frozen_padded + whole
-    return ParamGroup(padded, elements, ranks, last, turned=turned, frozen=frozen, frozen_padded=frozen_padded)
+    kept = {"frozen": frozen, "frozen_padded": frozen_padded}
+    return ParamGroup(padded, elements, ranks, last, turned=turned, matrices=matrices, **kept)
 
 
 def flat_group(assembly: Assembly, params: list[Param], tp: Num) -> ParamGroup:
     """Parameters of one group of FSDP 1 as one flat parameter.
 
-    Each starts at a multiple of 16 bytes in the dtype of compute, and the whole is a multiple of the ranks (torch 2.13,
-    torch/distributed/fsdp/_flat_param.py, _init_flat_param_and_metadata with use_orig_params).
+    Each starts at a multiple of 16 bytes in the dtype of compute, with use_orig_params, and the whole is a multiple of the ranks
+    (torch 2.13, torch/distributed/fsdp/_flat_param.py, _init_flat_param_and_metadata, and _get_shard).
     """
     job, p = assembly.job, assembly.job.parallelism
-    ranks, aligned = shard_ranks(job), 16 // job.software.itemsize
+    ranks, aligned = shard_ranks(job), 16 // job.software.itemsize if options(assembly).original_params else 1
     elements: Num = 0
     total: Num = 0
     for param in params:
@@ -223,10 +234,10 @@ def buffers(assembly: Assembly, of: ParamGroup) -> Buffers:
     whole = of.padded * used - of.quantized * quantized_saving(job)
     return Buffers(
         sent=sent_bytes(job, shard),
-        gathered=whole,
-        unsharded=whole,
+        gathered=whole + flat_bytes(job, of.padded) - of.padded * used,
+        unsharded=whole + of.quantized * transposed_bytes(job),
         gradients=gradients,
-        reduce_input=trained * of.ranks * reduce,
+        reduce_input=reduction_bytes(job, trained * of.ranks, reduce),
         reduce_output=trained * reduce,
         reduced=trained * (reduce + copied) + of.last * used,
         turned=of.turned * used,
@@ -242,57 +253,24 @@ def sent_bytes(job: Job, shard: Num) -> Num:
 
 
 def quantized_saving(job: Job) -> float:
-    """Bytes per weight that are saved where the all-gather sends quantized weights (torchao's fsdp_pre_all_gather)."""
+    """Bytes per weight that are saved where the all-gather sends quantized weights.
+
+    torchao's fsdp_pre_all_gather; Megatron-FSDP gathers TransformerEngine's raw data, a byte each: by rows, and of MXFP8, which
+    has two buffers, by columns in backward (megatron_fsdp/param_and_grad_buffer.py, _init_each_parameter_group_buffers).
+    """
     software = job.software
     if software.recipe is None or not software.states.fp8_params:
         return 0.0
-    return software.itemsize - software.recipe.param_gather_itemsize
+    return software.itemsize - (software.recipe.param_gather_itemsize if software.recipe.casts else 1.0)
 
 
-def sharded_elements(assembly: Assembly, chunks: list[Chunk]) -> Num:
-    """Trained parameters of some chunks on the rank that holds the most."""
-    found = [groups(assembly, chunk) for chunk in chunks]
-    return sum([sum([of.shard for of in (root, *layers)]) for root, layers in found])
+def transposed_bytes(job: Job) -> float:
+    """Bytes per quantized weight of the transposes of a layer that Megatron-FSDP has gathered for backward.
 
-
-def states(assembly: Assembly) -> list[States]:
-    """Sharded states on the fullest rank of every stage; gathered parameters count as transients of the walk, not states."""
-    size, found, offload = assembly.job.software.state_bytes, list[States](), assembly.job.performance.cpu_offload
-    kept, there = 1.0 - offload.share, 0.0 if offload.params else 1.0
-    for chunks in assembly.stages:
-        shard = sharded_elements(assembly, chunks)
-        moments = mean_moments(assembly.job, assembly.counted_params(chunks)).get("dense", 0.0)
-        optimizer_bytes = (size.master + moments) * shard
-        frozen = frozen_bytes(assembly, chunks) / shard_ranks(assembly.job)
-        group = largest_group(assembly, chunks)
-        found.append(
-            States(
-                there * (size.params * shard + frozen),
-                0.0 if offload.share else size.gradients * shard,
-                kept * optimizer_bytes,
-                [],
-                owned=kept * shard,
-                group_bytes=group,
-                host_bytes=offload.share * on_host(assembly.job).held * shard + (1.0 - there) * frozen,
-            )
-        )
-    return found
-
-
-def pooled(job: Job) -> bool:
-    """Whether torch's FSDP2 gathers group by group on a separate stream, without tensor parallelism."""
-    said, software = job.parallelism.fsdp or Fsdp(), job.software
-    eager = software.family == "fsdp2" and software.name != "xla"
-    return applies(job) and eager and said.version == 2 and said.wrap != "model" and same(job.parallelism.tp == 1)
-
-
-def largest_group(assembly: Assembly, chunks: list[Chunk]) -> Num | None:
-    """Bytes of a stage's largest group, gathered; None where none is gathered (`pooled`)."""
-    if not pooled(assembly.job):
-        return None
-    most: Num = 0.0
-    for chunk in chunks:
-        root, layers = groups(assembly, chunk)
-        for one in (root, *[of for layer in layers for of in layer.all]):
-            most = maximum(most, buffers(assembly, one).gathered)
-    return most
+    Where the device's products take one layout only (megatron_fsdp.py, all_gather_and_wait_parameters_ready:
+    fp8_create_transpose_cache); counted in forward too.
+    """
+    recipe = job.software.recipe
+    if recipe is None or recipe.casts or recipe.microscaling or not job.software.states.fp8_params:
+        return 0.0
+    return recipe.copies - 1.0

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from functools import cached_property, reduce
 
 from steptime.base.num import Num, made, maximum, same
-from steptime.fsdp.groups import Buffers, buffers, flat_group, group_of, groups, options, sharded_elements, unsynced
-from steptime.fsdp.replays import gathered_late, kept_bytes, runs_again
+from steptime.fsdp.groups import Buffers, buffers, flat_group, group_of, groups, options, unsynced
+from steptime.fsdp.replays import gathered_ahead, gathers_after, kept_bytes, runs_again
+from steptime.fsdp.sharded_states import sharded_elements
 from steptime.job.assembly import Assembly, Chunk
 from steptime.memory.ledger import PartMemory
 from steptime.memory.part_memories import PartMemories
@@ -204,7 +205,7 @@ def flat_backward(
     reentrant checkpoint a layer's gradients are reduced while its input, its output and the gradient of that are still held.
     """
     apart = by_module(assembly)
-    ahead, reshard = not gathered_late(assembly), options(assembly).reshard_after_forward
+    ahead, reshard = gathered_ahead(assembly), options(assembly).reshard_after_forward
     head, embedding, x = memories.head, memories.embedding, 1.0 * assembly.head.x.bytes
     held_x = 3.0 * x if runs_again(assembly) else 0.0
     below = embedding.saved + sum([layer.memory.saved for layer in layers])
@@ -221,8 +222,7 @@ def flat_backward(
     for i in range(len(layers) - 1, -1, -1):
         memory, flat = layers[i].memory, layers[i].buffers
         base = stays + waiting
-        if reshard and (i or not ahead):
-            following = layers[i - 1].buffers if ahead else flat
+        if (following := gathered_before(assembly, layers, i)) is not None:
             there = there + following.gathered
             moments.mark(below, base + there + following.sent + x, "backward of an all-gather")
         moments.mark(below, base + there + memory.backward.bytes - memory.saved, f"backward of {memory.backward.op}")
@@ -230,6 +230,9 @@ def flat_backward(
         if options(assembly).wrap != "model":
             held = base + there + x + held_x
             moments.mark(below, held + flat.gradients + flat.gathered, "backward of a flat gradient")
+            if (following := gathered_after(assembly, layers, i)) is not None:
+                there, held = there + following.gathered, held + following.gathered
+                moments.mark(below, held + following.sent, "backward of an all-gather")
             moments.mark(below, held + reduction(assembly, flat) - flat.gathered, "backward of a reduce-scatter")
         moments.to_come = maximum(0.0, moments.to_come - sum(layers[i].gradients))
         there, waiting = there - flat.gathered, waiting + layers[i].waits
@@ -237,6 +240,20 @@ def flat_backward(
     moments.mark(embedding.saved, held, f"backward of {embedding.backward.op}")
     moments.mark(0.0, root.gathered + root.gradients + root.gathered, "backward of the root's flat gradient")
     moments.mark(0.0, reduction(assembly, root), "backward of the root's reduce-scatter")
+
+
+def gathered_before(assembly: Assembly, layers: list[Wrapped], i: int) -> Buffers | None:
+    """The flat parameter that is gathered before layer i's backward computes: the next layer's, or its own."""
+    there = gathers_after(assembly) and i < len(layers) - 1
+    if not options(assembly).reshard_after_forward or there or (gathered_ahead(assembly) and not i):
+        return None
+    return layers[i - 1 if gathered_ahead(assembly) else i].buffers
+
+
+def gathered_after(assembly: Assembly, layers: list[Wrapped], i: int) -> Buffers | None:
+    """The flat parameter that is gathered once layer i's has been freed, before its gradient is reduced."""
+    reshard = options(assembly).reshard_after_forward
+    return layers[i - 1].buffers if reshard and i and gathers_after(assembly) else None
 
 
 def reduction(assembly: Assembly, flat: Buffers) -> Num:

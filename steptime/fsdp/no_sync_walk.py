@@ -13,8 +13,17 @@ from typing import NamedTuple
 
 from steptime.base.num import Num, maximum, same
 from steptime.fsdp.groups import Buffers, buffers, group_of, groups, options, stays_gathered
-from steptime.fsdp.memory_walk import Moments, Wrapped, flat_forward, forward, reduction, wrapped
-from steptime.fsdp.replays import gathered_late, kept_bytes, runs_again
+from steptime.fsdp.memory_walk import (
+    Moments,
+    Wrapped,
+    flat_forward,
+    forward,
+    gathered_after,
+    gathered_before,
+    reduction,
+    wrapped,
+)
+from steptime.fsdp.replays import gathered_ahead, kept_bytes, runs_again
 from steptime.job.assembly import Assembly
 from steptime.memory.part_memories import PartMemories
 from steptime.software.performance import ITEMSIZE
@@ -173,19 +182,14 @@ def reductions(layer: Wrapped, sums: Sums) -> Iterator[tuple[Num, Num]]:
 
 
 def flat_backward(
-    assembly: Assembly,
-    memories: PartMemories,
-    moments: Moments,
-    root: Buffers,
-    layers: list[Wrapped],
-    phase: Phase,
+    assembly: Assembly, memories: PartMemories, moments: Moments, root: Buffers, layers: list[Wrapped], phase: Phase
 ) -> None:
     """As `memory_walk.flat_backward`, with flat sums in place of gradients."""
     reshard, sums = options(assembly).reshard_after_forward, Sums(assembly, root, layers)
     head, embedding, x = memories.head, memories.embedding, 1.0 * assembly.head.x.bytes
     below = embedding.saved + sum([layer.memory.saved for layer in layers])
     total: Num = sums.whole if phase.summed else 0.0
-    first, held_x = [] if gathered_late(assembly) else layers[-1:], 3.0 * x if runs_again(assembly) else 0.0
+    first, held_x = layers[-1:] if gathered_ahead(assembly) else [], 3.0 * x if runs_again(assembly) else 0.0
     there = sum([layer.buffers.gathered for layer in (first if reshard else layers)])
     coming = first[0].buffers.sent if reshard and first else 0.0
     moments.mark(below + head.saved, total + root.gathered + there + coming, "backward of an all-gather")
@@ -195,17 +199,20 @@ def flat_backward(
     for i in range(len(layers) - 1, -1, -1):
         memory, flat = layers[i].memory, layers[i].buffers
         base = root.gathered + fresh
-        if reshard and (i or not first):
-            following = layers[i - 1].buffers if first else flat
+        if (following := gathered_before(assembly, layers, i)) is not None:
             there = there + following.gathered
             moments.mark(below, total + base + there + following.sent + x, "backward of an all-gather")
-        op = f"backward of {memory.backward.op}"
-        moments.mark(below, total + base + there + memory.backward.bytes - memory.saved, op)
+        held = total + base + there + memory.backward.bytes - memory.saved
+        moments.mark(below, held, f"backward of {memory.backward.op}")
         below = below - memory.saved
         held = total + base + there + flat.gradients + x + held_x
         moments.mark(below, held + flat.gathered, "backward of a flat gradient")
         total = total + (0.0 if phase.summed else flat.sums)
         freed = flat.gathered if reshard or phase.last else 0.0
+        if (following := gathered_after(assembly, layers, i)) is not None:
+            there, held = there + following.gathered, held + following.gathered
+            held_then = held - (flat.gathered if phase.summed else 0.0)
+            moments.mark(below, held_then + following.sent, "backward of an all-gather")
         if phase.last:
             total, held = total - flat.sums, held - flat.sums + reduction(assembly, flat) - flat.gathered
             moments.mark(below, held, "backward of a reduce-scatter")

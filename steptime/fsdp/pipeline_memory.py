@@ -13,9 +13,10 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from steptime.base.num import Num
-from steptime.fsdp.groups import options, sharded_elements
+from steptime.fsdp.groups import options
 from steptime.fsdp.passes import peak_moment
 from steptime.fsdp.pipeline_chunks import Gradients, Passing, ShardedChunk, chunk_bytes
+from steptime.fsdp.sharded_states import sharded_elements
 from steptime.job.assembly import Assembly
 from steptime.job.job import Job
 from steptime.memory.part_memories import PartMemories

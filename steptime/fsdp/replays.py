@@ -18,9 +18,15 @@ def runs_again(assembly: Assembly) -> bool:
     return options(assembly).version == 1 and job.recompute.granularity == "full" and job.software.activations.reentrant
 
 
-def gathered_late(assembly: Assembly) -> bool:
-    """Whether each layer is gathered when its own backward starts: in `runs_again`, or without backward_prefetch."""
-    return runs_again(assembly) or options(assembly).prefetch == 0
+def gathered_ahead(assembly: Assembly) -> bool:
+    """Whether each layer is gathered before its own backward starts: not in `runs_again`, nor without BACKWARD_PRE."""
+    said = options(assembly)
+    return not runs_again(assembly) and said.prefetch > 0 and said.backward_prefetch == "pre"
+
+
+def gathers_after(assembly: Assembly) -> bool:
+    """Whether a layer's backward ends with the gather of the next one (BACKWARD_POST): the last layer gathers for itself."""
+    return options(assembly).backward_prefetch == "post" and not runs_again(assembly)
 
 
 def backward_gathers(assembly: Assembly) -> float:

@@ -11,7 +11,8 @@ from steptime.cost.overlap import contention, hidden_s
 from steptime.cost.parts import PartTime
 from steptime.cost.rates import Rates
 from steptime.fsdp.calls import Calls, calls_without_pipeline
-from steptime.fsdp.groups import ParamGroup, buffers, groups, options, stays_gathered, unsynced
+from steptime.fsdp.groups import ParamGroup, buffers, groups, options, root_stays, stays_gathered, unsynced
+from steptime.fsdp.plus_plus import dequantized_bytes, has_second_partition, reduction, sent_bytes
 from steptime.fsdp.ranks import backward_group, copy_group, shard_group
 from steptime.fsdp.replays import backward_gathers, kept_bytes, to_fewer_ranks
 from steptime.hardware.machine import Tier
@@ -28,6 +29,8 @@ class CommSeconds(NamedTuple):
     reduce_s: Num = 0.0
     copy_s: Num = 0.0
     """Copies between FSDP's flat buffers and the parameters, part of the compute stream."""
+    near_s: Num = 0.0
+    """The gather among the neighbors that share a second partition of the parameters (ZeRO++)."""
 
 
 Directions: TypeAlias = tuple[list[CommSeconds], list[CommSeconds]]
@@ -90,18 +93,21 @@ def price(assembly: Assembly, tiers: tuple[Tier, ...], of: ParamGroup, rates: Ra
     over = shard_group(job, of.kind)
     reduce_s: Num = 0.0
     if is_column(sizes.reduce_input) or sizes.reduce_input:
-        reduce_s = collective("reduce_scatter", sizes.reduce_input, over, tiers).time_s
+        scatters = reduction(job, of.elements - of.frozen, sizes.reduce_input, of.matrices, over)
+        reduce_s = sum([one.calls * collective(one.kind, one.bytes, one.group, tiers).time_s for one in scatters])
         reduce_s += collective("all_reduce", sizes.reduce_output, copy_group(job), tiers).time_s
         reduce_s += host_copy_s(job, of.trained_shard * on_host(job).reduced)
     flat = options(assembly).version == 1
     between = 2.0 * sizes.gathered if flat and options(assembly).reduce_dtype != job.software.compute_dtype else 0.0
     shard = of.padded / of.ranks
-    copied = 0.0 if flat else sizes.gathered + sizes.unsharded
+    copied = 0.0 if flat else 2.0 * sizes.unsharded + dequantized_bytes(job, of.padded)
+    sent = sent_bytes(job, of.padded, sizes.gathered)
     found = CommSeconds(
-        collective("all_gather", sizes.gathered, over, tiers).time_s + host_copy_s(job, shard * on_host(job).gathered),
+        collective("all_gather", sent, over, tiers).time_s + host_copy_s(job, shard * on_host(job).gathered),
         (sizes.gradients + between + sizes.reduce_input + 2.0 * sizes.turned) / rates.bytes_per_s,
         reduce_s,
         (copied + 2.0 * sizes.turned) / rates.bytes_per_s,
+        collective("all_gather", sent, backward_group(job), tiers).time_s if has_second_partition(job) else 0.0,
     )
     if of.experts is None:
         return found
@@ -130,14 +136,14 @@ def group_seconds(
     found = groups(assembly, assembly.chunks[0])
     root = price(assembly, tiers, found.root, rates)
     embedding, head = parts[assembly.embedding], parts[assembly.head]
-    forward = [CommSeconds(root.gather_s, embedding.forward.seconds, 0.0, root.copy_s)]
+    forward = [CommSeconds(root.gather_s, embedding.forward.seconds, 0.0, root.copy_s, root.near_s)]
     back = [CommSeconds(0.0, embedding.backward.seconds, root.reduce_s, root.compute_s)]
     at = 0
     for part, count in assembly.runs:
         of, work = price(assembly, tiers, found.layers[at], rates), parts[part]
         again, leaves_s = gathered_again(assembly, tiers, rates, found.layers[at], of)
         at += count
-        forward += [CommSeconds(of.gather_s, work.forward.seconds, 0.0, of.copy_s + leaves_s)] * count
+        forward += [CommSeconds(of.gather_s, work.forward.seconds, 0.0, of.copy_s + leaves_s, of.near_s)] * count
         compute_s = work.backward.seconds + replay_s[part]
         back += [CommSeconds(again.gather_s, compute_s, of.reduce_s, again.copy_s + of.compute_s)] * count
     forward.append(CommSeconds(0.0, head.forward.seconds))
@@ -153,6 +159,8 @@ def gathered_again(
     `of`: its gather in forward, which backward repeats; among fewer ranks backward gathers what forward has read and written.
     """
     times = backward_gathers(assembly)
+    if has_second_partition(assembly.job):
+        return CommSeconds(times * of.near_s, 0.0, 0.0, times * of.copy_s), 0.0
     if not to_fewer_ranks(assembly):
         return CommSeconds(times * of.gather_s, 0.0, 0.0, times * of.copy_s), 0.0
     sizes = buffers(assembly, layer)
@@ -225,9 +233,16 @@ def step_exposed(assembly: Assembly, tiers: tuple[Tier, ...], directions: Direct
 def passes(assembly: Assembly, directions: Directions) -> list[tuple[Num, Directions]]:
     """How many micro-batches of a step run with which collectives.
 
-    Without synchronization all but the last reduce nothing; with parameters that stay gathered all but the first gather nothing.
+    Without synchronization all but the last reduce nothing; with parameters that stay gathered all but the first gather nothing;
+    with ZeRO++'s second partition all but the first gather among neighbors.
     """
     m = 1.0 * assembly.job.microbatches
+    if has_second_partition(assembly.job):
+        again = [of._replace(gather_s=of.near_s) for of in directions[0]]
+        return [(1.0, directions), (m - 1.0, (again, directions[1]))]
+    if root_stays(assembly.job):
+        root, *layers = directions[0]
+        return [(1.0, directions), (m - 1.0, ([root._replace(gather_s=0.0, copy_s=0.0), *layers], directions[1]))]
     if not unsynced(assembly.job):
         return [(m, directions)]
     forward, backward = directions

@@ -3,6 +3,7 @@
 from typing import Literal, NamedTuple
 
 from steptime.base.num import Num
+from steptime.job.mesh import ZeroPlusPlus
 from steptime.model.lora import Lora
 from steptime.model.model import LinearAttention, Moe
 from steptime.schedule import SCHEDULES, default_group
@@ -75,6 +76,7 @@ class Facts(NamedTuple):
     zero_level: int
     zero_said: int | None
     fsdp: Literal[2, 3] | None  # the ZeRO level that it implies
+    plus_plus: ZeroPlusPlus | None
     fsdp_version: int
     fsdp_ranks: int  # reshard_after_forward where it is a number of ranks, else 0
     no_sync: bool
@@ -87,6 +89,7 @@ class Facts(NamedTuple):
     vocab_multiple: int
     precision: str
     recipe: bool
+    saved_fp8_weights: bool
     states: StateSettings
     machine: str
     machine_dtypes: tuple[str, ...]
@@ -277,24 +280,3 @@ class Facts(NamedTuple):
     def bad_shares(self) -> str:
         """Overlap shares outside 0..1."""
         return ", ".join(f"{axis} {share:g}" for axis, share in self.overlap if not 0 <= share <= 1)
-
-
-def layers_per_chunk(facts: Facts) -> list[int]:
-    """Layers of each of the pp*vpp chunks of one job, in depth order.
-
-    `auto` spreads the remainder over the chunks after the first, the last one last: the first has most activations in flight, the
-    last has the head. A depth of multi-token prediction counts as one of the last chunk's layers. Embedding and loss, where they
-    count, take one layer off the first and last chunk (megatron/core/transformer/transformer_block.py, get_num_layers_to_build).
-    """
-    if facts.stage_counts:
-        return list(facts.stage_counts)
-    chunks = int(facts.chunks)
-    ahead = min(facts.mtp, int(facts.units) // chunks - 1) if facts.layers_per_stage == "auto" and chunks > 1 else 0
-    even, extra = divmod(int(facts.units) + ahead, chunks)
-    counts = [even] * chunks
-    for chunk in [*range(1, chunks - 1), 0, chunks - 1][:extra]:
-        counts[chunk] += 1
-    counts[-1] -= ahead
-    for end in (0, -1) if facts.ends_count else ():
-        counts[end] -= 1
-    return counts

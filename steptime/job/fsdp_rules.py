@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from steptime.job.limits import Rule
-from steptime.job.mesh import Fsdp
+from steptime.job.mesh import Fsdp, Parallelism
 from steptime.software.performance import Software
 
 FSDP_RULES = [
@@ -48,15 +48,43 @@ FSDP_RULES = [
         "torch does not support a number of ranks with performance.fp8_params (got {f.fsdp_ranks}); use true or false",
         lambda f: (f.fsdp_ranks == 0) | (not f.states.fp8_params),
     ),
+    # deepspeed/runtime/engine.py, _configure_zero_optimizer: stage 3 only
+    Rule(
+        "zero_plus_plus framework",
+        "parallelism.zero_plus_plus",
+        "ZeRO++ is DeepSpeed's at stage 3 (got {f.software}, zero_level {f.zero_level}); use software deepspeed and zero_level 3",
+        lambda f: (f.plus_plus is None) | ((f.family == "deepspeed") & (f.zero_level == 3)),
+    ),
+    Rule(
+        "zero_plus_plus layout",
+        "parallelism.zero_plus_plus",
+        "modeled with tp 1, replicas 1 and no cpu_offload (got tp {f.tp}, replicas {f.replicas}); change them, or remove it",
+        lambda f: (f.plus_plus is None) | ((f.tp == 1) & (f.replicas == 1) & (f.cpu_offload.share == 0.0)),
+    ),
+    # deepspeed/utils/groups.py, _create_zero_param_parallel_group
+    Rule(
+        "hpz_partition_size",
+        "parallelism.zero_plus_plus.hpz_partition_size",
+        "must divide the {f.shards} shards and be below them (got {f.plus_plus.hpz_partition_size}); use the devices of a node",
+        lambda f: (
+            (f.plus_plus is None or f.plus_plus.hpz_partition_size == 1)
+            | (
+                (f.shards % (f.plus_plus.hpz_partition_size if f.plus_plus else 1) == 0)
+                & (f.shards > (f.plus_plus.hpz_partition_size if f.plus_plus else 0))
+            )
+        ),
+    ),
 ]
 
 
-def fsdp_facts(fsdp: Fsdp | None, software: Software) -> dict[str, Any]:
-    """What the rules read of a plan's FSDP options."""
+def fsdp_facts(layout: Parallelism, software: Software) -> dict[str, Any]:
+    """What the rules read of a plan's FSDP options, and of ZeRO++'s."""
+    fsdp = layout.fsdp
     said = fsdp or Fsdp()
     ranks = said.reshard_after_forward
     return {
         "fsdp": None if fsdp is None else said.zero_level,
+        "plus_plus": layout.zero_plus_plus,
         "fsdp_version": said.version,
         "fsdp_ranks": 0 if isinstance(ranks, bool) else ranks,
         "no_sync": software.layout.no_sync if said.no_sync is None else said.no_sync,

@@ -20,9 +20,10 @@ from steptime.job import pipeline_rules, rules
 from steptime.job.device_count import AUTO, DEGREES, spread
 from steptime.job.edit import apply_setting, one_line, put, read_hardware, read_model, read_plan
 from steptime.job.expert_rules import expert_facts
-from steptime.job.facts import Facts, layers_per_chunk
+from steptime.job.facts import Facts
 from steptime.job.fsdp_rules import fsdp_facts
 from steptime.job.hybrid_rules import default_profile, layer_facts
+from steptime.job.layer_counts import layers_per_chunk
 from steptime.job.limits import NOT_MODELED
 from steptime.job.mesh import Parallelism, ScheduleName
 from steptime.job.names import MISSING, PATHS
@@ -205,13 +206,13 @@ class Job(Config):
 
     @cached_property
     def zero_level(self) -> Literal[0, 1, 2, 3]:
-        """ZeRO level: from the plan; FSDP is 3, or 2 where parameters stay gathered after forward; else the profile's."""
+        """ZeRO level: from the plan; FSDP is 3, or 2 where parameters stay gathered; ZeRO++ is 3; else the profile's."""
         said, fsdp = self.parallelism.zero_level, self.parallelism.fsdp
         if said is not None:
             return said
         if fsdp is not None:
             return fsdp.zero_level
-        return self.software.layout.zero_level
+        return 3 if self.parallelism.zero_plus_plus else self.software.layout.zero_level
 
     @cached_property
     def schedule(self) -> ScheduleName:
@@ -267,7 +268,7 @@ def facts(job: Job) -> Facts:
         **offload_facts(said, software, machine),
         zero_level=job.zero_level,
         zero_said=layout.zero_level,
-        **fsdp_facts(layout.fsdp, software),
+        **fsdp_facts(layout, software),
         layers_per_stage=tuple(split) if isinstance(split, list) else split,
         ends_count=layout.embedding_and_loss_count_as_layers,
         both_buckets=layout.bucket_size_mb is not None and layout.n_param_buckets is not None,
@@ -276,6 +277,7 @@ def facts(job: Job) -> Facts:
         vocab_multiple=software.layout.vocab_multiple,
         precision=software.precision,
         recipe=software.recipe is not None,
+        saved_fp8_weights=software.saved_fp8_weights,
         states=software.states,
         machine=machine.name,
         machine_dtypes=precisions(machine.accelerator.peak_flops, microscaling=machine.accelerator.microscaling),

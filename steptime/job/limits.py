@@ -198,9 +198,14 @@ MODELED = [
     Rule(
         "recipe with ZeRO",
         "performance.precision",
-        "TransformerEngine's recipes are not modeled yet with zero_level 2 or 3 "
-        "(got {f.precision} with {f.zero_level}); use 0 or 1, or bf16",
-        lambda f: (not f.recipe) | (f.zero_level < 2) | (f.family == "fsdp2"),
+        "with zero_level 3, TransformerEngine's recipes are modeled only for dense models with fp8_params and not for nvfp4 "
+        "(got {f.precision}); set performance.fp8_params, or use zero_level 1 or 2",
+        lambda f: (
+            (not f.recipe)
+            | (f.zero_level < 3)
+            | (f.family == "fsdp2")
+            | (f.states.fp8_params and not f.moe and f.precision != "nvfp4")
+        ),
     ),
     Rule(
         "recomputation with split backward",

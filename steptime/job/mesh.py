@@ -44,6 +44,11 @@ class Fsdp(Config):
     reshard_after_forward: bool | int = True
     """A number of ranks: neighbors that share a group from its forward to its backward, which gathers it among them."""
     prefetch: int = Field(default=1, ge=0)
+    backward_prefetch: Literal["pre", "post"] = "pre"
+    """Version 1: whether backward gathers the next group before a group's own backward, or after it and before its reduction
+    (BACKWARD_PRE, BACKWARD_POST). Both queue the same collectives in the same order, so seconds do not differ."""
+    original_params: bool = True
+    """Version 1: whether flat parameters keep their parameters apart (use_orig_params), each at a multiple of 16 bytes."""
     reduce_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
     wrap: Literal["block", "model", "module"] = "block"
     """Unit that is gathered and freed. module: each that has its own parameters (version 1; seconds are those of blocks)."""
@@ -72,12 +77,32 @@ class Fsdp(Config):
         return self
 
     @model_validator(mode="after")
+    def _of_version_1(self) -> Self:
+        path = "parallelism.fsdp"
+        if self.backward_prefetch == "post" and (self.version != 1 or self.wrap != "block" or not self.prefetch):
+            raise ConfigError(f"{path}.backward_prefetch: post needs version 1, wrap block and prefetch 1; use pre")
+        if self.version != 1 and not self.original_params:
+            raise ConfigError(f"{path}.original_params: false needs version 1; set it, or use true")
+        return self
+
+    @model_validator(mode="after")
     def _by_module(self) -> Self:
         if self.wrap == "module" and (self.version != 1 or not self.reshard_after_forward):
             raise ConfigError(
                 "parallelism.fsdp.wrap: module is modeled for version 1 with reshard_after_forward true; use block"
             )
         return self
+
+
+class ZeroPlusPlus(Config):
+    """DeepSpeed's ZeRO++ at stage 3 (Wang et al. 2023, arXiv 2306.10209; deepspeed/runtime/zero/config.py)."""
+
+    hpz_partition_size: int = Field(default=1, ge=1)
+    """Neighbors that share a second copy of the parameters, among which all gathers but the first of a step run; 1: none."""
+    quantized_weights: bool = False
+    """Gathers send int8 (qwZ)."""
+    quantized_gradients: bool = False
+    """Gradients are reduced in int4, by all-to-alls within nodes and between them (qgZ)."""
 
 
 class Parallelism(Config):
@@ -108,6 +133,7 @@ class Parallelism(Config):
     embedding_and_loss_count_as_layers: bool = False
     replicas: int = Field(1, ge=1)
     fsdp: Section[Fsdp] | None = None
+    zero_plus_plus: Section[ZeroPlusPlus] | None = None
 
     @property
     def devices(self) -> int:
@@ -208,12 +234,14 @@ def expert_shards(p: Parallelism, n_dcs: Num) -> Group:
 
 
 def fewer_shards(p: Parallelism, n_dcs: Num) -> Group:
-    """The shards among which a backward gathers its parameters: all, or the number that `fsdp.reshard_after_forward` says.
+    """The shards among which a backward gathers its parameters: all, or as many as FSDP reshards to or ZeRO++ says.
 
     They are neighbors: torch views the mesh as rows of so many ranks (torch 2.13,
-    torch/distributed/fsdp/_fully_shard/_fsdp_init.py, _get_post_forward_mesh_info).
+    torch/distributed/fsdp/_fully_shard/_fsdp_init.py, _get_post_forward_mesh_info); DeepSpeed numbers ranks in a row
+    (deepspeed/utils/groups.py, _create_zero_param_parallel_group).
     """
-    said = True if p.fsdp is None else p.fsdp.reshard_after_forward
+    second = p.zero_plus_plus.hpz_partition_size if p.zero_plus_plus else 1
+    said = p.fsdp.reshard_after_forward if p.fsdp else second if second > 1 else True
     if isinstance(said, bool):
         return group(p, "shards", n_dcs=n_dcs)
     return Group("shards", said, p.tp, centers=maximum(n_dcs * said / (p.dp * p.cp), 1.0))

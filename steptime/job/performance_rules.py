@@ -39,6 +39,29 @@ PERFORMANCE_RULES = [
         "FSDP gathers fp8 weights only with fp8_tensorwise (got {f.precision}); remove it",
         lambda f: (not f.states.fp8_params) | (f.family != "fsdp2") | (f.precision == "fp8_tensorwise"),
     ),
+    # megatron/core/distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py, copy_main_weights_to_model_weights
+    Rule(
+        "fp8_params of Megatron-FSDP",
+        "performance.fp8_params",
+        "Megatron-FSDP stores parameters in fp8 only with zero_level 3 (got {f.zero_level}); use it, or remove fp8_params",
+        lambda f: (not f.states.fp8_params) | (f.zero_level != 2) | (f.family != "megatron-core"),
+    ),
+    # pytorch/ao@ca17609a torchao/float8/float8_linear.py, Float8Linear.forward
+    Rule(
+        "saved_fp8_weights",
+        "performance.saved_fp8_weights",
+        "needs fp8_tensorwise without fp8_params and without recomputation, which casts weights again (got {f.precision}, "
+        "fp8_params {f.states.fp8_params}); use false",
+        lambda f: (
+            not f.saved_fp8_weights
+            or (
+                f.precision == "fp8_tensorwise"
+                and not f.states.fp8_params
+                and f.recompute is None
+                and f.checkpoint_word in {None, "none"}
+            )
+        ),
+    ),
     Rule(
         "remainder of bf16",
         "performance.master_dtype",

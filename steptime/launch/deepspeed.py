@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from steptime.base.config import ConfigError, build, show
 from steptime.job.edit import read_model
@@ -54,6 +54,8 @@ def read_deepspeed(
         _reduction(keys, parallelism, performance)
     if away := offload_of(keys, parallelism["zero_level"]):
         performance["cpu_offload"] = away
+    if plus := plus_plus_of(keys, parallelism["zero_level"]):
+        parallelism["zero_plus_plus"] = plus
     if str(keys.get("optimizer.type") or "adam").lower() not in {"adam", "adamw"}:
         keys.leave_out("optimizer.type", "states of an optimizer other than Adam; counted as Adam's")
     if told(sets, "parallelism.dp") is None:
@@ -66,16 +68,19 @@ def read_deepspeed(
     return keys.reading({"model": model, "parallelism": parallelism, "performance": performance, "data": data})
 
 
-def put_deepspeed_config(keys: JobKeys, beside: Beside | None) -> dict[str, Any]:
-    """The ds_config of another trainer's job, if it lies next to its file: it overrides flags of the same meaning.
+class ZeroExtras(NamedTuple):
+    """What a ds_config says of ZeRO besides its stage, as sections of a plan; empty where nothing."""
 
-    Returns:
-        What it offloads to the host, as the plan's cpu_offload.
-    """
+    cpu_offload: dict[str, Any]
+    zero_plus_plus: dict[str, Any]
+
+
+def put_deepspeed_config(keys: JobKeys, beside: Beside | None) -> ZeroExtras:
+    """The ds_config of another trainer's job, if it lies next to its file: it overrides flags of the same meaning."""
     name = keys.get("deepspeed_config")
     text = beside.text(str(name)) if beside and name else None
     if text is None or not keys.on("deepspeed"):
-        return {}
+        return ZeroExtras({}, {})
     table = load_table("deepspeed")
     inner = JobKeys(str(name), table, read_keys(flatten(_json(str(name), text)), table))
     if inner.get("zero_optimization.stage") not in (None, "auto"):
@@ -87,10 +92,28 @@ def put_deepspeed_config(keys: JobKeys, beside: Beside | None) -> dict[str, Any]
         both = f"{name}: {_BATCH} {whole} contradicts {keys.name('global_batch_size')} {flag}"
         keys.problem(f"{both}; add --set data.gbs=N")
     stage = keys.get("zero_stage")
-    away = offload_of(inner, int(stage) if str(stage).isdecimal() else 0)
+    level = int(stage) if str(stage).isdecimal() else 0
+    found = ZeroExtras(offload_of(inner, level), plus_plus_of(inner, level))
     weighty = [flag for flag in inner.flags() if flag.status in {"unmodeled", "approximated"}]
     keys.beside_flags += [flag._replace(name=f"{name}: {flag.name}") for flag in weighty]
-    return away
+    return found
+
+
+_HPZ, _QWZ, _QGZ = (
+    f"zero_optimization.{key}"
+    for key in ("zero_hpz_partition_size", "zero_quantized_weights", "zero_quantized_gradients")
+)
+
+
+def plus_plus_of(keys: JobKeys, level: int) -> dict[str, Any]:
+    """What ZeRO++ changes, as the plan's zero_plus_plus: nothing below stage 3 (runtime/engine.py)."""
+    if level != 3:
+        for key in (_HPZ, _QWZ, _QGZ):
+            keys.without_effect(key, f"ZeRO++ needs stage 3 (got {level})")
+        return {}
+    found: dict[str, Any] = {"hpz_partition_size": ranks} if (ranks := keys.count(_HPZ, 1, least=0) or 1) > 1 else {}
+    switches = {"quantized_weights": _QWZ, "quantized_gradients": _QGZ}
+    return found | {name: True for name, key in switches.items() if keys.on(key)}
 
 
 _OPTIMIZER_AT = ("zero_optimization.offload_optimizer.device", "zero_optimization.cpu_offload")

@@ -5,8 +5,8 @@ A table's `used` says which key of a plan each becomes; names that begin with @ 
 gradient accumulation), @batch (all sequences of a step), @tokens_batch, @nodes, @devices, @per_node, @dp_shard, @dp_replicate,
 @dp_dcn, @dp_dcn_shard, @tokenizer, @vocabulary, @bf16, @fp16, @half (a dtype in words), @weights (theirs), @pure_bf16, @fp8,
 @checkpointing, @replayed, @distributed (a word for @deepspeed or @fsdp), @deepspeed, @offload_optimizer, @offload_params,
-@fsdp, @fsdp_strategy, @fsdp_version, @fsdp_precision, @fsdp_offload, @sync_each_batch, @adapter, @adapter_rank,
-@adapter_targets, @adapter_everywhere, @adapter_mlp, @adapter_dropout, @base_bits (of frozen weights), @optimizer.
+@fsdp, @fsdp_strategy, @fsdp_version, @fsdp_precision, @fsdp_offload, @fsdp_prefetch, @fsdp_original_params, @sync_each_batch,
+@adapter, @adapter_rank, @adapter_targets, @adapter_everywhere, @adapter_mlp, @adapter_dropout, @base_bits, @optimizer.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from steptime.launch.adapters import adapted, put_adapters
 from steptime.launch.beside import Beside, is_readable
 from steptime.launch.devices import data_parallel, on_node, still_true, told
 from steptime.launch.figures import Figures, size_of
+from steptime.launch.fsdp_options import of_version_1
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import load_table, read_keys
 from steptime.launch.named_models import not_modeled, preset_of
@@ -169,7 +170,7 @@ class _Plan(Figures):
         # accelerate utils/dataclasses.py, FullyShardedDataParallelPlugin: version 1 unless another is said
         version = 2 if "2" in str(self.get("@fsdp_version") or word) else 1
         half = self._precision()["precision"]
-        found: dict[str, Any] = {"version": version}
+        found: dict[str, Any] = {"version": version} | (of_version_1(self) if version == 1 else {})
         if re.search(r"shard_grad_op|zero2|^false$" + ("|^[25]$" if version == 1 else ""), strategy):
             found["reshard_after_forward"] = False
         elif version == 2 and strategy.isdecimal() and int(strategy) not in {1, self.whole("@dp_shard")}:

@@ -18,7 +18,8 @@ def put_zero(found: Figures, config: dict[str, Any], beside: Beside | None) -> N
     if name:
         keys.put("deepspeed", True)
         keys.put("deepspeed_config", name)
-        away = put_deepspeed_config(keys, beside)
+        away, plus = put_deepspeed_config(keys, beside)
+        config["parallelism"] |= {"zero_plus_plus": plus} if plus else {}
         stage = keys.get("zero_stage")
     else:
         away, stage = _by_accelerate(found)

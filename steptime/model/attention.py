@@ -187,7 +187,8 @@ def flash(model: Model, shard: Shard, read: Read) -> Sublayer:
     if shard.context_split:
         return with_sequence_first(shard, context_parallel(local, read.qkv, **mask), out)
     kernel = local.kernel(read.qkv, out, (*read.kept, out.name, local.lse.name), **mask)
-    if model.attention.sinks and shard.software.family in EAGER_TORCH:
+    inside = shard.software.kernels.attention_kernel.startswith("cudnn")  # TransformerEngine's softmax_type learnable
+    if model.attention.sinks and shard.software.family in EAGER_TORCH and not inside:
         return scaled_by_sinks(kernel, out, local.lse)
     return with_sequence_first(shard, [kernel], out)
 

@@ -22,7 +22,11 @@ EAGER_CAST, EAGER_KERNELS, TURNED = 33.0, 6.0, 2.0
 """Bytes per element and kernels of torchao's cast of a bf16 tensor to float8 in eager torch: abs 2 + 2, max 2, upcast 2 + 4,
 product with the scale 4 + 4, clamp 4 + 4, downcast 4 + 1 (pytorch/ao torchao/float8/float8_utils.py, tensor_to_amax,
 to_fp8_saturated; float8_tensor.py, _ToFloat8ConstrFunc). By tensor the float8 copies are kept, and transposed for the product
-that gives the weight's gradient; by rows all is cast again (float8_linear.py@024fe94f)."""
+that gives the weight's gradient; by rows all is cast again (float8_linear.py@024fe94f). Weights are cast in forward and backward
+(@c6de9b42) unless they are saved (`saved_weight`)."""
+SAVED_WEIGHT = {True: EAGER_CAST, False: 5.0}
+"""Bytes per element that the cast of a weight by tensor moves where backward reuses it, in eager torch and compiled: maximum 2,
+read 2, written 1 (torchao/testing/training/roofline_utils.py, kernels 1 and 3)."""
 
 
 class Operand(NamedTuple):
@@ -89,7 +93,7 @@ def casts_of(recipe: Recipe, compiled: Casts, shard: Shard) -> tuple[Casts, floa
         return compiled, 1.0
     by_rows = Casts(EAGER_CAST, 0.0 if compiled.plain_wgrad else EAGER_CAST, EAGER_CAST, 2.0 * EAGER_CAST)
     if recipe.tensor_scaled:
-        return Casts(EAGER_CAST, TURNED, EAGER_CAST + TURNED, EAGER_CAST), EAGER_KERNELS
+        return Casts(EAGER_CAST, TURNED, EAGER_CAST + TURNED, 2.0 * EAGER_CAST), EAGER_KERNELS
     gradient = EAGER_CAST * (1.0 if compiled.plain_wgrad else 2.0)
     return by_rows._replace(gradient=gradient, plain_wgrad=compiled.plain_wgrad), EAGER_KERNELS
 
@@ -153,6 +157,20 @@ class Backward(NamedTuple):
     kernels: float
 
 
+def saved_weight(out: str, elements: Num, shard: Shard) -> tuple[Tensor, ...]:
+    """The float8 copy of a weight that a projection of torchao keeps for backward, unsharded, beside what FSDP frees.
+
+    pytorch/ao@ca17609a torchao/float8/float8_linear.py, Float8Linear.forward and matmul_with_hp_or_float8_args: by tensor the
+    weight is cast before the autograd function, which saves what it gets. force_recompute_fp8_weight_in_bwd tells torch.compile
+    to cast again; it has had no effect since torchao 0.12 (@03c850af), and since 0.13 (@c6de9b42) the function saves the
+    unquantized weight. torch.compile itself saved float8 weights before torch issue 141881 was fixed.
+    """
+    recipe = shard.software.recipe
+    if recipe is None or not shard.software.saved_fp8_weights:
+        return ()
+    return (Tensor(f"{out}.fp8_weight", elements, recipe.weight_itemsize),)
+
+
 def backward_casts(
     shard: Shard, m: Num, n: Num, k: Num, *, from_norm: bool = False, reduced: bool = False, recast: bool = False
 ) -> Backward:
@@ -172,7 +190,8 @@ def backward_casts(
         if casts_its_share(shard) and reduced:
             layouts = 1.0 if of == recipe.casts else TURNED
             of = of._replace(gradient=(of.gradient - layouts) / shard.tp + TURNED)
-        weight = 0.0 if shard.software.states.fp8_params else of.weight
+        weight = SAVED_WEIGHT[kernels > 1.0] if shard.software.saved_fp8_weights else of.weight
+        weight = 0.0 if shard.software.states.fp8_params else weight
         return Backward(of.gradient * m * n + of.input_backward * m * k + weight * n * k, 4.0 * kernels)
     transposed = recipe.tensor_scaled and recipe.copies > 1.0
     gathered = reduced and casts_its_share(shard)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from steptime.model.ops import Comm, Gemm, Move, Op, Param, Role, Tensor
-from steptime.model.quantize import Backward, Operand, agree, backward_casts, cast_again, casts_its_share
+from steptime.model.quantize import Backward, Operand, agree, backward_casts, cast_again, casts_its_share, saved_weight
 
 if TYPE_CHECKING:
     from steptime.base.num import Num
@@ -80,7 +80,7 @@ def linear(
 
     `casts`: what its backward quantizes.
     """
-    weight = cast_weight(out, k * n, shard)
+    weight = (*cast_weight(out, k * n, shard), *saved_weight(out, k * n, shard))
     return Gemm(
         name,
         (x.read,),

@@ -81,6 +81,15 @@ def exchanges(rows: Rows) -> bool:
     return rows.shard.software.moe.dispatcher == "flex" and rows.spread
 
 
+def weighted_activation(rows: Rows) -> bool:
+    """Whether the experts' activation applies the scores, as in NeMo AutoModel, whose activation is Megatron's fused one.
+
+    NVIDIA-NeMo/Automodel@36044ad3 nemo_automodel/components/moe/experts.py, GroupedExpertsDeepEP and GroupedExpertsTE.
+    """
+    software = rows.shard.software
+    return exchanges(rows) and software.name == "automodel" and software.kernels.activation_impl == "fused"
+
+
 def arriving(rows: Rows) -> Num:
     """Tokens with any of this device's experts, from all ranks."""
     return rows.tokens * rows.routing.distinct(1.0 * rows.shard.ep) * rows.load
@@ -169,12 +178,14 @@ def scatter(rows: Rows, x: Tensor, tokens: Num, saves: tuple[str, ...]) -> Op:
 
 
 def _returned(rows: Rows, x: str) -> Sublayer:
-    """DeepEP's combine: rows of one token are weighed and summed where they are, and sent once."""
+    """DeepEP's combine: rows of one token are weighed, unless they were, and summed where they are, and sent once."""
     elements, size = rows.here * rows.hidden, rows.shard.itemsize
     out, both = Tensor("moe.weighed", elements, size), (x, "moe.ranked")
-    weighed = Move("moe.weigh", both, (out,), both, kernels=2.0, role="moe")
+    weighed = [Move("moe.weigh", both, (out,), both, kernels=2.0, role="moe")]
+    if weighted_activation(rows):
+        out, weighed = out._replace(name=x), []
     summed = scatter(rows, out, arriving(rows), ("moe.places",))
     home = Tensor("moe.home", rows.tokens * rows.hidden, size)
     bytes_ = arriving(rows) * rows.hidden * size
     back = replace(_to_all("moe.combine", "moe.out", home, bytes_), routing=rows.routing)
-    return [weighed, summed, back], home.name
+    return [*weighed, summed, back], home.name

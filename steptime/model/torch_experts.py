@@ -17,7 +17,7 @@ from steptime.model.ops import ByElement, Gemm, Move, Op, Param, Tensor
 from steptime.model.quantize import Operand, cast
 from steptime.model.routing import BOOL, FP32, INT64, Rows
 from steptime.model.sublayers import Sublayer, enter_tp, leave_tp, residual
-from steptime.model.torch_dispatch import combine, dispatch
+from steptime.model.torch_dispatch import combine, dispatch, weighted_activation
 
 if TYPE_CHECKING:
     from steptime.base.num import Num
@@ -174,6 +174,7 @@ def grouped_experts(model: Model, rows: Rows, etp: Num, x: str) -> Sublayer:
         ops.append(_product(model, rows, which, x, made, (shape, 1), (rows.hidden, width)))
         names.append(made.name)
     if rows.shard.software.kernels.activation_impl == "fused" or not model.glu:
+        names += ["moe.ranked"] * weighted_activation(rows)
         acted: list[Op] = [Move("experts.act", tuple(names), (act,), tuple(names), role="moe_act")]
     else:
         acted = gated(model, rows.shard, names[0], names[1], act, EXPERTS)
@@ -198,9 +199,8 @@ def clamped_experts(model: Model, rows: Rows, etp: Num, x: str) -> Sublayer:
     ops: list[Op] = [_product(model, rows, "gate_up", x, both, (shape, 1), (rows.hidden, 2.0 * width))]
     added, biased = row_bias(rows, both, eager=eager)
     ops.append(added)
-    ops.append(
-        clamped_swiglu(biased, act) if eager else Move("experts.act", (biased,), (act,), (biased,), role="moe_act")
-    )
+    read = (biased, "moe.ranked") if weighted_activation(rows) else (biased,)
+    ops.append(clamped_swiglu(biased, act) if eager else Move("experts.act", read, (act,), read, role="moe_act"))
     shape = (moe.n_experts, rows.hidden, moe.expert_inter_sz)
     ops.append(_product(model, rows, "down", act.name, out, (shape, 2), (width, rows.hidden)))
     added, y = row_bias(rows, out, eager=eager)

@@ -9,8 +9,8 @@ from steptime import fsdp
 from steptime.answer.verdict import stage_memory
 from steptime.base.config import ConfigError
 from steptime.job.assembly import Assembly
-from steptime.job.facts import layers_per_chunk
 from steptime.job.job import Job, facts
+from steptime.job.layer_counts import layers_per_chunk
 from steptime.memory.states import stage_states
 from steptime.schedule.orders import described
 from steptime.search.grid import with_split

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 from steptime.base.num import Num, is_column
 from steptime.job.assembly import Assembly, Chunk, chunks_of, stages_of
 from steptime.job.candidates import SectionColumns
-from steptime.job.facts import Facts, layers_per_chunk
+from steptime.job.facts import Facts
 from steptime.job.job import Job
+from steptime.job.layer_counts import layers_per_chunk
 from steptime.memory.kept_buffers import ByExperts, joined
 from steptime.memory.ledger import PartMemory
 from steptime.memory.op_walk import chunk_peaks

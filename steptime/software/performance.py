@@ -45,6 +45,7 @@ from steptime.software.settings import (
 from steptime.software.state_bytes import StateBytes, state_bytes
 
 ITEMSIZE = {"fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}  # bytes per element
+STATE_ITEMSIZE = ITEMSIZE | {"none": 0.0, "remainder": 2.0}
 Precision: TypeAlias = Annotated[
     Dtype | RecipeName, BeforeValidator(lambda word: "fp8_delayed" if word == "fp8" else word)
 ]
@@ -113,6 +114,7 @@ class Performance(Options):
 
     activation_checkpointing_type: CheckpointType | None = None
     recompute: Section[Recompute] | None = None
+    saved_fp8_weights: bool = False
     offload_modules: list[OffloadModule] | None = None
     bf16_layers_at_start: int | None = Field(default=None, ge=0)
     bf16_layers_at_end: int | None = Field(default=None, ge=0)
@@ -154,6 +156,7 @@ class Software(Config):
     """NVIDIA's compute capability of the device; set by `on`, 0 where it has none."""
     moe: MoeSettings = Field(default_factory=MoeSettings)
     """How a mixture of experts runs: from the job, else as published recipes do."""
+    saved_fp8_weights: bool = False  # see `quantize.saved_weight`; from the job
 
     def settings(self) -> dict[str, Any]:
         """All switches as plain data, flat, by the keys that profiles and configs write them under."""
@@ -221,11 +224,7 @@ class Software(Config):
 
     def bytes_of(self, dtype: str) -> float:
         """Bytes per element of a state dtype, where "compute" is the precision and "none" nothing."""
-        if dtype == "none":
-            return 0.0
-        if dtype == "remainder":
-            return 2.0
-        return ITEMSIZE[self.compute_dtype if dtype == "compute" else dtype]
+        return STATE_ITEMSIZE[self.compute_dtype if dtype == "compute" else dtype]
 
 
 SETTING_GROUPS: dict[str, type[Config]] = {
@@ -297,4 +296,4 @@ def resolve(performance: Performance, default: str = "megatron-core", *, interle
     moe = performance.moe
     if profile.family == "fsdp2" and "permute_fusion" not in moe.model_fields_set:  # torchtitan's rows move by index
         moe = moe.model_copy(update={"permute_fusion": False})
-    return profile.replace(**said).model_copy(update={"moe": moe})
+    return profile.replace(**said).model_copy(update={"moe": moe, "saved_fp8_weights": performance.saved_fp8_weights})

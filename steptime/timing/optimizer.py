@@ -82,11 +82,12 @@ def quantize_bytes_per_weight(job: Job) -> float:
 
     The compute dtype's weight is read (twice where the maximum comes first) and its copies written, in the first micro-batch's
     forward (TE pytorch/module/base.py, get_weight_workspace). Weights stored quantized arrive so; of tensor-scaled ones only the
-    transpose is made (core fp8_utils.py, post_all_gather_processing). A bf16 gather is cast in any case.
+    transpose is made (core fp8_utils.py, post_all_gather_processing). A bf16 gather is cast in any case. Fully sharded ones are
+    cast by their owners, and transposed at each gather (`fsdp.groups.transposed_bytes`).
     """
     s = job.software
     recipe = s.recipe
-    if recipe is None or recipe.casts:
+    if recipe is None or recipe.casts or job.zero_level == 3:
         return 0.0
     copies = recipe.copies * recipe.weight_itemsize
     if s.states.fp8_params and recipe.param_gather_itemsize < s.itemsize:

@@ -64,7 +64,7 @@ def memory_metric(row: MeasuredRow) -> Metric:
         SkipRowError: a user's own row says neither what was read nor its unit, or another unit.
     """
     said = row.text("mem_metric").lower()
-    unit = GIB if "gib" in said else 1e9
+    unit = GIB if re.search(r"gib|mib ?/ ?1024", said) else 1e9
     if not row.published and said and not READABLE.match(said):
         raise SkipRowError(f"mem_metric: expected allocated, reserved or nvidia-smi, and GB or GiB (got {said[:40]!r})")
     if "not stated" in said:

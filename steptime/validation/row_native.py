@@ -138,8 +138,9 @@ def native_kernels(row: MeasuredRow, release: str, notes: str) -> dict[str, Any]
         section["attention_kernel"] = "best"
     elif "flexattention" in notes or "flex_attention" in notes:
         section["attention_kernel"] = "flex"
-    elif "gpt-oss" in row.text("model_name").lower():
-        # torchtitan/models/gpt_oss/model.py@58b03444: sinks need the log-sum-exp, which FlexAttention returns
+    elif "gpt-oss" in row.text("model_name").lower() and "automodel" not in row.text("framework").lower():
+        # torchtitan/models/gpt_oss/model.py@58b03444: sinks need the log-sum-exp, which FlexAttention returns. AutoModel's
+        # examples/llm_benchmark/gpt_oss say attn te, whose kernel has sinks
         section["attention_kernel"] = "flex"
     elif of_today(row):
         section |= {"attention_kernel": "fa2"} if "sdpa" in notes else {}

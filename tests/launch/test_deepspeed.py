@@ -94,6 +94,17 @@ def test_other_offloading_is_an_error_until_it_is_allowed(zero, line):
     assert to_job(found, HARDWARE, allow_unmodeled=True).performance.cpu_offload.share == 0.0
 
 
+def test_zero_plus_plus():
+    """At stage 3; at others DeepSpeed ignores it. A size of 0 or 1 is none (runtime/zero/config.py)."""
+    asked = {"zero_hpz_partition_size": 8, "zero_quantized_weights": True, "zero_quantized_gradients": True}
+    found = config({"zero_optimization": {"stage": 3} | asked}, {"parallelism.dp": 8})
+    assert found.config["parallelism"]["zero_plus_plus"] == {
+        "hpz_partition_size": 8, "quantized_weights": True, "quantized_gradients": True,
+    }  # fmt: skip
+    for zero in ({"stage": 2} | asked, {"stage": 3, "zero_hpz_partition_size": 0, "zero_quantized_weights": False}):
+        assert "zero_plus_plus" not in config({"zero_optimization": zero}).config["parallelism"]
+
+
 def test_what_the_file_leaves_to_the_model_is_listed():
     found = config({})
     assert status(found, "activation checkpointing") == "default"

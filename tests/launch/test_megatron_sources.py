@@ -136,12 +136,15 @@ ALIKE = [
      "performance.fp8_params", True),
     ("--make-vocab-size-divisible-by 256", {"make_vocab_size_divisible_by": 256}, {"model.make_vocab_size_divisible_by": 256},
      "performance.vocab_multiple", 256),
-    (
-        "--use-distributed-optimizer --use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params",
-        {"use_distributed_optimizer": True, "use_megatron_fsdp": True, "data_parallel_sharding_strategy": "optim_grads_params"},
-        {"ddp.use_distributed_optimizer": True, "ddp.use_megatron_fsdp": True,
-         "ddp.data_parallel_sharding_strategy": "optim_grads_params"},
-        "parallelism.zero_level", 3,
+    *(
+        (
+            f"--use-distributed-optimizer --use-megatron-fsdp --data-parallel-sharding-strategy {strategy}",
+            {"use_distributed_optimizer": True, "use_megatron_fsdp": True, "data_parallel_sharding_strategy": strategy},
+            {"ddp.use_distributed_optimizer": True, "ddp.use_megatron_fsdp": True,
+             "ddp.data_parallel_sharding_strategy": strategy},
+            "parallelism.zero_level", level,
+        )
+        for level, strategy in enumerate(("no_shard", "optim", "optim_grads", "optim_grads_params"))
     ),
 ]  # fmt: skip
 

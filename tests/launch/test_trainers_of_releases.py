@@ -224,6 +224,16 @@ def test_fsdp_of_accelerate_is_version_1_unless_another_is_said(tmp_path, strate
     assert (layout.fsdp.reduce_dtype, layout.dp) == ("bf16", 16)
 
 
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [("fsdp_backward_prefetch: BACKWARD_POST", (1, "post", True)), ("fsdp_backward_prefetch: NO_PREFETCH", (0, "pre", True)),
+     ("fsdp_backward_prefetch: BACKWARD_PRE, fsdp_use_orig_params: false", (1, "pre", False))],
+)  # fmt: skip
+def test_what_version_1_gathers_when(tmp_path, keys, said):
+    fsdp = job(tmp_path, "fsdp.yaml", ACCELERATE % ("FULL_SHARD", f"1, {keys}")).parallelism.fsdp
+    assert (fsdp.prefetch, fsdp.backward_prefetch, fsdp.original_params) == said
+
+
 def test_fsdp_of_training_arguments_and_of_axolotl(tmp_path):
     text = "model_name_or_path: Qwen/Qwen3-0.6B\nper_device_train_batch_size: 1\nmax_length: 512\nbf16: true\n"
     assert job(tmp_path, "args.yaml", text + "fsdp: full_shard auto_wrap\n").parallelism.fsdp.version == 1

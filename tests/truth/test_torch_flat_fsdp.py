@@ -22,6 +22,10 @@ OPTIONS = {
     "SHARD_GRAD_OP": Fsdp(version=1, reduce="bf16", reshard_blocks=False),
     "bf16 parameters": Fsdp(version=1, params="bf16", reduce="bf16"),
     "no prefetch": Fsdp(version=1, reduce="bf16", prefetch=0),
+    "BACKWARD_POST": Fsdp(version=1, reduce="bf16", after=True),
+    "BACKWARD_POST, fp32 reduction": Fsdp(version=1, after=True),
+    "flat parameters": Fsdp(version=1, reduce="bf16", original_params=False),
+    "gathers without a limit": Fsdp(version=1, reduce="bf16", limits_gathers=False),
     "one group": Fsdp(version=1, reduce="bf16", wrap="model"),
 }
 REENTRANT = Kernels(recompute="full", reentrant=True)
@@ -58,6 +62,16 @@ def test_peak_at_the_loss_where_every_module_is_wrapped(seqlen):
     kernels, layout = KERNELS["none"], Layout(8, fsdp=Fsdp(version=1, params="bf16", reduce="bf16", wrap="module"))
     torch_holds = held(SHAPES["large vocabulary"], kernels, seqlen, layout)
     ours = estimate(job(SHAPES["large vocabulary"], kernels, seqlen, layout)).memory.stages[0]
+    assert ours.allocated_bytes == torch_holds.peak, torch_holds.op
+
+
+@pytest.mark.parametrize("seqlen", [8, 128])
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_gathers_after_backward_without_synchronization(recompute, seqlen):
+    """BACKWARD_POST, three micro-batches, of which the last alone reduces."""
+    layout = Layout(8, micro_batches=3, fsdp=Fsdp(version=1, reduce="bf16", no_sync=True, after=True))
+    torch_holds = held(SHAPES["wide mlp"], KERNELS[recompute], seqlen, layout)
+    ours = estimate(job(SHAPES["wide mlp"], KERNELS[recompute], seqlen, layout)).memory.stages[0]
     assert ours.allocated_bytes == torch_holds.peak, torch_holds.op
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch_blocks import DTYPES, Kernels, Transformer
 from torch_fsdp import Fsdp, padded, run, sharded, world
-from torch_jobs import Layout, job
+from torch_jobs import Layout, held, job
 
 from steptime.answer.result import estimate
 from steptime.bench.runs.probes import Collectives, LiveBytes, Moment
@@ -211,3 +211,13 @@ def test_blocks_keep_a_share_between_forward_and_backward(ranks, params):
         assert list(map(kept, parts)) == [*[block.padded * 2 // ranks] * MODEL.n_layers, 0]
         loss.backward()
         assert not any(map(kept, parts))
+
+
+@pytest.mark.parametrize("seqlen", [8, 128])
+@pytest.mark.parametrize("reshard", [None, False])
+def test_reentrant_checkpoints(reshard, seqlen):
+    """Two micro-batches: collectives, and the peak of a step."""
+    kernels, layout = Kernels(recompute="full", reentrant=True), Layout(DP, micro_batches=2, fsdp=Fsdp(reshard))
+    assert issued(SPLIT, kernels, layout) == stated(SPLIT, kernels, layout)
+    torch_holds = held(SPLIT, kernels, seqlen, layout)
+    assert estimate(job(SPLIT, kernels, seqlen, layout)).memory.stages[0].allocated_bytes == torch_holds.peak

@@ -75,6 +75,10 @@ class Fsdp:
     reshard_after_backward: bool = True
     prefetch: int = 1
     """0: the first FSDP's backward_prefetch None."""
+    after: bool = False
+    """The first FSDP's BACKWARD_POST."""
+    original_params: bool = True
+    limits_gathers: bool = True
 
 
 def sharded(model: Model, kernels: Kernels, fsdp: Fsdp, seqlen: int, mesh: DeviceMesh, *, sp: bool = True) -> nn.Module:
@@ -108,6 +112,7 @@ def gathered_as_on_gpus(handle: FlatParamHandle, padded: torch.Tensor) -> torch.
 def flat_sharded(module: Transformer, kernels: Kernels, fsdp: Fsdp, mesh: DeviceMesh) -> nn.Module:
     """The model under the first FSDP as accelerate wraps it: its blocks and the root, original parameters kept."""
     kept, whole = ShardingStrategy.SHARD_GRAD_OP, ShardingStrategy.FULL_SHARD
+    pre, post = BackwardPrefetch.BACKWARD_PRE, BackwardPrefetch.BACKWARD_POST
     policy = MixedPrecision(kernels.dtype, DTYPES[fsdp.reduce], cast_forward_inputs=False)
     FlatParamHandle._all_gather_flat_param = gathered_as_on_gpus
     return FullyShardedDataParallel(
@@ -116,9 +121,10 @@ def flat_sharded(module: Transformer, kernels: Kernels, fsdp: Fsdp, mesh: Device
         sharding_strategy=kept if fsdp.reshard_blocks is False else whole,
         auto_wrap_policy=POLICIES[fsdp.wrap](module),
         mixed_precision=policy,
-        backward_prefetch=BackwardPrefetch.BACKWARD_PRE if fsdp.prefetch else None,
+        backward_prefetch=(post if fsdp.after else pre) if fsdp.prefetch else None,
+        limit_all_gathers=fsdp.limits_gathers,
         device_id=torch.device("cpu"),
-        use_orig_params=True,
+        use_orig_params=fsdp.original_params,
     )
 
 

@@ -48,6 +48,8 @@ def job(model: Model, kernels: Kernels, seqlen: int, layout: Layout, batch: int 
             "wrap": layout.fsdp.wrap,
             "prefetch": layout.fsdp.prefetch,
             "version": layout.fsdp.version,
+            "backward_prefetch": "post" if layout.fsdp.after else "pre",
+            "original_params": layout.fsdp.original_params,
             "no_sync": layout.fsdp.no_sync,
             "reshard_after_backward": layout.fsdp.reshard_after_backward,
         }

@@ -146,8 +146,9 @@ def _from_words(
             keys.notes.append(f"from the environment: {outside}")
         if script.unclear:
             keys.left_open["parallelism.dp"] = f"{script.unclear[0]}; add --set parallelism.dp=N"
-    if put_deepspeed_config(keys, beside):
-        keys.beside_flags.append(LaunchFlag("deepspeed_config", "", "unmodeled", "states in host memory"))
+    away, plus = put_deepspeed_config(keys, beside)
+    for what in ["states in host memory"] * bool(away) + ["ZeRO++"] * bool(plus):
+        keys.beside_flags.append(LaunchFlag("deepspeed_config", "", "unmodeled", what))
     if stage := _unknown_stage(keys, beside):
         keys.left_open["parallelism.zero_level"] = stage
     reading = _plan(keys, is_legacy(said.arguments), script.devices if script else devices)

@@ -1,0 +1,77 @@
+"""Model states of a device under FSDP: shards of what is trained."""
+
+from __future__ import annotations
+
+from steptime.base.num import Num, maximum, same
+from steptime.fsdp.groups import applies, buffers, groups
+from steptime.fsdp.plus_plus import secondary_bytes
+from steptime.job.assembly import Assembly, Chunk
+from steptime.job.job import Job
+from steptime.job.mesh import Fsdp
+from steptime.memory.moments import mean_moments
+from steptime.memory.on_host import on_host
+from steptime.memory.states import States, frozen_bytes, shard_ranks
+
+
+def sharded_elements(assembly: Assembly, chunks: list[Chunk]) -> Num:
+    """Trained parameters of some chunks on the rank that holds the most."""
+    found = [groups(assembly, chunk) for chunk in chunks]
+    return sum([sum([of.shard for of in (root, *layers)]) for root, layers in found])
+
+
+def states(assembly: Assembly) -> list[States]:
+    """Sharded states on the fullest rank of every stage; gathered parameters count as transients of the walk, not states."""
+    size, found, offload = assembly.job.software.state_bytes, list[States](), assembly.job.performance.cpu_offload
+    kept, there = 1.0 - offload.share, 0.0 if offload.params else 1.0
+    for chunks in assembly.stages:
+        shard = sharded_elements(assembly, chunks)
+        moments = mean_moments(assembly.job, assembly.counted_params(chunks)).get("dense", 0.0)
+        optimizer_bytes = (size.master + moments) * shard
+        frozen = frozen_bytes(assembly, chunks) / shard_ranks(assembly.job)
+        group = largest_group(assembly, chunks)
+        found.append(
+            States(
+                there * (size.params * shard + frozen - stored_saving(assembly, chunks))
+                + secondary_bytes(assembly.job, shard * shard_ranks(assembly.job)),
+                0.0 if offload.share else size.gradients * shard,
+                kept * optimizer_bytes,
+                [],
+                owned=kept * shard,
+                group_bytes=group,
+                host_bytes=offload.share * on_host(assembly.job).held * shard + (1.0 - there) * frozen,
+            )
+        )
+    return found
+
+
+def stored_saving(assembly: Assembly, chunks: list[Chunk]) -> Num:
+    """Bytes by which parameters that Megatron-FSDP stores in fp8 are smaller: a byte each, of MXFP8 two, by rows and by columns.
+
+    MXFP8's scales, 1/32 byte each, are outside its buffers and are not counted.
+    """
+    software = assembly.job.software
+    recipe = software.recipe
+    if recipe is None or recipe.casts or not software.states.fp8_params:
+        return 0.0
+    saved = software.state_bytes.params - (2.0 if recipe.microscaling else 1.0)
+    layers = [layer for chunk in chunks for layer in groups(assembly, chunk).layers]
+    return saved * sum([of.quantized / of.ranks for of in layers])
+
+
+def pooled(job: Job) -> bool:
+    """Whether torch's FSDP2 gathers group by group on a separate stream, without tensor parallelism."""
+    said, software = job.parallelism.fsdp or Fsdp(), job.software
+    eager = software.family == "fsdp2" and software.name != "xla"
+    return applies(job) and eager and said.version == 2 and said.wrap != "model" and same(job.parallelism.tp == 1)
+
+
+def largest_group(assembly: Assembly, chunks: list[Chunk]) -> Num | None:
+    """Bytes of a stage's largest group, gathered; None where none is gathered (`pooled`)."""
+    if not pooled(assembly.job):
+        return None
+    most: Num = 0.0
+    for chunk in chunks:
+        root, layers = groups(assembly, chunk)
+        for one in (root, *[of for layer in layers for of in layer.all]):
+            most = maximum(most, buffers(assembly, one).gathered)
+    return most

@@ -1,0 +1,91 @@
+"""ZeRO++ of DeepSpeed by hand (Wang et al. 2023, arXiv 2306.10209): bytes of its collectives, and of the second partition."""
+
+import pytest
+
+from steptime import Job, estimate, search
+from steptime.search.space import Axes
+
+LAYER, ALL = 218_112_000, 8_030_261_248
+"""Parameters of a layer of Llama-3 8B, 7 matrices and 2 vectors, and of the model; 64 ranks divide every dimension 0."""
+
+
+def plan(plus=None, microbatches=1, dp=64, **performance):
+    return Job(
+        model="llama3-8b",
+        parallelism={"tp": 1, "pp": 1, "dp": dp, "zero_level": 3, "zero_plus_plus": plus},
+        data={"gbs": dp * microbatches, "seqlen": 4096, "microbatch_sz": 1},
+        performance={"software": "deepspeed", **performance},
+        hardware="dgx-h100",
+    )
+
+
+def rows(plus, microbatches=1, dp=64):
+    found = estimate(plan(plus, microbatches, dp)).collectives
+    return {row.name: (row.kind, row.ranks, row.bytes, row.count_per_step) for row in found}
+
+
+def test_all_gathers_but_the_first_run_within_nodes():
+    """hpZ, two micro-batches: of the four gathers of each of 32 layers three, and of the root's two one, are among 8 ranks."""
+    found = rows({"hpz_partition_size": 8}, microbatches=2)
+    assert found["block parameters"] == ("all_gather", 64, 2 * LAYER, 32)
+    assert found["block parameters, within nodes"] == ("all_gather", 8, 2 * LAYER, 3 * 32)
+    assert found["root parameters"][3] == found["root parameters, within nodes"][3] == 1
+    assert found["block gradients"] == ("reduce_scatter", 64, 2 * LAYER, 2 * 32)
+
+
+def test_the_second_partition_is_held():
+    """2 bytes for each parameter / 8 ranks, beside 2 / 64 of the first."""
+    plain, second = (estimate(plan(said)).memory.stages[0] for said in (None, {"hpz_partition_size": 8}))
+    assert plain.params_bytes == 2 * ALL / 64
+    assert second.params_bytes - plain.params_bytes == 2 * ALL / 8
+    assert second.allocated_bytes - plain.allocated_bytes == 2 * ALL / 8
+
+
+def test_quantized_weights():
+    """qwZ: a byte for each weight, and 4 for the scale of 4,096 of them; gathered int8 and what it becomes, fp16, are both held.
+
+    In bf16 the dequantized tensor is cast: beside reading and writing 2 + 2 bytes, 1 + 2 and 2 + 2 more move.
+    """
+    found = rows({"quantized_weights": True})
+    assert found["block parameters"] == ("all_gather", 64, LAYER * (1 + 4 / 4096), 64)
+    plain, low = (
+        estimate(plan(said, activation_checkpointing_type="full")).memory.stages[0]
+        for said in (None, {"quantized_weights": True})
+    )
+    assert low.allocated_bytes > plain.allocated_bytes
+    seconds = [
+        estimate(plan({"quantized_weights": True}, precision=precision)).time.parts_s["memory_bound"]
+        - estimate(plan(precision=precision)).time.parts_s["memory_bound"]
+        for precision in ("bf16", "fp16")
+    ]
+    assert seconds[0] / seconds[1] == pytest.approx((7 + 4 / 4096) / (3 + 4 / 4096), rel=0.02)
+
+
+def test_quantized_gradients():
+    """qgZ: half a byte for each element, by matrix: first among 8 devices, then 1/8 of it among 8 nodes; on one node as ever."""
+    found = rows({"quantized_gradients": True})
+    assert found["block gradients, within nodes"] == ("all_to_all", 8, LAYER / 2 / 7, 7 * 32)
+    assert found["block gradients, between nodes"] == ("all_to_all", 8, LAYER / 2 / 7 / 8, 7 * 32)
+    assert "block gradients" not in found
+    assert rows({"quantized_gradients": True}, dp=8) == rows(None, dp=8)
+
+
+def test_the_paper_s_quarter():
+    """Bytes that a node of 8 devices takes part in between nodes: 3 M without, M / 2 + M / 4 with all three (paper, table 1).
+
+    M: 2 bytes for each parameter; scales are a thousandth more.
+    """
+    plain, plus = rows(None), rows({"hpz_partition_size": 8, "quantized_weights": True, "quantized_gradients": True})
+    of = [sum(size * count for _, ranks, size, count in rows.values() if ranks == 64) for rows in (plain, plus)]
+    nodes = sum(8 * size * count for name, (_, _, size, count) in plus.items() if name.endswith("between nodes"))
+    whole = 2.0 * LAYER * 32 + 2.0 * (ALL - 32 * LAYER)
+    assert of[0] == pytest.approx(3 * whole, rel=0.07)  # the root is gathered once
+    assert of[1] + nodes == pytest.approx(0.75 * whole, rel=0.003)
+
+
+def test_a_search_agrees():
+    plus = {"hpz_partition_size": 8, "quantized_weights": True, "quantized_gradients": True}
+    found = search(plan(plus), axes=Axes({"tp": (1,), "pp": (1,), "microbatch_sz": (1, 2)}))
+    best = found.best
+    assert best.job.parallelism.zero_plus_plus is not None
+    assert best.step_s == estimate(best.job).step_s
