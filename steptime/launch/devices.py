@@ -58,6 +58,8 @@ def of_comment(text: str) -> int | None:
     return 1 if single else int(whole) if whole else int(nodes or 1) * int(per_node)
 
 
+SET_DEVICES = "add --set parallelism.dp=N"
+"""The user's fix where the number of devices is unknown."""
 NOT_STATED = "number of devices not set"
 """Start of the note on a number of devices that no file states; the report prints it below its first lines."""
 
@@ -68,7 +70,7 @@ def taken(devices: int, by: str) -> str:
     >>> taken(8, "run_train.sh, NGPU 8 unless it is set")
     'number of devices not set, 8 assumed: run_train.sh, NGPU 8 unless it is set; else add --set parallelism.dp=N'
     """
-    return f"{NOT_STATED}, {devices} assumed: {by}; else add --set parallelism.dp=N"
+    return f"{NOT_STATED}, {devices} assumed: {by}; else {SET_DEVICES}"
 
 
 def still_true(notes: Iterable[str], sets: Mapping[str, Any] | None) -> list[str]:
