@@ -89,7 +89,7 @@ def size_of(words: list[Word], launchers: list[str], variables: dict[str, str]) 
     >>> size_of([Word("torchrun", 1), Word("--nproc-per-node=8", 1)], ["torchrun"], {})
     Size(nodes=1, per_node=8, devices=8, unclear=[], default='torchrun, one node without --nnodes')
     """
-    unclear: list[str] = []
+    missing: dict[str, Unknown] = {}
     said: dict[str, int | None] = {}
     visible = _visible(variables)
     variables = variables | ({DEVICES_ON_NODE: str(visible)} if visible else {})
@@ -105,7 +105,8 @@ def size_of(words: list[Word], launchers: list[str], variables: dict[str, str]) 
             if text.isdecimal():
                 said[what] = int(text)
             elif word.unresolved:
-                unclear.append(f"line {word.line}: {names[0]}: {word.unresolved[0].told_or(SET_DEVICES)}")
+                missing[f"line {word.line}: {names[0]}"] = word.unresolved[0]
+    unclear = _asked(missing)
     slurm = {key: int(text) for key, text in variables.items() if key.startswith("SLURM_") and text.isdecimal()}
     nodes, per_node, devices = said.get("nodes"), said.get("per_node"), said.get("devices")
     default = ""
@@ -133,6 +134,22 @@ def size_of(words: list[Word], launchers: list[str], variables: dict[str, str]) 
     elif devices and nodes and per_node is None and devices % nodes == 0:
         per_node = devices // nodes
     return Size(nodes, per_node, devices, unclear, default if devices else "")
+
+
+def _asked(missing: dict[str, Unknown]) -> list[str]:
+    """What to do about options without a value, by their places: write all variables, or set the number of devices.
+
+    >>> _asked({"line 1: --nnodes": Unknown("$N has no value", "N"), "line 1: --nproc-per-node": Unknown("$G has no value", "G")})
+    ['line 1: --nnodes: $N has no value; write N=... G=... before the command, or add --set parallelism.dp=N']
+    """
+    variables = [each.variable for each in missing.values() if re.fullmatch(r"[A-Za-z_]\w*", each.variable)]
+    for place, unknown in missing.items():
+        if unknown.variable not in variables:  # which only a run tells, whatever the variables are
+            return [f"{place}: {unknown.told_or(SET_DEVICES)}"]
+    before = " ".join(f"{name}=..." for name in dict.fromkeys(variables))
+    return [
+        f"{place}: {each.why}; write {before} before the command, or {SET_DEVICES}" for place, each in missing.items()
+    ][:1]
 
 
 def _by_torchrun(words: list[Word], nodes: int | None, per_node: int | None) -> tuple[int, int | None, str]:
