@@ -66,9 +66,8 @@ def read_trainer(
     defaults = defaults_beside(given, table) | own
     keys = JobKeys(path, table, given, defaults=defaults, defaults_of=found.program if own else "", sets=sets)
     keys.notes += still_true(found.notes, sets)
-    unclear = found.unclear
-    keys.launcher = None if "devices" in unclear else keys.launcher
-    keys.without_value = {item.key: unclear[item.name] for item in given if item.name in unclear}
+    keys.launcher = None if "devices" in found.unclear else keys.launcher
+    keys.without_value = {item.key: found.unclear[item.name] for item in given if item.name in found.unclear}
     if sets_up_adapters(found.code) and not any(item.key.startswith(("lora_", "use_peft", "peft_")) for item in given):
         why = "adapters over frozen weights, set up by its code"
         keys.beside_flags.append(LaunchFlag(found.program, "", "unmodeled", why))
@@ -84,8 +83,7 @@ class _Plan(Figures):
 
     def __init__(self, keys: JobKeys, found: Said, beside: Beside | None) -> None:
         super().__init__(keys)
-        self.devices, self.beside = found.devices, beside
-        self.open_devices = found.unclear.get("devices") or f"number of devices unknown; {SET_DEVICES}"
+        self.devices, self.open_devices, self.beside = found.devices, found.unclear.get("devices"), beside
         self.config: dict[str, Any] = {"model": {}, "parallelism": {"tp": 1, "pp": 1}, "performance": {}, "data": {}}
         own = [*(keys.table.raw.get("renamed_beside") or {}).values(), keys.table.raw.get("own_arguments") or []]
         self.own_names = next((item.name for item in keys.given if any(item.name in names for names in own)), "")
@@ -278,7 +276,7 @@ class _Plan(Figures):
         if (tokens := self.whole("@tokens_batch")) and isinstance(data.get("seqlen"), int):
             batch = tokens // data["seqlen"]
         if dp is None:
-            keys.left_open["parallelism.dp"] = self.open_devices
+            keys.left_open["parallelism.dp"] = self.open_devices or f"number of devices unknown; {SET_DEVICES}"
         else:
             layout["dp"] = dp
             inside = per_node or on_node(keys.sets) or dp

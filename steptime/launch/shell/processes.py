@@ -89,24 +89,10 @@ def size_of(words: list[Word], launchers: list[str], variables: dict[str, str]) 
     >>> size_of([Word("torchrun", 1), Word("--nproc-per-node=8", 1)], ["torchrun"], {})
     Size(nodes=1, per_node=8, devices=8, unclear=[], default='torchrun, one node without --nnodes')
     """
-    missing: dict[str, Unknown] = {}
-    said: dict[str, int | None] = {}
     visible = _visible(variables)
     variables = variables | ({DEVICES_ON_NODE: str(visible)} if visible else {})
     inner = (launchers or [""])[-1]
-    for launcher in launchers:
-        for what, names in LAUNCHERS[launcher]._asdict().items():
-            word = _option(words, names)
-            if word is None or (what != "nodes" and launcher != inner):
-                continue
-            text = word.text.partition(":")[2] if re.fullmatch(r"\d+:\d+", word.text) else word.text
-            if text in {"gpu", "auto"}:  # torch/distributed/run.py, determine_local_world_size
-                text = variables.get(DEVICES_ON_NODE, "")
-            if text.isdecimal():
-                said[what] = int(text)
-            elif word.unresolved:
-                missing[f"line {word.line}: {names[0]}"] = word.unresolved[0]
-    unclear = _asked(missing)
+    said, unclear = _stated(words, launchers, variables)
     slurm = {key: int(text) for key, text in variables.items() if key.startswith("SLURM_") and text.isdecimal()}
     nodes, per_node, devices = said.get("nodes"), said.get("per_node"), said.get("devices")
     default = ""
@@ -134,6 +120,27 @@ def size_of(words: list[Word], launchers: list[str], variables: dict[str, str]) 
     elif devices and nodes and per_node is None and devices % nodes == 0:
         per_node = devices // nodes
     return Size(nodes, per_node, devices, unclear, default if devices else "")
+
+
+def _stated(
+    words: list[Word], launchers: list[str], variables: dict[str, str]
+) -> tuple[dict[str, int | None], list[str]]:
+    """What the launchers' options state, by field of `_Launcher`, and what to do about those without a value."""
+    missing: dict[str, Unknown] = {}
+    said: dict[str, int | None] = {}
+    for launcher in launchers:
+        for what, names in LAUNCHERS[launcher]._asdict().items():
+            word = _option(words, names)
+            if word is None or (what != "nodes" and launcher != launchers[-1]):
+                continue
+            text = word.text.partition(":")[2] if re.fullmatch(r"\d+:\d+", word.text) else word.text
+            if text in {"gpu", "auto"}:  # torch/distributed/run.py, determine_local_world_size
+                text = variables.get(DEVICES_ON_NODE, "")
+            if text.isdecimal():
+                said[what] = int(text)
+            elif word.unresolved:
+                missing[f"line {word.line}: {names[0]}"] = word.unresolved[0]
+    return said, _asked(missing)
 
 
 def _asked(missing: dict[str, Unknown]) -> list[str]:
