@@ -10,7 +10,7 @@ from steptime.base.config import ConfigError
 from steptime.job.edit import read_setting
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
 MODEL = "llama3-8b"
 MACHINE = "dgx-h100"
@@ -72,6 +72,20 @@ def _inside(key: str, value: Any) -> dict[str, Any]:
     for name, item in value.items() if isinstance(value, dict) else ():
         found |= _inside(f"{key}.{name}", item)
     return found
+
+
+def check_devices(counts: int | Collection[int] | None, devices: int | None, changes: Iterable[str]) -> None:
+    """Raise where --devices, one number or several, and the settings, which make `devices`, contradict each other.
+
+    Raises:
+        ConfigError: one line.
+    """
+    stated = flat(changes)
+    key = next((key for key in ("devices", "hardware.nodes", "parallelism.dp") if stated.get(key) is not None), "")
+    given = [counts] if isinstance(counts, int) else [*(counts or ())]
+    if given and key and devices is not None and devices not in given:
+        numbers = ", ".join(f"{n:,}" for n in given)
+        raise ConfigError(f"--devices: {numbers}, but --set {key}={stated[key]} makes {devices:,} devices; remove one")
 
 
 def step_tokens(devices: int) -> int:

@@ -49,6 +49,7 @@ def launched(options: Namespace) -> tuple[Job, Reading]:
         job = to_job(reading, sets, allow_unmodeled=options.allow_unmodeled)
     except ConfigError as error:
         raise ConfigError([*error.problems, *_retyped(options.typed, error.problems)]) from None
+    defaults.check_devices(options.devices, job.parallelism.devices, options.sets)
     if options.save is not None:
         write_new(options.save, plan_yaml(job), f"--save {options.save}")
     return job, reading

@@ -75,7 +75,9 @@ def _plan(options: Namespace) -> tuple[Job, Reading | None]:
         raise ConfigError("--save and --allow-unmodeled: only with --from KIND")
     if options.config is None:
         return quick.job(options.model, options.machine, options.devices, options.sets), None
-    return load(options.config, [*defaults.sets(options.model, options.machine, options.devices), *options.sets]), None
+    job = load(options.config, [*defaults.sets(options.model, options.machine, options.devices), *options.sets])
+    defaults.check_devices(options.devices, job.parallelism.devices, options.sets)
+    return job, None
 
 
 def _flags(reading: Reading | None) -> dict[str, Any]:

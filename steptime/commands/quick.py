@@ -45,6 +45,7 @@ def job(model: str | None, machine: str | None, devices: int | None, changes: li
     if model is None:
         raise ConfigError("--model: required without a PLAN file (3dtrn models lists the presets)")
     plan = unplanned(model, machine, devices, changes)
+    defaults.check_devices(devices, plan.devices, changes)
     found = _Found(plan.job, "") if plan.said else _best(plan)
     given = set(defaults.flat(changes))
     given |= {"devices"} if devices is not None or "hardware.nodes" in given else set()
@@ -133,7 +134,8 @@ def _stages(plan: SearchPlan) -> dict[str, tuple[Any, ...]]:
     """Values of the axes that suit what the settings say of the stages' layers and of groups of micro-batches."""
     said, layers, fixed = plan.job.parallelism, plan.job.model.n_layers, plan.fixed
     axes: dict[str, tuple[Any, ...]] = {}
-    if counts := plan.kept.get("parallelism.layers_per_stage"):
+    recomputed = plan.kept.get("performance.recompute", {}).get("n_layers")
+    if counts := plan.kept.get("parallelism.layers_per_stage") or recomputed:
         vpp = fixed.get("vpp", (max(1, len(counts) // fixed["pp"][0]) if "pp" in fixed else 1,))
         axes = {"vpp": vpp, "pp": fixed.get("pp", (max(1, len(counts) // vpp[0]),))}
     elif "embedding_and_loss_count_as_layers" in said.model_fields_set and said.layers_per_stage is None:

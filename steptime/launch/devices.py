@@ -136,10 +136,16 @@ def _launched(keys: JobKeys, ranks: int) -> int | None:
     return int(devices)
 
 
+def _told_number(sets: Mapping[str, Any] | None) -> int | None:
+    """The devices of the user's nodes, else the user's number."""
+    nodes, each = told_whole(sets, "hardware.nodes"), on_node(sets)
+    return nodes * each if nodes and each else told_whole(sets, "devices")
+
+
 def data_parallel(keys: JobKeys, degrees: Mapping[str, int], devices: int | None, fix: str = "") -> int | None:
     """Data-parallel ranks: the user's number, else the devices divided by the other degrees; None where neither is known."""
     ranks = prod(degrees.values())
-    devices = told_whole(keys.sets, "devices") or devices
+    devices = _told_number(keys.sets) or devices
     if (dp := told_whole(keys.sets, "parallelism.dp")) is not None or (
         devices := devices or _launched(keys, ranks)
     ) is None:

@@ -207,8 +207,9 @@ def _holds_states(reading: Reading, job: Job) -> None:
 
 
 def _said(config: Mapping[str, Any], path: str) -> bool:
-    """Whether a dotted key is set; a section of another form than a mapping has all of its keys, and dp follows devices."""
-    if path == "parallelism.dp" and "devices" in config:
+    """Whether a dotted key is set; dp follows devices or nodes; a section that is no mapping has all keys."""
+    hardware = config.get("hardware")
+    if path == "parallelism.dp" and ("devices" in config or (isinstance(hardware, Mapping) and "nodes" in hardware)):
         return True
     section, _, key = path.partition(".")
     found = config.get(section, {})
