@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from steptime.answer.tables import sends_most, stages_alike
 from steptime.base.words import counted
+from steptime.job.device_count import AUTO
 from steptime.report.breakdown import stage_range
 from steptime.report.format import (
     BINARY,
@@ -141,7 +142,7 @@ def pipeline(estimate: Estimate) -> FactList | None:
     chunks = f" of {vpp} chunks" if vpp > 1 else ""
     idle, at = percent(line.bubble_fraction), f"stage {estimate.timing.busiest}, the busiest"
     counts = [whole(round(x, 2)) for x in line.in_flight]
-    shown = counts if len(counts) <= 16 else [*counts[:6], "…", *counts[-6:]]
+    shown = _ends(counts)
     facts = [
         Fact(
             "schedule", [f"{line.schedule}, {line.stages} stages{chunks}, {counted(line.microbatches, 'micro-batch')}"]
@@ -152,7 +153,15 @@ def pipeline(estimate: Estimate) -> FactList | None:
         ),
         Fact("in flight", [" ".join(shown) + " micro-batches, first stage to last"]),
     ]
+    layers = [sum(n for chunk in chunks for _, n in chunk.runs) for chunks in estimate.assembly.stages]
+    if len(set(layers)) > 1 or estimate.job.parallelism.layers_per_stage == AUTO:
+        facts.append(Fact("layers", [" ".join(_ends([whole(n) for n in layers])) + ", first stage to last"]))
     return FactList("pipeline", facts)
+
+
+def _ends(counts: list[str]) -> list[str]:
+    """The figures of every stage, of a long pipeline those of its ends."""
+    return counts if len(counts) <= 16 else [*counts[:6], "…", *counts[-6:]]
 
 
 def scaling(
