@@ -128,11 +128,11 @@ class Group(NamedTuple):
     """Adjacent devices that each start a group like this one; `stride` where not set."""
 
 
-_COUNTED_AS = {"cp_a2a": "cp", "cp_p2p": "cp", "etp": "ep", "ep_etp": "ep", "tp_cp": "ep"}
+_COUNTED_AS = {"edp": "dp", "cp_a2a": "cp", "cp_p2p": "cp", "etp": "ep", "ep_etp": "ep", "tp_cp": "ep"}
 
 
 def comm_part(axis: str) -> str:
-    """The part of the step to which collectives of an axis belong; all that experts need is one, and all of a sequence's ranks.
+    """The part of the step of collectives of an axis: one for all that experts exchange, one for a sequence, one for gradients.
 
     >>> comm_part("cp_a2a"), comm_part("tp")
     ('cp_comm', 'tp_comm')

@@ -182,7 +182,7 @@ def scaling(
     return Table(title, ["", "devices", "gbs", unit.name, "efficiency", ""], cells, notes)
 
 
-_RUN: dict[str, tuple[str, Callable[[Any], str]]] = {
+RUN: dict[str, tuple[str, Callable[[Any], str]]] = {
     "tokens": ("tokens", lambda x: quantity(x, COUNT)),
     "steps": ("steps", whole),
     "days": ("training only", lambda x: f"{number(x)} days"),
@@ -211,7 +211,7 @@ def run(estimate: Estimate) -> FactList | None:
     found = dict(estimate.run)
     if "wall_days" not in found:
         found = {key: value for key, value in found.items() if key not in {"counted", "not_counted"}}
-    names = sorted(found, key=lambda name: list(_RUN).index(name) if name in _RUN else len(_RUN))
+    names = sorted(found, key=lambda name: list(RUN).index(name) if name in RUN else len(RUN))
     facts = [
         Fact(*_run_fact(name, found[name])) for name in names if found[name] not in (None, []) or name == "counted"
     ]
@@ -220,5 +220,5 @@ def run(estimate: Estimate) -> FactList | None:
 
 def _run_fact(name: str, value: Any) -> tuple[str, list[str]]:
     """A label and a value in readable units; a name without a label is printed as it is."""
-    label, show = _RUN.get(name, (name.replace("_", " "), str))
+    label, show = RUN.get(name, (name.replace("_", " "), str))
     return label, [show(value)]

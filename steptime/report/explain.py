@@ -24,7 +24,9 @@ from steptime.report.explain_rates import (
     priced,
     waves,
 )
+from steptime.report.explain_run import scaling, whole_run
 from steptime.report.explain_stage import stage_named, worst_stage
+from steptime.report.explain_terms import page_of
 from steptime.report.format import BINARY, COUNT, SI, percent, quantity, seconds, whole
 from steptime.report.table import Fact, FactList
 
@@ -45,7 +47,8 @@ def names(estimate: Estimate) -> list[str]:
     rows = [row.name for row in estimate.gemms] + [row.name for row in estimate.collectives]
     stages = [f"stage {row.stage}" for row in estimate.memory.stages]
     parts = [part for part in PARTS if estimate.time.parts_s.get(part)]
-    totals = [name for name in _TOTALS if name != "experts" or estimate.job.model.moe]
+    absent = {"experts": not estimate.job.model.moe, "run": not estimate.run}
+    totals = [name for name in _TOTALS if not absent.get(name)]
     return list(dict.fromkeys([*totals, *parts, *stages, *rows]))
 
 
@@ -72,6 +75,9 @@ def explain(estimate: Estimate, name: str) -> list[FactList]:
         found.append(_gemm_sources(next(iter(products.values())), estimate))
     if links:
         found.append(network_constants(estimate))
+    page = page_of({row.axis for row in estimate.collectives}, name)
+    if page in PARTS or page in names(estimate):
+        found += explain(estimate, page)
     if not found:
         known = names(estimate)
         near = get_close_matches(name, known, n=3, cutoff=0.5)
@@ -280,6 +286,8 @@ _TOTALS: dict[str, Callable[[Estimate], FactList]] = {
     "memory": worst_stage,
     "bubble": _bubble,
     "experts": experts,
+    "run": whole_run,
+    "scaling": scaling,
 }
 
 _KEYS = {part_name(key): key for key in (*_TOTALS, *PARTS)}
