@@ -190,7 +190,7 @@ def test_tight_by_what_one_run_in_ten_would_need():
 def test_a_thin_margin_is_told_with_its_meaning():
     """58 + 2 GiB are expected and 58 * 1.25 + 2 = 74.5 are the 90th percentile, 14.5 above: thin where less than that is free."""
     memory = made().memory
-    told = "a thin margin: about 1 run in 10 needs more than 74.5 GiB"
+    told = "a thin margin: up to 1 run in 10 needs more than 74.5 GiB"
     for free, thin in ((0.3, True), (14.4, True), (14.6, False)):
         text = " ".join(report(made(memory=memory._replace(capacity_bytes=(74.5 + free) * GIB))).split())
         assert f"{free:.3g} GiB free" in text.replace("0.30", "0.3")

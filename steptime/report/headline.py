@@ -191,7 +191,7 @@ def _thin(estimate: Estimate) -> str:
     expected = memory.peak_reserved_bytes + sum(memory.overhead_bytes)
     if memory.capacity_bytes - memory.most_bytes >= memory.most_bytes - expected:
         return ""
-    return f", a thin margin: about 1 run in 10 needs more than {gib(memory.most_bytes)} GiB"
+    return f", a thin margin: up to 1 run in 10 needs more than {gib(memory.most_bytes)} GiB"
 
 
 def fixes(estimate: Estimate) -> Table | None:
