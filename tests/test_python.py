@@ -69,6 +69,7 @@ def test_a_model_a_machine_and_a_number_of_devices_are_enough():
         (("llama3-8b", "h100", 0), {}, "devices: expected a whole number of at least 1 (got 0)"),
         ((8,), {}, "model: expected a name (got 8)"),
         (("llama3-8b",), {"data.gsb": 4}, "data.gsb: unknown key (got 4); did you mean 'gbs'?"),
+        (("llama3-8b",), {"gpus": 8}, "gpus=8: unknown key; did you mean devices=8?"),
         (("llama3-8b",), {"data.gbs": {4}}, "data.gbs: expected a number, text, a list or a mapping (got set)"),
     ],
 )

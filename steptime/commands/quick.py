@@ -81,7 +81,11 @@ def quick(model: str, machine: str | None = None, devices: int | None = None, **
     for name, value in (("model", model), ("machine", machine)):
         if value is not None and not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]  callers may pass anything
             raise ConfigError(f"{name}: expected a name (got {show(value)})")
-    return shown(job(model, machine, devices, [f"{key}={_plain(key, value)}" for key, value in changes.items()]))
+    try:
+        found = job(model, machine, devices, [f"{key}={_plain(key, value)}" for key, value in changes.items()])
+    except ConfigError as error:
+        raise ConfigError(line.replace("--set ", "") for line in error.problems) from None
+    return shown(found)
 
 
 def _plain(key: str, value: Any) -> str:
