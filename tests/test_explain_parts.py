@@ -69,6 +69,13 @@ def test_data_parallel_communication_lists_that_of_experts_too():
     assert "each" in facts
 
 
+def test_the_page_of_a_pipeline_has_what_the_report_tells_of_it():
+    answer = estimate(Job.load(PLAN.with_name("deepseek_v3.yaml")))
+    _, facts = words(answer, "layers")
+    assert facts["layers"] == "3 4 4 4 4 4 4 4 4 4 4 4 4 4 3 3, first stage to last"
+    assert facts["schedule"] == "1f1b, 16 stages, 120 micro-batches"
+
+
 def test_a_whole_run_by_hand():
     """15e12 tokens of 2,048 x 8,192 are 894,070 steps; 50,700 device-hours on 1,024 devices are 49.5 hours, 2.063 days."""
     answer = estimate(Job.load(PLAN.with_name("llama3_70b_run.yaml")))

@@ -13,6 +13,7 @@ from steptime.cost import compute
 from steptime.cost.rates import peak_dtype
 from steptime.model.ops import Gemm
 from steptime.report.breakdown import part_name
+from steptime.report.details import pipeline
 from steptime.report.explain_experts import experts
 from steptime.report.explain_parts import PARTS
 from steptime.report.explain_rates import (
@@ -276,6 +277,8 @@ def _bubble(estimate: Estimate) -> FactList:
             [f"{_of_step(line.bubble_s, estimate)}: idle time of the busiest stage, {estimate.timing.busiest}"],
         ),
     ]
+    shown = pipeline(estimate)
+    facts += [fact for fact in (shown.facts if shown else ()) if fact.label != "bubble"]
     return FactList("pipeline bubble (the closed form assumes equal stages and free sends)", facts)
 
 
