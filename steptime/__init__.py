@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from steptime.answer.result import Estimate, estimate
     from steptime.base.config import ConfigError
     from steptime.checkpoint import Summary, summarize_checkpoint
+    from steptime.commands.quick import quick
     from steptime.hardware.machine import Machine
     from steptime.job.job import Job
     from steptime.job.mesh import Parallelism
@@ -37,6 +38,7 @@ __all__ = [
     "Search",
     "Summary",
     "estimate",
+    "quick",
     "search",
     "summarize_checkpoint",
 ]
@@ -53,6 +55,7 @@ _HOMES = {
     "Search": "steptime.report.search_tables",
     "Summary": "steptime.report.checkpoint_summary",
     "estimate": "steptime.report.notebook",
+    "quick": "steptime.commands.quick",
     "search": "steptime.report.search_tables",
     "summarize_checkpoint": "steptime.report.checkpoint_summary",
 }
@@ -63,6 +66,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(_HOMES[name]), name)
+    globals().pop("search", None)  # the package of that name, which its import has put there
     globals()[name] = value
     return value
 

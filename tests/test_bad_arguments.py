@@ -67,6 +67,7 @@ SAID = {
     "a.yaml search": "3dtrn: the subcommand comes first: 3dtrn search a.yaml",
     "estimate a.yaml": "3dtrn: no subcommand 'estimate'; for a report: 3dtrn a.yaml",
     "a.yaml --gpus 512": "3dtrn: unrecognized arguments: --gpus 512; did you mean '--devices'?",
+    "a.yaml --device 512": "3dtrn: unrecognized arguments: --device 512; did you mean '--devices'?",
     "a.yaml --tp 4": "3dtrn: unrecognized arguments: --tp 4; did you mean '--set parallelism.tp=...'?",
     "a.yaml --parallelism.tp 4": "3dtrn: unrecognized arguments: --parallelism.tp 4; did you mean '--set parallelism.tp=...'?",
     "run.sh": "run.sh: a shell script, not a plan; to read it: 3dtrn --from auto run.sh",

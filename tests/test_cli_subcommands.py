@@ -74,6 +74,8 @@ def test_everything_listed_can_be_shown(run):
         code, out, _ = run("show", name)
         assert code == 0
         assert yaml.safe_load(out)["name"] == name
+    assert run("show", "meta-llama/Meta-Llama-3-70B-Instruct") == run("show", "llama3-70b")  # as in a plan
+    assert run("show", "no/such.yaml") == (2, "", "no/such.yaml: no such file\n")
 
 
 def test_a_shown_machine_is_a_machine_file(run, tmp_path):

@@ -315,5 +315,5 @@ def test_every_public_object_has_a_form_for_notebooks():
         assert "<script>" not in drawn
     assert re.search(r"<td [^>]*>parallelism\.tp\s*</td><td [^>]*>8\s*</td>", job._repr_html_())
     assert "&lt;script&gt;" in job._repr_html_()
-    rest = set(steptime.__all__) - parts.keys() - {"ConfigError", "estimate", "search", "summarize_checkpoint"}
+    rest = set(steptime.__all__) - parts.keys() - {"ConfigError", "estimate", "quick", "search", "summarize_checkpoint"}
     assert all(hasattr(getattr(steptime, name), "_repr_html_") for name in rest)

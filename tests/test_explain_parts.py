@@ -13,10 +13,11 @@ from steptime.job.job import Job
 from steptime.memory.kept_ops import kept_of_chunk
 from steptime.memory.part_memories import PartMemories
 from steptime.report.breakdown import part_name
+from steptime.report.estimate_text import sections
 from steptime.report.explain import explain, names
 from steptime.report.explain_parts import PARTS
 from steptime.report.kernel_table import op_times
-from steptime.report.table import WIDTH, Style, layout
+from steptime.report.table import WIDTH, FactList, Style, layout
 
 PLAN = Path(__file__).parents[1] / "configs" / "llama3_70b.yaml"
 
@@ -42,6 +43,53 @@ def test_every_part_and_stage_has_a_name(found):
     assert {"stage 0", "stage 3", "launch", "tp_comm"} <= listed
     assert not {"cp_comm", "ep_comm"} & listed  # the job has neither
     assert {part for part in PARTS if found.time.parts_s.get(part)} <= listed
+
+
+REPORTS = ("llama3_70b_run", "gpt3_175b_a100", "deepseek_v3", "gpt_oss_120b", "llama2_7b_hsdp", "llama3_70b_cross_dc")
+
+
+@pytest.mark.parametrize("plan", REPORTS)
+def test_every_term_that_a_report_prints_has_a_page(plan):
+    """The first cell of every row and the label of every fact, without its unit: dense, experts, FSDP, pipelines, a whole run."""
+    answer = estimate(Job.load(PLAN.with_name(f"{plan}.yaml")))
+    terms = set()
+    for section in sections(answer):
+        if isinstance(section, FactList):
+            terms |= {fact.label.strip() for fact in section.facts}
+        elif not section.title.startswith("to make it fit"):  # of which every row is a command
+            terms |= {re.sub(r" \(\w+\): .*| \(p90\)$", "", row[0]).strip() for row in section.rows if row}
+    assert len(terms) > 30
+    assert [term for term in sorted(terms - {""}) if not explain(answer, term)] == []
+
+
+def test_data_parallel_communication_lists_that_of_experts_too():
+    """Gradients of experts have their own ranks (axis edp); the exposed seconds of all rows are the part's."""
+    answer = estimate(Job.load(PLAN.with_name("gpt_oss_120b.yaml")))
+    rows = [row for row in answer.collectives if row.axis in {"dp", "edp"}]
+    assert {row.axis for row in rows} == {"dp", "edp"}
+    _, facts = words(answer, "dp_comm")
+    (section,) = explain(answer, "dp_comm")
+    assert len(section.facts) == len(rows) + 1
+    assert sum(row.exposed_s for row in rows) == pytest.approx(answer.time.parts_s["dp_comm"], rel=1e-6)
+    assert explain(answer, "edp") == [section]
+    assert "each" in facts
+
+
+def test_the_page_of_a_pipeline_has_what_the_report_tells_of_it():
+    answer = estimate(Job.load(PLAN.with_name("deepseek_v3.yaml")))
+    _, facts = words(answer, "layers")
+    assert facts["layers"] == "3 4 4 4 4 4 4 4 4 4 4 4 4 4 3 3, first stage to last"
+    assert facts["schedule"] == "1f1b, 16 stages, 120 micro-batches"
+
+
+def test_a_whole_run_by_hand():
+    """15e12 tokens of 2,048 x 8,192 are 894,070 steps; 50,700 device-hours on 1,024 devices are 49.5 hours, 2.063 days."""
+    answer = estimate(Job.load(PLAN.with_name("llama3_70b_run.yaml")))
+    _, facts = words(answer, "run")
+    assert facts["steps"] == "tokens / (gbs 2,048 x seqlen 8,192), rounded up"
+    assert facts["failures"] == "run.mtbf_device_hours 50700 / 1,024 devices"
+    assert "2.063 days between failures" in facts["best interval"]
+    assert words(answer, "goodput")[1] == facts
 
 
 def test_launch_gaps_by_hand(found):

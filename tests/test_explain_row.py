@@ -243,7 +243,11 @@ def test_pricing_functions_speak_through_their_docstrings():
     [
         (["KOR22-04"], "KOR22-04: no such file, and no measured row has that id; did you mean KOR22-0"),
         (["no_such_plan.yaml"], "no_such_plan.yaml: no such file"),
-        (["zzzzzzzz"], "zzzzzzzz: no such file"),
+        (
+            ["zzzzzzzz"],
+            "zzzzzzzz: no such file, and no measured run has that id; give a PLAN, or the id of a run (3dtrn ",
+        ),
+        (["llama3-70b", "mfu"], "llama3-70b: a model preset, not a PLAN; 3dtrn init --model llama3-70b writes a plan"),
         (["run-9", "--measurements", OWN], "run-9: no such file, and no measured row of tests/data/validate/own.csv"),
         (["qqq", "--measurements", OWN], "qqq: no row of tests/data/validate/own.csv has that id; ids in the file: "),
         (["run-1", "--measurements", "no.csv"], "no.csv: no such file or directory"),

@@ -142,7 +142,9 @@ def test_changes_that_leave_a_job_tight_are_told_where_none_fits():
 
     def answered(other):
         verdict = "tight" if other.data.microbatch_sz == 1 else "does_not_fit"
-        return SimpleNamespace(step_s=2.0, peaks=SimpleNamespace(verdict=verdict, peak_reserved_bytes=5.0))
+        return SimpleNamespace(
+            step_s=2.0, peaks=SimpleNamespace(verdict=verdict, peak_reserved_bytes=5.0, most_bytes=6.0)
+        )
 
     assert cheapest(job, 1.0, answered) == []
-    assert cheapest(job, 1.0, answered, tight=True) == [Fix("--set data.microbatch_sz=1", 5.0, 2.0, 1.0, "tight")]
+    assert cheapest(job, 1.0, answered, tight=True) == [Fix("--set data.microbatch_sz=1", 5.0, 2.0, 1.0, "tight", 6.0)]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import pydoc
+import re
 import sys
 from types import SimpleNamespace
 
@@ -45,6 +47,47 @@ def test_a_frame_without_pandas_says_what_to_install(monkeypatch, answer):
     for made in (answer, found):
         with pytest.raises(ImportError, match=r"^to_frame: needs pandas; pip install pandas$"):
             made.to_frame()
+
+
+def test_a_model_a_machine_and_a_number_of_devices_are_enough():
+    """The same plan and the same seconds as the command's, with its defaults named; settings are kept."""
+    from steptime.commands.quick import job
+
+    answer = steptime.quick("llama3-8b", "h100", 16, **{"data.gbs": 64, "parallelism.tp": 2})
+    assert isinstance(answer, steptime.Estimate)
+    assert answer.job == job("llama3-8b", "h100", 16, ["data.gbs=64", "parallelism.tp=2"])
+    assert (answer.job.parallelism.devices, answer.job.parallelism.tp, answer.job.data.gbs) == (16, 2, 64)
+    assert "defaults without a plan: " in answer.job.notes[0]
+    assert "<table>" in answer._repr_html_()
+
+
+@pytest.mark.parametrize(
+    ("words", "changes", "line"),
+    [
+        (("llama3-8b", "h101"), {}, "unknown machine 'h101'; did you mean h100? 3dtrn machines lists them"),
+        (("llama3-8b", "h100", "16"), {}, "devices: expected a whole number of at least 1 (got '16')"),
+        (("llama3-8b", "h100", 0), {}, "devices: expected a whole number of at least 1 (got 0)"),
+        ((8,), {}, "model: expected a name (got 8)"),
+        (("llama3-8b",), {"data.gsb": 4}, "data.gsb: unknown key (got 4); did you mean 'gbs'?"),
+        (("llama3-8b",), {"gpus": 8}, "gpus=8: unknown key; did you mean devices=8?"),
+        (("llama3-8b",), {"data.gbs": {4}}, "data.gbs: expected a number, text, a list or a mapping (got set)"),
+    ],
+)
+def test_what_is_wrong_with_a_few_words_is_one_line(words, changes, line):
+    with pytest.raises(steptime.ConfigError) as caught:
+        steptime.quick(*words, **changes)
+    assert caught.value.problems == [line]
+
+
+def test_help_is_about_the_function_and_the_plan_alone():
+    """help(steptime.search) explains the arguments, not the package; help(Job) has no names of pydantic."""
+    assert pydoc.render_doc(steptime.search, renderer=pydoc.plaintext).startswith(
+        "Python Library Documentation: function search"
+    )
+    told = pydoc.render_doc(steptime.Job, renderer=pydoc.plaintext)
+    assert "replace(self, **changes: Any)" in told
+    assert "data (gbs, seqlen, microbatch_sz)" in told
+    assert not re.findall(r"__pydantic\w*|model_\w+\(|__class_vars__|__annotations__", told)
 
 
 def test_a_notebook_completes_the_arguments_of_a_search():

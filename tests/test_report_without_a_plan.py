@@ -178,6 +178,32 @@ def test_a_stated_split_of_the_layers_is_kept(capsys):
         assert (layout["pp"], layout["vpp"], layout["layers_per_stage"]) == (4, 1, [7, 9, 9, 7])
 
 
+@pytest.mark.parametrize("command", [(), ("search",)])
+@pytest.mark.parametrize("setting", ["hardware.nodes=2", "devices=16"])
+def test_a_number_of_devices_that_a_setting_contradicts_is_refused(capsys, command, setting):
+    """Two nodes of 8 are 16 devices."""
+    words = (*command, "--model", "llama3-8b", "--machine", "h100", "--set", setting)
+    line = f"--devices: 8, but --set {setting} makes 16 devices; remove one\n"
+    assert run(capsys, *words, "--devices", "8") == (2, "", line)
+    assert run(capsys, *words, "--devices", "16", "--json")[0] == 0
+
+
+def test_a_stated_list_of_recomputed_layers_is_kept(capsys):
+    """One number per stage makes as many stages; with a single key, the missing one is told with its values."""
+    named = ("--model", "llama3-8b", "--devices", "16")
+    said = "performance.recompute={granularity: full, method: block, n_layers: [8, 2]}"
+    for more in (("parallelism.pp=2",), ()):
+        config = quick(capsys, *more, said, named=named)[0]["config"]
+        assert (config["parallelism"]["pp"], config["parallelism"]["vpp"]) == (2, 1)
+        assert config["performance"]["recompute"]["n_layers"] == [8, 2]
+    _, _, err = run(capsys, *named, "--set", "performance.recompute.n_layers=[8, 2]")
+    fix = "full (whole layers: method, n_layers) or selective (modules)"
+    assert err == f"performance.recompute.granularity: required key is missing; {fix}\n"
+    code, _, err = run(capsys, "search", *named, "--machine", "h100", "--set", said)
+    assert (code, err.count("\n")) == (2, 1)
+    assert err.startswith("performance.recompute: its list of n_layers has one number per stage or chunk")
+
+
 @pytest.mark.parametrize(("ends", "whole"), [("true", 82), ("false", 80)])
 def test_ends_that_are_stated_to_count_as_layers_do(capsys, ends, whole):
     """80 layers and two ends are 82; the fastest layout of either kind is not the one of the other."""

@@ -105,7 +105,7 @@ def test_single_changes_are_told_as_such(running, monkeypatch):
     """The command line searches whole lists of changes; a page that answers at once tries one after the other."""
     monkeypatch.setattr(Estimate, "find_fixes", None)
     found = ask(running, yaml=(ROOT / "configs" / "deepseek_v3.yaml").read_text(), full=True)
-    assert "To make it fit, cheapest first (one change at a time)" in found["html"]
+    assert "To make it fit, fastest first (one change at a time)" in found["html"]
 
 
 @pytest.mark.parametrize(

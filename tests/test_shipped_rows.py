@@ -82,6 +82,8 @@ def test_the_page_counts_what_the_collection_holds():
     for name in measurements.FILES:
         count = sum(row.file == name for row in SHIPPED.values())
         assert re.search(rf"\| {name}\.csv\.gz \| {count:,} \|", page), name
+    accuracy_page = (ROOT / "docs/validation.md").read_text(encoding="utf-8")
+    assert f"{len(SHIPPED):,} rows from papers" in " ".join(accuracy_page.split())
 
 
 def test_accelerate_upcasts_weights_under_fsdp(judged):

@@ -1,4 +1,4 @@
-"""What to change when a job does not fit: single changes, tried one by one, cheapest first."""
+"""What to change when a job does not fit: single changes, tried one by one, the one with the fastest step first."""
 
 from __future__ import annotations
 
@@ -48,7 +48,10 @@ def cheapest(job: Job, step_s: float, estimate: Callable[[Job], Answer], *, tigh
         if verdict in fixes:
             settings = " ".join(f"--set {path}={argument(value)}" for path, value in change.items())
             relative = result.step_s / step_s - 1.0
-            fixes[verdict].append(Fix(settings, result.peaks.peak_reserved_bytes, result.step_s, relative, verdict))
+            peaks = result.peaks
+            fixes[verdict].append(
+                Fix(settings, peaks.peak_reserved_bytes, result.step_s, relative, verdict, peaks.most_bytes)
+            )
     told = fixes["fits"] or (fixes["tight"] if tight else [])
     return sorted(told, key=lambda fix: fix.step_s)[:MOST]
 

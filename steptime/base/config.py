@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple, Self, TypeAlias, TypeVa
 from pydantic import BaseModel, BeforeValidator, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
 from pydantic_core import CoreSchema, core_schema
 
+from steptime.base.public_names import PublicNames
 from steptime.base.units import spelled_out
 
 _NUMBER = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
@@ -48,7 +49,7 @@ class MisplacedBool(str):
     __slots__ = ()
 
 
-class Config(BaseModel):
+class Config(BaseModel, metaclass=PublicNames):
     """A frozen model in which an unknown key is an error.
 
     Numbers may be written as text ("1e12" is a string to PyYAML); a bool is not a number.
@@ -180,10 +181,8 @@ _BOUNDS = {
 
 def show(value: Any) -> str:
     """A value as shown in an error line: short, whatever it is."""
-    if isinstance(value, bool | MisplacedBool):
-        return str(value).lower()
-    if value is None:
-        return "nothing"
+    if value is None or isinstance(value, bool | MisplacedBool):
+        return "nothing" if value is None else str(value).lower()
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, int):

@@ -84,6 +84,8 @@ class Fix(NamedTuple):
     """Relative change of the step time: 0.05 is 5 % slower per token."""
     verdict: Verdict = "fits"
     """The verdict with the change: tight ones are listed where no change makes it fit."""
+    most_bytes: float = 0.0
+    """The most that the fullest stage then needs, as in the verdict (`Memory.most_bytes`)."""
 
 
 OPEN_ENDED = 1.5

@@ -33,8 +33,9 @@ class Parser(argparse.ArgumentParser):
 
         known = [name.lstrip("-") for action in self._actions for name in action.option_strings]
         key = meant_path(option.rpartition(".")[2])
-        if key in known:
-            return key
+        for same in (key, f"{option}s", option.removesuffix("s")):
+            if same in known:
+                return same
         return f"set {key}=..." if "." in key and "set" in known else closest(option, known)
 
     def _second(self, words: str) -> str:

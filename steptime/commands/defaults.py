@@ -11,7 +11,7 @@ from steptime.base.words import counted
 from steptime.job.edit import read_setting
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
 MODEL = "llama3-8b"
 MACHINE = "dgx-h100"
@@ -29,39 +29,39 @@ def sets(model: str | None, machine: str | None, devices: int | None) -> list[st
     return [f"{key}={json.dumps(value)}" for key, value in named.items() if value is not None]
 
 
-_STATED_BY = {
-    "--model": ("model", "model.preset"),
-    "--machine": ("hardware", "hardware.node_type"),
-    "--devices": ("devices",),
-}
+_STATED_BY = {"--model": ("model", "model.preset"), "--machine": ("hardware", "hardware.node_type")}
 """Options -> the keys that state the same."""
 
 
-def check(model: str | None, machine: str | None, devices: int | None, changes: Iterable[str]) -> None:
-    """Check that no setting states another model, machine or number of devices than the options.
+def check(model: str | None, machine: str | None, changes: Iterable[str]) -> None:
+    """Check that no setting states another model or machine than the options.
 
     Raises:
         ConfigError: one line for each that does.
     """
-    stated, given = flat(changes), {"--model": model, "--machine": machine, "--devices": devices}
+    stated, given = flat(changes), {"--model": model, "--machine": machine}
     problems = [
         f"{option} {value}: --set {key}={stated[key]} states another; give one of them"
         for option, value in given.items()
         for key in _STATED_BY[option]
-        if value is not None and isinstance(stated.get(key), str | int) and stated[key] != value
+        if value is not None and isinstance(stated.get(key), str) and stated[key] != value
     ]
     if problems:
         raise ConfigError(problems)
 
 
-def check_devices(said: int | None, devices: int) -> None:
-    """Check that a job has the number of devices that --devices states, whatever its settings.
+def check_devices(counts: int | Collection[int] | None, devices: int | None, changes: Iterable[str]) -> None:
+    """Check that settings, which make `devices`, do not contradict --devices, one number or several.
 
     Raises:
-        ConfigError: it has another.
+        ConfigError: they do.
     """
-    if said not in (None, devices):
-        raise ConfigError(f"--devices {said}: the settings make it {counted(devices, 'device')}; give one of them")
+    stated = flat(changes)
+    key = next((key for key in ("devices", "hardware.nodes", "parallelism.dp") if stated.get(key) is not None), "")
+    given = [counts] if isinstance(counts, int) else [*(counts or ())]
+    if given and key and devices is not None and devices not in given:
+        numbers, made = ", ".join(f"{n:,}" for n in given), counted(devices, "device")
+        raise ConfigError(f"--devices: {numbers}, but --set {key}={stated[key]} makes {made}; remove one")
 
 
 def plan(model: str, machine: str | None, devices: int | None, changes: Iterable[str]) -> dict[str, Any]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from textwrap import indent
 from typing import TYPE_CHECKING
 
 from steptime.base.config import ConfigError
 from steptime.commands.console import Printer, load
+from steptime.model.presets import model_names
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -26,7 +29,10 @@ def explain(options: Namespace, out: Printer) -> int:
         return _explain_key(options, out)
     if options.config is None:
         raise ConfigError("explain: a PLAN, the id of a measured row, or --key is required")
+    _check_preset(options.config)
     row = find(options.config, options.measurements)
+    if row is None and options.config != "-":
+        _check_file(options.config)
     if row is not None and options.sets:
         raise ConfigError(
             f"--set: not valid for a measured row; 3dtrn explain {row.id} --yaml prints its plan, which you can change"
@@ -51,6 +57,29 @@ def explain(options: Namespace, out: Printer) -> int:
         raise ConfigError(str(error)) from None
     out.answer(lambda: document(sections), lambda: sections)
     return 0
+
+
+def _check_preset(name: str) -> None:
+    """Raise where a model's name stands in place of a plan.
+
+    Raises:
+        ConfigError: one line.
+    """
+    if name in model_names() and not Path(name).exists():
+        raise ConfigError(f"{name}: a model preset, not a PLAN; 3dtrn init --model {name} writes a plan")
+
+
+def _check_file(name: str) -> None:
+    """Raise where a name is neither a file's nor a plan's text, and no measured run has it, with what may stand there.
+
+    Raises:
+        ConfigError: one line.
+    """
+    if re.fullmatch(r"[\w@+-]+", name) and not Path(name).exists():
+        ids = "3dtrn validate --json lists them"
+        raise ConfigError(
+            f"{name}: no such file, and no measured run has that id; give a PLAN, or the id of a run ({ids})"
+        )
 
 
 def _explain_key(options: Namespace, out: Printer) -> int:

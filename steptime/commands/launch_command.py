@@ -49,7 +49,7 @@ def launched(options: Namespace) -> tuple[Job, Reading]:
         job = to_job(reading, sets, allow_unmodeled=options.allow_unmodeled)
     except ConfigError as error:
         raise ConfigError([*error.problems, *_retyped(options.typed, error.problems)]) from None
-    defaults.check_devices(options.devices, job.parallelism.devices)
+    defaults.check_devices(options.devices, job.parallelism.devices, options.sets)
     if options.save is not None:
         write_new(options.save, plan_yaml(job), f"--save {options.save}")
     return job, reading
@@ -69,11 +69,11 @@ def _retyped(typed: list[str], problems: Sequence[str]) -> list[str]:
     >>> _retyped(["--from", "auto", "run.sh"], ["f: $RANK has no value; write RANK=... before the command"])
     ['to go on: RANK=... 3dtrn --from auto run.sh']
     """
-    asked = [_options(line) for line in problems]
     left_out = [line.endswith(LEAVE_OUT) for line in problems]
     words = max((int(n) for line in problems if _WORDS in line for n in re.findall(r"\$(\d+)", line)), default=0)
     variables = [found[1].strip() for line in problems if (found := _VARIABLES.search(line))]
     other = [_WORDS in line or bool(_VARIABLES.search(line)) for line in problems]
+    asked = [[] if otherwise else _options(line) for line, otherwise in zip(problems, other, strict=True)]
     if not (any(asked) or any(other)) or not all(map(max, map(bool, asked), left_out, other)):
         return []
     more = [

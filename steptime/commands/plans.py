@@ -68,7 +68,7 @@ def report(options: Namespace, out: Printer) -> int:
 def _plan(options: Namespace) -> tuple[Job, Reading | None]:
     """The job of a config, or of a launch file together with its reading."""
     named = options.model, options.machine, options.devices
-    defaults.check(*named, options.sets)
+    defaults.check(options.model, options.machine, options.sets)
     if options.kind is not None:
         from steptime.commands.launch_command import launched
 
@@ -76,10 +76,9 @@ def _plan(options: Namespace) -> tuple[Job, Reading | None]:
     if options.save is not None or options.allow_unmodeled:
         raise ConfigError("--save and --allow-unmodeled: only with --from KIND")
     if options.config is None:
-        job = quick.job(*named, options.sets)
-    else:
-        job = load(options.config, [*defaults.sets(*named), *options.sets])
-    defaults.check_devices(options.devices, job.parallelism.devices)
+        return quick.job(*named, options.sets), None
+    job = load(options.config, [*defaults.sets(*named), *options.sets])
+    defaults.check_devices(options.devices, job.parallelism.devices, options.sets)
     return job, None
 
 

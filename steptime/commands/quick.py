@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from steptime.answer.result import estimate
-from steptime.base.config import ConfigError
+from steptime.base.config import ConfigError, show
 from steptime.base.words import counted
 from steptime.commands import defaults
 from steptime.commands.search_plan import unplanned
@@ -18,6 +19,7 @@ from steptime.search.search import NEAR, Asked
 from steptime.search.space import AXES, Axes, chunk_counts, divisors
 
 if TYPE_CHECKING:
+    from steptime.answer.result import Estimate
     from steptime.commands.search_plan import SearchPlan
     from steptime.job.job import Job
     from steptime.search.search import Search
@@ -43,11 +45,59 @@ def job(model: str | None, machine: str | None, devices: int | None, changes: li
     if model is None:
         raise ConfigError("--model: required without a PLAN file (3dtrn models lists the presets)")
     plan = unplanned(model, machine, devices, changes)
+    defaults.check_devices(devices, plan.devices, changes)
     found = _Found(plan.job, "") if plan.said else _best(plan)
     given = set(defaults.flat(changes))
     given |= {"devices"} if devices is not None or "hardware.nodes" in given else set()
     given |= {"machine"} if machine is not None or given & {"hardware", "hardware.node_type"} else set()
     return _named(given | {f"performance.{key}" for key in _recomputation(plan.job)}, found)
+
+
+def quick(model: str, machine: str | None = None, devices: int | None = None, **changes: Any) -> Estimate:
+    """The estimate of only a model, a machine and a number of devices, as `3dtrn --model M --machine H --devices N` shows it.
+
+    The layout is the fastest of a search over the usual values that fits, or the one that needs least memory where none does.
+
+    Args:
+        model: the name of a preset (`3dtrn models`).
+        machine: the name of a machine (`3dtrn machines`) or the path of a machine file; an H100 node by default.
+        devices: number of devices; one node by default.
+        changes: settings by dotted key, which are kept: `quick("llama3-8b", **{"data.seqlen": 4096, "parallelism.tp": 2})`.
+
+    Returns:
+        An `Estimate`; `.job` is the plan found, and `.job.notes` names every default.
+
+    Raises:
+        ConfigError: a name or a setting is unknown or wrong, or no layout of the devices is possible.
+
+    >>> answer = quick("llama3-8b", "h100", 8, **{"data.gbs": 64})
+    >>> answer.fits, answer.job.parallelism.devices, answer.job.data.gbs
+    (True, 8, 64)
+    """
+    from steptime.report.notebook import estimate as shown  # which has a form for notebooks
+
+    if devices is not None and (type(devices) is not int or devices < 1):
+        raise ConfigError(f"devices: expected a whole number of at least 1 (got {show(devices)})")
+    for name, value in (("model", model), ("machine", machine)):
+        if value is not None and not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]  callers may pass anything
+            raise ConfigError(f"{name}: expected a name (got {show(value)})")
+    try:
+        found = job(model, machine, devices, [f"{key}={_plain(key, value)}" for key, value in changes.items()])
+    except ConfigError as error:
+        raise ConfigError(line.replace("--set ", "") for line in error.problems) from None
+    return shown(found)
+
+
+def _plain(key: str, value: Any) -> str:
+    """A setting's value as YAML.
+
+    Raises:
+        ConfigError: no YAML has such a value.
+    """
+    try:
+        return json.dumps(value)
+    except TypeError:
+        raise ConfigError(f"{key}: expected a number, text, a list or a mapping (got {show(value)})") from None
 
 
 def _recomputation(plan: Job) -> dict[str, Any]:
@@ -88,7 +138,8 @@ def _stages(plan: SearchPlan) -> dict[str, tuple[Any, ...]]:
     """Values of the axes that suit what the settings say of the stages' layers and of groups of micro-batches."""
     said, layers, fixed = plan.job.parallelism, plan.job.model.n_layers, plan.fixed
     axes: dict[str, tuple[Any, ...]] = {}
-    if counts := plan.kept.get("parallelism.layers_per_stage"):
+    recomputed = plan.kept.get("performance.recompute", {}).get("n_layers")
+    if counts := plan.kept.get("parallelism.layers_per_stage") or recomputed:
         vpp = fixed.get("vpp", (max(1, len(counts) // fixed["pp"][0]) if "pp" in fixed else 1,))
         axes = {"vpp": vpp, "pp": fixed.get("pp", (max(1, len(counts) // vpp[0]),))}
     elif "embedding_and_loss_count_as_layers" in said.model_fields_set and said.layers_per_stage is None:

@@ -106,6 +106,7 @@ def asked_of(options: Namespace, plan: SearchPlan) -> Asked:
         counts = [plan.devices] if plan.devices else []
         if not counts:
             problems.append("--devices: the plan states none; give the number of devices")
+    defaults.check_devices(counts, plan.devices, options.sets)
     batches = numbers("--gbs", options.gbs, problems) or [plan.job.data.gbs]
     if problems:
         raise ConfigError(problems)
@@ -114,7 +115,8 @@ def asked_of(options: Namespace, plan: SearchPlan) -> Asked:
 
 def _undecided(plan: SearchPlan) -> list[str]:
     """The problems of settings that follow from the layout where the plan has none."""
-    return [f"{key}: {NOT_HERE[key]}, which the plan does not state in full; remove it" for key in plan.kept]
+    why = {"performance.recompute": "its list of n_layers has one number per stage or chunk of the layout"} | NOT_HERE
+    return [f"{key}: {why[key]}, which the plan does not state in full; remove it" for key in plan.kept]
 
 
 def _values(option: str, text: str, *, several: bool) -> tuple[str, list[Any]]:

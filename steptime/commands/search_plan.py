@@ -107,6 +107,7 @@ def plan_from(text: str, source: str, name: str, sets: list[str]) -> SearchPlan:
         return _whole(source, text, name, sets)
     try:
         fixed, kept = _one_device(data, said, batch)
+        kept |= _layers_of_stages(data)
         if devices is not None:
             _drop_devices(data)
         if Path(name).suffix:
@@ -193,6 +194,17 @@ def _least_degrees(data: dict[str, Any]) -> Iterator[dict[str, Any]]:
     if ranks:
         yield ranks
         yield ranks | {"pp": 2, "layers_per_stage": "auto"}
+
+
+def _layers_of_stages(data: dict[str, Any]) -> dict[str, Any]:
+    """The setting of a list of recomputed layers, one number per stage or chunk; on one device as many as the most of them."""
+    performance = _section(data, "performance")
+    said = _section(performance, "recompute")
+    counts = said.get("n_layers")
+    if not isinstance(counts, list) or len(counts) < 2 or not all(type(n) is int and n >= 0 for n in counts):
+        return {}
+    data["performance"] = performance | {"recompute": said | {"n_layers": max(1, *counts)}}
+    return {"performance.recompute": said}
 
 
 def _raise_dp(data: dict[str, Any]) -> None:

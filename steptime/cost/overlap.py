@@ -22,7 +22,7 @@ CONTENTION = 0.15
 
 NIC_CONTENTION = 0.02
 """Share of hidden InfiniBand communication that comes back as slower compute, 2 % (calculon-ai/calculon@caa4b11
-systems/a100_80g.json)."""
+systems/a100_80g.json); of groups with one rank in a node: a ring through a node's NVLink is slowed by CONTENTION."""
 
 
 @dataclass(slots=True)
@@ -72,5 +72,9 @@ def in_pieces_s(comm_s: Num, compute_s: Num, pieces: Num) -> Num:
 
 
 def contention(group: Group, tiers: Sequence[Tier]) -> Num:
-    """Share of a hidden collective that comes back as slower compute: a NIC's where a node holds one rank of the group."""
+    """Share of a hidden collective that comes back as slower compute: a NIC's where a node holds one rank of the group.
+
+    A group with several ranks in a node that also spans nodes (dp 32 with tp 4 on nodes of 8) is slowed like NVLink: its ring has
+    hops inside of each node, whose copies run on the same processors as compute for as long as the collective lasts.
+    """
     return where(members_per_domain(group, tiers[0].size) > 1, CONTENTION, NIC_CONTENTION)

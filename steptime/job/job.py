@@ -38,6 +38,9 @@ from steptime.software.recomputation import Recomputation, resolve_recompute
 class Job(Config):
     """One training plan. Two jobs are equal when they resolve to the same plan, whichever defaults were written out.
 
+    Its sections are model, parallelism, performance, data (gbs, seqlen, microbatch_sz), hardware, cross_dc and run; `devices` and
+    `notes` stand beside them. `3dtrn explain --key KEY` describes a key, docs/config.md all of them.
+
     >>> job = Job(
     ...     model="llama3-70b",
     ...     parallelism=Parallelism(tp=8, pp=4, dp=32),
@@ -100,9 +103,7 @@ class Job(Config):
         return _build(data, problems)
 
     def replace(self, **changes: Any) -> "Job":
-        """This job with dotted keys changed, resolved and checked anew: `job.replace(**{"parallelism.tp": 4})`.
-
-        What was not set stays unset and is resolved again.
+        """This job with dotted keys changed and checked anew, unset keys resolved again: `job.replace(**{"parallelism.tp": 4})`.
 
         Raises:
             ConfigError: one line per problem.

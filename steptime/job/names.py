@@ -76,5 +76,6 @@ MISSING = {
     "data": "; give gbs, seqlen and microbatch_sz",
     "hardware": "; name a machine (3dtrn machines)",
     "parallelism.dp": "; give it, or devices: N",
+    "performance.recompute.granularity": "; full (whole layers: method, n_layers) or selective (modules)",
 }
 """Required keys of a plan -> what to give where they are missing."""

@@ -58,6 +58,8 @@ def of_comment(text: str) -> int | None:
     return 1 if single else int(whole) if whole else int(nodes or 1) * int(per_node)
 
 
+SET_DEVICES = "add --set parallelism.dp=N"
+"""The user's fix where the number of devices is unknown."""
 NOT_STATED = "number of devices not set"
 """Start of the note on a number of devices that no file states; the report prints it below its first lines."""
 
@@ -68,7 +70,7 @@ def taken(devices: int, by: str) -> str:
     >>> taken(8, "run_train.sh, NGPU 8 unless it is set")
     'number of devices not set, 8 assumed: run_train.sh, NGPU 8 unless it is set; else add --set parallelism.dp=N'
     """
-    return f"{NOT_STATED}, {devices} assumed: {by}; else add --set parallelism.dp=N"
+    return f"{NOT_STATED}, {devices} assumed: {by}; else {SET_DEVICES}"
 
 
 def still_true(notes: Iterable[str], sets: Mapping[str, Any] | None) -> list[str]:
@@ -134,10 +136,16 @@ def _launched(keys: JobKeys, ranks: int) -> int | None:
     return int(devices)
 
 
+def _told_number(sets: Mapping[str, Any] | None) -> int | None:
+    """The devices of the user's nodes, else the user's number."""
+    nodes, each = told_whole(sets, "hardware.nodes"), on_node(sets)
+    return nodes * each if nodes and each else told_whole(sets, "devices")
+
+
 def data_parallel(keys: JobKeys, degrees: Mapping[str, int], devices: int | None, fix: str = "") -> int | None:
     """Data-parallel ranks: the user's number, else the devices divided by the other degrees; None where neither is known."""
     ranks = prod(degrees.values())
-    devices = told_whole(keys.sets, "devices") or devices
+    devices = _told_number(keys.sets) or devices
     if (dp := told_whole(keys.sets, "parallelism.dp")) is not None or (
         devices := devices or _launched(keys, ranks)
     ) is None:

@@ -12,7 +12,7 @@ from steptime.base.config import ConfigError, show
 from steptime.job.edit import put
 from steptime.launch.beside import Beside
 from steptime.launch.keys import GivenKey, KeyRule, KeyTable, named_defaults, near_key, rule_of, speaks_of_cost
-from steptime.launch.reading import LaunchFlag, Reading, Status, asked_together, is_other_model, refusals, still_open
+from steptime.launch.reading import LaunchFlag, Reading, Status, is_other_model, refusals, still_open
 
 MOST = 10**12
 """Largest whole number that is accepted: larger than any size, count or buffer."""
@@ -259,7 +259,7 @@ class JobKeys:
             refused = refusals(self.source, flags)
             if any(map(is_other_model, flags)):
                 raise ConfigError(refused)
-            raise ConfigError(asked_together([*self.problems, *refused, *self._open(reading)]))
+            raise ConfigError(dict.fromkeys([*self.problems, *refused, *self._open(reading)]))
         return reading
 
 

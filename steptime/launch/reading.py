@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any, Literal, NamedTuple
 
@@ -77,27 +77,6 @@ def is_other_model(flag: LaunchFlag) -> bool:
     return flag.status == "unmodeled" and any(words in flag.note for words in _ALONE)
 
 
-def asked_together(lines: Iterable[str]) -> list[str]:
-    """The lines, with those that ask for a setting joined into one that lists every setting to add.
-
-    >>> asked_together(["a: model unknown; add --set model=NAME (see x)", "a: b is wrong", "a: c unknown; add --set c=N"])
-    ['a: model unknown, c unknown; add --set model=NAME --set c=N', 'a: b is wrong']
-    """
-    kept = list(dict.fromkeys(lines))
-    asks = [
-        (line, *found.groups())
-        for line in kept
-        if (found := re.fullmatch(r"(.*?: )(.*); add (--set \S+?),?(?: .*)?", line))
-    ]
-    if len(asks) < 2:
-        return kept
-    whats, fixes = (", ".join(dict.fromkeys(ask[2] for ask in asks)), " ".join(dict.fromkeys(ask[3] for ask in asks)))
-    told = {ask[0] for ask in asks}
-    first = kept.index(asks[0][0])
-    rest = [line for line in kept[first:] if line not in told]
-    return [*kept[:first], f"{asks[0][1]}{whats}; add {fixes}", *rest]
-
-
 def left_out_differences(readings: Sequence[Reading], labels: Sequence[str]) -> list[str]:
     """A line for each flag in which two jobs differ and that is in neither plan: its cost is in no figure."""
     said = [
@@ -165,7 +144,7 @@ def _job(reading: Reading, sets: Mapping[str, Any] | None, *, allow_unmodeled: b
     if refused and any(map(is_other_model, reading.flags)):
         raise ConfigError(refused)
     if problems := [*refused, *still_open(reading, config)]:
-        raise ConfigError(asked_together(problems))
+        raise ConfigError(dict.fromkeys(problems))
     try:
         job = build(Job, config)
         fits_machine(reading, job)
@@ -228,8 +207,9 @@ def _holds_states(reading: Reading, job: Job) -> None:
 
 
 def _said(config: Mapping[str, Any], path: str) -> bool:
-    """Whether a dotted key is set; a section of another form than a mapping has all of its keys, and dp follows devices."""
-    if path == "parallelism.dp" and "devices" in config:
+    """Whether a dotted key is set; dp follows devices or nodes; a section that is no mapping has all keys."""
+    hardware = config.get("hardware")
+    if path == "parallelism.dp" and ("devices" in config or (isinstance(hardware, Mapping) and "nodes" in hardware)):
         return True
     section, _, key = path.partition(".")
     found = config.get(section, {})

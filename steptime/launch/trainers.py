@@ -21,7 +21,7 @@ from steptime.base.document import scalar
 from steptime.job.edit import put
 from steptime.launch.adapters import adapted, put_adapters
 from steptime.launch.beside import Beside, is_readable
-from steptime.launch.devices import data_parallel, on_node, still_true, told
+from steptime.launch.devices import SET_DEVICES, data_parallel, on_node, still_true, told
 from steptime.launch.figures import Figures, size_of
 from steptime.launch.fsdp_options import of_version_1
 from steptime.launch.job_keys import JobKeys
@@ -30,6 +30,7 @@ from steptime.launch.named_models import not_modeled, preset_of
 from steptime.launch.primus import read_primus
 from steptime.launch.reading import OTHER_MODEL, LaunchFlag, Reading
 from steptime.launch.trainer_files import (
+    Said,
     defaults_beside,
     own_defaults,
     plainly,
@@ -71,7 +72,7 @@ def read_trainer(
     if sets_up_adapters(found.code) and not any(item.key.startswith(("lora_", "use_peft", "peft_")) for item in given):
         why = "adapters over frozen weights, set up by its code"
         keys.beside_flags.append(LaunchFlag(found.program, "", "unmodeled", why))
-    return _Plan(keys, found.devices, beside, found.program).reading()
+    return _Plan(keys, found, beside).reading()
 
 
 _AXES = ("@dp_shard", "@dp_replicate", "@dp_dcn", "@dp_dcn_shard")
@@ -81,15 +82,15 @@ _AXES = ("@dp_shard", "@dp_replicate", "@dp_dcn", "@dp_dcn_shard")
 class _Plan(Figures):
     """The plan of one job: what the table puts into it directly, and what is derived."""
 
-    def __init__(self, keys: JobKeys, devices: int | None, beside: Beside | None, program: str) -> None:
+    def __init__(self, keys: JobKeys, found: Said, beside: Beside | None) -> None:
         super().__init__(keys)
-        self.devices, self.beside = devices, beside
+        self.devices, self.open_devices, self.beside = found.devices, found.unclear.get("devices"), beside
         self.config: dict[str, Any] = {"model": {}, "parallelism": {"tp": 1, "pp": 1}, "performance": {}, "data": {}}
         own = [*(keys.table.raw.get("renamed_beside") or {}).values(), keys.table.raw.get("own_arguments") or []]
         self.own_names = next((item.name for item in keys.given if any(item.name in names for names in own)), "")
         """A name that the trainer does not have: the program has its own arguments and defaults."""
         launches = {"distributed_type", "compute_environment"} & {item.name for item in keys.given}
-        self.alone = "an accelerate config" if launches and not program and self.get("@model") is None else ""
+        self.alone = "an accelerate config" if launches and not found.program and self.get("@model") is None else ""
         """What the file is, if it is only how a job is launched."""
         self.hybrid = False
         """Whether each node holds all parameters and only its devices share them."""
@@ -277,7 +278,7 @@ class _Plan(Figures):
         if (tokens := self.whole("@tokens_batch")) and isinstance(data.get("seqlen"), int):
             batch = tokens // data["seqlen"]
         if dp is None:
-            keys.left_open["parallelism.dp"] = "number of devices unknown; add --set parallelism.dp=N"
+            keys.left_open["parallelism.dp"] = self.open_devices or f"number of devices unknown; {SET_DEVICES}"
         else:
             layout["dp"] = dp
             inside = per_node or on_node(keys.sets) or dp

@@ -105,7 +105,7 @@ def show(name: str) -> str:
         try:
             return machine_yaml(Machine.load(name))
         except ValueError as error:
-            if is_path:
+            if is_path and not _is_model(name):
                 raise ConfigError(str(error).splitlines()) from None
     try:
         model = load_model(name)
@@ -115,6 +115,16 @@ def show(name: str) -> str:
         hint = f"did you mean {' or '.join(near)}?" if near else "3dtrn machines and 3dtrn models list them"
         raise ConfigError(f"{name}: not a machine, model, accelerator or software profile; {hint}") from None
     return f"# {whole(n_params(model))} parameters\n" + _yaml(model.model_dump(exclude_none=True))
+
+
+def _is_model(name: str) -> bool:
+    """Whether a name with a slash is a preset's with its owner (meta-llama/Meta-Llama-3-70B), and no path."""
+    from steptime.model.presets import load_model
+
+    try:
+        return bool(load_model(name))
+    except ValueError:
+        return False
 
 
 def _profile_head(name: str) -> str:

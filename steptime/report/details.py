@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from steptime.answer.tables import sends_most, stages_alike
 from steptime.base.words import counted
+from steptime.job.device_count import AUTO
 from steptime.report.breakdown import stage_range
 from steptime.report.format import (
     BINARY,
@@ -141,7 +142,7 @@ def pipeline(estimate: Estimate) -> FactList | None:
     chunks = f" of {vpp} chunks" if vpp > 1 else ""
     idle, at = percent(line.bubble_fraction), f"stage {estimate.timing.busiest}, the busiest"
     counts = [whole(round(x, 2)) for x in line.in_flight]
-    shown = counts if len(counts) <= 16 else [*counts[:6], "…", *counts[-6:]]
+    shown = _ends(counts)
     facts = [
         Fact(
             "schedule", [f"{line.schedule}, {line.stages} stages{chunks}, {counted(line.microbatches, 'micro-batch')}"]
@@ -152,7 +153,15 @@ def pipeline(estimate: Estimate) -> FactList | None:
         ),
         Fact("in flight", [" ".join(shown) + " micro-batches, first stage to last"]),
     ]
+    layers = [sum(n for chunk in chunks for _, n in chunk.runs) for chunks in estimate.assembly.stages]
+    if len(set(layers)) > 1 or estimate.job.parallelism.layers_per_stage == AUTO:
+        facts.append(Fact("layers", [" ".join(_ends([whole(n) for n in layers])) + ", first stage to last"]))
     return FactList("pipeline", facts)
+
+
+def _ends(counts: list[str]) -> list[str]:
+    """The figures of every stage, of a long pipeline those of its ends."""
+    return counts if len(counts) <= 16 else [*counts[:6], "…", *counts[-6:]]
 
 
 def scaling(
@@ -173,7 +182,7 @@ def scaling(
     return Table(title, ["", "devices", "gbs", unit.name, "efficiency", ""], cells, notes)
 
 
-_RUN: dict[str, tuple[str, Callable[[Any], str]]] = {
+RUN: dict[str, tuple[str, Callable[[Any], str]]] = {
     "tokens": ("tokens", lambda x: quantity(x, COUNT)),
     "steps": ("steps", whole),
     "days": ("training only", lambda x: f"{number(x)} days"),
@@ -202,7 +211,7 @@ def run(estimate: Estimate) -> FactList | None:
     found = dict(estimate.run)
     if "wall_days" not in found:
         found = {key: value for key, value in found.items() if key not in {"counted", "not_counted"}}
-    names = sorted(found, key=lambda name: list(_RUN).index(name) if name in _RUN else len(_RUN))
+    names = sorted(found, key=lambda name: list(RUN).index(name) if name in RUN else len(RUN))
     facts = [
         Fact(*_run_fact(name, found[name])) for name in names if found[name] not in (None, []) or name == "counted"
     ]
@@ -211,5 +220,5 @@ def run(estimate: Estimate) -> FactList | None:
 
 def _run_fact(name: str, value: Any) -> tuple[str, list[str]]:
     """A label and a value in readable units; a name without a label is printed as it is."""
-    label, show = _RUN.get(name, (name.replace("_", " "), str))
+    label, show = RUN.get(name, (name.replace("_", " "), str))
     return label, [show(value)]

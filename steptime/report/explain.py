@@ -13,6 +13,7 @@ from steptime.cost import compute
 from steptime.cost.rates import peak_dtype
 from steptime.model.ops import Gemm
 from steptime.report.breakdown import part_name
+from steptime.report.details import pipeline
 from steptime.report.explain_experts import experts
 from steptime.report.explain_parts import PARTS
 from steptime.report.explain_rates import (
@@ -24,7 +25,9 @@ from steptime.report.explain_rates import (
     priced,
     waves,
 )
+from steptime.report.explain_run import scaling, whole_run
 from steptime.report.explain_stage import stage_named, worst_stage
+from steptime.report.explain_terms import page_of
 from steptime.report.format import BINARY, COUNT, SI, percent, quantity, seconds, whole
 from steptime.report.table import Fact, FactList
 
@@ -45,7 +48,8 @@ def names(estimate: Estimate) -> list[str]:
     rows = [row.name for row in estimate.gemms] + [row.name for row in estimate.collectives]
     stages = [f"stage {row.stage}" for row in estimate.memory.stages]
     parts = [part for part in PARTS if estimate.time.parts_s.get(part)]
-    totals = [name for name in _TOTALS if name != "experts" or estimate.job.model.moe]
+    absent = {"experts": not estimate.job.model.moe, "run": not estimate.run}
+    totals = [name for name in _TOTALS if not absent.get(name)]
     return list(dict.fromkeys([*totals, *parts, *stages, *rows]))
 
 
@@ -72,6 +76,9 @@ def explain(estimate: Estimate, name: str) -> list[FactList]:
         found.append(_gemm_sources(next(iter(products.values())), estimate))
     if links:
         found.append(network_constants(estimate))
+    page = page_of({row.axis for row in estimate.collectives}, name)
+    if page in PARTS or page in names(estimate):
+        found += explain(estimate, page)
     if not found:
         known = names(estimate)
         near = get_close_matches(name, known, n=3, cutoff=0.5)
@@ -270,6 +277,8 @@ def _bubble(estimate: Estimate) -> FactList:
             [f"{_of_step(line.bubble_s, estimate)}: idle time of the busiest stage, {estimate.timing.busiest}"],
         ),
     ]
+    shown = pipeline(estimate)
+    facts += [fact for fact in (shown.facts if shown else ()) if fact.label != "bubble"]
     return FactList("pipeline bubble (the closed form assumes equal stages and free sends)", facts)
 
 
@@ -280,6 +289,8 @@ _TOTALS: dict[str, Callable[[Estimate], FactList]] = {
     "memory": worst_stage,
     "bubble": _bubble,
     "experts": experts,
+    "run": whole_run,
+    "scaling": scaling,
 }
 
 _KEYS = {part_name(key): key for key in (*_TOTALS, *PARTS)}

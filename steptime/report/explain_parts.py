@@ -277,5 +277,8 @@ PARTS: dict[str, Callable[[Estimate], FactList]] = {
     "optimizer": optimizer,
     "host_comm": host_copies,
     "host_optimizer": host_optimizer,
-    **{part: partial(communication, part=part) for part in ("tp_comm", "cp_comm", "ep_comm", "pp_comm", "dp_comm")},
+    **{
+        part: partial(communication, part=part)
+        for part in ("tp_comm", "cp_comm", "ep_comm", "pp_comm", "dp_comm", "embedding_comm")
+    },
 }

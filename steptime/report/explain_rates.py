@@ -227,6 +227,12 @@ def overlap_fact(row: CollectiveRow, call: Call | None) -> Fact:
         return Fact("exposed", [seconds(row.exposed_s) + rest])
     slowed = float(overlap.contention(call.ranks, call.tiers))
     hidden = (total - row.exposed_s) / (1.0 - slowed)
-    name = "CONTENTION" if slowed == overlap.CONTENTION else "NIC_CONTENTION"
+    near = slowed == overlap.CONTENTION
+    name, ranks = ("CONTENTION", "several ranks") if near else ("NIC_CONTENTION", "one rank")
     bare = f"{seconds(row.exposed_s)} = {seconds(max(total - hidden, 0.0))} not covered by compute"
-    return Fact("exposed", [f"{bare} + {name} {slowed:g} x {seconds(hidden)} covered (slowdown of that compute)"])
+    return Fact(
+        "exposed",
+        [
+            f"{bare} + {name} {slowed:g} x {seconds(hidden)} covered (slowdown of that compute; {ranks} of the group in a node)"
+        ],
+    )

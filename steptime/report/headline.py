@@ -176,13 +176,22 @@ def _room(estimate: Estimate) -> str:
         return told
     match memory.verdict:
         case "fits":
-            return f"{told}; {gib(capacity - most)} GiB free"
+            return f"{told}; {gib(capacity - most)} GiB free{_thin(estimate)}"
         case "tight" if memory.open_ended:
             return f"{told}; similar measured runs give no upper bound"
         case "tight":
             return f"{told}; at most {gib(most - capacity)} GiB over"
         case _:
             return f"{told}; at least {gib(least - capacity)} GiB over"
+
+
+def _thin(estimate: Estimate) -> str:
+    """What the free memory means where it is less than the upper half of the interval, whose end is a 90th percentile."""
+    memory = estimate.memory
+    expected = memory.peak_reserved_bytes + sum(memory.overhead_bytes)
+    if memory.capacity_bytes - memory.most_bytes >= memory.most_bytes - expected:
+        return ""
+    return f", a thin margin: up to 1 run in 10 needs more than {gib(memory.most_bytes)} GiB"
 
 
 def fixes(estimate: Estimate) -> Table | None:
@@ -199,16 +208,17 @@ def fixes(estimate: Estimate) -> Table | None:
     if rows:
         fits = estimate.fixes[0].verdict == "fits"
         heading = (
-            f"{'to make it fit' if fits else 'no change found that makes it fit; to make it TIGHT'}, cheapest first"
+            f"{'to make it fit' if fits else 'no change found that makes it fit; to make it TIGHT'}, fastest first"
         )
-    return Table(heading, [], rows)
+    notes = ["devices and batch stay; 3dtrn search PLAN ranks every layout"] if rows else []
+    return Table(heading, [], rows, notes)
 
 
 def fix_cost(fix: Fix) -> str:
     """Step time and memory with a change."""
     tight = ", tight" if fix.verdict == "tight" else ""
     cost = f"{seconds(fix.step_s)} a step, {100.0 * fix.step_change:+.1f} %"
-    return f"{cost}; {gib(fix.peak_reserved_bytes)} GiB reserved{tight}"
+    return f"{cost}; needs up to {gib(fix.most_bytes)} GiB{tight}"
 
 
 def typed(settings: str, width: int = 78) -> list[str]:

@@ -1,4 +1,4 @@
-"""What to change when a job does not fit: lists of changes from the search of all its layouts, cheapest first.
+"""What to change when a job does not fit: lists of changes from the search of all its layouts, fastest first.
 
 A list of several changes is reported only where it is faster than every shorter one; the fastest change of one key is always
 reported. Layouts keep the devices and the batch, so dp, which follows from the other degrees, does not count as a change.
@@ -56,6 +56,7 @@ def fixes(found: Estimate) -> list[Fix]:
             layout.estimate.peaks.peak_reserved_bytes,
             layout.step_s,
             layout.step_s / found.step_s - 1.0,
+            most_bytes=layout.estimate.peaks.most_bytes,
         )
         for layout in best
     ]

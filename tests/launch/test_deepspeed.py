@@ -118,8 +118,11 @@ def test_what_a_trainer_fills_in_is_asked_for_by_name():
         read_deepspeed("ds.json", text, {}, HARDWARE | MODEL | {"parallelism.dp": 8})
     batch = 'train_batch_size, train_micro_batch_size_per_gpu, gradient_accumulation_steps: "auto" is filled in by the trainer'
     half = 'bf16.enabled: "auto" is filled in by the trainer'
-    fix = "add --set data.gbs=N --set data.microbatch_sz=N --set performance.precision=bf16"
-    assert error.value.problems == [f"ds.json: {batch}, {half}; {fix}"]
+    assert error.value.problems == [
+        f"ds.json: {batch}; add --set data.gbs=N",
+        f"ds.json: {batch}; add --set data.microbatch_sz=N",
+        f"ds.json: {half}; add --set performance.precision=bf16",
+    ]
 
 
 def test_a_bucket_left_to_the_trainer_is_the_hidden_size_squared():

@@ -119,7 +119,8 @@ def test_srun_of_deepspeeds_launcher_leaves_the_devices_open(tmp_path: Path) -> 
         srun --nodes=2 --gpus-per-node=8 deepspeed train.py --model_name_or_path Qwen/Qwen2.5-7B --bf16 True \\
             --per_device_train_batch_size 1 --max_seq_length 512 --zero_stage 3
     """
-    assert asked(tmp_path, "run.sh", script) == ("number of devices unknown; add --set parallelism.dp=N",)
+    why = "srun starts DeepSpeed's launcher on each of 2 nodes: number of devices unknown"
+    assert asked(tmp_path, "run.sh", script) == (f"{why}; add --set parallelism.dp=N",)
 
 
 def test_a_word_of_the_script_in_the_name_of_a_config(tmp_path: Path) -> None:

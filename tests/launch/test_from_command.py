@@ -73,6 +73,41 @@ def test_a_file_that_leaves_something_open_is_told_the_whole_command(run, tmp_pa
     assert "to go on" not in run("--from", "megatron", SCRIPT, *H100, "--set", "parallelism.tp=7")[2]
 
 
+def test_nodes_that_a_setting_gives_are_those_of_the_file(run, tmp_path):
+    """8 nodes of 8 are 64 devices, unless --devices says another number; so for a plan."""
+    text = "torchrun --nproc_per_node 8 train.py --model_name_or_path Qwen/Qwen2-7B --max_length 2048 "
+    (file := tmp_path / "run.sh").write_text(f"{text} --per_device_train_batch_size 1\n")
+    (plan := tmp_path / "plan.yaml").write_text(
+        "{model: llama3-8b, devices: 8, parallelism: {tp: 1, pp: 1}, hardware: h100, "
+        "data: {gbs: 64, seqlen: 2048, microbatch_sz: 1}}\n"
+    )
+    for words in (("--from", "auto", file, "--machine", "h100"), (plan,)):
+        code, out, _ = run(*words, "--set", "hardware.nodes=8", "--json")
+        assert (code, json.loads(out)["devices"]) == (0, 64)
+        code, _, err = run(*words, "--devices", "32", "--set", "hardware.nodes=8", "--json")
+        assert (code, err) == (2, "--devices: 32, but --set hardware.nodes=8 makes 64 devices; remove one\n")
+
+
+def test_a_script_that_asks_slurm_for_its_nodes_is_told_a_command_that_works(run, tmp_path, monkeypatch):
+    """Each missing fact has a line of its own; the last line is the command, which reads once the value is written out."""
+    flags = "--num-layers 4 --hidden-size 256 --num-attention-heads 4 --seq-length 128 --max-position-embeddings 128"
+    batch = "--micro-batch-size 1 --global-batch-size 64 --vocab-size 1000 --bf16"
+    (file := tmp_path / "run.sh").write_text(
+        f"N=$SLURM_NNODES\nsrun torchrun --nnodes $N --nproc_per_node 8 pretrain_gpt.py {flags} {batch}\n"
+    )
+    code, _, err = run("--from", "megatron", file, "--json")
+    fix = "write SLURM_NNODES=... before the command, or add --set parallelism.dp=N"
+    assert code == 2
+    assert err.splitlines() == [
+        f"{file}: line 1: --nnodes: $SLURM_NNODES has no value; {fix}",
+        f"{file}: machine unknown; add --set hardware.node_type=NAME (3dtrn machines)",
+        f"to go on: SLURM_NNODES=... 3dtrn --from megatron {file} --json --set hardware.node_type=NAME",
+    ]
+    monkeypatch.setenv("SLURM_NNODES", "4")
+    code, out, _ = run("--from", "megatron", file, "--json", "--set", "hardware.node_type=dgx-h100")
+    assert (code, json.loads(out)["devices"]) == (0, 32)
+
+
 @pytest.mark.parametrize(
     ("args", "problem"),
     [

@@ -248,7 +248,8 @@ def test_the_public_example_contradicts_itself():
 
 def test_what_the_file_cannot_say_is_asked_for():
     assert problems(to_job, load("args.txt")) == [
-        "args.txt: number of devices unknown, machine unknown; add --set parallelism.dp=N --set hardware.node_type=NAME"
+        "args.txt: number of devices unknown; add --set parallelism.dp=N",
+        "args.txt: machine unknown; add --set hardware.node_type=NAME (3dtrn machines)",
     ]
     text = script().replace("--vocab-size 50257", "--tokenizer-type HuggingFaceTokenizer --tokenizer-model my/own")
     found = read_megatron("run.sh", text)
@@ -269,7 +270,7 @@ def test_devices_that_only_a_run_could_tell_may_be_set():
 def test_nodes_without_a_value():
     found = reading(launch="torchrun --nnodes $NODES --nproc_per_node 8")
     assert problems(to_job, found, H100) == [
-        "run.sh: line 1: --nnodes: $NODES has no value; add --set parallelism.dp=N"
+        "run.sh: line 1: --nnodes: $NODES has no value; write NODES=... before the command, or add --set parallelism.dp=N"
     ]
     assert reading(launch="torchrun --nnodes $NODES --nproc_per_node 8", NODES="2").config["parallelism"]["dp"] == 16
 

@@ -117,7 +117,10 @@ def test_python_alone_is_no_launcher(tmp_path: Path) -> None:
     script = "python -m own.sft --model_name_or_path Qwen/Qwen2.5-3B --per_device_train_batch_size 2 --bf16 true\n"
     found = from_text(tmp_path, "run.sh", script)
     assert found.left_open is not None
-    assert "number of devices unknown" in found.left_open["parallelism.dp"]
+    assert (
+        found.left_open["parallelism.dp"]
+        == "launched by python only: number of processes unknown; add --set parallelism.dp=N"
+    )
 
 
 @pytest.mark.parametrize("name", ["Qwen/Qwen3-VL-8B-Instruct", "llava-hf/llava-1.5-7b-hf", "Qwen/Qwen2-Audio-7B"])

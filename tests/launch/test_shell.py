@@ -283,7 +283,8 @@ def test_the_environment_fills_in():
         ("if [ $RANK -eq 3 ]; then torchrun train.py; fi",
          ("run.sh: line 1: whether it runs depends on the test in line 1 ($RANK has no value); "
           "write RANK=... before the command")),
-        ("torchrun --nnodes $N --nproc_per_node 8 train.py", "run.sh: line 1: --nnodes: $N has no value"),
+        ("torchrun --nnodes $N --nproc_per_node 8 train.py",
+         "run.sh: line 1: --nnodes: $N has no value; write N=... before the command, or add --set parallelism.dp=N"),
     ],
 )  # fmt: skip
 def test_a_script_without_one_launch_command(text, problem):
@@ -316,8 +317,32 @@ def test_a_script_that_is_written_and_submitted_is_read():
 def test_torchrun_starts_one_process_unless_it_is_told():
     found = launch("torchrun --nnodes 2 train.py")
     assert (found.nodes, found.devices_per_node, found.devices) == (2, 1, 2)
-    assert found.notes == ("torchrun starts one process per node, since --nproc-per-node is not set",)
+    by = "torchrun, one process per node without --nproc-per-node"
+    assert found.notes == (f"number of devices not set, 2 assumed: {by}; else add --set parallelism.dp=N",)
     assert launch("torchrun $ARGS train.py").devices is None
+
+
+@pytest.mark.parametrize(
+    ("command", "devices", "by"),
+    [
+        ("torchrun --nproc-per-node 8 train.py", 8, "torchrun, one node without --nnodes"),
+        ("torchrun train.py", 1, "torchrun, one process on one node without --nproc-per-node and --nnodes"),
+        ("torchrun --standalone --nproc-per-node 8 train.py", 8, ""),
+        ("torchrun --nnodes 1 --nproc-per-node 8 train.py", 8, ""),
+        ("srun -N 2 torchrun --nproc-per-node 8 train.py", 16, ""),
+        ("deepspeed --num_gpus 8 train.py", 8, "deepspeed, one node without a hostfile"),
+        ("deepspeed --num_nodes 2 --num_gpus 8 train.py", 16, ""),
+        ("deepspeed --include worker-0:0,1 train.py", 2, ""),
+        ("export NPROC_PER_NODE=8\nswift sft --model x", 8, "one node, since NNODES is not set"),
+        ("export NPROC_PER_NODE=8 NNODES=1\nswift sft --model x", 8, ""),
+    ],
+)
+def test_a_default_of_the_launcher_is_told_as_an_assumed_number_of_devices(command, devices, by):
+    """Nothing is told where the command states nodes and processes."""
+    found = launch(command)
+    assert found.devices == devices
+    line = f"number of devices not set, {devices} assumed: {by}; else add --set parallelism.dp=N"
+    assert found.notes == ((line,) if by else ())
 
 
 def test_a_script_that_mpirun_starts_is_read(tmp_path):

@@ -101,7 +101,8 @@ def test_what_no_plan_says_is_one_line(tmp_path):
         "optimizer_in_bwd true: gradients that are freed layer by layer in backward; not modeled; --allow-unmodeled ignores it"
     ]
     assert problems(tmp_path, length="null", comment="") == [
-        "number of devices unknown, sequence length unknown; add --set parallelism.dp=N --set data.seqlen=N"
+        "number of devices unknown; add --set parallelism.dp=N",
+        "sequence length unknown; add --set data.seqlen=N",
     ]
 
 

@@ -327,7 +327,8 @@ def test_nodes_that_the_cluster_counts_are_asked_for(tmp_path):
     )
     with pytest.raises(ConfigError) as error:
         to_job(read("auto", str(path), HARDWARE), HARDWARE)
-    assert error.value.problems == [f"{path}: number of devices unknown; add --set parallelism.dp=N"]
+    fix = "write NODES=... before the command, or add --set parallelism.dp=N"
+    assert error.value.problems == [f"{path}: line 1: --nnodes: $NODES has no value; {fix}"]
 
 
 def test_a_count_that_only_a_run_tells_is_told_with_its_variable(tmp_path):

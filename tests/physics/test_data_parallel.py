@@ -12,7 +12,9 @@ from physics_jobs import SLIGHTLY, job, machine
 
 from steptime.answer.result import estimate
 from steptime.cost.comm import CommCost
-from steptime.job.mesh import Group
+from steptime.cost.overlap import contention
+from steptime.hardware.machine import Machine
+from steptime.job.mesh import Group, Parallelism, group
 from steptime.schedule import walk
 from steptime.timing.data_parallel import Reduction, exposed_reduction, gather_ends
 from steptime.timing.part_times import ChunkTime
@@ -189,3 +191,10 @@ def test_how_late_gathers_make_a_forward():
 def test_a_stage_without_buckets_adds_nothing():
     """A pipeline of 0.25 + 0.25 s ends long after the reductions that it does not have."""
     assert exposed_reduction([[[]]], walk("1f1b", 1, 1, 1, [[0.25]], [[0.25]], [0.0])) == 0.0
+
+
+@pytest.mark.parametrize(("tp", "slowed"), [(1, 0.15), (2, 0.15), (4, 0.15), (8, 0.02)])
+def test_a_group_with_several_ranks_in_a_node_slows_compute_like_nvlink(tp, slowed):
+    """64 devices in nodes of 8: with tp 8 each node has one rank of a data-parallel group, whose ring then has no NVLink hop."""
+    over = group(Parallelism(tp=tp, pp=1, dp=64 // tp), "dp")
+    assert float(contention(over, Machine.load("dgx-h100").tiers)) == slowed

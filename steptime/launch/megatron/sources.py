@@ -12,7 +12,7 @@ from steptime.base.words import counted
 from steptime.hardware.machine import Machine
 from steptime.launch.beside import Beside
 from steptime.launch.deepspeed import put_deepspeed_config
-from steptime.launch.devices import states_devices, still_true, told, told_whole
+from steptime.launch.devices import NOT_STATED, states_devices, still_true, told, told_whole
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import load_table
 from steptime.launch.logs.lines import vocabulary_of
@@ -138,14 +138,15 @@ def _from_words(
         raise ConfigError([*lines, *refusals(path, flags)])
     if script is not None:
         keys.devices_per_node = script.devices_per_node
-        if script.devices_per_node and script.nodes and not states_devices(sets):
+        taken = any(note.startswith(NOT_STATED) for note in script.notes)
+        if script.devices_per_node and script.nodes and not taken and not states_devices(sets):
             nodes, each = counted(script.nodes, "node"), counted(script.devices_per_node, "process")
             keys.notes.append(f"launched on {nodes} with {each} each")
         keys.notes += still_true(script.notes, sets)
         if outside := _from_outside(script.environment):
             keys.notes.append(f"from the environment: {outside}")
         if script.unclear:
-            keys.left_open["parallelism.dp"] = f"{script.unclear[0]}; add --set parallelism.dp=N"
+            keys.left_open["parallelism.dp"] = script.unclear[0]
     away, plus = put_deepspeed_config(keys, beside)
     for what in ["states in host memory"] * bool(away) + ["ZeRO++"] * bool(plus):
         keys.beside_flags.append(LaunchFlag("deepspeed_config", "", "unmodeled", what))

@@ -6,7 +6,7 @@ from typing import Any
 
 from steptime.base.config import ConfigError, build
 from steptime.job.edit import read_model
-from steptime.launch.devices import told
+from steptime.launch.devices import SET_DEVICES, told
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.megatron.adapter_section import adapter_section
 from steptime.launch.megatron.expert_layers import has_experts
@@ -54,7 +54,7 @@ def plan_of(keys: JobKeys, software: str, devices: int | None) -> Reading:
     data = data_section(keys, layout.get("dp"))
     config: dict[str, Any] = {"model": model, "parallelism": layout, "performance": performance, "data": data}
     open_keys = {
-        "parallelism.dp": "number of devices unknown; add --set parallelism.dp=N",
+        "parallelism.dp": f"number of devices unknown; {SET_DEVICES}",
         "model.vocab_sz": "vocabulary size unknown; add --set model.vocab_sz=N",
         "data.gbs": "global batch size unknown; add --set data.gbs=N",
         "data.seqlen": "sequence length unknown; add --set data.seqlen=N",

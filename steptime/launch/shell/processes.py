@@ -6,6 +6,7 @@ import re
 from typing import Any, NamedTuple
 
 from steptime.base.document import scalar
+from steptime.launch.devices import SET_DEVICES
 from steptime.launch.shell.expansion import DEVICES_ON_NODE
 from steptime.launch.shell.scope import Unknown
 
@@ -70,19 +71,67 @@ LAUNCHERS = {
 }
 
 
-def size_of(
-    words: list[Word], launchers: list[str], variables: dict[str, str]
-) -> tuple[int | None, int | None, int | None, list[str]]:
-    """Nodes, devices per node and devices of a launch, and what is unclear about them."""
-    unclear: list[str] = []
-    said: dict[str, int | None] = {}
+class Size(NamedTuple):
+    """How many processes a launch starts, one per device."""
+
+    nodes: int | None
+    per_node: int | None
+    devices: int | None
+    unclear: list[str]
+    """What is unclear about them, and the user's fix."""
+    default: str = ""
+    """The launcher's default that counts, where the command leaves nodes or processes per node to it."""
+
+
+def size_of(words: list[Word], launchers: list[str], variables: dict[str, str]) -> Size:
+    """Nodes, devices per node and devices of a launch.
+
+    >>> size_of([Word("torchrun", 1), Word("--nproc-per-node=8", 1)], ["torchrun"], {})
+    Size(nodes=1, per_node=8, devices=8, unclear=[], default='torchrun, one node without --nnodes')
+    """
     visible = _visible(variables)
     variables = variables | ({DEVICES_ON_NODE: str(visible)} if visible else {})
     inner = (launchers or [""])[-1]
+    said, unclear = _stated(words, launchers, variables)
+    slurm = {key: int(text) for key, text in variables.items() if key.startswith("SLURM_") and text.isdecimal()}
+    nodes, per_node, devices = said.get("nodes"), said.get("per_node"), said.get("devices")
+    default = ""
+    if nodes is None and "srun" in launchers:
+        nodes = slurm.get("SLURM_NNODES")
+    if inner == "srun" and per_node is None:
+        per_node = slurm.get("SLURM_NTASKS_PER_NODE")
+        devices = devices or (slurm.get("SLURM_NTASKS") if per_node is None else None)
+    if inner == "torchrun" and not unclear:
+        nodes, per_node, default = _by_torchrun(words, nodes, per_node, variables)
+    if inner == "deepspeed" and (nodes or 0) > 1 and _option(words, LAUNCHERS[inner].nodes) is None:
+        unclear.append(
+            f"srun starts DeepSpeed's launcher on each of {nodes} nodes: number of devices unknown; {SET_DEVICES}"
+        )
+    if inner == "deepspeed" and nodes is None and not unclear:
+        nodes, per_node, devices, default = _by_hosts(words, per_node, variables)
+    if inner == "accelerate" and devices is None and not unclear:  # commands/launch.py: torch.cuda.device_count()
+        per_node = visible
+    if not launchers and not unclear:
+        devices, nodes, per_node, default = _around(variables)
+        if devices is None:
+            unclear.append(f"launched by python only: number of processes unknown; {SET_DEVICES}")
+    if devices is None and nodes and per_node:
+        devices = nodes * per_node
+    elif devices and nodes and per_node is None and devices % nodes == 0:
+        per_node = devices // nodes
+    return Size(nodes, per_node, devices, unclear, default if devices else "")
+
+
+def _stated(
+    words: list[Word], launchers: list[str], variables: dict[str, str]
+) -> tuple[dict[str, int | None], list[str]]:
+    """What the launchers' options state, by field of `_Launcher`, and what to do about those without a value."""
+    missing: dict[str, Unknown] = {}
+    said: dict[str, int | None] = {}
     for launcher in launchers:
         for what, names in LAUNCHERS[launcher]._asdict().items():
             word = _option(words, names)
-            if word is None or (what != "nodes" and launcher != inner):
+            if word is None or (what != "nodes" and launcher != launchers[-1]):
                 continue
             text = word.text.partition(":")[2] if re.fullmatch(r"\d+:\d+", word.text) else word.text
             if text in {"gpu", "auto"}:  # torch/distributed/run.py, determine_local_world_size
@@ -90,49 +139,48 @@ def size_of(
             if text.isdecimal():
                 said[what] = int(text)
             elif word.unresolved:
-                unclear.append(f"line {word.line}: {names[0]}: {word.unresolved[0].why}")
-    slurm = {key: int(text) for key, text in variables.items() if key.startswith("SLURM_") and text.isdecimal()}
-    nodes, per_node, devices = said.get("nodes"), said.get("per_node"), said.get("devices")
-    if nodes is None and "srun" in launchers:
-        nodes = slurm.get("SLURM_NNODES")
-    if inner == "srun" and per_node is None:
-        per_node = slurm.get("SLURM_NTASKS_PER_NODE")
-        devices = devices or (slurm.get("SLURM_NTASKS") if per_node is None else None)
-    if inner == "torchrun" and not unclear:
-        nodes, per_node = _by_environment(nodes, per_node, variables)
-    if inner == "deepspeed" and (nodes or 0) > 1 and _option(words, LAUNCHERS[inner].nodes) is None:
-        unclear.append(f"srun starts DeepSpeed's launcher on each of {nodes} nodes: number of devices unknown")
-    if inner == "deepspeed" and nodes is None and not unclear:
-        nodes, per_node, devices = _by_hosts(words, per_node, variables)
-    if inner == "accelerate" and devices is None and not unclear:  # commands/launch.py: torch.cuda.device_count()
-        per_node = visible
-    if not launchers and not unclear:
-        devices, nodes, per_node = _around(variables)
-        if devices is None:
-            unclear.append("launched by python only: number of processes unknown")
-    if devices is None and nodes and per_node:
-        devices = nodes * per_node
-    elif devices and nodes and per_node is None and devices % nodes == 0:
-        per_node = devices // nodes
-    return nodes, per_node, devices, unclear
+                missing[f"line {word.line}: {names[0]}"] = word.unresolved[0]
+    return said, _asked(missing)
 
 
-def one_each(words: list[Word], launchers: list[str]) -> bool:
-    """Whether torchrun starts its default of one process on each node (torch/distributed/run.py, --nproc-per-node).
+def _asked(missing: dict[str, Unknown]) -> list[str]:
+    """What to do about options without a value, by their places: write all variables, or set the number of devices.
 
-    >>> [one_each([Word("torchrun", 1), *more], ["torchrun"]) for more in ([], [Word("--nproc_per_node=gpu", 1)])]
-    [True, False]
+    >>> _asked({"line 1: --nnodes": Unknown("$N has no value", "N"), "line 1: --nproc-per-node": Unknown("$G has no value", "G")})
+    ['line 1: --nnodes: $N has no value; write N=... G=... before the command, or add --set parallelism.dp=N']
     """
-    said = _option(words, LAUNCHERS["torchrun"].per_node) is not None or any(word.unresolved for word in words)
-    return launchers[-1:] == ["torchrun"] and not said
+    variables = [each.variable for each in missing.values() if re.fullmatch(r"[A-Za-z_]\w*", each.variable)]
+    for place, unknown in missing.items():
+        if unknown.variable not in variables:  # which only a run tells, whatever the variables are
+            return [f"{place}: {unknown.told_or(SET_DEVICES)}"]
+    before = " ".join(f"{name}=..." for name in dict.fromkeys(variables))
+    return [
+        f"{place}: {each.why}; write {before} before the command, or {SET_DEVICES}" for place, each in missing.items()
+    ][:1]
 
 
-def every_device(words: list[Word], launchers: list[str], variables: dict[str, str]) -> bool:
-    """Whether DeepSpeed's launcher takes every device of the node that it is on, as it is told no number and no host."""
-    own = LAUNCHERS["deepspeed"]
-    hosts = _option(words, (*own.per_node, *own.nodes, "--include", "-i", "--hostfile", "-H", "-hostfile"))
-    told = _counted(variables) or _visible(variables) or "SLURM_GPUS_PER_NODE" in variables or hosts
-    return launchers[-1:] == ["deepspeed"] and not told
+def _by_torchrun(
+    words: list[Word], nodes: int | None, per_node: int | None, variables: dict[str, str]
+) -> tuple[int, int | None, str]:
+    """Nodes and processes per node with torchrun's defaults of one each, and their names (torch/distributed/run.py).
+
+    It takes options from the environment too (torch/distributed/argparse_util.py, env).
+    """
+    said = {name: int(text) for name, text in variables.items() if re.fullmatch(r"\d{1,6}", text)}
+    nodes, per_node = nodes or said.get("PET_NNODES"), per_node or said.get("PET_NPROC_PER_NODE")
+    default = "torchrun, "
+    alone = nodes is None and not any(word.text == "--standalone" for word in words)
+    told = per_node or _option(words, LAUNCHERS["torchrun"].per_node) or any(word.unresolved for word in words)
+    one_each = not told
+    if one_each:
+        default += f"one process {'on one' if alone else 'per'} node without --nproc-per-node"
+        default += " and --nnodes" if alone else ""
+    elif alone:
+        default += "one node without --nnodes"
+    return nodes or 1, 1 if one_each else per_node, default if one_each or alone else ""
+
+
+_HOSTS = ("--hostfile", "-H", "-hostfile")
 
 
 def _included(text: str) -> tuple[int | None, int | None]:
@@ -148,21 +196,22 @@ def _included(text: str) -> tuple[int | None, int | None]:
 
 def _by_hosts(
     words: list[Word], per_node: int | None, variables: dict[str, str]
-) -> tuple[int | None, int | None, int | None]:
-    """The same for DeepSpeed's launcher by its host options, and without a hostfile: every visible device.
+) -> tuple[int | None, int | None, int | None, str]:
+    """The same for DeepSpeed's launcher by its host options, and without a hostfile: every visible device; and that default.
 
     A script that counts its devices itself (NUM_GPUS, WORLD_SIZE) leaves the nodes to the cluster (deepspeed/launcher/runner.py).
     """
     if (included := _option(words, ("--include", "-i"))) is not None:
         nodes, named = _included(included.text)
-        return nodes, per_node, named
-    if _option(words, ("--hostfile", "-H", "-hostfile")) is not None:
-        return None, per_node, None
+        return nodes, per_node, named, ""
+    if _option(words, _HOSTS) is not None:
+        return None, per_node, None, ""
     devices = None if per_node else _counted(variables)
     asked = re.search(r"\d+$", variables.get("SLURM_GPUS_PER_NODE", ""))
     there = _visible(variables) or int(asked[0] if asked else variables.get(DEVICES_ON_NODE, 0))
+    default = f"deepspeed, {'' if per_node else 'every device of '}one node without a hostfile"
     per_node = per_node or (None if devices else there or None)
-    return (1 if per_node else None), per_node, devices
+    return (1, per_node, devices, default) if per_node else (None, per_node, devices, "")
 
 
 def _counted(variables: dict[str, str]) -> int | None:
@@ -171,21 +220,16 @@ def _counted(variables: dict[str, str]) -> int | None:
     return next((int(text) for text in counts if re.fullmatch(r"[1-9]\d{0,6}", text)), None)
 
 
-def _around(variables: dict[str, str]) -> tuple[int | None, int | None, int | None]:
-    """Processes, nodes and processes per node from the usual variables, where a script starts a single process."""
+def _around(variables: dict[str, str]) -> tuple[int | None, int | None, int | None, str]:
+    """Devices, nodes and devices per node from the usual variables, where a script starts a single process; and the default."""
     said = {name: int(text) for name, text in variables.items() if re.fullmatch(r"\d{1,6}", text)}
     per_node = next((said[name] for name in ("NPROC_PER_NODE", "GPUS_PER_NODE") if name in said), None)
     nodes = said.get("NNODES", 1 if per_node else None)
     devices = said.get("WORLD_SIZE") or (nodes * per_node if nodes and per_node else None)
     if devices is None and (visible := _visible(variables)):
-        devices, nodes, per_node = visible, 1, visible
-    return devices, nodes, per_node
-
-
-def _by_environment(nodes: int | None, per_node: int | None, variables: dict[str, str]) -> tuple[int, int | None]:
-    """The same for torchrun, which takes options from the environment too (torch/distributed/argparse_util.py, env)."""
-    said = {name: int(text) for name, text in variables.items() if re.fullmatch(r"\d{1,6}", text)}
-    return nodes or said.get("PET_NNODES", 1), per_node or said.get("PET_NPROC_PER_NODE")
+        return visible, 1, visible, ""
+    default = "one node, since NNODES is not set" if per_node and not said.keys() & {"NNODES", "WORLD_SIZE"} else ""
+    return devices, nodes, per_node, default
 
 
 def _visible(variables: dict[str, str]) -> int | None:

@@ -46,6 +46,15 @@ class Unknown(NamedTuple):
             return f"{self.why}; pass script and arguments as one string: 'SCRIPT ARG ...'"
         return f"{self.why}; write {self.variable}=... before the command"
 
+    def told_or(self, setting: str) -> str:
+        """The reason, and the user's fix where a setting can stand for the value.
+
+        >>> Unknown("$RANK has no value", "RANK").told_or("add --set a=N")
+        '$RANK has no value; write RANK=... before the command, or add --set a=N'
+        """
+        told = self.told(setting)
+        return told if "; add --set " in told else f"{told}, or {setting}"
+
 
 class Reason(NamedTuple):
     """A missing value, as an error shows it, and why."""

@@ -13,11 +13,11 @@ import re
 from typing import NamedTuple
 
 from steptime.launch.beside import Beside, read_beside
-from steptime.launch.devices import taken
+from steptime.launch.devices import SET_DEVICES, taken
 from steptime.launch.shell.dry_run import Command, DryRun
 from steptime.launch.shell.expansion import DEVICES_ON_NODE, Expander
 from steptime.launch.shell.grammar import parse_shell
-from steptime.launch.shell.processes import LAUNCHERS, Word, every_device, one_each, size_of
+from steptime.launch.shell.processes import LAUNCHERS, Word, size_of
 from steptime.launch.shell.scope import DEVICES_OF_JOB, Scope, Value, clean
 from steptime.launch.shell.slurm import headers_of, slurm_variables
 
@@ -51,7 +51,7 @@ class Script(NamedTuple):
     problems: list[str]
     """Why the launch command cannot be read: one line each, with the script's name."""
     unclear: list[str]
-    """Why its number of devices cannot be read."""
+    """Why its number of devices cannot be read, and the user's fix."""
     gpu: str
     """The kind of device that a header of sbatch asks for, or "": h100 of --gpus-per-node=h100:8, a100 of --constraint=a100."""
 
@@ -129,7 +129,7 @@ def _read(
     nothing = Script("", [], [], [], None, None, None, 0, variables, problems, [], _gpu(headers), {})
     if launch is None and (fragments := _fragments(walk.scope, name)):
         return nothing._replace(
-            arguments=fragments, problems=[], unclear=["no launch command: number of devices unknown"]
+            arguments=fragments, problems=[], unclear=[f"no launch command: number of devices unknown; {SET_DEVICES}"]
         )
     if launch is None or problems:
         return nothing
@@ -141,26 +141,18 @@ def _launched(found: Script, launch: _Launch, scope: Scope) -> Script:
     """A script with its launch command."""
     words = [_word(value, scope) for value in launch.command.words]
     variables = found.variables | {key: text for key, text in launch.command.variables.items() if scope.known(text)}
-    nodes, per_node, devices, unclear = size_of(words[: launch.at], launch.launchers, variables)
-    if nodes and not per_node and not unclear and one_each(words[: launch.at], launch.launchers):
-        per_node, devices = 1, nodes
-        told = "torchrun starts one process per node, since --nproc-per-node is not set"
-        found = found._replace(notes=(*found.notes, told))
-    elif devices and every_device(words[: launch.at], launch.launchers, variables):
-        told = taken(devices, "deepspeed, every device of one node without a hostfile")
-        found = found._replace(notes=(*found.notes, told))
-    elif devices and not launch.launchers and any(reason.shown == "$NNODES" for reason in scope.reasons):
-        found = found._replace(notes=(*found.notes, taken(devices, "NNODES 1 unless it is set")))
+    size = size_of(words[: launch.at], launch.launchers, variables)
     return found._replace(
         program=words[launch.at].text,
         arguments=words[launch.at + 1 :],
         before=words[: launch.at],
         launchers=launch.launchers,
-        nodes=nodes,
-        devices_per_node=per_node,
-        devices=devices,
+        nodes=size.nodes,
+        devices_per_node=size.per_node,
+        devices=size.devices,
         line=launch.command.line,
-        unclear=unclear,
+        unclear=size.unclear,
+        notes=(*found.notes, *([taken(size.devices, size.default)] if size.devices and size.default else [])),
     )
 
 

@@ -1,0 +1,32 @@
+"""The names of a class of settings that `help` lists: the package's own, without those of pydantic."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel
+
+if TYPE_CHECKING:
+    from pydantic._internal._model_construction import ModelMetaclass
+else:
+    ModelMetaclass = type(BaseModel)
+
+
+class PublicNames(ModelMetaclass):
+    """Metaclass of settings, whose `dir`, and so `help`, is without private names and those of pydantic."""
+
+    __class_vars__: set[str]
+    if TYPE_CHECKING:  # a class hashes by its identity; of a dataclass no hash is derived
+
+        def __hash__(self) -> int: ...
+
+    def __dir__(self) -> list[str]:
+        """Public names that this package defines, without class variables."""
+        ours = {
+            name
+            for base in self.__mro__
+            if issubclass(base, BaseModel) and base is not BaseModel
+            for name in vars(base)
+        }
+        shown = {name for name in ours - vars(BaseModel).keys() - self.__class_vars__ if not name.startswith("_")}
+        return sorted(shown | {"__doc__"})
