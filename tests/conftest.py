@@ -27,7 +27,13 @@ JUDGED = dict.fromkeys(
     "tests of the shipped measured runs",
 )
 """Files whose tests share one process, since all of them need every measured run judged (`judge_shipped`)."""
-LONG = (*JUDGED, "tests/truth/test_mcore_saved.py", "tests/bench/test_command.py")
+LONG = (
+    *JUDGED,
+    "tests/test_search_screen.py",
+    "tests/truth/test_mcore_saved.py",
+    "tests/bench/test_command.py",
+    *(f"tests/truth/test_torch_{name}.py" for name in ("experts", "no_sync", "peaks", "pipeline", "flat_fsdp")),
+)
 """Files that take longest: they start first, so that no process is left with one of them at the end."""
 
 settings.register_profile("suite", deadline=None)  # a busy machine is no failure

@@ -61,7 +61,7 @@ PLANS = {
 
 def every_layout():
     """All products of the degrees: tp beyond the key-value heads too, dp filling 64 devices or fewer."""
-    rows = list(product((1, 2, 4, 8), (1, 2, 4), (1, 2), (1, 2), (1, 2), (1, 4, 8)))
+    rows = list(product((1, 2, 4, 8), (1, 2, 4), (1, 2), (1, 2), (1, 2), (1, 8)))
     names = ("tp", "pp", "vpp", "cp", "microbatch_sz", "dp")
     return {name: np.array(column, dtype=float) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
 

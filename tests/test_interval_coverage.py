@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from math import log
 
+import accuracy
 import pytest
 
 from steptime.answer.measured import INTERVALS_FILE, measured
@@ -19,8 +20,14 @@ def judged():
 
 
 @pytest.fixture(scope="module")
-def lines(judged):
-    return interval_coverage.lines(judged, "step")
+def covered():
+    """The coverage of step time and of memory that the accuracy page tells, whose test runs in the same process."""
+    return accuracy.summary()["intervals"]
+
+
+@pytest.fixture(scope="module")
+def lines(covered):
+    return covered["step"]
 
 
 MANY = 25
@@ -65,9 +72,9 @@ def test_left_out_cells_are_covered_as_they_were_fitted(lines):
     assert 0.75 <= everything["covered"] <= 0.85
 
 
-def test_memory_of_test_rows_is_covered(judged):
+def test_memory_of_test_rows_is_covered(covered):
     """Counters of torch's allocator, which the interval is fitted on; others hold what the allocator caches, and more."""
-    found = {line["what"]: line for line in interval_coverage.lines(judged, "memory") if line["split"] == "test"}
+    found = {line["what"]: line for line in covered["memory"] if line["split"] == "test"}
     assert may_be_meant(found["all"])
     assert 0.75 <= found["all"]["covered"] <= 0.9
     assert found["all"]["rows"] >= 100

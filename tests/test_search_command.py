@@ -200,8 +200,9 @@ def test_the_objective_is_a_column(run, objective, column, value):
     data = (
         "{model: llama3-8b, devices: 8, data: {gbs: 16, seqlen: 2048}, hardware: h100, run: {price_per_device_hour: 2}}"
     )
-    code, out, _ = run(data, "--objective", objective, "--top", "1")
-    best = json.loads(run(data, "--objective", objective, "--top", "1", "--json")[1])["best"][0]
+    asked = ("--objective", objective, "--top", "1", *FEW)
+    code, out, _ = run(data, *asked)
+    best = json.loads(run(data, *asked, "--json")[1])["best"][0]
     lines = out.splitlines()
     heads = next(lines[i + 1] for i, line in enumerate(lines) if line == "best layouts")
     assert code == 0

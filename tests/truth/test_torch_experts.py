@@ -125,7 +125,7 @@ def test_peak(kind, layout, recompute, micro_batches):
     dp, ep, fsdp, *more = layout
     with expert_world(dp, ep, *more) as meshes:
         module = sharded(model, kernels, fsdp, SEQLEN, meshes)
-        run(module, BATCH, SEQLEN, micro_batches)
+        run(module, BATCH, SEQLEN)  # FSDP comes into being
         module.zero_grad()
         buffers = list(module.buffers())
         with LiveBytes([*module.parameters(), *buffers]) as live:
