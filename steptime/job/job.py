@@ -38,8 +38,7 @@ from steptime.software.recomputation import Recomputation, resolve_recompute
 class Job(Config):
     """One training plan. Two jobs are equal when they resolve to the same plan, whichever defaults were written out.
 
-    Its sections are model, parallelism, performance, data (gbs, seqlen, microbatch_sz), hardware, cross_dc and run; `devices` and
-    `notes` stand beside them. `3dtrn explain --key KEY` describes a key, docs/config.md all of them.
+    Sections: model, parallelism, performance, data (gbs, seqlen, microbatch_sz), hardware, cross_dc, run; docs/config.md has all keys.
 
     >>> job = Job(
     ...     model="llama3-70b",

@@ -5,8 +5,7 @@ A table's `used` says which key of a plan each becomes; names that begin with @ 
 gradient accumulation), @batch (all sequences of a step), @tokens_batch, @nodes, @devices, @per_node, @dp_shard, @dp_replicate,
 @dp_dcn, @dp_dcn_shard, @tokenizer, @vocabulary, @bf16, @fp16, @half (a dtype in words), @weights (theirs), @pure_bf16, @fp8,
 @checkpointing, @replayed, @distributed (a word for @deepspeed or @fsdp), @deepspeed, @offload_optimizer, @offload_params,
-@fsdp, @fsdp_strategy, @fsdp_version, @fsdp_precision, @fsdp_offload, @fsdp_prefetch, @fsdp_original_params, @sync_each_batch,
-@adapter, @adapter_rank, @adapter_targets, @adapter_everywhere, @adapter_mlp, @adapter_dropout, @base_bits, @optimizer.
+@fsdp and @fsdp_*, @sync_each_batch, @adapter and @adapter_*, @base_bits (of frozen weights), @optimizer.
 """
 
 from __future__ import annotations
@@ -96,9 +95,8 @@ class _Plan(Figures):
         """Whether each node holds all parameters and only its devices share them."""
         for key, rule in keys.table.rules.items():
             unsaid = key not in keys.values and rule.beside and keys.get(rule.beside) is None
-            if rule.status != "used" or keys.get(key) is None or unsaid:
-                continue
-            if rule.note in {"parallelism.tp", "parallelism.pp", "data.seqlen"} and keys.get(key) == 0:  # none
+            none = rule.note in {"parallelism.tp", "parallelism.pp", "data.seqlen"} and keys.get(key) == 0
+            if rule.status != "used" or keys.get(key) is None or unsaid or none:
                 continue
             if rule.note.startswith("@"):
                 self.figures[rule.note] = key

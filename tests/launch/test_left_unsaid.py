@@ -378,5 +378,6 @@ def test_nodes_that_the_environment_counts_are_one_and_said(tmp_path):
     )
     job = job_of(tmp_path, {"run.sh": script}, "run.sh")
     assert (
-        "number of devices not set, 8 assumed: NNODES 1 unless it is set; else add --set parallelism.dp=N" in job.notes
+        "number of devices not set, 8 assumed: one node, since NNODES is not set; else add --set parallelism.dp=N"
+        in job.notes
     )

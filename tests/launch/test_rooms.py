@@ -15,6 +15,7 @@ ORDER = [
         "named_models",
         "vocabulary",
         "figures",
+        "fsdp_options",
         "adapters",
         "config_values",
         "config_functions",
