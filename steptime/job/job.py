@@ -38,7 +38,7 @@ from steptime.software.recomputation import Recomputation, resolve_recompute
 class Job(Config):
     """One training plan. Two jobs are equal when they resolve to the same plan, whichever defaults were written out.
 
-    Sections: model, parallelism, performance, data (gbs, seqlen, microbatch_sz), hardware, cross_dc, run; docs/config.md has all keys.
+    Sections: model, parallelism, performance, data (gbs, seqlen, microbatch_sz), hardware, cross_dc, run; see docs/config.md.
 
     >>> job = Job(
     ...     model="llama3-70b",
