@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from steptime.base.config import ConfigError
 from steptime.base.document import parse_mapping
 from steptime.launch.beside import Beside, read_beside
-from steptime.launch.devices import of_comment
+from steptime.launch.devices import SET_DEVICES, of_comment
 from steptime.launch.interpolate import resolve
 from steptime.launch.job_keys import text_of
 from steptime.launch.keys import GivenKey, KeyTable, flatten, rule_of, spelled
@@ -185,7 +185,7 @@ def _in_files(path: str, text: str, table: KeyTable, env: dict[str, str], beside
         alone = table.raw.get("launcher", {}).get("one_process")
         others = script.unclear and (script.launchers or script.program not in SUBCOMMANDS)
         if script.launchers if alone else others:
-            unclear["devices"] = "no launcher's default tells them"
+            unclear["devices"] = script.unclear[0] if script.unclear else f"number of devices unknown; {SET_DEVICES}"
         launcher = {"nproc": script.devices_per_node} if script.devices is None and not script.unclear else {}
         said |= {key: value for key, value in launcher.items() if value}
         code = beside.program(script.program) if beside is not None else ""
