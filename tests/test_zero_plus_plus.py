@@ -3,6 +3,7 @@
 import pytest
 
 from steptime import Job, estimate, search
+from steptime.base.config import ConfigError
 from steptime.search.space import Axes
 
 LAYER, ALL = 218_112_000, 8_030_261_248
@@ -89,3 +90,9 @@ def test_a_search_agrees():
     best = found.best
     assert best.job.parallelism.zero_plus_plus is not None
     assert best.step_s == estimate(best.job).step_s
+
+
+def test_adapters_are_refused():
+    """Frozen parameters keep a second partition from step to step, which trained ones lose at each (stage3.py, fp16_groups)."""
+    with pytest.raises(ConfigError, match="parallelism.zero_plus_plus: modeled with .* no adapters"):
+        plan({"hpz_partition_size": 8}).replace(**{"model": {"preset": "llama3-8b", "lora": {"rank": 8}}})

@@ -58,14 +58,18 @@ FSDP_RULES = [
     Rule(
         "zero_plus_plus layout",
         "parallelism.zero_plus_plus",
-        "modeled with tp 1, replicas 1 and no cpu_offload (got tp {f.tp}, replicas {f.replicas}); change them, or remove it",
-        lambda f: (f.plus_plus is None) | ((f.tp == 1) & (f.replicas == 1) & (f.cpu_offload.share == 0.0)),
+        "modeled with tp 1, replicas 1, no cpu_offload and no adapters (got tp {f.tp}, replicas {f.replicas}); change them, or "
+        "remove it",
+        # frozen parameters keep a second partition from step to step: stage3.py, invalidate_secondary_tensor, of trained ones
+        lambda f: (
+            (f.plus_plus is None) | ((f.tp == 1) & (f.replicas == 1) & (f.cpu_offload.share == 0.0) & (f.lora is None))
+        ),
     ),
     # deepspeed/utils/groups.py, _create_zero_param_parallel_group
     Rule(
         "hpz_partition_size",
         "parallelism.zero_plus_plus.hpz_partition_size",
-        "must divide the {f.shards} shards and be below them (got {f.plus_plus.hpz_partition_size}); use the devices of a node",
+        "must divide the {f.shards} shards and be below them (got {f.plus_plus.hpz_partition_size}); use a node's devices, or 1",
         lambda f: (
             (f.plus_plus is None or f.plus_plus.hpz_partition_size == 1)
             | (
