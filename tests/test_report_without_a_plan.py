@@ -188,6 +188,16 @@ def test_a_number_of_devices_that_a_setting_contradicts_is_refused(capsys, comma
     assert run(capsys, *words, "--devices", "16", "--json")[0] == 0
 
 
+@pytest.mark.parametrize("command", [(), ("search",)])
+@pytest.mark.parametrize(
+    ("setting", "option"),
+    [("hardware=a100", "--machine h100"), ("hardware.node_type=a100", "--machine h100"), ("model=gpt2", "--model llama3-8b")],
+)  # fmt: skip
+def test_a_model_or_machine_that_a_setting_contradicts_is_refused(capsys, command, setting, option):
+    words = (*command, "--model", "llama3-8b", "--machine", "h100", "--devices", "8", "--set", setting)
+    assert run(capsys, *words) == (2, "", f"{option}: --set {setting} states another; give one of them\n")
+
+
 def test_a_stated_list_of_recomputed_layers_is_kept(capsys):
     """One number per stage makes as many stages; with a single key, the missing one is told with its values."""
     named = ("--model", "llama3-8b", "--devices", "16")
