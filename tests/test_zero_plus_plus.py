@@ -94,5 +94,5 @@ def test_a_search_agrees():
 
 def test_adapters_are_refused():
     """Frozen parameters keep a second partition from step to step, which trained ones lose at each (stage3.py, fp16_groups)."""
-    with pytest.raises(ConfigError, match="parallelism.zero_plus_plus: modeled with .* no adapters"):
-        plan({"hpz_partition_size": 8}).replace(**{"model": {"preset": "llama3-8b", "lora": {"rank": 8}}})
+    with pytest.raises(ConfigError, match=r"^parallelism.zero_plus_plus: modeled with .* no adapters"):
+        plan({"hpz_partition_size": 8}).replace(model={"preset": "llama3-8b", "lora": {"rank": 8}})
