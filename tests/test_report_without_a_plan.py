@@ -244,7 +244,7 @@ def test_resharding_to_a_stated_number_of_ranks_is_kept(capsys):
 
 
 def test_a_stated_second_partition_is_kept(capsys):
-    """hpZ's 8 of 16 shards: a single device has no shards that 8 would divide."""
+    """hpZ's 8 of 16 shards, although the plan is first read on a single device."""
     named = ("--model", "llama3-8b", "--devices", "16")
     settings = ("performance.software=deepspeed", "parallelism.zero_plus_plus.hpz_partition_size=8")
     said = quick(capsys, *settings, named=named)[0]["config"]["parallelism"]

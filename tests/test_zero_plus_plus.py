@@ -34,6 +34,15 @@ def test_all_gathers_but_the_first_run_within_nodes():
     assert found["block gradients"] == ("reduce_scatter", 64, 2 * LAYER, 2 * 32)
 
 
+def test_a_second_partition_of_fewer_devices_is_all_of_them():
+    """DeepSpeed takes the smaller (utils/groups.py): on one node of 8, 2 bytes / 8 ranks again, and gathers among the same 8."""
+    found = rows({"hpz_partition_size": 16}, dp=8)
+    assert found["block parameters, within nodes"] == ("all_gather", 8, 2 * LAYER, 32)
+    plain, second = (estimate(plan(said, dp=8)) for said in (None, {"hpz_partition_size": 16}))
+    assert second.memory.stages[0].params_bytes == 2 * plain.memory.stages[0].params_bytes == 2 * 2 * ALL / 8
+    assert second.step_s == pytest.approx(plain.step_s, rel=1e-9)
+
+
 def test_the_second_partition_is_held():
     """2 bytes for each parameter / 8 ranks, beside 2 / 64 of the first."""
     plain, second = (estimate(plan(said)).memory.stages[0] for said in (None, {"hpz_partition_size": 8}))

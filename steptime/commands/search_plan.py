@@ -209,7 +209,7 @@ def _layers_of_stages(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _raise_dp(data: dict[str, Any]) -> None:
-    """As many replicas as data centers, hybrid sharding and gathers among fewer ranks need, and as the batch leaves room for.
+    """As many replicas as data centers, hybrid sharding and resharding to fewer ranks need, and as the batch leaves room for.
 
     With too many sequences for one replica, micro-batches would be more than their limit.
     """
@@ -218,13 +218,8 @@ def _raise_dp(data: dict[str, Any]) -> None:
         return
     numbers = said.get("replicas"), cross.get("n_dcs") if isinstance(cross, dict) else None
     copies = lcm(*(number for number in numbers if type(number) is int and number > 0))
-    fewer = (
-        _section(said, "fsdp").get("reshard_after_forward"),
-        _section(said, "zero_plus_plus").get("hpz_partition_size"),
-    )
-    copies *= (
-        2 * max((ranks for ranks in fewer if type(ranks) is int and ranks > 1), default=0) or 1
-    )  # which they divide
+    ranks = _section(said, "fsdp").get("reshard_after_forward")
+    copies *= 2 * ranks if type(ranks) is int and ranks > 1 else 1  # shards that fewer ranks divide
     gbs = _section(data, "data").get("gbs")
     most = MOST_MICROBATCHES
     if type(gbs) is int and gbs > most * copies and gbs % copies == 0:

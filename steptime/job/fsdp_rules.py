@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from steptime.base.num import minimum
 from steptime.job.limits import Rule
 from steptime.job.mesh import Fsdp, Parallelism
 from steptime.software.performance import Software
@@ -69,14 +70,8 @@ FSDP_RULES = [
     Rule(
         "hpz_partition_size",
         "parallelism.zero_plus_plus.hpz_partition_size",
-        "must divide the {f.shards} shards and be below them (got {f.plus_plus.hpz_partition_size}); use a node's devices, or 1",
-        lambda f: (
-            (f.plus_plus is None or f.plus_plus.hpz_partition_size == 1)
-            | (
-                (f.shards % (f.plus_plus.hpz_partition_size if f.plus_plus else 1) == 0)
-                & (f.shards > (f.plus_plus.hpz_partition_size if f.plus_plus else 0))
-            )
-        ),
+        "must divide the {f.shards} shards (got {f.plus_plus.hpz_partition_size}); use the devices of a node",
+        lambda f: f.plus_plus is None or f.shards % minimum(f.plus_plus.hpz_partition_size, f.shards) == 0,
     ),
 ]
 
