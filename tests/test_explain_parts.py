@@ -92,6 +92,13 @@ def test_a_whole_run_by_hand():
     assert words(answer, "goodput")[1] == facts
 
 
+def test_weak_scaling_of_a_plan_that_fits_at_no_degree_states_no_base():
+    """The report has no efficiencies there, and no step is the least that fits."""
+    job = Job.load(PLAN.with_name("llama3_8b.yaml"), ["model=llama3-70b", "parallelism.tp=1"])
+    _, facts = words(estimate(job), "scaling")
+    assert facts["efficiency"] == "not stated, since no degree fits"
+
+
 def test_launch_gaps_by_hand(found):
     """20 layers on each of 4 stages, 64 micro-batches, 0.5 ms: 0.64 s."""
     title, facts = words(found, "launch")
