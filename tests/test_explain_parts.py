@@ -170,6 +170,25 @@ def test_a_stage_has_its_states_by_the_byte(found):
         assert facts[label].startswith(f"{size} GiB")
 
 
+def test_sharded_parameters_say_what_is_more_or_less_than_their_elements():
+    """8.03e9 parameters on 32 ranks: 0.467 GiB at 2 bytes, and 1.870 over 8; 6.98e9 in projections at 1 byte are 0.203 less."""
+    job = Job(
+        model="llama3-8b",
+        parallelism={"tp": 1, "pp": 1, "dp": 32, "zero_plus_plus": {"hpz_partition_size": 8}},
+        performance={"software": "deepspeed"},
+        data={"gbs": 32, "seqlen": 2048, "microbatch_sz": 1},
+        hardware="dgx-h100",
+    )
+    low = {"software": "megatron-core", "precision": "fp8_current", "fp8_params": True}
+    stored = job.replace(**{"parallelism.zero_plus_plus": None, "parallelism.zero_level": 3, "performance": low})
+    for plan, size, told in (
+        (job, 2.337, "with 1.870 GiB of a second partition, 2 B each over 8 ranks (hpz_partition_size)"),
+        (stored, 0.264, "less 0.203 GiB, as projections are stored in fp8 (fp8_params)"),
+    ):
+        text = words(estimate(plan), "memory")[1]["parameters"]
+        assert text.startswith(f"{size} GiB   2 B each, sharded at zero_level 3; {told}")
+
+
 def test_a_stage_has_its_activations_and_what_the_allocator_adds(found):
     """Stage 1: 4.2 micro-batches of 5.239 GiB are 22.006; 13.167 + 22.201 x 1.2 = 39.808."""
     facts = words(found, "stage 1")[1]
