@@ -171,7 +171,10 @@ def test_a_stage_has_its_states_by_the_byte(found):
 
 
 def test_sharded_parameters_say_what_is_more_or_less_than_their_elements():
-    """8.03e9 parameters on 32 ranks: 0.467 GiB at 2 bytes, and 1.870 over 8; 6.98e9 in projections at 1 byte are 0.203 less."""
+    """8.03e9 parameters on 32 ranks: 0.467 GiB at 2 bytes, and 1.870 over 8; 6.98e9 in projections at 1 byte are 0.203 less.
+
+    Unsharded, 14.958 GiB at 2 bytes, of which one layout in fp8 saves 6.500 (B200; products of H100 take two).
+    """
     job = Job(
         model="llama3-8b",
         parallelism={"tp": 1, "pp": 1, "dp": 32, "zero_plus_plus": {"hpz_partition_size": 8}},
@@ -181,9 +184,11 @@ def test_sharded_parameters_say_what_is_more_or_less_than_their_elements():
     )
     low = {"software": "megatron-core", "precision": "fp8_current", "fp8_params": True}
     stored = job.replace(**{"parallelism.zero_plus_plus": None, "parallelism.zero_level": 3, "performance": low})
+    whole = stored.replace(**{"parallelism.zero_level": 1, "hardware": "dgx-b200"})
     for plan, size, told in (
-        (job, 2.337, "with 1.870 GiB of a second partition, 2 B each over 8 ranks (hpz_partition_size)"),
-        (stored, 0.264, "less 0.203 GiB, as projections are stored in fp8 (fp8_params)"),
+        (job, 2.337, "+1.870 GiB of a second partition, 2 B each over 8 ranks (hpz_partition_size)"),
+        (stored, 0.264, "-0.203 GiB as fp8_current stores projections"),
+        (whole, 8.458, "-6.500 GiB as fp8_current stores projections"),
     ):
         text = words(estimate(plan), "memory")[1]["parameters"]
         assert text.startswith(f"{size} GiB   2 B each, sharded at zero_level 3; {told}")

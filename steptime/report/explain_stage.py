@@ -104,7 +104,7 @@ def _states(estimate: Estimate, row: StageMemory) -> list[Fact]:
         _fact(
             "parameters",
             row.params_bytes,
-            f"{size.params:g} B each, sharded at zero_level 3{_other_parameters(estimate, row.stage)}",
+            f"{size.params:g} B each, sharded at zero_level 3{_other_parameters(estimate, row, sum(groups.values()))}",
             _said(estimate, "param_dtype", states.param_dtype),
         ),
         _fact(
@@ -122,18 +122,19 @@ def _states(estimate: Estimate, row: StageMemory) -> list[Fact]:
     ]
 
 
-def _other_parameters(estimate: Estimate, stage: int) -> str:
-    """What makes sharded parameters more or less than their elements: a second partition, or storage in fp8."""
-    job, assembly = estimate.job, estimate.assembly
-    if not fsdp.applies(job):
-        return ""
-    chunks = assembly.stages[stage]
-    less = float(stored_saving(assembly, chunks))
-    more = float(secondary_bytes(job, fsdp.sharded_elements(assembly, chunks) * shard_ranks(job)))
-    found = f"; less {less / GIB:.3f} GiB, as projections are stored in fp8 (fp8_params)" if less else ""
+def _other_parameters(estimate: Estimate, row: StageMemory, elements: float) -> str:
+    """What makes parameters more or less than their elements: how a recipe stores weights, or a second partition."""
+    job, chunks = estimate.job, estimate.assembly.stages[row.stage]
+    recipe, itemsize, more = job.software.recipe, job.software.state_bytes.params, 0.0
+    if fsdp.applies(job):
+        stored = -float(stored_saving(estimate.assembly, chunks))
+        more = float(secondary_bytes(job, fsdp.sharded_elements(estimate.assembly, chunks) * shard_ranks(job)))
+    else:
+        stored = row.params_bytes - itemsize * elements if recipe is not None and not recipe.casts else 0.0
+    found = f"; {stored / GIB:+.3f} GiB as {job.software.precision} stores projections" if stored else ""
     if more:
         ranks = f"{backward_group(job).ranks:g} ranks (hpz_partition_size)"
-        found += f"; with {more / GIB:.3f} GiB of a second partition, {job.software.itemsize:g} B each over {ranks}"
+        found += f"; {more / GIB:+.3f} GiB of a second partition, {job.software.itemsize:g} B each over {ranks}"
     return found
 
 
