@@ -20,9 +20,9 @@ SCALES = 4.0 / 4096.0
 """Bytes of fp32 scales per weight: groups of 4,000 to 8,000 elements (CUDAQuantizer.quantize), of 4,096 where that divides the
 shard of a weight. Gradients have one group for each row or column (all_to_all_quant_reduce), counted likewise."""
 INT8, INT4 = 1.0 + SCALES, 0.5 + SCALES
-"""Bytes per element that qwZ and qgZ send: 8 and 4 bits, and scales (paper, sections 3.1 and 3.3)."""
+"""Bytes per quantized element with its scale: weights in int8, gradients in int4 (arXiv 2306.10209, sections 3.1 and 3.3)."""
 HALF = 2.0
-"""Bytes per element of what int8 is dequantized to: fp16, whatever the parameters are (CUDAQuantizer.dequantize)."""
+"""Bytes per dequantized element: DeepSpeed dequantizes to fp16 (CUDAQuantizer.dequantize; all_to_all_quant_reduce)."""
 
 
 class Scatter(NamedTuple):
