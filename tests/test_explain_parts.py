@@ -92,6 +92,13 @@ def test_a_whole_run_by_hand():
     assert words(answer, "goodput")[1] == facts
 
 
+def test_weak_scaling_of_a_plan_that_fits_at_no_degree_states_no_base():
+    """The report has no efficiencies there, and no step is the least that fits."""
+    job = Job.load(PLAN.with_name("llama3_8b.yaml"), ["model=llama3-70b", "parallelism.tp=1"])
+    _, facts = words(estimate(job), "scaling")
+    assert facts["efficiency"] == "not stated, since no degree fits"
+
+
 def test_launch_gaps_by_hand(found):
     """20 layers on each of 4 stages, 64 micro-batches, 0.5 ms: 0.64 s."""
     title, facts = words(found, "launch")
@@ -161,6 +168,30 @@ def test_a_stage_has_its_states_by_the_byte(found):
     facts = words(found, "stage 0")[1]
     for label, size in (("parameters", 4.231), ("gradients", 8.462), ("optimizer", 0.793)):
         assert facts[label].startswith(f"{size} GiB")
+
+
+def test_sharded_parameters_say_what_is_more_or_less_than_their_elements():
+    """8.03e9 parameters on 32 ranks: 0.467 GiB at 2 bytes, and 1.870 over 8; 6.98e9 in projections at 1 byte are 0.203 less.
+
+    Unsharded, 14.958 GiB at 2 bytes, of which one layout in fp8 saves 6.500 (B200; products of H100 take two).
+    """
+    job = Job(
+        model="llama3-8b",
+        parallelism={"tp": 1, "pp": 1, "dp": 32, "zero_plus_plus": {"hpz_partition_size": 8}},
+        performance={"software": "deepspeed"},
+        data={"gbs": 32, "seqlen": 2048, "microbatch_sz": 1},
+        hardware="dgx-h100",
+    )
+    low = {"software": "megatron-core", "precision": "fp8_current", "fp8_params": True}
+    stored = job.replace(**{"parallelism.zero_plus_plus": None, "parallelism.zero_level": 3, "performance": low})
+    whole = stored.replace(**{"parallelism.zero_level": 1, "hardware": "dgx-b200"})
+    for plan, size, told in (
+        (job, 2.337, "+1.870 GiB of a second partition, 2 B each over 8 ranks (hpz_partition_size)"),
+        (stored, 0.264, "-0.203 GiB as fp8_current stores projections"),
+        (whole, 8.458, "-6.500 GiB as fp8_current stores projections"),
+    ):
+        text = words(estimate(plan), "memory")[1]["parameters"]
+        assert text.startswith(f"{size} GiB   2 B each, sharded at zero_level 3; {told}")
 
 
 def test_a_stage_has_its_activations_and_what_the_allocator_adds(found):

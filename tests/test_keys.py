@@ -22,6 +22,10 @@ def test_every_key_has_a_meaning_and_an_example():
     assert set(texts()) == {key.path for key in every}
 
 
+def test_defaults_are_in_a_plan_s_syntax():
+    assert not [key.path for key in keys() if key.default in {"True", "False", "None"}]
+
+
 def test_the_page_is_current(update_golden):
     path = ROOT / "docs" / "config.md"
     if update_golden:

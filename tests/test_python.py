@@ -68,15 +68,25 @@ def test_a_model_a_machine_and_a_number_of_devices_are_enough():
         (("llama3-8b", "h100", "16"), {}, "devices: expected a whole number of at least 1 (got '16')"),
         (("llama3-8b", "h100", 0), {}, "devices: expected a whole number of at least 1 (got 0)"),
         ((8,), {}, "model: expected a name (got 8)"),
+        ((None,), {}, "model: expected a name (got nothing)"),
+        (("llama3-8b", "h100"), {"hardware": "a100"}, "machine h100: hardware=a100 states another; give one of them"),
+        (("llama3-8b", None, 8), {"hardware.nodes": 2}, "devices: 8, but hardware.nodes=2 makes 16 devices; remove one"),
         (("llama3-8b",), {"data.gsb": 4}, "data.gsb: unknown key (got 4); did you mean 'gbs'?"),
         (("llama3-8b",), {"gpus": 8}, "gpus=8: unknown key; did you mean devices=8?"),
         (("llama3-8b",), {"data.gbs": {4}}, "data.gbs: expected a number, text, a list or a mapping (got set)"),
     ],
-)
+)  # fmt: skip
 def test_what_is_wrong_with_a_few_words_is_one_line(words, changes, line):
     with pytest.raises(steptime.ConfigError) as caught:
         steptime.quick(*words, **changes)
     assert caught.value.problems == [line]
+
+
+def test_a_list_that_contains_itself_is_one_line():
+    endless = []
+    endless.append(endless)
+    with pytest.raises(steptime.ConfigError, match=r"^data.gbs: expected a number, text, a list or a mapping"):
+        steptime.quick("llama3-8b", **{"data.gbs": endless})
 
 
 def test_help_is_about_the_function_and_the_plan_alone():

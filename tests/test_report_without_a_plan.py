@@ -188,6 +188,16 @@ def test_a_number_of_devices_that_a_setting_contradicts_is_refused(capsys, comma
     assert run(capsys, *words, "--devices", "16", "--json")[0] == 0
 
 
+@pytest.mark.parametrize("command", [(), ("search",)])
+@pytest.mark.parametrize(
+    ("setting", "option"),
+    [("hardware=a100", "--machine h100"), ("hardware.node_type=a100", "--machine h100"), ("model=gpt2", "--model llama3-8b")],
+)  # fmt: skip
+def test_a_model_or_machine_that_a_setting_contradicts_is_refused(capsys, command, setting, option):
+    words = (*command, "--model", "llama3-8b", "--machine", "h100", "--devices", "8", "--set", setting)
+    assert run(capsys, *words) == (2, "", f"{option}: --set {setting} states another; give one of them\n")
+
+
 def test_a_stated_list_of_recomputed_layers_is_kept(capsys):
     """One number per stage makes as many stages; with a single key, the missing one is told with its values."""
     named = ("--model", "llama3-8b", "--devices", "16")
@@ -231,6 +241,15 @@ def test_resharding_to_a_stated_number_of_ranks_is_kept(capsys):
     ]
     said = layout["parallelism"]
     assert (said["fsdp"]["reshard_after_forward"], said["replicas"], said["dp"] * said["cp"]) == (4, 2, 16)
+
+
+def test_a_stated_second_partition_is_kept(capsys):
+    """hpZ's 8 of 16 shards, although the plan is first read on a single device."""
+    named = ("--model", "llama3-8b", "--devices", "16")
+    settings = ("performance.software=deepspeed", "parallelism.zero_plus_plus.hpz_partition_size=8")
+    said = quick(capsys, *settings, named=named)[0]["config"]["parallelism"]
+    assert said["zero_plus_plus"]["hpz_partition_size"] == 8
+    assert said["dp"] * said["cp"] == 16
 
 
 @pytest.mark.parametrize(

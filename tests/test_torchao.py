@@ -71,6 +71,8 @@ def test_saved_float8_weights():
         assert saved == 32 * 218_103_808
         assert kept.memory.stages[0].params_bytes == plain.memory.stages[0].params_bytes
         assert cast_bytes(plain, "attn.q_proj")[1] - cast_bytes(kept, "attn.q_proj")[1] == less * square
+        launched = [{op.name: op for op in found.assembly.kinds[0].ops}["attn.q_proj"] for found in (plain, kept)]
+        assert launched[1].cast_kernels / launched[0].cast_kernels == 3 / 4  # gradient, input, and the weight once
 
 
 def test_torchao_keeps_what_bf16_keeps():

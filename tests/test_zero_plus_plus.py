@@ -3,6 +3,7 @@
 import pytest
 
 from steptime import Job, estimate, search
+from steptime.base.config import ConfigError
 from steptime.search.space import Axes
 
 LAYER, ALL = 218_112_000, 8_030_261_248
@@ -28,9 +29,25 @@ def test_all_gathers_but_the_first_run_within_nodes():
     """hpZ, two micro-batches: of the four gathers of each of 32 layers three, and of the root's two one, are among 8 ranks."""
     found = rows({"hpz_partition_size": 8}, microbatches=2)
     assert found["block parameters"] == ("all_gather", 64, 2 * LAYER, 32)
-    assert found["block parameters, within nodes"] == ("all_gather", 8, 2 * LAYER, 3 * 32)
-    assert found["root parameters"][3] == found["root parameters, within nodes"][3] == 1
+    assert found["block parameters, second partition"] == ("all_gather", 8, 2 * LAYER, 3 * 32)
+    assert found["root parameters"][3] == found["root parameters, second partition"][3] == 1
     assert found["block gradients"] == ("reduce_scatter", 64, 2 * LAYER, 2 * 32)
+
+
+def test_a_second_partition_of_fewer_devices_is_all_of_them():
+    """DeepSpeed takes the smaller (utils/groups.py): on one node of 8, 2 bytes / 8 ranks again, and gathers among the same 8."""
+    found = rows({"hpz_partition_size": 16}, dp=8)
+    assert found["block parameters, second partition"] == ("all_gather", 8, 2 * LAYER, 32)
+    plain, second = (estimate(plan(said, dp=8)) for said in (None, {"hpz_partition_size": 16}))
+    assert second.memory.stages[0].params_bytes == 2 * plain.memory.stages[0].params_bytes == 2 * 2 * ALL / 8
+    assert second.step_s == pytest.approx(plain.step_s, rel=1e-9)
+
+
+def test_a_second_partition_may_be_larger_than_a_node():
+    """16 ranks on nodes of 8, which its name does not deny."""
+    found = rows({"hpz_partition_size": 16})
+    assert found["block parameters, second partition"] == ("all_gather", 16, 2 * LAYER, 32)
+    assert not [name for name in found if "within nodes" in name]
 
 
 def test_the_second_partition_is_held():
@@ -89,3 +106,9 @@ def test_a_search_agrees():
     best = found.best
     assert best.job.parallelism.zero_plus_plus is not None
     assert best.step_s == estimate(best.job).step_s
+
+
+def test_adapters_are_refused():
+    """Frozen parameters keep a second partition from step to step, which trained ones lose at each (stage3.py, fp16_groups)."""
+    with pytest.raises(ConfigError, match=r"^parallelism.zero_plus_plus: modeled with .* no adapters"):
+        plan({"hpz_partition_size": 8}).replace(model={"preset": "llama3-8b", "lora": {"rank": 8}})

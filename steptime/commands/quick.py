@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -78,13 +79,15 @@ def quick(model: str, machine: str | None = None, devices: int | None = None, **
 
     if devices is not None and (type(devices) is not int or devices < 1):
         raise ConfigError(f"devices: expected a whole number of at least 1 (got {show(devices)})")
-    for name, value in (("model", model), ("machine", machine)):
-        if value is not None and not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]  callers may pass anything
+    for name, value in (("model", model), ("machine", machine or "")):
+        if not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]  callers may pass anything
             raise ConfigError(f"{name}: expected a name (got {show(value)})")
+    settings = [f"{key}={_plain(key, value)}" for key, value in changes.items()]
     try:
-        found = job(model, machine, devices, [f"{key}={_plain(key, value)}" for key, value in changes.items()])
+        defaults.check(model, machine, settings)
+        found = job(model, machine, devices, settings)
     except ConfigError as error:
-        raise ConfigError(line.replace("--set ", "") for line in error.problems) from None
+        raise ConfigError(re.sub(r"^--(?:set )?|--set ", "", line) for line in error.problems) from None
     return shown(found)
 
 
@@ -96,7 +99,7 @@ def _plain(key: str, value: Any) -> str:
     """
     try:
         return json.dumps(value)
-    except TypeError:
+    except (TypeError, ValueError):  # of a list that contains itself
         raise ConfigError(f"{key}: expected a number, text, a list or a mapping (got {show(value)})") from None
 
 

@@ -65,6 +65,7 @@ def unplanned_search(options: Namespace) -> SearchPlan:
         problems.append("--devices: required without a PLAN file")
     if problems:
         raise ConfigError(problems)
+    defaults.check(options.model, next(iter(options.machine), None), options.sets)
     machine = next(iter(options.machine), defaults.MACHINE)
     plan = unplanned(options.model, machine, max(counts), options.sets)
     size = str(counts[0]) if len(counts) == 1 else "N"

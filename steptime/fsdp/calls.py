@@ -68,7 +68,7 @@ def rows(
             gather = collective("all_gather", sent, over, tiers)
             made.append((f"{name} parameters", "all_gather", sent, count.gathers, gather, over))
         if count.regathers:
-            near, what = backward_group(job), "within nodes" if has_second_partition(job) else "backward"
+            near, what = backward_group(job), "second partition" if has_second_partition(job) else "backward"
             gather = collective("all_gather", sent, near, tiers)
             made.append((f"{name} parameters, {what}", "all_gather", sent, count.regathers, gather, near))
         if sizes.reduce_input:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from steptime.base.num import Num, minimum, where
+from steptime.fsdp.ranks import backward_group
 from steptime.job.job import Job
 from steptime.job.mesh import Group, ZeroPlusPlus
 from steptime.model.ops import Kind
@@ -50,8 +51,7 @@ def secondary_bytes(job: Job, padded: Num) -> Num:
     Each parameter's is cut from what its first forward of a step gathered, and stays until the optimizer's step has run
     (stage3.py, invalidate_secondary_tensor).
     """
-    ranks = settings(job).hpz_partition_size
-    return padded * job.software.itemsize / ranks if ranks > 1 else 0.0
+    return padded * job.software.itemsize / backward_group(job).ranks if has_second_partition(job) else 0.0
 
 
 def sent_bytes(job: Job, padded: Num, gathered: Num) -> Num:

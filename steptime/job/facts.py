@@ -77,6 +77,7 @@ class Facts(NamedTuple):
     zero_said: int | None
     fsdp: Literal[2, 3] | None  # the ZeRO level that it implies
     plus_plus: ZeroPlusPlus | None
+    node_devices: int
     fsdp_version: int
     fsdp_ranks: int  # reshard_after_forward where it is a number of ranks, else 0
     no_sync: bool

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from steptime.base.num import minimum
 from steptime.job.limits import Rule
 from steptime.job.mesh import Fsdp, Parallelism
 from steptime.software.performance import Software
@@ -58,33 +59,43 @@ FSDP_RULES = [
     Rule(
         "zero_plus_plus layout",
         "parallelism.zero_plus_plus",
-        "modeled with tp 1, replicas 1 and no cpu_offload (got tp {f.tp}, replicas {f.replicas}); change them, or remove it",
-        lambda f: (f.plus_plus is None) | ((f.tp == 1) & (f.replicas == 1) & (f.cpu_offload.share == 0.0)),
+        "modeled with tp 1, replicas 1, no cpu_offload and no adapters (got tp {f.tp}, replicas {f.replicas}); change them, or "
+        "remove it",
+        # frozen parameters keep a second partition from step to step: stage3.py, invalidate_secondary_tensor, of trained ones
+        lambda f: (
+            (f.plus_plus is None) | ((f.tp == 1) & (f.replicas == 1) & (f.cpu_offload.share == 0.0) & (f.lora is None))
+        ),
     ),
     # deepspeed/utils/groups.py, _create_zero_param_parallel_group
     Rule(
         "hpz_partition_size",
         "parallelism.zero_plus_plus.hpz_partition_size",
-        "must divide the {f.shards} shards and be below them (got {f.plus_plus.hpz_partition_size}); use the devices of a node",
+        "must divide the {f.shards} shards (got {f.plus_plus.hpz_partition_size}); use the devices of a node",
+        lambda f: f.plus_plus is None or f.shards % minimum(f.plus_plus.hpz_partition_size, f.shards) == 0,
+    ),
+    # deepspeed/utils/groups.py, _get_local_all_to_all_group
+    Rule(
+        "quantized_gradients",
+        "parallelism.zero_plus_plus.quantized_gradients",
+        "the {f.shards} shards must fill whole nodes of {f.node_devices} devices, or less than one; change dp, or use false",
         lambda f: (
-            (f.plus_plus is None or f.plus_plus.hpz_partition_size == 1)
-            | (
-                (f.shards % (f.plus_plus.hpz_partition_size if f.plus_plus else 1) == 0)
-                & (f.shards > (f.plus_plus.hpz_partition_size if f.plus_plus else 0))
-            )
+            (f.plus_plus is None or not f.plus_plus.quantized_gradients)
+            | (f.shards % f.node_devices == 0)
+            | (f.shards < f.node_devices)
         ),
     ),
 ]
 
 
-def fsdp_facts(layout: Parallelism, software: Software) -> dict[str, Any]:
-    """What the rules read of a plan's FSDP options, and of ZeRO++'s."""
+def fsdp_facts(layout: Parallelism, software: Software, node_devices: int) -> dict[str, Any]:
+    """What the rules read of a plan's FSDP options, and of ZeRO++'s, whose groups are those of nodes of so many devices."""
     fsdp = layout.fsdp
     said = fsdp or Fsdp()
     ranks = said.reshard_after_forward
     return {
         "fsdp": None if fsdp is None else said.zero_level,
         "plus_plus": layout.zero_plus_plus,
+        "node_devices": node_devices,
         "fsdp_version": said.version,
         "fsdp_ranks": 0 if isinstance(ranks, bool) else ranks,
         "no_sync": software.layout.no_sync if said.no_sync is None else said.no_sync,

@@ -268,7 +268,7 @@ def facts(job: Job) -> Facts:
         **offload_facts(said, software, machine),
         zero_level=job.zero_level,
         zero_said=layout.zero_level,
-        **fsdp_facts(layout, software),
+        **fsdp_facts(layout, software, machine.devices_per_node),
         layers_per_stage=tuple(split) if isinstance(split, list) else split,
         ends_count=layout.embedding_and_loss_count_as_layers,
         both_buckets=layout.bucket_size_mb is not None and layout.n_param_buckets is not None,

@@ -201,7 +201,7 @@ MODELED = [
         "with zero_level 3, TransformerEngine's recipes are modeled only for dense models with fp8_params and not for nvfp4 "
         "(got {f.precision}); set performance.fp8_params, or use zero_level 1 or 2",
         lambda f: (
-            (not f.recipe)
+            (not f.recipe or f.precision not in f.framework.recipes)
             | (f.zero_level < 3)
             | (f.family == "fsdp2")
             | (f.states.fp8_params and not f.moe and f.precision != "nvfp4")

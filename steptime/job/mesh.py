@@ -237,11 +237,11 @@ def fewer_shards(p: Parallelism, n_dcs: Num) -> Group:
     """The shards among which a backward gathers its parameters: all, or as many as FSDP reshards to or ZeRO++ says.
 
     They are neighbors: torch views the mesh as rows of so many ranks (torch 2.13,
-    torch/distributed/fsdp/_fully_shard/_fsdp_init.py, _get_post_forward_mesh_info); DeepSpeed numbers ranks in a row
-    (deepspeed/utils/groups.py, _create_zero_param_parallel_group).
+    torch/distributed/fsdp/_fully_shard/_fsdp_init.py, _get_post_forward_mesh_info); DeepSpeed numbers ranks in a row, all
+    where there are fewer (deepspeed/utils/groups.py, _create_zero_param_parallel_group).
     """
     second = p.zero_plus_plus.hpz_partition_size if p.zero_plus_plus else 1
-    said = p.fsdp.reshard_after_forward if p.fsdp else second if second > 1 else True
+    said = p.fsdp.reshard_after_forward if p.fsdp else minimum(second, p.dp * p.cp) if second > 1 else True
     if isinstance(said, bool):
         return group(p, "shards", n_dcs=n_dcs)
     return Group("shards", said, p.tp, centers=maximum(n_dcs * said / (p.dp * p.cp), 1.0))

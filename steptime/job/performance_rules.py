@@ -50,17 +50,14 @@ PERFORMANCE_RULES = [
     Rule(
         "saved_fp8_weights",
         "performance.saved_fp8_weights",
-        "needs fp8_tensorwise without fp8_params and without recomputation, which casts weights again (got {f.precision}, "
-        "fp8_params {f.states.fp8_params}); use false",
-        lambda f: (
-            not f.saved_fp8_weights
-            or (
-                f.precision == "fp8_tensorwise"
-                and not f.states.fp8_params
-                and f.recompute is None
-                and f.checkpoint_word in {None, "none"}
-            )
-        ),
+        "needs precision fp8_tensorwise without fp8_params (got {f.precision}); use false",
+        lambda f: not f.saved_fp8_weights or (f.precision == "fp8_tensorwise" and not f.states.fp8_params),
+    ),
+    Rule(
+        "saved_fp8_weights with recomputation",
+        "performance.saved_fp8_weights",
+        "recomputation casts weights again, and none is kept; use false, or no recomputation",
+        lambda f: not f.saved_fp8_weights or (f.recompute is None and f.checkpoint_word in {None, "none"}),
     ),
     Rule(
         "remainder of bf16",

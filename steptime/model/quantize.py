@@ -178,7 +178,7 @@ def backward_casts(
 
     `from_norm`: the input was kept by rows. `reduced`: the output was summed over tp, so with sequence parallelism each rank
     casts its share of the gradient and gathers the result (TE pytorch/module/base.py, grad_output_preprocess). `recast`: the
-    input was kept in bf16.
+    input was kept in bf16. Torchao's casts are four: gradient, input, and weight twice, or once where it is saved.
     """
     recipe = shard.software.recipe
     if recipe is None:
@@ -190,9 +190,12 @@ def backward_casts(
         if casts_its_share(shard) and reduced:
             layouts = 1.0 if of == recipe.casts else TURNED
             of = of._replace(gradient=(of.gradient - layouts) / shard.tp + TURNED)
-        weight = SAVED_WEIGHT[kernels > 1.0] if shard.software.saved_fp8_weights else of.weight
+        saved = shard.software.saved_fp8_weights
+        weight = SAVED_WEIGHT[kernels > 1.0] if saved else of.weight
         weight = 0.0 if shard.software.states.fp8_params else weight
-        return Backward(of.gradient * m * n + of.input_backward * m * k + weight * n * k, 4.0 * kernels)
+        return Backward(
+            of.gradient * m * n + of.input_backward * m * k + weight * n * k, (3.0 if saved else 4.0) * kernels
+        )
     transposed = recipe.tensor_scaled and recipe.copies > 1.0
     gathered = reduced and casts_its_share(shard)
     share = 1.0 / shard.tp if gathered else 1.0

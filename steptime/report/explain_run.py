@@ -54,10 +54,10 @@ def whole_run(estimate: Estimate) -> FactList:
 def scaling(estimate: Estimate) -> FactList:
     """Step time of each degree over that of the least one that may fit."""
     rows = [row for row in estimate.weak_scaling if row.verdict != "does_not_fit"]
-    base = rows[0] if rows else estimate.weak_scaling[0]
+    least = f"step of dp {rows[0].dp:,}, the least that does not exceed the memory, / step of dp N" if rows else ""
     facts = [
         Fact("dp N", ["this plan with data parallelism N and N / dp of its batch: each device has the same work"]),
-        Fact("efficiency", [f"step of dp {base.dp:,}, the least that does not exceed the memory, / step of dp N"]),
-        *[Fact(f"dp {row.dp:,}", [f"{seconds(base.step_s)} / {seconds(row.step_s)}"]) for row in rows],
+        Fact("efficiency", [least or "not stated, since no degree fits"]),
+        *[Fact(f"dp {row.dp:,}", [f"{seconds(rows[0].step_s)} / {seconds(row.step_s)}"]) for row in rows],
     ]
     return FactList("weak scaling", facts)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from steptime import fsdp
+from steptime.fsdp.plus_plus import secondary_bytes
+from steptime.fsdp.ranks import backward_group
+from steptime.fsdp.sharded_states import stored_saving
 from steptime.memory.blocks import further_ends
 from steptime.memory.buffers import stage_buffers
 from steptime.memory.kept_ops import kept_of_chunk
@@ -101,7 +104,7 @@ def _states(estimate: Estimate, row: StageMemory) -> list[Fact]:
         _fact(
             "parameters",
             row.params_bytes,
-            f"{size.params:g} B each, sharded at zero_level 3",
+            f"{size.params:g} B each, sharded at zero_level 3{_other_parameters(estimate, row, sum(groups.values()))}",
             _said(estimate, "param_dtype", states.param_dtype),
         ),
         _fact(
@@ -117,6 +120,22 @@ def _states(estimate: Estimate, row: StageMemory) -> list[Fact]:
             "; ".join(_said(estimate, key, getattr(states, key)) for key in ("master_dtype", "moment_dtype")),
         ),
     ]
+
+
+def _other_parameters(estimate: Estimate, row: StageMemory, elements: float) -> str:
+    """What makes parameters more or less than their elements: how a recipe stores weights, or a second partition."""
+    job, chunks = estimate.job, estimate.assembly.stages[row.stage]
+    recipe, itemsize, more = job.software.recipe, job.software.state_bytes.params, 0.0
+    if fsdp.applies(job):
+        stored = -float(stored_saving(estimate.assembly, chunks))
+        more = float(secondary_bytes(job, fsdp.sharded_elements(estimate.assembly, chunks) * shard_ranks(job)))
+    else:
+        stored = row.params_bytes - itemsize * elements if recipe is not None and not recipe.casts else 0.0
+    found = f"; {stored / GIB:+.3f} GiB as {job.software.precision} stores projections" if stored else ""
+    if more:
+        ranks = f"{backward_group(job).ranks:g} ranks (hpz_partition_size)"
+        found += f"; {more / GIB:+.3f} GiB of a second partition, {job.software.itemsize:g} B each over {ranks}"
+    return found
 
 
 def _said(estimate: Estimate, key: str, value: object) -> str:

@@ -68,7 +68,7 @@ def _inside(item: Mapping[str, Any], document: Mapping[str, Any]) -> Iterator[tu
 
 def _key(path: str, node: dict[str, Any], document: dict[str, Any], *, required: bool) -> Key:
     text = texts().get(path, {})
-    default = "required" if required else str(text.get("default", _default(node.get("default"))))
+    default = "required" if required else _value(text.get("default", _default(node.get("default"))))
     kind = str(text.get("type", _kind(node, document)))
     return Key(path, kind, default, text.get("unit", ""), text.get("means", ""), _value(text.get("example", "")))
 

@@ -118,9 +118,7 @@ def on_fewest_devices(job: Job) -> Job:
         changes["parallelism.ep"] = divisors(moe.n_experts)[1]  # they want several
         changes["parallelism.etp"] = moe.expert_tp_degree or 1
         copies *= changes["parallelism.ep"] * changes["parallelism.etp"]
-    plus = job.parallelism.zero_plus_plus
-    shards = max(job.facts.fsdp_ranks, plus.hpz_partition_size if plus else 0)
-    copies *= 2 * shards or 1  # shards that fewer ranks divide
+    copies *= 2 * job.facts.fsdp_ranks or 1  # shards that fewer ranks divide
     changes |= {"parallelism.dp": copies, "data.microbatch_sz": 1, "data.gbs": 4096 * copies}
     unsaid = (
         "layers_per_stage",

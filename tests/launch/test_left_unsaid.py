@@ -313,6 +313,20 @@ def test_a_number_of_devices_that_is_taken_is_told_below_the_first_lines(tmp_pat
         assert ("number of devices not set" in words) == told
 
 
+@pytest.mark.parametrize(
+    ("launcher", "told"),
+    [
+        ("torchrun --nnodes $N --nproc_per_node $G", "--nnodes: $N has no value; write N=... G=... before the command, or"),
+        ("python", "launched by python only: number of processes unknown;"),
+    ],
+)  # fmt: skip
+def test_a_trainers_launch_without_a_number_of_devices_is_told_with_the_fix(tmp_path, launcher, told):
+    """The reason is the launch command's own, with what to write."""
+    run = TRAINER.replace("torchrun --nproc_per_node=4", launcher).replace("\n", " --model_max_length 2048\n")
+    lines = [line.removeprefix("line 1: ") for line in problems(tmp_path, {"run.sh": run}, "run.sh")]
+    assert f"{told} add --set parallelism.dp=N" in lines
+
+
 def test_a_ds_config_that_is_not_there_leaves_the_stage_open(tmp_path):
     """--deepspeed_config $1: without the file nobody tells the stage; with --zero-stage the flag does."""
     run = f"torchrun --nproc_per_node 8 pretrain_gpt.py {_SMALL} --fp16 --deepspeed --deepspeed_config $1"
