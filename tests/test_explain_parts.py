@@ -275,7 +275,7 @@ def test_an_exchange_of_experts_by_hand():
         "wire: over infiniband one copy for each of 4 of 8 domains with experts of a token, less 1/8 for its own: "
         "tensor x 0.4678 / (50.0 GB/s x 0.93 reached)"
     )
-    assert facts["wire"] == "4.420 ms"
+    assert (facts["latency"], facts["wire"]) == ("EXCHANGE_S 77.00 us", "4.420 ms")
     assert "rows" not in {fact.label for fact in explain(estimate(Job.load(PLAN)), "attn.gather")[0].facts}
 
 
