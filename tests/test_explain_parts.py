@@ -285,6 +285,14 @@ def test_every_part_of_the_step_is_explained_by_the_name_of_the_report(found):
             assert explain(found, part_name(name))[0].facts
 
 
+def test_fsdp_zeroes_no_gradients_and_counts_one_microbatch():
+    """FSDP2's gradients are freed after a step, so its optimizer has no rest; 1 micro-batch is no plural."""
+    sharded = estimate(Job.load(PLAN.parent / "llama3_8b_fsdp.yaml"))
+    assert "rest" not in {fact.label for fact in explain(sharded, "optimizer")[0].facts}
+    held = {fact.label: " ".join(fact.lines) for fact in explain(sharded, "memory")[0].facts}
+    assert "saved for backward, 1 micro-batch in flight at most" in held["activations"]
+
+
 def test_a_name_may_follow_an_option(capsys):
     """`3dtrn explain PLAN --set A.B=C NAME` as `3dtrn explain PLAN NAME --set A.B=C`."""
     plan, change = str(PLAN), ["--set", "data.gbs=1024"]

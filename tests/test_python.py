@@ -62,7 +62,7 @@ def test_a_model_a_machine_and_a_number_of_devices_are_enough():
 
 
 def test_a_found_plan_keeps_its_devices():
-    """Replacing tp of a plan for 16 devices changes dp, as `--set parallelism.tp=4` of the same plan does; a stated dp is kept."""
+    """Replacing tp of a plan for 16 devices changes dp, as `--set parallelism.tp=4` of the same plan does."""
     found = steptime.quick("llama3-8b", "h100", 16, **{"data.gbs": 64}).job
     changed = found.replace(**{"parallelism.tp": 4, "parallelism.pp": 1}).parallelism
     assert (changed.dp, changed.devices) == (4, 16)
