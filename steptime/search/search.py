@@ -268,8 +268,7 @@ class Search:
 
     def __repr__(self) -> str:
         """One line: what was searched, and the best."""
-        best = self.best.step_s if self.best else 0.0
-        first = f"best {f'{best:,.0f}' if best >= 1000.0 else f'{best:.4g}'} s a step" if self.best else "nothing fits"
+        first = f"best {self.best.step_s:,.4g} s a step" if self.best else "nothing fits"
         return f"<Search of {counted(self.counts.points, 'layout')}, {self.counts.fitting:,} fit: {first}>"
 
     def _repr_html_(self) -> str | None:
