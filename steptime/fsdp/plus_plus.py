@@ -19,9 +19,7 @@ SCALES = 4.0 / 4096.0
 """Bytes of fp32 scales per weight: groups of 4,000 to 8,000 elements (CUDAQuantizer.quantize), of 4,096 where that divides the
 shard of a weight. Gradients have one group for each row or column (all_to_all_quant_reduce), counted likewise."""
 INT8, INT4 = 1.0 + SCALES, 0.5 + SCALES
-"""Bytes per element of 8-bit weights (qwZ) and 4-bit gradients (qgZ) with their scales; arXiv 2306.10209, sections 3.1, 3.3."""
 HALF = 2.0
-"""Bytes per element of dequantized weights: fp16 (CUDAQuantizer.dequantize)."""
 
 
 class Scatter(NamedTuple):
