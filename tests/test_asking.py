@@ -138,6 +138,14 @@ SECTIONS = "model, parallelism, performance, data, hardware, cross_dc, run, note
             "--devices 7.5: expected a whole number, a comma-separated list, or LOW:HIGH",
         ),
         (("x.yaml", "--jsn"), "3dtrn: unrecognized arguments: --jsn; did you mean '--json'?"),
+        (
+            ("scale", "--model", "llama3-8b", "--machine", "h100", "--devices", "64"),
+            "3dtrn scale: takes a PLAN, not --model; 3dtrn init plan.yaml --model NAME --machine NAME --devices N writes one",
+        ),
+        (
+            ("models", "--model=llama3-8b"),
+            "3dtrn models: unrecognized arguments: --model=llama3-8b; 3dtrn models --help lists all",
+        ),
         (("machines", "--foo"), "3dtrn machines: unrecognized arguments: --foo; 3dtrn machines --help lists all"),
         (("schema", "--json"), "3dtrn schema: unrecognized arguments: --json; 3dtrn schema --help lists all"),
         (

@@ -136,8 +136,11 @@ def test_python_calls(tmp_path):
     path = tmp_path / "a.yaml"
     path.write_text(PLAN, encoding="utf-8")
     calls = {
-        "axes: expected Axes({name: (value, ...)}) (got a mapping)": lambda: search(path, axes={"tp": (8,)}),
-        "over: 'tp' is an axis of the search; fix it with axes=Axes({'tp': (value, ...)})": lambda: search(
+        "axes: expected {name: [value, ...]} (got 'tp')": lambda: search(path, axes="tp"),
+        "axes: tp: expected a list of values (got 8)": lambda: search(path, axes={"tp": 8}),
+        "axes: no axis 'tpp'; valid: cp, dp, ep, etp, microbatch_sz, pp, schedule, sp, tp, vpp, zero_level; for other keys "
+        "use over": lambda: search(path, axes={"tpp": [8]}),
+        "over: 'tp' is an axis of the search; fix it with axes={'tp': [value, ...]}": lambda: search(
             path, over={"tp": [8]}
         ),
         "over: performance.precision: expected a list of values (got 'bf16')": lambda: search(

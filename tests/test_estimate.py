@@ -255,6 +255,14 @@ def test_weak_scaling_keeps_the_work_of_a_device():
     assert 0.8 < rows[-1].efficiency <= 1.0
 
 
+def test_efficiency_is_relative_to_the_least_size_that_fits():
+    """70.6 B parameters on tp 4, pp 4: 12 B of optimizer states each do not fit on one or two replicas' ranks of 80 GB."""
+    rows = estimate(job("llama3-70b", tp=4, pp=4, dp=32, gbs=512, seqlen=8192)).weak_scaling
+    first = next(row for row in rows if row.verdict != "does_not_fit")
+    assert first is not rows[0]
+    assert [row.efficiency for row in rows] == pytest.approx([first.step_s / row.step_s for row in rows])
+
+
 def test_a_slow_link_between_centers_shows():
     here = job(tp=8, dp=16, gbs=256)
     link = {"n_dcs": 2, "interconnect_bandwidth_gbps": 100, "interconnect_latency_s": 0.02}

@@ -306,7 +306,7 @@ def test_an_exchange_of_experts_by_hand():
         "wire: over infiniband one copy for each of 4 of 8 domains with experts of a token, less 1/8 for its own: "
         "tensor x 0.4678 / (50.0 GB/s x 0.93 reached)"
     )
-    assert facts["wire"] == "4.420 ms"
+    assert (facts["latency"], facts["wire"]) == ("EXCHANGE_S 77.00 us", "4.420 ms")
     assert "rows" not in {fact.label for fact in explain(estimate(Job.load(PLAN)), "attn.gather")[0].facts}
 
 
@@ -314,6 +314,14 @@ def test_every_part_of_the_step_is_explained_by_the_name_of_the_report(found):
     for name, value in found.time.parts_s.items():
         if value and name != "embedding_comm":
             assert explain(found, part_name(name))[0].facts
+
+
+def test_fsdp_zeroes_no_gradients_and_counts_one_microbatch():
+    """FSDP2's gradients are freed after a step, so its optimizer has no rest; 1 micro-batch is no plural."""
+    sharded = estimate(Job.load(PLAN.parent / "llama3_8b_fsdp.yaml"))
+    assert "rest" not in {fact.label for fact in explain(sharded, "optimizer")[0].facts}
+    held = {fact.label: " ".join(fact.lines) for fact in explain(sharded, "memory")[0].facts}
+    assert "saved for backward, 1 micro-batch in flight at most" in held["activations"]
 
 
 def test_a_name_may_follow_an_option(capsys):

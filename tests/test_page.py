@@ -34,6 +34,17 @@ def found():
     return estimate(jobs.job("llama3-8b", gbs=64, seqlen=4096, tp=4, pp=4, dp=2, vpp=2))
 
 
+def test_sizes_that_cannot_hold_the_job_have_no_efficiency():
+    """70.6 B parameters on 16 devices of 80 GB: the table says so, and the line starts at the first size that holds them."""
+    large = estimate(jobs.job("llama3-70b", gbs=512, seqlen=8192, tp=4, pp=4, dp=32))
+    section = page(large).partition("Weak scaling")[2].partition("</section>")[0]
+    short = [row for row in large.weak_scaling if row.verdict == "does_not_fit"]
+    assert short
+    assert section.count("does not fit") == len(short)
+    assert "16 devices: " not in section
+    assert "512 devices: " in section
+
+
 @pytest.fixture(scope="module")
 def text(found):
     return page(found)

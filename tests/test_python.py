@@ -61,6 +61,21 @@ def test_a_model_a_machine_and_a_number_of_devices_are_enough():
     assert "<table>" in answer._repr_html_()
 
 
+def test_a_found_plan_keeps_its_devices():
+    """Replacing tp of a plan for 16 devices changes dp, as `--set parallelism.tp=4` of the same plan does."""
+    found = steptime.quick("llama3-8b", "h100", 16, **{"data.gbs": 64}).job
+    changed = found.replace(**{"parallelism.tp": 4, "parallelism.pp": 1}).parallelism
+    assert (changed.dp, changed.devices) == (4, 16)
+    assert found.replace(devices=32).parallelism.devices == 32
+
+
+def test_long_steps_are_written_out():
+    """70.6 B parameters x 6 x 4 Mi tokens on one H100 are over an hour: no powers of ten."""
+    answer = steptime.quick("llama3-70b", "h100", 1)
+    assert answer.step_s > 1000.0
+    assert f"{answer.step_s:,.0f} s a step" in repr(answer)
+
+
 @pytest.mark.parametrize(
     ("words", "changes", "line"),
     [

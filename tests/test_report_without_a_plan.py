@@ -298,6 +298,10 @@ def test_the_limit_of_micro_batches_is_that_of_the_layout(capsys):
         ("data.microbatch_sz=auto", "data.microbatch_sz: expected a whole number (got 'auto')"),
         ("parallelism.zero_level=x", "parallelism.zero_level: expected one of 0, 1, 2, 3 (got 'x')"),
         ("parallelism.schedule=zero-bubble", "parallelism.schedule: use zero_bubble (got 'zero-bubble')"),
+        (
+            "performance.moe.dispatcher=deepep",
+            "performance.moe.dispatcher: use flex, which is DeepEP and HybridEP (got 'deepep')",
+        ),
         ("parallelism.sp=x", "parallelism.sp: expected true or false (got 'x')"),
         ("data=3", "data: expected a mapping (got 3)"),
         ("devices=auto", "devices: expected a whole number (got 'auto')"),

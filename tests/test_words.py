@@ -127,6 +127,20 @@ def test_a_ring_over_nvlink_by_hand(large):
     assert "47.98 us = RAMP 0.6 x sqrt(19.60 us tree latency x wire)" in text
 
 
+@pytest.mark.parametrize(
+    ("name", "labels"),
+    [
+        ("attn.gather", ["nvlink", "RAMP", "RING_S"]),  # a ring, all of it exposed
+        ("mlp.gather.again", ["nvlink", "RAMP", "RING_S", "CONTENTION"]),  # covered, over the links that compute uses
+        ("stage 0 to 1", ["infiniband", "RAMP", "SEND_S"]),
+        ("gradients", ["infiniband", "RAMP", "RING_S", "NIC_CONTENTION"]),  # one rank of the group in a node
+    ],
+)
+def test_the_constants_of_a_collective_are_those_it_uses(large, name, labels):
+    (constants,) = [table for table in explain(large, name) if table.title == "constants"]
+    assert [fact.label for fact in constants.facts] == labels
+
+
 def test_a_covered_collective_by_hand(large):
     """1,280 calls of 393.8 us are 504.1 ms, all covered: 0.15 of them come back as slower compute, 75.61 ms."""
     assert "75.61 ms = 0 s not covered by compute + CONTENTION 0.15 x 504.1 ms covered" in told(

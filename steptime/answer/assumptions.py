@@ -156,8 +156,8 @@ def _experts(job: Job) -> list[str]:
     products = "grouped GEMMs" if how.grouped_gemm else "one GEMM per expert"
     return [
         (
-            f"experts: {moe.n_experts // p.ep} of {moe.n_experts} on each of ep {p.ep} devices, in {holders} replicas (edp); "
-            f"{per_expert:,.0f} tokens per expert and micro-batch"
+            f"experts: {moe.n_experts // p.ep} of {moe.n_experts} on each of ep {p.ep} devices, "
+            f"in {counted(holders, 'replica')} (edp); {per_expert:,.0f} tokens per expert and micro-batch"
         ),
         (
             f"expert load: {load} (model.moe.imbalance_factor {moe.imbalance_factor:g}); measured per micro-batch: 1.04 to 1.22 "

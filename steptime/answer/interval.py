@@ -274,6 +274,12 @@ def _sizes(place: RunPlace, base: RunPlace, found: Measured) -> list[Beyond]:
     return out
 
 
+def _tera(pace: float) -> str:
+    """TFLOP/s of a pace, without powers of ten: 12.5 of 0.0125, 2,500 of 2.5."""
+    tera = pace * USUAL_FLOPS / 1e12
+    return f"{tera:,.0f}" if tera >= 100.0 else f"{tera:.3g}"
+
+
 def _reach(place: RunPlace, found: Measured) -> list[Beyond]:
     """Larger than any measured: tensor parallelism beyond its network domain, pipeline bubbles, the accelerator's pace."""
     ends: Sequence[float] = found.constants.get("reach", place.reach)
@@ -281,14 +287,8 @@ def _reach(place: RunPlace, found: Measured) -> list[Beyond]:
     words = (
         ("layout", f"tp over {span:g} domains of the innermost network, measured up to {ends[0]:g}"),
         ("bubble", f"pipeline bubble {100.0 - 100.0 / bubble:.0f} %, measured up to {100.0 - 100.0 / ends[1]:.0f} %"),
-        (
-            "pace",
-            f"accelerator of {pace * USUAL_FLOPS / 1e12:,.3g} TFLOP/s, measured from {USUAL_FLOPS / ends[2] / 1e12:,.3g}",
-        ),
-        (
-            "pace",
-            f"accelerator of {pace * USUAL_FLOPS / 1e12:,.3g} TFLOP/s, measured up to {USUAL_FLOPS * ends[3] / 1e12:,.3g}",
-        ),
+        ("pace", f"accelerator of {_tera(pace)} TFLOP/s, measured from {_tera(1.0 / ends[2])}"),
+        ("pace", f"accelerator of {_tera(pace)} TFLOP/s, measured up to {_tera(ends[3])}"),
     )
     return [
         Beyond(margin, log2(value / end), text)

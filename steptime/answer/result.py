@@ -203,10 +203,9 @@ class Estimate:
     def __repr__(self) -> str:
         """One line: verdict, step, MFU."""
         name, verdict = self.job.model.name or "unnamed model", self.peaks.verdict.replace("_", " ")
+        step = f"{self.step_s:,.0f}" if self.step_s >= 100.0 else f"{self.step_s:.3g}"
         mfu = f"{100.0 * self.throughput.mfu:.1f} %"
-        return (
-            f"<Estimate {name} on {counted(self.devices, 'device')}: {verdict}, {self.step_s:.3g} s a step, MFU {mfu}>"
-        )
+        return f"<Estimate {name} on {counted(self.devices, 'device')}: {verdict}, {step} s a step, MFU {mfu}>"
 
     def _repr_html_(self) -> str | None:
         """HTML tables for a notebook, where `report.notebook` is loaded."""

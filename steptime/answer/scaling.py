@@ -40,12 +40,11 @@ def strong(job: Job, answer: Answer) -> list[WeakScaling]:
 def _scaling(
     job: Job, batches: Mapping[int, int], answer: Answer, cost: Callable[[float, int], float]
 ) -> list[WeakScaling]:
-    """A row for each dp with its batch; efficiency is the `cost` of the first row that fits over the row's own.
+    """A row for each dp with its batch; efficiency is the `cost` of the first row that fits, or of the first, over the row's own.
 
     Degrees that the layout cannot have (over several data centers, with replicas, with experts) are left out.
     """
-    rows: list[WeakScaling] = []
-    base = 0.0
+    rows: list[tuple[float, WeakScaling]] = []
     for dp, gbs in batches.items():
         try:
             other = job.replace(**{"parallelism.dp": dp, "data.gbs": gbs}) if dp != job.parallelism.dp else job
@@ -53,7 +52,6 @@ def _scaling(
             continue
         step_s, verdict = answer(other)
         devices = other.parallelism.devices
-        own = cost(step_s, devices)
-        base = base or (0.0 if verdict == "does_not_fit" else own)
-        rows.append(WeakScaling(dp, devices, gbs, step_s, (base or own) / own, verdict))
-    return rows
+        rows.append((cost(step_s, devices), WeakScaling(dp, devices, gbs, step_s, 1.0, verdict)))
+    base = next((own for own, row in rows if row.verdict != "does_not_fit"), rows[0][0] if rows else 1.0)
+    return [row._replace(efficiency=base / own) for own, row in rows]

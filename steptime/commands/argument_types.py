@@ -22,6 +22,10 @@ class Parser(argparse.ArgumentParser):
             if not wrong.startswith("-"):
                 one = self._second(wrong) if self.prog == "3dtrn" else f"one argument too many: {wrong}"
                 self.exit(2, f"{self.prog}: {one}\n")
+            planned = any("PLAN" in str(each.metavar) for each in self._actions if not each.option_strings)
+            if planned and "--model" in wrong.replace("=", " ").split():
+                written = "3dtrn init plan.yaml --model NAME --machine NAME --devices N"
+                self.exit(2, f"{self.prog}: takes a PLAN, not --model; {written} writes one\n")
             meant = self._meant(wrong.partition(" ")[0].partition("=")[0].lstrip("-"))
             message += f"; did you mean '--{meant}'?" if meant else f"; {self.prog} --help lists all"
         self.exit(2, f"{self.prog}: {message.removeprefix('argument ')}\n")

@@ -66,7 +66,8 @@ def quick(model: str, machine: str | None = None, devices: int | None = None, **
         changes: settings by dotted key, which are kept: `quick("llama3-8b", **{"data.seqlen": 4096, "parallelism.tp": 2})`.
 
     Returns:
-        An `Estimate`; `.job` is the plan found, and `.job.notes` names every default.
+        An `Estimate`; `.job` is the plan found, and `.job.notes` names every default. `.job.replace` keeps the number of
+        devices: dp follows from the other degrees unless it is given.
 
     Raises:
         ConfigError: a name or a setting is unknown or wrong, or no layout of the devices is possible.
@@ -194,7 +195,7 @@ def _smallest(found: Search, kept: dict[str, Any]) -> Job:
 
 
 def _named(given: set[str], found: _Found) -> Job:
-    """The job with a note for every default that was not given, and for the reason of its layout."""
+    """The job on its number of devices, with a note for every default that was not given, and for the reason of its layout."""
     job, p, data = found.job, found.job.parallelism, found.job.data
     degrees = {"tp": p.tp, "pp": p.pp} | {axis: n for axis in ("cp", "vpp") if (n := getattr(p, axis)) > 1}
     degrees |= {"ep": p.ep, "etp": p.etp} if job.model.moe else {}
@@ -215,6 +216,5 @@ def _named(given: set[str], found: _Found) -> Job:
         "data.microbatch_sz": f"micro-batch {data.microbatch_sz}",
     }
     rest = ", ".join(text for key, text in told.items() if text and key not in given)
-    return job.replace(
-        notes=[*job.notes, f"defaults without a plan: {rest}; change them with --set"] if rest else job.notes
-    )
+    notes = [*job.notes, f"defaults without a plan: {rest}; change them with --set"] if rest else job.notes
+    return job.replace(notes=notes, devices=p.devices)

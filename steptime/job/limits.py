@@ -265,6 +265,10 @@ NOT_MODELED = {
         f"parallelism.schedule={word}": "not modeled yet; use 1f1b, interleaved, zero_bubble, zbv or dualpipev"
         for word in ("dualpipe", "zb-h2", "v-half", "v-min")
     },
+    **{
+        f"performance.moe.dispatcher={word}": "use flex, which is DeepEP and HybridEP"
+        for word in ("deepep", "hybridep")
+    },
     **{f"model.attention.kind={word}": "set model.hybrid_pattern" for word in ("mamba", "hybrid")},
     "model.attention.kind=linear": "set model.linear_attention",
     "model.attention.kind=dsa": "not modeled yet; use gqa",

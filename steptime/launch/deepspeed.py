@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from steptime.base.config import ConfigError, build, show
 from steptime.job.edit import read_model
 from steptime.launch.beside import Beside
-from steptime.launch.devices import data_parallel, devices_in, told, told_whole
+from steptime.launch.devices import data_parallel, devices_in, states_devices, told, told_whole
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import flatten, load_table, read_keys
 from steptime.launch.reading import LaunchFlag, Reading
@@ -58,7 +58,7 @@ def read_deepspeed(
         parallelism["zero_plus_plus"] = plus
     if str(keys.get("optimizer.type") or "adam").lower() not in {"adam", "adamw"}:
         keys.leave_out("optimizer.type", "states of an optimizer other than Adam; counted as Adam's")
-    if told(sets, "parallelism.dp") is None:
+    if not states_devices(sets):
         note = "parallelism.dp, from the batch sizes or WORLD_SIZE"
         keys.beside_flags.append(LaunchFlag("data-parallel ranks", str(parallelism["dp"]), "used", note))
     if told(sets, "performance.activation_checkpointing_type") is None and told(sets, "performance.recompute") is None:
@@ -195,7 +195,7 @@ def _check_told(keys: JobKeys, devices: int | None) -> None:
     if halves and unsaid("performance.precision"):
         keys.problem(f'{", ".join(halves)}: "auto" is filled in by the trainer; add --set performance.precision=bf16')
     batch_told = all(keys.get(key) not in (None, "auto") for key in (_BATCH, _MICRO, _STEPS))
-    if not batch_told and devices is None and unsaid("parallelism.dp"):
+    if not batch_told and devices is None and not states_devices(keys.sets):
         keys.problem("number of devices unknown; add --set parallelism.dp=N, or set WORLD_SIZE")
     if keys.get("zero_optimization.stage") == "auto" and unsaid("parallelism.zero_level"):
         keys.problem('zero_optimization.stage: "auto" is filled in by the trainer; add --set parallelism.zero_level=N')

@@ -142,12 +142,17 @@ def _told_number(sets: Mapping[str, Any] | None) -> int | None:
     return nodes * each if nodes and each else told_whole(sets, "devices")
 
 
-def data_parallel(keys: JobKeys, degrees: Mapping[str, int], devices: int | None, fix: str = "") -> int | None:
-    """Data-parallel ranks: the user's number, else the devices divided by the other degrees; None where neither is known."""
+def data_parallel(
+    keys: JobKeys, degrees: Mapping[str, int], devices: int | None, fix: str = "", replicas: int = 1
+) -> int | None:
+    """Data-parallel ranks: the user's number, else the devices divided by the other degrees; None where neither is known.
+
+    `replicas`: the number of copies that the ranks form; a launcher's default that has fewer ranks is not the job's.
+    """
     ranks = prod(degrees.values())
     devices = _told_number(keys.sets) or devices
     if (dp := told_whole(keys.sets, "parallelism.dp")) is not None or (
-        devices := devices or _launched(keys, ranks)
+        devices := devices or _launched(keys, ranks * replicas)
     ) is None:
         return dp
     if devices % ranks or devices < ranks:

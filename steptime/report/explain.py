@@ -71,11 +71,12 @@ def explain(estimate: Estimate, name: str) -> list[FactList]:
         if row.name == name:
             products.setdefault((row.pass_, *row[4:]), row)
     links = [row for row in estimate.collectives if row.name == name]
-    found = [_gemm(row, estimate) for row in products.values()] + [_collective(row, estimate) for row in links]
+    calls = [_collective(row, estimate) for row in links]
+    found = [_gemm(row, estimate) for row in products.values()] + calls
     if products:
         found.append(_gemm_sources(next(iter(products.values())), estimate))
-    if links:
-        found.append(network_constants(estimate))
+    if calls:
+        found.append(network_constants(estimate, calls))
     page = page_of({row.axis for row in estimate.collectives}, name)
     if page in PARTS or page in names(estimate):
         found += explain(estimate, page)
@@ -180,7 +181,7 @@ def _collective(row: CollectiveRow, estimate: Estimate) -> FactList:
     facts = [
         Fact("group", [f"{counted(row.ranks, 'rank')} along {row.axis}, over {row.tier}"]),
         Fact("tensor", [f"{quantity(row.bytes, BINARY)} in full"]),
-        *(collective_facts(row, call) if call else [*exchange_facts(row, estimate), *_figures(row)]),
+        *(collective_facts(row, call) if call else _figures(row, exchange_facts(row, estimate))),
         Fact("", [f"{quantity(rate, SI, 'B/s')} of the whole tensor{_ring(row)}"]),
         Fact("call", [f"latency + wire + ramp = {seconds(row.time_s)}"]),
         Fact("per step", [f"{_times(row.count_per_step)} = {seconds(total)}"]),
@@ -191,11 +192,12 @@ def _collective(row: CollectiveRow, estimate: Estimate) -> FactList:
     return FactList(f"{row.name} ({row.kind.replace('_', '-')})", facts)
 
 
-def _figures(row: CollectiveRow) -> list[Fact]:
-    """Latency, wire and ramp of a call that is priced in several phases, or by the distribution of tokens."""
+def _figures(row: CollectiveRow, exchange: list[Fact]) -> list[Fact]:
+    """Latency, wire and ramp of a call that is priced in several phases, or by the distribution of tokens (`exchange`)."""
     ramp = seconds(row.time_s - row.latency_s - row.bandwidth_s)
     return [
-        Fact("latency", [seconds(row.latency_s)]),
+        *exchange,
+        Fact("latency", [f"{'EXCHANGE_S ' if exchange else ''}{seconds(row.latency_s)}"]),
         Fact("wire", [seconds(row.bandwidth_s)]),
         Fact("ramp", [f"{ramp}: transition between small and large messages"]),
     ]

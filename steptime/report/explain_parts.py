@@ -237,12 +237,14 @@ def optimizer(estimate: Estimate) -> FactList:
     beside = ["gradients zeroed"]
     beside += ["weights quantized"] if job.software.recipe else []
     beside += ["Muon's iterations"] if "muon" in named else []
+    more = f"{', '.join(beside)}: {seconds(rest_s)} = {quantity(rest_s * rate, BINARY)} at that rate"
+    rest = [Fact("rest", [more])] if rest_s > 1e-9 * update_s else []  # FSDP frees gradients instead
     facts = [
         Fact("owned", [f"{whole(round(most))} parameters on the stage with most, zero_level {job.zero_level}"]),
         Fact("bytes", [f"{named} {per:g} + clipping {clip:g} bytes for each (states read and written, gradient read)"]),
         Fact("update", [f"{whole(round(most))} x {per + clip:g} B / {quantity(rate, SI, 'B/s')} = {seconds(update_s)}"]),
         *_orthogonalized(estimate),
-        Fact("rest", [f"{', '.join(beside)}: {seconds(rest_s)} = {quantity(rest_s * rate, BINARY)} at that rate"]),
+        *rest,
         Fact("source", ["passes of megatron/core/optimizer/optimizer.py and torch/optim/adam.py"]),
     ]  # fmt: skip
     return FactList(part_title(estimate, "optimizer"), facts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from math import ceil
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -65,8 +66,17 @@ def gemm_constants(estimate: Estimate, sustained: float, dtype: str) -> FactList
     return FactList("constants", facts)
 
 
-def network_constants(estimate: Estimate) -> FactList:
-    """The figures of the network and the constants used by all collectives, each with its source."""
+def network_constants(estimate: Estimate, pages: Sequence[FactList]) -> FactList:
+    """The figures of the network and the constants that pages of collectives use, each with its source.
+
+    Of a call that is priced in several phases the page does not say which it uses: all those of collectives are listed.
+    """
+    text = " ".join(line for page in pages for fact in page.facts for line in fact.lines)
+    phased = any(not {"algorithm", "rows"} & {fact.label for fact in page.facts} for page in pages)
+
+    def used(words: str) -> bool:
+        return phased or bool(re.search(rf"\b{re.escape(words)}\b", text))
+
     facts = []
     for at, tier in enumerate(estimate.job.machine.tiers):
         figures = (
@@ -75,13 +85,18 @@ def network_constants(estimate: Estimate) -> FactList:
             "efficiency",
             *(("in_network_efficiency",) if tier.in_network_reduction else ()),
         )
-        facts.append(
-            Fact(tier.name, [f"{key}: {machine_source(estimate.job, f'tiers.{at}.{key}')}" for key in figures])
-        )
-    facts += constants("cost.comm", "RAMP", "RING_S", "SWITCH_S", "SEND_S")
-    if estimate.job.model.moe:
-        facts += [*constants("cost.comm", "PEER_S"), *constants("cost.exchange", "EXCHANGE_S")]
-    return FactList("constants", [*facts, *constants("cost.overlap", "CONTENTION", "NIC_CONTENTION")])
+        if used(tier.name):
+            facts.append(
+                Fact(tier.name, [f"{key}: {machine_source(estimate.job, f'tiers.{at}.{key}')}" for key in figures])
+            )
+    bases = {name: f"{seconds(getattr(comm, name))} base" for name in ("RING_S", "SWITCH_S", "SEND_S")}
+    found = {
+        "cost.comm": [name for name in ("RAMP", *bases, "PEER_S") if used(bases.get(name, name))],
+        "cost.exchange": ["EXCHANGE_S"] if "EXCHANGE_S" in text else [],
+        "cost.overlap": [name for name in ("CONTENTION", "NIC_CONTENTION") if used(name)],
+    }
+    facts += [fact for module, named in found.items() for fact in constants(module, *named)]
+    return FactList("constants", facts)
 
 
 def constants(module: str, *names: str) -> list[Fact]:

@@ -148,7 +148,8 @@ def _activations(estimate: Estimate, row: StageMemory) -> list[Fact]:
     job, assembly = estimate.job, estimate.assembly
     in_flight = estimate.pipeline.in_flight
     count = in_flight[row.stage] if row.stage < len(in_flight) else 1.0
-    how = f"saved for backward, {whole(round(count, 2))} micro-batches in flight at most"
+    noun = "micro-batch" if round(count, 2) == 1.0 else "micro-batches"
+    how = f"saved for backward, {whole(round(count, 2))} {noun} in flight at most"
     source = FSDP_GROUPS if fsdp.applies(job) else _said(estimate, "schedule", job.schedule)
     total = _fact("activations", row.activations_bytes, how, source)
     chunks = assembly.stages[row.stage]

@@ -168,11 +168,17 @@ def _over_time(axes: Any, estimate: Estimate, timeline: Timeline) -> None:
 def draw_scaling(found: Estimate, path: str) -> None:
     """Efficiency over devices at fixed work per device, and at a fixed batch, the plan's own devices marked.
 
+    Sizes that cannot hold the job are left out, where any can.
+
     Raises:
         ConfigError: the file cannot be written.
     """
     with picture(path, 7.0, 4.2) as figure:
-        axes, weak, strong = figure.subplots(), found.weak_scaling, found.strong_scaling
+        axes = figure.subplots()
+        weak, strong = (
+            [row for row in rows if row.verdict != "does_not_fit"] or rows
+            for rows in (found.weak_scaling, found.strong_scaling)
+        )
         for rows, name, style in (
             (weak, "weak: the same work per device", "o-"),
             (strong, "strong: the same batch", "s--"),

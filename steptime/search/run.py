@@ -27,7 +27,7 @@ def search(
     gbs: int | Sequence[int] | None = None,
     over: Mapping[str, Sequence[Any]] | None = None,
     objective: str = "step",
-    axes: Axes | None = None,
+    axes: Axes | Mapping[str, Sequence[Any]] | None = None,
 ) -> Search:
     """Search every layout of a plan on a number of devices.
 
@@ -37,7 +37,7 @@ def search(
         gbs: sequences per step, or several; by default the plan's own.
         over: values of other keys to try, such as `{"hardware.node_type": ["h100", "h200"]}`.
         objective: what to minimize: "step" (seconds per token), "cost", "energy" (both per token) or "memory".
-        axes: fixed values of tp, pp, cp and so on.
+        axes: the values to try of tp, pp, cp and so on, such as `{"tp": [8], "pp": [2, 4]}`; by default all that are possible.
 
     Returns:
         A `Search`: `.best`, `.top(n)`, `.pareto()`, `.best_of("tp")`, `.to_frame()`; each layout has `.job` and `.estimate`.
@@ -54,19 +54,30 @@ def search(
     plan = job if isinstance(job, Job) else Job.load(job)
     counts = _counts("devices", plan.parallelism.devices if devices is None else devices)
     batches = _counts("gbs", plan.data.gbs if gbs is None else gbs)
-    if axes is not None and not isinstance(axes, Axes):  # pyright: ignore[reportUnnecessaryIsInstance]  callers may pass anything
-        raise ConfigError(f"axes: expected Axes({{name: (value, ...)}}) (got {show(axes)})")
     for key, values in (over or {}).items():
-        _check_values(key, values)
-    return run(plan, Asked(counts, batches, axes or Axes(), over or {}, objective))
+        if key in AXES:
+            raise ConfigError(f"over: {key!r} is an axis of the search; fix it with axes={{{key!r}: [value, ...]}}")
+        _check_values(f"over: {key}", values)
+    return run(plan, Asked(counts, batches, _axes(axes), over or {}, objective))
+
+
+def _axes(said: object) -> Axes:
+    """The axes of a search, from a mapping of their names to values."""
+    if said is None or isinstance(said, Axes):
+        return said or Axes()
+    if not isinstance(said, Mapping):
+        raise ConfigError(f"axes: expected {{name: [value, ...]}} (got {show(said)})")
+    for name, values in said.items():
+        if name not in AXES:
+            raise ConfigError(f"axes: no axis {name!r}; valid: {', '.join(sorted(AXES))}; for other keys use over")
+        _check_values(f"axes: {name}", values)
+    return Axes({name: tuple(values) for name, values in said.items()})
 
 
 def _check_values(key: str, values: object) -> None:
-    """Raise where a key of `over` is an axis, or its values are no list."""
-    if key in AXES:
-        raise ConfigError(f"over: {key!r} is an axis of the search; fix it with axes=Axes({{{key!r}: (value, ...)}})")
-    if isinstance(values, str) or not isinstance(values, Sequence):
-        raise ConfigError(f"over: {key}: expected a list of values (got {show(values)})")
+    """Raise where values are no list."""
+    if isinstance(values, str) or not isinstance(values, Sequence) or not values:
+        raise ConfigError(f"{key}: expected a list of values (got {show(values)})")
 
 
 def _counts(name: str, said: object) -> tuple[int, ...]:

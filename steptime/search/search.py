@@ -268,7 +268,7 @@ class Search:
 
     def __repr__(self) -> str:
         """One line: what was searched, and the best."""
-        first = f"best {self.best.step_s:.4g} s a step" if self.best else "nothing fits"
+        first = f"best {self.best.step_s:,.4g} s a step" if self.best else "nothing fits"
         return f"<Search of {counted(self.counts.points, 'layout')}, {self.counts.fitting:,} fit: {first}>"
 
     def _repr_html_(self) -> str | None:

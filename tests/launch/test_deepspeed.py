@@ -52,6 +52,16 @@ def test_the_batch_sizes_tell_the_ranks():
     assert config({}, {"parallelism.tp": 2}, {"WORLD_SIZE": "16"}).config["parallelism"]["dp"] == 8
 
 
+@pytest.mark.parametrize(
+    "sets", [{"parallelism.dp": 16}, {"devices": 16}, {"hardware": "dgx-h100", "hardware.nodes": 2}]
+)
+def test_the_user_tells_the_devices_in_any_way(sets):
+    """64 sequences of 16 ranks in micro-batches of 2; `--devices N` is the setting `devices`."""
+    found = config({"gradient_accumulation_steps": None}, sets)
+    assert found.config["parallelism"]["dp"] == 16
+    assert not any(flag.name == "data-parallel ranks" for flag in found.flags)  # nothing was derived
+
+
 def test_overlap_and_buckets_follow_zero():
     """reduce_bucket_size is in elements: 5e8 of bf16 are 1,000 MB, of fp32 2,000."""
     third = config({"zero_optimization": {"stage": 3}, "bf16": {"enabled": True}})

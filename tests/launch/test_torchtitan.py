@@ -200,6 +200,21 @@ def test_the_environment_and_the_user_tell_the_devices():
             ("job: number of devices unknown; add --set parallelism.dp=N (devices / 3), or set WORLD_SIZE"),
         ),
         (
+            # nor 2 copies of 8 ranks of tp, and 2 copies of 4 would each be a single shard
+            [
+                ("data_parallel_shard_degree = 8", "data_parallel_shard_degree = -1\ntensor_parallel_degree = 8"),
+                ("[parallelism]", "data_parallel_replicate_degree = 2"),
+            ],
+            ("job: number of devices unknown; add --set parallelism.dp=N (devices / 8), or set WORLD_SIZE"),
+        ),
+        (
+            [
+                ("data_parallel_shard_degree = 8", "data_parallel_shard_degree = -1\ntensor_parallel_degree = 4"),
+                ("[parallelism]", "data_parallel_replicate_degree = 2"),
+            ],
+            ("job: number of devices unknown; add --set parallelism.dp=N (devices / 4), or set WORLD_SIZE"),
+        ),
+        (
             [("[parallelism]", "tensor_paralel_degree = 2")],
             "job: parallelism.tensor_paralel_degree 2: not an option of torchtitan 0.2; did you mean "
             "parallelism.tensor_parallel_degree?" + REFUSED,

@@ -76,10 +76,11 @@ def interval(estimate: Estimate) -> Html:
 
 
 def weak_scaling(estimate: Estimate) -> Html:
-    """Efficiency over devices at fixed work per device, as a line and as a table."""
+    """Efficiency over devices at fixed work per device: a line over the sizes that hold the job, and a table of all."""
     rows = estimate.weak_scaling
     here = estimate.job.parallelism.dp
-    line = _scaling_line([(row.devices, row.efficiency, row.dp == here) for row in rows]) if len(rows) > 1 else None
+    spots = [(row.devices, row.efficiency, row.dp == here) for row in rows if row.verdict != "does_not_fit"]
+    line = _scaling_line(spots) if len(spots) > 1 else None
     cells = [
         el(
             "tr",
@@ -87,7 +88,7 @@ def weak_scaling(estimate: Estimate) -> Html:
             el("td", whole(row.devices), class_="n"),
             el("td", whole(row.gbs), class_="n"),
             el("td", seconds(row.step_s), class_="n"),
-            el("td", percent(row.efficiency), class_="n"),
+            el("td", "does not fit" if row.verdict == "does_not_fit" else percent(row.efficiency), class_="n"),
         )
         for row in rows
     ]
