@@ -116,7 +116,7 @@ def test_waves_of_tiles_by_hand(large):
     text = told(large, "attn.qkv")
     assert "320 tiles of 128 x 256 / 132 SMs = 2.424 waves" in text
     assert "1 - WAVE_LOSS 0.25 x (1 - 2.424 / 3) = 0.952" in text
-    assert "666 TFLOP/s sustained x 8,192 / (8,192 + 200) x 0.952" in " ".join(text.split())
+    assert "661 TFLOP/s sustained x 8,192 / (8,192 + 200) x 0.952" in " ".join(text.split())
 
 
 def test_a_ring_over_nvlink_by_hand(large):

@@ -213,23 +213,17 @@ class LiveBytes(TorchDispatchMode):
 
     def look(self, op: str) -> None:
         """Record what is alive now, after `op`."""
-        higher = self._total() > self.peak.total
-        if not (self._log or higher):
-            return  # as after most ops
-        if higher and distributed_c10d.is_initialized() and distributed_c10d.get_backend() != "fake":
+        alive = self._sizes()
+        total = sum(size for _, size in alive)
+        if total > self.peak.total and distributed_c10d.is_initialized() and distributed_c10d.get_backend() != "fake":
             # gloo's worker releases what it has sent a moment after its caller continues: not part of the peak
             sleep(LET_GO_S)
-        alive = self._sizes()
-        moment = Moment(op, sum(size for _, size in alive), alive)
+            alive = self._sizes()
+            total = sum(size for _, size in alive)
         if self._log:
-            self.moments.append(moment)
-        if moment.total > self.peak.total:
-            self.peak = moment
-
-    def _total(self) -> int:
-        """Bytes of all storages alive now."""
-        held = (storage.ref() for storage in self._alive.values())
-        return sum([one.nbytes() for one in held if one is not None])
+            self.moments.append(Moment(op, total, alive))
+        if total > self.peak.total:
+            self.peak = Moment(op, total, alive)
 
     def _sizes(self) -> list[tuple[Storage, int]]:
         """Every storage alive now and its bytes, which can change: FSDP frees a parameter by resizing its storage to zero."""
