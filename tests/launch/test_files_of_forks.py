@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from steptime.base.config import ConfigError
-from steptime.launch.beside import Beside
 from steptime.launch.read import read
 from steptime.launch.reading import Reading, to_job
 
@@ -361,56 +360,3 @@ def test_a_run_that_is_kept_by_wandb_says_its_program(tmp_path: Path) -> None:
     assert asked(tmp_path, "config.yaml", kept) == (told,)
     lines = asked(tmp_path, "config.yaml", kept.replace("train_dpo", "train_sft"))
     assert any("ds.json was not found" in line for line in lines)
-
-
-def test_a_fragment_of_reinforcement_learning_is_told_as_such(tmp_path: Path) -> None:
-    """Not by the size of its batch, which depends on a command."""
-    fragment = (
-        f'if [ "$(basename "$ENV")" = a.yaml ]; then G=16; else G=8; fi\nMODEL_OPTIONS="{GPT} --grpo-group-size $G"\n'
-    )
-    lines = asked(tmp_path, "qwen.sh", fragment)
-    assert [line.partition(":")[2] for line in lines] == [
-        " reinforcement learning; not modeled; --allow-unmodeled ignores it"
-    ]
-
-
-def test_torchtitans_config_functions_are_named_by_their_module(tmp_path: Path) -> None:
-    script = """\
-        #!/bin/bash
-        torchrun --nproc_per_node=8 -m torchtitan.train --module llama3 --config llama3_8b
-    """
-    (line,) = asked(tmp_path, "run.sh", script)
-    assert line.startswith("launches config function llama3_8b of llama3; give that module's config_registry.py")
-
-
-def test_a_batch_that_is_a_list_is_told_in_one_line(tmp_path: Path) -> None:
-    (tmp_path / "ds.json").write_text('{"train_batch_size": [64]}', encoding="utf-8")
-    script = f"deepspeed --num_gpus 8 pretrain_gpt.py --deepspeed --deepspeed_config ds.json {GPT}\n"
-    lines = asked(tmp_path, "ds.sh", script)
-    assert any("train_batch_size [64] contradicts" in line for line in lines)
-
-
-def test_a_config_above_its_script_is_not_one_of_the_same_name_below_it(tmp_path: Path) -> None:
-    """../config/fsdp.yaml has 8 processes, scripts/config/fsdp.yaml 4."""
-    for folder, ranks in (("config", 8), ("scripts/config", 4)):
-        (tmp_path / folder).mkdir(parents=True)
-        (tmp_path / folder / "fsdp.yaml").write_text(f"num_processes: {ranks}\n", encoding="utf-8")
-    found = Beside(tmp_path / "scripts").path("../config/fsdp.yaml")
-    assert found is not None
-    assert found.resolve() == (tmp_path / "config" / "fsdp.yaml").resolve()
-
-
-@pytest.mark.parametrize(
-    ("name", "more", "why"),
-    [
-        ("job.yaml", "base_model: Qwen/Qwen2.5-3B\nprocess_reward_model: true\n", "process_reward_model true: reinforcement"),
-        ("job.yaml", "base_model: Qwen/Qwen2.5-3B\nrl: dpo\n", "rl dpo: another method than training on sequences"),
-        ("sft.yaml", "model_name_or_path: Qwen/Qwen2.5-3B\nper_device_train_batch_size: 1\noptim_target_modules: all-linear\n",
-         "optim_target_modules all-linear: gradients projected to a low rank"),
-    ],
-)  # fmt: skip
-def test_other_methods_are_told_by_what_they_are(tmp_path: Path, name: str, more: str, why: str) -> None:
-    text = more + (
-        "sequence_len: 2048\nmicro_batch_size: 1\ndatasets: []\n" if name == "job.yaml" else "max_length: 2048\n"
-    )
-    assert any(line.startswith(why) for line in asked(tmp_path, name, text))

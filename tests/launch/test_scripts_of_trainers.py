@@ -1,0 +1,75 @@
+"""Scripts and launchers of trainers: the config that they name, options of accelerate, whole batches."""
+
+import pytest
+from test_trainers_of_releases import job, problems
+
+
+def test_a_script_of_torchtitan_names_its_config(tmp_path):
+    text = (
+        '#!/bin/bash\nCONFIG_FILE=${CONFIG_FILE:-"./configs/llama3_8b.toml"}\n'
+        "srun torchrun --nnodes 4 --nproc_per_node 8 ./train.py --job.config_file ${CONFIG_FILE} "
+        "--training.local_batch_size 2 --parallelism.tensor_parallel_degree=2\n"
+    )
+    told = problems(tmp_path, "train.sh", text)
+    assert told == [
+        "reads ./configs/llama3_8b.toml, which was not found; put it in the same folder, or add --with FILE"
+    ]
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "llama3_8b.toml").write_text(
+        '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 1\nseq_len = 8192\n'
+        "[parallelism]\ndata_parallel_shard_degree = -1\ntensor_parallel_degree = 1\n"
+    )
+    found = job(tmp_path, "train.sh", text)
+    layout = found.parallelism
+    assert (layout.tp, layout.dp, found.data.microbatch_sz, found.data.gbs) == (2, 16, 2, 32)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--use_deepspeed --zero_stage 3 --mixed_precision bf16", ("deepspeed", 3, None, "bf16")),
+        ("--use_deepspeed --mixed_precision bf16", ("deepspeed", 2, None, "bf16")),
+        ("--use_fsdp --fsdp_sharding_strategy=FULL_SHARD --mixed_precision=bf16", ("accelerate", None, True, "bf16")),
+        ("--use_fsdp --fsdp_version 2 --fsdp_reshard_after_forward false", ("accelerate", None, False, "fp32")),
+        ("--mixed_precision fp16", ("torch", None, None, "fp16")),
+    ],
+)
+def test_options_of_accelerate_stand_before_the_program(tmp_path, options, said):
+    """commands/launch.py; its gradient_accumulation_steps is not the Trainer's, whose own stands behind the program."""
+    text = f"accelerate launch --num_processes 8 --gradient_accumulation_steps 4 {options} train.py "
+    text += "--model_name_or_path meta-llama/Llama-3.1-8B --per_device_train_batch_size 2 --max_seq_length 4096\n"
+    found = job(tmp_path, "train.sh", text)
+    layout = found.parallelism
+    resharded = layout.fsdp.reshard_after_forward if layout.fsdp else None
+    assert (found.performance.software, layout.zero_level, resharded, found.performance.precision) == said
+    assert (layout.dp, found.data.gbs) == (8, 16)
+
+
+OPENRLHF = (
+    "deepspeed --num_gpus 4 ../train_sft.py --pretrain meta-llama/Llama-2-7b-hf --micro_train_batch_size 2 --bf16 "
+)
+
+
+def test_openrlhf_says_the_whole_batch(tmp_path):
+    """cli/train_sft.py: batch 128, 2048 tokens and ZeRO 2 by default; adapters in DeepSpeed's bf16."""
+    found = job(tmp_path, "sft.sh", OPENRLHF + "--lora_rank 64 --gradient_checkpointing\n")
+    assert (found.data.gbs, found.data.microbatch_sz, found.data.seqlen, found.parallelism.dp) == (128, 2, 2048, 4)
+    assert (found.performance.software, found.parallelism.zero_level, found.performance.param_dtype) == (
+        "deepspeed",
+        2,
+        None,
+    )
+    assert (found.model.lora.rank, len(found.model.lora.targets)) == (64, 7)
+    assert "targets of the adapters not set, all assumed: the default of OpenRLHF" in found.notes
+    told = problems(tmp_path, "sft.sh", OPENRLHF + "--adam_offload\n")
+    assert told[0].startswith("adam_offload true: states in host memory; not modeled")
+
+
+def test_a_script_is_of_the_kind_of_the_config_that_it_names(tmp_path):
+    """Else finetuning_type would be no option of the Trainer, and every weight counted as trained."""
+    (tmp_path / "lora.yaml").write_text(
+        "model_name_or_path: meta-llama/Meta-Llama-3-8B-Instruct\nfinetuning_type: lora\nstage: sft\ncutoff_len: 1024\n"
+        "per_device_train_batch_size: 1\nbf16: true\n"
+    )
+    found = job(tmp_path, "train.sh", "torchrun --nproc_per_node 4 src/train.py lora.yaml\n")
+    assert (found.model.lora.rank, found.parallelism.dp, found.data.seqlen) == (8, 4, 1024)

@@ -1,0 +1,71 @@
+"""torchtitan's releases, and the config functions and flavors that its scripts name."""
+
+import pytest
+from launch_readings import DATA, HARDWARE
+from test_torchtitan import MINIMAL, REGISTRY, minimal
+
+from steptime.base.config import ConfigError
+from steptime.launch.read import read as launch_file
+from steptime.launch.reading import to_job
+from steptime.launch.torchtitan.job_config import read_torchtitan
+
+
+def test_a_compiled_loss_is_counted_from_release_02_on():
+    """compile of release 0.1 stands in [training]; what its runs reserve is that of a loss op by op."""
+    texts = minimal(("[training]", "compile = true")), MINIMAL + "[compile]\nenable = true\n"
+    assert [read_torchtitan("job.toml", text).config["performance"]["compile"] for text in texts] == ["blocks", "all"]
+
+
+def test_a_script_that_names_a_config_function_reads_it_from_its_module(tmp_path):
+    """torchtitan's run_train.sh of 2026: --module llama3 --config llama3_8b_tp is that function of models/llama3."""
+    script = (
+        "#!/bin/bash\nNGPU=${NGPU:-8}\nMODULE=${MODULE:-llama3}\nCONFIG=${CONFIG:-llama3_8b_tp}\ntorchrun --nnodes=8 "
+    )
+    script += '--nproc_per_node=${NGPU} -m torchtitan.train --module ${MODULE} --config ${CONFIG} "$@"\n'
+    run = tmp_path / "run_train.sh"
+    run.write_text(script)
+    with pytest.raises(ConfigError) as error:
+        launch_file("auto", str(run), HARDWARE)
+    assert "launches config function llama3_8b_tp of llama3; give that module's config_registry.py" in str(error.value)
+    folder = tmp_path / "torchtitan" / "models" / "llama3"
+    folder.mkdir(parents=True)
+    (folder / "config_registry.py").write_text((DATA / REGISTRY).read_text(encoding="utf-8"), encoding="utf-8")
+    found = to_job(launch_file("auto", str(run), HARDWARE), HARDWARE)
+    alone = to_job(launch_file("torchtitan", f"{DATA / REGISTRY}:llama3_8b_tp", HARDWARE), HARDWARE)
+    assert (found.model, found.data.seqlen, found.parallelism.tp) == (
+        alone.model,
+        alone.data.seqlen,
+        alone.parallelism.tp,
+    )
+    assert found.parallelism.devices == 64
+
+
+OF_A_FORK = """llama2_configs = {"5B": ModelArgs(dim=512, n_layers=2, n_heads=4)}
+llama3_configs = {
+    "5B": TransformerModelArgs(
+        dim=3072, n_layers=40, n_heads=24, n_kv_heads=8, ffn_dim_multiplier=3 / 2, multiple_of=1024, rope_theta=500000
+    ),
+    "shared": TransformerModelArgs(dim=3072, n_layers=40, n_heads=24, share_layers=2),
+}
+"""
+
+
+@pytest.mark.parametrize(("flavor", "width"), [("5B", 12288), ("shared", None), ("6B", None)])
+def test_a_flavor_of_a_fork_is_in_the_registry_that_the_config_lies_in(tmp_path, flavor, width):
+    """2/3 of 4 x 3072 is 8192, times 3/2 is 12288, a multiple of 1024; Llama 2's flavor of that name is another one."""
+    folder = tmp_path / "torchtitan/models/llama3"
+    (folder / "model").mkdir(parents=True)
+    (folder / "__init__.py").write_text(OF_A_FORK)
+    (folder / "model/args.py").write_text("class TransformerModelArgs:\n    vocab_size: int = 128256\n")
+    (tmp_path / "jobs").mkdir()
+    path = tmp_path / "jobs/job.toml"
+    path.write_text(
+        f'[model]\nname = "llama3"\nflavor = "{flavor}"\n[training]\nlocal_batch_size = 1\nseq_len = 8192\n[parallelism]\n'
+    )
+    sets = HARDWARE | {"parallelism.dp": 8}
+    if width is None:
+        with pytest.raises(ConfigError, match=f"unknown flavor of llama3 \\(got '{flavor}'\\)"):
+            launch_file("torchtitan", str(path), sets)
+    else:
+        model = to_job(launch_file("torchtitan", str(path), sets), sets).model
+        assert (model.n_layers, model.hidden_sz, model.inter_sz, model.vocab_sz) == (40, 3072, width, 128256)

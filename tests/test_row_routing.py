@@ -1,0 +1,36 @@
+"""How evenly the experts of measured runs are loaded."""
+
+import pytest
+from own_rows import SHIPPED
+from test_validate_rows import at
+
+from steptime.validation import judgement, row_plan
+
+
+def test_torchtitan_routes_as_it_learned_unless_told():
+    """torchtitan/config/configs.py@6b960233: moe_force_load_balance is off; Nous's runs set it.
+
+    MinimalAsyncEP is counted as DeepEP, and said so; the row of the standard exchange (fit) comes within 3 %.
+    """
+    learned, forced = (judgement.judge(SHIPPED[name]) for name in ("torchtitan-dsv3-n009", "nous-torchtitan-n002"))
+    assert at(learned.config, "model.moe.imbalance_factor") == 1.3
+    assert at(forced.config, "model.moe.imbalance_factor") is None
+    assert abs(learned.step_error) < 0.03
+    free = judgement.judge(SHIPPED["torchtitan-dsv3-n011"])
+    assert "dispatcher: flex, in place of MinimalAsyncEP" in free.assumed
+
+
+def test_natural_routing_is_uneven_and_forced_balance_is_not():
+    """MOEZOO-007 and -008 (fit) differ in routing alone: 11.37 and 14.16 s, 1.245 times as long."""
+    forced, natural = (judgement.judge(SHIPPED[name]) for name in ("MOEZOO-007", "MOEZOO-008"))
+    assert at(forced.config, "model.moe.imbalance_factor") is None
+    assert at(natural.config, "model.moe.imbalance_factor") == 1.6
+    assert natural.predicted_step_s / forced.predicted_step_s == pytest.approx(14.16 / 11.37, rel=0.02)
+
+
+def test_routing_of_a_trained_model_is_not_even():
+    """8 ranks with 8 of 64 experts each, which differ by 1.14 of the mean: a rank by 1.14 / sqrt(8) = 0.403. The fullest of 8 is
+    expected at the 7.625 / 8.25 = 0.924 quantile of a normal distribution, 1.434: 1 + 0.403 * 1.434 = 1.58.
+    """
+    tuned = row_plan.to_config(SHIPPED["mbridge-cards-n002"])
+    assert at(tuned.config, "model.moe.imbalance_factor") == 1.58
