@@ -1,4 +1,4 @@
-"""Errors on the shipped measured runs: the second table of the README, and all of it in benchmarks/accuracy.md.
+"""Errors on the shipped measured runs: the table of the README, and all of it in benchmarks/accuracy.md.
 
 python benchmarks/accuracy.py        prints the table and writes the page anew
 """
@@ -71,20 +71,10 @@ def main() -> None:
 
     print("| what | rows | cells | median | mean | p90 | bias |\n|---|---:|---:|---:|---:|---:|---:|")
     print(step("NVIDIA's frameworks, dense models", leads), end="")
-    print(step("the same in bf16 or fp16", lambda j: leads(j) and j.precision in {"bf16", "fp16"}), end="")
-    print(step("the same in fp8, MXFP8 or NVFP4", lambda j: leads(j) and j.precision not in {"bf16", "fp16"}), end="")
-    print(step("NeMo on H100", lambda j: j.framework == "NeMo" and "h100" in j.accelerator), end="")
     print(step("mixtures of experts, NVIDIA's frameworks", experts_of_nvidia), end="")
     print(step("mixtures of experts, other trainers", experts_of_others), end="")
     print(step("PyTorch-native stack, dense models", native), end="")
     print(step("other trainers, dense models", others), end="")
-    name = "step time, NVIDIA's frameworks, dense models"
-    print(line(f"{name}, their release unknown", step_errors(of_unknown_release("test"))), end="")
-    print(line(f"{name}, without the fitted efficiency.yaml", step_errors(of_nothing_fitted())), end="")
-    simumax = [j for j in judge_shipped() if j.row.group == "simumax"]
-    dense, experts = ([j for j in simumax if with_experts(j) == wanted] for wanted in (False, True))
-    print(line("peak allocated memory, Megatron-LM on 8 x B200 (fit and test)", memory_errors(dense)), end="")
-    print(line("the same, DeepSeek-V2 and V3", memory_errors(experts)), end="")
     for kind in ("dense", EXPERTS, "hybrid", "latent attention"):
         print(
             line(f"peak allocated memory, Megatron-LM's own tests, {kind}", memory_errors(own_tests("test", kind))),

@@ -2,9 +2,9 @@
 
     python benchmarks/published.py
 
-Prints the table of the README. Nothing is fitted to these rows: GEMM rates, attention and network efficiencies of the A100 come
-from published kernel timings, each named in the machine and software files; four constants that
-docs/validation.md lists lean on other runs.
+Prints the table of docs/validation.md. Nothing is fitted to these rows: GEMM rates, attention and network efficiencies of the
+A100 come from published kernel timings, each named in the machine and software files; four constants that docs/validation.md
+lists lean on other runs.
 """
 
 from __future__ import annotations

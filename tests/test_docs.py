@@ -86,9 +86,10 @@ def test_outputs_are_those_of_now(page, update_golden):
 
 def test_the_readme_has_a_piece_of_every_kind():
     text = README.read_text(encoding="utf-8")
-    assert [len(kind.findall(text)) for kind in (CONSOLE, PYTHON, OUTPUT)] == [1, 1, 2]
-    assert len(text.splitlines()) < 200
-    assert "pip install -e '.[test]' && pytest" in (ROOT / "docs" / "development.md").read_text(encoding="utf-8")
+    assert [len(kind.findall(text)) for kind in (CONSOLE, PYTHON, OUTPUT)] == [1, 1, 1]
+    assert len(text.splitlines()) < 160
+    for commands in ("pip install . && 3dtrn configs/llama3_70b.yaml ", "pip install -e '.[test]' && pytest "):
+        assert commands in text
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -137,8 +138,8 @@ def test_the_page_names_all_that_is_refused():
     assert not [piece for piece in refused if f"`{piece}`" not in page]
 
 
-def test_the_readme_names_every_refused_feature():
-    text = " ".join(README.read_text(encoding="utf-8").split()).lower()
+def test_the_page_names_every_refused_feature():
+    text = " ".join((ROOT / "docs" / "limits.md").read_text(encoding="utf-8").split()).lower()
     words = {
         "moe framework": "experts and mla** outside megatron-core and fsdp2",
         "FSDP2's experts without sp": "experts with tp but without sequence parallelism",
