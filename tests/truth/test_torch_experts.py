@@ -93,30 +93,14 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("recompute", ["none", "full"])
-@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-@pytest.mark.parametrize("kind", ["qwen3 moe", "deepseek"])
-def test_collectives(kind, layout, recompute):
-    """FSDP's of both groups, and the exchanges of tokens and of their counts: kind, ranks, bytes, how often."""
-    model, kernels = model_of(kind), Kernels(recompute=recompute)
-    dp, ep, fsdp, *more = layout
-    with expert_world(dp, ep, *more) as meshes:
-        module = sharded(model, kernels, fsdp, SEQLEN, meshes)
-        with Collectives() as seen:
-            run(module, BATCH, SEQLEN, 2)
-    issued = Counter({(c.kind, c.ranks, c.bytes): n for c, n in seen.calls.items()})
-    stated: Counter[tuple[str, int, float]] = Counter()
-    for row in estimate(expert_job(model, kernels, ep, fsdp, dp, 2, *more)).collectives:
-        stated[row.kind, row.ranks, row.bytes] += row.count_per_step
-    assert issued == stated
-
-
 @pytest.mark.parametrize("micro_batches", [1, 2])
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 @pytest.mark.parametrize("kind", ["qwen3 moe", "deepseek", "deepseek 16b"])
-def test_peak(kind, layout, recompute, micro_batches):
-    """Bytes of all storages at the worst moment of forward and backward, Adam's states apart.
+def test_collectives_and_peak(kind, layout, recompute, micro_batches):
+    """FSDP's collectives of both groups, and the exchanges of tokens and of their counts: kind, ranks, bytes, how often.
+
+    Bytes of all storages at the worst moment of forward and backward, Adam's states apart.
 
     Where scores are multiplied, backward sums their gradient beside the rows' own; of a replayed layer what it has read is gone
     by then, which the op lists do not see: N fp32 numbers.
@@ -128,10 +112,15 @@ def test_peak(kind, layout, recompute, micro_batches):
         run(module, BATCH, SEQLEN)  # FSDP comes into being
         module.zero_grad()
         buffers = list(module.buffers())
-        with LiveBytes([*module.parameters(), *buffers]) as live:
+        with Collectives() as seen, LiveBytes([*module.parameters(), *buffers]) as live:
             run(module, BATCH, SEQLEN, micro_batches)
         tables_ = sum(t.untyped_storage().nbytes() for t in buffers)
-    ours = estimate(expert_job(model, kernels, ep, fsdp, dp, micro_batches, *more)).memory.stages[0]
+    found = estimate(expert_job(model, kernels, ep, fsdp, dp, micro_batches, *more))
+    stated: Counter[tuple[str, int, float]] = Counter()
+    for row in found.collectives:
+        stated[row.kind, row.ranks, row.bytes] += row.count_per_step
+    assert Counter({(c.kind, c.ranks, c.bytes): n for c, n in seen.calls.items()}) == stated
+    ours = found.memory.stages[0]
     summed = 4 * BATCH * SEQLEN * model.moe.experts_per_token if recompute == "full" else 0
     more = ours.allocated_bytes - ours.optimizer_bytes - (live.peak.total - tables_)
     assert more in {0, summed}, (live.peak.op, ours.peak_op)

@@ -6,7 +6,7 @@ import pytest
 from test_torch_fsdp import issued, stated
 from torch_blocks import Kernels
 from torch_fsdp import Fsdp
-from torch_jobs import Layout, held, job
+from torch_jobs import Layout, held, in_turn, job
 
 from steptime.answer.result import estimate
 from steptime.model.model import Model
@@ -30,26 +30,30 @@ OPTIONS = {
 }
 REENTRANT = Kernels(recompute="full", reentrant=True)
 KERNELS = {"none": Kernels(), "full": Kernels(recompute="full"), "reentrant": REENTRANT}
-CASES = [(option, of) for option in OPTIONS for of in KERNELS if (option, of) != ("one group", "reentrant")]
-"""torch itself fails with reentrant checkpoints in one group: its parameters are freed after the first layer's backward."""
+LENGTHS = {"8": (1, 8), "two of 32": (2, 32), "128": (1, 128)}
 
 
-@pytest.mark.parametrize(("option", "recompute"), CASES)
-@pytest.mark.parametrize("shape", SHAPES)
+def cases(shapes, *lengths):
+    """Shape, option, recomputation and length in turn.
+
+    torch itself fails with reentrant checkpoints in one group: its parameters are freed after the first layer's backward.
+    """
+    return [case for case in in_turn(shapes, OPTIONS, KERNELS, *lengths) if case[1:3] != ("one group", "reentrant")]
+
+
+@pytest.mark.parametrize(("shape", "option", "recompute"), cases(SHAPES))
 def test_collectives(shape, option, recompute):
     layout = Layout(8, micro_batches=2, fsdp=OPTIONS[option])
     assert issued(SHAPES[shape], KERNELS[recompute], layout) == stated(SHAPES[shape], KERNELS[recompute], layout)
 
 
-@pytest.mark.parametrize("length", [(1, 8), (2, 32), (1, 128)], ids=["8", "two of 32", "128"])
-@pytest.mark.parametrize(("option", "recompute"), CASES)
-@pytest.mark.parametrize("shape", ["wide mlp", "large vocabulary"])
+@pytest.mark.parametrize(("shape", "option", "recompute", "length"), cases(("wide mlp", "large vocabulary"), LENGTHS))
 def test_peak(shape, option, recompute, length):
     """Short sequences peak in FSDP's buffers or the optimizer, long ones in a block or the loss.
 
     Left out, and known: Adam's states skip the zeros that align parameters, which ours count (under 64 bytes of 107,000 here).
     """
-    micro_batches, seqlen = length
+    micro_batches, seqlen = LENGTHS[length]
     kernels, layout = KERNELS[recompute], Layout(8, micro_batches=micro_batches, fsdp=OPTIONS[option])
     torch_holds = held(SHAPES[shape], kernels, seqlen, layout)
     ours = estimate(job(SHAPES[shape], kernels, seqlen, layout)).memory.stages[0]

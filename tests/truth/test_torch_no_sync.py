@@ -9,7 +9,7 @@ import pytest
 from test_torch_fsdp import issued, stated
 from torch_blocks import Kernels
 from torch_fsdp import Fsdp
-from torch_jobs import Layout, held, job
+from torch_jobs import Layout, held, in_turn, job
 
 from steptime.answer.result import estimate
 from steptime.model.model import Model
@@ -45,15 +45,16 @@ def test_collectives(option, micro_batches):
     assert issued(SHAPES["padded"], Kernels(), layout) == stated(SHAPES["padded"], Kernels(), layout)
 
 
+LENGTHS = {"8": (1, 8), "two of 8": (2, 8), "three of 32": (3, 32), "three of 128": (3, 128)}
+
+
 @pytest.mark.parametrize(
-    "length", [(1, 8), (2, 8), (3, 32), (3, 128)], ids=["8", "two of 8", "three of 32", "three of 128"]
+    ("shape", "option", "recompute", "length"),
+    in_turn(("wide mlp", "large vocabulary"), OPTIONS, KERNELS, LENGTHS),
 )
-@pytest.mark.parametrize("recompute", KERNELS)
-@pytest.mark.parametrize("option", OPTIONS)
-@pytest.mark.parametrize("shape", ["wide mlp", "large vocabulary"])
 def test_peak(shape, option, recompute, length):
-    """Short sequences peak in the sums of gradients or the optimizer, long ones in a block or the loss."""
-    micro_batches, seqlen = length
+    """Short sequences peak in the sums of gradients or the optimizer, long ones in a block or the loss. Any three names meet."""
+    micro_batches, seqlen = LENGTHS[length]
     kernels, layout = KERNELS[recompute], Layout(8, micro_batches=micro_batches, fsdp=OPTIONS[option])
     torch_holds = held(SHAPES[shape], kernels, seqlen, layout)
     ours = estimate(job(SHAPES[shape], kernels, seqlen, layout)).memory.stages[0]

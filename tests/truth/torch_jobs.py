@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import product
 from typing import NamedTuple
 
 import torch
@@ -60,6 +62,16 @@ def job(model: Model, kernels: Kernels, seqlen: int, layout: Layout, batch: int 
         data={"gbs": batch * layout.dp * layout.micro_batches, "seqlen": seqlen, "microbatch_sz": batch},
         hardware="mi300x-node",
     )
+
+
+def in_turn(shapes: Iterable[str], *axes: Iterable[str]) -> list[tuple[str, ...]]:
+    """Every combination of names along the axes, each with the next of the shapes: any two names meet, any name every shape.
+
+    Of two shapes and axes of even lengths, any names along all axes but one meet every shape.
+    """
+    names = list(shapes)
+    numbered = product(*(list(enumerate(axis)) for axis in axes))
+    return [(names[sum(n for n, _ in at) % len(names)], *(name for _, name in at)) for at in numbered]
 
 
 class Held(NamedTuple):

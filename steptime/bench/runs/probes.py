@@ -13,6 +13,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from time import sleep
 from typing import Any, ClassVar, NamedTuple, Self, cast
 
@@ -154,16 +155,21 @@ class Storage:
         self.ref, self.op, self.role, self.shape = weakref.ref(storage), op, "activation", tuple(tensor.shape)
 
 
-# Where an op's arguments tell a storage's role: (op, path to the tensors, role)
+# Where an op's arguments tell storages' roles: paths to the tensors, and the role
 _Pick = Callable[[Any, Any], Any]
-_ROLES: list[tuple[str, _Pick, str]] = [
-    ("c10d._allgather_base_", lambda a, _: [a[0]], "all_gather_output"),
-    ("c10d._reduce_scatter_base_", lambda a, _: [a[0]], "reduce_output"),
-    ("c10d._reduce_scatter_base_", lambda a, _: [a[1]], "reduce_input"),
-    ("fsdp.split_with_sizes_copy", lambda _, k: k["out"], "unsharded_param"),
-    ("fsdp.chunk_cat", lambda a, _: a[0], "unsharded_grad"),
-    ("fsdp.all_gather_copy_in", lambda a, _: a[0], "copy_in"),
-]
+_ROLES: dict[str, list[tuple[_Pick, str]]] = {
+    "c10d._allgather_base_": [(lambda a, _: [a[0]], "all_gather_output")],
+    "c10d._reduce_scatter_base_": [(lambda a, _: [a[0]], "reduce_output"), (lambda a, _: [a[1]], "reduce_input")],
+    "fsdp.split_with_sizes_copy": [(lambda _, k: k["out"], "unsharded_param")],
+    "fsdp.chunk_cat": [(lambda a, _: a[0], "unsharded_grad")],
+    "fsdp.all_gather_copy_in": [(lambda a, _: a[0], "copy_in")],
+}
+
+
+@cache
+def _name(func: Any) -> str:
+    """An op's name without the overload called default."""
+    return str(func).removesuffix(".default")
 
 
 class Moment(NamedTuple):
@@ -203,9 +209,10 @@ class LiveBytes(TorchDispatchMode):
 
     def _watch(self, tensor: Tensor, op: str) -> Storage:
         key = tensor.untyped_storage()._cdata
-        if key not in self._alive or self._alive[key].ref() is None:
-            self._alive[key] = Storage(tensor, op)
-        return self._alive[key]
+        storage = self._alive.get(key)
+        if storage is None or storage.ref() is None:
+            storage = self._alive[key] = Storage(tensor, op)
+        return storage
 
     def _foreign(self, tensor: Tensor, op: str) -> bool:
         """Whether a storage is gloo's own: its reduce-scatter copies the input, which first appears when that is split."""
@@ -213,30 +220,32 @@ class LiveBytes(TorchDispatchMode):
 
     def look(self, op: str) -> None:
         """Record what is alive now, after `op`."""
-        alive = self._sizes()
-        total = sum(size for _, size in alive)
+        total = self._bytes()
         if total > self.peak.total and distributed_c10d.is_initialized() and distributed_c10d.get_backend() != "fake":
             # gloo's worker releases what it has sent a moment after its caller continues: not part of the peak
             sleep(LET_GO_S)
-            alive = self._sizes()
-            total = sum(size for _, size in alive)
-        if self._log:
-            self.moments.append(Moment(op, total, alive))
-        if total > self.peak.total:
-            self.peak = Moment(op, total, alive)
+            total = self._bytes()
+        if self._log or total > self.peak.total:
+            alive = [
+                (storage, held.nbytes()) for storage in self._alive.values() if (held := storage.ref()) is not None
+            ]
+            moment = Moment(op, sum([size for _, size in alive]), alive)
+            self.peak = max(self.peak, moment, key=lambda one: one.total)
+            if self._log:
+                self.moments.append(moment)
 
-    def _sizes(self) -> list[tuple[Storage, int]]:
-        """Every storage alive now and its bytes, which can change: FSDP frees a parameter by resizing its storage to zero."""
-        sizes, gone = list[tuple[Storage, int]](), list[int]()
+    def _bytes(self) -> int:
+        """Of every storage alive now, read anew: FSDP frees a parameter by resizing its storage to zero."""
+        total, gone = 0, list[int]()
         for key, storage in self._alive.items():
             held = storage.ref()
             if held is None:
                 gone.append(key)
             else:
-                sizes.append((storage, held.nbytes()))
+                total += held.nbytes()
         for key in gone:
             del self._alive[key]
-        return sizes
+        return total
 
     def forget(self) -> None:
         """Start again with these storages known."""
@@ -249,15 +258,14 @@ class LiveBytes(TorchDispatchMode):
             return NotImplemented
         out = func(*args, **(kwargs or {}))
         if active_fake_mode() is None:
-            name = str(func).removesuffix(".default")
-            for tensor in tree_leaves(out):
+            name = _name(func)
+            for tensor in (out,) if isinstance(out, Tensor) else tree_leaves(out):
                 if isinstance(tensor, Tensor) and tensor.dim() and not self._foreign(tensor, name):
                     self._watch(local(tensor), name)  # an asynchronous result wraps its storage
-            for op, tensors, role in _ROLES:
-                if op == name:
-                    for tensor in tensors(args, kwargs or {}):
-                        storage = self._watch(local(tensor), name)
-                        storage.role = storage.role if storage.role == "known" else role
+            for tensors, role in _ROLES.get(name, ()):
+                for tensor in tensors(args, kwargs or {}):
+                    storage = self._watch(local(tensor), name)
+                    storage.role = storage.role if storage.role == "known" else role
             if not self._inside_kernel:
                 self.look(name)
         return out
