@@ -8,13 +8,15 @@ Source: torch 2.13, torch/distributed/fsdp/_runtime_utils.py: _pre_backward_hook
 
 from __future__ import annotations
 
+import pytest
 from physics_jobs import job
 from walked_moments import LAYER, Every
 
-from steptime.fsdp.groups import Buffers
+from steptime.fsdp.groups import Buffers, flat_group
 from steptime.fsdp.memory_walk import Wrapped, flat_backward, flat_forward
 from steptime.job.assembly import Assembly
 from steptime.memory.part_memories import PartMemories
+from steptime.model.ops import Param
 
 FLAT = Buffers(5_000.0, 10_000.0, 0.0, 3_000.0, 20_000.0, 0.0, 400.0, 0.0)
 ROOT = Buffers(50_000.0, 100_000.0, 0.0, 30_000.0, 200_000.0, 0.0, 4_000.0, 0.0)
@@ -76,3 +78,13 @@ def test_the_roots_gradient_comes_last():
     assert back.of("backward of embedding") == [(16.0, 100_000 + ENDS + 2 * 131_072 + 512)]
     assert back.of("backward of the root's flat gradient") == [(0.0, 100_000 + 30_000 + 100_000)]
     assert back.of("backward of the root's reduce-scatter") == [(0.0, 100_000 + 200_000 + 4_000)]
+
+
+@pytest.mark.parametrize(("original", "padded"), [(True, 16), (False, 8)])
+def test_a_flat_parameter_of_two_tensors(original, padded):
+    """3 and 5 elements in bf16 on 4 ranks: the second starts at 8, a multiple of 16 bytes, and ends at 13, which 16 rounds to
+    whole shards. Without original parameters it starts at 3, and all 8 are 2 for each rank (_init_flat_param_and_metadata).
+    """
+    assembly = Assembly(job("fsdp2", dp=4, fsdp={"version": 1, "original_params": original}))
+    flat = flat_group(assembly, [Param("a", (3,)), Param("b", (5,))], 1)
+    assert (flat.padded, flat.elements, flat.ranks) == (padded, 8, 4)
