@@ -15,12 +15,13 @@ from steptime.base.config import ConfigError
 from steptime.cost.parts import PartTime, Work
 from steptime.cost.rates import rates
 from steptime.fsdp.pipeline_chunks import Gradients, chunk_bytes
+from steptime.fsdp.pipeline_memory import situations
 from steptime.fsdp.pipeline_seconds import ChunkSeconds, PipelineSeconds
 from steptime.job.assembly import Assembly
 from steptime.memory.part_memories import PartMemories
 from steptime.schedule.actions import Action
 from steptime.schedule.graph import graph
-from steptime.schedule.sharded import Around, sharded_run
+from steptime.schedule.sharded import Around, sharded_run, sharded_steps
 from steptime.timing.timeline import Timeline
 
 LAYER, EMBEDDING, HEAD = 164_096, 131_072, 131_200
@@ -106,6 +107,21 @@ def test_gradients_wait_unsharded():
         assert 6 * elements <= stage.transient_bytes <= 6 * elements + 2 * 2 * LAYER + small
     bf16 = answer(microbatches=64, reduce_dtype="bf16").memory.stages[0].transient_bytes
     assert 2 * STAGE_0 <= found.memory.stages[0].transient_bytes - bf16 <= 2 * STAGE_0 + 2 * LAYER
+
+
+def test_a_reduced_chunk_holds_no_unsharded_gradients():
+    """F0 F0 F1 F1 B1 B1 B0 B0: each chunk's second backward finds the first one's gradients, and reduces; then chunk 1 has none.
+
+    Micro-batches that wait for backward in each action, its own aside: of chunk 0 0, 1, 2, 2, 2, 2, 1, 0.
+    """
+    actions = tuple(Action(kind, m, chunk) for kind, chunk in (("F", 0), ("F", 1), ("B", 1), ("B", 0)) for m in (0, 1))
+    found = list(situations(sharded_steps(actions, ahead=True, reshard=False), 2))
+    none, summed = Gradients(), Gradients(summed=True)
+    nothing, of_1, of_0 = (none, none), (none, summed), (summed, none)
+    assert [one.gradients for one in found] == [*[nothing] * 5, of_1, nothing, of_0]
+    assert [one.reduces for one in found] == [False] * 5 + [True, False, True]
+    assert [one.beside.whole for one in found] == [(0, 0), (1, 0), (2, 0), (2, 1), (2, 1), (2, 0), (1, 0), (0, 0)]
+    assert [one.after.unreduced for one in found] == [(True, True)] * 5 + [(True, False)] * 2 + [(False, False)]
 
 
 def test_memory_over_time_reaches_the_peak_and_ends_with_the_gradients():
