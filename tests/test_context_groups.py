@@ -46,7 +46,7 @@ def test_calls_of_a_ring_of_groups():
 
 
 def test_bytes_and_kernels_that_merge_and_put_in_order():
-    """The ring of two has two partial outputs, 2 + 3 passes, and copies a block of 2 K; its kernels are 2 * 2. Around it each tensor
+    """The ring of two has two partial outputs, 2 + 3 passes, and copies a block of 2 K; its kernels are 2 * 2. Around it a tensor
     is put in order before and after, 4 passes: query, keys, values and output; backward the output's gradient too. Two a tensor.
     """
     op = attention(job(4))
