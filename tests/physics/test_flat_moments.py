@@ -24,9 +24,10 @@ ENDS = 2 * 131_200
 """Gradients of head and final norm in bf16, which wait for the root's reduction."""
 
 
-def walked(**fsdp: object) -> tuple[Every, Every]:
+def walked(software: str = "fsdp2", recompute: str = "none", **fsdp: object) -> tuple[Every, Every]:
     layout = {"dp": 2, "fsdp": {"version": 1, "reduce_dtype": "fp32"} | fsdp}
-    assembly = Assembly(job("fsdp2", seqlen=2, microbatches=2, **layout))
+    performance = {"activation_checkpointing_type": recompute}
+    assembly = Assembly(job(software, seqlen=2, microbatches=2, performance=performance, **layout))
     memories = PartMemories(assembly, weight_grads_stay=True)
     layers = [Wrapped(LAYER, [FLAT], [0.0], 0.0, 0.0)] * 3
     there, back = Every(), Every()
@@ -68,6 +69,41 @@ def test_the_next_flat_parameter_comes_before_a_layers_backward():
     assert back.of("backward of a flat gradient") == [(left[i], base + flat[i]) for i in range(3)]
     reduce = [held + 10_000 + 20_000 + 400 + 512 - 10_000 for held in there]
     assert back.of("backward of a reduce-scatter") == [(left[i], base + reduce[i]) for i in range(3)]
+
+
+def test_the_next_flat_parameter_may_come_after_a_layers_backward():
+    """BACKWARD_POST: the last layer gathers its own, 10,000, from a shard of 5,000. Each layer that is done gathers the next
+    one's beside its flat gradient, before it reduces; a reduction holds 10,000, 20,000 and 400 beside the next one's 10,000.
+    """
+    _, back = walked(backward_prefetch="post")
+    base = 100_000 + ENDS
+    assert back.of("backward of an all-gather") == [
+        (back.of("backward of an all-gather")[0][0], 100_000),
+        (3_016.0, base + 10_000 + 5_000 + 512),
+        (2_016.0, base + 10_000 + 512 + 10_000 + 5_000),
+        (1_016.0, base + 10_000 + 512 + 10_000 + 5_000),
+    ]
+    assert back.of("backward of mlp") == [(3_016.0 - 1_000 * i, base + 10_000 + 900) for i in range(3)]
+    reduce = base + 512 + 30_400
+    assert back.of("backward of a reduce-scatter") == [
+        (2_016.0, reduce + 10_000),
+        (1_016.0, reduce + 10_000),
+        (16.0, reduce),
+    ]
+
+
+@pytest.mark.parametrize("prefetch", ["pre", "post"])
+def test_under_a_reentrant_checkpoint_each_layer_gathers_its_own(prefetch):
+    """Whatever is said of the prefetch. Until its gradient is reduced the layer's input, output and the gradient of that are
+    there too, 3 * 512 (torch/utils/checkpoint.py, CheckpointFunction.backward).
+    """
+    _, back = walked("accelerate", "full", backward_prefetch=prefetch)
+    base, left = 100_000 + ENDS + 10_000, [2_016.0, 1_016.0, 16.0]
+    gathers = back.of("backward of an all-gather")[1:]
+    assert gathers == [(1_000 + below, base + 5_000 + 512) for below in left]
+    assert back.of("backward of mlp") == [(1_000 + below, base + 900) for below in left]
+    assert back.of("backward of a flat gradient") == [(below, base + 4 * 512 + 3_000 + 10_000) for below in left]
+    assert back.of("backward of a reduce-scatter") == [(below, base + 4 * 512 + 20_400) for below in left]
 
 
 def test_the_roots_gradient_comes_last():
