@@ -9,9 +9,11 @@ sums 6,000, the reduction's input 6,000, what takes the sums' place 700, its las
 
 from __future__ import annotations
 
+import pytest
 from physics_jobs import job
 from walked_moments import LAYER, Every
 
+from steptime.fsdp.calls import Calls, calls_without_pipeline
 from steptime.fsdp.groups import Buffers
 from steptime.fsdp.memory_walk import Wrapped
 from steptime.fsdp.no_sync_walk import Phase, WalkedChunk, backward, flat_backward
@@ -175,3 +177,22 @@ def test_flat_parameters_gathered_after_a_layer():
             (2_016.0, held),
             (1_016.0, held + grown),
         ]
+
+
+@pytest.mark.parametrize(
+    ("said", "layers", "root"),
+    [
+        ({"version": 1, "no_sync": False, "reshard_after_forward": False}, Calls(2 * 3, 2 * 3), Calls(3, 3)),
+        ({"version": 1, "no_sync": True, "reshard_after_forward": False}, Calls(2, 2), Calls(1, 1)),
+        ({"version": 1, "no_sync": True}, Calls(2 * 2 * 3, 2), Calls(3, 1)),
+        ({"no_sync": True, "reshard_after_forward": False}, Calls(2 * 3, 2), Calls(3, 1)),
+        ({"no_sync": True, "reshard_after_forward": False, "reshard_after_backward": False}, Calls(2, 2), Calls(1, 1)),
+    ],
+    ids=str,
+)
+def test_gathers_and_reductions_of_three_micro_batches(said, layers, root):
+    """Two layers, each gathered once or, resharded, twice a micro-batch. FSDP 1 without synchronization keeps what forward keeps
+    (_runtime_utils.py, _should_free_in_backward), FSDP2 what is said to stay after backward; the last one alone reduces.
+    """
+    found = calls_without_pipeline(Assembly(job("fsdp2", microbatches=3, dp=2, fsdp=said)))
+    assert {kind: calls for (kind, _), calls in found.items()} == {"root": root, "block": layers}
