@@ -237,6 +237,20 @@ def test_what_stays_of_a_layer_when_all_after_the_projections_runs_again():
     assert sorted(sizes.values()) == [8_192] * 4, sizes
 
 
+@pytest.mark.parametrize(("tied", "waits"), [(True, 2 * 131_072), (False, 0)])
+def test_a_tied_heads_gradient_waits_for_the_embeddings(tied, waits):
+    """Autograd holds its 131,072 elements in bf16 through the backward of every layer; then it, the embedding's and their sum are
+    there. Forwards, and the head's own backward, hold nothing more.
+    """
+    assembly = Assembly(job("torch", microbatches=2, model={"tie_embeddings": tied}))
+    memories, [chunk] = PartMemories(assembly), assembly.chunks
+    usual = [memories.embedding, *(memory for _, _, memory in memories.resident(chunk)), memories.head]
+    found = [memory for _, memory in memories.alone(chunk)]
+    assert [one.forward for one in found] == [one.forward for one in usual]
+    more = [one.backward.bytes - other.backward.bytes for one, other in zip(found, usual, strict=True)]
+    assert more == [2 * waits, *[waits] * (len(usual) - 2), 0]
+
+
 def test_what_nobody_reads_is_freed_at_once():
     """An input of 5 B. The first op makes 10 and 20 B that nobody reads, 35 in all, the next one 100 B: 105."""
     unread = Move("unread", ("x",), (Tensor("a", 10.0, 1.0), Tensor("b", 20.0, 1.0)))
