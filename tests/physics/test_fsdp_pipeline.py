@@ -155,10 +155,10 @@ def test_what_is_left_out(said, message):
 NO_TIME = PartTime(Work(), Work(), Work())
 
 
-def pipeline_seconds(*, memory: float = 1e30, overlap: bool = False) -> PipelineSeconds:
+def pipeline_seconds(*, memory: float = 1e30, overlap: bool = False, reduced: str = "fp32") -> PipelineSeconds:
     """Of two stages without any compute, for one micro-batch a step."""
     on = machine(memory=memory, link=1.0, node=2)
-    layout = {"dp": 2, "pp": 2, "fsdp": {"reduce_dtype": "fp32", "reshard_after_forward": False}}
+    layout = {"dp": 2, "pp": 2, "fsdp": {"reduce_dtype": reduced, "reshard_after_forward": False}}
     made = job("fsdp2", on=on, model={"n_layers": 4}, performance={"overlap": {"dp": overlap}}, **layout)
     assembly = Assembly(made)
     tiers = tuple(on.tiers)
@@ -228,6 +228,14 @@ def test_gradients_added_up_in_fp32():
     seconds_of = pipeline_seconds(memory=1.0)
     of = seconds_of.chunks[0][0]
     assert (of.first_sum_s, of.sum_s) == (pytest.approx(6 * STAGE_0), pytest.approx(10 * STAGE_0))
+
+
+def test_groups_are_reduced_one_after_another():
+    """In bf16 at 1 B/s: an element's gradient is read and written into a flat buffer, 2 + 2 s, and half of 2 bytes sent, 1 s. A
+    group is copied once the reduction before it is done (_fsdp_param_group.py, post_backward: reduce_scatter_state's event).
+    """
+    found = pipeline_seconds(memory=1.0, reduced="bf16")
+    assert [chunks[0].reduce_s for chunks in found.chunks] == [seconds(5 * STAGE_0), seconds(5 * STAGE_1)]
 
 
 @pytest.mark.parametrize("together", [1, 2])
