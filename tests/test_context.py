@@ -333,6 +333,32 @@ def test_torchs_ring_holds_blocks_and_their_gradients_in_fp32(how, held):
     assert attention(job(4, how, "fsdp2")).backward_temp_bytes == held + 2 * Q
 
 
+@pytest.mark.parametrize(
+    ("software", "how", "forward", "backward", "kernels"),
+    [
+        ("megatron-core", "p2p", 11 * Q + 2 * 2 * K, 11 * (Q + 2 * K) + 2 * 2 * K, 8),
+        ("megatron-core", "a2a", 4 * (2 * Q + 2 * K), 4 * (2 * Q + 2 * K), 8),
+        ("megatron-core", "all_gather", 2 * 8 * K + 2 * Q, (2 + 6) * 8 * K + (4 + 2) * Q, 6),
+        ("fsdp2", "p2p", 138 * Q / 2 + 2 * 2 * K, 50 * (Q + 2 * K) / 2 + 2 * 4 * 4 * K, 32),
+        ("fsdp2", "all_gather", 138 * Q / 2 + 2 * 2 * K, 50 * (Q + 2 * K) / 2 + 2 * 4 * 4 * K, 32),
+    ],
+)
+def test_bytes_and_kernels_that_merge_the_calls_of_a_kernel(software, how, forward, backward, kernels):
+    """Four ranks. TransformerEngine's ring: of four partial outputs the first is read and written, the others read, added to what
+    is read and written, 2 + 3 * 3 = 11; two kernels each; backward likewise the gradients of query, key and value; a block is
+    copied in order. All-to-all: four tensors, in order before and after, a copy of 2 each. All-gather: the whole of keys and
+    values, 8 K, is copied in order, and the query's two chunks; backward that again, gradients of the whole zeroed, added to
+    twice in part and copied in order, 6, and the gradient of the output.
+
+    torch, an element: all blocks' outputs cast up and the merged one down, 5 * (2 + 4); for each of three blocks a difference, a
+    product and a difference, 3 * 12: 138. Backward: zeroed, 4; four blocks in bf16 added in place in fp32, 2 + 4 + 4 each; cast
+    down, 6: 50. Keys' and values' gradients are packed in fp32, 4 K, at each of four turns. Kernels of a block: sub, sigmoid,
+    sub, mul, sub; sub, logsigmoid, sub: 8 (torch 2.13 _context_parallel/_attention.py, _SDPAMerger._merge_one).
+    """
+    op = attention(job(4, how, software))
+    assert (op.merge_forward_bytes, op.merge_backward_bytes, op.merge_kernels) == (forward, backward, kernels)
+
+
 @pytest.mark.parametrize(("replicas", "ranks"), [(1, 12), (2, 6), (3, 4), (4, 3)])
 def test_states_are_sharded_over_dp_and_cp(replicas, ranks):
     """ZeRO-1 of Megatron: 6 + 12 / ranks bytes per parameter; replicas divide dp*cp = 12, and need not divide dp = 6."""

@@ -45,6 +45,16 @@ def test_calls_of_a_ring_of_groups():
     assert {row.axis for name, row in seen.items() if name.startswith("ring")} == {"cp_p2p"}
 
 
+def test_bytes_and_kernels_that_merge_and_put_in_order():
+    """The ring of two has two partial outputs, 2 + 3 passes, and copies a block of 2 K; its kernels are 2 * 2. Around it a tensor
+    is put in order before and after, 4 passes: query, keys, values and output; backward the output's gradient too. Two a tensor.
+    """
+    op = attention(job(4))
+    assert op.merge_forward_bytes == 5 * Q + 2 * 2 * K + 4 * (2 * Q + 2 * K)
+    assert op.merge_backward_bytes == 5 * (Q + 2 * K) + 2 * 2 * K + 4 * (3 * Q + 2 * K)
+    assert op.merge_kernels == 2 * 2 + (2 * 4 + 2 * 5) / 2
+
+
 def test_groups_of_a_node_and_a_ring_between_nodes():
     """tp 4 and groups of 2 fill a node of 8; the ring's ranks are 8 devices apart."""
     of = job(4, MODEL | {"n_kv_heads": 8}, tp=4)

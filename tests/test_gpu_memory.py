@@ -9,8 +9,14 @@ from jobs import job
 
 from steptime.answer.result import estimate
 from steptime.job.assembly import Assembly
-from steptime.memory.buffers import block_rest, cublas_workspace_bytes, stage_buffers, te_workspace_bytes
-from steptime.memory.states import stage_states
+from steptime.memory.buffers import (
+    block_rest,
+    block_rest_bytes,
+    cublas_workspace_bytes,
+    stage_buffers,
+    te_workspace_bytes,
+)
+from steptime.memory.states import Bucket, stage_states
 from steptime.validation.ci_jobs import (
     INFERRED,
     SINGLE,
@@ -92,6 +98,15 @@ def test_ends_of_blocks_of_a_stage():
     assert ends == pytest.approx(3 * 0.75 + 86.0 - 22_377_984 * 4 / MIB)
     plan = gpt(performance={"expandable_segments": True}, tp=2, pp=2, dp=2, zero_level=0, sp=False)
     assert "unsplit remainders of blocks" not in held(plan)
+
+
+def test_ends_of_blocks_of_flat_buffers():
+    """Mi = 2**20 elements. A distributed optimizer's buffer of 6.25 + 5.5 Mi: 47 MiB of fp32 gradients take 48, 23.5 MiB of bf16
+    parameters take 24. Experts have a buffer of their own, whose 3 Mi are 12 MiB, a multiple of 2, and 6 MiB, which share memory.
+    """
+    assembly = Assembly(gpt(tp=1, pp=1, dp=8, zero_level=1))
+    cut = [Bucket(6.25 * MIB, "dense"), Bucket(5.5 * MIB, "dense"), Bucket(3.0 * MIB, "expert")]
+    assert block_rest_bytes(assembly, assembly.stages[0], [cut]) == (1.0 + 0.5) * MIB
 
 
 def test_the_attention_mask():

@@ -88,6 +88,14 @@ def test_products_are_listed_by_kind():
     assert {("dense1.mlp.gate_up", 2.0 * WIDE, 12.0), ("dense2.mlp.gate_up", 2.0 * NARROW, 4.0)} <= names
 
 
+def test_equal_groups_in_a_row_are_counted():
+    """Layers a b a b a a a a by twos: twice (a, b), then twice (a, a); by threes: (a, b, a), (b, a, a) and a last (a, a)."""
+    a, b = "attention", "another kind"
+    runs = ((a, 1), (b, 1), (a, 1), (b, 1), (a, 4))
+    assert groups_of(runs, 2) == [(2, ((a, 1), (b, 1))), (2, ((a, 2),))]
+    assert groups_of(runs, 3) == [(1, ((a, 1), (b, 1), (a, 1))), (1, ((b, 1), (a, 2))), (1, ((a, 2),))]
+
+
 def test_layers_recomputed_in_groups_of_different_kinds():
     """Groups of two: wide wide, wide narrow, and two of narrow narrow; each keeps only its input, 2048 x 1024 x 2 bytes."""
     job = plan({"pp": 1}, {"recompute": {"granularity": "full", "n_layers": 2}})

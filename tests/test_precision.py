@@ -195,6 +195,24 @@ def test_backward_casts_by_hand():
     assert proj.cast_bytes == T * H * (2 + 2 + 1 + 1) + T * H * (2 + 2 + 1)  # its bf16 input cast again
 
 
+@pytest.mark.parametrize(("name", "down", "proj"), [("fp8_delayed", 3, 0), ("fp8_current", 5, 2 + 2 + 1)])
+def test_backward_casts_of_sequence_parallel_ranks(name, down, proj):
+    """Hopper, tp 2: each rank casts its half of a gradient to one layout, 2 + 1 bytes, or 2 + 2 + 1 where the maximum is read
+    first; all of what was gathered is transposed, 1 + 1. The output projection's half of its heads is cast again if kept in bf16.
+    The gradient of gate and up is a rank's own half, in both layouts; its input, kept by rows, is transposed (TransformerEngine
+    pytorch/module/base.py, grad_output_preprocess).
+    """
+    ops = block(name, tp=2)
+    gemms = {short: op for short, op in ops.items() if isinstance(op, Gemm)}
+    maximum = name == "fp8_current"
+    assert gemms["mlp.down"].cast_bytes == down * T * H / 2 + 2 * T * H
+    assert gemms["mlp.down"].cast_kernels == 1 + maximum + 1
+    assert gemms["attn.proj"].cast_bytes == down * T * H / 2 + 2 * T * H + proj * T * H / 2
+    assert gemms["attn.proj"].cast_kernels == (1 + maximum + 1) + 2 * maximum
+    assert gemms["mlp.gate_up"].cast_bytes == (down + 1) * T * INNER + 2 * T * H
+    assert gemms["mlp.gate_up"].cast_kernels == 1 + maximum + 1
+
+
 def test_sequence_parallelism_gathers_quantized():
     """Forward and again one byte, gradients reduced in bf16; after the down projection bf16 reduced, one byte gathered."""
     ops = block("fp8_delayed", tp=2)

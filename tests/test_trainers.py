@@ -8,6 +8,7 @@ from steptime import Job, estimate
 from steptime.cost import compute
 from steptime.cost.comm import collective
 from steptime.cost.network import one_link
+from steptime.cost.pace import slower_rates
 from steptime.cost.parts import Work, wait_for_host
 from steptime.cost.rates import attention_efficiency, plain_share, rates
 from steptime.hardware.machine import Machine
@@ -23,6 +24,7 @@ from steptime.validation.row_software import framework_of
 
 A100 = Machine.load("dgx-a100-80gb").accelerator
 RATES = rates(A100, load_software("megatron-2021"))
+RATE_FIELDS = [name for name in RATES._fields if name.endswith(("_flops", "_per_s"))]
 
 
 def product(**changes):
@@ -223,12 +225,27 @@ def test_gathered_logits_cost_one_gather_of_all_of_them_and_no_sums_in_the_loss(
 
 
 def test_a_profiles_factor_slows_every_kernel_alike():
+    """Products, attention, scans, convolutions, chunks and element-wise kernels, with or without a number of SMs."""
     software = load_software("megatron-2021")
+    for device in (A100, A100.model_copy(update={"sm_count": None})):
+        usual, slower = rates(device, software), rates(device, software.replace(compute_factor=2.0))
+        for field in RATE_FIELDS:
+            assert getattr(slower, field) == pytest.approx(getattr(usual, field) / 2), field
     slower = rates(A100, software.replace(compute_factor=2.0))
-    for field in ("gemm_flops", "attention_forward_flops", "attention_backward_flops", "bytes_per_s"):
-        assert getattr(slower, field) == pytest.approx(getattr(RATES, field) / 2)
     assert slower.gemm_kernel_s == pytest.approx(2 * RATES.gemm_kernel_s)
     assert slower.move_kernel_s == pytest.approx(2 * RATES.move_kernel_s)
+
+
+def test_a_calibrations_factor_slows_every_kernel_alike():
+    """1.25 times the seconds: every rate by 1 / 1.25, every fixed time and the gaps between kernels by 1.25; shares stay."""
+    slower = slower_rates(RATES, 1.25)
+    times = ("gemm_kernel_s", "move_kernel_s", "slowness")
+    factors = dict.fromkeys(RATE_FIELDS, 1 / 1.25) | dict.fromkeys(times, 1.25)
+    for name in RATES._fields:
+        if name in factors:
+            assert getattr(slower, name) == pytest.approx(factors[name] * getattr(RATES, name)), name
+        else:
+            assert getattr(slower, name) == getattr(RATES, name), name
 
 
 def test_backward_hides_tensor_parallel_collectives_only_where_the_profile_overlaps_them(monkeypatch):

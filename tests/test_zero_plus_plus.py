@@ -4,6 +4,8 @@ import pytest
 
 from steptime import Job, estimate, search
 from steptime.base.config import ConfigError
+from steptime.fsdp import plus_plus
+from steptime.job.mesh import group
 from steptime.search.space import Axes
 
 LAYER, ALL = 218_112_000, 8_030_261_248
@@ -76,6 +78,52 @@ def test_quantized_weights():
         for precision in ("bf16", "fp16")
     ]
     assert seconds[0] / seconds[1] == pytest.approx((7 + 4 / 4096) / (3 + 4 / 4096), rel=0.02)
+
+
+ALL_OF_IT = {"hpz_partition_size": 8, "quantized_weights": True, "quantized_gradients": True}
+
+
+@pytest.mark.parametrize(
+    ("plus", "second", "sent", "flat", "moved", "reduced"),
+    [(None, 0, 7_000, 2 * 4_096, 0, 4 * 4_096), (ALL_OF_IT, 2 * 4_096 / 8, 4_100, 12_292, 28_676, 4_104)],
+)
+def test_bytes_of_4096_elements(plus, second, sent, flat, moved, reduced):
+    """One scale of 4 bytes. Second partition: 2 bytes over 8 ranks. Sent in int8: 4,096 + 4, for a buffer of 7,000. Held until
+    parameters are copied out: that and 2 * 4,096 in fp16. Moved for it: int8 read, fp16 written, fp16 read and bf16 written,
+    1 + 2 + 2 + 2 bytes and the scale. A reduction in fp32 reads 4; in int4 what is sent and received, twice 2,048 + 4.
+    """
+    job = plan(plus)
+    assert plus_plus.secondary_bytes(job, 4_096) == second
+    assert plus_plus.sent_bytes(job, 4_096, 7_000) == sent
+    assert plus_plus.flat_bytes(job, 4_096) == flat
+    assert plus_plus.dequantized_bytes(job, 4_096) == moved
+    assert plus_plus.reduction_bytes(job, 4_096, 4.0) == reduced
+
+
+def test_dequantized_parameters_of_fp16_are_not_cast():
+    job = plan({"quantized_weights": True}, precision="fp16")
+    assert plus_plus.dequantized_bytes(job, 4_096) == 4_096 + 4 + 2 * 4_096
+
+
+def test_scales_of_gradients_have_exchanges_of_their_own():
+    """Two matrices of 4,096 elements on 8 nodes of 8: 2,048 bytes and a scale of 4 inside a node, an eighth between nodes."""
+    job = plan({"quantized_gradients": True})
+    found = plus_plus.reduction(job, 8_192, 32_768, 2, group(job.parallelism, "shards"))
+    assert {(one.name, one.bytes, one.group.ranks, one.group.stride, one.calls) for one in found} == {
+        ("gradients", 32_768, 64, 1, 0),
+        ("gradients, within nodes", 2_048, 8, 1, 2),
+        ("gradients scales, within nodes", 4, 8, 1, 2),
+        ("gradients, between nodes", 256, 8, 8, 2),
+        ("gradients scales, between nodes", 0.5, 8, 8, 2),
+    }
+
+
+def test_a_single_node_reduces_as_ever():
+    """Eight devices: fp32 is read and scattered once."""
+    job = plan({"quantized_gradients": True}, dp=8)
+    assert plus_plus.reduction_bytes(job, 4_096, 4.0) == 4 * 4_096
+    found = plus_plus.reduction(job, 8_192, 32_768, 2, group(job.parallelism, "shards"))
+    assert [(one.bytes, one.group.ranks, one.calls) for one in found if one.calls] == [(32_768, 8, 1)]
 
 
 def test_quantized_gradients():

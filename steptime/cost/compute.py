@@ -203,7 +203,8 @@ def chunked_pass(op: Chunked, r: Rates, times: float, passes: float, sizes: dict
     """
     flops = passes * op.tokens * op.counted
     moved = times * (total(sizes[name] for name in op.inputs) + total(t.bytes for t in op.allocates))
-    compute = op.slowness * times * maximum(op.flops / r.chunk_flops, op.seq * CHUNK_S_PER_TOKEN)
+    in_turn_s = op.seq * CHUNK_S_PER_TOKEN * r.slowness
+    compute = op.slowness * times * maximum(op.flops / r.chunk_flops, in_turn_s)
     kernels = SCAN_KERNELS * times
     return Pass(flops, moved, compute, moved / r.bytes_per_s, compute + kernels * r.move_kernel_s, kernels)
 

@@ -12,6 +12,9 @@ RATES = (
     "attention_backward_flops",
     "bytes_per_s",
     "elements_per_s",
+    "scan_flops",
+    "conv_bytes_per_s",
+    "chunk_flops",
 )
 TIMES = ("gemm_kernel_s", "move_kernel_s", "slowness")
 

@@ -160,7 +160,7 @@ def rates(accelerator: Accelerator, software: Software, microbatches: int = 1) -
             copy_rate * software.timing.move_rate, (accelerator.sm_count or inf) * CONV_BYTES_PER_SM / slow
         ),
         elements_per_s=(accelerator.sm_count or inf) * ELEMENTS_PER_SM / slow,
-        chunk_flops=(accelerator.sm_count or peak * CHUNK_SHARE / CHUNK_FLOPS_PER_SM) * CHUNK_FLOPS_PER_SM,
+        chunk_flops=accelerator.sm_count * CHUNK_FLOPS_PER_SM / slow if accelerator.sm_count else peak * CHUNK_SHARE,
         attention_ramp_tokens=accelerator.attention_ramp_tokens,
         attention_head_64=head_64(accelerator, software),
         gemm_overhead_k=accelerator.gemm_overhead_k,

@@ -62,10 +62,10 @@ def attention(estimate: Estimate) -> FactList:
             )
             lines.append(f"each + {seconds(op.calls * rates.gemm_kernel_s)} launch")
         elif isinstance(op, Chunked):
-            flops = quantity(rates.chunk_flops, SI, "FLOP/s")
+            flops, token_s = quantity(rates.chunk_flops, SI, "FLOP/s"), CHUNK_S_PER_TOKEN * rates.slowness
             lines.append(
                 f"forward: {op.slowness:g} times the longer of {quantity(row.forward_flops, SI, 'FLOP')} at {flops} and "
-                f"{whole(op.seq)} tokens of {CHUNK_S_PER_TOKEN * 1e9:.0f} ns; backward {op.backward_times:g} times that "
+                f"{whole(op.seq)} tokens of {token_s * 1e9:.0f} ns; backward {op.backward_times:g} times that "
                 "(benchmarks of fla-org/flash-linear-attention)"
             )
         facts.append(Fact(row.name, lines))

@@ -103,8 +103,6 @@ def sharded_steps(
             held.roots.add(chunk)
         if kind == "F" and reshard:
             held.layers.discard(chunk)
-        if reduces:
-            held.drop(chunk)
     return steps
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from physics_jobs import job
 
+from steptime.answer.result import estimate
 from steptime.model.blocks import n_params, n_trained
 
 
@@ -21,3 +22,28 @@ def test_adapters_alone_are_trained(lora, adapters):
     plan = job("torch", model={"lora": lora})
     assert n_params(plan.model) == 590_464 + adapters
     assert n_trained(plan.model, 8, plan.software) == adapters
+
+
+@pytest.mark.parametrize(
+    ("model", "frozen"),
+    [
+        ({"lora": {"rank": 4}}, 2 * 590_464),
+        # one vector of 131,072 for embedding and head
+        ({"lora": {"rank": 4}, "tie_embeddings": True}, 2 * (590_464 - 131_072)),
+        # projections in 4 bits, a byte for the scale of 64 of them, and 4 for that of 256 scales (QLoRA, arXiv 2305.14314)
+        ({"lora": {"rank": 4, "base_dtype": "nf4"}}, 327_680 * (0.5 + 1 / 64 + 4 / (64 * 256)) + 2 * 262_784),
+        ({"lora": {"rank": 4, "base_dtype": "fp32"}}, 4 * 590_464),
+    ],
+    ids=["bf16", "tied", "nf4", "fp32"],
+)
+def test_bytes_of_what_is_frozen_and_of_what_is_trained(model, frozen):
+    """17,408 trained parameters: 2 bytes each, 2 of gradients and 2 x 2 of moments; the frozen ones are stored alone.
+
+    Of the 590,464 327,680 are in projections; embedding, head and norms have the other 262,784.
+    """
+    (stage,) = estimate(job("torch", model=model)).memory.stages
+    assert stage.params_bytes == frozen + 2 * 17_408
+    assert (stage.persisting_bytes - stage.params_bytes - stage.buffers_bytes, stage.optimizer_bytes) == (
+        2 * 17_408 + 4 * 17_408,
+        4 * 17_408,
+    )

@@ -44,3 +44,11 @@ def test_sequences_of_a_batch_run_side_by_side():
     both = op(8192, 4096, slowness=2.0, backward_times=3.0)
     assert compute.forward(both, RATES, {}).compute_s == pytest.approx(320e-6)
     assert compute.backward(both, RATES, {})[0].compute_s == pytest.approx(960e-6)
+
+
+def test_a_profiles_factor_slows_chunks_too():
+    """At 1.25 times the seconds of a kernel: 4,096 tokens in turn take 160 us * 1.25, and FLOPs at a rate of 1 FLOP/s / 1.25."""
+    slow = RATES._replace(slowness=1.25)
+    assert compute.forward(op(4096, 4096), slow, {}).compute_s == pytest.approx(200e-6)
+    arithmetic = slow._replace(chunk_flops=1 / 1.25)
+    assert compute.forward(op(4096, 4096), arithmetic, {}).compute_s == pytest.approx(1.25 * op(4096, 4096).flops)

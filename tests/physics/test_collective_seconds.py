@@ -114,3 +114,12 @@ def test_an_exchange_sends_a_row_once_to_each_node():
     one_by_one = [exchange(8e6, Routing(16, 1), Group("ep", float(n), 1), tiers, 1.0).time_s for n in ranks]
     assert in_a_column == pytest.approx([*wanted.values()])
     assert one_by_one == pytest.approx([*wanted.values()])
+
+
+def test_an_exchange_sends_a_copy_to_each_node_that_holds_an_expert():
+    """Top 2 of 16 experts, one a rank, in two nodes: a token wants 2 * (1 - C(8, 2) / C(16, 2)) = 23 / 15 nodes, half of them
+    the other one. Of the two rows that a rank receives for each of its tokens 23 / 60 come from there: 8 MB at 10 GB/s.
+    """
+    found = exchange(8e6, Routing(16, 2), Group("ep", 16.0, 1), (NODE, FABRIC), 2.0)
+    assert found.time_s == pytest.approx(77e-6 + 23 / 60 * 8e6 / 10e9)
+    assert (found.tier, found.latency_s) == ("fabric", 77e-6)

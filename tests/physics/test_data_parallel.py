@@ -178,6 +178,15 @@ def test_what_hides_is_the_rest():
     assert time.hidden_s["dp_comm"] > EVERY_GATHER
 
 
+def test_what_hides_of_every_micro_batchs_reductions():
+    """ZeRO-2 reduces 4,522,752 s in each of four micro-batches, and gathers half of that once."""
+    layout = {"dp": 2, "zero_level": 2, "n_param_buckets": 1, "microbatches": 4, "model": MODEL}
+    time = estimate(job(on=machine(flops=BACKWARD_FLOPS / 5_000_000, link=1.0), **layout)).time
+    everything = 4 * 4_522_752 + 4_522_752 / 2
+    assert time.parts_s["dp_comm"] + time.hidden_s["dp_comm"] == pytest.approx(everything, rel=SLIGHTLY)
+    assert time.hidden_s["dp_comm"] > 2 * 4_522_752
+
+
 def test_how_late_gathers_make_a_forward():
     """Three buckets of 3 s under a forward of 6 s, which needs one every 2 s: they end after 3, 6 and 9 s, so that forward is 3,
     4 and 5 s late. The second is sent once the first has come, the third when forward, then 4 s late, reaches the second.

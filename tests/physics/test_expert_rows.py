@@ -89,3 +89,35 @@ def test_biases_of_experts_times_probabilities(dtype, bytes_, kernels):
     part = layer(performance={"moe": {"router_dtype": dtype}}, biased=True)
     [bias] = [op for op in part.ops if op.name == "experts.bias"]
     assert (bias.forward_bytes, bias.kernels, launches(bias)) == (bytes_ * 16 * 128, kernels, kernels - 14)
+
+
+def test_torchtitan_weighs_rows_in_fp32():
+    """16 rows of 128, an element. Forward: upcast 2 + 4, product 4 + 4, downcast 4 + 2: 20. Backward: the gradient upcast 2 + 4,
+    its products with the score 4 + 4 and with the row 4 + 4 + 4, a sum that reads 4, downcast 4 + 2: 36. Kept is the fp32 row.
+    """
+    [weigh] = [op for op in Assembly(job("fsdp2", model={"moe": MOE})).kinds[0].ops if op.name == "moe.weigh"]
+    assert (weigh.forward_bytes, weigh.backward_bytes, weigh.kernels) == (20 * 16 * 128, 36 * 16 * 128, 3)
+    assert (weigh.forward_temp_bytes, weigh.backward_temp_bytes) == (4 * 16 * 128, (3 * 4 - 2 * 2) * 16 * 128)
+
+
+@pytest.mark.parametrize(
+    ("moe", "kept"),
+    [
+        ({}, {}),
+        # fp32 scores of 8 experts for 8 tokens and the loss; tokens of each expert in 64 bits, for each sequence
+        ({"load_balancing": "aux_loss"}, {"moe.loss.softmax": 4 * (8 * 8 + 1), "moe.loss.counts": 8 * 8}),
+        ({"load_balancing": "seq_aux_loss"}, {"moe.loss.softmax": 4 * (8 * 8 + 1), "moe.loss.counts": 8 * 8}),
+        # a token's scores and their sum
+        (
+            {"load_balancing": "aux_loss", "score_function": "sigmoid"},
+            {"moe.loss.scores": 4 * (8 * 9 + 1), "moe.loss.counts": 8 * 8},
+        ),
+        ({"z_loss": True}, {"moe.z_loss": 4 * (8 * 9 + 1)}),
+    ],
+    ids=str,
+)
+def test_what_losses_of_a_router_keep(moe, kept):
+    """Megatron-Core's moe_utils.py, switch_load_balancing_loss_func and z_loss_func, on the router's fp32 scores."""
+    part = layer(moe, performance={"moe": {"router_dtype": "fp32"}})
+    saved = {name for op in part.ops for name in op.saves if name.startswith(("moe.loss", "moe.z_loss"))}
+    assert {name: part.sizes[name] for name in saved} == kept

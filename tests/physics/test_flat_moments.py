@@ -8,13 +8,15 @@ Source: torch 2.13, torch/distributed/fsdp/_runtime_utils.py: _pre_backward_hook
 
 from __future__ import annotations
 
+import pytest
 from physics_jobs import job
 from walked_moments import LAYER, Every
 
-from steptime.fsdp.groups import Buffers
+from steptime.fsdp.groups import Buffers, flat_group
 from steptime.fsdp.memory_walk import Wrapped, flat_backward, flat_forward
 from steptime.job.assembly import Assembly
 from steptime.memory.part_memories import PartMemories
+from steptime.model.ops import Param
 
 FLAT = Buffers(5_000.0, 10_000.0, 0.0, 3_000.0, 20_000.0, 0.0, 400.0, 0.0)
 ROOT = Buffers(50_000.0, 100_000.0, 0.0, 30_000.0, 200_000.0, 0.0, 4_000.0, 0.0)
@@ -22,9 +24,10 @@ ENDS = 2 * 131_200
 """Gradients of head and final norm in bf16, which wait for the root's reduction."""
 
 
-def walked(**fsdp: object) -> tuple[Every, Every]:
+def walked(software: str = "fsdp2", recompute: str = "none", **fsdp: object) -> tuple[Every, Every]:
     layout = {"dp": 2, "fsdp": {"version": 1, "reduce_dtype": "fp32"} | fsdp}
-    assembly = Assembly(job("fsdp2", seqlen=2, microbatches=2, **layout))
+    performance = {"activation_checkpointing_type": recompute}
+    assembly = Assembly(job(software, seqlen=2, microbatches=2, performance=performance, **layout))
     memories = PartMemories(assembly, weight_grads_stay=True)
     layers = [Wrapped(LAYER, [FLAT], [0.0], 0.0, 0.0)] * 3
     there, back = Every(), Every()
@@ -68,6 +71,41 @@ def test_the_next_flat_parameter_comes_before_a_layers_backward():
     assert back.of("backward of a reduce-scatter") == [(left[i], base + reduce[i]) for i in range(3)]
 
 
+def test_the_next_flat_parameter_may_come_after_a_layers_backward():
+    """BACKWARD_POST: the last layer gathers its own, 10,000, from a shard of 5,000. Each layer that is done gathers the next
+    one's beside its flat gradient, before it reduces; a reduction holds 10,000, 20,000 and 400 beside the next one's 10,000.
+    """
+    _, back = walked(backward_prefetch="post")
+    base = 100_000 + ENDS
+    assert back.of("backward of an all-gather") == [
+        (back.of("backward of an all-gather")[0][0], 100_000),
+        (3_016.0, base + 10_000 + 5_000 + 512),
+        (2_016.0, base + 10_000 + 512 + 10_000 + 5_000),
+        (1_016.0, base + 10_000 + 512 + 10_000 + 5_000),
+    ]
+    assert back.of("backward of mlp") == [(3_016.0 - 1_000 * i, base + 10_000 + 900) for i in range(3)]
+    reduce = base + 512 + 30_400
+    assert back.of("backward of a reduce-scatter") == [
+        (2_016.0, reduce + 10_000),
+        (1_016.0, reduce + 10_000),
+        (16.0, reduce),
+    ]
+
+
+@pytest.mark.parametrize("prefetch", ["pre", "post"])
+def test_under_a_reentrant_checkpoint_each_layer_gathers_its_own(prefetch):
+    """Whatever is said of the prefetch. Until its gradient is reduced the layer's input, output and the gradient of that are
+    there too, 3 * 512 (torch/utils/checkpoint.py, CheckpointFunction.backward).
+    """
+    _, back = walked("accelerate", "full", backward_prefetch=prefetch)
+    base, left = 100_000 + ENDS + 10_000, [2_016.0, 1_016.0, 16.0]
+    gathers = back.of("backward of an all-gather")[1:]
+    assert gathers == [(1_000 + below, base + 5_000 + 512) for below in left]
+    assert back.of("backward of mlp") == [(1_000 + below, base + 900) for below in left]
+    assert back.of("backward of a flat gradient") == [(below, base + 4 * 512 + 3_000 + 10_000) for below in left]
+    assert back.of("backward of a reduce-scatter") == [(below, base + 4 * 512 + 20_400) for below in left]
+
+
 def test_the_roots_gradient_comes_last():
     """Embedding: its gradient 2 * 131,072 and the one that came in, 512. The root's flat gradient: gathered, its gradients 30,000
     and the flat one of 100,000; its reduction: 100,000, the fp32 copy 200,000 and the outcome 4,000.
@@ -76,3 +114,13 @@ def test_the_roots_gradient_comes_last():
     assert back.of("backward of embedding") == [(16.0, 100_000 + ENDS + 2 * 131_072 + 512)]
     assert back.of("backward of the root's flat gradient") == [(0.0, 100_000 + 30_000 + 100_000)]
     assert back.of("backward of the root's reduce-scatter") == [(0.0, 100_000 + 200_000 + 4_000)]
+
+
+@pytest.mark.parametrize(("original", "padded"), [(True, 16), (False, 8)])
+def test_a_flat_parameter_of_two_tensors(original, padded):
+    """3 and 5 elements in bf16 on 4 ranks: the second starts at 8, a multiple of 16 bytes, and ends at 13, which 16 rounds to
+    whole shards. Without original parameters it starts at 3, and all 8 are 2 for each rank (_init_flat_param_and_metadata).
+    """
+    assembly = Assembly(job("fsdp2", dp=4, fsdp={"version": 1, "original_params": original}))
+    flat = flat_group(assembly, [Param("a", (3,)), Param("b", (5,))], 1)
+    assert (flat.padded, flat.elements, flat.ranks) == (padded, 8, 4)

@@ -10,9 +10,10 @@ import pytest
 from physics_jobs import job
 
 from steptime.answer.result import estimate
-from steptime.fsdp.groups import buffers, groups
+from steptime.fsdp.groups import ParamGroup, buffers, group_of, groups
 from steptime.fsdp.memory_walk import left_behind
 from steptime.job.assembly import Assembly
+from steptime.model.ops import Param
 
 LAYER, ROOT, HEAD = 164_096, 262_272, 131_200
 
@@ -165,3 +166,10 @@ def test_what_a_layers_backward_leaves_until_all_is_done(layout, left):
     assembly = Assembly(job("fsdp2", microbatches=2, dp=4, fsdp=fsdp, **copies))
     group = groups(assembly, assembly.chunks[0]).layers[0]
     assert left_behind(assembly, assembly.kinds[0].params, buffers(assembly, group)) == left
+
+
+def test_a_group_without_trained_parameters_has_no_last_gradient():
+    """4 frozen rows of 2 on 3 ranks are 6 padded ones; a middle stage's root has no parameters at all."""
+    assert group_of([], 1, 4) == ParamGroup(0, 0, 4, 0)
+    frozen = ParamGroup(12, 8, 3, 0, frozen=8, frozen_padded=12, matrices=1)
+    assert group_of([Param("w", (4, 2), group="frozen")], 1, 3) == frozen

@@ -283,6 +283,24 @@ def test_a_chunks_backward_before_gradients_are_added_up():
     ]
 
 
+@pytest.mark.parametrize(("summed", "sums"), [(False, 0), (True, 100_000 + 2 * 6_000)])
+def test_the_two_halves_of_a_split_backward(summed, sums):
+    """For inputs: the output 5,000, the root 300,000 and both layers 60,000, gathered or not, beside the sums, and 7,000 of its
+    own; 3,000 stay. For weights: the root, and layers that are gathered; the last layer's gradients, 3,000, join those of the
+    head, 1,300, then the first one's, once the last one's 2,000 are gone. Sums are not added to before the next backward.
+    """
+    chunk = replace(first_chunk(), half=(3_000.0, 7_000.0), waits=[1_000.0, 2_000.0])
+    of_inputs, of_weights, alone = Every(), Every(), Every()
+    before = Gradients(summed=summed)
+    for kind, held, found in (("I", False, of_inputs), ("W", True, of_weights), ("W", False, alone)):
+        chunk.one_half(Passing(kind, fetched=False, held=held, roots=False, gradients=before), found)
+    run = 5_000 + 360_000 + sums
+    assert of_inputs.of("gradients of the inputs") == [(0.0, run + 7_000), (3_000.0, run)]
+    added = [(3_000.0, sums + 1_300 + 3_000), (1_000.0, sums + 1_300 + 6_000)]
+    for found, parameters in ((of_weights, 360_000), (alone, 300_000)):
+        assert found.of("gradients of the weights") == [(kept, parameters + bytes_) for kept, bytes_ in added]
+
+
 def test_the_layer_whose_backward_is_next_is_gathered_ahead():
     """The first layer's flat buffer is 7,000 here: it has arrived beside the last layer's backward; none follows the first's."""
     blocks = [BLOCK._replace(gathered=7_000.0), BLOCK]

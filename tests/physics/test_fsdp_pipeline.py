@@ -15,12 +15,13 @@ from steptime.base.config import ConfigError
 from steptime.cost.parts import PartTime, Work
 from steptime.cost.rates import rates
 from steptime.fsdp.pipeline_chunks import Gradients, chunk_bytes
+from steptime.fsdp.pipeline_memory import situations
 from steptime.fsdp.pipeline_seconds import ChunkSeconds, PipelineSeconds
 from steptime.job.assembly import Assembly
 from steptime.memory.part_memories import PartMemories
 from steptime.schedule.actions import Action
 from steptime.schedule.graph import graph
-from steptime.schedule.sharded import Around, sharded_run
+from steptime.schedule.sharded import Around, sharded_run, sharded_steps
 from steptime.timing.timeline import Timeline
 
 LAYER, EMBEDDING, HEAD = 164_096, 131_072, 131_200
@@ -108,6 +109,21 @@ def test_gradients_wait_unsharded():
     assert 2 * STAGE_0 <= found.memory.stages[0].transient_bytes - bf16 <= 2 * STAGE_0 + 2 * LAYER
 
 
+def test_a_reduced_chunk_holds_no_unsharded_gradients():
+    """F0 F0 F1 F1 B1 B1 B0 B0: each chunk's second backward finds the first one's gradients, and reduces; then chunk 1 has none.
+
+    Micro-batches that wait for backward in each action, its own aside: of chunk 0 0, 1, 2, 2, 2, 2, 1, 0.
+    """
+    actions = tuple(Action(kind, m, chunk) for kind, chunk in (("F", 0), ("F", 1), ("B", 1), ("B", 0)) for m in (0, 1))
+    found = list(situations(sharded_steps(actions, ahead=True, reshard=False), 2))
+    none, summed = Gradients(), Gradients(summed=True)
+    nothing, of_1, of_0 = (none, none), (none, summed), (summed, none)
+    assert [one.gradients for one in found] == [*[nothing] * 5, of_1, nothing, of_0]
+    assert [one.reduces for one in found] == [False] * 5 + [True, False, True]
+    assert [one.beside.whole for one in found] == [(0, 0), (1, 0), (2, 0), (2, 1), (2, 1), (2, 0), (1, 0), (0, 0)]
+    assert [one.after.unreduced for one in found] == [(True, True)] * 5 + [(True, False)] * 2 + [(False, False)]
+
+
 def test_memory_over_time_reaches_the_peak_and_ends_with_the_gradients():
     """Action by action, the largest is the table's; at the end the sharded gradients of fp32 are there, half of 4 bytes each."""
     for schedule, vpp in (("1f1b", 1), ("interleaved", 2), ("zbv", 2)):
@@ -139,10 +155,10 @@ def test_what_is_left_out(said, message):
 NO_TIME = PartTime(Work(), Work(), Work())
 
 
-def pipeline_seconds(*, memory: float = 1e30, overlap: bool = False) -> PipelineSeconds:
+def pipeline_seconds(*, memory: float = 1e30, overlap: bool = False, reduced: str = "fp32") -> PipelineSeconds:
     """Of two stages without any compute, for one micro-batch a step."""
     on = machine(memory=memory, link=1.0, node=2)
-    layout = {"dp": 2, "pp": 2, "fsdp": {"reduce_dtype": "fp32", "reshard_after_forward": False}}
+    layout = {"dp": 2, "pp": 2, "fsdp": {"reduce_dtype": reduced, "reshard_after_forward": False}}
     made = job("fsdp2", on=on, model={"n_layers": 4}, performance={"overlap": {"dp": overlap}}, **layout)
     assembly = Assembly(made)
     tiers = tuple(on.tiers)
@@ -212,6 +228,14 @@ def test_gradients_added_up_in_fp32():
     seconds_of = pipeline_seconds(memory=1.0)
     of = seconds_of.chunks[0][0]
     assert (of.first_sum_s, of.sum_s) == (pytest.approx(6 * STAGE_0), pytest.approx(10 * STAGE_0))
+
+
+def test_groups_are_reduced_one_after_another():
+    """In bf16 at 1 B/s: an element's gradient is read and written into a flat buffer, 2 + 2 s, and half of 2 bytes sent, 1 s. A
+    group is copied once the reduction before it is done (_fsdp_param_group.py, post_backward: reduce_scatter_state's event).
+    """
+    found = pipeline_seconds(memory=1.0, reduced="bf16")
+    assert [chunks[0].reduce_s for chunks in found.chunks] == [seconds(5 * STAGE_0), seconds(5 * STAGE_1)]
 
 
 @pytest.mark.parametrize("together", [1, 2])

@@ -10,6 +10,8 @@ from physics_jobs import SLIGHTLY, job, machine
 
 from steptime.answer.result import estimate
 from steptime.base.recent import Recent
+from steptime.fsdp.seconds import CommSeconds, passes
+from steptime.job.assembly import Assembly
 
 LAYER, ROOT = 164_096, 262_272
 
@@ -173,3 +175,40 @@ def test_layers_run_again_hide_more():
         for kind in ("none", "full")
     )
     assert again - plain == pytest.approx(0.85 * 2 * 2_113_536 / 2_637.824, rel=SLIGHTLY)
+
+
+ROOT_S, LAYER_S = CommSeconds(5.0, 1.0, 0.0, 0.5, 0.7), CommSeconds(2.0, 1.0, 0.0, 0.25, 0.3)
+BACK_S = CommSeconds(2.0, 2.0, 4.0, 0.25)
+THERE_S = [CommSeconds(0.0, 1.0, 0.0, 0.0, 0.7), CommSeconds(0.0, 1.0, 0.0, 0.0, 0.3)]
+NEAR_S = [CommSeconds(0.7, 1.0, 0.0, 0.5, 0.7), CommSeconds(0.3, 1.0, 0.0, 0.25, 0.3)]
+FORWARD_S, QUIET_S = [ROOT_S, LAYER_S], [CommSeconds(2.0, 2.0, 0.0, 0.25)]
+
+
+@pytest.mark.parametrize(
+    ("software", "layout", "expected"),
+    [
+        ("fsdp2", {"fsdp": {}}, [(3, FORWARD_S, [BACK_S])]),
+        ("fsdp2", {"fsdp": {"no_sync": True}}, [(2, FORWARD_S, QUIET_S), (1, FORWARD_S, [BACK_S])]),
+        (
+            "fsdp2",
+            {"fsdp": {"no_sync": True, "reshard_after_forward": False, "reshard_after_backward": False}},
+            [(1, FORWARD_S, QUIET_S), (1, THERE_S, QUIET_S), (1, THERE_S, [BACK_S])],
+        ),
+        # Megatron-FSDP gathers its units anew, the rest once a step
+        (
+            "megatron-core",
+            {"zero_level": 3},
+            [(1, FORWARD_S, [BACK_S]), (2, [ROOT_S._replace(gather_s=0.0, copy_s=0.0), LAYER_S], [BACK_S])],
+        ),
+        (
+            "deepspeed",
+            {"zero_level": 3, "zero_plus_plus": {"hpz_partition_size": 2}},
+            [(1, FORWARD_S, [BACK_S]), (2, NEAR_S, [BACK_S])],
+        ),
+    ],
+    ids=["usual", "no_sync", "gathered", "units", "second partition"],
+)
+def test_collectives_of_three_micro_batches(software, layout, expected):
+    """How many run with which: gathers of the first, of those in the middle, and reductions of the last."""
+    assembly = Assembly(job(software, dp=4, microbatches=3, on=machine(node=2), **layout))
+    assert passes(assembly, (FORWARD_S, [BACK_S])) == [(times, (ahead, back)) for times, ahead, back in expected]

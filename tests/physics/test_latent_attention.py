@@ -27,11 +27,13 @@ def test_widths_of_the_projections(tp):
 
 def test_rotation_and_join():
     """tp 2: one head of queries and the keys' one part turn, 8 * 2 * 8 * 2 = 256 bytes, which eager kernels pass 10 times forward
-    (three for turned halves, four for two products, three for their sum); then q and k of 8 * 24 * 2 = 384 bytes are read and
-    written. A fused kernel for each does that alone.
+    (three for turned halves, four for two products, three for their sum) and 15 times backward (two products, gradients of two
+    halves, one of which is negated, 9, and two sums, 6); then q and k of 8 * 24 * 2 = 384 bytes are read and written. A fused
+    kernel for each does that alone.
     """
     eager, fused = ops("composite", 2), ops("fused", 2)
-    assert eager["attn.rope"].forward_bytes == 10 * 256
+    assert (eager["attn.rope"].forward_bytes, eager["attn.rope"].backward_bytes) == (10 * 256, 15 * 256)
     assert eager["attn.join"].forward_bytes == 2 * 2 * 384
     assert (fused["attn.rope"].forward_bytes, fused["attn.rope"].kernels) == (2 * 2 * 384, 2)
+    assert fused["attn.rope"].backward_bytes == 2 * 2 * 384
     assert "attn.join" not in fused

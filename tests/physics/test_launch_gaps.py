@@ -60,6 +60,20 @@ def test_graphs_leave_half_of_the_gaps():
     assert parts({"cuda_graphs": True})["launch"] == pytest.approx(12.0)
 
 
+@pytest.mark.parametrize("compiled", ["blocks", "all"])
+def test_compiled_layers_leave_half_of_the_gaps(compiled):
+    """Of about 60 kernels of an eager Llama block about 30 remain (assumed: 0.5)."""
+    assert parts({"compile": compiled})["launch"] == pytest.approx(12.0)
+
+
+@pytest.mark.parametrize("layers", [0, 1, 2])
+def test_layers_of_multi_token_prediction_have_a_layers_gaps(layers):
+    """They run before the head, which has none of its own; nor has the embedding."""
+    assembly = Assembly(job(model={"mtp": layers}))
+    assert part_gap_s(3.0, assembly, assembly.head) == pytest.approx(3.0 * layers)
+    assert part_gap_s(3.0, assembly, assembly.embedding) == 0.0
+
+
 @pytest.mark.parametrize(("precision", "times"), [("fp8_current", 1.5), ("mxfp8", 1.5), ("nvfp4", 2.5)])
 def test_gaps_grow_with_the_casts_of_a_recipe(precision, times):
     """A gap of 1.5 is a half more for the 4 casts of a projection under current scaling, so three halves for the 12 of NVFP4."""

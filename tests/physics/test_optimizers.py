@@ -10,8 +10,10 @@ from steptime.cost.rates import Rates, rates
 from steptime.job.assembly import Assembly
 from steptime.job.job import Job
 from steptime.memory.moments import matrix, orthogonalized
+from steptime.model.ops import Param
 from steptime.timing.optimizer import update_bytes_per_param
-from steptime.timing.orthogonalize import newton_schulz_s
+from steptime.timing.orthogonalize import matrix_s, newton_schulz_s, orthogonalize_s
+from steptime.timing.part_times import pricing
 
 LAYERS = 2 * 163_840
 """Elements of the matrices of the two layers; embedding and head have 262,144, five norms of 128 have 640 elements."""
@@ -137,3 +139,46 @@ def test_experts_are_tensors_of_their_own():
         "mlp.experts.up.weight": (4, 16_384, (128, 128)),
         "mlp.experts.down.weight": (4, 8_192, (128, 64)),
     }
+
+
+@pytest.mark.parametrize(
+    ("mode", "split", "flops", "bytes_"),
+    [
+        ("blockwise", 0, 4 * 8 * 8 * 32 + 2 * 8**3, 0),  # the device's own 8 rows
+        ("duplicated", 0, 4 * 16 * 16 * 32 + 2 * 16**3, 1_024),  # the whole, gathered once
+        ("distributed", 0, 4 * 32 * 32 * 8 + 2 * 32**3, 5 * 2 * 32 * 32),  # Gram matrices of 32 columns, five times
+        ("distributed", 1, 4 * 16 * 16 * 16 + 2 * 16**3, 5 * 2 * 16 * 16),  # of 16 rows
+        ("distributed", None, 4 * 16 * 16 * 32 + 2 * 16**3, 0),  # nothing is split
+    ],
+)
+def test_newton_schulz_of_a_matrix_that_tensor_parallelism_splits(mode, split, flops, bytes_):
+    """16 rows of 32 columns over tp 2: five iterations of 4 m^2 n + 2 m^3 FLOPs. A gather sends half of 512 fp32 values, an
+    all-reduce of bf16 sends half of them twice (Emerging-Optimizers muon_utils.py, newton_schulz_tp).
+    """
+    matrix_ = Param("w", (16, 32), split)
+    elements = 512 if split is None else 256
+    for on, expected in ((machine(flops=1.0), 5 * flops), (machine(link=1.0), bytes_)):
+        performance = {"optimizer": "muon", "muon_tp_mode": mode}
+        plan = job(on=on, tp=2, model={"n_q_heads": 2}, performance=performance, zero_level=0)
+        found = matrix_s(plan, matrix_, elements, pricing(plan).context)
+        assert found == pytest.approx(expected, rel=1e-3, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "dp", "flops"),
+    [
+        ("muon", 2, 2 * 5 * 100_663_296),
+        ("dist_muon", 2, 5 * 100_663_296),  # an even share of two
+        ("dist_muon", 16, 5 * 37_748_736),  # no less than the longest
+        ("adamw", 2, 0),
+    ],
+)
+def test_whole_matrices_take_an_even_share_or_the_longest(optimizer, dp, flops):
+    """4 m^2 n + 2 m^3 of a layer: q, k, v 384 x 128 29,360,128; projection 12,582,912; gate and up 512 x 128 37,748,736; down
+    128 x 256 20,971,520; together 100,663,296, in two layers.
+    """
+    performance = {"optimizer": optimizer}
+    plan = job(on=machine(flops=1.0), dp=dp, performance=performance, zero_level=1 * (optimizer == "dist_muon"))
+    held = Assembly(plan)
+    found = orthogonalize_s(plan, held.counted_params(held.stages[0]), pricing(plan).context)
+    assert found == pytest.approx(flops, rel=1e-3)

@@ -170,3 +170,10 @@ def test_elements_without_vector_loads_go_through_every_processor(sm_count, expe
     """2.6e9 a second on an SM: of 148 SMs 384.8e9; no limit where their number is not stated."""
     on = machine(flops=1e15, sm_count=sm_count)
     assert rates(on.accelerator, job(on=on).software).elements_per_s == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("sm_count", "expected"), [(2, 42e9), (100, 0.5 * 800e9), (None, 0.5 * 800e9)])
+def test_a_convolution_is_as_fast_as_its_processors_and_as_memory(sm_count, expected):
+    """21 GB/s on each of two SMs; 100 could do 2,100, but memory of 800 GB/s gives such kernels half of its rate."""
+    on = machine(memory=800e9, sm_count=sm_count)
+    assert rates(on.accelerator, job(on=on).software.replace(move_rate=0.5)).conv_bytes_per_s == pytest.approx(expected)

@@ -10,19 +10,21 @@ from steptime.timing.op_times import replayed_times
 
 
 @pytest.mark.parametrize(
-    ("flops", "products", "exposed"),
+    ("flops", "overlap", "products", "exposed"),
     [
-        (FREE, 0, 6_144),  # nothing hides a turn
-        (1.0, 1_343_488, 0.15 * 6_144),  # attention hides all of it, 15 % comes back as slower compute
+        (FREE, None, 0, 6_144),  # nothing hides a turn
+        (1.0, None, 1_343_488, 0.15 * 6_144),  # attention hides all of it, 15 % comes back as slower compute
+        (FREE, {"cp": 1.0}, 0, 0),  # the plan says that all of it is hidden: it is listed all the same
     ],
 )
-def test_one_of_two_layers_runs_again(flops, products, exposed):
+def test_one_of_two_layers_runs_again(flops, overlap, products, exposed):
     """Four ranks share 32 tokens: a rank's keys and values, 2 * 8 * 128 * 2 = 4,096 bytes, are handed on three times, 4,096 s
     each at 1 B/s. Of two layers one is recomputed: 3 / 2 turns and half of its FLOPs a layer, (16 * 163,840 + 65,536) / 2, of
     which 65,536 are the causal half of two products of 8 x 32 x 128.
     """
     recompute = {"granularity": "full", "method": "block", "n_layers": 1}
-    plan = job(on=machine(flops=flops, link=1.0), cp=4, seqlen=32, performance={"recompute": recompute})
+    performance = {"recompute": recompute} | ({"overlap": overlap} if overlap else {})
+    plan = job(on=machine(flops=flops, link=1.0), cp=4, seqlen=32, performance=performance)
     timing = estimate(plan).timing
     [ops] = replayed_times(timing, timing.assembly.chunks[0]).values()
     compute, ring = ops

@@ -14,7 +14,7 @@ from steptime.memory.ledger import Peak
 from steptime.memory.part_memories import PartMemories
 from steptime.memory.stages import first_backward_moments
 from steptime.model.ops import Move, Tensor
-from steptime.model.segments import find_segments, kept_names
+from steptime.model.segments import find_segments, kept_names, replayed
 
 WIDE = {"n_layers": 1, "hidden_sz": 1024, "inter_sz": 2048, "n_q_heads": 8, "vocab_sz": 8192}
 """In units of 1024 * 1024 weights: qkv 3, projection 1, gate and up 4, down 2, the head 8."""
@@ -237,6 +237,20 @@ def test_what_stays_of_a_layer_when_all_after_the_projections_runs_again():
     assert sorted(sizes.values()) == [8_192] * 4, sizes
 
 
+@pytest.mark.parametrize(("tied", "waits"), [(True, 2 * 131_072), (False, 0)])
+def test_a_tied_heads_gradient_waits_for_the_embeddings(tied, waits):
+    """Autograd holds its 131,072 elements in bf16 through the backward of every layer; then it, the embedding's and their sum are
+    there. Forwards, and the head's own backward, hold nothing more.
+    """
+    assembly = Assembly(job("torch", microbatches=2, model={"tie_embeddings": tied}))
+    memories, [chunk] = PartMemories(assembly), assembly.chunks
+    usual = [memories.embedding, *(memory for _, _, memory in memories.resident(chunk)), memories.head]
+    found = [memory for _, memory in memories.alone(chunk)]
+    assert [one.forward for one in found] == [one.forward for one in usual]
+    more = [one.backward.bytes - other.backward.bytes for one, other in zip(found, usual, strict=True)]
+    assert more == [2 * waits, *[waits] * (len(usual) - 2), 0]
+
+
 def test_what_nobody_reads_is_freed_at_once():
     """An input of 5 B. The first op makes 10 and 20 B that nobody reads, 35 in all, the next one 100 B: 105."""
     unread = Move("unread", ("x",), (Tensor("a", 10.0, 1.0), Tensor("b", 20.0, 1.0)))
@@ -261,6 +275,17 @@ def test_a_kernel_with_the_batch_first_has_its_output_copied():
 
 
 # --- layers run again ---
+
+
+def test_a_replay_ends_with_the_last_op_that_saves():
+    """The first op saves its input, the second its own output, the third nothing. Up to the second a replay runs both, up to the
+    first none, as its input is there; of the third alone nothing comes back. One that does not stop runs all.
+    """
+    out = Tensor("b", 1.0, 1.0)
+    ops = [Move("1", ("x",), (Tensor("a", 1.0, 1.0),), ("x",)), Move("2", ("a",), (out,), ("b",)), Move("3", ("b",))]
+    assert [replayed(ops, 0, last, stops_early=True) for last in (0, 1, 2)] == [range(0), range(2), range(2)]
+    assert len(replayed(ops, 2, 2, stops_early=True)) == 0
+    assert replayed(ops, 0, 2, stops_early=False) == range(3)
 
 
 @pytest.mark.parametrize(("layers", "below"), [(1, 0), (2, 14 * 2_048 + 96)])
