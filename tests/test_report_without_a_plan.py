@@ -198,6 +198,32 @@ def test_a_model_or_machine_that_a_setting_contradicts_is_refused(capsys, comman
     assert run(capsys, *words) == (2, "", f"{option}: --set {setting} states another; give one of them\n")
 
 
+@pytest.mark.parametrize("command", [(), ("search", "--top", "1")])
+@pytest.mark.parametrize("key", ["hardware", "hardware.node_type"])
+def test_two_names_of_one_machine_do_not_contradict(capsys, command, key):
+    named = (*command, "--model", "llama3-8b", "--machine", "h100", "--devices", "8", "--set", f"{key}=dgx-h100")
+    assert run(capsys, *named, "--json")[0] == 0
+
+
+def test_another_machine_keeps_the_other_keys_of_hardware(capsys, tmp_path):
+    """Two nodes of 4 GB200 are 8 devices; figures stated of the machine apply to the other one, and a line says so."""
+    path = tmp_path / "plan.yaml"
+    hardware = {"node_type": "dgx-h100", "nodes": 2, "overrides": {"accelerator.usable_memory_bytes": "60GiB"}}
+    plan = {
+        "model": "llama3-8b",
+        "parallelism": {"tp": 2, "pp": 1},
+        "data": {"gbs": 64, "seqlen": 4096, "microbatch_sz": 1},
+    }
+    path.write_text(yaml.safe_dump(plan | {"hardware": hardware}))
+    code, out, err = run(capsys, str(path), "--machine", "gb200", "--json")
+    document = json.loads(out)
+    assert (code, document["devices"], document["memory"]["capacity_bytes"]) == (0, 8, 60 * 2**30)
+    assert err == "--machine gb200: hardware.overrides of the plan (accelerator.usable_memory_bytes) apply to it, too\n"
+    removed = run(capsys, str(path), "--machine", "gb200", "--set", "hardware.overrides={}", "--json")
+    assert removed[2] == ""
+    assert json.loads(removed[1])["memory"]["capacity_bytes"] > 100 * 2**30
+
+
 def test_a_stated_list_of_recomputed_layers_is_kept(capsys):
     """One number per stage makes as many stages; with a single key, the missing one is told with its values."""
     named = ("--model", "llama3-8b", "--devices", "16")
