@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 import yaml
 
 import steptime
+from steptime.base.config import ConfigError
 from steptime.commands.cli import main
 from steptime.commands.search_plan import unplanned
 from steptime.job.job import Job
@@ -387,3 +389,20 @@ def test_only_a_key_of_the_same_section_is_a_degree(capsys):
     note = quick(capsys, "parallelism={tp: 2}")[1]
     assert ", pp 1" in note
     assert "tp 2" not in note
+
+
+@pytest.mark.parametrize("command", [(), ("search",)])
+def test_ranks_that_no_layout_can_reshard_to_are_named(capsys, command):
+    """3 does not divide 8 devices, whatever their layout; the batch is not the cause."""
+    sets = ("--set", "performance.software=fsdp2", "--set", "parallelism.fsdp.reshard_after_forward=3")
+    code, _, err = run(capsys, *command, "--model", "llama3-8b", "--machine", "h100", "--devices", "8", *sets)
+    line = "a number of ranks must divide the 8 shards and be below them (got 3); true is all shards"
+    assert (code, err) == (2, f"parallelism.fsdp.reshard_after_forward: {line}\n")
+
+
+def test_numbers_of_other_integer_types_are_numbers():
+    """As loops over numpy arrays give; a bool is none."""
+    found = steptime.quick("llama3-8b", "h100", np.int64(8), **{"data.gbs": np.int32(64)})
+    assert (found.job.parallelism.devices, found.job.data.gbs) == (8, 64)
+    with pytest.raises(ConfigError, match="devices: expected a whole number of at least 1"):
+        steptime.quick("llama3-8b", "h100", True)
