@@ -132,6 +132,15 @@ def test_the_module_is_the_command():
     assert (done.returncode, done.stdout) == (0, f"3dtrn (steptime) {__version__}\n")
 
 
+def test_diff_shows_the_heads_that_latent_attention_has(run):
+    """Its queries and keys have 128 + 64 dims, its values 128; the head_dim of a grouped model stands beside nothing."""
+    out = run("diff", ROOT / "configs" / "deepseek_v3.yaml", ROOT / "configs" / "llama3_405b.yaml")[1]
+    rows = {line.split()[0]: line.split()[1:3] for line in out.splitlines() if line.startswith("  model.")}
+    assert rows["model.attention.qk_nope_head_dim"] == ["128", "-"]
+    assert rows["model.attention.qk_rope_head_dim"] == ["64", "-"]
+    assert rows["model.head_dim"][0] == "-"
+
+
 def test_diff_of_a_config_with_itself_and_another(run):
     assert run("diff", PLAN, "--set", "data.gbs=1024", PLAN)[0] == 0
     assert "no setting differs" in run("diff", PLAN, PLAN)[1]

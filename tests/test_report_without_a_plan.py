@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 import yaml
 
 import steptime
+from steptime.base.config import ConfigError
 from steptime.commands.cli import main
 from steptime.commands.search_plan import unplanned
 from steptime.job.job import Job
@@ -198,6 +200,32 @@ def test_a_model_or_machine_that_a_setting_contradicts_is_refused(capsys, comman
     assert run(capsys, *words) == (2, "", f"{option}: --set {setting} states another; give one of them\n")
 
 
+@pytest.mark.parametrize("command", [(), ("search", "--top", "1")])
+@pytest.mark.parametrize("key", ["hardware", "hardware.node_type"])
+def test_two_names_of_one_machine_do_not_contradict(capsys, command, key):
+    named = (*command, "--model", "llama3-8b", "--machine", "h100", "--devices", "8", "--set", f"{key}=dgx-h100")
+    assert run(capsys, *named, "--json")[0] == 0
+
+
+def test_another_machine_keeps_the_other_keys_of_hardware(capsys, tmp_path):
+    """Two nodes of 4 GB200 are 8 devices; figures stated of the machine apply to the other one, and a line says so."""
+    path = tmp_path / "plan.yaml"
+    hardware = {"node_type": "dgx-h100", "nodes": 2, "overrides": {"accelerator.usable_memory_bytes": "60GiB"}}
+    plan = {
+        "model": "llama3-8b",
+        "parallelism": {"tp": 2, "pp": 1},
+        "data": {"gbs": 64, "seqlen": 4096, "microbatch_sz": 1},
+    }
+    path.write_text(yaml.safe_dump(plan | {"hardware": hardware}))
+    code, out, err = run(capsys, str(path), "--machine", "gb200", "--json")
+    document = json.loads(out)
+    assert (code, document["devices"], document["memory"]["capacity_bytes"]) == (0, 8, 60 * 2**30)
+    assert err == "--machine gb200: hardware.overrides of the plan (accelerator.usable_memory_bytes) apply to it, too\n"
+    removed = run(capsys, str(path), "--machine", "gb200", "--set", "hardware.overrides={}", "--json")
+    assert removed[2] == ""
+    assert json.loads(removed[1])["memory"]["capacity_bytes"] > 100 * 2**30
+
+
 def test_a_stated_list_of_recomputed_layers_is_kept(capsys):
     """One number per stage makes as many stages; with a single key, the missing one is told with its values."""
     named = ("--model", "llama3-8b", "--devices", "16")
@@ -361,3 +389,20 @@ def test_only_a_key_of_the_same_section_is_a_degree(capsys):
     note = quick(capsys, "parallelism={tp: 2}")[1]
     assert ", pp 1" in note
     assert "tp 2" not in note
+
+
+@pytest.mark.parametrize("command", [(), ("search",)])
+def test_ranks_that_no_layout_can_reshard_to_are_named(capsys, command):
+    """3 does not divide 8 devices, whatever their layout; the batch is not the cause."""
+    sets = ("--set", "performance.software=fsdp2", "--set", "parallelism.fsdp.reshard_after_forward=3")
+    code, _, err = run(capsys, *command, "--model", "llama3-8b", "--machine", "h100", "--devices", "8", *sets)
+    line = "a number of ranks must divide the 8 shards and be below them (got 3); true is all shards"
+    assert (code, err) == (2, f"parallelism.fsdp.reshard_after_forward: {line}\n")
+
+
+def test_numbers_of_other_integer_types_are_numbers():
+    """As loops over numpy arrays give; a bool is none."""
+    found = steptime.quick("llama3-8b", "h100", np.int64(8), **{"data.gbs": np.int32(64)})
+    assert (found.job.parallelism.devices, found.job.data.gbs) == (8, 64)
+    with pytest.raises(ConfigError, match="devices: expected a whole number of at least 1"):
+        steptime.quick("llama3-8b", "h100", True)

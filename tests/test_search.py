@@ -46,6 +46,15 @@ def test_no_good_layout_is_lost():
     assert best_of(answer).step_s == min(np.array(seconds)[kept])
 
 
+def test_a_layout_keeps_its_number_of_devices():
+    """8 devices: tp 2 leaves dp 4 of dp 8; the layout itself is the one that was estimated."""
+    job = plan({"dp": 8})
+    best = best_of(run(job, Asked((8,), (64,), Axes({"tp": (1,), "pp": (1,), "cp": (1,)}))))
+    assert best.job == best.estimate.job
+    other = best.job.replace(**{"parallelism.tp": 2}).parallelism
+    assert (other.tp, other.dp, other.devices) == (2, 4, 8)
+
+
 def test_every_row_runs_as_its_settings_say(tmp_path, capsys):
     """The `--set`s of a row, behind 3dtrn and the plan, give its step, MFU and memory to the bit."""
     import json

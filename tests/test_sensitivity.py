@@ -34,6 +34,21 @@ def test_more_of_anything_is_no_slower(found):
     }
 
 
+def test_devices_that_cannot_double_are_named_with_the_reason(found):
+    """8 sequences on dp 8 are one each: dp 16 would leave half the devices without work."""
+    assert found.left_out == []
+    plan = Job(
+        model="llama3-8b",
+        parallelism={"tp": 1, "pp": 1, "dp": 8},
+        data={"gbs": 8, "seqlen": 2048, "microbatch_sz": 1},
+        hardware="dgx-h100",
+    )
+    one = sensitivity(plan, best=False)
+    assert "devices (twice, same batch)" not in {gain.name for gain in one.gains}
+    (line,) = one.left_out
+    assert line.startswith("devices (twice, same batch): dp 8 cannot double: data.gbs: ")
+
+
 def test_arithmetic_is_all_that_faster_arithmetic_changes(found):
     """Peak and sustained rates times 1.1: matrix products and attention shrink by at most 1/1.1, nothing else by itself."""
     gain = next(gain for gain in found.gains if gain.name == "peak FLOP/s")

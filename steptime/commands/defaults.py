@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +25,8 @@ DEVICE_TOKENS = 2**10
 
 
 def sets(model: str | None, machine: str | None, devices: int | None) -> list[str]:
-    """The options as settings for a plan."""
-    named = {"model": model, "hardware": machine, "devices": devices}
+    """The options as settings for a plan, whose other keys of `hardware` they keep."""
+    named = {"model": model, "hardware.node_type": machine, "devices": devices}
     return [f"{key}={json.dumps(value)}" for key, value in named.items() if value is not None]
 
 
@@ -44,10 +45,27 @@ def check(model: str | None, machine: str | None, changes: Iterable[str]) -> Non
         f"{option} {value}: --set {key}={stated[key]} states another; give one of them"
         for option, value in given.items()
         for key in _STATED_BY[option]
-        if value is not None and isinstance(stated.get(key), str) and stated[key] != value
+        if value is not None and isinstance(stated.get(key), str) and _other(option, stated[key], value)
     ]
     if problems:
         raise ConfigError(problems)
+
+
+def _other(option: str, stated: str, value: str) -> bool:
+    """Whether two names are not one; a machine may have aliases."""
+    from steptime.hardware.machine import shipped_name
+
+    with suppress(ConfigError):  # an unknown name is reported when the plan is read
+        return stated != value and (option != "--machine" or shipped_name(stated) != shipped_name(value))
+    return True
+
+
+def kept_overrides(machine: str | None, overrides: Mapping[str, Any], changes: Iterable[str]) -> list[str]:
+    """A line where --machine takes figures over that the plan states of its own machine."""
+    keys = sorted(overrides.keys() - {key.removeprefix("hardware.overrides.") for key in flat(changes)})
+    if machine is None or not keys:
+        return []
+    return [f"--machine {machine}: hardware.overrides of the plan ({', '.join(keys)}) apply to it, too"]
 
 
 def check_devices(counts: int | Collection[int] | None, devices: int | None, changes: Iterable[str]) -> None:

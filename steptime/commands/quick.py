@@ -6,6 +6,7 @@ import json
 import re
 from contextlib import suppress
 from dataclasses import replace
+from operator import index
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from steptime.answer.result import estimate
@@ -78,7 +79,11 @@ def quick(model: str, machine: str | None = None, devices: int | None = None, **
     """
     from steptime.report.notebook import estimate as shown  # which has a form for notebooks
 
-    if devices is not None and (type(devices) is not int or devices < 1):
+    try:
+        count = None if devices is None else index(devices)  # of any integer type, as numpy's
+    except TypeError:
+        count = 0
+    if count is not None and (count < 1 or isinstance(devices, bool)):
         raise ConfigError(f"devices: expected a whole number of at least 1 (got {show(devices)})")
     for name, value in (("model", model), ("machine", machine or "")):
         if not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]  callers may pass anything
@@ -86,7 +91,7 @@ def quick(model: str, machine: str | None = None, devices: int | None = None, **
     settings = [f"{key}={_plain(key, value)}" for key, value in changes.items()]
     try:
         defaults.check(model, machine, settings)
-        found = job(model, machine, devices, settings)
+        found = job(model, machine, count, settings)
     except ConfigError as error:
         raise ConfigError(re.sub(r"^--(?:set )?|--set ", "", line) for line in error.problems) from None
     return shown(found)
@@ -99,7 +104,7 @@ def _plain(key: str, value: Any) -> str:
         ConfigError: no YAML has such a value.
     """
     try:
-        return json.dumps(value)
+        return json.dumps(value, default=index)  # integers of other types, as numpy's
     except (TypeError, ValueError):  # of a list that contains itself
         raise ConfigError(f"{key}: expected a number, text, a list or a mapping (got {show(value)})") from None
 

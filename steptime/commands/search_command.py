@@ -52,9 +52,7 @@ def search(options: Namespace, out: Printer) -> int:
         found = run(plan.job, asked, lambda share: line.told("layouts", share))
     _print(found, options, out)
     if found.best is not None and options.save is not None:
-        best = found.best.job
-        saved = best.replace(devices=best.parallelism.devices)  # so that a changed tp or pp changes dp, not the cluster
-        outputs.write_new(options.save, plan_yaml(saved), f"--save {options.save}")
+        outputs.write_new(options.save, plan_yaml(found.best.job), f"--save {options.save}")
     if found.interrupted:
         return INTERRUPTED
     return 0 if found.best is not None else 1

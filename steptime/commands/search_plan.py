@@ -219,7 +219,11 @@ def _raise_dp(data: dict[str, Any]) -> None:
     numbers = said.get("replicas"), cross.get("n_dcs") if isinstance(cross, dict) else None
     copies = lcm(*(number for number in numbers if type(number) is int and number > 0))
     ranks = _section(said, "fsdp").get("reshard_after_forward")
-    copies *= 2 * ranks if type(ranks) is int and ranks > 1 else 1  # shards that fewer ranks divide
+    if (
+        type(ranks) is int and ranks > 1
+    ):  # shards that fewer ranks divide; all devices where none can, which the rule refuses
+        devices = data.get("devices")
+        copies = devices if type(devices) is int and devices > 0 and devices % ranks else copies * 2 * ranks
     gbs = _section(data, "data").get("gbs")
     most = MOST_MICROBATCHES
     if type(gbs) is int and gbs > most * copies and gbs % copies == 0:

@@ -90,19 +90,33 @@ def wrapped(assembly: Assembly, memories: PartMemories, chunk: Chunk, *, every: 
     return made
 
 
-def prefetches(assembly: Assembly) -> bool:
-    """Whether each layer's forward prefetches the next layer: torchtitan sets it where experts are sharded.
+def gathered_forward_ahead(assembly: Assembly, layers: list[Wrapped]) -> list[Num]:
+    """Bytes gathered before each layer's own turn in forward, its own included; last, those behind the last layer: none.
 
-    torchtitan/distributed/fsdp.py, set_modules_to_forward_prefetch; else a gather starts when its own layer does.
+    By explicit prefetch of several groups (set_modules_to_forward_prefetch), and of one group where experts are sharded, as
+    torchtitan/distributed/fsdp.py sets it; else a gather starts when its own layer does.
     """
-    return bool(same(assembly.job.parallelism.ep != 1))
+    prefetch = options(assembly).prefetch
+    most = prefetch if prefetch > 1 else 1 if same(assembly.job.parallelism.ep != 1) else 0
+    return [sum([layer.buffers.gathered for layer in layers[i : i + most]]) for i in range(len(layers) + 1)]
+
+
+def gathered_backward_ahead(assembly: Assembly, layers: list[Wrapped], i: int, *, own: bool = False) -> Num:
+    """Bytes gathered ahead while layer i's backward computes, or before it (`own`) when its own are copied out.
+
+    The next group, or several by explicit prefetch (set_modules_to_backward_prefetch); none that stay gathered.
+    """
+    if not options(assembly).reshard_after_forward:
+        return 0.0
+    most = max(1, options(assembly).prefetch) - own
+    return sum([layer.buffers.gathered for layer in layers[max(0, i - most) : i]])
 
 
 def forward(assembly: Assembly, memories: PartMemories, moments: Moments, root: Buffers, layers: list[Wrapped]) -> None:
     """Root first, then layers in order; an all-gather's output stays until the next group has copied out."""
     below = memories.embedding.saved
     embedding = memories.embedding.forward
-    ahead = [layer.buffers.gathered if prefetches(assembly) else 0.0 for layer in layers] + [0.0]
+    ahead = gathered_forward_ahead(assembly, layers)
     moments.mark(0.0, root.unsharded + root.gathered + ahead[0] + embedding.bytes, f"forward of {embedding.op}")
     x = 1.0 * assembly.head.x.bytes
     previous, kept = root.gathered, 0.0
@@ -130,7 +144,7 @@ def forward(assembly: Assembly, memories: PartMemories, moments: Moments, root: 
 def backward(
     assembly: Assembly, memories: PartMemories, moments: Moments, root: Buffers, layers: list[Wrapped]
 ) -> None:
-    """Last layer first: the next group arrives while this one computes; a reduce-scatter's input outlives one layer.
+    """Last layer first: the next groups arrive while this one computes; a reduce-scatter's input outlives one layer.
 
     `waiting` grows with each layer done: its gradients where the model is one group, its all-reduced shard where replicas
     reduce and it does not become the gradient itself (_fsdp_param_group.py, AllReduceState).
@@ -138,7 +152,7 @@ def backward(
     reshard = options(assembly).reshard_after_forward
     head, embedding = memories.head, memories.embedding
     below = embedding.saved + sum([layer.memory.saved for layer in layers])
-    arriving = layers[-1].buffers.gathered if reshard and layers else 0.0
+    arriving = gathered_backward_ahead(assembly, layers, len(layers))
     kept: Num = sum([kept_bytes(assembly, layer.buffers) for layer in layers])
     held = root.unsharded + arriving + kept + head.backward.bytes - head.saved
     moments.mark(below + head.saved, held, f"backward of {head.backward.op}")
@@ -147,8 +161,9 @@ def backward(
     for i in range(len(layers) - 1, -1, -1):
         memory, block, waits = layers[i].memory, layers[i].buffers, layers[i].waits
         base = root.unsharded + head_grad + waiting
-        following = layers[i - 1].buffers.gathered if reshard and i else 0.0
+        following = gathered_backward_ahead(assembly, layers, i)
         copying = block.unsharded + layers[i].copying if reshard else 0.0
+        copying = copying + gathered_backward_ahead(assembly, layers, i, own=True)
         moments.mark(below, base + kept + copying + reducing + x, "backward of an all-gather")
         kept = kept - kept_bytes(assembly, block)
         mine = kept + block.unsharded

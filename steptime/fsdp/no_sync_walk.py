@@ -19,6 +19,7 @@ from steptime.fsdp.memory_walk import (
     flat_forward,
     forward,
     gathered_after,
+    gathered_backward_ahead,
     gathered_before,
     reduction,
     wrapped,
@@ -123,7 +124,7 @@ def backward(walked: WalkedChunk, moments: Moments, phase: Phase) -> None:
     head, embedding, x = memories.head, memories.embedding, 1.0 * assembly.head.x.bytes
     below = embedding.saved + sum([layer.memory.saved for layer in layers])
     there: Num = sums.whole if phase.summed else 0.0
-    arriving = layers[-1].buffers.gathered if reshard and layers else 0.0
+    arriving = gathered_backward_ahead(assembly, layers, len(layers))
     unsharded: Num = sum([kept_bytes(assembly, layer.buffers) for layer in layers])
     held = there + root.unsharded + arriving + unsharded + head.backward.bytes - head.saved
     moments.mark(below + head.saved, held, f"backward of {head.backward.op}")
@@ -133,8 +134,9 @@ def backward(walked: WalkedChunk, moments: Moments, phase: Phase) -> None:
         block, before = layers[i].buffers, layers[i].memory.saved
         memory = (added if at_once else layers)[i].memory
         mine = there + fresh + reducing + unsharded
-        following = layers[i - 1].buffers.gathered if reshard and i else 0.0
+        following = gathered_backward_ahead(assembly, layers, i)
         copying = block.unsharded + layers[i].copying if reshard else 0.0
+        copying = copying + gathered_backward_ahead(assembly, layers, i, own=True)
         moments.mark(below, mine + copying + x, "backward of an all-gather")
         mine = mine - kept_bytes(assembly, block) + block.unsharded
         moments.mark(below, mine + following + memory.backward.bytes - before, f"backward of {memory.backward.op}")

@@ -87,14 +87,22 @@ def change(a: float, b: float) -> str:
     return f"{100.0 * (b - a) / a:+,.1f} %" if a and a != b else ""
 
 
+def _told(found: Estimate) -> dict[str, Any]:
+    """The resolved config, without the head_dim that latent attention does not have: its heads have dims of their own."""
+    config, model = found.job.to_config(), found.job.model
+    if model.attention.kind == "mla":
+        config["model"].pop("head_dim", None)
+    return config
+
+
 def _settings(
     first: Estimate, some: Sequence[Estimate], labels: Sequence[str], most: int, notes: Sequence[str], *, pair: bool
 ) -> Table:
     """A row for each setting in which any plan differs from the first; of more than two by name."""
-    base = first.job.to_config()
+    base = _told(first)
     rows: dict[str, list[str]] = {}
     for at, one in enumerate(some):
-        for found in leaves(base, one.job.to_config()):
+        for found in leaves(base, _told(one)):
             if not found.path.endswith(".source") and found.path != "notes":
                 row = rows.setdefault(found.path, [setting(found.a, most)] * len(some))
                 row[at] = setting(found.b, most)

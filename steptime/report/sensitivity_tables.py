@@ -21,7 +21,7 @@ def sections(found: Sensitivity) -> list[ReportSection]:
     given = found.given
     head = FactList(_job(found), [Fact("step", [seconds(given.step_s)]), Fact("layout", [layout_words(given)])])
     rows = [[gain.name, gain.now, seconds(gain.step_s), _change(gain.change)] for gain in found.gains]
-    notes = sorted({f"{gain.name}: {gain.note}" for gain in found.gains if gain.note})
+    notes = sorted({f"{gain.name}: {gain.note}" for gain in found.gains if gain.note}) + found.left_out
     shown: list[ReportSection] = [
         head,
         Table("step with 10 % more of", ["", "now", "step", "change"], rows, notes, left=2),

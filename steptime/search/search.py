@@ -35,8 +35,9 @@ class Layout(NamedTuple):
 
     @property
     def job(self) -> Job:
-        """The layout as a job."""
-        return self.estimate.job
+        """The layout as a job that states its number of devices: where `.job.replace` changes a degree, dp follows."""
+        job = self.estimate.job
+        return job.replace(devices=job.parallelism.devices)
 
     @property
     def step_s(self) -> float:

@@ -54,6 +54,8 @@ class Sensitivity(NamedTuple):
     given: Estimate
     gains: list[Gain]
     hiding: list[Hiding]
+    left_out: list[str]
+    """What was not tried, each with its reason."""
 
 
 def sensitivity(job: Job, *, best: bool = True) -> Sensitivity:
@@ -63,8 +65,13 @@ def sensitivity(job: Job, *, best: bool = True) -> Sensitivity:
     words = f"{rate / 1e12:,.0f} TFLOP/s {dtype}"
     gains = [_gain(given, "peak FLOP/s", words, with_chip(job.machine, faster(job.machine.accelerator)))]
     gains += [_gain(given, name, now, machine) for name, now, machine in machines(job.machine)]
-    gains += list(_devices(given)) + (list(_memory(job)) if best else [])
-    return Sensitivity(given, sorted(gains, key=lambda gain: gain.change), list(hiding(given)))
+    gains += list(_memory(job)) if best else []
+    left_out: list[str] = []
+    try:
+        gains.append(_devices(given))
+    except ConfigError as error:
+        left_out.append(f"{TWICE}: dp {job.parallelism.dp:,} cannot double: {error.problems[0]}")
+    return Sensitivity(given, sorted(gains, key=lambda gain: gain.change), list(hiding(given)), left_out)
 
 
 def _gain(given: Estimate, name: str, now: str, machine: Machine) -> Gain:
@@ -124,15 +131,18 @@ def scaled(factor: float, which: list[int]) -> Callable[[int, Tier], Tier]:
     return change
 
 
-def _devices(given: Estimate) -> Iterator[Gain]:
-    """Twice the devices for the same batch: dp cannot grow by 10 %."""
+TWICE = "devices (twice, same batch)"
+
+
+def _devices(given: Estimate) -> Gain:
+    """Twice the devices for the same batch: dp cannot grow by 10 %.
+
+    Raises:
+        ConfigError: dp cannot double.
+    """
     job = given.job
-    try:
-        twice = estimate(job.replace(**{"parallelism.dp": 2 * job.parallelism.dp}))
-    except ConfigError:
-        return
-    change = twice.step_s / given.step_s - 1.0
-    yield Gain("devices (twice, same batch)", f"{given.devices:,}", twice.step_s, change, "with dp doubled")
+    twice = estimate(job.replace(**{"parallelism.dp": 2 * job.parallelism.dp}))
+    return Gain(TWICE, f"{given.devices:,}", twice.step_s, twice.step_s / given.step_s - 1.0, "with dp doubled")
 
 
 def _memory(job: Job) -> Iterator[Gain]:
@@ -191,4 +201,5 @@ def document(found: Sensitivity) -> dict[str, Any]:
         "step_s": found.given.step_s,
         "gains": [gain._asdict() for gain in found.gains],
         "hiding": [row._asdict() for row in found.hiding],
+        "left_out": found.left_out,
     }

@@ -31,6 +31,12 @@ def refuse_not_judged(row: MeasuredRow) -> None:
         raise SkipRowError(cause)
 
 
+def leak(row: MeasuredRow) -> str | None:
+    """Why the peak memory of a published row says nothing about other programs; None where no defect is known."""
+    causes = (str(one["why"]) for one in _tables()["leaks"] if re.fullmatch(one["ids"], row.id))
+    return next(causes, None) if row.published else None
+
+
 def exclusion(row: MeasuredRow, assumed: list[str]) -> str | None:
     """Why a judged row is not counted in the headline; None where it is. A user's own rows all count."""
     if row.group == "vtrain-single":

@@ -23,7 +23,7 @@ from steptime.validation.measurements import shipped
 
 FEW_ROWS = 20
 """Rows that an accelerator or framework needs to be listed separately."""
-OTHER_READINGS = "read by nvidia-smi or unstated"
+OTHER_READINGS = "read by nvidia-smi or unstated, or with a leak"
 
 
 class Coverage(NamedTuple):

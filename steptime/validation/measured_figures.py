@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from steptime.memory.overhead import GIB
 from steptime.validation.ci_jobs import is_ci
+from steptime.validation.exclusion import leak
 from steptime.validation.measurements import MeasuredRow, SkipRowError
 
 READABLE = re.compile(r"(?!.*\b(?:[kmt]i?b|bytes)\b).*(?:nvidia-smi|allocated|reserved|\bgi?b\b)")
@@ -14,14 +15,18 @@ READABLE = re.compile(r"(?!.*\b(?:[kmt]i?b|bytes)\b).*(?:nvidia-smi|allocated|re
 
 ALLOCATOR = frozenset({"allocated", "reserved"})
 """Counters of torch's allocator, which the memory interval is based on. nvidia-smi also counts memory cached by the
-allocator, which the job does not need, and other programs; what an unstated figure counts is unknown."""
+allocator, which the job does not need, and other programs; what an unstated figure counts is unknown; a leak of one program
+says nothing about others."""
+LEAK = "leak"
+"""Counter of a published row whose peak consists mostly of tensors that a defect of its program keeps
+(`measurements/exclusions.yaml`)."""
 
 
 class Metric(NamedTuple):
     """The counter that a peak memory was read from."""
 
     name: str
-    """allocated, reserved, nvidia-smi, or unstated (compared with reserved)."""
+    """allocated, reserved, nvidia-smi, or unstated or leak (compared with reserved)."""
     unit_bytes: float
 
 
@@ -43,7 +48,7 @@ def measured_step_s(row: MeasuredRow) -> float | None:
 
 
 def measured_memory(row: MeasuredRow) -> tuple[float | None, str]:
-    """Peak memory [B] and its counter: allocated, reserved, nvidia-smi or unstated.
+    """Peak memory [B] and its counter (`Metric`).
 
     Raises:
         SkipRowError: a bad number.
@@ -54,7 +59,7 @@ def measured_memory(row: MeasuredRow) -> tuple[float | None, str]:
     if value is None:
         return None, ""
     metric = memory_metric(row)
-    return value * metric.unit_bytes, metric.name
+    return value * metric.unit_bytes, LEAK if leak(row) else metric.name
 
 
 def memory_metric(row: MeasuredRow) -> Metric:

@@ -74,7 +74,7 @@ class Fsdp:
     """The last micro-batch alone reduces gradients."""
     reshard_after_backward: bool = True
     prefetch: int = 1
-    """0: the first FSDP's backward_prefetch None."""
+    """0: the first FSDP's backward_prefetch None. Above 1: each block and the root prefetch so many, forward and backward."""
     after: bool = False
     """The first FSDP's BACKWARD_POST."""
     original_params: bool = True
@@ -100,7 +100,19 @@ def sharded(model: Model, kernels: Kernels, fsdp: Fsdp, seqlen: int, mesh: Devic
         for block in module.blocks if fsdp.wrap == "block" else []:
             fully_shard(block, reshard_after_forward=fsdp.reshard_blocks, **said)
         fully_shard(module, reshard_after_forward=fsdp.reshard_root, **said)
+        if fsdp.prefetch > 1:
+            prefetch(module, fsdp.prefetch)
     return module
+
+
+def prefetch(module: nn.Module, groups: int) -> None:
+    """Explicit prefetch of the next `groups` blocks, in forward and in backward."""
+    blocks = list(module.blocks)
+    module.set_modules_to_forward_prefetch(blocks[:groups])
+    module.set_modules_to_backward_prefetch(blocks[::-1][:groups])
+    for i, block in enumerate(blocks):
+        block.set_modules_to_forward_prefetch(blocks[i + 1 : i + 1 + groups])
+        block.set_modules_to_backward_prefetch(blocks[max(0, i - groups) : i][::-1])
 
 
 def gathered_as_on_gpus(handle: FlatParamHandle, padded: torch.Tensor) -> torch.Tensor:
