@@ -22,7 +22,7 @@ LossImpl: TypeAlias = Literal["fused", "native", "composite", "compiled", "in_pl
 keeps the logits (torch.compile)."""
 AttentionImpl: TypeAlias = Literal["flash", "unfused"]
 AttentionBackend: TypeAlias = Literal["auto", "flash", "cudnn", "direct"]
-AttentionKernel: TypeAlias = Literal["best", "cudnn-9.19", "fa2", "fa1", "triton", "flex"]
+AttentionKernel: TypeAlias = Literal["best", "cudnn-9.19", "fa2", "fa1", "triton", "flex", "flex_eager", "efficient"]
 Compile: TypeAlias = Literal["none", "blocks", "all"]
 """What torch.compile (inductor) compiles: nothing, each block separately, or the loss too; see `COMPILED`."""
 _BLOCK = {"norm_impl": "fused", "activation_impl": "fused", "rope_impl": "fused", "recompute_stops_early": True}
@@ -74,8 +74,8 @@ class KernelSettings(Config):
 
     attention_impl: AttentionImpl
     attention_kernel: AttentionKernel
-    """Which flash kernel: the best of the device (FlashAttention-3, cuDNN), FlashAttention-2, which torch runs, or those before
-    it: FlashAttention-1, and its Triton version, which takes a bias; flex: FlexAttention, which torch.compile generates."""
+    """Which flash kernel: the device's best, FlashAttention-2, FlashAttention-1 or its Triton version; torch's FlexAttention,
+    compiled (flex) or with scores in memory (flex_eager); torch's memory-efficient kernel, for keys wider than values."""
     attention_backend: AttentionBackend
     """Library of the flash kernel: TransformerEngine's FlashAttention, which needs the batch dimension first; cuDNN's; auto:
     TransformerEngine's own choice between the two; direct: a kernel that accepts any tensor layout."""
