@@ -237,8 +237,9 @@ class MoeSettings(Config):
     """
 
     dispatcher: Literal["alltoall", "allgather", "flex"] = "alltoall"
-    """How tokens are sent to their experts: an all-to-all with one copy per expert; an all-gather of all tokens; or DeepEP and
-    HybridEP, which send one copy to each rank and, over the network, to each node."""
+    """How tokens are sent to experts: an all-to-all of one copy per expert, an all-gather, or a library's copy for each rank."""
+    flex_backend: Literal["deepep", "hybridep"] = "deepep"
+    """That library. HybridEP gathers all maps first and sends the scores of all experts of a node (`model.dispatch`)."""
     permute_fusion: bool = True
     """Tokens are sorted by expert in one kernel (TransformerEngine's), not by index operations."""
     router_dtype: Literal["compute", "fp32"] = "fp32"
@@ -246,11 +247,10 @@ class MoeSettings(Config):
     grouped_gemm: bool = True
     """One grouped GEMM for all local experts (TEGroupedMLP); else one GEMM per expert."""
     fused_mlp: bool = False
-    """Activation, clamps, the second GEMM's bias and the casts between the GEMMs run in their epilogues
-    (TransformerEngine transformer_engine/pytorch/ops/fused/grouped_mlp.py@d0067d0d; --use-transformer-engine-op-fuser)."""
+    """Activation, bias and casts between the GEMMs run in their epilogues (--use-transformer-engine-op-fuser;
+    TransformerEngine transformer_engine/pytorch/ops/fused/grouped_mlp.py@d0067d0d)."""
     paged_stash: bool = False
-    """What the experts keep for backward is copied into pages and back (--moe-paged-stash), since buffers of fixed size have room
-    for more rows than arrive."""
+    """What the experts keep for backward is copied out of buffers with room for more rows and back (--moe-paged-stash)."""
     deterministic: bool = False
     """Unfused rows are summed into tokens by index_add_, which keeps them for backward, scores placed by index_put_
     (--deterministic-mode; moe_utils.py, unpermute and topk_routing_with_score_function)."""
