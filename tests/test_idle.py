@@ -13,6 +13,7 @@ from steptime.base.config import ConfigError, build
 
 MOE = {
     "dispatcher": ("alltoall", "allgather", "flex"),
+    "flex_backend": ("hybridep",),
     "permute_fusion": (True, False),
     "router_dtype": ("fp32", "compute"),
     "grouped_gemm": (True, False),

@@ -9,6 +9,7 @@ from own_rows import own
 from steptime.software.performance import load_software
 from steptime.validation import row_native
 from steptime.validation.measurements import MeasuredRow
+from steptime.validation.row_attention import attention_of
 from steptime.validation.row_plan import to_config
 from steptime.validation.row_software import framework_of
 
@@ -100,7 +101,24 @@ def test_torchtitan_runs_flex_attention_since_june_2026(source, release):
 
 def test_a_row_of_today_that_names_another_attention():
     row = own(framework="torchtitan", source="mlc-ai/pith-train issue #79 (2026-07-22)", overlap_notes="SDPA")
-    assert row_native.native_kernels(row, "", "sdpa")["attention_kernel"] == "fa2"
+    assert attention_of(row, "sdpa") == {"attention_kernel": "fa2"}
+
+
+@pytest.mark.parametrize(
+    ("pull", "notes", "kernel"),
+    [
+        (1513, "compile=off", "efficient"),
+        (1610, "compile=loss only; flexattention", "flex"),
+        (2107, "compile=on (model+loss); interleaved1f1b", "flex"),
+        (2564, "compile=aot graph; standard all-to-all", "flex_eager"),
+        (2564, "compile=aot graph; regional inductor", "flex"),
+        (3361, "compile=on; sdpa", "efficient"),
+    ],
+)
+def test_attention_of_deepseek_in_torchtitan(pull, notes, kernel):
+    """Keys wider than values: the memory-efficient kernel until pull request 1610, FlexAttention since."""
+    row = own(framework="torchtitan", source=f"pytorch/torchtitan@1 commit message (PR #{pull})", attention_kind="mla")
+    assert attention_of(row, notes) == {"attention_kernel": kernel}
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,13 @@ def test_every_switch_says_where_it_comes_from(name):
 @pytest.mark.parametrize("name", NAMES + OTHERS)
 def test_every_switch_is_set_in_the_file_itself(name):
     profile = load_software(name)
-    others = {"any_layout", "compute_capability", "moe", "saved_fp8_weights"}  # the machine's, and a plan's own
+    others = {
+        "any_layout",
+        "compute_capability",
+        "moe",
+        "saved_fp8_weights",
+        "quantized_head",
+    }  # the machine's, and a plan's own
     assert profile.model_fields_set == set(Software.model_fields) - others
     for group, cls in SETTING_GROUPS.items():
         assert getattr(profile, group).model_fields_set == set(cls.model_fields) - {"measured"}

@@ -153,6 +153,7 @@ def _experts(job: Job) -> list[str]:
     torch = job.software.family == "fsdp2"
     kept = f" in {job.software.compute_dtype} (torchao converts linear layers only)"
     permutes = "fused" if how.permute_fusion and not torch else "unfused"
+    hybrid = how.dispatcher == "flex" and how.flex_backend == "hybridep"
     products = "grouped GEMMs" if how.grouped_gemm else "one GEMM per expert"
     return [
         (
@@ -164,7 +165,7 @@ def _experts(job: Job) -> list[str]:
             "for routers trained with a balancing loss, 1.6 for a benchmark without forced balance (MOEZOO-008)"
         ),
         (
-            f"dispatch: {how.dispatcher}, {permutes} permutation, router in {router}, {products}"
+            f"dispatch: {'HybridEP' if hybrid else how.dispatcher}, {permutes} permutation, router in {router}, {products}"
             f"{kept if torch and job.software.recipe is not None else ''}"
         ),
     ]

@@ -114,6 +114,14 @@ IDLE: dict[str, tuple[str, Callable[[Any], Any]]] = {
         "the flex dispatcher always uses fp32",
         lambda job: job.software.moe.dispatcher == "flex" and job.software.family == "megatron-core",
     ),
+    "performance.quantized_head": (
+        "only mxfp8 has a quantized head",
+        lambda job: job.software.precision != "mxfp8",
+    ),
+    "performance.moe.flex_backend": (
+        "the dispatcher is not flex",
+        lambda job: job.software.moe.dispatcher != "flex",
+    ),
     "performance.moe.shared_expert_overlap": (
         "there is no all-to-all of experts (ep 1)",
         lambda job: job.parallelism.ep == 1 and not job.sp,

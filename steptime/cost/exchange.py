@@ -7,6 +7,7 @@ from steptime.base.num import Num, is_column, maximum, where
 from steptime.cost.comm import FREE, CommCost
 from steptime.hardware.machine import Tier
 from steptime.job.mesh import Group, members_per_domain
+from steptime.model.ops import Comm
 from steptime.model.router_choice import Routing
 
 EXCHANGE_S = 77e-6
@@ -41,6 +42,13 @@ def passages(routing: Routing, group: Group, tiers: Sequence[Tier], copies: Num)
         share = where(below > 1, wanted * (domains - 1.0) / maximum(domains, 1.0) / copies, (members - 1.0) / members)
         yield Passage(tier, members > below, domains, wanted, share)
         below = members
+
+
+def score_bytes(op: Comm, group: Group, tiers: Sequence[Tier]) -> Num:
+    """Bytes of the scores that an exchange sends with its rows: for each expert of the innermost domain."""
+    if op.routing is None or (not is_column(op.score_bytes) and not op.score_bytes):
+        return 0.0
+    return op.score_bytes * op.routing.n_experts * members_per_domain(group, tiers[0].size) / group.ranks
 
 
 def exchange(bytes_: Num, routing: Routing, group: Group, tiers: Sequence[Tier], copies: Num) -> CommCost:

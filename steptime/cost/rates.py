@@ -13,10 +13,16 @@ FALLBACK_SUSTAINED = 0.75
 BEST_SUSTAINED = 0.8
 """Share of the best shape's rate that is sustained, where a machine states only the best (assumed: long GEMMs sustain about 0.85
 of it on Ampere and Hopper, 0.6 to 0.8 on Blackwell)."""
-OLDER_KERNELS = {"fa1": 1.0 / 2.35, "triton": 1.0 / 1.7, "flex": 0.9}
+OLDER_KERNELS = {"fa1": 1.0 / 2.35, "triton": 1.0 / 1.7, "flex": 0.9, "efficient": 0.2}
 """Rates over FlashAttention-2's: it is 1.7 to 3.0 times as fast as FlashAttention-1 and 1.3 to 2.5 times as fast as the Triton
 version (Dao 2023, arXiv 2307.08691 section 4). Within these, chosen on rows marked fit of llm-foundry and Aleph Alpha.
-FlexAttention reaches 0.85 to 0.9 of it on A100 (pytorch.org/blog/flexattention)."""
+FlexAttention reaches 0.85 to 0.9 of it on A100 (pytorch.org/blog/flexattention).
+
+The memory-efficient kernel at keys of 192 and values of 128: with it a step of DeepSeek-V3 16B (27 layers, 16 heads, 8 sequences
+of 4,096 on each of 8 H100) takes 1.09 s more than with FlexAttention, 40.4 ms a layer (pytorch/torchtitan commit f738a03b, pull
+request 1610), whose kernels, with a document mask, take 92 / 54 + 173 / 27 ms for 16 sequences (commit 6b9602339,
+dsv3_scaling_experiment_results.md). So 44.4 ms forward and backward, where FlashAttention-2 would take 9.1. Its 128 blocks, one a
+head and sequence, hardly fill an H100 (aten/src/ATen/native/transformers/cuda/attention_backward.cu, num_splits_key)."""
 FLEX_ON_BLACKWELL = 1.5
 """Rate of FlexAttention divided by FlashAttention-2's, where the latter leaves Blackwell's own instructions unused: 14B steps at
 512 and at 2,048 tokens on 8 x B200 differ by what 437 TFLOP/s take, forward and backward (torchtitan-ar, rows marked fit)."""
@@ -179,12 +185,24 @@ def attention_efficiency(accelerator: Accelerator, software: Software) -> tuple[
         return accelerator.cudnn_forward_efficiency or forward, accelerator.cudnn_backward_efficiency or backward
     if software.kernels.attention_kernel == "best":
         return forward, backward
+    if software.kernels.attention_kernel == "flex_eager":
+        return eager_flex_efficiency(accelerator, peak_dtype(accelerator, software.compute_dtype))
     older = OLDER_KERNELS.get(software.kernels.attention_kernel, 1.0)
     if software.kernels.attention_kernel == "flex" and accelerator.microscaling:
         older = FLEX_ON_BLACKWELL
     return (accelerator.fa2_forward_efficiency or forward) * older, (
         accelerator.fa2_backward_efficiency or backward
     ) * older
+
+
+def eager_flex_efficiency(accelerator: Accelerator, dtype: str) -> tuple[float, float]:
+    """The same of the products of FlexAttention that is not compiled (`model.eager_flex`), for keys as wide as values.
+
+    Forward one product of two is in fp32, without tensor cores; backward two of five (scores again, gradient of the softmax).
+    """
+    fast, peak = sustained_flops(accelerator, dtype), accelerator.peak_flops[dtype]
+    slow = sustained_flops(accelerator, "fp32") if "fp32" in accelerator.peak_flops else fast
+    return 2.0 / (1.0 / slow + 1.0 / fast) / peak, 5.0 / (2.0 / slow + 3.0 / fast) / peak
 
 
 def head_64(accelerator: Accelerator, software: Software) -> tuple[float, float]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from steptime.base.num import same
 from steptime.model.ops import Comm, Move, Op, Tensor
-from steptime.model.routing import BOOL, INT32, INT64, Rows
+from steptime.model.routing import BOOL, FP32, INT32, INT64, Rows
 
 if TYPE_CHECKING:
     from steptime.base.num import Num
@@ -236,10 +236,31 @@ def _exchanged(rows: Rows, x: str, probs: str) -> tuple[list[Op], DispatchedTens
         bytes=out.bytes,
         routing=rows.routing,
         role="moe",
+        score_bytes=dense_scores(rows, count),
     )
     kept = maps(rows, count, rows.local_experts, rows.here)
     op, sent = permute(rows, "moe.permute", (out.name, local.name), rows.here, kept)
-    return [get, op], sent
+    return [*gathered_maps(rows), get, op], sent
+
+
+def gathered_maps(rows: Rows) -> list[Op]:
+    """HybridEP's all-gather of which token goes to which expert, one byte a pair, of all ranks; for backward it is kept.
+
+    deepseek-ai/DeepEP@94a9f8f csrc/hybrid_ep/executor/executor.cu, allgather_routing_map.
+    """
+    if rows.shard.software.moe.flex_backend != "hybridep" or not rows.spread:
+        return []
+    every = BOOL * rows.tokens * rows.ranks * rows.moe.n_experts
+    return [Comm("moe.map", kind="all_gather", axis="ep_etp", bytes=every, routing=rows.routing, role="moe")]
+
+
+def dense_scores(rows: Rows, count: Num) -> Num:
+    """Bytes of the scores of `count` rows for one expert, which HybridEP sends for every expert of the receiver's node.
+
+    Forward with the tokens, in backward their gradients with those of the tokens (deepseek-ai/DeepEP@94a9f8f
+    docs/Hybrid-EP_Implementation.md, prob_buffer). DeepEP sends those of the token's own experts, which are few.
+    """
+    return FP32 * count if rows.shard.software.moe.flex_backend == "hybridep" else 0.0
 
 
 def _returned(rows: Rows, x: str) -> tuple[list[Op], str]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from steptime.model.ops import Comm, Gemm, Kind, Move, Op, Param, Tensor
-from steptime.model.quantize import Operand
+from steptime.model.quantize import Backward, Operand, backward_casts, cast
 from steptime.model.sublayers import FP32, cast_weight, dropout, enter_tp, norm
 
 if TYPE_CHECKING:
@@ -94,11 +94,17 @@ def output_ops(model: Model, shard: Shard, x: str, *, shared: bool = False) -> l
     cross_entropy of bf16 logits). compiled: the logits themselves (see `compiled_loss`).
     With loss_chunks the logits of one part of the tokens exist at a time: each part runs backward before the next one starts
     (pytorch/torchtitan torchtitan/components/loss.py, ChunkedCELoss).
+    A quantized head is one of TransformerEngine's projections under MXFP8 (NVIDIA/Megatron-LM@d98e8a6
+    megatron/core/extensions/transformer_engine.py, TELMHeadColumnParallelLinear).
     """
     hidden, size = model.hidden_sz, shard.itemsize
-    entered, operand = enter_tp("head", Operand(x, x), hidden, shard)
     columns = shard.vocab / shard.tp
     chunks = float(shard.software.kernels.loss_chunks)
+    quantized = shard.software.quantized_head and shard.software.precision == "mxfp8"
+    recipe = shard.software.recipe if quantized else None
+    made, operand = cast("head", x, shard.sequence_tokens * hidden, shard) if quantized else ([], Operand(x, x))
+    back = backward_casts(shard, shard.tokens / chunks, columns, hidden) if quantized else Backward(0.0, 0.0)
+    entered, operand = enter_tp("head", operand, hidden, shard, recipe)
     logits = Tensor("head.logits", shard.tokens * columns / chunks, size)
     weight = Param("head.weight", (shard.vocab, hidden), 0, vocab=True, shared=shared)
     copied = cast_weight("head", columns * hidden, shard)
@@ -114,8 +120,12 @@ def output_ops(model: Model, shard: Shard, x: str, *, shared: bool = False) -> l
         k=hidden,
         count=chunks,
         itemsize=size,
+        recipe=recipe,
+        cast_bytes=back.bytes,
+        cast_kernels=back.kernels,
+        keeps_columns=operand.columns,
     )
-    return [*entered, gemm, *loss_ops(shard, logits)]
+    return [*made, *entered, gemm, *loss_ops(shard, logits)]
 
 
 def loss_ops(shard: Shard, logits: Tensor) -> list[Op]:

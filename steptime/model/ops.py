@@ -269,8 +269,11 @@ class Comm(Op):
     region: Literal["", "enter", "leave"] = ""
     joined: bool = False
     """Its pieces are along a later dimension than a single sequence's: torch's DTensor joins them by a copy."""
+    score_bytes: Num = 0.0
+    """Bytes of the rows' scores for one expert, sent besides for each expert of the innermost domain (HybridEP)."""
     routing: Routing | None = None
-    """Rows sent once to each rank that needs them, and over any tier once to each domain (DeepEP); `bytes` are those received."""
+    """An all-to-all that sends rows once to each rank that needs them, and over any tier once to each domain (DeepEP), or a call
+    that prepares it; `bytes` are those received."""
 
 
 def tensor_bytes(ops: list[Op], x: Tensor) -> dict[str, Num]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from steptime.model.dispatch import dense_scores, gathered_maps
 from steptime.model.ops import Comm, Move, Op, Tensor
 from steptime.model.routing import FP32, INT64, Rows
 from steptime.model.sublayers import Sublayer
@@ -103,7 +104,7 @@ def _exchanged(rows: Rows, x: str, probs: str) -> tuple[list[Op], str]:
     here, ranked = Tensor("moe.rows", rows.here * rows.hidden, size), Tensor("moe.ranked", rows.here, FP32)
     places = Tensor("moe.places", rows.here, INT64)
     get = replace(_to_all("moe.dispatch", x, arrived, arrived.bytes), routing=rows.routing)
-    get = replace(get, inputs=(x, probs), outputs=(arrived, scores))
+    get = replace(get, inputs=(x, probs), outputs=(arrived, scores), score_bytes=dense_scores(rows, arriving(rows)))
     put = Move(
         "moe.local_permute",
         (arrived.name, scores.name),
@@ -114,7 +115,7 @@ def _exchanged(rows: Rows, x: str, probs: str) -> tuple[list[Op], str]:
         kernels=SORT_KERNELS,
         role="moe",
     )
-    return [get, put], here.name
+    return [*gathered_maps(rows), get, put], here.name
 
 
 def combine(rows: Rows, x: str) -> Sublayer:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from steptime.base.words import counted
 from steptime.cost import comm, compute, overlap
-from steptime.cost.exchange import passages
+from steptime.cost.exchange import passages, score_bytes
 from steptime.job.mesh import group
 from steptime.model.ops import Comm
 from steptime.report.constants import constant, machine_source
@@ -164,7 +164,7 @@ def exchange_facts(row: CollectiveRow, estimate: Estimate) -> list[Fact]:
     calls = (
         op for part in estimate.assembly.kinds for op in part.ops if isinstance(op, Comm) and op.bytes == row.bytes
     )
-    found = next((op for op in calls if op.routing), None)
+    found = next((op for op in calls if op.routing and op.backward), None)
     if moe is None or moe.capacity_factor is not None or found is None or found.routing is None:
         return []
     routing, ep, etp = found.routing, context.groups["ep"].ranks, context.groups["etp"].ranks
@@ -186,6 +186,11 @@ def exchange_facts(row: CollectiveRow, estimate: Estimate) -> list[Fact]:
         )
     rate = f"{quantity(slowest.tier.bytes_per_s, SI, 'B/s')} x {slowest.tier.efficiency:.3g} reached"
     lines.append(f"wire: over {slowest.tier.name} {passing}: tensor x {slowest.share:.4g} / ({rate})")
+    if scores := score_bytes(found, context.groups[found.axis], context.tiers):
+        each = f"for each expert of {context.tiers[0].name}"
+        lines.append(
+            f"besides, {quantity(scores, BINARY)} of scores, 4 B a row {each}, the same share of which is sent"
+        )
     return [Fact("rows", lines)]
 
 

@@ -115,6 +115,7 @@ class Performance(Options):
     activation_checkpointing_type: CheckpointType | None = None
     recompute: Section[Recompute] | None = None
     saved_fp8_weights: bool = False
+    quantized_head: bool = False
     offload_modules: list[OffloadModule] | None = None
     bf16_layers_at_start: int | None = Field(default=None, ge=0)
     bf16_layers_at_end: int | None = Field(default=None, ge=0)
@@ -150,13 +151,12 @@ class Software(Config):
     timing: TimingSettings
     sources: dict[str, str]
     """Setting -> framework file and line, document, or `assumed`."""
-    any_layout: bool = False
-    """Whether fp8 products of the device take operands in any layout; set by `on`."""
-    compute_capability: float = 0.0
-    """NVIDIA's compute capability of the device; set by `on`, 0 where it has none."""
+    any_layout: bool = False  # whether fp8 products of the device take operands in any layout; set by `on`
+    compute_capability: float = 0.0  # NVIDIA's, of the device; set by `on`, 0 where it has none
     moe: MoeSettings = Field(default_factory=MoeSettings)
     """How a mixture of experts runs: from the job, else as published recipes do."""
     saved_fp8_weights: bool = False  # see `quantize.saved_weight`; from the job
+    quantized_head: bool = False  # see `embedding_and_head.output_ops`; from the job
 
     def settings(self) -> dict[str, Any]:
         """All switches as plain data, flat, by the keys that profiles and configs write them under."""
@@ -296,4 +296,5 @@ def resolve(performance: Performance, default: str = "megatron-core", *, interle
     moe = performance.moe
     if profile.family == "fsdp2" and "permute_fusion" not in moe.model_fields_set:  # torchtitan's rows move by index
         moe = moe.model_copy(update={"permute_fusion": False})
-    return profile.replace(**said).model_copy(update={"moe": moe, "saved_fp8_weights": performance.saved_fp8_weights})
+    own = {key: getattr(performance, key) for key in ("saved_fp8_weights", "quantized_head")}
+    return profile.replace(**said).model_copy(update={"moe": moe} | own)

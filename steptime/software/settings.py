@@ -22,7 +22,7 @@ LossImpl: TypeAlias = Literal["fused", "native", "composite", "compiled", "in_pl
 keeps the logits (torch.compile)."""
 AttentionImpl: TypeAlias = Literal["flash", "unfused"]
 AttentionBackend: TypeAlias = Literal["auto", "flash", "cudnn", "direct"]
-AttentionKernel: TypeAlias = Literal["best", "cudnn-9.19", "fa2", "fa1", "triton", "flex"]
+AttentionKernel: TypeAlias = Literal["best", "cudnn-9.19", "fa2", "fa1", "triton", "flex", "flex_eager", "efficient"]
 Compile: TypeAlias = Literal["none", "blocks", "all"]
 """What torch.compile (inductor) compiles: nothing, each block separately, or the loss too; see `COMPILED`."""
 _BLOCK = {"norm_impl": "fused", "activation_impl": "fused", "rope_impl": "fused", "recompute_stops_early": True}
@@ -74,8 +74,8 @@ class KernelSettings(Config):
 
     attention_impl: AttentionImpl
     attention_kernel: AttentionKernel
-    """Which flash kernel: the best of the device (FlashAttention-3, cuDNN), FlashAttention-2, which torch runs, or those before
-    it: FlashAttention-1, and its Triton version, which takes a bias; flex: FlexAttention, which torch.compile generates."""
+    """Which flash kernel: the device's best, FlashAttention-2, FlashAttention-1 or its Triton version; torch's FlexAttention,
+    compiled (flex) or with scores in memory (flex_eager); torch's memory-efficient kernel, for keys wider than values."""
     attention_backend: AttentionBackend
     """Library of the flash kernel: TransformerEngine's FlashAttention, which needs the batch dimension first; cuDNN's; auto:
     TransformerEngine's own choice between the two; direct: a kernel that accepts any tensor layout."""
@@ -237,8 +237,9 @@ class MoeSettings(Config):
     """
 
     dispatcher: Literal["alltoall", "allgather", "flex"] = "alltoall"
-    """How tokens are sent to their experts: an all-to-all with one copy per expert; an all-gather of all tokens; or DeepEP and
-    HybridEP, which send one copy to each rank and, over the network, to each node."""
+    """How tokens are sent to experts: an all-to-all of one copy per expert, an all-gather, or a library's copy for each rank."""
+    flex_backend: Literal["deepep", "hybridep"] = "deepep"
+    """That library. HybridEP gathers all maps first and sends the scores of all experts of a node (`model.dispatch`)."""
     permute_fusion: bool = True
     """Tokens are sorted by expert in one kernel (TransformerEngine's), not by index operations."""
     router_dtype: Literal["compute", "fp32"] = "fp32"
@@ -246,11 +247,10 @@ class MoeSettings(Config):
     grouped_gemm: bool = True
     """One grouped GEMM for all local experts (TEGroupedMLP); else one GEMM per expert."""
     fused_mlp: bool = False
-    """Activation, clamps, the second GEMM's bias and the casts between the GEMMs run in their epilogues
-    (TransformerEngine transformer_engine/pytorch/ops/fused/grouped_mlp.py@d0067d0d; --use-transformer-engine-op-fuser)."""
+    """Activation, bias and casts between the GEMMs run in their epilogues (--use-transformer-engine-op-fuser;
+    TransformerEngine transformer_engine/pytorch/ops/fused/grouped_mlp.py@d0067d0d)."""
     paged_stash: bool = False
-    """What the experts keep for backward is copied into pages and back (--moe-paged-stash), since buffers of fixed size have room
-    for more rows than arrive."""
+    """What the experts keep for backward is copied out of buffers with room for more rows and back (--moe-paged-stash)."""
     deterministic: bool = False
     """Unfused rows are summed into tokens by index_add_, which keeps them for backward, scores placed by index_put_
     (--deterministic-mode; moe_utils.py, unpermute and topk_routing_with_score_function)."""

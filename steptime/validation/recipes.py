@@ -41,6 +41,16 @@ def recipe_of(said: str, framework: str, model: str, assumed: list[str]) -> dict
     return {"precision": found, "fp8_params": stored}
 
 
+def quantized_head(precision: str, model: str, words: str) -> dict[str, Any]:
+    """`quantized_head` of a row of Megatron-Bridge: the MXFP8 recipes with whole-step CUDA graphs of two models set it.
+
+    fp8_output_proj in NVIDIA-NeMo/Megatron-Bridge v0.5.0 and v0.5.1 scripts/performance/configs/deepseek/deepseek_llm_pretrain.py
+    and gpt_oss/gpt_oss_llm_pretrain.py, v0.6.0 src/megatron/bridge/perf_recipes/deepseek/common.py and gpt_oss/common.py.
+    """
+    found = re.search("deepseek-v3|gpt-oss", model.lower()) and "full_iteration" in words and precision == "mxfp8"
+    return {"quantized_head": True} if found else {}
+
+
 SCRIPTS: dict[str, dict[str, Any]] = {"simumax": {"attention_mask": False, "cublas_workspace": ":4096:2:16:8"}}
 """Memory settings in the launch scripts of a source that its rows do not state.
 

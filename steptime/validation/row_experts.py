@@ -171,6 +171,7 @@ def dispatch_of(row: MeasuredRow, assumed: list[str]) -> dict[str, Any]:
     section: dict[str, Any] = {}
     if re.search(r"hybridep|deepep|\bflex\b(?! attention)", words):
         section["dispatcher"] = "flex"
+        section |= {"flex_backend": "hybridep"} if "hybridep" in words else {}
     elif "minimalasyncep" in words:  # no host waits, no copies around the exchange, but a copy for each expert
         section["dispatcher"] = "flex"
         assumed.append("dispatcher: flex, in place of MinimalAsyncEP")
@@ -187,6 +188,7 @@ def dispatch_of(row: MeasuredRow, assumed: list[str]) -> dict[str, Any]:
         section["grouped_gemm"] = False
     if capacity(words) or row.whole("ep") in {None, 1}:
         section.pop("dispatcher", None)
+        section.pop("flex_backend", None)
     return section
 
 

@@ -115,7 +115,7 @@ def compile_of(release: str, notes: str, framework: str = "") -> dict[str, Any]:
 
 
 def native_kernels(row: MeasuredRow, release: str, notes: str) -> dict[str, Any]:
-    """torch.compile, chunks of the loss, FlexAttention and CUDA graphs."""
+    """torch.compile, chunks of the loss and CUDA graphs."""
     section = compile_of(release, notes, row.text("framework"))
     if row.text("framework").startswith("torchtitan"):
         section |= heads_of(row, release, compiled="compile" in section) | (
@@ -132,20 +132,6 @@ def native_kernels(row: MeasuredRow, release: str, notes: str) -> dict[str, Any]
         section["loss_chunks"] = max(
             1, row.needed("seq_len") * row.needed("micro_batch_size") // (row.whole("cp") or 1) // NLL_ROWS
         )
-    if litgpt_on_cudnn(row, notes):
-        section |= {"attention_kernel": "best", "attention_backend": "cudnn"}
-    elif "flexflash" in notes or "huggingface/trl pr" in row.text("source").lower():
-        section["attention_kernel"] = "best"
-    elif "flexattention" in notes or "flex_attention" in notes:
-        section["attention_kernel"] = "flex"
-    elif "gpt-oss" in row.text("model_name").lower() and "automodel" not in row.text("framework").lower():
-        # torchtitan/models/gpt_oss/model.py@58b03444: sinks need the log-sum-exp, which FlexAttention returns. AutoModel's
-        # examples/llm_benchmark/gpt_oss say attn te, whose kernel has sinks
-        section["attention_kernel"] = "flex"
-    elif of_today(row):
-        section |= {"attention_kernel": "fa2"} if "sdpa" in notes else {}
-    elif re.match(r"gb?[23]00|b[23]00", row.text("gpu").lower()) and "pr #" in row.text("source").lower():
-        section["attention_kernel"] = "best"
     if "cudagraph" in notes.replace("no cudagraph", "") or "cuda graph" in notes:
         section["cuda_graphs"] = True
     if traced(row) and row.text("recompute").lower().partition(" ")[0] in {"full", "selective"}:
@@ -163,18 +149,6 @@ def of_hugging_face(row: MeasuredRow, notes: str) -> dict[str, Any]:
     section = {"norm_impl": "fused", "rope_impl": "fused", "loss_impl": loss} if "foak-fast-kernels" in notes else {}
     repeats = "fms-acceleration" in row.text("source") and "mistral" in row.text("model_name").lower()
     return section | ({"repeat_kv": True} if repeats else {})
-
-
-def litgpt_on_cudnn(row: MeasuredRow, notes: str) -> bool:
-    """Whether thunder's benchmark of litgpt ran cuDNN's attention: where it is named, or torch chose it.
-
-    torch 2.5, whose development the containers of mid-2024 have, takes it first on H100 (pytorch.org/blog/pytorch2-5).
-    """
-    if "litgpt" not in row.text("framework").lower() or of_thunder(row) or "h100" not in row.text("gpu").lower():
-        return False
-    if "dynamo backend" in notes:
-        return "cudnn" in notes
-    return bool(re.search(r"2024-0[5-9]|pjnl-20240", f"{row.text('source')}; {row.text('note')}"))
 
 
 def liger_chunks(hidden: int, vocab: int) -> int:

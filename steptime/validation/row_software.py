@@ -11,7 +11,8 @@ from steptime.software.performance import EAGER_TORCH, load_software
 from steptime.software.profiles import profile_names, profile_releases
 from steptime.validation import row_native
 from steptime.validation.measurements import FOLDER, MeasuredRow, SkipRowError
-from steptime.validation.recipes import of_scripts, recipe_of
+from steptime.validation.recipes import of_scripts, quantized_head, recipe_of
+from steptime.validation.row_attention import attention_of
 from steptime.validation.row_experts import dispatch_of, positions_of
 from steptime.validation.row_overlap import graphs_of, overlap_of
 
@@ -128,6 +129,7 @@ def performance_of(row: MeasuredRow, framework: RowFramework, assumed: list[str]
         section |= row_native.of_one_device(framework.alone)
     if framework.base in EAGER_TORCH:
         section |= row_native.native_kernels(row, framework.release, notes) | row_native.native_states(row)
+        section |= attention_of(row, notes)
     overlap = overlap_of(notes, row.whole("tp") or 1, section["precision"])
     if overlap and not framework.sharded:
         section["overlap"] = overlap
@@ -173,7 +175,9 @@ def low_precision(row: MeasuredRow, framework: RowFramework, assumed: list[str])
     """
     if framework.base == "fsdp2" and (found := row_native.torchao_recipe(row, row.text("overlap_notes").lower())):
         return found
-    section = recipe_of(row.text("precision"), row.text("framework"), row.text("model_name"), assumed)
+    model = row.text("model_name")
+    section = recipe_of(row.text("precision"), row.text("framework"), model, assumed)
+    section |= quantized_head(section.get("precision", ""), model, row.text("overlap_notes").lower())
     if section and framework.base != "megatron-core":
         raise SkipRowError(f"not modeled yet: {precision_family(row.text('precision'))} with {framework.profile}")
     return section

@@ -42,6 +42,20 @@ def test_pages_of_fused_experts(dispatcher, paged):
     assert found.config["performance"]["moe"].get("paged_stash", False) is paged
 
 
+@pytest.mark.parametrize(
+    ("said", "backend"),
+    [
+        ("flex --moe-flex-dispatcher-backend hybridep", "hybridep"),
+        ("flex --moe-flex-dispatcher-backend deepep", None),
+        ("alltoall --moe-flex-dispatcher-backend hybridep", None),
+    ],
+)
+def test_library_of_the_flex_dispatcher(said, backend):
+    """DeepEP unless HybridEP is said; the other dispatchers have none."""
+    found = reading(f"{EXPERTS} --moe-router-dtype fp32 --moe-token-dispatcher-type {said}")
+    assert found.config["performance"]["moe"].get("flex_backend") == backend
+
+
 def test_what_is_unsaid_is_as_the_parser_has_it():
     """Top 2, no balancing loss as its coefficient is 0, all-gather, experts as wide as the MLP and split over tp."""
     plan = reading("--num-experts 8 --tensor-model-parallel-size 2 --sequence-parallel").config

@@ -51,6 +51,7 @@ def test_what_a_machine_file_leaves_unsaid(figures, rate):
         ("fa1", 0.4 / 2.35, 0.25 / 2.35),  # Dao 2023: FlashAttention-2 is 1.7 to 3.0 times as fast as the first
         ("triton", 0.4 / 1.7, 0.25 / 1.7),  # and 1.3 to 2.5 times as fast as the Triton version
         ("flex", 0.4 * 0.9, 0.25 * 0.9),  # FlexAttention reaches 0.85 to 0.9 of it
+        ("efficient", 0.4 * 0.2, 0.25 * 0.2),  # 44.4 ms a layer of DeepSeek-V3 16B, where it would take 9.1
     ],
 )
 def test_attention_kernels(kernel, forward, backward):
@@ -82,6 +83,17 @@ def test_attention_kernels_of_blackwell(kernel, rate):
     figures = {"fa2_forward_efficiency": 0.4, "fa2_backward_efficiency": 0.25, "microscaling": True}
     found = part("attention", performance={"attention_kernel": kernel}, **figures)
     assert found == by_hand(ATTENTION * (1 / 0.4 + 2.5 / 0.25) / rate)
+
+
+def test_flex_attention_that_nothing_compiles():
+    """All 64 scores of a sequence, not the causal half, at bf16's rate and in fp32 without tensor cores, here half of it.
+
+    Forward: one product of two in fp32, (1 + 2) / 2 of the time; backward two of five, (3 + 2 * 2) / 5.
+    """
+    found = part(
+        "attention", performance={"attention_kernel": "flex_eager"}, sustained_flops={"bf16": 1.0, "fp32": 0.5}
+    )
+    assert found == by_hand(2 * ATTENTION * (1.5 + 2.5 * 1.4))
 
 
 def test_a_device_without_figures_of_its_own_runs_flash_attention_2_at_its_best():

@@ -80,6 +80,7 @@ def expert_performance(keys: JobKeys, precision: str) -> dict[str, Any]:
     if dtype == "fp64":
         keys.approximate("moe_router_dtype", "the router is counted as fp32")
     dispatcher = keys.word("moe_token_dispatcher_type")
+    hybrid = keys.word("moe_flex_dispatcher_backend") == "hybridep" and dispatcher == "flex"
     shared = keys.on("moe_shared_expert_overlap") and keys.whole("moe_shared_expert_intermediate_size") is not None
     return {
         "moe": {
@@ -93,6 +94,7 @@ def expert_performance(keys: JobKeys, precision: str) -> dict[str, Any]:
         }
         | ({"fused_mlp": True} if fused else {})
         | ({"paged_stash": True} if paged else {})
+        | ({"flex_backend": "hybridep"} if hybrid else {})
     }
 
 

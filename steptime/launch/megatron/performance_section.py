@@ -78,7 +78,13 @@ def _precision(keys: JobKeys) -> dict[str, Any]:
     recipe = keys.meaning("fp8_recipe")
     if recipe is None and keys.get("fp8_recipe") is not None:
         keys.leave_out("fp8_recipe", "counted as delayed scaling")
-    return {"precision": recipe or "fp8_delayed", "fp8_params": keys.on("fp8_param_gather"), **_bf16_layers(keys)}
+    head = {"quantized_head": True} if keys.on("fp8_output_proj") and recipe == "mxfp8" else {}
+    return {
+        "precision": recipe or "fp8_delayed",
+        "fp8_params": keys.on("fp8_param_gather"),
+        **head,
+        **_bf16_layers(keys),
+    }
 
 
 def _bf16_layers(keys: JobKeys) -> dict[str, Any]:

@@ -1,0 +1,54 @@
+"""The attention kernel of a measured row of the PyTorch-native stack, from its text."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from steptime.validation.measurements import MeasuredRow
+from steptime.validation.row_native import before, of_thunder, of_today
+
+
+def attention_of(row: MeasuredRow, notes: str) -> dict[str, Any]:
+    """Settings of the kernel; empty where the release of the profile decides."""
+    if litgpt_on_cudnn(row, notes):
+        return {"attention_kernel": "best", "attention_backend": "cudnn"}
+    if "flexflash" in notes or "huggingface/trl pr" in row.text("source").lower():
+        return {"attention_kernel": "best"}
+    if row.text("attention_kind") == "mla" and row.text("framework").lower().startswith("torchtitan"):
+        return {"attention_kernel": latent_kernel(row, notes)}
+    if "flexattention" in notes or "flex_attention" in notes:
+        return {"attention_kernel": "flex"}
+    if "gpt-oss" in row.text("model_name").lower() and "automodel" not in row.text("framework").lower():
+        # torchtitan/models/gpt_oss/model.py@58b03444: sinks need the log-sum-exp, which FlexAttention returns. AutoModel's
+        # examples/llm_benchmark/gpt_oss say attn te, whose kernel has sinks
+        return {"attention_kernel": "flex"}
+    if of_today(row):
+        return {"attention_kernel": "fa2"} if "sdpa" in notes else {}
+    if re.match(r"gb?[23]00|b[23]00", row.text("gpu").lower()) and "pr #" in row.text("source").lower():
+        return {"attention_kernel": "best"}
+    return {}
+
+
+def latent_kernel(row: MeasuredRow, notes: str) -> str:
+    """The kernel of DeepSeek-V3 in torchtitan: torch's memory-efficient one, and FlexAttention since August 2025.
+
+    pytorch/torchtitan pull request 1610: FlashAttention needs keys as wide as values, and cuDNN's kernel refused. GraphTrainer's
+    first graphs (mode aot, backend aot_eager) ran FlexAttention's nodes eagerly unless --compile.passes named regional_inductor
+    (torchtitan/experiments/graph_trainer/compile.py@72f89d20).
+    """
+    if "sdpa" in notes or before(row, 1610, "2025-07"):
+        return "efficient"
+    return "flex_eager" if "compile=aot graph" in notes and "inductor" not in notes else "flex"
+
+
+def litgpt_on_cudnn(row: MeasuredRow, notes: str) -> bool:
+    """Whether thunder's benchmark of litgpt ran cuDNN's attention: where it is named, or torch chose it.
+
+    torch 2.5, whose development the containers of mid-2024 have, takes it first on H100 (pytorch.org/blog/pytorch2-5).
+    """
+    if "litgpt" not in row.text("framework").lower() or of_thunder(row) or "h100" not in row.text("gpu").lower():
+        return False
+    if "dynamo backend" in notes:
+        return "cudnn" in notes
+    return bool(re.search(r"2024-0[5-9]|pjnl-20240", f"{row.text('source')}; {row.text('note')}"))

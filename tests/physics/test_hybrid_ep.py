@@ -1,0 +1,57 @@
+"""What HybridEP sends besides the rows: which token goes where, of all ranks, and the scores of all experts of a node."""
+
+from __future__ import annotations
+
+import pytest
+from physics_jobs import job
+
+from steptime.cost.exchange import score_bytes
+from steptime.hardware.machine import Machine
+from steptime.job.assembly import Assembly
+from steptime.job.mesh import Group
+from steptime.model.ops import Comm
+from steptime.model.router_choice import Routing
+from steptime.timing.part_times import part_times, pricing
+
+MOE = {"n_experts": 8, "expert_inter_sz": 64, "experts_per_token": 2}
+
+
+def flex(backend: str, software: str = "megatron-core") -> Assembly:
+    """8 tokens a rank to 2 of 8 experts on ep 2."""
+    how = {"moe": {"dispatcher": "flex", "flex_backend": backend}}
+    return Assembly(job(software, model={"moe": MOE, "n_q_heads": 2}, performance=how, dp=2, ep=2, microbatches=2))
+
+
+@pytest.mark.parametrize("software", ["megatron-core", "fsdp2"])
+def test_maps_of_all_ranks_and_scores(software):
+    """A byte for each of 8 experts of 8 tokens of 2 ranks, 128. A token has experts on 2 (1 - C(4, 2) / C(8, 2)) = 11/7 ranks, so
+    88/7 rows arrive: 4 B of each for every expert of the node. Neither with DeepEP."""
+    ops = {op.name: op for op in flex("hybridep", software).kinds[0].ops if isinstance(op, Comm)}
+    assert (ops["moe.map"].kind, ops["moe.map"].backward, ops["moe.map"].bytes) == ("all_gather", None, 128)
+    assert ops["moe.dispatch"].score_bytes == pytest.approx(4 * 88 / 7)
+    assert ops["moe.combine"].score_bytes == 0
+    plain = {op.name: op for op in flex("deepep", software).kinds[0].ops if isinstance(op, Comm)}
+    assert "moe.map" not in plain
+    assert plain["moe.dispatch"].score_bytes == 0
+
+
+@pytest.mark.parametrize(("machine", "experts"), [("gb200-nvl72", 512), ("dgx-b200", 64)])
+def test_scores_of_the_experts_of_a_node(machine, experts):
+    """512 experts over 64 ranks: all of them where one domain has 72 devices, 8 devices' 64 where it has 8."""
+    op = Comm("moe.dispatch", score_bytes=4000.0, routing=Routing(512, 22))
+    tiers = tuple(Machine.load(machine).tiers)
+    assert score_bytes(op, Group("ep_etp", 64.0, 1.0), tiers) == 4000.0 * experts
+
+
+def test_scores_take_the_exchange_longer():
+    """Dispatch forward, and in backward the gradients of its scores: 8 experts of one node, 32 B a row beside rows of 256 B. The
+    part of the time that grows with bytes is 9/8 of DeepEP's."""
+    times = []
+    for backend in ("deepep", "hybridep"):
+        assembly = flex(backend)
+        works = part_times(assembly, pricing(assembly.job)).of[assembly.kinds[0]]
+        calls = {call.name: call.cost.bandwidth_s for work in works[:2] for call in work.calls}
+        times.append(
+            [calls["moe.dispatch"], calls["moe.dispatch.grad"], calls["moe.combine"], calls["moe.combine.grad"]]
+        )
+    assert [new / old for old, new in zip(*times, strict=True)] == pytest.approx([1.125, 1.125, 1.0, 1.0])
