@@ -6,6 +6,7 @@ from steptime import Job, estimate
 from steptime.cost.compute import move_pass
 from steptime.cost.rates import rates
 from steptime.model.torchao_fp4 import weight_casting
+from steptime.software.performance import load_software
 from steptime.software.precision import RECIPES
 
 TOKENS, HIDDEN, INTER = 8192, 4096, 14336
@@ -190,9 +191,10 @@ def test_casts_of_nvfp4():
 
 def test_time_of_an_nvfp4_cast_on_gb200():
     """torchao's benchmark on GB200: a weight of 28,672 x 8,192 is cast in 948.65 us; its maximum is one read more."""
-    job = Job(model="llama3-8b", devices=4, hardware="gb200-nvl72", performance={"software": "torchtitan"})
+    data = {"gbs": 4, "seqlen": TOKENS, "microbatch_sz": 1}
+    job = Job(model="llama3-8b", devices=4, parallelism={"tp": 1, "pp": 1}, data=data, hardware="gb200-nvl72")
     made = weight_casting(28_672 * 8_192, RECIPES["nvfp4_torchao"], 2.0)
-    found = rates(job.machine.accelerator, job.software)
+    found = rates(job.machine.accelerator, load_software("torchtitan"))
     read_s = 2 * 28_672 * 8_192 / (found.bytes_per_s * found.move_rate)
     assert move_pass(made.bytes, 0.0, found, made.slow).time_s - read_s == pytest.approx(948.65e-6, rel=0.03)
 

@@ -31,10 +31,7 @@ read 2, written 1 (torchao/testing/training/roofline_utils.py, kernels 1 and 3).
 
 
 class Operand(NamedTuple):
-    """The input of a projection: the tensor it multiplies, the one kept for wgrad, and whether that is the copy by columns.
-
-    `kept` is "" where the projection makes what it keeps.
-    """
+    """The input of a projection: the tensor it multiplies, the one kept for wgrad, and whether that is the copy by columns."""
 
     read: str
     kept: str
@@ -86,7 +83,7 @@ def cast_again(name: str, x: Operand, elements: Num, shard: Shard, role: Role = 
         return [], x
     if recipe.keeps_casts:
         if not shares_casts(shard):
-            return [], Operand(x.read, "", columns=True)
+            return [], x
         made = cast_input(name, x.read, elements, shard, recipe, role)
         return [made], Operand(made.outputs[0].name, made.stats[0].name, columns=True)
     [rows] = copies(x.read, elements, recipe, shard.itemsize, both=False)
@@ -176,7 +173,7 @@ def forward_cast(x: Operand, inputs: Num, weights: Num, shard: Shard) -> Casting
     if recipe is None or not recipe.keeps_casts:
         return NO_CAST
     weight = weight_casting(weights, recipe, shard.itemsize)
-    if x.kept:
+    if x.columns:
         return weight
     own = input_casting(inputs, recipe, shard.itemsize)
     slow = ByElement(weight.slow.elements + own.slow.elements, weight.slow.bytes + own.slow.bytes)
@@ -189,7 +186,7 @@ def saved_casts(x: Operand, out: str, inputs: Num, weights: Num, shard: Shard) -
     if recipe is None or not recipe.keeps_casts:
         return saved_weight(out, weights, shard)
     weight = Tensor(f"{out}.fp4_weight", weights, recipe.weight_itemsize)
-    return (weight,) if x.kept else (weight, Tensor(f"{out}.fp4_input", inputs, recipe.itemsize))
+    return (weight,) if x.columns else (weight, Tensor(f"{out}.fp4_input", inputs, recipe.itemsize))
 
 
 def saved_weight(out: str, elements: Num, shard: Shard) -> tuple[Tensor, ...]:

@@ -89,24 +89,26 @@ def linear(
 
     `casts`: what its backward quantizes.
     """
+    recipe = shard.software.recipe
+    own = recipe is not None and recipe.keeps_casts and not x.columns
     made = (*cast_weight(out, k * n, shard), *saved_casts(x, out, shard.tokens * k, k * n, shard))
     return Gemm(
         name,
         (x.read,),
         (Tensor(out, shard.tokens * n, shard.itemsize),),
-        (*((x.kept,) if x.kept else ()), *(copy.name for copy in made)),
+        (*(() if own else (x.kept,)), *(copy.name for copy in made)),
         made,
         params,
         m=shard.tokens,
         n=n,
         k=k,
         itemsize=shard.itemsize,
-        recipe=shard.software.recipe,
+        recipe=recipe,
         cast_bytes=casts.bytes,
         cast_kernels=casts.kernels,
         cast_slow=casts.slow,
         forward_cast=forward_cast(x, shard.tokens * k, k * n, shard),
-        keeps_columns=x.columns,
+        keeps_columns=x.columns or own,
         role=role,
     )
 
