@@ -6,6 +6,7 @@ from steptime import Job, estimate
 from steptime.cost.compute import move_pass
 from steptime.cost.rates import rates
 from steptime.model.torchao_fp4 import weight_casting
+from steptime.report.kernel_table import op_times
 from steptime.software.performance import load_software
 from steptime.software.precision import RECIPES
 
@@ -218,3 +219,11 @@ def test_nvfp4_sends_bf16():
     """FSDP gathers two bytes for each parameter of a block, as for bf16."""
     [sent] = [row.bytes for row in nvfp4().collectives if row.name == "block parameters"]
     assert sent == 2 * 218_112_000
+
+
+def test_kernels_of_nvfp4_add_up_to_the_step():
+    """Casts of weights in forward count as memory-bound, not as products: the table of kernels has all of either."""
+    found = nvfp4(activation_checkpointing_type="none")
+    for part in ("gemm", "memory_bound"):
+        total = sum(op.step_s for op in op_times(found) if op.part == part)
+        assert total == pytest.approx(found.time.parts_s[part], rel=1e-9)

@@ -6,7 +6,7 @@ from typing import NamedTuple, TypeAlias
 
 from steptime.base.num import Num, is_column, made, maximum, where
 from steptime.cost.rates import Rates
-from steptime.model.ops import VECTORIZED, Attention, ByElement, Casting, Gemm, Move, Op
+from steptime.model.ops import VECTORIZED, Attention, ByElement, Gemm, Move, Op
 from steptime.model.scans import Chunked, Scan
 from steptime.software.performance import ITEMSIZE
 
@@ -101,12 +101,6 @@ def gemm_pass(op: Gemm, r: Rates, m: Num, n: Num, k: Num, bytes_: Num, rate: flo
     return made(Pass, (flops / op.load, bytes_, compute, bandwidth, seconds, kernels))
 
 
-def plus_cast(product: Pass, cast: Casting, r: Rates) -> Pass:
-    """A product and the kernels that quantize its operands."""
-    time_s = product.time_s + move_pass(cast.bytes, cast.kernels, r, cast.slow).time_s
-    return product._replace(time_s=time_s, kernels=product.kernels + cast.kernels)
-
-
 def aligned(op: Gemm) -> Num:
     """Whether the rows of a batched product of activations start where tensor cores can read them; rows of weights always do.
 
@@ -147,8 +141,7 @@ def forward(op: Op, r: Rates, sizes: dict[str, Num]) -> Pass:
         return done._replace(kernels=1.0) if op.looped else done
     if isinstance(op, Gemm):
         rate = op.recipe.forward_rate if op.recipe else 1.0
-        product = gemm_pass(op, r, op.m, op.n, op.k, total(gemm_traffic(op, r)[0]), rate)
-        return plus_cast(product, op.forward_cast, r) if op.forward_cast.kernels else product
+        return gemm_pass(op, r, op.m, op.n, op.k, total(gemm_traffic(op, r)[0]), rate)
     if isinstance(op, Attention):
         flops = op.full_flops * op.causal_share
         rate = r.attention_forward_flops * head_share(op, r.attention_head_64[0])
@@ -226,6 +219,13 @@ def gemm_backward(op: Gemm, r: Rates) -> tuple[Pass, Pass]:
         plain = replace(op, recipe=None)
         return second, gemm_pass(plain, r, op.k, op.n, op.m, total(gemm_traffic(plain, r)[2]), WGRAD_RATE)
     return second, gemm_pass(op, r, op.k, op.n, op.m, total(wgrad), rate * (WGRAD_RATE if op.params else 1.0))
+
+
+def operand_casts(op: Op, r: Rates) -> Pass:
+    """The kernels that quantize a projection's operands in forward, where they belong to it alone."""
+    if not isinstance(op, Gemm) or not op.forward_cast.kernels:
+        return NOTHING
+    return move_pass(op.forward_cast.bytes, op.forward_cast.kernels, r, op.forward_cast.slow)
 
 
 def parameter_gradients(op: Op, r: Rates) -> Num:
