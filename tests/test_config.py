@@ -121,7 +121,8 @@ def test_the_plan_itself_is_sound():
             "performance.precision=int8",
             (
                 "performance.precision: not modeled yet; use one of bf16, fp16, fp32, fp8_delayed, fp8_current, "
-                "fp8_blockwise, mxfp8, nvfp4, fp8_tensorwise, fp8_rowwise, fp8_rowwise_gw_hp, mxfp8_torchao (got 'int8')"
+                "fp8_blockwise, mxfp8, nvfp4, fp8_tensorwise, fp8_rowwise, fp8_rowwise_gw_hp, mxfp8_torchao, "
+                "nvfp4_torchao (got 'int8')"
             ),
         ),
         ("performance.offload=true", "performance.offload: not a key; use performance.offload_modules"),
@@ -202,7 +203,7 @@ def test_all_problems_at_once_in_the_order_of_the_file():
         ),
         (
             "performance.precision: expected one of fp32, bf16, fp16, fp8_delayed, fp8_current, fp8_blockwise, mxfp8, nvfp4, "
-            "fp8_tensorwise, fp8_rowwise, fp8_rowwise_gw_hp, mxfp8_torchao (got 'bf17'); did you mean 'bf16'?"
+            "fp8_tensorwise, fp8_rowwise, fp8_rowwise_gw_hp, mxfp8_torchao, nvfp4_torchao (got 'bf17'); did you mean 'bf16'?"
         ),
         "data.gbs: expected a whole number (got 'x')",
     ]

@@ -3,6 +3,12 @@
 import pytest
 
 from steptime import Job, estimate
+from steptime.cost.compute import move_pass
+from steptime.cost.rates import rates
+from steptime.model.torchao_fp4 import weight_casting
+from steptime.report.kernel_table import op_times
+from steptime.software.performance import load_software
+from steptime.software.precision import RECIPES
 
 TOKENS, HIDDEN, INTER = 8192, 4096, 14336
 """Llama-3 8B at micro-batch 1 of 8,192 tokens."""
@@ -125,3 +131,99 @@ def test_other_recipes_gather_bf16(recipe):
     ops = {op.name: op for op in llama(8, precision=recipe, compile="all").assembly.kinds[0].ops}
     assert ops["attn.gather"].bytes == 2 * TOKENS * HIDDEN
     assert ops["mlp.scatter"].backward_bytes == 2 * TOKENS * HIDDEN
+
+
+def nvfp4(compiled="all", **performance):
+    return estimate(
+        Job(
+            model="llama3-8b",
+            parallelism={"tp": 1, "pp": 1, "dp": 8, "fsdp": {}},
+            data={"gbs": 8, "seqlen": TOKENS, "microbatch_sz": 1},
+            performance={"software": "torchtitan", "precision": "nvfp4", "compile": compiled, **performance},
+            hardware="dgx-b200",
+        )
+    )
+
+
+def fp4_kept(found):
+    """Bytes of FP4 that a layer keeps for backward: of its inputs, and of its weights."""
+    ops = found.assembly.kinds[0].ops
+    kept = {t.name: t.bytes for op in ops for t in op.allocates if t.itemsize == 9 / 16}
+    saved = {name for op in ops for name in op.saves}
+    weights = sum(size for name, size in kept.items() if name in saved and name.endswith("fp4_weight"))
+    return sum(size for name, size in kept.items() if name in saved) - weights, weights
+
+
+@pytest.mark.parametrize(("compiled", "inputs"), [("all", 3 * HIDDEN + INTER), ("none", 6 * HIDDEN + INTER)])
+def test_nvfp4_keeps_casts_for_backward(compiled, inputs):
+    """Nine sixteenths of a byte for each element of an input and of a weight, and no bf16 of either.
+
+    torchao 0.18's nvfp4_linear on a CPU, its kernels replaced by tensors of their shapes: a projection of 256 tokens from 512 to
+    1,024 saves 65,536 + 8,192 bytes of its input's codes and scales and 262,144 + 32,768 of its weight's. A gated MLP of three
+    saves 1,179,648 = 9/16 (2 x 256 x 512 + 256 x 1,024 + 3 x 512 x 1,024): gate and up each cast the same input; traced by torch
+    2.13's AOTAutograd there is one cast of it, and one copy. Here q, k and v share one, gate and up one, and the outputs
+    of attention and activation have one each: of width h, h, h and 14,336.
+    """
+    found = nvfp4(compiled)
+    assert fp4_kept(found) == (9 / 16 * TOKENS * inputs, 9 / 16 * 218_103_808)
+    names = {op.name for op in found.assembly.kinds[0].ops}
+    assert ("attn.qkv.cast" in names) == (compiled == "all")
+    products = [op for op in found.assembly.kinds[0].ops if op.name in {"attn.q_proj", "mlp.up_proj", "mlp.down"}]
+    for op in products:
+        assert not {"attn.norm.out", "mlp.norm.out", "mlp.act.out"} & set(op.saves)
+
+
+def test_casts_of_nvfp4():
+    """Of input and gradient, T x h: maximum 2, read 2, both directions written 2 x 9/16; of a weight the same, in forward.
+
+    Their kernels are limited by arithmetic: on 148 SMs of 2.6e9 elements a second 0.909 of them for an input's, 1.195 for a
+    gradient's.
+    """
+    ops = {op.name: op for op in nvfp4().assembly.kinds[0].ops}
+    each, square = 2 + 2 + 2 * 9 / 16, HIDDEN * HIDDEN
+    cast, product = ops["attn.qkv.cast"], ops["attn.q_proj"]
+    assert cast.forward_bytes == each * TOKENS * HIDDEN
+    assert cast.forward_by_element.elements == pytest.approx(0.909 * TOKENS * HIDDEN)
+    assert (product.cast_bytes, product.forward_cast.bytes) == (each * TOKENS * HIDDEN, each * square)
+    assert product.cast_slow.elements == pytest.approx(1.195 * TOKENS * HIDDEN)
+    own = {op.name: op for op in nvfp4("none").assembly.kinds[0].ops}["attn.q_proj"]
+    assert own.forward_cast.bytes == each * (TOKENS * HIDDEN + square)
+
+
+def test_time_of_an_nvfp4_cast_on_gb200():
+    """torchao's benchmark on GB200: a weight of 28,672 x 8,192 is cast in 948.65 us; its maximum is one read more."""
+    data = {"gbs": 4, "seqlen": TOKENS, "microbatch_sz": 1}
+    job = Job(model="llama3-8b", devices=4, parallelism={"tp": 1, "pp": 1}, data=data, hardware="gb200-nvl72")
+    made = weight_casting(28_672 * 8_192, RECIPES["nvfp4_torchao"], 2.0)
+    found = rates(job.machine.accelerator, load_software("torchtitan"))
+    read_s = 2 * 28_672 * 8_192 / (found.bytes_per_s * found.move_rate)
+    cast_s = move_pass(made.bytes, 0.0, found, made.slow).time_s - read_s
+    assert cast_s / found.slowness == pytest.approx(948.65e-6, rel=0.03)
+
+
+def test_selective_checkpointing_keeps_no_product_of_nvfp4():
+    """No policy by op names aten._scaled_mm_v2: a layer keeps its input and attention's output, 2 T h, and 4 T for each head.
+
+    The peak is in backward of the last of 32 layers, which is replayed; beside them the token ids, 8 T.
+    """
+    low = nvfp4(activation_checkpointing_type="per-op")
+    plain = nvfp4(precision="bf16", activation_checkpointing_type="per-op")
+    kept = [found.memory.stages[0].activations_bytes for found in (low, plain)]
+    assert kept[0] == 31 * TOKENS * (4 * HIDDEN + 4 * 32) + 8 * TOKENS
+    # the last five layers in bf16: four of them keep what bf16's do while the fifth is replayed
+    tail = nvfp4(activation_checkpointing_type="per-op", bf16_layers_at_end=5).memory.stages[0].activations_bytes
+    assert (tail - kept[0]) / 4 == (kept[1] - kept[0]) / 31
+
+
+def test_nvfp4_sends_bf16():
+    """FSDP gathers two bytes for each parameter of a block, as for bf16."""
+    [sent] = [row.bytes for row in nvfp4().collectives if row.name == "block parameters"]
+    assert sent == 2 * 218_112_000
+
+
+def test_kernels_of_nvfp4_add_up_to_the_step():
+    """Casts of weights in forward count as memory-bound, not as products: the table of kernels has all of either."""
+    found = nvfp4(activation_checkpointing_type="none")
+    for part in ("gemm", "memory_bound"):
+        total = sum(op.step_s for op in op_times(found) if op.part == part)
+        assert total == pytest.approx(found.time.parts_s[part], rel=1e-9)

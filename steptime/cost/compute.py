@@ -108,9 +108,7 @@ def aligned(op: Gemm) -> Num:
     heads (rows marked fit), those of head size 108 and 150 spend 31 to 37 s of a step more on 370 to 390 TFLOP per device: 11
     TFLOP/s, which is fp32's peak without tensor cores (19.5) times `shape_efficiency`; 104, 144, 208, 216 and 224 spend none.
     """
-    if op.itemsize >= 4.0:
-        return True
-    return ((op.k * op.itemsize) % ROW_BYTES == 0) & ((op.n * op.itemsize) % ROW_BYTES == 0)
+    return (op.itemsize >= 4.0) | ((op.k * op.itemsize % ROW_BYTES == 0) & (op.n * op.itemsize % ROW_BYTES == 0))
 
 
 OperandBytes: TypeAlias = tuple[Num, Num, Num]
@@ -188,9 +186,8 @@ def scan_pass(op: Scan, r: Rates, times: float, passes: float) -> Pass:
 
     Its FLOPs are those that frameworks count, once forward and twice backward, independent of the algorithm of its kernels.
     """
-    flops, bytes_ = passes * op.tokens * op.counted, times * op.forward_bytes
+    flops, bytes_, conv = passes * op.tokens * op.counted, times * op.forward_bytes, times * op.conv_bytes
     compute = times * op.flops / r.scan_flops
-    conv = times * op.conv_bytes
     bandwidth = (bytes_ - conv) / (r.bytes_per_s * r.move_rate) + conv / r.conv_bytes_per_s
     kernels = SCAN_KERNELS * times
     return Pass(flops, bytes_, compute, bandwidth, compute + bandwidth + kernels * r.move_kernel_s, kernels)
@@ -205,8 +202,8 @@ def chunked_pass(op: Chunked, r: Rates, times: float, passes: float, sizes: dict
     moved = times * (total(sizes[name] for name in op.inputs) + total(t.bytes for t in op.allocates))
     in_turn_s = op.seq * CHUNK_S_PER_TOKEN * r.slowness
     compute = op.slowness * times * maximum(op.flops / r.chunk_flops, in_turn_s)
-    kernels = SCAN_KERNELS * times
-    return Pass(flops, moved, compute, moved / r.bytes_per_s, compute + kernels * r.move_kernel_s, kernels)
+    launched = SCAN_KERNELS * times * r.move_kernel_s
+    return Pass(flops, moved, compute, moved / r.bytes_per_s, compute + launched, SCAN_KERNELS * times)
 
 
 def gemm_backward(op: Gemm, r: Rates) -> tuple[Pass, Pass]:
@@ -216,16 +213,20 @@ def gemm_backward(op: Gemm, r: Rates) -> tuple[Pass, Pass]:
     """
     _, dgrad, wgrad = gemm_traffic(op, r)
     rate = op.recipe.backward_rate if op.recipe else 1.0
+    second = gemm_pass(op, r, op.m, op.k, op.n, total(dgrad), rate)
     if op.params and not op.trained:
-        return gemm_pass(op, r, op.m, op.k, op.n, total(dgrad), rate), NOTHING
+        return second, NOTHING
     if op.recipe and op.recipe.casts and op.recipe.casts.plain_wgrad:
         plain = replace(op, recipe=None)
-        third = gemm_pass(plain, r, op.k, op.n, op.m, total(gemm_traffic(plain, r)[2]), WGRAD_RATE)
-        return gemm_pass(op, r, op.m, op.k, op.n, total(dgrad), rate), third
-    return (
-        gemm_pass(op, r, op.m, op.k, op.n, total(dgrad), rate),
-        gemm_pass(op, r, op.k, op.n, op.m, total(wgrad), rate * (WGRAD_RATE if op.params else 1.0)),
-    )
+        return second, gemm_pass(plain, r, op.k, op.n, op.m, total(gemm_traffic(plain, r)[2]), WGRAD_RATE)
+    return second, gemm_pass(op, r, op.k, op.n, op.m, total(wgrad), rate * (WGRAD_RATE if op.params else 1.0))
+
+
+def operand_casts(op: Op, r: Rates) -> Pass:
+    """The kernels that quantize a projection's operands in forward, where they belong to it alone."""
+    if not isinstance(op, Gemm) or not op.forward_cast.kernels:
+        return NOTHING
+    return move_pass(op.forward_cast.bytes, op.forward_cast.kernels, r, op.forward_cast.slow)
 
 
 def parameter_gradients(op: Op, r: Rates) -> Num:
@@ -240,7 +241,7 @@ def parameter_gradients(op: Op, r: Rates) -> Num:
     if any(len(p.shape) == 1 for p in op.params):
         seconds = seconds + move_pass(op.m * op.n * op.count * op.itemsize, op.kernels, r).time_s
     if op.recipe:
-        seconds = seconds + move_pass(op.cast_bytes, op.cast_kernels, r).time_s
+        seconds = seconds + move_pass(op.cast_bytes, op.cast_kernels, r, op.cast_slow).time_s
     if is_column(r.accumulate_bytes) or r.accumulate_bytes:
         added_s = move_pass(op.k * op.n * op.count * r.accumulate_bytes, op.kernels, r).time_s
         seconds = seconds + where(r.accumulate_bytes > 0.0, added_s, 0.0)
@@ -268,8 +269,7 @@ def attention_pass(op: Attention, r: Rates, flops: Num, rate: float, passes: flo
     bytes_ = op.batch * elements * (op.d_qk + op.d_v) * op.itemsize * passes
     seen = where(op.reach > 0.0, op.reach, op.kv_len)
     ramp = seen / (seen + r.attention_ramp_tokens) * ((RATED_LENGTH + r.attention_ramp_tokens) / RATED_LENGTH)
-    reached = rate * ramp
-    compute, bandwidth = flops / reached, bytes_ / r.bytes_per_s
+    compute, bandwidth = flops / (rate * ramp), bytes_ / r.bytes_per_s
     around_s = merge_bytes / r.bytes_per_s + op.merge_kernels * r.move_kernel_s + op.calls * r.gemm_kernel_s
     return Pass(flops, bytes_, compute, bandwidth, maximum(compute, bandwidth) + around_s)
 

@@ -232,6 +232,8 @@ def forward_work(
         op = ops[i]
         if not isinstance(op, Comm):
             work.add(op, passes[i])
+            casts = compute.operand_casts(op, context.rates)
+            work.memory_s, work.kernels = work.memory_s + casts.time_s, work.kernels + casts.kernels
         elif op.kind is not None:
             cost = context.price(op, op.kind)
             near = neighbor(ops, i)

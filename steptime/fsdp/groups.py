@@ -156,11 +156,11 @@ def group_of(
             across = where(ranks > count, 1.0, 0.0) if stacked else 0.0
             rows = where(across > 0.0, each, count) if stacked else count * each
             turned = turned + across * local
-        elements, matrices = elements + local, matrices + p.multiplies
+        elements = elements + local
         whole = -(-rows // ranks) * ranks * (local // rows)
         padded = padded + whole
         if p.trained:
-            last = local
+            last, matrices = local, matrices + p.multiplies
         else:
             frozen, frozen_padded = frozen + local, frozen_padded + whole
     kept = {"frozen": frozen, "frozen_padded": frozen_padded}

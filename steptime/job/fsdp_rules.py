@@ -59,12 +59,17 @@ FSDP_RULES = [
     Rule(
         "zero_plus_plus layout",
         "parallelism.zero_plus_plus",
-        "modeled with tp 1, replicas 1, no cpu_offload and no adapters (got tp {f.tp}, replicas {f.replicas}); change them, or "
-        "remove it",
-        # frozen parameters keep a second partition from step to step: stage3.py, invalidate_secondary_tensor, of trained ones
-        lambda f: (
-            (f.plus_plus is None) | ((f.tp == 1) & (f.replicas == 1) & (f.cpu_offload.share == 0.0) & (f.lora is None))
-        ),
+        "modeled with tp 1, replicas 1 and no cpu_offload (got tp {f.tp}, replicas {f.replicas}); change them, or remove it",
+        lambda f: (f.plus_plus is None) | ((f.tp == 1) & (f.replicas == 1) & (f.cpu_offload.share == 0.0)),
+    ),
+    # deepspeedai/DeepSpeed@edaa7221: stage3.py, invalidate_secondary_tensor, drops those of trained parameters after a step;
+    # partition_parameters.py, all_gather_coalesced, asks the first parameter of a call whether all have one
+    Rule(
+        "hpz_partition_size with adapters",
+        "parallelism.zero_plus_plus.hpz_partition_size",
+        "DeepSpeed's second partition does not run with adapters: frozen parameters keep theirs, trained ones gathered in the "
+        "same call have none after a step; remove it",
+        lambda f: (f.plus_plus is None or f.plus_plus.hpz_partition_size <= 1) | (f.lora is None),
     ),
     # deepspeed/utils/groups.py, _create_zero_param_parallel_group
     Rule(

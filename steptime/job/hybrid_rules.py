@@ -140,13 +140,16 @@ HYBRID_RULES = [
         "Mamba layers are not modeled with FSDP or zero_level 2 or 3 (got {f.zero_level}); use 0 or 1",
         lambda f: (f.mamba_heads == 0) | (f.zero_level < 2),
     ),
-    # megatron/core/transformer/transformer_config.py:1528-1554, __post_init__
+    # megatron/core/transformer/transformer_config.py:1528-1554, __post_init__; torchtitan's converters leave modules out by name
+    # (pytorch/torchtitan@b5bcd76c torchtitan/components/quantization/nvfp4.py, nvfp4_bf16_tail_fqns)
     Rule(
         "bf16 layers of a recipe",
         "performance.bf16_layers_at_start",
-        "layers in bf16 need megatron-core and a recipe other than fp8_delayed (got {f.software}, {f.precision}); remove them",
+        "layers in bf16 need megatron-core or fsdp2 and a recipe other than fp8_delayed (got {f.software}, {f.precision}); "
+        "remove them",
         lambda f: (
-            (max(f.bf16_layers) == 0) | (f.recipe & (f.precision != "fp8_delayed") & (f.family == "megatron-core"))
+            (max(f.bf16_layers) == 0)
+            | (f.recipe & (f.precision != "fp8_delayed") & ((f.family == "megatron-core") | (f.family == "fsdp2")))
         ),
     ),
     Rule(

@@ -81,8 +81,13 @@ PERFORMANCE_RULES = [
     Rule(
         "muon is not sharded",
         "performance.optimizer",
-        "muon updates whole matrices, which zero_level {f.zero_level} shards; use parallelism.zero_level 0, or dist_muon with 1",
-        lambda f: (f.states.optimizer != "muon") | (f.zero_level == 0),
+        "muon updates whole matrices, which zero_level {f.zero_level} shards; use parallelism.zero_level 0, dist_muon with 1, or "
+        "FSDP2 without tp and experts",
+        lambda f: (
+            (f.states.optimizer != "muon")
+            | (f.zero_level == 0)
+            | ((f.family == "fsdp2") & (f.fsdp_version == 2) & (f.tp == 1) & (not f.moe))
+        ),
     ),
     Rule(
         "dist_muon zero_level",

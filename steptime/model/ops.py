@@ -132,6 +132,30 @@ class Op:
         return self.outputs + self.stats if self.stats else self.outputs
 
 
+class ByElement(NamedTuple):
+    """Eager kernels without vector loads (torch CUDALoops.cuh, gpu_kernel_impl): mixed dtypes, broadcasts, slices of rows."""
+
+    elements: Num = 0.0
+    """Elements of their results."""
+    bytes: Num = 0.0
+    """Bytes that they move, part of the op's [B]."""
+
+
+VECTORIZED = ByElement()
+
+
+class Casting(NamedTuple):
+    """Kernels that quantize an operand."""
+
+    bytes: Num = 0.0
+    """Bytes that they move [B]."""
+    kernels: float = 0.0
+    slow: ByElement = VECTORIZED
+
+
+NO_CAST = Casting()
+
+
 @dataclass(slots=True)
 class Gemm(Op):
     """`count` matrix products of m x k by k x n. With `params` it is a linear layer: forward, dgrad and wgrad.
@@ -149,6 +173,9 @@ class Gemm(Op):
     cast_bytes: Num = 0.0
     """Bytes that backward moves to quantize and transpose operands [B]."""
     cast_kernels: float = 0.0
+    cast_slow: ByElement = VECTORIZED
+    forward_cast: Casting = NO_CAST
+    """What forward quantizes: the weight, and the input where no other projection reads its cast."""
     keeps_columns: bool = False
     """Whether it keeps the copy quantized by columns for wgrad."""
     grouped: bool = False
@@ -205,18 +232,6 @@ class Attention(Op):
     def full_flops(self) -> Num:
         """Forward FLOPs with the whole score matrix: 2 b nq sq skv (d_qk + d_v)."""
         return 2.0 * self.batch * self.n_q_heads * self.q_len * self.kv_len * (self.d_qk + self.d_v)
-
-
-class ByElement(NamedTuple):
-    """Eager kernels without vector loads (torch CUDALoops.cuh, gpu_kernel_impl): mixed dtypes, broadcasts, slices of rows."""
-
-    elements: Num = 0.0
-    """Elements of their results."""
-    bytes: Num = 0.0
-    """Bytes that they move, part of the op's [B]."""
-
-
-VECTORIZED = ByElement()
 
 
 @dataclass(slots=True)

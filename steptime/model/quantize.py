@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from steptime.model.ops import Comm, Move, Op, Role, Tensor
+from steptime.model.ops import NO_CAST, VECTORIZED, ByElement, Casting, Comm, Move, Op, Role, Tensor
+from steptime.model.torchao_fp4 import cast_input, gradient_casting, input_casting, shares_casts, weight_casting
 from steptime.software.precision import Casts
 
 if TYPE_CHECKING:
@@ -80,6 +81,11 @@ def cast_again(name: str, x: Operand, elements: Num, shard: Shard, role: Role = 
     recipe = shard.software.recipe
     if recipe is None or recipe.casts is None or x.quantized:
         return [], x
+    if recipe.keeps_casts:
+        if not shares_casts(shard):
+            return [], x
+        made = cast_input(name, x.read, elements, shard, recipe, role)
+        return [made], Operand(made.outputs[0].name, made.stats[0].name, columns=True)
     [rows] = copies(x.read, elements, recipe, shard.itemsize, both=False)
     of, kernels = casts_of(recipe, recipe.casts, shard)
     moved = elements * of.input_forward
@@ -155,6 +161,32 @@ class Backward(NamedTuple):
 
     bytes: Num
     kernels: float
+    slow: ByElement = VECTORIZED
+
+
+def forward_cast(x: Operand, inputs: Num, weights: Num, shard: Shard) -> Casting:
+    """What a projection of torchao's NVFP4 quantizes itself in forward: `weights` elements, in eager torch `inputs` too.
+
+    All other casts are ops of their own, or part of the update.
+    """
+    recipe = shard.software.recipe
+    if recipe is None or not recipe.keeps_casts:
+        return NO_CAST
+    weight = weight_casting(weights, recipe, shard.itemsize)
+    if x.columns:
+        return weight
+    own = input_casting(inputs, recipe, shard.itemsize)
+    slow = ByElement(weight.slow.elements + own.slow.elements, weight.slow.bytes + own.slow.bytes)
+    return Casting(weight.bytes + own.bytes, weight.kernels + own.kernels, slow)
+
+
+def saved_casts(x: Operand, out: str, inputs: Num, weights: Num, shard: Shard) -> tuple[Tensor, ...]:
+    """What a projection of torchao's NVFP4 keeps of its own for backward: the transposed weight, in eager torch its input too."""
+    recipe = shard.software.recipe
+    if recipe is None or not recipe.keeps_casts:
+        return saved_weight(out, weights, shard)
+    weight = Tensor(f"{out}.fp4_weight", weights, recipe.weight_itemsize)
+    return (weight,) if x.columns else (weight, Tensor(f"{out}.fp4_input", inputs, recipe.itemsize))
 
 
 def saved_weight(out: str, elements: Num, shard: Shard) -> tuple[Tensor, ...]:
@@ -183,6 +215,8 @@ def backward_casts(
     recipe = shard.software.recipe
     if recipe is None:
         return Backward(0.0, 0.0)
+    if recipe.keeps_casts:
+        return Backward(*gradient_casting(m * n, recipe, shard.itemsize))
     if recipe.casts:
         of, kernels = casts_of(recipe, recipe.casts, shard)
         if casts_its_share(shard) and from_norm:

@@ -86,7 +86,9 @@ def per_op(ops: list[Op], *, compiled: bool, nth: int) -> Segment:
     in a graph it is not kept.
     """
     products = [
-        i for i, op in enumerate(ops) if isinstance(op, Gemm) and op.params and op.role != "router" and not op.grouped
+        i
+        for i, op in enumerate(ops)
+        if isinstance(op, Gemm) and op.params and op.role != "router" and not op.grouped and not keeps_casts(op)
     ]
     skips = set(products[::nth])
     skips |= {i for i, op in enumerate(ops) if isinstance(op, Attention)}
@@ -101,6 +103,14 @@ def per_op(ops: list[Op], *, compiled: bool, nth: int) -> Segment:
     every = range(len(ops))
     drops = allocated_names(ops, every) - set(keeps)
     return Segment(0, len(ops) - 1, len(ops) - 1, reads(ops, every), frozenset(drops), frozenset(skips), keeps)
+
+
+def keeps_casts(op: Gemm) -> bool:
+    """Whether it is a product of torchao's NVFP4: aten._scaled_mm_v2, which no policy by op names.
+
+    torch 2.13, torch/_functorch/partitioners.py, get_default_op_list, compute_intensive_ops.
+    """
+    return op.recipe is not None and op.recipe.keeps_casts
 
 
 def needed_again(ops: list[Op], kept: set[int]) -> tuple[set[str], set[int]]:

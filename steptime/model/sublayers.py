@@ -8,7 +8,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from steptime.model.ops import Comm, Gemm, Move, Op, Param, Role, Tensor
-from steptime.model.quantize import Backward, Operand, agree, backward_casts, cast_again, casts_its_share, saved_weight
+from steptime.model.quantize import (
+    Backward,
+    Operand,
+    agree,
+    backward_casts,
+    cast_again,
+    casts_its_share,
+    forward_cast,
+    saved_casts,
+)
 
 if TYPE_CHECKING:
     from steptime.base.num import Num
@@ -80,22 +89,26 @@ def linear(
 
     `casts`: what its backward quantizes.
     """
-    weight = (*cast_weight(out, k * n, shard), *saved_weight(out, k * n, shard))
+    recipe = shard.software.recipe
+    own = recipe is not None and recipe.keeps_casts and not x.columns
+    made = (*cast_weight(out, k * n, shard), *saved_casts(x, out, shard.tokens * k, k * n, shard))
     return Gemm(
         name,
         (x.read,),
         (Tensor(out, shard.tokens * n, shard.itemsize),),
-        (x.kept, *(copy.name for copy in weight)),
-        weight,
+        (*(() if own else (x.kept,)), *(copy.name for copy in made)),
+        made,
         params,
         m=shard.tokens,
         n=n,
         k=k,
         itemsize=shard.itemsize,
-        recipe=shard.software.recipe,
+        recipe=recipe,
         cast_bytes=casts.bytes,
         cast_kernels=casts.kernels,
-        keeps_columns=x.columns,
+        cast_slow=casts.slow,
+        forward_cast=forward_cast(x, shard.tokens * k, k * n, shard),
+        keeps_columns=x.columns or own,
         role=role,
     )
 

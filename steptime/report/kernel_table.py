@@ -99,8 +99,8 @@ def _timed(op: Op, part: Part, times: float, timing: StepTime) -> Iterator[Kerne
             name, price.__name__, "attention" if backward.attention_s else "gemm", times, *work, *seconds, op=op
         )
         if backward.memory_s:
-            function = compute.parameter_gradients.__name__
-            yield KernelTime(name, function, "memory_bound", times, 0.0, 0.0, 0.0, float(backward.memory_s), op=op)
+            function, casts_s = compute.parameter_gradients.__name__, float(forward.memory_s)
+            yield KernelTime(name, function, "memory_bound", times, 0.0, 0.0, casts_s, float(backward.memory_s), op=op)
     elif forward.seconds or backward.seconds:
         kind = "attention" if forward.attention_s else "memory_bound"
         seconds = float(forward.attention_s + forward.memory_s), float(backward.attention_s + backward.memory_s)

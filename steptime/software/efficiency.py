@@ -60,7 +60,7 @@ def using(constants: Efficiency) -> Iterator[None]:
 
 def share_family(precision: str) -> str:
     """Precisions whose GEMMs share one constant: bf16 and fp16; the fp8 recipes scaled per tensor or by 128."""
-    families = {"fp16": "bf16", "mxfp8_torchao": "mxfp8"}
+    families = {"fp16": "bf16", "mxfp8_torchao": "mxfp8", "nvfp4_torchao": "nvfp4"}
     return families.get(precision, "fp8" if precision.startswith("fp8") else precision)
 
 

@@ -79,7 +79,7 @@ FRAMEWORKS = {
         context=("p2p", "all_gather"),
         rounds=True,
         recipes=TORCHAO,
-        optimizers=("adamw", "sgd", "adamw_8bit"),
+        optimizers=("adamw", "sgd", "adamw_8bit", "muon"),
         experts=True,
     ),
     # PipelineEngine asserts zero_optimization_stage() < 2 (deepspeed/runtime/pipe/engine.py)

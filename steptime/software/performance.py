@@ -282,8 +282,8 @@ def resolve(performance: Performance, default: str = "megatron-core", *, interle
     profile = load_software(performance.software or default)
     said: dict[str, Any] = {key: value for key, value in performance if value is not None and key not in _UNSAID}
     said = COMPILED[said.get("compile", profile.kernels.compile)] | said
-    if said.get("precision") == "mxfp8" and profile.family == "fsdp2":
-        said["precision"] = "mxfp8_torchao"
+    if said.get("precision") in {"mxfp8", "nvfp4"} and profile.family == "fsdp2":
+        said["precision"] = f"{said['precision']}_torchao"
     precision = said.get("precision", profile.precision)
     for key in ("param_dtype", "main_grad_dtype", "moment_dtype"):
         if said.get(key, getattr(profile.states, key)) == "compute":

@@ -11,12 +11,12 @@ from typing import Literal, NamedTuple, TypeAlias
 
 RecipeName: TypeAlias = Literal[
     "fp8_delayed", "fp8_current", "fp8_blockwise", "mxfp8", "nvfp4",
-    "fp8_tensorwise", "fp8_rowwise", "fp8_rowwise_gw_hp", "mxfp8_torchao",
+    "fp8_tensorwise", "fp8_rowwise", "fp8_rowwise_gw_hp", "mxfp8_torchao", "nvfp4_torchao",
 ]  # fmt: skip
 
 
 class Casts(NamedTuple):
-    """Torchao's linear layers keep input and weight in bf16 and cast them where they are multiplied: bytes moved per element.
+    """Torchao's linear layers cast input and weight where they are multiplied: bytes moved per element.
 
     Source: pytorch/ao@36027d82 torchao/testing/training/roofline_utils.py; the maximum that comes before a cast by tensor is
     fused with the kernel that makes the input.
@@ -29,6 +29,9 @@ class Casts(NamedTuple):
     """Bytes per element that the casts move, forward and backward."""
     plain_wgrad: bool = False
     """Whether the product for the weight's gradient runs in bf16."""
+    kept: bool = False
+    """Whether backward reads the casts that forward made, of the input by columns and of the transposed weight, and no bf16; else
+    both are kept in bf16 and cast again."""
 
 
 class Recipe(NamedTuple):
@@ -60,7 +63,7 @@ class Recipe(NamedTuple):
     split_forward: bool = False
     """Whether the forward product accumulates in fp32 over short stretches, as backward products always do."""
     casts: Casts | None = None
-    """For a recipe that keeps nothing quantized; TransformerEngine's have none."""
+    """Of a recipe of torchao; TransformerEngine's have none."""
     # the fields below depend on the machine: set by `recipe`
     copies: float = 2.0
     """Quantized copies of each tensor: by rows for the forward product, by columns for the backward ones."""
@@ -70,24 +73,35 @@ class Recipe(NamedTuple):
     scale_kernels: float = 0.0
     """Kernels that lay out the scales of a product's operands before it."""
 
+    @property
+    def keeps_casts(self) -> bool:
+        """Whether it is torchao's and keeps what forward cast (`Casts.kept`)."""
+        return self.casts is not None and self.casts.kept
+
 
 _BLOCKWISE, _MX, _NV = 4.0 / 128.0, 1.0 / 32.0, 1.0 / 16.0
 """Bytes of scales per element: fp32 for 128 elements, one byte for 32 (OCP Microscaling Formats 1.0), one for 16 (NVFP4)."""
 
 
-def _torchao(name: str, itemsize: float, casts: Casts, *, gather: float = 2.0, block_scaled: bool = False) -> Recipe:
+_FP4_CASTS = (4.0 + 2.0 * (0.5 + _NV), 0.0, 4.0 + 2.0 * (0.5 + _NV), 4.0 + 2.0 * (0.5 + _NV))
+"""pytorch/ao@36027d82 torchao/prototype/moe_training/nvfp4_training/nvfp4_linear.py: input, nothing again, gradient, weight."""
+
+
+def _torchao(
+    name: str, itemsize: float, casts: Casts, *, gather: float = 2.0, rates: tuple[str, ...] = ("fp8",)
+) -> Recipe:
     """A recipe of torchao: `gather` bytes per element in FSDP's all-gather, where weights go out quantized."""
     return Recipe(
         name,
-        ("mxfp8", "fp8") if block_scaled else ("fp8",),
+        rates,
         itemsize,
         itemsize,
         0.0,
         tensor_scaled=name == "fp8_tensorwise",
         fused_norm=False,
-        proj_keeps_input=True,
+        proj_keeps_input=not casts.kept,
         param_gather_itemsize=gather,
-        microscaling=block_scaled,
+        microscaling=rates != ("fp8",),
         casts=casts,
     )
 
@@ -121,7 +135,9 @@ RECIPES: dict[str, Recipe] = {
         _torchao("fp8_tensorwise", 1.0, Casts(3.0, 3.0, 6.0, 8.0), gather=1.0),
         _torchao("fp8_rowwise", 1.0, Casts(3.0, 5.0, 8.0, 10.0)),
         _torchao("fp8_rowwise_gw_hp", 1.0, Casts(3.0, 0.0, 3.0, 6.0, plain_wgrad=True)),
-        _torchao("mxfp8_torchao", 1.0 + _MX, Casts(3.0, 3.0, 6.0, 6.0), block_scaled=True),
+        _torchao("mxfp8_torchao", 1.0 + _MX, Casts(3.0, 3.0, 6.0, 6.0), rates=("mxfp8", "fp8")),
+        # of each tensor its maximum 2, then read 2 and written in both directions
+        _torchao("nvfp4_torchao", 0.5 + _NV, Casts(*_FP4_CASTS, kept=True), rates=("nvfp4", "fp4")),
     )
 }  # fmt: skip
 """Sources, by column:
@@ -177,7 +193,7 @@ def recipe(name: str, *, any_layout: bool) -> Recipe | None:
         return None
     if any_layout and found.casts:
         rate = 1.0 if found.tensor_scaled or found.microscaling else ROWWISE_RATE_BLACKWELL
-        kernels = 2.0 if found.microscaling else 0.0
+        kernels = 2.0 if found.microscaling and not found.keeps_casts else 0.0
         return found._replace(forward_rate=rate, backward_rate=rate, scale_kernels=kernels)
     if any_layout:
         return found._replace(copies=1.0) if found.tensor_scaled else found._replace(scale_kernels=2.0)

@@ -12,6 +12,7 @@ TORCHAO_WORDS = (
     ("gw_hp", "fp8_rowwise_gw_hp"),
     ("rowwise", "fp8_rowwise"),
     ("mxfp8", "mxfp8_torchao"),
+    ("nvfp4", "nvfp4_torchao"),
     ("tensorwise", "fp8_tensorwise"),
     ("dynamic", "fp8_tensorwise"),
     ("fp8 delayed", "fp8_tensorwise"),
@@ -233,7 +234,9 @@ def torchao_recipe(row: MeasuredRow, notes: str) -> dict[str, Any]:
     if not found:
         return {}
     gathered = found == "fp8_tensorwise" and re.search(r"(fp8|float8)( fsdp)? all-gather", f"{said} {notes}")
-    return {"precision": found, "fp8_params": bool(gathered)}
+    tail = re.search(r"except (?:the )?last (\d+) % of layers", notes)
+    ends = {"bf16_layers_at_end": -(-row.needed("n_layers") * int(tail[1]) // 100)} if tail else {}
+    return {"precision": found, "fp8_params": bool(gathered)} | ends
 
 
 def recomputed_per_op(said: str, *, graph: bool, latest: bool = False) -> dict[str, Any]:

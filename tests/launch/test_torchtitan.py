@@ -106,6 +106,7 @@ FLOAT8 = "[quantize.linear.float8]\n"
         ),
         ('["float8"]', '[float8]\nrecipe_name = "rowwise_with_gw_hp"\n', {"precision": "fp8_rowwise_gw_hp"}),
         ('["quantize.linear.mx"]', "", {"precision": "mxfp8_torchao"}),
+        ('["quantize.linear.nvfp4"]', "", {"precision": "nvfp4_torchao"}),
         ("[]", f'{FLOAT8}recipe_name = "rowwise"\n', {"precision": "bf16"}),
     ],
 )  # fmt: skip

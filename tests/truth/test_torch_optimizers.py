@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 import torch
 from torch_blocks import Kernels
+from torch_fsdp import Fsdp, run, sharded, world
 from torch_jobs import Layout, job
 from torch_ours import built
 
 from steptime.answer.result import estimate
+from steptime.bench.runs.probes import Collectives
 from steptime.model.model import Model
+from steptime.timing.orthogonalize import calls
 
 SEQLEN, VOCAB = 16, 101
 
 
-def muon(module):
+def muon(module, vocab=VOCAB):
     """Muon for matrices, AdamW for embedding, head and the rest, as its users split them."""
-    matrices = [p for p in module.parameters() if p.dim() == 2 and VOCAB not in p.shape]
-    rest = [p for p in module.parameters() if p.dim() != 2 or VOCAB in p.shape]
+    matrices = [p for p in module.parameters() if p.dim() == 2 and vocab not in p.shape]
+    rest = [p for p in module.parameters() if p.dim() != 2 or vocab in p.shape]
     return [torch.optim.Muon(matrices), torch.optim.AdamW(rest)]
 
 
@@ -49,3 +54,30 @@ def test_states_after_a_step(kind, name, precision):
     ]
     ours = estimate(job(model, kernels, SEQLEN, Layout()).replace(**{"performance.optimizer": name})).memory.stages[0]
     assert ours.optimizer_bytes == sum(t.nbytes for t in held)
+
+
+def test_muon_under_fsdp2():
+    """torch.optim.Muon on DTensors of 8 ranks: momenta are shards of 4 bytes an element, and every product is a collective.
+
+    A matrix of more rows than columns all-reduces its Gram matrix and the square of it, bf16, in each of five iterations; any
+    other gathers itself twice, and the Gram matrix once. All all-reduce a norm.
+    """
+    model = Model(n_layers=2, hidden_sz=64, inter_sz=96, n_q_heads=4, vocab_sz=104)
+    kernels, expected = Kernels(precision="bf16"), Counter()
+    with world(8) as mesh:
+        module = sharded(model, kernels, Fsdp(), SEQLEN, mesh)
+        run(module, 1, SEQLEN)
+        optimizers = muon(module, 104)
+        with Collectives() as seen:
+            optimizers[0].step()
+        optimizers[1].step()
+        states = [
+            value for o in optimizers for state in o.state.values() for key, value in state.items() if key != "step"
+        ]
+        held = sum(value.to_local().nbytes for value in states)
+        for p in optimizers[0].state:
+            for kind, size, times in calls(*p.shape):
+                expected[kind, 8, size] += times
+    assert Counter({(c.kind, c.ranks, c.bytes): n for c, n in seen.calls.items()}) == expected
+    ours = job(model, kernels, SEQLEN, Layout(dp=8, fsdp=Fsdp())).replace(**{"performance.optimizer": "muon"})
+    assert estimate(ours).memory.stages[0].optimizer_bytes == held

@@ -1,7 +1,8 @@
-"""torchtitan's model converters as a precision: torchao's float8 and MX projections.
+"""torchtitan's model converters as a precision: torchao's float8, MX and NVFP4 projections.
 
 Sources: pytorch/torchtitan@01db32e9 torchtitan/components/quantization/float8.py, mx.py (TOML: float8 without a recipe name
-scales by tensor), @026c75f2 of the same (config functions: rowwise unless said).
+scales by tensor), @026c75f2 of the same (config functions: rowwise unless said);
+@b5bcd76c nvfp4.py (config functions alone).
 """
 
 from __future__ import annotations
@@ -11,11 +12,14 @@ from typing import Any
 from steptime.launch.config_functions import CLASS, Tree
 from steptime.launch.job_keys import JobKeys
 
-_FLOAT8, _MX = "quantize.linear.float8", "quantize.linear.mx"
+_FLOAT8, _MX, _FP4 = "quantize.linear.float8", "quantize.linear.mx", "quantize.linear.nvfp4"
 CONVERTERS = {
     "float8": _FLOAT8, "Float8LinearConverter": _FLOAT8, "mx": _MX, "MXLinearConverter": _MX, "MXFP8LinearConverter": _MX,
+    "NVFP4LinearConverter": _FP4,
 }  # fmt: skip
 """Name of a converter -> its section of a TOML file since 0.2."""
+_USUAL = {_FLOAT8: "rowwise", _MX: "mxfp8_cublas", _FP4: "nvfp4"}
+"""Recipe of a converter in a config function that names none; of NVFP4 there is one."""
 _BF16 = {"output", "lm_head", "router.gate", "auto_filter_small_kn"}
 """Modules whose GEMMs are counted in bf16, or that are excluded by their size."""
 
@@ -31,7 +35,7 @@ def put_converters(tree: Tree, given: list[Any]) -> None:
         ]
     for name, item in zip(names, known, strict=True):
         if section := CONVERTERS.get(name):
-            tree[section] = {"recipe_name": "rowwise" if section == _FLOAT8 else "mxfp8_cublas"} | item
+            tree[section] = {"recipe_name": _USUAL[section]} | item
 
 
 def precision_of(keys: JobKeys, *, fsdp: bool) -> dict[str, Any]:
@@ -43,21 +47,22 @@ def precision_of(keys: JobKeys, *, fsdp: bool) -> dict[str, Any]:
     elif said != "false":
         keys.leave_out(switch, "older scaling; projections are counted unconverted")
     known = {CONVERTERS.get(name, name) for name in named}
-    if not named or known not in ({_FLOAT8}, {_MX}):
+    if not named or len(known) > 1 or not known <= {*_USUAL}:
         return {}
     section = known.pop()
     if not fsdp:
         keys.leave_out(key, "projections in another precision without FSDP; counted unconverted")
         return {}
     keys.becomes(key, "performance.precision")
-    keys.without_effect(f"{_MX if section == _FLOAT8 else _FLOAT8}.recipe_name", "belongs to another converter")
+    for other in {*_USUAL} - {section}:
+        keys.without_effect(f"{other}.recipe_name", "belongs to another converter")
     found = {"precision": keys.word(f"{section}.recipe_name")}
     gathers = f"{section}.enable_fsdp_float8_all_gather"
     if section == _FLOAT8 and keys.on(gathers):
         if found["precision"] == "fp8_tensorwise":
             return found | {"fp8_params": True}
         keys.without_effect(gathers, "weights scaled by row are gathered unconverted")
-    left = set(keys.words(f"{section}.filter_fqns"))
-    if left - _BF16:
-        keys.approximate(f"{section}.filter_fqns", "counted with all projections of the layers in the recipe")
+    names = f"{section}.fqns" if section == _FP4 else f"{section}.filter_fqns"
+    if set(keys.words(names)) - _BF16:
+        keys.approximate(names, "counted with all projections of the layers in the recipe")
     return found
