@@ -37,7 +37,7 @@ from steptime.launch.trainer_files import (
     said_in,
     sets_up_adapters,
 )
-from steptime.launch.vocabulary import entries_of
+from steptime.launch.vocabulary import SIZES, entries_of, of_same_sizes
 from steptime.launch.zero_stage import put_zero
 
 
@@ -88,9 +88,6 @@ class _Plan(Figures):
         own = [*(keys.table.raw.get("renamed_beside") or {}).values(), keys.table.raw.get("own_arguments") or []]
         self.own_names = next((item.name for item in keys.given if any(item.name in names for names in own)), "")
         """A name that the trainer does not have: the program has its own arguments and defaults."""
-        launches = {"distributed_type", "compute_environment"} & {item.name for item in keys.given}
-        self.alone = "an accelerate config" if launches and not found.program and self.get("@model") is None else ""
-        """What the file is, if it is only how a job is launched."""
         self.hybrid = False
         """Whether each node holds all parameters and only its devices share them."""
         for key, rule in keys.table.rules.items():
@@ -106,6 +103,10 @@ class _Plan(Figures):
             else:
                 value = keys.word(key, rule.words) if rule.words else keys.get(key)
                 put(self.config, rule.note, scalar(value) if isinstance(value, str) else value)
+
+        launches = {"distributed_type", "compute_environment"} & {item.name for item in keys.given}
+        self.alone = "an accelerate config" if launches and not found.program and self.get("@model") is None else ""
+        """What the file is, if it is only how a job is launched."""
 
     def reading(self) -> Reading:
         """The plan with what became of every key."""
@@ -255,8 +256,13 @@ class _Plan(Figures):
 
     def _entries(self) -> tuple[int, str] | None:
         """Entries of the tokenizer that the keys name, and whose they are."""
-        kind, name = self.get("@tokenizer"), self.get("@vocabulary")
-        return entries_of(str(kind or ""), [str(name)] if name else [], self.beside) if kind or name else None
+        kind, files = self.get("@tokenizer"), [str(name) for name in [self.get("@vocabulary")] if name]
+        if (found := entries_of(str(kind or ""), files, self.beside) if kind or files else None) is not None:
+            return found
+        model = self.config["model"]
+        heads = model.get("n_q_heads")
+        sizes = {"n_kv_heads": heads} | {key: model.get(key) for key in SIZES if key in model}
+        return of_same_sizes(sizes, files, "/".join(self.keys.source.split("/")[-2:])) if heads else None
 
     def _batch(self) -> None:
         """Data-parallel ranks, and the batch that they share."""

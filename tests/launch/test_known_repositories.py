@@ -1,0 +1,98 @@
+"""What is known of a public repository, model or launcher without being in the file that is read, and told in the notes."""
+
+import pytest
+from launch_readings import HARDWARE
+
+from steptime.base.config import ConfigError
+from steptime.launch.read import read
+from steptime.launch.reading import to_job
+
+
+def job_of(folder, files, name, kind="auto"):
+    for file, text in files.items():
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_text(text, encoding="utf-8")
+    return to_job(read(kind, str(folder / name), HARDWARE), HARDWARE)
+
+
+def problems(folder, files, name, kind="auto"):
+    with pytest.raises(ConfigError) as error:
+        job_of(folder, files, name, kind)
+    return [line.rpartition(f"{name}: ")[2] for line in error.value.problems]
+
+
+RECIPE = """model_name_or_path: Qwen/Qwen3-8B
+bf16: true
+max_length: 4096
+gradient_checkpointing: true
+per_device_train_batch_size: 2
+gradient_accumulation_steps: 4
+"""
+ACCELERATE = {
+    "recipes/accelerate_configs/zero3.yaml": "distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 3}\nnum_processes: 8\n",
+    "recipes/accelerate_configs/ddp.yaml": "distributed_type: MULTI_GPU\nnum_processes: 2\n",
+}
+
+
+def test_a_recipe_is_started_with_the_config_of_its_repository(tmp_path):
+    """README.md of open-r1: accelerate launch --config_file recipes/accelerate_configs/zero3.yaml: 2 x 4 x 8 = 64 sequences."""
+    job = job_of(tmp_path, ACCELERATE | {"recipes/own/sft/config.yaml": RECIPE}, "recipes/own/sft/config.yaml")
+    assert (job.parallelism.zero_level, job.parallelism.dp, job.data.gbs) == (3, 8, 64)
+    assert any(note.startswith("zero3.yaml read, with which the README") for note in job.notes)
+
+
+def test_the_devices_that_a_recipe_names_go_before_those_of_that_config(tmp_path):
+    text = "# Config for 1 node of 4 x H100s (80GB)\n" + RECIPE
+    job = job_of(tmp_path, ACCELERATE | {"recipes/own/sft/config.yaml": text}, "recipes/own/sft/config.yaml")
+    assert (job.parallelism.dp, job.data.gbs) == (4, 32)
+
+
+def test_a_recipe_with_adapters_is_not_started_with_it(tmp_path):
+    text = RECIPE + "use_peft: true\nlora_r: 8\n"
+    job = job_of(tmp_path, ACCELERATE | {"recipes/own/sft/config.yaml": text}, "recipes/own/sft/config.yaml")
+    assert job.parallelism.zero_level != 3
+
+
+def test_a_recipe_of_preferences_is_refused(tmp_path):
+    told = problems(tmp_path, ACCELERATE | {"recipes/own/dpo/config.yaml": RECIPE}, "recipes/own/dpo/config.yaml")
+    assert told == ["a recipe of dpo: training on preferences or rewards is not modeled"]
+
+
+PYTHIA = """num_layers: 12
+hidden_size: 768
+num_attention_heads: 12
+seq_length: 2048
+max_position_embeddings: 2048
+pos_emb: rotary
+no_weight_tying: true
+train_micro_batch_size_per_gpu: 4
+precision: fp16
+tokenizer_type: HFTokenizer
+"""
+
+
+def test_the_vocabulary_is_the_presets_whose_family_and_sizes_a_config_has(tmp_path):
+    """Pythia 160M: 50,304 rows of embedding (config.json of EleutherAI/pythia-160m)."""
+    job = job_of(tmp_path, {"pythia/160M.yml": PYTHIA}, "pythia/160M.yml", "gpt-neox")
+    assert (job.model.vocab_sz, job.model.inter_sz) == (50304, 3072)
+    assert "vocabulary not set, pythia-160m's, whose other sizes the job has, assumed: 50304" in job.notes
+
+
+@pytest.mark.parametrize("text", [PYTHIA.replace("768", "1024"), PYTHIA + "vocab_file: own_tokenizer_of_ours.json\n"])
+def test_other_sizes_or_an_own_tokenizer_leave_it_open(tmp_path, text):
+    told = problems(tmp_path, {"pythia/160M.yml": text}, "pythia/160M.yml", "gpt-neox")
+    assert told == ["vocabulary size unknown; add --set model.vocab_sz=N"]
+
+
+@pytest.mark.parametrize(
+    ("name", "vocabulary"),
+    [("megatron_llama.yaml", 32000), ("llama_7b.yaml", 32000), ("llama-3.yaml", None), ("codellama.yaml", 32016)],
+)
+def test_a_family_without_its_version_is_that_of_the_sizes(tmp_path, name, vocabulary):
+    """LLaMA and Llama 2 7B have 32,000 entries, Code Llama 7B 32,016; a name with another version says nothing."""
+    text = PYTHIA.replace("hidden_size: 768", "hidden_size: 4096\nintermediate_size: 11008")
+    text = text.replace(": 12\n", ": 32\n")
+    if vocabulary is None:
+        assert problems(tmp_path, {name: text}, name, "gpt-neox")
+    else:
+        assert job_of(tmp_path, {name: text}, name, "gpt-neox").model.vocab_sz == vocabulary
