@@ -91,6 +91,9 @@ def put_deepspeed_config(keys: JobKeys, beside: Beside | None) -> ZeroExtras:
     if None not in (whole, flag) and str(whole) not in {"auto", str(flag)} and told(keys.sets, "data.gbs") is None:
         both = f"{name}: {_BATCH} {whole} contradicts {keys.name('global_batch_size')} {flag}"
         keys.problem(f"{both}; add --set data.gbs=N")
+    micro, steps = inner.get(_MICRO), inner.get(_STEPS)
+    if all(isinstance(part, int) and part > 0 for part in (whole, micro, steps)) and whole % (micro * steps) == 0:
+        keys.put("data_parallel_size", whole // (micro * steps))  # as runtime/config.py checks, _batch_assertion
     stage = keys.get("zero_stage")
     level = int(stage) if str(stage).isdecimal() else 0
     found = ZeroExtras(offload_of(inner, level), plus_plus_of(inner, level))

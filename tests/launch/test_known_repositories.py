@@ -96,3 +96,45 @@ def test_a_family_without_its_version_is_that_of_the_sizes(tmp_path, name, vocab
         assert problems(tmp_path, {name: text}, name, "gpt-neox")
     else:
         assert job_of(tmp_path, {name: text}, name, "gpt-neox").model.vocab_sz == vocabulary
+
+
+DS_CONFIG = """cat <<EOT > ds.json
+{"train_batch_size": 32, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2, "zero_optimization": {"stage": 1}}
+EOT
+"""
+FLAGS = """--num-layers 4 --hidden-size 256 --num-attention-heads 4 --seq-length 128 --max-position-embeddings 128 \\
+  --micro-batch-size 4 --global-batch-size 32 --vocab-size 1000 --fp16"""
+
+
+def test_the_batch_of_a_ds_config_has_the_ranks_that_no_hostfile_beside_says(tmp_path):
+    """32 sequences = 4 x 2 x 4 data-parallel ranks, over tp 2."""
+    more = "--tensor-model-parallel-size 2 --deepspeed --deepspeed_config ds.json"
+    run = f"deepspeed --hostfile hosts pretrain_gpt.py {FLAGS} {more}\n"
+    layout = job_of(tmp_path, {"run.sh": DS_CONFIG + run}, "run.sh").parallelism
+    assert (layout.dp, layout.devices, layout.zero_level) == (4, 8, 1)
+
+
+def test_a_fragment_of_flags_asks_for_the_script_that_reads_it(tmp_path):
+    """As Megatron-LM's examples/post_training/modelopt/conf: the batch follows from the devices."""
+    fragment = f'MODEL_ARGS=" {FLAGS.replace("--global-batch-size 32", "")} "\n'
+    what = "no launch command: number of devices unknown; give the script that reads it --with this file, or"
+    assert problems(tmp_path, {"conf.sh": fragment}, "conf.sh") == [f"{what} add --set parallelism.dp=N"]
+
+
+def test_a_model_that_cannot_be_read_is_no_question_of_devices(tmp_path):
+    text = "model_name_or_path: Qwen/Qwen3-30B-A3B\nstage: sft\nfinetuning_type: full\ncutoff_len: 1024\nbf16: true\n"
+    told = problems(tmp_path, {"sft.yaml": text + "per_device_train_batch_size: 1\n"}, "sft.yaml")
+    assert told[0].startswith("performance.software: mixtures of experts are modeled for")
+
+
+def test_one_process_of_levanter_has_the_devices_of_its_host(tmp_path):
+    text = (
+        "model: {type: llama, num_layers: 4, hidden_dim: 256, num_heads: 4, num_kv_heads: 4, intermediate_dim: 512}\n"
+    )
+    text += "data: {tokenizer: gpt2}\ntrainer:\n  train_batch_size: 64\n"
+    job = job_of(tmp_path, {"a.yaml": text}, "a.yaml", "levanter")
+    assert (job.parallelism.dp, job.data.gbs) == (8, 64)
+    more = "  replica_dcn_axis_size: 2\n"
+    assert problems(tmp_path, {"a.yaml": text + more}, "a.yaml", "levanter") == [
+        "number of devices unknown; add --set parallelism.dp=N"
+    ]
