@@ -205,8 +205,8 @@ def _in_files(path: str, text: str, table: KeyTable, env: dict[str, str], beside
             unclear["devices"] = script.unclear[0] if script.unclear else f"number of devices unknown; {SET_DEVICES}"
         launcher = {"nproc": script.devices_per_node} if script.devices is None and not script.unclear else {}
         said |= {key: value for key, value in launcher.items() if value}
-        code = beside.program(script.program) if beside is not None else ""
         name = script.program.rpartition("/")[2]
+        code = (beside.text(script.program) or "") if beside is not None and name.endswith(".py") else ""
         return Said(said, script.devices, unclear, name, defaults_in(code), script.notes, code)
     text = re.sub(r"(?<=: )!include +(\S+)", lambda found: _included(found[1], beside), text)
     tree = resolve(parse_mapping(text, path, repeats=True), env | variables_of(beside))

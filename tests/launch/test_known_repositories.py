@@ -138,3 +138,26 @@ def test_one_process_of_levanter_has_the_devices_of_its_host(tmp_path):
     assert problems(tmp_path, {"a.yaml": text + more}, "a.yaml", "levanter") == [
         "number of devices unknown; add --set parallelism.dp=N"
     ]
+
+
+DS = '{"train_batch_size": 32, "zero_optimization": {"stage": 2}}'
+RUN = "deepspeed --num_gpus 8 train.py --deepspeed ds.json --per_device_train_batch_size 4\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("ds.json", DS), ("ds.yaml", "distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 2}\n")]
+)
+def test_a_config_of_the_launcher_alone_names_the_script_that_uses_it(tmp_path, name, text):
+    told = problems(tmp_path, {name: text, "run.sh": RUN.replace("ds.json", name)}, name)
+    assert [line.partition(";")[2] for line in told] == [
+        " run.sh beside it names it: give that script, or add --set model=NAME"
+    ]
+    assert (
+        len(problems(tmp_path, {"other.sh": RUN.replace("ds.json", name)}, name)) > 1
+    )  # which of the two is not known
+
+
+def test_a_config_of_the_folder_from_which_a_script_is_started(tmp_path):
+    run = "deepspeed --num_gpus 8 train.py --deepspeed ds.json --model_name_or_path gpt2 --max_seq_length 64 --fp16\n"
+    (tmp_path / "scripts").mkdir()
+    assert job_of(tmp_path, {"ds.json": DS, "scripts/run.sh": run}, "scripts/run.sh").parallelism.zero_level == 2
