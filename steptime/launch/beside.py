@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable
+from glob import escape
+from itertools import islice
 from pathlib import Path, PurePosixPath
 
 from steptime.base.config import ConfigError
@@ -52,6 +54,20 @@ class Beside:
         bare = here.parents[:3] if "/" not in name and pure.suffix in {".py", ".yaml", ".yml", ".json"} else []
         candidates = (*exact, self.folder / pure, *above, self.folder / pure.name, *(folder / pure for folder in bare))
         return next((path for path in candidates if is_readable(path)), None)
+
+    def needed(self, name: str, where: str) -> str:
+        """The text of a file without which a job is not known; `where`: what reads it.
+
+        Raises:
+            ConfigError: it was not found; the line names the one file of that name in the repository, if there is one.
+        """
+        if (text := self.text(name)) is not None:
+            return text
+        above = [self.folder.resolve(), *self.folder.resolve().parents] if self.folder is not None else []
+        root = next((folder for folder in above if (folder / ".git").exists()), None)
+        same = [*islice(root.rglob(escape(PurePosixPath(name).name)), 2)] if root is not None else []
+        fix = f"add --with {same[0] if len(same) == 1 else 'FILE'}"
+        raise ConfigError(f"{where} {name}, which was not found; put it in the same folder, or {fix}")
 
     def script_of(self, path: str) -> str:
         """The name of the one script in the folder that names a file of it; "" where there is none, or several."""

@@ -273,10 +273,7 @@ def _configs(script: Script, path: str, beside: Beside | None, table: KeyTable) 
             continue
         if word.unresolved and word.unresolved[0].variable:
             raise ConfigError(f"{path}: line {word.line}: {word.unresolved[0].told('write it out')}")
-        if (text := beside.text(name) if beside is not None else None) is None:
-            raise ConfigError(
-                f"{path}: line {word.line} reads {name}, which was not found; put it in the same folder, or add --with FILE"
-            )
+        text = (beside or Beside()).needed(name, f"{path}: line {word.line} reads")
         inside = flatten(parse_mapping(text, name, repeats=True))
         if name.rpartition("/")[2] == table.raw.get("defaults_file"):
             inside = {key: value for key, value in inside.items() if rule_of(spelled(key, table), table) is not None}

@@ -161,3 +161,13 @@ def test_a_config_of_the_folder_from_which_a_script_is_started(tmp_path):
     run = "deepspeed --num_gpus 8 train.py --deepspeed ds.json --model_name_or_path gpt2 --max_seq_length 64 --fp16\n"
     (tmp_path / "scripts").mkdir()
     assert job_of(tmp_path, {"ds.json": DS, "scripts/run.sh": run}, "scripts/run.sh").parallelism.zero_level == 2
+
+
+def test_a_config_that_was_moved_is_named_where_the_repository_has_one_of_its_name(tmp_path):
+    (tmp_path / ".git").mkdir()
+    run = "#!/bin/bash\ntorchrun --nproc_per_node 8 -m torchtitan.train --job.config_file ./configs/own.toml\n"
+    moved = {"old/own.toml": "[training]\nsteps = 1\n", "scripts/run.sh": run}
+    [told] = problems(tmp_path, moved, "scripts/run.sh")
+    assert told.endswith(f"which was not found; put it in the same folder, or add --with {tmp_path / 'old/own.toml'}")
+    [told] = problems(tmp_path, {"older/own.toml": "", "scripts/run.sh": run}, "scripts/run.sh")
+    assert told.endswith("or add --with FILE")
