@@ -139,6 +139,9 @@ COUNTED = {
     "chatglm3-6b": 6_243_584_000,
     "glm-4-9b": 9_399_951_360,
     "solar-10.7b": 10_731_524_096,
+    "eeve-korean-10.8b": 10_804_924_416,
+    "viking-7b": 7_550_013_440,
+    "viking-13b": 14_030_361_600,
     "opt-125m": 125_239_296,
     "opt-1.3b": 1_315_758_080,
     "opt-2.7b": 2_651_596_800,
@@ -207,7 +210,7 @@ def test_every_preset_says_where_its_figures_come_from():
     for name in COUNTED:
         model = load_model(name)
         assert model.name == name
-        assert any(word in model.source for word in ("config.json", "arXiv", "github")), name
+        assert any(word in model.source for word in ("config.json", "README.md", "arXiv", "github")), name
         assert "memory" not in model.source, name
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable
+from glob import escape
+from itertools import islice
 from pathlib import Path, PurePosixPath
 
 from steptime.base.config import ConfigError
 
+PART_OF_A_JOB = "{} names no model; {} beside it names it: give that script, or add --set model=NAME"
 MOST_BYTES = 2_000_000
 """Size limit of any file that a launch file reads."""
 
@@ -47,14 +50,32 @@ class Beside:
         here = self.folder.resolve()
         above = [parent / tail for tail in tails for parent in (here, *here.parents[:6])]
         exact = [self.folder / known] if len(pure.parts) > 1 else []
-        candidates = (*exact, self.folder / pure, *above, self.folder / pure.name)
+        # a program or config alone is also that of a folder above, from which the script is started
+        bare = here.parents[:3] if "/" not in name and pure.suffix in {".py", ".yaml", ".yml", ".json"} else []
+        candidates = (*exact, self.folder / pure, *above, self.folder / pure.name, *(folder / pure for folder in bare))
         return next((path for path in candidates if is_readable(path)), None)
 
-    def program(self, name: str) -> str:
-        """The text of a training program, also from a folder above its script; "" where it is not found."""
-        above = self.folder.resolve().parents[:3] if self.folder is not None and "/" not in name else []
-        there = next((path for folder in above if is_readable(path := folder / name)), None)
-        return self.text(name) or (read_beside(there) if there else "") if name.endswith(".py") else ""
+    def needed(self, name: str, where: str) -> str:
+        """The text of a file without which a job is not known; `where`: what reads it.
+
+        Raises:
+            ConfigError: it was not found; the line names the one file of that name in the repository, if there is one.
+        """
+        if (text := self.text(name)) is not None:
+            return text
+        above = [self.folder.resolve(), *self.folder.resolve().parents] if self.folder is not None else []
+        root = next((folder for folder in above if (folder / ".git").exists()), None)
+        same = [*islice(root.rglob(escape(PurePosixPath(name).name)), 2)] if root is not None else []
+        fix = f"add --with {same[0] if len(same) == 1 else 'FILE'}"
+        raise ConfigError(f"{where} {name}, which was not found; put it in the same folder, or {fix}")
+
+    def script_of(self, path: str) -> str:
+        """The name of the one script in the folder that names a file of it; "" where there is none, or several."""
+        name = re.compile(rf"(?<![\w.-]){re.escape(PurePosixPath(path).name)}(?![\w-])")
+        beside = sorted(self.folder.glob("*")) if self.folder is not None else []
+        scripts = [found for found in beside if found.suffix in {".sh", ".slurm", ".sbatch"} and is_readable(found)]
+        naming = [found.name for found in scripts if name.search(read_beside(found))]
+        return naming[0] if len(naming) == 1 else ""
 
     def text(self, name: str) -> str | None:
         """The text of that file; None where there is none, or it cannot be read."""

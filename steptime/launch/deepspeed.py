@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from steptime.base.config import ConfigError, build, show
 from steptime.job.edit import read_model
-from steptime.launch.beside import Beside
+from steptime.launch.beside import PART_OF_A_JOB, Beside
 from steptime.launch.devices import data_parallel, devices_in, states_devices, told, told_whole
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import flatten, load_table, read_keys
@@ -29,7 +29,7 @@ def read_deepspeed(
     text: str,
     env: Mapping[str, str] | None = None,
     sets: Mapping[str, Any] | None = None,
-    beside: Beside | None = None,  # noqa: ARG001
+    beside: Beside | None = None,
 ) -> Reading:
     """A ds_config.json as a config.
 
@@ -47,7 +47,7 @@ def read_deepspeed(
         tree = tree | {"zero_optimization": {"stage": int(zero)}}
     keys = JobKeys(path, table, read_keys(flatten(tree), table), sets=sets)
     devices = devices_in("", env)
-    _check_told(keys, devices)
+    _check_told(keys, devices, beside.script_of(path) if beside is not None else "")
     performance = {"software": "deepspeed"} | _precision(keys)
     parallelism, data = _layout(keys, devices)
     if parallelism["zero_level"]:
@@ -91,6 +91,9 @@ def put_deepspeed_config(keys: JobKeys, beside: Beside | None) -> ZeroExtras:
     if None not in (whole, flag) and str(whole) not in {"auto", str(flag)} and told(keys.sets, "data.gbs") is None:
         both = f"{name}: {_BATCH} {whole} contradicts {keys.name('global_batch_size')} {flag}"
         keys.problem(f"{both}; add --set data.gbs=N")
+    micro, steps = inner.get(_MICRO), inner.get(_STEPS)
+    if all(isinstance(part, int) and part > 0 for part in (whole, micro, steps)) and whole % (micro * steps) == 0:
+        keys.put("data_parallel_size", whole // (micro * steps))  # as runtime/config.py checks, _batch_assertion
     stage = keys.get("zero_stage")
     level = int(stage) if str(stage).isdecimal() else 0
     found = ZeroExtras(offload_of(inner, level), plus_plus_of(inner, level))
@@ -177,13 +180,19 @@ def _reduction(keys: JobKeys, parallelism: dict[str, Any], performance: dict[str
         performance["overlap"] = {"dp": False}
 
 
-def _check_told(keys: JobKeys, devices: int | None) -> None:
-    """Ask for settings that only the user can give: model, sequence length, and values that a trainer fills in; all at once."""
+def _check_told(keys: JobKeys, devices: int | None, script: str) -> None:
+    """Ask for what the file does not have: model, sequence length, and values that a trainer fills in; all at once.
+
+    Where one `script` names the file, only for that.
+    """
 
     def unsaid(key: str) -> bool:
         return told(keys.sets, key) is None
 
-    if all(map(unsaid, ("model", "model.preset", "model.n_layers"))):
+    nameless = all(map(unsaid, ("model", "model.preset", "model.n_layers")))
+    if script and nameless:
+        raise ConfigError(f"{keys.source}: {PART_OF_A_JOB.format('a ds_config.json', script)}")
+    if nameless:
         keys.problem("a ds_config.json names no model; add --set model=NAME (3dtrn models lists them)")
     if unsaid("data.seqlen"):
         keys.problem("a ds_config.json has no sequence length; add --set data.seqlen=N")

@@ -40,6 +40,7 @@ def devices_in(text: str, env: Mapping[str, str] | None = None) -> int | None:
 
 _COMMENT = re.compile(
     r"#.*(?:\b(?:preset for|trained on) (\d+) (?:\w+ )?GPUs"
+    r"|\bfor (\d+) nodes? of (\d+) (?:x )?[A-Z]\d"
     r"|\btune run (?:--nnodes (\d+) )?--nproc_per_node (\d+)|\btune run \w+_(single)_device)",
     re.IGNORECASE,
 )
@@ -54,8 +55,8 @@ def of_comment(text: str) -> int | None:
     found = _COMMENT.search(text)
     if found is None:
         return None
-    whole, nodes, per_node, single = found.groups()
-    return 1 if single else int(whole) if whole else int(nodes or 1) * int(per_node)
+    whole, many, each, nodes, per_node, single = found.groups()
+    return 1 if single else int(whole) if whole else int(many or nodes or 1) * int(each or per_node)
 
 
 SET_DEVICES = "add --set parallelism.dp=N"

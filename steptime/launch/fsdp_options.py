@@ -1,22 +1,47 @@
-"""Options of torch's first FSDP in a trainer's job."""
+"""FSDP in a trainer's job: its version, and what its settings mean in a plan."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from steptime.launch.figures import Figures
 
 
-def of_version_1(found: Figures) -> dict[str, Any]:
+def put_fsdp(found: Figures, config: dict[str, Any], half: str) -> bool:
+    """Put into the config how torch's FSDP shards weights of dtype `half`; the result: whether each node holds all of them.
+
+    Sources: accelerate utils/dataclasses.py, FullyShardedDataParallelPlugin (version 1 unless another is said,
+    set_mixed_precision); OLMo olmo/config.py, FSDPPrecision.
+    """
+    keys = found.keys
+    word, said = str(found.get("@fsdp") or found.get("@distributed")).lower(), found.get("@fsdp_strategy")
+    strategy = str(("" if word.isdecimal() else word) if said is None else said).lower()
+    version = 2 if "2" in str(found.get("@fsdp_version") or word) else 1
+    options: dict[str, Any] = {"version": version} | (_of_version_1(found) if version == 1 else {})
+    if re.search(r"shard_grad_op|zero2|^false$" + ("|^[25]$" if version == 1 else ""), strategy):
+        options["reshard_after_forward"] = False
+    elif version == 2 and strategy.isdecimal() and int(strategy) not in {1, found.whole("@dp_shard")}:
+        keys.leave_out(found.figures["@fsdp_strategy"], "parameters that stay gathered on some ranks")
+    if half != "fp32" and str(found.get("@fsdp_precision")).lower() != "mixed":
+        options["reduce_dtype"] = half
+    if (unit := keys.table.raw.get("whole_without")) and keys.get(unit) is None:
+        options["wrap"] = "model"
+    if found.on("@sync_each_batch"):
+        options["no_sync"] = False
+    config["parallelism"]["fsdp"] = options
+    if "offload" in word or found.on("@fsdp_offload"):
+        config["performance"]["cpu_offload"] = {"params": True}
+    return "hybrid" in strategy or strategy in {"4", "5"}
+
+
+def _of_version_1(found: Figures) -> dict[str, Any]:
     """When backward gathers, and whether parameters are kept apart; what is not said stays open.
 
     Source: accelerate utils/dataclasses.py, FullyShardedDataParallelPlugin (backward_prefetch, use_orig_params).
     """
-    words: dict[str, dict[str, Any]] = {
-        "backward_post": {"backward_prefetch": "post"},
-        "no_prefetch": {"prefetch": 0},
-        "none": {"prefetch": 0},
-    }
-    said = words.get(str(found.get("@fsdp_prefetch") or "").lower(), {})
+    word = str(found.get("@fsdp_prefetch") or "").lower()
+    early: dict[str, Any] = {"backward_prefetch": "post"} if word == "backward_post" else {}
+    none = {"prefetch": 0} if word in {"no_prefetch", "none"} else {}
     flat = str(found.get("@fsdp_original_params")).lower() == "false"
-    return said | ({"original_params": False} if flat else {})
+    return early | none | ({"original_params": False} if flat else {})

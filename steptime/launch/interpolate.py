@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -10,12 +11,10 @@ from steptime.base.document import scalar
 
 _REFERENCE = re.compile(r"\$\{([^${}]*)\}")
 _ROUNDS = 40
-_NUMBERS = {
-    "multiply": lambda a, b: a * b, "add": lambda a, b: a + b, "subtract": lambda a, b: a - b,
-    "divide": lambda a, b: a // b, "int_div": lambda a, b: a // b, "floor_div": lambda a, b: a // b,
-    "gt": lambda a, b: a > b, "lt": lambda a, b: a < b, "eq": lambda a, b: a == b,
-    "neq": lambda a, b: a != b, "le": lambda a, b: a <= b, "ge": lambda a, b: a >= b, "div": lambda a, b: a / b,
-    "ceil_div": lambda a, b: -(-a // b),
+_NUMBERS: dict[str, Any] = {
+    "multiply": operator.mul, "add": operator.add, "subtract": operator.sub, "divide": operator.floordiv, "div": operator.truediv,
+    "int_div": operator.floordiv, "floor_div": operator.floordiv, "ceil_div": lambda a, b: -(-a // b), "gt": operator.gt,
+    "lt": operator.lt, "eq": operator.eq, "neq": operator.ne, "le": operator.le, "ge": operator.ge,
 }  # fmt: skip
 """Resolvers of two numbers (NeMo nemo/utils/exp_manager.py; MLPerf's train.py register more under these names)."""
 _NONE = object()
@@ -92,8 +91,7 @@ def _resolved(name: str, parts: list[str], tree: dict[str, Any], env: Mapping[st
         return (any if name == "or" else all)(values)
     if name not in _NUMBERS or len(values) != 2 or not all(isinstance(value, int | float) for value in values):
         return _NONE
-    return (
-        _NONE
-        if name in {"divide", "int_div", "floor_div", "div", "ceil_div"} and not values[1]
-        else _NUMBERS[name](*values)
-    )
+    try:
+        return _NUMBERS[name](*values)
+    except ZeroDivisionError:
+        return _NONE

@@ -22,7 +22,7 @@ def command_in(path: str, text: str) -> str:
 
     Of SkyPilot num_nodes and the count of resources.accelerators are the variables that it sets for the command
     (skypilot docs/source/running-jobs/environment-variables.rst), of Kubeflow the replicas and nprocPerNode of a PyTorchJob
-    (kubeflow/training-operator pkg/controller.v1/pytorch/envvar.go, setPodEnv).
+    (kubeflow/training-operator pkg/controller.v1/pytorch/envvar.go, setPodEnv); an elastic job begins with its replicas too.
     """
     if not path.endswith((".yaml", ".yml")) or not _LAUNCHES.search(text):
         return text
@@ -89,14 +89,15 @@ def _of_skypilot(tree: dict[str, Any]) -> dict[str, str]:
 
 def _of_kubeflow(tree: dict[str, Any]) -> dict[str, str]:
     spec = tree.get("spec")
-    if tree.get("kind") != "PyTorchJob" or not isinstance(spec, dict) or "elasticPolicy" in spec:
+    if tree.get("kind") != "PyTorchJob" or not isinstance(spec, dict):
         return {}
-    kinds = spec.get("pytorchReplicaSpecs")
+    kinds, policy = spec.get("pytorchReplicaSpecs"), spec.get("elasticPolicy")
     counts = (
         [kind.get("replicas", 1) for kind in kinds.values() if isinstance(kind, dict)]
         if isinstance(kinds, dict)
         else []
     )
     nodes = sum(count for count in counts if type(count) is int)
-    found = {"PET_NNODES": str(nodes), "PET_NPROC_PER_NODE": str(spec.get("nprocPerNode"))}
+    each = spec.get("nprocPerNode", policy.get("nProcPerNode") if isinstance(policy, dict) else None)
+    found = {"PET_NNODES": str(nodes), "PET_NPROC_PER_NODE": str(each)}
     return {name: value for name, value in found.items() if value.isdecimal() and value != "0"}

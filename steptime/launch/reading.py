@@ -157,7 +157,8 @@ def _job(reading: Reading, sets: Mapping[str, Any] | None, *, allow_unmodeled: b
 def _of_devices(reading: Reading, problems: Sequence[str]) -> list[str]:
     """The problems of a layout, as a question where only a launcher's default or one script's nodes gave the devices."""
     taken = _taken(reading)
-    if taken is not None and not any(re.search("--(?:set|with) ", problem) for problem in problems):
+    asked = any(re.search("--(?:set|with) ", problem) for problem in problems)
+    if taken is not None and not asked and re.match(r"(?:data|parallelism)\.", problems[0]):
         return [
             f"number of devices unknown (the launcher's default is {taken.value}: {problems[0]}); add --set parallelism.dp=N"
         ]

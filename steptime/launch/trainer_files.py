@@ -6,6 +6,7 @@ import json
 import re
 import tomllib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from steptime.base.config import ConfigError
@@ -150,17 +151,33 @@ def said_in(path: str, text: str, table: KeyTable, env: dict[str, str], beside: 
         ConfigError: one line per problem; the job does not train, or trains on rewards or preferences.
     """
     found = _in_files(path, text, table, env, beside)
-    if of_preferences(found.program):
-        raise ConfigError(f"{path}: runs {found.program}: training on preferences or rewards is not modeled")
+    folder = (
+        Path(path).parent.name if "model_name_or_path" in found.keys else ""
+    )  # recipes/zephyr-7b-beta/dpo/config_full.yaml
+    if of_preferences(found.program or folder):
+        what = f"runs {found.program}" if found.program else f"a recipe of {folder}"
+        raise ConfigError(f"{path}: {what}: training on preferences or rewards is not modeled")
     said = found.keys
-    for config in beside.added if beside is not None else []:
-        if config.suffix in {".yaml", ".yml"}:
-            said = flatten(parse_mapping(read_beside(config), str(config))) | said
+    configs = [config for config in (beside.added if beside is not None else []) if config.suffix in {".yaml", ".yml"}]
+    if not configs and not found.program and (config := _of_recipes(said, table, beside)) is not None:
+        configs = [config]
+        note = f"{config.name} read, with which the README of these recipes starts full training; else add --with FILE"
+        found = found._replace(notes=(*found.notes, note))
+    for config in configs:
+        said = flatten(parse_mapping(read_beside(config), str(config))) | said
     unset = "none" if table.raw.get("none_is_unset") else None
     said = {name.replace("-", "_"): None if str(value).lower() == unset else value for name, value in said.items()}
     if key := without_training(said):
         raise ConfigError(f"{path}: {key} {text_of(said[key])}: this job does not train")
     return found._replace(keys=said)
+
+
+def _of_recipes(said: Mapping[str, Any], table: KeyTable, beside: Beside | None) -> Path | None:
+    """The config of accelerate with which a recipe in its repository is started; None for adapters, or where it names its own."""
+    own = {"deepspeed", "fsdp", "fsdp_config", "distributed_type", "use_peft", "load_in_4bit"}
+    if beside is None or "model_name_or_path" not in said or any(said.get(key) for key in own):
+        return None
+    return next((path for name in table.raw.get("recipes_with") or [] if (path := beside.path(name))), None)
 
 
 def _in_files(path: str, text: str, table: KeyTable, env: dict[str, str], beside: Beside | None) -> Said:
@@ -188,8 +205,8 @@ def _in_files(path: str, text: str, table: KeyTable, env: dict[str, str], beside
             unclear["devices"] = script.unclear[0] if script.unclear else f"number of devices unknown; {SET_DEVICES}"
         launcher = {"nproc": script.devices_per_node} if script.devices is None and not script.unclear else {}
         said |= {key: value for key, value in launcher.items() if value}
-        code = beside.program(script.program) if beside is not None else ""
         name = script.program.rpartition("/")[2]
+        code = (beside.text(script.program) or "") if beside is not None and name.endswith(".py") else ""
         return Said(said, script.devices, unclear, name, defaults_in(code), script.notes, code)
     text = re.sub(r"(?<=: )!include +(\S+)", lambda found: _included(found[1], beside), text)
     tree = resolve(parse_mapping(text, path, repeats=True), env | variables_of(beside))
@@ -256,10 +273,7 @@ def _configs(script: Script, path: str, beside: Beside | None, table: KeyTable) 
             continue
         if word.unresolved and word.unresolved[0].variable:
             raise ConfigError(f"{path}: line {word.line}: {word.unresolved[0].told('write it out')}")
-        if (text := beside.text(name) if beside is not None else None) is None:
-            raise ConfigError(
-                f"{path}: line {word.line} reads {name}, which was not found; put it in the same folder, or add --with FILE"
-            )
+        text = (beside or Beside()).needed(name, f"{path}: line {word.line} reads")
         inside = flatten(parse_mapping(text, name, repeats=True))
         if name.rpartition("/")[2] == table.raw.get("defaults_file"):
             inside = {key: value for key, value in inside.items() if rule_of(spelled(key, table), table) is not None}

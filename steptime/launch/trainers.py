@@ -16,13 +16,14 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from steptime.base.config import ConfigError
 from steptime.base.document import scalar
 from steptime.job.edit import put
 from steptime.launch.adapters import adapted, put_adapters
-from steptime.launch.beside import Beside, is_readable
+from steptime.launch.beside import PART_OF_A_JOB, Beside, is_readable
 from steptime.launch.devices import SET_DEVICES, data_parallel, on_node, still_true, told
 from steptime.launch.figures import Figures, size_of
-from steptime.launch.fsdp_options import of_version_1
+from steptime.launch.fsdp_options import put_fsdp
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import load_table, read_keys
 from steptime.launch.named_models import not_modeled, preset_of
@@ -37,7 +38,7 @@ from steptime.launch.trainer_files import (
     said_in,
     sets_up_adapters,
 )
-from steptime.launch.vocabulary import entries_of
+from steptime.launch.vocabulary import SIZES, entries_of, of_same_sizes
 from steptime.launch.zero_stage import put_zero
 
 
@@ -88,9 +89,6 @@ class _Plan(Figures):
         own = [*(keys.table.raw.get("renamed_beside") or {}).values(), keys.table.raw.get("own_arguments") or []]
         self.own_names = next((item.name for item in keys.given if any(item.name in names for names in own)), "")
         """A name that the trainer does not have: the program has its own arguments and defaults."""
-        launches = {"distributed_type", "compute_environment"} & {item.name for item in keys.given}
-        self.alone = "an accelerate config" if launches and not found.program and self.get("@model") is None else ""
-        """What the file is, if it is only how a job is launched."""
         self.hybrid = False
         """Whether each node holds all parameters and only its devices share them."""
         for key, rule in keys.table.rules.items():
@@ -106,6 +104,10 @@ class _Plan(Figures):
             else:
                 value = keys.word(key, rule.words) if rule.words else keys.get(key)
                 put(self.config, rule.note, scalar(value) if isinstance(value, str) else value)
+
+        launches = {"distributed_type", "compute_environment"} & {item.name for item in keys.given}
+        self.alone = "an accelerate config" if launches and not found.program and self.get("@model") is None else ""
+        """What the file is, if it is only how a job is launched."""
 
     def reading(self) -> Reading:
         """The plan with what became of every key."""
@@ -153,7 +155,7 @@ class _Plan(Figures):
             put_zero(self, self.config, self.beside)
             return str(profiles["deepspeed"])
         if self._sharded():
-            self._fsdp()
+            self.hybrid = put_fsdp(self, self.config, self._precision()["precision"])
             return str(profiles["fsdp"])
         return str(profiles["default"])
 
@@ -161,29 +163,6 @@ class _Plan(Figures):
         """Whether FSDP runs the steps: a recipe of one device has none."""
         alone = 1 in {self.devices, told(self.keys.sets, "parallelism.dp")} and self.keys.table.raw.get("pure")
         return self.on("@fsdp") and "fsdp" in self.keys.table.raw["software"] and not alone
-
-    def _fsdp(self) -> None:
-        """How torch's FSDP shards: its version, whether parameters stay gathered, and what gradients are reduced in."""
-        word, said = str(self.get("@fsdp") or self.get("@distributed")).lower(), self.get("@fsdp_strategy")
-        strategy = str(("" if word.isdecimal() else word) if said is None else said).lower()
-        # accelerate utils/dataclasses.py, FullyShardedDataParallelPlugin: version 1 unless another is said
-        version = 2 if "2" in str(self.get("@fsdp_version") or word) else 1
-        half = self._precision()["precision"]
-        found: dict[str, Any] = {"version": version} | (of_version_1(self) if version == 1 else {})
-        if re.search(r"shard_grad_op|zero2|^false$" + ("|^[25]$" if version == 1 else ""), strategy):
-            found["reshard_after_forward"] = False
-        elif version == 2 and strategy.isdecimal() and int(strategy) not in {1, self.whole("@dp_shard")}:
-            self.keys.leave_out(self.figures["@fsdp_strategy"], "parameters that stay gathered on some ranks")
-        if half != "fp32" and str(self.get("@fsdp_precision")).lower() != "mixed":
-            found["reduce_dtype"] = half  # the same, set_mixed_precision; OLMo olmo/config.py, FSDPPrecision
-        if (unit := self.keys.table.raw.get("whole_without")) and self.keys.get(unit) is None:
-            found["wrap"] = "model"
-        if self.on("@sync_each_batch"):
-            found["no_sync"] = False
-        self.config["parallelism"]["fsdp"] = found
-        self.hybrid = "hybrid" in strategy or strategy in {"4", "5"}
-        if "offload" in word or self.on("@fsdp_offload"):
-            self.config["performance"]["cpu_offload"] = {"params": True}
 
     def _precision(self) -> dict[str, Any]:
         weights = str(self.get("@weights") or "").lower().removeprefix("auto")
@@ -248,6 +227,8 @@ class _Plan(Figures):
         if why := not_modeled(name):
             keys.leave_out(self.figures["@model"], f"{OTHER_MODEL}: {why}")
         what = f"model {name!r} is not among the presets" if name else "model unknown"
+        if self.alone and self.beside is not None and (script := self.beside.script_of(keys.source)):
+            raise ConfigError(f"{keys.source}: {PART_OF_A_JOB.format(self.alone, script)}")
         what = f"{self.alone} names no model" if self.alone else what
         if self.figures.get("@model") in keys.without_value and re.fullmatch(r"\$\{?\w+\}?", name):
             what = f"model {name} has no value"
@@ -255,8 +236,13 @@ class _Plan(Figures):
 
     def _entries(self) -> tuple[int, str] | None:
         """Entries of the tokenizer that the keys name, and whose they are."""
-        kind, name = self.get("@tokenizer"), self.get("@vocabulary")
-        return entries_of(str(kind or ""), [str(name)] if name else [], self.beside) if kind or name else None
+        kind, files = self.get("@tokenizer"), [str(name) for name in [self.get("@vocabulary")] if name]
+        if (found := entries_of(str(kind or ""), files, self.beside) if kind or files else None) is not None:
+            return found
+        model = self.config["model"]
+        heads = model.get("n_q_heads")
+        sizes = {"n_kv_heads": heads} | {key: model.get(key) for key in SIZES if key in model}
+        return of_same_sizes(sizes, files, "/".join(self.keys.source.split("/")[-2:])) if heads else None
 
     def _batch(self) -> None:
         """Data-parallel ranks, and the batch that they share."""

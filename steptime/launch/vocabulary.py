@@ -64,6 +64,10 @@ def entries_of(
     return (found[0], f"{found[1]} ({kind})") if found else None
 
 
+SIZES = ("n_layers", "hidden_sz", "inter_sz", "n_q_heads", "n_kv_heads")
+"""Sizes that a job has in common with a preset, whose vocabulary it then has."""
+
+
 def of_same_sizes(sizes: Mapping[str, int | None], files: Iterable[str], about: str) -> tuple[int, str] | None:
     """Entries of the presets that have these sizes and whose family the job's names (`about`) name, and the preset.
 
@@ -84,9 +88,12 @@ def of_same_sizes(sizes: Mapping[str, int | None], files: Iterable[str], about: 
 
 
 def _family(preset: str) -> str:
-    """A pattern of the family in a preset's name: qwen2.5 also as qwen-25 or qwen_2_5."""
-    letters = re.findall(r"[a-z]+|\d+", preset.partition("-")[0])
-    return r"(?<![a-z])" + r"[-_.]?".join(letters) + r"(?![a-z])"
+    """A pattern of the family in a preset's name: qwen2.5 also as qwen-25 or qwen_2_5, or without a version at all."""
+    family, *version = re.findall(r"[a-z]+|\d+", preset.partition("-")[0])
+    if not version:
+        return rf"(?<![a-z]){family}(?![a-z])"
+    own = r"[-_.]?".join(version)
+    return rf"(?<![a-z]){family}(?:[-_.]?{own}|(?![-_.]?\d+(?:[.p]\d+)?(?![\d.p]*[bm](?![a-z]))))(?![a-z])"
 
 
 def _is_own(name: str) -> bool:

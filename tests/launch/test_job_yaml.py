@@ -65,9 +65,11 @@ def test_the_command_is_read_as_a_script(tmp_path, text):
     assert (found.model.name, str(found.performance.precision)) == ("llama3-8b", "bf16")
 
 
-@pytest.mark.parametrize(("said", "devices"), [("nprocPerNode: '4'", 16), ("elasticPolicy: {}", 1)])
+@pytest.mark.parametrize(
+    ("said", "devices"), [("nprocPerNode: '4'", 16), ("elasticPolicy: {}", 4), ("elasticPolicy: {nProcPerNode: 2}", 8)]
+)
 def test_replicas_of_a_pytorch_job_are_its_nodes(tmp_path, said, devices):
-    """A master and three workers of the same command are 4 nodes; with an elastic policy nothing is set but by the command."""
+    """A master and three workers of the same command are 4 nodes, an elastic job's as well."""
     words = ", ".join(f'"{word}"' for word in ARGUMENTS.format("meta-llama/Llama-3.1-8B").split())
     container = f"{{command: [torchrun], args: [train.py, {words}, --bf16, 'true']}}"
     pod = f"template: {{spec: {{containers: [{container}]}}}}"

@@ -87,7 +87,8 @@ def test_a_file_outside_of_the_folder_is_not_read(tmp_path):
 
 def test_flags_without_a_launch_command(tmp_path):
     text = f'GPT_ARGS="{SIZES}"\nMORE=(--bf16 --vocab-size 1000)\nexport ALL="$GPT_ARGS --swiglu"\n'
-    assert problems(tmp_path, text) == ["no launch command: number of devices unknown; add --set parallelism.dp=N"]
+    what = "no launch command: number of devices unknown; give the script that reads it --with this file, or"
+    assert problems(tmp_path, text) == [f"{what} add --set parallelism.dp=N"]
     found = job(tmp_path, text, parallelism__dp=4)
     assert (found.model.n_layers, found.model.glu, str(found.performance.precision)) == (8, True, "bf16")
 

@@ -51,6 +51,16 @@ def test_a_here_document_given_to_sbatch_is_the_job(tmp_path):
     assert (found.parallelism.tp, found.parallelism.dp) == (4, 6)
 
 
+def test_a_here_document_goes_through_a_pipe_to_sbatch(tmp_path):
+    """cat <<EOF | sbatch: 2 nodes of 8 over tp 2."""
+    run = tmp_path / "run.sh"
+    run.write_text(
+        "#!/bin/bash\nNODES=2\ncat <<EOF | sbatch --export=ALL\n#!/bin/bash\n#SBATCH --nodes=$NODES\n"
+        f"srun torchrun --nnodes=\\$SLURM_NNODES --nproc_per_node=8 pretrain_gpt.py {FLAGS} --tensor-model-parallel-size 2\nEOF\n"
+    )
+    assert (job(run).parallelism.tp, job(run).parallelism.dp) == (2, 8)
+
+
 @pytest.mark.parametrize(("shell", "dp"), [("bash -s 8 3", 6), ("bash -", 4), ("bash -x", 4), ("bash", 4)])
 def test_a_shell_reads_a_here_document_with_its_arguments(tmp_path, shell, dp):
     """Without arguments 2 nodes of 8 over tp 4, with them 3."""

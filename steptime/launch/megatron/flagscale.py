@@ -34,10 +34,7 @@ def flags_in(path: str, text: str, beside: Beside) -> tuple[dict[str, Any], int 
     if job and "system" not in tree:
         choices = [item for item in listed if isinstance(item, dict)] if isinstance(listed, list) else []
         named = next((str(item["train"]) for item in choices if "train" in item), "")
-        if (inside := beside.text(f"train/{named}.yaml")) is None:
-            what = f"reads train/{named}.yaml, which was not found; put it in the same folder, or add --with FILE"
-            raise ConfigError(f"{path}: {what}")
-        tree |= parse_mapping(inside, named)
+        tree |= parse_mapping(beside.needed(f"train/{named}.yaml", f"{path}: reads"), named)
     entry = str(_part(job, "task").get("entrypoint", ""))
     if _OTHER.search(entry):
         raise ConfigError(f"{path}: experiment.task.entrypoint {entry}: {OTHER_MODEL}")

@@ -9,7 +9,7 @@ from steptime.launch.job_keys import JobKeys
 from steptime.launch.megatron.attention_kinds import attention_section, latent
 from steptime.launch.megatron.expert_layers import expert_section
 from steptime.launch.megatron.hybrid_layers import hybrid_pattern, hybrid_section
-from steptime.launch.vocabulary import entries_of, of_same_sizes
+from steptime.launch.vocabulary import SIZES, entries_of, of_same_sizes
 
 _TOKENIZERS = ("tokenizer_model", "tokenizer_name_or_path", "tokenizer_file", "vocab_file", "merge_file")
 """Arguments that name a tokenizer's files."""
@@ -117,11 +117,8 @@ def _positions(keys: JobKeys) -> dict[str, Any]:
     return found | ({"max_positions": keys.whole("max_position_embeddings")} if learned else {})
 
 
-_SIZES = {
-    "n_layers": "num_layers", "hidden_sz": "hidden_size", "inter_sz": "ffn_hidden_size",
-    "n_q_heads": "num_attention_heads", "n_kv_heads": "num_query_groups",
-}  # fmt: skip
-"""Size of a model -> its argument."""
+_SIZES = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups")
+"""Arguments with the SIZES by which a preset is recognized."""
 
 
 def _vocabulary(keys: JobKeys) -> int | None:
@@ -143,7 +140,7 @@ def _vocabulary(keys: JobKeys) -> int | None:
             found = found or entries_of("", [str(name)])
         found = found or _one_multiple(keys)
         if found is None:
-            sizes = {key: keys.whole(name) for key, name in _SIZES.items()}
+            sizes = {key: keys.whole(name) for key, name in zip(SIZES, _SIZES, strict=True)}
             sizes["n_kv_heads"] = sizes["n_kv_heads" if keys.on("group_query_attention") else "n_q_heads"]
             found = of_same_sizes(sizes, [str(name) for name in files if name], " ".join(called))
         if found is None:

@@ -20,9 +20,9 @@ def layout_section(keys: JobKeys, devices: int | None) -> dict[str, Any]:
         cp = keys.count("ds_sequence_parallel_size")
     section: dict[str, Any] = {"tp": tp, "pp": pp}
     fix = "" if keys.get("world_size") is not None else "; for other nodes add --set parallelism.dp=N"
-    if (dp := data_parallel(keys, section | ({"cp": cp} if cp > 1 else {}), devices, fix)) is not None:
+    said = keys.whole("data_parallel_size")
+    if (dp := data_parallel(keys, section | ({"cp": cp} if cp > 1 else {}), devices, fix) or said) is not None:
         section["dp"] = dp
-        said = keys.whole("data_parallel_size")
         if said is not None and said != dp and devices is not None and devices == dp * tp * pp * cp:
             keys.problem(f"data_parallel_size {said} contradicts world size {devices}, from which {dp} follows")
     if cp > 1:

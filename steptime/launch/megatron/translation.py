@@ -59,6 +59,8 @@ def plan_of(keys: JobKeys, software: str, devices: int | None) -> Reading:
         "data.gbs": "global batch size unknown; add --set data.gbs=N",
         "data.seqlen": "sequence length unknown; add --set data.seqlen=N",
     }
+    if "dp" not in layout and "microbatch_sz" in data:  # then one micro-batch on each replica
+        del open_keys["data.gbs"]
     if "model" in keys.left_open or "preset" in model:
         del open_keys["model.vocab_sz"]
     return keys.reading(config, open_keys)

@@ -86,10 +86,7 @@ def _of_script(
         raise ConfigError(script.problems)
     said = dict(flags_of([word.text.lstrip("+") for word in script.arguments]))
     name = f"{said.pop('config_path', 'conf')}/{str(said.pop('config_name', '')).removesuffix('.yaml')}.yaml"
-    if (config := beside.text(name) if beside is not None else None) is None:
-        what = f"line {script.line} reads {name}, which was not found"
-        raise ConfigError(f"{path}: {what}; put it in the same folder, or add --with FILE")
-    tree = parse_mapping(config, name)
+    tree = parse_mapping((beside or Beside()).needed(name, f"{path}: line {script.line} reads"), name)
     for key, value in said.items():
         put(tree, key, value)
     return tree, ""

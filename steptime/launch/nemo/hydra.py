@@ -22,8 +22,9 @@ def read_one(config: NemoConfig) -> Reading:
     keys = object_keys(said, table, path, sets, defaults=table.raw[_APEX] if apex else {})
     lengths = [said.get(key) for key in ("model.encoder_seq_length", "model.data.seq_length")]
     if None not in lengths and lengths[0] != lengths[1]:
+        # megatron_gpt_model.py, build_train_valid_test_datasets: the length of its samples is that of the data section
         keys.notes.append(
-            f"sequences of {lengths[1]} tokens, from the data section, not the encoder_seq_length of {lengths[0]}"
+            f"sequences of {lengths[1]} tokens, from the data section, not encoder_seq_length {lengths[0]}"
         )
     software = config.profile(_in_megatron_words(keys))
     if isinstance(keys.get("trainer.devices"), int) and keys.values.get("trainer.num_nodes") is not None:

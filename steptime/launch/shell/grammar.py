@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, TypeGuard
 
 from steptime.base.config import ConfigError
 from steptime.launch.shell.lexer import REDIRECTIONS, Lexer, Token
@@ -81,6 +81,16 @@ def parse_shell(text: str, name: str, line: int = 1) -> list[Statement]:
     return found
 
 
+def _shows(node: Statement) -> TypeGuard[Simple]:
+    """Whether a command writes a here-document to its output: cat <<EOF."""
+    return (
+        isinstance(node, Simple)
+        and [word.text for word in node.words] == ["cat"]
+        and node.body is not None
+        and not node.to
+    )
+
+
 class _Parser:
     def __init__(self, tokens: list[Token], name: str) -> None:
         self.tokens, self.name, self.i, self.depth = tokens, name, 0, 0
@@ -136,12 +146,14 @@ class _Parser:
         return parts[0][1] if len(parts) == 1 else Chain(parts, start.line if start else 0)
 
     def pipeline(self) -> Statement:
-        """The first command of a pipeline: the rest changes nothing here."""
+        """The first command of a pipeline, or what reads the here-document of its cat: the rest changes nothing here."""
         first = self.command()
         while (token := self.peek()) is not None and token.operator and token.text in {"|", "|&"}:
             self.i += 1
             self.skip(frozenset({"\n"}))
-            self.command()
+            after = self.command()
+            if _shows(first) and isinstance(after, Simple) and after.body is None:
+                first = after._replace(body=first.body)
         return first
 
     def command(self) -> Statement:

@@ -128,9 +128,9 @@ def _read(
     }
     nothing = Script("", [], [], [], None, None, None, 0, variables, problems, [], _gpu(headers), {})
     if launch is None and (fragments := _fragments(walk.scope, name)):
-        return nothing._replace(
-            arguments=fragments, problems=[], unclear=[f"no launch command: number of devices unknown; {SET_DEVICES}"]
-        )
+        fix = SET_DEVICES if walk.commands else f"give the script that reads it --with this file, or {SET_DEVICES}"
+        unclear = [f"no launch command: number of devices unknown; {fix}"]
+        return nothing._replace(arguments=fragments, problems=[], unclear=unclear)
     if launch is None or problems:
         return nothing
     read = {key: env[key] for key in scope.read if env and key in env and key not in _USUAL}

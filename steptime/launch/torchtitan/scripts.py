@@ -40,10 +40,7 @@ def named_by(path: str, text: str, env: dict[str, str], beside: Beside | None) -
     words = [env[str(i)] for i in range(1, 100) if str(i) in env]
     text = re.sub(r'"?\$@"?', lambda _: " ".join(words), text)
     named, function = _TOML.search(text), _FUNCTION.search(text)
-    inside = beside.text(named[1]) if beside is not None and named is not None else None
-    if named is not None and inside is None:
-        what = f"reads {named[1]}, which was not found; put it in the same folder, or add --with FILE"
-        raise ConfigError(f"{path}: {what}")
+    inside = (beside or Beside()).needed(named[1], f"{path}: reads") if named is not None else ""
     if named is None and function is None and _RUNS.search(text) and "[titan]" not in text:
         fix = f"give script and arguments in one string: '{path.rpartition('/')[2]} --job.config_file JOB.toml'"
         raise ConfigError(f"{path}: names no config; {fix}")
@@ -55,7 +52,7 @@ def named_by(path: str, text: str, env: dict[str, str], beside: Beside | None) -
     said = dict(flags_of([word.text for word in taken_apart(script.arguments)]))
     over = {key: value for key, value in said.items() if "." in key}
     if named is not None:
-        return Named(named[1], inside or "", "", over, script.devices)
+        return Named(named[1], inside, "", over, script.devices)
     module, name = (str(said.get(key, "")) for key in ("module", "config"))
     files = [file.format(module.replace(".", "/")) for file in _REGISTRIES]
     for file in files:

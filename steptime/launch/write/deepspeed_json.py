@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from steptime.job.edit import put
 from steptime.job.job import Job
 from steptime.launch.keys import load_table
 from steptime.launch.write.plain_keys import word_for
@@ -38,15 +39,7 @@ def ds_config(job: Job) -> str:
         said["sequence_parallel_size"] = p.cp
     if p.tp > 1:
         said["tensor_parallel.autotp_size"] = p.tp
-    return json.dumps(_nested(said), indent=2) + "\n"
-
-
-def _nested(said: dict[str, Any]) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for key, value in said.items():
-        node = tree
-        *parents, last = key.split(".")
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[last] = value
-    return tree
+        put(tree, key, value)
+    return json.dumps(tree, indent=2) + "\n"

@@ -1,0 +1,173 @@
+"""What is known of a public repository, model or launcher without being in the file that is read, and told in the notes."""
+
+import pytest
+from launch_readings import HARDWARE
+
+from steptime.base.config import ConfigError
+from steptime.launch.read import read
+from steptime.launch.reading import to_job
+
+
+def job_of(folder, files, name, kind="auto"):
+    for file, text in files.items():
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_text(text, encoding="utf-8")
+    return to_job(read(kind, str(folder / name), HARDWARE), HARDWARE)
+
+
+def problems(folder, files, name, kind="auto"):
+    with pytest.raises(ConfigError) as error:
+        job_of(folder, files, name, kind)
+    return [line.rpartition(f"{name}: ")[2] for line in error.value.problems]
+
+
+RECIPE = """model_name_or_path: Qwen/Qwen3-8B
+bf16: true
+max_length: 4096
+gradient_checkpointing: true
+per_device_train_batch_size: 2
+gradient_accumulation_steps: 4
+"""
+ACCELERATE = {
+    "recipes/accelerate_configs/zero3.yaml": "distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 3}\nnum_processes: 8\n",
+    "recipes/accelerate_configs/ddp.yaml": "distributed_type: MULTI_GPU\nnum_processes: 2\n",
+}
+
+
+def test_a_recipe_is_started_with_the_config_of_its_repository(tmp_path):
+    """README.md of open-r1: accelerate launch --config_file recipes/accelerate_configs/zero3.yaml: 2 x 4 x 8 = 64 sequences."""
+    job = job_of(tmp_path, ACCELERATE | {"recipes/own/sft/config.yaml": RECIPE}, "recipes/own/sft/config.yaml")
+    assert (job.parallelism.zero_level, job.parallelism.dp, job.data.gbs) == (3, 8, 64)
+    assert any(note.startswith("zero3.yaml read, with which the README") for note in job.notes)
+
+
+def test_the_devices_that_a_recipe_names_go_before_those_of_that_config(tmp_path):
+    text = "# Config for 1 node of 4 x H100s (80GB)\n" + RECIPE
+    job = job_of(tmp_path, ACCELERATE | {"recipes/own/sft/config.yaml": text}, "recipes/own/sft/config.yaml")
+    assert (job.parallelism.dp, job.data.gbs) == (4, 32)
+
+
+def test_a_recipe_with_adapters_is_not_started_with_it(tmp_path):
+    text = RECIPE + "use_peft: true\nlora_r: 8\n"
+    job = job_of(tmp_path, ACCELERATE | {"recipes/own/sft/config.yaml": text}, "recipes/own/sft/config.yaml")
+    assert job.parallelism.zero_level != 3
+
+
+def test_a_recipe_of_preferences_is_refused(tmp_path):
+    told = problems(tmp_path, ACCELERATE | {"recipes/own/dpo/config.yaml": RECIPE}, "recipes/own/dpo/config.yaml")
+    assert told == ["a recipe of dpo: training on preferences or rewards is not modeled"]
+
+
+PYTHIA = """num_layers: 12
+hidden_size: 768
+num_attention_heads: 12
+seq_length: 2048
+max_position_embeddings: 2048
+pos_emb: rotary
+no_weight_tying: true
+train_micro_batch_size_per_gpu: 4
+precision: fp16
+tokenizer_type: HFTokenizer
+"""
+
+
+def test_the_vocabulary_is_the_presets_whose_family_and_sizes_a_config_has(tmp_path):
+    """Pythia 160M: 50,304 rows of embedding (config.json of EleutherAI/pythia-160m)."""
+    job = job_of(tmp_path, {"pythia/160M.yml": PYTHIA}, "pythia/160M.yml", "gpt-neox")
+    assert (job.model.vocab_sz, job.model.inter_sz) == (50304, 3072)
+    assert "vocabulary not set, pythia-160m's, whose other sizes the job has, assumed: 50304" in job.notes
+
+
+@pytest.mark.parametrize("text", [PYTHIA.replace("768", "1024"), PYTHIA + "vocab_file: own_tokenizer_of_ours.json\n"])
+def test_other_sizes_or_an_own_tokenizer_leave_it_open(tmp_path, text):
+    told = problems(tmp_path, {"pythia/160M.yml": text}, "pythia/160M.yml", "gpt-neox")
+    assert told == ["vocabulary size unknown; add --set model.vocab_sz=N"]
+
+
+@pytest.mark.parametrize(
+    ("name", "vocabulary"),
+    [("megatron_llama.yaml", 32000), ("llama_7b.yaml", 32000), ("llama-3.yaml", None), ("codellama.yaml", 32016)],
+)
+def test_a_family_without_its_version_is_that_of_the_sizes(tmp_path, name, vocabulary):
+    """LLaMA and Llama 2 7B have 32,000 entries, Code Llama 7B 32,016; a name with another version says nothing."""
+    text = PYTHIA.replace("hidden_size: 768", "hidden_size: 4096\nintermediate_size: 11008")
+    text = text.replace(": 12\n", ": 32\n")
+    if vocabulary is None:
+        assert problems(tmp_path, {name: text}, name, "gpt-neox")
+    else:
+        assert job_of(tmp_path, {name: text}, name, "gpt-neox").model.vocab_sz == vocabulary
+
+
+DS_CONFIG = """cat <<EOT > ds.json
+{"train_batch_size": 32, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2, "zero_optimization": {"stage": 1}}
+EOT
+"""
+FLAGS = """--num-layers 4 --hidden-size 256 --num-attention-heads 4 --seq-length 128 --max-position-embeddings 128 \\
+  --micro-batch-size 4 --global-batch-size 32 --vocab-size 1000 --fp16"""
+
+
+def test_the_batch_of_a_ds_config_has_the_ranks_that_no_hostfile_beside_says(tmp_path):
+    """32 sequences = 4 x 2 x 4 data-parallel ranks, over tp 2."""
+    more = "--tensor-model-parallel-size 2 --deepspeed --deepspeed_config ds.json"
+    run = f"deepspeed --hostfile hosts pretrain_gpt.py {FLAGS} {more}\n"
+    layout = job_of(tmp_path, {"run.sh": DS_CONFIG + run}, "run.sh").parallelism
+    assert (layout.dp, layout.devices, layout.zero_level) == (4, 8, 1)
+
+
+def test_a_fragment_of_flags_asks_for_the_script_that_reads_it(tmp_path):
+    """As Megatron-LM's examples/post_training/modelopt/conf: the batch follows from the devices."""
+    fragment = f'MODEL_ARGS=" {FLAGS.replace("--global-batch-size 32", "")} "\n'
+    what = "no launch command: number of devices unknown; give the script that reads it --with this file, or"
+    assert problems(tmp_path, {"conf.sh": fragment}, "conf.sh") == [f"{what} add --set parallelism.dp=N"]
+
+
+def test_a_model_that_cannot_be_read_is_no_question_of_devices(tmp_path):
+    text = "model_name_or_path: Qwen/Qwen3-30B-A3B\nstage: sft\nfinetuning_type: full\ncutoff_len: 1024\nbf16: true\n"
+    told = problems(tmp_path, {"sft.yaml": text + "per_device_train_batch_size: 1\n"}, "sft.yaml")
+    assert told[0].startswith("performance.software: mixtures of experts are modeled for")
+
+
+def test_one_process_of_levanter_has_the_devices_of_its_host(tmp_path):
+    text = (
+        "model: {type: llama, num_layers: 4, hidden_dim: 256, num_heads: 4, num_kv_heads: 4, intermediate_dim: 512}\n"
+    )
+    text += "data: {tokenizer: gpt2}\ntrainer:\n  train_batch_size: 64\n"
+    job = job_of(tmp_path, {"a.yaml": text}, "a.yaml", "levanter")
+    assert (job.parallelism.dp, job.data.gbs) == (8, 64)
+    more = "  replica_dcn_axis_size: 2\n"
+    assert problems(tmp_path, {"a.yaml": text + more}, "a.yaml", "levanter") == [
+        "number of devices unknown; add --set parallelism.dp=N"
+    ]
+
+
+DS = '{"train_batch_size": 32, "zero_optimization": {"stage": 2}}'
+RUN = "deepspeed --num_gpus 8 train.py --deepspeed ds.json --per_device_train_batch_size 4\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("ds.json", DS), ("ds.yaml", "distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 2}\n")]
+)
+def test_a_config_of_the_launcher_alone_names_the_script_that_uses_it(tmp_path, name, text):
+    told = problems(tmp_path, {name: text, "run.sh": RUN.replace("ds.json", name)}, name)
+    assert [line.partition(";")[2] for line in told] == [
+        " run.sh beside it names it: give that script, or add --set model=NAME"
+    ]
+    assert (
+        len(problems(tmp_path, {"other.sh": RUN.replace("ds.json", name)}, name)) > 1
+    )  # which of the two is not known
+
+
+def test_a_config_of_the_folder_from_which_a_script_is_started(tmp_path):
+    run = "deepspeed --num_gpus 8 train.py --deepspeed ds.json --model_name_or_path gpt2 --max_seq_length 64 --fp16\n"
+    (tmp_path / "scripts").mkdir()
+    assert job_of(tmp_path, {"ds.json": DS, "scripts/run.sh": run}, "scripts/run.sh").parallelism.zero_level == 2
+
+
+def test_a_config_that_was_moved_is_named_where_the_repository_has_one_of_its_name(tmp_path):
+    (tmp_path / ".git").mkdir()
+    run = "#!/bin/bash\ntorchrun --nproc_per_node 8 -m torchtitan.train --job.config_file ./configs/own.toml\n"
+    moved = {"old/own.toml": "[training]\nsteps = 1\n", "scripts/run.sh": run}
+    [told] = problems(tmp_path, moved, "scripts/run.sh")
+    assert told.endswith(f"which was not found; put it in the same folder, or add --with {tmp_path / 'old/own.toml'}")
+    [told] = problems(tmp_path, {"older/own.toml": "", "scripts/run.sh": run}, "scripts/run.sh")
+    assert told.endswith("or add --with FILE")
