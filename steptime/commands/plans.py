@@ -138,7 +138,7 @@ def validate(options: Namespace, out: Printer) -> int:
     log_command.refuse_without_log(options)
     from steptime.report import validation_tables as report_validation
     from steptime.validation.error_summary import summarize
-    from steptime.validation.parallel import judge_rows
+    from steptime.validation.judgement import judge_rows
     from steptime.validation.select import select
 
     outputs.check(options)

@@ -14,7 +14,7 @@ from steptime.cost.rates import peak_dtype
 from steptime.model.ops import Gemm
 from steptime.report.breakdown import part_name
 from steptime.report.details import pipeline
-from steptime.report.explain_experts import experts
+from steptime.report.explain_layers import experts
 from steptime.report.explain_parts import PARTS
 from steptime.report.explain_rates import (
     collective_facts,
