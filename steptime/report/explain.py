@@ -114,8 +114,7 @@ def _gemm(row: GemmRow, estimate: Estimate) -> FactList:
             [f"max(math, memory) + {seconds(row.time_s - slower)} launch = {seconds(row.time_s)}, limited by {bound}"],
         ),
         Fact(
-            "per step",
-            [f"{_times(row.count_per_step)} = {_of_step(total, estimate)}, a device of stage {row.stage}"],
+            "per step", [f"{_times(row.count_per_step)} = {_of_step(total, estimate)}, a device of stage {row.stage}"]
         ),
     ]
     return FactList(f"{row.name}, {row.pass_}", facts)
