@@ -12,7 +12,6 @@ from math import prod
 from typing import Any
 
 from steptime.checkpoint.dtypes import TORCH_STORAGES, from_numpy, itemsize, nbytes
-from steptime.checkpoint.pickles import sharded
 from steptime.checkpoint.pickles.values import STORAGE_LOADER, CallRecord, Opaque, Pid, Ref, mapping, shape_of
 from steptime.checkpoint.records import Shape, StoredTensor
 
@@ -135,9 +134,9 @@ def _dtensor(shape: Shape, state: Any) -> StoredTensor | None:
     if local is None:
         return None
     spec = fields.get("_spec")
-    words = [kind if dim is None else f"{kind}({dim})" for kind, dim in sharded.placements(spec)]
+    words = [kind if dim is None else f"{kind}({dim})" for kind, dim in placements(spec)]
     local.global_shape = shape
-    local.offsets = sharded.offsets(shape, local.shape, spec)
+    local.offsets = offsets(shape, local.shape, spec)
     local.note = "DTensor " + ", ".join(words)
     return local
 
@@ -149,10 +148,10 @@ def _sharded(args: Args) -> list[StoredTensor] | None:
     if whole is None:
         return None
     found = []
-    for record, offsets in sharded.local_shards(args[3]):
+    for record, at in local_shards(args[3]):
         local = _decode(record)
         if local is not None:
-            local.global_shape, local.offsets, local.note = whole.shape, offsets, "ShardedTensor"
+            local.global_shape, local.offsets, local.note = whole.shape, at, "ShardedTensor"
             found.append(local)
     return found
 
