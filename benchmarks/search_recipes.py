@@ -20,7 +20,7 @@ from steptime.search.recompute import MAPPING, WORD
 from steptime.search.run import run
 from steptime.search.search import Asked, Layout
 from steptime.search.space import Axes
-from steptime.validation.parallel import judge_rows
+from steptime.validation.judgement import judge_rows
 from steptime.validation.select import select
 from steptime.validation.slices import leads
 

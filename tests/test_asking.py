@@ -15,7 +15,7 @@ import steptime
 from steptime.base.config import ConfigError
 from steptime.commands.cli import main
 from steptime.hardware.machine import Machine, machine_names
-from steptime.hardware.plausible import FAR, SHIPPED
+from steptime.hardware.machine_tree import FAR, SHIPPED
 from steptime.job.job import Job
 from steptime.job.names import PATHS, meant_path
 from steptime.report.plan_keys import keys

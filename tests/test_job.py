@@ -15,8 +15,8 @@ from steptime.answer.result import estimate
 from steptime.base.config import ConfigError
 from steptime.hardware.machine import Machine
 from steptime.job.job import Job
+from steptime.job.local_params import shard_of
 from steptime.job.mesh import Fsdp, Parallelism
-from steptime.job.shards import shard_of
 from steptime.model.model import Model
 from steptime.software.performance import Performance
 from steptime.software.recomputation import Recomputation

@@ -289,10 +289,10 @@ SKIPPED = [
 def test_several_processes_judge_as_one_does():
     """In a process of its own: pytest's may hold libraries that a fork would hurt."""
     code = (
-        "from steptime.validation import parallel; from steptime.validation.judgement import judge_all; "
-        "from steptime.validation.measurements import shipped; rows = shipped()[::20]; parallel.FEWEST = 1; "
-        "parallel.os.sched_getaffinity = lambda _: {0, 1}; assert parallel.forks(); "
-        "assert parallel.judge_rows(rows) == judge_all(rows)"
+        "from steptime.validation import judgement; "
+        "from steptime.validation.measurements import shipped; rows = shipped()[::20]; judgement.FEWEST = 1; "
+        "judgement.os.sched_getaffinity = lambda _: {0, 1}; assert judgement.forks(); "
+        "assert judgement.judge_rows(rows) == judgement.judge_all(rows)"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
 

@@ -20,16 +20,8 @@ _EFFICIENCIES = ("memory_efficiency", "attention_forward_efficiency", "attention
 
 def assumptions(job: Job) -> list[str]:
     """One line each, the most important first."""
-    return [
-        *foremost(job),
-        *_profile(job),
-        *_unset(job),
-        *_fitted(job),
-        *_unproved(job),
-        *_machine(job),
-        *_cross_dc(job),
-        *_memory(job),
-    ]
+    kinds = (foremost, _profile, _unset, _fitted, _unproved, _machine, _cross_dc, _memory)
+    return [line for lines in kinds for line in lines(job)]
 
 
 HOST_BOUND = 0.05
@@ -51,16 +43,8 @@ def host_bound(host_s: float, step_s: float, software: Software) -> list[str]:
 def foremost(job: Job) -> list[str]:
     """The main assumptions: the software, how it differs from its profile, and notes from the plan and on its layout."""
     calibrated = job.performance.calibration.words if job.performance.calibration else []
-    return [
-        *job.notes,
-        *calibrated,
-        _software(job),
-        *idle(job),
-        *_group(job),
-        *_experts(job),
-        *_adapters(job),
-        *notes(job),
-    ]
+    kinds = (idle, _group, _experts, _adapters, notes)
+    return [*job.notes, *calibrated, _software(job), *(line for lines in kinds for line in lines(job))]
 
 
 def _software(job: Job) -> str:

@@ -23,16 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from steptime.answer.distance import clipped, distances, effective, outside
 from steptime.answer.evidence import Evidence, evidence, projected
-from steptime.answer.measured import (
-    FEW_RUNS,
-    NEAR,
-    USUAL_FLOPS,
-    Measured,
-    RunKind,
-    RunPlace,
-    measured,
-    place_of,
-)
+from steptime.answer.measured import FEW_RUNS, NEAR, USUAL_FLOPS, Measured, RunKind, RunPlace, measured, place_of
 from steptime.job.job import Job
 
 if TYPE_CHECKING:

@@ -194,19 +194,8 @@ def row(
     name: str, kind: str, axis: str, ranks: float, bytes_: float, count: float, cost: CommCost, exposed: float
 ) -> CollectiveRow:
     """One row of the table."""
-    return CollectiveRow(
-        name,
-        kind,
-        axis,
-        int(ranks),
-        cost.tier,
-        float(bytes_),
-        count,
-        cost.latency_s,
-        cost.bandwidth_s,
-        cost.time_s,
-        exposed,
-    )
+    call_s = (cost.latency_s, cost.bandwidth_s, cost.time_s)
+    return CollectiveRow(name, kind, axis, int(ranks), cost.tier, float(bytes_), count, *call_s, exposed)
 
 
 def part_rows(timing: StepTime) -> list[CollectiveRow]:
@@ -225,17 +214,8 @@ def part_rows(timing: StepTime) -> list[CollectiveRow]:
                 counts[key] = counts.get(key, 0.0) + times * m * float(call.count)
                 calls.setdefault(key, call)
     return [
-        row(
-            c.name,
-            c.kind,
-            c.axis,
-            float(groups[c.axis].ranks),
-            c.bytes,
-            counts[key],
-            c.cost,
-            counts[key] * c.exposed_s / c.count,
-        )
-        for key, c in calls.items()
+        row(c.name, c.kind, c.axis, float(groups[c.axis].ranks), c.bytes, n, c.cost, n * c.exposed_s / c.count)
+        for n, c in ((counts[key], call) for key, call in calls.items())
     ]
 
 

@@ -38,13 +38,10 @@ def whole_run(job: Job, step_s: float, n_params: int, devices: int) -> dict[str,
 def included(said: Run, *, checkpoints: bool, failures: bool) -> dict[str, list[str]]:
     """What wall time and goodput include, and what they leave out because a figure is missing, with the keys that set it."""
     lost_work = failures and checkpoints
+    writes = "run.checkpoint_write_s or checkpoint_bytes_per_s, and checkpoint_interval_s"
     parts = [
         ("start-up", said.startup_s > 0.0, "run.startup_s"),
-        (
-            "checkpoint writes",
-            checkpoints,
-            "run.checkpoint_write_s or checkpoint_bytes_per_s, and checkpoint_interval_s",
-        ),
+        ("checkpoint writes", checkpoints, writes),
         ("restarts after failures", failures and said.restart_s > 0.0, "run.mtbf_device_hours and restart_s"),
         ("work redone after failures", lost_work, "run.mtbf_device_hours and the checkpoint keys"),
     ]

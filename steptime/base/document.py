@@ -10,11 +10,17 @@ import re
 import sys
 from os import listdir
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 
-from steptime.base.config import ConfigError, show
+from steptime.base.config import ConfigError, ConfigProblem, show
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 MAX_BYTES = 1_000_000
 """Size of the largest document that is read [B]; real configs and machine files have a few pages."""
@@ -45,6 +51,24 @@ def shipped(path: Path) -> Any:
 def shipped_names(folder: Path) -> list[str]:
     """The names of the YAML files in a folder that ships with steptime, sorted."""
     return sorted([name.removesuffix(".yaml") for name in listdir(folder) if name.endswith(".yaml")])  # noqa: PTH208  faster
+
+
+def read_each(items: Iterable[Item], read: Callable[[Item], Result]) -> list[Result]:
+    """Every item read.
+
+    Raises:
+        ConfigError: the problems of all items that cannot be read.
+    """
+    found: list[Result] = []
+    problems: list[ConfigProblem] = []
+    for item in items:
+        try:
+            found.append(read(item))
+        except ConfigError as error:
+            problems += error.details
+    if problems:
+        raise ConfigError(problems)
+    return found
 
 
 def read_source(source: str | Path) -> tuple[str, str]:

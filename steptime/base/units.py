@@ -16,16 +16,7 @@ _BINARY = {f"{prefix}i": 2.0 ** (10 * power) for power, prefix in enumerate("KMG
 
 BYTE_UNITS = {f"{prefix}B": scale for prefix, scale in (_DECIMAL | _BINARY).items()} | {"byte": 1.0, "bytes": 1.0}
 BIT_UNITS = {f"{prefix}{word}": scale / 8 for prefix, scale in (_DECIMAL | _BINARY).items() for word in ("bit", "bits")}
-SECOND_UNITS = {
-    "s": 1.0,
-    "ms": 1e-3,
-    "us": 1e-6,
-    "\u00b5s": 1e-6,
-    "ns": 1e-9,
-    "min": 60.0,
-    "h": 3600.0,
-    "d": 86400.0,
-}
+SECOND_UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "\u00b5s": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0, "d": 86400.0}
 RATE_UNITS = {f"{unit}/s": scale for unit, scale in (BYTE_UNITS | BIT_UNITS).items()}
 FLOP_UNITS = {f"{prefix}{word}": scale for prefix, scale in _DECIMAL.items() for word in ("FLOP/s", "FLOPS")}
 

@@ -84,11 +84,9 @@ def gemms(
     """The config's projections in its own dtype, one call each."""
     expected: dict[tuple[str, str], GemmRow] = {(row.name, row.pass_): row for row in found.gemms}
     return [
-        timing_row(
-            "gemm", f"{row.name} {row.direction}", expected[row.name, row.direction].time_s, row.timing, statistic
-        )
+        timing_row("gemm", f"{row.name} {row.direction}", one.time_s, row.timing, statistic)
         for row in measured
-        if row.dtype == dtype and (row.name, row.direction) in expected
+        if row.dtype == dtype and (one := expected.get((row.name, row.direction)))
     ]
 
 
@@ -120,31 +118,21 @@ def moves(
 ) -> list[PredictionRow]:
     """Memory-bound work: the bytes that the model counts, at the rate that it assumes for them."""
     rates = found.timing.rates
-    return [
-        timing_row(
-            "memory_bound",
-            row.name if row.name in UPDATES else f"{row.name} {row.direction}",
-            compute.move_pass(row.bytes, 1.0, rates).time_s,
-            row.timing,
-            statistic,
-        )
-        for row in measured
-        if row.dtype == dtype
-    ]
+    rows = []
+    for row in (row for row in measured if row.dtype == dtype):
+        name = row.name if row.name in UPDATES else f"{row.name} {row.direction}"
+        took = compute.move_pass(row.bytes, 1.0, rates).time_s
+        rows.append(timing_row("memory_bound", name, took, row.timing, statistic))
+    return rows
 
 
 def collectives(
     machine: Machine, measured: Sequence[timings.CollectiveTiming], groups: dict[str, Group]
 ) -> list[PredictionRow]:
     """Each collective on its axis, compared with the fastest call: other processes can only slow a call down."""
-    return [
-        PredictionRow(
-            "collective",
-            f"{row.kind} {row.axis} {row.bytes} B",
-            "s",
-            float(collective(row.kind, float(row.bytes), groups[row.axis], machine.tiers).time_s),
-            row.timing.min_s,
-            row.timing.spread,
-        )
-        for row in measured
-    ]
+    rows = []
+    for row in measured:
+        name, timing = f"{row.kind} {row.axis} {row.bytes} B", row.timing
+        took = float(collective(row.kind, float(row.bytes), groups[row.axis], machine.tiers).time_s)
+        rows.append(PredictionRow("collective", name, "s", took, timing.min_s, timing.spread))
+    return rows

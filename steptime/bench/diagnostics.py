@@ -36,17 +36,8 @@ LIBRARIES = ("NCCL_", "RCCL_", "GLOO_", "TORCH_", "TORCHELASTIC_", "TORCHINDUCTO
 _SECRET = ("TOKEN", "KEY", "SECRET", "PASSW", "CREDENTIAL", "JWT")
 PACKAGES = (
     *("torch", "torchvision", "torchao", "torchtitan", "triton", "numpy", "flash_attn", "transformer_engine", "apex"),
-    *(
-        "megatron.core",
-        "deepspeed",
-        "transformers",
-        "accelerate",
-        "xformers",
-        "liger_kernel",
-        "mpi4py",
-        "psutil",
-        "jax",
-    ),
+    *("megatron.core", "deepspeed", "transformers", "accelerate", "xformers", "liger_kernel", "mpi4py", "psutil"),
+    "jax",
 )
 TIMEOUT_S = 20.0
 """Time limit for a tool's answer [s]."""

@@ -123,23 +123,20 @@ def _assumed_network(known: Accelerator | None) -> list[dict[str, Any]]:
     if known is not None:
         shipped = next(m for name in machine_names() if (m := Machine.load(name)).accelerator.name == known.name)
         fields = ("size", "bytes_per_s", "latency_s", "efficiency")
+        source = f"assumed: same as {shipped.name}; no collective was measured"
+        known_of = [{field: getattr(tier, field) for field in fields} for tier in shipped.tiers]
         return [
             {"name": tier.name}
             | {
-                field: {"value": value, "source": f"assumed: same as {shipped.name}; no collective was measured"}
-                for field in fields
-                if (value := getattr(tier, field)) is not None and value != float("inf")
+                key: {"value": value, "source": source}
+                for key, value in of.items()
+                if value not in (None, float("inf"))
             }
-            for tier in shipped.tiers
+            for tier, of in zip(shipped.tiers, known_of, strict=True)
         ]
     source = "assumed: a placeholder, no collective was measured"
-    return [
-        {
-            "name": "assumed",
-            "bytes_per_s": {"value": 1e9, "source": source},
-            "latency_s": {"value": 1e-4, "source": source},
-        }
-    ]
+    figures = {"bytes_per_s": 1e9, "latency_s": 1e-4}
+    return [{"name": "assumed"} | {key: {"value": value, "source": source} for key, value in figures.items()}]
 
 
 def machine_yaml(document: Mapping[str, Any]) -> str:

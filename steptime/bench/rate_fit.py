@@ -253,9 +253,7 @@ def attention(
 
 
 def memory(
-    measured: Sequence[timings.MoveTiming],
-    dtype: str | None = None,
-    statistic: Statistic = "median_s",
+    measured: Sequence[timings.MoveTiming], dtype: str | None = None, statistic: Statistic = "median_s"
 ) -> MemoryFit | None:
     """The rate of the best copy, and the median rate of a training step's streaming kernels divided by it.
 

@@ -106,11 +106,8 @@ def plain(value: Any) -> Any:
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
-    return (
-        value
-        if type(value) in (str, int, bool, type(None)) or (type(value) is float and isfinite(value))
-        else str(value)
-    )
+    known = type(value) in (str, int, bool, type(None)) or (type(value) is float and isfinite(value))
+    return value if known else str(value)
 
 
 def _section(section: Section) -> dict[str, Any]:

@@ -22,8 +22,7 @@ def validate(options: Namespace, out: Printer) -> int:
     Raises:
         ConfigError: one line per problem.
     """
-    from steptime.report import log_json
-    from steptime.report import log_tables as report_log
+    from steptime.report import log_tables
     from steptime.validation.logged import compare
 
     rows_only = {name: getattr(options, name) for name in ("measurements", "source", "gpu", "plot")}
@@ -36,9 +35,9 @@ def validate(options: Namespace, out: Printer) -> int:
         name = append(cells(found), options.save_csv)
         sys.stderr.write(f"{options.save_csv}: row {name}\n")
     if options.json:
-        out.json(log_json.to_dict(found))
+        out.json(log_tables.to_dict(found))
     else:
-        out.painted(report_log.report(found, out.style))
+        out.painted(log_tables.report(found, out.style))
     return 0
 
 

@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from steptime.base.config import ConfigError
-from steptime.commands import defaults, outputs, quick
+from steptime.commands import defaults, outputs
 from steptime.commands.console import Printer, load, tell
 
 if TYPE_CHECKING:
@@ -76,6 +76,8 @@ def _plan(options: Namespace) -> tuple[Job, Reading | None]:
     if options.save is not None or options.allow_unmodeled:
         raise ConfigError("--save and --allow-unmodeled: only with --from KIND")
     if options.config is None:
+        from steptime.commands import quick
+
         return quick.job(*named, options.sets), None
     job = load(options.config, [*defaults.sets(*named), *options.sets])
     defaults.check_devices(options.devices, job.parallelism.devices, options.sets)
@@ -137,7 +139,7 @@ def validate(options: Namespace, out: Printer) -> int:
     log_command.refuse_without_log(options)
     from steptime.report import validation_tables as report_validation
     from steptime.validation.error_summary import summarize
-    from steptime.validation.parallel import judge_rows
+    from steptime.validation.judgement import judge_rows
     from steptime.validation.select import select
 
     outputs.check(options)

@@ -1,10 +1,15 @@
-"""A machine's file as plain data: figures without their sources, changed by dotted key."""
+"""A machine's file as plain data: figures without their sources, changed by dotted key, and those that lack a unit."""
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from steptime.base.config import ConfigError, ConfigProblem
+from steptime.base.document import shipped_names
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 def plain_tree(node: Any, path: str, provenance: dict[str, str]) -> Any:
@@ -46,3 +51,44 @@ def put_figure(plain: dict[str, Any], key: str, value: object) -> None:
             node[step] = value
         else:
             node = node.setdefault(step, {}) if isinstance(node, dict) else node[step]
+
+
+FAR = 1000.0
+"""Factor below the least or above the largest shipped figure at which a figure is refused."""
+
+SHIPPED: dict[str, tuple[float, float, str]] = {
+    "tier.bytes_per_s": (3e8, 2e12, "GB/s"),
+    "tier.latency_s": (5e-7, 2e-4, "us"),
+    "memory_bytes": (1.7e10, 4e11, "GiB"),
+    "usable_memory_bytes": (1.6e10, 4e11, "GiB"),
+    "memory_bytes_per_s": (4e10, 1e13, "GB/s"),
+    "peak_flops": (1e11, 2e16, "TFLOP/s"),
+    "sustained_flops": (1e11, 2e16, "TFLOP/s"),
+}
+"""Least and largest figure of the shipped machines, rounded outward, in SI, and the unit to write; checked by a test."""
+
+_SI = {"GB/s": "B/s", "us": "s", "GiB": "B", "TFLOP/s": "FLOP/s"}
+
+
+def implausible(figures: Iterable[tuple[str, str, float]]) -> list[tuple[str, str]]:
+    """Path and message of every implausible figure; `figures` are a key of `SHIPPED`, a dotted path and a value."""
+    found = []
+    for key, path, value in figures:
+        low, high, unit = SHIPPED[key]
+        if value and not low / FAR <= value <= high * FAR:
+            line = f"{path}: {value:g} {_SI[unit]} is not plausible; write the unit, for example '{value:g} {unit}'"
+            found.append((path, line))
+    return found
+
+
+ACCELERATORS = Path(__file__).parents[1] / "data" / "accelerators"
+
+
+def accelerator_names() -> list[str]:
+    """The names of the shipped accelerators, sorted."""
+    return shipped_names(ACCELERATORS)
+
+
+def accelerator_yaml(name: str) -> str:
+    """The file of a shipped accelerator: YAML, each figure with its source."""
+    return (ACCELERATORS / f"{name}.yaml").read_text(encoding="utf-8")

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 from steptime.base.num import Num
 from steptime.base.recent import Recent
 from steptime.job.job import Job
-from steptime.job.local_params import CountedParams, LocalParam, LocalParams
-from steptime.job.shards import in_bf16_of, shard_of
+from steptime.job.local_params import CountedParams, LocalParam, LocalParams, in_bf16_of, shard_of
 from steptime.model.blocks import embedding_ops, ends_in_bf16, head_ops, last_output, layers, params_of
 from steptime.model.model import Model
 from steptime.model.ops import Gemm, Op, Param, Tensor, tensor_bytes

@@ -22,8 +22,8 @@ from steptime.job.edit import apply_setting, one_line, put, read_hardware, read_
 from steptime.job.expert_rules import expert_facts
 from steptime.job.facts import Facts
 from steptime.job.fsdp_rules import fsdp_facts
-from steptime.job.hybrid_rules import default_profile, layer_facts
 from steptime.job.layer_counts import layers_per_chunk
+from steptime.job.layer_rules import default_profile, layer_facts
 from steptime.job.limits import NOT_MODELED
 from steptime.job.mesh import Parallelism, ScheduleName
 from steptime.job.names import MISSING, PATHS

@@ -56,12 +56,7 @@ def _at_most(name: str, limit: float) -> Callable[[Facts], Any]:
 
 SANE = [
     *(
-        Rule(
-            f"{name} is out of range",
-            path,
-            f"must be at most {limit:,} (got {{f.{name}}})",
-            _at_most(name, limit),
-        )
+        Rule(f"{name} is out of range", path, f"must be at most {limit:,} (got {{f.{name}}})", _at_most(name, limit))
         for name, (path, limit) in BOUNDS.items()
     ),
     Rule(

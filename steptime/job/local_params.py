@@ -1,14 +1,16 @@
-"""Parameters of a part on one device."""
+"""One device's share of a job, and the parameters of a part on it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple, TypeAlias
 
 from steptime.base.num import Num
+from steptime.job.job import Job
 from steptime.model.ops import Param
+from steptime.model.shard import Shard, padded_vocab
 
 
 class LocalParam(NamedTuple):
@@ -64,3 +66,27 @@ class LocalParams:
 
 CountedParams: TypeAlias = list[tuple[LocalParams, int]]
 """Parameters of some parts, with how often each part occurs."""
+
+
+def shard_of(job: Job) -> Shard:
+    """One device's share of one micro-batch of the job."""
+    p, data = job.parallelism, job.data
+    return Shard(
+        batch=1.0 * data.microbatch_sz,
+        seq=data.seqlen / p.cp,
+        kv_seq=float(data.seqlen),
+        tp=p.tp,
+        sp=job.sp,
+        vocab=padded_vocab(job.model.vocab_sz, p.tp, job.software.layout.vocab_multiple),
+        software=job.software,
+        cp=p.cp,
+        cp_comm_type=job.cp_comm_type,
+        cp_a2a=p.cp_a2a,
+        ep=p.ep,
+        etp=p.etp,
+    )
+
+
+def in_bf16_of(shard: Shard) -> Shard:
+    """The share of a layer that a recipe leaves in bf16."""
+    return replace(shard, software=shard.software.model_copy(update={"precision": "bf16"}))

@@ -13,23 +13,9 @@ from steptime.base.config import Config, ConfigError, Section
 from steptime.base.num import Num, ceil, maximum, minimum, where
 
 GroupAxis: TypeAlias = Literal[
-    "tp",
-    "cp",
-    "cp_a2a",
-    "cp_p2p",
-    "dp",
-    "dp_cp",
-    "pp",
-    "embedding",
-    "shards",
-    "replicas",
-    "ep",
-    "etp",
-    "ep_etp",
-    "edp",
-    "expert_shards",
-    "tp_cp",
-]
+    "tp", "cp", "cp_a2a", "cp_p2p", "dp", "dp_cp", "pp", "embedding", "shards", "replicas", "ep", "etp", "ep_etp", "edp",
+    "expert_shards", "tp_cp",
+]  # fmt: skip
 
 
 ScheduleName: TypeAlias = Literal["gpipe", "1f1b", "interleaved", "zero_bubble", "zbv", "dualpipev"]

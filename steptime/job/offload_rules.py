@@ -65,12 +65,7 @@ OFFLOAD_RULES = [
         "not modeled yet with zero_level 2 and 3 or with cuda_graphs; use zero_level 1 and cuda_graphs false",
         lambda f: (not f.offload) | ((f.zero_level < 2) & (not f.graphs)),
     ),
-    Rule(
-        "offload link",
-        "performance.offload_modules",
-        HOST_LINK,
-        lambda f: (not f.offload) | f.host_link,
-    ),
+    Rule("offload link", "performance.offload_modules", HOST_LINK, lambda f: (not f.offload) | f.host_link),
     Rule(
         "activation offload link",
         "performance.activation_offload",

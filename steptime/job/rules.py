@@ -13,11 +13,8 @@ from steptime.base.config import ConfigProblem
 from steptime.job.expert_rules import EXPERT_RULES
 from steptime.job.facts import Facts
 from steptime.job.fsdp_rules import FSDP_RULES
-from steptime.job.hybrid_rules import HYBRID_RULES
+from steptime.job.layer_rules import LAYER_RULES
 from steptime.job.limits import MODELED, SANE, Rule
-from steptime.job.linear_rules import LINEAR_RULES
-from steptime.job.lora_rules import LORA_RULES
-from steptime.job.mtp_rules import MTP_RULES
 from steptime.job.offload_rules import OFFLOAD_RULES
 from steptime.job.performance_rules import PERFORMANCE_RULES
 from steptime.job.pipeline_rules import PIPELINE_RULES
@@ -230,10 +227,7 @@ LAYOUT_RULES = [
         ),
     ),
     *EXPERT_RULES,
-    *HYBRID_RULES,
-    *LINEAR_RULES,
-    *MTP_RULES,
-    *LORA_RULES,
+    *LAYER_RULES,
     Rule(
         "one bucket size",
         "parallelism",

@@ -127,17 +127,11 @@ def regret(summary: Summary) -> list[Table]:
 
 
 def _worst_sweeps(sweeps: Iterable[Mapping[str, Any]]) -> list[list[str]]:
-    return [
-        [
-            sweep["name"],
-            sweep["pick"],
-            f"{sweep['layouts']}",
-            f"{sweep['ran']}",
-            "out of memory" if sweep["out_of_memory"] else percent(sweep["regret"]),
-            _plain(sweep["tau"]),
-        ]
-        for sweep in sweeps
-    ]
+    rows = []
+    for sweep in sweeps:
+        cost = "out of memory" if sweep["out_of_memory"] else percent(sweep["regret"])
+        rows.append([*(f"{sweep[key]}" for key in ("name", "pick", "layouts", "ran")), cost, _plain(sweep["tau"])])
+    return rows
 
 
 def _plain(value: float | None) -> str:
@@ -213,17 +207,11 @@ def intervals(summary: Summary) -> list[Table]:
         "error: standard error of inside, one draw per series",
         "width: (p90 - p10) / estimate",
     )
-    return [
-        Table(
-            INTERVALS[of],
-            header,
-            [_coverage(figures) for figures in found],
-            (*notes, *_near_80(summary["intervals_near_80"][of])),
-            left=2,
-        )
-        for of, found in summary["intervals"].items()
-        if found
-    ]
+    shown = []
+    for of, found in summary["intervals"].items():
+        told = [*notes, *_near_80(summary["intervals_near_80"][of])]
+        shown += [Table(INTERVALS[of], header, list(map(_coverage, found)), told, left=2)] if found else []
+    return shown
 
 
 def _near_80(found: Mapping[str, Any]) -> list[str]:

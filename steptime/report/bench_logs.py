@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from steptime.base.config import ConfigError
+from steptime.base.document import read_each
 from steptime.base.words import counted
 from steptime.bench.logs import gpu_memory, scaling, startup
 from steptime.bench.logs.samples import MIB
@@ -15,14 +16,11 @@ from steptime.report.table import ReportSection, Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from typing import TypeVar
 
     from steptime.bench.logs.gpu_memory import GpuMemoryLog
     from steptime.bench.logs.samples import MemoryUse
     from steptime.bench.logs.scaling import Point, ScalingSeries
     from steptime.bench.logs.startup import NeverStarted, Startup, Unclear
-
-    Found = TypeVar("Found")
 
 LogReport = tuple[dict[str, Any], list[ReportSection]]
 
@@ -30,20 +28,6 @@ _SMI = (
     "nvidia-smi counts all device memory (contexts, communicators, reserved memory), not tensors: compare it with"
     " reserved memory plus overhead, not with allocated memory"
 )
-
-
-def _all(paths: Sequence[str], read: Callable[[str], Found]) -> list[Found]:
-    """Every file read, or the problems of all unreadable ones."""
-    found: list[Found] = []
-    problems: list[str] = []
-    for path in paths:
-        try:
-            found.append(read(path))
-        except ConfigError as error:
-            problems += error.problems
-    if problems:
-        raise ConfigError(problems)
-    return found
 
 
 # --- start-up ---
@@ -59,7 +43,7 @@ def startup_command(paths: Sequence[str]) -> LogReport:
     def read(path: str) -> Sequence[Startup | NeverStarted | Unclear]:
         return startup.read_stamps(path) if path.endswith(".csv") else [startup.read_log(path)]
 
-    rows = [row for each in _all(paths, read) for row in each]
+    rows = [row for each in read_each(paths, read) for row in each]
     if len(paths) == len(rows) > len({row.log for row in rows}):  # equal names in several folders
         rows = [row._replace(log=path) for row, path in zip(rows, paths, strict=True)]
     started = [row for row in rows if isinstance(row, startup.Startup)]
@@ -112,7 +96,7 @@ def memory_command(
         window = gpu_memory.step_window(log, near) if log else gpu_memory.given_window(start, stop, near)
         return gpu_memory.summarize(path, *window)
 
-    found = _all(paths, read)
+    found = read_each(paths, read)
     document = {
         "schema": SCHEMA,
         "gpu_memory": [
@@ -167,7 +151,7 @@ def scaling_command(paths: Sequence[str], *, baseline: int | None = None) -> Log
     Raises:
         ConfigError: one line per file or key that is wrong, or per series that cannot be compared.
     """
-    runs = [run for each in _all(paths, scaling.read_runs) for run in each]
+    runs = [run for each in read_each(paths, scaling.read_runs) for run in each]
     found = scaling.series(runs, baseline)
     document = {
         "schema": SCHEMA,

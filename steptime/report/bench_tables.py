@@ -71,17 +71,15 @@ def head(run: BenchResults) -> FactList:
     ]
     if drift is not None:
         told = f"the same matrix multiplies took {drift:.2f} times as long after the steps as before"
-        steady = 1.0 / STEADY < drift < STEADY
-        facts.append(
-            Fact("drift", [told if steady else f"{told}: measure again when nothing else runs on this machine"])
-        )
+        if not 1.0 / STEADY < drift < STEADY:
+            told += ": measure again when nothing else runs on this machine"
+        facts.append(Fact("drift", [told]))
     if run.raw.host is not None:
         peak, average = (quantity(size, BINARY) for size in (run.raw.host.peak_bytes, run.raw.host.average_bytes))
         facts.append(Fact("host memory", [f"peak {peak}, average {average}, this process and its children, sampled"]))
     if not run.found.machine:
-        facts.append(
-            Fact("predicted", [f"for {run.found.predictor}, as set in the plan; this machine was not measured"])
-        )
+        told = f"for {run.found.predictor}, as set in the plan; this machine was not measured"
+        facts.append(Fact("predicted", [told]))
     return FactList("measured on", facts)
 
 
@@ -94,15 +92,8 @@ def each(found: Sequence[PredictionRow]) -> Table:
             kind = row.what
             rows.append([TITLES[kind]])
         spread = "" if row.spread is None else percent(row.spread)
-        rows.append(
-            [
-                f"  {row.name}",
-                _shown(row, row.predicted),
-                _shown(row, row.measured),
-                percent(row.error, signed=True),
-                spread,
-            ]
-        )
+        both = [_shown(row, value) for value in (row.predicted, row.measured)]
+        rows.append([f"  {row.name}", *both, percent(row.error, signed=True), spread])
     return Table("", ["predicted vs. measured", "predicted", "measured", "difference", "spread"], rows)
 
 
@@ -141,30 +132,18 @@ def links(measured: Sequence[CollectiveTiming]) -> Table:
         best, most = max(map(bus_bytes_per_s, mine)), max(row.bytes for row in mine)
         steep = line.bus_bytes_per_s  # sizes dominated by latency show no asymptote
         rate = "-" if steep is None or steep > BEYOND * best else quantity(steep, SI, "B/s")
-        name = f"{line.kind} over {line.axis}"
-        rows.append(
-            [
-                name,
-                str(line.ranks),
-                seconds(line.alpha_s),
-                rate,
-                quantity(best, SI, "B/s"),
-                quantity(most, BINARY),
-                percent(line.error_median),
-            ]
-        )
+        cells = [f"{line.kind} over {line.axis}", str(line.ranks), seconds(line.alpha_s), rate]
+        rows.append([*cells, quantity(best, SI, "B/s"), quantity(most, BINARY), percent(line.error_median)])
     return Table("", ["bus bandwidth", "ranks", "latency", "asymptote", "best", "up to", "error"], rows)
 
 
 def rates(figures: Mapping[str, Figure]) -> FactList:
     """The figures of the machine file and their sources; date and host, the same for all, are only in the file."""
-    return FactList(
-        "the machine file",
-        [
-            Fact(path.rpartition("kernels.")[2], [f"{_rate(path, one.value)}   {one.source.partition(';')[0]}"])
-            for path, one in figures.items()
-        ],
-    )
+    facts = [
+        Fact(path.rpartition("kernels.")[2], [f"{_rate(path, one.value)}   {one.source.partition(';')[0]}"])
+        for path, one in figures.items()
+    ]
+    return FactList("the machine file", facts)
 
 
 def _rate(path: str, value: float | str) -> str:

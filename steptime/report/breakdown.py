@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from steptime.report.format import (
-    GIB,
-    TIME,
-    column,
-    number,
-    percent,
-    seconds,
-    unit_for,
-)
+from steptime.report.format import GIB, TIME, column, number, percent, seconds, unit_for
 from steptime.report.palette import time_color
 from steptime.report.table import Table
 from steptime.schedule import placement

@@ -88,8 +88,8 @@ def show(name: str) -> str:
     Raises:
         ConfigError: nothing has that name, or the file is no machine.
     """
-    from steptime.hardware.accelerators import accelerator_names, accelerator_yaml
     from steptime.hardware.machine import Machine, machine_names
+    from steptime.hardware.machine_tree import accelerator_names, accelerator_yaml
     from steptime.model.presets import load_model, model_names
     from steptime.software.performance import load_software
     from steptime.software.profiles import profile_names

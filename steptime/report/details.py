@@ -143,14 +143,10 @@ def pipeline(estimate: Estimate) -> FactList | None:
     idle, at = percent(line.bubble_fraction), f"stage {estimate.timing.busiest}, the busiest"
     counts = [whole(round(x, 2)) for x in line.in_flight]
     shown = _ends(counts)
+    schedule = f"{line.schedule}, {line.stages} stages{chunks}, {counted(line.microbatches, 'micro-batch')}"
     facts = [
-        Fact(
-            "schedule", [f"{line.schedule}, {line.stages} stages{chunks}, {counted(line.microbatches, 'micro-batch')}"]
-        ),
-        Fact(
-            "bubble",
-            [f"{seconds(line.bubble_s)} on {at}; stages are idle {idle} of the makespan on average"],
-        ),
+        Fact("schedule", [schedule]),
+        Fact("bubble", [f"{seconds(line.bubble_s)} on {at}; stages are idle {idle} of the makespan on average"]),
         Fact("in flight", [" ".join(shown) + " micro-batches, first stage to last"]),
     ]
     layers = [sum(n for chunk in chunks for _, n in chunk.runs) for chunks in estimate.assembly.stages]
@@ -211,14 +207,9 @@ def run(estimate: Estimate) -> FactList | None:
     found = dict(estimate.run)
     if "wall_days" not in found:
         found = {key: value for key, value in found.items() if key not in {"counted", "not_counted"}}
-    names = sorted(found, key=lambda name: list(RUN).index(name) if name in RUN else len(RUN))
-    facts = [
-        Fact(*_run_fact(name, found[name])) for name in names if found[name] not in (None, []) or name == "counted"
-    ]
-    return FactList("the whole run", [fact for fact in facts if fact.label])
-
-
-def _run_fact(name: str, value: Any) -> tuple[str, list[str]]:
-    """A label and a value in readable units; a name without a label is printed as it is."""
-    label, show = RUN.get(name, (name.replace("_", " "), str))
-    return label, [show(value)]
+    facts = []
+    for name in sorted(found, key=lambda name: list(RUN).index(name) if name in RUN else len(RUN)):
+        label, show = RUN.get(name, (name.replace("_", " "), str))
+        if label and (found[name] not in (None, []) or name == "counted"):
+            facts.append(Fact(label, [show(found[name])]))
+    return FactList("the whole run", facts)

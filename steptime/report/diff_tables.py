@@ -84,7 +84,7 @@ def change(a: float, b: float) -> str:
     >>> change(2.0, 3.0), change(0.0, 1.0)
     ('+50.0 %', '')
     """
-    return f"{100.0 * (b - a) / a:+,.1f} %" if a and a != b else ""
+    return percent((b - a) / a, signed=True) if a and a != b else ""
 
 
 def _told(found: Estimate) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from steptime.answer.assumptions import foremost
-from steptime.launch.devices import NOT_STATED
 from steptime.report import breakdown, details, headline
 from steptime.report.table import PLAIN, WIDTH, ReportSection, Style, layout, unstyled, wrapped
 
@@ -16,8 +15,11 @@ if TYPE_CHECKING:
 def report(estimate: Estimate, style: Style = PLAIN, *, brief: bool = False, assumed: bool = False) -> str:
     """The whole report; `brief` is only its answer, `assumed` lists every assumption."""
     lines = [style.paint(line, "head" if i == 0 else "plain") for i, line in enumerate(headline.headline(estimate))]
-    taken = [note for note in estimate.job.notes if note.startswith(NOT_STATED)]
-    lines += [line for note in taken for line in wrapped(unstyled(note), WIDTH, "  ")]
+    if estimate.job.notes:
+        from steptime.launch.devices import NOT_STATED
+
+        taken = [note for note in estimate.job.notes if note.startswith(NOT_STATED)]
+        lines += [line for note in taken for line in wrapped(unstyled(note), WIDTH, "  ")]
     out = [[style.fold(line) for line in lines]]
     out += [layout(section, style) for section in sections(estimate, brief=brief)]
     out.append(_assumptions(estimate, style, brief=brief, every=assumed))

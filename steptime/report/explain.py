@@ -14,7 +14,7 @@ from steptime.cost.rates import peak_dtype
 from steptime.model.ops import Gemm
 from steptime.report.breakdown import part_name
 from steptime.report.details import pipeline
-from steptime.report.explain_experts import experts
+from steptime.report.explain_layers import experts
 from steptime.report.explain_parts import PARTS
 from steptime.report.explain_rates import (
     collective_facts,
@@ -114,8 +114,7 @@ def _gemm(row: GemmRow, estimate: Estimate) -> FactList:
             [f"max(math, memory) + {seconds(row.time_s - slower)} launch = {seconds(row.time_s)}, limited by {bound}"],
         ),
         Fact(
-            "per step",
-            [f"{_times(row.count_per_step)} = {_of_step(total, estimate)}, a device of stage {row.stage}"],
+            "per step", [f"{_times(row.count_per_step)} = {_of_step(total, estimate)}, a device of stage {row.stage}"]
         ),
     ]
     return FactList(f"{row.name}, {row.pass_}", facts)

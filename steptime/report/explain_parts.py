@@ -123,16 +123,12 @@ def communication(estimate: Estimate, part: str) -> FactList:
     """Every collective of one axis, or send between stages: calls, time of each, and the exposed part."""
     rows = sorted((row for row in estimate.collectives if comm_part(row.axis) == part), key=lambda row: -row.exposed_s)
     apart = _of_other_stages(estimate.timing)
-    facts = [
-        Fact(
-            row.name,
-            [
-                f"{whole(row.count_per_step)} x {seconds(row.time_s)}, {seconds(row.exposed_s)} exposed, over {row.tier}"
-                + ("; of another stage, not in the sum" if row.name in apart else "")
-            ],
+    facts = []
+    for row in rows:
+        calls = (
+            f"{whole(row.count_per_step)} x {seconds(row.time_s)}, {seconds(row.exposed_s)} exposed, over {row.tier}"
         )
-        for row in rows
-    ]
+        facts.append(Fact(row.name, [calls + "; of another stage, not in the sum" * (row.name in apart)]))
     facts.append(Fact("each", ["3dtrn explain PLAN NAME has latency and bytes over rate"]))
     return FactList(part_title(estimate, part), facts)
 
@@ -165,11 +161,8 @@ def host_copies(estimate: Estimate) -> FactList:
     ]
     if estimate.job.performance.cpu_offload.share:
         host, per = estimate.timing.optimizer.host, on_host(estimate.job)
-        how = (
-            "tensor by tensor, overlapped with the update"
-            if estimate.job.performance.cpu_offload.overlap
-            else "not overlapped"
-        )
+        overlap = estimate.job.performance.cpu_offload.overlap
+        how = "tensor by tensor, overlapped with the update" if overlap else "not overlapped"
         down, up = f"{per.down:g} B a parameter down: {seconds(host.down_s)}", f"{per.up:g} B up: {seconds(host.up_s)}"
         facts.append(Fact("states", [f"{down}; {up}; {how}: {seconds(host.copied_s)} exposed"]))
     facts.append(Fact("source", [f"host_bytes_per_s: {machine_source(estimate.job, 'accelerator.host_bytes_per_s')}"]))
@@ -189,15 +182,8 @@ def host_optimizer(estimate: Estimate) -> FactList:
         limit = f"{counted(said.threads, 'thread')} of each process, {machine.devices_per_node} devices a node"
         facts.append(Fact("rate", [f"{quantity(rate, SI, 'B/s')} ({limit}): {seconds(host.update_s)}"]))
     facts.append(Fact("exposed", [f"{seconds(host.waited_s)} not hidden by overlapping work"]))
-    facts.append(
-        Fact(
-            "source",
-            [
-                f"host.memory_bytes_per_s: {machine_source(estimate.job, 'host.memory_bytes_per_s')}",
-                f"host.core_bytes_per_s: {machine_source(estimate.job, 'host.core_bytes_per_s')}",
-            ],
-        )
-    )
+    keys = ("host.memory_bytes_per_s", "host.core_bytes_per_s")
+    facts.append(Fact("source", [f"{key}: {machine_source(estimate.job, key)}" for key in keys]))
     return FactList(part_title(estimate, "host_optimizer"), facts)
 
 

@@ -45,16 +45,13 @@ def gemm_constants(estimate: Estimate, sustained: float, dtype: str) -> FactList
     stated = device.sustained_flops.get(dtype)
     facts = []
     if stated:
-        facts.append(
-            Fact(
-                "sustained",
-                [
-                    f"{quantity(sustained, SI, 'FLOP/s', 4)} = {quantity(stated, SI, 'FLOP/s', 4)} x {sustained / stated:.4g}",
-                    "the factor is fitted: sustained_share over the profile's compute_factor, data/efficiency.yaml",
-                    f"accelerator.sustained_flops.{dtype}: {machine_source(job, f'accelerator.sustained_flops.{dtype}')}",
-                ],
-            )
-        )
+        key = f"accelerator.sustained_flops.{dtype}"
+        told = [
+            f"{quantity(sustained, SI, 'FLOP/s', 4)} = {quantity(stated, SI, 'FLOP/s', 4)} x {sustained / stated:.4g}",
+            "the factor is fitted: sustained_share over the profile's compute_factor, data/efficiency.yaml",
+            f"{key}: {machine_source(job, key)}",
+        ]
+        facts.append(Fact("sustained", told))
     moved = f"{quantity(device.memory_bytes_per_s, SI, 'B/s')} x memory_efficiency {device.memory_efficiency:g}"
     stream = machine_source(estimate.job, "accelerator.memory_efficiency")
     facts += [

@@ -53,17 +53,13 @@ def stage(estimate: Estimate, row: StageMemory) -> FactList:
     held = stage_buffers(estimate.assembly, row.stage, states)
     ends = further_ends(estimate.assembly, row.stage, states)
     between = [item for item in [*held, ends] if item.stays and not item.at_peak and item.bytes]
+    passing, op = row.transient_bytes - row.buffers_bytes, f"temporaries of the op at the peak, {row.peak_op}"
     facts = [
         *_states(estimate, row),
         *_activations(estimate, row),
         Fact("buffers", [f"hold {row.buffers_bytes / GIB:.3f} GiB at the peak"]),
         *[_fact("", item.bytes, f"of which {item.name}", item.source) for item in held if item.at_peak],
-        _fact(
-            "transient",
-            row.transient_bytes - row.buffers_bytes,
-            f"temporaries of the op at the peak, {row.peak_op}",
-            AUTOGRAD,
-        ),
+        _fact("transient", passing, op, AUTOGRAD),
         *_sums(estimate),
         _fact("allocated", row.allocated_bytes, "their sum", ALLOCATED),
         _fact("reserved", row.reserved_bytes, *_reserved(estimate, row)),
@@ -99,27 +95,17 @@ def _states(estimate: Estimate, row: StageMemory) -> list[Fact]:
     counted = f"{whole(round(sum(groups.values())))} parameters on a device: {shared}; zero_level {job.zero_level}"
     if states.padded_buckets and job.zero_level:
         counted += f"; buckets are padded ({setting_source(job, 'padded_buckets')})"
-    return [
-        Fact("held", [counted]),
-        _fact(
-            "parameters",
-            row.params_bytes,
-            f"{size.params:g} B each, sharded at zero_level 3{_other_parameters(estimate, row, sum(groups.values()))}",
-            _said(estimate, "param_dtype", states.param_dtype),
-        ),
-        _fact(
-            "gradients",
-            row.gradients_bytes,
-            f"{size.gradients:g} B each, sharded at zero_level 2 and above",
-            _said(estimate, "main_grad_dtype", states.main_grad_dtype),
-        ),
-        _fact(
-            "optimizer",
-            row.optimizer_bytes,
-            optimizer,
-            "; ".join(_said(estimate, key, getattr(states, key)) for key in ("master_dtype", "moment_dtype")),
-        ),
-    ]
+    params = f"{size.params:g} B each, sharded at zero_level 3{_other_parameters(estimate, row, sum(groups.values()))}"
+    gradients = f"{size.gradients:g} B each, sharded at zero_level 2 and above"
+    found = [Fact("held", [counted])]
+    for label, bytes_, how, keys in (
+        ("parameters", row.params_bytes, params, ("param_dtype",)),
+        ("gradients", row.gradients_bytes, gradients, ("main_grad_dtype",)),
+        ("optimizer", row.optimizer_bytes, optimizer, ("master_dtype", "moment_dtype")),
+    ):
+        source = "; ".join(_said(estimate, key, getattr(states, key)) for key in keys)
+        found.append(_fact(label, bytes_, how, source))
+    return found
 
 
 def _other_parameters(estimate: Estimate, row: StageMemory, elements: float) -> str:

@@ -114,21 +114,11 @@ def table(estimate: Estimate) -> Table:
     rows = sorted(op_times(estimate), key=lambda row: -row.step_s)
     forward, backward = column([r.forward_s for r in rows], 1e-6), column([r.backward_s for r in rows], 1e-6)
     step = column([r.step_s for r in rows], 1e-3, 4)
-    work = [[number(r.forward_flops / 1e9), number(r.forward_bytes / 2.0**20)] for r in rows]
-    cells = [
-        [
-            r.name,
-            r.priced_by.removesuffix("_pass").removeprefix("parameter_"),
-            whole(r.times),
-            *work[i],
-            forward[i],
-            backward[i],
-            step[i],
-            share,
-        ]
-        for i, r in enumerate(rows)
-        for share in [percent(r.step_s / estimate.step_s)]
-    ]
+    cells = []
+    for r, *times in zip(rows, forward, backward, step, strict=True):
+        priced_by = r.priced_by.removesuffix("_pass").removeprefix("parameter_")
+        work = [number(r.forward_flops / 1e9), number(r.forward_bytes / 2.0**20)]
+        cells.append([r.name, priced_by, whole(r.times), *work, *times, percent(r.step_s / estimate.step_s)])
     notes = [
         f"stage {estimate.timing.busiest}, the busiest; GFLOP and MiB are forward's, forward and backward us of one call",
         "time from gemm_pass, attention_pass, move_pass and parameter_gradients, shown under formulas",

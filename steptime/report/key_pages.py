@@ -43,40 +43,20 @@ def described(document: dict[str, Any]) -> dict[str, Any]:
     return document
 
 
+_WHERE_SET = tuple(
+    f"parallelism.{key}" for key in ("layers_per_stage", "embedding_and_loss_count_as_layers", "ep", "etp")
+)
 _START = (
     "model",
-    "parallelism.tp",
-    "parallelism.pp",
-    "parallelism.vpp",
-    "parallelism.layers_per_stage",
-    "parallelism.embedding_and_loss_count_as_layers",
-    "parallelism.ep",
-    "parallelism.etp",
-    "parallelism.cp",
-    "parallelism.sp",
-    "parallelism.zero_level",
-    "performance.software",
-    "performance.precision",
-    "performance.activation_checkpointing_type",
-    "performance.recompute",
-    "data.gbs",
-    "data.seqlen",
-    "data.microbatch_sz",
+    *(f"parallelism.{key}" for key in ("tp", "pp", "vpp")),
+    *_WHERE_SET,
+    *(f"parallelism.{key}" for key in ("cp", "sp", "zero_level")),
+    *(f"performance.{key}" for key in ("software", "precision", "activation_checkpointing_type", "recompute")),
+    *(f"data.{key}" for key in ("gbs", "seqlen", "microbatch_sz")),
     "hardware.node_type",
-    "run.tokens",
-    "run.price_per_device_hour",
-    "run.mtbf_device_hours",
-    "run.checkpoint_bytes_per_s",
+    *(f"run.{key}" for key in ("tokens", "price_per_device_hour", "mtbf_device_hours", "checkpoint_bytes_per_s")),
 )
-
-
-_WHERE_SET = (
-    "parallelism.layers_per_stage",
-    "parallelism.embedding_and_loss_count_as_layers",
-    "parallelism.ep",
-    "parallelism.etp",
-    "performance.recompute",
-)
+"""Keys in the order of a new plan; those of `_WHERE_SET`, and recomputation in detail, only where they are set."""
 
 
 def starter(values: dict[str, Any], keys: Iterable[Key]) -> str:
@@ -87,7 +67,7 @@ def starter(values: dict[str, Any], keys: Iterable[Key]) -> str:
     known = {key.path: key for key in keys}
     out = ["# A training plan: 3dtrn FILE reads it. All keys: docs/config.md, or 3dtrn explain --key KEY."]
     section = None
-    shown = [path for path in _START if path in values or path not in _WHERE_SET]
+    shown = [path for path in _START if path in values or path not in {*_WHERE_SET, "performance.recompute"}]
     for path in ("devices", *shown):
         top, _, name = path.partition(".")
         key = known[path]

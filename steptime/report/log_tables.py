@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from steptime.answer.result import config, finite
 from steptime.base.words import counted
 from steptime.launch.logs.steady import RULE
 from steptime.report.estimate_text import assumptions
@@ -16,7 +17,8 @@ from steptime.report.table import PLAIN, Fact, FactList, ReportSection, Style, T
 
 if TYPE_CHECKING:
     from steptime.launch.logs.steady import Steady
-    from steptime.validation.logged import Compared, RankMemory
+    from steptime.validation.logged import Compared
+
 
 FEW = 5
 """Least number of lines for which a spread is shown."""
@@ -59,18 +61,9 @@ def answer(compared: Compared) -> Table:
     rows.append(_rate_row("tokens/s/device", tokens, compared))
     rows.append(_rate_row("TFLOP/s/device", compared.flops_per_step / 1e12, compared))
     rows += _peak_rows(compared)
-    inside = low <= step <= high
-    where = "inside" if inside else "outside"
-    return Table(
-        "measured and predicted",
-        ["", "measured", "predicted", "error"],
-        rows,
-        (
-            "error = predicted / measured - 1",
-            f"the measured step is {where} the predicted 80 % interval",
-            *convention(compared),
-        ),
-    )
+    where = "inside" if low <= step <= high else "outside"
+    told = ["error = predicted / measured - 1", f"the measured step is {where} the predicted 80 % interval"]
+    return Table("measured and predicted", ["", "measured", "predicted", "error"], rows, [*told, *convention(compared)])
 
 
 def _row(name: str, of_log: float, of_plan: float, show: Any) -> list[str]:
@@ -114,11 +107,8 @@ def convention(compared: Compared) -> list[str]:
         return [f"the log's TFLOP/s: {near.name} ({percent(near.flops_per_step / logged - 1.0, signed=True)})"]
     scale = 1e12 * compared.estimate.devices
     halved, full = found.known[0].flops_per_step / scale, found.known[2].flops_per_step / scale
-    text = (
-        f"the log's TFLOP/s match no known convention: {logged / scale:,.4g} TFLOP per device and step, ours {halved:,.4g} "
-        f"(causal attention halved) or {full:,.4g} (in full); the rows above count ours"
-    )
-    return [text]
+    ours = f"ours {halved:,.4g} (causal attention halved) or {full:,.4g} (in full); the rows above count ours"
+    return [f"the log's TFLOP/s match no known convention: {logged / scale:,.4g} TFLOP per device and step, {ours}"]
 
 
 def measured(compared: Compared) -> FactList:
@@ -130,13 +120,8 @@ def measured(compared: Compared) -> FactList:
         Fact("median", [_median(steady)]),
     ]
     if steady.restarts:
-        shown = ", ".join(f"{number:,}" for number in steady.restarts[:8])
-        facts.append(
-            Fact(
-                "restarts",
-                [f"first iteration logged after each: {shown}" + (" ..." if len(steady.restarts) > 8 else "")],
-            )
-        )
+        shown = ", ".join(f"{number:,}" for number in steady.restarts[:8]) + " ..." * (len(steady.restarts) > 8)
+        facts.append(Fact("restarts", [f"first iteration logged after each: {shown}"]))
     flags = {status: len(run.reading.of(status)) for status in ("used", "default", "irrelevant", "unmodeled")}
     words = ("used", "framework defaults", "no cost", "not modeled")
     facts.append(Fact("settings", [", ".join(f"{n:,} {word}" for n, word in zip(flags.values(), words, strict=True))]))
@@ -167,33 +152,20 @@ def memory(compared: Compared) -> Table | None:
         return None
     shown, told = rows, []
     if len(rows) > RANKS:
-        shown = [_highest([row for row in rows if row.stage == stage]) for stage in _stages(rows)]
+        peaks = sorted(rows, key=lambda row: (row.allocated_bytes or 0.0, row.reserved_bytes or 0.0), reverse=True)
+        highest = {row.stage: row for row in reversed(peaks)}
+        shown = sorted(highest.values(), key=lambda row: -1 if row.stage is None else row.stage)
         told.append(f"{counted(len(rows), 'rank')} reported; the highest of each stage is shown (all: --json)")
     if any(row.stage is None for row in rows):
         told.append("stage unknown: compared with the largest of all stages")
     kinds = [what for what in ("allocated", "reserved") if any(getattr(row, f"{what}_bytes") for row in rows)]
-    lines = [
-        [
-            "?" if row.rank < 0 else str(row.rank),
-            "?" if row.stage is None else str(row.stage),
-            *(
-                c
-                for what in kinds
-                for c in _pair(getattr(row, f"{what}_bytes"), getattr(row, f"predicted_{what}_bytes"))
-            ),
-        ]
-        for row in shown
-    ]
+    lines = []
+    for row in shown:
+        pairs = [_pair(getattr(row, f"{what}_bytes"), getattr(row, f"predicted_{what}_bytes")) for what in kinds]
+        where = ["?" if row.rank < 0 else str(row.rank), "?" if row.stage is None else str(row.stage)]
+        lines.append([*where, *(cell for pair in pairs for cell in pair)])
     header = ["rank", "stage", *(name for what in kinds for name in (what, "predicted", "error"))]
     return Table("peak memory by rank (GiB)", header, lines, told)
-
-
-def _stages(rows: list[RankMemory]) -> list[int | None]:
-    return sorted({row.stage for row in rows}, key=lambda stage: -1 if stage is None else stage)
-
-
-def _highest(rows: list[RankMemory]) -> RankMemory:
-    return max(rows, key=lambda row: (row.allocated_bytes or 0.0, row.reserved_bytes or 0.0))
 
 
 def _pair(of_log: float | None, of_plan: float) -> list[str]:
@@ -222,3 +194,62 @@ def notes(compared: Compared) -> Table | None:
     """Values taken from the log, and assumptions."""
     said = compared.run.notes
     return Table("notes", [], [[text] for text in said]) if said else None
+
+
+def to_dict(compared: Compared) -> dict[str, Any]:
+    """A compared log as plain data: the plan, measured, predicted, errors (predicted / measured - 1), memory by rank."""
+    run, ours = compared.run, compared.estimate
+    step_s, tokens = run.steady.step_s, compared.tokens_per_step
+    return {
+        "files": list(run.log.files),
+        "framework": run.reading.framework,
+        "config": config(ours),
+        "assumptions": list(ours.assumptions),
+        "flags": [flag._asdict() for flag in run.reading.flags],
+        "notes": list(run.notes),
+        "measured": {**run.steady._asdict(), **_rates(compared, step_s, tokens)},
+        "predicted": {
+            "step_s": ours.step_s,
+            "step_s_p10": ours.time.step_s_p10,
+            "step_s_p90": ours.time.step_s_p90,
+            **_rates(compared, ours.step_s, tokens),
+            "verdict": ours.memory.verdict,
+            "stages": [row._asdict() for row in ours.memory.stages],
+        },
+        "step_time_error": ours.step_s / step_s - 1.0,
+        "flops_convention": _convention(compared),
+        "memory": [
+            {
+                **row._asdict(),
+                "allocated_error": _error(row.predicted_allocated_bytes, row.allocated_bytes),
+                "reserved_error": _error(row.predicted_reserved_bytes, row.reserved_bytes),
+            }
+            for row in compared.memory
+        ],
+        "parameters": [row._asdict() for row in compared.parameters],
+    }
+
+
+def _rates(compared: Compared, step_s: float, tokens: float) -> dict[str, float]:
+    devices = compared.estimate.devices
+    return {
+        "tokens_per_s": tokens / step_s,
+        "tokens_per_s_per_device": tokens / step_s / devices,
+        "tflops_per_device": compared.flops_per_step / step_s / devices / 1e12,
+    }
+
+
+def _convention(compared: Compared) -> dict[str, Any] | None:
+    """The log's own FLOPs per step, the convention that reproduces them (null: none within 1 %), and what each would give."""
+    found = compared.counted
+    if found is None:
+        return None
+    return {
+        "logged_flops_per_step": found.logged_flops_per_step,
+        "matches": [c.name for c in found.matches],
+        "known": {c.name: finite(c.flops_per_step) for c in found.known},
+    }
+
+
+def _error(predicted: float, measured: float | None) -> float | None:
+    return predicted / measured - 1.0 if measured else None

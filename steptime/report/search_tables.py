@@ -63,22 +63,14 @@ def answer(found: Search, best: Layout) -> FactList:
     facts.append(Fact("change", lines(best.changes, 54) or ["none: the plan is the best"]))
     count, least = found.tied
     if count:
-        low, high = best.estimate.time.step_s_p10, best.estimate.time.step_s_p90
-        facts.append(
-            Fact(
-                "tied",
-                [
-                    f"{counted(count, 'other layout')}: their 80 % intervals overlap its {seconds(low)} to {seconds(high)}"
-                ],
-            )
-        )
+        span = f"{seconds(best.estimate.time.step_s_p10)} to {seconds(best.estimate.time.step_s_p90)}"
+        facts.append(Fact("tied", [f"{counted(count, 'other layout')}: their 80 % intervals overlap its {span}"]))
         if least is not None and least.held_bytes < best.held_bytes:
             facts.append(Fact("least memory of them", [figures(least, by), *lines(least.changes, 54)]))
     counts = found.counts
     looked = f"{counted(counts.points, 'layout')}: {counts.evaluated:,} can run, {counts.fitting:,} fit"
-    facts.append(
-        Fact("searched", [f"{looked}; {found.seconds:.2f} s" + (", interrupted" if found.interrupted else "")])
-    )
+    looked += f"; {found.seconds:.2f} s" + (", interrupted" if found.interrupted else "")
+    facts.append(Fact("searched", [looked]))
     return FactList(title(found), facts)
 
 
@@ -112,11 +104,8 @@ def layouts_table(found: Search, heading: str, layouts: Sequence[Layout]) -> Tab
     for at, layout in enumerate(layouts):
         rows.append(row_of(found, str(at + 1), layout))
         rows += [[f"  {line}"] for line in lines(layout.changes, 74) or ["the plan unchanged"]]
-    return Table(heading, head(found), rows, [_sets_note(found)])
-
-
-def _sets_note(found: Search) -> str:
-    return f"append --set ... to: {found.asked.command}" + ("" if found.asked.said else " (the plan states no layout)")
+    note = f"append --set ... to: {found.asked.command}" + ("" if found.asked.said else " (the plan states no layout)")
+    return Table(heading, head(found), rows, [note])
 
 
 def choices(found: Search) -> Table:
@@ -166,9 +155,8 @@ def nothing_fits(found: Search) -> FactList:
         layout = found.layout(found.nearest[2], fitting=False)
         assert layout is not None
         lacks = layout.held_bytes - layout.estimate.memory.capacity_bytes
-        facts.append(
-            Fact("nearest", [figures(layout, found.asked.objective), shape(layout), *lines(layout.changes, 54)])
-        )
+        told = [figures(layout, found.asked.objective), shape(layout), *lines(layout.changes, 54)]
+        facts.append(Fact("nearest", told))
         facts.append(Fact("missing", [f"{lacks / GIB:.2f} GiB"]))
     return FactList(title(found), facts)
 

@@ -79,7 +79,7 @@ def costs(found: Differences, labels: tuple[str, str]) -> Table:
     rows.append([])
     if found.interaction_s is not None:
         share = found.interaction_s / found.a.step_s if alike else found.rate_interaction
-        rows.append(["interaction", _signed(found.interaction_s) if alike else "", _share(share), ""])
+        rows.append(["interaction", _signed(found.interaction_s) if alike else "", percent(share, signed=True), ""])
     peak = found.b.memory.peak_reserved_bytes - found.a.memory.peak_reserved_bytes
     rate = rate_of(found.b) / rate_of(found.a) - 1.0
     rows.append(["all together", *_cells(found.together_s, rate, peak, found, alike=alike)])
@@ -98,11 +98,8 @@ def _cells(
     """Change of the step, of the step or the rate as a share, and of the reserved peak."""
     if step_s is None or rate is None or peak_bytes is None:
         return ["-", "-", "-"]
-    return [_signed(step_s), _share(step_s / found.a.step_s if alike else rate), f"{peak_bytes / GIB:+,.2f}"]
-
-
-def _share(value: float) -> str:
-    return f"{100.0 * value:+,.1f} %"
+    share = percent(step_s / found.a.step_s if alike else rate, signed=True)
+    return [_signed(step_s), share, f"{peak_bytes / GIB:+,.2f}"]
 
 
 def _words(settings: list[Setting]) -> list[str]:

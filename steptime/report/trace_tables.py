@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from steptime.base.rows import Time
-    from steptime.bench.trace.attribution import Attribution, CollectiveTime, PartRow, RankStep
+    from steptime.bench.trace.attribution import Attribution, PartRow, RankStep
 
 SCHEMA = "3dtrn-trace/1"
 _KERNELS = 5
@@ -76,7 +76,7 @@ def _communication(found: Attribution) -> Table:
             names.append(_name(row.part))
             total = row.measured_s + row.measured_hidden_s
             figures.append([total, row.measured_hidden_s, row.measured_s, row.predicted_hidden_s])
-            names += ["  " + _call(call) for call in calls]
+            names += [f"  {call.calls:,} x {call.kind.replace('_', '-')}" for call in calls]
             figures += [[call.total_s, call.hidden_s, call.exposed_s, 0.0] for call in calls]
     shown = _columns(figures, unit.size)
     rows = [[name, *line[:3], "" if name.startswith(" ") else line[3]] for name, line in zip(names, shown, strict=True)]
@@ -85,27 +85,20 @@ def _communication(found: Attribution) -> Table:
     return Table(f"communication of rank {rank.rank} ({unit.name})", header, rows, notes)
 
 
-def _call(call: CollectiveTime) -> str:
-    return f"{call.calls:,} x {call.kind.replace('_', '-')}"
-
-
 def _ranks(found: Attribution) -> Table:
     """Least and most of each part over the ranks."""
     step = max(rank.step_s for rank in found.ranks)
     unit = unit_for(step, TIME)
     parts = [row.part for row in found.rows if any(rank.parts_s.get(row.part) for rank in found.ranks)]
-    rows = []
+    rows: list[list[str]] = []
     for part in [*parts, None]:
         each = [(rank.step_s if part is None else rank.parts_s.get(part, 0.0), rank.rank) for rank in found.ranks]
         (least, a), (most, b) = min(each), max(each)
         low, high = column([least, most], unit.size)
-        rows += (
-            [[], ["step", low, str(a), high, str(b)]] if part is None else [[_name(part), low, str(a), high, str(b)]]
-        )
-    header = ["", "least", "rank", "most", "rank"]
-    return Table(
-        f"over {counted(len(found.ranks), 'rank')}, each its own step of median length ({unit.name})", header, rows
-    )
+        rows += [[]] if part is None else []
+        rows.append(["step" if part is None else _name(part), low, str(a), high, str(b)])
+    title = f"over {counted(len(found.ranks), 'rank')}, each its own step of median length ({unit.name})"
+    return Table(title, ["", "least", "rank", "most", "rank"], rows)
 
 
 def _kernels(found: Attribution) -> Table:
@@ -140,7 +133,7 @@ def _columns(rows: Sequence[Sequence[float]], size: float) -> list[list[str]]:
 
 
 def _share(value: float, step: float) -> str:
-    return f"{100.0 * value / step:+,.1f} %" if step else ""
+    return percent(value / step, signed=True) if step else ""
 
 
 def to_dict(found: Attribution, predicted: Time) -> dict[str, Any]:

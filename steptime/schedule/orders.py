@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from steptime.base.num import Num, maximum
+from steptime.base.num import Num
 from steptime.schedule.actions import Action, ActionKind, Orders, Place, looped, v_shaped
 from steptime.schedule.zero_bubble import dualpipe_v, zb_v, zero_bubble
 
@@ -205,20 +205,3 @@ def bubble_fraction(pp: Num, vpp: Num, microbatches: Num) -> Num:
     0.42857142857142855
     """
     return (pp - 1) / (vpp * microbatches + pp - 1)
-
-
-def closed_form_s(vpp: Num, microbatches: Num, stage_s: Sequence[Num]) -> Num:
-    """Makespan without sends: numbers or columns.
-
-    The busiest stage's work, and one micro-batch through one chunk of every other stage: m max(t) + (sum(t) - max(t)) / v, where
-    `stage_s` are the seconds of one micro-batch, forward and backward, through all chunks of each stage. For equal stages that is
-    the ideal time and the bubble of Narayanan et al. 2021, section 2.2; for unequal ones an estimate of `walk`.
-
-    >>> closed_form_s(2, 8, [3.0, 3.0, 3.0, 3.0])
-    28.5
-    """
-    busiest: Num = 0.0
-    total: Num = 0.0
-    for seconds in stage_s:
-        busiest, total = maximum(busiest, seconds), total + seconds
-    return microbatches * busiest + (total - busiest) / vpp

@@ -15,8 +15,8 @@ from steptime.answer.interval import interval_at
 from steptime.answer.measured import measured, place_of
 from steptime.base.config import ConfigError
 from steptime.job.candidates import Candidates
-from steptime.job.hybrid_rules import default_profile
 from steptime.job.job import Job, facts
+from steptime.job.layer_rules import default_profile
 from steptime.schedule.orders import described
 from steptime.search import estimated, fsdp_layouts, fsdp_pipelines, oversized
 from steptime.search.fsdp_pipelines import FsdpPipelines

@@ -1,8 +1,8 @@
 """Seconds of every layout on one pipeline: the closed form of its walk, and the work before and after it.
 
 Chunks, collectives and the optimizer take the same time as in an estimate. Only the walk of the schedule is replaced: by the
-busiest stage's work, one micro-batch through one chunk of every other stage (`schedule.closed_form_s`) and the sends of that
-micro-batch, and by times at which the first forward and the last backward of a chunk run in an even pipeline.
+busiest stage's work, one micro-batch through one chunk of every other stage and the sends of that micro-batch, and by times at
+which the first forward and the last backward of a chunk run in an even pipeline.
 """
 
 from __future__ import annotations

@@ -12,8 +12,7 @@ from steptime.base.num import Num, is_column
 from steptime.job.assembly import Assembly, Chunk, Part
 from steptime.job.candidates import Candidates
 from steptime.job.job import Job
-from steptime.job.local_params import LocalParam, LocalParams
-from steptime.job.shards import shard_of
+from steptime.job.local_params import LocalParam, LocalParams, shard_of
 from steptime.memory.buckets import Pieces, Run, run_buckets
 from steptime.memory.states import Bucket, backward_runs, bucket_size, in_one_piece, pads, shard_ranks, whole_buckets
 from steptime.model.ops import Param

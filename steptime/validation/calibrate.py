@@ -11,7 +11,7 @@ from pydantic import Field
 from steptime.answer.evidence import unjudged
 from steptime.answer.result import estimate
 from steptime.base.config import Config, ConfigError, build, show
-from steptime.base.document import parse, read_source
+from steptime.base.document import parse, read_each, read_source
 from steptime.base.units import Seconds
 from steptime.job.edit import anchor
 from steptime.job.job import Job
@@ -69,17 +69,8 @@ def runs(path: str) -> list[MeasuredRun]:
     entries = parse(read_source(Path(path))[0], path)
     if not isinstance(entries, list) or not entries:
         raise ConfigError(f"{path}: expected a list of {{config, step_s}} (got {show(entries)})")
-    found: list[MeasuredRun] = []
-    problems: list[str] = []
-    for i, entry in enumerate(entries):
-        at = f"{path}: [{i}]"
-        try:
-            found.append(_run(build(MeasuredEntry, entry, at), Path(path).parent, at))
-        except ConfigError as error:
-            problems += error.problems
-    if problems:
-        raise ConfigError(problems)
-    return found
+    numbered = [(f"{path}: [{i}]", entry) for i, entry in enumerate(entries)]
+    return read_each(numbered, lambda one: _run(build(MeasuredEntry, one[1], one[0]), Path(path).parent, one[0]))
 
 
 def _run(entry: MeasuredEntry, base: Path, at: str) -> MeasuredRun:

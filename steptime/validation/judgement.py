@@ -7,10 +7,15 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Iterable, Iterator
+import os
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from math import exp
+from multiprocessing import get_context
 from typing import Any, NamedTuple, TypeAlias
 
 from steptime.answer.flops import step_flops
@@ -262,3 +267,26 @@ def _predicted_bytes(measured: Judgement, memory: Memory) -> float:
     if measured.metric == "nvidia-smi":
         return memory.peak_reserved_bytes + sum(memory.overhead_bytes)
     return memory.peak_reserved_bytes
+
+
+FEWEST = 500
+"""Number of rows below which processes cost more than they save."""
+PIECES = 8
+"""Pieces per core: rows differ in cost; neighbors stay together, since they often share a config."""
+
+
+def judge_rows(rows: Sequence[MeasuredRow], *, known_release: bool = True) -> list[Judgement]:
+    """`judge_all`, in several processes where that is safe and faster."""
+    cores = len(os.sched_getaffinity(0)) if forks() else 1
+    if cores == 1 or len(rows) < FEWEST:
+        return judge_all(rows, known_release=known_release)
+    size = -(-len(rows) // (PIECES * cores))
+    pieces = [rows[at : at + size] for at in range(0, len(rows), size)]
+    with ProcessPoolExecutor(cores, mp_context=get_context("fork")) as pool:
+        return [j for piece in pool.map(partial(judge_all, known_release=known_release), pieces) for j in piece]
+
+
+def forks() -> bool:
+    """Whether a fork of this process is safe: on Linux, with one thread, and no library loaded that starts threads of its own."""
+    alone = threading.active_count() == 1 and not {"torch", "numpy"} & sys.modules.keys()
+    return sys.platform == "linux" and alone

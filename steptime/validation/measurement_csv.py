@@ -28,17 +28,16 @@ def cells(compared: Compared) -> dict[str, str]:
     run = compared.run
     job, steady = run.job, run.steady
     memory, metric = _peak(compared)
-    return job_cells(job, steady.step_s) | _texts(
-        {
-            "id": re.sub(r"\W+", "-", Path(run.log.files[0]).name.split(".")[0]) or "log",
-            "framework": run.reading.framework,
-            "step_time_kind": f"median of {steady.used} lines of {steady.interval} iterations",
-            "peak_memory_gb": memory,
-            "mem_metric": metric,
-            "tflops_per_gpu_reported": steady.tflops or None,
-            "note": "; ".join([f"from {', '.join(run.log.files)}", *run.notes]),
-        }
-    )
+    measured = {
+        "id": re.sub(r"\W+", "-", Path(run.log.files[0]).name.split(".")[0]) or "log",
+        "framework": run.reading.framework,
+        "step_time_kind": f"median of {steady.used} lines of {steady.interval} iterations",
+        "peak_memory_gb": memory,
+        "mem_metric": metric,
+        "tflops_per_gpu_reported": steady.tflops or None,
+        "note": "; ".join([f"from {', '.join(run.log.files)}", *run.notes]),
+    }
+    return job_cells(job, steady.step_s) | _texts(measured)
 
 
 def job_cells(job: Job, step_s: float) -> dict[str, str]:

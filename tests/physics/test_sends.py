@@ -6,7 +6,6 @@ import pytest
 from physics_jobs import job, machine
 
 from steptime.answer.result import estimate
-from steptime.schedule import closed_form_s
 
 INSIDE_S, OUTSIDE_S = 2_048 / 8, 2_048
 FOUR_STAGES = {"pp": 4, "vpp": 2, "model": {"n_layers": 8}}
@@ -75,9 +74,3 @@ def test_kept_outputs_of_stages(pp):
     )
     more = [b.activations_bytes - a.activations_bytes for a, b in zip(freed, kept, strict=True)]
     assert more == [2_048 * (pp - stage) for stage in range(pp - 1)] + [0]
-
-
-def test_the_closed_form_of_unequal_stages():
-    """Stages of 2, 5 and 3 s, 4 micro-batches, two chunks each: the busiest 4 * 5 s, half of the others once: 20 + 5 / 2."""
-    assert closed_form_s(2, 4, [2.0, 5.0, 3.0]) == 22.5
-    assert closed_form_s(1, 4, [5.0, 2.0, 3.0]) == 25.0

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 from pydantic import Field
 
 from steptime.base.config import Config, ConfigError, build, show
-from steptime.base.document import unreadable
+from steptime.base.document import read_each, unreadable
 from steptime.bench.timings import SCHEMA
 
 if TYPE_CHECKING:
@@ -120,16 +120,9 @@ def read_runs(path: str) -> list[ScalingRun]:
         raise ConfigError(
             f"{path}: steps: expected measured steps (got {'none' if not steps else type(steps).__name__})"
         )
-    problems: list[str] = []
-    runs: list[ScalingRun] = []
-    for i, step in enumerate(steps):
-        try:
-            runs.append(_run(path, build(_Step, step, f"{path}: steps[{i}]"), document))
-        except ConfigError as error:
-            problems += error.problems
-    if problems:
-        raise ConfigError(problems)
-    return runs
+    return read_each(
+        enumerate(steps), lambda step: _run(path, build(_Step, step[1], f"{path}: steps[{step[0]}]"), document)
+    )
 
 
 def _run(path: str, step: _Step, document: dict[str, Any]) -> ScalingRun:
@@ -159,19 +152,15 @@ def series(runs: list[ScalingRun], baseline: int | None = None) -> list[ScalingS
     for run in runs:
         groups.setdefault(run.layout, []).append(run)
     single = groups.get(SINGLE, [])
-    found: list[ScalingSeries] = []
-    problems: list[str] = []
-    for layout, group in groups.items():
-        if group is single and len(groups) > 1:
-            continue  # the baseline of all other runs
-        members = group if any(run.ranks == 1 for run in group) or group is single else single + group
-        try:
-            found.append(_series(layout, sorted(members, key=lambda run: run.ranks), baseline))
-        except ConfigError as error:
-            problems += error.problems
-    if problems:
-        raise ConfigError(problems)
-    return found
+    if single and len(groups) > 1:
+        del groups[SINGLE]  # the baseline of all other runs
+
+    def one(layout: str) -> ScalingSeries:
+        group = groups[layout]
+        members = group if group is single or any(run.ranks == 1 for run in group) else single + group
+        return _series(layout, sorted(members, key=lambda run: run.ranks), baseline)
+
+    return read_each(groups, one)
 
 
 def _series(layout: str, runs: list[ScalingRun], baseline: int | None) -> ScalingSeries:

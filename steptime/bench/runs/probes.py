@@ -86,18 +86,12 @@ class IssuedCollective(NamedTuple):
 
 
 _KINDS = {
-    "_allgather_base_": "all_gather",
-    "all_gather_into_tensor": "all_gather",
-    "_reduce_scatter_base_": "reduce_scatter",
-    "reduce_scatter_tensor": "reduce_scatter",
-    "allreduce_": "all_reduce",
-    "all_reduce": "all_reduce",
-    "all_reduce_": "all_reduce",
-    "all_to_all_single": "all_to_all",
-    "alltoall_base_": "all_to_all",
+    **dict.fromkeys(("_allgather_base_", "all_gather_into_tensor"), "all_gather"),
+    **dict.fromkeys(("_reduce_scatter_base_", "reduce_scatter_tensor"), "reduce_scatter"),
+    **dict.fromkeys(("allreduce_", "all_reduce", "all_reduce_"), "all_reduce"),
+    **dict.fromkeys(("all_to_all_single", "alltoall_base_"), "all_to_all"),
+    **dict.fromkeys(("send", "recv_"), "send_recv"),
     "broadcast_": "broadcast",
-    "send": "send_recv",
-    "recv_": "send_recv",
 }
 
 

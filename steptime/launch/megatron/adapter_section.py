@@ -43,7 +43,7 @@ def adapter_section(keys: JobKeys, model: Any, layout: dict[str, Any], precision
 
 
 def _not_modeled(model: Any, precision: str) -> str:
-    """The setting with which adapters are not modeled yet (job/lora_rules.py); "" where they are."""
+    """The setting with which adapters are not modeled yet (job/layer_rules.py); "" where they are."""
     if precision not in {"bf16", "fp16", "fp32"}:
         return f"in {precision}"
     try:

@@ -59,21 +59,7 @@ def gemms(estimate: Estimate) -> Html:
             Cell(quantity(moved, BINARY), moved), Cell(quantity(row.time_s, TIME), row.time_s), Cell(bound),
             Cell(quantity(total, TIME), total), Cell(percent(total / estimate.step_s), total),
         ])  # fmt: skip
-    header = (
-        "projection",
-        "stage",
-        "pass",
-        "calls",
-        "m",
-        "n",
-        "k",
-        "GFLOP",
-        "bytes",
-        "call",
-        "bound by",
-        "step",
-        "of step",
-    )
+    header = ("projection", "stage", "pass", "calls", *"mnk", "GFLOP", "bytes", "call", "bound by", "step", "of step")
     return sortable("one call on one device; step: all calls of a step on that stage", header, rows)
 
 
@@ -90,9 +76,7 @@ def collectives(estimate: Estimate) -> Html:
         ])  # fmt: skip
     header = ("collective", "kind", "axis", "ranks", "over", "bytes", "calls", "latency", "call", "step", "exposed")
     return sortable(
-        "bytes: the whole tensor of one call; step: all calls; exposed: the part that lengthens the step",
-        header,
-        rows,
+        "bytes: the whole tensor of one call; step: all calls; exposed: the part that lengthens the step", header, rows
     )
 
 

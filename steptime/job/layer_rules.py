@@ -1,4 +1,4 @@
-"""Facts and rules about the kinds of a model's layers: hybrid patterns and Mamba layers."""
+"""Facts and rules about the kinds of a model's layers: hybrid patterns, linear attention, multi-token prediction, adapters."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def last_kind(model: Model) -> str:
     return "moe" if model.moe is not None and model.moe.at(model.n_layers - 1) else "dense"
 
 
-HYBRID_RULES = [
+LAYER_RULES = [
     Rule(
         "layers without norms",
         "model.pre_norms",
@@ -158,5 +158,125 @@ HYBRID_RULES = [
         "must be at most the layers of the first or last pipeline stage (got {f.bf16_layers[0]} and {f.bf16_layers[1]} of "
         "{f.n_layers})",
         lambda f: (max(f.bf16_layers) == 0) | (max(f.bf16_layers) <= f.n_layers // f.pp),
+    ),
+    # linear attention
+    Rule(
+        "linear layers listed",
+        "model.linear_attention.freq",
+        "lists {f.linear.listed} layers, model.n_layers is {f.n_layers}; list each layer once",
+        lambda f: f.linear is None or f.linear.listed in {0, f.n_layers},
+    ),
+    Rule(
+        "linear attention with a pattern",
+        "model.linear_attention",
+        "has no meaning together with model.hybrid_pattern; remove one",
+        lambda f: (f.linear is None) | (not f.patterned),
+    ),
+    # megatron/core/transformer/transformer_config.py, __post_init__: experimental_attention_variant
+    Rule(
+        "key heads divide value heads",
+        "model.linear_attention.n_key_heads",
+        "must divide n_value_heads {f.linear.n_value_heads} (got {f.linear.n_key_heads})",
+        lambda f: f.linear is None or f.linear.n_value_heads % f.linear.n_key_heads == 0,
+    ),
+    Rule(
+        "as many keys as values",
+        "model.linear_attention.n_key_heads",
+        "must equal n_value_heads {f.linear.n_value_heads} with kind {f.linear.kind} (got {f.linear.n_key_heads})",
+        lambda f: (
+            f.linear is None or f.linear.kind == "gated_delta_net" or f.linear.n_key_heads == f.linear.n_value_heads
+        ),
+    ),
+    Rule(
+        "tp divides linear key heads",
+        "parallelism.tp",
+        "must divide model.linear_attention.n_key_heads {f.linear.n_key_heads} (got {f.tp})",
+        lambda f: True if f.linear is None else f.linear.n_key_heads % f.tp == 0,
+    ),
+    # multi-token prediction as in Megatron-Core
+    Rule(
+        "mtp after a transformer layer",
+        "model.mtp",
+        "repeats the last layer, which must have attention and an MLP or experts (it is {f.last_kind}); use 0",
+        lambda f: (f.mtp == 0) | (f.last_kind in {"dense", "moe"}),
+    ),
+    # megatron/core/transformer/multi_token_prediction.py, _checkpointed_forward
+    Rule(
+        "mtp with recomputation by groups",
+        "performance.recompute.n_layers",
+        "must be 1 with model.mtp (got {f.recompute_words}): Megatron-Core recomputes its layers one by one",
+        lambda f: (
+            (f.mtp == 0)
+            | (f.granularity != "full")
+            | (f.recompute_method == "block")
+            | (set(f.recompute_counts) <= {1})
+        ),
+    ),
+    # megatron/core/transformer/transformer_config.py, __post_init__: overlap_moe_expert_parallel_comm
+    Rule(
+        "mtp with expert overlap",
+        "performance.overlap.ep",
+        "with model.mtp, Megatron-Core overlaps the all-to-all of experts only for mtp 1 and pp > 1 (got mtp {f.mtp}, pp "
+        "{f.pp}); use these, or remove the overlap",
+        lambda f: (f.mtp == 0) | (dict(f.overlap).get("ep", 0.0) == 0.0) | ((f.mtp == 1) & (f.pp > 1)),
+    ),
+    # low-rank adapters
+    Rule(
+        "adapters of dense layers",
+        "model.lora",
+        "adapters are modeled only on dense layers with gqa (not with experts, mla, linear attention, mamba or mtp); remove it",
+        lambda f: (
+            f.lora is None
+            or not (f.moe or f.patterned or f.linear or f.mtp or f.attention != "gqa" or f.kinds - {"dense"})
+        ),
+    ),
+    Rule(
+        "adapters with tp of Megatron",
+        "model.lora",
+        "adapters are modeled with tp > 1 only as Megatron splits them (got tp {f.tp} with {f.software}); use tp 1, or remove it",
+        lambda f: (f.lora is None) | (f.tp == 1) | (f.family == "megatron-core"),
+    ),
+    Rule(
+        "rank of split adapters",
+        "model.lora.rank",
+        "must be a multiple of tp {f.tp} where both matrices are split (got {f.lora.rank}); use another rank, or lora.split one",
+        lambda f: f.lora is None or f.lora.split == "one" or f.lora.rank % f.tp == 0,
+    ),
+    Rule(
+        "adapters in one precision",
+        "model.lora",
+        "adapters are not modeled with {f.precision}; use bf16, fp16 or fp32",
+        lambda f: (f.lora is None) | (not f.recipe),
+    ),
+    Rule(
+        "adapters with a split backward",
+        "model.lora",
+        "frozen weights are not modeled with schedules that split backward ({f.schedule_said}); use 1f1b",
+        lambda f: (f.lora is None) | (not f.split_backward),
+    ),
+    Rule(
+        "adapters with FSDP in a pipeline",
+        "model.lora",
+        "adapters are not modeled with FSDP or zero_level 3 in a pipeline (got pp {f.pp}); use pp 1",
+        lambda f: (f.lora is None) | (f.pp == 1) | ((f.zero_level < 3) & (f.fsdp is None)),
+    ),
+    Rule(
+        "adapters with FSDP 1",
+        "model.lora",
+        "adapters are not modeled with fsdp.version 1; use 2",
+        lambda f: (f.lora is None) | (f.fsdp is None) | (f.fsdp_version == 2),
+    ),
+    Rule(
+        "adapters of existing projections",
+        "model.lora.targets",
+        "the model has no gate_proj (glu is false), so nothing would be trained; add other projections",
+        lambda f: f.lora is None or "glu" in f.switches or set(f.lora.targets) != {"gate_proj"},
+    ),
+    # bitsandbytes keeps packed weights; their shards need a storage dtype of another size
+    Rule(
+        "sharded nf4",
+        "model.lora.base_dtype",
+        "nf4 is not modeled with FSDP or zero_level 3; use bf16, or zero_level 2",
+        lambda f: (f.lora is None) or (f.lora.base_dtype != "nf4") or ((f.zero_level < 3) & (f.fsdp is None)),
     ),
 ]
