@@ -27,6 +27,7 @@ from steptime.answer.result import estimate
 from steptime.cost.rates import peak_dtype
 from steptime.job.job import Job
 from steptime.software.efficiency import EFFICIENCY_FILE, NOTHING_FITTED, Efficiency, efficiency, share_family, using
+from steptime.software.profiles import extended, profile_names
 from steptime.validation.judgement import judge
 from steptime.validation.measurements import shipped
 from steptime.validation.row_plan import to_config, to_job
@@ -49,7 +50,7 @@ ERROR_SIGMA = 0.05
 STEP = 0.01
 """Of the finite differences, in the logarithm."""
 FEWEST = 5
-"""An accelerator has a share of its own from so many runs on."""
+"""An accelerator has a share of its own, and a base profile a factor, from so many runs on."""
 ROUNDS = 12
 CLOSE = 5e-4
 FOLDS = 12
@@ -125,10 +126,20 @@ def runs() -> list[Run]:
 
 
 def without_few(rows: list[Run]) -> list[Run]:
-    """The runs without shares that few of them speak for: those say more of their trainer than of an accelerator."""
+    """The runs without constants that few of them speak for.
+
+    Few runs of an accelerator say more of their trainer; few of a base profile, which any trainer without a profile of its own
+    has, say more of one trainer than of all.
+    """
     speak = Counter(name for run in rows for name in run.names)
-    few = {name for name, count in speak.items() if name[0] == "share" and count < FEWEST}
+    general = {("factor", profile) for profile in base_profiles()}
+    few = {name for name, count in speak.items() if (name[0] == "share" or name in general) and count < FEWEST}
     return [replace(run, names=tuple(name for name in run.names if name not in few)) for run in rows]
+
+
+def base_profiles() -> set[str]:
+    """Profiles that others extend, but for those whose factor is 1."""
+    return {extended(profile) for profile in profile_names()} - {""} - REFERENCE
 
 
 def is_guess(job: Job) -> bool:
@@ -153,7 +164,10 @@ def sigma(name: Name, guessed: Collection[Name]) -> float:
 
 
 def constants(x: dict[Name, float]) -> Efficiency:
-    """The constants whose logarithms are `x`; a release's factor stands on its profile's."""
+    """The constants whose logarithms are `x`; a release's factor stands on its profile's.
+
+    A base profile without one has the geometric mean of the trainers that extend it, one vote each: what to expect of another.
+    """
     shares: dict[str, dict[str, float]] = defaultdict(dict)
     factors: dict[str, float] = {}
     for name, value in x.items():
@@ -163,6 +177,9 @@ def constants(x: dict[Name, float]) -> Efficiency:
             profile = name[1].partition("@")[0]
             beneath = x.get(("factor", profile), 0.0) if profile != name[1] else 0.0
             factors[name[1]] = exp(value + beneath)
+    for base in base_profiles() - factors.keys():
+        if trainers := [log(value) for name, value in factors.items() if "@" not in name and extended(name) == base]:
+            factors[base] = exp(sum(trainers) / len(trainers))
     every = sorted(value for name, value in x.items() if name[0] == "share")
     middle = exp(every[len(every) // 2]) if every else 1.0
     return Efficiency(dict(shares), middle, exp(x.get(("gap",), 0.0)), factors)

@@ -16,6 +16,7 @@ OTHERS = [
         "aleph-alpha",
         "bloom",
         "deepspeed-2021",
+        "fms-fsdp",
         "internevo",
         "llm-foundry",
         "paddle",
