@@ -122,3 +122,12 @@ def test_a_notebook_completes_the_arguments_of_a_search():
     ours, real = inspect.signature(sys.modules["steptime.search"]), inspect.signature(search)
     assert [*ours.parameters] == [*real.parameters]
     assert [one.default for one in ours.parameters.values()] == [one.default for one in real.parameters.values()]
+
+
+def test_completion_of_a_job_shows_our_names_alone():
+    """Fields, and what the classes define; of pydantic's models nothing (model_dump, copy, json ...)."""
+    job = steptime.Job.load(DEVICES_PLAN)
+    shown = {name for name in dir(job) if not name.startswith("_")}
+    assert {"parallelism", "data", "replace", "to_config", "machine"} <= shown
+    assert not {name for name in shown if name.startswith(("model_", "json", "dict", "copy", "parse_"))}
+    assert {"tp", "devices"} <= set(dir(job.parallelism))

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple, Self, TypeAlias, TypeVa
 from pydantic import BaseModel, BeforeValidator, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
 from pydantic_core import CoreSchema, core_schema
 
-from steptime.base.public_names import PublicNames
+from steptime.base.public_names import PublicFields, PublicNames
 from steptime.base.units import spelled_out
 
 _NUMBER = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
@@ -49,7 +49,7 @@ class MisplacedBool(str):
     __slots__ = ()
 
 
-class Config(BaseModel, metaclass=PublicNames):
+class Config(PublicFields, metaclass=PublicNames):
     """A frozen model in which an unknown key is an error.
 
     Numbers may be written as text ("1e12" is a string to PyYAML); a bool is not a number.

@@ -1,4 +1,4 @@
-"""The names of a class of settings that `help` lists: the package's own, without those of pydantic."""
+"""The names of settings that `help` and completion list: the package's own, without those of pydantic."""
 
 from __future__ import annotations
 
@@ -30,3 +30,11 @@ class PublicNames(ModelMetaclass):
         }
         shown = {name for name in ours - vars(BaseModel).keys() - self.__class_vars__ if not name.startswith("_")}
         return sorted(shown | {"__doc__"})
+
+
+class PublicFields(BaseModel):
+    """Settings of which a notebook completes the fields and the public names of their class."""
+
+    def __dir__(self) -> list[str]:
+        """The names of the class (`PublicNames`), and the fields, which are no attributes of it."""
+        return sorted({*dir(type(self)), *type(self).model_fields})

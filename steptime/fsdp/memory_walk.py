@@ -101,15 +101,20 @@ def gathered_forward_ahead(assembly: Assembly, layers: list[Wrapped]) -> list[Nu
     return [sum([layer.buffers.gathered for layer in layers[i : i + most]]) for i in range(len(layers) + 1)]
 
 
-def gathered_backward_ahead(assembly: Assembly, layers: list[Wrapped], i: int, *, own: bool = False) -> Num:
-    """Bytes gathered ahead while layer i's backward computes, or before it (`own`) when its own are copied out.
+def gathered_backward_ahead(assembly: Assembly, layers: list[Wrapped], i: int, *, arrived: bool = False) -> Num:
+    """Bytes gathered ahead while layer i's backward computes: the next group, or several by explicit prefetch.
 
-    The next group, or several by explicit prefetch (set_modules_to_backward_prefetch); none that stay gathered.
+    `arrived`: those before layer i's backward, which has gathered one more since (set_modules_to_backward_prefetch).
     """
+    most = max(1, options(assembly).prefetch) - arrived if options(assembly).reshard_after_forward else 0
+    return sum([layer.buffers.gathered for layer in layers[max(0, i - most) : i]])
+
+
+def copied_out(assembly: Assembly, layers: list[Wrapped], i: int) -> Num:
+    """Bytes gathered when layer i's parameters are copied out in backward: theirs twice, and those ahead."""
     if not options(assembly).reshard_after_forward:
         return 0.0
-    most = max(1, options(assembly).prefetch) - own
-    return sum([layer.buffers.gathered for layer in layers[max(0, i - most) : i]])
+    return layers[i].buffers.unsharded + layers[i].copying + gathered_backward_ahead(assembly, layers, i, arrived=True)
 
 
 def forward(assembly: Assembly, memories: PartMemories, moments: Moments, root: Buffers, layers: list[Wrapped]) -> None:
@@ -149,7 +154,6 @@ def backward(
     `waiting` grows with each layer done: its gradients where the model is one group, its all-reduced shard where replicas
     reduce and it does not become the gradient itself (_fsdp_param_group.py, AllReduceState).
     """
-    reshard = options(assembly).reshard_after_forward
     head, embedding = memories.head, memories.embedding
     below = embedding.saved + sum([layer.memory.saved for layer in layers])
     arriving = gathered_backward_ahead(assembly, layers, len(layers))
@@ -162,8 +166,7 @@ def backward(
         memory, block, waits = layers[i].memory, layers[i].buffers, layers[i].waits
         base = root.unsharded + head_grad + waiting
         following = gathered_backward_ahead(assembly, layers, i)
-        copying = block.unsharded + layers[i].copying if reshard else 0.0
-        copying = copying + gathered_backward_ahead(assembly, layers, i, own=True)
+        copying = copied_out(assembly, layers, i)
         moments.mark(below, base + kept + copying + reducing + x, "backward of an all-gather")
         kept = kept - kept_bytes(assembly, block)
         mine = kept + block.unsharded

@@ -16,6 +16,7 @@ from steptime.fsdp.groups import Buffers, buffers, group_of, groups, options, st
 from steptime.fsdp.memory_walk import (
     Moments,
     Wrapped,
+    copied_out,
     flat_forward,
     forward,
     gathered_after,
@@ -119,7 +120,7 @@ def backward(walked: WalkedChunk, moments: Moments, phase: Phase) -> None:
     """As `memory_walk.backward`, with sums in place of gradients."""
     assembly, memories, root, layers, added = walked
     said, sums = options(assembly), Sums(assembly, root, layers)
-    reshard, kept = said.reshard_after_forward, stays_gathered(assembly) and not phase.last
+    kept = stays_gathered(assembly) and not phase.last
     at_once = phase.summed and not sums.copied
     head, embedding, x = memories.head, memories.embedding, 1.0 * assembly.head.x.bytes
     below = embedding.saved + sum([layer.memory.saved for layer in layers])
@@ -135,9 +136,7 @@ def backward(walked: WalkedChunk, moments: Moments, phase: Phase) -> None:
         memory = (added if at_once else layers)[i].memory
         mine = there + fresh + reducing + unsharded
         following = gathered_backward_ahead(assembly, layers, i)
-        copying = block.unsharded + layers[i].copying if reshard else 0.0
-        copying = copying + gathered_backward_ahead(assembly, layers, i, own=True)
-        moments.mark(below, mine + copying + x, "backward of an all-gather")
+        moments.mark(below, mine + copied_out(assembly, layers, i) + x, "backward of an all-gather")
         mine = mine - kept_bytes(assembly, block) + block.unsharded
         moments.mark(below, mine + following + memory.backward.bytes - before, f"backward of {memory.backward.op}")
         below = below - before

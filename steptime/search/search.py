@@ -36,8 +36,7 @@ class Layout(NamedTuple):
     @property
     def job(self) -> Job:
         """The layout as a job that states its number of devices: where `.job.replace` changes a degree, dp follows."""
-        job = self.estimate.job
-        return job.replace(devices=job.parallelism.devices)
+        return self.estimate.job.replace(devices=self.estimate.devices)
 
     @property
     def step_s(self) -> float:
