@@ -48,11 +48,22 @@ def backend(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory, backend):
-    folder = tmp_path_factory.mktemp("dist")
-    made = ("--no-deps", "--no-build-isolation", "--wheel-dir", folder, ROOT)
-    run(sys.executable, "-m", "pip", "wheel", "--quiet", *made, **backend)
-    return next(folder.glob("*.whl"))
+def built(tmp_path_factory, backend):
+    """What is built, sdist and wheel from it, of two copies that lie elsewhere: folders."""
+    folders = []
+    for name in ("first", "second"):
+        folder = tmp_path_factory.mktemp(name)
+        ignored = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "shared", "results")
+        shutil.copytree(ROOT, folder / "tree", ignore=ignored)
+        made = ("--no-isolation", "--outdir", folder / "dist", folder / "tree")
+        run(sys.executable, "-m", "build", *made, SOURCE_DATE_EPOCH="1767225600", **backend)
+        folders.append(folder / "dist")
+    return folders
+
+
+@pytest.fixture(scope="module")
+def wheel(built):
+    return next(built[0].glob("*.whl"))
 
 
 @pytest.fixture(scope="module")
@@ -66,19 +77,11 @@ def user(tmp_path_factory, wheel):
     return scripts
 
 
-def test_wheel_and_sdist_are_the_same_bytes_each_time(tmp_path, backend):
+def test_wheel_and_sdist_are_the_same_bytes_each_time(built):
     """Built from two copies that lie elsewhere, at other times (SOURCE_DATE_EPOCH, reproducible-builds.org)."""
-    built = []
-    for name in ("first", "second"):
-        copy = tmp_path / name / "tree"
-        shutil.copytree(
-            ROOT, copy, ignore=shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "shared", "results")
-        )
-        made = ("--no-isolation", "--outdir", tmp_path / name / "dist", copy)
-        run(sys.executable, "-m", "build", *made, SOURCE_DATE_EPOCH="1767225600", **backend)
-        built.append({path.name: path.read_bytes() for path in (tmp_path / name / "dist").iterdir()})
-    assert {Path(name).suffix for name in built[0]} == {".whl", ".gz"}
-    assert built[0] == built[1]
+    first, second = ({path.name: path.read_bytes() for path in folder.iterdir()} for folder in built)
+    assert {Path(name).suffix for name in first} == {".whl", ".gz"}
+    assert first == second
 
 
 def test_the_wheel_holds_the_package_and_nothing_else(wheel):
