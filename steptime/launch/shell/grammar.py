@@ -84,10 +84,7 @@ def parse_shell(text: str, name: str, line: int = 1) -> list[Statement]:
 def _shows(node: Statement) -> TypeGuard[Simple]:
     """Whether a command writes a here-document to its output: cat <<EOF."""
     return (
-        isinstance(node, Simple)
-        and [word.text for word in node.words] == ["cat"]
-        and node.body is not None
-        and not node.to
+        isinstance(node, Simple) and node.body is not None and not node.to and [w.text for w in node.words] == ["cat"]
     )
 
 
