@@ -32,6 +32,8 @@ class Run(NamedTuple):
     inside: bool
     measured_gib: float | None
     predicted_gib: float
+    most_gib: float
+    """Upper end of the interval of memory."""
 
     @property
     def first_error(self) -> float:
@@ -45,8 +47,12 @@ class Run(NamedTuple):
 
     @property
     def memory_error(self) -> str:
-        """Of reserved memory, or nothing."""
-        return f"{self.predicted_gib / self.measured_gib - 1.0:+.0%}" if self.measured_gib else ""
+        """Of reserved memory and of the upper end of its interval, or nothing."""
+        if not self.measured_gib:
+            return ""
+        return (
+            f"{self.predicted_gib / self.measured_gib - 1.0:+.0%}, bound {self.most_gib / self.measured_gib - 1.0:+.0%}"
+        )
 
 
 def notes(path: Path) -> dict[str, str]:
@@ -72,6 +78,7 @@ def run(path: Path) -> Run:
         inside=answer.time.step_s_p10 <= measured <= answer.time.step_s_p90,
         measured_gib=float(reserved) if reserved else None,
         predicted_gib=max(stage.reserved_bytes for stage in answer.memory.stages) / 2**30,
+        most_gib=answer.memory.peak_reserved_bytes_p90 / 2**30,
     )
 
 
