@@ -115,7 +115,7 @@ IDLE: dict[str, tuple[str, Callable[[Any], Any]]] = {
         lambda job: job.software.moe.dispatcher == "flex" and job.software.family == "megatron-core",
     ),
     "performance.quantized_head": (
-        "only mxfp8 has a quantized head",
+        "only TransformerEngine's mxfp8 has a quantized head",
         lambda job: job.software.precision != "mxfp8",
     ),
     "performance.moe.flex_backend": (

@@ -56,6 +56,24 @@ def test_library_of_the_flex_dispatcher(said, backend):
     assert found.config["performance"]["moe"].get("flex_backend") == backend
 
 
+@pytest.mark.parametrize(
+    ("said", "quantized"),
+    [
+        ("--fp8-format e4m3 --fp8-recipe mxfp8", True),
+        ("--fp8-format e4m3", None),
+        ("--fp4-format e2m1", None),
+        ("", None),
+    ],
+)
+def test_heads_are_quantized_in_mxfp8_alone(said, quantized):
+    """megatron/core/fp8_utils.py, is_mxfp8_output_proj_active."""
+    found = reading(f"{said} --fp8-output-proj")
+    assert found.config["performance"].get("quantized_head") is quantized
+    (flag,) = [flag for flag in found.flags if flag.name == "--fp8-output-proj"]
+    assert flag.status == ("used" if quantized else "irrelevant")
+    assert flag.note == ("performance.quantized_head" if quantized else "only with fp8_recipe mxfp8")
+
+
 def test_what_is_unsaid_is_as_the_parser_has_it():
     """Top 2, no balancing loss as its coefficient is 0, all-gather, experts as wide as the MLP and split over tp."""
     plan = reading("--num-experts 8 --tensor-model-parallel-size 2 --sequence-parallel").config
