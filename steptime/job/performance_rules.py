@@ -123,7 +123,8 @@ PERFORMANCE_RULES = [
     Rule(
         "memory budget",
         "performance.recompute.memory_budget",
-        "has an effect only with granularity selective without modules, and performance.compile (got compile {f.kernels.compile})",
+        "has an effect only with granularity selective without modules, and performance.compile (got compile "
+        "{f.kernels.compile})",
         lambda f: (
             f.recompute is None
             or f.recompute.memory_budget is None
