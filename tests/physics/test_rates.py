@@ -96,6 +96,13 @@ def test_flex_attention_that_nothing_compiles():
     assert found == by_hand(2 * ATTENTION * (1.5 + 2.5 * 1.4))
 
 
+@pytest.mark.parametrize("changes", [{"attention_ramp_tokens": 24}, {"model": {"n_q_heads": 2}}])
+def test_matrix_products_of_all_scores_have_no_ramp_and_no_share_of_small_heads(changes):
+    """Both are of flash kernels: blocks that the mask crosses, and their work for each score."""
+    found = part("attention", performance={"attention_kernel": "flex_eager"}, **changes)
+    assert found == by_hand(2 * ATTENTION * 3.5)
+
+
 def test_a_device_without_figures_of_its_own_runs_flash_attention_2_at_its_best():
     assert part("attention", performance={"attention_kernel": "fa2"}) == by_hand(ATTENTION * 3.5)
 
