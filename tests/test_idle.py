@@ -169,11 +169,9 @@ def test_heads_that_cannot_be_repeated_or_gathered(model, performance, told):
 )
 def test_heads_and_kernels_that_do_not_run(software, machine, performance, told):
     """torchao's mxfp8 has no quantized head; what changes nothing is told, and what is not told changes the answer."""
+    model = {"n_layers": 2, "hidden_sz": 1024, "inter_sz": 2048, "n_q_heads": 8, "vocab_sz": 8192}
     base = drawn(random.Random(1)).replace(
-        model={"n_layers": 2, "hidden_sz": 1024, "inter_sz": 2048, "n_q_heads": 8, "vocab_sz": 8192},
-        parallelism={"tp": 1, "pp": 1, "dp": 8},
-        performance={"software": software},
-        hardware=machine,
+        model=model, parallelism={"tp": 1, "pp": 1, "dp": 8}, performance={"software": software}, hardware=machine
     )
     *kept, last = performance.items()
     plain = base.replace(**{f"performance.{key}": value for key, value in kept})
