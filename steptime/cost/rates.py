@@ -211,11 +211,14 @@ def scores_in_memory(software: Software) -> bool:
 
 
 def head_64(accelerator: Accelerator, software: Software) -> tuple[float, float]:
-    """Rates of the profile's attention kernel at head size 64 divided by those at 128, forward and backward."""
+    """Rates of the profile's attention kernel at head size 64 divided by those at 128, forward and backward.
+
+    Where an NVIDIA device's own kernel is another than FlashAttention-2, those of that; of AMD's kernels none was found.
+    """
     if scores_in_memory(software):
         return 1.0, 1.0
     own = software.kernels.attention_kernel in {"best", "cudnn-9.19"}
-    if not own or accelerator.fa2_forward_efficiency is None:
+    if not own or accelerator.fa2_forward_efficiency is None or accelerator.name.startswith("mi"):
         return HEAD_64, HEAD_64
     return BLACKWELL_HEAD_64 if accelerator.microscaling else HOPPER_HEAD_64
 
