@@ -43,17 +43,19 @@ def test_pages_of_fused_experts(dispatcher, paged):
 
 
 @pytest.mark.parametrize(
-    ("said", "backend"),
+    ("said", "backend", "status"),
     [
-        ("flex --moe-flex-dispatcher-backend hybridep", "hybridep"),
-        ("flex --moe-flex-dispatcher-backend deepep", None),
-        ("alltoall --moe-flex-dispatcher-backend hybridep", None),
+        ("flex --moe-flex-dispatcher-backend hybridep", "hybridep", "used"),
+        ("flex --moe-flex-dispatcher-backend deepep", None, "used"),
+        ("flex --moe-flex-dispatcher-backend ncclep", None, "approximated"),
+        ("alltoall --moe-flex-dispatcher-backend hybridep", None, "irrelevant"),
     ],
 )
-def test_library_of_the_flex_dispatcher(said, backend):
+def test_library_of_the_flex_dispatcher(said, backend, status):
     """DeepEP unless HybridEP is said; the other dispatchers have none."""
     found = reading(f"{EXPERTS} --moe-router-dtype fp32 --moe-token-dispatcher-type {said}")
     assert found.config["performance"]["moe"].get("flex_backend") == backend
+    assert [flag.status for flag in found.flags if flag.name == "--moe-flex-dispatcher-backend"] == [status]
 
 
 @pytest.mark.parametrize(
