@@ -177,8 +177,9 @@ def constants(x: dict[Name, float]) -> Efficiency:
             profile = name[1].partition("@")[0]
             beneath = x.get(("factor", profile), 0.0) if profile != name[1] else 0.0
             factors[name[1]] = exp(value + beneath)
+    fitted = [(name, log(value)) for name, value in factors.items() if "@" not in name]
     for base in base_profiles() - factors.keys():
-        if trainers := [log(value) for name, value in factors.items() if "@" not in name and extended(name) == base]:
+        if trainers := [value for name, value in fitted if extended(name) == base]:
             factors[base] = exp(sum(trainers) / len(trainers))
     every = sorted(value for name, value in x.items() if name[0] == "share")
     middle = exp(every[len(every) // 2]) if every else 1.0

@@ -129,6 +129,43 @@ def test_attention_of_each_kind_of_layer_by_hand():
         assert forward_us == pytest.approx(gflop * 1e3 / (tflops * share * 0.725) + launch_us, rel=5e-3)
 
 
+def small(**performance):
+    """One layer of 16 heads of 128 on 8 H100 under FSDP2."""
+    return estimate(
+        Job(
+            model={"n_layers": 1, "hidden_sz": 2048, "inter_sz": 4096, "n_q_heads": 16, "vocab_sz": 8192},
+            parallelism={"tp": 1, "pp": 1, "dp": 8},
+            performance={"software": "fsdp2", **performance},
+            data={"gbs": 8, "seqlen": 1024, "microbatch_sz": 1},
+            hardware="dgx-h100",
+        )
+    )
+
+
+def test_attention_with_scores_in_memory_by_hand():
+    """16 heads of 1,024^2 scores, 84 bytes each forward and 106 backward: 1.3125 and 1.656 GiB. No figure of a flash kernel."""
+    facts = words(small(attention_kernel="flex_eager"), "attention")[1]
+    assert "(1 of all scores)" in facts["attn.core"]
+    assert "around it forward moves 1.31 GiB, backward 1.66 GiB of scores, kernel by kernel" in facts["attn.core"]
+    assert "keys seen" not in facts["attn.core"]
+    assert set(facts) == {"attn.core", "rates"}
+
+
+@pytest.mark.parametrize(
+    ("kernel", "key", "factor"), [("fa2", "fa2", ""), ("flex", "fa2", " x 0.9 for flex"), ("best", "attention", "")]
+)
+def test_the_figure_of_each_attention_kernel_is_listed(kernel, key, factor):
+    found = small(attention_kernel=kernel)
+    value = getattr(found.job.machine.accelerator, f"{key}_forward_efficiency")
+    facts = words(found, "attention")[1]
+    assert facts[f"{key}_forward_efficiency"].startswith(f"{value:g} of the dense peak{factor}: ")
+
+
+def test_muon_under_fsdp2_names_its_collectives():
+    facts = words(small(optimizer="muon"), "optimizer")[1]
+    assert "the collectives of its shards" in facts["orthogonalize"]
+
+
 def test_stragglers_by_hand(found):
     """min(32 replicas, 128 nodes) = 32, a tree of depth 5."""
     facts = words(found, "stragglers")[1]

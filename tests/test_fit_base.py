@@ -30,6 +30,12 @@ def test_it_is_the_geometric_mean_of_the_trainers_that_extend_it():
     assert fit_constants.constants(x | {("factor", "fsdp2"): log(0.9)}).compute_factor["fsdp2"] == pytest.approx(0.9)
 
 
+def test_a_mean_has_no_vote_in_another():
+    """Nothing ran XLA's own profile: it is as paxml, which extends it, and FSDP 2, which it extends, is as accelerate alone."""
+    found = fit_constants.constants({("factor", "accelerate"): log(1.02), ("factor", "paxml"): log(1.2)}).compute_factor
+    assert {name: round(found[name], 4) for name in ("xla", "fsdp2")} == {"xla": 1.2, "fsdp2": 1.02}
+
+
 def test_few_runs_of_a_base_profile_do_not_speak_for_it():
     """Two runs of one trainer are not all trainers; a trainer's own factor may stand on one run, held by its prior."""
     few = fit_constants.without_few([run(("factor", "fsdp2"))] * 2 + [run(("factor", "nanotron"))])

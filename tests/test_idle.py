@@ -48,6 +48,7 @@ PERFORMANCE = {
     "deferred_head_wgrads": (2,),
     "deallocate_pipeline_outputs": (False,),
     "attention_impl": ("unfused",),
+    "quantized_head": (True,),
     "recompute": tuple(
         {"granularity": "selective", "modules": [module]}
         for module in ("core_attn", "layernorm", "mlp", "moe_act", "moe", "shared_experts")
@@ -149,3 +150,31 @@ def test_heads_that_cannot_be_repeated_or_gathered(model, performance, told):
     found, lines = answer(plain.replace(**{f"performance.{key}": value for key, value in performance.items()}))
     own = [line for line in lines if "has an effect only with" in line]
     assert (bool(own), found == answer(plain)[0]) == (told, told)
+
+
+@pytest.mark.parametrize(
+    ("software", "machine", "performance", "told"),
+    [
+        ("megatron-core", "dgx-b200", {"precision": "mxfp8", "quantized_head": True}, None),
+        ("megatron-core", "dgx-b200", {"precision": "bf16", "quantized_head": True}, "performance.quantized_head true"),
+        ("fsdp2", "dgx-b200", {"precision": "mxfp8", "quantized_head": True}, "performance.quantized_head true"),
+        ("megatron-core", "dgx-h100", {"attention_kernel": "fa2"}, None),
+        (
+            "megatron-core",
+            "dgx-h100",
+            {"attention_impl": "unfused", "attention_kernel": "flex_eager"},
+            "performance.attention_kernel flex_eager",
+        ),
+    ],
+)
+def test_heads_and_kernels_that_do_not_run(software, machine, performance, told):
+    """torchao's mxfp8 has no quantized head; what changes nothing is told, and what is not told changes the answer."""
+    model = {"n_layers": 2, "hidden_sz": 1024, "inter_sz": 2048, "n_q_heads": 8, "vocab_sz": 8192}
+    base = drawn(random.Random(1)).replace(
+        model=model, parallelism={"tp": 1, "pp": 1, "dp": 8}, performance={"software": software}, hardware=machine
+    )
+    *kept, last = performance.items()
+    plain = base.replace(**{f"performance.{key}": value for key, value in kept})
+    found, lines = answer(plain.replace(**{f"performance.{last[0]}": last[1]}))
+    assert [line.split(" (")[0] for line in lines] == ([f"no effect: {told}"] if told else [])
+    assert (found == answer(plain)[0]) == (told is not None)

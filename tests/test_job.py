@@ -17,8 +17,9 @@ from steptime.hardware.machine import Machine
 from steptime.job.job import Job
 from steptime.job.local_params import shard_of
 from steptime.job.mesh import Fsdp, Parallelism
+from steptime.job.offload_rules import OF_NO_PROFILE
 from steptime.model.model import Model
-from steptime.software.performance import Performance
+from steptime.software.performance import Options, Performance
 from steptime.software.recomputation import Recomputation
 
 DLCALC = Path(__file__).parent / "data" / "dlcalc"
@@ -305,6 +306,31 @@ def test_the_echo_is_complete_and_reads_back_equal(layout, performance, model):
     assert again.software.replace(sp=first.software.layout.sp) == first.software
     for name in ("sp", "zero_level", "schedule", "recompute", "layers_per_chunk", "microbatches"):
         assert getattr(again, name) == getattr(first, name)
+
+
+@pytest.mark.parametrize(
+    ("key", "precision", "software", "machine"),
+    [
+        ("quantized_head", "mxfp8", "megatron-core", "dgx-b200"),
+        ("saved_fp8_weights", "fp8_tensorwise", "fsdp2", "dgx-h100"),
+    ],
+)
+def test_the_echo_has_keys_that_no_profile_sets(key, precision, software, machine):
+    """A plan that sets one is another plan, also read back."""
+    said = {"performance": {"precision": precision, "software": software, "activation_checkpointing_type": "none"}}
+    plain = job(model="llama3-8b", parallelism={"tp": 1, "pp": 1, "dp": 64}, hardware=machine, **said)
+    one = plain.replace(**{f"performance.{key}": True})
+    assert one != plain
+    assert one.to_config()["performance"][key] is True
+    assert Job(**one.to_config()) == one
+
+
+def test_no_key_of_performance_is_missing_in_the_echo():
+    written_apart = {"software", "overlap", "moe", "cpu_offload", "calibration"}
+    in_recomputation = {"activation_checkpointing_type", "recompute"}
+    assert set(Performance.model_fields) - set(Options.model_fields) == {
+        *OF_NO_PROFILE, *written_apart, *in_recomputation
+    }  # fmt: skip
 
 
 def test_loading_is_cheap_and_lean():

@@ -275,7 +275,7 @@ def test_a_document_is_plain_and_its_config_gives_it_again(plan):
 def test_every_micro_batch_is_the_same_work(plan):
     """Without a pipeline each micro-batch adds what the one before added (a first one alone has no gradient to add to).
 
-    Under FSDP the root's parameters are gathered once a step, so that their copies stand in the first micro-batch alone.
+    Under Megatron-FSDP the root's parameters are gathered once a step, so that their copies stand in the first micro-batch alone.
     """
     plan["parallelism"] |= {"pp": 1, "vpp": 1}
     one = job(plan)
@@ -284,7 +284,7 @@ def test_every_micro_batch_is_the_same_work(plan):
     for name in ("gemm", "attention", "memory_bound", "recompute"):
         first, second, third = (answer.time.parts_s.get(name, 0.0) for answer in answers)
         assert third - second == pytest.approx(second - first, rel=1e-6)
-        if name != "memory_bound" or one.zero_level < 3:
+        if name != "memory_bound" or one.zero_level < 3 or one.software.family != "megatron-core":
             assert second - first >= first / 2 * (1 - EPS)
     for name in ("model_per_step", "model_per_step_full_attention", "hardware_per_step"):
         flops = [getattr(answer.flops, name) for answer in answers]

@@ -34,6 +34,13 @@ def test_a_broken_rule_gives_its_line(case):
     assert error.value.problems == [case["line"]]
 
 
+def test_a_recipe_of_torchao_names_the_frameworks_that_have_it():
+    with pytest.raises(
+        ConfigError, match="nvfp4_torchao is not modeled for deepspeed; use software fsdp2 or automodel"
+    ):
+        BASE.replace(**{"performance.software": "deepspeed", "performance.precision": "nvfp4_torchao"})
+
+
 def test_every_rule_has_a_job_that_breaks_it():
     bounds = {f"{name} is out of range" for name in BOUNDS}
     assert {rule.name for rule in RULES} == bounds | BROKEN.keys() | ONLY_IN_A_FILE.keys()

@@ -8,6 +8,7 @@ from typing import Any
 from steptime.base.config import Config
 from steptime.base.words import flow
 from steptime.job.job import Job
+from steptime.job.offload_rules import OF_NO_PROFILE
 from steptime.model.blocks import layers
 from steptime.model.model import Moe
 from steptime.software.performance import Options, load_software
@@ -70,6 +71,10 @@ IDLE: dict[str, tuple[str, Callable[[Any], Any]]] = {
         "flash attention has no separate softmax kernel",
         lambda job: job.software.kernels.attention_impl == "flash",
     ),
+    "performance.attention_kernel": (
+        "attention is unfused",
+        lambda job: job.software.kernels.attention_impl != "flash",
+    ),
     "performance.attention_backend": ("the layout of attention's tensors is the same", _alike("attention_backend")),
     "performance.deterministic": ("the modeled kernels are the same", _alike("deterministic")),
     "performance.muon_tp_mode": (
@@ -115,7 +120,7 @@ IDLE: dict[str, tuple[str, Callable[[Any], Any]]] = {
         lambda job: job.software.moe.dispatcher == "flex" and job.software.family == "megatron-core",
     ),
     "performance.quantized_head": (
-        "only mxfp8 has a quantized head",
+        "only TransformerEngine's mxfp8 has a quantized head",
         lambda job: job.software.precision != "mxfp8",
     ),
     "performance.moe.flex_backend": (
@@ -176,6 +181,9 @@ def said(job: Job) -> Iterator[tuple[str, Any]]:
     for key in Options.model_fields:
         value = getattr(own, key)
         if value is not None and value != usual[key]:
+            yield f"performance.{key}", value
+    for key in OF_NO_PROFILE:
+        if value := getattr(own, key):
             yield f"performance.{key}", value
     for axis, share in own.overlap or ():
         if share is not None and share != usual["overlap"][axis]:

@@ -167,7 +167,7 @@ def rates(accelerator: Accelerator, software: Software, microbatches: int = 1) -
         ),
         elements_per_s=(accelerator.sm_count or inf) * ELEMENTS_PER_SM / slow,
         chunk_flops=accelerator.sm_count * CHUNK_FLOPS_PER_SM / slow if accelerator.sm_count else peak * CHUNK_SHARE,
-        attention_ramp_tokens=accelerator.attention_ramp_tokens,
+        attention_ramp_tokens=0.0 if scores_in_memory(software) else accelerator.attention_ramp_tokens,
         attention_head_64=head_64(accelerator, software),
         gemm_overhead_k=accelerator.gemm_overhead_k,
     )
@@ -185,7 +185,7 @@ def attention_efficiency(accelerator: Accelerator, software: Software) -> tuple[
         return accelerator.cudnn_forward_efficiency or forward, accelerator.cudnn_backward_efficiency or backward
     if software.kernels.attention_kernel == "best":
         return forward, backward
-    if software.kernels.attention_kernel == "flex_eager":
+    if scores_in_memory(software):
         return eager_flex_efficiency(accelerator, peak_dtype(accelerator, software.compute_dtype))
     older = OLDER_KERNELS.get(software.kernels.attention_kernel, 1.0)
     if software.kernels.attention_kernel == "flex" and accelerator.microscaling:
@@ -205,10 +205,20 @@ def eager_flex_efficiency(accelerator: Accelerator, dtype: str) -> tuple[float, 
     return 2.0 / (1.0 / slow + 1.0 / fast) / peak, 5.0 / (2.0 / slow + 3.0 / fast) / peak
 
 
+def scores_in_memory(software: Software) -> bool:
+    """Whether attention runs as matrix products and kernels on all scores: no blocks that the mask crosses, no flash kernel."""
+    return software.kernels.attention_kernel == "flex_eager"
+
+
 def head_64(accelerator: Accelerator, software: Software) -> tuple[float, float]:
-    """Rates of the profile's attention kernel at head size 64 divided by those at 128, forward and backward."""
+    """Rates of the profile's attention kernel at head size 64 divided by those at 128, forward and backward.
+
+    Where an NVIDIA device's own kernel is another than FlashAttention-2, those of that; of AMD's kernels none was found.
+    """
+    if scores_in_memory(software):
+        return 1.0, 1.0
     own = software.kernels.attention_kernel in {"best", "cudnn-9.19"}
-    if not own or accelerator.fa2_forward_efficiency is None:
+    if not own or accelerator.fa2_forward_efficiency is None or accelerator.name.startswith("mi"):
         return HEAD_64, HEAD_64
     return BLACKWELL_HEAD_64 if accelerator.microscaling else HOPPER_HEAD_64
 

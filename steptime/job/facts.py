@@ -10,7 +10,7 @@ from steptime.schedule import SCHEDULES, default_group
 from steptime.software.cpu_offload import CpuOffload
 from steptime.software.frameworks import ANY, FRAMEWORKS, Framework
 from steptime.software.performance import Recompute
-from steptime.software.settings import MoeSettings, StateSettings
+from steptime.software.settings import KernelSettings, MoeSettings, StateSettings
 
 
 class Facts(NamedTuple):
@@ -58,8 +58,7 @@ class Facts(NamedTuple):
     mamba_groups: int
     lora: Lora | None
     attention: str
-    attention_impl: str
-    compiled: str
+    kernels: KernelSettings
     cp_comm_type: str
     cp_a2a: Num
     window: int | None
@@ -244,8 +243,9 @@ class Facts(NamedTuple):
 
     @property
     def recipe_words(self) -> str:
-        """Recipes of the framework, or a framework that has some."""
-        return ", ".join(self.framework.recipes) or "software megatron-core"
+        """Recipes of the framework, or where it has none the frameworks that have the plan's."""
+        having = [name for name, one in FRAMEWORKS.items() if self.precision in one.recipes]
+        return ", ".join(self.framework.recipes) or f"software {' or '.join(having)}"
 
     @property
     def zero_words(self) -> str:

@@ -27,7 +27,7 @@ from steptime.job.layer_rules import default_profile, layer_facts
 from steptime.job.limits import NOT_MODELED
 from steptime.job.mesh import Parallelism, ScheduleName
 from steptime.job.names import MISSING, PATHS
-from steptime.job.offload_rules import OF_LAYERS, offload_facts
+from steptime.job.offload_rules import OF_NO_PROFILE, offload_facts
 from steptime.job.sections import CrossDc, Data, Hardware, Run
 from steptime.model.model import Model
 from steptime.software.performance import Options, Performance, Software, resolve
@@ -134,7 +134,7 @@ class Job(Config):
                 "software": self.software.name,
                 **self.recompute.to_config(),
                 **performance,
-                **{key: said for key in OF_LAYERS if (said := getattr(self.performance, key))},
+                **{key: said for key in OF_NO_PROFILE if (said := getattr(self.performance, key))},
                 **({"cpu_offload": away.model_dump(exclude_none=True)} if away.share else {}),
                 "overlap": self.software.overlap.model_dump(exclude_none=True),
             },
@@ -260,8 +260,7 @@ def facts(job: Job) -> Facts:
         **expert_facts(model, software),
         **layer_facts(model),
         attention=model.attention.kind,
-        attention_impl=software.kernels.attention_impl,
-        compiled=software.kernels.compile,
+        kernels=software.kernels,
         cp_comm_type=job.cp_comm_type,
         sp=job.sp,
         schedule_said=layout.schedule,

@@ -11,8 +11,11 @@ if TYPE_CHECKING:
     from steptime.software.performance import Performance, Software
 
 
-OF_LAYERS = ("offload_modules", "activation_offload", "bf16_layers_at_start", "bf16_layers_at_end")
-"""Keys of `performance` that no profile sets, about layers; none where they are empty."""
+OF_NO_PROFILE = (
+    "offload_modules", "activation_offload", "bf16_layers_at_start", "bf16_layers_at_end", "saved_fp8_weights",
+    "quantized_head",
+)  # fmt: skip
+"""Keys of `performance` that no profile sets; none where they are empty."""
 
 
 def offload_facts(said: Performance, software: Software, machine: Machine) -> dict[str, Any]:

@@ -123,18 +123,19 @@ PERFORMANCE_RULES = [
     Rule(
         "memory budget",
         "performance.recompute.memory_budget",
-        "has an effect only with granularity selective without modules, and performance.compile (got compile {f.compiled})",
+        "has an effect only with granularity selective without modules, and performance.compile (got compile "
+        "{f.kernels.compile})",
         lambda f: (
             f.recompute is None
             or f.recompute.memory_budget is None
-            or (f.granularity == "selective" and not f.modules and f.compiled != "none")
+            or (f.granularity == "selective" and not f.modules and f.kernels.compile != "none")
         ),
     ),
     Rule(
         "framework compiles",
         "performance.compile",
         "torch.compile of whole blocks is modeled for torch and FSDP2 only (got {f.software}); use none",
-        lambda f: f.compiled == "none" or f.family in {"torch", "fsdp2"},
+        lambda f: f.kernels.compile == "none" or f.family in {"torch", "fsdp2"},
     ),
     Rule(
         "full keys",

@@ -74,7 +74,13 @@ LAYOUT_RULES = [
         "cp needs flash",
         "parallelism.cp",
         "unfused attention does not support context parallelism (got {f.cp}); use attention_impl flash or cp 1",
-        lambda f: (f.cp == 1) | (not f.framework.context) | (f.attention_impl == "flash"),
+        lambda f: (f.cp == 1) | (not f.framework.context) | (f.kernels.attention_impl == "flash"),
+    ),
+    Rule(
+        "cp with FlexAttention in torch's own kernels",
+        "parallelism.cp",
+        "attention_kernel flex_eager is not modeled with context parallelism (got {f.cp}); use attention_kernel flex, or cp 1",
+        lambda f: (f.cp == 1) | (f.kernels.attention_kernel != "flex_eager"),
     ),
     # two chunks a rank, i and 2cp-1-i, even out the causal mask (megatron/core/utils.py, get_batch_on_this_cp_rank)
     Rule(

@@ -161,7 +161,7 @@ def said_in(path: str, text: str, table: KeyTable, env: dict[str, str], beside: 
     configs = [config for config in (beside.added if beside is not None else []) if config.suffix in {".yaml", ".yml"}]
     if not configs and not found.program and (config := _of_recipes(said, table, beside)) is not None:
         configs = [config]
-        note = f"{config.name} read, with which the README of these recipes starts full training; else add --with FILE"
+        note = f"{config.name} read, with which the README of these recipes starts full training; for another add --with FILE"
         found = found._replace(notes=(*found.notes, note))
     for config in configs:
         said = flatten(parse_mapping(read_beside(config), str(config))) | said

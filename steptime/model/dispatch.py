@@ -244,9 +244,10 @@ def _exchanged(rows: Rows, x: str, probs: str) -> tuple[list[Op], DispatchedTens
 
 
 def gathered_maps(rows: Rows) -> list[Op]:
-    """HybridEP's all-gather of which token goes to which expert, one byte a pair, of all ranks; for backward it is kept.
+    """HybridEP's all-gather of which token goes to which expert, one byte a pair, of all ranks.
 
-    deepseek-ai/DeepEP@94a9f8f csrc/hybrid_ep/executor/executor.cu, allgather_routing_map.
+    Forward makes a handle from it, which backward uses too, and frees it (deepseek-ai/DeepEP@94a9f8f csrc/hybrid_ep/hybrid_ep.cu,
+    metadata_preprocessing; executor/executor.cu, allgather_routing_map); its buffer is not in the plan's memory.
     """
     if rows.shard.software.moe.flex_backend != "hybridep" or not rows.spread:
         return []

@@ -224,3 +224,12 @@ def experts(estimate: Estimate) -> FactList:
     facts.append(Fact("each", ["3dtrn explain PLAN NAME has FLOPs over rate, or latency and bytes over rate"]))
     share = percent(total / estimate.step_s)
     return FactList(f"experts: {seconds(total)}, {share} of the step, without recomputation and launch gaps", facts)
+
+
+def calls(times: float, forward_s: float, backward_s: float, estimate: Estimate) -> str:
+    """Calls of a step with the seconds of each, their sum, and its share of the step."""
+    total = times * (forward_s + backward_s)
+    share = percent(total / estimate.step_s)
+    return (
+        f"{whole(times)} x ({seconds(forward_s)} forward + {seconds(backward_s)} backward) = {seconds(total)}, {share}"
+    )

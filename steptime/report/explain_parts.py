@@ -8,19 +8,17 @@ from typing import TYPE_CHECKING
 from steptime.answer.tables import kind_label, works_of
 from steptime.base.num import tree_depth
 from steptime.base.words import counted
-from steptime.cost.compute import CHUNK_S_PER_TOKEN, RATED_LENGTH
 from steptime.job.mesh import comm_part
 from steptime.memory.on_host import on_host
-from steptime.model.ops import Attention
-from steptime.model.scans import Chunked
 from steptime.report.breakdown import part_title
 from steptime.report.constants import constant, machine_source
-from steptime.report.explain_layers import launch, recompute
+from steptime.report.explain_attention import attention
+from steptime.report.explain_layers import calls, launch, recompute
 from steptime.report.format import BINARY, SI, percent, quantity, seconds, whole
 from steptime.report.kernel_table import KernelTime, op_times
 from steptime.report.table import Fact, FactList
 from steptime.timing.optimizer import clip_bytes_per_param, update_bytes_per_param, updated
-from steptime.timing.orthogonalize import STEPS, orthogonalize_s
+from steptime.timing.orthogonalize import STEPS, orthogonalize_s, sharded
 from steptime.timing.step_time import STRAGGLER
 
 if TYPE_CHECKING:
@@ -32,55 +30,6 @@ if TYPE_CHECKING:
     from steptime.timing.step_time import StepTime
 
 _SHOWN = 12
-
-
-def attention(estimate: Estimate) -> FactList:
-    """Each attention kernel: FLOPs over the rate at this length, forward and backward, times its calls."""
-    rates, device = estimate.timing.rates, estimate.job.machine.accelerator
-    rows = [row for row in op_times(estimate) if row.part == "attention"]
-    facts = []
-    for row in rows:
-        lines = [_calls(row.times, row.forward_s, row.backward_s, estimate)]
-        op = row.op
-        if isinstance(op, Attention):
-            lines.append(
-                f"forward: {quantity(row.forward_flops, SI, 'FLOP')} ({op.causal_share:.3g} of all scores) at "
-                f"{quantity(rates.attention_forward_flops, SI, 'FLOP/s')}, "
-                f"{_backward(op)} at {quantity(rates.attention_backward_flops, SI, 'FLOP/s')}"
-            )
-            ramp, (ahead, back) = rates.attention_ramp_tokens, rates.attention_head_64
-            seen = op.reach or op.kv_len
-            longer = seen / (seen + ramp) * (RATED_LENGTH + ramp) / RATED_LENGTH
-            lines.append(
-                f"both rates x {longer:.4g} for the keys seen: [{whole(seen)} / ({whole(seen)} + {ramp:g})] / "
-                f"[{RATED_LENGTH:g} / ({RATED_LENGTH:g} + {ramp:g})]: kernels compute blocks crossed by the causal mask in full"
-            )
-            if op.d_qk <= 64:
-                lines.append(f"forward x {ahead:g}, backward x {back:g} for heads of {whole(op.d_qk)}, not 128")
-            lines.append(
-                f"attention_ramp_tokens {ramp:g}: {machine_source(estimate.job, 'accelerator.attention_ramp_tokens')}"
-            )
-            lines.append(f"each + {seconds(op.calls * rates.gemm_kernel_s)} launch")
-        elif isinstance(op, Chunked):
-            flops, token_s = quantity(rates.chunk_flops, SI, "FLOP/s"), CHUNK_S_PER_TOKEN * rates.slowness
-            lines.append(
-                f"forward: {op.slowness:g} times the longer of {quantity(row.forward_flops, SI, 'FLOP')} at {flops} and "
-                f"{whole(op.seq)} tokens of {token_s * 1e9:.0f} ns; backward {op.backward_times:g} times that "
-                "(benchmarks of fla-org/flash-linear-attention)"
-            )
-        facts.append(Fact(row.name, lines))
-    for key in ("attention_forward_efficiency", "attention_backward_efficiency"):
-        value = getattr(device, key)
-        facts.append(Fact(key, [f"{value:g} of the dense peak: {machine_source(estimate.job, f'accelerator.{key}')}"]))
-    return FactList(part_title(estimate, "attention"), facts)
-
-
-def _backward(op: Attention) -> str:
-    """FLOPs of backward over those of forward."""
-    share = (3.0 * op.d_qk + 2.0 * op.d_v) / (op.d_qk + op.d_v)
-    qk, v = whole(op.d_qk), whole(op.d_v)
-    widths = f"; [3 x {qk} + 2 x {v}] / [{qk} + {v}] for q, k of width {qk} and v of {v}" if qk != v else ""
-    return f"backward {share:.3g} times that (5 products to 2, FlashAttention-2, arXiv 2307.08691{widths})"
 
 
 def memory_bound(estimate: Estimate) -> FactList:
@@ -112,7 +61,7 @@ def _widest(rows: list[KernelTime], estimate: Estimate) -> list[Fact]:
         if row.part == "memory_bound" and moved:
             moved += f", {counted(row.kernels, 'kernel')} each"
         moved += "; " if moved else ""
-        facts.append(Fact(row.name, [moved + _calls(row.times, row.forward_s, row.backward_s, estimate)]))
+        facts.append(Fact(row.name, [moved + calls(row.times, row.forward_s, row.backward_s, estimate)]))
     if len(rows) > _SHOWN:
         rest = sum(row.step_s for row in rows[_SHOWN:])
         facts.append(Fact("others", [f"{len(rows) - _SHOWN} kernels, {seconds(rest)}"]))
@@ -243,16 +192,11 @@ def _orthogonalized(estimate: Estimate) -> list[Fact]:
         return []
     context = estimate.timing.pricing.context
     took = max(orthogonalize_s(assembly.job, params, context) for params in assembly.held)
+    if sharded(assembly.job):
+        how = f"{STEPS:g} iterations on each matrix, product by product, and the collectives of its shards: {seconds(took)}"
+        return [Fact("orthogonalize", [how, "torch/optim/_muon.py on DTensors; Jordan et al. 2024"])]
     how = f"{STEPS:g} iterations of 4 m^2 n + 2 m^3 FLOPs on each m x n matrix: {seconds(took)}"
     return [Fact("orthogonalize", [how, f"muon_tp_mode {states.muon_tp_mode}; Jordan et al. 2024"])]
-
-
-def _calls(times: float, forward_s: float, backward_s: float, estimate: Estimate) -> str:
-    total = times * (forward_s + backward_s)
-    share = percent(total / estimate.step_s)
-    return (
-        f"{whole(times)} x ({seconds(forward_s)} forward + {seconds(backward_s)} backward) = {seconds(total)}, {share}"
-    )
 
 
 PARTS: dict[str, Callable[[Estimate], FactList]] = {

@@ -46,7 +46,7 @@ def matrix_s(job: Job, p: Param, elements: Num, context: Context) -> Num:
     orthogonalized_optimizers/muon_utils.py, newton_schulz_tp).
     """
     tp, mode = job.parallelism.tp, job.software.states.muon_tp_mode
-    if job.software.family == "fsdp2" and job.zero_level >= 2:
+    if sharded(job):
         return sharded_matrix_s(job, p, context)
     rows, columns = matrix(p, elements)
     split = p.split_dim is not None and not p.n_experts
@@ -59,6 +59,11 @@ def matrix_s(job: Job, p: Param, elements: Num, context: Context) -> Num:
     kept, shared = (columns, rows) if p.split_dim == 0 else (rows, columns)
     reduction = context.collective("all_reduce", BF16 * kept * kept, "tp")
     return newton_schulz_s(kept, shared, context.rates) + STEPS * reduction.time_s
+
+
+def sharded(job: Job) -> bool:
+    """Whether matrices are DTensors that FSDP2 shards by rows."""
+    return job.software.family == "fsdp2" and job.zero_level >= 2
 
 
 def sharded_matrix_s(job: Job, p: Param, context: Context) -> Num:

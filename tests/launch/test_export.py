@@ -71,6 +71,7 @@ def of_megatron(draw):
         ])),
         "optimizer": draw(st.sampled_from(["adamw", "adamw", "sgd", "muon"])),
         "fp8_params": draw(st.booleans()) and precision.startswith(("fp8", "mxfp8")),
+        "quantized_head": draw(st.booleans()) and precision == "mxfp8",
         "loss_impl": draw(st.sampled_from(["composite", "native", "fused"])),
         "rope_impl": draw(st.sampled_from(["fused", "own_tables"])),
         "attention_backend": draw(st.sampled_from(["auto", "flash", "cudnn"])),

@@ -43,17 +43,37 @@ def test_pages_of_fused_experts(dispatcher, paged):
 
 
 @pytest.mark.parametrize(
-    ("said", "backend"),
+    ("said", "backend", "status"),
     [
-        ("flex --moe-flex-dispatcher-backend hybridep", "hybridep"),
-        ("flex --moe-flex-dispatcher-backend deepep", None),
-        ("alltoall --moe-flex-dispatcher-backend hybridep", None),
+        ("flex --moe-flex-dispatcher-backend hybridep", "hybridep", "used"),
+        ("flex --moe-flex-dispatcher-backend deepep", None, "used"),
+        ("flex --moe-flex-dispatcher-backend ncclep", None, "approximated"),
+        ("alltoall --moe-flex-dispatcher-backend hybridep", None, "irrelevant"),
     ],
 )
-def test_library_of_the_flex_dispatcher(said, backend):
+def test_library_of_the_flex_dispatcher(said, backend, status):
     """DeepEP unless HybridEP is said; the other dispatchers have none."""
     found = reading(f"{EXPERTS} --moe-router-dtype fp32 --moe-token-dispatcher-type {said}")
     assert found.config["performance"]["moe"].get("flex_backend") == backend
+    assert [flag.status for flag in found.flags if flag.name == "--moe-flex-dispatcher-backend"] == [status]
+
+
+@pytest.mark.parametrize(
+    ("said", "quantized"),
+    [
+        ("--fp8-format e4m3 --fp8-recipe mxfp8", True),
+        ("--fp8-format e4m3", None),
+        ("--fp4-format e2m1", None),
+        ("", None),
+    ],
+)
+def test_heads_are_quantized_in_mxfp8_alone(said, quantized):
+    """megatron/core/fp8_utils.py, is_mxfp8_output_proj_active."""
+    found = reading(f"{said} --fp8-output-proj")
+    assert found.config["performance"].get("quantized_head") is quantized
+    (flag,) = [flag for flag in found.flags if flag.name == "--fp8-output-proj"]
+    assert flag.status == ("used" if quantized else "irrelevant")
+    assert flag.note == ("performance.quantized_head" if quantized else "only with fp8_recipe mxfp8")
 
 
 def test_what_is_unsaid_is_as_the_parser_has_it():

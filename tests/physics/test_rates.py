@@ -6,7 +6,9 @@ import pytest
 from physics_jobs import SLIGHTLY, job, machine
 
 from steptime.answer.result import estimate
-from steptime.cost.rates import rates
+from steptime.cost.rates import head_64, rates
+from steptime.hardware.machine import Machine
+from steptime.software.performance import load_software
 
 
 def part(name: str, software="torch", performance=None, model=None, **figures) -> float:
@@ -94,6 +96,20 @@ def test_flex_attention_that_nothing_compiles():
         "attention", performance={"attention_kernel": "flex_eager"}, sustained_flops={"bf16": 1.0, "fp32": 0.5}
     )
     assert found == by_hand(2 * ATTENTION * (1.5 + 2.5 * 1.4))
+
+
+@pytest.mark.parametrize("name", ["mi300x-node", "mi355x-node"])
+def test_small_heads_on_amd_do_not_take_nvidias_shares(name):
+    """No rate of AMD's kernels at head size 64 was found: FlashAttention-2's share, as before they had rates of their own."""
+    profile = load_software("megatron-core").replace(attention_kernel="best")
+    assert head_64(Machine.load(name).accelerator, profile) == (0.87, 0.87)
+
+
+@pytest.mark.parametrize("changes", [{"attention_ramp_tokens": 24}, {"model": {"n_q_heads": 2}}])
+def test_matrix_products_of_all_scores_have_no_ramp_and_no_share_of_small_heads(changes):
+    """Both are of flash kernels: blocks that the mask crosses, and their work for each score."""
+    found = part("attention", performance={"attention_kernel": "flex_eager"}, **changes)
+    assert found == by_hand(2 * ATTENTION * 3.5)
 
 
 def test_a_device_without_figures_of_its_own_runs_flash_attention_2_at_its_best():

@@ -81,6 +81,10 @@ def expert_performance(keys: JobKeys, precision: str) -> dict[str, Any]:
         keys.approximate("moe_router_dtype", "the router is counted as fp32")
     dispatcher = keys.word("moe_token_dispatcher_type")
     hybrid = keys.word("moe_flex_dispatcher_backend") == "hybridep" and dispatcher == "flex"
+    if dispatcher != "flex":
+        keys.without_effect("moe_flex_dispatcher_backend", "only with the flex dispatcher")
+    elif keys.get("moe_flex_dispatcher_backend") == "ncclep":
+        keys.approximate("moe_flex_dispatcher_backend", "NCCL's library is counted as DeepEP")
     shared = keys.on("moe_shared_expert_overlap") and keys.whole("moe_shared_expert_intermediate_size") is not None
     return {
         "moe": {

@@ -63,6 +63,9 @@ def optimizer_of(keys: JobKeys) -> str | None:
     return said if said in {"lion", "sgd", "muon", "dist_muon"} else None
 
 
+_ITS_RECIPE = "only with fp8_recipe mxfp8"
+
+
 def _precision(keys: JobKeys) -> dict[str, Any]:
     """bf16, fp16, fp32, or a low-precision recipe with its stored parameters."""
     if keys.on("bf16") and keys.on("fp16"):
@@ -70,21 +73,21 @@ def _precision(keys: JobKeys) -> dict[str, Any]:
     fp8 = keys.get("fp8") or keys.on("fp8_hybrid") or keys.on("fp8_e4m3")
     if not fp8 and not keys.get("fp4"):
         keys.without_effect("first_last_layers_bf16", "only with fp8 or fp4")
+        keys.without_effect("fp8_output_proj", _ITS_RECIPE)
         return {"precision": plain_dtype(keys)}
     if keys.get("fp4"):
         if keys.get("fp4_recipe") != "nvfp4":
             keys.leave_out("fp4_recipe", "a custom recipe: counted as NVFP4")
+        keys.without_effect("fp8_output_proj", _ITS_RECIPE)
         return {"precision": "nvfp4", "fp8_params": keys.on("fp4_param"), **_bf16_layers(keys)}
     recipe = keys.meaning("fp8_recipe")
     if recipe is None and keys.get("fp8_recipe") is not None:
         keys.leave_out("fp8_recipe", "counted as delayed scaling")
-    head = {"quantized_head": True} if keys.on("fp8_output_proj") and recipe == "mxfp8" else {}
-    return {
-        "precision": recipe or "fp8_delayed",
-        "fp8_params": keys.on("fp8_param_gather"),
-        **head,
-        **_bf16_layers(keys),
-    }
+    found = {"precision": recipe or "fp8_delayed", "fp8_params": keys.on("fp8_param_gather"), **_bf16_layers(keys)}
+    if recipe != "mxfp8":
+        keys.without_effect("fp8_output_proj", _ITS_RECIPE)
+        return found
+    return found | ({"quantized_head": True} if keys.on("fp8_output_proj") else {})
 
 
 def _bf16_layers(keys: JobKeys) -> dict[str, Any]:

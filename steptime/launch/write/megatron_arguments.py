@@ -132,6 +132,7 @@ def _precision(performance: Mapping[str, Any], table: KeyTable) -> Keys:
     if recipe and (word := word_for(table, "fp8_recipe", precision)):
         found |= {"fp8": "e4m3" if word in {"mxfp8", "blockwise"} else "hybrid", "fp8_recipe": word}
         found["fp8_param_gather"] = performance["fp8_params"]
+        found |= {"fp8_output_proj": True} if performance.get("quantized_head") and precision == "mxfp8" else {}
     return found | _bf16_layers(performance)
 
 
