@@ -44,9 +44,9 @@ def test_devices_that_cannot_double_are_named_with_the_reason(found):
         hardware="dgx-h100",
     )
     one = sensitivity(plan, best=False)
-    assert "devices (twice, same batch)" not in {gain.name for gain in one.gains}
+    assert "devices (twice)" not in {gain.name for gain in one.gains}
     (line,) = one.left_out
-    assert line.startswith("devices (twice, same batch): dp 8 cannot double: data.gbs: ")
+    assert line.startswith("devices (twice): dp 8 cannot double: data.gbs: ")
 
 
 def test_arithmetic_is_all_that_faster_arithmetic_changes(found):
@@ -117,7 +117,7 @@ def with_memory(plan, share):
 def test_the_command(capsys):
     assert main(["sensitivity", str(CONFIGS / "llama3_8b.yaml"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert {"step_s", "gains", "hiding"} == found.keys()
+    assert {"step_s", "gains", "hiding", "left_out"} == found.keys()
     assert any(gain["name"] == "memory size" for gain in found["gains"])
 
 
