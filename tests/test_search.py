@@ -95,6 +95,20 @@ def test_counts_of_a_small_space():
     assert run(job, Asked((8,), (8,), axes)).counts.points == 20 * 5 * 4
 
 
+def test_a_plan_of_uneven_layers_finds_even_chunks_with_the_ends_counted():
+    """14 layers on 4 stages, `auto` in the plan: 16 / (4 * 2) = 2 layers a chunk with the ends counted beats 3 or 4 a stage.
+
+    The plan's own 4 stages of one chunk stay `auto`: their layers are 4 4 3 3, not 3 4 4 3.
+    """
+    job = plan({"pp": 4, "dp": 2, "layers_per_stage": "auto"}, n_layers=14)
+    found = run(job, Asked((8,), (64,), Axes({"tp": (1,), "pp": (4,), "cp": (1,)})))
+    layouts = {layout.job.parallelism.vpp: layout.job.parallelism for layout in found.top(1000)}
+    assert layouts[2].embedding_and_loss_count_as_layers
+    assert layouts[2].layers_per_stage is None
+    assert layouts[1].layers_per_stage == "auto"
+    assert best_of(found).job.parallelism.vpp > 1
+
+
 def test_the_winner_beside_the_plan():
     """A plan that is far from the best: the answer is faster, and its settings leave the rest of the plan alone."""
     job = plan({"tp": 8, "dp": 1}, {"activation_checkpointing_type": "full"})

@@ -15,7 +15,7 @@ from steptime import Job
 from steptime.commands.cli import main
 from steptime.report.format import number
 from steptime.report.search_tables import keyed
-from steptime.report.table import PLAIN, Table, layout
+from steptime.report.table import PLAIN, Table, layout, wrapped
 
 PLAN = """\
 model: gpt3-1.3b
@@ -254,6 +254,13 @@ def test_a_search_of_experts_names_every_recomputation_in_80_columns(run):
     choices = out.split("best layout for each value of one choice")[1].split("\n\n")[0]
     listed = {line.split()[-1] for line in choices.split("\n  recompute\n")[1].splitlines()}
     assert {"none", "layernorm", "layernorm+moe_act", "mla_up_proj"} <= listed
+
+
+def test_a_continued_line_keeps_its_backslash():
+    """A setting that just fits its column is not parted from the backslash that continues the command."""
+    setting = "--set parallelism.embedding_and_loss_count_as_layers=true \\"
+    for width in range(40, 80):  # 57 columns and 2
+        assert wrapped(setting, width) == [setting]
 
 
 def test_cost_names_its_price_once(run):

@@ -67,7 +67,7 @@ def answer(found: Search, best: Layout) -> FactList:
         span = f"{seconds(best.estimate.time.step_s_p10)} to {seconds(best.estimate.time.step_s_p90)}"
         facts.append(Fact("tied", [f"{counted(count, 'other layout')}: their 80 % intervals overlap its {span}"]))
         if least is not None and least.held_bytes < best.held_bytes:
-            facts.append(Fact("least memory of them", [figures(least, by), *lines(least.changes, 54)]))
+            facts.append(Fact("tied, least GiB", [figures(least, by), *lines(least.changes, 54)]))
     counts = found.counts
     looked = f"{counted(counts.points, 'layout')}: {counts.evaluated:,} can run, {counts.fitting:,} fit"
     looked += f"; {found.seconds:.2f} s" + (", interrupted" if found.interrupted else "")

@@ -168,7 +168,7 @@ def numbers(job: Job, plan: Job, axes: Axes, devices: int, gbs: int) -> dict[str
     tps, cps = axes.values("tp", whole), axes.values("cp", whole)
     alone = plan.parallelism.fsdp is not None and plan.parallelism.pp == 1  # FSDP without a pipeline stays so
     pps = axes.values("pp", [1] if alone else [pp for pp in whole if pp <= layers])
-    vpps = axes.values("vpp", chunk_counts(layers, pps, ends=split_of(plan) != "auto") if len(pps) else [1])
+    vpps = axes.values("vpp", chunk_counts(layers, pps, ends=True) if len(pps) else [1])
     batches = axes.values("microbatch_sz", [b for b in divisors(gbs) if b <= LARGEST_MICROBATCH])
     lists = [np.array(values, dtype=float) for values in (tps, cps, pps, vpps, batches)]
     tp, cp, pp, vpp, batch = (axis.ravel() for axis in np.meshgrid(*lists, indexing="ij"))
@@ -209,14 +209,15 @@ def split_of(plan: Job) -> Split:
 def splits(plan: Job, columns: Mapping[str, Any]) -> Any:
     """How every row distributes its layers: as the plan does where that divides them, else equally, else with the ends counted.
 
-    Without interleaving, layers that divide in none of these ways are distributed as evenly as possible.
+    Layers that divide in none of these ways are distributed as evenly as possible; with interleaving, only if the plan says so.
     """
     import numpy as np
 
     layers, chunks, usual = plan.model.n_layers, columns["pp"] * columns["vpp"], split_of(plan)
     even, ends = layers % chunks == 0, (layers + 2) % chunks == 0
     if usual == "auto":
-        return np.where(even, 0, 2)
+        mine = (columns["pp"] == plan.parallelism.pp) & (columns["vpp"] == plan.parallelism.vpp)
+        return np.where(even, 0, np.where(ends & ~mine, 1, 2))
     rest = np.where(columns["vpp"] == 1, 2, 0)
     if usual == "ends":
         return np.where(ends, 1, np.where(even, 0, rest))
