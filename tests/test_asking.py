@@ -301,6 +301,10 @@ def test_a_suggestion_does_not_suggest_itself():
     wanted = ["parallelism.pp: pp*vpp = 81 is more than n_layers 80; lower pp or vpp (got pp 81, vpp 1)"]
     assert problems(**plan) == wanted
     assert problems("parallelism.layers_per_stage=auto", **plan) == wanted
+    ends = {"devices": None, "parallelism": {"tp": 1, "pp": 41, "vpp": 2, "dp": 1}}  # 80 layers, embedding and loss
+    assert problems(**ends)[0].endswith(
+        "lower pp or vpp, or set parallelism.embedding_and_loss_count_as_layers to true (got pp 41, vpp 2)"
+    )
 
 
 @pytest.mark.parametrize(
@@ -312,6 +316,8 @@ def test_a_suggestion_does_not_suggest_itself():
         ("data.micro_batch_size=1", "did you mean 'microbatch_sz'?"),
         ("parallelism.micro_batch_size=1", "did you mean data.microbatch_sz?"),
         ("tp=4", "did you mean --set parallelism.tp=4?"),
+        ("cuda_graphs=true", "did you mean --set performance.cuda_graphs=true?"),
+        ("lora.rank=16", "did you mean model.lora?"),
         ("seq_length=4096", "did you mean --set data.seqlen=4096?"),
     ],
 )

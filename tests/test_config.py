@@ -38,6 +38,13 @@ def test_the_plan_itself_is_sound():
         # unknown keys
         ("parallelism.tpp=8", "parallelism.tpp: unknown key (got 8); did you mean 'tp'?"),
         ("modle.n_layers=8", "modle: unknown key (got a mapping); did you mean 'model'?"),
+        (
+            "nonsense=1",
+            (
+                "nonsense: unknown key (got 1); valid: cross_dc, data, devices, hardware, model, notes, parallelism, "
+                "performance, run"
+            ),
+        ),
         ("run.tokns=1e12", "run.tokns: unknown key (got 1e+12); did you mean 'tokens'?"),
         (
             "data.colour=red",

@@ -419,3 +419,21 @@ def test_a_grouped_product_has_every_factor_of_its_rate():
 
 def test_a_dense_plan_has_no_experts(found):
     assert "experts" not in names(found)
+
+
+def test_model_flops_of_adapters_multiply_frozen_weights_twice_and_once_back():
+    """Llama 3 70B with adapters of rank 16 on its four fused projections, 80 layers, 32 x 4,096 tokens.
+
+    Adapters: 16 (in + out) = 16 (8192 + 10240 + 2 x 8192 + 8192 + 57344 + 28672 + 8192) x 80 = 175.64 M weights, 6 FLOPs each;
+    69.502 B frozen ones have no wgrad: 4 each. 131,072 x (1.054 + 278.01 + 16.11 GFLOP) = 38.69 PFLOP.
+    """
+    job = Job(
+        model={"preset": "llama3-70b", "lora": {"rank": 16}},
+        parallelism={"tp": 8, "pp": 1, "dp": 1},
+        performance={"software": "megatron-bridge"},
+        data={"gbs": 32, "seqlen": 4096, "microbatch_sz": 1},
+        hardware="dgx-h100",
+    )
+    text = words(estimate(job), "mfu")[1]["model"]
+    assert "projections and head 6 x 175.64 M weights + frozen ones 4 x 69.502 B weights + attention 3 x" in text
+    assert text.endswith(" = 38.69 PFLOP")

@@ -14,7 +14,7 @@ from steptime.search.changes import fewest
 from steptime.search.run import run, search
 from steptime.search.screen import Screen
 from steptime.search.search import Asked
-from steptime.search.space import Axes, Counts, divisors
+from steptime.search.space import Axes, Counts, chunk_counts, divisors, uneven_chunks
 
 
 def test_no_good_layout_is_lost():
@@ -93,6 +93,38 @@ def test_counts_of_a_small_space():
     axes = Axes({"sp": (False,), "zero_level": (1,), "performance.activation_checkpointing_type": ("none",)})
     assert divisors(8) == [1, 2, 4, 8]
     assert run(job, Asked((8,), (8,), axes)).counts.points == 20 * 5 * 4
+
+
+def test_a_plan_of_uneven_layers_finds_even_chunks_with_the_ends_counted():
+    """14 layers on 4 stages, `auto` in the plan: 16 / (4 * 2) = 2 layers a chunk with the ends counted beats 3 or 4 a stage.
+
+    The plan's own 4 stages of one chunk stay `auto`: their layers are 4 4 3 3, not 3 4 4 3.
+    """
+    job = plan({"pp": 4, "dp": 2, "layers_per_stage": "auto"}, n_layers=14)
+    found = run(job, Asked((8,), (64,), Axes({"tp": (1,), "pp": (4,), "cp": (1,)})))
+    layouts = {layout.job.parallelism.vpp: layout.job.parallelism for layout in found.top(1000)}
+    assert layouts[2].embedding_and_loss_count_as_layers
+    assert layouts[2].layers_per_stage is None
+    assert layouts[1].layers_per_stage == "auto"
+    assert best_of(found).job.parallelism.vpp > 1
+
+
+def test_layers_that_no_number_of_chunks_divides_are_interleaved_unevenly():
+    """13 layers on 4 stages: 13 and 13 + 2 are odd, so 2 chunks per stage hold 5 x 2 and 3 x 1 layers; 4 chunks are more than 13.
+
+    On 2 stages 2 and 4 chunks are tried, 8 chunks are more than 13 layers. 12 layers on 4 stages divide, so nothing is added.
+    """
+    assert (uneven_chunks(13, 4), uneven_chunks(13, 2), uneven_chunks(12, 4), uneven_chunks(13, 1)) == (
+        {2},
+        {2, 4},
+        set(),
+        set(),
+    )
+    assert chunk_counts(13, [1, 2, 4], ends=True) == [1, 2, 4]
+    job = plan({"dp": 8}, n_layers=13)
+    found = run(job, Asked((8,), (64,), Axes({"tp": (1,), "pp": (4,), "cp": (1,), "microbatch_sz": (1,)})))
+    layouts = {layout.job.parallelism.vpp: layout.job.parallelism for layout in found.top(1000)}
+    assert {vpp: p.layers_per_stage for vpp, p in layouts.items()} == {1: "auto", 2: "auto"}
 
 
 def test_the_winner_beside_the_plan():

@@ -14,6 +14,8 @@ import yaml
 from steptime import Job
 from steptime.commands.cli import main
 from steptime.report.format import number
+from steptime.report.search_tables import keyed
+from steptime.report.table import PLAIN, Table, layout, wrapped
 
 PLAN = """\
 model: gpt3-1.3b
@@ -230,6 +232,35 @@ def test_choices_of_yes_and_no(run):
     out = run("{model: llama3-8b, devices: 8, data: {gbs: 16, seqlen: 2048}, hardware: h100}")[1]
     rows = out.split("sequence parallelism\n")[1].splitlines()[:2]
     assert {row.split()[0] for row in rows} == {"yes", "no"}
+
+
+def test_a_long_recomputation_is_a_letter_with_a_note():
+    """Beside 2 + 1 + 1 + 66 + 1 columns of 80, 9 are left: enough for `mlp`, not for 30; rows of one cell stay."""
+    header, wide, short = ["", "x" * 66, "recompute"], "layernorm+mla_up_proj+moe_act", "mlp"
+    table = keyed(Table("t", header, [["1", "", wide], ["  --set a=b"], ["2", "", short], ["3", "", wide]], ["append"]))
+    assert table.rows == [["1", "", "a"], ["  --set a=b"], ["2", "", short], ["3", "", "a"]]
+    assert list(table.notes) == [f"recompute a: {wide}", "append"]
+    assert max(map(len, layout(table, PLAIN))) <= 80
+    narrow = Table("t", ["", "step", "recompute"], [["1", "2 s", wide]])
+    assert keyed(narrow) == narrow._replace(notes=[])
+
+
+def test_a_search_of_experts_names_every_recomputation_in_80_columns(run):
+    """Each recomputation is in the last column in full, not cut in the first."""
+    text = "{model: deepseek-v2-lite, devices: 16, data: {gbs: 128, seqlen: 4096}, hardware: h100}"
+    out = run(text, "--fix", "tp=1", "--fix", "pp=1", "--fix", "ep=8")[1]
+    assert max(map(len, out.splitlines())) <= 80
+    assert "…" not in out
+    choices = out.split("best layout for each value of one choice")[1].split("\n\n")[0]
+    listed = {line.split()[-1] for line in choices.split("\n  recompute\n")[1].splitlines()}
+    assert {"none", "layernorm", "layernorm+moe_act", "mla_up_proj"} <= listed
+
+
+def test_a_continued_line_keeps_its_backslash():
+    """A setting that just fits its column is not parted from the backslash that continues the command."""
+    setting = "--set parallelism.embedding_and_loss_count_as_layers=true \\"
+    for width in range(40, 80):  # 57 columns and 2
+        assert wrapped(setting, width) == [setting]
 
 
 def test_cost_names_its_price_once(run):

@@ -11,6 +11,7 @@ import pytest
 from steptime import Job, estimate
 from steptime.answer.distance import RECOMPUTE
 from steptime.commands.cli import main
+from steptime.report.sensitivity_tables import sections
 from steptime.search.fastest import Fastest, fastest, within
 from steptime.search.run import run, search
 from steptime.search.screen import Screen
@@ -44,9 +45,9 @@ def test_devices_that_cannot_double_are_named_with_the_reason(found):
         hardware="dgx-h100",
     )
     one = sensitivity(plan, best=False)
-    assert "devices (twice, same batch)" not in {gain.name for gain in one.gains}
+    assert "devices (twice)" not in {gain.name for gain in one.gains}
     (line,) = one.left_out
-    assert line.startswith("devices (twice, same batch): dp 8 cannot double: data.gbs: ")
+    assert line.startswith("devices (twice): dp 8 cannot double: data.gbs: ")
 
 
 def test_arithmetic_is_all_that_faster_arithmetic_changes(found):
@@ -117,8 +118,15 @@ def with_memory(plan, share):
 def test_the_command(capsys):
     assert main(["sensitivity", str(CONFIGS / "llama3_8b.yaml"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert {"step_s", "gains", "hiding"} == found.keys()
+    assert {"step_s", "gains", "hiding", "left_out"} == found.keys()
     assert any(gain["name"] == "memory size" for gain in found["gains"])
+
+
+def test_a_job_that_does_not_fit_is_said_beside_its_step():
+    """70 B parameters without sharding take over 1,000 GiB a device."""
+    job = Job.load(CONFIGS / "llama3_70b.yaml", ["parallelism.tp=1", "parallelism.pp=1", "parallelism.vpp=1"])
+    (step, _) = sections(sensitivity(job, best=False))[0].facts
+    assert step.lines[0].endswith(" s, does not fit")
 
 
 def test_sizes_that_cannot_hold_the_job_are_marked(capsys):

@@ -198,7 +198,7 @@ def closest(word: object, words: Iterable[str]) -> str:
     from difflib import get_close_matches
 
     folded = {name.lower(): name for name in sorted(words)}
-    return next((folded[name] for name in get_close_matches(str(word).lower(), folded, n=1, cutoff=0.6)), "")
+    return next((folded[name] for name in get_close_matches(str(word).lower(), folded, n=1, cutoff=0.65)), "")
 
 
 def near(word: object, words: Iterable[str]) -> str:

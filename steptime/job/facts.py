@@ -135,6 +135,12 @@ class Facts(NamedTuple):
         return self.n_layers + (2 if self.ends_count else 0)
 
     @property
+    def or_ends(self) -> str:
+        """The end of an error on too few layers, where embedding and loss are the two that are missing."""
+        missing = not self.ends_count and self.chunks == self.n_layers + 2
+        return ", or set parallelism.embedding_and_loss_count_as_layers to true" if missing else ""
+
+    @property
     def devices(self) -> Num:
         """All devices."""
         return self.tp * self.cp * self.pp * self.dp

@@ -176,7 +176,7 @@ LAYOUT_RULES = [
     Rule(
         "enough layers",
         "parallelism.pp",
-        "pp*vpp = {f.chunks} is more than n_layers {f.n_layers}; lower pp or vpp (got pp {f.pp}, vpp {f.vpp})",
+        "pp*vpp = {f.chunks} is more than n_layers {f.n_layers}; lower pp or vpp{f.or_ends} (got pp {f.pp}, vpp {f.vpp})",
         lambda f: (f.layers_per_stage not in {None, "auto"}) | (f.units >= f.chunks),
     ),
     Rule(

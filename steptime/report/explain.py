@@ -237,7 +237,9 @@ def _mfu(estimate: Estimate) -> FactList:
     data, assembly = estimate.job.data, estimate.assembly
     tokens = float(data.gbs) * data.seqlen
     linear, attention = linear_flops_per_token(assembly), attention_flops_per_token(assembly)
-    parts = [f"projections and head 6 x {quantity(linear / 2.0, COUNT, digits=5)} weights"]
+    frozen = linear_flops_per_token(assembly, frozen=True)
+    parts = [f"projections and head 6 x {quantity((linear - frozen) / 2.0, COUNT, digits=5)} weights"]
+    parts += [f"frozen ones 4 x {quantity(frozen / 2.0, COUNT, digits=5)} weights"] if frozen else []
     if attention:
         parts.append(
             f"attention 3 x {quantity(attention / 2.0, SI, 'FLOP', 4)} (half of 2 n_q_heads (d_qk + d_v) seqlen per layer)"

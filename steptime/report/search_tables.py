@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from string import ascii_lowercase
 from typing import TYPE_CHECKING, Any
 
 from steptime.answer.whole_run import price
@@ -10,7 +11,7 @@ from steptime.job.sections import Run
 from steptime.report.format import GIB, percent, seconds
 from steptime.report.html import html
 from steptime.report.layout_rows import figures, head, lines, recomputed, row_of, shape, varied
-from steptime.report.table import Fact, FactList, ReportSection, Table
+from steptime.report.table import WIDTH, Fact, FactList, ReportSection, Table
 from steptime.search.changes import words
 from steptime.search.run import search
 from steptime.search.search import Layout, Search
@@ -66,7 +67,7 @@ def answer(found: Search, best: Layout) -> FactList:
         span = f"{seconds(best.estimate.time.step_s_p10)} to {seconds(best.estimate.time.step_s_p90)}"
         facts.append(Fact("tied", [f"{counted(count, 'other layout')}: their 80 % intervals overlap its {span}"]))
         if least is not None and least.held_bytes < best.held_bytes:
-            facts.append(Fact("least memory of them", [figures(least, by), *lines(least.changes, 54)]))
+            facts.append(Fact("tied, least GiB", [figures(least, by), *lines(least.changes, 54)]))
     counts = found.counts
     looked = f"{counted(counts.points, 'layout')}: {counts.evaluated:,} can run, {counts.fitting:,} fit"
     looked += f"; {found.seconds:.2f} s" + (", interrupted" if found.interrupted else "")
@@ -105,7 +106,7 @@ def layouts_table(found: Search, heading: str, layouts: Sequence[Layout]) -> Tab
         rows.append(row_of(found, str(at + 1), layout))
         rows += [[f"  {line}"] for line in lines(layout.changes, 74) or ["the plan unchanged"]]
     note = f"append --set ... to: {found.asked.command}" + ("" if found.asked.said else " (the plan states no layout)")
-    return Table(heading, head(found), rows, [note])
+    return keyed(Table(heading, head(found), rows, [note]))
 
 
 def choices(found: Search) -> Table:
@@ -118,8 +119,22 @@ def choices(found: Search) -> Table:
         of = [] if idle else found.best_of(name, MOST)
         if len(of) > 1:
             rows.append([f"{_NAMES.get(name, name)}"])
-            rows += [row_of(found, _WORDS.get(str(value), str(value)), layout) for value, layout in of]
-    return Table("best layout for each value of one choice", head(found), rows)
+            # a recomputation is in the last column of its row
+            names = ["" if name == "recompute" else _WORDS.get(str(value), str(value)) for value, _ in of]
+            rows += [row_of(found, shown, layout) for shown, (_, layout) in zip(names, of, strict=True)]
+    return keyed(Table("best layout for each value of one choice", head(found), rows))
+
+
+def keyed(table: Table) -> Table:
+    """A table of layouts in which a letter stands for each recomputation that makes it too wide, and a note for the letter."""
+    cells = [table.header, *(row for row in table.rows if len(row) > 1)]
+    room = WIDTH - 2 - sum(max(len(row[i]) for row in cells) + 1 for i in range(len(table.header) - 1))
+    room = max(room, len(table.header[-1]))
+    long = dict.fromkeys(row[-1] for row in cells if len(row[-1]) > room)
+    letters = dict(zip(long, ascii_lowercase, strict=False))
+    rows = [[*row[:-1], letters.get(row[-1], row[-1])] if len(row) > 1 else row for row in table.rows]
+    notes = [f"recompute {letter}: {modules}" for modules, letter in letters.items()]
+    return table._replace(rows=rows, notes=[*notes, *table.notes])
 
 
 _WORDS = {"": "no pipeline", "True": "yes", "False": "no"}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from steptime.base.words import counted
 from steptime.report.breakdown import part_name
 from steptime.report.format import percent, seconds
-from steptime.report.headline import layout_words
+from steptime.report.headline import VERDICTS, layout_words
 from steptime.report.palette import TIME
 from steptime.report.plot_style import EDGE, picture
 from steptime.report.table import Fact, FactList, ReportSection, Table
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 def sections(found: Sensitivity) -> list[ReportSection]:
     """The job, then both tables."""
     given = found.given
-    head = FactList(_job(found), [Fact("step", [seconds(given.step_s)]), Fact("layout", [layout_words(given)])])
+    memory = given.memory
+    step = seconds(given.step_s) + ("" if memory.fits else f", {VERDICTS[memory.verdict][0].lower()}")
+    head = FactList(_job(found), [Fact("step", [step]), Fact("layout", [layout_words(given)])])
     rows = [[gain.name, gain.now, seconds(gain.step_s), _change(gain.change)] for gain in found.gains]
     notes = sorted({f"{gain.name}: {gain.note}" for gain in found.gains if gain.note}) + found.left_out
     shown: list[ReportSection] = [

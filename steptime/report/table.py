@@ -19,7 +19,9 @@ _LEAST = 8
 """Characters to which a column may be cut."""
 _LABEL = 32
 """Longest label that widens the column of labels."""
-_BOUND = re.compile(r"(?<=\d) (?=(?:%|[num]?s|min|h|days|[KMGT]?i?B|[kMGTPE]?FLOP)(?:[\s/,;:.)]|$))|(?<=--set) ")
+_BOUND = re.compile(
+    r"(?<=\d) (?=(?:%|[num]?s|min|h|days|[KMGT]?i?B|[kMGTPE]?FLOP)(?:[\s/,;:.)]|$))|(?<=--set) | (?=\\$)"
+)
 """Blanks at which a line must not break."""
 _ANSI: dict[Tone, str] = {"good": "1;32", "warn": "1;33", "bad": "1;31", "head": "1", "dim": "2"}
 ASCII = str.maketrans({"█": "#", "▌": "#", "─": "-", "…": "~"})
@@ -178,7 +180,7 @@ def _facts(section: FactList, style: Style) -> list[str]:
 
 
 def wrapped(text: str, width: int = WIDTH, hang: str = "") -> list[str]:
-    """Lines of at most `width`; names with hyphens, a number with its unit, and a setting with its `--set` stay whole."""
+    """Lines of at most `width`; a name with hyphens, a number with its unit, and a setting with its `--set` stay whole."""
     bound = _BOUND.sub("\xa0", text)
     lines = wrap(bound, width, subsequent_indent=hang, break_on_hyphens=False, break_long_words=False) or [""]
     return [line.replace("\xa0", " ") for line in lines]

@@ -131,7 +131,7 @@ def scaled(factor: float, which: list[int]) -> Callable[[int, Tier], Tier]:
     return change
 
 
-TWICE = "devices (twice, same batch)"
+TWICE = "devices (twice)"
 
 
 def _devices(given: Estimate) -> Gain:
@@ -142,7 +142,13 @@ def _devices(given: Estimate) -> Gain:
     """
     job = given.job
     twice = estimate(job.replace(**{"parallelism.dp": 2 * job.parallelism.dp}))
-    return Gain(TWICE, f"{given.devices:,}", twice.step_s, twice.step_s / given.step_s - 1.0, "with dp doubled")
+    return Gain(
+        TWICE,
+        f"{given.devices:,}",
+        twice.step_s,
+        twice.step_s / given.step_s - 1.0,
+        "with dp doubled, for the same batch",
+    )
 
 
 def _memory(job: Job) -> Iterator[Gain]:

@@ -12,6 +12,8 @@ from steptime.job.job import Job, facts
 EXCESS = (1.1, 1.5, 2.0, 4.0, float("inf"))
 """Upper ends of the classes of what does not fit, over what the device has."""
 LARGEST_MICROBATCH = 64
+UNEVEN = (2, 4, 8)
+"""Numbers of chunks per stage, of one layer more or less, where none is even."""
 Split = Literal["even", "ends", "auto"]
 """How layers are distributed over chunks: equally, with embedding and loss counted as layers, or as evenly as possible."""
 SPLIT_SETTINGS: dict[str, dict[str, Any]] = {
@@ -154,10 +156,21 @@ def divisors(n: int) -> list[int]:
 
 def chunk_counts(layers: int, pps: Sequence[int], *, ends: bool) -> list[int]:
     """Virtual chunks per stage that distribute the layers evenly for some number of stages, with or without the ends."""
+    even = [even_chunks(layers, pp, ends=ends) for pp in pps]
+    uneven = {v for pp in pps for v in uneven_chunks(layers, pp)} if ends else set[int]()
+    return sorted(set[int]().union(*even) | uneven | {1})
+
+
+def even_chunks(layers: int, pp: int, *, ends: bool) -> set[int]:
+    """Virtual chunks per stage that distribute the layers evenly over `pp` > 1 stages, with or without the ends."""
     wholes = (layers, layers + 2) if ends else (layers,)
-    return sorted(
-        {v for whole in wholes for pp in pps if pp > 1 and whole % pp == 0 for v in divisors(whole // pp)} | {1}
-    )
+    return {v for whole in wholes if pp > 1 and whole % pp == 0 for v in divisors(whole // pp)}
+
+
+def uneven_chunks(layers: int, pp: int) -> set[int]:
+    """Virtual chunks per stage that are tried where no number of them distributes the layers evenly, as of 61 over 4 stages."""
+    tried = {v for v in UNEVEN if 1 < pp * v <= layers}
+    return tried if pp > 1 and max(even_chunks(layers, pp, ends=True), default=1) == 1 else set()
 
 
 def numbers(job: Job, plan: Job, axes: Axes, devices: int, gbs: int) -> dict[str, Any]:
@@ -168,7 +181,7 @@ def numbers(job: Job, plan: Job, axes: Axes, devices: int, gbs: int) -> dict[str
     tps, cps = axes.values("tp", whole), axes.values("cp", whole)
     alone = plan.parallelism.fsdp is not None and plan.parallelism.pp == 1  # FSDP without a pipeline stays so
     pps = axes.values("pp", [1] if alone else [pp for pp in whole if pp <= layers])
-    vpps = axes.values("vpp", chunk_counts(layers, pps, ends=split_of(plan) != "auto") if len(pps) else [1])
+    vpps = axes.values("vpp", chunk_counts(layers, pps, ends=True) if len(pps) else [1])
     batches = axes.values("microbatch_sz", [b for b in divisors(gbs) if b <= LARGEST_MICROBATCH])
     lists = [np.array(values, dtype=float) for values in (tps, cps, pps, vpps, batches)]
     tp, cp, pp, vpp, batch = (axis.ravel() for axis in np.meshgrid(*lists, indexing="ij"))
@@ -209,15 +222,19 @@ def split_of(plan: Job) -> Split:
 def splits(plan: Job, columns: Mapping[str, Any]) -> Any:
     """How every row distributes its layers: as the plan does where that divides them, else equally, else with the ends counted.
 
-    Without interleaving, layers that divide in none of these ways are distributed as evenly as possible.
+    Layers that divide in none of these ways are distributed as evenly as possible; with interleaving, if the
+    plan says so or there are `uneven_chunks`.
     """
     import numpy as np
 
     layers, chunks, usual = plan.model.n_layers, columns["pp"] * columns["vpp"], split_of(plan)
     even, ends = layers % chunks == 0, (layers + 2) % chunks == 0
     if usual == "auto":
-        return np.where(even, 0, 2)
+        mine = (columns["pp"] == plan.parallelism.pp) & (columns["vpp"] == plan.parallelism.vpp)
+        return np.where(even, 0, np.where(ends & ~mine, 1, 2))
     rest = np.where(columns["vpp"] == 1, 2, 0)
+    for pp in np.unique(columns["pp"]):
+        rest[(columns["pp"] == pp) & np.isin(columns["vpp"], list(uneven_chunks(layers, int(pp))))] = 2
     if usual == "ends":
         return np.where(ends, 1, np.where(even, 0, rest))
     return np.where(even, 0, np.where(ends, 1, rest))
