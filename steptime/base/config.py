@@ -194,11 +194,12 @@ def show(value: Any) -> str:
 
 
 def closest(word: object, words: Iterable[str]) -> str:
-    """The closest known word, ignoring case; "" where none is close."""
+    """The closest known word, ignoring case, or one that begins with it; "" where there is none."""
     from difflib import get_close_matches
 
-    folded = {name.lower(): name for name in sorted(words)}
-    return next((folded[name] for name in get_close_matches(str(word).lower(), folded, n=1, cutoff=0.65)), "")
+    folded, start = {name.lower(): name for name in sorted(words)}, str(word).lower()
+    longer = [name for name in folded if len(start) > 3 and name.startswith(start)]
+    return next((folded[name] for name in get_close_matches(start, folded, n=1, cutoff=0.65) or longer), "")
 
 
 def near(word: object, words: Iterable[str]) -> str:
