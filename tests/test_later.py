@@ -28,7 +28,7 @@ def test_a_plan_says_its_run_its_source_and_its_first_estimate(path):
 
 
 def test_the_error_of_a_run():
-    """1.1 s predicted of 1.0 measured is 10 % too slow, 0.8 at first 20 % too fast; 30 of 40 GiB a quarter too little, 42 the bound."""
+    """1.1 s of 1.0 measured is 10 % too slow, 0.8 s at first 20 % too fast; 30 of 40 GiB a quarter too little, 42 the bound."""
     run = later.Run("name", later.GROUPS[0], 1.0, 0.8, 1.1, True, 40.0, 30.0, 42.0)
     assert (round(run.error, 3), round(run.first_error, 3), run.memory_error) == (0.1, -0.2, "-25%, bound +5%")
     line = later.summary([run])[2]
