@@ -13,7 +13,7 @@ EXCESS = (1.1, 1.5, 2.0, 4.0, float("inf"))
 """Upper ends of the classes of what does not fit, over what the device has."""
 LARGEST_MICROBATCH = 64
 UNEVEN = (2, 4, 8)
-"""Numbers of chunks per stage, of one layer more or less, where none is even."""
+"""Numbers of chunks per stage, of one layer more or less, where none is even: the largest of them that has a layer for each."""
 Split = Literal["even", "ends", "auto"]
 """How layers are distributed over chunks: equally, with embedding and loss counted as layers, or as evenly as possible."""
 SPLIT_SETTINGS: dict[str, dict[str, Any]] = {
@@ -168,9 +168,9 @@ def even_chunks(layers: int, pp: int, *, ends: bool) -> set[int]:
 
 
 def uneven_chunks(layers: int, pp: int) -> set[int]:
-    """Virtual chunks per stage that are tried where no number of them distributes the layers evenly, as of 61 over 4 stages."""
-    tried = {v for v in UNEVEN if 1 < pp * v <= layers}
-    return tried if pp > 1 and max(even_chunks(layers, pp, ends=True), default=1) == 1 else set()
+    """Virtual chunks per stage that are tried where no number of them distributes the layers evenly: 8 of 61 over 4 stages."""
+    tried = {v for v in UNEVEN if pp * v <= layers}
+    return {max(tried)} if tried and pp > 1 and max(even_chunks(layers, pp, ends=True), default=1) == 1 else set()
 
 
 def numbers(job: Job, plan: Job, axes: Axes, devices: int, gbs: int) -> dict[str, Any]:
@@ -222,19 +222,19 @@ def split_of(plan: Job) -> Split:
 def splits(plan: Job, columns: Mapping[str, Any]) -> Any:
     """How every row distributes its layers: as the plan does where that divides them, else equally, else with the ends counted.
 
-    Layers that divide in none of these ways are distributed as evenly as possible; with interleaving, if the
-    plan says so or there are `uneven_chunks`.
+    Layers that divide in none of these ways are distributed as evenly as possible; with interleaving, if they are the plan's own
+    chunks or `uneven_chunks`.
     """
     import numpy as np
 
     layers, chunks, usual = plan.model.n_layers, columns["pp"] * columns["vpp"], split_of(plan)
     even, ends = layers % chunks == 0, (layers + 2) % chunks == 0
-    if usual == "auto":
-        mine = (columns["pp"] == plan.parallelism.pp) & (columns["vpp"] == plan.parallelism.vpp)
-        return np.where(even, 0, np.where(ends & ~mine, 1, 2))
     rest = np.where(columns["vpp"] == 1, 2, 0)
     for pp in np.unique(columns["pp"]):
         rest[(columns["pp"] == pp) & np.isin(columns["vpp"], list(uneven_chunks(layers, int(pp))))] = 2
+    if usual == "auto":
+        mine = (columns["pp"] == plan.parallelism.pp) & (columns["vpp"] == plan.parallelism.vpp)
+        return np.where(even, 0, np.where(mine, 2, np.where(ends, 1, rest)))
     if usual == "ends":
         return np.where(ends, 1, np.where(even, 0, rest))
     return np.where(even, 0, np.where(ends, 1, rest))
