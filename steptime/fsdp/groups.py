@@ -46,7 +46,7 @@ class ParamGroup(NamedTuple):
     frozen_padded: Num = 0
     plain: bool = False  # parameters that FSDP ignores
     matrices: Num = 0
-    """Its tensors of two dimensions."""
+    """Its trained tensors of two dimensions."""
     experts: ParamGroup | None = None
     """A second group, of the experts; it is gathered after this one and reduced before it."""
 
