@@ -169,7 +169,7 @@ def test_what_a_layers_backward_leaves_until_all_is_done(layout, left):
 
 
 def test_a_group_without_trained_parameters_has_no_last_gradient():
-    """4 frozen rows of 2 on 3 ranks are 6 padded ones, of which no matrix is reduced; a middle stage has a root without parameters."""
+    """4 frozen rows of 2 on 3 ranks are 6 padded ones, of which no matrix is reduced; a middle stage has an empty root."""
     assert group_of([], 1, 4) == ParamGroup(0, 0, 4, 0)
     frozen = ParamGroup(12, 8, 3, 0, frozen=8, frozen_padded=12)
     assert group_of([Param("w", (4, 2), group="frozen")], 1, 3) == frozen
