@@ -21,7 +21,7 @@ from steptime.search.pipeline import ChunkFigures, Stages, counts_of
 
 WIDTH = 1024
 """Layouts that are walked together."""
-MOST_REPEATS = 512
+MOST_MICROBATCHES = 512
 """Micro-batches in the middle of a step that are walked where fewer do not settle; the last repeat then represents the others."""
 
 
@@ -70,8 +70,7 @@ def makespans(
     sends = [np.broadcast_to(seconds, shape) for seconds in (0.0, *boundaries, *boundaries)]
     result = np.array(np.broadcast_to(least, shape), dtype=float)
     left = np.broadcast_to(wanted, shape)
-    most = MOST_REPEATS if stages.vpp == 1 else max(5 * REPEATS, MOST_REPEATS // stages.pp)
-    for repeats in (REPEATS, 4 * REPEATS, most):
+    for repeats in (REPEATS, 4 * REPEATS, max(5 * REPEATS, MOST_MICROBATCHES // (stages.pp if stages.vpp > 1 else 1))):
         later = np.zeros(shape, dtype=bool)
         for run, fewer in _runs(stages, microbatches, left, repeats):
             which = np.nonzero(left & (fewer >= 0))
