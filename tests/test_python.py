@@ -8,11 +8,13 @@ import re
 import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import yaml
 from jobs import DEVICES_PLAN
 
 import steptime
+from steptime.base.config import ConfigError
 
 
 @pytest.fixture(scope="module")
@@ -131,3 +133,11 @@ def test_completion_of_a_job_shows_our_names_alone():
     assert {"parallelism", "data", "replace", "to_config", "machine"} <= shown
     assert not {name for name in shown if name.startswith(("model_", "json", "dict", "copy", "parse_"))}
     assert {"tp", "devices"} <= set(dir(job.parallelism))
+
+
+def test_numbers_of_other_integer_types_are_numbers():
+    """As loops over numpy arrays give; a bool is none."""
+    found = steptime.quick("llama3-8b", "h100", np.int64(8), **{"data.gbs": np.int32(64)})
+    assert (found.job.parallelism.devices, found.job.data.gbs) == (8, 64)
+    with pytest.raises(ConfigError, match="devices: expected a whole number of at least 1"):
+        steptime.quick("llama3-8b", "h100", True)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 
-import numpy as np
 import pytest
 import yaml
 
 import steptime
-from steptime.base.config import ConfigError
 from steptime.commands.cli import main
 from steptime.commands.search_plan import unplanned
 from steptime.job.job import Job
@@ -398,11 +396,3 @@ def test_ranks_that_no_layout_can_reshard_to_are_named(capsys, command):
     code, _, err = run(capsys, *command, "--model", "llama3-8b", "--machine", "h100", "--devices", "8", *sets)
     line = "a number of ranks must divide the 8 shards and be below them (got 3); true is all shards"
     assert (code, err) == (2, f"parallelism.fsdp.reshard_after_forward: {line}\n")
-
-
-def test_numbers_of_other_integer_types_are_numbers():
-    """As loops over numpy arrays give; a bool is none."""
-    found = steptime.quick("llama3-8b", "h100", np.int64(8), **{"data.gbs": np.int32(64)})
-    assert (found.job.parallelism.devices, found.job.data.gbs) == (8, 64)
-    with pytest.raises(ConfigError, match="devices: expected a whole number of at least 1"):
-        steptime.quick("llama3-8b", "h100", True)
