@@ -65,6 +65,13 @@ PERFORMANCE_RULES = [
         "remainder stores the fp32 bits that bf16 drops, so param_dtype must be bf16 (got {f.states.param_dtype})",
         lambda f: (f.states.master_dtype != "remainder") | (f.states.param_dtype == "bf16"),
     ),
+    # torch.compile lowers flex_attention to its own kernel (torch/_inductor/kernel/flex)
+    Rule(
+        "flex_eager is not compiled",
+        "performance.attention_kernel",
+        "flex_eager is FlexAttention that nothing compiles, but compile is {f.kernels.compile}; use flex, or compile none",
+        lambda f: (f.kernels.attention_kernel != "flex_eager") | (f.kernels.compile == "none"),
+    ),
     Rule(
         "framework has the optimizer",
         "performance.optimizer",

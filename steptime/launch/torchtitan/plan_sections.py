@@ -132,7 +132,7 @@ def degrees_of(keys: JobKeys, devices: int | None) -> Degrees:
 def fsdp_of(keys: JobKeys, degrees: Degrees) -> dict[str, Any]:
     """FSDP2's options; none under DDP or on a single device."""
     if not degrees.fsdp:
-        for key in (f"{_P}fsdp_reshard_after_forward", "training.mixed_precision_reduce"):
+        for key in (f"{_P}fsdp_reshard_after_forward", f"{_P}prefetch_distance", "training.mixed_precision_reduce"):
             keys.without_effect(key, "only with FSDP")
         return {"zero_level": 0}
     # apply_fsdp: by default pipelines keep their parameters gathered between micro-batches
@@ -142,6 +142,8 @@ def fsdp_of(keys: JobKeys, degrees: Degrees) -> dict[str, Any]:
         "reduce_dtype": keys.word("training.mixed_precision_reduce"),
         "wrap": "block",
     }
+    if (ahead := keys.whole(f"{_P}prefetch_distance", least=0) or 1) > 1:  # FSDP2 gathers one group ahead by itself
+        fsdp["prefetch"] = ahead
     return {"fsdp": fsdp} | ({"replicas": degrees.replicate} if degrees.replicate > 1 else {})
 
 
