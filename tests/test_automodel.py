@@ -26,13 +26,15 @@ def job(dp: int, micro_batches: int = 1, **performance: object) -> Job:
 
 
 def collectives(of: Job) -> dict[str, float]:
-    return {row.name: row.count_per_step for row in estimate(of).collectives if row.axis == "dp"}
+    return {row.name: row.count_per_step for row in estimate(of).collectives if row.axis in {"dp", "edp"}}
 
 
 def test_experts_that_no_ranks_share_are_not_gathered():
     """4 ranks and ep 4: each expert lies on one rank, outside of FSDP. With 8 ranks two share it, and it is gathered."""
     assert "block experts parameters" not in collectives(job(4))
     assert collectives(job(8))["block experts parameters"] == 2.0
+    row = next(row for row in estimate(job(8)).collectives if row.name == "block experts parameters")
+    assert (row.axis, row.ranks) == ("edp", 2)
 
 
 def test_sums_of_gradients_by_hand():

@@ -15,10 +15,12 @@ from steptime.cost.parts import CommCall, Work
 from steptime.cost.rates import peak_dtype
 from steptime.job.assembly import Assembly, Chunk, Part
 from steptime.job.job import Job
+from steptime.job.mesh import shown_axis
 from steptime.model.ops import Gemm, Param
 from steptime.model.segments import find_segments, replayed, rerun
 from steptime.schedule import placement
 from steptime.timing.data_parallel import Calls, DataParallel, Reduction
+from steptime.timing.orthogonalize import calls_of_step
 from steptime.timing.step_time import StepTime
 
 PassName = Literal["forward", "dgrad", "wgrad"]
@@ -187,6 +189,10 @@ def collectives(timing: StepTime, time: Time) -> list[CollectiveRow]:
     for name, axis, ranks, of in reduces:
         if of.calls:
             rows.append(row(name, "all_reduce", axis, ranks, of.bytes, of.calls, of.cost, of.time_s))
+    rows += [
+        row(c.name, c.kind, shown_axis(c.group), c.group.ranks, c.bytes, c.count, c.cost, c.count * c.cost.time_s)
+        for c in calls_of_step(timing.job, timing.assembly.held[timing.busiest], timing.context)
+    ]
     return [r for r in rows if r.ranks > 1]
 
 
@@ -260,8 +266,7 @@ def data_parallel_rows(dp: DataParallel) -> list[CollectiveRow]:
             alike = [call for call in mine if call.name == name and call.bytes == bytes_]
             share = exposed * seconds_of(alike) / total if total else 0.0
             one, count = alike[0], float(len(alike) * alike[0].times)
-            axis = "edp" if one.over.axis in ("edp", "expert_shards") else "dp"
-            rows.append(row(one.name, one.kind, axis, one.over.ranks, bytes_, count, one.cost, share))
+            rows.append(row(one.name, one.kind, shown_axis(one.over), one.over.ranks, bytes_, count, one.cost, share))
     return rows
 
 

@@ -162,7 +162,10 @@ class GemmRow(NamedTuple):
 
 
 class CollectiveRow(NamedTuple):
-    """One kind of collective; `bytes` is the full tensor of one call, `exposed_s` is per step."""
+    """One kind of collective; `bytes` is the full tensor of one call, `exposed_s` is per step.
+
+    Those of an axis are exposed in the part of its name; Muon's, whatever their axis, in the optimizer's.
+    """
 
     name: str
     kind: str

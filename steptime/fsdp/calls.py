@@ -14,7 +14,7 @@ from steptime.fsdp.ranks import backward_group, copy_group, shard_group
 from steptime.fsdp.replays import backward_gathers, to_fewer_ranks
 from steptime.hardware.machine import Tier
 from steptime.job.assembly import Assembly
-from steptime.job.mesh import Group
+from steptime.job.mesh import Group, shown_axis
 from steptime.model.ops import Kind
 
 
@@ -83,6 +83,6 @@ def rows(
     total = sum(count * cost.time_s for _, _, _, count, cost, _ in made)
     each = [exposed * count * cost.time_s / total if total else 0.0 for _, _, _, count, cost, _ in made]
     return [
-        row(name, kind, "dp", ranks.ranks, bytes_, count, cost, its)
+        row(name, kind, shown_axis(ranks), ranks.ranks, bytes_, count, cost, its)
         for (name, kind, bytes_, count, cost, ranks), its in zip(made, each, strict=True)
     ]

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from steptime.base.num import Num, maximum, minimum
 from steptime.fsdp.groups import Buffers, buffers, groups, options
-from steptime.fsdp.memory_walk import Moments, Wrapped, wrapped
+from steptime.fsdp.memory_walk import Moments, Wrapped, gathered_backward_ahead, gathered_forward_ahead, wrapped
 from steptime.job.assembly import Assembly, Chunk
 from steptime.memory.ledger import NO_BYTES, PartMemory, Peak
 from steptime.memory.part_memories import PartMemories, input_kept
@@ -134,18 +134,20 @@ class ShardedChunk:
         below, root = self.embedding.saved, self.root
         previous = root.gathered if passing.roots else 0.0
         early = self.embedding.forward
-        moments.mark(0.0, beside + root.unsharded + previous + early.bytes, f"forward of {early.op or 'the input'}")
+        ahead = [0.0] * (len(self.layers) + 1) if passing.held else gathered_forward_ahead(self.assembly, self.layers)
+        arriving = root.unsharded + previous + ahead[0]
+        moments.mark(0.0, beside + arriving + early.bytes, f"forward of {early.op or 'the input'}")
         held = self.parameters if passing.held else 0.0
-        for layer in self.layers:
+        for i, layer in enumerate(self.layers):
             memory, block = layer.memory, layer.buffers
             newest = 0.0 if passing.held else block.gathered
             if not passing.held:
-                arriving = root.unsharded + previous + newest + held + block.unsharded
+                arriving = root.unsharded + previous + maximum(newest, ahead[i]) + held + block.unsharded
                 moments.mark(below, beside + arriving + self.x, "forward of an all-gather")
                 held = held + block.unsharded
-            extra = memory.forward.bytes - memory.saved
+            extra = memory.forward.bytes - memory.saved + newest + ahead[i + 1]
             moments.mark(
-                below + memory.saved, beside + root.unsharded + held + newest + extra, f"forward of {memory.forward.op}"
+                below + memory.saved, beside + root.unsharded + held + extra, f"forward of {memory.forward.op}"
             )
             below, previous = below + memory.saved, newest
             held = held - (block.unsharded if reshard else 0.0)
@@ -176,9 +178,10 @@ class ShardedChunk:
             memory, block = self.added[i] if at_once else self.layers[i].memory, self.layers[i].buffers
             if not passing.held:
                 held = held + block.unsharded
-                arriving = held + block.gathered + self.x - received
+                arrived = gathered_backward_ahead(self.assembly, self.layers, i, arrived=True)
+                arriving = held + block.gathered + arrived + self.x - received
                 moments.mark(below, beside + arriving + grads + sums, "backward of an all-gather")
-            ahead = 0.0 if passing.held or i == 0 else self.layers[i - 1].buffers.gathered
+            ahead = 0.0 if passing.held else gathered_backward_ahead(self.assembly, self.layers, i)
             extra = memory.backward.bytes - self.layers[i].memory.saved - received
             received = 0.0
             moments.mark(below, beside + held + ahead + grads + sums + extra, f"backward of {memory.backward.op}")

@@ -154,6 +154,15 @@ def comm_part(axis: str) -> str:
     return f"{_COUNTED_AS.get(axis, axis)}_comm"
 
 
+def shown_axis(of: Group) -> str:
+    """The name of a group in tables: what is sharded or copied over data-parallel ranks is dp, of experts edp.
+
+    >>> shown_axis(Group("expert_shards", 4, 2)), shown_axis(Group("shards", 8, 1)), shown_axis(Group("tp", 2, 1))
+    ('edp', 'dp', 'tp')
+    """
+    return {"expert_shards": "edp", "shards": "dp", "replicas": "dp", "dp_cp": "dp"}.get(of.axis, of.axis)
+
+
 def group(parallelism: Parallelism, axis: GroupAxis, *, stage: Num = 0, n_dcs: Num = 1) -> Group:
     """The group of device 0 along an axis, or, for "pp", the pair of stages `stage` and `stage` + 1.
 

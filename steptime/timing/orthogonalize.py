@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from steptime.base.num import Num, maximum, minimum
-from steptime.cost.comm import Collective
+from steptime.cost.comm import Collective, CommCost
 from steptime.cost.compute import gemm_pass
 from steptime.cost.parts import Context
 from steptime.cost.rates import Rates
 from steptime.fsdp.ranks import shard_group
 from steptime.job.job import Job
 from steptime.job.local_params import CountedParams
+from steptime.job.mesh import Group
 from steptime.memory.moments import matrix, orthogonalized
 from steptime.memory.states import shard_ranks
 from steptime.model.ops import Gemm, Kind, Param
@@ -22,43 +24,71 @@ BF16, FP32 = 2.0, 4.0
 """Bytes of one number."""
 
 
+class MatrixCall(NamedTuple):
+    """A collective that orthogonalizing takes."""
+
+    name: str
+    kind: Kind
+    group: Group
+    bytes: Num
+    """Of the full tensor of one call [B]."""
+    count: Num
+    """Calls for one matrix, or of a step."""
+    cost: CommCost
+
+
 def orthogonalize_s(job: Job, held: CountedParams, context: Context) -> Num:
     """Seconds for the matrices that one device updates; if whole ones are distributed, for an even share or the longest."""
-    software = job.software
-    if software.states.optimizer not in {"muon", "dist_muon"}:
-        return 0.0
     every: Num = 0.0
     longest: Num = 0.0
-    for params, count in held:
-        for p in (p for p in params if orthogonalized(p.param)):
-            ranks = shard_ranks(job, p.param.group) if software.states.optimizer == "dist_muon" else 1
-            seconds = matrix_s(job, p.param, p.each, context)
-            every = every + count * p.tensors * seconds / ranks
-            longest = maximum(longest, seconds)
+    for count, p, elements in matrices(job, held):
+        seconds = matrix_s(job, p, elements, context)
+        every = every + count * seconds
+        longest = maximum(longest, seconds)
     return maximum(every, longest)
 
 
-def matrix_s(job: Job, p: Param, elements: Num, context: Context) -> Num:
-    """Seconds for one matrix with so many elements on this device.
+def matrices(job: Job, held: CountedParams) -> Iterator[tuple[Num, Param, Num]]:
+    """The matrices that one device orthogonalizes: how many alike (an even share of distributed ones), and elements here."""
+    optimizer = job.software.states.optimizer
+    if optimizer in {"muon", "dist_muon"}:
+        for params, count in held:
+            for p in (p for p in params if orthogonalized(p.param)):
+                ranks = shard_ranks(job, p.param.group) if optimizer == "dist_muon" else 1
+                yield count * p.tensors / ranks, p.param, p.each
 
-    duplicated: the fp32 momentum is gathered over tp, and every rank iterates over the whole. distributed: the ranks add up their
-    Gram matrices of the dimension that is not split, in bf16, once an iteration (NVIDIA-NeMo/Emerging-Optimizers
-    orthogonalized_optimizers/muon_utils.py, newton_schulz_tp).
+
+def calls_of_step(job: Job, held: CountedParams, context: Context) -> list[MatrixCall]:
+    """Collectives of all matrices of a step, equal ones summed. Their seconds are part of the optimizer's."""
+    found: dict[tuple[str, str, Num], MatrixCall] = {}
+    for count, p, elements in matrices(job, held):
+        for call in matrix_calls(job, p, elements, context):
+            key = call.name, call.kind, call.bytes
+            before = found[key].count if key in found else 0.0
+            found[key] = call._replace(count=before + count * call.count)
+    return list(found.values())
+
+
+def matrix_s(job: Job, p: Param, elements: Num, context: Context) -> Num:
+    """Seconds for one matrix with so many elements on this device: its products and its collectives.
+
+    Under tensor parallelism blockwise iterates over each rank's own block, duplicated over the whole matrix.
     """
-    tp, mode = job.parallelism.tp, job.software.states.muon_tp_mode
+    sent_s = sum([call.count * call.cost.time_s for call in matrix_calls(job, p, elements, context)])
     if sharded(job):
-        return sharded_matrix_s(job, p, context)
+        return sent_s + iterations_s(sharded_products(p, shard_ranks(job, p.group)), context.rates)
     rows, columns = matrix(p, elements)
-    split = p.split_dim is not None and not p.n_experts
-    if not split or mode == "blockwise":
-        return newton_schulz_s(minimum(rows, columns), maximum(rows, columns), context.rates)
-    if mode == "duplicated":
-        whole = minimum(*p.shape), maximum(*p.shape)
-        gather = context.collective("all_gather", FP32 * elements * tp, "tp")
-        return newton_schulz_s(*whole, context.rates) + gather.time_s
-    kept, shared = (columns, rows) if p.split_dim == 0 else (rows, columns)
-    reduction = context.collective("all_reduce", BF16 * kept * kept, "tp")
-    return newton_schulz_s(kept, shared, context.rates) + STEPS * reduction.time_s
+    short, long = minimum(rows, columns), maximum(rows, columns)
+    if split(p) and job.software.states.muon_tp_mode == "duplicated":
+        short, long = minimum(*p.shape), maximum(*p.shape)
+    elif split(p) and job.software.states.muon_tp_mode == "distributed":
+        short, long = (columns, rows) if p.split_dim == 0 else (rows, columns)
+    return sent_s + newton_schulz_s(short, long, context.rates)
+
+
+def split(p: Param) -> bool:
+    """Whether tensor parallelism splits one matrix."""
+    return p.split_dim is not None and not p.n_experts
 
 
 def sharded(job: Job) -> bool:
@@ -66,33 +96,60 @@ def sharded(job: Job) -> bool:
     return job.software.family == "fsdp2" and job.zero_level >= 2
 
 
-def sharded_matrix_s(job: Job, p: Param, context: Context) -> Num:
-    """Seconds for one matrix whose rows FSDP2 shards: torch.optim.Muon on DTensors, product by product.
+def matrix_calls(job: Job, p: Param, elements: Num, context: Context) -> list[MatrixCall]:
+    """Collectives of one matrix with so many elements on this device.
 
-    torch/optim/_muon.py (2.13), _zeropower_via_newtonschulz, on a CPU over 4 ranks. X has at least as many columns as rows; of a
-    weight with more rows it is the transpose, sharded by columns. Then each rank multiplies its columns, and A and its square, of
-    which it has a term, are all-reduced: twice m^2 in bf16 an iteration; all ranks square A. Sharded by rows, X is gathered for
-    X X^T, A for its square, X again for B X. First one number is all-reduced, the norm. The time of the host, which dispatches
-    some 30 operations on DTensors for each matrix, is not counted.
+    duplicated: the fp32 momentum is gathered over tp, and every rank iterates over the whole. distributed: the ranks add up their
+    Gram matrices of the dimension that is not split, in bf16, once an iteration (NVIDIA-NeMo/Emerging-Optimizers
+    orthogonalized_optimizers/muon_utils.py, newton_schulz_tp).
     """
-    ranks = shard_ranks(job, p.group)
+    if sharded(job):
+        around = shard_group(job, p.group)
+        return [
+            MatrixCall(name, kind, around, size, n, Collective(kind, around, context.tiers).cost(size))
+            for name, kind, size, n in calls(*p.shape[-2:])
+        ]
+    mode = job.software.states.muon_tp_mode
+    if not split(p) or mode == "blockwise":
+        return []
+    of: tuple[str, Kind, Num, float] = ("Muon momenta", "all_gather", FP32 * elements * job.parallelism.tp, 1.0)
+    if mode == "distributed":
+        rows, columns = matrix(p, elements)
+        kept = columns if p.split_dim == 0 else rows
+        of = "Muon products", "all_reduce", BF16 * kept * kept, STEPS
+    name, kind, size, n = of
+    return [MatrixCall(name, kind, context.groups["tp"], size, n, context.collective(kind, size, "tp"))]
+
+
+def sharded_products(p: Param, ranks: Num) -> tuple[tuple[Num, Num, Num], ...]:
+    """Products of an iteration on one of the ranks among which FSDP2 shards a matrix by rows: rows, columns, depth.
+
+    torch.optim.Muon on DTensors: torch/optim/_muon.py (2.13), _zeropower_via_newtonschulz, on a CPU over 4 ranks. X has at least
+    as many columns as rows; of a weight with more rows it is the transpose, sharded by columns. The time of the host, which
+    dispatches some 30 operations on DTensors for each matrix, is not counted.
+    """
     rows, columns = p.shape[-2:]
     share = -(-rows // ranks)
     if rows > columns:
-        products = (columns, columns, share), (columns, columns, columns), (columns, share, columns)
-    else:
-        products = (share, rows, columns), (share, rows, rows), (share, columns, rows)
-    around = shard_group(job, p.group)
-    sent_s = [n * Collective(kind, around, context.tiers).cost(size).time_s for kind, size, n in calls(rows, columns)]
-    return sum(sent_s) + iterations_s(products, context.rates)
+        return (columns, columns, share), (columns, columns, columns), (columns, share, columns)
+    return (share, rows, columns), (share, rows, rows), (share, columns, rows)
 
 
-def calls(rows: Num, columns: Num) -> list[tuple[Kind, Num, float]]:
-    """Collectives of a sharded matrix in a step: kind, bytes of the full tensor, how many."""
-    norm: tuple[Kind, Num, float] = ("all_reduce", BF16, 1.0)
+def calls(rows: Num, columns: Num) -> list[tuple[str, Kind, Num, float]]:
+    """Collectives of a matrix that FSDP2 shards, in a step: name, kind, bytes of the full tensor, how many.
+
+    Of more rows than columns each rank multiplies its columns of the transpose X, and A = X X^T and its square, of which it has
+    a term, are all-reduced: twice m^2 in bf16 an iteration; all ranks square A. Otherwise X is gathered for X X^T, A for its
+    square, X again for B X. First one number is all-reduced, the norm. Source: as `sharded_products`.
+    """
+    norm: tuple[str, Kind, Num, float] = ("Muon norms", "all_reduce", BF16, 1.0)
     if rows > columns:
-        return [norm, ("all_reduce", BF16 * columns * columns, 2.0 * STEPS)]
-    return [norm, ("all_gather", BF16 * rows * columns, 2.0 * STEPS), ("all_gather", BF16 * rows * rows, STEPS)]
+        return [norm, ("Muon products", "all_reduce", BF16 * columns * columns, 2.0 * STEPS)]
+    return [
+        norm,
+        ("Muon momenta", "all_gather", BF16 * rows * columns, 2.0 * STEPS),
+        ("Muon products", "all_gather", BF16 * rows * rows, STEPS),
+    ]
 
 
 def newton_schulz_s(m: Num, n: Num, r: Rates) -> Num:

@@ -164,6 +164,28 @@ def test_newton_schulz_of_a_matrix_that_tensor_parallelism_splits(mode, split, f
         assert found == pytest.approx(expected, rel=1e-3, abs=1e-3)
 
 
+@pytest.mark.parametrize(("mode", "name", "bytes_", "each"), [
+    ("duplicated", "Muon momenta", 4 * 384 * 128, 1),
+    ("distributed", "Muon products", 2 * 128 * 128, 5),
+])  # fmt: skip
+def test_collectives_of_muon_are_listed(mode, name, bytes_, each):
+    """tp 2 splits the rows of q, k and v, 384 of 128 columns in fp32: one gather, or five sums of 128 x 128 in bf16 for each
+    layer. Their seconds are exposed, in the optimizer's part.
+    """
+    performance = {"optimizer": "muon", "muon_tp_mode": mode}
+    plan = job(tp=2, model={"n_q_heads": 2}, performance=performance, zero_level=0)
+    found = estimate(plan)
+    rows = [row for row in found.collectives if row.name.startswith("Muon")]
+    layers = plan.model.n_layers
+    row = next(row for row in rows if (row.name, row.bytes) == (name, bytes_))
+    assert row.count_per_step >= each * layers
+    assert row.count_per_step % (each * layers) == 0
+    assert (row.axis, row.ranks) == ("tp", 2)
+    assert row.exposed_s == pytest.approx(row.count_per_step * row.time_s)
+    blockwise = estimate(plan.replace(**{"performance.muon_tp_mode": "blockwise"}))
+    assert not [row for row in blockwise.collectives if row.name.startswith("Muon")]
+
+
 @pytest.mark.parametrize(
     ("optimizer", "dp", "flops"),
     [

@@ -18,6 +18,7 @@ from torch.nn.functional import cross_entropy
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 from torch_blocks import DTYPES, Kernels, Transformer
+from torch_fsdp import prefetch
 
 from steptime.bench.runs.probes import Collectives, IssuedCollective, LiveBytes
 from steptime.job.job import Job
@@ -35,6 +36,8 @@ class Pipeline(NamedTuple):
     micro_batches: int
     reshard: bool = False
     reduce: str = "fp32"
+    prefetch: int = 1
+    """Above 1: each block prefetches so many explicitly, forward and backward."""
 
     def job(self, model: Model, kernels: Kernels, seqlen: int, batch: int, dp: int) -> Job:
         """As a plan would say it."""
@@ -47,7 +50,7 @@ class Pipeline(NamedTuple):
             "loss_impl": "composite",
             "activation_checkpointing_type": kernels.recompute,
         }
-        fsdp = {"reshard_after_forward": self.reshard, "reduce_dtype": self.reduce}
+        fsdp = {"reshard_after_forward": self.reshard, "reduce_dtype": self.reduce, "prefetch": self.prefetch}
         layout = {"tp": 1, "pp": self.pp, "vpp": self.vpp, "dp": dp, "schedule": self.name, "fsdp": fsdp}
         data = {"gbs": batch * dp * self.micro_batches, "seqlen": seqlen, "microbatch_sz": batch}
         return Job(model=model, parallelism=layout, performance=performance, data=data, hardware="mi300x-node")
@@ -95,6 +98,8 @@ class Rank:
             for block in part.blocks:
                 fully_shard(block, mesh=mesh["dp"], mp_policy=policy, reshard_after_forward=of.reshard)
             fully_shard(part, mesh=mesh["dp"], mp_policy=policy)
+            if of.prefetch > 1:
+                prefetch(part, of.prefetch)
         self.stages = [
             PipelineStage(
                 part, depth, depths, torch.device("cpu"), group=mesh["pp"].get_group(),
