@@ -121,7 +121,7 @@ def test_the_plan_itself_is_sound():
             (
                 "performance.recompute.modules[0]: expected one of core_attn, layernorm, mlp, act, dropout, after_qkv, "
                 "moe_act, mla_up_proj, moe, "
-                "shared_experts, per_op, per_op_all (got 'core_atn'); did you mean 'core_attn'?"
+                "shared_experts, per_op, per_op_all, per_op_resend (got 'core_atn'); did you mean 'core_attn'?"
             ),
         ),
         (

@@ -12,6 +12,7 @@ from steptime.cost.parts import part_time
 from steptime.cost.rates import rates
 from steptime.hardware.machine import Machine
 from steptime.job.assembly import Assembly
+from steptime.memory.part_memories import PartMemories
 from steptime.model.ops import Gemm, Move
 from steptime.software.performance import load_software
 from steptime.timing.part_times import pricing
@@ -96,6 +97,41 @@ def test_a_traced_graph_keeps_every_product_that_backward_or_the_replay_reads():
     held = [each.memory.stages[0].activations_bytes for each in (found, fewer)]
     assert held[0] - held[1] == pytest.approx(kept)
     assert found.flops.hardware_per_step == plain.flops.hardware_per_step
+
+
+def layer_saved(assembly):
+    """Bytes that the last layer keeps for backward."""
+    (*_, (_, _, memory)) = PartMemories(assembly).resident(assembly.chunks[0])
+    return memory.saved
+
+
+def test_all_to_alls_run_again_before_september_2025():
+    """ep 2, 64 tokens to 2 of 4 experts each, 128 rows of 32 in bf16 there and back: 2 x 128 x 32 x 2 B = 16,384 B a layer are
+    not kept (torchtitan before pull request 1672), and the dispatch and the combination of each layer run twice before their
+    backward.
+    """
+
+    def found(policy):
+        return estimate(
+            Job(
+                model={
+                    "n_layers": 2, "hidden_sz": 32, "inter_sz": 64, "n_q_heads": 4, "n_kv_heads": 4, "vocab_sz": 64,
+                    "glu": True, "norm": "rmsnorm", "bias": False, "tie_embeddings": False,
+                    "moe": {"n_experts": 4, "experts_per_token": 2, "expert_inter_sz": 16, "imbalance_factor": 1.0},
+                },
+                parallelism={"tp": 1, "pp": 1, "dp": 4, "ep": 2, "fsdp": {}},
+                performance={"software": "torchtitan", "recompute": {"granularity": "selective", "modules": [policy]}},
+                data={"gbs": 4, "seqlen": 64, "microbatch_sz": 1},
+                hardware="dgx-h100",
+            )
+        )  # fmt: skip
+
+    kept, again = found("per_op"), found("per_op_resend")
+    held = [layer_saved(each.timing.assembly) for each in (kept, again)]
+    assert held[0] - held[1] == 16_384
+    counts = [{row.name: row.count_per_step for row in each.collectives} for each in (kept, again)]
+    for name in ("moe.dispatch", "moe.combine"):
+        assert [each[name] for each in counts] == [2, 4]
 
 
 def test_compiled_per_op_checkpointing_does_not_run_down_again():

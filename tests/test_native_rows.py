@@ -138,6 +138,25 @@ def test_heads_of_qwen3_by_pull_request(pull, tp, said):
     assert "rope_impl" not in row_native.heads_of(row, "0.2", compiled=True)
 
 
+@pytest.mark.parametrize(
+    ("experts", "pull", "notes", "again"),
+    [
+        ("64", 1610, "", True),
+        ("64", 1672, "SAC policy: a2a and _to_copy not saved", True),
+        ("64", 1672, "SAC policy: a2a and _to_copy saved", False),
+        ("64", 2000, "", False),
+        ("", 1610, "", False),
+    ],
+)
+def test_per_op_checkpointing_keeps_all_to_alls_since_pull_request_1672(experts, pull, notes, again):
+    source = f"pytorch/torchtitan@1 commit message (PR #{pull})"
+    row = own(framework="torchtitan", source=source, overlap_notes=notes, n_experts=experts)
+    assert row_native.sends_again(row) == again
+    kept = {"recompute": {"granularity": "selective", "modules": ["per_op_resend"]}}
+    found = row_native.recomputed_per_op("selective (per-op sac)", graph=False, resend=again)
+    assert found == (kept if again else {"activation_checkpointing_type": "per-op"})
+
+
 def test_selective_is_per_op_in_todays_torchtitan():
     """Its only selective checkpointing; before, the word alone may mean every n-th layer."""
     found = row_native.recomputed_per_op("selective", graph=False, latest=True)

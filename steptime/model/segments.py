@@ -12,8 +12,12 @@ from steptime.model.ops import Attention, Comm, Gemm, Move, Op, Role
 
 MOE: frozenset[Role] = frozenset[Role](("moe", "router", "moe_act", "shared_experts"))
 """Roles of the ops of a mixture of experts."""
-PER_OP = {"per_op": 2, "per_op_all": 1}
-"""Policies by op, and which matrix products each keeps: every second one, or all."""
+PER_OP: dict[str, tuple[int, tuple[str, ...]]] = {
+    "per_op": (2, ("reduce_scatter", "all_to_all")),
+    "per_op_all": (1, ("reduce_scatter", "all_to_all")),
+    "per_op_resend": (2, ("reduce_scatter",)),
+}
+"""Policies by op: which matrix products each keeps, every second one or all, and of which collectives the outputs."""
 
 
 class Segment(NamedTuple):
@@ -41,7 +45,7 @@ def find_segments(ops: list[Op], modules: AbstractSet[str | float], *, compiled:
     (MaxText/layers/decoders.py, get_remat_policy): of a layer only q, k, v and its input stay.
     """
     if kept := modules & PER_OP.keys():
-        return [per_op(ops, compiled=compiled, nth=PER_OP[str(min(kept))])]
+        return [per_op(ops, str(min(kept)), compiled=compiled)]
     segments: list[Segment] = []
     for budget in (share for share in modules if isinstance(share, float)):
         return within_budget(ops, budget)
@@ -75,16 +79,17 @@ def find_segments(ops: list[Op], modules: AbstractSet[str | float], *, compiled:
     return sorted(segments)
 
 
-def per_op(ops: list[Op], *, compiled: bool, nth: int) -> Segment:
+def per_op(ops: list[Op], policy: str, *, compiled: bool) -> Segment:
     """Selective checkpointing per op: a layer is replayed from its input, except for ops whose outputs are kept.
 
-    Kept are attention, reduce-scatters, all-to-alls, the choice of experts, and every `nth` matrix product, the first one of the
-    layer included: every second in eager torch (pytorch/torchtitan torchtitan/distributed/activation_checkpoint.py,
-    _get_custom_policy: mm_count % 2), all in a graph that GraphTrainer traces (torchtitan/experiments/graph_trainer/
-    memory_policy.py@27aa4907, _make_default_memory_policy); the router's and the grouped products of experts run again. Eager
-    torch keeps the last product's output too, which nothing reads again (torch/utils/checkpoint.py, _CachingTorchDispatchMode);
-    in a graph it is not kept.
+    Kept are attention, reduce-scatters, all-to-alls (since pull request 1672 of September 2025; `per_op_resend` is before it),
+    the choice of experts, and every n-th matrix product, the first one of the layer included: every second in eager torch
+    (pytorch/torchtitan torchtitan/distributed/activation_checkpoint.py, _get_custom_policy: mm_count % 2), all in a graph that
+    GraphTrainer traces (torchtitan/experiments/graph_trainer/memory_policy.py@27aa4907, _make_default_memory_policy); the
+    router's and the grouped products of experts run again. Eager torch keeps the last product's output too, which nothing
+    reads again (torch/utils/checkpoint.py, _CachingTorchDispatchMode); in a graph it is not kept.
     """
+    nth, collectives = PER_OP[policy]
     products = [
         i
         for i, op in enumerate(ops)
@@ -92,7 +97,7 @@ def per_op(ops: list[Op], *, compiled: bool, nth: int) -> Segment:
     ]
     skips = set(products[::nth])
     skips |= {i for i, op in enumerate(ops) if isinstance(op, Attention)}
-    skips |= {i for i, op in enumerate(ops) if isinstance(op, Comm) and op.kind in {"reduce_scatter", "all_to_all"}}
+    skips |= {i for i, op in enumerate(ops) if isinstance(op, Comm) and op.kind in collectives}
     skips |= {i for i, op in enumerate(ops) if isinstance(op, Move) and op.chooses}
     kept = [ops[i].outputs if isinstance(ops[i], Gemm) else ops[i].allocates for i in sorted(skips)]
     keeps = tuple(t.name for made in kept for t in made)  # autocast's copy of a weight is made again

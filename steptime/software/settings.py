@@ -38,7 +38,7 @@ Share: TypeAlias = bool | float
 
 Module: TypeAlias = Literal[
     "core_attn", "layernorm", "mlp", "act", "dropout", "after_qkv", "moe_act", "mla_up_proj", "moe", "shared_experts", "per_op",
-    "per_op_all",
+    "per_op_all", "per_op_resend",
 ]  # fmt: skip
 OffloadModule: TypeAlias = Literal[
     "attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act",

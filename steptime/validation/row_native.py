@@ -239,15 +239,22 @@ def torchao_recipe(row: MeasuredRow, notes: str) -> dict[str, Any]:
     return {"precision": found, "fp8_params": bool(gathered)} | ends
 
 
-def recomputed_per_op(said: str, *, graph: bool, latest: bool = False) -> dict[str, Any]:
+def sends_again(row: MeasuredRow) -> bool:
+    """Whether torchtitan's per-op checkpointing runs all-to-alls of experts again: before pull request 1672 (2025-09-06)."""
+    dropped = "a2a and _to_copy not saved" in row.text("overlap_notes")
+    return bool(row.whole("n_experts")) and (dropped or before(row, 1672, "2025-08") is True)
+
+
+def recomputed_per_op(said: str, *, graph: bool, latest: bool = False, resend: bool = False) -> dict[str, Any]:
     """Selective checkpointing of torchtitan: per op, every other layer, or by a memory budget; nothing for other words.
 
     Without a word it is per op, its only one since 2026 (torchtitan/config/configs.py@b5bcd76c, SelectiveAC).
     """
     said = "selective (per-op)" if said == "selective" and latest else said
     if re.fullmatch(r"selective \((per-op|(per-op|graph) sac[^)]*)\)", said):
-        kept: dict[str, Any] = {"recompute": {"granularity": "selective", "modules": ["per_op_all"]}}
-        return kept if graph else {"activation_checkpointing_type": "per-op"}
+        if not graph and not resend:
+            return {"activation_checkpointing_type": "per-op"}
+        return {"recompute": {"granularity": "selective", "modules": ["per_op_all" if graph else "per_op_resend"]}}
     if found := re.match(r"torch\.compile activation memory budget ([\d.]+)", said):
         return {"recompute": {"granularity": "selective", "memory_budget": float(found[1])}}
     if said == "selective (every other layer)":

@@ -231,8 +231,9 @@ def recompute_of(row: MeasuredRow, framework: RowFramework, assumed: list[str]) 
     if re.fullmatch(r"full( ?\(.*\))?", said):
         return {"activation_checkpointing_type": "full"}
     latest = framework.profile == "torchtitan" and not framework.release
-    graph = row_native.traced(row)
-    if framework.base in EAGER_TORCH and (per_op := row_native.recomputed_per_op(said, graph=graph, latest=latest)):
+    graph, resend = row_native.traced(row), row_native.sends_again(row)
+    per_op = row_native.recomputed_per_op(said, graph=graph, latest=latest, resend=resend)
+    if framework.base in EAGER_TORCH and per_op:
         return per_op
     if re.fullmatch(r"selective( \((recompute-activations|core attention)\))?", said) and framework.base.startswith(
         "megatron"
