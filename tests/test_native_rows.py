@@ -157,6 +157,22 @@ def test_per_op_checkpointing_keeps_all_to_alls_since_pull_request_1672(experts,
     assert found == (kept if again else {"activation_checkpointing_type": "per-op"})
 
 
+@pytest.mark.parametrize(
+    ("source", "older"),
+    [
+        ("PR #165", True),
+        ("PR #687", False),
+        ("PR #(ghstack, 2024-10-22)", True),
+        ("PR #(ghstack, not for land, 2024-10-14)", True),
+        ("PR #(ghstack, 2024-10-23)", False),
+        ("README, 2024-12", False),
+    ],
+)
+def test_expandable_segments_since_the_afternoon_of_2024_10_22(source, older):
+    row = own(framework="torchtitan", source=f"pytorch/torchtitan@1 commit message ({source})")
+    assert row_native.before_expandable_segments(row) == older
+
+
 def test_selective_is_per_op_in_todays_torchtitan():
     """Its only selective checkpointing; before, the word alone may mean every n-th layer."""
     found = row_native.recomputed_per_op("selective", graph=False, latest=True)

@@ -48,19 +48,25 @@ def torchtitan_release(row: MeasuredRow) -> str:
     return ""
 
 
-def before(row: MeasuredRow, pull: int, month: str) -> bool | None:
-    """Whether a row of torchtitan is older than a pull request of that month (2024-10); None where nothing dates it."""
+def before(row: MeasuredRow, pull: int, last: str) -> bool | None:
+    """Whether a row of torchtitan is older than a pull request; None where nothing dates it.
+
+    `last`: the last month or day before it (2024-09, 2024-10-22), for rows that give a date and no pull request.
+    """
     source = row.text("source")
     own = re.search(r"PR #(\d+)", source) if "pytorch/torchtitan" in source else None
-    dated = re.search(r"\b(20\d\d-\d\d)", f"{source} {row.text('framework')}")
+    dated = re.search(r"\b20\d\d-\d\d(-\d\d)?", f"{source} {row.text('framework')}")
     if own:
         return int(own[1]) < pull
-    return dated[1] <= month if dated else None
+    return dated[0][: len(last)] <= last if dated else None
 
 
 def before_expandable_segments(row: MeasuredRow) -> bool:
-    """Whether a row of torchtitan is older than the expandable segments of its script (pull request 643 of 2024-10-22)."""
-    return before(row, 643, "2024-09") is True
+    """Whether a row of torchtitan is older than the expandable segments of its script (pull request 643).
+
+    It is of 2024-10-22, 13:04; the script of the pull request text of that day (@6b2f6731, 11:26) does not have them.
+    """
+    return before(row, 643, "2024-10-22") is True
 
 
 def heads_of(row: MeasuredRow, release: str, *, compiled: bool) -> dict[str, Any]:
