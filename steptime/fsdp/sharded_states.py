@@ -59,10 +59,10 @@ def stored_saving(assembly: Assembly, chunks: list[Chunk]) -> Num:
 
 
 def pooled(job: Job) -> bool:
-    """Whether torch's FSDP2 gathers group by group on a separate stream, without tensor parallelism."""
+    """Whether torch's FSDP gathers group by group on a separate stream, without tensor parallelism."""
     said, software = job.parallelism.fsdp or Fsdp(), job.software
     eager = software.family == "fsdp2" and software.name != "xla"
-    return applies(job) and eager and said.version == 2 and said.wrap != "model" and same(job.parallelism.tp == 1)
+    return applies(job) and eager and said.wrap != "model" and same(job.parallelism.tp == 1)
 
 
 def largest_group(assembly: Assembly, chunks: list[Chunk]) -> Num | None:

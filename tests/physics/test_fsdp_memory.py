@@ -124,13 +124,13 @@ def test_a_reduction_beside_the_layers_own_gradient():
     [
         ({}, {"expandable_segments": True}, 2.55, 0),
         ({}, {}, 2.55, 0.2),
-        ({"version": 1}, {"expandable_segments": True}, 0, 0.2),
+        ({"version": 1}, {"expandable_segments": True}, 2.55, 0),
         ({"wrap": "model"}, {}, 0, 0.2),
     ],
     ids=["2", "2, fixed segments", "1", "model"],
 )
 def test_what_the_allocator_keeps(fsdp, segments, groups, share):
-    """The root in bf16 is the largest group. Without FSDP2's groups it is 20 % of activations and transients."""
+    """The root in bf16 is the largest group. Without groups on their own streams it is 20 % of activations and transients."""
     said = {"dp": 4, "fsdp": {"reduce_dtype": "fp32"} | fsdp}
     (stage,) = estimate(
         job("fsdp2", model={"n_layers": 3}, seqlen=2, microbatches=2, performance=segments, **said)
