@@ -97,8 +97,10 @@ def gathered_forward_ahead(assembly: Assembly, layers: list[Wrapped]) -> list[Nu
     torchtitan/distributed/fsdp.py sets it; else a gather starts when its own layer does.
     """
     prefetch = options(assembly).prefetch
-    most = prefetch if prefetch > 1 else 1 if same(assembly.job.parallelism.ep != 1) else 0
-    return [sum([layer.buffers.gathered for layer in layers[i : i + most]]) for i in range(len(layers) + 1)]
+    if prefetch > 1:
+        return [sum([layer.buffers.gathered for layer in layers[i : i + prefetch]]) for i in range(len(layers) + 1)]
+    sharded = 1.0 * (assembly.job.parallelism.ep != 1)
+    return [*[sharded * layer.buffers.gathered for layer in layers], 0.0]
 
 
 def gathered_backward_ahead(assembly: Assembly, layers: list[Wrapped], i: int, *, arrived: bool = False) -> Num:
