@@ -96,9 +96,8 @@ def gathered_forward_ahead(assembly: Assembly, layers: list[Wrapped]) -> list[Nu
     By explicit prefetch of several groups (set_modules_to_forward_prefetch), and of one group where experts are sharded, as
     torchtitan/distributed/fsdp.py sets it; else a gather starts when its own layer does.
     """
-    prefetch = options(assembly).prefetch
-    if prefetch > 1:
-        return [sum([layer.buffers.gathered for layer in layers[i : i + prefetch]]) for i in range(len(layers) + 1)]
+    if (most := options(assembly).prefetch) > 1:
+        return [sum([layer.buffers.gathered for layer in layers[i : i + most]]) for i in range(len(layers) + 1)]
     sharded = 1.0 * (assembly.job.parallelism.ep != 1)
     return [*[sharded * layer.buffers.gathered for layer in layers], 0.0]
 
