@@ -164,6 +164,7 @@ def test_the_figure_of_each_attention_kernel_is_listed(kernel, key, factor):
 def test_muon_under_fsdp2_names_its_collectives():
     facts = words(small(optimizer="muon"), "optimizer")[1]
     assert "the collectives of its shards" in facts["orthogonalize"]
+    assert {"Muon norms", "Muon momenta", "Muon products"} <= facts.keys()
 
 
 def test_stragglers_by_hand(found):

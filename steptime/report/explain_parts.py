@@ -18,18 +18,21 @@ from steptime.report.format import BINARY, SI, percent, quantity, seconds, whole
 from steptime.report.kernel_table import KernelTime, op_times
 from steptime.report.table import Fact, FactList
 from steptime.timing.optimizer import clip_bytes_per_param, update_bytes_per_param, updated
-from steptime.timing.orthogonalize import STEPS, orthogonalize_s, sharded
+from steptime.timing.orthogonalize import MOMENTA, NORMS, PRODUCTS, STEPS, orthogonalize_s, sharded
 from steptime.timing.step_time import STRAGGLER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable
 
     from steptime.answer.result import Estimate
+    from steptime.base.rows import CollectiveRow
     from steptime.cost.parts import CommCall
     from steptime.job.assembly import Chunk, Part
     from steptime.timing.step_time import StepTime
 
 _SHOWN = 12
+MUON = (NORMS, MOMENTA, PRODUCTS)
+"""Collectives that are on the optimizer's page."""
 
 
 def memory_bound(estimate: Estimate) -> FactList:
@@ -70,16 +73,19 @@ def _widest(rows: list[KernelTime], estimate: Estimate) -> list[Fact]:
 
 def communication(estimate: Estimate, part: str) -> FactList:
     """Every collective of one axis, or send between stages: calls, time of each, and the exposed part."""
-    rows = sorted((row for row in estimate.collectives if comm_part(row.axis) == part), key=lambda row: -row.exposed_s)
+    rows = [row for row in estimate.collectives if comm_part(row.axis) == part and row.name not in MUON]
     apart = _of_other_stages(estimate.timing)
-    facts = []
-    for row in rows:
-        calls = (
-            f"{whole(row.count_per_step)} x {seconds(row.time_s)}, {seconds(row.exposed_s)} exposed, over {row.tier}"
-        )
-        facts.append(Fact(row.name, [calls + "; of another stage, not in the sum" * (row.name in apart)]))
+    facts = [
+        Fact(row.name, [_calls_of(row) + "; of another stage, not in the sum" * (row.name in apart)])
+        for row in sorted(rows, key=lambda row: -row.exposed_s)
+    ]
     facts.append(Fact("each", ["3dtrn explain PLAN NAME has latency and bytes over rate"]))
     return FactList(part_title(estimate, part), facts)
+
+
+def _calls_of(row: CollectiveRow) -> str:
+    """Calls of a step, time of each, and the exposed part."""
+    return f"{whole(row.count_per_step)} x {seconds(row.time_s)}, {seconds(row.exposed_s)} exposed, over {row.tier}"
 
 
 def _of_other_stages(timing: StepTime) -> set[str]:
@@ -179,6 +185,7 @@ def optimizer(estimate: Estimate) -> FactList:
         Fact("bytes", [f"{named} {per:g} + clipping {clip:g} bytes for each (states read and written, gradient read)"]),
         Fact("update", [f"{whole(round(most))} x {per + clip:g} B / {quantity(rate, SI, 'B/s')} = {seconds(update_s)}"]),
         *_orthogonalized(estimate),
+        *[Fact(row.name, [_calls_of(row)]) for row in estimate.collectives if row.name in MUON],
         *rest,
         Fact("source", ["passes of megatron/core/optimizer/optimizer.py and torch/optim/adam.py"]),
     ]  # fmt: skip

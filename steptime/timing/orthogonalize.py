@@ -22,6 +22,8 @@ STEPS = 5.0
 """Iterations of a step (Jordan et al. 2024, kellerjordan.github.io/posts/muon; Megatron-Core's muon_num_ns_steps)."""
 BF16, FP32 = 2.0, 4.0
 """Bytes of one number."""
+NORMS, MOMENTA, PRODUCTS = "Muon norms", "Muon momenta", "Muon products"
+"""Names of its collectives, whose seconds are part of the optimizer's."""
 
 
 class MatrixCall(NamedTuple):
@@ -112,11 +114,11 @@ def matrix_calls(job: Job, p: Param, elements: Num, context: Context) -> list[Ma
     mode = job.software.states.muon_tp_mode
     if not split(p) or mode == "blockwise":
         return []
-    of: tuple[str, Kind, Num, float] = ("Muon momenta", "all_gather", FP32 * elements * job.parallelism.tp, 1.0)
+    of: tuple[str, Kind, Num, float] = (MOMENTA, "all_gather", FP32 * elements * job.parallelism.tp, 1.0)
     if mode == "distributed":
         rows, columns = matrix(p, elements)
         kept = columns if p.split_dim == 0 else rows
-        of = "Muon products", "all_reduce", BF16 * kept * kept, STEPS
+        of = PRODUCTS, "all_reduce", BF16 * kept * kept, STEPS
     name, kind, size, n = of
     return [MatrixCall(name, kind, context.groups["tp"], size, n, context.collective(kind, size, "tp"))]
 
@@ -142,13 +144,13 @@ def calls(rows: Num, columns: Num) -> list[tuple[str, Kind, Num, float]]:
     a term, are all-reduced: twice m^2 in bf16 an iteration; all ranks square A. Otherwise X is gathered for X X^T, A for its
     square, X again for B X. First one number is all-reduced, the norm. Source: as `sharded_products`.
     """
-    norm: tuple[str, Kind, Num, float] = ("Muon norms", "all_reduce", BF16, 1.0)
+    norm: tuple[str, Kind, Num, float] = (NORMS, "all_reduce", BF16, 1.0)
     if rows > columns:
-        return [norm, ("Muon products", "all_reduce", BF16 * columns * columns, 2.0 * STEPS)]
+        return [norm, (PRODUCTS, "all_reduce", BF16 * columns * columns, 2.0 * STEPS)]
     return [
         norm,
-        ("Muon momenta", "all_gather", BF16 * rows * columns, 2.0 * STEPS),
-        ("Muon products", "all_gather", BF16 * rows * rows, STEPS),
+        (MOMENTA, "all_gather", BF16 * rows * columns, 2.0 * STEPS),
+        (PRODUCTS, "all_gather", BF16 * rows * rows, STEPS),
     ]
 
 
