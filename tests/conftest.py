@@ -74,7 +74,8 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: order.get(item.nodeid.partition("::")[0], len(LONG)))
 
 
-def pytest_collection_finish():
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop():
     """Collect garbage again, but look at no object of the modules and the list of tests, and less often than by default."""
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
