@@ -37,7 +37,7 @@ OFFLOADED = "offloaded experts"
 def screened(request):
     """A plan, the screen of its layouts on 16 devices, and its blocks: made once, since they cost most."""
     job = (PLANS | FLEETING)[request.param]
-    few = {"cp": (1, 2), "microbatch_sz": (1, 8)} if request.param == OFFLOADED else {}
+    few = {"tp": (1, 4), "cp": (1, 2), "microbatch_sz": (1, 8)} if request.param == OFFLOADED else {}
     screen = Remembering(job, Axes(few), Counts())
     return job, screen, [block for _, block in screen.blocks(16, job.data.gbs)]
 
@@ -196,8 +196,7 @@ def test_fsdp_in_a_pipeline_in_columns_beside_estimates(name, devices, pp):
     """Memory bit for bit, and the step but for the order of a sum: long steps and short ones, one chunk per stage and several."""
     job = SHARDED_PIPELINES[name]
     few = Axes({"pp": pp, "microbatch_sz": (1, 4, 16, 64), "vpp": (1, 2, 3, 4)})
-    screen = Drawn(job, few, Counts(), name=f"{name} on {devices}")
-    blocks = [block for _, block in screen.blocks(devices, 64) if block.legal.any()]
+    blocks = [block for _, block in Screen(job, few, Counts()).blocks(devices, 64) if block.legal.any()]
     assert any(len(block.rows.tp) > 4 for block in blocks)
     for block, choice, row in sampled(blocks, 10):
         found = estimate(job.replace(**block.changes(choice, row)))
