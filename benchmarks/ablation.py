@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from steptime.cost import compute
@@ -22,7 +23,7 @@ from steptime.report.table import Table
 from steptime.timing.data_parallel import worst_stage
 from steptime.timing.host_update import HostUpdate
 from steptime.timing.optimizer import OptimizerStep
-from steptime.timing.part_times import PartTimes, part_times, pricing
+from steptime.timing.part_times import PartTimes, Pricing, part_times, pricing
 from steptime.timing.step_parts import pipeline
 from steptime.timing.step_time import StepTime, straggler_s, time_parts
 from steptime.validation.judgement import Judgement
@@ -94,20 +95,43 @@ def without_casts(assembly: Assembly) -> Assembly:
     return assembly.remade(assembly.job, parts)
 
 
-def ablated(assembly: Assembly, off: str) -> float:
+@dataclass(frozen=True)
+class AsEver:
+    """A step timed as ever: what a switch changes is all that is computed for it."""
+
+    assembly: Assembly
+    priced: Pricing
+
+    @classmethod
+    def of(cls, assembly: Assembly) -> AsEver:
+        """The step of an assembly."""
+        return cls(assembly, pricing(assembly.job))
+
+    @cached_property
+    def parts(self) -> PartTimes:
+        """Seconds of its parts."""
+        return part_times(self.assembly, self.priced)
+
+    @cached_property
+    def timing(self) -> StepTime:
+        """Its timing."""
+        return time_parts(self.assembly, self.priced, self.parts)
+
+
+def ablated(step: AsEver, off: str) -> float:
     """Seconds of a step timed as ever but for one piece: some kind of work costs nothing, or nothing is hidden."""
     if off == "casts":
-        assembly = without_casts(assembly)
-    priced = pricing(assembly.job)
+        step = AsEver.of(without_casts(step.assembly))
     if off == "kernels":
-        rates = priced.context.rates._replace(gemm_kernel_s=0.0, move_kernel_s=0.0)
-        priced = priced._replace(context=replace(priced.context, rates=rates))
+        rates = step.priced.context.rates._replace(gemm_kernel_s=0.0, move_kernel_s=0.0)
+        step = replace(step, priced=step.priced._replace(context=replace(step.priced.context, rates=rates)))
+    timing = step.timing
     if off == "pp_comm":
-        timing = time_parts(assembly, priced, part_times(assembly, priced), free_sends=True)
-    else:
-        timing = time_parts(assembly, priced, without(part_times(assembly, priced), off))
-    if (
-        off == "bubble" and assembly.job.parallelism.pp > 1
+        timing = time_parts(step.assembly, step.priced, step.parts, free_sends=True)
+    elif off in {*WORK, "head", "recompute"}:
+        timing = time_parts(step.assembly, step.priced, without(step.parts, off))
+    elif (
+        off == "bubble" and timing.job.parallelism.pp > 1
     ):  # it leaves at the end, with the stragglers that wait through it
         waiting = timing.straggler_s / (timing.walk.makespan_s + timing.fsdp_exposed_s)
         return timing.step_s - pipeline(timing).bubble_s * (1.0 + waiting)
@@ -168,7 +192,7 @@ def constants(**values: float) -> Iterator[None]:
             setattr(compute, name, value)
 
 
-def step_without(assembly: Assembly, off: str) -> float:
+def step_without(step: AsEver, off: str) -> float:
     """Seconds of a job's step with one piece of physics off.
 
     Raises:
@@ -178,8 +202,8 @@ def step_without(assembly: Assembly, off: str) -> float:
         raise ValueError(f"no switch {off!r}")
     if off == "gemm_shape":
         with constants(K_OVERHEAD=0.0, WAVE_LOSS=0.0):
-            return ablated(assembly, off)
-    return ablated(assembly, off)
+            return ablated(AsEver.of(step.assembly), off)
+    return ablated(step, off)
 
 
 def ablation(judged: Iterable[Judgement]) -> dict[str, Any]:
@@ -188,13 +212,18 @@ def ablation(judged: Iterable[Judgement]) -> dict[str, Any]:
     The key "nothing" has the figures with everything on. Every config is estimated again once per switch.
     """
     rows = [j for j in headline(judged) if leads(j) and j.step_error is not None]
-    assemblies = {json.dumps(j.config, sort_keys=True): j for j in rows}
-    built = {text: Assembly(job_of(j)) for text, j in assemblies.items()}
+    configs = {json.dumps(j.config, sort_keys=True): j for j in rows}
+    step_s = {text: steps_without(job_of(j)) for text, j in configs.items()}
     found: dict[str, Any] = {"nothing": {"all": plain(stats((j.cell, j.step_error or 0.0) for j in rows))}}
     for switch in SWITCHES:
-        step_s = {text: step_without(assembly, switch.name) for text, assembly in built.items()}
-        found[switch.name] = compared([(j, step_s[json.dumps(j.config, sort_keys=True)]) for j in rows])
+        found[switch.name] = compared([(j, step_s[json.dumps(j.config, sort_keys=True)][switch.name]) for j in rows])
     return found
+
+
+def steps_without(job: Job) -> dict[str, float]:
+    """Seconds of a job's step by the piece of physics that is off."""
+    step = AsEver.of(Assembly(job))
+    return {switch.name: step_without(step, switch.name) for switch in SWITCHES}
 
 
 def job_of(j: Judgement) -> Job:

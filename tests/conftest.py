@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from importlib.util import find_spec
 from pathlib import Path
@@ -39,6 +40,7 @@ LONG = (
 settings.register_profile("suite", deadline=None, derandomize=True)  # a change passes or fails by what it changed
 settings.register_profile("explore", deadline=None)  # pytest --hypothesis-profile explore: cases nobody has drawn
 settings.load_profile("suite")
+gc.disable()  # until all tests are collected: a quarter of that time
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: shapes here are small, and every core has a process
 
 
@@ -70,6 +72,14 @@ def pytest_collection_modifyitems(items):
     """The longest files first."""
     order = {name: number for number, name in enumerate(LONG)}
     items.sort(key=lambda item: order.get(item.nodeid.partition("::")[0], len(LONG)))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop():
+    """Collect garbage again, but look at no object of the modules and the list of tests, and less often than by default."""
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+    gc.enable()
 
 
 @pytest.fixture

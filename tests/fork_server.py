@@ -6,6 +6,7 @@ A request is one line of JSON on standard input (`forked.py` writes it); its ans
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import runpy
@@ -75,8 +76,11 @@ def kill(ranks, signal_number):
 
 def main():
     """Answer until standard input ends."""
+    gc.disable()
     for name in sys.argv[1:]:
         import_module(name)
+    gc.freeze()  # no fork looks through what was imported, which would also copy its pages
+    gc.enable()
     requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
     for line in requests:
         print(serve(json.loads(line)), file=answers, flush=True)

@@ -21,7 +21,7 @@ def job(software="megatron-core", gbs=64, recompute="selective", precision="bf16
 
 
 def step_s(made, off):
-    return ablation.step_without(Assembly(made), off)
+    return ablation.step_without(ablation.AsEver.of(Assembly(made)), off)
 
 
 JOBS = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
@@ -27,11 +29,16 @@ class Remembering(Screen):
         return self.found
 
 
+OFFLOADED = "offloaded experts"
+"""The plan whose layouts are alike least often, as their sizes decide which tensors go to the host: its search costs most."""
+
+
 @pytest.fixture(scope="module", params=[*PLANS, *FLEETING])
 def screened(request):
     """A plan, the screen of its layouts on 16 devices, and its blocks: made once, since they cost most."""
     job = (PLANS | FLEETING)[request.param]
-    screen = Remembering(job, Axes(), Counts())
+    few = {"tp": (1, 4), "cp": (1, 2), "microbatch_sz": (1, 8)} if request.param == OFFLOADED else {}
+    screen = Remembering(job, Axes(few), Counts())
     return job, screen, [block for _, block in screen.blocks(16, job.data.gbs)]
 
 
@@ -44,8 +51,8 @@ def test_the_screen_beside_estimates(screened):
 def test_pipelines_of_three_stages_beside_estimates(name):
     """On 24 devices, whose stages and replicas are no powers of two; tp and cp take no values there that 16 do not have."""
     job = (PLANS | FLEETING)[name]
-    few = Axes({"tp": (1, 4), "cp": (1,), "pp": (1, 3, 6, 12)})
-    check(job, [block for _, block in Screen(job, few, Counts()).blocks(24, job.data.gbs)])
+    few = {"tp": (1, 4), "cp": (1,), "pp": (1, 3, 6, 12)} | ({"microbatch_sz": (2, 4)} if name == OFFLOADED else {})
+    check(job, [block for _, block in Screen(job, Axes(few), Counts()).blocks(24, job.data.gbs)])
 
 
 @pytest.mark.parametrize(
@@ -96,6 +103,23 @@ def test_seconds_of_chunks_in_columns_are_those_of_estimates(screened):
                 assert (found.forward_s.item(), found.backward_s.item()) == (alone.forward_s, alone.backward_s)
 
 
+@dataclass
+class Drawn(Screen):
+    """A screen that tries a third of the numbers of whole layers, drawn by its name, beside the other recomputations.
+
+    A few layouts are compared of all that a screen computes, and those of FSDP cost as much for each recomputation.
+    """
+
+    name: str = ""
+
+    def choices(self, layers, schedule):
+        found = super().choices(layers, schedule)
+        return tuple(one for one in found if one.form(1).method != "block" or self.drawn(one))
+
+    def drawn(self, one):
+        return random.Random(f"{self.name}, {one.setting}").random() < 1 / 3
+
+
 FSDP = {"tp": 1, "pp": 1, "dp": 4, "fsdp": {"reshard_after_forward": True}}
 
 
@@ -127,7 +151,7 @@ SHARDED = {
 def test_fsdp_in_columns_beside_estimates(name, devices):
     """Memory bit for bit, and the step but for the order of a sum; pipelines are the next test's."""
     job = SHARDED[name]
-    screen = Screen(job, Axes({"pp": (1,)}), Counts())
+    screen = Drawn(job, Axes({"pp": (1,)}), Counts(), name=f"{name} on {devices}")
     blocks = [block for _, block in screen.blocks(devices, job.data.gbs) if block.legal.any()]
     assert any(len(block.rows.tp) > 4 for block in blocks)
     for block, choice, row in sampled(blocks, 12):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from steptime.answer.features import Feature, features_of
+from steptime.base.num import made
 from steptime.job.job import Job
 
 INTERVALS_FILE = Path(__file__).parents[1] / "data" / "intervals.json"
@@ -246,7 +247,7 @@ def read_runs(document: Mapping[str, Any]) -> list[FitRun]:
         if where not in places:
             words = where[:width]
             places[where] = RunPlace(kinds.setdefault(words, RunKind(*words)), where[width:])
-        runs.append(FitRun._make([*row[:4], places[where], *row[-4:]]))
+        runs.append(made(FitRun, (*row[:4], places[where], *row[-4:])))
     return runs
 
 
