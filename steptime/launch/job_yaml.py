@@ -22,8 +22,8 @@ def command_in(path: str, text: str) -> str:
 
     Of SkyPilot num_nodes and the count of resources.accelerators are the variables that it sets for the command
     (skypilot docs/source/running-jobs/environment-variables.rst), of Kubeflow the replicas and nprocPerNode of a PyTorchJob
-    (kubeflow/training-operator pkg/controller.v1/pytorch/envvar.go, setPodEnv); an elastic job has at most maxReplicas nodes, by
-    default those of its workers (elastic.go, generateEnvNNodes; pytorch_defaults.go, setElasticPolicy): its master is one too many.
+    (kubeflow/training-operator pkg/controller.v1/pytorch/envvar.go, setPodEnv); an elastic job has at most maxReplicas nodes,
+    by default those of its workers (elastic.go, generateEnvNNodes; pytorch_defaults.go, setElasticPolicy).
     """
     if not path.endswith((".yaml", ".yml")) or not _LAUNCHES.search(text):
         return text
