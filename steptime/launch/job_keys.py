@@ -66,6 +66,8 @@ class JobKeys:
         """`devices` of the framework's own launcher by default (a number, or "node": all of one), and the source."""
         self.beside: Beside | None = None
         """Files that it may name."""
+        self.tokenizer = ""
+        """Whose official tokenizer it says that it has, besides its keys."""
 
     # --- values ---
 

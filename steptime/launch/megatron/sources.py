@@ -125,7 +125,7 @@ def _from_words(
     said = arguments_of(words)
     swift = script is not None and script.program in {"sft", "pt", "rlhf"}  # `megatron sft`
     keys = keys_of(said.arguments, said.names, path, sets, "swift_megatron" if swift else "megatron")
-    keys.launcher, keys.beside = launcher, beside
+    keys.launcher, keys.beside, keys.tokenizer = launcher, beside, script.tokenizer if script else ""
     keys.notes += said.notes
     if script is not None:
         _of_environment(keys, script)

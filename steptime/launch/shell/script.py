@@ -28,6 +28,12 @@ _OTHER_WORK = re.compile(
 """Parts of the names of programs that run or convert a model and do not train it."""
 
 
+_OFFICIAL = re.compile(
+    r"^[^#\n]*tokenizer\w*=[^#\n]*#[^\n]*\boffici?al (llama[-_]?[23]?) tokenizer", re.IGNORECASE | re.MULTILINE
+)
+"""As Megatron-DeepSpeed's examples say: TOKENIZER_PATH=.../tokenizer.model # offical llama tokenizer.model"""
+
+
 class Script(NamedTuple):
     """A launch script, as far as it can be read without running it."""
 
@@ -59,6 +65,8 @@ class Script(NamedTuple):
     """Environment variables that the script uses, except the usual ones of any shell."""
     notes: tuple[str, ...] = ()
     """What is assumed of the script."""
+    tokenizer: str = ""
+    """Whose official tokenizer a comment says that the script has, or ""."""
 
 
 class _Launch(NamedTuple):
@@ -126,7 +134,9 @@ def _read(
         for key, found in walk.scope.values.items()
         if key not in walk.scope.arrays and found and walk.scope.known(found[0].text)
     }
+    official = _OFFICIAL.search(text)
     nothing = Script("", [], [], [], None, None, None, 0, variables, problems, [], _gpu(headers), {})
+    nothing = nothing._replace(tokenizer=official[1].lower() if official else "")
     if launch is None and (fragments := _fragments(walk.scope, name)):
         fix = SET_DEVICES if walk.commands else f"give the script that reads it --with this file, or {SET_DEVICES}"
         unclear = [f"no launch command: number of devices unknown; {fix}"]
