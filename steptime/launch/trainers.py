@@ -91,6 +91,8 @@ class _Plan(Figures):
         """A name that the trainer does not have: the program has its own arguments and defaults."""
         self.hybrid = False
         """Whether each node holds all parameters and only its devices share them."""
+        for path, value in defaults_beside(keys.given, keys.table, "plan_with").items():
+            put(self.config, path, value)
         for key, rule in keys.table.rules.items():
             unsaid = key not in keys.values and rule.beside and keys.get(rule.beside) is None
             none = rule.note in {"parallelism.tp", "parallelism.pp", "data.seqlen"} and keys.get(key) == 0
@@ -132,6 +134,8 @@ class _Plan(Figures):
             multiple = self.whole("@mlp_multiple") or 1
             config["model"]["inter_sz"] = -(-(width * up // down) // multiple) * multiple
         self._model()
+        if isinstance(config["model"], dict) and config["model"].get("learned_positions"):
+            config["model"].setdefault("max_positions", config["data"].get("seqlen"))
         put_adapters(self, config)
         self.put_chunks(config)
         self._batch()
