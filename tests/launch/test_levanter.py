@@ -70,7 +70,9 @@ def test_gpt2_has_its_own_layers_and_defaults(tmp_path):
     """Gpt2Config: 4 x hidden, biases, LayerNorm, learned positions, a tied head: GPT-2 large has 774,030,080 parameters."""
     text = """data: {tokenizer: gpt2}
 model: {type: gpt2, hidden_dim: 1280, num_heads: 20, num_layers: 36}
-trainer: {mp: "p=f32,c=bfloat16", train_batch_size: 256, num_train_steps: 10}
+trainer:
+  mp: p=f32,c=bfloat16
+  train_batch_size: 256
 """
     (tmp_path / "job.yaml").write_text(text, encoding="utf-8")
     job = to_job(read("auto", str(tmp_path / "job.yaml"), SETS), SETS)
