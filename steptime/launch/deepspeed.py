@@ -6,6 +6,7 @@ Sources: deepspeedai/DeepSpeed@1b88ac36 deepspeed/runtime/config.py (_set_batch_
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -156,6 +157,9 @@ def _json(path: str, text: str) -> dict[str, Any]:
     try:
         tree = json.loads(text)
     except json.JSONDecodeError as error:
+        if words := list(dict.fromkeys(re.findall(r":\s*([A-Z][A-Z_]{2,})\b", text))):
+            what = f"a template: {', '.join(words[:3])}{' ...' * (len(words) > 3)} have no value"
+            raise ConfigError(f"{path}: {what}; give the script that fills it in") from None
         raise ConfigError(f"{path}: line {error.lineno}, column {error.colno}: not valid JSON ({error.msg})") from None
     except RecursionError:
         raise ConfigError(f"{path}: nested too deeply for a ds_config.json") from None
