@@ -39,7 +39,7 @@ def devices_in(text: str, env: Mapping[str, str] | None = None) -> int | None:
 
 
 _COMMENT = re.compile(
-    r"#.*(?:\b(?:preset for|trained on) (\d+) (?:\w+ )?GPUs"
+    r"#.*(?:\b(?:preset for|trained on) (\d+)x? (?:\w+ ){0,2}?(?:\w+\s*#\s*)?GPUs"
     r"|\bfor (\d+) nodes? of (\d+) (?:x )?[A-Z]\d"
     r"|\btune run (?:--nnodes (\d+) )?--nproc_per_node (\d+)|\btune run \w+_(single)_device)",
     re.IGNORECASE,
@@ -47,7 +47,8 @@ _COMMENT = re.compile(
 
 
 def of_comment(text: str) -> int | None:
-    """The devices that a comment of a config names: "a preset for 64 A100 GPUs" (torchtitan), "trained on 32 gpus" (GPT-NeoX).
+    """The devices that a comment of a config names: "a preset for 64 A100 GPUs" (torchtitan), "trained on 96x 40GB A100
+    GPUs" (GPT-NeoX), also on two lines.
 
     >>> of_comment("# tune run --nproc_per_node 2 full_finetune_distributed")
     2

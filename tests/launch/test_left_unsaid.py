@@ -159,6 +159,7 @@ def test_a_variable_without_a_value_is_told_as_one(tmp_path):
         ("allenai/Olmo-3-7B-Think", "olmo3-7b"),
         ("internlm/internlm2-chat-7b", "internlm2-7b"),
         ("microsoft/phi-1_5", "phi-1.5"),
+        ("BramVanroy/gpt2-cpt-dutch", "gpt2-small"),
         ("HuggingFaceTB/SmolLM-360M", "smollm2-360m"),
     ],
 )

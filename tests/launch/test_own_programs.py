@@ -181,6 +181,11 @@ def test_another_kind_of_layers_under_nanotron_is_refused(tmp_path: Path) -> Non
     """
     flags = from_text(tmp_path, "config.yaml", text, "nanotron").of("unmodeled")
     assert [flag.name for flag in flags] == ["model.model_config.activation_function"]
+    fork = text.replace(
+        "activation_function: gelu", "is_tt_config: true, tt_rank: 128, rope_theta: 1.0e4, use_cache: true"
+    )
+    flags = from_text(tmp_path, "config.yaml", fork, "nanotron").of("unmodeled")
+    assert [flag.name for flag in flags] == ["model.model_config.is_tt_config", "model.model_config.tt_rank"]
 
 
 def test_a_reward_model_is_no_training_on_sequences(tmp_path: Path) -> None:

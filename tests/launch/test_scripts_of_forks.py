@@ -219,6 +219,7 @@ def test_all_unset_variables_are_one_line(tmp_path):
         ("Llama2Tokenizer", ["src/own-100k.ver3.model"], None),
         ("HuggingFaceTokenizer", ["meta-llama/Llama-3.1-8B"], 128256),
         ("HuggingFaceTokenizer", ["own/model"], None),
+        ("HuggingFaceTokenizer", ["alehc/swissai-tokenizer"], 131072),
         ("HFTokenizer", ["ckpt/llama3-8b-instruct/tokenizer/tokenizer.json"], 128256),  # inside the model's folder
         ("HFTokenizer", ["ckpt/llama3-8b-instruct/tokenizer/own.json"], None),
         ("TokenizerFromFile", ["/x/starcoder-tokenizer/15b/tokenizer.json"], 49152),  # a size of the family
