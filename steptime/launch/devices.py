@@ -47,8 +47,9 @@ _COMMENT = re.compile(
 
 
 def of_comment(text: str) -> int | None:
-    """The devices that a comment of a config names: "a preset for 64 A100 GPUs" (torchtitan), "trained on 96x 40GB A100
-    GPUs" (GPT-NeoX), also on two lines.
+    """The devices that a comment of a config names, also on two lines.
+
+    A preset for 64 A100 GPUs (torchtitan); trained on 96x 40GB A100 GPUs (GPT-NeoX).
 
     >>> of_comment("# tune run --nproc_per_node 2 full_finetune_distributed")
     2
