@@ -11,7 +11,6 @@ gradient accumulation), @batch (all sequences of a step), @tokens_batch, @nodes,
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import load_table, read_keys
 from steptime.launch.named_models import not_modeled, preset_of
 from steptime.launch.primus import read_primus
-from steptime.launch.reading import OTHER_MODEL, LaunchFlag, Reading
+from steptime.launch.reading import OTHER_MODEL, Env, LaunchFlag, Reading, Sets
 from steptime.launch.trainer_files import (
     Said,
     defaults_beside,
@@ -43,12 +42,7 @@ from steptime.launch.zero_stage import put_zero
 
 
 def read_trainer(
-    kind: str,
-    path: str,
-    text: str,
-    env: Mapping[str, str] | None = None,
-    sets: Mapping[str, Any] | None = None,
-    beside: Beside | None = None,
+    kind: str, path: str, text: str, env: Env = None, sets: Sets = None, beside: Beside | None = None
 ) -> Reading:
     """A config (YAML, JSON, TOML) or a launch script of the framework whose table is data/launch/KIND.yaml, as a config.
 

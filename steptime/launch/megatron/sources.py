@@ -23,7 +23,7 @@ from steptime.launch.megatron.flagscale import MARK, flags_in
 from steptime.launch.megatron.hybrid_layers import hybrid_pattern
 from steptime.launch.megatron.translation import plan_of
 from steptime.launch.named_models import preset_of
-from steptime.launch.reading import NO_OPTION, OTHER_MODEL, LaunchFlag, Reading, is_other_model, refusals
+from steptime.launch.reading import NO_OPTION, OTHER_MODEL, Env, LaunchFlag, Reading, Sets, is_other_model, refusals
 from steptime.launch.shell.processes import Word
 from steptime.launch.shell.script import Script, read_script
 
@@ -40,13 +40,7 @@ _OTHER_MODELS = {
 """Words in the names of programs that train other models than pretrain_gpt.py -> the kind of model."""
 
 
-def read_megatron(
-    path: str,
-    text: str,
-    env: Mapping[str, str] | None = None,
-    sets: Mapping[str, Any] | None = None,
-    beside: Beside | None = None,
-) -> Reading:
+def read_megatron(path: str, text: str, env: Env = None, sets: Sets = None, beside: Beside | None = None) -> Reading:
     """A launch script, a log that begins with a dump of arguments, or a file of flags only, as a config.
 
     A file of flags is the words of a command line, or a mapping `MODEL_ARGS: {--flag: value}` as in Megatron-LM's own functional
@@ -105,7 +99,7 @@ def _yaml_words(text: str, given: Mapping[str, Any]) -> list[Word]:
     return words
 
 
-def _from_script(path: str, script: Script, sets: Mapping[str, Any] | None, beside: Beside) -> Reading:
+def _from_script(path: str, script: Script, sets: Sets, beside: Beside) -> Reading:
     if script.problems:
         raise ConfigError(script.problems)
     if told_whole(sets, "parallelism.dp") is not None:  # a script may leave its number of nodes to be edited
@@ -117,7 +111,7 @@ def _from_words(
     path: str,
     words: list[Word],
     script: Script | None,
-    sets: Mapping[str, Any] | None,
+    sets: Sets,
     beside: Beside | None = None,
     launcher: Mapping[str, Any] | None = None,
     devices: int | None = None,
@@ -249,7 +243,7 @@ def from_arguments(
     *,
     world_size: int | None = None,
     vocab_size: int | None = None,
-    sets: Mapping[str, Any] | None = None,
+    sets: Sets = None,
     table: str = "megatron",
 ) -> Reading:
     """The config of Megatron-LM's arguments, under the names in its dump; `table` may extend Megatron-LM's.
