@@ -193,8 +193,6 @@ def _in_files(path: str, text: str, table: KeyTable, env: dict[str, str], beside
         raise ConfigError(f"{path}: {what}, or compare both: 3dtrn validate --log {path} --plan FILE")
     if not re.match(r"\s*(#[^\n]*\n\s*|---\s)*(\{|[\w\"'-]+\s*:(\s|$))", text):
         script = read_script(text, path, env, beside)
-        if script.problems:
-            raise ConfigError(script.problems)
         script = script._replace(arguments=taken_apart(script.arguments))
         said = _configs(script, path, beside, table) | _of_accelerate(script, table)
         said |= dict(flags_of([word.text for word in script.arguments]))

@@ -63,7 +63,10 @@ def read_megatron(path: str, text: str, env: Env = None, sets: Sets = None, besi
         return _from_words(path, _located(path, read_words, text), None, sets)
     if path.endswith(".py"):
         raise ConfigError(f"{path}: a Python program, which is not run; give its launch script, or the log of a run")
-    return _from_script(path, read_script(text, path, dict(env or {}), beside), sets, beside or Beside())
+    script = read_script(text, path, dict(env or {}), beside)
+    if told_whole(sets, "parallelism.dp") is not None:  # a script may leave its number of nodes to be edited
+        script = script._replace(nodes=None, devices=None)
+    return _from_words(path, script.arguments, script, sets, beside or Beside())
 
 
 def _located(path: str, read: Callable[[Any], T], what: Any) -> T:
@@ -97,14 +100,6 @@ def _yaml_words(text: str, given: Mapping[str, Any]) -> list[Word]:
         values = value if isinstance(value, list) else [] if value is True else str(value).split()
         words += [Word(str(item), line) for item in values]
     return words
-
-
-def _from_script(path: str, script: Script, sets: Sets, beside: Beside) -> Reading:
-    if script.problems:
-        raise ConfigError(script.problems)
-    if told_whole(sets, "parallelism.dp") is not None:  # a script may leave its number of nodes to be edited
-        script = script._replace(nodes=None, devices=None)
-    return _from_words(path, script.arguments, script, sets, beside)
 
 
 def _from_words(

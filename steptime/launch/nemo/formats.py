@@ -73,8 +73,6 @@ def read_nemo(path: str, text: str, env: Env = None, sets: Sets = None, beside: 
 def _of_script(path: str, text: str, env: Env, beside: Beside | None) -> tuple[dict[str, Any], str]:
     """The config that a script names (hydra's --config-path and --config-name) under the script's overrides; no log."""
     script = read_script(text, path, dict(env or {}), beside)
-    if script.problems:
-        raise ConfigError(script.problems)
     said = dict(flags_of([word.text.lstrip("+") for word in script.arguments]))
     name = f"{said.pop('config_path', 'conf')}/{str(said.pop('config_name', '')).removesuffix('.yaml')}.yaml"
     tree = parse_mapping((beside or Beside()).needed(name, f"{path}: line {script.line} reads"), name)

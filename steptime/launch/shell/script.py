@@ -12,6 +12,7 @@ import posixpath
 import re
 from typing import NamedTuple
 
+from steptime.base.config import ConfigError
 from steptime.launch.beside import Beside, read_beside
 from steptime.launch.devices import SET_DEVICES, taken
 from steptime.launch.shell.dry_run import Command, DryRun
@@ -102,12 +103,13 @@ def read_script(text: str, name: str, env: dict[str, str] | None = None, beside:
     script that is given no arguments and launches nothing while they are unknown is read as run without arguments.
 
     Raises:
-        ConfigError: the text is no shell script that can be read (an unclosed quote).
+        ConfigError: the text is no shell script that can be read (an unclosed quote), or has no one launch command.
     """
     found = _read(text, name, env, beside, None)
-    if found.problems and "1" not in (env or {}):
-        again = _read(text, name, env, beside, [])
-        return again if again.program and not again.problems else found
+    again = _read(text, name, env, beside, []) if found.problems and "1" not in (env or {}) else found
+    found = again if again.program and not again.problems else found
+    if found.problems:
+        raise ConfigError(found.problems)
     return found
 
 
