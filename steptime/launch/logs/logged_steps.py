@@ -69,8 +69,8 @@ class LoggedSteps:
         return [self._line(i) for i in self._once()]
 
     def _line(self, i: int) -> Iteration:
-        *values, samples = (column[i] for column in self._columns)
-        return Iteration("", self._number[i], *values, samples_per_s=samples)
+        step_s, rate, tflops, batch, samples = (column[i] for column in self._columns)
+        return Iteration("", self._number[i], step_s, rate, tflops, batch, samples_per_s=samples)
 
 
 def _usual_gap(numbers: Sequence[int]) -> int:
