@@ -21,6 +21,8 @@ BEGIN, END = "<!-- presets -->\n", "<!-- end of presets -->\n"
 # page prints an exact total it is this one: 124,439,808 for gpt2, 7,241,732,096 for Mistral-7B-v0.1, 7,615,616,512 for
 # Qwen2.5-7B, 8,030,261,248 for Meta-Llama-3-8B. Narayanan et al. 2021, Table 1, prints 1.7, 3.6, 7.5, 18.4, 39.1, 76.1,
 # 145.6, 310.1, 529.6 and 1008.0 billion for the Megatron models. EleutherAI/pythia's README prints the eight of Pythia.
+# Their hub pages print 2,779,683,840 for phi-2 and 1,418,270,720 for phi-1_5, with the 51,200 biases of a head that a preset does
+# not have, and 6,888,095,744 for OLMo-7B-hf, whose 65 norms have no weights (65 x 4,096 fewer).
 COUNTED = {
     "codellama-34b": 33_743_970_304,
     "command-r-35b": 34_980_831_232,
@@ -147,6 +149,20 @@ COUNTED = {
     "opt-2.7b": 2_651_596_800,
     "opt-6.7b": 6_658_473_984,
     "opt-13b": 12_853_473_280,
+    "olmo-1b": 1_176_832_000,
+    "olmo-7b": 6_888_361_984,
+    "olmo2-1b": 1_484_916_736,
+    "phi-1.5": 1_418_219_520,
+    "phi-2": 2_779_632_640,
+    "phi4-mini": 3_836_021_760,
+    "salamandra-2b": 2_253_490_176,
+    "salamandra-7b": 7_768_117_248,
+    "opt-30b": 29_974_540_288,
+    "opt-66b": 65_719_701_504,
+    "sheared-llama-1.3b": 1_345_423_360,
+    "sheared-llama-2.7b": 2_701_560_320,
+    "eurollm-1.7b": 1_656_850_432,
+    "eurollm-9b": 9_152_319_488,
 }
 
 

@@ -165,6 +165,17 @@ def apply_setting(data: dict[str, Any], setting: str) -> None:
     put(data, *read_setting(setting))
 
 
+def value_at(data: Any, path: str) -> Any:
+    """The value at a dotted path of a plan, of plain data or of sections; None where it has none.
+
+    >>> value_at({"data": {"gbs": 8}}, "data.gbs"), value_at({"data": 8}, "data.gbs")
+    (8, None)
+    """
+    for key in path.split("."):
+        data = data.get(key) if isinstance(data, dict) else getattr(data, key, None)
+    return data
+
+
 def put(data: dict[str, Any], path: str, value: Any) -> None:
     """Set a value at a dotted path of nested mappings, creating those that are missing.
 

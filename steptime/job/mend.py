@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from steptime.base.config import Config, ConfigError, ConfigProblem, build
+from steptime.job.edit import value_at
 
 if TYPE_CHECKING:
     from steptime.base.config import C
@@ -24,16 +25,9 @@ def hidden_problems(cls: type[C], data: dict[str, Any], found: ConfigError) -> l
     A suggested key that rejects the value of the unknown one is no problem of the plan.
     """
     suggested = {".".join([*each.path.split(".")[:-1], each.meant]) for each in found.details if each.meant}
-    guessed = {path for path in suggested if _value(data, path) is None}
+    guessed = {path for path in suggested if value_at(data, path) is None}
     first, *others = (_further(cls, data, found.details, *stand_in) for stand_in in _STAND_INS)
     return [each for each in first if each.path not in guessed and all(each in other for other in others)]
-
-
-def _value(data: Any, path: str) -> Any:
-    """The value at a path of a plan; None where it has none."""
-    for key in path.split("."):
-        data = data.get(key) if isinstance(data, dict) else getattr(data, key, None)
-    return data
 
 
 def _further(cls: type[C], data: dict[str, Any], problems: list[ConfigProblem], *stand_in: Any) -> list[ConfigProblem]:

@@ -6,7 +6,7 @@ Sources: deepspeedai/DeepSpeed@1b88ac36 deepspeed/runtime/config.py (_set_batch_
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
 from typing import Any, NamedTuple
 
 from steptime.base.config import ConfigError, build, show
@@ -15,7 +15,7 @@ from steptime.launch.beside import PART_OF_A_JOB, Beside
 from steptime.launch.devices import data_parallel, devices_in, states_devices, told, told_whole
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import flatten, load_table, read_keys
-from steptime.launch.reading import LaunchFlag, Reading
+from steptime.launch.reading import Env, LaunchFlag, Reading, Sets
 from steptime.model.model import Model
 
 _BATCH, _MICRO, _STEPS = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
@@ -24,13 +24,7 @@ _TOLD = {_BATCH: "data.gbs", _MICRO: "data.microbatch_sz", "zero_optimization.st
 _BUCKET = "zero_optimization.reduce_bucket_size"
 
 
-def read_deepspeed(
-    path: str,
-    text: str,
-    env: Mapping[str, str] | None = None,
-    sets: Mapping[str, Any] | None = None,
-    beside: Beside | None = None,
-) -> Reading:
+def read_deepspeed(path: str, text: str, env: Env = None, sets: Sets = None, beside: Beside | None = None) -> Reading:
     """A ds_config.json as a config.
 
     `env` may give the number of devices (WORLD_SIZE). `sets`: dotted keys that the user sets; `model` and `data.seqlen` are
@@ -156,6 +150,9 @@ def _json(path: str, text: str) -> dict[str, Any]:
     try:
         tree = json.loads(text)
     except json.JSONDecodeError as error:
+        if words := list(dict.fromkeys(re.findall(r":\s*([A-Z][A-Z_]{2,})\b", text))):
+            what = f"a template: {', '.join(words[:3])}{' ...' * (len(words) > 3)} have no value"
+            raise ConfigError(f"{path}: {what}; give the script that fills it in") from None
         raise ConfigError(f"{path}: line {error.lineno}, column {error.colno}: not valid JSON ({error.msg})") from None
     except RecursionError:
         raise ConfigError(f"{path}: nested too deeply for a ds_config.json") from None

@@ -10,7 +10,7 @@ from typing import Any
 from steptime.base.config import ConfigError, show
 from steptime.hardware.machine import Machine
 from steptime.launch.job_keys import JobKeys
-from steptime.launch.reading import LaunchFlag
+from steptime.launch.reading import Env, LaunchFlag, Sets
 
 _PER_NODE = re.compile(r"(?:--nproc[-_]per[-_]node|--ntasks-per-node|--gpus-per-node)[= ](\d+)|\bNGPU=(\d+)")
 _NODES = re.compile(r"--(?:nnodes|nodes)[= ](\d+)(?![\d:])|\bNNODES=(\d+)")
@@ -24,7 +24,7 @@ def _first(pattern: re.Pattern[str], text: str) -> int | None:
     return int(next(group for group in found.groups() if group)) if found else None
 
 
-def devices_in(text: str, env: Mapping[str, str] | None = None) -> int | None:
+def devices_in(text: str, env: Env = None) -> int | None:
     """All devices of a job by the first launcher line of a text (torchrun, srun), else by WORLD_SIZE, or NGPU and NNODES.
 
     >>> devices_in("srun --nodes=2 torchrun --nproc_per_node=8 train.py"), devices_in("", {"NGPU": "4"})
@@ -39,7 +39,7 @@ def devices_in(text: str, env: Mapping[str, str] | None = None) -> int | None:
 
 
 _COMMENT = re.compile(
-    r"#.*(?:\b(?:preset for|trained on) (\d+) (?:\w+ )?GPUs"
+    r"#.*(?:\b(?:preset for|trained on) (\d+)x? (?:\w+ ){0,2}?(?:\w+\s*#\s*)?GPUs"
     r"|\bfor (\d+) nodes? of (\d+) (?:x )?[A-Z]\d"
     r"|\btune run (?:--nnodes (\d+) )?--nproc_per_node (\d+)|\btune run \w+_(single)_device)",
     re.IGNORECASE,
@@ -47,7 +47,9 @@ _COMMENT = re.compile(
 
 
 def of_comment(text: str) -> int | None:
-    """The devices that a comment of a config names: "a preset for 64 A100 GPUs" (torchtitan), "trained on 32 gpus" (GPT-NeoX).
+    """The devices that a comment of a config names, also on two lines.
+
+    A preset for 64 A100 GPUs (torchtitan); trained on 96x 40GB A100 GPUs (GPT-NeoX).
 
     >>> of_comment("# tune run --nproc_per_node 2 full_finetune_distributed")
     2
@@ -74,12 +76,12 @@ def taken(devices: int, by: str) -> str:
     return f"{NOT_STATED}, {devices} assumed: {by}; else {SET_DEVICES}"
 
 
-def still_true(notes: Iterable[str], sets: Mapping[str, Any] | None) -> list[str]:
+def still_true(notes: Iterable[str], sets: Sets) -> list[str]:
     """The notes of a script, but for the one on a number of devices where the user tells the number."""
     return [note for note in notes if not (states_devices(sets) and note.startswith(NOT_STATED))]
 
 
-def states_devices(sets: Mapping[str, Any] | None) -> bool:
+def states_devices(sets: Sets) -> bool:
     """Whether the user tells the number of devices."""
     return any(told(sets, key) is not None for key in ("parallelism.dp", "devices", "hardware.nodes"))
 
@@ -87,7 +89,7 @@ def states_devices(sets: Mapping[str, Any] | None) -> bool:
 _NAMES = ("WORLD_SIZE", "NGPU", "NNODES")
 
 
-def told(sets: Mapping[str, Any] | None, key: str) -> Any:
+def told(sets: Sets, key: str) -> Any:
     """The user's setting of a dotted key; None where nothing is set.
 
     >>> told({"data.seqlen": 4096}, "data.seqlen"), told({"model": "gpt2-xl"}, "model.n_layers")
@@ -101,7 +103,7 @@ def told(sets: Mapping[str, Any] | None, key: str) -> Any:
     return inside.get(name) if isinstance(inside, Mapping) else None
 
 
-def told_whole(sets: Mapping[str, Any] | None, key: str) -> int | None:
+def told_whole(sets: Sets, key: str) -> int | None:
     """The user's setting of a dotted key as a whole number.
 
     Raises:
@@ -115,7 +117,7 @@ def told_whole(sets: Mapping[str, Any] | None, key: str) -> int | None:
     return value
 
 
-def on_node(sets: Mapping[str, Any] | None) -> int | None:
+def on_node(sets: Sets) -> int | None:
     """Devices per node of the machine that the user names; None where none is named."""
     name = told(sets, "hardware.node_type") or told(sets, "hardware")
     try:
@@ -137,7 +139,7 @@ def _launched(keys: JobKeys, ranks: int) -> int | None:
     return int(devices)
 
 
-def _told_number(sets: Mapping[str, Any] | None) -> int | None:
+def _told_number(sets: Sets) -> int | None:
     """The devices of the user's nodes, else the user's number."""
     nodes, each = told_whole(sets, "hardware.nodes"), on_node(sets)
     return nodes * each if nodes and each else told_whole(sets, "devices")

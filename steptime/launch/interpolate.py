@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from steptime.base.document import scalar
+from steptime.launch.reading import Env
 
 _REFERENCE = re.compile(r"\$\{([^${}]*)\}")
 _ROUNDS = 40
@@ -20,7 +21,7 @@ _NUMBERS: dict[str, Any] = {
 _NONE = object()
 
 
-def resolve(tree: dict[str, Any], env: Mapping[str, str] | None = None) -> dict[str, Any]:
+def resolve(tree: dict[str, Any], env: Env = None) -> dict[str, Any]:
     """The tree with references filled in; what needs running (eval) stays as text.
 
     `${.x}` is a key of the same mapping, `${..x}` one of its parent; `${training.x}` is the launcher's name for `${x}`;

@@ -12,7 +12,7 @@ from steptime.base.config import ConfigError, show
 from steptime.job.edit import put
 from steptime.launch.beside import Beside
 from steptime.launch.keys import GivenKey, KeyRule, KeyTable, named_defaults, near_key, rule_of, speaks_of_cost
-from steptime.launch.reading import LaunchFlag, Reading, Status, is_other_model, refusals, still_open
+from steptime.launch.reading import LaunchFlag, Reading, Sets, Status, is_other_model, refusals, still_open
 
 MOST = 10**12
 """Largest whole number that is accepted: larger than any size, count or buffer."""
@@ -37,7 +37,7 @@ class JobKeys:
         *,
         defaults: Mapping[str, Any] | None = None,
         defaults_of: str = "",
-        sets: Mapping[str, Any] | None = None,
+        sets: Sets = None,
         spell: Callable[[str], str] = str,
     ) -> None:
         self.source, self.table, self.sets, self.spell = source, table, sets, spell
@@ -66,6 +66,8 @@ class JobKeys:
         """`devices` of the framework's own launcher by default (a number, or "node": all of one), and the source."""
         self.beside: Beside | None = None
         """Files that it may name."""
+        self.tokenizer = ""
+        """Whose official tokenizer it says that it has, besides its keys."""
 
     # --- values ---
 

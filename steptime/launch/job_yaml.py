@@ -22,7 +22,8 @@ def command_in(path: str, text: str) -> str:
 
     Of SkyPilot num_nodes and the count of resources.accelerators are the variables that it sets for the command
     (skypilot docs/source/running-jobs/environment-variables.rst), of Kubeflow the replicas and nprocPerNode of a PyTorchJob
-    (kubeflow/training-operator pkg/controller.v1/pytorch/envvar.go, setPodEnv); an elastic job begins with its replicas too.
+    (kubeflow/training-operator pkg/controller.v1/pytorch/envvar.go, setPodEnv); an elastic job has at most maxReplicas nodes,
+    by default those of its workers (elastic.go, generateEnvNNodes; pytorch_defaults.go, setElasticPolicy).
     """
     if not path.endswith((".yaml", ".yml")) or not _LAUNCHES.search(text):
         return text
@@ -92,12 +93,12 @@ def _of_kubeflow(tree: dict[str, Any]) -> dict[str, str]:
     if tree.get("kind") != "PyTorchJob" or not isinstance(spec, dict):
         return {}
     kinds, policy = spec.get("pytorchReplicaSpecs"), spec.get("elasticPolicy")
-    counts = (
-        [kind.get("replicas", 1) for kind in kinds.values() if isinstance(kind, dict)]
-        if isinstance(kinds, dict)
-        else []
-    )
-    nodes = sum(count for count in counts if type(count) is int)
+    kinds = kinds if isinstance(kinds, dict) else {}
+    counts = {name: kind.get("replicas", 1) for name, kind in kinds.items() if isinstance(kind, dict)}
+    nodes = sum(count for count in counts.values() if type(count) is int)
+    if isinstance(policy, dict):
+        most = next((policy[key] for key in ("maxReplicas", "minReplicas") if key in policy), counts.get("Worker"))
+        nodes = min(nodes, most) if type(most) is int else 0
     each = spec.get("nprocPerNode", policy.get("nProcPerNode") if isinstance(policy, dict) else None)
     found = {"PET_NNODES": str(nodes), "PET_NPROC_PER_NODE": str(each)}
     return {name: value for name, value in found.items() if value.isdecimal() and value != "0"}

@@ -45,7 +45,7 @@ def _last_name(path: str) -> str:
     while len(parts) > 1 and _NO_NAME.fullmatch(parts[-1]):
         parts.pop()
     last = parts[-1] if parts else ""
-    if len(parts) > 1 and re.fullmatch(r"\d+(?:\.\d+)?[bBmM]", last):  # a folder of a family's sizes
+    if len(parts) > 1 and re.fullmatch(r"\d+(?:\.\d+)?[bBmM](?:-hf)?", last):  # a folder of a family's sizes
         last = f"{re.sub(_FOLDER, '', parts[-2])}-{last}"
     return last.rpartition("--")[2] if last.startswith("models--") else last
 

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from typing import Any
 
 from steptime.base.config import ConfigError, show
 from steptime.base.document import parse_mapping
 from steptime.launch.keys import flatten, load_table
 from steptime.launch.megatron.sources import from_arguments
 from steptime.launch.named_models import preset_of
-from steptime.launch.reading import Reading
+from steptime.launch.reading import Env, Reading, Sets
 from steptime.launch.torchtitan.job_config import read_torchtitan
 
 
-def read_primus(path: str, text: str, env: Mapping[str, str] | None, sets: Mapping[str, Any] | None) -> Reading:
+def read_primus(path: str, text: str, env: Env, sets: Sets) -> Reading:
     """The framework's settings under modules.pre_trainer.overrides, and a model by the name of its file."""
     tree = parse_mapping(re.sub(r"\$\{(\w+):([^}]*)\}", lambda found: (env or {}).get(found[1], found[2]), text), path)
     modules = tree.get("modules")

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from steptime.base.config import ConfigError, near
 from steptime.base.document import parse
@@ -22,7 +22,7 @@ from steptime.launch.job_yaml import command_in
 from steptime.launch.keys import load_table
 from steptime.launch.logs.files import open_plain
 from steptime.launch.logs.job_log import PRINTED
-from steptime.launch.reading import Reading, cut
+from steptime.launch.reading import Reading, Sets, cut
 from steptime.launch.shell.expansion import DEVICES_ON_NODE
 from steptime.launch.shell.scope import DEVICES_OF_JOB
 
@@ -64,7 +64,7 @@ _MARKS = {
 """Kind -> what its files contain, for messages about another kind's file."""
 
 
-def read(kind: str, path: str, sets: Mapping[str, Any] | None = None, added: Iterable[str] = ()) -> Reading:
+def read(kind: str, path: str, sets: Sets = None, added: Iterable[str] = ()) -> Reading:
     """The launch file at `path` ("-" is standard input) as a config, its variables filled in from the environment.
 
     A script that takes arguments is given with them, as on the command line: "run.sh 8B 16"; a config function as
@@ -91,12 +91,7 @@ def read(kind: str, path: str, sets: Mapping[str, Any] | None = None, added: Ite
 
 
 def read_as(
-    kind: str,
-    path: str,
-    text: str,
-    env: Mapping[str, str],
-    sets: Mapping[str, Any] | None,
-    beside: Beside | None = None,
+    kind: str, path: str, text: str, env: Mapping[str, str], sets: Sets, beside: Beside | None = None
 ) -> Reading:
     """A text by the reader of its kind, one of KINDS; `path` is for messages.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from steptime.base.config import ConfigError, build
 from steptime.base.words import counted
@@ -14,6 +14,10 @@ from steptime.job.edit import put
 from steptime.job.job import Job
 from steptime.model.blocks import n_params
 
+Env: TypeAlias = "Mapping[str, str] | None"
+"""Variables of the environment, and the words and counts that the user gives, by name."""
+Sets: TypeAlias = "Mapping[str, Any] | None"
+"""The user's settings by dotted key: {"data.seqlen": 4096}."""
 Status = Literal["used", "irrelevant", "default", "approximated", "unmodeled"]
 LEAVE_OUT = "not modeled; --allow-unmodeled ignores it"
 """End of the line about a refused flag."""
@@ -114,7 +118,7 @@ def still_open(reading: Reading, config: Mapping[str, Any]) -> list[str]:
     return [f"{reading.source}: {why}" for why in missing]
 
 
-def to_job(reading: Reading, sets: Mapping[str, Any] | None = None, *, allow_unmodeled: bool = False) -> Job:
+def to_job(reading: Reading, sets: Sets = None, *, allow_unmodeled: bool = False) -> Job:
     """The job of a launch file; `sets` are dotted keys and values that override its config.
 
     Raises:
@@ -128,7 +132,7 @@ def to_job(reading: Reading, sets: Mapping[str, Any] | None = None, *, allow_unm
         raise cut(error) from None
 
 
-def _job(reading: Reading, sets: Mapping[str, Any] | None, *, allow_unmodeled: bool) -> Job:
+def _job(reading: Reading, sets: Sets, *, allow_unmodeled: bool) -> Job:
     config = deepcopy(reading.config)
     notes = [f"approximated: {told(flag)}" for flag in reading.of("approximated")]
     notes += [f"ignored (not modeled): {told(flag)}" for flag in reading.of("unmodeled")]

@@ -98,10 +98,10 @@ def sets_up_adapters(code: str) -> bool:
     return bool(re.search(r"\b(?:LoraConfig|get_peft_model)\(", code)) and not asked
 
 
-def defaults_beside(given: list[GivenKey], table: KeyTable) -> dict[str, Any]:
+def defaults_beside(given: list[GivenKey], table: KeyTable, where: str = "defaults_with") -> dict[str, Any]:
     """Defaults that apply with a key of the file: any, one in a section (fsdp_config.), or one with a value (type=mistral)."""
     found: dict[str, Any] = {}
-    for told, more in (table.raw.get("defaults_with") or {}).items():
+    for told, more in (table.raw.get(where) or {}).items():
         name, _, value = told.partition("=")
         for item in given:
             named = item.name.startswith(name) if name.endswith(".") else item.key == name
@@ -193,8 +193,6 @@ def _in_files(path: str, text: str, table: KeyTable, env: dict[str, str], beside
         raise ConfigError(f"{path}: {what}, or compare both: 3dtrn validate --log {path} --plan FILE")
     if not re.match(r"\s*(#[^\n]*\n\s*|---\s)*(\{|[\w\"'-]+\s*:(\s|$))", text):
         script = read_script(text, path, env, beside)
-        if script.problems:
-            raise ConfigError(script.problems)
         script = script._replace(arguments=taken_apart(script.arguments))
         said = _configs(script, path, beside, table) | _of_accelerate(script, table)
         said |= dict(flags_of([word.text for word in script.arguments]))

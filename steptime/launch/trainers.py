@@ -11,7 +11,6 @@ gradient accumulation), @batch (all sequences of a step), @tokens_batch, @nodes,
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import load_table, read_keys
 from steptime.launch.named_models import not_modeled, preset_of
 from steptime.launch.primus import read_primus
-from steptime.launch.reading import OTHER_MODEL, LaunchFlag, Reading
+from steptime.launch.reading import OTHER_MODEL, Env, LaunchFlag, Reading, Sets
 from steptime.launch.trainer_files import (
     Said,
     defaults_beside,
@@ -43,12 +42,7 @@ from steptime.launch.zero_stage import put_zero
 
 
 def read_trainer(
-    kind: str,
-    path: str,
-    text: str,
-    env: Mapping[str, str] | None = None,
-    sets: Mapping[str, Any] | None = None,
-    beside: Beside | None = None,
+    kind: str, path: str, text: str, env: Env = None, sets: Sets = None, beside: Beside | None = None
 ) -> Reading:
     """A config (YAML, JSON, TOML) or a launch script of the framework whose table is data/launch/KIND.yaml, as a config.
 
@@ -91,6 +85,8 @@ class _Plan(Figures):
         """A name that the trainer does not have: the program has its own arguments and defaults."""
         self.hybrid = False
         """Whether each node holds all parameters and only its devices share them."""
+        for path, value in defaults_beside(keys.given, keys.table, "plan_with").items():
+            put(self.config, path, value)
         for key, rule in keys.table.rules.items():
             unsaid = key not in keys.values and rule.beside and keys.get(rule.beside) is None
             none = rule.note in {"parallelism.tp", "parallelism.pp", "data.seqlen"} and keys.get(key) == 0
@@ -132,6 +128,8 @@ class _Plan(Figures):
             multiple = self.whole("@mlp_multiple") or 1
             config["model"]["inter_sz"] = -(-(width * up // down) // multiple) * multiple
         self._model()
+        if isinstance(config["model"], dict) and config["model"].get("learned_positions"):
+            config["model"].setdefault("max_positions", config["data"].get("seqlen"))
         put_adapters(self, config)
         self.put_chunks(config)
         self._batch()

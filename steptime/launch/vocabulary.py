@@ -55,7 +55,7 @@ def entries_of(
         if counted is not None:
             return counted, f"as counted in {found_at.name}"
         hub = re.search(r"models--([^/]+?)--([^/]+)", name)  # the hub's cache, whatever snapshot
-        last = "/".join(hub.groups() if hub else [part for part in name.split("/") if part][-2:])
+        last = "/".join(hub.groups() if hub else _last_two(name))
         if found := _by_name(last.lower()) or _sized(last.lower()) or _of_model(last):
             return found[0], f"{found[1]} ({last.rpartition('/')[2]})"
         own = own or _is_own(last)
@@ -94,6 +94,17 @@ def _family(preset: str) -> str:
         return rf"(?<![a-z]){family}(?![a-z])"
     own = r"[-_.]?".join(version)
     return rf"(?<![a-z]){family}(?:[-_.]?{own}|(?![-_.]?\d+(?:[.p]\d+)?(?![\d.p]*[bm](?![a-z]))))(?![a-z])"
+
+
+def _last_two(name: str) -> list[str]:
+    """A file and the folder with the model's or tokenizer's name: not one inside it for its size or its tokenizer.
+
+    >>> _last_two("/ckpt/llama3-8b-instruct/tokenizer/tokenizer.json"), _last_two("/data/tokenizer/own.model")
+    (['llama3-8b-instruct', 'tokenizer.json'], ['tokenizer', 'own.model'])
+    """
+    parts = [part for part in name.split("/") if part]
+    inner = len(parts) > 2 and re.fullmatch(r"tokenizers?|\d+(?:\.\d+)?[bm]", parts[-2], re.IGNORECASE)
+    return [parts[-3], parts[-1]] if inner and _PLAIN.fullmatch(parts[-1].lower()) else parts[-2:]
 
 
 def _is_own(name: str) -> bool:

@@ -66,10 +66,18 @@ def test_the_command_is_read_as_a_script(tmp_path, text):
 
 
 @pytest.mark.parametrize(
-    ("said", "devices"), [("nprocPerNode: '4'", 16), ("elasticPolicy: {}", 4), ("elasticPolicy: {nProcPerNode: 2}", 8)]
+    ("said", "devices"),
+    [
+        ("nprocPerNode: '4'", 16),
+        ("elasticPolicy: {}", 3),
+        ("elasticPolicy: {nProcPerNode: 2}", 6),
+        ("elasticPolicy: {minReplicas: 1, maxReplicas: 8}", 4),
+        ("elasticPolicy: {minReplicas: 2}", 2),
+    ],
 )
 def test_replicas_of_a_pytorch_job_are_its_nodes(tmp_path, said, devices):
-    """A master and three workers of the same command are 4 nodes, an elastic job's as well."""
+    """A master and three workers of the same command are 4 nodes; an elastic job's rendezvous takes at most maxReplicas of them,
+    which are its workers' replicas, or minReplicas, where it is not set."""
     words = ", ".join(f'"{word}"' for word in ARGUMENTS.format("meta-llama/Llama-3.1-8B").split())
     container = f"{{command: [torchrun], args: [train.py, {words}, --bf16, 'true']}}"
     pod = f"template: {{spec: {{containers: [{container}]}}}}"

@@ -151,6 +151,16 @@ def test_a_variable_without_a_value_is_told_as_one(tmp_path):
         ("Qwen/Qwen3-235B-A22B-Thinking-2507", "qwen3-235b-a22b"),
         ("/home/own/mistral-7b-v0.1-pretrain", "mistral-7b-v0.2"),  # 32,000 entries, not v0.3's
         ("defog/llama-3-sqlcoder-8b", "llama3-8b"),
+        ("alignment-handbook/zephyr-7b-sft-full", "mistral-7b-v0.2"),
+        ("tokyotech-llm/Llama-3.1-Swallow-8B-Instruct-v0.2", "llama3-8b"),
+        ("elyza/ELYZA-japanese-Llama-2-7b-fast", None),  # 45,043 entries
+        ("MLP-KTLim/llama-3-Korean-Bllossom-8B", None),  # 145,088 entries
+        ("allenai/OLMo-1.7-7B-hf", "olmo-7b"),
+        ("allenai/Olmo-3-7B-Think", "olmo3-7b"),
+        ("internlm/internlm2-chat-7b", "internlm2-7b"),
+        ("microsoft/phi-1_5", "phi-1.5"),
+        ("BramVanroy/gpt2-cpt-dutch", "gpt2-small"),
+        ("HuggingFaceTB/SmolLM-360M", "smollm2-360m"),
     ],
 )
 def test_models_by_the_names_of_their_repositories(name, preset):
@@ -164,6 +174,7 @@ def test_models_by_the_names_of_their_repositories(name, preset):
         ("/ckpt/Qwen2.5-7B-Instruct-sft/checkpoint-500", "qwen2.5-7b"),
         ("/models/baichuan7B", "baichuan-7b"),
         ("phi-4", "phi4"),
+        ("/checkpoint/llama_2/llama2/7B-hf", "llama2-7b"),
         ("/out/qwen3_novel_full_pretrain", None),  # no size
     ],
 )

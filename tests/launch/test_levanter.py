@@ -7,6 +7,7 @@ import pytest
 from steptime.base.config import ConfigError
 from steptime.launch.read import read
 from steptime.launch.reading import to_job
+from steptime.model.blocks import n_params
 
 SETS = {"hardware.node_type": "gcp-tpu-v4", "devices": 16}
 JOB = """
@@ -53,7 +54,7 @@ def test_a_batch_runs_at_once_on_all_devices(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "line"),
     [
-        ("type: llama", "type: gpt2", "model.type gpt2: another kind of model than Llama's"),
+        ("type: llama", "type: backpack", "model.type backpack: another kind of model than Llama's"),
         ("p=f32,c=bfloat16", "p=bfloat16,c=bfloat16", "trainer.mp: expected one of f32"),
         ("num_train_steps: 10000", "replica_ici_axis_size: 4", "replicas of shards"),
         ("trainer:\n", "use_hf_model_config: true\ntrainer:\n", "use_hf_model_config true: sizes of a repository"),
@@ -63,3 +64,18 @@ def test_what_is_not_modeled(tmp_path, old, new, line):
     (tmp_path / "job.yaml").write_text(JOB.replace(old, new), encoding="utf-8")
     with pytest.raises(ConfigError, match=line):
         to_job(read("auto", str(tmp_path / "job.yaml"), SETS), SETS)
+
+
+def test_gpt2_has_its_own_layers_and_defaults(tmp_path):
+    """Gpt2Config: 4 x hidden, biases, LayerNorm, learned positions, a tied head: GPT-2 large has 774,030,080 parameters."""
+    text = """data: {tokenizer: gpt2}
+model: {type: gpt2, hidden_dim: 1280, num_heads: 20, num_layers: 36}
+trainer:
+  mp: p=f32,c=bfloat16
+  train_batch_size: 256
+"""
+    (tmp_path / "job.yaml").write_text(text, encoding="utf-8")
+    job = to_job(read("auto", str(tmp_path / "job.yaml"), SETS), SETS)
+    assert (n_params(job.model), job.data.seqlen, job.model.max_positions) == (774_030_080, 1024, 1024)
+    assert (job.model.norm, job.model.bias, job.model.glu, job.model.tie_embeddings) == ("layernorm", True, False, True)
+    assert job.performance.activation_checkpointing_type == "full"

@@ -96,6 +96,15 @@ def test_unknown_arguments_of_a_dump_matter_when_they_are_on():
     ]  # fmt: skip
 
 
+def test_ways_of_fp8_matter_with_fp8():
+    """ROCm's Megatron-LM prints them in every dump."""
+    ways = {"fp8_weight_cache": "False", "fp8_reduce_amax": "True"}
+    for fp8, status in (("None", "irrelevant"), ("hybrid", "unmodeled")):
+        flags = from_arguments(read_dump(dump()) | ways | {"fp8": fp8}, "log").flags
+        found = {flag.name: flag.status for flag in flags if flag.name in ways}
+        assert found == {"fp8_weight_cache": status, "fp8_reduce_amax": "irrelevant"}
+
+
 def test_a_log_states_its_vocabulary():
     arguments = read_dump(dump())
     assert from_arguments(arguments, "log", vocab_size=12345).config["model"]["vocab_sz"] == 12345

@@ -277,6 +277,10 @@ def test_what_keeps_a_config_from_being_a_plan_is_one_line(name, changes, line):
         ("model: {n_layers: 2}\n", "not a config of NeMo or Megatron-Bridge"),
         ('{"train_batch_size": 8}', "not a config of NeMo or Megatron-Bridge"),
         ("[training]\nbatch_size = 8\n", "line 2"),
+        (
+            "trainer: {devices: -1}\nmodel: {preprocessor: {window_size: 0.025}, optim: {name: adamw}}\n",
+            "model.preprocessor: another kind of model",
+        ),
         ("a: [1\n", "line 2"),
         ("a: 1\na: 2\n", "duplicate key 'a'"),
         ("", "empty"),

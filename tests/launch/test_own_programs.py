@@ -181,6 +181,11 @@ def test_another_kind_of_layers_under_nanotron_is_refused(tmp_path: Path) -> Non
     """
     flags = from_text(tmp_path, "config.yaml", text, "nanotron").of("unmodeled")
     assert [flag.name for flag in flags] == ["model.model_config.activation_function"]
+    fork = text.replace(
+        "activation_function: gelu", "is_tt_config: true, tt_rank: 128, rope_theta: 1.0e4, use_cache: true"
+    )
+    flags = from_text(tmp_path, "config.yaml", fork, "nanotron").of("unmodeled")
+    assert [flag.name for flag in flags] == ["model.model_config.is_tt_config", "model.model_config.tt_rank"]
 
 
 def test_a_reward_model_is_no_training_on_sequences(tmp_path: Path) -> None:
@@ -220,6 +225,34 @@ def test_a_script_that_writes_a_ds_config_is_of_the_yaml_that_it_names(tmp_path:
     assert found.config["parallelism"]["zero_level"] == 3
     assert found.config["performance"]["cpu_offload"] == {"optimizer": 1.0}
     assert found.config["data"] == {"seqlen": 2048, "gbs": 64, "microbatch_sz": 1}
+
+
+TEMPLATE = """\
+{"train_batch_size": BATCH, "train_micro_batch_size_per_gpu": MICRO, "zero_optimization": {"stage": STAGE},
+ "fp16": {"enabled": true}, "tensorboard": {"output_path": "OUTPUT"}}
+"""
+
+
+@pytest.mark.parametrize(("stage", "level"), [("$ZERO", 2), ("0", 0)])
+def test_a_ds_config_that_sed_fills_in(tmp_path: Path, stage: str, level: int) -> None:
+    """The template with its words replaced, as in Megatron-DeepSpeed's examples: 8 devices, 64 sequences of 2 each time."""
+    (tmp_path / "TEMPLATE.json").write_text(TEMPLATE, encoding="utf-8")
+    script = f"""\
+        ZERO=2; TEMPLATE=TEMPLATE.json; CONFIG=ds_$ZERO.json
+        sed "s/BATCH/64/" $TEMPLATE | sed "s/MICRO/2/" \\
+          | sed -e "s/STAGE/{stage}/" -e "s#OUTPUT#/out\\/own#g" > $CONFIG
+        deepspeed --num_gpus 8 pretrain_gpt.py --num-layers 12 --hidden-size 768 --num-attention-heads 12 --seq-length 1024 \\
+          --max-position-embeddings 1024 --micro-batch-size 2 --global-batch-size 64 --fp16 --vocab-file gpt2-vocab.json \\
+          --merge-file gpt2-merges.txt --no-pipeline-parallel --deepspeed --deepspeed_config $CONFIG
+    """
+    found = from_text(tmp_path, "run.sh", script)
+    assert (found.config["parallelism"]["zero_level"], found.config["parallelism"]["dp"]) == (level, 8)
+    changed = from_text(tmp_path, "run.sh", script.replace("s/BATCH/", "s/BAT.*/"))
+    assert "zero_level" not in changed.config["parallelism"]  # a pattern: what it replaces is not worked out
+    with pytest.raises(
+        ConfigError, match="a template: BATCH, MICRO, STAGE have no value; give the script that fills it in"
+    ):
+        read("auto", str(tmp_path / "TEMPLATE.json"))
 
 
 def test_deepspeed_starts_what_the_job_was_given(tmp_path: Path) -> None:

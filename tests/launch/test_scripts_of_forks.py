@@ -219,6 +219,10 @@ def test_all_unset_variables_are_one_line(tmp_path):
         ("Llama2Tokenizer", ["src/own-100k.ver3.model"], None),
         ("HuggingFaceTokenizer", ["meta-llama/Llama-3.1-8B"], 128256),
         ("HuggingFaceTokenizer", ["own/model"], None),
+        ("HuggingFaceTokenizer", ["alehc/swissai-tokenizer"], 131072),
+        ("HFTokenizer", ["ckpt/llama3-8b-instruct/tokenizer/tokenizer.json"], 128256),  # inside the model's folder
+        ("HFTokenizer", ["ckpt/llama3-8b-instruct/tokenizer/own.json"], None),
+        ("TokenizerFromFile", ["/x/starcoder-tokenizer/15b/tokenizer.json"], 49152),  # a size of the family
     ],
 )
 def test_a_vocabulary_is_never_guessed_against_the_file(kind, files, entries):
@@ -227,6 +231,16 @@ def test_a_vocabulary_is_never_guessed_against_the_file(kind, files, entries):
     of_llama = entries_of("Llama2Tokenizer", ["/data/tokenizer.model"], about="llama2/pretrain_7b.sh")
     assert of_llama is not None
     assert of_llama[0] == 32000
+
+
+@pytest.mark.parametrize(
+    ("remark", "entries"), [("official llama tokenizer.model", 32000), ("offical llama3 tokenizer", 128256)]
+)
+def test_a_comment_says_whose_official_tokenizer_it_is(tmp_path, remark, entries):
+    flags = f"{SIZES} --tokenizer-type GPTSentencePieceTokenizer --make-vocab-size-divisible-by 1 --tokenizer-model $TOKENIZER"
+    script = f"TOKENIZER=$BASE/tokenizer.model # {remark}\n{RUN}{flags}"
+    assert job(tmp_path, script).model.vocab_sz == entries
+    assert problems(tmp_path, script.replace("offici", "my ").replace("offica", "my a"))[0].startswith("vocabulary")
 
 
 def test_a_padding_as_large_as_a_vocabulary_tells_it(tmp_path):

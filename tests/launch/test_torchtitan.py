@@ -234,6 +234,10 @@ def test_the_environment_and_the_user_tell_the_devices():
             "job: training.seq_len: expected a whole number of at least 1 (got 4096.5)",
         ),
         (
+            [("[model]", 'name = "flux"')],
+            "job: model.name: flux, another kind of model (it makes images); not modeled",
+        ),
+        (
             [('"8B"', '"9B"')],
             "job: model.flavor: unknown flavor of llama3 (got '9B'); valid: 405B, 70B, 8B, debugmodel" + OR,
         ),

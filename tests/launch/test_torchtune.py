@@ -113,6 +113,7 @@ def test_what_no_plan_says_is_one_line(tmp_path):
         (ONE, 1),
         ("#   tune run --nnodes 2 --nproc_per_node 8 full_finetune_distributed", 16),
         ("# a preset for 64 A100 GPUs", 64),
+        ("# as it was trained on 96x 40GB A100\n# GPUs. Depending on", 96),
         ("# tune run full_finetune_distributed", None),
     ],
 )

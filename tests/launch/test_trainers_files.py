@@ -201,11 +201,9 @@ ADAPTERS = [
      (8, list(EVERY), 0.05, None)),
     (("torchrun --nproc_per_node 8 train.py --model_name_or_path Qwen/Qwen2-7B --per_device_train_batch_size 1 "
      "--max_seq_length 2048 --use_peft_lora True --lora_r 8\n"), (8, ["q_proj", "v_proj"], 0.05, "fp32")),
-    # FastChat's train_lora.py and DeepSpeed-Chat's --lora_dim know no switch
+    # FastChat's train_lora.py knows no switch
     (("torchrun --nproc_per_node 8 train_lora.py --model_name_or_path lmsys/vicuna-7b-v1.5 --per_device_train_batch_size 1 "
      "--model_max_length 2048 --lora_r 8 --bf16 True\n"), (8, ["q_proj", "v_proj"], 0.05, "fp32")),
-    (("deepspeed --num_gpus 8 main.py --model_name_or_path Qwen/Qwen2-7B --per_device_train_batch_size 1 --max_seq_len 2048 "
-     "--lora_dim 128 --zero_stage 3 --bf16 --deepspeed\n"), (128, ["q_proj", "v_proj"], 0.05, None)),
 ]  # fmt: skip
 
 
@@ -228,6 +226,8 @@ def test_another_model_keeps_the_files_adapters(tmp_path):
 
 FINE_TUNING = [
     # trained in part, and the words of its one line
+    (("deepspeed --num_gpus 8 main.py --model_name_or_path Qwen/Qwen2-7B --per_device_train_batch_size 1 --max_seq_len 2048 "
+      "--lora_dim 128 --zero_stage 3 --bf16 --deepspeed\n"), "adapters of DeepSpeed-Chat in every linear layer"),
     ("base_model: Qwen/Qwen2-7B\nadapter: ia3\nsequence_len: 2048\nmicro_batch_size: 1\n", "by a method other than LoRA"),
     ("base_model: Qwen/Qwen2-7B\nadapter: lora\nload_in_8bit: true\nlora_r: 8\nsequence_len: 2048\nmicro_batch_size: 1\n",
      "quantized frozen weights"),

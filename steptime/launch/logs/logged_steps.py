@@ -6,25 +6,11 @@ from array import array
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import NamedTuple
 
 from steptime.launch.logs.entries import Iteration
 
 LIMIT = 200_000
 """Most lines stored: beyond that only every second iteration is kept, then every fourth, and so on."""
-
-
-class LoggedStep(NamedTuple):
-    """One iteration's line; 0 where it has no value."""
-
-    number: int
-    step_s: float
-    tokens_per_s: float
-    """Per device."""
-    tflops: float
-    batch: int
-    samples_per_s: float = 0.0
-    """Of all devices."""
 
 
 class LoggedSteps:
@@ -78,9 +64,13 @@ class LoggedSteps:
         """Iterations that a line covers: the most common difference between lines."""
         return self._interval or _usual_gap([self._number[i] for i in self._once()])
 
-    def lines(self) -> list[LoggedStep]:
+    def lines(self) -> list[Iteration]:
         """Every iteration once, by number; where several lines log it, with the shortest time."""
-        return [LoggedStep(self._number[i], *(column[i] for column in self._columns)) for i in self._once()]
+        return [self._line(i) for i in self._once()]
+
+    def _line(self, i: int) -> Iteration:
+        step_s, rate, tflops, batch, samples = (column[i] for column in self._columns)
+        return Iteration("", self._number[i], step_s, rate, tflops, batch, samples_per_s=samples)
 
 
 def _usual_gap(numbers: Sequence[int]) -> int:

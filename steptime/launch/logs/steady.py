@@ -14,8 +14,8 @@ from math import comb, sqrt
 from typing import NamedTuple
 
 from steptime.base.config import ConfigError
+from steptime.launch.logs.entries import Iteration
 from steptime.launch.logs.job_log import JobLog
-from steptime.launch.logs.logged_steps import LoggedStep
 
 RULE = (
     "median after warm-up: without the first max(2, 10 %) iterations, 2 after a restart, those next to an evaluation or a "
@@ -100,7 +100,7 @@ def steady(log: JobLog, tokens_per_device: float = 0.0, batch: int = 0) -> Stead
     )
 
 
-def _timed(line: LoggedStep, tokens_per_device: float, batch: int) -> LoggedStep:
+def _timed(line: Iteration, tokens_per_device: float, batch: int) -> Iteration:
     if line.step_s > 0.0:
         return line
     if line.samples_per_s > 0.0 and batch:
@@ -111,7 +111,7 @@ def _timed(line: LoggedStep, tokens_per_device: float, batch: int) -> LoggedStep
 
 
 def _left_out(
-    lines: Sequence[LoggedStep], interval: int, restarts: Sequence[int], pauses: Sequence[int]
+    lines: Sequence[Iteration], interval: int, restarts: Sequence[int], pauses: Sequence[int]
 ) -> tuple[list[str], list[str]]:
     """The reason to leave out each line ("" where it counts), and notes where the rules were relaxed to keep any line."""
     reasons = [_reasons(lines, i, interval, restarts, pauses) for i in range(len(lines))]
@@ -128,7 +128,7 @@ def _left_out(
 
 
 def _reasons(
-    lines: Sequence[LoggedStep], i: int, interval: int, restarts: Sequence[int], pauses: Sequence[int]
+    lines: Sequence[Iteration], i: int, interval: int, restarts: Sequence[int], pauses: Sequence[int]
 ) -> set[str]:
     """The reason to leave out a line; `restarts` and `pauses` are sorted."""
     line, first, final = lines[i], lines[0].number, lines[-1].batch
@@ -146,7 +146,7 @@ def _reasons(
     return found | ({RAMP} if final and ramped else set())
 
 
-def _flops(used: Sequence[LoggedStep], log: JobLog) -> tuple[float, float]:
+def _flops(used: Sequence[Iteration], log: JobLog) -> tuple[float, float]:
     """Median TFLOP/s per device, and FLOPs of a step per device; Megatron-Bridge has them on lines without a number."""
     said = [line for line in used if line.tflops > 0.0]
     if not said:

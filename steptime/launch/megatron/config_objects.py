@@ -14,6 +14,7 @@ from typing import Any
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import KeyTable, read_keys
 from steptime.launch.megatron.flags import plain
+from steptime.launch.reading import Sets
 
 _BACKENDS = ("", "flash", "fused", "unfused", "local", "auto")
 """AttnBackend's numbers (megatron/core/enums.py)."""
@@ -23,7 +24,7 @@ def object_keys(
     said: Mapping[str, Any],
     table: KeyTable,
     source: str,
-    sets: Mapping[str, Any] | None,
+    sets: Sets,
     *,
     defaults: Mapping[str, Any] | None = None,
     defaults_of: str = "",

@@ -12,6 +12,7 @@ from steptime.base.document import parse_mapping, read_source
 from steptime.base.words import counted
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import FOLDER, GivenKey, load_table, spelled
+from steptime.launch.reading import Sets
 from steptime.launch.shell.expansion import NOT_RUN
 from steptime.launch.shell.processes import Word, taken_apart
 from steptime.launch.shell.scope import DEVICES_OF_JOB, Unknown
@@ -199,7 +200,7 @@ def keys_of(
     arguments: Mapping[str, str],
     names: Mapping[str, str],
     source: str,
-    sets: Mapping[str, Any] | None = None,
+    sets: Sets = None,
     table_name: str = "megatron",
 ) -> JobKeys:
     """Arguments as settings; `names` are the flags that gave them, none for a dump."""

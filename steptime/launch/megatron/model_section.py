@@ -138,6 +138,8 @@ def _vocabulary(keys: JobKeys) -> int | None:
         found = entries_of(kind, [str(name) for name in files if name], keys.beside, " ".join(called))
         if not any(files) and (name := keys.get("run.name")):
             found = found or entries_of("", [str(name)])
+        if keys.tokenizer and not found:  # its file has a plain name
+            found = entries_of("", [f"{keys.tokenizer}_tokenizer.model"])
         found = found or _one_multiple(keys)
         if found is None:
             sizes = {key: keys.whole(name) for key, name in zip(SIZES, _SIZES, strict=True)}

@@ -23,7 +23,7 @@ from steptime.launch.megatron.flagscale import MARK, flags_in
 from steptime.launch.megatron.hybrid_layers import hybrid_pattern
 from steptime.launch.megatron.translation import plan_of
 from steptime.launch.named_models import preset_of
-from steptime.launch.reading import NO_OPTION, OTHER_MODEL, LaunchFlag, Reading, is_other_model, refusals
+from steptime.launch.reading import NO_OPTION, OTHER_MODEL, Env, LaunchFlag, Reading, Sets, is_other_model, refusals
 from steptime.launch.shell.processes import Word
 from steptime.launch.shell.script import Script, read_script
 
@@ -40,13 +40,7 @@ _OTHER_MODELS = {
 """Words in the names of programs that train other models than pretrain_gpt.py -> the kind of model."""
 
 
-def read_megatron(
-    path: str,
-    text: str,
-    env: Mapping[str, str] | None = None,
-    sets: Mapping[str, Any] | None = None,
-    beside: Beside | None = None,
-) -> Reading:
+def read_megatron(path: str, text: str, env: Env = None, sets: Sets = None, beside: Beside | None = None) -> Reading:
     """A launch script, a log that begins with a dump of arguments, or a file of flags only, as a config.
 
     A file of flags is the words of a command line, or a mapping `MODEL_ARGS: {--flag: value}` as in Megatron-LM's own functional
@@ -69,7 +63,10 @@ def read_megatron(
         return _from_words(path, _located(path, read_words, text), None, sets)
     if path.endswith(".py"):
         raise ConfigError(f"{path}: a Python program, which is not run; give its launch script, or the log of a run")
-    return _from_script(path, read_script(text, path, dict(env or {}), beside), sets, beside or Beside())
+    script = read_script(text, path, dict(env or {}), beside)
+    if told_whole(sets, "parallelism.dp") is not None:  # a script may leave its number of nodes to be edited
+        script = script._replace(nodes=None, devices=None)
+    return _from_words(path, script.arguments, script, sets, beside or Beside())
 
 
 def _located(path: str, read: Callable[[Any], T], what: Any) -> T:
@@ -105,19 +102,11 @@ def _yaml_words(text: str, given: Mapping[str, Any]) -> list[Word]:
     return words
 
 
-def _from_script(path: str, script: Script, sets: Mapping[str, Any] | None, beside: Beside) -> Reading:
-    if script.problems:
-        raise ConfigError(script.problems)
-    if told_whole(sets, "parallelism.dp") is not None:  # a script may leave its number of nodes to be edited
-        script = script._replace(nodes=None, devices=None)
-    return _from_words(path, script.arguments, script, sets, beside)
-
-
 def _from_words(
     path: str,
     words: list[Word],
     script: Script | None,
-    sets: Mapping[str, Any] | None,
+    sets: Sets,
     beside: Beside | None = None,
     launcher: Mapping[str, Any] | None = None,
     devices: int | None = None,
@@ -125,7 +114,7 @@ def _from_words(
     said = arguments_of(words)
     swift = script is not None and script.program in {"sft", "pt", "rlhf"}  # `megatron sft`
     keys = keys_of(said.arguments, said.names, path, sets, "swift_megatron" if swift else "megatron")
-    keys.launcher, keys.beside = launcher, beside
+    keys.launcher, keys.beside, keys.tokenizer = launcher, beside, script.tokenizer if script else ""
     keys.notes += said.notes
     if script is not None:
         _of_environment(keys, script)
@@ -249,7 +238,7 @@ def from_arguments(
     *,
     world_size: int | None = None,
     vocab_size: int | None = None,
-    sets: Mapping[str, Any] | None = None,
+    sets: Sets = None,
     table: str = "megatron",
 ) -> Reading:
     """The config of Megatron-LM's arguments, under the names in its dump; `table` may extend Megatron-LM's.

@@ -7,7 +7,7 @@ found is known only by name.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from steptime.base.config import ConfigError
@@ -22,7 +22,7 @@ from steptime.launch.named_models import preset_of
 from steptime.launch.nemo.nemo_run import class_preset, classes, read_two
 from steptime.launch.nemo.targets import CLASS as TARGET
 from steptime.launch.nemo.targets import NemoConfig
-from steptime.launch.reading import LaunchFlag, Reading
+from steptime.launch.reading import LaunchFlag, Reading, Sets
 
 _FP8: tuple[dict[str, Any], ...] = (
     {"fp8": "hybrid", "fp8_recipe": "delayed"},
@@ -43,9 +43,7 @@ _OVERLAPS = {
 """Its recipes' settings of ddp (recipes/common.py)."""
 
 
-def read_recipe(
-    path: str, file: str, text: str, function: str, sets: Mapping[str, Any] | None, beside: Beside | None = None
-) -> Reading:
+def read_recipe(path: str, file: str, text: str, function: str, sets: Sets, beside: Beside | None = None) -> Reading:
     """A function that returns a ConfigContainer or a run.Partial (FILE.py:FUNCTION) as a config.
 
     Raises:
@@ -76,7 +74,7 @@ def _by_target(node: Any) -> Any:
     return {key: _by_target(item) for key, item in node.items() if key not in {CLASS, CALLED}}
 
 
-def _bridge(path: str, found: tuple[str, dict[str, Any]], sets: Mapping[str, Any] | None) -> Reading:
+def _bridge(path: str, found: tuple[str, dict[str, Any]], sets: Sets) -> Reading:
     name, tree = found
     base, called = str(tree.pop(CLASS)), list(_calls(tree))
     whole = base.rpartition(".")[2] == "ConfigContainer"
@@ -108,7 +106,7 @@ def _bridge(path: str, found: tuple[str, dict[str, Any]], sets: Mapping[str, Any
     return plan_of(keys, "megatron-bridge", int(devices[1]) if devices else None)
 
 
-def _said(tree: dict[str, Any], path: str, sets: Mapping[str, Any] | None) -> dict[str, Any]:
+def _said(tree: dict[str, Any], path: str, sets: Sets) -> dict[str, Any]:
     """The sections as dotted keys; mixed precision by its fields.
 
     Raises:

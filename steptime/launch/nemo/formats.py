@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping
 from typing import Any
 
 from steptime.base.config import ConfigError
@@ -21,7 +20,7 @@ from steptime.launch.nemo.bridge_recipe import read_recipe
 from steptime.launch.nemo.hydra import read_one
 from steptime.launch.nemo.nemo_run import read_two
 from steptime.launch.nemo.targets import CLASS, NemoConfig, class_of, methods_of, simplify
-from steptime.launch.reading import LaunchFlag, Reading
+from steptime.launch.reading import Env, LaunchFlag, Reading, Sets
 from steptime.launch.shell.processes import flags_of
 from steptime.launch.shell.script import read_script, variables_of
 
@@ -34,13 +33,7 @@ _FLAT = re.compile(r"^\s*([A-Za-z_]\w*(?:\.\w+|\[[^]]+\])+) = (.+)$")
 _RELEASE = re.compile(r"nemo[:@](\d\d\.\d\d)|NeMo[ -](?:Framework )?(\d\d\.\d\d)")
 
 
-def read_nemo(
-    path: str,
-    text: str,
-    env: Mapping[str, str] | None = None,
-    sets: Mapping[str, Any] | None = None,
-    beside: Beside | None = None,
-) -> Reading:
+def read_nemo(path: str, text: str, env: Env = None, sets: Sets = None, beside: Beside | None = None) -> Reading:
     """A NeMo or Megatron-Bridge config, or a log that prints it, as a config.
 
     `env` may give the number of devices (WORLD_SIZE). `sets`: dotted keys that the user sets; settings that no file gives
@@ -77,13 +70,9 @@ def read_nemo(
     )
 
 
-def _of_script(
-    path: str, text: str, env: Mapping[str, str] | None, beside: Beside | None
-) -> tuple[dict[str, Any], str]:
+def _of_script(path: str, text: str, env: Env, beside: Beside | None) -> tuple[dict[str, Any], str]:
     """The config that a script names (hydra's --config-path and --config-name) under the script's overrides; no log."""
     script = read_script(text, path, dict(env or {}), beside)
-    if script.problems:
-        raise ConfigError(script.problems)
     said = dict(flags_of([word.text.lstrip("+") for word in script.arguments]))
     name = f"{said.pop('config_path', 'conf')}/{str(said.pop('config_name', '')).removesuffix('.yaml')}.yaml"
     tree = parse_mapping((beside or Beside()).needed(name, f"{path}: line {script.line} reads"), name)

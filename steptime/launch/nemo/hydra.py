@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+from steptime.base.config import ConfigError
 from steptime.launch.interpolate import resolve
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import flatten, load_table
 from steptime.launch.megatron.config_objects import object_keys
 from steptime.launch.megatron.translation import plan_of
 from steptime.launch.nemo.targets import NemoConfig
-from steptime.launch.reading import Reading
+from steptime.launch.reading import OTHER_MODEL, Reading
 
 _APEX = "distributed_fused_adam"
+_PARTS = ("preprocessor", "encoder", "decoder", "generator", "unet", "mm_cfg", "language_model")
+"""Sections of NeMo 1's models of speech, images, translation and classification; a GPT has its sizes in the model itself."""
 
 
 def read_one(config: NemoConfig) -> Reading:
-    """A hydra config as a config."""
+    """A hydra config as a config.
+
+    Raises:
+        ConfigError: it is of a model with other parts than a GPT's.
+    """
     path, tree, devices, sets, *_ = config
+    if part := next((part for part in _PARTS if isinstance(tree["model"].get(part), dict)), ""):
+        raise ConfigError(f"{path}: model.{part}: {OTHER_MODEL}; not modeled")
     table = load_table("nemo1")
     said = flatten(resolve(tree, config.variables))
     apex = said.get("model.optim.name") == _APEX

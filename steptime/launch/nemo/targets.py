@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from steptime.launch.reading import Sets
 from steptime.software.profiles import profile_releases
 
 CLASS = "_target_"
@@ -18,7 +19,7 @@ class NemoConfig(NamedTuple):
     tree: dict[str, Any]
     devices: int | None
     """Number of devices, from the surrounding log or the environment."""
-    sets: Mapping[str, Any] | None
+    sets: Sets
     release: str
     """Release of the framework, where the file names it, else ""."""
     variables: Mapping[str, str] = {}

@@ -76,13 +76,25 @@ def read_names(expand: Expander, node: Simple, words: list[str]) -> None:
 
 
 def write_file(expand: Expander, node: Simple, beside: Beside) -> None:
-    """`cat > FILE <<EOF`: a script, or a config where every value in its text is known."""
-    if node.body is None or node.to is None:
+    """`cat > FILE <<EOF`, `sed s/A/B/ TEMPLATE > FILE`: a script, or a config where every value in its text is known."""
+    text = expand.text(quoted(node.body), node.line) if node.body is not None else _filled_in(expand, node, beside)
+    if text is None or node.to is None:
         return
-    text, name = expand.text(quoted(node.body), node.line), expand.text(node.to.text, node.line)
+    name = expand.text(node.to.text, node.line)
     last = PurePosixPath(expand.scope.shown(name)).name
     if expand.scope.known(text) or last.endswith((".sh", ".sbatch", ".slurm")):
         beside.written[last] = text
+
+
+def _filled_in(expand: Expander, node: Simple, beside: Beside) -> str | None:
+    """A template with each word that sed replaces; None where it is not found, or sed does anything else."""
+    words = [expand.text(word.text, node.line) for word in node.words[1:] if word.text not in {"-e", "-E", "-r"}]
+    replaced = [found for word in words if (found := re.fullmatch(r"s([/#|,])(\w+)\1(.*)\1g?", word, re.DOTALL))]
+    files = [word for word in words if not re.match(r"s([/#|,]).*\1", word)]
+    text = beside.text(files[0]) if len(files) == 1 and len(replaced) == len(words) - 1 else None
+    for found in replaced if text is not None else []:
+        text = text.replace(found[2], re.sub(r"\\(.)", r"\1", found[3])) if text is not None else None
+    return text
 
 
 def given_script(expand: Expander, node: Simple, beside: Beside, words: list[Value]) -> list[Value]:

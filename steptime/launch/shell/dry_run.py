@@ -217,7 +217,7 @@ class DryRun:
                 self.scope.put(value.text, "", node.line)
         elif first == "read" and rest and node.body is not None:
             read_names(self.expand, node, [word.text for word in rest])
-        elif first == "cat" and node.to is not None:
+        elif first in {"cat", "sed"} and node.to is not None:
             write_file(self.expand, node, self.beside)
         elif first == "let":
             for value in rest:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple, TypeAlias, TypeGuard
+from typing import NamedTuple, TypeAlias
 
 from steptime.base.config import ConfigError
-from steptime.launch.shell.lexer import REDIRECTIONS, Lexer, Token
+from steptime.launch.shell.lexer import REDIRECTIONS, Lexer, Token, unquoted
 
 _BREAKS = frozenset({"\n", ";", "&"})
 _CLOSING = frozenset({"then", "elif", "else", "fi", "do", "done", "esac", "}"})
@@ -81,11 +81,14 @@ def parse_shell(text: str, name: str, line: int = 1) -> list[Statement]:
     return found
 
 
-def _shows(node: Statement) -> TypeGuard[Simple]:
-    """Whether a command writes a here-document to its output: cat <<EOF."""
-    return (
-        isinstance(node, Simple) and node.body is not None and not node.to and [w.text for w in node.words] == ["cat"]
-    )
+def _joined(first: Statement, after: Statement) -> Statement:
+    """Two commands of a pipeline in one: what reads the here-document of a cat, or a sed with the expressions of both."""
+    if isinstance(first, Simple) and isinstance(after, Simple) and not first.to and first.words and after.words:
+        if first.body is not None and after.body is None and [word.text for word in first.words] == ["cat"]:
+            return after._replace(body=first.body)
+        if first.words[0].text == after.words[0].text == "sed":
+            return first._replace(words=[*first.words, *after.words[1:]], to=after.to)
+    return first
 
 
 class _Parser:
@@ -143,14 +146,12 @@ class _Parser:
         return parts[0][1] if len(parts) == 1 else Chain(parts, start.line if start else 0)
 
     def pipeline(self) -> Statement:
-        """The first command of a pipeline, or what reads the here-document of its cat: the rest changes nothing here."""
+        """The first command of a pipeline, with what `_joined` makes of the next ones: the rest changes nothing here."""
         first = self.command()
         while (token := self.peek()) is not None and token.operator and token.text in {"|", "|&"}:
             self.i += 1
             self.skip(frozenset({"\n"}))
-            after = self.command()
-            if _shows(first) and isinstance(after, Simple) and after.body is None:
-                first = after._replace(body=first.body)
+            first = _joined(first, self.command())
         return first
 
     def command(self) -> Statement:
@@ -270,7 +271,7 @@ class _Parser:
                 if token.text in {">", ">|"}:
                     to = next(iter(self.tokens[self.i - 1 : self.i]), None)
                 if token.text == "<<<":  # what follows it, if anything does
-                    body = "".join(_plain(word.text) for word in self.tokens[self.i - 1 : self.i])
+                    body = "".join(unquoted(word.text) for word in self.tokens[self.i - 1 : self.i])
                 continue
             if inside and token.text == "\n":
                 break
@@ -289,11 +290,6 @@ class _Parser:
             self.group(name)
         elif not (name is not None and name.operator and name.text in {"<", ">"}):  # > >(tee log)
             self.i += 1
-
-
-def _plain(word: str) -> str:
-    """A word less the double quotes around it."""
-    return word[1:-1] if len(word) > 1 and word[0] == word[-1] == '"' else word
 
 
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\[[^\]]*\])?(\+?)=(.*)", re.DOTALL)

@@ -12,6 +12,7 @@ import posixpath
 import re
 from typing import NamedTuple
 
+from steptime.base.config import ConfigError
 from steptime.launch.beside import Beside, read_beside
 from steptime.launch.devices import SET_DEVICES, taken
 from steptime.launch.shell.dry_run import Command, DryRun
@@ -26,6 +27,12 @@ _OTHER_WORK = re.compile(
     re.IGNORECASE,
 )
 """Parts of the names of programs that run or convert a model and do not train it."""
+
+
+_OFFICIAL = re.compile(
+    r"^[^#\n]*tokenizer\w*=[^#\n]*#[^\n]*\boffici?al (llama[-_]?[23]?) tokenizer", re.IGNORECASE | re.MULTILINE
+)
+"""As Megatron-DeepSpeed's examples say: TOKENIZER_PATH=.../tokenizer.model # offical llama tokenizer.model"""
 
 
 class Script(NamedTuple):
@@ -59,6 +66,8 @@ class Script(NamedTuple):
     """Environment variables that the script uses, except the usual ones of any shell."""
     notes: tuple[str, ...] = ()
     """What is assumed of the script."""
+    tokenizer: str = ""
+    """Whose official tokenizer a comment says that the script has, or ""."""
 
 
 class _Launch(NamedTuple):
@@ -94,12 +103,13 @@ def read_script(text: str, name: str, env: dict[str, str] | None = None, beside:
     script that is given no arguments and launches nothing while they are unknown is read as run without arguments.
 
     Raises:
-        ConfigError: the text is no shell script that can be read (an unclosed quote).
+        ConfigError: the text is no shell script that can be read (an unclosed quote), or has no one launch command.
     """
     found = _read(text, name, env, beside, None)
-    if found.problems and "1" not in (env or {}):
-        again = _read(text, name, env, beside, [])
-        return again if again.program and not again.problems else found
+    again = _read(text, name, env, beside, []) if found.problems and "1" not in (env or {}) else found
+    found = again if again.program and not again.problems else found
+    if found.problems:
+        raise ConfigError(found.problems)
     return found
 
 
@@ -126,7 +136,9 @@ def _read(
         for key, found in walk.scope.values.items()
         if key not in walk.scope.arrays and found and walk.scope.known(found[0].text)
     }
+    official = _OFFICIAL.search(text)
     nothing = Script("", [], [], [], None, None, None, 0, variables, problems, [], _gpu(headers), {})
+    nothing = nothing._replace(tokenizer=official[1].lower() if official else "")
     if launch is None and (fragments := _fragments(walk.scope, name)):
         fix = SET_DEVICES if walk.commands else f"give the script that reads it --with this file, or {SET_DEVICES}"
         unclear = [f"no launch command: number of devices unknown; {fix}"]

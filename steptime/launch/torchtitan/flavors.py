@@ -14,7 +14,7 @@ from steptime.launch.beside import Beside
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import FOLDER
 from steptime.launch.named_models import preset_of
-from steptime.launch.reading import refusals
+from steptime.launch.reading import OTHER_MODEL, refusals
 from steptime.model.blocks import n_params
 from steptime.model.model import Model
 
@@ -50,6 +50,8 @@ def flavor_of(keys: JobKeys, *, of_function: bool) -> dict[str, Any]:
     name, flavor = str(keys.get("model.name")), str(keys.get("model.flavor"))
     family = table["aliases"].get(name, name)
     families = [key for key in table if key not in {"source", "aliases", "not_modeled", "of_functions"}]
+    if why := table["not_modeled"]["models"].get(name):
+        raise keys.error("model.name", f"{name}, {OTHER_MODEL} ({why}); not modeled")
     if family not in families:
         raise keys.error(
             "model.name", f"unknown model (got {show(name)}){near(name, families)}; or add --set model=NAME"

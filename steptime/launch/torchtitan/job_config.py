@@ -19,7 +19,7 @@ from steptime.launch.devices import devices_in, of_comment, told
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import KeyTable, flatten, load_table, read_keys, rule_of, spelled
 from steptime.launch.logs.printed_config import balanced, plain_lines
-from steptime.launch.reading import LaunchFlag, Reading
+from steptime.launch.reading import Env, LaunchFlag, Reading, Sets
 from steptime.launch.torchtitan.converters import put_converters
 from steptime.launch.torchtitan.flavors import flavor_of, from_log, known_models
 from steptime.launch.torchtitan.plan_sections import config_of
@@ -32,13 +32,7 @@ _SPEC = ("name", "flavor", "attn_backend", "non_blocking_capacity_factor")
 _SECTIONS = {"job", "model", "training", "parallelism", "activation_checkpoint", "optimizer", "metrics", "checkpoint"}
 
 
-def read_torchtitan(
-    path: str,
-    text: str,
-    env: Mapping[str, str] | None = None,
-    sets: Mapping[str, Any] | None = None,
-    beside: Beside | None = None,
-) -> Reading:
+def read_torchtitan(path: str, text: str, env: Env = None, sets: Sets = None, beside: Beside | None = None) -> Reading:
     """A JOB.toml, a script that names one, a log that prints the config, or a config function (FILE.py:FUNCTION).
 
     `env` may give the number of devices (WORLD_SIZE, or NGPU and NNODES). `sets`: dotted keys that the user sets; settings that

@@ -47,8 +47,6 @@ def named_by(path: str, text: str, env: dict[str, str], beside: Beside | None) -
     if named is None and function is None:
         return None
     script = read_script(text, path, env, beside)
-    if script.problems:
-        raise ConfigError(script.problems)
     said = dict(flags_of([word.text for word in taken_apart(script.arguments)]))
     over = {key: value for key, value in said.items() if "." in key}
     if named is not None:

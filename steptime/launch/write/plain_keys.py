@@ -7,17 +7,10 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from steptime.job.edit import value_at
 from steptime.launch.keys import KeyTable
 
 _PATH = re.compile(r"[a-z_]+(\.[a-z_]+)+")
-
-
-def value_at(config: Mapping[str, Any], path: str) -> Any:
-    """The value of a dotted key in plain data; None where there is none."""
-    found: Any = config
-    for key in path.split("."):
-        found = found.get(key) if isinstance(found, Mapping) else None
-    return found
 
 
 def plain_keys(config: Mapping[str, Any], table: KeyTable) -> dict[str, Any]:
