@@ -5,6 +5,7 @@ from __future__ import annotations
 from statistics import mean, median
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from steptime.base.grouping import grouped
 from steptime.cost import compute
 from steptime.cost.comm import collective
 from steptime.job.mesh import Group
@@ -60,10 +61,7 @@ class ErrorSummary(NamedTuple):
 
 def summarize(found: Iterable[PredictionRow]) -> list[ErrorSummary]:
     """Errors per kind of figure, in the order of first appearance."""
-    kinds: dict[Quantity, list[PredictionRow]] = {}
-    for row in found:
-        kinds.setdefault(row.what, []).append(row)
-    return [_summary(what, rows) for what, rows in kinds.items()]
+    return [_summary(what, rows) for what, rows in grouped(found, lambda row: row.what).items()]
 
 
 def _summary(what: Quantity, rows: list[PredictionRow]) -> ErrorSummary:

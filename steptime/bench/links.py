@@ -11,6 +11,7 @@ from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
 from steptime.base.config import build
+from steptime.base.grouping import grouped
 from steptime.bench.rate_fit import judged
 from steptime.cost.comm import collective
 from steptime.hardware.machine import Tier
@@ -71,9 +72,7 @@ def bus_bytes_per_s(row: timings.CollectiveTiming) -> float:
 
 def alpha_beta(measured: Iterable[timings.CollectiveTiming]) -> list[AlphaBeta]:
     """A fit for each axis, kind and number of ranks with at least two sizes, in the order of the rows."""
-    groups: dict[tuple[str, str, int], list[timings.CollectiveTiming]] = {}
-    for row in measured:
-        groups.setdefault((row.axis, row.kind, row.ranks), []).append(row)
+    groups = grouped(measured, lambda row: (row.axis, row.kind, row.ranks))
     return [_line(*key, found) for key, found in groups.items() if len({row.bytes for row in found}) > 1]
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean, median
 from typing import Any
 
+from steptime.base.grouping import grouped
 from steptime.validation.ci_jobs import HeldMemory, is_ci
 from steptime.validation.judgement import Judgement
 
@@ -163,10 +164,7 @@ def by_split(rows: Sequence[Judgement]) -> dict[str, Any]:
 
 def groups(rows: Sequence[Judgement], key: Callable[[Judgement], str]) -> dict[str, Any]:
     """The same by a key, the key with most rows first."""
-    found: dict[str, list[Judgement]] = {}
-    for j in rows:
-        found.setdefault(key(j), []).append(j)
-    ordered = sorted(found.items(), key=lambda item: (-len(item[1]), item[0]))
+    ordered = sorted(grouped(rows, key).items(), key=lambda item: (-len(item[1]), item[0]))
     return {name: by_split(group) for name, group in ordered}
 
 

@@ -13,6 +13,7 @@ from itertools import combinations
 from statistics import median
 from typing import Any, NamedTuple
 
+from steptime.base.grouping import grouped
 from steptime.validation.exclusion import exclusion
 from steptime.validation.judgement import Judgement
 from steptime.validation.slices import leads, model_kind, others, split_of
@@ -40,12 +41,9 @@ class CellLookup(NamedTuple):
 
 def cells_of(judged: Iterable[Judgement], *, dense: bool = True) -> Cells:
     """Counted rows by cell."""
-    found: Cells = {}
-    for j in judged:
-        if j.measured_step_s is None or exclusion(j.row, []) or model_kind(j).startswith("dense") != dense:
-            continue
-        found.setdefault(tuple(j.row.text(column) for column in COLUMNS), []).append(j)
-    return found
+    timed = [j for j in judged if j.measured_step_s is not None and not exclusion(j.row, [])]
+    counted = [j for j in timed if model_kind(j).startswith("dense") == dense]
+    return grouped(counted, lambda j: tuple(j.row.text(column) for column in COLUMNS))
 
 
 def release(j: Judgement) -> tuple[str, str]:

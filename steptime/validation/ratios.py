@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import combinations
 from typing import Any, NamedTuple
 
+from steptime.base.grouping import grouped
 from steptime.validation.judgement import Judgement
 from steptime.validation.slices import headline, leads, others, split_of
 from steptime.validation.stats import Errors, plain, stats
@@ -62,10 +63,8 @@ RATIO_KINDS = (
 
 def ratio_errors(judged: Iterable[Judgement], kind: RatioKind) -> Errors:
     """(series, signed error of the ratio) of every pair that differs in one respect."""
-    series: dict[tuple[str, ...], list[Judgement]] = {}
-    for j in judged:
-        if j.step_error is not None:
-            series.setdefault((j.row.group, *_texts(*MODEL)(j), *kind.shared(j)), []).append(j)
+    known = [j for j in judged if j.step_error is not None]
+    series = grouped(known, lambda j: (j.row.group, *_texts(*MODEL)(j), *kind.shared(j)))
     return [
         (name, (1.0 + (b.step_error or 0.0)) / (1.0 + (a.step_error or 0.0)) - 1.0)
         for name, rows in series.items()

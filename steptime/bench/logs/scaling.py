@@ -16,6 +16,7 @@ from pydantic import Field
 
 from steptime.base.config import Config, ConfigError, build, show
 from steptime.base.document import read_each, unreadable
+from steptime.base.grouping import grouped
 from steptime.bench.timings import SCHEMA
 
 if TYPE_CHECKING:
@@ -148,9 +149,7 @@ def series(runs: list[ScalingRun], baseline: int | None = None) -> list[ScalingS
     Raises:
         ConfigError: a series has no baseline, one number of ranks twice, other models or batches; one line each.
     """
-    groups: dict[str, list[ScalingRun]] = {}
-    for run in runs:
-        groups.setdefault(run.layout, []).append(run)
+    groups = grouped(runs, lambda run: run.layout)
     single = groups.get(SINGLE, [])
     if single and len(groups) > 1:
         del groups[SINGLE]  # the baseline of all other runs

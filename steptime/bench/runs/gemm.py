@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from steptime.answer.result import estimate
+from steptime.base.grouping import grouped
 from steptime.bench import timings
 from steptime.bench.runs import operands
 from steptime.bench.runs.clock import Timing, interleaved, single
@@ -194,9 +195,7 @@ def time_shapes(
     Those are noted that do not run, and those for which no time is left after `patience` times the `seconds`: give the short ones
     first.
     """
-    alike: dict[GemmShape, list[GemmShape]] = {}
-    for shape in shapes:
-        alike.setdefault(shape._replace(name=""), []).append(shape)
+    alike = grouped(shapes, lambda shape: shape._replace(name=""))
     found: dict[GemmShape, Timing] = {}
     runs: dict[GemmShape, Callable[[], torch.Tensor]] = {}
     notes: list[str] = []
