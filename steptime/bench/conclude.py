@@ -1,7 +1,8 @@
-"""Conclusions of a benchmark: the machine file, and its estimates compared with the measurements."""
+"""Conclusions of a benchmark: the machine file, its estimates compared with the measurements, and the files that tell both."""
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from steptime.answer.result import Estimate, estimate
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from steptime.bench.runs.block import BlockRow
     from steptime.bench.world import World
     from steptime.job.job import Job
-
 
 UNITS: dict[str, Literal["bytes", "count", "FLOP"]] = {
     "parameters": "count",
@@ -180,3 +180,23 @@ def step_dict(step: LayoutSteps, predicted: Estimate) -> dict[str, Any]:
         "predicted_allocated_bytes": [stage.allocated_bytes for stage in stages],
         "predicted_reserved_bytes": [stage.reserved_bytes for stage in stages],
     }
+
+
+class BenchResults(NamedTuple):
+    """One benchmark on the root: measurements, conclusions, and file locations."""
+
+    world_line: str
+    device: BenchDevice
+    raw: Raw
+    found: Conclusion
+    document: dict[str, Any]
+    """results.json."""
+    files: list[str]
+
+
+def write(folder: Path, run: BenchResults) -> BenchResults:
+    """Write results.json; returns the run with the names of its files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "results.json").write_text(json.dumps(run.document, indent=1) + "\n", encoding="utf-8")
+    files = ["machine.yaml"] if run.found.machine else []
+    return run._replace(files=[str(folder / name) for name in [*files, "results.json"]])

@@ -10,9 +10,8 @@ from itertools import groupby
 from typing import Any
 
 from steptime.checkpoint import weight_names as names
-from steptime.checkpoint.found import FoundArchitecture
 from steptime.checkpoint.records import Shape
-from steptime.checkpoint.stacks import Stack
+from steptime.checkpoint.stacks import FoundArchitecture, Stack
 
 MAX_RUNS = 64
 Tails = dict[str, tuple[str, Shape]]

@@ -86,8 +86,7 @@ def _explain_key(options: Namespace, out: Printer) -> int:
     """The values and meaning of one key of a plan, or of all keys below it."""
     from steptime.base.config import near
     from steptime.job.names import meant_path
-    from steptime.report.key_pages import page
-    from steptime.report.plan_keys import keys
+    from steptime.report.plan_keys import keys, page
 
     every = keys()
     path = options.key if any(key.path == options.key for key in every) else meant_path(options.key)

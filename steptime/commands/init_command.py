@@ -21,8 +21,7 @@ def init(options: Namespace, out: Printer) -> int:
     Raises:
         ConfigError: a name is unknown, or the file exists or cannot be written.
     """
-    from steptime.report.key_pages import starter
-    from steptime.report.plan_keys import keys
+    from steptime.report.plan_keys import keys, starter
 
     job = quick.job(options.model or defaults.MODEL, options.machine, options.devices, [])
     values = {

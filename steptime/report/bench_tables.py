@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from steptime.bench.comparison import ErrorSummary, PredictionRow
+    from steptime.bench.conclude import BenchResults
     from steptime.bench.machine_file import Figure
     from steptime.bench.timings import CollectiveTiming
-    from steptime.bench.write import BenchResults
     from steptime.report.table import ReportSection
 
 TITLES = {

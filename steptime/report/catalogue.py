@@ -187,7 +187,7 @@ def schema() -> dict[str, Any]:
     from steptime.hardware.machine import machine_names
     from steptime.job.job import Job
     from steptime.model.presets import model_names
-    from steptime.report.key_pages import described
+    from steptime.report.plan_keys import described
 
     document = described(Job.model_json_schema())
     fields = document["properties"]

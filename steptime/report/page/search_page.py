@@ -9,10 +9,9 @@ from steptime import __version__
 from steptime.report import layout_rows, search_tables
 from steptime.report.format import GIB, seconds
 from steptime.report.output_files import write_file
-from steptime.report.page.diff_page import plan_text
+from steptime.report.page.diff_page import ComparedPlan, memories, plan_text, steps
 from steptime.report.page.document import document, facts, section
 from steptime.report.page.markup import Html, el, join, tools
-from steptime.report.page.side_by_side import ComparedPlan, memories, steps
 from steptime.report.page.tables import plain_table
 from steptime.report.table import FactList
 from steptime.search.changes import words
