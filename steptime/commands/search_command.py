@@ -11,6 +11,7 @@ from steptime.commands import defaults, outputs
 from steptime.commands.search_plan import SearchPlan, numbers, plan_of, unplanned_search
 from steptime.job.names import meant_path
 from steptime.launch.plan_yaml import plan_yaml
+from steptime.report.output_files import write_file
 from steptime.report.progress import ProgressLine
 from steptime.schedule import SCHEDULES
 from steptime.search.fastest import fastest
@@ -74,9 +75,9 @@ def _print(found: Search, options: Namespace, out: Printer) -> None:
 
         search_plot.draw(found, options.plot)
     if options.html is not None:
-        from steptime.report.page import search_page
+        from steptime.report.page.search_page import page
 
-        search_page.write(found, options.top, options.html)
+        write_file("--html", options.html, page(found, options.top).encode("utf-8"))
 
 
 def asked_of(options: Namespace, plan: SearchPlan) -> Asked:

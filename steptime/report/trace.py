@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from steptime.schedule import Action, ActionSpan
     from steptime.timing.timeline import Sent
 
-SUFFIXES = (".json", ".json.gz")
 TRACKS = ("compute", "tp", "cp", "ep", "dp", "pp", "embedding")
 """Tracks in the order in which they are shown; others follow in that of their first slice."""
 PASSES = {"F": "forward", "B": "backward", "I": "gradients of the inputs", "W": "gradients of the weights"}

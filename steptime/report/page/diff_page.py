@@ -9,7 +9,6 @@ from steptime.launch.plan_yaml import plan_yaml
 from steptime.report.breakdown import part_name
 from steptime.report.format import gib, percent, seconds
 from steptime.report.headline import VERDICTS
-from steptime.report.output_files import write_file
 from steptime.report.page.document import document, section
 from steptime.report.page.markup import Html, el, join, legend, table, to_copy, tools
 from steptime.report.page.memory_charts import memory_bar, memory_legend, parts_of
@@ -105,15 +104,6 @@ def memories(plans: Sequence[ComparedPlan]) -> Html:
         rows.append(el("tr", plan.head, *cells))
     head = [("plan", ""), ("its worst stage", "bar"), ("GiB needed", "n"), ("usable", "n"), ("", ""), ("peak at", "")]
     return join(memory_legend(), table(head, rows, "bars memory"))
-
-
-def write(estimates: Sequence[Estimate], labels: Sequence[str], tables: Sequence[ReportSection], path: str) -> None:
-    """Write the page.
-
-    Raises:
-        ConfigError: the path cannot be written.
-    """
-    write_file("--html", path, page(estimates, labels, tables).encode("utf-8"))
 
 
 def page(estimates: Sequence[Estimate], labels: Sequence[str], tables: Sequence[ReportSection]) -> str:

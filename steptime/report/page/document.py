@@ -14,7 +14,6 @@ from steptime.base.words import counted
 from steptime.launch.plan_yaml import plan_yaml
 from steptime.report import details
 from steptime.report.headline import answer, fix_cost, fixes, headline
-from steptime.report.output_files import write_file
 from steptime.report.page import memory_charts, tables, time_charts
 from steptime.report.page.markup import Html, el, join, linked, to_copy, tools
 from steptime.report.page.schedule_data import schedule, schedule_data
@@ -27,17 +26,7 @@ if TYPE_CHECKING:
 
     from steptime.answer.result import Estimate
 
-SUFFIXES = (".html", ".htm")
 ASSETS = Path(__file__).parent / "assets"
-
-
-def write(estimate: Estimate, path: str) -> None:
-    """Write the page.
-
-    Raises:
-        ConfigError: the path cannot be written.
-    """
-    write_file("--html", path, page(estimate).encode("utf-8"))
 
 
 def page(estimate: Estimate) -> str:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from steptime import __version__
 from steptime.report import layout_rows, search_tables
 from steptime.report.format import GIB, seconds
-from steptime.report.output_files import write_file
 from steptime.report.page.diff_page import ComparedPlan, memories, plan_text, steps
 from steptime.report.page.document import document, facts, section
 from steptime.report.page.markup import Html, el, join, tools
@@ -29,15 +28,6 @@ NEAR = 16.0
 CELL = 3.0
 """Layouts closer than this are drawn as one dot."""
 TICKS = 5
-
-
-def write(found: Search, top: int, path: str) -> None:
-    """Write the page.
-
-    Raises:
-        ConfigError: the path cannot be written.
-    """
-    write_file("--html", path, page(found, top).encode("utf-8"))
 
 
 def page(found: Search, top: int) -> str:
