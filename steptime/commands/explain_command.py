@@ -29,7 +29,9 @@ def explain(options: Namespace, out: Printer) -> int:
         return _explain_key(options, out)
     if options.config is None:
         raise ConfigError("explain: a PLAN, the id of a measured row, or --key is required")
-    _check_preset(options.config)
+    name = options.config
+    if name in model_names() and not Path(name).exists():
+        raise ConfigError(f"{name}: a model preset, not a PLAN; 3dtrn init --model {name} writes a plan")
     row = find(options.config, options.measurements)
     if row is None and options.config != "-":
         _check_file(options.config)
@@ -57,16 +59,6 @@ def explain(options: Namespace, out: Printer) -> int:
         raise ConfigError(str(error)) from None
     out.answer(lambda: document(sections), lambda: sections)
     return 0
-
-
-def _check_preset(name: str) -> None:
-    """Raise where a model's name stands in place of a plan.
-
-    Raises:
-        ConfigError: one line.
-    """
-    if name in model_names() and not Path(name).exists():
-        raise ConfigError(f"{name}: a model preset, not a PLAN; 3dtrn init --model {name} writes a plan")
 
 
 def _check_file(name: str) -> None:

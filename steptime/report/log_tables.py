@@ -88,12 +88,15 @@ def _peak_rows(compared: Compared) -> list[list[str]]:
         if said:
             top = max(said, key=lambda row: float(getattr(row, f"{what}_bytes")))
             name = f"memory, {what}" + ("" if top.rank < 0 else f" (rank {top.rank})")
-            rows.append(_row(name, getattr(top, f"{what}_bytes"), getattr(top, f"predicted_{what}_bytes"), _gib))
+            rows.append(
+                _row(
+                    name,
+                    getattr(top, f"{what}_bytes"),
+                    getattr(top, f"predicted_{what}_bytes"),
+                    lambda value: f"{value / GIB:,.2f} GiB",
+                )
+            )
     return rows
-
-
-def _gib(value: float) -> str:
-    return f"{value / GIB:,.2f} GiB"
 
 
 def convention(compared: Compared) -> list[str]:

@@ -248,9 +248,4 @@ def csv_text(found: Search, n: int) -> str:
     return out.getvalue()
 
 
-def search_html(found: Search) -> str:
-    """The sections as an HTML fragment: a notebook's `_repr_html_`."""
-    return "\n".join(html(section) for section in sections(found, front=False))
-
-
-Search.draw = staticmethod(search_html)
+Search.draw = staticmethod(lambda found: "\n".join(html(section) for section in sections(found, front=False)))

@@ -50,13 +50,14 @@ def _layout(j: Judgement) -> tuple[str, ...]:
     return tuple(j.row.text(column) or "1" for column in LAYOUT_CELLS)
 
 
-def _batch_and_layout(j: Judgement) -> tuple[str, ...]:
-    return (j.row.text("global_batch_size"), *_layout(j))
-
-
 RATIO_KINDS = (
     RatioKind("weak_scaling", _work_per_device, _texts("n_gpus"), (0.005, 0.010, 0.025)),
-    RatioKind("strong_scaling", _batch_and_layout, _texts("n_gpus"), (0.015, 0.020, 0.040)),
+    RatioKind(
+        "strong_scaling",
+        lambda j: (j.row.text("global_batch_size"), *_layout(j)),
+        _texts("n_gpus"),
+        (0.015, 0.020, 0.040),
+    ),
     RatioKind("layout", _texts("global_batch_size", "n_gpus"), _layout, (0.03, 0.04, 0.08)),
 )
 

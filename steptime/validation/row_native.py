@@ -58,11 +58,6 @@ def before(row: MeasuredRow, pull: int, month: str) -> bool | None:
     return dated[1] <= month if dated else None
 
 
-def before_expandable_segments(row: MeasuredRow) -> bool:
-    """Whether a row of torchtitan is older than the expandable segments of its script (pull request 643 of 2024-10-22)."""
-    return before(row, 643, "2024-09") is True
-
-
 def heads_of(row: MeasuredRow, release: str, *, compiled: bool) -> dict[str, Any]:
     """How torchtitan rotated, repeated and gathered heads, where the release does not determine it: by model and pull request."""
     section: dict[str, Any] = {}
@@ -119,9 +114,9 @@ def native_kernels(row: MeasuredRow, release: str, notes: str) -> dict[str, Any]
     """torch.compile, chunks of the loss and CUDA graphs."""
     section = compile_of(release, notes, row.text("framework"))
     if row.text("framework").startswith("torchtitan"):
-        section |= heads_of(row, release, compiled="compile" in section) | (
-            {"expandable_segments": False} if before_expandable_segments(row) else {}
-        )
+        section |= heads_of(row, release, compiled="compile" in section)
+        if before(row, 643, "2024-09"):  # pull request 643 of 2024-10-22 put expandable segments into its script
+            section["expandable_segments"] = False
     if found := re.search(r"chunked (?:ce|cross entropy)(?: \((\d+) loss chunks\))?", notes):
         section["loss_chunks"] = int(found[1] or 8)
     elif re.search(r"full[- ]logits", notes):

@@ -43,7 +43,9 @@ class ComparedPlan(NamedTuple):
 def steps(plans: Sequence[ComparedPlan]) -> Html:
     """The parts of each step, largest first; with unequal batches a bar is device time per token."""
     alike = len({(plan.estimate.job.data.gbs, plan.estimate.job.data.seqlen) for plan in plans}) == 1
-    lengths = [_length(plan.estimate, alike=alike) for plan in plans]
+    lengths = [
+        plan.estimate.step_s if alike else 1.0 / plan.estimate.throughput.tokens_per_s_per_device for plan in plans
+    ]
     names = sorted(
         {name for plan in plans for name, s in plan.estimate.time.parts_s.items() if s > 0.0},
         key=lambda name: -max(plan.estimate.time.parts_s.get(name, 0.0) for plan in plans),
@@ -64,10 +66,6 @@ def steps(plans: Sequence[ComparedPlan]) -> Html:
     head = [("plan", ""), (told, "bar"), ("step", "n"), ("80 % interval", "n"), ("MFU", "n"), ("tokens/s/device", "n")]
     colors = legend((time_class(name), part_name(name)) for name in names)
     return join(colors, table(head, rows, "bars"))
-
-
-def _length(estimate: Estimate, *, alike: bool) -> float:
-    return estimate.step_s if alike else 1.0 / estimate.throughput.tokens_per_s_per_device
 
 
 def _step_bar(estimate: Estimate, names: Sequence[str], width_of_s: float) -> Html:
