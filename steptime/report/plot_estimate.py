@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from steptime.report.breakdown import part_name, shown_parts
 from steptime.report.format import GIB, TIME, percent, seconds, unit_for
-from steptime.report.headline import VERDICTS, headline
+from steptime.report.headline import VERDICTS, headline, phrases
 from steptime.report.page.memory_charts import PARTS, REACH, parts_of, pieces, stacked
 from steptime.report.palette import MEMORY, PASSES, time_color
 from steptime.report.palette import TIME as COLORS
@@ -44,7 +44,7 @@ def draw(estimate: Estimate, path: str) -> None:
 
 def _job(estimate: Estimate) -> str:
     """The job in one line."""
-    return ", ".join(part.strip() for line in headline(estimate) for part in line.split("  ") if part.strip())
+    return ", ".join(phrase for line in headline(estimate) for phrase in phrases(line))
 
 
 def _step(axes: Any, estimate: Estimate) -> None:
