@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar, NamedTuple, Self
@@ -21,31 +22,32 @@ _ROLES: dict[str, list[tuple[Callable[[Any, Any], Any], str]]] = {
 }
 
 
+class Held(weakref.ref):
+    """A storage, and its purpose as far as known from the ops that used it, later ones included."""
+
+    role = "activation"
+
+
 class Moment(NamedTuple):
-    """The storages alive just after an op, with the role of each ("" where no op told one)."""
+    """The storages alive just after an op."""
 
     op: str
-    alive: list[tuple[str, int]]
-
-    @property
-    def total(self) -> int:
-        return sum(size for _, size in self.alive)
+    total: int
+    alive: list[tuple[Held, int]]
 
     def role(self, role: str) -> int:
         """Bytes with one role."""
-        return sum(size for of, size in self.alive if of == role)
+        return sum(size for held, size in self.alive if held.role == role)
 
 
 class LiveBytes(probes.LiveBytes):
-    """`probes.LiveBytes` that also makes several ops count as one kernel (`one_kernel`); `log` keeps every moment."""
+    """`probes.LiveBytes` that also takes several ops for one kernel (`one_kernel`); with `log` it keeps every moment."""
 
     _active: ClassVar[list[LiveBytes]] = []
     _inside_kernel: ClassVar[int] = 0
 
     def __init__(self, known: Iterable[Tensor] = (), *, log: bool = False) -> None:
         self._log = log
-        self._roles: dict[int, tuple[Any, str]] = {}
-        """By storage: the reference of `_alive` that it was told of, since an address may be used again, and the role."""
         known = list(known)
         super().__init__(known)
         for tensor in known:
@@ -54,13 +56,14 @@ class LiveBytes(probes.LiveBytes):
     def is_for(self, tensor: Tensor, role: str) -> None:
         """Note the role of a storage, unless it was known from the start."""
         self._watch(tensor)
-        key = probes.local(tensor).untyped_storage()._cdata
-        if self._role(key) != "known":
-            self._roles[key] = (self._alive[key], role)
+        held = self._alive[probes.local(tensor).untyped_storage()._cdata]
+        held.role = held.role if held.role == "known" else role
 
-    def _role(self, key: int) -> str:
-        held, role = self._roles.get(key, (None, ""))
-        return role if held is self._alive[key] else ""
+    def _watch(self, tensor: Tensor) -> None:
+        super()._watch(tensor)
+        storage = probes.local(tensor).untyped_storage()
+        if type(self._alive[storage._cdata]) is not Held:
+            self._alive[storage._cdata] = Held(storage)
 
     def forget(self) -> None:
         super().forget()
@@ -71,20 +74,15 @@ class LiveBytes(probes.LiveBytes):
             return
         super().look(op)
         if self._log:
-            held = [(key, storage) for key, ref in self._alive.items() if (storage := ref()) is not None]
-            self.moments.append(Moment(op, [(self._role(key), storage.nbytes()) for key, storage in held]))
+            alive = [(held, storage.nbytes()) for held in self._alive.values() if (storage := held()) is not None]
+            self.moments.append(Moment(op, sum(size for _, size in alive), alive))
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        told = _ROLES.get(probes.op_name(func), ()) if active_fake_mode() is None else ()
-        looked, self._log = self._log, self._log and not told  # once, when the roles are known
-        out = super().__torch_dispatch__(func, types, args, kwargs)
-        self._log = looked
-        if told and out is not NotImplemented:
-            for tensors, role in told:
+        if active_fake_mode() is None:
+            for tensors, role in _ROLES.get(probes.op_name(func), ()):
                 for tensor in tensors(args, kwargs or {}):
                     self.is_for(tensor, role)
-            self.look(probes.op_name(func))
-        return out
+        return super().__torch_dispatch__(func, types, args, kwargs or {})
 
     def __enter__(self) -> Self:
         super().__enter__()
