@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from statistics import mean, median
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
+from steptime.answer.result import Estimate
 from steptime.base.grouping import grouped
+from steptime.base.rows import GemmRow
+from steptime.bench import timings
+from steptime.bench.rate_fit import Statistic
+from steptime.bench.runs.clock import Timing
 from steptime.cost import compute
 from steptime.cost.comm import collective
+from steptime.hardware.machine import Machine
 from steptime.job.mesh import Group
 from steptime.model.ops import Attention
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from steptime.answer.result import Estimate
-    from steptime.base.rows import GemmRow
-    from steptime.bench import timings
-    from steptime.bench.rate_fit import Statistic
-    from steptime.bench.runs.clock import Timing
-    from steptime.hardware.machine import Machine
 
 Quantity = Literal["step", "block", "memory", "exact", "gemm", "attention", "memory_bound", "collective"]
 

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from steptime.answer.result import Estimate, estimate
 from steptime.bench import comparison
 from steptime.bench.comparison import PredictionRow, timing_row
+from steptime.bench.device import BenchDevice
 from steptime.bench.links import alpha_beta
 from steptime.bench.machine_figures import figures, tiers
 from steptime.bench.machine_file import Figure, Provenance, machine_document, machine_yaml
 from steptime.bench.runnable import alone, peak_differences
 from steptime.bench.timings import SCHEMA, to_dict
+from steptime.bench.world import World
 from steptime.hardware.machine import Machine
+from steptime.job.job import Job
 from steptime.job.mesh import group
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from steptime.bench.device import BenchDevice
     from steptime.bench.run import LayoutSteps, Raw
     from steptime.bench.runs.block import BlockRow
-    from steptime.bench.world import World
-    from steptime.job.job import Job
 
 UNITS: dict[str, Literal["bytes", "count", "FLOP"]] = {
     "parameters": "count",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from argparse import Namespace
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from math import inf
@@ -14,8 +15,6 @@ from steptime.base.config import ConfigError
 from steptime.commands.console import Printer, load
 
 if TYPE_CHECKING:
-    from argparse import Namespace
-
     from steptime.bench.conclude import BenchResults
     from steptime.bench.environment import Launch
     from steptime.bench.phases import Phases

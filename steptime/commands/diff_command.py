@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from steptime.answer.result import estimate
@@ -15,9 +17,6 @@ from steptime.report.table import document
 from steptime.validation.log_file import is_log
 
 if TYPE_CHECKING:
-    from argparse import Namespace
-    from collections.abc import Callable, Sequence
-
     from steptime.answer.result import Estimate
     from steptime.report.table import ReportSection
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from argparse import Namespace
 from pathlib import Path
 from textwrap import indent
 from typing import TYPE_CHECKING
@@ -12,8 +13,6 @@ from steptime.commands.console import Printer, load
 from steptime.model.presets import model_names
 
 if TYPE_CHECKING:
-    from argparse import Namespace
-
     from steptime.job.job import Job
     from steptime.validation.measurements import MeasuredRow
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from argparse import Namespace
+from typing import Any
 
+from steptime.base.config import Config
 from steptime.commands import defaults, quick
+from steptime.commands.console import Printer
 from steptime.commands.outputs import write_new
-
-if TYPE_CHECKING:
-    from argparse import Namespace
-
-    from steptime.base.config import Config
-    from steptime.commands.console import Printer
 
 
 def init(options: Namespace, out: Printer) -> int:

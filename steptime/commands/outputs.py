@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,10 +10,7 @@ from steptime.base.config import ConfigError
 from steptime.report.output_files import check_path, write_file
 
 if TYPE_CHECKING:
-    from argparse import Namespace
-
     from steptime.answer.result import Estimate
-
 
 _SUFFIXES = {"html": (".html", ".htm"), "trace": (".json", ".json.gz"), "trace_memory": (".pickle", ".pkl")}
 

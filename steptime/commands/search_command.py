@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from argparse import Namespace
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from steptime.base.config import ConfigError, closest
 from steptime.base.document import parse
 from steptime.commands import defaults, outputs
+from steptime.commands.console import Printer
 from steptime.commands.search_plan import SearchPlan, numbers, plan_of, unplanned_search
 from steptime.job.names import meant_path
 from steptime.launch.plan_yaml import plan_yaml
@@ -18,12 +21,6 @@ from steptime.search.fastest import fastest
 from steptime.search.run import run
 from steptime.search.search import Asked, Search
 from steptime.search.space import AXES, Axes
-
-if TYPE_CHECKING:
-    from argparse import Namespace
-    from collections.abc import Callable, Iterable, Sequence
-
-    from steptime.commands.console import Printer
 
 INTERRUPTED = 130
 RECOMPUTE = ("performance.activation_checkpointing_type", "performance.recompute")

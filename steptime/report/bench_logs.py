@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from steptime.base.config import ConfigError
 from steptime.base.document import read_each
 from steptime.base.words import counted
 from steptime.bench.logs import gpu_memory, scaling, startup
-from steptime.bench.logs.samples import MIB
-from steptime.bench.logs.startup import PHASES, by_world_size, quantiles
+from steptime.bench.logs.gpu_memory import GpuMemoryLog
+from steptime.bench.logs.samples import MIB, MemoryUse
+from steptime.bench.logs.scaling import Point, ScalingSeries
+from steptime.bench.logs.startup import PHASES, NeverStarted, Startup, Unclear, by_world_size, quantiles
 from steptime.bench.timings import SCHEMA
 from steptime.report.format import GIB, TIME, column, number, percent, seconds, unit_for, whole
 from steptime.report.table import Fact, FactList, ReportSection, Table
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from steptime.bench.logs.gpu_memory import GpuMemoryLog
-    from steptime.bench.logs.samples import MemoryUse
-    from steptime.bench.logs.scaling import Point, ScalingSeries
-    from steptime.bench.logs.startup import NeverStarted, Startup, Unclear
 
 LogReport = tuple[dict[str, Any], list[ReportSection]]
 

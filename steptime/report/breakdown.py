@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
 
+from steptime.answer.result import Estimate
+from steptime.base.rows import StageMemory
 from steptime.report.format import GIB, TIME, column, number, percent, seconds, unit_for
 from steptime.report.palette import time_color
 from steptime.report.table import Table
 from steptime.schedule import placement
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from steptime.answer.result import Estimate
-    from steptime.base.rows import StageMemory
 
 _BAR = 16
 MEMORY_ROWS = (

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
+from steptime.answer.result import Estimate
 from steptime.answer.tables import sends_most, stages_alike
 from steptime.base.grouping import grouped
+from steptime.base.rows import CollectiveRow, GemmRow, WeakScaling
 from steptime.base.words import counted
 from steptime.job.device_count import AUTO
 from steptime.report.breakdown import stage_range
@@ -24,12 +27,6 @@ from steptime.report.format import (
     whole,
 )
 from steptime.report.table import Fact, FactList, Table
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from steptime.answer.result import Estimate
-    from steptime.base.rows import CollectiveRow, GemmRow, WeakScaling
 
 
 def _fine_unit(largest: float) -> Unit:

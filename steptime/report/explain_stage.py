@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from steptime import fsdp
+from steptime.answer.result import Estimate
+from steptime.base.rows import StageMemory
 from steptime.fsdp.plus_plus import secondary_bytes
 from steptime.fsdp.ranks import backward_group
 from steptime.fsdp.sharded_states import stored_saving
+from steptime.job.job import Job
 from steptime.memory.blocks import further_ends
 from steptime.memory.buffers import stage_buffers
 from steptime.memory.kept_ops import kept_of_chunk
 from steptime.memory.overhead import CACHED_GROUPS, COMMUNICATOR_BYTES, FRAGMENTATION
 from steptime.memory.part_memories import PartMemories
 from steptime.memory.stages import chunk_bytes
-from steptime.memory.states import group_elements, shard_ranks, stage_states
+from steptime.memory.states import States, group_elements, shard_ranks, stage_states
 from steptime.model.ops import Attention, Gemm, Move, Op
 from steptime.model.scans import Chunked, Scan
 from steptime.report.constants import abbreviations, constant, setting_source
@@ -23,12 +26,6 @@ from steptime.report.format import GIB, gib, percent, whole
 from steptime.report.headline import RULE
 from steptime.report.table import Fact, FactList
 from steptime.timing.optimizer import updated
-
-if TYPE_CHECKING:
-    from steptime.answer.result import Estimate
-    from steptime.base.rows import StageMemory
-    from steptime.job.job import Job
-    from steptime.memory.states import States
 
 AUTOGRAD = "torch csrc/autograd/engine.cpp, call_function: tensors saved by an op are freed after its backward"
 ALLOCATED = "torch.cuda.max_memory_allocated: torch c10/cuda/CUDACachingAllocator.cpp, DeviceStats.allocated_bytes"

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from steptime.answer.result import Estimate
+from steptime.base.rows import Fix
 from steptime.base.words import counted
 from steptime.report.breakdown import part_name
 from steptime.report.format import COUNT, SI, gib, number, percent, quantity, seconds, whole
-from steptime.report.table import Fact, FactList, Table
-
-if TYPE_CHECKING:
-    from steptime.answer.result import Estimate
-    from steptime.base.rows import Fix
-    from steptime.report.table import Tone
+from steptime.report.table import Fact, FactList, Table, Tone
 
 _WIDEST = 5
 

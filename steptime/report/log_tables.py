@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from textwrap import indent
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
 from steptime.answer.result import config, finite
 from steptime.base.words import counted
-from steptime.launch.logs.steady import RULE
+from steptime.launch.logs.steady import RULE, Steady
 from steptime.report.estimate_text import assumptions
 from steptime.report.format import COUNT, GIB, number, percent, quantity, seconds
 from steptime.report.headline import headline
 from steptime.report.table import PLAIN, Fact, FactList, ReportSection, Style, Table, layout, unstyled
-
-if TYPE_CHECKING:
-    from steptime.launch.logs.steady import Steady
-    from steptime.validation.logged import Compared
-
+from steptime.validation.logged import Compared
 
 FEW = 5
 """Least number of lines for which a spread is shown."""

@@ -10,15 +10,13 @@ Format: docs.pytorch.org/docs/stable/torch_cuda_memory.html#snapshot-api-referen
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from steptime.answer.memory_over_time import StageHolds, stage_holds
+from steptime.answer.result import Estimate
 from steptime.report.trace import PASSES, layer_range
+from steptime.schedule import ActionSpan
 from steptime.timing.timeline import Timeline
-
-if TYPE_CHECKING:
-    from steptime.answer.result import Estimate
-    from steptime.schedule import ActionSpan
 
 
 def snapshot(estimate: Estimate) -> dict[str, Any]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from steptime.answer.result import Estimate
 from steptime.report.breakdown import part_name, shown_parts
 from steptime.report.format import GIB, TIME, percent, seconds, unit_for
 from steptime.report.headline import VERDICTS, headline, phrases
@@ -13,11 +14,8 @@ from steptime.report.palette import MEMORY, PASSES, time_color
 from steptime.report.palette import TIME as COLORS
 from steptime.report.plot_style import EDGE, picture
 from steptime.report.trace import PASSES as WORDS
+from steptime.schedule import ActionSpan
 from steptime.timing.timeline import Timeline
-
-if TYPE_CHECKING:
-    from steptime.answer.result import Estimate
-    from steptime.schedule import ActionSpan
 
 COLUMNS = 2400
 """Columns of the schedule's picture; narrower actions may not show."""

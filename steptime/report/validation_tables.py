@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from steptime.report import analyses
 from steptime.report.analyses import HEADER, UNPROVED, rows_of
 from steptime.report.format import number, percent
 from steptime.report.table import Table
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    Summary = Mapping[str, Any]
-    from collections.abc import Mapping
-
-    Figures = Mapping[str, Any]
+Summary = Mapping[str, Any]
+Figures = Mapping[str, Any]
 
 FEW = 5
 """Least number of cells for which a spread is shown."""

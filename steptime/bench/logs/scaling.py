@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -18,9 +19,6 @@ from steptime.base.config import Config, ConfigError, build, show
 from steptime.base.document import read_each, unreadable
 from steptime.base.grouping import grouped
 from steptime.bench.timings import SCHEMA
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ScalingKind = Literal["weak", "strong"]
 

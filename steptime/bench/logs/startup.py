@@ -12,18 +12,16 @@ from __future__ import annotations
 
 import csv
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from steptime.base.config import ConfigError
 from steptime.base.grouping import grouped
 from steptime.bench.logs.stamps import Stamp, dated, elapsed, in_name, of_line, read_lines
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 PHASES = ("launcher", "imports", "init", "build", "first_step")
 """The parts of a start-up in order; `steady`, the time of a later step, is listed as well."""

@@ -6,8 +6,9 @@ composite op as several kernels, which are counted one by one; what a backward p
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -17,11 +18,7 @@ from steptime.bench import timings
 from steptime.bench.runs import operands
 from steptime.bench.runs.clock import measure
 from steptime.bench.runs.sdpa import gradients
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from steptime.job.job import Job
+from steptime.job.job import Job
 
 WIDE, TOKEN_ID = 4.0, 8.0
 """Bytes of an fp32 number, of a token id."""

@@ -6,8 +6,9 @@ gradient by W, and the gradient transposed by x. fp8 kernels take one layout onl
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -17,12 +18,8 @@ from steptime.base.grouping import grouped
 from steptime.bench import timings
 from steptime.bench.runs import operands
 from steptime.bench.runs.clock import Timing, interleaved, single
+from steptime.job.job import Job
 from steptime.model.ops import Gemm
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from steptime.job.job import Job
 
 SWEEP = "sweep"
 SLOW = 0.5

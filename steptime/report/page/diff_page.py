@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from steptime import __version__
+from steptime.answer.result import Estimate
 from steptime.launch.plan_yaml import plan_yaml
 from steptime.report.breakdown import part_name
 from steptime.report.format import gib, percent, seconds
@@ -14,13 +16,7 @@ from steptime.report.page.markup import Html, el, join, legend, table, to_copy, 
 from steptime.report.page.memory_charts import memory_bar, memory_legend, parts_of
 from steptime.report.page.tables import plain_table
 from steptime.report.palette import time_class
-from steptime.report.table import Table
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from steptime.answer.result import Estimate
-    from steptime.report.table import ReportSection
+from steptime.report.table import ReportSection, Table
 
 WIDTH = 1000.0
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
+from collections.abc import Iterator
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from steptime import __version__
+from steptime.answer.result import Estimate
 from steptime.base.words import counted
 from steptime.launch.plan_yaml import plan_yaml
 from steptime.report import details
@@ -20,11 +22,6 @@ from steptime.report.page.schedule_data import schedule, schedule_data
 from steptime.report.palette import css
 from steptime.report.table import FactList
 from steptime.timing.timeline import Timeline
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from steptime.answer.result import Estimate
 
 ASSETS = Path(__file__).parent / "assets"
 

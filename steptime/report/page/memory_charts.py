@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from steptime.answer.memory_over_time import stage_holds
+from steptime.answer.result import Estimate
+from steptime.base.rows import StageMemory
 from steptime.report.format import GIB, gib, seconds
 from steptime.report.page.markup import Html, el, join, legend, table
-
-if TYPE_CHECKING:
-    from steptime.answer.result import Estimate
-    from steptime.base.rows import StageMemory
-    from steptime.timing.timeline import Timeline
+from steptime.timing.timeline import Timeline
 
 PARTS = {
     "params_bytes": "parameters",

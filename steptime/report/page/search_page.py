@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import log
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from steptime import __version__
 from steptime.report import layout_rows, search_tables
@@ -12,15 +13,9 @@ from steptime.report.page.diff_page import ComparedPlan, memories, plan_text, st
 from steptime.report.page.document import document, facts, section
 from steptime.report.page.markup import Html, el, join, tools
 from steptime.report.page.tables import plain_table
-from steptime.report.table import FactList
+from steptime.report.table import FactList, ReportSection
 from steptime.search.changes import words
-from steptime.search.search import REACH
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from steptime.report.table import ReportSection
-    from steptime.search.search import Layout, Search
+from steptime.search.search import REACH, Layout, Search
 
 WIDTH, HEIGHT, LEFT, BOTTOM = 760.0, 380.0, 56.0, 40.0
 NEAR = 16.0

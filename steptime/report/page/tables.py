@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
+from steptime.answer.result import Estimate
 from steptime.report.details import joined_boundaries
 from steptime.report.format import BINARY, TIME, number, percent, quantity, whole
 from steptime.report.page.markup import Html, el, join, table
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from steptime.answer.result import Estimate
-    from steptime.report.table import Table
-
+from steptime.report.table import Table
 
 TALL = 30
 """A table with more rows scrolls on a screen and is printed in full."""

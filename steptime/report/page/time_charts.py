@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from math import log2
-from typing import TYPE_CHECKING
 
+from steptime.answer.result import Estimate
 from steptime.base.words import counted
 from steptime.report.breakdown import part_name, shown_parts
 from steptime.report.format import TIME, column, percent, seconds, unit_for, whole
 from steptime.report.page.markup import Html, el, join, table
 from steptime.report.palette import time_class
-
-if TYPE_CHECKING:
-    from steptime.answer.result import Estimate
 
 WIDTH = 1000.0
 
