@@ -11,7 +11,6 @@ from steptime.report.format import number, percent
 from steptime.report.table import Table
 
 Summary = Mapping[str, Any]
-Figures = Mapping[str, Any]
 
 FEW = 5
 """Least number of cells for which a spread is shown."""
@@ -46,7 +45,7 @@ def tables(summary: Summary) -> list[Table]:
     if summary["memory"]:
         note = "metric, source; unstated: compared with reserved"
         found.append(table("peak memory", summary["memory"], (note,)))
-    found += gpu_tables(summary["gpu_memory"])
+    found += _gpu_tables(summary["gpu_memory"])
     found += analyses.intervals(summary)
     if summary["skipped_by_reason"]:
         rows = [[reason, f"{count:,}"] for reason, count in summary["skipped_by_reason"].items()]
@@ -143,7 +142,7 @@ def worst(title: str, rows: list[dict[str, Any]]) -> list[Table]:
     return [Table(title, ["", "split", "error", "measured", "predicted"], lines, ("tokens/s per device",), left=2)]
 
 
-GPU_HEADER = ["", "", "n", "states", "mean", "worst", "peak", "mean", "p90", "worst"]
+_GPU_HEADER = ["", "", "n", "states", "mean", "worst", "peak", "mean", "p90", "worst"]
 
 
 def _fine(share: float | None) -> str:
@@ -151,7 +150,7 @@ def _fine(share: float | None) -> str:
     return "-" if share is None else f"{100.0 * share:.2f}"
 
 
-def _split_lines(name: str, found: Figures) -> list[list[str]]:
+def _split_lines(name: str, found: Summary) -> list[list[str]]:
     """A row for each split that has rows."""
     rows = []
     for split, figures in found.items():
@@ -161,16 +160,16 @@ def _split_lines(name: str, found: Figures) -> list[list[str]]:
             shown += [_fine(peak[key]) for key in ("median", "mean", "p90", "worst")]
             rows.append([name, split, f"{peak['rows']:,}", *shown])
             name = ""
-    return rows or [[name, "", "0", UNPROVED, *[""] * (len(GPU_HEADER) - 4)]]
+    return rows or [[name, "", "0", UNPROVED, *[""] * (len(_GPU_HEADER) - 4)]]
 
 
-def _gpu_table(what: str, groups: Figures, notes: tuple[str, ...] = ()) -> Table:
+def _gpu_table(what: str, groups: Summary, notes: tuple[str, ...] = ()) -> Table:
     """The rows of each group, its name first."""
     rows = [line for name, figures in groups.items() for line in _split_lines(name, figures)]
-    return Table(f"memory of real GPU jobs{what}", GPU_HEADER, rows, notes, left=2)
+    return Table(f"memory of real GPU jobs{what}", _GPU_HEADER, rows, notes, left=2)
 
 
-def gpu_tables(summary: Figures) -> list[Table]:
+def _gpu_tables(summary: Summary) -> list[Table]:
     """Headline, mechanisms, kinds, machines, rows left out, the worst rows, refused rows; nothing without such rows."""
     if not summary["rows"]:
         return []
