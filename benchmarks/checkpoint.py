@@ -27,7 +27,7 @@ State = dict[str, Any]
 
 PROBE = """
 import gc, json, re, sys, time
-from steptime.checkpoint.api import without_collector
+from steptime.base.collector import without_collector
 from steptime.report.checkpoint_summary import report, summarize_checkpoint
 times, cpu = [], []
 for _ in range(int(sys.argv[2])):

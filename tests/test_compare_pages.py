@@ -12,7 +12,7 @@ from steptime import Job, estimate
 from steptime.commands import cli
 from steptime.report.diff_tables import diff
 from steptime.report.page import diff_page, search_page
-from steptime.report.page.side_by_side import ComparedPlan, memories, steps
+from steptime.report.page.diff_page import ComparedPlan, memories, steps
 from steptime.search.changes import words
 from steptime.search.run import search
 

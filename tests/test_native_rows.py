@@ -9,7 +9,7 @@ from own_rows import own
 from steptime.software.performance import load_software
 from steptime.validation import row_native
 from steptime.validation.measurements import MeasuredRow
-from steptime.validation.row_attention import attention_of
+from steptime.validation.row_kernels import attention_of
 from steptime.validation.row_plan import to_config
 from steptime.validation.row_software import framework_of
 

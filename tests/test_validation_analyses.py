@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from validation_rows import judged
 
-from steptime.validation import bands, mechanisms, noise, ratios, regret
+from steptime.validation import bands, mechanisms, ratios, regret, yardsticks
 from steptime.validation.ci_jobs import HeldMemory
 
 KINDS = {kind.name: kind for kind in ratios.RATIO_KINDS}
@@ -25,16 +25,18 @@ def test_pairs_within_a_release_and_across():
         judged("c", 12.0, framework="NeMo 24.09"),
         judged("d", 99.0, tp=8),
     ]
-    cells = noise.cells_of(rows)
-    assert [error for _, error in noise.pairs(cells, same_release=True)] == pytest.approx([1 / 10.5])
-    assert sorted(error for _, error in noise.pairs(cells, same_release=False)) == pytest.approx([1 / 11.5, 2 / 11])
+    cells = yardsticks.cells_of(rows)
+    assert [error for _, error in yardsticks.pairs(cells, same_release=True)] == pytest.approx([1 / 10.5])
+    assert sorted(error for _, error in yardsticks.pairs(cells, same_release=False)) == pytest.approx(
+        [1 / 11.5, 2 / 11]
+    )
 
 
 def test_other_settings_in_one_release_are_no_noise():
     rows = [judged("a", 10.0), judged("b", 11.0, overlap_notes="no TP overlap")]
-    assert noise.pairs(noise.cells_of(rows), same_release=True) == []
+    assert yardsticks.pairs(yardsticks.cells_of(rows), same_release=True) == []
     later = rows[1]._replace(row=judged("b", framework="NeMo 25", overlap_notes="no TP overlap").row)
-    assert len(noise.pairs(noise.cells_of([rows[0], later]), same_release=False)) == 1
+    assert len(yardsticks.pairs(yardsticks.cells_of([rows[0], later]), same_release=False)) == 1
 
 
 def test_a_row_by_the_median_of_other_releases():
@@ -44,7 +46,7 @@ def test_a_row_by_the_median_of_other_releases():
         judged("b", 12.5),
         *(judged(f"o{i}", s, framework=f"NeMo 25.0{i}") for i, s in enumerate((10.0, 11.0, 15.0))),
     ]
-    found = {item.j.row.id: item.other_s for item in noise.lookups(noise.cells_of(rows))}
+    found = {item.j.row.id: item.other_s for item in yardsticks.lookups(yardsticks.cells_of(rows))}
     assert found["a"] == found["b"] == 11.0
     assert found["o0"] == 12.25  # the median of 11, 12, 12.5 and 15
 
@@ -52,7 +54,7 @@ def test_a_row_by_the_median_of_other_releases():
 def test_noise_beside_the_estimate_on_the_same_rows():
     """Two releases, 10 and 12 s, estimated at 11: lookups err by .2 and 1/6, the estimate by .1 and 1/12."""
     rows = [judged("a", 10.0, 11.0), judged("b", 12.0, 11.0, framework="NeMo 25"), judged("c", 5.0, 9.0, tp=8)]
-    found = noise.noise(rows)
+    found = yardsticks.noise(rows)
     assert found["other_release"]["rows"] == 1
     assert found["other_release"]["max"] == pytest.approx(2 / 11)
     assert found["lookup_on_test"]["mean"] == pytest.approx((0.2 + 1 / 6) / 2)
@@ -67,8 +69,8 @@ def test_rows_that_do_not_count_make_no_noise():
         judged("c", None),
         judged("d", 9.0, n_experts=8),
     ]
-    assert noise.cells_of(rows) == {}
-    assert len(noise.cells_of(rows, dense=False)) == 1
+    assert yardsticks.cells_of(rows) == {}
+    assert len(yardsticks.cells_of(rows, dense=False)) == 1
 
 
 # --- ratios --------------------------------------------------------------------------------------------------------------

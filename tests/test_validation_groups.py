@@ -9,7 +9,7 @@ from validation_rows import judged
 from steptime.report.table import Style, Table, layout
 from steptime.report.validation_tables import tables
 from steptime.validation import error_summary, judgement, slices
-from steptime.validation.baselines import baselines, scaled
+from steptime.validation.yardsticks import baselines, scaled
 
 
 def test_who_leads():

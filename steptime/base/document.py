@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable, Iterable
 from os import listdir
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import yaml
 
 from steptime.base.config import ConfigError, ConfigProblem, show
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from statistics import mean, median
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
+from steptime.answer.result import Estimate
+from steptime.base.grouping import grouped
+from steptime.base.rows import GemmRow
+from steptime.bench import timings
+from steptime.bench.rate_fit import Statistic
+from steptime.bench.runs.clock import Timing
 from steptime.cost import compute
 from steptime.cost.comm import collective
+from steptime.hardware.machine import Machine
 from steptime.job.mesh import Group
 from steptime.model.ops import Attention
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from steptime.answer.result import Estimate
-    from steptime.base.rows import GemmRow
-    from steptime.bench import timings
-    from steptime.bench.rate_fit import Statistic
-    from steptime.bench.runs.clock import Timing
-    from steptime.hardware.machine import Machine
 
 Quantity = Literal["step", "block", "memory", "exact", "gemm", "attention", "memory_bound", "collective"]
 
@@ -60,10 +58,7 @@ class ErrorSummary(NamedTuple):
 
 def summarize(found: Iterable[PredictionRow]) -> list[ErrorSummary]:
     """Errors per kind of figure, in the order of first appearance."""
-    kinds: dict[Quantity, list[PredictionRow]] = {}
-    for row in found:
-        kinds.setdefault(row.what, []).append(row)
-    return [_summary(what, rows) for what, rows in kinds.items()]
+    return [_summary(what, rows) for what, rows in grouped(found, lambda row: row.what).items()]
 
 
 def _summary(what: Quantity, rows: list[PredictionRow]) -> ErrorSummary:

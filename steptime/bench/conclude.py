@@ -1,29 +1,28 @@
-"""Conclusions of a benchmark: the machine file, and its estimates compared with the measurements."""
+"""Conclusions of a benchmark: the machine file, its estimates compared with the measurements, and the files that tell both."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from steptime.answer.result import Estimate, estimate
 from steptime.bench import comparison
 from steptime.bench.comparison import PredictionRow, timing_row
+from steptime.bench.device import BenchDevice
 from steptime.bench.links import alpha_beta
 from steptime.bench.machine_figures import figures, tiers
 from steptime.bench.machine_file import Figure, Provenance, machine_document, machine_yaml
 from steptime.bench.runnable import alone, peak_differences
 from steptime.bench.timings import SCHEMA, to_dict
+from steptime.bench.world import World
 from steptime.hardware.machine import Machine
+from steptime.job.job import Job
 from steptime.job.mesh import group
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from steptime.bench.device import BenchDevice
     from steptime.bench.run import LayoutSteps, Raw
     from steptime.bench.runs.block import BlockRow
-    from steptime.bench.world import World
-    from steptime.job.job import Job
-
 
 UNITS: dict[str, Literal["bytes", "count", "FLOP"]] = {
     "parameters": "count",
@@ -180,3 +179,23 @@ def step_dict(step: LayoutSteps, predicted: Estimate) -> dict[str, Any]:
         "predicted_allocated_bytes": [stage.allocated_bytes for stage in stages],
         "predicted_reserved_bytes": [stage.reserved_bytes for stage in stages],
     }
+
+
+class BenchResults(NamedTuple):
+    """One benchmark on the root: measurements, conclusions, and file locations."""
+
+    world_line: str
+    device: BenchDevice
+    raw: Raw
+    found: Conclusion
+    document: dict[str, Any]
+    """results.json."""
+    files: list[str]
+
+
+def write(folder: Path, run: BenchResults) -> BenchResults:
+    """Write results.json; returns the run with the names of its files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "results.json").write_text(json.dumps(run.document, indent=1) + "\n", encoding="utf-8")
+    files = ["machine.yaml"] if run.found.machine else []
+    return run._replace(files=[str(folder / name) for name in [*files, "results.json"]])

@@ -12,18 +12,14 @@ import shlex
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import steptime
 from steptime.bench.device import cpu_name
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from steptime.bench.world import World
+from steptime.bench.world import World
 
 CHANGES_RESULTS = (
     *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_PROC_BIND", "OMP_PLACES", "KMP_AFFINITY", "CUDA_VISIBLE_DEVICES"),

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from steptime.base.config import ConfigError, near
 from steptime.base.words import counted
 from steptime.bench.phases import JOB_STARTED
-
-if TYPE_CHECKING:
-    from steptime.job.job import Job
+from steptime.job.job import Job
 
 KINDS = ("slurm", "torchrun")
 

@@ -5,21 +5,19 @@ Minima are fitted, never medians: other work on the machine only adds time. Noth
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from itertools import product
 from math import exp, inf, log
 from statistics import median
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from steptime.base.config import build
+from steptime.base.grouping import grouped
+from steptime.bench import timings
 from steptime.bench.rate_fit import judged
 from steptime.cost.comm import collective
 from steptime.hardware.machine import Tier
 from steptime.job.mesh import Group
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from steptime.bench import timings
 
 OUTLYING = 0.2
 """Relative error beyond which a point's weight falls with its distance (Huber's weights)."""
@@ -71,9 +69,7 @@ def bus_bytes_per_s(row: timings.CollectiveTiming) -> float:
 
 def alpha_beta(measured: Iterable[timings.CollectiveTiming]) -> list[AlphaBeta]:
     """A fit for each axis, kind and number of ranks with at least two sizes, in the order of the rows."""
-    groups: dict[tuple[str, str, int], list[timings.CollectiveTiming]] = {}
-    for row in measured:
-        groups.setdefault((row.axis, row.kind, row.ranks), []).append(row)
+    groups = grouped(measured, lambda row: (row.axis, row.kind, row.ranks))
     return [_line(*key, found) for key, found in groups.items() if len({row.bytes for row in found}) > 1]
 
 

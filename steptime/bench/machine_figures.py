@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
-from steptime.bench import links, rate_fit
-from steptime.bench.device import known_accelerator
-from steptime.bench.machine_file import Figure
+from steptime.bench import links, rate_fit, timings
+from steptime.bench.device import BenchDevice, known_accelerator
+from steptime.bench.machine_file import Figure, Provenance
 from steptime.bench.runs.gemm import best
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from steptime.bench import timings
-    from steptime.bench.device import BenchDevice
-    from steptime.bench.machine_file import Provenance
 
 
 class Sweeps(NamedTuple):

@@ -5,18 +5,13 @@ Every figure says `measured:` and how, or names the data sheet, or says `assumed
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import yaml
 
-from steptime.bench.device import known_accelerator
-from steptime.hardware.machine import Machine, normalize
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from steptime.bench.device import BenchDevice
-    from steptime.hardware.machine import Accelerator
+from steptime.bench.device import BenchDevice, known_accelerator
+from steptime.hardware.machine import Accelerator, Machine, normalize
 
 SHEET_ONLY = ("power_w", "microscaling")
 """Fields of a known accelerator that are not measured here and are copied from its file."""

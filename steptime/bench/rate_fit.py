@@ -5,22 +5,19 @@ Errors are mean absolute log errors of the model against the measurement, after 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from math import exp, log
 from statistics import median
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
+from steptime.bench import timings
 from steptime.bench.timings import ITEMSIZE
 from steptime.cost import compute
 from steptime.cost.rates import Rates
 from steptime.hardware.machine import Accelerator
 from steptime.model import ops
 from steptime.software.precision import recipe
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from steptime.bench import timings
 
 Statistic = Literal["min_s", "median_s"]
 RESULT_ITEMSIZE = 2.0

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from steptime.answer.result import estimate
 from steptime.base.config import ConfigError
+from steptime.bench import timings
+from steptime.bench.logs.samples import MemoryUse
 from steptime.bench.machine_figures import Sweeps
-from steptime.bench.phases import first_step_done
+from steptime.bench.phases import Phases, first_step_done
 from steptime.bench.rank_log import LOG
 from steptime.bench.runnable import as_run, layout_name, unsupported
 from steptime.bench.runs import adamw, bandwidth, collectives, gemm, operands, sdpa
@@ -20,15 +23,8 @@ from steptime.bench.runs.step import StepRow, run_steps
 from steptime.bench.runs.training import Trainer
 from steptime.bench.runs.truths import TorchCount, layout_truths, truths
 from steptime.bench.spread import named
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from steptime.bench import timings
-    from steptime.bench.logs.samples import MemoryUse
-    from steptime.bench.phases import Phases
-    from steptime.bench.world import World
-    from steptime.job.job import Job
+from steptime.bench.world import World
+from steptime.job.job import Job
 
 PARTS = ("sweeps", "block", "step", "exact")
 """The parts of a benchmark; --only chooses among them."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, ClassVar
 
+from steptime.base.collector import without_collector
 from steptime.base.words import counted
 from steptime.checkpoint import directory, jsonable
 from steptime.checkpoint.inventory import IO, Inventory
@@ -63,18 +62,6 @@ def summarize_checkpoint(
     summary.strict = strict
     summary.io = IO(scan.files_opened, scan.bytes_read, time.perf_counter() - start)
     return summary
-
-
-@contextmanager
-def without_collector() -> Iterator[None]:
-    """Turn garbage collection off: records form no cycles, and scanning a million of them repeatedly is slow."""
-    running = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if running:
-            gc.enable()
 
 
 def _summarize(scan: FolderScan, path: str) -> Summary:

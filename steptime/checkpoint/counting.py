@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from math import prod
 
+from steptime.base.grouping import grouped
 from steptime.checkpoint.dtypes import itemsize
 from steptime.checkpoint.records import Problem, Section, Shape, StoredTensor
 
@@ -45,12 +46,10 @@ def _storages(tensors: list[StoredTensor]) -> None:
 
     An expanded tensor (stride 0) has no more elements than bytes, and the elements of one storage never exceed its size.
     """
-    shared: dict[tuple[str, str], list[StoredTensor]] = {}
     for tensor in tensors:
         tensor.unique = 0 if tensor.alias_of is not None else prod(tensor.shape)
-        if tensor.storage is not None:
-            shared.setdefault((tensor.file, tensor.storage), []).append(tensor)
-    for group in shared.values():
+    stored = [tensor for tensor in tensors if tensor.storage is not None]
+    for group in grouped(stored, lambda tensor: (tensor.file, tensor.storage)).values():
         _share(group)
 
 

@@ -11,17 +11,7 @@ import re
 from collections.abc import Callable, Iterable
 
 from steptime.checkpoint import zipdir
-from steptime.checkpoint.readers import (
-    dcp_metadata,
-    gguf,
-    hdf5,
-    msgpack,
-    npy,
-    pt2,
-    safetensors,
-    torch_file,
-    torch_legacy,
-)
+from steptime.checkpoint.readers import dcp_metadata, gguf, hdf5, msgpack, npy, pt2, safetensors, torch_file
 from steptime.checkpoint.records import Contents, UnreadableError
 from steptime.checkpoint.source import Source
 
@@ -57,8 +47,8 @@ def _reader(source: Source) -> Reader:
     for magic, reader in _MAGIC:
         if head.startswith(magic):
             return reader
-    if torch_legacy.begins(head):
-        return torch_legacy.read
+    if torch_file.is_legacy(head):
+        return torch_file.read_legacy
     if head[:1] == b"{" and b"}\n" + npy.MAGIC in source.upto(0, npy.HEADER_READ):
         return npy.read
     if head[:1] == b"\x80" and len(head) > 1 and 2 <= head[1] <= 5:

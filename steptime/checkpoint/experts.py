@@ -6,13 +6,13 @@ widths.
 
 from __future__ import annotations
 
+import re
 from itertools import groupby
 from typing import Any
 
 from steptime.checkpoint import weight_names as names
-from steptime.checkpoint.found import FoundArchitecture
 from steptime.checkpoint.records import Shape
-from steptime.checkpoint.stacks import Stack
+from steptime.checkpoint.stacks import FoundArchitecture, Stack
 
 MAX_RUNS = 64
 Tails = dict[str, tuple[str, Shape]]
@@ -34,7 +34,8 @@ def infer(f: FoundArchitecture) -> bool:
     latent = next((s for t, (_, s) in tails.items() if names.ends(t, "fc1_latent_proj")), None)
     read = latent[0] if latent else hidden
     moe |= {"latent_sz": read} if latent else {}
-    down = next((tails[t] for t in tails if names.EXPERT.search(t) and _is_down(t) and len(tails[t][1]) == 2), None)
+    matrices = [t for t, (_, shape) in tails.items() if names.EXPERT.search(t) and len(shape) == 2]
+    down = next((tails[t] for t in matrices if re.search(r"(down_proj|w2|linear_fc2)\.weight", t)), None)
     width, source, gated = None, "", any("gate_proj" in t or names.ends(t, "w3") for t in tails)
     if down is not None:
         width, source = next((n for n in down[1] if n != read), read), down[0]
@@ -54,10 +55,6 @@ def infer(f: FoundArchitecture) -> bool:
     regular = _placed(f.parts.main, moe)
     f.set("moe", moe, "expert tensors; shapes do not contain top-k")
     return regular
-
-
-def _is_down(tail: str) -> bool:
-    return any(f"{name}.weight" in tail for name in ("down_proj", "w2", "linear_fc2"))
 
 
 def _first(tails: Tails, pattern: Any) -> tuple[str, Shape] | None:

@@ -12,6 +12,7 @@ from itertools import pairwise
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+from steptime.base.grouping import grouped
 from steptime.checkpoint.records import Shape, StoredTensor
 
 MAX_PARTS = 64  # of a dotted name; a hostile name has millions
@@ -248,9 +249,9 @@ def _grouped(children: list[tuple[str, Node]], kinds: _Kinds) -> Iterator[Node]:
     """Children with numbers for names, those of one kind as one node, in order of their first number; then the others."""
     if sum(part.isdecimal() for part, _ in children) > 1:
         children.sort(key=_order)
-    groups: dict[int | str, list[tuple[str, Node]]] = {}
-    for part, node in children:
-        groups.setdefault(node.kind if part.isdecimal() else part, []).append((part, node))
+    groups: dict[int | str, list[tuple[str, Node]]] = grouped(
+        children, lambda child: child[1].kind if child[0].isdecimal() else child[0]
+    )
     whole = len([key for key in groups if type(key) is int]) == 1
     for key, group in groups.items():
         part, first = group[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from argparse import Namespace
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from math import inf
@@ -14,13 +15,11 @@ from steptime.base.config import ConfigError
 from steptime.commands.console import Printer, load
 
 if TYPE_CHECKING:
-    from argparse import Namespace
-
+    from steptime.bench.conclude import BenchResults
     from steptime.bench.environment import Launch
     from steptime.bench.phases import Phases
     from steptime.bench.run import Raw
     from steptime.bench.world import World
-    from steptime.bench.write import BenchResults
     from steptime.job.job import Job
 
 LOGS = ("startup", "memory", "scaling")
@@ -160,12 +159,11 @@ def _run(job: Job, folder: Path, launch: Launch, phases: Phases, options: Namesp
 
 def _concluded(job: Job, raw: Raw, world: World, folder: Path, options: Namespace) -> BenchResults:
     """The machine file, the estimates, and all files of the results."""
-    from steptime.bench.conclude import conclude, results
+    from steptime.bench.conclude import BenchResults, conclude, results, write
     from steptime.bench.device import describe
     from steptime.bench.diagnostics import diagnostics, text
     from steptime.bench.machine_file import Provenance
     from steptime.bench.rank_log import LOG
-    from steptime.bench.write import BenchResults, write
 
     device = describe(world.device)
     command = shlex.join(["3dtrn", "bench", *options.words, *_arguments(options)])

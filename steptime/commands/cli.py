@@ -10,16 +10,13 @@ import argparse
 import gc
 import os
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING
 
 from steptime import __version__
 from steptime.commands.argument_types import Parser
 from steptime.commands.options import ADD
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 OK, BAD_INPUT, INTERRUPTED = 0, 2, 130
 

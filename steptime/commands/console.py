@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from steptime.base.config import ConfigError
@@ -10,8 +11,6 @@ from steptime.base.streams import abandon
 from steptime.report.table import ReportSection, style_of, to_text, unstyled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
     from steptime.job.job import Job
 
 

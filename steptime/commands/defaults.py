@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from steptime.base.config import ConfigError
 from steptime.base.words import counted
 from steptime.job.edit import read_setting
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
 
 MODEL = "llama3-8b"
 MACHINE = "dgx-h100"

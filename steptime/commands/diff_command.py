@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from steptime.answer.result import estimate
@@ -10,13 +12,11 @@ from steptime.commands import log_command, outputs
 from steptime.commands.console import Printer, load
 from steptime.report.diff_tables import diff as compare
 from steptime.report.diff_tables import diff_many, letter
+from steptime.report.output_files import write_file
 from steptime.report.table import document
 from steptime.validation.log_file import is_log
 
 if TYPE_CHECKING:
-    from argparse import Namespace
-    from collections.abc import Callable, Sequence
-
     from steptime.answer.result import Estimate
     from steptime.report.table import ReportSection
 
@@ -50,9 +50,9 @@ def _shown(
 ) -> int:
     """Write the page of `--html`, then print. `sections`: the comparison, with long settings in full or cut to the terminal."""
     if options.html is not None:
-        from steptime.report.page import diff_page
+        from steptime.report.page.diff_page import page
 
-        diff_page.write(found, labels, sections(True), options.html)
+        write_file("--html", options.html, page(found, labels, sections(True)).encode("utf-8"))
     out.answer(lambda: document(sections(True)), lambda: sections(False))
     return 0
 

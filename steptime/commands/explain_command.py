@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from argparse import Namespace
 from pathlib import Path
 from textwrap import indent
 from typing import TYPE_CHECKING
@@ -12,8 +13,6 @@ from steptime.commands.console import Printer, load
 from steptime.model.presets import model_names
 
 if TYPE_CHECKING:
-    from argparse import Namespace
-
     from steptime.job.job import Job
     from steptime.validation.measurements import MeasuredRow
 
@@ -29,7 +28,9 @@ def explain(options: Namespace, out: Printer) -> int:
         return _explain_key(options, out)
     if options.config is None:
         raise ConfigError("explain: a PLAN, the id of a measured row, or --key is required")
-    _check_preset(options.config)
+    name = options.config
+    if name in model_names() and not Path(name).exists():
+        raise ConfigError(f"{name}: a model preset, not a PLAN; 3dtrn init --model {name} writes a plan")
     row = find(options.config, options.measurements)
     if row is None and options.config != "-":
         _check_file(options.config)
@@ -59,16 +60,6 @@ def explain(options: Namespace, out: Printer) -> int:
     return 0
 
 
-def _check_preset(name: str) -> None:
-    """Raise where a model's name stands in place of a plan.
-
-    Raises:
-        ConfigError: one line.
-    """
-    if name in model_names() and not Path(name).exists():
-        raise ConfigError(f"{name}: a model preset, not a PLAN; 3dtrn init --model {name} writes a plan")
-
-
 def _check_file(name: str) -> None:
     """Raise where a name is neither a file's nor a plan's text, and no measured run has it, with what may stand there.
 
@@ -86,8 +77,7 @@ def _explain_key(options: Namespace, out: Printer) -> int:
     """The values and meaning of one key of a plan, or of all keys below it."""
     from steptime.base.config import near
     from steptime.job.names import meant_path
-    from steptime.report.key_pages import page
-    from steptime.report.plan_keys import keys
+    from steptime.report.plan_keys import keys, page
 
     every = keys()
     path = options.key if any(key.path == options.key for key in every) else meant_path(options.key)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from argparse import Namespace
+from typing import Any
 
+from steptime.base.config import Config
 from steptime.commands import defaults, quick
+from steptime.commands.console import Printer
 from steptime.commands.outputs import write_new
-
-if TYPE_CHECKING:
-    from argparse import Namespace
-
-    from steptime.base.config import Config
-    from steptime.commands.console import Printer
 
 
 def init(options: Namespace, out: Printer) -> int:
@@ -21,8 +18,7 @@ def init(options: Namespace, out: Printer) -> int:
     Raises:
         ConfigError: a name is unknown, or the file exists or cannot be written.
     """
-    from steptime.report.key_pages import starter
-    from steptime.report.plan_keys import keys
+    from steptime.report.plan_keys import keys, starter
 
     job = quick.job(options.model or defaults.MODEL, options.machine, options.devices, [])
     values = {

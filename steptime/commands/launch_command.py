@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 import shlex
 import sys
+from argparse import Namespace
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from steptime.base.config import ConfigError
 from steptime.base.words import counted, flow
 from steptime.commands import defaults
+from steptime.commands.console import Printer
 from steptime.commands.outputs import write_new
 from steptime.job.edit import read_setting
 from steptime.launch.plan_yaml import plan_yaml
@@ -19,10 +22,6 @@ from steptime.launch.write.export import write
 from steptime.search.changes import words
 
 if TYPE_CHECKING:
-    from argparse import Namespace
-    from collections.abc import Sequence
-
-    from steptime.commands.console import Printer
     from steptime.job.job import Job
     from steptime.launch.reading import Reading
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import sys
+from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
 from steptime.base.config import ConfigError
-from steptime.commands.console import load
+from steptime.commands.console import Printer, load
 
 if TYPE_CHECKING:
-    from argparse import Namespace
-
-    from steptime.commands.console import Printer
     from steptime.job.sections import Hardware
     from steptime.validation.logged import LoggedRun
 

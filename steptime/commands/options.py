@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from argparse import ArgumentParser, _ArgumentGroup
+from collections.abc import Callable
+from typing import Literal
 
 from steptime.commands.argument_types import count, decoded, parts, positive_count, share, whole, words
-
-if TYPE_CHECKING:
-    from argparse import ArgumentParser, _ArgumentGroup
-    from collections.abc import Callable
 
 PLAN = "a YAML or JSON file, or - for standard input"
 LOG_KIND = "framework of the log: megatron, torchtitan, nemo"

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from steptime.base.config import ConfigError
+from steptime.report.output_files import check_path, write_file
 
 if TYPE_CHECKING:
-    from argparse import Namespace
-
     from steptime.answer.result import Estimate
+
+_SUFFIXES = {"html": (".html", ".htm"), "trace": (".json", ".json.gz"), "trace_memory": (".pickle", ".pkl")}
 
 
 def check(options: Namespace) -> None:
@@ -24,21 +26,9 @@ def check(options: Namespace) -> None:
         from steptime.report import plot_style
 
         plot_style.check(options.plot)
-    if "html" in asked:
-        from steptime.report.output_files import check_path
-        from steptime.report.page import document
-
-        check_path("--html", options.html, document.SUFFIXES)
-    if "trace" in asked:
-        from steptime.report import trace
-        from steptime.report.output_files import check_path
-
-        check_path("--trace", options.trace, trace.SUFFIXES)
-    if "trace_memory" in asked:
-        from steptime.report import memory_snapshot
-        from steptime.report.output_files import check_path
-
-        check_path("--trace-memory", options.trace_memory, memory_snapshot.SUFFIXES)
+    for name, suffixes in _SUFFIXES.items():
+        if name in asked:
+            check_path(f"--{name.replace('_', '-')}", asked[name], suffixes)
 
 
 def write(options: Namespace, estimate: Estimate) -> None:
@@ -48,17 +38,19 @@ def write(options: Namespace, estimate: Estimate) -> None:
         ConfigError: a file cannot be written.
     """
     if options.html is not None:
-        from steptime.report.page import document
+        from steptime.report.page.document import page
 
-        document.write(estimate, options.html)
+        write_file("--html", options.html, page(estimate).encode("utf-8"))
     if options.trace is not None:
         from steptime.report import trace
 
         trace.write(estimate, options.trace)
     if options.trace_memory is not None:
-        from steptime.report import memory_snapshot
+        import pickle
 
-        memory_snapshot.write(estimate, options.trace_memory)
+        from steptime.report.memory_snapshot import snapshot
+
+        write_file("--trace-memory", options.trace_memory, pickle.dumps(snapshot(estimate), protocol=4))
     if options.plot is not None:
         from steptime.report import plot_estimate
 

@@ -6,6 +6,7 @@ Imported after the command line is parsed; every function loads, estimates, prin
 from __future__ import annotations
 
 import sys
+from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
 from steptime.base.config import ConfigError
@@ -13,11 +14,8 @@ from steptime.commands import defaults, outputs
 from steptime.commands.console import Printer, load, tell
 
 if TYPE_CHECKING:
-    from argparse import Namespace
-
     from steptime.job.job import Job
     from steptime.launch.reading import Reading
-
 
 TIGHT = "tight: allocated memory fits, reserved memory or its 90th percentile does not"
 

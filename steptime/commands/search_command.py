@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from argparse import Namespace
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from steptime.base.config import ConfigError, closest
 from steptime.base.document import parse
 from steptime.commands import defaults, outputs
+from steptime.commands.console import Printer
 from steptime.commands.search_plan import SearchPlan, numbers, plan_of, unplanned_search
 from steptime.job.names import meant_path
 from steptime.launch.plan_yaml import plan_yaml
+from steptime.report.output_files import write_file
 from steptime.report.progress import ProgressLine
 from steptime.schedule import SCHEDULES
 from steptime.search.fastest import fastest
 from steptime.search.run import run
 from steptime.search.search import Asked, Search
 from steptime.search.space import AXES, Axes
-
-if TYPE_CHECKING:
-    from argparse import Namespace
-    from collections.abc import Callable, Iterable, Sequence
-
-    from steptime.commands.console import Printer
 
 INTERRUPTED = 130
 RECOMPUTE = ("performance.activation_checkpointing_type", "performance.recompute")
@@ -74,9 +72,9 @@ def _print(found: Search, options: Namespace, out: Printer) -> None:
 
         search_plot.draw(found, options.plot)
     if options.html is not None:
-        from steptime.report.page import search_page
+        from steptime.report.page.search_page import page
 
-        search_page.write(found, options.top, options.html)
+        write_file("--html", options.html, page(found, options.top).encode("utf-8"))
 
 
 def asked_of(options: Namespace, plan: SearchPlan) -> Asked:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from argparse import Namespace
+from collections.abc import Iterable, Iterator
 from math import lcm
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from steptime.base.config import Config, ConfigError, build
 from steptime.base.document import read_source
@@ -21,10 +23,6 @@ from steptime.job.mesh import Parallelism
 from steptime.job.mistaken import plan_mapping
 from steptime.job.sections import Data
 from steptime.search.space import AXES, divisors
-
-if TYPE_CHECKING:
-    from argparse import Namespace
-    from collections.abc import Iterable, Iterator
 
 OF_LAYOUT = ("layers_per_stage", "microbatch_group_sz")
 """Keys of `parallelism` that the stages must suit."""

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from errno import EADDRNOTAVAIL
 from socket import gaierror
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from steptime.base.config import ConfigError
 from steptime.base.document import parse_mapping, read_source
 from steptime.commands.console import Printer, load
 from steptime.job.edit import apply_setting
 from steptime.serve.server import Server
-
-if TYPE_CHECKING:
-    from argparse import Namespace
 
 START: dict[str, Any] = {
     "model": {"preset": "llama3-8b"},

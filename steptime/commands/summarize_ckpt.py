@@ -10,10 +10,11 @@ from fnmatch import fnmatchcase
 from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any, TextIO
 
+from steptime.base.collector import without_collector
 from steptime.base.streams import abandon, abandon_unless_writable
 from steptime.base.words import counted
 from steptime.checkpoint import against_plan, difference, model_yaml
-from steptime.checkpoint.api import summarize_checkpoint, without_collector
+from steptime.checkpoint.api import summarize_checkpoint
 from steptime.checkpoint.dtypes import short
 from steptime.checkpoint.escape import escaped
 from steptime.checkpoint.jsonable import problem

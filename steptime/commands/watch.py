@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
+from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from steptime.base.config import ConfigError
-from steptime.commands.console import tell
-
-if TYPE_CHECKING:
-    from argparse import Namespace
-    from collections.abc import Callable
-
-    from steptime.commands.console import Printer
+from steptime.commands.console import Printer, tell
 
 PAUSE_S = 0.2
 """Interval between checks of the file [s]."""

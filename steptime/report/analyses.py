@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from steptime.report.format import percent
 from steptime.report.table import Table
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    Summary = Mapping[str, Any]
+Summary = Mapping[str, Any]
 
 HEADER = ["rows", "cells", "median", "mean", "p90", "bias"]
 UNPROVED = "not verified"

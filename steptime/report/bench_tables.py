@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 from steptime.base.words import counted
+from steptime.bench.comparison import ErrorSummary, PredictionRow
+from steptime.bench.conclude import BenchResults
+from steptime.bench.machine_file import Figure
+from steptime.bench.timings import CollectiveTiming
 from steptime.report.format import BINARY, COUNT, SI, Unit, number, percent, quantity, seconds
-from steptime.report.table import Fact, FactList, Table
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from steptime.bench.comparison import ErrorSummary, PredictionRow
-    from steptime.bench.machine_file import Figure
-    from steptime.bench.timings import CollectiveTiming
-    from steptime.bench.write import BenchResults
-    from steptime.report.table import ReportSection
+from steptime.report.table import Fact, FactList, ReportSection, Table
 
 TITLES = {
     "step": "whole steps",

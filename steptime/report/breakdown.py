@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
 
+from steptime.answer.result import Estimate
+from steptime.base.rows import StageMemory
 from steptime.report.format import GIB, TIME, column, number, percent, seconds, unit_for
 from steptime.report.palette import time_color
 from steptime.report.table import Table
 from steptime.schedule import placement
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from steptime.answer.result import Estimate
-    from steptime.base.rows import StageMemory
 
 _BAR = 16
 MEMORY_ROWS = (
@@ -32,9 +28,7 @@ _SHOWN_STAGES = 5
 def step_parts(estimate: Estimate) -> Table:
     """Seconds by part, largest first, with hidden work next to them; the parts sum to the step."""
     step, parts, hidden = estimate.time.step_s, estimate.time.parts_s, estimate.time.hidden_s
-    names = sorted(parts | hidden, key=lambda name: (-parts.get(name, 0.0), -hidden.get(name, 0.0)))
-    least = 1e-12 * step  # a difference of two equal sums may leave a rounding error
-    names = [name for name in names if parts.get(name, 0.0) > least or hidden.get(name, 0.0) > least]
+    names = shown_parts(estimate)
     unit = unit_for(step, TIME)
     total, widest = sum(parts.values()), max(parts.values())
     own = [parts.get(name, 0.0) for name in names]
@@ -49,6 +43,14 @@ def step_parts(estimate: Estimate) -> Table:
     if not any(hidden.values()):
         rows, header = [row[:3] + row[4:] for row in rows], header[:3] + header[4:]
     return Table("step time breakdown", header, rows, bar_colors=[time_color(name) for name in names])
+
+
+def shown_parts(estimate: Estimate, least: float = 1e-12) -> list[str]:
+    """Parts of the step and hidden work, largest first; a difference of two equal sums may leave a rounding error."""
+    time = estimate.time
+    sizes = {n: (time.parts_s.get(n, 0.0), time.hidden_s.get(n, 0.0)) for n in time.parts_s | time.hidden_s}
+    names = sorted(sizes, key=lambda name: tuple(-s for s in sizes[name]))
+    return [name for name in names if max(sizes[name]) > least * time.step_s]
 
 
 PARTS = {

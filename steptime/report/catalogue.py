@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from difflib import get_close_matches
 from math import isinf
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from steptime.answer.result import finite
 from steptime.base.config import ConfigError
+from steptime.hardware.machine import Machine
 from steptime.model.blocks import n_params
 from steptime.report.format import COUNT, number, quantity, whole
 from steptime.report.table import Table
-
-if TYPE_CHECKING:
-    from steptime.hardware.machine import Machine
 
 UNMEASURED = "no measured run on this machine: figures come from data sheets and third-party benchmarks"
 
@@ -187,7 +185,7 @@ def schema() -> dict[str, Any]:
     from steptime.hardware.machine import machine_names
     from steptime.job.job import Job
     from steptime.model.presets import model_names
-    from steptime.report.key_pages import described
+    from steptime.report.plan_keys import described
 
     document = described(Job.model_json_schema())
     fields = document["properties"]

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
 from itertools import takewhile
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from steptime.base.document import parse_mapping, read_source
+from steptime.job.job import Job
 from steptime.report.table import Table
 from steptime.software.efficiency import EFFICIENCY_FILE, compute_factor, efficiency
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from steptime.job.job import Job
 
 PACKAGE = Path(__file__).parents[1]
 PHYSICS = ("cost", "software/precision", "model", "fsdp", "memory", "timing", "answer/flops")

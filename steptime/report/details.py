@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
+from steptime.answer.result import Estimate
 from steptime.answer.tables import sends_most, stages_alike
+from steptime.base.grouping import grouped
+from steptime.base.rows import CollectiveRow, GemmRow, WeakScaling
 from steptime.base.words import counted
 from steptime.job.device_count import AUTO
 from steptime.report.breakdown import stage_range
@@ -24,12 +28,6 @@ from steptime.report.format import (
 )
 from steptime.report.table import Fact, FactList, Table
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from steptime.answer.result import Estimate
-    from steptime.base.rows import CollectiveRow, GemmRow, WeakScaling
-
 
 def _fine_unit(largest: float) -> Unit:
     """A unit of time for one call and its parts: the largest part has at most four digits, or it is in seconds."""
@@ -38,12 +36,9 @@ def _fine_unit(largest: float) -> Unit:
 
 def gemms(estimate: Estimate) -> Table:
     """Each projection's m, n, k on one device, its FLOPs, bytes and seconds, by pass; per call."""
-    by_name: dict[str, list[GemmRow]] = {}
-    for row in estimate.gemms:
-        by_name.setdefault(row.name, []).append(row)
     alike = stages_alike(estimate.assembly)
     rows: list[list[str]] = []
-    for name, all_rows in by_name.items():
+    for name, all_rows in grouped(estimate.gemms, lambda row: row.name).items():
         unit = _fine_unit(max(row.time_s for row in all_rows))
         rows.append([f"{name} ({unit.name}): {_calls(all_rows, alike)}"])
         shapes = {(row.pass_, *row[4:]): row for row in all_rows}
@@ -86,14 +81,12 @@ def _span(counts: Sequence[float]) -> str:
 
 def collectives(estimate: Estimate) -> Table:
     """Each collective by group: size and time of one call, exposed seconds of the step."""
-    groups: dict[tuple[str, int, str], list[CollectiveRow]] = {}
-    for row in estimate.collectives:
-        groups.setdefault((row.axis, row.ranks, row.tier), []).append(row)
     rows: list[list[str]] = []
+    groups = grouped(estimate.collectives, lambda row: (row.axis, row.ranks, row.tier))
     for (axis, ranks, tier), members in groups.items():
         unit = _fine_unit(max(row.time_s for row in members))
         rows.append([f"{axis} ({unit.name}): {counted(ranks, 'rank')} over {tier}"])
-        rows += [_collective_cells(row, alike, unit.size) for row, alike in _boundaries(members)]
+        rows += [_collective_cells(row, unit.size) for row in joined_boundaries(members)]
     header = ["", "", "MiB", "calls", "latency", "wire", "call", "exposed"]
     notes = ["MiB: full tensor of one call; call = latency + wire + ramp (transition between small and large messages)"]
     if estimate.pipeline.stages > 1:
@@ -117,20 +110,20 @@ def _shown_stages(estimate: Estimate) -> list[str]:
     return ["; ".join(shown)] if shown else []
 
 
-def _boundaries(rows: Sequence[CollectiveRow]) -> list[tuple[CollectiveRow, int]]:
-    """Rows and how often each occurs: pipeline boundaries with equal figures are one row."""
-    alike: dict[object, list[CollectiveRow]] = {}
-    for row in rows:
-        alike.setdefault(row[1:] if row.axis == "pp" else len(alike), []).append(row)
-    return [(group[0], len(group)) for group in alike.values()]
+def joined_boundaries(rows: Iterable[CollectiveRow]) -> list[CollectiveRow]:
+    """Rows, with pipeline boundaries of equal figures joined: the name gives their number."""
+    alike = grouped(rows, lambda row: row[1:] if row.axis == "pp" else id(row))
+    return [
+        same[0] if len(same) == 1 else same[0]._replace(name=f"each of {len(same)} boundaries")
+        for same in alike.values()
+    ]
 
 
-def _collective_cells(row: CollectiveRow, alike: int, size: float) -> list[str]:
+def _collective_cells(row: CollectiveRow, size: float) -> list[str]:
     """One kind of collective, or several equal boundaries of the pipeline."""
     took = [number(x / size) for x in (row.latency_s, row.bandwidth_s, row.time_s)]
     sizes = [number(row.bytes / 2.0**20), whole(row.count_per_step)]
-    name = f" each of {alike} boundaries" if alike > 1 else f" {row.name}"
-    return [name, row.kind.replace("_", "-"), *sizes, *took, number(1e3 * row.exposed_s)]
+    return [f" {row.name}", row.kind.replace("_", "-"), *sizes, *took, number(1e3 * row.exposed_s)]
 
 
 def pipeline(estimate: Estimate) -> FactList | None:

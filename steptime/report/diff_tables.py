@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
+from steptime.answer.result import Estimate
 from steptime.base.words import flow
 from steptime.report.breakdown import MEMORY_ROWS, memory_bytes, part_name
 from steptime.report.format import COUNT, GIB, TIME, column, percent, quantity, seconds, unit_for, whole
 from steptime.report.headline import VERDICTS
 from steptime.report.table import Fact, FactList, ReportSection, Table
 from steptime.validation.setting_costs import leaves
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from steptime.answer.result import Estimate
 
 CELL_OF_TWO, CELL = 17, 11
 """Longest setting of one of two plans, and of more, that a terminal shows in full."""

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from steptime.answer.assumptions import foremost
+from steptime.answer.result import Estimate
 from steptime.report import breakdown, details, headline
 from steptime.report.table import PLAIN, WIDTH, ReportSection, Style, layout, unstyled, wrapped
-
-if TYPE_CHECKING:
-    from steptime.answer.result import Estimate
 
 
 def report(estimate: Estimate, style: Style = PLAIN, *, brief: bool = False, assumed: bool = False) -> str:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from difflib import get_close_matches
 from math import prod
-from typing import TYPE_CHECKING
 
 from steptime.answer.flops import attention_flops_per_token, linear_flops_per_token, scan_flops_per_token
+from steptime.answer.result import Estimate
 from steptime.answer.tables import kind_label
+from steptime.base.rows import CollectiveRow, GemmRow
 from steptime.base.words import counted
 from steptime.cost import compute
-from steptime.cost.rates import peak_dtype
+from steptime.cost.rates import Rates, peak_dtype
 from steptime.model.ops import Gemm
 from steptime.report.breakdown import part_name
 from steptime.report.details import pipeline
@@ -30,13 +32,6 @@ from steptime.report.explain_stage import stage_named, worst_stage
 from steptime.report.explain_terms import page_of
 from steptime.report.format import BINARY, COUNT, SI, percent, quantity, seconds, whole
 from steptime.report.table import Fact, FactList
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from steptime.answer.result import Estimate
-    from steptime.base.rows import CollectiveRow, GemmRow
-    from steptime.cost.rates import Rates
 
 
 class UnknownNameError(LookupError):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from steptime.answer.result import Estimate
 from steptime.cost.compute import CHUNK_S_PER_TOKEN, RATED_LENGTH
 from steptime.cost.rates import attention_efficiency, scores_in_memory
 from steptime.model.ops import Attention
@@ -14,9 +13,6 @@ from steptime.report.explain_layers import calls
 from steptime.report.format import BINARY, SI, quantity, seconds, whole
 from steptime.report.kernel_table import KernelTime, op_times
 from steptime.report.table import Fact, FactList
-
-if TYPE_CHECKING:
-    from steptime.answer.result import Estimate
 
 
 def attention(estimate: Estimate) -> FactList:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from steptime.answer.result import Estimate
 from steptime.answer.tables import kind_label, layer_counts
 from steptime.base.words import counted
 from steptime.cost.host import launch_host_s
-from steptime.model.ops import Comm, Gemm
+from steptime.cost.parts import Work
+from steptime.job.assembly import Part
+from steptime.model.ops import Comm, Gemm, Op
 from steptime.model.routing import Rows
 from steptime.model.segments import find_segments, replayed, rerun
 from steptime.report.breakdown import part_title
@@ -16,12 +19,6 @@ from steptime.report.kernel_table import op_times
 from steptime.report.table import Fact, FactList
 from steptime.software.efficiency import efficiency
 from steptime.timing.part_times import COMPILED_GAP, GRAPHED_GAP, HALVES, gap_layers, more_launches
-
-if TYPE_CHECKING:
-    from steptime.answer.result import Estimate
-    from steptime.cost.parts import Work
-    from steptime.job.assembly import Part
-    from steptime.model.ops import Op
 
 
 class _Factor(NamedTuple):

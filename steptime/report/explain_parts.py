@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Container, Iterable
 from functools import partial
-from typing import TYPE_CHECKING
 
+from steptime.answer.result import Estimate
 from steptime.answer.tables import kind_label, works_of
 from steptime.base.num import tree_depth
 from steptime.base.words import counted
+from steptime.cost.parts import CommCall
+from steptime.job.assembly import Chunk, Part
 from steptime.job.mesh import comm_part
 from steptime.memory.on_host import on_host
 from steptime.report.breakdown import part_title
@@ -19,16 +22,7 @@ from steptime.report.kernel_table import KernelTime, op_times
 from steptime.report.table import Fact, FactList
 from steptime.timing.optimizer import clip_bytes_per_param, update_bytes_per_param, updated
 from steptime.timing.orthogonalize import MOMENTA, NORMS, PRODUCTS, STEPS, orthogonalize_s, sharded
-from steptime.timing.step_time import STRAGGLER
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable
-
-    from steptime.answer.result import Estimate
-    from steptime.base.rows import CollectiveRow
-    from steptime.cost.parts import CommCall
-    from steptime.job.assembly import Chunk, Part
-    from steptime.timing.step_time import StepTime
+from steptime.timing.step_time import STRAGGLER, StepTime
 
 _SHOWN = 12
 MUON = (NORMS, MOMENTA, PRODUCTS)

@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 from math import ceil
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from steptime.answer.result import Estimate
+from steptime.base.rows import CollectiveRow, GemmRow
 from steptime.base.words import counted
 from steptime.cost import comm, compute, overlap
 from steptime.cost.exchange import passages, score_bytes
-from steptime.job.mesh import group
-from steptime.model.ops import Comm
+from steptime.cost.rates import Rates
+from steptime.hardware.machine import Tier
+from steptime.job.mesh import Group, group
+from steptime.model.ops import Comm, Gemm
+from steptime.model.router_choice import Routing
 from steptime.report.constants import constant, machine_source
 from steptime.report.format import BINARY, SI, quantity, seconds, whole
 from steptime.report.table import Fact, FactList
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from steptime.answer.result import Estimate
-    from steptime.base.rows import CollectiveRow, GemmRow
-    from steptime.cost.rates import Rates
-    from steptime.hardware.machine import Tier
-    from steptime.job.mesh import Group
-    from steptime.model.ops import Gemm
-    from steptime.model.router_choice import Routing
 
 
 def waves(row: GemmRow, op: Gemm, rates: Rates) -> str:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from steptime.answer.result import Estimate
 from steptime.report.details import RUN
 from steptime.report.format import BINARY, quantity, seconds, whole
 from steptime.report.table import Fact, FactList
-
-if TYPE_CHECKING:
-    from steptime.answer.result import Estimate
 
 
 def whole_run(estimate: Estimate) -> FactList:

@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import NamedTuple
 
 from steptime import fsdp
+from steptime.answer.result import Estimate
+from steptime.base.rows import StageMemory
 from steptime.fsdp.plus_plus import secondary_bytes
 from steptime.fsdp.ranks import backward_group
 from steptime.fsdp.sharded_states import stored_saving
+from steptime.job.job import Job
 from steptime.memory.blocks import further_ends
 from steptime.memory.buffers import stage_buffers
 from steptime.memory.kept_ops import kept_of_chunk
 from steptime.memory.overhead import CACHED_GROUPS, COMMUNICATOR_BYTES, FRAGMENTATION
 from steptime.memory.part_memories import PartMemories
 from steptime.memory.stages import chunk_bytes
-from steptime.memory.states import group_elements, shard_ranks, stage_states
+from steptime.memory.states import States, group_elements, shard_ranks, stage_states
+from steptime.model.ops import Attention, Gemm, Move, Op
+from steptime.model.scans import Chunked, Scan
 from steptime.report.constants import abbreviations, constant, setting_source
 from steptime.report.format import GIB, gib, percent, whole
 from steptime.report.headline import RULE
-from steptime.report.kept_sources import keeper_of, source_of
 from steptime.report.table import Fact, FactList
 from steptime.timing.optimizer import updated
-
-if TYPE_CHECKING:
-    from steptime.answer.result import Estimate
-    from steptime.base.rows import StageMemory
-    from steptime.memory.states import States
 
 AUTOGRAD = "torch csrc/autograd/engine.cpp, call_function: tensors saved by an op are freed after its backward"
 ALLOCATED = "torch.cuda.max_memory_allocated: torch c10/cuda/CUDACachingAllocator.cpp, DeviceStats.allocated_bytes"
@@ -212,3 +212,79 @@ def _outside(estimate: Estimate) -> list[Fact]:
         _fact("usable", memory.capacity_bytes, "", usable),
         Fact("verdict", [RULE]),
     ]
+
+
+TORCH = "torch tools/autograd/derivatives.yaml: tensors read by the backward formula of the op"
+
+
+class Keeper(NamedTuple):
+    """What keeps tensors, in words; the profile's setting that decides it, or the code of Megatron and of torch."""
+
+    label: str
+    shows: Callable[[Op], bool]
+    setting: str = ""
+    megatron: str = ""
+    torch: str = TORCH
+
+
+def _is(*kinds: type) -> Callable[[Op], bool]:
+    return lambda op: isinstance(op, kinds)
+
+
+def _starts(word: str) -> Callable[[Op], bool]:
+    return lambda op: op.name.startswith(word)
+
+
+KEEPERS = (
+    Keeper("loss", _starts("loss"), setting="loss_impl"),
+    Keeper(
+        "embedding", _starts("embedding"), megatron="core tensor_parallel/layers.py, VocabParallelEmbedding.forward"
+    ),
+    Keeper("core attention", _is(Attention), setting="attention_impl"),
+    Keeper("dropout", lambda op: isinstance(op, Move) and op.draws_mask, setting="dropout_mask_bytes"),
+    Keeper("norms", lambda op: op.name.endswith("norm"), setting="norm_impl"),
+    Keeper("activation functions", lambda op: ".act" in op.name, setting="activation_impl"),
+    Keeper("rotary embedding", lambda op: ".rope" in op.name, setting="rope_impl"),
+    Keeper(
+        "router, dispatch and combine",
+        lambda op: op.name.startswith("moe.") or op.role == "router",
+        megatron="core transformer/moe/router.py, moe_utils.py:1185; TransformerEngine v2.9 pytorch/permutation.py:295, 678",
+    ),
+    Keeper(
+        "projections",
+        _is(Gemm),
+        megatron="TransformerEngine v2.9 pytorch/module/linear.py:429, layernorm_linear.py:458, grouped_linear.py:231",
+        torch="torch tools/autograd/derivatives.yaml, mm: both operands",
+    ),
+    Keeper(
+        "Mamba scan",
+        _is(Scan),
+        megatron="core ssm/mamba_mixer.py; state-spaces/mamba@e9594ce mamba_ssm/ops/triton/ssd_combined.py",
+    ),
+    Keeper(
+        "linear attention in chunks",
+        _is(Chunked),
+        megatron="flash-linear-attention v0.5.2 fla/ops, chunk.py of each rule: save_for_backward",
+    ),
+)
+"""In the order in which they are tested."""
+OTHERS = Keeper("other operations", lambda _: True, megatron=TORCH)
+REPLAYED = Keeper(
+    "inputs of recomputed layers",
+    lambda _: True,
+    megatron="core tensor_parallel/random.py, CheckpointFunction.forward: save_for_backward(*args)",
+    torch="torch utils/checkpoint.py: the checkpoint keeps its arguments",
+)
+
+
+def keeper_of(op: Op | None) -> Keeper:
+    """The role of an op for its saved tensors; None: layers that are recomputed."""
+    return REPLAYED if op is None else next((one for one in KEEPERS if one.shows(op)), OTHERS)
+
+
+def source_of(job: Job, keeper: Keeper) -> str:
+    """The code or setting behind a keeper in a job's framework."""
+    if keeper.setting:
+        value = job.software.settings()[keeper.setting]
+        return f"{keeper.setting} {value}: {setting_source(job, keeper.setting)}"
+    return keeper.megatron if job.software.family == "megatron-core" and keeper.megatron else keeper.torch

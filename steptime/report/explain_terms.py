@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Container
 
 from steptime.job.mesh import comm_part
 from steptime.report.breakdown import MEMORY_ROWS
 from steptime.report.details import RUN
 from steptime.report.headline import VERDICTS
-
-if TYPE_CHECKING:
-    from collections.abc import Container
 
 _MEMORY = (
     *(label for label, _ in MEMORY_ROWS),

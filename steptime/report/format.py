@@ -5,10 +5,8 @@ Everything below takes SI floats (bytes, seconds, FLOP/s) and gives text. GB is 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from collections.abc import Iterable
+from typing import NamedTuple
 
 GIB = 2.0**30
 

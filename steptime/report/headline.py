@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from steptime.answer.result import Estimate
+from steptime.base.rows import Fix
 from steptime.base.words import counted
 from steptime.report.breakdown import part_name
 from steptime.report.format import COUNT, SI, gib, number, percent, quantity, seconds, whole
-from steptime.report.table import Fact, FactList, Table
-
-if TYPE_CHECKING:
-    from steptime.answer.result import Estimate
-    from steptime.base.rows import Fix
-    from steptime.report.table import Tone
+from steptime.report.table import Fact, FactList, Table, Tone
 
 _WIDEST = 5
 
@@ -41,11 +36,16 @@ def headline(estimate: Estimate) -> list[str]:
     return [*_pair(model, devices), *_pair(layout_words(estimate), batch)]
 
 
-def _pair(left: str, right: str, column: int = 40) -> list[str]:
-    """Two texts on one line where they fit, right one at `column`; else on two lines."""
+def phrases(line: str) -> list[str]:
+    """The phrases of a line that are aligned in columns."""
+    return [part.strip() for part in line.split("  ") if part.strip()]
+
+
+def _pair(left: str, right: str) -> list[str]:
+    """Two texts on one line where they fit, the right one in its middle; else on two lines."""
     if len(left) + 2 + len(right) > 80:
         return [left, "  " + right]
-    start = max(len(left) + 2, min(column, 80 - len(right)))
+    start = max(len(left) + 2, min(40, 80 - len(right)))
     return [left.ljust(start) + right]
 
 
@@ -221,12 +221,12 @@ def fix_cost(fix: Fix) -> str:
     return f"{cost}; needs up to {gib(fix.most_bytes)} GiB{tight}"
 
 
-def typed(settings: str, width: int = 78) -> list[str]:
+def typed(settings: str) -> list[str]:
     """Settings as typed: on one line where they fit, else one --set per line.
 
     >>> typed("--set parallelism.tp=4 --set parallelism.pp=2")
     ['--set parallelism.tp=4 --set parallelism.pp=2']
     """
-    if len(settings) <= width:
+    if len(settings) <= 78:
         return [settings]
     return ["--set " + setting for setting in settings.removeprefix("--set ").split(" --set ")]

@@ -5,15 +5,10 @@ Every cell has its own alignment: Jupyter's style sheet right-aligns table cells
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
-from typing import TYPE_CHECKING
 
-from steptime.report.table import FactList
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from steptime.report.table import ReportSection
+from steptime.report.table import FactList, ReportSection
 
 
 def html(section: ReportSection) -> str:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from steptime import fsdp
+from steptime.answer.result import Estimate
 from steptime.answer.tables import kind_label, layer_counts
 from steptime.cost import comm, compute, overlap
 from steptime.cost.parts import part_time
+from steptime.job.assembly import Part
 from steptime.memory import overhead
 from steptime.model.ops import Attention, Comm, Gemm, Op
 from steptime.model.scans import Chunked
@@ -17,12 +20,6 @@ from steptime.report.table import Table
 from steptime.schedule import walk
 from steptime.timing import data_parallel, optimizer
 from steptime.timing.step_time import StepTime, straggler_s
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from steptime.answer.result import Estimate
-    from steptime.job.assembly import Part
 
 
 class KernelTime(NamedTuple):

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from steptime.report.table import Fact, FactList
-
-if TYPE_CHECKING:
-    from steptime.launch.reading import LaunchFlag, Reading
-    from steptime.report.table import ReportSection
+from steptime.launch.reading import LaunchFlag, Reading
+from steptime.report.table import Fact, FactList, ReportSection
 
 _VALUE = 8
 """Longest value that widens its column."""

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from steptime.answer.result import Estimate, estimate
+from steptime.job.job import Job
 from steptime.report.format import GIB, number, percent, seconds
 from steptime.report.headline import VERDICTS
 from steptime.search.changes import settings
 from steptime.search.objective import ranked, rate
 from steptime.search.recompute import label
 from steptime.search.search import Layout, Search
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from steptime.job.job import Job
 
 
 def figures(layout: Layout, objective: str = "step") -> str:

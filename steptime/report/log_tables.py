@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from textwrap import indent
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
 from steptime.answer.result import config, finite
 from steptime.base.words import counted
-from steptime.launch.logs.steady import RULE
+from steptime.launch.logs.steady import RULE, Steady
 from steptime.report.estimate_text import assumptions
 from steptime.report.format import COUNT, GIB, number, percent, quantity, seconds
 from steptime.report.headline import headline
 from steptime.report.table import PLAIN, Fact, FactList, ReportSection, Style, Table, layout, unstyled
-
-if TYPE_CHECKING:
-    from steptime.launch.logs.steady import Steady
-    from steptime.validation.logged import Compared
-
+from steptime.validation.logged import Compared
 
 FEW = 5
 """Least number of lines for which a spread is shown."""
@@ -88,12 +84,15 @@ def _peak_rows(compared: Compared) -> list[list[str]]:
         if said:
             top = max(said, key=lambda row: float(getattr(row, f"{what}_bytes")))
             name = f"memory, {what}" + ("" if top.rank < 0 else f" (rank {top.rank})")
-            rows.append(_row(name, getattr(top, f"{what}_bytes"), getattr(top, f"predicted_{what}_bytes"), _gib))
+            rows.append(
+                _row(
+                    name,
+                    getattr(top, f"{what}_bytes"),
+                    getattr(top, f"predicted_{what}_bytes"),
+                    lambda value: f"{value / GIB:,.2f} GiB",
+                )
+            )
     return rows
-
-
-def _gib(value: float) -> str:
-    return f"{value / GIB:,.2f} GiB"
 
 
 def convention(compared: Compared) -> list[str]:

@@ -10,28 +10,13 @@ Format: docs.pytorch.org/docs/stable/torch_cuda_memory.html#snapshot-api-referen
 
 from __future__ import annotations
 
-import pickle
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from steptime.answer.memory_over_time import StageHolds, stage_holds
-from steptime.report.output_files import write_file
+from steptime.answer.result import Estimate
 from steptime.report.trace import PASSES, layer_range
+from steptime.schedule import ActionSpan
 from steptime.timing.timeline import Timeline
-
-if TYPE_CHECKING:
-    from steptime.answer.result import Estimate
-    from steptime.schedule import ActionSpan
-
-SUFFIXES = (".pickle", ".pkl")
-
-
-def write(estimate: Estimate, path: str) -> None:
-    """Write the snapshot.
-
-    Raises:
-        ConfigError: the path cannot be written.
-    """
-    write_file("--trace-memory", path, pickle.dumps(snapshot(estimate), protocol=4))
 
 
 def snapshot(estimate: Estimate) -> dict[str, Any]:

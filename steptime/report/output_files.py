@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from steptime.base.config import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 def check_path(option: str, path: str, suffixes: Sequence[str]) -> None:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from steptime.base.config import ConfigError
 from steptime.base.words import counted
 from steptime.report.plot_style import picture, plain_numbers
+from steptime.validation.judgement import Judgement
 from steptime.validation.slices import headline
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from steptime.validation.judgement import Judgement
 
 BAND = 0.10
 """Half the width of the band around the diagonal."""

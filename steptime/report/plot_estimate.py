@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from steptime.report.breakdown import part_name
+from steptime.answer.result import Estimate
+from steptime.report.breakdown import part_name, shown_parts
 from steptime.report.format import GIB, TIME, percent, seconds, unit_for
-from steptime.report.headline import VERDICTS, headline
-from steptime.report.page.memory_charts import PARTS, REACH, parts_of, pieces
+from steptime.report.headline import VERDICTS, headline, phrases
+from steptime.report.page.memory_charts import PARTS, REACH, parts_of, pieces, stacked
 from steptime.report.palette import MEMORY, PASSES, time_color
 from steptime.report.palette import TIME as COLORS
 from steptime.report.plot_style import EDGE, picture
 from steptime.report.trace import PASSES as WORDS
+from steptime.schedule import ActionSpan
 from steptime.timing.timeline import Timeline
-
-if TYPE_CHECKING:
-    from steptime.answer.result import Estimate
-    from steptime.schedule import ActionSpan
 
 COLUMNS = 2400
 """Columns of the schedule's picture; narrower actions may not show."""
@@ -44,17 +42,13 @@ def draw(estimate: Estimate, path: str) -> None:
 
 def _job(estimate: Estimate) -> str:
     """The job in one line."""
-    return ", ".join(part.strip() for line in headline(estimate) for part in line.split("  ") if part.strip())
+    return ", ".join(phrase for line in headline(estimate) for phrase in phrases(line))
 
 
 def _step(axes: Any, estimate: Estimate) -> None:
     """Bars by part, the largest on top; hidden communication hatched."""
     time = estimate.time
-    least = 1e-6 * time.step_s
-    names = [
-        n for n in time.parts_s | time.hidden_s if time.parts_s.get(n, 0.0) > least or time.hidden_s.get(n, 0.0) > least
-    ]
-    names.sort(key=lambda n: (time.parts_s.get(n, 0.0), time.hidden_s.get(n, 0.0)))
+    names = shown_parts(estimate, 1e-6)[::-1]
     unit = unit_for(time.step_s, TIME)
     for i, name in enumerate(names):
         own, beside = (max(0.0, of.get(name, 0.0)) / unit.size for of in (time.parts_s, time.hidden_s))
@@ -144,21 +138,9 @@ def _over_time(axes: Any, estimate: Estimate, timeline: Timeline) -> None:
     found = pieces(estimate, timeline, row.stage)
     unit = unit_for(estimate.step_s, TIME)
     edges = [*(piece.start_s / unit.size for piece in found), found[-1].end_s / unit.size]
-    fixed = {
-        "overhead": float(sum(memory.overhead_bytes)),
-        "params_bytes": row.params_bytes,
-        "optimizer_bytes": row.optimizer_bytes,
-    }
-    layers = [(key, [held / GIB] * len(found)) for key, held in fixed.items()]
-    layers.append(("gradients_bytes", [piece.gradients / GIB for piece in found]))
-    layers.append(("activations_bytes", [piece.activations / GIB for piece in found]))
-    layers.append(("transient_bytes", [piece.transient / GIB for piece in found]))
-    below = [0.0] * len(found)
-    for key, held in layers:
-        above = [a + b for a, b in zip(below, held, strict=True)]
-        low, high = ([*values, values[-1]] for values in (below, above))
+    for key, below, above in stacked(found, row, float(sum(memory.overhead_bytes))):
+        low, high = ([held / GIB for held in (*values, values[-1])] for values in (below, above))
         axes.fill_between(edges, low, high, step="post", color=MEMORY[key], linewidth=0)
-        below = above
     axes.axhline(memory.capacity_bytes / GIB, color="black", linewidth=1.5)
     axes.set(xlim=(0.0, edges[-1]), ylim=(0.0, None), xlabel=f"time [{unit.name}]", ylabel="GiB")
     name = f"stage {row.stage}" if len(memory.stages) > 1 else "a device"

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from time import monotonic
-from typing import TYPE_CHECKING, Self, TextIO
-
-if TYPE_CHECKING:
-    from types import TracebackType
+from types import TracebackType
+from typing import Self, TextIO
 
 PATIENCE_S, EVERY_S = 1.0, 0.2
 

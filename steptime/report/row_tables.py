@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from steptime.answer.result import Estimate
 from steptime.report import breakdown, constants, details, explain, kernel_table
 from steptime.report.format import GIB, number, percent, seconds
 from steptime.report.table import Fact, FactList, ReportSection, Table
+from steptime.validation.judgement import Judgement
+from steptime.validation.measurements import MeasuredRow
 from steptime.validation.row_plan import to_config
-
-if TYPE_CHECKING:
-    from steptime.answer.result import Estimate
-    from steptime.validation.judgement import Judgement
-    from steptime.validation.measurements import MeasuredRow
 
 WIDEST = 2
 """Number of projections, and of collectives, that are written out."""

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
+from steptime.answer.result import Estimate
 from steptime.base.words import counted
+from steptime.job.job import Job
 from steptime.report.details import scaling
 from steptime.report.format import GIB, percent, seconds
 from steptime.report.layout_rows import recomputed
 from steptime.report.search_tables import row
 from steptime.report.table import Table
 from steptime.search.search import Search
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from steptime.answer.result import Estimate
-    from steptime.job.job import Job
 
 _HEAD = ["devices", "step", "efficiency", "MFU", "GiB", "tp", "cp", "pp", "vpp", "dp", "mbs", "zero", "recompute"]
 

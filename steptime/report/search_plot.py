@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from steptime.report.format import GIB
 from steptime.report.palette import OTHER, TIME
 from steptime.report.plot_style import picture, plain_numbers
 from steptime.report.search_tables import title
-from steptime.search.search import REACH
-
-if TYPE_CHECKING:
-    from steptime.search.search import Search
+from steptime.search.search import REACH, Search
 
 MOST = 20_000
 """Number of layouts that are drawn, best first."""
@@ -46,4 +41,4 @@ def draw(found: Search, path: str) -> None:
         plain_numbers(axes.xaxis)
         axes.set(xlabel="seconds a step", ylabel="GiB that a device needs at most", ylim=(0.0, None))
         axes.set_title(title(found), fontsize=9)
-        axes.legend(fontsize=8, frameon=True, framealpha=0.9)
+        axes.legend(loc="upper right", fontsize=8, frameon=True, framealpha=0.9)

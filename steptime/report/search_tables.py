@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from string import ascii_lowercase
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from steptime.answer.whole_run import price
 from steptime.base.words import counted
@@ -18,10 +18,7 @@ from steptime.search.search import Layout, Search
 from steptime.search.space import EXCESS
 
 __all__ = ["Search", "csv_text", "document", "front_sections", "search", "sections"]
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
+from collections.abc import Sequence
 
 _AFTER_PIPELINE = ("ep", "etp", "microbatch_sz", "zero_level", "sp", "schedule", "recompute")
 AXES = ("tp", "pp", "cp", "vpp", *_AFTER_PIPELINE, "devices", "gbs")
@@ -248,9 +245,4 @@ def csv_text(found: Search, n: int) -> str:
     return out.getvalue()
 
 
-def search_html(found: Search) -> str:
-    """The sections as an HTML fragment: a notebook's `_repr_html_`."""
-    return "\n".join(html(section) for section in sections(found, front=False))
-
-
-Search.draw = staticmethod(search_html)
+Search.draw = staticmethod(lambda found: "\n".join(html(section) for section in sections(found, front=False)))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from steptime.base.words import counted
 from steptime.report.breakdown import part_name
 from steptime.report.format import percent, seconds
@@ -11,9 +9,7 @@ from steptime.report.headline import VERDICTS, layout_words
 from steptime.report.palette import TIME
 from steptime.report.plot_style import EDGE, picture
 from steptime.report.table import Fact, FactList, ReportSection, Table
-
-if TYPE_CHECKING:
-    from steptime.search.sensitivity import Hiding, Sensitivity
+from steptime.search.sensitivity import Hiding, Sensitivity
 
 
 def sections(found: Sensitivity) -> list[ReportSection]:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from steptime.answer.result import Estimate
 from steptime.base.words import flow
 from steptime.report.diff_tables import change
 from steptime.report.format import GIB, percent, seconds
 from steptime.report.table import ReportSection, Table
-from steptime.validation.setting_costs import rate_of
-
-if TYPE_CHECKING:
-    from steptime.answer.result import Estimate
-    from steptime.validation.logged import Compared
-    from steptime.validation.setting_costs import Differences, Setting
+from steptime.validation.logged import Compared
+from steptime.validation.setting_costs import Differences, Setting, rate_of
 
 RECOMPUTE = ("performance.activation_checkpointing_type", "performance.recompute")
 

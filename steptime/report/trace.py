@@ -14,24 +14,20 @@ import gzip
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from steptime import __version__
 from steptime.answer.memory_over_time import StageHolds, stage_holds
+from steptime.answer.result import Estimate
 from steptime.report.breakdown import part_name
 from steptime.report.format import GIB
 from steptime.report.headline import headline
 from steptime.report.output_files import write_file
+from steptime.schedule import Action, ActionSpan
 from steptime.schedule.orders import described
 from steptime.timing.op_times import Direction, LayerTimes, chunk_op_times
-from steptime.timing.timeline import Timeline
+from steptime.timing.timeline import Sent, Timeline
 
-if TYPE_CHECKING:
-    from steptime.answer.result import Estimate
-    from steptime.schedule import Action, ActionSpan
-    from steptime.timing.timeline import Sent
-
-SUFFIXES = (".json", ".json.gz")
 TRACKS = ("compute", "tp", "cp", "ep", "dp", "pp", "embedding")
 """Tracks in the order in which they are shown; others follow in that of their first slice."""
 PASSES = {"F": "forward", "B": "backward", "I": "gradients of the inputs", "W": "gradients of the weights"}

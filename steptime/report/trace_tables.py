@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
+from steptime.base.rows import Time
 from steptime.base.words import counted
+from steptime.bench.trace.attribution import Attribution, PartRow, RankStep
 from steptime.report.breakdown import part_name
 from steptime.report.format import TIME, column, percent, seconds, unit_for
 from steptime.report.table import Fact, FactList, ReportSection, Table
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from steptime.base.rows import Time
-    from steptime.bench.trace.attribution import Attribution, PartRow, RankStep
 
 SCHEMA = "3dtrn-trace/1"
 _KERNELS = 5

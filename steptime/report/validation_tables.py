@@ -1,18 +1,16 @@
-"""Output of `3dtrn validate`: the headline, the other trainers, slices with large errors, analyses, and skipped rows."""
+"""Output of `3dtrn validate`: the headline, other trainers, slices, analyses, memory of real GPU jobs, and skipped rows."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-from steptime.report import analyses, gpu_memory_tables
-from steptime.report.analyses import HEADER, rows_of
+from steptime.report import analyses
+from steptime.report.analyses import HEADER, UNPROVED, rows_of
 from steptime.report.format import number, percent
 from steptime.report.table import Table
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    Summary = Mapping[str, Any]
+Summary = Mapping[str, Any]
 
 FEW = 5
 """Least number of cells for which a spread is shown."""
@@ -47,7 +45,7 @@ def tables(summary: Summary) -> list[Table]:
     if summary["memory"]:
         note = "metric, source; unstated: compared with reserved"
         found.append(table("peak memory", summary["memory"], (note,)))
-    found += gpu_memory_tables.tables(summary["gpu_memory"])
+    found += _gpu_tables(summary["gpu_memory"])
     found += analyses.intervals(summary)
     if summary["skipped_by_reason"]:
         rows = [[reason, f"{count:,}"] for reason, count in summary["skipped_by_reason"].items()]
@@ -142,3 +140,64 @@ def worst(title: str, rows: list[dict[str, Any]]) -> list[Table]:
         for row in rows
     ]
     return [Table(title, ["", "split", "error", "measured", "predicted"], lines, ("tokens/s per device",), left=2)]
+
+
+_GPU_HEADER = ["", "", "n", "states", "mean", "worst", "peak", "mean", "p90", "worst"]
+
+
+def _fine(share: float | None) -> str:
+    """A share in percent with two decimals: memory is known to the byte."""
+    return "-" if share is None else f"{100.0 * share:.2f}"
+
+
+def _split_lines(name: str, found: Summary) -> list[list[str]]:
+    """A row for each split that has rows."""
+    rows = []
+    for split, figures in found.items():
+        states, peak = figures["persisting"], figures["peak"]
+        if peak["rows"]:
+            shown = [_fine(states[key]) for key in ("median", "mean", "worst")]
+            shown += [_fine(peak[key]) for key in ("median", "mean", "p90", "worst")]
+            rows.append([name, split, f"{peak['rows']:,}", *shown])
+            name = ""
+    return rows or [[name, "", "0", UNPROVED, *[""] * (len(_GPU_HEADER) - 4)]]
+
+
+def _gpu_table(what: str, groups: Summary, notes: tuple[str, ...] = ()) -> Table:
+    """The rows of each group, its name first."""
+    rows = [line for name, figures in groups.items() for line in _split_lines(name, figures)]
+    return Table(f"memory of real GPU jobs{what}", _GPU_HEADER, rows, notes, left=2)
+
+
+def _gpu_tables(summary: Summary) -> list[Table]:
+    """Headline, mechanisms, kinds, machines, rows left out, the worst rows, refused rows; nothing without such rows."""
+    if not summary["rows"]:
+        return []
+    head = {"dense models": summary["headline"], "above 10 GB": summary["large"]}
+    notes = [
+        "errors in % of torch's own figures, last rank; states: median, mean and worst of what persists between steps"
+    ]
+    for split, figures in summary["headline"].items():
+        if (first := figures["first_peak"])["rows"]:
+            errors = f"median {_fine(first['median'])}, mean {_fine(first['mean'])}"
+            notes.append(f"peak of the first step, {split}: {errors}, n {first['rows']}")
+    told = (f"a job shows several mechanisms; {UNPROVED}: no measured job shows it",)
+    found = [
+        _gpu_table(" (Megatron-LM's own tests)", head, tuple(notes)),
+        _gpu_table(", by mechanism", summary["mechanisms"], told),
+        _gpu_table(", by kind of model", summary["kinds"]),
+        _gpu_table(", mixtures of experts by mechanism", summary["experts"], told),
+        _gpu_table(", by GPU and container", summary["machines"]),
+    ]
+    if apart := summary["apart"]:
+        numbered = {f"({i})": figures for i, figures in enumerate(apart.values(), 1)}
+        found.append(
+            _gpu_table(", judged separately", numbered, tuple(f"({i}) {name}" for i, name in enumerate(apart, 1)))
+        )
+    for words, key in (("worst rows, dense", "worst"), ("worst rows, experts, hybrid, latent", "worst_others")):
+        worst = [[row["id"], row["split"], f"{100.0 * row['memory_error']:+.2f}"] for row in summary[key]]
+        found.append(Table(f"memory of real GPU jobs, {words}", ["", "split", "peak, %"], worst, left=2))
+    if refused := summary["refused"]:
+        rows = [[reason, *(f"{n:,}" for n in counts.values())] for reason, counts in refused.items()]
+        found.append(Table("GPU jobs that are not judged", ["", *next(iter(refused.values()))], rows))
+    return found

@@ -9,12 +9,10 @@ from statistics import median
 from typing import Any
 
 from steptime.validation.bands import fits_by_band, verdicts_of_runs
-from steptime.validation.baselines import baselines
 from steptime.validation.gpu_memory import gpu_memory
 from steptime.validation.interval_coverage import near_80, summary_of
 from steptime.validation.judgement import Judgement
 from steptime.validation.mechanisms import memory_by_mechanism
-from steptime.validation.noise import noise
 from steptime.validation.ratios import ratios
 from steptime.validation.regret import regret
 from steptime.validation.slices import (
@@ -31,6 +29,7 @@ from steptime.validation.slices import (
     with_experts,
 )
 from steptime.validation.stats import interval, plain, stats
+from steptime.validation.yardsticks import baselines, noise
 
 
 def skip_kind(reason: str) -> str:

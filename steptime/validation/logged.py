@@ -21,6 +21,7 @@ from steptime.launch.reading import Reading, to_job
 from steptime.validation.conventions import ComparedFlops, counted
 from steptime.validation.measurements import MeasuredRow, SkipRowError
 from steptime.validation.row_machine import hardware_of
+from steptime.validation.setting_costs import settings
 
 CONFIG_OF = {"torchtitan": "torchtitan", "NeMo": "nemo"}
 """Framework of a log's lines -> kind of the config printed at its beginning; else Megatron's argument dump."""
@@ -195,20 +196,11 @@ def _check_same_job(log: JobLog, reading: Reading) -> None:
             other = _plan_of(log, first | changed, name).config
         except ConfigError as error:
             raise ConfigError(f"{name}: different job than {log.arguments_file}: {error.problems[0]}") from None
-        if path := _first_difference(reading.config, other):
+        if differ := settings(reading.config | {"notes": None}, other | {"notes": None}):
+            path, ours, theirs = differ[0]
             raise ConfigError(
-                f"{name}: different job than {log.arguments_file}: {path[0]} is {path[2]}, not {path[1]}; give the logs of "
-                "one job"
+                f"{name}: different job than {log.arguments_file}: {path} is {theirs}, not {ours}; give the logs of one job"
             )
-
-
-def _first_difference(a: Any, b: Any, path: str = "") -> tuple[str, Any, Any] | None:
-    """Dotted path and both values of the first difference between two configs; notes are ignored."""
-    if isinstance(a, dict) and isinstance(b, dict):
-        keys = [key for key in {**a, **b} if path or key != "notes"]
-        found = (_first_difference(a.get(key), b.get(key), f"{path}.{key}".lstrip(".")) for key in keys)
-        return next((one for one in found if one is not None), None)
-    return None if a == b else (path, a, b)
 
 
 def _name_machine(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import combinations
 from typing import Any, NamedTuple
 
+from steptime.base.grouping import grouped
 from steptime.validation.judgement import Judgement
 from steptime.validation.slices import headline, leads, others, split_of
 from steptime.validation.stats import Errors, plain, stats
@@ -49,23 +50,22 @@ def _layout(j: Judgement) -> tuple[str, ...]:
     return tuple(j.row.text(column) or "1" for column in LAYOUT_CELLS)
 
 
-def _batch_and_layout(j: Judgement) -> tuple[str, ...]:
-    return (j.row.text("global_batch_size"), *_layout(j))
-
-
 RATIO_KINDS = (
     RatioKind("weak_scaling", _work_per_device, _texts("n_gpus"), (0.005, 0.010, 0.025)),
-    RatioKind("strong_scaling", _batch_and_layout, _texts("n_gpus"), (0.015, 0.020, 0.040)),
+    RatioKind(
+        "strong_scaling",
+        lambda j: (j.row.text("global_batch_size"), *_layout(j)),
+        _texts("n_gpus"),
+        (0.015, 0.020, 0.040),
+    ),
     RatioKind("layout", _texts("global_batch_size", "n_gpus"), _layout, (0.03, 0.04, 0.08)),
 )
 
 
 def ratio_errors(judged: Iterable[Judgement], kind: RatioKind) -> Errors:
     """(series, signed error of the ratio) of every pair that differs in one respect."""
-    series: dict[tuple[str, ...], list[Judgement]] = {}
-    for j in judged:
-        if j.step_error is not None:
-            series.setdefault((j.row.group, *_texts(*MODEL)(j), *kind.shared(j)), []).append(j)
+    known = [j for j in judged if j.step_error is not None]
+    series = grouped(known, lambda j: (j.row.group, *_texts(*MODEL)(j), *kind.shared(j)))
     return [
         (name, (1.0 + (b.step_error or 0.0)) / (1.0 + (a.step_error or 0.0)) - 1.0)
         for name, rows in series.items()

@@ -17,6 +17,7 @@ from math import sqrt
 from statistics import mean, median
 from typing import Any, NamedTuple, TypeAlias
 
+from steptime.base.grouping import grouped
 from steptime.validation.judgement import Judgement
 from steptime.validation.slices import headline, leads, others, split_of
 
@@ -110,11 +111,8 @@ def kendall_tau(a: Sequence[float], b: Sequence[float]) -> float | None:
 
 def layouts_of(rows: Iterable[Judgement]) -> list[SweepLayout]:
     """The distinct layouts of a sweep, fastest prediction first."""
-    groups: dict[str, list[Judgement]] = {}
-    for j in rows:
-        groups.setdefault(json.dumps(j.config, sort_keys=True), []).append(j)
     found = []
-    for same in groups.values():
+    for same in grouped(rows, lambda j: json.dumps(j.config, sort_keys=True)).values():
         times = [j.measured_step_s for j in same if j.measured_step_s is not None and not j.ran_out]
         first = same[0]
         predicted = first.predicted_step_s or 0.0
@@ -126,12 +124,9 @@ def layouts_of(rows: Iterable[Judgement]) -> list[SweepLayout]:
 
 def sweeps(judged: Iterable[Judgement]) -> list[Sweep]:
     """Every sweep of `FEWEST` layouts of which two or more ran: picks that ran out of memory first, then by regret."""
-    jobs: dict[tuple[str, ...], list[Judgement]] = {}
-    for j in judged:
-        if j.skipped is None and (j.measured_step_s is not None or j.ran_out):
-            jobs.setdefault((j.row.group, *(j.row.text(column) for column in JOB)), []).append(j)
+    known = [j for j in judged if j.skipped is None and (j.measured_step_s is not None or j.ran_out)]
     found = []
-    for rows in jobs.values():
+    for rows in grouped(known, lambda j: (j.row.group, *(j.row.text(column) for column in JOB))).values():
         layouts = layouts_of(rows)
         if len(layouts) >= FEWEST and sum(layout.measured_s is not None for layout in layouts) > 1:
             found.append(_sweep(rows[0], layouts))

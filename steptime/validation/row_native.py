@@ -125,9 +125,9 @@ def native_kernels(row: MeasuredRow, release: str, notes: str) -> dict[str, Any]
     """torch.compile, chunks of the loss and CUDA graphs."""
     section = compile_of(release, notes, row.text("framework"))
     if row.text("framework").startswith("torchtitan"):
-        section |= heads_of(row, release, compiled="compile" in section) | (
-            {"expandable_segments": False} if before_expandable_segments(row) else {}
-        )
+        section |= heads_of(row, release, compiled="compile" in section)
+        if before(row, 643, "2024-09"):  # pull request 643 of 2024-10-22 put expandable segments into its script
+            section["expandable_segments"] = False
     if found := re.search(r"chunked (?:ce|cross entropy)(?: \((\d+) loss chunks\))?", notes):
         section["loss_chunks"] = int(found[1] or 8)
     elif re.search(r"full[- ]logits", notes):

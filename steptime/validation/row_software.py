@@ -12,9 +12,8 @@ from steptime.software.profiles import profile_names, profile_releases
 from steptime.validation import row_native
 from steptime.validation.measurements import FOLDER, MeasuredRow, SkipRowError
 from steptime.validation.recipes import of_scripts, quantized_head, recipe_of
-from steptime.validation.row_attention import attention_of
 from steptime.validation.row_experts import dispatch_of, positions_of
-from steptime.validation.row_overlap import graphs_of, overlap_of
+from steptime.validation.row_kernels import attention_of, graphs_of, overlap_of
 
 
 class RowFramework(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any, NamedTuple
 
 from steptime.answer.result import Estimate, estimate
@@ -142,7 +143,7 @@ def _grouped(found: list[Setting], *, same_devices: bool) -> list[list[Setting]]
 
 def _alone(ours: dict[str, Any], group: list[Setting], before: Estimate) -> Difference:
     """The first job with some settings of the second."""
-    config = _copy(ours)
+    config = deepcopy(ours)
     for one in group:
         _put(config, one)
     try:
@@ -157,10 +158,6 @@ def _alone(ours: dict[str, Any], group: list[Setting], before: Estimate) -> Diff
 def rate_of(estimate: Estimate) -> float:
     """Tokens per second and device."""
     return estimate.throughput.tokens_per_s_per_device
-
-
-def _copy(config: Any) -> Any:
-    return {key: _copy(value) for key, value in config.items()} if isinstance(config, dict) else config
 
 
 def _put(config: dict[str, Any], setting: Setting) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 from typing import Any
 
+from steptime.base.grouping import grouped
 from steptime.validation.judgement import Judgement
 from steptime.validation.stats import Errors, Stats, plain, stats
 
@@ -92,10 +93,7 @@ def sliced(
     errors: Callable[[Iterable[Judgement]], Errors] = step_errors,
 ) -> dict[str, Stats]:
     """Stats by a key, most rows first."""
-    groups: dict[str, list[Judgement]] = {}
-    for j in judged:
-        groups.setdefault(key(j), []).append(j)
-    found = {name: stats(errors(group)) for name, group in groups.items()}
+    found = {name: stats(errors(group)) for name, group in grouped(judged, key).items()}
     kept = {name: figures for name, figures in found.items() if figures is not None}
     return dict(sorted(kept.items(), key=lambda item: (-item[1].rows, item[0])))
 

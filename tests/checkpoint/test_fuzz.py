@@ -20,7 +20,7 @@ from steptime.checkpoint import summarize_checkpoint
 from steptime.checkpoint.pickles.graph import tensors
 from steptime.checkpoint.pickles.interpreter import MalformedError, PickleInterpreter
 from steptime.checkpoint.pickles.values import CallRecord, Pairs, Ref
-from steptime.checkpoint.readers.torch_legacy import MAGIC
+from steptime.checkpoint.readers.torch_file import MAGIC
 
 FUZZ = settings(max_examples=300, deadline=5000, suppress_health_check=[HealthCheck.function_scoped_fixture])
 OPCODES = [op.code.encode("latin-1") for op in pickletools.opcodes]

@@ -15,11 +15,12 @@ import jobs
 import pytest
 import torch
 import torch.distributed as dist
+from live_bytes import LiveBytes
 from torch.distributed.tensor.experimental._context_parallel import _attention as cp_attention
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from steptime.answer.result import estimate
-from steptime.bench.runs.probes import Collectives, IssuedCollective, LiveBytes
+from steptime.bench.runs.probes import Collectives, IssuedCollective
 from steptime.model.ops import Attention
 
 BATCH, SEQLEN, HEADS, HEAD = 2, 512, 4, 64

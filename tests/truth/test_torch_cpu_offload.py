@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from live_bytes import LiveBytes
 from torch_blocks import Kernels
 from torch_fsdp import Fsdp, run, sharded, world
 from torch_jobs import Layout, job, plain
 
 from steptime.answer.result import estimate
 from steptime.base.config import build
-from steptime.bench.runs.probes import LiveBytes
 from steptime.job.job import Job
 from steptime.memory.on_host import on_host
 from steptime.model.model import Model
@@ -48,7 +48,7 @@ def step(model: Model, kernels: Kernels, seqlen: int, layout: Layout, monkeypatc
         other = tensor.clone()
         moved[way] += other.nbytes
         if live is not None and way == "down":
-            live._alive[other.untyped_storage()._cdata].role = "host"
+            live.is_for(other, "host")
         return other
 
     with world(layout.dp) as mesh:

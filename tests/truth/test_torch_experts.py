@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 import torch
+from live_bytes import LiveBytes
 from torch_blocks import Block, Kernels, Transformer, tables
 from torch_experts import expert_world, fitted, sharded
 from torch_fsdp import Fsdp, run
@@ -13,7 +14,7 @@ from torch_jobs import Layout, job
 from torch_ours import block_input, kept, kept_by_torch, shard_of
 
 from steptime.answer.result import estimate
-from steptime.bench.runs.probes import Collectives, LiveBytes, Saved
+from steptime.bench.runs.probes import Collectives, Saved
 from steptime.job.job import Job
 from steptime.model.blocks import layers
 from steptime.model.model import Model

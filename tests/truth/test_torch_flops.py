@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from live_bytes import LiveBytes
 from rates import RATES
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 from torch_blocks import Kernels
 from torch_ours import built, replayed, shard_of
 
-from steptime.bench.runs.probes import LiveBytes
 from steptime.cost import compute
 from steptime.model.blocks import block_ops, embedding_ops, head_ops
 from steptime.model.model import Model

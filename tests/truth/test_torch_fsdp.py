@@ -7,12 +7,13 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from live_bytes import LiveBytes, Moment
 from torch_blocks import DTYPES, Kernels, Transformer
 from torch_fsdp import Fsdp, padded, run, sharded, world
 from torch_jobs import Layout, held, job
 
 from steptime.answer.result import estimate
-from steptime.bench.runs.probes import Collectives, LiveBytes, Moment
+from steptime.bench.runs.probes import Collectives
 from steptime.model.model import Model
 
 DP, SEQLEN, BATCH = 8, 32, 2

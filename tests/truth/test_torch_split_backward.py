@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from live_bytes import LiveBytes
 from test_torch_peaks import SHAPES
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 from torch_blocks import Kernels
 from torch_jobs import Layout, job
 from torch_ours import built
 
-from steptime.bench.runs.probes import LiveBytes
 from steptime.job.assembly import Assembly
 from steptime.memory.part_memories import PartMemories
 from steptime.model.model import Model

@@ -13,14 +13,13 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F  # noqa: N812
+from live_bytes import one_kernel
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from torch_lora import adapt, with_gradient
 
-from steptime.bench.runs.probes import LiveBytes
 from steptime.model.model import Model
 
-one_kernel = LiveBytes.one_kernel
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 

@@ -13,6 +13,7 @@ from itertools import pairwise
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
+from live_bytes import one_kernel
 from torch import Tensor, nn
 from torch.distributed._functional_collectives import all_to_all_single
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -21,7 +22,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import ShardPlacementResul
 from torch.distributed.fsdp._fully_shard._fsdp_init import _get_mesh_info
 from torch.distributed.tensor import Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch_blocks import DTYPES, FusedGlu, Kernels, Norm, Rotate, Transformer, one_kernel
+from torch_blocks import DTYPES, FusedGlu, Kernels, Norm, Rotate, Transformer
 from torch_fsdp import Fsdp
 
 from steptime.model.model import Model, Moe

@@ -7,12 +7,12 @@ from itertools import product
 from typing import NamedTuple
 
 import torch
+from live_bytes import LiveBytes
 from torch import nn
 from torch_blocks import Kernels
 from torch_fsdp import Fsdp, run, sharded, world
 from torch_ours import built
 
-from steptime.bench.runs.probes import LiveBytes
 from steptime.job.job import Job
 from steptime.model.model import Model
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+from live_bytes import LiveBytes
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -20,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from torch_blocks import DTYPES, Kernels, Transformer
 from torch_fsdp import prefetch
 
-from steptime.bench.runs.probes import Collectives, IssuedCollective, LiveBytes
+from steptime.bench.runs.probes import Collectives, IssuedCollective
 from steptime.job.job import Job
 from steptime.model.model import Model
 from steptime.schedule import placement

@@ -8,19 +8,17 @@ has reserved, of all processes. Tensors are less (torch.cuda.max_memory_allocate
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from datetime import datetime
 from itertools import chain, pairwise
 from os import SEEK_END
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 from steptime.base.config import ConfigError
 from steptime.bench.logs.samples import MIB, MemoryUse, Tally
 from steptime.bench.logs.stamps import dated, following, nearest, of_line, read_lines
 from steptime.bench.logs.startup import step_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 QUERY = ("timestamp", "index", "name", "memory.used", "memory.total")
 """Columns of a log without a header."""

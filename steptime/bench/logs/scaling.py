@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
 from steptime.base.config import Config, ConfigError, build, show
 from steptime.base.document import read_each, unreadable
+from steptime.base.grouping import grouped
 from steptime.bench.timings import SCHEMA
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ScalingKind = Literal["weak", "strong"]
 
@@ -148,9 +147,7 @@ def series(runs: list[ScalingRun], baseline: int | None = None) -> list[ScalingS
     Raises:
         ConfigError: a series has no baseline, one number of ranks twice, other models or batches; one line each.
     """
-    groups: dict[str, list[ScalingRun]] = {}
-    for run in runs:
-        groups.setdefault(run.layout, []).append(run)
+    groups = grouped(runs, lambda run: run.layout)
     single = groups.get(SINGLE, [])
     if single and len(groups) > 1:
         del groups[SINGLE]  # the baseline of all other runs

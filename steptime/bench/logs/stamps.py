@@ -7,13 +7,10 @@ always differences of times, never of the digits HHMMSS.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from datetime import datetime, time, timedelta
-from typing import TYPE_CHECKING
 
 from steptime.base.document import unreadable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 Stamp = datetime | time
 

@@ -12,17 +12,16 @@ from __future__ import annotations
 
 import csv
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from steptime.base.config import ConfigError
+from steptime.base.grouping import grouped
 from steptime.bench.logs.stamps import Stamp, dated, elapsed, in_name, of_line, read_lines
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 PHASES = ("launcher", "imports", "init", "build", "first_step")
 """The parts of a start-up in order; `steady`, the time of a later step, is listed as well."""
@@ -107,10 +106,9 @@ def quantiles(seconds: Sequence[float]) -> Quantiles:
 
 def by_world_size(rows: Iterable[Startup]) -> dict[int | None, Quantiles]:
     """Quantiles of each world size, smallest first; None collects the logs that do not state theirs."""
-    groups: dict[int | None, list[float]] = {}
-    for row in rows:
-        groups.setdefault(row.world_size, []).append(row.seconds_s)
-    return {size: quantiles(groups[size]) for size in sorted(groups, key=lambda size: size or 1 << 62)}
+    groups = grouped(rows, lambda row: row.world_size)
+    sizes = sorted(groups, key=lambda size: size or 1 << 62)
+    return {size: quantiles([row.seconds_s for row in groups[size]]) for size in sizes}
 
 
 @dataclass

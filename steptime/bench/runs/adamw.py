@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -12,12 +12,8 @@ from steptime.answer.result import estimate
 from steptime.bench import timings
 from steptime.bench.runs import operands
 from steptime.bench.runs.clock import measure, summary, synchronize
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from steptime.job.job import Job
-    from steptime.model.ops import Param
+from steptime.job.job import Job
+from steptime.model.ops import Param
 
 FUSED_ACCESSES, FOREACH_ACCESSES = 7.0, 20.0
 """Of one parameter, states all in one dtype: the gradient is read, parameter and two moments are read and written; op by op

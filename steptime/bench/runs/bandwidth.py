@@ -6,8 +6,9 @@ composite op as several kernels, which are counted one by one; what a backward p
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -17,11 +18,7 @@ from steptime.bench import timings
 from steptime.bench.runs import operands
 from steptime.bench.runs.clock import measure
 from steptime.bench.runs.sdpa import gradients
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from steptime.job.job import Job
+from steptime.job.job import Job
 
 WIDE, TOKEN_ID = 4.0, 8.0
 """Bytes of an fp32 number, of a token id."""
@@ -124,7 +121,13 @@ def of_layer(layer: LayerWidths, dtype: str, device: torch.device) -> list[MoveW
         MoveWork(
             "silu_mul", _silu_mul, lambda: (leaf(tokens, inter), leaf(tokens, inter)), 5 * wide, 8 * wide, 7 * wide
         ),
-        MoveWork("cross_entropy", _loss, lambda: (leaf(tokens, vocab), ids(vocab)), *loss, logits),
+        MoveWork(
+            "cross_entropy",
+            lambda logits, ids: F.cross_entropy(logits.float(), ids),
+            lambda: (leaf(tokens, vocab), ids(vocab)),
+            *loss,
+            logits,
+        ),
         # backward: a dense gradient of the table, zeroed and added into
         MoveWork(
             "embedding", _embed, lambda: (leaf(vocab, hidden), ids(vocab)), 2 * x, 2 * x + table, 2 * table + 2 * x
@@ -138,10 +141,6 @@ def _rmsnorm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 def _silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     return F.silu(gate) * up
-
-
-def _loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return F.cross_entropy(logits.float(), targets)
 
 
 def _embed(table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:

@@ -7,14 +7,13 @@ it returns, so a sample is one call.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from math import ceil, inf
 from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     import torch
 
 Name = TypeVar("Name")

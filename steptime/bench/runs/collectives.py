@@ -6,6 +6,7 @@ common figures when to stop, so that none waits for a call that another skips.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,8 +19,6 @@ from steptime.bench.runs.clock import Timing, summary, synchronize
 from steptime.model.ops import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 

@@ -6,22 +6,20 @@ gradient by W, and the gradient transposed by x. fp8 kernels take one layout onl
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 
 from steptime.answer.result import estimate
+from steptime.base.grouping import grouped
 from steptime.bench import timings
 from steptime.bench.runs import operands
 from steptime.bench.runs.clock import Timing, interleaved, single
+from steptime.job.job import Job
 from steptime.model.ops import Gemm
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from steptime.job.job import Job
 
 SWEEP = "sweep"
 SLOW = 0.5
@@ -194,9 +192,7 @@ def time_shapes(
     Those are noted that do not run, and those for which no time is left after `patience` times the `seconds`: give the short ones
     first.
     """
-    alike: dict[GemmShape, list[GemmShape]] = {}
-    for shape in shapes:
-        alike.setdefault(shape._replace(name=""), []).append(shape)
+    alike = grouped(shapes, lambda shape: shape._replace(name=""))
     found: dict[GemmShape, Timing] = {}
     runs: dict[GemmShape, Callable[[], torch.Tensor]] = {}
     notes: list[str] = []

@@ -29,6 +29,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 
 from steptime.base.config import ConfigError
+from steptime.base.grouping import grouped
 from steptime.bench.runnable import layout_name, unsupported
 from steptime.bench.runs.chunks import ModelSlice, plan_of, slices
 from steptime.bench.runs.modules import INIT_STD, Transformer, building, tables
@@ -274,9 +275,6 @@ def optimizer(laid: Laid) -> torch.optim.Optimizer:
 
     One group per mesh: foreach kernels take tensors of one kind.
     """
-    groups: dict[DeviceMesh | None, list[nn.Parameter]] = {}
-    for param in laid.params:
-        mesh = param.device_mesh if isinstance(param, DTensor) else None
-        groups.setdefault(mesh, []).append(param)
+    groups = grouped(laid.params, lambda param: param.device_mesh if isinstance(param, DTensor) else None)
     fused = laid.job.software.states.optimizer_temp_copies == 0
     return torch.optim.AdamW([{"params": g} for g in groups.values()], lr=LEARNING_RATE, fused=fused, foreach=not fused)

@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from functools import cache
 from time import sleep
-from typing import Any, ClassVar, NamedTuple, Self, cast
+from typing import Any, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor
@@ -141,41 +140,11 @@ class Collectives(TorchDispatchMode):
         return out
 
 
-class Storage:
-    """One storage alive, and its purpose (`role`), as far as known from the ops that used it."""
-
-    def __init__(self, tensor: Tensor, op: str) -> None:
-        storage = tensor.untyped_storage()
-        self.ref, self.op, self.role, self.shape = weakref.ref(storage), op, "activation", tuple(tensor.shape)
-
-
-# Where an op's arguments tell storages' roles: paths to the tensors, and the role
-_Pick = Callable[[Any, Any], Any]
-_ROLES: dict[str, list[tuple[_Pick, str]]] = {
-    "c10d._allgather_base_": [(lambda a, _: [a[0]], "all_gather_output")],
-    "c10d._reduce_scatter_base_": [(lambda a, _: [a[0]], "reduce_output"), (lambda a, _: [a[1]], "reduce_input")],
-    "fsdp.split_with_sizes_copy": [(lambda _, k: k["out"], "unsharded_param")],
-    "fsdp.chunk_cat": [(lambda a, _: a[0], "unsharded_grad")],
-    "fsdp.all_gather_copy_in": [(lambda a, _: a[0], "copy_in")],
-}
-
-
-@cache
-def _name(func: Any) -> str:
-    """An op's name without the overload called default."""
-    return str(func).removesuffix(".default")
-
-
-class Moment(NamedTuple):
-    """The storages alive just after an op."""
+class LivePeak(NamedTuple):
+    """The most bytes alive, and the op after which they were."""
 
     op: str
     total: int
-    alive: list[tuple[Storage, int]]
-
-    def role(self, role: str) -> int:
-        """Bytes with one role."""
-        return sum(size for storage, size in self.alive if storage.role == role)
 
 
 LET_GO_S = 2e-3
@@ -183,30 +152,27 @@ LET_GO_S = 2e-3
 
 
 class LiveBytes(TorchDispatchMode):
-    """Bytes of all storages alive after each dispatched op; the peak; with `log`, what was alive at every moment.
+    """Bytes of all storages alive after each dispatched op, and the peak.
 
     `known` are tensors made outside (parameters, buffers, gradients, states), counted from the start. Scalars do not
-    count. Allocations inside a kernel and copies by gloo are not seen; `one_kernel` makes several ops count as one kernel.
+    count. Allocations inside a kernel and copies by gloo are not seen.
     """
 
-    _active: ClassVar[list[LiveBytes]] = []
-    _inside_kernel: ClassVar[int] = 0
-
-    def __init__(self, known: Iterable[Tensor] = (), *, log: bool = False) -> None:
+    def __init__(self, known: Iterable[Tensor] = ()) -> None:
         super().__init__()
-        self.moments: list[Moment] = []
-        self.peak = Moment("", 0, [])
-        self._log = log
-        self._alive: dict[int, Storage] = {}
+        self._alive: dict[int, weakref.ref[Any]] = {}
+        self.forget()
         for tensor in known:
-            self._watch(local(tensor), "known").role = "known"
+            self._watch(tensor)
 
-    def _watch(self, tensor: Tensor, op: str) -> Storage:
-        key = tensor.untyped_storage()._cdata
-        storage = self._alive.get(key)
-        if storage is None or storage.ref() is None:
-            storage = self._alive[key] = Storage(tensor, op)
-        return storage
+    def forget(self) -> None:
+        """Start again with these storages known."""
+        self.peak = LivePeak("", 0)
+
+    def _watch(self, tensor: Tensor) -> None:
+        storage = local(tensor).untyped_storage()  # an asynchronous result wraps its storage
+        if (held := self._alive.get(storage._cdata)) is None or held() is None:
+            self._alive[storage._cdata] = weakref.ref(storage)
 
     def _foreign(self, tensor: Tensor, op: str) -> bool:
         """Whether a storage is gloo's own: its reduce-scatter copies the input, which first appears when that is split."""
@@ -219,31 +185,14 @@ class LiveBytes(TorchDispatchMode):
             # gloo's worker releases what it has sent a moment after its caller continues: not part of the peak
             sleep(LET_GO_S)
             total = self._bytes()
-        if self._log or total > self.peak.total:
-            alive = [
-                (storage, held.nbytes()) for storage in self._alive.values() if (held := storage.ref()) is not None
-            ]
-            moment = Moment(op, sum([size for _, size in alive]), alive)
-            self.peak = max(self.peak, moment, key=lambda one: one.total)
-            if self._log:
-                self.moments.append(moment)
+        if total > self.peak.total:
+            self.peak = LivePeak(op, total)
 
     def _bytes(self) -> int:
         """Of every storage alive now, read anew: FSDP frees a parameter by resizing its storage to zero."""
-        total, gone = 0, list[int]()
-        for key, storage in self._alive.items():
-            held = storage.ref()
-            if held is None:
-                gone.append(key)
-            else:
-                total += held.nbytes()
-        for key in gone:
-            del self._alive[key]
-        return total
-
-    def forget(self) -> None:
-        """Start again with these storages known."""
-        self.moments, self.peak = [], Moment("", 0, [])
+        held = {key: storage for key, ref in self._alive.items() if (storage := ref()) is not None}
+        self._alive = {key: self._alive[key] for key in held}
+        return sum(storage.nbytes() for storage in held.values())
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -252,35 +201,15 @@ class LiveBytes(TorchDispatchMode):
             return NotImplemented
         out = func(*args, **(kwargs or {}))
         if active_fake_mode() is None:
-            name = _name(func)
+            name = op_name(func)
             for tensor in (out,) if isinstance(out, Tensor) else tree_leaves(out):
                 if isinstance(tensor, Tensor) and tensor.dim() and not self._foreign(tensor, name):
-                    self._watch(local(tensor), name)  # an asynchronous result wraps its storage
-            for tensors, role in _ROLES.get(name, ()):
-                for tensor in tensors(args, kwargs or {}):
-                    storage = self._watch(local(tensor), name)
-                    storage.role = storage.role if storage.role == "known" else role
-            if not self._inside_kernel:
-                self.look(name)
+                    self._watch(tensor)
+            self.look(name)
         return out
 
-    def __enter__(self) -> Self:
-        super().__enter__()
-        self._active.append(self)
-        return self
 
-    def __exit__(self, *exception: object) -> None:
-        self._active.remove(self)
-        super().__exit__(*exception)
-
-    @classmethod
-    @contextmanager
-    def one_kernel(cls, name: str) -> Iterator[None]:
-        """Ops that a GPU would run as one kernel: their temporaries are registers there and use no memory."""
-        cls._inside_kernel += 1
-        try:
-            yield
-        finally:
-            cls._inside_kernel -= 1
-            for live in cls._active:
-                live.look(name)
+@cache
+def op_name(func: Any) -> str:
+    """An op's name without the overload called default."""
+    return str(func).removesuffix(".default")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -14,11 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from steptime.bench import timings
 from steptime.bench.runs import operands
 from steptime.bench.runs.clock import measure
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from steptime.job.job import Job
+from steptime.job.job import Job
 
 BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,

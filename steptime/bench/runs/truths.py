@@ -227,9 +227,4 @@ def in_pipeline(job: Job, seen: list[CallCounts]) -> CallCounts:
     if p.tp > 1:
         return one
     reduced: list[CallCounts] = [Counter({key: n for key, n in c.items() if key[0] != "send_recv"}) for c in seen]
-    return one + max(reduced, key=of_all)
-
-
-def of_all(calls: CallCounts) -> int:
-    """Bytes of all calls."""
-    return sum(n * key[2] for key, n in calls.items())
+    return one + max(reduced, key=lambda calls: sum(n * key[2] for key, n in calls.items()))

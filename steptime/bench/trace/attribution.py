@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from steptime.base.config import ConfigError
+from steptime.base.rows import Time
 from steptime.base.words import counted
 from steptime.bench.trace.axes import TracedAxes, with_issuers
-from steptime.bench.trace.intervals import PartInterval, device_part, host_intervals, share_out
+from steptime.bench.trace.events import Activity, Trace
+from steptime.bench.trace.intervals import Frame, PartInterval, device_part, host_intervals, share_out
 from steptime.bench.trace.names import COMM, WORK
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from steptime.base.rows import Time
-    from steptime.bench.trace.events import Activity, Trace
-    from steptime.bench.trace.intervals import Frame
-    from steptime.job.job import Job
+from steptime.job.job import Job
 
 SecondsByPart = dict[str, float]
 StepWindow = tuple[int, int]

@@ -7,14 +7,9 @@ torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from steptime.bench.trace.events import TraceGroup
+from steptime.bench.trace.events import Activity, Trace, TraceGroup
 from steptime.bench.trace.names import group_part
-
-if TYPE_CHECKING:
-    from steptime.bench.trace.events import Activity, Trace
-    from steptime.job.job import Job
+from steptime.job.job import Job
 
 FUNCTIONAL, DIRECT = "DTensor's functional collectives", "direct collectives (DDP, FSDP)"
 _FAMILIES = ("reduce", "gather", "broadcast", "alltoall", "barrier", "scatter", "send", "recv")

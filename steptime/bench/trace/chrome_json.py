@@ -5,13 +5,11 @@ from __future__ import annotations
 import gzip
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from steptime.base.config import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _CHUNK = 1 << 22
 _LONGEST = 1 << 24

@@ -5,14 +5,11 @@ Everything is in whole nanoseconds: what is cut into pieces sums to the whole ex
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
+from steptime.bench.trace.events import Activity, HostOp, Trace
 from steptime.bench.trace.names import COMM, WORK, kernel_part, op_part
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from steptime.bench.trace.events import Activity, HostOp, Trace
 
 _LASTING = {"gemm", "attention", "recompute", "optimizer", "wait"}
 """Parts that an operator passes on to those it calls: copies inside a product belong to the product."""

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
+from collections.abc import Iterator
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from steptime import __version__
+from steptime.answer.result import Estimate
 from steptime.base.words import counted
 from steptime.launch.plan_yaml import plan_yaml
 from steptime.report import details
-from steptime.report.headline import answer, fix_cost, fixes, headline
-from steptime.report.output_files import write_file
+from steptime.report.headline import answer, fix_cost, fixes, headline, phrases
 from steptime.report.page import memory_charts, tables, time_charts
 from steptime.report.page.markup import Html, el, join, linked, to_copy, tools
 from steptime.report.page.schedule_data import schedule, schedule_data
@@ -22,22 +23,7 @@ from steptime.report.palette import css
 from steptime.report.table import FactList
 from steptime.timing.timeline import Timeline
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from steptime.answer.result import Estimate
-
-SUFFIXES = (".html", ".htm")
 ASSETS = Path(__file__).parent / "assets"
-
-
-def write(estimate: Estimate, path: str) -> None:
-    """Write the page.
-
-    Raises:
-        ConfigError: the path cannot be written.
-    """
-    write_file("--html", path, page(estimate).encode("utf-8"))
 
 
 def page(estimate: Estimate) -> str:
@@ -151,7 +137,7 @@ def _sections(estimate: Estimate, timeline: Timeline) -> Iterator[tuple[str, str
 
 def _header(estimate: Estimate) -> Html:
     """The job, the verdict, the main figures."""
-    name, *rest = [phrase for line in headline(estimate) for phrase in _phrases(line)]
+    name, *rest = [phrase for line in headline(estimate) for phrase in phrases(line)]
     found = answer(estimate)
     verdict = found.facts[0]
     box = el(
@@ -171,16 +157,11 @@ def _header(estimate: Estimate) -> Html:
     )
 
 
-def _phrases(line: str) -> list[str]:
-    """The phrases of a line that are aligned in columns."""
-    return [part.strip() for part in line.split("  ") if part.strip()]
-
-
 def facts(found: FactList) -> Html:
     """Labels and their lines."""
     items = []
     for fact in found.facts:
-        items += [el("dt", fact.label), el("dd", *(el("p", ", ".join(_phrases(line))) for line in fact.lines))]
+        items += [el("dt", fact.label), el("dd", *(el("p", ", ".join(phrases(line))) for line in fact.lines))]
     return el("dl", *items)
 
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from steptime.answer.memory_over_time import stage_holds
+from steptime.answer.result import Estimate
+from steptime.base.rows import StageMemory
 from steptime.report.format import GIB, gib, seconds
 from steptime.report.page.markup import Html, el, join, legend, table
-
-if TYPE_CHECKING:
-    from steptime.answer.result import Estimate
-    from steptime.base.rows import StageMemory
-    from steptime.timing.timeline import Timeline
+from steptime.timing.timeline import Timeline
 
 PARTS = {
     "params_bytes": "parameters",
@@ -179,18 +177,31 @@ def over_time(estimate: Estimate, timeline: Timeline) -> Html:
 
 def _areas(found: Sequence[Piece], row: StageMemory, overhead: float, top: float, step_s: float) -> Iterator[Html]:
     """Stacked areas from the bottom up."""
-    fixed = {"overhead": overhead, "params_bytes": row.params_bytes, "optimizer_bytes": row.optimizer_bytes}
-    layers = [(key, [held] * len(found)) for key, held in fixed.items()]
-    layers += [("gradients_bytes", [p.gradients for p in found]), ("activations_bytes", [p.activations for p in found])]
-    layers.append(("transient_bytes", [max(0.0, p.transient) for p in found]))
-    below = [0.0] * len(found)
-    for key, held in layers:
-        above = [low + more for low, more in zip(below, held, strict=True)]
+    for key, below, above in stacked(found, row, overhead):
         upper = _steps(found, above, top, step_s)
         lower = _steps(found, below, top, step_s)[::-1]
         points = " ".join(f"{x:.1f},{y:g}" for x, y in [*upper, *lower])
-        title = el("title", f"{PARTS[key]}: at most {max(held, default=0.0) / GIB:.2f} GiB")
-        yield el("polygon", title, points=points, class_=f"m-{key}")
+        held = max((high - low for low, high in zip(below, above, strict=True)), default=0.0)
+        yield el(
+            "polygon", el("title", f"{PARTS[key]}: at most {held / GIB:.2f} GiB"), points=points, class_=f"m-{key}"
+        )
+
+
+def stacked(
+    found: Sequence[Piece], row: StageMemory, overhead: float
+) -> Iterator[tuple[str, list[float], list[float]]]:
+    """Each part of a stage's memory, from permanent to transient, with its lower and upper edge in each piece [B]."""
+    below = [0.0] * len(found)
+    for key, held in (
+        ("overhead", [overhead] * len(found)),
+        ("params_bytes", [row.params_bytes] * len(found)),
+        ("optimizer_bytes", [row.optimizer_bytes] * len(found)),
+        ("gradients_bytes", [piece.gradients for piece in found]),
+        ("activations_bytes", [piece.activations for piece in found]),
+        ("transient_bytes", [max(0.0, piece.transient) for piece in found]),
+    ):
+        above = [low + more for low, more in zip(below, held, strict=True)]
+        yield key, below, above
         below = above
 
 

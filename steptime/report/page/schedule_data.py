@@ -13,19 +13,17 @@ from base64 import b64encode
 from functools import lru_cache
 from itertools import chain
 from operator import add, sub
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from steptime.answer.result import Estimate
 from steptime.base.words import counted
 from steptime.report.breakdown import part_name
 from steptime.report.format import seconds
 from steptime.report.page.markup import Html, el, join, legend
 from steptime.report.trace import PASSES, layer_range
+from steptime.schedule import StageTimes
 from steptime.schedule.orders import described, order
-
-if TYPE_CHECKING:
-    from steptime.answer.result import Estimate
-    from steptime.schedule import StageTimes
-    from steptime.timing.timeline import Timeline
+from steptime.timing.timeline import Timeline
 
 TICKS = 10_000_000
 """Ticks per step."""

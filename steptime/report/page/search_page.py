@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import log
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from steptime import __version__
 from steptime.report import layout_rows, search_tables
 from steptime.report.format import GIB, seconds
-from steptime.report.output_files import write_file
-from steptime.report.page.diff_page import plan_text
+from steptime.report.page.diff_page import ComparedPlan, memories, plan_text, steps
 from steptime.report.page.document import document, facts, section
 from steptime.report.page.markup import Html, el, join, tools
-from steptime.report.page.side_by_side import ComparedPlan, memories, steps
 from steptime.report.page.tables import plain_table
-from steptime.report.table import FactList
+from steptime.report.table import FactList, ReportSection
 from steptime.search.changes import words
-from steptime.search.search import REACH
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from steptime.report.table import ReportSection
-    from steptime.search.search import Layout, Search
+from steptime.search.search import REACH, Layout, Search
 
 WIDTH, HEIGHT, LEFT, BOTTOM = 760.0, 380.0, 56.0, 40.0
 NEAR = 16.0
@@ -30,15 +23,6 @@ NEAR = 16.0
 CELL = 3.0
 """Layouts closer than this are drawn as one dot."""
 TICKS = 5
-
-
-def write(found: Search, top: int, path: str) -> None:
-    """Write the page.
-
-    Raises:
-        ConfigError: the path cannot be written.
-    """
-    write_file("--html", path, page(found, top).encode("utf-8"))
 
 
 def page(found: Search, top: int) -> str:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
+from steptime.answer.result import Estimate
+from steptime.report.details import joined_boundaries
 from steptime.report.format import BINARY, TIME, number, percent, quantity, whole
 from steptime.report.page.markup import Html, el, join, table
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from steptime.answer.result import Estimate
-    from steptime.base.rows import CollectiveRow
-    from steptime.report.table import Table
-
+from steptime.report.table import Table
 
 TALL = 30
 """A table with more rows scrolls on a screen and is printed in full."""
@@ -66,7 +62,8 @@ def gemms(estimate: Estimate) -> Html:
 def collectives(estimate: Estimate) -> Html:
     """Every kind of collective, the most exposed first."""
     rows = []
-    for row in sorted(_alike(estimate.collectives), key=lambda row: (-row.exposed_s, -row.count_per_step * row.time_s)):
+    found = joined_boundaries(estimate.collectives)
+    for row in sorted(found, key=lambda row: (-row.exposed_s, -row.count_per_step * row.time_s)):
         total = row.count_per_step * row.time_s
         rows.append([
             Cell(row.name), Cell(row.kind.replace("_", "-")), Cell(row.axis), Cell(f"{row.ranks:,}", row.ranks), Cell(row.tier),
@@ -78,17 +75,6 @@ def collectives(estimate: Estimate) -> Html:
     return sortable(
         "bytes: the whole tensor of one call; step: all calls; exposed: the part that lengthens the step", header, rows
     )
-
-
-def _alike(found: Sequence[CollectiveRow]) -> list[CollectiveRow]:
-    """Rows, with equal stage boundaries joined: the name gives their number."""
-    groups: dict[object, list[CollectiveRow]] = {}
-    for i, row in enumerate(found):
-        groups.setdefault(row[1:] if row.axis == "pp" else i, []).append(row)
-    return [
-        group[0] if len(group) == 1 else group[0]._replace(name=f"each of {len(group)} boundaries")
-        for group in groups.values()
-    ]
 
 
 def nearest(estimate: Estimate) -> Html | None:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from math import log2
-from typing import TYPE_CHECKING
 
+from steptime.answer.result import Estimate
 from steptime.base.words import counted
-from steptime.report.breakdown import part_name
+from steptime.report.breakdown import part_name, shown_parts
 from steptime.report.format import TIME, column, percent, seconds, unit_for, whole
 from steptime.report.page.markup import Html, el, join, table
 from steptime.report.palette import time_class
-
-if TYPE_CHECKING:
-    from steptime.answer.result import Estimate
 
 WIDTH = 1000.0
 
@@ -21,9 +18,7 @@ def step_bars(estimate: Estimate) -> Html:
     """A bar for every part of the step, largest first; hatched: communication overlapped with compute."""
     time = estimate.time
     parts, hidden = time.parts_s, time.hidden_s
-    names = sorted(parts | hidden, key=lambda name: (-parts.get(name, 0.0), -hidden.get(name, 0.0)))
-    least = 1e-12 * time.step_s
-    names = [n for n in names if parts.get(n, 0.0) > least or hidden.get(n, 0.0) > least]
+    names = shown_parts(estimate)
     widest = max(max(0.0, parts.get(n, 0.0)) + hidden.get(n, 0.0) for n in names)
     unit = unit_for(time.step_s, TIME)
     shown = column([parts.get(n, 0.0) for n in names] + [hidden.get(n, 0.0) for n in names], unit.size, 4)

@@ -1,22 +1,62 @@
-"""The noise floor: how much two measurements of the same cell differ. No model can be better than that on average.
+"""What errors are compared with: simpler predictions, and the noise floor, how much two measurements of the same cell differ.
 
-Same cell: same model, accelerator and devices, layout, batch, precision with its recipe, sharding and recomputation; within one
-release also the notes on overlap and kernels. Dense pre-training rows of the headline group with a step time and no doubtful
-inputs, judged or not; other trainers and mixtures of experts are separate (no column says which dispatcher or which CUDA graphs a
-run had). A table reprinted in a later release counts as measured twice, which makes the floor slightly too low.
+Predictions fitted on the `fit` rows take one factor per accelerator and precision, the median of measured over predicted: a flat
+MFU uses the FLOP count only; the scaled estimate shows how much of the error is a constant bias that a fit would remove.
+
+No model can be better than the noise floor on average. Same cell: same model, accelerator and devices, layout, batch, precision
+with its recipe, sharding and recomputation; within one release also the notes on overlap and kernels. Dense pre-training rows of
+the headline group with a step time and no doubtful inputs, judged or not; other trainers and mixtures of experts are separate (no
+column says which dispatcher or which CUDA graphs a run had). A table reprinted in a later release counts as measured twice, which
+makes the floor slightly too low.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import combinations
 from statistics import median
 from typing import Any, NamedTuple
 
+from steptime.base.grouping import grouped
 from steptime.validation.exclusion import exclusion
 from steptime.validation.judgement import Judgement
-from steptime.validation.slices import leads, model_kind, others, split_of
+from steptime.validation.slices import leads, model_kind, others, split_of, step_errors, unfitted
 from steptime.validation.stats import Errors, plain, stats
+
+Guess = Callable[[Judgement], float | None]
+
+
+def scaled(judged: Iterable[Judgement], guess: Guess) -> Errors:
+    """(cell, signed error) on test rows of a baseline times its factor; a pair without fit rows takes the median of all factors.
+
+    Empty where there is no fit row at all.
+    """
+    timed = [(j, seconds) for j in judged if j.measured_step_s and (seconds := guess(j))]
+    factors: dict[tuple[str, str], list[float]] = {}
+    for j, seconds in timed:
+        if split_of(j) == "fit" and j.measured_step_s:
+            factors.setdefault((j.accelerator, j.precision), []).append(j.measured_step_s / seconds)
+    if not factors:
+        return []
+    everything = [factor for group in factors.values() for factor in group]
+    return [
+        (j.cell, seconds * median(factors.get((j.accelerator, j.precision), everything)) / j.measured_step_s - 1.0)
+        for j, seconds in timed
+        if split_of(j) == "test" and j.measured_step_s
+    ]
+
+
+def baselines(counted: Iterable[Judgement]) -> dict[str, Any]:
+    """Stats on test rows: the estimate, the estimate with one factor per accelerator and precision, and a flat MFU per pair."""
+    rows = list(counted)
+    if not any(split_of(j) == "fit" for j in rows) or not any(split_of(j) == "test" for j in rows):
+        return {}  # no rows to fit factors on, or none to judge
+    return {
+        "estimate": plain(stats(step_errors(unfitted(rows)))),
+        "scaled_estimate": plain(stats(scaled(rows, lambda j: j.predicted_step_s))),
+        "flat_mfu": plain(stats(scaled(rows, lambda j: j.model_flops))),
+    }
+
 
 COLUMNS = (
     "model_name", "n_layers", "hidden", "ffn_hidden", "n_heads",
@@ -40,12 +80,9 @@ class CellLookup(NamedTuple):
 
 def cells_of(judged: Iterable[Judgement], *, dense: bool = True) -> Cells:
     """Counted rows by cell."""
-    found: Cells = {}
-    for j in judged:
-        if j.measured_step_s is None or exclusion(j.row, []) or model_kind(j).startswith("dense") != dense:
-            continue
-        found.setdefault(tuple(j.row.text(column) for column in COLUMNS), []).append(j)
-    return found
+    timed = [j for j in judged if j.measured_step_s is not None and not exclusion(j.row, [])]
+    counted = [j for j in timed if model_kind(j).startswith("dense") == dense]
+    return grouped(counted, lambda j: tuple(j.row.text(column) for column in COLUMNS))
 
 
 def release(j: Judgement) -> tuple[str, str]:
