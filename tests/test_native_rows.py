@@ -201,3 +201,10 @@ def test_piecewise_cuda_graphs_leave_out_the_exchange_of_experts():
     dense = own(framework="torchtitan GraphTrainer", overlap_notes=words)
     assert row_native.native_kernels(experts, "", words)["cuda_graphs"] == ["attn", "mlp", "moe_router"]
     assert row_native.native_kernels(dense, "", words)["cuda_graphs"] is True
+
+
+@pytest.mark.parametrize(("month", "kernel"), [("2026-05", "cudnn-9.19"), ("2026-04", "cudnn-9.19"), ("2026-02", None)])
+def test_attention_of_megatron_core_by_its_month(month, kernel):
+    """Megatron-Bridge 26.02 has cuDNN of 2025, 26.04 that of February 2026 (data/software/megatron-bridge.yaml)."""
+    row = own(framework=f"Megatron-Core dev ({month})")
+    assert to_config(row).config["performance"].get("attention_kernel") == kernel
