@@ -227,3 +227,19 @@ def test_attention_that_its_source_calls_eager_is_unfused(notes, note):
 def test_a_traced_graph_hides_its_gathers_by_a_pass_alone(notes, waits):
     found = row_native.native_kernels(MeasuredRow({"framework": "torchtitan GraphTrainer"}, "native", 2), "", notes)
     assert (found.get("overlap") == {"dp": False}) == waits
+
+
+def test_piecewise_cuda_graphs_leave_out_the_exchange_of_experts():
+    """The host reads how many rows each rank sends (dropless all-to-all), so these are launched one by one."""
+    words = "compile=on; piecewise cudagraph; standard all-to-all"
+    experts = own(framework="torchtitan GraphTrainer", n_experts="64", topk="6", overlap_notes=words)
+    dense = own(framework="torchtitan GraphTrainer", overlap_notes=words)
+    assert row_native.native_kernels(experts, "", words)["cuda_graphs"] == ["attn", "mlp", "moe_router"]
+    assert row_native.native_kernels(dense, "", words)["cuda_graphs"] is True
+
+
+@pytest.mark.parametrize(("month", "kernel"), [("2026-05", "cudnn-9.19"), ("2026-04", "cudnn-9.19"), ("2026-02", None)])
+def test_attention_of_megatron_core_by_its_month(month, kernel):
+    """Megatron-Bridge 26.02 has cuDNN of 2025, 26.04 that of February 2026 (data/software/megatron-bridge.yaml)."""
+    row = own(framework=f"Megatron-Core dev ({month})")
+    assert to_config(row).config["performance"].get("attention_kernel") == kernel

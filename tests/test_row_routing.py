@@ -34,3 +34,18 @@ def test_routing_of_a_trained_model_is_not_even():
     """
     tuned = row_plan.to_config(SHIPPED["mbridge-cards-n002"])
     assert at(tuned.config, "model.moe.imbalance_factor") == 1.58
+
+
+def test_runs_of_25_09_drop_and_pad_tokens_behind_the_all_to_all():
+    """NVIDIA-NeMo/Megatron-Bridge@v0.1.0rc4 scripts/performance/run_script.py.
+
+    apply_moe_token_drop wants the all-to-all and pads (src/megatron/bridge/training/utils/moe_token_drop.py); CUDA graphs launch
+    whole layers of Qwen3 30B, and DeepSeek-V3's shared expert overlaps the exchange.
+    """
+    qwen, deepseek = (row_plan.to_config(SHIPPED[name]).config for name in ("MBRIDGE-274", "MBRIDGE-272"))
+    for config in (qwen, deepseek):
+        assert at(config, "performance.moe.dispatcher") == "alltoall"
+        assert (at(config, "model.moe.capacity_factor"), at(config, "model.moe.pad_to_capacity")) == (1.0, True)
+    assert (at(qwen, "performance.cuda_graphs"), at(deepseek, "performance.cuda_graphs")) == (True, None)
+    assert at(qwen, "performance.moe.shared_expert_overlap") is None
+    assert at(deepseek, "performance.moe.shared_expert_overlap") is True

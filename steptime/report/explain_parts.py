@@ -8,6 +8,7 @@ from functools import partial
 from steptime.answer.result import Estimate
 from steptime.answer.tables import kind_label, works_of
 from steptime.base.num import tree_depth
+from steptime.base.rows import CollectiveRow
 from steptime.base.words import counted
 from steptime.cost.parts import CommCall
 from steptime.job.assembly import Chunk, Part

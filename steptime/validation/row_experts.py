@@ -179,6 +179,8 @@ def dispatch_of(row: MeasuredRow, assumed: list[str]) -> dict[str, Any]:
         section["dispatcher"] = "alltoall"
     else:
         assumed.append("dispatcher: alltoall")
+    if "shared expert overlap" in words:
+        section["shared_expert_overlap"] = True
     if "delay_wgrad" in words:
         section["delay_wgrad_compute"] = True
     if "full_iteration" in words and "mx" in row.text("precision").lower():

@@ -30,6 +30,16 @@ def attention_of(row: MeasuredRow, notes: str) -> dict[str, Any]:
     return {}
 
 
+SINCE = "2026-04"
+"""Month since which Megatron-Bridge's containers have the cuDNN of February 2026 (data/software/megatron-bridge.yaml)."""
+
+
+def kernel_of_month(row: MeasuredRow) -> dict[str, Any]:
+    """The kernel of a run of Megatron-Core's development branch, by its month, as Megatron-Bridge's releases have it."""
+    dated = re.match(r"megatron-core dev \((20\d\d-\d\d)\)", row.text("framework").lower())
+    return {"attention_kernel": "cudnn-9.19"} if dated and dated[1] >= SINCE else {}
+
+
 def latent_kernel(row: MeasuredRow, notes: str) -> str:
     """The kernel of DeepSeek-V3 in torchtitan: torch's memory-efficient one, and FlexAttention since August 2025.
 

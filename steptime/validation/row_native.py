@@ -121,6 +121,10 @@ def compile_of(release: str, notes: str, framework: str = "") -> dict[str, Any]:
     return {"compile": "all" if loss else "blocks"}
 
 
+AROUND_EXPERTS = ["attn", "mlp", "moe_router"]
+"""Modules in piecewise CUDA graphs: not the exchange and the experts, whose row counts the host reads in every step."""
+
+
 def native_kernels(row: MeasuredRow, release: str, notes: str) -> dict[str, Any]:
     """torch.compile, chunks of the loss and CUDA graphs."""
     section = compile_of(release, notes, row.text("framework"))
@@ -139,7 +143,9 @@ def native_kernels(row: MeasuredRow, release: str, notes: str) -> dict[str, Any]
         section["loss_chunks"] = max(
             1, row.needed("seq_len") * row.needed("micro_batch_size") // (row.whole("cp") or 1) // NLL_ROWS
         )
-    if "cudagraph" in notes.replace("no cudagraph", "") or "cuda graph" in notes:
+    if "piecewise cudagraph" in notes and (row.whole("n_experts") or 0) > 1:
+        section["cuda_graphs"] = AROUND_EXPERTS
+    elif "cudagraph" in notes.replace("no cudagraph", "") or "cuda graph" in notes:
         section["cuda_graphs"] = True
     if traced(row) and row.text("recompute").lower().partition(" ")[0] in {"full", "selective"}:
         section["recompute_stops_early"] = True

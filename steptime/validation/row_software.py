@@ -13,7 +13,7 @@ from steptime.validation import row_native
 from steptime.validation.measurements import FOLDER, MeasuredRow, SkipRowError
 from steptime.validation.recipes import of_scripts, quantized_head, recipe_of
 from steptime.validation.row_experts import dispatch_of, positions_of
-from steptime.validation.row_kernels import attention_of, graphs_of, overlap_of
+from steptime.validation.row_kernels import attention_of, graphs_of, kernel_of_month, overlap_of
 
 
 class RowFramework(NamedTuple):
@@ -129,6 +129,7 @@ def performance_of(row: MeasuredRow, framework: RowFramework, assumed: list[str]
     if framework.base in EAGER_TORCH:
         section |= row_native.native_kernels(row, framework.release, notes) | row_native.native_states(row)
         section |= attention_of(row, notes)
+    section |= kernel_of_month(row)
     overlap = overlap_of(notes, row.whole("tp") or 1, section["precision"])
     if overlap and not framework.sharded:
         section["overlap"] = overlap

@@ -120,7 +120,9 @@ def test_converters_are_the_recipe_that_torchao_names(converters, section, said)
     )
 
 
-@pytest.mark.parametrize(("line", "groups"), [("prefetch_distance = 3", 3), ("prefetch_distance = 1", None), ("", None)])
+@pytest.mark.parametrize(
+    ("line", "groups"), [("prefetch_distance = 3", 3), ("prefetch_distance = 1", None), ("", None)]
+)
 def test_groups_gathered_ahead(line, groups):
     """parallelism.prefetch_distance, of forks: set_modules_to_forward_prefetch and _backward_prefetch of so many blocks."""
     assert config(("[parallelism]", line))["parallelism"]["fsdp"].get("prefetch") == groups

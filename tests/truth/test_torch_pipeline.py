@@ -38,7 +38,9 @@ WHOLE = {
     "1f1b, 2 groups ahead": Pipeline("1F1B", "1f1b", 2, 1, 4, prefetch=2),
     "1f1b, resharded, 3 groups ahead": Pipeline("1F1B", "1f1b", 2, 1, 4, reshard=True, prefetch=3),
     "gpipe, resharded, 2 groups ahead": Pipeline("GPipe", "gpipe", 2, 1, 4, reshard=True, prefetch=2),
-    "interleaved, resharded, 2 groups ahead": Pipeline("Interleaved1F1B", "interleaved", 2, 2, 4, reshard=True, prefetch=2),
+    "interleaved, resharded, 2 groups ahead": Pipeline(
+        "Interleaved1F1B", "interleaved", 2, 2, 4, reshard=True, prefetch=2
+    ),
 }
 SPLIT = {
     "zero bubble": Pipeline("InterleavedZeroBubble", "zero_bubble", 2, 1, 4),
