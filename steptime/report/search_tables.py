@@ -16,6 +16,7 @@ from steptime.search.changes import words
 from steptime.search.run import search
 from steptime.search.search import Layout, Search
 from steptime.search.space import EXCESS
+from steptime.search.standing import COMPARED, Standing, standing
 
 __all__ = ["Search", "csv_text", "document", "front_sections", "search", "sections"]
 
@@ -60,7 +61,9 @@ def answer(found: Search, best: Layout) -> FactList:
         facts.append(Fact("price", [f"{paid[0]:g} per device-hour ({paid[1]})"]))
     if found.given is not None:
         facts.append(Fact("the plan", [figures(Layout({}, found.given, 0.0), by), shape(Layout({}, found.given, 0.0))]))
-        facts.append(Fact("difference", [difference(found, best)]))
+        facts.append(
+            Fact("difference", [difference(found, best), *filter(None, [STANDINGS[standing(found) or "best"]])])
+        )
     facts.append(Fact("change", lines(best.changes, 54) or ["none: the plan is the best"]))
     count, least = found.tied
     if count:
@@ -73,6 +76,16 @@ def answer(found: Search, best: Layout) -> FactList:
     looked += f"; {found.seconds:.2f} s" + (", interrupted" if found.interrupted else "")
     facts.append(Fact("searched", [looked]))
     return FactList(title(found), facts)
+
+
+STANDINGS: dict[Standing, str] = {
+    "best": "",
+    "within the error": f"the plan is as good: two layouts are compared with a median error of {100.0 * COMPARED:.0f} %",
+    "intervals overlap": "the plan is among the tied: its 80 % interval overlaps that of the best",
+    "slower": "",
+    "does not fit": "",
+}
+"""How the plan stands beside the best layout, where the figures alone do not say it."""
 
 
 def title(found: Search) -> str:
@@ -190,6 +203,7 @@ def document(found: Search, n: int = 10) -> dict[str, Any]:
         "rejected": counts.rejected,
         "too_large": dict(zip((f"{end:g}" for end in EXCESS), counts.too_large, strict=True)),
         "given": None if found.given is None else row(Layout({}, found.given, 0.0)),
+        "standing": standing(found),
         "best": [row(layout) for layout in found.top(n)] if best else [],
         "tied": None,
         "pareto": [row(layout) for layout in found.pareto()] if best else [],
