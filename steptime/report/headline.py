@@ -11,6 +11,7 @@ from steptime.report.table import Fact, FactList, Table
 
 if TYPE_CHECKING:
     from steptime.answer.result import Estimate
+    from steptime.answer.switches import Saving
     from steptime.base.rows import Fix
     from steptime.report.table import Tone
 
@@ -214,7 +215,7 @@ def fixes(estimate: Estimate) -> Table | None:
     return Table(heading, [], rows, notes)
 
 
-def fix_cost(fix: Fix) -> str:
+def fix_cost(fix: Fix | Saving) -> str:
     """Step time and memory with a change."""
     tight = ", tight" if fix.verdict == "tight" else ""
     cost = f"{seconds(fix.step_s)} a step, {100.0 * fix.step_change:+.1f} %"

@@ -5,9 +5,11 @@ from __future__ import annotations
 from string import ascii_lowercase
 from typing import TYPE_CHECKING, Any
 
+from steptime.answer.switches import LEAST, Saving, savings
 from steptime.answer.whole_run import price
 from steptime.base.words import counted
 from steptime.job.sections import Run
+from steptime.report import switch_tables
 from steptime.report.format import GIB, percent, seconds
 from steptime.report.html import html
 from steptime.report.layout_rows import figures, head, lines, recomputed, row_of, shape, varied
@@ -36,7 +38,11 @@ def sections(found: Search, n: int = 10, *, front: bool = True) -> list[ReportSe
     best = found.best
     if best is None:
         return [nothing_fits(found), *refused(found)]
-    shown: list[ReportSection] = [answer(found, best), layouts_table(found, "best layouts", found.top(n))]
+    shown: list[ReportSection] = [
+        answer(found, best),
+        *settings(found, best),
+        layouts_table(found, "best layouts", found.top(n)),
+    ]
     if front:
         shown.append(layouts_table(found, "Pareto front of step time and memory", found.pareto()))
     shown += [choices(found)] if len(found.found) else []
@@ -110,6 +116,18 @@ def difference(found: Search, best: Layout) -> str:
         return f"{seconds(abs(saved))} {'less' if saved >= 0 else 'more'} per step ({share})" if saved else "none"
     each = mine.throughput.tokens_per_s_per_device / theirs.throughput.tokens_per_s_per_device
     return f"{percent(each - 1.0, signed=True)} tokens/s/device; the plan has {counted(theirs.devices, 'device')}"
+
+
+def settings(found: Search, best: Layout) -> list[Table]:
+    """Settings that are no axes of this search and would shorten the step of its best layout; no table without any."""
+    title = f"beside the layout, settings that shorten the best step by {100.0 * LEAST:.0f} % or more"
+    notes = ["to rank layouts with one of them: 3dtrn search ... --over KEY=VALUE"]
+    table = switch_tables.table(_savings(found, best), title, notes)
+    return [table] if table else []
+
+
+def _savings(found: Search, best: Layout) -> list[Saving]:
+    return savings(best.estimate, without=found.asked.over)
 
 
 def layouts_table(found: Search, heading: str, layouts: Sequence[Layout]) -> Table:
@@ -208,6 +226,7 @@ def document(found: Search, n: int = 10) -> dict[str, Any]:
         "tied": None,
         "pareto": [row(layout) for layout in found.pareto()] if best else [],
         "choices": {},
+        "settings": [saving._asdict() for saving in _savings(found, best)] if best else [],
         "nearest": None,
     }
     if best is not None:

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steptime import __version__
+from steptime.answer.switches import Saving, savings
 from steptime.base.words import counted
 from steptime.launch.plan_yaml import plan_yaml
-from steptime.report import details
+from steptime.report import details, switch_tables
 from steptime.report.headline import answer, fix_cost, fixes, headline
 from steptime.report.output_files import write_file
 from steptime.report.page import memory_charts, tables, time_charts
@@ -23,7 +24,7 @@ from steptime.report.table import FactList
 from steptime.timing.timeline import Timeline
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from steptime.answer.result import Estimate
 
@@ -133,6 +134,12 @@ def _sections(estimate: Estimate, timeline: Timeline) -> Iterator[tuple[str, str
         yield "fixes", found.title[0].upper() + found.title[1:] + alone, _fixes(estimate)
     yield "memory", "Memory of a device, by stage", memory_charts.stage_bars(estimate)
     yield "step", "Where the step goes", time_charts.step_bars(estimate)
+    settings = [] if estimate.peaks.verdict == "does_not_fit" else savings(estimate)
+    yield (
+        "settings",
+        switch_tables.TITLE[0].upper() + switch_tables.TITLE[1:],
+        _settings(settings) if settings else None,
+    )
     yield (
         "schedule",
         "The step in time",
@@ -188,6 +195,12 @@ def _fixes(estimate: Estimate) -> Html:
     """The changes that make the job fit, each to be copied whole."""
     items = [el("li", el("code", fix.set), el("p", fix_cost(fix))) for fix in estimate.fixes]
     return el("div", el("ol", *items) if items else None, class_="fixes")
+
+
+def _settings(found: Sequence[Saving]) -> Html:
+    """The settings that shorten the step, each to be copied whole."""
+    items = [el("li", el("code", one.set), el("p", switch_tables.described(one))) for one in found]
+    return el("div", el("ol", *items), class_="fixes")
 
 
 def _evidence(estimate: Estimate) -> Html:
