@@ -149,7 +149,7 @@ def architecture(job: Job) -> str:
 
 
 def _graphs(job: Job) -> Change | None:
-    """CUDA graphs: of the whole step, with experts of the modules before the tokens are sent.
+    """CUDA graphs: of whole layers or steps; with experts of the modules before the tokens are sent.
 
     megatron/core/transformer/transformer_config.py (0.16.1), __post_init__: full recomputation only with a graph of the whole
     step, which cannot hold experts whose rows the host must know; no router in a graph that recomputation of moe covers; no
@@ -163,12 +163,12 @@ def _graphs(job: Job) -> Change | None:
         return {"performance.cuda_graphs": True} if moe is None and job.parallelism.pp == 1 else None
     if _profile(job) not in MEGATRON:
         return None
-    if moe is None and job.model.mamba is None:
+    if moe is None:
         return {"performance.cuda_graphs": True}
     if job.recompute.granularity == "full":
         return None
-    modules = ["attn", *(["mamba"] if job.model.mamba else []), *([] if moe else ["mlp"])]
-    if moe is not None and "moe" not in job.recompute.modules:
+    modules = ["attn", *(["mamba"] if job.model.mamba else [])]
+    if "moe" not in job.recompute.modules:
         modules += ["moe_router", *([] if moe.capacity_factor is not None else ["moe_preprocess"])]
     return {"performance.cuda_graphs": modules}
 
