@@ -88,26 +88,6 @@ def test_graphs_of_experts_are_those_that_megatron_captures():
     }
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")
-def test_megatron_accepts_the_graphs():
-    """`TransformerConfig` of Megatron-Core itself, which checks scopes, recomputation and experts together."""
-    config = pytest.importorskip("megatron.core.transformer.transformer_config").TransformerConfig
-    common = {"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "attention_dropout": 0.0}
-    common |= {"hidden_dropout": 0.0, "cuda_graph_impl": "transformer_engine"}
-    experts = {"num_moe_experts": 8, "moe_ffn_hidden_size": 64, "add_bias_linear": False}
-    experts["moe_token_dispatcher_type"] = "alltoall"
-    job = Job.load(EXPERTS)
-    for recomputed in (["core_attn"], ["moe"], ["moe_act", "layernorm"]):
-        plan = job.replace(**{"performance.recompute": {"granularity": "selective", "modules": recomputed}})
-        modules = changed(plan, "CUDA graphs")["performance.cuda_graphs"]
-        selective = {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]}
-        selective |= {"recompute_modules": recomputed} if recomputed == ["moe"] else {}
-        assert config(**common, **experts, **selective, cuda_graph_scope=list(modules)).cuda_graph_scope
-    with pytest.raises(AssertionError, match="moe_router"):
-        config(**common, **experts, recompute_granularity="selective", recompute_modules=["moe"],
-               cuda_graph_scope=["attn", "moe_router"])  # fmt: skip
-
-
 def test_a_setting_is_tried_only_in_the_software_that_has_it():
     """Other code bases of Megatron's family have none of its later switches, and torch no userbuffers."""
     dense, experts = Job.load(DENSE), Job.load(EXPERTS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from steptime.schedule.graph import OWN, inputs_of, partners_of
+from steptime.schedule.graph import OWN, Input, inputs_of, partners_of
 from steptime.schedule.orders import described, first_backward, order, placement
 
 
@@ -45,7 +45,6 @@ def levels(schedule: str, pp: int, vpp: int, microbatches: int, group: int | Non
     first = np.cumsum([1, *(len(actions) + 1 for actions in orders)])
     never = int(first[-1])
     made = np.zeros((pp, len(block_of) * microbatches), dtype=int)
-    """By stage and code: the slot whose end others wait for."""
     coded = []
     for stage, actions in enumerate(orders):
         blocks = np.array([block_of[action.kind, action.chunk] for action in actions])
@@ -58,13 +57,7 @@ def levels(schedule: str, pp: int, vpp: int, microbatches: int, group: int | Non
             for code, partner in partners.items():
                 made[stage, code] = max(later[code], later[partner])
         coded.append((blocks, codes))
-    source, cost, send = np.full(never + 1, never), np.zeros(never, dtype=int), np.zeros(never, dtype=int)
-    for stage, (blocks, codes) in enumerate(coded):
-        each = np.array(inputs[stage])[blocks]
-        mine = slice(first[stage], first[stage] + len(blocks))
-        waits = made[each[:, 0], np.where(each[:, 0] == OWN, 0, codes + each[:, 1])]
-        source[mine] = np.where(each[:, 0] == OWN, 0, waits)
-        cost[mine], send[mine] = each[:, 2], each[:, 3]
+    source, cost, send = _inputs(inputs, coded, made, first)
     sorted_slots, ends = _sorted(source, first[:-1], never)
     if len(sorted_slots) != sum(map(len, orders)):
         raise ValueError(f"{schedule} deadlocks: pp={pp}, vpp={vpp}, microbatches={microbatches}, group={group}")
@@ -82,6 +75,27 @@ def levels(schedule: str, pp: int, vpp: int, microbatches: int, group: int | Non
         [number[first[stage] : first[stage] + len(actions)] for stage, actions in enumerate(orders)],
         [first_backward(actions) for actions in orders],
     )
+
+
+def _inputs(inputs: list[list[Input]], coded: list[tuple[Any, Any]], made: Any, first: Any) -> tuple[Any, Any, Any]:
+    """By slot: the slot that makes the input, and the indices of cost and send.
+
+    Args:
+        inputs: of each stage, by block (kind and chunk).
+        coded: of each stage, block and code of its actions, in order.
+        made: by stage and code, the slot whose end others wait for.
+        first: the first slot of each stage, and the slot that never runs.
+    """
+    import numpy as np
+
+    never = int(first[-1])
+    source, cost, send = np.full(never + 1, never), np.zeros(never, dtype=int), np.zeros(never, dtype=int)
+    for stage, (blocks, codes) in enumerate(coded):
+        each = np.array(inputs[stage])[blocks]
+        mine, own = slice(first[stage], first[stage] + len(blocks)), each[:, 0] == OWN
+        source[mine] = np.where(own, 0, made[each[:, 0], np.where(own, 0, codes + each[:, 1])])
+        cost[mine], send[mine] = each[:, 2], each[:, 3]
+    return source, cost, send
 
 
 def _sorted(source: Any, first: Any, never: int) -> tuple[Any, list[int]]:
