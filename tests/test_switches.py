@@ -48,7 +48,7 @@ def test_a_saving_is_the_estimate_with_its_settings(plan):
     """The step, the memory and the verdict are those of the plan with the words that are shown."""
     job = Job.load(CONFIGS / f"{plan}.yaml")
     given = estimate(job)
-    found = savings(given, exact=False)
+    found = savings(given, estimate, exact=False)
     assert found
     for one in found:
         sets = [word for word in split(one.set) if word != "--set"]
@@ -142,12 +142,13 @@ def test_measured_are_the_settings_that_runs_use():
 
 def test_what_no_measured_run_has_is_called_not_verified():
     """Graphs of Megatron-Core are measured on Blackwell, overlapped shared experts nowhere."""
-    on_hopper = savings(estimate(Job.load(CONFIGS / "qwen3_30b_a3b.yaml")))
+    on_hopper = estimate(Job.load(CONFIGS / "qwen3_30b_a3b.yaml")).savings
     graphs = next(one for one in on_hopper if one.name == "CUDA graphs")
     assert graphs.note == "not verified: no measured runs of Megatron-Core on Hopper"
-    on_blackwell = savings(estimate(Job.load(CONFIGS / "qwen3_235b_gb200.yaml")))
+    on_blackwell = estimate(Job.load(CONFIGS / "qwen3_235b_gb200.yaml")).savings
     assert {one.note for one in on_blackwell} == {""}
-    lower = [one for one in savings(estimate(Job.load(CONFIGS / "llama3_70b.yaml")), exact=False) if one.note]
+    dense = estimate(Job.load(CONFIGS / "llama3_70b.yaml"))
+    lower = [one for one in savings(dense, estimate, exact=False) if one.note]
     assert [one.note for one in lower] == ["changes the precision of training"]
 
 
@@ -166,14 +167,14 @@ def test_sensitivity_and_search_name_them(tmp_path, capsys):
     """In sensitivity also those that change the precision; in a search those of its best layout that are no axes of it."""
     plan = Job.load(EXPERTS)
     found = sensitivity(plan, best=False)
-    assert found.savings == savings(found.given, exact=False)
+    assert found.savings == savings(found.given, estimate, exact=False)
     few = {"tp": (1,), "pp": (1,), "cp": (1,), "microbatch_sz": (1,), "zero_level": (1,), "sp": (False,)}
     few["performance.activation_checkpointing_type"] = ("none",)
     from steptime.report import search_tables
 
     searched = run(plan, Asked((16,), (512,), Axes(few)))
     names = [one["name"] for one in search_tables.document(searched)["settings"]]
-    assert names == [one.name for one in savings(searched.best.estimate)]
+    assert names == [one.name for one in searched.best.estimate.savings]
     assert "CUDA graphs" in names
     over = {"performance.cuda_graphs": [False, ["attn"]], "performance.moe": [{"dispatcher": "flex"}]}
     chosen = run(plan, Asked((16,), (512,), Axes(few), over))

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from steptime.answer.measured import ARCHITECTURES
-from steptime.answer.result import Estimate, estimate
 from steptime.base.config import ConfigError
-from steptime.base.rows import Verdict
+from steptime.base.rows import Memory, Saving, Time, Verdict
 from steptime.base.words import argument
 from steptime.job.job import Job
 
@@ -42,32 +41,46 @@ class Switch(NamedTuple):
     """Whether the arithmetic stays as precise."""
 
 
-class Saving(NamedTuple):
-    """A setting and what it saves."""
-
-    name: str
-    set: str
-    """Arguments to add to `3dtrn PLAN`, quoted for a shell."""
-    step_s: float
-    step_change: float
-    """Relative change of the step time: -0.05 is 5 % less."""
-    verdict: Verdict
-    most_bytes: float
-    """The most that the fullest stage then needs (`Memory.most_bytes`)."""
-    note: str = ""
-    """Why the estimate is not verified, if it is not, and what else changes."""
-
-
 UNVERIFIED = "not verified"
 FEW = 3
 """Runs of the split `fit` from which on a setting counts as measured."""
 
 
-def savings(found: Estimate, *, exact: bool = True, without: Iterable[str] = ()) -> list[Saving]:
+class EstimatedJob(Protocol):
+    """The parts of an estimate that a saving is taken from."""
+
+    @property
+    def job(self) -> Job:
+        """The job."""
+        ...
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of its step."""
+        ...
+
+    @property
+    def time(self) -> Time:
+        """The parts of its step."""
+        ...
+
+    @property
+    def peaks(self) -> Memory:
+        """Its memory and verdict."""
+        ...
+
+
+Estimated: TypeAlias = Callable[[Job], EstimatedJob]
+
+
+def savings(
+    found: EstimatedJob, estimate: Estimated, *, exact: bool = True, without: Iterable[str] = ()
+) -> list[Saving]:
     """The settings that save at least `LEAST` of a job's step, most first; then all of them together, where they save more.
 
     Args:
         found: the job's estimate.
+        estimate: estimates another job.
         exact: only settings that keep the arithmetic as precise.
         without: keys, or sections, that are not changed.
     """
@@ -76,34 +89,34 @@ def savings(found: Estimate, *, exact: bool = True, without: Iterable[str] = ())
         share = sum(found.time.parts_s.get(part, 0.0) for part in switch.parts) / found.step_s
         change = switch.change(found.job) if share >= LEAST and (switch.exact or not exact) else None
         kept = change and any(f"{key}.".startswith(f"{own}.") for key in change for own in without)
-        if change and not kept and (saving := _saving(found, switch, change)):
+        if change and not kept and (saving := _saving(found, estimate, switch, change)):
             tried.append((saving, switch, change))
     tried.sort(key=lambda one: one[0].step_s)
-    return [*(saving for saving, _, _ in tried), *_together(found, tried)]
+    return [*(saving for saving, _, _ in tried), *_together(found, estimate, tried)]
 
 
-def _saving(found: Estimate, switch: Switch, change: Change) -> Saving | None:
+def _saving(found: EstimatedJob, estimate: Estimated, switch: Switch, change: Change) -> Saving | None:
     """What a setting saves; None where it cannot run, or saves too little, or makes a job not fit that did."""
     with suppress(ConfigError):
-        saving = _estimated(found, switch.name, change, _note(found.job, switch))
+        saving = _estimated(found, estimate, switch.name, change, _note(found.job, switch))
         return saving if saving.step_change <= -LEAST and _better(saving.verdict, found) else None
     return None
 
 
-def _better(verdict: Verdict, found: Estimate) -> bool:
+def _better(verdict: Verdict, found: EstimatedJob) -> bool:
     """Whether a verdict is no worse than the job's own."""
     order: tuple[Verdict, ...] = ("fits", "tight", "does_not_fit")
     return order.index(verdict) <= order.index(found.peaks.verdict)
 
 
-def _estimated(found: Estimate, name: str, change: Change, note: str) -> Saving:
+def _estimated(found: EstimatedJob, estimate: Estimated, name: str, change: Change, note: str) -> Saving:
     other = estimate(found.job.replace(**change))
     words = " ".join(f"--set {path}={argument(value)}" for path, value in change.items())
     peaks, relative = other.peaks, other.step_s / found.step_s - 1.0
     return Saving(name, words, other.step_s, relative, peaks.verdict, peaks.most_bytes, note)
 
 
-def _together(found: Estimate, tried: list[tuple[Saving, Switch, Change]]) -> Iterator[Saving]:
+def _together(found: EstimatedJob, estimate: Estimated, tried: list[tuple[Saving, Switch, Change]]) -> Iterator[Saving]:
     """As many of the settings as can run together, each of which saves more."""
     best: Saving | None = None
     names: list[str] = []
@@ -113,7 +126,7 @@ def _together(found: Estimate, tried: list[tuple[Saving, Switch, Change]]) -> It
             best, names, every = saving, [switch.name], change
             continue
         with suppress(ConfigError):
-            more = _estimated(found, "together", every | change, "")
+            more = _estimated(found, estimate, "together", every | change, "")
             if more.step_s < best.step_s and _better(more.verdict, found):
                 best, names, every = more, [*names, switch.name], every | change
     if best is not None and len(names) > 1:

@@ -11,8 +11,7 @@ from steptime.report.table import Fact, FactList, Table
 
 if TYPE_CHECKING:
     from steptime.answer.result import Estimate
-    from steptime.answer.switches import Saving
-    from steptime.base.rows import Fix
+    from steptime.base.rows import Fix, Saving
     from steptime.report.table import Tone
 
 _WIDEST = 5

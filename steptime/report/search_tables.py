@@ -5,8 +5,10 @@ from __future__ import annotations
 from string import ascii_lowercase
 from typing import TYPE_CHECKING, Any
 
-from steptime.answer.switches import LEAST, Saving, savings
+from steptime.answer.result import estimate
+from steptime.answer.switches import LEAST, savings
 from steptime.answer.whole_run import price
+from steptime.base.rows import Saving
 from steptime.base.words import counted
 from steptime.job.sections import Run
 from steptime.report import switch_tables
@@ -127,7 +129,7 @@ def settings(found: Search, best: Layout) -> list[Table]:
 
 
 def _savings(found: Search, best: Layout) -> list[Saving]:
-    return savings(best.estimate, without=found.asked.over)
+    return savings(best.estimate, estimate, without=found.asked.over)
 
 
 def layouts_table(found: Search, heading: str, layouts: Sequence[Layout]) -> Table:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
-from steptime.answer.switches import LEAST, savings
+from steptime.answer.switches import LEAST
 from steptime.report.headline import fix_cost, typed
 from steptime.report.table import WIDTH, Table
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from steptime.answer.result import Estimate
-    from steptime.answer.switches import Saving
+    from steptime.base.rows import Saving
 
 TITLE = f"settings that shorten the step by {100.0 * LEAST:.0f} % or more, each by itself"
 
 
 def of_report(estimate: Estimate) -> Table | None:
     """The settings of a job that fits, which keep its arithmetic as precise; None where it has none, or does not fit."""
-    return None if estimate.peaks.verdict == "does_not_fit" else table(savings(estimate))
+    return table(estimate.savings)
 
 
 def table(found: Sequence[Saving], title: str = TITLE, notes: Sequence[str] = ()) -> Table | None:

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from steptime.answer.result import Estimate, estimate
-from steptime.answer.switches import Saving, savings
+from steptime.answer.switches import savings
 from steptime.base.config import ConfigError
+from steptime.base.rows import Saving
 from steptime.hardware.machine import Accelerator, Machine, Tier
 from steptime.job.job import Job
 from steptime.job.mesh import comm_part
@@ -75,7 +76,11 @@ def sensitivity(job: Job, *, best: bool = True) -> Sensitivity:
     except ConfigError as error:
         left_out.append(f"{TWICE}: dp {job.parallelism.dp:,} cannot double: {error.problems[0]}")
     return Sensitivity(
-        given, sorted(gains, key=lambda gain: gain.change), list(hiding(given)), left_out, savings(given, exact=False)
+        given,
+        sorted(gains, key=lambda gain: gain.change),
+        list(hiding(given)),
+        left_out,
+        savings(given, estimate, exact=False),
     )
 
 

@@ -6,6 +6,7 @@ needs a GPU. Run by `test_mcore_cuda_graphs.py`.
 
 from __future__ import annotations
 
+import mcore_imports  # noqa: F401  Megatron is imported without CUDA
 import pytest
 from megatron.core.transformer.transformer_config import TransformerConfig
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steptime import __version__
-from steptime.answer.switches import Saving, savings
 from steptime.base.words import counted
 from steptime.launch.plan_yaml import plan_yaml
 from steptime.report import details, switch_tables
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from steptime.answer.result import Estimate
+    from steptime.base.rows import Saving
 
 SUFFIXES = (".html", ".htm")
 ASSETS = Path(__file__).parent / "assets"
@@ -134,11 +134,10 @@ def _sections(estimate: Estimate, timeline: Timeline) -> Iterator[tuple[str, str
         yield "fixes", found.title[0].upper() + found.title[1:] + alone, _fixes(estimate)
     yield "memory", "Memory of a device, by stage", memory_charts.stage_bars(estimate)
     yield "step", "Where the step goes", time_charts.step_bars(estimate)
-    settings = [] if estimate.peaks.verdict == "does_not_fit" else savings(estimate)
     yield (
         "settings",
         switch_tables.TITLE[0].upper() + switch_tables.TITLE[1:],
-        _settings(settings) if settings else None,
+        _settings(estimate.savings) if estimate.savings else None,
     )
     yield (
         "schedule",
