@@ -104,7 +104,9 @@ def _sorted(source: Any, first: Any, never: int) -> tuple[Any, list[int]]:
 
     has_run = np.zeros(never + 1, dtype=bool)
     has_run[0] = True
-    now, found, ends, total = first.copy(), [], [], 1
+    now, total = first.copy(), 1
+    found: list[Any] = []
+    ends: list[int] = []
     while True:
         runs = has_run[source[now]]
         slots = now[runs]
