@@ -123,6 +123,7 @@ def made(activations=(40.0, 30.0, 20.0, 10.0), verdict="fits", **changes):
                 most_bytes=63 * GIB,
             )
         ],
+        "savings": [],
         "run": {"days": 34.2, "checkpoint_bytes": 9.8e11, "checkpoint_write_s": 33.2, "goodput": 0.97, "note": None},
     }
     fields["host_bound"] = []

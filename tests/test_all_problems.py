@@ -8,8 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steptime.base.config import ConfigError
+from steptime.base.config import ConfigError, closest
+from steptime.commands.cli import main
 from steptime.job.job import Job
+from steptime.launch.keys import load_table
+from steptime.launch.read import KINDS, TABLES
+from steptime.software.profiles import TRAINERS, profile_names
 
 PLAN = {
     "model": "llama3-70b",
@@ -97,3 +101,53 @@ def test_value_of_an_unknown_key_is_not_held_against_the_key_that_is_suggested()
     with pytest.raises(ConfigError) as error:
         Job.load(PLAN | {"performance": {"attention": "flash3"}})
     assert error.value.problems == ["performance.attention: unknown key (got 'flash3'); did you mean 'attention_mask'?"]
+
+
+SHORT = ["--set", "mbs=2", "--set", "seqlen=4096", "--set", "parallelism.tp=3"]
+TOLD = [
+    "--set mbs=2: unknown key; did you mean --set data.microbatch_sz=2?",
+    "--set seqlen=4096: unknown key; did you mean --set data.seqlen=4096?",
+]
+
+
+@pytest.mark.parametrize(
+    ("command", "last"),
+    [
+        ([], "parallelism.tp: "),
+        (["sensitivity"], "parallelism.tp: "),
+        (["search"], "parallelism.tp: "),
+        (["search", "--fix", "tp=q", "--over", "schedule=dualpipe"], "--over schedule=dualpipe: "),
+    ],
+)
+def test_a_setting_of_an_unknown_key_hides_no_other_problem(command, last, tmp_path, capsys):
+    """Each setting that cannot be read has its line, and so have the plan with the others and the command's own options."""
+    path = tmp_path / "plan.yaml"
+    path.write_text(
+        "model: llama3-8b\ndevices: 8\nparallelism: {tp: 1, pp: 1}\n"
+        "data: {gbs: 64, seqlen: 2048, microbatch_sz: 1}\nhardware: dgx-h100\n"
+    )
+    assert main([*command[:1], str(path), *SHORT, *command[1:]]) == 2
+    lines = capsys.readouterr().err.replace(f"{path}: ", "").splitlines()
+    assert lines[:2] == TOLD
+    assert any(line.startswith("parallelism.tp: must divide n_q_heads 32 (got 3)") for line in lines)
+    assert any(line.startswith(last) for line in lines)
+    assert ("--fix tp=q: expected whole numbers of at least 1 (got 'q')" in lines) == (len(command) > 1)
+
+
+def test_without_a_plan_each_setting_has_its_line(capsys):
+    assert main(["--model", "llama3-8b", *SHORT[:4]]) == 2
+    assert capsys.readouterr().err.splitlines() == TOLD
+    assert main(["search", "--model", "llama3-8b", "--devices", "8", *SHORT[:4], "--fix", "tp=q"]) == 2
+    assert capsys.readouterr().err.splitlines()[:2] == TOLD
+    assert main(["--from", "megatron", "no-such-file.sh", *SHORT[:4]]) == 2
+    assert capsys.readouterr().err.splitlines() == [*TOLD, "no-such-file.sh: no such file"]
+
+
+def test_a_trainer_without_a_profile_is_told_which_to_use():
+    """Every name that --from reads is a profile, or close to one, or has those that its files are read as."""
+    assert {profile for used in TRAINERS.values() for profile in used} <= set(profile_names())
+    assert not TRAINERS.keys() & {*profile_names()}
+    for kind in (*KINDS, *TABLES):
+        assert kind in TRAINERS or closest(kind, profile_names()), kind
+        if kind in TRAINERS and "software" in (raw := load_table(kind.replace("-", "_")).raw):
+            assert {*raw["software"].values()} <= {*TRAINERS[kind]}, kind

@@ -10,6 +10,7 @@ from work import python_calls
 from steptime.base.config import Config, ConfigError
 from steptime.base.document import MAX_BYTES, MAX_NODES, parse, parse_mapping, read_source
 from steptime.job.job import Job
+from steptime.job.limits import DUALPIPE
 from steptime.software.profiles import profile_names
 
 PLAN = """
@@ -145,11 +146,19 @@ def test_the_plan_itself_is_sound():
         ),
         (
             "parallelism.schedule=dualpipe",
-            "parallelism.schedule: not modeled yet; use 1f1b, interleaved, zero_bubble, zbv or dualpipev (got 'dualpipe')",
+            f"parallelism.schedule: {DUALPIPE} (got 'dualpipe')",
         ),
         (
             "performance.software=megatron",
             "performance.software: unknown profile (got 'megatron'); did you mean 'megatron-core'?",
+        ),
+        (
+            "performance.software=primus",
+            "performance.software: unknown profile (got 'primus'); use megatron-core or torchtitan",
+        ),
+        (
+            "performance.software=Olmo_Core",
+            "performance.software: unknown profile (got 'Olmo_Core'); use fsdp2 or torch",
         ),
         # machines and presets
         (

@@ -122,7 +122,19 @@ def test_every_section_is_there(found, text):
     read = Reader(text)
     sections = [attrs["id"] for tag, attrs in read.tags if tag == "section"]
     assert sections == [
-        *("memory", "step", "schedule", "gemms", "collectives", "pipeline", "scaling", "evidence", "assumed", "plan")
+        *(
+            "memory",
+            "step",
+            "settings",
+            "schedule",
+            "gemms",
+            "collectives",
+            "pipeline",
+            "scaling",
+            "evidence",
+            "assumed",
+            "plan",
+        )
     ]
     assert "FITS" in text
     assert "node_type: dgx-h100" in read.texts["plan-yaml"]

@@ -118,7 +118,7 @@ def with_memory(plan, share):
 def test_the_command(capsys):
     assert main(["sensitivity", str(CONFIGS / "llama3_8b.yaml"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert {"step_s", "gains", "hiding", "left_out"} == found.keys()
+    assert {"step_s", "gains", "hiding", "left_out", "settings"} == found.keys()
     assert any(gain["name"] == "memory size" for gain in found["gains"])
 
 

@@ -9,7 +9,7 @@ from math import exp, isinf
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from steptime.answer import fixes, scaling, tables
+from steptime.answer import fixes, scaling, switches, tables
 from steptime.answer.assumptions import assumptions, host_bound
 from steptime.answer.evidence import unjudged
 from steptime.answer.flops import step_flops
@@ -26,6 +26,7 @@ from steptime.base.rows import (
     Memory,
     Params,
     Pipeline,
+    Saving,
     Throughput,
     Time,
     WeakScaling,
@@ -118,8 +119,7 @@ class Estimate:
     def time(self) -> Time:
         """The step and its parts, with the interval."""
         found = step_interval(self.job)
-        low, high = found.low, found.high
-        rests = found.evidence
+        low, high, rests = found.low, found.high, found.evidence
         calibration = self.job.performance.calibration
         if calibration:  # the factor holds the bias of runs like the team's own already
             low, high = (low - high) / 2.0, (high - low) / 2.0
@@ -169,10 +169,14 @@ class Estimate:
         """The changes with the least step time that make a job fit which does not, or only just."""
         if self.peaks.fits:
             return []
-        find = type(self).find_fixes
-        return (
-            find(self) if find else fixes.cheapest(self.job, self.step_s, estimate, tight=self.peaks.verdict != "tight")
-        )
+        if find := type(self).find_fixes:
+            return find(self)
+        return fixes.cheapest(self.job, self.step_s, estimate, tight=self.peaks.verdict != "tight")
+
+    @cached_property
+    def savings(self) -> list[Saving]:
+        """Settings besides the layout that shorten the step of a job with enough memory, with arithmetic as precise."""
+        return [] if self.peaks.verdict == "does_not_fit" else switches.savings(self, estimate)
 
     @cached_property
     def run(self) -> dict[str, Any] | None:

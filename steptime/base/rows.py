@@ -88,6 +88,22 @@ class Fix(NamedTuple):
     """The most that the fullest stage then needs, as in the verdict (`Memory.most_bytes`)."""
 
 
+class Saving(NamedTuple):
+    """A setting and what it saves."""
+
+    name: str
+    set: str
+    """Arguments to add to `3dtrn PLAN`, quoted for a shell."""
+    step_s: float
+    step_change: float
+    """Relative change of the step time: -0.05 is 5 % less."""
+    verdict: Verdict
+    most_bytes: float
+    """The most that the fullest stage then needs (`Memory.most_bytes`)."""
+    note: str = ""
+    """Why the estimate is not verified, if it is not, and what else changes."""
+
+
 OPEN_ENDED = 1.5
 """Times the device's memory, or the least that is needed where that is more, above which a p90 of reserved memory is not
 shown as a figure: no run can reserve more than the capacity."""

@@ -71,4 +71,4 @@ def load(source: str, sets: list[str]) -> Job:
     try:
         return Job.load(source, sets=sets)
     except ConfigError as error:
-        raise ConfigError(p if p.startswith(label) else f"{label}: {p}" for p in error.problems) from None
+        raise ConfigError(p if p.startswith((label, "--set ")) else f"{label}: {p}" for p in error.problems) from None

@@ -10,7 +10,7 @@ from typing import Any
 
 from steptime.base.config import ConfigError
 from steptime.base.words import counted
-from steptime.job.edit import read_setting
+from steptime.job.edit import read_settings
 
 MODEL = "llama3-8b"
 MACHINE = "dgx-h100"
@@ -111,11 +111,13 @@ def plan(model: str, machine: str | None, devices: int | None, changes: Iterable
 def flat(changes: Iterable[str]) -> dict[str, Any]:
     """What settings state, by dotted key: also that of the mappings in their values.
 
+    Those that cannot be read are left out: they are reported when the plan is read.
+
     >>> flat(["parallelism={tp: 8, fsdp: {version: 1}}"]).keys()
     dict_keys(['parallelism', 'parallelism.tp', 'parallelism.fsdp', 'parallelism.fsdp.version'])
     """
     found: dict[str, Any] = {}
-    for key, value in map(read_setting, changes):
+    for key, value in read_settings(changes)[0].items():
         found |= _inside(key, value)
     return found
 

@@ -14,7 +14,7 @@ from steptime.base.words import counted, flow
 from steptime.commands import defaults
 from steptime.commands.console import Printer
 from steptime.commands.outputs import write_new
-from steptime.job.edit import read_setting
+from steptime.job.edit import read_settings
 from steptime.launch.plan_yaml import plan_yaml
 from steptime.launch.read import named, read
 from steptime.launch.reading import LEAVE_OUT, to_job
@@ -36,7 +36,9 @@ def launched(options: Namespace) -> tuple[Job, Reading]:
         raise ConfigError(
             f"--from {options.kind}: needs a launch script, config or log: 3dtrn --from {options.kind} FILE"
         )
-    sets = dict(map(read_setting, [*defaults.sets(options.model, options.machine, options.devices), *options.sets]))
+    named = defaults.sets(options.model, options.machine, options.devices)
+    sets, unread = read_settings([*named, *options.sets])
+    wrong = [problem.line for problem in unread]
     try:
         try:
             reading = read(options.kind, options.config, sets, options.added)
@@ -47,7 +49,9 @@ def launched(options: Namespace) -> tuple[Job, Reading]:
             ) from None
         job = to_job(reading, sets, allow_unmodeled=options.allow_unmodeled)
     except ConfigError as error:
-        raise ConfigError([*error.problems, *_retyped(options.typed, error.problems)]) from None
+        raise ConfigError([*wrong, *error.problems, *_retyped(options.typed, error.problems)]) from None
+    if wrong:
+        raise ConfigError(wrong)
     defaults.check_devices(options.devices, job.parallelism.devices, options.sets)
     if options.save is not None:
         write_new(options.save, plan_yaml(job), f"--save {options.save}")

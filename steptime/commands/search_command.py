@@ -12,6 +12,7 @@ from steptime.base.document import parse
 from steptime.commands import defaults, outputs
 from steptime.commands.console import Printer
 from steptime.commands.search_plan import SearchPlan, numbers, plan_of, unplanned_search
+from steptime.job.limits import NOT_MODELED
 from steptime.job.names import meant_path
 from steptime.launch.plan_yaml import plan_yaml
 from steptime.report.output_files import write_file
@@ -41,10 +42,13 @@ def search(options: Namespace, out: Printer) -> int:
     outputs.check(options)
     if options.save is not None:
         outputs.check_save(options.save)
-    if options.config is None:
-        plan = unplanned_search(options)
-    else:
-        plan = plan_of(options.config, [*defaults.sets(options.model, None, None), *options.sets])
+    try:
+        if options.config is None:
+            plan = unplanned_search(options)
+        else:
+            plan = plan_of(options.config, [*defaults.sets(options.model, None, None), *options.sets])
+    except ConfigError as error:
+        raise ConfigError([*error.problems, *_chosen(options, {}, {})]) from None
     asked = asked_of(options, plan)
     with ProgressLine(sys.stderr, "searched") as line:
         found = run(plan.job, asked, lambda share: line.told("layouts", share))
@@ -86,15 +90,7 @@ def asked_of(options: Namespace, plan: SearchPlan) -> Asked:
     problems = _undecided(plan)
     axes: dict[str, tuple[Any, ...]] = dict(plan.fixed)
     over: dict[str, list[Any]] = {}
-    asked: set[str] = set()
-    for option, texts, several in (("--fix", options.fix, False), ("--over", options.over, True)):
-        for text in texts:
-            try:
-                key, values = _values(option, text, several=several)
-            except ConfigError as error:
-                problems += error.problems
-                continue
-            problems += _place(option, text, key, values, axes, over, asked)
+    problems += _chosen(options, axes, over)
     if options.machine:
         over["hardware.node_type"] = list(options.machine)
     counts = numbers("--devices", options.devices, problems)
@@ -107,6 +103,21 @@ def asked_of(options: Namespace, plan: SearchPlan) -> Asked:
     if problems:
         raise ConfigError(problems)
     return Asked(counts, batches, Axes(axes), over, options.objective, plan.said, plan.command)
+
+
+def _chosen(options: Namespace, axes: dict[str, tuple[Any, ...]], over: dict[str, list[Any]]) -> list[str]:
+    """Assign the values of --fix and --over to their axes; returns the problems."""
+    problems: list[str] = []
+    asked: set[str] = set()
+    for option, texts, several in (("--fix", options.fix, False), ("--over", options.over, True)):
+        for text in texts:
+            try:
+                key, values = _values(option, text, several=several)
+            except ConfigError as error:
+                problems += error.problems
+                continue
+            problems += _place(option, text, key, values, axes, over, asked)
+    return problems
 
 
 def _undecided(plan: SearchPlan) -> list[str]:
@@ -143,7 +154,8 @@ def _place(
         allowed, expected = _allowed(name)
         bad = [value for value in values if not allowed(value)]
         if bad:
-            return [f"{option} {text}: expected {expected} (got {bad[0]!r})"]
+            hint = NOT_MODELED.get(f"{AXES[name]}={bad[0]}", "")
+            return [f"{option} {text}: expected {expected} (got {bad[0]!r}){f'; {bad[0]}: {hint}' if hint else ''}"]
         if name in asked:
             return [f"{option} {text}: {name} is given twice; put all values in one --over"]
         asked.add(name)

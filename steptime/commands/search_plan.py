@@ -16,7 +16,7 @@ from steptime.base.document import read_source
 from steptime.commands import defaults
 from steptime.commands.console import load
 from steptime.job.device_count import AUTO, stated_devices
-from steptime.job.edit import anchor, apply_setting
+from steptime.job.edit import anchor, apply_settings
 from steptime.job.job import Job
 from steptime.job.limits import MOST_MICROBATCHES
 from steptime.job.mesh import Parallelism
@@ -95,13 +95,12 @@ def plan_of(source: str, sets: list[str]) -> SearchPlan:
 def plan_from(text: str, source: str, name: str, sets: list[str]) -> SearchPlan:
     """The plan of a text that came from `source`, "-" where that is no file."""
     data = plan_mapping(text, name)
-    for setting in sets:
-        apply_setting(data, setting)
+    problems = apply_settings(data, sets)
     said, batch = (_section(data, key) for key in ("parallelism", "data"))
     try:
         key, devices = stated_devices(data)
     except ConfigError as error:
-        raise _of(name, error) from None
+        raise _of(name, ConfigError([*problems, *error.details])) from None
     if {"tp", "pp"} <= said.keys() and ("dp" in said or key) and "microbatch_sz" in batch:
         return _whole(source, text, name, sets)
     try:
@@ -113,7 +112,9 @@ def plan_from(text: str, source: str, name: str, sets: list[str]) -> SearchPlan:
             anchor(data, Path(name).parent)
         job = _on_fewest(data)
     except ConfigError as error:
-        raise _of(name, error) from None
+        raise _of(name, ConfigError([*problems, *error.details])) from None
+    if problems:
+        raise _of(name, ConfigError(problems))
     return SearchPlan(job, said=False, devices=devices, fixed=fixed, kept=kept)
 
 
@@ -243,8 +244,9 @@ def _whole(source: str, text: str, name: str, sets: list[str]) -> SearchPlan:
 
 
 def _of(name: str, error: ConfigError) -> ConfigError:
-    """The problems of a plan after the name of its file, which a plan without a file has not."""
-    return ConfigError(f"{name}: {problem}" for problem in error.problems) if name else error
+    """The problems of a plan after the name of its file, which settings and a plan without a file have not."""
+    lines = (line if line.startswith("--set ") else f"{name}: {line}" for line in error.problems)
+    return ConfigError(lines) if name else error
 
 
 def numbers(option: str, text: str | None, problems: list[str]) -> list[int]:

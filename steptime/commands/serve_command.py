@@ -10,7 +10,7 @@ from typing import Any
 from steptime.base.config import ConfigError
 from steptime.base.document import parse_mapping, read_source
 from steptime.commands.console import Printer, load
-from steptime.job.edit import apply_setting
+from steptime.job.edit import apply_settings
 from steptime.serve.server import Server
 
 START: dict[str, Any] = {
@@ -58,15 +58,14 @@ def opened(source: str | None, sets: list[str]) -> tuple[dict[str, Any], frozens
     """
     if source is None:
         data = {section: dict(said) for section, said in START.items()}
-        for setting in sets:
-            apply_setting(data, setting)
+        if problems := apply_settings(data, sets):
+            raise ConfigError(problems)
         return data, frozenset()
     job = load(source, sets)
     if source == "-":
         return job.model_dump(exclude_unset=True, exclude_none=True), frozenset()
     data = parse_mapping(*read_source(source))
-    for setting in sets:
-        apply_setting(data, setting)
+    apply_settings(data, sets)
     if isinstance(data.get("model"), dict) and "hf" in data["model"]:
         data["model"] = job.model.model_dump(exclude_unset=True, exclude_none=True)
     named = job.hardware.node_type

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from steptime.base.config import Config, ConfigError, show
+from steptime.base.config import Config, ConfigError, ConfigProblem, show
 from steptime.base.document import parse, read_source
 from steptime.hardware.machine import Machine
 from steptime.job.device_count import AUTO
@@ -156,13 +156,29 @@ def read_setting(setting: str) -> tuple[str, Any]:
     return path, parse(value, f"--set {path}")
 
 
-def apply_setting(data: dict[str, Any], setting: str) -> None:
-    """Set one `a.b=c` in a config.
+def read_settings(settings: Iterable[str]) -> tuple[dict[str, Any], list[ConfigProblem]]:
+    """The values of several `a.b=c` by their keys, and the problems of those that cannot be read."""
+    found: dict[str, Any] = {}
+    problems: list[ConfigProblem] = []
+    for setting in settings:
+        try:
+            key, value = read_setting(setting)
+        except ConfigError as error:
+            problems += error.details
+        else:
+            found[key] = value
+    return found, problems
 
-    Raises:
-        ConfigError: it is none, or goes below a plain value.
-    """
-    put(data, *read_setting(setting))
+
+def apply_settings(data: dict[str, Any], settings: Iterable[str]) -> list[ConfigProblem]:
+    """Set each `a.b=c` in a config; returns the problems of those that are none, or go below a plain value."""
+    problems: list[ConfigProblem] = []
+    for setting in settings:
+        try:
+            put(data, *read_setting(setting))
+        except ConfigError as error:
+            problems += error.details
+    return problems
 
 
 def value_at(data: Any, path: str) -> Any:

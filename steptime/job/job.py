@@ -18,7 +18,7 @@ from steptime.base.words import counted
 from steptime.hardware.machine import Machine
 from steptime.job import pipeline_rules, rules
 from steptime.job.device_count import AUTO, DEGREES, spread
-from steptime.job.edit import apply_setting, one_line, put, read_hardware, read_model, read_plan
+from steptime.job.edit import apply_settings, one_line, put, read_hardware, read_model, read_plan
 from steptime.job.expert_rules import expert_facts
 from steptime.job.facts import Facts
 from steptime.job.fsdp_rules import fsdp_facts
@@ -93,13 +93,7 @@ class Job(Config):
             ConfigError: one line per problem.
         """
         data = read_plan(source)
-        problems: list[ConfigProblem] = []
-        for setting in sets:
-            try:
-                apply_setting(data, setting)
-            except ConfigError as error:
-                problems += error.details
-        return _build(data, problems)
+        return _build(data, apply_settings(data, sets))
 
     def replace(self, **changes: Any) -> "Job":
         """This job with dotted keys changed and checked anew, unset keys resolved again: `job.replace(**{"parallelism.tp": 4})`.

@@ -241,6 +241,12 @@ MODELED = [
 ]
 """Keys that are read but not modeled yet."""
 
+DUALPIPE = (
+    "not modeled yet; use dualpipev with half the pp and twice the dp (torch and FSDP2), or 1f1b or interleaved with "
+    "performance.overlap.ep (Megatron-Core)"
+)
+"""DualPipe runs two pipelines in opposite directions over the same devices, each a copy of the model; cut in half, one of them is
+DualPipeV on half the devices (deepseek-ai/DualPipe, README, "DualPipeV")."""
 NOT_MODELED = {
     **{
         f"performance.precision={word}": f"not modeled yet; use one of bf16, fp16, fp32, {', '.join(RECIPES)}"
@@ -258,8 +264,9 @@ NOT_MODELED = {
     },
     **{
         f"parallelism.schedule={word}": "not modeled yet; use 1f1b, interleaved, zero_bubble, zbv or dualpipev"
-        for word in ("dualpipe", "zb-h2", "v-half", "v-min")
+        for word in ("zb-h2", "v-half", "v-min")
     },
+    **dict.fromkeys((f"parallelism.schedule={word}" for word in ("dualpipe", "DualPipe")), DUALPIPE),
     **{
         f"performance.moe.dispatcher={word}": "use flex, which is DeepEP and HybridEP"
         for word in ("deepep", "hybridep")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from steptime.answer.assumptions import foremost
 from steptime.answer.result import Estimate
-from steptime.report import breakdown, details, headline
+from steptime.report import breakdown, details, headline, switch_tables
 from steptime.report.table import PLAIN, WIDTH, ReportSection, Style, layout, unstyled, wrapped
 
 
@@ -26,7 +26,7 @@ def sections(estimate: Estimate, *, brief: bool = False) -> list[ReportSection]:
     """Sections of the report, in order. A brief report does not compute the estimate's lazy tables."""
     found: list[ReportSection | None] = [headline.answer(estimate, brief=brief), headline.fixes(estimate)]
     if not brief:
-        found += [breakdown.step_parts(estimate), breakdown.memory(estimate)]
+        found += [breakdown.step_parts(estimate), switch_tables.of_report(estimate), breakdown.memory(estimate)]
         found += [details.gemms(estimate), details.collectives(estimate), details.pipeline(estimate)]
         found.append(details.scaling(estimate.weak_scaling, estimate.job.parallelism.dp))
         found.append(details.run(estimate))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from steptime.answer.result import Estimate
-from steptime.base.rows import Fix
+from steptime.base.rows import Fix, Saving
 from steptime.base.words import counted
 from steptime.report.breakdown import part_name
 from steptime.report.format import COUNT, SI, gib, number, percent, quantity, seconds, whole
@@ -214,7 +214,7 @@ def fixes(estimate: Estimate) -> Table | None:
     return Table(heading, [], rows, notes)
 
 
-def fix_cost(fix: Fix) -> str:
+def fix_cost(fix: Fix | Saving) -> str:
     """Step time and memory with a change."""
     tight = ", tight" if fix.verdict == "tight" else ""
     cost = f"{seconds(fix.step_s)} a step, {100.0 * fix.step_change:+.1f} %"

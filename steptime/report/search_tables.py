@@ -5,9 +5,13 @@ from __future__ import annotations
 from string import ascii_lowercase
 from typing import Any
 
+from steptime.answer.result import estimate
+from steptime.answer.switches import LEAST, savings
 from steptime.answer.whole_run import price
+from steptime.base.rows import Saving
 from steptime.base.words import counted
 from steptime.job.sections import Run
+from steptime.report import switch_tables
 from steptime.report.format import GIB, percent, seconds
 from steptime.report.html import html
 from steptime.report.layout_rows import figures, head, lines, recomputed, row_of, shape, varied
@@ -16,6 +20,7 @@ from steptime.search.changes import words
 from steptime.search.run import search
 from steptime.search.search import Layout, Search
 from steptime.search.space import EXCESS
+from steptime.search.standing import COMPARED, Standing, standing
 
 __all__ = ["Search", "csv_text", "document", "front_sections", "search", "sections"]
 from collections.abc import Sequence
@@ -32,7 +37,11 @@ def sections(found: Search, n: int = 10, *, front: bool = True) -> list[ReportSe
     best = found.best
     if best is None:
         return [nothing_fits(found), *refused(found)]
-    shown: list[ReportSection] = [answer(found, best), layouts_table(found, "best layouts", found.top(n))]
+    shown: list[ReportSection] = [
+        answer(found, best),
+        *settings(found, best),
+        layouts_table(found, "best layouts", found.top(n)),
+    ]
     if front:
         shown.append(layouts_table(found, "Pareto front of step time and memory", found.pareto()))
     shown += [choices(found)] if len(found.found) else []
@@ -57,7 +66,9 @@ def answer(found: Search, best: Layout) -> FactList:
         facts.append(Fact("price", [f"{paid[0]:g} per device-hour ({paid[1]})"]))
     if found.given is not None:
         facts.append(Fact("the plan", [figures(Layout({}, found.given, 0.0), by), shape(Layout({}, found.given, 0.0))]))
-        facts.append(Fact("difference", [difference(found, best)]))
+        facts.append(
+            Fact("difference", [difference(found, best), *filter(None, [STANDINGS[standing(found) or "best"]])])
+        )
     facts.append(Fact("change", lines(best.changes, 54) or ["none: the plan is the best"]))
     count, least = found.tied
     if count:
@@ -70,6 +81,16 @@ def answer(found: Search, best: Layout) -> FactList:
     looked += f"; {found.seconds:.2f} s" + (", interrupted" if found.interrupted else "")
     facts.append(Fact("searched", [looked]))
     return FactList(title(found), facts)
+
+
+STANDINGS: dict[Standing, str] = {
+    "best": "",
+    "within the error": f"the plan is as good: two layouts are compared with a median error of {100.0 * COMPARED:.0f} %",
+    "intervals overlap": "the plan is among the tied: its 80 % interval overlaps that of the best",
+    "slower": "",
+    "does not fit": "",
+}
+"""How the plan stands beside the best layout, where the figures alone do not say it."""
 
 
 def title(found: Search) -> str:
@@ -94,6 +115,18 @@ def difference(found: Search, best: Layout) -> str:
         return f"{seconds(abs(saved))} {'less' if saved >= 0 else 'more'} per step ({share})" if saved else "none"
     each = mine.throughput.tokens_per_s_per_device / theirs.throughput.tokens_per_s_per_device
     return f"{percent(each - 1.0, signed=True)} tokens/s/device; the plan has {counted(theirs.devices, 'device')}"
+
+
+def settings(found: Search, best: Layout) -> list[Table]:
+    """Settings that are no axes of this search and would shorten the step of its best layout; no table without any."""
+    title = f"beside the layout, settings that shorten the best step by {100.0 * LEAST:.0f} % or more"
+    notes = ["to rank layouts with one of them: 3dtrn search ... --over KEY=VALUE"]
+    table = switch_tables.table(_savings(found, best), title, notes)
+    return [table] if table else []
+
+
+def _savings(found: Search, best: Layout) -> list[Saving]:
+    return savings(best.estimate, estimate, without=found.asked.over)
 
 
 def layouts_table(found: Search, heading: str, layouts: Sequence[Layout]) -> Table:
@@ -187,10 +220,12 @@ def document(found: Search, n: int = 10) -> dict[str, Any]:
         "rejected": counts.rejected,
         "too_large": dict(zip((f"{end:g}" for end in EXCESS), counts.too_large, strict=True)),
         "given": None if found.given is None else row(Layout({}, found.given, 0.0)),
+        "standing": standing(found),
         "best": [row(layout) for layout in found.top(n)] if best else [],
         "tied": None,
         "pareto": [row(layout) for layout in found.pareto()] if best else [],
         "choices": {},
+        "settings": [saving._asdict() for saving in _savings(found, best)] if best else [],
         "nearest": None,
     }
     if best is not None:

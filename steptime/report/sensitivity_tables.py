@@ -1,8 +1,9 @@
-"""`3dtrn sensitivity`: the gain from increasing each figure of the machine, and what would hide the communication."""
+"""`3dtrn sensitivity`: the gain from increasing each figure of the machine, what hides communication, what settings save."""
 
 from __future__ import annotations
 
 from steptime.base.words import counted
+from steptime.report import switch_tables
 from steptime.report.breakdown import part_name
 from steptime.report.format import percent, seconds
 from steptime.report.headline import VERDICTS, layout_words
@@ -13,7 +14,7 @@ from steptime.search.sensitivity import Hiding, Sensitivity
 
 
 def sections(found: Sensitivity) -> list[ReportSection]:
-    """The job, then both tables."""
+    """The job, then the tables."""
     given = found.given
     memory = given.memory
     step = seconds(given.step_s) + ("" if memory.fits else f", {VERDICTS[memory.verdict][0].lower()}")
@@ -29,7 +30,8 @@ def sections(found: Sensitivity) -> list[ReportSection]:
         note = "hidden: at most 1 % of the step is exposed; rates per device and direction"
         header = ["", "exposed", "network", "now", "hidden at"]
         shown.append(Table("bandwidth that would hide communication", header, hidden, [note], left=1))
-    return shown
+    settings = switch_tables.table(found.savings)
+    return [*shown, settings] if settings else shown
 
 
 def _job(found: Sensitivity) -> str:

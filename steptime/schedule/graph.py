@@ -1,7 +1,7 @@
 """Dependencies of a schedule's actions, sorted so that every input precedes its use."""
 
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from steptime.schedule.actions import Action, ActionKind, Orders, Place
 from steptime.schedule.orders import described, order, placement
@@ -10,8 +10,8 @@ from steptime.schedule.orders import described, order, placement
 class Input(NamedTuple):
     """Where the actions of one kind and chunk of a stage get their input, and what they cost."""
 
-    numbers: list[int]
-    """By code: the numbers assigned so far on the stage that makes the input; MISSING until assigned."""
+    stage: int
+    """The stage that makes the input; `OWN` where the stage's own order implies it."""
     shift: int
     """From an action's code to the code of the action that makes its input."""
     cost: int
@@ -39,6 +39,9 @@ class Graph(NamedTuple):
 
 
 MISSING = -1
+OWN = -1
+_Known: TypeAlias = tuple[list[int], int, int, int, int]
+"""An `Input` with the numbers assigned so far on its stage, by code; MISSING until assigned."""
 
 
 @lru_cache(maxsize=64)
@@ -56,11 +59,14 @@ def graph(schedule: str, pp: int, vpp: int, microbatches: int, group: int | None
     keys = [Action(kind, m, chunk) for kind in kinds for chunk in range(vpp) for m in range(microbatches)]
     code_of = {key: code for code, key in enumerate(keys)}
     codes = [list(map(code_of.__getitem__, actions)) for actions in orders]
-    partners = [_partners(codes[stage], orders[stage]) if found.pairs else {} for stage in range(pp)]
+    partners = [partners_of(codes[stage], orders[stage]) if found.pairs else {} for stage in range(pp)]
     numbers = [[MISSING] * len(keys) for _ in range(pp)]
-    outgoing = [0] * (len(kinds) * pp * vpp)
-    places = placement(schedule, pp, vpp)
-    inputs = [_inputs(kinds, places, stage, microbatches, numbers, outgoing) for stage in range(pp)]
+    blocks_of, outgoing = inputs_of(kinds, placement(schedule, pp, vpp), pp, microbatches)
+    first_number = [0] * len(keys)
+    inputs: list[list[_Known]] = []
+    for mine in blocks_of:
+        known = [(first_number if one.stage == OWN else numbers[one.stage], *one[1:]) for one in mine]
+        inputs.append([one for one in known for _ in range(microbatches)])
     stages: list[list[int]] = [[] for _ in range(pp)]
     rows = [(0, 0, 0, 0)]
     sweep = [*range(pp), *range(pp - 2, 0, -1)]  # down with the forwards, up with the backwards
@@ -76,16 +82,23 @@ def graph(schedule: str, pp: int, vpp: int, microbatches: int, group: int | None
     return Graph(orders, rows, outgoing, stages, first, last)
 
 
+def inputs_of(
+    kinds: tuple[ActionKind, ...], places: tuple[Place, ...], pp: int, microbatches: int
+) -> tuple[list[list[Input]], list[int]]:
+    """`Input` by stage, of each kind and chunk, and `Graph.outgoing`."""
+    outgoing = [0] * (len(kinds) * len(places))
+    return [_inputs(kinds, places, stage, pp, microbatches, outgoing) for stage in range(pp)], outgoing
+
+
 def _inputs(
     kinds: tuple[ActionKind, ...],
     places: tuple[Place, ...],
     stage: int,
+    pp: int,
     microbatches: int,
-    numbers: list[list[int]],
     outgoing: list[int],
 ) -> list[Input]:
-    """`Input` by code of a stage's actions; fills `outgoing` of what they wait for."""
-    pp = len(numbers)
+    """`Input` of a stage's actions, by kind and chunk; fills `outgoing` of what they wait for."""
     vpp = len(places) // pp
     depth_of = {place: depth for depth, place in enumerate(places)}
     inputs = []
@@ -95,19 +108,19 @@ def _inputs(
             alias = -vpp * microbatches if kind == "I" else 0
             depth = depth_of[Place(stage, chunk)] + (-1 if kind == "F" else 1)
             if kind == "W" or not 0 <= depth < len(places):  # the stage's own order implies it
-                here = Input([0] * len(numbers[stage]), 0, cost, 0, alias)
+                here = Input(OWN, 0, cost, 0, alias)
             else:
                 source = places[depth]
                 first, second = (source.stage, stage) if kind == "F" else (stage, source.stage)
                 boundary = first if second == (first + 1) % pp else second
                 send = 0 if source.stage == stage else 1 + boundary + pp * (kind != "F")
-                here = Input(numbers[source.stage], (source.chunk - chunk) * microbatches + alias, cost, send, alias)
+                here = Input(source.stage, (source.chunk - chunk) * microbatches + alias, cost, send, alias)
                 outgoing[(k * pp + source.stage) * vpp + source.chunk] = send
-            inputs += [here] * microbatches
+            inputs.append(here)
     return inputs
 
 
-def _partners(codes: list[int], actions: tuple[Action, ...]) -> dict[int, int]:
+def partners_of(codes: list[int], actions: tuple[Action, ...]) -> dict[int, int]:
     """Codes of the forwards and backwards of a stage that run as pairs, in both directions."""
     pairs = [at for at in range(len(actions) - 1) if (actions[at].kind, actions[at + 1].kind) == ("F", "B")]
     return {codes[at + i]: codes[at + 1 - i] for at in pairs for i in (0, 1)}
@@ -115,7 +128,7 @@ def _partners(codes: list[int], actions: tuple[Action, ...]) -> dict[int, int]:
 
 def _advance(
     codes: list[int],
-    inputs: list[Input],
+    inputs: list[_Known],
     numbers: list[int],
     done: list[int],
     rows: list[tuple[int, int, int, int]],

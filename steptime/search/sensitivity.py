@@ -1,4 +1,4 @@
-"""The gain in step time from a slightly faster machine, and the bandwidth that would hide its collectives."""
+"""The gain in step time from a slightly faster machine, the bandwidth that would hide its collectives, and what settings save."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from steptime.answer.result import Estimate, estimate
+from steptime.answer.switches import savings
 from steptime.base.config import ConfigError
+from steptime.base.rows import Saving
 from steptime.hardware.machine import Accelerator, Machine, Tier
 from steptime.job.job import Job
 from steptime.job.mesh import comm_part
@@ -56,6 +58,8 @@ class Sensitivity(NamedTuple):
     hiding: list[Hiding]
     left_out: list[str]
     """What was not tried, each with its reason."""
+    savings: list[Saving]
+    """Settings besides the layout that shorten the step, and all of them together."""
 
 
 def sensitivity(job: Job, *, best: bool = True) -> Sensitivity:
@@ -71,7 +75,13 @@ def sensitivity(job: Job, *, best: bool = True) -> Sensitivity:
         gains.append(_devices(given))
     except ConfigError as error:
         left_out.append(f"{TWICE}: dp {job.parallelism.dp:,} cannot double: {error.problems[0]}")
-    return Sensitivity(given, sorted(gains, key=lambda gain: gain.change), list(hiding(given)), left_out)
+    return Sensitivity(
+        given,
+        sorted(gains, key=lambda gain: gain.change),
+        list(hiding(given)),
+        left_out,
+        savings(given, estimate, exact=False),
+    )
 
 
 def _gain(given: Estimate, name: str, now: str, machine: Machine) -> Gain:
@@ -208,4 +218,5 @@ def document(found: Sensitivity) -> dict[str, Any]:
         "gains": [gain._asdict() for gain in found.gains],
         "hiding": [row._asdict() for row in found.hiding],
         "left_out": found.left_out,
+        "settings": [saving._asdict() for saving in found.savings],
     }

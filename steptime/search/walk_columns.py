@@ -18,6 +18,7 @@ from steptime.schedule.orders import described, first_backward, shortened
 from steptime.schedule.sharded import Around, AroundActions
 from steptime.schedule.walk import REPEATS
 from steptime.search.pipeline import ChunkFigures, Stages, counts_of
+from steptime.search.walk_levels import Levels, levels, walked
 
 WIDTH = 1024
 """Layouts that are walked together."""
@@ -87,10 +88,10 @@ def _runs(stages: Stages, microbatches: Any, left: Any, repeats: int) -> Iterato
     """Steps that represent the layouts `left`, each with the repeats that it is shorter by, by row; -1 for rows of others."""
     import numpy as np
 
-    runs: dict[tuple[int, int | None], tuple[WalkRun, Any]] = {}
+    runs: dict[tuple[int, int, int], tuple[WalkRun, Any]] = {}
     for m in counts_of(microbatches[left.any(axis=0)]):
         run = _run(stages.schedule, stages.pp, stages.vpp, m, repeats)
-        _, fewer = runs.setdefault(run.key, (run, np.full(len(microbatches), -1.0)))
+        _, fewer = runs.setdefault((run.microbatches, run.group, run.repeats), (run, np.full(len(microbatches), -1.0)))
         fewer[microbatches == m] = run.fewer
     yield from runs.values()
 
@@ -98,15 +99,17 @@ def _runs(stages: Stages, microbatches: Any, left: Any, repeats: int) -> Iterato
 class WalkRun(NamedTuple):
     """A step of a pipeline, or a shorter one that represents it."""
 
-    graph: Graph
-    repeats: int
-    """Whole repeats of its steady state."""
-    length: int
+    schedule: str
+    pp: int
+    vpp: int
+    microbatches: int
+    group: int
+    repeats: int = 0
+    """Whole repeats of its steady state, where it is shorter than the step."""
+    length: int = 0
     """Actions of a stage in one of them."""
-    fewer: int
-    """Repeats that it is shorter by."""
-    key: tuple[int, int | None]
-    """Its micro-batches and their group: steps of other numbers of micro-batches are the same but for `fewer`."""
+    fewer: int = 0
+    """Repeats that it is shorter by: steps of other numbers of micro-batches may be the same but for these."""
 
     def __call__(
         self, costs: list[Any], sends: list[Any], fewer: Any, *, blocking: bool, around: AroundActions | None = None
@@ -117,37 +120,35 @@ class WalkRun(NamedTuple):
         """
         import numpy as np
 
-        held, waited = costs, [None] * len(sends)
+        what, held = (self.schedule, self.pp, self.vpp, self.microbatches, self.group), costs
+        found: Levels | Graph = levels(*what) if around is None else graph(*what)
         if blocking:
-            held = [cost + sends[send] for cost, send in zip(costs, self.graph.outgoing, strict=True)]
-        else:
-            waited = [None, *sends[1:]]
-        free = np.zeros((len(self.graph.rows), len(costs[0])))
-        if around is None:
-            for number, (previous, source, cost, send) in enumerate(islice(self.graph.rows, 1, None), 1):
-                now, later = free[number], waited[send]
-                np.maximum(free[previous], free[source] if later is None else free[source] + later, out=now)
-                now += held[cost]
-        else:
-            sharded_run(self.graph, held, waited, around, free)
-        end = free[[numbers[-1] for numbers in self.graph.stages]].max(axis=0)
+            held = [cost + sends[send] for cost, send in zip(costs, found.outgoing, strict=True)]
+        free = np.empty((1 + sum(map(len, found.stages)), len(costs[0])))
+        if isinstance(found, Levels):
+            walked(found, held, None if blocking else sends, free)
+        elif around is not None:
+            free[0] = 0.0
+            sharded_run(found, held, [None, *([None if blocking else send for send in sends[1:]])], around, free)
+        end = free[[numbers[-1] for numbers in found.stages]].max(axis=0)
         if not self.fewer:
             return end, False
-        lasts, before = self._repeats(free)
+        lasts, before = self._repeats(found, free)
         longest = lasts.max(axis=0)
         settled = np.ptp(np.concatenate([lasts, before]), axis=0) <= 1e-9 * longest
         return end + fewer * longest, ~settled
 
-    def _repeats(self, free: Any) -> tuple[Any, Any]:
+    def _repeats(self, found: Levels | Graph, free: Any) -> tuple[Any, Any]:
         """Seconds of the last repeat and of the one before it, [stage, layout]."""
         import numpy as np
 
-        found = []
-        for actions, numbers in zip(self.graph.orders, self.graph.stages, strict=True):
-            last = first_backward(actions) - 2 + self.repeats * self.length
+        each = []
+        firsts = found.first_backward if isinstance(found, Levels) else map(first_backward, found.orders)
+        for first, numbers in zip(firsts, found.stages, strict=True):
+            last = first - 2 + self.repeats * self.length
             ends = [free[numbers[last - back * self.length]] for back in range(3)]
-            found.append((ends[0] - ends[1], ends[1] - ends[2]))
-        lasts, before = zip(*found, strict=True)
+            each.append((ends[0] - ends[1], ends[1] - ends[2]))
+        lasts, before = zip(*each, strict=True)
         return np.stack(lasts), np.stack(before)
 
 
@@ -190,6 +191,6 @@ def _run(name: str, pp: int, vpp: int, microbatches: int, repeats: int) -> WalkR
     group = default_group(pp, microbatches)
     short, period, fewer = shortened(name, pp, vpp, microbatches, group, repeats)
     if period is None or 3 * short > 2 * microbatches:
-        return WalkRun(graph(name, pp, vpp, microbatches, group), 0, 0, 0, (microbatches, None))
+        return WalkRun(name, pp, vpp, microbatches, group)
     length = described(name).passes * vpp * period
-    return WalkRun(graph(name, pp, vpp, short, period), repeats, length, fewer, (short, period))
+    return WalkRun(name, pp, vpp, short, period, repeats, length, fewer)

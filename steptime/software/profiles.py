@@ -16,6 +16,28 @@ from steptime.base.document import shipped, shipped_names
 
 _FOLDER = Path(__file__).parents[1] / "data" / "software"
 _KEY = "performance.software"
+_HUGGING_FACE = ("accelerate", "deepspeed", "torch")
+TRAINERS: dict[str, tuple[str, ...]] = {
+    "mcore": ("megatron-core",),
+    "bridge": ("megatron-bridge",),
+    "primus": ("megatron-core", "torchtitan"),
+    **dict.fromkeys(
+        ("transformers", "huggingface", "trl", "axolotl", "llamafactory", "swift", "ms-swift"), _HUGGING_FACE
+    ),
+    "gpt-neox": ("megatron-deepspeed",),
+    "maxtext": ("xla",),
+    "levanter": ("xla",),
+    "jax": ("xla",),
+    "olmo": ("fsdp2", "torch"),
+    "olmo-core": ("fsdp2", "torch"),
+    "torchtune": ("fsdp2", "torch"),
+    "openrlhf": ("deepspeed",),
+    "titan": ("torchtitan",),
+    "fsdp": ("fsdp2",),
+    "ddp": ("torch",),
+    "pytorch": ("torch", "fsdp2"),
+}
+"""Trainers that have no profile of their own -> the profiles of what they train with."""
 
 
 @cache
@@ -32,7 +54,9 @@ def profile_mapping(said: str) -> dict[str, Any]:
     """
     name, at, release = said.partition("@")
     if name not in profile_names():
-        line = f"{_KEY}: unknown profile (got {show(name)}){near(name, profile_names())}"
+        used = TRAINERS.get(name.lower().replace("_", "-").replace(" ", "-"))
+        fix = f"; use {' or '.join(used)}" if used else near(name, profile_names())
+        line = f"{_KEY}: unknown profile (got {show(name)}){fix}"
         raise ConfigError(ConfigProblem(line, _KEY))
     own = shipped(_FOLDER / f"{name}.yaml")
     releases = {str(key): value for key, value in own.pop("releases", {}).items()}

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from steptime.answer.result import Estimate, estimate
 from steptime.base.config import ConfigError
 from steptime.base.document import parse_mapping
-from steptime.job.edit import put, read_setting
+from steptime.job.edit import put, read_settings
 from steptime.job.job import Job
 from steptime.job.sections import Hardware
 from steptime.launch.logs.job_log import JobLog, TellProgress, read_log
@@ -109,7 +109,9 @@ def read_run(
             cannot run, flags that are not modeled.
     """
     log = read_log(paths, progress)
-    changes = dict(map(read_setting, sets))
+    changes, unread = read_settings(sets)
+    if unread:
+        raise ConfigError(unread)
     reading = _reading(log, kind, changes) if plan is None else _beside(plan, kind, changes)
     notes, problems = _name_machine(reading, log, changes, hardware)
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -12,9 +12,10 @@ from typing import Any
 
 from steptime import __version__
 from steptime.answer.result import Estimate
+from steptime.base.rows import Saving
 from steptime.base.words import counted
 from steptime.launch.plan_yaml import plan_yaml
-from steptime.report import details
+from steptime.report import details, switch_tables
 from steptime.report.headline import answer, fix_cost, fixes, headline, phrases
 from steptime.report.page import memory_charts, tables, time_charts
 from steptime.report.page.markup import Html, el, join, linked, to_copy, tools
@@ -120,6 +121,11 @@ def _sections(estimate: Estimate, timeline: Timeline) -> Iterator[tuple[str, str
     yield "memory", "Memory of a device, by stage", memory_charts.stage_bars(estimate)
     yield "step", "Where the step goes", time_charts.step_bars(estimate)
     yield (
+        "settings",
+        switch_tables.TITLE[0].upper() + switch_tables.TITLE[1:],
+        _settings(estimate.savings) if estimate.savings else None,
+    )
+    yield (
         "schedule",
         "The step in time",
         join(schedule(estimate), el("h3", "memory over the step"), memory_charts.over_time(estimate, timeline)),
@@ -169,6 +175,12 @@ def _fixes(estimate: Estimate) -> Html:
     """The changes that make the job fit, each to be copied whole."""
     items = [el("li", el("code", fix.set), el("p", fix_cost(fix))) for fix in estimate.fixes]
     return el("div", el("ol", *items) if items else None, class_="fixes")
+
+
+def _settings(found: Sequence[Saving]) -> Html:
+    """The settings that shorten the step, each to be copied whole."""
+    items = [el("li", el("code", one.set), el("p", switch_tables.described(one))) for one in found]
+    return el("div", el("ol", *items), class_="fixes")
 
 
 def _evidence(estimate: Estimate) -> Html:

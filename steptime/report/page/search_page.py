@@ -63,6 +63,7 @@ def _sections(found: Search, best: Layout, top: int) -> list[Html]:
         section("step", "Where their steps go", steps(shown)),
         section("memory", "Memory of their worst stages", memories(shown)),
         section("plans", "Their plans", join(*details)),
+        *map(_section, search_tables.settings(found, best)),
         section("layouts", "Best layouts", join(*map(plain_table, tables))),
         *map(_section, search_tables.refused(found)),
     ]
