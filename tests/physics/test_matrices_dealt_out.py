@@ -1,0 +1,44 @@
+"""Whole matrices that are dealt out over ranks, and what an update holds for the tensor it works on, by hand.
+
+The two layers' matrices (`physics_jobs`): q, k, v 49,152 elements, projection 16,384, gate and up 65,536, down 32,768, together
+327,680 in two layers; embedding and head have 131,072 each.
+"""
+
+from __future__ import annotations
+
+import pytest
+from physics_jobs import job
+
+from steptime.job.assembly import Assembly
+from steptime.memory.moments import unevenness, update_temporaries
+
+
+def planned(optimizer: str) -> Assembly:
+    software = "torch" if optimizer == "adafactor" else "megatron-core"
+    performance = {"optimizer": optimizer, "moment_dtype": "fp32"}
+    return Assembly(job(software, dp=2, performance=performance, zero_level=1 * (optimizer == "dist_muon")))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "ranks", "more"),
+    [
+        ("dist_muon", 4, 0),  # 81,920 each, more than the largest
+        ("dist_muon", 5, 0),  # 65,536 each, as many
+        ("dist_muon", 16, 65_536 - 20_480),
+        ("adamw", 16, 0),
+    ],
+)
+def test_a_rank_has_no_less_than_a_matrix(optimizer, ranks, more):
+    """megatron/core/optimizer/layer_wise_optimizer.py, _compute_per_buffer_param_layout."""
+    assembly = planned(optimizer)
+    held = assembly.counted_params(assembly.stages[0])
+    assert unevenness(assembly.job, held, {"dense": ranks}) == {"dense": more}
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "bytes_"), [("adamw", 0), ("muon", 12 * 65_536), ("dist_muon", 12 * 65_536), ("adafactor", 4 * 131_072)]
+)
+def test_temporaries_of_an_update(optimizer, bytes_):
+    """Muon: three fp32 copies of a matrix; Adafactor: the fp32 update of any tensor, of which the embedding is the largest."""
+    assembly = planned(optimizer)
+    assert update_temporaries(assembly.job, assembly.counted_params(assembly.stages[0])) == bytes_
