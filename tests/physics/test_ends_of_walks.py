@@ -1,8 +1,8 @@
 """FSDP's walks at their ends: embedding, head and root of made-up sizes around three layers, every byte by hand.
 
 A layer's group: sent 5,000, gathered 10,000, unsharded 30,000, gradients 3,000, reduction's input 6,000, leaves 400; the root's:
-100,000, 300,000, 50,000, 60,000. Embedding and head save 16 and 200 B and have 528 and 900 B at most in forward, 1,028 and 1,400 B
-in backward; a layer saves 1,000 B. Gradients of the head's 131,200 parameters are bf16.
+100,000, 300,000, 50,000, 60,000. Embedding and head save 16 and 200 B and have 528 and 900 B at most in forward, 1,028 and
+1,400 B in backward; a layer saves 1,000 B. Gradients of the head's 131,200 parameters are bf16.
 """
 
 from __future__ import annotations

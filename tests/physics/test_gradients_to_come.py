@@ -71,8 +71,7 @@ def test_without_reductions_all_are_to_come(version):
 
 
 def test_a_forward_whose_parameters_are_gathered():
-    """It holds the root's 300,000 B and three layers' 30,000; embedding and head save 16 and 200 B, and have at most 528 and 900.
-    """
+    """It holds the root's 300,000 B and three layers' 30,000; embedding and head save 16 and 200 B, have 528 and 900 at most."""
     assembly = Assembly(job("fsdp2", seqlen=2, microbatches=3, dp=2, fsdp={"no_sync": True}))
     memories, found = PartMemories(assembly, weight_grads_stay=True), Every()
     memories.embedding = PartMemory(16.0, Peak(528.0, "embedding"), Peak(0.0, ""))

@@ -36,7 +36,8 @@ def test_a_rank_has_no_less_than_a_matrix(optimizer, ranks, more):
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "bytes_"), [("adamw", 0), ("muon", 12 * 65_536), ("dist_muon", 12 * 65_536), ("adafactor", 4 * 131_072)]
+    ("optimizer", "bytes_"),
+    [("adamw", 0), ("muon", 12 * 65_536), ("dist_muon", 12 * 65_536), ("adafactor", 4 * 131_072)],
 )
 def test_temporaries_of_an_update(optimizer, bytes_):
     """Muon: three fp32 copies of a matrix; Adafactor: the fp32 update of any tensor, of which the embedding is the largest."""
