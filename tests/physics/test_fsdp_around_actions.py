@@ -11,7 +11,8 @@ from physics_jobs import job, machine
 
 from steptime.cost.parts import PartTime, Work
 from steptime.cost.rates import rates
-from steptime.fsdp.pipeline_seconds import ChunkSeconds, PipelineSeconds
+from steptime.fsdp.pipeline_seconds import ChunkSeconds, PipelineSeconds, Prices
+from steptime.fsdp.seconds import CommSeconds, ShardedPass
 from steptime.job.assembly import Assembly
 from steptime.schedule import order
 from steptime.schedule.sharded import Around
@@ -23,10 +24,19 @@ def additions(
     stage: int, *, overlap: bool = True, schedule: str = "1f1b", vpp: int = 1, reshard: bool = False
 ) -> dict[str, Around]:
     """By action, of two stages and two micro-batches."""
+    found = of_stages(overlap=overlap, schedule=schedule, vpp=vpp, reshard=reshard)
+    actions = order(schedule, 2, vpp, 2)[stage]
+    return {f"{one.kind}{one.microbatch}.{one.chunk}": around for one, around in found(stage, actions).items()}
+
+
+def of_stages(
+    *, overlap: bool = True, schedule: str = "1f1b", vpp: int = 1, reshard: bool = False, microbatches: int = 2
+) -> PipelineSeconds:
+    """Of two stages whose chunks are alike."""
     on = machine(link=1.0, node=2)
-    layout = {"dp": 2, "pp": 2, "vpp": vpp, "schedule": schedule, "fsdp": {"reshard_after_forward": reshard}}
+    layout = {"dp": 4, "pp": 2, "vpp": vpp, "schedule": schedule, "fsdp": {"reshard_after_forward": reshard}}
     made = job(
-        "fsdp2", on=on, microbatches=2, model={"n_layers": 4}, performance={"overlap": {"dp": overlap}}, **layout
+        "fsdp2", on=on, microbatches=microbatches, model={"n_layers": 4}, performance={"overlap": {"dp": overlap}}, **layout
     )
     assembly = Assembly(made)
     none = PartTime(Work(), Work(), Work())
@@ -34,8 +44,7 @@ def additions(
     found = PipelineSeconds(assembly, tuple(on.tiers), parts, [{}] * 2 * vpp, rates(on.accelerator, made.software))
     found.chunks = [[CHUNK] * vpp] * 2
     found.shown = [[40.0] * vpp] * 2
-    actions = order(schedule, 2, vpp, 2)[stage]
-    return {f"{one.kind}{one.microbatch}.{one.chunk}": around for one, around in found(stage, actions).items()}
+    return found
 
 
 @pytest.mark.parametrize(
@@ -66,3 +75,19 @@ def test_chunks_fetched_ahead_are_copied_out_when_they_run(overlap, at_once):
     assert {"F1.0", "F1.1"}.isdisjoint(found)
     assert [found[f"B0.{chunk}"] for chunk in (0, 1)] == [Around(0.5, (), 0.0)] * 2
     assert [found[f"B1.{chunk}"] for chunk in (0, 1)] == [Around(0.25, (), 9.0)] * 2
+
+
+def test_sums_of_a_step_for_one_micro_batch():
+    """Of four the first takes 0.5 s, the others 0.25 s: 1.25 / 4. Each gather and reduction runs once in the step."""
+    found = of_stages(microbatches=4)
+    free = CommSeconds(8.0, 4.0, 16.0, 2.0)
+    found.prices = [[Prices(of.groups, dict.fromkeys(of.of, free)) for of in stage] for stage in found.prices]
+    forward, backward = found.passes(0)
+    assert forward == ShardedPass(3 / 4, 3 * 8.0 / 4, 3 * 2.0 / 4)
+    assert backward == ShardedPass(3 / 4, 3 * 16.0 / 4, (1.25 + 3 * 4.0) / 4)
+
+
+def test_work_of_a_direction():
+    """Added and divided figure by figure."""
+    assert ShardedPass(4.0, 8.0, 2.0).over(2.0) == ShardedPass(2.0, 4.0, 1.0)
+    assert ShardedPass(4.0, 8.0, 2.0).plus(ShardedPass(1.0, 3.0, 5.0)) == ShardedPass(5.0, 11.0, 7.0)

@@ -7,10 +7,12 @@ The two layers' matrices (`physics_jobs`): q, k, v 49,152 elements, projection 1
 from __future__ import annotations
 
 import pytest
-from physics_jobs import job
+from physics_jobs import job, machine
 
 from steptime.job.assembly import Assembly
-from steptime.memory.moments import unevenness, update_temporaries
+from steptime.memory.moments import mean_moments, unevenness, update_temporaries
+from steptime.timing.orthogonalize import orthogonalize_s
+from steptime.timing.part_times import pricing
 
 
 def planned(optimizer: str) -> Assembly:
@@ -43,3 +45,20 @@ def test_temporaries_of_an_update(optimizer, bytes_):
     """Muon: three fp32 copies of a matrix; Adafactor: the fp32 update of any tensor, of which the embedding is the largest."""
     assembly = planned(optimizer)
     assert update_temporaries(assembly.job, assembly.counted_params(assembly.stages[0])) == bytes_
+
+
+def test_matrices_of_experts():
+    """Of 8 experts a device of ep 2 has 4: gate and up 128 x 128, down 128 x 64, one fp32 momentum each, 4 B a parameter. Five
+    iterations of 4 m^2 n + 2 m^3: 12,582,912 and 4 * 64 * 64 * 128 + 2 * 64^3 = 2,621,440 for each of 4 experts in 2 layers. Of
+    the rest: q, k, v 29,360,128, the projection 12,582,912, the router's 8 x 128 rows 4 * 64 * 128 + 2 * 512 = 33,792.
+    """
+    moe = {"n_experts": 8, "experts_per_token": 2, "expert_inter_sz": 64}
+    performance = {"optimizer": "muon"}
+    plan = job(
+        on=machine(flops=1.0), dp=2, ep=2, microbatches=2, model={"moe": moe}, performance=performance, zero_level=0
+    )
+    assembly = Assembly(plan)
+    held = assembly.counted_params(assembly.stages[0])
+    assert mean_moments(plan, held)["expert"] == 4.0
+    flops = 2 * 5 * (4 * (12_582_912 + 2_621_440) + 29_360_128 + 12_582_912 + 33_792)
+    assert orthogonalize_s(plan, held, pricing(plan).context) == pytest.approx(flops, rel=1e-3)

@@ -12,7 +12,7 @@ from steptime.job.assembly import Assembly
 from steptime.memory.ledger import NO_BYTES, PartMemory, Peak
 from steptime.memory.op_walk import Autograd
 from steptime.memory.part_memories import PartMemories
-from steptime.memory.split_backward import SplitMemory, walk_split
+from steptime.memory.split_backward import SplitMemory, chunk_split, walk_split
 from steptime.memory.stages import PeakMoment, before_gradients, split_bytes
 from steptime.model.ops import Move, Param, Tensor
 
@@ -69,3 +69,17 @@ def test_the_backward_after_the_first_finds_all_gradients(microbatches, later):
     found = before_gradients(assembly, 0, [5.0], [1e12])
     assert found is not None
     assert found == later if later else found.transient_bytes < 1e9
+
+
+def test_what_runs_before_lies_beneath():
+    """Two layers save 10 B each and keep 3 B: the head's first half of 50 B runs beside both, 20 + 50; its peak decides."""
+    layer, head = (PartMemory(saved, NO_BYTES, NO_BYTES) for saved in (10.0, 4.0))
+    split = [SplitMemory(3.0, Peak(15.0, "layer"), 7.0), SplitMemory(3.0, Peak(50.0, "head"), 2.0)]
+    found = chunk_split([(0, layer, SplitMemory(0.0, Peak(1e6, "none"), 1e6)), (2, layer, split[0]), (1, head, split[1])])
+    assert found == SplitMemory(9.0, Peak(70.0, "head"), 7.0)
+
+
+def test_layers_that_keep_less_than_they_save():
+    """Three of 10 B saved and 3 B kept: the last in depth runs first, beside two that hold all they saved: 20 + 15."""
+    layer = PartMemory(10.0, NO_BYTES, NO_BYTES)
+    assert chunk_split([(3, layer, SplitMemory(3.0, Peak(15.0, "layer"), 7.0))]).inputs == Peak(35.0, "layer")
