@@ -36,7 +36,12 @@ def of_stages(
     on = machine(link=1.0, node=2)
     layout = {"dp": 4, "pp": 2, "vpp": vpp, "schedule": schedule, "fsdp": {"reshard_after_forward": reshard}}
     made = job(
-        "fsdp2", on=on, microbatches=microbatches, model={"n_layers": 4}, performance={"overlap": {"dp": overlap}}, **layout
+        "fsdp2",
+        on=on,
+        microbatches=microbatches,
+        model={"n_layers": 4},
+        performance={"overlap": {"dp": overlap}},
+        **layout,
     )
     assembly = Assembly(made)
     none = PartTime(Work(), Work(), Work())

@@ -75,7 +75,9 @@ def test_what_runs_before_lies_beneath():
     """Two layers save 10 B each and keep 3 B: the head's first half of 50 B runs beside both, 20 + 50; its peak decides."""
     layer, head = (PartMemory(saved, NO_BYTES, NO_BYTES) for saved in (10.0, 4.0))
     split = [SplitMemory(3.0, Peak(15.0, "layer"), 7.0), SplitMemory(3.0, Peak(50.0, "head"), 2.0)]
-    found = chunk_split([(0, layer, SplitMemory(0.0, Peak(1e6, "none"), 1e6)), (2, layer, split[0]), (1, head, split[1])])
+    found = chunk_split(
+        [(0, layer, SplitMemory(0.0, Peak(1e6, "none"), 1e6)), (2, layer, split[0]), (1, head, split[1])]
+    )
     assert found == SplitMemory(9.0, Peak(70.0, "head"), 7.0)
 
 
