@@ -34,8 +34,8 @@ def test_ends_of_chunks_and_stages():
 
 
 def test_a_send_that_blocks_holds_its_stage():
-    """Stage 0's forwards end at 3 and 6 with their sends; stage 1: F0 3 to 6, B0 to 13 and its send to 14, F1 to 17, B1 to 24, its
-    send to 25; stage 0: B0 14 to 19, B1 25 to 30.
+    """Stage 0's forwards end at 3 and 6 with their sends; stage 1: F0 3 to 6, B0 to 13 and its send to 14, F1 to 17, B1 to 24,
+    its send to 25; stage 0: B0 14 to 19, B1 25 to 30.
     """
     found = walk("1f1b", 2, 1, 2, [[2.0], [3.0]], [[5.0], [7.0]], [1.0, 0.0], blocking=True)
     assert (found.makespan_s, found.stage_end[0]) == (30.0, 30.0)
