@@ -11,10 +11,18 @@ from walked_moments import LAYER, Every
 from steptime.fsdp.groups import Buffers, ParamGroup, groups
 from steptime.fsdp.memory_walk import Wrapped
 from steptime.fsdp.pipeline_chunks import Gradients, Passing, ShardedChunk, chunk_bytes
-from steptime.fsdp.pipeline_memory import Outstanding, Situation, beside, fetches_ahead
+from steptime.fsdp.pipeline_memory import (
+    Outstanding,
+    Situation,
+    beside,
+    fetches_ahead,
+    situations,
+    stage_steps,
+)
 from steptime.job.assembly import Assembly
 from steptime.memory.ledger import NO_BYTES, PartMemory
 from steptime.memory.part_memories import PartMemories
+from steptime.schedule import order
 from steptime.schedule.actions import Action
 from steptime.schedule.sharded import sharded_steps
 
@@ -32,6 +40,23 @@ def test_the_next_three_chunks_are_there():
     assert [step.layers_held for step in steps] == [step.roots_held for step in steps] == HELD
     assert not any(step.gathers or step.roots for step in steps)
     assert [step.reduces for step in steps] == [False] * 4 + [True] * 4
+
+
+def test_a_chunk_fetched_for_its_own_action():
+    """The first action's; the others were requested before theirs."""
+    found = [one.passing for one in situations(sharded_steps(ACTIONS, ahead=True, reshard=False), 4)]
+    assert [one.fetched for one in found] == [True] + [False] * 7
+    assert all(one.held and not one.roots for one in found)
+
+
+def test_the_first_stage_makes_no_gradient_of_its_input():
+    """Its backward runs whole in place of the gradients of weights (stage.py, backward_one_chunk); other stages split theirs."""
+    said = {"reshard_after_forward": False}
+    assembly = Assembly(job("fsdp2", dp=2, pp=2, schedule="zero_bubble", microbatches=2, fsdp=said))
+    orders = order("zero_bubble", 2, 1, 2)
+    kinds = [[step.action.kind for step in stage_steps(assembly, stage, orders[stage])] for stage in (0, 1)]
+    assert kinds == [["F", "F", "B", "B"], ["F", "I", "F", "I", "W", "W"]]
+    assert [step.gathers for step in stage_steps(assembly, 0, orders[0])] == [False] * 4  # fetched ahead
 
 
 def test_what_hooks_gather_stays_till_it_is_freed():

@@ -1,7 +1,7 @@
 """Where a step's work around the pipeline lies in time, and what its actions send, on links of 1 B/s: two ranks, `physics_jobs`.
 
-590,464 parameters of the model: a gather of bf16 sends half of 2 B each, a reduce-scatter of fp32 half of 4 B. A layer has 164,096,
-the root of FSDP 262,272.
+590,464 parameters of the model: a gather of bf16 sends half of 2 B each, a reduce-scatter of fp32 half of 4 B. A layer has
+164,096, the root of FSDP 262,272.
 """
 
 from __future__ import annotations
