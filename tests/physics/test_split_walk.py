@@ -13,7 +13,7 @@ from steptime.memory.ledger import NO_BYTES, PartMemory, Peak
 from steptime.memory.op_walk import Autograd
 from steptime.memory.part_memories import PartMemories
 from steptime.memory.split_backward import SplitMemory, chunk_split, walk_split
-from steptime.memory.stages import PeakMoment, before_gradients, split_bytes
+from steptime.memory.stages import PeakMoment, before_gradients, moment_op, split_bytes
 from steptime.model.ops import Move, Param, Tensor
 
 X = Tensor("x", 10, 1.0)
@@ -85,3 +85,10 @@ def test_layers_that_keep_less_than_they_save():
     """Three of 10 B saved and 3 B kept: the last in depth runs first, beside two that hold all they saved: 20 + 15."""
     layer = PartMemory(10.0, NO_BYTES, NO_BYTES)
     assert chunk_split([(3, layer, SplitMemory(3.0, Peak(15.0, "layer"), 7.0))]).inputs == Peak(35.0, "layer")
+
+
+def test_what_runs_at_a_stages_worst_moment():
+    """Gradients of weights have no op of their own; the first half counts as the backward that it is."""
+    memory = PartMemory(0.0, Peak(1.0, "a"), Peak(2.0, "b"))
+    found = [moment_op(memory, kind) for kind in ("F", "B", "I", "W")]
+    assert found == ["forward of a", "backward of b", "backward of b", "gradients of the weights"]
