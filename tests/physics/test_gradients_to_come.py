@@ -7,13 +7,14 @@ come, at the root's 700. (`test_fsdp_moments` has the groups of made-up sizes.)
 from __future__ import annotations
 
 import pytest
-from physics_jobs import job
+from physics_jobs import job, machine
 from walked_moments import LAYER, Every
 
 from steptime.fsdp import memory_walk, no_sync_walk
 from steptime.fsdp.groups import Buffers
-from steptime.fsdp.memory_walk import Wrapped
+from steptime.fsdp.memory_walk import Wrapped, wrapped
 from steptime.fsdp.no_sync_walk import Phase, WalkedChunk
+from steptime.hardware.machine import Machine
 from steptime.job.assembly import Assembly
 from steptime.memory.ledger import PartMemory, Peak
 from steptime.memory.part_memories import PartMemories
@@ -81,3 +82,16 @@ def test_a_forward_whose_parameters_are_gathered():
     assert found.of("forward of embedding") == [(16.0, held + 512)]
     assert found.of("forward of mlp") == [(1_016.0 + 1_000 * i, held + 700) for i in range(3)]
     assert found.of("forward of loss") == [(3_216.0, held + 700)]
+
+
+@pytest.mark.parametrize(("offload", "bytes_"), [({}, 4 * 164_096 / 2), ({"params": True}, 0.0)])
+def test_sharded_gradients_of_a_layer(offload, bytes_):
+    """fp32 of half of its 164,096 parameters; none on the device where the host updates them. The last one to be trained is
+    the down projection, 32,768 elements in bf16.
+    """
+    link = machine(host_bytes_per_s=1.0)
+    on = Machine(**link.model_dump(exclude={"host"}), host={"memory_bytes": 1e15, "memory_bytes_per_s": 1.0})
+    assembly = Assembly(job("fsdp2", on=on, dp=2, performance={"cpu_offload": offload}, fsdp={"reduce_dtype": "fp32"}))
+    layers = wrapped(assembly, PartMemories(assembly, weight_grads_stay=True), assembly.chunks[0])
+    assert [layer.gradients for layer in layers] == [[bytes_]] * 2
+    assert [layer.last for layer in layers] == [2 * 32_768] * 2
