@@ -95,3 +95,11 @@ def test_sharded_gradients_of_a_layer(offload, bytes_):
     layers = wrapped(assembly, PartMemories(assembly, weight_grads_stay=True), assembly.chunks[0])
     assert [layer.gradients for layer in layers] == [[bytes_]] * 2
     assert [layer.last for layer in layers] == [2 * 32_768] * 2
+
+
+def test_each_layer_has_the_group_of_its_width():
+    """Wide layers have 164,096 + 3 * 128 * 256 = 262,400 parameters, gathered in bf16; narrow ones 164,096."""
+    kinds = [{"repeat": 1, "inter_sz": 512}, {"repeat": 2}, {"repeat": 1, "inter_sz": 512}]
+    assembly = Assembly(job("fsdp2", model={"n_layers": 4, "layers": kinds}, dp=2, fsdp={"reduce_dtype": "fp32"}))
+    layers = wrapped(assembly, PartMemories(assembly, weight_grads_stay=True), assembly.chunks[0])
+    assert [layer.buffers.gathered for layer in layers] == [2 * n for n in (262_400, 164_096, 164_096, 262_400)]

@@ -76,6 +76,36 @@ def test_what_fsdp_sends_in_each_direction():
     assert there.exposed_s / back.exposed_s == pytest.approx(there.busy_s / back.busy_s)
 
 
+def test_a_backward_repeats_the_collectives_of_layers_that_run_again():
+    """Two layers under tp 2 with sp: a gather and a reduce-scatter of attention and of the MLP each, 8 in all, run again."""
+    layout = {"tp": 2, "sp": True, "model": {"n_q_heads": 2}, "n_param_buckets": 1}
+    calls = {}
+    for recompute in ("none", "full"):
+        on, performance = machine(flops=1.0, link=1.0), {"activation_checkpointing_type": recompute}
+        shown = Timeline(estimate(job(on=on, dp=2, performance=performance, **layout)).timing)
+        calls[recompute] = [sum(of.calls for of in shown.traffic(0, 0, way) if of.axis == "tp") for way in ("F", "B")]
+    assert calls["full"][0] == calls["none"][0]
+    assert calls["full"][1] == calls["none"][1] + 8
+
+
+def test_sends_of_two_stages():
+    """2,048 B at 1 B/s between two stages, of each of two micro-batches: outputs down, gradients up, each from the end of its
+    action on; the receiver runs once it has come.
+    """
+    on = machine(flops=1.0, link=1.0)
+    shown = Timeline(estimate(job(on=on, pp=2, microbatches=2, performance={"overlap": {"pp": True}})).timing)
+    ends = [{span.action: span for span in spans} for spans in shown.actions]
+    found = list(shown.sent())
+    assert [(one.stage, one.action.kind, one.action.microbatch, one.to_stage) for one in found] == [
+        (0, "F", 0, 1), (0, "F", 1, 1), (1, "B", 0, 0), (1, "B", 1, 0),
+    ]  # fmt: skip
+    for one in found:
+        assert one.to_action == one.action
+        assert one.start_s == ends[one.stage][one.action].end_s
+        assert one.end_s - one.start_s == near(2_048)
+        assert one.used_s == ends[one.to_stage][one.to_action].start_s >= one.end_s * (1 - 1e-9)
+
+
 @pytest.mark.parametrize(
     ("schedule", "vpp", "expected"),
     [
