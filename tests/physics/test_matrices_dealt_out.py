@@ -11,6 +11,7 @@ from physics_jobs import job, machine
 
 from steptime.job.assembly import Assembly
 from steptime.memory.moments import mean_moments, unevenness, update_temporaries
+from steptime.timing.optimizer import optimizer_step
 from steptime.timing.orthogonalize import orthogonalize_s
 from steptime.timing.part_times import pricing
 
@@ -62,3 +63,19 @@ def test_matrices_of_experts():
     assert mean_moments(plan, held)["expert"] == 4.0
     flops = 2 * 5 * (4 * (12_582_912 + 2_621_440) + 29_360_128 + 12_582_912 + 33_792)
     assert orthogonalize_s(plan, held, pricing(plan).context) == pytest.approx(flops, rel=1e-3)
+
+
+@pytest.mark.parametrize("layers", [[1, 3], [3, 1]])
+def test_the_stage_with_the_most_parameters_decides(layers):
+    """Three layers with the head's 131,200 parameters, or the embedding's 131,072, at 1 B/s: matrices have one fp32 momentum,
+    4 B, all others two. An update moves 4 + 2 * 4 + 2 * moments + 2 and Muon's 52, clipping 12; 4 are zeroed.
+    """
+    on = machine(memory=1.0)
+    plan = job(
+        on=on, pp=2, layers_per_stage=layers, model={"n_layers": 4}, performance={"optimizer": "muon"}, zero_level=0
+    )
+    assembly, context = Assembly(plan), pricing(plan).context
+    matrices, ends = 3 * 163_840, 3 * 256 + (131_200 if layers[1] == 3 else 131_072)
+    bytes_ = (matrices + ends) * (4 + 8 + 2 + 52 + 12 + 4) + 2 * (4 * matrices + 8 * ends)
+    turned = max(orthogonalize_s(plan, assembly.counted_params(stage), context) for stage in assembly.stages)
+    assert optimizer_step(assembly, context).device_s - turned == pytest.approx(bytes_)
