@@ -11,6 +11,8 @@ from steptime.job.assembly import Assembly
 from steptime.memory.ledger import PartMemory, Peak
 from steptime.memory.on_host import staging_bytes
 from steptime.memory.part_memories import PartMemories
+from steptime.timing.optimizer import clip_bytes_per_param, optimizer_step
+from steptime.timing.part_times import pricing
 from steptime.timing.step_parts import host_seconds
 
 LINK = machine(host_bytes_per_s=1.0)
@@ -55,3 +57,32 @@ def test_seconds_that_a_device_waits_for_its_host(recompute):
     assert len(works) == (7 if recompute == "full" else 6)
     launched = sum(n * work.kernels for n, work in works)
     assert host_seconds(timing) == pytest.approx(3 * launched * 1e-3, rel=1e-2)
+
+
+@pytest.mark.parametrize(("software", "offload", "bytes_"), [
+    ("megatron-core", {}, 12), ("megatron-core", {"optimizer": 0.5}, 12), ("fsdp2", {}, 12), ("fsdp2", {"params": True}, 0),
+])  # fmt: skip
+def test_who_clips_gradients(software, offload, bytes_):
+    """Two reads and a write of fp32: on the device, except where FSDP's gradients are in host memory. Megatron-Core clips before
+    it copies them.
+    """
+    layout = {"fsdp": {"reduce_dtype": "fp32"}} if software == "fsdp2" else {}
+    plan = job(software, on=HOST, dp=2, performance={"cpu_offload": offload, "clip_grad": True}, **layout)
+    assert clip_bytes_per_param(plan) == bytes_
+
+
+@pytest.mark.parametrize("layers", [[1, 3], [3, 1]])
+def test_tensors_of_the_stage_with_the_most_parameters(layers):
+    """Three layers of 6 tensors (two norms, qkv, projection, gate with up, down), and the embedding or norm and head: copies to
+    and from the host overlap tensor by tensor, so the two shorter of three legs count for one of 19 or 20,
+    half of which a rank owns.
+    """
+    performance = {"cpu_offload": {"optimizer": 1.0, "overlap": True}}
+    layout = {"pp": 2, "dp": 2, "layers_per_stage": layers, "zero_level": 1}
+    plan = job(on=HOST, model={"n_layers": 4}, performance=performance, **layout)
+    assembly = Assembly(plan)
+    host = optimizer_step(assembly, pricing(plan).context).host
+    tensors, owned = (20 / 2, 623_488 / 2) if layers[1] == 3 else (19 / 2, 623_360 / 2)
+    legs = host.down_s, host.update_s, host.up_s
+    assert host.down_s == pytest.approx(4 * owned)
+    assert host.exposed_s == pytest.approx(max(legs) + (sum(legs) - max(legs)) / tensors, rel=1e-4)
