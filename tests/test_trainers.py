@@ -286,6 +286,10 @@ def test_the_logits_of_the_micro_batch_before_stay_in_their_output_buffer(monkey
     """2,048 tokens in bf16, gathered over tp: 32,000 words padded to 32,768 (a multiple of 128 x 8)."""
     stay, gone = (changed(monkeypatch, "aleph-alpha", logits_stay=held).memory for held in (True, False))
     assert stay.peak_allocated_bytes - gone.peak_allocated_bytes == 2048 * 32768 * 2
+    split = load_software("aleph-alpha").replace(gathered_logits=False)
+    monkeypatch.setattr("steptime.software.performance.load_software", lambda _: split)
+    several = Assembly(job("aleph-alpha"))
+    assert earlier_logits_bytes(several, several.stages[0]) == 2048 * 32768 * 2 / several.job.parallelism.tp
     monkeypatch.undo()
     alone = job("aleph-alpha").replace(**{"data.gbs": 2})
     assert earlier_logits_bytes(Assembly(alone), Assembly(alone).stages[0]) == 0.0

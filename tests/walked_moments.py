@@ -23,12 +23,15 @@ class Moment(NamedTuple):
 class Every(Moments):
     """Keeps all moments, not the worst one alone."""
 
-    def __init__(self) -> None:
-        super().__init__(0.0)
+    def __init__(self, to_come: Num = 0.0) -> None:
+        super().__init__(to_come)
         self.all: list[Moment] = []
+        self.left: dict[str, list[Num]] = {}
+        """Of every moment of a name: bytes of sharded gradients that are still to be allocated."""
 
     def mark(self, saved: Num, transient: Num, op: str) -> None:
         self.all.append(Moment(saved, transient, op))
+        self.left.setdefault(op, []).append(self.to_come)
         super().mark(saved, transient, op)
 
     def of(self, op: str) -> list[tuple[Num, Num]]:

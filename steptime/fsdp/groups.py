@@ -178,7 +178,7 @@ def flat_group(assembly: Assembly, params: list[Param], tp: Num) -> ParamGroup:
     elements: Num = 0
     total: Num = 0
     for param in params:
-        local = param.local(tp, p.ep * p.etp)
+        local = param.local(tp, p.etp)  # ep is 1 (job.fsdp_rules)
         elements = elements + local
         total = -(-total // aligned) * aligned + local
     return ParamGroup(-(-total // ranks) * ranks, elements, ranks, 0.0)

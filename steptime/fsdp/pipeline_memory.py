@@ -136,7 +136,7 @@ def situations(steps: Sequence[ShardedStep], count: int) -> Iterator[Situation]:
         held = Outstanding(
             put(whole, at, whole[at] + (kind == "F")),
             put(beside.late, at, beside.late[at] + (kind == "I")),
-            put(held.unreduced, at, held.unreduced[at] and not step.reduces),
+            put(held.unreduced, at, not step.reduces),
         )
         yield Situation(at, passing, gradients, step.layers_held, step.roots_held, step.reduces, beside, held)
         gradients = put(gradients, at, Gradients() if step.reduces else gradients[at].after(kind))

@@ -172,11 +172,11 @@ class PipelineSeconds:
                 to_copy.remove(chunk)
                 added = added + of.copies_s
             if step.gathers and kind == "F":
-                added = added + of.forward_s if step.roots else of.forward_layers_s
+                added = added + (of.forward_s if step.roots else of.forward_layers_s)
             elif step.gathers:
                 added = added + of.backward_s
             if kind in "BI":
-                added = added + of.sum_s if chunk in summed else of.first_sum_s
+                added = added + (of.sum_s if chunk in summed else of.first_sum_s)
                 summed.add(chunk)
             if step.fetched and not self.waits:
                 added = added + sum(self.shown[stage][c] for c in step.fetched)

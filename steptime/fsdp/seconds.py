@@ -141,11 +141,11 @@ def group_seconds(
     at = 0
     for part, count in assembly.runs:
         of, work = price(assembly, tiers, found.layers[at], rates), parts[part]
-        again, leaves_s = gathered_again(assembly, tiers, rates, found.layers[at], of)
+        again_s, copied_s, leaves_s = gathered_again(assembly, tiers, rates, found.layers[at], of)
         at += count
         forward += [CommSeconds(of.gather_s, work.forward.seconds, 0.0, of.copy_s + leaves_s, of.near_s)] * count
         compute_s = work.backward.seconds + replay_s[part]
-        back += [CommSeconds(again.gather_s, compute_s, of.reduce_s, again.copy_s + of.compute_s)] * count
+        back += [CommSeconds(again_s, compute_s, of.reduce_s, copied_s + of.compute_s)] * count
     forward.append(CommSeconds(0.0, head.forward.seconds))
     back.append(CommSeconds(0.0, head.backward.seconds))
     return forward, back[::-1]
@@ -153,20 +153,19 @@ def group_seconds(
 
 def gathered_again(
     assembly: Assembly, tiers: tuple[Tier, ...], rates: Rates, layer: ParamGroup, of: CommSeconds
-) -> tuple[CommSeconds, Num]:
-    """Seconds of a layer's gathers in backward, and of the copy that its forward leaves for them.
+) -> tuple[Num, Num, Num]:
+    """Seconds of a layer's gathers in backward, of copying them out, and of the copy that its forward leaves for them.
 
     `of`: its gather in forward, which backward repeats; among fewer ranks backward gathers what forward has read and written.
     """
     times = backward_gathers(assembly)
     if has_second_partition(assembly.job):
-        return CommSeconds(times * of.near_s, 0.0, 0.0, times * of.copy_s), 0.0
+        return times * of.near_s, times * of.copy_s, 0.0
     if not to_fewer_ranks(assembly):
-        return CommSeconds(times * of.gather_s, 0.0, 0.0, times * of.copy_s), 0.0
+        return times * of.gather_s, times * of.copy_s, 0.0
     sizes = buffers(assembly, layer)
     near = collective("all_gather", sizes.gathered, backward_group(assembly.job), tiers)
-    copied_s = 2.0 * kept_bytes(assembly, sizes) / rates.bytes_per_s
-    return CommSeconds(times * near.time_s, 0.0, 0.0, times * of.copy_s), copied_s
+    return near.time_s, of.copy_s, 2.0 * kept_bytes(assembly, sizes) / rates.bytes_per_s
 
 
 class ShardedPass(NamedTuple):

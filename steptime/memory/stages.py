@@ -157,16 +157,14 @@ def first_backward(assembly: Assembly, chunk: Chunk, others: Num = 0.0, own: Num
     return worst
 
 
-def first_backward_moments(
-    assembly: Assembly, chunk: Chunk, others: Num = 0.0, own: Num | None = None
-) -> Iterator[PeakMoment]:
+def first_backward_moments(assembly: Assembly, chunk: Chunk, others: Num, own: Num | None) -> Iterator[PeakMoment]:
     """The moments of `first_backward`: the forward's worst, then the worst of each part's backward."""
     parts = PartMemories(assembly, weight_grads_stay=True).parts(chunk)
     return moments_of_first(assembly.job, parts, assembly.local_params(chunk), others, own)
 
 
 def moments_of_first(
-    job: Job, parts: list[tuple[int, PartMemory]], n_params: Num, others: Num = 0.0, own: Num | None = None
+    job: Job, parts: list[tuple[int, PartMemory]], n_params: Num, others: Num, own: Num | None
 ) -> Iterator[PeakMoment]:
     """The same for a chunk's `parts` when all gradients are allocated, `n_params` in all."""
     stored = job.software.bytes_of(job.software.states.main_grad_dtype)

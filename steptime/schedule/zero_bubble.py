@@ -144,7 +144,7 @@ def _dualpipe_v_stage(pp: int, rank: int, microbatches: int) -> tuple[Action, ..
             stage.run("I" if split else "B", chunk)
     for _ in range(behind):
         stage.weights()
-        stage.run("I" if split else "B", 0)
+        stage.run("I", 0)
     for _ in range(rank + 1):
         stage.weights()
     return tuple(stage.actions)

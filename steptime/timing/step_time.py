@@ -277,7 +277,7 @@ def embedding_reduce(assembly: Assembly, priced: Pricing) -> Reduce:
 
 def norm_reduce(assembly: Assembly, priced: Pricing, stage: int) -> Reduce:
     """All-reduces over tp of the gradients that sequence parallelism leaves partial on a stage."""
-    if not assembly.job.sp or assembly.job.model.lora is not None:
+    if not assembly.job.sp:
         return Reduce(0.0, 0.0, FREE)
     calls, bytes_ = partial_gradients(assembly, stage, one_by_one=fsdp.applies(assembly.job))
     return Reduce(calls, bytes_, collective("all_reduce", bytes_, priced.context.groups["tp"], priced.context.tiers))

@@ -73,7 +73,7 @@ class Timeline:
     def stretch(self) -> float:
         """By how much FSDP's exposed communication lengthens every action."""
         span = self.timing.walk.makespan_s
-        return (span + self.timing.fsdp_exposed_s) / span if span else 1.0
+        return (span + self.timing.fsdp_exposed_s) / span
 
     @property
     def end_s(self) -> float:

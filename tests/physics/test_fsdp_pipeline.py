@@ -283,3 +283,11 @@ def test_a_chunks_input_lies_in_the_pipelines_buffer():
     memories = PartMemories(assembly, weight_grads_stay=True)
     found = [chunk_bytes(assembly, chunk, memories, memories, split=False).layers for (chunk,) in assembly.stages]
     assert [last.memory.saved - first.memory.saved for first, last in found] == [0.0, 2_048.0]
+
+
+def test_free_links_and_memory_add_nothing():
+    """But microseconds before each collective's first hop, under a pipeline as without one."""
+    for pp in (1, 2):
+        layout = {"dp": 2, "pp": pp, "fsdp": {"reduce_dtype": "fp32", "reshard_after_forward": False}}
+        timing = estimate(job("fsdp2", on=machine(), microbatches=4, model={"n_layers": 4}, **layout)).timing
+        assert 0.0 <= timing.fsdp_exposed_s < 2e-3

@@ -6,7 +6,9 @@ import pytest
 from physics_jobs import job, machine
 
 from steptime.answer.result import estimate
+from steptime.cost.neighbors import beside_shared
 from steptime.cost.overlap import CONTENTION
+from steptime.model.ops import Comm, Gemm, Move, Op
 from steptime.timing import part_times
 
 ROWS = {"moe.dispatch", "moe.combine", "moe.dispatch.grad", "moe.combine.grad"}
@@ -36,3 +38,20 @@ def test_shared_experts_beside_hide_an_exchange(monkeypatch):
     assert exposed(1e9, beside=False) == pytest.approx(dict.fromkeys(ROWS, 1.0))
     assert exposed(1e9, beside=True) == pytest.approx(dict.fromkeys(ROWS, CONTENTION))
     assert exposed(1e30, beside=True) == pytest.approx(dict.fromkeys(ROWS, 1.0), rel=0.05)
+
+
+def test_the_second_product_runs_beside_the_combine():
+    """Up and activation beside the dispatch; down and what follows it, a gate, beside the combine. Its collectives, and what the
+    routed experts run, beside neither (megatron/core/transformer/moe/token_dispatcher.py, MoEAlltoAllTokenDispatcher).
+    """
+    ops: list[Op] = [
+        Gemm("router", role="router"),
+        Comm("gather", role="shared_experts"),
+        Gemm("up", role="shared_experts"),
+        Move("act", role="shared_experts"),
+        Gemm("experts", role="moe"),
+        Gemm("down", role="shared_experts"),
+        Move("gate", role="shared_experts"),
+    ]
+    assert beside_shared(ops, range(7)) == ([2, 3], [5, 6])
+    assert beside_shared(ops, range(2)) == ([], [])

@@ -214,7 +214,7 @@ def test_a_group_of_recomputed_layers_brings_the_gradients_of_all_of_them():
     recompute = {"granularity": "full", "n_layers": 2}
     made = job("torch", model={"n_layers": 4}, microbatches=1, seqlen=64, performance={"recompute": recompute})
     assembly = Assembly(made)
-    moments = first_backward_moments(assembly, assembly.chunks[0])
+    moments = first_backward_moments(assembly, assembly.chunks[0], 0.0, None)
     to_come = [moment.grads_not_yet_allocated_bytes for moment in moments]
     everything = 2 * table + 128 + 4 * layer
     after_head = everything - table - 128

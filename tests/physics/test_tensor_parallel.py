@@ -102,3 +102,16 @@ def test_torch_sums_the_pieces_of_a_reduction():
         for overlap in (False, True)
     ]
     assert shown[0] - shown[1] == by_hand(0.85 * 0.5 * (2 * 6 + 2) * ONE - (2 * 2 + 1) * 192)
+
+
+def test_nothing_hides_a_reduction_that_follows_a_sum():
+    """The gradients of query, key and value, and of gate and up, are summed before they are reduced: two calls a layer. What the
+    others hide is half of each (micro_pipeline_tp.py, _find_producer_matmul).
+    """
+    layout = {"model": {"n_q_heads": 2}, "tp": 2, "performance": {"overlap": {"tp": True}}}
+    timing = estimate(job("fsdp2", on=machine(flops=1e-3, link=1.0), **layout)).timing
+    calls = [call for call in timing.parts.layer.backward.calls if call.kind == "reduce_scatter"]
+    assert len(calls) == 2
+    assert [call.hidden_s for call in calls] == [0.0, 0.0]
+    others = [call for call in timing.parts.layer.backward.calls if call.kind == "all_gather"]
+    assert [call.hidden_s for call in others] == [pytest.approx(0.85 * 0.5 * call.cost.time_s) for call in others]

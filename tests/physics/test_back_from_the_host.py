@@ -1,0 +1,88 @@
+"""What comes back from the host, and the copies that updated parameters pass through, by hand."""
+
+from __future__ import annotations
+
+import pytest
+from physics_jobs import job, machine
+
+from steptime.answer.result import estimate
+from steptime.hardware.machine import Machine
+from steptime.job.assembly import Assembly
+from steptime.memory.ledger import PartMemory, Peak
+from steptime.memory.on_host import staging_bytes
+from steptime.memory.part_memories import PartMemories
+from steptime.timing.optimizer import clip_bytes_per_param, optimizer_step
+from steptime.timing.part_times import pricing
+from steptime.timing.step_parts import host_seconds
+
+LINK = machine(host_bytes_per_s=1.0)
+HOST = Machine(**LINK.model_dump(exclude={"host"}), host={"memory_bytes": 1e15, "memory_bytes_per_s": 1.0})
+
+
+def test_a_layer_that_is_back_lies_beside_those_that_send_nothing():
+    """Layers send 70 B each. In a layer's own forward its 70 B are there; its backward has counted them. Beside the ends, which
+    send nothing, lie 70 B of the next layer in both passes.
+    """
+    assembly = Assembly(job(on=LINK, performance={"offload_modules": ["attn_norm"]}))
+    memories = PartMemories(assembly)
+    (layer,) = assembly.kinds
+    memories.embedding = PartMemory(1.0, Peak(10.0, "a"), Peak(20.0, "b"))
+    memories.head = PartMemory(2.0, Peak(30.0, "c"), Peak(40.0, "d"))
+    memories.selective = {layer: PartMemory(3.0, Peak(50.0, "e"), Peak(60.0, "f"), ahead=70.0)}
+    found = [(n, part.forward.bytes, part.backward.bytes) for n, part in memories.parts(assembly.chunks[0])]
+    assert found == [(1, 10.0 + 70, 20.0 + 70), (2, 50.0 + 70, 60.0), (1, 30.0 + 70, 40.0 + 70)]
+
+
+@pytest.mark.parametrize(("owned", "elements"), [(1e6, 131_072), (1_000.0, 1_000)])
+def test_an_updated_parameter_is_rounded_from_a_copy(owned, elements):
+    """fp32, of one tensor at a time: the largest, embedding or head, or all that the device owns."""
+    said = {"optimizer": 0.5}
+    plan = job(on=HOST, dp=2, performance={"cpu_offload": said})
+    held = Assembly(plan)
+    assert staging_bytes(plan, held.counted_params(held.stages[0]), owned) == 4 * elements
+    masters = job(on=HOST, dp=2, performance={"cpu_offload": said | {"keep_masters": True}})
+    assert staging_bytes(masters, held.counted_params(held.stages[0]), owned) == 0.0
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_seconds_that_a_device_waits_for_its_host(recompute):
+    """Kernels take no time, so the device waits for each launch: 1 ms for each kernel of embedding, two layers and head, in both
+    passes and, where layers run again, in their replays; three micro-batches.
+    """
+    on, performance = machine(kernels={"host_kernel_s": 1e-3}), {"activation_checkpointing_type": recompute}
+    timing = estimate(job("torch", on=on, performance=performance, microbatches=3)).timing
+    parts = timing.parts
+    works = [(n, work) for n, part in parts.works(timing.assembly.chunks[0]) for work in parts.of[part][:2]]
+    works += [(n, work) for n, _, work in parts.replays(timing.assembly.chunks[0])]
+    assert len(works) == (7 if recompute == "full" else 6)
+    launched = sum(n * work.kernels for n, work in works)
+    assert host_seconds(timing) == pytest.approx(3 * launched * 1e-3, rel=1e-2)
+
+
+@pytest.mark.parametrize(("software", "offload", "bytes_"), [
+    ("megatron-core", {}, 12), ("megatron-core", {"optimizer": 0.5}, 12), ("fsdp2", {}, 12), ("fsdp2", {"params": True}, 0),
+])  # fmt: skip
+def test_who_clips_gradients(software, offload, bytes_):
+    """Two reads and a write of fp32: on the device, except where FSDP's gradients are in host memory. Megatron-Core clips before
+    it copies them.
+    """
+    layout = {"fsdp": {"reduce_dtype": "fp32"}} if software == "fsdp2" else {}
+    plan = job(software, on=HOST, dp=2, performance={"cpu_offload": offload, "clip_grad": True}, **layout)
+    assert clip_bytes_per_param(plan) == bytes_
+
+
+@pytest.mark.parametrize("layers", [[1, 3], [3, 1]])
+def test_tensors_of_the_stage_with_the_most_parameters(layers):
+    """Three layers of 6 tensors (two norms, qkv, projection, gate with up, down), and the embedding or norm and head: copies to
+    and from the host overlap tensor by tensor, so the two shorter of three legs count for one of 19 or 20,
+    half of which a rank owns.
+    """
+    performance = {"cpu_offload": {"optimizer": 1.0, "overlap": True}}
+    layout = {"pp": 2, "dp": 2, "layers_per_stage": layers, "zero_level": 1}
+    plan = job(on=HOST, model={"n_layers": 4}, performance=performance, **layout)
+    assembly = Assembly(plan)
+    host = optimizer_step(assembly, pricing(plan).context).host
+    tensors, owned = (20 / 2, 623_488 / 2) if layers[1] == 3 else (19 / 2, 623_360 / 2)
+    legs = host.down_s, host.update_s, host.up_s
+    assert host.down_s == pytest.approx(4 * owned)
+    assert host.exposed_s == pytest.approx(max(legs) + (sum(legs) - max(legs)) / tensors, rel=1e-4)

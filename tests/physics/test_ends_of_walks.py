@@ -1,0 +1,96 @@
+"""FSDP's walks at their ends: embedding, head and root of made-up sizes around three layers, every byte by hand.
+
+A layer's group: sent 5,000, gathered 10,000, unsharded 30,000, gradients 3,000, reduction's input 6,000, leaves 400; the root's:
+100,000, 300,000, 50,000, 60,000. Embedding and head save 16 and 200 B and have 528 and 900 B at most in forward, 1,028 and
+1,400 B in backward; a layer saves 1,000 B. Gradients of the head's 131,200 parameters are bf16.
+"""
+
+from __future__ import annotations
+
+import pytest
+from physics_jobs import job
+from walked_moments import LAYER, Every
+
+from steptime.fsdp.groups import Buffers
+from steptime.fsdp.memory_walk import Wrapped, backward, flat_backward, flat_forward, forward
+from steptime.job.assembly import Assembly
+from steptime.memory.ledger import PartMemory, Peak
+from steptime.memory.part_memories import PartMemories
+
+BLOCK = Buffers(5_000.0, 10_000.0, 30_000.0, 3_000.0, 6_000.0, 400.0, 700.0, 50.0)
+ROOT = Buffers(0.0, 100_000.0, 300_000.0, 50_000.0, 60_000.0, 4_000.0, 7_000.0, 0.0)
+HEAD = 2 * 131_200
+LEFT = 3 * 400
+
+
+def walked(**fsdp: object) -> tuple[Every, Every]:
+    said = {"reduce_dtype": "fp32"} | fsdp
+    assembly = Assembly(job("fsdp2", model={"n_layers": 3}, seqlen=2, microbatches=2, dp=2, fsdp=said))
+    memories = PartMemories(assembly, weight_grads_stay=True)
+    memories.embedding = PartMemory(16.0, Peak(528.0, "embedding"), Peak(1_028.0, "embedding"))
+    memories.head = PartMemory(200.0, Peak(900.0, "loss"), Peak(1_400.0, "loss"))
+    there, back = Every(), Every()
+    passes = (flat_forward, flat_backward) if said.get("version") == 1 else (forward, backward)
+    for walk, found in zip(passes, (there, back), strict=True):
+        walk(assembly, memories, found, ROOT, [Wrapped(LAYER, [BLOCK], [0.0], 400.0, 0.0)] * 3)
+    return there, back
+
+
+@pytest.mark.parametrize(("reshard", "kept", "ahead"), [(True, 0, 10_000), (False, 90_000, 0)])
+def test_head_and_embedding(reshard, kept, ahead):
+    """The head finds the last layer's flat buffer in forward, in backward the one gathered for the last layer, or all layers. The
+    first layer's reduction still reads its 6,000 beside the embedding's backward.
+    """
+    there, back = walked(reshard_after_forward=reshard)
+    assert there.of("forward of embedding") == [(0.0, 300_000 + 100_000 + 528)]
+    assert there.of("forward of loss") == [(3_216.0, 300_000 + 10_000 + kept + 700)]
+    assert back.of("backward of loss") == [(3_216.0, 300_000 + ahead + kept + 1_200)]
+    assert back.of("backward of embedding") == [(16.0, 300_000 + 6_000 + HEAD + LEFT + 1_012)]
+
+
+@pytest.mark.parametrize(("wrap", "left"), [("block", LEFT), ("model", 0)])
+def test_the_roots_reduction(wrap, left):
+    """Its gradients of 50,000 and the input of 60,000; what layers leave is part of them where all are one group."""
+    _, back = walked(wrap=wrap)
+    assert back.of("backward of the root's reduce-scatter") == [(0.0, 50_000 + 60_000 + left)]
+
+
+def test_a_smaller_group_than_its_reduced_gradients():
+    """The reduced shards take the gradients' place: 7,000 where those have 5,000."""
+    assembly = Assembly(job("fsdp2", seqlen=2, dp=2, fsdp={"reduce_dtype": "fp32"}))
+    found = Every()
+    backward(assembly, PartMemories(assembly), found, ROOT._replace(gradients=5_000.0), [])
+    assert found.of("backward of the root's reduce-scatter") == [(0.0, 7_000 + 60_000)]
+
+
+@pytest.mark.parametrize(("reshard", "kept"), [(True, 0), (False, 30_000)])
+def test_flat_parameters_ends(reshard, kept):
+    """The root's 100,000 are read as they are. Before the loss's backward the last layer's 10,000 come, from a shard of 5,000."""
+    there, back = walked(version=1, reshard_after_forward=reshard)
+    assert there.of("forward of embedding") == [(0.0, 100_000 + 528)]
+    assert there.of("forward of loss") == [(3_216.0, 100_000 + kept + 700)]
+    first = (3_216.0, 100_000 + (15_000 if reshard else 30_000))
+    assert back.of("backward of an all-gather")[0] == first
+    assert back.of("backward of loss") == [(3_216.0, 100_000 + (10_000 if reshard else 30_000) + 1_200)]
+    assert back.of("backward of embedding") == [(16.0, 100_000 + HEAD + LEFT + 1_012)]
+    assert back.of("backward of the root's flat gradient") == [(0.0, 100_000 + 50_000 + 100_000)]
+
+
+def test_nothing_is_gathered_before_the_loss_without_prefetch():
+    _, back = walked(version=1, prefetch=0)
+    assert back.of("backward of an all-gather")[0] == (3_216.0, 100_000)
+    assert back.of("backward of loss") == [(3_216.0, 100_000 + 1_200)]
+
+
+def test_modules_of_a_block_leave_no_root():
+    """Where every module is wrapped neither root nor head's gradients stay, and the loss runs before any is gathered. Beside a
+    layer's backward: its own 10,000 and the next one's; the first has none before it.
+    """
+    there, back = walked(version=1, wrap="module")
+    assert there.of("forward of loss") == [(3_216.0, 700)]
+    assert back.of("backward of loss") == [(3_216.0, 1_200)]
+    assert back.of("backward of an all-gather")[0] == (3_216.0, 15_000)
+    assert back.of("backward of mlp") == [
+        (3_016.0 - 1_000 * i, there_ + 400 * i + 900) for i, there_ in enumerate((20_000, 20_000, 10_000))
+    ]
+    assert back.of("backward of embedding") == [(16.0, LEFT + 1_012)]

@@ -1,0 +1,182 @@
+"""Chunks that a schedule fetches ahead: three of four at a time, and what it takes to copy them out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from physics_jobs import job
+from walked_moments import LAYER, Every
+
+from steptime.fsdp.groups import Buffers, ParamGroup, groups
+from steptime.fsdp.memory_walk import Wrapped
+from steptime.fsdp.pipeline_chunks import Gradients, Passing, ShardedChunk, chunk_bytes
+from steptime.fsdp.pipeline_memory import (
+    Outstanding,
+    Situation,
+    beside,
+    fetches_ahead,
+    situations,
+    stage_steps,
+)
+from steptime.job.assembly import Assembly
+from steptime.memory.ledger import NO_BYTES, PartMemory
+from steptime.memory.part_memories import PartMemories
+from steptime.schedule import order
+from steptime.schedule.actions import Action
+from steptime.schedule.sharded import sharded_steps
+
+ACTIONS = (*(Action("F", 0, chunk) for chunk in range(4)), *(Action("B", 0, chunk) for chunk in (3, 2, 1, 0)))
+FETCHED = [(0, 1, 2), (3,), (), (), (), (0,), (), ()]
+HELD = [{0, 1, 2}, *[{1, 2, 3}] * 4, {0, 1, 2}, {0, 1}, {0}]
+
+
+def test_the_next_three_chunks_are_there():
+    """F0 F1 F2 F3 B3 B2 B1 B0: F1 drops chunk 0 and fetches 3; the next three of F2, F3 and B3 are 1, 2 and 3 in some order; B2
+    drops 3 and fetches 0; then they go one by one (torch 2.13 distributed/pipelining/schedules.py, _add_unshard_reshard).
+    """
+    steps = sharded_steps(ACTIONS, ahead=True, reshard=False)
+    assert [step.fetched for step in steps] == FETCHED
+    assert [step.layers_held for step in steps] == [step.roots_held for step in steps] == HELD
+    assert not any(step.gathers or step.roots for step in steps)
+    assert [step.reduces for step in steps] == [False] * 4 + [True] * 4
+
+
+def test_a_chunk_fetched_for_its_own_action():
+    """The first action's; the others were requested before theirs."""
+    found = [one.passing for one in situations(sharded_steps(ACTIONS, ahead=True, reshard=False), 4)]
+    assert [one.fetched for one in found] == [True] + [False] * 7
+    assert all(one.held and not one.roots for one in found)
+
+
+def test_the_first_stage_makes_no_gradient_of_its_input():
+    """Its backward runs whole in place of the gradients of weights (stage.py, backward_one_chunk); other stages split theirs."""
+    said = {"reshard_after_forward": False}
+    assembly = Assembly(job("fsdp2", dp=2, pp=2, schedule="zero_bubble", microbatches=2, fsdp=said))
+    orders = order("zero_bubble", 2, 1, 2)
+    kinds = [[step.action.kind for step in stage_steps(assembly, stage, orders[stage])] for stage in (0, 1)]
+    assert kinds == [["F", "F", "B", "B"], ["F", "I", "F", "I", "W", "W"]]
+    assert [step.gathers for step in stage_steps(assembly, 0, orders[0])] == [False] * 4  # fetched ahead
+
+
+def test_what_hooks_gather_stays_till_it_is_freed():
+    """Without fetches each chunk's first action gathers both. Layers freed after a forward are gathered again, roots are not."""
+    steps = sharded_steps(ACTIONS, ahead=False, reshard=True)
+    assert [step.fetched for step in steps] == [()] * 8
+    assert [step.gathers for step in steps] == [True] * 8
+    assert [step.roots for step in steps] == [True] * 4 + [False] * 4
+    assert [step.layers_held for step in steps] == [set()] * 5 + [{3}, {3, 2}, {3, 2, 1}]
+
+
+def a_chunk(flat: float = 5_000.0) -> ShardedChunk:
+    """Two layers between a chunk's ends; the root's flat buffer has `flat` bytes."""
+    block = Buffers(0.0, 10_000.0, 30_000.0, 3_000.0, 6_000.0, 400.0, 700.0, 50.0)
+    root = Buffers(0.0, flat, 3e6, 50_000.0, 60_000.0, 4_000.0, 7_000.0, 0.0)
+    assembly = Assembly(job("fsdp2", dp=2, pp=2, fsdp={"reduce_dtype": "bf16"}))
+    memories = PartMemories(assembly, weight_grads_stay=True)
+    return replace(
+        chunk_bytes(assembly, assembly.stages[0][0], memories, memories, split=False),
+        root=root,
+        last_of_root=200.0,
+        layers=[Wrapped(LAYER, [block], [0.0], 0.0, 70.0)] * 2,
+        added=[LAYER._replace(forward=NO_BYTES, backward=NO_BYTES)] * 2,
+        embedding=PartMemory(16.0, NO_BYTES, NO_BYTES),
+        head=PartMemory(0.0, NO_BYTES, NO_BYTES),
+        output=5_000.0,
+        x=512.0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "saved", "summed", "largest"),
+    [
+        ("F", 0.0, False, 10_000.0),
+        ("B", 7_016.0, True, 10_000.0),  # ids, two layers of 1,000 and the output 5,000
+        ("F", 0.0, False, 100_000.0),
+    ],
+)
+def test_copying_out_what_was_fetched(kind, saved, summed, largest):
+    """Beside the root's parameters, 3,000,000, those of both layers, 60,000, and sums of gradients, 50,000 and 2 * 3,000, the
+    largest flat buffer, a layer's or the root's, is there till its copies are made.
+    """
+    passing = Passing(kind, fetched=True, held=True, roots=False, gradients=Gradients(summed=summed))
+    worst = a_chunk(5_000.0 if largest < 1e5 else largest).worst(passing)
+    sums = 56_000 if summed else 0
+    assert worst == (saved, 3e6 + 60_000 + sums + largest, "copies of gathered parameters", 0.0)
+
+
+@pytest.mark.parametrize("reshard", [True, False])
+def test_a_forward_that_gathers_its_layers(reshard):
+    """Both keep 10,000 of the flat buffer before them, the first the root's 5,000; each has its own, its parameters of 30,000 and
+    the input 512. Layers that are not freed, 30,000, lie beside the second, and at the end beside the output.
+    """
+    chunk, found = a_chunk(), Every()
+    options = chunk.assembly.job.replace(**{"parallelism.fsdp.reshard_after_forward": reshard})
+    chunk = replace(chunk, assembly=Assembly(options))
+    passing = Passing("F", fetched=False, held=False, roots=True, gradients=Gradients(summed=True))
+    chunk.forward(passing, found)
+    beside, kept = 3e6 + 56_000, 0 if reshard else 30_000
+    assert found.of("forward of an all-gather") == [
+        (16.0, beside + 5_000 + 10_000 + 30_000 + 512),
+        (1_016.0, beside + 10_000 + 10_000 + 30_000 + kept + 512),
+    ]
+    held = beside + 30_000 + 10_000 + 700
+    assert found.of("forward of mlp") == [(1_016.0, held), (2_016.0, held + kept)]
+    assert found.of("forward of the output") == [(2_016.0, beside + 10_000 + 2 * kept + 5_000)]
+    assert chunk.worst(passing) == found.worst
+
+
+def test_groups_are_reduced_root_first(monkeypatch):
+    """Gradients 50,000 and 2 * 3,000. The root's input of 60,000 beside all of them and the layers' parameters; then its shard,
+    4,000, takes its gradients' place, whose last one is still there, 200. A layer's parameters go before its input of 6,000 is
+    made; its shard has 400.
+    """
+    found = Every()
+    monkeypatch.setattr("steptime.fsdp.pipeline_chunks.Moments", lambda _: found)
+    a_chunk().reduction(Gradients(summed=True))
+    assert found.of("reduction of gradients") == [
+        (0.0, 60_000 + 56_000 + 60_000),
+        (0.0, 60_000 + 6_000 + 4_000 + 60_000 + 200),
+        (0.0, 30_000 + 6_000 + 4_000 + 6_000),
+        (0.0, 30_000 + 3_000 + 4_400 + 6_000 + 70),
+        (0.0, 3_000 + 4_400 + 6_000),
+        (0.0, 4_800 + 6_000 + 70),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("layers", "roots", "bytes_"), [({1}, {1}, 3_060_000), ({1}, {0}, 60_000), ({0}, {1}, 3e6), (set(), set(), 0)]
+)
+def test_parameters_of_a_chunk_beside_another(layers, roots, bytes_):
+    """Layers' and the root's, each where they are gathered."""
+    nothing = Outstanding((0, 0), (0, 0), (True, True))
+    passing = Passing("F", fetched=False, held=True, roots=False, gradients=Gradients())
+    one = Situation(0, passing, (Gradients(),) * 2, frozenset(layers), frozenset(roots), False, nothing, nothing)
+    assert beside(a_chunk(), one, 1) == bytes_
+
+
+@pytest.mark.parametrize(
+    ("schedule", "vpp", "ahead"),
+    [("1f1b", 1, False), ("gpipe", 1, False), ("gpipe", 2, True), ("interleaved", 2, True), ("zero_bubble", 1, True)],
+)
+def test_schedules_that_fetch_ahead(schedule, vpp, ahead):
+    """Those of one chunk a stage but the zero-bubble ones leave it to FSDP's hooks (torch 2.13, schedules.py)."""
+    plan = job(
+        "fsdp2",
+        dp=2,
+        pp=2,
+        vpp=vpp,
+        schedule=schedule,
+        microbatches=4,
+        model={"n_layers": 4},
+        fsdp={"reshard_after_forward": False},
+    )
+    assert fetches_ahead(plan) is ahead
+
+
+def test_layers_of_one_group_have_none_of_their_own():
+    """Wrapped whole, the stage's parameters are the root's: 2 layers of 164,096 and the embedding's 131,072."""
+    assembly = Assembly(job("fsdp2", model={"n_layers": 4}, dp=2, pp=2, fsdp={"wrap": "model"}))
+    found = groups(assembly, assembly.stages[0][0])
+    assert found.layers == [ParamGroup(0, 0, 2, 0)] * 2
+    assert found.root.elements == 2 * 164_096 + 131_072

@@ -1,0 +1,119 @@
+"""Which of five layers run again, by method, and how often in one backward; and a node whose ranks share one link."""
+
+from __future__ import annotations
+
+from math import inf
+
+import pytest
+from physics_jobs import job, machine
+
+from steptime.answer.result import estimate
+from steptime.cost.network import network, one_link
+from steptime.hardware.machine import Tier
+from steptime.job.assembly import Assembly
+from steptime.job.mesh import Group
+from steptime.job.sections import CrossDc
+from steptime.memory.kept_buffers import stage_experts
+from steptime.memory.kept_ops import kept_of_chunk
+from steptime.memory.part_memories import PartMemories
+
+
+def plan(method: str, software: str = "megatron-core"):
+    performance = {"recompute": {"granularity": "full", "method": method, "n_layers": 2}}
+    return job(software, model={"n_layers": 5}, performance=performance)
+
+
+@pytest.mark.parametrize(
+    ("method", "expected"),
+    [
+        ("every", [(1, 1, False), (1, 1, True), (1, 1, False), (1, 1, True), (1, 1, False)]),  # the second of each two
+        ("block", [(2, 1, True), (3, 1, False)]),  # the first two
+        ("uniform", [(2, 2, True), (1, 1, True)]),  # groups of two, and one that is left
+    ],
+)
+def test_groups_of_layers(method, expected):
+    """How often a group occurs, its layers, and whether only its input is kept: 8 tokens of 128 in bf16."""
+    assembly = Assembly(plan(method))
+    (part,) = assembly.kinds
+    memories = PartMemories(assembly)
+    found = memories.layers(assembly.chunks[0])
+    assert [(times, group) for times, group, _ in found] == [(times, ((part, size),)) for times, size, _ in expected]
+    kept = memories.plain[part].saved
+    assert [memory.saved for *_, memory in found] == [2_048 if again else kept for *_, again in expected]
+
+
+@pytest.mark.parametrize(
+    ("software", "method", "whole", "inner"),
+    [
+        ("megatron-core", "every", 2, 0),
+        ("megatron-core", "block", 2, 0),
+        ("megatron-core", "uniform", 5, 0),
+        ("fsdp2", "every", 2, 0),
+        ("fsdp2", "block", 2, 0),
+        ("fsdp2", "uniform", 3, 2),  # replays stop early in the last layer of each group alone
+    ],
+)
+def test_replays_of_a_backward(software, method, whole, inner):
+    timing = estimate(plan(method, software)).timing
+    (part,) = timing.assembly.kinds
+    found = timing.parts.layer_replays(timing.assembly.chunks[0])
+    expected = [(float(whole), part, timing.parts.whole_replays[part])]
+    assert found == expected + ([(float(inner), part, timing.parts.of[part].forward)] if inner else [])
+
+
+@pytest.mark.parametrize(("ranks", "stride", "share"), [(8, 1, 4), (8, 2, 2), (4, 4, 1)])
+def test_ranks_of_a_node_share_one_link_outside(ranks, stride, share):
+    """Nodes of four: 1/4, 1/2 or all of the rate between them, as so many of the group's ranks are inside one."""
+    node = Tier(name="node", size=4, bytes_per_s=100.0, latency_s=1.0, efficiency=1.0)
+    fabric = Tier(name="fabric", size=inf, bytes_per_s=40.0, latency_s=2.0, efficiency=1.0)
+    found = one_link(Group("dp", ranks, stride), (node, fabric))
+    assert [(tier.name, tier.bytes_per_s) for tier in found] == [("node", 100.0), ("fabric", 40.0 / share)]
+
+
+def test_the_devices_of_a_center_share_its_link():
+    """8 Gbit/s, 1e9 B/s, between two centers of two devices: half each. The nodes end with their center."""
+    inside_of = machine()
+    link = CrossDc(n_dcs=2, interconnect_bandwidth_gbps=8.0, interconnect_latency_s=0.5)
+    inside, between = network(inside_of, link, 4)
+    assert (inside.size, between.bytes_per_s, between.latency_s) == (2, 1e9 / 2, 0.5)
+    with pytest.raises(ValueError, match="number of devices"):
+        network(inside_of, link)
+
+
+@pytest.mark.parametrize(
+    ("performance", "share"),
+    [
+        ({}, 1.0),
+        ({"activation_checkpointing_type": "selective"}, 1.0),
+        ({"recompute": {"granularity": "full", "method": "block", "n_layers": 2}}, 1.0),
+        ({"activation_offload": 0.25}, 0.75),
+    ],
+)
+def test_every_tensor_that_a_chunk_keeps_is_listed(performance, share):
+    """Two of five layers, or none, keep their input alone, 2,048 B; else all that their ops save, of which the host has a share;
+    embedding and head keep theirs.
+    """
+    on = machine(host_bytes_per_s=1.0)
+    assembly = Assembly(job("fsdp2", on=on, model={"n_layers": 5}, performance=performance))
+    memories, (part,) = PartMemories(assembly), assembly.kinds
+    each = (memories.selective if "activation_checkpointing_type" in performance else memories.plain)[part]
+    names = [name for op in part.ops for name in op.saves]
+    layers = 2 * 2_048 + 3 * each.saved if "recompute" in performance else 5 * share * each.saved
+    found = list(kept_of_chunk(memories, assembly.chunks[0]))
+    assert sum(tensor.bytes for tensor in found) == layers + memories.embedding.saved + memories.head.saved
+    mine = [tensor for tensor in found if tensor.op in part.ops]
+    assert {tensor.name for tensor in mine} <= {*names}
+    assert len(mine) > 5
+    inputs = [tensor.bytes for tensor in found if tensor.op is None]
+    assert inputs == ([2 * 2_048.0] if "recompute" in performance else [])
+
+
+def test_maps_of_a_heads_layer_count_once():
+    """Of multi-token prediction the head has one layer with experts beside the two of the model: three times a layer's maps."""
+    moe = {"n_experts": 4, "experts_per_token": 2, "expert_inter_sz": 256}
+    kept = [
+        stage_experts(Assembly(job(model={"moe": moe, "mtp": mtp}, dp=2, ep=2, microbatches=2)), 0).maps
+        for mtp in (0, 1)
+    ]
+    assert kept[0] > 0
+    assert kept[1] == kept[0] * 3 / 2

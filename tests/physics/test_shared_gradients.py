@@ -1,0 +1,49 @@
+"""The gradient of a parameter that several ops use waits until the last of them has run, byte by byte.
+
+A parameter of 7 elements, 2 B each. x has 10 B, y 20, z 30, the outputs 5 and 4; every op saves its input.
+"""
+
+from __future__ import annotations
+
+from steptime.memory.ledger import Peak
+from steptime.memory.op_walk import Autograd, BackwardWalk
+from steptime.model.ops import Move, Op, Param, Tensor, tensor_bytes
+
+AUTOGRAD = Autograd(weight_grad_itemsize=2.0)
+OWN, AGAIN = Param("w", (7,)), Param("w", (7,), shared=True)
+
+
+def op(name: str, input_: str, output: Tensor, *params: Param) -> Op:
+    return Move(name, (input_,), (output,), (input_,), params=params)
+
+
+def walked(*ops: Op) -> tuple[list[float], Peak]:
+    """Bytes held after each op's backward, the last op's first, and the peak."""
+    sizes = tensor_bytes(list(ops), Tensor("x", 10, 1.0))
+    walk = BackwardWalk(list(ops), sizes, [], [name for one in ops for name in one.saves], AUTOGRAD)
+    return [ledger.bytes for ledger in walk.steps(ops[-1].outputs[0].name)], walk.ledger.peak
+
+
+FIRST = op("a", "x", Tensor("y", 20, 1.0), OWN)
+SECOND = op("b", "y", Tensor("z", 30, 1.0))
+THIRD = op("c", "z", Tensor("o", 5, 1.0), AGAIN)
+
+
+def test_two_uses():
+    """Saved 60, do 5. c: dz 30 and the gradient 14 (109), which waits; do and z go: 74. b: dy 20, dz and y go: 44. a: dx 10, its
+    own 14; both gradients, dy and x go: 10.
+    """
+    assert walked(FIRST, SECOND, THIRD) == ([74.0, 44.0, 10.0], Peak(109.0, "c"))
+
+
+def test_a_third_use_waits_with_the_first():
+    """Saved 65, dp 4. d: do 5, 14 waits, dp and o go: 65 + 5 + 14 - 5 = 79. c adds its own to what waits: dz 30, 79 + 30 + 14 =
+    123; do and z go: 74. Then as above.
+    """
+    fourth = op("d", "o", Tensor("p", 4, 1.0), AGAIN)
+    assert walked(FIRST, SECOND, THIRD, fourth) == ([79.0, 74.0, 44.0, 10.0], Peak(123.0, "c"))
+
+
+def test_a_single_use_waits_for_none():
+    """Saved 60, do 5. c: dz 30; do and z go: 60. a: 10."""
+    assert walked(FIRST, SECOND, op("c", "z", Tensor("o", 5, 1.0))) == ([60.0, 30.0, 10.0], Peak(95.0, "c"))

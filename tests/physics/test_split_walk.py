@@ -1,0 +1,94 @@
+"""A backward in two halves, tensor by tensor: what the gradients of the inputs leave for those of the weights.
+
+Source: torch 2.13 distributed/pipelining/_backward.py, stage_backward_input and stage_backward_weight.
+"""
+
+from __future__ import annotations
+
+import pytest
+from physics_jobs import job
+
+from steptime.job.assembly import Assembly
+from steptime.memory.ledger import NO_BYTES, PartMemory, Peak
+from steptime.memory.op_walk import Autograd
+from steptime.memory.part_memories import PartMemories
+from steptime.memory.split_backward import SplitMemory, chunk_split, walk_split
+from steptime.memory.stages import PeakMoment, before_gradients, moment_op, split_bytes
+from steptime.model.ops import Move, Param, Tensor
+
+X = Tensor("x", 10, 1.0)
+OPS = [
+    Move("a", ("x",), (Tensor("y", 20, 1.0),), ("x",), params=(Param("v", (7,)),)),
+    Move("b", ("y",), (Tensor("z", 30, 1.0),), ("y",)),
+    Move("c", ("z",), (Tensor("o", 5, 1.0),), ("z",), params=(Param("w", (3,)),)),
+]
+
+
+def test_outputs_gradients_of_ops_with_parameters_stay():
+    """Saved x, y and z: 60 B, all of which stays. The first half: do 5 and dz 30 (95 B), then dy 20 while dz is there (115 B),
+    then dx 10 once dz is freed (95 B). dx is sent: do and dy are left beside what is saved, 85 B. The largest gradient of
+    weights has 7 elements of 2 B.
+    """
+    assert walk_split(OPS, X, "o", Autograd(weight_grad_itemsize=2.0)) == SplitMemory(85.0, Peak(115.0, "b"), 14.0)
+
+
+@pytest.fixture
+def memories() -> PartMemories:
+    """Of two stages of two layers each; halves of the embedding keep 1 B, of a layer 10 B, of the head 100 B."""
+    assembly = Assembly(job("torch", model={"n_layers": 4}, pp=2, microbatches=4, schedule="zero_bubble"))
+    found = PartMemories(assembly)
+    (layer,) = assembly.kinds
+    sizes = ((assembly.embedding, 1.0), (layer, 10.0), (assembly.head, 100.0))
+    found._split = {part: SplitMemory(kept, Peak(kept + 5_000.0, ""), 2.0 * kept) for part, kept in sizes}
+    return found
+
+
+def test_halves_of_a_stage(memories):
+    """1 + 2 * 10, and 2 * 10 + 100."""
+    assert [memories.split(chunk).kept for (chunk,) in memories.assembly.stages] == [21.0, 120.0]
+
+
+def test_first_halves_are_counted_beyond_what_is_saved(memories):
+    """Their peak less the 400 B, or 500 B, that the stage saves for the micro-batch."""
+    first, last = (memories.split(chunk).inputs.bytes for (chunk,) in memories.assembly.stages)
+    walked = [[PartMemory(saved, NO_BYTES, NO_BYTES)] for saved in (400.0, 500.0)]
+    found = split_bytes(memories, walked)
+    assert found.kept == [[21.0], [120.0]]
+    assert found.input_extra == [[first - 400.0], [last - 500.0]]
+    assert found.weight_extra == [[20.0], [200.0]]
+
+
+@pytest.mark.parametrize(
+    ("microbatches", "later"), [(1, None), (2, PeakMoment(5.0, 1e12, "backward of a later micro-batch"))]
+)
+def test_the_backward_after_the_first_finds_all_gradients(microbatches, later):
+    """GPipe's two stages: the second of two backwards has 1e12 B at most, beside the other micro-batch's 5 B. A single one has no
+    second.
+    """
+    assembly = Assembly(job("torch", pp=2, microbatches=microbatches, schedule="gpipe"))
+    found = before_gradients(assembly, 0, [5.0], [1e12])
+    assert found is not None
+    assert found == later if later else found.transient_bytes < 1e9
+
+
+def test_what_runs_before_lies_beneath():
+    """Two layers save 10 B each and keep 3 B: the head's first half of 50 B runs beside both, 20 + 50; its peak decides."""
+    layer, head = (PartMemory(saved, NO_BYTES, NO_BYTES) for saved in (10.0, 4.0))
+    split = [SplitMemory(3.0, Peak(15.0, "layer"), 7.0), SplitMemory(3.0, Peak(50.0, "head"), 2.0)]
+    found = chunk_split(
+        [(0, layer, SplitMemory(0.0, Peak(1e6, "none"), 1e6)), (2, layer, split[0]), (1, head, split[1])]
+    )
+    assert found == SplitMemory(9.0, Peak(70.0, "head"), 7.0)
+
+
+def test_layers_that_keep_less_than_they_save():
+    """Three of 10 B saved and 3 B kept: the last in depth runs first, beside two that hold all they saved: 20 + 15."""
+    layer = PartMemory(10.0, NO_BYTES, NO_BYTES)
+    assert chunk_split([(3, layer, SplitMemory(3.0, Peak(15.0, "layer"), 7.0))]).inputs == Peak(35.0, "layer")
+
+
+def test_what_runs_at_a_stages_worst_moment():
+    """Gradients of weights have no op of their own; the first half counts as the backward that it is."""
+    memory = PartMemory(0.0, Peak(1.0, "a"), Peak(2.0, "b"))
+    found = [moment_op(memory, kind) for kind in ("F", "B", "I", "W")]
+    assert found == ["forward of a", "backward of b", "backward of b", "gradients of the weights"]

@@ -1,0 +1,128 @@
+"""Where a step's work around the pipeline lies in time, and what its actions send, on links of 1 B/s: two ranks, `physics_jobs`.
+
+590,464 parameters of the model: a gather of bf16 sends half of 2 B each, a reduce-scatter of fp32 half of 4 B. A layer has
+164,096, the root of FSDP 262,272.
+"""
+
+from __future__ import annotations
+
+import pytest
+from physics_jobs import SLIGHTLY, job, machine
+
+from steptime.answer.result import estimate
+from steptime.schedule.orders import shortened
+from steptime.timing.timeline import Slice, Timeline
+
+ALL, LAYER, ROOT = 590_464, 164_096, 262_272
+
+
+def near(expected: float):
+    return pytest.approx(expected, rel=SLIGHTLY, abs=1.0)
+
+
+def timeline(software: str = "megatron-core", *, overlap: bool = False, **said) -> Timeline:
+    on = machine(flops=1.0, memory=100.0, link=1.0)
+    return Timeline(
+        estimate(job(software, on=on, dp=2, performance={"overlap": {"dp": overlap}}, **({"seqlen": 8} | said))).timing
+    )
+
+
+def check(found: Slice, name: str, kind: str, start_s: float, end_s: float) -> None:
+    assert (found.name, found.kind) == (name, kind)
+    assert (found.start_s, found.end_s) == (near(start_s), near(end_s))
+
+
+def test_before_and_after_the_pipeline():
+    """Parameters are gathered, 590,464 s; then the pipeline runs; gradients are reduced, twice as long; the optimizer runs.
+
+    Per owned parameter of half of them it moves 30 B for AdamW and 12 B for clipping, and zeroes 4 B for each: at 100 B/s.
+    """
+    found = timeline(n_param_buckets=1)
+    gather, reduction, update, *rest = found.around(0)
+    end = ALL + found.timing.walk.makespan_s
+    update_s = ALL * (42 / 2 + 4) / 100
+    check(gather, "all-gather of parameters", "dp_comm", 0.0, ALL)
+    check(reduction, "reduce-scatter of gradients", "dp_comm", end, end + 2 * ALL)
+    check(update, "optimizer", "optimizer", end + 2 * ALL, end + 2 * ALL + update_s)
+    assert [one.kind for one in rest] == ["stragglers"] * len(rest)
+    assert found.step_s == near((rest or [update])[-1].end_s)
+    assert found.times[0].starts_s[0] == near(ALL)
+
+
+def test_reductions_of_every_micro_batch_are_one_slice():
+    """ZeRO-2's four, each of 1,180,928 s."""
+    found = timeline(n_param_buckets=1, zero_level=2, microbatches=4)
+    [reductions] = [one for one in found.around(0) if "reduce" in one.name]
+    end = found.end_s
+    check(reductions, "4 x reduce-scatter of gradients", "dp_comm", end, end + 4 * 2 * ALL)
+
+
+def test_what_overlaps_lies_where_it_runs():
+    """One bucket: gathered before the first forward, reduced when the last backward is done."""
+    found = timeline(overlap=True, n_param_buckets=1)
+    gather, reduction, *_ = found.around(0)
+    check(gather, "all-gather of parameters", "dp_comm", 0.0, ALL)
+    check(reduction, "reduce-scatter of gradients", "dp_comm", found.end_s, found.end_s + 2 * ALL)
+
+
+def test_what_fsdp_sends_in_each_direction():
+    """Forward gathers root and two layers; backward gathers the layers again and reduces all three, 2 s an element."""
+    found = timeline("fsdp2", microbatches=2, fsdp={"reduce_dtype": "fp32"})
+    [there], [back] = found.traffic(0, 0, "F"), found.traffic(0, 0, "B")
+    assert (there.axis, there.calls, there.busy_s) == ("dp", 3.0, near(ROOT + 2 * LAYER))
+    assert (back.axis, back.calls, back.busy_s) == ("dp", 5.0, near(2 * LAYER + 2 * (ROOT + 2 * LAYER)))
+    shown = found.timing.fsdp_exposed_s / 2
+    assert there.exposed_s + back.exposed_s <= shown * (1 + SLIGHTLY)
+    assert there.exposed_s / back.exposed_s == pytest.approx(there.busy_s / back.busy_s)
+
+
+def test_a_backward_repeats_the_collectives_of_layers_that_run_again():
+    """Two layers under tp 2 with sp: a gather and a reduce-scatter of attention and of the MLP each, 8 in all, run again."""
+    layout = {"tp": 2, "sp": True, "model": {"n_q_heads": 2}, "n_param_buckets": 1}
+    calls = {}
+    for recompute in ("none", "full"):
+        on, performance = machine(flops=1.0, link=1.0), {"activation_checkpointing_type": recompute}
+        shown = Timeline(estimate(job(on=on, dp=2, performance=performance, **layout)).timing)
+        calls[recompute] = [sum(of.calls for of in shown.traffic(0, 0, way) if of.axis == "tp") for way in ("F", "B")]
+    assert calls["full"][0] == calls["none"][0]
+    assert calls["full"][1] == calls["none"][1] + 8
+
+
+def test_sends_of_two_stages():
+    """2,048 B at 1 B/s between two stages, of each of two micro-batches: outputs down, gradients up, each from the end of its
+    action on; the receiver runs once it has come.
+    """
+    on = machine(flops=1.0, link=1.0)
+    shown = Timeline(estimate(job(on=on, pp=2, microbatches=2, performance={"overlap": {"pp": True}})).timing)
+    ends = [{span.action: span for span in spans} for spans in shown.actions]
+    found = list(shown.sent())
+    assert [(one.stage, one.action.kind, one.action.microbatch, one.to_stage) for one in found] == [
+        (0, "F", 0, 1), (0, "F", 1, 1), (1, "B", 0, 0), (1, "B", 1, 0),
+    ]  # fmt: skip
+    for one in found:
+        assert one.to_action == one.action
+        assert one.start_s == ends[one.stage][one.action].end_s
+        assert one.end_s - one.start_s == near(2_048)
+        assert one.used_s == ends[one.to_stage][one.to_action].start_s >= one.end_s * (1 - 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "vpp", "expected"),
+    [
+        ("1f1b", 1, (4, 1, 60)),  # three forwards ahead, then one pair, 60 pairs less
+        ("interleaved", 2, (12, 4, 13)),  # a warm-up of 2 * 3 + 4 = 10 entries of 8: two groups of 4, then one
+        ("zero_bubble", 1, (9, 1, 55)),  # 2 * 4, then one
+        ("gpipe", 1, (64, None, 0)),
+        ("zbv", 2, (64, None, 0)),
+    ],
+)
+def test_a_long_step_is_shortened_to_one_repeat(schedule, vpp, expected):
+    """64 micro-batches on four stages."""
+    assert shortened(schedule, 4, vpp, 64, None, 1) == expected
+
+
+def test_micro_batches_beyond_full_groups_stay():
+    """66 in groups of 4 leave 2: one repeat beyond two groups, and these, are 14."""
+    assert shortened("interleaved", 4, 2, 66, 4, 1) == (14, 4, 13)
+    assert shortened("interleaved", 4, 2, 12, 4, 1) == (12, 4, 0)
+    assert shortened("interleaved", 4, 2, 64, 2, 1) == (64, 2, 0)  # groups smaller than the stages do not repeat
