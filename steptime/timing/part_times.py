@@ -57,8 +57,10 @@ def pricing(job: Job) -> Pricing:
     ranks: dict[str, Group] = {axis: group(p, axis, n_dcs=n_dcs) for axis in axes}
     found = slower_rates(rates(job.machine.accelerator, software, job.microbatches), slow)
     link = job.machine.accelerator.host_bytes_per_s or inf
-    woven = woven_share(job, job.data.gbs)
-    return Pricing(Context(found, software, ranks, tiers, p.tp, job.data.microbatch_sz, link, woven), dp_tiers, n_dcs)
+    woven, hooked = woven_share(job, job.data.gbs), software.family == "deepspeed" and job.zero_level == 3
+    hooked = hooked and software.kernels.compile == "none"
+    context = Context(found, software, ranks, tiers, p.tp, job.data.microbatch_sz, link, woven, hooked)
+    return Pricing(context, dp_tiers, n_dcs)
 
 
 def woven_share(job: Job, gbs: Num) -> Num:
@@ -233,7 +235,7 @@ def whole_replay(part: Part, times: PartTime, context: Context) -> Work:
     work = forward_work(ops, passes, context, again)
     work.launch_s = (times.forward.launch_s - times.forward.host_s) * len(again) / len(ops)
     work.kernels -= graphed_kernels(ops, [(done,) for done in passes], context.software, again)
-    wait_for_host(work, context.software, context.tp)
+    wait_for_host(work, context, [ops[i] for i in again])
     return work
 
 

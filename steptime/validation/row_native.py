@@ -152,6 +152,23 @@ def of_hugging_face(row: MeasuredRow, notes: str) -> dict[str, Any]:
     return section | ({"repeat_kv": True} if repeats else {})
 
 
+def of_deepspeed(row: MeasuredRow, notes: str) -> dict[str, Any]:
+    """What a row of DeepSpeed runs besides its profile: DeepCompile, and attention where a script sets what nothing reads.
+
+    DeepCompile removes the hooks, and gathers each parameter on a stream that waits for what runs before it
+    (deepspeedai/DeepSpeed@edaa7221 deepspeed/compile/init_z3.py; csrc/compile/z3.cpp, launchAllGather). examples/sdma_allgather
+    sets attn_implementation on the config, which transformers does not read.
+    """
+    section: dict[str, Any] = {}
+    if "deepcompile" in row.text("framework").lower() and "eager backend" not in notes:
+        section = {"compile": "all"} | (
+            {"overlap": {"dp": False}} if row.text("zero_or_fsdp").startswith("zero3") else {}
+        )
+    if "examples/sdma_allgather" in row.text("source"):
+        section |= {"attention_impl": "flash", "softmax_impl": "fused"}
+    return section
+
+
 def liger_chunks(hidden: int, vocab: int) -> int:
     """Parts of Liger's fused linear cross entropy: the power of two at or above vocab / hidden.
 
