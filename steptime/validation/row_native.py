@@ -235,6 +235,14 @@ def offloaded(row: MeasuredRow, section: dict[str, Any], assumed: list[str]) -> 
     return found | (one_way if "h2d exposed" in words else {})
 
 
+def offloaded_by_guide(row: MeasuredRow) -> dict[str, Any]:
+    """States that TRL's guide to a million tokens puts into host memory, of models of 30 B parameters or more.
+
+    huggingface/trl pull request 6846, docs/source/distributing_training.md: fsdp_offload_params.
+    """
+    return {"params": True} if row.group == "trl-longctx" and (row.number("n_params_b") or 0.0) >= 30.0 else {}
+
+
 ON_ONE_DEVICE = ("norm_impl", "activation_impl", "loss_impl", "loss_chunks", "rope_impl", "attention_kernel")
 
 
