@@ -95,8 +95,8 @@ def on_host(software, *, hooked=False):
 def test_hooks_of_zero_3_delay_the_host():
     """A Llama layer has 13 modules, whose hooks take as long as 13 * 6.5 = 84.5 launches of 10 us.
 
-    With 100 kernels the host takes 1.845 ms: none waits for it under 2 ms of kernels, and 0.845 ms under 1 ms of them. Without
-    hooks it takes 1 ms. Only stage 3 has them, and not DeepCompile.
+    With 100 kernels the host takes 1.845 ms: the device does not wait for it where they take 2 ms, and 0.845 ms where they take 1
+    ms. Without hooks it takes 1 ms. Only stage 3 has them, and not DeepCompile.
     """
     software = load_software("deepspeed").replace(host_kernel_s=10e-6)
     layer = estimate(job("deepspeed", tp=1)).assembly.kinds[0].ops

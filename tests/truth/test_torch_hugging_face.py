@@ -5,7 +5,6 @@ Bytes of every kernel of the norm, what the norm keeps, and how many kernels the
 
 from collections import Counter
 
-import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from test_torch_by_element import run
@@ -141,4 +140,4 @@ def test_modules_with_hooks():
     The layer above has no module for the activation, nor for attention and MLP: 7 + 2 + the layer itself.
     """
     assert sum(1 for m in Layer().modules() if not isinstance(m, nn.ModuleDict)) + 3 == 13
-    assert hook_launches(block_ops(MODEL, shard())) == pytest.approx(13 * 6.5)
+    assert hook_launches(block_ops(MODEL, shard())) == 84.5
