@@ -97,25 +97,10 @@ class Groups(NamedTuple):
 
 def options(assembly: Assembly) -> Fsdp:
     """The job's FSDP settings; where it only sets ZeRO-3, torch's defaults with gradients reduced in their own dtype."""
-    return options_of(assembly.job)
-
-
-def options_of(job: Job) -> Fsdp:
-    """The same of a job."""
+    job = assembly.job
     dtype = job.software.states.main_grad_dtype
     own = job.software.compute_dtype if dtype == "compute" else dtype
     return job.parallelism.fsdp or Fsdp(reshard_after_forward=job.zero_level == 3, reduce_dtype=own)
-
-
-def autograd_adds(job: Job) -> float:
-    """Accesses, of the compute dtype, with which autograd adds an element's gradient to that of earlier micro-batches.
-
-    0 where each micro-batch reduces its own, so that shards alone add up, and where version 2 adds in another dtype than the
-    gradients' (torch/distributed/fsdp/_fully_shard/_fsdp_param.py, accumulate_unsharded_grad_if_needed); else 3.
-    """
-    said = options_of(job)
-    whole = job.parallelism.pp > 1 or unsynced(job)
-    return 3.0 if whole and (said.version == 1 or said.reduce_dtype == job.software.compute_dtype) else 0.0
 
 
 def unsynced(job: Job) -> bool:

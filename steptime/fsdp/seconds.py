@@ -135,21 +135,20 @@ def summed_bytes(assembly: Assembly, of: Buffers) -> tuple[Num, Num, Num]:
     """Bytes that gradients move beyond the copies of `price` where they add up whole: first micro-batch, a later one, the last.
 
     c, r: bytes of a gradient, and of an element reduced. `price` copies c + r. Version 2 casts the first micro-batch's gradients,
-    c + r, adds later ones, c + 2 r, and copies the sums, 2 r; in their own dtype autograd adds, and nothing is copied but by the
-    last (torch/distributed/fsdp/_fully_shard/_fsdp_param.py, to_accumulated_grad_if_needed, accumulate_unsharded_grad_if_needed).
+    c + r, adds later ones, c + 2 r, and copies the sums, 2 r; in their own dtype autograd adds, 3 c, and only the last are copied
+    (torch/distributed/fsdp/_fully_shard/_fsdp_param.py, to_accumulated_grad_if_needed, accumulate_unsharded_grad_if_needed).
     Version 1 writes its flat gradient, to which autograd adds.
     """
     job, said = assembly.job, options(assembly)
     if not unsynced(job):
         return 0.0, 0.0, 0.0
     own, reduced = job.software.itemsize, ITEMSIZE[said.reduce_dtype]
-    cast = reduced != own
-    plain = of.gradients + of.reduce_input
+    plain, adds, cast = of.gradients + of.reduce_input, 3.0 * of.gradients, reduced != own
     if said.version == 1:
         quiet = of.gathered - of.reduce_input - (2.0 * of.gathered if cast else 0.0)
-        return quiet, quiet, 0.0
+        return quiet, quiet + adds, adds
     if not cast:
-        return -plain, -plain, 0.0
+        return -plain, adds - plain, adds
     elements = of.gradients / own
     adds = elements * (own + 2.0 * reduced)
     return elements * (own + reduced) - plain, adds - plain, adds + elements * reduced - of.gradients

@@ -12,7 +12,7 @@ from steptime.cost.network import network, one_link
 from steptime.cost.pace import slower_rates, slower_tiers
 from steptime.cost.parts import Context, PartTime, Work, forward_work, part_time, wait_for_host
 from steptime.cost.rates import rates
-from steptime.fsdp.groups import applies, autograd_adds
+from steptime.fsdp.groups import applies
 from steptime.hardware.machine import Tier
 from steptime.job.assembly import Assembly, Chunk, Part, take
 from steptime.job.job import Job
@@ -57,9 +57,8 @@ def pricing(job: Job) -> Pricing:
     axes: tuple[GroupAxis, ...] = ("tp", "cp", "cp_a2a", "cp_p2p", "tp_cp", "ep", "etp", "ep_etp")
     ranks: dict[str, Group] = {axis: group(p, axis, n_dcs=n_dcs) for axis in axes}
     found = slower_rates(rates(job.machine.accelerator, software, job.microbatches), slow)
-    if applies(job) and not software.states.grad_accumulation_fusion:
-        later = 1.0 - 1.0 / (1.0 * job.microbatches)
-        found = found._replace(accumulate_bytes=later * autograd_adds(job) * software.itemsize)
+    if applies(job):  # which adds up shards, or whole gradients (fsdp.seconds.summed_bytes)
+        found = found._replace(accumulate_bytes=0.0)
     link = job.machine.accelerator.host_bytes_per_s or inf
     woven, hooked = woven_share(job, job.data.gbs), software.family == "deepspeed" and job.zero_level == 3
     hooked = hooked and software.kernels.compile == "none"
