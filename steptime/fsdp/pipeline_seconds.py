@@ -106,12 +106,12 @@ def chunk_seconds(
 def sums_s(assembly: Assembly, rates: Rates, elements: Num) -> tuple[Num, Num]:
     """Seconds of accumulating a chunk's gradients: for the first micro-batch, and for a later one.
 
-    Where they are reduced in their own dtype autograd adds them, as it does without FSDP.
+    Where they are reduced in their own dtype autograd adds them, and the first micro-batch's become the sums.
     """
     job, said = assembly.job, options(assembly)
-    if said.reduce_dtype == job.software.compute_dtype:
-        return 0.0, 0.0
     own, summed = job.software.itemsize, ITEMSIZE[said.reduce_dtype]
+    if said.reduce_dtype == job.software.compute_dtype:
+        return 0.0, 3.0 * elements * own / rates.bytes_per_s
     return elements * (own + summed) / rates.bytes_per_s, elements * (own + 2.0 * summed) / rates.bytes_per_s
 
 

@@ -11,7 +11,7 @@ from steptime.cost.overlap import contention, hidden_s
 from steptime.cost.parts import PartTime
 from steptime.cost.rates import Rates
 from steptime.fsdp.calls import Calls, calls_without_pipeline
-from steptime.fsdp.groups import ParamGroup, buffers, groups, options, root_stays, stays_gathered, unsynced
+from steptime.fsdp.groups import Buffers, ParamGroup, buffers, groups, options, root_stays, stays_gathered, unsynced
 from steptime.fsdp.plus_plus import dequantized_bytes, has_second_partition, reduction, sent_bytes
 from steptime.fsdp.ranks import backward_group, copy_group, shard_group
 from steptime.fsdp.replays import backward_gathers, kept_bytes, to_fewer_ranks
@@ -19,6 +19,7 @@ from steptime.hardware.machine import Tier
 from steptime.job.assembly import Assembly, Part
 from steptime.job.job import Job
 from steptime.memory.on_host import on_host
+from steptime.software.performance import ITEMSIZE
 
 
 class CommSeconds(NamedTuple):
@@ -31,6 +32,20 @@ class CommSeconds(NamedTuple):
     """Copies between FSDP's flat buffers and the parameters, part of the compute stream."""
     near_s: Num = 0.0
     """The gather among the neighbors that share a second partition of the parameters (ZeRO++)."""
+    first_s: Num = 0.0
+    """What copies of gradients that add up whole take beyond `copy_s`, in the first micro-batch of a step."""
+    later_s: Num = 0.0
+    """The same in one between it and the last."""
+    last_s: Num = 0.0
+    """The same in the last, which reduces them."""
+
+    def summed(self, beyond_s: Num) -> CommSeconds:
+        """The group in a micro-batch that reduces nothing."""
+        return self._replace(reduce_s=0.0, copy_s=self.copy_s + beyond_s)
+
+    def sums_of(self, of: CommSeconds) -> CommSeconds:
+        """With the sums of another."""
+        return self._replace(first_s=of.first_s, later_s=of.later_s, last_s=of.last_s)
 
 
 Directions: TypeAlias = tuple[list[CommSeconds], list[CommSeconds]]
@@ -108,11 +123,35 @@ def price(assembly: Assembly, tiers: tuple[Tier, ...], of: ParamGroup, rates: Ra
         reduce_s,
         (copied + 2.0 * sizes.turned) / rates.bytes_per_s,
         collective("all_gather", sent, backward_group(job), tiers).time_s if has_second_partition(job) else 0.0,
+        *(moved / rates.bytes_per_s for moved in summed_bytes(assembly, sizes)),
     )
     if of.experts is None:
         return found
     beside = price(assembly, tiers, of.experts, rates)
     return CommSeconds(*(mine + theirs for mine, theirs in zip(found, beside, strict=True)))
+
+
+def summed_bytes(assembly: Assembly, of: Buffers) -> tuple[Num, Num, Num]:
+    """Bytes that gradients move beyond the copies of `price` where they add up whole: first micro-batch, a later one, the last.
+
+    c, r: bytes of a gradient, and of an element reduced. `price` copies c + r. Version 2 casts the first micro-batch's gradients,
+    c + r, adds later ones, c + 2 r, and copies the sums, 2 r; in their own dtype autograd adds, 3 c, and only the last are copied
+    (torch/distributed/fsdp/_fully_shard/_fsdp_param.py, to_accumulated_grad_if_needed, accumulate_unsharded_grad_if_needed).
+    Version 1 writes its flat gradient, to which autograd adds.
+    """
+    job, said = assembly.job, options(assembly)
+    if not unsynced(job):
+        return 0.0, 0.0, 0.0
+    own, reduced = job.software.itemsize, ITEMSIZE[said.reduce_dtype]
+    plain, adds, cast = of.gradients + of.reduce_input, 3.0 * of.gradients, reduced != own
+    if said.version == 1:
+        quiet = of.gathered - of.reduce_input - (2.0 * of.gathered if cast else 0.0)
+        return quiet, quiet + adds, adds
+    if not cast:
+        return -plain, adds - plain, adds
+    elements = of.gradients / own
+    adds = elements * (own + 2.0 * reduced)
+    return elements * (own + reduced) - plain, adds - plain, adds + elements * reduced - of.gradients
 
 
 def host_copy_s(job: Job, bytes_: Num) -> Num:
@@ -137,7 +176,7 @@ def group_seconds(
     root = price(assembly, tiers, found.root, rates)
     embedding, head = parts[assembly.embedding], parts[assembly.head]
     forward = [CommSeconds(root.gather_s, embedding.forward.seconds, 0.0, root.copy_s, root.near_s)]
-    back = [CommSeconds(0.0, embedding.backward.seconds, root.reduce_s, root.compute_s)]
+    back = [CommSeconds(0.0, embedding.backward.seconds, root.reduce_s, root.compute_s).sums_of(root)]
     at = 0
     for part, count in assembly.runs:
         of, work = price(assembly, tiers, found.layers[at], rates), parts[part]
@@ -145,7 +184,7 @@ def group_seconds(
         at += count
         forward += [CommSeconds(of.gather_s, work.forward.seconds, 0.0, of.copy_s + leaves_s, of.near_s)] * count
         compute_s = work.backward.seconds + replay_s[part]
-        back += [CommSeconds(again_s, compute_s, of.reduce_s, copied_s + of.compute_s)] * count
+        back += [CommSeconds(again_s, compute_s, of.reduce_s, copied_s + of.compute_s).sums_of(of)] * count
     forward.append(CommSeconds(0.0, head.forward.seconds))
     back.append(CommSeconds(0.0, head.backward.seconds))
     return forward, back[::-1]
@@ -245,8 +284,10 @@ def passes(assembly: Assembly, directions: Directions) -> list[tuple[Num, Direct
     if not unsynced(assembly.job):
         return [(m, directions)]
     forward, backward = directions
-    quiet = [of._replace(reduce_s=0.0) for of in backward]
-    if not stays_gathered(assembly):
-        return [(m - 1.0, (forward, quiet)), (1.0, directions)]
-    there = [of._replace(gather_s=0.0, copy_s=0.0) for of in forward]
-    return [(1.0, (forward, quiet)), (m - 2.0, (there, quiet)), (1.0, (there, backward))]
+    stays = stays_gathered(assembly)
+    there = [of._replace(gather_s=0.0, copy_s=0.0) for of in forward] if stays else forward
+    return [
+        (1.0, (forward, [of.summed(of.first_s) for of in backward])),
+        (m - 2.0, (there, [of.summed(of.later_s) for of in backward])),
+        (1.0, (there, [of._replace(copy_s=of.copy_s + of.last_s) for of in backward])),
+    ]

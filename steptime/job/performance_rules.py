@@ -141,8 +141,8 @@ PERFORMANCE_RULES = [
     Rule(
         "framework compiles",
         "performance.compile",
-        "torch.compile of whole blocks is modeled for torch and FSDP2 only (got {f.software}); use none",
-        lambda f: f.kernels.compile == "none" or f.family in {"torch", "fsdp2"},
+        "torch.compile of whole blocks is modeled for torch, FSDP2 and DeepSpeed only (got {f.software}); use none",
+        lambda f: f.kernels.compile == "none" or f.family in {"torch", "fsdp2", "deepspeed"},
     ),
     Rule(
         "full keys",

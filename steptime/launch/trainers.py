@@ -5,7 +5,7 @@ A table's `used` says which key of a plan each becomes; names that begin with @ 
 gradient accumulation), @batch (all sequences of a step), @tokens_batch, @nodes, @devices, @per_node, @dp_shard, @dp_replicate,
 @dp_dcn, @dp_dcn_shard, @tokenizer, @vocabulary, @bf16, @fp16, @half (a dtype in words), @weights (theirs), @pure_bf16, @fp8,
 @checkpointing, @replayed, @distributed (a word for @deepspeed or @fsdp), @deepspeed, @offload_optimizer, @offload_params,
-@fsdp and @fsdp_*, @sync_each_batch, @adapter and @adapter_*, @base_bits (of frozen weights), @optimizer.
+@fsdp and @fsdp_*, @sync_each_batch, @adapter and @adapter_*, @base_bits (of frozen weights), @optimizer, @liger.
 """
 
 from __future__ import annotations
@@ -69,6 +69,8 @@ def read_trainer(
     return _Plan(keys, found, beside).reading()
 
 
+LIGER = {"norm_impl": "fused", "rope_impl": "fused", "activation_impl": "fused"}
+"""Kernels that Liger replaces (linkedin/Liger-Kernel@ead96b61 src/liger_kernel/transformers/monkey_patch.py)."""
 _AXES = ("@dp_shard", "@dp_replicate", "@dp_dcn", "@dp_dcn_shard")
 """Degrees whose product is the data-parallel ranks."""
 
@@ -116,6 +118,9 @@ class _Plan(Figures):
         elif word == "offload_disk":
             keys.leave_out(self.figures["@checkpointing"], "activations on disk")
         self.replay(config)
+        if self.on("@liger"):
+            config["performance"] = LIGER | config["performance"]
+            keys.approximate(self.figures["@liger"], "head and loss in one kernel: those of the profile are counted")
         if optimizer := self.optimizer():
             config["performance"]["optimizer"] = optimizer
         if config["model"].get("parallel_residual") and config["parallelism"]["tp"] != 1:

@@ -43,12 +43,13 @@ def norm(name: str, x: str, rows: Num, width: int, model: Model, shard: Shard, r
 
     fused: one kernel that keeps its input and fp32 statistics (apex and TransformerEngine kernels; torch's CUDA
     `_fused_rms_norm`; torch's native_layer_norm everywhere). composite: RMSNorm as torch's `rms_norm` decomposes it, which
-    keeps the input and the normalized input in fp32 and frees the original.
+    keeps the input and the normalized input in fp32 and frees the original. eager: Hugging Face's modules, which cast the
+    normalized input down before the product with the weight, and keep it so.
     """
     out = Tensor(f"{name}.out", rows * width, shard.itemsize)
     params = norm_params(name, width, model)
     rstd = Tensor(f"{name}.rstd", rows, FP32)
-    if model.norm == "rmsnorm" and shard.software.kernels.norm_impl == "composite":
+    if model.norm == "rmsnorm" and shard.software.kernels.norm_impl != "fused":
         return composite_rmsnorm(name, x, out, rstd, params, shard, role), out.name
     stats = (rstd,) if model.norm == "rmsnorm" else (Tensor(f"{name}.mean", rows, FP32), rstd)
     saves = (x, *(s.name for s in stats))
@@ -62,16 +63,25 @@ def composite_rmsnorm(
 
     Kernel by kernel, in bytes of fp32 data read or written per element: square 8, mean 4, two products 16, casts 12; back:
     products 8 + 12 + 8 + 12 with sums over them of 4 + 4, square 8, the sum of both gradients 12, casts 12. In fp32 the upcast is
-    the input itself, and there are no casts.
+    the input itself, and there are no casts. Written by Hugging Face (huggingface/transformers models/llama/modeling_llama.py,
+    LlamaRMSNorm) in bf16: square 8, mean 4, products 8 + 4, casts 12; back: products 4 + 6 + 8 + 12 with sums of 2 + 4, mean 4,
+    square 8 + 8 + 12, the sum 12, casts 12 (tests/truth/test_torch_hugging_face.py). `kernels` are forward's; backward has twice
+    as many, whose launches from C++ take the host half as long (assumed).
     """
     wide = out.elements * FP32
-    normalized = Tensor(f"{name}.normalized", out.elements, FP32)
+    early = shard.software.kernels.norm_impl == "eager"
+    normalized = Tensor(f"{name}.normalized", out.elements, shard.itemsize if early else FP32)
     if shard.itemsize == FP32:
         kept, saves = (normalized, rstd), (x, normalized.name, rstd.name)
         return [Move(name, (x,), (out,), saves, kept, params, 7 * wide, 17 * wide, 6, role=role)]
     upcast = Tensor(f"{name}.upcast", out.elements, FP32)
-    saves = (upcast.name, normalized.name, rstd.name)
-    return [Move(name, (x,), (out,), saves, (upcast, normalized, rstd), params, 10 * wide, 20 * wide, 8, role=role)]
+    saves, forward, backward = (
+        (upcast.name, normalized.name, rstd.name),
+        9.0 if early else 10.0,
+        23.0 if early else 20.0,
+    )
+    made = (upcast, normalized, rstd)
+    return [Move(name, (x,), (out,), saves, made, params, forward * wide, backward * wide, 8, role=role)]
 
 
 def linear(

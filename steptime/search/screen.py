@@ -82,11 +82,6 @@ class Screen:
         wanted = self.plan.zero_level == 3 or "zero_level" in self.axes.said or not estimated.covered(self.job)
         return [z for z in zero_levels(self.job, self.axes) if z < 3 or wanted]
 
-    @cached_property
-    def by_sp(self) -> dict[bool, Job]:
-        """The job with or without sequence parallelism."""
-        return {sp: self.job.replace(**{"parallelism.sp": sp}) for sp in (False, True)}
-
     def send_share(self, *, interleaved: bool) -> Share | None:
         """Share of the sends between stages that is overlapped."""
         default = default_profile(self.job.model, fsdp=self.job.parallelism.fsdp is not None)
@@ -159,9 +154,10 @@ class Screen:
         keys = part_keys(useful, zeros)
         if not keys:
             return
-        parts = self.parts(keys, found)
+        job = next(iter(zeros.values()))  # parts of ZeRO 3 add no whole gradients
+        parts = self.parts(keys, found, job)
         chunks = Chunks(self.job, parts)
-        priced = pricing(Candidates(self.job, dp=found.devices, gbs=found.devices).as_job)
+        priced = pricing(Candidates(job, dp=found.devices, gbs=found.devices).as_job)
         common = of(self.job, zeros, useful, chunks, weights, priced, self.most)
         plain = facts(self.job)
         if bound := self.bound:
@@ -203,12 +199,13 @@ class Screen:
         """Recomputations of a layout, where all of its layers lie in one chunk."""
         return len(self.choices(self.job.model.n_layers, schedule))
 
-    def parts(self, keys: list[PartKey], found: Grid) -> PartColumns:
-        """The parts for some keys of a grid."""
+    def parts(self, keys: list[PartKey], found: Grid, job: Job) -> PartColumns:
+        """The parts for some keys of a grid. `job`: with a ZeRO level of its layouts."""
         sets = dict.fromkeys(r.modules for r in self.choices(self.job.model.n_layers, None) if r.modules)
         sets |= dict.fromkeys([frozenset(("mtp",))] if self.job.model.mtp else [])
         split = any(name and described(name).split for name in schedules(self.plan, self.axes))
-        return parts_of(self.by_sp, keys, list(sets), found.devices, found.gbs, split=split)
+        by_sp = {sp: job.replace(**{"parallelism.sp": sp}) for sp in (False, True)}
+        return parts_of(by_sp, keys, list(sets), found.devices, found.gbs, split=split)
 
 
 def part_keys(found: Grid, zeros: Container[int]) -> list[PartKey]:

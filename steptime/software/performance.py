@@ -33,6 +33,7 @@ from steptime.software.settings import (
     Module,
     MoeSettings,
     MuonTpMode,
+    NormImpl,
     OffloadModule,
     OptimizerName,
     Overlap,
@@ -50,7 +51,6 @@ Precision: TypeAlias = Annotated[
     Dtype | RecipeName, BeforeValidator(lambda word: "fp8_delayed" if word == "fp8" else word)
 ]
 """What the projections of the blocks are computed in: a dtype, or a recipe of `precision.py` on top of bf16."""
-
 CheckpointType: TypeAlias = Literal["none", "selective", "super-selective", "per-op", "full"]
 """selective and super-selective are Megatron's; per-op is torchtitan's selective checkpointing (`model.segments.per_op`)."""
 
@@ -76,7 +76,7 @@ class Options(Config):
     attention_kernel: AttentionKernel | None = None
     attention_backend: AttentionBackend | None = None
     deterministic: bool | None = None
-    norm_impl: Impl | None = None
+    norm_impl: NormImpl | None = None
     activation_impl: Impl | None = None
     loss_impl: LossImpl | None = None
     loss_chunks: int | None = Field(default=None, ge=1)

@@ -17,9 +17,9 @@ OptimizerName: TypeAlias = Literal["adamw", "lion", "sgd", "adamw_8bit", "adafac
 MuonTpMode: TypeAlias = Literal["blockwise", "duplicated", "distributed"]
 Impl: TypeAlias = Literal["fused", "composite"]
 """One kernel, or one per operation."""
+NormImpl: TypeAlias = Literal["fused", "composite", "eager"]
 LossImpl: TypeAlias = Literal["fused", "native", "composite", "compiled", "in_place"]
-"""One kernel and a copy of the logits; Megatron's compiled functions and one per operation, both with fp32 copies; or one that
-keeps the logits (torch.compile)."""
+"""One kernel; Megatron's compiled functions; one per operation; one that keeps the logits (torch.compile); Unsloth's."""
 AttentionImpl: TypeAlias = Literal["flash", "unfused"]
 AttentionBackend: TypeAlias = Literal["auto", "flash", "cudnn", "direct"]
 AttentionKernel: TypeAlias = Literal["best", "cudnn-9.19", "fa2", "fa1", "triton", "flex", "flex_eager", "efficient"]
@@ -35,7 +35,6 @@ with its block, and its recomputation reduced to what backward reads, independen
 RopeImpl: TypeAlias = Literal["fused", "composite", "own_tables", "complex", "upcast", "eager"]
 Share: TypeAlias = bool | float
 """Fraction of a communication that is hidden under compute: a bool, or a number from 0 to 1."""
-
 Module: TypeAlias = Literal[
     "core_attn", "layernorm", "mlp", "act", "dropout", "after_qkv", "moe_act", "mla_up_proj", "moe", "shared_experts", "per_op",
     "per_op_all", "per_op_resend",
@@ -81,7 +80,8 @@ class KernelSettings(Config):
     TransformerEngine's own choice between the two; direct: a kernel that accepts any tensor layout."""
     deterministic: bool
     """Kernels that give the same bits every time (NVTE_ALLOW_NONDETERMINISTIC_ALGO=0)."""
-    norm_impl: Impl
+    norm_impl: NormImpl
+    """composite: RMSNorm as torch decomposes its own; eager: as Hugging Face writes it (`model.sublayers`)."""
     activation_impl: Impl
     loss_impl: LossImpl
     """composite: the upcast logits become the softmax and the gradient in place. native: Megatron's compiled fusion of the same,

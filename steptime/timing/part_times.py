@@ -12,6 +12,7 @@ from steptime.cost.network import network, one_link
 from steptime.cost.pace import slower_rates, slower_tiers
 from steptime.cost.parts import Context, PartTime, Work, forward_work, part_time, wait_for_host
 from steptime.cost.rates import rates
+from steptime.fsdp.groups import applies
 from steptime.hardware.machine import Tier
 from steptime.job.assembly import Assembly, Chunk, Part, take
 from steptime.job.job import Job
@@ -56,9 +57,13 @@ def pricing(job: Job) -> Pricing:
     axes: tuple[GroupAxis, ...] = ("tp", "cp", "cp_a2a", "cp_p2p", "tp_cp", "ep", "etp", "ep_etp")
     ranks: dict[str, Group] = {axis: group(p, axis, n_dcs=n_dcs) for axis in axes}
     found = slower_rates(rates(job.machine.accelerator, software, job.microbatches), slow)
+    if applies(job):  # which adds up shards, or whole gradients (fsdp.seconds.summed_bytes)
+        found = found._replace(accumulate_bytes=0.0)
     link = job.machine.accelerator.host_bytes_per_s or inf
-    woven = woven_share(job, job.data.gbs)
-    return Pricing(Context(found, software, ranks, tiers, p.tp, job.data.microbatch_sz, link, woven), dp_tiers, n_dcs)
+    woven, hooked = woven_share(job, job.data.gbs), software.family == "deepspeed" and job.zero_level == 3
+    hooked = hooked and software.kernels.compile == "none"
+    context = Context(found, software, ranks, tiers, p.tp, job.data.microbatch_sz, link, woven, hooked)
+    return Pricing(context, dp_tiers, n_dcs)
 
 
 def woven_share(job: Job, gbs: Num) -> Num:
@@ -233,7 +238,7 @@ def whole_replay(part: Part, times: PartTime, context: Context) -> Work:
     work = forward_work(ops, passes, context, again)
     work.launch_s = (times.forward.launch_s - times.forward.host_s) * len(again) / len(ops)
     work.kernels -= graphed_kernels(ops, [(done,) for done in passes], context.software, again)
-    wait_for_host(work, context.software, context.tp)
+    wait_for_host(work, context, [ops[i] for i in again])
     return work
 
 

@@ -164,6 +164,23 @@ def of_hugging_face(row: MeasuredRow, notes: str) -> dict[str, Any]:
     return section | ({"repeat_kv": True} if repeats else {})
 
 
+def of_deepspeed(row: MeasuredRow, notes: str) -> dict[str, Any]:
+    """What a row of DeepSpeed runs besides its profile: DeepCompile, and attention where a script sets what nothing reads.
+
+    DeepCompile removes the hooks, and gathers each parameter on a stream that waits for what runs before it
+    (deepspeedai/DeepSpeed@edaa7221 deepspeed/compile/init_z3.py; csrc/compile/z3.cpp, launchAllGather). examples/sdma_allgather
+    sets attn_implementation on the config, which transformers does not read.
+    """
+    section: dict[str, Any] = {}
+    if "deepcompile" in row.text("framework").lower() and "eager backend" not in notes:
+        section = {"compile": "all"} | (
+            {"overlap": {"dp": False}} if row.text("zero_or_fsdp").startswith("zero3") else {}
+        )
+    if "examples/sdma_allgather" in row.text("source"):
+        section |= {"attention_impl": "flash", "softmax_impl": "fused"}
+    return section
+
+
 def liger_chunks(hidden: int, vocab: int) -> int:
     """Parts of Liger's fused linear cross entropy: the power of two at or above vocab / hidden.
 
@@ -228,6 +245,14 @@ def offloaded(row: MeasuredRow, section: dict[str, Any], assumed: list[str]) -> 
     found: dict[str, Any] = {"activation_offload": share} if share else {}
     one_way = {"overlap": section.get("overlap", {}) | {"offload": 0.5}}
     return found | (one_way if "h2d exposed" in words else {})
+
+
+def offloaded_by_guide(row: MeasuredRow) -> dict[str, Any]:
+    """States that TRL's guide to a million tokens puts into host memory, of models of 30 B parameters or more.
+
+    huggingface/trl pull request 6846, docs/source/distributing_training.md: fsdp_offload_params.
+    """
+    return {"params": True} if row.group == "trl-longctx" and (row.number("n_params_b") or 0.0) >= 30.0 else {}
 
 
 ON_ONE_DEVICE = ("norm_impl", "activation_impl", "loss_impl", "loss_chunks", "rope_impl", "attention_kernel")

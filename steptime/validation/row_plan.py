@@ -15,7 +15,7 @@ from steptime.validation.measurements import MeasuredRow, SkipRowError
 from steptime.validation.row_experts import expert_degrees, has_experts, kinds_of
 from steptime.validation.row_layers import completed, depths_ahead, hybrid_model, is_hybrid, stages
 from steptime.validation.row_machine import hardware_of, machine
-from steptime.validation.row_native import by_module, resharded
+from steptime.validation.row_native import by_module, offloaded_by_guide, resharded
 from steptime.validation.row_software import RowFramework, framework_of, performance_of
 
 CORES = 128
@@ -51,7 +51,7 @@ def to_config(row: MeasuredRow, *, known_release: bool = True) -> Mapped:
     framework = framework_of(row, known=known_release)
     assumed: list[str] = []
     performance = performance_of(row, framework, assumed)
-    if states := offloaded_states(row.text("zero_or_fsdp").lower()):
+    if states := offloaded_states(row.text("zero_or_fsdp").lower()) or offloaded_by_guide(row):
         threads = host_threads(row)
         performance["cpu_offload"] = states | ({"threads": threads} if threads > 1 else {})
         assumed.append(f"cpu_offload.threads: {threads}")
@@ -217,7 +217,9 @@ def _sharding(row: MeasuredRow, framework: RowFramework, assumed: list[str], dp:
             )
         if said.startswith("fsdp1"):
             fsdp |= {"version": 1} | by_module(row, said)
-        if "bf16 reduce" in notes or "bf16 reduce" in row.text("precision").lower():
+        reduces = f"{notes} {row.text('precision').lower()}"
+        # accelerate utils/dataclasses.py, set_mixed_precision: reduce_dtype is the compute dtype
+        if "bf16 reduce" in reduces or (framework.profile == "accelerate" and "fp32 reduce" not in reduces):
             fsdp["reduce_dtype"] = "bf16"
         return {"fsdp": fsdp}
     found = re.match(r"zero-?([0-3])|fsdp(3)\(mcore", said)

@@ -130,6 +130,7 @@ def performance_of(row: MeasuredRow, framework: RowFramework, assumed: list[str]
         section |= row_native.native_kernels(row, framework.release, notes) | row_native.native_states(row)
         section |= attention_of(row, notes)
     section |= kernel_of_month(row)
+    section |= row_native.of_deepspeed(row, notes) if framework.base == "deepspeed" else {}
     overlap = overlap_of(notes, row.whole("tp") or 1, section["precision"])
     if overlap and not framework.sharded:
         section["overlap"] = overlap

@@ -135,6 +135,33 @@ def test_version_1_casts_its_flat_gradient():
     assert wide - narrow == seconds((4 + 2) * (ROOT + 2 * LAYER))
 
 
+@pytest.mark.parametrize(
+    ("options", "each"),
+    [
+        # each of three micro-batches reads bf16 and writes fp32, 2 + 4; only shards add up
+        ({}, 3 * 6),
+        # not reduced: a cast, 2 + 4; a sum, 2 + 4 + 4; a sum and a copy of it, 10 + 8
+        ({"no_sync": True}, 6 + 10 + 18),
+        ({"reduce_dtype": "bf16"}, 3 * 4),
+        # autograd adds the second and the third, 3 * 2 each, and the last is copied, 2 + 2
+        ({"reduce_dtype": "bf16", "no_sync": True}, 2 * 6 + 4),
+        # version 1 also writes and reads its flat gradient, but where it is what is reduced
+        ({"version": 1}, 3 * (2 + 4 + 4)),
+        ({"version": 1, "no_sync": True}, 2 * 4 + 10 + 2 * 6),
+        ({"version": 1, "reduce_dtype": "bf16"}, 3 * 4),
+        ({"version": 1, "reduce_dtype": "bf16", "no_sync": True}, 3 * 4 + 2 * 6),
+    ],
+)
+def test_copies_and_sums_of_gradients(options, each):
+    """On a device of 1 B/s, beside three micro-batches that reduce in bf16: 12 bytes an element."""
+    usual, found = (
+        answer(memory=1.0, performance=NO_OVERLAP, microbatches=3, **{"reduce_dtype": "fp32", "version": 2} | of)
+        for of in ({"reduce_dtype": "bf16", "version": options.get("version", 2)}, options)
+    )
+    beyond = found.time.parts_s["memory_bound"] - usual.time.parts_s["memory_bound"]
+    assert beyond == pytest.approx((each - 12) * (ROOT + 2 * LAYER), rel=SLIGHTLY, abs=100)
+
+
 def test_layers_of_two_widths_have_groups_of_two_sizes():
     """Two layers with an MLP of 512, one of 256, two of 512: 98,304 elements more in four of five."""
     layers = [{"repeat": 2, "inter_sz": 512}, {"repeat": 1}, {"repeat": 2, "inter_sz": 512}]
@@ -188,7 +215,11 @@ FORWARD_S, QUIET_S = [ROOT_S, LAYER_S], [CommSeconds(2.0, 2.0, 0.0, 0.25)]
     ("software", "layout", "expected"),
     [
         ("fsdp2", {"fsdp": {}}, [(3, FORWARD_S, [BACK_S])]),
-        ("fsdp2", {"fsdp": {"no_sync": True}}, [(2, FORWARD_S, QUIET_S), (1, FORWARD_S, [BACK_S])]),
+        (
+            "fsdp2",
+            {"fsdp": {"no_sync": True}},
+            [(1, FORWARD_S, QUIET_S), (1, FORWARD_S, QUIET_S), (1, FORWARD_S, [BACK_S])],
+        ),
         (
             "fsdp2",
             {"fsdp": {"no_sync": True, "reshard_after_forward": False, "reshard_after_backward": False}},
