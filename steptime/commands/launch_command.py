@@ -49,7 +49,8 @@ def launched(options: Namespace) -> tuple[Job, Reading]:
             ) from None
         job = to_job(reading, sets, allow_unmodeled=options.allow_unmodeled)
     except ConfigError as error:
-        raise ConfigError([*wrong, *error.problems, *_retyped(options.typed, error.problems)]) from None
+        retyped = _retyped(options.typed, options.config, error.problems)
+        raise ConfigError([*wrong, *error.problems, *retyped]) from None
     if wrong:
         raise ConfigError(wrong)
     defaults.check_devices(options.devices, job.parallelism.devices, options.sets)
@@ -62,14 +63,16 @@ _WORDS = "pass script and arguments as one string"
 _VARIABLES = re.compile(r"write ((?:\w+=\.\.\. )+)before the command")
 
 
-def _retyped(typed: list[str], problems: Sequence[str]) -> list[str]:
+def _retyped(typed: list[str], source: str, problems: Sequence[str]) -> list[str]:
     """The command as it was typed with what its problems ask for; nothing where one asks for something else.
 
-    >>> _retyped(["--from", "auto", "my job.sh"], ["f: vocabulary size unknown; add --set model.vocab_sz=N (see x)"])
+    `source`: the file, or the script and its arguments as one string.
+
+    >>> _retyped(["--from", "auto", "my job.sh"], "my job.sh", ["f: vocabulary size unknown; add --set model.vocab_sz=N (see x)"])
     ["to go on: 3dtrn --from auto 'my job.sh' --set model.vocab_sz=N"]
-    >>> _retyped(["--from", "auto", "run.sh"], ["f: $2 has no value; pass script and arguments as one string: 'SCRIPT ARG ...'"])
-    ["to go on: 3dtrn --from auto 'run.sh ARG1 ARG2'"]
-    >>> _retyped(["--from", "auto", "run.sh"], ["f: $RANK has no value; write RANK=... before the command"])
+    >>> _retyped(["run.sh", "--from", "auto"], "run.sh", ["f: $2 has no value; pass script and arguments as one string"])
+    ["to go on: 3dtrn 'run.sh ARG1 ARG2' --from auto"]
+    >>> _retyped(["--from", "auto", "run.sh"], "run.sh", ["f: $RANK has no value; write RANK=... before the command"])
     ['to go on: RANK=... 3dtrn --from auto run.sh']
     """
     left_out = [line.endswith(LEAVE_OUT) for line in problems]
@@ -83,10 +86,10 @@ def _retyped(typed: list[str], problems: Sequence[str]) -> list[str]:
         fix.replace("--set parallelism.dp=", "--devices ").replace("--set devices=", "--devices ")
         for fix in dict.fromkeys(fix for fixes in asked for fix in fixes)
     ]
-    if words and "--from" in typed:
-        at = typed.index("--from") + 2
-        given = range(len(named(typed[at])[1]) + 1, words + 1)
-        typed = [*typed[:at], " ".join([typed[at], *(f"ARG{n}" for n in given)]), *typed[at + 1 :]]
+    if words and source in typed:
+        at = typed.index(source)
+        given = range(len(named(source)[1]) + 1, words + 1)
+        typed = [*typed[:at], " ".join([source, *(f"ARG{n}" for n in given)]), *typed[at + 1 :]]
     command = [*variables, "3dtrn", shlex.join(typed), *more, *["--allow-unmodeled"][: any(left_out)]]
     return [f"to go on: {' '.join(command)}"]
 

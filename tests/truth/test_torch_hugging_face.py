@@ -135,9 +135,9 @@ def test_kernels_that_a_layer_launches():
 
 
 def test_modules_with_hooks():
-    """7 projections, 2 norms, the layer, attention, MLP and its activation: 13 modules, each as long as 6.5 launches.
+    """7 projections, 2 norms, the layer, attention, MLP and its activation: 13 modules, each as long as 7 launches.
 
     The layer above has no module for the activation, nor for attention and MLP: 7 + 2 + the layer itself.
     """
     assert sum(1 for m in Layer().modules() if not isinstance(m, nn.ModuleDict)) + 3 == 13
-    assert hook_launches(block_ops(MODEL, shard())) == 84.5
+    assert hook_launches(block_ops(MODEL, shard())) == 91.0
