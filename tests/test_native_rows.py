@@ -7,7 +7,7 @@ import pytest
 from own_rows import own
 
 from steptime.software.performance import load_software
-from steptime.validation import row_native
+from steptime.validation import row_hugging_face, row_native
 from steptime.validation.measurements import MeasuredRow
 from steptime.validation.row_kernels import attention_of
 from steptime.validation.row_plan import to_config
@@ -183,7 +183,7 @@ def test_selective_is_per_op_in_todays_torchtitan():
 @pytest.mark.parametrize(("hidden", "vocab", "parts"), [(4096, 128256, 32), (4096, 32000, 8), (4096, 4096, 1)])
 def test_liger_cuts_the_tokens_by_the_power_of_two_at_vocab_over_hidden(hidden, vocab, parts):
     """128,256 / 4,096 = 31.3: 32; 32,000 / 4,096 = 7.8: 8."""
-    assert row_native.liger_chunks(hidden, vocab) == parts
+    assert row_hugging_face.liger_chunks(hidden, vocab) == parts
 
 
 ONE = {"n_gpus": 1, "tp": 1, "pp": 1, "zero_or_fsdp": "none (1 GPU)", "recompute": "none"}

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from steptime.software.performance import load_software
+from steptime.validation import row_hugging_face
 from steptime.validation.measurements import MeasuredRow
 
 TORCHAO_WORDS = (
@@ -19,11 +20,6 @@ TORCHAO_WORDS = (
     ("fp8 all-gather", "fp8_tensorwise"),
 )
 """First match wins. torchao's delayed scaling too reads each tensor for its maximum (torchao 0.6 float8_linear.py)."""
-NLL_ROWS = 256
-"""Rows of a chunk of TRL's chunked_nll loss (huggingface/trl trl/trainer/sft_trainer.py).
-
-The published steps of millions of tokens run scaled_dot_product_attention on cuDNN, which took one from 606 to 373 s
-(huggingface/transformers pull requests 48163 and 48324)."""
 BEFORE_FLEX = "2026-05"
 """The release until FlexAttention became the default, on 2026-06-09 (torchtitan's commit 169545712, pull request 3571)."""
 RELEASES = (("0.1", 1450, (2025, 8)), ("0.2", 2937, (2026, 5)), (BEFORE_FLEX, 3571, (2026, 7)))
@@ -130,19 +126,13 @@ def native_kernels(row: MeasuredRow, release: str, notes: str) -> dict[str, Any]
     section = compile_of(release, notes, row.text("framework"))
     if row.text("framework").startswith("torchtitan"):
         section |= heads_of(row, release, compiled="compile" in section)
-        if before(row, 643, "2024-09"):  # pull request 643 of 2024-10-22 put expandable segments into its script
+        if before_expandable_segments(row):
             section["expandable_segments"] = False
     if found := re.search(r"chunked (?:ce|cross entropy)(?: \((\d+) loss chunks\))?", notes):
         section["loss_chunks"] = int(found[1] or 8)
     elif re.search(r"full[- ]logits", notes):
         section["loss_chunks"] = 1
-    section |= of_hugging_face(row, notes)
-    if "liger" in notes:
-        section["loss_chunks"] = liger_chunks(row.needed("hidden"), row.whole("vocab") or row.needed("hidden"))
-    if "chunked_nll" in row.text("note"):
-        section["loss_chunks"] = max(
-            1, row.needed("seq_len") * row.needed("micro_batch_size") // (row.whole("cp") or 1) // NLL_ROWS
-        )
+    section |= row_hugging_face.of_hugging_face(row, notes)
     if "piecewise cudagraph" in notes and (row.whole("n_experts") or 0) > 1:
         section["cuda_graphs"] = AROUND_EXPERTS
     elif "cudagraph" in notes.replace("no cudagraph", "") or "cuda graph" in notes:
@@ -154,39 +144,6 @@ def native_kernels(row: MeasuredRow, release: str, notes: str) -> dict[str, Any]
         # one ladder of passes before that one are 2 and 4 % off so, and 7 and 12 % too fast otherwise
         section["overlap"] = {"dp": False}
     return section
-
-
-def of_hugging_face(row: MeasuredRow, notes: str) -> dict[str, Any]:
-    """Kernels of fms-acceleration's plugins, and heads that transformers 4.45 repeats (MistralFlashAttention2.forward)."""
-    loss = "fused" if "liger" in notes else "in_place"
-    section = {"norm_impl": "fused", "rope_impl": "fused", "loss_impl": loss} if "foak-fast-kernels" in notes else {}
-    repeats = "fms-acceleration" in row.text("source") and "mistral" in row.text("model_name").lower()
-    return section | ({"repeat_kv": True} if repeats else {})
-
-
-def of_deepspeed(row: MeasuredRow, notes: str) -> dict[str, Any]:
-    """What a row of DeepSpeed runs besides its profile: DeepCompile, and attention where a script sets what nothing reads.
-
-    DeepCompile removes the hooks, and gathers each parameter on a stream that waits for what runs before it
-    (deepspeedai/DeepSpeed@edaa7221 deepspeed/compile/init_z3.py; csrc/compile/z3.cpp, launchAllGather). examples/sdma_allgather
-    sets attn_implementation on the config, which transformers does not read.
-    """
-    section: dict[str, Any] = {}
-    if "deepcompile" in row.text("framework").lower() and "eager backend" not in notes:
-        section = {"compile": "all"} | (
-            {"overlap": {"dp": False}} if row.text("zero_or_fsdp").startswith("zero3") else {}
-        )
-    if "examples/sdma_allgather" in row.text("source"):
-        section |= {"attention_impl": "flash", "softmax_impl": "fused"}
-    return section
-
-
-def liger_chunks(hidden: int, vocab: int) -> int:
-    """Parts of Liger's fused linear cross entropy: the power of two at or above vocab / hidden.
-
-    linkedin/Liger-Kernel@ead96b61 src/liger_kernel/ops/fused_linear_cross_entropy.py: next_power_of_2(T / ceil(V / h)) tokens.
-    """
-    return 1 << (-(-vocab // hidden) - 1).bit_length()
 
 
 def said_dtypes(row: MeasuredRow, notes: str) -> dict[str, Any]:
@@ -245,14 +202,6 @@ def offloaded(row: MeasuredRow, section: dict[str, Any], assumed: list[str]) -> 
     found: dict[str, Any] = {"activation_offload": share} if share else {}
     one_way = {"overlap": section.get("overlap", {}) | {"offload": 0.5}}
     return found | (one_way if "h2d exposed" in words else {})
-
-
-def offloaded_by_guide(row: MeasuredRow) -> dict[str, Any]:
-    """States that TRL's guide to a million tokens puts into host memory, of models of 30 B parameters or more.
-
-    huggingface/trl pull request 6846, docs/source/distributing_training.md: fsdp_offload_params.
-    """
-    return {"params": True} if row.group == "trl-longctx" and (row.number("n_params_b") or 0.0) >= 30.0 else {}
 
 
 ON_ONE_DEVICE = ("norm_impl", "activation_impl", "loss_impl", "loss_chunks", "rope_impl", "attention_kernel")

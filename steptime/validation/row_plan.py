@@ -13,9 +13,10 @@ from steptime.validation.ci_jobs import is_ci, plan_of
 from steptime.validation.exclusion import refuse_not_judged
 from steptime.validation.measurements import MeasuredRow, SkipRowError
 from steptime.validation.row_experts import expert_degrees, has_experts, kinds_of
+from steptime.validation.row_hugging_face import offloaded_by_guide
 from steptime.validation.row_layers import completed, depths_ahead, hybrid_model, is_hybrid, stages
 from steptime.validation.row_machine import hardware_of, machine
-from steptime.validation.row_native import by_module, offloaded_by_guide, resharded
+from steptime.validation.row_native import by_module, resharded
 from steptime.validation.row_software import RowFramework, framework_of, performance_of
 
 CORES = 128

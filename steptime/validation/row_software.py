@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from steptime.base.document import parse_mapping, read_source
 from steptime.software.performance import EAGER_TORCH, load_software
 from steptime.software.profiles import profile_names, profile_releases
-from steptime.validation import row_native
+from steptime.validation import row_hugging_face, row_native
 from steptime.validation.measurements import FOLDER, MeasuredRow, SkipRowError
 from steptime.validation.recipes import of_scripts, quantized_head, recipe_of
 from steptime.validation.row_experts import dispatch_of, positions_of
@@ -130,7 +130,7 @@ def performance_of(row: MeasuredRow, framework: RowFramework, assumed: list[str]
         section |= row_native.native_kernels(row, framework.release, notes) | row_native.native_states(row)
         section |= attention_of(row, notes)
     section |= kernel_of_month(row)
-    section |= row_native.of_deepspeed(row, notes) if framework.base == "deepspeed" else {}
+    section |= row_hugging_face.of_deepspeed(row, notes) if framework.base == "deepspeed" else {}
     overlap = overlap_of(notes, row.whole("tp") or 1, section["precision"])
     if overlap and not framework.sharded:
         section["overlap"] = overlap
