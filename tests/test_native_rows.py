@@ -194,7 +194,7 @@ def test_a_trainer_on_one_device_keeps_its_kernels():
     face = to_config(own(framework="HF Trainer + accelerate FSDP1", **ONE)).config["performance"]
     assert face["software"] == "accelerate-ddp"
     kernels = load_software("accelerate-ddp").kernels
-    assert (kernels.norm_impl, kernels.rope_impl) == ("composite", "eager")
+    assert (kernels.norm_impl, kernels.rope_impl) == ("eager", "eager")
     titan = own(framework="torchtitan GraphTrainer", source="pytorch/torchtitan PR #1", **ONE)
     assert to_config(titan).config["performance"]["software"] == "torchtitan-ddp@0.1"
     states = load_software("torchtitan-ddp").states

@@ -136,7 +136,7 @@ SHARDED = {
         {"software": "fsdp2"},
     ),
     "torch, ZeRO 3": plan({"zero_level": 3}, {"software": "fsdp2"}),
-    "hooks of ZeRO 3": plan({"zero_level": 3}, {"software": "deepspeed"}),
+    "DeepSpeed, ZeRO 3": plan({"zero_level": 3}, {"software": "deepspeed"}),
     "a share of overlap, fp8": plan(FSDP, {"software": "fsdp2", "overlap": {"dp": 0.5}, "precision": "fp8_tensorwise"}),
     "experts": plan(
         FSDP, {"software": "torchtitan"}, moe={"n_experts": 8, "expert_inter_sz": 1024, "experts_per_token": 2}

@@ -9,7 +9,7 @@ from steptime.cost import compute
 from steptime.cost.comm import collective
 from steptime.cost.network import one_link
 from steptime.cost.pace import slower_rates
-from steptime.cost.parts import Context, Work, wait_for_host
+from steptime.cost.parts import Work, wait_for_host
 from steptime.cost.rates import attention_efficiency, plain_share, rates
 from steptime.hardware.machine import Machine
 from steptime.job.assembly import Assembly
@@ -81,31 +81,10 @@ def test_memory_bound_kernels_may_run_below_a_copy():
 def test_the_device_waits_for_the_host(kernels, blocking, added):
     software = load_software("torch").replace(host_kernel_s=10e-6, blocking_launches=blocking)
     work = Work(gemm_s=2e-3, kernels=kernels)
-    wait_for_host(work, on_host(software), [])
+    wait_for_host(work, software)
     assert work.launch_s == pytest.approx(added)
-    idle = on_host(load_software("torch").replace(host_kernel_s=0.0))
-    wait_for_host(work := Work(gemm_s=2e-3, kernels=1e6), idle, [])
+    wait_for_host(work := Work(gemm_s=2e-3, kernels=1e6), load_software("torch").replace(host_kernel_s=0.0))
     assert work.launch_s == 0.0
-
-
-def on_host(software, *, hooked=False):
-    return Context(RATES, software, {}, (), 1, hooked=hooked)
-
-
-def test_hooks_of_zero_3_delay_the_host():
-    """A Llama layer has 13 modules, whose hooks take as long as 13 * 7 = 91 launches of 10 us.
-
-    With 100 kernels the host takes 1.91 ms: the device does not wait for it where they take 2 ms, and 0.91 ms where they take 1
-    ms. Without hooks it takes 1 ms. Only stage 3 has them, and not DeepCompile.
-    """
-    software = load_software("deepspeed").replace(host_kernel_s=10e-6)
-    layer = estimate(job("deepspeed", tp=1)).assembly.kinds[0].ops
-    for busy_s, hooked, waits_s in ((2e-3, True, 0.0), (1e-3, True, 0.91e-3), (1e-3, False, 0.0)):
-        wait_for_host(work := Work(gemm_s=busy_s, kernels=100.0), on_host(software, hooked=hooked), layer)
-        assert work.launch_s == pytest.approx(waits_s)
-    for level, compiled, hooked in ((3, "none", True), (2, "none", False), (3, "all", False)):
-        of = job("deepspeed", tp=1, compile=compiled).replace(**{"parallelism.zero_level": level})
-        assert pricing(of).context.hooked == hooked
 
 
 def test_kernels_of_a_block_are_counted():

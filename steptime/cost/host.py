@@ -19,25 +19,6 @@ release against 4.8 us (pytorch/pytorch pull requests 160580, 166371). 5 would m
 were not (torchtitan, rows marked fit)."""
 
 
-HOOK_LAUNCHES = 7.0
-"""Host time of what ZeRO-3 runs around one module in one direction, gathering its parameters before and freeing them after, over
-that of an eager launch: 0.22 ms, fitted on the rows marked fit of one device, where nothing is sent (Qwen-1.8B, qwen-readme).
-
-deepspeedai/DeepSpeed@edaa7221 deepspeed/runtime/zero/parameter_offload.py, _register_deepspeed_module."""
-HOOKED_CONTAINERS = 4.0
-"""Modules of a Hugging Face layer without parameters of their own, which have the same hooks: the layer, attention, MLP and its
-activation (huggingface/transformers models/llama/modeling_llama.py)."""
-
-
-def hook_launches(ops: Sequence[Op]) -> float:
-    """Eager launches that take as long as ZeRO-3's hooks of the modules of a part, in one direction.
-
-    A Llama layer: 7 projections, 2 norms and 4 containers, 13 * 7 = 91.
-    """
-    modules = sum([1.0 for op in ops if op.params])
-    return HOOK_LAUNCHES * (modules + (HOOKED_CONTAINERS if any(op.role == "norm" for op in ops) else 0.0))
-
-
 def launch_host_s(software: Software, tp: Num) -> Num:
     """Seconds of host time per launch: 0 where CUDA graphs launch everything, less when compiled, more on DTensors."""
     each = software.timing.host_kernel_s

@@ -10,7 +10,7 @@ from steptime.cost import async_tp, compute, dtensor
 from steptime.cost.comm import Collective, CommCost
 from steptime.cost.compute import NOTHING, Pass
 from steptime.cost.exchange import exchange, score_bytes
-from steptime.cost.host import graphed_kernels, hook_launches, launch_host_s
+from steptime.cost.host import graphed_kernels, launch_host_s
 from steptime.cost.neighbors import ALONE, CONTEXT_AXES, EXPERT_AXES, Neighbors, beside_exchanges, neighbor, with_gaps
 from steptime.cost.overlap import contention, hidden_s, in_pieces_s
 from steptime.cost.rates import Rates
@@ -95,8 +95,6 @@ class Context:
     """Rate of a copy to or from host memory [B/s]."""
     woven: Num = 1.0
     """Fraction of micro-batches whose forward overlaps another one's backward where the all-to-all of experts is overlapped."""
-    hooked: bool = False
-    """Whether ZeRO-3's hooks run around every module (DeepSpeed)."""
     known: dict[tuple[str, str], Collective] = field(default_factory=dict, compare=False)
     """Collectives so far by axis and kind: the ops of a block repeat a few of them."""
 
@@ -174,7 +172,7 @@ def part_time(
     forward.kernels -= graphed_kernels(ops, [(done,) for done in passes], context.software)
     backward.kernels -= graphed_kernels(ops, both, context.software)
     for work in (forward, backward):
-        wait_for_host(work, context, ops)
+        wait_for_host(work, context.software, context.tp)
     if not same(offloaded == 0.0):
         forward.calls.append(host_copy("activations.offload", "offload", offloaded, context, forward.seconds))
         backward.calls.append(host_copy("activations.reload", "reload", offloaded, context, backward.seconds))
@@ -207,19 +205,20 @@ def segment_replay(ops: list[Op], passes: list[Pass], context: Context, segments
     replay = forward_work(ops, passes, context, again)
     replay.launch_s = gap_s / 3.0 * len(again) / len(ops)
     replay.kernels -= graphed_kernels(ops, [(done,) for done in passes], context.software, again)
-    wait_for_host(replay, context, [ops[i] for i in again])
+    wait_for_host(replay, context.software, context.tp)
     return replay
 
 
-def wait_for_host(work: Work, context: Context, ops: list[Op]) -> None:
-    """Add what the device waits for the host, which launches the kernels of `ops` in one direction.
+def wait_for_host(work: Work, software: Software, tp: Num = 1) -> None:
+    """Add what the device waits for the host.
 
     Launches run ahead of the device, so it waits only where all of the kernels are shorter than all of the launches; with
     blocking launches the two take turns.
     """
-    launches = work.kernels + (hook_launches(ops) if context.hooked else 0.0)
-    host_s = launches * launch_host_s(context.software, context.tp)
-    late_s = host_s if context.software.timing.blocking_launches else maximum(0.0, host_s - work.seconds)
+    if not software.timing.host_kernel_s:
+        return
+    host_s = work.kernels * launch_host_s(software, tp)
+    late_s = host_s if software.timing.blocking_launches else maximum(0.0, host_s - work.seconds)
     work.host_s = work.host_s + late_s
     work.launch_s = work.launch_s + late_s
 

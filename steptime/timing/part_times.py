@@ -60,10 +60,8 @@ def pricing(job: Job) -> Pricing:
     if applies(job):  # which adds up shards, or whole gradients (fsdp.seconds.summed_bytes)
         found = found._replace(accumulate_bytes=0.0)
     link = job.machine.accelerator.host_bytes_per_s or inf
-    woven, hooked = woven_share(job, job.data.gbs), software.family == "deepspeed" and job.zero_level == 3
-    hooked = hooked and software.kernels.compile == "none"
-    context = Context(found, software, ranks, tiers, p.tp, job.data.microbatch_sz, link, woven, hooked)
-    return Pricing(context, dp_tiers, n_dcs)
+    woven = woven_share(job, job.data.gbs)
+    return Pricing(Context(found, software, ranks, tiers, p.tp, job.data.microbatch_sz, link, woven), dp_tiers, n_dcs)
 
 
 def woven_share(job: Job, gbs: Num) -> Num:
@@ -238,7 +236,7 @@ def whole_replay(part: Part, times: PartTime, context: Context) -> Work:
     work = forward_work(ops, passes, context, again)
     work.launch_s = (times.forward.launch_s - times.forward.host_s) * len(again) / len(ops)
     work.kernels -= graphed_kernels(ops, [(done,) for done in passes], context.software, again)
-    wait_for_host(work, context, [ops[i] for i in again])
+    wait_for_host(work, context.software, context.tp)
     return work
 
 

@@ -33,8 +33,8 @@ def of_hugging_face(row: MeasuredRow, notes: str) -> dict[str, Any]:
 def of_deepspeed(row: MeasuredRow, notes: str) -> dict[str, Any]:
     """What a row of DeepSpeed runs besides its profile: DeepCompile, and attention where a script sets what nothing reads.
 
-    DeepCompile removes the hooks, and gathers each parameter on a stream that waits for what runs before it
-    (deepspeedai/DeepSpeed@edaa7221 deepspeed/compile/init_z3.py; csrc/compile/z3.cpp, launchAllGather). examples/sdma_allgather
+    DeepCompile gathers each parameter on a stream that waits for what runs before it (deepspeedai/DeepSpeed@edaa7221
+    deepspeed/compile/init_z3.py; csrc/compile/z3.cpp, launchAllGather). examples/sdma_allgather
     sets attn_implementation on the config, which transformers does not read.
     """
     section: dict[str, Any] = {}
