@@ -75,7 +75,7 @@ MAPPED = {
     "trl-longctx-n006": {"performance.cpu_offload": None},
     "qwen-readme-n002": {"performance.norm_impl": "fused", "performance.rope_impl": "composite"},
     "bs-v100-075": {
-        "performance.software": "deepspeed-2021",
+        "performance.software": "deepspeed",
         "performance.attention_impl": "unfused",
         "parallelism.zero_level": 3,
         "hardware.overrides": {"devices_per_node": 4, "tiers.0.size": 4, "tiers.1.bytes_per_s": "12.5 GB/s"},
