@@ -48,7 +48,7 @@ def test_a_saving_is_the_estimate_with_its_settings(plan):
     """The step, the memory and the verdict are those of the plan with the words that are shown."""
     job = Job.load(CONFIGS / f"{plan}.yaml")
     given = estimate(job)
-    found = savings(given, estimate, exact=False)
+    found = savings(given, given.time.parts_s, estimate, exact=False)
     assert found
     for one in found:
         sets = [word for word in split(one.set) if word != "--set"]
@@ -148,7 +148,7 @@ def test_what_no_measured_run_has_is_called_not_verified():
     on_blackwell = estimate(Job.load(CONFIGS / "qwen3_235b_gb200.yaml")).savings
     assert {one.note for one in on_blackwell} == {""}
     dense = estimate(Job.load(CONFIGS / "llama3_70b.yaml"))
-    lower = [one for one in savings(dense, estimate, exact=False) if one.note]
+    lower = [one for one in savings(dense, dense.time.parts_s, estimate, exact=False) if one.note]
     assert [one.note for one in lower] == ["changes the precision of training"]
 
 
@@ -167,7 +167,7 @@ def test_sensitivity_and_search_name_them(tmp_path, capsys):
     """In sensitivity also those that change the precision; in a search those of its best layout that are no axes of it."""
     plan = Job.load(EXPERTS)
     found = sensitivity(plan, best=False)
-    assert found.savings == savings(found.given, estimate, exact=False)
+    assert found.savings == savings(found.given, found.given.time.parts_s, estimate, exact=False)
     few = {"tp": (1,), "pp": (1,), "cp": (1,), "microbatch_sz": (1,), "zero_level": (1,), "sp": (False,)}
     few["performance.activation_checkpointing_type"] = ("none",)
     from steptime.report import search_tables

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
+from steptime.answer.fixes import Answer
 from steptime.answer.measured import ARCHITECTURES
 from steptime.base.config import ConfigError
-from steptime.base.rows import Memory, Saving, Time, Verdict
+from steptime.base.rows import Saving, Verdict
 from steptime.base.words import argument
 from steptime.job.job import Job
 
@@ -46,7 +47,7 @@ FEW = 3
 """Runs of the split `fit` from which on a setting counts as measured."""
 
 
-class EstimatedJob(Protocol):
+class EstimatedJob(Answer, Protocol):
     """The parts of an estimate that a saving is taken from."""
 
     @property
@@ -54,39 +55,30 @@ class EstimatedJob(Protocol):
         """The job."""
         ...
 
-    @property
-    def step_s(self) -> float:
-        """Seconds of its step."""
-        ...
-
-    @property
-    def time(self) -> Time:
-        """The parts of its step."""
-        ...
-
-    @property
-    def peaks(self) -> Memory:
-        """Its memory and verdict."""
-        ...
-
 
 Estimated: TypeAlias = Callable[[Job], EstimatedJob]
 
 
 def savings(
-    found: EstimatedJob, estimate: Estimated, *, exact: bool = True, without: Iterable[str] = ()
+    found: EstimatedJob,
+    parts_s: Mapping[str, float],
+    estimate: Estimated,
+    *,
+    exact: bool = True,
+    without: Iterable[str] = (),
 ) -> list[Saving]:
     """The settings that save at least `LEAST` of a job's step, most first; then all of them together, where they save more.
 
     Args:
         found: the job's estimate.
+        parts_s: seconds of the parts of its step (`Time.parts_s`).
         estimate: estimates another job.
         exact: only settings that keep the arithmetic as precise.
         without: keys, or sections, that are not changed.
     """
     tried: list[tuple[Saving, Switch, Change]] = []
     for switch in SWITCHES:
-        share = sum(found.time.parts_s.get(part, 0.0) for part in switch.parts) / found.step_s
+        share = sum(parts_s.get(part, 0.0) for part in switch.parts) / found.step_s
         change = switch.change(found.job) if share >= LEAST and (switch.exact or not exact) else None
         kept = change and any(f"{key}.".startswith(f"{own}.") for key in change for own in without)
         if change and not kept and (saving := _saving(found, estimate, switch, change)):

@@ -58,7 +58,8 @@ class ErrorSummary(NamedTuple):
 
 def summarize(found: Iterable[PredictionRow]) -> list[ErrorSummary]:
     """Errors per kind of figure, in the order of first appearance."""
-    return [_summary(what, rows) for what, rows in grouped(found, lambda row: row.what).items()]
+    by_kind: dict[Quantity, list[PredictionRow]] = grouped(found, lambda row: row.what)
+    return [_summary(what, rows) for what, rows in by_kind.items()]
 
 
 def _summary(what: Quantity, rows: list[PredictionRow]) -> ErrorSummary:

@@ -126,7 +126,7 @@ def settings(found: Search, best: Layout) -> list[Table]:
 
 
 def _savings(found: Search, best: Layout) -> list[Saving]:
-    return savings(best.estimate, estimate, without=found.asked.over)
+    return savings(best.estimate, best.estimate.time.parts_s, estimate, without=found.asked.over)
 
 
 def layouts_table(found: Search, heading: str, layouts: Sequence[Layout]) -> Table:

@@ -80,7 +80,7 @@ def sensitivity(job: Job, *, best: bool = True) -> Sensitivity:
         sorted(gains, key=lambda gain: gain.change),
         list(hiding(given)),
         left_out,
-        savings(given, estimate, exact=False),
+        savings(given, given.time.parts_s, estimate, exact=False),
     )
 
 
