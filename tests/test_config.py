@@ -157,6 +157,10 @@ def test_the_plan_itself_is_sound():
             "performance.software: unknown profile (got 'primus'); use megatron-core or torchtitan",
         ),
         (
+            "performance.software=verl",
+            "performance.software: unknown profile (got 'verl'); use fsdp2 or megatron-core",
+        ),
+        (
             "performance.software=Olmo_Core",
             "performance.software: unknown profile (got 'Olmo_Core'); use fsdp2 or torch",
         ),

@@ -22,6 +22,12 @@ def test_every_key_has_a_meaning_and_an_example():
     assert set(texts()) == {key.path for key in every}
 
 
+def test_no_text_is_cut_at_a_comma():
+    """In a flow mapping of YAML a comma without quotes ends a text, and what follows reads as another field."""
+    fields = {"means", "type", "unit", "default", "example"}
+    assert {path: rest for path, text in texts().items() if (rest := text.keys() - fields)} == {}
+
+
 def test_defaults_are_in_a_plan_s_syntax():
     assert not [key.path for key in keys() if key.default in {"True", "False", "None"}]
 

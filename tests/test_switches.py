@@ -16,6 +16,7 @@ from steptime.answer.switches import FEW, LEAST, MEGATRON, SWITCHES, architectur
 from steptime.commands.cli import main
 from steptime.report import switch_tables
 from steptime.report.estimate_text import report
+from steptime.report.headline import typed
 from steptime.search.run import run
 from steptime.search.search import Asked
 from steptime.search.sensitivity import sensitivity
@@ -161,6 +162,16 @@ def test_the_report_names_the_settings_of_a_job_that_fits():
     full = job.replace(**{"data.microbatch_sz": 64})
     assert estimate(full).peaks.verdict == "does_not_fit"
     assert switch_tables.of_report(estimate(full)) is None
+
+
+def test_settings_on_several_lines_are_one_command_of_a_shell():
+    """Three settings of 87 characters: pasted with their line breaks, a shell hands over the same words."""
+    settings = "--set a.overlap.ep=true --set a.dispatcher=flex --set a.cuda_graphs='[attn, moe_router, x]'"
+    lines = typed(settings)
+    assert [line.endswith(" \\") for line in lines] == [True, True, False]
+    assert split("\n".join(lines).replace("\\\n", "")) == split(
+        settings
+    )  # a shell drops a backslash with its line break
 
 
 def test_sensitivity_and_search_name_them(tmp_path, capsys):

@@ -51,7 +51,9 @@ _LEAVES = """model.preset model.hf model.n_layers model.hidden_sz model.inter_sz
 model.vocab_sz parallelism.tp parallelism.pp parallelism.dp parallelism.vpp parallelism.cp parallelism.ep parallelism.sp
 parallelism.zero_level parallelism.fsdp parallelism.schedule parallelism.replicas parallelism.layers_per_stage data.gbs
 data.seqlen data.microbatch_sz performance.precision performance.software performance.recompute
-performance.activation_checkpointing_type performance.attention_impl performance.overlap performance.cuda_graphs
+performance.activation_checkpointing_type performance.attention_impl performance.norm_impl performance.activation_impl
+performance.loss_impl performance.rope_impl performance.param_dtype performance.main_grad_dtype
+performance.overlap performance.cuda_graphs
 performance.optimizer performance.compile model.lora model.mtp hardware.node_type hardware.nodes
 hardware.overrides run.tokens run.price_per_device_hour devices"""
 

@@ -222,11 +222,14 @@ def fix_cost(fix: Fix | Saving) -> str:
 
 
 def typed(settings: str) -> list[str]:
-    """Settings as typed: on one line where they fit, else one --set per line.
+    r"""Settings as typed: on one line where they fit, else one --set per line, which a shell reads as one command.
 
     >>> typed("--set parallelism.tp=4 --set parallelism.pp=2")
     ['--set parallelism.tp=4 --set parallelism.pp=2']
+    >>> typed("--set performance.overlap.ep=true --set performance.moe.dispatcher=flex --set parallelism.tp=2")[0]
+    '--set performance.overlap.ep=true \\'
     """
     if len(settings) <= 78:
         return [settings]
-    return ["--set " + setting for setting in settings.removeprefix("--set ").split(" --set ")]
+    *first, last = ["--set " + setting for setting in settings.removeprefix("--set ").split(" --set ")]
+    return [*(f"{line} \\" for line in first), last]

@@ -16,7 +16,7 @@ from steptime.base.document import shipped, shipped_names
 
 _FOLDER = Path(__file__).parents[1] / "data" / "software"
 _KEY = "performance.software"
-_HUGGING_FACE = ("accelerate", "deepspeed", "torch")
+_HUGGING_FACE = ("accelerate", "accelerate-ddp", "deepspeed")
 TRAINERS: dict[str, tuple[str, ...]] = {
     "mcore": ("megatron-core",),
     "bridge": ("megatron-bridge",),
@@ -32,6 +32,14 @@ TRAINERS: dict[str, tuple[str, ...]] = {
     "olmo-core": ("fsdp2", "torch"),
     "torchtune": ("fsdp2", "torch"),
     "openrlhf": ("deepspeed",),
+    "verl": ("fsdp2", "megatron-core"),
+    "nemo-rl": ("fsdp2", "megatron-core"),
+    "slime": ("megatron-core",),
+    "mindspeed": ("megatron-core",),
+    "composer": ("llm-foundry",),
+    "lightning": ("fsdp2", "deepspeed", "torch"),
+    "unsloth": ("accelerate-ddp",),
+    "zero3": ("deepspeed",),
     "titan": ("torchtitan",),
     "fsdp": ("fsdp2",),
     "ddp": ("torch",),

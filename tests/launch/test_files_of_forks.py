@@ -44,7 +44,7 @@ def test_axolotls_fsdp_config_alone_is_fsdp(tmp_path: Path) -> None:
         micro_batch_size: 2
         bf16: true
     """
-    assert written(tmp_path, "ddp.yaml", job).config["performance"]["software"] == "torch"
+    assert written(tmp_path, "ddp.yaml", job).config["performance"]["software"] == "accelerate-ddp"
     plan = written(tmp_path, "fsdp.yaml", textwrap.dedent(job) + "fsdp_config: {fsdp_version: 2}\n").config
     assert plan["performance"]["software"] == "accelerate"
     assert plan["parallelism"]["fsdp"]["version"] == 2

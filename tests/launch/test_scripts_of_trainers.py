@@ -31,7 +31,7 @@ def test_a_script_of_torchtitan_names_its_config(tmp_path):
         ("--use_deepspeed --mixed_precision bf16", ("deepspeed", 2, None, "bf16")),
         ("--use_fsdp --fsdp_sharding_strategy=FULL_SHARD --mixed_precision=bf16", ("accelerate", None, True, "bf16")),
         ("--use_fsdp --fsdp_version 2 --fsdp_reshard_after_forward false", ("accelerate", None, False, "fp32")),
-        ("--mixed_precision fp16", ("torch", None, None, "fp16")),
+        ("--mixed_precision fp16", ("accelerate-ddp", None, None, "fp16")),
     ],
 )
 def test_options_of_accelerate_stand_before_the_program(tmp_path, options, said):

@@ -262,7 +262,7 @@ def accelerated(tmp_path, kind, more=""):
 @pytest.mark.parametrize(
     ("kind", "more", "said"),
     [
-        ("MULTI_GPU", "", ("torch", None, None, None)),  # DDP: nothing is sharded
+        ("MULTI_GPU", "", ("accelerate-ddp", None, None, None)),  # DDP: nothing is sharded
         ("DEEPSPEED", "", ("deepspeed", 2, None, None)),  # accelerate's default
         ("DEEPSPEED", "deepspeed_config: {zero_stage: 1}", ("deepspeed", 1, None, None)),
         ("DEEPSPEED", ZERO_3.format("none", "none"), ("deepspeed", 3, None, None)),
