@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from string import ascii_lowercase
 from typing import Any
 
@@ -23,7 +24,6 @@ from steptime.search.space import EXCESS
 from steptime.search.standing import COMPARED, Standing, standing
 
 __all__ = ["Search", "csv_text", "document", "front_sections", "search", "sections"]
-from collections.abc import Sequence
 
 _AFTER_PIPELINE = ("ep", "etp", "microbatch_sz", "zero_level", "sp", "schedule", "recompute")
 AXES = ("tp", "pp", "cp", "vpp", *_AFTER_PIPELINE, "devices", "gbs")
