@@ -119,7 +119,7 @@ def difference(found: Search, best: Layout) -> str:
 
 def settings(found: Search, best: Layout) -> list[Table]:
     """Settings that are no axes of this search and would shorten the step of its best layout; no table without any."""
-    title = f"beside the layout, settings that shorten the best step by {100.0 * LEAST:.0f} % or more"
+    title = f"besides the layout, settings that shorten the best step by {100.0 * LEAST:.0f} % or more"
     notes = ["to rank layouts with one of them: 3dtrn search ... --over KEY=VALUE"]
     table = switch_tables.table(_savings(found, best), title, notes)
     return [table] if table else []
