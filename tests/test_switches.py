@@ -132,6 +132,8 @@ def test_settings_are_those_that_megatron_accepts_beside_each_other(monkeypatch)
     name = "shared experts under the all-to-all"
     assert changed(shared, name) == {"performance.moe.shared_expert_overlap": True}
     assert changed(shared.replace(**{"performance.moe.dispatcher": "flex"}), name) is None
+    overlapped = shared.replace(**{"performance.moe.shared_expert_overlap": True})
+    assert changed(overlapped, "DeepEP or HybridEP") is None
     two = [switch for switch in SWITCHES if switch.name in {name, "DeepEP or HybridEP"}]
     monkeypatch.setattr(switches, "SWITCHES", two)
     monkeypatch.setattr(switches, "LEAST", 0.0)

@@ -196,9 +196,11 @@ def _graphs(job: Job) -> Change | None:
 def _dispatcher(job: Job) -> Change | None:
     """DeepEP, or HybridEP on Blackwell as Megatron-Bridge's recipes have it: one copy of a token for all experts of a rank.
 
-    Both libraries are for Hopper and newer (deepseek-ai/DeepEP, README, requirements).
+    Both libraries are for Hopper and newer (deepseek-ai/DeepEP, README, requirements). Not with overlapped shared experts
+    (`_shared_overlap`).
     """
-    if job.model.moe is None or job.parallelism.ep == 1 or job.software.moe.dispatcher == "flex":
+    how = job.software.moe
+    if job.model.moe is None or job.parallelism.ep == 1 or how.dispatcher == "flex" or how.shared_expert_overlap:
         return None
     if _profile(job) not in {*MEGATRON, "torchtitan", "automodel"} or architecture(job) not in {"Hopper", "Blackwell"}:
         return None

@@ -76,7 +76,7 @@ def composite_rmsnorm(
         return [Move(name, (x,), (out,), saves, kept, params, 7 * wide, 17 * wide, 6, role=role)]
     upcast = Tensor(f"{name}.upcast", out.elements, FP32)
     made = (upcast, normalized, rstd)
-    saves = tuple(tensor.name for tensor in made)
+    saves = (upcast.name, normalized.name, rstd.name)
     forward, backward = (9.0, 23.0) if early else (10.0, 20.0)
     return [Move(name, (x,), (out,), saves, made, params, forward * wide, backward * wide, 8, role=role)]
 
