@@ -20,6 +20,26 @@ def test_every_key_has_a_meaning_and_an_example():
     every = keys()
     assert not [key.path for key in every if not key.means or not key.example]
     assert set(texts()) == {key.path for key in every}
+    assert {field for text in texts().values() for field in text} <= {"means", "example", "default", "unit", "type"}
+
+
+def test_no_comma_splits_a_text_of_the_data():
+    """An unquoted comma between braces starts another key, without a value: its text would end there."""
+
+    def split(node, path):
+        if isinstance(node, list):
+            return [found for one in node for found in split(one, path)]
+        if not isinstance(node, dict):
+            return []
+        found = [f"{path}: {key}" for key, value in node.items() if value is None and " " in str(key)]
+        return found + [one for key, value in node.items() for one in split(value, f"{path}: {key}")]
+
+    files = sorted((ROOT / "steptime" / "data").rglob("*.yaml"))
+    assert [
+        found
+        for file in files
+        for found in split(yaml.load(file.read_text(encoding="utf-8"), yaml.CSafeLoader), file.name)
+    ] == []
 
 
 def test_no_text_is_cut_at_a_comma():

@@ -95,6 +95,11 @@ def test_a_setting_is_tried_only_in_the_software_that_has_it():
     for name in ("aleph-alpha", "internevo", "nanotron", "megatron-2021", "deepspeed"):
         job = dense.replace(**{"performance.software": name, "parallelism.zero_level": 1})
         assert [switch.name for switch in SWITCHES if switch.change(job)] == [], name
+    sharded = dense.replace(parallelism={"tp": 1, "pp": 1, "dp": 8, "fsdp": {"version": 2}})
+    for name in ("xla", "paxml", "llm-foundry"):  # torchao's recipes are not theirs
+        assert changed(sharded.replace(**{"performance.software": name}), "8-bit matrix multiplies") is None, name
+    recipe = changed(sharded.replace(**{"performance.software": "torchtitan"}), "8-bit matrix multiplies")
+    assert recipe == {"performance.precision": "fp8_tensorwise"}
     own = {switch.name for switch in SWITCHES if switch.change(dense)}
     assert own == {"CUDA graphs", "tensor-parallel overlap (userbuffers)", "8-bit matrix multiplies", "bf16 gradients"}
     assert changed(dense.replace(**{"performance.software": "nemo"}), "tensor-parallel overlap (userbuffers)") is None
@@ -109,6 +114,38 @@ def test_a_setting_is_tried_only_in_the_software_that_has_it():
     assert {switch.name for switch in SWITCHES if switch.exact and switch.change(experts.replace(**on))} == set()
     native = Job.load(CONFIGS / "llama3_8b_fsdp.yaml")
     assert {switch.name for switch in SWITCHES if switch.exact and switch.change(native)} == {"torch.compile"}
+
+
+def test_settings_are_those_that_megatron_accepts_beside_each_other(monkeypatch):
+    """Checks of transformer_config.py, __post_init__: overlapped experts only in interleaved pipelines, without recomputation of
+    moe; overlapped shared experts only with the alltoall dispatcher (0.16.1), so not together with DeepEP.
+    """
+    experts = Job.load(EXPERTS)
+    name = "all-to-all under another micro-batch"
+    assert changed(experts, name) == {"performance.overlap.ep": True}
+    piped = experts.replace(**{"parallelism.pp": 2, "parallelism.dp": 8, "parallelism.ep": 8})
+    assert changed(piped, name) is None
+    assert changed(piped.replace(**{"parallelism.vpp": 2}), name) is not None
+    moe = {"granularity": "selective", "modules": ["moe"]}
+    assert changed(experts.replace(**{"performance.recompute": moe}), name) is None
+
+    shared = experts.replace(**{"model.moe.n_shared_experts": 1})
+    name = "shared experts under the all-to-all"
+    assert changed(shared, name) == {"performance.moe.shared_expert_overlap": True}
+    assert changed(shared.replace(**{"performance.moe.dispatcher": "flex"}), name) is None
+    overlapped = shared.replace(**{"performance.moe.shared_expert_overlap": True})
+    assert changed(overlapped, "DeepEP or HybridEP") is None
+    two = [switch for switch in SWITCHES if switch.name in {name, "DeepEP or HybridEP"}]
+    monkeypatch.setattr(switches, "SWITCHES", two)
+    monkeypatch.setattr(switches, "LEAST", 0.0)
+    found = savings(estimate(shared), estimate)
+    assert {one.name for one in found} == {switch.name for switch in two}
+
+
+def test_a_job_without_enough_memory_has_no_settings_that_shorten_its_step():
+    full = estimate(Job.load(EXPERTS, ["data.microbatch_sz=32"]))
+    assert full.peaks.verdict == "does_not_fit"
+    assert savings(full, estimate, exact=False) == []
 
 
 def test_measured_are_the_settings_that_runs_use():
@@ -200,7 +237,7 @@ def test_sensitivity_and_search_name_them(tmp_path, capsys):
     assert "performance.cuda_graphs='[attn, moe_router, moe_preprocess]'" in capsys.readouterr().out
 
 
-def test_megatron_profiles_exist():
+def test_named_profiles_exist():
     from steptime.software.profiles import profile_names
 
-    assert {*MEGATRON, *switches.NATIVE} <= set(profile_names())
+    assert {*MEGATRON, *switches.NATIVE, *switches.TORCHAO} <= set(profile_names())

@@ -6,14 +6,11 @@ assumed, its scale is fitted.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from math import log2
-from typing import TYPE_CHECKING
 
 from steptime.answer.measured import Measured, RunKind, RunPlace
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 RECOMPUTE = {"none": 0.0, "selective": 0.5, "full": 1.0}
 OTHER_LAYERS = 2.0

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import exp
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from steptime.answer.features import FEATURES, of_run
 from steptime.answer.measured import AXES, NEAR, FitRun, Measured, RunPlace
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from steptime.job.job import Job
+from steptime.job.job import Job
 
 NEAREST = 3
 _NAMES = {"hidden": "hidden size", "n_layers": "layers", "microbatch": "micro-batch"}

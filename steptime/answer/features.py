@@ -7,14 +7,12 @@ writes both.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from steptime.job.job import Job
+from steptime.job.job import Job
 
 FEATURES_FILE = Path(__file__).parents[1] / "data" / "run_features.json"
 

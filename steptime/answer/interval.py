@@ -15,21 +15,18 @@ The estimate itself is not moved, and always inside.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from functools import lru_cache
 from itertools import accumulate
 from math import exp, hypot, log2, sqrt
 from operator import mul
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from steptime.answer.distance import clipped, distances, effective, outside
 from steptime.answer.evidence import Evidence, evidence, projected
 from steptime.answer.measured import FEW_RUNS, NEAR, USUAL_FLOPS, Measured, RunKind, RunPlace, measured, place_of
 from steptime.job.job import Job
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from collections.abc import Set as AbstractSet
-
 
 GROUPS = (0.3, 0.1, 0.05)
 """Votes of all cells of a group together, in addition to the near runs: same architecture, precision width, kind of layers and

@@ -176,7 +176,7 @@ class Estimate:
     @cached_property
     def savings(self) -> list[Saving]:
         """Settings besides the layout that shorten the step of a job with enough memory, with arithmetic as precise."""
-        return [] if self.peaks.verdict == "does_not_fit" else switches.savings(self, self.time.parts_s, estimate)
+        return switches.savings(self, self.time.parts_s, estimate)
 
     @cached_property
     def run(self) -> dict[str, Any] | None:

@@ -24,6 +24,8 @@ MEGATRON = frozenset({"megatron-core", "megatron-bridge", "nemo"})
 """Profiles of the code of Megatron-Core with all of its switches."""
 NATIVE = frozenset({"torch", "fsdp2", "torchtitan", "litgpt", "accelerate"})
 """Profiles of torch's own modules that torch.compile takes whole."""
+TORCHAO = frozenset({"fsdp2", "torchtitan", "automodel", "accelerate"})
+"""Profiles of FSDP2 with torchao's 8-bit recipes: not those of JAX, nor trainers with TransformerEngine's or none."""
 Change: TypeAlias = dict[str, Any]
 Names: TypeAlias = frozenset[str]
 
@@ -69,6 +71,8 @@ def savings(
 ) -> list[Saving]:
     """The settings that save at least `LEAST` of a job's step, most first; then all of them together, where they save more.
 
+    None of a job without enough memory, whose step cannot run: `answer.fixes` has what makes it fit.
+
     Args:
         found: the job's estimate.
         parts_s: seconds of the parts of its step (`Time.parts_s`).
@@ -76,15 +80,15 @@ def savings(
         exact: only settings that keep the arithmetic as precise.
         without: keys, or sections, that are not changed.
     """
-    tried: list[tuple[Saving, Switch, Change]] = []
-    for switch in SWITCHES:
+    tried: list[tuple[Saving, Switch]] = []
+    for switch in SWITCHES if found.peaks.verdict != "does_not_fit" else ():
         share = sum(parts_s.get(part, 0.0) for part in switch.parts) / found.step_s
         change = switch.change(found.job) if share >= LEAST and (switch.exact or not exact) else None
         kept = change and any(f"{key}.".startswith(f"{own}.") for key in change for own in without)
         if change and not kept and (saving := _saving(found, estimate, switch, change)):
-            tried.append((saving, switch, change))
+            tried.append((saving, switch))
     tried.sort(key=lambda one: one[0].step_s)
-    return [*(saving for saving, _, _ in tried), *_together(found, estimate, tried)]
+    return [*(saving for saving, _ in tried), *_together(found, estimate, tried)]
 
 
 def _saving(found: EstimatedJob, estimate: Estimated, switch: Switch, change: Change) -> Saving | None:
@@ -108,12 +112,15 @@ def _estimated(found: EstimatedJob, estimate: Estimated, name: str, change: Chan
     return Saving(name, words, other.step_s, relative, peaks.verdict, peaks.most_bytes, note)
 
 
-def _together(found: EstimatedJob, estimate: Estimated, tried: list[tuple[Saving, Switch, Change]]) -> Iterator[Saving]:
-    """As many of the settings as can run together, each of which saves more."""
+def _together(found: EstimatedJob, estimate: Estimated, tried: list[tuple[Saving, Switch]]) -> Iterator[Saving]:
+    """As many of the settings as can run together, each of which saves more, as each is set beside those before it."""
     best: Saving | None = None
     names: list[str] = []
     every: Change = {}
-    for saving, switch, change in tried:
+    for saving, switch in tried:
+        change = switch.change(found.job.replace(**every))
+        if change is None:
+            continue
         if best is None:
             best, names, every = saving, [switch.name], change
             continue
@@ -122,7 +129,7 @@ def _together(found: EstimatedJob, estimate: Estimated, tried: list[tuple[Saving
             if more.step_s < best.step_s and _better(more.verdict, found):
                 best, names, every = more, [*names, switch.name], every | change
     if best is not None and len(names) > 1:
-        parts = [saving.note for saving, switch, _ in tried if switch.name in names]
+        parts = [saving.note for saving, switch in tried if switch.name in names]
         note = "not all verified" if any(UNVERIFIED in part for part in parts) else ""
         yield best._replace(name=f"together: {', '.join(names)}", note=note)
 
@@ -181,9 +188,11 @@ def _graphs(job: Job) -> Change | None:
 def _dispatcher(job: Job) -> Change | None:
     """DeepEP, or HybridEP on Blackwell as Megatron-Bridge's recipes have it: one copy of a token for all experts of a rank.
 
-    Both libraries are for Hopper and newer (deepseek-ai/DeepEP, README, requirements).
+    Both libraries are for Hopper and newer (deepseek-ai/DeepEP, README, requirements). Not with overlapped shared experts
+    (`_shared_overlap`).
     """
-    if job.model.moe is None or job.parallelism.ep == 1 or job.software.moe.dispatcher == "flex":
+    how = job.software.moe
+    if job.model.moe is None or job.parallelism.ep == 1 or how.dispatcher == "flex" or how.shared_expert_overlap:
         return None
     if _profile(job) not in {*MEGATRON, "torchtitan", "automodel"} or architecture(job) not in {"Hopper", "Blackwell"}:
         return None
@@ -193,18 +202,27 @@ def _dispatcher(job: Job) -> Change | None:
 
 
 def _expert_overlap(job: Job) -> Change | None:
-    """overlap_moe_expert_parallel_comm, for GPT models without Mamba layers (models/gpt/gpt_model.py, build_schedule_plan)."""
+    """overlap_moe_expert_parallel_comm, for GPT models without Mamba layers (models/gpt/gpt_model.py, build_schedule_plan).
+
+    megatron/core/transformer/transformer_config.py (0.16.1), __post_init__: a pipeline must be interleaved, and MTP has one
+    layer. Later, NVIDIA/Megatron-LM@d98e8a64: no recomputation of moe.
+    """
     if job.model.moe is None or job.model.mamba or job.software.overlap.ep or _profile(job) not in MEGATRON:
         return None
-    return {"performance.overlap.ep": True} if job.model.mtp <= 1 else None
+    plain, interleaved = "moe" not in job.recompute.modules, job.parallelism.pp == 1 or job.parallelism.vpp > 1
+    return {"performance.overlap.ep": True} if job.model.mtp <= 1 and interleaved and plain else None
 
 
 def _shared_overlap(job: Job) -> Change | None:
-    """moe_shared_expert_overlap; only where the all-to-all is not overlapped as a whole."""
+    """moe_shared_expert_overlap; only where the all-to-all is not overlapped as a whole.
+
+    With the alltoall dispatcher: 0.16.1 refuses flex (transformer_config.py, __post_init__), which later releases allow.
+    """
     moe, how = job.model.moe, job.software.moe
     if moe is None or not moe.shared_expert_inter_sz or how.shared_expert_overlap or job.software.overlap.ep:
         return None
-    return {"performance.moe.shared_expert_overlap": True} if _profile(job) in MEGATRON else None
+    ready = how.dispatcher == "alltoall" and _profile(job) in MEGATRON
+    return {"performance.moe.shared_expert_overlap": True} if ready else None
 
 
 def _tensor_overlap(job: Job) -> Change | None:
@@ -230,7 +248,7 @@ def _low_precision(job: Job) -> Change | None:
         "Megatron-Core": {"Hopper": "fp8_delayed", "Blackwell": "mxfp8"},
         "FSDP2": {"Hopper": "fp8_tensorwise", "Blackwell": "fp8_rowwise"},
     }
-    of = recipes.get(code_base(job), {})
+    of = recipes.get(code_base(job), {}) if _profile(job) in MEGATRON | TORCHAO else {}
     name = of.get(architecture(job)) if job.software.recipe is None else None
     return {"performance.precision": name} if name else None
 

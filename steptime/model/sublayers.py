@@ -75,12 +75,9 @@ def composite_rmsnorm(
         kept, saves = (normalized, rstd), (x, normalized.name, rstd.name)
         return [Move(name, (x,), (out,), saves, kept, params, 7 * wide, 17 * wide, 6, role=role)]
     upcast = Tensor(f"{name}.upcast", out.elements, FP32)
-    saves, forward, backward = (
-        (upcast.name, normalized.name, rstd.name),
-        9.0 if early else 10.0,
-        23.0 if early else 20.0,
-    )
     made = (upcast, normalized, rstd)
+    saves = (upcast.name, normalized.name, rstd.name)
+    forward, backward = (9.0, 23.0) if early else (10.0, 20.0)
     return [Move(name, (x,), (out,), saves, made, params, forward * wide, backward * wide, 8, role=role)]
 
 

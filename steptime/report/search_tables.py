@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from string import ascii_lowercase
 from typing import Any
 
@@ -23,7 +24,6 @@ from steptime.search.space import EXCESS
 from steptime.search.standing import COMPARED, Standing, standing
 
 __all__ = ["Search", "csv_text", "document", "front_sections", "search", "sections"]
-from collections.abc import Sequence
 
 _AFTER_PIPELINE = ("ep", "etp", "microbatch_sz", "zero_level", "sp", "schedule", "recompute")
 AXES = ("tp", "pp", "cp", "vpp", *_AFTER_PIPELINE, "devices", "gbs")
@@ -119,7 +119,7 @@ def difference(found: Search, best: Layout) -> str:
 
 def settings(found: Search, best: Layout) -> list[Table]:
     """Settings that are no axes of this search and would shorten the step of its best layout; no table without any."""
-    title = f"beside the layout, settings that shorten the best step by {100.0 * LEAST:.0f} % or more"
+    title = f"besides the layout, settings that shorten the best step by {100.0 * LEAST:.0f} % or more"
     notes = ["to rank layouts with one of them: 3dtrn search ... --over KEY=VALUE"]
     table = switch_tables.table(_savings(found, best), title, notes)
     return [table] if table else []

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from textwrap import wrap
-from typing import TYPE_CHECKING
 
+from steptime.answer.result import Estimate
 from steptime.answer.switches import LEAST
+from steptime.base.rows import Saving
 from steptime.report.headline import fix_cost, typed
 from steptime.report.table import WIDTH, Table
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from steptime.answer.result import Estimate
-    from steptime.base.rows import Saving
 
 TITLE = f"settings that shorten the step by {100.0 * LEAST:.0f} % or more, each by itself"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from steptime.job.edit import value_at
 from steptime.validation.judgement import Judgement
 from steptime.validation.slices import memory_errors, model_kind
 from steptime.validation.stats import plain, stats
@@ -15,10 +16,7 @@ Shows = Callable[[Judgement], bool]
 
 def said(j: Judgement, path: str) -> Any:
     """The value at a dotted path of a row's config; None where it has none."""
-    value: Any = j.config
-    for key in path.split("."):
-        value = (value or {}).get(key)
-    return value
+    return value_at(j.config, path)
 
 
 def _is(path: str, *values: object) -> Shows:

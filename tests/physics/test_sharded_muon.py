@@ -9,18 +9,19 @@ import pytest
 from physics_jobs import SLIGHTLY, job, machine
 
 from steptime.model.ops import Param
-from steptime.timing.orthogonalize import calls, matrix_s
+from steptime.timing.orthogonalize import MOMENTA, NORMS, PRODUCTS, calls, matrix_s
 from steptime.timing.part_times import pricing
 
-NORM = ("all_reduce", 2.0, 1.0)
+NORM = (NORMS, "all_reduce", 2.0, 1.0)
 
 
 @pytest.mark.parametrize(
     ("rows", "columns", "expected"),
     [
-        (4, 3, [("all_reduce", 18.0, 10.0)]),  # terms of A and of A A, 3 x 3 in bf16
-        (3, 4, [("all_gather", 24.0, 10.0), ("all_gather", 18.0, 5.0)]),  # X twice, 3 x 4, and A, 3 x 3
-        (3, 3, [("all_gather", 18.0, 10.0), ("all_gather", 18.0, 5.0)]),  # not turned
+        (4, 3, [(PRODUCTS, "all_reduce", 18.0, 10.0)]),  # terms of A and of A A, 3 x 3 in bf16
+        # X twice, 3 x 4, and A, 3 x 3
+        (3, 4, [(MOMENTA, "all_gather", 24.0, 10.0), (PRODUCTS, "all_gather", 18.0, 5.0)]),
+        (3, 3, [(MOMENTA, "all_gather", 18.0, 10.0), (PRODUCTS, "all_gather", 18.0, 5.0)]),  # not turned
     ],
 )
 def test_collectives(rows, columns, expected):

@@ -91,9 +91,10 @@ def _filled_in(expand: Expander, node: Simple, beside: Beside) -> str | None:
     words = [expand.text(word.text, node.line) for word in node.words[1:] if word.text not in {"-e", "-E", "-r"}]
     replaced = [found for word in words if (found := re.fullmatch(r"s([/#|,])(\w+)\1(.*)\1g?", word, re.DOTALL))]
     files = [word for word in words if not re.match(r"s([/#|,]).*\1", word)]
-    text = beside.text(files[0]) if len(files) == 1 and len(replaced) == len(words) - 1 else None
-    for found in replaced if text is not None else []:
-        text = text.replace(found[2], re.sub(r"\\(.)", r"\1", found[3])) if text is not None else None
+    if len(files) != 1 or len(replaced) != len(words) - 1 or (text := beside.text(files[0])) is None:
+        return None
+    for found in replaced:
+        text = text.replace(found[2], re.sub(r"\\(.)", r"\1", found[3]))
     return text
 
 
