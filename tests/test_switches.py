@@ -138,14 +138,14 @@ def test_settings_are_those_that_megatron_accepts_beside_each_other(monkeypatch)
     two = [switch for switch in SWITCHES if switch.name in {name, "DeepEP or HybridEP"}]
     monkeypatch.setattr(switches, "SWITCHES", two)
     monkeypatch.setattr(switches, "LEAST", 0.0)
-    found = savings(estimate(shared), estimate)
+    found = savings(estimate(shared), estimate(shared).time.parts_s, estimate)
     assert {one.name for one in found} == {switch.name for switch in two}
 
 
 def test_a_job_without_enough_memory_has_no_settings_that_shorten_its_step():
     full = estimate(Job.load(EXPERTS, ["data.microbatch_sz=32"]))
     assert full.peaks.verdict == "does_not_fit"
-    assert savings(full, estimate, exact=False) == []
+    assert savings(full, full.time.parts_s, estimate, exact=False) == []
 
 
 def test_measured_are_the_settings_that_runs_use():
