@@ -15,6 +15,7 @@ from steptime.base.config import ConfigError
 from steptime.base.rows import Fix
 from steptime.base.words import argument
 from steptime.job.job import Job
+from steptime.search.fixes import fixes as from_search
 
 CONFIG = """
 model: {model}
@@ -79,6 +80,34 @@ def test_every_fix_of_every_job_is_runnable(model, tp, pp, dp, batch, machine):
         fixed = estimate(Job.load(config, ["performance.precision=fp16", *settings_of(fix.set)]))
         assert fixed.memory.verdict == fix.verdict, fix.set
         assert fixed.step_s == pytest.approx(fix.step_s)
+
+
+@pytest.mark.parametrize(
+    ("software", "set_"),
+    [
+        ("torch", "--set performance.software=fsdp2"),
+        ("accelerate-ddp", "--set performance.software=accelerate"),
+        ("torchtitan-ddp", "--set performance.software=torchtitan"),
+    ],
+)
+def test_a_job_of_ddp_that_does_not_fit_is_told_of_fsdp(software, set_):
+    """8 B weights, gradients and two moments in fp32 take 4 x 32 GB on one device of 80 GB; an eighth of them leaves room.
+
+    Profiles of DDP shard nothing, so that FSDP is no layout of theirs.
+    """
+    plan = Job.load(
+        text(tp=1, dp=8, batch=1, seqlen=4096), [f"performance.software={software}", "performance.param_dtype=fp32"]
+    )
+    answer = estimate(plan)
+    assert answer.memory.verdict == "does_not_fit"
+    found = from_search(answer)
+    assert len(found) <= 3
+    assert [fix.step_s for fix in found] == sorted(fix.step_s for fix in found)
+    (told,) = [fix for fix in found if fix.set.startswith(set_)]
+    after = estimate(
+        Job.load(text(tp=1, dp=8, batch=1, seqlen=4096), ["performance.param_dtype=fp32", *settings_of(told.set)])
+    )
+    assert (after.memory.verdict, after.step_s) == ("fits", pytest.approx(told.step_s))
 
 
 def test_no_change_helps_a_model_that_is_far_too_large():

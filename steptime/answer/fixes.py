@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 from steptime.base.config import ConfigError
@@ -37,8 +37,17 @@ def cheapest(job: Job, step_s: float, estimate: Callable[[Job], Answer], *, tigh
     Every candidate is estimated whole, by `estimate`. Changes of the layout keep the number of devices and the batch. `tight`:
     where none fits, those that leave it tight.
     """
+    fixes = estimated(job, step_s, estimate, candidates(job))
+    told = fixes["fits"] or (fixes["tight"] if tight else [])
+    return sorted(told, key=lambda fix: fix.step_s)[:MOST]
+
+
+def estimated(
+    job: Job, step_s: float, estimate: Callable[[Job], Answer], changes: Iterable[Change]
+) -> dict[Verdict, list[Fix]]:
+    """The changes after which `job` fits, or is tight, each estimated whole; those that break a rule are left out."""
     fixes: dict[Verdict, list[Fix]] = {"fits": [], "tight": []}
-    for change in candidates(job):
+    for change in changes:
         try:
             other = job.replace(**change)
         except ConfigError:
@@ -52,8 +61,7 @@ def cheapest(job: Job, step_s: float, estimate: Callable[[Job], Answer], *, tigh
             fixes[verdict].append(
                 Fix(settings, peaks.peak_reserved_bytes, result.step_s, relative, verdict, peaks.most_bytes)
             )
-    told = fixes["fits"] or (fixes["tight"] if tight else [])
-    return sorted(told, key=lambda fix: fix.step_s)[:MOST]
+    return fixes
 
 
 def candidates(job: Job) -> Iterator[Change]:
@@ -67,7 +75,23 @@ def candidates(job: Job) -> Iterator[Change]:
         yield from ({"parallelism.zero_level": level} for level in range(job.zero_level + 1, 4))
     if not job.sp and job.parallelism.tp > 1:
         yield {"parallelism.sp": True}
+    yield from sharded(job)
     yield from layouts(job)
+
+
+def sharded(job: Job) -> Iterator[Change]:
+    """The same modules under FSDP, for torch under DistributedDataParallel; also with whole layers recomputed, or one sequence.
+
+    The profile is that of the same trainer under FSDP, else fsdp2.
+    """
+    name = job.software.name
+    if job.software.family == "torch" and job.parallelism.dp > 1:
+        change: Change = {"performance.software": name.removesuffix("-ddp") if name.endswith("-ddp") else "fsdp2"}
+        one: Change = {"data.microbatch_sz": 1} if job.data.microbatch_sz > 1 else {}
+        whole: Change = (
+            {"performance.activation_checkpointing_type": "full"} if job.performance.recompute is None else {}
+        )
+        yield from (change, change | one, change | whole, change | one | whole)
 
 
 def recomputation(job: Job) -> Iterator[Change]:

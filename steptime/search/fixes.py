@@ -40,7 +40,10 @@ BY_ROW = frozenset({"data.microbatch_sz", *(f"parallelism.{name}" for name in ("
 
 
 def fixes(found: Estimate) -> list[Fix]:
-    """The lists of changes that make a job fit with the least step time; single changes where the search has none."""
+    """The lists of changes that make a job fit with the least step time; single changes where the search has none.
+
+    A job of DistributedDataParallel is told of FSDP as well, which is no layout of its own profile.
+    """
     job = found.job
     listed: list[Layout] = []
     if estimated.covered(job) and job.model.mtp <= MOST_DEPTHS:  # elsewhere every layout would be estimated
@@ -49,8 +52,11 @@ def fixes(found: Estimate) -> list[Fix]:
             listed = list(lists(run(job, asked, bound=Faster(job))))  # the shortest first: it stays, whatever is faster
     if not listed:
         return single.cheapest(job, found.step_s, estimate, tight=found.peaks.verdict != "tight")
-    best = sorted(listed[:1] + sorted(listed[1:], key=_step)[: MOST - 1], key=_step)
-    return [
+    other = sorted(
+        single.estimated(job, found.step_s, estimate, single.sharded(job))["fits"], key=lambda fix: fix.step_s
+    )[:1]
+    best = listed[:1] + sorted(listed[1:], key=_step)[: MOST - 1 - len(other)]
+    told = [
         Fix(
             words(layout.changes),
             layout.estimate.peaks.peak_reserved_bytes,
@@ -60,6 +66,7 @@ def fixes(found: Estimate) -> list[Fix]:
         )
         for layout in best
     ]
+    return sorted([*told, *other], key=lambda fix: fix.step_s)
 
 
 def axes(job: Job) -> Axes:
