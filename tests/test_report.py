@@ -147,7 +147,7 @@ def test_the_table_beside_the_verdict_has_its_figures():
 def test_fixes_are_runnable_and_only_shown_when_needed():
     lines = lines_of(made(verdict="does_not_fit"))
     at = lines.index("to make it fit, fastest first")
-    assert lines[at + 1] == "  --set performance.activation_checkpointing_type=super-selective"
+    assert lines[at + 1] == "  --set performance.activation_checkpointing_type=super-selective \\"
     assert lines[at + 2].split() == ["--set", "parallelism.tp=16"]
     assert "15.00 s a step, +2.1 %; needs up to 63.0 GiB" in lines[at + 3]
     assert "to make it fit" not in report(made())
