@@ -36,16 +36,16 @@ MANY = 25
 def may_be_meant(line):
     """Whether some share between 75 and 85 % is within two standard errors of the rows inside, with a series as one draw.
 
-    Where nearly all rows are inside their own error vanishes (Wilson 1927): above, that of independent rows at 85 % counts too.
+    Where nearly all rows are inside their own error vanishes (Wilson 1927): above, that of as many series at 85 % counts too.
     """
-    above = max(line["error"], (0.85 * 0.15 / line["rows"]) ** 0.5)
+    above = max(line["error"], (0.85 * 0.15 / line["series"]) ** 0.5)
     return line["covered"] + 2.0 * line["error"] >= 0.75 and line["covered"] - 2.0 * above <= 0.85
 
 
 @pytest.mark.parametrize(("inside", "meant"), [(25, False), (24, True), (19, True), (18, False)])
 def test_shares_that_may_be_meant(inside, meant):
-    """25 rows, errors of their own 0: at most 0.85 + 2 * 0.0714 = 0.993, at least 0.75."""
-    assert may_be_meant({"covered": inside / 25, "error": 0.0, "rows": 25}) is meant
+    """25 series of a row, errors of their own 0: at most 0.85 + 2 * 0.0714 = 0.993, at least 0.75."""
+    assert may_be_meant({"covered": inside / 25, "error": 0.0, "series": 25}) is meant
 
 
 def test_the_intervals_cover_test_rows(lines):
