@@ -56,9 +56,7 @@ def test_every_term_that_a_report_prints_has_a_page(plan):
     for section in sections(answer):
         if isinstance(section, FactList):
             terms |= {fact.label.strip() for fact in section.facts}
-        elif not section.title.startswith(
-            ("to make it fit", "settings that shorten")
-        ):  # of which every row is a command
+        elif not section.title.startswith(("to make it fit", "settings that shorten")):  # whose rows are commands
             terms |= {re.sub(r" \(\w+\): .*| \(p90\)$", "", row[0]).strip() for row in section.rows if row}
     assert len(terms) > 30
     assert [term for term in sorted(terms - {""}) if not explain(answer, term)] == []
