@@ -151,3 +151,13 @@ def test_a_trainer_without_a_profile_is_told_which_to_use():
         assert kind in TRAINERS or closest(kind, profile_names()), kind
         if kind in TRAINERS and "software" in (raw := load_table(kind.replace("-", "_")).raw):
             assert {*raw["software"].values()} <= {*TRAINERS[kind]}, kind
+
+
+@pytest.mark.parametrize(
+    ("name", "use"),
+    [("primus", "megatron-core or torchtitan"), ("verl", "fsdp2 or megatron-core"), ("Olmo_Core", "fsdp2 or torch")],
+)
+def test_a_trainer_without_a_profile_is_told_of_those_to_use(name, use):
+    with pytest.raises(ConfigError) as error:
+        Job.load(PLAN | {"performance": {"software": name}})
+    assert error.value.problems == [f"performance.software: unknown profile (got '{name}'); use {use}"]

@@ -152,18 +152,6 @@ def test_the_plan_itself_is_sound():
             "performance.software=megatron",
             "performance.software: unknown profile (got 'megatron'); did you mean 'megatron-core'?",
         ),
-        (
-            "performance.software=primus",
-            "performance.software: unknown profile (got 'primus'); use megatron-core or torchtitan",
-        ),
-        (
-            "performance.software=verl",
-            "performance.software: unknown profile (got 'verl'); use fsdp2 or megatron-core",
-        ),
-        (
-            "performance.software=Olmo_Core",
-            "performance.software: unknown profile (got 'Olmo_Core'); use fsdp2 or torch",
-        ),
         # machines and presets
         (
             "hardware.overrides.tiers.7.latency_s=1 us",

@@ -33,19 +33,30 @@ def lines(covered):
 MANY = 25
 
 
-def may_be_meant(line):
+def may_be_meant(line, effect):
     """Whether some share between 75 and 85 % is within two standard errors of the rows inside, with a series as one draw.
 
-    Where nearly all rows are inside their own error vanishes (Wilson 1927): above, that of as many series at 85 % counts too.
+    Where nearly all rows are inside their own error vanishes (Wilson 1927): above, that of rows at 85 % counts too, with
+    `effect` times the variance of independent rows.
     """
-    above = max(line["error"], (0.85 * 0.15 / line["series"]) ** 0.5)
+    above = max(line["error"], (effect * 0.85 * 0.15 / line["rows"]) ** 0.5)
     return line["covered"] + 2.0 * line["error"] >= 0.75 and line["covered"] - 2.0 * above <= 0.85
+
+
+def design_effect(line):
+    """Variance of a share of rows in series over that of independent rows (Kish 1965, section 8.2)."""
+    return line["error"] ** 2 * line["rows"] / (line["covered"] * (1.0 - line["covered"]))
 
 
 @pytest.mark.parametrize(("inside", "meant"), [(25, False), (24, True), (19, True), (18, False)])
 def test_shares_that_may_be_meant(inside, meant):
-    """25 series of a row, errors of their own 0: at most 0.85 + 2 * 0.0714 = 0.993, at least 0.75."""
-    assert may_be_meant({"covered": inside / 25, "error": 0.0, "series": 25}) is meant
+    """25 independent rows, errors of their own 0: at most 0.85 + 2 * 0.0714 = 0.993, at least 0.75."""
+    assert may_be_meant({"covered": inside / 25, "error": 0.0, "rows": 25}, 1.0) is meant
+
+
+def test_rows_in_pairs_have_twice_the_variance():
+    """100 rows, 80 inside: 0.04 if independent, 0.04 * 2 ** 0.5 in pairs."""
+    assert design_effect({"covered": 0.8, "error": 0.04 * 2**0.5, "rows": 100}) == pytest.approx(2.0)
 
 
 def test_the_intervals_cover_test_rows(lines):
@@ -57,7 +68,8 @@ def test_the_intervals_cover_test_rows(lines):
     assert 0.75 <= found[0]["covered"] <= 0.85
     assert found[0]["width"] < 0.16
     assert sum(line["rows"] >= MANY for line in found) >= 13
-    assert [line["what"] for line in found if line["rows"] >= MANY and not may_be_meant(line)] == []
+    effect = design_effect(found[0])
+    assert [line["what"] for line in found if line["rows"] >= MANY and not may_be_meant(line, effect)] == []
 
 
 def test_a_series_is_one_draw():
@@ -75,7 +87,7 @@ def test_left_out_cells_are_covered_as_they_were_fitted(lines):
 def test_memory_of_test_rows_is_covered(covered):
     """Counters of torch's allocator, which the interval is fitted on; others hold what the allocator caches, and more."""
     found = {line["what"]: line for line in covered["memory"] if line["split"] == "test"}
-    assert may_be_meant(found["all"])
+    assert may_be_meant(found["all"], 1.0)
     assert 0.75 <= found["all"]["covered"] <= 0.9
     assert found["all"]["rows"] >= 100
     assert found[interval_coverage.OTHER_READINGS]["covered"] >= 0.33

@@ -5,7 +5,6 @@ from launch_readings import HARDWARE
 
 from steptime import estimate
 from steptime.base.config import ConfigError
-from steptime.launch.named_models import preset_of
 from steptime.launch.read import read
 from steptime.launch.reading import to_job
 from steptime.report.estimate_text import report
@@ -126,60 +125,6 @@ def test_a_variable_without_a_value_is_told_as_one(tmp_path):
     assert problems(tmp_path, {"train.sh": script}, "train.sh") == [
         "model $MODEL has no value; add --set model=NAME (3dtrn models), or --set model.hf=CONFIG.json"
     ]
-
-
-@pytest.mark.parametrize(
-    ("name", "preset"),
-    [
-        ("Qwen/Qwen-7B-Chat", "qwen1.5-7b"),
-        ("/ckpt/hf_llama_7b/", "llama1-7b"),
-        ("internlm/internlm2_5-7b-chat", "internlm2-7b"),
-        ("codellama/CodeLlama-7b-Instruct-hf", "codellama-7b"),
-        ("codellama/CodeLlama-13b-Python-hf", "llama2-13b"),  # without the tokens of infilling
-        ("01-ai/Yi-1.5-9B-Chat", "yi-9b"),
-        ("deepseek-ai/deepseek-coder-6.7b-instruct", "deepseek-coder-6.7b"),
-        ("HuggingFaceH4/zephyr-7b-beta", "mistral-7b-v0.2"),
-        ("openlm-research/open_llama_7b_v2", "llama1-7b"),
-        ("/models/llama_2_7b_fixed_resized", None),  # of another vocabulary
-        ("Qwen/Qwen1.5-MoE-A2.7B", None),
-        ("NousResearch/Hermes-3-Llama-3.1-8B", "llama3-8b"),
-        ("NousResearch/Hermes-2-Pro-Llama-3-8B", None),  # 128,288 entries
-        ("nvidia/Llama-3.1-Nemotron-Nano-8B-v1", "llama3-8b"),
-        ("open-thoughts/OpenThinker2-32B", "qwen2.5-32b"),
-        ("deepseek-ai/DeepSeek-Prover-V1.5-SFT", "deepseek-llm-7b"),
-        ("Qwen/Qwen3-Coder-30B-A3B-Instruct", "qwen3-30b-a3b"),
-        ("Qwen/Qwen3-235B-A22B-Thinking-2507", "qwen3-235b-a22b"),
-        ("/home/own/mistral-7b-v0.1-pretrain", "mistral-7b-v0.2"),  # 32,000 entries, not v0.3's
-        ("defog/llama-3-sqlcoder-8b", "llama3-8b"),
-        ("alignment-handbook/zephyr-7b-sft-full", "mistral-7b-v0.2"),
-        ("tokyotech-llm/Llama-3.1-Swallow-8B-Instruct-v0.2", "llama3-8b"),
-        ("elyza/ELYZA-japanese-Llama-2-7b-fast", None),  # 45,043 entries
-        ("MLP-KTLim/llama-3-Korean-Bllossom-8B", None),  # 145,088 entries
-        ("allenai/OLMo-1.7-7B-hf", "olmo-7b"),
-        ("allenai/Olmo-3-7B-Think", "olmo3-7b"),
-        ("internlm/internlm2-chat-7b", "internlm2-7b"),
-        ("microsoft/phi-1_5", "phi-1.5"),
-        ("BramVanroy/gpt2-cpt-dutch", "gpt2-small"),
-        ("HuggingFaceTB/SmolLM-360M", "smollm2-360m"),
-    ],
-)
-def test_models_by_the_names_of_their_repositories(name, preset):
-    assert preset_of(name) == preset
-
-
-@pytest.mark.parametrize(
-    ("name", "preset"),
-    [
-        ("hub/models--Qwen--Qwen3-8B/snapshots/main", "qwen3-8b"),
-        ("/ckpt/Qwen2.5-7B-Instruct-sft/checkpoint-500", "qwen2.5-7b"),
-        ("/models/baichuan7B", "baichuan-7b"),
-        ("phi-4", "phi4"),
-        ("/checkpoint/llama_2/llama2/7B-hf", "llama2-7b"),
-        ("/out/qwen3_novel_full_pretrain", None),  # no size
-    ],
-)
-def test_models_by_the_folders_that_hold_them(name, preset):
-    assert preset_of(name) == preset
 
 
 @pytest.mark.parametrize(

@@ -150,17 +150,6 @@ def test_a_plan_beside_a_log_may_be_a_plan(tmp_path):
     assert read_run([str(tmp_path / "train.log")], plan=str(plan)).job.parallelism.dp == 8
 
 
-def test_liger_fuses_what_hugging_face_writes_op_by_op(tmp_path):
-    """Norms, rotary embedding and activation are kernels of Liger; its loss is not counted, which a note says."""
-    text = (FOLDER / "llamafactory.yaml").read_text(encoding="utf-8")
-    (tmp_path / "plan.yaml").write_text(f"{text}\nenable_liger_kernel: true\n", encoding="utf-8")
-    sets = HARDWARE | {"parallelism.dp": 8}
-    reading = read("llamafactory", str(tmp_path / "plan.yaml"), sets)
-    found = to_job(reading, sets, allow_unmodeled=True).performance
-    assert (found.norm_impl, found.rope_impl, found.activation_impl) == ("fused", "fused", "fused")
-    assert any("head and loss in one kernel" in flag.note for flag in reading.flags)
-
-
 @pytest.mark.parametrize(
     ("optim", "optimizer"),
     [("adamw_torch", None), ("adamw_bnb_8bit", "adamw_8bit"), ("adamw_8bit", "adamw_8bit"), ("adafactor", None)],

@@ -1,7 +1,7 @@
 """Configs as public repositories have them: flow mappings, defaults of releases, siblings, and devices that nobody tells."""
 
 import pytest
-from launch_readings import HARDWARE
+from launch_readings import DATA, HARDWARE
 
 from steptime.base.config import ConfigError
 from steptime.launch.read import read
@@ -373,3 +373,14 @@ def test_megatron_sft_of_ms_swift_is_a_job_of_megatron(tmp_path):
         tmp_path, "train.sh", text.replace("--load ./converted/Qwen3-30B-A3B-mcore", "--model zai-org/GLM-4.6")
     )
     assert told == ["model 'zai-org/GLM-4.6' is not among the presets; add --set model=NAME"]
+
+
+def test_liger_fuses_what_hugging_face_writes_op_by_op(tmp_path):
+    """Norms, rotary embedding and activation are kernels of Liger; its loss is not counted, which a note says."""
+    text = (DATA / "trainers" / "llamafactory.yaml").read_text(encoding="utf-8")
+    (tmp_path / "plan.yaml").write_text(f"{text}\nenable_liger_kernel: true\n", encoding="utf-8")
+    sets = HARDWARE | {"parallelism.dp": 8}
+    reading = read("llamafactory", str(tmp_path / "plan.yaml"), sets)
+    found = to_job(reading, sets, allow_unmodeled=True).performance
+    assert (found.norm_impl, found.rope_impl, found.activation_impl) == ("fused", "fused", "fused")
+    assert any("head and loss in one kernel" in flag.note for flag in reading.flags)
