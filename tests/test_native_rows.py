@@ -221,12 +221,29 @@ def test_attention_that_its_source_calls_eager_is_unfused(notes, note):
         ("compile=graph (production passes: bucketing/prefetch, regional inductor)", False),
         ("compile=graph (+ 2-layer buckets + auto overlap)", False),
         ("compile=aot_eager graph; manual bucketing", False),
+        ("compile=on; piecewise cudagraph; standard all-to-all", True),
+        ("compile=on; no cudagraph; standard all-to-all", False),
         ("compile=off", False),
     ],
 )
 def test_a_traced_graph_hides_its_gathers_by_a_pass_alone(notes, waits):
     found = row_native.native_kernels(MeasuredRow({"framework": "torchtitan GraphTrainer"}, "native", 2), "", notes)
     assert (found.get("overlap") == {"dp": False}) == waits
+
+
+@pytest.mark.parametrize(
+    ("framework", "source", "chunks"),
+    [
+        ("torchtitan GraphTrainer", "PR #(ghstack, unmerged, 2026-06-10)", 1),
+        ("torchtitan GraphTrainer", "PR #(ghstack, unmerged, 2026-06-16)", None),
+        ("torchtitan GraphTrainer", "pytorch/torchtitan@6b9602339", None),
+        ("torchtitan", "PR #(ghstack, unmerged, 2026-06-10)", None),
+    ],
+)
+def test_graph_trainer_had_no_chunked_loss_before_june_2026(framework, source, chunks):
+    """Its configs replaced the chunked loss by a loss over all tokens until pull request 3248, merged on 2026-06-16."""
+    row = own(framework=framework, source=source)
+    assert row_native.native_kernels(row, "", "compile=on").get("loss_chunks") == chunks
 
 
 def test_piecewise_cuda_graphs_leave_out_the_exchange_of_experts():

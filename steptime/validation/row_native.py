@@ -130,8 +130,10 @@ def native_kernels(row: MeasuredRow, release: str, notes: str) -> dict[str, Any]
             section["expandable_segments"] = False
     if found := re.search(r"chunked (?:ce|cross entropy)(?: \((\d+) loss chunks\))?", notes):
         section["loss_chunks"] = int(found[1] or 8)
-    elif re.search(r"full[- ]logits", notes):
-        section["loss_chunks"] = 1
+    elif re.search(r"full[- ]logits", notes) or (traced(row) and before(row, 3248, "2026-06-15")):
+        section["loss_chunks"] = (
+            1  # GraphTrainer replaced the chunked loss until pull request 3248 (its configs.py@9e07ee8a2)
+        )
     section |= row_hugging_face.of_hugging_face(row, notes)
     if "piecewise cudagraph" in notes and (row.whole("n_experts") or 0) > 1:
         section["cuda_graphs"] = AROUND_EXPERTS
@@ -139,11 +141,20 @@ def native_kernels(row: MeasuredRow, release: str, notes: str) -> dict[str, Any]
         section["cuda_graphs"] = True
     if traced(row) and row.text("recompute").lower().partition(" ")[0] in {"full", "selective"}:
         section["recompute_stops_early"] = True
-    if re.search(r"compile=(aot )?graph\b", notes) and not re.search(r"prefetch|\(\+|production", notes):
-        # a traced graph waits for each gather where it stands, until a pass moves it (SimpleFSDP, arXiv 2411.00284): fit rows of
-        # one ladder of passes before that one are 2 and 4 % off so, and 7 and 12 % too fast otherwise
+    if waits_for_gathers(notes):
         section["overlap"] = {"dp": False}
     return section
+
+
+def waits_for_gathers(notes: str) -> bool:
+    """Whether a traced graph waits for each gather where it stands, since no pass moved it (SimpleFSDP, arXiv 2411.00284).
+
+    Rows marked fit of one ladder of passes, before that pass, are 2 and 4 % off so, and 7 and 12 % too fast otherwise. Pieces of
+    a graph in CUDA graphs exclude the pass (torchtitan/experiments/graph_trainer/passes.py@9e07ee8a2, compile_time_passes: no
+    collective bucketing or overlap in piecewise).
+    """
+    before_passes = re.search(r"compile=(aot )?graph\b", notes) and not re.search(r"prefetch|\(\+|production", notes)
+    return bool(before_passes) or "piecewise cudagraph" in notes
 
 
 def said_dtypes(row: MeasuredRow, notes: str) -> dict[str, Any]:
