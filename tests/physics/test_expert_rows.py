@@ -80,6 +80,29 @@ def test_torchtitan_copies_rows_in_two_kernels():
     assert (permute.kernels, permute.forward_bytes) == (2, 2 * 16 * 256)
 
 
+def test_gradients_of_rows_that_torchtitan_gathers():
+    """16 rows of 256 bytes, 128 elements, of 8 tokens. Backward of x[indices]: the rows are read; the 8 rows of the sum are
+    written as zeros, read and written. The kernel that adds reads an element of the row and one of the sum and writes the sum:
+    three accesses for each of 16 * 128 elements, where a kernel without vector loads has two. On two ranks of ep, a rank's 16 of
+    the 32 rows are put in the order of its experts, and go back without a sum.
+    """
+    [permute] = [op for op in Assembly(job("fsdp2", model={"moe": MOE})).kinds[0].ops if op.name == "moe.permute"]
+    assert permute.backward_bytes == 16 * 256 + 3 * 8 * 256
+    assert permute.backward_by_element == (1.5 * 16 * 128, 16 * 256 + 2 * 8 * 256)
+    spread = Assembly(job("fsdp2", model={"moe": MOE}, dp=2, ep=2)).kinds[0].ops
+    [sort] = [op for op in spread if op.name == "moe.local_permute"]
+    assert (sort.backward_bytes, sort.backward_by_element) == (4 * 16 * 256, (1.5 * 16 * 128, 3 * 16 * 256))
+    [back] = [op for op in spread if op.name == "moe.local_unpermute"]
+    assert back.backward_bytes == 2 * 16 * 256
+
+
+def test_compiled_gradients_of_gathered_rows():
+    """Compiled on Hopper and later, they are atomic additions: 16 rows of 256 bytes read, the sums read and written."""
+    compiled = job("fsdp2", model={"moe": MOE}, performance={"compile": "all"})
+    [permute] = [op for op in Assembly(compiled).kinds[0].ops if op.name == "moe.permute"]
+    assert (permute.backward_bytes, permute.backward_by_element.elements) == (3 * 16 * 256, 0)
+
+
 @pytest.mark.parametrize(("dtype", "bytes_", "kernels"), [("fp32", 28, 18), ("compute", 12, 17)])
 def test_biases_of_experts_times_probabilities(dtype, bytes_, kernels):
     """Of each of 16 rows of 128: a product written 4, a sum that reads it and the bf16 row and writes 4 + 2 + 4, the experts'
