@@ -38,6 +38,11 @@ _DEVICES = re.compile(r"\b([1-9]\d*)x [A-Z]+\d+\S*(?: \S+)? per node")
 LIMITED = "grand-teton-h100"
 """Its devices run at 500 W by default and can be set to 700 (pytorch/torchtitan benchmarks/llama3_h100_202412_torchtitan.md)."""
 
+UNBOUND = 2.0
+"""`host_factor` of published runs of Pai-Megatron-Patch, whose hosts are not stated: processes that torchrun starts, bound to no
+cores (alibaba/Pai-Megatron-Patch examples/qwen3/run_mcore_qwen3.sh). That of p6-b300.48xlarge, fitted on its own rows marked fit:
+its processes start the same way, and its Xeons are of 2023, as those of H800 (assumed)."""
+
 
 def hardware_of(row: MeasuredRow) -> FoundMachine:
     """The `hardware` section of a row.
@@ -70,6 +75,9 @@ def hardware_of(row: MeasuredRow) -> FoundMachine:
         )
     overrides = _stated(row.text("machine"), name)
     assumed += [f"hardware.{key}: {value} from {row.text('machine')!r}" for key, value in overrides.items()]
+    if row.published and "pai-megatron" in row.text("framework").lower():
+        overrides["host_factor"] = UNBOUND
+        assumed.append(f"hardware.host_factor: {UNBOUND:g}, since its processes are bound to no cores")
     return FoundMachine({"node_type": name, "overrides": overrides} if overrides else {"node_type": name}, assumed)
 
 
