@@ -96,7 +96,7 @@ def test_torchtitan_runs_flex_attention_since_june_2026(source, release):
     """Pull request 3571 of 2026-06-09 made it the default."""
     assert row_native.torchtitan_release(own(framework="torchtitan", source=source)) == release
     kernel = load_software("torchtitan" + ("@" + release if release else "")).kernels.attention_kernel
-    assert kernel == ("flex" if release == "" else "best")
+    assert kernel == {"": "flex", "2026-05": "cudnn-9.19"}.get(release, "best")
 
 
 def test_a_row_of_today_that_names_another_attention():
@@ -104,22 +104,24 @@ def test_a_row_of_today_that_names_another_attention():
     assert attention_of(row, "sdpa") == {"attention_kernel": "best"}
 
 
+_FA2, _BEST = {"attention_kernel": "fa2"}, {"attention_kernel": "best"}
+
+
 @pytest.mark.parametrize(
-    ("source", "group", "found"),
+    ("source", "group", "gpu", "found"),
     [
-        ("pytorch/torchtitan@d66b72a6 commit message (PR #1690)", "torchtitan-pr", {"attention_kernel": "fa2"}),
-        ("pytorch/torchtitan@d9bdfbb2 commit message (PR #1881)", "torchtitan-pr", {}),
-        ("pytorch/torchtitan@27aa4907 commit message (PR #3429)", "torchtitan-pr", {}),
-        (
-            "pytorch/torchtitan@refs/heads/autoresearch-parallelize/may15 (2026-05)",
-            "torchtitan-ar",
-            {"attention_kernel": "fa2"},
-        ),
+        ("pytorch/torchtitan@d66b72a6 commit message (PR #1690)", "torchtitan-pr", "H100-96GB-SXM", _FA2),
+        ("pytorch/torchtitan@d9bdfbb2 commit message (PR #1881)", "torchtitan-pr", "H100-96GB-SXM", {}),
+        ("pytorch/torchtitan@27aa4907 commit message (PR #3429)", "torchtitan-pr", "H100-96GB-SXM", {}),
+        ("pytorch/torchtitan@refs/heads/autoresearch-parallelize (2026-05)", "torchtitan-ar", "B200-180GB-SXM", _FA2),
+        ("pytorch/torchtitan@1 commit message (PR #1690)", "torchtitan-pr", "B200-180GB-SXM", _BEST),
+        ("pytorch/torchtitan@58b03444 commit message (PR #3105)", "torchtitan-pr", "GB200-186GB", {}),
+        ("pytorch/torchtitan@1 commit message (PR #2377)", "torchtitan-pr", "MI300X", _FA2),
     ],
 )
-def test_torchtitan_on_h100_prefers_cudnn_since_october_2025(source, group, found):
+def test_torchtitan_prefers_cudnn_everywhere_since_october_2025(source, group, gpu, found):
     """Pull request 1776 (2025-10-09) put cuDNN's kernel first on every device; the sweep of May 2026 could not run it."""
-    row = own(framework="torchtitan", source=source, source_group=group, gpu="H100-96GB-SXM")
+    row = own(framework="torchtitan", source=source, source_group=group, gpu=gpu)
     assert attention_of(row, "compile=off") == found
 
 
