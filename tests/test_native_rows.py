@@ -96,12 +96,48 @@ def test_torchtitan_runs_flex_attention_since_june_2026(source, release):
     """Pull request 3571 of 2026-06-09 made it the default."""
     assert row_native.torchtitan_release(own(framework="torchtitan", source=source)) == release
     kernel = load_software("torchtitan" + ("@" + release if release else "")).kernels.attention_kernel
-    assert kernel == ("flex" if release == "" else "fa2")
+    assert kernel == {"": "flex", "2026-05": "cudnn-9.19"}.get(release, "best")
 
 
 def test_a_row_of_today_that_names_another_attention():
     row = own(framework="torchtitan", source="mlc-ai/pith-train issue #79 (2026-07-22)", overlap_notes="SDPA")
-    assert attention_of(row, "sdpa") == {"attention_kernel": "fa2"}
+    assert attention_of(row, "sdpa") == {"attention_kernel": "best"}
+
+
+_FA2, _BEST = {"attention_kernel": "fa2"}, {"attention_kernel": "best"}
+
+
+@pytest.mark.parametrize(
+    ("source", "group", "gpu", "found"),
+    [
+        ("pytorch/torchtitan@d66b72a6 commit message (PR #1690)", "torchtitan-pr", "H100-96GB-SXM", _FA2),
+        ("pytorch/torchtitan@d9bdfbb2 commit message (PR #1881)", "torchtitan-pr", "H100-96GB-SXM", {}),
+        ("pytorch/torchtitan@27aa4907 commit message (PR #3429)", "torchtitan-pr", "H100-96GB-SXM", {}),
+        ("pytorch/torchtitan@refs/heads/autoresearch-parallelize (2026-05)", "torchtitan-ar", "B200-180GB-SXM", _FA2),
+        ("pytorch/torchtitan@1 commit message (PR #1690)", "torchtitan-pr", "B200-180GB-SXM", _BEST),
+        ("pytorch/torchtitan@58b03444 commit message (PR #3105)", "torchtitan-pr", "GB200-186GB", {}),
+        ("pytorch/torchtitan@1 commit message (PR #2377)", "torchtitan-pr", "MI300X", _FA2),
+    ],
+)
+def test_torchtitan_prefers_cudnn_everywhere_since_october_2025(source, group, gpu, found):
+    """Pull request 1776 (2025-10-09) put cuDNN's kernel first on every device; the sweep of May 2026 could not run it."""
+    row = own(framework="torchtitan", source=source, source_group=group, gpu=gpu)
+    assert attention_of(row, "compile=off") == found
+
+
+@pytest.mark.parametrize(
+    ("notes", "graphs", "activation"),
+    [
+        ("compile=graph (same, deterministic off)", None, None),
+        ("compile=graph (production passes: bucketing/prefetch, regional inductor, cudagraph)", True, None),
+        ("compile=graph (+ 2-layer buckets + auto overlap)", True, None),
+        ("compile=graph (+ regional inductor for swiglu chain)", True, "fused"),
+    ],
+)
+def test_passes_on_top_of_graph_trainers_own(notes, graphs, activation):
+    """A ladder of passes: each step written with + keeps those before it, CUDA graphs too."""
+    section = row_native.native_kernels(own(framework="torchtitan GraphTrainer", overlap_notes=notes), "2026-05", notes)
+    assert (section.get("cuda_graphs"), section.get("activation_impl")) == (graphs, activation)
 
 
 @pytest.mark.parametrize(

@@ -137,8 +137,11 @@ def native_kernels(row: MeasuredRow, release: str, notes: str) -> dict[str, Any]
     section |= row_hugging_face.of_hugging_face(row, notes)
     if "piecewise cudagraph" in notes and (row.whole("n_experts") or 0) > 1:
         section["cuda_graphs"] = AROUND_EXPERTS
-    elif "cudagraph" in notes.replace("no cudagraph", "") or "cuda graph" in notes:
+    elif "cudagraph" in notes.replace("no cudagraph", "") or "cuda graph" in notes or "compile=graph (+" in notes:
+        # the latter are passes on top of GraphTrainer's own, CUDA graphs among them (@7bc6d9b7 autoresearch/results.tsv)
         section["cuda_graphs"] = True
+    if "regional inductor for swiglu" in notes:
+        section["activation_impl"] = "fused"
     if traced(row) and row.text("recompute").lower().partition(" ")[0] in {"full", "selective"}:
         section["recompute_stops_early"] = True
     if waits_for_gathers(notes):

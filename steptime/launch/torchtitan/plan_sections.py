@@ -18,10 +18,12 @@ from steptime.launch.torchtitan.converters import precision_of
 _P = "parallelism."
 ATTENTION_KERNELS = {
     "flex": {"attention_kernel": "flex"},
-    "sdpa": {"attention_kernel": "fa2"},
+    "sdpa": {"attention_kernel": "best"},
     "varlen": {"attention_kernel": "fa2"},
 }
-"""model.attn_backend -> its kernel; without it the release's own."""
+"""model.attn_backend -> its kernel; without it the release's own.
+
+sdpa takes cuDNN's first (torchtitan/models/common/attention.py@b5bcd76c, ScaledDotProductAttention.sdpa_backends)."""
 
 
 class Degrees(NamedTuple):
