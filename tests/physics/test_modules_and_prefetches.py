@@ -49,8 +49,8 @@ def test_a_layer_holds_its_largest_module_and_the_gradients_of_all():
 
 
 def test_the_ends_of_a_step_by_modules():
-    """Embedding and head have 131,072 elements. Forward is worst where the embedding's come, 2 B each, from a bf16 copy of a half;
-    backward at its reduction: its gradient 2 B an element, an fp32 copy 4 B, and half of that as the result.
+    """Embedding and head have 131,072 elements. Forward is worst where the embedding's come, 2 B each, from a bf16 copy of half
+    of them; backward at its reduction: its gradient 2 B an element, an fp32 copy 4 B, and half of that as the result.
     """
     there, back = pass_moments(by_module())
     assert (there.added_bytes, there.op) == (131_072 * (2 + 1), "forward of an all-gather")
