@@ -153,6 +153,18 @@ def test_a_replay_leaves_to_the_host_what_no_graph_launches(modules, launches):
     assert found.time.parts_s.get("recompute", 0.0) == pytest.approx(2 * launches * 0.001)
 
 
+@pytest.mark.parametrize(
+    ("again", "graphs", "launches"),
+    [("mlp", ["attn"], 4), ("mlp", ["mlp"], 0), ("core_attn", ["mlp"], 1), ("core_attn", ["attn"], 0)],
+)
+def test_a_module_run_again_leaves_to_the_host_what_no_graph_launches(again, graphs, launches):
+    """Of the MLP gate, up and two kernels of the activation, of attention its own: in each of two layers."""
+    on = machine(flops=1e30, memory=1e30, kernels={"host_kernel_s": 0.001})
+    performance = {"recompute": {"granularity": "selective", "modules": [again]}, "cuda_graphs": graphs}
+    found = estimate(job("torch", on=on, performance=performance))
+    assert found.time.parts_s.get("recompute", 0.0) == pytest.approx(2 * launches * 0.001, abs=1e-9)
+
+
 MOE = {"n_experts": 8, "experts_per_token": 2, "expert_inter_sz": 64}
 
 
