@@ -66,7 +66,7 @@ def matrix(p: Param, elements: Num) -> tuple[Num, Num]:
 
 
 def unevenness(job: Job, held: CountedParams, ranks: dict[str, Num]) -> dict[str, Num]:
-    """Parameters of the rank with the most, divided by the mean, where whole matrices are distributed over ranks, by group.
+    """Parameters of the rank with the most beyond the mean, where whole matrices are distributed over ranks, by group.
 
     Megatron packs matrices so that no rank does much more than another, and pads every rank's part of the buffer to the fullest
     one's (layer_wise_optimizer.py, _compute_per_buffer_param_layout). Packing is taken to be even, but that a rank cannot have

@@ -127,6 +127,27 @@ def test_replicas_wait_for_the_slowest(layout, node, doublings):
     assert pipeline_s > 0
 
 
+def test_replicas_wait_for_fsdps_communication_too():
+    """Two nodes of one rank; compute is free, and half of each tensor is sent at 1 B/s. Forward gathers all 590,464 elements, 1 s
+    each, backward the layers' 328,192 again, and fp32 gradients of all are reduced, 2 s each: 2,099,584 s, with one doubling.
+    """
+    said = {"dp": 2, "fsdp": {"reduce_dtype": "fp32"}, "performance": {"overlap": {"dp": False}}}
+    timing = estimate(job("fsdp2", on=machine(link=1.0, node=1), **said)).timing
+    assert timing.fsdp_exposed_s == pytest.approx(2_099_584, rel=SLIGHTLY)
+    assert timing.straggler_s == pytest.approx(0.0036 * 2_099_584, rel=SLIGHTLY)
+
+
+def test_only_sharded_states_are_gathered_after_an_update():
+    """Without ZeRO every rank updates all of its parameters: gradients are all-reduced, half of 4 B an element there and back."""
+    for level, kinds in (
+        (0, {("gradients", "all_reduce")}),
+        (1, {("gradients", "reduce_scatter"), ("parameters", "all_gather")}),
+    ):
+        answer = estimate(job(on=machine(link=1.0), dp=2, zero_level=level, performance={"overlap": {"dp": False}}))
+        assert {(row.name, row.kind) for row in answer.collectives if row.axis == "dp"} == kinds
+        assert answer.time.parts_s["dp_comm"] == pytest.approx(PARAMS * (4 if level == 0 else 2 + 1), rel=1e-3)
+
+
 def test_tied_tables_and_norms_follow_the_last_backward():
     """Two stages that share a table, tp 2 with sequence parallelism: the all-reduces of the table's gradient and the norms'
     both lengthen the step. Each rank of two sends as much as it reduces: half of the table, 65,536 elements of 4 bytes; on the

@@ -7,7 +7,7 @@ parameters, gathered flat buffers and gradients are bf16; gradients are reduced 
 from __future__ import annotations
 
 import pytest
-from physics_jobs import job
+from physics_jobs import FREE, job, machine
 
 from steptime.answer.result import estimate
 from steptime.fsdp.groups import ParamGroup, buffers, group_of, groups
@@ -157,13 +157,21 @@ def test_the_allocator_keeps_the_gradients_of_the_stream_that_reduced_them():
         ({"replicas": 2}, 4 * LAYER / 2),  # an all-reduced shard of two, in fp32 (AllReduceState)
         ({"replicas": 2, "version": 1}, 0),
         ({}, 0),
+        (
+            {"replicas": 2, "microbatches": 1},
+            0,
+        ),  # the only micro-batch's, in the dtype of gradients: it becomes the gradient
+        ({"replicas": 2, "microbatches": 1, "reduce_dtype": "bf16"}, 2 * LAYER / 2),  # a copy of it in fp32 does
+        ({"replicas": 2, "no_sync": True}, 0),  # the last micro-batch's is the only one reduced
     ],
     ids=str,
 )
 def test_what_a_layers_backward_leaves_until_all_is_done(layout, left):
-    fsdp = {"reduce_dtype": "fp32"} | {key: layout[key] for key in layout if key != "replicas"}
-    copies = {"replicas": layout.get("replicas", 1)}
-    assembly = Assembly(job("fsdp2", microbatches=2, dp=4, fsdp=fsdp, **copies))
+    apart = {"replicas": 1, "microbatches": 2} | {
+        key: layout[key] for key in layout.keys() & {"replicas", "microbatches"}
+    }
+    fsdp = {"reduce_dtype": "fp32"} | {key: layout[key] for key in layout.keys() - apart.keys()}
+    assembly = Assembly(job("fsdp2", dp=4, fsdp=fsdp, **apart))
     group = groups(assembly, assembly.chunks[0]).layers[0]
     assert left_behind(assembly, assembly.kinds[0].params, buffers(assembly, group)) == left
 
@@ -173,3 +181,15 @@ def test_a_group_without_trained_parameters_has_no_last_gradient():
     assert group_of([], 1, 4) == ParamGroup(0, 0, 4, 0)
     frozen = ParamGroup(12, 8, 3, 0, frozen=8, frozen_padded=12)
     assert group_of([Param("w", (4, 2), group="frozen")], 1, 3) == frozen
+
+
+def test_shards_of_what_torchao_gathers_in_fp8_are_whole():
+    """Its weights stay in fp32, 4 B of each of 590,464 over two ranks; the cast is made as a shard is sent
+    (pytorch/ao torchao/float8/fsdp_utils.py, fsdp_pre_all_gather): 163,840 of a layer's 164,096 in a byte.
+    """
+    on = machine(peak_flops={"bf16": FREE, "fp8": FREE}, sustained_flops={"bf16": FREE, "fp8": FREE})
+    performance = {"precision": "fp8_tensorwise", "fp8_params": True}
+    found = estimate(job("torchtitan", on=on, dp=2, performance=performance, fsdp={}))
+    assert found.memory.stages[0].params_bytes == 4 * 590_464 / 2
+    [sent] = [row.bytes for row in found.collectives if row.name == "block parameters"]
+    assert sent == 163_840 + 2 * 256

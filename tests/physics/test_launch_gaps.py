@@ -144,6 +144,27 @@ def test_a_replay_waits_for_the_host_as_long_as_its_own_launches_take():
     assert found.time.parts_s["recompute"] == pytest.approx(2 * 22 * 0.001)
 
 
+@pytest.mark.parametrize(("modules", "launches"), [(["attn"], 5), (["mlp"], 17), (["attn", "mlp"], 0)])
+def test_a_replay_leaves_to_the_host_what_no_graph_launches(modules, launches):
+    """Of the 22 kernels that run again 17 stand before the MLP's norm, 5 after it: norm, gate, up and two of the activation."""
+    on = machine(flops=1e30, memory=1e30, kernels={"host_kernel_s": 0.001})
+    performance = {"activation_checkpointing_type": "full", "cuda_graphs": modules}
+    found = estimate(job("torch", on=on, performance=performance))
+    assert found.time.parts_s.get("recompute", 0.0) == pytest.approx(2 * launches * 0.001)
+
+
+@pytest.mark.parametrize(
+    ("again", "graphs", "launches"),
+    [("mlp", ["attn"], 4), ("mlp", ["mlp"], 0), ("core_attn", ["mlp"], 1), ("core_attn", ["attn"], 0)],
+)
+def test_a_module_run_again_leaves_to_the_host_what_no_graph_launches(again, graphs, launches):
+    """Of the MLP gate, up and two kernels of the activation, of attention its own: in each of two layers."""
+    on = machine(flops=1e30, memory=1e30, kernels={"host_kernel_s": 0.001})
+    performance = {"recompute": {"granularity": "selective", "modules": [again]}, "cuda_graphs": graphs}
+    found = estimate(job("torch", on=on, performance=performance))
+    assert found.time.parts_s.get("recompute", 0.0) == pytest.approx(2 * launches * 0.001, abs=1e-9)
+
+
 MOE = {"n_experts": 8, "experts_per_token": 2, "expert_inter_sz": 64}
 
 

@@ -6,8 +6,9 @@ import pytest
 from physics_jobs import SLIGHTLY, job, machine
 
 from steptime.answer.result import estimate
-from steptime.cost.rates import head_64, rates
+from steptime.cost.rates import head_64, peak_dtype, rates
 from steptime.hardware.machine import Machine
+from steptime.software.efficiency import Efficiency, using
 from steptime.software.performance import load_software
 
 
@@ -205,3 +206,37 @@ def test_a_convolution_is_as_fast_as_its_processors_and_as_memory(sm_count, expe
     """21 GB/s on each of two SMs; 100 could do 2,100, but memory of 800 GB/s gives such kernels half of its rate."""
     on = machine(memory=800e9, sm_count=sm_count)
     assert rates(on.accelerator, job(on=on).software.replace(move_rate=0.5)).conv_bytes_per_s == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("stated", "asked", "found"),
+    [
+        (["bf16", "fp16", "fp32"], "fp16", "fp16"),
+        (["fp16", "fp32"], "bf16", "fp16"),  # the other 16 bits, on V100
+        (["bf16", "fp32"], "fp16", "bf16"),
+        (["tf32", "fp32"], "bf16", "tf32"),  # neither of them: whatever is stated first
+        (["bf16", "fp32"], "tf32", "fp32"),
+        (["bf16"], "fp32", "bf16"),
+    ],
+)
+def test_a_precision_that_a_device_does_not_state(stated, asked, found):
+    """The tensor-core mode that stands in for it: of 16 bits the other format, of others fp32, else the first that is stated."""
+    peaks = dict.fromkeys(stated, 1.0)
+    on = machine(peak_flops=peaks, sustained_flops={})
+    assert peak_dtype(on.accelerator, asked) == found
+
+
+@pytest.mark.parametrize(("software", "share", "slower"), [("torch", 1.0, 1.0), ("megatron-core", 0.5, 3.0)])
+def test_what_was_fitted_on_runs_is_not_of_a_device_whose_kernels_were_measured(software, share, slower):
+    """A device of 8 TFLOP/s on which steps reach half of a product's rate, with profiles whose kernels take three times as long:
+    figures of eager torch were measured on it, kernels' fixed times among them, those of Megatron were not.
+    """
+    on = machine(flops=8e12, memory=1e12)
+    with using(Efficiency({"toy": {"bf16": 0.5}}, 1.0, 1.0, {"torch": 3.0, "megatron-core": 3.0})):
+        plan = job(software, on=on)
+        found = rates(on.accelerator, plan.software)
+    assert found.gemm_flops == pytest.approx(8e12 * share / slower)
+    assert found.recipe_flops == pytest.approx(8e12 * share / slower)
+    assert found.attention_forward_flops == pytest.approx(8e12 / slower)
+    assert found.bytes_per_s == pytest.approx(1e12 / slower)
+    assert found.slowness == slower

@@ -54,6 +54,19 @@ def test_a_tensor_parallel_rank_sends_its_tokens_or_all():
     assert sends(**said, sp=False)["stage 0 to 1"].bytes == 2_048
 
 
+def test_an_output_split_over_tensor_parallel_ranks_is_gathered_again():
+    """Megatron-LM of 2021 (Narayanan et al. 2021, section 4.1): of 2,048 bytes a rank of two sends half from node to node, which
+    takes 1,024 s, and the pair gathers them over its links of 8 B/s, each half of them: 128 s.
+    """
+    performance = {"precision": "bf16"}
+    rows = sends(software="megatron-2021", pp=2, tp=2, model={"n_q_heads": 2}, performance=performance)
+    [row] = rows.values()
+    assert row.tier == "outside"
+    assert row.bandwidth_s == pytest.approx(1_024 + 128)
+    assert row.latency_s == pytest.approx(4.5e-6 + 8.4e-6)
+    assert row.time_s == pytest.approx(1_152, rel=1e-3)
+
+
 def test_a_share_of_overlap_takes_that_share_of_a_send():
     """A quarter of each send hides: three quarters of 2 * (256 + 2,048 + 256)."""
     said = {"pp": 4, "model": {"n_layers": 4}, "performance": {"overlap": {"pp": 0.25}}}

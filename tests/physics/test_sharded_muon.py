@@ -8,8 +8,9 @@ from __future__ import annotations
 import pytest
 from physics_jobs import SLIGHTLY, job, machine
 
+from steptime.job.assembly import Assembly
 from steptime.model.ops import Param
-from steptime.timing.orthogonalize import MOMENTA, NORMS, PRODUCTS, calls, matrix_s
+from steptime.timing.orthogonalize import MOMENTA, NORMS, PRODUCTS, calls, calls_of_step, matrix_s
 from steptime.timing.part_times import pricing
 
 NORM = (NORMS, "all_reduce", 2.0, 1.0)
@@ -44,3 +45,25 @@ def test_seconds(rows, columns, multiplied, sent):
         plan = job("fsdp2", on=on, dp=4, performance={"optimizer": "muon"}, fsdp={"reduce_dtype": "fp32"})
         found = matrix_s(plan, Param("w", (rows, columns)), rows * columns / 4, pricing(plan).context)
         assert found == pytest.approx(expected, rel=SLIGHTLY)
+
+
+def test_collectives_of_a_step():
+    """Two layers of four matrices 128 x 128, two of 256 x 128 (gate and up) and one of 128 x 256 (down): 14 norms. The first
+    eight gather X, 32,768 B, ten times each, down's two 65,536 B; these ten gather A, 32,768 B, five times each; the four with
+    more rows all-reduce 32,768 B ten times each. Embedding and head are AdamW's.
+    """
+    plan = job("fsdp2", on=machine(link=1.0), dp=4, performance={"optimizer": "muon"}, fsdp={"reduce_dtype": "fp32"})
+    assembly = Assembly(plan)
+    held = assembly.counted_params(assembly.stages[0])
+    found = calls_of_step(plan, held, pricing(plan).context)
+    assert {(call.name, call.kind, call.bytes): call.count for call in found} == {
+        (NORMS, "all_reduce", 2.0): 14.0,
+        (MOMENTA, "all_gather", 32_768.0): 80.0,
+        (MOMENTA, "all_gather", 65_536.0): 20.0,
+        (PRODUCTS, "all_gather", 32_768.0): 50.0,
+        (PRODUCTS, "all_reduce", 32_768.0): 40.0,
+    }
+    assert {call.group.ranks for call in found} == {4}
+    for call in found:  # of four ranks each sends three quarters, and of sums twice
+        share = (1.5 if call.kind == "all_reduce" else 0.75) * call.bytes
+        assert call.cost.bandwidth_s == pytest.approx(share)

@@ -10,9 +10,9 @@ from steptime.base.rows import StageMemory
 from steptime.job.assembly import Assembly
 from steptime.memory.forward_walk import walk_forward
 from steptime.memory.kept_buffers import dummy_wgrad_bytes
-from steptime.memory.ledger import Peak
+from steptime.memory.ledger import PartMemory, Peak
 from steptime.memory.part_memories import PartMemories
-from steptime.memory.stages import first_backward_moments
+from steptime.memory.stages import PeakMoment, first_backward_moments, moments_of_first
 from steptime.model.ops import Move, Tensor
 from steptime.model.segments import find_segments, kept_names, replayed
 
@@ -219,6 +219,22 @@ def test_a_group_of_recomputed_layers_brings_the_gradients_of_all_of_them():
     everything = 2 * table + 128 + 4 * layer
     after_head = everything - table - 128
     assert to_come == [2 * n for n in (everything, everything, after_head, after_head - 2 * layer, table)]
+
+
+def test_a_first_backward_begins_with_all_that_its_forward_left():
+    """Two layers that keep 10 B each, with 25 B at most in forward and 40 in backward, and 3 parameters with bf16 gradients;
+    100 B of other micro-batches. Forward holds 15 B besides what is kept when it ends. That is 20 B; or 50 where a pipeline holds
+    the output too, which stays until the end.
+    """
+    parts = [(2, PartMemory(10.0, Peak(25.0, "f"), Peak(40.0, "b"), 3.0))]
+    layout = job("torch", pp=2, microbatches=4)
+    for own, kept in ((None, 20.0), (50.0, 50.0)):
+        found = list(moments_of_first(layout, parts, 6.0, 100.0, own))
+        assert found == [
+            PeakMoment(100.0 + kept, 15.0, "forward of f", 12.0),
+            PeakMoment(100.0 + kept, 30.0, "backward of b", 12.0),
+            PeakMoment(100.0 + kept - 10.0, 30.0, "backward of b", 6.0),
+        ]
 
 
 # --- all after the projections runs again ---

@@ -65,6 +65,40 @@ def test_what_overlaps_lies_where_it_runs():
     check(reduction, "reduce-scatter of gradients", "dp_comm", found.end_s, found.end_s + 2 * ALL)
 
 
+HEAD, MIDDLE, EMBEDDING = 1_048_576, 147_712, 1_065_088
+"""Buckets of one layer and a vocabulary of 8192, in backward order (`test_data_parallel`)."""
+FORWARD_FLOPS = 16 * (163_840 + HEAD) + 16_384
+
+
+def test_gathers_that_overlap_lie_where_they_end():
+    """A forward of 1,500,000 s is spread over three buckets. The embedding's comes first; the middle's follows it; the head's is
+    sent when forward, 1,065,088 s late, reaches the middle's after its first 500,000 s.
+    """
+    on = machine(flops=FORWARD_FLOPS / 1_500_000, link=1.0)
+    said = {"dp": 2, "bucket_size_mb": 0.5, "model": {"n_layers": 1, "vocab_sz": 8192}}
+    first, second, third, *_ = Timeline(estimate(job(on=on, **said)).timing).around(0)
+    check(first, "all-gather of parameters", "dp_comm", 0.0, EMBEDDING)
+    check(second, "all-gather of parameters", "dp_comm", EMBEDDING, EMBEDDING + MIDDLE)
+    check(third, "all-gather of parameters", "dp_comm", EMBEDDING + 500_000, EMBEDDING + 500_000 + HEAD)
+
+
+def test_broadcasts_overlap_nothing_and_reductions_do():
+    """InternEvo's two buckets, the head's and the rest. Every bf16 byte of a broadcast passes the link once: 2 s an element, all
+    before the pipeline. Half of the bf16 gradients leaves a rank: 1 s an element, the last bucket's after backward.
+    """
+    on = machine(flops=FORWARD_FLOPS / 1_500_000, link=1.0)
+    said = {"dp": 2, "bucket_size_mb": 0.5, "zero_level": 1, "model": {"n_layers": 1, "vocab_sz": 8192}}
+    shown = Timeline(estimate(job("internevo", on=on, **said)).timing)
+    head, rest, early, late, *_ = shown.around(0)
+    both = HEAD + MIDDLE + EMBEDDING
+    check(head, "broadcast of parameters", "dp_comm", 0.0, 2 * HEAD)
+    check(rest, "broadcast of parameters", "dp_comm", 2 * HEAD, 2 * both)
+    assert shown.start_s == near(2 * both)
+    assert early.end_s - early.start_s == near(HEAD)
+    assert early.end_s < shown.end_s
+    check(late, "reduce-scatter of gradients", "dp_comm", shown.end_s, shown.end_s + MIDDLE + EMBEDDING)
+
+
 def test_what_fsdp_sends_in_each_direction():
     """Forward gathers root and two layers; backward gathers the layers again and reduces all three, 2 s an element."""
     found = timeline("fsdp2", microbatches=2, fsdp={"reduce_dtype": "fp32"})

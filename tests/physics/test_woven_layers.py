@@ -1,0 +1,74 @@
+"""A layer's backward that takes turns with another micro-batch's forward, op by op, by hand.
+
+Of x, 1 B, the router makes 2 B, the dispatch 4, the experts 8 and then 16, the combine the output, 32; nothing is kept. Turns:
+combine back, router forward, both experts back, dispatch forward and back, experts and combine forward, router back
+(megatron/core/models/common/model_chunk_schedule_plan.py, TransformerLayerSchedulePlan.run).
+
+Backward holds 32; combine 32 + 16, then 16; experts 16 + 8, 8, then 8 + 4, 4; dispatch 4 + 2, then 2; router 2 + 1.
+Forward holds 1; router 1 + 2, then 2; dispatch 2 + 4, then 4; experts 4 + 8, 8, then 8 + 16, 16; combine 16 + 32, then 32.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from steptime.memory.ledger import NO_BYTES
+from steptime.memory.op_walk import Autograd
+from steptime.memory.woven import woven_peak
+from steptime.model.ops import Move, Tensor
+
+CHAIN = (
+    ("router", "x", "a"),
+    ("moe.dispatch", "a", "b"),
+    ("up", "b", "c"),
+    ("down", "c", "d"),
+    ("moe.combine", "d", "y"),
+)
+BYTES = {"x": 1.0, "a": 2.0, "b": 4.0, "c": 8.0, "d": 16.0, "y": 32.0}
+
+
+def peak(chain=CHAIN, *, forward: str = "", backward: str = ""):
+    """The peak where one op takes 1,000 B while it runs in one direction."""
+    ops = [
+        Move(
+            name,
+            (read,),
+            (Tensor(made, BYTES[made], 1.0),),
+            forward_temp_bytes=1_000.0 * (name == forward),
+            backward_temp_bytes=1_000.0 * (name == backward),
+        )
+        for name, read, made in chain
+    ]
+    return woven_peak(ops, Tensor("x", 1.0, 1.0), chain[-1][2], frozenset(), Autograd())
+
+
+@pytest.mark.parametrize(
+    ("op", "expected"),
+    [
+        ("router", 1 + 2 + 16),
+        ("moe.dispatch", 2 + 4 + 4),
+        ("up", 4 + 8 + 2),
+        ("down", 8 + 16 + 2),
+        ("moe.combine", 16 + 32 + 2),
+    ],
+)
+def test_an_op_of_the_forward_beside_what_backward_holds(op, expected):
+    assert peak(forward=op) == (1_000 + expected, op)
+
+
+@pytest.mark.parametrize(
+    ("op", "expected"),
+    [
+        ("moe.combine", 32 + 16 + 1),
+        ("down", 16 + 8 + 2),
+        ("up", 8 + 4 + 2),
+        ("moe.dispatch", 4 + 2 + 4),
+        ("router", 2 + 1 + 32),
+    ],
+)
+def test_an_op_of_the_backward_beside_what_forward_holds(op, expected):
+    assert peak(backward=op) == (1_000 + expected, op)
+
+
+def test_a_layer_that_sends_no_rows_alternates_with_none():
+    assert peak(CHAIN[:1]) == peak((("up", "x", "b"), ("moe.combine", "b", "y"))) == NO_BYTES
