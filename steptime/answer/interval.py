@@ -82,14 +82,19 @@ def memory_interval(job: Job) -> Interval:
     return interval_at("memory", place_of(job))
 
 
-@lru_cache(maxsize=256)
 def interval_at(of: str, place: RunPlace, without: str = "") -> Interval:
     """The interval of `step` or `memory` at a place; `without` leaves out the cell of one measured run."""
+    return _interval_at(of, place, measured(of).cells.get(without))
+
+
+@lru_cache(maxsize=256)
+def _interval_at(of: str, place: RunPlace, cell: int | None) -> Interval:
+    """One for all runs at a place whose cell it leaves out, or that are no fit rows."""
     found = measured(of)
     if of == "memory":
         family = SAME_STATES.get(place.kind.family, place.kind.family)
         place = place._replace(kind=place.kind._replace(family=family))
-    return interval(place, found.without(without) if without else found)
+    return interval(place, found if cell is None else found.without_cell(cell))
 
 
 def interval(place: RunPlace, found: Measured) -> Interval:

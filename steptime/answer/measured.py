@@ -207,10 +207,17 @@ class Measured:
 
     def without(self, run_id: str) -> "Measured":
         """The runs without the cell of `run_id`; all of them where that was no fit row."""
-        cell = next((run.cell for run in self.runs if run.id == run_id), None)
-        if cell is None:
-            return self
+        cell = self.cells.get(run_id)
+        return self if cell is None else self.without_cell(cell)
+
+    def without_cell(self, cell: int) -> "Measured":
+        """The runs of other cells."""
         return Measured((run for run in self.runs if run.cell != cell), self.constants)
+
+    @cached_property
+    def cells(self) -> dict[str, int]:
+        """The cell of every run, by its id."""
+        return {run.id: run.cell for run in self.runs}
 
     def spans(self, family: str) -> list[tuple[float, float]]:
         """Least and largest value on each of `AXES`, of a family's runs, or of all where it has fewer than `FEW_RUNS`."""

@@ -15,8 +15,8 @@ from math import erf, exp, log, sqrt
 from statistics import median
 from typing import Any, NamedTuple
 
-from steptime.answer.interval import Interval, interval, interval_at
-from steptime.answer.measured import FitRun, Measured, measured
+from steptime.answer.interval import interval, interval_at
+from steptime.answer.measured import FitRun, Measured, RunPlace, measured
 from steptime.validation.judgement import Judgement
 from steptime.validation.measured_figures import ALLOCATOR
 from steptime.validation.measurements import shipped
@@ -47,13 +47,14 @@ class CoveredRow(NamedTuple):
 
     ratio: float
     """Log of measured over predicted."""
-    span: Interval
+    low: float
+    high: float
     series: tuple[str, ...]
 
     @property
     def inside(self) -> bool:
         """Whether the interval holds the measured value."""
-        return self.span.low <= self.ratio <= self.span.high
+        return self.low <= self.ratio <= self.high
 
 
 def coverage(found: Iterable[CoveredRow]) -> Coverage | None:
@@ -62,8 +63,8 @@ def coverage(found: Iterable[CoveredRow]) -> Coverage | None:
     if not rows:
         return None
     n = len(rows)
-    below, above = sum(row.ratio < row.span.low for row in rows), sum(row.ratio > row.span.high for row in rows)
-    width = median(exp(row.span.high) - exp(row.span.low) for row in rows)
+    below, above = sum(row.ratio < row.low for row in rows), sum(row.ratio > row.high for row in rows)
+    width = median(exp(row.high) - exp(row.low) for row in rows)
     covered = (n - below - above) / n
     error = standard_error([(row.series, float(row.inside)) for row in rows])
     return Coverage(n, len({row.series for row in rows}), covered, error, below / n, above / n, width)
@@ -123,7 +124,7 @@ def lines(judged: Sequence[Judgement], of: str) -> list[dict[str, Any]]:
             continue
         span = interval_at(of, j.place, j.row.id if j.row.published else "")
         for name in ("all", j.accelerator, j.framework) if of == "step" or j.metric in ALLOCATOR else (OTHER_READINGS,):
-            groups.setdefault((name, j.row.text("split")), []).append(CoveredRow(ratio, span, j.series))
+            groups.setdefault((name, j.row.text("split")), []).append(CoveredRow(ratio, span.low, span.high, j.series))
     sizes = Counter({name: 0 for name, _ in groups})
     for (name, _), rows in groups.items():
         sizes[name] += len(rows)
@@ -154,12 +155,18 @@ def left_out(judged: Sequence[Judgement], of: str, what: str) -> Coverage | None
         name: Measured((run for run in known.runs if group_of(run) != name), known.constants)
         for name in set(map(group, judged))
     }
-    ratios = [(j, ratio_of(j, of)) for j in judged]
-    return coverage(
-        CoveredRow(ratio, interval(j.place, others[group(j)]), j.series)
-        for j, ratio in ratios
-        if ratio is not None and j.place
-    )
+    ends: dict[tuple[RunPlace, str], tuple[float, float]] = {}
+    rows = []
+    for j in judged:
+        ratio = ratio_of(j, of)
+        if ratio is None or j.place is None:
+            continue
+        key = (j.place._replace(features=()), group(j))  # which move no end
+        if key not in ends:
+            span = interval(key[0], others[key[1]])
+            ends[key] = (span.low, span.high)
+        rows.append(CoveredRow(ratio, *ends[key], j.series))
+    return coverage(rows)
 
 
 def summary_of(judged: Sequence[Judgement]) -> dict[str, list[dict[str, Any]]]:

@@ -78,10 +78,10 @@ class LiveBytes(probes.LiveBytes):
             self.moments.append(Moment(op, sum(size for _, size in alive), alive))
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if active_fake_mode() is None:
-            for tensors, role in _ROLES.get(probes.op_name(func), ()):
-                for tensor in tensors(args, kwargs or {}):
-                    self.is_for(tensor, role)
+        roles = _ROLES.get(probes.op_name(func), ())
+        for tensors, role in roles if roles and active_fake_mode() is None else ():
+            for tensor in tensors(args, kwargs or {}):
+                self.is_for(tensor, role)
         return super().__torch_dispatch__(func, types, args, kwargs or {})
 
     def __enter__(self) -> Self:

@@ -101,26 +101,21 @@ def offloaded(model: Model, kernels: Kernels, seqlen: int, layout: Layout) -> Jo
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("seqlen", [8, 128])
 @pytest.mark.parametrize("case", CASES)
-def test_peak_of_the_device(case, seqlen, shape, monkeypatch):
-    """Gathered parameters, gradients on their way and activations: no state, and every state on the host."""
+def test_peak_of_the_device_and_what_crosses_the_link(case, seqlen, shape, monkeypatch):
+    """Gathered parameters, gradients on their way and activations: no state, and every state on the host.
+
+    Shards go up before each all-gather, twice for a block that is resharded; gradients come down once a micro-batch.
+    """
     fsdp, kernels, micro_batches = CASES[case]
     model, layout = SHAPES[shape], Layout(8, micro_batches=micro_batches, fsdp=fsdp)
     seen = step(model, kernels, seqlen, layout, monkeypatch)
-    ours = estimate(offloaded(model, kernels, seqlen, layout))
+    plan = offloaded(model, kernels, seqlen, layout)
+    ours = estimate(plan)
     (row,) = ours.memory.stages
     assert (row.params_bytes, row.gradients_bytes, row.optimizer_bytes) == (0.0, 0.0, 0.0)
     assert row.allocated_bytes == seen.peak
     assert ours.memory.host_bytes / 8 == seen.host
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_what_crosses_the_link(case, monkeypatch):
-    """Shards go up before each all-gather, twice for a block that is resharded; gradients come down once a micro-batch."""
-    fsdp, kernels, micro_batches = CASES[case]
-    model, layout = SHAPES["wide mlp"], Layout(8, micro_batches=micro_batches, fsdp=fsdp)
-    seen = step(model, kernels, 8, layout, monkeypatch)
-    ours = offloaded(model, kernels, 8, layout)
-    per, fsdp_s = on_host(ours), estimate(ours).timing.fsdp
+    per, fsdp_s = on_host(plan), ours.timing.fsdp
     assert fsdp_s is not None
     assert seen.up == sum(
         of.padded / of.ranks * per.gathered * calls.gathers for (_, of), calls in fsdp_s.calls.items()

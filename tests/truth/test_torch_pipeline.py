@@ -14,7 +14,7 @@ from collections import Counter
 import pytest
 from torch_blocks import Kernels, Transformer
 from torch_fsdp import padded
-from torch_pipeline import Pipeline, issued, peak, rank_of
+from torch_pipeline import Pipeline, rank_of, watched
 
 from steptime import fsdp
 from steptime.answer.result import estimate
@@ -71,9 +71,8 @@ def test_collectives_and_peaks(of):
                 stated["all_gather", sizes.gathered] += calls.gathers
                 stated["reduce_scatter", sizes.reduce_input] += calls.reductions
         with rank_of(MODEL, Kernels(), of, stage, dp=DP, seqlen=SEQLEN, batch=BATCH) as rank:
-            assert gathered_and_reduced(issued(rank)) == stated
-            rank.forget()
-            held, op = peak(rank)
+            issued, held, op = watched(rank)
+        assert gathered_and_reduced(issued) == stated
         ours = stated_peak(of, Kernels(), stage)
         if of in SPLIT.values():
             assert ours == pytest.approx(held, rel=0.09 if of.vpp == 1 else 0.04), op
@@ -90,7 +89,7 @@ def test_collectives_by_hand():
     for reshard, gathers in ((False, 4), (True, 4 * 5)):
         of = Pipeline("1F1B", "1f1b", 2, 1, 4, reshard=reshard)
         with rank_of(MODEL, Kernels(), of, 1, dp=DP, seqlen=SEQLEN, batch=BATCH) as rank:
-            calls = gathered_and_reduced(issued(rank))
+            calls = gathered_and_reduced(watched(rank).issued)
         assert (calls["all_gather", block * 2], calls["reduce_scatter", block * 4]) == (gathers, 4)
 
 
@@ -114,7 +113,7 @@ def test_peaks_of_full_recompute(of):
     for stage in range(of.pp):
         ours = stated_peak(of, kernels, stage)
         with rank_of(MODEL, kernels, of, stage, dp=DP, seqlen=SEQLEN, batch=BATCH) as rank:
-            held, op = peak(rank)
+            _, held, op = watched(rank)
         if of.vpp == 4:
             assert ours == pytest.approx(held, rel=0.004), op
         else:

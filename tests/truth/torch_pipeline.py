@@ -184,15 +184,18 @@ def rank_of(
         dist.destroy_process_group()
 
 
-def issued(rank: Rank) -> dict[IssuedCollective, int]:
-    """The collectives of a step."""
-    with Collectives() as seen:
-        rank.step()
-    return dict(seen.calls)
+class Step(NamedTuple):
+    """What was seen of a step. Tables and the batch do not count."""
+
+    issued: dict[IssuedCollective, int]
+    peak: int
+    """The most bytes alive."""
+    op: str
+    """The op that reaches it."""
 
 
-def peak(rank: Rank) -> tuple[int, str]:
-    """The most bytes alive in a step, and the op that reaches it. Tables and the batch do not count."""
-    with LiveBytes(rank.apart) as live:
+def watched(rank: Rank) -> Step:
+    """A step of a rank."""
+    with Collectives() as seen, LiveBytes(rank.apart) as live:
         rank.step()
-    return live.peak.total - rank.uncounted, live.peak.op
+    return Step(dict(seen.calls), live.peak.total - rank.uncounted, live.peak.op)

@@ -190,9 +190,10 @@ class LiveBytes(TorchDispatchMode):
 
     def _bytes(self) -> int:
         """Of every storage alive now, read anew: FSDP frees a parameter by resizing its storage to zero."""
-        held = {key: storage for key, ref in self._alive.items() if (storage := ref()) is not None}
-        self._alive = {key: self._alive[key] for key in held}
-        return sum(storage.nbytes() for storage in held.values())
+        held = [storage for ref in self._alive.values() if (storage := ref()) is not None]
+        if len(held) < len(self._alive):
+            self._alive = {key: ref for key, ref in self._alive.items() if ref() is not None}
+        return sum(map(torch.UntypedStorage.nbytes, held))
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
