@@ -173,6 +173,18 @@ def test_a_file_of_variables_alone_sizes_a_config(tmp_path):
     found = to_job(read("nemo", str(config), sets, [str(sizes)]), sets)
     assert (found.parallelism.tp, found.parallelism.dp, found.data.gbs, found.data.microbatch_sz) == (4, 4, 16, 2)
     assert "sets variables of a job (DGXNNODES, DGXNGPU, TP, MBS)" in problems(tmp_path, sizes.read_text())[0]
+    # the variables alone, where one config in conf/ beside them reads the nodes; of two it is not known which
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "job.yaml").write_text(config.read_text())
+    (tmp_path / "conf" / "data.yaml").write_text("data_prefix: c4\n")
+    again = to_job(read("auto", str(sizes), sets), sets)
+    assert (again.parallelism, again.data) == (found.parallelism, found.data)
+    (tmp_path / "conf" / "whole.yaml").write_text("defaults:\n  - megatron_gpt_config\n  - job # overrides of it\n")
+    with pytest.raises(ConfigError, match="sets variables of a job"):  # a part: its optimizer is elsewhere
+        read("auto", str(sizes), sets)
+    (tmp_path / "conf" / "whole.yaml").write_text(config.read_text())
+    with pytest.raises(ConfigError, match="sets variables of a job"):
+        read("auto", str(sizes), sets)
 
 
 def test_overrides_of_a_recipe_are_told_as_what_they_are(tmp_path):
