@@ -216,7 +216,9 @@ def test_the_json_of_an_estimate_has_them():
     found = estimate(EXPERTS)
     assert found.savings
     assert found.to_dict()["settings"] == [one._asdict() for one in found.savings]
-    assert estimate(Job.load(EXPERTS, ["data.microbatch_sz=32", "performance.recompute=null"])).to_dict()["settings"] == []
+    assert (
+        estimate(Job.load(EXPERTS, ["data.microbatch_sz=32", "performance.recompute=null"])).to_dict()["settings"] == []
+    )
 
 
 def test_sensitivity_and_search_name_them(tmp_path, capsys):
