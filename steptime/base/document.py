@@ -116,7 +116,7 @@ def _near_file(name: str) -> str:
     """
     path = Path(name)
     try:
-        meant = closest(path.name, (each for each in listdir(path.parent) if "." in each))
+        meant = closest(path.name, (each.name for each in path.parent.iterdir() if each.suffix))
     except (OSError, ValueError):  # no such folder, or one that cannot be listed
         return ""
     return f"; did you mean {str(path.with_name(meant))!r}?" if meant else ""

@@ -78,7 +78,7 @@ class Beside:
         return naming[0] if len(naming) == 1 else ""
 
     def config_of_nodes(self, name: str) -> Path | None:
-        """The one config in the folder's conf/ that reads the number of nodes from variable `name`, as MLPerf's configs of NeMo do.
+        """The one config in the folder's conf/ that reads the number of nodes from variable `name` (MLPerf's of NeMo).
 
         None where there is none, or several, or it is a part of another one (hydra's defaults).
         """
