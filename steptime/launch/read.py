@@ -194,11 +194,19 @@ def kind_of(path: str, text: str, beside: Beside | None = None) -> str:
         return "megatron"  # ms-swift's own launcher of Megatron-Core
     if telling[:1] == ["transformers"] and _is_ds_config(text):
         return "deepspeed"
-    if not telling and (path.endswith((".sh", ".slurm", ".sbatch")) or re.match(r"#!.*\b(?:ba|z)?sh\b|#SBATCH", text)):
+    if telling == ["deepspeed"] and _is_shell(path, text):
+        return "transformers"  # a program of its own under DeepSpeed, as its flags and ds_config.json say
+    if not telling and _is_shell(path, text):
         return "megatron"  # whose reader reports what the script launches
     if not telling:
         raise ConfigError(f"{path}: unknown framework; use --from {', '.join([*KINDS, *TABLES])}")
     return telling[0]
+
+
+def _is_shell(path: str, text: str) -> bool:
+    """Whether a file is a shell script, by its name or its first line."""
+    named_so = path.endswith((".sh", ".slurm", ".sbatch"))
+    return named_so or bool(re.match(r"#!.*\b(?:ba|z)?sh\b|#SBATCH", text))
 
 
 def _is_ds_config(text: str) -> bool:
