@@ -37,6 +37,7 @@ _OTHER_MODELS = {
     r"bert": "BERT",
     r"pretrain_(?:t5|ict|retro)": "a model with an encoder",
     r"mamba|hybrid": _HYBRID,
+    r"(?<![a-z])(?:dpo|orpo|kto|ppo|grpo)(?![a-z])": "preference or reinforcement learning",
     r"vlm|vision|multimodal|vit\b|clip|qwen\w*_?vl": "a vision model",
 }
 """Words in the names of programs that train other models than pretrain_gpt.py -> the kind of model."""
