@@ -163,7 +163,5 @@ def test_a_log_without_its_arguments_is_told_as_a_log(name, text):
     """Not as a shell script with an open quote."""
     with pytest.raises(ConfigError) as error:
         read_megatron(name, text)
-    assert error.value.problems == [
-        f"{name}: a log without its dump of arguments (a line 'arguments' between dashes); give the log from its beginning, or "
-        "the launch script"
-    ]
+    missing = "a log without its dump of arguments (a line 'arguments' between dashes)"
+    assert error.value.problems == [f"{name}: {missing}; give the log from its beginning, or the launch script"]

@@ -339,10 +339,16 @@ def test_a_program_of_its_own_under_deepspeed_is_read_with_the_config_beside_it(
     (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 3}, "gradient_clipping": 1.0}')
     script = tmp_path / "run.sh"
     script.write_text(
-        f'#!/bin/bash\nD={folder}\ndeepspeed --num_gpus 8 "$D/train.py" --deepspeed_config "$D/ds.json"\n'
+        f'#!/bin/bash\nD={folder}\ndeepspeed --num_gpus 8 "$D/train.py" --deepspeed --deepspeed_config "$D/ds.json"\n'
     )
     sets = H100 | {"model": "llama3-8b", "data.seqlen": 2048, "data.gbs": 16, "data.microbatch_sz": 2}
     found = to_job(read("auto", str(script), sets), sets)
     assert (found.zero_level, found.parallelism.dp) == (3, 8)
     with pytest.raises(ConfigError, match="model unknown"):
-        read("auto", str(script), H100)
+        to_job(read("auto", str(script), H100), H100)
+
+
+def test_a_program_of_preference_learning_trains_otherwise(tmp_path):
+    """Two models and pairs of sequences: not a step of pretraining."""
+    text = RUN.replace("pretrain_gpt.py", "dpo_training_ref.py") + FLAGS
+    assert "preference or reinforcement learning" in problems(tmp_path, text)[0]

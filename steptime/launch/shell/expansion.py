@@ -215,8 +215,10 @@ class Expander:
                 parts = self.text(cut[1], line).split(cut[3])
                 if self.scope.known(self.text(cut[1], line)) and 0 < int(cut[4]) <= len(parts):
                     return parts[int(cut[4]) - 1]
-            if (folder := _FOLDER_OF.fullmatch(inner)) and self.scope.known(path := self.text(folder[1], line)):
-                return path
+            if folder := _FOLDER_OF.fullmatch(inner):
+                path = self.text(re.sub(r"\$\{?BASH_SOURCE(?:\[0\])?\}?", "$0", folder[1]), line)
+                if self.scope.known(path):
+                    return path
             plain = len(words) == 2 and not re.search(r"[|;&<>\n]", words[1]) and self.depth < _DEEPEST
             if inner.lstrip().startswith("#"):
                 return ""  # a comment amid continued lines
