@@ -52,7 +52,8 @@ def test_json_is_as_recorded(run, update_golden):
 
 
 KEYS = {
-    "": "schema config assumptions devices nodes params flops memory gemms collectives pipeline time throughput weak_scaling",
+    "": "schema config assumptions devices nodes params flops memory gemms collectives pipeline time throughput weak_scaling "
+    "settings",
     "params": "total active per_stage tied_copies",
     "flops": "model_per_step model_per_step_full_attention hardware_per_step",
     "memory": "stages peak_allocated_bytes peak_reserved_bytes peak_reserved_bytes_p10 peak_reserved_bytes_p90 overhead_bytes "
@@ -69,6 +70,7 @@ KEYS = {
     "throughput": "tokens_per_s tokens_per_s_per_device model_tflops_per_device mfu mfu_full_attention hfu peak_flops_used "
     "peak_dtype",
     "weak_scaling": "dp devices gbs step_s efficiency verdict",
+    "settings": "name set step_s step_change verdict most_bytes note",
 }
 
 

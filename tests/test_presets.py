@@ -351,3 +351,8 @@ def test_sources_keep_their_paths_whole():
     """A folded line that breaks inside a repository's name would leave a blank in it."""
     for name in model_names():
         assert "- " not in load_model(name).source
+
+
+def test_dropout_of_phi_2_is_that_of_its_config():
+    """resid_pdrop 0.1, as copied in github sdpython/experimental-experiment (export of Phi-2); OPT's is 0.1 too."""
+    assert {load_model(name).dropout for name in ("phi-2", "opt-125m", "opt-13b", "opt-66b")} == {0.1}

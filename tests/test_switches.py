@@ -211,6 +211,16 @@ def test_settings_on_several_lines_are_one_command_of_a_shell():
     )  # a shell drops a backslash with its line break
 
 
+def test_the_json_of_an_estimate_has_them():
+    """Under `settings`, as the report's table; none for a job that does not fit."""
+    found = estimate(EXPERTS)
+    assert found.savings
+    assert found.to_dict()["settings"] == [one._asdict() for one in found.savings]
+    assert (
+        estimate(Job.load(EXPERTS, ["data.microbatch_sz=32", "performance.recompute=null"])).to_dict()["settings"] == []
+    )
+
+
 def test_sensitivity_and_search_name_them(tmp_path, capsys):
     """In sensitivity also those that change the precision; in a search those of its best layout that are no axes of it."""
     plan = Job.load(EXPERTS)

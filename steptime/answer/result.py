@@ -270,6 +270,7 @@ def document(estimate: Estimate) -> dict[str, Any]:
         },
         "throughput": estimate.throughput._asdict(),
         "weak_scaling": [row._asdict() for row in estimate.weak_scaling],
+        "settings": [saving._asdict() for saving in estimate.savings],
     }
     return document | ({"run": dict(estimate.run)} if estimate.run else {})
 

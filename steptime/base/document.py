@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from steptime.base.config import ConfigError, ConfigProblem, show
+from steptime.base.config import ConfigError, ConfigProblem, closest, show
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -104,8 +104,22 @@ def unreadable(name: str, error: OSError | ValueError, wanted: str = "a file") -
     if isinstance(error, IsADirectoryError):
         return ConfigError(f"{name}: is a directory; give {wanted}")
     if isinstance(error, FileNotFoundError):
-        return ConfigError(f"{name}: no such file")
+        return ConfigError(f"{name}: no such file{_near_file(name)}")
     return ConfigError(f"{name}: cannot be read ({getattr(error, 'strerror', None) or error})")
+
+
+def _near_file(name: str) -> str:
+    """The end of the line about a missing file: the file of its folder with nearly the same name, its suffix included.
+
+    >>> _near_file("no/such/folder.yaml")
+    ''
+    """
+    path = Path(name)
+    try:
+        meant = closest(path.name, (each.name for each in path.parent.iterdir() if each.suffix))
+    except (OSError, ValueError):  # no such folder, or one that cannot be listed
+        return ""
+    return f"; did you mean {str(path.with_name(meant))!r}?" if meant else ""
 
 
 def _decode(raw: bytes, name: str) -> str:

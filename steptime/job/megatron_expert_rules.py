@@ -36,6 +36,8 @@ MEGATRON_EXPERT_RULES = [
         "without full recomputation; recompute modules",
         lambda f: "full" not in {f.checkpoint_word, f.granularity},
     ),
+    # megatron/core/models/gpt/gpt_model.py alone has build_schedule_plan
+    _woven_rule("expert overlap models", "in models without Mamba layers", lambda f: "mamba" not in f.kinds),
     _woven_rule("expert overlap precision", "in bf16 or fp16 (got fp32); change it", lambda f: f.precision != "fp32"),
     _woven_rule(
         "expert overlap shared experts",

@@ -23,7 +23,8 @@ def command_in(path: str, text: str) -> str:
     Of SkyPilot num_nodes and the count of resources.accelerators are the variables that it sets for the command
     (skypilot docs/source/running-jobs/environment-variables.rst), of Kubeflow the replicas and nprocPerNode of a PyTorchJob
     (kubeflow/training-operator pkg/controller.v1/pytorch/envvar.go, setPodEnv); an elastic job has at most maxReplicas nodes,
-    by default those of its workers (elastic.go, generateEnvNNodes; pytorch_defaults.go, setElasticPolicy).
+    by default those of its workers (elastic.go, generateEnvNNodes; pytorch_defaults.go, setElasticPolicy). nprocPerNode auto,
+    its default (pytorch_types.go, DefaultNprocPerNode), is torchrun's: a process for each device that the pod has.
     """
     if not path.endswith((".yaml", ".yml")) or not _LAUNCHES.search(text):
         return text
@@ -100,5 +101,16 @@ def _of_kubeflow(tree: dict[str, Any]) -> dict[str, str]:
         most = next((policy[key] for key in ("maxReplicas", "minReplicas") if key in policy), counts.get("Worker"))
         nodes = min(nodes, most) if type(most) is int else 0
     each = spec.get("nprocPerNode", policy.get("nProcPerNode") if isinstance(policy, dict) else None)
+    each = _devices_of_pod(kinds) if each in {None, "auto", "gpu"} else each
     found = {"PET_NNODES": str(nodes), "PET_NPROC_PER_NODE": str(each)}
     return {name: value for name, value in found.items() if value.isdecimal() and value != "0"}
+
+
+def _devices_of_pod(tree: Any) -> Any:
+    """The devices that the first container with a limit on them may use: nvidia.com/gpu, amd.com/gpu; None without one."""
+    if isinstance(tree, dict):
+        limits = tree.get("limits")
+        if isinstance(limits, dict) and (counts := [limits[key] for key in limits if str(key).endswith(".com/gpu")]):
+            return counts[0]
+    inside = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ()
+    return next((found for each in inside if (found := _devices_of_pod(each)) is not None), None)

@@ -45,6 +45,9 @@ _DUMP = re.compile(rb"-{8,} arguments -{8,}|" + PRINTED.pattern)
 """Marks of the beginning of a log's config: Megatron-LM's, torchtitan's, NeMo's and Megatron-Bridge's."""
 
 
+_NODES = "DGXNNODES"
+"""The number of nodes of MLPerf's jobs."""
+_STARTS = r"\b(?:srun|mpirun|torchrun|python3?|deepspeed)\s"
 _LONGEST_PLAN = 100_000
 _MARKS = {
     "megatron": r"\bmegatron (?:sft|pt|rlhf)\b|DGXNNODES=|-{8,} arguments -{8,}|"
@@ -107,6 +110,9 @@ def read_as(
         if kind in TABLES:
             table: Reading = import_module("steptime.launch.trainers").read_trainer(kind, path, text, env, sets, beside)
             return table
+        if kind == "megatron" and beside is not None and (config := _sized_by(text, beside)):
+            added = Beside(beside.folder, [path, *map(str, beside.added)])
+            return read_as("nemo", str(config), read_text(str(config)), env, sets, added)
         module, function = KINDS[kind]
         found: Reading = getattr(import_module(module), function)(path, text, env, sets, beside)
     except ConfigError as error:
@@ -116,6 +122,13 @@ def read_as(
     except RecursionError:
         raise ConfigError(f"{path}: is nested too deep to be read") from None
     return found
+
+
+def _sized_by(text: str, beside: Beside) -> Path | None:
+    """The config beside a file that only sets variables of a job (MLPerf's config_*.sh), where one config reads them."""
+    if not re.search(rf"^\s*(?:export\s+)?{_NODES}=", text, re.MULTILINE) or re.search(_STARTS, text):
+        return None
+    return beside.config_of_nodes(_NODES)
 
 
 def is_plan(text: str) -> bool:
@@ -181,11 +194,19 @@ def kind_of(path: str, text: str, beside: Beside | None = None) -> str:
         return "megatron"  # ms-swift's own launcher of Megatron-Core
     if telling[:1] == ["transformers"] and _is_ds_config(text):
         return "deepspeed"
-    if not telling and (path.endswith((".sh", ".slurm", ".sbatch")) or re.match(r"#!.*\b(?:ba|z)?sh\b|#SBATCH", text)):
+    if telling == ["deepspeed"] and _is_shell(path, text):
+        return "transformers"  # a program of its own under DeepSpeed, as its flags and ds_config.json say
+    if not telling and _is_shell(path, text):
         return "megatron"  # whose reader reports what the script launches
     if not telling:
         raise ConfigError(f"{path}: unknown framework; use --from {', '.join([*KINDS, *TABLES])}")
     return telling[0]
+
+
+def _is_shell(path: str, text: str) -> bool:
+    """Whether a file is a shell script, by its name or its first line."""
+    named_so = path.endswith((".sh", ".slurm", ".sbatch"))
+    return named_so or bool(re.match(r"#!.*\b(?:ba|z)?sh\b|#SBATCH", text))
 
 
 def _is_ds_config(text: str) -> bool:

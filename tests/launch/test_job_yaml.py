@@ -87,6 +87,19 @@ def test_replicas_of_a_pytorch_job_are_its_nodes(tmp_path, said, devices):
     assert layout["dp"] == devices
 
 
+@pytest.mark.parametrize("said", ["nprocPerNode: auto", "nprocPerNode: gpu", "runPolicy: {}"])
+@pytest.mark.parametrize("device", ["nvidia.com/gpu", "amd.com/gpu"])
+def test_a_pytorch_job_starts_a_process_for_each_device_of_its_pods(tmp_path, said, device):
+    """nprocPerNode is auto by default, which torchrun takes as the devices that it sees: 8 of each of 4 pods are 32."""
+    words = ", ".join(f'"{word}"' for word in ARGUMENTS.format("meta-llama/Llama-3.1-8B").split())
+    limits = f"resources: {{limits: {{memory: 1Ti, {device}: 8}}}}"
+    container = f"{{command: [torchrun], args: [train.py, {words}, --bf16, 'true'], {limits}}}"
+    pod = f"template: {{spec: {{containers: [{container}]}}}}"
+    replicas = f"pytorchReplicaSpecs: {{Master: {{{pod}}}, Worker: {{replicas: 3, {pod}}}}}"
+    (tmp_path / "job.yaml").write_text(f"kind: PyTorchJob\nspec:\n  {said}\n  {replicas}\n")
+    assert read("auto", str(tmp_path / "job.yaml"), H100).config["parallelism"]["dp"] == 32
+
+
 def test_an_accelerator_without_a_count_is_one(tmp_path):
     """SkyPilot's default count; 2 nodes of one device."""
     text = SKYPILOT.format(ARGUMENTS).format("$MODEL").replace("{H100: 8}", "H100")

@@ -149,3 +149,19 @@ def test_any_arguments_are_a_job_or_words(changes, of_a_log):
     else:
         assert Job.load(plan_yaml(job)) == job
     assert all(line.startswith("log: ") and "\n" not in line for line in told)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("job.log", "`torch_dtype` is deprecated!\nloading"),
+        ("job.out", "it's loading"),
+        ("job", " iteration        5/     100 | consumed samples: 40 | elapsed time per iteration (ms): 1234.5 |\n"),
+    ],
+)
+def test_a_log_without_its_arguments_is_told_as_a_log(name, text):
+    """Not as a shell script with an open quote."""
+    with pytest.raises(ConfigError) as error:
+        read_megatron(name, text)
+    missing = "a log without its dump of arguments (a line 'arguments' between dashes)"
+    assert error.value.problems == [f"{name}: {missing}; give the log from its beginning, or the launch script"]

@@ -143,6 +143,22 @@ def test_megatron_deepspeed_and_the_config_beside_it(tmp_path):
     assert job(tmp_path, text).parallelism.zero_level == 1
 
 
+def test_deepspeed_distributes_layers_that_the_stages_do_not_divide(tmp_path):
+    """deepspeed/runtime/utils.py, partition_balanced: 7 layers over 2 stages are 4 and 3, where Megatron-LM refuses them."""
+    flags = FLAGS.replace("--num-layers 8", "--num-layers 7") + " --pipeline-model-parallel-size 2 --zero-stage 0"
+    found = job(tmp_path, RUN + flags + " --deepspeed")
+    assert sorted(found.layers_per_chunk) == [3, 4]
+    with pytest.raises(ConfigError, match="multiple of pp"):
+        job(tmp_path, RUN + flags.replace(" --zero-stage 0", ""))
+
+
+def test_fused_norms_and_optimizers_of_a_fork_are_the_usual_ones(tmp_path):
+    """`--no-layer-norm-fusion` and `--no-optimizer-fusion` of a fork for MI250: without them both are as counted."""
+    assert not [note for note in job(tmp_path, RUN + FLAGS + " --layer-norm-fusion true").notes if "fusion" in note]
+    notes = job(tmp_path, RUN + FLAGS + " --optimizer-fusion false").notes
+    assert "approximated: --optimizer-fusion false: the optimizer is counted in one kernel" in notes
+
+
 def test_sequences_over_ranks_of_megatron_deepspeed(tmp_path):
     """--ds-sequence-parallel-size is DeepSpeed's DistributedAttention: heads for tokens, 8 devices as dp 2 x cp 4."""
     flags = FLAGS + " --deepspeed --zero-stage 1 --ds-sequence-parallel-size 4 --use-flash-attn --no-pipeline-parallel"
@@ -173,6 +189,18 @@ def test_a_file_of_variables_alone_sizes_a_config(tmp_path):
     found = to_job(read("nemo", str(config), sets, [str(sizes)]), sets)
     assert (found.parallelism.tp, found.parallelism.dp, found.data.gbs, found.data.microbatch_sz) == (4, 4, 16, 2)
     assert "sets variables of a job (DGXNNODES, DGXNGPU, TP, MBS)" in problems(tmp_path, sizes.read_text())[0]
+    # the variables alone, where one config in conf/ beside them reads the nodes; of two it is not known which
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "job.yaml").write_text(config.read_text())
+    (tmp_path / "conf" / "data.yaml").write_text("data_prefix: c4\n")
+    again = to_job(read("auto", str(sizes), sets), sets)
+    assert (again.parallelism, again.data) == (found.parallelism, found.data)
+    (tmp_path / "conf" / "whole.yaml").write_text("defaults:\n  - megatron_gpt_config\n  - job # overrides of it\n")
+    with pytest.raises(ConfigError, match="sets variables of a job"):  # a part: its optimizer is elsewhere
+        read("auto", str(sizes), sets)
+    (tmp_path / "conf" / "whole.yaml").write_text(config.read_text())
+    with pytest.raises(ConfigError, match="sets variables of a job"):
+        read("auto", str(sizes), sets)
 
 
 def test_overrides_of_a_recipe_are_told_as_what_they_are(tmp_path):
@@ -301,3 +329,26 @@ def test_flags_in_neither_plan_that_differ():
         "in neither plan, but different: a (A 1, B unset)",
         "in neither plan, but different: b (A 1, B 2)",
     ]
+
+
+@pytest.mark.parametrize(
+    "folder", ['$(cd "$(dirname "$0")" && pwd)', '$( cd "$( dirname "${BASH_SOURCE[0]}" )" >/dev/null 2>&1 && pwd -P )']
+)
+def test_a_program_of_its_own_under_deepspeed_is_read_with_the_config_beside_it(tmp_path, folder):
+    """The stage is that of the ds_config.json in the script's folder; what else is missing is asked for."""
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 3}, "gradient_clipping": 1.0}')
+    script = tmp_path / "run.sh"
+    script.write_text(
+        f'#!/bin/bash\nD={folder}\ndeepspeed --num_gpus 8 "$D/train.py" --deepspeed --deepspeed_config "$D/ds.json"\n'
+    )
+    sets = H100 | {"model": "llama3-8b", "data.seqlen": 2048, "data.gbs": 16, "data.microbatch_sz": 2}
+    found = to_job(read("auto", str(script), sets), sets)
+    assert (found.zero_level, found.parallelism.dp) == (3, 8)
+    with pytest.raises(ConfigError, match="model unknown"):
+        to_job(read("auto", str(script), H100), H100)
+
+
+def test_a_program_of_preference_learning_trains_otherwise(tmp_path):
+    """Two models and pairs of sequences: not a step of pretraining."""
+    text = RUN.replace("pretrain_gpt.py", "dpo_training_ref.py") + FLAGS
+    assert "preference or reinforcement learning" in problems(tmp_path, text)[0]

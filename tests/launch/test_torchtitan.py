@@ -163,7 +163,10 @@ def test_flavors_are_the_presets():
 
 def test_without_fsdp_there_is_autocast_or_no_mixed_precision():
     one = read_torchtitan("job.toml", minimal(("data_parallel_shard_degree = 8", "data_parallel_shard_degree = 1")))
-    assert one.config["performance"]["software"] == "torch"
+    assert one.config["performance"]["software"] == "torchtitan-ddp@0.2"
+    copies = "data_parallel_shard_degree = 1\ndata_parallel_replicate_degree = 8"
+    ddp = config(("data_parallel_shard_degree = 8", copies))
+    assert (ddp["performance"]["software"], ddp["parallelism"]["dp"]) == ("torchtitan-ddp@0.2", 8)
     assert status(one, "training.mixed_precision_param") == "unmodeled"
     tp = [("data_parallel_shard_degree = 8", "data_parallel_shard_degree = 1\ntensor_parallel_degree = 4")]
     assert config(*tp)["performance"]["precision"] == "fp32"

@@ -30,11 +30,14 @@ from steptime.launch.shell.script import Script, read_script
 T = TypeVar("T")
 _NAMED = ("model", "model_id", "hf_checkpoint", "model_type")
 """Flags of forks that give the model by the name of a repository."""
+_STEP = r"\biteration\s+\d+\s*/\s*\d+\s*\|"
+"""Of the line that Megatron-LM logs for a step."""
 _HYBRID = "a hybrid Mamba model without a pattern of layers"
 _OTHER_MODELS = {
     r"bert": "BERT",
     r"pretrain_(?:t5|ict|retro)": "a model with an encoder",
     r"mamba|hybrid": _HYBRID,
+    r"(?<![a-z])(?:dpo|orpo|kto|ppo|grpo)(?![a-z])": "preference or reinforcement learning",
     r"vlm|vision|multimodal|vit\b|clip|qwen\w*_?vl": "a vision model",
 }
 """Words in the names of programs that train other models than pretrain_gpt.py -> the kind of model."""
@@ -63,6 +66,9 @@ def read_megatron(path: str, text: str, env: Env = None, sets: Sets = None, besi
         return _from_words(path, _located(path, read_words, text), None, sets)
     if path.endswith(".py"):
         raise ConfigError(f"{path}: a Python program, which is not run; give its launch script, or the log of a run")
+    if not text.startswith("#!") and (path.endswith((".log", ".out")) or re.search(_STEP, text)):
+        missing = "a log without its dump of arguments (a line 'arguments' between dashes)"
+        raise ConfigError(f"{path}: {missing}; give the log from its beginning, or the launch script")
     script = read_script(text, path, dict(env or {}), beside)
     if told_whole(sets, "parallelism.dp") is not None:  # a script may leave its number of nodes to be edited
         script = script._replace(nodes=None, devices=None)

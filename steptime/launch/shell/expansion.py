@@ -19,6 +19,10 @@ _SUM = re.compile(r"\s*expr\s+([^|;&<>\n]+)|\s*echo\s+\"?([^|;&<>\n\"]+)\"?\s*\|
 _CUT = re.compile(r"\s*echo\s+([^|;&<>\n]+?)\s*\|\s*cut\s+-d\s*(['\"]?)(.)\2\s+-f\s*(\d{1,3})\s*")
 """One of the parts of a text: $(echo $SLURM_TASKS_PER_NODE | cut -d '(' -f 1)."""
 _HERE_FOLDER = re.compile(r"pwd(?: -P)?|python3? -c (['\"])import os; *print\(os\.getcwd\(\)\)\1")
+_FOLDER_OF = re.compile(
+    r"\s*(?:builtin )?cd (?:-P )?(?:-- )?([^|;&<>\n]+?)\s*(?:(?:&|1)?>\s*/dev/null(?: 2>&1)?\s*)?(?:&&|;)\s*pwd(?: -P)?\s*"
+)
+"""A folder as a path: $(cd "$(dirname "$0")" && pwd)."""
 _DEEPEST = 30
 _COUNTS_DEVICES = re.compile(
     r"\bdevice_count\(\)|\b(?:nvidia|rocm|xpu)-smi\b.*(?:wc +-l|grep +-c)|\bSLURM_GPUS_ON_NODE\b"
@@ -211,6 +215,10 @@ class Expander:
                 parts = self.text(cut[1], line).split(cut[3])
                 if self.scope.known(self.text(cut[1], line)) and 0 < int(cut[4]) <= len(parts):
                     return parts[int(cut[4]) - 1]
+            if folder := _FOLDER_OF.fullmatch(inner):
+                path = self.text(re.sub(r"\$\{?BASH_SOURCE(?:\[0\])?\}?", "$0", folder[1]), line)
+                if self.scope.known(path):
+                    return path
             plain = len(words) == 2 and not re.search(r"[|;&<>\n]", words[1]) and self.depth < _DEEPEST
             if inner.lstrip().startswith("#"):
                 return ""  # a comment amid continued lines

@@ -63,7 +63,7 @@ def config_of(keys: JobKeys, model: Any, devices: int | None, release: str) -> d
     parallelism |= experts.get("parallelism", {})
     if degrees.pp > 1:
         parallelism |= pipeline_of(keys, degrees, n_layers)
-    performance: dict[str, Any] = {"software": f"torchtitan{release}" if degrees.fsdp else "torch"}
+    performance: dict[str, Any] = {"software": f"torchtitan{'' if degrees.fsdp else '-ddp'}{release}"}
     performance |= (
         dtypes_of(keys, degrees)
         | precision_of(keys, fsdp=degrees.fsdp)
@@ -179,7 +179,7 @@ def kernels_of(keys: JobKeys, degrees: Degrees, release: str) -> dict[str, Any]:
     hidden = keys.on(f"{_P}enable_async_tensor_parallel") and keys.on("compile.enable") and degrees.tp > 1
     if not hidden:
         keys.without_effect(f"{_P}enable_async_tensor_parallel", "only with compile.enable and tensor parallelism")
-    loss = {"loss_chunks": 1} if degrees.fsdp and keys.get("loss.class") == "CrossEntropyLoss" else {}
+    loss = {"loss_chunks": 1} if keys.get("loss.class") == "CrossEntropyLoss" else {}
     attention = ATTENTION_KERNELS.get(str(keys.get("model.attn_backend")), {})
     return loss | attention | compiled_of(keys, release) | ({"overlap": {"tp": True}} if hidden else {})
 
