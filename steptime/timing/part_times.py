@@ -12,7 +12,7 @@ from steptime.cost.network import network, one_link
 from steptime.cost.pace import slower_rates, slower_tiers
 from steptime.cost.parts import Context, PartTime, Work, forward_work, part_time, wait_for_host
 from steptime.cost.rates import rates
-from steptime.fsdp.groups import applies
+from steptime.fsdp.of_job import applies
 from steptime.hardware.machine import Tier
 from steptime.job.assembly import Assembly, Chunk, Part, take
 from steptime.job.job import Job
