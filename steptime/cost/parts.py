@@ -6,6 +6,7 @@ from math import inf
 from typing import NamedTuple
 
 from steptime.base.num import Num, maximum, minimum, same, where
+from steptime.base.records import record
 from steptime.cost import async_tp, compute, dtensor
 from steptime.cost.comm import Collective, CommCost
 from steptime.cost.compute import NOTHING, Pass
@@ -78,7 +79,7 @@ class Work:
         self.kernels += done.kernels
 
 
-@dataclass(frozen=True)
+@record
 class Context:
     """What the cost of a part depends on besides its ops."""
 
@@ -104,8 +105,7 @@ class Context:
             from steptime.cost.exchange import exchange, score_bytes
 
             copies = op.routing.distinct(self.groups["ep"].ranks) * self.groups["etp"].ranks
-            sent = sent + score_bytes(op, group, self.tiers)
-            return exchange(sent, op.routing, group, self.tiers, copies)
+            return exchange(sent + score_bytes(op, group, self.tiers), op.routing, group, self.tiers, copies)
         return self.collective(kind, sent, op.axis)
 
     def collective(self, kind: str, bytes_: Num, axis: str) -> CommCost:
