@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from steptime.base.num import same
 from steptime.job.job import Job
-from steptime.job.mesh import Fsdp
 
 
 def applies(job: Job) -> bool:
@@ -25,6 +24,7 @@ def unsynced(job: Job) -> bool:
 
 def pooled(job: Job) -> bool:
     """Whether torch's FSDP gathers group by group on a separate stream, without tensor parallelism."""
-    said, software = job.parallelism.fsdp or Fsdp(), job.software
+    fsdp, software = job.parallelism.fsdp, job.software
     eager = software.family == "fsdp2" and software.name != "xla"
-    return applies(job) and eager and said.wrap != "model" and same(job.parallelism.tp == 1)
+    whole = fsdp is not None and fsdp.wrap == "model"
+    return applies(job) and eager and not whole and same(job.parallelism.tp == 1)
