@@ -64,7 +64,6 @@ from steptime.validation.measurements import MeasuredRow, shipped
 from steptime.validation.row_plan import to_config, to_job
 from steptime.validation.slices import headline
 
-COLUMNS = ("id", "cell", "series", "metric", *RunKind._fields, *AXES, "vote", "log_ratio", "score", "new_score")
 BANDWIDTHS = (0.35, 0.5, 0.7, 1.0)
 """Not 0.25, which scores alike for memory (0.002 more) and calls one more run out of memory FITS."""
 OTHER_SIDES = (0.0, 0.25, 0.5)
@@ -269,26 +268,23 @@ def margin(groups: list[Group]) -> float:
 
 
 def section(kind: str, runs: list[FitRun], constants: Constants) -> str:
-    """One list of the file, a run on each line."""
-    lines = ",\n".join(
-        json.dumps(
-            [
-                r.id,
-                r.cell,
-                r.series,
-                r.metric,
-                *r.place.kind,
-                *map(int, r.place.at),
-                r.vote,
-                r.log_ratio,
-                r.score,
-                r.new_score,
-            ]
-        )
-        for r in runs
-    )
-    parts = f'"rows": {len(runs)},\n"constants": {json.dumps(constants)},\n"columns": {json.dumps(COLUMNS)}'
-    return f'"{kind}": {{\n{parts},\n"runs": [\n{lines}\n]}}'
+    """One list of the file: each kind, each place and each run on a line; runs refer to places, and places to kinds, by index."""
+    kinds = {each: i for i, each in enumerate(dict.fromkeys(run.place.kind for run in runs))}
+    known = dict.fromkeys((run.place.kind, run.place.at) for run in runs)
+    places = {place: i for i, place in enumerate(known)}
+    columns = {"kinds": RunKind._fields, "places": ("kind", *AXES), "runs": FitRun._fields}
+    lists = {
+        "kinds": kinds,
+        "places": [(kinds[kind], *map(int, at)) for kind, at in places],
+        "runs": [run._replace(place=places[run.place.kind, run.place.at]) for run in runs],
+    }
+    said = {"rows": len(runs), "constants": constants, "columns": columns}
+    parts = [f'"{key}": {json.dumps(value)}' for key, value in said.items()]
+    for name, rows in lists.items():
+        lines = ",\n".join(json.dumps(row) for row in rows)
+        parts.append(f'"{name}": [\n{lines}\n]')
+    inside = ",\n".join(parts)
+    return f'"{kind}": {{\n{inside}\n}}'
 
 
 def write_features(rows: Iterable[MeasuredRow]) -> None:

@@ -2,13 +2,15 @@
 
 import io
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
 from work import python_calls
 
+import steptime
 from steptime.base.config import Config, ConfigError
-from steptime.base.document import MAX_BYTES, MAX_NODES, parse, parse_mapping, read_source
+from steptime.base.document import MAX_BYTES, MAX_NODES, parse, parse_mapping, read_source, shipped
 from steptime.job.job import Job
 from steptime.job.limits import DUALPIPE
 from steptime.software.profiles import profile_names
@@ -374,6 +376,11 @@ def test_byte_order_mark_and_json(tmp_path):
 def test_plain_yaml_means_what_pyyaml_says_where_both_are_sane():
     text = "a: {b: [1, -2, 3.5, x, 'y', \"z\", true, no, ~, 2.5e+3, .5]}\nc: |\n  two\n  lines\nd: &d {e: 1}\nf: {<<: *d, g: 2}\n"
     assert parse(text, "t") == yaml.safe_load(text)
+
+
+def test_files_that_ship_mean_what_pyyaml_says():
+    for path in sorted(Path(steptime.__file__).parent.rglob("*.yaml")):
+        assert repr(shipped(path)) == repr(yaml.safe_load(path.read_bytes())), path
 
 
 def test_where_yaml_is_loose_this_is_not():

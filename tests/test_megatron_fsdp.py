@@ -3,6 +3,7 @@
 import pytest
 
 from steptime import Job, estimate, fsdp
+from steptime.fsdp.groups import groups
 
 LAYER, QUANTIZED, ALL = 218_112_000, 218_103_808, 8_030_261_248
 """Parameters of a layer of Llama-3 8B, those of its projections, and those of the model."""
@@ -70,5 +71,5 @@ def test_parameters_stored_in_fp8(precision, machine, stored, turned):
     assert stage.gradients_bytes == 4 * ALL / 8
     [sent] = [row.bytes for row in found.collectives if row.name == "block parameters"]
     assert sent == QUANTIZED + 2 * (LAYER - QUANTIZED)
-    sizes = fsdp.buffers(found.assembly, fsdp.groups(found.assembly, found.assembly.chunks[0]).layers[0])
+    sizes = fsdp.buffers(found.assembly, groups(found.assembly, found.assembly.chunks[0]).layers[0])
     assert sizes.unsharded == (1 + turned) * QUANTIZED + 2 * (LAYER - QUANTIZED)

@@ -244,17 +244,14 @@ def upper(pairs: Iterable[tuple[float, float]], share: float) -> float:
 
 
 def read_runs(document: Mapping[str, Any]) -> list[FitRun]:
-    """The runs of one list of the data file; runs of one kind, or at one place, share it."""
-    width = len(RunKind._fields)
-    kinds: dict[tuple[str, ...], RunKind] = {}
-    places: dict[tuple[Any, ...], RunPlace] = {}
+    """The runs of one list of the data file, which names each kind and each place once: rows refer to them by index."""
+    kinds = [RunKind(*words) for words in document["kinds"]]
+    places = [RunPlace(kinds[kind], tuple(at)) for kind, *at in document["places"]]
+    place = document["columns"]["runs"].index("place")
     runs: list[FitRun] = []
     for row in document["runs"]:
-        where = tuple(row[4:-4])
-        if where not in places:
-            words = where[:width]
-            places[where] = RunPlace(kinds.setdefault(words, RunKind(*words)), where[width:])
-        runs.append(made(FitRun, (*row[:4], places[where], *row[-4:])))
+        row[place] = places[row[place]]
+        runs.append(made(FitRun, row))
     return runs
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from math import exp, isinf
 from pathlib import Path
@@ -16,6 +15,7 @@ from steptime.answer.flops import step_flops
 from steptime.answer.interval import step_interval
 from steptime.answer.verdict import between_steps, stage_memory
 from steptime.answer.whole_run import whole_run
+from steptime.base.records import record
 from steptime.base.rows import (
     SCHEMA,
     Basis,
@@ -40,7 +40,7 @@ from steptime.timing.step_parts import hardware_flops, host_seconds, pipeline, s
 from steptime.timing.step_time import StepTime, step_time
 
 
-@dataclass(frozen=True)
+@record
 class Estimate:
     """The result of `estimate`. The step, the memory of every stage and the verdict are computed at once; tables on request.
 

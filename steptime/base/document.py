@@ -42,8 +42,8 @@ _TAGS = {None, "!"} | {f"tag:yaml.org,2002:{name}" for name in ("str", "int", "f
 
 
 def shipped(path: Path) -> Any:
-    """The content of a YAML file that ships with steptime: checked by tests instead of at run time."""
-    return yaml.load(path.read_bytes(), Loader=_Loader)  # noqa: S506  a safe loader
+    """The content of a YAML file that ships with steptime; a key may be a number or a bool."""
+    return _Builder(_Loader(path.read_bytes()), path.name, typed_keys=True).document()
 
 
 def shipped_names(folder: Path) -> list[str]:
@@ -183,10 +183,11 @@ def _indent(text: str, line: int) -> str:
 class _Builder:
     """Builds plain data from the parser's events (PyYAML's own composer overflows the C stack on deep nesting)."""
 
-    def __init__(self, loader: Any, name: str, *, repeats: bool) -> None:
+    def __init__(self, loader: Any, name: str, *, repeats: bool = False, typed_keys: bool = False) -> None:
         self.loader = loader
         self.name = name
         self.repeats = repeats
+        self.typed_keys = typed_keys
         self.nodes = 0
         self.anchors: dict[str, tuple[Any, int]] = {}
 
@@ -247,7 +248,7 @@ class _Builder:
         while not isinstance(event := self.loader.get_event(), yaml.MappingEndEvent):
             if not isinstance(event, yaml.ScalarEvent):
                 raise self.fail(event, "a key must be a word")
-            key = event.value
+            key = scalar(event.value) if self.typed_keys and event.implicit[0] else event.value
             value = self.value(self.loader.get_event(), depth + 1)
             if key == "<<" and event.implicit[0]:
                 for part in value if isinstance(value, list) else [value]:

@@ -6,10 +6,10 @@ from math import inf
 from typing import NamedTuple
 
 from steptime.base.num import Num, maximum, minimum, same, where
+from steptime.base.records import record
 from steptime.cost import async_tp, compute, dtensor
 from steptime.cost.comm import Collective, CommCost
 from steptime.cost.compute import NOTHING, Pass
-from steptime.cost.exchange import exchange, score_bytes
 from steptime.cost.host import graphed_kernels, launch_host_s
 from steptime.cost.neighbors import ALONE, CONTEXT_AXES, EXPERT_AXES, Neighbors, beside_exchanges, neighbor, with_gaps
 from steptime.cost.overlap import contention, hidden_s, in_pieces_s
@@ -79,7 +79,7 @@ class Work:
         self.kernels += done.kernels
 
 
-@dataclass(frozen=True)
+@record
 class Context:
     """What the cost of a part depends on besides its ops."""
 
@@ -102,9 +102,10 @@ class Context:
         """Seconds of one collective over the group of its axis; of the op's bytes unless `bytes_` is given."""
         group, sent = self.groups[op.axis], op.bytes if bytes_ is None else bytes_
         if op.routing is not None and kind == "all_to_all":
+            from steptime.cost.exchange import exchange, score_bytes
+
             copies = op.routing.distinct(self.groups["ep"].ranks) * self.groups["etp"].ranks
-            sent = sent + score_bytes(op, group, self.tiers)
-            return exchange(sent, op.routing, group, self.tiers, copies)
+            return exchange(sent + score_bytes(op, group, self.tiers), op.routing, group, self.tiers, copies)
         return self.collective(kind, sent, op.axis)
 
     def collective(self, kind: str, bytes_: Num, axis: str) -> CommCost:

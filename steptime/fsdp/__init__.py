@@ -6,21 +6,11 @@ What a job without FSDP does not need is imported when it is first used (PEP 562
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from steptime.fsdp.groups import (
-    Buffers,
-    ParamGroup,
-    applies,
-    buffers,
-    group_of,
-    groups,
-    options,
-    stays_gathered,
-    unsynced,
-)
-from steptime.fsdp.sharded_states import pooled, sharded_elements, states
+from steptime.fsdp.of_job import applies, pooled, unsynced
 
 if TYPE_CHECKING:
     from steptime.fsdp.calls import rows
+    from steptime.fsdp.groups import Buffers, buffers, options
     from steptime.fsdp.no_sync_walk import summed_bytes
     from steptime.fsdp.passes import pass_moments
     from steptime.fsdp.pipeline_chunks import ShardedChunk
@@ -35,20 +25,18 @@ if TYPE_CHECKING:
         step_exposed,
         step_seconds,
     )
+    from steptime.fsdp.sharded_states import sharded_elements, states
 
 __all__ = [
     "Buffers",
     "CommSeconds",
-    "ParamGroup",
     "PipelineSeconds",
     "ShardedChunk",
     "StepSeconds",
     "applies",
     "buffers",
     "exposed_s",
-    "group_of",
     "group_seconds",
-    "groups",
     "micro_batch_exposed",
     "options",
     "pass_moments",
@@ -60,7 +48,6 @@ __all__ = [
     "stage_chunks",
     "stage_steps",
     "states",
-    "stays_gathered",
     "step_exposed",
     "step_seconds",
     "summed_bytes",
@@ -68,6 +55,8 @@ __all__ = [
 ]
 
 _HOMES = {
+    **dict.fromkeys(("Buffers", "buffers", "options"), "groups"),
+    **dict.fromkeys(("sharded_elements", "states"), "sharded_states"),
     "rows": "calls",
     "pass_moments": "passes",
     "summed_bytes": "no_sync_walk",

@@ -19,11 +19,6 @@ from steptime.model.ops import Param
 from steptime.software.performance import ITEMSIZE
 
 
-def applies(job: Job) -> bool:
-    """Whether parameters are sharded and gathered group by group."""
-    return job.zero_level == 3 or job.parallelism.fsdp is not None
-
-
 class ParamGroup(NamedTuple):
     """One FSDP parameter group on one device.
 
@@ -101,17 +96,6 @@ def options(assembly: Assembly) -> Fsdp:
     dtype = job.software.states.main_grad_dtype
     own = job.software.compute_dtype if dtype == "compute" else dtype
     return job.parallelism.fsdp or Fsdp(reshard_after_forward=job.zero_level == 3, reduce_dtype=own)
-
-
-def unsynced(job: Job) -> bool:
-    """Whether several micro-batches of a step add up whole gradients, which the last one reduces (no_sync).
-
-    Under a pipeline the schedule does so.
-    """
-    if job.parallelism.pp > 1 or job.single_microbatch or not applies(job):
-        return False
-    said = job.parallelism.fsdp.no_sync if job.parallelism.fsdp else None
-    return job.software.layout.no_sync if said is None else said
 
 
 def stays_gathered(assembly: Assembly) -> bool:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property, reduce
 
 from steptime.base.num import Num, made, maximum, same
-from steptime.fsdp.groups import Buffers, buffers, flat_group, group_of, groups, options, unsynced
+from steptime.fsdp.groups import Buffers, buffers, flat_group, group_of, groups, options
+from steptime.fsdp.of_job import unsynced
 from steptime.fsdp.replays import gathered_ahead, gathers_after, kept_bytes, runs_again
 from steptime.fsdp.sharded_states import sharded_elements
 from steptime.job.assembly import Assembly, Chunk
@@ -39,10 +40,7 @@ class Wrapped:
     @property
     def copying(self) -> Num:
         """The most that gathered buffers take in addition to the unsharded parameters: groups copy out one after another."""
-        most: Num = 0.0
-        for one in self.each:
-            most = maximum(most, one.gathered + one.turned)
-        return most
+        return reduce(maximum, [one.gathered + one.turned for one in self.each], 0.0)
 
 
 def by_module(assembly: Assembly) -> bool:
@@ -283,12 +281,12 @@ def reduction(assembly: Assembly, flat: Buffers) -> Num:
 
 def left_behind(assembly: Assembly, params: list[Param], sizes: Buffers) -> Num:
     """Bytes that a layer leaves behind until the end of backward."""
-    job = assembly.job
-    if options(assembly).wrap == "model":
+    said, job = options(assembly), assembly.job
+    if said.wrap == "model":
         return group_of(params, assembly.head.tp, 1).shard * job.software.itemsize
-    if options(assembly).version == 1:
+    if said.version == 1:
         return 0.0
-    same = ITEMSIZE[options(assembly).reduce_dtype] == job.software.state_bytes.gradients
+    same = ITEMSIZE[said.reduce_dtype] == job.software.state_bytes.gradients
     becomes = same and (job.single_microbatch or unsynced(job))
     return 0.0 if becomes or job.parallelism.replicas == 1 else sizes.reduce_output
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from steptime.fsdp import no_sync_walk
-from steptime.fsdp.groups import buffers, groups, options, unsynced
+from steptime.fsdp.groups import buffers, groups, options
 from steptime.fsdp.memory_walk import (
     Moments,
     backward,
@@ -15,6 +15,7 @@ from steptime.fsdp.memory_walk import (
     sharded_gradients,
     wrapped,
 )
+from steptime.fsdp.of_job import unsynced
 from steptime.job.assembly import Assembly
 from steptime.memory.part_memories import PartMemories
 from steptime.memory.stages import PeakMoment

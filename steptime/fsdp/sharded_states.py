@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from steptime.base.num import Num, maximum, same
-from steptime.fsdp.groups import applies, buffers, groups
+from steptime.base.num import Num, maximum
+from steptime.fsdp.groups import buffers, groups
+from steptime.fsdp.of_job import pooled
 from steptime.fsdp.plus_plus import secondary_bytes
 from steptime.job.assembly import Assembly, Chunk
-from steptime.job.job import Job
-from steptime.job.mesh import Fsdp
 from steptime.memory.moments import mean_moments
 from steptime.memory.on_host import on_host
 from steptime.memory.states import States, frozen_bytes, shard_ranks
@@ -56,13 +55,6 @@ def stored_saving(assembly: Assembly, chunks: list[Chunk]) -> Num:
     saved = software.state_bytes.params - (2.0 if recipe.microscaling else 1.0)
     layers = [layer for chunk in chunks for layer in groups(assembly, chunk).layers]
     return saved * sum([of.quantized / of.ranks for of in layers])
-
-
-def pooled(job: Job) -> bool:
-    """Whether torch's FSDP gathers group by group on a separate stream, without tensor parallelism."""
-    said, software = job.parallelism.fsdp or Fsdp(), job.software
-    eager = software.family == "fsdp2" and software.name != "xla"
-    return applies(job) and eager and said.wrap != "model" and same(job.parallelism.tp == 1)
 
 
 def largest_group(assembly: Assembly, chunks: list[Chunk]) -> Num | None:

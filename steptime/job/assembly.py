@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property, partial
 from typing import Any, NamedTuple, TypeAlias
 
 from steptime.base.num import Num
 from steptime.base.recent import Recent
+from steptime.base.records import record
 from steptime.job.job import Job
 from steptime.job.local_params import CountedParams, LocalParam, LocalParams, in_bf16_of, shard_of
 from steptime.model.blocks import embedding_ops, ends_in_bf16, head_ops, last_output, layers, params_of
@@ -21,7 +22,7 @@ Runs: TypeAlias = "tuple[tuple[Part, int], ...]"
 """Parts in depth order, equal neighbors joined with their count."""
 
 
-@dataclass(frozen=True, eq=False)
+@record
 class Part:
     """A piece of the model on one device: a layer of one kind, the embedding or the head. Equal layers share one part."""
 

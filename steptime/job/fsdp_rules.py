@@ -95,7 +95,7 @@ FSDP_RULES = [
 def fsdp_facts(layout: Parallelism, software: Software, node_devices: int) -> dict[str, Any]:
     """What the rules read of a plan's FSDP options, and of ZeRO++'s, whose groups are those of nodes of so many devices."""
     fsdp = layout.fsdp
-    said = fsdp or Fsdp()
+    said = fsdp or Fsdp.model_construct()  # defaults, which need no schema
     ranks = said.reshard_after_forward
     return {
         "fsdp": None if fsdp is None else said.zero_level,

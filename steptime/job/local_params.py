@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple, TypeAlias
 
 from steptime.base.num import Num
+from steptime.base.records import record
 from steptime.job.job import Job
 from steptime.model.ops import Param
 from steptime.model.shard import Shard, padded_vocab
@@ -27,7 +28,7 @@ class LocalParam(NamedTuple):
         return self.elements / self.tensors if self.param.n_experts else self.elements
 
 
-@dataclass(frozen=True, eq=False)
+@record
 class LocalParams:
     """Trained parameters of a part on one device, in the order in which its modules register them."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
 from functools import cached_property, reduce
+from typing import TYPE_CHECKING
 
 from steptime.base.num import Num, is_column, maximum, where
 from steptime.job.assembly import Assembly, Chunk, Part, Runs, take
@@ -11,8 +12,9 @@ from steptime.job.job import Job
 from steptime.memory.forward_walk import walk_forward
 from steptime.memory.ledger import NO_BYTES, PartMemory, Peak
 from steptime.memory.op_walk import Autograd, chunk_peaks, walk_part
-from steptime.memory.split_backward import SplitMemory, chunk_split, walk_split
-from steptime.memory.woven import woven_peak
+
+if TYPE_CHECKING:
+    from steptime.memory.split_backward import SplitMemory
 
 
 class PartMemories:
@@ -81,6 +83,8 @@ class PartMemories:
 
     def split(self, chunk: Chunk) -> SplitMemory:
         """One chunk of one micro-batch whose backward is split."""
+        from steptime.memory.split_backward import chunk_split
+
         assembly = self.assembly
         parts = [(1, assembly.embedding, self.embedding)] if chunk.embedding else []
         parts += [(count, part, self.plain[part]) for part, count in chunk.runs]
@@ -90,6 +94,8 @@ class PartMemories:
     def split_part(self, part: Part) -> SplitMemory:
         """One part of one micro-batch whose backward is split; walked once."""
         if part not in self._split:
+            from steptime.memory.split_backward import walk_split
+
             self._split[part] = walk_split(part.ops, part.x, part.out, self.autograd)
         return self._split[part]
 
@@ -199,6 +205,8 @@ def walk(part: Part, modules: AbstractSet[str | float], autograd: Autograd) -> P
     found = walk_part(part.ops, part.x, part.out, modules, autograd, part.sizes)
     if not autograd.woven:
         return found
+    from steptime.memory.woven import woven_peak
+
     return found._replace(backward=found.backward.worse(woven_peak(part.ops, part.x, part.out, modules, autograd)))
 
 

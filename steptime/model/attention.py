@@ -5,14 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from steptime.base.num import same
-from steptime.model.context_parallel import context_parallel
-from steptime.model.eager_flex import eager_flex
 from steptime.model.grouped_heads import REPEATED, Read, as_read, gather, gathers, heads, repeat
 from steptime.model.ops import Comm, Gemm, Move, Op, Param, Tensor
 from steptime.model.quantize import Operand, backward_casts, cast_again, cast_context, cast_norm
 from steptime.model.rotary import ROTATED, rotary
 from steptime.model.shared_sequence import Local
-from steptime.model.sinks import scaled_by_sinks
 from steptime.model.sublayers import (
     FP32,
     Sublayer,
@@ -186,12 +183,18 @@ def flash(model: Model, shard: Shard, read: Read) -> Sublayer:
         mask["params"] = (Param("attn.sinks", (model.n_q_heads,), 0),)
     out = local.out
     if shard.context_split:
+        from steptime.model.context_parallel import context_parallel
+
         return with_sequence_first(shard, context_parallel(local, read.qkv, **mask), out)
     if shard.software.kernels.attention_kernel == "flex_eager":
+        from steptime.model.eager_flex import eager_flex
+
         mask |= eager_flex(shard.batch * n_q * shard.seq * shard.kv_seq)
     kernel = local.kernel(read.qkv, out, (*read.kept, out.name, local.lse.name), **mask)
     inside = shard.software.kernels.attention_kernel.startswith("cudnn")  # TransformerEngine's softmax_type learnable
     if model.attention.sinks and shard.software.family in EAGER_TORCH and not inside:
+        from steptime.model.sinks import scaled_by_sinks
+
         return scaled_by_sinks(kernel, out, local.lse)
     return with_sequence_first(shard, [kernel], out)
 

@@ -8,7 +8,6 @@ from typing import NamedTuple, get_args
 from steptime.base.num import ceil
 from steptime.model import embedding_and_head
 from steptime.model.attention import attention_ops
-from steptime.model.lora import adapted, without_backward
 from steptime.model.mlp import mlp_ops
 from steptime.model.model import LayerKind, LayerRun, Model
 from steptime.model.ops import Op, Param
@@ -78,7 +77,11 @@ class Layer(NamedTuple):
 
 def tuned(model: Model, ops: list[Op], shard: Shard) -> list[Op]:
     """The ops of a part as the model trains them: with adapters, its own parameters are frozen."""
-    return ops if model.lora is None else adapted(ops, model.lora, shard)
+    if model.lora is None:
+        return ops
+    from steptime.model.lora_ops import adapted
+
+    return adapted(ops, model.lora, shard)
 
 
 def layers(model: Model) -> list[tuple[Layer, int]]:
@@ -161,7 +164,11 @@ def pattern(model: Model) -> list[tuple[LayerRun, int]]:
 def embedding_ops(model: Model, shard: Shard) -> list[Op]:
     """Token ids to the first block's "x"; without `max_positions` the position table has one row per token of a sequence."""
     ops = embedding_and_head.embedding_ops(model, shard, model.max_positions or ceil(shard.kv_seq))
-    return ops if model.lora is None else without_backward(adapted(ops, model.lora, shard))
+    if model.lora is None:
+        return ops
+    from steptime.model.lora_ops import adapted, without_backward
+
+    return without_backward(adapted(ops, model.lora, shard))
 
 
 def head_ops(model: Model, shard: Shard) -> list[Op]:

@@ -9,15 +9,14 @@ input, and its results are summed. With split "both" the other matrix is split t
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING
 
 from steptime.model.ops import Comm, Gemm, Move, Op, Tensor
 
 if TYPE_CHECKING:
     from steptime.base.num import Num
+    from steptime.model.lora import Split
     from steptime.model.shard import Shard
-
-Split: TypeAlias = Literal["both", "one"]
 
 
 @dataclass(frozen=True)

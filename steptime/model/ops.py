@@ -8,9 +8,11 @@ Shapes are those of one device for one micro-batch. Letters in formulas: T token
 """
 
 from dataclasses import dataclass, field
+from math import prod
 from typing import Literal, NamedTuple
 
 from steptime.base.num import Num
+from steptime.base.records import ByFields
 from steptime.model.router_choice import Routing
 from steptime.software.precision import Recipe
 
@@ -86,10 +88,7 @@ class Param(NamedTuple):
     @property
     def elements(self) -> Num:
         """Unsharded element count."""
-        count: Num = 1
-        for extent in self.shape:
-            count = count * extent
-        return count
+        return prod(self.shape)
 
     def local(self, tp: Num, experts: Num = 1) -> Num:
         """Elements on one device; `experts` devices, ep * etp, share the weights of experts."""
@@ -98,8 +97,8 @@ class Param(NamedTuple):
         return self.elements if self.split_dim is None else -(-self.elements // tp)
 
 
-@dataclass(slots=True)
-class Op:
+@dataclass(slots=True, eq=False, repr=False)
+class Op(ByFields):
     """Fields that all ops share: the dataflow.
 
     `inputs` are names of tensors made by earlier ops (or the block's own input "x"). `outputs` are new storages. `saves`
@@ -156,7 +155,7 @@ class Casting(NamedTuple):
 NO_CAST = Casting()
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Gemm(Op):
     """`count` matrix products of m x k by k x n. With `params` it is a linear layer: forward, dgrad and wgrad.
 
@@ -201,7 +200,7 @@ class Gemm(Op):
         return 1.0 if self.grouped or not self.params else self.count
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Attention(Op):
     """A fused (flash) attention kernel: scores never reach memory.
 
@@ -234,7 +233,7 @@ class Attention(Op):
         return 2.0 * self.batch * self.n_q_heads * self.q_len * self.kv_len * (self.d_qk + self.d_v)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Move(Op):
     """A memory-bound kernel, or a group of `kernels` of them.
 
@@ -262,7 +261,7 @@ class Move(Op):
     backward_by_element: ByElement = VECTORIZED
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Comm(Op):
     """A collective on the forward path (`kind`), its counterpart in backward (`backward`), None where there is none.
 

@@ -8,7 +8,7 @@ from steptime.base.num import Num
 from steptime.model.ops import Op
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Scan(Op):
     """Mamba-2's causal convolution and state-space scan in chunks, as one op (Dao and Gu 2024, arXiv 2405.21060, section 6)."""
 
@@ -56,7 +56,7 @@ class Scan(Op):
         return 2.0 * self.itemsize * self.tokens * (self.n_heads * self.head_dim + 2.0 * self.n_groups * self.state_dim)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Chunked(Op):
     """The kernels of linear attention in chunks, as one op (Yang et al. 2024, arXiv 2406.06484 and 2412.06464)."""
 

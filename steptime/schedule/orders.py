@@ -6,11 +6,11 @@ split, and how it repeats. Everything else (`walk`, `peaks`, `in_flight`, a job'
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from importlib import import_module
 from typing import NamedTuple
 
 from steptime.base.num import Num
 from steptime.schedule.actions import Action, ActionKind, Orders, Place, looped, v_shaped
-from steptime.schedule.zero_bubble import dualpipe_v, zb_v, zero_bubble
 
 
 class Repeat(NamedTuple):
@@ -98,14 +98,24 @@ def _all_forward_all_backward(pp: int, vpp: int, microbatches: int, group: int) 
     return ((*forward, *backward),) * pp
 
 
+def _zero_bubble(name: str) -> Callable[[int, int, int, int], Orders]:
+    """A generator of `zero_bubble`, a module that is imported when the first of them runs."""
+
+    def generate(pp: int, vpp: int, microbatches: int, group: int) -> Orders:
+        found: Orders = getattr(import_module("steptime.schedule.zero_bubble"), name)(pp, vpp, microbatches, group)
+        return found
+
+    return generate
+
+
 SCHEDULES: dict[str, Schedule] = {
     "gpipe": Schedule(_all_forward_all_backward, looped),
     # Megatron-Core takes the interleaved function whenever vpp is set (schedules.py:45): the two names are one family.
     "1f1b": Schedule(_one_forward_one_backward, looped, repeat=_steady_pairs),
     "interleaved": Schedule(_one_forward_one_backward, looped, repeat=_steady_pairs),
-    "zero_bubble": Schedule(zero_bubble, looped, split=True, repeat=_steady_triples),
-    "zbv": Schedule(zb_v, v_shaped, split=True, vpp=2),
-    "dualpipev": Schedule(dualpipe_v, v_shaped, split=True, pairs=True, vpp=2),
+    "zero_bubble": Schedule(_zero_bubble("zero_bubble"), looped, split=True, repeat=_steady_triples),
+    "zbv": Schedule(_zero_bubble("zb_v"), v_shaped, split=True, vpp=2),
+    "dualpipev": Schedule(_zero_bubble("dualpipe_v"), v_shaped, split=True, pairs=True, vpp=2),
 }
 """Every schedule, by name."""
 

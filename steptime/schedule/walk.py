@@ -7,12 +7,13 @@ is walked through three repeats with the same result as the whole.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property, lru_cache
 from itertools import islice
 from math import frexp, ldexp
 from typing import NamedTuple, TypeAlias
 
+from steptime.base.records import record
 from steptime.schedule.actions import Action
 from steptime.schedule.graph import Graph, graph
 from steptime.schedule.orders import described, first_backward, shortened
@@ -136,7 +137,7 @@ REPEATS = 3
 """Repeats of a long step that are walked: in the first the times may still settle, the other two show the period."""
 
 
-@dataclass(frozen=True, eq=False)
+@record
 class StageTimes:
     """When every action of one stage starts and ends, in order."""
 
@@ -167,7 +168,7 @@ class StageTimes:
         return list(map(ActionSpan, self.actions, self.starts_s, ends))
 
 
-@dataclass(eq=False)
+@record
 class Walk:
     """A schedule in time: lists are per stage, [pp], or per chunk, [pp][vpp]."""
 
@@ -286,8 +287,7 @@ def _tables(
         if split:
             raise ValueError(f"{schedule} runs the weight gradients separately: weight_s is required")
         return forward_s, backward_s
-    halves = zip(backward_s, weight_s, strict=True)
-    both = [[b + w for b, w in zip(*rows, strict=True)] for rows in halves]
+    both = [[b + w for b, w in zip(*rows, strict=True)] for rows in zip(backward_s, weight_s, strict=True)]
     return (forward_s, both, backward_s, weight_s) if split else (forward_s, both)
 
 

@@ -54,6 +54,12 @@ def profile_names() -> list[str]:
     return shipped_names(_FOLDER)
 
 
+@cache
+def _file(path: Path) -> dict[str, Any]:
+    """The content of a profile's own file; not to be changed."""
+    return dict(shipped(path))
+
+
 def profile_mapping(said: str) -> dict[str, Any]:
     """The fields of the profile `said`, a name or name@release, including those of the profiles that it extends.
 
@@ -66,7 +72,7 @@ def profile_mapping(said: str) -> dict[str, Any]:
         fix = f"; use {' or '.join(used)}" if used else near(name, profile_names())
         line = f"{_KEY}: unknown profile (got {show(name)}){fix}"
         raise ConfigError(ConfigProblem(line, _KEY))
-    own = shipped(_FOLDER / f"{name}.yaml")
+    own = dict(_file(_FOLDER / f"{name}.yaml"))
     releases = {str(key): value for key, value in own.pop("releases", {}).items()}
     if at and release not in releases:
         known = f"; known: {', '.join(releases)}" if releases else f"; {name} has no releases, use {name}"
@@ -84,13 +90,11 @@ def over(base: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
     return base | fields | joined
 
 
-@cache
 def extended(name: str) -> str:
     """The profile that a profile extends; "" for none."""
-    return str(shipped(_FOLDER / f"{name}.yaml").get("extends", "")) if name in profile_names() else ""
+    return str(_file(_FOLDER / f"{name}.yaml").get("extends", "")) if name in profile_names() else ""
 
 
-@cache
 def profile_releases(name: str) -> list[str]:
     """Releases that a profile distinguishes, oldest first."""
-    return [str(key) for key in shipped(_FOLDER / f"{name}.yaml").get("releases", {})]
+    return [str(key) for key in _file(_FOLDER / f"{name}.yaml").get("releases", {})]

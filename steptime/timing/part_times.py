@@ -1,18 +1,18 @@
 """Seconds of every part of a job for one micro-batch, and of the model chunks that hold them."""
 
-from dataclasses import dataclass
 from functools import cached_property
 from math import inf
 from typing import NamedTuple
 
 from steptime.base.num import Num, maximum
+from steptime.base.records import record
 from steptime.cost import compute
 from steptime.cost.host import graphed_kernels
 from steptime.cost.network import network, one_link
 from steptime.cost.pace import slower_rates, slower_tiers
 from steptime.cost.parts import Context, PartTime, Work, forward_work, part_time, wait_for_host
 from steptime.cost.rates import rates
-from steptime.fsdp.groups import applies
+from steptime.fsdp.of_job import applies
 from steptime.hardware.machine import Tier
 from steptime.job.assembly import Assembly, Chunk, Part, take
 from steptime.job.job import Job
@@ -73,7 +73,7 @@ def woven_share(job: Job, gbs: Num) -> Num:
     return maximum(0.0, 1.0 - p.devices * job.data.microbatch_sz / (p.tp * p.cp * gbs))
 
 
-@dataclass(frozen=True)
+@record
 class PartTimes:
     """Seconds of one micro-batch through the embedding, the head, and a layer of each kind."""
 

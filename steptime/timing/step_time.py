@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
 
 from steptime import fsdp
 from steptime.base.num import Num, minimum, tree_depth
 from steptime.base.recent import Recent
+from steptime.base.records import record
 from steptime.cost.comm import FREE, CommCost, collective
 from steptime.cost.overlap import hidden_s
 from steptime.cost.parts import Context
@@ -43,7 +44,7 @@ class Reduce(NamedTuple):
         return self.calls * self.cost.time_s
 
 
-@dataclass(frozen=True)
+@record
 class StepTime:
     """All components of a step's time."""
 

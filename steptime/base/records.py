@@ -1,0 +1,42 @@
+"""Dataclasses whose methods are shared: `dataclass` compiles them for each class, and a report makes dozens of classes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar, dataclass_transform
+
+T = TypeVar("T")
+
+
+class ByFields:
+    """A base of dataclasses that show themselves, and are equal, by their fields."""
+
+    __slots__ = ()
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        of: Any = self
+        said = ", ".join([f"{f.name}={getattr(self, f.name)!r}" for f in fields(of) if f.repr])
+        return f"{type(self).__qualname__}({said})"
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        of: Any = self
+        return all(getattr(self, f.name) == getattr(other, f.name) for f in fields(of) if f.compare)
+
+
+@dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(field,))
+def record(cls: type[T]) -> type[T]:
+    """A dataclass that equals only itself, and whose fields are not assigned to: type checkers see to it, not each instance.
+
+    >>> @record
+    ... class Point:
+    ...     x: float
+    ...     y: float = 0.0
+    >>> Point(1.0)
+    Point(x=1.0, y=0.0)
+    """
+    if "__repr__" not in vars(cls):
+        cls.__repr__ = ByFields.__repr__  # type: ignore[method-assign, assignment]
+    return dataclass(eq=False, repr=False)(cls)

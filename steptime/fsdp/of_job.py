@@ -1,0 +1,30 @@
+"""What a job's settings say about FSDP: asked of every job, so it imports nothing that only FSDP needs."""
+
+from __future__ import annotations
+
+from steptime.base.num import same
+from steptime.job.job import Job
+
+
+def applies(job: Job) -> bool:
+    """Whether parameters are sharded and gathered group by group."""
+    return job.zero_level == 3 or job.parallelism.fsdp is not None
+
+
+def unsynced(job: Job) -> bool:
+    """Whether several micro-batches of a step add up whole gradients, which the last one reduces (no_sync).
+
+    Under a pipeline the schedule does so.
+    """
+    if job.parallelism.pp > 1 or job.single_microbatch or not applies(job):
+        return False
+    said = job.parallelism.fsdp.no_sync if job.parallelism.fsdp else None
+    return job.software.layout.no_sync if said is None else said
+
+
+def pooled(job: Job) -> bool:
+    """Whether torch's FSDP gathers group by group on a separate stream, without tensor parallelism."""
+    fsdp, software = job.parallelism.fsdp, job.software
+    eager = software.family == "fsdp2" and software.name != "xla"
+    whole = fsdp is not None and fsdp.wrap == "model"
+    return applies(job) and eager and not whole and same(job.parallelism.tp == 1)
