@@ -20,7 +20,7 @@ from steptime.schedule.walk import REPEATS
 from steptime.search.pipeline import ChunkFigures, Stages, counts_of
 from steptime.search.walk_levels import Levels, levels, walked
 
-WIDTH = 512
+WIDTH = 1024
 """Layouts that are walked together."""
 MOST_MICROBATCHES = 512
 """Micro-batches in the middle of a step that are walked where fewer do not settle; the last repeat then represents the others."""
