@@ -61,16 +61,12 @@ def levels(schedule: str, pp: int, vpp: int, microbatches: int, group: int | Non
     level = np.array(_levels(source.tolist(), first.tolist()))
     if int((level > 0).sum()) != sum(map(len, orders)):
         raise ValueError(f"{schedule} deadlocks: pp={pp}, vpp={vpp}, microbatches={microbatches}, group={group}")
-    slots = np.full((level.max(), pp), never)
-    for stage, actions in enumerate(orders):
-        mine = np.arange(first[stage], first[stage] + len(actions))
-        slots[level[mine] - 1, stage] = mine
+    slots = _by_level(level, first)
     number = np.zeros(never + 1, dtype=int)
     number[slots] = np.arange(pp, pp + slots.size).reshape(slots.shape)
     number[never] = 0
     made_by = number[source[slots]]
-    back = np.arange(1, 1 + len(slots))[:, None] - made_by // pp
-    depth = 1 + int(back.max(where=made_by > 0, initial=1))
+    depth = 1 + int((np.arange(1, 1 + len(slots))[:, None] - made_by // pp).max(where=made_by > 0, initial=1))
     return Levels(
         np.where(made_by > 0, 1 + made_by % (depth * pp), 0),
         cost[slots],
@@ -124,6 +120,17 @@ def _levels(source: list[int], first: list[int]) -> list[int]:
             moved |= slot > now[stage]
             now[stage] = slot
     return level
+
+
+def _by_level(level: Any, first: Any) -> Any:
+    """The slot that each stage runs in each level, the one that never runs where the stage waits; arguments as of `_levels`."""
+    import numpy as np
+
+    slots = np.full((level.max(), len(first) - 1), first[-1])
+    for stage in range(len(first) - 1):
+        mine = np.arange(first[stage], first[stage + 1] - 1)
+        slots[level[mine] - 1, stage] = mine
+    return slots
 
 
 def walked(found: Levels, held: list[Any], waited: list[Any] | None, wanted: Any) -> Any:
