@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from functools import cached_property, partial
 from typing import Any, NamedTuple, TypeAlias
 
 from steptime.base.num import Num
-from steptime.base.recent import Recent
+from steptime.base.recent import Recent, T
 from steptime.base.records import record
 from steptime.job.job import Job
 from steptime.job.local_params import CountedParams, LocalParam, LocalParams, in_bf16_of, shard_of
@@ -159,6 +159,10 @@ class Assembly:
         self.parts = parts
         self.embedding, self.head, self.runs, self.kinds, self.boundary_bytes = parts
 
+    def hold(self, stages: Sequence[Sequence[Chunk]]) -> None:
+        """Consist of these stages, which all differ, instead of the job's own."""
+        self.stages, self.first_alike = [list(chunks) for chunks in stages], list(range(len(stages)))
+
     def remade(self, job: Job, parts: Mapping[Part, Part]) -> Assembly:
         """The assembly of another job, with some parts replaced."""
         made = Assembly.__new__(Assembly)
@@ -181,10 +185,16 @@ class Assembly:
 
     @cached_property
     def first_alike(self) -> list[int]:
-        """For each stage the first one with the same parts, so that what depends only on the parts is computed once."""
+        """For each stage the first one with the same parts, as many of them recomputed."""
         first: dict[tuple[object, ...], int] = {}
-        keys = [tuple([(c.runs, c.embedding, c.head, c.depth == 0) for c in chunks]) for chunks in self.stages]
-        return [first.setdefault(key, stage) for stage, key in enumerate(keys)]
+        sizes = self.job.recompute.n_layers or (0,) * len(self.chunks)
+        each = [(c.runs, c.embedding, c.head, c.depth == 0, sizes[c.depth]) for c in self.chunks]
+        return [first.setdefault(tuple([each[c.depth] for c in mine]), at) for at, mine in enumerate(self.stages)]
+
+    def by_stage(self, of: Callable[[int, list[Chunk]], T]) -> list[T]:
+        """What follows from a stage's chunks, computed for the first of equal stages, which share it."""
+        made = {stage: of(stage, self.stages[stage]) for stage in dict.fromkeys(self.first_alike)}
+        return [made[stage] for stage in self.first_alike]
 
     @property
     def embedding_copied(self) -> bool:
@@ -252,10 +262,7 @@ class Assembly:
     @cached_property
     def held(self) -> list[CountedParams]:
         """Those of every stage's chunks; equal stages share theirs."""
-        found: list[CountedParams] = []
-        for stage, first in enumerate(self.first_alike):
-            found.append(found[first] if first < stage else self.counted_params(self.stages[stage]))
-        return found
+        return self.by_stage(lambda _, chunks: self.counted_params(chunks))
 
     def local_params(self, chunk: Chunk) -> Num:
         """Trained parameters of a chunk on one device."""

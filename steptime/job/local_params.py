@@ -28,6 +28,16 @@ class LocalParam(NamedTuple):
         return self.elements / self.tensors if self.param.n_experts else self.elements
 
 
+class Pieces(NamedTuple):
+    """Consecutive tensors of one size."""
+
+    elements: Num
+    times: Num
+    alone: bool = False
+    """Whether it is a tied embedding's copy of a pipeline of several stages, which gets its own bucket when sharded
+    (megatron-core 0.16.1, megatron/core/distributed/param_and_grad_buffer.py:698)."""
+
+
 @record
 class LocalParams:
     """Trained parameters of a part on one device, in the order in which its modules register them."""
@@ -53,6 +63,17 @@ class LocalParams:
         for p in reversed(self.params):
             found.setdefault(p.param.group, []).append(p)
         return found
+
+    @cached_property
+    def pieces(self) -> dict[str, list[Pieces]]:
+        """Their tensors, in the same order."""
+        return {group: [Pieces(p.each, p.tensors) for p in self.backward[group]] for group in self.elements}
+
+    @cached_property
+    def by_shape(self) -> dict[object, Num]:
+        """Elements of one tensor of those that projections multiply, by shape; of all over the vocabulary together."""
+        every = [p for p in self.params if p.param.multiplies]
+        return {"vocab" if p.param.vocab else p.param.shape: p.each for p in every}
 
     @cached_property
     def total(self) -> Num:

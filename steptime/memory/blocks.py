@@ -14,7 +14,8 @@ from typing import NamedTuple
 from steptime.base.rows import HeldBuffer
 from steptime.job.assembly import Assembly, Chunk
 from steptime.job.job import Job
-from steptime.memory.buckets import PARAM_ALIGNMENT, Pieces, round_up
+from steptime.job.local_params import Pieces
+from steptime.memory.buckets import PARAM_ALIGNMENT, round_up
 from steptime.memory.buffers import BLOCKS, FP32, MIB, block_rest_bytes, gradient_copy_bytes
 from steptime.memory.states import States, backward_runs, chunk_buckets, shard_ranks
 from steptime.software.state_bytes import PER_ELEMENT

@@ -8,9 +8,9 @@ Line numbers: megatron-core 0.16.1, megatron/core/distributed/param_and_grad_buf
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from steptime.base.num import PLAIN, Num, lcm, where
+from steptime.job.local_params import Pieces
 
 PARAM_ALIGNMENT = 64
 """A parameter starts at a multiple of this many elements (lines 657-666)."""
@@ -19,16 +19,6 @@ BUCKET_ALIGNMENT = 128
 
 
 _PLAIN_OR_NONE = frozenset({*PLAIN, type(None)})
-
-
-class Pieces(NamedTuple):
-    """Consecutive tensors of one size."""
-
-    elements: Num
-    times: int
-    alone: bool = False
-    """Whether it is a tied embedding's copy of a pipeline of several stages, which gets its own bucket when sharded
-    (lines 698-709)."""
 
 
 Run = tuple[Sequence[Pieces], int]

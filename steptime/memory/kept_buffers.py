@@ -28,9 +28,10 @@ def dummy_wgrad_bytes(assembly: Assembly, stage: int) -> Num:
     if software.states.dummy_wgrads != "kept" or not software.states.grad_accumulation_fusion:
         return 0.0
     parts = [part for chunk in chunks for part, _ in chunk.runs] + [assembly.head for chunk in chunks if chunk.head]
-    every = [p for part in dict.fromkeys(parts) for p in part.registered_params if p.param.multiplies]
-    weights = {"vocab" if p.param.vocab else p.param.shape: p for p in every}
-    return software.itemsize * sum([p.each for p in weights.values()])
+    weights: dict[object, Num] = {}
+    for part in dict.fromkeys(parts):
+        weights |= part.registered_params.by_shape
+    return software.itemsize * sum(weights.values())
 
 
 def graph_bytes(assembly: Assembly, part: Part) -> Num:

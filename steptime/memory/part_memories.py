@@ -59,14 +59,17 @@ class PartMemories:
 
     def walk(self, part: Part, modules: AbstractSet[str | float] = frozenset()) -> PartMemory:
         """One part's walk; the gradient of a tied head's weight is made with the embedding's."""
-        n_params = part.n_params
-        if part is self.assembly.head:
-            n_params = sum([p.elements for p in self.assembly.local_head_params if not (self.tied and p.param.vocab)])
-        return self.walked(part, modules)._replace(n_params=n_params)
+        found = self.walked(part, modules)
+        if part is not self.assembly.head:
+            return found
+        mine = [p.elements for p in self.assembly.local_head_params if not (self.tied and p.param.vocab)]
+        return found._replace(n_params=sum(mine))
 
     def walked(self, part: Part, modules: AbstractSet[str | float], *, reentrant: bool = False) -> PartMemory:
         """The walk of a part's ops, made once for all jobs that share the part."""
-        autograd = self.autograd_of(part)._replace(reentrant=reentrant)
+        autograd = self.autograd_of(part)
+        if reentrant:
+            autograd = autograd._replace(reentrant=True)
         if is_column(autograd.tp) or is_column(autograd.experts):  # no keys of a mapping
             return walk(part, modules, autograd)
         key = (frozenset(modules), autograd)
@@ -77,9 +80,15 @@ class PartMemories:
 
     def autograd_of(self, part: Part) -> Autograd:
         """The framework's backward, with those modules of the part that are offloaded to host memory."""
+        offload = self.assembly.offload_modules(part)
+        return self.woven._replace(offload=offload) if offload else self.woven
+
+    @cached_property
+    def woven(self) -> Autograd:
+        """The framework's backward, where it overlaps the forward of another micro-batch."""
         job = self.assembly.job
         woven = bool(job.software.overlap.ep) and job.model.moe is not None and not job.single_microbatch
-        return self.autograd._replace(offload=self.assembly.offload_modules(part), woven=woven)
+        return self.autograd._replace(woven=True) if woven else self.autograd
 
     def split(self, chunk: Chunk) -> SplitMemory:
         """One chunk of one micro-batch whose backward is split."""
@@ -153,6 +162,8 @@ class PartMemories:
         """The layers of a chunk as in `layers`, without what saved-tensor hooks offload to host memory."""
         performance = self.assembly.job.performance
         share = float(performance.activation_offload or 0.0)
+        if share == 0.0:
+            return self.layers(chunk)
         neighbor = 0.0 if self.assembly.job.software.overlap.offload is False else share
         return [(count, group, hooked(memory, share, neighbor)) for count, group, memory in self.layers(chunk)]
 
@@ -202,7 +213,7 @@ class PartMemories:
 
 def walk(part: Part, modules: AbstractSet[str | float], autograd: Autograd) -> PartMemory:
     """The walk of a part's ops; its backward overlaps another micro-batch's forward where the schedule alternates them."""
-    found = walk_part(part.ops, part.x, part.out, modules, autograd, part.sizes)
+    found = walk_part(part.ops, part.x, part.out, modules, autograd, part.sizes)._replace(n_params=part.n_params)
     if not autograd.woven:
         return found
     from steptime.memory.woven import woven_peak

@@ -79,16 +79,17 @@ class ChunkBytes(NamedTuple):
 def chunk_bytes(assembly: Assembly) -> ChunkBytes:
     """Bytes that every chunk holds, by pass."""
     memories = PartMemories(assembly)
-    walked = [[memories.chunk(c) for c in chunks] for chunks in assembly.stages]
+    walked = assembly.by_stage(lambda _, chunks: [memories.chunk(c) for c in chunks])
     activations = assembly.job.software.activations
     output = 0.0 if activations.deallocate_pipeline_outputs else assembly.boundary_bytes
     logits = logits_kept(assembly)
-    weights = [
-        [m.saved + (logits if c.head else output) for m, c in zip(memory, chunks, strict=True)]
-        for memory, chunks in zip(walked, assembly.stages, strict=True)
-    ]
-    forward = [[m.forward.bytes - m.saved for m in memory] for memory in walked]
-    backward = [[m.backward.bytes - m.saved for m in memory] for memory in walked]
+    weights = assembly.by_stage(
+        lambda stage, chunks: [
+            m.saved + (logits if c.head else output) for m, c in zip(walked[stage], chunks, strict=True)
+        ]
+    )
+    forward = assembly.by_stage(lambda stage, _: [m.forward.bytes - m.saved for m in walked[stage]])
+    backward = assembly.by_stage(lambda stage, _: [m.backward.bytes - m.saved for m in walked[stage]])
     halves = split_bytes(memories, walked) if described(assembly.job.schedule).split else None
     return ChunkBytes(walked, weights, forward, backward, halves)
 

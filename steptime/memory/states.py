@@ -10,8 +10,8 @@ from typing import NamedTuple
 from steptime.base.num import Num, lcm, maximum, where
 from steptime.job.assembly import Assembly, Chunk
 from steptime.job.job import Job
-from steptime.job.local_params import CountedParams
-from steptime.memory.buckets import BUCKET_ALIGNMENT, PARAM_ALIGNMENT, Pieces, Run, round_up, run_buckets
+from steptime.job.local_params import CountedParams, Pieces
+from steptime.memory.buckets import BUCKET_ALIGNMENT, PARAM_ALIGNMENT, Run, round_up, run_buckets
 from steptime.memory.moments import mean_moments, unevenness, update_temporaries
 from steptime.memory.on_host import on_host, staging_bytes
 from steptime.model.lora import NF4, PROJECTIONS
@@ -75,11 +75,7 @@ def stage_states(assembly: Assembly) -> list[States]:
             known[key] = chunk_buckets(assembly, chunk)
         return known[key]
 
-    found: list[States] = []
-    for stage, (chunks, first) in enumerate(zip(assembly.stages, assembly.first_alike, strict=True)):
-        alike = first < stage
-        found.append(found[first] if alike else states_of(assembly, stage, [buckets(chunk) for chunk in chunks]))
-    return found
+    return assembly.by_stage(lambda stage, chunks: states_of(assembly, stage, [buckets(chunk) for chunk in chunks]))
 
 
 def states_of(assembly: Assembly, stage: int, buckets: list[list[Bucket]]) -> States:
@@ -217,8 +213,10 @@ def backward_runs(assembly: Assembly, chunk: Chunk) -> dict[str, list[Run]]:
     found: dict[str, list[Run]] = {group: [] for params, _ in parts for group in params.elements}
     for params, count in reversed(parts):
         for group, backward in found.items():
-            mine = params.backward.get(group, [])
-            backward.append(([Pieces(p.each, p.tensors, p.param is copied) for p in mine], count))
+            mine = params.pieces.get(group, [])
+            if copied is not None:
+                mine = [Pieces(p.each, p.tensors, p.param is copied) for p in params.backward.get(group, [])]
+            backward.append((mine, count))
     return found
 
 
@@ -226,9 +224,9 @@ def whole_buckets(assembly: Assembly, chunk: Chunk, *, sharded: bool) -> list[Bu
     """The buckets of a chunk that is reduced in one piece: one per group, its tensors aligned (`run_buckets`)."""
     found: dict[str, Num] = {}
     for params, count in assembly.counted_params([chunk]):
-        for p in params:
-            each = round_up(p.each, PARAM_ALIGNMENT) if sharded else p.each
-            found[p.param.group] = found.get(p.param.group, 0.0) + count * p.tensors * each
+        for group, mine in params.pieces.items():
+            total = sum([times * (round_up(each, PARAM_ALIGNMENT) if sharded else each) for each, times, _ in mine])
+            found[group] = found.get(group, 0.0) + count * total
     ranks = {group: lcm(BUCKET_ALIGNMENT, shard_ranks(assembly.job, group)) if sharded else 1 for group in found}
     return [Bucket(round_up(elements, ranks[group]), group) for group, elements in found.items()]
 

@@ -55,14 +55,11 @@ def graph(schedule: str, pp: int, vpp: int, microbatches: int, group: int | None
     found = described(schedule)
     kinds = found.kinds
     total = sum(map(len, orders))
-    # Within a stage an action's code is (kind * vpp + chunk) * microbatches + microbatch: lists instead of dictionaries.
-    keys = [Action(kind, m, chunk) for kind in kinds for chunk in range(vpp) for m in range(microbatches)]
-    code_of = {key: code for code, key in enumerate(keys)}
-    codes = [list(map(code_of.__getitem__, actions)) for actions in orders]
+    codes, per_stage = codes_of(orders, kinds, vpp, microbatches), len(kinds) * vpp * microbatches
     partners = [partners_of(codes[stage], orders[stage]) if found.pairs else {} for stage in range(pp)]
-    numbers = [[MISSING] * len(keys) for _ in range(pp)]
+    numbers = [[MISSING] * per_stage for _ in range(pp)]
     blocks_of, outgoing = inputs_of(kinds, placement(schedule, pp, vpp), pp, microbatches)
-    first_number = [0] * len(keys)
+    first_number = [0] * per_stage
     inputs: list[list[_Known]] = []
     for mine in blocks_of:
         known = [(first_number if one.stage == OWN else numbers[one.stage], *one[1:]) for one in mine]
@@ -76,10 +73,17 @@ def graph(schedule: str, pp: int, vpp: int, microbatches: int, group: int | None
             _advance(codes[stage], inputs[stage], numbers[stage], stages[stage], rows, partners[stage])
         if len(rows) == before:
             raise ValueError(f"{schedule} deadlocks: pp={pp}, vpp={vpp}, microbatches={microbatches}, group={group}")
-    blocks = [[n[at : at + microbatches] for at in range(0, len(keys), microbatches)] for n in numbers]
+    blocks = [[n[at : at + microbatches] for at in range(0, per_stage, microbatches)] for n in numbers]
     first = [[min(block) for block in stage[:vpp]] for stage in blocks]
     last = [[max(map(max, stage[chunk::vpp])) for chunk in range(vpp)] for stage in blocks]
     return Graph(orders, rows, outgoing, stages, first, last)
+
+
+def codes_of(orders: Orders, kinds: tuple[ActionKind, ...], vpp: int, microbatches: int) -> list[list[int]]:
+    """Each action as its number within its stage, (kind * vpp + chunk) * microbatches + microbatch."""
+    keys = [Action(kind, m, chunk) for kind in kinds for chunk in range(vpp) for m in range(microbatches)]
+    code_of = {key: code for code, key in enumerate(keys)}
+    return [list(map(code_of.__getitem__, actions)) for actions in orders]
 
 
 def inputs_of(

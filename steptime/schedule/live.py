@@ -1,9 +1,11 @@
 """How many micro-batches each stage holds, and their bytes at the worst moment."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import groupby
-from operator import itemgetter, mul, sub
+from operator import ge, itemgetter, mul, sub
 from typing import NamedTuple, TypeAlias
 
 from steptime.base.num import Num, is_column, where
@@ -22,6 +24,12 @@ class State(NamedTuple):
     whole: tuple[int, ...]
     """[vpp] those of them whose B or I has not run, which are held in full; equal to `held` where backward is not split."""
     action: Action
+
+    def below(self, other: State) -> bool:
+        """Whether this one holds no more of any chunk than another state: micro-batches in full, and halves of them."""
+        more = map(ge, other.whole, self.whole)
+        halves = map(ge, map(sub, other.held, other.whole), map(sub, self.held, self.whole))
+        return other is not self and all(more) and all(halves)
 
 
 class SplitBytes(NamedTuple):
@@ -87,7 +95,8 @@ def _distinct(actions: Sequence[Action], vpp: int, *, split: bool) -> list[State
 def _corners(found: list[State]) -> list[State]:
     """The ends of every run of states of one kind and chunk whose counts change by the same amount each time.
 
-    What is held is a sum of counts times bytes, so between two ends of a stretch it is at most what it is at one of them.
+    What is held is a sum of counts times bytes, so between two ends of a stretch it is at most what it is at one of them; and an
+    end that holds no more of anything than another one is left out.
     """
     kept: dict[tuple[ActionKind, int], list[State]] = {}
     steps: dict[tuple[ActionKind, int], list[int]] = {}
@@ -99,7 +108,7 @@ def _corners(found: list[State]) -> list[State]:
             row.pop()
         row.append(state)
         steps[key] = step
-    corners = {state for row in kept.values() for state in row}
+    corners = {state for row in kept.values() for state in row if not any(state.below(other) for other in row)}
     return [state for state in found if state in corners]
 
 

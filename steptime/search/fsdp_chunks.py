@@ -53,7 +53,7 @@ class FsdpChunks:
     def assembly(self) -> Assembly:
         """The parts of every search in this job."""
         found = self.pipes.chunks.parts.assembly.remade(self.view, {})
-        vars(found)["stages"] = [list(chunks) for chunks in self.stages.chunks]
+        found.hold(self.stages.chunks)
         return found
 
     @cached_property

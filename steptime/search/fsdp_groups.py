@@ -108,7 +108,7 @@ def ends(job: Job, stages: Stages, shardings: Sequence[WeightSharding], devices:
     for which, group in view.alike_parts():
         vars(group.parallelism)["whole"] = devices
         assembly = Assembly(group.as_job)
-        vars(assembly)["stages"] = [assembly.stages[stage] for stage in stages.first]
+        assembly.hold([assembly.stages[stage] for stage in stages.first])
         fragments.append(_ends(assembly))
         places.append(which)
     found: Ends = joined(fragments, places, len(shardings))

@@ -12,8 +12,8 @@ from steptime.base.num import Num, is_column
 from steptime.job.assembly import Assembly, Chunk, Part
 from steptime.job.candidates import Candidates
 from steptime.job.job import Job
-from steptime.job.local_params import LocalParam, LocalParams, shard_of
-from steptime.memory.buckets import Pieces, Run, run_buckets
+from steptime.job.local_params import LocalParam, LocalParams, Pieces, shard_of
+from steptime.memory.buckets import Run, run_buckets
 from steptime.memory.states import Bucket, backward_runs, bucket_size, in_one_piece, pads, shard_ranks, whole_buckets
 from steptime.model.ops import Param
 from steptime.search.pipeline import Stages
@@ -71,7 +71,7 @@ class ShardedWeights:
             part = dict(zip(joined.kinds, known.kinds, strict=True))
             assembly = known.remade(view(columns(mine)), {})
             assembly.shard = shard_of(assembly.job)
-            vars(assembly)["stages"] = [[_moved(chunk, part) for chunk in chunks] for chunks in stages.chunks]
+            assembly.hold([[_moved(chunk, part) for chunk in chunks] for chunks in stages.chunks])
             yield np.array(where), mine, assembly
 
     def some(self, alone: bool, shardings: tuple[WeightSharding, ...]) -> Assembly:

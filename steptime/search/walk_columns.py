@@ -124,32 +124,30 @@ class WalkRun(NamedTuple):
         found: Levels | Graph = levels(*what) if around is None else graph(*what)
         if blocking:
             held = [cost + sends[send] for cost, send in zip(costs, found.outgoing, strict=True)]
-        free = np.empty((1 + sum(map(len, found.stages)), len(costs[0])))
+        marks = [[numbers[-1] for numbers in found.stages], *self._repeats(found)]
+        every = np.array(marks).reshape(-1)
         if isinstance(found, Levels):
-            walked(found, held, None if blocking else sends, free)
-        elif around is not None:
-            free[0] = 0.0
+            ended = walked(found, held, None if blocking else sends, every.tolist())
+        else:
+            assert around is not None
+            free = np.empty((1 + sum(map(len, found.stages)), len(costs[0])))
             sharded_run(found, held, [None, *([None if blocking else send for send in sends[1:]])], around, free)
-        end = free[[numbers[-1] for numbers in found.stages]].max(axis=0)
-        if not self.fewer:
-            return end, False
-        lasts, before = self._repeats(found, free)
+            ended = free[every]
+        end, *repeats = ended.reshape(len(marks), self.pp, -1)
+        if not repeats:
+            return end.max(axis=0), False
+        lasts, before = repeats[0] - repeats[1], repeats[1] - repeats[2]
         longest = lasts.max(axis=0)
         settled = np.ptp(np.concatenate([lasts, before]), axis=0) <= 1e-9 * longest
-        return end + fewer * longest, ~settled
+        return end.max(axis=0) + fewer * longest, ~settled
 
-    def _repeats(self, found: Levels | Graph, free: Any) -> tuple[Any, Any]:
-        """Seconds of the last repeat and of the one before it, [stage, layout]."""
-        import numpy as np
-
-        each = []
-        firsts = found.first_backward if isinstance(found, Levels) else map(first_backward, found.orders)
-        for first, numbers in zip(firsts, found.stages, strict=True):
-            last = first - 2 + self.repeats * self.length
-            ends = [free[numbers[last - back * self.length]] for back in range(3)]
-            each.append((ends[0] - ends[1], ends[1] - ends[2]))
-        lasts, before = zip(*each, strict=True)
-        return np.stack(lasts), np.stack(before)
+    def _repeats(self, found: Levels | Graph) -> list[list[int]]:
+        """The last action of the last repeat, of the one before and of the one before that, by stage."""
+        if not self.fewer:
+            return []
+        firsts = found.first_backward if isinstance(found, Levels) else [*map(first_backward, found.orders)]
+        places = [[first - 2 + (self.repeats - back) * self.length for first in firsts] for back in range(3)]
+        return [[numbers[at] for at, numbers in zip(mine, found.stages, strict=True)] for mine in places]
 
 
 def sharded_run(found: Graph, held: Sequence[Any], waited: Sequence[Any], around: AroundActions, free: Any) -> None:

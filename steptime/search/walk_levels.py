@@ -5,22 +5,23 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from steptime.schedule.graph import OWN, Input, inputs_of, partners_of
+from steptime.schedule.graph import OWN, Input, codes_of, inputs_of, partners_of
 from steptime.schedule.orders import described, first_backward, order, placement
 
 
 class Levels(NamedTuple):
-    """A schedule's actions, numbered from 1 level by level; 0 means no predecessor. Arrays have one entry per action."""
+    """A schedule's actions in levels from 1 on: action `level * pp + stage`. Arrays are [level, stage], also where a stage waits.
 
-    ends: list[int]
-    """The number after the last action of each level."""
-    previous: Any
-    """The action before it on its stage."""
+    A stage that waits runs an action without input that takes no time.
+    """
+
     source: Any
-    """The action that makes its input."""
+    """The action that makes its input, as its place among the last `depth` levels, counted from 1; 0 means no input."""
     cost: Any
     send: Any
-    """Indices of its seconds and of its input's send, as in `schedule.graph.Input`."""
+    """Indices of its seconds and of its input's send, as in `schedule.graph.Input`; of a stage that waits one past all costs."""
+    depth: int
+    """Levels whose ends are needed at once: the last one, and those that make inputs still to be used."""
     outgoing: list[int]
     """As `schedule.graph.Graph.outgoing`."""
     stages: list[Any]
@@ -40,37 +41,37 @@ def levels(schedule: str, pp: int, vpp: int, microbatches: int, group: int | Non
 
     orders, found = order(schedule, pp, vpp, microbatches, group), described(schedule)
     inputs, outgoing = inputs_of(found.kinds, placement(schedule, pp, vpp), pp, microbatches)
-    block_of = {(kind, chunk): k * vpp + chunk for k, kind in enumerate(found.kinds) for chunk in range(vpp)}
     # A slot per action, stage by stage, one more after each stage that never runs; slot 0 has run.
     first = np.cumsum([1, *(len(actions) + 1 for actions in orders)])
     never = int(first[-1])
-    made = np.zeros((pp, len(block_of) * microbatches), dtype=int)
+    made = np.zeros((pp, len(inputs[0]) * microbatches), dtype=int)
     coded = []
-    for stage, actions in enumerate(orders):
-        blocks = np.array([block_of[action.kind, action.chunk] for action in actions])
-        codes = blocks * microbatches + np.array([action.microbatch for action in actions])
-        slots = first[stage] + np.arange(len(actions))
+    for stage, listed in enumerate(codes_of(orders, found.kinds, vpp, microbatches)):
+        codes = np.array(listed)
+        blocks = codes // microbatches
+        slots = first[stage] + np.arange(len(listed))
         made[stage, codes + np.array([one.known_as for one in inputs[stage]])[blocks]] = slots
         if found.pairs:
-            partners = partners_of(codes.tolist(), actions)
-            later = {code: slot for code, slot in zip(codes.tolist(), slots.tolist(), strict=True) if code in partners}
+            partners = partners_of(listed, orders[stage])
+            later = {code: slot for code, slot in zip(listed, slots.tolist(), strict=True) if code in partners}
             for code, partner in partners.items():
                 made[stage, code] = max(later[code], later[partner])
         coded.append((blocks, codes))
     source, cost, send = _inputs(inputs, coded, made, first)
-    sorted_slots, ends = _sorted(source, first[:-1], never)
-    if len(sorted_slots) != sum(map(len, orders)):
+    level = np.array(_levels(source.tolist(), first.tolist()))
+    if int((level > 0).sum()) != sum(map(len, orders)):
         raise ValueError(f"{schedule} deadlocks: pp={pp}, vpp={vpp}, microbatches={microbatches}, group={group}")
+    slots = _by_level(level, first)
     number = np.zeros(never + 1, dtype=int)
-    number[sorted_slots] = np.arange(1, len(sorted_slots) + 1)
-    before = sorted_slots - 1
-    before[np.isin(sorted_slots, first[:-1])] = 0
+    number[slots] = np.arange(pp, pp + slots.size).reshape(slots.shape)
+    number[never] = 0
+    made_by = number[source[slots]]
+    depth = 1 + int((np.arange(1, 1 + len(slots))[:, None] - made_by // pp).max(where=made_by > 0, initial=1))
     return Levels(
-        ends,
-        number[before],
-        number[source[sorted_slots]],
-        cost[sorted_slots],
-        send[sorted_slots],
+        np.where(made_by > 0, 1 + made_by % (depth * pp), 0),
+        cost[slots],
+        send[slots],
+        depth,
         outgoing,
         [number[first[stage] : first[stage] + len(actions)] for stage, actions in enumerate(orders)],
         [first_backward(actions) for actions in orders],
@@ -89,7 +90,8 @@ def _inputs(inputs: list[list[Input]], coded: list[tuple[Any, Any]], made: Any, 
     import numpy as np
 
     never = int(first[-1])
-    source, cost, send = np.full(never + 1, never), np.zeros(never, dtype=int), np.zeros(never, dtype=int)
+    waiting = sum(map(len, inputs))
+    source, cost, send = np.full(never + 1, never), np.full(never + 1, waiting), np.zeros(never + 1, dtype=int)
     for stage, (blocks, codes) in enumerate(coded):
         each = np.array(inputs[stage])[blocks]
         mine, own = slice(first[stage], first[stage] + len(blocks)), each[:, 0] == OWN
@@ -98,49 +100,68 @@ def _inputs(inputs: list[list[Input]], coded: list[tuple[Any, Any]], made: Any, 
     return source, cost, send
 
 
-def _sorted(source: Any, first: Any, never: int) -> tuple[Any, list[int]]:
-    """Slots level by level, as far as they can run, and the number after the last of each level."""
+def _levels(source: list[int], first: list[int]) -> list[int]:
+    """The level of every slot, one more than that of the action before it and of its input; -1 where it cannot run.
+
+    `first`: the first slot of each stage, and the slot that never runs.
+    """
+    level, now = [0, *[-1] * first[-1]], first[:-1]
+    sweep = [*range(len(now)), *range(len(now) - 2, 0, -1)]  # down with the forwards, up with the backwards
+    moved = True
+    while moved:
+        moved = False
+        for stage in sweep:
+            slot = now[stage]
+            before = level[slot - 1]
+            while (made := level[source[slot]]) >= 0:
+                before = 1 + (made if made > before else before)  # noqa: FURB136  (max() takes twice as long)
+                level[slot] = before
+                slot += 1
+            moved |= slot > now[stage]
+            now[stage] = slot
+    return level
+
+
+def _by_level(level: Any, first: Any) -> Any:
+    """The slot that each stage runs in each level, the one that never runs where the stage waits; arguments as of `_levels`."""
     import numpy as np
 
-    has_run = np.zeros(never + 1, dtype=bool)
-    has_run[0] = True
-    now, total = first.copy(), 1
-    found: list[Any] = []
-    ends: list[int] = []
-    while True:
-        runs = has_run[source[now]]
-        slots = now[runs]
-        if not slots.size:
-            return (np.concatenate(found) if found else slots), ends
-        has_run[slots] = True
-        found.append(slots)
-        total += slots.size
-        ends.append(total)
-        now += runs
+    slots = np.full((level.max(), len(first) - 1), first[-1])
+    for stage in range(len(first) - 1):
+        mine = np.arange(first[stage], first[stage + 1] - 1)
+        slots[level[mine] - 1, stage] = mine
+    return slots
 
 
-def walked(found: Levels, held: list[Any], waited: list[Any] | None, free: Any) -> None:
-    """Fill in when each action ends, [action, layout].
+def walked(found: Levels, held: list[Any], waited: list[Any] | None, wanted: Any) -> Any:
+    """When some actions end, [place in `wanted`, layout].
 
     Args:
         found: the schedule.
         held: seconds of each cost index, by layout.
         waited: seconds of each send index; None where sends hold their senders alone.
-        free: [actions + 1, layouts]; the first row is set to 0.
+        wanted: numbers of actions.
     """
     import numpy as np
 
-    seconds, free[0] = np.array(held), 0.0
-    sends = None if waited is None else np.array(waited)
-    most = max(end - start for start, end in zip([1, *found.ends], found.ends, strict=False))
-    room, other = np.empty((2, most, free.shape[1]))
-    start = 1
-    for end in found.ends:
-        mine = slice(start - 1, end - 1)
-        arrived, ready = room[: end - start], other[: end - start]
-        free.take(found.source[mine], 0, arrived, "clip")
+    seconds, sends = np.array([*held, np.zeros_like(held[0])]), None if waited is None else np.array(waited)
+    pp, layouts = found.source.shape[1], seconds.shape[1]
+    places: dict[int, list[tuple[int, int]]] = {}
+    for place, number in enumerate(wanted):
+        places.setdefault(number // pp, []).append((place, number % pp))
+    result = np.empty((len(wanted), layouts))
+    free = np.zeros((1 + found.depth * pp, layouts))
+    rows = [free[1 + pp * at : 1 + pp * (at + 1)] for at in range(found.depth)]
+    arrived, other = np.empty((2, pp, layouts))
+    before = rows[0]
+    for level, (source, cost, send) in enumerate(zip(found.source, found.cost, found.send, strict=True), 1):
+        now = rows[level % found.depth]
+        free.take(source, 0, arrived, "clip")
         if sends is not None:
-            arrived += sends.take(found.send[mine], 0, ready, "clip")
-        np.maximum(arrived, free.take(found.previous[mine], 0, ready, "clip"), out=arrived)
-        np.add(arrived, seconds.take(found.cost[mine], 0, ready, "clip"), out=free[start:end])
-        start = end
+            np.add(arrived, sends.take(send, 0, other, "clip"), out=arrived)
+        np.maximum(arrived, before, out=arrived)
+        np.add(arrived, seconds.take(cost, 0, other, "clip"), out=now)
+        for place, stage in places.get(level, ()):
+            result[place] = now[stage]
+        before = now
+    return result

@@ -139,12 +139,13 @@ def priced(
     costs: dict[str, Callable[[Num], CommCost]] = {}
 
     def call(bytes_: float, of: str) -> Reduction:
-        if (bytes_, of) not in known:
+        found = known.get((bytes_, of))
+        if found is None:
             if of not in costs:
                 costs[of] = nets[of].costs(kind)
             label = name if of == "dense" else f"{of} {name}"
-            known[bytes_, of] = Reduction(label, kind, bytes_, costs[of](bytes_), times, nets[of].shards)
-        return known[bytes_, of]
+            found = known[bytes_, of] = Reduction(label, kind, bytes_, costs[of](bytes_), times, nets[of].shards)
+        return found
 
     made: dict[int, list[list[Reduction]]] = {}  # equal stages share their states
     for state, itemsize in zip(states, itemsizes, strict=True):

@@ -261,7 +261,7 @@ def chunk_times(assembly: Assembly, times: PartTimes) -> list[list[ChunkTime]]:
             known[key] = chunk_time(times, chunk)
         return known[key]
 
-    return [[of(chunk) for chunk in chunks] for chunks in assembly.stages]
+    return assembly.by_stage(lambda _, chunks: [of(chunk) for chunk in chunks])
 
 
 def chunk_time(times: PartTimes, chunk: Chunk) -> ChunkTime:
