@@ -65,6 +65,27 @@ def before_expandable_segments(row: MeasuredRow) -> bool:
     return before(row, 643, "2024-10-22") is True
 
 
+def compiles_loss(row: MeasuredRow) -> bool:
+    """Whether a row of torchtitan 0.1 compiled the loss together with the blocks.
+
+    From 2024-10-22 (its commit e10cb9494) to 2024-12-18 (e8977b007), and again since 2025-04-02 (pull request 1033).
+    """
+    first = before(row, 640, "2024-10-21") is False and before(row, 750, "2024-12") is True
+    return first or before(row, 1033, "2025-03") is False
+
+
+def norm_of(row: MeasuredRow, notes: str) -> dict[str, Any]:
+    """The RMSNorm of torchtitan itself, before 2025-03-19 (pull request 985), written op by op as Hugging Face's.
+
+    It keeps its input in fp32 and the normalized input in bf16 (pytorch/torchtitan@9dc418a8 torchtitan/models/norms.py,
+    compute_rmsnorm).
+    """
+    if "fused rmsnorm" in notes:
+        return {"norm_impl": "fused"}
+    own = before(row, 985, "2025-02") is True or "custom rmsnorm" in notes
+    return {"norm_impl": "eager"} if own else {}
+
+
 def heads_of(row: MeasuredRow, release: str, *, compiled: bool) -> dict[str, Any]:
     """How torchtitan rotated, repeated and gathered heads, where the release does not determine it: by model and pull request."""
     section: dict[str, Any] = {}
@@ -97,12 +118,13 @@ def of_thunder(row: MeasuredRow) -> bool:
     return bool(re.search(r"litgpt \+ thunder|compile=thunder", words))
 
 
-def compile_of(release: str, notes: str, framework: str = "") -> dict[str, Any]:
+def compile_of(release: str, notes: str, framework: str = "", *, with_loss: bool = False) -> dict[str, Any]:
     """What torch.compile compiled, where the notes say `compile=`, or its name.
 
-    torchtitan compiled only blocks before its compile.components (mid-2025), the loss too since; a graph that is traced
-    (aot_eager, GraphTrainer without full inductor) keeps torch's own kernels. prime-rl upcasts the logits and takes torch's cross
-    entropy outside of what it compiles (PrimeIntellect-ai/prime-rl@01c3ad6 src/prime_rl/trainer/model.py, forward; sft/train.py).
+    torchtitan compiled only blocks before its compile.components (mid-2025), the loss too since, and in the months of
+    `compiles_loss` (`with_loss`); a graph that is traced (aot_eager, GraphTrainer without full inductor) keeps torch's own
+    kernels. prime-rl upcasts the logits and takes torch's cross entropy outside of what it compiles
+    (PrimeIntellect-ai/prime-rl@01c3ad6 src/prime_rl/trainer/model.py, forward; sft/train.py).
     """
     found = re.search(r"\bcompile=([a-z_]*)([^;]*)", re.sub(r"^torch\.compile$", "compile=on", notes))
     if found and f"{found[1]}{found[2]}".startswith("loss only"):
@@ -112,7 +134,12 @@ def compile_of(release: str, notes: str, framework: str = "") -> dict[str, Any]:
     of_graph = "aot_fx_trace" in notes or "graphtrainer" in framework.lower()
     if "regional inductor" in notes or (of_graph and "full inductor" not in notes):
         return {}
-    loss = "loss" in found[2] or "full inductor" in found[2] or not (release == "0.1" or "(blocks)" in found[2])
+    loss = (
+        "loss" in found[2]
+        or "full inductor" in found[2]
+        or with_loss
+        or not (release == "0.1" or "(blocks)" in found[2])
+    )
     loss = loss and not re.search("prime-rl|litgpt", framework)
     return {"compile": "all" if loss else "blocks"}
 
@@ -123,9 +150,10 @@ AROUND_EXPERTS = ["attn", "mlp", "moe_router"]
 
 def native_kernels(row: MeasuredRow, release: str, notes: str) -> dict[str, Any]:
     """torch.compile, chunks of the loss and CUDA graphs."""
-    section = compile_of(release, notes, row.text("framework"))
+    section = compile_of(release, notes, row.text("framework"), with_loss=release == "0.1" and compiles_loss(row))
     if row.text("framework").startswith("torchtitan"):
         section |= heads_of(row, release, compiled="compile" in section)
+        section |= {} if "compile" in section else norm_of(row, notes)
         if before_expandable_segments(row):
             section["expandable_segments"] = False
     if found := re.search(r"chunked (?:ce|cross entropy)(?: \((\d+) loss chunks\))?", notes):

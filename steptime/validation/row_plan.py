@@ -230,9 +230,10 @@ def _sharding(row: MeasuredRow, framework: RowFramework, assumed: list[str], dp:
 
 
 def _replicas(row: MeasuredRow, sharers: int) -> int:
-    """Copies of the shards among dp*cp ranks, where a source says over how many ranks the states are sharded."""
-    found = re.search(r"over (\d+) (?:ranks|in slice)|group (\d+)", row.text("zero_or_fsdp").lower())
-    ranks = int(found[1] or found[2]) if found else 0
+    """Copies of the shards among dp*cp ranks, where a source says over how many the states are sharded (hsdp 2x4: 4)."""
+    said = row.text("zero_or_fsdp").lower()
+    found = re.search(r"over (\d+) (?:ranks|in slice)|group (\d+)|hsdp \d+x(\d+)", said)
+    ranks = int(found[1] or found[2] or found[3]) if found else 0
     return sharers // ranks if ranks and sharers % ranks == 0 else 0
 
 
