@@ -98,6 +98,20 @@ def test_a_graph_that_is_traced_keeps_torchs_kernels():
 
 
 @pytest.mark.parametrize(
+    ("words", "recompute", "fsdp"),
+    [
+        ("simple_fsdp (ZeRO-3, DTensor)", "full", {"wrap": "parameter", "reshard_after_forward": True}),
+        ("simple_fsdp 4 (ZeRO-3)", "none", {"wrap": "parameter", "reshard_after_forward": False}),
+        ("fsdp2", "none", {"reshard_after_forward": True}),
+    ],
+)
+def test_a_graph_without_marks_keeps_what_it_gathered(words, recompute, fsdp):
+    """The pass that recomputes copies marked nodes alone, and without selective checkpointing nothing is marked."""
+    row = own(framework="torchtitan", zero_or_fsdp=words, recompute=recompute, overlap_notes="compile=graph", pp=1)
+    assert to_config(row).config["parallelism"]["fsdp"] == fsdp
+
+
+@pytest.mark.parametrize(
     ("words", "stages", "framework", "freed"),
     [
         ("fsdp2", 1, "torchtitan", True),

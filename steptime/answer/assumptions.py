@@ -176,7 +176,9 @@ def _memory(job: Job) -> list[str]:
     groups = f"gradients that are not allocated at the peak + {CACHED_GROUPS:g} times the largest FSDP group, gathered"
     pieces = f"{100 * FRAGMENTATION:g} % of activations and transients"
     apart = groups if job.software.buffers.expandable_segments else f"{groups} + {pieces}"
-    beyond = apart if fsdp.pooled(job) else pieces
+    traced = job.parallelism.fsdp is not None and job.parallelism.fsdp.wrap == "parameter"
+    whole = "nothing, since a traced graph has one pool" if job.software.buffers.expandable_segments else pieces
+    beyond = apart if fsdp.pooled(job) else whole if traced else pieces
     return [
         *([] if job.software.states.gradients_persist or job.microbatches > 1 else [freed]),
         (

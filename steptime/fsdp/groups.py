@@ -110,6 +110,8 @@ def unsynced(job: Job) -> bool:
     """
     if job.parallelism.pp > 1 or job.single_microbatch or not applies(job):
         return False
+    if job.parallelism.fsdp and job.parallelism.fsdp.wrap == "parameter":
+        return False  # the graph of a micro-batch reduces them
     said = job.parallelism.fsdp.no_sync if job.parallelism.fsdp else None
     return job.software.layout.no_sync if said is None else said
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from steptime.base.num import Num, maximum, same
-from steptime.fsdp.groups import applies, buffers, groups
+from steptime.fsdp.groups import applies, buffers, groups, options
 from steptime.fsdp.plus_plus import secondary_bytes
 from steptime.job.assembly import Assembly, Chunk
 from steptime.job.job import Job
@@ -62,11 +62,13 @@ def pooled(job: Job) -> bool:
     """Whether torch's FSDP gathers group by group on a separate stream, without tensor parallelism."""
     said, software = job.parallelism.fsdp or Fsdp(), job.software
     eager = software.family == "fsdp2" and software.name != "xla"
-    return applies(job) and eager and said.wrap != "model" and same(job.parallelism.tp == 1)
+    return applies(job) and eager and said.wrap not in {"model", "parameter"} and same(job.parallelism.tp == 1)
 
 
 def largest_group(assembly: Assembly, chunks: list[Chunk]) -> Num | None:
-    """Bytes of a stage's largest group, gathered; None where none is gathered (`pooled`)."""
+    """Bytes of a stage's largest group, gathered; None where none is gathered (`pooled`), 0 where a traced graph gathers."""
+    if options(assembly).wrap == "parameter":
+        return 0.0
     if not pooled(assembly.job):
         return None
     most: Num = 0.0

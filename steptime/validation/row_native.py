@@ -80,21 +80,16 @@ def norm_of(row: MeasuredRow, notes: str) -> dict[str, Any]:
     It keeps its input in fp32 and the normalized input in bf16 (pytorch/torchtitan@9dc418a8 torchtitan/models/norms.py,
     compute_rmsnorm).
     """
-    if "fused rmsnorm" in notes:
-        return {"norm_impl": "fused"}
     own = before(row, 985, "2025-02") is True or "custom rmsnorm" in notes
-    return {"norm_impl": "eager"} if own else {}
+    return {"norm_impl": "fused"} if "fused rmsnorm" in notes else {"norm_impl": "eager"} if own else {}
 
 
 def heads_of(row: MeasuredRow, release: str, *, compiled: bool) -> dict[str, Any]:
     """How torchtitan rotated, repeated and gathered heads, where the release does not determine it: by model and pull request."""
     section: dict[str, Any] = {}
     if re.match("qwen3|gpt-?oss", row.text("model_name").lower()):
-        section |= (
-            {}
-            if compiled
-            else {"rope_impl": "composite" if before(row, 2575, "2026-02") or release == "0.1" else "upcast"}
-        )
+        if not compiled:
+            section["rope_impl"] = "composite" if before(row, 2575, "2026-02") or release == "0.1" else "upcast"
         if before(row, 1870, "2025-09") and (row.whole("tp") or 1) > 1:
             section["qk_norm_gathered"] = True
     if release == "0.2" and before(row, 2259, "2026-01") is False:
@@ -110,6 +105,11 @@ def of_today(row: MeasuredRow) -> bool:
 def traced(row: MeasuredRow) -> bool:
     """Whether torchtitan's GraphTrainer traced forward and backward into one graph, which recomputes only what backward needs."""
     return "graphtrainer" in row.text("framework").lower()
+
+
+def by_parameter(row: MeasuredRow) -> bool:
+    """Whether a traced graph gathers each parameter (torchtitan's SimpleFSDP)."""
+    return "simple" in row.text("zero_or_fsdp").lower() and row.whole("pp") in {None, 1}
 
 
 def of_thunder(row: MeasuredRow) -> bool:
@@ -134,12 +134,8 @@ def compile_of(release: str, notes: str, framework: str = "", *, with_loss: bool
     of_graph = "aot_fx_trace" in notes or "graphtrainer" in framework.lower()
     if "regional inductor" in notes or (of_graph and "full inductor" not in notes):
         return {}
-    loss = (
-        "loss" in found[2]
-        or "full inductor" in found[2]
-        or with_loss
-        or not (release == "0.1" or "(blocks)" in found[2])
-    )
+    said = "loss" in found[2] or "full inductor" in found[2]
+    loss = said or with_loss or not (release == "0.1" or "(blocks)" in found[2])
     loss = loss and not re.search("prime-rl|litgpt", framework)
     return {"compile": "all" if loss else "blocks"}
 
@@ -165,6 +161,8 @@ def native_kernels(row: MeasuredRow, release: str, notes: str) -> dict[str, Any]
         section["cuda_graphs"] = AROUND_EXPERTS
     elif "cudagraph" in notes.replace("no cudagraph", "") or "cuda graph" in notes:
         section["cuda_graphs"] = True
+    if by_parameter(row) and section.get("compile") != "all":
+        section["loss_impl"] = "traced"
     if traced(row) and row.text("recompute").lower().partition(" ")[0] in {"full", "selective"}:
         section["recompute_stops_early"] = True
     if re.search(r"compile=(aot )?graph\b", notes) and not re.search(r"prefetch|\(\+|production", notes):
@@ -280,9 +278,12 @@ def resharded(row: MeasuredRow) -> bool:
     """Whether parameters are freed after forward, from the words of `zero_or_fsdp`.
 
     In a pipeline torchtitan does not by default, nor does litgpt's benchmark (Lightning-AI/lightning-thunder@6d352e58
-    thunder/benchmarks/benchmark_litgpt.py: shard_mode zero2).
+    thunder/benchmarks/benchmark_litgpt.py: shard_mode zero2), nor a traced graph in which nothing is marked for recomputation
+    (pytorch/torchtitan@27aa4907 torchtitan/experiments/graph_trainer/selective_activation_remat.py).
     """
     said = row.text("zero_or_fsdp").lower()
+    if by_parameter(row) and row.text("recompute").lower() == "none":
+        return False
     if re.search(r"\bzero-?2|reshard never", said):
         return False
     usual = row.whole("pp") in {None, 1} and not ("litgpt" in row.text("framework").lower() and said == "fsdp2")
