@@ -235,6 +235,21 @@ def test_assumptions_say_what_was_unsaid():
     assert "only a GPU kernel" not in "\n".join(assumptions(job(performance=unfused)))
 
 
+@pytest.mark.parametrize(("graphs", "said"), [(True, 1), (["attn"], 1), (False, 0)])
+def test_assumptions_say_that_the_memory_of_cuda_graphs_is_not_counted(graphs, said):
+    found = "\n".join(assumptions(job(performance={"cuda_graphs": graphs})))
+    assert found.count("memory: what CUDA graphs hold besides is not counted") == said
+
+
+def test_assumptions_of_a_traced_graph():
+    """All of its memory is in the pool of one stream, where expandable segments serve any size."""
+    layout = {"tp": 1, "pp": 1, "dp": 64, "fsdp": {"wrap": "parameter"}}
+    said = {"software": "fsdp2", "expandable_segments": True}
+    assert "reserved = allocated + nothing" in "\n".join(assumptions(job(parallelism=layout, performance=said)))
+    fixed = assumptions(job(parallelism=layout, performance={"software": "fsdp2"}))
+    assert "reserved = allocated + 20 %" in "\n".join(fixed)
+
+
 @pytest.mark.parametrize(
     ("layout", "note"),
     [

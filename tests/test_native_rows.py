@@ -52,6 +52,38 @@ def test_what_is_compiled(notes, release, section):
     assert row_native.compile_of(release, notes) == section
 
 
+@pytest.mark.parametrize(
+    ("source", "compiled"),
+    [
+        ("PR #(ghstack, not for land, 2024-10-21)", "blocks"),
+        ("PR #(ghstack, 2024-10-22)", "all"),
+        ("PR #698", "all"),  # of 2024-11-25
+        ("PR #808", "blocks"),
+        ("PR #1033", "all"),
+    ],
+)
+def test_the_months_in_which_torchtitan_compiled_the_loss(source, compiled):
+    """From its commit e10cb9494 (2024-10-22) to e8977b007 (2024-12-18), and again since pull request 1033 (2025-04-02)."""
+    row = own(framework="torchtitan", source=f"pytorch/torchtitan@1 commit message ({source})")
+    assert row_native.native_kernels(row, "0.1", "compile=on")["compile"] == compiled
+
+
+@pytest.mark.parametrize(
+    ("source", "notes", "norm"),
+    [
+        ("PR #822", "compile=off", "eager"),
+        ("PR #822", "compile=on", None),
+        ("PR #985", "compile=off; deterministic; custom rmsnorm", "eager"),
+        ("PR #985", "compile=off; deterministic; nn.rmsnorm", None),
+        ("PR #(ghstack, 2024-06-13)", "compile=off; tp4+sp; fused rmsnorm", "fused"),
+    ],
+)
+def test_torchtitans_own_norm_before_pull_request_985(source, notes, norm):
+    """compute_rmsnorm of torchtitan/models/norms.py: upcast, normalize, downcast, times the weight, as Hugging Face's."""
+    row = own(framework="torchtitan", source=f"pytorch/torchtitan@1 commit message ({source})")
+    assert row_native.native_kernels(row, "0.1", notes).get("norm_impl") == norm
+
+
 def test_a_loss_outside_of_what_is_compiled():
     """prime-rl's train.py takes torch's cross entropy of upcast logits (sft/train.py, cross_entropy; model.py, forward)."""
     assert row_native.compile_of("", "compile=on; FA3", "prime-rl SFT (FSDP2)") == {"compile": "blocks"}
@@ -63,6 +95,20 @@ def test_a_graph_that_is_traced_keeps_torchs_kernels():
     graph = "torchtitan GraphTrainer (SimpleFSDP)"
     assert row_native.compile_of("", "compile=on + forced cudagraph", graph) == {}
     assert row_native.compile_of("", "compile=on full inductor", graph) == {"compile": "all"}
+
+
+@pytest.mark.parametrize(
+    ("words", "recompute", "fsdp"),
+    [
+        ("simple_fsdp (ZeRO-3, DTensor)", "full", {"wrap": "parameter", "reshard_after_forward": True}),
+        ("simple_fsdp 4 (ZeRO-3)", "none", {"wrap": "parameter", "reshard_after_forward": False}),
+        ("fsdp2", "none", {"reshard_after_forward": True}),
+    ],
+)
+def test_a_graph_without_marks_keeps_what_it_gathered(words, recompute, fsdp):
+    """The pass that recomputes copies marked nodes alone, and without selective checkpointing nothing is marked."""
+    row = own(framework="torchtitan", zero_or_fsdp=words, recompute=recompute, overlap_notes="compile=graph", pp=1)
+    assert to_config(row).config["parallelism"]["fsdp"] == fsdp
 
 
 @pytest.mark.parametrize(

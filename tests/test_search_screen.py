@@ -136,6 +136,7 @@ SHARDED = {
     "fsdp2": plan(FSDP, {"software": "fsdp2"}),
     "no resharding, torchtitan": plan(FSDP | {"fsdp": {"reshard_after_forward": False}}, {"software": "torchtitan"}),
     "resharded to 2 ranks": plan(FSDP | {"fsdp": {"reshard_after_forward": 2}}, {"software": "fsdp2"}),
+    "traced graph": plan(FSDP | {"fsdp": {"wrap": "parameter"}}, {"software": "fsdp2", "loss_impl": "traced"}),
     "one group, prefetch 2": plan(FSDP | {"fsdp": {"wrap": "model", "prefetch": 2}}, {"software": "fsdp2"}),
     "replicas": plan(FSDP | {"replicas": 2}, {"software": "fsdp2"}),
     "no_sync": plan(FSDP, {"software": "accelerate"}),

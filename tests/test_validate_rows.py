@@ -142,6 +142,8 @@ def test_korthikantis_rows_are_the_shipped_plans(number):
 def test_replicas_where_states_are_sharded_over_fewer_ranks():
     found = row_plan.to_config(own(zero_or_fsdp="zero1 over 4 ranks (one node)")).config
     assert (found["parallelism"]["dp"], found["parallelism"]["replicas"]) == (8, 2)
+    hybrid = row_plan.to_config(own(framework="torchtitan", zero_or_fsdp="hsdp 2x4 (reshard never)")).config
+    assert hybrid["parallelism"]["replicas"] == 2  # copies x shards
 
 
 def test_layers_that_do_not_divide():

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, reduce
+from typing import NamedTuple
 
 from steptime.base.num import Num, made, maximum, same
-from steptime.fsdp.groups import Buffers, buffers, flat_group, group_of, groups, options
+from steptime.fsdp.groups import Buffers, buffers, flat_group, group_of, groups, one_group, options
 from steptime.fsdp.of_job import unsynced
-from steptime.fsdp.replays import gathered_ahead, gathers_after, kept_bytes, runs_again
+from steptime.fsdp.replays import kept_bytes
 from steptime.fsdp.sharded_states import sharded_elements
 from steptime.job.assembly import Assembly, Chunk
 from steptime.memory.ledger import PartMemory
@@ -116,14 +117,45 @@ def copied_out(assembly: Assembly, layers: list[Wrapped], i: int) -> Num:
     return layers[i].buffers.unsharded + layers[i].copying + gathered_backward_ahead(assembly, layers, i, arrived=True)
 
 
+class GatheredEnds(NamedTuple):
+    """What is gathered of embedding and head while each part of a micro-batch runs."""
+
+    first: Buffers
+    """Of the embedding."""
+    last: Buffers
+    """Of the head."""
+    between: Num
+    """Bytes that stay gathered while layers run."""
+    apart: bool = False
+    """Whether each is gathered before its own forward, and reduced after its own backward."""
+
+
+def ends_of(assembly: Assembly, root: Buffers) -> GatheredEnds:
+    """The root stays gathered from its forward to the end of backward; in a traced graph neither does.
+
+    A graph gathers a parameter for what reads it, and the embedding's backward reads none (pytorch/torchtitan@27aa4907
+    torchtitan/experiments/graph_trainer/simple_fsdp.py, ReplicateComputation).
+    """
+    if options(assembly).wrap != "parameter":
+        return GatheredEnds(root, root, root.unsharded)
+    tied = [p for p in assembly.embedding.params if p.vocab and assembly.tied_here]
+    first, last = (
+        buffers(assembly, one_group(assembly, params))
+        for params in (assembly.embedding.params, [*tied, *assembly.head_params])
+    )
+    return GatheredEnds(first, last, 0.0, apart=True)
+
+
 def forward(assembly: Assembly, memories: PartMemories, moments: Moments, root: Buffers, layers: list[Wrapped]) -> None:
     """Root first, then layers in order; an all-gather's output stays until the next group has copied out."""
     below = memories.embedding.saved
-    embedding = memories.embedding.forward
+    embedding, ends = memories.embedding.forward, ends_of(assembly, root)
     ahead = gathered_forward_ahead(assembly, layers)
-    moments.mark(0.0, root.unsharded + root.gathered + ahead[0] + embedding.bytes, f"forward of {embedding.op}")
+    first = ends.first.unsharded + ends.first.gathered
+    moments.mark(0.0, first + ahead[0] + embedding.bytes, f"forward of {embedding.op}")
     x = 1.0 * assembly.head.x.bytes
-    previous, kept = root.gathered, 0.0
+    previous, kept = (0.0 if ends.apart else root.gathered), 0.0
+    stays = 0.0 if ends.apart else root.unsharded
     for i, layer in enumerate(layers):
         memory, block = layer.memory, layer.buffers
         arrived: Num = 0.0
@@ -131,18 +163,18 @@ def forward(assembly: Assembly, memories: PartMemories, moments: Moments, root: 
         for one in layer.each:
             coming = maximum(coming, one.gathered)
             arrived = arrived + one.unsharded
-            arriving = root.unsharded + previous + coming + kept
+            arriving = stays + previous + coming + kept
             moments.mark(below, arriving + x + arrived + one.turned, "forward of an all-gather")
             coming, previous = coming - one.gathered, one.gathered
         previous = root.gathered if options(assembly).wrap == "model" else previous
         extra = memory.forward.bytes - memory.saved
-        held = root.unsharded + block.unsharded + previous + kept + ahead[i + 1]
+        held = stays + block.unsharded + previous + kept + ahead[i + 1]
         moments.mark(below + memory.saved, held + extra, f"forward of {memory.forward.op}")
         below = below + memory.saved
         kept = kept + kept_bytes(assembly, block)
     head = memories.head
     extra = head.forward.bytes - head.saved
-    moments.mark(below + head.saved, root.unsharded + previous + kept + extra, f"forward of {head.forward.op}")
+    moments.mark(below + head.saved, ends.last.unsharded + previous + kept + extra, f"forward of {head.forward.op}")
 
 
 def backward(
@@ -153,17 +185,20 @@ def backward(
     `waiting` grows with each layer done: its gradients where the model is one group, its all-reduced shard where replicas
     reduce and it does not become the gradient itself (_fsdp_param_group.py, AllReduceState).
     """
-    head, embedding = memories.head, memories.embedding
+    head, embedding, ends = memories.head, memories.embedding, ends_of(assembly, root)
     below = embedding.saved + sum([layer.memory.saved for layer in layers])
     arriving = gathered_backward_ahead(assembly, layers, len(layers))
     kept: Num = sum([kept_bytes(assembly, layer.buffers) for layer in layers])
-    held = root.unsharded + arriving + kept + head.backward.bytes - head.saved
+    held = ends.last.unsharded + arriving + kept + head.backward.bytes - head.saved
     moments.mark(below + head.saved, held, f"backward of {head.backward.op}")
     head_grad = group_of(assembly.head_params, assembly.head.tp, 1).shard * assembly.job.software.itemsize
     x, reducing, waiting = 1.0 * assembly.head.x.bytes, 0.0, 0.0
+    if ends.apart:
+        head_grad, reducing = 0.0, ends.last.reduce_input
+        moments.mark(below, arriving + kept + reduction_of(ends.last) + x, "backward of a reduce-scatter")
     for i in range(len(layers) - 1, -1, -1):
         memory, block, waits = layers[i].memory, layers[i].buffers, layers[i].waits
-        base = root.unsharded + head_grad + waiting
+        base = ends.between + head_grad + waiting
         following = gathered_backward_ahead(assembly, layers, i)
         copying = copied_out(assembly, layers, i)
         moments.mark(below, base + kept + copying + reducing + x, "backward of an all-gather")
@@ -182,101 +217,15 @@ def backward(
             moments.mark(below, base + rest + mine + reducing + x, "backward of a reduce-scatter")
             moments.to_come = maximum(0.0, moments.to_come - layers[i].gradients[j])
         waiting = waiting + waits
-    held = root.unsharded + reducing + embedding.backward.bytes - embedding.saved + head_grad + waiting
+    held = ends.between + reducing + embedding.backward.bytes - embedding.saved + head_grad + waiting
     moments.mark(embedding.saved, held, f"backward of {embedding.backward.op}")
     mine = 0.0 if options(assembly).wrap == "model" else waiting
-    left = maximum(root.gradients, root.reduced)
-    moments.mark(0.0, left + root.reduce_input + mine, "backward of the root's reduce-scatter")
+    moments.mark(0.0, reduction_of(ends.first) + mine, "backward of the root's reduce-scatter")
 
 
-def flat_forward(
-    assembly: Assembly, memories: PartMemories, moments: Moments, root: Buffers, layers: list[Wrapped]
-) -> None:
-    """FSDP 1: compute reads the gathered flat parameter itself, which is freed after its layer.
-
-    Source: torch 2.13, torch/distributed/fsdp/_flat_param.py, pre_unshard, unshard, reshard. The root's stays; where every module
-    is wrapped, it has none.
-    """
-    reshard, x = options(assembly).reshard_after_forward, 1.0 * assembly.head.x.bytes
-    embedding, head = memories.embedding, memories.head
-    moments.mark(0.0, root.gathered + root.sent, "forward of an all-gather")
-    moments.mark(0.0, root.gathered + embedding.forward.bytes, f"forward of {embedding.forward.op}")
-    below, kept = embedding.saved, 0.0 if by_module(assembly) else root.gathered
-    for layer in layers:
-        memory, flat = layer.memory, layer.buffers
-        moments.mark(below, kept + flat.sent + flat.gathered + x, "forward of an all-gather")
-        extra = memory.forward.bytes - memory.saved
-        below = below + memory.saved
-        moments.mark(below, kept + flat.gathered + extra, f"forward of {memory.forward.op}")
-        kept = kept + (0.0 if reshard else flat.gathered)
-    moments.mark(below + head.saved, kept + head.forward.bytes - head.saved, f"forward of {head.forward.op}")
-
-
-def flat_backward(
-    assembly: Assembly, memories: PartMemories, moments: Moments, root: Buffers, layers: list[Wrapped]
-) -> None:
-    """FSDP 1: the next flat parameter is gathered before a layer computes; gradients are joined once all of a layer's are there.
-
-    Source: torch 2.13, torch/distributed/fsdp/_runtime_utils.py, _pre_backward_hook, _post_backward_hook, _reduce_grad. Where
-    every module is wrapped, the loss runs before the first is gathered, and the head's gradient is reduced at once. Under a
-    reentrant checkpoint a layer's gradients are reduced while its input, its output and the gradient of that are still held.
-    """
-    apart = by_module(assembly)
-    ahead, reshard = gathered_ahead(assembly), options(assembly).reshard_after_forward
-    head, embedding, x = memories.head, memories.embedding, 1.0 * assembly.head.x.bytes
-    held_x = 3.0 * x if runs_again(assembly) else 0.0
-    below = embedding.saved + sum([layer.memory.saved for layer in layers])
-    first = layers[-1:] if ahead else []
-    there = sum([layer.buffers.gathered for layer in (first if reshard else layers)])
-    coming = first[0].buffers.sent if reshard and first else 0.0
-    stays = 0.0 if apart else root.gathered
-    moments.mark(below + head.saved, stays + there + coming, "backward of an all-gather")
-    held = stays + (0.0 if apart else there) + head.backward.bytes - head.saved
-    moments.mark(below + head.saved, held, f"backward of {head.backward.op}")
-    waiting: Num = 0.0
-    if not apart:
-        waiting = group_of(assembly.head_params, assembly.head.tp, 1).shard * assembly.job.software.itemsize
-    for i in range(len(layers) - 1, -1, -1):
-        memory, flat = layers[i].memory, layers[i].buffers
-        base = stays + waiting
-        if (following := gathered_before(assembly, layers, i)) is not None:
-            there = there + following.gathered
-            moments.mark(below, base + there + following.sent + x, "backward of an all-gather")
-        moments.mark(below, base + there + memory.backward.bytes - memory.saved, f"backward of {memory.backward.op}")
-        below = below - memory.saved
-        if options(assembly).wrap != "model":
-            held = base + there + x + held_x
-            moments.mark(below, held + flat.gradients + flat.gathered, "backward of a flat gradient")
-            if (following := gathered_after(assembly, layers, i)) is not None:
-                there, held = there + following.gathered, held + following.gathered
-                moments.mark(below, held + following.sent, "backward of an all-gather")
-            moments.mark(below, held + reduction(assembly, flat) - flat.gathered, "backward of a reduce-scatter")
-        moments.to_come = maximum(0.0, moments.to_come - sum(layers[i].gradients))
-        there, waiting = there - flat.gathered, waiting + layers[i].waits
-    held = stays + waiting + embedding.backward.bytes - embedding.saved
-    moments.mark(embedding.saved, held, f"backward of {embedding.backward.op}")
-    moments.mark(0.0, root.gathered + root.gradients + root.gathered, "backward of the root's flat gradient")
-    moments.mark(0.0, reduction(assembly, root), "backward of the root's reduce-scatter")
-
-
-def gathered_before(assembly: Assembly, layers: list[Wrapped], i: int) -> Buffers | None:
-    """The flat parameter that is gathered before layer i's backward computes: the next layer's, or its own."""
-    there = gathers_after(assembly) and i < len(layers) - 1
-    if not options(assembly).reshard_after_forward or there or (gathered_ahead(assembly) and not i):
-        return None
-    return layers[i - 1 if gathered_ahead(assembly) else i].buffers
-
-
-def gathered_after(assembly: Assembly, layers: list[Wrapped], i: int) -> Buffers | None:
-    """The flat parameter that is gathered once layer i's has been freed, before its gradient is reduced."""
-    reshard = options(assembly).reshard_after_forward
-    return layers[i - 1].buffers if reshard and i and gathers_after(assembly) else None
-
-
-def reduction(assembly: Assembly, flat: Buffers) -> Num:
-    """Bytes of a flat gradient during its reduction: as autograd made it, a copy in another dtype, and the result."""
-    as_it_is = options(assembly).reduce_dtype == assembly.job.software.compute_dtype
-    return flat.gathered + (0.0 if as_it_is else flat.reduce_input) + flat.reduced
+def reduction_of(of: Buffers) -> Num:
+    """Bytes of a group's reduction: its input, and the gradients or what replaces them."""
+    return maximum(of.gradients, of.reduced) + of.reduce_input
 
 
 def left_behind(assembly: Assembly, params: list[Param], sizes: Buffers) -> Num:

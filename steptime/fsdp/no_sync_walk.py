@@ -12,17 +12,14 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from steptime.base.num import Num, maximum, same
+from steptime.fsdp.flat_walk import flat_forward, gathered_after, gathered_before, reduction
 from steptime.fsdp.groups import Buffers, buffers, group_of, groups, options, stays_gathered
 from steptime.fsdp.memory_walk import (
     Moments,
     Wrapped,
     copied_out,
-    flat_forward,
     forward,
-    gathered_after,
     gathered_backward_ahead,
-    gathered_before,
-    reduction,
     wrapped,
 )
 from steptime.fsdp.replays import gathered_ahead, kept_bytes, runs_again

@@ -18,6 +18,8 @@ def unsynced(job: Job) -> bool:
     """
     if job.parallelism.pp > 1 or job.single_microbatch or not applies(job):
         return False
+    if job.parallelism.fsdp and job.parallelism.fsdp.wrap == "parameter":
+        return False  # the graph of a micro-batch reduces them
     said = job.parallelism.fsdp.no_sync if job.parallelism.fsdp else None
     return job.software.layout.no_sync if said is None else said
 
@@ -26,5 +28,5 @@ def pooled(job: Job) -> bool:
     """Whether torch's FSDP gathers group by group on a separate stream, without tensor parallelism."""
     fsdp, software = job.parallelism.fsdp, job.software
     eager = software.family == "fsdp2" and software.name != "xla"
-    whole = fsdp is not None and fsdp.wrap == "model"
-    return applies(job) and eager and not whole and same(job.parallelism.tp == 1)
+    by_group = fsdp is None or fsdp.wrap not in {"model", "parameter"}
+    return applies(job) and eager and by_group and same(job.parallelism.tp == 1)

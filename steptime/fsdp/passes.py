@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from steptime.fsdp import no_sync_walk
+from steptime.fsdp.flat_walk import flat_backward, flat_forward
 from steptime.fsdp.groups import buffers, groups, options
 from steptime.fsdp.memory_walk import (
     Moments,
     backward,
     by_module,
-    flat_backward,
-    flat_forward,
     forward,
     largest_module,
     sharded_gradients,

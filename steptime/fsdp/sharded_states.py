@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from steptime.base.num import Num, maximum
-from steptime.fsdp.groups import buffers, groups
+from steptime.fsdp.groups import buffers, groups, options
 from steptime.fsdp.of_job import pooled
 from steptime.fsdp.plus_plus import secondary_bytes
 from steptime.job.assembly import Assembly, Chunk
@@ -58,7 +58,9 @@ def stored_saving(assembly: Assembly, chunks: list[Chunk]) -> Num:
 
 
 def largest_group(assembly: Assembly, chunks: list[Chunk]) -> Num | None:
-    """Bytes of a stage's largest group, gathered; None where none is gathered (`pooled`)."""
+    """Bytes of a stage's largest group, gathered; None where none is gathered (`pooled`), 0 where a traced graph gathers."""
+    if options(assembly).wrap == "parameter":
+        return 0.0
     if not pooled(assembly.job):
         return None
     most: Num = 0.0

@@ -78,6 +78,7 @@ class Facts(NamedTuple):
     plus_plus: ZeroPlusPlus | None
     node_devices: int
     fsdp_version: int
+    fsdp_wrap: str
     fsdp_ranks: int  # reshard_after_forward where it is a number of ranks, else 0
     no_sync: bool
     stays_gathered: bool  # whether the plan keeps FSDP's parameters gathered after backward

@@ -49,6 +49,12 @@ FSDP_RULES = [
         "torch does not support a number of ranks with performance.fp8_params (got {f.fsdp_ranks}); use true or false",
         lambda f: (f.fsdp_ranks == 0) | (not f.states.fp8_params),
     ),
+    Rule(
+        "a traced graph and a pipeline",
+        "parallelism.fsdp.wrap",
+        "parameter is modeled without a pipeline (got pp {f.pp}); use block",
+        lambda f: (f.fsdp_wrap != "parameter") | (f.pp == 1),
+    ),
     # deepspeed/runtime/engine.py, _configure_zero_optimizer: stage 3 only
     Rule(
         "zero_plus_plus framework",
@@ -102,6 +108,7 @@ def fsdp_facts(layout: Parallelism, software: Software, node_devices: int) -> di
         "plus_plus": layout.zero_plus_plus,
         "node_devices": node_devices,
         "fsdp_version": said.version,
+        "fsdp_wrap": said.wrap,
         "fsdp_ranks": 0 if isinstance(ranks, bool) else ranks,
         "no_sync": software.layout.no_sync if said.no_sync is None else said.no_sync,
         "stays_gathered": not said.reshard_after_backward,

@@ -36,8 +36,10 @@ class Fsdp(Config):
     original_params: bool = True
     """Version 1: whether flat parameters keep their parameters apart (use_orig_params), each at a multiple of 16 bytes."""
     reduce_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
-    wrap: Literal["block", "model", "module"] = "block"
-    """Unit that is gathered and freed. module: each that has its own parameters (version 1; seconds are those of blocks)."""
+    wrap: Literal["block", "model", "module", "parameter"] = "block"
+    """Unit that is gathered and freed. module: each that has its own parameters (version 1); parameter: each, within a graph of
+    forward and backward that is traced (SimpleFSDP, arXiv 2411.00284), which has one pool of memory. Seconds of both are those of
+    blocks, to which the graph's passes join parameters."""
     no_sync: bool | None = None
     """Whether only the last micro-batch of a step reduces gradients, which earlier ones accumulate unsharded (FSDP 1's `no_sync`,
     `set_requires_gradient_sync(False)`); default: the profile's. Pipelines always do so."""
@@ -56,7 +58,7 @@ class Fsdp(Config):
             return self
         if ranks < 2:
             raise ConfigError(f"{path}: a number of ranks must be 2 or more (got {ranks}); 1 rank is false")
-        if self.version == 1 or self.wrap == "model":
+        if self.version == 1 or self.wrap != "block":
             raise ConfigError(
                 f"{path}: a number of ranks needs version 2 and wrap block; set them, or use true or false"
             )
@@ -69,6 +71,14 @@ class Fsdp(Config):
             raise ConfigError(f"{path}.backward_prefetch: post needs version 1, wrap block and prefetch 1; use pre")
         if self.version != 1 and not self.original_params:
             raise ConfigError(f"{path}.original_params: false needs version 1; set it, or use true")
+        return self
+
+    @model_validator(mode="after")
+    def _by_parameter(self) -> Self:
+        if self.wrap == "parameter" and (self.version == 1 or self.no_sync or not self.reshard_after_backward):
+            raise ConfigError(
+                "parallelism.fsdp.wrap: parameter needs version 2, no_sync false and reshard_after_backward true; use block"
+            )
         return self
 
     @model_validator(mode="after")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from steptime.base.num import Num
+from steptime.base.num import Num, same
 from steptime.base.rows import Overhead
 from steptime.job.job import Job
 
@@ -51,10 +51,13 @@ def reserved_bytes(
 ) -> Num:
     """Memory that the caching allocator holds at the peak.
 
-    `group_bytes`: the largest group of FSDP, gathered; `gradients_to_come`: sharded gradients that are not allocated then.
-    `expandable`: segments are expandable, so that memory not held by FSDP's streams is reused for any size.
+    `group_bytes`: the largest group of FSDP, gathered; 0 where a traced graph gathers, whose memory is all in the pool of the
+    stream that computes. `gradients_to_come`: sharded gradients that are not allocated then. `expandable`: segments are
+    expandable, so that memory not held by FSDP's streams is reused for any size.
     """
     if group_bytes is None:
         return states_bytes + moving_bytes * (1.0 + FRAGMENTATION)
     whole = moving_bytes if expandable else moving_bytes * (1.0 + FRAGMENTATION)
+    if same(group_bytes == 0.0):
+        return states_bytes + whole
     return states_bytes + whole + (gradients_to_come + CACHED_GROUPS * group_bytes)

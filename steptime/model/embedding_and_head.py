@@ -153,7 +153,9 @@ def torch_loss(shard: Shard, logits: Tensor, *, logits_kept: bool = False) -> li
     Backward therefore holds three copies: log_softmax's output, its gradient, and that of its input (torch/nn/functional.py,
     cross_entropy; aten/src/ATen/native/LossNLL.cpp, cross_entropy_loss). `logits_kept`: the trainer also keeps the logits.
     Over a split vocabulary log_softmax and its backward are written in Python, one kernel per operation and one copy more at each
-    peak: the exponentials (torch/distributed/tensor/parallel/loss.py, _log_softmax, _nll_loss_and_log_softmax_backward).
+    peak: the exponentials (torch/distributed/tensor/parallel/loss.py, _log_softmax, _nll_loss_and_log_softmax_backward). In a
+    traced graph log_softmax's output is freed once it is exponentiated, before the sum with the gradient, and the logits once
+    they are upcast; nothing else holds them.
     """
     ids = Tensor("loss.targets", shard.tokens, TOKEN_ID)
     chunks = float(shard.software.kernels.loss_chunks)
@@ -163,9 +165,10 @@ def torch_loss(shard: Shard, logits: Tensor, *, logits_kept: bool = False) -> li
         return in_place_loss(logits, ids, chunks)
     x, logits_bytes, ops = logits, 0.0, list[Op]()
     stay = (logits.name,) if logits_kept else ()
-    if shard.software.kernels.loss_impl == "composite" and logits.itemsize < FP32:
+    traced = shard.software.kernels.loss_impl == "traced"
+    if (traced or shard.software.kernels.loss_impl == "composite") and logits.itemsize < FP32:
         x = Tensor("loss.upcast", logits.elements, FP32)
-        logits_bytes = logits.bytes  # a training loop holds the logits until the loss is computed
+        logits_bytes = 0.0 if traced else logits.bytes  # a training loop holds the logits until the loss is computed
         moved = chunks * (logits.bytes + x.bytes)
         ops.append(
             Move("loss.cast", (logits.name,), (x,), stay, (), (), moved, moved + kept_bytes(stay, logits), chunks)
@@ -175,7 +178,7 @@ def torch_loss(shard: Shard, logits: Tensor, *, logits_kept: bool = False) -> li
     kept, made, size = (log_probs.name, *stay), (log_probs,), chunks * x.bytes
     if shard.split and not logits_kept:
         softmax = Move("loss.log_softmax", (x.name,), made, kept, (), (), 8.0 * size, 7.0 * size, 6.0 * chunks)
-        extra = x.bytes
+        extra = 0.0 if traced else x.bytes
     else:
         softmax = Move("loss.log_softmax", (x.name,), made, kept, (), (), 2.0 * size, 3.0 * size, chunks)
         extra = 0.0

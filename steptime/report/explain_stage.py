@@ -178,7 +178,9 @@ def _held_states(estimate: Estimate, stage: int) -> States:
 def _reserved(estimate: Estimate, row: StageMemory) -> tuple[str, str]:
     """The allocator's formula (memory/overhead.py) with its numbers, and its source."""
     group = _held_states(estimate, row.stage).group_bytes
-    if group is not None:
+    if group == 0.0 and estimate.job.software.buffers.expandable_segments:
+        return f"{row.allocated_bytes / GIB:.3f}, all in the pool of one stream", "memory/overhead.py, reserved_bytes"
+    if group:
         to_come = _held_states(estimate, row.stage).gradients_bytes - row.gradients_bytes
         whole = estimate.job.software.buffers.expandable_segments
         also = "" if whole else f", + FRAGMENTATION {FRAGMENTATION:g} of activations and transients"

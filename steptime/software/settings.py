@@ -18,8 +18,8 @@ MuonTpMode: TypeAlias = Literal["blockwise", "duplicated", "distributed"]
 Impl: TypeAlias = Literal["fused", "composite"]
 """One kernel, or one per operation."""
 NormImpl: TypeAlias = Literal["fused", "composite", "eager"]
-LossImpl: TypeAlias = Literal["fused", "native", "composite", "compiled", "in_place"]
-"""One kernel; Megatron's compiled functions; one per operation; one that keeps the logits (torch.compile); Unsloth's."""
+LossImpl: TypeAlias = Literal["fused", "native", "composite", "traced", "compiled", "in_place"]
+"""One kernel; Megatron's compiled functions; one per operation; so in a traced graph; torch.compile's; Unsloth's."""
 AttentionImpl: TypeAlias = Literal["flash", "unfused"]
 AttentionBackend: TypeAlias = Literal["auto", "flash", "cudnn", "direct"]
 AttentionKernel: TypeAlias = Literal["best", "cudnn-9.19", "fa2", "fa1", "triton", "flex", "flex_eager", "efficient"]
@@ -84,8 +84,8 @@ class KernelSettings(Config):
     """composite: RMSNorm as torch decomposes its own; eager: as Hugging Face writes it (`model.sublayers`)."""
     activation_impl: Impl
     loss_impl: LossImpl
-    """composite: the upcast logits become the softmax and the gradient in place. native: Megatron's compiled fusion of the same,
-    which holds a second fp32 copy in backward. fused: one kernel in the compute dtype. in_place: Unsloth's, on an fp32 copy."""
+    """composite: the upcast logits become the softmax and the gradient in place. traced: so in a graph, which frees what nothing
+    reads any more. native: compiled by Megatron, with a second fp32 copy in backward. in_place: Unsloth's, on an fp32 copy."""
     loss_chunks: int
     """Chunks of tokens that head and loss process in turn, forward and backward of each (torchtitan's ChunkedCELoss)."""
     compile: Compile

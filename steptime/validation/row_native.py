@@ -65,15 +65,31 @@ def before_expandable_segments(row: MeasuredRow) -> bool:
     return before(row, 643, "2024-10-22") is True
 
 
+def compiles_loss(row: MeasuredRow) -> bool:
+    """Whether a row of torchtitan 0.1 compiled the loss together with the blocks.
+
+    From 2024-10-22 (its commit e10cb9494) to 2024-12-18 (e8977b007), and again since 2025-04-02 (pull request 1033).
+    """
+    first = before(row, 640, "2024-10-21") is False and before(row, 750, "2024-12") is True
+    return first or before(row, 1033, "2025-03") is False
+
+
+def norm_of(row: MeasuredRow, notes: str) -> dict[str, Any]:
+    """The RMSNorm of torchtitan itself, before 2025-03-19 (pull request 985), written op by op as Hugging Face's.
+
+    It keeps its input in fp32 and the normalized input in bf16 (pytorch/torchtitan@9dc418a8 torchtitan/models/norms.py,
+    compute_rmsnorm).
+    """
+    own = before(row, 985, "2025-02") is True or "custom rmsnorm" in notes
+    return {"norm_impl": "fused"} if "fused rmsnorm" in notes else {"norm_impl": "eager"} if own else {}
+
+
 def heads_of(row: MeasuredRow, release: str, *, compiled: bool) -> dict[str, Any]:
     """How torchtitan rotated, repeated and gathered heads, where the release does not determine it: by model and pull request."""
     section: dict[str, Any] = {}
     if re.match("qwen3|gpt-?oss", row.text("model_name").lower()):
-        section |= (
-            {}
-            if compiled
-            else {"rope_impl": "composite" if before(row, 2575, "2026-02") or release == "0.1" else "upcast"}
-        )
+        if not compiled:
+            section["rope_impl"] = "composite" if before(row, 2575, "2026-02") or release == "0.1" else "upcast"
         if before(row, 1870, "2025-09") and (row.whole("tp") or 1) > 1:
             section["qk_norm_gathered"] = True
     if release == "0.2" and before(row, 2259, "2026-01") is False:
@@ -91,18 +107,24 @@ def traced(row: MeasuredRow) -> bool:
     return "graphtrainer" in row.text("framework").lower()
 
 
+def by_parameter(row: MeasuredRow) -> bool:
+    """Whether a traced graph gathers each parameter (torchtitan's SimpleFSDP)."""
+    return "simple" in row.text("zero_or_fsdp").lower() and row.whole("pp") in {None, 1}
+
+
 def of_thunder(row: MeasuredRow) -> bool:
     """Whether thunder traced litgpt's model: no profile has its executors; under Dynamo inductor's are close."""
     words = f"{row.text('framework')}; {row.text('overlap_notes')}".lower()
     return bool(re.search(r"litgpt \+ thunder|compile=thunder", words))
 
 
-def compile_of(release: str, notes: str, framework: str = "") -> dict[str, Any]:
+def compile_of(release: str, notes: str, framework: str = "", *, with_loss: bool = False) -> dict[str, Any]:
     """What torch.compile compiled, where the notes say `compile=`, or its name.
 
-    torchtitan compiled only blocks before its compile.components (mid-2025), the loss too since; a graph that is traced
-    (aot_eager, GraphTrainer without full inductor) keeps torch's own kernels. prime-rl upcasts the logits and takes torch's cross
-    entropy outside of what it compiles (PrimeIntellect-ai/prime-rl@01c3ad6 src/prime_rl/trainer/model.py, forward; sft/train.py).
+    torchtitan compiled only blocks before its compile.components (mid-2025), the loss too since, and in the months of
+    `compiles_loss` (`with_loss`); a graph that is traced (aot_eager, GraphTrainer without full inductor) keeps torch's own
+    kernels. prime-rl upcasts the logits and takes torch's cross entropy outside of what it compiles
+    (PrimeIntellect-ai/prime-rl@01c3ad6 src/prime_rl/trainer/model.py, forward; sft/train.py).
     """
     found = re.search(r"\bcompile=([a-z_]*)([^;]*)", re.sub(r"^torch\.compile$", "compile=on", notes))
     if found and f"{found[1]}{found[2]}".startswith("loss only"):
@@ -112,7 +134,8 @@ def compile_of(release: str, notes: str, framework: str = "") -> dict[str, Any]:
     of_graph = "aot_fx_trace" in notes or "graphtrainer" in framework.lower()
     if "regional inductor" in notes or (of_graph and "full inductor" not in notes):
         return {}
-    loss = "loss" in found[2] or "full inductor" in found[2] or not (release == "0.1" or "(blocks)" in found[2])
+    said = "loss" in found[2] or "full inductor" in found[2]
+    loss = said or with_loss or not (release == "0.1" or "(blocks)" in found[2])
     loss = loss and not re.search("prime-rl|litgpt", framework)
     return {"compile": "all" if loss else "blocks"}
 
@@ -123,9 +146,10 @@ AROUND_EXPERTS = ["attn", "mlp", "moe_router"]
 
 def native_kernels(row: MeasuredRow, release: str, notes: str) -> dict[str, Any]:
     """torch.compile, chunks of the loss and CUDA graphs."""
-    section = compile_of(release, notes, row.text("framework"))
+    section = compile_of(release, notes, row.text("framework"), with_loss=release == "0.1" and compiles_loss(row))
     if row.text("framework").startswith("torchtitan"):
         section |= heads_of(row, release, compiled="compile" in section)
+        section |= {} if "compile" in section else norm_of(row, notes)
         if before_expandable_segments(row):
             section["expandable_segments"] = False
     if found := re.search(r"chunked (?:ce|cross entropy)(?: \((\d+) loss chunks\))?", notes):
@@ -142,6 +166,8 @@ def native_kernels(row: MeasuredRow, release: str, notes: str) -> dict[str, Any]
         section["cuda_graphs"] = True
     if "regional inductor for swiglu" in notes:
         section["activation_impl"] = "fused"
+    if by_parameter(row) and section.get("compile") != "all":
+        section["loss_impl"] = "traced"
     if traced(row) and row.text("recompute").lower().partition(" ")[0] in {"full", "selective"}:
         section["recompute_stops_early"] = True
     if waits_for_gathers(notes):
@@ -266,9 +292,12 @@ def resharded(row: MeasuredRow) -> bool:
     """Whether parameters are freed after forward, from the words of `zero_or_fsdp`.
 
     In a pipeline torchtitan does not by default, nor does litgpt's benchmark (Lightning-AI/lightning-thunder@6d352e58
-    thunder/benchmarks/benchmark_litgpt.py: shard_mode zero2).
+    thunder/benchmarks/benchmark_litgpt.py: shard_mode zero2), nor a traced graph in which nothing is marked for recomputation
+    (pytorch/torchtitan@27aa4907 torchtitan/experiments/graph_trainer/selective_activation_remat.py).
     """
     said = row.text("zero_or_fsdp").lower()
+    if by_parameter(row) and row.text("recompute").lower() == "none":
+        return False
     if re.search(r"\bzero-?2|reshard never", said):
         return False
     usual = row.whole("pp") in {None, 1} and not ("litgpt" in row.text("framework").lower() and said == "fsdp2")

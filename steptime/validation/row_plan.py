@@ -16,7 +16,7 @@ from steptime.validation.row_experts import expert_degrees, has_experts, kinds_o
 from steptime.validation.row_hugging_face import offloaded_by_guide
 from steptime.validation.row_layers import completed, depths_ahead, hybrid_model, is_hybrid, stages
 from steptime.validation.row_machine import hardware_of, machine
-from steptime.validation.row_native import by_module, resharded
+from steptime.validation.row_native import by_module, by_parameter, resharded
 from steptime.validation.row_software import RowFramework, framework_of, performance_of
 
 CORES = 128
@@ -216,6 +216,7 @@ def _sharding(row: MeasuredRow, framework: RowFramework, assumed: list[str], dp:
             fsdp |= {"reshard_after_forward": False} | (
                 {"reshard_after_backward": False} if row.needed("pp") == 1 else {}
             )
+        fsdp |= {"wrap": "parameter"} if by_parameter(row) else {}
         if said.startswith("fsdp1"):
             fsdp |= {"version": 1} | by_module(row, said)
         reduces = f"{notes} {row.text('precision').lower()}"
@@ -230,9 +231,10 @@ def _sharding(row: MeasuredRow, framework: RowFramework, assumed: list[str], dp:
 
 
 def _replicas(row: MeasuredRow, sharers: int) -> int:
-    """Copies of the shards among dp*cp ranks, where a source says over how many ranks the states are sharded."""
-    found = re.search(r"over (\d+) (?:ranks|in slice)|group (\d+)", row.text("zero_or_fsdp").lower())
-    ranks = int(found[1] or found[2]) if found else 0
+    """Copies of the shards among dp*cp ranks, where a source says over how many the states are sharded (hsdp 2x4: 4)."""
+    said = row.text("zero_or_fsdp").lower()
+    found = re.search(r"over (\d+) (?:ranks|in slice)|group (\d+)|hsdp \d+x(\d+)", said)
+    ranks = int(found[1] or found[2] or found[3]) if found else 0
     return sharers // ranks if ranks and sharers % ranks == 0 else 0
 
 

@@ -11,8 +11,9 @@ import pytest
 from physics_jobs import job
 from walked_moments import LAYER, Every
 
+from steptime.fsdp.flat_walk import flat_backward, flat_forward
 from steptime.fsdp.groups import Buffers
-from steptime.fsdp.memory_walk import Wrapped, backward, flat_backward, flat_forward, forward
+from steptime.fsdp.memory_walk import Wrapped, backward, forward
 from steptime.job.assembly import Assembly
 from steptime.memory.ledger import PartMemory, Peak
 from steptime.memory.part_memories import PartMemories
@@ -94,3 +95,22 @@ def test_modules_of_a_block_leave_no_root():
         (3_016.0 - 1_000 * i, there_ + 400 * i + 900) for i, there_ in enumerate((20_000, 20_000, 10_000))
     ]
     assert back.of("backward of embedding") == [(16.0, LEFT + 1_012)]
+
+
+def test_a_traced_graph_gathers_each_end_for_itself():
+    """Embedding, 1,024 x 128, and head with its norm, 131,200, in bf16: each twice, gathered and copied out, while the embedding
+    runs; between its forward and the head's nothing of them stays. The head's gradients, 2 * 131,200, and their reduction's
+    input, 4 * 131,200, come before the first layer's backward, beside the next layer's 10,000 and the gradient of 2 tokens x 128.
+    """
+    there, back = walked(wrap="parameter")
+    embedding, head, tokens = 2 * 131_072, 2 * 131_200, 2 * 2 * 128
+    assert there.of("forward of embedding") == [(0.0, 2 * embedding + 528)]
+    assert there.of("forward of loss") == [(3_216.0, head + 10_000 + 700)]
+    assert back.of("backward of loss") == [(3_216.0, head + 10_000 + 1_200)]
+    shard = (
+        4 * 131_200 / 2 + embedding
+    )  # of the reduced gradients, and the last parameter's own, which a loop still names
+    assert back.of("backward of a reduce-scatter")[0] == (3_016.0, 10_000 + shard + 2 * head + tokens)
+    assert back.of("backward of embedding") == [(16.0, 6_000 + LEFT + 1_012)]
+    left = 4 * 131_072 / 2 + embedding
+    assert back.of("backward of the root's reduce-scatter") == [(0.0, left + 2 * embedding + LEFT)]

@@ -12,8 +12,9 @@ import pytest
 from physics_jobs import job
 from walked_moments import LAYER, Every
 
+from steptime.fsdp.flat_walk import flat_backward, flat_forward
 from steptime.fsdp.groups import Buffers, flat_group
-from steptime.fsdp.memory_walk import Wrapped, flat_backward, flat_forward
+from steptime.fsdp.memory_walk import Wrapped
 from steptime.job.assembly import Assembly
 from steptime.memory.part_memories import PartMemories
 from steptime.model.ops import Param

@@ -126,8 +126,10 @@ def test_a_reduction_beside_the_layers_own_gradient():
         ({}, {}, 2.55, 0.2),
         ({"version": 1}, {"expandable_segments": True}, 2.55, 0),
         ({"wrap": "model"}, {}, 0, 0.2),
+        ({"wrap": "parameter"}, {"expandable_segments": True}, 0, 0),  # a traced graph: all in the pool of one stream
+        ({"wrap": "parameter"}, {}, 0, 0.2),
     ],
-    ids=["2", "2, fixed segments", "1", "model"],
+    ids=["2", "2, fixed segments", "1", "model", "parameter", "parameter, fixed segments"],
 )
 def test_what_the_allocator_keeps(fsdp, segments, groups, share):
     """The root in bf16 is the largest group. Without groups on their own streams it is 20 % of activations and transients."""

@@ -10,7 +10,7 @@ import pytest
 from physics_jobs import job, machine
 from walked_moments import LAYER, Every
 
-from steptime.fsdp import memory_walk, no_sync_walk
+from steptime.fsdp import flat_walk, memory_walk, no_sync_walk
 from steptime.fsdp.groups import Buffers
 from steptime.fsdp.memory_walk import Wrapped, wrapped
 from steptime.fsdp.no_sync_walk import Phase, WalkedChunk
@@ -31,7 +31,7 @@ def walked(to_come: float, shards: list[float], version: int, phase: Phase | Non
     memories, found = PartMemories(assembly, weight_grads_stay=True), Every(to_come)
     layers = [Wrapped(LAYER, [BLOCK] * len(shards), shards, 0.0, 70.0)] * 3
     if phase is None:
-        plain = memory_walk.flat_backward if version == 1 else memory_walk.backward
+        plain = flat_walk.flat_backward if version == 1 else memory_walk.backward
         plain(assembly, memories, found, ROOT, layers)
     elif version == 1:
         no_sync_walk.flat_backward(assembly, memories, found, ROOT, layers, phase)
