@@ -7,7 +7,7 @@ import pytest
 from own_rows import own
 
 from steptime.software.performance import load_software
-from steptime.validation import row_hugging_face, row_native
+from steptime.validation import row_hugging_face, row_native, row_torchtitan
 from steptime.validation.measurements import MeasuredRow
 from steptime.validation.row_kernels import attention_of
 from steptime.validation.row_plan import to_config
@@ -29,7 +29,7 @@ from steptime.validation.row_software import framework_of
 )
 def test_releases_of_torchtitan_by_pull_request_or_date(source, release):
     row = own(framework="torchtitan", source=source)
-    assert row_native.torchtitan_release(row) == release
+    assert row_torchtitan.torchtitan_release(row) == release
     assert framework_of(row).software == (f"torchtitan@{release}" if release else "torchtitan")
 
 
@@ -140,7 +140,7 @@ def test_whether_parameters_are_freed_after_forward(words, stages, framework, fr
 )
 def test_torchtitan_runs_flex_attention_since_june_2026(source, release):
     """Pull request 3571 of 2026-06-09 made it the default."""
-    assert row_native.torchtitan_release(own(framework="torchtitan", source=source)) == release
+    assert row_torchtitan.torchtitan_release(own(framework="torchtitan", source=source)) == release
     kernel = load_software("torchtitan" + ("@" + release if release else "")).kernels.attention_kernel
     assert kernel == {"": "flex", "2026-05": "cudnn-9.19"}.get(release, "best")
 
@@ -216,8 +216,8 @@ def test_attention_of_deepseek_in_torchtitan(pull, notes, kernel):
 def test_heads_of_qwen3_by_pull_request(pull, tp, said):
     """1870 no longer gathers q and k, 2259 reads grouped heads as they are, 2575 rotates in fp32."""
     row = own(framework="torchtitan", model_name="Qwen3-32B", source=f"pytorch/torchtitan@1 (PR #{pull})", tp=tp)
-    assert row_native.heads_of(row, "0.2", compiled=False) == said
-    assert "rope_impl" not in row_native.heads_of(row, "0.2", compiled=True)
+    assert row_torchtitan.heads_of(row, "0.2", compiled=False) == said
+    assert "rope_impl" not in row_torchtitan.heads_of(row, "0.2", compiled=True)
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_heads_of_qwen3_by_pull_request(pull, tp, said):
 def test_per_op_checkpointing_keeps_all_to_alls_since_pull_request_1672(experts, pull, notes, again):
     source = f"pytorch/torchtitan@1 commit message (PR #{pull})"
     row = own(framework="torchtitan", source=source, overlap_notes=notes, n_experts=experts)
-    assert row_native.sends_again(row) == again
+    assert row_torchtitan.sends_again(row) == again
     kept = {"recompute": {"granularity": "selective", "modules": ["per_op_resend"]}}
     found = row_native.recomputed_per_op("selective (per-op sac)", graph=False, resend=again)
     assert found == (kept if again else {"activation_checkpointing_type": "per-op"})
@@ -252,7 +252,7 @@ def test_per_op_checkpointing_keeps_all_to_alls_since_pull_request_1672(experts,
 )
 def test_expandable_segments_since_the_afternoon_of_2024_10_22(source, older):
     row = own(framework="torchtitan", source=f"pytorch/torchtitan@1 commit message ({source})")
-    assert row_native.before_expandable_segments(row) == older
+    assert row_torchtitan.before_expandable_segments(row) == older
 
 
 def test_selective_is_per_op_in_todays_torchtitan():

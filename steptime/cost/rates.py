@@ -178,17 +178,31 @@ def _one(*_of: str) -> float:
     return 1.0
 
 
+def flash_kernel(accelerator: Accelerator, software: Software) -> str:
+    """The attention kernel that the profile runs on a device.
+
+    torch's scaled_dot_product_attention that asks for cuDNN's kernel first takes FlashAttention-2's where there is none (AMD).
+    """
+    kernel = software.kernels.attention_kernel
+    if not kernel.startswith("sdpa"):
+        return kernel
+    if accelerator.compute_capability is None:
+        return "fa2"
+    return "best" if kernel == "sdpa" else "cudnn-9.19"
+
+
 def attention_efficiency(accelerator: Accelerator, software: Software) -> tuple[float, float]:
     """Shares of the dense peak in forward and backward of the attention kernel that the profile runs."""
     forward, backward = accelerator.attention_forward_efficiency, accelerator.attention_backward_efficiency
-    if software.kernels.attention_kernel == "cudnn-9.19":
+    kernel = flash_kernel(accelerator, software)
+    if kernel == "cudnn-9.19":
         return accelerator.cudnn_forward_efficiency or forward, accelerator.cudnn_backward_efficiency or backward
-    if software.kernels.attention_kernel == "best":
+    if kernel == "best":
         return forward, backward
     if scores_in_memory(software):
         return eager_flex_efficiency(accelerator, peak_dtype(accelerator, software.compute_dtype))
-    older = OLDER_KERNELS.get(software.kernels.attention_kernel, 1.0)
-    if software.kernels.attention_kernel == "flex" and accelerator.microscaling:
+    older = OLDER_KERNELS.get(kernel, 1.0)
+    if kernel == "flex" and accelerator.microscaling:
         older = FLEX_ON_BLACKWELL
     return (accelerator.fa2_forward_efficiency or forward) * older, (
         accelerator.fa2_backward_efficiency or backward
@@ -217,7 +231,7 @@ def head_64(accelerator: Accelerator, software: Software) -> tuple[float, float]
     """
     if scores_in_memory(software):
         return 1.0, 1.0
-    own = software.kernels.attention_kernel in {"best", "cudnn-9.19"}
+    own = flash_kernel(accelerator, software) in {"best", "cudnn-9.19"}
     if not own or accelerator.fa2_forward_efficiency is None or accelerator.name.startswith("mi"):
         return HEAD_64, HEAD_64
     return BLACKWELL_HEAD_64 if accelerator.microscaling else HOPPER_HEAD_64

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from steptime.answer.result import Estimate
 from steptime.cost.compute import CHUNK_S_PER_TOKEN, RATED_LENGTH
-from steptime.cost.rates import attention_efficiency, scores_in_memory
+from steptime.cost.rates import attention_efficiency, flash_kernel, scores_in_memory
 from steptime.model.ops import Attention
 from steptime.model.scans import Chunked
 from steptime.report.breakdown import part_title
@@ -71,7 +71,7 @@ def _attention_kernel(row: KernelTime, op: Attention, estimate: Estimate) -> lis
 def _attention_rates(estimate: Estimate) -> list[Fact]:
     """The kernel's shares of the dense peak, and the machine's figures that they come from."""
     job, device = estimate.job, estimate.job.machine.accelerator
-    kernel, shares = job.software.kernels.attention_kernel, attention_efficiency(device, job.software)
+    kernel, shares = flash_kernel(device, job.software), attention_efficiency(device, job.software)
     if scores_in_memory(job.software):
         how = "of matrix multiplies, in fp32 for one product of two forward and two of five backward"
         return [Fact("rates", [f"{how} (torch/_higher_order_ops/flex_attention.py)"])]

@@ -22,7 +22,9 @@ LossImpl: TypeAlias = Literal["fused", "native", "composite", "traced", "compile
 """One kernel; Megatron's compiled functions; one per operation; so in a traced graph; torch.compile's; Unsloth's."""
 AttentionImpl: TypeAlias = Literal["flash", "unfused"]
 AttentionBackend: TypeAlias = Literal["auto", "flash", "cudnn", "direct"]
-AttentionKernel: TypeAlias = Literal["best", "cudnn-9.19", "fa2", "fa1", "triton", "flex", "flex_eager", "efficient"]
+AttentionKernel: TypeAlias = Literal[
+    "best", "cudnn-9.19", "sdpa", "sdpa-9.19", "fa2", "fa1", "triton", "flex", "flex_eager", "efficient"
+]
 Compile: TypeAlias = Literal["none", "blocks", "all"]
 """What torch.compile (inductor) compiles: nothing, each block separately, or the loss too; see `COMPILED`."""
 _BLOCK = {"norm_impl": "fused", "activation_impl": "fused", "rope_impl": "fused", "recompute_stops_early": True}

@@ -6,7 +6,8 @@ import re
 from typing import Any
 
 from steptime.validation.measurements import MeasuredRow, SkipRowError
-from steptime.validation.row_native import BEFORE_FLEX, before, of_thunder, of_today, torchtitan_release
+from steptime.validation.row_native import of_thunder
+from steptime.validation.row_torchtitan import BEFORE_FLEX, before, of_today, torchtitan_release
 
 
 def attention_of(row: MeasuredRow, notes: str) -> dict[str, Any]:
@@ -24,7 +25,7 @@ def attention_of(row: MeasuredRow, notes: str) -> dict[str, Any]:
         # examples/llm_benchmark/gpt_oss say attn te, whose kernel has sinks
         return {"attention_kernel": "flex"}
     if of_today(row):
-        return {"attention_kernel": "best"} if "sdpa" in notes else {}
+        return {"attention_kernel": "sdpa-9.19"} if "sdpa" in notes else {}
     if re.match(r"gb?[23]00|b[23]00", row.text("gpu").lower()) and "pr #" in row.text("source").lower():
         return {"attention_kernel": "best"} if torchtitan_release(row) != BEFORE_FLEX else {}
     return {"attention_kernel": "fa2"} if flash_before_cudnn(row) else {}
@@ -33,14 +34,13 @@ def attention_of(row: MeasuredRow, notes: str) -> dict[str, Any]:
 def flash_before_cudnn(row: MeasuredRow) -> bool:
     """Whether torchtitan's scaled_dot_product_attention ran FlashAttention-2 though its release prefers cuDNN's kernel.
 
-    Before pull request 1776 (2025-10-09) it preferred cuDNN's on compute capability 10 alone, and AMD's devices have no cuDNN. On
-    the 8 x B200 of a sweep of May 2026 cuDNN's kernel alone failed for Qwen3's grouped queries, and torch took FlashAttention's
-    (pytorch/torchtitan@df248332 results.tsv, "already selecting Flash kernels").
+    Before pull request 1776 (2025-10-09) it preferred cuDNN's on compute capability 10 alone. On the 8 x B200 of a sweep of May
+    2026 cuDNN's kernel alone failed for Qwen3's grouped queries, and torch took FlashAttention's (pytorch/torchtitan@df248332
+    results.tsv, "already selecting Flash kernels").
     """
     if not row.text("framework").lower().startswith("torchtitan"):
         return False
-    amd = row.text("gpu").lower().startswith("mi")
-    return amd or row.group == "torchtitan-ar" or before(row, 1776, "2025-09") is True
+    return row.group == "torchtitan-ar" or before(row, 1776, "2025-09") is True
 
 
 SINCE = "2026-04"

@@ -12,7 +12,7 @@ from steptime.base.config import ConfigError
 from steptime.base.document import parse_mapping, read_source
 from steptime.hardware.machine import Machine, machine_names, normalize
 from steptime.validation.measurements import MeasuredRow, SkipRowError
-from steptime.validation.row_native import torchtitan_release
+from steptime.validation.row_torchtitan import torchtitan_release
 
 
 class FoundMachine(NamedTuple):

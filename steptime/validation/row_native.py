@@ -1,4 +1,4 @@
-"""Settings of a measured row of the PyTorch-native stack (torchtitan, FSDP, torch.compile), from its text."""
+"""Settings of a measured row of the PyTorch-native stack (torch.compile, torchao, FSDP, offload), from its text."""
 
 from __future__ import annotations
 
@@ -8,6 +8,16 @@ from typing import Any
 from steptime.software.performance import load_software
 from steptime.validation import row_hugging_face
 from steptime.validation.measurements import MeasuredRow
+from steptime.validation.row_torchtitan import (
+    before,
+    before_expandable_segments,
+    by_parameter,
+    compiles_loss,
+    heads_of,
+    norm_of,
+    traced,
+    waits_for_gathers,
+)
 
 TORCHAO_WORDS = (
     ("gw_hp", "fp8_rowwise_gw_hp"),
@@ -20,96 +30,6 @@ TORCHAO_WORDS = (
     ("fp8 all-gather", "fp8_tensorwise"),
 )
 """First match wins. torchao's delayed scaling too reads each tensor for its maximum (torchao 0.6 float8_linear.py)."""
-BEFORE_FLEX = "2026-05"
-"""The release until FlexAttention became the default, on 2026-06-09 (torchtitan's commit 169545712, pull request 3571)."""
-RELEASES = (("0.1", 1450, (2025, 8)), ("0.2", 2937, (2026, 5)), (BEFORE_FLEX, 3571, (2026, 7)))
-"""Releases of the profile torchtitan, each with the first pull request and the first month that is later."""
-
-
-def torchtitan_release(row: MeasuredRow) -> str:
-    """The profile's release for a row of torchtitan, from its pull request or date; "" for today's, a user's undated rows too."""
-    source = row.text("source")
-    if (
-        "pytorch/ao" in source and "workflows/training.md" in source
-    ):  # torchtitan 0.0.2 on H100, of August 2025 on the others
-        return "0.1" if "h100" in row.text("gpu").lower() else "0.2"
-    pull = re.search(r"PR #(\d+)", source) if "pytorch/torchtitan" in source else None
-    month = re.search(r"\b(20\d\d)-(\d\d)", source)
-    if pull is None and month is None:
-        undated = BEFORE_FLEX if row.published else ""
-        return "0.1" if re.search("2025|@05a8b5e", row.text("framework")) else undated
-    for release, number, date in RELEASES:
-        if int(pull[1]) < number if pull else month is not None and (int(month[1]), int(month[2])) < date:
-            return release
-    return ""
-
-
-def before(row: MeasuredRow, pull: int, last: str) -> bool | None:
-    """Whether a row of torchtitan is older than a pull request; None where nothing dates it.
-
-    `last`: the last month or day before it (2024-09, 2024-10-22), for rows that give a date and no pull request.
-    """
-    source = row.text("source")
-    own = re.search(r"PR #(\d+)", source) if "pytorch/torchtitan" in source else None
-    dated = re.search(r"\b20\d\d-\d\d(-\d\d)?", f"{source} {row.text('framework')}")
-    if own:
-        return int(own[1]) < pull
-    return dated[0][: len(last)] <= last if dated else None
-
-
-def before_expandable_segments(row: MeasuredRow) -> bool:
-    """Whether a row of torchtitan is older than the expandable segments of its script (pull request 643).
-
-    It is of 2024-10-22, 13:04; the script of the pull request text of that day (@6b2f6731, 11:26) does not have them.
-    """
-    return before(row, 643, "2024-10-22") is True
-
-
-def compiles_loss(row: MeasuredRow) -> bool:
-    """Whether a row of torchtitan 0.1 compiled the loss together with the blocks.
-
-    From 2024-10-22 (its commit e10cb9494) to 2024-12-18 (e8977b007), and again since 2025-04-02 (pull request 1033).
-    """
-    first = before(row, 640, "2024-10-21") is False and before(row, 750, "2024-12") is True
-    return first or before(row, 1033, "2025-03") is False
-
-
-def norm_of(row: MeasuredRow, notes: str) -> dict[str, Any]:
-    """The RMSNorm of torchtitan itself, before 2025-03-19 (pull request 985), written op by op as Hugging Face's.
-
-    It keeps its input in fp32 and the normalized input in bf16 (pytorch/torchtitan@9dc418a8 torchtitan/models/norms.py,
-    compute_rmsnorm).
-    """
-    own = before(row, 985, "2025-02") is True or "custom rmsnorm" in notes
-    return {"norm_impl": "fused"} if "fused rmsnorm" in notes else {"norm_impl": "eager"} if own else {}
-
-
-def heads_of(row: MeasuredRow, release: str, *, compiled: bool) -> dict[str, Any]:
-    """How torchtitan rotated, repeated and gathered heads, where the release does not determine it: by model and pull request."""
-    section: dict[str, Any] = {}
-    if re.match("qwen3|gpt-?oss", row.text("model_name").lower()):
-        if not compiled:
-            section["rope_impl"] = "composite" if before(row, 2575, "2026-02") or release == "0.1" else "upcast"
-        if before(row, 1870, "2025-09") and (row.whole("tp") or 1) > 1:
-            section["qk_norm_gathered"] = True
-    if release == "0.2" and before(row, 2259, "2026-01") is False:
-        section["repeat_kv"] = False
-    return section
-
-
-def of_today(row: MeasuredRow) -> bool:
-    """Whether a row is of torchtitan since FlexAttention is its default."""
-    return row.text("framework").lower().startswith("torchtitan") and torchtitan_release(row) == ""
-
-
-def traced(row: MeasuredRow) -> bool:
-    """Whether torchtitan's GraphTrainer traced forward and backward into one graph, which recomputes only what backward needs."""
-    return "graphtrainer" in row.text("framework").lower()
-
-
-def by_parameter(row: MeasuredRow) -> bool:
-    """Whether a traced graph gathers each parameter (torchtitan's SimpleFSDP)."""
-    return "simple" in row.text("zero_or_fsdp").lower() and row.whole("pp") in {None, 1}
 
 
 def of_thunder(row: MeasuredRow) -> bool:
@@ -173,17 +93,6 @@ def native_kernels(row: MeasuredRow, release: str, notes: str) -> dict[str, Any]
     if waits_for_gathers(notes):
         section["overlap"] = {"dp": False}
     return section
-
-
-def waits_for_gathers(notes: str) -> bool:
-    """Whether a traced graph waits for each gather where it stands, since no pass moved it (SimpleFSDP, arXiv 2411.00284).
-
-    Rows marked fit of one ladder of passes, before that pass, are 2 and 4 % off so, and 7 and 12 % too fast otherwise. Pieces of
-    a graph in CUDA graphs exclude the pass (torchtitan/experiments/graph_trainer/passes.py@9e07ee8a2, compile_time_passes: no
-    collective bucketing or overlap in piecewise).
-    """
-    before_passes = re.search(r"compile=(aot )?graph\b", notes) and not re.search(r"prefetch|\(\+|production", notes)
-    return bool(before_passes) or "piecewise cudagraph" in notes
 
 
 def said_dtypes(row: MeasuredRow, notes: str) -> dict[str, Any]:
@@ -263,12 +172,6 @@ def torchao_recipe(row: MeasuredRow, notes: str) -> dict[str, Any]:
     tail = re.search(r"except (?:the )?last (\d+) % of layers", notes)
     ends = {"bf16_layers_at_end": -(-row.needed("n_layers") * int(tail[1]) // 100)} if tail else {}
     return {"precision": found, "fp8_params": bool(gathered)} | ends
-
-
-def sends_again(row: MeasuredRow) -> bool:
-    """Whether torchtitan's per-op checkpointing runs all-to-alls of experts again: before pull request 1672 (2025-09-06)."""
-    dropped = "a2a and _to_copy not saved" in row.text("overlap_notes")
-    return bool(row.whole("n_experts")) and (dropped or before(row, 1672, "2025-08") is True)
 
 
 def recomputed_per_op(said: str, *, graph: bool, latest: bool = False, resend: bool = False) -> dict[str, Any]:

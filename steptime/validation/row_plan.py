@@ -16,8 +16,9 @@ from steptime.validation.row_experts import expert_degrees, has_experts, kinds_o
 from steptime.validation.row_hugging_face import offloaded_by_guide
 from steptime.validation.row_layers import completed, depths_ahead, hybrid_model, is_hybrid, stages
 from steptime.validation.row_machine import hardware_of, machine
-from steptime.validation.row_native import by_module, by_parameter, resharded
+from steptime.validation.row_native import by_module, resharded
 from steptime.validation.row_software import RowFramework, framework_of, performance_of
+from steptime.validation.row_torchtitan import by_parameter
 
 CORES = 128
 """Of two EPYC 7742."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from steptime.base.document import parse_mapping, read_source
 from steptime.software.performance import EAGER_TORCH, load_software
 from steptime.software.profiles import profile_names, profile_releases
-from steptime.validation import row_hugging_face, row_native
+from steptime.validation import row_hugging_face, row_native, row_torchtitan
 from steptime.validation.measurements import FOLDER, MeasuredRow, SkipRowError
 from steptime.validation.recipes import of_scripts, quantized_head, recipe_of
 from steptime.validation.row_experts import dispatch_of, positions_of
@@ -72,7 +72,7 @@ def framework_of(row: MeasuredRow, *, known: bool = True) -> RowFramework:
         return found
     native = found.profile.startswith("torchtitan")
     return found._replace(
-        release=row_native.torchtitan_release(row) if native else release_of(found, row.text("framework"))
+        release=row_torchtitan.torchtitan_release(row) if native else release_of(found, row.text("framework"))
     )
 
 
@@ -232,7 +232,7 @@ def recompute_of(row: MeasuredRow, framework: RowFramework, assumed: list[str]) 
     if re.fullmatch(r"full( ?\(.*\))?", said):
         return {"activation_checkpointing_type": "full"}
     latest = framework.profile == "torchtitan" and not framework.release
-    graph, resend = row_native.traced(row), row_native.sends_again(row)
+    graph, resend = row_torchtitan.traced(row), row_torchtitan.sends_again(row)
     per_op = row_native.recomputed_per_op(said, graph=graph, latest=latest, resend=resend)
     if framework.base in EAGER_TORCH and per_op:
         return per_op

@@ -37,7 +37,7 @@ from steptime.bench.runs.operands import torch_dtype
 from steptime.fsdp import options
 from steptime.job.assembly import Assembly
 from steptime.job.job import Job
-from steptime.memory.buckets import Pieces
+from steptime.job.local_params import Pieces
 from steptime.memory.states import bucket_size
 from steptime.model.model import Model
 from steptime.software.performance import ITEMSIZE

@@ -18,7 +18,7 @@ from steptime.launch.torchtitan.converters import precision_of
 _P = "parallelism."
 ATTENTION_KERNELS = {
     "flex": {"attention_kernel": "flex"},
-    "sdpa": {"attention_kernel": "best"},
+    "sdpa": {"attention_kernel": "sdpa-9.19"},
     "varlen": {"attention_kernel": "fa2"},
 }
 """model.attn_backend -> its kernel; without it the release's own.
