@@ -142,12 +142,12 @@ def test_torchtitan_runs_flex_attention_since_june_2026(source, release):
     """Pull request 3571 of 2026-06-09 made it the default."""
     assert row_torchtitan.torchtitan_release(own(framework="torchtitan", source=source)) == release
     kernel = load_software("torchtitan" + ("@" + release if release else "")).kernels.attention_kernel
-    assert kernel == {"": "flex", "2026-05": "cudnn-9.19"}.get(release, "best")
+    assert kernel == {"": "flex", "2026-05": "sdpa-9.19", "0.1": "fa2"}.get(release, "sdpa")
 
 
 def test_a_row_of_today_that_names_another_attention():
     row = own(framework="torchtitan", source="mlc-ai/pith-train issue #79 (2026-07-22)", overlap_notes="SDPA")
-    assert attention_of(row, "sdpa") == {"attention_kernel": "best"}
+    assert attention_of(row, "sdpa") == {"attention_kernel": "sdpa-9.19"}
 
 
 _FA2, _BEST = {"attention_kernel": "fa2"}, {"attention_kernel": "best"}
@@ -162,7 +162,6 @@ _FA2, _BEST = {"attention_kernel": "fa2"}, {"attention_kernel": "best"}
         ("pytorch/torchtitan@refs/heads/autoresearch-parallelize (2026-05)", "torchtitan-ar", "B200-180GB-SXM", _FA2),
         ("pytorch/torchtitan@1 commit message (PR #1690)", "torchtitan-pr", "B200-180GB-SXM", _BEST),
         ("pytorch/torchtitan@58b03444 commit message (PR #3105)", "torchtitan-pr", "GB200-186GB", {}),
-        ("pytorch/torchtitan@1 commit message (PR #2377)", "torchtitan-pr", "MI300X", _FA2),
     ],
 )
 def test_torchtitan_prefers_cudnn_everywhere_since_october_2025(source, group, gpu, found):

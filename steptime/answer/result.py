@@ -234,8 +234,7 @@ def estimate(job: Job | str | Path | Mapping[str, Any]) -> Estimate:
     ...           "data": {"gbs": 32, "seqlen": 8192, "microbatch_sz": 1}}).fits
     True
     """
-    if not isinstance(job, Job):
-        job = Job.load(job)
+    job = job if isinstance(job, Job) else Job.load(job)
     assembly = Assembly(job)
     timing = step_time(assembly)
     return Estimate(job, assembly, timing, stage_memory(assembly, timing.states))

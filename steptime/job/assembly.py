@@ -251,8 +251,7 @@ class Assembly:
 
     def counted_params(self, chunks: Sequence[Chunk]) -> CountedParams:
         """The same for several chunks: every part once, with how often it occurs in all of them."""
-        lists: dict[int, LocalParams] = {}
-        counts: dict[int, int] = {}
+        lists, counts = dict[int, LocalParams](), dict[int, int]()
         for chunk in chunks:
             for params, count in self.chunk_params(chunk):
                 lists[id(params)] = params

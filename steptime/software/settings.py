@@ -42,8 +42,8 @@ Module: TypeAlias = Literal[
     "per_op_all", "per_op_resend",
 ]  # fmt: skip
 OffloadModule: TypeAlias = Literal[
-    "attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act",
-]  # fmt: skip
+    "attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act"
+]
 """Megatron-Core's names (megatron/core/transformer/transformer_config.py, offload_modules)."""
 GraphModule: TypeAlias = Literal["attn", "mlp", "moe", "moe_router", "moe_preprocess", "mamba"]
 """Megatron-Core's names (megatron/core/transformer/enums.py, CudaGraphScope)."""
@@ -259,8 +259,7 @@ class MoeSettings(Config):
     shared_expert_overlap: bool = False
     """Shared experts overlap the dispatch; with sequence parallelism their gathered input is saved."""
     delay_wgrad_compute: bool = False
-    """With `overlap.ep`, which runs one micro-batch's forward with another's backward, weight gradients are computed after input
-    gradients (--delay-wgrad-compute)."""
+    """With `overlap.ep`, weight gradients are computed after input gradients (--delay-wgrad-compute)."""
     overlap_keeps_pieces: bool = False
     """With `overlap.ep`, inputs and gradients of a chunk's layers stay until its whole backward has run (Megatron-Core before
     core_v0.16)."""
@@ -274,8 +273,7 @@ class TimingSettings(Config):
     move_kernel_s: Seconds
     """Fixed time of one memory-bound kernel [s]."""
     layer_gap_s: Seconds
-    """Gaps between the kernels of one layer, forward and backward of one micro-batch: late launches by the host, and kernels too
-    small to be listed [s]."""
+    """Gaps between kernels of a layer, both passes of one micro-batch: late launches, and kernels too small to be listed [s]."""
     move_rate: float
     """Rate of memory-bound kernels / that of a long copy."""
     host_kernel_s: Seconds

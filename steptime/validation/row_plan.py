@@ -214,9 +214,8 @@ def _sharding(row: MeasuredRow, framework: RowFramework, assumed: list[str], dp:
         if framework.profile == "automodel" and has_experts(
             row
         ):  # examples/llm_benchmark: moe.reshard_after_forward false
-            fsdp |= {"reshard_after_forward": False} | (
-                {"reshard_after_backward": False} if row.needed("pp") == 1 else {}
-            )
+            fsdp["reshard_after_forward"] = False
+            fsdp |= {"reshard_after_backward": False} if row.needed("pp") == 1 else {}
         fsdp |= {"wrap": "parameter"} if by_parameter(row) else {}
         if said.startswith("fsdp1"):
             fsdp |= {"version": 1} | by_module(row, said)

@@ -80,6 +80,30 @@ def test_cudnn_of_2026(figures, forward, backward):
     assert found == by_hand(ATTENTION * (1 / forward + 2.5 / backward))
 
 
+@pytest.mark.parametrize(
+    ("kernel", "capability", "forward", "backward"),
+    [
+        ("sdpa", 9.0, 0.8, 0.5),
+        ("sdpa-9.19", 9.0, 0.9, 0.6),
+        ("sdpa", None, 0.4, 0.25),
+        ("sdpa-9.19", None, 0.4, 0.25),
+    ],
+)
+def test_torch_takes_cudnns_kernel_where_there_is_cudnn(kernel, capability, forward, backward):
+    """Its scaled_dot_product_attention, asked for cuDNN's first: on NVIDIA's devices that, on others FlashAttention-2's."""
+    figures = {
+        "attention_forward_efficiency": 0.8,
+        "attention_backward_efficiency": 0.5,
+        "cudnn_forward_efficiency": 0.9,
+        "cudnn_backward_efficiency": 0.6,
+        "fa2_forward_efficiency": 0.4,
+        "fa2_backward_efficiency": 0.25,
+        "compute_capability": capability,
+    }
+    found = part("attention", performance={"attention_kernel": kernel}, **figures)
+    assert found == by_hand(ATTENTION * (1 / forward + 2.5 / backward))
+
+
 @pytest.mark.parametrize(("kernel", "rate"), [("flex", 1.5), ("fa2", 1.0), ("triton", 1 / 1.7)])
 def test_attention_kernels_of_blackwell(kernel, rate):
     """FlexAttention has instructions of Blackwell that FlashAttention-2 leaves unused: 1.5 of its rate; others as anywhere."""

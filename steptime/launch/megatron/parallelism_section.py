@@ -130,9 +130,7 @@ def _stages(keys: JobKeys, pp: int, vpp: int) -> dict[str, Any]:
             keys.problem(f"{keys.name('num_layer_list')} does not distribute {layers} layers over {chunks} stages")
         return {"layers_per_stage": counts}
     if (partition := keys.get("pp_partition_method")) is not None and pp > 1:
-        if (
-            "embed" in str(partition).lower()
-        ):  # deepspeed/runtime/pipe/module.py, _partition_layers: type:transformer|embedding
+        if "embed" in str(partition).lower():  # deepspeed/runtime/pipe/module.py, _partition_layers
             return {"embedding_and_loss_count_as_layers": True}
         if str(partition).lower() != "type:transformer":
             keys.approximate("pp_partition_method", "counted with layers distributed evenly")
