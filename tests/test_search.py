@@ -237,6 +237,22 @@ def test_torch_is_estimated_one_by_one():
         assert estimate(layout.job).step_s == layout.step_s
 
 
+def test_pipelines_of_fsdp_beside_tensor_parallelism():
+    """Layouts whose groups are gathered in a pool of their own (tp 1) and others in one column: as estimated alone."""
+    job = job_of(
+        model="llama3-8b",
+        parallelism={"tp": 1, "pp": 4, "dp": 2, "fsdp": {"reshard_after_forward": False}},
+        performance={"software": "torchtitan"},
+        data={"gbs": 24, "seqlen": 4096, "microbatch_sz": 1},
+        hardware="dgx-h100",
+    )
+    few = {"vpp": (1,), "cp": (1,), "microbatch_sz": (1,)}
+    found = run(job, Asked((8,), (24,), Axes({**few, "performance.activation_checkpointing_type": ("none", "full")})))
+    assert {pp for pp, _ in found.best_of("pp")} > {1}
+    for _, layout in found.best_of("pp"):
+        assert estimate(layout.job).step_s == layout.step_s
+
+
 def test_schedules_are_an_axis():
     """ZBV and DualPipeV need two chunks per stage; without a pipeline there is one schedule; the best runs as it is set."""
     job = FLEETING["torch"]

@@ -181,7 +181,7 @@ def _memory(job: Job) -> list[str]:
     beyond = apart if fsdp.pooled(job) else whole if traced else pieces
     graphs = (
         "memory: what CUDA graphs hold besides is not counted; measured 40 to 170 MiB in small test jobs of Megatron-LM with "
-        "experts, 0.7 to 2.4 GiB for Llama-3 8B in torchtitan's GraphTrainer"
+        "experts, more in torchtitan's GraphTrainer (docs/known-errors.md)"
     )
     return [
         *([] if job.software.states.gradients_persist or job.microbatches > 1 else [freed]),

@@ -75,6 +75,13 @@ IDLE: dict[str, tuple[str, Callable[[Any], Any]]] = {
         "attention is unfused",
         lambda job: job.software.kernels.attention_impl != "flash",
     ),
+    "performance.loss_impl": (
+        "traced differs from composite only in torch's loss over a split vocabulary (tp > 1)",
+        lambda job: (
+            job.software.kernels.loss_impl == "traced"
+            and (job.parallelism.tp == 1 or job.software.kernels.vocab_parallel)
+        ),
+    ),
     "performance.attention_backend": ("the layout of attention's tensors is the same", _alike("attention_backend")),
     "performance.deterministic": ("the modeled kernels are the same", _alike("deterministic")),
     "performance.muon_tp_mode": (

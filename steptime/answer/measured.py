@@ -248,11 +248,7 @@ def read_runs(document: Mapping[str, Any]) -> list[FitRun]:
     kinds = [RunKind(*words) for words in document["kinds"]]
     places = [RunPlace(kinds[kind], tuple(at)) for kind, *at in document["places"]]
     place = document["columns"]["runs"].index("place")
-    runs: list[FitRun] = []
-    for row in document["runs"]:
-        row[place] = places[row[place]]
-        runs.append(made(FitRun, row))
-    return runs
+    return [made(FitRun, [*row[:place], places[row[place]], *row[place + 1 :]]) for row in document["runs"]]
 
 
 @cache

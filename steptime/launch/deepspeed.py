@@ -153,6 +153,9 @@ def _json(path: str, text: str) -> dict[str, Any]:
         if words := list(dict.fromkeys(re.findall(r":\s*([A-Z][A-Z_]{2,})\b", text))):
             what = f"a template: {', '.join(words[:3])}{' ...' * (len(words) > 3)} have no value"
             raise ConfigError(f"{path}: {what}; give the script that fills it in") from None
+        if re.search(r"^\s*deepspeed\s", text, re.MULTILINE):
+            what = "starts a program of its own under DeepSpeed; give its ds_config.json, with --model NAME"
+            raise ConfigError(f"{path}: {what} and --set data.seqlen=N") from None
         raise ConfigError(f"{path}: line {error.lineno}, column {error.colno}: not valid JSON ({error.msg})") from None
     except RecursionError:
         raise ConfigError(f"{path}: nested too deeply for a ds_config.json") from None

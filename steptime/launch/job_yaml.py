@@ -101,7 +101,7 @@ def _of_kubeflow(tree: dict[str, Any]) -> dict[str, str]:
         most = next((policy[key] for key in ("maxReplicas", "minReplicas") if key in policy), counts.get("Worker"))
         nodes = min(nodes, most) if type(most) is int else 0
     each = spec.get("nprocPerNode", policy.get("nProcPerNode") if isinstance(policy, dict) else None)
-    each = _devices_of_pod(kinds) if each in {None, "auto", "gpu"} else each
+    each = _devices_of_pod(kinds) if each in (None, "auto", "gpu") else each
     found = {"PET_NNODES": str(nodes), "PET_NPROC_PER_NODE": str(each)}
     return {name: value for name, value in found.items() if value.isdecimal() and value != "0"}
 

@@ -194,8 +194,6 @@ def kind_of(path: str, text: str, beside: Beside | None = None) -> str:
         return "megatron"  # ms-swift's own launcher of Megatron-Core
     if telling[:1] == ["transformers"] and _is_ds_config(text):
         return "deepspeed"
-    if telling == ["deepspeed"] and _is_shell(path, text):
-        return "transformers"  # a program of its own under DeepSpeed, as its flags and ds_config.json say
     if not telling and _is_shell(path, text):
         return "megatron"  # whose reader reports what the script launches
     if not telling:

@@ -197,10 +197,9 @@ def _in_files(path: str, text: str, table: KeyTable, env: dict[str, str], beside
         said = _configs(script, path, beside, table) | _of_accelerate(script, table)
         said |= dict(flags_of([word.text for word in script.arguments]))
         unclear = _without_value(script)
-        if said.get("deepspeed") in {True, None} and isinstance(said.get("deepspeed_config"), str):
-            said["deepspeed"] = said.pop(
-                "deepspeed_config"
-            )  # deepspeed/__init__.py, add_config_arguments: a switch and a file
+        if said.get("deepspeed") in (True, None) and isinstance(said.get("deepspeed_config"), str):
+            # a switch and a file (deepspeed/__init__.py, add_config_arguments)
+            said["deepspeed"] = said.pop("deepspeed_config")
         alone = table.raw.get("launcher", {}).get("one_process")
         others = script.unclear and (script.launchers or script.program not in SUBCOMMANDS)
         if script.launchers if alone else others:

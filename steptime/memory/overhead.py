@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from steptime.base.num import Num, same
+from steptime.base.num import Num, where
 from steptime.base.rows import Overhead
 from steptime.job.job import Job
 
@@ -58,6 +58,5 @@ def reserved_bytes(
     if group_bytes is None:
         return states_bytes + moving_bytes * (1.0 + FRAGMENTATION)
     whole = moving_bytes if expandable else moving_bytes * (1.0 + FRAGMENTATION)
-    if same(group_bytes == 0.0):
-        return states_bytes + whole
-    return states_bytes + whole + (gradients_to_come + CACHED_GROUPS * group_bytes)
+    of_streams = gradients_to_come + CACHED_GROUPS * group_bytes
+    return states_bytes + whole + where(group_bytes == 0.0, 0.0, of_streams)

@@ -199,7 +199,7 @@ class Search:
         for i in order:
             if len(kept) >= n:
                 worst = sorted(layout.value for layout in kept)[n - 1]
-                if value[i] > worst * (1.0 + SLACK) or extra >= max(5, n // 2):
+                if value[i] > worst * (1.0 + SLACK) or extra >= max(5, n // 2, 15 - n):
                     break
                 extra += 1
             layout = self.estimated(places[i])

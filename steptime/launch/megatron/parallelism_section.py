@@ -135,7 +135,8 @@ def _stages(keys: JobKeys, pp: int, vpp: int) -> dict[str, Any]:
         if str(partition).lower() != "type:transformer":
             keys.approximate("pp_partition_method", "counted with layers distributed evenly")
     if keys.on("deepspeed") and pp > 1 and layers % pp:
-        return {"layers_per_stage": "auto"}  # deepspeed/runtime/utils.py, partition_balanced
+        # the first stages have one more (deepspeed/runtime/utils.py, partition_balanced)
+        return {"layers_per_stage": [layers // pp + (stage < layers % pp) for stage in range(pp)]}
     embedding, loss = (keys.on(f"account_for_{end}_in_pipeline_split") for end in ("embedding", "loss"))
     if embedding and loss:
         return {"embedding_and_loss_count_as_layers": True}

@@ -35,6 +35,9 @@ def arguments(job: Job, table: KeyTable, *, objects: bool) -> Keys:
     found |= _model(job, config["model"], table, objects=objects)
     found |= _layout(job, config["parallelism"], table)
     found |= _performance(config, table, objects=objects)
+    if not objects:  # whose parser names Adam so, and requires the latter (training/arguments.py)
+        found |= {"optimizer": "adam"} if found.get("optimizer") == "adamw" else {}
+        found.setdefault("max_position_embeddings", job.data.seqlen)
     return found
 
 
