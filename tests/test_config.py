@@ -344,6 +344,8 @@ def test_bad_file(tmp_path, raw, line):
 def test_control_characters_are_told_in_one_line():
     with pytest.raises(ConfigError, match=r"^t: not valid YAML \(unacceptable character #x0001"):
         parse("a: \x01", "t")
+    with pytest.raises(ConfigError, match=r"^t: holds half of a character"):
+        parse("a: \ud800", "t")
 
 
 def test_no_file(tmp_path):

@@ -162,6 +162,26 @@ def test_a_second_partition_with_adapters_is_refused():
         plan({"hpz_partition_size": 8}).replace(model={"preset": "llama3-8b", "lora": {"rank": 8}})
 
 
+def test_more_replicas_than_ranks_leave_no_shard_to_divide():
+    """An error of the replicas alone: 4 of them on 2 ranks."""
+    with pytest.raises(ConfigError, match="replicas") as caught:
+        Job(
+            model="llama3-8b",
+            parallelism={
+                "tp": 1,
+                "pp": 1,
+                "dp": 2,
+                "zero_level": 3,
+                "fsdp": {"replicas": 4},
+                "zero_plus_plus": {"hpz_partition_size": 8},
+            },
+            data={"gbs": 2, "seqlen": 4096, "microbatch_sz": 1},
+            performance={"software": "deepspeed"},
+            hardware="dgx-h100",
+        )
+    assert "must divide the 0 shards" not in str(caught.value)
+
+
 def test_adapters():
     """Rank 16 on q and v: 212,992 trained parameters of a layer, in four matrices; int8 gathers send the frozen ones too.
 

@@ -156,7 +156,10 @@ def parse(text: str, name: str, *, repeats: bool = False) -> Any:
     Raises:
         ConfigError: if it is not valid YAML or JSON, repeats a key (but with `repeats`), or expands too far.
     """
-    loader = _Loader(text)
+    try:
+        loader = _Loader(text)
+    except UnicodeEncodeError:  # JSON's \ud800 alone
+        raise ConfigError(f"{name}: holds half of a character (a surrogate without its pair); remove it") from None
     try:
         return _Builder(loader, name, repeats=repeats).document()
     except yaml.MarkedYAMLError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from steptime.base.num import minimum
+from steptime.base.num import maximum, minimum
 from steptime.job.limits import Rule
 from steptime.job.mesh import Fsdp, Parallelism
 from steptime.software.performance import Software
@@ -82,7 +82,7 @@ FSDP_RULES = [
         "hpz_partition_size",
         "parallelism.zero_plus_plus.hpz_partition_size",
         "must divide the {f.shards} shards (got {f.plus_plus.hpz_partition_size}); use the devices of a node",
-        lambda f: f.plus_plus is None or f.shards % minimum(f.plus_plus.hpz_partition_size, f.shards) == 0,
+        lambda f: f.plus_plus is None or f.shards % minimum(f.plus_plus.hpz_partition_size, maximum(f.shards, 1)) == 0,
     ),
     # deepspeed/utils/groups.py, _get_local_all_to_all_group
     Rule(
