@@ -131,6 +131,7 @@ class WalkRun(NamedTuple):
         else:
             assert around is not None
             free = np.empty((1 + sum(map(len, found.stages)), len(costs[0])))
+            free[0] = 0.0  # what has no action before it waits for nothing
             sharded_run(found, held, [None, *([None if blocking else send for send in sends[1:]])], around, free)
             ended = free[every]
         end, *repeats = ended.reshape(len(marks), self.pp, -1)
