@@ -257,7 +257,10 @@ def plain(value):
 @settings(patient, max_examples=15)
 @given(plans())
 def test_a_document_is_plain_and_its_config_gives_it_again(plan):
-    """Deterministic, JSON without NaN or infinity, and the echoed config estimates to the same figures."""
+    """Deterministic, JSON without NaN or infinity, and the echoed config estimates to the same figures.
+
+    Not what other settings would save: the echo states each kernel, and torch.compile leaves those that a plan states.
+    """
     first = job(plan)
     document = estimate(first).to_dict()
     assert plain(document)
@@ -266,7 +269,7 @@ def test_a_document_is_plain_and_its_config_gives_it_again(plan):
     again = Job.load(json.dumps(json.loads(text)["config"]))
     assert again == first
     second = estimate(again).to_dict()
-    for key in document.keys() - {"assumptions"}:
+    for key in document.keys() - {"assumptions", "settings"}:
         assert second[key] == document[key], key
 
 
