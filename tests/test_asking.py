@@ -237,16 +237,6 @@ def test_a_misspelt_subcommand_is_told(capsys):
     assert run(capsys, "no.yaml")[2] == "no.yaml: no such file\n"
 
 
-def test_a_missing_plan_names_the_file_that_is_nearly_called_so(capsys, tmp_path):
-    """A `.yml` of a `.yaml`, a letter too few; a folder is not a plan, and what is called otherwise is not named."""
-    (tmp_path / "deepseek_v3.yaml").write_text("model: deepseek-v3\n")
-    (tmp_path / "deepseek_v2").mkdir()
-    for name in ("deepseek_v3.yml", "deepseek_v.yaml"):
-        line = f"{tmp_path}/{name}: no such file; did you mean '{tmp_path}/deepseek_v3.yaml'?\n"
-        assert run(capsys, str(tmp_path / name))[2] == line
-    assert run(capsys, str(tmp_path / "llama.yaml"))[2] == f"{tmp_path}/llama.yaml: no such file\n"
-
-
 def test_replicas_of_one_are_no_second_problem():
     """128 devices of a stage are no multiple of ep 7, which says it all."""
     with pytest.raises(ConfigError) as error:
