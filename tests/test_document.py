@@ -13,7 +13,7 @@ from steptime.base.config import ConfigError
 from steptime.base.document import MAX_BYTES, MAX_NODES, parse, parse_mapping, read_source, shipped
 from steptime.job.job import Job
 
-PLAN = "{model: llama2-7b, parallelism: {pp: 1, tp: 2}, devices: 8, hardware: h100, data: {gbs: 8, seqlen: 512, microbatch_sz: 1}}"
+PLAN = "{model: llama2-7b, parallelism: {pp: 1, tp: 2}, devices: 8, hardware: h100, data: {gbs: 8, seqlen: 64, microbatch_sz: 1}}"
 
 
 def bomb():
