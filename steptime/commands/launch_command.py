@@ -66,6 +66,8 @@ _VARIABLES = re.compile(r"write ((?:\w+=\.\.\. )+)before the command")
 def _retyped(typed: list[str], source: str, problems: Sequence[str]) -> list[str]:
     """The command as it was typed with what its problems ask for; nothing where one asks for something else.
 
+    Nothing either for $100 and beyond, which no script means.
+
     `source`: the file, or the script and its arguments as one string.
 
     >>> _retyped(["--from", "auto", "my job.sh"], "my job.sh", ["f: vocabulary size unknown; add --set model.vocab_sz=N (see x)"])
@@ -76,11 +78,12 @@ def _retyped(typed: list[str], source: str, problems: Sequence[str]) -> list[str
     ['to go on: RANK=... 3dtrn --from auto run.sh']
     """
     left_out = [line.endswith(LEAVE_OUT) for line in problems]
-    words = max((int(n) for line in problems if _WORDS in line for n in re.findall(r"\$(\d+)", line)), default=0)
+    numbers = [int(n[:3]) for line in problems if _WORDS in line for n in re.findall(r"\$(\d+)", line)]
+    words = max(numbers, default=0)
     variables = [found[1].strip() for line in problems if (found := _VARIABLES.search(line))]
     other = [_WORDS in line or bool(_VARIABLES.search(line)) for line in problems]
     asked = [[] if otherwise else _options(line) for line, otherwise in zip(problems, other, strict=True)]
-    if not (any(asked) or any(other)) or not all(map(max, map(bool, asked), left_out, other)):
+    if not (any(asked) or any(other)) or not all(map(max, map(bool, asked), left_out, other)) or words > 99:
         return []
     more = [
         fix.replace("--set parallelism.dp=", "--devices ").replace("--set devices=", "--devices ")

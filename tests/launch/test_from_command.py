@@ -108,6 +108,16 @@ def test_a_script_that_asks_slurm_for_its_nodes_is_told_a_command_that_works(run
     assert (code, json.loads(out)["devices"]) == (0, 32)
 
 
+@pytest.mark.parametrize("number", ["100", "3" + "9" * 40])
+def test_no_command_is_told_for_an_argument_that_nobody_counts_to(run, tmp_path, number):
+    """One line for the missing value; a command would have to write out all arguments before it."""
+    (file := tmp_path / "run.sh").write_text(f"torchrun pretrain_gpt.py --num-layers ${{{number}}}\n")
+    code, out, err = run("--from", "megatron", file, *H100)
+    assert (code, out) == (2, "")
+    assert f"--num-layers: ${number} has no value" in err
+    assert "to go on" not in err
+
+
 @pytest.mark.parametrize(
     ("args", "problem"),
     [
