@@ -2,7 +2,7 @@
 
 import pytest
 from launch_readings import DATA, HARDWARE
-from test_torchtitan import REGISTRY
+from test_torchtitan import REGISTRY, minimal
 
 from steptime.base.config import ConfigError
 from steptime.launch.read import read as launch_file
@@ -115,6 +115,26 @@ def test_what_is_not_read_is_one_line(registry):
         read_torchtitan("config_registry.py:graph_trainer_llama3_8b_tp", FUNCTIONS)
     assert "the config that it converts is in another config_registry.py, which was not found" in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("lines", "section"),
+    [
+        ('backend = "aot_eager"', {"compile": None, "loss_impl": "traced", "overlap": {"dp": False}}),
+        (
+            'backend = "aot_eager"\ngraph_passes = "transformer_block_bucketing"',
+            {"compile": None, "loss_impl": "traced", "overlap": None},
+        ),
+        ("", {"compile": "all", "loss_impl": None, "overlap": {"dp": False}}),
+    ],
+)
+def test_simple_fsdp_of_toml_files(lines, section):
+    """Its compiler passes bucket and prefetch the gathers of single parameters; aot_eager keeps torch's own kernels."""
+    text = minimal(("[model]", 'name = "simple_fsdp.llama3"')) + f"[compile]\nenable = true\n{lines}\n"
+    found = read_torchtitan("job.toml", text).config
+    assert found["parallelism"]["fsdp"]["wrap"] == "parameter"
+    assert {key: found["performance"].get(key) for key in section} == section
+    assert found["model"] == {"preset": "llama3-8b"}
 
 
 def test_a_log_prints_the_settings_of_its_graph():

@@ -1,7 +1,8 @@
-"""torchtitan's GraphTrainer: forward, loss and backward traced into one graph, which passes rewrite.
+"""torchtitan's GraphTrainer, which traces forward, loss and backward into one graph, and SimpleFSDP, from which it came.
 
 Sources: pytorch/torchtitan@b5bcd76c torchtitan/experiments/graph_trainer/: configs.py (GraphTrainerCompileConfig with its
-defaults, to_graph_trainer_config), memory_policy.py, passes.py, cudagraph.py, llama3/parallelize.py.
+defaults, to_graph_trainer_config), memory_policy.py, passes.py, cudagraph.py, llama3/parallelize.py; v0.2.2
+torchtitan/experiments/simple_fsdp/: README.md, backend.py, simple_fsdp.py.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from steptime.launch.job_keys import JobKeys
 
 CONVERSION = "to_graph_trainer_config"
 """The function that makes GraphTrainer's config of a trainer's."""
+SIMPLE = "simple_fsdp."
+"""How model.name begins where SimpleFSDP shards a model of TOML files."""
 _DEFAULTS = {"mode": "aot_fx_trace", "memory_policy": "default", "inductor_compilation": "regional"}
 _POLICIES: dict[str, dict[str, Any]] = {
     "default": {"recompute": {"granularity": "selective", "modules": ["per_op_all"]}},
@@ -42,11 +45,12 @@ def read_converted(path: str, text: str, name: str, beside: Beside | None) -> tu
         ConfigError: as `read_function`; or the trainer's config is in a file that was not found.
     """
     name, tree = read_function(path, text, name, "Trainer.Config", f"^{CONVERSION}$", _Registries(beside or Beside()))
-    if CALLED in tree:
-        raise ConfigError(f"{path}: {name}: calls {tree[CALLED][0]}, which is not read; give a log of the job")
-    if tree[CLASS] != CONVERSION:
+    base = next(iter(tree["_args_"])) if tree[CLASS] == CONVERSION else tree
+    for config in (base, tree):
+        if isinstance(config, dict) and CALLED in config:
+            raise ConfigError(f"{path}: {name}: calls {config[CALLED][0]}, which is not read; give a log of the job")
+    if base is tree:
         return name, tree
-    base = next(iter(tree["_args_"]))
     if not isinstance(base, dict) or not str(base.get(CLASS)).endswith("Trainer.Config"):
         fix = "give it with --with, or a log of the job"
         raise ConfigError(
@@ -78,9 +82,30 @@ def is_traced(keys: JobKeys) -> bool:
     return keys.get("compile.mode") == "aot_fx_trace"
 
 
+def by_parameter(keys: JobKeys) -> bool:
+    """Whether each parameter is gathered by itself, as SimpleFSDP does, GraphTrainer's too."""
+    return is_traced(keys) or _is_simple(keys)
+
+
+def _is_simple(keys: JobKeys) -> bool:
+    return str(keys.get("model.name")).startswith(SIMPLE)
+
+
 def fuses(keys: JobKeys) -> bool:
-    """Whether inductor fuses the kernels of a layer: under GraphTrainer only where it compiles the whole graph."""
-    return keys.on("compile.enable") and (not is_traced(keys) or keys.get("compile.inductor_compilation") == "full")
+    """Whether inductor fuses the kernels of a layer: in GraphTrainer only where it compiles the whole graph."""
+    if is_traced(keys):
+        return keys.get("compile.inductor_compilation") == "full"
+    eager = _is_simple(keys) and str(keys.get("compile.backend") or "inductor") != "inductor"
+    return keys.on("compile.enable") and not eager
+
+
+def simple_of(keys: JobKeys) -> dict[str, Any]:
+    """SimpleFSDP's graph under torch.compile: its loss, and gathers that are waited for where no pass moved them."""
+    if not (_is_simple(keys) and keys.on("compile.enable")):
+        return {}
+    keys.becomes("compile.backend", "performance.compile")
+    moved = keys.get("compile.graph_passes") or keys.get("compile.model_backend_override")
+    return ({} if fuses(keys) else {"loss_impl": "traced"}) | ({} if moved else {"overlap": {"dp": False}})
 
 
 def graph_of(keys: JobKeys, *, experts: bool) -> dict[str, Any]:

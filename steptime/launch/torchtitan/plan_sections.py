@@ -14,7 +14,7 @@ from steptime.job.edit import read_model
 from steptime.launch.devices import data_parallel, told
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.torchtitan.converters import precision_of
-from steptime.launch.torchtitan.graph_trainer import fuses, graph_of, is_traced
+from steptime.launch.torchtitan.graph_trainer import by_parameter, fuses, graph_of, is_traced, simple_of
 
 _P = "parallelism."
 ATTENTION_KERNELS = {
@@ -144,7 +144,7 @@ def fsdp_of(keys: JobKeys, degrees: Degrees) -> dict[str, Any]:
         "reshard_after_forward": keys.word(f"{_P}fsdp_reshard_after_forward", policies),
         "reduce_dtype": keys.word("training.mixed_precision_reduce"),
         # a traced graph gathers each parameter for itself; its pipelines gather as FSDP2
-        "wrap": "parameter" if is_traced(keys) and degrees.pp == 1 else "block",
+        "wrap": "parameter" if by_parameter(keys) and degrees.pp == 1 else "block",
     }
     if (ahead := keys.whole(f"{_P}prefetch_distance", least=0) or 1) > 1:  # FSDP2 gathers one group ahead by itself
         fsdp["prefetch"] = ahead
@@ -204,11 +204,11 @@ def compiled_of(keys: JobKeys, release: str) -> dict[str, Any]:
     Releases up to 0.1 compile the loss too (torchtitan v0.1.0, components/loss.py), but reserve what a loss op by op needs: runs
     on 8 H100 (pull requests 808 to 833, rows marked fit) are met within 7 %; with a compiled loss they would be 26 % too small.
     """
-    if not keys.on("compile.enable") or is_traced(keys):
-        return {}
+    if is_traced(keys) or not fuses(keys):
+        return simple_of(keys)
     parts = keys.get("compile.components")
     if "model" in parts:
-        return {"compile": "all" if "loss" in parts and release != "@0.1" else "blocks"}
+        return {"compile": "all" if "loss" in parts and release != "@0.1" else "blocks"} | simple_of(keys)
     return {"loss_impl": "compiled"} if "loss" in parts else {}
 
 
