@@ -79,7 +79,7 @@ def with_defaults(tree: Tree) -> Tree:
 
 def is_traced(keys: JobKeys) -> bool:
     """Whether the job's step is one traced graph."""
-    return keys.get("compile.mode") == "aot_fx_trace"
+    return str(keys.get("compile.mode")) == "aot_fx_trace"
 
 
 def by_parameter(keys: JobKeys) -> bool:
@@ -94,7 +94,7 @@ def _is_simple(keys: JobKeys) -> bool:
 def fuses(keys: JobKeys) -> bool:
     """Whether inductor fuses the kernels of a layer: in GraphTrainer only where it compiles the whole graph."""
     if is_traced(keys):
-        return keys.get("compile.inductor_compilation") == "full"
+        return str(keys.get("compile.inductor_compilation")) == "full"
     eager = _is_simple(keys) and str(keys.get("compile.backend") or "inductor") != "inductor"
     return keys.on("compile.enable") and not eager
 
