@@ -78,7 +78,8 @@ def test_a_traced_step_gathers_each_parameter_and_recomputes_only_what_backward_
     assert found["performance"]["recompute"] == {"granularity": "selective", "modules": ["per_op_all"]}
     assert "compile" not in found["performance"]
     fsdp = to_job(reading(registry, "graph_trainer_llama3_8b_tp"), HARDWARE).parallelism.fsdp
-    assert fsdp is not None and fsdp.wrap == "parameter"
+    assert fsdp is not None
+    assert fsdp.wrap == "parameter"
 
 
 @pytest.mark.parametrize(
