@@ -286,6 +286,21 @@ def test_a_trainer_on_one_device_keeps_its_kernels():
 
 
 @pytest.mark.parametrize(
+    ("framework", "notes", "kernel"),
+    [
+        ("DeepSpeed ZeRO-3 DeepCompile", "compile=on (inductor)", "efficient"),
+        ("DeepSpeed ZeRO-3 DeepCompile", "eager backend", None),
+        ("DeepSpeed ZeRO-3", "compile=off", None),
+    ],
+)
+def test_a_traced_model_of_transformers_has_its_mask_as_a_tensor(framework, notes, kernel):
+    """FlashAttention takes no mask, and only without one does transformers leave keys and values shared."""
+    row = own(framework=framework, zero_or_fsdp="zero3", overlap_notes=notes)
+    section = row_hugging_face.of_deepspeed(row, notes)
+    assert (section.get("attention_kernel"), section.get("repeat_kv")) == (kernel, True if kernel else None)
+
+
+@pytest.mark.parametrize(
     ("notes", "note"),
     [("attention materialized (no flash attention)", ""), ("", "attention implementation eager (materialized scores)")],
 )

@@ -22,7 +22,8 @@ The memory-efficient kernel at keys of 192 and values of 128: with it a step of 
 of 4,096 on each of 8 H100) takes 1.09 s more than with FlexAttention, 40.4 ms a layer (pytorch/torchtitan commit f738a03b, pull
 request 1610), whose kernels, with a document mask, take 92 / 54 + 173 / 27 ms for 16 sequences (commit 6b9602339,
 dsv3_scaling_experiment_results.md). So 44.4 ms forward and backward, where FlashAttention-2 would take 9.1. Its 128 blocks, one a
-head and sequence, hardly fill an H100 (aten/src/ATen/native/transformers/cuda/attention_backward.cu, num_splits_key)."""
+head and sequence, hardly fill an H100 (aten/src/ATen/native/transformers/cuda/attention_backward.cu, num_splits_key). Where a
+mask is a tensor, it computes the scores above the diagonal too; the same rate of the causal half is assumed there."""
 FLEX_ON_BLACKWELL = 1.5
 """Rate of FlexAttention divided by FlashAttention-2's, where the latter leaves Blackwell's own instructions unused: 14B steps at
 512 and at 2,048 tokens on 8 x B200 differ by what 437 TFLOP/s take, forward and backward (torchtitan-ar, rows marked fit)."""

@@ -12,6 +12,13 @@ NLL_ROWS = 256
 The published steps of millions of tokens run scaled_dot_product_attention on cuDNN, which took one from 606 to 373 s
 (huggingface/transformers pull requests 48163 and 48324)."""
 
+TRACED_MASK = {"attention_kernel": "efficient", "repeat_kv": True}
+"""Attention of transformers where Dynamo traces scaled_dot_product_attention, padded or not.
+
+The causal mask becomes a tensor (huggingface/transformers@00c4411c src/transformers/masking_utils.py, _ignore_causal_mask_sdpa),
+with which FlashAttention is no choice, and keys and values are repeated for each query head (integrations/sdpa_attention.py,
+use_gqa_in_sdpa). The memory-efficient kernel then computes all scores of the square."""
+
 
 def of_hugging_face(row: MeasuredRow, notes: str) -> dict[str, Any]:
     """Kernels of fms-acceleration's plugins, and heads that transformers 4.45 repeats (MistralFlashAttention2.forward)."""
@@ -39,9 +46,8 @@ def of_deepspeed(row: MeasuredRow, notes: str) -> dict[str, Any]:
     """
     section: dict[str, Any] = {}
     if "deepcompile" in row.text("framework").lower() and "eager backend" not in notes:
-        section = {"compile": "all"} | (
-            {"overlap": {"dp": False}} if row.text("zero_or_fsdp").startswith("zero3") else {}
-        )
+        section = {"compile": "all"} | TRACED_MASK
+        section |= {"overlap": {"dp": False}} if row.text("zero_or_fsdp").startswith("zero3") else {}
     if "examples/sdma_allgather" in row.text("source"):
         section |= {"attention_impl": "flash", "softmax_impl": "fused"}
     return section

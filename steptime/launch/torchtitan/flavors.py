@@ -15,6 +15,7 @@ from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import FOLDER
 from steptime.launch.named_models import preset_of
 from steptime.launch.reading import OTHER_MODEL, refusals
+from steptime.launch.torchtitan.graph_trainer import SIMPLE
 from steptime.model.blocks import n_params
 from steptime.model.model import Model
 
@@ -47,7 +48,7 @@ def flavor_of(keys: JobKeys, *, of_function: bool) -> dict[str, Any]:
     table = models()
     if own := _of_a_fork(keys):
         return own
-    name, flavor = str(keys.get("model.name")), str(keys.get("model.flavor"))
+    name, flavor = str(keys.get("model.name")).removeprefix(SIMPLE), str(keys.get("model.flavor"))
     family = table["aliases"].get(name, name)
     families = [key for key in table if key not in {"source", "aliases", "not_modeled", "of_functions"}]
     if why := table["not_modeled"]["models"].get(name):

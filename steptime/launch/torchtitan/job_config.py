@@ -22,6 +22,7 @@ from steptime.launch.logs.printed_config import balanced, plain_lines
 from steptime.launch.reading import Env, LaunchFlag, Reading, Sets
 from steptime.launch.torchtitan.converters import put_converters
 from steptime.launch.torchtitan.flavors import flavor_of, from_log, known_models
+from steptime.launch.torchtitan.graph_trainer import CONVERSION, read_converted, with_defaults
 from steptime.launch.torchtitan.plan_sections import config_of
 from steptime.launch.torchtitan.scripts import named_by
 
@@ -76,10 +77,11 @@ def _read(
     """
     file, function = split_path(path)
     if named := named_by(path, text, env, beside):
-        tree = _function(named.file, named.text, named.function) if named.function else _toml(named.file, named.text)
+        own = _function(named.file, named.text, named.function, beside) if named.function else None
+        tree = _toml(named.file, named.text) if own is None else own
         return tree, named.over, named.devices, None
     if file.endswith(".py"):
-        return _function(file, text, function), {}, None, None
+        return _function(file, text, function, beside), {}, None, None
     if _is_log(text):
         text = "\n".join(plain_lines(text))
         return _printed(path, text), {}, _devices(text), from_log(path, text)
@@ -114,9 +116,12 @@ def _of_comment(said: Mapping[str, Any], text: str) -> int | None:
 # --- config functions ------------------------------------------------------------------------------------------------------
 
 
-def _function(path: str, text: str, name: str) -> Tree:
+def _function(path: str, text: str, name: str, beside: Beside | None) -> Tree:
     """The config of a function."""
-    name, tree = read_function(path, text, name, "Trainer.Config")
+    if re.search(rf"\b{CONVERSION}\b", text):
+        name, tree = read_converted(path, text, name, beside)
+    else:
+        name, tree = read_function(path, text, name, "Trainer.Config")
     if isinstance(tree.get("model_spec"), dict) and "name" not in tree["model_spec"]:
         words = sorted(known_models(), key=len, reverse=True)
         folder = PurePath(path).parent.name
@@ -128,7 +133,7 @@ def _function(path: str, text: str, name: str) -> Tree:
 
 def as_toml(tree: Tree) -> Tree:
     """The sections of a Trainer.Config by the names of the TOML files."""
-    tree = {key: value for key, value in tree.items() if key != CLASS}
+    tree = {key: value for key, value in with_defaults(tree).items() if key != CLASS}
     spec = tree.pop("model_spec", None) or tree.pop("model", None)
     converters = tree.pop("model_converters", None)
     given = list(converters.get("converters") or []) if isinstance(converters, dict) else []

@@ -14,6 +14,7 @@ from steptime.job.edit import read_model
 from steptime.launch.devices import data_parallel, told
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.torchtitan.converters import precision_of
+from steptime.launch.torchtitan.graph_trainer import by_parameter, fuses, graph_of, is_traced, simple_of
 
 _P = "parallelism."
 ATTENTION_KERNELS = {
@@ -59,7 +60,7 @@ def config_of(keys: JobKeys, model: Any, devices: int | None, release: str) -> d
     if degrees.tp > 1:
         parallelism["sp"] = keys.on(f"{_P}enable_sequence_parallel", default=True)
     parallelism |= fsdp_of(keys, degrees)
-    experts = experts_of(keys, model)
+    experts, traced = experts_of(keys, model), is_traced(keys)
     parallelism |= experts.get("parallelism", {})
     if degrees.pp > 1:
         parallelism |= pipeline_of(keys, degrees, n_layers)
@@ -69,7 +70,7 @@ def config_of(keys: JobKeys, model: Any, devices: int | None, release: str) -> d
         | precision_of(keys, fsdp=degrees.fsdp)
         | kernels_of(keys, degrees, release)
         | rotary_of(keys, model, release)
-        | checkpointing_of(keys, n_layers)
+        | (graph_of(keys, experts=bool(experts)) if traced else checkpointing_of(keys, n_layers))
     )
     performance |= experts.get("performance", {})
     if degrees.fsdp and keys.on("training.enable_cpu_offload"):
@@ -142,7 +143,8 @@ def fsdp_of(keys: JobKeys, degrees: Degrees) -> dict[str, Any]:
     fsdp = {
         "reshard_after_forward": keys.word(f"{_P}fsdp_reshard_after_forward", policies),
         "reduce_dtype": keys.word("training.mixed_precision_reduce"),
-        "wrap": "block",
+        # a traced graph gathers each parameter for itself; its pipelines gather as FSDP2
+        "wrap": "parameter" if by_parameter(keys) and degrees.pp == 1 else "block",
     }
     if (ahead := keys.whole(f"{_P}prefetch_distance", least=0) or 1) > 1:  # FSDP2 gathers one group ahead by itself
         fsdp["prefetch"] = ahead
@@ -191,7 +193,7 @@ def rotary_of(keys: JobKeys, model: Any, release: str) -> dict[str, Any]:
     """
     attention = _field(model, "attention")
     sinks = attention.get("sinks") if isinstance(attention, Mapping) else getattr(attention, "sinks", False)
-    if not (_field(model, "qk_norm") or sinks) or keys.on("compile.enable"):
+    if not (_field(model, "qk_norm") or sinks) or fuses(keys):
         return {}
     return {"rope_impl": "composite" if release else "upcast"}
 
@@ -202,11 +204,11 @@ def compiled_of(keys: JobKeys, release: str) -> dict[str, Any]:
     Releases up to 0.1 compile the loss too (torchtitan v0.1.0, components/loss.py), but reserve what a loss op by op needs: runs
     on 8 H100 (pull requests 808 to 833, rows marked fit) are met within 7 %; with a compiled loss they would be 26 % too small.
     """
-    if not keys.on("compile.enable"):
-        return {}
+    if is_traced(keys) or not fuses(keys):
+        return simple_of(keys)
     parts = keys.get("compile.components")
     if "model" in parts:
-        return {"compile": "all" if "loss" in parts and release != "@0.1" else "blocks"}
+        return {"compile": "all" if "loss" in parts and release != "@0.1" else "blocks"} | simple_of(keys)
     return {"loss_impl": "compiled"} if "loss" in parts else {}
 
 
