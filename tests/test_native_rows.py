@@ -239,6 +239,28 @@ def test_per_op_checkpointing_keeps_all_to_alls_since_pull_request_1672(experts,
 
 
 @pytest.mark.parametrize(
+    ("gpu", "source", "notes", "again"),
+    [
+        ("H100-SXM5-96", "pytorch/torchtitan@1 commit message (PR #1775)", "", False),  # FlashAttention's
+        ("H100-SXM5-96", "pytorch/torchtitan@1 commit message (PR #1881)", "", True),
+        ("H100-SXM5-96", "pytorch/torchtitan@1 commit message (PR #1881)", "FlexAttention", False),
+        ("H100-SXM5-96", "pytorch/torchtitan@1 commit message (PR #2095)", "", False),
+        ("B200-SXM-180", "pytorch/torchtitan@1 commit message (PR #1195)", "", False),
+        ("B200-SXM-180", "pytorch/torchtitan@1 commit message (PR #1197)", "", True),
+        ("B200-SXM-180", "pytorch/ao@1 docs/source/workflows/training.md", "", True),
+        ("H100-SXM5-80", "pytorch/ao@1 docs/source/workflows/training.md", "", False),
+        ("MI300X-192", "pytorch/torchtitan@1 commit message (PR #1881)", "", False),
+    ],
+)
+def test_per_op_checkpointing_keeps_cudnns_attention_since_pull_request_2095(gpu, source, notes, again):
+    row = own(framework="torchtitan", source=source, gpu=gpu, overlap_notes=notes)
+    assert row_torchtitan.attends_again(row) == again
+    kept = {"recompute": {"granularity": "selective", "modules": ["per_op", "core_attn"]}}
+    found = row_native.recomputed_per_op("selective (per-op sac)", graph=False, attend=again)
+    assert found == (kept if again else {"activation_checkpointing_type": "per-op"})
+
+
+@pytest.mark.parametrize(
     ("source", "older"),
     [
         ("PR #165", True),

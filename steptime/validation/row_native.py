@@ -174,16 +174,20 @@ def torchao_recipe(row: MeasuredRow, notes: str) -> dict[str, Any]:
     return {"precision": found, "fp8_params": bool(gathered)} | ends
 
 
-def recomputed_per_op(said: str, *, graph: bool, latest: bool = False, resend: bool = False) -> dict[str, Any]:
+def recomputed_per_op(
+    said: str, *, graph: bool, latest: bool = False, resend: bool = False, attend: bool = False
+) -> dict[str, Any]:
     """Selective checkpointing of torchtitan: per op, every other layer, or by a memory budget; nothing for other words.
 
-    Without a word it is per op, its only one since 2026 (torchtitan/config/configs.py@b5bcd76c, SelectiveAC).
+    Without a word it is per op, its only one since 2026 (torchtitan/config/configs.py@b5bcd76c, SelectiveAC). `resend`: all-to-
+    alls run again (`sends_again`); `attend`: attention does (`attends_again`).
     """
     said = "selective (per-op)" if said == "selective" and latest else said
     if re.fullmatch(r"selective \((per-op|(per-op|graph) sac[^)]*)\)", said):
-        if not graph and not resend:
+        if not graph and not resend and not attend:
             return {"activation_checkpointing_type": "per-op"}
-        return {"recompute": {"granularity": "selective", "modules": ["per_op_all" if graph else "per_op_resend"]}}
+        policy = "per_op_all" if graph else "per_op_resend" if resend else "per_op"
+        return {"recompute": {"granularity": "selective", "modules": [policy, *["core_attn"] * attend]}}
     if found := re.match(r"torch\.compile activation memory budget ([\d.]+)", said):
         return {"recompute": {"granularity": "selective", "memory_budget": float(found[1])}}
     if said == "selective (every other layer)":

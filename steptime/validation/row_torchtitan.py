@@ -114,3 +114,25 @@ def sends_again(row: MeasuredRow) -> bool:
     """Whether torchtitan's per-op checkpointing runs all-to-alls of experts again: before pull request 1672 (2025-09-06)."""
     dropped = "a2a and _to_copy not saved" in row.text("overlap_notes")
     return bool(row.whole("n_experts")) and (dropped or before(row, 1672, "2025-08") is True)
+
+
+def attends_again(row: MeasuredRow) -> bool:
+    """Whether torchtitan's per-op checkpointing ran attention again: cuDNN's kernel, before its list had it.
+
+    Since pull request 2095 (2025-12-01) the list has every kernel of scaled_dot_product_attention, before only FlashAttention's
+    and the memory-efficient one (torchtitan/models/llama3/infra/parallelize.py@d9bdfbb2, _op_sac_save_list). cuDNN's was first on
+    compute capability 10 since pull request 1196 (2025-05-14), on all NVIDIA devices since 1776 (2025-10-09).
+    """
+    words, gpu = f"{row.text('framework')}; {row.text('overlap_notes')}".lower(), row.text("gpu").lower()
+    if (
+        not words.startswith("torchtitan")
+        or "flex" in words
+        or row.text("attention_kind") == "mla"
+        or gpu.startswith("mi")
+    ):
+        return False
+    blackwell = bool(re.match(r"gb?[23]00|b[23]00", gpu))
+    if "pytorch/ao" in row.text("source"):  # of August 2025 on devices other than H100
+        return blackwell
+    preferred = before(row, 1196, "2025-04") if blackwell else before(row, 1776, "2025-09")
+    return preferred is False and before(row, 2095, "2025-11") is True
