@@ -136,3 +136,12 @@ def attends_again(row: MeasuredRow) -> bool:
         return blackwell
     preferred = before(row, 1196, "2025-04") if blackwell else before(row, 1776, "2025-09")
     return preferred is False and before(row, 2095, "2025-11") is True
+
+
+def saves_gathers(row: MeasuredRow) -> bool:
+    """Whether GraphTrainer's default memory policy kept all gathered parameters, a workaround of five days.
+
+    From pull request 3060 (2026-04-23) to 3056 (2026-04-28, 15:45). The commit of 3141, at 17:33 of that day, still describes it
+    (torchtitan/experiments/graph_trainer/configs.py@a364b4b4, memory_policy), and was measured before.
+    """
+    return "pytorch/torchtitan@a364b4b4" in row.text("source")
