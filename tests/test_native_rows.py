@@ -293,6 +293,15 @@ def test_expandable_segments_since_the_afternoon_of_2024_10_22(source, older):
     assert row_torchtitan.before_expandable_segments(row) == older
 
 
+def test_two_older_runs_set_expandable_segments_themselves():
+    """PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True" stands in the command of their commit message."""
+    for commit in ("eb0da76d", "46658697"):
+        row = own(
+            framework="torchtitan", source=f"pytorch/torchtitan@{commit} commit message (PR #(ghstack, 2024-10-14))"
+        )
+        assert not row_torchtitan.before_expandable_segments(row)
+
+
 def test_selective_is_per_op_in_todays_torchtitan():
     """Its only selective checkpointing; before, the word alone may mean every n-th layer."""
     found = row_native.recomputed_per_op("selective", graph=False, latest=True)
