@@ -135,7 +135,7 @@ def test_all_to_alls_run_again_before_september_2025():
 
 
 def test_attention_runs_again_where_the_list_lacks_its_kernel():
-    """Beside per_op, core_attn says so (cuDNN's kernel, torchtitan before pull request 2095).
+    """With per_op, core_attn says so (cuDNN's kernel, torchtitan before pull request 2095).
 
     Of each token its output, 2 B for each element of the hidden size, and its log-sum-exp, 4 B for each head, are not kept.
     """

@@ -42,7 +42,7 @@ def find_segments(ops: list[Op], modules: AbstractSet[str | float], *, compiled:
 
     core_attn, mlp, moe, shared_experts, mtp (of each depth its projection and layer) and after_qkv are checkpoints: their inputs
     are kept. layernorm, act and moe_act are discarded outputs. `after_qkv` is MaxText's save_qkv_proj
-    (MaxText/layers/decoders.py, get_remat_policy): of a layer only q, k, v and its input stay. Beside a policy by op, core_attn
+    (MaxText/layers/decoders.py, get_remat_policy): of a layer only q, k, v and its input stay. With a policy by op, core_attn
     says that attention runs again too.
     """
     if kept := modules & PER_OP.keys():
