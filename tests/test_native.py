@@ -17,7 +17,7 @@ from steptime.model.ops import Gemm, Move
 from steptime.software.performance import load_software
 from steptime.timing.part_times import pricing
 
-TOKENS, HIDDEN, INTER, KV, VOCAB, LAYERS = 8192, 4096, 14336, 1024, 128256, 32
+TOKENS, HIDDEN, INTER, KV, VOCAB, LAYERS, HEADS = 8192, 4096, 14336, 1024, 128256, 32, 32
 """Llama-3 8B at micro-batch 1 of 8,192 tokens."""
 
 
@@ -132,6 +132,17 @@ def test_all_to_alls_run_again_before_september_2025():
     counts = [{row.name: row.count_per_step for row in each.collectives} for each in (kept, again)]
     for name in ("moe.dispatch", "moe.combine"):
         assert [each[name] for each in counts] == [2, 4]
+
+
+def test_attention_runs_again_where_the_list_lacks_its_kernel():
+    """With per_op, core_attn says so (cuDNN's kernel, torchtitan before pull request 2095).
+
+    Of each token its output, 2 B for each element of the hidden size, and its log-sum-exp, 4 B for each head, are not kept.
+    """
+    every = (["per_op"], ["per_op", "core_attn"])
+    kept, again = (llama(recompute={"granularity": "selective", "modules": modules}) for modules in every)
+    held = [layer_saved(found.timing.assembly) for found in (kept, again)]
+    assert held[0] - held[1] == TOKENS * (2 * HIDDEN + 4 * HEADS)
 
 
 def test_compiled_per_op_checkpointing_does_not_run_down_again():

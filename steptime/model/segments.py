@@ -42,10 +42,11 @@ def find_segments(ops: list[Op], modules: AbstractSet[str | float], *, compiled:
 
     core_attn, mlp, moe, shared_experts, mtp (of each depth its projection and layer) and after_qkv are checkpoints: their inputs
     are kept. layernorm, act and moe_act are discarded outputs. `after_qkv` is MaxText's save_qkv_proj
-    (MaxText/layers/decoders.py, get_remat_policy): of a layer only q, k, v and its input stay.
+    (MaxText/layers/decoders.py, get_remat_policy): of a layer only q, k, v and its input stay. With a policy by op, core_attn
+    says that attention runs again too.
     """
     if kept := modules & PER_OP.keys():
-        return [per_op(ops, str(min(kept)), compiled=compiled)]
+        return [per_op(ops, str(min(kept)), compiled=compiled, attend="core_attn" in modules)]
     segments: list[Segment] = []
     for budget in (share for share in modules if isinstance(share, float)):
         return within_budget(ops, budget)
@@ -79,7 +80,7 @@ def find_segments(ops: list[Op], modules: AbstractSet[str | float], *, compiled:
     return sorted(segments)
 
 
-def per_op(ops: list[Op], policy: str, *, compiled: bool) -> Segment:
+def per_op(ops: list[Op], policy: str, *, compiled: bool, attend: bool = False) -> Segment:
     """Selective checkpointing per op: a layer is replayed from its input, except for ops whose outputs are kept.
 
     Kept are attention, reduce-scatters, all-to-alls (since pull request 1672 of September 2025; `per_op_resend` is before it),
@@ -87,7 +88,8 @@ def per_op(ops: list[Op], policy: str, *, compiled: bool) -> Segment:
     (pytorch/torchtitan torchtitan/distributed/activation_checkpoint.py, _get_custom_policy: mm_count % 2), all in a graph that
     GraphTrainer traces (torchtitan/experiments/graph_trainer/memory_policy.py@27aa4907, _make_default_memory_policy); the
     router's and the grouped products of experts run again. Eager torch keeps the last product's output too, which nothing
-    reads again (torch/utils/checkpoint.py, _CachingTorchDispatchMode); in a graph it is not kept.
+    reads again (torch/utils/checkpoint.py, _CachingTorchDispatchMode); in a graph it is not kept. `attend`: attention runs again,
+    as cuDNN's did before pull request 2095 (2025-12-01).
     """
     nth, collectives = PER_OP[policy]
     products = [
@@ -96,7 +98,7 @@ def per_op(ops: list[Op], policy: str, *, compiled: bool) -> Segment:
         if isinstance(op, Gemm) and op.params and op.role != "router" and not op.grouped and not keeps_casts(op)
     ]
     skips = set(products[::nth])
-    skips |= {i for i, op in enumerate(ops) if isinstance(op, Attention)}
+    skips |= {i for i, op in enumerate(ops) if isinstance(op, Attention) and not attend}
     skips |= {i for i, op in enumerate(ops) if isinstance(op, Comm) and op.kind in collectives}
     skips |= {i for i, op in enumerate(ops) if isinstance(op, Move) and op.chooses}
     kept = [ops[i].outputs if isinstance(ops[i], Gemm) else ops[i].allocates for i in sorted(skips)]

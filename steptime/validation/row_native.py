@@ -15,6 +15,7 @@ from steptime.validation.row_torchtitan import (
     compiles_loss,
     heads_of,
     norm_of,
+    saves_gathers,
     traced,
     waits_for_gathers,
 )
@@ -84,8 +85,6 @@ def native_kernels(row: MeasuredRow, release: str, notes: str) -> dict[str, Any]
     elif "cudagraph" in notes.replace("no cudagraph", "") or "cuda graph" in notes or "compile=graph (+" in notes:
         # the latter are passes on top of GraphTrainer's own, CUDA graphs among them (@7bc6d9b7 autoresearch/results.tsv)
         section["cuda_graphs"] = True
-    if "regional inductor for swiglu" in notes:
-        section["activation_impl"] = "fused"
     if by_parameter(row) and section.get("compile") != "all":
         section["loss_impl"] = "traced"
     if traced(row) and row.text("recompute").lower().partition(" ")[0] in {"full", "selective"}:
@@ -174,16 +173,20 @@ def torchao_recipe(row: MeasuredRow, notes: str) -> dict[str, Any]:
     return {"precision": found, "fp8_params": bool(gathered)} | ends
 
 
-def recomputed_per_op(said: str, *, graph: bool, latest: bool = False, resend: bool = False) -> dict[str, Any]:
+def recomputed_per_op(
+    said: str, *, graph: bool, latest: bool = False, resend: bool = False, attend: bool = False
+) -> dict[str, Any]:
     """Selective checkpointing of torchtitan: per op, every other layer, or by a memory budget; nothing for other words.
 
-    Without a word it is per op, its only one since 2026 (torchtitan/config/configs.py@b5bcd76c, SelectiveAC).
+    Without a word it is per op, its only one since 2026 (torchtitan/config/configs.py@b5bcd76c, SelectiveAC). `resend`: all-to-
+    alls run again (`sends_again`); `attend`: attention does (`attends_again`).
     """
     said = "selective (per-op)" if said == "selective" and latest else said
     if re.fullmatch(r"selective \((per-op|(per-op|graph) sac[^)]*)\)", said):
-        if not graph and not resend:
+        if not graph and not resend and not attend:
             return {"activation_checkpointing_type": "per-op"}
-        return {"recompute": {"granularity": "selective", "modules": ["per_op_all" if graph else "per_op_resend"]}}
+        policy = "per_op_all" if graph else "per_op_resend" if resend else "per_op"
+        return {"recompute": {"granularity": "selective", "modules": [policy, *["core_attn"] * attend]}}
     if found := re.match(r"torch\.compile activation memory budget ([\d.]+)", said):
         return {"recompute": {"granularity": "selective", "memory_budget": float(found[1])}}
     if said == "selective (every other layer)":
@@ -196,10 +199,10 @@ def resharded(row: MeasuredRow) -> bool:
 
     In a pipeline torchtitan does not by default, nor does litgpt's benchmark (Lightning-AI/lightning-thunder@6d352e58
     thunder/benchmarks/benchmark_litgpt.py: shard_mode zero2), nor a traced graph in which nothing is marked for recomputation
-    (pytorch/torchtitan@27aa4907 torchtitan/experiments/graph_trainer/selective_activation_remat.py).
+    (pytorch/torchtitan@27aa4907 torchtitan/experiments/graph_trainer/selective_activation_remat.py) or that keeps all it gathers.
     """
     said = row.text("zero_or_fsdp").lower()
-    if by_parameter(row) and row.text("recompute").lower() == "none":
+    if by_parameter(row) and (row.text("recompute").lower() == "none" or saves_gathers(row)):
         return False
     if re.search(r"\bzero-?2|reshard never", said):
         return False

@@ -233,7 +233,8 @@ def recompute_of(row: MeasuredRow, framework: RowFramework, assumed: list[str]) 
         return {"activation_checkpointing_type": "full"}
     latest = framework.profile == "torchtitan" and not framework.release
     graph, resend = row_torchtitan.traced(row), row_torchtitan.sends_again(row)
-    per_op = row_native.recomputed_per_op(said, graph=graph, latest=latest, resend=resend)
+    attend = row_torchtitan.attends_again(row)
+    per_op = row_native.recomputed_per_op(said, graph=graph, latest=latest, resend=resend, attend=attend)
     if framework.base in EAGER_TORCH and per_op:
         return per_op
     if re.fullmatch(r"selective( \((recompute-activations|core attention)\))?", said) and framework.base.startswith(

@@ -47,9 +47,11 @@ def before(row: MeasuredRow, pull: int, last: str) -> bool | None:
 def before_expandable_segments(row: MeasuredRow) -> bool:
     """Whether a row of torchtitan is older than the expandable segments of its script (pull request 643).
 
-    It is of 2024-10-22, 13:04; the script of the pull request text of that day (@6b2f6731, 11:26) does not have them.
+    It is of 2024-10-22, 13:04; the script of the pull request text of that day (@6b2f6731, 11:26) does not have them. Two runs of
+    that month set them in their command (commit messages of eb0da76d and 46658697).
     """
-    return before(row, 643, "2024-10-22") is True
+    said = re.search("torchtitan@(eb0da76d|46658697)", row.text("source"))
+    return before(row, 643, "2024-10-22") is True and not said
 
 
 def compiles_loss(row: MeasuredRow) -> bool:
@@ -114,3 +116,34 @@ def sends_again(row: MeasuredRow) -> bool:
     """Whether torchtitan's per-op checkpointing runs all-to-alls of experts again: before pull request 1672 (2025-09-06)."""
     dropped = "a2a and _to_copy not saved" in row.text("overlap_notes")
     return bool(row.whole("n_experts")) and (dropped or before(row, 1672, "2025-08") is True)
+
+
+def attends_again(row: MeasuredRow) -> bool:
+    """Whether torchtitan's per-op checkpointing ran attention again: cuDNN's kernel, before its list had it.
+
+    Since pull request 2095 (2025-12-01) the list has every kernel of scaled_dot_product_attention, before only FlashAttention's
+    and the memory-efficient one (torchtitan/models/llama3/infra/parallelize.py@d9bdfbb2, _op_sac_save_list). cuDNN's was first on
+    compute capability 10 since pull request 1196 (2025-05-14), on all NVIDIA devices since 1776 (2025-10-09).
+    """
+    words, gpu = f"{row.text('framework')}; {row.text('overlap_notes')}".lower(), row.text("gpu").lower()
+    if (
+        not words.startswith("torchtitan")
+        or "flex" in words
+        or row.text("attention_kind") == "mla"
+        or gpu.startswith("mi")
+    ):
+        return False
+    blackwell = bool(re.match(r"gb?[23]00|b[23]00", gpu))
+    if "pytorch/ao" in row.text("source"):  # of August 2025 on devices other than H100
+        return blackwell
+    preferred = before(row, 1196, "2025-04") if blackwell else before(row, 1776, "2025-09")
+    return preferred is False and before(row, 2095, "2025-11") is True
+
+
+def saves_gathers(row: MeasuredRow) -> bool:
+    """Whether GraphTrainer's default memory policy kept all gathered parameters, a workaround of five days.
+
+    From pull request 3060 (2026-04-23) to 3056 (2026-04-28, 15:45). The commit of 3141, at 17:33 of that day, still describes it
+    (torchtitan/experiments/graph_trainer/configs.py@a364b4b4, memory_policy), and was measured before.
+    """
+    return "pytorch/torchtitan@a364b4b4" in row.text("source")
