@@ -21,6 +21,16 @@ SMALL = {"preset": "llama3-8b", "vocab_sz": 128}
 job = partial(jobs.job, gbs=16)
 
 
+# --- what estimates share ---
+
+
+def test_replicas_of_the_same_parts_are_priced_once():
+    """Of two jobs that differ in dp and global batch alone every part takes as long: the second one has it from the first."""
+    first, second = (estimate(job(SMALL, tp=2, pp=2, dp=dp, gbs=8 * dp)) for dp in (2, 4))
+    assert second.timing.parts.of is first.timing.parts.of
+    assert second.timing.states[0].optimizer_bytes < first.timing.states[0].optimizer_bytes
+
+
 # --- parameters ---
 
 

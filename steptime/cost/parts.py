@@ -6,7 +6,6 @@ from math import inf
 from typing import NamedTuple
 
 from steptime.base.num import Num, maximum, minimum, same, where
-from steptime.base.records import record
 from steptime.cost import async_tp, compute, dtensor
 from steptime.cost.comm import Collective, CommCost
 from steptime.cost.compute import NOTHING, Pass
@@ -79,7 +78,7 @@ class Work:
         self.kernels += done.kernels
 
 
-@record
+@dataclass
 class Context:
     """What the cost of a part depends on besides its ops."""
 

@@ -7,7 +7,8 @@ second group of their block (pytorch/torchtitan@b5bcd76c torchtitan/distributed/
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
 
 from steptime.base.num import Num, same, where
 from steptime.fsdp.plus_plus import flat_bytes, reduction_bytes
@@ -93,9 +94,16 @@ class Groups(NamedTuple):
 def options(assembly: Assembly) -> Fsdp:
     """The job's FSDP settings; where it only sets ZeRO-3, torch's defaults with gradients reduced in their own dtype."""
     job = assembly.job
+    if job.parallelism.fsdp:
+        return job.parallelism.fsdp
     dtype = job.software.states.main_grad_dtype
     own = job.software.compute_dtype if dtype == "compute" else dtype
-    return job.parallelism.fsdp or Fsdp(reshard_after_forward=job.zero_level == 3, reduce_dtype=own)
+    return _defaults(own, reshard=job.zero_level == 3)
+
+
+@cache
+def _defaults(reduce_dtype: Any, *, reshard: bool) -> Fsdp:
+    return Fsdp(reshard_after_forward=reshard, reduce_dtype=reduce_dtype)
 
 
 def stays_gathered(assembly: Assembly) -> bool:
@@ -184,6 +192,7 @@ def layer_group(assembly: Assembly, part: Part) -> ParamGroup:
     return found["dense"]._replace(quantized=part.n_quantized, experts=experts)
 
 
+@lru_cache(maxsize=8)  # states, seconds and memory all ask for those of one chunk
 def groups(assembly: Assembly, chunk: Chunk) -> Groups:
     """The groups of a model chunk, each wrapped separately; the root of a chunk in the middle of a pipeline is empty."""
     first = assembly.embedding.params if chunk.embedding else []

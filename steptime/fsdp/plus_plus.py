@@ -8,6 +8,7 @@ for the device once for each parameter of the first forward of a step (_partitio
 
 from __future__ import annotations
 
+from functools import cache
 from typing import NamedTuple
 
 from steptime.base.num import Num, minimum, where
@@ -37,7 +38,12 @@ class Scatter(NamedTuple):
 
 def settings(job: Job) -> ZeroPlusPlus:
     """What the plan says of ZeRO++; nothing where it says nothing."""
-    return job.parallelism.zero_plus_plus or ZeroPlusPlus()
+    return job.parallelism.zero_plus_plus or _nothing()
+
+
+@cache
+def _nothing() -> ZeroPlusPlus:
+    return ZeroPlusPlus()
 
 
 def has_second_partition(job: Job) -> bool:

@@ -66,6 +66,6 @@ def largest_group(assembly: Assembly, chunks: list[Chunk]) -> Num | None:
     most: Num = 0.0
     for chunk in chunks:
         root, layers = groups(assembly, chunk)
-        for one in (root, *[of for layer in layers for of in layer.all]):
+        for one in {id(of): of for group in (root, *layers) for of in group.all}.values():  # equal layers share theirs
             most = maximum(most, buffers(assembly, one).gathered)
     return most

@@ -86,7 +86,7 @@ def _lay_layers(
         before, had = filled, len(sizes)
         filled = _lay(pieces, before, sizes, bucket_size, align, sharded=sharded)
         done += 1
-        if len(sizes) == had and filled > before:
+        if done < times and len(sizes) == had and filled > before:
             each = round_up(filled, align[0]) - round_up(before, align[0])
             more = times - done
             if bucket_size is not None and each:

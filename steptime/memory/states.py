@@ -87,7 +87,7 @@ def states_of(assembly: Assembly, stage: int, buckets: list[list[Bucket]]) -> St
     job = assembly.job
     size, level = job.software.state_bytes, job.zero_level
     chunks, held = assembly.stages[stage], assembly.held[stage]
-    quantized = 1.0 * sum([quantized_elements(assembly, c) for c in chunks])
+    quantized = quantized_elements(assembly, chunks)
     buffer: dict[str, Num] = {}
     for bucket in (bucket for chunk in buckets for bucket in chunk):
         buffer[bucket.group] = buffer.get(bucket.group, 0.0) + bucket.elements
@@ -152,10 +152,12 @@ def gradient_sets(job: Job) -> Num:
     return where(p.dp * p.cp > 1, 2.0, 1.0) if copied else 1.0
 
 
-def quantized_elements(assembly: Assembly, chunk: Chunk) -> Num:
-    """Weights on one device that a recipe quantizes: those of the chunk's layers."""
-    runs = [*chunk.runs, (assembly.head, 1)] if chunk.head else chunk.runs
-    return sum([count * part.n_quantized for part, count in runs])
+def quantized_elements(assembly: Assembly, chunks: Sequence[Chunk]) -> Num:
+    """Weights on one device that a recipe quantizes: those of the layers of some chunks, and of the head."""
+    if assembly.job.software.recipe is None:
+        return 0.0
+    runs = [run for chunk in chunks for run in (*chunk.runs, *([(assembly.head, 1)] if chunk.head else []))]
+    return 1.0 * sum([count * part.n_quantized for part, count in runs])
 
 
 def extra_bytes(job: Job) -> float:
@@ -259,7 +261,8 @@ def partial_gradients(assembly: Assembly, stage: int, *, one_by_one: bool) -> Pa
     job, chunks = assembly.job, assembly.stages[stage]
     runs = [run for chunk in chunks for run in chunk.runs]
     runs += [(assembly.head, 1) for chunk in chunks if chunk.head]
-    whole = [(p.elements, count) for part, count in runs for p in part.params if p.split_dim is None]
+    of = {part: [p.elements for p in part.params if p.split_dim is None] for part in dict(runs)}
+    whole = [(elements, count) for part, count in runs for elements in of[part]]
     if job.model.lora is not None:  # norms are frozen, and every rank makes all of an adapter's gradient
         return PartialGradients(0.0, 0.0)
     elements = 1.0 * sum([count * n for n, count in whole])

@@ -25,6 +25,10 @@ class State(NamedTuple):
     """[vpp] those of them whose B or I has not run, which are held in full; equal to `held` where backward is not split."""
     action: Action
 
+    def later(self, microbatches: int) -> State:
+        """The same state so many micro-batches later."""
+        return self._replace(action=self.action._replace(microbatch=self.action.microbatch + microbatches))
+
     def below(self, other: State) -> bool:
         """Whether this one holds no more of any chunk than another state: micro-batches in full, and halves of them."""
         more = map(ge, other.whole, self.whole)
@@ -61,15 +65,26 @@ def states(schedule: str, pp: int, vpp: int, microbatches: int, group: int | Non
     Raises:
         ValueError: as `order`.
     """
-    found_schedule = described(schedule)
     short, period, fewer = shortened(schedule, pp, vpp, microbatches, group, 1)
+    later = fewer * (period or 0)
+    return [
+        [state.later(later) if last and later else state for state, last in stage]
+        for stage in _states_of(schedule, pp, vpp, short, period)
+    ]
+
+
+@lru_cache(maxsize=64)
+def _states_of(schedule: str, pp: int, vpp: int, short: int, period: int | None) -> list[list[tuple[State, bool]]]:
+    """The same of a shortened step, and whether each follows the repeat, where the whole step's last micro-batches run.
+
+    One for all numbers of micro-batches that are shortened to it.
+    """
+    found_schedule = described(schedule)
     found = []
     for row in order(schedule, pp, vpp, short, period):
-        actions = list(row)
-        if fewer and period is not None:  # what follows the repeat are the last micro-batches of the whole step
-            at = first_backward(row) - 1 + found_schedule.passes * vpp * period
-            actions[at:] = [a._replace(microbatch=a.microbatch + fewer * period) for a in row[at:]]
-        found.append(_corners(_distinct(actions, vpp, split=found_schedule.split)))
+        last = set(row[first_backward(row) - 1 + found_schedule.passes * vpp * (period or short) :])
+        corners = _corners(_distinct(row, vpp, split=found_schedule.split))
+        found.append([(state, state.action in last) for state in corners])
     return found
 
 

@@ -10,7 +10,7 @@ from steptime.hardware.machine import Tier
 from steptime.job.assembly import Assembly
 from steptime.job.job import Job
 from steptime.job.mesh import Group, group
-from steptime.memory.states import States
+from steptime.memory.states import Bucket, States
 from steptime.model.ops import Kind
 from steptime.schedule import Walk
 from steptime.software.performance import ITEMSIZE
@@ -135,22 +135,25 @@ def priced(
 
     `itemsizes`: bytes per element, by stage; `nets`: who reduces a parameter group.
     """
-    known: dict[tuple[float, str], Reduction] = {}
     costs: dict[str, Callable[[Num], CommCost]] = {}
-
-    def call(bytes_: float, of: str) -> Reduction:
-        found = known.get((bytes_, of))
-        if found is None:
-            if of not in costs:
-                costs[of] = nets[of].costs(kind)
-            label = name if of == "dense" else f"{of} {name}"
-            found = known[bytes_, of] = Reduction(label, kind, bytes_, costs[of](bytes_), times, nets[of].shards)
-        return found
-
+    known: dict[tuple[Bucket, float], Reduction] = {}
     made: dict[int, list[list[Reduction]]] = {}  # equal stages share their states
+
+    def call(bucket: Bucket, itemsize: float) -> Reduction:
+        of, bytes_ = bucket.group, bucket.elements * itemsize
+        if of not in costs:
+            costs[of] = nets[of].costs(kind)
+        return Reduction(
+            name if of == "dense" else f"{of} {name}", kind, bytes_, costs[of](bytes_), times, nets[of].shards
+        )
+
     for state, itemsize in zip(states, itemsizes, strict=True):
-        if id(state) not in made:
-            made[id(state)] = [[call(b.elements * itemsize, b.group) for b in buckets] for buckets in state.buckets]
+        if id(state) in made:
+            continue
+        for bucket in {bucket for buckets in state.buckets for bucket in buckets}:
+            if (bucket, itemsize) not in known:
+                known[bucket, itemsize] = call(bucket, itemsize)
+        made[id(state)] = [[known[bucket, itemsize] for bucket in buckets] for buckets in state.buckets]
     return [made[id(state)] for state in states]
 
 

@@ -142,7 +142,7 @@ def optimizer_step(assembly: Assembly, context: Context) -> OptimizerStep:
         moments, tensors = where(more, share.moments, most.moments), where(more, share.tensors, most.tensors)
         most = Updated(maximum(most.owned, share.owned), moments, maximum(most.held, share.held), tensors)
     kept = most.owned if job.zero_level >= 2 else most.held
-    quantized = reduce(maximum, [sum([quantized_elements(assembly, c) for c in assembly.stages[i]]) for i in distinct])
+    quantized = reduce(maximum, [quantized_elements(assembly, assembly.stages[i]) for i in distinct])
     update = update_s(job, most.owned, kept, most.moments, bytes_per_s)
     orthogonal = reduce(maximum, [orthogonalize_s(job, held, context) for held in params])
     beside_s = most.owned * update_bytes_per_param(job, most.moments) / bytes_per_s

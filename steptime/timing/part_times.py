@@ -1,6 +1,6 @@
 """Seconds of every part of a job for one micro-batch, and of the model chunks that hold them."""
 
-from functools import cached_property
+from dataclasses import field
 from math import inf
 from typing import NamedTuple
 
@@ -81,6 +81,8 @@ class PartTimes:
     of: dict[Part, PartTime]
     whole_replays: dict[Part, Work]
     """By kind of layer, the forward that recomputation runs again: all of it, or up to the last tensor that backward needs."""
+    known: dict[Part, "ChunkTime"] = field(default_factory=dict, repr=False)
+    """`alone` so far, shared by all assemblies of the parts."""
 
     @property
     def embedding(self) -> PartTime:
@@ -97,13 +99,12 @@ class PartTimes:
         """A layer, of the first kind where there are several."""
         return self.of[self.assembly.kinds[0]]
 
-    @cached_property
-    def plain(self) -> dict[Part, "ChunkTime"]:
-        """Each part by itself, without recomputation."""
-        return {
-            part: ChunkTime(of.forward.seconds, of.backward.seconds, of.backward.weight_s)
-            for part, of in self.of.items()
-        }
+    def alone(self, part: Part) -> "ChunkTime":
+        """A part by itself, without recomputation."""
+        if part not in self.known:
+            forward, backward, _ = self.of[part]
+            self.known[part] = ChunkTime(forward.seconds, backward.seconds, backward.weight_s)
+        return self.known[part]
 
     def works(self, chunk: Chunk) -> list[tuple[float, Part]]:
         """The parts of a chunk and how often each occurs in it."""
@@ -276,7 +277,7 @@ def plain_time(times: PartTimes, chunk: Chunk) -> ChunkTime:
     backward: Num = 0
     weight: Num = 0
     for count, part in times.works(chunk):
-        forward_s, backward_s, weight_s = times.plain[part]
+        forward_s, backward_s, weight_s = times.alone(part)
         forward, backward, weight = (
             forward + count * forward_s,
             backward + count * backward_s,
