@@ -216,8 +216,8 @@ LAYER_RULES = [
     Rule(
         "mtp with expert overlap",
         "performance.overlap.ep",
-        "with model.mtp, Megatron-Core overlaps the all-to-all of experts only for mtp 1 and pp > 1 (got mtp {f.mtp}, pp "
-        "{f.pp}); use these, or remove the overlap",
+        "with model.mtp, Megatron-Core overlaps the all-to-all of experts only for mtp 1 and an interleaved pipeline, pp > 1 "
+        "and vpp > 1 (got mtp {f.mtp}, pp {f.pp}); use these, or remove the overlap",
         lambda f: (f.mtp == 0) | (dict(f.overlap).get("ep", 0.0) == 0.0) | ((f.mtp == 1) & (f.pp > 1)),
     ),
     # low-rank adapters
