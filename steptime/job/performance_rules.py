@@ -73,6 +73,19 @@ PERFORMANCE_RULES = [
         lambda f: (f.kernels.attention_kernel != "flex_eager") | (f.kernels.compile == "none"),
     ),
     Rule(
+        "cuDNN's kernel on the device",
+        "performance.attention_kernel",
+        "cuDNN runs on NVIDIA devices only, and {f.machine} states no accelerator.compute_capability "
+        "(got {f.attention_said[0]}); use best, sdpa, fa2 or flex",
+        lambda f: not (f.no_cudnn and (f.attention_said[0] or "").startswith("cudnn")),
+    ),
+    Rule(
+        "cuDNN's back end on the device",
+        "performance.attention_backend",
+        "cuDNN runs on NVIDIA devices only, and {f.machine} states no accelerator.compute_capability; use auto or direct",
+        lambda f: not (f.no_cudnn and f.attention_said[1] == "cudnn"),
+    ),
+    Rule(
         "framework has the optimizer",
         "performance.optimizer",
         "{f.software} does not run {f.states.optimizer}; use {f.framework.optimizer_words}",
