@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterable
-from os import listdir
+from itertools import islice
+from os import listdir, scandir
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,6 +27,8 @@ MAX_NODES = 50_000
 """Most values after aliases are expanded."""
 MAX_DEPTH = 40
 """Deepest nesting."""
+MOST_FILES = 1_000
+"""Files of a folder that are compared with the name of a missing one: a few milliseconds."""
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _INT = re.compile(r"[-+]?[0-9][0-9_]*")
@@ -116,7 +119,8 @@ def _near_file(name: str) -> str:
     """
     path = Path(name)
     try:
-        meant = closest(path.name, (each.name for each in path.parent.iterdir() if each.suffix))
+        with scandir(path.parent) as entries:
+            meant = closest(path.name, [each.name for each in islice(entries, MOST_FILES) if Path(each.name).suffix])
     except (OSError, ValueError):  # no such folder, or one that cannot be listed
         return ""
     return f"; did you mean {str(path.with_name(meant))!r}?" if meant else ""
