@@ -31,9 +31,7 @@ PADDING = 1024  # rows by which an embedding may exceed the vocabulary that a co
 def infer(
     shapes: Mapping[str, Shape], facts: list[dict[str, Any]], tied: AbstractSet[str] = frozenset()
 ) -> tuple[dict[str, dict[str, Any]], list[Problem]]:
-    """({field: {value, from}}, problems) of tensors by name, of which some are `tied` to others.
-
-    Problems: matrices that single layers lack (MISSING_TENSOR), and what differs from the config (CONFIG_MISMATCH).
+    """({field: {value, from}}, MISSING_TENSOR and CONFIG_MISMATCH problems) of tensors by name, some of them `tied` to others.
 
     Empty when nothing looks like a transformer.
     """
