@@ -81,3 +81,14 @@ def test_every_nth_layer_beyond_the_layers_is_told(every, pp, start, end):
     recompute = {"granularity": "full", "method": "every", "n_layers": every}
     plan = job({"software": "torchtitan", "recompute": recompute}, pp=pp, dp=8 // pp)
     assert told(plan, "method every") == ([f"{start}with method every{end}"] if start else [])
+
+
+@pytest.mark.parametrize(
+    ("zero_level", "since"), [(1, "since 0.16.4"), (3, "with ZeRO stage 3, in DeepSpeed since 0.19.4")]
+)
+def test_tensor_parallelism_of_deepspeed_is_auto_tp(zero_level, since):
+    """v0.16.4 has autotp_size, and refuses stage 3 with it until v0.19.3."""
+    (line,) = told(job({"software": "deepspeed"}, tp=2, dp=4, zero_level=zero_level), "AutoTP")
+    assert line.startswith("note: tp 2 is AutoTP (tensor_parallel.autotp_size)")
+    assert line.endswith(since)
+    assert not told(job({"software": "deepspeed"}), "AutoTP")

@@ -32,7 +32,7 @@ def notes(job: Job) -> list[str]:
         lines.append(
             "note: selective recomputation of flash attention frees only its log-sum-exp; super-selective or full frees more"
         )
-    return [*lines, *_attention(job), *_autocast(job), *_shared_experts(job)]
+    return [*lines, *_attention(job), *_autocast(job), *_shared_experts(job), *_auto_tp(job)]
 
 
 def _attention(job: Job) -> list[str]:
@@ -67,3 +67,18 @@ def _shared_experts(job: Job) -> list[str]:
         return []
     setting = "performance.moe.shared_expert_overlap with dispatcher flex"
     return [f"note: {setting} needs Megatron-Core 0.18; earlier releases refuse it, and take dispatcher alltoall"]
+
+
+def _auto_tp(job: Job) -> list[str]:
+    """DeepSpeed's own tensor parallelism of Hugging Face models.
+
+    deepspeedai/DeepSpeed deepspeed/runtime/engine.py: tensor_parallel.autotp_size since v0.16.4, where "the compatibility between
+    'autotp' and 'zero_stage = 3' has not been validated" is an error to v0.19.3.
+    """
+    if job.software.family != "deepspeed" or job.parallelism.tp == 1:
+        return []
+    since = "0.19.4" if job.zero_level == 3 else "0.16.4"
+    with_zero = " with ZeRO stage 3" if job.zero_level == 3 else ""
+    return [
+        f"note: tp {job.parallelism.tp} is AutoTP (tensor_parallel.autotp_size){with_zero}, in DeepSpeed since {since}"
+    ]
