@@ -172,8 +172,11 @@ def parse(text: str, name: str, *, repeats: bool = False) -> Any:
         problem = error.problem or error.context or ""
         if mark and "maximum nesting depth" in problem:  # libyaml's own limit, reached before any event is told
             where, problem = f"line {mark.line + 1}: ", f"nested more than {MAX_DEPTH} deep"
-        if mark and "cannot start any token" in problem and "\t" in _indent(text, mark.line):
+        tab = "cannot start any token" in problem and mark and "\t" in _indent(text, mark.line)
+        if mark and (tab or "tab character" in problem):
             where, problem = f"line {mark.line + 1}: ", "a tab; YAML is indented with spaces"
+        if problem.startswith("mapping values are not allowed"):
+            problem = "a second ':' on the line; begin a new line, or quote the text"
         raise ConfigError(f"{name}: {where}{problem}") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{name}: not valid YAML ({' '.join(str(error).split())[:120]})") from None
