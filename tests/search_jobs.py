@@ -66,13 +66,13 @@ PLANS = {
     "Gated DeltaNet": plan(linear_attention={"n_key_heads": 8, "n_value_heads": 16}),
     "prediction of three, experts": plan(mtp=2, moe={"n_experts": 8, "expert_inter_sz": 1024, "experts_per_token": 2}),
     "prediction, exchange overlapped": plan(
-        {"pp": 2, "dp": 2, "ep": 2},
+        {"pp": 2, "vpp": 2, "dp": 2, "ep": 2},
         {"overlap": {"ep": True}},
         mtp=1,
         moe={"n_experts": 8, "expert_inter_sz": 1024, "experts_per_token": 2},
     ),
     "exchange overlapped, pieces kept": plan(
-        {"pp": 2, "dp": 2, "ep": 2},
+        {"pp": 2, "vpp": 2, "dp": 2, "ep": 2},
         {"overlap": {"ep": True}, "moe": {"overlap_keeps_pieces": True}},
         mtp=1,
         moe={"n_experts": 8, "expert_inter_sz": 1024, "experts_per_token": 2},

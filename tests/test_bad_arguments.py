@@ -65,6 +65,11 @@ hardware: h100
 """
 SAID = {
     "a.yaml search": "3dtrn: the subcommand comes first: 3dtrn search a.yaml",
+    "validate runs.csv": "3dtrn validate: one argument too many: runs.csv; a CSV of measured runs is --measurements runs.csv, a "
+    "training log --log runs.csv",
+    "validate --log runs.csv": "runs.csv: no iterations logged; give the log of a training run (with step times); a CSV of "
+    "measured runs is for 3dtrn validate --measurements",
+    "sensitivity a.yaml b.yaml": "3dtrn sensitivity: one argument too many: b.yaml; 3dtrn sensitivity --help lists its arguments",
     "estimate a.yaml": "3dtrn: no subcommand 'estimate'; for a report: 3dtrn a.yaml",
     "a.yaml --gpus 512": "3dtrn: unrecognized arguments: --gpus 512; did you mean '--devices'?",
     "a.yaml --device 512": "3dtrn: unrecognized arguments: --device 512; did you mean '--devices'?",
@@ -87,6 +92,7 @@ def test_meant_command(command, tmp_path, monkeypatch, capsys):
     files = {
         "a.yaml": PLAN, "run.sh": "#!/bin/bash\ntorchrun train.py\n", "run.toml": "[model]\nname = 'llama3'\n",
         "out.json": '{"schema": "3dtrn/1", "config": {}}', "config.json": '{"model_type": "llama", "hidden_size": 4096}',
+        "runs.csv": "id,gpu,n_gpus\na,h100,8\n",
     }  # fmt: skip
     for name, text in files.items():
         (tmp_path / name).write_text(text, encoding="utf-8")

@@ -78,10 +78,10 @@ def test_the_plan_itself_is_sound():
         ("parallelism.tp=0", "parallelism.tp: must be at least 1 (got 0)"),
         ("parallelism.dp=-4", "parallelism.dp: must be at least 1 (got -4)"),
         ("model.n_layers=0", "model.n_layers: must be at least 1 (got 0)"),
-        ("model.n_layers=1e9", "model.n_layers: must be at most 10,000 (got 1000000000)"),
-        ("parallelism.tp=1e12", "parallelism.tp: must be at most 10,000 (got 1000000000000)"),
-        ("data.seqlen=2e9", "data.seqlen: must be at most 100,000,000 (got 2000000000)"),
-        ("data.gbs=1e15", "data.gbs: must be at most 100,000,000 (got 1000000000000000)"),
+        ("model.n_layers=1e9", "model.n_layers: must be at most 10,000 (got 1000000000); lower it"),
+        ("parallelism.tp=1e12", "parallelism.tp: must be at most 10,000 (got 1000000000000); lower it"),
+        ("data.seqlen=2e9", "data.seqlen: must be at most 100,000,000 (got 2000000000); lower it"),
+        ("data.gbs=1e15", "data.gbs: must be at most 100,000,000 (got 1000000000000000); lower it"),
         ("run.tokens=0", "run.tokens: must be greater than 0 (got 0)"),
         (
             "cross_dc={n_dcs: 1, interconnect_bandwidth_gbps: 10, interconnect_latency_s: 5 ms}",
@@ -129,10 +129,13 @@ def test_the_plan_itself_is_sound():
         ),
         ("performance.offload=true", "performance.offload: not a key; use performance.offload_modules"),
         ("performance.cuda_graphs=maybe", "performance.cuda_graphs: expected true or false or a list (got 'maybe')"),
-        ("parallelism.layers_per_stage=[]", "parallelism.layers_per_stage: expected pp*vpp = 2 counts (got [])"),
+        (
+            "parallelism.layers_per_stage=[]",
+            "parallelism.layers_per_stage: expected pp*vpp = 2 counts (got []); give as many, or auto",
+        ),
         (
             "performance.recompute={granularity: full, n_layers: []}",
-            "performance.recompute.n_layers: expected one number, 2 (per stage) or 2 (per chunk) (got [])",
+            "performance.recompute.n_layers: expected one number, 2 (per stage) or 2 (per chunk) (got []); give as many",
         ),
         (
             "hardware.overrides.acelerator.power_w=3",
@@ -188,8 +191,8 @@ def test_missing_sections_and_keys():
         "hardware: required key is missing; name a machine (3dtrn machines)",
     ]
     assert problems(PLAN, "data={gbs: 64}") == [
-        "data.seqlen: required key is missing",
-        "data.microbatch_sz: required key is missing",
+        "data.seqlen: required key is missing; give the tokens per sequence",
+        "data.microbatch_sz: required key is missing; give the sequences per micro-batch, or let 3dtrn search PLAN find it",
     ]
 
 

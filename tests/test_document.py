@@ -2,13 +2,17 @@
 
 import io
 import sys
+from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 from work import python_calls
 
 import steptime
+from steptime.base import document
 from steptime.base.config import ConfigError
 from steptime.base.document import MAX_BYTES, MAX_NODES, parse, parse_mapping, read_source, shipped
 from steptime.job.job import Job
@@ -33,8 +37,8 @@ def bomb():
         ("a: 1\nb: 2\na: 3\n", "t: line 3: duplicate key 'a' (first on line 1)"),
         ("m:\n  x: 1\n  x: 2\n", "t: line 3: duplicate key 'x' (first on line 2)"),
         ('{"a": 1, "a": 2}', "t: line 1: duplicate key 'a' (first on line 1)"),
-        ("a: b: c\n", "t: line 1, column 5: mapping values are not allowed in this context"),
-        ("a: 1\n\tb: 2\n", "t: line 2, column 1: found a tab character that violates indentation"),
+        ("a: b: c\n", "t: line 1, column 5: a second ':' on the line; begin a new line, or quote the text"),
+        ("a: 1\n\tb: 2\n", "t: line 2: a tab; YAML is indented with spaces"),
         ("a: 1\n---\nb: 2\n", "t: line 2: more than one YAML document; expected one"),
         ("a: *b\n", "t: line 1: alias 'b' is not defined"),
         ("a: &a [*a]\n", "t: line 1: alias 'a' is not defined"),
@@ -133,6 +137,20 @@ def test_where_yaml_is_loose_this_is_not():
         "e": "0x10",
         "f": "1e3",
     }
+
+
+def test_a_missing_plan_in_a_folder_without_end_is_told_at_once(monkeypatch, tmp_path):
+    """Of a folder that never ends as many names are read as are compared."""
+    read = []
+
+    @contextmanager
+    def endless(_folder):
+        yield (read.append(number) or SimpleNamespace(name=f"{number}.log") for number in count())
+
+    monkeypatch.setattr(document, "scandir", endless)
+    with pytest.raises(ConfigError, match=r"plan\.yaml: no such file$"):
+        Job.load(tmp_path / "plan.yaml")
+    assert len(read) == document.MOST_FILES
 
 
 def test_a_missing_plan_names_the_file_that_is_nearly_called_so(tmp_path):

@@ -1,5 +1,6 @@
 """The rules: each with a job that breaks it, and each as a mask over columns."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +35,12 @@ def test_a_broken_rule_gives_its_line(case):
     assert error.value.problems == [case["line"]]
 
 
+def test_every_line_has_a_path_and_a_fix():
+    """`path: what is wrong (got VALUE); what to write instead`."""
+    lines = [case["line"] for case in (BROKEN | ONLY_IN_A_FILE).values()]
+    assert [line for line in lines if not re.fullmatch(r"[a-z_.0-9]+: .+; .+", line)] == []
+
+
 def test_a_recipe_of_torchao_names_the_frameworks_that_have_it():
     with pytest.raises(
         ConfigError, match="nvfp4_torchao is not modeled for deepspeed; use software fsdp2 or automodel"
@@ -50,7 +57,7 @@ def test_every_rule_has_a_job_that_breaks_it():
 def test_bounds(name):
     path, limit = BOUNDS[name]
     absurd = facts(BASE)._replace(**{name: int(limit) + 1})
-    assert problems(absurd)[0].line == f"{path}: must be at most {limit:,} (got {int(limit) + 1})"
+    assert problems(absurd)[0].line == f"{path}: must be at most {limit:,} (got {int(limit) + 1}); lower it"
     assert not any(
         rule.name == f"{name} is out of range" for rule in SANE if not rule.holds(facts(BASE)._replace(**{name: limit}))
     )

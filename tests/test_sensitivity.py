@@ -118,8 +118,12 @@ def with_memory(plan, share):
 def test_the_command(capsys):
     assert main(["sensitivity", str(CONFIGS / "llama3_8b.yaml"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert {"step_s", "gains", "hiding", "left_out", "settings"} == found.keys()
-    assert any(gain["name"] == "memory size" for gain in found["gains"])
+    assert {"step_s", "gains", "hiding", "left_out", "settings", "best_layouts"} == found.keys()
+    assert all(gain["change"] == gain["step_s"] / found["step_s"] - 1.0 for gain in found["gains"])
+    (memory,) = (gain for gain in found["gains"] if gain["name"] == "memory size")
+    best = found["best_layouts"]
+    assert best["with_more_memory_s"] <= best["step_s"] < memory["step_s"] == found["step_s"]
+    assert f"{best['step_s']:.4g} s without" in memory["note"]
 
 
 def test_a_job_that_does_not_fit_is_said_beside_its_step():

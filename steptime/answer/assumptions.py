@@ -1,9 +1,10 @@
-"""The assumptions of a job as text: the source of each default, what is not verified, and notes on the layout."""
+"""The assumptions of a job as text: the source of each default, what is not verified, and notes (`answer.notes`)."""
 
 from __future__ import annotations
 
 from steptime import fsdp
 from steptime.answer.idle import idle, usual_settings
+from steptime.answer.notes import notes
 from steptime.base.words import counted, flow
 from steptime.job.job import Job, facts
 from steptime.job.pipeline_rules import group_taken
@@ -13,8 +14,6 @@ from steptime.software.efficiency import compute_factor, sustained_share
 from steptime.software.performance import EAGER_TORCH, Options, Software
 from steptime.software.precision import RECIPES, rate_of
 
-FLASH_CAPABILITY = 8.0
-"""GPU architecture that FlashAttention-2 requires (Dao-AILab/flash-attention README: Ampere or newer)."""
 _EFFICIENCIES = ("memory_efficiency", "attention_forward_efficiency", "attention_backward_efficiency", "efficiency")
 
 
@@ -238,35 +237,3 @@ def _usual_figures(job: Job) -> list[str]:
     if device.sm_count is None:
         found.append("no accelerator.sm_count, so no wave quantization")
     return found
-
-
-def notes(job: Job) -> list[str]:
-    """Settings that are valid but unusual."""
-    devices, node = job.parallelism.devices, job.machine.devices_per_node
-    lines = []
-    if devices < node:
-        lines.append(f"note: {devices} of the {node} devices of a {job.machine.name} node are used")
-    elif devices % node:
-        lines.append(f"note: {counted(devices, 'device')} on nodes of {node}: the last node is partly used")
-    capability = job.machine.accelerator.compute_capability
-    if job.software.kernels.attention_impl == "flash" and capability is not None and capability < FLASH_CAPABILITY:
-        lines.append(
-            f"note: FlashAttention has no kernel for {job.machine.accelerator.name} (compute capability {capability:g}, it needs "
-            f"{FLASH_CAPABILITY:g}); set performance.attention_impl to unfused"
-        )
-    inner = job.machine.tiers[0]
-    domain = f"{inner.name} ({counted(inner.size, 'device')})"
-    if job.parallelism.tp > inner.size:
-        lines.append(
-            f"note: tp {job.parallelism.tp} is wider than {domain}, so its collectives use the next network tier"
-        )
-    elif job.parallelism.cp > 1 and job.parallelism.tp * job.parallelism.cp > inner.size:
-        lines.append(
-            f"note: tp*cp {job.parallelism.tp * job.parallelism.cp} is wider than {domain}, "
-            "so context-parallel communication uses the next network tier"
-        )
-    if job.recompute.modules == {"core_attn"} and job.software.kernels.attention_impl == "flash":
-        lines.append(
-            "note: selective recomputation of flash attention frees only its log-sum-exp; super-selective or full frees more"
-        )
-    return lines

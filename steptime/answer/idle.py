@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from operator import le
 from typing import Any
 
 from steptime.base.config import Config
@@ -175,11 +176,25 @@ def idle(job: Job) -> list[str]:
     ]
     recompute = job.performance.recompute
     modules = [name for name in (recompute.modules or () if recompute else ()) if name in MODULES]
-    return found + [
+    found += [
         f"no effect: performance.recompute.modules {name} ({MODULES[name][0]})"
         for name in modules
         if MODULES[name][1](job)
     ]
+    return found + _beyond_the_layers(job)
+
+
+def _beyond_the_layers(job: Job) -> list[str]:
+    """Where method every counts more layers than a chunk has, whose layers are then all kept."""
+    counts, chunks = job.recompute.n_layers, job.layers_per_chunk
+    if job.recompute.method != "every" or all(map(le, counts, chunks)):
+        return []
+    every, most = flow(counts[0] if len(set(counts)) == 1 else list(counts)), max(chunks)
+    where = "a model chunk" if len(chunks) > 1 else "the model"
+    setting = f"performance.recompute.n_layers {every} with method every"
+    if any(map(le, counts, chunks)):
+        return [f"note: {setting} recomputes nothing in model chunks of fewer layers"]
+    return [f"no effect: {setting} ({where} has at most {most} layers, so none is recomputed)"]
 
 
 def said(job: Job) -> Iterator[tuple[str, Any]]:

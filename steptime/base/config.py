@@ -64,7 +64,7 @@ class Config(PublicFields, metaclass=PublicNames):
     natural_names: ClassVar[Mapping[str, str]] = {}
     """Keys of other frameworks -> the dotted key with the same meaning."""
     missing: ClassVar[Mapping[str, str]] = {}
-    """Required keys -> what to give where they are missing."""
+    """Required keys -> what to give where they are missing; "": any other."""
     draw: ClassVar[Callable[[Any], str | None]] = lambda _: None  # as HTML, where report.notebook is loaded
 
     def _repr_html_(self) -> str | None:
@@ -248,7 +248,7 @@ def _problems(path: str, items: list[tuple[Any, list[type[BaseModel]]]], cls: ty
         line = f"{path}: unknown key (got {show(got)}){f'; did you mean {name!r}?' if meant else near(key, known)}"
         return [ConfigProblem(line, path, unknown=True, meant=name or closest(key, known))]
     if kind == "missing":
-        return [ConfigProblem(f"{path}: required key is missing{cls.missing.get(path, '')}", path)]
+        return [ConfigProblem(f"{path}: required key is missing{cls.missing.get(path, cls.missing.get('', ''))}", path)]
     if kind == "value_error":
         cause = first["ctx"]["error"]
         if isinstance(cause, ConfigError):

@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterable
-from os import listdir
+from itertools import islice
+from os import listdir, scandir
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,6 +27,8 @@ MAX_NODES = 50_000
 """Most values after aliases are expanded."""
 MAX_DEPTH = 40
 """Deepest nesting."""
+MOST_FILES = 1_000
+"""Files of a folder that are compared with the name of a missing one: a few milliseconds."""
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _INT = re.compile(r"[-+]?[0-9][0-9_]*")
@@ -116,7 +119,8 @@ def _near_file(name: str) -> str:
     """
     path = Path(name)
     try:
-        meant = closest(path.name, (each.name for each in path.parent.iterdir() if each.suffix))
+        with scandir(path.parent) as entries:
+            meant = closest(path.name, [each.name for each in islice(entries, MOST_FILES) if Path(each.name).suffix])
     except (OSError, ValueError):  # no such folder, or one that cannot be listed
         return ""
     return f"; did you mean {str(path.with_name(meant))!r}?" if meant else ""
@@ -168,8 +172,11 @@ def parse(text: str, name: str, *, repeats: bool = False) -> Any:
         problem = error.problem or error.context or ""
         if mark and "maximum nesting depth" in problem:  # libyaml's own limit, reached before any event is told
             where, problem = f"line {mark.line + 1}: ", f"nested more than {MAX_DEPTH} deep"
-        if mark and "cannot start any token" in problem and "\t" in _indent(text, mark.line):
+        tab = "cannot start any token" in problem and mark and "\t" in _indent(text, mark.line)
+        if mark and (tab or "tab character" in problem):
             where, problem = f"line {mark.line + 1}: ", "a tab; YAML is indented with spaces"
+        if problem.startswith("mapping values are not allowed"):
+            problem = "a second ':' on the line; begin a new line, or quote the text"
         raise ConfigError(f"{name}: {where}{problem}") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{name}: not valid YAML ({' '.join(str(error).split())[:120]})") from None

@@ -15,7 +15,7 @@ from math import gcd
 from typing import Any
 
 from steptime.base.words import counted
-from steptime.checkpoint import experts, mixers, stacks
+from steptime.checkpoint import experts, layer_gaps, mixers, stacks
 from steptime.checkpoint import weight_names as names
 from steptime.checkpoint.confignames import CHECKED, from_config, norm_of, said
 from steptime.checkpoint.records import Problem, Shape
@@ -31,7 +31,7 @@ PADDING = 1024  # rows by which an embedding may exceed the vocabulary that a co
 def infer(
     shapes: Mapping[str, Shape], facts: list[dict[str, Any]], tied: AbstractSet[str] = frozenset()
 ) -> tuple[dict[str, dict[str, Any]], list[Problem]]:
-    """({field: {value, from}}, CONFIG_MISMATCH problems) of tensors by name, of which some are `tied` to others.
+    """({field: {value, from}}, MISSING_TENSOR and CONFIG_MISMATCH problems) of tensors by name, some of them `tied` to others.
 
     Empty when nothing looks like a transformer.
     """
@@ -39,6 +39,7 @@ def infer(
     parts = stacks.split(_unstacked(_plainly_named(shapes), facts))
     if parts is None:
         return {}, []
+    gaps = layer_gaps.missing(parts.main, facts)
     found = FoundArchitecture(parts, tied)
     for number, tails in parts.main.layers.items():
         for tail, shape in tails.items():
@@ -48,7 +49,7 @@ def infer(
     _stated(found, [known for fact in facts if fact.get("slices") for known in from_config(fact)])
     _embedding(found, {config["hidden_sz"] for _, config in configs if "hidden_sz" in config})
     if found.get("hidden_sz") is None:
-        return {}, []
+        return {}, gaps
     count = len(parts.main.layers)
     if shared:  # the same layers run again and again
         _stated(found, [(source, {"n_layers": c["n_layers"]}) for source, c in configs if "n_layers" in c])
@@ -71,7 +72,7 @@ def infer(
     families = [str(fact["config"].get("model_type", "")) for fact in facts if isinstance(fact.get("config"), dict)]
     families += ["modernbert"] if found.last("mlp.Wi") else []
     _kv_cache(found, families)
-    return found.fields, problems
+    return found.fields, [*gaps, *problems]
 
 
 def _plainly_named(shapes: Mapping[str, Shape]) -> Mapping[str, Shape]:

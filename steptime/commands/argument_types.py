@@ -20,7 +20,11 @@ class Parser(argparse.ArgumentParser):
         wrong = message.removeprefix("unrecognized arguments: ")
         if wrong != message:
             if not wrong.startswith("-"):
-                one = self._second(wrong) if self.prog == "3dtrn" else f"one argument too many: {wrong}"
+                one = (
+                    self._second(wrong)
+                    if self.prog == "3dtrn"
+                    else f"one argument too many: {wrong}; {self._where(wrong)}"
+                )
                 self.exit(2, f"{self.prog}: {one}\n")
             planned = any("PLAN" in str(each.metavar) for each in self._actions if not each.option_strings)
             if planned and "--model" in wrong.replace("=", " ").split():
@@ -29,6 +33,13 @@ class Parser(argparse.ArgumentParser):
             meant = self._meant(wrong.partition(" ")[0].partition("=")[0].lstrip("-"))
             message += f"; did you mean '--{meant}'?" if meant else f"; {self.prog} --help lists all"
         self.exit(2, f"{self.prog}: {message.removeprefix('argument ')}\n")
+
+    def _where(self, word: str) -> str:
+        """Where an argument belongs that the subcommand does not take by itself."""
+        options = {name for action in self._actions for name in action.option_strings}
+        if {"--measurements", "--log"} <= options:
+            return f"a CSV of measured runs is --measurements {word}, a training log --log {word}"
+        return f"{self.prog} --help lists its arguments"
 
     def _meant(self, option: str) -> str:
         """The option that an unknown one probably means: of the same key of a plan, or spelled alike; "" for none."""

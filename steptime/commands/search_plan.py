@@ -182,9 +182,9 @@ def _on_fewest(data: dict[str, Any]) -> Job:
 
 
 def _least_degrees(data: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Degrees of a few devices: as given, with several ranks of experts, and with two stages besides.
+    """Degrees of a few devices: as given, with several ranks of experts, and with two interleaved stages besides.
 
-    Some dispatchers and overlaps of experts' tokens need several ranks; with multi-token prediction overlaps need stages.
+    Some dispatchers and overlaps of experts' tokens need several ranks; with multi-token prediction overlaps need such stages.
     """
     yield {}
     said, moe = _section(data, "parallelism"), _section(_section(data, "model"), "moe")
@@ -193,7 +193,7 @@ def _least_degrees(data: dict[str, Any]) -> Iterator[dict[str, Any]]:
     ranks: dict[str, Any] = {"ep": 2, "etp": etp, "dp": said["dp"] * 2 * etp} if type(said.get("dp")) is int else {}
     if ranks:
         yield ranks
-        yield ranks | {"pp": 2, "layers_per_stage": "auto"}
+        yield ranks | {"pp": 2, "vpp": 2, "layers_per_stage": "auto"}
 
 
 def _layers_of_stages(data: dict[str, Any]) -> dict[str, Any]:

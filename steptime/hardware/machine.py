@@ -3,13 +3,13 @@
 Shipped: data/machines/NAME.yaml and data/accelerators/NAME.yaml, each figure with its source. A user's is one file, by path.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache, lru_cache
 from itertools import pairwise
 from math import inf
 from os.path import isdir, isfile
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
@@ -113,6 +113,7 @@ class Accelerator(Config):
 class Machine(Config):
     """A node type and its network."""
 
+    missing: ClassVar[Mapping[str, str]] = {"": "; give it (3dtrn show dgx-h100 prints a whole file)"}
     name: str
     aliases: list[str] = Field(default_factory=no_items)
     description: str = ""

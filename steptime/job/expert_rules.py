@@ -74,7 +74,12 @@ def rows_cut_evenly(f: Facts) -> Any:
 
 EXPERT_RULES = [
     *MEGATRON_EXPERT_RULES,
-    Rule("ep needs moe", "parallelism.ep", "must be 1 without model.moe (got {f.ep})", lambda f: (f.ep == 1) | f.moe),
+    Rule(
+        "ep needs moe",
+        "parallelism.ep",
+        "must be 1 without model.moe (got {f.ep}); use 1",
+        lambda f: (f.ep == 1) | f.moe,
+    ),
     # megatron/core/transformer/moe/moe_layer.py, MoELayer.forward
     Rule(
         "moe without sp",
@@ -87,13 +92,13 @@ EXPERT_RULES = [
         "experts over ranks",
         "parallelism.ep",
         "dp*cp*tp = ep*etp*edp: the {f.stage_ranks} devices of a stage (dp {f.dp} * cp {f.cp} * tp {f.tp}) "
-        "are not a multiple of ep {f.ep} * etp {f.etp} = {f.expert_ranks}",
+        "are not a multiple of ep {f.ep} * etp {f.etp} = {f.expert_ranks}; lower ep, or raise dp",
         lambda f: (not f.moe) | (f.stage_ranks % f.expert_ranks == 0),
     ),
     Rule(
         "experts over centers",
         "cross_dc.n_dcs",
-        "must divide edp = dp*cp*tp / (ep*etp) so that the experts of a layer stay in one data center (got {f.n_dcs})",
+        "must divide edp = dp*cp*tp / (ep*etp) so that the experts of a layer stay in one data center (got {f.n_dcs}); lower ep",
         lambda f: (not f.moe) | (f.n_dcs == 1) | (f.stage_ranks % (f.expert_ranks * f.n_dcs) == 0),
     ),
     # megatron/core/parallel_state.py: "Expert data parallel size should be divisible by partial DistOpt shard factor"
@@ -112,7 +117,7 @@ EXPERT_RULES = [
     Rule(
         "etp divides expert_inter_sz",
         "parallelism.etp",
-        "must divide expert_inter_sz {f.expert_inter_sz} (got {f.etp})",
+        "must divide expert_inter_sz {f.expert_inter_sz} (got {f.etp}); lower etp, or use 1",
         lambda f: (not f.moe) | (f.expert_inter_sz % f.etp == 0),
     ),
     # transformer_engine.py, TEGroupedLinear: without ep > 1 experts' gradients go with the dense ones, over dp*cp
@@ -154,13 +159,13 @@ EXPERT_RULES = [
     Rule(
         "tp divides shared experts",
         "parallelism.tp",
-        "must divide shared_expert_inter_sz {f.shared_inter_sz} (got {f.tp})",
+        "must divide shared_expert_inter_sz {f.shared_inter_sz} (got {f.tp}); lower tp",
         lambda f: f.shared_inter_sz % f.tp == 0,
     ),
     Rule(
         "top k",
         "model.moe.experts_per_token",
-        "must be at most n_experts {f.n_experts} (got {f.experts_per_token})",
+        "must be at most n_experts {f.n_experts} (got {f.experts_per_token}); lower it, or raise n_experts",
         lambda f: f.experts_per_token <= f.n_experts,
     ),
     # megatron/core/transformer/moe/moe_utils.py, group_limited_topk: groups of one size, the best by the sum of their topk //
@@ -168,7 +173,7 @@ EXPERT_RULES = [
     Rule(
         "groups of experts",
         "model.moe.n_groups",
-        "must divide n_experts {f.n_experts} (got {f.expert_groups})",
+        "must divide n_experts {f.n_experts} (got {f.expert_groups}); use one of {f.ep_choices}",
         lambda f: f.n_experts % f.expert_groups == 0,
     ),
     Rule(
@@ -180,7 +185,7 @@ EXPERT_RULES = [
     Rule(
         "node limit",
         "model.moe.node_limit",
-        "must be at most n_groups {f.expert_groups} and experts_per_token {f.experts_per_token} (got {f.node_limit})",
+        "must be at most n_groups {f.expert_groups} and experts_per_token {f.experts_per_token} (got {f.node_limit}); lower it",
         lambda f: (f.node_limit <= f.experts_per_token) & (f.node_limit <= f.expert_groups),
     ),
     Rule(
@@ -192,7 +197,7 @@ EXPERT_RULES = [
     Rule(
         "dense layers",
         "model.moe.n_dense_layers",
-        "must be at most n_layers {f.n_layers} (got {f.dense_layers})",
+        "must be at most n_layers {f.n_layers} (got {f.dense_layers}); lower it",
         lambda f: f.dense_layers <= f.n_layers,
     ),
     Rule(

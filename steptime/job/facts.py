@@ -94,6 +94,8 @@ class Facts(NamedTuple):
     states: StateSettings
     machine: str
     machine_dtypes: tuple[str, ...]
+    no_cudnn: bool  # whether the device is another than NVIDIA's
+    attention_said: tuple[str | None, str | None]  # attention_kernel and attention_backend of the plan itself
     checkpoint_word: str | None
     recompute: Recompute | None
     offload: frozenset[str]

@@ -30,6 +30,7 @@ from steptime.job.names import MISSING, PATHS
 from steptime.job.offload_rules import OF_NO_PROFILE, offload_facts
 from steptime.job.sections import CrossDc, Data, Hardware, Run
 from steptime.model.model import Model
+from steptime.software.device_kernels import has_cudnn
 from steptime.software.performance import Options, Performance, Software, resolve
 from steptime.software.precision import precisions
 from steptime.software.recomputation import Recomputation, resolve_recompute
@@ -273,7 +274,9 @@ def facts(job: Job) -> Facts:
         saved_fp8_weights=software.saved_fp8_weights,
         states=software.states,
         machine=machine.name,
+        no_cudnn=not has_cudnn(machine.accelerator),
         machine_dtypes=precisions(machine.accelerator.peak_flops, microscaling=machine.accelerator.microscaling),
+        attention_said=(said.attention_kernel, said.attention_backend),
         checkpoint_word=said.activation_checkpointing_type,
         recompute=said.recompute,
         overlap=tuple((axis, float(share)) for axis, share in software.overlap if share is not None),

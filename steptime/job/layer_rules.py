@@ -106,26 +106,26 @@ LAYER_RULES = [
     Rule(
         "listed experts need moe",
         "model.moe",
-        "missing: {f.listed_by} lists layers with experts",
+        "missing: {f.listed_by} lists layers with experts; give n_experts, expert_inter_sz and experts_per_token",
         lambda f: f.moe | (not f.kinds & {"moe", "experts"}),
     ),
     Rule(
         "mamba layers need mamba",
         "model.mamba",
-        "missing: {f.listed_by} lists Mamba layers",
+        "missing: {f.listed_by} lists Mamba layers; set it, {{}} for the defaults",
         lambda f: (f.mamba_heads > 0) | ("mamba" not in f.kinds),
     ),
     # megatron/core/ssm/mamba_mixer.py and mamba_context_parallel.py: each device has whole heads, and whole groups over tp
     Rule(
         "tp and cp divide mamba heads",
         "parallelism.tp",
-        "tp*cp must divide the {f.mamba_heads} Mamba heads (got {f.tp} * {f.cp})",
+        "tp*cp must divide the {f.mamba_heads} Mamba heads (got {f.tp} * {f.cp}); lower tp or cp",
         lambda f: f.mamba_heads % (f.tp * f.cp) == 0,
     ),
     Rule(
         "tp divides mamba groups",
         "parallelism.tp",
-        "must divide model.mamba.n_groups {f.mamba_groups} (got {f.tp})",
+        "must divide model.mamba.n_groups {f.mamba_groups} (got {f.tp}); lower tp",
         lambda f: f.mamba_groups % f.tp == 0,
     ),
     Rule(
@@ -156,7 +156,7 @@ LAYER_RULES = [
         "bf16 layers of a stage",
         "performance.bf16_layers_at_start",
         "must be at most the layers of the first or last pipeline stage (got {f.bf16_layers[0]} and {f.bf16_layers[1]} of "
-        "{f.n_layers})",
+        "{f.n_layers}); lower it, or pp {f.pp}",
         lambda f: (max(f.bf16_layers) == 0) | (max(f.bf16_layers) <= f.n_layers // f.pp),
     ),
     # linear attention
@@ -176,13 +176,13 @@ LAYER_RULES = [
     Rule(
         "key heads divide value heads",
         "model.linear_attention.n_key_heads",
-        "must divide n_value_heads {f.linear.n_value_heads} (got {f.linear.n_key_heads})",
+        "must divide n_value_heads {f.linear.n_value_heads} (got {f.linear.n_key_heads}); change one of them",
         lambda f: f.linear is None or f.linear.n_value_heads % f.linear.n_key_heads == 0,
     ),
     Rule(
         "as many keys as values",
         "model.linear_attention.n_key_heads",
-        "must equal n_value_heads {f.linear.n_value_heads} with kind {f.linear.kind} (got {f.linear.n_key_heads})",
+        "must equal n_value_heads {f.linear.n_value_heads} with kind {f.linear.kind} (got {f.linear.n_key_heads}); use it",
         lambda f: (
             f.linear is None or f.linear.kind == "gated_delta_net" or f.linear.n_key_heads == f.linear.n_value_heads
         ),
@@ -190,7 +190,7 @@ LAYER_RULES = [
     Rule(
         "tp divides linear key heads",
         "parallelism.tp",
-        "must divide model.linear_attention.n_key_heads {f.linear.n_key_heads} (got {f.tp})",
+        "must divide model.linear_attention.n_key_heads {f.linear.n_key_heads} (got {f.tp}); lower tp",
         lambda f: True if f.linear is None else f.linear.n_key_heads % f.tp == 0,
     ),
     # multi-token prediction as in Megatron-Core
@@ -204,7 +204,7 @@ LAYER_RULES = [
     Rule(
         "mtp with recomputation by groups",
         "performance.recompute.n_layers",
-        "must be 1 with model.mtp (got {f.recompute_words}): Megatron-Core recomputes its layers one by one",
+        "must be 1 with model.mtp (got {f.recompute_words}), whose layers Megatron-Core recomputes one by one; use 1",
         lambda f: (
             (f.mtp == 0)
             | (f.granularity != "full")
@@ -216,8 +216,8 @@ LAYER_RULES = [
     Rule(
         "mtp with expert overlap",
         "performance.overlap.ep",
-        "with model.mtp, Megatron-Core overlaps the all-to-all of experts only for mtp 1 and pp > 1 (got mtp {f.mtp}, pp "
-        "{f.pp}); use these, or remove the overlap",
+        "with model.mtp, Megatron-Core overlaps the all-to-all of experts only for mtp 1 and an interleaved pipeline, pp > 1 "
+        "and vpp > 1 (got mtp {f.mtp}, pp {f.pp}); use these, or remove the overlap",
         lambda f: (f.mtp == 0) | (dict(f.overlap).get("ep", 0.0) == 0.0) | ((f.mtp == 1) & (f.pp > 1)),
     ),
     # low-rank adapters

@@ -56,13 +56,18 @@ def _at_most(name: str, limit: float) -> Callable[[Facts], Any]:
 
 SANE = [
     *(
-        Rule(f"{name} is out of range", path, f"must be at most {limit:,} (got {{f.{name}}})", _at_most(name, limit))
+        Rule(
+            f"{name} is out of range",
+            path,
+            f"must be at most {limit:,} (got {{f.{name}}}); lower it",
+            _at_most(name, limit),
+        )
         for name, (path, limit) in BOUNDS.items()
     ),
     Rule(
         "too many devices",
         "parallelism",
-        "tp*cp*pp*dp must be at most 10,000,000 devices (got {f.devices})",
+        "tp*cp*pp*dp must be at most 10,000,000 devices (got {f.devices}); lower dp",
         lambda f: (f.devices <= 1e7) | (f.tp > 1e4) | (f.pp > 1e4) | (f.dp > 1e6) | (f.cp > 1e4),
     ),
     Rule(
@@ -74,7 +79,7 @@ SANE = [
     Rule(
         "schedule too long",
         "parallelism",
-        "pp*vpp*micro-batches must be at most 10,000,000 (got {f.chunks} chunks, {f.microbatches} micro-batches)",
+        "pp*vpp*micro-batches must be at most 10,000,000 (got {f.chunks} chunks, {f.microbatches} micro-batches); raise dp",
         lambda f: (f.chunks * f.microbatches <= MOST_ACTIONS) | (f.chunks > 1e5) | (f.microbatches > MOST_MICROBATCHES),
     ),
 ]
@@ -242,7 +247,7 @@ MODELED = [
 """Keys that are read but not modeled yet."""
 
 DUALPIPE = (
-    "not modeled yet; use dualpipev with half the pp and twice the dp (torch and FSDP2), or 1f1b or interleaved with "
+    "not modeled yet; use dualpipev with half the pp and twice the dp (torch and FSDP2), or interleaved with "
     "performance.overlap.ep (Megatron-Core)"
 )
 """DualPipe runs two pipelines in opposite directions over the same devices, each a copy of the model; cut in half, one of them is

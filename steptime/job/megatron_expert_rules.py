@@ -13,6 +13,11 @@ if TYPE_CHECKING:
     from steptime.job.facts import Facts
 
 
+BEFORE_0_18 = ("nemo", *(f"megatron-bridge@{release}" for release in ("25.09", "25.11", "26.02", "26.04")))
+"""Profiles whose Megatron-Core is 0.17 or earlier (NVIDIA-NeMo/Megatron-Bridge docs/releases/software-versions.md: 0.17.0 in
+26.04, 0.18.0 in 26.06)."""
+
+
 def woven(f: Facts) -> bool:
     """Whether the all-to-all of experts overlaps the compute of another micro-batch."""
     return bool(dict(f.overlap).get("ep", 0.0)) and f.moe and f.family == "megatron-core"
@@ -38,6 +43,11 @@ MEGATRON_EXPERT_RULES = [
     ),
     # megatron/core/models/gpt/gpt_model.py alone has build_schedule_plan
     _woven_rule("expert overlap models", "in models without Mamba layers", lambda f: "mamba" not in f.kinds),
+    _woven_rule(
+        "expert overlap in a pipeline",
+        "with parallelism.vpp over 1 where pp is (got vpp {f.vpp} with pp {f.pp}); raise vpp, use pp 1",
+        lambda f: (f.pp == 1) | (f.vpp > 1),
+    ),
     _woven_rule("expert overlap precision", "in bf16 or fp16 (got fp32); change it", lambda f: f.precision != "fp32"),
     _woven_rule(
         "expert overlap shared experts",
@@ -106,6 +116,17 @@ MEGATRON_EXPERT_RULES = [
         "Megatron-Core overlaps shared experts only with dispatcher alltoall or flex (got {f.experts_run.dispatcher}); use one "
         "of them, or false",
         lambda f: (not f.experts_run.shared_expert_overlap) | (f.experts_run.dispatcher != "allgather"),
+    ),
+    # "moe_shared_expert_overlap only works with alltoall token dispatcher" to core_v0.17.1, "alltoall or flex" from core_v0.18.0
+    Rule(
+        "flex with shared experts overlapped",
+        "performance.moe.shared_expert_overlap",
+        "with dispatcher flex needs Megatron-Core 0.18, and {f.software} has an earlier one; use dispatcher alltoall, or false",
+        lambda f: (
+            (not f.experts_run.shared_expert_overlap)
+            | (f.experts_run.dispatcher != "flex")
+            | (not f.software.startswith(BEFORE_0_18))
+        ),
     ),
     # megatron/core/transformer/moe/moe_layer.py, MoELayer.router_and_preprocess
     Rule(

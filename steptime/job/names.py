@@ -78,7 +78,17 @@ MISSING = {
     "parallelism": "; give {tp: 1, pp: 1} and devices: N, or let 3dtrn search PLAN --devices N find it",
     "data": "; give gbs, seqlen and microbatch_sz",
     "hardware": "; name a machine (3dtrn machines)",
+    **dict.fromkeys(
+        (f"model.{key}" for key in ("n_layers", "hidden_sz", "inter_sz", "n_q_heads", "vocab_sz")),
+        "; give it, or name a preset (3dtrn models)",
+    ),
+    **dict.fromkeys(("parallelism.tp", "parallelism.pp"), "; give it (1: none), or let 3dtrn search PLAN find it"),
     "parallelism.dp": "; give it, or devices: N",
+    "data.gbs": "; give the sequences per step of the whole job",
+    "data.seqlen": "; give the tokens per sequence",
+    "data.microbatch_sz": "; give the sequences per micro-batch, or let 3dtrn search PLAN find it",
+    "hardware.node_type": "; name a machine (3dtrn machines), or give the path of a machine file",
+    "": "; give it (3dtrn explain --key KEY: its meaning and unit)",
     "performance.recompute.granularity": "; full (whole layers: method, n_layers) or selective (modules)",
 }
-"""Required keys of a plan -> what to give where they are missing."""
+"""Required keys of a plan -> what to give where they are missing; "": any other."""

@@ -78,7 +78,7 @@ OFFLOAD_RULES = [
     Rule(
         "offloaded fraction",
         "performance.activation_offload",
-        "must be true, false, or a fraction from 0 to 1 (got {f.offload_share:g})",
+        "must be true, false, or a fraction from 0 to 1 (got {f.offload_share:g}); use one of them",
         lambda f: 0.0 <= f.offload_share <= 1.0,
     ),
     Rule(
@@ -158,7 +158,7 @@ OFFLOAD_RULES = [
         "states on the host, dtypes",
         "performance.cpu_offload",
         "needs adamw with fp32 gradients, masters and moments (got {f.states.optimizer}, {f.states.main_grad_dtype}, "
-        "{f.states.master_dtype}, {f.states.moment_dtype})",
+        "{f.states.master_dtype}, {f.states.moment_dtype}); set these, or remove cpu_offload",
         lambda f: (
             (f.cpu_offload.share == 0.0)
             | (f.family != "megatron-core")
@@ -173,7 +173,7 @@ OFFLOAD_RULES = [
         "states on the host, DeepSpeedCPUAdam",
         "performance.cpu_offload",
         "DeepSpeedCPUAdam needs adamw, fp32 masters and moments, and overlap false (got {f.states.optimizer}, "
-        "{f.states.master_dtype}, {f.states.moment_dtype})",
+        "{f.states.master_dtype}, {f.states.moment_dtype}); set these, or remove cpu_offload",
         lambda f: (
             (f.cpu_offload.share == 0.0)
             | (f.family != "deepspeed")

@@ -62,7 +62,8 @@ PERFORMANCE_RULES = [
     Rule(
         "remainder of bf16",
         "performance.master_dtype",
-        "remainder stores the fp32 bits that bf16 drops, so param_dtype must be bf16 (got {f.states.param_dtype})",
+        "remainder stores the fp32 bits that bf16 drops, so param_dtype must be bf16 (got {f.states.param_dtype}); "
+        "use bf16, or master_dtype fp32",
         lambda f: (f.states.master_dtype != "remainder") | (f.states.param_dtype == "bf16"),
     ),
     # torch.compile lowers flex_attention to its own kernel (torch/_inductor/kernel/flex)
@@ -71,6 +72,19 @@ PERFORMANCE_RULES = [
         "performance.attention_kernel",
         "flex_eager is FlexAttention that nothing compiles, but compile is {f.kernels.compile}; use flex, or compile none",
         lambda f: (f.kernels.attention_kernel != "flex_eager") | (f.kernels.compile == "none"),
+    ),
+    Rule(
+        "cuDNN's kernel on the device",
+        "performance.attention_kernel",
+        "cuDNN runs on NVIDIA devices only, and {f.machine} states no accelerator.compute_capability "
+        "(got {f.attention_said[0]}); use best, sdpa, fa2 or flex",
+        lambda f: not (f.no_cudnn and (f.attention_said[0] or "").startswith("cudnn")),
+    ),
+    Rule(
+        "cuDNN's back end on the device",
+        "performance.attention_backend",
+        "cuDNN runs on NVIDIA devices only, and {f.machine} states no accelerator.compute_capability; use auto or direct",
+        lambda f: not (f.no_cudnn and f.attention_said[1] == "cudnn"),
     ),
     Rule(
         "framework has the optimizer",
@@ -112,7 +126,7 @@ PERFORMANCE_RULES = [
     Rule(
         "overlap fractions",
         "performance.overlap",
-        "fractions must be between 0 and 1 (got {f.bad_shares})",
+        "fractions must be between 0 and 1 (got {f.bad_shares}); use true, false or such a fraction",
         lambda f: not f.bad_shares,
     ),
     Rule(
@@ -131,7 +145,7 @@ PERFORMANCE_RULES = [
         "memory budget",
         "performance.recompute.memory_budget",
         "has an effect only with granularity selective without modules, and performance.compile (got compile "
-        "{f.kernels.compile})",
+        "{f.kernels.compile}); set these, or remove it",
         lambda f: (
             f.recompute is None
             or f.recompute.memory_budget is None
@@ -147,13 +161,13 @@ PERFORMANCE_RULES = [
     Rule(
         "full keys",
         "performance.recompute.modules",
-        "have an effect only with granularity selective (got granularity full)",
+        "have an effect only with granularity selective (got granularity full); remove them, or use selective",
         lambda f: not (f.granularity == "full" and f.modules),
     ),
     Rule(
         "recompute counts",
         "performance.recompute.n_layers",
-        "expected one number, {f.pp} (per stage) or {f.chunks} (per chunk) (got {f.recompute_words})",
+        "expected one number, {f.pp} (per stage) or {f.chunks} (per chunk) (got {f.recompute_words}); give as many",
         lambda f: (
             (f.recompute is None or f.recompute.n_layers is None or len(f.recompute_counts) == 1)
             | (len(f.recompute_counts) == f.pp)
@@ -163,19 +177,19 @@ PERFORMANCE_RULES = [
     Rule(
         "recompute counts positive",
         "performance.recompute.n_layers",
-        "must be at least 1, or 0 with method block (got {f.recompute_words})",
+        "must be at least 1, or 0 with method block (got {f.recompute_words}); raise it",
         lambda f: min(f.recompute_counts, default=1) >= (0 if f.recompute_method == "block" else 1),
     ),
     Rule(
         "recompute of experts",
         "performance.recompute.modules",
-        "require model.moe (got {f.module_words})",
+        "moe, moe_act and shared_experts are of models with model.moe (got {f.module_words}); remove them",
         lambda f: f.moe or not f.modules & {"moe", "moe_act", "shared_experts"},
     ),
     Rule(
         "recompute of mla",
         "performance.recompute.modules",
-        "mla_up_proj requires attention kind mla",
+        "mla_up_proj requires attention kind mla (got {f.attention}); remove it",
         lambda f: f.attention == "mla" or "mla_up_proj" not in f.modules,
     ),
 ]

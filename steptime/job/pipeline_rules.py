@@ -43,13 +43,13 @@ PIPELINE_RULES = [
     Rule(
         "vpp of a V schedule",
         "parallelism.vpp",
-        "{f.schedule_said} needs vpp {f.chunks_needed} (got {f.vpp})",
+        "{f.schedule_said} needs vpp {f.chunks_needed} (got {f.vpp}); set it to {f.chunks_needed}",
         lambda f: (f.chunks_needed is None) | (f.vpp == f.chunks_needed),
     ),
     Rule(
         "dualpipev micro-batches",
         "data.gbs",
-        "dualpipev needs at least 2 * pp = {f.chunks} micro-batches (got {f.microbatches})",
+        "dualpipev needs at least 2 * pp = {f.chunks} micro-batches (got {f.microbatches}); raise gbs, or lower dp",
         lambda f: (f.schedule_said != "dualpipev") | (f.microbatches >= 2 * f.pp),
     ),
     Rule(

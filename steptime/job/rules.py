@@ -29,13 +29,13 @@ LAYOUT_RULES = [
     Rule(
         "tp against n_kv_heads",
         "parallelism.tp",
-        "must divide n_kv_heads {f.n_kv_heads} or be a multiple of it (got {f.tp})",
+        "must divide n_kv_heads {f.n_kv_heads} or be a multiple of it (got {f.tp}); lower tp",
         lambda f: (f.n_kv_heads % f.tp == 0) | (f.tp % f.n_kv_heads == 0),
     ),
     Rule(
         "tp over n_kv_heads",
         "parallelism.tp",
-        "{f.software} does not replicate key-value heads, so tp must divide n_kv_heads {f.n_kv_heads} (got {f.tp})",
+        "{f.software} does not replicate key-value heads, so tp must divide n_kv_heads {f.n_kv_heads} (got {f.tp}); lower tp",
         lambda f: (f.n_kv_heads % f.tp == 0) | f.framework.replicates_kv,
     ),
     Rule(
@@ -47,14 +47,14 @@ LAYOUT_RULES = [
     Rule(
         "tp divides vocab_sz",
         "parallelism.tp",
-        "must divide vocab_sz {f.vocab_sz}, which {f.software} does not pad (got {f.tp})",
+        "must divide vocab_sz {f.vocab_sz}, which {f.software} does not pad (got {f.tp}); lower tp, or pad vocab_sz",
         # nanotron src/nanotron/helpers.py, _vocab_size_with_padding: to a multiple of tp times its 1
         lambda f: (f.vocab_multiple > 1) | (f.vocab_sz % f.tp == 0) | (f.software.startswith("nanotron")),
     ),
     Rule(
         "tp divides seqlen",
         "data.seqlen",
-        "must be a multiple of tp {f.tp} with sequence parallelism (got {f.seqlen})",
+        "must be a multiple of tp {f.tp} with sequence parallelism (got {f.seqlen}); round it, or set parallelism.sp false",
         lambda f: (not f.sp) | (f.seqlen % f.tp == 0),
     ),
     Rule(
@@ -66,7 +66,7 @@ LAYOUT_RULES = [
     Rule(
         "framework has cp_comm_type",
         "parallelism.cp_comm_type",
-        "{f.software} supports {f.context_words} (got {f.cp_comm_type})",
+        "{f.software} has no {f.cp_comm_type}; use {f.context_words}",
         lambda f: (f.cp == 1) | (not f.framework.context) | (f.cp_comm_type in f.framework.context),
     ),
     # megatron/core/transformer/dot_product_attention.py, DotProductAttention.__init__: context_parallel_size == 1
@@ -86,13 +86,13 @@ LAYOUT_RULES = [
     Rule(
         "cp divides seqlen",
         "data.seqlen",
-        "must be a multiple of {f.chunks_of_cp} with cp {f.cp} (got {f.seqlen})",
+        "must be a multiple of {f.chunks_of_cp} with cp {f.cp} (got {f.seqlen}); round it, or lower cp",
         lambda f: (f.cp == 1) | (f.seqlen % f.chunks_of_cp == 0),
     ),
     Rule(
         "tp divides seqlen of cp",
         "data.seqlen",
-        "must be a multiple of tp*cp with sequence parallelism and cp: {f.head_ranks} (got {f.seqlen})",
+        "must be a multiple of tp*cp with sequence parallelism and cp: {f.head_ranks} (got {f.seqlen}); round it, or lower tp",
         lambda f: (f.cp == 1) | (not f.sp) | (f.seqlen % f.head_ranks == 0),
     ),
     # TransformerEngine AttnFuncWithCPAndQKVOA2A: q and k heads of a tensor-parallel rank divide by cp
@@ -120,7 +120,8 @@ LAYOUT_RULES = [
     Rule(
         "cp_a2a divides heads",
         "parallelism.cp_a2a",
-        "a2a+p2p needs n_q_heads {f.n_q_heads} and n_kv_heads {f.n_kv_heads} to be multiples of tp*cp_a2a: {f.tp} * {f.cp_a2a}",
+        "a2a+p2p needs n_q_heads {f.n_q_heads} and n_kv_heads {f.n_kv_heads} to be multiples of tp*cp_a2a: "
+        "{f.tp} * {f.cp_a2a}; lower one of them",
         lambda f: (
             (f.cp == 1)
             | (f.cp_comm_type != "a2a+p2p")
@@ -136,7 +137,7 @@ LAYOUT_RULES = [
     Rule(
         "n_kv_heads divides n_q_heads",
         "model.n_kv_heads",
-        "must divide n_q_heads {f.n_q_heads} (got {f.n_kv_heads})",
+        "must divide n_q_heads {f.n_q_heads} (got {f.n_kv_heads}); change one of them",
         lambda f: f.n_q_heads % f.n_kv_heads == 0,
     ),
     Rule(
@@ -148,13 +149,14 @@ LAYOUT_RULES = [
     Rule(
         "seqlen within positions",
         "data.seqlen",
-        "must be at most model.max_positions {f.max_positions} (got {f.seqlen})",
+        "must be at most model.max_positions {f.max_positions} (got {f.seqlen}); lower it, or raise max_positions",
         lambda f: (f.max_positions == 0) | (f.seqlen <= f.max_positions),
     ),
     Rule(
         "layers listed",
         "model.n_layers",
-        "must be the {f.layers_listed} layers that {f.listed_by} lists, repeats included (got {f.n_layers})",
+        "must be the {f.layers_listed} layers that {f.listed_by} lists, repeats included (got {f.n_layers}); "
+        "set it to that, or change the list",
         lambda f: (f.layers_listed is None) | (f.layers_listed == f.n_layers),
     ),
     Rule(
@@ -182,13 +184,13 @@ LAYOUT_RULES = [
     Rule(
         "layers_per_stage has a count per chunk",
         "parallelism.layers_per_stage",
-        "expected pp*vpp = {f.chunks} counts (got {f.split_words})",
+        "expected pp*vpp = {f.chunks} counts (got {f.split_words}); give as many, or auto",
         lambda f: f.layers_per_stage in {None, "auto"} or (len(f.stage_counts) == f.chunks),
     ),
     Rule(
         "layers_per_stage sums to n_layers",
         "parallelism.layers_per_stage",
-        "counts must sum to n_layers {f.n_layers} and be 0 or more (got {f.split_words})",
+        "counts must sum to n_layers {f.n_layers} and be 0 or more (got {f.split_words}); change one, or use auto",
         lambda f: (not f.stage_counts) | ((sum(f.stage_counts) == f.n_layers) & (min(f.stage_counts, default=0) >= 0)),
     ),
     Rule(
@@ -206,21 +208,21 @@ LAYOUT_RULES = [
     Rule(
         "replicas divide dp",
         "parallelism.replicas",
-        "must divide {f.copied_words} (got {f.replicas})",
+        "must divide {f.copied_words} (got {f.replicas}); lower it",
         lambda f: f.copied_ranks % f.replicas == 0,
     ),
     Rule(
         "replicas need sharding",
         "parallelism.replicas",
         "replicas require sharded states, that is zero_level 1 or higher "
-        "(got {f.replicas} with zero_level {f.zero_level})",
+        "(got {f.replicas} with zero_level {f.zero_level}); raise it, or use replicas 1",
         lambda f: (f.replicas == 1) | (f.zero_level >= 1),
     ),
     *FSDP_RULES,
     Rule(
         "zero framework",
         "parallelism.zero_level",
-        "{f.software} supports levels {f.zero_words} (got {f.zero_level})",
+        "{f.software} has no level {f.zero_level}; use one of {f.zero_words}",
         lambda f: (f.fsdp is not None) | (f.zero_level in f.framework.zero_levels),
     ),
     Rule(
@@ -240,7 +242,12 @@ LAYOUT_RULES = [
         "bucket_size_mb and n_param_buckets are both set; use one",
         lambda f: not f.both_buckets,
     ),
-    Rule("n_dcs divides dp", "cross_dc.n_dcs", "must divide dp {f.dp} (got {f.n_dcs})", lambda f: f.dp % f.n_dcs == 0),
+    Rule(
+        "n_dcs divides dp",
+        "cross_dc.n_dcs",
+        "must divide dp {f.dp} (got {f.n_dcs}); change one of them",
+        lambda f: f.dp % f.n_dcs == 0,
+    ),
     *PIPELINE_RULES,
     *PERFORMANCE_RULES,
     *OFFLOAD_RULES,

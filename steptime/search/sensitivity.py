@@ -50,6 +50,13 @@ class Hiding(NamedTuple):
     """Multiple of that rate that hides it; None: no rate does."""
 
 
+class BestLayouts(NamedTuple):
+    """Steps of the best layouts of the job's devices and batch [s], which need not be the job's own."""
+
+    step_s: float
+    with_more_memory_s: float
+
+
 class Sensitivity(NamedTuple):
     """The result of `sensitivity`."""
 
@@ -60,16 +67,19 @@ class Sensitivity(NamedTuple):
     """What was not tried, each with its reason."""
     savings: list[Saving]
     """Settings besides the layout that shorten the step, and all of them together."""
+    best: BestLayouts | None
+    """None where they were not searched, or none fits."""
 
 
 def sensitivity(job: Job, *, best: bool = True) -> Sensitivity:
-    """What 10 % more of each figure buys in the job's own layout, most first. `best`: of memory, what the best layout gains."""
+    """What 10 % more of each figure buys in the job's own layout, most first. `best`: also search for layouts."""
     given = estimate(job)
     rate, dtype = given.throughput.peak_flops_used, given.throughput.peak_dtype
     words = f"{rate / 1e12:,.0f} TFLOP/s {dtype}"
     gains = [_gain(given, "peak FLOP/s", words, with_chip(job.machine, faster(job.machine.accelerator)))]
     gains += [_gain(given, name, now, machine) for name, now, machine in machines(job.machine)]
-    gains += list(_memory(job)) if best else []
+    layouts = _best_layouts(job) if best else None
+    gains += [_memory(given, layouts)] if layouts else []
     left_out: list[str] = []
     try:
         gains.append(_devices(given))
@@ -81,6 +91,7 @@ def sensitivity(job: Job, *, best: bool = True) -> Sensitivity:
         list(hiding(given)),
         left_out,
         savings(given, given.time.parts_s, estimate, exact=False),
+        layouts,
     )
 
 
@@ -161,21 +172,24 @@ def _devices(given: Estimate) -> Gain:
     )
 
 
-def _memory(job: Job) -> Iterator[Gain]:
-    """10 % more memory lets another layout be the best: one search with it gives the best with it and without."""
+def _best_layouts(job: Job) -> BestLayouts | None:
+    """One search with 10 % more memory gives the best layout with it and without."""
+    asked = Asked((job.parallelism.devices,), (job.data.gbs,))
     chip = job.machine.accelerator
     more = {name: MORE * getattr(chip, name) for name in ("memory_bytes", "usable_memory_bytes")}
-    asked = Asked((job.parallelism.devices,), (job.data.gbs,))
     try:
         then = fastest(job.replace(hardware=with_chip(job.machine, chip.model_copy(update=more))), asked, job)
     except ConfigError:
-        return
+        return None
     now = within(then, job)
-    if now.best is not None and then.best is not None:
-        held = f"{chip.usable_memory_bytes / 2**30:,.1f} GiB usable"
-        change = then.best.step_s / now.best.step_s - 1.0
-        both = f"{then.best.step_s:.4g} s and {now.best.step_s:.4g} s"
-        yield Gain("memory size", held, then.best.step_s, change, f"the best layouts with and without it take {both}")
+    return BestLayouts(now.best.step_s, then.best.step_s) if now.best and then.best else None
+
+
+def _memory(given: Estimate, best: BestLayouts) -> Gain:
+    """More memory, which changes no step of the job's own layout but may let a faster one fit."""
+    held = f"{given.job.machine.accelerator.usable_memory_bytes / 2**30:,.1f} GiB usable"
+    steps = f"{best.with_more_memory_s:.4g} s with 10 % more, {best.step_s:.4g} s without"
+    return Gain("memory size", held, given.step_s, 0.0, f"this layout takes the same; the best layouts take {steps}")
 
 
 _TIERS = {"tp_comm": 0, "cp_comm": -1, "pp_comm": -1, "dp_comm": -1, "ep_comm": -1, "embedding_comm": -1}
@@ -219,4 +233,5 @@ def document(found: Sensitivity) -> dict[str, Any]:
         "hiding": [row._asdict() for row in found.hiding],
         "left_out": found.left_out,
         "settings": [saving._asdict() for saving in found.savings],
+        "best_layouts": found.best._asdict() if found.best else None,
     }

@@ -114,8 +114,8 @@ def on_fewest_devices(job: Job) -> Job:
     copies = lcm(job.cross_dc.n_dcs if job.cross_dc else 1, job.parallelism.replicas)
     changes: dict[str, Any] = {f"parallelism.{name}": 1 for name in ("tp", "cp", "pp", "vpp", "ep", "etp")}
     moe, woven = job.model.moe, bool(job.software.overlap.ep) and job.software.family == "megatron-core"
-    if job.model.mtp and woven:  # which Megatron-Core runs in a pipeline alone
-        changes |= {"parallelism.pp": 2}
+    if job.model.mtp and woven:  # which Megatron-Core runs in an interleaved pipeline alone
+        changes |= {"parallelism.pp": 2, "parallelism.vpp": 2}
     if moe is not None and (woven or job.software.moe.dispatcher == "flex" or moe.expert_tp_degree):
         changes["parallelism.ep"] = divisors(moe.n_experts)[1]  # they want several
         changes["parallelism.etp"] = moe.expert_tp_degree or 1
@@ -131,7 +131,7 @@ def on_fewest_devices(job: Job) -> Job:
     )
     changes |= {f"parallelism.{name}": None for name in unsaid if getattr(job.parallelism, name) is not None}
     changes |= {"parallelism.embedding_and_loss_count_as_layers": False}
-    if job.model.n_layers % changes["parallelism.pp"]:
+    if job.model.n_layers % (changes["parallelism.pp"] * changes["parallelism.vpp"]):
         changes |= {"parallelism.layers_per_stage": "auto"}
     changes |= {"performance.activation_checkpointing_type": "none"}
     return job.replace(**changes)

@@ -12,6 +12,7 @@ from steptime.base.config import Config, Section
 from steptime.hardware.machine import Machine
 from steptime.software.calibration import Calibration
 from steptime.software.cpu_offload import CpuOffload
+from steptime.software.device_kernels import kernels_on
 from steptime.software.precision import RECIPES, Recipe, RecipeName, recipe
 from steptime.software.profiles import profile_mapping
 from steptime.software.settings import (
@@ -183,6 +184,7 @@ class Software(Config):
         changes: dict[str, Any] = {
             "any_layout": device.microscaling,
             "compute_capability": device.compute_capability or 0.0,
+            "kernels": kernels_on(self.kernels, device),
         }
         if device.kernels is not None and self.family in EAGER_TORCH:
             changes["timing"] = self.timing.model_copy(update=device.kernels.model_dump() | {"measured": True})
@@ -251,10 +253,8 @@ def _grouped(settings: dict[str, Any]) -> dict[str, Any]:
     """A flat mapping with the switches of each group under its name."""
     grouped: dict[str, Any] = {}
     for key, value in settings.items():
-        if group := _GROUP_OF.get(key):
-            grouped.setdefault(group, {})[key] = value
-        else:
-            grouped[key] = value
+        group = _GROUP_OF.get(key)
+        (grouped.setdefault(group, {}) if group else grouped)[key] = value
     return grouped
 
 

@@ -86,7 +86,7 @@ def exchange_s(microbatches: int, overlap: bool, **parallelism: int) -> tuple[fl
     layout = {"dp": 4, "ep": 4} | parallelism
     of = job(
         on=machine(flops=1e8, link=1e6),
-        model=MOE,
+        model=MOE | {"n_layers": 4},
         performance={"overlap": {"ep": overlap}},
         microbatches=microbatches,
         seqlen=512,
@@ -97,7 +97,7 @@ def exchange_s(microbatches: int, overlap: bool, **parallelism: int) -> tuple[fl
 
 
 @pytest.mark.parametrize(
-    ("microbatches", "parallelism", "woven"), [(4, {}, 3 / 4), (8, {"pp": 2}, 6 / 8), (1, {}, 0.0)]
+    ("microbatches", "parallelism", "woven"), [(4, {}, 3 / 4), (8, {"pp": 2, "vpp": 2}, 6 / 8), (1, {}, 0.0)]
 )
 def test_the_first_micro_batches_run_forward_alone(microbatches, parallelism, woven):
     """Without a pipeline one of m micro-batches has no other beside it (combined_1f1b.py: the first forward, the last backward);

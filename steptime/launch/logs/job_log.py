@@ -172,7 +172,8 @@ def read_log(paths: Iterable[str], progress: TellProgress | None = None) -> JobL
         if log.cut_dump is not None:
             raise log.cut_dump
         files = ", ".join(log.files)
-        raise ConfigError(f"{files}: no iterations logged; give the log of a training run (with step times)")
+        rows = "; a CSV of measured runs is for 3dtrn validate --measurements" if ".csv" in files else ""
+        raise ConfigError(f"{files}: no iterations logged; give the log of a training run (with step times){rows}")
     return log
 
 

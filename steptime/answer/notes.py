@@ -1,0 +1,84 @@
+"""Notes on a job: settings that are valid but unusual, and what was taken where a plan can mean several things."""
+
+from __future__ import annotations
+
+from steptime.base.words import counted
+from steptime.job.job import Job
+
+FLASH_CAPABILITY = 8.0
+"""GPU architecture that FlashAttention-2 requires (Dao-AILab/flash-attention README: Ampere or newer)."""
+
+
+def notes(job: Job) -> list[str]:
+    """Settings that are valid but unusual."""
+    devices, node = job.parallelism.devices, job.machine.devices_per_node
+    lines = []
+    if devices < node:
+        lines.append(f"note: {devices} of the {node} devices of a {job.machine.name} node are used")
+    elif devices % node:
+        lines.append(f"note: {counted(devices, 'device')} on nodes of {node}: the last node is partly used")
+    inner = job.machine.tiers[0]
+    domain = f"{inner.name} ({counted(inner.size, 'device')})"
+    if job.parallelism.tp > inner.size:
+        lines.append(
+            f"note: tp {job.parallelism.tp} is wider than {domain}, so its collectives use the next network tier"
+        )
+    elif job.parallelism.cp > 1 and job.parallelism.tp * job.parallelism.cp > inner.size:
+        lines.append(
+            f"note: tp*cp {job.parallelism.tp * job.parallelism.cp} is wider than {domain}, "
+            "so context-parallel communication uses the next network tier"
+        )
+    if job.recompute.modules == {"core_attn"} and job.software.kernels.attention_impl == "flash":
+        lines.append(
+            "note: selective recomputation of flash attention frees only its log-sum-exp; super-selective or full frees more"
+        )
+    return [*lines, *_attention(job), *_autocast(job), *_shared_experts(job), *_auto_tp(job)]
+
+
+def _attention(job: Job) -> list[str]:
+    """Where a device has no kernel for flash attention, or the kernel follows from what its file leaves out."""
+    device, kernels = job.machine.accelerator, job.software.kernels
+    if kernels.attention_impl != "flash":
+        return []
+    capability = device.compute_capability
+    if capability is not None and capability < FLASH_CAPABILITY:
+        missing = f"no kernel for {device.name} (compute capability {capability:g}, it needs {FLASH_CAPABILITY:g})"
+        return [f"note: FlashAttention has {missing}; set performance.attention_impl to unfused"]
+    if capability is None and kernels.attention_kernel.startswith("sdpa"):
+        why = f"because {job.machine.name} states no accelerator.compute_capability, as NVIDIA devices do for cuDNN's kernel"
+        return [f"note: attention_kernel {kernels.attention_kernel} is FlashAttention-2 here, {why}"]
+    return []
+
+
+def _autocast(job: Job) -> list[str]:
+    """fp32 weights under torch.autocast, which casts them for each matrix product (`model.sublayers.cast_weight`)."""
+    software = job.software
+    half = software.compute_dtype
+    if software.family != "torch" or software.states.param_dtype != "fp32" or half == "fp32":
+        return []
+    copies = f"the {half} copies of weights that backward reads are in memory, the time to make them is not counted"
+    return [f"note: weights are fp32 under torch.autocast: matrix products run in {half}; {copies}"]
+
+
+def _shared_experts(job: Job) -> list[str]:
+    """NVIDIA/Megatron-LM megatron/core/transformer/transformer_config.py, __post_init__, of core_v0.17.1 and core_v0.18.0."""
+    how = job.software.moe
+    if not how.shared_expert_overlap or how.dispatcher != "flex":
+        return []
+    setting = "performance.moe.shared_expert_overlap with dispatcher flex"
+    return [f"note: {setting} needs Megatron-Core 0.18; earlier releases refuse it, and take dispatcher alltoall"]
+
+
+def _auto_tp(job: Job) -> list[str]:
+    """DeepSpeed's own tensor parallelism of Hugging Face models.
+
+    deepspeedai/DeepSpeed deepspeed/runtime/engine.py: tensor_parallel.autotp_size since v0.16.4, where "the compatibility between
+    'autotp' and 'zero_stage = 3' has not been validated" is an error to v0.19.3.
+    """
+    if job.software.family != "deepspeed" or job.parallelism.tp == 1:
+        return []
+    since = "0.19.4" if job.zero_level == 3 else "0.16.4"
+    with_zero = " with ZeRO stage 3" if job.zero_level == 3 else ""
+    return [
+        f"note: tp {job.parallelism.tp} is AutoTP (tensor_parallel.autotp_size){with_zero}, in DeepSpeed since {since}"
+    ]

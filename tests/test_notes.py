@@ -1,0 +1,94 @@
+"""Notes on settings that are valid but unusual, or that another release, device or layer count gives another meaning."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from steptime import Job
+from steptime.answer.assumptions import assumptions
+from steptime.hardware.machine import Machine
+
+MODEL = {"n_layers": 32, "hidden_sz": 4096, "inter_sz": 11008, "n_q_heads": 32, "vocab_sz": 32000}
+SHARED = {"n_experts": 8, "expert_inter_sz": 2048, "experts_per_token": 2, "n_shared_experts": 1}
+
+
+def job(performance, hardware="dgx-h100", model=None, **parallelism):
+    return Job(
+        model=MODEL | (model or {}),
+        parallelism={"tp": 1, "pp": 1, "dp": 8} | parallelism,
+        performance=performance,
+        data={"gbs": 64, "seqlen": 2048, "microbatch_sz": 1},
+        hardware=hardware,
+    )
+
+
+def told(plan, word):
+    return [line for line in assumptions(plan) if word in line]
+
+
+@pytest.mark.parametrize(
+    ("software", "lines"),
+    [("megatron-core", 1), ("megatron-bridge", 1), ("megatron-bridge@26.06", 1)],
+)
+def test_flex_with_shared_experts_overlapped_needs_a_release(software, lines):
+    """core_v0.17.1 raises "moe_shared_expert_overlap only works with alltoall token dispatcher", core_v0.18.0 takes flex too."""
+    moe = {"shared_expert_overlap": True, "dispatcher": "flex"}
+    plan = job({"software": software, "moe": moe}, model={"moe": SHARED}, ep=8)
+    assert len(told(plan, "needs Megatron-Core 0.18")) == lines
+    plain = job({"software": software, "moe": moe | {"dispatcher": "alltoall"}}, model={"moe": SHARED}, ep=8)
+    assert not told(plain, "needs Megatron-Core 0.18")
+
+
+def test_a_profile_of_cudnn_takes_the_own_kernel_of_a_device_without_it():
+    """The echo is a plan that runs, where cudnn-9.19 would be an error."""
+    plan = job({"software": "megatron-bridge"}, hardware="mi300x")
+    assert plan.software.kernels.attention_kernel == "best"
+    assert Job.load(yaml.safe_dump(plan.to_config())).to_config() == plan.to_config()
+    assert job({"software": "megatron-bridge"}).software.kernels.attention_kernel == "cudnn-9.19"
+
+
+def test_a_machine_without_compute_capability_has_sdpa_as_flash_attention_2(tmp_path):
+    device = Machine.load("dgx-h100").accelerator.model_dump(exclude={"compute_capability"}, exclude_none=True)
+    tiers = [{"name": "nvlink", "size": 8, "bytes_per_s": 450e9}, {"name": "ib", "bytes_per_s": 50e9}]
+    tiers = [tier | {"latency_s": 5e-6} for tier in tiers]
+    file = tmp_path / "own.yaml"
+    file.write_text(yaml.safe_dump({"name": "own", "accelerator": device, "devices_per_node": 8, "tiers": tiers}))
+    line = "attention_kernel sdpa is FlashAttention-2 here, because own states no accelerator.compute_capability"
+    assert told(job({"software": "torchtitan@0.2"}, hardware=str(file)), line)
+    assert not told(job({"software": "torchtitan@0.2"}), "FlashAttention-2 here")
+
+
+def test_weights_in_fp32_under_autocast_are_told():
+    """torchtitan/distributed/utils.py, maybe_enable_amp: DDP and one device autocast; with fp32 products there is none."""
+    (line,) = told(job({"software": "torchtitan-ddp"}), "autocast")
+    assert "weights are fp32 under torch.autocast: matrix products run in bf16" in line
+    assert not told(job({"software": "torchtitan-ddp", "precision": "fp32"}), "autocast")
+    assert not told(job({"software": "torchtitan"}), "autocast")
+
+
+@pytest.mark.parametrize(
+    ("every", "pp", "start", "end"),
+    [
+        (33, 1, "no effect: performance.recompute.n_layers 33 ", " (the model has at most 32 layers, so none is recomputed)"),
+        (17, 2, "no effect: performance.recompute.n_layers 17 ", " (a model chunk has at most 16 layers, so none is recomputed)"),
+        ([16, 17], 2, "note: performance.recompute.n_layers [16, 17] ", " recomputes nothing in model chunks of fewer layers"),
+        (16, 2, "", ""),
+    ],
+)  # fmt: skip
+def test_every_nth_layer_beyond_the_layers_is_told(every, pp, start, end):
+    """Of 32 layers on one stage, or 16 on each of two, each n-th is recomputed: none where n is more."""
+    recompute = {"granularity": "full", "method": "every", "n_layers": every}
+    plan = job({"software": "torchtitan", "recompute": recompute}, pp=pp, dp=8 // pp)
+    assert told(plan, "method every") == ([f"{start}with method every{end}"] if start else [])
+
+
+@pytest.mark.parametrize(
+    ("zero_level", "since"), [(1, "since 0.16.4"), (3, "with ZeRO stage 3, in DeepSpeed since 0.19.4")]
+)
+def test_tensor_parallelism_of_deepspeed_is_auto_tp(zero_level, since):
+    """v0.16.4 has autotp_size, and refuses stage 3 with it until v0.19.3."""
+    (line,) = told(job({"software": "deepspeed"}, tp=2, dp=4, zero_level=zero_level), "AutoTP")
+    assert line.startswith("note: tp 2 is AutoTP (tensor_parallel.autotp_size)")
+    assert line.endswith(since)
+    assert not told(job({"software": "deepspeed"}), "AutoTP")
