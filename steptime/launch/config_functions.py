@@ -278,10 +278,16 @@ class _FunctionReader:
             words = self.bases and args and all(isinstance(item, str) for item in args)  # enough by themselves
             with suppress(*([ConfigError] if words else [])):
                 return found[0].call(found[1], depth + 1, args, keywords)
+        owner = names.get(called.partition(".")[0]) if called.endswith("_provider") else None
+        if isinstance(owner, dict):  # the model of a repository
+            return {CLASS: called, "_args_": list(owner.get("_args_", [])), **keywords}
         if called in {"getattr", "hasattr", "isinstance"} and len(args) >= 2:
             return looked_up(called, node, args)
-        last = called.rpartition(".")[2]
-        if last in {"replace", "deepcopy"} and len(args) == 1 and isinstance(args[0], dict):
+        if (
+            (last := called.rpartition(".")[2]) in {"replace", "deepcopy"}
+            and len(args) == 1
+            and isinstance(args[0], dict)
+        ):
             return deepcopy(args[0]) | keywords
         if self.bases and re.search(self.bases, called):
             return {CLASS: called, **said}

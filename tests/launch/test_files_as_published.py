@@ -1,0 +1,168 @@
+"""Launch files as repositories publish them: several programs in a script, arguments of forks, logs without a printed config."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from steptime.base.config import ConfigError
+from steptime.launch.logs.printed_config import read_dump
+from steptime.launch.read import read
+from steptime.launch.reading import Reading, to_job
+from steptime.validation.logged import read_run
+
+MACHINE = {"hardware.node_type": "dgx-h100"}
+
+
+def written(folder: Path, name: str, text: str, **sets: Any) -> Reading:
+    """What is read of a file with that text."""
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return read("auto", str(path), MACHINE | sets)
+
+
+def refused(folder: Path, name: str, text: str) -> tuple[str, ...]:
+    """The lines for a file with that text, without its path."""
+    with pytest.raises(ConfigError) as caught:
+        to_job(written(folder, name, text), MACHINE)
+    return tuple(line.removeprefix(f"{folder / name}: ") for line in caught.value.problems)
+
+
+LLAMA = """\
+#!/bin/bash
+#SBATCH --nodes 1
+declare -a WHERE=(--nnodes $SLURM_JOB_NUM_NODES --nproc-per-node 8)
+declare -a MODEL=(
+    --tensor-model-parallel-size 4 --pipeline-model-parallel-size 2 --num-layers 32 --hidden-size 4096
+    --num-attention-heads 32 --seq-length 512 --max-position-embeddings 512 --micro-batch-size 16 --global-batch-size 256
+    --bf16 --vocab-size 32000 --tokenizer-type NullTokenizer --swiglu
+)
+if [ "$1" = "convert" ]; then
+    srun -l torchrun "${WHERE[@]}" tools/hf_weight_converter.py --shards 3 "${MODEL[@]}"
+else
+    srun -l torchrun "${WHERE[@]}" finetune_own.py "${MODEL[@]}" %s
+fi
+"""
+
+
+def test_a_script_that_also_converts_is_read_as_run_without_arguments(tmp_path: Path) -> None:
+    """`[ "$1" = "convert" ]` is false without arguments: the program that trains runs, 8 devices over tp 4 and pp 2, dp 1."""
+    plan = written(tmp_path, "job.sbatch", LLAMA % "").config
+    assert (plan["parallelism"]["dp"], plan["data"]["gbs"]) == (1, 256)
+    assert plan["model"]["inter_sz"] == 10880  # 4 * 4096 * 2 / 3 = 10922, down to a multiple of 64
+
+
+def test_flagscales_arguments_on_a_command_line(tmp_path: Path) -> None:
+    """10922 up to a multiple of 256 is 11008; times 1.3 it is 14199, up to 14336. --apply-layernorm-rms is RMSNorm."""
+    more = "--multiple-of 256 --apply-layernorm-rms --rotary-interleaved-patch --rotary-position-embeddings-in-fp32"
+    reading = written(tmp_path, "job.sbatch", LLAMA % more)
+    assert (reading.config["model"]["inter_sz"], reading.config["model"]["norm"]) == (11008, "rmsnorm")
+    assert not reading.of("unmodeled")
+    assert {flag.name for flag in reading.of("approximated")} >= {"--rotary-interleaved-patch"}
+    wide = written(tmp_path, "job.sbatch", LLAMA % f"{more} --hidden-dim-multiplier 1.3")
+    assert wide.config["model"]["inter_sz"] == 14336
+
+
+def test_settings_of_generation_do_not_count_in_nemo(tmp_path: Path) -> None:
+    """`inference` in a config of fine-tuning is for text generated after it."""
+    config = """\
+exp_manager: {name: own}
+trainer: {devices: 8, num_nodes: 1, precision: bf16}
+inference: {greedy: true, compute_attention_mask: true, tokens_to_generate: 30}
+model:
+  {micro_batch_size: 1, global_batch_size: 8, encoder_seq_length: 512, max_position_embeddings: 512, num_layers: 2,
+  hidden_size: 256, num_attention_heads: 4, tokenizer: {type: GPT2BPETokenizer}, optim: {name: fused_adam}}
+"""
+    assert not written(tmp_path, "job.yaml", config).of("unmodeled")
+
+
+def test_a_dump_of_32_columns() -> None:
+    """Until 2021 a name and its dots fill 32 columns, and a longer name has none: its value follows after two spaces."""
+    name = "apply_residual_connection_post_layernorm"
+    lines = [
+        f"{'-' * 20} arguments {'-' * 20}",
+        f"  num_layers {'.' * 22} 24",
+        f"  {name}  False",
+        f"  tokens {'.' * 42} 7",
+        f"{'-' * 16} end of arguments {'-' * 16}",
+    ]
+    assert read_dump(lines) == {"num_layers": "24", name: "False"}  # 48 columns in a dump of 32 are no argument
+
+
+BRIDGE = '''\
+"""An own recipe."""
+from megatron.bridge.models import AutoBridge
+from megatron.bridge.training.config import ConfigContainer, TrainingConfig, GPTDatasetConfig
+
+
+def own_config(name: str = "meta-llama/Llama-3.2-1B") -> ConfigContainer:
+    bridge = AutoBridge.from_hf_pretrained(name, torch_dtype="bf16")
+    model = bridge.to_megatron_provider()
+    model.tensor_model_parallel_size = 2
+    model.seq_length = 512
+    return ConfigContainer(
+        model=model, train=TrainingConfig(micro_batch_size=4, global_batch_size=8), dataset=GPTDatasetConfig(seq_length=512)
+    )
+'''
+
+
+def test_the_provider_of_a_repositorys_model_takes_settings(tmp_path: Path) -> None:
+    """AutoBridge's provider is the model of its repository, to which the recipe then gives its layout."""
+    plan = written(tmp_path, "own.py", BRIDGE, **{"parallelism.dp": 2}).config
+    assert plan["model"] == "llama3-1b" or plan["model"]["preset"] == "llama3-1b"
+    assert (plan["parallelism"]["tp"], plan["data"]["gbs"]) == (2, 8)
+
+
+def test_a_nemo_run_script_without_a_recipe_function_is_known_as_nemos(tmp_path: Path) -> None:
+    """A recipe that is only built below `if __name__` is not followed, and the line says what is needed."""
+    text = (
+        "import nemo_run as run\nfrom nemo.collections import llm\nrecipe = llm.llama3_8b.pretrain_recipe(name='a')\n"
+    )
+    (line,) = refused(tmp_path, "job.py", text)
+    assert line.startswith("no function that returns run.Partial; add the function to the path")
+
+
+def test_a_model_that_is_built_from_its_type(tmp_path: Path) -> None:
+    """run_clm.py without a model's name: GPT-2 with other sizes, GPT-2's tokenizer, blocks of 1,024; 2 * 4 devices * 4 = 32."""
+    text = """\
+torchrun --nnodes 2 --nproc_per_node 4 examples/language-modeling/run_clm.py \\
+  --model_type gpt2 --tokenizer_name gpt2 --config_overrides "n_embd=1024,n_head=16,n_layer=24,n_positions=1024" \\
+  --per_device_train_batch_size 4 --fp16 --do_train
+"""
+    plan = written(tmp_path, "run.sh", text).config
+    model = plan["model"]
+    assert (model["n_layers"], model["hidden_sz"], model["n_q_heads"], model["vocab_sz"]) == (24, 1024, 16, 50257)
+    assert (plan["data"]["seqlen"], plan["data"]["gbs"], plan["parallelism"]["dp"]) == (1024, 32, 8)
+
+
+TITAN = """\
+[model]
+name = "llama3"
+flavor = "8B"
+[training]
+local_batch_size = 2
+seq_len = 4096
+[parallelism]
+data_parallel_shard_degree = -1
+"""
+STEPS = "".join(
+    f"[rank0]: step: {i}  loss: 2.0  memory: 40.00GiB(50.00%)  tps: 6,000  tflops: 280.0\n" for i in range(1, 40)
+)
+
+
+def test_a_log_of_torchtitan_has_the_config_of_the_command_at_its_head(tmp_path: Path) -> None:
+    """A shell that shows its commands (set -x) names the TOML; the command's own settings go over it: dp 8 / tp 2 = 4."""
+    (tmp_path / "job.toml").write_text(TITAN, encoding="utf-8")
+    log = tmp_path / "run.log"
+    command = '+ torchrun --nproc_per_node=8 -m own.train --job.config_file=/old/place/job.toml --job.description="two\nlines"'
+    log.write_text(f"{command} --parallelism.tensor_parallel_degree=2\n{STEPS}", encoding="utf-8")
+    job = read_run([str(log)], ["hardware.node_type=dgx-h100"]).job
+    assert (job.parallelism.tp, job.parallelism.dp, job.data.gbs) == (2, 4, 8)
+    log.write_text(f"{command} --freezing.freeze\n{STEPS}", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"freezing\.freeze true: not an option of torchtitan"):
+        read_run([str(log)], ["hardware.node_type=dgx-h100"])
+    log.write_text(STEPS, encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"does not print the job's config.*or add --plan FILE"):
+        read_run([str(log)], ["hardware.node_type=dgx-h100"])
