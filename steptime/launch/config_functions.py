@@ -18,7 +18,7 @@ from typing import Any
 
 from steptime.base.config import ConfigError, near
 from steptime.launch.beside import Beside
-from steptime.launch.config_values import Computed, computed, dotted, looked_up, operated
+from steptime.launch.config_values import Computed, computed, dotted, ends, looked_up, operated
 
 CLASS = "_class_"
 """The key under which a config object names its class; `_args_` holds its positional arguments."""
@@ -51,7 +51,7 @@ def read_function(
         ConfigError: no Python, no such function, or a statement that cannot be evaluated statically.
     """
     reader = _FunctionReader(path, _parsed(path, text), bases, beside or Beside(), {})
-    offered = [key for key, found in reader.functions.items() if _ends(found.returns, returns)]
+    offered = [key for key, found in reader.functions.items() if ends(found.returns, returns)]
     if not name:
         if len(offered) != 1:
             what = "several config functions" if offered else f"no function that returns {returns}"
@@ -74,10 +74,6 @@ def _parsed(path: str, text: str) -> ast.Module:
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None)
         raise ConfigError(f"{path}:{line or 1}: not valid Python ({getattr(error, 'msg', error)})") from None
-
-
-def _ends(node: ast.expr | None, words: str) -> bool:
-    return node is not None and ast.unparse(node).strip("'\"").endswith(words)
 
 
 class _FunctionReader:
