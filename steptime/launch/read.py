@@ -62,7 +62,7 @@ _MARKS = {
         r"^ConfigContainer:|\[NeMo [IW] |^exp_manager:|^\s+pretrained_checkpoint:|-> ConfigContainer\b|-> run\.Partial\b|"
         r"^from megatron\.bridge\.recipes|^(?:import|from) nemo_run\b"
     ),
-    "deepspeed": r"--deepspeed\b|\"(?:zero_optimization|train_batch_size|train_micro_batch_size_per_gpu)\"\s*:",
+    "deepspeed": r"--deepspeed(?:[-_]config)?\b|\"(?:zero_optimization|train_batch_size|train_micro_batch_size_per_gpu)\"\s*:",
 }
 """Kind -> what its files contain, for messages about another kind's file."""
 

@@ -166,3 +166,26 @@ def test_a_log_of_torchtitan_has_the_config_of_the_command_at_its_head(tmp_path:
     log.write_text(STEPS, encoding="utf-8")
     with pytest.raises(ConfigError, match=r"does not print the job's config.*or add --plan FILE"):
         read_run([str(log)], ["hardware.node_type=dgx-h100"])
+
+
+def test_the_batch_of_a_ds_config_goes_before_the_trainers_default(tmp_path: Path) -> None:
+    """An own program: 2 sequences on each of 8 devices, 3 steps of accumulation, 48; by the whole batch alone 80 / 8 = 10."""
+    config = '{"zero_optimization": {"stage": 2}, "bf16": {"enabled": true}, %s}'
+    text = "torchrun --nproc_per_node 8 own.py --deepspeed ds.json --model_name_or_path meta-llama/Llama-2-7b-hf %s"
+    (tmp_path / "ds.json").write_text(
+        config % '"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 3', encoding="utf-8"
+    )
+    plan = written(tmp_path, "run.sh", text % "").config
+    assert (plan["data"]["gbs"], plan["data"]["microbatch_sz"], plan["performance"]["precision"]) == (48, 2, "bf16")
+    (tmp_path / "ds.json").write_text(config % '"train_batch_size": 80', encoding="utf-8")
+    plan = written(tmp_path, "run.sh", text % "").config
+    assert (plan["data"]["gbs"], plan["data"]["microbatch_sz"]) == (80, 10)
+    (tmp_path / "ds.json").write_text(config % '"train_micro_batch_size_per_gpu": "auto"', encoding="utf-8")
+    plan = written(tmp_path, "run.sh", text % "--per_device_train_batch_size 4").config
+    assert (plan["data"]["gbs"], plan["data"]["microbatch_sz"]) == (32, 4)
+
+
+def test_a_program_that_names_only_its_ds_config_is_deepspeeds(tmp_path: Path) -> None:
+    """--deepspeed_config without --deepspeed: no script of Megatron-LM."""
+    (line,) = refused(tmp_path, "run.sh", "torchrun --nproc_per_node 8 own.py --deepspeed_config ds.json\n")
+    assert line.startswith("starts a program of its own under DeepSpeed; give its ds_config.json")
