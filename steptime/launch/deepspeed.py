@@ -216,6 +216,13 @@ def _check_told(keys: JobKeys, devices: int | None, script: str) -> None:
         keys.problem('zero_optimization.stage: "auto" is filled in by the trainer; add --set parallelism.zero_level=N')
     if keys.get("bf16.enabled") is True and keys.get("fp16.enabled") is True:
         keys.problem("bf16.enabled and fp16.enabled are both true; use one")
+    for key in (_BATCH, _MICRO, _STEPS):  # also what is written wrongly, in the same round
+        if keys.get(key) != "auto" and unsaid(_TOLD.get(key, key)):
+            keys.whole(key)
+    stage = "zero_optimization.stage"
+    level = keys.whole(stage, least=0) if keys.get(stage) != "auto" and unsaid(_TOLD[stage]) else None
+    if level is not None and level > 3:
+        keys.fail(stage, f"expected one of 0, 1, 2, 3 (got {level})")
     if keys.problems:
         keys.reading({})
 

@@ -189,3 +189,16 @@ def test_a_program_that_names_only_its_ds_config_is_deepspeeds(tmp_path: Path) -
     """--deepspeed_config without --deepspeed: no script of Megatron-LM."""
     (line,) = refused(tmp_path, "run.sh", "torchrun --nproc_per_node 8 own.py --deepspeed_config ds.json\n")
     assert line.startswith("starts a program of its own under DeepSpeed; give its ds_config.json")
+
+
+def test_what_a_ds_config_lacks_and_what_is_wrong_in_it_are_told_in_one_round(tmp_path: Path) -> None:
+    """Two values that are no sizes, a stage that does not exist, and the three settings that only the user has."""
+    text = """{"train_batch_size": -4, "train_micro_batch_size_per_gpu": "x", "zero_optimization": {"stage": 9}}"""
+    assert refused(tmp_path, "ds.json", text) == (
+        "a ds_config.json names no model; add --set model=NAME (3dtrn models lists them)",
+        "a ds_config.json has no sequence length; add --set data.seqlen=N",
+        "number of devices unknown; add --set parallelism.dp=N, or set WORLD_SIZE",
+        "train_batch_size: expected a whole number of at least 1 (got -4)",
+        "train_micro_batch_size_per_gpu: expected a whole number of at least 1 (got 'x')",
+        "zero_optimization.stage: expected one of 0, 1, 2, 3 (got 9)",
+    )
