@@ -202,3 +202,16 @@ def test_what_a_ds_config_lacks_and_what_is_wrong_in_it_are_told_in_one_round(tm
         "train_micro_batch_size_per_gpu: expected a whole number of at least 1 (got 'x')",
         "zero_optimization.stage: expected one of 0, 1, 2, 3 (got 9)",
     )
+
+
+@pytest.mark.parametrize(("layers", "noted"), [(32, False), (30, True)])
+def test_a_flavor_is_that_of_the_registry_beside_the_config(tmp_path: Path, layers: int, noted: bool) -> None:
+    """A fork may keep the name 8B for another depth: its own registry goes before torchtitan's, and is noted where it differs."""
+    folder = tmp_path / "torchtitan" / "models" / "llama3"
+    folder.mkdir(parents=True)
+    sizes = f"dim=4096, n_layers={layers}, n_heads=32, n_kv_heads=8, ffn_dim_multiplier=1.3, multiple_of=1024, rope_theta=5e5"
+    (folder / "__init__.py").write_text(f'llama3_configs = {{\n    "8B": ModelArgs({sizes}),\n}}\n', encoding="utf-8")
+    reading = written(folder, "job.toml", TITAN, **{"parallelism.dp": 8})
+    job = to_job(reading, MACHINE)
+    assert (job.model.n_layers, job.model.inter_sz, job.model.vocab_sz) == (layers, 14336, 128256)
+    assert any("from torchtitan/models/llama3" in note for note in job.notes) is noted

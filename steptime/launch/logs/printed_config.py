@@ -11,8 +11,8 @@ from steptime.launch.logs.files import plain
 BEGIN = re.compile(r"-{8,} arguments -{8,}")
 _END = re.compile(r"-{8,} end of arguments -{8,}")
 _LINE = re.compile(r"(?:^|\s|:)([A-Za-z_]\w*(?= \.)|[A-Za-z_]\w{28,}) (\.*) (.*)$")
-_WIDTHS = (48, 32, 29)
-"""Columns that a name and its dots fill (Megatron-LM, arguments.py, _print_args; fewer of them until 2021)."""
+_WIDTHS = (48, 32)
+"""Columns that a name and its dots fill (Megatron-LM, arguments.py, _print_args; the fewer until 2021)."""
 
 _RANK = re.compile(r"^\s*(\[(?:rank|default)?\d+\]|\d+(?=: ))(?:<std(?:out|err)>)?: ?")
 """[rank0]: of torchrun --tee, [default0]: of its older releases, 0: of srun --label."""
