@@ -215,3 +215,21 @@ def test_a_flavor_is_that_of_the_registry_beside_the_config(tmp_path: Path, laye
     job = to_job(reading, MACHINE)
     assert (job.model.n_layers, job.model.inter_sz, job.model.vocab_sz) == (layers, 14336, 128256)
     assert any("from torchtitan/models/llama3" in note for note in job.notes) is noted
+
+
+def test_dominos_layers_are_no_megatron_lms(tmp_path: Path) -> None:
+    """DeepSpeed-Domino has flags of Megatron-LM, another order of exchange, and a head that is not tied: one line."""
+    (line,) = refused(tmp_path, "job.sbatch", LLAMA % "--llama-model --causal-lm")
+    assert line.startswith("--llama-model true: DeepSpeed-Domino's layers")
+
+
+def test_gpt_neoxs_dump_is_no_megatron_lms() -> None:
+    """Its names and dots may fill as many columns; its lines end in where a value is from."""
+    rule = "-" * 20
+    lines = [
+        f"{rule} arguments {rule}",
+        f"  num_layers {'.' * 22} 12{'.' * 26}updated",
+        f"{rule} end of arguments {rule}",
+    ]
+    with pytest.raises(ConfigError, match="the dump of arguments is empty"):
+        read_dump(lines)
