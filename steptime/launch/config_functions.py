@@ -18,7 +18,7 @@ from typing import Any
 
 from steptime.base.config import ConfigError, near
 from steptime.launch.beside import Beside
-from steptime.launch.config_values import Computed, computed, dotted, looked_up, operated
+from steptime.launch.config_values import Computed, computed, dotted, ends, looked_up, operated
 
 CLASS = "_class_"
 """The key under which a config object names its class; `_args_` holds its positional arguments."""
@@ -51,7 +51,7 @@ def read_function(
         ConfigError: no Python, no such function, or a statement that cannot be evaluated statically.
     """
     reader = _FunctionReader(path, _parsed(path, text), bases, beside or Beside(), {})
-    offered = [key for key, found in reader.functions.items() if _ends(found.returns, returns)]
+    offered = [key for key, found in reader.functions.items() if ends(found.returns, returns)]
     if not name:
         if len(offered) != 1:
             what = "several config functions" if offered else f"no function that returns {returns}"
@@ -74,10 +74,6 @@ def _parsed(path: str, text: str) -> ast.Module:
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None)
         raise ConfigError(f"{path}:{line or 1}: not valid Python ({getattr(error, 'msg', error)})") from None
-
-
-def _ends(node: ast.expr | None, words: str) -> bool:
-    return node is not None and ast.unparse(node).strip("'\"").endswith(words)
 
 
 class _FunctionReader:
@@ -278,10 +274,16 @@ class _FunctionReader:
             words = self.bases and args and all(isinstance(item, str) for item in args)  # enough by themselves
             with suppress(*([ConfigError] if words else [])):
                 return found[0].call(found[1], depth + 1, args, keywords)
+        owner = names.get(called.partition(".")[0]) if called.endswith("_provider") else None
+        if isinstance(owner, dict):  # the model of a repository
+            return {CLASS: called, "_args_": list(owner.get("_args_", [])), **keywords}
         if called in {"getattr", "hasattr", "isinstance"} and len(args) >= 2:
             return looked_up(called, node, args)
-        last = called.rpartition(".")[2]
-        if last in {"replace", "deepcopy"} and len(args) == 1 and isinstance(args[0], dict):
+        if (
+            (last := called.rpartition(".")[2]) in {"replace", "deepcopy"}
+            and len(args) == 1
+            and isinstance(args[0], dict)
+        ):
             return deepcopy(args[0]) | keywords
         if self.bases and re.search(self.bases, called):
             return {CLASS: called, **said}

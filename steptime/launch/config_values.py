@@ -71,3 +71,8 @@ def looked_up(called: str, node: ast.Call, args: list[Any]) -> Any:
     if isinstance(owner, dict) and name in owner:
         return True if called == "hasattr" else owner[name]
     return computed(node)
+
+
+def ends(node: ast.expr | None, words: str) -> bool:
+    """Whether an annotation's name ends in `words`."""
+    return node is not None and ast.unparse(node).strip("'\"").endswith(words)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from steptime.base.config import ConfigError, build, show
@@ -67,6 +68,8 @@ class ZeroExtras(NamedTuple):
 
     cpu_offload: dict[str, Any]
     zero_plus_plus: dict[str, Any]
+    engine: Mapping[str, Any] = {}
+    """Batch (whole, micro, steps) and half precision (bf16, fp16) where it gives them itself and not by "auto"."""
 
 
 def put_deepspeed_config(keys: JobKeys, beside: Beside | None) -> ZeroExtras:
@@ -90,7 +93,10 @@ def put_deepspeed_config(keys: JobKeys, beside: Beside | None) -> ZeroExtras:
         keys.put("data_parallel_size", whole // (micro * steps))  # as runtime/config.py checks, _batch_assertion
     stage = keys.get("zero_stage")
     level = int(stage) if str(stage).isdecimal() else 0
-    found = ZeroExtras(offload_of(inner, level), plus_plus_of(inner, level))
+    sizes = {"whole": whole, "micro": micro, "steps": steps}
+    engine = {name: size for name, size in sizes.items() if isinstance(size, int) and size > 0}
+    engine |= {half: True for half in ("bf16", "fp16") if inner.get(f"{half}.enabled") is True}
+    found = ZeroExtras(offload_of(inner, level), plus_plus_of(inner, level), engine)
     weighty = [flag for flag in inner.flags() if flag.status in {"unmodeled", "approximated"}]
     keys.beside_flags += [flag._replace(name=f"{name}: {flag.name}") for flag in weighty]
     return found
@@ -153,7 +159,7 @@ def _json(path: str, text: str) -> dict[str, Any]:
         if words := list(dict.fromkeys(re.findall(r":\s*([A-Z][A-Z_]{2,})\b", text))):
             what = f"a template: {', '.join(words[:3])}{' ...' * (len(words) > 3)} have no value"
             raise ConfigError(f"{path}: {what}; give the script that fills it in") from None
-        if re.search(r"^\s*deepspeed\s", text, re.MULTILINE):
+        if re.search(r"^\s*(?:deepspeed|torchrun|srun|accelerate|python3?)\s", text, re.MULTILINE):
             what = "starts a program of its own under DeepSpeed; give its ds_config.json, with --model NAME"
             raise ConfigError(f"{path}: {what} and --set data.seqlen=N") from None
         raise ConfigError(f"{path}: line {error.lineno}, column {error.colno}: not valid JSON ({error.msg})") from None
@@ -210,6 +216,13 @@ def _check_told(keys: JobKeys, devices: int | None, script: str) -> None:
         keys.problem('zero_optimization.stage: "auto" is filled in by the trainer; add --set parallelism.zero_level=N')
     if keys.get("bf16.enabled") is True and keys.get("fp16.enabled") is True:
         keys.problem("bf16.enabled and fp16.enabled are both true; use one")
+    for key in (_BATCH, _MICRO, _STEPS):  # also what is written wrongly, in the same round
+        if keys.get(key) != "auto" and unsaid(_TOLD.get(key, key)):
+            keys.whole(key)
+    stage = "zero_optimization.stage"
+    level = keys.whole(stage, least=0) if keys.get(stage) != "auto" and unsaid(_TOLD[stage]) else None
+    if level is not None and level > 3:
+        keys.fail(stage, f"expected one of 0, 1, 2, 3 (got {level})")
     if keys.problems:
         keys.reading({})
 

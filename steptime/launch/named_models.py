@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from typing import Any
 
-from steptime.base.document import parse_mapping, read_source
+from steptime.base.document import parse_mapping, read_source, scalar
 from steptime.launch.keys import FOLDER
+from steptime.model.hf import fields_of
 from steptime.model.hf_family import UNMODELED
 from steptime.model.presets import aliases, model_names
 
@@ -88,3 +90,18 @@ def preset_of(name: str) -> str | None:
     return next(
         (named for named in (known.get(words), known.get(plain), dashless.get(plain.replace("-", ""))) if named), None
     )
+
+
+def of_overrides(model_type: str, overrides: str, entries: int | None) -> dict[str, Any]:
+    """The sizes of a model that a trainer builds from its type with changes, as text: config_overrides.
+
+    `entries`: the tokenizer's. Source: transformers examples/pytorch/language-modeling/run_clm.py. {} where they are incomplete.
+
+    >>> of_overrides("gpt2", "n_embd=1024,n_head=16,n_layer=24,n_positions=512", 50257)["hidden_sz"]
+    1024
+    """
+    pairs = (part.partition("=") for part in overrides.split(","))
+    changes = {key.strip(): scalar(value.strip()) for key, _, value in pairs if value}
+    known = {"vocab_size": entries} if entries else {}
+    fields, problems = fields_of({"model_type": model_type, **known, **changes})
+    return {} if problems else fields

@@ -60,9 +60,9 @@ _MARKS = {
     "nemo": (
         r"--config-name|_target_: (?:nemo|megatron\.bridge)|Task Configuration|Experiment configuration \*|"
         r"^ConfigContainer:|\[NeMo [IW] |^exp_manager:|^\s+pretrained_checkpoint:|-> ConfigContainer\b|-> run\.Partial\b|"
-        r"^from megatron\.bridge\.recipes"
+        r"^from megatron\.bridge\.recipes|^(?:import|from) nemo_run\b"
     ),
-    "deepspeed": r"--deepspeed\b|\"(?:zero_optimization|train_batch_size|train_micro_batch_size_per_gpu)\"\s*:",
+    "deepspeed": r"--deepspeed(?:[-_]config)?\b|\"(?:zero_optimization|train_batch_size|train_micro_batch_size_per_gpu)\"\s*:",
 }
 """Kind -> what its files contain, for messages about another kind's file."""
 

@@ -1,11 +1,12 @@
 """Trainers whose files are translated by a table of keys only: Hugging Face Trainer, what is built on it, nanotron, GPT-NeoX ...
 
 A table's `used` says which key of a plan each becomes; names that begin with @ are figures from which the plan is derived:
-@model, @mlp, @mlp_ratio, @mlp_multiple, @micro, @micro_of_stage (in a pipeline), @layers_per_chunk, @chunks_rounded, @steps (of
-gradient accumulation), @batch (all sequences of a step), @tokens_batch, @nodes, @devices, @per_node, @dp_shard, @dp_replicate,
-@dp_dcn, @dp_dcn_shard, @tokenizer, @vocabulary, @bf16, @fp16, @half (a dtype in words), @weights (theirs), @pure_bf16, @fp8,
-@checkpointing, @replayed, @distributed (a word for @deepspeed or @fsdp), @deepspeed, @offload_optimizer, @offload_params,
-@fsdp and @fsdp_*, @sync_each_batch, @adapter and @adapter_*, @base_bits (of frozen weights), @optimizer, @liger.
+@model, @model_type and @overrides (of a model built from its type), @mlp, @mlp_ratio, @mlp_multiple, @micro, @micro_of_stage
+(in a pipeline), @layers_per_chunk, @chunks_rounded, @steps (of gradient accumulation), @batch (all sequences of a step),
+@tokens_batch, @nodes, @devices, @per_node, @dp_shard, @dp_replicate, @dp_dcn, @dp_dcn_shard, @tokenizer, @vocabulary, @bf16,
+@fp16, @half (a dtype in words), @weights (theirs), @pure_bf16, @fp8, @checkpointing, @replayed, @distributed (a word for
+@deepspeed or @fsdp), @deepspeed, @offload_optimizer, @offload_params, @fsdp and @fsdp_*, @sync_each_batch, @adapter and
+@adapter_*, @base_bits (of frozen weights), @optimizer, @liger.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from steptime.launch.figures import Figures, size_of
 from steptime.launch.fsdp_options import put_fsdp
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import load_table, read_keys
-from steptime.launch.named_models import not_modeled, preset_of
+from steptime.launch.named_models import not_modeled, of_overrides, preset_of
 from steptime.launch.primus import read_primus
 from steptime.launch.reading import OTHER_MODEL, Env, LaunchFlag, Reading, Sets
 from steptime.launch.trainer_files import (
@@ -223,6 +224,10 @@ class _Plan(Figures):
         if (preset := preset_of(name)) is not None:
             config["model"] = {"preset": preset} | config["model"]
             return
+        if changes := str(self.get("@overrides") or ""):
+            config["model"] = of_overrides(str(self.get("@model_type")), changes, self._counted())
+            if config["model"]:
+                return
         found = Path(name) / "config.json"
         if name and is_readable(found):
             config["model"] = {"hf": str(found)} | config["model"]
@@ -236,6 +241,12 @@ class _Plan(Figures):
         if self.figures.get("@model") in keys.without_value and re.fullmatch(r"\$\{?\w+\}?", name):
             what = f"model {name} has no value"
         keys.left_open["model"] = f"{what}; add --set model=NAME (3dtrn models), or --set model.hf=CONFIG.json"
+
+    def _counted(self) -> int | None:
+        """Entries of the tokenizer, with a note."""
+        if (found := self._entries()) is not None:
+            self.keys.notes.append(f"vocabulary not set, {found[1]} assumed: {found[0]}")
+        return found[0] if found else None
 
     def _entries(self) -> tuple[int, str] | None:
         """Entries of the tokenizer that the keys name, and whose they are."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from steptime.launch.beside import Beside
@@ -18,7 +19,8 @@ def put_zero(found: Figures, config: dict[str, Any], beside: Beside | None) -> N
     if name:
         keys.put("deepspeed", True)
         keys.put("deepspeed_config", name)
-        away, plus = put_deepspeed_config(keys, beside)
+        away, plus, engine = put_deepspeed_config(keys, beside)
+        _put_engine(found, name, engine)
         config["parallelism"] |= {"zero_plus_plus": plus} if plus else {}
         stage = keys.get("zero_stage")
     else:
@@ -36,6 +38,30 @@ def put_zero(found: Figures, config: dict[str, Any], beside: Beside | None) -> N
     elif told(keys.sets, "parallelism.zero_level") is None:
         why = f"{said} was not found; add --with FILE, or --set parallelism.zero_level=N"
         keys.left_open.setdefault("parallelism.zero_level", why)
+
+
+_ENGINE = {"whole": "@batch", "micro": "@micro", "steps": "@steps", "bf16": "@bf16", "fp16": "@fp16"}
+
+
+def _put_engine(found: Figures, name: str, engine: Mapping[str, Any]) -> None:
+    """What a ds_config gives itself goes before the trainer's defaults, which would contradict it.
+
+    The Trainer of transformers stops where they differ (integrations/deepspeed.py, fill_match); another program has no such
+    defaults.
+    """
+    keys = found.keys
+    said = {figure for figure in _ENGINE.values() if found.figures.get(figure) in keys.values}
+    if "@batch" in said or not engine.keys() & {"whole", "micro"}:
+        engine = {part: value for part, value in engine.items() if part in {"bf16", "fp16"}}
+    elif "micro" not in engine and "@micro" in found.figures and "@micro" not in said:
+        keys.put(found.figures["@micro"], None)
+    half = said & {"@bf16", "@fp16"} or "@half" in found.figures
+    for part, value in engine.items():
+        figure = _ENGINE[part]
+        key = next((key for key, rule in keys.table.rules.items() if rule.note == figure), "")
+        if key and figure not in said and not (half and part in {"bf16", "fp16"}):
+            found.figures[figure] = key
+            keys.put(key, value, by=name)
 
 
 def _by_accelerate(found: Figures) -> tuple[dict[str, Any], Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from steptime.answer.result import Estimate, estimate
@@ -13,6 +14,7 @@ from steptime.base.document import parse_mapping
 from steptime.job.edit import put, read_settings
 from steptime.job.job import Job
 from steptime.job.sections import Hardware
+from steptime.launch.beside import Beside
 from steptime.launch.logs.job_log import JobLog, TellProgress, read_log
 from steptime.launch.logs.steady import Steady, steady
 from steptime.launch.megatron.sources import from_arguments
@@ -163,7 +165,8 @@ def _reading(log: JobLog, kind: str | None, sets: dict[str, Any]) -> Reading:
             "from its beginning, or the plan, config or launch script of the job with --plan FILE"
         )
     try:
-        return read_as(chosen, log.files[0], bytes(log.head).decode("utf-8", "replace"), {}, sets)
+        beside = Beside(Path(log.files[0]).parent)
+        return read_as(chosen, log.files[0], bytes(log.head).decode("utf-8", "replace"), {}, sets, beside)
     except ConfigError as error:
         lacks = "does not print the job's config"
         raise ConfigError(f"{line}; or add --plan FILE" if lacks in line else line for line in error.problems) from None

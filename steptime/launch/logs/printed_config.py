@@ -10,9 +10,11 @@ from steptime.launch.logs.files import plain
 
 BEGIN = re.compile(r"-{8,} arguments -{8,}")
 _END = re.compile(r"-{8,} end of arguments -{8,}")
-_LINE = re.compile(r"(?:^|\s|:)([A-Za-z_]\w*(?= \.)|[A-Za-z_]\w{47,}) (\.*) (.*)$")
-_WIDTH = 48
-"""Columns that a name and its dots fill (Megatron-LM, arguments.py, _print_args)."""
+_LINE = re.compile(r"(?:^|\s|:)([A-Za-z_]\w*(?= \.)|[A-Za-z_]\w{28,}) (\.*) (.*)$")
+_WIDTHS = (48, 32)
+"""Columns that a name and its dots fill (Megatron-LM, arguments.py, _print_args; the fewer until 2021)."""
+_NEOX = re.compile(r"\.{3,}(?:default|updated)\s*$")
+"""How a line of GPT-NeoX's own dump ends, whose names are others."""
 
 _RANK = re.compile(r"^\s*(\[(?:rank|default)?\d+\]|\d+(?=: ))(?:<std(?:out|err)>)?: ?")
 """[rank0]: of torchrun --tee, [default0]: of its older releases, 0: of srun --label."""
@@ -96,7 +98,7 @@ def read_dump(lines: Iterable[str]) -> dict[str, str]:
     """
     arguments: dict[str, str] = {}
     inside = False
-    last = 0
+    last = width = 0
     for number, raw in enumerate(lines, 1):
         line = plain(raw).rstrip()
         if BEGIN.search(line):
@@ -107,7 +109,9 @@ def read_dump(lines: Iterable[str]) -> dict[str, str]:
             return arguments
         elif inside and (found := _LINE.search(f"{line} ")):
             name, dots, value = found.groups()
-            if len(name) + len(dots) == max(_WIDTH, len(name)):
+            filled = len(name) + len(dots)
+            width = width or (filled if dots and filled in _WIDTHS else 0)
+            if width and filled == max(width, len(name)) and not _NEOX.search(value):
                 arguments[name] = value.strip()
                 last = number
     if inside:

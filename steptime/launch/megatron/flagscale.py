@@ -1,7 +1,7 @@
 """FlagScale: Megatron-LM's arguments in the sections of a YAML file, which a job's own file names.
 
 Source: FlagOpen/FlagScale@da4935ec flagscale/runner/runner_train.py, _get_args_megatron (sections as flat arguments; true is a
-switch, false and null are none), runner/utils.py, get_nproc_per_node; its patch of megatron/training/arguments.py (multiple_of).
+switch, false and null are none), runner/utils.py, get_nproc_per_node.
 """
 
 from __future__ import annotations
@@ -41,15 +41,6 @@ def flags_in(path: str, text: str, beside: Beside) -> tuple[dict[str, Any], int 
     said = flatten({section: _part(resolve(tree, {}), section) for section in ("system", "model", "data")})
     plain = {f"--{key.rpartition('.')[2].replace('_', '-')}": value for key, value in said.items()}
     plain = {flag: value for flag, value in plain.items() if "${" not in str(value) and value != {}}
-    width, multiple = plain.get("--hidden-size"), plain.get("--multiple-of")
-    if (
-        plain.get("--swiglu")
-        and "--ffn-hidden-size" not in plain
-        and isinstance(width, int)
-        and isinstance(multiple, int)
-    ):
-        factor = float(plain.pop("--hidden-dim-multiplier", 1))
-        plain["--ffn-hidden-size"] = -(-int(int(4 * width * 2 / 3) * factor) // multiple) * multiple
     return plain, _devices(job)
 
 

@@ -37,7 +37,7 @@ def model_section(keys: JobKeys, *, unfused: bool) -> dict[str, Any]:
     section: dict[str, Any] = {
         "n_layers": keys.whole("num_layers") if hybrid_pattern(keys) else keys.count("num_layers"),
         "hidden_sz": hidden,
-        "inter_sz": keys.whole("ffn_hidden_size") or _ffn(hidden, swiglu=keys.on("swiglu")),
+        "inter_sz": keys.whole("ffn_hidden_size") or _ffn(keys, hidden),
         "n_q_heads": heads,
         "n_kv_heads": None if latent(keys) else _kv_heads(keys, heads),
         "head_dim": None if latent(keys) else keys.whole("kv_channels"),
@@ -71,9 +71,16 @@ def _kv_heads(keys: JobKeys, heads: int) -> int | None:
     return 1 if keys.get("attention_head_type") is not None and keys.word("attention_head_type") else heads
 
 
-def _ffn(hidden: int, *, swiglu: bool) -> int:
-    """4h (TransformerConfig); with --swiglu two thirds of it, rounded down to a multiple of 64 (arguments.py, validate_args)."""
-    return int(4 * hidden * 2 / 3 / 64) * 64 if swiglu else 4 * hidden
+def _ffn(keys: JobKeys, hidden: int) -> int:
+    """4h (TransformerConfig); with --swiglu two thirds of it, rounded down to a multiple of 64 (arguments.py, validate_args).
+
+    FlagScale's --multiple-of rounds up instead, after --hidden-dim-multiplier (its patch of the same function).
+    """
+    if not keys.on("swiglu"):
+        return 4 * hidden
+    if multiple := keys.whole("multiple_of"):
+        return -(-int(int(4 * hidden * 2 / 3) * (keys.number("hidden_dim_multiplier") or 1)) // multiple) * multiple
+    return int(4 * hidden * 2 / 3 / 64) * 64
 
 
 def _activation(keys: JobKeys, *, glu: bool) -> str:

@@ -142,7 +142,7 @@ def _from_words(
             keys.notes.append(f"from the environment: {outside}")
         if script.unclear:
             keys.left_open["parallelism.dp"] = script.unclear[0]
-    away, plus = put_deepspeed_config(keys, beside)
+    away, plus, _ = put_deepspeed_config(keys, beside)
     for what in ["states in host memory"] * bool(away) + ["ZeRO++"] * bool(plus):
         keys.beside_flags.append(LaunchFlag("deepspeed_config", "", "unmodeled", what))
     if stage := _unknown_stage(keys, beside):

@@ -38,12 +38,18 @@ def taken_apart(words: list[Word]) -> list[Word]:
 
 
 def flags_of(words: list[str]) -> list[tuple[str, Any]]:
-    """--key value, --key=value, --key alone, and key=value of hydra's kind."""
+    """--key value, --key=value, --key alone, and key=value of hydra's kind; several in one word are the flag's value before it.
+
+    >>> flags_of(["--config_overrides", "n_embd=64,n_head=2", "trainer.devices=8"])
+    [('config_overrides', 'n_embd=64,n_head=2'), ('trainer.devices', 8)]
+    """
     found: list[tuple[str, Any]] = []
     for word in words:
         name, equals, value = word.partition("=")
         if re.fullmatch(r"--?[A-Za-z][\w.-]*", name):
             found.append((name.lstrip("-").replace("-", "_"), scalar(value) if equals else True))
+        elif found and found[-1][1] is True and re.fullmatch(r"\w+=[^=,]*(?:,\w+=[^=,]*)+", word):
+            found[-1] = (found[-1][0], word)
         elif equals and re.fullmatch(r"[A-Za-z_][\w.]*", name):
             found.append((name, scalar(value)))
         elif found and found[-1][1] is True:

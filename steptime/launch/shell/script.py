@@ -106,7 +106,8 @@ def read_script(text: str, name: str, env: dict[str, str] | None = None, beside:
         ConfigError: the text is no shell script that can be read (an unclosed quote), or has no one launch command.
     """
     found = _read(text, name, env, beside, None)
-    again = _read(text, name, env, beside, []) if found.problems and "1" not in (env or {}) else found
+    unclear = found.problems or not found.program
+    again = _read(text, name, env, beside, []) if unclear and "1" not in (env or {}) else found
     found = again if again.program and not again.problems else found
     if found.problems:
         raise ConfigError(found.problems)

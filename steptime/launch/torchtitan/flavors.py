@@ -63,13 +63,14 @@ def flavor_of(keys: JobKeys, *, of_function: bool) -> dict[str, Any]:
             base = re.sub(rf"_{word}(_attn)?$", "", base)
             keys.approximate("model.flavor", f"{why}; counted as {base}")
     flavors = table[family].keys() - (set() if of_function else set(table["of_functions"].get(family, [])))
-    if base not in flavors and family == "llama3" and (own := _of_registry(keys, flavor)):
+    listed = dict(table[family][base]) if base in flavors else None
+    if family == "llama3" and (own := _of_registry(keys, flavor, listed)):
         return own
-    if base not in flavors:
+    if listed is None:
         known = near(flavor, flavors)
         keys.fail("model.flavor", f"unknown flavor of {name} (got {show(flavor)}){known}; or add --set model=NAME")
         raise ConfigError([*keys.problems, *refusals(keys.source, keys.flags())])
-    return dict(table[family][base])
+    return listed
 
 
 def _of_a_fork(keys: JobKeys) -> dict[str, Any] | None:
@@ -93,11 +94,15 @@ _ARGUMENTS = r"\b(?:dim|n_layers|n_heads|n_kv_heads|ffn_dim_multiplier|multiple_
 """Arguments of a flavor of Llama's that are sizes, or have no cost."""
 
 
-def _of_registry(keys: JobKeys, flavor: str) -> dict[str, Any] | None:
+def _of_registry(keys: JobKeys, flavor: str, listed: dict[str, Any] | None) -> dict[str, Any] | None:
     """A flavor of Llama's in the registry of the fork that the config lies in; None where there is none of literal sizes.
+
+    `listed`: the flavor of that name in torchtitan itself, returned where both are the same; its vocabulary is that of a flavor
+    without one in releases that take it from the tokenizer.
 
     Source: torchtitan/models/llama3/__init__.py (the registry) and model/args.py (the vocabulary where a flavor has none).
     """
+    known = {} if listed is None else {"vocab_size": str(build(Model, read_model(listed)).vocab_sz)}
     beside = keys.beside or Beside()
     for folder in ("torchtitan/models/llama3", "torchtitan/models/llama"):
         registry = re.split(r"\bllama3_(?:configs|args) *=", beside.text(f"{folder}/__init__.py") or "")[-1]
@@ -106,10 +111,12 @@ def _of_registry(keys: JobKeys, flavor: str) -> dict[str, Any] | None:
             continue
         default = re.search(r"vocab_size: int = (\d+)", beside.text(f"{folder}/model/args.py") or "")
         said = dict(re.findall(r"(\w+)=([\d.]+(?: */ *\d+)?)", found[1]))
-        said = ({"vocab_size": default[1]} if default else {}) | said
+        said = ({"vocab_size": default[1]} if default else known) | said
         if {"dim", "n_layers", "n_heads", "vocab_size"} <= said.keys():
+            if (own := _by_name(flavor, _sizes(keys.source, said))) == listed:
+                return listed
             keys.notes.append(f"model {flavor}, from {folder}/__init__.py")
-            return _sizes(keys.source, said)
+            return own
     return None
 
 

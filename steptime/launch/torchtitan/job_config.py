@@ -24,7 +24,7 @@ from steptime.launch.torchtitan.converters import put_converters
 from steptime.launch.torchtitan.flavors import flavor_of, from_log, known_models
 from steptime.launch.torchtitan.graph_trainer import CONVERSION, read_converted, with_defaults
 from steptime.launch.torchtitan.plan_sections import config_of
-from steptime.launch.torchtitan.scripts import named_by
+from steptime.launch.torchtitan.scripts import is_steps_alone, named_by
 
 _DUMP = re.compile(r"Running with (?:args|configs): (?=\{)")
 _MESH = re.compile(r"Building device mesh with parallelism: (.*)")
@@ -200,7 +200,8 @@ def _no_computed(path: str, said: Mapping[str, Any], table: KeyTable) -> None:
 
 
 def _is_log(text: str) -> bool:
-    return bool(_DUMP.search(text) or "[titan]" in text or "torchtitan.train" in text or _MESH.search(text))
+    words = "[titan]" in text or "torchtitan.train" in text
+    return bool(words or _DUMP.search(text) or _MESH.search(text) or is_steps_alone(text))
 
 
 def _printed(path: str, text: str) -> Tree:

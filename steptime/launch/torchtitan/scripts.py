@@ -13,6 +13,8 @@ from steptime.launch.shell.script import read_script
 _TOML = re.compile(r"(?:--job\.config[-_]file[= ]|CONFIG_FILE=)[\"']?(?:\$\{CONFIG_FILE:-[\"']?)?([\w./-]+\.toml)")
 _FUNCTION = re.compile(r"torchtitan\.train +--module[= ]")
 _RUNS = re.compile(r"^[^#\n]*-m torchtitan\.train\b", re.MULTILINE)
+_SHOWN = re.compile(r"\btorchrun\b[^\n]*--job\.config[-_]file[= ][\w./-]+\.toml(?:\"[^\"]*\"|'[^']*'|[^\n\"'])*")
+"""The command line that a shell shows at the head of a log (set -x)."""
 _REGISTRIES = ("torchtitan/models/{}/config_registry.py", "torchtitan/experiments/{}/config_registry.py")
 """Where torchtitan/config/manager.py looks for the config functions of a module."""
 
@@ -29,12 +31,19 @@ class Named(NamedTuple):
     devices: int | None
 
 
+def is_steps_alone(text: str) -> bool:
+    """Whether a text is a log of steps that does not print the job's config."""
+    return bool(re.search(r"\bstep:\s*\d+\s", text)) and not re.search(r"Running with (?:args|configs): \{", text)
+
+
 def named_by(path: str, text: str, env: dict[str, str], beside: Beside | None) -> Named | None:
-    """The config that a script names; None where the text is no script of torchtitan.
+    """The config that a script names, or the command at the head of a log; None where the text is no script of torchtitan.
 
     Raises:
         ConfigError: that config is not there, or the script cannot be read.
     """
+    if is_steps_alone(text) and (shown := _SHOWN.search(text)):
+        text = shown[0]
     if not re.match(r"#!|\s*(?:export )?\w+=|torchrun|srun", text):
         return None
     words = [env[str(i)] for i in range(1, 100) if str(i) in env]
