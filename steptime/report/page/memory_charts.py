@@ -177,7 +177,7 @@ def over_time(estimate: Estimate, timeline: Timeline) -> Html:
     lines += [_grid(x1=x, x2=x, y1=0, y2=HEIGHT) for x in (WIDTH * at / estimate.step_s for at, _ in times)]
     drawing = el("svg", *lines, *areas, *marks, viewBox=f"0 0 {WIDTH:.0f} {HEIGHT:.0f}", preserveAspectRatio="none",
                  width="100%", height=HEIGHT)  # fmt: skip
-    usable = el("text", f"{gib(capacity)} GiB usable", x="100%", y=level - 6, dx=-4, text_anchor="end")
+    usable = el("text", f"{gib(capacity)} GiB usable", x="99.6%", y=level - 6, text_anchor="end")
     chart = el("svg", drawing, usable, role="img", aria_label=words, class_="area", height=HEIGHT)
     note = f"{words}; the areas are the peak of each action"
     colors = legend((f"m-{key}", OVER_TIME[key]) for key in OVER_TIME)
