@@ -130,6 +130,23 @@ def test_the_schedule_tells_of_what_mouse_and_keys_point_at(browser, pages):
     assert browser.said() == []
 
 
+def test_labels_of_the_schedules_axis_differ_however_far_it_is_zoomed(browser, pages):
+    """A window of a ten-thousandth of the step: seconds with four digits would all read the same."""
+    browser.open(pages["report"])
+    browser.wait("document.querySelector('canvas').style.height")
+    browser.run(
+        "(() => { const of = CanvasRenderingContext2D.prototype, own = of.fillText; window.told = [];"
+        " of.fillText = function (text, ...at) { window.told.push(text); own.call(this, text, ...at); }; })()"
+    )
+    browser.click('[data-zoom="last"]')
+    for _ in range(6):
+        browser.run("window.told.length = 0")
+        browser.click('[data-zoom="in"]')
+        labels = browser.run("window.told.filter(text => / (s|ms|us)$/.test(text))")
+        assert len(labels) >= 3
+        assert len(set(labels)) == len(labels)
+
+
 def test_a_point_of_the_front_opens_its_plan(browser, pages):
     browser.open(pages["search"], 390)
     assert not browser.run("document.getElementById('plan-2').open")
@@ -239,4 +256,29 @@ def test_the_answer_stays_in_sight_on_a_phone(browser, whatif):
     browser.run("scrollTo(0, 0)")
     bottom = browser.run("document.getElementById('status').getBoundingClientRect().bottom")
     assert 0 < bottom <= 900
+    assert "a step" in browser.text("#status")
+
+
+def test_buttons_and_the_answer_are_in_sight_without_scrolling(browser, whatif):
+    browser.open(whatif)
+    settled(browser)
+    for name in ("best", "pin", "status"):
+        top, bottom = browser.run(
+            f"(() => {{ const b = document.getElementById('{name}').getBoundingClientRect(); return [b.top, b.bottom]; }})()"
+        )
+        assert 0 <= top < bottom <= 900
+
+
+def test_experts_are_spread_by_a_field(browser, whatif):
+    browser.open(whatif)
+    settled(browser)
+    browser.run(
+        "(() => { const e = document.getElementById('f-model.preset'); e.value = 'mixtral-8x7b';"
+        " e.dispatchEvent(new Event('change')); })()"
+    )
+    browser.wait("document.getElementById('yaml').value.includes('mixtral-8x7b')")
+    settled(browser)
+    browser.type('[id="f-parallelism.ep"]', "8")
+    browser.wait("document.getElementById('yaml').value.includes('ep: 8')")
+    settled(browser)
     assert "a step" in browser.text("#status")

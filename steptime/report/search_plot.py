@@ -41,4 +41,4 @@ def draw(found: Search, path: str) -> None:
         plain_numbers(axes.xaxis)
         axes.set(xlabel="seconds a step", ylabel="GiB that a device needs at most", ylim=(0.0, None))
         axes.set_title(title(found), fontsize=9)
-        axes.legend(loc="upper right", fontsize=8, frameon=True, framealpha=0.9)
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=4, fontsize=8)

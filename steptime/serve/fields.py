@@ -31,6 +31,7 @@ FIELDS = (
     Field("parallelism.tp", "tensor parallel (tp)", "power", required=True, most=6),
     Field("parallelism.pp", "pipeline stages (pp)", "power", required=True, most=7),
     Field("parallelism.cp", "context parallel (cp)", "power", most=6),
+    Field("parallelism.ep", "expert parallel (ep)", "power", most=8),
     Field("parallelism.dp", "replicas (dp)", "power", required=True, most=12),
     Field("parallelism.vpp", "chunks per stage (vpp)", "number"),
     Field("parallelism.sp", "sequence parallel", "choice"),

@@ -22,7 +22,7 @@ def page(start: dict[str, Any]) -> str:
 
 
 def form() -> Html:
-    """Settings, buttons, YAML."""
+    """Buttons, settings, YAML; the answer in one line stays in sight below them."""
     keep = el(
         "label", el("input", type="checkbox", id="keep", checked=""), " keep the number of devices", class_="check"
     )
@@ -39,8 +39,8 @@ def form() -> Html:
     choose = el("input", type="file", id="file", accept=".yaml,.yml,.json", hidden="", aria_label="plan to open")
     plan = el("textarea", id="yaml", rows=22, spellcheck="false", aria_label="the plan as YAML")
     return join(
-        el("h1", "What if"), devices, keep, *(field(each) for each in FIELDS),
-        el("div", *tools, choose, class_="tools"), el("h2", "the plan", id="plan-label"), plan,
+        el("h1", "What if"), el("div", *tools, choose, class_="tools"), devices, keep, *(field(each) for each in FIELDS),
+        el("h2", "the plan", id="plan-label"), plan,
         el("p", "", id="status", class_="note", role="status"),
     )  # fmt: skip
 

@@ -128,7 +128,7 @@ def _sections(estimate: Estimate, timeline: Timeline) -> Iterator[tuple[str, str
     yield (
         "schedule",
         "The step in time",
-        join(schedule(estimate), el("h3", "memory over the step"), memory_charts.over_time(estimate, timeline)),
+        join(schedule(estimate), el("h3", "Memory over the step"), memory_charts.over_time(estimate, timeline)),
     )
     yield "gemms", "Matrix multiplies", tables.gemms(estimate)
     yield "collectives", "Collectives", tables.collectives(estimate) if estimate.collectives else None

@@ -8,7 +8,8 @@ from typing import NamedTuple
 from steptime.answer.memory_over_time import stage_holds
 from steptime.answer.result import Estimate
 from steptime.base.rows import StageMemory
-from steptime.report.format import GIB, gib, seconds
+from steptime.report.format import GIB, gib
+from steptime.report.page.axis_ticks import round_ticks, time_ticks
 from steptime.report.page.markup import Html, el, join, legend, table
 from steptime.timing.timeline import Timeline
 
@@ -26,8 +27,12 @@ PARTS = {
 REACH = "90th percentile (p90)"
 """Name of the line at the end of a bar."""
 WIDTH, HEIGHT = 1000.0, 240.0
-OVER_TIME = ("transient_bytes", "activations_bytes", "gradients_bytes", "optimizer_bytes", "params_bytes", "overhead")
+OVER_TIME = {"transient_bytes": "workspaces and transients"} | {
+    key: PARTS[key] for key in ("activations_bytes", "gradients_bytes", "optimizer_bytes", "params_bytes", "overhead")
+}
 """Parts of the chart over time, the uppermost first."""
+SCALE = 59
+"""Pixels for the labels of its y axis: with the gap beside them, as wide as the names of the stages in the schedule above."""
 PIECES = 400
 """Most intervals in the chart over time."""
 
@@ -90,9 +95,12 @@ def memory_bar(parts: dict[str, float], need: float, capacity: float, scale: flo
 
 
 def memory_legend() -> Html:
-    """The parts of a bar and the line at its end."""
+    """The parts of a bar, the line at its end, and the line of the device."""
     far = el("svg", el("path", d="M0 6H11M11 2V10", class_="reach"), viewBox="0 0 12 12")
-    return legend(((f"m-{key}", name) for key, name in PARTS.items()), el("li", far, REACH))
+    full = el("svg", el("line", x1=6, x2=6, y1=0, y2=12, class_="cap"), viewBox="0 0 12 12")
+    return legend(
+        ((f"m-{key}", name) for key, name in PARTS.items()), el("li", far, REACH), el("li", full, "usable memory")
+    )
 
 
 # --- over time -------------------------------------------------------------------------------------------------------------
@@ -157,22 +165,47 @@ def over_time(estimate: Estimate, timeline: Timeline) -> Html:
     overhead = float(sum(memory.overhead_bytes))
     found = drawn(pieces(estimate, timeline, row.stage), estimate.step_s)
     capacity = memory.capacity_bytes
-    top = 1.05 * max(capacity, row.allocated_bytes + overhead)
+    top = 1.1 * max(capacity, row.allocated_bytes + overhead)
     areas = list(_areas(found, row, overhead, top, estimate.step_s))
     level = HEIGHT * (1.0 - capacity / top)
-    mark = el("line", x1=0, x2=WIDTH, y1=level, y2=level, class_="cap")
+    marks = [el("line", x1=0, x2=WIDTH, y1=level, y2=level, class_="cap")]
     name = _stage_name(estimate, row.stage)
     words = f"{name} has a peak of {gib(row.allocated_bytes + overhead)} of {gib(capacity)} GiB, at {row.peak_op}"
-    chart = el("svg", *areas, mark, viewBox=f"0 0 {WIDTH:.0f} {HEIGHT:.0f}", preserveAspectRatio="none",
-               role="img", aria_label=words, class_="area")  # fmt: skip
-    levels = el(
-        "div", *(el("span", f"{gib(top * share)} GiB" if share else "0") for share in (1.0, 0.5, 0.0)), class_="levels"
-    )
-    axis = el("div", el("span", "0 s"), el("span", seconds(estimate.step_s / 2)), el("span", seconds(estimate.step_s)),
-              class_="axis")  # fmt: skip
-    note = f"{words}; the line is the usable memory, the areas are the peak of each action"
-    colors = legend((f"m-{key}", PARTS[key]) for key in OVER_TIME)
-    return join(colors, el("div", levels, chart, axis, class_="over-time"), el("p", note, class_="note"))
+    levels = [(held * GIB, f"{held:g} GiB" if held else "0") for held in round_ticks(0.0, top / GIB)]
+    times = time_ticks(0.0, estimate.step_s)
+    lines = [_grid(y1=y, y2=y, x1=0, x2=WIDTH) for y in (HEIGHT * (1.0 - held / top) for held, _ in levels)]
+    lines += [_grid(x1=x, x2=x, y1=0, y2=HEIGHT) for x in (WIDTH * at / estimate.step_s for at, _ in times)]
+    drawing = el("svg", *lines, *areas, *marks, viewBox=f"0 0 {WIDTH:.0f} {HEIGHT:.0f}", preserveAspectRatio="none",
+                 width="100%", height=HEIGHT)  # fmt: skip
+    usable = el("text", f"{gib(capacity)} GiB usable", x="99.6%", y=level - 6, text_anchor="end")
+    chart = el("svg", drawing, usable, role="img", aria_label=words, class_="area", height=HEIGHT)
+    note = f"{words}; the areas are the peak of each action"
+    colors = legend((f"m-{key}", OVER_TIME[key]) for key in OVER_TIME)
+    axes = _level_names(levels, top), chart, _time_names(times, estimate.step_s)
+    return join(colors, el("div", *axes, class_="over-time"), el("p", note, class_="note"))
+
+
+def _grid(**ends: float) -> Html:
+    return el("line", **ends, class_="grid")
+
+
+def _level_names(levels: Sequence[tuple[float, str]], top: float) -> Html:
+    """GiB on the y axis."""
+    names = [
+        el("text", text, x=SCALE, y=min(max(HEIGHT * (1.0 - held / top) + 4.0, 10.0), HEIGHT), text_anchor="end")
+        for held, text in levels
+    ]
+    return el("svg", *names, width=SCALE, height=HEIGHT, class_="levels", aria_hidden="true")
+
+
+def _time_names(times: Sequence[tuple[float, str]], step_s: float) -> Html:
+    """Seconds on the x axis."""
+    names = [
+        el("text", text, x=f"{100.0 * at / step_s:.2f}%", y=13,
+           text_anchor="start" if at == 0.0 else "end" if at > 0.96 * step_s else "middle")
+        for at, text in times
+    ]  # fmt: skip
+    return el("svg", *names, width="100%", height=17, class_="axis", aria_hidden="true")
 
 
 def _areas(found: Sequence[Piece], row: StageMemory, overhead: float, top: float, step_s: float) -> Iterator[Html]:
@@ -183,7 +216,7 @@ def _areas(found: Sequence[Piece], row: StageMemory, overhead: float, top: float
         points = " ".join(f"{x:.1f},{y:g}" for x, y in [*upper, *lower])
         held = max((high - low for low, high in zip(below, above, strict=True)), default=0.0)
         yield el(
-            "polygon", el("title", f"{PARTS[key]}: at most {held / GIB:.2f} GiB"), points=points, class_=f"m-{key}"
+            "polygon", el("title", f"{OVER_TIME[key]}: at most {held / GIB:.2f} GiB"), points=points, class_=f"m-{key}"
         )
 
 

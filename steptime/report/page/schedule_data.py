@@ -30,6 +30,8 @@ TICKS = 10_000_000
 BESIDE = 3000
 """Most slices before and after the pipeline (buckets of gradients and parameters) that are drawn one by one."""
 KINDS = ("F", "B", "I", "W")
+CANVAS = 1072
+"""Width before the script knows the window's: that of the page's column."""
 
 
 def schedule_data(estimate: Estimate, timeline: Timeline) -> dict[str, Any]:
@@ -109,7 +111,7 @@ def schedule(estimate: Estimate) -> Html:
         ("t-stragglers", "wait for the slowest replica"),
     ]
     height = 36 + max(1, min(line.stages, 128)) * row_height(line.stages)
-    canvas = el("canvas", height=height, tabindex=0, role="img", aria_label=f"the schedule of one step: {words}",
+    canvas = el("canvas", width=CANVAS, height=height, tabindex=0, role="img", aria_label=f"the schedule of one step: {words}",
                 data_schedule="", data_row=row_height(line.stages))  # fmt: skip
     note = (
         "wheel or + and - zoom, drag or arrow keys move, point at an action to read it; a thin line under a stage is its "

@@ -9,6 +9,7 @@ from typing import Any
 from steptime import __version__
 from steptime.report import layout_rows, search_tables
 from steptime.report.format import GIB, seconds
+from steptime.report.page.axis_ticks import round_ticks, time_ticks
 from steptime.report.page.diff_page import ComparedPlan, memories, plan_text, steps
 from steptime.report.page.document import document, facts, section
 from steptime.report.page.markup import Html, el, join, tools
@@ -19,10 +20,9 @@ from steptime.search.search import REACH, Layout, Search
 
 WIDTH, HEIGHT, LEFT, BOTTOM = 760.0, 380.0, 56.0, 40.0
 NEAR = 16.0
-"""Points of the front closer than this have their numbers on different sides."""
+"""Points of the front closer than this have their numbers on different sides; so have points close to the capacity's line."""
 CELL = 3.0
 """Layouts closer than this are drawn as one dot."""
-TICKS = 5
 
 
 def page(found: Search, top: int) -> str:
@@ -72,7 +72,11 @@ def _sections(found: Search, best: Layout, top: int) -> list[Html]:
 def _section(of: ReportSection) -> Html:
     if isinstance(of, FactList):
         return section("nothing", of.facts[0].label.capitalize(), facts(of))
-    return section(of.title.split(",", 1)[0].replace(" ", "-"), of.title, plain_table(of._replace(title="")))
+    return section(
+        of.title.split(",", 1)[0].replace(" ", "-"),
+        of.title[0].upper() + of.title[1:],
+        plain_table(of._replace(title="")),
+    )
 
 
 def scatter(found: Search, layouts: Sequence[Layout]) -> Html:
@@ -90,12 +94,12 @@ def scatter(found: Search, layouts: Sequence[Layout]) -> Html:
 
     spots = [at(layout.step_s, layout.held_bytes) for layout in layouts]
     line = el("polyline", points=" ".join(f"{x:.1f},{y:.1f}" for x, y in sorted(spots)), class_="line")
-    near = [any(0.0 < x - a < NEAR and abs(y - b) < NEAR for a, b in spots) for x, y in spots]
+    full = at(low, capacity)[1]
+    near = [abs(y - full) < NEAR or any(0.0 < x - a < NEAR and abs(y - b) < NEAR for a, b in spots) for x, y in spots]
     marks = [
         _point(i, layout, *spot, left=left)
         for i, (layout, spot, left) in enumerate(zip(layouts, spots, near, strict=True), 1)
     ]
-    full = at(low, capacity)[1]
     roof = [
         el("line", x1=LEFT, x2=WIDTH, y1=full, y2=full, class_="cap"),
         el("text", f"{capacity / GIB:.1f} GiB usable", x=WIDTH - 4, y=full - 5, text_anchor="end"),
@@ -120,7 +124,7 @@ def _held(estimate: Any) -> float:
 
 
 def _point(number: int, layout: Layout, x: float, y: float, *, left: bool) -> Html:
-    """A point of the front: a link to its plan; `left`: its number is below on the left, away from its neighbor's."""
+    """A point of the front: a link to its plan; `left`: its number is below on the left, away from a neighbor or a line."""
     title = f"{number}: {layout_rows.figures(layout)}; {layout_rows.shape(layout)}"
     dot = el("circle", cx=x, cy=y, r=6.0, class_="dot")
     label = el(
@@ -149,13 +153,14 @@ def _axes(low: float, high: float, top: float, at: Any) -> list[Html]:
     """Seconds on the x axis, logarithmic; GiB on the y axis."""
     base = HEIGHT - BOTTOM
     found = [el("line", x1=LEFT, x2=WIDTH, y1=base, y2=base, class_="axis-line")]
-    for i in range(TICKS):
-        step_s = low * (high / low) ** (i / (TICKS - 1))
+    for step_s, text in time_ticks(low, high):
         x = at(step_s, 0.0)[0]
-        end = "start" if i == 0 else "end" if i == TICKS - 1 else "middle"
-        found.append(el("text", seconds(step_s), x=x, y=base + 16, text_anchor=end))
-        held = top * i / (TICKS - 1)
-        found.append(el("text", f"{held / GIB:.0f}", x=LEFT - 8, y=at(low, held)[1] + 4, text_anchor="end"))
+        found.append(el("line", x1=x, x2=x, y1=base, y2=base + 4, class_="axis-line"))
+        found.append(el("text", text, x=x, y=base + 16, text_anchor="end" if x > WIDTH - 20.0 else "middle"))
+    for held in round_ticks(0.0, top / GIB):
+        y = at(low, held * GIB)[1]
+        found.append(el("line", x1=LEFT, x2=WIDTH, y1=y, y2=y, class_="grid"))
+        found.append(el("text", f"{held:g}", x=LEFT - 8, y=y + 4, text_anchor="end"))
     return [
         *found,
         el("text", "seconds a step (ratio scale)", x=WIDTH, y=base + 34, text_anchor="end"),

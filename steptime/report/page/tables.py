@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from steptime.answer.result import Estimate
+from steptime.answer.tables import stages_alike
+from steptime.report.breakdown import stage_range
 from steptime.report.details import joined_boundaries
 from steptime.report.format import BINARY, TIME, number, percent, quantity, whole
 from steptime.report.page.markup import Html, el, join, table
@@ -22,13 +24,14 @@ class Cell(NamedTuple):
     value: float | None = None
 
 
-def sortable(caption: str, header: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Html:
-    """A table whose headers are buttons."""
+def sortable(caption: str, header: Sequence[str], rows: Sequence[Sequence[Cell]], by: int | None = None) -> Html:
+    """A table whose headers are buttons. `by`: the column that its rows are sorted by, largest first."""
     numeric = [bool(rows) and all(row[i].value is not None for row in rows) for i in range(len(header))]
     head = [
-        el("th", el("button", text, type="button", data_sort=i), scope="col", class_="n" if numeric[i] else None)
+        el("th", el("button", text, type="button", data_sort=i), scope="col", class_="n" if numeric[i] else None,
+           aria_sort="descending" if i == by else None)
         for i, text in enumerate(header)
-    ]
+    ]  # fmt: skip
     body = [
         el("tr", *(
             el("th" if i == 0 else "td", cell.text, scope="row" if i == 0 else None,
@@ -43,20 +46,21 @@ def sortable(caption: str, header: Sequence[str], rows: Sequence[Sequence[Cell]]
 
 
 def gemms(estimate: Estimate) -> Html:
-    """Every projection by stage and pass, the largest of the step first."""
-    rows = []
+    """Every projection by pass and by the stages that are alike, the largest of the step first."""
+    rows, alike = [], stages_alike(estimate.assembly)
     for row in sorted(estimate.gemms, key=lambda row: -row.count_per_step * row.time_s):
         total = row.count_per_step * row.time_s
         bound = "arithmetic" if row.compute_s >= row.bandwidth_s else "memory"
         moved = row.input_bytes + row.weight_bytes + row.output_bytes
         rows.append([
-            Cell(row.name), Cell(str(row.stage), row.stage), Cell(row.pass_), Cell(whole(row.count_per_step), row.count_per_step),
+            Cell(row.name), Cell(stage_range(alike[row.stage]), row.stage), Cell(row.pass_),
+            Cell(whole(row.count_per_step), row.count_per_step),
             *(Cell(whole(x), x) for x in (row.m, row.n, row.k)), Cell(number(row.flops / 1e9), row.flops),
             Cell(quantity(moved, BINARY), moved), Cell(quantity(row.time_s, TIME), row.time_s), Cell(bound),
             Cell(quantity(total, TIME), total), Cell(percent(total / estimate.step_s), total),
         ])  # fmt: skip
     header = ("projection", "stage", "pass", "calls", *"mnk", "GFLOP", "bytes", "call", "bound by", "step", "of step")
-    return sortable("one call on one device; step: all calls of a step on that stage", header, rows)
+    return sortable("one call on one device; step: all calls of a step on one of its stages", header, rows, by=11)
 
 
 def collectives(estimate: Estimate) -> Html:
@@ -72,9 +76,8 @@ def collectives(estimate: Estimate) -> Html:
             Cell(quantity(total, TIME), total), Cell(quantity(row.exposed_s, TIME), row.exposed_s),
         ])  # fmt: skip
     header = ("collective", "kind", "axis", "ranks", "over", "bytes", "calls", "latency", "call", "step", "exposed")
-    return sortable(
-        "bytes: the whole tensor of one call; step: all calls; exposed: the part that lengthens the step", header, rows
-    )
+    caption = "bytes: the whole tensor of one call; step: all calls; exposed: the part that lengthens the step"
+    return sortable(caption, header, rows, by=10)
 
 
 def nearest(estimate: Estimate) -> Html | None:
@@ -95,7 +98,9 @@ def nearest(estimate: Estimate) -> Html | None:
 def plain_table(found: Table) -> Html:
     """A table of the text report, unchanged."""
     if not found.header:
-        return join(el("h3", found.title), *(el("p", row[0]) for row in found.rows))
+        title = el("h3", found.title) if found.title else ""
+        lines = [el("p", el("code", row[0]) if row[0].startswith("--") else row[0].strip()) for row in found.rows]
+        return join(title, *lines, *(el("p", note, class_="note") for note in found.notes))
     classes = [None if i < found.left else "n" for i in range(len(found.header))]
     body = [el("tr", *_cells(row, classes)) for row in found.rows if row]
     return join(

@@ -8,6 +8,7 @@ from steptime.answer.result import Estimate
 from steptime.base.words import counted
 from steptime.report.breakdown import part_name, shown_parts
 from steptime.report.format import TIME, column, percent, seconds, unit_for, whole
+from steptime.report.page.axis_ticks import round_ticks
 from steptime.report.page.markup import Html, el, join, table
 from steptime.report.palette import time_class
 
@@ -109,11 +110,15 @@ def _scaling_line(rows: list[tuple[int, float, bool]]) -> Html:
         marks.append(el("circle", title, cx=x, cy=y, r=6.0 if here else 4.0, class_="here" if here else "dot"))
         if i % every == 0 or here:
             marks.append(el("text", f"{devices:,}", x=x, y=height - 14, text_anchor="middle"))
-    levels = [
-        el("text", percent(level), x=0.0, y=14 + (height - 44) * (top - level) / (top - low)) for level in (top, low)
-    ]
+    levels = []
+    for level in round_ticks(low, top, 4):
+        y = 10 + (height - 44) * (top - level) / (top - low)
+        levels += [
+            el("line", x1=edge - 14, x2=width - edge + 14, y1=y, y2=y, class_="grid"),
+            el("text", f"{100.0 * level:g} %", x=edge - 22, y=y + 4, text_anchor="end"),
+        ]
     words = f"weak scaling: {percent(rows[-1][1])} at {counted(rows[-1][0], 'device')}"
     name = el("text", "devices", x=width / 2, y=height, text_anchor="middle")
-    chart = el("svg", line, *marks, *levels, name, viewBox=f"0 0 {width:.0f} {height:.0f}", role="img", aria_label=words,
+    chart = el("svg", *levels, line, *marks, name, viewBox=f"0 0 {width:.0f} {height:.0f}", role="img", aria_label=words,
                class_="chart")  # fmt: skip
     return el("div", chart, class_="scroll")

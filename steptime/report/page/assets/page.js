@@ -147,11 +147,12 @@ const page = (() => {
     axis(g, height) {
       const span = (this.to - this.from) * this.data.step_s / this.data.ticks, rough = span / 6, power = 10 ** Math.floor(Math.log10(rough));
       const step = [1, 2, 5, 10].map((x) => x * power).find((x) => x >= rough), start = this.from * this.data.step_s / this.data.ticks;
+      const [unit, size] = start + span >= 1 ? ["s", 1] : start + span >= 1e-3 ? ["ms", 1e-3] : ["us", 1e-6], digits = Math.max(0, -Math.floor(Math.log10(step / size) + 1e-9));
       g.strokeStyle = css("--line"); g.lineWidth = 1; g.fillStyle = css("--soft");
-      for (let t = Math.ceil(start / step) * step; t <= start + span * 1.0001; t += step) {
+      for (let n = Math.ceil(start / step), t = n * step; t <= start + span * 1.0001; t = ++n * step) { // as many digits as tell one label from the next
         const x = this.xOf(t * this.data.ticks / this.data.step_s);
         g.beginPath(); g.moveTo(x, 16); g.lineTo(x, height); g.stroke();
-        g.textAlign = x > this.width - 40 ? "right" : "left"; g.fillText(t === 0 ? "0" : seconds(t), x + (x > this.width - 40 ? -3 : 3), 9);
+        g.textAlign = x > this.width - 40 ? "right" : "left"; g.fillText(n === 0 ? "0" : (t / size).toFixed(digits) + " " + unit, x + (x > this.width - 40 ? -3 : 3), 9);
       }
       g.textAlign = "left";
     }

@@ -83,7 +83,7 @@
     const left = [];
     for (const { path, line } of errors) {
       const place = all("[data-wrong]").find((p) => path && (path === p.dataset.wrong || path.startsWith(p.dataset.wrong + ".") || (p.dataset.wrong.startsWith(path + ".") && path.includes("."))));
-      if (place) { place.textContent += (place.textContent ? "; " : "") + line; const of = $("f-" + place.dataset.wrong); if (of) of.setAttribute("aria-invalid", "true"); } else left.push(line);
+      if (place) { place.textContent += (place.textContent ? "\n" : "") + line; const of = $("f-" + place.dataset.wrong); if (of) of.setAttribute("aria-invalid", "true"); } else left.push(line);
     }
     $("problems").replaceChildren(...left.map((line) => { const p = document.createElement("p"); p.textContent = line; return p; }));
   }
