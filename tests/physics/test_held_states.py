@@ -34,8 +34,8 @@ def test_a_single_stage_has_no_bubble():
 
 
 def test_communicators_of_a_job():
-    """A quarter of a GiB for each group that communicates, beside the half of the context: tp, pp, dp and cp together, cp, the tied
-    table's; all-to-all inside of rings has two of a sequence.
+    """A quarter of a GiB for each group that communicates, beside the half of the context: tp, pp, dp and cp together, cp, the
+    tied table's; all-to-all inside of rings has two of a sequence.
     """
     for layout, groups in (
         ({}, 0),
@@ -48,3 +48,10 @@ def test_communicators_of_a_job():
     ):
         found = overhead(job(**layout))
         assert found == (2**29, groups * 2**28), layout
+
+
+def test_nothing_is_hidden_on_a_device_alone():
+    """It sends nothing: no part of the step's communication is exposed, and none overlaps compute."""
+    time = estimate(job(on=machine(flops=1.0, memory=1.0))).time
+    assert not any(time.hidden_s.values())
+    assert not any(seconds for name, seconds in time.parts_s.items() if name.endswith("_comm"))

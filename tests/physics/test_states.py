@@ -6,6 +6,8 @@ import pytest
 from physics_jobs import job, machine
 
 from steptime.answer.result import estimate
+from steptime.fsdp.sharded_states import states as sharded_states
+from steptime.hardware.machine import Machine
 from steptime.job.assembly import Assembly
 from steptime.memory.buffers import block_rest_bytes
 
@@ -133,3 +135,39 @@ def test_ends_of_blocks_of_each_tensor():
     on = machine(compute_capability=9.0)
     assembly = Assembly(job(on=on, model={"vocab_sz": 23_552}, zero_level=0))
     assert block_rest_bytes(assembly, assembly.stages[0], []) == 3 * 2**20
+
+
+HALF, QUARTER = 295_232, 147_616
+AWAY, LORA = {"performance": {"cpu_offload": {"params": True}}}, {"model": {"lora": {"rank": 4}}}
+ZERO, HPZ = {"zero_level": 3, "dp": 4}, {"zero_plus_plus": {"hpz_partition_size": 2}}
+HOST = Machine(
+    **machine(host_bytes_per_s=1.0).model_dump(exclude={"host"}), host={"memory_bytes": 1e15, "memory_bytes_per_s": 1.0}
+)
+
+
+@pytest.mark.parametrize(
+    ("software", "layout", "expected"),
+    [
+        # fp32 parameters, gradients and two moments of a half
+        ("fsdp2", {"fsdp": {}}, (4 * HALF, 4 * HALF, 8 * HALF, HALF, 0)),
+        ("fsdp2", {"fsdp": {}} | AWAY, (0, 0, 0, 0, 16 * HALF)),
+        # of 17,408 elements of adapters; half of what is frozen, in bf16
+        ("fsdp2", {"fsdp": {}} | LORA, (4 * 8_704 + 2 * HALF, 4 * 8_704, 8 * 8_704, 8_704, 0)),
+        ("fsdp2", {"fsdp": {}} | AWAY | LORA, (0, 0, 0, 0, 16 * 8_704 + 2 * HALF)),
+        # bf16 parameters and gradients of a quarter, masters and moments; hpZ: bf16 parameters of a half besides
+        ("deepspeed", ZERO, (2 * QUARTER, 2 * QUARTER, 12 * QUARTER, QUARTER, 0)),
+        ("deepspeed", ZERO | HPZ, (2 * QUARTER + 2 * HALF, 2 * QUARTER, 12 * QUARTER, QUARTER, 0)),
+        # ZeRO-Offload: parameters stay; masters, gradients, moments, and bf16 sums of gradients are the host's
+        (
+            "deepspeed",
+            ZERO | {"performance": {"cpu_offload": {"optimizer": 1.0}}},
+            (2 * QUARTER, 0, 0, 0, 18 * QUARTER),
+        ),
+    ],
+)
+def test_shards_of_what_is_trained_and_of_what_is_frozen(software, layout, expected):
+    """Parameters, gradients, moments and masters on the device, how many it updates, and bytes in its host's memory."""
+    plan = job(software, on=HOST, **({"dp": 2, "microbatches": 2} | layout))
+    [found] = sharded_states(Assembly(plan))
+    assert found[:3] == expected[:3]
+    assert (found.owned, found.host_bytes, found.buckets) == (*expected[3:], [])
