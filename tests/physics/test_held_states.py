@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from physics_jobs import job, machine
 
 from steptime.answer.result import estimate
+from steptime.job.assembly import Assembly
+from steptime.memory.buffers import of_pipeline
 from steptime.memory.overhead import overhead
+from steptime.schedule import SplitBytes, peaks
 from steptime.schedule.live import states
 from steptime.timing.step_parts import pipeline
 
@@ -21,6 +25,46 @@ def test_states_of_two_chunks_whose_backwards_follow_all_forwards():
         ("B", 1, (3, 3), (3, 3)),
         ("B", 0, (3, 0), (3, 0)),
     ]
+
+
+def test_peaks_of_halves():
+    """ZB-H1 on two stages, two micro-batches, each of 10 B saved, of which its I leaves 4; an F adds 1 B, an I 3, a W 2.
+
+    Stage 0, F0 F1 I0 W0 I1 W1: both in full at I0, 20 + 3. Stage 1, F0 I0 F1 I1 W0 W1: at I1 one in full and half of the other,
+    10 + 4 + 3.
+    """
+    halves = SplitBytes([[4.0], [4.0]], [[3.0], [3.0]], [[2.0], [2.0]])
+    found = peaks("zero_bubble", 2, 1, 2, [[10.0]] * 2, [[1.0]] * 2, [[0.0]] * 2, halves=halves)
+    assert [(peak.bytes, peak.saved_bytes, peak.action[:2]) for peak in found] == [
+        (23, 20, ("I", 0)),
+        (17, 14, ("I", 1)),
+    ]
+    early = SplitBytes(
+        [[9.0], [9.0]], [[0.0], [0.0]], [[8.0], [8.0]]
+    )  # W0 beside two halves: 18 + 8, for 10 + 9 before
+    last = peaks("zero_bubble", 2, 1, 2, [[10.0]] * 2, [[0.0]] * 2, [[0.0]] * 2, halves=early)[1]
+    assert (last.bytes, last.saved_bytes, last.action[:2]) == (26, 18, ("W", 0))
+
+
+@pytest.mark.parametrize(
+    ("software", "layout", "expected"),
+    [
+        # a buffer for the input of every micro-batch, and one for the gradient of its output
+        ("torch", {}, [(3,), (6,), (3,)]),
+        # of two chunks on each stage, the last of the model and the first lack one
+        ("torch", {"vpp": 2, "schedule": "interleaved"}, [(9,), (12,), (9,)]),
+        # the last input and its gradient; the gradient sent last, and a receive
+        ("megatron-core", {}, [(), (2, 2), (2, 2)]),
+        # of each chunk; one more under way
+        ("megatron-core", {"vpp": 2, "schedule": "interleaved"}, [(2, 3), (4, 3), (4, 3)]),
+    ],
+)
+def test_tensors_that_pass_between_stages(software, layout, expected):
+    """In units of 2,048 B, 8 tokens of 128 values in bf16. Three stages, three micro-batches (buffers.py names the sources)."""
+    assembly = Assembly(job(software, pp=3, microbatches=3, model={"n_layers": 6}, **layout))
+    found = [tuple(one.bytes / 2_048 for one in of_pipeline(assembly, chunks)) for chunks in assembly.stages]
+    assert found == expected
+    assert not of_pipeline(Assembly(job(software)), Assembly(job(software)).stages[0])
 
 
 def test_a_single_stage_has_no_bubble():
