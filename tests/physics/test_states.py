@@ -9,7 +9,9 @@ from steptime.answer.result import estimate
 from steptime.fsdp.sharded_states import states as sharded_states
 from steptime.hardware.machine import Machine
 from steptime.job.assembly import Assembly
+from steptime.memory.buckets import Pieces, run_buckets
 from steptime.memory.buffers import block_rest_bytes
+from steptime.memory.states import Bucket
 
 PARAMS = 590_464
 
@@ -135,6 +137,39 @@ def test_ends_of_blocks_of_each_tensor():
     on = machine(compute_capability=9.0)
     assembly = Assembly(job(on=on, model={"vocab_sz": 23_552}, zero_level=0))
     assert block_rest_bytes(assembly, assembly.stages[0], []) == 3 * 2**20
+
+
+def test_ends_of_blocks_of_flat_buffers():
+    """ZeRO 1. Buckets of 2 and 0.875 Mi elements are 11.5 MiB of fp32 gradients, whose block is 12, and 5.75 of bf16 parameters,
+    which share one. Those of experts, of 5.875 Mi elements: 23.5 of 24, and 11.75 of 12.
+    """
+    assembly = Assembly(job(on=machine(compute_capability=9.0), dp=2, zero_level=1))
+    mib = 2**20
+    dense = [Bucket(2 * mib, "dense"), Bucket(7 * mib // 8, "dense")]
+    assert block_rest_bytes(assembly, assembly.stages[0], [dense]) == 0.5 * mib
+    both = [*dense, Bucket(47 * mib // 8, "expert")]
+    assert block_rest_bytes(assembly, assembly.stages[0], [both]) == (0.5 + 0.5 + 0.25) * mib
+
+
+@pytest.mark.parametrize(
+    ("runs", "sharded", "expected"),
+    [
+        # 0 to 1,000, 1,024 to 1,124; 1,152 to 2,152, 2,176 to 2,276; 2,304 to 3,304, a bucket of 3,328. Then 0 to 100; 128 to
+        # 1,128, 1,152 to 1,252; 1,280 to 2,280, 2,304 to 2,404, one of 2,432
+        ([([Pieces(1_000, 1), Pieces(100, 1)], 5)], True, [3_328, 2_432]),
+        ([([Pieces(1_000, 1), Pieces(100, 1)], 5)], False, [1_000 * 3 + 200, 1_000 * 2 + 300]),
+        # eight of 1,000 at multiples of 1,024: three close a bucket of 3,048, rounded to 3,072
+        ([([Pieces(1_000, 8)], 1)], True, [3_072, 3_072, 2_048]),
+        # each copy of a tied table has one of its own
+        ([([Pieces(100, 1), Pieces(300, 2, alone=True), Pieces(70, 1)], 1)], True, [128, 384, 384, 128]),
+        ([([Pieces(100, 1), Pieces(300, 2, alone=True), Pieces(70, 1)], 1)], False, [770]),
+    ],
+)
+def test_tensors_laid_into_buckets(runs, sharded, expected):
+    """dp 2, buckets of 2,500 elements: one closes with the tensor that fills it. Sharded, tensors start at multiples of 64 and
+    buckets end at multiples of 128 (megatron/core/distributed/param_and_grad_buffer.py:627-742).
+    """
+    assert run_buckets(runs, 2, 2_500, sharded=sharded) == expected
 
 
 HALF, QUARTER = 295_232, 147_616
