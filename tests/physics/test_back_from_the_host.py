@@ -121,3 +121,22 @@ def test_nothing_on_the_host_takes_no_time():
     """Neither legs nor a wait, with no share there or on a machine whose host is unknown."""
     assert host_update(job(on=HOST, dp=2), 100.0, 4.0, 0.0, 1.0) == (0.0, 0.0, 0.0, 0.0, 0.0)
     assert HostUpdate() == (0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("performance", "seconds"),
+    [
+        ({"activation_offload": 1.0}, 2 * 2 * 2 * 32_864),
+        ({"cpu_offload": {"params": True}}, 4 * 295_232),
+        ({"activation_offload": 1.0, "cpu_offload": {"params": True}}, 2 * 2 * 2 * 32_864 + 4 * 295_232),
+    ],
+)
+def test_copies_of_activations_and_of_gradients_add_up(performance, seconds):
+    """At 1 B/s, beside free compute: what two layers keep goes and comes back in two micro-batches; after them the fp32 gradients
+    of a rank's half of the parameters go.
+
+    A layer keeps 16 tensors of 2,048 B: its input and the residual, both normed, q, k, v and attention's output, and twice as
+    wide gate, up, SiLU's output and the product; 32 B each of two rstd and of attention's sums.
+    """
+    found = estimate(job("fsdp2", on=HOST, dp=2, microbatches=2, performance=performance, fsdp={})).time
+    assert found.parts_s["host_comm"] == pytest.approx(seconds)
