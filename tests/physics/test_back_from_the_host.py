@@ -13,7 +13,7 @@ from steptime.memory.on_host import staging_bytes
 from steptime.memory.part_memories import PartMemories
 from steptime.timing.host_update import HostUpdate, host_update
 from steptime.timing.optimizer import clip_bytes_per_param, optimizer_step
-from steptime.timing.part_times import pricing
+from steptime.timing.part_times import away_bytes, pricing
 from steptime.timing.step_parts import host_seconds
 
 LINK = machine(host_bytes_per_s=1.0)
@@ -140,3 +140,15 @@ def test_copies_of_activations_and_of_gradients_add_up(performance, seconds):
     """
     found = estimate(job("fsdp2", on=HOST, dp=2, microbatches=2, performance=performance, fsdp={})).time
     assert found.parts_s["host_comm"] == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(("share", "whole", "bytes_"), [
+    (0.25, False, 32_864 / 4), (0.25, True, 2_048 / 4), (1.0, False, 32_864), (1.0, True, 2_048), (None, False, 0),
+])  # fmt: skip
+def test_bytes_that_a_layer_sends(share, whole, bytes_):
+    """A share of what it keeps, as above, or of its input where all of it runs again; the head sends nothing."""
+    performance = {"activation_offload": share} if share else {}
+    assembly = Assembly(job("fsdp2", on=LINK, performance=performance))
+    (layer,) = assembly.kinds
+    assert away_bytes(assembly, layer, [], whole=whole) == bytes_
+    assert away_bytes(assembly, assembly.head, [], whole=whole) == 0
