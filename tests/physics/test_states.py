@@ -9,9 +9,10 @@ from steptime.answer.result import estimate
 from steptime.fsdp.sharded_states import states as sharded_states
 from steptime.hardware.machine import Machine
 from steptime.job.assembly import Assembly
+from steptime.memory.blocks import further_ends
 from steptime.memory.buckets import Pieces, run_buckets
 from steptime.memory.buffers import block_rest_bytes
-from steptime.memory.states import Bucket
+from steptime.memory.states import Bucket, stage_states
 
 PARAMS = 590_464
 
@@ -206,3 +207,25 @@ def test_shards_of_what_is_trained_and_of_what_is_frozen(software, layout, expec
     [found] = sharded_states(Assembly(plan))
     assert found[:3] == expected[:3]
     assert (found.owned, found.host_bytes, found.buckets) == (*expected[3:], [])
+
+
+@pytest.mark.parametrize(
+    ("level", "master", "bytes_"),
+    [
+        # gradients take 9,701,888 of the 16 MiB left, a copy 2 MiB, the first main weight all of the 4,978,176 behind it; the copy
+        # goes, the second copy takes its place, and all else divides a new block of 20 MiB
+        (0, "fp32", 4_978_176 - 4 * 2**20),
+        # parameters' buffer 4,850,944, in units of 512 256 more; gradients; 2,224,128 are left. The old parameters go: 4 MiB. Of
+        # the last rank's half the embedding's copy takes the 2,224,128 and goes, its main weight the 4 MiB, its moments new memory
+        (1, "fp32", 256),
+        # no copy; a moment takes the 4 MiB, the other new memory, and 2 B an element of remainders all of the 2,224,128
+        (1, "remainder", 256 + 2_224_128 - 2 * 2**20),
+    ],
+)
+def test_ends_of_blocks_as_states_are_made_one_by_one(level, master, bytes_):
+    """Of a vocabulary of 8,192 embedding and head have 2 MiB in bf16 and 4 MiB in fp32; the other tensors, below 1 MiB, are in
+    another pool. All 2,425,472 elements have one flat buffer. A block of 20 MiB is cut, but for ends up to 1 MiB.
+    """
+    said = {"performance": {"master_dtype": master}, "model": {"vocab_sz": 8_192}}
+    assembly = Assembly(job(on=machine(compute_capability=9.0), dp=2, microbatches=2, zero_level=level, **said))
+    assert further_ends(assembly, 0, stage_states(assembly)[0]).bytes == bytes_
