@@ -212,11 +212,11 @@ def test_shards_of_what_is_trained_and_of_what_is_frozen(software, layout, expec
 @pytest.mark.parametrize(
     ("level", "master", "bytes_"),
     [
-        # gradients take 9,701,888 of the 16 MiB left, a copy 2 MiB, the first main weight all of the 4,978,176 behind it; the copy
-        # goes, the second copy takes its place, and all else divides a new block of 20 MiB
+        # gradients take 9,701,888 of the 16 MiB left, a copy 2 MiB, the first main weight all of the 4,978,176 behind it; the
+        # copy goes, the second copy takes its place, and all else divides a new block of 20 MiB
         (0, "fp32", 4_978_176 - 4 * 2**20),
         # parameters' buffer 4,850,944, in units of 512 256 more; gradients; 2,224,128 are left. The old parameters go: 4 MiB. Of
-        # the last rank's half the embedding's copy takes the 2,224,128 and goes, its main weight the 4 MiB, its moments new memory
+        # the last rank's half the embedding's copy takes the 2,224,128 and goes, its main weight the 4 MiB, moments new memory
         (1, "fp32", 256),
         # no copy; a moment takes the 4 MiB, the other new memory, and 2 B an element of remainders all of the 2,224,128
         (1, "remainder", 256 + 2_224_128 - 2 * 2**20),
