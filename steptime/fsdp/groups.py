@@ -78,9 +78,9 @@ class Buffers(NamedTuple):
     turned: Num
     """Copies of gathered parameters that are split along dimension 1, made while they are assembled
     (foreach_all_gather_copy_out)."""
-    last: Num = 0.0
+    last: Num
     """The gradient of its last parameter."""
-    sums: Num = 0.0
+    sums: Num
     """Gradients of several micro-batches, added up whole: in the dtype of the reduction, or flat."""
 
 

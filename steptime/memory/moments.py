@@ -41,8 +41,7 @@ def tensor_moments(job: Job, p: Param, elements: Num) -> Num:
         case "adamw_8bit":
             return elements * where(elements < SMALLEST_QUANTIZED, 2.0 * FP32, QUANTIZED)
         case "adafactor":
-            rows, columns = matrix(p, elements)
-            return size * (elements / columns + elements / rows if len(p.shape) - bool(p.n_experts) > 1 else elements)
+            return size * (sum(matrix(p, elements)) if len(p.shape) - bool(p.n_experts) > 1 else elements)
         case _:
             return elements * size * (1.0 if orthogonalized(p) else 2.0)
 
@@ -56,9 +55,7 @@ def orthogonalized(p: Param) -> bool:
 
 
 def matrix(p: Param, elements: Num) -> tuple[Num, Num]:
-    """The last two extents of a tensor on one device: tensor parallelism splits rows or columns, etp is taken to split rows."""
-    if len(p.shape) < 2:
-        return elements, 1
+    """Rows and columns of a matrix on one device: tensor parallelism splits rows or columns, etp is taken to split rows."""
     whole_rows, columns = p.shape[-2:]
     if p.n_experts or p.split_dim is None:
         return elements / columns, columns

@@ -6,6 +6,8 @@ import pytest
 from physics_jobs import job
 
 from steptime.answer.result import estimate
+from steptime.job.assembly import Assembly
+from steptime.memory.states import partial_gradients
 from steptime.model.blocks import n_params, n_trained
 
 
@@ -47,3 +49,10 @@ def test_bytes_of_what_is_frozen_and_of_what_is_trained(model, frozen):
         2 * 17_408 + 4 * 17_408,
         4 * 17_408,
     )
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_adapters_leave_no_partial_gradients(one_by_one):
+    """Norms, whose gradients tp would sum under sequence parallelism, are frozen; each rank makes all of an adapter's."""
+    assembly = Assembly(job(tp=2, model={"n_q_heads": 2, "lora": {"rank": 4}}))
+    assert partial_gradients(assembly, 0, one_by_one=one_by_one) == (0.0, 0.0)

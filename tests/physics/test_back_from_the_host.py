@@ -11,12 +11,16 @@ from steptime.job.assembly import Assembly
 from steptime.memory.ledger import PartMemory, Peak
 from steptime.memory.on_host import staging_bytes
 from steptime.memory.part_memories import PartMemories
+from steptime.timing.host_update import HostUpdate, host_update
 from steptime.timing.optimizer import clip_bytes_per_param, optimizer_step
-from steptime.timing.part_times import pricing
+from steptime.timing.part_times import away_bytes, pricing
 from steptime.timing.step_parts import host_seconds
 
 LINK = machine(host_bytes_per_s=1.0)
-HOST = Machine(**LINK.model_dump(exclude={"host"}), host={"memory_bytes": 1e15, "memory_bytes_per_s": 1.0})
+HOST = Machine(
+    **LINK.model_dump(exclude={"host"}),
+    host={"memory_bytes": 1e15, "memory_bytes_per_s": 1.0, "core_bytes_per_s": 1.0},
+)
 
 
 def test_a_layer_that_is_back_lies_beside_those_that_send_nothing():
@@ -86,3 +90,65 @@ def test_tensors_of_the_stage_with_the_most_parameters(layers):
     legs = host.down_s, host.update_s, host.up_s
     assert host.down_s == pytest.approx(4 * owned)
     assert host.exposed_s == pytest.approx(max(legs) + (sum(legs) - max(legs)) / tensors, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("overlap", "device_s", "copied", "waited"),
+    [
+        (False, 0.0, 1_200, 22_400),  # in turn: 400 down, 22,400 on the host, 800 up
+        (False, 22_000.0, 1_200, 400),  # the device's own update hides as much of the host's
+        (False, 30_000.0, 1_200, 0),
+        # the longest leg, and a quarter of the others: 22,700
+        (True, 0.0, 300, 22_400),
+        (True, 22_000.0, 300, 400),
+        (True, 22_500.0, 200, 0),
+        (True, 30_000.0, 0, 0),
+    ],
+)
+def test_an_update_on_the_host_beside_that_of_the_device(overlap, device_s, copied, waited):
+    """100 parameters in four tensors. 4 B down and up at 1 B/s, 6 B cast at 1.5 B/s, 28 B in host memory, of whose 1 B/s each of
+    eight devices has an eighth.
+    """
+    performance = {"cpu_offload": {"optimizer": 1.0, "overlap": overlap}}
+    plan = job(on=HOST, dp=2, performance=performance)
+    found = host_update(plan, 100.0, 4.0, device_s, 1.5)
+    assert found == pytest.approx((400, 22_400, 400 + 600 / 1.5, copied, waited))
+    assert found.exposed_s == pytest.approx(copied + waited)
+    assert found.hidden_s == pytest.approx(400 + 800 - copied)
+
+
+def test_nothing_on_the_host_takes_no_time():
+    """Neither legs nor a wait, with no share there or on a machine whose host is unknown."""
+    assert host_update(job(on=HOST, dp=2), 100.0, 4.0, 0.0, 1.0) == (0.0, 0.0, 0.0, 0.0, 0.0)
+    assert HostUpdate() == (0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("performance", "seconds"),
+    [
+        ({"activation_offload": 1.0}, 2 * 2 * 2 * 32_864),
+        ({"cpu_offload": {"params": True}}, 4 * 295_232),
+        ({"activation_offload": 1.0, "cpu_offload": {"params": True}}, 2 * 2 * 2 * 32_864 + 4 * 295_232),
+    ],
+)
+def test_copies_of_activations_and_of_gradients_add_up(performance, seconds):
+    """At 1 B/s, beside free compute: what two layers keep goes and comes back in two micro-batches; after them the fp32 gradients
+    of a rank's half of the parameters go.
+
+    A layer keeps 16 tensors of 2,048 B: its input and the residual, both normed, q, k, v and attention's output, and twice as
+    wide gate, up, SiLU's output and the product; 32 B each of two rstd and of attention's sums.
+    """
+    found = estimate(job("fsdp2", on=HOST, dp=2, microbatches=2, performance=performance, fsdp={})).time
+    assert found.parts_s["host_comm"] == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(("share", "whole", "bytes_"), [
+    (0.25, False, 32_864 / 4), (0.25, True, 2_048 / 4), (1.0, False, 32_864), (1.0, True, 2_048), (None, False, 0),
+])  # fmt: skip
+def test_bytes_that_a_layer_sends(share, whole, bytes_):
+    """A share of what it keeps, as above, or of its input where all of it runs again; the head sends nothing."""
+    performance = {"activation_offload": share} if share else {}
+    assembly = Assembly(job("fsdp2", on=LINK, performance=performance))
+    (layer,) = assembly.kinds
+    assert away_bytes(assembly, layer, [], whole=whole) == bytes_
+    assert away_bytes(assembly, assembly.head, [], whole=whole) == 0

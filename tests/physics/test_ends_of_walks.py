@@ -18,8 +18,8 @@ from steptime.job.assembly import Assembly
 from steptime.memory.ledger import PartMemory, Peak
 from steptime.memory.part_memories import PartMemories
 
-BLOCK = Buffers(5_000.0, 10_000.0, 30_000.0, 3_000.0, 6_000.0, 400.0, 700.0, 50.0)
-ROOT = Buffers(0.0, 100_000.0, 300_000.0, 50_000.0, 60_000.0, 4_000.0, 7_000.0, 0.0)
+BLOCK = Buffers(5_000.0, 10_000.0, 30_000.0, 3_000.0, 6_000.0, 400.0, 700.0, 50.0, last=0.0, sums=0.0)
+ROOT = Buffers(0.0, 100_000.0, 300_000.0, 50_000.0, 60_000.0, 4_000.0, 7_000.0, 0.0, last=0.0, sums=0.0)
 HEAD = 2 * 131_200
 LEFT = 3 * 400
 

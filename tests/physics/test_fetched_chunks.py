@@ -70,8 +70,8 @@ def test_what_hooks_gather_stays_till_it_is_freed():
 
 def a_chunk(flat: float = 5_000.0) -> ShardedChunk:
     """Two layers between a chunk's ends; the root's flat buffer has `flat` bytes."""
-    block = Buffers(0.0, 10_000.0, 30_000.0, 3_000.0, 6_000.0, 400.0, 700.0, 50.0)
-    root = Buffers(0.0, flat, 3e6, 50_000.0, 60_000.0, 4_000.0, 7_000.0, 0.0)
+    block = Buffers(0.0, 10_000.0, 30_000.0, 3_000.0, 6_000.0, 400.0, 700.0, 50.0, last=0.0, sums=0.0)
+    root = Buffers(0.0, flat, 3e6, 50_000.0, 60_000.0, 4_000.0, 7_000.0, 0.0, last=0.0, sums=0.0)
     assembly = Assembly(job("fsdp2", dp=2, pp=2, fsdp={"reduce_dtype": "bf16"}))
     memories = PartMemories(assembly, weight_grads_stay=True)
     return replace(

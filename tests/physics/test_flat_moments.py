@@ -19,8 +19,8 @@ from steptime.job.assembly import Assembly
 from steptime.memory.part_memories import PartMemories
 from steptime.model.ops import Param
 
-FLAT = Buffers(5_000.0, 10_000.0, 0.0, 3_000.0, 20_000.0, 0.0, 400.0, 0.0)
-ROOT = Buffers(50_000.0, 100_000.0, 0.0, 30_000.0, 200_000.0, 0.0, 4_000.0, 0.0)
+FLAT = Buffers(5_000.0, 10_000.0, 0.0, 3_000.0, 20_000.0, 0.0, 400.0, 0.0, last=0.0, sums=0.0)
+ROOT = Buffers(50_000.0, 100_000.0, 0.0, 30_000.0, 200_000.0, 0.0, 4_000.0, 0.0, last=0.0, sums=0.0)
 ENDS = 2 * 131_200
 """Gradients of head and final norm in bf16, which wait for the root's reduction."""
 

@@ -24,9 +24,9 @@ from steptime.memory.ledger import PartMemory, Peak
 from steptime.memory.part_memories import PartMemories
 from steptime.memory.stages import PeakMoment
 
-BLOCK = Buffers(0.0, 10_000.0, 30_000.0, 3_000.0, 6_000.0, 400.0, 700.0, 50.0)
-EXPERTS = Buffers(0.0, 20_000.0, 40_000.0, 5_000.0, 8_000.0, 500.0, 900.0, 60.0)
-ROOT = Buffers(0.0, 100_000.0, 300_000.0, 50_000.0, 60_000.0, 4_000.0, 7_000.0, 0.0)
+BLOCK = Buffers(0.0, 10_000.0, 30_000.0, 3_000.0, 6_000.0, 400.0, 700.0, 50.0, last=0.0, sums=0.0)
+EXPERTS = Buffers(0.0, 20_000.0, 40_000.0, 5_000.0, 8_000.0, 500.0, 900.0, 60.0, last=0.0, sums=0.0)
+ROOT = Buffers(0.0, 100_000.0, 300_000.0, 50_000.0, 60_000.0, 4_000.0, 7_000.0, 0.0, last=0.0, sums=0.0)
 
 
 def walked(*each: Buffers, n_layers: int = 3, ep: int = 1, dp: int = 2, **fsdp: object) -> tuple[Every, Every]:

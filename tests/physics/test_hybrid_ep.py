@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from physics_jobs import job
+from physics_jobs import SLIGHTLY, job, machine
 
 from steptime.cost.exchange import score_bytes
 from steptime.hardware.machine import Machine
@@ -55,3 +55,21 @@ def test_scores_take_the_exchange_longer():
             [calls["moe.dispatch"], calls["moe.dispatch.grad"], calls["moe.combine"], calls["moe.combine.grad"]]
         )
     assert [new / old for old, new in zip(*times, strict=True)] == pytest.approx([1.125, 1.125, 1.0, 1.0])
+
+
+@pytest.mark.parametrize(("etp", "node", "seconds"), [(1, 1, 1 / 2 / 0.25), (2, 2, 1 / 4 / 0.25), (2, 8, 3 / 4)])
+def test_rows_leave_a_node_once_for_all_of_its_ranks(etp, node, seconds):
+    """A token's row arrives on 11/7 of two ranks of experts, and on each of their `etp` devices.
+
+    Apart, half of what arrives comes from the other node, at 1/4 B/s. Where etp's two ranks are a node, 11/7 * 1/2 rows of a
+    token enter it for the 11/7 * 2 that arrive: a quarter. In one node, at 1 B/s, what the three other ranks send.
+    """
+    on = machine(link=1.0, outside=0.25, node=node)
+    how = {"moe": {"dispatcher": "flex", "flex_backend": "deepep"}}
+    layout = {"dp": 2, "tp": etp, "ep": 2, "etp": etp, "microbatches": 2}
+    assembly = Assembly(job(on=on, model={"moe": MOE, "n_q_heads": 2}, performance=how, **layout))
+    work = part_times(assembly, pricing(assembly.job)).of[assembly.kinds[0]].forward
+    [cost] = [call.cost for call in work.calls if call.name == "moe.dispatch"]
+    tokens = 8 / etp
+    assert cost.bandwidth_s == pytest.approx(tokens * 11 / 7 * etp * 256 * seconds, rel=SLIGHTLY)
+    assert cost.tier == ("inside" if node == 8 else "outside")

@@ -10,15 +10,16 @@ import pytest
 from physics_jobs import job, machine
 
 from steptime.job.assembly import Assembly
-from steptime.memory.moments import mean_moments, unevenness, update_temporaries
+from steptime.memory.moments import mean_moments, tensor_moments, unevenness, update_temporaries
+from steptime.model.ops import Param
 from steptime.timing.optimizer import optimizer_step
 from steptime.timing.orthogonalize import orthogonalize_s
 from steptime.timing.part_times import pricing
 
 
 def planned(optimizer: str) -> Assembly:
-    software = "torch" if optimizer == "adafactor" else "megatron-core"
-    performance = {"optimizer": optimizer, "moment_dtype": "fp32"}
+    software = "torch" if optimizer in {"adafactor", "adamw_8bit"} else "megatron-core"
+    performance = {"optimizer": optimizer} | ({} if optimizer == "adamw_8bit" else {"moment_dtype": "fp32"})
     return Assembly(job(software, dp=2, performance=performance, zero_level=1 * (optimizer == "dist_muon")))
 
 
@@ -46,6 +47,28 @@ def test_temporaries_of_an_update(optimizer, bytes_):
     """Muon: three fp32 copies of a matrix; Adafactor: the fp32 update of any tensor, of which the embedding is the largest."""
     assembly = planned(optimizer)
     assert update_temporaries(assembly.job, assembly.counted_params(assembly.stages[0])) == bytes_
+
+
+@pytest.mark.parametrize(
+    ("param", "elements", "values"),
+    [
+        (Param("w", (6, 10)), 60, 6 + 10),
+        (Param("w", (6, 10), 0), 30, 3 + 10),  # tensor parallelism leaves half of the rows
+        (Param("w", (6, 10), 1), 30, 6 + 5),  # or of the columns
+        (Param("b", (10,)), 10, 10),
+        (Param("w", (4, 6, 10), group="expert", n_experts=4), 60, 6 + 10),  # of each expert
+        (Param("b", (4, 10), group="expert", n_experts=4), 10, 10),
+    ],
+)
+def test_moments_of_adafactor(param, elements, values):
+    """An fp32 mean square of each row and each column of a matrix; of a vector, of each element."""
+    assert tensor_moments(planned("adafactor").job, param, elements) == pytest.approx(4 * values)
+
+
+@pytest.mark.parametrize(("elements", "bytes_"), [(4_095, 8), (4_096, 2 + 8 / 256)])
+def test_short_tensors_keep_whole_moments(elements, bytes_):
+    """Two fp32 moments below 4,096 elements; else two codes of a byte and two fp32 scales for each 256 of them."""
+    assert tensor_moments(planned("adamw_8bit").job, Param("w", (elements,)), elements) == elements * bytes_
 
 
 def test_matrices_of_experts():

@@ -62,7 +62,7 @@ def test_the_ends_of_a_step_by_modules():
 
 def layers_of(*gathered: float) -> list[Wrapped]:
     """Layers that take so many bytes gathered, and a tenth more once copied out."""
-    sizes = [Buffers(0.0, size, 1.1 * size, 0.0, 0.0, 0.0, 0.0, 0.0) for size in gathered]
+    sizes = [Buffers(0.0, size, 1.1 * size, 0.0, 0.0, 0.0, 0.0, 0.0, last=0.0, sums=0.0) for size in gathered]
     return [Wrapped(PartMemory(0.0, NO_BYTES, NO_BYTES), [size], [0.0], 0.0, 0.0) for size in sizes]
 
 

@@ -98,8 +98,8 @@ def test_what_takes_the_place_of_sums_may_be_larger():
 
 # --- FSDP 1 ---
 
-FLAT = Buffers(5_000.0, 10_000.0, 0.0, 3_000.0, 20_000.0, 0.0, 400.0, 0.0, sums=10_000.0)
-FLAT_ROOT = Buffers(50_000.0, 100_000.0, 0.0, 30_000.0, 200_000.0, 0.0, 4_000.0, 0.0, sums=100_000.0)
+FLAT = Buffers(5_000.0, 10_000.0, 0.0, 3_000.0, 20_000.0, 0.0, 400.0, 0.0, last=0.0, sums=10_000.0)
+FLAT_ROOT = Buffers(50_000.0, 100_000.0, 0.0, 30_000.0, 200_000.0, 0.0, 4_000.0, 0.0, last=0.0, sums=100_000.0)
 FLAT_BASE = 100_000 + 2 * 131_200
 """Beside every layer's backward: the root's flat parameter, and the gradients of head and norm in bf16."""
 FLAT_SUMS = 100_000 + 3 * 10_000

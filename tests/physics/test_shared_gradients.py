@@ -47,3 +47,19 @@ def test_a_third_use_waits_with_the_first():
 def test_a_single_use_waits_for_none():
     """Saved 60, do 5. c: dz 30; do and z go: 60. a: 10."""
     assert walked(FIRST, SECOND, op("c", "z", Tensor("o", 5, 1.0))) == ([60.0, 30.0, 10.0], Peak(95.0, "c"))
+
+
+def test_a_sum_of_gradients_beside_a_shared_buffer():
+    """x 10 B, y, z and o 20 each; o = z + y passes its gradient on to both. a and b save x and y, 30. r: do 20 serves z and y. b:
+    its dy 20, do 20 and their sum 20 (input_buffer.cpp, accumulate: do is still z's), 90; then dz's buffer and y go: 30. a: dx.
+    """
+    y, z = Tensor("y", 20, 1.0), Tensor("z", 20, 1.0)
+    residual = Move("r", ("z", "y"), (Tensor("o", 20, 1.0),), same_grad=True)
+    assert walked(op("a", "x", y), op("b", "y", z), residual) == ([50.0, 30.0, 10.0], Peak(90.0, "b"))
+
+
+def test_a_second_gradient_is_added_in_place():
+    """o = z * y makes a gradient of each: with the 30 saved and do 90, then do goes. b's dy, 20, is added to the one there."""
+    y, z = Tensor("y", 20, 1.0), Tensor("z", 20, 1.0)
+    product = Move("m", ("z", "y"), (Tensor("o", 20, 1.0),))
+    assert walked(op("a", "x", y), op("b", "y", z), product) == ([70.0, 30.0, 10.0], Peak(90.0, "m"))

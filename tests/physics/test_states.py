@@ -6,8 +6,13 @@ import pytest
 from physics_jobs import job, machine
 
 from steptime.answer.result import estimate
+from steptime.fsdp.sharded_states import states as sharded_states
+from steptime.hardware.machine import Machine
 from steptime.job.assembly import Assembly
+from steptime.memory.blocks import further_ends
+from steptime.memory.buckets import Pieces, run_buckets
 from steptime.memory.buffers import block_rest_bytes
+from steptime.memory.states import Bucket, stage_states
 
 PARAMS = 590_464
 
@@ -133,3 +138,94 @@ def test_ends_of_blocks_of_each_tensor():
     on = machine(compute_capability=9.0)
     assembly = Assembly(job(on=on, model={"vocab_sz": 23_552}, zero_level=0))
     assert block_rest_bytes(assembly, assembly.stages[0], []) == 3 * 2**20
+
+
+def test_ends_of_blocks_of_flat_buffers():
+    """ZeRO 1. Buckets of 2 and 0.875 Mi elements are 11.5 MiB of fp32 gradients, whose block is 12, and 5.75 of bf16 parameters,
+    which share one. Those of experts, of 5.875 Mi elements: 23.5 of 24, and 11.75 of 12.
+    """
+    assembly = Assembly(job(on=machine(compute_capability=9.0), dp=2, zero_level=1))
+    mib = 2**20
+    dense = [Bucket(2 * mib, "dense"), Bucket(7 * mib // 8, "dense")]
+    assert block_rest_bytes(assembly, assembly.stages[0], [dense]) == 0.5 * mib
+    both = [*dense, Bucket(47 * mib // 8, "expert")]
+    assert block_rest_bytes(assembly, assembly.stages[0], [both]) == (0.5 + 0.5 + 0.25) * mib
+
+
+@pytest.mark.parametrize(
+    ("runs", "sharded", "expected"),
+    [
+        # 0 to 1,000, 1,024 to 1,124; 1,152 to 2,152, 2,176 to 2,276; 2,304 to 3,304, a bucket of 3,328. Then 0 to 100; 128 to
+        # 1,128, 1,152 to 1,252; 1,280 to 2,280, 2,304 to 2,404, one of 2,432
+        ([([Pieces(1_000, 1), Pieces(100, 1)], 5)], True, [3_328, 2_432]),
+        ([([Pieces(1_000, 1), Pieces(100, 1)], 5)], False, [1_000 * 3 + 200, 1_000 * 2 + 300]),
+        # eight of 1,000 at multiples of 1,024: three close a bucket of 3,048, rounded to 3,072
+        ([([Pieces(1_000, 8)], 1)], True, [3_072, 3_072, 2_048]),
+        # each copy of a tied table has one of its own
+        ([([Pieces(100, 1), Pieces(300, 2, alone=True), Pieces(70, 1)], 1)], True, [128, 384, 384, 128]),
+        ([([Pieces(100, 1), Pieces(300, 2, alone=True), Pieces(70, 1)], 1)], False, [770]),
+    ],
+)
+def test_tensors_laid_into_buckets(runs, sharded, expected):
+    """dp 2, buckets of 2,500 elements: one closes with the tensor that fills it. Sharded, tensors start at multiples of 64 and
+    buckets end at multiples of 128 (megatron/core/distributed/param_and_grad_buffer.py:627-742).
+    """
+    assert run_buckets(runs, 2, 2_500, sharded=sharded) == expected
+
+
+HALF, QUARTER = 295_232, 147_616
+AWAY, LORA = {"performance": {"cpu_offload": {"params": True}}}, {"model": {"lora": {"rank": 4}}}
+ZERO, HPZ = {"zero_level": 3, "dp": 4}, {"zero_plus_plus": {"hpz_partition_size": 2}}
+HOST = Machine(
+    **machine(host_bytes_per_s=1.0).model_dump(exclude={"host"}), host={"memory_bytes": 1e15, "memory_bytes_per_s": 1.0}
+)
+
+
+@pytest.mark.parametrize(
+    ("software", "layout", "expected"),
+    [
+        # fp32 parameters, gradients and two moments of a half
+        ("fsdp2", {"fsdp": {}}, (4 * HALF, 4 * HALF, 8 * HALF, HALF, 0)),
+        ("fsdp2", {"fsdp": {}} | AWAY, (0, 0, 0, 0, 16 * HALF)),
+        # of 17,408 elements of adapters; half of what is frozen, in bf16
+        ("fsdp2", {"fsdp": {}} | LORA, (4 * 8_704 + 2 * HALF, 4 * 8_704, 8 * 8_704, 8_704, 0)),
+        ("fsdp2", {"fsdp": {}} | AWAY | LORA, (0, 0, 0, 0, 16 * 8_704 + 2 * HALF)),
+        # bf16 parameters and gradients of a quarter, masters and moments; hpZ: bf16 parameters of a half besides
+        ("deepspeed", ZERO, (2 * QUARTER, 2 * QUARTER, 12 * QUARTER, QUARTER, 0)),
+        ("deepspeed", ZERO | HPZ, (2 * QUARTER + 2 * HALF, 2 * QUARTER, 12 * QUARTER, QUARTER, 0)),
+        # ZeRO-Offload: parameters stay; masters, gradients, moments, and bf16 sums of gradients are the host's
+        (
+            "deepspeed",
+            ZERO | {"performance": {"cpu_offload": {"optimizer": 1.0}}},
+            (2 * QUARTER, 0, 0, 0, 18 * QUARTER),
+        ),
+    ],
+)
+def test_shards_of_what_is_trained_and_of_what_is_frozen(software, layout, expected):
+    """Parameters, gradients, moments and masters on the device, how many it updates, and bytes in its host's memory."""
+    plan = job(software, on=HOST, **({"dp": 2, "microbatches": 2} | layout))
+    [found] = sharded_states(Assembly(plan))
+    assert found[:3] == expected[:3]
+    assert (found.owned, found.host_bytes, found.buckets) == (*expected[3:], [])
+
+
+@pytest.mark.parametrize(
+    ("level", "master", "bytes_"),
+    [
+        # gradients take 9,701,888 of the 16 MiB left, a copy 2 MiB, the first main weight all of the 4,978,176 behind it; the
+        # copy goes, the second copy takes its place, and all else divides a new block of 20 MiB
+        (0, "fp32", 4_978_176 - 4 * 2**20),
+        # parameters' buffer 4,850,944, in units of 512 256 more; gradients; 2,224,128 are left. The old parameters go: 4 MiB. Of
+        # the last rank's half the embedding's copy takes the 2,224,128 and goes, its main weight the 4 MiB, moments new memory
+        (1, "fp32", 256),
+        # no copy; a moment takes the 4 MiB, the other new memory, and 2 B an element of remainders all of the 2,224,128
+        (1, "remainder", 256 + 2_224_128 - 2 * 2**20),
+    ],
+)
+def test_ends_of_blocks_as_states_are_made_one_by_one(level, master, bytes_):
+    """Of a vocabulary of 8,192 embedding and head have 2 MiB in bf16 and 4 MiB in fp32; the other tensors, below 1 MiB, are in
+    another pool. All 2,425,472 elements have one flat buffer. A block of 20 MiB is cut, but for ends up to 1 MiB.
+    """
+    said = {"performance": {"master_dtype": master}, "model": {"vocab_sz": 8_192}}
+    assembly = Assembly(job(on=machine(compute_capability=9.0), dp=2, microbatches=2, zero_level=level, **said))
+    assert further_ends(assembly, 0, stage_states(assembly)[0]).bytes == bytes_

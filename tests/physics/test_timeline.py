@@ -160,3 +160,10 @@ def test_micro_batches_beyond_full_groups_stay():
     assert shortened("interleaved", 4, 2, 66, 4, 1) == (14, 4, 13)
     assert shortened("interleaved", 4, 2, 12, 4, 1) == (12, 4, 0)
     assert shortened("interleaved", 4, 2, 64, 2, 1) == (64, 2, 0)  # groups smaller than the stages do not repeat
+    for pp, vpp, count, group in (
+        (4, 2, 64, 0),
+        (0, 2, 64, 4),
+        (4, 0, 64, 4),
+        (4, 2, 0, 4),
+    ):  # `order` raises for these
+        assert shortened("interleaved", pp, vpp, count, group, 1) == (count, group, 0)

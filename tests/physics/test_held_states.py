@@ -1,0 +1,101 @@
+"""States in which a stage holds the most, by hand: what it keeps of each chunk, whole, when an action runs."""
+
+from __future__ import annotations
+
+import pytest
+from physics_jobs import job, machine
+
+from steptime.answer.result import estimate
+from steptime.job.assembly import Assembly
+from steptime.memory.buffers import of_pipeline
+from steptime.memory.overhead import overhead
+from steptime.schedule import SplitBytes, peaks
+from steptime.schedule.live import states
+from steptime.timing.step_parts import pipeline
+
+
+def test_states_of_two_chunks_whose_backwards_follow_all_forwards():
+    """GPipe of three micro-batches: forwards of the first chunk and of the second, then backwards in reverse. A run of forwards
+    holds the most at its last, one of backwards at its first; the first chunk's backwards find the second chunk's freed.
+    """
+    [found] = states("gpipe", 1, 2, 3)
+    assert [(state.action.kind, state.action.chunk, state.held, state.whole) for state in found] == [
+        ("F", 0, (3, 0), (3, 0)),
+        ("F", 1, (3, 3), (3, 3)),
+        ("B", 1, (3, 3), (3, 3)),
+        ("B", 0, (3, 0), (3, 0)),
+    ]
+
+
+def test_peaks_of_halves():
+    """ZB-H1 on two stages, two micro-batches, each of 10 B saved, of which its I leaves 4; an F adds 1 B, an I 3, a W 2.
+
+    Stage 0, F0 F1 I0 W0 I1 W1: both in full at I0, 20 + 3. Stage 1, F0 I0 F1 I1 W0 W1: at I1 one in full and half of the other,
+    10 + 4 + 3.
+    """
+    halves = SplitBytes([[4.0], [4.0]], [[3.0], [3.0]], [[2.0], [2.0]])
+    found = peaks("zero_bubble", 2, 1, 2, [[10.0]] * 2, [[1.0]] * 2, [[0.0]] * 2, halves=halves)
+    assert [(peak.bytes, peak.saved_bytes, peak.action[:2]) for peak in found] == [
+        (23, 20, ("I", 0)),
+        (17, 14, ("I", 1)),
+    ]
+    early = SplitBytes(
+        [[9.0], [9.0]], [[0.0], [0.0]], [[8.0], [8.0]]
+    )  # W0 beside two halves: 18 + 8, for 10 + 9 before
+    last = peaks("zero_bubble", 2, 1, 2, [[10.0]] * 2, [[0.0]] * 2, [[0.0]] * 2, halves=early)[1]
+    assert (last.bytes, last.saved_bytes, last.action[:2]) == (26, 18, ("W", 0))
+
+
+@pytest.mark.parametrize(
+    ("software", "layout", "expected"),
+    [
+        # a buffer for the input of every micro-batch, and one for the gradient of its output
+        ("torch", {}, [(3,), (6,), (3,)]),
+        # of two chunks on each stage, the last of the model and the first lack one
+        ("torch", {"vpp": 2, "schedule": "interleaved"}, [(9,), (12,), (9,)]),
+        # the last input and its gradient; the gradient sent last, and a receive
+        ("megatron-core", {}, [(), (2, 2), (2, 2)]),
+        # of each chunk; one more under way
+        ("megatron-core", {"vpp": 2, "schedule": "interleaved"}, [(2, 3), (4, 3), (4, 3)]),
+    ],
+)
+def test_tensors_that_pass_between_stages(software, layout, expected):
+    """In units of 2,048 B, 8 tokens of 128 values in bf16. Three stages, three micro-batches (buffers.py names the sources)."""
+    assembly = Assembly(job(software, pp=3, microbatches=3, model={"n_layers": 6}, **layout))
+    found = [tuple(one.bytes / 2_048 for one in of_pipeline(assembly, chunks)) for chunks in assembly.stages]
+    assert found == expected
+    assert not of_pipeline(Assembly(job(software)), Assembly(job(software)).stages[0])
+
+
+def test_a_single_stage_has_no_bubble():
+    """One micro-batch runs after the other; of two stages, each of the same two seconds, one waits while the other computes."""
+    assert pipeline(estimate(job(microbatches=3)).timing).bubble_s == 0.0
+    on, model = machine(flops=1.0), {"n_layers": 2, "tie_embeddings": False}
+    timing = estimate(job(on=on, pp=2, microbatches=3, model=model)).timing
+    first, last = timing.chunks[0][0], timing.chunks[1][0]
+    assert pipeline(timing).bubble_s == first.forward_s + first.backward_s
+    assert last.forward_s > first.forward_s
+
+
+def test_communicators_of_a_job():
+    """A quarter of a GiB for each group that communicates, beside the half of the context: tp, pp, dp and cp together, cp, the
+    tied table's; all-to-all inside of rings has two of a sequence.
+    """
+    for layout, groups in (
+        ({}, 0),
+        ({"tp": 2, "model": {"n_q_heads": 2}}, 1),
+        ({"dp": 2}, 1),
+        ({"pp": 2}, 1),
+        ({"pp": 2, "model": {"tie_embeddings": True}}, 2),
+        ({"cp": 2}, 2),
+        ({"cp": 4, "seqlen": 16, "cp_comm_type": "a2a+p2p", "cp_a2a": 2, "model": {"n_q_heads": 4}}, 3),
+    ):
+        found = overhead(job(**layout))
+        assert found == (2**29, groups * 2**28), layout
+
+
+def test_nothing_is_hidden_on_a_device_alone():
+    """It sends nothing: no part of the step's communication is exposed, and none overlaps compute."""
+    time = estimate(job(on=machine(flops=1.0, memory=1.0))).time
+    assert not any(time.hidden_s.values())
+    assert not any(seconds for name, seconds in time.parts_s.items() if name.endswith("_comm"))
