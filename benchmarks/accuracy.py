@@ -223,7 +223,7 @@ def best_shape_alone() -> Table:
 def unseen_of_experts() -> Table:
     """Test rows of mixtures of experts on an accelerator with nothing fitted on it, and on one known by its best shape alone."""
     counted = [j for j in headline(judge_shipped()) if j.step_error is not None and j.row.text("split") == "test"]
-    found = {}
+    found: dict[str, Stats | None] = {}
     for who, wanted in EXPERTS.items():
         rows = [j for j in counted if wanted(j)]
         found |= {
