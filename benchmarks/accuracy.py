@@ -5,7 +5,7 @@ python benchmarks/accuracy.py        prints the table and writes the page anew
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,12 @@ from steptime.report.table import Table
 from steptime.report.validation_tables import step_time, table, worst
 from steptime.software.efficiency import EFFICIENCY_FILE, NOTHING_FITTED, efficiency, using
 from steptime.validation.error_summary import fitting, summarize
-from steptime.validation.gpu_memory import EXPERTS, kind_of
+from steptime.validation.gpu_memory import EXPERTS as JOBS_WITH_EXPERTS
+from steptime.validation.gpu_memory import kind_of
 from steptime.validation.judgement import Judgement, judge_all, judge_shipped
 from steptime.validation.row_plan import to_config, to_job
 from steptime.validation.slices import (
+    EXPERTS,
     SLICES,
     headline,
     leads,
@@ -36,7 +38,6 @@ from steptime.validation.slices import (
     others,
     sliced,
     step_errors,
-    with_experts,
 )
 from steptime.validation.stats import Errors, Stats, stats
 
@@ -71,25 +72,15 @@ def main() -> None:
 
     print("| what | rows | cells | median | mean | p90 | bias |\n|---|---:|---:|---:|---:|---:|---:|")
     print(step("NVIDIA's frameworks, dense models", leads), end="")
-    print(step("mixtures of experts, NVIDIA's frameworks", experts_of_nvidia), end="")
-    print(step("mixtures of experts, other trainers", experts_of_others), end="")
+    for name, wanted in EXPERTS.items():
+        print(step(name, wanted), end="")
     print(step("PyTorch-native stack, dense models", native), end="")
     print(step("other trainers, dense models", others), end="")
-    for kind in ("dense", EXPERTS, "hybrid", "latent attention"):
+    for kind in ("dense", JOBS_WITH_EXPERTS, "hybrid", "latent attention"):
         print(
             line(f"peak allocated memory, Megatron-LM's own tests, {kind}", memory_errors(own_tests("test", kind))),
             end="",
         )
-
-
-def experts_of_nvidia(j: Judgement) -> bool:
-    """Whether a row is of a mixture of experts in the collections of the headline."""
-    return with_experts(j) and (j.row.file == "nvidia" or j.row.group == "simumax")
-
-
-def experts_of_others(j: Judgement) -> bool:
-    """Whether a row is of a mixture of experts in other collections."""
-    return with_experts(j) and not experts_of_nvidia(j)
 
 
 def own_tests(split: str, kind: str = "dense") -> list[Judgement]:
@@ -113,6 +104,7 @@ def page() -> str:
         less_fitted(),
         cross_validation(),
         best_shape_alone(),
+        unseen_of_experts(),
         *(by(name, "NVIDIA's frameworks", leads) for name in SLICES if name != "split"),
         *(
             by(name, who, wanted)
@@ -223,13 +215,42 @@ def best_shape_alone() -> Table:
     """An accelerator described by its peaks, its bandwidth and the best GEMM shape alone, with nothing fitted on it."""
     found = {}
     for name in sorted({j.accelerator for j in leading("all")}):
-        jobs = [(j, bare(j)) for j in leading("all") if j.accelerator == name]
-        shares = {key: share for key, share in efficiency().sustained_share.items() if key != name}
-        with using(efficiency()._replace(sustained_share=shares)):
-            errors = [(j.cell, step_seconds(job) / (j.measured_step_s or 1.0) - 1.0) for j, job in jobs if job]
-        found[name] = stats(errors)
+        found[name] = stats(without_share((j for j in leading("all") if j.accelerator == name), bare))
     title = "a device described by its best GEMM shape alone (its rates and its share left out), fit and test rows"
     return table(title, plain(found))
+
+
+def unseen_of_experts() -> Table:
+    """Test rows of mixtures of experts on an accelerator with nothing fitted on it, and on one known by its best shape alone."""
+    counted = [j for j in headline(judge_shipped()) if j.step_error is not None and j.row.text("split") == "test"]
+    found: dict[str, Stats | None] = {}
+    for who, wanted in EXPERTS.items():
+        rows = [j for j in counted if wanted(j)]
+        found |= {
+            f"{who.partition(', ')[2]}, as it ships": stats(step_errors(rows)),
+            f"{who.partition(', ')[2]}, unseen accelerator": stats(
+                without_share(rows, lambda j: to_job(to_config(j.row)))
+            ),
+            f"{who.partition(', ')[2]}, accelerator by its best shape alone": stats(without_share(rows, bare)),
+        }
+    notes = (
+        "no constant of steptime/data/efficiency.yaml is fitted on mixtures of experts: every model is unseen",
+        "unseen accelerator: without its fitted share of the GEMM rate",
+        "best shape alone: also without its sustained rates, where a best shape is known",
+    )
+    table_of = table("mixtures of experts: unseen model and unseen accelerator, test rows", plain(found))
+    return table_of._replace(notes=notes)
+
+
+def without_share(rows: Iterable[Judgement], job_of: Callable[[Judgement], Job | None]) -> Errors:
+    """(cell, signed error) of rows, each without its accelerator's fitted share."""
+    errors: Errors = []
+    for j in rows:
+        shares = {key: share for key, share in efficiency().sustained_share.items() if key != j.accelerator}
+        with using(efficiency()._replace(sustained_share=shares)):
+            if job := job_of(j):
+                errors.append((j.cell, step_seconds(job) / (j.measured_step_s or 1.0) - 1.0))
+    return errors
 
 
 def bare(j: Judgement) -> Job | None:

@@ -9,13 +9,13 @@ import pytest
 
 from steptime.report.format import percent
 from steptime.validation.judgement import judge_shipped
-from steptime.validation.slices import headline, native, step_errors
+from steptime.validation.slices import experts_of_others, headline, native, step_errors
 from steptime.validation.stats import stats
 
 PAGE = accuracy.PAGE
 KNOWN = Path(__file__).parents[1] / "docs" / "known-errors.md"
 TOLD = {
-    "Experts on other trainers": accuracy.experts_of_others,
+    "Experts on other trainers": experts_of_others,
     "torchtitan and other PyTorch-native trainers": native,
 }
 

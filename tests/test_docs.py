@@ -163,6 +163,7 @@ def test_the_page_names_every_refused_feature():
         "linear attention with a window": "with context parallelism or windows",
         "linear attention with tp": "kimi's and lightning attention with tensor parallelism",
         "recomputation with split backward": "recomputation or tied embeddings with zero-bubble schedules",
+        "recomputation preset with split backward": "recomputation or tied embeddings with zero-bubble schedules",
         "tied embeddings with a V schedule": "recomputation or tied embeddings with zero-bubble schedules",
     }
     assert set(words) == {rule.name for rule in limits.MODELED}

@@ -72,6 +72,18 @@ def test_the_intervals_cover_test_rows(lines):
     assert [line["what"] for line in found if line["rows"] >= MANY and not may_be_meant(line, effect)] == []
 
 
+def test_mixtures_of_experts_are_slices_of_their_own(lines):
+    """All of them, NVIDIA's frameworks' and other trainers'; the two groups add up, and count as no accelerator or framework."""
+    test = {line["what"]: line for line in lines if line["split"] == "test"}
+    whole, *parts = (test[name] for name in interval_coverage.GROUPS)
+    assert whole["rows"] == sum(part["rows"] for part in parts)
+    inside = sum(part["rows"] * part["covered"] for part in parts)
+    assert whole["rows"] * whole["covered"] == pytest.approx(inside)
+    assert 0.75 <= whole["covered"] <= 0.85
+    rest = [line for line in lines if line["what"] not in interval_coverage.GROUPS]
+    assert interval_coverage.near_80(lines) == interval_coverage.near_80(rest)
+
+
 def test_a_series_is_one_draw():
     """Ten rows, half inside: of ten series sqrt(0.5 * 0.5 / 9); of two, one inside and one outside, sqrt(2 * 2 * 2.5**2) / 10."""
     assert interval_coverage.standard_error([(i, float(i % 2)) for i in range(10)]) == pytest.approx((0.25 / 9) ** 0.5)

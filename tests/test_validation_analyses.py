@@ -62,6 +62,20 @@ def test_noise_beside_the_estimate_on_the_same_rows():
     assert found["same_release"]["max"] is None
 
 
+def test_noise_of_mixtures_of_experts_stands_apart():
+    """10 and 14 s in two releases: 4 / 12. Other trainers' do not count, and neither group is in the dense floor."""
+    rows = [
+        judged("a", 10.0, n_experts=8),
+        judged("b", 14.0, n_experts=8, framework="NeMo 25"),
+        judged("c", 10.0, n_experts=8, file="native"),
+        judged("d", 19.0, n_experts=8, file="native", framework="NeMo 25"),
+    ]
+    found = yardsticks.noise(rows)
+    assert found["moe_other_release"]["rows"] == 1
+    assert found["moe_other_release"]["max"] == pytest.approx(1 / 3)
+    assert found["other_release"]["rows"] == 0
+
+
 def test_rows_that_do_not_count_make_no_noise():
     rows = [
         judged("a", 10.0, quality="C"),
@@ -291,9 +305,14 @@ def test_mechanisms_by_hand():
         remembered("d", 0.7, "allocated", {"tp": 1, "pp": 1, "cp": 2}, file="megatron_ci")._replace(
             held=HeldMemory(None, None, "")
         ),
+        remembered("e", -0.2, "allocated", {"tp": 1, "pp": 1}, file="megatron_ci")._replace(
+            held=HeldMemory(None, None, ""), config={"model": {"moe": {"n_experts": 8}}}
+        ),
         judged("no memory", 1.0, 1.0),
     ]
     found = mechanisms.memory_by_mechanism(rows)
+    assert found["mixture of experts"]["ci"]["rows"] == 1  # named by the job's config, no column of the row
+    assert found["mixture of experts"]["ci"]["mean"] == pytest.approx(0.2)
     assert found["pipeline, interleaved"]["allocated"]["mean"] == pytest.approx(0.1)
     assert found["pipeline, not interleaved"]["allocated"]["bias"] == pytest.approx(-0.3)
     assert found["recompute full"]["allocated"]["rows"] == found["ZeRO 1"]["allocated"]["rows"] == 1

@@ -6,6 +6,7 @@ import pytest
 from accuracy import markdown
 from validation_rows import judged
 
+from steptime.report import analyses
 from steptime.report.table import Style, Table, layout
 from steptime.report.validation_tables import tables
 from steptime.validation import error_summary, judgement, slices
@@ -128,6 +129,23 @@ def test_baselines_by_hand():
     assert found["estimate"]["median"] == pytest.approx(0.1)
     assert found["flat_mfu"]["bias"] == pytest.approx(-0.2)
     assert found["scaled_estimate"]["bias"] == pytest.approx(0.8)
+
+
+def test_baselines_of_experts_are_of_their_group():
+    """NVIDIA's: a fit row of 10 FLOPs in 2 s, a test row of 20 in 5: 4 / 5 - 1. Others': 10 in 1 s, then 20 in 4: 2 / 4 - 1."""
+    rows = [
+        judged("f", 2.0, 1.0, split="fit", n_experts=8, more={"model_flops": 10.0}),
+        judged("t", 5.0, 4.5, n_experts=8, more={"model_flops": 20.0}),
+        judged("g", 1.0, 1.0, split="fit", n_experts=8, file="native", more={"model_flops": 10.0}),
+        judged("u", 4.0, 4.0, n_experts=8, file="native", more={"model_flops": 20.0}),
+    ]
+    summary = error_summary.summarize(rows, 3)
+    flat = {name: found["flat_mfu"]["bias"] for name, found in summary["baselines"]["experts"].items()}
+    assert list(flat) == list(slices.EXPERTS)
+    assert list(flat.values()) == pytest.approx([-0.2, -0.5])
+    assert [table.title for table in analyses.baselines(summary)] == [
+        f"test rows of {name}: the estimate and simpler baselines" for name in slices.EXPERTS
+    ]
 
 
 # --- what is printed -----------------------------------------------------------------------------------------------------

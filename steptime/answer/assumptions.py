@@ -7,6 +7,7 @@ from steptime.answer.idle import idle, usual_settings
 from steptime.answer.notes import notes
 from steptime.base.words import counted, flow
 from steptime.job.job import Job, facts
+from steptime.job.megatron_expert_rules import woven
 from steptime.job.pipeline_rules import group_taken
 from steptime.memory.overhead import CACHED_GROUPS, COMMUNICATOR_BYTES, CONTEXT_BYTES, FRAGMENTATION, GIB
 from steptime.model.blocks import n_params, n_trained
@@ -42,7 +43,7 @@ def host_bound(host_s: float, step_s: float, software: Software) -> list[str]:
 def foremost(job: Job) -> list[str]:
     """The main assumptions: the software, how it differs from its profile, and notes from the plan and on its layout."""
     calibrated = job.performance.calibration.words if job.performance.calibration else []
-    kinds = (idle, _group, _experts, _adapters, notes)
+    kinds = (idle, _group, _experts, _exchange, _adapters, notes)
     return [*job.notes, *calibrated, _software(job), *(line for lines in kinds for line in lines(job))]
 
 
@@ -151,6 +152,21 @@ def _experts(job: Job) -> list[str]:
             f"dispatch: {'HybridEP' if hybrid else how.dispatcher}, {permutes} permutation, router in {router}, {products}"
             f"{kept if torch and job.software.recipe is not None else ''}"
         ),
+    ]
+
+
+def _exchange(job: Job) -> list[str]:
+    """An overlapped all-to-all in a pipeline that Megatron-Core refuses.
+
+    megatron/core/transformer/transformer_config.py (core_v0.16.1), __post_init__: overlap_moe_expert_parallel_comm with pipeline
+    stages needs virtual stages.
+    """
+    layout = job.parallelism
+    if layout.pp == 1 or layout.vpp > 1 or not woven(facts(job)):
+        return []
+    said = f"performance.overlap.ep with pp {layout.pp} and vpp 1"
+    return [
+        f"{said}: Megatron-Core needs virtual stages for it; this stands for another program's overlap, such as DualPipe's"
     ]
 
 

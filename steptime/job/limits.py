@@ -214,6 +214,12 @@ MODELED = [
         lambda f: (not f.split_backward) | (f.granularity in {"", "none"}),
     ),
     Rule(
+        "recomputation preset with split backward",
+        "performance.activation_checkpointing_type",
+        "not modeled yet with zero_bubble, zbv and dualpipev (got {f.checkpoint_word!r}); remove it, or use none",
+        lambda f: (not f.split_backward) | (f.checkpoint_word in {None, "none"}),
+    ),
+    Rule(
         "tied embeddings with a V schedule",
         "model.tie_embeddings",
         "not modeled yet with zbv and dualpipev, whose first stage holds embedding and head; use false",

@@ -52,12 +52,18 @@ def rows_of(groups: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
 
 
 def baselines(summary: Summary) -> list[Table]:
-    """The estimate on test rows of the headline, compared with baselines fitted on the fit rows."""
-    found = {text: summary["baselines"][key] for key, text in GUESSES.items() if key in summary["baselines"]}
-    if not any(figures["rows"] for figures in found.values()):
-        return []
+    """The estimate on test rows, compared with baselines fitted on the fit rows: the headline, then mixtures of experts."""
     note = "factors are medians over fit rows; a flat MFU uses only the FLOP count"
-    return [Table("test rows: the estimate and simpler baselines", ["", *HEADER], rows_of(found), (note,))]
+    of_experts = "factors are medians over fit rows of the group; the FLOP count has active parameters only"
+    groups = [("", summary["baselines"], note)]
+    groups += [(f" of {who}", known, of_experts) for who, known in summary["baselines"]["experts"].items()]
+    found = []
+    for who, known, told in groups:
+        figures = {text: known[key] for key, text in GUESSES.items() if key in known}
+        if any(of_guess["rows"] for of_guess in figures.values()):
+            title = f"test rows{who}: the estimate and simpler baselines"
+            found.append(Table(title, ["", *HEADER], rows_of(figures), (told,)))
+    return found
 
 
 def noise(summary: Summary) -> list[Table]:

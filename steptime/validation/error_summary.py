@@ -29,7 +29,7 @@ from steptime.validation.slices import (
     with_experts,
 )
 from steptime.validation.stats import interval, plain, stats
-from steptime.validation.yardsticks import baselines, noise
+from steptime.validation.yardsticks import baselines_of_groups, noise
 
 
 def skip_kind(reason: str) -> str:
@@ -79,7 +79,7 @@ def summarize(judged: Sequence[Judgement], worst: int) -> dict[str, Any]:
         "by": by,
         "split_interval_5_95": everything["split_interval_5_95"],
         "apart": {key: plain(figures) for key, figures in sliced(excluded, lambda j: j.excluded or "").items()},
-        "baselines": baselines(leading),
+        "baselines": baselines_of_groups(counted),
         "noise": noise(judged),
         "ratios": ratios(judged),
         "regret": regret(judged),

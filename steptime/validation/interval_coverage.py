@@ -20,9 +20,12 @@ from steptime.answer.measured import FitRun, Measured, RunPlace, measured
 from steptime.validation.judgement import Judgement
 from steptime.validation.measured_figures import ALLOCATOR
 from steptime.validation.measurements import shipped
+from steptime.validation.slices import EXPERTS, with_experts
 
 FEW_ROWS = 20
 """Rows that an accelerator or framework needs to be listed separately."""
+GROUPS = {"mixtures of experts": with_experts, **EXPERTS}
+"""Groups of rows whose step times are listed separately."""
 OTHER_READINGS = "read by nvidia-smi or unstated, or with a leak"
 
 
@@ -102,7 +105,8 @@ def near_80(lines: Iterable[Mapping[str, Any]]) -> Near80:
     >>> near_80([{"what": "a", "split": "test", "series": 9, "covered": 0.78, "error": 0.05}])
     Near80(near=1, slices=1, expected=0.6826894921370859)
     """
-    slices = [x for x in lines if x["split"] == "test" and x["what"] not in {"all", OTHER_READINGS} and x["series"] > 1]
+    apart = {"all", OTHER_READINGS, *GROUPS}
+    slices = [x for x in lines if x["split"] == "test" and x["what"] not in apart and x["series"] > 1]
     near = sum(0.75 <= x["covered"] <= 0.85 for x in slices)
     return Near80(near, len(slices), sum(erf(0.05 / (x["error"] * sqrt(2.0))) if x["error"] else 1.0 for x in slices))
 
@@ -116,14 +120,17 @@ def ratio_of(j: Judgement, of: str) -> float | None:
 
 
 def lines(judged: Sequence[Judgement], of: str) -> list[dict[str, Any]]:
-    """Coverage by slice and split: all rows, then accelerators and frameworks with `FEW_ROWS` rows, most rows first."""
+    """Coverage by slice and split: all rows, then `GROUPS` (of step times), accelerators and frameworks, most rows first.
+
+    A slice other than all rows has `FEW_ROWS` rows of the split or more.
+    """
     groups: dict[tuple[str, str], list[CoveredRow]] = {}
     for j in judged:
         ratio = ratio_of(j, of)
         if ratio is None or j.place is None:
             continue
         span = interval_at(of, j.place, j.row.id if j.row.published else "")
-        for name in ("all", j.accelerator, j.framework) if of == "step" or j.metric in ALLOCATOR else (OTHER_READINGS,):
+        for name in names_of(j, of):
             groups.setdefault((name, j.row.text("split")), []).append(CoveredRow(ratio, span.low, span.high, j.series))
     sizes = Counter({name: 0 for name, _ in groups})
     for (name, _), rows in groups.items():
@@ -134,6 +141,13 @@ def lines(judged: Sequence[Judgement], of: str) -> list[dict[str, Any]]:
         if figures and (figures.rows >= FEW_ROWS or name == "all"):
             found.append({"what": name, "split": split} | figures._asdict())
     return found
+
+
+def names_of(j: Judgement, of: str) -> tuple[str, ...]:
+    """The slices that a row belongs to."""
+    if of == "step":
+        return ("all", *(name for name, wanted in GROUPS.items() if wanted(j)), j.accelerator, j.framework)
+    return ("all", j.accelerator, j.framework) if j.metric in ALLOCATOR else (OTHER_READINGS,)
 
 
 def left_out(judged: Sequence[Judgement], of: str, what: str) -> Coverage | None:

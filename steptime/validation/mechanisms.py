@@ -79,7 +79,7 @@ MECHANISMS: dict[str, Shows] = {
     "FSDP": lambda j: "fsdp" in (said(j, "parallelism") or {}),
     "fp8": lambda j: j.precision in {"fp8", "mxfp8", "nvfp4"},
     "context parallel": _above_one("parallelism.cp"),
-    "mixture of experts": lambda j: model_kind(j).startswith("moe"),
+    "mixture of experts": lambda j: model_kind(j).startswith("moe") or bool(said(j, "model.moe")),
 }
 """Mechanisms of a run; it can show several. Levels of ZeRO as stated by the source."""
 

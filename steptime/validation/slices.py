@@ -31,6 +31,23 @@ def with_experts(j: Judgement) -> bool:
     return j.row.file != "" and model_kind(j).startswith("moe")
 
 
+def experts_of_nvidia(j: Judgement) -> bool:
+    """Whether a row is of a mixture of experts in the collections of the headline."""
+    return with_experts(j) and (j.row.file == "nvidia" or j.row.group == "simumax")
+
+
+def experts_of_others(j: Judgement) -> bool:
+    """Whether a row is of a mixture of experts in other collections."""
+    return with_experts(j) and not experts_of_nvidia(j)
+
+
+EXPERTS: dict[str, Callable[[Judgement], bool]] = {
+    "mixtures of experts, NVIDIA's frameworks": experts_of_nvidia,
+    "mixtures of experts, other trainers": experts_of_others,
+}
+"""The two groups of mixtures of experts."""
+
+
 def leads(j: Judgement) -> bool:
     """Whether a row belongs to the headline group."""
     return not with_experts(j) and (j.row.file in {"", "nvidia"} or j.row.group == "simumax")

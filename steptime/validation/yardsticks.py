@@ -5,9 +5,9 @@ MFU uses the FLOP count only; the scaled estimate shows how much of the error is
 
 No model can be better than the noise floor on average. Same cell: same model, accelerator and devices, layout, batch, precision
 with its recipe, sharding and recomputation; within one release also the notes on overlap and kernels. Dense pre-training rows of
-the headline group with a step time and no doubtful inputs, judged or not; other trainers and mixtures of experts are separate (no
-column says which dispatcher or which CUDA graphs a run had). A table reprinted in a later release counts as measured twice, which
-makes the floor slightly too low.
+the headline group with a step time and no doubtful inputs, judged or not; other trainers are separate, and so are mixtures of
+experts of NVIDIA's frameworks (no column says which dispatcher or which CUDA graphs a run had). A table reprinted in a later
+release counts as measured twice, which makes the floor slightly too low.
 """
 
 from __future__ import annotations
@@ -20,7 +20,16 @@ from typing import Any, NamedTuple
 from steptime.base.grouping import grouped
 from steptime.validation.exclusion import exclusion
 from steptime.validation.judgement import Judgement
-from steptime.validation.slices import leads, model_kind, others, split_of, step_errors, unfitted
+from steptime.validation.slices import (
+    EXPERTS,
+    experts_of_nvidia,
+    leads,
+    model_kind,
+    others,
+    split_of,
+    step_errors,
+    unfitted,
+)
 from steptime.validation.stats import Errors, plain, stats
 
 Guess = Callable[[Judgement], float | None]
@@ -56,6 +65,12 @@ def baselines(counted: Iterable[Judgement]) -> dict[str, Any]:
         "scaled_estimate": plain(stats(scaled(rows, lambda j: j.predicted_step_s))),
         "flat_mfu": plain(stats(scaled(rows, lambda j: j.model_flops))),
     }
+
+
+def baselines_of_groups(counted: Sequence[Judgement]) -> dict[str, Any]:
+    """`baselines` of the headline and, under `experts`, of each group of mixtures of experts, with factors of its own rows."""
+    experts = {name: baselines(j for j in counted if wanted(j)) for name, wanted in EXPERTS.items()}
+    return baselines(j for j in counted if leads(j)) | {"experts": experts}
 
 
 COLUMNS = (
@@ -123,8 +138,8 @@ def noise(judged: Sequence[Judgement]) -> dict[str, Any]:
 
     One vote per cell. `estimate_on_test` is the estimate on those rows of `lookup_on_test` that could be judged.
     """
-    leading = [j for j in judged if leads(j)]
-    dense, moe = cells_of(leading), cells_of(leading, dense=False)
+    dense = cells_of(j for j in judged if leads(j))
+    moe = cells_of((j for j in judged if experts_of_nvidia(j)), dense=False)
     found = lookups(dense)
     test = [
         item for item in found if split_of(item.j) == "test" and item.j.step_error is not None and not item.j.excluded
