@@ -253,7 +253,7 @@ MODELED = [
 """Keys that are read but not modeled yet."""
 
 DUALPIPE = (
-    "not modeled yet; use dualpipev with half the pp and twice the dp (torch and FSDP2), or interleaved with "
+    "not modeled yet; use dualpipev with half the pp and twice the dp (torch and FSDP2), or 1f1b or interleaved with "
     "performance.overlap.ep (Megatron-Core)"
 )
 """DualPipe runs two pipelines in opposite directions over the same devices, each a copy of the model; cut in half, one of them is

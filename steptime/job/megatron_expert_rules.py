@@ -43,10 +43,11 @@ MEGATRON_EXPERT_RULES = [
     ),
     # megatron/core/models/gpt/gpt_model.py alone has build_schedule_plan
     _woven_rule("expert overlap models", "in models without Mamba layers", lambda f: "mamba" not in f.kinds),
+    # other profiles may stand for another program, such as DeepSeek's with DualPipe: answer/assumptions.py says so
     _woven_rule(
         "expert overlap in a pipeline",
         "with parallelism.vpp over 1 where pp is (got vpp {f.vpp} with pp {f.pp}); raise vpp, use pp 1",
-        lambda f: (f.pp == 1) | (f.vpp > 1),
+        lambda f: (not f.software.startswith(("nemo", "megatron-bridge"))) | (f.pp == 1) | (f.vpp > 1),
     ),
     _woven_rule("expert overlap precision", "in bf16 or fp16 (got fp32); change it", lambda f: f.precision != "fp32"),
     _woven_rule(
