@@ -203,6 +203,15 @@ def test_torchtitan_and_deepspeed_by_hand():
     assert found["gradient_accumulation_steps"] == job.microbatches
 
 
+@pytest.mark.parametrize("graphs", [False, True])
+def test_passes_of_graph_trainer_are_not_written(graphs):
+    """torchtitan's job_config.py ends at a key that it does not have; GraphTrainer's configs are Python, not TOML."""
+    job = Job.load("configs/llama3_8b_fsdp.yaml").replace(
+        **{"performance.cuda_graphs": graphs, "performance.overlap.dp": False}
+    )
+    assert "compile" not in tomllib.loads(write(job, "torchtitan").text)
+
+
 @pytest.mark.parametrize("kind", ["megatron", "nemo", "torchtitan"])
 def test_the_command_it_prints_reads_it_back(tmp_path, capsys, kind):
     assert main(["configs/llama3_8b_fsdp.yaml", "--export", kind]) == 0

@@ -14,15 +14,15 @@ from steptime.launch.write.plain_keys import plain_keys, unusual, word_for
 from steptime.model.model import Model
 
 _P = "parallelism."
-_OTHERWISE = {"optimizer.name"}
-"""Recipes whose name is not a dtype."""
+_LEFT_OUT = {"optimizer.name", "compile.enable_passes", "compile.disable_passes"}
+"""Recipes whose name is not a dtype, and passes of GraphTrainer, which a job config in TOML does not have."""
 
 
 def toml(job: Job) -> str:
     """Section by section; defaults are left out."""
     table = load_table("torchtitan")
     said = unusual(plain_keys(job.to_config(), table) | _keys(job, table), table)
-    said = {key: value for key, value in said.items() if key not in _OTHERWISE}
+    said = {key: value for key, value in said.items() if key not in _LEFT_OUT}
     sections: dict[str, dict[str, Any]] = {}
     for key, value in said.items():
         section, _, name = key.rpartition(".")
