@@ -70,8 +70,8 @@ def test_weights_in_fp32_under_autocast_are_told():
 @pytest.mark.parametrize(
     ("every", "pp", "start", "end"),
     [
-        (33, 1, "no effect: performance.recompute.n_layers 33 ", " (the model has at most 32 layers, so none is recomputed)"),
-        (17, 2, "no effect: performance.recompute.n_layers 17 ", " (a model chunk has at most 16 layers, so none is recomputed)"),
+        (33, 1, "no effect: performance.recompute.n_layers 33 ", " (the model has 32 layers, so none is recomputed)"),
+        (17, 2, "no effect: performance.recompute.n_layers 17 ", " (no chunk has more than 16 layers, so none is recomputed)"),
         ([16, 17], 2, "note: performance.recompute.n_layers [16, 17] ", " recomputes nothing in model chunks of fewer layers"),
         (16, 2, "", ""),
     ],

@@ -77,13 +77,14 @@ PERFORMANCE_RULES = [
         "cuDNN's kernel on the device",
         "performance.attention_kernel",
         "cuDNN runs on NVIDIA devices only, and {f.machine} states no accelerator.compute_capability "
-        "(got {f.attention_said[0]}); use best, sdpa, fa2 or flex",
+        "(got {f.attention_said[0]}); state it where the device is one, else use best, sdpa, fa2 or flex",
         lambda f: not (f.no_cudnn and (f.attention_said[0] or "").startswith("cudnn")),
     ),
     Rule(
         "cuDNN's back end on the device",
         "performance.attention_backend",
-        "cuDNN runs on NVIDIA devices only, and {f.machine} states no accelerator.compute_capability; use auto or direct",
+        "cuDNN runs on NVIDIA devices only, and {f.machine} states no accelerator.compute_capability; "
+        "state it where the device is one, else use auto or direct",
         lambda f: not (f.no_cudnn and f.attention_said[1] == "cudnn"),
     ),
     Rule(

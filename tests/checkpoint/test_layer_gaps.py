@@ -110,3 +110,32 @@ def test_a_whole_module_is_missing_unless_the_config_says_so(make, summarize):
     assert all(f"self_attn.{p}_proj.weight" in message for p in "qkvo")
     make.write("config.json", b'{"model_type": "nemotron-nas", "block_configs": []}')
     assert told(summarize(make.folder)) == []
+
+
+def test_one_layer_that_is_not_quantized_lacks_no_scale(make, summarize):
+    """A recipe may leave one layer in bf16, whose scales are then in no file."""
+    state = make.llama(layers=8)
+    scale = "model.layers.{}.self_attn.q_proj.weight_scale_inv"
+    state |= {scale.format(layer): torch.zeros(2, 2) for layer in range(8) if layer != 3}
+    make.save_safetensors(state, make.folder / "model.safetensors")
+    assert told(summarize(make.folder)) == []
+
+
+@pytest.mark.parametrize("shared", [(7, 15, 23), (7, 15, 22)])
+def test_few_layers_in_a_regular_pattern_lack_nothing(make, summarize, shared):
+    """Three of 24 layers, as few as may be damaged: every eighth layer has another one's keys and values, by design."""
+    gone = [f"model.layers.{n}.self_attn.{p}_proj.weight" for n in shared for p in "kv"]
+    make.save_safetensors(without(make.llama(layers=24), *gone), make.folder / "model.safetensors")
+    regular = shared == (7, 15, 23)
+    assert [name for name, _ in told(summarize(make.folder))] == ([] if regular else gone[::2])
+
+
+def test_layers_of_other_ranks_are_not_left_out(make, summarize):
+    """Every second layer of 16, as a pipeline rank of one-layer chunks holds them."""
+    state = {
+        name: t
+        for name, t in make.llama(layers=16).items()
+        if not any(f".layers.{n}." in name for n in range(1, 16, 2))
+    }
+    make.save_safetensors(state, make.folder / "model.safetensors")
+    assert told(summarize(make.folder)) == []

@@ -168,6 +168,21 @@ def test_a_log_of_torchtitan_has_the_config_of_the_command_at_its_head(tmp_path:
         read_run([str(log)], ["hardware.node_type=dgx-h100"])
 
 
+def test_a_comment_that_quotes_a_step_makes_no_log(tmp_path: Path) -> None:
+    """A TOML is read as one, and a script keeps its variables: 16 / 8 = 2 nodes of 8 processes, tp 2, dp 8."""
+    toml = f"# step: 100  loss: 7.1\n{TITAN}tensor_parallel_degree = 2\n"
+    plan = written(tmp_path, "job.toml", toml, **{"parallelism.dp": 8}).config
+    assert (plan["parallelism"]["tp"], plan["data"]["seqlen"]) == (2, 4096)
+    text = """\
+#!/bin/bash
+  # throughput at step: 100 was 5,800 tps
+NGPU=${NGPU:-16}
+torchrun --nproc_per_node=8 --nnodes=$((NGPU/8)) -m torchtitan.train --job.config_file=job.toml
+"""
+    plan = written(tmp_path, "run.sh", text).config
+    assert (plan["parallelism"]["tp"], plan["parallelism"]["dp"]) == (2, 8)
+
+
 def test_the_batch_of_a_ds_config_goes_before_the_trainers_default(tmp_path: Path) -> None:
     """An own program: 2 sequences on each of 8 devices, 3 steps of accumulation, 48; by the whole batch alone 80 / 8 = 10."""
     config = '{"zero_optimization": {"stage": 2}, "bf16": {"enabled": true}, %s}'

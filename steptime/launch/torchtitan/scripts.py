@@ -32,8 +32,10 @@ class Named(NamedTuple):
 
 
 def is_steps_alone(text: str) -> bool:
-    """Whether a text is a log of steps that does not print the job's config."""
-    return bool(re.search(r"\bstep:\s*\d+\s", text)) and not re.search(r"Running with (?:args|configs): \{", text)
+    """Whether a text is a log of steps that does not print the job's config; a comment of a script or of a TOML is no step."""
+    return bool(re.search(r"^(?!\s*#).*\bstep:\s*\d+\s", text, re.MULTILINE)) and not re.search(
+        r"Running with (?:args|configs): \{", text
+    )
 
 
 def named_by(path: str, text: str, env: dict[str, str], beside: Beside | None) -> Named | None:
