@@ -43,7 +43,7 @@ def missing(stack: Stack, facts: list[dict[str, Any]]) -> list[Problem]:
     by_config = any("block_configs" in (fact.get("config") or {}) for fact in facts)
     for own, numbers in kinds.items():
         fuller = max((kind for kind in kinds if own < kind), key=lambda kind: len(kinds[kind]), default=None)
-        if fuller is None or len(kinds[fuller]) < max(2, 3 * len(numbers)) or not _few(numbers, len(layers)):
+        if fuller is None or len(kinds[fuller]) < max(2, 3 * len(numbers)) or not _few(numbers, layers):
             continue
         model = layers[kinds[fuller][0]]
         for number in numbers:
@@ -66,11 +66,19 @@ def _numbers(layers: Iterable[int]) -> list[int]:
     return left_out if len(left_out) <= max(1, len(known) // SHARE) else []
 
 
-def _few(numbers: list[int], layers: int) -> bool:
-    """Whether so few layers, in no regular pattern, may be damaged ones."""
+def _few(numbers: list[int], layers: Iterable[int]) -> bool:
+    """Whether so few layers, in no regular pattern, may be damaged ones.
+
+    Two have one distance in any case: they are a pattern where no third would fit in, or where they are the first or the last.
+    """
+    known = sorted(layers)
     steps = {after - before for before, after in pairwise(numbers)}
     regular = len(numbers) > 1 and len(steps) == 1
-    return len(numbers) <= max(1, layers // SHARE) and not regular
+    if len(numbers) == 2:
+        step = numbers[1] - numbers[0]
+        fills = numbers[0] - step < known[0] and numbers[1] + step > known[-1]
+        regular = fills or numbers in (known[:2], known[-2:])
+    return len(numbers) <= max(1, len(known) // SHARE) and not regular
 
 
 def _needed(tail: str, own: frozenset[str], *, inner: bool, by_config: bool) -> bool:

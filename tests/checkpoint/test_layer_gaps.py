@@ -130,6 +130,17 @@ def test_few_layers_in_a_regular_pattern_lack_nothing(make, summarize, shared):
     assert [name for name, _ in told(summarize(make.folder))] == ([] if regular else gone[::2])
 
 
+@pytest.mark.parametrize(
+    ("layers", "lost", "damaged"),
+    [(24, (5, 12), True), (16, (7, 15), False), (16, (14, 15), False), (16, (0, 1), False), (16, (4, 5), True)],
+)
+def test_two_layers_are_damaged_unless_they_are_a_pattern(make, summarize, layers, lost, damaged):
+    """5 and 12 leave room for 19, so that no period has both; 7 and 15 are every eighth of 16; a stack's ends may differ."""
+    gone = [f"model.layers.{n}.mlp.down_proj.weight" for n in lost]
+    make.save_safetensors(without(make.llama(layers=layers), *gone), make.folder / "model.safetensors")
+    assert [name for name, _ in told(summarize(make.folder))] == (gone if damaged else [])
+
+
 def test_layers_of_other_ranks_are_not_left_out(make, summarize):
     """Every second layer of 16, as a pipeline rank of one-layer chunks holds them."""
     state = {
