@@ -7,7 +7,7 @@ from steptime.answer.idle import idle, usual_settings
 from steptime.answer.notes import notes
 from steptime.base.words import counted, flow
 from steptime.job.job import Job, facts
-from steptime.job.megatron_expert_rules import woven
+from steptime.job.megatron_expert_rules import woven_in_one_stage
 from steptime.job.pipeline_rules import group_taken
 from steptime.memory.overhead import CACHED_GROUPS, COMMUNICATOR_BYTES, CONTEXT_BYTES, FRAGMENTATION, GIB
 from steptime.model.blocks import n_params, n_trained
@@ -156,15 +156,10 @@ def _experts(job: Job) -> list[str]:
 
 
 def _exchange(job: Job) -> list[str]:
-    """An overlapped all-to-all in a pipeline that Megatron-Core refuses.
-
-    megatron/core/transformer/transformer_config.py (core_v0.16.1), __post_init__: overlap_moe_expert_parallel_comm with pipeline
-    stages needs virtual stages.
-    """
-    layout = job.parallelism
-    if layout.pp == 1 or layout.vpp > 1 or not woven(facts(job)):
+    """An overlapped all-to-all in a pipeline that Megatron-Core refuses."""
+    if not woven_in_one_stage(facts(job)):
         return []
-    said = f"performance.overlap.ep with pp {layout.pp} and vpp 1"
+    said = f"performance.overlap.ep with pp {job.parallelism.pp} and vpp 1"
     return [
         f"{said}: Megatron-Core needs virtual stages for it; this stands for another program's overlap, such as DualPipe's"
     ]

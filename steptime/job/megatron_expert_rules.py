@@ -23,6 +23,11 @@ def woven(f: Facts) -> bool:
     return bool(dict(f.overlap).get("ep", 0.0)) and f.moe and f.family == "megatron-core"
 
 
+def woven_in_one_stage(f: Facts) -> bool:
+    """Whether it overlaps in a pipeline without virtual stages, which Megatron-Core refuses."""
+    return woven(f) and f.pp > 1 and f.vpp == 1
+
+
 def _woven_rule(name: str, text: str, holds: Any) -> Rule:
     """A condition of overlap_moe_expert_parallel_comm."""
     why = f"Megatron-Core overlaps the all-to-all of experts only {text}; or use false"
@@ -43,7 +48,7 @@ MEGATRON_EXPERT_RULES = [
     ),
     # megatron/core/models/gpt/gpt_model.py alone has build_schedule_plan
     _woven_rule("expert overlap models", "in models without Mamba layers", lambda f: "mamba" not in f.kinds),
-    # other profiles may stand for another program, such as DeepSeek's with DualPipe: answer/assumptions.py says so
+    # other profiles may stand for another program, such as DeepSeek's with DualPipe: the report and --export say so
     _woven_rule(
         "expert overlap in a pipeline",
         "with parallelism.vpp over 1 where pp is (got vpp {f.vpp} with pp {f.pp}); raise vpp, use pp 1",

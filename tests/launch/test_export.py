@@ -233,3 +233,21 @@ def test_what_json_cannot_list_goes_to_standard_error(capsys):
     out, err = capsys.readouterr()
     assert json.loads(out)["train_micro_batch_size_per_gpu"] == 1
     assert "no equivalent: data.seqlen = 8192" in err
+
+
+@pytest.mark.parametrize("kind", ["megatron", "bridge", "nemo"])
+def test_an_overlap_that_megatron_core_refuses_is_said_at_the_top(capsys, kind):
+    """DeepSeek-V3's plan overlaps the exchange of experts in a pipeline of one chunk a stage, in place of DualPipe.
+
+    transformer_config.py (core_v0.16.1): with pipeline stages the overlap needs virtual stages.
+    """
+    said = "# refused by Megatron-Core: performance.overlap.ep with pp 16 and no virtual stages (vpp 1)"
+    assert main(["configs/deepseek_v3.yaml", "--export", kind]) == 0
+    assert said in capsys.readouterr().out
+    assert main(["configs/deepseek_v3.yaml", "--export", kind, "--set", "performance.overlap.ep=false"]) == 0
+    assert "refused by" not in capsys.readouterr().out
+
+
+def test_other_frameworks_do_not_refuse_what_megatron_core_refuses(capsys):
+    assert main(["configs/deepseek_v3.yaml", "--export", "torchtitan"]) == 0
+    assert "refused by" not in capsys.readouterr().out

@@ -8,7 +8,8 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from steptime.base.config import ConfigError
-from steptime.job.job import Job
+from steptime.job.job import Job, facts
+from steptime.job.megatron_expert_rules import woven_in_one_stage
 from steptime.launch.read import read_as
 from steptime.launch.reading import to_job
 from steptime.launch.write.torchtitan_toml import flavor
@@ -21,6 +22,7 @@ KINDS = {
     "deepspeed": ("deepspeed", "steptime.launch.write.deepspeed_json", "ds_config"),
 }
 """Kind of file -> the kind that reads it (`launch.read.KINDS`), and the function that writes it."""
+_MEGATRON_CORE = {"megatron", "bridge", "nemo"}
 _LABELS = {"model": ("name", "source")}
 """Keys that only label a plan."""
 RECOMPUTE, WORD = "performance.recompute", "performance.activation_checkpointing_type"
@@ -66,6 +68,16 @@ def write(job: Job, kind: str) -> Written:
         sets = {path: value for path, value in sets.items() if not path.startswith(f"{key}.")}
         sets[key] = whole[section][name] if name else whole[section]
     raise AssertionError(f"{kind}: the file is not read back")  # a fault of ours: all sections are set
+
+
+def refused(job: Job, kind: str) -> list[str]:
+    """One line for each setting of a plan that its framework stops at: Megatron-Core runs the files of three kinds."""
+    if kind not in _MEGATRON_CORE or not woven_in_one_stage(facts(job)):
+        return []
+    fix = "raise parallelism.vpp or set performance.overlap.ep=false"
+    return [
+        f"refused by Megatron-Core: performance.overlap.ep with pp {job.parallelism.pp} and no virtual stages (vpp 1); {fix}"
+    ]
 
 
 def read_back(text: str, reader: str, sets: Mapping[str, Any]) -> Job:
