@@ -251,3 +251,11 @@ def test_an_overlap_that_megatron_core_refuses_is_said_at_the_top(capsys, kind):
 def test_other_frameworks_do_not_refuse_what_megatron_core_refuses(capsys):
     assert main(["configs/deepseek_v3.yaml", "--export", "torchtitan"]) == 0
     assert "refused by" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", ["bridge", "nemo"])
+def test_what_nvidia_s_profiles_refuse_is_read_back_with_the_plan_s_own(kind):
+    """Model and performance are in the file, not left out as whole sections."""
+    left_out = write(Job.load("configs/deepseek_v3.yaml"), kind).left_out
+    assert left_out.keys() & {"model", "performance"} == set()
+    assert left_out["performance.software"] == "megatron-core"

@@ -53,6 +53,8 @@ def write(job: Job, kind: str) -> Written:
         sets |= {"model": whole["model"], "data.seqlen": job.data.seqlen}
     if kind == "torchtitan" and not flavor(job.model):
         sets["model"] = whole["model"]
+    if reader == "nemo" and woven_in_one_stage(facts(job)):  # which the reader's own profile refuses
+        sets["performance.software"] = whole["performance"]["software"]
     if kind == "bridge":  # the launcher says it
         sets["parallelism.dp"] = job.parallelism.dp
     for key in ("parallelism.dp", "model", "performance", "parallelism", "data"):
