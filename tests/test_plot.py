@@ -64,6 +64,23 @@ def test_words_of_the_picture(judged, tmp_path):
     assert (f">{beyond:,} beyond " in text) == (beyond > 0)
 
 
+def test_accelerators_differ_without_color(judged, tmp_path):
+    """Each entry of the legend has its own marker: in grayscale the colors of two may be the same gray."""
+    import matplotlib.pyplot as plt
+
+    axes = plt.figure().subplots()
+    plot._scatter(axes, [j for j in headline(judged) if j.step_error is not None])
+    handles, labels = axes.get_legend_handles_labels()
+    accelerators = {j.accelerator for j in judged}
+    named = [
+        h
+        for h, label in zip(handles, labels, strict=True)
+        if label.partition(" (")[0] in accelerators or " more (" in label
+    ]
+    outlines = {tuple(map(tuple, handle.get_paths()[0].vertices.round(6))) for handle in named}
+    assert len(named) == len(outlines) > 5
+
+
 def test_a_single_row_has_plain_numbers_at_its_axes(judged, tmp_path):
     """Within one power of ten an axis has numbers such as 2.5, none such as 3 x 10^0."""
     row = next(j for j in headline(judged) if 2.0 < (j.measured_step_s or 0.0) < 3.0)

@@ -19,11 +19,13 @@ REACH = 0.5
 """Errors beyond this share are drawn at the edge."""
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8B4513", "#4B0082")
 """Distinguishable by color-blind readers (Okabe and Ito 2008), and two more dark ones."""
-_OTHERS = "#8C8C8C"
+_SHAPES = "osD^vP*X"
+"""The marker of each color, which a grayscale print needs."""
+_OTHERS = ("#8C8C8C", "h")
 _SPLITS: dict[str, dict[str, Any]] = {
-    "fit": {"marker": "o", "facecolors": "none", "linewidths": 0.9, "s": 26},
-    "test": {"marker": "D", "linewidths": 0.4, "edgecolors": "white", "s": 26},
-    "none": {"marker": "D", "linewidths": 0.4, "edgecolors": "white", "s": 26},
+    "fit": {"facecolors": "none", "linewidths": 0.9, "s": 26},
+    "test": {"linewidths": 0.4, "edgecolors": "white", "s": 30},
+    "none": {"linewidths": 0.4, "edgecolors": "white", "s": 30},
 }
 _STEPS = {"fit": ("--", "#7A7A7A"), "test": ("-", "#000000"), "none": ("-", "#000000")}
 _NAMES = {"fit": "fit: constants may be fitted on these", "test": "test: never used to fit", "none": "measured runs"}
@@ -53,10 +55,11 @@ def _split(j: Judgement) -> str:
     return said if said in _SPLITS else "none"
 
 
-def _colors(rows: Sequence[Judgement]) -> dict[str, str]:
-    """A color for each accelerator, most rows first; those beyond the palette share gray."""
+def _looks(rows: Sequence[Judgement]) -> dict[str, tuple[str, str]]:
+    """A color and a marker for each accelerator, most rows first; those beyond the palette share one pair."""
     order = [name for name, _ in Counter(j.accelerator for j in rows).most_common()]
-    return {name: _COLORS[i] if i < len(_COLORS) else _OTHERS for i, name in enumerate(order)}
+    pairs = list(zip(_COLORS, _SHAPES, strict=True))
+    return {name: pairs[i] if i < len(pairs) else _OTHERS for i, name in enumerate(order)}
 
 
 def _scatter(axes: Any, rows: Sequence[Judgement]) -> None:
@@ -68,22 +71,24 @@ def _scatter(axes: Any, rows: Sequence[Judgement]) -> None:
     under, over = ([share * end for end in ends] for share in (1.0 - BAND, 1.0 + BAND))
     axes.fill_between(ends, under, over, color="#DDDDDD", linewidth=0, label=f"within {100 * BAND:.0f} %")
     axes.plot(ends, ends, color="#999999", linewidth=0.8)
-    colors = _colors(rows)
+    looks = _looks(rows)
     for split in [name for name in _SPLITS if any(_split(j) == name for j in rows)]:
         chosen = [j for j in rows if _split(j) == split]
-        paint = [colors[j.accelerator] for j in chosen]
-        shape = _SPLITS[split] | ({"edgecolors": paint} if split == "fit" else {"color": paint})
-        points = ([j.measured_step_s for j in chosen], [j.predicted_step_s for j in chosen])
-        axes.scatter(*points, alpha=0.75, zorder=3, **shape)
-        key = _SPLITS[split] | ({"edgecolors": "black"} if split == "fit" else {"color": "black"})
-        axes.scatter([], [], label=f"{_NAMES[split]} ({len(chosen):,})", **key)
-    counts = Counter(j.accelerator for j in rows)
-    for name in [name for name, color in colors.items() if color != _OTHERS]:
-        axes.scatter([], [], marker="s", s=30, color=colors[name], label=f"{name} ({counts[name]:,})")
-    if rest := [name for name, color in colors.items() if color == _OTHERS]:
+        paint = "edgecolors" if split == "fit" else "color"
+        for color, marker in dict.fromkeys(looks.values()):
+            own = [j for j in chosen if looks[j.accelerator] == (color, marker)]
+            points = ([j.measured_step_s for j in own], [j.predicted_step_s for j in own])
+            axes.scatter(*points, alpha=0.75, zorder=3, marker=marker, **_SPLITS[split] | {paint: color})
         axes.scatter(
-            [], [], marker="s", s=30, color=_OTHERS, label=f"{len(rest)} more ({sum(counts[n] for n in rest):,})"
+            [], [], marker="o", label=f"{_NAMES[split]} ({len(chosen):,})", **_SPLITS[split] | {paint: "black"}
         )
+    counts = Counter(j.accelerator for j in rows)
+    for name, (color, marker) in looks.items():
+        if (color, marker) != _OTHERS:
+            axes.scatter([], [], marker=marker, s=30, color=color, label=f"{name} ({counts[name]:,})")
+    if rest := [name for name, look in looks.items() if look == _OTHERS]:
+        said = f"{len(rest)} more ({sum(counts[n] for n in rest):,})"
+        axes.scatter([], [], marker=_OTHERS[1], s=30, color=_OTHERS[0], label=said)
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter("{x:g}")
         if high < 30.0 * low:  # less than two powers of ten: numbers between them too
