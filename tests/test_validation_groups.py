@@ -144,7 +144,7 @@ def test_baselines_of_experts_are_of_their_group():
     assert list(flat) == list(slices.EXPERTS)
     assert list(flat.values()) == pytest.approx([-0.2, -0.5])
     assert [table.title for table in analyses.baselines(summary)] == [
-        f"test rows of {name}: the estimate and simpler baselines" for name in slices.EXPERTS
+        f"test rows of {name}: simpler baselines" for name in slices.EXPERTS
     ]
 
 

@@ -61,7 +61,7 @@ def baselines(summary: Summary) -> list[Table]:
     for who, known, told in groups:
         figures = {text: known[key] for key, text in GUESSES.items() if key in known}
         if any(of_guess["rows"] for of_guess in figures.values()):
-            title = f"test rows{who}: the estimate and simpler baselines"
+            title = f"test rows{who}: simpler baselines" if who else "test rows: the estimate and simpler baselines"
             found.append(Table(title, ["", *HEADER], rows_of(figures), (told,)))
     return found
 

@@ -76,6 +76,7 @@ def test_attention_kernels(kernel, forward, backward):
 def test_cudnn_of_2026(figures, forward, backward):
     """Its own shares of the peak where a device has them, those of the best kernel before it elsewhere."""
     before = {"attention_forward_efficiency": 0.8, "attention_backward_efficiency": 0.5, "fa2_forward_efficiency": 0.4}
+    before |= {"compute_capability": 10.0}
     found = part("attention", performance={"attention_kernel": "cudnn-9.19"}, **before, **figures)
     assert found == by_hand(ATTENTION * (1 / forward + 2.5 / backward))
 
@@ -166,6 +167,7 @@ def test_short_sequences_and_small_heads():
 def test_small_heads_by_kernel(kernel, microscaling, forward, backward):
     """TFLOP/s at head size 64 over those at 128; all other rates are 1 FLOP/s."""
     figures = {"fa2_forward_efficiency": 1.0, "fa2_backward_efficiency": 1.0, "microscaling": microscaling}
+    figures |= {"compute_capability": 10.0 if microscaling else 9.0}
     found = part("attention", performance={"attention_kernel": kernel}, model={"n_q_heads": 2}, **figures)
     assert found == pytest.approx(ATTENTION * (1 / forward + 2.5 / backward), rel=1e-3)
 

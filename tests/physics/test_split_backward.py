@@ -31,7 +31,7 @@ def test_seconds_of_gradients_of_weights():
     embedding has no product.
     """
     found = estimate(physics_jobs.job(on=physics_jobs.machine(flops=1.0))).timing
-    weights = [found.parts.plain[part].weight_s for part in found.parts.of]
+    weights = [found.parts.alone(part).weight_s for part in found.parts.of]
     assert weights == pytest.approx([0.0, 16 * 131_072 / 0.95, 16 * 163_840 / 0.95], rel=SLIGHTLY)
     [[chunk]] = found.chunks
     assert chunk.weight_s == pytest.approx(16 * (2 * 163_840 + 131_072) / 0.95, rel=SLIGHTLY)
