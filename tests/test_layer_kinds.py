@@ -132,8 +132,10 @@ def test_what_cannot_run_is_told_for_every_width():
     with pytest.raises(ConfigError) as error:
         plan({"tp": 8, "pp": 1}, layers=[{"repeat": 3, "inter_sz": 4097}, {"repeat": 4}])
     assert error.value.problems == [
-        "model.n_layers: must be the 7 layers that model.layers lists, repeats included (got 8); "
-        + "set it to that, or change the list",
+        (
+            "model.n_layers: must be the 7 layers that model.layers lists, repeats included (got 8); set it to that, or change "
+            "the list"
+        ),
         "parallelism.tp: must divide inter_sz 4097 (got 8); valid: 1",
     ]
 
