@@ -221,17 +221,6 @@ def test_assumptions_say_what_a_machine_leaves_to_defaults(tmp_path):
     assert "does not say" not in "\n".join(assumptions(job()))
 
 
-def test_an_overlapped_exchange_that_megatron_lacks_is_named():
-    """Megatron-Core asserts virtual stages where overlap_moe_expert_parallel_comm meets a pipeline; without one it needs none."""
-    layout = {"tp": 1, "pp": 4, "dp": 8, "ep": 8}
-    batch = {"gbs": 32, "seqlen": 4096, "microbatch_sz": 1}
-    found = job(model="mixtral-8x7b", parallelism=layout, performance={"overlap": {"ep": True}}, data=batch)
-    line = "performance.overlap.ep with pp 4 and vpp 1: Megatron-Core needs virtual stages for it"
-    assert sum(said.startswith(line) for said in assumptions(found)) == 1
-    for change in ({"parallelism.vpp": 2}, {"performance.overlap": {"ep": False}}, {"parallelism.pp": 1}):
-        assert not any(said.startswith("performance.overlap.ep with") for said in assumptions(found.replace(**change)))
-
-
 def test_assumptions_say_what_was_unsaid():
     said = "\n".join(assumptions(job()))
     assert "software: megatron-core (default)" in said

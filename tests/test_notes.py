@@ -92,3 +92,15 @@ def test_tensor_parallelism_of_deepspeed_is_auto_tp(zero_level, since):
     assert line.startswith("note: tp 2 is AutoTP (tensor_parallel.autotp_size)")
     assert line.endswith(since)
     assert not told(job({"software": "deepspeed"}), "AutoTP")
+
+
+def test_an_overlapped_exchange_that_megatron_lacks_is_named():
+    """Megatron-Core asserts virtual stages where overlap_moe_expert_parallel_comm meets a pipeline; without one it needs none."""
+    layout = {"tp": 1, "pp": 4, "dp": 8, "ep": 8}
+    batch = {"gbs": 32, "seqlen": 4096, "microbatch_sz": 1}
+    overlap = {"overlap": {"ep": True}}
+    found = Job(model="mixtral-8x7b", parallelism=layout, performance=overlap, data=batch, hardware="dgx-h100")
+    line = "performance.overlap.ep with pp 4 and vpp 1: Megatron-Core needs virtual stages for it"
+    assert sum(said.startswith(line) for said in assumptions(found)) == 1
+    for change in ({"parallelism.vpp": 2}, {"performance.overlap": {"ep": False}}, {"parallelism.pp": 1}):
+        assert not any(said.startswith("performance.overlap.ep with") for said in assumptions(found.replace(**change)))
