@@ -224,9 +224,8 @@ def gemm_backward(op: Gemm, r: Rates) -> tuple[Pass, Pass]:
 
 def operand_casts(op: Op, r: Rates) -> Pass:
     """The kernels that quantize a projection's operands in forward, where they belong to it alone."""
-    if not isinstance(op, Gemm) or not op.forward_cast.kernels:
-        return NOTHING
-    return move_pass(op.forward_cast.bytes, op.forward_cast.kernels, r, op.forward_cast.slow)
+    cast = op.forward_cast if isinstance(op, Gemm) else None
+    return move_pass(cast.bytes, cast.kernels, r, cast.slow) if cast and cast.kernels else NOTHING
 
 
 def parameter_gradients(op: Op, r: Rates) -> Num:
@@ -263,7 +262,7 @@ def attention_pass(op: Attention, r: Rates, flops: Num, rate: float, passes: flo
     (results/h200_919_only_cudnn), this gives 321 and 287.
 
     In several calls it runs at the rate of one over the whole length: only blocks on the diagonal are computed in vain, and those
-    are the same. Every call has its fixed time; merging moves `merge_bytes`.
+    are the same. Every call has its fixed time; merging moves `merge_bytes`. A dropout mask takes its own time (`drawn_per_s`).
     """
     elements = op.q_len * op.n_q_heads + op.kv_len * op.n_kv_heads
     bytes_ = op.batch * elements * (op.d_qk + op.d_v) * op.itemsize * passes
@@ -271,6 +270,8 @@ def attention_pass(op: Attention, r: Rates, flops: Num, rate: float, passes: flo
     ramp = seen / (seen + r.attention_ramp_tokens) * ((RATED_LENGTH + r.attention_ramp_tokens) / RATED_LENGTH)
     compute, bandwidth = flops / (rate * ramp), bytes_ / r.bytes_per_s
     around_s = merge_bytes / r.bytes_per_s + op.merge_kernels * r.move_kernel_s + op.calls * r.gemm_kernel_s
+    if op.drops:
+        around_s = around_s + op.full_flops / (2.0 * (op.d_qk + op.d_v)) * op.causal_share / r.drawn_per_s
     return Pass(flops, bytes_, compute, bandwidth, maximum(compute, bandwidth) + around_s)
 
 

@@ -64,6 +64,13 @@ ELEMENTS_PER_SM = 2.6e9
 request 76988, column torch); 1.7e9 on A100 at three quarters of the clock, 67,108,864 in 0.362 ms (pytorch/pytorch pull request
 195542, control). PReLU with a broadcast weight on H200: 2.2e9, 1,024 x 10,240 fp16 (tile-ai/TileOPs pull request 500) [1/s]."""
 
+DRAWN_PER_SM = 1.6e10
+"""Scores for which a flash kernel draws dropout on one SM: the random numbers (Philox) compete with the softmax for the same issue
+slots, and little of their time is hidden (arXiv 2410.07531). 67.1e6 causal scores, forward and backward (4,096 tokens in 4
+sequences, 16 heads of 128; that they are causal is assumed), take 24 us more on B300 and 33 us on GB200 with FlashAttention-2, 45
+us on B300 and 20 us on H200 with cuDNN's kernel (NVIDIA/TransformerEngine issue 3312, pull request 3313): 1.9, 1.4, 1.0 and
+2.5e10, of which this is the geometric mean [1/s]."""
+
 CHUNK_FLOPS_PER_SM = 0.65e12
 """What the Triton kernels of linear attention compute on one SM, forward: Gated DeltaNet .73, .60 and .79 on GB200, .57 and .60
 on H20, a fixed decay .64, .43 and .68 on GB200, heads of 128 (benchmarks of fla-org/flash-linear-attention; MoonshotAI/FlashKDA
@@ -111,6 +118,8 @@ class Rates(NamedTuple):
     """Rate of a causal convolution."""
     elements_per_s: float = inf
     """Elements of element-wise kernels without vector loads [1/s]."""
+    drawn_per_s: float = inf
+    """Scores for which attention draws a dropout mask [1/s]."""
     chunk_flops: float = 1.0
     """Rate of linear attention in chunks."""
     attention_ramp_tokens: float = 450.0
@@ -167,6 +176,7 @@ def rates(accelerator: Accelerator, software: Software, microbatches: int = 1) -
             copy_rate * software.timing.move_rate, (accelerator.sm_count or inf) * CONV_BYTES_PER_SM / slow
         ),
         elements_per_s=(accelerator.sm_count or inf) * ELEMENTS_PER_SM / slow,
+        drawn_per_s=(accelerator.sm_count or inf) * DRAWN_PER_SM / slow,
         chunk_flops=accelerator.sm_count * CHUNK_FLOPS_PER_SM / slow if accelerator.sm_count else peak * CHUNK_SHARE,
         attention_ramp_tokens=0.0 if scores_in_memory(software) else accelerator.attention_ramp_tokens,
         attention_head_64=head_64(accelerator, software),

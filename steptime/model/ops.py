@@ -37,8 +37,7 @@ class Tensor(NamedTuple):
     grad_itemsize: float = 0.0
     """Bytes per element of its gradient where that differs (the gradient of a quantized copy), else 0."""
     pooled: bool = False
-    """Whether it is stored in Megatron's grow-only buffer where the framework has one (megatron/core/utils.py,
-    GlobalMemoryBuffer)."""
+    """Stored in Megatron's grow-only buffer where there is one (megatron/core/utils.py, GlobalMemoryBuffer)."""
 
     @property
     def bytes(self) -> Num:
@@ -205,6 +204,7 @@ class Attention(Op):
     """A fused (flash) attention kernel: scores never reach memory.
 
     `causal_share` is the share of the s x s scores that counts: 1/2 for a causal mask over equal lengths, less with a window.
+    `drops`: the kernel draws a dropout mask of those scores, and draws it again in backward.
     """
 
     batch: Num = 0.0
@@ -215,6 +215,7 @@ class Attention(Op):
     d_qk: Num = 0.0
     d_v: Num = 0.0
     causal_share: Num = 0.5
+    drops: bool = False
     reach: Num = 0.0
     """Keys that a query sees at most: less than `kv_len` with a window; 0 where all are seen."""
     itemsize: float = 2.0

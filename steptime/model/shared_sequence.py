@@ -24,6 +24,8 @@ class Local(NamedTuple):
     """Width of a head of queries and keys."""
     d_v: int
     """Width of a head of values and outputs."""
+    drops: bool = False
+    """Whether dropout follows the softmax."""
 
     @property
     def q(self) -> Num:
@@ -77,6 +79,7 @@ class Local(NamedTuple):
             "d_qk": self.d,
             "d_v": self.d_v,
             "itemsize": self.shard.itemsize,
+            "drops": self.drops,
             "stats": (self.lse,),
         }
         return Attention("attn.core", inputs, (out,), saves, role="core_attn", **(shape | work))

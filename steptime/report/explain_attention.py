@@ -57,6 +57,12 @@ def _attention_kernel(row: KernelTime, op: Attention, estimate: Estimate) -> lis
     if ramp:
         where = machine_source(estimate.job, "accelerator.attention_ramp_tokens")
         lines.append(f"attention_ramp_tokens {ramp:g}: {where}")
+    if op.drops:
+        drawn = op.full_flops / (2.0 * (op.d_qk + op.d_v)) * op.causal_share
+        lines.append(
+            f"dropout of {quantity(drawn, SI, 'scores')} at {quantity(rates.drawn_per_s, SI, 'scores/s')} besides, forward and "
+            "backward (NVIDIA/TransformerEngine issue 3312)"
+        )
     if op.merge_forward_bytes or op.merge_backward_bytes:
         forward, backward = (
             quantity(float(size), BINARY) for size in (op.merge_forward_bytes, op.merge_backward_bytes)

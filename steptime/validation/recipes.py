@@ -49,23 +49,3 @@ def quantized_head(precision: str, model: str, words: str) -> dict[str, Any]:
     """
     found = re.search("deepseek-v3|gpt-oss", model.lower()) and "full_iteration" in words and precision == "mxfp8"
     return {"quantized_head": True} if found else {}
-
-
-SCRIPTS: dict[str, dict[str, Any]] = {
-    "simumax": {"attention_mask": False, "cublas_workspace": ":4096:2:16:8"},
-    "qwen-readme": {"norm_impl": "fused", "rope_impl": "composite"},
-    "xtuner": {"norm_impl": "fused", "rope_impl": "fused"},
-}
-"""Settings in the launch scripts or the model code of a source that its rows do not state.
-
-MooreThreads/SimuMax simu_tools/megatron_scripts/scripts/
-run_pretrain_llama3.sh: --no-create-attention-mask-in-dataloader; torch's workspace on Blackwell is that of 2025. Qwen's own
-modeling_qwen.py runs FlashAttention's fused norm, and its rotary kernel between two casts, 20 bytes an element. XTuner dispatches
-norms and rotary embeddings to Triton kernels (InternLM/xtuner xtuner/model/modules/dispatch)."""
-
-
-def of_scripts(group: str, assumed: list[str]) -> dict[str, Any]:
-    """Settings in a source's launch scripts, added to `assumed`; empty where the scripts are unknown."""
-    found = SCRIPTS.get(group, {})
-    assumed += [f"{key}: {value}, from the scripts and the torch release of {group}" for key, value in found.items()]
-    return found

@@ -17,6 +17,7 @@ from steptime.validation.row_hugging_face import offloaded_by_guide
 from steptime.validation.row_layers import completed, depths_ahead, hybrid_model, is_hybrid, stages
 from steptime.validation.row_machine import hardware_of, machine
 from steptime.validation.row_native import by_module, resharded
+from steptime.validation.row_scripts import model_of_script
 from steptime.validation.row_software import RowFramework, framework_of, performance_of
 from steptime.validation.row_torchtitan import by_parameter
 
@@ -268,12 +269,10 @@ def _model(row: MeasuredRow, framework: RowFramework, assumed: list[str]) -> dic
         vocab = -(-vocab // (128 * row.needed("tp"))) * 128 * row.needed("tp")
         assumed.append(f"vocab: padded to {vocab}, as in Megatron-LM")
     model |= {"vocab_sz": vocab} | _family(row, framework, glu=glu)
-    tied = row.flag("tied_embeddings")
+    model["tie_embeddings"] = not glu if (tied := row.flag("tied_embeddings")) is None else tied
     if tied is None:
-        tied = not glu
-        assumed.append(f"tied_embeddings: {'yes' if tied else 'no'}")
-    model["tie_embeddings"] = tied
-    return model | kinds_of(row, assumed)
+        assumed.append(f"tied_embeddings: {'no' if glu else 'yes'}")
+    return model | model_of_script(row, assumed) | kinds_of(row, assumed)
 
 
 def _usual_vocabulary(name: str, *, glu: bool) -> int:

@@ -11,9 +11,10 @@ from steptime.software.performance import EAGER_TORCH, load_software
 from steptime.software.profiles import profile_names, profile_releases
 from steptime.validation import row_hugging_face, row_native, row_torchtitan
 from steptime.validation.measurements import FOLDER, MeasuredRow, SkipRowError
-from steptime.validation.recipes import of_scripts, quantized_head, recipe_of
+from steptime.validation.recipes import quantized_head, recipe_of
 from steptime.validation.row_experts import dispatch_of, positions_of
 from steptime.validation.row_kernels import attention_of, graphs_of, kernel_of_month, overlap_of
+from steptime.validation.row_scripts import performance_of_script
 
 
 class RowFramework(NamedTuple):
@@ -147,7 +148,7 @@ def performance_of(row: MeasuredRow, framework: RowFramework, assumed: list[str]
         assumed.append(
             "attention_impl: unfused, since TransformerEngine had no kernel for latent attention on Blackwell"
         )
-    return section | of_scripts(row.group, assumed)
+    return section | performance_of_script(row, assumed)
 
 
 def _before_flash(row: MeasuredRow) -> bool:

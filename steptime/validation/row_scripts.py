@@ -1,0 +1,78 @@
+"""Settings in the launch scripts or the model code of a measured row's source, which the row does not state."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+
+from steptime.validation.measurements import MeasuredRow
+
+
+class Scripted(NamedTuple):
+    """Settings of the rows whose source, framework and model match `words`, a regular expression in lower case."""
+
+    words: str
+    performance: dict[str, Any]
+    model: dict[str, Any]
+    """Dimensions, norm, biases, positions and dropout of the model itself."""
+
+
+LEGACY = {"activation_impl": "composite", "rope_impl": "own_tables"}
+"""Megatron-LM's own layers of 2023: torch's SiLU and product (transformer.py, ParallelMLP.__init__: swiglu), rotary embedding
+kernel by kernel (apply_rotary_pos_emb)."""
+
+SCRIPTS = (
+    Scripted("^simumax;", {"attention_mask": False, "cublas_workspace": ":4096:2:16:8"}, {}),
+    Scripted("^qwen-readme;", {"norm_impl": "fused", "rope_impl": "composite"}, {}),
+    Scripted("^xtuner;", {"norm_impl": "fused", "rope_impl": "fused"}, {}),
+    Scripted(
+        "^flagperf; megatron-lm core_v0.6.0; llama3",
+        {},
+        {"bias": True, "norm_bias": False, "rotary_embeds": False, "learned_positions": True, "dropout": 0.1},
+    ),
+    Scripted("^flagperf; megatron-lm core_v0.6.0; mixtral", {"rope_impl": "own_tables"}, {"dropout": 0.1}),
+    Scripted("^flagperf; flagscale@ed55532 .*; aquila2", LEGACY, {}),
+    Scripted("^flagperf; flagscale@26cd664 .*; llama2", LEGACY | {"norm_impl": "eager"}, {}),
+    Scripted(
+        "^flagperf; megatron-deepspeed zero-1; llama2",
+        LEGACY | {"rope_impl": "composite"},
+        {"norm": "layernorm", "bias": True, "norm_bias": True, "vocab_sz": 50304},
+    ),
+)
+"""The first match of a row is its own.
+
+- MooreThreads/SimuMax simu_tools/megatron_scripts/scripts/run_pretrain_llama3.sh: --no-create-attention-mask-in-dataloader;
+  torch's workspace on Blackwell is that of 2025.
+- Qwen's own modeling_qwen.py runs FlashAttention's fused norm, and its rotary kernel between two casts, 20 bytes an element.
+- XTuner dispatches norms and rotary embeddings to Triton kernels (InternLM/xtuner xtuner/model/modules/dispatch).
+- FlagOpen/FlagPerf@1b5a0303 training/benchmarks/llama3_8B and llama3_70B megatron/pretrain_llama3.sh: Megatron-LM's defaults for
+  what Llama 3 has otherwise, since it has no --position-embedding-type (learned_absolute), no --disable-bias-linear, no
+  --attention-dropout or --hidden-dropout (0.1). mixtral_8x7B/megatron/megatron_main.sh: the same dropout; --no-rope-fusion.
+- The same, aquila2_7b/flagscale and llama2_70B/megatron: FlagScale of 2023 runs Megatron-LM's own layers, with apex's RMSNorm
+  for --apply-layernorm-rms (FlagOpen/FlagScale@c2362772 megatron/model/fused_layer_norm.py) and torch's kernels for
+  --normalization RMSNorm (@83e7b602 megatron/model/utils.py, get_norm; @7ef8b368 rms_norm.py).
+- The same, llama2_7b/megatron-deepspeed/megatron-deepspeed_main.sh: what follows "#--recompute-activations" is a comment, so the
+  norm is Megatron's default and linear layers have biases. preprocess/tokenizer.json is GPT-NeoX's, 50,277 words padded to a
+  multiple of 128. microsoft/Megatron-DeepSpeed@1bcd14d6 megatron/model/rotary_pos_embedding.py keeps its tables."""
+
+
+def script_of(row: MeasuredRow) -> Scripted:
+    """The settings of a row that its source's scripts or code have; none where they are unknown."""
+    said = "; ".join((row.group, row.text("framework"), row.text("model_name"))).lower()
+    return next((script for script in SCRIPTS if re.search(script.words, said)), Scripted("", {}, {}))
+
+
+def performance_of_script(row: MeasuredRow, assumed: list[str]) -> dict[str, Any]:
+    """Its `performance` keys, added to `assumed`."""
+    found = script_of(row).performance
+    assumed += [
+        f"{key}: {value}, from the scripts and the torch release of {row.group}" for key, value in found.items()
+    ]
+    return found
+
+
+def model_of_script(row: MeasuredRow, assumed: list[str]) -> dict[str, Any]:
+    """Its `model` keys, added to `assumed`."""
+    found = script_of(row).model
+    assumed += [f"{key}: {value}, from the scripts of {row.group}" for key, value in found.items()]
+    return found
