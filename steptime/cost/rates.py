@@ -65,7 +65,7 @@ request 76988, column torch); 1.7e9 on A100 at three quarters of the clock, 67,1
 195542, control). PReLU with a broadcast weight on H200: 2.2e9, 1,024 x 10,240 fp16 (tile-ai/TileOPs pull request 500) [1/s]."""
 
 DRAWN_PER_SM = 1.6e10
-"""Scores for which a flash kernel draws dropout on one SM: the random numbers (Philox) compete with the softmax for the same issue
+"""Scores for which a flash kernel draws dropout on one SM: the random numbers (Philox) compete with the softmax for issue
 slots, and little of their time is hidden (arXiv 2410.07531). 67.1e6 causal scores, forward and backward (4,096 tokens in 4
 sequences, 16 heads of 128; that they are causal is assumed), take 24 us more on B300 and 33 us on GB200 with FlashAttention-2, 45
 us on B300 and 20 us on H200 with cuDNN's kernel (NVIDIA/TransformerEngine issue 3312, pull request 3313): 1.9, 1.4, 1.0 and
