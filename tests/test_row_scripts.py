@@ -55,6 +55,13 @@ def test_what_scripts_say(name, performance, model):
 
 
 def test_other_rows_of_a_source_keep_their_own():
-    """FlagPerf's DeepSpeed and Paddle rows have other scripts."""
+    """FlagPerf's DeepSpeed and Llama rows of Paddle have other scripts."""
     for name in ("flagperf-n029", "flagperf-n043"):
         assert not any("from the scripts" in text for text in mapped(name).assumed)
+
+
+def test_flagperfs_pipelines_have_no_virtual_stages():
+    """Its scripts pass none, so that one chunk a stage is stated, not assumed; other sources leave it open."""
+    assert "vpp: 1" not in mapped("flagperf-n007").assumed
+    assert mapped("flagperf-n007").config["parallelism"].get("vpp", 1) == 1
+    assert "vpp: 1" in mapped("NAR21-005").assumed

@@ -17,7 +17,7 @@ from steptime.validation.row_hugging_face import offloaded_by_guide
 from steptime.validation.row_layers import completed, depths_ahead, hybrid_model, is_hybrid, stages
 from steptime.validation.row_machine import hardware_of, machine
 from steptime.validation.row_native import by_module, resharded
-from steptime.validation.row_scripts import model_of_script
+from steptime.validation.row_scripts import chunks_of_script, model_of_script
 from steptime.validation.row_software import RowFramework, framework_of, performance_of
 from steptime.validation.row_torchtitan import by_parameter
 
@@ -176,8 +176,8 @@ def _parallelism(row: MeasuredRow, framework: RowFramework, assumed: list[str]) 
     if rest or dp == 0 or dp != (row.whole("dp") or dp):
         raise SkipRowError("n_gpus: not the product of tp, pp, cp and dp")
     section: dict[str, Any] = {"tp": tp, "pp": pp, "dp": dp} | _context(row, framework, assumed, cp)
-    vpp = row.whole("vpp")
-    assumed += [f"{column}: 1" for column in ("vpp", "cp") if row.whole(column) is None]
+    vpp = row.whole("vpp") or chunks_of_script(row)
+    assumed += [f"{column}: 1" for column, said in (("vpp", vpp), ("cp", row.whole("cp"))) if said is None]
     if (vpp or 1) > 1:
         section["vpp"] = vpp
     sp = row.flag("sp")

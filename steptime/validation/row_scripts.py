@@ -31,6 +31,7 @@ SCRIPTS = (
         {"bias": True, "norm_bias": False, "rotary_embeds": False, "learned_positions": True, "dropout": 0.1},
     ),
     Scripted("^flagperf; megatron-lm core_v0.6.0; mixtral", {"rope_impl": "own_tables"}, {"dropout": 0.1}),
+    Scripted("^flagperf; paddle.*; gpt3", {}, {"dropout": 0.1}),
     Scripted("^flagperf; flagscale@ed55532 .*; aquila2", LEGACY, {}),
     Scripted("^flagperf; flagscale@26cd664 .*; llama2", LEGACY | {"norm_impl": "eager"}, {}),
     Scripted(
@@ -48,6 +49,7 @@ SCRIPTS = (
 - FlagOpen/FlagPerf@1b5a0303 training/benchmarks/llama3_8B and llama3_70B megatron/pretrain_llama3.sh: Megatron-LM's defaults for
   what Llama 3 has otherwise, since it has no --position-embedding-type (learned_absolute), no --disable-bias-linear, no
   --attention-dropout or --hidden-dropout (0.1). mixtral_8x7B/megatron/megatron_main.sh: the same dropout; --no-rope-fusion.
+- The same, gpt3_6.7B/paddle/config/_base.py: hidden_dropout_prob and attention_probs_dropout_prob 0.1.
 - The same, aquila2_7b/flagscale and llama2_70B/megatron: FlagScale of 2023 runs Megatron-LM's own layers, with apex's RMSNorm
   for --apply-layernorm-rms (FlagOpen/FlagScale@c2362772 megatron/model/fused_layer_norm.py) and torch's kernels for
   --normalization RMSNorm (@83e7b602 megatron/model/utils.py, get_norm; @7ef8b368 rms_norm.py).
@@ -76,3 +78,12 @@ def model_of_script(row: MeasuredRow, assumed: list[str]) -> dict[str, Any]:
     found = script_of(row).model
     assumed += [f"{key}: {value}, from the scripts of {row.group}" for key, value in found.items()]
     return found
+
+
+def chunks_of_script(row: MeasuredRow) -> int | None:
+    """Model chunks of each stage: 1 where no script of the source sets virtual stages (FlagPerf); None where nothing is known.
+
+    FlagOpen/FlagPerf@1b5a0303: no --num-layers-per-virtual-pipeline-stage in training/benchmarks/*/megatron and flagscale;
+    virtual_pp_degree 1 in gpt3_6.7B and llama1_7B paddle/config/_base.py.
+    """
+    return 1 if row.group == "flagperf" else None
