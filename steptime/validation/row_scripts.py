@@ -21,6 +21,9 @@ LEGACY = {"activation_impl": "composite", "rope_impl": "own_tables"}
 """Megatron-LM's own layers of 2023: torch's SiLU and product (transformer.py, ParallelMLP.__init__: swiglu), rotary embedding
 kernel by kernel (apply_rotary_pos_emb)."""
 
+EARLY_EXPERTS = {"dispatcher": "allgather", "permute_fusion": False}
+"""Megatron-Core of April 2024: --moe-token-dispatcher-type is allgather by default, and --moe-permute-fusion came later."""
+
 SCRIPTS = (
     Scripted("^simumax;", {"attention_mask": False, "cublas_workspace": ":4096:2:16:8"}, {}),
     Scripted("^qwen-readme;", {"norm_impl": "fused", "rope_impl": "composite"}, {}),
@@ -30,7 +33,16 @@ SCRIPTS = (
         {},
         {"bias": True, "norm_bias": False, "rotary_embeds": False, "learned_positions": True, "dropout": 0.1},
     ),
-    Scripted("^flagperf; megatron-lm core_v0.6.0; mixtral", {"rope_impl": "own_tables"}, {"dropout": 0.1}),
+    Scripted(
+        "^flagperf; megatron-lm core_v0.6.0; mixtral",
+        {"rope_impl": "own_tables", "moe": EARLY_EXPERTS},
+        {"dropout": 0.1},
+    ),
+    Scripted(
+        "^flagperf; pai-megatron-patch .*; qwen1.5-moe",
+        {"rope_impl": "own_tables", "moe": EARLY_EXPERTS | {"grouped_gemm": False}},
+        {"qkv_bias": True},
+    ),
     Scripted("^flagperf; paddle.*; gpt3", {}, {"dropout": 0.1}),
     Scripted("^flagperf; flagscale@ed55532 .*; aquila2", LEGACY, {}),
     Scripted("^flagperf; flagscale@26cd664 .*; llama2", LEGACY | {"norm_impl": "eager"}, {}),
@@ -49,6 +61,7 @@ SCRIPTS = (
 - FlagOpen/FlagPerf@1b5a0303 training/benchmarks/llama3_8B and llama3_70B megatron/pretrain_llama3.sh: Megatron-LM's defaults for
   what Llama 3 has otherwise, since it has no --position-embedding-type (learned_absolute), no --disable-bias-linear, no
   --attention-dropout or --hidden-dropout (0.1). mixtral_8x7B/megatron/megatron_main.sh: the same dropout; --no-rope-fusion.
+  qwen1.5_MoE/megatron/megatron_pai_main.sh: --no-rope-fusion, --add-qkv-bias, no --moe-grouped-gemm.
 - The same, gpt3_6.7B/paddle/config/_base.py: hidden_dropout_prob and attention_probs_dropout_prob 0.1.
 - The same, aquila2_7b/flagscale and llama2_70B/megatron: FlagScale of 2023 runs Megatron-LM's own layers, with apex's RMSNorm
   for --apply-layernorm-rms (FlagOpen/FlagScale@c2362772 megatron/model/fused_layer_norm.py) and torch's kernels for
