@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ast
 import re
-import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
@@ -18,25 +17,25 @@ from typing import Any
 
 from steptime.base.config import ConfigError, near
 from steptime.launch.beside import Beside
-from steptime.launch.config_values import Computed, computed, dotted, ends, looked_up, operated
+from steptime.launch.config_values import (
+    Computed,
+    computed,
+    dotted,
+    ends,
+    grown,
+    looked_up,
+    note_call,
+    operated,
+    parsed,
+)
 
 CLASS = "_class_"
 """The key under which a config object names its class; `_args_` holds its positional arguments."""
-CALLED = "_called_"
-"""The key under which a config lists the calls that it is given to and that are not followed."""
 _DEPTH = 20
+_KEPT = {"model_registry", "nvfp4_bf16_tail_fqns"}
+"""Functions of torchtitan whose arguments tell what they return."""
 _INERT = (ast.Import, ast.ImportFrom, ast.Assert, ast.Pass, ast.FunctionDef)
 Tree = dict[str, Any]
-
-
-def split_path(path: str) -> tuple[str, str]:
-    """The file and the function of FILE.py:FUNCTION; "" where no function is named.
-
-    >>> split_path("a/config_registry.py:llama3_8b"), split_path("job.toml")
-    (('a/config_registry.py', 'llama3_8b'), ('job.toml', ''))
-    """
-    file, colon, name = path.rpartition(":")
-    return (file, name) if colon and file.endswith(".py") else (path, "")
 
 
 def read_function(
@@ -50,7 +49,7 @@ def read_function(
     Raises:
         ConfigError: no Python, no such function, or a statement that cannot be evaluated statically.
     """
-    reader = _FunctionReader(path, _parsed(path, text), bases, beside or Beside(), {})
+    reader = _FunctionReader(path, parsed(path, text), bases, beside or Beside(), {})
     offered = [key for key, found in reader.functions.items() if ends(found.returns, returns)]
     if not name:
         if len(offered) != 1:
@@ -65,15 +64,6 @@ def read_function(
     if not isinstance(tree, dict) or CLASS not in tree:
         raise ConfigError(f"{path}:{function.lineno}: {name} does not return a config that can be read")
     return function.name, tree
-
-
-def _parsed(path: str, text: str) -> ast.Module:
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            return ast.parse(text)
-    except (SyntaxError, ValueError) as error:
-        line = getattr(error, "lineno", None)
-        raise ConfigError(f"{path}:{line or 1}: not valid Python ({getattr(error, 'msg', error)})") from None
 
 
 class _FunctionReader:
@@ -109,7 +99,7 @@ class _FunctionReader:
             text = self.beside.text(file)
             self.readers[file] = None
             if text is not None:
-                self.readers[file] = _FunctionReader(file, _parsed(file, text), self.bases, self.beside, self.readers)
+                self.readers[file] = _FunctionReader(file, parsed(file, text), self.bases, self.beside, self.readers)
         reader = self.readers[file]
         return reader.owner(own, depth + 1) if reader is not None else None
 
@@ -162,7 +152,12 @@ class _FunctionReader:
             found = self.value(node.value, names, depth)
             for target in node.targets:
                 self.assign(target, found, names)
-        elif self.bases and isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        elif isinstance(node, ast.For) and not isinstance(each := self.value(node.iter, names, depth), Computed):
+            for item in each if isinstance(each, list | tuple) else ():
+                self.assign(node.target, item, names)
+                if self.block(node.body, names, depth)[0]:
+                    raise self.fail(node, "cannot be evaluated statically")
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and self.changes(node.value):
             self.effect(node.value, names, depth)
         elif self.bases and isinstance(node, ast.If) and not any(isinstance(n, ast.Return) for n in ast.walk(node)):
             self.maybe(node, names)
@@ -179,20 +174,30 @@ class _FunctionReader:
                     with suppress(ConfigError):  # an attribute of what it has set before
                         self.assign(target, computed(inner.value), names)
             elif isinstance(inner, ast.Expr) and isinstance(inner.value, ast.Call):
-                _note_call(inner.value, names)
+                note_call(inner.value, names)
+
+    def changes(self, node: ast.Call) -> bool:
+        """Whether a call may change a config: a list that grows, a function that can be followed, or any of a repository's."""
+        last = dotted(node.func)[-1:]
+        return (
+            bool(self.bases) or last in (["append"], ["extend"]) or self.find(".".join(dotted(node.func))) is not None
+        )
 
     def effect(self, node: ast.Call, names: Tree, depth: int) -> None:
         """The effect of a call: a function that changes a config, or a list that grows."""
+        path = dotted(node.func)
         owner = self.value(node.func.value, names, depth) if isinstance(node.func, ast.Attribute) else None
+        if isinstance(owner, Computed) and path[-1:] == ["append"] and isinstance(names.get(path[0]), dict):
+            owner = grown(names[path[0]], path[1:-1])
         if isinstance(owner, list) and node.args and isinstance(node.func, ast.Attribute):
             given = self.value(node.args[0], names, depth)
             owner += given if node.func.attr == "extend" and isinstance(given, list) else [given]
             return
-        with suppress(ConfigError):  # followed as far as it can be
+        with suppress(*([ConfigError] if self.bases else [])):  # followed as far as it can be
             if self.find(".".join(dotted(node.func))):
                 self.value(node, names, depth)
                 return
-        _note_call(node, names)
+        note_call(node, names)
 
     def assign(self, target: ast.expr, found: Any, names: Tree) -> None:
         """`name = ...`, `name.a.b = ...`, or several names at once."""
@@ -287,14 +292,6 @@ class _FunctionReader:
             return deepcopy(args[0]) | keywords
         if self.bases and re.search(self.bases, called):
             return {CLASS: called, **said}
-        if last[:1].isupper() or keywords or (self.bases and args) or called == "model_registry":
+        if last[:1].isupper() or keywords or (self.bases and args) or called in _KEPT:
             return {CLASS: called, **said, **keywords}
         return computed(node)
-
-
-def _note_call(node: ast.Call, names: Tree) -> None:
-    """Record a call that is not followed, with the configs that it may change."""
-    given = [names.get(item.id) for item in ast.walk(node) if isinstance(item, ast.Name)]
-    for found in given:
-        if isinstance(found, dict):
-            found.setdefault(CALLED, []).append(" ".join(ast.unparse(node).split())[:60])

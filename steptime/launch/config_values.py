@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import ast
 import operator
+import warnings
 from typing import Any, NamedTuple
+
+from steptime.base.config import ConfigError
+
+CALLED = "_called_"
+"""The key under which a config lists the calls that it is given to and that are not followed."""
 
 
 class Computed(NamedTuple):
@@ -76,3 +82,46 @@ def looked_up(called: str, node: ast.Call, args: list[Any]) -> Any:
 def ends(node: ast.expr | None, words: str) -> bool:
     """Whether an annotation's name ends in `words`."""
     return node is not None and ast.unparse(node).strip("'\"").endswith(words)
+
+
+def parsed(path: str, text: str) -> ast.Module:
+    """The syntax of a module.
+
+    Raises:
+        ConfigError: it is not Python.
+    """
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            return ast.parse(text)
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None)
+        raise ConfigError(f"{path}:{line or 1}: not valid Python ({getattr(error, 'msg', error)})") from None
+
+
+def grown(owner: dict[str, Any], path: list[str]) -> list[Any] | None:
+    """The list at a path of a config, which starts empty where the config does not set it; None where it is no list."""
+    for part in path[:-1]:
+        inner = owner.setdefault(part, {})
+        if not isinstance(inner, dict):
+            return None
+        owner = inner
+    found = owner.setdefault(path[-1], [])
+    return found if isinstance(found, list) else None
+
+
+def note_call(node: ast.Call, names: dict[str, Any]) -> None:
+    """Record a call that is not followed, with the configs that it may change."""
+    given = [names.get(item.id) for item in ast.walk(node) if isinstance(item, ast.Name)]
+    for found in given:
+        if isinstance(found, dict):
+            found.setdefault(CALLED, []).append(" ".join(ast.unparse(node).split())[:60])
+
+
+def split_path(path: str) -> tuple[str, str]:
+    """The file and the function of FILE.py:FUNCTION; "" where no function is named.
+
+    >>> split_path("a/config_registry.py:llama3_8b"), split_path("job.toml")
+    (('a/config_registry.py', 'llama3_8b'), ('job.toml', ''))
+    """
+    file, colon, name = path.rpartition(":")
+    return (file, name) if colon and file.endswith(".py") else (path, "")

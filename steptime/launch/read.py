@@ -16,7 +16,7 @@ from steptime.base.config import ConfigError, near
 from steptime.base.document import parse
 from steptime.job.job import Job
 from steptime.launch.beside import Beside, with_numbers
-from steptime.launch.config_functions import split_path
+from steptime.launch.config_values import split_path
 from steptime.launch.devices import on_node, told_whole
 from steptime.launch.job_yaml import command_in
 from steptime.launch.keys import load_table

@@ -326,7 +326,6 @@ def test_other_files_are_one_line(text, words):
 @pytest.mark.parametrize(
     ("function", "words"),
     [
-        ("llama3_8b_looped", "config_registry.py:60: cannot be evaluated statically (for section in"),
         (
             "llama3_8b_grown",
             "config_registry.py:67: cannot be evaluated statically (config.training.seq_len += 4096)",

@@ -10,7 +10,7 @@ from steptime.base.config import ConfigError
 from steptime.base.document import parse_mapping
 from steptime.job.edit import put
 from steptime.launch.beside import Beside
-from steptime.launch.config_functions import split_path
+from steptime.launch.config_values import split_path
 from steptime.launch.devices import devices_in, told
 from steptime.launch.keys import flatten, load_table
 from steptime.launch.logs.printed_config import block, plain_lines

@@ -1,4 +1,4 @@
-"""torchtitan's model converters as a precision: torchao's float8, MX and NVFP4 projections.
+"""torchtitan's model converters as a precision: torchao's float8, MX and NVFP4 projections; and its overrides of modules.
 
 Sources: pytorch/torchtitan@01db32e9 torchtitan/components/quantization/float8.py, mx.py (TOML: float8 without a recipe name
 scales by tensor), @026c75f2 of the same (config functions: rowwise unless said);
@@ -7,6 +7,8 @@ scales by tensor), @026c75f2 of the same (config functions: rowwise unless said)
 
 from __future__ import annotations
 
+import re
+from math import ceil
 from typing import Any
 
 from steptime.launch.config_functions import CLASS, Tree
@@ -35,10 +37,22 @@ def put_converters(tree: Tree, given: list[Any]) -> None:
         ]
     for name, item in zip(names, known, strict=True):
         if section := CONVERTERS.get(name):
-            tree[section] = {"recipe_name": _USUAL[section]} | item
+            tree[section] = {"recipe_name": _USUAL[section]} | _with_tail(item)
 
 
-def precision_of(keys: JobKeys, *, fsdp: bool) -> dict[str, Any]:
+def _with_tail(item: Tree) -> Tree:
+    """A converter with the share of the last layers that stay in bf16, where a function of it names the others.
+
+    pytorch/torchtitan@b5bcd76c torchtitan/components/quantization/nvfp4.py, nvfp4_bf16_tail_fqns(num_layers, fraction).
+    """
+    names = item.get("fqns")
+    if not isinstance(names, dict) or names.get(CLASS) != "nvfp4_bf16_tail_fqns":
+        return item
+    given = names.get("bf16_tail_fraction", [*names.get("_args_", []), None, None][1])
+    return {key: value for key, value in item.items() if key != "fqns"} | {"bf16_tail_fraction": given}
+
+
+def precision_of(keys: JobKeys, n_layers: int, *, fsdp: bool) -> dict[str, Any]:
     """`precision`, and `fp8_params` where FSDP gathers weights in float8; nothing without a converter that is modeled."""
     key, named = "model.converters", keys.words("model.converters")
     switch = "float8.enable_float8_linear"
@@ -62,7 +76,20 @@ def precision_of(keys: JobKeys, *, fsdp: bool) -> dict[str, Any]:
         if found["precision"] == "fp8_tensorwise":
             return found | {"fp8_params": True}
         keys.without_effect(gathers, "weights scaled by row are gathered unconverted")
+    if section == _FP4 and (tail := keys.number(f"{_FP4}.bf16_tail_fraction")):
+        found["bf16_layers_at_end"] = ceil(n_layers * tail)
     names = f"{section}.fqns" if section == _FP4 else f"{section}.filter_fqns"
     if set(keys.words(names)) - _BF16:
         keys.approximate(names, "counted with all projections of the layers in the recipe")
     return found
+
+
+def fused_by_override(keys: JobKeys) -> dict[str, Any]:
+    """SiLU and product in one kernel where the job overrides the modules (torchtitan/overrides/fused_swiglu.py@b5bcd76c)."""
+    named = keys.words("override.imports")
+    fused = [word for word in named if re.search(r"fused_swiglu\.fused_(swiglu|grouped_experts)$", word)]
+    if len(fused) < len(named):
+        keys.approximate(
+            "override.imports", "modules in place of torchtitan's own: counted as its own, but fused SwiGLU"
+        )
+    return {"activation_impl": "fused"} if fused else {}

@@ -13,7 +13,7 @@ from steptime.base.config import show
 from steptime.job.edit import read_model
 from steptime.launch.devices import data_parallel, told
 from steptime.launch.job_keys import JobKeys
-from steptime.launch.torchtitan.converters import precision_of
+from steptime.launch.torchtitan.converters import fused_by_override, precision_of
 from steptime.launch.torchtitan.graph_trainer import by_parameter, fuses, graph_of, is_traced, simple_of
 
 _P = "parallelism."
@@ -67,7 +67,7 @@ def config_of(keys: JobKeys, model: Any, devices: int | None, release: str) -> d
     performance: dict[str, Any] = {"software": f"torchtitan{'' if degrees.fsdp else '-ddp'}{release}"}
     performance |= (
         dtypes_of(keys, degrees)
-        | precision_of(keys, fsdp=degrees.fsdp)
+        | precision_of(keys, n_layers, fsdp=degrees.fsdp)
         | kernels_of(keys, degrees, release)
         | rotary_of(keys, model, release)
         | (graph_of(keys, experts=bool(experts)) if traced else checkpointing_of(keys, n_layers))
@@ -183,6 +183,7 @@ def kernels_of(keys: JobKeys, degrees: Degrees, release: str) -> dict[str, Any]:
         keys.without_effect(f"{_P}enable_async_tensor_parallel", "only with compile.enable and tensor parallelism")
     loss = {"loss_chunks": 1} if keys.get("loss.class") == "CrossEntropyLoss" else {}
     attention = ATTENTION_KERNELS.get(str(keys.get("model.attn_backend")), {})
+    attention = attention | fused_by_override(keys)
     return loss | attention | compiled_of(keys, release) | ({"overlap": {"tp": True}} if hidden else {})
 
 

@@ -1,0 +1,106 @@
+"""torchtitan's own config functions: converters of a part of the layers, modules that a job overrides."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+from launch_readings import DATA, one_line
+
+from steptime.launch.reading import to_job
+from steptime.launch.torchtitan.job_config import read_torchtitan
+
+LLAMA = """
+def llama3_8b() -> Trainer.Config:
+    return Trainer.Config(
+        model_spec=model_registry("8B"),
+        optimizer=default_adamw(lr=3e-4),
+        training=TrainingConfig(num_tokens_per_microbatch_per_dp_rank=8192, max_context_length=8192, steps=1000),
+        activation_checkpoint=SelectiveAC.Config(),
+    )
+"""
+TAIL = """
+def llama3_8b_nvfp4() -> Trainer.Config:
+    config = llama3_8b()
+    assert config.model_spec is not None
+    n_layers = len(cast(Llama3Model.Config, config.model_spec.model).layers)
+    _TAIL = 0.15
+    fqns = nvfp4_bf16_tail_fqns(n_layers, _TAIL)
+    config.model_spec = model_registry(
+        "8B", converters=[NVFP4LinearConverter.Config(fqns=fqns, model_compile_enabled=True)]
+    )
+    config.compile = CompileConfig(enable=True, components=["model"])
+    return config
+"""
+FUSED = """
+def enable_fused_swiglu(config: Trainer.Config) -> None:
+    for override in (
+        "torchtitan.overrides.fused_swiglu.fused_swiglu",
+        "torchtitan.overrides.fused_swiglu.fused_grouped_experts",
+    ):
+        assert override not in config.override.imports
+        config.override.imports.append(override)
+
+
+def llama3_8b_fused() -> Trainer.Config:
+    config = llama3_8b()
+    enable_fused_swiglu(config)
+    return config
+"""
+"""pytorch/torchtitan@b5bcd76c torchtitan/models/llama3/config_registry.py and deepseek_v3/config_registry.py, shortened."""
+
+
+def reading(name: str, text: str):
+    return read_torchtitan(f"llama3/config_registry.py:{name}", LLAMA + text, {"NGPU": "8"})
+
+
+def performance(name: str, text: str):
+    found = reading(name, text)
+    job = to_job(found, {"hardware.node_type": "dgx-b200"})
+    assert yaml.safe_dump(job.to_config())  # nothing in it is computed
+    return found.config["performance"]
+
+
+def test_the_last_layers_stay_in_bf16():
+    """nvfp4_bf16_tail_fqns(32, 0.15) names all but the last ceil(32 * 0.15) = 5 layers."""
+    found = performance("llama3_8b_nvfp4", TAIL)
+    assert (found["precision"], found["bf16_layers_at_end"]) == ("nvfp4_torchao", 5)
+    assert "bf16_layers_at_end" not in performance("llama3_8b", "")
+
+
+def test_a_module_constant_is_the_share():
+    """Qwen3's registry has the share as a module constant: ceil(32 * 0.5) = 16."""
+    text = "_TAIL = 0.5\n" + TAIL.replace("    _TAIL = 0.15\n", "")
+    assert performance("llama3_8b_nvfp4", text)["bf16_layers_at_end"] == 16
+
+
+def test_an_unknown_share_is_an_error():
+    text = TAIL.replace("_TAIL = 0.15", "_TAIL = share_of(config)")
+    line = one_line(read_torchtitan, LLAMA + text, "llama3/config_registry.py:llama3_8b_nvfp4")
+    assert "bf16_tail_fraction: computed (share_of(config))" in line
+
+
+def test_a_function_that_grows_a_list_of_overrides():
+    """Both names of fused_swiglu.py put gate, SiLU and product into one kernel; without them torchtitan has torch's own."""
+    assert performance("llama3_8b_fused", FUSED)["activation_impl"] == "fused"
+    assert "activation_impl" not in performance("llama3_8b", "")
+
+
+def test_other_overrides_are_told():
+    text = FUSED.replace("fused_swiglu.fused_grouped_experts", "helion_rope.helion_rope")
+    assert [flag.name for flag in reading("llama3_8b_fused", text).of("approximated")] == ["override.imports"]
+    assert [flag.name for flag in reading("llama3_8b_fused", FUSED).of("approximated")] == []
+
+
+@pytest.mark.parametrize(
+    "body", ["    for name in names_of(config):\n        config.job.x = name\n", "    log(config)\n", "    print(1)\n"]
+)
+def test_what_cannot_be_followed_is_refused(body):
+    text = f"def llama3_8b_other() -> Trainer.Config:\n    config = llama3_8b()\n{body}    return config\n"
+    line = one_line(read_torchtitan, LLAMA + text, "llama3/config_registry.py:llama3_8b_other")
+    assert "cannot be evaluated statically" in line
+
+
+def test_a_loop_over_what_is_known_sets_each():
+    """The fixture's loop over (config.training,) sets 4,096 tokens, where its base has 8,192."""
+    text = (DATA / "torchtitan" / "config_registry.py").read_text(encoding="utf-8")
+    assert read_torchtitan("config_registry.py:llama3_8b_looped", text).config["data"]["seqlen"] == 4096
