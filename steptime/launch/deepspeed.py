@@ -17,6 +17,7 @@ from steptime.launch.devices import data_parallel, devices_in, states_devices, t
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import flatten, load_table, read_keys
 from steptime.launch.reading import Env, LaunchFlag, Reading, Sets
+from steptime.launch.traced_models import DEEPCOMPILE, of_ds_config
 from steptime.model.model import Model
 
 _BATCH, _MICRO, _STEPS = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
@@ -47,6 +48,7 @@ def read_deepspeed(path: str, text: str, env: Env = None, sets: Sets = None, bes
     parallelism, data = _layout(keys, devices)
     if parallelism["zero_level"]:
         _reduction(keys, parallelism, performance)
+    performance |= of_ds_config(keys, parallelism["zero_level"])
     if away := offload_of(keys, parallelism["zero_level"]):
         performance["cpu_offload"] = away
     if plus := plus_plus_of(keys, parallelism["zero_level"]):
@@ -70,6 +72,17 @@ class ZeroExtras(NamedTuple):
     zero_plus_plus: dict[str, Any]
     engine: Mapping[str, Any] = {}
     """Batch (whole, micro, steps) and half precision (bf16, fp16) where it gives them itself and not by "auto"."""
+    deepcompile: bool = False
+
+    @property
+    def beyond(self) -> list[str]:
+        """What it turns on besides the stage, in words."""
+        named = {
+            "states in host memory": self.cpu_offload,
+            "ZeRO++": self.zero_plus_plus,
+            "DeepCompile": self.deepcompile,
+        }
+        return [name for name, on in named.items() if on]
 
 
 def put_deepspeed_config(keys: JobKeys, beside: Beside | None) -> ZeroExtras:
@@ -96,7 +109,8 @@ def put_deepspeed_config(keys: JobKeys, beside: Beside | None) -> ZeroExtras:
     sizes = {"whole": whole, "micro": micro, "steps": steps}
     engine = {name: size for name, size in sizes.items() if isinstance(size, int) and size > 0}
     engine |= {half: True for half in ("bf16", "fp16") if inner.get(f"{half}.enabled") is True}
-    found = ZeroExtras(offload_of(inner, level), plus_plus_of(inner, level), engine)
+    found = ZeroExtras(offload_of(inner, level), plus_plus_of(inner, level), engine, inner.on(DEEPCOMPILE))
+    inner.becomes(DEEPCOMPILE, "performance.overlap.dp, where the trainer compiles")
     weighty = [flag for flag in inner.flags() if flag.status in {"unmodeled", "approximated"}]
     keys.beside_flags += [flag._replace(name=f"{name}: {flag.name}") for flag in weighty]
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from steptime.launch.traced_models import TRACED_MASK
 from steptime.validation.measurements import MeasuredRow
 
 NLL_ROWS = 256
@@ -11,13 +12,6 @@ NLL_ROWS = 256
 
 The published steps of millions of tokens run scaled_dot_product_attention on cuDNN, which took one from 606 to 373 s
 (huggingface/transformers pull requests 48163 and 48324)."""
-
-TRACED_MASK = {"attention_kernel": "efficient", "repeat_kv": True}
-"""Attention of transformers where Dynamo traces scaled_dot_product_attention, padded or not.
-
-The causal mask becomes a tensor (huggingface/transformers@00c4411c src/transformers/masking_utils.py, _ignore_causal_mask_sdpa),
-with which FlashAttention is no choice, and keys and values are repeated for each query head (integrations/sdpa_attention.py,
-use_gqa_in_sdpa). The memory-efficient kernel then computes all scores of the square."""
 
 
 def of_hugging_face(row: MeasuredRow, notes: str) -> dict[str, Any]:

@@ -142,8 +142,7 @@ def _from_words(
             keys.notes.append(f"from the environment: {outside}")
         if script.unclear:
             keys.left_open["parallelism.dp"] = script.unclear[0]
-    away, plus, _ = put_deepspeed_config(keys, beside)
-    for what in ["states in host memory"] * bool(away) + ["ZeRO++"] * bool(plus):
+    for what in put_deepspeed_config(keys, beside).beyond:
         keys.beside_flags.append(LaunchFlag("deepspeed_config", "", "unmodeled", what))
     if stage := _unknown_stage(keys, beside):
         keys.left_open["parallelism.zero_level"] = stage

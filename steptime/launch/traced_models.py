@@ -1,0 +1,57 @@
+"""torch.compile of a model of transformers: its kernels, and the attention that a traced causal mask leaves.
+
+Sources: huggingface/transformers src/transformers/training_args.py (torch_compile, torch_compile_backend), trainer.py: the whole
+model with its loss is compiled; huggingface/accelerate src/accelerate/accelerator.py, prepare_model and _prepare_deepspeed
+(dynamo_backend); deepspeedai/DeepSpeed@edaa7221 deepspeed/runtime/engine.py, compile.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from steptime.launch.figures import Figures
+from steptime.launch.job_keys import JobKeys
+
+TRACED_MASK = {"attention_kernel": "efficient", "repeat_kv": True}
+"""Attention of transformers where Dynamo traces scaled_dot_product_attention, padded or not.
+
+The causal mask becomes a tensor (huggingface/transformers@00c4411c src/transformers/masking_utils.py, _ignore_causal_mask_sdpa),
+with which FlashAttention is no choice, and keys and values are repeated for each query head (integrations/sdpa_attention.py,
+use_gqa_in_sdpa). The memory-efficient kernel then computes all scores of the square."""
+_UNFUSED = {"eager", "aot_eager", "aot_ts_nvfuser"}
+"""Backends that trace the model and leave its kernels as they are."""
+_ATTENTION = re.compile(r"flash_?att|attn_impl")
+DEEPCOMPILE = "compile.deepcompile"
+
+
+def put_compiled(found: Figures, config: dict[str, Any], *, deepcompile: bool = False) -> None:
+    """Put what a trainer compiles into the config: fused kernels, and attention with a mask unless a flash kernel is asked for.
+
+    `deepcompile`: DeepSpeed's passes, which gather parameters one by one where they are used.
+    """
+    keys = found.keys
+    by = next((figure for figure in ("@compile", "@compile_backend", "@dynamo") if found.on(figure)), "")
+    if not by:
+        return
+    backend = str(found.get("@compile_backend") or found.get("@dynamo") or "inductor").lower()
+    section: dict[str, Any] = {} if backend in _UNFUSED else {"compile": "all"}
+    if not names_flash(keys):
+        section |= TRACED_MASK
+    if deepcompile and config["parallelism"].get("zero_level") == 3:
+        section["overlap"] = {"dp": False}
+    keys.becomes(found.figures[by], ", ".join(f"performance.{name}" for name in section))
+    config["performance"] |= section
+
+
+def names_flash(keys: JobKeys) -> bool:
+    """Whether a file asks for FlashAttention's own package, for which transformers makes no mask."""
+    said = {str(value).lower() for key, value in keys.values.items() if _ATTENTION.search(key)}
+    return any(value == "true" or re.match(r"fa\d|flash_?att|kernels-community", value) for value in said)
+
+
+def of_ds_config(keys: JobKeys, level: int) -> dict[str, Any]:
+    """What a ds_config alone compiles: DeepCompile, or all of the model by compile.enabled of DeepSpeed 0.14."""
+    if keys.on(DEEPCOMPILE) and level == 3:
+        return {"compile": "all", "overlap": {"dp": False}} | TRACED_MASK
+    return {"compile": "all"} | TRACED_MASK if keys.on(DEEPCOMPILE) or keys.on("compile.enabled") else {}
