@@ -46,6 +46,22 @@ def llama3_8b_fused() -> Trainer.Config:
     enable_fused_swiglu(config)
     return config
 """
+DEEPSEEK = """
+def deepseek_v3_671b_float8() -> Trainer.Config:
+    return Trainer.Config(
+        model_spec=model_registry(
+            "671B",
+            converters=[
+                Float8LinearConverter.Config(filter_fqns=["lm_head", "router.gate"]),
+                Float8GroupedExpertsConverter.Config(model_compile_enabled=False),
+            ],
+        ),
+        training=TrainingConfig(num_tokens_per_microbatch_per_dp_rank=4 * 4096, max_context_length=4096, steps=10),
+        parallelism=ParallelismConfig(expert_parallel_degree=2),
+        activation_checkpoint=SelectiveAC.Config(),
+        compile=CompileConfig(enable=True, components=["loss"]),
+    )
+"""
 """pytorch/torchtitan@b5bcd76c torchtitan/models/llama3/config_registry.py and deepseek_v3/config_registry.py, shortened."""
 
 
@@ -77,6 +93,17 @@ def test_an_unknown_share_is_an_error():
     text = TAIL.replace("_TAIL = 0.15", "_TAIL = share_of(config)")
     line = one_line(read_torchtitan, LLAMA + text, "llama3/config_registry.py:llama3_8b_nvfp4")
     assert "bf16_tail_fraction: computed (share_of(config))" in line
+
+
+def test_experts_in_float8_are_told_and_counted_in_bf16():
+    """deepseek_v3_671b_float8: its projections in float8; its experts' products are listed as approximated."""
+    found = read_torchtitan("deepseek_v3/config_registry.py:deepseek_v3_671b_float8", DEEPSEEK, {"NGPU": "256"})
+    assert found.config["performance"]["precision"] == "fp8_rowwise"
+    assert "quantize.experts.converter" in [flag.name for flag in found.of("approximated")]
+    assert found.of("unmodeled") == []
+    alone = DEEPSEEK.replace('Float8LinearConverter.Config(filter_fqns=["lm_head", "router.gate"]),', "")
+    found = read_torchtitan("deepseek_v3/config_registry.py:deepseek_v3_671b_float8", alone, {"NGPU": "256"})
+    assert found.config["performance"]["precision"] == "bf16"
 
 
 def test_a_function_that_grows_a_list_of_overrides():
