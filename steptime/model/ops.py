@@ -1,8 +1,7 @@
 """The op vocabulary: a block states its work once, as a list of ops.
 
-An op names the activations it reads (`inputs`), makes (`outputs`) and keeps for backward (`saves`), the parameters it owns,
-and its work. Everything else is derived from such a list: parameters, FLOPs, bytes moved, bytes saved, collectives, the
-memory walk and the seconds.
+An op names the activations it reads (`inputs`), makes (`outputs`) and keeps for backward (`saves`), its parameters and its work.
+Everything else is derived from such a list: parameters, FLOPs, bytes moved and saved, collectives, the memory walk, the seconds.
 
 Shapes are those of one device for one micro-batch. Letters in formulas: T tokens, h hidden, b sequences, s positions.
 """
@@ -37,7 +36,8 @@ class Tensor(NamedTuple):
     grad_itemsize: float = 0.0
     """Bytes per element of its gradient where that differs (the gradient of a quantized copy), else 0."""
     pooled: bool = False
-    """Stored in Megatron's grow-only buffer where there is one (megatron/core/utils.py, GlobalMemoryBuffer)."""
+    """Whether it is stored in Megatron's grow-only buffer where the framework has one (megatron/core/utils.py,
+    GlobalMemoryBuffer)."""
 
     @property
     def bytes(self) -> Num:
@@ -201,10 +201,9 @@ class Gemm(Op):
 
 @dataclass(slots=True, eq=False, repr=False)
 class Attention(Op):
-    """A fused (flash) attention kernel: scores never reach memory.
+    """A fused (flash) attention kernel: scores never reach memory; `drops`: it draws their dropout mask, in backward again.
 
     `causal_share` is the share of the s x s scores that counts: 1/2 for a causal mask over equal lengths, less with a window.
-    `drops`: the kernel draws a dropout mask of those scores, and draws it again in backward.
     """
 
     batch: Num = 0.0
