@@ -31,6 +31,8 @@ from steptime.launch.config_values import (
 
 CLASS = "_class_"
 """The key under which a config object names its class; `_args_` holds its positional arguments."""
+CALLED = "_called_"
+"""The key under which a config lists the calls that it is given to and that are not followed."""
 _DEPTH = 20
 _KEPT = {"model_registry", "nvfp4_bf16_tail_fqns"}
 """Functions of torchtitan whose arguments tell what they return."""
@@ -174,7 +176,7 @@ class _FunctionReader:
                     with suppress(ConfigError):  # an attribute of what it has set before
                         self.assign(target, computed(inner.value), names)
             elif isinstance(inner, ast.Expr) and isinstance(inner.value, ast.Call):
-                note_call(inner.value, names)
+                note_call(inner.value, names, CALLED)
 
     def changes(self, node: ast.Call) -> bool:
         """Whether a call may change a config: a list that grows, a function that can be followed, or any of a repository's."""
@@ -197,7 +199,7 @@ class _FunctionReader:
             if self.find(".".join(dotted(node.func))):
                 self.value(node, names, depth)
                 return
-        note_call(node, names)
+        note_call(node, names, CALLED)
 
     def assign(self, target: ast.expr, found: Any, names: Tree) -> None:
         """`name = ...`, `name.a.b = ...`, or several names at once."""

@@ -9,9 +9,6 @@ from typing import Any, NamedTuple
 
 from steptime.base.config import ConfigError
 
-CALLED = "_called_"
-"""The key under which a config lists the calls that it is given to and that are not followed."""
-
 
 class Computed(NamedTuple):
     """A value that is known only by running the code."""
@@ -109,12 +106,12 @@ def grown(owner: dict[str, Any], path: list[str]) -> list[Any] | None:
     return found if isinstance(found, list) else None
 
 
-def note_call(node: ast.Call, names: dict[str, Any]) -> None:
-    """Record a call that is not followed, with the configs that it may change."""
+def note_call(node: ast.Call, names: dict[str, Any], under: str) -> None:
+    """Record a call that is not followed in the configs that it may change, under a key of theirs."""
     given = [names.get(item.id) for item in ast.walk(node) if isinstance(item, ast.Name)]
     for found in given:
         if isinstance(found, dict):
-            found.setdefault(CALLED, []).append(" ".join(ast.unparse(node).split())[:60])
+            found.setdefault(under, []).append(" ".join(ast.unparse(node).split())[:60])
 
 
 def split_path(path: str) -> tuple[str, str]:

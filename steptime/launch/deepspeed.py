@@ -17,7 +17,7 @@ from steptime.launch.devices import data_parallel, devices_in, states_devices, t
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import flatten, load_table, read_keys
 from steptime.launch.reading import Env, LaunchFlag, Reading, Sets
-from steptime.launch.traced_models import DEEPCOMPILE, of_ds_config
+from steptime.launch.replaced_kernels import DEEPCOMPILE, of_ds_config
 from steptime.model.model import Model
 
 _BATCH, _MICRO, _STEPS = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"

@@ -24,6 +24,8 @@ class Figures:
         self.keys = keys
         self.figures: dict[str, str] = {}
         """@figure -> the key that gives it."""
+        self.deepcompile = False
+        """Whether a ds_config turns DeepCompile on."""
 
     def get(self, figure: str) -> Any:
         """The value of a figure's key; None where it is not set."""

@@ -29,7 +29,7 @@ from steptime.launch.keys import load_table, read_keys
 from steptime.launch.named_models import not_modeled, of_overrides, preset_of
 from steptime.launch.primus import read_primus
 from steptime.launch.reading import OTHER_MODEL, Env, LaunchFlag, Reading, Sets
-from steptime.launch.traced_models import put_compiled
+from steptime.launch.replaced_kernels import put_kernels
 from steptime.launch.trainer_files import (
     Said,
     defaults_beside,
@@ -71,8 +71,6 @@ def read_trainer(
     return _Plan(keys, found, beside).reading()
 
 
-LIGER = {"norm_impl": "fused", "rope_impl": "fused", "activation_impl": "fused"}
-"""Kernels that Liger replaces (linkedin/Liger-Kernel@ead96b61 src/liger_kernel/transformers/monkey_patch.py)."""
 _AXES = ("@dp_shard", "@dp_replicate", "@dp_dcn", "@dp_dcn_shard")
 """Degrees whose product is the data-parallel ranks."""
 
@@ -86,9 +84,9 @@ class _Plan(Figures):
         self.config: dict[str, Any] = {"model": {}, "parallelism": {"tp": 1, "pp": 1}, "performance": {}, "data": {}}
         own = [*(keys.table.raw.get("renamed_beside") or {}).values(), keys.table.raw.get("own_arguments") or []]
         self.own_names = next((item.name for item in keys.given if any(item.name in names for names in own)), "")
-        """A name that the trainer does not have: its own arguments and defaults."""
-        self.hybrid = self.deepcompile = False
-        """Whether each node holds all parameters and only its devices share them; whether DeepSpeed compiles its gathers."""
+        """A name that the trainer does not have: the program has its own arguments and defaults."""
+        self.hybrid = False
+        """Whether each node holds all parameters and only its devices share them."""
         for path, value in defaults_beside(keys.given, keys.table, "plan_with").items():
             put(self.config, path, value)
         for key, rule in keys.table.rules.items():
@@ -104,6 +102,7 @@ class _Plan(Figures):
             else:
                 value = keys.word(key, rule.words) if rule.words else keys.get(key)
                 put(self.config, rule.note, scalar(value) if isinstance(value, str) else value)
+
         launches = {"distributed_type", "compute_environment"} & {item.name for item in keys.given}
         self.alone = "an accelerate config" if launches and not found.program and self.get("@model") is None else ""
         """What the file is, if it is only how a job is launched."""
@@ -119,11 +118,9 @@ class _Plan(Figures):
         elif word == "offload_disk":
             keys.leave_out(self.figures["@checkpointing"], "activations on disk")
         self.replay(config)
-        if self.on("@liger"):
-            config["performance"] = LIGER | config["performance"]
-            keys.approximate(self.figures["@liger"], "head and loss in one kernel: those of the profile are counted")
-        put_compiled(self, config, deepcompile=self.deepcompile)
-        config["performance"] |= {"optimizer": found} if (found := self.optimizer()) else {}
+        put_kernels(self, config)
+        if optimizer := self.optimizer():
+            config["performance"]["optimizer"] = optimizer
         if config["model"].get("parallel_residual") and config["parallelism"]["tp"] != 1:
             by = next(key for key, rule in keys.table.rules.items() if rule.note == "model.parallel_residual")
             keys.approximate(by, "attention parallel to the MLP with tp: counted one after the other")
@@ -156,7 +153,7 @@ class _Plan(Figures):
         if self.on("@deepspeed") or (
             "deepspeed" in profiles and "zero_stage" in self.keys.values and not self._sharded()
         ):
-            self.deepcompile = put_zero(self, self.config, self.beside)
+            put_zero(self, self.config, self.beside)
             return str(profiles["deepspeed"])
         if self._sharded():
             self.hybrid = put_fsdp(self, self.config, self._precision()["precision"])

@@ -7,23 +7,22 @@ from collections.abc import Mapping
 from typing import Any
 
 from steptime.launch.beside import Beside
-from steptime.launch.deepspeed import ZeroExtras, offload_of, put_deepspeed_config
+from steptime.launch.deepspeed import offload_of, put_deepspeed_config
 from steptime.launch.devices import told
 from steptime.launch.figures import Figures, size_of
 
 
-def put_zero(found: Figures, config: dict[str, Any], beside: Beside | None) -> bool:
-    """Put the stage into the config, and what is in the host's memory; what is not set stays open. Whether DeepCompile is on."""
+def put_zero(found: Figures, config: dict[str, Any], beside: Beside | None) -> None:
+    """Put the stage into the config, and what is in the host's memory; what is not set stays open."""
     keys, said = found.keys, str(found.get("@deepspeed"))
     name = "" if said.lower() in {"none", "true"} else said
-    extras = ZeroExtras({}, {})
     if name:
         keys.put("deepspeed", True)
         keys.put("deepspeed_config", name)
         extras = put_deepspeed_config(keys, beside)
         _put_engine(found, name, extras.engine)
         config["parallelism"] |= {"zero_plus_plus": extras.zero_plus_plus} if extras.zero_plus_plus else {}
-        away, stage = extras.cpu_offload, keys.get("zero_stage")
+        away, stage, found.deepcompile = extras.cpu_offload, keys.get("zero_stage"), extras.deepcompile
     else:
         away, stage = _by_accelerate(found)
     if away:
@@ -39,7 +38,6 @@ def put_zero(found: Figures, config: dict[str, Any], beside: Beside | None) -> b
     elif told(keys.sets, "parallelism.zero_level") is None:
         why = f"{said} was not found; add --with FILE, or --set parallelism.zero_level=N"
         keys.left_open.setdefault("parallelism.zero_level", why)
-    return extras.deepcompile
 
 
 _ENGINE = {"whole": "@batch", "micro": "@micro", "steps": "@steps", "bf16": "@bf16", "fp16": "@fp16"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from steptime.launch.traced_models import TRACED_MASK
+from steptime.launch.replaced_kernels import TRACED_MASK
 from steptime.validation.measurements import MeasuredRow
 
 NLL_ROWS = 256

@@ -12,8 +12,8 @@ from typing import Any
 
 from steptime.base.config import ConfigError
 from steptime.launch.beside import Beside
-from steptime.launch.config_functions import CLASS, read_function
-from steptime.launch.config_values import CALLED, Computed
+from steptime.launch.config_functions import CALLED, CLASS, read_function
+from steptime.launch.config_values import Computed
 from steptime.launch.devices import told
 from steptime.launch.keys import flatten, load_table, rule_of, spelled
 from steptime.launch.megatron.config_objects import object_keys

@@ -11,8 +11,7 @@ from typing import Any
 
 from steptime.base.config import ConfigError, show
 from steptime.launch.beside import Beside
-from steptime.launch.config_functions import CLASS, Tree, read_function
-from steptime.launch.config_values import CALLED
+from steptime.launch.config_functions import CALLED, CLASS, Tree, read_function
 from steptime.launch.job_keys import JobKeys
 
 CONVERSION = "to_graph_trainer_config"

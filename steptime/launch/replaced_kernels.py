@@ -1,4 +1,4 @@
-"""torch.compile of a model of transformers: its kernels, and the attention that a traced causal mask leaves.
+"""Kernels in place of those of a model of transformers: Liger's, and those of torch.compile, with a traced causal mask.
 
 Sources: huggingface/transformers src/transformers/training_args.py (torch_compile, torch_compile_backend), trainer.py: the whole
 model with its loss is compiled; huggingface/accelerate src/accelerate/accelerator.py, prepare_model and _prepare_deepspeed
@@ -13,6 +13,8 @@ from typing import Any
 from steptime.launch.figures import Figures
 from steptime.launch.job_keys import JobKeys
 
+LIGER = {"norm_impl": "fused", "rope_impl": "fused", "activation_impl": "fused"}
+"""Kernels that Liger replaces (linkedin/Liger-Kernel@ead96b61 src/liger_kernel/transformers/monkey_patch.py)."""
 TRACED_MASK = {"attention_kernel": "efficient", "repeat_kv": True}
 """Attention of transformers where Dynamo traces scaled_dot_product_attention, padded or not.
 
@@ -25,12 +27,15 @@ _ATTENTION = re.compile(r"flash_?att|attn_impl")
 DEEPCOMPILE = "compile.deepcompile"
 
 
-def put_compiled(found: Figures, config: dict[str, Any], *, deepcompile: bool = False) -> None:
-    """Put what a trainer compiles into the config: fused kernels, and attention with a mask unless a flash kernel is asked for.
+def put_kernels(found: Figures, config: dict[str, Any]) -> None:
+    """Put Liger's kernels and what a trainer compiles into the config; a mask unless a flash kernel is asked for.
 
-    `deepcompile`: DeepSpeed's passes, which gather parameters one by one where they are used.
+    DeepSpeed's own passes gather parameters one by one where they are used (`Figures.deepcompile`).
     """
     keys = found.keys
+    if found.on("@liger"):
+        config["performance"] = LIGER | config["performance"]
+        keys.approximate(found.figures["@liger"], "head and loss in one kernel: those of the profile are counted")
     by = next((figure for figure in ("@compile", "@compile_backend", "@dynamo") if found.on(figure)), "")
     if not by:
         return
@@ -38,7 +43,7 @@ def put_compiled(found: Figures, config: dict[str, Any], *, deepcompile: bool = 
     section: dict[str, Any] = {} if backend in _UNFUSED else {"compile": "all"}
     if not names_flash(keys):
         section |= TRACED_MASK
-    if deepcompile and config["parallelism"].get("zero_level") == 3:
+    if found.deepcompile and config["parallelism"].get("zero_level") == 3:
         section["overlap"] = {"dp": False}
     keys.becomes(found.figures[by], ", ".join(f"performance.{name}" for name in section))
     config["performance"] |= section
