@@ -4,9 +4,9 @@ A table's `used` says which key of a plan each becomes; names that begin with @ 
 @model, @model_type and @overrides (of a model built from its type), @mlp, @mlp_ratio, @mlp_multiple, @micro, @micro_of_stage
 (in a pipeline), @layers_per_chunk, @chunks_rounded, @steps (of gradient accumulation), @batch (all sequences of a step),
 @tokens_batch, @nodes, @devices, @per_node, @dp_shard, @dp_replicate, @dp_dcn, @dp_dcn_shard, @tokenizer, @vocabulary, @bf16,
-@fp16, @half (a dtype in words), @weights (theirs), @pure_bf16, @fp8, @checkpointing, @replayed, @distributed (a word for
-@deepspeed or @fsdp), @deepspeed, @offload_optimizer, @offload_params, @fsdp and @fsdp_*, @sync_each_batch, @adapter and
-@adapter_*, @base_bits (of frozen weights), @optimizer, @liger.
+@fp16, @half (a dtype in words), @weights (theirs), @pure_bf16, @fp8, @checkpointing, @checkpointed_layers, @attention, @flash,
+@replayed, @distributed (a word for @deepspeed or @fsdp), @deepspeed, @offload_optimizer, @offload_params, @fsdp and @fsdp_*,
+@sync_each_batch, @adapter and @adapter_*, @base_bits (of frozen weights), @optimizer, @liger.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class _Plan(Figures):
             config["performance"]["activation_offload"] = True
         elif word == "offload_disk":
             keys.leave_out(self.figures["@checkpointing"], "activations on disk")
-        self.replay(config)
+        self.put_performance(config)
         if self.on("@liger"):
             config["performance"] = LIGER | config["performance"]
             keys.approximate(self.figures["@liger"], "head and loss in one kernel: those of the profile are counted")

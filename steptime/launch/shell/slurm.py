@@ -27,8 +27,8 @@ def slurm_variables(headers: list[tuple[str, str]], text: str) -> dict[str, str]
     """The variables that Slurm, PBS or Grid Engine sets: those from headers, and those of a job that is running already."""
     found = {name: "0" for name in _RUNNING if headers and name.startswith("SLURM")}
     found |= {name: "0" for name in _RUNNING if name.startswith("PBS") and re.search(r"^#PBS ", text, re.MULTILINE)}
-    if grid := re.search(r"^#\$[ \t]+-l[ \t]+(rt_\w+)=(\d+)", text, re.MULTILINE):
-        # qsub of Grid Engine at ABCI (docs.abci.ai, job execution): kind and number of nodes
+    if grid := re.search(r"^#\$[ \t]+-l[ \t]+(rt_\w+|node_[fhqo])=(\d+)", text, re.MULTILINE):
+        # qsub of Grid Engine: kind and number of nodes, at ABCI (docs.abci.ai, job execution) and TSUBAME 4 (its handbook, jobs)
         found |= {"SGE_RESOURCE_TYPE": grid[1], "NHOSTS": grid[2], "JOB_ID": "0"}
     for option, value in headers:
         number = re.search(r"(?:^|:)(\d+)$", value)

@@ -1,0 +1,36 @@
+"""Words of batch systems, of forks and of ms-swift that decide the devices of a job, or cost nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from test_files_of_forks import GPT, asked, written
+
+SWIFT = "megatron sft --model Qwen/Qwen2.5-7B-Instruct --tensor_model_parallel_size 2 --max_length 1024"
+
+
+@pytest.mark.parametrize("asked_for", ["node_f=4", "rt_F=4"])
+def test_nodes_that_grid_engine_is_asked_for(tmp_path: Path, asked_for: str) -> None:
+    """4 nodes of 4 processes: 16 devices over tp 2 and pp 2 are 4 data-parallel ranks."""
+    layout = "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2"
+    script = f"#!/bin/sh\n#$ -l {asked_for}\nmpirun -np $((NHOSTS * 4)) python pretrain_gpt.py {layout} {GPT}\n"
+    assert written(tmp_path, "run.sh", script).config["parallelism"]["dp"] == 4
+
+
+def test_ms_swifts_word_for_no_recomputation(tmp_path: Path) -> None:
+    """Its default is selective; `none` is a word of its own (swift/megatron/arguments)."""
+    script = f"#!/bin/bash\nNPROC_PER_NODE=8 {SWIFT} --recompute_granularity none\n"
+    plan = written(tmp_path, "run.sh", script).config
+    assert plan["performance"]["activation_checkpointing_type"] == "none"
+    (line,) = asked(tmp_path, "run.sh", script.replace("granularity none", "granularity some"))
+    assert line.startswith("--recompute_granularity: expected full or selective (got 'some')")
+
+
+def test_what_forks_add_about_positions_and_saving_costs_nothing(tmp_path: Path) -> None:
+    flags = (
+        "--rope-original-max-positional-embeddings 8192 --use-gcp-dynamic-checkpointing --dynamic-checkpointing-min 5"
+    )
+    reading = written(tmp_path, "run.sh", f"torchrun --nproc_per_node 8 pretrain_gpt.py {GPT} {flags}\n")
+    names = {flag.name for flag in reading.of("irrelevant")}
+    assert {"--use-gcp-dynamic-checkpointing", "--rope-original-max-positional-embeddings"} <= names
