@@ -16,7 +16,7 @@ from steptime.launch.keys import flatten, load_table
 from steptime.launch.logs.printed_config import block, plain_lines
 from steptime.launch.megatron.config_objects import object_keys
 from steptime.launch.megatron.translation import plan_of
-from steptime.launch.nemo.bridge_recipe import read_recipe
+from steptime.launch.nemo.bridge_recipe import read_override, read_recipe
 from steptime.launch.nemo.hydra import read_one
 from steptime.launch.nemo.nemo_run import read_two
 from steptime.launch.nemo.targets import CLASS, NemoConfig, class_of, methods_of, simplify
@@ -54,9 +54,11 @@ def read_nemo(path: str, text: str, env: Env = None, sets: Sets = None, beside: 
     variables = dict(env or {}) | variables_of(beside)
     config = NemoConfig(path, tree, devices_in(log, env), sets, (found[1] or found[2]) if found else "", variables)
     model, trainer = tree.get("model"), tree.get("trainer")
-    bridge = class_of(model).startswith("megatron.bridge") or bool(tree.keys() & {"ddp", "mixed_precision", "logger"})
-    if class_of(tree).endswith("ConfigContainer") or (isinstance(model, dict) and trainer is None and bridge):
-        return _bridge(config)
+    bridge = class_of(model).startswith("megatron.bridge") or bool(
+        tree.keys() & {"ddp", "mixed_precision", "logger", "train"}
+    )
+    if class_of(tree).endswith("ConfigContainer") or (isinstance(model, dict | None) and trainer is None and bridge):
+        return _bridge(config, beside)
     by_class = isinstance(trainer, dict) and (class_of(trainer) or "strategy" in trainer)
     if by_class and tree.keys() & {"data", "optim"}:
         return read_two(config)
@@ -126,9 +128,11 @@ def _unflatten(flat: list[re.Match[str]]) -> dict[str, Any]:
     return tree
 
 
-def _bridge(config: NemoConfig) -> Reading:
-    """A ConfigContainer."""
+def _bridge(config: NemoConfig, beside: Beside | None) -> Reading:
+    """A ConfigContainer, or settings over a recipe."""
     path, tree, devices, sets, *_ = config
+    if "num_layers" not in (tree.get("model") or {}) and (found := read_override(path, tree, sets, beside)) is not None:
+        return found
     if not isinstance(tree.get("model"), dict) or "num_layers" not in tree["model"]:
         # a model by --set is not enough: precision, states and overlap are the recipe's, and not in the file either
         raise ConfigError(
