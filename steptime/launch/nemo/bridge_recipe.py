@@ -22,6 +22,7 @@ from steptime.launch.keys import FOLDER, flatten, load_table, rule_of, spelled
 from steptime.launch.megatron.config_objects import object_keys
 from steptime.launch.megatron.translation import plan_of
 from steptime.launch.named_models import preset_of
+from steptime.launch.nemo.nemo_recipes import BASE, base_function, over_recipe
 from steptime.launch.nemo.nemo_run import class_preset, classes, read_two
 from steptime.launch.nemo.targets import CLASS as TARGET
 from steptime.launch.nemo.targets import NemoConfig, simplify
@@ -59,8 +60,15 @@ def read_recipe(path: str, file: str, text: str, function: str, sets: Sets, besi
             read_function(file, text, function, "ConfigContainer", r"_config$|^\w+_recipe$|_common$", beside),
             sets,
         )
+    function = function or ("" if "-> run.Partial" in text else base_function(text))
     _, tree = read_function(file, text, function, "run.Partial", "$^", beside)
-    return read_two(NemoConfig(path, _by_target(tree), None, sets, ""))
+    base = BASE.search(str(tree.get(CLASS)))
+    own = [key for key, item in tree.items() if isinstance(item, dict) and item.get(CLASS)]
+    plain = _by_target(tree)
+    if base:
+        plain |= {key: {TARGET: "own"} | plain[key] for key in own}
+        plain = over_recipe(path, base[1], plain)
+    return read_two(NemoConfig(path, plain, None, sets, ""))
 
 
 def _by_target(node: Any) -> Any:

@@ -18,6 +18,7 @@ from steptime.launch.megatron.config_objects import object_keys
 from steptime.launch.megatron.translation import plan_of
 from steptime.launch.nemo.bridge_recipe import read_override, read_recipe
 from steptime.launch.nemo.hydra import read_one
+from steptime.launch.nemo.nemo_recipes import of_command_line
 from steptime.launch.nemo.nemo_run import read_two
 from steptime.launch.nemo.targets import CLASS, NemoConfig, class_of, methods_of, simplify
 from steptime.launch.reading import Env, LaunchFlag, Reading, Sets
@@ -75,7 +76,10 @@ def read_nemo(path: str, text: str, env: Env = None, sets: Sets = None, beside: 
 def _of_script(path: str, text: str, env: Env, beside: Beside | None) -> tuple[dict[str, Any], str]:
     """The config that a script names (hydra's --config-path and --config-name) under the script's overrides; no log."""
     script = read_script(text, path, dict(env or {}), beside)
-    said = dict(flags_of([word.text.lstrip("+") for word in script.arguments]))
+    flags = flags_of([word.text.lstrip("+") for word in script.arguments])
+    if script.program == "llm":
+        return of_command_line(path, flags), ""
+    said = dict(flags)
     name = f"{said.pop('config_path', 'conf')}/{str(said.pop('config_name', '')).removesuffix('.yaml')}.yaml"
     tree = parse_mapping((beside or Beside()).needed(name, f"{path}: line {script.line} reads"), name)
     for key, value in said.items():

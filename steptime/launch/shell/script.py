@@ -85,8 +85,8 @@ _COMMANDS = {name: name for name in LAUNCHERS} | {
     "mpiexec": "mpirun",
 }
 """A word of a command -> the launcher that it is."""
-_TRAINERS = frozenset({"swift", "megatron", "llamafactory-cli", "axolotl", "tune"})
-SUBCOMMANDS = frozenset({"sft", "pt", "rlhf", "train", "run"})
+_TRAINERS = frozenset({"swift", "megatron", "llamafactory-cli", "axolotl", "tune", "nemo"})
+SUBCOMMANDS = frozenset({"sft", "pt", "rlhf", "train", "run", "llm"})
 """Programs that launch themselves, and their subcommands."""
 _NO_LAUNCH = frozenset({"echo", "printf", "cat", "cp", "sed", "git", "cd", "mkdir", "pip", "tee", "ls", "rm"})
 _USUAL = frozenset(["HOME", "PATH", "PWD", "USER", "HOSTNAME", "SHELL", "LD_LIBRARY_PATH", "PYTHONPATH", "TMPDIR"])
