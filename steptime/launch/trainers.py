@@ -21,7 +21,7 @@ from steptime.base.document import scalar
 from steptime.job.edit import put
 from steptime.launch.adapters import adapted, put_adapters
 from steptime.launch.beside import PART_OF_A_JOB, Beside, is_readable
-from steptime.launch.devices import SET_DEVICES, data_parallel, on_node, still_true, told
+from steptime.launch.devices import SET_DEVICES, data_parallel, on_node, stated, still_true, told
 from steptime.launch.figures import Figures, size_of
 from steptime.launch.fsdp_options import put_fsdp
 from steptime.launch.job_keys import JobKeys
@@ -81,7 +81,7 @@ class _Plan(Figures):
 
     def __init__(self, keys: JobKeys, found: Said, beside: Beside | None) -> None:
         super().__init__(keys)
-        self.devices, self.open_devices, self.beside = found.devices, found.unclear.get("devices"), beside
+        self.devices, self.open_devices, self.beside = stated(found, keys.sets), found.unclear.get("devices"), beside
         self.config: dict[str, Any] = {"model": {}, "parallelism": {"tp": 1, "pp": 1}, "performance": {}, "data": {}}
         own = [*(keys.table.raw.get("renamed_beside") or {}).values(), keys.table.raw.get("own_arguments") or []]
         self.own_names = next((item.name for item in keys.given if any(item.name in names for names in own)), "")

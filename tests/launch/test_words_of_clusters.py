@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from test_files_of_forks import GPT, asked, written
+from test_files_of_forks import GPT, SETS, asked, written
+
+from steptime.commands.cli import main
+from steptime.launch.reading import to_job
 
 SWIFT = "megatron sft --model Qwen/Qwen2.5-7B-Instruct --tensor_model_parallel_size 2 --max_length 1024"
 
@@ -34,3 +37,22 @@ def test_what_forks_add_about_positions_and_saving_costs_nothing(tmp_path: Path)
     reading = written(tmp_path, "run.sh", f"torchrun --nproc_per_node 8 pretrain_gpt.py {GPT} {flags}\n")
     names = {flag.name for flag in reading.of("irrelevant")}
     assert {"--use-gcp-dynamic-checkpointing", "--rope-original-max-positional-embeddings"} <= names
+
+
+def test_a_number_of_devices_that_the_file_contradicts_is_said(tmp_path: Path) -> None:
+    """2 nodes of 8 processes, while 8 are set; a launcher's default is no statement of the file."""
+    script = f"torchrun --nnodes 2 --nproc_per_node 8 pretrain_gpt.py {GPT}\n"
+    note = "number of devices set to 8, while the file starts 16"
+    told = written(tmp_path, "run.sh", script, devices=8)
+    assert note in to_job(told, SETS | {"devices": 8}).notes
+    same = to_job(written(tmp_path, "run.sh", script, devices=16), SETS | {"devices": 16})
+    default = written(tmp_path, "run.sh", script.replace("--nnodes 2 ", ""), devices=16)
+    for job in (same, to_job(default, SETS | {"devices": 16})):
+        assert not [text for text in job.notes if text.startswith("number of devices")]
+
+
+def test_the_report_says_so_below_its_first_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(f"torchrun --nnodes 2 --nproc_per_node 8 pretrain_gpt.py {GPT}\n", encoding="utf-8")
+    main(["--from", "megatron", str(path), "--set", "hardware.node_type=dgx-h100", "--devices", "8"])
+    assert capsys.readouterr().out.splitlines()[2] == "number of devices set to 8, while the file starts 16"
