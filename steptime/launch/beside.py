@@ -49,7 +49,7 @@ class Beside:
         tails = [PurePosixPath(*pure.parts[i:]) for i in range(len(pure.parts) - 1)]
         here = self.folder.resolve()
         above = [parent / tail for tail in tails for parent in (here, *here.parents[:6])]
-        exact = [self.folder / known] if len(pure.parts) > 1 else []
+        exact = [self.folder / known] if "/" in known else []
         # a program or config alone is also that of a folder above, from which the script is started
         bare = here.parents[:3] if "/" not in name and pure.suffix in {".py", ".yaml", ".yml", ".json"} else []
         candidates = (*exact, self.folder / pure, *above, self.folder / pure.name, *(folder / pure for folder in bare))

@@ -56,3 +56,12 @@ def test_the_report_says_so_below_its_first_lines(tmp_path: Path, capsys: pytest
     path.write_text(f"torchrun --nnodes 2 --nproc_per_node 8 pretrain_gpt.py {GPT}\n", encoding="utf-8")
     main(["--from", "megatron", str(path), "--set", "hardware.node_type=dgx-h100", "--devices", "8"])
     assert capsys.readouterr().out.splitlines()[2] == "number of devices set to 8, while the file starts 16"
+
+
+def test_a_file_that_is_sourced_from_the_folder_above(tmp_path: Path) -> None:
+    """NPROC_PER_NODE 4 of scripts/_common.sh: 4 devices over tp 2."""
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts" / "_common.sh").write_text(': "${NPROC_PER_NODE:=4}"\n', encoding="utf-8")
+    script = 'DIR="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"\nsource "${DIR}/../_common.sh"\n'
+    script += f'NPROC_PER_NODE="${{NPROC_PER_NODE}}" {SWIFT}\n'
+    assert written(tmp_path, "scripts/sft/run.sh", script).config["parallelism"]["dp"] == 2
