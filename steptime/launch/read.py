@@ -192,7 +192,7 @@ def kind_of(path: str, text: str, beside: Beside | None = None) -> str:
         kind for kind in (*TABLES[:-1], "torchtitan", "nemo", "megatron", "transformers", "deepspeed") if kind in kinds
     ]
     if telling[:1] == ["swift"] and re.search(r"\bmegatron (?:sft|pt|rlhf)\b", text):
-        return "megatron"  # ms-swift's own launcher of Megatron-Core
+        return "swift" if _runs_swift(path, text, beside) else "megatron"  # ms-swift's own launcher of Megatron-Core
     if telling[:1] == ["transformers"] and _is_ds_config(text):
         return "deepspeed"
     if not telling and _is_shell(path, text):
@@ -200,6 +200,19 @@ def kind_of(path: str, text: str, beside: Beside | None = None) -> str:
     if not telling:
         raise ConfigError(f"{path}: unknown framework; use --from {', '.join([*KINDS, *TABLES])}")
     return telling[0]
+
+
+def _runs_swift(path: str, text: str, beside: Beside | None) -> bool:
+    """Whether a script that may start ms-swift with or without Megatron-Core starts it without, as its variables are."""
+    if not re.search(r"\bswift (?:sft|pt)\b", text):
+        return False
+    from steptime.launch.shell.script import read_script
+
+    try:
+        before = read_script(text, path, {}, beside).before
+    except ConfigError:
+        return False
+    return bool(before) and before[-1].text == "swift"
 
 
 def _is_shell(path: str, text: str) -> bool:

@@ -65,3 +65,19 @@ def test_a_file_that_is_sourced_from_the_folder_above(tmp_path: Path) -> None:
     script = 'DIR="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"\nsource "${DIR}/../_common.sh"\n'
     script += f'NPROC_PER_NODE="${{NPROC_PER_NODE}}" {SWIFT}\n'
     assert written(tmp_path, "scripts/sft/run.sh", script).config["parallelism"]["dp"] == 2
+
+
+@pytest.mark.parametrize(("megatron", "software"), [("true", "megatron-core"), ("false", "accelerate-ddp")])
+def test_a_script_for_both_of_ms_swifts_launchers_is_of_the_one_that_runs(
+    tmp_path: Path, megatron: str, software: str
+) -> None:
+    script = f"""\
+        #!/bin/bash
+        export NPROC_PER_NODE=8
+        if [ "{megatron}" = "true" ]; then
+            {SWIFT} --global_batch_size 16 --micro_batch_size 1
+        else
+            swift sft --model Qwen/Qwen2.5-7B-Instruct --tuner_type full --torch_dtype bfloat16 --max_length 1024
+        fi
+    """
+    assert written(tmp_path, "run.sh", script).config["performance"]["software"] == software
