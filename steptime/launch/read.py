@@ -61,7 +61,8 @@ _MARKS = {
         r"--config-name|_target_: (?:nemo|megatron\.bridge)|Task Configuration|Experiment configuration \*|"
         r"^ConfigContainer:|\[NeMo [IW] |^exp_manager:|^\s+pretrained_checkpoint:|-> ConfigContainer\b|-> run\.Partial\b|"
         r"^from megatron\.bridge\.recipes|^train:(?=[\s\S]*^(?:checkpoint|scheduler|logger|ddp):)|"
-        r"^(?:import|from) nemo_run\b|^\s*nemo llm pretrain\b"
+        r"^(?:import|from) nemo_run\b|^\s*nemo llm pretrain\b|"
+        r"^[^#\n]*(?:\blauncher_scripts/main|\bmegatron_gpt_(?:pretraining|finetuning|sft|peft_tuning))\.py\b"
     ),
     "deepspeed": r"--deepspeed(?:[-_]config)?\b|\"(?:zero_optimization|train_batch_size|train_micro_batch_size_per_gpu)\"\s*:",
 }

@@ -60,7 +60,8 @@ def test_the_report_says_so_below_its_first_lines(tmp_path: Path, capsys: pytest
 
 def test_a_file_that_is_sourced_from_the_folder_above(tmp_path: Path) -> None:
     """NPROC_PER_NODE 4 of scripts/_common.sh: 4 devices over tp 2."""
-    (tmp_path / "scripts").mkdir()
+    for folder in (".git", "scripts"):  # a checkout: outside of it nothing is read
+        (tmp_path / folder).mkdir()
     (tmp_path / "scripts" / "_common.sh").write_text(': "${NPROC_PER_NODE:=4}"\n', encoding="utf-8")
     script = 'DIR="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"\nsource "${DIR}/../_common.sh"\n'
     script += f'NPROC_PER_NODE="${{NPROC_PER_NODE}}" {SWIFT}\n'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import posixpath
 import re
 from typing import Any
 
@@ -12,7 +13,7 @@ from steptime.job.edit import put
 from steptime.launch.beside import Beside
 from steptime.launch.config_functions import split_path
 from steptime.launch.devices import devices_in, told
-from steptime.launch.keys import flatten, load_table
+from steptime.launch.keys import flatten, load_table, rule_of, spelled
 from steptime.launch.logs.printed_config import block, plain_lines
 from steptime.launch.megatron.config_objects import object_keys
 from steptime.launch.megatron.translation import plan_of
@@ -23,7 +24,7 @@ from steptime.launch.nemo.nemo_run import read_two
 from steptime.launch.nemo.targets import CLASS, NemoConfig, class_of, methods_of, simplify
 from steptime.launch.reading import Env, LaunchFlag, Reading, Sets
 from steptime.launch.shell.processes import flags_of
-from steptime.launch.shell.script import read_script, variables_of
+from steptime.launch.shell.script import Script, read_script, variables_of
 
 _MARKS = re.compile(r"Task Configuration|Experiment configuration \*+")
 _LOG = re.compile(
@@ -31,6 +32,13 @@ _LOG = re.compile(
     re.MULTILINE,
 )
 _FLAT = re.compile(r"^\s*([A-Za-z_]\w*(?:\.\w+|\[[^]]+\])+) = (.+)$")
+_USUAL = {
+    "megatron_gpt_pretraining.py": "megatron_gpt_config",
+    "megatron_gpt_finetuning.py": "megatron_gpt_finetuning_config",
+    "megatron_gpt_sft.py": "megatron_gpt_sft",
+    "megatron_gpt_peft_tuning.py": "megatron_gpt_peft_tuning_config",
+}
+"""Program of NeMo 1 -> the config that it reads where none is named (its hydra_runner)."""
 _RELEASE = re.compile(r"nemo[:@](\d\d\.\d\d)|NeMo[ -](?:Framework )?(\d\d\.\d\d)")
 
 
@@ -47,7 +55,11 @@ def read_nemo(path: str, text: str, env: Env = None, sets: Sets = None, beside: 
     file, function = split_path(path)
     if file.endswith(".py"):
         return read_recipe(path, file, text, function, sets, beside)
-    tree, log = _of_script(path, text, env, beside) if re.match(r"#!|#SBATCH", text) else _tree(path, text)
+    tree, log = (
+        _of_script(path, text, env, beside)
+        if path.endswith(".sh") or re.match(r"#!|#SBATCH", text)
+        else _tree(path, text)
+    )
     found = _RELEASE.search(text)
     if isinstance(tree.get("training"), dict) and "model" in tree["training"]:
         tree = tree["training"]
@@ -80,11 +92,38 @@ def _of_script(path: str, text: str, env: Env, beside: Beside | None) -> tuple[d
     if script.program == "llm":
         return of_command_line(path, flags), ""
     said = dict(flags)
-    name = f"{said.pop('config_path', 'conf')}/{str(said.pop('config_name', '')).removesuffix('.yaml')}.yaml"
-    tree = parse_mapping((beside or Beside()).needed(name, f"{path}: line {script.line} reads"), name)
+    if script.program.endswith("/main.py") and "training" in said:  # NeMo's launcher, with one of its own configs
+        name = f"{script.program.removesuffix('main.py')}conf/training/{said['training']}.yaml"
+        said = {key.removeprefix("training."): value for key, value in flags if key.startswith("training.")}
+    else:
+        usual = _USUAL.get(posixpath.basename(script.program), "")
+        own = str(said.pop("config_name", usual)).removesuffix(".yaml")
+        name = f"{said.pop('config_path', 'conf')}/{own}.yaml"
+    blank = _blank(path, script)
+    try:
+        text = (beside or Beside()).needed(name, f"{path}: line {script.line} reads")
+    except ConfigError as error:
+        raise ConfigError([*error.problems, *blank]) from None
+    if blank:
+        raise ConfigError(blank)
+    tree = parse_mapping(text, name)
     for key, value in said.items():
         put(tree, key, value)
     return tree, ""
+
+
+def _blank(path: str, script: Script) -> list[str]:
+    """A line for the variables without a value in the overrides that matter."""
+    table, missing = load_table("nemo1"), dict[str, None]()
+    for word in script.arguments:
+        rule = rule_of(spelled(word.text.lstrip("+").partition("=")[0].removeprefix("training."), table), table)
+        if rule is not None and rule.status != "irrelevant":
+            missing |= dict.fromkeys(unknown.variable for unknown in word.unresolved if unknown.variable.isidentifier())
+    if not missing:
+        return []
+    named, fix = ", ".join(f"${name}" for name in missing), " ".join(f"{name}=..." for name in missing)
+    have = "has" if len(missing) == 1 else "have"
+    return [f"{path}: line {script.line}: {named} {have} no value; write {fix} before the command"]
 
 
 def _tree(path: str, text: str) -> tuple[dict[str, Any], str]:
