@@ -50,6 +50,21 @@ class Figures:
         left = figure not in self.figures or str(self.get(figure)) in {"auto", "-1"}
         return None if left else self.keys.whole(self.figures[figure])
 
+    def mlp_width(self, model: dict[str, Any]) -> int:
+        """Width of the MLP, of each half of a gated one; 0 where it is not given."""
+        raw, hidden = self.keys.table.raw, size_of(model.get("hidden_sz"), 0)
+        apart = raw.get("gated_apart") or {}
+        if apart and self.keys.get(apart["key"]) == apart["word"]:  # a module of its own, with a rule of its own
+            up, down = apart["of_hidden"]
+            multiple = apart["multiple"]
+            return self.whole("@mlp") or -(-(hidden * up // down) // multiple) * multiple
+        width = self.whole("@mlp") or (self.whole("@mlp_ratio") or 0) * hidden
+        if not width:
+            return 0
+        up, down = raw["gated_mlp"] if model.get("glu") else (1, 1)
+        multiple = self.whole("@mlp_multiple") or 1
+        return -(-(width * up // down) // multiple) * multiple
+
     def optimizer(self) -> str | None:
         """The optimizer where it is not Adam; with a note where its states are not modeled."""
         said = str(self.get("@optimizer") or "adam").lower().rpartition(".")[2]

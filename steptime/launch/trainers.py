@@ -128,11 +128,8 @@ class _Plan(Figures):
             by = next(key for key, rule in keys.table.rules.items() if rule.note == "model.parallel_residual")
             keys.approximate(by, "attention parallel to the MLP with tp: counted one after the other")
             config["model"] |= {"parallel_residual": False, "shared_norm": False}
-        width = self.whole("@mlp") or (self.whole("@mlp_ratio") or 0) * size_of(config["model"].get("hidden_sz"), 0)
-        if width:
-            up, down = keys.table.raw["gated_mlp"] if config["model"].get("glu") else (1, 1)
-            multiple = self.whole("@mlp_multiple") or 1
-            config["model"]["inter_sz"] = -(-(width * up // down) // multiple) * multiple
+        if width := self.mlp_width(config["model"]):
+            config["model"]["inter_sz"] = width
         self._model()
         if isinstance(config["model"], dict) and config["model"].get("learned_positions"):
             config["model"].setdefault("max_positions", config["data"].get("seqlen"))

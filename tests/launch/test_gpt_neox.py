@@ -48,3 +48,13 @@ def test_several_layers_between_two_checkpoints(tmp_path: Path) -> None:
     off = JOB.replace('"checkpoint_activations": true', '"checkpoint_activations": false')
     plan = to_job(written(tmp_path, "off.yml", off % '"checkpoint_num_layers": 4'), SETS)
     assert plan.performance.recompute is None
+
+
+@pytest.mark.parametrize(("words", "width"), [('"hidden_dropout": 0', 768), ('"intermediate_size": 640', 640)])
+def test_the_llama_mlp_of_older_releases(tmp_path: Path, words: str, width: int) -> None:
+    """LLaMAParallelMLP: 8 x 256 / 3 = 682 in multiples of 256 are 768; swiglu of later releases: 4 x 256 / 3 = 341."""
+    older = JOB % f'"mlp_type": "llama", "activation": "silu", {words}'
+    model = written(tmp_path, "job.yml", older).config["model"]
+    assert (model["glu"], model["inter_sz"]) == (True, width)
+    later = written(tmp_path, "job.yml", JOB % '"activation": "swiglu"').config["model"]
+    assert (later["glu"], later["inter_sz"]) == (True, 341)
