@@ -24,7 +24,7 @@ from steptime.launch.logs.files import open_plain
 from steptime.launch.logs.job_log import PRINTED
 from steptime.launch.reading import Reading, Sets, cut
 from steptime.launch.shell.expansion import DEVICES_ON_NODE
-from steptime.launch.shell.scope import DEVICES_OF_JOB
+from steptime.launch.shell.scope import DEVICES_OF_JOB, NODES_OF_JOB
 
 KINDS = {
     "megatron": ("steptime.launch.megatron.sources", "read_megatron"),
@@ -89,7 +89,11 @@ def read(kind: str, path: str, sets: Sets = None, added: Iterable[str] = ()) -> 
     if not text.strip():
         raise ConfigError(f"{path}: is empty; expected a launch script, config or log")
     numbered = {str(number): word for number, word in enumerate(words, 1)}
-    counts = {DEVICES_ON_NODE: on_node(sets), DEVICES_OF_JOB: told_whole(sets, "devices")}
+    counts = {
+        DEVICES_ON_NODE: on_node(sets),
+        DEVICES_OF_JOB: told_whole(sets, "devices"),
+        NODES_OF_JOB: told_whole(sets, "hardware.nodes"),
+    }
     counted = {name: str(count) for name, count in counts.items() if count}
     here = {name: value for name, value in os.environ.items() if name not in {"PWD", "OLDPWD"}}  # not the script's
     return read_as(kind, path, text, {**here, **numbered, **counted}, sets, beside)

@@ -82,3 +82,16 @@ def test_a_script_for_both_of_ms_swifts_launchers_is_of_the_one_that_runs(
         fi
     """
     assert written(tmp_path, "run.sh", script).config["performance"]["software"] == software
+
+
+def test_nodes_that_a_script_counts_in_its_list(tmp_path: Path) -> None:
+    """2 nodes of 8 processes by the header of PBS: 16 devices over tp 2; without it the user gives the nodes."""
+    header = "#PBS -l select=2:system=polaris\n"
+    script = "#!/bin/bash\n%sN=$(cat $PBS_NODEFILE | uniq | wc -l)\n"
+    script += f"mpirun -np $((N * 8)) python pretrain_gpt.py --tensor-model-parallel-size 2 {GPT}\n"
+    assert written(tmp_path, "run.sh", script % header).config["parallelism"]["dp"] == 8
+    (line,) = asked(tmp_path, "run.sh", script % "")
+    assert "number of nodes unknown, which $(cat $PBS_NODEFILE | uniq | wc -l) in line 2 counts" in line
+    assert line.endswith("; add --set hardware.nodes=N")
+    nodes = {"hardware.nodes": 2}
+    assert to_job(written(tmp_path, "run.sh", script % "", **nodes), SETS | nodes).parallelism.dp == 8
