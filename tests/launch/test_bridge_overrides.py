@@ -57,3 +57,22 @@ def test_a_function_over_a_recipe_has_its_layout(tmp_path: Path) -> None:
     assert (plan["parallelism"]["cp"], plan["parallelism"]["dp"]) == (2, 4)
     assert plan["data"] == {"gbs": 16, "microbatch_sz": 1, "seqlen": 8192}
     assert plan["performance"]["loss_impl"] == "fused"
+
+
+def test_a_templates_placeholders_are_asked_for_by_the_plans_keys(tmp_path: Path) -> None:
+    text = """\
+        _target_: megatron.bridge.training.config.ConfigContainer
+        model:
+          num_layers: 4
+          hidden_size: 256
+          num_attention_heads: 4
+          seq_length: 128
+          vocab_size: <<<VOCAB_SIZE>>>
+        train: {global_batch_size: 8, micro_batch_size: 1}
+        mixed_precision: {bf16: true}
+    """
+    lines = asked(tmp_path, "template.yaml", text, devices=8)
+    assert lines[0].endswith("(got '<<<VOCAB_SIZE>>>'); add --set model.vocab_sz=N")
+    assert all(line.endswith("add --set model.vocab_sz=N") for line in lines)
+    told = {"devices": 8, "model.vocab_sz": 1000}
+    assert written(tmp_path, "template.yaml", text, **told).config["model"]["vocab_sz"] == 1000
