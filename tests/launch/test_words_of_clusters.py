@@ -95,3 +95,11 @@ def test_nodes_that_a_script_counts_in_its_list(tmp_path: Path) -> None:
     assert line.endswith("; add --set hardware.nodes=N")
     nodes = {"hardware.nodes": 2}
     assert to_job(written(tmp_path, "run.sh", script % "", **nodes), SETS | nodes).parallelism.dp == 8
+
+
+@pytest.mark.parametrize("words", ["--nrs 16 --tasks_per_rs 1 --gpu_per_rs 1 --rs_per_host 6", "-n 4 -a 4 -g 4 -r 1"])
+def test_resource_sets_of_jsrun(tmp_path: Path, words: str) -> None:
+    """16 sets of 1 task, or 4 of 4: 16 devices over tp 4, whatever devices are visible on each node."""
+    script = f"export CUDA_VISIBLE_DEVICES=0,1,2,3,4,5\njsrun {words} python pretrain_gpt.py "
+    script += f"--tensor-model-parallel-size 4 {GPT}\n"
+    assert written(tmp_path, "run.sh", script).config["parallelism"]["dp"] == 4
