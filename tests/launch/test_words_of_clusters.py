@@ -103,3 +103,9 @@ def test_resource_sets_of_jsrun(tmp_path: Path, words: str) -> None:
     script = f"export CUDA_VISIBLE_DEVICES=0,1,2,3,4,5\njsrun {words} python pretrain_gpt.py "
     script += f"--tensor-model-parallel-size 4 {GPT}\n"
     assert written(tmp_path, "run.sh", script).config["parallelism"]["dp"] == 4
+
+
+def test_processes_of_aprun(tmp_path: Path) -> None:
+    """8 processes, 4 on each node, over tp 2."""
+    script = f"aprun -n 8 -N 4 --cc depth ./rank.sh python3 pretrain_gpt.py --tensor-model-parallel-size 2 {GPT}\n"
+    assert written(tmp_path, "run.sh", script).config["parallelism"]["dp"] == 4

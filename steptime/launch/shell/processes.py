@@ -75,6 +75,7 @@ LAUNCHERS = {
     "msrun": _Launcher((), ("--local_worker_num",), ("--worker_num",)),
     # IBM's Job Step Manager: sets of resources, on each host and in all
     "jsrun": _Launcher((), ("--rs_per_host", "-r"), ("--nrs", "-n")),
+    "aprun": _Launcher((), ("--pes-per-node", "-N"), ("--pes", "-n")),
     "mpirun": _Launcher((), ("--npernode", "-npernode", "-ppn", "--ppn", "--ntasks-per-node"), ("-np", "-n", "--np")),
 }
 
