@@ -49,11 +49,21 @@ class Beside:
         tails = [PurePosixPath(*pure.parts[i:]) for i in range(len(pure.parts) - 1)]
         here = self.folder.resolve()
         above = [parent / tail for tail in tails for parent in (here, *here.parents[:6])]
-        exact = [self.folder / known] if len(pure.parts) > 1 else []
+        exact = [self.folder / known] if len(pure.parts) > 1 or self._in_repository(known) else []
         # a program or config alone is also that of a folder above, from which the script is started
         bare = here.parents[:3] if "/" not in name and pure.suffix in {".py", ".yaml", ".yml", ".json"} else []
         candidates = (*exact, self.folder / pure, *above, self.folder / pure.name, *(folder / pure for folder in bare))
         return next((path for path in candidates if is_readable(path)), None)
+
+    def _repository(self) -> Path | None:
+        """The top of the checkout that the folder is in."""
+        above = [self.folder.resolve(), *self.folder.resolve().parents] if self.folder is not None else []
+        return next((folder for folder in above if (folder / ".git").exists()), None)
+
+    def _in_repository(self, name: str) -> bool:
+        """Whether a path relative to the folder stays inside the checkout."""
+        root = self._repository()
+        return root is not None and self.folder is not None and (self.folder / name).resolve().is_relative_to(root)
 
     def needed(self, name: str, where: str) -> str:
         """The text of a file without which a job is not known; `where`: what reads it.
@@ -63,8 +73,7 @@ class Beside:
         """
         if (text := self.text(name)) is not None:
             return text
-        above = [self.folder.resolve(), *self.folder.resolve().parents] if self.folder is not None else []
-        root = next((folder for folder in above if (folder / ".git").exists()), None)
+        root = self._repository()
         same = [*islice(root.rglob(escape(PurePosixPath(name).name)), 2)] if root is not None else []
         fix = f"add --with {same[0] if len(same) == 1 else 'FILE'}"
         raise ConfigError(f"{where} {name}, which was not found; put it in the same folder, or {fix}")

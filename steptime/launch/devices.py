@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
-from typing import Any
+from typing import Any, Protocol
 
 from steptime.base.config import ConfigError, show
 from steptime.hardware.machine import Machine
@@ -67,6 +67,10 @@ NOT_STATED = "number of devices not set"
 """Start of the note on a number of devices that no file states; the report prints it below its first lines."""
 
 
+NOT_THE_FILES = "number of devices set to "
+"""Start of the note on a number of devices that the user sets and the file contradicts; printed at the same place."""
+
+
 def taken(devices: int, by: str) -> str:
     """The note on a number that a framework's own launcher takes by default.
 
@@ -79,6 +83,21 @@ def taken(devices: int, by: str) -> str:
 def still_true(notes: Iterable[str], sets: Sets) -> list[str]:
     """The notes of a script, but for the one on a number of devices where the user tells the number."""
     return [note for note in notes if not (states_devices(sets) and note.startswith(NOT_STATED))]
+
+
+class _Read(Protocol):
+    """What is read of a launch file: its devices, and the notes on it."""
+
+    @property
+    def devices(self) -> int | None: ...
+    @property
+    def notes(self) -> Sequence[str]: ...
+
+
+def stated(found: _Read, sets: Sets) -> int | None:
+    """The devices that a launch file gives, but for a default where the user tells the number."""
+    default = any(note.startswith(NOT_STATED) for note in found.notes)
+    return None if default and states_devices(sets) else found.devices
 
 
 def states_devices(sets: Sets) -> bool:
@@ -153,10 +172,11 @@ def data_parallel(
     `replicas`: the number of copies that the ranks form; a launcher's default that has fewer ranks is not the job's.
     """
     ranks = prod(degrees.values())
+    dp, by_file = told_whole(keys.sets, "parallelism.dp"), devices
     devices = _told_number(keys.sets) or devices
-    if (dp := told_whole(keys.sets, "parallelism.dp")) is not None or (
-        devices := devices or _launched(keys, ranks * replicas)
-    ) is None:
+    if by_file is not None and (set_to := dp * ranks if dp else devices) != by_file:
+        keys.notes.append(f"{NOT_THE_FILES}{set_to}, while the file starts {by_file}")
+    if dp is not None or (devices := devices or _launched(keys, ranks * replicas)) is None:
         return dp
     if devices % ranks or devices < ranks:
         words = " x ".join(f"{axis} {degree}" for axis, degree in degrees.items())

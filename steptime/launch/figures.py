@@ -6,9 +6,15 @@ import re
 from typing import Any
 
 from steptime.launch.job_keys import JobKeys
+from steptime.launch.reading import OTHER_MODEL
 from steptime.model.presets import load_model
 
 _OFF = frozenset({"false", "none", "null", "", "0", "auto", "no", "[]", "{}"})
+
+
+_SPARSE = frozenset({"local", "sparse_fixed", "sparse_variable", "bslongformer", "bigbird"})
+_OTHER_LAYERS = frozenset({"gmlp", "amlp", "mamba", "rwkv"})
+"""Words of GPT-NeoX's attention_config for sparse attention, and for layers of another kind (megatron/neox_arguments)."""
 
 
 def size_of(value: Any, default: Any) -> Any:
@@ -46,6 +52,21 @@ class Figures:
         left = figure not in self.figures or str(self.get(figure)) in {"auto", "-1"}
         return None if left else self.keys.whole(self.figures[figure])
 
+    def mlp_width(self, model: dict[str, Any]) -> int:
+        """Width of the MLP, of each half of a gated one; 0 where it is not given."""
+        raw, hidden = self.keys.table.raw, size_of(model.get("hidden_sz"), 0)
+        apart = raw.get("gated_apart") or {}
+        if apart and self.keys.get(apart["key"]) == apart["word"]:  # a module of its own, with a rule of its own
+            up, down = apart["of_hidden"]
+            multiple = apart["multiple"]
+            return self.whole("@mlp") or -(-(hidden * up // down) // multiple) * multiple
+        width = self.whole("@mlp") or (self.whole("@mlp_ratio") or 0) * hidden
+        if not width:
+            return 0
+        up, down = raw["gated_mlp"] if model.get("glu") else (1, 1)
+        multiple = self.whole("@mlp_multiple") or 1
+        return -(-(width * up // down) // multiple) * multiple
+
     def optimizer(self) -> str | None:
         """The optimizer where it is not Adam; with a note where its states are not modeled."""
         said = str(self.get("@optimizer") or "adam").lower().rpartition(".")[2]
@@ -63,9 +84,13 @@ class Figures:
             self.keys.leave_out(self.figures["@optimizer"], "quantized states; counted as fp32")
         return None
 
-    def replay(self, config: dict[str, Any]) -> None:
-        """Put recomputation given as a share of the layers, or as a word; note that of parts of a layer."""
+    def put_performance(self, config: dict[str, Any]) -> None:
+        """Put the attention kernel, and recomputation given as a share of the layers, as a word or by groups of layers."""
         keys, performance = self.keys, config["performance"]
+        performance |= self.attention()
+        if self.on("@checkpointing") and (layers := self.whole("@checkpointed_layers") or 1) > 1:
+            del performance["activation_checkpointing_type"]
+            performance["recompute"] = {"granularity": "full", "method": "uniform", "n_layers": layers}
         if (by := self.figures.get("@replayed")) is not None:
             share = keys.word(by)
             count = 0 if isinstance(share, str) else max(1, round(share * size_of(config["model"].get("n_layers"), 1)))
@@ -74,6 +99,18 @@ class Figures:
         kind = "activation_checkpointing_type"
         if (why := keys.table.raw.get("replayed_apart")) and performance.get(kind) == "full":
             keys.approximate(next(key for key, rule in keys.table.rules.items() if rule.note.endswith(kind)), why)
+
+    def attention(self) -> dict[str, Any]:
+        """The attention kernel that the words for the layers name (GPT-NeoX's attention_config), or a switch."""
+        keys, by = self.keys, self.figures.get("@attention")
+        kinds = set(re.findall(r"[a-z_]+", str(self.get("@attention")).lower())) - {"all", "none"}
+        if by is not None and (other := sorted(kinds & _OTHER_LAYERS)):
+            keys.leave_out(by, f"{other[0]} layers, {OTHER_MODEL}")
+        elif by is not None and kinds & _SPARSE:
+            keys.approximate(by, "full causal attention is counted")
+        elif by is not None and len(kinds) > 1:
+            keys.approximate(by, "layers of several attention kernels: unfused attention is counted in all")
+        return {"attention_impl": "flash"} if kinds == {"flash"} or self.on("@flash") else {}
 
     def put_chunks(self, config: dict[str, Any]) -> None:
         """The stages of a pipeline from layers per chunk, at most one apart.

@@ -112,7 +112,7 @@ class JobKeys:
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            self.fail(key, f"expected a whole number of at least {least} (got {show(value)})")
+            self.fail(key, f"expected a whole number of at least {least} (got {show(value)}){self._fix(key, value)}")
         elif value > MOST:
             self.fail(key, f"must be at most {MOST:,} (got {show(value)})")
         else:
@@ -143,6 +143,12 @@ class JobKeys:
             return default if value is None else word in {"true", "1", "yes"}
         self.fail(key, f"expected true or false (got {show(value)})")
         return default
+
+    def _fix(self, key: str, value: Any) -> str:
+        """The user's fix where a template's placeholder stands for a key of the plan."""
+        rule = self.table.rules.get(key)
+        plan = rule is not None and re.fullmatch(r"(?:model|parallelism|data)\.\w+", rule.note)
+        return f"; add --set {rule.note}=N" if rule and plan and re.search(r"<\w", str(value)) else ""
 
     def word(self, key: str, words: Mapping[str, Any] | None = None) -> Any:
         """The meaning of a key's word in the table, else in `words`, ignoring case; an unknown word is a problem."""

@@ -24,7 +24,7 @@ from steptime.launch.logs.files import open_plain
 from steptime.launch.logs.job_log import PRINTED
 from steptime.launch.reading import Reading, Sets, cut
 from steptime.launch.shell.expansion import DEVICES_ON_NODE
-from steptime.launch.shell.scope import DEVICES_OF_JOB
+from steptime.launch.shell.scope import DEVICES_OF_JOB, NODES_OF_JOB
 
 KINDS = {
     "megatron": ("steptime.launch.megatron.sources", "read_megatron"),
@@ -60,7 +60,9 @@ _MARKS = {
     "nemo": (
         r"--config-name|_target_: (?:nemo|megatron\.bridge)|Task Configuration|Experiment configuration \*|"
         r"^ConfigContainer:|\[NeMo [IW] |^exp_manager:|^\s+pretrained_checkpoint:|-> ConfigContainer\b|-> run\.Partial\b|"
-        r"^from megatron\.bridge\.recipes|^(?:import|from) nemo_run\b"
+        r"^from megatron\.bridge\.recipes|^train:(?=[\s\S]*^(?:checkpoint|scheduler|logger|ddp):)|"
+        r"^(?:import|from) nemo_run\b|^\s*nemo llm pretrain\b|"
+        r"^[^#\n]*(?:\blauncher_scripts/main|\bmegatron_gpt_(?:pretraining|finetuning|sft|peft_tuning))\.py\b"
     ),
     "deepspeed": r"--deepspeed(?:[-_]config)?\b|\"(?:zero_optimization|train_batch_size|train_micro_batch_size_per_gpu)\"\s*:",
 }
@@ -87,7 +89,11 @@ def read(kind: str, path: str, sets: Sets = None, added: Iterable[str] = ()) -> 
     if not text.strip():
         raise ConfigError(f"{path}: is empty; expected a launch script, config or log")
     numbered = {str(number): word for number, word in enumerate(words, 1)}
-    counts = {DEVICES_ON_NODE: on_node(sets), DEVICES_OF_JOB: told_whole(sets, "devices")}
+    counts = {
+        DEVICES_ON_NODE: on_node(sets),
+        DEVICES_OF_JOB: told_whole(sets, "devices"),
+        NODES_OF_JOB: told_whole(sets, "hardware.nodes"),
+    }
     counted = {name: str(count) for name, count in counts.items() if count}
     here = {name: value for name, value in os.environ.items() if name not in {"PWD", "OLDPWD"}}  # not the script's
     return read_as(kind, path, text, {**here, **numbered, **counted}, sets, beside)
@@ -191,7 +197,7 @@ def kind_of(path: str, text: str, beside: Beside | None = None) -> str:
         kind for kind in (*TABLES[:-1], "torchtitan", "nemo", "megatron", "transformers", "deepspeed") if kind in kinds
     ]
     if telling[:1] == ["swift"] and re.search(r"\bmegatron (?:sft|pt|rlhf)\b", text):
-        return "megatron"  # ms-swift's own launcher of Megatron-Core
+        return "swift" if _runs_swift(path, text, beside) else "megatron"  # ms-swift's own launcher of Megatron-Core
     if telling[:1] == ["transformers"] and _is_ds_config(text):
         return "deepspeed"
     if not telling and _is_shell(path, text):
@@ -199,6 +205,19 @@ def kind_of(path: str, text: str, beside: Beside | None = None) -> str:
     if not telling:
         raise ConfigError(f"{path}: unknown framework; use --from {', '.join([*KINDS, *TABLES])}")
     return telling[0]
+
+
+def _runs_swift(path: str, text: str, beside: Beside | None) -> bool:
+    """Whether a script that may start ms-swift with or without Megatron-Core starts it without, as its variables are."""
+    if not re.search(r"\bswift (?:sft|pt)\b", text):
+        return False
+    from steptime.launch.shell.script import read_script
+
+    try:
+        before = read_script(text, path, {}, beside).before
+    except ConfigError:
+        return False
+    return bool(before) and before[-1].text == "swift"
 
 
 def _is_shell(path: str, text: str) -> bool:

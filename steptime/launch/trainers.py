@@ -4,9 +4,10 @@ A table's `used` says which key of a plan each becomes; names that begin with @ 
 @model, @model_type and @overrides (of a model built from its type), @mlp, @mlp_ratio, @mlp_multiple, @micro, @micro_of_stage
 (in a pipeline), @layers_per_chunk, @chunks_rounded, @steps (of gradient accumulation), @batch (all sequences of a step),
 @tokens_batch, @nodes, @devices, @per_node, @dp_shard, @dp_replicate, @dp_dcn, @dp_dcn_shard, @tokenizer, @vocabulary, @bf16,
-@fp16, @half (a dtype in words), @weights (theirs), @pure_bf16, @fp8, @checkpointing, @replayed, @distributed (a word for
-@deepspeed or @fsdp), @deepspeed, @offload_optimizer, @offload_params, @fsdp and @fsdp_*, @sync_each_batch, @adapter and
-@adapter_*, @base_bits (of frozen weights), @optimizer, @liger, @compile, @compile_backend, @dynamo.
+@fp16, @half (a dtype in words), @weights (theirs), @pure_bf16, @fp8, @checkpointing, @checkpointed_layers, @attention, @flash,
+@replayed, @distributed (a word for @deepspeed or @fsdp), @deepspeed, @offload_optimizer, @offload_params, @fsdp and @fsdp_*,
+@sync_each_batch, @adapter and @adapter_*, @base_bits (of frozen weights), @optimizer, @liger, @compile, @compile_backend,
+@dynamo.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from steptime.base.document import scalar
 from steptime.job.edit import put
 from steptime.launch.adapters import adapted, put_adapters
 from steptime.launch.beside import PART_OF_A_JOB, Beside, is_readable
-from steptime.launch.devices import SET_DEVICES, data_parallel, on_node, still_true, told
+from steptime.launch.devices import SET_DEVICES, data_parallel, on_node, stated, still_true, told
 from steptime.launch.figures import Figures, size_of
 from steptime.launch.fsdp_options import put_fsdp
 from steptime.launch.job_keys import JobKeys
@@ -80,7 +81,7 @@ class _Plan(Figures):
 
     def __init__(self, keys: JobKeys, found: Said, beside: Beside | None) -> None:
         super().__init__(keys)
-        self.devices, self.open_devices, self.beside = found.devices, found.unclear.get("devices"), beside
+        self.devices, self.open_devices, self.beside = stated(found, keys.sets), found.unclear.get("devices"), beside
         self.config: dict[str, Any] = {"model": {}, "parallelism": {"tp": 1, "pp": 1}, "performance": {}, "data": {}}
         own = [*(keys.table.raw.get("renamed_beside") or {}).values(), keys.table.raw.get("own_arguments") or []]
         self.own_names = next((item.name for item in keys.given if any(item.name in names for names in own)), "")
@@ -117,7 +118,7 @@ class _Plan(Figures):
             config["performance"]["activation_offload"] = True
         elif word == "offload_disk":
             keys.leave_out(self.figures["@checkpointing"], "activations on disk")
-        self.replay(config)
+        self.put_performance(config)
         put_kernels(self, config)
         if optimizer := self.optimizer():
             config["performance"]["optimizer"] = optimizer
@@ -125,11 +126,8 @@ class _Plan(Figures):
             by = next(key for key, rule in keys.table.rules.items() if rule.note == "model.parallel_residual")
             keys.approximate(by, "attention parallel to the MLP with tp: counted one after the other")
             config["model"] |= {"parallel_residual": False, "shared_norm": False}
-        width = self.whole("@mlp") or (self.whole("@mlp_ratio") or 0) * size_of(config["model"].get("hidden_sz"), 0)
-        if width:
-            up, down = keys.table.raw["gated_mlp"] if config["model"].get("glu") else (1, 1)
-            multiple = self.whole("@mlp_multiple") or 1
-            config["model"]["inter_sz"] = -(-(width * up // down) // multiple) * multiple
+        if width := self.mlp_width(config["model"]):
+            config["model"]["inter_sz"] = width
         self._model()
         if isinstance(config["model"], dict) and config["model"].get("learned_positions"):
             config["model"].setdefault("max_positions", config["data"].get("seqlen"))

@@ -12,9 +12,9 @@ def report(estimate: Estimate, style: Style = PLAIN, *, brief: bool = False, ass
     """The whole report; `brief` is only its answer, `assumed` lists every assumption."""
     lines = [style.paint(line, "head" if i == 0 else "plain") for i, line in enumerate(headline.headline(estimate))]
     if estimate.job.notes:
-        from steptime.launch.devices import NOT_STATED
+        from steptime.launch.devices import NOT_STATED, NOT_THE_FILES
 
-        taken = [note for note in estimate.job.notes if note.startswith(NOT_STATED)]
+        taken = [note for note in estimate.job.notes if note.startswith((NOT_STATED, NOT_THE_FILES))]
         lines += [line for note in taken for line in wrapped(unstyled(note), WIDTH, "  ")]
     out = [[style.fold(line) for line in lines]]
     out += [layout(section, style) for section in sections(estimate, brief=brief)]

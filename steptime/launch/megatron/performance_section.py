@@ -105,7 +105,7 @@ def _recompute(keys: JobKeys) -> dict[str, Any]:
         granularity = "full"
     if granularity is None and keys.on("moe_layer_recompute") and has_experts(keys):
         granularity = "selective"  # transformer_config.py, __post_init__: core_attn and moe
-    if granularity is None:
+    if granularity in (None, "none"):  # ms-swift's word for none
         for key in ("recompute_num_layers", "recompute_modules"):
             keys.without_effect(key, "only with recompute_granularity")
         return {"activation_checkpointing_type": "none"}

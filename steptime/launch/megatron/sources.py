@@ -12,7 +12,7 @@ from steptime.base.words import counted
 from steptime.hardware.machine import Machine
 from steptime.launch.beside import Beside
 from steptime.launch.deepspeed import put_deepspeed_config
-from steptime.launch.devices import NOT_STATED, states_devices, still_true, told, told_whole
+from steptime.launch.devices import NOT_STATED, stated, states_devices, still_true, told, told_whole
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import load_table
 from steptime.launch.logs.lines import vocabulary_of
@@ -146,7 +146,8 @@ def _from_words(
         keys.beside_flags.append(LaunchFlag("deepspeed_config", "", "unmodeled", what))
     if stage := _unknown_stage(keys, beside):
         keys.left_open["parallelism.zero_level"] = stage
-    reading = _plan(keys, is_legacy(said.arguments), script.devices if script else devices)
+    devices = stated(script, sets) if script else devices
+    reading = _plan(keys, is_legacy(said.arguments), devices)
     if stage:
         reading.config["parallelism"].pop("zero_level", None)
     reading = _of_release(reading, fitting_release(said.arguments.keys()))

@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import cache
+from pathlib import PurePath
 from typing import Any
 
 from steptime.base.config import ConfigError
-from steptime.launch.beside import Beside
+from steptime.base.document import parse_mapping, read_source
+from steptime.launch.beside import Beside, is_readable, read_beside
 from steptime.launch.config_functions import CALLED, CLASS, read_function
 from steptime.launch.config_values import Computed
 from steptime.launch.devices import told
-from steptime.launch.keys import flatten, load_table, rule_of, spelled
+from steptime.launch.keys import FOLDER, flatten, load_table, rule_of, spelled
 from steptime.launch.megatron.config_objects import object_keys
 from steptime.launch.megatron.translation import plan_of
 from steptime.launch.named_models import preset_of
+from steptime.launch.nemo.nemo_recipes import BASE, base_function, over_recipe
 from steptime.launch.nemo.nemo_run import class_preset, classes, read_two
 from steptime.launch.nemo.targets import CLASS as TARGET
-from steptime.launch.nemo.targets import NemoConfig
+from steptime.launch.nemo.targets import NemoConfig, simplify
 from steptime.launch.reading import LaunchFlag, Reading, Sets
 
 _FP8: tuple[dict[str, Any], ...] = (
@@ -56,8 +60,15 @@ def read_recipe(path: str, file: str, text: str, function: str, sets: Sets, besi
             read_function(file, text, function, "ConfigContainer", r"_config$|^\w+_recipe$|_common$", beside),
             sets,
         )
+    function = function or ("" if "-> run.Partial" in text else base_function(text))
     _, tree = read_function(file, text, function, "run.Partial", "$^", beside)
-    return read_two(NemoConfig(path, _by_target(tree), None, sets, ""))
+    base = BASE.search(str(tree.get(CLASS)))
+    own = [key for key, item in tree.items() if isinstance(item, dict) and item.get(CLASS)]
+    plain = _by_target(tree)
+    if base:
+        plain |= {key: {TARGET: "own"} | plain[key] for key in own}
+        plain = over_recipe(path, base[1], plain)
+    return read_two(NemoConfig(path, plain, None, sets, ""))
 
 
 def _by_target(node: Any) -> Any:
@@ -74,6 +85,39 @@ def _by_target(node: Any) -> Any:
     return {key: _by_target(item) for key, item in node.items() if key not in {CLASS, CALLED}}
 
 
+@cache
+def recipes() -> dict[str, dict[str, Any]]:
+    """What the framework's own recipes set, by the name of their function."""
+    raw = parse_mapping(*read_source(FOLDER / "megatron_bridge_recipes.yaml"))
+    found = {}
+    for name, own in raw["recipes"].items():
+        found[name] = dict(raw["all"])
+        for family, kernels in raw["families"].items():
+            found[name] |= kernels if name.startswith(family) else {}
+        found[name] |= {raw["names"][key]: value for key, value in own.items()}
+    return found
+
+
+def read_override(path: str, tree: dict[str, Any], sets: Sets, beside: Beside | None = None) -> Reading | None:
+    """A YAML file of settings over one of the framework's recipes; None where which recipe is not known.
+
+    The recipe is that of the one program that names the file, in its folder or the one above, else that of the file's name.
+    """
+    folder = beside.folder if beside is not None else None
+    programs = [*folder.glob("*.py"), *folder.parent.glob("*.py")] if folder is not None else []
+    texts = (read_beside(program) for program in sorted(programs) if is_readable(program))
+    named = {
+        name for text in texts if PurePath(path).name in text for name in re.findall(r"\b\w+_pretrain_config\b", text)
+    }
+    stem = PurePath(path).stem
+    after = {name for name in recipes() if re.match(rf"{name.removesuffix('_config')}(?:_|$)", stem)}
+    bases = sorted(named or after)
+    if len(bases) != 1 or bases[0] not in recipes():
+        return None
+    sections = {key: simplify(section) for key, section in tree.items() if section and key != "_target_"}
+    return _bridge(path, (bases[0], {CLASS: bases[0]} | sections), sets)
+
+
 def _bridge(path: str, found: tuple[str, dict[str, Any]], sets: Sets) -> Reading:
     name, tree = found
     base, called = str(tree.pop(CLASS)), list(_calls(tree))
@@ -84,9 +128,12 @@ def _bridge(path: str, found: tuple[str, dict[str, Any]], sets: Sets) -> Reading
     model = {} if preset is None or "model.num_layers" in said else {"model": preset}
     table = load_table("megatron_bridge")
     defaults: dict[str, Any] = fields if whole else _OVERLAPS | fields
+    own = recipes().get(base.rpartition(".")[2], {})
     length = re.search(r"_(\d+)k_", base)
     lengths = [size for family, size in table.raw["lengths"].items() if base.startswith(family)]
-    if not whole and (length or lengths):
+    if not whole and own:
+        defaults = own | defaults
+    elif not whole and (length or lengths):
         defaults["dataset.seq_length"] = int(length[1]) * 1024 if length else lengths[0]
     computed = [key for key, value in said.items() if isinstance(value, Computed)]
     unread = {key: said.pop(key) for key in computed}
@@ -96,6 +143,7 @@ def _bridge(path: str, found: tuple[str, dict[str, Any]], sets: Sets) -> Reading
         raise ConfigError(f"{path}: its model is {where}; add --set model=NAME")
     if not whole:
         why = "what it sets besides the model is not read"
+        why = "its model, layout, batch and overlap are known; the rest is that of Megatron-Core" if own else why
         keys.beside_flags.append(LaunchFlag(f"{base}()", preset or "", "approximated", why))
     keys.beside_flags += [LaunchFlag(call, "", "approximated", "what it sets is not read") for call in called]
     for key, value in unread.items():

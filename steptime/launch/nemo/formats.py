@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import posixpath
 import re
 from typing import Any
 
@@ -12,17 +13,18 @@ from steptime.job.edit import put
 from steptime.launch.beside import Beside
 from steptime.launch.config_values import split_path
 from steptime.launch.devices import devices_in, told
-from steptime.launch.keys import flatten, load_table
+from steptime.launch.keys import flatten, load_table, rule_of, spelled
 from steptime.launch.logs.printed_config import block, plain_lines
 from steptime.launch.megatron.config_objects import object_keys
 from steptime.launch.megatron.translation import plan_of
-from steptime.launch.nemo.bridge_recipe import read_recipe
+from steptime.launch.nemo.bridge_recipe import read_override, read_recipe
 from steptime.launch.nemo.hydra import read_one
+from steptime.launch.nemo.nemo_recipes import of_command_line
 from steptime.launch.nemo.nemo_run import read_two
 from steptime.launch.nemo.targets import CLASS, NemoConfig, class_of, methods_of, simplify
 from steptime.launch.reading import Env, LaunchFlag, Reading, Sets
 from steptime.launch.shell.processes import flags_of
-from steptime.launch.shell.script import read_script, variables_of
+from steptime.launch.shell.script import Script, read_script, variables_of
 
 _MARKS = re.compile(r"Task Configuration|Experiment configuration \*+")
 _LOG = re.compile(
@@ -30,6 +32,13 @@ _LOG = re.compile(
     re.MULTILINE,
 )
 _FLAT = re.compile(r"^\s*([A-Za-z_]\w*(?:\.\w+|\[[^]]+\])+) = (.+)$")
+_USUAL = {
+    "megatron_gpt_pretraining.py": "megatron_gpt_config",
+    "megatron_gpt_finetuning.py": "megatron_gpt_finetuning_config",
+    "megatron_gpt_sft.py": "megatron_gpt_sft",
+    "megatron_gpt_peft_tuning.py": "megatron_gpt_peft_tuning_config",
+}
+"""Program of NeMo 1 -> the config that it reads where none is named (its hydra_runner)."""
 _RELEASE = re.compile(r"nemo[:@](\d\d\.\d\d)|NeMo[ -](?:Framework )?(\d\d\.\d\d)")
 
 
@@ -46,7 +55,11 @@ def read_nemo(path: str, text: str, env: Env = None, sets: Sets = None, beside: 
     file, function = split_path(path)
     if file.endswith(".py"):
         return read_recipe(path, file, text, function, sets, beside)
-    tree, log = _of_script(path, text, env, beside) if re.match(r"#!|#SBATCH", text) else _tree(path, text)
+    tree, log = (
+        _of_script(path, text, env, beside)
+        if path.endswith(".sh") or re.match(r"#!|#SBATCH", text)
+        else _tree(path, text)
+    )
     found = _RELEASE.search(text)
     if isinstance(tree.get("training"), dict) and "model" in tree["training"]:
         tree = tree["training"]
@@ -54,9 +67,11 @@ def read_nemo(path: str, text: str, env: Env = None, sets: Sets = None, beside: 
     variables = dict(env or {}) | variables_of(beside)
     config = NemoConfig(path, tree, devices_in(log, env), sets, (found[1] or found[2]) if found else "", variables)
     model, trainer = tree.get("model"), tree.get("trainer")
-    bridge = class_of(model).startswith("megatron.bridge") or bool(tree.keys() & {"ddp", "mixed_precision", "logger"})
-    if class_of(tree).endswith("ConfigContainer") or (isinstance(model, dict) and trainer is None and bridge):
-        return _bridge(config)
+    bridge = class_of(model).startswith("megatron.bridge") or bool(
+        tree.keys() & {"ddp", "mixed_precision", "logger", "train"}
+    )
+    if class_of(tree).endswith("ConfigContainer") or (isinstance(model, dict | None) and trainer is None and bridge):
+        return _bridge(config, beside)
     by_class = isinstance(trainer, dict) and (class_of(trainer) or "strategy" in trainer)
     if by_class and tree.keys() & {"data", "optim"}:
         return read_two(config)
@@ -73,12 +88,42 @@ def read_nemo(path: str, text: str, env: Env = None, sets: Sets = None, beside: 
 def _of_script(path: str, text: str, env: Env, beside: Beside | None) -> tuple[dict[str, Any], str]:
     """The config that a script names (hydra's --config-path and --config-name) under the script's overrides; no log."""
     script = read_script(text, path, dict(env or {}), beside)
-    said = dict(flags_of([word.text.lstrip("+") for word in script.arguments]))
-    name = f"{said.pop('config_path', 'conf')}/{str(said.pop('config_name', '')).removesuffix('.yaml')}.yaml"
-    tree = parse_mapping((beside or Beside()).needed(name, f"{path}: line {script.line} reads"), name)
+    flags = flags_of([word.text.lstrip("+") for word in script.arguments])
+    if script.program == "llm":
+        return of_command_line(path, flags), ""
+    said = dict(flags)
+    if script.program.endswith("/main.py") and "training" in said:  # NeMo's launcher, with one of its own configs
+        name = f"{script.program.removesuffix('main.py')}conf/training/{said['training']}.yaml"
+        said = {key.removeprefix("training."): value for key, value in flags if key.startswith("training.")}
+    else:
+        usual = _USUAL.get(posixpath.basename(script.program), "")
+        own = str(said.pop("config_name", usual)).removesuffix(".yaml")
+        name = f"{said.pop('config_path', 'conf')}/{own}.yaml"
+    blank = _blank(path, script)
+    try:
+        text = (beside or Beside()).needed(name, f"{path}: line {script.line} reads")
+    except ConfigError as error:
+        raise ConfigError([*error.problems, *blank]) from None
+    if blank:
+        raise ConfigError(blank)
+    tree = parse_mapping(text, name)
     for key, value in said.items():
         put(tree, key, value)
     return tree, ""
+
+
+def _blank(path: str, script: Script) -> list[str]:
+    """A line for the variables without a value in the overrides that matter."""
+    table, missing = load_table("nemo1"), dict[str, None]()
+    for word in script.arguments:
+        rule = rule_of(spelled(word.text.lstrip("+").partition("=")[0].removeprefix("training."), table), table)
+        if rule is not None and rule.status != "irrelevant":
+            missing |= dict.fromkeys(unknown.variable for unknown in word.unresolved if unknown.variable.isidentifier())
+    if not missing:
+        return []
+    named, fix = ", ".join(f"${name}" for name in missing), " ".join(f"{name}=..." for name in missing)
+    have = "has" if len(missing) == 1 else "have"
+    return [f"{path}: line {script.line}: {named} {have} no value; write {fix} before the command"]
 
 
 def _tree(path: str, text: str) -> tuple[dict[str, Any], str]:
@@ -126,9 +171,11 @@ def _unflatten(flat: list[re.Match[str]]) -> dict[str, Any]:
     return tree
 
 
-def _bridge(config: NemoConfig) -> Reading:
-    """A ConfigContainer."""
+def _bridge(config: NemoConfig, beside: Beside | None) -> Reading:
+    """A ConfigContainer, or settings over a recipe."""
     path, tree, devices, sets, *_ = config
+    if "num_layers" not in (tree.get("model") or {}) and (found := read_override(path, tree, sets, beside)) is not None:
+        return found
     if not isinstance(tree.get("model"), dict) or "num_layers" not in tree["model"]:
         # a model by --set is not enough: precision, states and overlap are the recipe's, and not in the file either
         raise ConfigError(

@@ -8,7 +8,7 @@ import re
 from itertools import groupby
 
 from steptime.launch.shell.lexer import Lexer
-from steptime.launch.shell.scope import DEVICES_OF_JOB, Scope, Unknown, Value
+from steptime.launch.shell.scope import DEVICES_OF_JOB, NODES_OF_JOB, Scope, Unknown, Value
 
 _NAME = re.compile(r"[A-Za-z_]\w*|[0-9#@*?$!-]")
 _BRACED = re.compile(r"(#?)([A-Za-z_]\w*|[0-9]+|[#@*?$!-])(\[(?:[^\[\]]|\[[^\]]*\])*\])?(.*)", re.DOTALL)
@@ -28,6 +28,8 @@ _COUNTS_DEVICES = re.compile(
     r"\bdevice_count\(\)|\b(?:nvidia|rocm|xpu)-smi\b.*(?:wc +-l|grep +-c)|\bSLURM_GPUS_ON_NODE\b"
 )
 """Commands that print the number of devices of a node."""
+_COUNTS_NODES = re.compile(r"(?=.*\b(?:PBS_NODEFILE|SLURM_(?:JOB_)?NODELIST)\b).*\bwc +-l\b")
+"""Commands that print the number of nodes of the job; PBS lists a node once for each of its processes."""
 NOT_RUN = "is a command, and commands are not run"
 DEVICES_ON_NODE = "devices on a node"
 """The name, invalid for a variable, under which a scope stores their output."""
@@ -237,6 +239,12 @@ class Expander:
         finally:
             self.depth -= 1
         shown = shown if len(shown) <= 60 else shown[:56] + "...)"
+        if (count := self._count(inner, shown, line)) is not None:
+            return count
+        return self.scope.mark(shown, Unknown(f"{shown} in line {line} {NOT_RUN}"))
+
+    def _count(self, inner: str, shown: str, line: int) -> str | None:
+        """What a command that counts devices or nodes prints; None where it counts neither."""
         if _COUNTS_DEVICES.search(inner):
             everywhere = "ds_ssh" in inner
             if counted := self.scope.get(DEVICES_OF_JOB if everywhere else DEVICES_ON_NODE):
@@ -244,7 +252,12 @@ class Expander:
             if everywhere:
                 why = f"number of devices unknown, which {shown} in line {line} counts"
                 return self.scope.mark(shown, Unknown(why, DEVICES_OF_JOB))
-        return self.scope.mark(shown, Unknown(f"{shown} in line {line} {NOT_RUN}"))
+        if _COUNTS_NODES.search(inner):
+            if counted := self.scope.get(NODES_OF_JOB) or self.scope.get("SLURM_NNODES"):
+                return counted.text
+            why = f"number of nodes unknown, which {shown} in line {line} counts"
+            return self.scope.mark(shown, Unknown(why, NODES_OF_JOB))
+        return None
 
 
 def quoted(body: str) -> str:

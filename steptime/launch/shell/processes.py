@@ -73,6 +73,9 @@ LAUNCHERS = {
     "deepspeed": _Launcher(("--num_nodes", "--num-nodes"), ("--num_gpus", "--num-gpus")),
     "accelerate": _Launcher(("--num_machines", "--num-machines"), (), ("--num_processes", "--num-processes")),
     "msrun": _Launcher((), ("--local_worker_num",), ("--worker_num",)),
+    # IBM's Job Step Manager: sets of resources, on each host and in all
+    "jsrun": _Launcher((), ("--rs_per_host", "-r"), ("--nrs", "-n")),
+    "aprun": _Launcher((), ("--pes-per-node", "-N"), ("--pes", "-n")),
     "mpirun": _Launcher((), ("--npernode", "-npernode", "-ppn", "--ppn", "--ntasks-per-node"), ("-np", "-n", "--np")),
 }
 
@@ -143,7 +146,8 @@ def _stated(
             if text in {"gpu", "auto"}:  # torch/distributed/run.py, determine_local_world_size
                 text = variables.get(DEVICES_ON_NODE, "")
             if text.isdecimal():
-                said[what] = int(text)
+                tasks = _option(words, ("--tasks_per_rs", "-a")) if launcher == "jsrun" else None
+                said[what] = int(text) * (int(tasks.text) if tasks and tasks.text.isdecimal() else 1)
             elif word.unresolved:
                 missing[f"line {word.line}: {names[0]}"] = word.unresolved[0]
     return said, _asked(missing)

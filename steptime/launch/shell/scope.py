@@ -9,6 +9,8 @@ from steptime.launch.shell.arithmetic import arithmetic
 
 _OPEN, _CLOSE = "\ue000", "\ue001"
 """Encloses the number of a reason in the middle of a text, in place of a missing value."""
+NODES_OF_JOB = "nodes of the job"
+"""The name, invalid for a variable, of what commands over the job's list of nodes count."""
 DEVICES_OF_JOB = "devices of the job"
 """The name, invalid for a variable, of what ds_ssh counts: all devices of the job."""
 _MARK = re.compile(f"{_OPEN}(\\d+){_CLOSE}")
@@ -40,6 +42,8 @@ class Unknown(NamedTuple):
         """
         if not self.variable:
             return f"{self.why}; {otherwise}"
+        if self.variable == NODES_OF_JOB:
+            return f"{self.why}; add --set hardware.nodes=N"
         if self.variable == DEVICES_OF_JOB:
             return f"{self.why}; add --set devices=N"
         if self.variable.isdecimal():

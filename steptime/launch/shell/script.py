@@ -19,7 +19,7 @@ from steptime.launch.shell.dry_run import Command, DryRun
 from steptime.launch.shell.expansion import DEVICES_ON_NODE, Expander
 from steptime.launch.shell.grammar import parse_shell
 from steptime.launch.shell.processes import LAUNCHERS, Word, size_of
-from steptime.launch.shell.scope import DEVICES_OF_JOB, Scope, Value, clean
+from steptime.launch.shell.scope import DEVICES_OF_JOB, NODES_OF_JOB, Scope, Value, clean
 from steptime.launch.shell.slurm import headers_of, slurm_variables
 
 _OTHER_WORK = re.compile(
@@ -85,12 +85,12 @@ _COMMANDS = {name: name for name in LAUNCHERS} | {
     "mpiexec": "mpirun",
 }
 """A word of a command -> the launcher that it is."""
-_TRAINERS = frozenset({"swift", "megatron", "llamafactory-cli", "axolotl", "tune"})
-SUBCOMMANDS = frozenset({"sft", "pt", "rlhf", "train", "run"})
+_TRAINERS = frozenset({"swift", "megatron", "llamafactory-cli", "axolotl", "tune", "nemo"})
+SUBCOMMANDS = frozenset({"sft", "pt", "rlhf", "train", "run", "llm"})
 """Programs that launch themselves, and their subcommands."""
 _NO_LAUNCH = frozenset({"echo", "printf", "cat", "cp", "sed", "git", "cd", "mkdir", "pip", "tee", "ls", "rm"})
 _USUAL = frozenset(["HOME", "PATH", "PWD", "USER", "HOSTNAME", "SHELL", "LD_LIBRARY_PATH", "PYTHONPATH", "TMPDIR"])
-_USUAL |= {DEVICES_ON_NODE, DEVICES_OF_JOB}
+_USUAL |= {DEVICES_ON_NODE, DEVICES_OF_JOB, NODES_OF_JOB}
 
 _PLACEHOLDER = re.compile(r"(?<!<)<([A-Z][A-Z_]*(?:[ _][\w./-]+)+)>")
 """Placeholders (<PATH TO gpt-vocab.json>), which a shell would read as redirections."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from steptime.launch.beside import Beside
-from steptime.launch.shell.scope import Scope, Value
+from steptime.launch.shell.scope import NODES_OF_JOB, Scope, Value
 
 _SBATCH = {
     "nodes": "SLURM_NNODES", "N": "SLURM_NNODES", "ntasks-per-node": "SLURM_NTASKS_PER_NODE", "ntasks": "SLURM_NTASKS",
@@ -27,9 +27,11 @@ def slurm_variables(headers: list[tuple[str, str]], text: str) -> dict[str, str]
     """The variables that Slurm, PBS or Grid Engine sets: those from headers, and those of a job that is running already."""
     found = {name: "0" for name in _RUNNING if headers and name.startswith("SLURM")}
     found |= {name: "0" for name in _RUNNING if name.startswith("PBS") and re.search(r"^#PBS ", text, re.MULTILINE)}
-    if grid := re.search(r"^#\$[ \t]+-l[ \t]+(rt_\w+)=(\d+)", text, re.MULTILINE):
-        # qsub of Grid Engine at ABCI (docs.abci.ai, job execution): kind and number of nodes
+    if grid := re.search(r"^#\$[ \t]+-l[ \t]+(rt_\w+|node_[fhqo])=(\d+)", text, re.MULTILINE):
+        # qsub of Grid Engine: kind and number of nodes, at ABCI (docs.abci.ai, job execution) and TSUBAME 4 (its handbook, jobs)
         found |= {"SGE_RESOURCE_TYPE": grid[1], "NHOSTS": grid[2], "JOB_ID": "0"}
+    if pbs := re.search(r"^#PBS[ \t]+-l[ \t]+select=(\d+)(?!\S*mpiprocs)", text, re.MULTILINE):
+        found[NODES_OF_JOB] = pbs[1]  # one line of its node file each, without mpiprocs
     for option, value in headers:
         number = re.search(r"(?:^|:)(\d+)$", value)
         if option in _SBATCH and number and (option != "gres" or "gpu" in value):

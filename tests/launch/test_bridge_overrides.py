@@ -1,0 +1,78 @@
+"""Settings over one of Megatron-Bridge's own recipes, and functions that start from one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from test_files_of_forks import asked, written
+
+OVERRIDE = """\
+    model: {seq_length: 4096}
+    train: {train_iters: 20, global_batch_size: 8}
+    checkpoint: {save: null}
+    dataset: {seq_length: 4096}
+"""
+
+
+def test_an_override_is_put_over_the_recipe_of_its_name(tmp_path: Path) -> None:
+    """llama3_8b_pretrain_config: cp 2 and micro-batch 1; 8 devices over cp 2 are 4 data-parallel ranks."""
+    plan = written(tmp_path, "llama3_8b_pretrain_override_example.yaml", OVERRIDE, devices=8).config
+    assert plan["model"] == "llama3-8b"
+    assert (plan["parallelism"]["cp"], plan["parallelism"]["dp"]) == (2, 4)
+    assert plan["data"] == {"gbs": 8, "microbatch_sz": 1, "seqlen": 4096}
+
+
+def test_the_recipe_of_the_program_that_names_the_file(tmp_path: Path) -> None:
+    """llama3_70b_pretrain_config: tp 4, pp 4 with 5 chunks on each stage, cp 2, sequence parallelism: 64 / 32 = 2."""
+    (tmp_path / "train.py").write_text("from recipes import llama3_70b_pretrain_config\nFILE = 'own.yaml'\n")
+    layout = written(tmp_path, "conf/own.yaml", OVERRIDE, devices=64).config["parallelism"]
+    assert {key: layout[key] for key in ("tp", "pp", "vpp", "cp", "sp", "dp")} == {
+        "tp": 4, "pp": 4, "vpp": 5, "cp": 2, "sp": True, "dp": 2,
+    }  # fmt: skip
+
+
+def test_an_override_asks_for_the_devices_only(tmp_path: Path) -> None:
+    name = "llama32_1b_pretrain.yaml"
+    assert asked(tmp_path, name, OVERRIDE) == ("number of devices unknown; add --set parallelism.dp=N",)
+
+
+@pytest.mark.parametrize("name", ["own.yaml", "llama3_8b_finetune.yaml", "quantized_llama3_8b_pretrain.yaml"])
+def test_an_override_of_an_unknown_recipe_is_told_as_such(tmp_path: Path, name: str) -> None:
+    (line,) = asked(tmp_path, name, OVERRIDE)
+    assert line.startswith("an override of a recipe, not the whole config")
+
+
+def test_a_function_over_a_recipe_has_its_layout(tmp_path: Path) -> None:
+    text = """\
+        from megatron.bridge.recipes.llama import llama3_8b_pretrain_config
+        from megatron.bridge.training.config import ConfigContainer
+
+        def own() -> ConfigContainer:
+            cfg = llama3_8b_pretrain_config()
+            cfg.train.global_batch_size = 16
+            return cfg
+    """
+    plan = written(tmp_path, "own.py", text, devices=8).config
+    assert (plan["parallelism"]["cp"], plan["parallelism"]["dp"]) == (2, 4)
+    assert plan["data"] == {"gbs": 16, "microbatch_sz": 1, "seqlen": 8192}
+    assert plan["performance"]["loss_impl"] == "fused"
+
+
+def test_a_templates_placeholders_are_asked_for_by_the_plans_keys(tmp_path: Path) -> None:
+    text = """\
+        _target_: megatron.bridge.training.config.ConfigContainer
+        model:
+          num_layers: 4
+          hidden_size: 256
+          num_attention_heads: 4
+          seq_length: 128
+          vocab_size: <<<VOCAB_SIZE>>>
+        train: {global_batch_size: 8, micro_batch_size: 1}
+        mixed_precision: {bf16: true}
+    """
+    lines = asked(tmp_path, "template.yaml", text, devices=8)
+    assert lines[0].endswith("(got '<<<VOCAB_SIZE>>>'); add --set model.vocab_sz=N")
+    assert all(line.endswith("add --set model.vocab_sz=N") for line in lines)
+    told = {"devices": 8, "model.vocab_sz": 1000}
+    assert written(tmp_path, "template.yaml", text, **told).config["model"]["vocab_sz"] == 1000

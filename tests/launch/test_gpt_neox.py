@@ -1,0 +1,60 @@
+"""GPT-NeoX's words for attention and for recomputation, which decide memory and kernels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from test_files_of_forks import SETS, asked, written
+
+from steptime.launch.reading import to_job
+
+JOB = """\
+    {
+      "pipe_parallel_size": 1, "num_layers": 8, "hidden_size": 256, "num_attention_heads": 4, "seq_length": 128,
+      "max_position_embeddings": 128, "train_micro_batch_size_per_gpu": 4, "fp16": {"enabled": true},
+      "checkpoint_activations": true, %s
+    }
+"""
+
+
+@pytest.mark.parametrize("words", ['"attention_config": [[["flash"], 8]]', '"te_mha": true'])
+def test_flash_attention(tmp_path: Path, words: str) -> None:
+    """megatron/model/transformer.py: te_mha makes TEMultiheadAttention, which has flash attention."""
+    plan = written(tmp_path, "job.yml", JOB % words).config
+    assert plan["performance"]["attention_impl"] == "flash"
+    assert "attention_impl" not in written(tmp_path, "job.yml", JOB % '"te_mha": false').config["performance"]
+    assert "attention_impl" not in written(tmp_path, "job.yml", JOB % '"weight_decay": 0').config["performance"]
+
+
+def test_several_kernels_are_counted_as_unfused(tmp_path: Path) -> None:
+    reading = written(tmp_path, "job.yml", JOB % '"attention_config": [[["flash", "global"], "all"]]')
+    assert "attention_impl" not in reading.config["performance"]
+    (flag,) = reading.of("approximated")
+    assert flag.note.startswith("layers of several attention kernels")
+
+
+def test_layers_of_another_kind_are_told_as_such(tmp_path: Path) -> None:
+    (line,) = asked(tmp_path, "job.yml", JOB % '"attention_config": [[["mamba"], 8]]')
+    assert line.startswith('attention_config [[["mamba"], 8]]: mamba layers, another kind of model')
+
+
+def test_several_layers_between_two_checkpoints(tmp_path: Path) -> None:
+    """megatron/model/gpt2_model.py: checkpoint_num_layers is DeepSpeed's activation_checkpoint_interval."""
+    reading = written(tmp_path, "job.yml", JOB % '"checkpoint_num_layers": 4')
+    assert reading.config["performance"]["recompute"] == {"granularity": "full", "method": "uniform", "n_layers": 4}
+    one = written(tmp_path, "job.yml", JOB % '"checkpoint_num_layers": 1')
+    assert one.config["performance"]["activation_checkpointing_type"] == "full"
+    off = JOB.replace('"checkpoint_activations": true', '"checkpoint_activations": false')
+    plan = to_job(written(tmp_path, "off.yml", off % '"checkpoint_num_layers": 4'), SETS)
+    assert plan.performance.recompute is None
+
+
+@pytest.mark.parametrize(("words", "width"), [('"hidden_dropout": 0', 768), ('"intermediate_size": 640', 640)])
+def test_the_llama_mlp_of_older_releases(tmp_path: Path, words: str, width: int) -> None:
+    """LLaMAParallelMLP: 8 x 256 / 3 = 682 in multiples of 256 are 768; swiglu of later releases: 4 x 256 / 3 = 341."""
+    older = JOB % f'"mlp_type": "llama", "activation": "silu", {words}'
+    model = written(tmp_path, "job.yml", older).config["model"]
+    assert (model["glu"], model["inter_sz"]) == (True, width)
+    later = written(tmp_path, "job.yml", JOB % '"activation": "swiglu"').config["model"]
+    assert (later["glu"], later["inter_sz"]) == (True, 341)

@@ -1,0 +1,58 @@
+"""Scripts of NeMo 1: of its launcher, whose configs lie in conf/training, and of its programs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from test_files_of_forks import asked, written
+
+CONFIG = """\
+trainer: {devices: 8, num_nodes: 16, precision: bf16}
+exp_manager: {}
+model:
+  mcore_gpt: true
+  micro_batch_size: 1
+  global_batch_size: 64
+  tensor_model_parallel_size: 4
+  pipeline_model_parallel_size: 1
+  encoder_seq_length: 2048
+  num_layers: 8
+  hidden_size: 1024
+  num_attention_heads: 16
+  megatron_amp_O2: true
+  tokenizer: {library: megatron, type: GPT2BPETokenizer}
+  optim: {name: fused_adam}
+"""
+LAUNCHER = """\
+    #!/bin/bash
+    DIR=/opt/launcher
+    python3 ${DIR}/launcher_scripts/main.py training=gpt3/own stages=[training] data_dir=${DATA} \\
+        training.trainer.num_nodes=2 training.model.tensor_model_parallel_size=2
+"""
+
+
+def test_a_script_of_the_launcher_has_the_config_that_it_names(tmp_path: Path) -> None:
+    """2 nodes of 8 devices over tp 2 are 8 data-parallel ranks; DATA changes no cost."""
+    config = tmp_path / "launcher_scripts" / "conf" / "training" / "gpt3" / "own.yaml"
+    config.parent.mkdir(parents=True)
+    config.write_text(CONFIG, encoding="utf-8")
+    plan = written(tmp_path, "examples/gpt/own.sh", LAUNCHER).config
+    assert (plan["model"]["n_layers"], plan["parallelism"]["tp"], plan["parallelism"]["dp"]) == (8, 2, 8)
+    assert plan["data"]["gbs"] == 64
+
+
+def test_all_that_a_program_lacks_is_asked_for_at_once(tmp_path: Path) -> None:
+    script = """\
+        python /opt/NeMo/examples/nlp/language_modeling/megatron_gpt_pretraining.py trainer.devices=${DEVICES} \\
+            model.global_batch_size=$GBS exp_manager.name=$NAME
+    """
+    assert asked(tmp_path, "run.sh", script) == (
+        "line 1 reads conf/megatron_gpt_config.yaml, which was not found; put it in the same folder, or add --with FILE",
+        "line 1: $DEVICES, $GBS have no value; write DEVICES=... GBS=... before the command",
+    )
+    config = tmp_path / "conf" / "megatron_gpt_config.yaml"
+    config.parent.mkdir()
+    config.write_text(CONFIG, encoding="utf-8")
+    filled = "DEVICES=4\n" + script.strip().replace("$GBS", "32") + " trainer.num_nodes=1\n"
+    plan = written(tmp_path, "run.sh", filled).config
+    assert (plan["parallelism"]["tp"], plan["parallelism"]["dp"], plan["data"]["gbs"]) == (4, 1, 32)

@@ -1,0 +1,111 @@
+"""Words of batch systems, of forks and of ms-swift that decide the devices of a job, or cost nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from test_files_of_forks import GPT, SETS, asked, written
+
+from steptime.commands.cli import main
+from steptime.launch.reading import to_job
+
+SWIFT = "megatron sft --model Qwen/Qwen2.5-7B-Instruct --tensor_model_parallel_size 2 --max_length 1024"
+
+
+@pytest.mark.parametrize("asked_for", ["node_f=4", "rt_F=4"])
+def test_nodes_that_grid_engine_is_asked_for(tmp_path: Path, asked_for: str) -> None:
+    """4 nodes of 4 processes: 16 devices over tp 2 and pp 2 are 4 data-parallel ranks."""
+    layout = "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2"
+    script = f"#!/bin/sh\n#$ -l {asked_for}\nmpirun -np $((NHOSTS * 4)) python pretrain_gpt.py {layout} {GPT}\n"
+    assert written(tmp_path, "run.sh", script).config["parallelism"]["dp"] == 4
+
+
+def test_ms_swifts_word_for_no_recomputation(tmp_path: Path) -> None:
+    """Its default is selective; `none` is a word of its own (swift/megatron/arguments)."""
+    script = f"#!/bin/bash\nNPROC_PER_NODE=8 {SWIFT} --recompute_granularity none\n"
+    plan = written(tmp_path, "run.sh", script).config
+    assert plan["performance"]["activation_checkpointing_type"] == "none"
+    (line,) = asked(tmp_path, "run.sh", script.replace("granularity none", "granularity some"))
+    assert line.startswith("--recompute_granularity: expected full or selective (got 'some')")
+
+
+def test_what_forks_add_about_positions_and_saving_costs_nothing(tmp_path: Path) -> None:
+    flags = (
+        "--rope-original-max-positional-embeddings 8192 --use-gcp-dynamic-checkpointing --dynamic-checkpointing-min 5"
+    )
+    reading = written(tmp_path, "run.sh", f"torchrun --nproc_per_node 8 pretrain_gpt.py {GPT} {flags}\n")
+    names = {flag.name for flag in reading.of("irrelevant")}
+    assert {"--use-gcp-dynamic-checkpointing", "--rope-original-max-positional-embeddings"} <= names
+
+
+def test_a_number_of_devices_that_the_file_contradicts_is_said(tmp_path: Path) -> None:
+    """2 nodes of 8 processes, while 8 are set; a launcher's default is no statement of the file."""
+    script = f"torchrun --nnodes 2 --nproc_per_node 8 pretrain_gpt.py {GPT}\n"
+    note = "number of devices set to 8, while the file starts 16"
+    told = written(tmp_path, "run.sh", script, devices=8)
+    assert note in to_job(told, SETS | {"devices": 8}).notes
+    same = to_job(written(tmp_path, "run.sh", script, devices=16), SETS | {"devices": 16})
+    default = written(tmp_path, "run.sh", script.replace("--nnodes 2 ", ""), devices=16)
+    for job in (same, to_job(default, SETS | {"devices": 16})):
+        assert not [text for text in job.notes if text.startswith("number of devices")]
+
+
+def test_the_report_says_so_below_its_first_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(f"torchrun --nnodes 2 --nproc_per_node 8 pretrain_gpt.py {GPT}\n", encoding="utf-8")
+    main(["--from", "megatron", str(path), "--set", "hardware.node_type=dgx-h100", "--devices", "8"])
+    assert capsys.readouterr().out.splitlines()[2] == "number of devices set to 8, while the file starts 16"
+
+
+def test_a_file_that_is_sourced_from_the_folder_above(tmp_path: Path) -> None:
+    """NPROC_PER_NODE 4 of scripts/_common.sh: 4 devices over tp 2."""
+    for folder in (".git", "scripts"):  # a checkout: outside of it nothing is read
+        (tmp_path / folder).mkdir()
+    (tmp_path / "scripts" / "_common.sh").write_text(': "${NPROC_PER_NODE:=4}"\n', encoding="utf-8")
+    script = 'DIR="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"\nsource "${DIR}/../_common.sh"\n'
+    script += f'NPROC_PER_NODE="${{NPROC_PER_NODE}}" {SWIFT}\n'
+    assert written(tmp_path, "scripts/sft/run.sh", script).config["parallelism"]["dp"] == 2
+
+
+@pytest.mark.parametrize(("megatron", "software"), [("true", "megatron-core"), ("false", "accelerate-ddp")])
+def test_a_script_for_both_of_ms_swifts_launchers_is_of_the_one_that_runs(
+    tmp_path: Path, megatron: str, software: str
+) -> None:
+    script = f"""\
+        #!/bin/bash
+        export NPROC_PER_NODE=8
+        if [ "{megatron}" = "true" ]; then
+            {SWIFT} --global_batch_size 16 --micro_batch_size 1
+        else
+            swift sft --model Qwen/Qwen2.5-7B-Instruct --tuner_type full --torch_dtype bfloat16 --max_length 1024
+        fi
+    """
+    assert written(tmp_path, "run.sh", script).config["performance"]["software"] == software
+
+
+def test_nodes_that_a_script_counts_in_its_list(tmp_path: Path) -> None:
+    """2 nodes of 8 processes by the header of PBS: 16 devices over tp 2; without it the user gives the nodes."""
+    header = "#PBS -l select=2:system=polaris\n"
+    script = "#!/bin/bash\n%sN=$(cat $PBS_NODEFILE | uniq | wc -l)\n"
+    script += f"mpirun -np $((N * 8)) python pretrain_gpt.py --tensor-model-parallel-size 2 {GPT}\n"
+    assert written(tmp_path, "run.sh", script % header).config["parallelism"]["dp"] == 8
+    (line,) = asked(tmp_path, "run.sh", script % "")
+    assert "number of nodes unknown, which $(cat $PBS_NODEFILE | uniq | wc -l) in line 2 counts" in line
+    assert line.endswith("; add --set hardware.nodes=N")
+    nodes = {"hardware.nodes": 2}
+    assert to_job(written(tmp_path, "run.sh", script % "", **nodes), SETS | nodes).parallelism.dp == 8
+
+
+@pytest.mark.parametrize("words", ["--nrs 16 --tasks_per_rs 1 --gpu_per_rs 1 --rs_per_host 6", "-n 4 -a 4 -g 4 -r 1"])
+def test_resource_sets_of_jsrun(tmp_path: Path, words: str) -> None:
+    """16 sets of 1 task, or 4 of 4: 16 devices over tp 4, whatever devices are visible on each node."""
+    script = f"export CUDA_VISIBLE_DEVICES=0,1,2,3,4,5\njsrun {words} python pretrain_gpt.py "
+    script += f"--tensor-model-parallel-size 4 {GPT}\n"
+    assert written(tmp_path, "run.sh", script).config["parallelism"]["dp"] == 4
+
+
+def test_processes_of_aprun(tmp_path: Path) -> None:
+    """8 processes, 4 on each node, over tp 2."""
+    script = f"aprun -n 8 -N 4 --cc depth ./rank.sh python3 pretrain_gpt.py --tensor-model-parallel-size 2 {GPT}\n"
+    assert written(tmp_path, "run.sh", script).config["parallelism"]["dp"] == 4
