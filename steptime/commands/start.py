@@ -6,8 +6,12 @@ such place. Only a process of our own calls them: `import steptime` changes no o
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
+import os
 import re
 import sys
+import typing
 from collections.abc import Callable
 from importlib import import_module
 from types import ModuleType
@@ -19,38 +23,37 @@ UNUSED = "secrets", "base64"
 
 def sooner() -> None:
     """Change what the imports that follow prepare."""
-    import os
-
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     # looking for plugins would import importlib.metadata, email and zipfile
     _stand_in("pydantic.plugin._loader", get_plugins=tuple)
     for name in UNUSED:
         _stand_in(name)
+    no_zone = type("ZoneInfo", (Exception,), {})  # a type that pydantic compares with those of a plan's keys
+    _stand_in("zoneinfo", ZoneInfo=no_zone, ZoneInfoNotFoundError=no_zone)
+    vars(argparse)["_"] = str  # messages are English in every locale; looking for a translation would import locale
     _annotations_as_text()
     _methods_when_called()
 
 
-def _stand_in(name: str, **known: object) -> None:
-    """Under the name of a module not yet imported: one that has what is known, and loads the module for anything else."""
-    if name in sys.modules:
-        return
+class StandIn(ModuleType):
+    """Under the name of a module not yet imported: it has what is known, and loads the module for anything else."""
 
-    def loaded(attribute: str) -> object:
+    def __getattr__(self, attribute: str) -> object:
         if attribute.startswith("__"):  # queries of the import system
             raise AttributeError(attribute)
-        if sys.modules.get(name) is stand_in:
-            del sys.modules[name]
-        return getattr(import_module(name), attribute)
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+        return getattr(import_module(self.__name__), attribute)
 
-    stand_in = ModuleType(name)
-    vars(stand_in).update(known, __getattr__=loaded)
-    sys.modules[name] = stand_in
+
+def _stand_in(name: str, **known: object) -> None:
+    if name not in sys.modules:
+        sys.modules[name] = stand_in = StandIn(name)
+        vars(stand_in).update(known)
 
 
 def _annotations_as_text() -> None:
     """Keep annotations written as text uncompiled: `eval` takes text as well, and a report evaluates few of a thousand."""
-    import typing
-
     if typing.ForwardRef.__module__ == "typing":  # before Python 3.14
 
         def compiled(source: Any, name: str, mode: str, *flags: Any, **named: Any) -> Any:
@@ -64,8 +67,6 @@ def _annotations_as_text() -> None:
 
 def _methods_when_called() -> None:
     """Let a dataclass compile each of its methods at the method's first call (Python 3.11 and 3.12 do it one by one)."""
-    import dataclasses
-
     create: Callable[..., Callable[..., Any]] | None = getattr(dataclasses, "_create_fn", None)
     if create is None:
         return
@@ -104,11 +105,18 @@ class _Pattern:
 
 
 def packages() -> None:
-    """Import pydantic and PyYAML; their regular expressions are compiled when first used, and libyaml needs none of them."""
+    """Import pydantic, PyYAML and json; their regular expressions are compiled when first used, PyYAML's by its own parser."""
     compiler = re.compile
     vars(re)["compile"] = lambda pattern, flags=0: _Pattern(compiler, pattern, flags)
     try:
-        import pydantic.fields
+        import json  # noqa: F401
+        import uuid  # noqa: F401  which pydantic's core loads
+
+        import pydantic.main  # noqa: F401
         import yaml  # noqa: F401
+
+        import steptime.base.units  # noqa: F401
     finally:
         vars(re)["compile"] = compiler
+    if isinstance(sys.modules.get("zoneinfo"), StandIn):
+        del sys.modules["zoneinfo"]  # so that others import the module itself
