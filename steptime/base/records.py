@@ -63,7 +63,7 @@ class Switches(ByFields):
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and vars(other) == vars(self)
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None
 
     def replace(self, **changes: Any) -> Self:
         """The same with some settings changed."""

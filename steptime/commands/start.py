@@ -30,7 +30,7 @@ def sooner() -> None:
         _stand_in(name)
     no_zone = type("ZoneInfo", (Exception,), {})  # a type that pydantic compares with those of a plan's keys
     _stand_in("zoneinfo", ZoneInfo=no_zone, ZoneInfoNotFoundError=no_zone)
-    vars(argparse)["_"] = str  # messages are English in every locale; looking for a translation would import locale
+    argparse.__dict__["_"] = str  # messages are English in every locale; looking for a translation would import locale
     _annotations_as_text()
     _methods_when_called()
 
@@ -62,7 +62,7 @@ def _annotations_as_text() -> None:
                 return source
             return compile(source, name, mode, *flags, **named)
 
-        vars(typing)["compile"] = compiled
+        typing.__dict__["compile"] = compiled
 
 
 def _methods_when_called() -> None:
@@ -86,7 +86,7 @@ def _methods_when_called() -> None:
         method.__name__ = name
         return method
 
-    vars(dataclasses)["_create_fn"] = late
+    dataclasses.__dict__["_create_fn"] = late
 
 
 class _Pattern:
@@ -107,7 +107,7 @@ class _Pattern:
 def packages() -> None:
     """Import pydantic, PyYAML and json; their regular expressions are compiled when first used, PyYAML's by its own parser."""
     compiler = re.compile
-    vars(re)["compile"] = lambda pattern, flags=0: _Pattern(compiler, pattern, flags)
+    re.__dict__["compile"] = lambda pattern, flags=0: _Pattern(compiler, pattern, flags)
     try:
         import json  # noqa: F401
         import uuid  # noqa: F401  which pydantic's core loads
@@ -117,6 +117,6 @@ def packages() -> None:
 
         import steptime.base.units  # noqa: F401
     finally:
-        vars(re)["compile"] = compiler
+        re.__dict__["compile"] = compiler
     if isinstance(sys.modules.get("zoneinfo"), StandIn):
         del sys.modules["zoneinfo"]  # so that others import the module itself

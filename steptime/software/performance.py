@@ -266,9 +266,8 @@ def load_software(name: str) -> Software:
         ConfigError: the name or the release is unknown (one line, with the near match).
     """
     found = _grouped(profile_mapping(name))
-    groups: dict[str, Any] = {key: as_written(cls, found[key]) for key, cls in SETTING_GROUPS.items()}
-    overlap = Overlap.model_construct(None, **found["overlap"])
-    return Software.model_construct(None, **found | groups | {"overlap": overlap})
+    found |= {key: as_written(cls, found[key]) for key, cls in SETTING_GROUPS.items()}
+    return Software.model_construct(None, **found | {"overlap": Overlap.model_construct(None, **found["overlap"])})
 
 
 def resolve(performance: Performance, default: str = "megatron-core", *, interleaved: bool = False) -> Software:
@@ -297,5 +296,5 @@ def resolve(performance: Performance, default: str = "megatron-core", *, interle
     moe = performance.moe
     if profile.family == "fsdp2" and "permute_fusion" not in moe.model_fields_set:  # torchtitan's rows move by index
         moe = moe.model_copy(update={"permute_fusion": False})
-    own = {"saved_fp8_weights": performance.saved_fp8_weights, "quantized_head": performance.quantized_head}
-    return profile.replace(**said).model_copy(update={"moe": moe} | own)
+    own = {"moe": moe, **{key: getattr(performance, key) for key in ("saved_fp8_weights", "quantized_head")}}
+    return profile.replace(**said).model_copy(update=own)
