@@ -64,8 +64,9 @@ else:
     raise SystemExit("no error")
 """
 MODULES = """
-import base64, re, secrets, zoneinfo
+import base64, importlib.util, re, secrets, zoneinfo
 import pydantic
+assert importlib.util.find_spec("secrets").name == "secrets"
 assert base64.b64decode(base64.b64encode(b"plan")) == b"plan" and len(secrets.token_hex(4)) == 8
 assert zoneinfo.ZoneInfo.__module__ == "zoneinfo" and issubclass(zoneinfo.ZoneInfoNotFoundError, KeyError)
 assert type(re.compile("a+")) is re.Pattern and re.compile("a+").fullmatch("aaa")

@@ -118,5 +118,6 @@ def packages() -> None:
         import steptime.base.units  # noqa: F401
     finally:
         re.__dict__["compile"] = compiler
-    if isinstance(sys.modules.get("zoneinfo"), StandIn):
-        del sys.modules["zoneinfo"]  # so that others import the module itself
+    for name in ("zoneinfo", *UNUSED):
+        if isinstance(sys.modules.get(name), StandIn):
+            del sys.modules[name]  # so that others import the module itself
