@@ -145,6 +145,7 @@ class Measured:
         self.runs = sorted(runs, key=lambda run: run.log_ratio)
         self.constants = constants
         self.per_doubling: Sequence[float] = constants.get("per_doubling", PER_DOUBLING)
+        self.all_count = all(self.per_doubling)
         self.alike: Sequence[str] = constants.get("alike", ALIKE)
         self.ratios = [run.log_ratio for run in self.runs]
         places = {id(run.place): run.place for run in self.runs}  # runs of one place mostly share it
@@ -170,6 +171,8 @@ class Measured:
 
     def counted(self, at: Sequence[float]) -> tuple[float, ...]:
         """Values on `AXES`, 1 on those that do not count."""
+        if self.all_count:
+            return tuple(at)
         return tuple([value if per else 1.0 for value, per in zip(at, self.per_doubling, strict=True)])
 
     def factors(self, kind: RunKind, without: int | None = None) -> tuple[float, float]:
@@ -248,7 +251,10 @@ def read_runs(document: Mapping[str, Any]) -> list[FitRun]:
     kinds = [RunKind(*words) for words in document["kinds"]]
     places = [RunPlace(kinds[kind], tuple(at)) for kind, *at in document["places"]]
     place = document["columns"]["runs"].index("place")
-    return [made(FitRun, [*row[:place], places[row[place]], *row[place + 1 :]]) for row in document["runs"]]
+    rows = [row.copy() for row in document["runs"]]
+    for row in rows:
+        row[place] = places[row[place]]
+    return [made(FitRun, row) for row in rows]
 
 
 @cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Any, TypeVar, dataclass_transform
+from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
 
 T = TypeVar("T")
 
@@ -40,3 +40,33 @@ def record(cls: type[T]) -> type[T]:
     if "__repr__" not in vars(cls):
         cls.__repr__ = ByFields.__repr__  # type: ignore[method-assign, assignment]
     return dataclass(eq=False, repr=False)(cls)
+
+
+@dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(field,))
+class Switches(ByFields):
+    """A base of groups of settings that files of this package state in full: equal by value, copied with changes, not validated.
+
+    >>> class Kernels(Switches):
+    ...     fused: bool
+    ...     chunks: int = 1
+    >>> Kernels(fused=True).replace(chunks=2)
+    Kernels(fused=True, chunks=2)
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+    """For tests, which validate the files."""
+
+    def __init_subclass__(cls) -> None:
+        """Make a dataclass of the group."""
+        dataclass(eq=False, repr=False)(cls)
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and vars(other) == vars(self)
+
+    __hash__ = None
+
+    def replace(self, **changes: Any) -> Self:
+        """The same with some settings changed."""
+        made = object.__new__(type(self))
+        vars(made).update(vars(self), **changes)
+        return made

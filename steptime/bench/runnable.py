@@ -173,8 +173,8 @@ def alone(job: Job, recompute: RecomputeChoice = "none", device_type: str = "cpu
     Parameters are in the compute dtype, which is what FSDP2 gathers them in.
     """
     s, data = job.software, job.data
-    kept = {"attention_impl", "norm_impl", "activation_impl", "loss_impl"}
-    performance = s.kernels.model_dump(include=kept) | {
+    kept = ("attention_impl", "norm_impl", "activation_impl", "loss_impl")
+    performance = {key: getattr(s.kernels, key) for key in kept} | {
         "software": "torch",
         "precision": s.compute_dtype,
         "activation_checkpointing_type": recompute,

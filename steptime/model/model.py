@@ -270,7 +270,7 @@ class Model(Config):
         default_factory=lambda data: Mamba() if "M" in (data.get("hybrid_pattern") or "") else None
     )
     moe: Section[Moe] | None = None
-    attention: Section[AttentionKind] = Field(default_factory=AttentionKind)
+    attention: Section[AttentionKind] = Field(default_factory=AttentionKind.model_construct)
     linear_attention: Section[LinearAttention] | None = None
     """Linear attention in some layers, `attention` in the others."""
     lora: Section[Lora] | None = None

@@ -13,4 +13,4 @@ def kernels_on(kernels: KernelSettings, device: Accelerator) -> KernelSettings:
     """A profile's kernels on a device: its own best attention kernel in place of cuDNN's, where it has none."""
     if has_cudnn(device) or not kernels.attention_kernel.startswith("cudnn"):
         return kernels
-    return kernels.model_copy(update={"attention_kernel": "best"})
+    return kernels.replace(attention_kernel="best")

@@ -121,9 +121,9 @@ class Performance(Options):
     bf16_layers_at_start: int | None = Field(default=None, ge=0)
     bf16_layers_at_end: int | None = Field(default=None, ge=0)
     activation_offload: Share | None = None
-    cpu_offload: Section[CpuOffload] = Field(default_factory=CpuOffload)
+    cpu_offload: Section[CpuOffload] = Field(default_factory=CpuOffload.model_construct)
     overlap: Section[Overlap] | None = None
-    moe: Section[MoeSettings] = Field(default_factory=MoeSettings)
+    moe: Section[MoeSettings] = Field(default_factory=MoeSettings.model_construct)
     software: str | None = None
     calibration: Section[Calibration] | None = None
 
@@ -154,7 +154,7 @@ class Software(Config):
     """Setting -> framework file and line, document, or `assumed`."""
     any_layout: bool = False  # whether fp8 products of the device take operands in any layout; set by `on`
     compute_capability: float = 0.0  # NVIDIA's, of the device; set by `on`, 0 where it has none
-    moe: MoeSettings = Field(default_factory=MoeSettings)
+    moe: MoeSettings = Field(default_factory=MoeSettings.model_construct)
     """How a mixture of experts runs: from the job, else as published recipes do."""
     saved_fp8_weights: bool = False  # see `quantize.saved_weight`; from the job
     quantized_head: bool = False  # see `embedding_and_head.output_ops`; from the job
@@ -173,7 +173,7 @@ class Software(Config):
         if unknown := settings.keys() - _GROUP_OF.keys():
             raise TypeError(f"not an option of a profile: {', '.join(sorted(unknown))}")
         changes = {
-            key: getattr(self, key).model_copy(update=part) if key in SETTING_GROUPS else part
+            key: getattr(self, key).replace(**part) if key in SETTING_GROUPS else part
             for key, part in _grouped(settings).items()
         }
         return self.model_copy(update=changes)
@@ -187,7 +187,7 @@ class Software(Config):
             "kernels": kernels_on(self.kernels, device),
         }
         if device.kernels is not None and self.family in EAGER_TORCH:
-            changes["timing"] = self.timing.model_copy(update=device.kernels.model_dump() | {"measured": True})
+            changes["timing"] = self.timing.replace(**device.kernels.model_dump(), measured=True)
         elif machine.host_factor != 1.0:
             changes["timing"] = self.timing.slower_host(machine.host_factor)
         return self.model_copy(update=changes)
@@ -229,7 +229,7 @@ class Software(Config):
         return STATE_ITEMSIZE[self.compute_dtype if dtype == "compute" else dtype]
 
 
-SETTING_GROUPS: dict[str, type[Config]] = {
+SETTING_GROUPS = {
     "layout": LayoutSettings,
     "kernels": KernelSettings,
     "activations": ActivationSettings,
@@ -240,7 +240,7 @@ SETTING_GROUPS: dict[str, type[Config]] = {
 }
 _GROUP_OF: dict[str, str] = {
     "precision": "",
-    **{key: group for group, cls in SETTING_GROUPS.items() for key in cls.model_fields if key != "measured"},
+    **{key: group for group, cls in SETTING_GROUPS.items() for key in cls.__annotations__ if key != "measured"},
     "overlap": "",
 }
 """Switch -> the group that contains it; "": `Software` itself."""
@@ -266,8 +266,8 @@ def load_software(name: str) -> Software:
         ConfigError: the name or the release is unknown (one line, with the near match).
     """
     found = _grouped(profile_mapping(name))
-    groups = {key: as_written(cls, found[key]) for key, cls in (SETTING_GROUPS | {"overlap": Overlap}).items()}
-    return Software.model_construct(None, **found | groups)
+    found |= {key: as_written(cls, found[key]) for key, cls in SETTING_GROUPS.items()}
+    return Software.model_construct(None, **found | {"overlap": Overlap.model_construct(None, **found["overlap"])})
 
 
 def resolve(performance: Performance, default: str = "megatron-core", *, interleaved: bool = False) -> Software:
@@ -296,5 +296,5 @@ def resolve(performance: Performance, default: str = "megatron-core", *, interle
     moe = performance.moe
     if profile.family == "fsdp2" and "permute_fusion" not in moe.model_fields_set:  # torchtitan's rows move by index
         moe = moe.model_copy(update={"permute_fusion": False})
-    own = {key: getattr(performance, key) for key in ("saved_fp8_weights", "quantized_head")}
-    return profile.replace(**said).model_copy(update={"moe": moe} | own)
+    own = {"moe": moe, **{key: getattr(performance, key) for key in ("saved_fp8_weights", "quantized_head")}}
+    return profile.replace(**said).model_copy(update=own)

@@ -90,6 +90,7 @@ def over(base: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
     return base | fields | joined
 
 
+@cache
 def extended(name: str) -> str:
     """The profile that a profile extends; "" for none."""
     return str(_file(_FOLDER / f"{name}.yaml").get("extends", "")) if name in profile_names() else ""

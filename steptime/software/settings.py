@@ -3,11 +3,13 @@
 A profile's file and a config's `performance` section write them flat, by the names of the fields here, which no two groups share.
 """
 
-from typing import Any, Literal, Self, TypeAlias
+from typing import Any, Literal, Self, TypeAlias, TypeVar
 
 from steptime.base.config import Config
+from steptime.base.records import Switches
 from steptime.base.units import SECOND_UNITS, Seconds, read_quantity
 
+S = TypeVar("S", bound=Switches)
 Dtype: TypeAlias = Literal["fp32", "bf16", "fp16"]
 StateDtype: TypeAlias = Literal["fp32", "bf16", "fp16", "compute"]
 """A dtype of a profile; "compute" is the precision's dtype."""
@@ -51,7 +53,7 @@ Graphs: TypeAlias = bool | tuple[GraphModule, ...]
 """Whether CUDA graphs launch the kernels of a step, or the modules of a layer for which they do (`model.graphs`)."""
 
 
-class LayoutSettings(Config):
+class LayoutSettings(Switches):
     """Defaults for what a config's `parallelism` does not set."""
 
     sp: bool
@@ -70,7 +72,7 @@ class LayoutSettings(Config):
     """The vocabulary is padded to a multiple of this times tp; 1 pads nothing."""
 
 
-class KernelSettings(Config):
+class KernelSettings(Switches):
     """Which kernels compute a block, the embedding and the loss."""
 
     attention_impl: AttentionImpl
@@ -109,7 +111,7 @@ class KernelSettings(Config):
     """Megatron's vocabulary-parallel embedding and cross entropy: masks of the rows that other ranks hold are kept."""
 
 
-class ActivationSettings(Config):
+class ActivationSettings(Switches):
     """What stays in memory between forward and backward."""
 
     sp_regather: bool
@@ -131,7 +133,7 @@ class ActivationSettings(Config):
         return self.recompute_reentrant and not self.recompute_stops_early
 
 
-class StateSettings(Config):
+class StateSettings(Switches):
     """Parameters, gradients and optimizer states: their dtypes, and when they are allocated."""
 
     param_dtype: StateDtype
@@ -166,7 +168,7 @@ class StateSettings(Config):
     which then runs op by op."""
 
 
-class BufferSettings(Config):
+class BufferSettings(Switches):
     """What torch's allocator holds in addition to states and activations."""
 
     cublas_handles: int
@@ -197,7 +199,7 @@ class BufferSettings(Config):
     copies replace them, in addition to the gradients they were made from (Megatron-LM of March to July 2021)."""
 
 
-class CommSettings(Config):
+class CommSettings(Switches):
     """Which collectives run, over which links, in which dtype."""
 
     tp_comm_factor: float
@@ -265,7 +267,7 @@ class MoeSettings(Config):
     core_v0.16)."""
 
 
-class TimingSettings(Config):
+class TimingSettings(Switches):
     """Fixed times of kernels and launches."""
 
     gemm_kernel_s: Seconds
@@ -289,12 +291,10 @@ class TimingSettings(Config):
 
     def slower_host(self, factor: float) -> Self:
         """The same on hosts whose launches take `factor` times as long."""
-        return self.model_copy(update={"host_kernel_s": self.host_kernel_s * factor})
+        return self.replace(host_kernel_s=self.host_kernel_s * factor)
 
 
-def as_written(cls: type[Config], values: dict[str, Any]) -> Config:
+def as_written(cls: type[S], values: dict[str, Any]) -> S:
     """Settings of a profile's file, its seconds read and its numbers floats where they are to be."""
-    floats = [key for key in values if cls.model_fields[key].annotation is float]
-    return cls.model_construct(
-        None, **values | {key: float(read_quantity(values[key], SECOND_UNITS, "")) for key in floats}
-    )
+    floats = [key for key in values if cls.__annotations__[key] in (float, Seconds)]
+    return cls(**values | {key: float(read_quantity(values[key], SECOND_UNITS, "")) for key in floats})
