@@ -12,9 +12,9 @@ import os
 import sys
 from collections.abc import Callable
 from importlib import import_module
+from types import ModuleType
 
 from steptime import __version__
-from steptime.commands import start
 from steptime.commands.argument_types import Parser
 from steptime.commands.options import ADD
 
@@ -42,23 +42,40 @@ OWN_MODULE = frozenset({"search", "diff", "explain", "serve", "bench", "init"})
 def main(argv: list[str] | None = None) -> int:
     """Run one command line (that of the process by default) and return its exit code."""
     args = sys.argv[1:] if argv is None else argv
-    if argv is None:  # a process of our own, which runs for a fifth of a second
-        start.sooner()
+    if argv is None:  # a process of our own, which runs for a fifth of a second and needs no pydantic plugins
+        _no_plugins()
         gc.disable()
     # streams that the caller closed: writing output is an error, messages are dropped
     for stream, mode in (("stdout", "r"), ("stderr", "w")):
         if getattr(sys, stream) is None:
             setattr(sys, stream, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123, SIM115  open till the end
-    code = _code(args, start.packages if argv is None else lambda: None)
+    code = _code(args)
     if argv is None and (not args or args[0] not in SUBCOMMANDS):
         _leave(code)
     return code
 
 
-def _code(args: list[str], packages: Callable[[], None]) -> int:
+def _no_plugins() -> None:
+    """Keep pydantic from looking for plugins: the search itself would import importlib.metadata, email and zipfile."""
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    name = "pydantic.plugin._loader"
+
+    def loaded(attribute: str) -> object:
+        """Other attributes of that module, for later versions of pydantic."""
+        if attribute.startswith("__"):  # queries of the import system
+            raise AttributeError(attribute)
+        sys.modules.pop(name)
+        return getattr(import_module(name), attribute)
+
+    stand_in = ModuleType(name)
+    vars(stand_in).update(get_plugins=tuple, __getattr__=loaded)
+    sys.modules[name] = stand_in
+
+
+def _code(args: list[str]) -> int:
     """Run, and turn what ends a command early into an exit code."""
     try:
-        return _run(args, packages)
+        return _run(args)
     except SystemExit as stop:  # argparse: help and usage errors
         return stop.code if isinstance(stop.code, int) else OK
     except KeyboardInterrupt:
@@ -75,8 +92,8 @@ def _leave(code: int) -> None:
     os._exit(code)
 
 
-def _run(args: list[str], packages: Callable[[], None]) -> int:
-    """Parse, run, and turn bad input into one line per problem; `packages` is called before pydantic is imported."""
+def _run(args: list[str]) -> int:
+    """Parse, run, and turn bad input into one line per problem."""
     name = args[0] if args and args[0] in SUBCOMMANDS else ""
     given = (args[1:] if name else args) or ([] if name else ["--help"])
     if not name and (meant := _misspelt(args)):
@@ -89,7 +106,6 @@ def _run(args: list[str], packages: Callable[[], None]) -> int:
     mixed = name in {"explain", "diff"}  # arguments may follow --set
     options = made.parse_intermixed_args(given) if mixed else made.parse_args(given)
     options.typed = args
-    packages()
     from steptime.base.config import ConfigError
     from steptime.commands import console
 
