@@ -71,6 +71,7 @@ def native_kernels(row: MeasuredRow, release: str, notes: str) -> dict[str, Any]
     if row.text("framework").startswith("torchtitan"):
         section |= heads_of(row, release, compiled="compile" in section)
         section |= {} if "compile" in section else norm_of(row, notes)
+        section |= {"activation_impl": "fused"} if "fusedgroupedexperts" in notes else {}
         if before_expandable_segments(row):
             section["expandable_segments"] = False
     if found := re.search(r"chunked (?:ce|cross entropy)(?: \((\d+) loss chunks\))?", notes):
