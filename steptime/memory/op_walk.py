@@ -14,7 +14,7 @@ from steptime.memory.ledger import NO_BYTES, GradBuffer, Ledger, PartMemory, Pea
 from steptime.model.offload import OffloadGroup, copied_bytes, groups, moved_names
 from steptime.model.ops import Attention, Comm, Gemm, Move, Op, Param, Tensor, tensor_bytes
 from steptime.model.scans import Chunked, Scan
-from steptime.model.segments import Segment, find_segments, kept_names, rerun
+from steptime.model.segments import Segment, cast_from_inputs, find_segments, kept_names, rerun
 
 
 class Autograd(NamedTuple):
@@ -62,6 +62,8 @@ def kept_by_part(
     if autograd.pool:
         sizes = sizes | {t.name: 0.0 for op in ops for t in op.allocates if t.pooled}
     segments = find_segments(ops, modules, compiled=autograd.compiled) if modules else []
+    if autograd.compiled and not segments:
+        segments = cast_from_inputs(ops)
     sent = groups(ops, x, segments, autograd.offload)
     away = moved_names(sent)
     return Kept([name for name in kept_names(ops, segments) if name not in away], sizes, segments, sent)
