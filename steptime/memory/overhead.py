@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from steptime.base.num import Num, where
+from steptime.base.num import Num, maximum, where
 from steptime.base.rows import Overhead
 from steptime.job.job import Job
+from steptime.memory.receive_buffers import receive_buffer_bytes
 
 GIB = 2.0**30
 """Bytes of a GiB."""
@@ -31,14 +32,18 @@ top; with tensor parallelism that fifth alone is nearer."""
 
 
 def overhead(job: Job) -> Overhead:
-    """The context, and one communicator per process group that communicates; a2a+p2p has two for a sequence."""
-    p = job.parallelism
+    """The context, and one communicator per process group, with the buffers that exchanges of experts' rows have besides."""
     own = job.machine.accelerator.context_bytes
     context = CONTEXT_BYTES if own is None else own
+    return Overhead(context, communicating_groups(job) * COMMUNICATOR_BYTES + receive_buffer_bytes(job))
+
+
+def communicating_groups(job: Job) -> Num:
+    """Process groups that communicate; a2a+p2p has two for a sequence."""
+    p = job.parallelism
     of_sequence = 2 if job.cp_comm_type == "a2a+p2p" else 1
     groups = sum([1 * (p.tp > 1), 1 * (p.pp > 1), 1 * (p.dp * p.cp > 1), of_sequence * (p.cp > 1), 1 * (p.ep > 1)])
-    groups = groups + 1 * (job.model.tie_embeddings and p.pp > 1)
-    return Overhead(context, groups * COMMUNICATOR_BYTES)
+    return groups + 1 * (job.model.tie_embeddings and p.pp > 1)
 
 
 def reserved_bytes(
@@ -48,15 +53,18 @@ def reserved_bytes(
     gradients_to_come: Num = 0.0,
     *,
     expandable: bool = False,
+    most_bytes: Num = 0.0,
 ) -> Num:
     """Memory that the caching allocator holds at the peak.
 
     `group_bytes`: the largest group of FSDP, gathered; 0 where a traced graph gathers, whose memory is all in the pool of the
     stream that computes. `gradients_to_come`: sharded gradients that are not allocated then. `expandable`: segments are
-    expandable, so that memory not held by FSDP's streams is reused for any size.
+    expandable, so that memory not held by FSDP's streams is reused for any size. `most_bytes`: most activations and transients of
+    any moment; those of an earlier one, with fewer gradients, are reserved too, since gradients have memory of their own.
     """
     if group_bytes is None:
         return states_bytes + moving_bytes * (1.0 + FRAGMENTATION)
-    whole = moving_bytes if expandable else moving_bytes * (1.0 + FRAGMENTATION)
+    pieces = 1.0 if expandable else 1.0 + FRAGMENTATION
     of_streams = gradients_to_come + CACHED_GROUPS * group_bytes
-    return states_bytes + whole + where(group_bytes == 0.0, 0.0, of_streams)
+    apart = maximum(moving_bytes, most_bytes) * pieces + of_streams
+    return states_bytes + where(group_bytes == 0.0, moving_bytes * pieces, apart)
