@@ -143,6 +143,29 @@ EXPERT_RULES = [
         "ranks per expert must divide expert_inter_sz {f.expert_inter_sz} and hidden_sz {f.hidden_sz}; change ep or dp",
         lambda f: (not f.moe) | (f.family != "fsdp2") | rows_cut_evenly(f),
     ),
+    # torchtitan/models/common/token_dispatcher.py@6b960233, MinimalAsyncEPTokenDispatcher: TP, CP, PP "are out of scope"
+    Rule(
+        "MinimalAsyncEP",
+        "performance.moe.flex_backend",
+        "minimal_async_ep is torchtitan's, for tp, cp and pp of 1 (got software {f.software}, tp {f.tp}, cp {f.cp}, "
+        "pp {f.pp}); use deepep",
+        lambda f: (
+            (not f.moe)
+            | (f.experts_run.flex_backend != "minimal_async_ep")
+            | ((f.family == "fsdp2") & (f.tp == 1) & (f.cp == 1) & (f.pp == 1))
+        ),
+    ),
+    Rule(
+        "capacity without waiting",
+        "performance.moe.non_blocking_capacity_factor",
+        "only HybridEP under FSDP2 has a capacity instead of waiting for counts (got flex_backend {f.experts_run.flex_backend}, "
+        "software {f.software}); remove it",
+        lambda f: (
+            (not f.moe)
+            | (f.experts_run.non_blocking_capacity_factor is None)
+            | ((f.family == "fsdp2") & (f.experts_run.flex_backend == "hybridep"))
+        ),
+    ),
     # token_dispatcher.py, MoEFlexTokenDispatcher: "Flex token dispatcher requires TPxEP > 1"
     Rule(
         "flex with one rank",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from steptime.base.num import PLAIN, Num, is_column, made, maximum
+from steptime.model.ops import Op
 
 
 class Peak(NamedTuple):
@@ -68,3 +69,9 @@ class GradBuffer:
 
     bytes: Num
     users: int = 1
+
+
+def in_allocator(ops: list[Op], sizes: dict[str, Num]) -> dict[str, Num]:
+    """The same `sizes` as the caching allocator has them: 0 for tensors outside of it."""
+    outside = {t.name: 0.0 for op in ops for t in op.allocates if t.outside in {"tensor", "both"}}
+    return sizes | outside if outside else sizes

@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 from steptime.base.num import Num
 from steptime.memory.forward_walk import forward_temp, walk_forward
-from steptime.memory.ledger import NO_BYTES, GradBuffer, Ledger, PartMemory, Peak
+from steptime.memory.ledger import NO_BYTES, GradBuffer, Ledger, PartMemory, Peak, in_allocator
 from steptime.model.offload import OffloadGroup, copied_bytes, groups, moved_names
 from steptime.model.ops import Attention, Comm, Gemm, Move, Op, Param, Tensor, tensor_bytes
 from steptime.model.scans import Chunked, Scan
-from steptime.model.segments import Segment, find_segments, kept_names, rerun
+from steptime.model.segments import Segment, cast_from_inputs, find_segments, kept_names, rerun
 
 
 class Autograd(NamedTuple):
@@ -58,10 +58,12 @@ def kept_by_part(
     ops: list[Op], x: Tensor, modules: AbstractSet[str | float], autograd: Autograd, sizes: dict[str, Num] | None = None
 ) -> Kept:
     """Bytes that one part keeps with `modules` recomputed; `sizes`: those of its tensors, where they are known."""
-    sizes = tensor_bytes(ops, x) if sizes is None else sizes
+    sizes = in_allocator(ops, tensor_bytes(ops, x)) if sizes is None else sizes
     if autograd.pool:
         sizes = sizes | {t.name: 0.0 for op in ops for t in op.allocates if t.pooled}
     segments = find_segments(ops, modules, compiled=autograd.compiled) if modules else []
+    if autograd.compiled and not segments:
+        segments = cast_from_inputs(ops)
     sent = groups(ops, x, segments, autograd.offload)
     away = moved_names(sent)
     return Kept([name for name in kept_names(ops, segments) if name not in away], sizes, segments, sent)
@@ -108,8 +110,8 @@ class BackwardWalk:
         self.returned = moved_names(sent)
         self.saved = {*kept, *self.returned}
         self.regathers = {t.name for op in ops if isinstance(op, Comm) and op.regather for t in op.outputs}
-        own = [t for op in ops for t in op.allocates if t.grad_itemsize or t.name in self.regathers]
-        self.grad_sizes = sizes | {t.name: 1.0 * t.grad_bytes for t in own}
+        own = [t for op in ops for t in op.allocates if t.grad_itemsize or t.outside or t.name in self.regathers]
+        self.grad_sizes = sizes | {t.name: t.grad_bytes * (t.outside not in {"gradient", "both"}) for t in own}
         self.ledger = Ledger(sum([sizes[name] for name in kept]) + copied_bytes(sent, sizes))
         self.replays = {segment.trigger: segment for segment in segments}
         self.first_need: dict[str, int] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from steptime.base.num import Num, where
 from steptime.base.rows import Overhead
 from steptime.job.job import Job
+from steptime.memory.receive_buffers import receive_buffer_bytes
 
 GIB = 2.0**30
 """Bytes of a GiB."""
@@ -31,14 +32,18 @@ top; with tensor parallelism that fifth alone is nearer."""
 
 
 def overhead(job: Job) -> Overhead:
-    """The context, and one communicator per process group that communicates; a2a+p2p has two for a sequence."""
-    p = job.parallelism
+    """The context, and one communicator per process group, with the buffers that exchanges of experts' rows have besides."""
     own = job.machine.accelerator.context_bytes
     context = CONTEXT_BYTES if own is None else own
+    return Overhead(context, communicating_groups(job) * COMMUNICATOR_BYTES + receive_buffer_bytes(job))
+
+
+def communicating_groups(job: Job) -> Num:
+    """Process groups that communicate; a2a+p2p has two for a sequence."""
+    p = job.parallelism
     of_sequence = 2 if job.cp_comm_type == "a2a+p2p" else 1
     groups = sum([1 * (p.tp > 1), 1 * (p.pp > 1), 1 * (p.dp * p.cp > 1), of_sequence * (p.cp > 1), 1 * (p.ep > 1)])
-    groups = groups + 1 * (job.model.tie_embeddings and p.pp > 1)
-    return Overhead(context, groups * COMMUNICATOR_BYTES)
+    return groups + 1 * (job.model.tie_embeddings and p.pp > 1)
 
 
 def reserved_bytes(

@@ -10,7 +10,7 @@ from steptime.base.num import Num, is_column, maximum, where
 from steptime.job.assembly import Assembly, Chunk, Part, Runs, take
 from steptime.job.job import Job
 from steptime.memory.forward_walk import walk_forward
-from steptime.memory.ledger import NO_BYTES, PartMemory, Peak
+from steptime.memory.ledger import NO_BYTES, PartMemory, Peak, in_allocator
 from steptime.memory.op_walk import Autograd, chunk_peaks, walk_part
 
 if TYPE_CHECKING:
@@ -213,7 +213,8 @@ class PartMemories:
 
 def walk(part: Part, modules: AbstractSet[str | float], autograd: Autograd) -> PartMemory:
     """The walk of a part's ops; its backward overlaps another micro-batch's forward where the schedule alternates them."""
-    found = walk_part(part.ops, part.x, part.out, modules, autograd, part.sizes)._replace(n_params=part.n_params)
+    sizes = in_allocator(part.ops, part.sizes)
+    found = walk_part(part.ops, part.x, part.out, modules, autograd, sizes)._replace(n_params=part.n_params)
     if not autograd.woven:
         return found
     from steptime.memory.woven import woven_peak
@@ -223,7 +224,7 @@ def walk(part: Part, modules: AbstractSet[str | float], autograd: Autograd) -> P
 
 def passing(part: Part) -> Peak:
     """The peak of a part's forward of which only the input is kept."""
-    return walk_forward(part.ops, part.sizes, [part.x.name], part.x.name, part.out)
+    return walk_forward(part.ops, in_allocator(part.ops, part.sizes), [part.x.name], part.x.name, part.out)
 
 
 def groups_of(runs: Runs, size: int) -> list[tuple[int, Runs]]:

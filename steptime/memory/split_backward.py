@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from steptime.base.num import Num, maximum
-from steptime.memory.ledger import NO_BYTES, PartMemory, Peak
+from steptime.memory.ledger import NO_BYTES, PartMemory, Peak, in_allocator
 from steptime.memory.op_walk import Autograd, BackwardWalk
 from steptime.model.ops import Op, Tensor, tensor_bytes
 from steptime.model.segments import kept_names
@@ -48,7 +48,7 @@ class InputGradients(BackwardWalk):
 
 def walk_split(ops: list[Op], x: Tensor, out: str, autograd: Autograd) -> SplitMemory:
     """Walk one part's backward in two halves; nothing is recomputed."""
-    sizes = tensor_bytes(ops, x)
+    sizes = in_allocator(ops, tensor_bytes(ops, x))
     walk = InputGradients(ops, sizes, [], kept_names(ops, []), autograd)
     peak = walk.run(out)
     walk.release(x.name)  # sent to the stage before, or read by the part before

@@ -36,8 +36,9 @@ class Tensor(NamedTuple):
     grad_itemsize: float = 0.0
     """Bytes per element of its gradient where that differs (the gradient of a quantized copy), else 0."""
     pooled: bool = False
-    """Whether it is stored in Megatron's grow-only buffer where the framework has one (megatron/core/utils.py,
-    GlobalMemoryBuffer)."""
+    """Whether Megatron's grow-only buffer stores it, where there is one (megatron/core/utils.py, GlobalMemoryBuffer)."""
+    outside: Literal["", "tensor", "gradient", "both"] = ""
+    """Which of it and its gradient lies outside the caching allocator, in a buffer that other ranks write."""
 
     @property
     def bytes(self) -> Num:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from steptime.model.ops import NO_CAST, VECTORIZED, ByElement, Casting, Comm, Move, Op, Role, Tensor
 from steptime.model.torchao_fp4 import cast_input, gradient_casting, input_casting, shares_casts, weight_casting
-from steptime.software.precision import Casts
+from steptime.software.precision import Casts, by_rows
 
 if TYPE_CHECKING:
     from steptime.base.num import Num
@@ -148,10 +148,18 @@ def cast_norm(normed: list[Op], x: str, elements: Num, shard: Shard) -> tuple[li
 
 
 def cast_context(x: str, elements: Num, shard: Shard) -> tuple[list[Op], Operand]:
-    """The input of the attention's output projection: most recipes keep it in bf16, which attention keeps anyway."""
+    """The input of the attention's output projection: most recipes keep it in bf16, which attention keeps anyway.
+
+    torch.compile keeps its copy by columns too, in float8 by rows: what is used far from where it was made is not made again
+    (torch/_functorch/partitioners.py, ban_if_used_far_apart).
+    """
     recipe = shard.software.recipe
     if recipe is None or recipe.casts or not recipe.proj_keeps_input:
-        return cast("attn.proj", x, elements, shard, role="attn_proj")
+        ops, operand = cast("attn.proj", x, elements, shard, role="attn_proj")
+        if not by_rows(recipe) or shard.software.kernels.compile == "none" or not isinstance(ops[-1], Move):
+            return ops, operand
+        columns = Tensor(f"{x}.columns", elements, 1.0)
+        return [*ops[:-1], replace(ops[-1], saves=(columns.name,), stats=(columns,))], operand
     ops, operand = cast("attn.proj", x, elements, shard, both=False, role="attn_proj")
     return ops, Operand(operand.read, x)
 

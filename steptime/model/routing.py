@@ -72,6 +72,8 @@ class Rows:
     def load(self) -> Num:
         """Rows of the fullest device divided by the mean; limited by capacity."""
         factor: Num = self.moe.imbalance_factor
+        if self.capacity_share is not None:  # rows beyond the buffer are dropped
+            factor = minimum(factor, self.room / self.sent)
         if self.moe.capacity_factor is not None:
             factor = minimum(factor, self.capacity * self.moe.n_experts / self.sent)
         return where(self.shard.ep > 1, factor, 1.0)
@@ -85,6 +87,29 @@ class Rows:
     def here(self) -> Num:
         """N: rows that this device's experts compute."""
         return self.received * self.shard.etp
+
+    @property
+    def capacity_share(self) -> float | None:
+        """Room of a buffer for received rows, in the most that can arrive; None where the host waits for their number.
+
+        MinimalAsyncEP has room for all (pytorch/torchtitan@6b960233 torchtitan/models/common/token_dispatcher.py,
+        MinimalAsyncEPTokenDispatcher.dispatch), HybridEP for a share that its user sets (torchtitan/distributed/deepep/
+        hybridep.py@aa1d3741, _num_permuted_tokens_for_non_blocking).
+        """
+        how = self.shard.software.moe
+        if how.dispatcher != "flex" or not self.spread or how.flex_backend == "deepep":
+            return None
+        return 1.0 if how.flex_backend == "minimal_async_ep" else how.non_blocking_capacity_factor
+
+    @property
+    def room(self) -> Num:
+        """Rows for which tensors between dispatch and combine have room: those that arrive, or of the buffer.
+
+        The most that can arrive are all experts per token of every rank's tokens, or all of this rank's experts.
+        """
+        if self.capacity_share is None:
+            return self.here
+        return self.capacity_share * self.ranks * self.tokens * minimum(self.moe.experts_per_token, self.local_experts)
 
     @property
     def map_kept(self) -> bool:

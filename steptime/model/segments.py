@@ -9,6 +9,7 @@ from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
 from steptime.model.ops import Attention, Comm, Gemm, Move, Op, Role
+from steptime.software.precision import by_rows
 
 MOE: frozenset[Role] = frozenset[Role](("moe", "router", "moe_act", "shared_experts"))
 """Roles of the ops of a mixture of experts."""
@@ -149,9 +150,29 @@ def within_budget(ops: list[Op], budget: float) -> list[Segment]:
     return [segment for segment in free if saved([segment]) < saved([])]
 
 
+def cast_from_inputs(ops: list[Op]) -> list[Segment]:
+    """What torch.compile recomputes without any checkpointing: outputs that only products of float8 by rows keep.
+
+    Backward needs their copy by columns alone, which it casts from what the norm or activation keeps anyway: a tensor that only
+    backward makes is never banned from being made there (torch/_functorch/partitioners.py, solve_min_cut). The kernel that casts
+    computes it again, which takes no time of its own here.
+    """
+    keepers: dict[str, list[Op]] = {}
+    for op in ops:
+        for name in op.saves:
+            keepers.setdefault(name, []).append(op)
+    found = []
+    for i, op in enumerate(ops):
+        kept_by = [keeper for t in op.outputs for keeper in keepers.get(t.name, ())] if isinstance(op, Move) else []
+        if kept_by and all(isinstance(keeper, Gemm) and by_rows(keeper.recipe) for keeper in kept_by):
+            found.append(recomputed_output(ops, i))
+    return found
+
+
 def recomputed_output(ops: list[Op], i: int) -> Segment:
-    """An op whose outputs are recomputed before they are needed; its sums of each row are kept."""
-    stats = tuple(t.name for t in ops[i].stats)
+    """An op whose outputs are recomputed before they are needed; its sums of each row are kept, a copy by columns is not."""
+    op = ops[i]
+    stats = () if isinstance(op, Move) and op.same_grad else tuple(t.name for t in op.stats)
     segment = discarded(ops, range(i, i + 1))
     return segment._replace(drops=segment.drops - set(stats), keeps=stats)
 

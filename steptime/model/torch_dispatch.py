@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from steptime.model import async_ep
 from steptime.model.dispatch import dense_scores, gathered_maps
 from steptime.model.ops import ByElement, Comm, Move, Op, Tensor
 from steptime.model.routing import FP32, INT64, Rows
@@ -33,8 +34,13 @@ def dispatch(rows: Rows, x: str, probs: str) -> tuple[list[Op], str]:
     Tokens are sorted by expert; over ep the rows of each rank go to it, and are put in the order of its experts. A flexible
     dispatcher (DeepEP, HybridEP) sends each token once to every rank with one of its experts.
     """
-    if exchanges(rows):
-        return _exchanged(rows, x, probs)
+    if async_ep.uses(rows):
+        return async_ep.dispatch(rows, x, probs)
+    return _exchanged(rows, x, probs) if exchanges(rows) else _sorted(rows, x, probs)
+
+
+def _sorted(rows: Rows, x: str, probs: str) -> tuple[list[Op], str]:
+    """Tokens as rows sorted by expert, all to all over ep, then in the order of the rank's experts."""
     order, tokens = Tensor("moe.order", rows.sent, INT64), Tensor("moe.tokens", rows.sent, INT64)
     ops: list[Op] = [
         Move(
@@ -104,6 +110,11 @@ def exchanges(rows: Rows) -> bool:
     return rows.shard.software.moe.dispatcher == "flex" and rows.spread
 
 
+def own_buffers(rows: Rows) -> bool:
+    """Whether the rows of tokens are received, and those that return summed, in buffers of HybridEP."""
+    return exchanges(rows) and rows.shard.software.moe.flex_backend == "hybridep"
+
+
 def weighted_activation(rows: Rows) -> bool:
     """Whether the experts' activation applies the scores, as in NeMo AutoModel, whose activation is Megatron's fused one.
 
@@ -119,11 +130,16 @@ def arriving(rows: Rows) -> Num:
 
 
 def _exchanged(rows: Rows, x: str, probs: str) -> tuple[list[Op], str]:
-    """Tokens and scores that arrive, and their rows in the order of the experts (torchtitan/distributed/deepep/deepep.py)."""
+    """Tokens and scores that arrive, and their rows in the order of the experts (torchtitan/distributed/deepep/deepep.py).
+
+    HybridEP receives them in a buffer of its own and copies the rows from there into a tensor (deepseek-ai/DeepEP@94a9f8f
+    csrc/hybrid_ep/executor/executor.cu, dispatch_postprocess); backward sums their gradients into that buffer.
+    """
     size, k = rows.shard.itemsize, rows.moe.experts_per_token
-    arrived = Tensor("moe.arrived", arriving(rows) * rows.hidden, size)
-    scores = Tensor("moe.arrived.probs", arriving(rows) * k, FP32)
-    here, ranked = Tensor("moe.rows", rows.here * rows.hidden, size), Tensor("moe.ranked", rows.here, FP32)
+    away: Any = "both" if own_buffers(rows) else ""
+    arrived = Tensor("moe.arrived", arriving(rows) * rows.hidden, size, outside=away)
+    scores = Tensor("moe.arrived.probs", arriving(rows) * k, FP32, outside=away)
+    here, ranked = Tensor("moe.rows", rows.room * rows.hidden, size), Tensor("moe.ranked", rows.room, FP32)
     places = Tensor("moe.places", rows.here, INT64)
     get = replace(_to_all("moe.dispatch", x, arrived, arrived.bytes), routing=rows.routing)
     get = replace(get, inputs=(x, probs), outputs=(arrived, scores), score_bytes=dense_scores(rows, arriving(rows)))
@@ -133,15 +149,17 @@ def _exchanged(rows: Rows, x: str, probs: str) -> tuple[list[Op], str]:
         (here, ranked),
         (places.name,),
         (places,),
-        **_moved(here),
+        **_moved(here._replace(elements=rows.here * rows.hidden)),
         kernels=SORT_KERNELS,
         role="moe",
     )
     return [*gathered_maps(rows), get, put], here.name
 
 
-def combine(rows: Rows, x: str) -> Sublayer:
+def combine(rows: Rows, x: str, probs: str) -> Sublayer:
     """The experts' rows back at their tokens, times their scores, summed (LocalTokenDispatcher.combine)."""
+    if async_ep.uses(rows):
+        return async_ep.combine(rows, x, probs)
     if exchanges(rows):
         return _returned(rows, x)
     h, size = rows.hidden, rows.shard.itemsize
@@ -182,7 +200,7 @@ def weigh(rows: Rows, x: str, elements: Num) -> tuple[Op, Tensor]:
     return op, out
 
 
-def scatter(rows: Rows, x: Tensor, tokens: Num, saves: tuple[str, ...]) -> Op:
+def scatter(rows: Rows, x: Tensor, tokens: Num, saves: tuple[str, ...]) -> Move:
     """Rows added into zeros at their tokens, a copy of which takes the sum."""
     out = Tensor("moe.out", tokens * rows.hidden, x.itemsize)
     moved = x.bytes + 3.0 * out.bytes
@@ -202,13 +220,20 @@ def scatter(rows: Rows, x: Tensor, tokens: Num, saves: tuple[str, ...]) -> Op:
 
 
 def _returned(rows: Rows, x: str) -> Sublayer:
-    """DeepEP's combine: rows of one token are weighed, unless they were, and summed where they are, and sent once."""
-    elements, size = rows.here * rows.hidden, rows.shard.itemsize
+    """DeepEP's combine: rows of one token are weighed, unless they were, and summed where they are, and sent once.
+
+    Every row for which there is room is weighed. Eager torch multiplies rows and gradients for those of the scores, then sums.
+    """
+    elements, size = rows.room * rows.hidden, rows.shard.itemsize
     out, both = Tensor("moe.weighed", elements, size), (x, "moe.ranked")
-    weighed = [Move("moe.weigh", both, (out,), both, kernels=2.0, role="moe")]
+    product = out.bytes if rows.shard.software.kernels.compile == "none" else 0.0
+    weighed = [Move("moe.weigh", both, (out,), both, kernels=2.0, backward_temp_bytes=product, role="moe")]
     if weighted_activation(rows):
         out, weighed = out._replace(name=x), []
-    summed = scatter(rows, out, arriving(rows), ("moe.places",))
+    summed = scatter(rows, out._replace(elements=rows.here * rows.hidden), arriving(rows), ("moe.places",))
+    if own_buffers(rows):
+        home = summed.outputs[0]._replace(outside="both")
+        summed = replace(summed, outputs=(home,), forward_temp_bytes=0.0)
     home = Tensor("moe.home", rows.tokens * rows.hidden, size)
     bytes_ = arriving(rows) * rows.hidden * size
     back = replace(_to_all("moe.combine", "moe.out", home, bytes_), routing=rows.routing)

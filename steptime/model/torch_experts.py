@@ -11,12 +11,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from steptime.base.num import same
+from steptime.model import async_ep
 from steptime.model.experts_in_turn import in_turn, joined
 from steptime.model.mlp import Words, feed_forward, gated
-from steptime.model.ops import ByElement, Gemm, Move, Op, Param, Tensor
+from steptime.model.ops import Gemm, Move, Op, Param, Tensor
 from steptime.model.quantize import Operand, cast
 from steptime.model.routing import BOOL, FP32, INT64, Rows
 from steptime.model.sublayers import Sublayer, enter_tp, leave_tp, residual
+from steptime.model.torch_clamped import clamped_swiglu, row_bias
 from steptime.model.torch_dispatch import combine, dispatch, weighted_activation
 
 if TYPE_CHECKING:
@@ -26,11 +28,8 @@ if TYPE_CHECKING:
 
 SHARED = Words("shared", "shared_experts", "shared_experts")
 EXPERTS = Words("experts", "moe", "moe_act")
-BIAS_KERNELS, GROUP_KERNELS = 8.0, 6.0
-"""Of a bias by row: counts joined and cast, a row of zeros joined, cumulative sum, search, repeat, sum (assumed: launches).
-Of the choice of groups: top 2, sum, top k, ones, scatter, masked fill (_get_node_limited_routing_scores)."""
-SWIGLU_KERNELS = 11.0
-"""Of a clamped SwiGLU: eight forward, fourteen backward, in the mean."""
+GROUP_KERNELS = 6.0
+"""Of the choice of groups: top 2, sum, top k, ones, scatter, masked fill (_get_node_limited_routing_scores)."""
 
 
 def torch_moe_ops(model: Model, moe: Moe, shard: Shard, x: str, normal: str) -> list[Op]:
@@ -48,7 +47,7 @@ def torch_moe_ops(model: Model, moe: Moe, shard: Shard, x: str, normal: str) -> 
     ops, chosen = router(rows, read)
     out, sent = dispatch(rows, read, chosen)
     made, y = grouped_experts(model, rows, shard.etp, sent)
-    back, branch = combine(rows, y)
+    back, branch = combine(rows, y, chosen)
     ops = [*entered, *ops, *out, *made, *back]
     if moe.shared_expert_inter_sz:
         extra, other = shared(model, moe, shard, read, gathered=not spread)
@@ -161,27 +160,49 @@ def scaled(rows: Rows, best: Tensor, *, compiled: bool) -> Sublayer:
 
 
 def grouped_experts(model: Model, rows: Rows, etp: Num, x: str) -> Sublayer:
-    """Gate, up, activation, down of each local expert's rows, `torch._grouped_mm` each (GroupedExperts.forward)."""
-    moe, size, n = rows.moe, rows.shard.itemsize, rows.here
+    """Gate, up, activation, down of each local expert's rows, `torch._grouped_mm` each (GroupedExperts.forward).
+
+    Without waiting for counts, tensors have room for more rows, which products skip; eager kernels of its own also skip them
+    (torchtitan/overrides/fused_grouped_experts.py@aa1d3741). The sum of both gradients of the rows does not.
+    """
+    moe, size, n = rows.moe, rows.shard.itemsize, rows.room
     width = moe.expert_inter_sz / etp
     act, out = Tensor("experts.act.out", n * width, size), Tensor("experts.out", n * rows.hidden, size)
+    out = out._replace(outside="gradient" if async_ep.uses(rows) else "")
     if model.swiglu_limit is not None:
         return clamped_experts(model, rows, etp, x)
-    ops, names = list[Op](), list[str]()
+    ops, names = gradients_summed(model, rows), list[str]()
     for which in ("gate", "up") if model.glu else ("up",):
         made = Tensor(f"experts.{which}", n * width, size)
         shape = (moe.n_experts, moe.expert_inter_sz, rows.hidden)
         ops.append(_product(model, rows, which, x, made, (shape, 1), (rows.hidden, width)))
         names.append(made.name)
-    if rows.shard.software.kernels.activation_impl == "fused" or not model.glu:
-        names += ["moe.ranked"] * weighted_activation(rows)
-        acted: list[Op] = [Move("experts.act", tuple(names), (act,), tuple(names), role="moe_act")]
-    else:
-        acted = gated(model, rows.shard, names[0], names[1], act, EXPERTS)
+    acted = activated(model, rows, names, act)
     shape = (moe.n_experts, rows.hidden, moe.expert_inter_sz)
     down = _product(model, rows, "down", act.name, out, (shape, 2), (width, rows.hidden))
     join, y = joined(rows, out)
     return [*ops, *in_turn(rows, acted), down, *join], y.name
+
+
+def activated(model: Model, rows: Rows, names: list[str], out: Tensor) -> list[Op]:
+    """The activation: one kernel, always with MinimalAsyncEP, or one per operation."""
+    kernels, own = rows.shard.software.kernels, async_ep.uses(rows)
+    if kernels.activation_impl != "fused" and model.glu and not own:
+        return gated(model, rows.shard, names[0], names[1], out, EXPERTS)
+    read = (*names, "moe.ranked") if weighted_activation(rows) else tuple(names)
+    op = Move("experts.act", read, (out,), read, role="moe_act")
+    if rows.capacity_share is None or (kernels.compile != "none" and not own):
+        return [op]
+    one = out.bytes * rows.here / rows.room
+    return [replace(op, forward_bytes=3.0 * one, backward_bytes=5.0 * one)]
+
+
+def gradients_summed(model: Model, rows: Rows) -> list[Op]:
+    """The sum of both products' gradients of the rows, over all for which there is room: two reads and a write."""
+    if rows.capacity_share is None or not model.glu:
+        return []
+    summed = 3.0 * rows.room * rows.hidden * rows.shard.itemsize
+    return [Move("experts.sum", forward_bytes=0.0, backward_bytes=summed, kernels=0.5, role="moe")]
 
 
 def clamped_experts(model: Model, rows: Rows, etp: Num, x: str) -> Sublayer:
@@ -190,7 +211,7 @@ def clamped_experts(model: Model, rows: Rows, etp: Num, x: str) -> Sublayer:
     Source: pytorch/torchtitan@58b03444 torchtitan/models/gpt_oss/moe.py, GptOssGroupedExperts._experts_forward. Compiled, biases
     and activation are one kernel that keeps the product's output, and the last bias is added where the rows are read next.
     """
-    moe, size, n = rows.moe, rows.shard.itemsize, rows.here
+    moe, size, n = rows.moe, rows.shard.itemsize, rows.room
     width = moe.expert_inter_sz / etp
     act, out = Tensor("experts.act.out", n * width, size), Tensor("experts.out", n * rows.hidden, size)
     both = Tensor("experts.gate_up", 2.0 * act.elements, size)
@@ -205,57 +226,6 @@ def clamped_experts(model: Model, rows: Rows, etp: Num, x: str) -> Sublayer:
     ops.append(_product(model, rows, "down", act.name, out, (shape, 2), (width, rows.hidden)))
     added, y = row_bias(rows, out, eager=eager)
     return [*ops, added], y
-
-
-def row_bias(rows: Rows, x: Tensor, *, eager: bool) -> tuple[Op, str]:
-    """Each row's bias repeated by tokens per expert, then added; backward adds the rows' gradients by expert.
-
-    Forward: the repeat writes rows, the sum reads two and writes one; compiled it is part of what reads the rows. Backward: one
-    read. Kept: the expert of each row.
-    """
-    index, out = Tensor(f"{x.name}.expert", rows.here, INT64), x._replace(name=f"{x.name}.biased")
-    op = Move(
-        f"{x.name}.bias",
-        (x.name,),
-        (out,),
-        (index.name,),
-        (index,),
-        forward_bytes=4.0 * x.bytes if eager else 0.0,
-        backward_bytes=x.bytes,
-        kernels=BIAS_KERNELS if eager else 1.0,
-        forward_temp_bytes=x.bytes if eager else 0.0,
-        role="moe",
-    )
-    return op, out.name
-
-
-def clamped_swiglu(x: str, out: Tensor) -> Op:
-    """clamp(gate) * sigmoid(1.702 clamp(gate)) * (clamp(up) + 1), gate and up every other element of `x` (swiglu).
-
-    In units of `out`'s bytes w, where a read of every other element takes 2. Forward: clamps 3 each, times alpha 2, sigmoid 2,
-    product 3, plus one 2, product 3. Backward: products 6 each, sigmoid 3, times alpha 2, sum of the gate's two gradients 3,
-    clamps 4 each, each half put into zeros 2 + 3, their sum 6. Element by element: two clamps; three comparisons, two choices and
-    two copies into zeros. Kept: `x`, the clamped gate, its sigmoid, both factors of the last product.
-    """
-    names = ("experts.act.clamped", "experts.act.sigmoid", "experts.act.gate", "experts.act.up")
-    made = tuple(out._replace(name=name) for name in names)
-    clamp, sigmoid, product, last = (3.0 + 3.0, 2.0 + 2.0, 3.0 + 2.0, 3.0)
-    back = 2.0 * 6.0 + 3.0 + 2.0 + 3.0 + 2.0 * 4.0 + 2.0 * 5.0 + 6.0
-    return Move(
-        "experts.act",
-        (x,),
-        (out,),
-        (x, *names),
-        made,
-        forward_bytes=(clamp + sigmoid + product + last) * out.bytes,
-        backward_bytes=back * out.bytes,
-        forward_by_element=ByElement(2.0 * out.elements, clamp * out.bytes),
-        backward_by_element=ByElement(7.0 * out.elements, (2.0 * 4.0 + 2.0 * 3.0) * out.bytes),
-        kernels=SWIGLU_KERNELS,
-        forward_temp_bytes=out.bytes,
-        backward_temp_bytes=4.0 * out.bytes,
-        role="moe_act",
-    )
 
 
 def _product(

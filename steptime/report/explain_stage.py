@@ -15,8 +15,9 @@ from steptime.job.job import Job
 from steptime.memory.blocks import further_ends
 from steptime.memory.buffers import stage_buffers
 from steptime.memory.kept_ops import kept_of_chunk
-from steptime.memory.overhead import CACHED_GROUPS, COMMUNICATOR_BYTES, FRAGMENTATION
+from steptime.memory.overhead import CACHED_GROUPS, FRAGMENTATION, communicating_groups
 from steptime.memory.part_memories import PartMemories
+from steptime.memory.receive_buffers import receive_buffer_bytes
 from steptime.memory.stages import chunk_bytes
 from steptime.memory.states import States, group_elements, shard_ranks, stage_states
 from steptime.model.ops import Attention, Gemm, Move, Op
@@ -204,7 +205,9 @@ def _outside(estimate: Estimate) -> list[Fact]:
     memory, machine = estimate.memory, estimate.job.machine
     over = memory.overhead_bytes
     own = machine.source("accelerator.context_bytes")
-    groups = f"{over.communicators / COMMUNICATOR_BYTES:g} process groups"
+    groups, received = f"{communicating_groups(estimate.job):g} process groups", receive_buffer_bytes(estimate.job)
+    if received:
+        groups += f" and {received / GIB:.3f} GiB for arriving rows of experts"
     usable = machine.source("accelerator.usable_memory_bytes") or "the machine's file"
     return [
         _fact(

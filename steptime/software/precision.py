@@ -106,6 +106,11 @@ def _torchao(
     )
 
 
+def by_rows(of: Recipe | None) -> bool:
+    """Whether a recipe is torchao's with a scale for each row, whose backward casts a product's input again by columns."""
+    return of is not None and of.name == "fp8_rowwise"
+
+
 RECIPES: dict[str, Recipe] = {
     entry.name: entry
     for entry in (

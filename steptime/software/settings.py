@@ -3,7 +3,9 @@
 A profile's file and a config's `performance` section write them flat, by the names of the fields here, which no two groups share.
 """
 
-from typing import Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias
+
+from pydantic import Field
 
 from steptime.base.config import Config
 from steptime.base.units import SECOND_UNITS, Seconds, read_quantity
@@ -232,16 +234,14 @@ class Overlap(Config):
 
 
 class MoeSettings(Config):
-    """How the framework runs a mixture of experts: Megatron-Core's switches, as the published recipes set them.
-
-    Source of the defaults: runtime configs of yanring/Megatron-MoE-ModelZoo (--moe-token-dispatcher-type, --moe-permute-fusion,
-    --moe-router-dtype fp32, --moe-grouped-gemm).
-    """
+    """How the framework runs a mixture of experts; defaults of runtime configs of yanring/Megatron-MoE-ModelZoo."""
 
     dispatcher: Literal["alltoall", "allgather", "flex"] = "alltoall"
     """How tokens are sent to experts: an all-to-all of one copy per expert, an all-gather, or a library's copy for each rank."""
-    flex_backend: Literal["deepep", "hybridep"] = "deepep"
+    flex_backend: Literal["deepep", "hybridep", "minimal_async_ep"] = "deepep"
     """That library. HybridEP gathers all maps first and sends the scores of all experts of a node (`model.dispatch`)."""
+    non_blocking_capacity_factor: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
+    """Without waiting for counts, room of HybridEP's rows: this share of the most that can arrive (`model.receive_buffers`)."""
     permute_fusion: bool = True
     """Tokens are sorted by expert in one kernel (TransformerEngine's), not by index operations."""
     router_dtype: Literal["compute", "fp32"] = "fp32"

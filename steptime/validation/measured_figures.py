@@ -18,7 +18,7 @@ ALLOCATOR = frozenset({"allocated", "reserved"})
 allocator, which the job does not need, and other programs; what an unstated figure counts is unknown; a leak of one program
 says nothing about others."""
 LEAK = "leak"
-"""Counter of a published row whose peak consists mostly of tensors that a defect of its program keeps
+"""Counter of a published row whose peak consists to a large part of tensors that a defect of its program keeps
 (`measurements/exclusions.yaml`)."""
 
 

@@ -172,9 +172,10 @@ def dispatch_of(row: MeasuredRow, assumed: list[str]) -> dict[str, Any]:
     if re.search(r"hybridep|deepep|\bflex\b(?! attention)", words):
         section["dispatcher"] = "flex"
         section |= {"flex_backend": "hybridep"} if "hybridep" in words else {}
-    elif "minimalasyncep" in words:  # no host waits, no copies around the exchange, but a copy for each expert
-        section["dispatcher"] = "flex"
-        assumed.append("dispatcher: flex, in place of MinimalAsyncEP")
+        if said := re.search(r"non-blocking, capacity factor (\d+(?:\.\d+)?)", words):
+            section["non_blocking_capacity_factor"] = float(said[1])
+    elif "minimalasyncep" in words:
+        section |= {"dispatcher": "flex", "flex_backend": "minimal_async_ep"}
     elif re.search(r"all-?to-?all|a2a", words):
         section["dispatcher"] = "alltoall"
     else:
@@ -191,6 +192,7 @@ def dispatch_of(row: MeasuredRow, assumed: list[str]) -> dict[str, Any]:
     if capacity(words) or row.whole("ep") in {None, 1}:
         section.pop("dispatcher", None)
         section.pop("flex_backend", None)
+        section.pop("non_blocking_capacity_factor", None)
     return section
 
 

@@ -71,6 +71,7 @@ def native_kernels(row: MeasuredRow, release: str, notes: str) -> dict[str, Any]
     if row.text("framework").startswith("torchtitan"):
         section |= heads_of(row, release, compiled="compile" in section)
         section |= {} if "compile" in section else norm_of(row, notes)
+        section |= {"activation_impl": "fused"} if "fusedgroupedexperts" in notes else {}
         if before_expandable_segments(row):
             section["expandable_segments"] = False
     if found := re.search(r"chunked (?:ce|cross entropy)(?: \((\d+) loss chunks\))?", notes):
@@ -162,11 +163,18 @@ def of_one_device(profile: str) -> dict[str, Any]:
 
 
 def torchao_recipe(row: MeasuredRow, notes: str) -> dict[str, Any]:
-    """The torchao recipe that the precision names; empty where it names none."""
+    """The torchao recipe that the precision names; empty where it names none.
+
+    torchtitan's auto filter of May 2026 converts no linear: it asks configs whether they are modules (torchao/float8/
+    float8_utils.py, _auto_filter_for_recipe; torchtitan/components/quantization/float8.py@5681e36, convert). Such runs print an
+    MFU, which one with a float8 linear leaves out, and as much memory as in bf16 (results.tsv of that branch: 168.7 GiB both).
+    """
     said = row.text("precision").lower()
     found = next((recipe for word, recipe in TORCHAO_WORDS if word in said), "")
     if not found:
         return {}
+    if "auto filter" in said:
+        return {"precision": "bf16"}
     gathered = found == "fp8_tensorwise" and re.search(r"(fp8|float8)( fsdp)? all-gather", f"{said} {notes}")
     tail = re.search(r"except (?:the )?last (\d+) % of layers", notes)
     ends = {"bf16_layers_at_end": -(-row.needed("n_layers") * int(tail[1]) // 100)} if tail else {}

@@ -291,6 +291,12 @@ def test_experts_lie_on_ranks_of_their_own():
     assert experts()["parallelism"]["ep"] == 1
 
 
+@pytest.mark.parametrize("library", ["hybridep", "minimal_async_ep"])
+def test_libraries_with_buffers_for_arriving_rows(library):
+    lines = f'expert_parallel_degree = 8\nexpert_parallel_comm_backend = "{library}"'
+    assert experts(("[parallelism]", lines))["performance"]["moe"] == {"dispatcher": "flex", "flex_backend": library}
+
+
 @pytest.mark.parametrize(
     ("components", "parts"), [("", "all"), ("components = ['model']", "blocks"), ("components = ['loss']", None)]
 )

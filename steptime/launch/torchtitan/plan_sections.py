@@ -26,6 +26,9 @@ ATTENTION_KERNELS = {
 
 sdpa takes cuDNN's first (torchtitan/models/common/attention.py@b5bcd76c, ScaledDotProductAttention.sdpa_backends)."""
 
+OWN_BUFFERS = frozenset({"hybridep", "minimal_async_ep"})
+"""Values of parallelism.expert_parallel_comm_backend that are libraries of dispatcher flex besides its default."""
+
 
 class Degrees(NamedTuple):
     """Parallel degrees; dp is replicate * shard."""
@@ -95,7 +98,10 @@ def experts_of(keys: JobKeys, model: Any) -> dict[str, Any]:
     if ep > 1:
         etp = keys.count(f"{_P}expert_tensor_parallel_degree")
         found["parallelism"] |= {"etp": etp} if etp > 1 else {}
-        found["performance"] = {"moe": {"dispatcher": keys.word(f"{_P}expert_parallel_comm_backend")}}
+        backend = f"{_P}expert_parallel_comm_backend"
+        moe = {"dispatcher": keys.word(backend)}
+        library = str(keys.get(backend)).lower()
+        found["performance"] = {"moe": moe | ({"flex_backend": library} if library in OWN_BUFFERS else {})}
     return found
 
 
