@@ -53,6 +53,7 @@ def test_flagperfs_llama3_has_megatrons_defaults():
             {"rope_impl": "own_tables", "moe": {"dispatcher": "allgather", "permute_fusion": False}},
             {"dropout": 0.1},
         ),
+        ("megatron-sft-recipes-n003", {"rope_impl": "own_tables"}, {"qkv_bias": True}),
         ("qwen-readme-n002", {"norm_impl": "fused", "rope_impl": "composite"}, {}),
     ],
 )

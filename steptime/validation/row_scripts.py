@@ -44,6 +44,10 @@ SCRIPTS = (
         {"qkv_bias": True},
     ),
     Scripted("^flagperf; paddle.*; gpt3", {}, {"dropout": 0.1}),
+    Scripted(
+        "^megatron-sft-recipes; ms-swift .*megatron sft.*; qwen2.5", {"rope_impl": "own_tables"}, {"qkv_bias": True}
+    ),
+    Scripted("^megatron-sft-recipes; ms-swift .*megatron sft", {"rope_impl": "own_tables"}, {}),
     Scripted("^flagperf; flagscale@ed55532 .*; aquila2", LEGACY, {}),
     Scripted("^flagperf; flagscale@26cd664 .*; llama2", LEGACY | {"norm_impl": "eager"}, {}),
     Scripted(
@@ -63,7 +67,9 @@ SCRIPTS = (
   --attention-dropout or --hidden-dropout (0.1). mixtral_8x7B/megatron/megatron_main.sh: the same dropout; --no-rope-fusion.
   qwen1.5_MoE/megatron/megatron_pai_main.sh: --no-rope-fusion, --add-qkv-bias, no --moe-grouped-gemm.
 - The same, gpt3_6.7B/paddle/config/_base.py: hidden_dropout_prob and attention_probs_dropout_prob 0.1.
-- The same, aquila2_7b/flagscale and llama2_70B/megatron: FlagScale of 2023 runs Megatron-LM's own layers, with apex's RMSNorm
+- ms-swift's apply_rope_fusion is false (modelscope/ms-swift@006938be swift/megatron/arguments/megatron_args.py), which
+  fyh2001/megatron-sft-recipes@d16a2d1 scripts/benchmark/bench_megatron.sh leaves; Qwen2.5 has biases of q, k and v.
+- FlagPerf, aquila2_7b/flagscale and llama2_70B/megatron: FlagScale of 2023 runs Megatron-LM's own layers, with apex's RMSNorm
   for --apply-layernorm-rms (FlagOpen/FlagScale@c2362772 megatron/model/fused_layer_norm.py) and torch's kernels for
   --normalization RMSNorm (@83e7b602 megatron/model/utils.py, get_norm; @7ef8b368 rms_norm.py).
 - The same, llama2_7b/megatron-deepspeed/megatron-deepspeed_main.sh: what follows "#--recompute-activations" is a comment, so the
