@@ -85,7 +85,7 @@ def test_torchao_keeps_what_bf16_keeps():
     """Input and weight stay in bf16 (save_for_backward(input_hp, weight_hp)): as much for backward as without a recipe.
 
     Compiled with a scale for each row, the outputs of two norms and of the activation go, 2 B for each of 2 x 4,096 + 14,336, and
-    attention's output is kept in float8 too, 4,096 B: 40,960 B a token and layer less (tests/truth/test_torch_rowwise.py).
+    attention's output is kept in float8 too, 4,096 B: 40,960 B a token and layer less (tests/truth/test_torch_float8.py).
     """
     less = {"fp8_rowwise": 32 * TOKENS * 40_960, "fp8_rowwise_gw_hp": 0}
     plain = llama(precision="bf16", compile="all").memory.stages[0]

@@ -156,7 +156,12 @@ def stage_row(
         transient_bytes=moment.transient_bytes + held_then,
         allocated_bytes=fixed + moving,
         reserved_bytes=reserved_bytes(
-            fixed, moving, state.group_bytes, moment.grads_not_yet_allocated_bytes, expandable=expandable
+            fixed,
+            moving,
+            state.group_bytes,
+            moment.grads_not_yet_allocated_bytes,
+            expandable=expandable,
+            most_bytes=walked.most_bytes,
         ),
         peak_op=moment.op,
         buffers_bytes=held_then,

@@ -63,11 +63,14 @@ class Moments:
         self.to_come = grads_not_yet_allocated
         self.beside: Num = 0.0
         """Bytes that all moments hold besides, among the transients."""
+        self.most: Num = 0.0
+        """Most activations and transients of any moment."""
         self.worst = PeakMoment(0.0, 0.0, "", grads_not_yet_allocated)
 
     def mark(self, saved: Num, transient: Num, op: str) -> None:
         """Record a moment that holds `saved` bytes for backward and `transient` other bytes."""
-        self.worst = self.worst.worse(made(PeakMoment, (saved, self.beside + transient, op, self.to_come)))
+        self.most = maximum(self.most, saved + self.beside + transient)
+        self.worst = self.worst.worse(made(PeakMoment, (saved, self.beside + transient, op, self.to_come, 0.0)))
 
 
 def wrapped(assembly: Assembly, memories: PartMemories, chunk: Chunk, *, every: bool = False) -> list[Wrapped]:

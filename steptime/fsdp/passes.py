@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from steptime.base.num import maximum
 from steptime.fsdp import no_sync_walk
 from steptime.fsdp.flat_walk import flat_backward, flat_forward
 from steptime.fsdp.groups import buffers, groups, options
@@ -23,7 +24,8 @@ from steptime.memory.stages import PeakMoment
 def peak_moment(assembly: Assembly) -> PeakMoment:
     """Activations and transients at the worst moment of a micro-batch; FSDP buffers count as transients."""
     worst_forward, worst_backward = pass_moments(assembly)
-    return worst_forward.worse(worst_backward)
+    most = maximum(worst_forward.most_bytes, worst_backward.most_bytes)
+    return worst_forward.worse(worst_backward)._replace(most_bytes=most)
 
 
 def pass_moments(assembly: Assembly) -> tuple[PeakMoment, PeakMoment]:
@@ -45,4 +47,6 @@ def pass_moments(assembly: Assembly) -> tuple[PeakMoment, PeakMoment]:
     else:
         (flat_forward if flat else forward)(assembly, memories, in_forward, root, layers)
         (flat_backward if flat else backward)(assembly, memories, in_backward, root, layers)
-    return in_forward.worst, in_backward.worst
+    return in_forward.worst._replace(most_bytes=in_forward.most), in_backward.worst._replace(
+        most_bytes=in_backward.most
+    )

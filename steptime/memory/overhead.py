@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from steptime.base.num import Num, where
+from steptime.base.num import Num, maximum, where
 from steptime.base.rows import Overhead
 from steptime.job.job import Job
 from steptime.memory.receive_buffers import receive_buffer_bytes
@@ -53,15 +53,18 @@ def reserved_bytes(
     gradients_to_come: Num = 0.0,
     *,
     expandable: bool = False,
+    most_bytes: Num = 0.0,
 ) -> Num:
     """Memory that the caching allocator holds at the peak.
 
     `group_bytes`: the largest group of FSDP, gathered; 0 where a traced graph gathers, whose memory is all in the pool of the
     stream that computes. `gradients_to_come`: sharded gradients that are not allocated then. `expandable`: segments are
-    expandable, so that memory not held by FSDP's streams is reused for any size.
+    expandable, so that memory not held by FSDP's streams is reused for any size. `most_bytes`: most activations and transients of
+    any moment; those of an earlier one, with fewer gradients, are reserved too, since gradients have memory of their own.
     """
     if group_bytes is None:
         return states_bytes + moving_bytes * (1.0 + FRAGMENTATION)
-    whole = moving_bytes if expandable else moving_bytes * (1.0 + FRAGMENTATION)
+    pieces = 1.0 if expandable else 1.0 + FRAGMENTATION
     of_streams = gradients_to_come + CACHED_GROUPS * group_bytes
-    return states_bytes + whole + where(group_bytes == 0.0, 0.0, of_streams)
+    apart = maximum(moving_bytes, most_bytes) * pieces + of_streams
+    return states_bytes + where(group_bytes == 0.0, moving_bytes * pieces, apart)

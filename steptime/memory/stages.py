@@ -25,6 +25,8 @@ class PeakMoment(NamedTuple):
     op: str
     grads_not_yet_allocated_bytes: Num = 0.0
     """Gradients not allocated yet at that moment, where they are not kept from step to step."""
+    most_bytes: Num = 0.0
+    """Most activations and transients of any moment, of FSDP's walk, where it may be another one."""
 
     @property
     def added_bytes(self) -> Num:

@@ -76,6 +76,7 @@ def cast(
 def cast_again(name: str, x: Operand, elements: Num, shard: Shard, role: Role = "") -> tuple[list[Op], Operand]:
     """Torchao: the quantized copy of a projection's input exists only for its product; backward casts the kept tensor again.
 
+    By tensor both casts are one and the same, which torch.compile makes once and keeps (tests/truth/test_torch_float8.py).
     `x` is what tensor parallelism has gathered in the compute dtype. Nothing for other recipes, and for what was cast before.
     """
     recipe = shard.software.recipe
@@ -90,7 +91,8 @@ def cast_again(name: str, x: Operand, elements: Num, shard: Shard, role: Role = 
     of, kernels = casts_of(recipe, recipe.casts, shard)
     moved = elements * of.input_forward
     op = Move(f"{name}.cast", (x.read,), (rows,), (), (), (), moved, kernels=kernels, same_grad=True, role=role)
-    return [op], x._replace(read=rows.name)
+    shared = recipe.tensor_scaled and shard.software.kernels.compile != "none"
+    return [op], x._replace(read=rows.name, kept=rows.name if shared else x.kept)
 
 
 def casts_of(recipe: Recipe, compiled: Casts, shard: Shard) -> tuple[Casts, float]:

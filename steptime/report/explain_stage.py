@@ -15,7 +15,7 @@ from steptime.job.job import Job
 from steptime.memory.blocks import further_ends
 from steptime.memory.buffers import stage_buffers
 from steptime.memory.kept_ops import kept_of_chunk
-from steptime.memory.overhead import CACHED_GROUPS, FRAGMENTATION, communicating_groups
+from steptime.memory.overhead import CACHED_GROUPS, FRAGMENTATION, communicating_groups, reserved_bytes
 from steptime.memory.part_memories import PartMemories
 from steptime.memory.receive_buffers import receive_buffer_bytes
 from steptime.memory.stages import chunk_bytes
@@ -184,7 +184,11 @@ def _reserved(estimate: Estimate, row: StageMemory) -> tuple[str, str]:
     if group:
         to_come = _held_states(estimate, row.stage).gradients_bytes - row.gradients_bytes
         whole = estimate.job.software.buffers.expandable_segments
-        also = "" if whole else f", + FRAGMENTATION {FRAGMENTATION:g} of activations and transients"
+        moving = row.activations_bytes + row.transient_bytes - row.buffers_bytes
+        least = reserved_bytes(row.allocated_bytes - moving, moving, group, to_come, expandable=whole)
+        more = row.reserved_bytes - least
+        also = f" + {more / GIB:.3f}, more activations and transients at a moment with fewer gradients" if more else ""
+        also += "" if whole else f", + FRAGMENTATION {FRAGMENTATION:g} of activations and transients"
         text = (
             f"{row.allocated_bytes / GIB:.3f} + {to_come / GIB:.3f}, gradients not allocated at the peak, "
             f"+ CACHED_GROUPS {CACHED_GROUPS:g} x {group / GIB:.3f}, the largest FSDP group{also}"

@@ -1,4 +1,4 @@
-"""What torch.compile keeps of a block whose linears are torchao's float8 with a scale for each row, against the op lists.
+"""What torch.compile keeps of a block whose linears are torchao's float8, by rows and by tensor, against the op lists.
 
 Its function (pytorch/ao torchao/float8/float8_linear.py, matmul_with_hp_or_float8_args) is written out without torchao, with
 a stand-in for the product, which the partitioner, too, can neither fuse nor run again for free.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 import torch
 from test_torch_compile import B, Block, S, inputs, saved_by_compile
 from torch import Tensor, nn
@@ -30,9 +31,13 @@ MODEL = Model(
 """Qwen3 14B, 64 times narrower."""
 
 
+BY_TENSOR = [False]
+
+
 def cast(x: Tensor, dim: int) -> Tensor:
-    """Scaled by the largest of each row or column, to float8."""
-    scale = LARGEST / x.abs().amax(dim, keepdim=True).to(torch.float64).clamp(min=1e-12)
+    """Scaled by the largest of each row or column, or of all, to float8."""
+    largest = x.abs().amax() if BY_TENSOR[0] else x.abs().amax(dim, keepdim=True)
+    scale = LARGEST / largest.to(torch.float64).clamp(min=1e-12)
     return (x.float() * scale.float()).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
 
 
@@ -60,20 +65,32 @@ class Float8Linear(nn.Linear):
         return Float8.apply(x, self.weight.t())
 
 
-def test_a_block_without_checkpointing():
-    """The inputs of gate, up and down and of q, k and v are cast again from what the norms and the activation keep; of the output
-    projection's, attention's output, both that and its copy by columns are kept."""
+def kept_of(recipe: str) -> tuple[Counter[int], Counter[int]]:
+    """Bytes of the storages that torch keeps, and ours."""
+    BY_TENSOR[0] = recipe == "fp8_tensorwise"
     block = Block(MODEL)
     for linear in block.linear.values():
         linear.__class__ = Float8Linear
-    software = resolve(Performance(software="torch", compile="blocks", precision="fp8_rowwise"))
+    software = resolve(Performance(software="torch", compile="blocks", precision=recipe))
     shard = Shard(float(B), float(S), float(S), 1.0, False, float(MODEL.vocab_sz), software)
     ops, x = block_ops(MODEL, shard), block_input(MODEL, shard)
     held = kept_by_part(ops, x, frozenset(), Autograd(compiled=True))
-    ours = Counter(whole(held.sizes[name]) for name in held.names)
-    assert saved_by_compile(block, *inputs(MODEL)) == ours
-    width = (
-        2 * (2 * 80 + 3 * 80 + 3 * 16 + 2 * 272) + 80
-    )  # bf16: x twice, q twice, attention; k twice, v; gate, up; float8
-    rows = 4 * (2 + 5 + 1 + 5)  # of each row: two norms, those of heads, attention's sums
-    assert sum(size * count for size, count in ours.items()) == B * S * (width + rows)
+    return saved_by_compile(block, *inputs(MODEL)), Counter(whole(held.sizes[name]) for name in held.names)
+
+
+BF16 = 2 * (2 * 80 + 3 * 80 + 3 * 16 + 2 * 272)
+"""Of each token: the block's input and the residual after attention; q twice and attention's output; k twice and v; gate, up."""
+ROWS = 4 * (2 + 5 + 1 + 5)
+"""Two norms, those of query and key heads, attention's sums."""
+
+
+@pytest.mark.parametrize(("recipe", "float8"), [("fp8_rowwise", 80), ("fp8_tensorwise", 3 * 80 + 272)])
+def test_a_block_without_checkpointing(recipe, float8):
+    """Not in bf16: inputs of q, k and v, of gate and up, and of down.
+
+    By rows they are cast again from what the norms and the activation keep; of the output projection's, attention's output, both
+    that and its copy by columns are kept. By tensor the copies of all four inputs are kept, which forward has read.
+    """
+    torchs, ours = kept_of(recipe)
+    assert torchs == ours
+    assert sum(size * count for size, count in ours.items()) == B * S * (BF16 + ROWS + float8)
