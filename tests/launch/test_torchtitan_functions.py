@@ -106,6 +106,21 @@ def test_experts_in_float8_are_told_and_counted_in_bf16():
     assert found.config["performance"]["precision"] == "bf16"
 
 
+@pytest.mark.parametrize(
+    ("backend", "ep", "said"),
+    [("hybridep", 8, 1.0), ("hybridep", 1, None), ("deepep", 8, None)],
+)
+def test_room_for_rows_that_hybridep_does_not_wait_for(backend, ep, said):
+    """deepseek_v3_16b_hybridep: non_blocking_capacity_factor 1.0; the other dispatchers of torchtitan have none."""
+    text = DEEPSEEK.replace('"671B",', f'"16B", moe_comm_backend="{backend}", non_blocking_capacity_factor=1.0,')
+    text = text.replace("expert_parallel_degree=2", f"expert_parallel_degree={ep}")
+    found = read_torchtitan("deepseek_v3/config_registry.py:deepseek_v3_671b_float8", text, {"NGPU": "8"})
+    moe = found.config["performance"].get("moe", {})
+    assert moe.get("non_blocking_capacity_factor") == said
+    assert found.of("unmodeled") == []
+    assert to_job(found, {"hardware.node_type": "dgx-h100"})
+
+
 def test_a_function_that_grows_a_list_of_overrides():
     """Both names of fused_swiglu.py put gate, SiLU and product into one kernel; without them torchtitan has torch's own."""
     assert performance("llama3_8b_fused", FUSED)["activation_impl"] == "fused"

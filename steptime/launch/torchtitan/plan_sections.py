@@ -90,7 +90,7 @@ def _field(section: Any, name: str) -> Any:
 def experts_of(keys: JobKeys, model: Any) -> dict[str, Any]:
     """The ranks that share the experts, and how tokens reach them (torchtitan/distributed/parallel_dims.py)."""
     degree = f"{_P}expert_parallel_degree"
-    ep = keys.count(degree)
+    ep, room = keys.count(degree), "model.non_blocking_capacity_factor"
     if _field(model, "moe") is None:
         keys.without_effect(degree, "the model has no experts")
         return {}
@@ -99,9 +99,12 @@ def experts_of(keys: JobKeys, model: Any) -> dict[str, Any]:
         etp = keys.count(f"{_P}expert_tensor_parallel_degree")
         found["parallelism"] |= {"etp": etp} if etp > 1 else {}
         backend = f"{_P}expert_parallel_comm_backend"
-        moe = {"dispatcher": keys.word(backend)}
-        library = str(keys.get(backend)).lower()
-        found["performance"] = {"moe": moe | ({"flex_backend": library} if library in OWN_BUFFERS else {})}
+        moe, library = {"dispatcher": keys.word(backend)}, str(keys.get(backend)).lower()
+        moe |= {"flex_backend": library} if library in OWN_BUFFERS else {}
+        if library == "hybridep" and keys.get(room) is not None:
+            return found | {"performance": {"moe": moe | {"non_blocking_capacity_factor": keys.number(room)}}}
+        found["performance"] = {"moe": moe}
+    keys.without_effect(room, "only with HybridEP over several ranks")
     return found
 
 
