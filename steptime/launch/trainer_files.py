@@ -16,6 +16,7 @@ from steptime.launch.devices import SET_DEVICES, of_comment
 from steptime.launch.interpolate import resolve
 from steptime.launch.job_keys import text_of
 from steptime.launch.keys import GivenKey, KeyTable, flatten, rule_of, spelled
+from steptime.launch.program_calls import ADAPTERS_OF, PASSED, is_read, of_adapters, passed_defaults, passed_on
 from steptime.launch.program_defaults import defaults_in
 from steptime.launch.shell.processes import flags_of, taken_apart
 from steptime.launch.shell.script import SUBCOMMANDS, Script, read_script, variables_of
@@ -72,8 +73,9 @@ _DIVIDED = re.compile(r"\b(?:train_)?batch_size\s*//")
 def renamed_beside(given: list[GivenKey], table: KeyTable, code: str = "") -> list[GivenKey]:
     """Names in custom programs, which a table reads only together with another key, and where nothing else sets the same.
 
-    A batch that the program's code divides is that of all devices.
+    A batch that the program's code divides is that of all devices; what it passes on is under the key that it passes it to.
     """
+    given = passed_on(given, code)
     if _DIVIDED.search(code):
         whole = {"batch_size", "train_batch_size"}
         given = [item._replace(key="global_batch_size") if item.name in whole else item for item in given]
@@ -141,6 +143,9 @@ def own_defaults(said: Said, table: KeyTable, beside: Beside | None) -> dict[str
         code = re.sub(r"#.*", "", beside.text("utils/ds_utils.py") or "")
         half = re.search(r"[\"'](bf16|fp16)[\"']: *\{\s*[\"']enabled[\"']: *True", code)
         named |= {half[1]: True} if half else {}
+    adapts = {"use_peft", "lora_r"} & ({spelled(name, table) for name in said.keys} | named.keys())
+    passed = passed_defaults(said.code, said.defaults)
+    named |= {key: value for key, value in passed.items() if adapts or key not in PASSED["LoraConfig"].values()}
     return {key: value for key, value in named.items() if key in table.rules and table.rules[key].status == "used"}
 
 
@@ -195,7 +200,8 @@ def _in_files(path: str, text: str, table: KeyTable, env: dict[str, str], beside
         script = read_script(text, path, env, beside)
         script = script._replace(arguments=taken_apart(script.arguments))
         said = _configs(script, path, beside, table) | _of_accelerate(script, table)
-        said |= dict(flags_of([word.text for word in script.arguments]))
+        flags = flags_of([word.text for word in script.arguments])
+        said |= {name: value for name, value in flags if not is_read(name, value)}
         unclear = _without_value(script)
         if said.get("deepspeed") in (True, None) and isinstance(said.get("deepspeed_config"), str):
             # a switch and a file (deepspeed/__init__.py, add_config_arguments)
@@ -259,7 +265,8 @@ def _without_value(script: Script) -> dict[str, str]:
 def _configs(script: Script, path: str, beside: Beside | None, table: KeyTable) -> dict[str, Any]:
     """The keys of the configs that a launch command names (`llamafactory-cli train job.yaml`, `--config_file fsdp.yaml`).
 
-    A JSON file of --fsdp_config is the trainer's own (training_args.py, fsdp_config); it is read where it is found.
+    A JSON file of --fsdp_config is the trainer's own (training_args.py, fsdp_config); it is read where it is found. One of
+    --lora_config has the rank and the targets of the adapters of a custom program.
     """
     said: dict[str, Any] = {}
     words = [*script.before, *script.arguments]
@@ -268,6 +275,9 @@ def _configs(script: Script, path: str, beside: Beside | None, table: KeyTable) 
         if name.endswith(".json") and re.fullmatch(r"--fsdp[-_]config", flag if equals else last):
             text = beside.text(name) if beside is not None else None
             said |= flatten({"fsdp_config": parse_mapping(text, name)}) if text is not None else {}
+            continue
+        if name.endswith(".json") and ADAPTERS_OF.fullmatch(flag if equals else last):
+            said |= of_adapters((beside or Beside()).needed(name, f"{path}: line {word.line} reads"), name)
             continue
         accelerates = re.fullmatch(r"--config[-_]file", flag if equals else last)
         if not name.endswith((".yaml", ".yml")) and not (accelerates and name.endswith(".json")):

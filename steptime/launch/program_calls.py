@@ -1,0 +1,114 @@
+"""What a training program passes to Hugging Face's own objects: arguments of TrainingArguments, SFTConfig and LoraConfig, by ast."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from steptime.base.document import parse_mapping
+from steptime.launch.keys import GivenKey
+
+ADAPTERS_OF = re.compile(r"--(?:lora|peft)[-_]config(?:[-_](?:file|path))?")
+"""Options of custom programs that name a file of LoRA's settings."""
+
+
+class Argument(NamedTuple):
+    """A value that a program takes from one of its own arguments."""
+
+    name: str
+
+
+PASSED: Mapping[str, Mapping[str, str]] = {
+    **dict.fromkeys(
+        ("TrainingArguments", "SFTConfig"),
+        {
+            "bf16": "bf16",
+            "fp16": "fp16",
+            "gradient_checkpointing": "gradient_checkpointing",
+            "per_device_train_batch_size": "per_device_train_batch_size",
+            "gradient_accumulation_steps": "gradient_accumulation_steps",
+            "max_seq_length": "max_seq_length",
+            "max_length": "max_seq_length",
+            "optim": "optim",
+        },
+    ),
+    "LoraConfig": {"r": "lora_r", "target_modules": "lora_target_modules", "lora_dropout": "lora_dropout"},
+}
+"""Object -> its argument -> the key of Hugging Face Trainer (transformers training_args.py, trl sft_config.py, peft lora/config.py)."""
+
+
+def passed_in(code: str) -> dict[str, Any]:
+    """Key -> the literal that a program passes, or the `Argument` of its own that it passes; None for any other expression.
+
+    A key to which several calls pass different values is None.
+
+    >>> passed_in("t = SFTConfig(bf16=True, max_length=args.max_len)\\npeft = LoraConfig(r=config['lora_r'], bias=none())")
+    {'bf16': True, 'max_seq_length': Argument(name='max_len'), 'lora_r': Argument(name='lora_r')}
+    """
+    try:
+        tree = ast.parse(code)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return {}
+    found: dict[str, Any] = {}
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        names = PASSED.get(getattr(node.func, "attr", getattr(node.func, "id", "")), {})
+        for keyword in node.keywords:
+            if (key := names.get(keyword.arg or "")) is not None:
+                value = _value(keyword.value)
+                found[key] = value if found.get(key, value) == value else None
+    return found
+
+
+def _value(node: ast.expr) -> Any:
+    """A literal, the argument that `args.name`, `name` or `args["name"]` is, or None."""
+    if isinstance(node, ast.Attribute):
+        return Argument(node.attr)
+    if isinstance(node, ast.Name):
+        return Argument(node.id)
+    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
+        return Argument(node.slice.value)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "split":
+        return _value(node.func.value)  # args.target_modules.split(",")
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        return None
+
+
+def passed_on(given: list[GivenKey], code: str) -> list[GivenKey]:
+    """The given keys, the program's own arguments under the key to which it passes them, where nothing else gives that key."""
+    named = {value.name: key for key, value in passed_in(code).items() if isinstance(value, Argument)}
+    known = {item.key for item in given}
+    return [
+        item._replace(key=named[item.name]) if item.name in named and named[item.name] not in known else item
+        for item in given
+    ]
+
+
+def passed_defaults(code: str, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Key -> the literal that a program passes, or the default of the argument that it passes."""
+    found: dict[str, Any] = {}
+    for key, value in passed_in(code).items():
+        said = defaults.get(value.name) if isinstance(value, Argument) else value
+        found |= {key: said} if said is not None else {}
+    return found
+
+
+def is_read(name: str, value: Any) -> bool:
+    """Whether an option names a file of LoRA's settings that `of_adapters` reads."""
+    return bool(ADAPTERS_OF.fullmatch(f"--{name}")) and str(value).endswith(".json")
+
+
+def of_adapters(text: str, name: str) -> dict[str, Any]:
+    """The keys of LoRA in such a file, under peft's names or with lora_ before them.
+
+    >>> of_adapters('{"lora_r": 16, "target_modules": ["q_proj"], "bias": "none"}', "lora.json")
+    {'lora_r': 16, 'lora_target_modules': ['q_proj']}
+    """
+    inside = parse_mapping(text, name)
+    names = {key: f"lora_{key.removeprefix('lora_')}" for key in inside}
+    return {names[key]: value for key, value in inside.items() if names[key] in PASSED["LoraConfig"].values()}
