@@ -54,7 +54,8 @@ def lora_section(said: Mapping[str, Any], usual: Mapping[str, Any]) -> tuple[dic
     figures = {key: usual.get(key) if said.get(key) is None else said[key] for key in ("rank", "targets", "dropout")}
     names = words_of(figures["targets"] or "all")
     if {name.lower() for name in names} & {"q_proj", "v_proj"}:
-        # a list for several families: a model with separate projections has no fused one (peft tuners_utils.py, check_target_module_exists)
+        # a list for several families: a model with separate projections has no fused one
+        # (peft tuners_utils.py, check_target_module_exists)
         names = [name for name in names if NAMES.get(name.lower()) != QKV]
     unknown = [name for name in names if name.lower() not in NAMES]
     targets = [target for target in EVERY if any(target in NAMES.get(name.lower(), ()) for name in names)]

@@ -1,4 +1,4 @@
-"""What a training program passes to Hugging Face's own objects: arguments of TrainingArguments, SFTConfig and LoraConfig, by ast."""
+"""What a training program passes to Hugging Face's objects, read by ast: arguments of TrainingArguments and LoraConfig."""
 
 from __future__ import annotations
 
@@ -20,31 +20,38 @@ class Argument(NamedTuple):
     name: str
 
 
+_OF_TRAINER = {
+    **{
+        name: name
+        for name in (
+            "bf16",
+            "fp16",
+            "gradient_checkpointing",
+            "per_device_train_batch_size",
+            "gradient_accumulation_steps",
+        )
+    },
+    "optim": "optim",
+    "max_seq_length": "max_seq_length",
+    "max_length": "max_seq_length",
+}
 PASSED: Mapping[str, Mapping[str, str]] = {
-    **dict.fromkeys(
-        ("TrainingArguments", "SFTConfig"),
-        {
-            "bf16": "bf16",
-            "fp16": "fp16",
-            "gradient_checkpointing": "gradient_checkpointing",
-            "per_device_train_batch_size": "per_device_train_batch_size",
-            "gradient_accumulation_steps": "gradient_accumulation_steps",
-            "max_seq_length": "max_seq_length",
-            "max_length": "max_seq_length",
-            "optim": "optim",
-        },
-    ),
+    "TrainingArguments": _OF_TRAINER,
+    "SFTConfig": _OF_TRAINER,
     "LoraConfig": {"r": "lora_r", "target_modules": "lora_target_modules", "lora_dropout": "lora_dropout"},
 }
-"""Object -> its argument -> the key of Hugging Face Trainer (transformers training_args.py, trl sft_config.py, peft lora/config.py)."""
+"""Object -> its argument -> the key of Hugging Face Trainer.
+
+Source: transformers training_args.py, trl sft_config.py, peft lora/config.py.
+"""
 
 
 def passed_in(code: str) -> dict[str, Any]:
-    """Key -> the literal that a program passes, or the `Argument` of its own that it passes; None for any other expression.
+    r"""Key -> the literal that a program passes, or the `Argument` of its own that it passes; None for any other expression.
 
     A key to which several calls pass different values is None.
 
-    >>> passed_in("t = SFTConfig(bf16=True, max_length=args.max_len)\\npeft = LoraConfig(r=config['lora_r'], bias=none())")
+    >>> passed_in("t = SFTConfig(bf16=True, max_length=args.max_len)\npeft = LoraConfig(r=config['lora_r'], bias=none())")
     {'bf16': True, 'max_seq_length': Argument(name='max_len'), 'lora_r': Argument(name='lora_r')}
     """
     try:
