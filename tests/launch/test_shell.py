@@ -264,13 +264,25 @@ def test_the_environment_fills_in():
     assert words('if [ "$M" = 7b ]; then A=1; fi\ntorchrun t.py $A', M="7b") == ["1"]
 
 
+def test_the_first_of_several_jobs_is_read_unless_a_line_is_chosen():
+    text = "torchrun train.py --a 1\ntorchrun train.py --a 2"
+    assert (words(text), words(text, LAUNCH_LINE="2")) == (["--a", "1"], ["--a", "2"])
+    assert (
+        launch(text)
+        .notes[0]
+        .startswith("lines 1, 2 each launch a job: only that of line 1 is read; write LAUNCH_LINE=N before")
+    )
+    assert words("torchrun main.py --a 1\ntorchrun other.py --a 2", LAUNCH_LINE="2") == ["--a", "2"]
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
         ("echo hello", "run.sh: no launch command (torchrun, python -m torch.distributed.run, srun, mpirun, deepspeed ...)"),
         ("sbatch job.sh", "run.sh: no launch command (torchrun, python, srun ...); line 1 runs job.sh: give that script"),
-        ("torchrun train.py --a 1\ntorchrun train.py --a 2",
-         "run.sh: 2 launch commands (lines 1, 2), cannot determine which one runs; keep only one"),
+        ("torchrun main.py --a 1\ntorchrun other.py --a 2",
+         ("run.sh: 2 launch commands (lines 1, 2), cannot determine which one trains; "
+          "write LAUNCH_LINE=N before the command, N one of these")),
         ("if [ -f x ]; then torchrun main.py; fi",
          ("run.sh: line 1: whether it runs depends on the test in line 1 (it tests files); "
           "put the flags in a file (args.txt)")),
