@@ -264,17 +264,6 @@ def test_the_environment_fills_in():
     assert words('if [ "$M" = 7b ]; then A=1; fi\ntorchrun t.py $A', M="7b") == ["1"]
 
 
-def test_the_first_of_several_jobs_is_read_unless_a_line_is_chosen():
-    text = "torchrun train.py --a 1\ntorchrun train.py --a 2"
-    assert (words(text), words(text, LAUNCH_LINE="2")) == (["--a", "1"], ["--a", "2"])
-    assert (
-        launch(text)
-        .notes[0]
-        .startswith("lines 1, 2 each launch a job: only that of line 1 is read; write LAUNCH_LINE=N before")
-    )
-    assert words("torchrun main.py --a 1\ntorchrun other.py --a 2", LAUNCH_LINE="2") == ["--a", "2"]
-
-
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
