@@ -281,6 +281,8 @@ def _configs(script: Script, path: str, beside: Beside | None, table: KeyTable) 
             said |= of_adapters((beside or Beside()).needed(name, f"{path}: line {word.line} reads"), name)
             continue
         accelerates = re.fullmatch(r"--config[-_]file", flag if equals else last)
+        if (folder := table.raw.get("configs_by_name")) and last == "--config" and not name.endswith((".yaml", ".yml")):
+            name = f"{folder}/{name}.yaml"
         if not name.endswith((".yaml", ".yml")) and not (accelerates and name.endswith(".json")):
             continue
         if word.unresolved and word.unresolved[0].variable:

@@ -35,6 +35,8 @@ _TRAINERS = frozenset({"swift", "megatron", "llamafactory-cli", "axolotl", "tune
 SUBCOMMANDS = frozenset({"sft", "pt", "rlhf", "train", "run"})
 """Programs that launch themselves, and their subcommands."""
 _NO_LAUNCH = frozenset({"echo", "printf", "cat", "cp", "sed", "git", "cd", "mkdir", "pip", "tee", "ls", "rm"})
+_RECIPE = re.compile(r"[\w./-]+\.py|\w+_(?:distributed|single_device|multinode)|(?:full|lora|qat|dpo|ppo)_\w+")
+"""Recipes of torchtune, and custom ones."""
 LINE = "LAUNCH_LINE"
 """Variable of the environment that chooses one of a script's launch commands."""
 
@@ -80,7 +82,11 @@ def _works_otherwise(launch: TrainingCommand) -> bool:
 
 def _trains(launch: TrainingCommand) -> bool:
     word, before = (launch.command.words[at].text for at in (launch.at, launch.at - 1))
-    return "train" in posixpath.basename(word) or (word in SUBCOMMANDS and posixpath.basename(before) in _TRAINERS)
+    return (
+        "finetune" in posixpath.basename(word)
+        or "train" in posixpath.basename(word)
+        or (word in SUBCOMMANDS and posixpath.basename(before) in _TRAINERS)
+    )
 
 
 _OF_A_JOB = (
@@ -119,6 +125,8 @@ def launch_of(command: Command) -> TrainingCommand | None:
         elif (launcher := _COMMANDS.get(word)) and launchers[-1:] != [launcher]:
             launchers.append(launcher)
             python = python or launcher in {"torchrun", "deepspeed", "accelerate"}
+        elif word == "tune" and after == "run":
+            return _of_tune(command, i + 2, launchers)
         elif (word in _TRAINERS and after in SUBCOMMANDS) or (
             text in {"-m", "--module"} and python and after and after not in _COMMANDS
         ):
@@ -126,3 +134,11 @@ def launch_of(command: Command) -> TrainingCommand | None:
         elif word.endswith(".py") and not word.startswith("-") and (python or launchers):
             return TrainingCommand(command, i, launchers)
     return None
+
+
+def _of_tune(command: Command, start: int, launchers: list[str]) -> TrainingCommand | None:
+    """`tune run [options of torchrun] RECIPE --config NAME`; without options it starts one process (torchtune/_cli/run.py)."""
+    words = [value.text for value in command.words]
+    at = next((i for i in range(start, len(words)) if _RECIPE.fullmatch(words[i])), None)
+    several = any(re.match("--n(?:nodes|proc)", word) for word in words[start:at])
+    return TrainingCommand(command, at, [*launchers, *(["torchrun"] if several else [])]) if at is not None else None
