@@ -151,7 +151,7 @@ def started(tmp_path, command, recipe_file):
 
 
 def test_tune_run_has_torchruns_options_and_changes_the_recipe(tmp_path):
-    """torchtune/_cli/run.py: torchrun's options before the recipe, KEY=VALUE over its config: 2 x 4 devices, 3 x 8 x 8 sequences."""
+    """torchtune/_cli/run.py: torchrun's options, then the recipe, and KEY=VALUE: 2 x 4 devices, 3 x 8 x 8 sequences."""
     command = "srun tune run --nnodes 2 --nproc_per_node 4 full_finetune_distributed --config job.yaml batch_size=3"
     job = started(tmp_path, command, "job.yaml")
     assert (job.parallelism.dp, job.data.microbatch_sz, job.data.gbs) == (8, 3, 192)
