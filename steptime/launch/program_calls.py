@@ -20,6 +20,7 @@ class Argument(NamedTuple):
     name: str
 
 
+_ENABLE = "gradient_checkpointing_enable"
 _OF_TRAINER = {
     **{
         name: name
@@ -67,7 +68,23 @@ def passed_in(code: str) -> dict[str, Any]:
             if (key := names.get(keyword.arg or "")) is not None:
                 value = _value(keyword.value)
                 found[key] = value if found.get(key, value) == value else None
-    return found
+    return _checkpointing(tree) | found
+
+
+def _checkpointing(tree: ast.Module) -> dict[str, Any]:
+    """What switches gradient checkpointing on: True, or the argument that an `if` around the call tests.
+
+    >>> _checkpointing(ast.parse("if args.gc: model.gradient_checkpointing_enable()"))
+    {'gradient_checkpointing': Argument(name='gc')}
+    """
+    tests: dict[ast.AST, ast.expr] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If):
+            tests |= {inner: node.test for part in node.body for inner in ast.walk(part)}
+            tests |= {inner: ast.Constant(None) for part in node.orelse for inner in ast.walk(part)}
+    calls = [node for node in ast.walk(tree) if getattr(getattr(node, "func", None), "attr", "") == _ENABLE]
+    values = [_value(tests[node]) if node in tests else True for node in calls]
+    return {"gradient_checkpointing": values[0]} if values and all(value == values[0] for value in values) else {}
 
 
 def _value(node: ast.expr) -> Any:

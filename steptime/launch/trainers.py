@@ -84,7 +84,8 @@ class _Plan(Figures):
         self.devices, self.open_devices, self.beside = found.devices, found.unclear.get("devices"), beside
         self.config: dict[str, Any] = {"model": {}, "parallelism": {"tp": 1, "pp": 1}, "performance": {}, "data": {}}
         own = [*(keys.table.raw.get("renamed_beside") or {}).values(), keys.table.raw.get("own_arguments") or []]
-        self.own_names = next((item.name for item in keys.given if any(item.name in names for names in own)), "")
+        program = keys.table.raw.get("own_program", "")
+        self.own_names = next((item.name for item in keys.given if any(item.name in names for names in own)), program)
         """A name that the trainer does not have: the program has its own arguments and defaults."""
         self.hybrid = False
         """Whether each node holds all parameters and only its devices share them."""
@@ -103,7 +104,6 @@ class _Plan(Figures):
             else:
                 value = keys.word(key, rule.words) if rule.words else keys.get(key)
                 put(self.config, rule.note, scalar(value) if isinstance(value, str) else value)
-
         launches = {"distributed_type", "compute_environment"} & {item.name for item in keys.given}
         self.alone = "an accelerate config" if launches and not found.program and self.get("@model") is None else ""
         """What the file is, if it is only how a job is launched."""
