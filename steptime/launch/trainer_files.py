@@ -18,9 +18,9 @@ from steptime.launch.job_keys import text_of
 from steptime.launch.keys import GivenKey, KeyTable, flatten, rule_of, spelled
 from steptime.launch.program_calls import ADAPTERS_OF, PASSED, is_read, of_adapters, passed_defaults, passed_on
 from steptime.launch.program_defaults import defaults_in
-from steptime.launch.shell.launch_command import SUBCOMMANDS
 from steptime.launch.shell.processes import flags_of, taken_apart
 from steptime.launch.shell.script import Script, read_script, variables_of
+from steptime.launch.shell.training_command import SUBCOMMANDS
 
 _NO_TRAINING = (
     "infer_backend",

@@ -18,10 +18,10 @@ from steptime.launch.devices import SET_DEVICES, taken
 from steptime.launch.shell.dry_run import DryRun
 from steptime.launch.shell.expansion import DEVICES_ON_NODE, Expander
 from steptime.launch.shell.grammar import parse_shell
-from steptime.launch.shell.launch_command import LINE, TrainingCommand, the_launch
 from steptime.launch.shell.processes import Word, size_of
 from steptime.launch.shell.scope import DEVICES_OF_JOB, Scope, Value, clean
 from steptime.launch.shell.slurm import headers_of, slurm_variables
+from steptime.launch.shell.training_command import LINE, TrainingCommand, the_launch
 
 _OFFICIAL = re.compile(
     r"^[^#\n]*tokenizer\w*=[^#\n]*#[^\n]*\boffici?al (llama[-_]?[23]?) tokenizer", re.IGNORECASE | re.MULTILINE
