@@ -57,6 +57,7 @@ SAME_AS_BASH = [
     "torchrun t.py --a 1 \\\n  --b 2 \\\n  # gone\n",
     "A=8; B=$((A * 4 / 3)); C=$(( $A % 3 )); torchrun t.py $B $C $((-7 / 2)) $((-7 % 2)) $((2**5)) $((A>4?1:0))",
     "A+=1; A+=2; torchrun t.py $A",
+    "A=32; B=$[$A/4/2]; torchrun t.py $B $[A-B]",
     'A=" --x 1 \\\n  --y 2 "\nA="$A --z"\nA+=" --w"\ntorchrun t.py $A',
     "torchrun t.py ${A:-x} ${A-y} ${A:=z} $A ${A:+plus} ${B:+none} ${B-}",
     'A=""\ntorchrun t.py ${A:-x} "${A-y}" ${A:+no} end',
