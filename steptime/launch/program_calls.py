@@ -136,3 +136,13 @@ def of_adapters(text: str, name: str) -> dict[str, Any]:
     inside = parse_mapping(text, name)
     names = {key: f"lora_{key.removeprefix('lora_')}" for key in inside}
     return {names[key]: value for key, value in inside.items() if names[key] in PASSED["LoraConfig"].values()}
+
+
+def sets_up_adapters(code: str) -> bool:
+    """Whether a training program puts adapters on its model unconditionally.
+
+    >>> sets_up_adapters("model = get_peft_model(model, LoraConfig(r=8))"), sets_up_adapters("if args.use_lora: LoraConfig(r=8)")
+    (True, False)
+    """
+    asked = re.search(r"\bif\b[^\n]*(?:lora|peft)|--\w*(?:lora|peft)", code, re.IGNORECASE)
+    return bool(re.search(r"\b(?:LoraConfig|get_peft_model)\(", code)) and not asked

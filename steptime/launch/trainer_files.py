@@ -46,13 +46,15 @@ def without_training(said: Mapping[str, Any]) -> str:
 
 
 def of_preferences(program: str) -> bool:
-    """Whether a program's name says that it trains on rewards or preferences, or a reward model.
+    """Whether a program's name says that it trains on rewards or preferences, a reward model, or beside a reference model.
 
     >>> of_preferences("train_rm.py"), of_preferences("safe_rlhf.finetune")
     (True, False)
     """
     last = program.lower().removesuffix(".py").rpartition(".")[2]
-    return bool(re.search(r"(?:^|[_-])(?:rm|orm|prm|reward|dpo|simpo|kto|orpo|ppo|grpo|rloo|rlhf)(?=[_-]|$)", last))
+    return bool(
+        re.search(r"(?:^|[_-])(?:rm|orm|prm|reward|dpo|simpo|kto|orpo|ppo|grpo|rloo|rlhf|kl|gkd|opd)(?=[_-]|$)", last)
+    )
 
 
 def plainly(said: Mapping[str, Any], table: KeyTable) -> dict[str, Any]:
@@ -89,16 +91,6 @@ def renamed_beside(given: list[GivenKey], table: KeyTable, code: str = "") -> li
             for item in given
         ]
     return given
-
-
-def sets_up_adapters(code: str) -> bool:
-    """Whether a training program puts adapters on its model unconditionally.
-
-    >>> sets_up_adapters("model = get_peft_model(model, LoraConfig(r=8))"), sets_up_adapters("if args.use_lora: LoraConfig(r=8)")
-    (True, False)
-    """
-    asked = re.search(r"\bif\b[^\n]*(?:lora|peft)|--\w*(?:lora|peft)", code, re.IGNORECASE)
-    return bool(re.search(r"\b(?:LoraConfig|get_peft_model)\(", code)) and not asked
 
 
 def defaults_beside(given: list[GivenKey], table: KeyTable, where: str = "defaults_with") -> dict[str, Any]:
@@ -211,7 +203,13 @@ def _in_files(path: str, text: str, table: KeyTable, env: dict[str, str], beside
         others = script.unclear and (script.launchers or script.program not in SUBCOMMANDS)
         if script.launchers if alone else others:
             unclear["devices"] = script.unclear[0] if script.unclear else f"number of devices unknown; {SET_DEVICES}"
-        launcher = {"nproc": script.devices_per_node} if script.devices is None and not script.unclear else {}
+        if script.launchers[-1:] == ["deepspeed"] and script.devices is None and not script.unclear:
+            unclear["devices"] = f"number of devices unknown: those of its hostfile; {SET_DEVICES}"
+        launcher = (
+            {"nproc": script.devices_per_node}
+            if script.devices is None and not script.unclear and "devices" not in unclear
+            else {}
+        )
         said |= {key: value for key, value in launcher.items() if value}
         name = script.program.rpartition("/")[2]
         code = (beside.text(script.program) or "") if beside is not None and name.endswith(".py") else ""

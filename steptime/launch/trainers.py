@@ -28,16 +28,9 @@ from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import load_table, read_keys
 from steptime.launch.named_models import not_modeled, of_overrides, preset_of
 from steptime.launch.primus import read_primus
+from steptime.launch.program_calls import sets_up_adapters
 from steptime.launch.reading import OTHER_MODEL, Env, LaunchFlag, Reading, Sets
-from steptime.launch.trainer_files import (
-    Said,
-    defaults_beside,
-    own_defaults,
-    plainly,
-    renamed_beside,
-    said_in,
-    sets_up_adapters,
-)
+from steptime.launch.trainer_files import Said, defaults_beside, own_defaults, plainly, renamed_beside, said_in
 from steptime.launch.vocabulary import SIZES, entries_of, of_same_sizes
 from steptime.launch.zero_stage import put_zero
 

@@ -117,3 +117,14 @@ def test_two_calls_that_differ_say_nothing(tmp_path: Path) -> None:
     program = "a = SFTConfig(bf16=True)\nb = SFTConfig(bf16=False)\n"
     script = f"{COMMAND} --per_device_train_batch_size 1"
     assert to_job(reading(tmp_path, script, train_py=program), SETS).performance.precision == "fp32"
+
+
+@pytest.mark.parametrize("launcher", ["deepspeed --hostfile hosts", "deepspeed --hostfile=hosts --num_gpus 8"])
+def test_the_devices_of_a_hostfile_are_asked_for(tmp_path: Path, launcher: str) -> None:
+    """No default of accelerate's applies to another launcher."""
+    script = f"{launcher} train.py --model_name_or_path Qwen/Qwen2.5-7B --max_seq_length 2048 --bf16 True"
+    found = reading(tmp_path, script + " --per_device_train_batch_size 1 --deepspeed zero3.json")
+    with pytest.raises(ConfigError, match="number of devices unknown: those of its hostfile"):
+        to_job(found, SETS)
+    sets = SETS | {"parallelism.dp": 16}
+    assert to_job(read("transformers", str(tmp_path / "run.sh"), sets), sets).data.gbs == 16
