@@ -15,7 +15,7 @@ NAMED = ("model", "model_id", "hf_checkpoint", "model_type")
 """Flags of forks that give the model by the name of a repository."""
 _TELLING = frozenset({"micro_batch_size", "global_batch_size", "hidden_size", "seq_length", "use_checkpoint_args"})
 _TELLING |= {"tensor_model_parallel_size", "pipeline_model_parallel_size", "num_attention_heads", "hf_checkpoint"}
-"""Keys of which a script of Megatron-LM has at least one."""
+"""Flags of which a script of Megatron-LM has at least one."""
 
 
 def _is_foreign(program: str) -> bool:
@@ -32,7 +32,8 @@ def without_layers(keys: JobKeys, script: Script | None, words: list[Word]) -> N
     if any(map(is_other_model, keys.beside_flags)):
         raise ConfigError(refusals(keys.source, keys.beside_flags))
     blank = next((unknown.told("write the value") for word in words for unknown in word.unresolved), "")
-    if script is not None and _is_foreign(script.program) and not _TELLING & keys.values.keys() and not blank:
+    named = {item.name.lstrip("-").replace("-", "_") for item in keys.given}
+    if script is not None and _is_foreign(script.program) and not blank and not _TELLING & named:
         runs = f"line {script.line} launches {script.program}, which is of no framework that is read"
         raise ConfigError(
             f"{keys.source}: {runs}; write a plan with its settings, or name its framework with --from KIND"
