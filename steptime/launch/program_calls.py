@@ -146,3 +146,13 @@ def sets_up_adapters(code: str) -> bool:
     """
     asked = re.search(r"\bif\b[^\n]*(?:lora|peft)|--\w*(?:lora|peft)", code, re.IGNORECASE)
     return bool(re.search(r"\b(?:LoraConfig|get_peft_model)\(", code)) and not asked
+
+
+def quantizes(code: str) -> bool:
+    r"""Whether a training program quantizes the weights that it loads unconditionally.
+
+    >>> quantizes("q = BitsAndBytesConfig(load_in_4bit=True)"), quantizes("if args.use_qlora:\n q = BitsAndBytesConfig()")
+    (True, False)
+    """
+    asked = re.search(r"\bif\b[^\n]*(?:4_?bit|8_?bit|qlora|quant|bits)|--\w*(?:qlora|bit|quant)", code, re.IGNORECASE)
+    return "BitsAndBytesConfig(" in code and not asked

@@ -28,7 +28,7 @@ from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import load_table, read_keys
 from steptime.launch.named_models import not_modeled, of_overrides, preset_of
 from steptime.launch.primus import read_primus
-from steptime.launch.program_calls import sets_up_adapters
+from steptime.launch.program_calls import quantizes, sets_up_adapters
 from steptime.launch.reading import OTHER_MODEL, Env, LaunchFlag, Reading, Sets
 from steptime.launch.trainer_files import Said, defaults_beside, own_defaults, plainly, renamed_beside, said_in
 from steptime.launch.vocabulary import SIZES, entries_of, of_same_sizes
@@ -57,7 +57,13 @@ def read_trainer(
     keys.notes += still_true(found.notes, sets)
     keys.launcher = None if "devices" in found.unclear else keys.launcher
     keys.without_value = {item.key: found.unclear[item.name] for item in given if item.name in found.unclear}
-    if sets_up_adapters(found.code) and not any(item.key.startswith(("lora_", "use_peft", "peft_")) for item in given):
+    if quantizes(found.code) and not {"load_in_4bit", "load_in_8bit"} & {item.key for item in given}:
+        keys.beside_flags.append(LaunchFlag(found.program, "", "unmodeled", "quantized weights, set up by its code"))
+    if (
+        sets_up_adapters(found.code)
+        and "use_peft" not in own
+        and not any(item.key.startswith(("lora_", "use_peft", "peft_")) for item in given)
+    ):
         why = "adapters over frozen weights, set up by its code"
         keys.beside_flags.append(LaunchFlag(found.program, "", "unmodeled", why))
     return _Plan(keys, found, beside).reading()

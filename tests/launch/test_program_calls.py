@@ -128,3 +128,17 @@ def test_the_devices_of_a_hostfile_are_asked_for(tmp_path: Path, launcher: str) 
         to_job(found, SETS)
     sets = SETS | {"parallelism.dp": 16}
     assert to_job(read("transformers", str(tmp_path / "run.sh"), sets), sets).data.gbs == 16
+
+
+def test_adapters_that_the_code_sets_up_with_rank_and_targets_are_read(tmp_path: Path) -> None:
+    program = 'model = get_peft_model(model, LoraConfig(r=8, target_modules=["k_proj"], lora_dropout=0.3))\n'
+    found = lora(tmp_path, f"{COMMAND} --bf16 True --per_device_train_batch_size 1", train_py=program)
+    assert (found.rank, list(found.targets), found.dropout) == (8, ["k_proj"], 0.3)
+
+
+def test_weights_that_the_code_quantizes_are_refused(tmp_path: Path) -> None:
+    """Frozen weights of 4 bits are no bf16 weights, whatever the script says of the adapters."""
+    program = ARGUMENTS + "    quantization = BitsAndBytesConfig(load_in_4bit=True)\n"
+    script = f"{COMMAND} --bf16 True --per_device_train_batch_size 1 --use_lora"
+    with pytest.raises(ConfigError, match=r"train\.py: quantized weights, set up by its code; not modeled"):
+        lora(tmp_path, script, train_py=program)
