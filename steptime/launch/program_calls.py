@@ -113,13 +113,24 @@ def passed_on(given: list[GivenKey], code: str) -> list[GivenKey]:
     ]
 
 
-def passed_defaults(code: str, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Key -> the literal that a program passes, or the default of the argument that it passes."""
+def of_program(code: str, defaults: Mapping[str, Any], known: set[str]) -> dict[str, Any]:
+    """Key -> the literal that a program passes, or the default of the argument that it passes.
+
+    What it passes to LoRA counts where one of the `known` keys switches adapters on, or the code sets them up unconditionally;
+    not where it loads adapters, whose rank is that of their file.
+    """
     found: dict[str, Any] = {}
     for key, value in passed_in(code).items():
         said = defaults.get(value.name) if isinstance(value, Argument) else value
         found |= {key: said} if said is not None else {}
-    return found
+    if (
+        sets_up_adapters(code)
+        and "PeftModel.from_pretrained(" not in code
+        and found.keys() >= {"lora_r", "lora_target_modules"}
+    ):
+        return found | {"use_peft": True}
+    adapts = {"use_peft", "lora_r"} & known
+    return {key: value for key, value in found.items() if adapts or key not in PASSED["LoraConfig"].values()}
 
 
 def is_read(name: str, value: Any) -> bool:

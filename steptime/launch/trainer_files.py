@@ -16,15 +16,7 @@ from steptime.launch.devices import SET_DEVICES, of_comment
 from steptime.launch.interpolate import resolve
 from steptime.launch.job_keys import text_of
 from steptime.launch.keys import GivenKey, KeyTable, flatten, rule_of, spelled
-from steptime.launch.program_calls import (
-    ADAPTERS_OF,
-    PASSED,
-    is_read,
-    of_adapters,
-    passed_defaults,
-    passed_on,
-    sets_up_adapters,
-)
+from steptime.launch.program_calls import ADAPTERS_OF, is_read, of_adapters, of_program, passed_on
 from steptime.launch.program_defaults import defaults_in
 from steptime.launch.shell.processes import flags_of, taken_apart
 from steptime.launch.shell.script import Script, read_script, variables_of
@@ -144,12 +136,8 @@ def own_defaults(said: Said, table: KeyTable, beside: Beside | None) -> dict[str
         code = re.sub(r"#.*", "", beside.text("utils/ds_utils.py") or "")
         half = re.search(r"[\"'](bf16|fp16)[\"']: *\{\s*[\"']enabled[\"']: *True", code)
         named |= {half[1]: True} if half else {}
-    adapts = {"use_peft", "lora_r"} & ({spelled(name, table) for name in said.keys} | named.keys())
-    passed = passed_defaults(said.code, said.defaults)
-    loads = "PeftModel.from_pretrained(" in said.code  # whose rank is that of a file
-    if sets_up_adapters(said.code) and not loads and passed.keys() >= {"lora_r", "lora_target_modules"}:
-        adapts, named = {"use_peft"}, named | {"use_peft": True}
-    named |= {key: value for key, value in passed.items() if adapts or key not in PASSED["LoraConfig"].values()}
+    known = {spelled(name, table) for name in said.keys} | named.keys()
+    named |= of_program(said.code, said.defaults, known)
     return {key: value for key, value in named.items() if key in table.rules and table.rules[key].status == "used"}
 
 
