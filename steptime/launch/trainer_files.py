@@ -195,6 +195,8 @@ def _in_files(path: str, text: str, table: KeyTable, env: dict[str, str], beside
         flags = flags_of([word.text for word in script.arguments])
         said |= {name: value for name, value in flags if not is_read(name, value)}
         unclear = _without_value(script)
+        if "1" not in env and re.search(r"^[^#\n]*\$[@*]", text, re.MULTILINE):
+            unclear["$@"] = " (the script passes its own words on; give both as one string: 'SCRIPT ARG ...')"
         if said.get("deepspeed") in (True, None) and isinstance(said.get("deepspeed_config"), str):
             # a switch and a file (deepspeed/__init__.py, add_config_arguments)
             said["deepspeed"] = said.pop("deepspeed_config")

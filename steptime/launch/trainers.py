@@ -83,9 +83,10 @@ class _Plan(Figures):
         self.devices, self.open_devices, self.beside = found.devices, found.unclear.get("devices"), beside
         self.config: dict[str, Any] = {"model": {}, "parallelism": {"tp": 1, "pp": 1}, "performance": {}, "data": {}}
         own = [*(keys.table.raw.get("renamed_beside") or {}).values(), keys.table.raw.get("own_arguments") or []]
-        program = keys.table.raw.get("own_program", "")
-        self.own_names = next((item.name for item in keys.given if any(item.name in names for names in own)), program)
+        named = (item.name for item in keys.given if any(item.name in names for names in own))
+        self.own_names = next(named, keys.table.raw.get("own_program", ""))
         """A name that the trainer does not have: the program has its own arguments and defaults."""
+        self.words = found.unclear.get("$@", "")
         self.hybrid = False
         """Whether each node holds all parameters and only its devices share them."""
         for path, value in defaults_beside(keys.given, keys.table, "plan_with").items():
@@ -233,7 +234,7 @@ class _Plan(Figures):
             return
         if why := not_modeled(name):
             keys.leave_out(self.figures["@model"], f"{OTHER_MODEL}: {why}")
-        what = f"model {name!r} is not among the presets" if name else "model unknown"
+        what = f"model {name!r} is not among the presets" if name else f"model unknown{self.words}"
         if self.alone and self.beside is not None and (script := self.beside.script_of(keys.source)):
             raise ConfigError(f"{keys.source}: {PART_OF_A_JOB.format(self.alone, script)}")
         what = f"{self.alone} names no model" if self.alone else what

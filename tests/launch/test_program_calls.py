@@ -142,3 +142,14 @@ def test_weights_that_the_code_quantizes_are_refused(tmp_path: Path) -> None:
     script = f"{COMMAND} --bf16 True --per_device_train_batch_size 1 --use_lora"
     with pytest.raises(ConfigError, match=r"train\.py: quantized weights, set up by its code; not modeled"):
         lora(tmp_path, script, train_py=program)
+
+
+def test_a_script_that_passes_its_words_on_asks_for_them(tmp_path: Path) -> None:
+    script = 'accelerate launch --num_processes 4 train.py --per_device_train_batch_size 1 --max_seq_length 512 "$@"'
+    found = reading(tmp_path, script)
+    with pytest.raises(
+        ConfigError, match=r"model unknown \(the script passes its own words on; give both as one string"
+    ):
+        to_job(found, SETS)
+    given = read("transformers", f"{tmp_path / 'run.sh'} --model_name_or_path Qwen/Qwen2.5-7B --bf16 True", SETS)
+    assert to_job(given, SETS).model.name == "qwen2.5-7b"
