@@ -194,9 +194,7 @@ def _in_files(path: str, text: str, table: KeyTable, env: dict[str, str], beside
         said = _configs(script, path, beside, table) | _of_accelerate(script, table)
         flags = flags_of([word.text for word in script.arguments])
         said |= {name: value for name, value in flags if not is_read(name, value)}
-        unclear = _without_value(script)
-        if "1" not in env and re.search(r"^[^#\n]*\$[@*]", text, re.MULTILINE):
-            unclear["$@"] = " (the script passes its own words on; give both as one string: 'SCRIPT ARG ...')"
+        unclear = _without_value(script) | ({} if "1" in env else _of_words(text))
         if said.get("deepspeed") in (True, None) and isinstance(said.get("deepspeed_config"), str):
             # a switch and a file (deepspeed/__init__.py, add_config_arguments)
             said["deepspeed"] = said.pop("deepspeed_config")
@@ -250,6 +248,12 @@ def _of_accelerate(script: Script, table: KeyTable) -> dict[str, Any]:
     rules = {name: rule_of(spelled(name, table), table) for name, _ in flags_of([word.text for word in script.before])}
     costly = {name for name, rule in rules.items() if rule is not None and rule.status != "irrelevant"} - _COUNTED
     return {name: value for name, value in flags_of([word.text for word in script.before]) if name in costly}
+
+
+def _of_words(text: str) -> dict[str, str]:
+    """What to do about a script's own words, where it passes them on."""
+    fix = " (the script passes its own words on; give both as one string: 'SCRIPT ARG ...')"
+    return {"$@": fix} if re.search(r"^[^#\n]*\$[@*]", text, re.MULTILINE) else {}
 
 
 def _without_value(script: Script) -> dict[str, str]:
