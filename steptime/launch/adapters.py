@@ -13,6 +13,8 @@ from steptime.model.lora import EVERY, MLP, QKV
 PARTLY = "partial training by a method other than LoRA: every weight is counted as trained"
 DTYPES = {"bf16": "bf16", "bfloat16": "bf16", "float32": "fp32", "fp32": "fp32", "float16": "fp16", "fp16": "fp16"}
 """Words for the dtype of loaded weights."""
+OWN_SWITCHES = frozenset({"use_lora", "use_qlora", "do_lora", "train_lora", "enable_lora"})
+"""Switches of custom programs, which have their own rank and targets by default."""
 WHOLE = frozenset({"full", "freeze_none"})
 """Words of a method that trains every weight."""
 
@@ -51,6 +53,10 @@ def lora_section(said: Mapping[str, Any], usual: Mapping[str, Any]) -> tuple[dic
     """
     figures = {key: usual.get(key) if said.get(key) is None else said[key] for key in ("rank", "targets", "dropout")}
     names = words_of(figures["targets"] or "all")
+    if {name.lower() for name in names} & {"q_proj", "v_proj"}:
+        # a list for several families: a model with separate projections has no fused one
+        # (peft tuners_utils.py, check_target_module_exists)
+        names = [name for name in names if NAMES.get(name.lower()) != QKV]
     unknown = [name for name in names if name.lower() not in NAMES]
     targets = [target for target in EVERY if any(target in NAMES.get(name.lower(), ()) for name in names)]
     return {"rank": figures["rank"], "targets": targets, "dropout": figures["dropout"] or 0.0}, unknown
@@ -67,8 +73,14 @@ def adapted(found: Figures) -> bool:
 
 
 def _tell_defaults(found: Figures, said: Mapping[str, Any], usual: Mapping[str, Any]) -> None:
-    """Note what is the trainer's default; a custom program may have other defaults."""
-    if unsaid := [name for name in ("rank", "targets") if said[name] is None]:
+    """Note what is the trainer's default; a custom program has its own: they are asked for."""
+    unsaid = [name for name in ("rank", "targets") if said[name] is None]
+    if unsaid and (own := next((item.name for item in found.keys.given if item.name in OWN_SWITCHES), "")):
+        for name in unsaid:
+            why = f"{name} of the adapters unknown ({own} is not an argument of {found.keys.table.framework})"
+            example = "N" if name == "rank" else "[q_proj,v_proj]"
+            found.keys.left_open[f"model.lora.{name}"] = f"{why}; add --set model.lora.{name}={example}"
+    elif unsaid:
         values = ", ".join(text_of(usual[name]) for name in unsaid)
         whose = f"the default of {found.keys.table.framework}"
         found.keys.notes.append(f"{' and '.join(unsaid)} of the adapters not set, {values} assumed: {whose}")
@@ -100,6 +112,7 @@ def put_adapters(found: Figures, config: dict[str, Any]) -> None:
         said["targets"] = [*words_of(said["targets"] or usual["targets"]), *MLP]
     section, unknown = lora_section(said, usual)
     _tell_defaults(found, said, usual)
+    section = {name: value for name, value in section.items() if f"model.lora.{name}" not in keys.left_open}
     if unknown:
         keys.leave_out(found.figures["@adapter_targets"], f"adapters of {', '.join(unknown)}")
     loaded = DTYPES.get(str(found.get("@weights")).lower().removeprefix("torch."), usual.get("base"))

@@ -152,7 +152,9 @@ def offload_of(
         if not said:
             continue
         device = str(keys.get(said[0]))
-        if device not in {"cpu", "True"}:
+        if part == "params" and level != 3:
+            keys.without_effect(said[0], f"parameters leave the device only at stage 3 (got {level}; zero/config.py)")
+        elif device not in {"cpu", "True"}:
             keys.leave_out(said[0], f"{what} on {device}")
         elif level != 3:
             keys.leave_out(said[0], f"{what} in host memory at stage {level}")

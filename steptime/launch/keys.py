@@ -107,9 +107,17 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+_ADAPTERS = re.compile(r"(?:^|[._])(?:lora|qlora|peft|adapters?)(?:[._]|$)")
+
+
 def _section_rule(key: str, table: KeyTable) -> KeyRule | None:
-    """The rule with the longest matching prefix in the table (`section.*` includes the section itself)."""
+    """The rule with the longest matching prefix in the table (`section.*` includes the section itself).
+
+    A prefix that does not refer to adapters does not match a key that does: do_* is not do_lora.
+    """
     begun = [name for name in table.rules if name.endswith("*") and f"{key}.".startswith(name[:-1])]
+    if _ADAPTERS.search(key):
+        begun = [name for name in begun if _ADAPTERS.search(name) or table.rules[name].status != "irrelevant"]
     return table.rules[max(begun, key=len)] if begun else None
 
 

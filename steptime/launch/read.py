@@ -113,7 +113,9 @@ def read_as(
     try:
         if kind == "auto":
             kind = kind_of(path, text, beside)
-        if kind in TABLES:
+        if kind == "deepspeed" and beside is not None and _names_its_config(text, beside):
+            kind = "deepspeed-script"
+        if kind in {*TABLES, "deepspeed-script"}:
             table: Reading = import_module("steptime.launch.trainers").read_trainer(kind, path, text, env, sets, beside)
             return table
         if kind == "megatron" and beside is not None and (config := _sized_by(text, beside)):
@@ -224,6 +226,14 @@ def _is_shell(path: str, text: str) -> bool:
     """Whether a file is a shell script, by its name or its first line."""
     named_so = path.endswith((".sh", ".slurm", ".sbatch"))
     return named_so or bool(re.match(r"#!.*\b(?:ba|z)?sh\b|#SBATCH", text))
+
+
+def _names_its_config(text: str, beside: Beside) -> bool:
+    """Whether a script starts a custom program with a ds_config that is there, or that the script writes."""
+    if text.lstrip().startswith("{") or not re.search(_STARTS, text):
+        return False
+    named = re.findall(r"--deepspeed(?:_config)?[= ]+(?!--)\"?(\$?[\w{}$./-]+)", text)
+    return any(re.fullmatch(r"\$\{?\w+\}?", name) or beside.text(name) is not None for name in named)
 
 
 def _is_ds_config(text: str) -> bool:

@@ -218,4 +218,6 @@ def _said(config: Mapping[str, Any], path: str) -> bool:
         return True
     section, _, key = path.partition(".")
     found = config.get(section, {})
+    if "." in key and isinstance(found, Mapping):
+        return _said(found, key)
     return key in found if isinstance(found, Mapping) else True

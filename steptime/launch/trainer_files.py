@@ -16,9 +16,11 @@ from steptime.launch.devices import SET_DEVICES, of_comment
 from steptime.launch.interpolate import resolve
 from steptime.launch.job_keys import text_of
 from steptime.launch.keys import GivenKey, KeyTable, flatten, rule_of, spelled
+from steptime.launch.program_calls import ADAPTERS_OF, is_read, of_adapters, of_program, passed_on
 from steptime.launch.program_defaults import defaults_in
 from steptime.launch.shell.processes import flags_of, taken_apart
-from steptime.launch.shell.script import SUBCOMMANDS, Script, read_script, variables_of
+from steptime.launch.shell.script import Script, read_script, variables_of
+from steptime.launch.shell.training_command import SUBCOMMANDS
 
 _NO_TRAINING = (
     "infer_backend",
@@ -44,13 +46,15 @@ def without_training(said: Mapping[str, Any]) -> str:
 
 
 def of_preferences(program: str) -> bool:
-    """Whether a program's name says that it trains on rewards or preferences, or a reward model.
+    """Whether a program's name says that it trains on rewards or preferences, a reward model, or beside a reference model.
 
     >>> of_preferences("train_rm.py"), of_preferences("safe_rlhf.finetune")
     (True, False)
     """
     last = program.lower().removesuffix(".py").rpartition(".")[2]
-    return bool(re.search(r"(?:^|[_-])(?:rm|orm|prm|reward|dpo|simpo|kto|orpo|ppo|grpo|rloo|rlhf)(?=[_-]|$)", last))
+    return bool(
+        re.search(r"(?:^|[_-])(?:rm|orm|prm|reward|dpo|simpo|kto|orpo|ppo|grpo|rloo|rlhf|kl|gkd|opd)(?=[_-]|$)", last)
+    )
 
 
 def plainly(said: Mapping[str, Any], table: KeyTable) -> dict[str, Any]:
@@ -72,8 +76,9 @@ _DIVIDED = re.compile(r"\b(?:train_)?batch_size\s*//")
 def renamed_beside(given: list[GivenKey], table: KeyTable, code: str = "") -> list[GivenKey]:
     """Names in custom programs, which a table reads only together with another key, and where nothing else sets the same.
 
-    A batch that the program's code divides is that of all devices.
+    A batch that the program's code divides is that of all devices; what it passes on is under the key that it passes it to.
     """
+    given = passed_on(given, code)
     if _DIVIDED.search(code):
         whole = {"batch_size", "train_batch_size"}
         given = [item._replace(key="global_batch_size") if item.name in whole else item for item in given]
@@ -86,16 +91,6 @@ def renamed_beside(given: list[GivenKey], table: KeyTable, code: str = "") -> li
             for item in given
         ]
     return given
-
-
-def sets_up_adapters(code: str) -> bool:
-    """Whether a training program puts adapters on its model unconditionally.
-
-    >>> sets_up_adapters("model = get_peft_model(model, LoraConfig(r=8))"), sets_up_adapters("if args.use_lora: LoraConfig(r=8)")
-    (True, False)
-    """
-    asked = re.search(r"\bif\b[^\n]*(?:lora|peft)|--\w*(?:lora|peft)", code, re.IGNORECASE)
-    return bool(re.search(r"\b(?:LoraConfig|get_peft_model)\(", code)) and not asked
 
 
 def defaults_beside(given: list[GivenKey], table: KeyTable, where: str = "defaults_with") -> dict[str, Any]:
@@ -141,6 +136,8 @@ def own_defaults(said: Said, table: KeyTable, beside: Beside | None) -> dict[str
         code = re.sub(r"#.*", "", beside.text("utils/ds_utils.py") or "")
         half = re.search(r"[\"'](bf16|fp16)[\"']: *\{\s*[\"']enabled[\"']: *True", code)
         named |= {half[1]: True} if half else {}
+    known = {spelled(name, table) for name in said.keys} | named.keys()
+    named |= of_program(said.code, said.defaults, known)
     return {key: value for key, value in named.items() if key in table.rules and table.rules[key].status == "used"}
 
 
@@ -195,8 +192,9 @@ def _in_files(path: str, text: str, table: KeyTable, env: dict[str, str], beside
         script = read_script(text, path, env, beside)
         script = script._replace(arguments=taken_apart(script.arguments))
         said = _configs(script, path, beside, table) | _of_accelerate(script, table)
-        said |= dict(flags_of([word.text for word in script.arguments]))
-        unclear = _without_value(script)
+        flags = flags_of([word.text for word in script.arguments])
+        said |= {name: value for name, value in flags if not is_read(name, value)}
+        unclear = _without_value(script) | ({} if "1" in env else _of_words(text))
         if said.get("deepspeed") in (True, None) and isinstance(said.get("deepspeed_config"), str):
             # a switch and a file (deepspeed/__init__.py, add_config_arguments)
             said["deepspeed"] = said.pop("deepspeed_config")
@@ -204,7 +202,13 @@ def _in_files(path: str, text: str, table: KeyTable, env: dict[str, str], beside
         others = script.unclear and (script.launchers or script.program not in SUBCOMMANDS)
         if script.launchers if alone else others:
             unclear["devices"] = script.unclear[0] if script.unclear else f"number of devices unknown; {SET_DEVICES}"
-        launcher = {"nproc": script.devices_per_node} if script.devices is None and not script.unclear else {}
+        if script.launchers[-1:] == ["deepspeed"] and script.devices is None and not script.unclear:
+            unclear["devices"] = f"number of devices unknown: those of its hostfile; {SET_DEVICES}"
+        launcher = (
+            {"nproc": script.devices_per_node}
+            if script.devices is None and not script.unclear and "devices" not in unclear
+            else {}
+        )
         said |= {key: value for key, value in launcher.items() if value}
         name = script.program.rpartition("/")[2]
         code = (beside.text(script.program) or "") if beside is not None and name.endswith(".py") else ""
@@ -246,6 +250,12 @@ def _of_accelerate(script: Script, table: KeyTable) -> dict[str, Any]:
     return {name: value for name, value in flags_of([word.text for word in script.before]) if name in costly}
 
 
+def _of_words(text: str) -> dict[str, str]:
+    """What to do about a script's own words, where it passes them on."""
+    fix = " (the script passes its own words on; give both as one string: 'SCRIPT ARG ...')"
+    return {"$@": fix} if re.search(r"^[^#\n]*\$[@*]", text, re.MULTILINE) else {}
+
+
 def _without_value(script: Script) -> dict[str, str]:
     """Keys whose value is not known without a run, and what to do about each."""
     found: dict[str, str] = {}
@@ -259,7 +269,8 @@ def _without_value(script: Script) -> dict[str, str]:
 def _configs(script: Script, path: str, beside: Beside | None, table: KeyTable) -> dict[str, Any]:
     """The keys of the configs that a launch command names (`llamafactory-cli train job.yaml`, `--config_file fsdp.yaml`).
 
-    A JSON file of --fsdp_config is the trainer's own (training_args.py, fsdp_config); it is read where it is found.
+    A JSON file of --fsdp_config is the trainer's own (training_args.py, fsdp_config); it is read where it is found. One of
+    --lora_config has the rank and the targets of the adapters of a custom program.
     """
     said: dict[str, Any] = {}
     words = [*script.before, *script.arguments]
@@ -269,7 +280,12 @@ def _configs(script: Script, path: str, beside: Beside | None, table: KeyTable) 
             text = beside.text(name) if beside is not None else None
             said |= flatten({"fsdp_config": parse_mapping(text, name)}) if text is not None else {}
             continue
+        if name.endswith(".json") and ADAPTERS_OF.fullmatch(flag if equals else last):
+            said |= of_adapters((beside or Beside()).needed(name, f"{path}: line {word.line} reads"), name)
+            continue
         accelerates = re.fullmatch(r"--config[-_]file", flag if equals else last)
+        if (folder := table.raw.get("configs_by_name")) and last == "--config" and not name.endswith((".yaml", ".yml")):
+            name = f"{folder}/{name}.yaml"
         if not name.endswith((".yaml", ".yml")) and not (accelerates and name.endswith(".json")):
             continue
         if word.unresolved and word.unresolved[0].variable:

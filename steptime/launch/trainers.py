@@ -29,17 +29,10 @@ from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import load_table, read_keys
 from steptime.launch.named_models import not_modeled, of_overrides, preset_of
 from steptime.launch.primus import read_primus
+from steptime.launch.program_calls import quantizes, sets_up_adapters
 from steptime.launch.reading import OTHER_MODEL, Env, LaunchFlag, Reading, Sets
 from steptime.launch.replaced_kernels import put_kernels
-from steptime.launch.trainer_files import (
-    Said,
-    defaults_beside,
-    own_defaults,
-    plainly,
-    renamed_beside,
-    said_in,
-    sets_up_adapters,
-)
+from steptime.launch.trainer_files import Said, defaults_beside, own_defaults, plainly, renamed_beside, said_in
 from steptime.launch.vocabulary import SIZES, entries_of, of_same_sizes
 from steptime.launch.zero_stage import put_zero
 
@@ -66,7 +59,13 @@ def read_trainer(
     keys.notes += still_true(found.notes, sets)
     keys.launcher = None if "devices" in found.unclear else keys.launcher
     keys.without_value = {item.key: found.unclear[item.name] for item in given if item.name in found.unclear}
-    if sets_up_adapters(found.code) and not any(item.key.startswith(("lora_", "use_peft", "peft_")) for item in given):
+    if quantizes(found.code) and not {"load_in_4bit", "load_in_8bit"} & {item.key for item in given}:
+        keys.beside_flags.append(LaunchFlag(found.program, "", "unmodeled", "quantized weights, set up by its code"))
+    if (
+        sets_up_adapters(found.code)
+        and "use_peft" not in own
+        and not any(item.key.startswith(("lora_", "use_peft", "peft_")) for item in given)
+    ):
         why = "adapters over frozen weights, set up by its code"
         keys.beside_flags.append(LaunchFlag(found.program, "", "unmodeled", why))
     return _Plan(keys, found, beside).reading()
@@ -84,8 +83,10 @@ class _Plan(Figures):
         self.devices, self.open_devices, self.beside = stated(found, keys.sets), found.unclear.get("devices"), beside
         self.config: dict[str, Any] = {"model": {}, "parallelism": {"tp": 1, "pp": 1}, "performance": {}, "data": {}}
         own = [*(keys.table.raw.get("renamed_beside") or {}).values(), keys.table.raw.get("own_arguments") or []]
-        self.own_names = next((item.name for item in keys.given if any(item.name in names for names in own)), "")
+        named = (item.name for item in keys.given if any(item.name in names for names in own))
+        self.own_names = next(named, keys.table.raw.get("own_program", ""))
         """A name that the trainer does not have: the program has its own arguments and defaults."""
+        self.words = found.unclear.get("$@", "")
         self.hybrid = False
         """Whether each node holds all parameters and only its devices share them."""
         for path, value in defaults_beside(keys.given, keys.table, "plan_with").items():
@@ -103,7 +104,6 @@ class _Plan(Figures):
             else:
                 value = keys.word(key, rule.words) if rule.words else keys.get(key)
                 put(self.config, rule.note, scalar(value) if isinstance(value, str) else value)
-
         launches = {"distributed_type", "compute_environment"} & {item.name for item in keys.given}
         self.alone = "an accelerate config" if launches and not found.program and self.get("@model") is None else ""
         """What the file is, if it is only how a job is launched."""
@@ -229,7 +229,7 @@ class _Plan(Figures):
             return
         if why := not_modeled(name):
             keys.leave_out(self.figures["@model"], f"{OTHER_MODEL}: {why}")
-        what = f"model {name!r} is not among the presets" if name else "model unknown"
+        what = f"model {name!r} is not among the presets" if name else f"model unknown{self.words}"
         if self.alone and self.beside is not None and (script := self.beside.script_of(keys.source)):
             raise ConfigError(f"{keys.source}: {PART_OF_A_JOB.format(self.alone, script)}")
         what = f"{self.alone} names no model" if self.alone else what

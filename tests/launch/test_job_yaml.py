@@ -117,13 +117,13 @@ def test_lines_are_those_of_the_yaml(tmp_path):
 
 
 def test_a_folder_of_sizes_names_its_family(tmp_path):
-    """.../hf_llama2_models/70B is Llama 2 70B; a program with its own --use_qlora does not tell what it loads weights in."""
+    """.../hf_llama2_models/70B is Llama 2 70B; a program with its own --use_qlora tells neither dtype nor targets."""
     words = ARGUMENTS.format("../hf_llama2_models/70B")
     script = f"accelerate launch --num_processes 8 open_instruct/finetune.py {words} --use_qlora --lora_rank 64\n"
     (tmp_path / "run.sh").write_text(f"#!/bin/bash\n{script}")
     reading = read("auto", str(tmp_path / "run.sh"), H100)
     assert reading.config["model"]["preset"] == "llama2-70b"
-    assert list(reading.left_open) == ["performance.precision"]
+    assert list(reading.left_open) == ["performance.precision", "model.lora.targets"]
 
 
 def test_an_accelerate_config_says_what_it_is(tmp_path):

@@ -213,7 +213,8 @@ BAD = [
       "value; write ALL=... before the command")),
     (script().replace("--hidden-size 1024", ""), "run.sh: --hidden-size: required key is missing"),
     ("python train.py --lr 1",
-     f"run.sh: line 1 launches train.py, which is not a Megatron-LM training script; {NO_LAYERS}"),
+     ("run.sh: line 1 launches train.py, which is of no framework that is read; "
+      "write a plan with its settings, or name its framework with --from KIND")),
     ("echo nothing", "run.sh: no launch command (torchrun, python -m torch.distributed.run, srun, mpirun, deepspeed ...)"),
     ("--lr 1e-4 --bf16", f"run.sh: {NO_LAYERS}"),
     ("--num-layers 'eight", "run.sh: line 1: No closing quotation"),

@@ -1,5 +1,7 @@
 """Scripts as people have them: of forks, under Slurm, with files that they source, and what is left to be asked."""
 
+import json
+
 import pytest
 
 from steptime.base.config import ConfigError
@@ -334,8 +336,8 @@ def test_flags_in_neither_plan_that_differ():
 @pytest.mark.parametrize(
     "folder", ['$(cd "$(dirname "$0")" && pwd)', '$( cd "$( dirname "${BASH_SOURCE[0]}" )" >/dev/null 2>&1 && pwd -P )']
 )
-def test_a_program_of_its_own_under_deepspeed_is_of_no_known_trainer(tmp_path, folder):
-    """Its defaults are unknown: batch and precision are those of Hugging Face's Trainer only where --from says so."""
+def test_a_program_of_its_own_under_deepspeed_has_no_defaults_of_a_trainer(tmp_path, folder):
+    """The ds_config says the stage; batch, length and precision, which neither it nor the script has, are asked for at once."""
     (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 3}, "gradient_clipping": 1.0}')
     script = tmp_path / "run.sh"
     script.write_text(
@@ -344,8 +346,30 @@ def test_a_program_of_its_own_under_deepspeed_is_of_no_known_trainer(tmp_path, f
     sets = H100 | {"model": "llama3-8b", "data.seqlen": 2048, "data.gbs": 16, "data.microbatch_sz": 2}
     found = to_job(read("transformers", str(script), sets), sets)
     assert (found.zero_level, found.parallelism.dp) == (3, 8)
+    with pytest.raises(ConfigError) as error:
+        to_job(read("auto", str(script), H100), H100)
+    asked = [line.rpartition("add --set ")[2] for line in error.value.problems]
+    assert [word.partition("=")[0] for word in asked] == [
+        "performance.precision", "model", "data.gbs", "data.microbatch_sz", "data.seqlen",
+    ]  # fmt: skip
+    sets |= {"performance.precision": "bf16"}
+    assert to_job(read("auto", str(script), sets), sets).data.gbs == 16
+    (tmp_path / "ds.json").unlink()
     with pytest.raises(ConfigError, match=r"a program of its own under DeepSpeed; give its ds_config\.json"):
         read("auto", str(script), sets)
+
+
+def test_a_ds_config_of_a_custom_program_says_its_batch_and_precision(tmp_path):
+    """96 sequences in steps of 4 on each of 8 devices, of which 3 accumulate."""
+    config = {"train_batch_size": 96, "train_micro_batch_size_per_gpu": 4, "fp16": {"enabled": True}}
+    (tmp_path / "ds.json").write_text(json.dumps(config | {"zero_optimization": {"stage": 2}}))
+    (tmp_path / "bench.py").write_text("if args.gc:\n    model.gradient_checkpointing_enable()\n")
+    script = tmp_path / "run.sh"
+    script.write_text("deepspeed --num_gpus 8 bench.py --deepspeed_config ds.json --max_len 1024 --gc\n")
+    sets = H100 | {"model": "llama2-7b"}
+    job = to_job(read("auto", str(script), sets), sets)
+    assert (job.zero_level, job.data.gbs, job.data.microbatch_sz, job.data.seqlen) == (2, 96, 4, 1024)
+    assert (job.performance.precision, job.performance.activation_checkpointing_type) == ("fp16", "full")
 
 
 def test_a_program_of_preference_learning_trains_otherwise(tmp_path):

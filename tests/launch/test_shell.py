@@ -57,6 +57,7 @@ SAME_AS_BASH = [
     "torchrun t.py --a 1 \\\n  --b 2 \\\n  # gone\n",
     "A=8; B=$((A * 4 / 3)); C=$(( $A % 3 )); torchrun t.py $B $C $((-7 / 2)) $((-7 % 2)) $((2**5)) $((A>4?1:0))",
     "A+=1; A+=2; torchrun t.py $A",
+    "A=32; B=$[$A/4/2]; torchrun t.py $B $[A-B]",
     'A=" --x 1 \\\n  --y 2 "\nA="$A --z"\nA+=" --w"\ntorchrun t.py $A',
     "torchrun t.py ${A:-x} ${A-y} ${A:=z} $A ${A:+plus} ${B:+none} ${B-}",
     'A=""\ntorchrun t.py ${A:-x} "${A-y}" ${A:+no} end',
@@ -269,8 +270,9 @@ def test_the_environment_fills_in():
     [
         ("echo hello", "run.sh: no launch command (torchrun, python -m torch.distributed.run, srun, mpirun, deepspeed ...)"),
         ("sbatch job.sh", "run.sh: no launch command (torchrun, python, srun ...); line 1 runs job.sh: give that script"),
-        ("torchrun train.py --a 1\ntorchrun train.py --a 2",
-         "run.sh: 2 launch commands (lines 1, 2), cannot determine which one runs; keep only one"),
+        ("torchrun main.py --a 1\ntorchrun other.py --a 2",
+         ("run.sh: 2 launch commands (lines 1, 2), cannot determine which one trains; "
+          "write LAUNCH_LINE=N before the command, N one of these")),
         ("if [ -f x ]; then torchrun main.py; fi",
          ("run.sh: line 1: whether it runs depends on the test in line 1 (it tests files); "
           "put the flags in a file (args.txt)")),

@@ -5,6 +5,7 @@ import pytest
 from steptime.base.config import ConfigError
 from steptime.launch.read import read
 from steptime.launch.reading import to_job
+from steptime.launch.shell.script import read_script
 
 FLAGS = (
     "--num-layers 4 --hidden-size 256 --num-attention-heads 4 --seq-length 128 --micro-batch-size 1 --vocab-size 1000"
@@ -102,3 +103,22 @@ def test_a_script_that_trains_nothing_says_what_it_is(tmp_path, text, line):
     with pytest.raises(ConfigError) as error:
         job(run)
     assert [line in problem for problem in error.value.problems] == [True]
+
+
+def words(text, **env):
+    """The words after the program that a script launches."""
+    return [word.text for word in read_script(text, "run.sh", env).arguments]
+
+
+def test_the_first_of_several_jobs_is_read_unless_a_line_is_chosen():
+    text = "torchrun train.py --a 1\ntorchrun train.py --a 2"
+    assert (words(text), words(text, LAUNCH_LINE="2")) == (["--a", "1"], ["--a", "2"])
+    (note,) = read_script(text, "run.sh").notes[:1]
+    assert note.startswith("lines 1, 2 each launch a job: only that of line 1 is read; write LAUNCH_LINE=N before")
+    assert words("torchrun main.py --a 1\ntorchrun other.py --a 2", LAUNCH_LINE="2") == ["--a", "2"]
+
+
+def test_jobs_of_which_a_test_chooses_one_are_asked_about():
+    text = "if [ -f x ]; then\ntorchrun train.py --a 1\nelse\ntorchrun train.py --a 2\nfi"
+    with pytest.raises(ConfigError, match="write LAUNCH_LINE=N before the command, N one of these"):
+        words(text)

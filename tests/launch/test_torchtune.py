@@ -137,3 +137,28 @@ def test_the_command_in_a_comment_tells_the_devices(comment, devices):
 )
 def test_builders_name_presets(builder, preset):
     assert preset_of(builder) == preset
+
+
+def started(tmp_path, command, recipe_file):
+    """A script with `tune run`, beside a recipe."""
+    config = tmp_path / recipe_file
+    config.parent.mkdir(parents=True, exist_ok=True)
+    usual = {"model": "torchtune.models.llama3_1.llama3_1_8b", "adapters": "", "optimizer": "torch.optim.AdamW"}
+    config.write_text(BODY.format(**usual, length=8192, compiled=False, dtype="bf16", more=""))
+    path = tmp_path / "run.sh"
+    path.write_text(f"#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n{command}\n")
+    return to_job(read("auto", str(path), HARDWARE), HARDWARE)
+
+
+def test_tune_run_has_torchruns_options_and_changes_the_recipe(tmp_path):
+    """torchtune/_cli/run.py: torchrun's options, then the recipe, and KEY=VALUE: 2 x 4 devices, 3 x 8 x 8 sequences."""
+    command = "srun tune run --nnodes 2 --nproc_per_node 4 full_finetune_distributed --config job.yaml batch_size=3"
+    job = started(tmp_path, command, "job.yaml")
+    assert (job.parallelism.dp, job.data.microbatch_sz, job.data.gbs) == (8, 3, 192)
+
+
+def test_a_config_by_its_name_is_in_recipes_configs(tmp_path):
+    command = "tune run --nproc_per_node 4 full_finetune_distributed --config llama3_1/8B_own"
+    assert started(tmp_path, command, "recipes/configs/llama3_1/8B_own.yaml").parallelism.dp == 4
+    with pytest.raises(ConfigError, match=r"recipes/configs/llama3_1/none\.yaml, which was not found"):
+        started(tmp_path, command.replace("8B_own", "none"), "recipes/configs/llama3_1/8B_own.yaml")

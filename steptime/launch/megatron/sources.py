@@ -21,15 +21,14 @@ from steptime.launch.megatron.env_variables import put_backend, put_tokenizer, w
 from steptime.launch.megatron.flags import arguments_of, fitting_release, is_legacy, keys_of, read_words
 from steptime.launch.megatron.flagscale import MARK, flags_in
 from steptime.launch.megatron.hybrid_layers import hybrid_pattern
+from steptime.launch.megatron.missing_layers import NAMED, without_layers
 from steptime.launch.megatron.translation import plan_of
 from steptime.launch.named_models import preset_of
-from steptime.launch.reading import NO_OPTION, OTHER_MODEL, Env, LaunchFlag, Reading, Sets, is_other_model, refusals
+from steptime.launch.reading import OTHER_MODEL, Env, LaunchFlag, Reading, Sets, is_other_model, refusals
 from steptime.launch.shell.processes import Word
 from steptime.launch.shell.script import Script, read_script
 
 T = TypeVar("T")
-_NAMED = ("model", "model_id", "hf_checkpoint", "model_type")
-"""Flags of forks that give the model by the name of a repository."""
 _STEP = r"\biteration\s+\d+\s*/\s*\d+\s*\|"
 """Of the line that Megatron-LM logs for a step."""
 _HYBRID = "a hybrid Mamba model without a pattern of layers"
@@ -126,7 +125,7 @@ def _from_words(
         _of_environment(keys, script)
     deep = {"num_layers", "encoder_num_layers", "hybrid_layer_pattern"}
     if not said.arguments.keys() & deep and not _by_name(keys, ("load",) if swift else ()):
-        _without_layers(keys, script, words)
+        without_layers(keys, script, words)
     if said.problems:  # values are missing, so nothing further can be said about the rest except what it is
         flags = [*keys.flags(), *keys.beside_flags]
         lines = [] if any(map(is_other_model, flags)) else [f"{path}: {problem}" for problem in said.problems]
@@ -165,36 +164,12 @@ def _unknown_stage(keys: JobKeys, beside: Beside | None) -> str:
 
 def _by_name(keys: JobKeys, more: tuple[str, ...] = ()) -> bool:
     """Whether the model is given by the name of a repository, as in ms-swift and slime; it then counts as the user's setting."""
-    named = (keys.get(key) for key in (*_NAMED, *more))
+    named = (keys.get(key) for key in (*NAMED, *more))
     preset = next((found for name in named if name and (found := preset_of(str(name)))), None)
     if preset is not None and told(keys.sets, "model") is None:
         keys.sets = {"model": preset, **(keys.sets or {})}
         keys.notes.append(f"model {preset}, from its name")
     return preset is not None
-
-
-def _without_layers(keys: JobKeys, script: Script | None, words: list[Word]) -> None:
-    """Report what is missing where no flag gives the number of layers: a variable, a sourced file, or a checkpoint."""
-    if any(map(is_other_model, keys.beside_flags)):
-        raise ConfigError(refusals(keys.source, keys.beside_flags))
-    blank = next((unknown.told("write the value") for word in words for unknown in word.unresolved), "")
-    if told(keys.sets, "model") is not None:
-        return
-    if "$" not in (name := str(next((found for key in _NAMED if (found := keys.get(key))), "$"))):
-        keys.left_open["model"] = f"model {name!r} is not among the presets; add --set model=NAME"
-        return
-    own = [flag.name for flag in keys.flags() if flag.status == "unmodeled" and flag.note.startswith(NO_OPTION)]
-    if script is not None and len(own) > 2:
-        runs = f"line {script.line} launches {script.program}, whose flags are not Megatron-LM's"
-        raise ConfigError(f"{keys.source}: {runs} ({', '.join(own[:3])} ...)")
-    fix = "add --set model=NAME (3dtrn models), or the file that contains it with --with FILE"
-    if "use_checkpoint_args" in keys.values or {"micro_batch_size", "hidden_size", "seq_length"} & keys.values.keys():
-        lines = [*([blank] if blank else []), f"its flags have no --num-layers; {fix}"]
-        raise ConfigError([*(f"{keys.source}: {line}" for line in lines), *refusals(keys.source, keys.flags())])
-    where = (
-        f"line {script.line} launches {script.program}, which is not a Megatron-LM training script; " if script else ""
-    )
-    raise ConfigError(f"{keys.source}: {where}{blank or f'its flags have no --num-layers; {fix}'}")
 
 
 def _from_outside(environment: dict[str, str]) -> str:

@@ -106,6 +106,8 @@ class Expander:
         if text.startswith("$((", i) and (end := lexer.skip(i)) and text[end - 2 : end] == "))":
             inner = self.text(text[i + 3 : end - 2], line)
             return [Value(self.scope.arithmetic(inner, text[i:end]), line)], end
+        if text.startswith("$[", i) and (end := text.find("]", i) + 1):  # bash's older arithmetic
+            return [Value(self.scope.arithmetic(self.text(text[i + 2 : end - 1], line), text[i:end]), line)], end
         if text.startswith("$(", i):
             end = lexer.skip(i)
             return [Value(self._command(text[i + 2 : end - 1], line), line)], end

@@ -37,9 +37,15 @@ def taken_apart(words: list[Word]) -> list[Word]:
     return found
 
 
+_OF_MODULES = re.compile(r"(?:target_modules|modules_to_save)$")
+"""Options whose value is as many words as follow."""
+
+
 def flags_of(words: list[str]) -> list[tuple[str, Any]]:
     """--key value, --key=value, --key alone, and key=value of hydra's kind; several in one word are the flag's value before it.
 
+    >>> flags_of(["--lora_target_modules", "q_proj", "v_proj"])
+    [('lora_target_modules', 'q_proj v_proj')]
     >>> flags_of(["--config_overrides", "n_embd=64,n_head=2", "trainer.devices=8"])
     [('config_overrides', 'n_embd=64,n_head=2'), ('trainer.devices', 8)]
     """
@@ -50,6 +56,8 @@ def flags_of(words: list[str]) -> list[tuple[str, Any]]:
             found.append((name.lstrip("-").replace("-", "_"), scalar(value) if equals else True))
         elif found and found[-1][1] is True and re.fullmatch(r"\w+=[^=,]*(?:,\w+=[^=,]*)+", word):
             found[-1] = (found[-1][0], word)
+        elif found and found[-1][1] is not True and _OF_MODULES.search(found[-1][0]) and not equals:
+            found[-1] = (found[-1][0], f"{found[-1][1]} {word}")
         elif equals and re.fullmatch(r"[A-Za-z_][\w.]*", name):
             found.append((name, scalar(value)))
         elif found and found[-1][1] is True:

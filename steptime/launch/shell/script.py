@@ -15,19 +15,13 @@ from typing import NamedTuple
 from steptime.base.config import ConfigError
 from steptime.launch.beside import Beside, read_beside
 from steptime.launch.devices import SET_DEVICES, taken
-from steptime.launch.shell.dry_run import Command, DryRun
+from steptime.launch.shell.dry_run import DryRun
 from steptime.launch.shell.expansion import DEVICES_ON_NODE, Expander
 from steptime.launch.shell.grammar import parse_shell
-from steptime.launch.shell.processes import LAUNCHERS, Word, size_of
+from steptime.launch.shell.processes import Word, size_of
 from steptime.launch.shell.scope import DEVICES_OF_JOB, NODES_OF_JOB, Scope, Value, clean
 from steptime.launch.shell.slurm import headers_of, slurm_variables
-
-_OTHER_WORK = re.compile(
-    r"^(?!.*(?:train|tune|sft|pretrain)).*(?:infer|predict|eval|export|generat|serve|merge|convert|chat|web_demo|cli_demo|api)",
-    re.IGNORECASE,
-)
-"""Parts of the names of programs that run or convert a model and do not train it."""
-
+from steptime.launch.shell.training_command import LINE, TrainingCommand, the_launch
 
 _OFFICIAL = re.compile(
     r"^[^#\n]*tokenizer\w*=[^#\n]*#[^\n]*\boffici?al (llama[-_]?[23]?) tokenizer", re.IGNORECASE | re.MULTILINE
@@ -70,25 +64,6 @@ class Script(NamedTuple):
     """Whose official tokenizer a comment says that the script has, or ""."""
 
 
-class _Launch(NamedTuple):
-    """A command that launches a Python program."""
-
-    command: Command
-    at: int
-    """Position of the program among the words."""
-    launchers: list[str]
-
-
-_COMMANDS = {name: name for name in LAUNCHERS} | {
-    "torch.distributed.run": "torchrun",
-    "torch.distributed.launch": "torchrun",
-    "mpiexec": "mpirun",
-}
-"""A word of a command -> the launcher that it is."""
-_TRAINERS = frozenset({"swift", "megatron", "llamafactory-cli", "axolotl", "tune", "nemo"})
-SUBCOMMANDS = frozenset({"sft", "pt", "rlhf", "train", "run", "llm"})
-"""Programs that launch themselves, and their subcommands."""
-_NO_LAUNCH = frozenset({"echo", "printf", "cat", "cp", "sed", "git", "cd", "mkdir", "pip", "tee", "ls", "rm"})
 _USUAL = frozenset(["HOME", "PATH", "PWD", "USER", "HOSTNAME", "SHELL", "LD_LIBRARY_PATH", "PYTHONPATH", "TMPDIR"])
 _USUAL |= {DEVICES_ON_NODE, DEVICES_OF_JOB, NODES_OF_JOB}
 
@@ -126,7 +101,7 @@ def _read(
         scope.positional = [Value(clean(env[str(i)]), 0) for i in range(1, count)]
     walk = DryRun(posixpath.basename(name), scope, beside or Beside())
     walk.script(parse_shell(text, name))
-    launch, problems = _the_launch(walk, name)
+    launch, problems = the_launch(walk, name, (env or {}).get(LINE, ""))
     doubt = launch.command.doubt if launch is not None else None
     notes = (f"line {launch.command.line} is assumed to run: it depends on {doubt.why}",) if launch and doubt else ()
     notes = (*walk.told, *notes)
@@ -150,7 +125,7 @@ def _read(
     return _launched(nothing._replace(environment=read, notes=notes), launch, walk.scope)
 
 
-def _launched(found: Script, launch: _Launch, scope: Scope) -> Script:
+def _launched(found: Script, launch: TrainingCommand, scope: Scope) -> Script:
     """A script with its launch command."""
     words = [_word(value, scope) for value in launch.command.words]
     variables = found.variables | {key: text for key, text in launch.command.variables.items() if scope.known(text)}
@@ -211,90 +186,3 @@ def _fragments(scope: Scope, name: str) -> list[Word]:
 
 def _word(value: Value, scope: Scope) -> Word:
     return Word(scope.shown(value.text), value.line, tuple(reason.cause for reason in scope.reasons_of(value.text)))
-
-
-# --- which command it is -----------------------------------------------------------------------------------------------
-
-
-def _the_launch(walk: DryRun, name: str) -> tuple[_Launch | None, list[str]]:
-    """The one command that launches training, or why there is none."""
-    found = [launch for command in walk.commands if (launch := _launch_of(command)) is not None]
-    launched = [launch for launch in found if launch.launchers]
-    found = launched or [launch for launch in found if _trains(launch)] or found
-    if found and all(map(_works_otherwise, found)):
-        ran = found[0].command
-        return None, [f"{name}: line {ran.line} runs {ran.words[found[0].at].text}, which does not train"]
-    found = [launch for launch in found if not _works_otherwise(launch)]
-    distinct = {tuple(value.text for value in launch.command.words): launch for launch in found}
-    sure = {words: launch for words, launch in distinct.items() if not launch.command.doubt} or distinct
-    trains = {words: launch for words, launch in sure.items() if _trains(launch)} or sure
-    if not trains:
-        return None, [f"{name}: {_nothing_found(walk)}"]
-    if len(trains) > 1:
-        lines = sorted({launch.command.line for launch in trains.values()})
-        if len(lines) > 1:
-            where = f"lines {', '.join(map(str, lines))}"
-            return None, [
-                f"{name}: {len(trains)} launch commands ({where}), cannot determine which one runs; keep only one"
-            ]
-        walk.told.append(f"line {lines[0]} launches {len(trains)} jobs in a loop: only the first is read")
-    launch = next(iter(trains.values()))
-    if (doubt := launch.command.doubt) is not None and (doubt.variable or not _trains(launch)):
-        told = doubt.told("put the flags in a file (args.txt)")
-        return None, [f"{name}: line {launch.command.line}: whether it runs depends on {told}"]
-    return launch, []
-
-
-def _works_otherwise(launch: _Launch) -> bool:
-    """Whether the program's name says that it does not train."""
-    return bool(_OTHER_WORK.search(posixpath.basename(launch.command.words[launch.at].text)))
-
-
-def _trains(launch: _Launch) -> bool:
-    word, before = (launch.command.words[at].text for at in (launch.at, launch.at - 1))
-    return "train" in posixpath.basename(word) or (word in SUBCOMMANDS and posixpath.basename(before) in _TRAINERS)
-
-
-_OF_A_JOB = (
-    *("DGXNNODES", "DGXNGPU", "TP", "PP", "CP", "MINIBS", "MBS", "GBS"),
-    *("TENSOR_MODEL_PARALLEL", "PIPELINE_MODEL_PARALLEL", "MICRO_BATCH_SIZE"),
-)
-"""Variables by which MLPerf's config_*.sh size a job that another file launches."""
-
-
-def _nothing_found(walk: DryRun) -> str:
-    for command in walk.commands:
-        scripts = [value.text for value in command.words[1:] if value.text.endswith((".sh", ".slurm", ".sbatch"))]
-        if command.words[0].text in {"bash", "sh", "sbatch", "srun"} and scripts:
-            what = f"line {command.line} runs {walk.scope.shown(scripts[0])}"
-            return f"no launch command (torchrun, python, srun ...); {what}: give that script"
-    if len(named := [name for name in _OF_A_JOB if name in walk.scope.values and name not in walk.scope.outside]) > 2:
-        fix = "give the config that reads them: --from nemo FILE, with this file as --with"
-        return f"sets variables of a job ({', '.join(named)}) and has no launch command; {fix}"
-    if walk.scope.sourced:
-        missing = f"{walk.scope.sourced[0]} was not found; put it in the same folder, or add --with FILE"
-        return f"no launch command (torchrun, python, srun ...); {missing}"
-    return "no launch command (torchrun, python -m torch.distributed.run, srun, mpirun, deepspeed ...)"
-
-
-def _launch_of(command: Command) -> _Launch | None:
-    """A command that has a Python program in it, and what launches that."""
-    words = [value.text for value in command.words]
-    launchers: list[str] = []
-    python = False
-    for i, text in enumerate(words):
-        word, after = posixpath.basename(text), next(iter(words[i + 1 :]), "")
-        if word in _NO_LAUNCH and not launchers:
-            return None
-        if re.fullmatch(r"python[\d.]*", word):
-            python = True
-        elif (launcher := _COMMANDS.get(word)) and launchers[-1:] != [launcher]:
-            launchers.append(launcher)
-            python = python or launcher in {"torchrun", "deepspeed", "accelerate"}
-        elif (word in _TRAINERS and after in SUBCOMMANDS) or (
-            text in {"-m", "--module"} and python and after and after not in _COMMANDS
-        ):
-            return _Launch(command, i + 1, launchers)
-        elif word.endswith(".py") and not word.startswith("-") and (python or launchers):
-            return _Launch(command, i, launchers)
-    return None

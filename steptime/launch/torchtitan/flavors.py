@@ -16,6 +16,7 @@ from steptime.launch.keys import FOLDER
 from steptime.launch.named_models import preset_of
 from steptime.launch.reading import OTHER_MODEL, refusals
 from steptime.launch.torchtitan.graph_trainer import SIMPLE
+from steptime.launch.torchtitan.nested_flavors import nested_sizes
 from steptime.model.blocks import n_params
 from steptime.model.model import Model
 
@@ -105,19 +106,33 @@ def _of_registry(keys: JobKeys, flavor: str, listed: dict[str, Any] | None) -> d
     known = {} if listed is None else {"vocab_size": str(build(Model, read_model(listed)).vocab_sz)}
     beside = keys.beside or Beside()
     for folder in ("torchtitan/models/llama3", "torchtitan/models/llama"):
-        registry = re.split(r"\bllama3_(?:configs|args) *=", beside.text(f"{folder}/__init__.py") or "")[-1]
+        code = beside.text(f"{folder}/__init__.py") or ""
+        if nested := nested_sizes(code, flavor):
+            default = re.search(r"vocab_size: int = (\d+)", beside.text(f"{folder}/model.py") or "")
+            usual = {"vocab_size": default[1]} if default else known
+            if own := _own(keys, flavor, listed, usual | {key: str(value) for key, value in nested.items()}, folder):
+                return own
+        registry = re.split(r"\bllama3_(?:configs|args) *=", code)[-1]
         found = re.search(rf"[\"']{re.escape(flavor)}[\"']: (?:Transformer)?ModelArgs\(([^()]*)\)", registry)
         if found is None or re.search(r"\w+=", re.sub(_ARGUMENTS, "", found[1])):
             continue
         default = re.search(r"vocab_size: int = (\d+)", beside.text(f"{folder}/model/args.py") or "")
         said = dict(re.findall(r"(\w+)=([\d.]+(?: */ *\d+)?)", found[1]))
         said = ({"vocab_size": default[1]} if default else known) | said
-        if {"dim", "n_layers", "n_heads", "vocab_size"} <= said.keys():
-            if (own := _by_name(flavor, _sizes(keys.source, said))) == listed:
-                return listed
-            keys.notes.append(f"model {flavor}, from {folder}/__init__.py")
+        if own := _own(keys, flavor, listed, said, folder):
             return own
     return None
+
+
+def _own(
+    keys: JobKeys, flavor: str, listed: dict[str, Any] | None, said: dict[str, str], folder: str
+) -> dict[str, Any] | None:
+    """The flavor of those sizes, with a note where it is not the `listed` one; None where sizes are missing."""
+    if not {"dim", "n_layers", "n_heads", "vocab_size"} <= said.keys():
+        return None
+    if (own := _by_name(flavor, _sizes(keys.source, said))) != listed:
+        keys.notes.append(f"model {flavor}, from {folder}/__init__.py")
+    return own
 
 
 def from_log(path: str, text: str) -> dict[str, Any] | None:
@@ -163,7 +178,7 @@ def _sizes(path: str, said: dict[str, str]) -> dict[str, Any]:
     return {
         "n_layers": whole("n_layers"),
         "hidden_sz": dim,
-        "inter_sz": hidden_dim(dim, whole("multiple_of", 256), said.get("ffn_dim_multiplier")),
+        "inter_sz": whole("hidden_dim", hidden_dim(dim, whole("multiple_of", 256), said.get("ffn_dim_multiplier"))),
         "n_q_heads": heads,
         "n_kv_heads": whole("n_kv_heads", heads),
         "vocab_sz": whole("vocab_size"),

@@ -1,0 +1,57 @@
+"""Scripts whose flags give no number of layers: what is missing, or that they start another program."""
+
+from __future__ import annotations
+
+import re
+
+from steptime.base.config import ConfigError
+from steptime.launch.devices import told
+from steptime.launch.job_keys import JobKeys
+from steptime.launch.reading import NO_OPTION, is_other_model, refusals
+from steptime.launch.shell.processes import Word
+from steptime.launch.shell.script import Script
+
+NAMED = ("model", "model_id", "hf_checkpoint", "model_type")
+"""Flags of forks that give the model by the name of a repository."""
+_TELLING = frozenset({"micro_batch_size", "global_batch_size", "hidden_size", "seq_length", "use_checkpoint_args"})
+_TELLING |= {"tensor_model_parallel_size", "pipeline_model_parallel_size", "num_attention_heads", "hf_checkpoint"}
+"""Flags of which a script of Megatron-LM has at least one."""
+
+
+def _is_foreign(program: str) -> bool:
+    """Whether a program's name is that of none of Megatron-LM's.
+
+    >>> [_is_foreign(name) for name in ("pretrain_gpt.py", "sft", "src/train_sft.py")]
+    [False, False, True]
+    """
+    return program.endswith(".py") and not re.search("pretrain_|megatron", program)
+
+
+def without_layers(keys: JobKeys, script: Script | None, words: list[Word]) -> None:
+    """Report what is missing where no flag gives the number of layers: a variable, a sourced file, or a checkpoint."""
+    if any(map(is_other_model, keys.beside_flags)):
+        raise ConfigError(refusals(keys.source, keys.beside_flags))
+    blank = next((unknown.told("write the value") for word in words for unknown in word.unresolved), "")
+    named = {item.name.lstrip("-").replace("-", "_") for item in keys.given}
+    if script is not None and _is_foreign(script.program) and not blank and not _TELLING & named:
+        runs = f"line {script.line} launches {script.program}, which is of no framework that is read"
+        raise ConfigError(
+            f"{keys.source}: {runs}; write a plan with its settings, or name its framework with --from KIND"
+        )
+    if told(keys.sets, "model") is not None:
+        return
+    if "$" not in (name := str(next((found for key in NAMED if (found := keys.get(key))), "$"))):
+        keys.left_open["model"] = f"model {name!r} is not among the presets; add --set model=NAME"
+        return
+    own = [flag.name for flag in keys.flags() if flag.status == "unmodeled" and flag.note.startswith(NO_OPTION)]
+    if script is not None and len(own) > 2:
+        runs = f"line {script.line} launches {script.program}, whose flags are not Megatron-LM's"
+        raise ConfigError(f"{keys.source}: {runs} ({', '.join(own[:3])} ...)")
+    fix = "add --set model=NAME (3dtrn models), or the file that contains it with --with FILE"
+    if "use_checkpoint_args" in keys.values or {"micro_batch_size", "hidden_size", "seq_length"} & keys.values.keys():
+        lines = [*([blank] if blank else []), f"its flags have no --num-layers; {fix}"]
+        raise ConfigError([*(f"{keys.source}: {line}" for line in lines), *refusals(keys.source, keys.flags())])
+    where = (
+        f"line {script.line} launches {script.program}, which is not a Megatron-LM training script; " if script else ""
+    )
+    raise ConfigError(f"{keys.source}: {where}{blank or f'its flags have no --num-layers; {fix}'}")

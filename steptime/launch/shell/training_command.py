@@ -1,0 +1,144 @@
+"""Which command of a script launches training."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from typing import NamedTuple
+
+from steptime.launch.shell.dry_run import Command, DryRun
+from steptime.launch.shell.processes import LAUNCHERS
+
+_OTHER_WORK = re.compile(
+    r"^(?!.*(?:train|tune|sft|pretrain)).*(?:infer|predict|eval|export|generat|serve|merge|convert|chat|web_demo|cli_demo|api)",
+    re.IGNORECASE,
+)
+"""Parts of the names of programs that run or convert a model and do not train it."""
+
+
+class TrainingCommand(NamedTuple):
+    """A command that launches a Python program."""
+
+    command: Command
+    at: int
+    """Position of the program among the words."""
+    launchers: list[str]
+
+
+_COMMANDS = {name: name for name in LAUNCHERS} | {
+    "torch.distributed.run": "torchrun",
+    "torch.distributed.launch": "torchrun",
+    "mpiexec": "mpirun",
+}
+"""A word of a command -> the launcher that it is."""
+_TRAINERS = frozenset({"swift", "megatron", "llamafactory-cli", "axolotl", "tune", "nemo"})
+SUBCOMMANDS = frozenset({"sft", "pt", "rlhf", "train", "run", "llm"})
+"""Programs that launch themselves, and their subcommands."""
+_NO_LAUNCH = frozenset({"echo", "printf", "cat", "cp", "sed", "git", "cd", "mkdir", "pip", "tee", "ls", "rm"})
+_RECIPE = re.compile(r"[\w./-]+\.py|\w+_(?:distributed|single_device|multinode)|(?:full|lora|qat|dpo|ppo)_\w+")
+"""Recipes of torchtune, and custom ones."""
+LINE = "LAUNCH_LINE"
+"""Variable of the environment that chooses one of a script's launch commands."""
+
+
+def the_launch(walk: DryRun, name: str, line: str) -> tuple[TrainingCommand | None, list[str]]:
+    """The command that launches training, or why there is none; of several, one after the other, that of `line` or the first."""
+    found = [launch for command in walk.commands if (launch := launch_of(command)) is not None]
+    launched = [launch for launch in found if launch.launchers]
+    found = launched or [launch for launch in found if _trains(launch)] or found
+    if found and all(map(_works_otherwise, found)):
+        ran = found[0].command
+        return None, [f"{name}: line {ran.line} runs {ran.words[found[0].at].text}, which does not train"]
+    found = [launch for launch in found if not _works_otherwise(launch)]
+    distinct = {tuple(value.text for value in launch.command.words): launch for launch in found}
+    sure = {words: launch for words, launch in distinct.items() if not launch.command.doubt} or distinct
+    trains = {words: launch for words, launch in sure.items() if _trains(launch)} or sure
+    if not trains:
+        return None, [f"{name}: {_nothing_found(walk)}"]
+    if len(trains) > 1:
+        lines = sorted({launch.command.line for launch in trains.values()})
+        where = f"lines {', '.join(map(str, lines))}"
+        if line.isdigit() and int(line) in lines:
+            trains = {words: launch for words, launch in trains.items() if launch.command.line == int(line)}
+        elif len(lines) > 1 and not all(_trains(launch) and not launch.command.doubt for launch in trains.values()):
+            fix = f"write {LINE}=N before the command, N one of these"
+            return None, [f"{name}: {len(trains)} launch commands ({where}), cannot determine which one trains; {fix}"]
+        elif len(lines) > 1:
+            fix = f"write {LINE}=N before the command for another"
+            walk.told.append(f"{where} each launch a job: only that of line {lines[0]} is read; {fix}")
+        else:
+            walk.told.append(f"line {lines[0]} launches {len(trains)} jobs in a loop: only the first is read")
+    launch = next(iter(trains.values()))
+    if (doubt := launch.command.doubt) is not None and (doubt.variable or not _trains(launch)):
+        told = doubt.told("put the flags in a file (args.txt)")
+        return None, [f"{name}: line {launch.command.line}: whether it runs depends on {told}"]
+    return launch, []
+
+
+def _works_otherwise(launch: TrainingCommand) -> bool:
+    """Whether the program's name says that it does not train."""
+    return bool(_OTHER_WORK.search(posixpath.basename(launch.command.words[launch.at].text)))
+
+
+def _trains(launch: TrainingCommand) -> bool:
+    word, before = (launch.command.words[at].text for at in (launch.at, launch.at - 1))
+    return (
+        "finetune" in posixpath.basename(word)
+        or "train" in posixpath.basename(word)
+        or (word in SUBCOMMANDS and posixpath.basename(before) in _TRAINERS)
+    )
+
+
+_OF_A_JOB = (
+    *("DGXNNODES", "DGXNGPU", "TP", "PP", "CP", "MINIBS", "MBS", "GBS"),
+    *("TENSOR_MODEL_PARALLEL", "PIPELINE_MODEL_PARALLEL", "MICRO_BATCH_SIZE"),
+)
+"""Variables by which MLPerf's config_*.sh size a job that another file launches."""
+
+
+def _nothing_found(walk: DryRun) -> str:
+    for command in walk.commands:
+        scripts = [value.text for value in command.words[1:] if value.text.endswith((".sh", ".slurm", ".sbatch"))]
+        if command.words[0].text in {"bash", "sh", "sbatch", "srun"} and scripts:
+            what = f"line {command.line} runs {walk.scope.shown(scripts[0])}"
+            return f"no launch command (torchrun, python, srun ...); {what}: give that script"
+    if len(named := [name for name in _OF_A_JOB if name in walk.scope.values and name not in walk.scope.outside]) > 2:
+        fix = "give the config that reads them: --from nemo FILE, with this file as --with"
+        return f"sets variables of a job ({', '.join(named)}) and has no launch command; {fix}"
+    if walk.scope.sourced:
+        missing = f"{walk.scope.sourced[0]} was not found; put it in the same folder, or add --with FILE"
+        return f"no launch command (torchrun, python, srun ...); {missing}"
+    return "no launch command (torchrun, python -m torch.distributed.run, srun, mpirun, deepspeed ...)"
+
+
+def launch_of(command: Command) -> TrainingCommand | None:
+    """A command that has a Python program in it, and what launches that."""
+    words = [value.text for value in command.words]
+    launchers: list[str] = []
+    python = False
+    for i, text in enumerate(words):
+        word, after = posixpath.basename(text), next(iter(words[i + 1 :]), "")
+        if word in _NO_LAUNCH and not launchers:
+            return None
+        if re.fullmatch(r"python[\d.]*", word):
+            python = True
+        elif (launcher := _COMMANDS.get(word)) and launchers[-1:] != [launcher]:
+            launchers.append(launcher)
+            python = python or launcher in {"torchrun", "deepspeed", "accelerate"}
+        elif word == "tune" and after == "run":
+            return _of_tune(command, i + 2, launchers)
+        elif (word in _TRAINERS and after in SUBCOMMANDS) or (
+            text in {"-m", "--module"} and python and after and after not in _COMMANDS
+        ):
+            return TrainingCommand(command, i + 1, launchers)
+        elif word.endswith(".py") and not word.startswith("-") and (python or launchers):
+            return TrainingCommand(command, i, launchers)
+    return None
+
+
+def _of_tune(command: Command, start: int, launchers: list[str]) -> TrainingCommand | None:
+    """`tune run [options of torchrun] RECIPE --config NAME`; without options it starts one process (torchtune/_cli/run.py)."""
+    words = [value.text for value in command.words]
+    at = next((i for i in range(start, len(words)) if _RECIPE.fullmatch(words[i])), None)
+    several = any(re.match("--n(?:nodes|proc)", word) for word in words[start:at])
+    return TrainingCommand(command, at, [*launchers, *(["torchrun"] if several else [])]) if at is not None else None

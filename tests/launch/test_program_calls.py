@@ -1,0 +1,155 @@
+"""What a custom program passes to Hugging Face's objects, and files of adapters that its script names."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from steptime.base.config import ConfigError
+from steptime.launch.read import read
+from steptime.launch.reading import Reading, to_job
+
+SETS: dict[str, Any] = {"hardware.node_type": "dgx-h100"}
+COMMAND = "torchrun --nproc_per_node 8 train.py --model_name_or_path Qwen/Qwen2.5-7B --max_seq_length 2048 "
+
+
+def reading(folder: Path, script: str, **files: str) -> Reading:
+    """A script beside other files (name with _ for the dot before py or json), read."""
+    for name, text in ({"run.sh": script + "\n"} | files).items():
+        path = folder / name.replace("_py", ".py").replace("_json", ".json")
+        path.write_text(textwrap.dedent(text), encoding="utf-8")
+    return read("transformers", str(folder / "run.sh"), SETS)
+
+
+def lora(folder: Path, script: str, **files: str) -> Any:
+    found = reading(folder, script, **files)
+    return to_job(found, SETS).model.lora
+
+
+ARGUMENTS = """\
+    parser.add_argument("--use_lora", action="store_true")
+    parser.add_argument("--rank_of_lora", type=int, default=32)
+    args = parser.parse_args()
+    if args.use_lora:
+        model = get_peft_model(model, LoraConfig(r=args.rank_of_lora, target_modules=["q_proj", "o_proj"], lora_dropout=0.1))
+"""
+
+
+@pytest.mark.parametrize(("flag", "rank"), [("", 32), (" --rank_of_lora 4", 4)])
+def test_the_rank_and_targets_that_a_program_passes_to_peft(tmp_path: Path, flag: str, rank: int) -> None:
+    """LoraConfig(r=args.X): the flag's value, else the default of add_argument; literals as they stand."""
+    found = lora(
+        tmp_path, f"{COMMAND} --bf16 True --per_device_train_batch_size 1 --use_lora{flag}", train_py=ARGUMENTS
+    )
+    assert (found.rank, list(found.targets), found.dropout) == (rank, ["q_proj", "o_proj"], 0.1)
+
+
+def test_without_the_switch_there_are_no_adapters(tmp_path: Path) -> None:
+    assert lora(tmp_path, f"{COMMAND} --bf16 True --per_device_train_batch_size 1", train_py=ARGUMENTS) is None
+
+
+def test_do_lora_is_not_one_of_the_switches_of_what_the_trainer_does(tmp_path: Path) -> None:
+    """do_train and do_eval change no cost; do_lora freezes the weights."""
+    program = ARGUMENTS.replace("use_lora", "do_lora")
+    found = lora(
+        tmp_path, f"{COMMAND} --bf16 True --per_device_train_batch_size 1 --do_train --do_lora", train_py=program
+    )
+    assert found.rank == 32
+
+
+def test_unknown_rank_and_targets_of_a_custom_program_are_asked_for(tmp_path: Path) -> None:
+    found = reading(tmp_path, f"{COMMAND} --bf16 True --per_device_train_batch_size 1 --use_lora True")
+    with pytest.raises(ConfigError) as error:
+        to_job(found, SETS)
+    told = [line.partition("; ")[2] for line in error.value.problems]
+    assert told == ["add --set model.lora.rank=N", "add --set model.lora.targets=[q_proj,v_proj]"]
+    more = SETS | {"model.lora.rank": 64, "model.lora.targets": ["v_proj"]}
+    job = to_job(found, more)
+    assert job.model.lora is not None
+    assert (job.model.lora.rank, list(job.model.lora.targets)) == (64, ["v_proj"])
+
+
+def test_a_file_of_adapters_is_read(tmp_path: Path) -> None:
+    config = '{"lora_r": 4, "lora_alpha": 8, "lora_dropout": 0.2, "lora_target_modules": ["k_proj", "down_proj"]}'
+    script = f"{COMMAND} --bf16 True --per_device_train_batch_size 1 --use_lora True --lora_config conf/lora.json"
+    found = lora(tmp_path, script, lora_json=config)
+    assert (found.rank, list(found.targets), found.dropout) == (4, ["k_proj", "down_proj"], 0.2)
+
+
+def test_a_file_of_adapters_that_is_not_there_is_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"lora\.json, which was not found.*--with FILE"):
+        reading(tmp_path, f"{COMMAND} --use_lora True --lora_config conf/lora.json")
+
+
+def test_targets_are_all_the_words_after_their_flag(tmp_path: Path) -> None:
+    """nargs of HfArgumentParser: a list of words, up to the next flag."""
+    script = (
+        f"{COMMAND} --use_peft --lora_target_modules q_proj up_proj --lora_r 2 --bf16 --per_device_train_batch_size 1"
+    )
+    found = lora(tmp_path, script)
+    assert (found.rank, list(found.targets)) == (2, ["q_proj", "up_proj"])
+
+
+def test_a_fused_name_among_separate_ones_matches_no_module(tmp_path: Path) -> None:
+    """Qwen2 has q_proj, k_proj and v_proj; c_attn is Qwen1's, and peft finds no such module here."""
+    script = f"{COMMAND} --use_peft --lora_target_modules c_attn,q_proj,v_proj --lora_r 2 --bf16 --per_device_train_batch_size 1"
+    assert list(lora(tmp_path, script).targets) == ["q_proj", "v_proj"]
+
+
+def test_what_a_program_passes_to_the_trainer(tmp_path: Path) -> None:
+    """bf16=True, and a batch and a length under names of its own: 3 x 5 steps x 8 processes = 120 sequences."""
+    program = """\
+        training = SFTConfig(
+            per_device_train_batch_size=args.bs, gradient_accumulation_steps=5, max_length=args.cut, bf16=True,
+            gradient_checkpointing=True,
+        )
+    """
+    script = "torchrun --nproc_per_node 8 train.py --model_name_or_path Qwen/Qwen2.5-7B --bs 3 --cut 1536"
+    job = to_job(reading(tmp_path, script, train_py=program), SETS)
+    assert (job.data.gbs, job.data.microbatch_sz, job.data.seqlen) == (120, 3, 1536)
+    assert (job.performance.precision, job.performance.activation_checkpointing_type) == ("bf16", "full")
+
+
+def test_two_calls_that_differ_say_nothing(tmp_path: Path) -> None:
+    program = "a = SFTConfig(bf16=True)\nb = SFTConfig(bf16=False)\n"
+    script = f"{COMMAND} --per_device_train_batch_size 1"
+    assert to_job(reading(tmp_path, script, train_py=program), SETS).performance.precision == "fp32"
+
+
+@pytest.mark.parametrize("launcher", ["deepspeed --hostfile hosts", "deepspeed --hostfile=hosts --num_gpus 8"])
+def test_the_devices_of_a_hostfile_are_asked_for(tmp_path: Path, launcher: str) -> None:
+    """No default of accelerate's applies to another launcher."""
+    script = f"{launcher} train.py --model_name_or_path Qwen/Qwen2.5-7B --max_seq_length 2048 --bf16 True"
+    found = reading(tmp_path, script + " --per_device_train_batch_size 1 --deepspeed zero3.json")
+    with pytest.raises(ConfigError, match="number of devices unknown: those of its hostfile"):
+        to_job(found, SETS)
+    sets = SETS | {"parallelism.dp": 16}
+    assert to_job(read("transformers", str(tmp_path / "run.sh"), sets), sets).data.gbs == 16
+
+
+def test_adapters_that_the_code_sets_up_with_rank_and_targets_are_read(tmp_path: Path) -> None:
+    program = 'model = get_peft_model(model, LoraConfig(r=8, target_modules=["k_proj"], lora_dropout=0.3))\n'
+    found = lora(tmp_path, f"{COMMAND} --bf16 True --per_device_train_batch_size 1", train_py=program)
+    assert (found.rank, list(found.targets), found.dropout) == (8, ["k_proj"], 0.3)
+
+
+def test_weights_that_the_code_quantizes_are_refused(tmp_path: Path) -> None:
+    """Frozen weights of 4 bits are no bf16 weights, whatever the script says of the adapters."""
+    program = ARGUMENTS + "    quantization = BitsAndBytesConfig(load_in_4bit=True)\n"
+    script = f"{COMMAND} --bf16 True --per_device_train_batch_size 1 --use_lora"
+    with pytest.raises(ConfigError, match=r"train\.py: quantized weights, set up by its code; not modeled"):
+        lora(tmp_path, script, train_py=program)
+
+
+def test_a_script_that_passes_its_words_on_asks_for_them(tmp_path: Path) -> None:
+    script = 'accelerate launch --num_processes 4 train.py --per_device_train_batch_size 1 --max_seq_length 512 "$@"'
+    found = reading(tmp_path, script)
+    with pytest.raises(
+        ConfigError, match=r"model unknown \(the script passes its own words on; give both as one string"
+    ):
+        to_job(found, SETS)
+    given = read("transformers", f"{tmp_path / 'run.sh'} --model_name_or_path Qwen/Qwen2.5-7B --bf16 True", SETS)
+    assert to_job(given, SETS).model.name == "qwen2.5-7b"

@@ -1,0 +1,80 @@
+"""Flavors in the registry of a fork of torchtitan, written as nested configs."""
+
+import pytest
+from launch_readings import HARDWARE
+
+from steptime.base.config import ConfigError
+from steptime.launch.read import read
+from steptime.launch.reading import to_job
+from steptime.launch.torchtitan.nested_flavors import nested_sizes
+
+REGISTRY = """
+llama3_configs = {{
+    "{name}": Llama3Model.Config(
+        dim={dim},
+        n_layers=34,
+        layer=Llama3TransformerBlock.Config(
+            feed_forward=FeedForward.Config(
+                hidden_dim=compute_ffn_hidden_dim({dim}, multiple_of=1024, ffn_dim_multiplier=1.3)
+            ),
+            attention=GQAttention.Config(n_heads=32, n_kv_heads=8, attn_backend="sdpa"),
+        ),
+        rope=RoPE.Config(dim={dim} // 32, max_seq_len=131072),
+    ),
+}}
+"""
+FUNCTION = """
+def _9b(attn_backend="sdpa"):
+    dim = 4096
+    n_heads = 32
+    return Llama3Model.Config(
+        dim=dim, vocab_size=50 * 1000, norm=RMSNorm.Config(normalized_shape=dim),
+        layers=_build_layers(n_layers=34, dim=dim, n_heads=n_heads, n_kv_heads=8, hidden_dim=3 * dim),
+    )
+llama3_configs = {"9B": _9b}
+"""
+JOB = """
+[model]
+name = "llama3"
+flavor = "{flavor}"
+[training]
+local_batch_size = 1
+seq_len = 4096
+[parallelism]
+data_parallel_shard_degree = 8
+"""
+
+
+def model_of(folder, registry, flavor):
+    files = {"__init__.py": registry, "model.py": "class Config:\n    vocab_size: int = 64000\n"}
+    at = folder / "torchtitan" / "models" / "llama3"
+    (at / "train_configs").mkdir(parents=True)
+    for name, text in files.items():
+        (at / name).write_text(text)
+    path = at / "train_configs" / "job.toml"
+    path.write_text(JOB.format(flavor=flavor))
+    return to_job(read("torchtitan", str(path), HARDWARE), HARDWARE).model
+
+
+def test_a_flavor_of_nested_configs(tmp_path):
+    """2 x 4 x 4096 / 3 = 10,922, x 1.3 = 14,198, up to a multiple of 1,024: 14,336; the vocabulary is the model's default."""
+    model = model_of(tmp_path, REGISTRY.format(name="9B", dim=4096), "9B")
+    sizes = (model.n_layers, model.hidden_sz, model.inter_sz, model.n_q_heads, model.n_kv_heads, model.vocab_sz)
+    assert sizes == (34, 4096, 14336, 32, 8, 64000)
+
+
+def test_a_flavor_that_a_function_returns(tmp_path):
+    model = model_of(tmp_path, FUNCTION, "9B")
+    assert (model.n_layers, model.hidden_sz, model.inter_sz, model.vocab_sz) == (34, 4096, 12288, 50000)
+
+
+def test_a_known_flavor_that_a_fork_has_changed_is_the_forks(tmp_path):
+    assert model_of(tmp_path, REGISTRY.format(name="8B", dim=4096), "8B").n_layers == 34
+
+
+@pytest.mark.parametrize("more", ["qk_norm=True, ", "n_heads=other(), "])
+def test_an_unknown_argument_leaves_the_flavor_unknown(tmp_path, more):
+    changed = REGISTRY.replace("GQAttention.Config(n_heads=32, ", f"GQAttention.Config({more}")
+    assert nested_sizes(changed.format(name="9B", dim=4096), "9B") is None
+    with pytest.raises(ConfigError, match=r"unknown flavor of llama3 \(got '9B'\)"):
+        model_of(tmp_path, changed.format(name="9B", dim=4096), "9B")
