@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from rates import RATES
 
 from steptime.cost import compute
 from steptime.cost.rates import Rates
@@ -13,16 +14,12 @@ FREE = 1e30
 
 
 def rates(forward_tflops: float, backward_tflops: float, of_64: tuple[float, float]) -> Rates:
-    return Rates(
-        gemm_flops=FREE,
+    return RATES._replace(
         attention_forward_flops=forward_tflops * 1e12,
         attention_backward_flops=backward_tflops * 1e12,
         bytes_per_s=FREE,
         gemm_kernel_s=0.0,
         move_kernel_s=0.0,
-        sm_count=None,
-        grad_itemsize=2.0,
-        fused_accumulation=False,
         attention_head_64=of_64,
     )
 
