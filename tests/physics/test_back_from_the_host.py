@@ -9,7 +9,7 @@ from steptime.answer.result import estimate
 from steptime.hardware.machine import Machine
 from steptime.job.assembly import Assembly
 from steptime.memory.ledger import PartMemory, Peak
-from steptime.memory.on_host import staging_bytes
+from steptime.memory.on_host import on_host, staging_bytes
 from steptime.memory.part_memories import PartMemories
 from steptime.timing.host_update import HostUpdate, host_update
 from steptime.timing.optimizer import clip_bytes_per_param, optimizer_step
@@ -152,3 +152,12 @@ def test_bytes_that_a_layer_sends(share, whole, bytes_):
     (layer,) = assembly.kinds
     assert away_bytes(assembly, layer, [], whole=whole) == bytes_
     assert away_bytes(assembly, assembly.head, [], whole=whole) == 0
+
+
+@pytest.mark.parametrize(("clip", "bytes_"), [(False, 28), (True, 40)])
+def test_the_host_clips_where_the_plan_clips(clip, bytes_):
+    """torch's fused AdamW on fp32: parameter and moments read and written, 2 * 4 + 2 * 8, the gradient read, 4. Clipping reads
+    the gradient, reads and writes it: 12.
+    """
+    plan = job("fsdp2", on=HOST, dp=2, performance={"cpu_offload": {"params": True}, "clip_grad": clip}, fsdp={})
+    assert on_host(plan).touched == bytes_

@@ -49,6 +49,15 @@ def test_before_and_after_the_pipeline():
     assert found.times[0].starts_s[0] == near(ALL)
 
 
+def test_a_tied_embedding_is_summed_between_the_ends():
+    """Of three stages the first and the last hold it: two all-reduce 131,072 fp32 gradients, and half of that is sent twice."""
+    said = {"model": {"n_layers": 3, "tie_embeddings": True}, "pp": 3, "microbatches": 3}
+    shown = Timeline(estimate(job(on=machine(link=1.0), **said)).timing)
+    found = [[one for one in shown.around(stage) if one.kind == "embedding_comm"] for stage in range(3)]
+    assert [len(of) for of in found] == [1, 0, 1]
+    assert found[0][0].end_s - found[0][0].start_s == near(131_072 * 4)
+
+
 def test_reductions_of_every_micro_batch_are_one_slice():
     """ZeRO-2's four, each of 1,180,928 s."""
     found = timeline(n_param_buckets=1, zero_level=2, microbatches=4)
