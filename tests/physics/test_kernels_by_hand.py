@@ -8,9 +8,9 @@ import pytest
 from physics_jobs import machine
 from rates import RATES
 
-from steptime.cost.compute import gemm_backward, scan_pass
+from steptime.cost.compute import NOTHING, backward, forward, gemm_backward, scan_pass
 from steptime.cost.rates import eager_flex_efficiency
-from steptime.model.ops import Gemm, Param
+from steptime.model.ops import Attention, Gemm, Param
 from steptime.model.scans import Scan
 from steptime.software.precision import RECIPES
 
@@ -50,3 +50,28 @@ def test_products_of_eager_flex_attention():
     """
     device = machine(peak_flops={"bf16": 16.0, "fp32": 4.0}, sustained_flops={"bf16": 8.0, "fp32": 2.0}).accelerator
     assert eager_flex_efficiency(device, "bf16") == (pytest.approx(3.2 / 16), pytest.approx(40 / 11 / 16))
+
+
+def test_operands_of_eight_bits():
+    """MXFP8: 1 + 1/32 byte for each operand's element, of which 32 share a scale; results are bf16. m 8, n 32, k 16: forward
+    reads 128 inputs and 512 weights and writes 256; dgrad reads 256 gradients and the weights and writes 128; wgrad reads inputs
+    and gradients and writes 512 in fp32, read first. On a device with twice the mean rows the mean is half of 2 * 8 * 32 * 16.
+    """
+    op = Gemm("w", params=(Param("w", (32, 16)),), m=8, n=32, k=16, recipe=RECIPES["mxfp8"], load=2.0)
+    ahead, (dgrad, wgrad), byte = forward(op, FAST, {}), gemm_backward(op, FAST), 33 / 32
+    assert ahead.bytes == byte * (128 + 512) + 2 * 256
+    assert dgrad.bytes == byte * (256 + 512) + 2 * 128
+    assert wgrad.bytes == byte * (128 + 256) + 2 * 4 * 512
+    assert ahead.flops == 8 * 32 * 16
+
+
+def test_bytes_of_attention():
+    """3 sequences, 8 queries of 4 heads, 16 keys and values of 2: 3 * (8 * 4 + 16 * 2) rows, of 8 of a query or key and 4 of a
+    value or output, in bf16: 4,608 B. Backward moves twice as much. FLOPs 2 * 3 * 4 * 8 * 16 * 12 / 2 = 18,432; of backward's
+    five products three are 8 wide and two 4: 32/12 of it.
+    """
+    op = Attention("a", batch=3, q_len=8, kv_len=16, n_q_heads=4, n_kv_heads=2, d_qk=8, d_v=4)
+    ahead, (back, rest) = forward(op, RATES, {}), backward(op, RATES, {})
+    assert (ahead.bytes, ahead.flops) == (4_608, 18_432)
+    assert (back.bytes, back.flops) == (2 * 4_608, pytest.approx(18_432 * 32 / 12))
+    assert rest == NOTHING
