@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from physics_jobs import machine
+from physics_jobs import job, machine
 from rates import RATES
 
 from steptime.cost.compute import NOTHING, backward, forward, gemm_backward, scan_pass
+from steptime.cost.parts import forward_work
 from steptime.cost.rates import eager_flex_efficiency
-from steptime.model.ops import Attention, Gemm, Param
+from steptime.model.ops import Attention, Casting, Comm, Gemm, Param
 from steptime.model.scans import Scan
 from steptime.software.precision import RECIPES
+from steptime.timing.part_times import pricing
 
 FAST = RATES._replace(recipe_flops=400e12)
 SCAN = Scan("ssm", tokens=100, n_heads=4, head_dim=8, state_dim=16, chunk_sz=32)
@@ -75,3 +77,11 @@ def test_bytes_of_attention():
     assert (ahead.bytes, ahead.flops) == (4_608, 18_432)
     assert (back.bytes, back.flops) == (2 * 4_608, pytest.approx(18_432 * 32 / 12))
     assert rest == NOTHING
+
+
+def test_casts_of_a_projection_of_its_own():
+    """8 B by two kernels of 0.5 s at 1 B/s, before the product; nothing casts for a collective."""
+    context = pricing(job("torch", on=machine(memory=1.0, kernels={"move_kernel_s": 0.5}))).context
+    op = Gemm("w", params=(Param("w", (32, 16)),), forward_cast=Casting(8.0, 2.0))
+    work = forward_work([op, Comm("none")], [NOTHING, NOTHING], context, [0, 1])
+    assert (work.memory_s, work.kernels) == (9.0, 2.0)
