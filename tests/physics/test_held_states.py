@@ -7,7 +7,7 @@ from physics_jobs import job, machine
 
 from steptime.answer.result import estimate
 from steptime.job.assembly import Assembly
-from steptime.memory.buffers import of_pipeline
+from steptime.memory.buffers import at_peak, held, of_pipeline, step_change
 from steptime.memory.overhead import overhead
 from steptime.schedule import SplitBytes, peaks
 from steptime.schedule.live import states
@@ -99,3 +99,15 @@ def test_nothing_is_hidden_on_a_device_alone():
     time = estimate(job(on=machine(flops=1.0, memory=1.0))).time
     assert not any(time.hidden_s.values())
     assert not any(seconds for name, seconds in time.parts_s.items() if name.endswith("_comm"))
+
+
+def test_what_the_optimizer_step_holds_instead():
+    """It lacks 1 B that a micro-batch holds for itself, and has 20 B that come with it; 300 B are there all the time."""
+    found = [
+        *held("a", 1.0, "s"),
+        *held("b", 20.0, "s", stays=True, at_peak=False),
+        *held("c", 300.0, "s", stays=True),
+        *held("d", 0.0, "s"),
+    ]
+    assert found[0] == ("a", 1.0, False, True, "s", False)
+    assert (at_peak(found), step_change(found), len(found)) == (301.0, 19.0, 3)

@@ -15,6 +15,7 @@ from steptime.job.mesh import Group
 from steptime.job.sections import CrossDc
 from steptime.memory.kept_buffers import stage_experts
 from steptime.memory.kept_ops import kept_of_chunk
+from steptime.memory.ledger import PartMemory, Peak
 from steptime.memory.part_memories import PartMemories
 from steptime.software.performance import load_software
 
@@ -132,3 +133,16 @@ def test_maps_of_a_heads_layer_count_once():
 def test_checkpoints_that_are_one_function(software, early, reentrant):
     """accelerate's default, as torch.utils.checkpoint has it with use_reentrant=True. One that stops early is not reentrant."""
     assert load_software(software).replace(recompute_stops_early=early).activations.reentrant == reentrant
+
+
+def test_layers_checkpointed_together_run_again_one_by_one():
+    """A layer saves 10 B and has 20 B at most in forward: the second of two runs beside what the first saves, and the group's
+    input, 2,048 B, is there throughout. Backward of a layer has 1 B at most, or 5,000 B.
+    """
+    for most in (1.0, 5_000.0):
+        memories = PartMemories(Assembly(plan("block")))
+        (kind,) = memories.assembly.kinds
+        memories.plain = {kind: PartMemory(10.0, Peak(20.0, "run"), Peak(most, "back"))}
+        found = memories.checkpointed(((kind, 2),))
+        assert found.saved == 2_048.0
+        assert found.backward == (Peak(10.0 + 20.0 + 2_048.0, "run") if most == 1.0 else Peak(10.0 + most, "back"))

@@ -10,11 +10,11 @@ from physics_jobs import job
 
 from steptime.job.assembly import Assembly
 from steptime.memory.ledger import NO_BYTES, PartMemory, Peak
-from steptime.memory.op_walk import Autograd
+from steptime.memory.op_walk import Autograd, walk_part
 from steptime.memory.part_memories import PartMemories
 from steptime.memory.split_backward import SplitMemory, chunk_split, walk_split
 from steptime.memory.stages import PeakMoment, before_gradients, moment_op, split_bytes
-from steptime.model.ops import Move, Param, Tensor
+from steptime.model.ops import Gemm, Move, Param, Tensor
 
 X = Tensor("x", 10, 1.0)
 OPS = [
@@ -92,3 +92,10 @@ def test_what_runs_at_a_stages_worst_moment():
     memory = PartMemory(0.0, Peak(1.0, "a"), Peak(2.0, "b"))
     found = [moment_op(memory, kind) for kind in ("F", "B", "I", "W")]
     assert found == ["forward of a", "backward of b", "backward of b", "gradients of the weights"]
+
+
+def test_what_a_product_unpacks_is_there_while_it_runs():
+    """Its weight in the compute dtype, 1,000 B, in both passes; x has 10 B, which are saved, y and its gradient 20 B each."""
+    ops = [Gemm("a", ("x",), (Tensor("y", 20, 1.0),), ("x",), temp_bytes=1_000.0)]
+    found = walk_part(ops, X, "y", frozenset(), Autograd())
+    assert (found.saved, found.forward, found.backward) == (10, Peak(1_030.0, "a"), Peak(1_040.0, "a"))
