@@ -99,3 +99,16 @@ def test_what_a_product_unpacks_is_there_while_it_runs():
     ops = [Gemm("a", ("x",), (Tensor("y", 20, 1.0),), ("x",), temp_bytes=1_000.0)]
     found = walk_part(ops, X, "y", frozenset(), Autograd())
     assert (found.saved, found.forward, found.backward) == (10, Peak(1_030.0, "a"), Peak(1_040.0, "a"))
+
+
+def test_a_pooled_tensor_counts_unless_a_buffer_stores_it():
+    """y of 20 B, which the next op saves, beside its gradient and that of z, 30 B. Megatron's permanent buffer, which counts them
+    elsewhere, holds y and its gradient (megatron/core/utils.py, GlobalMemoryBuffer).
+    """
+    ops = [
+        Move("a", ("x",), (Tensor("y", 20, 1.0, pooled=True),)),
+        Move("b", ("y",), (Tensor("z", 30, 1.0),), ("y",)),
+    ]
+    alone, pooled = (walk_part(ops, X, "z", frozenset(), of) for of in (Autograd(), Autograd(pool=True)))
+    assert (alone.saved, pooled.saved) == (20, 0)
+    assert (alone.backward.bytes, pooled.backward.bytes) == (20 + 30 + 20, 30)
