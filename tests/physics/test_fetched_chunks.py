@@ -127,6 +127,15 @@ def test_a_forward_that_gathers_its_layers(reshard):
     assert chunk.worst(passing) == found.worst
 
 
+@pytest.mark.parametrize(("roots", "flat"), [(True, 5_000), (False, 0)])
+def test_a_root_that_stays_has_no_flat_buffer(roots, flat):
+    """The first micro-batch gathers it; its buffer is there until the first layer's has been copied out."""
+    chunk, found = a_chunk(), Every()
+    chunk.forward(Passing("F", fetched=False, held=False, roots=roots, gradients=Gradients()), found)
+    assert found.of("forward of the input") == [(0.0, 3e6 + flat)]
+    assert found.of("forward of an all-gather")[0] == (16.0, 3e6 + flat + 10_000 + 30_000 + 512)
+
+
 def test_groups_are_reduced_root_first(monkeypatch):
     """Gradients 50,000 and 2 * 3,000. The root's input of 60,000 beside all of them and the layers' parameters; then its shard,
     4,000, takes its gradients' place, whose last one is still there, 200. A layer's parameters go before its input of 6,000 is

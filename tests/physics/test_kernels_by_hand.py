@@ -85,3 +85,14 @@ def test_casts_of_a_projection_of_its_own():
     op = Gemm("w", params=(Param("w", (32, 16)),), forward_cast=Casting(8.0, 2.0))
     work = forward_work([op, Comm("none")], [NOTHING, NOTHING], context, [0, 1])
     assert (work.memory_s, work.kernels) == (9.0, 2.0)
+
+
+def test_attention_in_several_calls():
+    """Context parallelism: three calls of 0.25 s, two kernels of 0.5 s that merge, 10 B forward and 30 B backward at 1 B/s,
+    beside the 4,608 B of `test_bytes_of_attention` or twice as many.
+    """
+    op = Attention("a", batch=3, q_len=8, kv_len=16, n_q_heads=4, n_kv_heads=2, d_qk=8, d_v=4, calls=3)
+    op.merge_kernels, op.merge_forward_bytes, op.merge_backward_bytes = 2.0, 10.0, 30.0
+    slow = RATES._replace(bytes_per_s=1.0, gemm_kernel_s=0.25, move_kernel_s=0.5)
+    assert forward(op, slow, {}).time_s == 4_608 + 10 + 1.0 + 0.75
+    assert backward(op, slow, {})[0].time_s == 2 * 4_608 + 30 + 1.0 + 0.75
