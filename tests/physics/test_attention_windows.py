@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from rates import RATES
 
@@ -68,3 +70,9 @@ def test_chunks_are_triangles_of_their_own():
     )  # fmt: skip
     found = compute.forward(op, rates(1000.0, 780.0, (1.0, 1.0)), {})
     assert found.flops / found.time_s / 1e12 == pytest.approx(909.9, abs=0.1)
+
+
+@pytest.mark.parametrize(("width", "share"), [(64, 0.5), (65, 1.0), (128, 1.0)])
+def test_heads_above_64_run_like_those_of_128(width, share):
+    """Kernels are compiled for 64, 96, 128 and more: a head of 65 takes the next one (flash-attention's HEADDIM_SWITCH)."""
+    assert compute.head_share(replace(attention(8192.0, 128, 1.0), d_qk=width), 0.5) == share

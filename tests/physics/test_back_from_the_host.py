@@ -11,6 +11,7 @@ from steptime.job.assembly import Assembly
 from steptime.memory.ledger import PartMemory, Peak
 from steptime.memory.on_host import on_host, staging_bytes
 from steptime.memory.part_memories import PartMemories
+from steptime.memory.states import stage_states
 from steptime.timing.host_update import HostUpdate, host_update
 from steptime.timing.optimizer import clip_bytes_per_param, optimizer_step
 from steptime.timing.part_times import away_bytes, pricing
@@ -44,6 +45,7 @@ def test_an_updated_parameter_is_rounded_from_a_copy(owned, elements):
     plan = job(on=HOST, dp=2, performance={"cpu_offload": said})
     held = Assembly(plan)
     assert staging_bytes(plan, held.counted_params(held.stages[0]), owned) == 4 * elements
+    assert [of.update_bytes for of in stage_states(held)] == [4 * 131_072]
     masters = job(on=HOST, dp=2, performance={"cpu_offload": said | {"keep_masters": True}})
     assert staging_bytes(masters, held.counted_params(held.stages[0]), owned) == 0.0
 

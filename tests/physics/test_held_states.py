@@ -7,7 +7,7 @@ from physics_jobs import job, machine
 
 from steptime.answer.result import estimate
 from steptime.job.assembly import Assembly
-from steptime.memory.buffers import at_peak, held, of_pipeline, step_change
+from steptime.memory.buffers import at_peak, batches, deferred_wgrad_bytes, held, of_pipeline, step_change
 from steptime.memory.overhead import overhead
 from steptime.schedule import SplitBytes, peaks
 from steptime.schedule.live import states
@@ -111,3 +111,28 @@ def test_what_the_optimizer_step_holds_instead():
     ]
     assert found[0] == ("a", 1.0, False, True, "s", False)
     assert (at_peak(found), step_change(found), len(found)) == (301.0, 19.0, 3)
+
+
+def test_the_first_micro_batches_hold_the_most():
+    """1F1B of 64 on two stages: stage 0 holds two from F1 on, first in B0; stage 1 one, F0, B0. Later ones hold no more."""
+    found = [[(*state.action[:2], state.held) for state in stage] for stage in states("1f1b", 2, 1, 64)]
+    assert found == [[("F", 1, (2,)), ("B", 0, (2,))], [("F", 0, (1,)), ("B", 0, (1,))]]
+
+
+@pytest.mark.parametrize(("microbatches", "bytes_"), [(1, 0), (2, 20_480), (3, 43_008), (4, 45_056)])
+def test_operands_that_wait_for_the_heads_gradient(microbatches, bytes_):
+    """Of up to two earlier micro-batches: logits, 8 * 1024 in bf16, the head's input, and the stage's with its gradient, 2,048 B
+    each: 22,528 B. While all wait the last one's gradient is the one sent last, counted elsewhere: 2,048 B less.
+    """
+    layout = {"pp": 2, "microbatches": microbatches, "performance": {"deferred_head_wgrads": 2}}
+    assembly = Assembly(job("megatron-core", **layout))
+    assert [deferred_wgrad_bytes(assembly, chunks) for chunks in assembly.stages] == [0, bytes_]
+
+
+def test_micro_batches_that_stay():
+    """Three of two sequences of 8 tokens: index, label and position in 8 B each, a weight in 4: 28 B a token. No mask is made."""
+    assembly = Assembly(
+        job("megatron-core", microbatches=3, batch=2, performance={"batches_stay": True, "attention_mask": False})
+    )
+    [found] = batches(assembly, assembly.chunks)
+    assert (found.bytes, found.stays) == (3 * 28 * 16, True)

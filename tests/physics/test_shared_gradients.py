@@ -63,3 +63,8 @@ def test_a_second_gradient_is_added_in_place():
     y, z = Tensor("y", 20, 1.0), Tensor("z", 20, 1.0)
     product = Move("m", ("z", "y"), (Tensor("o", 20, 1.0),))
     assert walked(op("a", "x", y), op("b", "y", z), product) == ([70.0, 30.0, 10.0], Peak(90.0, "m"))
+
+
+def test_two_uses_of_another_parts_parameter():
+    """Neither is the first of its name: as `test_two_uses`."""
+    assert walked(op("a", "x", Tensor("y", 20, 1.0), AGAIN), SECOND, THIRD) == ([74.0, 44.0, 10.0], Peak(109.0, "c"))
