@@ -213,3 +213,19 @@ def test_one_f_one_b_keeps_the_gradient_that_it_sent(schedule, vpp, keeps):
     assert first.keeps_sent is keeps
     assert (first.layers[0].memory, first.added[0]) == (stay, added)
     assert stay.backward.bytes > added.backward.bytes
+
+
+@pytest.mark.parametrize(("summed", "kept"), [(False, 0.0), (True, 512.0)])
+def test_a_later_backward_runs_beside_the_gradient_sent_before(summed, kept):
+    """The last stage's chunk sends its input's gradient, 512 B, up: from the second micro-batch on one is there throughout."""
+    chunk = a_chunk()
+    last = replace(chunk, chunk=chunk.assembly.stages[1][0])
+    passing = Passing("B", fetched=False, held=True, roots=False, gradients=Gradients(summed=summed))
+    found = []
+    for keeps in (False, True):
+        moments = Every()
+        replace(last, keeps_sent=keeps).backward(passing, moments)
+        found.append(moments.of("backward of " if summed else "backward of mlp"))
+        assert replace(last, keeps_sent=keeps).sent_before(passing) == (kept if keeps else 0.0)
+    assert found[0]
+    assert found[1] == [(saved, transient + kept) for saved, transient in found[0]]
