@@ -7,7 +7,7 @@ from physics_jobs import job, machine
 
 from steptime.answer.result import estimate
 from steptime.job.assembly import Assembly
-from steptime.memory.buffers import at_peak, batches, deferred_wgrad_bytes, held, of_pipeline, step_change
+from steptime.memory.buffers import at_peak, batches, deferred_wgrad_bytes, held, of_pipeline, step_change, workspaces
 from steptime.memory.overhead import overhead
 from steptime.schedule import SplitBytes, peaks
 from steptime.schedule.live import states
@@ -136,3 +136,12 @@ def test_micro_batches_that_stay():
     )
     [found] = batches(assembly, assembly.chunks)
     assert (found.bytes, found.stays) == (3 * 28 * 16, True)
+
+
+def test_workspaces_stay():
+    """On Hopper each of TransformerEngine's has 32 MiB (module/base.py:77): two of its own, three of grouped products."""
+    moe = {"n_experts": 4, "experts_per_token": 1, "expert_inter_sz": 256}
+    said = {"grouped_workspaces": 3, "te_workspaces": 2, "moe": {"grouped_gemm": True}}
+    found = workspaces(job(on=machine(compute_capability=9.0), model={"moe": moe}, performance=said))
+    assert [one.bytes / 2**20 for one in found[1:]] == [64, 96]
+    assert all(one.stays and one.at_peak for one in found)

@@ -11,7 +11,7 @@ from physics_jobs import job
 from steptime.job.assembly import Assembly
 from steptime.memory.ledger import NO_BYTES, PartMemory, Peak
 from steptime.memory.op_walk import Autograd, walk_part
-from steptime.memory.part_memories import PartMemories
+from steptime.memory.part_memories import PartMemories, weight_grad_itemsize
 from steptime.memory.split_backward import SplitMemory, chunk_split, walk_split
 from steptime.memory.stages import PeakMoment, before_gradients, moment_op, split_bytes
 from steptime.model.ops import Gemm, Move, Param, Tensor
@@ -112,3 +112,23 @@ def test_a_pooled_tensor_counts_unless_a_buffer_stores_it():
     alone, pooled = (walk_part(ops, X, "z", frozenset(), of) for of in (Autograd(), Autograd(pool=True)))
     assert (alone.saved, pooled.saved) == (20, 0)
     assert (alone.backward.bytes, pooled.backward.bytes) == (20 + 30 + 20, 30)
+
+
+@pytest.mark.parametrize(
+    ("software", "said", "microbatches", "itemsize"),
+    [
+        ("torch", {}, 1, 0.0),  # it becomes the gradient
+        ("torch", {}, 2, 2.0),  # it is added to one
+        ("megatron-core", {"grad_accumulation_fusion": False}, 1, 2.0),  # the main gradient is in fp32, and persists
+        (
+            "megatron-core",
+            {"dummy_wgrads": "freed"},
+            1,
+            2.0,
+        ),  # added by the product; an empty one of its size is returned
+        ("megatron-core", {"dummy_wgrads": "none"}, 1, 0.0),
+    ],
+)
+def test_a_weights_gradient_beside_the_accumulated_one(software, said, microbatches, itemsize):
+    """bf16 where there is one (torch/csrc/autograd/functions/accumulate_grad.h; megatron/core/tensor_parallel/layers.py)."""
+    assert weight_grad_itemsize(job(software, performance=said, microbatches=microbatches)) == itemsize

@@ -165,8 +165,8 @@ def test_a_long_step_is_shortened_to_one_repeat(schedule, vpp, expected):
 
 
 def test_micro_batches_beyond_full_groups_stay():
-    """66 in groups of 4 leave 2: one repeat beyond two groups, and these, are 14. On two stages the warm-up has 2 * 1 + 2 = 4 entries
-    of 4: one group of 2, then one.
+    """66 in groups of 4 leave 2: one repeat beyond two groups, and these, are 14. Two stages have 2 * 1 + 2 = 4 entries of 4
+    ahead: one group of 2, then one.
     """
     assert shortened("interleaved", 2, 2, 64, None, 1) == (4, 2, 30)
     assert shortened("interleaved", 4, 2, 66, 4, 1) == (14, 4, 13)
