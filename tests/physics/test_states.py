@@ -130,6 +130,13 @@ def test_fsdp_pads_rows_to_the_ranks():
     assert rows["root parameters"] == 2 * (2 * 504 * 128 + 128)
 
 
+def test_buckets_of_whole_gradients_have_no_padding():
+    """3 and 4 elements, which nothing shards, follow one another; a bucket ends where it reaches its size."""
+    assert run_buckets([([Pieces(3, 1), Pieces(4, 1)], 1)], 2, None, sharded=False) == [7]
+    assert run_buckets([([Pieces(3, 1), Pieces(4, 1)], 1)], 2, 3, sharded=False) == [3, 4]
+    assert run_buckets([([Pieces(1, 1)], 1)], 2, None, sharded=False) == [1]
+
+
 def test_ends_of_blocks_of_each_tensor():
     """ZeRO 0, 23,552 words of 128 values: in fp32 11.5 MiB, whose block is 12, for the master and both moments, 1.5 MiB in
     all; in bf16 5.75 MiB, which share a block. Embedding and head: 3 MiB. A layer's tensors are below 10 MiB, and the flat
