@@ -5,11 +5,13 @@ A parameter of 7 elements, 2 B each. x has 10 B, y 20, z 30, the outputs 5 and 4
 
 from __future__ import annotations
 
+from plain_backward import AUTOGRAD
+
 from steptime.memory.ledger import Peak
-from steptime.memory.op_walk import Autograd, BackwardWalk
+from steptime.memory.op_walk import BackwardWalk
 from steptime.model.ops import Move, Op, Param, Tensor, tensor_bytes
 
-AUTOGRAD = Autograd(weight_grad_itemsize=2.0)
+WITH_GRADIENTS = AUTOGRAD._replace(weight_grad_itemsize=2.0)
 OWN, AGAIN = Param("w", (7,)), Param("w", (7,), shared=True)
 
 
@@ -20,7 +22,7 @@ def op(name: str, input_: str, output: Tensor, *params: Param) -> Op:
 def walked(*ops: Op) -> tuple[list[float], Peak]:
     """Bytes held after each op's backward, the last op's first, and the peak."""
     sizes = tensor_bytes(list(ops), Tensor("x", 10, 1.0))
-    walk = BackwardWalk(list(ops), sizes, [], [name for one in ops for name in one.saves], AUTOGRAD)
+    walk = BackwardWalk(list(ops), sizes, [], [name for one in ops for name in one.saves], WITH_GRADIENTS)
     return [ledger.bytes for ledger in walk.steps(ops[-1].outputs[0].name)], walk.ledger.peak
 
 

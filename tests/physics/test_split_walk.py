@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import pytest
 from physics_jobs import job
+from plain_backward import AUTOGRAD
 
 from steptime.job.assembly import Assembly
 from steptime.memory.ledger import NO_BYTES, PartMemory, Peak
-from steptime.memory.op_walk import Autograd, walk_part
+from steptime.memory.op_walk import walk_part
 from steptime.memory.part_memories import PartMemories, weight_grad_itemsize
 from steptime.memory.split_backward import SplitMemory, chunk_split, walk_split
 from steptime.memory.stages import PeakMoment, before_gradients, moment_op, split_bytes
@@ -29,7 +30,9 @@ def test_outputs_gradients_of_ops_with_parameters_stay():
     then dx 10 once dz is freed (95 B). dx is sent: do and dy are left beside what is saved, 85 B. The largest gradient of
     weights has 7 elements of 2 B.
     """
-    assert walk_split(OPS, X, "o", Autograd(weight_grad_itemsize=2.0)) == SplitMemory(85.0, Peak(115.0, "b"), 14.0)
+    assert walk_split(OPS, X, "o", AUTOGRAD._replace(weight_grad_itemsize=2.0)) == SplitMemory(
+        85.0, Peak(115.0, "b"), 14.0
+    )
 
 
 @pytest.fixture
@@ -97,7 +100,7 @@ def test_what_runs_at_a_stages_worst_moment():
 def test_what_a_product_unpacks_is_there_while_it_runs():
     """Its weight in the compute dtype, 1,000 B, in both passes; x has 10 B, which are saved, y and its gradient 20 B each."""
     ops = [Gemm("a", ("x",), (Tensor("y", 20, 1.0),), ("x",), temp_bytes=1_000.0)]
-    found = walk_part(ops, X, "y", frozenset(), Autograd())
+    found = walk_part(ops, X, "y", frozenset(), AUTOGRAD)
     assert (found.saved, found.forward, found.backward) == (10, Peak(1_030.0, "a"), Peak(1_040.0, "a"))
 
 
@@ -109,7 +112,7 @@ def test_a_pooled_tensor_counts_unless_a_buffer_stores_it():
         Move("a", ("x",), (Tensor("y", 20, 1.0, pooled=True),)),
         Move("b", ("y",), (Tensor("z", 30, 1.0),), ("y",)),
     ]
-    alone, pooled = (walk_part(ops, X, "z", frozenset(), of) for of in (Autograd(), Autograd(pool=True)))
+    alone, pooled = (walk_part(ops, X, "z", frozenset(), of) for of in (AUTOGRAD, AUTOGRAD._replace(pool=True)))
     assert (alone.saved, pooled.saved) == (20, 0)
     assert (alone.backward.bytes, pooled.backward.bytes) == (20 + 30 + 20, 30)
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from plain_backward import AUTOGRAD
 
 from steptime.memory.ledger import NO_BYTES
-from steptime.memory.op_walk import Autograd
 from steptime.memory.part_memories import walk
 from steptime.memory.woven import woven_peak
 from steptime.model.ops import Move, Tensor
@@ -46,7 +46,7 @@ def chain_of(chain=CHAIN, forward: str = "", backward: str = "") -> list[Move]:
 
 def peak(chain=CHAIN, *, forward: str = "", backward: str = ""):
     ops = chain_of(chain, forward, backward)
-    return woven_peak(ops, Tensor("x", 1.0, 1.0), chain[-1][2], frozenset(), Autograd())
+    return woven_peak(ops, Tensor("x", 1.0, 1.0), chain[-1][2], frozenset(), AUTOGRAD)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_a_layer_is_as_large_as_the_worse_of_both_walks():
     """Where down takes 1,000 B in its forward: 8 + 16 + 2 beside it. Alone, backward is largest at the combine, 32 + 16."""
     ops = chain_of(forward="down")
     part = SimpleNamespace(ops=ops, x=Tensor("x", 1.0, 1.0), out="y", sizes=None, n_params=3.0)
-    both, alone = (walk(part, frozenset(), Autograd(woven=woven)) for woven in (True, False))
+    both, alone = (walk(part, frozenset(), AUTOGRAD._replace(woven=woven)) for woven in (True, False))
     assert both.backward == (1_026, "down")
     assert alone.backward == (48, "moe.combine")
     assert both.n_params == alone.n_params == 3.0
