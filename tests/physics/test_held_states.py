@@ -7,7 +7,16 @@ from physics_jobs import job, machine
 
 from steptime.answer.result import estimate
 from steptime.job.assembly import Assembly
-from steptime.memory.buffers import at_peak, batches, deferred_wgrad_bytes, held, of_pipeline, step_change, workspaces
+from steptime.memory.buffers import (
+    at_peak,
+    batches,
+    deferred_wgrad_bytes,
+    grow_only,
+    held,
+    of_pipeline,
+    step_change,
+    workspaces,
+)
 from steptime.memory.overhead import overhead
 from steptime.schedule import SplitBytes, peaks
 from steptime.schedule.live import states
@@ -119,6 +128,13 @@ def test_the_first_micro_batches_hold_the_most():
     assert found == [[("F", 1, (2,)), ("B", 0, (2,))], [("F", 0, (1,)), ("B", 0, (1,))]]
 
 
+def test_of_equal_moments_the_first_is_named():
+    """Two micro-batches of 10 B are held in F1 and in B0, neither of which needs more."""
+    nothing = [[0.0], [0.0]]
+    found = peaks("1f1b", 2, 1, 4, [[10.0], [10.0]], nothing, nothing)
+    assert [(peak.bytes, *peak.action[:2]) for peak in found] == [(20.0, "F", 1), (10.0, "F", 0)]
+
+
 @pytest.mark.parametrize(("microbatches", "bytes_"), [(1, 0), (2, 20_480), (3, 43_008), (4, 45_056)])
 def test_operands_that_wait_for_the_heads_gradient(microbatches, bytes_):
     """Of up to two earlier micro-batches: logits, 8 * 1024 in bf16, the head's input, and the stage's with its gradient, 2,048 B
@@ -145,3 +161,14 @@ def test_workspaces_stay():
     found = workspaces(job(on=machine(compute_capability=9.0), model={"moe": moe}, performance=said))
     assert [one.bytes / 2**20 for one in found[1:]] == [64, 96]
     assert all(one.stays and one.at_peak for one in found)
+
+
+def test_what_megatron_keeps_from_step_to_step():
+    """tp 2 with sp, experts overlapped: the buffer of gathers, 8 tokens of 128 in bf16; dummy gradients; routing maps. Graphs
+    of two layers' routers, each with its rank's half of the input and the gradient of it, are freed before the peak.
+    """
+    moe, overlap = {"n_experts": 4, "experts_per_token": 1, "expert_inter_sz": 256}, {"overlap": {"ep": True}}
+    layout = {"model": {"moe": moe, "n_q_heads": 2}, "tp": 2, "ep": 2, "dp": 2, "microbatches": 2}
+    found = grow_only(Assembly(job(performance=overlap, **layout)), 0)
+    assert [(one.stays, one.at_peak) for one in found] == [(True, True)] * 3 + [(True, False)]
+    assert (found[0].bytes, found[-1].bytes) == (2_048, 2 * 2 * 1_024)

@@ -58,6 +58,24 @@ def test_a_tied_embedding_is_summed_between_the_ends():
     assert found[0][0].end_s - found[0][0].start_s == near(131_072 * 4)
 
 
+def test_what_follows_the_pipeline_runs_in_turn():
+    """Norms' gradients, the tied embedding, the optimizer: one after the other, and the stage in the middle waits meanwhile."""
+    said = {
+        "model": {"n_layers": 3, "tie_embeddings": True, "n_q_heads": 2},
+        "pp": 3,
+        "microbatches": 3,
+        "tp": 2,
+        "sp": True,
+    }
+    shown = Timeline(estimate(job(on=machine(link=1.0, memory=1.0), **said)).timing)
+    first, middle = ([one for one in shown.around(at) if one.kind != "dp_comm"][:3] for at in (0, 1))
+    norms, embedding, update = first
+    assert [one.kind for one in (norms, embedding, update)] == ["tp_comm", "embedding_comm", "optimizer"]
+    assert (norms.start_s, embedding.start_s, update.start_s) == (shown.end_s, norms.end_s, embedding.end_s)
+    assert norms.end_s < embedding.end_s < update.end_s
+    assert middle[:2] == [norms, update]
+
+
 def test_reductions_of_every_micro_batch_are_one_slice():
     """ZeRO-2's four, each of 1,180,928 s."""
     found = timeline(n_param_buckets=1, zero_level=2, microbatches=4)
