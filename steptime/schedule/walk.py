@@ -6,9 +6,9 @@ is walked through three repeats with the same result as the whole.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import field
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from itertools import islice
 from math import frexp, ldexp
 from typing import NamedTuple, TypeAlias
@@ -257,18 +257,17 @@ def walk(
     stages = [sum(tables[0][stage]) + sum(tables[1][stage]) for stage in range(pp)]
     one = sum(stages) + vpp * sum(sends)  # a micro-batch alone
     likely = 2.0 * (one + microbatches * (max(stages) + 2 * vpp * len(tables) * max(sends)))
-
-    def exact(longest: float) -> Walk:
-        grid = ldexp(1.0, frexp(longest)[1] - 1)  # numbers from here to twice this are as far apart as the multiples
-        held, sent = (tuple([(value + grid) - grid for value in seconds]) for seconds in (costs, sends))
-        return _walked(Step(schedule, pp, vpp, microbatches, group, held, sent, blocking, around, grid))
-
-    found = exact(min(likely, microbatches * one))
-    return found if found.makespan_s <= likely else exact(microbatches * one)
+    step = partial(Step, schedule, pp, vpp, microbatches, group, blocking=blocking, around=around)
+    found = _walked(step, (costs, sends), min(likely, microbatches * one))
+    return found if found.makespan_s <= likely else _walked(step, (costs, sends), microbatches * one)
 
 
-def _walked(step: Step) -> Walk:
-    return step.walk() if step.around else _known(step)
+def _walked(step: Callable[..., Step], seconds: Sequence[tuple[float, ...]], longest: float) -> Walk:
+    """A step whose seconds are rounded to multiples of the power of two that keeps every sum up to `longest` exact."""
+    grid = ldexp(1.0, frexp(longest)[1] - 1)  # numbers from here to twice this are as far apart as the multiples
+    costs, sends = (tuple([(value + grid) - grid for value in of]) for of in seconds)
+    exact = step(costs=costs, sends=sends, grid=grid)
+    return exact.walk() if exact.around else _known(exact)
 
 
 @lru_cache(maxsize=8)
