@@ -5,13 +5,14 @@ The job is a GPT of Megatron-LM's own tests: 12 layers of 512, 8 heads, 4 sequen
 
 import pytest
 from jobs import job
+from plain_backward import AUTOGRAD
 
 from steptime.answer.result import estimate
 from steptime.base.config import ConfigError
 from steptime.job.assembly import Assembly
 from steptime.memory.buffers import stage_buffers
 from steptime.memory.ledger import NO_BYTES, Peak
-from steptime.memory.op_walk import Autograd, walk_part
+from steptime.memory.op_walk import walk_part
 from steptime.memory.part_memories import PartMemories
 from steptime.memory.states import stage_states
 from steptime.memory.woven import woven_peak
@@ -150,10 +151,10 @@ def test_a_backward_takes_turns_with_a_forward():
     combine back 90 + 10, attention 30 + 80, experts back 110 + 30, dispatch 60 + 40, dispatch back 60 + 40, experts and combine
     90 + 30, attention back 40 + 50.
     """
-    alone = walk_part(LAYER, X, "y", frozenset(), Autograd())
+    alone = walk_part(LAYER, X, "y", frozenset(), AUTOGRAD)
     assert alone.backward == Peak(110.0, "moe.experts")
-    assert woven_peak(LAYER, X, "y", frozenset(), Autograd()) == Peak(140.0, "moe.experts")
-    assert woven_peak(LAYER[:1], X, "p", frozenset(), Autograd()) == NO_BYTES  # no experts
+    assert woven_peak(LAYER, X, "y", frozenset(), AUTOGRAD) == Peak(140.0, "moe.experts")
+    assert woven_peak(LAYER[:1], X, "p", frozenset(), AUTOGRAD) == NO_BYTES  # no experts
 
 
 def test_layers_that_take_turns_hold_more():

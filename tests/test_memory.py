@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jobs import job
+from plain_backward import AUTOGRAD
 
 from steptime.answer.result import estimate
 from steptime.job.assembly import Assembly
@@ -14,7 +15,7 @@ from steptime.job.job import Job
 from steptime.memory import buckets
 from steptime.memory.buckets import Pieces, run_buckets
 from steptime.memory.ledger import PartMemory, Peak
-from steptime.memory.op_walk import Autograd, chunk_peaks, walk_part
+from steptime.memory.op_walk import chunk_peaks, walk_part
 from steptime.memory.part_memories import PartMemories
 from steptime.model.ops import Gemm, Move, Param, Tensor
 from steptime.model.presets import load_model
@@ -244,21 +245,23 @@ def chain() -> list:
 
 def test_a_part_by_hand():
     """Kept: x, up, act. Backward of down holds dy and makes dact beside them; of act, dup once act is gone."""
-    memory = walk_part(chain(), X, "y", frozenset(), Autograd())
+    memory = walk_part(chain(), X, "y", frozenset(), AUTOGRAD)
     assert memory.saved == 900
     assert memory.forward == Peak(1000.0, "mlp.down")
     assert memory.backward == Peak(900.0 + 100.0 + 400.0, "mlp.down")
 
 
 def test_a_weights_gradient_lives_for_a_moment_or_stays():
-    moment = walk_part(chain(), X, "y", frozenset(), Autograd(weight_grad_itemsize=2.0))
+    moment = walk_part(chain(), X, "y", frozenset(), AUTOGRAD._replace(weight_grad_itemsize=2.0))
     assert moment.backward == Peak(1400.0 + 200.0, "mlp.down")
-    stays = walk_part(chain(), X, "y", frozenset(), Autograd(weight_grad_itemsize=20.0, weight_grads_stay=True))
+    stays = walk_part(
+        chain(), X, "y", frozenset(), AUTOGRAD._replace(weight_grad_itemsize=20.0, weight_grads_stay=True)
+    )
     assert stays.backward.bytes == 100 + 400 + 100 + 4000  # at up_proj: x, dup, dx and both gradients
 
 
 def test_recomputing_the_activation_keeps_less_and_brings_it_back():
-    memory = walk_part(chain(), X, "y", frozenset({"act"}), Autograd())
+    memory = walk_part(chain(), X, "y", frozenset({"act"}), AUTOGRAD)
     assert memory.saved == 500
     assert memory.backward.bytes == 500 + 100 + 400 + 400  # dy, act again, dact
 

@@ -176,5 +176,6 @@ def test_a_copy_to_the_host_takes_its_bytes_over_the_links_rate():
     """8 B at 2 B/s: 4 s, of which 1 s of compute hides as much, and slows nothing. No call has a latency of its own."""
     context = estimate(job(ALL)).timing.context
     found = host_copy("x", "offload", 8.0, replace(context, host_bytes_per_s=2.0), 1.0)
+    assert (found.name, found.kind, found.bytes, found.axis) == ("x", "offload", 8.0, "host")
     assert found.cost == CommCost(0.0, 4.0, "host link", 4.0, "copy")
     assert (found.hidden_s, found.exposed_s) == (1.0, 3.0)

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from math import exp, log
+from math import exp, inf, log
 from statistics import median
 from typing import Literal, NamedTuple, TypeVar
 
 from steptime.bench import timings
 from steptime.bench.timings import ITEMSIZE
 from steptime.cost import compute
-from steptime.cost.rates import Rates
+from steptime.cost.rates import HEAD_64, Rates
 from steptime.hardware.machine import Accelerator
 from steptime.model import ops
 from steptime.software.precision import recipe
@@ -118,7 +118,20 @@ class KnownRates(NamedTuple):
             sm_count=self.sm_count,
             grad_itemsize=RESULT_ITEMSIZE,
             fused_accumulation=False,
+            slowness=1.0,
+            accumulate_bytes=0.0,
+            move_rate=1.0,
+            plain_share=1.0,
+            grouped_share=1.0,
             recipe_flops=flops,
+            scan_flops=flops,
+            conv_bytes_per_s=self.bytes_per_s,
+            elements_per_s=inf,
+            drawn_per_s=inf,
+            chunk_flops=flops,
+            attention_ramp_tokens=USUAL_RAMP,
+            attention_head_64=(HEAD_64, HEAD_64),
+            gemm_overhead_k=None,
         )
 
 

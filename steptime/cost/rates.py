@@ -100,32 +100,32 @@ class Rates(NamedTuple):
     """Bytes per element of the gradient that wgrad writes."""
     fused_accumulation: bool
     """wgrad reads and writes the main gradient (gradient-accumulation fusion)."""
-    slowness: float = 1.0
+    slowness: float
     """Factor on the seconds of kernels and launches; already applied to the rates above."""
-    accumulate_bytes: float = 0.0
+    accumulate_bytes: float
     """Bytes per weight that a separate kernel moves to add wgrad's result to the main gradient."""
-    move_rate: float = 1.0
+    move_rate: float
     """Rate of memory-bound kernels divided by `bytes_per_s`."""
-    plain_share: float = 1.0
+    plain_share: float
     """GEMM rate without tensor cores divided by `gemm_flops`."""
-    grouped_share: float = 1.0
+    grouped_share: float
     """Rate of grouped products divided by `gemm_flops`, before the loss from few rows per expert."""
-    recipe_flops: float = 0.0
+    recipe_flops: float
     """Asymptote of a GEMM of quantized operands."""
-    scan_flops: float = 0.0
+    scan_flops: float
     """Rate of the matrix products inside a state-space scan."""
-    conv_bytes_per_s: float = inf
+    conv_bytes_per_s: float
     """Rate of a causal convolution."""
-    elements_per_s: float = inf
+    elements_per_s: float
     """Elements of element-wise kernels without vector loads [1/s]."""
-    drawn_per_s: float = inf
+    drawn_per_s: float
     """Scores for which attention draws a dropout mask [1/s]."""
-    chunk_flops: float = 1.0
+    chunk_flops: float
     """Rate of linear attention in chunks."""
-    attention_ramp_tokens: float = 450.0
-    attention_head_64: tuple[float, float] = (HEAD_64, HEAD_64)
+    attention_ramp_tokens: float
+    attention_head_64: tuple[float, float]
     """Rates of attention at head size 64 divided by those at 128, forward and backward."""
-    gemm_overhead_k: float | None = None
+    gemm_overhead_k: float | None
 
 
 def peak_dtype(accelerator: Accelerator, precision: str) -> str:

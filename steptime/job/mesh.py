@@ -13,7 +13,7 @@ from steptime.base.config import Config, ConfigError, Section
 from steptime.base.num import Num, ceil, maximum, minimum, where
 
 GroupAxis: TypeAlias = Literal[
-    "tp", "cp", "cp_a2a", "cp_p2p", "dp", "dp_cp", "pp", "embedding", "shards", "replicas", "ep", "etp", "ep_etp", "edp",
+    "tp", "cp", "cp_a2a", "cp_p2p", "dp", "pp", "embedding", "shards", "replicas", "ep", "etp", "ep_etp",
     "expert_shards", "tp_cp",
 ]  # fmt: skip
 
@@ -170,18 +170,18 @@ def shown_axis(of: Group) -> str:
     >>> shown_axis(Group("expert_shards", 4, 2)), shown_axis(Group("shards", 8, 1)), shown_axis(Group("tp", 2, 1))
     ('edp', 'dp', 'tp')
     """
-    return {"expert_shards": "edp", "shards": "dp", "replicas": "dp", "dp_cp": "dp"}.get(of.axis, of.axis)
+    return {"expert_shards": "edp", "shards": "dp", "replicas": "dp"}.get(of.axis, of.axis)
 
 
 def group(parallelism: Parallelism, axis: GroupAxis, *, stage: Num = 0, n_dcs: Num = 1) -> Group:
     """The group of device 0 along an axis, or, for "pp", the pair of stages `stage` and `stage` + 1.
 
     - tp, cp, dp: the axis itself; cp_a2a, cp_p2p: `context_group`.
-    - dp_cp: dp with cp folded in: the ranks over which gradients are reduced and a distributed optimizer is sharded.
     - pp: the two neighbors of one stage boundary, sender and receiver.
     - embedding: first and last stage, which both hold a tied embedding; one rank where pp is 1.
-    - shards, replicas: hybrid sharding (HSDP) cuts dp_cp into `replicas` copies of adjacent shards; expert_shards, edp so.
-    - etp, ep, edp: a stage's devices dealt to experts, etp innermost (megatron/core/parallel_state.py,
+    - shards: dp with cp folded in, over which gradients are reduced and a distributed optimizer is sharded; hybrid sharding
+      (HSDP) cuts it into `replicas` copies of adjacent shards.
+    - etp, ep, expert_shards: a stage's devices dealt to experts, etp innermost (megatron/core/parallel_state.py,
       expert_decoder_rank_generator); ep_etp, tp_cp: two adjacent axes at once.
 
     `n_dcs` data centers share dp evenly. Fields of `parallelism` may be columns. Raises ValueError for an unknown axis.
@@ -195,8 +195,6 @@ def group(parallelism: Parallelism, axis: GroupAxis, *, stage: Num = 0, n_dcs: N
             return context_group(p, axis)
         case "dp":
             return Group(axis, p.dp, p.tp * p.cp, centers=n_dcs)
-        case "dp_cp":
-            return Group(axis, p.dp * p.cp, p.tp, centers=n_dcs)
         case "pp":
             return Group(axis, minimum(p.pp, 2), per_stage, first=stage * per_stage)
         case "embedding":
@@ -209,8 +207,6 @@ def group(parallelism: Parallelism, axis: GroupAxis, *, stage: Num = 0, n_dcs: N
             return Group(axis, p.ep, p.etp)
         case "ep_etp":
             return Group(axis, p.ep * p.etp, 1)
-        case "edp":
-            return Group(axis, p.dp * p.cp * p.tp / (p.ep * p.etp), p.ep * p.etp, centers=n_dcs)
         case "expert_shards":
             return expert_shards(p, n_dcs)
         case "tp_cp":

@@ -20,18 +20,18 @@ from steptime.model.segments import Segment, cast_from_inputs, find_segments, ke
 class Autograd(NamedTuple):
     """How the framework's backward treats memory."""
 
-    tp: Num = 1
-    experts: Num = 1
+    tp: Num
+    experts: Num
     """Devices that share the weights of experts."""
-    weight_grad_itemsize: float = 0.0
+    weight_grad_itemsize: float
     """Bytes per element of a weight gradient that exists besides the accumulated one; 0 with gradient-accumulation fusion."""
-    weight_grads_stay: bool = False
+    weight_grads_stay: bool
     """It is held until its part's backward ends (FSDP, first micro-batch of torch), else only during its op."""
-    stops_early: bool = False
+    stops_early: bool
     """Replays end when the last saved tensor is back."""
-    pool: bool = False
+    pool: bool
     """Pooled tensors are stored in a permanent buffer and counted there."""
-    compiled: bool = False
+    compiled: bool
     """torch.compile compiles forward and backward of a part."""
     offload: AbstractSet[str] = frozenset()
     """Modules of a layer whose kept tensors are offloaded to host memory."""

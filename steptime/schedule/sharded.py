@@ -136,7 +136,7 @@ def sharded_run(
 ) -> list[float]:
     """When each action ends, as in `walk.Step.run`, with FSDP's additions; a stage's last one includes its reduction.
 
-    `grid`: what is added is rounded with it, as `walk.Step.exact` rounds the rest.
+    `grid`: what is added is rounded with it, as `walk.walk` rounds the rest.
     """
     extra: dict[int, Around] = {}
     place: dict[int, tuple[int, int]] = {}

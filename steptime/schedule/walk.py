@@ -6,9 +6,9 @@ is walked through three repeats with the same result as the whole.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import field
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from itertools import islice
 from math import frexp, ldexp
 from typing import NamedTuple, TypeAlias
@@ -71,16 +71,10 @@ class Step(NamedTuple):
     sends: tuple[float, ...]
     """Indexed as `Input.send`."""
     blocking: bool
-    around: AroundActions | None = None
+    around: AroundActions | None
     """FSDP's additions to some actions."""
-    grid: float = 0.0
+    grid: float
     """The grid that seconds are rounded to."""
-
-    def exact(self, longest: float) -> Step:
-        """Seconds rounded to multiples of the power of two that keeps every sum up to `longest` exact."""
-        grid = ldexp(1.0, frexp(longest)[1] - 1)  # numbers from here to twice this are as far apart as the multiples
-        costs, sends = (tuple([(value + grid) - grid for value in seconds]) for seconds in (self.costs, self.sends))
-        return self._replace(costs=costs, sends=sends, grid=grid)
 
     def run(self, microbatches: int, group: int | None) -> GraphRun:
         """When each action ends, for `microbatches` micro-batches: the main loop of every estimate."""
@@ -263,13 +257,17 @@ def walk(
     stages = [sum(tables[0][stage]) + sum(tables[1][stage]) for stage in range(pp)]
     one = sum(stages) + vpp * sum(sends)  # a micro-batch alone
     likely = 2.0 * (one + microbatches * (max(stages) + 2 * vpp * len(tables) * max(sends)))
-    step = Step(schedule, pp, vpp, microbatches, group, costs, sends, blocking, around)
-    found = _walked(step.exact(min(likely, microbatches * one)))
-    return found if found.makespan_s <= likely else _walked(step.exact(microbatches * one))
+    step = partial(Step, schedule, pp, vpp, microbatches, group, blocking=blocking, around=around)
+    found = _walked(step, (costs, sends), min(likely, microbatches * one))
+    return found if found.makespan_s <= likely else _walked(step, (costs, sends), microbatches * one)
 
 
-def _walked(step: Step) -> Walk:
-    return step.walk() if step.around else _known(step)
+def _walked(step: Callable[..., Step], seconds: Sequence[tuple[float, ...]], longest: float) -> Walk:
+    """A step whose seconds are rounded to multiples of the power of two that keeps every sum up to `longest` exact."""
+    grid = ldexp(1.0, frexp(longest)[1] - 1)  # numbers from here to twice this are as far apart as the multiples
+    costs, sends = (tuple([(value + grid) - grid for value in of]) for of in seconds)
+    exact = step(costs=costs, sends=sends, grid=grid)
+    return exact.walk() if exact.around else _known(exact)
 
 
 @lru_cache(maxsize=8)

@@ -9,13 +9,17 @@ from steptime.cost.overlap import Stream, contention, hidden_s
 from steptime.hardware.machine import Tier
 from steptime.job.assembly import Assembly
 from steptime.job.job import Job
-from steptime.job.mesh import Group, group
+from steptime.job.mesh import Group, GroupAxis, group
 from steptime.memory.states import Bucket, States
 from steptime.model.ops import Kind
 from steptime.schedule import Walk
 from steptime.software.performance import ITEMSIZE
 from steptime.software.settings import Share
 from steptime.timing.part_times import ChunkTime
+
+AXES: tuple[GroupAxis, ...] = ("shards", "replicas", "expert_shards")
+"""Ranks that share one copy of the dense parameters, that hold the same shard, and that share one copy of an expert. Without
+sharding there are no replicas (`job.rules`), so the shards are all ranks that reduce a gradient."""
 
 
 class Reduction(NamedTuple):
@@ -106,10 +110,7 @@ def data_parallel(
 def networks(job: Job, tiers: tuple[Tier, ...]) -> dict[str, Network]:
     """The ranks that reduce a parameter group, by the group's name."""
     n_dcs = job.cross_dc.n_dcs if job.cross_dc else 1
-    sharded = job.zero_level >= 1
-    over = group(job.parallelism, "shards" if sharded else "dp_cp", n_dcs=n_dcs)
-    copies = group(job.parallelism, "replicas", n_dcs=n_dcs)
-    holders = group(job.parallelism, "expert_shards" if sharded else "edp", n_dcs=n_dcs)
+    over, copies, holders = (group(job.parallelism, axis, n_dcs=n_dcs) for axis in AXES)
     return {"dense": Network(over, copies, tiers), "expert": Network(holders, copies, tiers)}
 
 

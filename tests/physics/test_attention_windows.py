@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+from rates import RATES
 
 from steptime.cost import compute
 from steptime.cost.rates import Rates
@@ -13,16 +16,12 @@ FREE = 1e30
 
 
 def rates(forward_tflops: float, backward_tflops: float, of_64: tuple[float, float]) -> Rates:
-    return Rates(
-        gemm_flops=FREE,
+    return RATES._replace(
         attention_forward_flops=forward_tflops * 1e12,
         attention_backward_flops=backward_tflops * 1e12,
         bytes_per_s=FREE,
         gemm_kernel_s=0.0,
         move_kernel_s=0.0,
-        sm_count=None,
-        grad_itemsize=2.0,
-        fused_accumulation=False,
         attention_head_64=of_64,
     )
 
@@ -71,3 +70,9 @@ def test_chunks_are_triangles_of_their_own():
     )  # fmt: skip
     found = compute.forward(op, rates(1000.0, 780.0, (1.0, 1.0)), {})
     assert found.flops / found.time_s / 1e12 == pytest.approx(909.9, abs=0.1)
+
+
+@pytest.mark.parametrize(("width", "share"), [(64, 0.5), (65, 1.0), (128, 1.0)])
+def test_heads_above_64_run_like_those_of_128(width, share):
+    """Kernels are compiled for 64, 96, 128 and more: a head of 65 takes the next one (flash-attention's HEADDIM_SWITCH)."""
+    assert compute.head_share(replace(attention(8192.0, 128, 1.0), d_qk=width), 0.5) == share

@@ -9,8 +9,9 @@ from steptime.answer.result import estimate
 from steptime.hardware.machine import Machine
 from steptime.job.assembly import Assembly
 from steptime.memory.ledger import PartMemory, Peak
-from steptime.memory.on_host import staging_bytes
+from steptime.memory.on_host import on_host, staging_bytes
 from steptime.memory.part_memories import PartMemories
+from steptime.memory.states import stage_states
 from steptime.timing.host_update import HostUpdate, host_update
 from steptime.timing.optimizer import clip_bytes_per_param, optimizer_step
 from steptime.timing.part_times import away_bytes, pricing
@@ -44,6 +45,7 @@ def test_an_updated_parameter_is_rounded_from_a_copy(owned, elements):
     plan = job(on=HOST, dp=2, performance={"cpu_offload": said})
     held = Assembly(plan)
     assert staging_bytes(plan, held.counted_params(held.stages[0]), owned) == 4 * elements
+    assert [of.update_bytes for of in stage_states(held)] == [4 * 131_072]
     masters = job(on=HOST, dp=2, performance={"cpu_offload": said | {"keep_masters": True}})
     assert staging_bytes(masters, held.counted_params(held.stages[0]), owned) == 0.0
 
@@ -152,3 +154,13 @@ def test_bytes_that_a_layer_sends(share, whole, bytes_):
     (layer,) = assembly.kinds
     assert away_bytes(assembly, layer, [], whole=whole) == bytes_
     assert away_bytes(assembly, assembly.head, [], whole=whole) == 0
+
+
+@pytest.mark.parametrize(("clip", "bytes_"), [(False, 28), (True, 40)])
+def test_the_host_clips_where_the_plan_clips(clip, bytes_):
+    """torch's fused AdamW on fp32: parameter and moments read and written, 2 * 4 + 2 * 8, the gradient read, 4. Clipping reads
+    the gradient, reads and writes it: 12. The host holds 4 + 4 + 8; a parameter of 4 goes up, its gradient of 4 comes down beside
+    the collectives, and a further micro-batch's is added: two read, one written. Nothing moves after backward or the update.
+    """
+    plan = job("fsdp2", on=HOST, dp=2, performance={"cpu_offload": {"params": True}, "clip_grad": clip}, fsdp={})
+    assert on_host(plan) == (16, bytes_, 0, 0, 0, 0, 4, 4, 12)

@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import rates
 
 from steptime.cost import compute
-from steptime.cost.rates import Rates
 from steptime.model.scans import Chunked
 
 FREE = 1e30
 KERNEL_S = 2e-6
-RATES = Rates(
-    gemm_flops=FREE,
-    attention_forward_flops=FREE,
-    attention_backward_flops=FREE,
-    bytes_per_s=FREE,
-    gemm_kernel_s=0.0,
-    move_kernel_s=KERNEL_S,
-    sm_count=None,
-    grad_itemsize=2.0,
-    fused_accumulation=False,
-    chunk_flops=FREE,
-)
+RATES = rates.RATES._replace(bytes_per_s=FREE, move_kernel_s=KERNEL_S, chunk_flops=FREE)
 
 
 def op(tokens: float, sequence: float, slowness: float = 1.0, backward_times: float = 2.0) -> Chunked:

@@ -88,3 +88,11 @@ def test_an_all_reduce_of_each_entry():
     assert found.latency_s == pytest.approx([0.0, 25e-6, 8.4e-6])
     assert list(found.algorithm) == ["", "in-network", "ring"]
     assert list(found.tier) == ["", "node", "fabric"]
+
+
+def test_the_worse_of_a_column_and_a_number():
+    """Row by row; a column's rows differ in their op, so none is named."""
+    rows, one = Peak(np.array([1.0, 5.0]), "a"), Peak(3.0, "b")
+    for worse in (rows.worse(one), one.worse(rows)):
+        assert (worse.bytes.tolist(), worse.op) == ([3.0, 5.0], "")
+    assert one.worse(Peak(4.0, "c")) == Peak(4.0, "c") == Peak(4.0, "c").worse(one)

@@ -16,7 +16,7 @@ from steptime.cost.overlap import contention
 from steptime.hardware.machine import Machine
 from steptime.job.mesh import Group, Parallelism, group
 from steptime.schedule import walk
-from steptime.timing.data_parallel import Reduction, exposed_reduction, gather_ends
+from steptime.timing.data_parallel import Reduction, exposed_reduction, gather_ends, networks
 from steptime.timing.part_times import ChunkTime
 
 MODEL = {"n_layers": 1, "vocab_sz": 8192}
@@ -159,6 +159,18 @@ def test_copies_add_a_reduction_between_them_and_no_gather():
     assert rows["gradients"].tier == "inside"
     assert rows["parameters"].time_s == pytest.approx(EVERY_GATHER, rel=SLIGHTLY)
     assert rows["parameters"].latency_s == pytest.approx(8.4e-6)
+
+
+@pytest.mark.parametrize(("replicas", "dense", "experts"), [(1, (8, 2), (4, 4)), (2, (4, 2), (2, 4))])
+def test_who_reduces_the_gradients_of_experts(replicas, dense, experts):
+    """tp 2, dp 8, ep 4: of 16 devices 4 hold the same experts, 4 apart, and 8 the same other parameters, 2 apart. Two copies
+    halve both; the devices that hold the same shard are 8 apart.
+    """
+    moe = {"n_experts": 4, "experts_per_token": 1, "expert_inter_sz": 256}
+    plan = job(model={"moe": moe, "n_q_heads": 2}, tp=2, dp=8, ep=4, zero_level=1, replicas=replicas)
+    found = networks(plan, tuple(plan.machine.tiers))
+    assert [found[of].shards[1:3] for of in ("dense", "expert")] == [dense, experts]
+    assert [found[of].replicas[1:3] for of in ("dense", "expert")] == [(replicas, 16 / replicas)] * 2
 
 
 @pytest.mark.parametrize(("software", "links"), [("megatron-core", 4), ("deepspeed", 1)])

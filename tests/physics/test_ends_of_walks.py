@@ -114,3 +114,10 @@ def test_a_traced_graph_gathers_each_end_for_itself():
     assert back.of("backward of embedding") == [(16.0, 6_000 + LEFT + 1_012)]
     left = 4 * 131_072 / 2 + embedding
     assert back.of("backward of the root's reduce-scatter") == [(0.0, left + 2 * embedding + LEFT)]
+
+
+def test_layers_that_stay_gathered_in_a_traced_graph():
+    """Three of 30,000 beside the head's reduction: its gradients and their shard as above; nothing is gathered ahead."""
+    _, back = walked(wrap="parameter", reshard_after_forward=False)
+    shard, head, tokens = 4 * 131_200 / 2 + 2 * 131_072, 2 * 131_200, 2 * 2 * 128
+    assert back.of("backward of a reduce-scatter")[0] == (3_016.0, 90_000 + shard + 2 * head + tokens)

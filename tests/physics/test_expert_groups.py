@@ -53,3 +53,8 @@ def test_tensor_parallel_tables_are_cut_by_rows():
     """tp 2 leaves 512 of 1,024 rows of embedding and head; five ranks have 103 each, 515. The final norm's 128 are 26 each."""
     assembly = Assembly(job("fsdp2", model={"n_q_heads": 2}, tp=2, dp=5, fsdp={}))
     assert groups(assembly, assembly.chunks[0]).root.padded == 2 * 515 * 128 + 5 * 26
+
+
+def test_experts_that_nothing_cuts_but_the_shards():
+    """4 experts of 8 x 16 on one rank of ep and etp: 512 elements, two whole experts for each of two shards."""
+    assert sizes(group_of([Param("w", (4, 8, 16), group="expert", n_experts=4, split_dim=1)], 1, 2)) == (512, 512, 0)

@@ -129,3 +129,15 @@ def test_each_direction_hides_what_runs_beside_it():
         assert there.hidden_s == pytest.approx(0.85 * 5.0 * woven)
         assert back.calls[0].hidden_s == pytest.approx(0.85 * 3.0 * woven)
         assert back.calls[0].name == "dispatch.grad"
+
+
+def test_shared_experts_run_beside_exchanges_in_both_directions():
+    """Up, 4 s, beside the dispatch, down, 3 s, beside the combine; backward the gradients of both operands of the same products,
+    4.5 + 3.5 and 2.5 + 2 s (token_dispatcher.py, MoEAlltoAllTokenDispatcher).
+    """
+    up, down = (Gemm(name, role="shared_experts") for name in ("up", "down"))
+    ops, none = [LAYER[1], up, LAYER[3], down, LAYER[4]], (NOTHING, NOTHING)
+    ahead = [NOTHING, takes(4.0), takes(9.0), takes(3.0), NOTHING]
+    back = [none, (takes(4.5), takes(3.5)), (takes(9.0), takes(9.0)), (takes(2.5), takes(2.0)), none]
+    found = beside_exchanges(ops, ahead, back, {0: 6.0, 4: 3.0}, MoeSettings(shared_expert_overlap=True))
+    assert found == Neighbors({0: 4.0, 4: 3.0}, {0: 8.0, 4: 4.5})

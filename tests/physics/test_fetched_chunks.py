@@ -10,17 +10,18 @@ from walked_moments import LAYER, Every
 
 from steptime.fsdp.groups import Buffers, ParamGroup, groups
 from steptime.fsdp.memory_walk import Wrapped
-from steptime.fsdp.pipeline_chunks import Gradients, Passing, ShardedChunk, chunk_bytes
+from steptime.fsdp.pipeline_chunks import Gradients, Passing, ShardedChunk, chunk_bytes, in_buffer
 from steptime.fsdp.pipeline_memory import (
     Outstanding,
     Situation,
     beside,
     fetches_ahead,
     situations,
+    stage_chunks,
     stage_steps,
 )
 from steptime.job.assembly import Assembly
-from steptime.memory.ledger import NO_BYTES, PartMemory
+from steptime.memory.ledger import NO_BYTES, PartMemory, Peak
 from steptime.memory.part_memories import PartMemories
 from steptime.schedule import order
 from steptime.schedule.actions import Action
@@ -126,6 +127,15 @@ def test_a_forward_that_gathers_its_layers(reshard):
     assert chunk.worst(passing) == found.worst
 
 
+@pytest.mark.parametrize(("roots", "flat"), [(True, 5_000), (False, 0)])
+def test_a_root_that_stays_has_no_flat_buffer(roots, flat):
+    """The first micro-batch gathers it; its buffer is there until the first layer's has been copied out."""
+    chunk, found = a_chunk(), Every()
+    chunk.forward(Passing("F", fetched=False, held=False, roots=roots, gradients=Gradients()), found)
+    assert found.of("forward of the input") == [(0.0, 3e6 + flat)]
+    assert found.of("forward of an all-gather")[0] == (16.0, 3e6 + flat + 10_000 + 30_000 + 512)
+
+
 def test_groups_are_reduced_root_first(monkeypatch):
     """Gradients 50,000 and 2 * 3,000. The root's input of 60,000 beside all of them and the layers' parameters; then its shard,
     4,000, takes its gradients' place, whose last one is still there, 200. A layer's parameters go before its input of 6,000 is
@@ -180,3 +190,42 @@ def test_layers_of_one_group_have_none_of_their_own():
     found = groups(assembly, assembly.stages[0][0])
     assert found.layers == [ParamGroup(0, 0, 2, 0)] * 2
     assert found.root.elements == 2 * 164_096 + 131_072
+
+
+def test_a_layer_whose_input_lies_in_the_pipelines_buffer():
+    """Its 4 B are no part of forward; backward and what is saved had counted 3 of them."""
+    found = in_buffer(PartMemory(10.0, Peak(20.0, "a"), Peak(30.0, "b")), 4.0, 3.0)
+    assert found == PartMemory(7.0, Peak(16.0, "a"), Peak(27.0, "b"))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "vpp", "keeps"), [("1f1b", 1, True), ("gpipe", 1, False), ("interleaved", 2, False)]
+)
+def test_one_f_one_b_keeps_the_gradient_that_it_sent(schedule, vpp, keeps):
+    """Schedule1F1B._step_microbatches holds the operations of a send until the next one (torch 2.13, schedules.py). Where
+    gradients of weights are added to existing ones, a backward does not hold them to its end.
+    """
+    layout = {"model": {"n_layers": 4}, "dp": 2, "pp": 2, "vpp": vpp, "schedule": schedule, "microbatches": 4}
+    assembly = Assembly(job("fsdp2", fsdp={}, **layout))
+    first = stage_chunks(assembly)[0][0]
+    [kind] = assembly.kinds
+    stay, added = (PartMemories(assembly, weight_grads_stay=said).plain[kind] for said in (True, False))
+    assert first.keeps_sent is keeps
+    assert (first.layers[0].memory, first.added[0]) == (stay, added)
+    assert stay.backward.bytes > added.backward.bytes
+
+
+@pytest.mark.parametrize(("summed", "kept"), [(False, 0.0), (True, 512.0)])
+def test_a_later_backward_runs_beside_the_gradient_sent_before(summed, kept):
+    """The last stage's chunk sends its input's gradient, 512 B, up: from the second micro-batch on one is there throughout."""
+    chunk = a_chunk()
+    last = replace(chunk, chunk=chunk.assembly.stages[1][0])
+    passing = Passing("B", fetched=False, held=True, roots=False, gradients=Gradients(summed=summed))
+    found = []
+    for keeps in (False, True):
+        moments = Every()
+        replace(last, keeps_sent=keeps).backward(passing, moments)
+        found.append(moments.of("backward of " if summed else "backward of mlp"))
+        assert replace(last, keeps_sent=keeps).sent_before(passing) == (kept if keeps else 0.0)
+    assert found[0]
+    assert found[1] == [(saved, transient + kept) for saved, transient in found[0]]

@@ -12,7 +12,7 @@ import pytest
 from physics_jobs import job
 from walked_moments import LAYER, Every
 
-from steptime.fsdp.flat_walk import flat_backward, flat_forward
+from steptime.fsdp.flat_walk import flat_backward, flat_forward, gathered_before
 from steptime.fsdp.groups import Buffers, flat_group
 from steptime.fsdp.memory_walk import Wrapped
 from steptime.job.assembly import Assembly
@@ -125,3 +125,20 @@ def test_a_flat_parameter_of_two_tensors(original, padded):
     assembly = Assembly(job("fsdp2", dp=4, fsdp={"version": 1, "original_params": original}))
     flat = flat_group(assembly, [Param("a", (3,)), Param("b", (5,))], 1)
     assert (flat.padded, flat.elements, flat.ranks) == (padded, 8, 4)
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ({}, [None, 0, 1]),  # the next one's; before the first there is none
+        ({"prefetch": 0}, [0, 1, 2]),  # each its own
+        ({"backward_prefetch": "post"}, [None, None, 2]),  # the last one alone gathers for itself
+        ({"reshard_after_forward": False}, [None] * 3),
+    ],
+)
+def test_which_parameter_is_gathered_before_a_backward(said, expected):
+    """Of layers 0, 1 and 2 (_runtime_utils.py, _prefetch_handle)."""
+    assembly = Assembly(job("fsdp2", dp=2, fsdp={"version": 1} | said))
+    layers = [Wrapped(LAYER, [FLAT._replace(gathered=float(i))], [0.0], 0.0, 0.0) for i in range(3)]
+    found = [gathered_before(assembly, layers, i) for i in range(3)]
+    assert [None if of is None else of.gathered for of in found] == expected

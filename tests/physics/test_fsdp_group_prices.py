@@ -49,6 +49,15 @@ def test_buffers_of_a_group(reduced, reduction, sums):
     assert alone == Buffers(0, 0, 0, 58, 0, 0, 0, 0, last=0, sums=58)
 
 
+def test_copies_of_a_group_with_turned_parameters():
+    """10 of 48 elements are cut along dimension 1: 20 B are moved twice more, there and back. Else 96 B of parameters are
+    read and written, and 70 B of gradients read and 192 B of fp32 written for the reduction.
+    """
+    assembly = Assembly(job("fsdp2", on=machine(memory=1.0), dp=4, fsdp={"reduce_dtype": "fp32"}))
+    found = priced(assembly, ParamGroup(48, 35, 4, 5, turned=10.0, matrices=1))
+    assert (found.copy_s, found.compute_s) == (2 * 96 + 2 * 20, 70 + 192 + 2 * 20)
+
+
 def test_an_empty_root_takes_no_time():
     """Of a stage in the middle of a pipeline."""
     assembly = Assembly(job("fsdp2", on=machine(link=1.0, memory=1.0), dp=2, fsdp={}))

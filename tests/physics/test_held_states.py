@@ -7,7 +7,16 @@ from physics_jobs import job, machine
 
 from steptime.answer.result import estimate
 from steptime.job.assembly import Assembly
-from steptime.memory.buffers import of_pipeline
+from steptime.memory.buffers import (
+    at_peak,
+    batches,
+    deferred_wgrad_bytes,
+    grow_only,
+    held,
+    of_pipeline,
+    step_change,
+    workspaces,
+)
 from steptime.memory.overhead import overhead
 from steptime.schedule import SplitBytes, peaks
 from steptime.schedule.live import states
@@ -99,3 +108,67 @@ def test_nothing_is_hidden_on_a_device_alone():
     time = estimate(job(on=machine(flops=1.0, memory=1.0))).time
     assert not any(time.hidden_s.values())
     assert not any(seconds for name, seconds in time.parts_s.items() if name.endswith("_comm"))
+
+
+def test_what_the_optimizer_step_holds_instead():
+    """It lacks 1 B that a micro-batch holds for itself, and has 20 B that come with it; 300 B are there all the time."""
+    found = [
+        *held("a", 1.0, "s"),
+        *held("b", 20.0, "s", stays=True, at_peak=False),
+        *held("c", 300.0, "s", stays=True),
+        *held("d", 0.0, "s"),
+    ]
+    assert found[0] == ("a", 1.0, False, True, "s", False)
+    assert (at_peak(found), step_change(found), len(found)) == (301.0, 19.0, 3)
+
+
+def test_the_first_micro_batches_hold_the_most():
+    """1F1B of 64 on two stages: stage 0 holds two from F1 on, first in B0; stage 1 one, F0, B0. Later ones hold no more."""
+    found = [[(*state.action[:2], state.held) for state in stage] for stage in states("1f1b", 2, 1, 64)]
+    assert found == [[("F", 1, (2,)), ("B", 0, (2,))], [("F", 0, (1,)), ("B", 0, (1,))]]
+
+
+def test_of_equal_moments_the_first_is_named():
+    """Two micro-batches of 10 B are held in F1 and in B0, neither of which needs more."""
+    nothing = [[0.0], [0.0]]
+    found = peaks("1f1b", 2, 1, 4, [[10.0], [10.0]], nothing, nothing)
+    assert [(peak.bytes, *peak.action[:2]) for peak in found] == [(20.0, "F", 1), (10.0, "F", 0)]
+
+
+@pytest.mark.parametrize(("microbatches", "bytes_"), [(1, 0), (2, 20_480), (3, 43_008), (4, 45_056)])
+def test_operands_that_wait_for_the_heads_gradient(microbatches, bytes_):
+    """Of up to two earlier micro-batches: logits, 8 * 1024 in bf16, the head's input, and the stage's with its gradient, 2,048 B
+    each: 22,528 B. While all wait the last one's gradient is the one sent last, counted elsewhere: 2,048 B less.
+    """
+    layout = {"pp": 2, "microbatches": microbatches, "performance": {"deferred_head_wgrads": 2}}
+    assembly = Assembly(job("megatron-core", **layout))
+    assert [deferred_wgrad_bytes(assembly, chunks) for chunks in assembly.stages] == [0, bytes_]
+
+
+def test_micro_batches_that_stay():
+    """Three of two sequences of 8 tokens: index, label and position in 8 B each, a weight in 4: 28 B a token. No mask is made."""
+    assembly = Assembly(
+        job("megatron-core", microbatches=3, batch=2, performance={"batches_stay": True, "attention_mask": False})
+    )
+    [found] = batches(assembly, assembly.chunks)
+    assert (found.bytes, found.stays) == (3 * 28 * 16, True)
+
+
+def test_workspaces_stay():
+    """On Hopper each of TransformerEngine's has 32 MiB (module/base.py:77): two of its own, three of grouped products."""
+    moe = {"n_experts": 4, "experts_per_token": 1, "expert_inter_sz": 256}
+    said = {"grouped_workspaces": 3, "te_workspaces": 2, "moe": {"grouped_gemm": True}}
+    found = workspaces(job(on=machine(compute_capability=9.0), model={"moe": moe}, performance=said))
+    assert [one.bytes / 2**20 for one in found[1:]] == [64, 96]
+    assert all(one.stays and one.at_peak for one in found)
+
+
+def test_what_megatron_keeps_from_step_to_step():
+    """tp 2 with sp, experts overlapped: the buffer of gathers, 8 tokens of 128 in bf16; dummy gradients; routing maps. Graphs
+    of two layers' routers, each with its rank's half of the input and the gradient of it, are freed before the peak.
+    """
+    moe, overlap = {"n_experts": 4, "experts_per_token": 1, "expert_inter_sz": 256}, {"overlap": {"ep": True}}
+    layout = {"model": {"moe": moe, "n_q_heads": 2}, "tp": 2, "ep": 2, "dp": 2, "microbatches": 2}
+    found = grow_only(Assembly(job(performance=overlap, **layout)), 0)
+    assert [(one.stays, one.at_peak) for one in found] == [(True, True)] * 3 + [(True, False)]
+    assert (found[0].bytes, found[-1].bytes) == (2_048, 2 * 2 * 1_024)

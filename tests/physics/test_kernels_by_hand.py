@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from physics_jobs import machine
+from physics_jobs import job, machine
 from rates import RATES
 
-from steptime.cost.compute import gemm_backward, scan_pass
+from steptime.cost.compute import NOTHING, backward, forward, gemm_backward, scan_pass
+from steptime.cost.parts import forward_work
 from steptime.cost.rates import eager_flex_efficiency
-from steptime.model.ops import Gemm, Param
+from steptime.model.ops import Attention, Casting, Comm, Gemm, Param
 from steptime.model.scans import Scan
 from steptime.software.precision import RECIPES
+from steptime.timing.part_times import pricing
 
 FAST = RATES._replace(recipe_flops=400e12)
 SCAN = Scan("ssm", tokens=100, n_heads=4, head_dim=8, state_dim=16, chunk_sz=32)
@@ -50,3 +52,47 @@ def test_products_of_eager_flex_attention():
     """
     device = machine(peak_flops={"bf16": 16.0, "fp32": 4.0}, sustained_flops={"bf16": 8.0, "fp32": 2.0}).accelerator
     assert eager_flex_efficiency(device, "bf16") == (pytest.approx(3.2 / 16), pytest.approx(40 / 11 / 16))
+
+
+def test_operands_of_eight_bits():
+    """MXFP8: 1 + 1/32 byte for each operand's element, of which 32 share a scale; results are bf16. m 8, n 32, k 16: forward
+    reads 128 inputs and 512 weights and writes 256; dgrad reads 256 gradients and the weights and writes 128; wgrad reads inputs
+    and gradients and writes 512 in fp32, read first. On a device with twice the mean rows the mean is half of 2 * 8 * 32 * 16.
+    """
+    op = Gemm("w", params=(Param("w", (32, 16)),), m=8, n=32, k=16, recipe=RECIPES["mxfp8"], load=2.0)
+    ahead, (dgrad, wgrad), byte = forward(op, FAST, {}), gemm_backward(op, FAST), 33 / 32
+    assert ahead.bytes == byte * (128 + 512) + 2 * 256
+    assert dgrad.bytes == byte * (256 + 512) + 2 * 128
+    assert wgrad.bytes == byte * (128 + 256) + 2 * 4 * 512
+    assert ahead.flops == 8 * 32 * 16
+
+
+def test_bytes_of_attention():
+    """3 sequences, 8 queries of 4 heads, 16 keys and values of 2: 3 * (8 * 4 + 16 * 2) rows, of 8 of a query or key and 4 of a
+    value or output, in bf16: 4,608 B. Backward moves twice as much. FLOPs 2 * 3 * 4 * 8 * 16 * 12 / 2 = 18,432; of backward's
+    five products three are 8 wide and two 4: 32/12 of it.
+    """
+    op = Attention("a", batch=3, q_len=8, kv_len=16, n_q_heads=4, n_kv_heads=2, d_qk=8, d_v=4)
+    ahead, (back, rest) = forward(op, RATES, {}), backward(op, RATES, {})
+    assert (ahead.bytes, ahead.flops) == (4_608, 18_432)
+    assert (back.bytes, back.flops) == (2 * 4_608, pytest.approx(18_432 * 32 / 12))
+    assert rest == NOTHING
+
+
+def test_casts_of_a_projection_of_its_own():
+    """8 B by two kernels of 0.5 s at 1 B/s, before the product; nothing casts for a collective."""
+    context = pricing(job("torch", on=machine(memory=1.0, kernels={"move_kernel_s": 0.5}))).context
+    op = Gemm("w", params=(Param("w", (32, 16)),), forward_cast=Casting(8.0, 2.0))
+    work = forward_work([op, Comm("none")], [NOTHING, NOTHING], context, [0, 1])
+    assert (work.memory_s, work.kernels) == (9.0, 2.0)
+
+
+def test_attention_in_several_calls():
+    """Context parallelism: three calls of 0.25 s, two kernels of 0.5 s that merge, 10 B forward and 30 B backward at 1 B/s,
+    beside the 4,608 B of `test_bytes_of_attention` or twice as many.
+    """
+    op = Attention("a", batch=3, q_len=8, kv_len=16, n_q_heads=4, n_kv_heads=2, d_qk=8, d_v=4, calls=3)
+    op.merge_kernels, op.merge_forward_bytes, op.merge_backward_bytes = 2.0, 10.0, 30.0
+    slow = RATES._replace(bytes_per_s=1.0, gemm_kernel_s=0.25, move_kernel_s=0.5)
+    assert forward(op, slow, {}).time_s == 4_608 + 10 + 1.0 + 0.75
+    assert backward(op, slow, {})[0].time_s == 2 * 4_608 + 30 + 1.0 + 0.75

@@ -7,6 +7,7 @@ from physics_jobs import job
 
 from steptime.fsdp.groups import Buffers, layer_group
 from steptime.fsdp.memory_walk import (
+    Moments,
     Wrapped,
     copied_out,
     gathered_backward_ahead,
@@ -14,10 +15,12 @@ from steptime.fsdp.memory_walk import (
     largest_module,
     wrapped,
 )
+from steptime.fsdp.memory_walk import by_module as walked_by_module
 from steptime.fsdp.passes import pass_moments
 from steptime.job.assembly import Assembly
 from steptime.memory.ledger import NO_BYTES, PartMemory
 from steptime.memory.part_memories import PartMemories
+from steptime.memory.stages import PeakMoment
 from steptime.model.ops import Param
 
 # --- every module by itself ---
@@ -117,3 +120,17 @@ def test_experts_that_lie_in_one_tensor_are_turned(software, said, turned):
     experts = layer_group(assembly, assembly.kinds[0]).experts
     assert (experts.elements, experts.padded, experts.ranks) == (49_152, 49_152, 8)
     assert experts.turned == turned
+
+
+def test_a_moment_holds_what_is_marked_and_nothing_else():
+    moments = Moments(5.0)
+    moments.mark(1.0, 2.0, "x")
+    assert moments.worst == PeakMoment(1.0, 2.0, "x", 5.0)
+
+
+@pytest.mark.parametrize(
+    ("wrap", "no_sync", "alone"), [("module", False, True), ("module", True, False), ("block", False, False)]
+)
+def test_modules_are_walked_alone_where_nothing_adds_up_whole(wrap, no_sync, alone):
+    said = {"version": 1, "wrap": wrap, "no_sync": no_sync}
+    assert walked_by_module(Assembly(job("fsdp2", dp=2, microbatches=2, fsdp=said))) is alone

@@ -133,6 +133,13 @@ def test_flat_sums_of_the_first_micro_batch():
     assert found.of("backward of the root's flat gradient") == [(0.0, 30_000 + 100_000 + 30_000 + 100_000)]
 
 
+def test_flat_parameters_that_stay():
+    """All three, 30,000, are there to the end, where each layer has left its sum."""
+    found = flat(Phase(summed=False, last=False), reshard_after_forward=False)
+    assert found.of("backward of embedding") == [(16.0, FLAT_BASE + 30_000 + 30_000 + EMBEDDING)]
+    assert found.of("backward of the root's flat gradient") == [(0.0, 30_000 + 30_000 + 100_000 + 30_000 + 100_000)]
+
+
 def test_flat_sums_of_one_in_the_middle():
     """All sums, 130,000, are there from the start to the end."""
     found, there = flat(Phase(summed=True, last=False)), (20_000, 20_000, 10_000)
@@ -196,3 +203,12 @@ def test_gathers_and_reductions_of_three_micro_batches(said, layers, root):
     """
     found = calls_without_pipeline(Assembly(job("fsdp2", microbatches=3, dp=2, fsdp=said)))
     assert {kind: calls for (kind, _), calls in found.items()} == {"root": root, "block": layers}
+
+
+@pytest.mark.parametrize(("software", "gathers"), [("accelerate", 3), ("fsdp2", 2)])
+def test_a_layer_under_a_reentrant_checkpoint_is_gathered_three_times(software, gathers):
+    """For its forward, for the forward that runs again, and for its backward, as it is freed in between (_runtime_utils.py)."""
+    performance = {"activation_checkpointing_type": "full"}
+    plan = job(software, microbatches=3, dp=2, performance=performance, fsdp={"version": 1, "no_sync": False})
+    [layer] = [calls for (kind, _), calls in calls_without_pipeline(Assembly(plan)).items() if kind == "block"]
+    assert layer == Calls(2 * 3 * gathers, 2 * 3)

@@ -15,7 +15,9 @@ from steptime.job.mesh import Group
 from steptime.job.sections import CrossDc
 from steptime.memory.kept_buffers import stage_experts
 from steptime.memory.kept_ops import kept_of_chunk
+from steptime.memory.ledger import PartMemory, Peak
 from steptime.memory.part_memories import PartMemories
+from steptime.software.performance import load_software
 
 
 def plan(method: str, software: str = "megatron-core"):
@@ -78,6 +80,11 @@ def test_the_devices_of_a_center_share_its_link():
     assert (inside.size, between.bytes_per_s, between.latency_s) == (2, 1e9 / 2, 0.5)
     with pytest.raises(ValueError, match="number of devices"):
         network(inside_of, link)
+    ends = inside_of.model_copy(update={"tiers": [Tier(name="rack", size=2, bytes_per_s=1.0, latency_s=0.0)]})
+    assert [tier.name for tier in network(ends, link, 8)] == [
+        "rack",
+        "cross-dc",
+    ]  # a machine whose last tier holds two devices
 
 
 @pytest.mark.parametrize(
@@ -117,3 +124,25 @@ def test_maps_of_a_heads_layer_count_once():
     ]
     assert kept[0] > 0
     assert kept[1] == kept[0] * 3 / 2
+
+
+@pytest.mark.parametrize(
+    ("software", "early", "reentrant"),
+    [("accelerate", False, True), ("accelerate", True, False), ("megatron-2021", False, False)],
+)
+def test_checkpoints_that_are_one_function(software, early, reentrant):
+    """accelerate's default, as torch.utils.checkpoint has it with use_reentrant=True. One that stops early is not reentrant."""
+    assert load_software(software).replace(recompute_stops_early=early).activations.reentrant == reentrant
+
+
+def test_layers_checkpointed_together_run_again_one_by_one():
+    """A layer saves 10 B and has 20 B at most in forward: the second of two runs beside what the first saves, and the group's
+    input, 2,048 B, is there throughout. Backward of a layer has 1 B at most, or 5,000 B.
+    """
+    for most in (1.0, 5_000.0):
+        memories = PartMemories(Assembly(plan("block")))
+        (kind,) = memories.assembly.kinds
+        memories.plain = {kind: PartMemory(10.0, Peak(20.0, "run"), Peak(most, "back"))}
+        found = memories.checkpointed(((kind, 2),))
+        assert found.saved == 2_048.0
+        assert found.backward == (Peak(10.0 + 20.0 + 2_048.0, "run") if most == 1.0 else Peak(10.0 + most, "back"))

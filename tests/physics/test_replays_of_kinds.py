@@ -6,7 +6,9 @@ import pytest
 from physics_jobs import job, machine
 
 from steptime.answer.result import estimate
-from steptime.timing.op_times import chunk_op_times, replayed_times
+from steptime.cost.comm import CommCost
+from steptime.cost.parts import CommCall, Work
+from steptime.timing.op_times import OpTime, chunk_op_times, op_times, replayed_times
 from steptime.timing.step_time import layer_replays_s
 
 KINDS = [{"repeat": 1, "inter_sz": 512}, {"repeat": 2}, {"repeat": 3, "inter_sz": 512}]
@@ -50,3 +52,10 @@ def test_parts_of_a_chunk_in_the_order_they_run(recompute):
             assert sum(op.seconds for layer in layers for op in layer.ops) == pytest.approx(expected)
     starts = [layer.ops[0].name for layer in chunk_op_times(timing, first, "B") if layer.name != "embedding"]
     assert [name == "recomputation" for name in starts] == [recompute == "full"] * 3
+
+
+def test_the_kernels_of_an_op_and_its_collective():
+    """2 s of products; of a collective of 3 s one is hidden, by what ran before it."""
+    call = CommCall("c", "all_gather", 8.0, CommCost(0.0, 3.0, "", 3.0, ""), 1.0, "etp")
+    found = list(op_times("x", Work(gemm_s=2.0, calls=[call]), before=False))
+    assert found == [OpTime("x", "gemm", 2.0), OpTime("c", "ep_comm", 2.0, call, before=False)]

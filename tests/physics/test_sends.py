@@ -6,6 +6,9 @@ import pytest
 from physics_jobs import job, machine
 
 from steptime.answer.result import estimate
+from steptime.job.assembly import Assembly
+from steptime.timing.part_times import part_times, pricing
+from steptime.timing.step_time import time_parts
 
 INSIDE_S, OUTSIDE_S = 2_048 / 8, 2_048
 FOUR_STAGES = {"pp": 4, "vpp": 2, "model": {"n_layers": 8}}
@@ -87,3 +90,14 @@ def test_kept_outputs_of_stages(pp):
     )
     more = [b.activations_bytes - a.activations_bytes for a, b in zip(freed, kept, strict=True)]
     assert more == [2_048 * (pp - stage) for stage in range(pp - 1)] + [0]
+
+
+def test_a_pipeline_whose_sends_are_free():
+    """One micro-batch through two stages: the sum of both chunks' seconds, without the 2,048 B there and back at 1 B/s."""
+    assembly = Assembly(job(on=machine(flops=1e9, link=1.0), pp=2))
+    priced = pricing(assembly.job)
+    times = part_times(assembly, priced)
+    alone, sent = (time_parts(assembly, priced, times, free_sends=free) for free in (True, False))
+    both = sum(chunk.forward_s + chunk.backward_s for stage in alone.chunks for chunk in stage)
+    assert alone.walk.makespan_s == pytest.approx(both)
+    assert sent.walk.makespan_s == pytest.approx(both + 2 * 2_048, rel=1e-3)

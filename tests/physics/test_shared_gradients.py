@@ -5,11 +5,13 @@ A parameter of 7 elements, 2 B each. x has 10 B, y 20, z 30, the outputs 5 and 4
 
 from __future__ import annotations
 
+from plain_backward import AUTOGRAD
+
 from steptime.memory.ledger import Peak
-from steptime.memory.op_walk import Autograd, BackwardWalk
+from steptime.memory.op_walk import BackwardWalk
 from steptime.model.ops import Move, Op, Param, Tensor, tensor_bytes
 
-AUTOGRAD = Autograd(weight_grad_itemsize=2.0)
+WITH_GRADIENTS = AUTOGRAD._replace(weight_grad_itemsize=2.0)
 OWN, AGAIN = Param("w", (7,)), Param("w", (7,), shared=True)
 
 
@@ -20,7 +22,7 @@ def op(name: str, input_: str, output: Tensor, *params: Param) -> Op:
 def walked(*ops: Op) -> tuple[list[float], Peak]:
     """Bytes held after each op's backward, the last op's first, and the peak."""
     sizes = tensor_bytes(list(ops), Tensor("x", 10, 1.0))
-    walk = BackwardWalk(list(ops), sizes, [], [name for one in ops for name in one.saves], AUTOGRAD)
+    walk = BackwardWalk(list(ops), sizes, [], [name for one in ops for name in one.saves], WITH_GRADIENTS)
     return [ledger.bytes for ledger in walk.steps(ops[-1].outputs[0].name)], walk.ledger.peak
 
 
@@ -63,3 +65,8 @@ def test_a_second_gradient_is_added_in_place():
     y, z = Tensor("y", 20, 1.0), Tensor("z", 20, 1.0)
     product = Move("m", ("z", "y"), (Tensor("o", 20, 1.0),))
     assert walked(op("a", "x", y), op("b", "y", z), product) == ([70.0, 30.0, 10.0], Peak(90.0, "m"))
+
+
+def test_two_uses_of_another_parts_parameter():
+    """Neither is the first of its name: as `test_two_uses`."""
+    assert walked(op("a", "x", Tensor("y", 20, 1.0), AGAIN), SECOND, THIRD) == ([74.0, 44.0, 10.0], Peak(109.0, "c"))

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import pytest
 from physics_jobs import job
+from plain_backward import AUTOGRAD
 
 from steptime.job.assembly import Assembly
 from steptime.memory.ledger import NO_BYTES, PartMemory, Peak
-from steptime.memory.op_walk import Autograd
-from steptime.memory.part_memories import PartMemories
+from steptime.memory.op_walk import walk_part
+from steptime.memory.part_memories import PartMemories, weight_grad_itemsize
 from steptime.memory.split_backward import SplitMemory, chunk_split, walk_split
 from steptime.memory.stages import PeakMoment, before_gradients, moment_op, split_bytes
-from steptime.model.ops import Move, Param, Tensor
+from steptime.model.ops import Gemm, Move, Param, Tensor
 
 X = Tensor("x", 10, 1.0)
 OPS = [
@@ -29,7 +30,9 @@ def test_outputs_gradients_of_ops_with_parameters_stay():
     then dx 10 once dz is freed (95 B). dx is sent: do and dy are left beside what is saved, 85 B. The largest gradient of
     weights has 7 elements of 2 B.
     """
-    assert walk_split(OPS, X, "o", Autograd(weight_grad_itemsize=2.0)) == SplitMemory(85.0, Peak(115.0, "b"), 14.0)
+    assert walk_split(OPS, X, "o", AUTOGRAD._replace(weight_grad_itemsize=2.0)) == SplitMemory(
+        85.0, Peak(115.0, "b"), 14.0
+    )
 
 
 @pytest.fixture
@@ -92,3 +95,43 @@ def test_what_runs_at_a_stages_worst_moment():
     memory = PartMemory(0.0, Peak(1.0, "a"), Peak(2.0, "b"))
     found = [moment_op(memory, kind) for kind in ("F", "B", "I", "W")]
     assert found == ["forward of a", "backward of b", "backward of b", "gradients of the weights"]
+
+
+def test_what_a_product_unpacks_is_there_while_it_runs():
+    """Its weight in the compute dtype, 1,000 B, in both passes; x has 10 B, which are saved, y and its gradient 20 B each."""
+    ops = [Gemm("a", ("x",), (Tensor("y", 20, 1.0),), ("x",), temp_bytes=1_000.0)]
+    found = walk_part(ops, X, "y", frozenset(), AUTOGRAD)
+    assert (found.saved, found.forward, found.backward) == (10, Peak(1_030.0, "a"), Peak(1_040.0, "a"))
+
+
+def test_a_pooled_tensor_counts_unless_a_buffer_stores_it():
+    """y of 20 B, which the next op saves, beside its gradient and that of z, 30 B. Megatron's permanent buffer, which counts them
+    elsewhere, holds y and its gradient (megatron/core/utils.py, GlobalMemoryBuffer).
+    """
+    ops = [
+        Move("a", ("x",), (Tensor("y", 20, 1.0, pooled=True),)),
+        Move("b", ("y",), (Tensor("z", 30, 1.0),), ("y",)),
+    ]
+    alone, pooled = (walk_part(ops, X, "z", frozenset(), of) for of in (AUTOGRAD, AUTOGRAD._replace(pool=True)))
+    assert (alone.saved, pooled.saved) == (20, 0)
+    assert (alone.backward.bytes, pooled.backward.bytes) == (20 + 30 + 20, 30)
+
+
+@pytest.mark.parametrize(
+    ("software", "said", "microbatches", "itemsize"),
+    [
+        ("torch", {}, 1, 0.0),  # it becomes the gradient
+        ("torch", {}, 2, 2.0),  # it is added to one
+        ("megatron-core", {"grad_accumulation_fusion": False}, 1, 2.0),  # the main gradient is in fp32, and persists
+        (
+            "megatron-core",
+            {"dummy_wgrads": "freed"},
+            1,
+            2.0,
+        ),  # added by the product; an empty one of its size is returned
+        ("megatron-core", {"dummy_wgrads": "none"}, 1, 0.0),
+    ],
+)
+def test_a_weights_gradient_beside_the_accumulated_one(software, said, microbatches, itemsize):
+    """bf16 where there is one (torch/csrc/autograd/functions/accumulate_grad.h; megatron/core/tensor_parallel/layers.py)."""
+    assert weight_grad_itemsize(job(software, performance=said, microbatches=microbatches)) == itemsize

@@ -12,7 +12,7 @@ from steptime.job.assembly import Assembly
 from steptime.memory.blocks import further_ends
 from steptime.memory.buckets import Pieces, run_buckets
 from steptime.memory.buffers import block_rest_bytes
-from steptime.memory.states import Bucket, stage_states
+from steptime.memory.states import Bucket, chunk_buckets, stage_states
 
 PARAMS = 590_464
 
@@ -128,6 +128,22 @@ def test_fsdp_pads_rows_to_the_ranks():
     layout = {"model": {"vocab_sz": 1002, "n_q_heads": 2}, "tp": 2, "dp": 4, "fsdp": {}}
     rows = {row.name: row.bytes for row in estimate(job("fsdp2", **layout)).collectives}
     assert rows["root parameters"] == 2 * (2 * 504 * 128 + 128)
+
+
+def test_buckets_of_whole_gradients_have_no_padding():
+    """3 and 4 elements, which nothing shards, follow one another; a bucket ends where it reaches its size."""
+    assert run_buckets([([Pieces(3, 1), Pieces(4, 1)], 1)], 2, None, sharded=False) == [7]
+    assert run_buckets([([Pieces(3, 1), Pieces(4, 1)], 1)], 2, 3, sharded=False) == [3, 4]
+    assert run_buckets([([Pieces(1, 1)], 1)], 2, None, sharded=False) == [1]
+
+
+def test_an_embedding_that_two_stages_hold_has_a_bucket_of_its_own():
+    """131,072 elements, so that both ends cut it alike (param_and_grad_buffer.py, _does_param_require_new_bucket). The rest in
+    one: two layers of 164,096, and on the last stage, before them in backward, the final norm's 128.
+    """
+    assembly = Assembly(job(model={"tie_embeddings": True, "n_layers": 4}, pp=2, dp=2, microbatches=2))
+    found = [[of.elements for of in chunk_buckets(assembly, chunk)] for chunk in assembly.chunks]
+    assert found == [[328_192, 131_072], [131_072, 328_320]]
 
 
 def test_ends_of_blocks_of_each_tensor():

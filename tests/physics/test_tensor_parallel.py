@@ -7,10 +7,17 @@ of the input once more, for wgrad, and the reduce-scatter of the input's gradien
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from physics_jobs import job, machine
 
 from steptime.answer.result import estimate
+from steptime.cost.async_tp import sum_s, waits_for_a_sum
+from steptime.cost.compute import NOTHING
+from steptime.cost.parts import Work, add_backward, forward_work
+from steptime.model.ops import Comm, Gemm, Param
+from steptime.timing.part_times import pricing
 
 ONE = 1_024
 LAYERS, HEAD, EMBEDDING, LOSS = 2 * 10 * ONE, 3 * ONE, 2 * ONE, 3 * 32
@@ -115,3 +122,33 @@ def test_nothing_hides_a_reduction_that_follows_a_sum():
     assert [call.hidden_s for call in calls] == [0.0, 0.0]
     others = [call for call in timing.parts.layer.backward.calls if call.kind == "all_gather"]
     assert [call.hidden_s for call in others] == [pytest.approx(0.85 * 0.5 * call.cost.time_s) for call in others]
+
+
+def test_products_that_share_what_is_gathered():
+    """Up to the collective that leaves the region: of the four products query and key read it, cut by their rows; the
+    projection's columns are cut. What follows the next collective reads something else.
+    """
+    rows, columns = Param("w", (8, 8), split_dim=0), Param("o", (8, 8), split_dim=1)
+    there, back = Comm("gather", region="enter", axis="tp"), Comm("scatter", region="leave", axis="tp")
+    inside = Comm("sum of scores", axis="tp")
+    query, key, out, up = (
+        Gemm(name, params=(of,)) for name, of in (("q", rows), ("k", rows), ("o", columns), ("up", rows))
+    )
+    assert waits_for_a_sum([there, query, inside, key, out, back], 0)
+    assert not waits_for_a_sum([there, query, out, back, there, up], 0)
+    assert not waits_for_a_sum([query, there, up, back], 1)
+    assert sum_s(8.0, 2, 4.0) == 3.0  # 8 B read and 4 written
+
+
+def test_dtensor_copies_a_collective_of_several_sequences():
+    """NCCL joins along the batch, torch along the sequence: 8 B are read and written at 1 B/s by a kernel of 0.5 s, in both
+    passes (_functional_collectives.py). One sequence needs no copy unless pieces are joined along another dimension.
+    """
+    on = machine(memory=1.0, kernels={"move_kernel_s": 0.5})
+    op = Comm("gather", kind="all_gather", backward="reduce_scatter", axis="tp", bytes=8.0)
+    for batch, joined, seconds in ((2, False, 16.5), (1, False, 0.0), (1, True, 16.5)):
+        context = pricing(job("torch", on=on, model={"n_q_heads": 2}, tp=2, sp=True, batch=batch)).context
+        back, ops = Work(), [replace(op, joined=joined)]
+        add_backward(back, ops, 0, [(NOTHING, NOTHING)], context)
+        assert back.memory_s == forward_work(ops, [NOTHING], context, [0]).memory_s == seconds
+        assert back.calls[0].kind == "reduce_scatter"

@@ -49,6 +49,33 @@ def test_before_and_after_the_pipeline():
     assert found.times[0].starts_s[0] == near(ALL)
 
 
+def test_a_tied_embedding_is_summed_between_the_ends():
+    """Of three stages the first and the last hold it: two all-reduce 131,072 fp32 gradients, and half of that is sent twice."""
+    said = {"model": {"n_layers": 3, "tie_embeddings": True}, "pp": 3, "microbatches": 3}
+    shown = Timeline(estimate(job(on=machine(link=1.0), **said)).timing)
+    found = [[one for one in shown.around(stage) if one.kind == "embedding_comm"] for stage in range(3)]
+    assert [len(of) for of in found] == [1, 0, 1]
+    assert found[0][0].end_s - found[0][0].start_s == near(131_072 * 4)
+
+
+def test_what_follows_the_pipeline_runs_in_turn():
+    """Norms' gradients, the tied embedding, the optimizer: one after the other, and the stage in the middle waits meanwhile."""
+    said = {
+        "model": {"n_layers": 3, "tie_embeddings": True, "n_q_heads": 2},
+        "pp": 3,
+        "microbatches": 3,
+        "tp": 2,
+        "sp": True,
+    }
+    shown = Timeline(estimate(job(on=machine(link=1.0, memory=1.0), **said)).timing)
+    first, middle = ([one for one in shown.around(at) if one.kind != "dp_comm"][:3] for at in (0, 1))
+    norms, embedding, update = first
+    assert [one.kind for one in (norms, embedding, update)] == ["tp_comm", "embedding_comm", "optimizer"]
+    assert (norms.start_s, embedding.start_s, update.start_s) == (shown.end_s, norms.end_s, embedding.end_s)
+    assert norms.end_s < embedding.end_s < update.end_s
+    assert middle[:2] == [norms, update]
+
+
 def test_reductions_of_every_micro_batch_are_one_slice():
     """ZeRO-2's four, each of 1,180,928 s."""
     found = timeline(n_param_buckets=1, zero_level=2, microbatches=4)
@@ -156,7 +183,10 @@ def test_a_long_step_is_shortened_to_one_repeat(schedule, vpp, expected):
 
 
 def test_micro_batches_beyond_full_groups_stay():
-    """66 in groups of 4 leave 2: one repeat beyond two groups, and these, are 14."""
+    """66 in groups of 4 leave 2: one repeat beyond two groups, and these, are 14. Two stages have 2 * 1 + 2 = 4 entries of 4
+    ahead: one group of 2, then one.
+    """
+    assert shortened("interleaved", 2, 2, 64, None, 1) == (4, 2, 30)
     assert shortened("interleaved", 4, 2, 66, 4, 1) == (14, 4, 13)
     assert shortened("interleaved", 4, 2, 12, 4, 1) == (12, 4, 0)
     assert shortened("interleaved", 4, 2, 64, 2, 1) == (64, 2, 0)  # groups smaller than the stages do not repeat

@@ -33,6 +33,14 @@ def test_ends_of_chunks_and_stages():
     assert WALKED.last_backward_end == [[29.0], [23.0]]
 
 
+def test_ends_of_a_long_step():
+    """64 micro-batches keep stage 1 busy from 3 s on, 10 s each: its last backward starts at 636 s, stage 0's at 643 + 1 s."""
+    found = walk("1f1b", 2, 1, 64, [[2.0], [3.0]], [[5.0], [7.0]], [1.0, 0.0])
+    assert (found.makespan_s, found.stage_end) == (649.0, [649.0, 643.0])
+    assert (found.last_backward_start, found.last_backward_end) == ([[644.0], [636.0]], [[649.0], [643.0]])
+    assert found.first_forward_start == [[0.0], [3.0]]
+
+
 def test_a_send_that_blocks_holds_its_stage():
     """Stage 0's forwards end at 3 and 6 with their sends; stage 1: F0 3 to 6, B0 to 13 and its send to 14, F1 to 17, B1 to 24,
     its send to 25; stage 0: B0 14 to 19, B1 25 to 30.

@@ -85,6 +85,26 @@ def test_collectives_of_a_forward_and_of_a_backward():
         assert found.exposed_s == pytest.approx(seconds, rel=1e-3)
 
 
+def test_calls_of_a_ring():
+    """Of 8 tokens on 4 ranks each sends its 2 tokens' keys and values, 2 * 2 * 128 in bf16 = 1,024 B, on three times in a layer's
+    forward. In backward four times: three times those, three times their gradients (AttnFuncWithCPAndKVP2P).
+    """
+    shown = Timeline(estimate(job(on=machine(link=1.0), model={"n_q_heads": 4}, cp=4)).timing)
+    ([there], [back]) = (shown.traffic(0, 0, way) for way in "FB")
+    assert (there.calls, there.busy_s) == (2 * 3, near(2 * 3 * 1_024))
+    assert (back.calls, back.busy_s) == (2 * 4, near(2 * (3 + 3) * 1_024))
+
+
+def test_collectives_of_the_chunks_of_a_pipeline():
+    """Forward of one layer each in two chunks of three stages: four; the first adds the embedding's, the last the head's and the
+    three sums of its loss.
+    """
+    layout = {"tp": 2, "pp": 3, "vpp": 2, "schedule": "interleaved", "microbatches": 3}
+    shown = Timeline(estimate(job(on=machine(link=1.0), model={"n_q_heads": 2, "n_layers": 6}, **layout)).timing)
+    found = [[sum(of.calls for of in shown.traffic(stage, at, "F")) for at in (0, 1)] for stage in range(3)]
+    assert found == [[5, 4], [4, 4], [4, 8]]
+
+
 @pytest.mark.parametrize(("exposed_s", "forward_s", "backward_s"), [(48.0, 2.0, 6.0), (480.0, 5.0, 15.0), (0.0, 0, 0)])
 def test_each_chunk_shows_its_share_of_fsdps_network(exposed_s, forward_s, backward_s):
     """Three micro-batches, two chunks on a stage: 48 s are 16 s a micro-batch, 8 s a chunk, of which forward's 10 s of network

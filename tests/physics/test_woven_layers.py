@@ -10,10 +10,13 @@ Forward holds 1; router 1 + 2, then 2; dispatch 2 + 4, then 4; experts 4 + 8, 8,
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
+from plain_backward import AUTOGRAD
 
 from steptime.memory.ledger import NO_BYTES
-from steptime.memory.op_walk import Autograd
+from steptime.memory.part_memories import walk
 from steptime.memory.woven import woven_peak
 from steptime.model.ops import Move, Tensor
 
@@ -27,9 +30,9 @@ CHAIN = (
 BYTES = {"x": 1.0, "a": 2.0, "b": 4.0, "c": 8.0, "d": 16.0, "y": 32.0}
 
 
-def peak(chain=CHAIN, *, forward: str = "", backward: str = ""):
-    """The peak where one op takes 1,000 B while it runs in one direction."""
-    ops = [
+def chain_of(chain=CHAIN, forward: str = "", backward: str = "") -> list[Move]:
+    """Ops of which one takes 1,000 B while it runs in one direction."""
+    return [
         Move(
             name,
             (read,),
@@ -39,7 +42,11 @@ def peak(chain=CHAIN, *, forward: str = "", backward: str = ""):
         )
         for name, read, made in chain
     ]
-    return woven_peak(ops, Tensor("x", 1.0, 1.0), chain[-1][2], frozenset(), Autograd())
+
+
+def peak(chain=CHAIN, *, forward: str = "", backward: str = ""):
+    ops = chain_of(chain, forward, backward)
+    return woven_peak(ops, Tensor("x", 1.0, 1.0), chain[-1][2], frozenset(), AUTOGRAD)
 
 
 @pytest.mark.parametrize(
@@ -72,3 +79,13 @@ def test_an_op_of_the_backward_beside_what_forward_holds(op, expected):
 
 def test_a_layer_that_sends_no_rows_alternates_with_none():
     assert peak(CHAIN[:1]) == peak((("up", "x", "b"), ("moe.combine", "b", "y"))) == NO_BYTES
+
+
+def test_a_layer_is_as_large_as_the_worse_of_both_walks():
+    """Where down takes 1,000 B in its forward: 8 + 16 + 2 beside it. Alone, backward is largest at the combine, 32 + 16."""
+    ops = chain_of(forward="down")
+    part = SimpleNamespace(ops=ops, x=Tensor("x", 1.0, 1.0), out="y", sizes=None, n_params=3.0)
+    both, alone = (walk(part, frozenset(), AUTOGRAD._replace(woven=woven)) for woven in (True, False))
+    assert both.backward == (1_026, "down")
+    assert alone.backward == (48, "moe.combine")
+    assert both.n_params == alone.n_params == 3.0
