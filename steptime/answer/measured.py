@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from steptime.answer.features import Feature, features_of
+from steptime.answer.sites import Sites, pick
 from steptime.base.num import made
 from steptime.job.job import Job
 
@@ -52,6 +53,16 @@ ARCHITECTURES = {
 """Chip, the first word of an accelerator's name, to the architecture that it shares with others."""
 
 
+@cache
+def first_word(name: str, before: str) -> str:
+    """A name up to a sign.
+
+    >>> first_word("h100-sxm", "-")
+    'h100'
+    """
+    return name.partition(before)[0]
+
+
 class RunKind(NamedTuple):
     """What a job runs on and with: accelerator, precision, software, recomputation, kind of layers."""
 
@@ -68,7 +79,7 @@ class RunKind(NamedTuple):
     @property
     def chip(self) -> str:
         """The accelerator's name without form and capacity: h100."""
-        return self.accelerator.partition("-")[0]
+        return first_word(self.accelerator, "-")
 
     @property
     def architecture(self) -> str:
@@ -85,7 +96,7 @@ class RunKind(NamedTuple):
     @property
     def profile(self) -> str:
         """The profile without its release."""
-        return self.software.partition("@")[0]
+        return first_word(self.software, "@")
 
 
 class RunPlace(NamedTuple):
@@ -143,30 +154,34 @@ class Measured:
 
     def __init__(self, runs: Iterable[FitRun], constants: Mapping[str, Any]) -> None:
         self.runs = sorted(runs, key=lambda run: run.log_ratio)
+        places = {id(run.place): run.place.kind for run in self.runs}  # runs of one place mostly share it
+        self._start([places[id(run.place)] for run in self.runs], constants)
+
+    def _start(self, kinds: Sequence[RunKind], constants: Mapping[str, Any]) -> None:
+        """`kinds`: of the runs."""
         self.constants = constants
         self.per_doubling: Sequence[float] = constants.get("per_doubling", PER_DOUBLING)
         self.alike: Sequence[str] = constants.get("alike", ALIKE)
         self.ratios = [run.log_ratio for run in self.runs]
-        places = {id(run.place): run.place for run in self.runs}  # runs of one place mostly share it
-        number = {kind: i for i, kind in enumerate(dict.fromkeys(place.kind for place in places.values()))}
-        sites = {key: (number[place.kind], self.counted(place.at)) for key, place in places.items()}
-        self.sites = list(dict.fromkeys(sites.values()))
-        """Kinds and values between which distances differ: many runs share one."""
-        self.columns = list(zip(*[values for _, values in self.sites], strict=True))
-        """Their values on each of `AXES`."""
-        index = {site: i for i, site in enumerate(self.sites)}
-        site_of = {key: index[site] for key, site in sites.items()}
-        self.site_of = [site_of[id(run.place)] for run in self.runs]
-        """Index of each run's."""
-        self.kinds = [self.sites[at][0] for at in self.site_of]
+        self.weights = [run.vote for run in self.runs]
+        objects = {id(kind): kind for kind in kinds}
+        number = {kind: i for i, kind in enumerate(dict.fromkeys(objects.values()))}
+        numbers = {key: number[kind] for key, kind in objects.items()}
+        self.kinds = [numbers[key] for key in map(id, kinds)]
         """Index of each run's kind in `votes`."""
         votes = [0.0] * len(number)
-        for kind, run in zip(self.kinds, self.runs, strict=True):
-            votes[kind] += run.vote
+        for kind, vote in zip(self.kinds, self.weights, strict=True):
+            votes[kind] += vote
         self.votes = dict(zip(number, votes, strict=True))
         """Votes of all runs of a kind."""
         self._spans: dict[str, list[tuple[float, float]]] = {}
         self._factors: dict[tuple[float, tuple[str, ...], int | None], tuple[float, float]] = {}
+
+    @cached_property
+    def sites(self) -> Sites:
+        """Kind and values of every run, for distances."""
+        values = {at: self.counted(at) for at in dict.fromkeys(run.place.at for run in self.runs)}
+        return Sites(self.kinds, [values[run.place.at] for run in self.runs], self.per_doubling)
 
     def counted(self, at: Sequence[float]) -> tuple[float, ...]:
         """Values on `AXES`, 1 on those that do not count."""
@@ -212,7 +227,7 @@ class Measured:
 
     def without_cell(self, cell: int) -> "Measured":
         """The runs of other cells."""
-        return Measured((run for run in self.runs if run.cell != cell), self.constants)
+        return SomeMeasured(self, [at for at, run in enumerate(self.runs) if run.cell != cell])
 
     @cached_property
     def cells(self) -> dict[str, int]:
@@ -226,6 +241,18 @@ class Measured:
             every = own if len(own) >= FEW_RUNS else [run.place.at for run in self.runs]
             self._spans[family] = [(min(column), max(column)) for column in zip(*every, strict=True)]
         return self._spans[family]
+
+
+class SomeMeasured(Measured):
+    """Some of the runs, with the same constants."""
+
+    def __init__(self, whole: Measured, kept: Sequence[int]) -> None:
+        """`kept`: the places of these in `whole`, in order."""
+        self.whole = whole
+        self.of_whole = pick(kept)
+        self.runs = [whole.runs[at] for at in kept]
+        kinds = list(whole.votes)
+        self._start([kinds[whole.kinds[at]] for at in kept], whole.constants)
 
 
 def upper(pairs: Iterable[tuple[float, float]], share: float) -> float:
