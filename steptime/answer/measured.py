@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from steptime.answer.features import Feature, features_of
 from steptime.answer.sites import Sites, pick
@@ -55,11 +55,7 @@ ARCHITECTURES = {
 
 @cache
 def first_word(name: str, before: str) -> str:
-    """A name up to a sign.
-
-    >>> first_word("h100-sxm", "-")
-    'h100'
-    """
+    """A name up to a sign: h100 of h100-sxm."""
     return name.partition(before)[0]
 
 
@@ -149,22 +145,26 @@ class FitRun(NamedTuple):
     accelerator or model was never measured."""
 
 
+RankedScore: TypeAlias = tuple[float, int, int, int]
+"""A score, and its run's series, kind and index."""
+
+
 class Measured:
     """Runs sorted by their log ratio, and the interval constants fitted on them."""
 
     def __init__(self, runs: Iterable[FitRun], constants: Mapping[str, Any]) -> None:
         self.runs = sorted(runs, key=lambda run: run.log_ratio)
-        places = {id(run.place): run.place.kind for run in self.runs}  # runs of one place mostly share it
-        self._start([places[id(run.place)] for run in self.runs], constants)
+        self._start(constants)
 
-    def _start(self, kinds: Sequence[RunKind], constants: Mapping[str, Any]) -> None:
-        """`kinds`: of the runs."""
+    def _start(self, constants: Mapping[str, Any]) -> None:
         self.constants = constants
         self.per_doubling: Sequence[float] = constants.get("per_doubling", PER_DOUBLING)
         self.alike: Sequence[str] = constants.get("alike", ALIKE)
         self.ratios = [run.log_ratio for run in self.runs]
         self.weights = [run.vote for run in self.runs]
-        objects = {id(kind): kind for kind in kinds}
+        self.series = [run.series for run in self.runs]
+        kinds = [run.place.kind for run in self.runs]
+        objects = {id(kind): kind for kind in kinds}  # most runs of a kind share it
         number = {kind: i for i, kind in enumerate(dict.fromkeys(objects.values()))}
         numbers = {key: number[kind] for key, kind in objects.items()}
         self.kinds = [numbers[key] for key in map(id, kinds)]
@@ -197,23 +197,24 @@ class Measured:
         own, others = self.key(kind), self.constants["others"]
         if (others, own, without) not in self._factors:
             alike = [self.key(other) == own for other in self.votes]
-            kept = [alike[number] for run, number in zip(self.runs, self.kinds, strict=True) if run.series != without]
+            every = zip(self.series, map(alike.__getitem__, self.kinds), strict=True)
+            kept = [counts for series, counts in every if series != without]
             rest = others / (len(kept) or 1)
             beyond = (rest * len(kept) + sum(kept)) * (1.0 - COVERED) + 1e-9  # a tenth of both scores
             ends = []
             for ranked in self.ranked:
-                votes = ((score, rest + alike[number]) for score, series, number in ranked if series != without)
+                votes = ((score, rest + alike[number]) for score, series, number, _ in ranked if series != without)
                 running = accumulate(votes, lambda above, one: (one[0], above[1] + one[1]))
                 ends.append(next((score for score, running in running if running > beyond), 0.0))
             self._factors[others, own, without] = (ends[0], ends[1])
         return self._factors[others, own, without]
 
     @cached_property
-    def ranked(self) -> tuple[list[tuple[float, int, int]], ...]:
-        """Scores of runs faster, and slower, than estimated, with series and kind, greatest first."""
-        every = zip(self.runs, self.kinds, strict=True)
-        both = [(score, run.series, kind) for run, kind in every for score in (run.score, run.new_score)]
-        faster = [(-score, series, kind) for score, series, kind in both if score < 0.0]
+    def ranked(self) -> tuple[list[RankedScore], ...]:
+        """Scores of runs faster, and slower, than estimated, greatest first."""
+        every = enumerate(zip(self.runs, self.kinds, strict=True))
+        both = [(score, run.series, kind, at) for at, (run, kind) in every for score in (run.score, run.new_score)]
+        faster = [(-score, series, kind, at) for score, series, kind, at in both if score < 0.0]
         return sorted(faster, reverse=True), sorted([one for one in both if one[0] > 0.0], reverse=True)
 
     def key(self, kind: RunKind) -> tuple[str, ...]:
@@ -251,8 +252,15 @@ class SomeMeasured(Measured):
         self.whole = whole
         self.of_whole = pick(kept)
         self.runs = [whole.runs[at] for at in kept]
-        kinds = list(whole.votes)
-        self._start([kinds[whole.kinds[at]] for at in kept], whole.constants)
+        self._start(whole.constants)
+        self.own = {at: (kind, number) for number, (at, kind) in enumerate(zip(kept, self.kinds, strict=True))}
+        """Kind and index here of each run, by its index in `whole`."""
+
+    @cached_property
+    def ranked(self) -> tuple[list[RankedScore], ...]:
+        """Those of all runs, less the others."""
+        own, every = self.own, self.whole.ranked
+        return tuple([(score, series, *own[at]) for score, series, _, at in ranked if at in own] for ranked in every)
 
 
 def upper(pairs: Iterable[tuple[float, float]], share: float) -> float:
