@@ -55,7 +55,7 @@ ARCHITECTURES = {
 
 @cache
 def first_word(name: str, before: str) -> str:
-    """A name up to a sign: h100 of h100-sxm."""
+    """The part of a name before a sign."""
     return name.partition(before)[0]
 
 
@@ -163,11 +163,10 @@ class Measured:
         self.ratios = [run.log_ratio for run in self.runs]
         self.weights = [run.vote for run in self.runs]
         self.series = [run.series for run in self.runs]
-        kinds = [run.place.kind for run in self.runs]
-        objects = {id(kind): kind for kind in kinds}  # most runs of a kind share it
+        objects = {id(run.place.kind): run.place.kind for run in self.runs}  # most runs of a kind share it
         number = {kind: i for i, kind in enumerate(dict.fromkeys(objects.values()))}
         numbers = {key: number[kind] for key, kind in objects.items()}
-        self.kinds = [numbers[key] for key in map(id, kinds)]
+        self.kinds = [numbers[id(run.place.kind)] for run in self.runs]
         """Index of each run's kind in `votes`."""
         votes = [0.0] * len(number)
         for kind, vote in zip(self.kinds, self.weights, strict=True):
@@ -180,12 +179,15 @@ class Measured:
     @cached_property
     def sites(self) -> Sites:
         """Kind and values of every run, for distances."""
-        values = {at: self.counted(at) for at in dict.fromkeys(run.place.at for run in self.runs)}
-        return Sites(self.kinds, [values[run.place.at] for run in self.runs], self.per_doubling)
+        places = {id(run.place): self.counted(run.place.at) for run in self.runs}  # most runs of a place share it
+        number = dict(zip(places, range(len(places)), strict=True))
+        of_run = [number[id(run.place)] for run in self.runs]
+        return Sites(self.kinds, of_run, list(places.values()), self.per_doubling)
 
     def counted(self, at: Sequence[float]) -> tuple[float, ...]:
         """Values on `AXES`, 1 on those that do not count."""
-        return tuple([value if per else 1.0 for value, per in zip(at, self.per_doubling, strict=True)])
+        axes = zip(at, self.per_doubling, strict=True)
+        return tuple(at) if all(self.per_doubling) else tuple([value if per else 1.0 for value, per in axes])
 
     def factors(self, kind: RunKind, without: int | None = None) -> tuple[float, float]:
         """Mean errors that hold 80 % of the runs, with a tenth beyond on either side (faster, slower than estimated).

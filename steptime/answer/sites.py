@@ -34,29 +34,31 @@ class Sites:
     """The kind and the values of every run."""
 
     def __init__(
-        self, kinds: Sequence[int], places: Sequence[tuple[float, ...]], per_doubling: Sequence[float]
+        self,
+        kinds: Sequence[int],
+        number: Sequence[int],
+        places: Sequence[Sequence[float]],
+        per_doubling: Sequence[float],
     ) -> None:
-        """`kinds`: by number; `places`: the values of every run on every axis."""
+        """`kinds`, `number`: of every run the number of its kind and of its place; `places`: their values on every axis."""
         self.kinds = pick(kinds)
-        different = list(dict.fromkeys(places))
-        branch = [0] * len(different)
+        branch = [0] * len(places)
         self.axes: list[Branches] = []
-        for per, column in zip(per_doubling, zip(*different, strict=True), strict=True):
-            values = {value: number for number, value in enumerate(dict.fromkeys(column))}
-            pairs = [(before, values[value]) for before, value in zip(branch, column, strict=True)]
-            numbers = {pair: number for number, pair in enumerate(dict.fromkeys(pairs))}
-            before, here = zip(*numbers, strict=True)
-            self.axes.append(Branches([per * log2(value) for value in values], pick(before), pick(here)))
-            branch = [numbers[pair] for pair in pairs]
-        branch_of = dict(zip(different, branch, strict=True))
-        self.branches = pick([branch_of[place] for place in places])
+        for per, column in zip(per_doubling, zip(*places, strict=True), strict=True):
+            numbers: dict[tuple[int, float], int] = {}
+            branch = [numbers.setdefault(pair, len(numbers)) for pair in zip(branch, column, strict=True)]
+            values: dict[float, int] = {}
+            here = [values.setdefault(value, len(values)) for _, value in numbers]
+            before = pick([parent for parent, _ in numbers])
+            self.axes.append(Branches([per * log2(value) for value in values], before, pick(here)))
+        self.branches = pick([branch[place] for place in number])
 
     def distances(self, steps: Sequence[float], at: Sequence[float]) -> list[float]:
         """Distance of every run from a place: the step of its kind and the gaps on the axes, summed in order.
 
         `at`: values of the place, in units of distance.
 
-        >>> Sites([0, 1], [(2.0, 8.0), (2.0, 4.0)], (1.0, 0.5)).distances([0.0, 3.0], [0.0, 1.5])
+        >>> Sites([0, 1], [0, 1], [(2.0, 8.0), (2.0, 4.0)], (1.0, 0.5)).distances([0.0, 3.0], [0.0, 1.5])
         [1.0, 4.5]
         """
         sums: Sequence[float] = (0.0,)
