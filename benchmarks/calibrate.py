@@ -21,7 +21,7 @@ from steptime.job.assembly import Assembly
 from steptime.software.calibration import DOUBT, HIGHEST, LOWEST
 from steptime.timing.step_parts import step_parts
 from steptime.timing.step_time import step_time
-from steptime.validation.judgement import judge_shipped
+from steptime.validation.judgement import Judgement, judge_shipped
 from steptime.validation.row_plan import to_config, to_job
 from steptime.validation.slices import headline
 
@@ -40,6 +40,7 @@ class Case(NamedTuple):
     measured_s: float
     step_s: float
     compute_s: float
+    """Of rows marked fit, which alone choose what is scaled."""
 
 
 Family = list[Case]
@@ -53,16 +54,22 @@ COMPUTE_ONLY: Scale = (
 )
 
 
+def compute_s(j: Judgement) -> float:
+    """Seconds of a row's step that compute."""
+    parts_s = step_parts(step_time(Assembly(to_job(to_config(j.row))))).parts_s
+    return sum(parts_s.get(part, 0.0) for part in COMPUTE)
+
+
 def cases() -> list[Case]:
     """All rows of the headline whose step was measured."""
     found = []
     for j in headline(judge_shipped()):
         if j.measured_step_s is None:
             continue
-        time = step_parts(step_time(Assembly(to_job(to_config(j.row)))))
         family = (j.row.text("model_name"), j.accelerator, j.precision, j.row.text("framework"), j.row.group)
-        seconds = sum(time.parts_s.get(part, 0.0) for part in COMPUTE)
-        found.append(Case(j.row.text("split"), j.framework, family, j.cell, j.measured_step_s, time.step_s, seconds))
+        split, predicted_s = j.row.text("split"), j.predicted_step_s or 0.0
+        seconds = compute_s(j) if split == "fit" else 0.0
+        found.append(Case(split, j.framework, family, j.cell, j.measured_step_s, predicted_s, seconds))
     return found
 
 

@@ -7,8 +7,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from steptime import Job, estimate
-from steptime.answer.verdict import stage_rows
+from steptime import Job
+from steptime.answer.verdict import stage_memory, stage_rows
 from steptime.base.config import ConfigError
 from steptime.fsdp import applies
 from steptime.fsdp import states as fsdp_states
@@ -76,6 +76,12 @@ def one_job(job, columns, row):
         return None
 
 
+def held(job):
+    """The parts of a job, and its model states."""
+    assembly = Assembly(job)
+    return assembly, fsdp_states(assembly) if applies(job) else stage_states(assembly)
+
+
 @pytest.mark.parametrize("name", PLANS)
 def test_columns_equal_one_job_at_a_time(name):
     """Which layouts can run, and of these every byte of every stage's states, activations and transients, and the overhead."""
@@ -88,12 +94,10 @@ def test_columns_equal_one_job_at_a_time(name):
     indices = np.flatnonzero(legal)
     seen = []
     for which, group in candidates.rows(indices).alike():
-        assembly = Assembly(group.as_job)
-        states = fsdp_states(assembly) if applies(group.as_job) else stage_states(assembly)
-        stages = [row._asdict() for row in stage_rows(assembly, states)]
+        stages = [row._asdict() for row in stage_rows(*held(group.as_job))]
         outside = overhead(group.as_job)
         for at, row in enumerate(indices[which]):
-            found = estimate(jobs[row]).peaks
+            found = stage_memory(*held(jobs[row]))
             for ours, theirs in zip(stages, found.stages, strict=True):
                 mine = {key: np.broadcast_to(value, len(which))[at] for key, value in ours.items() if key != "peak_op"}
                 assert mine == {key: value for key, value in theirs._asdict().items() if key != "peak_op"}

@@ -6,7 +6,8 @@ from own_rows import own
 
 from steptime.job.assembly import Assembly
 from steptime.memory.part_memories import PartMemories
-from steptime.validation.judgement import judge_shipped
+from steptime.validation.judgement import judge_all
+from steptime.validation.measurements import shipped
 from steptime.validation.row_plan import to_config
 
 SHAPE = {"hidden_sz": 64, "inter_sz": 176, "n_q_heads": 4, "vocab_sz": 1000, "n_layers": 1}
@@ -21,7 +22,8 @@ def memories(**performance):
 
 def test_published_peaks_of_the_trainer():
     """27 runs on 1, 2 and 4 A100: of Llama 3 8B and Mistral 7B, with and without fused kernels and Liger's loss."""
-    errors = [j.memory_error for j in judge_shipped() if j.row.group == "fms-accel" and j.memory_error is not None]
+    judged = judge_all(row for row in shipped() if row.group == "fms-accel")
+    errors = [j.memory_error for j in judged if j.memory_error is not None]
     assert len(errors) == 27
     assert max(map(abs, errors)) < 0.0005
 

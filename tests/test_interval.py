@@ -369,3 +369,17 @@ def test_fitting_is_reproducible():
     kept = 1.0 - constants["other_side"] / 2.0
     assert Measured(runs, constants).factors(KIND) == (0.0, pytest.approx(0.35 * 39 / 7.45 / kept, abs=1e-4))
     assert all(value >= script["FLOOR"] for value in constants["margins"].values())
+
+
+@pytest.mark.parametrize("of", ["step", "memory"])
+def test_runs_without_a_cell_are_as_if_the_others_had_been_read_alone(of):
+    """Bit for bit: what they take from all runs is what they would compute themselves."""
+    every = measured(of)
+    for one in every.runs[::60]:
+        others = Measured((run for run in every.runs if run.cell != one.cell), every.constants)
+        found, alone = (interval.interval(one.place, runs) for runs in (every.without(one.id), others))
+        assert len(found.away) == len(others.runs) < len(every.runs)
+        assert found.away == alone.away
+        assert (found.low, found.high, found.beyond) == (alone.low, alone.high, alone.beyond)
+        for side, same in zip(found.found.ranked, others.ranked, strict=True):
+            assert [row[:2] for row in side] == [row[:2] for row in same]

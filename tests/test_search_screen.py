@@ -33,14 +33,18 @@ OFFLOADED = "offloaded experts"
 
 
 def few(name):
-    """One degree of tp or none, and two micro-batches, in turn by plan, since 12 layouts are compared of all that are computed.
+    """One degree of tp and of cp or none, and two micro-batches, in turn by plan, since 12 layouts are compared of all.
 
     Together the plans take every value that 16 devices and 64 sequences allow.
     """
     turn = [*PLANS, *FLEETING].index(name)
     if name == OFFLOADED:
         return {"tp": (1, 4), "cp": (1, 2), "microbatch_sz": (1, 8)}
-    return {"tp": (1, (2, 4, 8)[turn % 3]), "microbatch_sz": ((1, 8), (2, 16), (4, 64), (1, 32))[turn % 4]}
+    return {
+        "tp": (1, (2, 4, 8)[turn % 3]),
+        "cp": (1, (2, 4, 8, 16)[turn // 3 % 4]),
+        "microbatch_sz": ((1, 8), (2, 16), (4, 64), (1, 32))[turn % 4],
+    }
 
 
 @pytest.fixture(scope="module", params=[*PLANS, *FLEETING])

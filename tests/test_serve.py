@@ -14,6 +14,7 @@ from work import python_calls
 
 from steptime import Job, estimate
 from steptime.answer.result import Estimate
+from steptime.base.config import ConfigError
 from steptime.commands import cli
 from steptime.commands.serve_command import START, opened
 from steptime.launch.plan_yaml import mapping_yaml
@@ -152,13 +153,22 @@ def test_an_update_does_as_much_as_takes_150_ms(plan, full, most, monkeypatch):
     assert 1_000 < calls < most
 
 
-def test_every_choice_is_one_that_a_plan_takes():
+def test_every_choice_is_one_that_a_plan_takes(monkeypatch):
+    """What is said of the plan itself, before it is estimated."""
+
+    def read(job):
+        raise ConfigError("a plan")
+
+    monkeypatch.setattr(whatif, "estimate", read)
+    taken = 0
     for field in FIELDS:
         if field.kind == "choice" and field.path != "model.preset":
             for word in choices(field.path):
                 asked = whatif.PageRequest(PLAN, {field.path: yaml.safe_load(word)}, None, "", full=False)
-                lines = [error["line"] for error in whatif.answer(asked).get("errors", [])]
+                lines = [error["line"] for error in whatif.answer(asked)["errors"]]
+                taken += lines == ["a plan"]
                 assert not [line for line in lines if "expected" in line or "unknown" in line], lines
+    assert taken > 50
 
 
 # --- the command -----------------------------------------------------------------------------------------------------------

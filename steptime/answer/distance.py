@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from math import log2
 
-from steptime.answer.measured import Measured, RunKind, RunPlace
+from steptime.answer.measured import Measured, RunKind, RunPlace, SomeMeasured
 
 RECOMPUTE = {"none": 0.0, "selective": 0.5, "full": 1.0}
 OTHER_LAYERS = 2.0
@@ -38,14 +38,10 @@ def effective(place: RunPlace, found: Measured) -> tuple[float, ...]:
 
 
 @lru_cache(maxsize=256)
-def _distances(kind: RunKind, values: tuple[float, ...], found: Measured) -> Sequence[float]:
-    steps = _steps(kind, found)
-    axes = zip(found.per_doubling, scaled(values, found.per_doubling), found.columns, strict=True)
-    gaps = [{value: abs(at - per * log2(value)) for value in set(column)} for per, at, column in axes]
-    along = [map(gap.__getitem__, column) for gap, column in zip(gaps, found.columns, strict=True)]
-    sums = map(sum, zip(*along, strict=True))
-    from_site = [steps[number] + gap for (number, _), gap in zip(found.sites, sums, strict=True)]
-    return list(map(from_site.__getitem__, found.site_of))
+def _distances(kind: RunKind, values: tuple[float, ...], found: Measured) -> list[float]:
+    if isinstance(found, SomeMeasured):
+        return list(found.of_whole(_distances(kind, values, found.whole)))
+    return found.sites.distances(_steps(kind, found), scaled(values, found.per_doubling))
 
 
 @lru_cache(maxsize=256)

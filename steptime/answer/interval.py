@@ -20,7 +20,7 @@ from collections.abc import Set as AbstractSet
 from functools import lru_cache
 from itertools import accumulate
 from math import exp, hypot, log2, sqrt
-from operator import mul
+from operator import add, mul
 from typing import Any, NamedTuple
 
 from steptime.answer.distance import clipped, distances, effective, outside
@@ -158,9 +158,8 @@ def weigh(place: RunPlace, found: Measured, away: Sequence[float]) -> list[float
     """The weight of every run: near ones by distance, and small shares of the groups that the place belongs to."""
     pooled = pooled_shares(place.kind, found)
     bandwidth: float = found.constants["bandwidth"]
-    near = {d: exp(-d / bandwidth) for d in set(away)}
-    every = zip(found.runs, found.kinds, away, strict=True)
-    return [run.vote * (near[d] + pooled[kind]) for run, kind, d in every]
+    near = [exp(-d / bandwidth) for d in away]
+    return list(map(mul, found.weights, map(add, near, map(pooled.__getitem__, found.kinds))))
 
 
 @lru_cache(maxsize=256)

@@ -9,9 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from steptime.answer.features import Feature, features_of
+from steptime.answer.sites import Sites, pick
 from steptime.base.num import made
 from steptime.job.job import Job
 
@@ -52,6 +53,12 @@ ARCHITECTURES = {
 """Chip, the first word of an accelerator's name, to the architecture that it shares with others."""
 
 
+@cache
+def first_word(name: str, before: str) -> str:
+    """The part of a name before a sign."""
+    return name.partition(before)[0]
+
+
 class RunKind(NamedTuple):
     """What a job runs on and with: accelerator, precision, software, recomputation, kind of layers."""
 
@@ -68,7 +75,7 @@ class RunKind(NamedTuple):
     @property
     def chip(self) -> str:
         """The accelerator's name without form and capacity: h100."""
-        return self.accelerator.partition("-")[0]
+        return first_word(self.accelerator, "-")
 
     @property
     def architecture(self) -> str:
@@ -85,7 +92,7 @@ class RunKind(NamedTuple):
     @property
     def profile(self) -> str:
         """The profile without its release."""
-        return self.software.partition("@")[0]
+        return first_word(self.software, "@")
 
 
 class RunPlace(NamedTuple):
@@ -138,42 +145,49 @@ class FitRun(NamedTuple):
     accelerator or model was never measured."""
 
 
+RankedScore: TypeAlias = tuple[float, int, int, int]
+"""A score, and its run's series, kind and index."""
+
+
 class Measured:
     """Runs sorted by their log ratio, and the interval constants fitted on them."""
 
     def __init__(self, runs: Iterable[FitRun], constants: Mapping[str, Any]) -> None:
         self.runs = sorted(runs, key=lambda run: run.log_ratio)
+        self._start(constants)
+
+    def _start(self, constants: Mapping[str, Any]) -> None:
         self.constants = constants
         self.per_doubling: Sequence[float] = constants.get("per_doubling", PER_DOUBLING)
-        self.all_count = all(self.per_doubling)
         self.alike: Sequence[str] = constants.get("alike", ALIKE)
         self.ratios = [run.log_ratio for run in self.runs]
-        places = {id(run.place): run.place for run in self.runs}  # runs of one place mostly share it
-        number = {kind: i for i, kind in enumerate(dict.fromkeys(place.kind for place in places.values()))}
-        sites = {key: (number[place.kind], self.counted(place.at)) for key, place in places.items()}
-        self.sites = list(dict.fromkeys(sites.values()))
-        """Kinds and values between which distances differ: many runs share one."""
-        self.columns = list(zip(*[values for _, values in self.sites], strict=True))
-        """Their values on each of `AXES`."""
-        index = {site: i for i, site in enumerate(self.sites)}
-        site_of = {key: index[site] for key, site in sites.items()}
-        self.site_of = [site_of[id(run.place)] for run in self.runs]
-        """Index of each run's."""
-        self.kinds = [self.sites[at][0] for at in self.site_of]
+        self.weights = [run.vote for run in self.runs]
+        self.series = [run.series for run in self.runs]
+        objects = {id(run.place.kind): run.place.kind for run in self.runs}  # most runs of a kind share it
+        number = {kind: i for i, kind in enumerate(dict.fromkeys(objects.values()))}
+        numbers = {key: number[kind] for key, kind in objects.items()}
+        self.kinds = [numbers[id(run.place.kind)] for run in self.runs]
         """Index of each run's kind in `votes`."""
         votes = [0.0] * len(number)
-        for kind, run in zip(self.kinds, self.runs, strict=True):
-            votes[kind] += run.vote
+        for kind, vote in zip(self.kinds, self.weights, strict=True):
+            votes[kind] += vote
         self.votes = dict(zip(number, votes, strict=True))
         """Votes of all runs of a kind."""
         self._spans: dict[str, list[tuple[float, float]]] = {}
         self._factors: dict[tuple[float, tuple[str, ...], int | None], tuple[float, float]] = {}
 
+    @cached_property
+    def sites(self) -> Sites:
+        """Kind and values of every run, for distances."""
+        places = {id(run.place): self.counted(run.place.at) for run in self.runs}  # most runs of a place share it
+        number = dict(zip(places, range(len(places)), strict=True))
+        of_run = [number[id(run.place)] for run in self.runs]
+        return Sites(self.kinds, of_run, list(places.values()), self.per_doubling)
+
     def counted(self, at: Sequence[float]) -> tuple[float, ...]:
         """Values on `AXES`, 1 on those that do not count."""
-        if self.all_count:
-            return tuple(at)
-        return tuple([value if per else 1.0 for value, per in zip(at, self.per_doubling, strict=True)])
+        axes = zip(at, self.per_doubling, strict=True)
+        return tuple(at) if all(self.per_doubling) else tuple([value if per else 1.0 for value, per in axes])
 
     def factors(self, kind: RunKind, without: int | None = None) -> tuple[float, float]:
         """Mean errors that hold 80 % of the runs, with a tenth beyond on either side (faster, slower than estimated).
@@ -185,23 +199,24 @@ class Measured:
         own, others = self.key(kind), self.constants["others"]
         if (others, own, without) not in self._factors:
             alike = [self.key(other) == own for other in self.votes]
-            kept = [alike[number] for run, number in zip(self.runs, self.kinds, strict=True) if run.series != without]
+            every = zip(self.series, map(alike.__getitem__, self.kinds), strict=True)
+            kept = [counts for series, counts in every if series != without]
             rest = others / (len(kept) or 1)
             beyond = (rest * len(kept) + sum(kept)) * (1.0 - COVERED) + 1e-9  # a tenth of both scores
             ends = []
             for ranked in self.ranked:
-                votes = ((score, rest + alike[number]) for score, series, number in ranked if series != without)
+                votes = ((score, rest + alike[number]) for score, series, number, _ in ranked if series != without)
                 running = accumulate(votes, lambda above, one: (one[0], above[1] + one[1]))
                 ends.append(next((score for score, running in running if running > beyond), 0.0))
             self._factors[others, own, without] = (ends[0], ends[1])
         return self._factors[others, own, without]
 
     @cached_property
-    def ranked(self) -> tuple[list[tuple[float, int, int]], ...]:
-        """Scores of runs faster, and slower, than estimated, with series and kind, greatest first."""
-        every = zip(self.runs, self.kinds, strict=True)
-        both = [(score, run.series, kind) for run, kind in every for score in (run.score, run.new_score)]
-        faster = [(-score, series, kind) for score, series, kind in both if score < 0.0]
+    def ranked(self) -> tuple[list[RankedScore], ...]:
+        """Scores of runs faster, and slower, than estimated, greatest first."""
+        every = enumerate(zip(self.runs, self.kinds, strict=True))
+        both = [(score, run.series, kind, at) for at, (run, kind) in every for score in (run.score, run.new_score)]
+        faster = [(-score, series, kind, at) for score, series, kind, at in both if score < 0.0]
         return sorted(faster, reverse=True), sorted([one for one in both if one[0] > 0.0], reverse=True)
 
     def key(self, kind: RunKind) -> tuple[str, ...]:
@@ -215,7 +230,7 @@ class Measured:
 
     def without_cell(self, cell: int) -> "Measured":
         """The runs of other cells."""
-        return Measured((run for run in self.runs if run.cell != cell), self.constants)
+        return SomeMeasured(self, [at for at, run in enumerate(self.runs) if run.cell != cell])
 
     @cached_property
     def cells(self) -> dict[str, int]:
@@ -229,6 +244,25 @@ class Measured:
             every = own if len(own) >= FEW_RUNS else [run.place.at for run in self.runs]
             self._spans[family] = [(min(column), max(column)) for column in zip(*every, strict=True)]
         return self._spans[family]
+
+
+class SomeMeasured(Measured):
+    """Some of the runs, with the same constants."""
+
+    def __init__(self, whole: Measured, kept: Sequence[int]) -> None:
+        """`kept`: the places of these in `whole`, in order."""
+        self.whole = whole
+        self.of_whole = pick(kept)
+        self.runs = [whole.runs[at] for at in kept]
+        self._start(whole.constants)
+        self.own = {at: (kind, number) for number, (at, kind) in enumerate(zip(kept, self.kinds, strict=True))}
+        """Kind and index here of each run, by its index in `whole`."""
+
+    @cached_property
+    def ranked(self) -> tuple[list[RankedScore], ...]:
+        """Those of all runs, less the others."""
+        own, every = self.own, self.whole.ranked
+        return tuple([(score, series, *own[at]) for score, series, _, at in ranked if at in own] for ranked in every)
 
 
 def upper(pairs: Iterable[tuple[float, float]], share: float) -> float:

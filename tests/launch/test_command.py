@@ -122,7 +122,7 @@ def test_a_plan_is_not_written_over_nor_where_it_cannot_be(capsys, tmp_path):
 @pytest.mark.parametrize("name", ["megatron-llama3-8b.log", "torchtitan-llama3-8b.log"])
 def test_a_config_that_is_printed_late_in_a_long_log_is_found(capsys, tmp_path, name):
     text = (DATA / "logs" / name).read_bytes()
-    line = b"INFO: nothing to see here\n"
+    line = b"INFO: nothing to see here" + b"." * 230 + b"\n"
     late = tmp_path / "late.log"
     late.write_bytes(line * (MAX_BYTES // len(line) + 1) + text)
     kind = name.partition("-")[0]
