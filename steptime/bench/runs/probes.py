@@ -25,7 +25,6 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-
 FAKE = _TorchDispatchModeKey.FAKE
 """Tensors without data, on which DTensor tries an op out: such an op did not run."""
 
