@@ -10,6 +10,7 @@ Nothing here needs a GPU: autograd's hooks and the dispatcher see what runs on a
 from __future__ import annotations
 
 import weakref
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable
 from functools import cache
@@ -126,7 +127,7 @@ def group_size(args: Any) -> int:
     raise ValueError("no process group among the arguments")
 
 
-class Probe(TorchDispatchMode):
+class Probe(TorchDispatchMode, ABC):
     """Every op that runs on real tensors inside the `with`, after it has run (`saw`): a DTensor's own ops are its local ones."""
 
     @classmethod
@@ -144,9 +145,9 @@ class Probe(TorchDispatchMode):
             self.saw(func, args, kwargs, out)
         return out
 
+    @abstractmethod
     def saw(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, out: Any) -> None:
         """Note what an op did."""
-        raise NotImplementedError
 
 
 class Collectives(Probe):
