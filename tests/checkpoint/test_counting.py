@@ -4,14 +4,13 @@ import collections
 import io
 import json
 import pickle
-import subprocess
-import sys
 import textwrap
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from bench.launch import fork
 
 GENERATOR = torch.Generator().manual_seed(0)
 
@@ -198,9 +197,10 @@ def test_a_generator_and_a_discriminator_both_count(make, summarize):
 
 LOCAL = textwrap.dedent(
     """
-    import os, sys, torch, torch.distributed as dist
+    import os, sys, warnings, torch, torch.distributed as dist
+    warnings.simplefilter("ignore")
     from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, StateDictType
-    rank, folder = int(sys.argv[1]), sys.argv[2]
+    rank, folder = int(os.environ["RANK"]), sys.argv[1]
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
     model = FSDP(torch.nn.Sequential(FSDP(torch.nn.Linear(9, 5), device_id=torch.device("cpu")), torch.nn.Linear(5, 3)),
                  device_id=torch.device("cpu"))
@@ -214,9 +214,11 @@ LOCAL = textwrap.dedent(
 
 def test_fsdp_local_state_dicts(make, summarize):
     """Flat parameters of 9 x 5 + 5 = 50 and 5 x 3 + 3 = 18 elements, halved over two ranks."""
-    code = [sys.executable, "-W", "ignore", "-c", LOCAL]
-    runs = [subprocess.Popen([*code, str(rank), str(make.folder)]) for rank in range(2)]
-    assert [run.wait(timeout=120) for run in runs] == [0, 0]
+    script = make.folder / "local.py"
+    script.write_text(LOCAL, encoding="utf-8")
+    done = fork(script, make.folder, ranks=[{"RANK": str(rank)} for rank in range(2)])
+    assert done.returncode == 0, done.stderr
+    script.unlink()
     summary = summarize(make.folder)
     assert (summary.params, summary.exit_code) == (68, 0)
 

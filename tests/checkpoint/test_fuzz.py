@@ -5,13 +5,12 @@ import json
 import pickle
 import pickletools
 import struct
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from bench.launch import fork
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save
@@ -22,6 +21,7 @@ from steptime.checkpoint.pickles.interpreter import MalformedError, PickleInterp
 from steptime.checkpoint.pickles.values import CallRecord, Pairs, Ref
 from steptime.checkpoint.readers.torch_file import MAGIC
 
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 FUZZ = settings(max_examples=300, deadline=5000, suppress_health_check=[HealthCheck.function_scoped_fixture])
 OPCODES = [op.code.encode("latin-1") for op in pickletools.opcodes]
 SNIPPETS = [
@@ -177,9 +177,17 @@ def test_any_json_as_index_or_config(tmp_path, value):
     json.dumps(summary.to_dict(), allow_nan=False)
 
 
-def test_damaged_checkpoints_of_every_format():
+PROGRAM = f"""
+import runpy, sys, warnings
+warnings.simplefilter("ignore")
+sys.path.insert(0, {str(BENCHMARKS)!r})
+runpy.run_path({str(BENCHMARKS / "fuzz.py")!r}, run_name="__main__")
+"""
+
+
+def test_damaged_checkpoints_of_every_format(tmp_path):
     """The first cases of the program that runs for an hour."""
-    program = Path(__file__).parents[2] / "benchmarks" / "fuzz.py"
-    argv = [sys.executable, "-W", "ignore", program, "checkpoints", "--cases", "150"]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
+    script = tmp_path / "run_fuzz.py"
+    script.write_text(PROGRAM, encoding="utf-8")
+    done = fork(script, "checkpoints", "--cases", "150")
     assert (done.returncode, "150 cases" in done.stdout) == (0, True), done.stdout + done.stderr

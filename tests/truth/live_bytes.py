@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar, NamedTuple, Self
 
 from torch import Tensor
-from torch._guards import active_fake_mode
 
 from steptime.bench.runs import probes
 
@@ -45,9 +45,10 @@ class LiveBytes(probes.LiveBytes):
 
     _active: ClassVar[list[LiveBytes]] = []
     _inside_kernel: ClassVar[int] = 0
+    reference = Held
 
     def __init__(self, known: Iterable[Tensor] = (), *, log: bool = False) -> None:
-        self._log = log
+        self._log = self.looks_at_views = log
         known = list(known)
         super().__init__(known)
         for tensor in known:
@@ -58,12 +59,6 @@ class LiveBytes(probes.LiveBytes):
         self._watch(tensor)
         held = self._alive[probes.local(tensor).untyped_storage()._cdata]
         held.role = held.role if held.role == "known" else role
-
-    def _watch(self, tensor: Tensor) -> None:
-        super()._watch(tensor)
-        storage = probes.local(tensor).untyped_storage()
-        if type(self._alive[storage._cdata]) is not Held:
-            self._alive[storage._cdata] = Held(storage)
 
     def forget(self) -> None:
         super().forget()
@@ -77,12 +72,11 @@ class LiveBytes(probes.LiveBytes):
             alive = [(held, storage.nbytes()) for held in self._alive.values() if (storage := held()) is not None]
             self.moments.append(Moment(op, sum(size for _, size in alive), alive))
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        roles = _ROLES.get(probes.op_name(func), ())
-        for tensors, role in roles if roles and active_fake_mode() is None else ():
+    def saw(self, func, args, kwargs, out):
+        for tensors, role in _ROLES.get(probes.op_name(func), ()):
             for tensor in tensors(args, kwargs or {}):
                 self.is_for(tensor, role)
-        return super().__torch_dispatch__(func, types, args, kwargs or {})
+        super().saw(func, args, kwargs, out)
 
     def __enter__(self) -> Self:
         super().__enter__()
@@ -104,3 +98,16 @@ def one_kernel(name: str) -> Iterator[None]:
         LiveBytes._inside_kernel -= 1
         for live in LiveBytes._active:
             live.look(name)
+
+
+class LiveCalls(LiveBytes):
+    """`LiveBytes` that counts collectives too, as `probes.Collectives` does."""
+
+    def __init__(self, known: Iterable[Tensor] = ()) -> None:
+        super().__init__(known)
+        self.calls: Counter[probes.IssuedCollective] = Counter()
+
+    def saw(self, func, args, kwargs, out):
+        super().saw(func, args, kwargs, out)
+        if (call := probes.collective(func, args, out)) is not None:
+            self.calls[call] += 1

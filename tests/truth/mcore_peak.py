@@ -27,6 +27,11 @@ class Live(TorchDispatchMode):
         self.alive = {}
         self.most, self.op, self.inside = 0, "", 0
 
+    @classmethod
+    def _should_skip_dynamo(cls):
+        """Nothing is compiled in here, and torch's guard against that costs more than what is done."""
+        return False
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         for t in tree_leaves(out):

@@ -32,6 +32,11 @@ class Collectives(TorchDispatchMode):
         super().__init__()
         self.calls = []
 
+    @classmethod
+    def _should_skip_dynamo(cls):
+        """Nothing is compiled in here, and torch's guard against that costs more than what is done."""
+        return False
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func.namespace == "c10d":
             self.write_down(func._schema.name.split("::")[1], args)

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 import torch
-from live_bytes import LiveBytes
+from live_bytes import LiveCalls
 from torch_blocks import Block, Kernels, Transformer, tables
 from torch_experts import expert_world, fitted, sharded
 from torch_fsdp import Fsdp, run
@@ -14,7 +14,7 @@ from torch_jobs import Layout, job
 from torch_ours import block_input, kept, kept_by_torch, shard_of
 
 from steptime.answer.result import estimate
-from steptime.bench.runs.probes import Collectives, Saved
+from steptime.bench.runs.probes import Saved
 from steptime.job.job import Job
 from steptime.model.blocks import layers
 from steptime.model.model import Model
@@ -114,13 +114,13 @@ def test_collectives_and_peak(kind, layout, recompute):
         tables_ = sum(t.untyped_storage().nbytes() for t in buffers)
         for micro_batches in (1, 2):
             module.zero_grad()
-            with Collectives() as seen, LiveBytes([*module.parameters(), *buffers]) as live:
+            with LiveCalls([*module.parameters(), *buffers]) as live:
                 run(module, BATCH, SEQLEN, micro_batches)
             found = estimate(expert_job(model, kernels, ep, fsdp, dp, micro_batches, *more))
             stated: Counter[tuple[str, int, float]] = Counter()
             for row in found.collectives:
                 stated[row.kind, row.ranks, row.bytes] += row.count_per_step
-            assert Counter({(c.kind, c.ranks, c.bytes): n for c, n in seen.calls.items()}) == stated, micro_batches
+            assert Counter({(c.kind, c.ranks, c.bytes): n for c, n in live.calls.items()}) == stated, micro_batches
             ours = found.memory.stages[0]
             summed = 4 * BATCH * SEQLEN * model.moe.experts_per_token if recompute == "full" else 0
             excess = ours.allocated_bytes - ours.optimizer_bytes - (live.peak.total - tables_)

@@ -148,6 +148,21 @@ def test_fsdp_resharded_to_fewer_ranks(shape, layout, length):
     assert allocated(model, Kernels(), length, layout).allocated_bytes == torch_holds.peak, torch_holds.op
 
 
+@pytest.mark.parametrize(
+    ("shape", "layout"),
+    [
+        ("wide mlp", Layout(8, fsdp=Fsdp())),
+        ("gqa", Layout(8, replicas=2, fsdp=Fsdp(params="bf16", reduce="bf16"))),
+        ("large vocabulary", Layout(4, tp=2, fsdp=Fsdp())),
+    ],
+    ids=["fp32", "bf16 of 2 replicas", "tensor parallel"],
+)
+def test_adam_over_dtensors_takes_what_it_takes_over_their_shards(shape, layout):
+    """Which is how the other tests run it: as many bytes at the worst moment of its lists of temporaries, and as many states."""
+    over, shards = (held(Model(**SHAPES[shape]), Kernels(), 8, layout, dtensors=dtensors) for dtensors in (True, False))
+    assert over == shards
+
+
 AHEAD = {
     "default": Fsdp(),
     "no reshard": Fsdp(reshard_blocks=False),

@@ -9,10 +9,12 @@ from typing import NamedTuple
 import torch
 from live_bytes import LiveBytes
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch_blocks import Kernels
 from torch_fsdp import Fsdp, run, sharded, world
 from torch_ours import built
 
+from steptime.bench.runs.probes import local
 from steptime.job.job import Job
 from steptime.model.model import Model
 
@@ -80,22 +82,58 @@ class Held(NamedTuple):
     peak: int
     optimizer: int
     op: str
+    updating: int
+    """The most while Adam runs."""
 
 
-def held(model: Model, kernels: Kernels, seqlen: int, layout: Layout, batch: int = 1) -> Held:
+def held(
+    model: Model, kernels: Kernels, seqlen: int, layout: Layout, batch: int = 1, *, dtensors: bool = False
+) -> Held:
     """A whole step of the second kind, when Adam's states are there: forward, backward, optimizer."""
     if layout.fsdp is None:
         return step(built(model, kernels, seqlen), batch, seqlen, layout)
     with world(layout.dp // layout.replicas, layout.tp, layout.replicas) as mesh:
-        return step(sharded(model, kernels, layout.fsdp, seqlen, mesh), batch, seqlen, layout)
+        return step(sharded(model, kernels, layout.fsdp, seqlen, mesh), batch, seqlen, layout, dtensors=dtensors)
 
 
-def step(module: nn.Module, batch: int, seqlen: int, layout: Layout) -> Held:
+class Adam:
+    """AdamW over parameters, or over the local tensors of those that are DTensors unless `dtensors`.
+
+    The same ops run on the same storages (test_torch_peaks.py compares the two), without DTensor's search for the placements of
+    lists of tensors, which would take as long as the rest of a step.
+    """
+
+    def __init__(self, params: Iterable[nn.Parameter], *, dtensors: bool) -> None:
+        self.params = list(params)
+        self.updated = self.params if dtensors else [own(p) for p in self.params]
+        self.inner = torch.optim.AdamW(self.updated, foreach=True)
+
+    def step(self) -> None:
+        """Update; then drop the gradients."""
+        for param, updated in zip(self.params, self.updated, strict=True):
+            if updated is not param and param.grad is not None:
+                updated.grad = local(param.grad)
+        self.inner.step()
+        for param in (*self.params, *self.updated):
+            param.grad = None
+
+    @property
+    def states(self) -> list[torch.Tensor]:
+        """The moments."""
+        return [t for state in self.inner.state.values() for t in state.values() if t.dim()]
+
+
+def own(param: nn.Parameter) -> nn.Parameter:
+    """A parameter, or the local one of a DTensor, in the same storage."""
+    return nn.Parameter(local(param).detach(), param.requires_grad) if isinstance(param, DTensor) else param
+
+
+def step(module: nn.Module, batch: int, seqlen: int, layout: Layout, *, dtensors: bool = False) -> Held:
     """Make the states, then watch a step. Buffers (rotary tables, mask) are not counted.
 
     FSDP2 sets itself up in a first forward and backward; else gradients of zeros are enough to make states.
     """
-    optimizer = torch.optim.AdamW(module.parameters(), foreach=True)
+    optimizer = Adam(module.parameters(), dtensors=dtensors)
     tp = layout.tp > 1
     if layout.fsdp is None:
         for param in (p for p in module.parameters() if p.requires_grad):
@@ -103,16 +141,16 @@ def step(module: nn.Module, batch: int, seqlen: int, layout: Layout) -> Held:
     else:
         run(module, batch, seqlen, tp=tp)
     optimizer.step()
-    optimizer.zero_grad()
-    states = [t for state in optimizer.state.values() for t in state.values() if t.dim()]
-    buffers = list(module.buffers())
+    states, buffers = optimizer.states, list(module.buffers())
     with LiveBytes([*module.parameters(), *buffers, *states]) as live:
         run(module, batch, seqlen, layout.micro_batches, tp=tp, fsdp=layout.fsdp)
+        before = live.peak
+        live.forget()
         optimizer.step()
-        optimizer.zero_grad()
+    most = max(before, live.peak, key=lambda peak: peak.total)
     tables = sum(t.untyped_storage().nbytes() for t in buffers)
     sizes = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in map(plain, states)}
-    return Held(live.peak.total - tables, sum(sizes.values()), live.peak.op)
+    return Held(most.total - tables, sum(sizes.values()), most.op, live.peak.total - tables)
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from live_bytes import LiveBytes
+from live_bytes import LiveCalls
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from torch_blocks import DTYPES, Kernels, Transformer
 from torch_fsdp import prefetch
 
-from steptime.bench.runs.probes import Collectives, IssuedCollective
+from steptime.bench.runs.probes import IssuedCollective
 from steptime.job.job import Job
 from steptime.model.model import Model
 from steptime.schedule import placement
@@ -196,6 +196,6 @@ class Step(NamedTuple):
 
 def watched(rank: Rank) -> Step:
     """A step of a rank."""
-    with Collectives() as seen, LiveBytes(rank.apart) as live:
+    with LiveCalls(rank.apart) as live:
         rank.step()
-    return Step(dict(seen.calls), live.peak.total - rank.uncounted, live.peak.op)
+    return Step(dict(live.calls), live.peak.total - rank.uncounted, live.peak.op)

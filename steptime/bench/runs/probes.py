@@ -10,6 +10,7 @@ Nothing here needs a GPU: autograd's hooks and the dispatcher see what runs on a
 from __future__ import annotations
 
 import weakref
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable
 from functools import cache
@@ -18,11 +19,15 @@ from typing import Any, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor
-from torch._guards import active_fake_mode
+from torch._C import _get_dispatch_mode as get_dispatch_mode
+from torch._C import _TorchDispatchModeKey
 from torch.distributed import ProcessGroup, distributed_c10d
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+FAKE = _TorchDispatchModeKey.FAKE
+"""Tensors without data, on which DTensor tries an op out: such an op did not run."""
 
 
 class SavedTensor(NamedTuple):
@@ -122,22 +127,40 @@ def group_size(args: Any) -> int:
     raise ValueError("no process group among the arguments")
 
 
-class Collectives(TorchDispatchMode):
+class Probe(TorchDispatchMode, ABC):
+    """Every op that runs on real tensors inside the `with`, after it has run (`saw`): a DTensor's own ops are its local ones."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled in here, and torch's guard against that costs more than what a probe does."""
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if types and any(issubclass(t, DTensor) for t in types):
+            return NotImplemented  # let DTensor unfold into the local op and its collectives first
+        out = func(*args, **(kwargs or {}))
+        if get_dispatch_mode(FAKE) is None:
+            self.saw(func, args, kwargs, out)
+        return out
+
+    @abstractmethod
+    def saw(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, out: Any) -> None:
+        """Note what an op did."""
+
+
+class Collectives(Probe):
     """Every collective of the rank, counted by kind, dtype, group size and bytes."""
 
     def __init__(self) -> None:
         super().__init__()
         self.calls: Counter[IssuedCollective] = Counter()
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if any(issubclass(t, DTensor) for t in types):
-            return NotImplemented  # let DTensor unfold into the local op and its collectives first
-        out = func(*args, **(kwargs or {}))
-        if active_fake_mode() is None and (call := collective(func, args, out)) is not None:
+    def saw(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, out: Any) -> None:  # noqa: ARG002
+        """Count a collective."""
+        if (call := collective(func, args, out)) is not None:
             self.calls[call] += 1
-        return out
 
 
 class LivePeak(NamedTuple):
@@ -151,12 +174,17 @@ LET_GO_S = 2e-3
 """Seconds, with a wide margin, that a thread of the process group needs to release a finished collective's tensors."""
 
 
-class LiveBytes(TorchDispatchMode):
+class LiveBytes(Probe):
     """Bytes of all storages alive after each dispatched op, and the peak.
 
     `known` are tensors made outside (parameters, buffers, gradients, states), counted from the start. Scalars do not
     count. Allocations inside a kernel and copies by gloo are not seen.
     """
+
+    looks_at_views = False
+    """Whether to look again after a view of a known storage, which allocates nothing."""
+    reference: type[weakref.ref[Any]] = weakref.ref
+    """What holds a storage."""
 
     def __init__(self, known: Iterable[Tensor] = ()) -> None:
         super().__init__()
@@ -169,14 +197,20 @@ class LiveBytes(TorchDispatchMode):
         """Start again with these storages known."""
         self.peak = LivePeak("", 0)
 
-    def _watch(self, tensor: Tensor) -> None:
+    def _watch(self, tensor: Tensor) -> bool:
+        """Hold a storage; whether it is a new one."""
         storage = local(tensor).untyped_storage()  # an asynchronous result wraps its storage
         if (held := self._alive.get(storage._cdata)) is None or held() is None:
-            self._alive[storage._cdata] = weakref.ref(storage)
+            self._alive[storage._cdata] = self.reference(storage)
+            return True
+        return False
 
     def _foreign(self, tensor: Tensor, op: str) -> bool:
         """Whether a storage is gloo's own: its reduce-scatter copies the input, which first appears when that is split."""
-        return op == "aten.split.Tensor" and local(tensor).untyped_storage()._cdata not in self._alive
+        if op != "aten.split.Tensor":
+            return False
+        held = self._alive.get(local(tensor).untyped_storage()._cdata)
+        return held is None or held() is None
 
     def look(self, op: str) -> None:
         """Record what is alive now, after `op`."""
@@ -191,23 +225,18 @@ class LiveBytes(TorchDispatchMode):
     def _bytes(self) -> int:
         """Of every storage alive now, read anew: FSDP frees a parameter by resizing its storage to zero."""
         held = [storage for ref in self._alive.values() if (storage := ref()) is not None]
-        if len(held) < len(self._alive):
+        if 2 * len(held) < len(self._alive):  # most are gone
             self._alive = {key: ref for key, ref in self._alive.items() if ref() is not None}
         return sum(map(torch.UntypedStorage.nbytes, held))
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if any(issubclass(t, DTensor) for t in types):
-            return NotImplemented
-        out = func(*args, **(kwargs or {}))
-        if active_fake_mode() is None:
-            name = op_name(func)
-            for tensor in (out,) if isinstance(out, Tensor) else tree_leaves(out):
-                if isinstance(tensor, Tensor) and tensor.dim() and not self._foreign(tensor, name):
-                    self._watch(tensor)
+    def saw(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, out: Any) -> None:  # noqa: ARG002
+        """Hold what an op returns, then look."""
+        name, made = op_name(func), False
+        for tensor in (out,) if isinstance(out, Tensor) else tree_leaves(out):
+            if isinstance(tensor, Tensor) and tensor.dim() and not self._foreign(tensor, name):
+                made |= self._watch(tensor)
+        if made or self.looks_at_views or not func.is_view:
             self.look(name)
-        return out
 
 
 @cache
