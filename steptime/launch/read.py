@@ -43,8 +43,6 @@ MAX_BYTES = 8_000_000
 """Bytes read of a longer file, which can only be a log, from where its arguments begin."""
 _DUMP = re.compile(rb"-{8,} arguments -{8,}|" + PRINTED.pattern)
 """Marks of the beginning of a log's config: Megatron-LM's, torchtitan's, NeMo's and Megatron-Bridge's."""
-
-
 _NODES = "DGXNNODES"
 """The number of nodes of MLPerf's jobs."""
 _STARTS = r"\b(?:srun|mpirun|torchrun|python3?|deepspeed)\s"

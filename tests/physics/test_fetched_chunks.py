@@ -103,7 +103,7 @@ def test_copying_out_what_was_fetched(kind, saved, summed, largest):
     passing = Passing(kind, fetched=True, held=True, roots=False, gradients=Gradients(summed=summed))
     worst = a_chunk(5_000.0 if largest < 1e5 else largest).worst(passing)
     sums = 56_000 if summed else 0
-    assert worst == (saved, 3e6 + 60_000 + sums + largest, "copies of gathered parameters", 0.0)
+    assert worst[:4] == (saved, 3e6 + 60_000 + sums + largest, "copies of gathered parameters", 0.0)
 
 
 @pytest.mark.parametrize("reshard", [True, False])

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 from physics_jobs import job
+from plain_backward import AUTOGRAD
 
 from steptime.base.config import ConfigError
 from steptime.job.assembly import Assembly
-from steptime.memory.op_walk import Autograd, walk_part
+from steptime.memory.op_walk import walk_part
 from steptime.memory.overhead import COMMUNICATOR_BYTES, overhead
 from steptime.model.ops import Move, Tensor
 from steptime.model.routing import Rows
@@ -68,7 +69,7 @@ def test_peak_of_minimal_async_ep():
     sent, name = dispatch(rows, "n", "moe.probs")
     inner, y = grouped_experts(found.job.model, rows, 1, name)
     back, out = combine(rows, y, "moe.probs")
-    memory = walk_part([choose, *sent, *inner, *back], x, out, frozenset(), Autograd())
+    memory = walk_part([choose, *sent, *inner, *back], x, out, frozenset(), AUTOGRAD)
     assert memory.saved == 50_240
     assert (memory.backward.bytes, memory.backward.op) == (82_624, "experts.act")
 
