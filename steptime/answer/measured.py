@@ -285,10 +285,7 @@ def read_runs(document: Mapping[str, Any]) -> list[FitRun]:
     kinds = [RunKind(*words) for words in document["kinds"]]
     places = [RunPlace(kinds[kind], tuple(at)) for kind, *at in document["places"]]
     place = document["columns"]["runs"].index("place")
-    rows = [row.copy() for row in document["runs"]]
-    for row in rows:
-        row[place] = places[row[place]]
-    return [made(FitRun, row) for row in rows]
+    return [made(FitRun, [*row[:place], places[row[place]], *row[place + 1 :]]) for row in document["runs"]]
 
 
 @cache

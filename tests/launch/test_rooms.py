@@ -22,6 +22,7 @@ ORDER = [
         "interpolate",
         "shell",
         "logs",
+        "replaced_kernels",
         "deepspeed",
         "megatron",
         "nemo",
