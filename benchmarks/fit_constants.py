@@ -97,7 +97,8 @@ def runs() -> list[Run]:
     for j in judged:
         job = to_job(to_config(j.row))
         profile, _, release = job.software.name.partition("@")
-        names: list[Name] = [("share", job.machine.accelerator.name, share_family(job.software.precision))]
+        device = job.machine.accelerator
+        names: list[Name] = [("share", device.same_chip_as or device.name, share_family(job.software.precision))]
         if profile not in REFERENCE:
             names.append(("factor", profile))
         if release:
@@ -154,10 +155,10 @@ def is_guess(job: Job) -> bool:
     return source.startswith("assumed")
 
 
-def sigma(name: Name, guessed: Collection[Name]) -> float:
+def sigma(name: Name, measured: Collection[Name]) -> float:
     """The prior's spread."""
     if name[0] == "share":
-        return ASSUMED_SIGMA if name in guessed else MEASURED_SIGMA
+        return MEASURED_SIGMA if name in measured else ASSUMED_SIGMA
     if name[0] == "gap":
         return GAP_SIGMA
     return RELEASE_SIGMA if "@" in name[1] else PROFILE_SIGMA
@@ -194,8 +195,8 @@ def fit(
     index = {name: i for i, name in enumerate(names)}
     x = np.array([start.get(name, 0.0) for name in names])
     votes = np.array([run.weight for run in rows])
-    guessed = {name for run in rows if run.guessed for name in run.names if name[0] == "share"}
-    prior = np.diag([(ERROR_SIGMA / sigma(name, guessed)) ** 2 for name in names])
+    measured = {name for run in rows if not run.guessed for name in run.names}
+    prior = np.diag([(ERROR_SIGMA / sigma(name, measured)) ** 2 for name in names])
     for _ in range(rounds):
         now = dict(zip(names, map(float, x), strict=True)) | known
         errors = np.array([run.error(constants(now)) for run in rows])
