@@ -317,7 +317,7 @@ def test_a_missing_model_type(problems):
         (b"[1, 2]", "expected a JSON object, got a list"),
         (b"model_type: llama", "not JSON (line 1: Expecting value)"),
         (b"[" * 100_000, "not JSON"),
-        (b'{"a": ' * 50_000, "not JSON"),
+        (b'{"a":[' * 100_000, "not JSON"),
         (b" " * 2_000_000, "2,000,000 bytes, not a model config"),
     ],
 )

@@ -12,6 +12,7 @@ RATES = (
     "attention_backward_flops",
     "bytes_per_s",
     "elements_per_s",
+    "drawn_per_s",
     "scan_flops",
     "conv_bytes_per_s",
     "chunk_flops",

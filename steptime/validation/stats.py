@@ -49,8 +49,8 @@ def _votes(errors: Iterable[tuple[tuple[str, ...], float]]) -> list[Vote]:
 def stats(errors: Iterable[tuple[tuple[str, ...], float]]) -> Stats | None:
     """Stats of (cell, signed error) pairs; None without any.
 
-    >>> stats([(("a",), 0.1), (("a",), 0.3), (("b",), -0.4)]).mean
-    0.30000000000000004
+    >>> stats([(("a",), 0.25), (("a",), 0.5), (("b",), -0.125)]).mean
+    0.25
     """
     votes = _votes(errors)
     if not votes:

@@ -215,7 +215,7 @@ def test_the_model_is_the_users_to_name():
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('{"train_batch_size": 8,}', "line 1, column 24: not valid JSON"),
+        ('{"train_batch_size": 8', "line 1, column 23: not valid JSON"),
         ("[training]\nbatch_size = 8\n", "not valid JSON"),
         ("[1, 2]", "not a ds_config.json"),
         ('{"architectures": ["LlamaForCausalLM"], "hidden_size": 4096}', "not a ds_config.json (no batch size"),

@@ -14,8 +14,8 @@ from steptime.launch.write.plain_keys import plain_keys, unusual, word_for
 from steptime.model.model import Model
 
 _P = "parallelism."
-_LEFT_OUT = {"optimizer.name", "compile.enable_passes", "compile.disable_passes"}
-"""Recipes whose name is not a dtype, and passes of GraphTrainer, which a job config in TOML does not have."""
+_LEFT_OUT = {"optimizer.name", "compile.enable_passes", "compile.disable_passes", "override.imports"}
+"""Recipes whose name is not a dtype, passes of GraphTrainer, which a job config in TOML does not have, and names of modules."""
 
 
 def toml(job: Job) -> str:
