@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from typing import Any
 
+from steptime.launch.config_values import syntax_of
+
 
 def defaults_in(code: str) -> dict[str, Any]:
     """Argument -> default, of `add_argument("--name", default=N)` and of the fields of dataclasses; only literals.
@@ -14,12 +16,8 @@ def defaults_in(code: str) -> dict[str, Any]:
     >>> defaults_in('p.add_argument("--max-seq-len", type=int, default=512)')
     {'max_seq_len': 512}
     """
-    try:
-        tree = ast.parse(code)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return {}
     found: dict[str, list[Any]] = {}
-    for node in ast.walk(tree):
+    for node in ast.walk(syntax_of(code)):
         if isinstance(node, ast.ClassDef):
             for item in node.body:
                 if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):

@@ -113,6 +113,13 @@ def test_what_a_program_passes_to_the_trainer(tmp_path: Path) -> None:
     assert (job.performance.precision, job.performance.activation_checkpointing_type) == ("bf16", "full")
 
 
+def test_a_program_of_which_python_warns_is_read(tmp_path: Path) -> None:
+    """A pattern that is not a raw string, as many programs have; the warning is theirs, not the report's."""
+    program = 'name = re.sub("\\d", "", name)\ntraining = SFTConfig(bf16=True)\n'
+    script = f"{COMMAND} --per_device_train_batch_size 1"
+    assert to_job(reading(tmp_path, script, train_py=program), SETS).performance.precision == "bf16"
+
+
 def test_two_calls_that_differ_say_nothing(tmp_path: Path) -> None:
     program = "a = SFTConfig(bf16=True)\nb = SFTConfig(bf16=False)\n"
     script = f"{COMMAND} --per_device_train_batch_size 1"

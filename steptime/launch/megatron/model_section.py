@@ -105,7 +105,9 @@ def _dropout(keys: JobKeys, *, unfused: bool) -> float:
     if bool(hidden) == bool(attention):
         return hidden
     if hidden or unfused:
-        keys.approximate("attention_dropout" if hidden else "hidden_dropout", "dropout of one kind only: counted as both")
+        keys.approximate(
+            "attention_dropout" if hidden else "hidden_dropout", "dropout of one kind only: counted as both"
+        )
         return hidden or attention
     keys.approximate("hidden_dropout", "dropout of attention only, whose kernel takes time to draw a mask: not counted")
     return 0.0
