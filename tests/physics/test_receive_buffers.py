@@ -20,11 +20,11 @@ from steptime.model.torch_experts import grouped_experts
 MOE = {"n_experts": 8, "expert_inter_sz": 256, "experts_per_token": 2}
 
 
-def assembly(backend: str, factor: float | None = None, **changes):
+def assembly(backend: str, factor: float | None = None, software: str = "fsdp2", **changes):
     """8 tokens of 128 numbers on each of ep 2 ranks, to 2 of 8 experts: 16 rows sent, at most 2 * 8 * min(2, 4) = 32 arrive."""
     how = {"moe": {"dispatcher": "flex", "flex_backend": backend, "non_blocking_capacity_factor": factor}}
     moe = MOE | changes
-    return Assembly(job("fsdp2", model={"moe": moe, "n_q_heads": 2}, performance=how, dp=2, ep=2))
+    return Assembly(job(software, model={"moe": moe, "n_q_heads": 2}, performance=how, dp=2, ep=2))
 
 
 def rows_of(found: Assembly) -> Rows:
@@ -91,6 +91,17 @@ def test_buffers_outside_the_allocator(backend, held):
     """Two of 32 rows of 256 B; or 16 rows with 4 B for each of 4 experts of 2 ranks. Beside them data-parallel ranks and those of
     experts have a communicator each."""
     assert overhead(assembly(backend).job).communicators - 2 * COMMUNICATOR_BYTES == held
+
+
+@pytest.mark.parametrize(("software", "summed"), [("megatron-core", "moe.unpermute.out"), ("fsdp2", "moe.out")])
+def test_rows_of_tokens_in_hybrideps_buffers(software, summed):
+    """Those that arrive with their scores, and those that return, in either framework, with their gradients: the allocator has
+    only the rows copied from there (executor.cu). DeepEP returns tensors.
+    """
+    for backend, away in (("hybridep", {"moe.arrived", "moe.arrived.probs", summed}), ("deepep", set())):
+        made = [t for op in assembly(backend, software=software).kinds[0].ops for t in op.allocates]
+        assert {t.name for t in made if t.outside == "both"} == away
+        assert summed in {t.name for t in made}
 
 
 @pytest.mark.parametrize(
