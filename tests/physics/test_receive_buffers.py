@@ -109,12 +109,18 @@ def test_rows_of_tokens_in_hybrideps_buffers(software, summed):
     [
         ("fsdp2", {"tp": 2, "dp": 2}, {"flex_backend": "minimal_async_ep"}, "minimal_async_ep is torchtitan's"),
         ("megatron-core", {"dp": 2}, {"flex_backend": "minimal_async_ep"}, "minimal_async_ep is torchtitan's"),
-        ("fsdp2", {"dp": 2}, {"non_blocking_capacity_factor": 1.0}, "only HybridEP under FSDP2 has a capacity"),
+        ("fsdp2", {"dp": 2}, {"non_blocking_capacity_factor": 1.0}, "only dispatcher flex with HybridEP under FSDP2"),
         (
             "megatron-core",
             {"dp": 2},
             {"flex_backend": "hybridep", "non_blocking_capacity_factor": 1.0},
-            "only HybridEP",
+            "only dispatcher flex with HybridEP",
+        ),
+        (
+            "fsdp2",
+            {"dp": 2},
+            {"dispatcher": "alltoall", "flex_backend": "hybridep", "non_blocking_capacity_factor": 1.0},
+            "got dispatcher alltoall, flex_backend hybridep",
         ),
     ],
 )
