@@ -7,9 +7,12 @@ from typing import Any
 
 from steptime.launch.config_values import syntax_of
 
+_SWITCHES = {"store_true": False, "store_false": True}
+"""Action of argparse -> its default."""
+
 
 def defaults_in(code: str) -> dict[str, Any]:
-    """Argument -> default, of `add_argument("--name", default=N)` and of the fields of dataclasses; only literals.
+    """Argument -> default, of `add_argument("--name", default=N)`, of switches and of the fields of dataclasses; only literals.
 
     A name with two defaults in one program counts as unknown. A TRL SFTConfig brings its own max_length.
 
@@ -25,9 +28,10 @@ def defaults_in(code: str) -> dict[str, Any]:
         elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
             flags = [_literal(argument) for argument in node.args]
             name = next((flag for flag in flags if isinstance(flag, str) and flag.startswith("--")), None)
-            default = next((keyword.value for keyword in node.keywords if keyword.arg == "default"), None)
-            if name and default is not None:
-                _add(found, name.lstrip("-").replace("-", "_"), _literal(default))
+            said = {keyword.arg: _literal(keyword.value) for keyword in node.keywords}
+            if name:
+                default = said.get("default", _SWITCHES.get(str(said.get("action"))))
+                _add(found, name.lstrip("-").replace("-", "_"), default)
     return {name: values[0] for name, values in found.items() if len(set(map(str, values))) == 1}
 
 
