@@ -121,6 +121,8 @@ def test_a_switch_finds_its_group():
     assert profile.kernels.norm_impl == "fused"
     with pytest.raises(TypeError, match="not an option of a profile: norm"):
         profile.replace(norm="fused")
+    with pytest.raises(TypeError, match="not settings of KernelSettings: norm"):
+        profile.kernels.replace(norm="fused")
 
 
 def test_pipeline_sends_overlap_in_interleaved_schedules_only():

@@ -66,7 +66,13 @@ class Switches(ByFields):
     __hash__ = None
 
     def replace(self, **changes: Any) -> Self:
-        """The same with some settings changed."""
+        """The same with some settings changed.
+
+        Raises:
+            TypeError: a name that is no setting.
+        """
+        if unknown := changes.keys() - vars(self).keys():
+            raise TypeError(f"not settings of {type(self).__name__}: {', '.join(sorted(unknown))}")
         made = object.__new__(type(self))
         vars(made).update(vars(self), **changes)
         return made

@@ -71,6 +71,7 @@ class Overhead(NamedTuple):
 
     context: float
     communicators: float
+    """With buffers into which other ranks write rows of experts."""
 
 
 class Fix(NamedTuple):

@@ -158,12 +158,16 @@ EXPERT_RULES = [
     Rule(
         "capacity without waiting",
         "performance.moe.non_blocking_capacity_factor",
-        "only HybridEP under FSDP2 has a capacity instead of waiting for counts (got flex_backend {f.experts_run.flex_backend}, "
-        "software {f.software}); remove it",
+        "only dispatcher flex with HybridEP under FSDP2 has a capacity instead of waiting for counts (got dispatcher "
+        "{f.experts_run.dispatcher}, flex_backend {f.experts_run.flex_backend}, software {f.software}); remove it",
         lambda f: (
             (not f.moe)
             | (f.experts_run.non_blocking_capacity_factor is None)
-            | ((f.family == "fsdp2") & (f.experts_run.flex_backend == "hybridep"))
+            | (
+                (f.family == "fsdp2")
+                & (f.experts_run.dispatcher == "flex")
+                & (f.experts_run.flex_backend == "hybridep")
+            )
         ),
     ),
     # token_dispatcher.py, MoEFlexTokenDispatcher: "Flex token dispatcher requires TPxEP > 1"

@@ -154,8 +154,8 @@ class _FunctionReader:
             found = self.value(node.value, names, depth)
             for target in node.targets:
                 self.assign(target, found, names)
-        elif isinstance(node, ast.For) and not isinstance(each := self.value(node.iter, names, depth), Computed):
-            for item in each if isinstance(each, list | tuple) else ():
+        elif isinstance(node, ast.For) and type(each := self.value(node.iter, names, depth)) in {list, tuple}:
+            for item in tuple(each):  # which the body may make longer
                 self.assign(node.target, item, names)
                 if self.block(node.body, names, depth)[0]:
                     raise self.fail(node, "cannot be evaluated statically")

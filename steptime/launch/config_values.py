@@ -95,6 +95,15 @@ def parsed(path: str, text: str) -> ast.Module:
         raise ConfigError(f"{path}:{line or 1}: not valid Python ({getattr(error, 'msg', error)})") from None
 
 
+def syntax_of(code: str) -> ast.Module:
+    """The syntax of a program that is read as far as it can be: empty where it is not Python, without Python's warnings on it."""
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            return ast.parse(code)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ast.Module([], [])
+
+
 def grown(owner: dict[str, Any], path: list[str]) -> list[Any] | None:
     """The list at a path of a config, which starts empty where the config does not set it; None where it is no list."""
     for part in path[:-1]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from steptime.base.document import parse_mapping
+from steptime.launch.config_values import syntax_of
 from steptime.launch.keys import GivenKey
 
 ADAPTERS_OF = re.compile(r"--(?:lora|peft)[-_]config(?:[-_](?:file|path))?")
@@ -55,11 +56,7 @@ def passed_in(code: str) -> dict[str, Any]:
     >>> passed_in("t = SFTConfig(bf16=True, max_length=args.max_len)\npeft = LoraConfig(r=config['lora_r'], bias=none())")
     {'bf16': True, 'max_seq_length': Argument(name='max_len'), 'lora_r': Argument(name='lora_r')}
     """
-    try:
-        tree = ast.parse(code)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return {}
-    found: dict[str, Any] = {}
+    tree, found = syntax_of(code), dict[str, Any]()
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
             continue

@@ -6,7 +6,8 @@ k per token, N rows in this device's experts, R rows that DeepEP delivers, p byt
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from steptime.base.num import same
 from steptime.model.ops import Comm, Move, Op, Tensor
@@ -216,14 +217,25 @@ def arriving(rows: Rows) -> Num:
     return rows.tokens * rows.routing.distinct(1.0 * rows.shard.ep) * rows.shard.etp * rows.load
 
 
+def own_buffers(rows: Rows) -> Literal["", "both"]:
+    """`Tensor.outside` of the rows of tokens that arrive, and of those that return summed: both with HybridEP's own buffers.
+
+    Rows are copied between these and tensors in the order of experts (deepseek-ai/DeepEP@94a9f8f csrc/hybrid_ep/executor/
+    executor.cu, dispatch_postprocess and combine_preprocess).
+    """
+    how = rows.shard.software.moe
+    return "both" if how.dispatcher == "flex" and how.flex_backend == "hybridep" and rows.spread else ""
+
+
 def _exchanged(rows: Rows, x: str, probs: str) -> tuple[list[Op], DispatchedTensors]:
     shard, k = rows.shard, rows.moe.experts_per_token
+    away = own_buffers(rows)
     count = arriving(rows)
     indices = Tensor("moe.flex.indices", rows.tokens * k * shard.etp, INT64)
     valid = Tensor("moe.flex.valid", count * k * shard.etp, BOOL)
     back = Tensor("moe.flex.rows", 2.0 * rows.here, INT64)
-    out = Tensor("moe.arrived", count * rows.hidden, shard.itemsize)
-    local = Tensor("moe.arrived.probs", count * rows.local_experts, rows.prob)
+    out = Tensor("moe.arrived", count * rows.hidden, shard.itemsize, outside=away)
+    local = Tensor("moe.arrived.probs", count * rows.local_experts, rows.prob, outside=away)
     get = Comm(
         "moe.dispatch",
         (x, probs),
@@ -249,7 +261,7 @@ def gathered_maps(rows: Rows) -> list[Op]:
     Forward makes a handle from it, which backward uses too, and frees it (deepseek-ai/DeepEP@94a9f8f csrc/hybrid_ep/hybrid_ep.cu,
     metadata_preprocessing; executor/executor.cu, allgather_routing_map); its buffer is not in the plan's memory.
     """
-    if rows.shard.software.moe.flex_backend != "hybridep" or not rows.spread:
+    if not own_buffers(rows):
         return []
     every = BOOL * rows.tokens * rows.ranks * rows.moe.n_experts
     return [Comm("moe.map", kind="all_gather", axis="ep_etp", bytes=every, routing=rows.routing, role="moe")]
@@ -267,6 +279,7 @@ def dense_scores(rows: Rows, count: Num) -> Num:
 def _returned(rows: Rows, x: str) -> tuple[list[Op], str]:
     count, size = arriving(rows), rows.shard.itemsize
     op, x = unpermute(rows, "moe.unpermute", x, rows.here, count, kept_by_sum(rows, x))
+    op = replace(op, outputs=(op.outputs[0]._replace(outside=own_buffers(rows)),))
     out = Tensor("moe.returned", rows.tokens * rows.hidden, size)
     bytes_ = count * rows.hidden * size
     back, x = exchange("moe.combine", x, out, "all_to_all", "all_to_all", "ep_etp", bytes_, routing=rows.routing)

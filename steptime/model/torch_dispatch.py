@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from steptime.model import async_ep
-from steptime.model.dispatch import dense_scores, gathered_maps
+from steptime.model.dispatch import dense_scores, gathered_maps, own_buffers
 from steptime.model.ops import ByElement, Comm, Move, Op, Tensor
 from steptime.model.routing import FP32, INT64, Rows
 from steptime.model.sublayers import Sublayer
@@ -110,11 +110,6 @@ def exchanges(rows: Rows) -> bool:
     return rows.shard.software.moe.dispatcher == "flex" and rows.spread
 
 
-def own_buffers(rows: Rows) -> bool:
-    """Whether the rows of tokens are received, and those that return summed, in buffers of HybridEP."""
-    return exchanges(rows) and rows.shard.software.moe.flex_backend == "hybridep"
-
-
 def weighted_activation(rows: Rows) -> bool:
     """Whether the experts' activation applies the scores, as in NeMo AutoModel, whose activation is Megatron's fused one.
 
@@ -132,11 +127,10 @@ def arriving(rows: Rows) -> Num:
 def _exchanged(rows: Rows, x: str, probs: str) -> tuple[list[Op], str]:
     """Tokens and scores that arrive, and their rows in the order of the experts (torchtitan/distributed/deepep/deepep.py).
 
-    HybridEP receives them in a buffer of its own and copies the rows from there into a tensor (deepseek-ai/DeepEP@94a9f8f
-    csrc/hybrid_ep/executor/executor.cu, dispatch_postprocess); backward sums their gradients into that buffer.
+    HybridEP receives them in a buffer of its own (`dispatch.own_buffers`); backward sums their gradients into that buffer.
     """
     size, k = rows.shard.itemsize, rows.moe.experts_per_token
-    away: Any = "both" if own_buffers(rows) else ""
+    away = own_buffers(rows)
     arrived = Tensor("moe.arrived", arriving(rows) * rows.hidden, size, outside=away)
     scores = Tensor("moe.arrived.probs", arriving(rows) * k, FP32, outside=away)
     here, ranked = Tensor("moe.rows", rows.room * rows.hidden, size), Tensor("moe.ranked", rows.room, FP32)

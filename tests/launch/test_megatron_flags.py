@@ -229,6 +229,14 @@ def test_what_costs_and_is_not_modeled_is_one_line(flags, line):
             "--hidden-dropout 0: dropout of one kind only: counted as both",
         ),
         (
+            "--attention-dropout 0",
+            "--attention-dropout 0: dropout of one kind only: counted as both",
+        ),
+        (
+            "--hidden-dropout 0",
+            "--hidden-dropout 0: dropout of attention only, whose kernel takes time to draw a mask: not counted",
+        ),
+        (
             "--tensor-model-parallel-size 2 --distribute-saved-activations",
             "--distribute-saved-activations true: checkpoints spread over tensor-parallel ranks: each is counted with all",
         ),

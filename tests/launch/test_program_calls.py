@@ -51,6 +51,15 @@ def test_without_the_switch_there_are_no_adapters(tmp_path: Path) -> None:
     assert lora(tmp_path, f"{COMMAND} --bf16 True --per_device_train_batch_size 1", train_py=ARGUMENTS) is None
 
 
+@pytest.mark.parametrize(("flag", "rank"), [("", None), (" --use_lora", 4)])
+def test_defaults_of_adapters_do_not_switch_them_on(tmp_path: Path, flag: str, rank: int | None) -> None:
+    """Rank and targets have defaults under names that peft's settings have too; argparse's store_true is false unless given."""
+    program = ARGUMENTS.replace('"--rank_of_lora", type=int, default=32', '"--lora_r", type=int, default=4')
+    program = program.replace("rank_of_lora", "lora_r")
+    found = lora(tmp_path, f"{COMMAND} --bf16 True --per_device_train_batch_size 1{flag}", train_py=program)
+    assert (found.rank if found else None) == rank
+
+
 def test_do_lora_is_not_one_of_the_switches_of_what_the_trainer_does(tmp_path: Path) -> None:
     """do_train and do_eval change no cost; do_lora freezes the weights."""
     program = ARGUMENTS.replace("use_lora", "do_lora")
@@ -111,6 +120,13 @@ def test_what_a_program_passes_to_the_trainer(tmp_path: Path) -> None:
     job = to_job(reading(tmp_path, script, train_py=program), SETS)
     assert (job.data.gbs, job.data.microbatch_sz, job.data.seqlen) == (120, 3, 1536)
     assert (job.performance.precision, job.performance.activation_checkpointing_type) == ("bf16", "full")
+
+
+def test_a_program_of_which_python_warns_is_read(tmp_path: Path) -> None:
+    """A pattern that is not a raw string, as many programs have; the warning is theirs, not the report's."""
+    program = 'name = re.sub("\\d", "", name)\ntraining = SFTConfig(bf16=True)\n'
+    script = f"{COMMAND} --per_device_train_batch_size 1"
+    assert to_job(reading(tmp_path, script, train_py=program), SETS).performance.precision == "bf16"
 
 
 def test_two_calls_that_differ_say_nothing(tmp_path: Path) -> None:

@@ -134,7 +134,13 @@ def test_other_overrides_are_told():
 
 
 @pytest.mark.parametrize(
-    "body", ["    for name in names_of(config):\n        config.job.x = name\n", "    log(config)\n", "    print(1)\n"]
+    "body",
+    [
+        "    for name in names_of(config):\n        config.job.x = name\n",
+        "    for name in {'x': 1}:\n        config.job.x = name\n",
+        "    log(config)\n",
+        "    print(1)\n",
+    ],
 )
 def test_what_cannot_be_followed_is_refused(body):
     text = f"def llama3_8b_other() -> Trainer.Config:\n    config = llama3_8b()\n{body}    return config\n"

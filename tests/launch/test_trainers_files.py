@@ -101,9 +101,14 @@ def test_every_table_names_its_source_and_its_marks():
         assert raw["marks"]
 
 
-def test_a_text_without_marks_is_no_kind():
+OTHER_TRAINER = "train: {lr: 1.0e-4, batch_size: 8}\nlogger: {name: wandb}\n"
+"""Sections that a config of Lightning may have as well as one of Megatron-Bridge."""
+
+
+@pytest.mark.parametrize("text", ["a: 1", OTHER_TRAINER])
+def test_a_text_without_marks_is_no_kind(text):
     with pytest.raises(ConfigError, match="unknown framework; use --from"):
-        kind_of("x.yaml", "a: 1")
+        kind_of("x.yaml", text)
 
 
 TQDM = """\

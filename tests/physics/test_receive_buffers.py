@@ -20,11 +20,11 @@ from steptime.model.torch_experts import grouped_experts
 MOE = {"n_experts": 8, "expert_inter_sz": 256, "experts_per_token": 2}
 
 
-def assembly(backend: str, factor: float | None = None, **changes):
+def assembly(backend: str, factor: float | None = None, software: str = "fsdp2", **changes):
     """8 tokens of 128 numbers on each of ep 2 ranks, to 2 of 8 experts: 16 rows sent, at most 2 * 8 * min(2, 4) = 32 arrive."""
     how = {"moe": {"dispatcher": "flex", "flex_backend": backend, "non_blocking_capacity_factor": factor}}
     moe = MOE | changes
-    return Assembly(job("fsdp2", model={"moe": moe, "n_q_heads": 2}, performance=how, dp=2, ep=2))
+    return Assembly(job(software, model={"moe": moe, "n_q_heads": 2}, performance=how, dp=2, ep=2))
 
 
 def rows_of(found: Assembly) -> Rows:
@@ -93,17 +93,34 @@ def test_buffers_outside_the_allocator(backend, held):
     assert overhead(assembly(backend).job).communicators - 2 * COMMUNICATOR_BYTES == held
 
 
+@pytest.mark.parametrize(("software", "summed"), [("megatron-core", "moe.unpermute.out"), ("fsdp2", "moe.out")])
+def test_rows_of_tokens_in_hybrideps_buffers(software, summed):
+    """Those that arrive with their scores, and those that return, in either framework, with their gradients: the allocator has
+    only the rows copied from there (executor.cu). DeepEP returns tensors.
+    """
+    for backend, away in (("hybridep", {"moe.arrived", "moe.arrived.probs", summed}), ("deepep", set())):
+        made = [t for op in assembly(backend, software=software).kinds[0].ops for t in op.allocates]
+        assert {t.name for t in made if t.outside == "both"} == away
+        assert summed in {t.name for t in made}
+
+
 @pytest.mark.parametrize(
     ("software", "layout", "how", "line"),
     [
         ("fsdp2", {"tp": 2, "dp": 2}, {"flex_backend": "minimal_async_ep"}, "minimal_async_ep is torchtitan's"),
         ("megatron-core", {"dp": 2}, {"flex_backend": "minimal_async_ep"}, "minimal_async_ep is torchtitan's"),
-        ("fsdp2", {"dp": 2}, {"non_blocking_capacity_factor": 1.0}, "only HybridEP under FSDP2 has a capacity"),
+        ("fsdp2", {"dp": 2}, {"non_blocking_capacity_factor": 1.0}, "only dispatcher flex with HybridEP under FSDP2"),
         (
             "megatron-core",
             {"dp": 2},
             {"flex_backend": "hybridep", "non_blocking_capacity_factor": 1.0},
-            "only HybridEP",
+            "only dispatcher flex with HybridEP",
+        ),
+        (
+            "fsdp2",
+            {"dp": 2},
+            {"dispatcher": "alltoall", "flex_backend": "hybridep", "non_blocking_capacity_factor": 1.0},
+            "got dispatcher alltoall, flex_backend hybridep",
         ),
     ],
 )

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections import Counter
 
 import torch
+from plain_backward import AUTOGRAD
 from test_torch_compile import B, Block, S, inputs, saved_by_compile
 from torch import Tensor, nn
 from torch_ours import block_input, whole
 
-from steptime.memory.op_walk import Autograd, kept_by_part
+from steptime.memory.op_walk import kept_by_part
 from steptime.model.blocks import block_ops
 from steptime.model.model import Model
 from steptime.model.shard import Shard
@@ -69,11 +70,10 @@ def test_a_block_without_checkpointing():
     software = resolve(Performance(software="torch", compile="blocks", precision="fp8_rowwise"))
     shard = Shard(float(B), float(S), float(S), 1.0, False, float(MODEL.vocab_sz), software)
     ops, x = block_ops(MODEL, shard), block_input(MODEL, shard)
-    held = kept_by_part(ops, x, frozenset(), Autograd(compiled=True))
+    held = kept_by_part(ops, x, frozenset(), AUTOGRAD._replace(compiled=True))
     ours = Counter(whole(held.sizes[name]) for name in held.names)
     assert saved_by_compile(block, *inputs(MODEL)) == ours
-    width = (
-        2 * (2 * 80 + 3 * 80 + 3 * 16 + 2 * 272) + 80
-    )  # bf16: x twice, q twice, attention; k twice, v; gate, up; float8
+    kept = 2 * (2 * 80 + 3 * 80 + 3 * 16 + 2 * 272)  # in bf16: x twice; q twice, attention; k twice, v; gate and up
+    width = kept + 80  # attention in float8
     rows = 4 * (2 + 5 + 1 + 5)  # of each row: two norms, those of heads, attention's sums
     assert sum(size * count for size, count in ours.items()) == B * S * (width + rows)

@@ -98,18 +98,19 @@ def _dropout(keys: JobKeys, *, unfused: bool) -> float:
     """One probability for both kinds: the cost depends only on whether it is 0.
 
     Dropout of the hidden states keeps a mask for each residual and for the embedding (core fusions/fused_bias_dropout.py).
-    Attention dropout keeps a mask of the scores where they are in memory; a fused kernel keeps only the state of its random
-    number generator, which is not counted.
+    Attention dropout keeps a mask of the scores where they are in memory; a fused kernel keeps none, but takes time to draw it
+    (`cost.rates.DRAWN_PER_SM`).
     """
     hidden, attention = keys.number("hidden_dropout"), keys.number("attention_dropout")
     if bool(hidden) == bool(attention):
         return hidden
-    if unfused:
-        off = "attention_dropout" if hidden else "hidden_dropout"
-        keys.approximate(off, "dropout of one kind only: counted as both")
+    if hidden or unfused:
+        keys.approximate(
+            "attention_dropout" if hidden else "hidden_dropout", "dropout of one kind only: counted as both"
+        )
         return hidden or attention
-    keys.without_effect("attention_dropout", "inside the attention kernel, which stores no mask")
-    return hidden
+    keys.approximate("hidden_dropout", "dropout of attention only, whose kernel takes time to draw a mask: not counted")
+    return 0.0
 
 
 def _positions(keys: JobKeys) -> dict[str, Any]:

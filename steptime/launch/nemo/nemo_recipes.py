@@ -12,6 +12,7 @@ from typing import Any
 from steptime.base.config import ConfigError, near
 from steptime.base.document import parse_mapping, read_source, scalar
 from steptime.job.edit import put
+from steptime.launch.config_values import syntax_of
 from steptime.launch.keys import FOLDER
 from steptime.launch.nemo.targets import CLASS
 
@@ -27,10 +28,7 @@ def _table() -> dict[str, Any]:
 
 def base_function(text: str) -> str:
     """The one function of a program that returns what a recipe makes; "" where there is none, or several."""
-    try:
-        functions = [node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
-    except (SyntaxError, ValueError):
-        return ""
+    functions = [node for node in syntax_of(text).body if isinstance(node, ast.FunctionDef)]
     found = [
         function.name
         for function in functions

@@ -10,6 +10,8 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from steptime.launch.config_values import syntax_of
+
 _SIZES = frozenset({"dim", "n_layers", "vocab_size", "n_heads", "n_kv_heads", "hidden_dim"})
 _WITHIN = frozenset({"layer", "layers", "attention", "feed_forward"})
 """Arguments whose own arguments are sizes."""
@@ -34,10 +36,7 @@ def nested_sizes(code: str, flavor: str) -> Values | None:
     >>> nested_sizes('c = {"1B": Model.Config(dim=64, n_layers=2, attention=A.Config(n_heads=4))}', "1B")
     {'dim': 64, 'n_layers': 2, 'n_heads': 4}
     """
-    try:
-        tree = ast.parse(code)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
+    tree = syntax_of(code)
     pairs = [
         (key.value, value)
         for node in ast.walk(tree)
