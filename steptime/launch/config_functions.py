@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from typing import Any
@@ -18,10 +18,13 @@ from typing import Any
 from steptime.base.config import ConfigError, near
 from steptime.launch.beside import Beside
 from steptime.launch.config_values import (
+    MOST_ITEMS,
     Computed,
+    attribute,
     computed,
     dotted,
     ends,
+    failed,
     grown,
     looked_up,
     note_call,
@@ -34,6 +37,7 @@ CLASS = "_class_"
 CALLED = "_called_"
 """The key under which a config lists the calls that it is given to and that are not followed."""
 _DEPTH = 20
+_MOST_STATEMENTS = 20_000
 _KEPT = {"model_registry", "nvfp4_bf16_tail_fqns"}
 """Functions of torchtitan whose arguments tell what they return."""
 _INERT = (ast.Import, ast.ImportFrom, ast.Assert, ast.Pass, ast.FunctionDef)
@@ -51,7 +55,7 @@ def read_function(
     Raises:
         ConfigError: no Python, no such function, or a statement that cannot be evaluated statically.
     """
-    reader = _FunctionReader(path, parsed(path, text), bases, beside or Beside(), {})
+    reader = _FunctionReader(path, parsed(path, text), bases, beside or Beside(), {}, iter(range(_MOST_STATEMENTS)))
     offered = [key for key, found in reader.functions.items() if ends(found.returns, returns)]
     if not name:
         if len(offered) != 1:
@@ -72,9 +76,10 @@ class _FunctionReader:
     """The functions and constants of one module, and those of modules in its folder that it imports."""
 
     def __init__(
-        self, path: str, module: ast.Module, bases: str, beside: Beside, readers: dict[str, _FunctionReader | None]
-    ) -> None:
-        self.path, self.bases, self.beside, self.readers = path, bases, beside, readers
+        self, path: str, module: ast.Module, bases: str, beside: Beside,
+        readers: dict[str, _FunctionReader | None], statements: Iterator[int],
+    ) -> None:  # fmt: skip
+        self.path, self.bases, self.beside, self.readers, self.statements = path, bases, beside, readers, statements
         self.functions = {node.name: node for node in module.body if isinstance(node, ast.FunctionDef)}
         self.constants: dict[str, ast.expr] = {
             target.id: node.value
@@ -101,7 +106,9 @@ class _FunctionReader:
             text = self.beside.text(file)
             self.readers[file] = None
             if text is not None:
-                self.readers[file] = _FunctionReader(file, parsed(file, text), self.bases, self.beside, self.readers)
+                self.readers[file] = _FunctionReader(
+                    file, parsed(file, text), self.bases, self.beside, self.readers, self.statements
+                )
         reader = self.readers[file]
         return reader.owner(own, depth + 1) if reader is not None else None
 
@@ -109,12 +116,6 @@ class _FunctionReader:
         """A function by the name that this module uses for it."""
         found = self.owner(name)
         return (found[0], found[0].functions[found[1]]) if found and found[1] in found[0].functions else None
-
-    def fail(self, node: ast.stmt | ast.expr, problem: str) -> ConfigError:
-        code = " ".join(ast.unparse(node).split())
-        return ConfigError(
-            f"{self.path}:{node.lineno}: {problem} ({code[:60]}); use literal values, or give a log or TOML of the job"
-        )
 
     def call(
         self, function: ast.FunctionDef, depth: int, args: Sequence[Any] = (), keywords: Mapping[str, Any] | None = None
@@ -136,6 +137,8 @@ class _FunctionReader:
     def block(self, body: Sequence[ast.stmt], names: Tree, depth: int) -> tuple[bool, Any]:
         """Run statements in order: whether one of them returns, and what."""
         for node in body:
+            if next(self.statements, None) is None:
+                raise failed(self.path, node, f"more than {_MOST_STATEMENTS:,} statements to follow")
             if isinstance(node, ast.Return):
                 return True, self.value(node.value, names, depth) if node.value else None
             if isinstance(node, ast.If) and not isinstance(test := self.value(node.test, names, depth), Computed):
@@ -158,13 +161,13 @@ class _FunctionReader:
             for item in tuple(each):  # which the body may make longer
                 self.assign(node.target, item, names)
                 if self.block(node.body, names, depth)[0]:
-                    raise self.fail(node, "cannot be evaluated statically")
+                    raise failed(self.path, node, "cannot be evaluated statically")
         elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and self.changes(node.value):
             self.effect(node.value, names, depth)
         elif self.bases and isinstance(node, ast.If) and not any(isinstance(n, ast.Return) for n in ast.walk(node)):
             self.maybe(node, names)
         elif not isinstance(node, _INERT) and not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
-            raise self.fail(node, "cannot be evaluated statically")
+            raise failed(self.path, node, "cannot be evaluated statically")
 
     def maybe(self, node: ast.If, names: Tree) -> None:
         """A branch whose condition is unknown: everything it sets becomes `Computed`."""
@@ -172,7 +175,7 @@ class _FunctionReader:
             if isinstance(inner, ast.Assign):
                 for target in inner.targets:
                     if len(path := dotted(target)) > 1 and path[0] not in names:
-                        raise self.fail(node, "cannot be evaluated statically")
+                        raise failed(self.path, node, "cannot be evaluated statically")
                     with suppress(ConfigError):  # an attribute of what it has set before
                         self.assign(target, computed(inner.value), names)
             elif isinstance(inner, ast.Expr) and isinstance(inner.value, ast.Call):
@@ -194,6 +197,8 @@ class _FunctionReader:
         if isinstance(owner, list) and node.args and isinstance(node.func, ast.Attribute):
             given = self.value(node.args[0], names, depth)
             owner += given if node.func.attr == "extend" and isinstance(given, list) else [given]
+            if len(owner) > MOST_ITEMS:
+                raise failed(self.path, node, "a list longer than any job's")
             return
         with suppress(*([ConfigError] if self.bases else [])):  # followed as far as it can be
             if self.find(".".join(dotted(node.func))):
@@ -210,7 +215,7 @@ class _FunctionReader:
             return
         path = dotted(target)
         if not path:
-            raise self.fail(target, "cannot be evaluated statically")
+            raise failed(self.path, target, "cannot be evaluated statically")
         if len(path) == 1:
             names[path[0]] = found
             return
@@ -218,7 +223,7 @@ class _FunctionReader:
         for part in path[1:-1]:
             owner = owner.setdefault(part, {}) if isinstance(owner, dict) else None
         if not isinstance(owner, dict):
-            raise self.fail(target, "sets an attribute of an object that cannot be read")
+            raise failed(self.path, target, "sets an attribute of an object that cannot be read")
         owner[path[-1]] = found
 
     def value(self, node: ast.expr, names: Tree, depth: int) -> Any:
@@ -234,12 +239,8 @@ class _FunctionReader:
                 return found[0].value(found[0].constants[found[1]], {}, depth + 1)
         if isinstance(node, ast.List | ast.Tuple):
             return [self.value(item, names, depth) for item in node.elts]
-        if isinstance(node, ast.Attribute) and (path := dotted(node)):
-            inner: Any = names.get(path[0])
-            for part in path[1:-1]:
-                inner = inner.get(part) if isinstance(inner, dict) else None
-            if isinstance(inner, dict) and path[-1] in inner:
-                return inner[path[-1]]
+        if isinstance(node, ast.Attribute) and (known := attribute(node, names)) is not None:
+            return known[0]
         if isinstance(node, ast.Call):
             return self.config(node, names, depth)
         return self.worked_out(node, names, depth)

@@ -24,14 +24,24 @@ _OPERATORS: dict[type[ast.AST], Any] = {
     ast.GtE: operator.ge, ast.Is: operator.is_, ast.IsNot: operator.is_not, ast.In: lambda a, b: a in b,
     ast.NotIn: lambda a, b: a not in b,
 }  # fmt: skip
+MOST_ITEMS = 100_000
+"""Of a list or characters of a text; also bits of an integer."""
 
 
 def operated(node: ast.expr, parts: list[Any]) -> Any:
-    """One operator on values; powers are excluded, so that no value grows without bound.
+    """One operator on values; powers are excluded, and what grows beyond `MOST_ITEMS`, so that no value grows without bound.
 
     Raises:
         KeyError: an operator that is not read.
+        ValueError: a value larger than any job's.
     """
+    sizes = [
+        part.bit_length() if isinstance(part, int) else len(part)
+        for part in parts
+        if isinstance(part, int | str | list)
+    ]
+    if sum(sizes) > MOST_ITEMS:
+        raise ValueError
     if isinstance(node, ast.BoolOp):
         found = parts[0]
         for part in parts[1:]:
@@ -65,6 +75,25 @@ def dotted(node: ast.expr) -> list[str]:
     return []
 
 
+def attribute(node: ast.Attribute, names: dict[str, Any]) -> tuple[Any] | None:
+    """The value of `a.b.c` among nested configs; None where it is not known."""
+    first, *path = dotted(node) or [""]
+    found: Any = names.get(first)
+    for part in path:
+        if not isinstance(found, dict) or part not in found:
+            return None
+        found = found[part]
+    return (found,) if path else None
+
+
+def failed(path: str, node: ast.stmt | ast.expr, problem: str) -> ConfigError:
+    """What to raise for code that cannot be followed."""
+    code = " ".join(ast.unparse(node).split())
+    return ConfigError(
+        f"{path}:{node.lineno}: {problem} ({code[:60]}); use literal values, or give a log or TOML of the job"
+    )
+
+
 def looked_up(called: str, node: ast.Call, args: list[Any]) -> Any:
     """The result of getattr, hasattr and isinstance where the config itself determines it."""
     owner, name = args[:2]
@@ -90,7 +119,7 @@ def parsed(path: str, text: str) -> ast.Module:
     try:
         with warnings.catch_warnings(action="ignore"):
             return ast.parse(text)
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = getattr(error, "lineno", None)
         raise ConfigError(f"{path}:{line or 1}: not valid Python ({getattr(error, 'msg', error)})") from None
 

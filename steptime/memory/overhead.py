@@ -27,8 +27,8 @@ stream of their own (torch 2.13 torch/distributed/fsdp/_fully_shard/_fsdp_collec
 _runtime_utils.py, _post_backward_hook), where the memory stays when gradients are freed; all-gathers too have one, which holds
 the largest group. The rest, 1.28 groups, is fitted: the median of torchtitan's rows marked fit (pytorch/torchtitan@31a17bfd and
 its pull requests), dense, all of FSDP2, that ran with expandable segments and without a traced graph, one vote per cell; most ask
-for 1.8 to 2.6, with 17 and with 147 GiB of activations. Without expandable segments a fifth of activations and transients comes on
-top; with tensor parallelism that fifth alone is nearer."""
+for 1.8 to 2.6, with 17 and with 147 GiB of activations. Without expandable segments a fifth of activations and transients comes
+on top; with tensor parallelism that fifth alone is nearer."""
 
 
 def overhead(job: Job) -> Overhead:

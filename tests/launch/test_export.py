@@ -212,6 +212,13 @@ def test_passes_of_graph_trainer_are_not_written(graphs):
     assert "compile" not in tomllib.loads(write(job, "torchtitan").text)
 
 
+@pytest.mark.parametrize("kernel", ["fused", "composite"])
+def test_an_activation_kernel_is_no_module_to_import(kernel):
+    """override.imports lists Python modules; no word of a plan is one."""
+    job = Job.load("configs/llama3_8b_fsdp.yaml").replace(**{"performance.activation_impl": kernel})
+    assert "override" not in tomllib.loads(write(job, "torchtitan").text)
+
+
 @pytest.mark.parametrize("kind", ["megatron", "nemo", "torchtitan"])
 def test_the_command_it_prints_reads_it_back(tmp_path, capsys, kind):
     assert main(["configs/llama3_8b_fsdp.yaml", "--export", kind]) == 0

@@ -113,7 +113,11 @@ def words(text, **env):
 def test_the_first_of_several_jobs_is_read_unless_a_line_is_chosen():
     text = "torchrun train.py --a 1\ntorchrun train.py --a 2"
     assert (words(text), words(text, LAUNCH_LINE="2")) == (["--a", "1"], ["--a", "2"])
-    assert words(text, LAUNCH_LINE="\N{SUPERSCRIPT TWO}") == ["--a", "1"]  # a digit, but no number
+    for other in ("3", "\N{SUPERSCRIPT TWO}"):  # a digit, but no number
+        with pytest.raises(
+            ConfigError, match=f"LAUNCH_LINE={other} is no line that launches a job; use one of lines 1, 2"
+        ):
+            words(text, LAUNCH_LINE=other)
     (note,) = read_script(text, "run.sh").notes[:1]
     assert note.startswith("lines 1, 2 each launch a job: only that of line 1 is read; write LAUNCH_LINE=N before")
     assert words("torchrun main.py --a 1\ntorchrun other.py --a 2", LAUNCH_LINE="2") == ["--a", "2"]

@@ -152,3 +152,49 @@ def test_a_loop_over_what_is_known_sets_each():
     """The fixture's loop over (config.training,) sets 4,096 tokens, where its base has 8,192."""
     text = (DATA / "torchtitan" / "config_registry.py").read_text(encoding="utf-8")
     assert read_torchtitan("config_registry.py:llama3_8b_looped", text).config["data"]["seqlen"] == 4096
+
+
+LOOPS = """
+TEN = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+
+
+def many() -> Trainer.Config:
+    for a in TEN:
+        for b in TEN:
+            for c in TEN:
+                for d in TEN:
+                    for e in TEN:
+                        x = e
+    return llama3_8b()
+
+
+def doubled() -> Trainer.Config:
+    x = [1]
+    for a in TEN:
+        for b in TEN:
+            x.extend(x)
+    return llama3_8b()
+
+
+def word() -> Trainer.Config:
+    word = "x"
+    for a in TEN:
+        for b in TEN:
+            word = word + word
+    config = llama3_8b()
+    config.dump_folder = word
+    return config
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "why"), [("many", "statements to follow"), ("doubled", "a list longer than any job's")]
+)
+def test_what_never_ends_is_refused(name, why):
+    """Ten to the fifth assignments; a list that doubles a hundred times."""
+    assert why in one_line(read_torchtitan, LLAMA + LOOPS, f"llama3/config_registry.py:{name}")
+
+
+def test_values_do_not_grow_without_bound():
+    """A text doubled a hundred times would have 10^30 letters; beyond a hundred thousand it is only computed."""
+    assert reading("word", LOOPS).config == reading("llama3_8b", "").config

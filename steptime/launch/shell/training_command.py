@@ -58,7 +58,9 @@ def the_launch(walk: DryRun, name: str, line: str) -> tuple[TrainingCommand | No
     if len(trains) > 1:
         lines = sorted({launch.command.line for launch in trains.values()})
         where = f"lines {', '.join(map(str, lines))}"
-        if line.isdecimal() and int(line) in lines:
+        if line and line not in map(str, lines):
+            return None, [f"{name}: {LINE}={line} is no line that launches a job; use one of {where}"]
+        if line:
             trains = {words: launch for words, launch in trains.items() if launch.command.line == int(line)}
         elif len(lines) > 1 and not all(_trains(launch) and not launch.command.doubt for launch in trains.values()):
             fix = f"write {LINE}=N before the command, N one of these"
