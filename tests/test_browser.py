@@ -192,6 +192,20 @@ def test_what_is_wrong_stands_beside_its_field_until_it_is_right(browser, whatif
     settled(browser)
 
 
+def test_the_status_says_that_a_plan_has_problems(browser, whatif):
+    """Not the step of the last plan without any, nor that a search still runs."""
+    browser.open(whatif)
+    settled(browser)
+    browser.run("const y = document.getElementById('yaml'); y.value = 'model: ['; y.dispatchEvent(new Event('input'))")
+    browser.wait("document.getElementById('problems').innerText !== ''")
+    assert browser.text("#status") == "1 problem; the report is of the last plan without problems"
+    assert browser.run("document.getElementById('report').getAttribute('aria-busy')") == "false"
+    browser.click("#best")
+    browser.wait("document.getElementById('status').textContent !== 'searching ...'")
+    assert browser.text("#status").startswith("1 problem;")
+    assert browser.said() == []
+
+
 def test_an_address_opens_its_plan_again(browser, whatif):
     browser.open(whatif)
     settled(browser)

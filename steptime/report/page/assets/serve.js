@@ -18,19 +18,26 @@
     report.setAttribute("aria-busy", "true");
     let found;
     try { found = await ask({ yaml: yaml.value, pinned: state.pinned, full: false, ...change }); } catch (error) {
-      if (round === state.round) problems([{ path: "", line: "the server does not answer; is 3dtrn serve still running?" }]);
+      if (round === state.round) failed([{ path: "", line: "the server does not answer; is 3dtrn serve still running?" }]);
       return;
     }
     if (round !== state.round) return;
     if (found.yaml !== undefined && !(typed && !change.set)) yaml.value = found.yaml;
-    problems(found.ok ? [] : found.errors);
-    if (!found.ok) { report.classList.add("stale"); return; }
+    if (!found.ok) { failed(found.errors); return; }
+    problems([]);
     fields(found); state.devices = found.devices;
     show(found.html, false, {});
     $("status").textContent = `${found.told}; ${found.note || `updated in ${Math.round(performance.now() - began)} ms`}`;
     document.title = found.title;
     history.replaceState(null, "", "#plan=" + encode(yaml.value));
     state.timer = setTimeout(() => rest(round), 60);
+  }
+
+  function failed(errors) { // the report stays that of the last plan without errors, and the status says so
+    problems(errors);
+    report.classList.add("stale");
+    report.setAttribute("aria-busy", "false");
+    $("status").textContent = `${errors.length} problem${errors.length === 1 ? "" : "s"}` + (report.firstChild ? "; the report is of the last plan without problems" : "");
   }
 
   async function rest(round) {
