@@ -14,7 +14,8 @@ def notes(job: Job) -> list[str]:
     devices, node = job.parallelism.devices, job.machine.devices_per_node
     lines = []
     if devices < node:
-        lines.append(f"note: {devices} of the {node} devices of a {job.machine.name} node are used")
+        verb = "is" if devices == 1 else "are"
+        lines.append(f"note: {devices} of the {node} devices of a {job.machine.name} node {verb} used")
     elif devices % node:
         lines.append(f"note: {counted(devices, 'device')} on nodes of {node}: the last node is partly used")
     inner = job.machine.tiers[0]

@@ -62,7 +62,8 @@ def _raw_header(source: Source) -> tuple[int, bytes]:
     start = source.upto(0, FIRST_READ)
     length = int.from_bytes(start[:8], "little")
     if length > MAX_HEADER:
-        raise UnreadableError("HEADER_TOO_LARGE", f"header length {length} exceeds {MAX_HEADER}", source.name)
+        message = f"header length {length} exceeds {MAX_HEADER}: the file is not safetensors"
+        raise UnreadableError("HEADER_TOO_LARGE", message, source.name)
     if length > source.size - 8:
         message = f"header of {length} bytes, {source.size - 8} bytes left: the file is truncated or not safetensors"
         raise UnreadableError("INVALID_HEADER_LENGTH", message, source.name)
