@@ -19,16 +19,16 @@ FRAGMENTATION = 0.2
 """Reserved beyond allocated, as a fraction of activations and transients: states are large and contiguous.
 Ten dense runs on 8 x B200 that report both (MooreThreads/SimuMax@4dcaae5) are between 0.14 and 0.6, the long ones lowest; their
 reserved over allocated memory is 1.03 to 1.09."""
-CACHED_GROUPS = 2.28
+CACHED_GROUPS = 2.55
 """Memory reserved beyond allocated under FSDP without tensor parallelism, in units of the largest parameter group, gathered; on
 top of the sharded gradients that are not allocated at the peak. A cached block serves only the stream that allocated it
 (c10/cuda/CUDACachingAllocator.cpp, get_free_block). Reduce-scatters allocate their outputs, which become the gradients, on a
 stream of their own (torch 2.13 torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py, foreach_reduce; of the first FSDP
 _runtime_utils.py, _post_backward_hook), where the memory stays when gradients are freed; all-gathers too have one, which holds
-the largest group. The rest, 1.28 groups, is fitted: the median of torchtitan's rows marked fit (pytorch/torchtitan@31a17bfd and
-its pull requests), dense, all of FSDP2, that ran with expandable segments and without a traced graph, one vote per cell; most ask
-for 1.8 to 2.6, with 17 and with 147 GiB of activations. Without expandable segments a fifth of activations and transients comes
-on top; with tensor parallelism that fifth alone is nearer."""
+the largest group. The rest, 1.55 groups, is fitted: the median of torchtitan's dense rows marked fit (pytorch/torchtitan@31a17bfd and
+its pull requests), all of FSDP2, that ran compiled, with expandable segments and without a traced graph; most ask for 2.4 to 2.7,
+with 30 and with 109 GiB of activations. With one vote per cell it is 2.44, of eager runs 1.85. Without expandable segments a fifth
+of activations and transients comes on top; with tensor parallelism that fifth alone is nearer."""
 
 
 def overhead(job: Job) -> Overhead:
