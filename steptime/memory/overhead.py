@@ -25,10 +25,11 @@ top of the sharded gradients that are not allocated at the peak. A cached block 
 (c10/cuda/CUDACachingAllocator.cpp, get_free_block). Reduce-scatters allocate their outputs, which become the gradients, on a
 stream of their own (torch 2.13 torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py, foreach_reduce; of the first FSDP
 _runtime_utils.py, _post_backward_hook), where the memory stays when gradients are freed; all-gathers too have one, which holds
-the largest group. The rest, 1.55 groups, is fitted: the median of torchtitan's dense rows marked fit (pytorch/torchtitan@31a17bfd and
-its pull requests), all of FSDP2, that ran compiled, with expandable segments and without a traced graph; most ask for 2.4 to 2.7,
-with 30 and with 109 GiB of activations. With one vote per cell it is 2.44, of eager runs 1.85. Without expandable segments a fifth
-of activations and transients comes on top; with tensor parallelism that fifth alone is nearer."""
+the largest group. The rest, 1.55 groups, is fitted: the median of torchtitan's dense rows marked fit
+(pytorch/torchtitan@31a17bfd and its pull requests), all of FSDP2, that ran compiled, with expandable segments and without a
+traced graph; most ask for 2.4 to 2.7, with 30 and with 109 GiB of activations. With one vote per cell it is 2.44, of eager runs
+1.85. Without expandable segments a fifth of activations and transients comes on top; with tensor parallelism that fifth alone is
+nearer."""
 
 
 def overhead(job: Job) -> Overhead:
