@@ -364,3 +364,12 @@ def test_a_mamba_model_without_a_pattern_is_no_gpt():
     assert [line.partition(": ")[2] for line in error.value.problems] == [
         f"model.mamba_ssm_ngroups 8: Mamba layers without a pattern, another kind of model{REFUSED}"
     ]
+
+
+@pytest.mark.parametrize("model", ["1.5", "[1, 2]", "llama", "true"])
+def test_a_model_that_is_no_section_is_one_line(model):
+    """Random input found a number in the model's place, in a Megatron-Bridge config."""
+    text = (
+        f"_target_: megatron.bridge.training.config.ConfigContainer\nmodel: {model}\ntrain: {{global_batch_size: 8}}\n"
+    )
+    assert "no model.num_layers" in one_line(read_nemo, text)

@@ -174,9 +174,11 @@ def _unflatten(flat: list[re.Match[str]]) -> dict[str, Any]:
 def _bridge(config: NemoConfig, beside: Beside | None) -> Reading:
     """A ConfigContainer, or settings over a recipe."""
     path, tree, devices, sets, *_ = config
-    if "num_layers" not in (tree.get("model") or {}) and (found := read_override(path, tree, sets, beside)) is not None:
+    model = tree.get("model") or {}
+    whole = isinstance(model, dict) and "num_layers" in model
+    if isinstance(model, dict) and not whole and (found := read_override(path, tree, sets, beside)) is not None:
         return found
-    if not isinstance(tree.get("model"), dict) or "num_layers" not in tree["model"]:
+    if not whole:
         # a model by --set is not enough: precision, states and overlap are the recipe's, and not in the file either
         raise ConfigError(
             f"{path}: an override of a recipe, not the whole config: no model.num_layers; give the log that prints the job's "
