@@ -29,7 +29,7 @@ from steptime.launch.torchtitan.scripts import is_steps_alone, named_by
 _DUMP = re.compile(r"Running with (?:args|configs): (?=\{)")
 _MESH = re.compile(r"Building device mesh with parallelism: (.*)")
 _OLD_MESH = re.compile(r"Building \d-D device mesh with \[([^]]*)\], \[([\d, ]+)\]")
-_SPEC = ("name", "flavor", "attn_backend", "non_blocking_capacity_factor")
+_SPEC = ("name", "flavor", "attn_backend", "non_blocking_capacity_factor", "num_mtp_layers")
 _SECTIONS = {"job", "model", "training", "parallelism", "activation_checkpoint", "optimizer", "metrics", "checkpoint"}
 
 

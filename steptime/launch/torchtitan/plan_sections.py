@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from steptime.base.config import show
 from steptime.job.edit import read_model
 from steptime.launch.devices import data_parallel, told
 from steptime.launch.job_keys import JobKeys
+from steptime.launch.torchtitan.checkpointing import checkpointing_of
 from steptime.launch.torchtitan.converters import fused_by_override, precision_of
 from steptime.launch.torchtitan.graph_trainer import by_parameter, fuses, graph_of, is_traced, simple_of
 
@@ -73,7 +73,7 @@ def config_of(keys: JobKeys, model: Any, devices: int | None, release: str) -> d
         | precision_of(keys, n_layers, fsdp=degrees.fsdp)
         | kernels_of(keys, degrees, release)
         | rotary_of(keys, model, release)
-        | (graph_of(keys, experts=bool(experts)) if traced else checkpointing_of(keys, n_layers))
+        | (graph_of(keys, experts=bool(experts)) if traced else checkpointing_of(keys))
     )
     performance |= experts.get("performance", {})
     if degrees.fsdp and keys.on("training.enable_cpu_offload"):
@@ -174,9 +174,6 @@ def dtypes_of(keys: JobKeys, degrees: Degrees) -> dict[str, Any]:
         note = "performance.precision fp32: no mixed precision with TP or PP without FSDP"
         keys.becomes("training.mixed_precision_param", note)
         return {"precision": "fp32"}
-    if precision == "bf16":
-        why = "torch.autocast without FSDP: its casts of the fp32 weights are not counted"
-        keys.leave_out("training.mixed_precision_param", why)
     return {"precision": precision} | states
 
 
@@ -220,39 +217,6 @@ def compiled_of(keys: JobKeys, release: str) -> dict[str, Any]:
     if "model" in parts:
         return {"compile": "all" if "loss" in parts and release != "@0.1" else "blocks"} | simple_of(keys)
     return {"loss_impl": "compiled"} if "loss" in parts else {}
-
-
-def checkpointing_of(keys: JobKeys, n_layers: int) -> dict[str, Any]:
-    """Activation checkpointing, and whether recomputation ends with the last saved tensor where the file sets it."""
-    key, plan = "activation_checkpoint.early_stop", recomputed_of(keys, n_layers)
-    if plan == {"activation_checkpointing_type": "none"}:
-        keys.without_effect(key, "no activation checkpointing")
-    elif keys.on("compile.enable") and "model" in keys.get("compile.components"):
-        keys.without_effect(key, "compiled blocks recompute only what backward reads")
-    elif keys.get(key) is not None:
-        plan["recompute_stops_early"] = keys.on(key)
-    return plan
-
-
-def recomputed_of(keys: JobKeys, n_layers: int) -> dict[str, Any]:
-    """What is recomputed: nothing, whole blocks, every n-th block, or by op."""
-    which, how = "activation_checkpoint.selective_ac_option", "activation_checkpoint.mode"
-    option, mode = str(keys.get(which)), str(keys.get(how)).lower()
-    none: dict[str, Any] = {"activation_checkpointing_type": "none"}
-    if mode == "selective" and option.isdecimal() and int(option) > 0:
-        # _apply_layer_sac: every n-th block is checkpointed whole
-        return {"recompute": {"granularity": "full", "method": "block", "n_layers": n_layers // int(option)}}
-    if mode == "selective" and option == "op":
-        return {"activation_checkpointing_type": "per-op"}
-    if mode == "selective":
-        keys.fail(which, f"expected op or a whole number (got {show(option)})")
-        return none
-    keys.without_effect(which, "only with mode selective")
-    if mode == "memory_budget":
-        keys.leave_out(how, "recomputation by the compiler; counted as none")
-    elif mode not in {"none", "full"}:
-        keys.fail(how, f"expected none, selective, full or memory_budget (got {show(mode)})")
-    return {"activation_checkpointing_type": "full"} if mode == "full" else none
 
 
 def data_of(keys: JobKeys, degrees: Degrees) -> dict[str, Any]:

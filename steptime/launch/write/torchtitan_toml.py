@@ -99,7 +99,7 @@ def _pipeline(job: Job, table: KeyTable) -> dict[str, Any]:
 
 
 def _checkpointing(job: Job) -> dict[str, Any]:
-    """Activation checkpointing: none, all blocks, every n-th, or by op."""
+    """Activation checkpointing: none, all blocks, every n-th, by op, or a memory budget."""
     said, mode, option = job.recompute, "activation_checkpoint.mode", "activation_checkpoint.selective_ac_option"
     if said.granularity == "full" and said.method == "uniform":
         return {mode: "full"}
@@ -107,4 +107,6 @@ def _checkpointing(job: Job) -> dict[str, Any]:
         return {mode: "selective", option: str(said.n_layers[0])}
     if said.modules == {"per_op"}:
         return {mode: "selective", option: "op"}
+    if budgets := [one for one in said.modules if isinstance(one, float)]:
+        return {mode: "memory_budget", "activation_checkpoint.memory_budget": budgets[0]}
     return {mode: "none"}

@@ -1,0 +1,87 @@
+"""Settings of torchtitan that few jobs have: a memory budget, layers of multi-token prediction, one device."""
+
+from __future__ import annotations
+
+import pytest
+from launch_readings import REFUSED, one_line
+
+from steptime import estimate
+from steptime.launch.reading import to_job
+from steptime.launch.torchtitan.job_config import read_torchtitan
+
+TOML = """
+[model]
+flavor = "8B"
+[training]
+local_batch_size = 1
+seq_len = 8192
+[parallelism]
+data_parallel_shard_degree = {shards}
+[compile]
+enable = {compiled}
+[activation_checkpoint]
+mode = "{mode}"
+"""
+MTP = """
+def deepseek_v3_mtp() -> Trainer.Config:
+    return Trainer.Config(
+        model_spec=model_registry("16B", num_mtp_layers={layers}),
+        training=TrainingConfig(num_tokens_per_microbatch_per_dp_rank=4096, max_context_length=4096, steps=10),
+        activation_checkpoint=None,
+    )
+"""
+
+
+def job(shards=8, compiled="true", mode="none", more=""):
+    return TOML.format(shards=shards, compiled=compiled, mode=mode) + more
+
+
+def test_a_memory_budget_is_that_of_the_plan():
+    """torch._functorch.config.activation_memory_budget, with torchtitan's default of 0.5 (MemoryBudgetAC)."""
+    found = read_torchtitan("job.toml", job(mode="memory_budget", more="memory_budget = 0.9"))
+    assert found.config["performance"]["recompute"] == {"granularity": "selective", "memory_budget": 0.9}
+    assert not found.of("unmodeled")
+    usual = read_torchtitan("job.toml", job(mode="memory_budget"))
+    assert "0.5" in next(flag.note for flag in usual.of("unmodeled") if flag.name == "activation_checkpoint.mode")
+    assert usual.config["performance"]["recompute"]["memory_budget"] == 0.7
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (
+            job(compiled="false", mode="memory_budget"),
+            "job: activation_checkpoint.mode: memory_budget needs compile.enable, with model among compile.components",
+        ),
+        (
+            job(mode="memory_budget", more="memory_budget = 1.5"),
+            "job: activation_checkpoint.memory_budget: expected a number from 0 to 1 (got 1.5)",
+        ),
+    ],
+)
+def test_a_budget_that_torchtitan_refuses_is_one_line(text, line):
+    assert one_line(read_torchtitan, text) == line
+
+
+def test_layers_of_multi_token_prediction_are_not_left_out_in_silence():
+    found = read_torchtitan("config_registry.py:deepseek_v3_mtp", MTP.format(layers=1), {"WORLD_SIZE": "8"})
+    (flag,) = found.of("unmodeled")
+    assert (flag.name, flag.value) == ("model.num_mtp_layers", "1")
+    line = one_line(read_torchtitan, MTP.format(layers=1), "a.py:deepseek_v3_mtp", env={"WORLD_SIZE": "8"})
+    assert line.endswith("multi-token prediction: counted without them" + REFUSED)
+    none = read_torchtitan("config_registry.py:deepseek_v3_mtp", MTP.format(layers=0), {"WORLD_SIZE": "8"})
+    assert not none.of("unmodeled")
+
+
+def test_one_device_keeps_copies_of_the_weights_under_autocast():
+    """Llama 3 8B on one device: backward reads bf16 copies of all matrices but the embedding.
+
+    8,030,261,248 parameters, less the embedding's 128,256 * 4,096 and 65 norms of 4,096: 7,504,658,432, two bytes each
+    (torch/amp/autocast_mode.py; torchtitan/distributed/utils.py, maybe_enable_amp).
+    """
+    found = read_torchtitan("job.toml", job(shards=1, compiled="false"))
+    kept = {}
+    for dtype in ("fp32", "bf16"):
+        plan = to_job(found, {"hardware.node_type": "b300", "performance.param_dtype": dtype})
+        kept[dtype] = estimate(plan).memory.stages[0].activations_bytes
+    assert kept["fp32"] - kept["bf16"] == 2 * (8_030_261_248 - 128_256 * 4_096 - 65 * 4_096)
