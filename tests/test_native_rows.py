@@ -204,7 +204,7 @@ def test_a_trainer_on_one_device_keeps_its_kernels():
     titan = own(framework="torchtitan GraphTrainer", source="pytorch/torchtitan PR #1", **ONE)
     assert to_config(titan).config["performance"]["software"] == "torchtitan-ddp@0.1"
     states = load_software("torchtitan-ddp").states
-    assert (states.param_dtype, states.moment_dtype, states.optimizer_temp_copies) == ("fp32", "fp32", 0)
+    assert (states.param_dtype, states.moment_dtype, states.optimizer_impl) == ("fp32", "fp32", "fused")
     assert load_software("torchtitan-ddp@0.1").kernels.loss_chunks == 1  # one loss over all tokens
     fused = own(framework="HF Trainer + accelerate FSDP1", overlap_notes="plugin foak-fast-kernels", **ONE)
     assert to_config(fused).config["performance"]["norm_impl"] == "fused"

@@ -193,8 +193,9 @@ def _memory(job: Job) -> list[str]:
         "memory: what CUDA graphs hold besides is not counted; measured 40 to 170 MiB in small test jobs of Megatron-LM with "
         "experts, more in torchtitan's GraphTrainer (docs/known-errors.md)"
     )
+    stay = job.parallelism.fsdp is not None and job.parallelism.fsdp.gradients_stay
     return [
-        *([] if job.software.states.gradients_persist or job.microbatches > 1 else [freed]),
+        *([] if stay or job.software.states.gradients_persist or job.microbatches > 1 else [freed]),
         *([graphs] if job.software.timing.cuda_graphs else []),
         (
             f"memory: reserved = allocated + {beyond}; context "

@@ -85,6 +85,14 @@ IDLE: dict[str, tuple[str, Callable[[Any], Any]]] = {
     ),
     "performance.attention_backend": ("the layout of attention's tensors is the same", _alike("attention_backend")),
     "performance.deterministic": ("the modeled kernels are the same", _alike("deterministic")),
+    "performance.gathered_logits": (
+        "there is no tensor parallelism (tp 1)",
+        lambda job: job.parallelism.tp == 1,
+    ),
+    "performance.optimizer_impl": (
+        "applies only to optimizer adamw",
+        lambda job: job.software.states.optimizer != "adamw",
+    ),
     "performance.muon_tp_mode": (
         "applies only to Muon with tp > 1",
         lambda job: "muon" not in job.software.states.optimizer or job.parallelism.tp == 1,
@@ -169,11 +177,7 @@ MODULES: dict[str, tuple[str, Callable[[Any], Any]]] = {
 
 def idle(job: Job) -> list[str]:
     """One line for each setting of the plan that changes nothing, other than its profile's."""
-    found = [
-        f"no effect: {path} {flow(value)} ({IDLE[path][0]})"
-        for path, value in said(job)
-        if path in IDLE and IDLE[path][1](job)
-    ]
+    found = [f"no effect: {path} {flow(value)} ({why})" for path, value in said(job) if (why := _why(path, job))]
     recompute = job.performance.recompute
     modules = [name for name in (recompute.modules or () if recompute else ()) if name in MODULES]
     found += [
@@ -182,6 +186,13 @@ def idle(job: Job) -> list[str]:
         if MODULES[name][1](job)
     ]
     return found + _beyond_the_layers(job)
+
+
+def _why(path: str, job: Job) -> str:
+    """Why a key changes nothing in the job; empty where it does, or may."""
+    if job.model.moe is None and path.startswith("performance.moe."):
+        return "the model has no experts"
+    return IDLE[path][0] if path in IDLE and IDLE[path][1](job) else ""
 
 
 def _beyond_the_layers(job: Job) -> list[str]:

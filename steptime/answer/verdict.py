@@ -113,7 +113,8 @@ def in_step(job: Job, state: States, buffers: list[HeldBuffer]) -> PeakMoment:
 
 def update_temporaries(job: Job, state: States) -> Num:
     """Temporaries of an update: copies of everything it updates (foreach), or of the tensor it works on."""
-    foreach = job.software.states.optimizer_temp_copies if job.software.states.optimizer == "adamw" else 0.0
+    states = job.software.states
+    foreach = 1.0 * (states.optimizer == "adamw" and states.optimizer_impl == "foreach")
     return foreach * moment_bytes(job, state) / 2.0 + state.update_bytes
 
 

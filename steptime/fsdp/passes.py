@@ -31,14 +31,15 @@ def peak_moment(assembly: Assembly) -> PeakMoment:
 def pass_moments(assembly: Assembly) -> tuple[PeakMoment, PeakMoment]:
     """The worst moment of a micro-batch's forward, and that of its backward.
 
-    Sharded gradients are counted as states, allocated from the start; for a single micro-batch those not yet made are subtracted.
+    Sharded gradients are counted as states, allocated from the start; for a single micro-batch those not yet made are subtracted,
+    unless they stay from step to step.
     """
     memories = PartMemories(assembly, weight_grads_stay=True)
     root = buffers(assembly, groups(assembly, assembly.chunks[0]).root)
     if by_module(assembly):
         root = largest_module(assembly, [*assembly.embedding.params, *assembly.head_params])
     layers = wrapped(assembly, memories, assembly.chunks[0])
-    late = assembly.job.single_microbatch or unsynced(assembly.job)
+    late = (assembly.job.single_microbatch or unsynced(assembly.job)) and not options(assembly).gradients_stay
     to_come = sharded_gradients(assembly) if late else 0.0
     in_forward, in_backward = Moments(to_come), Moments(to_come)
     flat = options(assembly).version == 1

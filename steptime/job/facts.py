@@ -82,6 +82,7 @@ class Facts(NamedTuple):
     fsdp_ranks: int  # reshard_after_forward where it is a number of ranks, else 0
     no_sync: bool
     stays_gathered: bool  # whether the plan keeps FSDP's parameters gathered after backward
+    gradients_stay: bool
     layers_per_stage: tuple[int, ...] | Literal["auto"] | None
     ends_count: bool
     both_buckets: bool
@@ -96,6 +97,7 @@ class Facts(NamedTuple):
     machine_dtypes: tuple[str, ...]
     no_cudnn: bool  # whether the device is another than NVIDIA's
     attention_said: tuple[str | None, str | None]  # attention_kernel and attention_backend of the plan itself
+    torch_said: str  # a switch of the plan that only torch and FSDP2 have; empty where none is set
     checkpoint_word: str | None
     recompute: Recompute | None
     offload: frozenset[str]

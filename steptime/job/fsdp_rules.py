@@ -55,6 +55,12 @@ FSDP_RULES = [
         "parameter is modeled without a pipeline (got pp {f.pp}); use block",
         lambda f: (f.fsdp_wrap != "parameter") | (f.pp == 1),
     ),
+    Rule(
+        "gradients that stay in a pipeline",
+        "parallelism.fsdp.gradients_stay",
+        "true is modeled without a pipeline (got pp {f.pp}); use false",
+        lambda f: (not f.gradients_stay) | (f.pp == 1),
+    ),
     # deepspeed/runtime/engine.py, _configure_zero_optimizer: stage 3 only
     Rule(
         "zero_plus_plus framework",
@@ -112,4 +118,5 @@ def fsdp_facts(layout: Parallelism, software: Software, node_devices: int) -> di
         "fsdp_ranks": 0 if isinstance(ranks, bool) else ranks,
         "no_sync": software.layout.no_sync if said.no_sync is None else said.no_sync,
         "stays_gathered": not said.reshard_after_backward,
+        "gradients_stay": said.gradients_stay,
     }

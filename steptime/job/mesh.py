@@ -45,6 +45,8 @@ class Fsdp(Config):
     `set_requires_gradient_sync(False)`); default: the profile's. Pipelines always do so."""
     reshard_after_backward: bool = True
     """False keeps parameters gathered from the first micro-batch of a step to its last (`set_reshard_after_backward(False)`)."""
+    gradients_stay: bool = False
+    """Sharded gradients are set to zero between steps, not freed (torch/optim/optimizer.py, zero_grad(set_to_none=False))."""
 
     @property
     def zero_level(self) -> Literal[2, 3]:

@@ -88,6 +88,12 @@ PERFORMANCE_RULES = [
         lambda f: not (f.no_cudnn and f.attention_said[1] == "cudnn"),
     ),
     Rule(
+        "switches of torch",
+        "performance",
+        "{f.torch_said} is modeled for torch and FSDP2 only (got {f.software}); remove it",
+        lambda f: not f.torch_said or f.family in {"torch", "fsdp2"},
+    ),
+    Rule(
         "framework has the optimizer",
         "performance.optimizer",
         "{f.software} does not run {f.states.optimizer}; use {f.framework.optimizer_words}",

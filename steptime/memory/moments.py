@@ -81,21 +81,25 @@ def unevenness(job: Job, held: CountedParams, ranks: dict[str, Num]) -> dict[str
     return {group: maximum(0.0, largest[group] - matrices[group] / n) for group, n in ranks.items()}
 
 
-def update_temporaries(job: Job, held: CountedParams) -> Num:
+def update_temporaries(job: Job, held: CountedParams, ranks: dict[str, Num]) -> Num:
     """Bytes of temporaries that an update holds for the tensor that it works on.
 
     adafactor: the estimate that becomes the update (torch/optim/_adafactor.py, _single_tensor_adafactor). muon: the orthogonal
     matrix in fp32 with the products of it and its two scales (Megatron-Core optimizer/emerging_optimizers.py,
-    scaled_orthogonalize_fn); the iterations, in bf16, hold less.
+    scaled_orthogonalize_fn); the iterations, in bf16, hold less. adamw in a loop over tensors: the root of the second moment and
+    its quotient, of the shard on this device where ZeRO shards tensors over `ranks` (torch/optim/adam.py, _single_tensor_adam).
     """
     software = job.software
     optimizer, size = software.states.optimizer, software.bytes_of(software.states.moment_dtype)
     most: Num = 0.0
-    if optimizer not in {"adafactor", "muon", "dist_muon"}:
+    looped = optimizer == "adamw" and software.states.optimizer_impl == "for_loop"
+    if not looped and optimizer not in {"adafactor", "muon", "dist_muon"}:
         return most
     for params, _ in held:
         for p in params:
-            if optimizer == "adafactor":
+            if looped:
+                most = maximum(most, 2.0 * size * p.each / (ranks[p.param.group] if job.zero_level >= 2 else 1))
+            elif optimizer == "adafactor":
                 most = maximum(most, size * p.each)
             elif orthogonalized(p.param):
                 most = maximum(most, 3.0 * FP32 * p.each)

@@ -64,7 +64,7 @@ def sharded(job: Job) -> OnHost:
     param, gradient = software.bytes_of(states.param_dtype), software.bytes_of(states.main_grad_dtype)
     moments = job.software.state_bytes.moments
     update = 2.0 * param + gradient + 2.0 * moments
-    if states.optimizer_temp_copies:
+    if states.optimizer_impl != "fused":
         update = 4.0 * param + 14.0 * moments / 2.0 + 2.0 * gradient
     clip = 3.0 * gradient if states.clip_grad else 0.0
     return OnHost(param + gradient + moments, update + clip, gathered=param, reduced=gradient, added=3.0 * gradient)

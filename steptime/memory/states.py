@@ -108,7 +108,7 @@ def states_of(assembly: Assembly, stage: int, buckets: list[list[Bucket]]) -> St
         + kept * sum([(size.master + moments[group]) * elements for group, elements in updated.items()]),
         buckets=buckets,
         owned=kept * owned,
-        update_bytes=update_temporaries(job, held) + staging_bytes(job, held, owned),
+        update_bytes=update_temporaries(job, held, ranks) + staging_bytes(job, held, owned),
         gathered_itemsize=gathered_itemsize(job, quantized, held),
         kept_masters=masters,
         host_bytes=offload.share * on_host(job).held * owned if offload.share else 0.0,

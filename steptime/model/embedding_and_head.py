@@ -133,12 +133,15 @@ def loss_ops(shard: Shard, logits: Tensor) -> list[Op]:
 
     A trainer may gather the logits of all ranks first: each then holds all of them, and the loss needs no communication.
     """
-    if shard.split and shard.software.comm.gathered_logits:
-        parts = Tensor("head.logits.parts", shard.tokens * shard.vocab, logits.itemsize)
-        whole = Tensor("head.logits.whole", parts.elements, logits.itemsize)
-        gather = Comm("head.concat", (logits.name,), (parts,), kind="all_gather", bytes=parts.bytes)
-        return [gather, Move("head.cat", (parts.name,), (whole,)), *torch_loss(shard, whole, logits_kept=True)]
     stays = shard.software.buffers.logits_stay
+    if shard.split and shard.software.comm.gathered_logits:
+        chunks = float(shard.software.kernels.loss_chunks)
+        parts = Tensor("head.logits.parts", shard.tp * logits.elements, logits.itemsize)
+        whole = Tensor("head.logits.whole", parts.elements, logits.itemsize)
+        moved = chunks * (parts.bytes + whole.bytes)
+        gather = Comm("head.concat", (logits.name,), (parts,), kind="all_gather", bytes=parts.bytes, count=chunks)
+        cat = Move("head.cat", (parts.name,), (whole,), (), (), (), moved, moved, chunks)
+        return [gather, cat, *torch_loss(shard, whole, logits_kept=stays, split=False)]
     parallel = shard.software.kernels.vocab_parallel
     ops = [vocab_parallel_loss(shard, logits)] if parallel else torch_loss(shard, logits, logits_kept=stays)
     if shard.split:
@@ -147,11 +150,12 @@ def loss_ops(shard: Shard, logits: Tensor) -> list[Op]:
     return ops
 
 
-def torch_loss(shard: Shard, logits: Tensor, *, logits_kept: bool = False) -> list[Op]:
+def torch_loss(shard: Shard, logits: Tensor, *, logits_kept: bool = False, split: bool = True) -> list[Op]:
     """Cross entropy as torch runs it, kernel by kernel: upcast (composite, below fp32), log_softmax, nll_loss.
 
     Backward therefore holds three copies: log_softmax's output, its gradient, and that of its input (torch/nn/functional.py,
     cross_entropy; aten/src/ATen/native/LossNLL.cpp, cross_entropy_loss). `logits_kept`: the trainer also keeps the logits.
+    `split`: they are split where the vocabulary is, not gathered before.
     Over a split vocabulary log_softmax and its backward are written in Python, one kernel per operation and one copy more at each
     peak: the exponentials (torch/distributed/tensor/parallel/loss.py, _log_softmax, _nll_loss_and_log_softmax_backward). In a
     traced graph log_softmax's output is freed once it is exponentiated, before the sum with the gradient, and the logits once
@@ -176,7 +180,7 @@ def torch_loss(shard: Shard, logits: Tensor, *, logits_kept: bool = False) -> li
         stay = ()
     log_probs = Tensor("loss.log_probs", logits.elements, x.itemsize)
     kept, made, size = (log_probs.name, *stay), (log_probs,), chunks * x.bytes
-    if shard.split and not logits_kept:
+    if shard.split and split and not logits_kept:
         softmax = Move("loss.log_softmax", (x.name,), made, kept, (), (), 8.0 * size, 7.0 * size, 6.0 * chunks)
         extra = 0.0 if traced else x.bytes
     else:

@@ -48,9 +48,7 @@ from steptime.software.state_bytes import StateBytes, state_bytes
 
 ITEMSIZE = {"fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}  # bytes per element
 STATE_ITEMSIZE = ITEMSIZE | {"none": 0.0, "remainder": 2.0}
-Precision: TypeAlias = Annotated[
-    Dtype | RecipeName, BeforeValidator(lambda word: "fp8_delayed" if word == "fp8" else word)
-]
+Precision: TypeAlias = Annotated[Dtype | RecipeName, BeforeValidator(lambda w: "fp8_delayed" if w == "fp8" else w)]
 """What the projections of the blocks are computed in: a dtype, or a recipe of `precision.py` on top of bf16."""
 CheckpointType: TypeAlias = Literal["none", "selective", "super-selective", "per-op", "full"]
 """selective and super-selective are Megatron's; per-op is torchtitan's selective checkpointing (`model.segments.per_op`)."""
@@ -81,6 +79,7 @@ class Options(Config):
     activation_impl: Impl | None = None
     loss_impl: LossImpl | None = None
     loss_chunks: int | None = Field(default=None, ge=1)
+    gathered_logits: bool | None = None
     compile: Compile | None = None
     softmax_impl: Impl | None = None
     rope_impl: RopeImpl | None = None
@@ -95,6 +94,7 @@ class Options(Config):
     master_dtype: Master | None = None
     moment_dtype: Dtype | None = None
     optimizer: OptimizerName | None = None
+    optimizer_impl: Literal["fused", "foreach", "for_loop"] | None = None
     muon_tp_mode: MuonTpMode | None = None
     deallocate_pipeline_outputs: bool | None = None
     clip_grad: bool | None = None

@@ -165,9 +165,9 @@ class StateSettings(Switches):
     """Data-parallel ranks without ZeRO reduce copies of the gradients, in buckets that stay (torch's DistributedDataParallel)."""
     clip_grad: bool
     """Gradients are scaled down to a norm before the optimizer's step."""
-    optimizer_temp_copies: float
-    """Copies of the updated parameters, in the moments' dtype, that live only in the optimizer step (torch's foreach Adam: 1),
-    which then runs op by op."""
+    optimizer_impl: Literal["fused", "foreach", "for_loop"]
+    """AdamW: one kernel in place; op by op over all parameters, with a copy of them in the moments' dtype; op by op over each
+    tensor, with two copies of it (torch/optim/adam.py, _multi_tensor_adam, _single_tensor_adam)."""
 
 
 class BufferSettings(Switches):

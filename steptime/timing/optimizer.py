@@ -38,7 +38,7 @@ def update_bytes_per_param(job: Job, moments: Num) -> Num:
 def device_bytes_per_param(job: Job, moments: Num) -> Num:
     """The same of a parameter that the device updates."""
     size, states = job.software.state_bytes, job.software.states
-    if states.optimizer == "adamw" and states.optimizer_temp_copies:
+    if states.optimizer == "adamw" and states.optimizer_impl != "fused":
         return foreach_bytes_per_param(size)
     if states.optimizer == "adafactor":
         return adafactor_bytes_per_param(size)
@@ -53,7 +53,7 @@ def foreach_bytes_per_param(size: StateBytes) -> float:
     Source: torch/optim/adam.py (2.13), _multi_tensor_adam. Weight decay reads and writes the parameter (mul), as does the last op
     (addcdiv): 4. The first moment: lerp 2, addcdiv 1. The second: mul 2, addcmul 2, sqrt 1. The temporary, in the moments' dtype:
     sqrt 1, div 2, add 2, addcdiv 1. The gradient: lerp 1, addcmul 1 (given twice, read once). 20 accesses where a fused kernel
-    has 7. Rounded parameters are copied from a master.
+    has 7; a loop over the tensors (_single_tensor_adam) has the same 20. Rounded parameters are copied from a master.
     """
     owned = size.master or size.params
     copied = size.params if size.master else 0.0
@@ -157,5 +157,6 @@ def update_s(job: Job, owned: Num, held: Num, moments: Num, bytes_per_s: float) 
     megatron/core/optimizer/optimizer.py (prepare_grads, clip_grad_norm, step) and DistributedDataParallel.zero_grad_buffer.
     """
     size = job.software.state_bytes
-    zeroed = held * size.gradients if job.software.states.gradients_persist else 0.0
+    stay = job.parallelism.fsdp is not None and job.parallelism.fsdp.gradients_stay
+    zeroed = held * size.gradients if stay or job.software.states.gradients_persist else 0.0
     return (owned * (update_bytes_per_param(job, moments) + clip_bytes_per_param(job)) + zeroed) / bytes_per_s

@@ -6,7 +6,9 @@ import pytest
 from launch_readings import REFUSED, one_line
 
 from steptime import estimate
+from steptime.launch.beside import Beside
 from steptime.launch.reading import to_job
+from steptime.launch.torchtitan.captures import KEY
 from steptime.launch.torchtitan.job_config import read_torchtitan
 
 TOML = """
@@ -85,3 +87,78 @@ def test_one_device_keeps_copies_of_the_weights_under_autocast():
         plan = to_job(found, {"hardware.node_type": "b300", "performance.param_dtype": dtype})
         kept[dtype] = estimate(plan).memory.stages[0].activations_bytes
     assert kept["fp32"] - kept["bf16"] == 2 * (8_030_261_248 - 128_256 * 4_096 - 65 * 4_096)
+
+
+def test_logits_without_loss_parallelism_are_gathered():
+    """torchtitan/models/llama3/infra/parallelize.py (v0.2.2), apply_tp: output_layouts Replicate without loss_parallel."""
+    tp = job().replace("data_parallel_shard_degree = 8", "data_parallel_shard_degree = 4\ntensor_parallel_degree = 2")
+    for text in (
+        tp.replace("tensor_parallel", "disable_loss_parallel = true\ntensor_parallel"),
+        tp.replace("tensor_parallel", "enable_loss_parallel = false\ntensor_parallel"),
+    ):
+        found = read_torchtitan("job.toml", text)
+        assert found.config["performance"]["gathered_logits"], text
+        assert not found.of("unmodeled")
+    assert "gathered_logits" not in read_torchtitan("job.toml", tp).config["performance"]
+    alone = job().replace("data_parallel_shard", "disable_loss_parallel = true\ndata_parallel_shard")
+    assert "gathered_logits" not in read_torchtitan("job.toml", alone).config["performance"]
+
+
+@pytest.mark.parametrize(("word", "how"), [("fused", None), ("foreach", "foreach"), ("for-loop", "for_loop")])
+def test_the_implementation_of_adamw(word, how):
+    found = read_torchtitan("job.toml", job(more=f'[optimizer]\nimplementation = "{word}"'))
+    assert found.config["performance"].get("optimizer_impl") == how
+    assert to_job(found, {"hardware.node_type": "h100"}).software.states.optimizer_impl == (how or "fused")
+
+
+REGISTRY = """
+def deepseek_v3_16b() -> Trainer.Config:
+    return Trainer.Config(
+        model_spec=model_registry("16B", attn_backend="flex"{backend}),
+        training=TrainingConfig(
+            num_tokens_per_microbatch_per_dp_rank=4096, max_context_length=4096, steps=10{disable}
+        ),
+        parallelism=ParallelismConfig(expert_parallel_degree={ep}, pipeline_parallel_degree={pp}),
+        activation_checkpoint=None,
+    )
+"""
+ON, OFF = ", disable_cuda_graphs=False", ", disable_cuda_graphs=True"
+HYBRID = ', moe_comm_backend="hybridep", non_blocking_capacity_factor=1.0'
+
+
+@pytest.mark.parametrize(
+    ("disable", "backend", "ep", "pp", "captured"),
+    [
+        (ON, "", 1, 1, True),
+        (OFF, "", 1, 1, False),
+        ("", "", 1, 1, False),  # a release of before, whose configs do not have the switch
+        (ON, "", 8, 1, False),  # torchtitan refuses: the host waits for counts of tokens
+        (ON, HYBRID, 8, 1, True),
+        (ON, ', moe_comm_backend="hybridep"', 8, 1, False),
+        (ON, ', moe_comm_backend="minimal_async_ep"', 8, 1, True),
+        (ON, "", 1, 2, False),  # nor with pipelines
+    ],
+)
+def test_cuda_graphs_of_the_trainer(disable, backend, ep, pp, captured):
+    """torchtitan/trainer.py@b5bcd76c, _validate_cuda_graphs and train_step: zero_grad(set_to_none=disable_cuda_graphs)."""
+    text = REGISTRY.format(disable=disable, backend=backend, ep=ep, pp=pp)
+    found = read_torchtitan("config_registry.py:deepseek_v3_16b", text, {"WORLD_SIZE": "16"})
+    assert found.config["performance"].get("cuda_graphs", False) == captured
+    assert found.config["parallelism"]["fsdp"].get("gradients_stay", False) == captured
+    refused = disable == ON and not captured
+    assert [flag.name for flag in found.of("approximated") if "cuda" in flag.name] == [KEY] * refused
+
+
+def test_cuda_graphs_are_on_where_the_checkout_has_them(tmp_path):
+    """TrainingConfig.disable_cuda_graphs is false unless it is set, since 2026-08-13 (pull request 3559)."""
+    folder = tmp_path / "torchtitan" / "models" / "deepseek_v3"
+    folder.mkdir(parents=True)
+    (tmp_path / ".git").mkdir()
+    configs = tmp_path / "torchtitan" / "config" / "configs.py"
+    configs.parent.mkdir()
+    text = REGISTRY.format(disable="", backend="", ep=1, pp=1)
+    for known in (False, True):
+        configs.write_text("disable_cuda_graphs: bool = False\n" if known else "gc_freq: int = 50\n")
+        path = f"{folder / 'config_registry.py'}:deepseek_v3_16b"
+        found = read_torchtitan(path, text, {"WORLD_SIZE": "16"}, beside=Beside(folder))
+        assert found.config["performance"].get("cuda_graphs", False) == known

@@ -195,3 +195,22 @@ def test_shards_of_what_torchao_gathers_in_fp8_are_whole():
     assert found.memory.stages[0].params_bytes == 4 * 590_464 / 2
     [sent] = [row.bytes for row in found.collectives if row.name == "block parameters"]
     assert sent == 163_840 + 2 * 256
+
+
+def test_gradients_that_stay_are_there_in_forward():
+    """Three layers on four ranks, one micro-batch, fp32 gradients: 4 / 4 bytes an element on each rank.
+
+    At the peak, the backward of the second layer, freed ones exist of the third alone: 2 * L + R bytes less. Setting them to zero
+    writes all once a step: with a memory of 1 GB/s, 3 * L + R ns.
+    """
+    held, seconds = {}, {}
+    for stay in (False, True):
+        plan = job(
+            "fsdp2", model={"n_layers": 3}, seqlen=2, dp=4, fsdp={"gradients_stay": stay}, on=machine(memory=1e9)
+        )
+        answer = estimate(plan)
+        held[stay] = answer.memory.stages[0].allocated_bytes
+        assert answer.memory.stages[0].peak_op.startswith("backward of attn"), answer.memory.stages[0].peak_op
+        seconds[stay] = answer.time.parts_s["optimizer"]
+    assert held[True] - held[False] == 2 * LAYER + ROOT
+    assert seconds[True] - seconds[False] == pytest.approx((3 * LAYER + ROOT) / 1e9, rel=1e-6)

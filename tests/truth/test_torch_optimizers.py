@@ -6,13 +6,17 @@ from collections import Counter
 
 import pytest
 import torch
+from mcore_peak import Live
 from torch_blocks import Kernels
 from torch_fsdp import Fsdp, run, sharded, world
 from torch_jobs import Layout, job
 from torch_ours import built
 
 from steptime.answer.result import estimate
+from steptime.answer.verdict import update_temporaries
 from steptime.bench.runs.probes import Collectives
+from steptime.job.assembly import Assembly
+from steptime.memory.states import stage_states
 from steptime.model.model import Model
 from steptime.timing.orthogonalize import calls
 
@@ -86,3 +90,28 @@ def test_muon_under_fsdp2():
             listed[row.kind, row.ranks, row.bytes] += row.count_per_step
     assert listed == expected
     assert answer.memory.stages[0].optimizer_bytes == held
+
+
+@pytest.mark.parametrize(("how", "expected"), [("foreach", 1), ("for_loop", 2)])
+def test_temporaries_of_an_update_by_operation(how, expected):
+    """foreach: the roots of all second moments. for_loop: of the tensor it works on the root, and the root over its correction.
+
+    One matrix of 20,480 elements and three of 4,096 in fp32: 32,768 * 4 bytes, or 2 * 20,480 * 4. Scalars are left out, and so is
+    the quotient of the tensor before, which the loop's variable still holds: the first, as an embedding is, has none.
+    """
+    sizes = [(320, 64), *[(64, 64)] * 3]
+    params = [torch.nn.Parameter(torch.zeros(size)) for size in sizes]
+    optimizer = torch.optim.AdamW(params, foreach=how == "foreach", fused=False)
+    for p in params:
+        p.grad = torch.zeros_like(p)
+    optimizer.step()
+    held = [t for state in optimizer.state.values() for t in state.values() if torch.is_tensor(t)]
+    with Live([*params, *[p.grad for p in params], *held]) as live:
+        optimizer.step()
+    assert live.most // 1024 * 1024 == 4 * {"foreach": 32_768, "for_loop": 2 * 20_480}[how]
+    model = Model(n_layers=2, hidden_sz=48, inter_sz=96, n_q_heads=4, vocab_sz=VOCAB)
+    plan = job(model, Kernels(precision="fp32"), SEQLEN, Layout()).replace(**{"performance.optimizer_impl": how})
+    state = stage_states(Assembly(plan))[0]
+    # all 2 * (4 * 48 * 48 + 3 * 48 * 96 + 2 * 48) + 2 * 101 * 48 + 48 parameters, or the largest: embedding or head
+    of = {"foreach": 2 * (4 * 48**2 + 3 * 48 * 96 + 96) + 2 * VOCAB * 48 + 48, "for_loop": VOCAB * 48}[how]
+    assert update_temporaries(plan, state) == 4 * expected * of

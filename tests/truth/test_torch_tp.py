@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 
 import pytest
 import torch
 from mcore_peak import Live
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor import Shard as OnDim
 from torch.distributed.tensor.parallel import loss_parallel
 from torch_blocks import Kernels
@@ -118,3 +119,38 @@ def test_fp32_copies_of_the_logits_at_the_peaks_of_the_loss(tp):
     # beside the upcast and the log-probabilities (and the logits that the caller holds), and beside three in backward
     softmax = ops["loss.log_softmax"]
     assert (softmax.forward_temp_bytes - copy / 2, softmax.backward_temp_bytes) == (copy, copy)
+
+
+@pytest.mark.parametrize("tp", [2, 4])
+def test_logits_gathered_before_the_loss(tp):
+    """disable_loss_parallel of torchtitan: one all-gather of all logits, none in backward, and a loss over the whole vocabulary.
+
+    Kept for backward are log-probabilities in fp32. At the peak of forward the gathered logits, their upcast and its
+    log-probabilities are alive, 2 + 4 + 4 bytes a logit; in backward log-probabilities, their gradient and that of the upcast.
+    """
+    words = 8192
+    with world(1, tp) as mesh:
+        local = torch.zeros(BATCH * SEQLEN, words // tp, dtype=torch.bfloat16, requires_grad=True)
+        targets = torch.zeros(BATCH * SEQLEN, dtype=torch.long)
+        with Collectives() as seen, Inside([local]) as live:
+            logits = DTensor.from_local(local, mesh["tp"], [OnDim(1)], run_check=False)
+            logits = logits.redistribute(placements=[Replicate()]).to_local()
+            loss = torch.nn.functional.cross_entropy(logits.float(), targets)
+            forward_peak, _ = live.restart()
+            loss.backward()
+    one = BATCH * SEQLEN * words
+    assert Counter({(c.kind, c.bytes): n for c, n in seen.calls.items()}) == {("all_gather", 2 * one): 1}
+    assert (forward_peak // one, live.most // one) == (
+        10,
+        14,
+    )  # the caller still holds the gathered logits in backward: 2 more
+    model = LLAMA.model_copy(update={"vocab_sz": words})
+    shard = shard_of(model, Kernels(), BATCH, SEQLEN, tp=tp, sp=True)
+    shard = dataclasses.replace(shard, software=shard.software.replace(gathered_logits=True))
+    ops = {op.name: op for op in head_ops(model, shard)}
+    gather = ops["head.concat"]
+    assert (gather.kind, gather.bytes, gather.backward) == ("all_gather", 2 * one, None)
+    assert not {"loss.max", "loss.target", "loss.sum"} & ops.keys()
+    softmax = ops["loss.log_softmax"]
+    assert softmax.outputs[0].bytes == 4 * one
+    assert (softmax.forward_temp_bytes, softmax.backward_temp_bytes) == (2 * one, 0)  # no exponentials besides

@@ -276,5 +276,5 @@ def optimizer(laid: Laid) -> torch.optim.Optimizer:
     One group per mesh: foreach kernels take tensors of one kind.
     """
     groups = grouped(laid.params, lambda param: param.device_mesh if isinstance(param, DTensor) else None)
-    fused = laid.job.software.states.optimizer_temp_copies == 0
+    fused = laid.job.software.states.optimizer_impl == "fused"
     return torch.optim.AdamW([{"params": g} for g in groups.values()], lr=LEARNING_RATE, fused=fused, foreach=not fused)

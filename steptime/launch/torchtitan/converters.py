@@ -81,7 +81,9 @@ def precision_of(keys: JobKeys, n_layers: int, *, fsdp: bool) -> dict[str, Any]:
         return {}
     section = known.pop()
     if not fsdp:
-        keys.leave_out(key if keys.words(key) else switch, "projections in another precision without FSDP; counted unconverted")
+        keys.leave_out(
+            key if keys.words(key) else switch, "projections in another precision without FSDP; counted unconverted"
+        )
         return {}
     keys.becomes(key, "performance.precision")
     for other in {*_USUAL} - {section}:

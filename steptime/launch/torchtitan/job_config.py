@@ -20,6 +20,8 @@ from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import KeyTable, flatten, load_table, read_keys, rule_of, spelled
 from steptime.launch.logs.printed_config import balanced, plain_lines
 from steptime.launch.reading import Env, LaunchFlag, Reading, Sets
+from steptime.launch.torchtitan.captures import KEY as CAPTURES
+from steptime.launch.torchtitan.captures import in_release
 from steptime.launch.torchtitan.converters import put_converters
 from steptime.launch.torchtitan.flavors import flavor_of, from_log, known_models
 from steptime.launch.torchtitan.graph_trainer import CONVERSION, read_converted, with_defaults
@@ -53,6 +55,8 @@ def read_torchtitan(path: str, text: str, env: Env = None, sets: Sets = None, be
     devices = devices or devices_in("", env) or _of_comment(said, text)
     _no_computed(file, said, table)
     defaults = dict(table.raw["functions"]) if later else {}
+    if file.endswith(".py") and in_release(text, beside):
+        defaults[CAPTURES] = False
     table = table._replace(framework=defaults.pop("framework", table.framework))
     keys = JobKeys(path, table, read_keys(said, table), defaults=defaults, sets=sets)
     keys.beside = beside

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from steptime.job.edit import read_model
 from steptime.launch.devices import data_parallel, told
 from steptime.launch.job_keys import JobKeys
+from steptime.launch.torchtitan.captures import captures
 from steptime.launch.torchtitan.checkpointing import checkpointing_of
 from steptime.launch.torchtitan.converters import fused_by_override, precision_of
 from steptime.launch.torchtitan.graph_trainer import by_parameter, fuses, graph_of, is_traced, simple_of
@@ -72,6 +73,7 @@ def config_of(keys: JobKeys, model: Any, devices: int | None, release: str) -> d
         dtypes_of(keys, degrees)
         | precision_of(keys, n_layers, fsdp=degrees.fsdp)
         | kernels_of(keys, degrees, release)
+        | ({"cuda_graphs": True} if captures(keys, degrees.pp, fsdp=degrees.fsdp) else {})
         | rotary_of(keys, model, release)
         | (graph_of(keys, experts=bool(experts)) if traced else checkpointing_of(keys))
     )
@@ -155,6 +157,8 @@ def fsdp_of(keys: JobKeys, degrees: Degrees) -> dict[str, Any]:
         # a traced graph gathers each parameter for itself; its pipelines gather as FSDP2
         "wrap": "parameter" if by_parameter(keys) and degrees.pp == 1 else "block",
     }
+    if captures(keys, degrees.pp):
+        fsdp["gradients_stay"] = True
     if (ahead := keys.whole(f"{_P}prefetch_distance", least=0) or 1) > 1:  # FSDP2 gathers one group ahead by itself
         fsdp["prefetch"] = ahead
     return {"fsdp": fsdp} | ({"replicas": degrees.replicate} if degrees.replicate > 1 else {})
@@ -181,16 +185,18 @@ def kernels_of(keys: JobKeys, degrees: Degrees, release: str) -> dict[str, Any]:
     """Loss parallelism, asynchronous tensor parallelism, the optimizer."""
     if str(keys.get("optimizer.name")) not in {"Adam", "AdamW"}:
         keys.leave_out("optimizer.name", "states of an optimizer other than Adam; counted as Adam's")
-    for key, gathers in (("disable_loss_parallel", True), ("enable_loss_parallel", False)):
-        if degrees.tp > 1 and keys.on(f"{_P}{key}", default=not gathers) == gathers:
-            keys.leave_out(f"{_P}{key}", "every rank gathers all logits; counted as vocabulary-parallel")
+    switches = (("disable_loss_parallel", True), ("enable_loss_parallel", False))
+    gathers = any(keys.on(f"{_P}{key}", default=not value) == value for key, value in switches)
+    found: dict[str, Any] = {"gathered_logits": True} if degrees.tp > 1 and gathers else {}
+    if (how := "optimizer.implementation") in keys.values and keys.word(how) != "fused":
+        found["optimizer_impl"] = keys.word(how)
     hidden = keys.on(f"{_P}enable_async_tensor_parallel") and keys.on("compile.enable") and degrees.tp > 1
     if not hidden:
         keys.without_effect(f"{_P}enable_async_tensor_parallel", "only with compile.enable and tensor parallelism")
     loss = {"loss_chunks": 1} if keys.get("loss.class") == "CrossEntropyLoss" else {}
     attention = ATTENTION_KERNELS.get(str(keys.get("model.attn_backend")), {})
     attention = attention | fused_by_override(keys)
-    return loss | attention | compiled_of(keys, release) | ({"overlap": {"tp": True}} if hidden else {})
+    return found | loss | attention | compiled_of(keys, release) | ({"overlap": {"tp": True}} if hidden else {})
 
 
 def rotary_of(keys: JobKeys, model: Any, release: str) -> dict[str, Any]:
