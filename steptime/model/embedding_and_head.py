@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from steptime.model.ops import Comm, Gemm, Kind, Move, Op, Param, Tensor
 from steptime.model.quantize import Backward, Operand, backward_casts, cast
 from steptime.model.sublayers import FP32, cast_weight, dropout, enter_tp, norm
+from steptime.software.performance import EAGER_TORCH
 
 if TYPE_CHECKING:
     from steptime.base.num import Num
@@ -140,8 +141,11 @@ def loss_ops(shard: Shard, logits: Tensor) -> list[Op]:
         whole = Tensor("head.logits.whole", parts.elements, logits.itemsize)
         moved = chunks * (parts.bytes + whole.bytes)
         gather = Comm("head.concat", (logits.name,), (parts,), kind="all_gather", bytes=parts.bytes, count=chunks)
-        cat = Move("head.cat", (parts.name,), (whole,), (), (), (), moved, moved, chunks)
-        return [gather, cat, *torch_loss(shard, whole, logits_kept=stays, split=False)]
+        cat = Move("head.cat", (parts.name,), (whole,), (), (), (), moved, back, chunks)
+        torch = shard.software.family in EAGER_TORCH
+        kept = stays or not torch  # torch's training loop lets them go
+        back = chunks * 2.0 * logits.bytes if torch else moved  # DTensor's backward copies a rank's own part
+        return [gather, cat, *torch_loss(shard, whole, logits_kept=kept, split=False)]
     parallel = shard.software.kernels.vocab_parallel
     ops = [vocab_parallel_loss(shard, logits)] if parallel else torch_loss(shard, logits, logits_kept=stays)
     if shard.split:
