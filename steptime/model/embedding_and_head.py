@@ -140,11 +140,11 @@ def loss_ops(shard: Shard, logits: Tensor) -> list[Op]:
         parts = Tensor("head.logits.parts", shard.tp * logits.elements, logits.itemsize)
         whole = Tensor("head.logits.whole", parts.elements, logits.itemsize)
         moved = chunks * (parts.bytes + whole.bytes)
-        gather = Comm("head.concat", (logits.name,), (parts,), kind="all_gather", bytes=parts.bytes, count=chunks)
-        cat = Move("head.cat", (parts.name,), (whole,), (), (), (), moved, back, chunks)
         torch = shard.software.family in EAGER_TORCH
         kept = stays or not torch  # torch's training loop lets them go
         back = chunks * 2.0 * logits.bytes if torch else moved  # DTensor's backward copies a rank's own part
+        gather = Comm("head.concat", (logits.name,), (parts,), kind="all_gather", bytes=parts.bytes, count=chunks)
+        cat = Move("head.cat", (parts.name,), (whole,), (), (), (), moved, back, chunks)
         return [gather, cat, *torch_loss(shard, whole, logits_kept=kept, split=False)]
     parallel = shard.software.kernels.vocab_parallel
     ops = [vocab_parallel_loss(shard, logits)] if parallel else torch_loss(shard, logits, logits_kept=stays)

@@ -25,8 +25,8 @@ def in_release(text: str, beside: Beside | None) -> bool:
 def captures(keys: JobKeys, pp: int, *, fsdp: bool = True) -> bool:
     """Whether forward and backward are one CUDA graph.
 
-    GraphTrainer captures its own graph. Without FSDP a plan cannot say that whole gradients stay. Where torchtitan refuses the job
-    (a pipeline, a dispatcher whose host waits for counts), it is counted without.
+    GraphTrainer captures its own graph. Without FSDP a plan cannot say that whole gradients stay. Where torchtitan refuses the
+    job (a pipeline, a dispatcher whose host waits for counts), it is counted without.
     """
     if keys.get(KEY) is None or keys.on(KEY):
         return False
