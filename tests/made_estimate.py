@@ -87,7 +87,7 @@ def made(activations=(40.0, 30.0, 20.0, 10.0), verdict="fits", **changes):
             worst.reserved_bytes,
             0.9 * worst.reserved_bytes,
             1.25 * worst.reserved_bytes,
-            Overhead(0.5 * GIB, 1.5 * GIB),
+            Overhead(0.5 * GIB, 1.5 * GIB, 0.0),
             {"fits": 79.5, "tight": 59.0, "does_not_fit": 50.0}[verdict] * GIB,
             verdict,
             verdict == "fits",

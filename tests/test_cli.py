@@ -60,7 +60,7 @@ KEYS = {
     "capacity_bytes verdict fits worst_stage fixes",
     "memory.stages": "stage params_bytes gradients_bytes optimizer_bytes activations_bytes transient_bytes allocated_bytes "
     "reserved_bytes peak_op buffers_bytes persisting_bytes first_peak_bytes",
-    "memory.overhead_bytes": "context communicators",
+    "memory.overhead_bytes": "context communicators receive_buffers",
     "gemms": "name stage pass count_per_step m n k flops compute_s input_bytes weight_bytes output_bytes bandwidth_s time_s",
     "collectives": "name kind axis ranks tier bytes count_per_step latency_s bandwidth_s time_s exposed_s",
     "pipeline": "schedule stages microbatches bubble_s bubble_fraction in_flight",

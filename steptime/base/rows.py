@@ -71,7 +71,8 @@ class Overhead(NamedTuple):
 
     context: float
     communicators: float
-    """With buffers into which other ranks write rows of experts."""
+    receive_buffers: float
+    """Buffers into which other ranks write rows of experts (HybridEP, MinimalAsyncEP)."""
 
 
 class Fix(NamedTuple):

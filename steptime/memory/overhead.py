@@ -33,10 +33,10 @@ nearer."""
 
 
 def overhead(job: Job) -> Overhead:
-    """The context, and one communicator per process group, with the buffers that exchanges of experts' rows have besides."""
+    """The context, one communicator per process group, and the buffers that exchanges of experts' rows have besides."""
     own = job.machine.accelerator.context_bytes
     context = CONTEXT_BYTES if own is None else own
-    return Overhead(context, communicating_groups(job) * COMMUNICATOR_BYTES + receive_buffer_bytes(job))
+    return Overhead(context, communicating_groups(job) * COMMUNICATOR_BYTES, receive_buffer_bytes(job))
 
 
 def communicating_groups(job: Job) -> Num:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from steptime.answer.result import Estimate
-from steptime.base.rows import StageMemory
+from steptime.base.rows import Overhead, StageMemory
 from steptime.report.format import GIB, TIME, column, number, percent, seconds, unit_for
 from steptime.report.palette import time_color
 from steptime.report.table import Table
@@ -22,6 +22,7 @@ MEMORY_ROWS = (
     ("allocated", "allocated_bytes"),
     ("reserved", "reserved_bytes"),
 )
+RECEIVE_BUFFERS = "buffers for rows of experts"
 _SHOWN_STAGES = 5
 
 
@@ -87,6 +88,12 @@ def bar(share: float) -> str:
     return ("█" * (halves // 2) + "▌" * (halves % 2)).ljust(_BAR)
 
 
+def outside(over: Overhead) -> list[tuple[str, float]]:
+    """Rows of memory that torch's allocator does not count; buffers for rows of experts where there are any."""
+    rows = [("context, communicators", over.context + over.communicators)]
+    return [*rows, (RECEIVE_BUFFERS, over.receive_buffers)] if over.receive_buffers else rows
+
+
 def memory(estimate: Estimate) -> Table:
     """GiB of one device by stage; stages with equal printed figures share a column."""
     found = estimate.memory
@@ -99,7 +106,7 @@ def memory(estimate: Estimate) -> Table:
     most = [found.most_of(row.reserved_bytes) for row in stages]
     usable = number(found.capacity_bytes / GIB)
     rows += [
-        ["context, communicators", *_gib_column([sum(found.overhead_bytes)] * len(stages))],
+        *([name, *_gib_column([size] * len(stages))] for name, size in outside(found.overhead_bytes)),
         ["needed at least", *_gib_column(least)],
         ["needed at most (p90)", *(["not known"] * len(stages) if found.open_ended else _gib_column(most))],
         [

@@ -7,7 +7,7 @@ from typing import Any
 
 from steptime.answer.result import Estimate
 from steptime.base.words import flow
-from steptime.report.breakdown import MEMORY_ROWS, memory_bytes, part_name
+from steptime.report.breakdown import MEMORY_ROWS, RECEIVE_BUFFERS, memory_bytes, part_name
 from steptime.report.format import COUNT, GIB, TIME, column, percent, quantity, seconds, unit_for, whole
 from steptime.report.headline import VERDICTS
 from steptime.report.table import Fact, FactList, ReportSection, Table
@@ -132,7 +132,10 @@ def _memory(some: Sequence[Estimate], header: list[str], *, pair: bool) -> Table
     """The worst stage of each."""
     worst = [e.memory.stages[e.memory.worst_stage] for e in some]
     figures = [(name, [memory_bytes(row, key) for row in worst]) for name, key in MEMORY_ROWS]
-    figures.append(("context, communicators", [sum(e.memory.overhead_bytes) for e in some]))
+    over = [e.memory.overhead_bytes for e in some]
+    figures.append(("context, communicators", [of.context + of.communicators for of in over]))
+    if any(of.receive_buffers for of in over):
+        figures.append((RECEIVE_BUFFERS, [of.receive_buffers for of in over]))
     figures.append(("usable", [e.memory.capacity_bytes for e in some]))
     return Table("memory of the worst stage (GiB)", header, _rows(figures, GIB, pair=pair))
 

@@ -17,11 +17,11 @@ from steptime.memory.buffers import stage_buffers
 from steptime.memory.kept_ops import kept_of_chunk
 from steptime.memory.overhead import CACHED_GROUPS, FRAGMENTATION, communicating_groups, reserved_bytes
 from steptime.memory.part_memories import PartMemories
-from steptime.memory.receive_buffers import receive_buffer_bytes
 from steptime.memory.stages import chunk_bytes
 from steptime.memory.states import States, group_elements, shard_ranks, stage_states
 from steptime.model.ops import Attention, Gemm, Move, Op
 from steptime.model.scans import Chunked, Scan
+from steptime.report.breakdown import RECEIVE_BUFFERS
 from steptime.report.constants import abbreviations, constant, setting_source
 from steptime.report.format import GIB, gib, percent, whole
 from steptime.report.headline import RULE
@@ -209,15 +209,15 @@ def _outside(estimate: Estimate) -> list[Fact]:
     memory, machine = estimate.memory, estimate.job.machine
     over = memory.overhead_bytes
     own = machine.source("accelerator.context_bytes")
-    groups, received = f"{communicating_groups(estimate.job):g} process groups", receive_buffer_bytes(estimate.job)
-    if received:
-        groups += f" and {received / GIB:.3f} GiB for arriving rows of experts"
+    groups = f"{communicating_groups(estimate.job):g} process groups"
+    received = _fact(RECEIVE_BUFFERS, over.receive_buffers, "outside the allocator", "memory/receive_buffers.py")
     usable = machine.source("accelerator.usable_memory_bytes") or "the machine's file"
     return [
         _fact(
             "context", over.context, "outside the allocator", own or constant("memory.overhead.CONTEXT_BYTES").source
         ),
         _fact("communicators", over.communicators, groups, constant("memory.overhead.COMMUNICATOR_BYTES").source),
+        *([received] if over.receive_buffers else []),
         _fact("usable", memory.capacity_bytes, "", usable),
         Fact("verdict", [RULE]),
     ]

@@ -6,14 +6,14 @@ import re
 from collections.abc import Container
 
 from steptime.job.mesh import comm_part
-from steptime.report.breakdown import MEMORY_ROWS
+from steptime.report.breakdown import MEMORY_ROWS, RECEIVE_BUFFERS
 from steptime.report.details import RUN
 from steptime.report.headline import VERDICTS
 
 _MEMORY = (
     *(label for label, _ in MEMORY_ROWS),
     *(word for word, _ in VERDICTS.values()),
-    *("context, communicators", "needed at least", "needed at most", "needed at most (p90)"),
+    *("context, communicators", RECEIVE_BUFFERS, "needed at least", "needed at most", "needed at most (p90)"),
     *("states on the host, a node", "memory per device"),
 )
 _PAGES = {

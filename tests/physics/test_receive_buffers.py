@@ -16,6 +16,7 @@ from steptime.model.ops import Move, Tensor
 from steptime.model.routing import Rows
 from steptime.model.torch_dispatch import combine, dispatch
 from steptime.model.torch_experts import grouped_experts
+from steptime.report.breakdown import outside
 
 MOE = {"n_experts": 8, "expert_inter_sz": 256, "experts_per_token": 2}
 
@@ -90,7 +91,11 @@ def test_kernels_that_skip_the_rest_and_one_that_does_not():
 def test_buffers_outside_the_allocator(backend, held):
     """Two of 32 rows of 256 B; or 16 rows with 4 B for each of 4 experts of 2 ranks. Beside them data-parallel ranks and those of
     experts have a communicator each."""
-    assert overhead(assembly(backend).job).communicators - 2 * COMMUNICATOR_BYTES == held
+    over = overhead(assembly(backend).job)
+    assert over.receive_buffers == held
+    rows = outside(over)
+    assert rows[0] == ("context, communicators", over.context + 2 * COMMUNICATOR_BYTES)
+    assert rows[1:] == ([("buffers for rows of experts", held)] if held else [])
 
 
 @pytest.mark.parametrize(("software", "summed"), [("megatron-core", "moe.unpermute.out"), ("fsdp2", "moe.out")])
