@@ -8,8 +8,10 @@ model with its loss is compiled; huggingface/accelerate src/accelerate/accelerat
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
+from steptime.job.edit import read_model
 from steptime.launch.figures import Figures
 from steptime.launch.job_keys import JobKeys
 
@@ -35,7 +37,6 @@ def put_kernels(found: Figures, config: dict[str, Any]) -> None:
     keys = found.keys
     if found.on("@liger"):
         config["performance"] = LIGER | config["performance"]
-        keys.approximate(found.figures["@liger"], "head and loss in one kernel: those of the profile are counted")
     by = next((figure for figure in ("@compile", "@compile_backend", "@dynamo") if found.on(figure)), "")
     if not by:
         return
@@ -47,6 +48,30 @@ def put_kernels(found: Figures, config: dict[str, Any]) -> None:
         section["overlap"] = {"dp": False}
     keys.becomes(found.figures[by], ", ".join(f"performance.{name}" for name in section))
     config["performance"] |= section
+
+
+def put_liger_loss(found: Figures, config: dict[str, Any]) -> None:
+    """Put Liger's head and loss, one function that takes a part of the tokens at a time, where the model is known."""
+    if not found.on("@liger"):
+        return
+    model = read_model(config["model"]) if config["model"] else {}
+    said = model if isinstance(model, Mapping) else vars(model)
+    hidden, vocab = said.get("hidden_sz"), said.get("vocab_sz")
+    if isinstance(hidden, int) and isinstance(vocab, int):
+        config["performance"] |= {"loss_impl": "fused", "loss_chunks": liger_chunks(hidden, vocab)}
+    else:
+        found.keys.approximate(found.figures["@liger"], "head and loss in one kernel: those of the profile are counted")
+
+
+def liger_chunks(hidden: int, vocab: int) -> int:
+    """Parts of Liger's fused linear cross entropy: the power of two at or above vocab / hidden.
+
+    linkedin/Liger-Kernel@ead96b61 src/liger_kernel/ops/fused_linear_cross_entropy.py: next_power_of_2(T / ceil(V / h)) tokens.
+
+    >>> liger_chunks(4096, 128256), liger_chunks(4096, 32000)
+    (32, 8)
+    """
+    return 1 << (-(-vocab // hidden) - 1).bit_length()
 
 
 def names_flash(keys: JobKeys) -> bool:

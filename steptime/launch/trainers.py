@@ -31,7 +31,7 @@ from steptime.launch.named_models import not_modeled, of_overrides, preset_of
 from steptime.launch.primus import read_primus
 from steptime.launch.program_calls import quantizes, sets_up_adapters
 from steptime.launch.reading import OTHER_MODEL, Env, LaunchFlag, Reading, Sets
-from steptime.launch.replaced_kernels import put_kernels
+from steptime.launch.replaced_kernels import put_kernels, put_liger_loss
 from steptime.launch.trainer_files import Said, defaults_beside, own_defaults, plainly, renamed_beside, said_in
 from steptime.launch.vocabulary import SIZES, entries_of, of_same_sizes
 from steptime.launch.zero_stage import put_zero
@@ -129,6 +129,7 @@ class _Plan(Figures):
         if width := self.mlp_width(config["model"]):
             config["model"]["inter_sz"] = width
         self._model()
+        put_liger_loss(self, config)
         if isinstance(config["model"], dict) and config["model"].get("learned_positions"):
             config["model"].setdefault("max_positions", config["data"].get("seqlen"))
         put_adapters(self, config)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from steptime.launch.replaced_kernels import TRACED_MASK
+from steptime.launch.replaced_kernels import TRACED_MASK, liger_chunks
 from steptime.validation.measurements import MeasuredRow
 
 NLL_ROWS = 256
@@ -53,11 +53,3 @@ def offloaded_by_guide(row: MeasuredRow) -> dict[str, Any]:
     huggingface/trl pull request 6846, docs/source/distributing_training.md: fsdp_offload_params.
     """
     return {"params": True} if row.group == "trl-longctx" and (row.number("n_params_b") or 0.0) >= 30.0 else {}
-
-
-def liger_chunks(hidden: int, vocab: int) -> int:
-    """Parts of Liger's fused linear cross entropy: the power of two at or above vocab / hidden.
-
-    linkedin/Liger-Kernel@ead96b61 src/liger_kernel/ops/fused_linear_cross_entropy.py: next_power_of_2(T / ceil(V / h)) tokens.
-    """
-    return 1 << (-(-vocab // hidden) - 1).bit_length()

@@ -6,6 +6,7 @@ import pytest
 from launch_readings import REFUSED, one_line
 
 from steptime import estimate
+from steptime.base.config import ConfigError
 from steptime.launch.beside import Beside
 from steptime.launch.reading import to_job
 from steptime.launch.torchtitan.captures import KEY
@@ -87,6 +88,25 @@ def test_one_device_keeps_copies_of_the_weights_under_autocast():
         plan = to_job(found, {"hardware.node_type": "b300", "performance.param_dtype": dtype})
         kept[dtype] = estimate(plan).memory.stages[0].activations_bytes
     assert kept["fp32"] - kept["bf16"] == 2 * (8_030_261_248 - 128_256 * 4_096 - 65 * 4_096)
+
+
+@pytest.mark.parametrize(
+    ("module", "line"),
+    [
+        ("qwen3_5", "qwen3_5, another kind of model (it takes images in addition to text); not modeled"),
+        (
+            "muse_glimmer",
+            "unknown model (got 'muse_glimmer'); valid: deepseek_v3, gpt_oss, llama2, llama3, llama4, qwen3",
+        ),
+    ],
+)
+def test_a_model_without_a_table_is_named_by_its_module(module, line):
+    """torchtitan/models/qwen3_5@b5bcd76c has a vision encoder in every flavor, muse_glimmer in some."""
+    text = REGISTRY.format(disable="", backend="", ep=1, pp=1).replace("deepseek_v3_16b", "job")
+    path = f"torchtitan/models/{module}/config_registry.py:job"
+    with pytest.raises(ConfigError) as error:
+        read_torchtitan(path, text, {"WORLD_SIZE": "8"})
+    assert error.value.problems[0].startswith(f"{path}: model.name: {line}")
 
 
 def test_logits_without_loss_parallelism_are_gathered():

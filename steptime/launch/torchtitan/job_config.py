@@ -128,10 +128,11 @@ def _function(path: str, text: str, name: str, beside: Beside | None) -> Tree:
         name, tree = read_function(path, text, name, "Trainer.Config")
     if isinstance(tree.get("model_spec"), dict) and "name" not in tree["model_spec"]:
         words = sorted(known_models(), key=len, reverse=True)
-        folder = PurePath(path).parent.name
+        module = PurePath(path).parent
         named = next((word for word in words if name.startswith(f"{word}_")), "")
         named = named or next((word for word in words if word in PurePath(path).name), name)
-        tree["model_spec"]["name"] = folder if folder in words else named
+        own = module.name in words or module.parent.name == "models"
+        tree["model_spec"]["name"] = module.name if own else named
     return tree
 
 
