@@ -261,8 +261,8 @@ def test_a_folder_is_read_too(tmp_path):
         ),
         (
             "gpt2",
-            GPT2_SIZES | {"attn_pdrop": 0.0},
-            "resid_pdrop: 0.1, embd_pdrop: 0.1, attn_pdrop: 0.0: different values are not modeled",
+            GPT2_SIZES | {"embd_pdrop": 0.0},
+            "resid_pdrop: 0.1, embd_pdrop: 0.0: different values are not modeled",
         ),
         ("gpt2", GPT2_SIZES | {"n_head": 7}, "n_head: 7 does not divide 64"),
         ("gpt2", GPT2_SIZES | {"n_embd": None}, "n_embd: missing"),
@@ -270,11 +270,10 @@ def test_a_folder_is_read_too(tmp_path):
         (
             "phi3",
             SIZES | {"resid_pdrop": 1.5},
-            "attention_dropout: 0.0, resid_pdrop: 1.5, embd_pdrop: 0.0: expected a probability",
+            "resid_pdrop: 1.5, embd_pdrop: 0.0: expected a probability",
         ),
         ("gpt_neox", SIZES | {"use_parallel_residual": 1}, "use_parallel_residual: 1: expected true or false"),
         ("cohere", SIZES | {"use_qk_norm": True}, "use_qk_norm: true is not modeled, only false"),
-        ("opt", OPT_SIZES, "dropout: 0.1, attention_dropout: 0.0: different values are not modeled"),
         (
             "opt",
             OPT_SIZES | {"dropout": 0.0, "do_layer_norm_before": False},
@@ -354,3 +353,17 @@ def test_any_json_gives_a_model_or_lines(tmp_path_factory, model_type, changes):
         assert all(line.startswith(str(path)) for line in str(error).splitlines())  # noqa: PT017
     else:
         assert n_params(Model(**fields)) > 0
+
+
+@pytest.mark.parametrize(
+    ("model_type", "config", "expected"),
+    [
+        ("opt", OPT_SIZES, (0.1, 0.0)),  # OPTConfig's own defaults
+        ("gpt2", GPT2_SIZES | {"attn_pdrop": 0.0}, (0.1, 0.0)),
+        ("gpt2", GPT2_SIZES, (0.1, 0.1)),
+        ("phi3", SIZES | {"attention_dropout": 0.2}, (0.0, 0.2)),
+    ],
+)
+def test_dropout_of_scores_has_its_own_probability(read, model_type, config, expected):
+    model = Model(**read(config, model_type))
+    assert (model.dropout, model.attention_dropout) == expected

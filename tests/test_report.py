@@ -274,7 +274,11 @@ def test_json_speaks_the_contract():
     document = json.loads(json.dumps(to_dict(made(verdict="does_not_fit")), allow_nan=False))
     assert document["schema"] == "3dtrn/1"
     assert document["memory"]["fixes"][0]["step_change"] == 0.021
-    assert document["memory"]["overhead_bytes"] == {"context": 0.5 * GIB, "communicators": 1.5 * GIB, "receive_buffers": 0.0}
+    assert document["memory"]["overhead_bytes"] == {
+        "context": 0.5 * GIB,
+        "communicators": 1.5 * GIB,
+        "receive_buffers": 0.0,
+    }
     assert document["gemms"][0]["pass"] == "forward"
     assert document["time"]["parts_s"]["gemm"] == 10.0
     assert document["config"]["parallelism"]["tp"] == 8

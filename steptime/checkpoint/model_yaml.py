@@ -17,8 +17,8 @@ REQUIRED = ("n_layers", "hidden_sz", "inter_sz", "n_q_heads", "vocab_sz")
 OPTIONAL = (
     "n_kv_heads", "head_dim", "glu", "activation", "norm", "bias", "qkv_bias", "norm_bias", "tie_embeddings",
     "learned_positions", "max_positions", "qk_norm", "qk_norm_type", "pre_norms", "post_norms",
-    "parallel_residual", "shared_norm", "dropout", "layers", "moe", "attention", "linear_attention", "hybrid_pattern",
-    "mamba", "mtp",
+    "parallel_residual", "shared_norm", "dropout", "attention_dropout", "layers", "moe", "attention", "linear_attention",
+    "hybrid_pattern", "mamba", "mtp",
 )  # fmt: skip
 SECTIONS = {  # what no section can do without, or no default stands for
     "moe": ("n_experts", "expert_inter_sz", "experts_per_token"), "mamba": ("n_groups", "state_dim"),

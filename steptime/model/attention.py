@@ -176,7 +176,7 @@ def core_attention(model: Model, shard: Shard, q: str, k: str, v: str) -> Sublay
 def flash(model: Model, shard: Shard, read: Read) -> Sublayer:
     """One kernel that keeps q, k, v, its output and the fp32 log-sum-exp (Dao 2023, algorithm 1); dropout by its RNG state."""
     n_q, _ = heads(model, shard)
-    local = Local(shard, n_q, read.n_kv, *model.head_widths, drops=model.dropout > 0.0)
+    local = Local(shard, n_q, read.n_kv, *model.head_widths, drops=model.attention_dropout > 0.0)
     share, reach = model.attention.shares(shard.kv_seq)
     mask: dict[str, Any] = {"causal_share": share, "reach": reach}
     if model.attention.sinks:

@@ -116,7 +116,7 @@ class Reader:
             fields["bias"] = self.agreed(self.family.bias)
         fields |= {name: self.agreed((key,)) for name, key in self.family.switches.items()}
         if self.family.dropout:
-            fields["dropout"] = self.agreed(self.family.dropout, probability=True)
+            fields |= self.dropouts(self.family.dropout)
         if fields.get("learned_positions"):
             fields["max_positions"] = self.size("max_position_embeddings") + self.family.extra_positions
         if isinstance(depths := self.values.get("num_nextn_predict_layers"), int) and depths > 0:
@@ -242,6 +242,13 @@ class Reader:
         elif len(set(found.values())) > 1:
             self.problems.append(f"{text}: different values are not modeled; make them equal")
         return found[keys[0]]
+
+    def dropouts(self, keys: tuple[str, ...]) -> Json:
+        """The probability of hidden states, and that of attention's scores where it differs."""
+        scores = tuple(key for key in keys if key.startswith("att"))
+        hidden = self.agreed(tuple(key for key in keys if key not in scores), probability=True)
+        own = self.agreed(scores, probability=True)
+        return {"dropout": hidden} | ({} if own == hidden else {"attention_dropout": own})
 
     def check_layers(self, hidden: int) -> None:
         """Refuse layers of other kinds, and an embedding with its own width."""

@@ -240,6 +240,8 @@ class Model(Config):
         0.0, ge=0, lt=1
     )
     """A probability; true means DROPOUT."""
+    attention_dropout: float = Field(default_factory=lambda data: data.get("dropout", 0.0), ge=0, lt=1)
+    """That of attention's scores."""
     tie_embeddings: bool = False
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
     bias: bool = False

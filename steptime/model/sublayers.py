@@ -197,8 +197,8 @@ def leave_tp(name: str, partial: str, hidden: int, shard: Shard, role: Role = ""
 
 
 def dropout(name: str, x: str, elements: Num, model: Model, shard: Shard, role: Role = "") -> Sublayer:
-    """Dropout with its mask kept; nothing when the probability is 0."""
-    if not model.dropout:
+    """Dropout with its mask kept; nothing when the probability is 0, of attention's scores their own."""
+    if not (model.attention_dropout if role == "core_attn" else model.dropout):
         return [], x
     mask = Tensor(f"{name}.mask", elements, shard.software.activations.dropout_mask_bytes)
     out = Tensor(f"{name}.out", elements, shard.itemsize)

@@ -128,6 +128,10 @@ CASES = [
     (("--use-rotary-position-embeddings",), "model.learned_positions", False),
     (("--position-embedding-type none",), "model.rotary_embeds", False),
     (("--hidden-dropout 0", "--attention-dropout 0"), "model.dropout", 0.0),
+    (("--hidden-dropout 0",), "model.dropout", 0.0),
+    (("--hidden-dropout 0",), "model.attention_dropout", 0.1),
+    (("--attention-dropout 0",), "model.attention_dropout", 0.0),
+    (("--attention-dropout 0",), "model.dropout", 0.1),
     (("--tokenizer-type NullTokenizer", "--vocab-size 128256"), "model.vocab_sz", 128257),
     (("--padded-vocab-size 51200",), "model.vocab_sz", 51200),
     # 50257 up to a multiple of 256
@@ -223,18 +227,6 @@ def test_what_costs_and_is_not_modeled_is_one_line(flags, line):
         (
             "--context-parallel-size 2 --cp-comm-type p2p a2a",
             "--cp-comm-type p2p a2a: exchanges of several kinds: counted as a ring",
-        ),
-        (
-            "--hidden-dropout 0 --attention-backend unfused",
-            "--hidden-dropout 0: dropout of one kind only: counted as both",
-        ),
-        (
-            "--attention-dropout 0",
-            "--attention-dropout 0: dropout of one kind only: counted as both",
-        ),
-        (
-            "--hidden-dropout 0",
-            "--hidden-dropout 0: dropout of attention only, whose kernel takes time to draw a mask: not counted",
         ),
         (
             "--tensor-model-parallel-size 2 --distribute-saved-activations",

@@ -9,6 +9,7 @@ from steptime.answer.result import estimate
 from steptime.cost import compute
 from steptime.cost.rates import rates
 from steptime.hardware.machine import Machine
+from steptime.job.assembly import Assembly
 from steptime.model.ops import Attention
 from steptime.report.explain_attention import attention as explained
 from steptime.report.kernel_table import op_times
@@ -68,3 +69,23 @@ def test_ranks_that_share_a_sequence_share_its_mask(exchange):
         found = estimate(job(model, seqlen=8192, tp=2, dp=2, cp=2, cp_comm_type=exchange))
         taken.append(next(row.forward_s for row in op_times(found) if isinstance(row.op, Attention)))
     assert (taken[0] - taken[1]) / found.timing.rates.slowness == pytest.approx(127.1e-6, rel=1e-3)
+
+
+@pytest.mark.parametrize("impl", ["flash", "unfused"])
+def test_hidden_states_alone_may_drop(impl):
+    """Phi-2 drops 0.1 of hidden states and no scores: its kernel draws nothing, and unfused attention keeps no mask of scores.
+
+    One sequence of 512 tokens, 32 heads: a mask of 512 * 512 * 32 bytes, and the dropped scores, 2 bytes each, would be kept.
+    """
+    kept, drawn = {}, {}
+    for rate in (0.0, 0.1):
+        model = {"preset": "phi-2", "n_layers": 1, "attention_dropout": rate}
+        found = estimate(job(model, seqlen=512, performance={"attention_impl": impl, "software": "torch"}))
+        layer = Assembly(found.job).kinds[0]
+        kept[rate] = sum(layer.sizes[name] for name in {name for op in layer.ops for name in op.saves})
+        drawn[rate] = [row.op.drops for row in op_times(found) if isinstance(row.op, Attention)]
+    if impl == "flash":
+        assert (drawn[0.0], drawn[0.1]) == ([False], [True])
+        assert kept[0.0] == kept[0.1]
+    else:
+        assert kept[0.1] - kept[0.0] == 3 * 512 * 512 * 32

@@ -17,8 +17,8 @@ _CALLED = ("load", "save", "pretrained_checkpoint", "wandb_exp_name", "tensorboa
 """Arguments whose values may name the model."""
 
 
-def model_section(keys: JobKeys, *, unfused: bool) -> dict[str, Any]:
-    """Shapes and kinds; keys that are not given are left for the Job to ask for. `unfused`: attention keeps its scores."""
+def model_section(keys: JobKeys) -> dict[str, Any]:
+    """Shapes and kinds; keys that are not given are left for the Job to ask for."""
     if not {"num_layers", "hidden_size", "num_attention_heads"} & {*keys.values, *keys.defaults}:
         keys.left_open.setdefault("model", "model unknown; add --set model=NAME (3dtrn models lists them)")
         return {}
@@ -49,7 +49,7 @@ def model_section(keys: JobKeys, *, unfused: bool) -> dict[str, Any]:
         "bias": keys.on("add_bias_linear"),
         "qk_norm": keys.on("qk_layernorm") and not latent(keys),
         "tie_embeddings": tied,
-        "dropout": _dropout(keys, unfused=unfused),
+        **_dropout(keys),
         "norm_bias": norm == "layernorm",
     }
     if not section["bias"] and not section["dropout"]:  # torch's dropout of probability 0 returns its input
@@ -94,23 +94,15 @@ def _activation(keys: JobKeys, *, glu: bool) -> str:
     return "silu" if glu and not keys.on("quick_geglu") else "gelu"
 
 
-def _dropout(keys: JobKeys, *, unfused: bool) -> float:
-    """One probability for both kinds: the cost depends only on whether it is 0.
+def _dropout(keys: JobKeys) -> dict[str, Any]:
+    """The probability of hidden states, and that of attention's scores where one of the two is 0.
 
     Dropout of the hidden states keeps a mask for each residual and for the embedding (core fusions/fused_bias_dropout.py).
     Attention dropout keeps a mask of the scores where they are in memory; a fused kernel keeps none, but takes time to draw it
-    (`cost.rates.DRAWN_PER_SM`).
+    (`cost.rates.DRAWN_PER_SM`). Nothing else depends on the probabilities.
     """
     hidden, attention = keys.number("hidden_dropout"), keys.number("attention_dropout")
-    if bool(hidden) == bool(attention):
-        return hidden
-    if hidden or unfused:
-        keys.approximate(
-            "attention_dropout" if hidden else "hidden_dropout", "dropout of one kind only: counted as both"
-        )
-        return hidden or attention
-    keys.approximate("hidden_dropout", "dropout of attention only, whose kernel takes time to draw a mask: not counted")
-    return 0.0
+    return {"dropout": hidden, "attention_dropout": None if bool(hidden) == bool(attention) else attention}
 
 
 def _positions(keys: JobKeys) -> dict[str, Any]:

@@ -48,7 +48,7 @@ def plan_of(keys: JobKeys, software: str, devices: int | None) -> Reading:
     performance = performance_section(keys, layout, software)
     model = told(keys.sets, "model")
     if model is None:
-        model = model_section(keys, unfused=performance.get("attention_impl") != "flash")
+        model = model_section(keys)
     if adapters := adapter_section(keys, model, layout, str(performance.get("precision", "bf16"))):
         model = ({"preset": model} if isinstance(model, str) else model) | {"lora": adapters}
     data = data_section(keys, layout.get("dp"))

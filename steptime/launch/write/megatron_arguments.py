@@ -49,7 +49,7 @@ def _model(job: Job, model: Mapping[str, Any], table: KeyTable, *, objects: bool
         "num_query_groups": groups if groups != heads else None,
         "position_embedding_type": _positions(model),
         "hidden_dropout": model["dropout"],
-        "attention_dropout": model["dropout"],
+        "attention_dropout": model["attention_dropout"],
         "activation_func_clamp_value": model.get("swiglu_limit"),
     }
     if objects:
