@@ -18,7 +18,7 @@ Limit: TypeAlias = tuple[bool, str, str]
 PLAIN_KEYS = frozenset({
     "name", "source", "n_layers", "hidden_sz", "inter_sz", "n_q_heads", "n_kv_heads", "head_dim", "vocab_sz", "max_positions",
     "glu", "activation", "norm", "bias", "qkv_bias", "norm_bias", "qk_norm", "rotary_embeds", "learned_positions", "dropout",
-    "tie_embeddings", "attention",
+    "attention_dropout", "tie_embeddings", "attention",
 })  # fmt: skip
 """Keys of `model` whose values the modules all build; those of `model.attention` are checked one by one."""
 PARTS_OF = {
@@ -37,6 +37,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "compile": ("none",),
     "dummy_wgrads": ("none",),
     "loss_chunks": (1,),
+    "gathered_logits": (False,),
     "vocab_multiple": (1,),
     "deferred_head_wgrads": (0,),
     "te_workspaces": (0,),

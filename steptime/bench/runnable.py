@@ -93,7 +93,7 @@ def _layout(job: Job) -> Iterator[Limit]:
     text = "model.learned_positions: not supported with tensor parallelism in the benchmark"
     yield job.model.learned_positions and p.tp > 1, text, f"{alone}tp=1"
     text = "model.dropout: tensor-parallel ranks would draw different masks"
-    yield bool(job.model.dropout) and p.tp > 1, text, "--set model.dropout=0"
+    yield bool(job.model.dropout or job.model.attention_dropout) and p.tp > 1, text, "--set model.dropout=0"
     text = "parallelism.fsdp.version: the benchmark runs FSDP2, not FullyShardedDataParallel"
     yield p.fsdp is not None and p.fsdp.version != 2, text, f"{alone}fsdp.version=2"
     text = "parallelism.fsdp.prefetch: fully_shard prefetches one group"
@@ -124,8 +124,8 @@ def as_run(job: Job, device_type: str) -> tuple[Job, list[str]]:
     if job.software.kernels.norm_impl != impl and job.model.norm == "rmsnorm":
         changes["performance.norm_impl"] = impl
         notes.append(f"performance.norm_impl: {impl}, since F.rms_norm runs so on {device_type}")
-    if device_type == "cpu" and job.model.dropout:
-        changes["model.dropout"] = 0.0
+    if device_type == "cpu" and (job.model.dropout or job.model.attention_dropout):
+        changes |= {"model.dropout": 0.0, "model.attention_dropout": 0.0}
         notes.append("model.dropout: 0, since flash attention on a CPU has no dropout")
     workspaces = job.software.compute_capability and job.software.buffers.cublas_workspace != NO_WORKSPACE
     if device_type == "cpu" and workspaces:

@@ -117,8 +117,8 @@ def test_a_window_as_long_as_the_sequence_hides_nothing():
 
 FOLLOWED = frozenset({
     "attention_impl", "norm_impl", "activation_impl", "softmax_impl", "rope_impl", "sp_regather", "grad_accumulation_fusion",
-    "cuda_graphs", "param_dtype", "main_grad_dtype", "master_dtype", "moment_dtype", "optimizer", "muon_tp_mode",
-    "deallocate_pipeline_outputs", "clip_grad", "cublas_workspace", "attention_backend", "expandable_segments",
+    "cuda_graphs", "param_dtype", "main_grad_dtype", "master_dtype", "moment_dtype", "optimizer", "optimizer_impl",
+    "muon_tp_mode", "deallocate_pipeline_outputs", "clip_grad", "cublas_workspace", "attention_backend", "expandable_segments",
 })  # fmt: skip
 """Switches that the steps follow, or that have a limit of their own in `runnable`; the last two are TransformerEngine's and the
 allocator's."""

@@ -271,10 +271,10 @@ def boundaries(job: Job, part: Transformer) -> dict[str, Any]:
 
 
 def optimizer(laid: Laid) -> torch.optim.Optimizer:
-    """AdamW in one kernel where the profile's update works in place, else by torch's foreach kernels.
+    """AdamW in one kernel where the plan's update works in place, else by torch's foreach kernels or tensor by tensor.
 
     One group per mesh: foreach kernels take tensors of one kind.
     """
     groups = grouped(laid.params, lambda param: param.device_mesh if isinstance(param, DTensor) else None)
-    fused = laid.job.software.states.optimizer_impl == "fused"
-    return torch.optim.AdamW([{"params": g} for g in groups.values()], lr=LEARNING_RATE, fused=fused, foreach=not fused)
+    how, each = laid.job.software.states.optimizer_impl, [{"params": g} for g in groups.values()]
+    return torch.optim.AdamW(each, lr=LEARNING_RATE, fused=how == "fused", foreach=how == "foreach")

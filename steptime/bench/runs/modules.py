@@ -84,7 +84,7 @@ class SelfAttention(nn.Module):
     def __init__(self, plan: ModulePlan) -> None:
         super().__init__()
         model = plan.model
-        self.head_dim, self.p, self.flash = model.head_dim, model.dropout, plan.flash
+        self.head_dim, self.p, self.flash = model.head_dim, model.attention_dropout, plan.flash
         self.checkpointed = "core_attn" in plan.recompute.modules
         hidden, width, kv_width = model.hidden_sz, model.n_q_heads * model.head_dim, model.n_kv_heads * model.head_dim
         self.q = nn.Linear(hidden, width, bias=model.qkv_bias)

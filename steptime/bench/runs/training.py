@@ -41,7 +41,8 @@ class Trainer:
             loss = self.forward_backward()
         reduce_partial(self.laid)
         self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        fsdp = self.laid.job.parallelism.fsdp
+        self.optimizer.zero_grad(set_to_none=fsdp is None or not fsdp.gradients_stay)
         return loss
 
     def forward_backward(self) -> Tensor | None:
