@@ -1,7 +1,7 @@
 """How evenly the experts of measured runs are loaded."""
 
 import pytest
-from own_rows import SHIPPED
+from own_rows import SHIPPED, own
 from test_validate_rows import at
 
 from steptime.validation import judgement, row_plan
@@ -62,3 +62,20 @@ def test_runs_of_25_09_drop_and_pad_tokens_behind_the_all_to_all():
     assert (at(qwen, "performance.cuda_graphs"), at(deepseek, "performance.cuda_graphs")) == (True, None)
     assert at(qwen, "performance.moe.shared_expert_overlap") is None
     assert at(deepseek, "performance.moe.shared_expert_overlap") is True
+
+
+def test_recipes_of_nemo_2_drop_and_pad_tokens():
+    """NVIDIA/NeMo@6f2c6fda scripts/performance/llm/pretrain_grok1_314b.py, performance mode: MegatronTokenDropCallback.
+
+    Its defaults are a capacity of 1.0, padded. Rows of NeMo 24.09 state it in words; a user's own row of a NeMo 2 may train
+    without the recipe.
+    """
+    mapped = row_plan.to_config(SHIPPED["DGXC-285"])
+    assert at(mapped.config, "model.moe.capacity_factor") == 1.0
+    assert at(mapped.config, "model.moe.pad_to_capacity") is True
+    assert "capacity_factor: 1, padded, as in the recipe" in mapped.assumed
+    stated = row_plan.to_config(SHIPPED["DGXC-011"])
+    assert at(stated.config, "model.moe.capacity_factor") == 1.0
+    assert not any("recipe" in assumption for assumption in stated.assumed)
+    mine = own(framework="NeMo 2.0 25.04", n_experts=8, topk=2, moe_ffn_hidden=14336, ep=8, tp=1, pp=1)
+    assert at(row_plan.to_config(mine).config, "model.moe.capacity_factor") is None
