@@ -33,7 +33,7 @@ and qwen/h100/qwen3_moe.py)."""
 
 RECIPES_THAT_DROP = re.compile(r"\bNeMo 2\.0\b")
 """`framework` of runs of NeMo 2's performance scripts, which drop and pad tokens to a capacity of 1.0: MegatronTokenDropCallback,
-with its defaults, in the performance mode of nemo/collections/llm/recipes/mixtral_8x7b.py and mixtral_8x22b.py (NVIDIA/NeMo v2.2.0
+with its defaults, in the performance mode of nemo/collections/llm/recipes/mixtral_8x7b.py, mixtral_8x22b.py (NVIDIA/NeMo v2.2.0
 to v2.4.0), llama4_e16.py and llama4_e128.py (v2.3.0, v2.4.0), and in scripts/performance/llm/pretrain_deepseek_v3.py (v2.3.0) and
 pretrain_grok1_314b.py (@7a8f1cc7 and @6f2c6fda, the commits of dgxc-benchmarking v25.05 and v25.05.01)."""
 
