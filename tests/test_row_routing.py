@@ -79,3 +79,15 @@ def test_recipes_of_nemo_2_drop_and_pad_tokens():
     assert not any("recipe" in assumption for assumption in stated.assumed)
     mine = own(framework="NeMo 2.0 25.04", n_experts=8, topk=2, moe_ffn_hidden=14336, ep=8, tp=1, pp=1)
     assert at(row_plan.to_config(mine).config, "model.moe.capacity_factor") is None
+
+
+def test_deepep_of_the_guide_to_deepseek_v3_on_gb200():
+    """400 GB/s in dispatch and 190 in combine of what a rank receives: 1.25 and 2.63 ms for 500 MB, 3.88 ms for the two.
+
+    Of 900 GB/s, with 31/32 of the bytes: 1 GB * 31/32 / 3.882 ms / 900 GB/s = 0.277. The layout of its note: an embedding and
+    one layer, 30 chunks of two, the loss alone.
+    """
+    mapped = {name: row_plan.to_config(SHIPPED[f"DSV3-GB200-{name}"]).config for name in ("003", "004", "011")}
+    rates = {name: at(config, "hardware.overrides") for name, config in mapped.items()}
+    assert rates == {"003": None, "004": {"tiers.0.exchange_efficiency": 0.277}, "011": None}
+    assert at(mapped["011"], "parallelism.layers_per_stage") == [1, *[2] * 30, 0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from steptime.base.config import ConfigError
@@ -84,6 +85,8 @@ def stages(row: MeasuredRow, assumed: list[str]) -> dict[str, Any]:
         weights = 4.0 * hidden**2 + 3.0 * hidden * row.needed("ffn_hidden")
         assumed.append("layers_per_stage: balanced by cost, as nanotron does")
         return {"layers_per_stage": balanced_by_cost(layers, weights, 1.0 * hidden * vocabulary, chunks)}
+    if said := re.search(r"PP layout Et\|\(tt\|\)\*(\d+)L(?![a-z0-9])", row.text("note")):
+        return {"layers_per_stage": [1, *[2] * int(said[1]), 0]}
     if layers % chunks == 0:
         return {}
     known = BRIDGE_STAGES.get((row.needed("pp"), vpp), [])

@@ -47,6 +47,11 @@ EFA = ("dgx-h100", "aws-p5.48xlarge")
 """What nodes of eight H100 are taken for, and the instance that they are where a source names AWS' network: nanotron's own
 scripts set FI_PROVIDER=efa (huggingface/nanotron@2411b022 examples/train_tiny_llama.sh)."""
 
+COMMUNITY_DEEPEP = 2.0 / (1.0 / 400e9 + 1.0 / 190e9) / 900e9 * 31.0 / 32.0
+"""Share of 900 GB/s that DeepEP reached over 32 GB200: 400 GB/s in dispatch and 190 in combine of what a rank receives, 1/32 of
+it its own (NVIDIA/Megatron-LM@402bc50b docs/discussions/deepseek-v3-gb200-optimization, section 2.2.1). The guide tunes it later,
+to a rate that it does not state."""
+
 
 def hardware_of(row: MeasuredRow) -> FoundMachine:
     """The `hardware` section of a row.
@@ -81,6 +86,11 @@ def hardware_of(row: MeasuredRow) -> FoundMachine:
     name = EFA[1] if on_aws else name
     overrides = _stated(row.text("machine"), name)
     assumed += [f"hardware.{key}: {value} from {row.text('machine')!r}" for key, value in overrides.items()]
+    if "deepseek-v3-gb200-optimization" in row.text("source") and "DeepEP" in row.text("overlap_notes"):
+        overrides["tiers.0.exchange_efficiency"] = round(COMMUNITY_DEEPEP, 3)
+        assumed.append(
+            f"hardware.tiers.0.exchange_efficiency: {COMMUNITY_DEEPEP:.3f}, the rates that the source states"
+        )
     if on_aws:  # with p5's own factor nanotron's smallest model (fit) is up to 55 % too slow instead of 26
         overrides["host_factor"] = 1.0
         assumed.append(
