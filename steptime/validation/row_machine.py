@@ -86,20 +86,25 @@ def hardware_of(row: MeasuredRow) -> FoundMachine:
     name = EFA[1] if on_aws else name
     overrides = _stated(row.text("machine"), name)
     assumed += [f"hardware.{key}: {value} from {row.text('machine')!r}" for key, value in overrides.items()]
+    assumed += _known_of(row, name, overrides, on_aws=on_aws)
+    return FoundMachine({"node_type": name, "overrides": overrides} if overrides else {"node_type": name}, assumed)
+
+
+def _known_of(row: MeasuredRow, name: str, overrides: dict[str, Any], *, on_aws: bool) -> list[str]:
+    """Adds what else is known of the hosts and networks of some sources to `overrides`; says what."""
+    assumed: list[str] = []
     if "deepseek-v3-gb200-optimization" in row.text("source") and "DeepEP" in row.text("overlap_notes"):
-        overrides["tiers.0.exchange_efficiency"] = round(COMMUNITY_DEEPEP, 3)
-        assumed.append(
-            f"hardware.tiers.0.exchange_efficiency: {COMMUNITY_DEEPEP:.3f}, the rates that the source states"
-        )
+        rate = round(COMMUNITY_DEEPEP, 3)
+        overrides["tiers.0.exchange_efficiency"] = rate
+        assumed.append(f"hardware.tiers.0.exchange_efficiency: {rate}, the rates that the source states")
     if on_aws:  # with p5's own factor nanotron's smallest model (fit) is up to 55 % too slow instead of 26
         overrides["host_factor"] = 1.0
-        assumed.append(
-            f"machine: {name}, from its network; hardware.host_factor: 1, since its smallest jobs are not slower"
-        )
+        why = "from its network; hardware.host_factor: 1, since its smallest jobs are not slower"
+        assumed.append(f"machine: {name}, {why}")
     if row.published and "pai-megatron" in row.text("framework").lower():
         overrides["host_factor"] = UNBOUND
         assumed.append(f"hardware.host_factor: {UNBOUND:g}, since its processes are bound to no cores")
-    return FoundMachine({"node_type": name, "overrides": overrides} if overrides else {"node_type": name}, assumed)
+    return assumed
 
 
 def _past_the_limit(row: MeasuredRow) -> bool:
