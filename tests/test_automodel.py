@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from steptime import Job, estimate, fsdp
@@ -81,7 +83,7 @@ def test_ranks_of_the_balanced_gate_by_hand():
     assert ranks_of_balanced_gate(256, 8, 256) == 8
 
 
-def ops(of: Job) -> dict[str, object]:
+def ops(of: Job) -> dict[str, Any]:
     return {op.name: op for op in Assembly(of).kinds[0].ops}
 
 
