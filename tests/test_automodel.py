@@ -100,9 +100,9 @@ def test_gate_and_up_are_one_product_by_hand():
 def test_permutation_of_hybrid_ep_by_hand():
     """32 tokens of each of 4 ranks, top 2 of 8, two experts a rank: N = 64 rows here, 32 * 4 / 4 * 2.
 
-    A token wants 4 * (1 - C(6, 2) / C(8, 2)) = 13/7 of the ranks, so 32 * 13/7 = 59.43 rows arrive. Each row of 64 in bf16 is read
-    once and written once, both ways, by one kernel: (59.43 + 64) * 128 B = 15,799 B. torch's gather moves 2 and 3 times 64 rows:
-    16,384 and 24,576 B.
+    A token wants 4 * (1 - C(6, 2) / C(8, 2)) = 13/7 of the ranks, so 32 * 13/7 = 59.43 rows arrive. Each row of 64 in bf16 is
+    read once and written once, both ways, by one kernel: (59.43 + 64) * 128 B = 15,799 B. torch's gather moves 2 and 3 times 64
+    rows: 16,384 and 24,576 B.
     """
     hybrid, deep = (ops(job(8, moe={"dispatcher": "flex", "flex_backend": name})) for name in ("hybridep", "deepep"))
     for name in ("moe.local_permute", "moe.scatter"):
