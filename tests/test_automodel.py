@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from steptime import Job, estimate, fsdp
@@ -62,7 +64,7 @@ def test_scores_are_applied_in_the_activation():
     """With HybridEP: the experts' output is summed and sent as it is, and no row of it is kept; each row's score is."""
     found = saved(job(8, moe={"dispatcher": "flex"}))
     assert "moe.weigh" not in found
-    assert found["experts.act"] == ("experts.gate", "experts.up", "moe.ranked")
+    assert found["experts.act"] == ("experts.gate_up", "moe.ranked")
     assert saved(job(8, moe={"dispatcher": "alltoall"}))["moe.weigh"] == ("moe.wide", "moe.ranked")
 
 
@@ -79,3 +81,36 @@ def test_ranks_of_the_balanced_gate_by_hand():
     assert ranks_of_balanced_gate(384, 8, 32) == 1
     assert ranks_of_balanced_gate(256, 8, 64) == 2
     assert ranks_of_balanced_gate(256, 8, 256) == 8
+
+
+def ops(of: Job) -> dict[str, Any]:
+    return {op.name: op for op in Assembly(of).kinds[0].ops}
+
+
+def test_gate_and_up_are_one_product_by_hand():
+    """gate_and_up_projs: for each expert one weight of 64 x 2 * 32, 8 experts; down 32 x 64."""
+    found = ops(job(8, moe={"dispatcher": "flex"}))
+    assert "experts.gate" not in found
+    shapes = [found[name].params[0].shape for name in ("experts.gate_up", "experts.down")]
+    assert shapes == [(8, 64, 64), (8, 64, 32)]
+    apart = job(8).replace(**{"performance.software": "fsdp2", "parallelism.fsdp": {}})
+    assert {"experts.gate", "experts.up"} <= ops(apart).keys()
+
+
+def test_permutation_of_hybrid_ep_by_hand():
+    """32 tokens of each of 4 ranks, top 2 of 8, two experts a rank: N = 64 rows here, 32 * 4 / 4 * 2.
+
+    A token wants 4 * (1 - C(6, 2) / C(8, 2)) = 13/7 of the ranks, so 32 * 13/7 = 59.43 rows arrive. Each row of 64 in bf16 is
+    read once and written once, both ways, by one kernel: (59.43 + 64) * 128 B = 15,799 B. torch's gather moves 2 and 3 times 64
+    rows: 16,384 and 24,576 B.
+    """
+    hybrid, deep = (ops(job(8, moe={"dispatcher": "flex", "flex_backend": name})) for name in ("hybridep", "deepep"))
+    for name in ("moe.local_permute", "moe.scatter"):
+        assert hybrid[name].forward_bytes == pytest.approx((32 * 13 / 7 + 64) * 128)
+        assert (hybrid[name].backward_bytes, hybrid[name].kernels) == (hybrid[name].forward_bytes, 1.0)
+    assert (deep["moe.local_permute"].forward_bytes, deep["moe.local_permute"].backward_bytes) == (16_384.0, 24_576.0)
+
+
+def test_rotation_is_fused_where_transformer_engine_is():
+    """BackendConfig.rope_fusion; q and k of 32 tokens, 4 heads of 16 each: 2 * 32 * 64 * 2 B, read and written once."""
+    assert ops(job(4))["attn.rope"].forward_bytes == 2 * 2 * 32 * 64 * 2

@@ -1,7 +1,7 @@
 """How evenly the experts of measured runs are loaded."""
 
 import pytest
-from own_rows import SHIPPED
+from own_rows import SHIPPED, own
 from test_validate_rows import at
 
 from steptime.validation import judgement, row_plan
@@ -62,3 +62,32 @@ def test_runs_of_25_09_drop_and_pad_tokens_behind_the_all_to_all():
     assert (at(qwen, "performance.cuda_graphs"), at(deepseek, "performance.cuda_graphs")) == (True, None)
     assert at(qwen, "performance.moe.shared_expert_overlap") is None
     assert at(deepseek, "performance.moe.shared_expert_overlap") is True
+
+
+def test_recipes_of_nemo_2_drop_and_pad_tokens():
+    """NVIDIA/NeMo@6f2c6fda scripts/performance/llm/pretrain_grok1_314b.py, performance mode: MegatronTokenDropCallback.
+
+    Its defaults are a capacity of 1.0, padded. Rows of NeMo 24.09 state it in words; a user's own row of a NeMo 2 may train
+    without the recipe.
+    """
+    mapped = row_plan.to_config(SHIPPED["DGXC-285"])
+    assert at(mapped.config, "model.moe.capacity_factor") == 1.0
+    assert at(mapped.config, "model.moe.pad_to_capacity") is True
+    assert "capacity_factor: 1, padded, as in the recipe" in mapped.assumed
+    stated = row_plan.to_config(SHIPPED["DGXC-011"])
+    assert at(stated.config, "model.moe.capacity_factor") == 1.0
+    assert not any("recipe" in assumption for assumption in stated.assumed)
+    mine = own(framework="NeMo 2.0 25.04", n_experts=8, topk=2, moe_ffn_hidden=14336, ep=8, tp=1, pp=1)
+    assert at(row_plan.to_config(mine).config, "model.moe.capacity_factor") is None
+
+
+def test_deepep_of_the_guide_to_deepseek_v3_on_gb200():
+    """400 GB/s in dispatch and 190 in combine of what a rank receives: 1.25 and 2.63 ms for 500 MB, 3.88 ms for the two.
+
+    Of 900 GB/s, with 31/32 of the bytes: 1 GB * 31/32 / 3.882 ms / 900 GB/s = 0.277. The layout of its note: an embedding and
+    one layer, 30 chunks of two, the loss alone.
+    """
+    mapped = {name: row_plan.to_config(SHIPPED[f"DSV3-GB200-{name}"]).config for name in ("003", "004", "011")}
+    rates = {name: at(config, "hardware.overrides") for name, config in mapped.items()}
+    assert rates == {"003": None, "004": {"tiers.0.exchange_efficiency": 0.277}, "011": None}
+    assert at(mapped["011"], "parallelism.layers_per_stage") == [1, *[2] * 30, 0]

@@ -104,7 +104,8 @@ MAPPED = {
     },
     "nanotron-020": {
         "performance.software": "nanotron",
-        "parallelism": {"tp": 8, "pp": 4, "dp": 1, "sp": True, "zero_level": 0},
+        "parallelism.layers_per_stage": [21, 20, 20, 19],
+        "parallelism.zero_level": 0,
     },
     "NAR21-017": {
         "performance.software": "deepspeed-2021",

@@ -27,6 +27,11 @@ class Passage(NamedTuple):
     share: Num
     """Of the bytes that a rank receives, those over this tier."""
 
+    @property
+    def efficiency(self) -> float:
+        """Share of the wire rate that an exchange reaches."""
+        return self.tier.exchange_efficiency or self.tier.efficiency
+
 
 def passages(routing: Routing, group: Group, tiers: Sequence[Tier], copies: Num) -> Iterator[Passage]:
     """Every tier, the innermost first.
@@ -61,7 +66,7 @@ def exchange(bytes_: Num, routing: Routing, group: Group, tiers: Sequence[Tier],
     pace: Num = 0.0
     name: Num = ""
     for one in passages(routing, group, tiers, copies):
-        pace = maximum(pace, where(one.crossed, one.share / (one.tier.bytes_per_s * one.tier.efficiency), 0.0))
+        pace = maximum(pace, where(one.crossed, one.share / (one.tier.bytes_per_s * one.efficiency), 0.0))
         name = where(one.crossed, one.tier.name, name)
     bandwidth = bytes_ * pace
     found = CommCost(EXCHANGE_S, bandwidth, name, EXCHANGE_S + bandwidth, "exchange")

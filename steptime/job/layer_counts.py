@@ -8,6 +8,21 @@ if TYPE_CHECKING:
     from steptime.job.facts import Facts
 
 
+def balanced_by_cost(layers: int, layer: float, head: float, stages: int) -> list[int]:
+    """Layers of each stage as nanotron places its blocks: the next one begins once the cost so far exceeds its share.
+
+    huggingface/nanotron@2411b022 src/nanotron/models/base.py, build_model; the costs are weights, embedding and norm have none
+    (models/llama.py, get_block_compute_costs).
+    """
+    every = layers * layer + head
+    counts, stage = [0] * stages, 0
+    for at in range(1, layers + 1):
+        counts[stage] += 1
+        if at * layer > every * ((stage + 1) / stages):
+            stage += 1
+    return counts
+
+
 def layers_per_chunk(facts: Facts) -> list[int]:
     """Layers of each of the pp*vpp chunks of one job, in depth order.
 

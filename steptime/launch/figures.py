@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from steptime.job.layer_counts import balanced_by_cost
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.reading import OTHER_MODEL
 from steptime.model.presets import load_model
@@ -118,6 +119,8 @@ class Figures:
         Source: NeMo AutoModel components/distributed/pipelining/functional.py, calculate_virtual_stages.
         """
         pp, each = size_of(config["parallelism"]["pp"], 1), self.whole("@layers_per_chunk")
+        if self.keys.table.framework == "nanotron":
+            self.put_nanotron_stages(config, pp)
         preset = config["model"].get("preset") if isinstance(config["model"], dict) else config["model"]
         if pp == 1 or each is None or preset is None:
             return
@@ -126,3 +129,15 @@ class Figures:
         chunks += pp - chunks % pp if chunks % pp and self.get("@chunks_rounded") == "up" else -(chunks % pp)
         counts = [layers // chunks + (i < layers % chunks) for i in range(chunks)]
         config["parallelism"] |= {"vpp": chunks // pp} | ({"layers_per_stage": counts} if layers % chunks else {})
+
+    def put_nanotron_stages(self, config: dict[str, Any], pp: int) -> None:
+        """The stages of nanotron where they are not even; none where other sizes than its file's are set beside it."""
+        sets = self.keys.sets or {}
+        pp = size_of(sets.get("parallelism.pp"), pp)
+        sizes = [size_of(config["model"].get(key), 0) for key in ("n_layers", "hidden_sz", "inter_sz", "vocab_sz")]
+        other = any(key == "parallelism.vpp" or key.partition(".")[0] == "model" for key in sets)
+        if not other and all(sizes) and 1 < pp <= sizes[0]:
+            layers, hidden, width, vocabulary = sizes
+            layer = 4.0 * hidden**2 + 3.0 * hidden * width
+            counts = balanced_by_cost(layers, layer, 1.0 * hidden * vocabulary, pp)
+            config["parallelism"] |= {"layers_per_stage": counts} if len(set(counts)) > 1 else {}

@@ -147,7 +147,19 @@ def _exchanged(rows: Rows, x: str, probs: str) -> tuple[list[Op], str]:
         kernels=SORT_KERNELS,
         role="moe",
     )
-    return [*gathered_maps(rows), get, put], here.name
+    return [*gathered_maps(rows), get, permuted_by_library(rows, put)], here.name
+
+
+def permuted_by_library(rows: Rows, op: Move) -> Move:
+    """HybridEP's permutation: one kernel that reads every row that arrived once and writes it for each expert, or back their sum.
+
+    Both trainers call it (torchtitan/distributed/deepep/hybridep.py@aa1d3741 and NVIDIA-NeMo/Automodel@36044ad3 nemo_automodel/
+    components/moe/megatron/fused_a2a.py: dispatch_with_permute, combine_with_unpermute), and backward calls the other of the two.
+    """
+    if not own_buffers(rows):
+        return op
+    moved = (arriving(rows) + rows.here) * rows.hidden * rows.shard.itemsize
+    return replace(op, forward_bytes=moved, backward_bytes=moved, kernels=1.0)
 
 
 def combine(rows: Rows, x: str, probs: str) -> Sublayer:
@@ -227,7 +239,7 @@ def _returned(rows: Rows, x: str) -> Sublayer:
     summed = scatter(rows, out._replace(elements=rows.here * rows.hidden), arriving(rows), ("moe.places",))
     if own_buffers(rows):
         home = summed.outputs[0]._replace(outside="both")
-        summed = replace(summed, outputs=(home,), forward_temp_bytes=0.0)
+        summed = permuted_by_library(rows, replace(summed, outputs=(home,), forward_temp_bytes=0.0))
     home = Tensor("moe.home", rows.tokens * rows.hidden, size)
     bytes_ = arriving(rows) * rows.hidden * size
     back = replace(_to_all("moe.combine", "moe.out", home, bytes_), routing=rows.routing)

@@ -172,10 +172,10 @@ def grouped_experts(model: Model, rows: Rows, etp: Num, x: str) -> Sublayer:
     if model.swiglu_limit is not None:
         return clamped_experts(model, rows, etp, x)
     ops, names = gradients_summed(model, rows), list[str]()
-    for which in ("gate", "up") if model.glu else ("up",):
-        made = Tensor(f"experts.{which}", n * width, size)
-        shape = (moe.n_experts, moe.expert_inter_sz, rows.hidden)
-        ops.append(_product(model, rows, which, x, made, (shape, 1), (rows.hidden, width)))
+    for which, times in projections(model, rows):
+        made = Tensor(f"experts.{which}", times * n * width, size)
+        shape = (moe.n_experts, times * moe.expert_inter_sz, rows.hidden)
+        ops.append(_product(model, rows, which, x, made, (shape, 1), (rows.hidden, times * width)))
         names.append(made.name)
     acted = activated(model, rows, names, act)
     shape = (moe.n_experts, rows.hidden, moe.expert_inter_sz)
@@ -184,11 +184,22 @@ def grouped_experts(model: Model, rows: Rows, etp: Num, x: str) -> Sublayer:
     return [*ops, *in_turn(rows, acted), down, *join], y.name
 
 
+def projections(model: Model, rows: Rows) -> tuple[tuple[str, int], ...]:
+    """The products before the activation, each with its width in units of the experts'.
+
+    NeMo AutoModel has gate and up in one (NVIDIA-NeMo/Automodel@36044ad3 nemo_automodel/components/moe/experts.py,
+    gate_and_up_projs and gate_up_linear).
+    """
+    if model.glu and rows.shard.software.name == "automodel":
+        return (("gate_up", 2),)
+    return (("gate", 1), ("up", 1)) if model.glu else (("up", 1),)
+
+
 def activated(model: Model, rows: Rows, names: list[str], out: Tensor) -> list[Op]:
     """The activation: one kernel, always with MinimalAsyncEP, or one per operation."""
     kernels, own = rows.shard.software.kernels, async_ep.uses(rows)
     if kernels.activation_impl != "fused" and model.glu and not own:
-        return gated(model, rows.shard, names[0], names[1], out, EXPERTS)
+        return gated(model, rows.shard, names[0], names[-1], out, EXPERTS)
     read = (*names, "moe.ranked") if weighted_activation(rows) else tuple(names)
     op = Move("experts.act", read, (out,), read, role="moe_act")
     if rows.capacity_share is None or (kernels.compile != "none" and not own):

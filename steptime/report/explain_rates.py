@@ -164,7 +164,7 @@ def exchange_facts(row: CollectiveRow, estimate: Estimate) -> list[Fact]:
     own = quantity(row.bytes / copies / load, BINARY)
     uneven, shards = f" x load {load:g}" if load != 1.0 else "", f" x etp {etp:g}" if etp != 1 else ""
     crossed = [one for one in passages(routing, context.groups[found.axis], context.tiers, copies) if one.crossed]
-    slowest = max(crossed, key=lambda one: float(one.share / one.tier.bytes_per_s / one.tier.efficiency))
+    slowest = max(crossed, key=lambda one: float(one.share / one.tier.bytes_per_s / one.efficiency))
     lines = [
         f"{own} of own tokens x {copies:.4g} ranks that have any of a token's experts{uneven}",
         f"{copies:.4g} = {distinct_words(routing, ep)}{shards}",
@@ -176,7 +176,7 @@ def exchange_facts(row: CollectiveRow, estimate: Estimate) -> list[Fact]:
             f"one copy for each of {slowest.wanted:.4g} of {domains} domains with experts of a token, "
             f"less 1/{domains} for its own"
         )
-    rate = f"{quantity(slowest.tier.bytes_per_s, SI, 'B/s')} x {slowest.tier.efficiency:.3g} reached"
+    rate = f"{quantity(slowest.tier.bytes_per_s, SI, 'B/s')} x {slowest.efficiency:.3g} reached"
     lines.append(f"wire: over {slowest.tier.name} {passing}: tensor x {slowest.share:.4g} / ({rate})")
     if scores := score_bytes(found, context.groups[found.axis], context.tiers):
         each = f"for each expert of {context.tiers[0].name}"

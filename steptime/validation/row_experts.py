@@ -31,6 +31,13 @@ Megatron-Bridge@067f987d src/megatron/bridge/recipes, moe_router_force_load_bala
 and qwen/h100/qwen3_moe.py)."""
 
 
+RECIPES_THAT_DROP = re.compile(r"\bNeMo 2\.0\b")
+"""`framework` of runs of NeMo 2's performance scripts, which drop and pad tokens to a capacity of 1.0: MegatronTokenDropCallback,
+with its defaults, in the performance mode of nemo/collections/llm/recipes/mixtral_8x7b.py, mixtral_8x22b.py (NVIDIA/NeMo v2.2.0
+to v2.4.0), llama4_e16.py and llama4_e128.py (v2.3.0, v2.4.0), and in scripts/performance/llm/pretrain_deepseek_v3.py (v2.3.0) and
+pretrain_grok1_314b.py (@7a8f1cc7 and @6f2c6fda, the commits of dgxc-benchmarking v25.05 and v25.05.01)."""
+
+
 def capacity(words: str) -> re.Match[str] | None:
     """The capacity factor that a source states, in lower case.
 
@@ -38,6 +45,11 @@ def capacity(words: str) -> re.Match[str] | None:
     (torchtitan/distributed/deepep/hybridep.py@aa1d3741).
     """
     return re.search(r"(?<!\(non-blocking, )capacity factor (\d+(?:\.\d+)?)", words)
+
+
+def dropped_by_recipe(row: MeasuredRow) -> bool:
+    """Whether a published run is of a recipe that drops tokens."""
+    return row.published and RECIPES_THAT_DROP.search(row.text("framework")) is not None
 
 
 def has_experts(row: MeasuredRow) -> bool:
@@ -105,6 +117,9 @@ def experts(row: MeasuredRow, name: str, assumed: list[str]) -> dict[str, Any]:
     elif "tokendrop" in words or "token drop" in words:
         section["capacity_factor"] = 1.0
         assumed.append("capacity_factor: 1")
+    elif dropped_by_recipe(row):
+        section |= {"capacity_factor": 1.0, "pad_to_capacity": True}
+        assumed.append("capacity_factor: 1, padded, as in the recipe")
     if "capacity_factor" in section and "pad" in words:
         section["pad_to_capacity"] = True
     learned = "torchtitan" in row.text("framework").lower() and "forced load balance" not in words
@@ -189,7 +204,7 @@ def dispatch_of(row: MeasuredRow, assumed: list[str]) -> dict[str, Any]:
         section["paged_stash"] = section.get("dispatcher") == "flex"
     if "no grouped gemm" in words:
         section["grouped_gemm"] = False
-    if capacity(words) or row.whole("ep") in {None, 1}:
+    if capacity(words) or dropped_by_recipe(row) or row.whole("ep") in {None, 1}:
         section.pop("dispatcher", None)
         section.pop("flex_backend", None)
         section.pop("non_blocking_capacity_factor", None)

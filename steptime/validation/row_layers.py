@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from steptime.base.config import ConfigError
+from steptime.job.layer_counts import balanced_by_cost
 from steptime.model.model import Model
 from steptime.model.presets import load_model
 from steptime.validation.measurements import MeasuredRow, SkipRowError
@@ -78,6 +80,13 @@ def stages(row: MeasuredRow, assumed: list[str]) -> dict[str, Any]:
     """How layers are distributed over the chunks where they cannot be evenly."""
     vpp = row.whole("vpp") or 1
     layers, chunks = row.needed("n_layers"), row.needed("pp") * vpp
+    if row.published and "nanotron" in row.text("framework").lower() and chunks > 1:
+        hidden, vocabulary = row.needed("hidden"), row.needed("vocab")
+        weights = 4.0 * hidden**2 + 3.0 * hidden * row.needed("ffn_hidden")
+        assumed.append("layers_per_stage: balanced by cost, as nanotron does")
+        return {"layers_per_stage": balanced_by_cost(layers, weights, 1.0 * hidden * vocabulary, chunks)}
+    if said := re.search(r"PP layout Et\|\(tt\|\)\*(\d+)L(?![a-z0-9])", row.text("note")):
+        return {"layers_per_stage": [1, *[2] * int(said[1]), 0]}
     if layers % chunks == 0:
         return {}
     known = BRIDGE_STAGES.get((row.needed("pp"), vpp), [])

@@ -43,6 +43,15 @@ UNBOUND = 2.0
 cores (alibaba/Pai-Megatron-Patch examples/qwen3/run_mcore_qwen3.sh). That of p6-b300.48xlarge, fitted on its own rows marked fit:
 its processes start the same way, and its Xeons are of 2023, as those of H800 (assumed)."""
 
+EFA = ("dgx-h100", "aws-p5.48xlarge")
+"""What nodes of eight H100 are taken for, and the instance that they are where a source names AWS' network: nanotron's own
+scripts set FI_PROVIDER=efa (huggingface/nanotron@2411b022 examples/train_tiny_llama.sh)."""
+
+COMMUNITY_DEEPEP = 2.0 / (1.0 / 400e9 + 1.0 / 190e9) / 900e9 * 31.0 / 32.0
+"""Share of 900 GB/s that DeepEP reached over 32 GB200: 400 GB/s in dispatch and 190 in combine of what a rank receives, 1/32 of
+it its own (NVIDIA/Megatron-LM@402bc50b docs/discussions/deepseek-v3-gb200-optimization, section 2.2.1). The guide tunes it later,
+to a rate that it does not state."""
+
 
 def hardware_of(row: MeasuredRow) -> FoundMachine:
     """The `hardware` section of a row.
@@ -73,12 +82,29 @@ def hardware_of(row: MeasuredRow) -> FoundMachine:
         assumed.append(
             "hardware: the power limit is not stated; 700 W assumed, from the speed of single-node runs since August 2025"
         )
+    on_aws = row.published and name == EFA[0] and re.search(r"\bEFA\b", row.text("machine")) is not None
+    name = EFA[1] if on_aws else name
     overrides = _stated(row.text("machine"), name)
     assumed += [f"hardware.{key}: {value} from {row.text('machine')!r}" for key, value in overrides.items()]
+    assumed += _known_of(row, name, overrides, on_aws=on_aws)
+    return FoundMachine({"node_type": name, "overrides": overrides} if overrides else {"node_type": name}, assumed)
+
+
+def _known_of(row: MeasuredRow, name: str, overrides: dict[str, Any], *, on_aws: bool) -> list[str]:
+    """Adds what else is known of the hosts and networks of some sources to `overrides`; says what."""
+    assumed: list[str] = []
+    if "deepseek-v3-gb200-optimization" in row.text("source") and "DeepEP" in row.text("overlap_notes"):
+        rate = round(COMMUNITY_DEEPEP, 3)
+        overrides["tiers.0.exchange_efficiency"] = rate
+        assumed.append(f"hardware.tiers.0.exchange_efficiency: {rate}, the rates that the source states")
+    if on_aws:  # with p5's own factor nanotron's smallest model (fit) is up to 55 % too slow instead of 26
+        overrides["host_factor"] = 1.0
+        why = "from its network; hardware.host_factor: 1, since its smallest jobs are not slower"
+        assumed.append(f"machine: {name}, {why}")
     if row.published and "pai-megatron" in row.text("framework").lower():
         overrides["host_factor"] = UNBOUND
         assumed.append(f"hardware.host_factor: {UNBOUND:g}, since its processes are bound to no cores")
-    return FoundMachine({"node_type": name, "overrides": overrides} if overrides else {"node_type": name}, assumed)
+    return assumed
 
 
 def _past_the_limit(row: MeasuredRow) -> bool:

@@ -27,6 +27,8 @@ EARLY_EXPERTS = {"dispatcher": "allgather", "permute_fusion": False}
 SCRIPTS = (
     Scripted("^simumax;", {"attention_mask": False, "cublas_workspace": ":4096:2:16:8"}, {}),
     Scripted("^qwen-readme;", {"norm_impl": "fused", "rope_impl": "composite"}, {}),
+    # the table of 2025 is older than BackendConfig.rope_fusion (NVIDIA-NeMo/Automodel@89e3a9fdd nemo_automodel/components)
+    Scripted(r"^automodel; nemo automodel \(pytorch", {"rope_impl": "composite"}, {}),
     Scripted("^xtuner;", {"norm_impl": "fused", "rope_impl": "fused"}, {}),
     Scripted(
         "^flagperf; megatron-lm core_v0.6.0; llama3",

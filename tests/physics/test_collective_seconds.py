@@ -123,3 +123,10 @@ def test_an_exchange_sends_a_copy_to_each_node_that_holds_an_expert():
     found = exchange(8e6, Routing(16, 2), Group("ep", 16.0, 1), (NODE, FABRIC), 2.0)
     assert found.time_s == pytest.approx(77e-6 + 23 / 60 * 8e6 / 10e9)
     assert (found.tier, found.latency_s) == ("fabric", 77e-6)
+
+
+def test_an_exchange_of_its_own_rate():
+    """Eight ranks whose exchange reaches 0.4 of 100 GB/s: 7/8 of 8 MB in 175 us; a ring keeps its own rate, 70 us."""
+    slow = NODE.model_copy(update={"exchange_efficiency": 0.4})
+    assert exchange(8e6, Routing(8, 1), Group("ep", 8.0, 1), (slow,), 1.0).time_s == pytest.approx(77e-6 + 175e-6)
+    assert collective("all_gather", 8e6, Group("tp", 8.0, 1), (slow,)).bandwidth_s == pytest.approx(70e-6)
