@@ -89,14 +89,15 @@ class Beside:
     def config_of_nodes(self, name: str) -> Path | None:
         """The one config in the folder's conf/ that reads the number of nodes from variable `name` (MLPerf's of NeMo).
 
-        None where there is none, or several, or it is a part of another one (hydra's defaults).
+        None where there is none, or several, or it is a part of another one that adds to it (hydra's defaults).
         """
-        configs = sorted((self.folder / "conf").glob("*.yaml")) if self.folder is not None else []
+        folder = self.folder or Path()
+        configs = sorted((*folder.glob("conf/*.yaml"), *folder.glob("src/conf/*.yaml"))) if self.folder else []
         texts = {path: read_beside(path) for path in configs if is_readable(path)}
         reads = [path for path, text in texts.items() if f"oc.env:{name}" in text]
         part = re.compile(rf"^\s*- {re.escape(reads[0].stem)}\b", re.MULTILINE) if reads else None
-        whole = part is not None and not any(part.search(text) for text in texts.values())
-        return reads[0] if len(reads) == 1 and whole else None
+        own = (set(re.findall(r"^(\w+):", text, re.MULTILINE)) for text in texts.values() if part and part.search(text))
+        return reads[0] if len(reads) == 1 and all(keys <= {"defaults", "hydra"} for keys in own) else None
 
     def text(self, name: str) -> str | None:
         """The text of that file; None where there is none, or it cannot be read."""

@@ -43,10 +43,10 @@ MAX_BYTES = 8_000_000
 """Bytes read of a longer file, which can only be a log, from where its arguments begin."""
 _DUMP = re.compile(rb"-{8,} arguments -{8,}|" + PRINTED.pattern)
 """Marks of the beginning of a log's config: Megatron-LM's, torchtitan's, NeMo's and Megatron-Bridge's."""
-_NODES = "DGXNNODES"
-"""The number of nodes of MLPerf's jobs."""
+_NODES = "DGXNNODES"  # of MLPerf's jobs
+_SUBMITTED = "export SLURM_NNODES=$DGXNNODES SLURM_JOB_NUM_NODES=$DGXNNODES SLURM_NTASKS_PER_NODE=$DGXNGPU"
+"""What sbatch -N $DGXNNODES --ntasks-per-node=$DGXNGPU sets for MLPerf's run_and_time.sh."""
 _STARTS = r"\b(?:srun|mpirun|torchrun|python3?|deepspeed)\s"
-_LONGEST_PLAN = 100_000
 _MARKS = {
     "megatron": r"\bmegatron (?:sft|pt|rlhf)\b|DGXNNODES=|-{8,} arguments -{8,}|"
     r"--(?:num-layers|hidden-size|micro-batch-size|tensor-model-parallel-size)\b|"
@@ -116,9 +116,12 @@ def read_as(
         if kind in {*TABLES, "deepspeed-script"}:
             table: Reading = import_module("steptime.launch.trainers").read_trainer(kind, path, text, env, sets, beside)
             return table
-        if kind == "megatron" and beside is not None and (config := _sized_by(text, beside)):
-            added = Beside(beside.folder, [path, *map(str, beside.added)])
-            return read_as("nemo", str(config), read_text(str(config)), env, sets, added)
+        if kind == "megatron" and beside is not None and _only_sizes(text):
+            if config := beside.config_of_nodes(_NODES):
+                added = Beside(beside.folder, [path, *map(str, beside.added)])
+                return read_as("nemo", str(config), read_text(str(config)), env, sets, added)
+            if "--config-name" in (started := beside.text("run_and_time.sh") or ""):
+                return read_as("nemo", path, f"{text}\n{_SUBMITTED}\n{started}", env, sets, beside)
         module, function = KINDS[kind]
         found: Reading = getattr(import_module(module), function)(path, text, env, sets, beside)
     except ConfigError as error:
@@ -130,11 +133,9 @@ def read_as(
     return found
 
 
-def _sized_by(text: str, beside: Beside) -> Path | None:
-    """The config beside a file that only sets variables of a job (MLPerf's config_*.sh), where one config reads them."""
-    if not re.search(rf"^\s*(?:export\s+)?{_NODES}=", text, re.MULTILINE) or re.search(_STARTS, text):
-        return None
-    return beside.config_of_nodes(_NODES)
+def _only_sizes(text: str) -> bool:
+    """Whether a file only sets variables of a job (MLPerf's config_*.sh), which a config or a script beside it reads."""
+    return bool(re.search(rf"^\s*(?:export\s+)?{_NODES}=", text, re.MULTILINE)) and not re.search(_STARTS, text)
 
 
 def is_plan(text: str) -> bool:
@@ -143,7 +144,7 @@ def is_plan(text: str) -> bool:
     >>> is_plan("{model: llama3-8b, devices: 8, data: {gbs: 8}}"), is_plan("{model: {}, trainer: {}}")
     (True, False)
     """
-    if len(text) > _LONGEST_PLAN or not re.search(r"\b(?:parallelism|hardware|devices)\b", text):
+    if len(text) > 100_000 or not re.search(r"\b(?:parallelism|hardware|devices)\b", text):
         return False
     try:
         found = parse(text, "")
@@ -222,8 +223,7 @@ def _runs_swift(path: str, text: str, beside: Beside | None) -> bool:
 
 def _is_shell(path: str, text: str) -> bool:
     """Whether a file is a shell script, by its name or its first line."""
-    named_so = path.endswith((".sh", ".slurm", ".sbatch"))
-    return named_so or bool(re.match(r"#!.*\b(?:ba|z)?sh\b|#SBATCH", text))
+    return path.endswith((".sh", ".slurm", ".sbatch")) or bool(re.match(r"#!.*\b(?:ba|z)?sh\b|#SBATCH", text))
 
 
 def _names_its_config(text: str, beside: Beside) -> bool:
