@@ -22,6 +22,7 @@ from steptime.launch.keys import FOLDER, flatten, load_table, rule_of, spelled
 from steptime.launch.megatron.config_objects import object_keys
 from steptime.launch.megatron.translation import plan_of
 from steptime.launch.named_models import preset_of
+from steptime.launch.nemo.nemo_programs import FUNCTION, as_function, put_vocabulary
 from steptime.launch.nemo.nemo_recipes import BASE, base_function, over_recipe
 from steptime.launch.nemo.nemo_run import class_preset, classes, read_two
 from steptime.launch.nemo.targets import CLASS as TARGET
@@ -61,6 +62,8 @@ def read_recipe(path: str, file: str, text: str, function: str, sets: Sets, besi
             sets,
         )
     function = function or ("" if "-> run.Partial" in text else base_function(text))
+    if not function and "-> run.Partial" not in text and (program := as_function(file, text)):
+        text, function = program, FUNCTION
     _, tree = read_function(file, text, function, "run.Partial", "$^", beside)
     base = BASE.search(str(tree.get(CLASS)))
     own = [key for key, item in tree.items() if isinstance(item, dict) and item.get(CLASS)]
@@ -68,7 +71,11 @@ def read_recipe(path: str, file: str, text: str, function: str, sets: Sets, besi
     if base:
         plain |= {key: {TARGET: "own"} | plain[key] for key in own}
         plain = over_recipe(path, base[1], plain)
-    return read_two(NemoConfig(path, plain, None, sets, ""))
+        put_vocabulary(path, plain, sets)
+    reading = read_two(NemoConfig(path, plain, None, sets, ""))
+    if function == FUNCTION:
+        reading.config.setdefault("notes", []).append("arguments of the program that are not given have its defaults")
+    return reading
 
 
 def _by_target(node: Any) -> Any:
@@ -80,8 +87,15 @@ def _by_target(node: Any) -> Any:
     if not isinstance(node, dict):
         return node
     if re.fullmatch(r"run\.(Config|Partial)", str(node.get(CLASS))):
-        target = _by_target((node.get("_args_") or [None])[0])
-        node = {TARGET: str(target), **{key: item for key, item in node.items() if key != "_args_"}}
+        target, *rest = [*(node.get("_args_") or []), None]
+        config = (
+            {"config": rest[0]} if rest[:-1] and isinstance(rest[0], dict) else {}
+        )  # of a model: its first argument
+        node = {
+            TARGET: str(_by_target(target)),
+            **config,
+            **{key: item for key, item in node.items() if key != "_args_"},
+        }
     return {key: _by_target(item) for key, item in node.items() if key not in {CLASS, CALLED}}
 
 
