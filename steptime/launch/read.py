@@ -60,7 +60,8 @@ _MARKS = {
         r"^ConfigContainer:|\[NeMo [IW] |^exp_manager:|^\s+pretrained_checkpoint:|-> ConfigContainer\b|-> run\.Partial\b|"
         r"^from megatron\.bridge\.recipes|^(?:import|from) nemo_run\b|^\s*nemo llm pretrain\b|\A(?=[\s\S]*^train:)"
         r"(?=[\s\S]*\b(?:train_iters|(?:global|micro)_batch_size):)[\s\S]*^(?:checkpoint|scheduler|logger|ddp):|"
-        r"^[^#\n]*(?:\blauncher_scripts/main|\bmegatron_gpt_(?:pretraining|finetuning|sft|peft_tuning))\.py\b"
+        r"^[^#\n]*(?:\blauncher_scripts/main|\brun_recipe|\bmegatron_gpt_(?:pretraining|finetuning|sft|peft_tuning))\.py\b|"
+        r"^encoder_seq_length:"
     ),
     "deepspeed": r"--deepspeed(?:[-_]config)?\b|\"(?:zero_optimization|train_batch_size|train_micro_batch_size_per_gpu)\"\s*:",
 }
@@ -77,8 +78,8 @@ def read(kind: str, path: str, sets: Sets = None, added: Iterable[str] = ()) -> 
     Raises:
         ConfigError: the kind is unknown, the file cannot be read, or it is no launch file of that framework.
     """
-    if kind not in {*KINDS, *TABLES, "auto"}:
-        raise ConfigError(f"--from {kind}: unknown kind{near(kind, [*KINDS, *TABLES, 'auto'])}")
+    if kind not in (known := [*KINDS, *TABLES, "auto"]):
+        raise ConfigError(f"--from {kind}: unknown kind{near(kind, known)}")
     path, words = named(path)
     file = split_path(path)[0]
     text = command_in(file, read_text(file))
@@ -256,10 +257,8 @@ def named(path: str) -> tuple[str, list[str]]:
     >>> named("run.sh")
     ('run.sh', [])
     """
-    if path == "-" or os.path.lexists(path):
-        return path, []
     try:
-        first, *words = shlex.split(path)
+        first, *words = [path] if path == "-" or os.path.lexists(path) else shlex.split(path)
     except ValueError:
         return path, []
     return (first, words) if os.path.lexists(first) else (path, [])

@@ -30,7 +30,8 @@ def read_one(config: NemoConfig) -> Reading:
         raise ConfigError(f"{path}: model.{part}: {OTHER_MODEL}; not modeled")
     tree = resolve(tree, config.variables)
     table = load_table("mlperf_nemo" if "base_config" in tree["model"] else "nemo1")
-    sets = _named_model(tree["model"], table.raw.get("models") or {}) | dict(sets or {})
+    if named := _named_model(tree["model"], table.raw.get("models") or {}):
+        sets = named | dict(sets or {})
     said = flatten(tree)
     apex = said.get("model.optim.name") == _APEX
     keys = object_keys(said, table, path, sets, defaults=table.raw[_APEX] if apex else {})
@@ -83,6 +84,8 @@ def _in_megatron_words(keys: JobKeys) -> str:
         put["fp4"] = "e2m1"
     for key, value in put.items():
         keys.put(key, value)
+    if keys.on("model.fp8") and not (bf16 or fp16):
+        keys.leave_out("model.fp8", f"products in fp8 of a model in precision {precision}")
     if not apex:
         keys.without_effect("model.optim.bucket_cap_mb", f"only with {_APEX}")
     if (bf16 or fp16) and not keys.on("model.megatron_amp_O2"):
