@@ -119,7 +119,7 @@ def _by_target(node: Any) -> Any:
     if not isinstance(node, dict):
         return node
     if re.fullmatch(r"run\.(Config|Partial)", str(node.get(CLASS))):
-        args: list[Any] = list(node.get("_args_") or []) + [None, None]
+        args: list[Any] = [*(node.get("_args_") or []), None, None]
         config = {"config": args[1]} if isinstance(args[1], dict) else {}  # of a model: its first argument
         node = {
             TARGET: str(_by_target(args[0])),
