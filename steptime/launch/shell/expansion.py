@@ -8,7 +8,7 @@ import re
 from itertools import groupby
 
 from steptime.launch.shell.lexer import Lexer
-from steptime.launch.shell.scope import DEVICES_OF_JOB, NODES_OF_JOB, Scope, Unknown, Value
+from steptime.launch.shell.scope import DEVICES_OF_JOB, LINES_OF_NODE, NODES_OF_JOB, Scope, Unknown, Value
 
 _NAME = re.compile(r"[A-Za-z_]\w*|[0-9#@*?$!-]")
 _BRACED = re.compile(r"(#?)([A-Za-z_]\w*|[0-9]+|[#@*?$!-])(\[(?:[^\[\]]|\[[^\]]*\])*\])?(.*)", re.DOTALL)
@@ -256,7 +256,8 @@ class Expander:
                 return self.scope.mark(shown, Unknown(why, DEVICES_OF_JOB))
         if _COUNTS_NODES.search(inner):
             if counted := self.scope.get(NODES_OF_JOB) or self.scope.get("SLURM_NNODES"):
-                return counted.text
+                lines = None if re.search(r"\buniq\b|\bsort +-u", inner) else self.scope.get(LINES_OF_NODE)
+                return str(int(counted.text) * int(lines.text)) if lines else counted.text
             why = f"number of nodes unknown, which {shown} in line {line} counts"
             return self.scope.mark(shown, Unknown(why, NODES_OF_JOB))
         return None

@@ -11,6 +11,8 @@ _OPEN, _CLOSE = "\ue000", "\ue001"
 """Encloses the number of a reason in the middle of a text, in place of a missing value."""
 NODES_OF_JOB = "nodes of the job"
 """The name, invalid for a variable, of what commands over the job's list of nodes count."""
+LINES_OF_NODE = "lines of a node"
+"""The name, invalid for a variable, of the lines that each node has in PBS's list: one for each process of mpiprocs."""
 DEVICES_OF_JOB = "devices of the job"
 """The name, invalid for a variable, of what ds_ssh counts: all devices of the job."""
 _MARK = re.compile(f"{_OPEN}(\\d+){_CLOSE}")
