@@ -90,6 +90,9 @@ class Beside:
         """The one config in the folder's conf/ that reads the number of nodes from variable `name` (MLPerf's of NeMo).
 
         None where there is none, or several, or it is a part of another one that adds to it (hydra's defaults).
+
+        Raises:
+            ConfigError: the program beside it trains adapters, of which the config says nothing.
         """
         folder = self.folder or Path()
         configs = sorted((*folder.glob("conf/*.yaml"), *folder.glob("src/conf/*.yaml"))) if self.folder else []
@@ -97,7 +100,12 @@ class Beside:
         reads = [path for path, text in texts.items() if f"oc.env:{name}" in text]
         part = re.compile(rf"^\s*- {re.escape(reads[0].stem)}\b", re.MULTILINE) if reads else None
         own = (set(re.findall(r"^(\w+):", text, re.MULTILINE)) for text in texts.values() if part and part.search(text))
-        return reads[0] if len(reads) == 1 and all(keys <= {"defaults", "hydra"} for keys in own) else None
+        if len(reads) != 1 or not all(keys <= {"defaults", "hydra"} for keys in own):
+            return None
+        if re.search(r"\bLoRA\(", self.text("train.py") or "") and "peft" not in texts[reads[0]]:
+            why = "train.py beside it trains adapters over frozen weights (LoRA), whose settings are in its code"
+            raise ConfigError(f"{reads[0]}: {why}; not modeled")
+        return reads[0]
 
     def text(self, name: str) -> str | None:
         """The text of that file; None where there is none, or it cannot be read."""

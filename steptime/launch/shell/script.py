@@ -145,13 +145,19 @@ def _launched(found: Script, launch: TrainingCommand, scope: Scope) -> Script:
 
 
 def variables_of(beside: Beside | None) -> dict[str, str]:
-    """Variables of the shell files added to a config (MLPerf's config_*.sh), one after the other."""
+    """Variables of the shell files added to a config (MLPerf's config_*.sh), one after the other.
+
+    Raises:
+        ConfigError: one of them sources another config that was not found.
+    """
     scope = Scope({})
     for path in beside.added if beside is not None else []:
         if path.suffix in {".sh", ".bash", ".env", ""}:
             walk = DryRun(path.name, scope, beside or Beside())
             walk.script(parse_shell(clean(read_beside(path)), path.name))
             scope = walk.scope
+            if missing := next((line for line in scope.sourced if re.search(r"config\w*\.sh", line)), ""):
+                raise ConfigError(f"{path}: {missing} was not found; put it in the same folder, or add --with FILE")
     return {key: found[0].text for key, found in scope.values.items() if found and scope.known(found[0].text)}
 
 
