@@ -99,8 +99,13 @@ class Beside:
         texts = {path: read_beside(path) for path in configs if is_readable(path)}
         reads = [path for path, text in texts.items() if f"oc.env:{name}" in text]
         part = re.compile(rf"^\s*- {re.escape(reads[0].stem)}\b", re.MULTILINE) if reads else None
-        own = (set(re.findall(r"^(\w+):", text, re.MULTILINE)) for text in texts.values() if part and part.search(text))
-        if len(reads) != 1 or not all(keys <= {"defaults", "hydra"} for keys in own):
+        around = [text for text in texts.values() if part and part.search(text)]
+        own = {key for text in around for key in re.findall(r"^(\w+):", text, re.MULTILINE)} - {"defaults", "hydra"}
+        # other whole configs that it composes; those of a section have an @ or a word before them
+        also = {name for text in around for name in re.findall(r"^\s*- (\w+)\s*(?:#.*)?$", text, re.MULTILINE)} - {
+            "_self_"
+        }
+        if len(reads) != 1 or own or also - {reads[0].stem}:
             return None
         if re.search(r"\bLoRA\(", self.text("train.py") or "") and "peft" not in texts[reads[0]]:
             why = "train.py beside it trains adapters over frozen weights (LoRA), whose settings are in its code"

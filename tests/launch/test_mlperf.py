@@ -6,7 +6,9 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
-from test_files_of_forks import asked, written
+from test_files_of_forks import GPT, asked, written
+
+from steptime.base.config import ConfigError
 
 SIZES = """\
 export MINIBS=48
@@ -137,3 +139,25 @@ def test_a_model_of_primus_is_read_from_its_file(tmp_path: Path, layers: int) ->
     model = written(tmp_path, "examples/job.yaml", PRIMUS).config["model"]
     assert (model["n_layers"], model["qk_norm"], model["norm"]) == (layers, True, "rmsnorm")
     assert (model["tie_embeddings"], model["bias"], model["glu"]) == (False, False, True)
+
+
+def test_settings_and_adapters_that_are_elsewhere(tmp_path: Path) -> None:
+    placed(tmp_path, {"conf/custom.yaml": CUSTOM})
+    sizes = f"source $(dirname ${{BASH_SOURCE[0]}})/config_attention.sh\n{SIZES}"
+    (line,) = asked(tmp_path, "config_32x8.sh", sizes)
+    assert line == (
+        "line 1 sources $(dirname ${BASH_SOURCE[0]})/config_attention.sh, which was not found; put it in the same folder, "
+        "or add --with FILE"
+    )
+    placed(tmp_path, {"config_attention.sh": "export LAYERS=4\n", "train.py": "peft = LoRA(dim=16)\n"})
+    with pytest.raises(ConfigError, match=r"train\.py beside it trains adapters over frozen weights"):
+        written(tmp_path, "config_32x8.sh", sizes)
+    (tmp_path / "train.py").unlink()
+    assert written(tmp_path, "config_32x8.sh", sizes).config["model"]["n_layers"] == 4
+
+
+def test_mindspeeds_overlap_is_not_without_cost(tmp_path: Path) -> None:
+    """CoC hides communication of tensor parallelism under its products; without tp it has nothing to hide."""
+    script = f"torchrun --nproc_per_node=8 pretrain_gpt.py --use-ascend-coc --tensor-model-parallel-size %d {GPT}\n"
+    assert [flag.name for flag in written(tmp_path, "run.sh", script % 2).of("approximated")] == ["--use-ascend-coc"]
+    assert not written(tmp_path, "run.sh", script % 1).of("approximated")

@@ -8,6 +8,7 @@ import pytest
 from test_files_of_forks import GPT, SETS, asked, written
 
 from steptime.commands.cli import main
+from steptime.launch.read import read
 from steptime.launch.reading import to_job
 
 SWIFT = "megatron sft --model Qwen/Qwen2.5-7B-Instruct --tensor_model_parallel_size 2 --max_length 1024"
@@ -126,3 +127,12 @@ def test_a_node_has_a_line_for_each_of_its_processes_in_the_list_of_pbs(
     script = f"#!/bin/bash\n#PBS -l select=2:ncpus=32:mpiprocs=4:ngpus=4\nN=$({count})\n"
     script += f"mpirun -np {processes} python pretrain_gpt.py --tensor-model-parallel-size 2 {GPT}\n"
     assert written(tmp_path, "run.sh", script).config["parallelism"]["dp"] == 4
+
+
+def test_a_program_that_is_an_argument_is_asked_for(tmp_path: Path) -> None:
+    """8 processes over tp 2 are 4 ranks; which program reads the sizes is known only with the second argument."""
+    script = f"#!/bin/bash\nFILE=$2\ntorchrun --nproc_per_node=8 $FILE --tensor-model-parallel-size 2 {GPT}\n"
+    (line,) = asked(tmp_path, "run.sh", script)
+    assert line == "line 3 launches $2: $2 has no value; pass script and arguments as one string: 'SCRIPT ARG ...'"
+    given = read("auto", f"{tmp_path / 'run.sh'} data pretrain_gpt.py", SETS)
+    assert given.config["parallelism"]["dp"] == 4

@@ -21,7 +21,7 @@ from steptime.launch.shell.grammar import parse_shell
 from steptime.launch.shell.processes import Word, size_of
 from steptime.launch.shell.scope import DEVICES_OF_JOB, NODES_OF_JOB, Scope, Value, clean
 from steptime.launch.shell.slurm import headers_of, slurm_variables
-from steptime.launch.shell.training_command import LINE, TrainingCommand, the_launch
+from steptime.launch.shell.training_command import LINE, UNKNOWN, TrainingCommand, the_launch
 
 _OFFICIAL = re.compile(
     r"^[^#\n]*tokenizer\w*=[^#\n]*#[^\n]*\boffici?al (llama[-_]?[23]?) tokenizer", re.IGNORECASE | re.MULTILINE
@@ -102,6 +102,10 @@ def _read(
     walk = DryRun(posixpath.basename(name), scope, beside or Beside())
     walk.script(parse_shell(text, name))
     launch, problems = the_launch(walk, name, (env or {}).get(LINE, ""))
+    if launch is not None and UNKNOWN.fullmatch((program := launch.command.words[launch.at]).text):
+        shown = _word(program, walk.scope)
+        why = shown.unresolved[0].told("write the program into the script")
+        problems.append(f"{name}: line {launch.command.line} launches {shown.text}: {why}")
     doubt = launch.command.doubt if launch is not None else None
     notes = (f"line {launch.command.line} is assumed to run: it depends on {doubt.why}",) if launch and doubt else ()
     notes = (*walk.told, *notes)

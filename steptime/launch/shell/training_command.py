@@ -37,6 +37,8 @@ SUBCOMMANDS = frozenset({"sft", "pt", "rlhf", "train", "run", "llm"})
 _NO_LAUNCH = frozenset({"echo", "printf", "cat", "cp", "sed", "git", "cd", "mkdir", "pip", "tee", "ls", "rm"})
 _RECIPE = re.compile(r"[\w./-]+\.py|\w+_(?:distributed|single_device|multinode)|(?:full|lora|qat|dpo|ppo)_\w+")
 """Recipes of torchtune, and custom ones."""
+UNKNOWN = re.compile("\ue000[^\ue001]*\ue001")
+"""A word without a value (Scope.mark)."""
 LINE = "LAUNCH_LINE"
 """Variable of the environment that chooses one of a script's launch commands."""
 
@@ -135,6 +137,8 @@ def launch_of(command: Command) -> TrainingCommand | None:
             return TrainingCommand(command, i + 1, launchers)
         elif word.endswith(".py") and not word.startswith("-") and (python or launchers):
             return TrainingCommand(command, i, launchers)
+        elif python and UNKNOWN.fullmatch(text) and "--num-layers" in words[i:] and not words[i - 1].startswith("-"):
+            return TrainingCommand(command, i, launchers)  # a program in a variable without a value, and its sizes
     return None
 
 
