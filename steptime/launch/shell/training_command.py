@@ -137,7 +137,9 @@ def launch_of(command: Command) -> TrainingCommand | None:
             return TrainingCommand(command, i + 1, launchers)
         elif word.endswith(".py") and not word.startswith("-") and (python or launchers):
             return TrainingCommand(command, i, launchers)
-        elif python and UNKNOWN.fullmatch(text) and "--num-layers" in words[i:] and not words[i - 1].startswith("-"):
+        elif (
+            python and UNKNOWN.fullmatch(text) and "--num-layers" in words[i:] and not re.match("-[^=]*$", words[i - 1])
+        ):
             return TrainingCommand(command, i, launchers)  # a program in a variable without a value, and its sizes
     return None
 
