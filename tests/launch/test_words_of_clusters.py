@@ -136,3 +136,31 @@ def test_a_program_that_is_an_argument_is_asked_for(tmp_path: Path) -> None:
     assert line == "line 3 launches $2: $2 has no value; pass script and arguments as one string: 'SCRIPT ARG ...'"
     given = read("auto", f"{tmp_path / 'run.sh'} data pretrain_gpt.py", SETS)
     assert given.config["parallelism"]["dp"] == 4
+
+
+OUTPUT = """\
+    #!/bin/bash
+    tensor() {
+        local size=$1
+        case "$size" in
+            7b) echo 2 ;;
+            70b) echo 4 ;;
+            *) echo "unknown size $size" >&2; exit 1 ;;
+        esac
+    }
+    nodes() { scontrol show hostnames | wc -l; }
+    TP=$(tensor %s)
+    torchrun --nproc_per_node=8 pretrain_gpt.py --tensor-model-parallel-size $TP %s
+"""
+
+
+@pytest.mark.parametrize(("size", "ranks"), [("7b", 4), ("70b", 2)])
+def test_what_a_function_prints(tmp_path: Path, size: str, ranks: int) -> None:
+    """8 devices over tp 2 or 4."""
+    assert written(tmp_path, "run.sh", OUTPUT % (size, GPT)).config["parallelism"]["dp"] == ranks
+
+
+def test_a_function_that_fails_or_runs_a_command_prints_nothing_known(tmp_path: Path) -> None:
+    assert "$(tensor 3b) in line 11 is a command" in asked(tmp_path, "run.sh", OUTPUT % ("3b", GPT))[0]
+    counted = OUTPUT.replace("$(tensor %s)", "$(nodes)") % GPT
+    assert "$(nodes) in line 11 is a command" in asked(tmp_path, "run.sh", counted)[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import NamedTuple
 
 from steptime.launch.shell.arithmetic import arithmetic
@@ -88,6 +89,8 @@ class Scope:
         self.positional: list[Value] | None = None
         """The words after the script's name; None: none were given, and it is unknown whether there are any."""
         self.reasons: list[Reason] = []
+        self.prints: Callable[[list[Value]], str | None] = lambda _: None
+        """What a function of the script prints with these words, its name first; None where that is not known."""
         self.sourced: list[str] = []
         """Files that the script sources and that are not read."""
 
@@ -96,7 +99,7 @@ class Scope:
         other = Scope({})
         other.values, other.arrays = dict(self.values), set(self.arrays)
         other.positional, other.reasons, other.sourced = self.positional, self.reasons, self.sourced
-        other.outside, other.read = self.outside, self.read
+        other.outside, other.read, other.prints = self.outside, self.read, self.prints
         return other
 
     def mark(self, shown: str, cause: Unknown, *, unset: bool = False) -> str:

@@ -6,7 +6,8 @@ import posixpath
 import re
 from typing import NamedTuple
 
-from steptime.launch.shell.dry_run import Command, DryRun
+from steptime.launch.shell.commands import Command
+from steptime.launch.shell.dry_run import DryRun
 from steptime.launch.shell.processes import LAUNCHERS
 
 _OTHER_WORK = re.compile(
