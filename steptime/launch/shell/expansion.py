@@ -231,7 +231,7 @@ class Expander:
                 return here[2] if here[1][0] in "'\"" else self.text(quoted(here[2]), line)
             if _HERE_FOLDER.fullmatch(inner.strip()):
                 return self._variable("PWD", line)[0].text
-            alone = words and self.depth < _DEEPEST and not re.search(r"[|;&<>\n]", inner)
+            alone = words and self.depth < _DEEPEST and not re.search(r"[|;&<>(`\n]", inner)
             given = [value for word in _WORDS.findall(inner) for value in self.fields(word, line)] if alone else []
             if (output := self.scope.prints(given)) is not None:
                 return output
