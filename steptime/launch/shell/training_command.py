@@ -138,11 +138,15 @@ def launch_of(command: Command) -> TrainingCommand | None:
             return TrainingCommand(command, i + 1, launchers)
         elif word.endswith(".py") and not word.startswith("-") and (python or launchers):
             return TrainingCommand(command, i, launchers)
-        elif (
-            python and UNKNOWN.fullmatch(text) and "--num-layers" in words[i:] and not re.match("-[^=]*$", words[i - 1])
-        ):
+        elif python and UNKNOWN.fullmatch(text) and after.startswith("--") and _sizes_alone(words, i):
             return TrainingCommand(command, i, launchers)  # a program in a variable without a value, and its sizes
     return None
+
+
+def _sizes_alone(words: list[str], at: int) -> bool:
+    """Whether the word at that place is followed by a model's sizes, and neither an option's value nor before a program."""
+    later = any(word.endswith(".py") for word in words[at:])
+    return "--num-layers" in words[at:] and not later and not re.match("-[^=]*$", words[at - 1])
 
 
 def _of_tune(command: Command, start: int, launchers: list[str]) -> TrainingCommand | None:
