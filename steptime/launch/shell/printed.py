@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
-from steptime.launch.shell.commands import ExitError
-from steptime.launch.shell.scope import Value
-
-if TYPE_CHECKING:
-    from steptime.launch.shell.dry_run import DryRun
+from steptime.launch.shell import grammar
+from steptime.launch.shell.commands import Command, ExitError
+from steptime.launch.shell.scope import Scope, Unknown, Value
 
 
-def printed(walk: DryRun, words: list[Value]) -> str | None:
+class _Interpreter(Protocol):
+    """What is needed of the dry run of a script."""
+
+    commands: list[Command]
+    functions: dict[str, grammar.Function]
+    scope: Scope
+    doubt: Unknown | None
+
+    def deeper(self, positional: list[Value] | None) -> AbstractContextManager[Any]:
+        """One level down, with its own positional arguments."""
+        ...
+
+    def block(self, nodes: list[grammar.Statement]) -> object:
+        """Interpret commands one after another."""
+        ...
+
+
+def printed(walk: _Interpreter, words: list[Value]) -> str | None:
     """The output of a function with these words, in a copy of the variables as in a subshell; None where it is not known."""
     name = words[0].text if words else ""
     if name not in walk.functions or walk.doubt is not None:
