@@ -89,14 +89,28 @@ class Beside:
     def config_of_nodes(self, name: str) -> Path | None:
         """The one config in the folder's conf/ that reads the number of nodes from variable `name` (MLPerf's of NeMo).
 
-        None where there is none, or several, or it is a part of another one (hydra's defaults).
+        None where there is none, or several, or it is a part of another one that adds to it (hydra's defaults).
+
+        Raises:
+            ConfigError: the program beside it trains adapters, of which the config says nothing.
         """
-        configs = sorted((self.folder / "conf").glob("*.yaml")) if self.folder is not None else []
+        folder = self.folder or Path()
+        configs = sorted((*folder.glob("conf/*.yaml"), *folder.glob("src/conf/*.yaml"))) if self.folder else []
         texts = {path: read_beside(path) for path in configs if is_readable(path)}
         reads = [path for path, text in texts.items() if f"oc.env:{name}" in text]
         part = re.compile(rf"^\s*- {re.escape(reads[0].stem)}\b", re.MULTILINE) if reads else None
-        whole = part is not None and not any(part.search(text) for text in texts.values())
-        return reads[0] if len(reads) == 1 and whole else None
+        around = [text for text in texts.values() if part and part.search(text)]
+        own = {key for text in around for key in re.findall(r"^(\w+):", text, re.MULTILINE)} - {"defaults", "hydra"}
+        # other whole configs that it composes; those of a section have an @ or a word before them
+        also = {name for text in around for name in re.findall(r"^\s*- (\w+)\s*(?:#.*)?$", text, re.MULTILINE)} - {
+            "_self_"
+        }
+        if len(reads) != 1 or own or also - {reads[0].stem}:
+            return None
+        if re.search(r"\bLoRA\(", self.text("train.py") or "") and "peft" not in texts[reads[0]]:
+            why = "train.py beside it trains adapters over frozen weights (LoRA), whose settings are in its code"
+            raise ConfigError(f"{reads[0]}: {why}; not modeled")
+        return reads[0]
 
     def text(self, name: str) -> str | None:
         """The text of that file; None where there is none, or it cannot be read."""

@@ -30,6 +30,7 @@ from steptime.launch.config_values import (
     note_call,
     operated,
     parsed,
+    whole_call,
 )
 
 CLASS = "_class_"
@@ -242,7 +243,7 @@ class _FunctionReader:
         if isinstance(node, ast.Attribute) and (known := attribute(node, names)) is not None:
             return known[0]
         if isinstance(node, ast.Call):
-            return self.config(node, names, depth)
+            return self.config(whole_call(node), names, depth)
         return self.worked_out(node, names, depth)
 
     def worked_out(self, node: ast.expr, names: Tree, depth: int) -> Any:
@@ -287,11 +288,8 @@ class _FunctionReader:
             return {CLASS: called, "_args_": list(owner.get("_args_", [])), **keywords}
         if called in {"getattr", "hasattr", "isinstance"} and len(args) >= 2:
             return looked_up(called, node, args)
-        if (
-            (last := called.rpartition(".")[2]) in {"replace", "deepcopy"}
-            and len(args) == 1
-            and isinstance(args[0], dict)
-        ):
+        copies = (last := called.rpartition(".")[2]) in {"replace", "deepcopy"}
+        if copies and len(args) == 1 and isinstance(args[0], dict):
             return deepcopy(args[0]) | keywords
         if self.bases and re.search(self.bases, called):
             return {CLASS: called, **said}

@@ -75,6 +75,15 @@ def dotted(node: ast.expr) -> list[str]:
     return []
 
 
+def whole_call(node: ast.Call) -> ast.Call:
+    """A call of `partial(f, a=1)(b=2)` as that of f(a=1, b=2); any other one as it is."""
+    inner = node.func
+    if not isinstance(inner, ast.Call) or dotted(inner.func)[-1:] != ["partial"] or not inner.args:
+        return node
+    args, keywords = [*inner.args[1:], *node.args], [*inner.keywords, *node.keywords]
+    return ast.copy_location(ast.Call(func=inner.args[0], args=args, keywords=keywords), node)
+
+
 def attribute(node: ast.Attribute, names: dict[str, Any]) -> tuple[Any] | None:
     """The value of `a.b.c` among nested configs; None where it is not known."""
     first, *path = dotted(node) or [""]

@@ -57,7 +57,7 @@ class Figures:
         """Width of the MLP, of each half of a gated one; 0 where it is not given."""
         raw, hidden = self.keys.table.raw, size_of(model.get("hidden_sz"), 0)
         apart = raw.get("gated_apart") or {}
-        if apart and self.keys.get(apart["key"]) == apart["word"]:  # a module of its own, with a rule of its own
+        if apart and self.keys.get(apart["key"]) in apart["words"]:  # a module of its own, with a rule of its own
             up, down = apart["of_hidden"]
             multiple = apart["multiple"]
             return self.whole("@mlp") or -(-(hidden * up // down) // multiple) * multiple

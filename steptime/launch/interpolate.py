@@ -83,13 +83,15 @@ def _resolved(name: str, parts: list[str], tree: dict[str, Any], env: Mapping[st
     if name == "oc.select":
         found = _at(parts[0].split("."), tree)
         return scalar(parts[1]) if found is _NONE and len(parts) > 1 else found
-    values = [scalar(part) for part in parts]
+    values = [scalar(part.strip("'\"")) for part in parts]
     if name == "if" and len(values) == 3:
         return values[1] if values[0] else values[2]
     if name == "not" and len(values) == 1:
         return not values[0]
     if name in {"or", "and"}:
         return (any if name == "or" else all)(values)
+    if name in {"eq", "neq"} and len(values) == 2:  # of words too, as oc.env gives them
+        return (str(values[0]) == str(values[1])) == (name == "eq")
     if name not in _NUMBERS or len(values) != 2 or not all(isinstance(value, int | float) for value in values):
         return _NONE
     try:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 from steptime.base.config import ConfigError, show
 from steptime.base.document import parse_mapping
+from steptime.launch.beside import Beside
 from steptime.launch.keys import flatten, load_table
 from steptime.launch.megatron.sources import from_arguments
 from steptime.launch.named_models import preset_of
@@ -14,9 +16,9 @@ from steptime.launch.reading import Env, Reading, Sets
 from steptime.launch.torchtitan.job_config import read_torchtitan
 
 
-def read_primus(path: str, text: str, env: Env, sets: Sets) -> Reading:
-    """The framework's settings under modules.pre_trainer.overrides, and a model by the name of its file."""
-    tree = parse_mapping(re.sub(r"\$\{(\w+):([^}]*)\}", lambda found: (env or {}).get(found[1], found[2]), text), path)
+def read_primus(path: str, text: str, env: Env, sets: Sets, beside: Beside | None = None) -> Reading:
+    """The framework's settings under modules.pre_trainer.overrides, and its model's file, or the model of that name."""
+    tree = parse_mapping(_filled(text, env), path)
     modules = tree.get("modules")
     trainer = modules.get("pre_trainer") if isinstance(modules, dict) else None
     if not isinstance(trainer, dict):
@@ -29,7 +31,8 @@ def read_primus(path: str, text: str, env: Env, sets: Sets) -> Reading:
         raise ConfigError(
             f"{path}: modules.pre_trainer.framework {framework}: only megatron's and torchtitan's are read"
         )
-    preset = preset_of(str(trainer.get("model", "")).removesuffix(".yaml"))
+    name = str(trainer.get("model", "")).removesuffix(".yaml")
+    preset = preset_of(name)
     if framework == "torchtitan":
         tree = {
             key: section for key, section in overrides.items() if isinstance(section, dict) and key != "primus_turbo"
@@ -44,6 +47,29 @@ def read_primus(path: str, text: str, env: Env, sets: Sets) -> Reading:
             for section, said in tree.items()
         ]  # as TOML, whose scalars and lists are JSON's
         return read_torchtitan(path, "".join(lines), env, ({"model": preset} if preset else {}) | dict(sets or {}))
-    said = {key: str(value) for key, value in flatten(overrides).items() if value is not None}
-    model = {"model": preset} if preset and "num_layers" not in said else {}
+    both = _model_file(f"{name}.yaml", env, beside) | overrides
+    said = {key: str(value) for key, value in flatten(both).items() if value is not None}
+    own = load_table("primus").raw["own_models"]
+    with_own = {"preset": preset} | own["with"] if re.search(own["names"], name) else preset
+    model = {"model": with_own} if preset and "num_layers" not in said else {}
     return from_arguments(said, path, sets=model | dict(sets or {}), table="primus")
+
+
+def _filled(text: str, env: Env) -> str:
+    """The text with ${NAME:default} replaced by the variable or the default."""
+    return re.sub(r"\$\{(\w+):([^}]*)\}", lambda found: (env or {}).get(found[1], found[2]), text)
+
+
+def _model_file(name: str, env: Env, beside: Beside | None, deep: int = 0) -> dict[str, Any]:
+    """The arguments in a model's file and in those that it extends, where they are in the repository of the job.
+
+    The last one, language_model.yaml, has the defaults, which are in the table.
+    """
+    text = beside.text(f"primus/configs/models/megatron/{name}") if beside is not None else None
+    if text is None or name == "language_model.yaml" or deep > 8:
+        return {}
+    found = parse_mapping(_filled(text, env), name)
+    below: dict[str, Any] = {}
+    for base in found.pop("extends", None) or []:
+        below |= _model_file(str(base), env, beside, deep + 1)
+    return below | found

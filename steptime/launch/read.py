@@ -43,10 +43,10 @@ MAX_BYTES = 8_000_000
 """Bytes read of a longer file, which can only be a log, from where its arguments begin."""
 _DUMP = re.compile(rb"-{8,} arguments -{8,}|" + PRINTED.pattern)
 """Marks of the beginning of a log's config: Megatron-LM's, torchtitan's, NeMo's and Megatron-Bridge's."""
-_NODES = "DGXNNODES"
-"""The number of nodes of MLPerf's jobs."""
+_NODES = "DGXNNODES"  # of MLPerf's jobs
+_SUBMITTED = "export SLURM_NNODES=$DGXNNODES SLURM_JOB_NUM_NODES=$DGXNNODES SLURM_NTASKS_PER_NODE=$DGXNGPU"
+"""What sbatch -N $DGXNNODES --ntasks-per-node=$DGXNGPU sets for MLPerf's run_and_time.sh."""
 _STARTS = r"\b(?:srun|mpirun|torchrun|python3?|deepspeed)\s"
-_LONGEST_PLAN = 100_000
 _MARKS = {
     "megatron": r"\bmegatron (?:sft|pt|rlhf)\b|DGXNNODES=|-{8,} arguments -{8,}|"
     r"--(?:num-layers|hidden-size|micro-batch-size|tensor-model-parallel-size)\b|"
@@ -60,7 +60,8 @@ _MARKS = {
         r"^ConfigContainer:|\[NeMo [IW] |^exp_manager:|^\s+pretrained_checkpoint:|-> ConfigContainer\b|-> run\.Partial\b|"
         r"^from megatron\.bridge\.recipes|^(?:import|from) nemo_run\b|^\s*nemo llm pretrain\b|\A(?=[\s\S]*^train:)"
         r"(?=[\s\S]*\b(?:train_iters|(?:global|micro)_batch_size):)[\s\S]*^(?:checkpoint|scheduler|logger|ddp):|"
-        r"^[^#\n]*(?:\blauncher_scripts/main|\bmegatron_gpt_(?:pretraining|finetuning|sft|peft_tuning))\.py\b"
+        r"^[^#\n]*(?:\blauncher_scripts/main|\brun_recipe|\bmegatron_gpt_(?:pretraining|finetuning|sft|peft_tuning))\.py\b|"
+        r"^encoder_seq_length:"
     ),
     "deepspeed": r"--deepspeed(?:[-_]config)?\b|\"(?:zero_optimization|train_batch_size|train_micro_batch_size_per_gpu)\"\s*:",
 }
@@ -77,8 +78,8 @@ def read(kind: str, path: str, sets: Sets = None, added: Iterable[str] = ()) -> 
     Raises:
         ConfigError: the kind is unknown, the file cannot be read, or it is no launch file of that framework.
     """
-    if kind not in {*KINDS, *TABLES, "auto"}:
-        raise ConfigError(f"--from {kind}: unknown kind{near(kind, [*KINDS, *TABLES, 'auto'])}")
+    if kind not in (known := [*KINDS, *TABLES, "auto"]):
+        raise ConfigError(f"--from {kind}: unknown kind{near(kind, known)}")
     path, words = named(path)
     file = split_path(path)[0]
     text = command_in(file, read_text(file))
@@ -116,9 +117,12 @@ def read_as(
         if kind in {*TABLES, "deepspeed-script"}:
             table: Reading = import_module("steptime.launch.trainers").read_trainer(kind, path, text, env, sets, beside)
             return table
-        if kind == "megatron" and beside is not None and (config := _sized_by(text, beside)):
-            added = Beside(beside.folder, [path, *map(str, beside.added)])
-            return read_as("nemo", str(config), read_text(str(config)), env, sets, added)
+        if kind == "megatron" and beside is not None and _only_sizes(text):
+            if config := beside.config_of_nodes(_NODES):
+                added = Beside(beside.folder, [path, *map(str, beside.added)])
+                return read_as("nemo", str(config), read_text(str(config)), env, sets, added)
+            if "--config-name" in (started := beside.text("run_and_time.sh") or ""):
+                return read_as("nemo", path, f"{text}\n{_SUBMITTED}\n{started}", env, sets, beside)
         module, function = KINDS[kind]
         found: Reading = getattr(import_module(module), function)(path, text, env, sets, beside)
     except ConfigError as error:
@@ -130,11 +134,9 @@ def read_as(
     return found
 
 
-def _sized_by(text: str, beside: Beside) -> Path | None:
-    """The config beside a file that only sets variables of a job (MLPerf's config_*.sh), where one config reads them."""
-    if not re.search(rf"^\s*(?:export\s+)?{_NODES}=", text, re.MULTILINE) or re.search(_STARTS, text):
-        return None
-    return beside.config_of_nodes(_NODES)
+def _only_sizes(text: str) -> bool:
+    """Whether a file only sets variables of a job (MLPerf's config_*.sh), which a config or a script beside it reads."""
+    return bool(re.search(rf"^\s*(?:export\s+)?{_NODES}=", text, re.MULTILINE)) and not re.search(_STARTS, text)
 
 
 def is_plan(text: str) -> bool:
@@ -143,7 +145,7 @@ def is_plan(text: str) -> bool:
     >>> is_plan("{model: llama3-8b, devices: 8, data: {gbs: 8}}"), is_plan("{model: {}, trainer: {}}")
     (True, False)
     """
-    if len(text) > _LONGEST_PLAN or not re.search(r"\b(?:parallelism|hardware|devices)\b", text):
+    if len(text) > 100_000 or not re.search(r"\b(?:parallelism|hardware|devices)\b", text):
         return False
     try:
         found = parse(text, "")
@@ -222,8 +224,7 @@ def _runs_swift(path: str, text: str, beside: Beside | None) -> bool:
 
 def _is_shell(path: str, text: str) -> bool:
     """Whether a file is a shell script, by its name or its first line."""
-    named_so = path.endswith((".sh", ".slurm", ".sbatch"))
-    return named_so or bool(re.match(r"#!.*\b(?:ba|z)?sh\b|#SBATCH", text))
+    return path.endswith((".sh", ".slurm", ".sbatch")) or bool(re.match(r"#!.*\b(?:ba|z)?sh\b|#SBATCH", text))
 
 
 def _names_its_config(text: str, beside: Beside) -> bool:
@@ -256,10 +257,8 @@ def named(path: str) -> tuple[str, list[str]]:
     >>> named("run.sh")
     ('run.sh', [])
     """
-    if path == "-" or os.path.lexists(path):
-        return path, []
     try:
-        first, *words = shlex.split(path)
+        first, *words = [path] if path == "-" or os.path.lexists(path) else shlex.split(path)
     except ValueError:
         return path, []
     return (first, words) if os.path.lexists(first) else (path, [])

@@ -50,7 +50,7 @@ def read_trainer(
     """
     table = load_table(kind.replace("-", "_"))
     if kind == "primus":
-        return read_primus(path, text, env, sets)
+        return read_primus(path, text, env, sets, beside)
     found = said_in(path, text, table, dict(env or {}), beside)
     given = renamed_beside(read_keys(plainly(found.keys, table), table), table, found.code)
     own = own_defaults(found, table, beside)

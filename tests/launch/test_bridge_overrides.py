@@ -76,3 +76,49 @@ def test_a_templates_placeholders_are_asked_for_by_the_plans_keys(tmp_path: Path
     assert all(line.endswith("add --set model.vocab_sz=N") for line in lines)
     told = {"devices": 8, "model.vocab_sz": 1000}
     assert written(tmp_path, "template.yaml", text, **told).config["model"]["vocab_sz"] == 1000
+
+
+RECIPES = """\
+from megatron.bridge import AutoBridge
+from megatron.bridge.training.config import ConfigContainer
+
+def own_sft_config() -> ConfigContainer:
+    cfg = ConfigContainer(
+        train=TrainingConfig(global_batch_size=32, micro_batch_size=1),
+        optimizer=OptimizerConfig(optimizer="adam", use_distributed_optimizer=True),
+        ddp=DistributedDataParallelConfig(grad_reduce_in_fp32=False, use_distributed_optimizer=True),
+        mixed_precision="bf16_mixed",
+    )
+    cfg.model = AutoBridge.from_hf_pretrained("Qwen/Qwen3-0.6B").to_megatron_provider(load_weights=False)
+    cfg.model.context_parallel_size = 4
+    cfg.model.seq_length = 4096
+    cfg.dataset = Packed(seq_length=4096)
+    return cfg
+"""
+STARTED = """\
+#!/bin/bash
+NAME=own_sft
+python -m torch.distributed.run --nproc_per_node=8 scripts/training/run_recipe.py --recipe ${NAME}_config \\
+    train.global_batch_size=16 model.context_parallel_size=2
+"""
+
+
+def test_a_script_that_starts_a_recipe_of_its_checkout(tmp_path: Path) -> None:
+    """8 devices over cp 2 are 4 ranks. mixed_precision.py, bf16_mixed: grad_reduce_in_fp32 is put over that of ddp."""
+    written(tmp_path, "src/megatron/bridge/recipes/own/own.py", RECIPES)
+    plan = written(tmp_path, "examples/long/run.sh", STARTED).config
+    assert plan["model"] == "qwen3-0.6b"
+    assert (plan["parallelism"]["dp"], plan["parallelism"]["cp"], plan["parallelism"]["zero_level"]) == (4, 2, 1)
+    assert plan["data"] == {"gbs": 16, "microbatch_sz": 1, "seqlen": 4096}
+    assert plan["performance"]["main_grad_dtype"] == "fp32"
+
+
+def test_a_recipe_by_name_and_one_that_is_not_there(tmp_path: Path) -> None:
+    """llama3_8b_pretrain_config: cp 2; 8 devices are 4 ranks."""
+    named = STARTED.replace("own_sft", "llama3_8b_pretrain").replace(" model.context_parallel_size=2", "")
+    plan = written(tmp_path, "run.sh", named).config
+    assert (plan["model"], plan["parallelism"]["dp"], plan["data"]["gbs"]) == ("llama3-8b", 4, 16)
+    (line,) = asked(tmp_path, "run.sh", STARTED)
+    assert line == "line 3: recipe own_sft_config was not found; give the log that prints the job's config"
+    (line,) = asked(tmp_path, "run.sh", named.strip() + " --peft_scheme lora\n")
+    assert line.startswith("line 3: --peft_scheme of run_recipe.py is not read;")

@@ -58,3 +58,33 @@ def test_the_llama_mlp_of_older_releases(tmp_path: Path, words: str, width: int)
     assert (model["glu"], model["inter_sz"]) == (True, width)
     later = written(tmp_path, "job.yml", JOB % '"activation": "swiglu"').config["model"]
     assert (later["glu"], later["inter_sz"]) == (True, 341)
+
+
+def test_the_mlp_of_stable_lm(tmp_path: Path) -> None:
+    """8/3 of 1,536 is 4,096, a multiple of 256; 2 devices a rank of tp: 4 ranks of 1 x 8 sequences."""
+    job = """\
+        "pipe-parallel-size": 0
+        "model-parallel-size": 2
+        "num-layers": 4
+        "hidden-size": 1536
+        "num-attention-heads": 16
+        "num_kv_heads": 4
+        "attention_head_type": groupedquery
+        "qk_norm": true
+        "seq-length": 1024
+        "mlp_type": gated
+        "activation": silu
+        "no-weight-tying": true
+        "full_precision_lm_cross_entropy": true
+        "reset_attention_mask": true
+        "train_micro_batch_size_per_gpu": 1
+        "gradient_accumulation_steps": 8
+        "bf16": {"enabled": true}
+        "tokenizer-type": TiktokenTokenizer
+        "vocab-file": arcade100k.tiktoken
+    """
+    reading = written(tmp_path, "job.yml", job, devices=8)
+    model = reading.config["model"]
+    assert (model["inter_sz"], model["n_kv_heads"], model["qk_norm"], model["vocab_sz"]) == (4096, 4, True, 100352)
+    assert reading.config["data"]["gbs"] == 32
+    assert not reading.of("unmodeled")

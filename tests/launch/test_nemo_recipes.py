@@ -60,3 +60,60 @@ def test_what_is_not_known_of_a_recipe_is_told(tmp_path: Path, old: str, new: st
     (line,) = asked(tmp_path, "own.py", PROGRAM.replace(old, new))
     assert line.startswith(told)
     assert line.endswith("give the log that prints the job's config")
+
+
+MAIN = """\
+    import argparse
+    from functools import partial
+    import nemo_run as run
+    from nemo.collections import llm
+
+    def small():
+        return run.Config(llm.Llama3Config8B, seq_length=1024, num_layers=4, hidden_size=512, num_attention_heads=8)
+
+    def executor(nodes: int):
+        with open("env.json") as file:
+            variables = file.read()
+        return run.SlurmExecutor(nodes=nodes, env_vars=variables)
+
+    def parser():
+        own = argparse.ArgumentParser()
+        own.add_argument("--nodes", type=int, default=3)
+        own.add_argument("--micro-batch", type=int, default=2)
+        own.add_argument("--batch", type=int, default=None)
+        return own
+
+    if __name__ == "__main__":
+        args = parser().parse_args()
+        if args.batch is None:
+            batch = args.nodes * 8 * args.micro_batch
+        else:
+            batch = args.batch
+        if batch % 8:
+            raise ValueError(batch)
+        recipe = partial(llm.llama3_8b.pretrain_recipe, num_nodes=args.nodes)(name="own", dir="/tmp")
+        recipe.trainer.strategy.context_parallel_size = 1
+        recipe.model = run.Config(llm.LlamaModel, small())
+        recipe.data = run.Config(llm.OwnData, seq_length=1024, micro_batch_size=args.micro_batch, global_batch_size=batch,
+            tokenizer=run.Config(own_tokenizer, library="megatron", model_name="GPT2BPETokenizer"))
+        place = executor(args.nodes)
+        with run.Experiment("own") as experiment:
+            experiment.add(recipe, executor=place)
+"""
+
+
+def test_a_recipe_that_the_main_part_of_a_program_keeps(tmp_path: Path) -> None:
+    """3 nodes of the recipe's 8 devices, tp 1 and cp 1: 24 ranks of 2 sequences, 48; the vocabulary is the data's tokenizer's."""
+    reading = written(tmp_path, "run.py", MAIN)
+    plan = reading.config
+    assert (plan["model"]["n_layers"], plan["model"]["n_kv_heads"], plan["model"]["vocab_sz"]) == (4, 8, 50257)
+    assert (plan["parallelism"]["dp"], plan["parallelism"].get("cp", 1)) == (24, 1)
+    assert plan["data"] == {"gbs": 48, "microbatch_sz": 2, "seqlen": 1024}
+    assert plan["notes"] == ["arguments of the program that are not given have its defaults"]
+
+
+def test_a_tokenizer_that_is_not_known_and_a_recipe_for_fine_tuning(tmp_path: Path) -> None:
+    (line,) = asked(tmp_path, "run.py", MAIN.replace("GPT2BPETokenizer", "own"))
+    assert line == "vocabulary size unknown (tokenizer own); add --set model.vocab_sz=N"
+    (line,) = asked(tmp_path, "run.py", MAIN.replace("pretrain_recipe", "finetune_recipe"))
+    assert line == "a fine-tuning recipe of NeMo is not known; give the log that prints the job's config"

@@ -56,3 +56,14 @@ def test_all_that_a_program_lacks_is_asked_for_at_once(tmp_path: Path) -> None:
     filled = "DEVICES=4\n" + script.strip().replace("$GBS", "32") + " trainer.num_nodes=1\n"
     plan = written(tmp_path, "run.sh", filled).config
     assert (plan["parallelism"]["tp"], plan["parallelism"]["dp"], plan["data"]["gbs"]) == (4, 1, 32)
+
+
+def test_fp8_of_a_model_in_fp32_and_a_model_alone(tmp_path: Path) -> None:
+    """The products would be in fp8, but weights and activations in fp32, which no precision of a plan says."""
+    job = CONFIG.replace("precision: bf16", "precision: 32").replace(
+        "  mcore_gpt", "  transformer_engine: true\n  fp8: true\n  mcore_gpt"
+    )
+    (line,) = asked(tmp_path, "job.yaml", job)
+    assert line.startswith("model.fp8 true: products in fp8 of a model in precision 32; not modeled")
+    (line,) = asked(tmp_path, "model_config.yaml", "encoder_seq_length: 2048\nnum_layers: 4\nhidden_size: 512\n")
+    assert line.endswith("without the trainer, precision and optimizer of a job; give the config that trains it")

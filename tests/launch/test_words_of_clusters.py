@@ -8,6 +8,7 @@ import pytest
 from test_files_of_forks import GPT, SETS, asked, written
 
 from steptime.commands.cli import main
+from steptime.launch.read import read
 from steptime.launch.reading import to_job
 
 SWIFT = "megatron sft --model Qwen/Qwen2.5-7B-Instruct --tensor_model_parallel_size 2 --max_length 1024"
@@ -109,3 +110,57 @@ def test_processes_of_aprun(tmp_path: Path) -> None:
     """8 processes, 4 on each node, over tp 2."""
     script = f"aprun -n 8 -N 4 --cc depth ./rank.sh python3 pretrain_gpt.py --tensor-model-parallel-size 2 {GPT}\n"
     assert written(tmp_path, "run.sh", script).config["parallelism"]["dp"] == 4
+
+
+@pytest.mark.parametrize(
+    ("count", "processes"),
+    [
+        ("wc -l < ${PBS_NODEFILE}", "$N"),
+        ("sort -u $PBS_NODEFILE | wc -l", "$((N * 4))"),
+        ("uniq $PBS_NODEFILE | wc -l", "$((N * 4))"),
+    ],
+)
+def test_a_node_has_a_line_for_each_of_its_processes_in_the_list_of_pbs(
+    tmp_path: Path, count: str, processes: str
+) -> None:
+    """select=2 with mpiprocs=4 has 8 lines of 2 different ones: 8 devices over tp 2."""
+    script = f"#!/bin/bash\n#PBS -l select=2:ncpus=32:mpiprocs=4:ngpus=4\nN=$({count})\n"
+    script += f"mpirun -np {processes} python pretrain_gpt.py --tensor-model-parallel-size 2 {GPT}\n"
+    assert written(tmp_path, "run.sh", script).config["parallelism"]["dp"] == 4
+
+
+def test_a_program_that_is_an_argument_is_asked_for(tmp_path: Path) -> None:
+    """8 processes over tp 2 are 4 ranks; which program reads the sizes is known only with the second argument."""
+    script = f"#!/bin/bash\nFILE=$2\ntorchrun --nproc_per_node=8 $FILE --tensor-model-parallel-size 2 {GPT}\n"
+    (line,) = asked(tmp_path, "run.sh", script)
+    assert line == "line 3 launches $2: $2 has no value; pass script and arguments as one string: 'SCRIPT ARG ...'"
+    given = read("auto", f"{tmp_path / 'run.sh'} data pretrain_gpt.py", SETS)
+    assert given.config["parallelism"]["dp"] == 4
+
+
+OUTPUT = """\
+    #!/bin/bash
+    tensor() {
+        local size=$1
+        case "$size" in
+            7b) echo 2 ;;
+            70b) echo 4 ;;
+            *) echo "unknown size $size" >&2; exit 1 ;;
+        esac
+    }
+    nodes() { scontrol show hostnames | wc -l; }
+    TP=$(tensor %s)
+    torchrun --nproc_per_node=8 pretrain_gpt.py --tensor-model-parallel-size $TP %s
+"""
+
+
+@pytest.mark.parametrize(("size", "ranks"), [("7b", 4), ("70b", 2)])
+def test_what_a_function_prints(tmp_path: Path, size: str, ranks: int) -> None:
+    """8 devices over tp 2 or 4."""
+    assert written(tmp_path, "run.sh", OUTPUT % (size, GPT)).config["parallelism"]["dp"] == ranks
+
+
+def test_a_function_that_fails_or_runs_a_command_prints_nothing_known(tmp_path: Path) -> None:
+    assert "$(tensor 3b) in line 11 is a command" in asked(tmp_path, "run.sh", OUTPUT % ("3b", GPT))[0]
+    counted = OUTPUT.replace("$(tensor %s)", "$(nodes)") % GPT
+    assert "$(nodes) in line 11 is a command" in asked(tmp_path, "run.sh", counted)[0]

@@ -149,7 +149,7 @@ def _states(keys: JobKeys) -> dict[str, Any]:
         section["optimizer"] = optimizer
         if "muon" in optimizer:
             section["muon_tp_mode"] = str(keys.get("muon_tp_mode"))
-    elif str(keys.get("optimizer")) not in {"adam", "adamw"}:
+    elif str(keys.get("optimizer")) not in {"adam", "adamw", "fusedadamw"}:
         keys.leave_out("optimizer", "an optimizer other than Adam: counted with Adam's two moments")
     if not keys.on("use_precision_aware_optimizer") or keys.on("optimizer_cpu_offload"):
         return section | ({"master_dtype": "remainder"} if keys.on("reuse_fp32_param") else {})

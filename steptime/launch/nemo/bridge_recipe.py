@@ -14,19 +14,23 @@ from typing import Any
 
 from steptime.base.config import ConfigError
 from steptime.base.document import parse_mapping, read_source
+from steptime.job.edit import put
 from steptime.launch.beside import Beside, is_readable, read_beside
 from steptime.launch.config_functions import CALLED, CLASS, read_function
 from steptime.launch.config_values import Computed
-from steptime.launch.devices import told
+from steptime.launch.devices import stated, told
 from steptime.launch.keys import FOLDER, flatten, load_table, rule_of, spelled
 from steptime.launch.megatron.config_objects import object_keys
 from steptime.launch.megatron.translation import plan_of
 from steptime.launch.named_models import preset_of
+from steptime.launch.nemo.nemo_programs import FUNCTION, as_function, put_vocabulary
 from steptime.launch.nemo.nemo_recipes import BASE, base_function, over_recipe
 from steptime.launch.nemo.nemo_run import class_preset, classes, read_two
 from steptime.launch.nemo.targets import CLASS as TARGET
 from steptime.launch.nemo.targets import NemoConfig, simplify
 from steptime.launch.reading import LaunchFlag, Reading, Sets
+from steptime.launch.shell.processes import flags_of
+from steptime.launch.shell.script import Script
 
 _FP8: tuple[dict[str, Any], ...] = (
     {"fp8": "hybrid", "fp8_recipe": "delayed"},
@@ -41,6 +45,9 @@ _PRECISIONS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 """Words of Megatron-Bridge's recipes, less bf16_with_ and _scaling_mixed -> fields of its mixed precision
 (training/mixed_precision.py, MIXED_PRECISION_RECIPES; the short ones are those of its perf recipes)."""
+_BASES = r"_config$|^\w+_recipe$|_common$"
+"""Functions of the framework that return configs."""
+_GIVE_LOG = "give the log that prints the job's config"
 _OVERLAPS = {
     "ddp.overlap_grad_reduce": True, "ddp.overlap_param_gather": True, "ddp.use_distributed_optimizer": True,
 }  # fmt: skip
@@ -55,12 +62,10 @@ def read_recipe(path: str, file: str, text: str, function: str, sets: Sets, besi
         not set.
     """
     if "ConfigContainer" in text or "megatron.bridge" in text:
-        return _bridge(
-            path,
-            read_function(file, text, function, "ConfigContainer", r"_config$|^\w+_recipe$|_common$", beside),
-            sets,
-        )
+        return _bridge(path, read_function(file, text, function, "ConfigContainer", _BASES, beside), sets)
     function = function or ("" if "-> run.Partial" in text else base_function(text))
+    if not function and "-> run.Partial" not in text and (program := as_function(file, text)):
+        text, function = program, FUNCTION
     _, tree = read_function(file, text, function, "run.Partial", "$^", beside)
     base = BASE.search(str(tree.get(CLASS)))
     own = [key for key, item in tree.items() if isinstance(item, dict) and item.get(CLASS)]
@@ -68,7 +73,41 @@ def read_recipe(path: str, file: str, text: str, function: str, sets: Sets, besi
     if base:
         plain |= {key: {TARGET: "own"} | plain[key] for key in own}
         plain = over_recipe(path, base[1], plain)
-    return read_two(NemoConfig(path, plain, None, sets, ""))
+        put_vocabulary(path, plain, sets)
+    reading = read_two(NemoConfig(path, plain, None, sets, ""))
+    if function == FUNCTION:
+        reading.config.setdefault("notes", []).append("arguments of the program that are not given have its defaults")
+    return reading
+
+
+def read_started(path: str, script: Script, sets: Sets, beside: Beside) -> Reading:
+    """A recipe that a script starts with run_recipe.py --recipe NAME section.key=value.
+
+    Its function is looked for in the checkout of the framework that the script is in; else its main settings are known by name.
+
+    Raises:
+        ConfigError: it is not known, or is changed by an option that is not read.
+    """
+    said = dict(flags_of([word.text.lstrip("+") for word in script.arguments]))
+    name = str(said.pop("recipe", ""))
+    if other := {"peft_scheme", "hf_path"} & {key for key, value in said.items() if value not in (None, "None")}:
+        raise ConfigError(f"{path}: line {script.line}: --{min(other)} of run_recipe.py is not read; {_GIVE_LOG}")
+    here = beside.folder.resolve() if beside.folder is not None else None
+    above = [here, *here.parents[:6]] if here is not None else []
+    files = (file for folder in above for file in sorted((folder / "src/megatron/bridge/recipes").rglob("*.py")))
+    texts = ((file, read_beside(file)) for file in files if is_readable(file))
+    file, text = next(
+        (found for found in texts if re.search(rf"^def {re.escape(name)}\(", found[1], re.MULTILINE)), (None, "")
+    )
+    if file is None and name not in recipes():
+        raise ConfigError(f"{path}: line {script.line}: recipe {name} was not found; {_GIVE_LOG}")
+    tree: dict[str, Any] = {CLASS: name}
+    if file is not None:
+        tree = read_function(str(file), text, name, "ConfigContainer", _BASES, Beside(file.parent))[1]
+    for key, value in said.items():
+        if "." in key or key == "seq_length":
+            put(tree, f"dataset.{key}" if key == "seq_length" else key, value)
+    return _bridge(path, (name, tree), sets, stated(script, sets))
 
 
 def _by_target(node: Any) -> Any:
@@ -80,8 +119,13 @@ def _by_target(node: Any) -> Any:
     if not isinstance(node, dict):
         return node
     if re.fullmatch(r"run\.(Config|Partial)", str(node.get(CLASS))):
-        target = _by_target((node.get("_args_") or [None])[0])
-        node = {TARGET: str(target), **{key: item for key, item in node.items() if key != "_args_"}}
+        args: list[Any] = [*(node.get("_args_") or []), None, None]
+        config = {"config": args[1]} if isinstance(args[1], dict) else {}  # of a model: its first argument
+        node = {
+            TARGET: str(_by_target(args[0])),
+            **config,
+            **{key: item for key, item in node.items() if key != "_args_"},
+        }
     return {key: _by_target(item) for key, item in node.items() if key not in {CLASS, CALLED}}
 
 
@@ -118,7 +162,7 @@ def read_override(path: str, tree: dict[str, Any], sets: Sets, beside: Beside | 
     return _bridge(path, (bases[0], {CLASS: bases[0]} | sections), sets)
 
 
-def _bridge(path: str, found: tuple[str, dict[str, Any]], sets: Sets) -> Reading:
+def _bridge(path: str, found: tuple[str, dict[str, Any]], sets: Sets, devices: int | None = None) -> Reading:
     name, tree = found
     base, called = str(tree.pop(CLASS)), list(_calls(tree))
     whole = base.rpartition(".")[2] == "ConfigContainer"
@@ -150,8 +194,8 @@ def _bridge(path: str, found: tuple[str, dict[str, Any]], sets: Sets) -> Reading
         rule = rule_of(spelled(key, table), table)
         if rule is None or rule.status != "irrelevant":
             keys.beside_flags.append(LaunchFlag(key, value.code, "approximated", "computed, and not read"))
-    devices = re.search(r"_(\d+)gpus?_", name)
-    return plan_of(keys, "megatron-bridge", int(devices[1]) if devices else None)
+    counted = re.search(r"_(\d+)gpus?_", name)
+    return plan_of(keys, "megatron-bridge", devices or (int(counted[1]) if counted else None))
 
 
 def _said(tree: dict[str, Any], path: str, sets: Sets) -> dict[str, Any]:
@@ -171,7 +215,9 @@ def _said(tree: dict[str, Any], path: str, sets: Sets) -> dict[str, Any]:
     fields = _PRECISIONS.get(re.sub(r"^(?:\w+_)?bf16_with_|(?:_scaling)?_mixed$", "", name))
     if fields is None and told(sets, "performance.precision") is None:
         raise ConfigError(f"{path}: unknown mixed precision {name}; add --set performance.precision=NAME")
-    fields = {} if fields is None else {"bf16": "fp16" not in fields} | fields
+    # mixed_precision.py: put over ddp's, true but for fp16_mixed
+    over = {"bf16": "fp16" not in (fields or {}), "grad_reduce_in_fp32": name != "fp16_mixed"}
+    fields = {} if fields is None else over | fields
     said |= {f"mixed_precision.{key}": value for key, value in fields.items()}
     return said | (flatten({"mixed_precision": _plain(mixed)}) if isinstance(mixed, dict) else {})
 

@@ -17,7 +17,7 @@ from steptime.launch.keys import flatten, load_table, rule_of, spelled
 from steptime.launch.logs.printed_config import block, plain_lines
 from steptime.launch.megatron.config_objects import object_keys
 from steptime.launch.megatron.translation import plan_of
-from steptime.launch.nemo.bridge_recipe import read_override, read_recipe
+from steptime.launch.nemo.bridge_recipe import read_override, read_recipe, read_started
 from steptime.launch.nemo.hydra import read_one
 from steptime.launch.nemo.nemo_recipes import of_command_line
 from steptime.launch.nemo.nemo_run import read_two
@@ -55,11 +55,10 @@ def read_nemo(path: str, text: str, env: Env = None, sets: Sets = None, beside: 
     file, function = split_path(path)
     if file.endswith(".py"):
         return read_recipe(path, file, text, function, sets, beside)
-    tree, log = (
-        _of_script(path, text, env, beside)
-        if path.endswith(".sh") or re.match(r"#!|#SBATCH", text)
-        else _tree(path, text)
-    )
+    is_script = path.endswith(".sh") or re.match(r"#!|#SBATCH", text)
+    if is_script and "run_recipe.py" in text:
+        return read_started(path, read_script(text, path, dict(env or {}), beside), sets, beside or Beside())
+    tree, log = _of_script(path, text, env, beside) if is_script else _tree(path, text)
     found = _RELEASE.search(text)
     if isinstance(tree.get("training"), dict) and "model" in tree["training"]:
         tree = tree["training"]
@@ -79,6 +78,9 @@ def read_nemo(path: str, text: str, env: Env = None, sets: Sets = None, beside: 
         return read_one(config)
     if log and isinstance(trainer, dict):
         raise ConfigError(f"{path}: the printed config is truncated; give the whole log")
+    if not isinstance(model, dict) and tree.keys() >= {"num_layers", "hidden_size"}:
+        what = "the model of a NeMo checkpoint, without the trainer, precision and optimizer of a job"
+        raise ConfigError(f"{path}: {what}; give the config that trains it")
     raise ConfigError(
         f"{path}: not a config of NeMo or Megatron-Bridge: neither trainer and model with its optim (NeMo 1), nor data, trainer "
         "and model by class (NeMo 2.0), nor a ConfigContainer"

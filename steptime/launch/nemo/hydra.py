@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from steptime.base.config import ConfigError
 from steptime.launch.interpolate import resolve
 from steptime.launch.job_keys import JobKeys
@@ -25,8 +28,11 @@ def read_one(config: NemoConfig) -> Reading:
     path, tree, devices, sets, *_ = config
     if part := next((part for part in _PARTS if isinstance(tree["model"].get(part), dict)), ""):
         raise ConfigError(f"{path}: model.{part}: {OTHER_MODEL}; not modeled")
-    table = load_table("nemo1")
-    said = flatten(resolve(tree, config.variables))
+    tree = resolve(tree, config.variables)
+    table = load_table("mlperf_nemo" if "base_config" in tree["model"] else "nemo1")
+    if named := _named_model(tree["model"], table.raw.get("models") or {}):
+        sets = named | dict(sets or {})
+    said = flatten(tree)
     apex = said.get("model.optim.name") == _APEX
     keys = object_keys(said, table, path, sets, defaults=table.raw[_APEX] if apex else {})
     lengths = [said.get(key) for key in ("model.encoder_seq_length", "model.data.seq_length")]
@@ -44,6 +50,13 @@ def read_one(config: NemoConfig) -> Reading:
     return reading
 
 
+def _named_model(model: Mapping[str, Any], presets: Mapping[str, str]) -> dict[str, Any]:
+    """The model of a config that names one (MLPerf's base_config), with the number of layers put over its own."""
+    preset = presets.get(str(model.get("base_config")))
+    layers = (model.get("overwritten_attributes") or {}).get("num_layers")
+    return {"model": {"preset": preset} | ({"n_layers": layers} if layers else {})} if preset else {}
+
+
 def _in_megatron_words(keys: JobKeys) -> str:
     """Translate NeMo 1's own names to Megatron-Core's; returns the profile."""
     function, gated = keys.word("model.activation")
@@ -59,15 +72,20 @@ def _in_megatron_words(keys: JobKeys) -> str:
         "bf16": bf16,
         "fp16": fp16,
         "optimizer": "adam",
-        "use_distributed_optimizer": keys.word("model.optim.name") == 1,
+        "use_distributed_optimizer": keys.word("model.optim.name") == 1
+        or keys.on("optimizer.use_distributed_optimizer"),
         "accumulate_allreduce_grads_in_fp32": str(keys.get("model.optim.grad_sync_dtype")) in {"fp32", "32"},
         # Apex's distributed Adam keeps of the master weights what bf16 drops (megatron_base_model.py, configure_optimizers)
         "use_precision_aware_optimizer": apex and bf16,
         "attention_backend": "flash" if flash else "unfused",
         "fp8": "hybrid" if keys.on("model.fp8") else None,
     }
+    if keys.on("model.fp4"):
+        put["fp4"] = "e2m1"
     for key, value in put.items():
         keys.put(key, value)
+    if keys.on("model.fp8") and not (bf16 or fp16):
+        keys.leave_out("model.fp8", f"products in fp8 of a model in precision {precision}")
     if not apex:
         keys.without_effect("model.optim.bucket_cap_mb", f"only with {_APEX}")
     if (bf16 or fp16) and not keys.on("model.megatron_amp_O2"):

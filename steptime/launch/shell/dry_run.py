@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from types import MappingProxyType
-from typing import NamedTuple
+from functools import partial
 
 from steptime.launch.beside import Beside
 from steptime.launch.shell import grammar
 from steptime.launch.shell.assignments import LARGEST, assign, given_script, let, read_names, text_to_read, write_file
+from steptime.launch.shell.commands import Command, ExitError
 from steptime.launch.shell.conditions import Outcome, answer
 from steptime.launch.shell.expansion import Expander
 from steptime.launch.shell.lexer import Token
+from steptime.launch.shell.printed import printed
 from steptime.launch.shell.scope import Scope, Unknown, Value, clean, merged
 from steptime.launch.shell.slurm import launcher_of, started, submitted
 
@@ -25,21 +26,6 @@ _NO_JOB = ("/activate", "conda.sh", ".bashrc", ".bash_profile", "/profile")  # f
 _SCRIPTS = (".sh", ".slurm", ".sbatch", ".bash")
 
 
-class Command(NamedTuple):
-    """A command that would run, with variables filled in."""
-
-    words: list[Value]
-    line: int
-    doubt: Unknown | None
-    """Why it may not run; None where it certainly does."""
-    variables: Mapping[str, str] = MappingProxyType({})
-    """Assignments in front of it, visible to it only."""
-
-
-class _ExitError(Exception):
-    """The script ends here."""
-
-
 class DryRun:
     """The commands of a script, in order, and the variables they leave."""
 
@@ -47,6 +33,7 @@ class DryRun:
         self.name, self.scope, self.beside = name, scope, beside
         self.commands, self.told = list[Command](), list[str]()  # told: what is assumed about which of them runs
         self.functions: dict[str, grammar.Function] = {}
+        self.scope.prints = partial(printed, self)
         self.doubt: Unknown | None = None
         self.depth, self.count, self.full = 0, 0, False
         self.blame = Unknown("")  # why the last undecided test could not be decided
@@ -60,7 +47,7 @@ class DryRun:
         """Interpret a whole script."""
         try:
             self.block(nodes)
-        except _ExitError:
+        except ExitError:
             return
 
     def block(self, nodes: list[grammar.Statement]) -> Outcome:
@@ -75,7 +62,7 @@ class DryRun:
         self.count += 1
         if self.count > _MOST_COMMANDS:
             self.full = True
-            raise _ExitError
+            raise ExitError
         if isinstance(node, grammar.Simple | grammar.Chain):
             return self.simple(node) if isinstance(node, grammar.Simple) else self.chain(node)
         if isinstance(node, grammar.If):
@@ -113,7 +100,7 @@ class DryRun:
             self.scope = start.copy()
             try:
                 outcome = self.block(body)
-            except _ExitError:
+            except ExitError:
                 if self.full:
                     raise
                 outcome = "ran"
@@ -236,10 +223,12 @@ class DryRun:
         elif first == "sbatch" and (script := submitted(self.scope, self.beside, self.name, rest)):
             self.included(script, [])
         elif first == "exit" and (not rest or rest[0].text == "0"):
-            raise _ExitError
+            raise ExitError
         elif first in self.functions and self.depth < _DEEPEST:
             with self.deeper(rest):
                 return self.block(self.functions[first].body)
+        elif first == "echo" and node.to is not None:
+            pass  # to a file, or to stderr
         elif (at := started(fields)) and self.included(fields[at].text, fields[at + 1 :], launcher_of(fields, at)):
             pass
         elif not self.inner(fields, node.line):
@@ -290,10 +279,7 @@ class DryRun:
 
     def test(self, node: grammar.Simple) -> Outcome:
         """[ ... ], [[ ... ]] and test."""
-        words = node.words[1:]
-        if words and words[-1].text in {"]", "]]"}:
-            words = words[:-1]
-        expand = self.expand
-        operands = [word.text if word.operator else expand.text(word.text, word.line) for word in words]
+        words = node.words[1 : -1 if node.words[-1].text in {"]", "]]"} else None]
+        operands = [word.text if word.operator else self.expand.text(word.text, word.line) for word in words]
         self.blame = self.scope.cause(" ".join(operands), "it tests files")
         return answer(operands, self.scope)

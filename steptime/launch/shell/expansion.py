@@ -8,7 +8,7 @@ import re
 from itertools import groupby
 
 from steptime.launch.shell.lexer import Lexer
-from steptime.launch.shell.scope import DEVICES_OF_JOB, NODES_OF_JOB, Scope, Unknown, Value
+from steptime.launch.shell.scope import DEVICES_OF_JOB, LINES_OF_NODE, NODES_OF_JOB, Scope, Unknown, Value
 
 _NAME = re.compile(r"[A-Za-z_]\w*|[0-9#@*?$!-]")
 _BRACED = re.compile(r"(#?)([A-Za-z_]\w*|[0-9]+|[#@*?$!-])(\[(?:[^\[\]]|\[[^\]]*\])*\])?(.*)", re.DOTALL)
@@ -30,6 +30,7 @@ _COUNTS_DEVICES = re.compile(
 """Commands that print the number of devices of a node."""
 _COUNTS_NODES = re.compile(r"(?=.*\b(?:PBS_NODEFILE|SLURM_(?:JOB_)?NODELIST)\b).*\bwc +-l\b")
 """Commands that print the number of nodes of the job; PBS lists a node once for each of its processes."""
+_WORDS = re.compile(r"""(?:"[^"]*"|'[^']*'|[^\s"'])+""")
 NOT_RUN = "is a command, and commands are not run"
 DEVICES_ON_NODE = "devices on a node"
 """The name, invalid for a variable, under which a scope stores their output."""
@@ -230,6 +231,10 @@ class Expander:
                 return here[2] if here[1][0] in "'\"" else self.text(quoted(here[2]), line)
             if _HERE_FOLDER.fullmatch(inner.strip()):
                 return self._variable("PWD", line)[0].text
+            alone = words and self.depth < _DEEPEST and not re.search(r"[|;&<>(`\n]", inner)
+            given = [value for word in _WORDS.findall(inner) for value in self.fields(word, line)] if alone else []
+            if (output := self.scope.prints(given)) is not None:
+                return output
             if plain and words[0] in {"dirname", "basename", "echo"}:
                 found = [value.text for value in self.fields(words[1], line)]
                 text = " ".join(found)
@@ -256,7 +261,8 @@ class Expander:
                 return self.scope.mark(shown, Unknown(why, DEVICES_OF_JOB))
         if _COUNTS_NODES.search(inner):
             if counted := self.scope.get(NODES_OF_JOB) or self.scope.get("SLURM_NNODES"):
-                return counted.text
+                lines = None if re.search(r"\buniq\b|\bsort +-u", inner) else self.scope.get(LINES_OF_NODE)
+                return str(int(counted.text) * int(lines.text)) if lines else counted.text
             why = f"number of nodes unknown, which {shown} in line {line} counts"
             return self.scope.mark(shown, Unknown(why, NODES_OF_JOB))
         return None

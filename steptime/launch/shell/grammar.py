@@ -268,7 +268,7 @@ class _Parser:
                     break
                 body = token.body if token.text in {"<<", "<<-"} else body
                 self._redirection()
-                if token.text in {">", ">|"}:
+                if token.text in {">", ">|", ">&"}:
                     to = next(iter(self.tokens[self.i - 1 : self.i]), None)
                 if token.text == "<<<":  # what follows it, if anything does
                     body = "".join(unquoted(word.text) for word in self.tokens[self.i - 1 : self.i])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import NamedTuple
 
 from steptime.launch.shell.arithmetic import arithmetic
@@ -11,6 +12,8 @@ _OPEN, _CLOSE = "\ue000", "\ue001"
 """Encloses the number of a reason in the middle of a text, in place of a missing value."""
 NODES_OF_JOB = "nodes of the job"
 """The name, invalid for a variable, of what commands over the job's list of nodes count."""
+LINES_OF_NODE = "lines of a node"
+"""The name, invalid for a variable, of the lines that each node has in PBS's list: one for each process of mpiprocs."""
 DEVICES_OF_JOB = "devices of the job"
 """The name, invalid for a variable, of what ds_ssh counts: all devices of the job."""
 _MARK = re.compile(f"{_OPEN}(\\d+){_CLOSE}")
@@ -86,6 +89,8 @@ class Scope:
         self.positional: list[Value] | None = None
         """The words after the script's name; None: none were given, and it is unknown whether there are any."""
         self.reasons: list[Reason] = []
+        self.prints: Callable[[list[Value]], str | None] = lambda _: None
+        """What a function of the script prints with these words, its name first; None where that is not known."""
         self.sourced: list[str] = []
         """Files that the script sources and that are not read."""
 
@@ -94,7 +99,7 @@ class Scope:
         other = Scope({})
         other.values, other.arrays = dict(self.values), set(self.arrays)
         other.positional, other.reasons, other.sourced = self.positional, self.reasons, self.sourced
-        other.outside, other.read = self.outside, self.read
+        other.outside, other.read, other.prints = self.outside, self.read, self.prints
         return other
 
     def mark(self, shown: str, cause: Unknown, *, unset: bool = False) -> str:

@@ -21,7 +21,7 @@ from steptime.launch.shell.grammar import parse_shell
 from steptime.launch.shell.processes import Word, size_of
 from steptime.launch.shell.scope import DEVICES_OF_JOB, NODES_OF_JOB, Scope, Value, clean
 from steptime.launch.shell.slurm import headers_of, slurm_variables
-from steptime.launch.shell.training_command import LINE, TrainingCommand, the_launch
+from steptime.launch.shell.training_command import LINE, UNKNOWN, TrainingCommand, the_launch
 
 _OFFICIAL = re.compile(
     r"^[^#\n]*tokenizer\w*=[^#\n]*#[^\n]*\boffici?al (llama[-_]?[23]?) tokenizer", re.IGNORECASE | re.MULTILINE
@@ -102,6 +102,10 @@ def _read(
     walk = DryRun(posixpath.basename(name), scope, beside or Beside())
     walk.script(parse_shell(text, name))
     launch, problems = the_launch(walk, name, (env or {}).get(LINE, ""))
+    if launch is not None and UNKNOWN.fullmatch((program := launch.command.words[launch.at]).text):
+        shown = _word(program, walk.scope)
+        why = shown.unresolved[0].told("write the program into the script")
+        problems.append(f"{name}: line {launch.command.line} launches {shown.text}: {why}")
     doubt = launch.command.doubt if launch is not None else None
     notes = (f"line {launch.command.line} is assumed to run: it depends on {doubt.why}",) if launch and doubt else ()
     notes = (*walk.told, *notes)
@@ -145,13 +149,19 @@ def _launched(found: Script, launch: TrainingCommand, scope: Scope) -> Script:
 
 
 def variables_of(beside: Beside | None) -> dict[str, str]:
-    """Variables of the shell files added to a config (MLPerf's config_*.sh), one after the other."""
+    """Variables of the shell files added to a config (MLPerf's config_*.sh), one after the other.
+
+    Raises:
+        ConfigError: one of them sources another config that was not found.
+    """
     scope = Scope({})
     for path in beside.added if beside is not None else []:
         if path.suffix in {".sh", ".bash", ".env", ""}:
             walk = DryRun(path.name, scope, beside or Beside())
             walk.script(parse_shell(clean(read_beside(path)), path.name))
             scope = walk.scope
+            if missing := next((line for line in scope.sourced if re.search(r"config\w*\.sh", line)), ""):
+                raise ConfigError(f"{path}: {missing} was not found; put it in the same folder, or add --with FILE")
     return {key: found[0].text for key, found in scope.values.items() if found and scope.known(found[0].text)}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from steptime.launch.beside import Beside
-from steptime.launch.shell.scope import NODES_OF_JOB, Scope, Value
+from steptime.launch.shell.scope import LINES_OF_NODE, NODES_OF_JOB, Scope, Value
 
 _SBATCH = {
     "nodes": "SLURM_NNODES", "N": "SLURM_NNODES", "ntasks-per-node": "SLURM_NTASKS_PER_NODE", "ntasks": "SLURM_NTASKS",
@@ -30,8 +30,9 @@ def slurm_variables(headers: list[tuple[str, str]], text: str) -> dict[str, str]
     if grid := re.search(r"^#\$[ \t]+-l[ \t]+(rt_\w+|node_[fhqo])=(\d+)", text, re.MULTILINE):
         # qsub of Grid Engine: kind and number of nodes, at ABCI (docs.abci.ai, job execution) and TSUBAME 4 (its handbook, jobs)
         found |= {"SGE_RESOURCE_TYPE": grid[1], "NHOSTS": grid[2], "JOB_ID": "0"}
-    if pbs := re.search(r"^#PBS[ \t]+-l[ \t]+select=(\d+)(?!\S*mpiprocs)", text, re.MULTILINE):
-        found[NODES_OF_JOB] = pbs[1]  # one line of its node file each, without mpiprocs
+    if pbs := re.search(r"^#PBS[ \t]+-l[ \t]+select=(\d+)(?!\S*\+)(?:\S*:mpiprocs=(\d+))?", text, re.MULTILINE):
+        # PBS Professional's user guide: its node file has a line for each process of mpiprocs, which is 1 by default
+        found |= {NODES_OF_JOB: pbs[1], LINES_OF_NODE: pbs[2] or "1"}
     for option, value in headers:
         number = re.search(r"(?:^|:)(\d+)$", value)
         if option in _SBATCH and number and (option != "gres" or "gpu" in value):

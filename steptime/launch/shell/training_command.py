@@ -6,7 +6,8 @@ import posixpath
 import re
 from typing import NamedTuple
 
-from steptime.launch.shell.dry_run import Command, DryRun
+from steptime.launch.shell.commands import Command
+from steptime.launch.shell.dry_run import DryRun
 from steptime.launch.shell.processes import LAUNCHERS
 
 _OTHER_WORK = re.compile(
@@ -37,6 +38,8 @@ SUBCOMMANDS = frozenset({"sft", "pt", "rlhf", "train", "run", "llm"})
 _NO_LAUNCH = frozenset({"echo", "printf", "cat", "cp", "sed", "git", "cd", "mkdir", "pip", "tee", "ls", "rm"})
 _RECIPE = re.compile(r"[\w./-]+\.py|\w+_(?:distributed|single_device|multinode)|(?:full|lora|qat|dpo|ppo)_\w+")
 """Recipes of torchtune, and custom ones."""
+UNKNOWN = re.compile("\ue000[^\ue001]*\ue001")
+"""A word without a value (Scope.mark)."""
 LINE = "LAUNCH_LINE"
 """Variable of the environment that chooses one of a script's launch commands."""
 
@@ -135,7 +138,15 @@ def launch_of(command: Command) -> TrainingCommand | None:
             return TrainingCommand(command, i + 1, launchers)
         elif word.endswith(".py") and not word.startswith("-") and (python or launchers):
             return TrainingCommand(command, i, launchers)
+        elif python and UNKNOWN.fullmatch(text) and after.startswith("--") and _sizes_alone(words, i):
+            return TrainingCommand(command, i, launchers)  # a program in a variable without a value, and its sizes
     return None
+
+
+def _sizes_alone(words: list[str], at: int) -> bool:
+    """Whether the word at that place is followed by a model's sizes, and neither an option's value nor before a program."""
+    later = any(word.endswith(".py") for word in words[at:])
+    return "--num-layers" in words[at:] and not later and not re.match("-[^=]*$", words[at - 1])
 
 
 def _of_tune(command: Command, start: int, launchers: list[str]) -> TrainingCommand | None:

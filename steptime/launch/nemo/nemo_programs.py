@@ -1,0 +1,115 @@
+"""Programs over a recipe of NeMo 2.0 that keep it in a variable: what they set over it, as a function that can be read."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from steptime.base.config import ConfigError
+from steptime.job.edit import put
+from steptime.launch.config_values import dotted, syntax_of
+from steptime.launch.devices import told
+from steptime.launch.reading import Sets
+from steptime.launch.vocabulary import entries_of
+
+FUNCTION = "_job"
+"""Name of the function that `as_function` adds."""
+_RECIPE = "pretrain_recipe"
+_READ = (ast.Assign, ast.AnnAssign, ast.If, ast.Expr)
+
+
+def as_function(path: str, text: str) -> str:
+    """The program with one function more, which returns the recipe that its main part keeps in a variable; "" without one.
+
+    Of the main part only the statements on which the recipe depends are kept, and its arguments have their defaults.
+
+    Raises:
+        ConfigError: it fine-tunes by one of the recipes.
+    """
+    module = syntax_of(text)
+    for body in _main_parts(module):
+        if name := next((found for node in body if (found := _kept_in(node))), ""):
+            lines = [ast.unparse(node) for node in _on_which(name, body)]
+            inside = [f"args = {_arguments(module)!r}", *lines, f"return {name}"]
+            return f"{text}\n\ndef {FUNCTION}():\n" + "\n".join(
+                f"    {line}" for part in inside for line in part.splitlines()
+            )
+    if ".finetune_recipe" in text:
+        raise ConfigError(
+            f"{path}: a fine-tuning recipe of NeMo is not known; give the log that prints the job's config"
+        )
+    return ""
+
+
+def _main_parts(module: ast.Module) -> Iterator[list[ast.stmt]]:
+    """The statements of the module, of `if __name__ == ...` and of `main`."""
+    for node in module.body:
+        main = isinstance(node, ast.FunctionDef) and node.name == "main"
+        if (isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)) or main:
+            yield getattr(node, "body", [])
+    yield module.body
+
+
+def _kept_in(node: ast.stmt) -> str:
+    """The variable to which a statement assigns a recipe."""
+    plain = isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name)
+    calls = plain and any(dotted(part)[-1:] == [_RECIPE] for part in ast.walk(node) if isinstance(part, ast.expr))
+    return (
+        node.targets[0].id if calls and isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) else ""
+    )
+
+
+def _on_which(name: str, body: list[ast.stmt]) -> list[ast.stmt]:
+    """The statements that set a variable, or what they need for it; not the arguments, which are given by name."""
+    needed, kept = {name}, list[ast.stmt]()
+    for node in reversed(body):
+        sets = {(dotted(target) or [""])[0] for part in ast.walk(node) for target in getattr(part, "targets", [])}
+        sets |= (
+            {(dotted(node.value.func) or [""])[0]}
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
+            else set()
+        )
+        if isinstance(node, _READ) and sets & needed and "parse_args" not in ast.unparse(node):
+            kept.insert(0, node)
+            needed |= {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+    return kept
+
+
+def _arguments(module: ast.Module) -> dict[str, Any]:
+    """Argument -> its literal default; None without one, unless it is required."""
+    found: dict[str, Any] = {}
+    for node in ast.walk(module):
+        if not (isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument" and node.args):
+            continue
+        said = {keyword.arg: keyword.value for keyword in node.keywords}
+        flags = [flag.value for flag in node.args if isinstance(flag, ast.Constant) and isinstance(flag.value, str)]
+        name = next((flag for flag in flags if flag.startswith("--")), "").lstrip("-").replace("-", "_")
+        default = said.get("default", ast.Constant(value=None))
+        if name and "required" not in said and "action" not in said and isinstance(default, ast.Constant):
+            found[name] = default.value
+    return found
+
+
+def put_vocabulary(path: str, tree: dict[str, Any], sets: Sets) -> None:
+    """The vocabulary of the tokenizer that a program puts over a recipe's: its data's (nemo/collections/llm/api.py, pretrain).
+
+    Raises:
+        ConfigError: that tokenizer is not known.
+    """
+    data = tree.get("data")
+    own = data.get("tokenizer") if isinstance(data, dict) else None
+    config = tree.get("model", {}).get("config")
+    if not isinstance(own, Mapping) or "vocab_size" in (config if isinstance(config, dict) else {}):
+        return
+    name = str(
+        next((own[key] for key in ("pretrained_model_name", "model_name", "tokenizer_model") if own.get(key)), "")
+    )
+    files = [str(own[key]) for key in ("vocab_file", "tokenizer_model") if own.get(key)]
+    found = entries_of(name, files) or (entries_of("", [name]) if name else None)
+    if found is not None:
+        put(tree, "model.config.vocab_size", found[0])
+    elif told(sets, "model.vocab_sz") is None and told(sets, "model") is None:
+        raise ConfigError(
+            f"{path}: vocabulary size unknown (tokenizer {name or 'of its own'}); add --set model.vocab_sz=N"
+        )

@@ -1,0 +1,24 @@
+"""Commands as the dry run of a script records them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from steptime.launch.shell.scope import Unknown, Value
+
+
+class Command(NamedTuple):
+    """A command that would run, with variables filled in."""
+
+    words: list[Value]
+    line: int
+    doubt: Unknown | None
+    """Why it may not run; None where it certainly does."""
+    variables: Mapping[str, str] = MappingProxyType({})
+    """Assignments in front of it, visible to it only."""
+
+
+class ExitError(Exception):
+    """The script ends here."""
