@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from steptime.base.config import ConfigError
 from steptime.base.document import parse_mapping
 from steptime.launch.beside import Beside, read_beside
+from steptime.launch.config_sections import BY_README, of_defaults, of_readme, of_section, of_subcommand
 from steptime.launch.devices import SET_DEVICES, of_comment
 from steptime.launch.interpolate import resolve
 from steptime.launch.job_keys import text_of
@@ -156,10 +157,10 @@ def said_in(path: str, text: str, table: KeyTable, env: dict[str, str], beside: 
         raise ConfigError(f"{path}: {what}: training on preferences or rewards is not modeled")
     said = found.keys
     configs = [config for config in (beside.added if beside is not None else []) if config.suffix in {".yaml", ".yml"}]
-    if not configs and not found.program and (config := _of_recipes(said, table, beside)) is not None:
+    if not configs and not found.program and (config := _of_recipes(path, said, table, beside)) is not None:
         configs = [config]
-        note = f"{config.name} read, with which the README of these recipes starts full training; for another add --with FILE"
-        found = found._replace(notes=(*found.notes, note))
+        said = {key: value for key, value in of_readme(path).items() if key == "num_processes"} | said
+        found = found._replace(notes=(*found.notes, BY_README.format(config.name)))
     for config in configs:
         said = flatten(parse_mapping(read_beside(config), str(config))) | said
     unset = "none" if table.raw.get("none_is_unset") else None
@@ -169,12 +170,13 @@ def said_in(path: str, text: str, table: KeyTable, env: dict[str, str], beside: 
     return found._replace(keys=said)
 
 
-def _of_recipes(said: Mapping[str, Any], table: KeyTable, beside: Beside | None) -> Path | None:
+def _of_recipes(path: str, said: Mapping[str, Any], table: KeyTable, beside: Beside | None) -> Path | None:
     """The config of accelerate with which a recipe in its repository is started; None for adapters, or where it names its own."""
     own = {"deepspeed", "fsdp", "fsdp_config", "distributed_type", "use_peft", "load_in_4bit"}
     if beside is None or "model_name_or_path" not in said or any(said.get(key) for key in own):
         return None
-    return next((path for name in table.raw.get("recipes_with") or [] if (path := beside.path(name))), None)
+    names = [of_readme(path).get("config_file")] if of_readme(path) else table.raw.get("recipes_with") or []
+    return next((found for name in names if name and (found := beside.path(str(name)))), None)
 
 
 def _in_files(path: str, text: str, table: KeyTable, env: dict[str, str], beside: Beside | None) -> Said:
@@ -191,7 +193,8 @@ def _in_files(path: str, text: str, table: KeyTable, env: dict[str, str], beside
     if not re.match(r"\s*(#[^\n]*\n\s*|---\s)*(\{|[\w\"'-]+\s*:(\s|$))", text):
         script = read_script(text, path, env, beside)
         script = script._replace(arguments=taken_apart(script.arguments))
-        said = _configs(script, path, beside, table) | _of_accelerate(script, table)
+        said = of_defaults(table, beside) | _configs(script, path, beside, table)
+        said |= _of_accelerate(script, table) | of_subcommand(script, table)
         flags = flags_of([word.text for word in script.arguments])
         said |= {name: value for name, value in flags if not is_read(name, value)}
         unclear = _without_value(script) | ({} if "1" in env else _of_words(text))
@@ -214,10 +217,9 @@ def _in_files(path: str, text: str, table: KeyTable, env: dict[str, str], beside
         code = (beside.text(script.program) or "") if beside is not None and name.endswith(".py") else ""
         return Said(said, script.devices, unclear, name, defaults_in(code), script.notes, code)
     text = re.sub(r"(?<=: )!include +(\S+)", lambda found: _included(found[1], beside), text)
-    tree = resolve(parse_mapping(text, path, repeats=True), env | variables_of(beside))
+    tree = of_section(parse_mapping(text, path, repeats=True), table)
+    tree = resolve(tree, env | variables_of(beside))
     tree, program = _of_wandb(tree) if "_wandb" in tree else (tree, "")
-    for section in table.raw.get("inside") or []:
-        tree = tree[section] if isinstance(tree.get(section), dict) else tree
     if isinstance(inline := tree.get("deepspeed"), dict) and inline and beside is not None:
         beside.written["the deepspeed section"] = json.dumps(inline)
         tree["deepspeed"] = "the deepspeed section"

@@ -80,6 +80,10 @@ LAUNCHERS = {
     "srun": _Launcher(("--nodes", "-N"), ("--ntasks-per-node", "--tasks-per-node"), ("--ntasks", "-n")),
     "deepspeed": _Launcher(("--num_nodes", "--num-nodes"), ("--num_gpus", "--num-gpus")),
     "accelerate": _Launcher(("--num_machines", "--num-machines"), (), ("--num_processes", "--num-processes")),
+    # composer/cli/launcher.py
+    "composer": _Launcher((), ("-n", "--nproc"), ("--world_size",)),
+    # allenai/open-instruct mason.py
+    "mason.py": _Launcher(("--num_nodes",)),
     "msrun": _Launcher((), ("--local_worker_num",), ("--worker_num",)),
     # IBM's Job Step Manager: sets of resources, on each host and in all
     "jsrun": _Launcher((), ("--rs_per_host", "-r"), ("--nrs", "-n")),
@@ -126,6 +130,10 @@ def size_of(words: list[Word], launchers: list[str], variables: dict[str, str]) 
         )
     if inner == "deepspeed" and nodes is None and not unclear:
         nodes, per_node, devices, default = _by_hosts(words, per_node, variables)
+    if "mason.py" in launchers and devices and (nodes or 1) > 1:  # which puts their product into accelerate's option
+        devices *= nodes or 1
+    if inner == "composer" and not per_node and not devices and not unclear:
+        nodes, per_node, default = 1, visible, "composer, the visible devices"
     if inner == "accelerate" and devices is None and not unclear:  # commands/launch.py: torch.cuda.device_count()
         per_node = visible
     if not launchers and not unclear:

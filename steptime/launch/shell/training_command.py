@@ -31,8 +31,11 @@ _COMMANDS = {name: name for name in LAUNCHERS} | {
     "mpiexec": "mpirun",
 }
 """A word of a command -> the launcher that it is."""
-_TRAINERS = frozenset({"swift", "megatron", "llamafactory-cli", "axolotl", "tune", "nemo"})
-SUBCOMMANDS = frozenset({"sft", "pt", "rlhf", "train", "run", "llm"})
+_TRAINERS = frozenset({"swift", "megatron", "llamafactory-cli", "axolotl", "tune", "nemo", "litgpt"})
+SUBCOMMANDS = frozenset(
+    {"sft", "pt", "rlhf", "train", "run", "llm", "pretrain"}
+    | {f"finetune{method}" for method in ("", "_full", "_lora", "_adapter", "_adapter_v2")}
+)
 """Programs that launch themselves, and their subcommands."""
 _NO_LAUNCH = frozenset({"echo", "printf", "cat", "cp", "sed", "git", "cd", "mkdir", "pip", "tee", "ls", "rm"})
 _RECIPE = re.compile(r"[\w./-]+\.py|\w+_(?:distributed|single_device|multinode)|(?:full|lora|qat|dpo|ppo)_\w+")
@@ -126,7 +129,7 @@ def launch_of(command: Command) -> TrainingCommand | None:
             python = True
         elif (launcher := _COMMANDS.get(word)) and launchers[-1:] != [launcher]:
             launchers.append(launcher)
-            python = python or launcher in {"torchrun", "deepspeed", "accelerate"}
+            python = python or launcher in {"torchrun", "deepspeed", "accelerate", "composer"}
         elif word == "tune" and after == "run":
             return _of_tune(command, i + 2, launchers)
         elif (word in _TRAINERS and after in SUBCOMMANDS) or (
