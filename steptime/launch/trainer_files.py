@@ -13,15 +13,15 @@ from steptime.base.config import ConfigError
 from steptime.base.document import parse_mapping
 from steptime.launch.beside import Beside, read_beside
 from steptime.launch.config_sections import BY_README, of_defaults, of_readme, of_section, of_subcommand
-from steptime.launch.devices import SET_DEVICES, of_comment
+from steptime.launch.devices import of_comment
 from steptime.launch.interpolate import resolve
 from steptime.launch.job_keys import text_of
 from steptime.launch.keys import GivenKey, KeyTable, flatten, rule_of, spelled
 from steptime.launch.program_calls import ADAPTERS_OF, is_read, of_adapters, of_program, passed_on
 from steptime.launch.program_defaults import defaults_in
+from steptime.launch.script_devices import devices_of
 from steptime.launch.shell.processes import flags_of, taken_apart
 from steptime.launch.shell.script import Script, read_script, variables_of
-from steptime.launch.shell.training_command import SUBCOMMANDS
 
 _NO_TRAINING = (
     "infer_backend",
@@ -201,21 +201,10 @@ def _in_files(path: str, text: str, table: KeyTable, env: dict[str, str], beside
         if said.get("deepspeed") in (True, None) and isinstance(said.get("deepspeed_config"), str):
             # a switch and a file (deepspeed/__init__.py, add_config_arguments)
             said["deepspeed"] = said.pop("deepspeed_config")
-        alone = table.raw.get("launcher", {}).get("one_process")
-        others = script.unclear and (script.launchers or script.program not in SUBCOMMANDS)
-        if script.launchers if alone else others:
-            unclear["devices"] = script.unclear[0] if script.unclear else f"number of devices unknown; {SET_DEVICES}"
-        if script.launchers[-1:] == ["deepspeed"] and script.devices is None and not script.unclear:
-            unclear["devices"] = f"number of devices unknown: those of its hostfile; {SET_DEVICES}"
-        launcher = (
-            {"nproc": script.devices_per_node}
-            if script.devices is None and not script.unclear and "devices" not in unclear
-            else {}
-        )
-        said |= {key: value for key, value in launcher.items() if value}
+        devices = devices_of(script, table, said, unclear)
         name = script.program.rpartition("/")[2]
         code = (beside.text(script.program) or "") if beside is not None and name.endswith(".py") else ""
-        return Said(said, script.devices, unclear, name, defaults_in(code), script.notes, code)
+        return Said(said, devices, unclear, name, defaults_in(code), script.notes, code)
     text = re.sub(r"(?<=: )!include +(\S+)", lambda found: _included(found[1], beside), text)
     tree = of_section(parse_mapping(text, path, repeats=True), table)
     tree = resolve(tree, env | variables_of(beside))

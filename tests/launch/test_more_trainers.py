@@ -136,7 +136,7 @@ fsdp_config:
 
 
 def test_llm_foundry(tmp_path):
-    """Positions 1,024 x 512 and words 50,368 x 512, which are the head's too; a layer 12 x 512^2, and 13 x 512 of biases, norms."""
+    """Positions and words, 51,392 x 512 (the words are the head's too); a layer has 12 x 512^2, 13 x 512 of biases and norms."""
     found = job(tmp_path, "mpt.yaml", MPT % ("false", 8, "PURE"), parallelism__dp=8)
     layer = 12 * 512**2 + 13 * 512
     assert n_params(found.model) == 6 * layer + (50368 + 1024 + 2) * 512
@@ -248,3 +248,21 @@ def test_maxtext_weights_in_bf16(tmp_path):
         job(tmp_path, "q.yml", text.replace("weight_dtype: bfloat16", "weight_dtype: float32")).performance.param_dtype
         == "fp32"
     )
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python finetune.py --model_name_or_path Qwen/Qwen2.5-1.5B --max_seq_length 1024 --per_device_train_batch_size 2",
+        "swift sft --model Qwen/Qwen2.5-1.5B --max_length 1024 --train_type lora --per_device_train_batch_size 2",
+    ],
+)
+def test_one_process_that_sees_several_devices(tmp_path, command):
+    """torch.nn.DataParallel, or layers spread over the devices: no process on each; one device, or a count of processes, is."""
+    text = "export CUDA_VISIBLE_DEVICES=%s\n%s\n"
+    said = problems(tmp_path, "run.sh", text % ("0,1,2,3", command))
+    assert "one process sees 4 devices" in said
+    assert "add --set parallelism.dp=4" in said
+    assert job(tmp_path, "run.sh", text % ("0", command)).parallelism.dp == 1
+    assert job(tmp_path, "run.sh", text % ("0,1", f"NPROC_PER_NODE=2 {command}")).parallelism.dp == 2
+    assert job(tmp_path, "run.sh", text % ("0,1", command), parallelism__dp=2).parallelism.dp == 2

@@ -246,6 +246,10 @@ def _counted(variables: dict[str, str]) -> int | None:
     return next((int(text) for text in counts if re.fullmatch(r"[1-9]\d{0,6}", text)), None)
 
 
+COUNTS = frozenset({"NPROC_PER_NODE", "GPUS_PER_NODE", "WORLD_SIZE"})
+"""Variables with a number of processes."""
+
+
 def _around(variables: dict[str, str]) -> tuple[int | None, int | None, int | None, str]:
     """Devices, nodes and devices per node from the usual variables, where a script starts a single process; and the default."""
     said = {name: int(text) for name, text in variables.items() if re.fullmatch(r"\d{1,6}", text)}
