@@ -80,6 +80,9 @@ LAUNCHERS = {
     "srun": _Launcher(("--nodes", "-N"), ("--ntasks-per-node", "--tasks-per-node"), ("--ntasks", "-n")),
     "deepspeed": _Launcher(("--num_nodes", "--num-nodes"), ("--num_gpus", "--num-gpus")),
     "accelerate": _Launcher(("--num_machines", "--num-machines"), (), ("--num_processes", "--num-processes")),
+    # lightning/fabric/cli.py: lightning run model, fabric run
+    "lightning": _Launcher(("--num-nodes", "--num_nodes"), ("--devices",)),
+    "fabric": _Launcher(("--num-nodes", "--num_nodes"), ("--devices",)),
     # composer/cli/launcher.py
     "composer": _Launcher((), ("-n", "--nproc"), ("--world_size",)),
     # allenai/open-instruct mason.py

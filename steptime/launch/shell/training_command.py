@@ -129,7 +129,7 @@ def launch_of(command: Command) -> TrainingCommand | None:
             python = True
         elif (launcher := _COMMANDS.get(word)) and launchers[-1:] != [launcher]:
             launchers.append(launcher)
-            python = python or launcher in {"torchrun", "deepspeed", "accelerate", "composer"}
+            python = python or launcher in {"torchrun", "deepspeed", "accelerate", "composer", "lightning", "fabric"}
         elif word == "tune" and after == "run":
             return _of_tune(command, i + 2, launchers)
         elif (word in _TRAINERS and after in SUBCOMMANDS) or (
