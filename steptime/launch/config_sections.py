@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from steptime.launch.keys import KeyTable, flatten, rule_of, spelled
 from steptime.launch.shell.processes import flags_of
 from steptime.launch.shell.script import Script
 
-BY_README = "{} read, with which the README of these recipes starts full training; for another add --with FILE"
+BY_README = "{} read, with which the README or script of this recipe starts it; for another add --with FILE"
 """The note on a config of accelerate that a recipe does not name."""
 
 
@@ -43,14 +42,19 @@ def of_defaults(table: KeyTable, beside: Beside | None) -> dict[str, Any]:
 
 
 def of_readme(path: str) -> dict[str, Any]:
-    """Options of the first `accelerate launch` in the README of a recipe's folder, or the one above, that names the recipe."""
+    """Options of `accelerate launch` in the README of a recipe's folder, or of the one above, or in the one script beside it."""
     here = Path(path).resolve()
     last = "/".join(here.parts[-3:])
-    for folder in (here.parent, here.parent.parent):
-        readme = folder / "README.md"
-        text = read_beside(readme).replace("\\\n", " ") if is_readable(readme) else ""
-        for line in text.split("\n"):
-            if re.search(rf"\baccelerate launch\b.*{re.escape(last)}(?![\w.-])", line):
-                before = line.partition("accelerate launch")[2].partition(last)[0]
-                return dict(flags_of(shlex.split(before, comments=True)))
+    started = [_started(folder / "README.md", last) for folder in (here.parent, here.parent.parent)]
+    beside = [found for script in sorted(here.parent.glob("*.sh"))[:20] if (found := _started(script, here.name))]
+    return next(filter(None, started), beside[0] if len(beside) == 1 else {})
+
+
+def _started(file: Path, name: str) -> dict[str, Any]:
+    """Options of the first `accelerate launch` in a file that names a config."""
+    text = read_beside(file).replace("\\\n", " ") if is_readable(file) else ""
+    for line in text.split("\n"):
+        if re.search(rf"\baccelerate launch\b.*(?<![\w.-]){re.escape(name)}(?![\w.-])", line):
+            before = line.partition("accelerate launch")[2].partition(name)[0]
+            return dict(flags_of(before.replace('"', "").replace("'", "").split()))
     return {}

@@ -175,7 +175,9 @@ def _of_recipes(path: str, said: Mapping[str, Any], table: KeyTable, beside: Bes
     own = {"deepspeed", "fsdp", "fsdp_config", "distributed_type", "use_peft", "load_in_4bit"}
     if beside is None or "model_name_or_path" not in said or any(said.get(key) for key in own):
         return None
-    names = [of_readme(path).get("config_file")] if of_readme(path) else table.raw.get("recipes_with") or []
+    if (started := of_readme(path)) and (name := started.get("config_file")):
+        beside.needed(str(name), f"{path}: is started with")
+    names = [started.get("config_file")] if started else table.raw.get("recipes_with") or []
     return next((found for name in names if name and (found := beside.path(str(name)))), None)
 
 

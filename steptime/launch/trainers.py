@@ -83,7 +83,12 @@ class _Plan(Figures):
         self.devices, self.open_devices, self.beside = stated(found, keys.sets), found.unclear.get("devices"), beside
         self.config: dict[str, Any] = {"model": {}, "parallelism": {"tp": 1, "pp": 1}, "performance": {}, "data": {}}
         own = [*(keys.table.raw.get("renamed_beside") or {}).values(), keys.table.raw.get("own_arguments") or []]
-        named = (item.name for item in keys.given if any(item.name in names for names in own))
+        sections = tuple(keys.table.raw.get("own_sections") or ())
+        named = (
+            item.name
+            for item in keys.given
+            if any(item.name in names for names in own) or (sections and item.name.startswith(sections))
+        )
         self.own_names = next(named, keys.table.raw.get("own_program", ""))
         """A name that the trainer does not have: the program has its own arguments and defaults."""
         self.words = found.unclear.get("$@", "")

@@ -303,3 +303,46 @@ def test_lightnings_launcher(tmp_path):
     text = "#!/bin/bash\nlightning run model --accelerator=cuda --devices=8 --num-nodes=2 train.py --model_name_or_path %s\n"
     said = "Qwen/Qwen2.5-1.5B --max_seq_length 1024 --bf16 True --per_device_train_batch_size 2"
     assert job(tmp_path, "run.sh", text % said).parallelism.dp == 16
+
+
+FSDP = """distributed_type: FSDP
+fsdp_config: {fsdp_sharding_strategy: FULL_SHARD, fsdp_offload_params: false, fsdp_activation_checkpointing: true}
+mixed_precision: bf16
+num_processes: 2
+"""
+
+
+def test_config_is_started_as_the_script_beside_it_does(tmp_path):
+    """Alone llamafactory-cli takes a process for each device of the node; the script takes two, under FSDP."""
+    text = "model_name_or_path: Qwen/Qwen2.5-1.5B\nstage: sft\nfinetuning_type: full\ncutoff_len: 512\nbf16: true\n"
+    text += "per_device_train_batch_size: 1\n"
+    assert job(tmp_path, "examples/own/sft.yaml", text).parallelism.dp == 8
+    (tmp_path / "examples/own/train.sh").write_text(
+        "accelerate launch \\\n    --config_file examples/accelerate/fsdp.yaml \\\n    src/train.py examples/own/sft.yaml\n"
+    )
+    assert "examples/accelerate/fsdp.yaml, which was not found" in problems(tmp_path, "examples/own/sft.yaml", text)
+    (tmp_path / "examples/accelerate").mkdir()
+    (tmp_path / "examples/accelerate/fsdp.yaml").write_text(FSDP)
+    layout = job(tmp_path, "examples/own/sft.yaml", text).parallelism
+    assert (layout.dp, layout.fsdp.version) == (2, 1)
+
+
+OWN = """method: %s
+model: {name: Qwen/Qwen2.5-1.5B}
+data: {max_seq_length: 1024}
+training: {per_device_train_batch_size: 2, gradient_accumulation_steps: 2, %s}
+"""
+
+
+def test_sections_of_a_config_of_ones_own(tmp_path):
+    """The Trainer's arguments in sections of a program's own config; what precision it has, only it says."""
+    (tmp_path / "fsdp.yaml").write_text(FSDP)
+    script = "accelerate launch --config_file fsdp.yaml --module src.train --config own.yaml\n"
+    (tmp_path / "own.yaml").write_text(OWN % ("full_ft", "bf16: true"))
+    found = job(tmp_path, "run.sh", script)
+    assert (found.parallelism.dp, found.data.gbs, found.data.seqlen) == (2, 8, 1024)
+    (tmp_path / "own.yaml").write_text(OWN % ("blockwise", "bf16: true"))
+    assert "method blockwise: training by a method of its own program" in problems(tmp_path, "run.sh", script)
+    (tmp_path / "fsdp.yaml").write_text(FSDP.replace("mixed_precision: bf16\n", ""))
+    (tmp_path / "own.yaml").write_text(OWN % ("full_ft", "seed: 1"))
+    assert "precision unknown" in problems(tmp_path, "run.sh", script)
