@@ -303,6 +303,8 @@ def test_lightnings_launcher(tmp_path):
     text = "#!/bin/bash\nlightning run model --accelerator=cuda --devices=8 --num-nodes=2 train.py --model_name_or_path %s\n"
     said = "Qwen/Qwen2.5-1.5B --max_seq_length 1024 --bf16 True --per_device_train_batch_size 2"
     assert job(tmp_path, "run.sh", text % said).parallelism.dp == 16
+    alone = f"conda run -n lightning python train.py --model_name_or_path {said}\n"
+    assert "launched by python only" in problems(tmp_path, "run.sh", alone)
 
 
 FSDP = """distributed_type: FSDP

@@ -31,6 +31,8 @@ _COMMANDS = {name: name for name in LAUNCHERS} | {
     "mpiexec": "mpirun",
 }
 """A word of a command -> the launcher that it is."""
+_WITH_RUN = frozenset({"lightning", "fabric"})
+"""Launchers only with their subcommand: an environment may have their name."""
 _TRAINERS = frozenset({"swift", "megatron", "llamafactory-cli", "axolotl", "tune", "nemo", "litgpt"})
 SUBCOMMANDS = frozenset(
     {"sft", "pt", "rlhf", "train", "run", "llm", "pretrain"}
@@ -127,6 +129,8 @@ def launch_of(command: Command) -> TrainingCommand | None:
             return None
         if re.fullmatch(r"python[\d.]*", word):
             python = True
+        elif word in _WITH_RUN and after != "run":
+            continue
         elif (launcher := _COMMANDS.get(word)) and launchers[-1:] != [launcher]:
             launchers.append(launcher)
             python = python or launcher in {"torchrun", "deepspeed", "accelerate", "composer", "lightning", "fabric"}
