@@ -57,7 +57,8 @@ def _launch_files(made: ArgumentParser) -> None:
     """Reading a launch file, and writing one."""
     about = (
         "PLAN is a launch script, config or log of megatron, torchtitan, nemo, deepspeed, transformers, llamafactory, "
-        "axolotl, swift, nanotron, gpt-neox, maxtext, olmo, primus, torchtune, automodel, levanter, openrlhf; or auto"
+        "axolotl, swift, litgpt, nanotron, gpt-neox, maxtext, llm-foundry, olmo, primus, torchtune, automodel, levanter, "
+        "openrlhf, verl; or auto"
     )
     made.add_argument("--from", dest="kind", metavar="KIND", help=about)
     about = "with --from, a file in another folder that PLAN sources or names; may be repeated"

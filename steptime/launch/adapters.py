@@ -106,6 +106,8 @@ def put_adapters(found: Figures, config: dict[str, Any]) -> None:
         return
     usual = table.get("adapters") or {}
     said = {name: found.get(f"@adapter_{name}") for name in ("rank", "targets", "dropout")}
+    if each := table.get("adapter_switches"):
+        said["targets"] = [target for key, target in each.items() if keys.on(key)]
     if found.on("@adapter_everywhere"):
         said["targets"] = "all"
     elif found.on("@adapter_mlp"):

@@ -53,6 +53,21 @@ class Figures:
         left = figure not in self.figures or str(self.get(figure)) in {"auto", "-1"}
         return None if left else self.keys.whole(self.figures[figure])
 
+    def listed(self) -> int | None:
+        """Devices by the keys of nodes and of the processes on each."""
+        per_node = self.whole("@per_node")
+        return (self.whole("@nodes") or 1) * per_node if per_node else None
+
+    def pure(self) -> bool:
+        """Whether weights, gradients and states are bf16: a switch, or a trainer's only way, or word (its table's `pure`)."""
+        word = self.keys.table.raw.get("pure")
+        return self.on("@pure_bf16") or bool(word and ("bf16" if word is True else word) in str(self.get("@half")))
+
+    def masters(self) -> dict[str, str]:
+        """Dtypes of a trainer that has a word for pure bf16, without that word: fp32."""
+        named = isinstance(self.keys.table.raw.get("pure"), str)
+        return dict.fromkeys(("param_dtype", "main_grad_dtype", "moment_dtype"), "fp32") if named else {}
+
     def mlp_width(self, model: dict[str, Any]) -> int:
         """Width of the MLP, of each half of a gated one; 0 where it is not given."""
         raw, hidden = self.keys.table.raw, size_of(model.get("hidden_sz"), 0)
@@ -78,7 +93,7 @@ class Figures:
             return "adamw_8bit"
         if said == "adafactor" and not self.on("@deepspeed") and not self.on("@fsdp"):
             return said
-        named = re.sub(r"[^a-z]", "", said)
+        named = re.sub(r"[^a-z]", "", said.removeprefix("decoupled_"))  # composer/optim: Adam's, another rule of decay
         if not named.startswith(("adam", "fusedadam")):
             self.keys.leave_out(self.figures["@optimizer"], "states of an optimizer other than Adam; counted as Adam's")
         elif "4bit" in said:

@@ -34,8 +34,8 @@ KINDS = {
 }
 """Kind of launch file -> module and function (path, text, env, sets, beside) that read it, imported when asked for."""
 TABLES = (
-    "llamafactory", "axolotl", "swift", "nanotron", "gpt-neox", "maxtext", "olmo", "primus",
-    "torchtune", "automodel", "levanter", "openrlhf", "transformers",
+    "llamafactory", "axolotl", "swift", "litgpt", "nanotron", "gpt-neox", "maxtext", "llm-foundry", "olmo", "primus",
+    "torchtune", "automodel", "levanter", "openrlhf", "verl", "transformers",
 )  # fmt: skip
 """Kinds that are translated by a table of keys only."""
 

@@ -12,15 +12,16 @@ from typing import Any, NamedTuple
 from steptime.base.config import ConfigError
 from steptime.base.document import parse_mapping
 from steptime.launch.beside import Beside, read_beside
-from steptime.launch.devices import SET_DEVICES, of_comment
+from steptime.launch.config_sections import BY_README, of_defaults, of_readme, of_section, of_subcommand
+from steptime.launch.devices import of_comment
 from steptime.launch.interpolate import resolve
 from steptime.launch.job_keys import text_of
 from steptime.launch.keys import GivenKey, KeyTable, flatten, rule_of, spelled
 from steptime.launch.program_calls import ADAPTERS_OF, is_read, of_adapters, of_program, passed_on
 from steptime.launch.program_defaults import defaults_in
+from steptime.launch.script_devices import devices_of
 from steptime.launch.shell.processes import flags_of, taken_apart
 from steptime.launch.shell.script import Script, read_script, variables_of
-from steptime.launch.shell.training_command import SUBCOMMANDS
 
 _NO_TRAINING = (
     "infer_backend",
@@ -156,10 +157,10 @@ def said_in(path: str, text: str, table: KeyTable, env: dict[str, str], beside: 
         raise ConfigError(f"{path}: {what}: training on preferences or rewards is not modeled")
     said = found.keys
     configs = [config for config in (beside.added if beside is not None else []) if config.suffix in {".yaml", ".yml"}]
-    if not configs and not found.program and (config := _of_recipes(said, table, beside)) is not None:
+    if not configs and not found.program and (config := _of_recipes(path, said, table, beside)) is not None:
         configs = [config]
-        note = f"{config.name} read, with which the README of these recipes starts full training; for another add --with FILE"
-        found = found._replace(notes=(*found.notes, note))
+        said = {key: value for key, value in of_readme(path).items() if key == "num_processes"} | said
+        found = found._replace(notes=(*found.notes, BY_README.format(config.name)))
     for config in configs:
         said = flatten(parse_mapping(read_beside(config), str(config))) | said
     unset = "none" if table.raw.get("none_is_unset") else None
@@ -169,12 +170,15 @@ def said_in(path: str, text: str, table: KeyTable, env: dict[str, str], beside: 
     return found._replace(keys=said)
 
 
-def _of_recipes(said: Mapping[str, Any], table: KeyTable, beside: Beside | None) -> Path | None:
+def _of_recipes(path: str, said: Mapping[str, Any], table: KeyTable, beside: Beside | None) -> Path | None:
     """The config of accelerate with which a recipe in its repository is started; None for adapters, or where it names its own."""
     own = {"deepspeed", "fsdp", "fsdp_config", "distributed_type", "use_peft", "load_in_4bit"}
     if beside is None or "model_name_or_path" not in said or any(said.get(key) for key in own):
         return None
-    return next((path for name in table.raw.get("recipes_with") or [] if (path := beside.path(name))), None)
+    if (started := of_readme(path)) and (name := started.get("config_file")):
+        beside.needed(str(name), f"{path}: is started with")
+    names = [started.get("config_file")] if started else table.raw.get("recipes_with") or []
+    return next((found for name in names if name and (found := beside.path(str(name)))), None)
 
 
 def _in_files(path: str, text: str, table: KeyTable, env: dict[str, str], beside: Beside | None) -> Said:
@@ -191,33 +195,22 @@ def _in_files(path: str, text: str, table: KeyTable, env: dict[str, str], beside
     if not re.match(r"\s*(#[^\n]*\n\s*|---\s)*(\{|[\w\"'-]+\s*:(\s|$))", text):
         script = read_script(text, path, env, beside)
         script = script._replace(arguments=taken_apart(script.arguments))
-        said = _configs(script, path, beside, table) | _of_accelerate(script, table)
+        said = of_defaults(table, beside) | _configs(script, path, beside, table)
+        said |= _of_accelerate(script, table) | of_subcommand(script, table)
         flags = flags_of([word.text for word in script.arguments])
         said |= {name: value for name, value in flags if not is_read(name, value)}
         unclear = _without_value(script) | ({} if "1" in env else _of_words(text))
         if said.get("deepspeed") in (True, None) and isinstance(said.get("deepspeed_config"), str):
             # a switch and a file (deepspeed/__init__.py, add_config_arguments)
             said["deepspeed"] = said.pop("deepspeed_config")
-        alone = table.raw.get("launcher", {}).get("one_process")
-        others = script.unclear and (script.launchers or script.program not in SUBCOMMANDS)
-        if script.launchers if alone else others:
-            unclear["devices"] = script.unclear[0] if script.unclear else f"number of devices unknown; {SET_DEVICES}"
-        if script.launchers[-1:] == ["deepspeed"] and script.devices is None and not script.unclear:
-            unclear["devices"] = f"number of devices unknown: those of its hostfile; {SET_DEVICES}"
-        launcher = (
-            {"nproc": script.devices_per_node}
-            if script.devices is None and not script.unclear and "devices" not in unclear
-            else {}
-        )
-        said |= {key: value for key, value in launcher.items() if value}
+        devices = devices_of(script, table, said, unclear)
         name = script.program.rpartition("/")[2]
         code = (beside.text(script.program) or "") if beside is not None and name.endswith(".py") else ""
-        return Said(said, script.devices, unclear, name, defaults_in(code), script.notes, code)
+        return Said(said, devices, unclear, name, defaults_in(code), script.notes, code)
     text = re.sub(r"(?<=: )!include +(\S+)", lambda found: _included(found[1], beside), text)
-    tree = resolve(parse_mapping(text, path, repeats=True), env | variables_of(beside))
+    tree = of_section(parse_mapping(text, path, repeats=True), table)
+    tree = resolve(tree, env | variables_of(beside))
     tree, program = _of_wandb(tree) if "_wandb" in tree else (tree, "")
-    for section in table.raw.get("inside") or []:
-        tree = tree[section] if isinstance(tree.get(section), dict) else tree
     if isinstance(inline := tree.get("deepspeed"), dict) and inline and beside is not None:
         beside.written["the deepspeed section"] = json.dumps(inline)
         tree["deepspeed"] = "the deepspeed section"

@@ -83,7 +83,12 @@ class _Plan(Figures):
         self.devices, self.open_devices, self.beside = stated(found, keys.sets), found.unclear.get("devices"), beside
         self.config: dict[str, Any] = {"model": {}, "parallelism": {"tp": 1, "pp": 1}, "performance": {}, "data": {}}
         own = [*(keys.table.raw.get("renamed_beside") or {}).values(), keys.table.raw.get("own_arguments") or []]
-        named = (item.name for item in keys.given if any(item.name in names for names in own))
+        sections = tuple(keys.table.raw.get("own_sections") or ())
+        named = (
+            item.name
+            for item in keys.given
+            if any(item.name in names for names in own) or (sections and item.name.startswith(sections))
+        )
         self.own_names = next(named, keys.table.raw.get("own_program", ""))
         """A name that the trainer does not have: the program has its own arguments and defaults."""
         self.words = found.unclear.get("$@", "")
@@ -112,7 +117,7 @@ class _Plan(Figures):
         """The plan with what became of every key."""
         keys, config = self.keys, self.config
         config["performance"] = {"software": self._software()} | self._precision() | config["performance"]
-        if self.on("@checkpointing"):
+        if self.on("@checkpointing") and (self._sharded() or not keys.table.raw.get("replays_sharded")):
             config["performance"].setdefault("activation_checkpointing_type", "full")
         if (word := str(self.get("@checkpointing"))) == "offload":  # Axolotl, utils/schemas/validation.py
             config["performance"]["activation_offload"] = True
@@ -161,7 +166,9 @@ class _Plan(Figures):
 
     def _sharded(self) -> bool:
         """Whether FSDP runs the steps: a recipe of one device has none."""
-        alone = 1 in {self.devices, told(self.keys.sets, "parallelism.dp")} and self.keys.table.raw.get("pure")
+        alone = 1 in {self.devices, self.listed(), told(self.keys.sets, "parallelism.dp")} and self.keys.table.raw.get(
+            "pure"
+        )
         return self.on("@fsdp") and "fsdp" in self.keys.table.raw["software"] and not alone
 
     def _precision(self) -> dict[str, Any]:
@@ -175,14 +182,14 @@ class _Plan(Figures):
         fp16 = self.on("@fp16") or "fp16" in word or "float16" in word.replace("bfloat16", "")
         if self.on("@fp8"):
             self.keys.approximate(self.figures["@fp8"], "torchao's float8 projections: counted as bf16")
-        if self._pure() and not self.on("@deepspeed"):  # whose masters are fp32 all the same
+        if self.pure() and not self.on("@deepspeed"):  # whose masters are fp32 all the same
             pure = dict.fromkeys(("precision", "param_dtype", "main_grad_dtype", "moment_dtype"), "bf16")
             # TransformerEngine pytorch/optimizers/fused_adam.py, exp_avg_dtype
             return pure | ({"moment_dtype": "fp32"} if "transformer_engine" in str(self.get("@optimizer")) else {})
         if self.own_names and not (bf16 or fp16 or word.strip() or self.on("@fp8")):
             why = f"precision unknown ({self.own_names} is not an argument of {self.keys.table.framework})"
             self.keys.left_open["performance.precision"] = f"{why}; add --set performance.precision=NAME"
-        half = {"precision": "bf16" if bf16 or self.on("@fp8") else "fp16" if fp16 else "fp32"}
+        half = {"precision": "bf16" if bf16 or self.on("@fp8") else "fp16" if fp16 else "fp32"} | self.masters()
         kept = self.on("@deepspeed") or self._sharded()
         if (
             (said := self.keys.table.raw.get("autocast"))
@@ -195,10 +202,6 @@ class _Plan(Figures):
             self.keys.approximate(self.figures[by], said)
             return half | dict.fromkeys(("param_dtype", "main_grad_dtype", "moment_dtype"), "fp32")
         return half
-
-    def _pure(self) -> bool:
-        """Whether weights, gradients and states are bf16: a switch, or a trainer's only way (its table's `pure`)."""
-        return self.on("@pure_bf16") or bool(self.keys.table.raw.get("pure") and "bf16" in str(self.get("@half")))
 
     def _model(self) -> None:
         keys, config = self.keys, self.config
@@ -287,7 +290,8 @@ class _Plan(Figures):
                 )
             gbs = batch or (micro * (steps or 1) * dp if micro else None)
             data |= {"gbs": gbs} if gbs else {}
-            micro = micro or (gbs // (dp * (steps or 1)) if gbs else None)
+            looked_for = str(self.get("@micro")) == "auto"  # at run time: llm-foundry
+            micro = micro or (gbs // (dp * (steps or 1)) if gbs and not looked_for else None)
         data |= {"microbatch_sz": micro} if micro else {}
         for key in ("gbs", "microbatch_sz"):
             if key not in data and "parallelism.dp" not in keys.left_open:

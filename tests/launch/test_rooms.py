@@ -28,7 +28,15 @@ ORDER = [
         "nemo",
     ),
     "torchtitan",
-    *("program_defaults", "program_calls", "trainer_files", "zero_stage", "primus"),
+    *(
+        "program_defaults",
+        "program_calls",
+        "config_sections",
+        "script_devices",
+        "trainer_files",
+        "zero_stage",
+        "primus",
+    ),
     "trainers",
     *("job_yaml", "read", "plan_yaml", "write"),
 ]

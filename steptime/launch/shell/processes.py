@@ -80,6 +80,13 @@ LAUNCHERS = {
     "srun": _Launcher(("--nodes", "-N"), ("--ntasks-per-node", "--tasks-per-node"), ("--ntasks", "-n")),
     "deepspeed": _Launcher(("--num_nodes", "--num-nodes"), ("--num_gpus", "--num-gpus")),
     "accelerate": _Launcher(("--num_machines", "--num-machines"), (), ("--num_processes", "--num-processes")),
+    # lightning/fabric/cli.py: lightning run model, fabric run
+    "lightning": _Launcher(("--num-nodes", "--num_nodes"), ("--devices",)),
+    "fabric": _Launcher(("--num-nodes", "--num_nodes"), ("--devices",)),
+    # composer/cli/launcher.py
+    "composer": _Launcher((), ("-n", "--nproc"), ("--world_size",)),
+    # allenai/open-instruct mason.py
+    "mason.py": _Launcher(("--num_nodes",)),
     "msrun": _Launcher((), ("--local_worker_num",), ("--worker_num",)),
     # IBM's Job Step Manager: sets of resources, on each host and in all
     "jsrun": _Launcher((), ("--rs_per_host", "-r"), ("--nrs", "-n")),
@@ -126,6 +133,10 @@ def size_of(words: list[Word], launchers: list[str], variables: dict[str, str]) 
         )
     if inner == "deepspeed" and nodes is None and not unclear:
         nodes, per_node, devices, default = _by_hosts(words, per_node, variables)
+    if "mason.py" in launchers and devices and (nodes or 1) > 1:  # which puts their product into accelerate's option
+        devices *= nodes or 1
+    if inner == "composer" and not per_node and not devices and not unclear:
+        nodes, per_node, default = 1, visible, "composer, the visible devices"
     if inner == "accelerate" and devices is None and not unclear:  # commands/launch.py: torch.cuda.device_count()
         per_node = visible
     if not launchers and not unclear:
@@ -236,6 +247,10 @@ def _counted(variables: dict[str, str]) -> int | None:
     """Devices that a script counts itself."""
     counts = [text for name, text in variables.items() if name.lower() in {"num_gpus", "world_size"}]
     return next((int(text) for text in counts if re.fullmatch(r"[1-9]\d{0,6}", text)), None)
+
+
+COUNTS = frozenset({"NPROC_PER_NODE", "GPUS_PER_NODE", "WORLD_SIZE"})
+"""Variables with a number of processes."""
 
 
 def _around(variables: dict[str, str]) -> tuple[int | None, int | None, int | None, str]:

@@ -18,7 +18,7 @@ from steptime.launch.devices import SET_DEVICES, taken
 from steptime.launch.shell.dry_run import DryRun
 from steptime.launch.shell.expansion import DEVICES_ON_NODE, Expander
 from steptime.launch.shell.grammar import parse_shell
-from steptime.launch.shell.processes import Word, size_of
+from steptime.launch.shell.processes import COUNTS, Word, size_of
 from steptime.launch.shell.scope import DEVICES_OF_JOB, NODES_OF_JOB, Scope, Value, clean
 from steptime.launch.shell.slurm import headers_of, slurm_variables
 from steptime.launch.shell.training_command import LINE, UNKNOWN, TrainingCommand, the_launch
@@ -60,6 +60,8 @@ class Script(NamedTuple):
     """Environment variables that the script uses, except the usual ones of any shell."""
     notes: tuple[str, ...] = ()
     """What is assumed of the script."""
+    alone: bool = False
+    """Whether neither a launcher nor a variable with a number of processes starts more than one."""
     tokenizer: str = ""
     """Whose official tokenizer a comment says that the script has, or ""."""
 
@@ -144,6 +146,7 @@ def _launched(found: Script, launch: TrainingCommand, scope: Scope) -> Script:
         devices=size.devices,
         line=launch.command.line,
         unclear=size.unclear,
+        alone=not launch.launchers and not variables.keys() & COUNTS,
         notes=(*found.notes, *([taken(size.devices, size.default)] if size.devices and size.default else [])),
     )
 

@@ -32,8 +32,13 @@ _COMMANDS = {name: name for name in LAUNCHERS} | {
     "mpiexec": "mpirun",
 }
 """A word of a command -> the launcher that it is."""
-_TRAINERS = frozenset({"swift", "megatron", "llamafactory-cli", "axolotl", "tune", "nemo"})
-SUBCOMMANDS = frozenset({"sft", "pt", "rlhf", "train", "run", "llm"})
+_WITH_RUN = frozenset({"lightning", "fabric"})
+"""Launchers only with their subcommand: an environment may have their name."""
+_TRAINERS = frozenset({"swift", "megatron", "llamafactory-cli", "axolotl", "tune", "nemo", "litgpt"})
+SUBCOMMANDS = frozenset(
+    {"sft", "pt", "rlhf", "train", "run", "llm", "pretrain"}
+    | {f"finetune{method}" for method in ("", "_full", "_lora", "_adapter", "_adapter_v2")}
+)
 """Programs that launch themselves, and their subcommands."""
 _NO_LAUNCH = frozenset({"echo", "printf", "cat", "cp", "sed", "git", "cd", "mkdir", "pip", "tee", "ls", "rm"})
 _RECIPE = re.compile(r"[\w./-]+\.py|\w+_(?:distributed|single_device|multinode)|(?:full|lora|qat|dpo|ppo)_\w+")
@@ -127,9 +132,11 @@ def launch_of(command: Command) -> TrainingCommand | None:
             return None
         if re.fullmatch(r"python[\d.]*", word):
             python = True
+        elif word in _WITH_RUN and after != "run":
+            continue
         elif (launcher := _COMMANDS.get(word)) and launchers[-1:] != [launcher]:
             launchers.append(launcher)
-            python = python or launcher in {"torchrun", "deepspeed", "accelerate"}
+            python = python or launcher in {"torchrun", "deepspeed", "accelerate", "composer", "lightning", "fabric"}
         elif word == "tune" and after == "run":
             return _of_tune(command, i + 2, launchers)
         elif (word in _TRAINERS and after in SUBCOMMANDS) or (
