@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from steptime.base.num import Num, ceil, is_column, made, maximum, minimum, sqrt, tree_depth, where
+from steptime.base.num import HASHED, Num, ceil, is_column, made, maximum, minimum, sqrt, tree_depth, where
 from steptime.hardware.machine import Tier
 from steptime.job.mesh import Group, members_per_domain
 
@@ -151,8 +151,8 @@ class Collective:
     def __init__(self, kind: str, group: Group, tiers: Sequence[Tier]) -> None:
         self.group, self.tiers = group, tiers
         self.phases = _PHASES.get(kind) if len(tiers) > 1 and tiers[-1].hierarchical else None
-        columns = any(map(is_column, group))  # no keys of a cache
-        self.routes = routes(kind, group, tiers) if columns else _routes(kind, group, tuple(tiers))
+        plain = HASHED.issuperset(map(type, group))
+        self.routes = _routes(kind, group, tuple(tiers)) if plain else routes(kind, group, tiers)
 
     def cost(self, bytes_: Num) -> CommCost:
         """Seconds of a call of so many bytes."""

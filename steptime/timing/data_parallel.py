@@ -157,7 +157,8 @@ def priced(
         keys = [(id(buckets), itemsize) for buckets in state.buckets]
         for key, buckets in zip(keys, state.buckets, strict=True):
             if key not in rows:
-                rows[key] = [call(bucket, itemsize) for bucket in buckets]
+                of = {bucket: call(bucket, itemsize) for bucket in set(buckets)}
+                rows[key] = [of[bucket] for bucket in buckets]
         made[id(state)] = [rows[key] for key in keys]
     return [made[id(state)] for state in states]
 
