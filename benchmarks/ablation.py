@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 
 from steptime.cost import compute
 from steptime.cost.parts import CommCall, PartTime, Work
-from steptime.job.assembly import Assembly, Chunk, Part
+from steptime.job.assembly import Assembly, Chunk
 from steptime.job.job import Job
+from steptime.job.parts import Part
 from steptime.model.ops import Gemm, Move, Op
 from steptime.report.format import percent
 from steptime.report.table import Table

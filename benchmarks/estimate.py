@@ -134,11 +134,12 @@ def rates() -> None:
 
 def forget() -> None:
     """Forget what estimates share."""
-    from steptime.job.assembly import PARTS
+    from steptime.job.assembly import LAYOUTS
+    from steptime.job.parts import PARTS
     from steptime.timing.step_time import PART_TIMES
 
-    PARTS.clear()
-    PART_TIMES.clear()
+    for known in (PARTS, LAYOUTS, PART_TIMES):
+        known.clear()
 
 
 def best_s(plan: Path) -> tuple[float, float, float]:

@@ -150,8 +150,8 @@ def test_a_kind_with_ops_of_its_own(monkeypatch):
     monkeypatch.setitem(blocks.LAYERS, "windowed", windowed)
     one = plan(layers=None).model
     dense, window = blocks.Layer("dense", one), blocks.Layer("windowed", one)
-    monkeypatch.setattr("steptime.job.assembly.layers", lambda _: [(window, 3), (dense, 1), (window, 3), (dense, 1)])
-    monkeypatch.setattr("steptime.job.assembly.PARTS", Recent(1))
+    monkeypatch.setattr("steptime.job.parts.layers", lambda _: [(window, 3), (dense, 1), (window, 3), (dense, 1)])
+    monkeypatch.setattr("steptime.job.parts.PARTS", Recent(1))
     found = estimate(plan(layers=None))
     kinds = {part.kind: found.timing.parts.of[part] for part in found.assembly.kinds}
     assert list(kinds) == ["windowed", "dense"]

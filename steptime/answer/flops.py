@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from steptime.base.num import Num
 from steptime.base.rows import Flops
-from steptime.job.assembly import Assembly, Part
+from steptime.job.assembly import Assembly
+from steptime.job.parts import Part
 from steptime.model.ops import Gemm
 from steptime.model.scans import Chunked, Scan
 

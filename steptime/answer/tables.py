@@ -13,9 +13,10 @@ from steptime.cost.comm import CommCost
 from steptime.cost.compute import Pass
 from steptime.cost.parts import CommCall, Work
 from steptime.cost.rates import peak_dtype
-from steptime.job.assembly import Assembly, Chunk, Part
+from steptime.job.assembly import Assembly, Chunk
 from steptime.job.job import Job
 from steptime.job.mesh import shown_axis
+from steptime.job.parts import Part
 from steptime.model.ops import Gemm, Param
 from steptime.model.segments import find_segments, replayed, rerun
 from steptime.schedule import placement

@@ -20,6 +20,8 @@ made = tuple.__new__
 """`made(Row, (a, b))` is the NamedTuple Row(a, b), in less than half of the time of a call: for those made by the hundred."""
 PLAIN = (float, int, bool)
 """Exact types of plain numbers, tested first: one run tests a few thousand times."""
+HASHED = frozenset({*PLAIN, str, type(None)})
+"""Exact types of what can be a key of a cache, as columns cannot."""
 
 
 def is_column(x: Num) -> bool:

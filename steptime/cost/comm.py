@@ -10,14 +10,13 @@ bandwidth") and Thakur, Rabenseifner, Gropp, "Optimization of Collective Communi
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
 
-from steptime.base.num import Num, ceil, is_column, made, maximum, minimum, sqrt, tree_depth, where
+from steptime.base.num import HASHED, Num, ceil, is_column, made, maximum, minimum, sqrt, tree_depth, where
 from steptime.hardware.machine import Tier
 from steptime.job.mesh import Group, members_per_domain
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 RAMP = 0.6
 """Weight of the ramp, sqrt(tree latency * bandwidth time), fitted to the all-reduce tables in tests/data/collectives.yaml. It
@@ -142,9 +141,6 @@ def collective(kind: str, bytes_: Num, group: Group, tiers: Sequence[Tier]) -> C
 
     All-reduce takes the best of ring, tree and, where all tiers it crosses have it, reduction in the switch. Over a
     hierarchical tier (between data centers) a collective may run inside and across in turn, where that is faster.
-
-    Raises:
-        KeyError: for an unknown kind.
     """
     return Collective(kind, group, tiers).cost(bytes_)
 
@@ -155,7 +151,8 @@ class Collective:
     def __init__(self, kind: str, group: Group, tiers: Sequence[Tier]) -> None:
         self.group, self.tiers = group, tiers
         self.phases = _PHASES.get(kind) if len(tiers) > 1 and tiers[-1].hierarchical else None
-        self.routes = routes(kind, group, tiers)
+        plain = HASHED.issuperset(map(type, group))
+        self.routes = _routes(kind, group, tuple(tiers)) if plain else routes(kind, group, tiers)
 
     def cost(self, bytes_: Num) -> CommCost:
         """Seconds of a call of so many bytes."""
@@ -229,6 +226,9 @@ def routes(kind: str, group: Group, tiers: Sequence[Tier]) -> list[Route]:
         return []
     path, switched = crossings(group, tiers), any(tier.in_network_reduction for tier in tiers)
     return [route(one, group.ranks, path) for one in ALGORITHMS[kind] if switched or not one.in_switch]
+
+
+_routes = lru_cache(maxsize=256)(routes)  # a sweep of layouts or batches comes back to the same few groups
 
 
 def route(algorithm: Algorithm, ranks: Num, path: Sequence[Crossing]) -> Route:

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 from steptime.base.num import Num, same, where
 from steptime.fsdp.plus_plus import flat_bytes, reduction_bytes
-from steptime.job.assembly import Assembly, Chunk, Part
+from steptime.job.assembly import Assembly, Chunk
 from steptime.job.job import Job
 from steptime.job.mesh import Fsdp
+from steptime.job.parts import Part
 from steptime.memory.states import shard_ranks
 from steptime.model.ops import Param
 from steptime.software.performance import ITEMSIZE

@@ -21,7 +21,8 @@ from steptime.fsdp.pipeline_memory import stage_steps
 from steptime.fsdp.ranks import shard_group
 from steptime.fsdp.seconds import CommSeconds, ShardedPass, exposed_s, micro_batch_exposed, price
 from steptime.hardware.machine import Tier
-from steptime.job.assembly import Assembly, Chunk, Part
+from steptime.job.assembly import Assembly, Chunk
+from steptime.job.parts import Part
 from steptime.schedule import Action, order
 from steptime.schedule.sharded import Around, ShardedStep
 from steptime.software.performance import ITEMSIZE

@@ -17,8 +17,9 @@ from steptime.fsdp.plus_plus import dequantized_bytes, has_second_partition, red
 from steptime.fsdp.ranks import backward_group, copy_group, shard_group
 from steptime.fsdp.replays import backward_gathers, kept_bytes, to_fewer_ranks
 from steptime.hardware.machine import Tier
-from steptime.job.assembly import Assembly, Part
+from steptime.job.assembly import Assembly
 from steptime.job.job import Job
+from steptime.job.parts import Part
 from steptime.memory.on_host import on_host
 from steptime.software.performance import ITEMSIZE
 

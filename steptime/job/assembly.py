@@ -3,87 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
-from functools import cached_property, partial
-from typing import Any, NamedTuple, TypeAlias
+from functools import cached_property
+from typing import NamedTuple, TypeAlias
 
 from steptime.base.num import Num
 from steptime.base.recent import Recent, T
-from steptime.base.records import record
 from steptime.job.job import Job
-from steptime.job.local_params import CountedParams, LocalParam, LocalParams, in_bf16_of, shard_of
-from steptime.model.blocks import embedding_ops, ends_in_bf16, head_ops, last_output, layers, params_of
-from steptime.model.model import Model
-from steptime.model.ops import Gemm, Op, Param, Tensor, tensor_bytes
-from steptime.model.shard import Shard
+from steptime.job.local_params import CountedParams, LocalParams, shard_of
+from steptime.job.parts import Part, Parts, parts_of, shared_parts
+from steptime.model.ops import Param
 from steptime.schedule import Place, placement
 
 Runs: TypeAlias = "tuple[tuple[Part, int], ...]"
 """Parts in depth order, equal neighbors joined with their count."""
-
-
-@record
-class Part:
-    """A piece of the model on one device: a layer of one kind, the embedding or the head. Equal layers share one part."""
-
-    kind: str
-    ops: list[Op]
-    x: Tensor
-    """Its input tensor."""
-    out: str
-    """Its output tensor."""
-    tp: Num
-    model: Model
-    """The model with this kind of layer's widths."""
-    experts: Num = 1
-    """Devices that share the weights of its experts: ep * etp."""
-    ep: Num = 1
-    walks: dict[Any, Any] = field(default_factory=dict, repr=False)
-    """Memory of its walks so far, by what a walk depends on besides the part (`memory.part_memories`)."""
-
-    @cached_property
-    def sizes(self) -> dict[str, Num]:
-        """Bytes of every tensor by name."""
-        return tensor_bytes(self.ops, self.x)
-
-    @cached_property
-    def pooled(self) -> list[Num]:
-        """Bytes of each tensor that is stored in Megatron's grow-only buffer, where there is one."""
-        return [t.bytes for op in self.ops for t in op.allocates if t.pooled]
-
-    @cached_property
-    def params(self) -> list[Param]:
-        """Its parameter tensors, in the order of its ops."""
-        return params_of(self.ops)
-
-    @cached_property
-    def registered_params(self) -> LocalParams:
-        """The trained ones on one device, as Megatron's modules register them: the output projection before qkv.
-
-        megatron/core/transformer/attention.py: Attention.__init__ builds linear_proj, SelfAttention.__init__ then linear_qkv.
-        """
-        ordered: list[Op] = []
-        after_norm = 0
-        for op in self.ops:
-            ordered.insert(after_norm if op.role == "attn_proj" else len(ordered), op)
-            if op.role == "norm" and op.params:
-                after_norm = len(ordered)
-        trained = [p for p in params_of(ordered) if p.group != "frozen"]
-        own = [p.n_experts // self.ep if p.n_experts else 1 for p in trained]
-        return LocalParams(
-            [LocalParam(p, p.local(self.tp, self.experts), n) for p, n in zip(trained, own, strict=True)]
-        )
-
-    @cached_property
-    def n_params(self) -> Num:
-        """Trained parameters on one device: split ones divided by their ranks."""
-        return self.registered_params.total
-
-    @cached_property
-    def n_quantized(self) -> Num:
-        """Parameters on one device that a recipe quantizes: the weights of its projections."""
-        weights = [p for op in self.ops if isinstance(op, Gemm) and op.recipe for p in op.params if p.multiplies]
-        return sum(p.local(self.tp, self.experts) for p in weights)
 
 
 class Chunk(NamedTuple):
@@ -103,44 +35,23 @@ class Chunk(NamedTuple):
         return sum(count for _, count in self.runs)
 
 
-class Parts(NamedTuple):
-    """What jobs of the same model and shard have in common, whatever their pipeline and data parallelism."""
+class ChunkLayout(NamedTuple):
+    """Which chunk holds which layers: what jobs of the same parts and pipeline share, whatever their data parallelism."""
 
-    embedding: Part
-    head: Part
-    runs: list[tuple[Part, int]]
-    """All layers in depth order."""
-    kinds: list[Part]
-    """Every kind of layer."""
-    boundary_bytes: Num
-    """The tensor that one stage sends to the next [B]."""
-
-
-def parts_of(shard: Shard, ends: tuple[int, int], model: Model) -> Parts:
-    """Build the op lists once; everything else reads them. `ends`: first and last layers that a recipe leaves in bf16."""
-    hidden = Tensor("x", shard.sequence_tokens * model.hidden_sz, shard.itemsize)
-    embedding = embedding_ops(model, shard)
-    every, experts = layers(model), shard.ep * shard.etp
-    last = every[-1][0].model if model.mtp else model
-    made: dict[tuple[int, bool], Part] = {}
-    runs: list[tuple[Part, int]] = []
-    for layer, count, in_bf16 in ends_in_bf16(every, *ends):
-        key = id(layer), in_bf16
-        if key not in made:
-            ops = layer.ops(in_bf16_of(shard) if in_bf16 else shard)
-            made[key] = Part(layer.kind, ops, hidden, "y", shard.tp, layer.model, experts, shard.ep)
-        runs.append((made[key], count))
-    return Parts(
-        Part("embedding", embedding, Tensor("ids", 0.0, 0.0), last_output(embedding), shard.tp, model),
-        Part("head", head_ops(model, shard), hidden, "", shard.tp, last, experts, shard.ep),
-        runs,
-        list(made.values()),
-        1.0 * hidden.bytes,
-    )
+    chunks: list[Chunk]
+    """In depth order."""
+    stages: list[list[Chunk]]
+    """By stage, virtual chunks in order."""
+    contents: list[list[int]]
+    """`contents_of` the stages."""
+    first_alike: list[int]
+    """For each stage the first one with the same contents."""
+    held: list[CountedParams]
+    """`Assembly.held`, once it is known."""
 
 
-PARTS: Recent[Parts] = Recent(16)
-"""Parts of the last shards: a sweep of layouts or batches comes back to the same few degrees of tp, cp and ep."""
+LAYOUTS: Recent[ChunkLayout] = Recent(16)
+"""The last layouts."""
 
 
 class Assembly:
@@ -150,8 +61,9 @@ class Assembly:
         self.job = job
         self.shard = shard_of(job)
         ends = job.performance.bf16_layers_at_start or 0, job.performance.bf16_layers_at_end or 0
-        make = partial(parts_of, self.shard, ends, job.model)
-        self.take(make() if self.shard.columns else PARTS.of(make.args, make))
+        self.alone = self.shard.columns
+        """Whether its parts and chunks are made for it alone."""
+        self.take((parts_of if self.alone else shared_parts)(self.shard, ends, job.model))
         self.experts: Num = job.parallelism.ep * job.parallelism.etp
 
     def take(self, parts: Parts) -> None:
@@ -162,39 +74,69 @@ class Assembly:
     def hold(self, stages: Sequence[Sequence[Chunk]]) -> None:
         """Consist of these stages, which all differ, instead of the job's own."""
         self.stages, self.first_alike = [list(chunks) for chunks in stages], list(range(len(stages)))
+        self.contents, self.alone = contents_of(self.stages, self.job.recompute.n_layers), True
 
     def remade(self, job: Job, parts: Mapping[Part, Part]) -> Assembly:
         """The assembly of another job, with some parts replaced."""
         made = Assembly.__new__(Assembly)
-        made.job, made.shard, made.experts = job, self.shard, self.experts
+        made.job, made.shard, made.experts, made.alone = job, self.shard, self.experts, True
         embedding, head, *kinds = [parts.get(part, part) for part in (self.embedding, self.head, *self.kinds)]
         runs = [(parts.get(part, part), count) for part, count in self.runs]
         made.take(Parts(embedding, head, runs, kinds, self.boundary_bytes))
         return made
 
     @cached_property
+    def layout(self) -> ChunkLayout:
+        """The chunks, made once for all jobs that have them."""
+        job, p = self.job, self.job.parallelism
+        counts, sizes = tuple(job.layers_per_chunk), job.recompute.n_layers
+        key = p.pp, p.vpp, job.schedule, counts, sizes, self.parts
+
+        def laid() -> ChunkLayout:
+            chunks = chunks_of(tuple(self.runs), counts, placement(job.schedule, p.pp, p.vpp))
+            stages = stages_of(chunks, p.pp)
+            contents, first = contents_of(stages, sizes), dict[tuple[int, ...], int]()
+            alike = [first.setdefault(tuple(mine), stage) for stage, mine in enumerate(contents)]
+            return ChunkLayout(chunks, stages, contents, alike, [])
+
+        return laid() if self.alone else LAYOUTS.of(key, laid)
+
+    @property
     def chunks(self) -> list[Chunk]:
         """Model chunks in depth order."""
-        p = self.job.parallelism
-        return chunks_of(tuple(self.runs), self.job.layers_per_chunk, placement(self.job.schedule, p.pp, p.vpp))
+        return self.layout.chunks
 
     @cached_property
     def stages(self) -> list[list[Chunk]]:
         """Chunks by stage, virtual chunks in order."""
-        return stages_of(self.chunks, self.job.parallelism.pp)
+        return self.layout.stages
+
+    @cached_property
+    def contents(self) -> list[list[int]]:
+        """`contents_of` the stages."""
+        return self.layout.contents
 
     @cached_property
     def first_alike(self) -> list[int]:
         """For each stage the first one with the same parts, as many of them recomputed."""
-        first: dict[tuple[object, ...], int] = {}
-        sizes = self.job.recompute.n_layers or (0,) * len(self.chunks)
-        each = [(c.runs, c.embedding, c.head, c.depth == 0, sizes[c.depth]) for c in self.chunks]
-        return [first.setdefault(tuple([each[c.depth] for c in mine]), at) for at, mine in enumerate(self.stages)]
+        return self.layout.first_alike
 
     def by_stage(self, of: Callable[[int, list[Chunk]], T]) -> list[T]:
         """What follows from a stage's chunks, computed for the first of equal stages, which share it."""
         made = {stage: of(stage, self.stages[stage]) for stage in dict.fromkeys(self.first_alike)}
         return [made[stage] for stage in self.first_alike]
+
+    def by_chunk(self, of: Callable[[Chunk], T]) -> list[list[T]]:
+        """What follows from the contents of a chunk, [stage][virtual chunk], computed for the first of equal chunks."""
+        known: dict[int, T] = {}
+        rows: dict[int, list[T]] = {}
+        for stage in dict.fromkeys(self.first_alike):
+            contents = self.contents[stage]
+            for content, chunk in zip(contents, self.stages[stage], strict=True):
+                if content not in known:
+                    known[content] = of(chunk)
+            rows[stage] = [known[content] for content in contents]
+        return [rows[stage] for stage in self.first_alike]
 
     @property
     def embedding_copied(self) -> bool:
@@ -261,7 +203,12 @@ class Assembly:
     @cached_property
     def held(self) -> list[CountedParams]:
         """Those of every stage's chunks; equal stages share theirs."""
-        return self.by_stage(lambda _, chunks: self.counted_params(chunks))
+        if self.alone:
+            return self.by_stage(lambda _, chunks: self.counted_params(chunks))
+        known = self.layout.held
+        if not known:
+            known.extend(self.by_stage(lambda _, chunks: self.counted_params(chunks)))
+        return known
 
     def local_params(self, chunk: Chunk) -> Num:
         """Trained parameters of a chunk on one device."""
@@ -285,6 +232,18 @@ def stages_of(chunks: Sequence[Chunk], pp: int) -> list[list[Chunk]]:
     for chunk in sorted(chunks, key=lambda chunk: chunk.virtual):
         held[chunk.stage].append(chunk)
     return held
+
+
+def contents_of(stages: Sequence[Sequence[Chunk]], sizes: Sequence[int]) -> list[list[int]]:
+    """Chunks by stage as numbers, equal for those with the same parts of which as many are recomputed (`sizes`, by depth)."""
+    numbers: dict[tuple[object, ...], int] = {}
+    return [
+        [
+            numbers.setdefault((c.runs, c.embedding, c.head, sizes[c.depth] if sizes else 0), len(numbers))
+            for c in chunks
+        ]
+        for chunks in stages
+    ]
 
 
 def take(runs: Runs, count: int) -> tuple[Runs, Runs]:

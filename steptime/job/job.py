@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from steptime.base.config import Config, ConfigError, ConfigProblem, Section, build
 from steptime.base.defaults import no_items
+from steptime.base.recent import Recent
 from steptime.base.words import counted
 from steptime.hardware.machine import Machine
 from steptime.job import pipeline_rules, rules
@@ -34,6 +35,8 @@ from steptime.software.device_kernels import has_cudnn
 from steptime.software.performance import Options, Performance, Software, resolve
 from steptime.software.precision import precisions
 from steptime.software.recomputation import Recomputation, resolve_recompute
+
+SOFTWARE: Recent[Software] = Recent(4)  # equal profiles are one object, which estimates compare at once
 
 
 class Job(Config):
@@ -171,7 +174,8 @@ class Job(Config):
     def software(self) -> Software:
         """The profile with this job's options applied; every switch has a value."""
         default = default_profile(self.model, fsdp=self.parallelism.fsdp is not None)
-        return resolve(self.performance, default, interleaved=self.parallelism.vpp > 1).on(self.machine)
+        found = resolve(self.performance, default, interleaved=self.parallelism.vpp > 1).on(self.machine)
+        return SOFTWARE.of(found, lambda: found)
 
     @cached_property
     def microbatches(self) -> int:

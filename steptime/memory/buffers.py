@@ -13,6 +13,7 @@ from steptime.job.job import Job
 from steptime.memory.kept_buffers import comm_buffer_bytes, dummy_wgrad_bytes, stage_experts
 from steptime.memory.states import Bucket, States, chunk_buckets, group_elements
 from steptime.software.performance import EAGER_TORCH, Software
+from steptime.software.state_bytes import StateBytes
 
 KIB = 1024.0
 """Bytes of a KiB."""
@@ -217,13 +218,16 @@ def block_rest_bytes(assembly: Assembly, chunks: list[Chunk], buckets: list[list
         return 0.0
     size = job.software.state_bytes
     rest: Num = 0.0
-    for virtual, chunk in enumerate(chunks):
-        if job.zero_level:
-            cut = buckets[virtual] if buckets else chunk_buckets(assembly, chunk)
-            for group in dict.fromkeys(bucket.group for bucket in cut):
-                flat = sum([bucket.elements for bucket in cut if bucket.group == group])
-                rest = rest + block_rest(size.gradients * flat) + block_rest(size.params * flat)
-            continue
+    if job.zero_level:
+        rests: dict[int, list[Num]] = {}  # equal chunks share their buckets
+        cuts = buckets or [chunk_buckets(assembly, chunk) for chunk in chunks]
+        for cut in cuts:
+            if id(cut) not in rests:
+                rests[id(cut)] = buffer_rests(size, cut)
+            for buffer in rests[id(cut)]:
+                rest = rest + buffer
+        return rest
+    for chunk in chunks:
         held = assembly.chunk_params(chunk)
         for elements in group_elements(held).values():
             rest = rest + block_rest(size.gradients * elements)
@@ -231,6 +235,14 @@ def block_rest_bytes(assembly: Assembly, chunks: list[Chunk], buckets: list[list
             tensors = block_rest(size.params * p.each) + block_rest(size.master * p.each)
             rest = rest + count * p.tensors * (tensors + 2.0 * block_rest(size.moments / 2.0 * p.each))
     return rest
+
+
+def buffer_rests(size: StateBytes, cut: list[Bucket]) -> list[Num]:
+    """`block_rest` of the flat buffers of a chunk's gradients and parameters, by parameter group."""
+    flat: dict[str, Num] = {}
+    for bucket in cut:
+        flat[bucket.group] = flat.get(bucket.group, 0) + bucket.elements
+    return [block_rest(each * elements) for elements in flat.values() for each in (size.gradients, size.params)]
 
 
 def block_rest(size: Num) -> Num:

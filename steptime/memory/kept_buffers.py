@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from steptime.base.num import Num, maximum, where
-from steptime.job.assembly import Assembly, Part
+from steptime.job.assembly import Assembly
+from steptime.job.parts import Part
 from steptime.model.ops import Comm, Gemm, Move
 
 

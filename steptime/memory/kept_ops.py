@@ -7,7 +7,8 @@ from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
 from steptime.base.num import Num
-from steptime.job.assembly import Chunk, Part
+from steptime.job.assembly import Chunk
+from steptime.job.parts import Part
 from steptime.memory.op_walk import kept_by_part
 from steptime.memory.part_memories import PartMemories
 from steptime.model.ops import Op

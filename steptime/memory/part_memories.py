@@ -7,8 +7,9 @@ from functools import cached_property, reduce
 from typing import TYPE_CHECKING
 
 from steptime.base.num import Num, is_column, maximum, where
-from steptime.job.assembly import Assembly, Chunk, Part, Runs, take
+from steptime.job.assembly import Assembly, Chunk, Runs, take
 from steptime.job.job import Job
+from steptime.job.parts import Part
 from steptime.memory.forward_walk import walk_forward
 from steptime.memory.ledger import NO_BYTES, PartMemory, Peak, in_allocator
 from steptime.memory.op_walk import Autograd, chunk_peaks, walk_part

@@ -81,7 +81,7 @@ class ChunkBytes(NamedTuple):
 def chunk_bytes(assembly: Assembly) -> ChunkBytes:
     """Bytes that every chunk holds, by pass."""
     memories = PartMemories(assembly)
-    walked = assembly.by_stage(lambda _, chunks: [memories.chunk(c) for c in chunks])
+    walked = assembly.by_chunk(memories.chunk)
     activations = assembly.job.software.activations
     output = 0.0 if activations.deallocate_pipeline_outputs else assembly.boundary_bytes
     logits = logits_kept(assembly)

@@ -66,16 +66,8 @@ def shard_ranks(job: Job, group: str = "dense") -> Num:
 
 def stage_states(assembly: Assembly) -> list[States]:
     """States of every stage's device."""
-    known: dict[tuple[object, ...], list[Bucket]] = {}
-
-    def buckets(chunk: Chunk) -> list[Bucket]:
-        """Computed once for all chunks with the same parts."""
-        key = (chunk.runs, chunk.embedding, chunk.head, chunk.depth == 0)
-        if key not in known:
-            known[key] = chunk_buckets(assembly, chunk)
-        return known[key]
-
-    return assembly.by_stage(lambda stage, chunks: states_of(assembly, stage, [buckets(chunk) for chunk in chunks]))
+    buckets = assembly.by_chunk(lambda chunk: chunk_buckets(assembly, chunk))
+    return assembly.by_stage(lambda stage, _: states_of(assembly, stage, buckets[stage]))
 
 
 def states_of(assembly: Assembly, stage: int, buckets: list[list[Bucket]]) -> States:

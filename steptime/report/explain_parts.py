@@ -11,8 +11,9 @@ from steptime.base.num import tree_depth
 from steptime.base.rows import CollectiveRow
 from steptime.base.words import counted
 from steptime.cost.parts import CommCall
-from steptime.job.assembly import Chunk, Part
+from steptime.job.assembly import Chunk
 from steptime.job.mesh import comm_part
+from steptime.job.parts import Part
 from steptime.memory.on_host import on_host
 from steptime.report.breakdown import part_title
 from steptime.report.constants import constant, machine_source

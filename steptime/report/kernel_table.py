@@ -11,7 +11,7 @@ from steptime.answer.result import Estimate
 from steptime.answer.tables import kind_label, layer_counts
 from steptime.cost import comm, compute, overlap
 from steptime.cost.parts import part_time
-from steptime.job.assembly import Part
+from steptime.job.parts import Part
 from steptime.memory import overhead
 from steptime.model.ops import Attention, Comm, Gemm, Op
 from steptime.model.scans import Chunked

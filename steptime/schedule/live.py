@@ -180,9 +180,13 @@ def stage_peak(
     most: Num = -1.0
     most_saved: Num = 0.0
     worst = candidates[0].action
+    known: dict[tuple[int, ...], Num] = {}
     for held, whole, action in candidates:
-        saved = sum(map(mul, whole, early)) + (sum(map(mul, held, late)) if late is not None else 0.0)
-        total = saved + extra[action.kind][action.chunk]
+        counts = whole if late is None else whole + held
+        if counts not in known:  # a third of them is distinct
+            known[counts] = sum(map(mul, whole, early)) + (sum(map(mul, held, late)) if late is not None else 0.0)
+        saved, (kind, _, chunk) = known[counts], action
+        total = saved + extra[kind][chunk]
         more = total > most
         if more is True:
             most, most_saved, worst = total, saved, action

@@ -51,7 +51,8 @@ class GraphRun(NamedTuple):
     def start(self, number: int) -> float:
         """When one action starts."""
         previous, source, _, send = self.graph.rows[number]
-        return max(self.free[previous], self.free[source] + self.sends[send])
+        ready, arrived = self.free[previous], self.free[source] + self.sends[send]
+        return ready if ready > arrived else arrived  # noqa: FURB136  (max() takes twice as long)
 
     def end(self, number: int) -> float:
         """When one action ends."""

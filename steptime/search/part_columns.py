@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 
 from steptime.base.num import Num, where
 from steptime.cost.parts import PartTime, Work
-from steptime.job.assembly import Assembly, Part
+from steptime.job.assembly import Assembly
 from steptime.job.candidates import Candidates
 from steptime.job.job import Job
+from steptime.job.parts import Part
 from steptime.memory.ledger import PartMemory, Peak
 from steptime.memory.part_memories import PartMemories
 from steptime.memory.split_backward import SplitMemory

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 from steptime.base.num import Num, is_column
 from steptime.cost import compute
 from steptime.cost.parts import Context, part_time, segment_replay
-from steptime.job.assembly import Assembly, Part
+from steptime.job.assembly import Assembly
 from steptime.job.candidates import Candidates
 from steptime.job.job import Job
+from steptime.job.parts import Part
 from steptime.memory.kept_buffers import ByExperts, comm_buffer_bytes, kept_by_experts
 from steptime.memory.ledger import PartMemory
 from steptime.memory.part_memories import PartMemories, passing

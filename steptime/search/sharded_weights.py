@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from steptime.base.num import Num, is_column
-from steptime.job.assembly import Assembly, Chunk, Part
+from steptime.job.assembly import Assembly, Chunk
 from steptime.job.candidates import Candidates
 from steptime.job.job import Job
 from steptime.job.local_params import LocalParam, LocalParams, Pieces, shard_of
+from steptime.job.parts import Part
 from steptime.memory.buckets import Run, run_buckets
 from steptime.memory.states import Bucket, backward_runs, bucket_size, in_one_piece, pads, shard_ranks, whole_buckets
 from steptime.model.ops import Param

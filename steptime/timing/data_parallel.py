@@ -5,7 +5,7 @@ from typing import NamedTuple, TypeAlias
 
 from steptime.base.num import Num, maximum
 from steptime.cost.comm import Collective, CommCost
-from steptime.cost.overlap import Stream, contention, hidden_s
+from steptime.cost.overlap import contention, hidden_s
 from steptime.hardware.machine import Tier
 from steptime.job.assembly import Assembly
 from steptime.job.job import Job
@@ -138,23 +138,28 @@ def priced(
     """
     costs: dict[str, Callable[[Num], CommCost]] = {}
     known: dict[tuple[Bucket, float], Reduction] = {}
+    rows: dict[tuple[int, float], list[Reduction]] = {}  # equal chunks share their buckets
     made: dict[int, list[list[Reduction]]] = {}  # equal stages share their states
 
     def call(bucket: Bucket, itemsize: float) -> Reduction:
-        of, bytes_ = bucket.group, bucket.elements * itemsize
-        if of not in costs:
-            costs[of] = nets[of].costs(kind)
-        return Reduction(
-            name if of == "dense" else f"{of} {name}", kind, bytes_, costs[of](bytes_), times, nets[of].shards
-        )
+        key = bucket, itemsize
+        if key not in known:
+            of, bytes_ = bucket.group, bucket.elements * itemsize
+            if of not in costs:
+                costs[of] = nets[of].costs(kind)
+            called = name if of == "dense" else f"{of} {name}"
+            known[key] = Reduction(called, kind, bytes_, costs[of](bytes_), times, nets[of].shards)
+        return known[key]
 
     for state, itemsize in zip(states, itemsizes, strict=True):
         if id(state) in made:
             continue
-        for bucket in {bucket for buckets in state.buckets for bucket in buckets}:
-            if (bucket, itemsize) not in known:
-                known[bucket, itemsize] = call(bucket, itemsize)
-        made[id(state)] = [[known[bucket, itemsize] for bucket in buckets] for buckets in state.buckets]
+        keys = [(id(buckets), itemsize) for buckets in state.buckets]
+        for key, buckets in zip(keys, state.buckets, strict=True):
+            if key not in rows:
+                of = {bucket: call(bucket, itemsize) for bucket in set(buckets)}
+                rows[key] = [of[bucket] for bucket in buckets]
+        made[id(state)] = [rows[key] for key in keys]
     return [made[id(state)] for state in states]
 
 
@@ -193,11 +198,17 @@ def exposed_reduction(calls: Calls, walk: Walk) -> float:
 def reduction_ends(chunks: list[list[Reduction]], stage: int, walk: Walk) -> list[tuple[float, Reduction]]:
     """When each reduction of a stage ends, counted from the pipeline's start, as its network runs them in order."""
     timed: list[tuple[float, Reduction]] = []
-    for virtual, mine in enumerate(chunks):
-        timed += ready_times(mine, walk.last_backward_start[stage][virtual], walk.last_backward_end[stage][virtual])
-    network = Stream("dp")
-    ordered = sorted(timed, key=lambda pair: (pair[0], pair[1].cost.time_s)) if len(timed) > 1 else timed
-    return [(network.run(call.cost.time_s, ready_s), call) for ready_s, call in ordered]
+    for mine, start_s, end_s in zip(
+        chunks, walk.last_backward_start[stage], walk.last_backward_end[stage], strict=True
+    ):
+        timed += ready_times(mine, start_s, end_s)
+    if len(timed) > 1:
+        timed.sort(key=lambda pair: (pair[0], pair[1].cost.time_s))
+    free_s, ends = 0.0, []
+    for ready_s, call in timed:
+        free_s = (ready_s if ready_s > free_s else free_s) + call.cost.time_s  # noqa: FURB136  (max() takes twice as long)
+        ends.append((free_s, call))
+    return ends
 
 
 def ready_times(calls: list[Reduction], start_s: float, end_s: float) -> list[tuple[float, Reduction]]:
@@ -221,21 +232,21 @@ def exposed_gather(calls: Calls, walk: Walk, times: list[list[ChunkTime]]) -> fl
     issued once the previous one has arrived and forward has reached it (param_and_grad_buffer.py, finish_param_sync).
     """
     stages = [gather_ends(chunks, stage, walk, times) for stage, chunks in enumerate(calls)]
-    return max([late_s for ends in stages for _, late_s, _ in ends], default=0.0)
+    return max([ends[-1][1] for ends in stages if ends], default=0.0)  # the last forward is the latest
 
 
 def gather_ends(
     chunks: list[list[Reduction]], stage: int, walk: Walk, times: list[list[ChunkTime]]
 ) -> list[tuple[float, float, Reduction]]:
     """When each gather of a stage ends, from the step's start, how late its forward runs by then, and the gather."""
-    network, late_s = Stream("dp"), 0.0
+    end_s = late_s = 0.0
     ends: list[tuple[float, float, Reduction]] = []
-    for virtual, mine in enumerate(chunks):
-        needed = walk.first_forward_start[stage][virtual]
-        spread = times[stage][virtual].forward_s / max(len(mine), 1)
+    for mine, needed, chunk in zip(chunks, walk.first_forward_start[stage], times[stage], strict=True):
+        spread = chunk.forward_s / max(len(mine), 1)
         for i, call in enumerate(reversed(mine)):
             reached_s = late_s + needed + (i - 1) * spread if i else 0.0
-            end_s = network.run(call.cost.time_s, reached_s)
-            late_s = max(late_s, end_s - needed - i * spread)
+            end_s = (max(end_s, reached_s)) + call.cost.time_s
+            late = end_s - needed - i * spread
+            late_s = max(late_s, late)
             ends.append((end_s, late_s, call))
     return ends

@@ -7,8 +7,9 @@ from typing import Literal, NamedTuple
 
 from steptime.cost import compute
 from steptime.cost.parts import CommCall, Work, add_backward, exchanges_beside, forward_work
-from steptime.job.assembly import Chunk, Part
+from steptime.job.assembly import Chunk
 from steptime.job.mesh import comm_part
+from steptime.job.parts import Part
 from steptime.model.ops import Comm
 from steptime.timing.step_time import StepTime
 

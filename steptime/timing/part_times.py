@@ -14,9 +14,10 @@ from steptime.cost.parts import Context, PartTime, Work, forward_work, part_time
 from steptime.cost.rates import rates
 from steptime.fsdp.of_job import applies
 from steptime.hardware.machine import Tier
-from steptime.job.assembly import Assembly, Chunk, Part, take
+from steptime.job.assembly import Assembly, Chunk, take
 from steptime.job.job import Job
 from steptime.job.mesh import Group, GroupAxis, group
+from steptime.job.parts import Part
 from steptime.memory.part_memories import groups_of
 from steptime.model.graphs import captured
 from steptime.model.offload import copied_bytes, groups
@@ -253,16 +254,7 @@ class ChunkTime(NamedTuple):
 
 def chunk_times(assembly: Assembly, times: PartTimes) -> list[list[ChunkTime]]:
     """Seconds of every chunk, [stage][virtual chunk]; equal chunks are summed once."""
-    sizes = assembly.job.recompute.n_layers
-    known: dict[tuple[object, ...], ChunkTime] = {}
-
-    def of(chunk: Chunk) -> ChunkTime:
-        key = (chunk.runs, chunk.embedding, chunk.head, sizes[chunk.depth] if sizes else 0)
-        if key not in known:
-            known[key] = chunk_time(times, chunk)
-        return known[key]
-
-    return assembly.by_stage(lambda _, chunks: [of(chunk) for chunk in chunks])
+    return assembly.by_chunk(lambda chunk: chunk_time(times, chunk))
 
 
 def chunk_time(times: PartTimes, chunk: Chunk) -> ChunkTime:

@@ -14,9 +14,10 @@ from steptime.cost.comm import FREE, CommCost, collective
 from steptime.cost.overlap import hidden_s
 from steptime.cost.parts import Context
 from steptime.cost.rates import Rates
-from steptime.job.assembly import Assembly, Chunk, Part
+from steptime.job.assembly import Assembly, Chunk
 from steptime.job.job import Job
 from steptime.job.mesh import Group, group
+from steptime.job.parts import Part
 from steptime.memory.states import States, partial_gradients, stage_states
 from steptime.schedule import Walk, walk
 from steptime.schedule.orders import described

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from physics_jobs import job, machine
 
-from steptime.job.assembly import Assembly, Part
+from steptime.job.assembly import Assembly
+from steptime.job.parts import Part
 from steptime.timing.part_times import launches
 
 MOE = {"n_experts": 8, "expert_inter_sz": 64, "experts_per_token": 2}

@@ -183,7 +183,7 @@ def test_plans_that_differ_in_fsdp_alone_share_no_seconds(monkeypatch):
     ]
 
     def alone(plan):
-        monkeypatch.setattr("steptime.job.assembly.PARTS", Recent(1))
+        monkeypatch.setattr("steptime.job.parts.PARTS", Recent(1))
         monkeypatch.setattr("steptime.timing.step_time.PART_TIMES", Recent(1))
         return estimate(plan).step_s
 
