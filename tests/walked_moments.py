@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from steptime.base.num import Num
-from steptime.fsdp.memory_walk import Moments
+from steptime.fsdp.moments import Moments
 from steptime.memory.ledger import PartMemory, Peak
 
 LAYER = PartMemory(1_000.0, Peak(1_700.0, "mlp"), Peak(1_900.0, "mlp"))
@@ -29,10 +29,10 @@ class Every(Moments):
         self.left: dict[str, list[Num]] = {}
         """Of every moment of a name: bytes of sharded gradients that are still to be allocated."""
 
-    def mark(self, saved: Num, transient: Num, op: str) -> None:
+    def mark(self, saved: Num, transient: Num, op: str, gathered: Num = 0.0, **apart: Num) -> None:
         self.all.append(Moment(saved, transient, op))
         self.left.setdefault(op, []).append(self.to_come)
-        super().mark(saved, transient, op)
+        super().mark(saved, transient, op, gathered, **apart)
 
     def of(self, op: str) -> list[tuple[Num, Num]]:
         """(saved, transient) of the moments of one name."""

@@ -9,7 +9,13 @@ from steptime.base.words import counted, flow
 from steptime.job.job import Job, facts
 from steptime.job.megatron_expert_rules import woven_in_one_stage
 from steptime.job.pipeline_rules import group_taken
-from steptime.memory.overhead import CACHED_GROUPS, COMMUNICATOR_BYTES, CONTEXT_BYTES, FRAGMENTATION, GIB
+from steptime.memory.overhead import (
+    COMMUNICATOR_BYTES,
+    CONTEXT_BYTES,
+    EXPANDABLE_FRAGMENTATION,
+    FRAGMENTATION,
+    GIB,
+)
 from steptime.model.blocks import n_params, n_trained
 from steptime.software.efficiency import compute_factor, sustained_share
 from steptime.software.performance import EAGER_TORCH, Options, Software
@@ -183,12 +189,10 @@ def _unproved(job: Job) -> list[str]:
 
 def _memory(job: Job) -> list[str]:
     freed = "memory: gradients are freed after every step, so gradients created after the peak are not in the peak"
-    groups = f"gradients that are not allocated at the peak + {CACHED_GROUPS:g} times the largest FSDP group, gathered"
-    pieces = f"{100 * FRAGMENTATION:g} % of activations and transients"
-    apart = groups if job.software.buffers.expandable_segments else f"{groups} + {pieces}"
-    traced = job.parallelism.fsdp is not None and job.parallelism.fsdp.wrap == "parameter"
-    whole = "nothing, since a traced graph has one pool" if job.software.buffers.expandable_segments else pieces
-    beyond = apart if fsdp.pooled(job) else whole if traced else pieces
+    expandable = job.software.buffers.expandable_segments
+    beyond = f"{100 * (EXPANDABLE_FRAGMENTATION if expandable else FRAGMENTATION):g} % of activations and transients"
+    if fsdp.applies(job) and fsdp.pooled(job):
+        beyond += ", and what FSDP's streams hold at other moments: gradients, and what all-gathers send and return"
     graphs = (
         "memory: what CUDA graphs hold besides is not counted; measured 40 to 170 MiB in small test jobs of Megatron-LM with "
         "experts, more in torchtitan's GraphTrainer (docs/known-errors.md)"

@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 from steptime import fsdp
 from steptime.answer.interval import memory_interval
-from steptime.base.num import Num, maximum
+from steptime.base.num import Num, maximum, where
 from steptime.base.rows import HeldBuffer, Memory, StageMemory, Verdict
 from steptime.job.assembly import Assembly
 from steptime.job.job import Job
 from steptime.memory.blocks import further_ends
 from steptime.memory.buffers import at_peak, cublas_workspace_bytes, stage_buffers, step_change
-from steptime.memory.overhead import overhead, reserved_bytes
+from steptime.memory.overhead import StreamPools, overhead, reserved_bytes
 from steptime.memory.stages import PeakMoment, peak_moments
 from steptime.memory.states import States
 
@@ -64,9 +64,9 @@ def stage_rows(assembly: Assembly, states: list[States]) -> list[StageMemory]:
         stage: around_peak(job, of, stage_buffers(assembly, stage, of))
         for stage, of in ((stage, states[stage]) for stage in set(first))
     }
-    expandable = job.software.buffers.expandable_segments
+    kind = PoolKind(pooled=fsdp.applies(job) and fsdp.pooled(job), expandable=job.software.buffers.expandable_segments)
     return [
-        stage_row(stage, state, around[first[stage]], moment, expandable=expandable)
+        stage_row(stage, state, around[first[stage]], moment, kind)
         for stage, (state, moment) in enumerate(zip(states, walked, strict=True))
     ]
 
@@ -135,9 +135,22 @@ def not_yet(job: Job, state: States, buffers: list[HeldBuffer]) -> tuple[Num, ..
     return *lacking, cublas_workspace_bytes(software.buffers.cublas_workspace, software.compute_capability)
 
 
-def stage_row(
-    stage: int, state: States, around: AroundPeak, walked: PeakMoment, *, expandable: bool = False
-) -> StageMemory:
+class PoolKind(NamedTuple):
+    """How the caching allocator works for a job."""
+
+    pooled: bool
+    """FSDP's streams have memory of their own."""
+    expandable: bool
+    """Segments are expandable."""
+
+
+def stream_pools(walked: PeakMoment, updating: PeakMoment, to_come: Num) -> StreamPools:
+    """What FSDP's streams hold. A pipeline's walk does not tell gathered parameters from other transients."""
+    most = where(walked.most_bytes == 0.0, walked.activations_bytes + walked.transient_bytes, walked.most_bytes)
+    return StreamPools(to_come, maximum(most, updating.transient_bytes), walked.gathers_bytes)
+
+
+def stage_row(stage: int, state: States, around: AroundPeak, walked: PeakMoment, kind: PoolKind) -> StageMemory:
     """One stage's states, buffers, activations and transients, at its peak in a micro-batch or in the optimizer step."""
     held_then, staying, updating, lacking = around
     moment = walked.worse(updating)
@@ -148,6 +161,7 @@ def stage_row(
     first = states + held_then + walked.added_bytes
     for bytes_ in lacking:
         first = first - bytes_
+    pools = stream_pools(walked, updating, moment.grads_not_yet_allocated_bytes) if kind.pooled else None
     return StageMemory(
         stage=stage,
         params_bytes=state.params_bytes,
@@ -156,14 +170,7 @@ def stage_row(
         activations_bytes=moment.activations_bytes,
         transient_bytes=moment.transient_bytes + held_then,
         allocated_bytes=fixed + moving,
-        reserved_bytes=reserved_bytes(
-            fixed,
-            moving,
-            state.group_bytes,
-            moment.grads_not_yet_allocated_bytes,
-            expandable=expandable,
-            most_bytes=walked.most_bytes,
-        ),
+        reserved_bytes=reserved_bytes(fixed, moving, pools, expandable=kind.expandable),
         peak_op=moment.op,
         buffers_bytes=held_then,
         persisting_bytes=states + staying,

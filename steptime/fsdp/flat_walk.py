@@ -5,9 +5,10 @@ Source: torch 2.13, torch/distributed/fsdp/_flat_param.py and _runtime_utils.py.
 
 from __future__ import annotations
 
-from steptime.base.num import Num, maximum
+from steptime.base.num import Num
 from steptime.fsdp.groups import Buffers, group_of, options
-from steptime.fsdp.memory_walk import Moments, Wrapped, by_module
+from steptime.fsdp.memory_walk import Wrapped, by_module, gap_of_logits
+from steptime.fsdp.moments import Moments
 from steptime.fsdp.replays import gathered_ahead, gathers_after, runs_again
 from steptime.job.assembly import Assembly
 from steptime.memory.part_memories import PartMemories
@@ -23,17 +24,20 @@ def flat_forward(
     """
     reshard, x = options(assembly).reshard_after_forward, 1.0 * assembly.head.x.bytes
     embedding, head = memories.embedding, memories.head
-    moments.mark(0.0, root.gathered + root.sent, "forward of an all-gather")
-    moments.mark(0.0, root.gathered + embedding.forward.bytes, f"forward of {embedding.forward.op}")
+    moments.send(root.sent)
+    moments.mark(0.0, root.gathered + root.sent, "forward of an all-gather", root.gathered)
+    moments.mark(0.0, root.gathered + embedding.forward.bytes, f"forward of {embedding.forward.op}", root.gathered)
     below, kept = embedding.saved, 0.0 if by_module(assembly) else root.gathered
     for layer in layers:
         memory, flat = layer.memory, layer.buffers
-        moments.mark(below, kept + flat.sent + flat.gathered + x, "forward of an all-gather")
+        there = kept + flat.gathered
+        moments.send(flat.sent)
+        moments.mark(below, there + flat.sent + x, "forward of an all-gather", there)
         extra = memory.forward.bytes - memory.saved
         below = below + memory.saved
-        moments.mark(below, kept + flat.gathered + extra, f"forward of {memory.forward.op}")
+        moments.mark(below, there + extra, f"forward of {memory.forward.op}", there)
         kept = kept + (0.0 if reshard else flat.gathered)
-    moments.mark(below + head.saved, kept + head.forward.bytes - head.saved, f"forward of {head.forward.op}")
+    moments.mark(below + head.saved, kept + head.forward.bytes - head.saved, f"forward of {head.forward.op}", kept)
 
 
 def flat_backward(
@@ -48,38 +52,45 @@ def flat_backward(
     apart = by_module(assembly)
     ahead, reshard = gathered_ahead(assembly), options(assembly).reshard_after_forward
     head, embedding, x = memories.head, memories.embedding, 1.0 * assembly.head.x.bytes
-    held_x = 3.0 * x if runs_again(assembly) else 0.0
+    held_x, first = 3.0 * x if runs_again(assembly) else 0.0, layers[-1:] if ahead else []
     below = embedding.saved + sum([layer.memory.saved for layer in layers])
-    first = layers[-1:] if ahead else []
     there = sum([layer.buffers.gathered for layer in (first if reshard else layers)])
     coming = first[0].buffers.sent if reshard and first else 0.0
     stays = 0.0 if apart else root.gathered
-    moments.mark(below + head.saved, stays + there + coming, "backward of an all-gather")
-    held = stays + (0.0 if apart else there) + head.backward.bytes - head.saved
-    moments.mark(below + head.saved, held, f"backward of {head.backward.op}")
-    waiting: Num = 0.0
-    if not apart:
-        waiting = group_of(assembly.head_params, assembly.head.tp, 1).shard * assembly.job.software.itemsize
+    moments.mark(below + head.saved, stays + there + coming, "backward of an all-gather", stays + there)
+    held, gap = stays + (0.0 if apart else there), gap_of_logits(assembly)
+    mine = held + head.backward.bytes - head.saved
+    moments.mark(below + head.saved, mine, f"backward of {head.backward.op}", held, gap=gap)
+    head_grad = group_of(assembly.head_params, assembly.head.tp, 1).shard * assembly.job.software.itemsize
+    waiting: Num = 0.0 if apart else head_grad
     for i in range(len(layers) - 1, -1, -1):
         memory, flat = layers[i].memory, layers[i].buffers
         base = stays + waiting
         if (following := gathered_before(assembly, layers, i)) is not None:
             there = there + following.gathered
-            moments.mark(below, base + there + following.sent + x, "backward of an all-gather")
-        moments.mark(below, base + there + memory.backward.bytes - memory.saved, f"backward of {memory.backward.op}")
+            moments.mark(below, base + there + following.sent + x, "backward of an all-gather", stays + there)
+        extra = memory.backward.bytes - memory.saved
+        moments.mark(below, base + there + extra, f"backward of {memory.backward.op}", stays + there)
         below = below - memory.saved
         if options(assembly).wrap != "model":
             held = base + there + x + held_x
-            moments.mark(below, held + flat.gradients + flat.gathered, "backward of a flat gradient")
+            moments.mark(below, held + flat.gradients + flat.gathered, "backward of a flat gradient", stays + there)
             if (following := gathered_after(assembly, layers, i)) is not None:
                 there, held = there + following.gathered, held + following.gathered
-                moments.mark(below, held + following.sent, "backward of an all-gather")
-            moments.mark(below, held + reduction(assembly, flat) - flat.gathered, "backward of a reduce-scatter")
-        moments.to_come = maximum(0.0, moments.to_come - sum(layers[i].gradients))
+                moments.mark(below, held + following.sent, "backward of an all-gather", stays + there)
+            reducing = held + reduction(assembly, flat) - flat.gathered
+            moments.mark(below, reducing, "backward of a reduce-scatter", stays + there - flat.gathered)
+        moments.allocated(sum(layers[i].gradients))
         there, waiting = there - flat.gathered, waiting + layers[i].waits
     held = stays + waiting + embedding.backward.bytes - embedding.saved
-    moments.mark(embedding.saved, held, f"backward of {embedding.backward.op}")
-    moments.mark(0.0, root.gathered + root.gradients + root.gathered, "backward of the root's flat gradient")
+    moments.mark(embedding.saved, held, f"backward of {embedding.backward.op}", stays)
+    flat_root(assembly, moments, root)
+
+
+def flat_root(assembly: Assembly, moments: Moments, root: Buffers) -> None:
+    """The root's gradients joined, then reduced."""
+    held = root.gathered + root.gradients + root.gathered
+    moments.mark(0.0, held, "backward of the root's flat gradient", root.gathered)
     moments.mark(0.0, reduction(assembly, root), "backward of the root's reduce-scatter")
 
 

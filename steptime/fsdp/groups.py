@@ -11,6 +11,7 @@ from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 from steptime.base.num import Num, same, where
+from steptime.fsdp.of_job import unsynced
 from steptime.fsdp.plus_plus import flat_bytes, reduction_bytes
 from steptime.job.assembly import Assembly, Chunk
 from steptime.job.job import Job
@@ -83,6 +84,8 @@ class Buffers(NamedTuple):
     """The gradient of its last parameter."""
     sums: Num
     """Gradients of several micro-batches, added up whole: in the dtype of the reduction, or flat."""
+    stored: Num = 0.0
+    """The gradients' shards in their stored dtype."""
 
 
 class Groups(NamedTuple):
@@ -100,6 +103,13 @@ def options(assembly: Assembly) -> Fsdp:
     dtype = job.software.states.main_grad_dtype
     own = job.software.compute_dtype if dtype == "compute" else dtype
     return _defaults(own, reshard=job.zero_level == 3)
+
+
+def ends_wrapped(assembly: Assembly) -> str:
+    """How embedding and head are wrapped (`Fsdp.ends`); tied, they are one group, as in the root."""
+    said, job = options(assembly), assembly.job
+    alike = said.version == 1 or said.wrap != "block" or job.parallelism.pp > 1 or unsynced(job) or assembly.tied_here
+    return "root" if alike else said.ends or job.software.layout.fsdp_ends
 
 
 @cache
@@ -237,6 +247,7 @@ def buffers(assembly: Assembly, of: ParamGroup) -> Buffers:
         turned=of.turned * used,
         last=of.last * used,
         sums=whole if options(assembly).version == 1 else gradients / used * reduce,
+        stored=trained * stored,
     )
 
 

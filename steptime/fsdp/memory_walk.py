@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, reduce
-from typing import NamedTuple
 
-from steptime.base.num import Num, made, maximum, same
-from steptime.fsdp.groups import Buffers, buffers, flat_group, group_of, groups, one_group, options
+from steptime.base.num import Num, maximum, same
+from steptime.fsdp.ends import GatheredEnds, ends_of
+from steptime.fsdp.groups import Buffers, buffers, flat_group, group_of, groups, options
+from steptime.fsdp.moments import Moments
 from steptime.fsdp.of_job import unsynced
 from steptime.fsdp.replays import kept_bytes
 from steptime.fsdp.sharded_states import sharded_elements
 from steptime.job.assembly import Assembly, Chunk
 from steptime.memory.ledger import PartMemory
 from steptime.memory.part_memories import PartMemories
-from steptime.memory.stages import PeakMoment
 from steptime.model.ops import Param
 from steptime.software.performance import ITEMSIZE
 
@@ -53,24 +53,6 @@ def largest_module(assembly: Assembly, params: list[Param]) -> Buffers:
     """Buffers of the module that has the largest of some parameters; a norm or projection without biases has one."""
     alone = [buffers(assembly, flat_group(assembly, [p], assembly.head.tp)) for p in params]
     return reduce(lambda one, other: other if same(other.gathered > one.gathered) else one, alone)
-
-
-class Moments:
-    """The worst moment so far."""
-
-    def __init__(self, grads_not_yet_allocated: Num) -> None:
-        """`grads_not_yet_allocated`: bytes of sharded gradients that are still to be allocated."""
-        self.to_come = grads_not_yet_allocated
-        self.beside: Num = 0.0
-        """Bytes that all moments hold besides, among the transients."""
-        self.most: Num = 0.0
-        """Most activations and transients of any moment."""
-        self.worst = PeakMoment(0.0, 0.0, "", grads_not_yet_allocated)
-
-    def mark(self, saved: Num, transient: Num, op: str) -> None:
-        """Record a moment that holds `saved` bytes for backward and `transient` other bytes."""
-        self.most = maximum(self.most, saved + self.beside + transient)
-        self.worst = self.worst.worse(made(PeakMoment, (saved, self.beside + transient, op, self.to_come, 0.0)))
 
 
 def wrapped(assembly: Assembly, memories: PartMemories, chunk: Chunk, *, every: bool = False) -> list[Wrapped]:
@@ -113,6 +95,11 @@ def gathered_backward_ahead(assembly: Assembly, layers: list[Wrapped], i: int, *
     return sum([layer.buffers.gathered for layer in layers[max(0, i - most) : i]])
 
 
+def copied_parameters(assembly: Assembly, of: Buffers) -> Num:
+    """Of `copied_out` what the computing stream allocates: the parameters, and copies of those cut along dimension 1."""
+    return of.unsharded + of.turned if options(assembly).reshard_after_forward else 0.0
+
+
 def copied_out(assembly: Assembly, layers: list[Wrapped], i: int) -> Num:
     """Bytes gathered when layer i's parameters are copied out in backward: theirs twice, and those ahead."""
     if not options(assembly).reshard_after_forward:
@@ -120,45 +107,16 @@ def copied_out(assembly: Assembly, layers: list[Wrapped], i: int) -> Num:
     return layers[i].buffers.unsharded + layers[i].copying + gathered_backward_ahead(assembly, layers, i, arrived=True)
 
 
-class GatheredEnds(NamedTuple):
-    """What is gathered of embedding and head while each part of a micro-batch runs."""
-
-    first: Buffers
-    """Of the embedding."""
-    last: Buffers
-    """Of the head."""
-    between: Num
-    """Bytes that stay gathered while layers run."""
-    apart: bool = False
-    """Whether each is gathered before its own forward, and reduced after its own backward."""
-
-
-def ends_of(assembly: Assembly, root: Buffers) -> GatheredEnds:
-    """The root stays gathered from its forward to the end of backward; in a traced graph neither does.
-
-    A graph gathers a parameter for what reads it, and the embedding's backward reads none (pytorch/torchtitan@27aa4907
-    torchtitan/experiments/graph_trainer/simple_fsdp.py, ReplicateComputation).
-    """
-    if options(assembly).wrap != "parameter":
-        return GatheredEnds(root, root, root.unsharded)
-    tied = [p for p in assembly.embedding.params if p.vocab and assembly.tied_here]
-    first, last = (
-        buffers(assembly, one_group(assembly, params))
-        for params in (assembly.embedding.params, [*tied, *assembly.head_params])
-    )
-    return GatheredEnds(first, last, 0.0, apart=True)
-
-
 def forward(assembly: Assembly, memories: PartMemories, moments: Moments, root: Buffers, layers: list[Wrapped]) -> None:
     """Root first, then layers in order; an all-gather's output stays until the next group has copied out."""
     below = memories.embedding.saved
     embedding, ends = memories.embedding.forward, ends_of(assembly, root)
     ahead = gathered_forward_ahead(assembly, layers)
-    first = ends.first.unsharded + ends.first.gathered
-    moments.mark(0.0, first + ahead[0] + embedding.bytes, f"forward of {embedding.op}")
+    there = ends.first.gathered + ahead[0]
+    moments.send(ends.first.sent)
+    moments.mark(0.0, ends.first.unsharded + there + embedding.bytes, f"forward of {embedding.op}", there)
     x = 1.0 * assembly.head.x.bytes
-    previous, kept = (0.0 if ends.apart else root.gathered), 0.0
-    stays = 0.0 if ends.apart else root.unsharded
+    previous, kept = (0.0 if ends.traced else ends.first.gathered), 0.0
     for i, layer in enumerate(layers):
         memory, block = layer.memory, layer.buffers
         arrived: Num = 0.0
@@ -166,18 +124,24 @@ def forward(assembly: Assembly, memories: PartMemories, moments: Moments, root: 
         for one in layer.each:
             coming = maximum(coming, one.gathered)
             arrived = arrived + one.unsharded
-            arriving = stays + previous + coming + kept
-            moments.mark(below, arriving + x + arrived + one.turned, "forward of an all-gather")
+            held = ends.between + previous + coming + kept + x + arrived + one.turned
+            moments.mark(below, held, "forward of an all-gather", previous + coming)
+            moments.send(one.sent)
             coming, previous = coming - one.gathered, one.gathered
         previous = root.gathered if options(assembly).wrap == "model" else previous
         extra = memory.forward.bytes - memory.saved
-        held = stays + block.unsharded + previous + kept + ahead[i + 1]
-        moments.mark(below + memory.saved, held + extra, f"forward of {memory.forward.op}")
+        there = previous + ahead[i + 1]
+        held = ends.between + block.unsharded + there + kept
+        moments.mark(below + memory.saved, held + extra, f"forward of {memory.forward.op}", there)
         below = below + memory.saved
         kept = kept + kept_bytes(assembly, block)
-    head = memories.head
+    head, base = memories.head, kept + ends.beside_head + ends.last.unsharded
+    if ends.apart and not ends.traced:
+        there, previous = previous + ends.last.gathered, ends.last.gathered
+        moments.mark(below, base + there + x, "forward of an all-gather", there)
+        moments.send(ends.last.sent)
     extra = head.forward.bytes - head.saved
-    moments.mark(below + head.saved, ends.last.unsharded + previous + kept + extra, f"forward of {head.forward.op}")
+    moments.mark(below + head.saved, base + previous + extra, f"forward of {head.forward.op}", previous)
 
 
 def backward(
@@ -188,27 +152,23 @@ def backward(
     `waiting` grows with each layer done: its gradients where the model is one group, its all-reduced shard where replicas
     reduce and it does not become the gradient itself (_fsdp_param_group.py, AllReduceState).
     """
-    head, embedding, ends = memories.head, memories.embedding, ends_of(assembly, root)
+    embedding, ends = memories.embedding, ends_of(assembly, root)
     below = embedding.saved + sum([layer.memory.saved for layer in layers])
-    arriving = gathered_backward_ahead(assembly, layers, len(layers))
     kept: Num = sum([kept_bytes(assembly, layer.buffers) for layer in layers])
-    held = ends.last.unsharded + arriving + kept + head.backward.bytes - head.saved
-    moments.mark(below + head.saved, held, f"backward of {head.backward.op}")
-    head_grad = group_of(assembly.head_params, assembly.head.tp, 1).shard * assembly.job.software.itemsize
-    x, reducing, waiting = 1.0 * assembly.head.x.bytes, 0.0, 0.0
-    if ends.apart:
-        head_grad, reducing = 0.0, ends.last.reduce_input
-        moments.mark(below, arriving + kept + reduction_of(ends.last) + x, "backward of a reduce-scatter")
+    head_grad, reducing = head_backward(assembly, memories, moments, ends, layers, below, kept)
+    x, waiting = 1.0 * assembly.head.x.bytes, 0.0
     for i in range(len(layers) - 1, -1, -1):
         memory, block, waits = layers[i].memory, layers[i].buffers, layers[i].waits
         base = ends.between + head_grad + waiting
-        following = gathered_backward_ahead(assembly, layers, i)
+        following = ends.again if i == 0 else gathered_backward_ahead(assembly, layers, i)
         copying = copied_out(assembly, layers, i)
-        moments.mark(below, base + kept + copying + reducing + x, "backward of an all-gather")
+        held = base + kept + copying + reducing + x
+        moments.mark(below, held, "backward of an all-gather", copying - copied_parameters(assembly, block))
+        moments.send(block.sent)
         kept = kept - kept_bytes(assembly, block)
         mine = kept + block.unsharded
         extra = memory.backward.bytes - memory.saved
-        moments.mark(below, base + mine + following + reducing + extra, f"backward of {memory.backward.op}")
+        moments.mark(below, base + mine + following + reducing + extra, f"backward of {memory.backward.op}", following)
         below = below - memory.saved
         rest = following + kept
         reducing, left = 0.0, block.gradients
@@ -217,18 +177,61 @@ def backward(
             left = left - one.gradients
             mine = maximum(one.gradients, one.reduced) + left + sum([of.unsharded for of in layers[i].each[:j]])
             reducing = reducing + one.reduce_input
-            moments.mark(below, base + rest + mine + reducing + x, "backward of a reduce-scatter")
-            moments.to_come = maximum(0.0, moments.to_come - layers[i].gradients[j])
+            held = base + rest + mine + reducing + x
+            moments.mark(below, held, "backward of a reduce-scatter", following, reduced=output_of(one))
+            moments.allocated(layers[i].gradients[j])
         waiting = waiting + waits
-    held = ends.between + reducing + embedding.backward.bytes - embedding.saved + head_grad + waiting
-    moments.mark(embedding.saved, held, f"backward of {embedding.backward.op}")
+    held = ends.between + ends.unsharded_again + reducing + embedding.backward.bytes - embedding.saved
+    moments.mark(embedding.saved, held + head_grad + waiting, f"backward of {embedding.backward.op}")
     mine = 0.0 if options(assembly).wrap == "model" else waiting
-    moments.mark(0.0, reduction_of(ends.first) + mine, "backward of the root's reduce-scatter")
+    held = reduction_of(ends.first) + mine
+    moments.mark(0.0, held, "backward of the root's reduce-scatter", reduced=output_of(ends.first))
+
+
+def head_backward(
+    assembly: Assembly,
+    memories: PartMemories,
+    moments: Moments,
+    ends: GatheredEnds,
+    layers: list[Wrapped],
+    below: Num,
+    kept: Num,
+) -> tuple[Num, Num]:
+    """The head's backward, while `below` is saved below it and `kept` of the layers' parameters is there.
+
+    Returns: bytes of its gradients that stay until the root reduces them, and of a reduction's input.
+    """
+    head, x = memories.head, 1.0 * assembly.head.x.bytes
+    arriving = gathered_backward_ahead(assembly, layers, len(layers))
+    base = kept + ends.beside_head
+    held = base + ends.last.unsharded + arriving + head.backward.bytes - head.saved
+    moments.mark(below + head.saved, held, f"backward of {head.backward.op}", arriving, gap=gap_of_logits(assembly))
+    if not ends.apart:
+        return group_of(assembly.head_params, assembly.head.tp, 1).shard * assembly.job.software.itemsize, 0.0
+    held = base + arriving + reduction_of(ends.last) + x
+    moments.mark(below, held, "backward of a reduce-scatter", arriving, reduced=output_of(ends.last))
+    moments.allocated(ends.last.stored)
+    return 0.0, ends.last.reduce_input
+
+
+def gap_of_logits(assembly: Assembly) -> Num:
+    """Bytes of the logits if the loss upcasts them in a kernel of its own, and nothing keeps them.
+
+    A training loop frees them before backward. Next to them the upcast logits have been freed, whose place the gradient of the
+    log probabilities takes; what is left of both, the logits' bytes, is too small for the gradient of the upcast logits.
+    """
+    freed = any(op.name == "loss.cast" and op.inputs[0] not in op.saves for op in assembly.head.ops)
+    return assembly.head.sizes["head.logits"] if freed and assembly.job.software.kernels.loss_impl != "traced" else 0.0
 
 
 def reduction_of(of: Buffers) -> Num:
     """Bytes of a group's reduction: its input, and the gradients or what replaces them."""
     return maximum(of.gradients, of.reduced) + of.reduce_input
+
+
+def output_of(of: Buffers) -> Num:
+    """Bytes by which what a reduction returns exceeds the gradients that it replaces: it has memory of its own."""
+    return maximum(0.0, of.reduced - of.gradients)
 
 
 def left_behind(assembly: Assembly, params: list[Param], sizes: Buffers) -> Num:

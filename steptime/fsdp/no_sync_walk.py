@@ -15,13 +15,13 @@ from steptime.base.num import Num, maximum, same
 from steptime.fsdp.flat_walk import flat_forward, gathered_after, gathered_before, reduction
 from steptime.fsdp.groups import Buffers, buffers, group_of, groups, options, stays_gathered
 from steptime.fsdp.memory_walk import (
-    Moments,
     Wrapped,
     copied_out,
     forward,
     gathered_backward_ahead,
     wrapped,
 )
+from steptime.fsdp.moments import Moments
 from steptime.fsdp.replays import gathered_ahead, kept_bytes, runs_again
 from steptime.job.assembly import Assembly
 from steptime.memory.part_memories import PartMemories

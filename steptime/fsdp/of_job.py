@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from steptime.base.num import same
 from steptime.job.job import Job
 
 
@@ -25,8 +24,8 @@ def unsynced(job: Job) -> bool:
 
 
 def pooled(job: Job) -> bool:
-    """Whether torch's FSDP gathers group by group on a separate stream, without tensor parallelism; jobs of it are sharded."""
+    """Whether torch's FSDP gathers and reduces group by group on streams of its own; jobs of it are sharded."""
     fsdp, software = job.parallelism.fsdp, job.software
     eager = software.family == "fsdp2" and software.name != "xla"
     by_group = fsdp is None or fsdp.wrap not in {"model", "parameter"}
-    return eager and by_group and same(job.parallelism.tp == 1)
+    return eager and by_group

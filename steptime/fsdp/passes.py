@@ -7,7 +7,6 @@ from steptime.fsdp import no_sync_walk
 from steptime.fsdp.flat_walk import flat_backward, flat_forward
 from steptime.fsdp.groups import buffers, groups, options
 from steptime.fsdp.memory_walk import (
-    Moments,
     backward,
     by_module,
     forward,
@@ -15,6 +14,7 @@ from steptime.fsdp.memory_walk import (
     sharded_gradients,
     wrapped,
 )
+from steptime.fsdp.moments import Moments
 from steptime.fsdp.of_job import unsynced
 from steptime.job.assembly import Assembly
 from steptime.memory.part_memories import PartMemories
@@ -25,7 +25,8 @@ def peak_moment(assembly: Assembly) -> PeakMoment:
     """Activations and transients at the worst moment of a micro-batch; FSDP buffers count as transients."""
     worst_forward, worst_backward = pass_moments(assembly)
     most = maximum(worst_forward.most_bytes, worst_backward.most_bytes)
-    return worst_forward.worse(worst_backward)._replace(most_bytes=most)
+    gathers = maximum(worst_forward.gathers_bytes, worst_backward.gathers_bytes)
+    return worst_forward.worse(worst_backward)._replace(most_bytes=most, gathers_bytes=gathers)
 
 
 def pass_moments(assembly: Assembly) -> tuple[PeakMoment, PeakMoment]:
@@ -48,6 +49,4 @@ def pass_moments(assembly: Assembly) -> tuple[PeakMoment, PeakMoment]:
     else:
         (flat_forward if flat else forward)(assembly, memories, in_forward, root, layers)
         (flat_backward if flat else backward)(assembly, memories, in_backward, root, layers)
-    return in_forward.worst._replace(most_bytes=in_forward.most), in_backward.worst._replace(
-        most_bytes=in_backward.most
-    )
+    return in_forward.found, in_backward.found

@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from steptime.base.num import Num, maximum, minimum
 from steptime.fsdp.groups import Buffers, buffers, groups, options
-from steptime.fsdp.memory_walk import Moments, Wrapped, gathered_backward_ahead, gathered_forward_ahead, wrapped
+from steptime.fsdp.memory_walk import Wrapped, gathered_backward_ahead, gathered_forward_ahead, wrapped
+from steptime.fsdp.moments import Moments
 from steptime.job.assembly import Assembly, Chunk
 from steptime.memory.ledger import NO_BYTES, PartMemory, Peak
 from steptime.memory.part_memories import PartMemories, input_kept

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from steptime.base.num import Num, maximum
-from steptime.fsdp.groups import buffers, groups, options
-from steptime.fsdp.of_job import pooled
+from steptime.base.num import Num
+from steptime.fsdp.groups import groups
 from steptime.fsdp.plus_plus import secondary_bytes
 from steptime.job.assembly import Assembly, Chunk
 from steptime.memory.moments import mean_moments
@@ -27,7 +26,6 @@ def states(assembly: Assembly) -> list[States]:
         moments = mean_moments(assembly.job, assembly.counted_params(chunks)).get("dense", 0.0)
         optimizer_bytes = (size.master + moments) * shard
         frozen = frozen_bytes(assembly, chunks) / shard_ranks(assembly.job)
-        group = largest_group(assembly, chunks)
         found.append(
             States(
                 there * (size.params * shard + frozen - stored_saving(assembly, chunks))
@@ -36,7 +34,6 @@ def states(assembly: Assembly) -> list[States]:
                 kept * optimizer_bytes,
                 [],
                 owned=kept * shard,
-                group_bytes=group,
                 host_bytes=offload.share * on_host(assembly.job).held * shard + (1.0 - there) * frozen,
             )
         )
@@ -55,17 +52,3 @@ def stored_saving(assembly: Assembly, chunks: list[Chunk]) -> Num:
     saved = software.state_bytes.params - (2.0 if recipe.microscaling else 1.0)
     layers = [layer for chunk in chunks for layer in groups(assembly, chunk).layers]
     return saved * sum([of.quantized / of.ranks for of in layers])
-
-
-def largest_group(assembly: Assembly, chunks: list[Chunk]) -> Num | None:
-    """Bytes of a stage's largest group, gathered; None where none is gathered (`pooled`), 0 where a traced graph gathers."""
-    if options(assembly).wrap == "parameter":
-        return 0.0
-    if not pooled(assembly.job):
-        return None
-    most: Num = 0.0
-    for chunk in chunks:
-        root, layers = groups(assembly, chunk)
-        for one in {id(of): of for group in (root, *layers) for of in group.all}.values():  # equal layers share theirs
-            most = maximum(most, buffers(assembly, one).gathered)
-    return most

@@ -40,6 +40,9 @@ class Fsdp(Config):
     """Unit that is gathered and freed. module: each that has its own parameters (version 1); parameter: each, within a graph of
     forward and backward that is traced (SimpleFSDP, arXiv 2411.00284), which has one pool of memory. Seconds of both are those of
     blocks, to which the graph's passes join parameters."""
+    ends: Literal["root", "apart", "head"] | None = None
+    """Groups of what is outside of blocks; default: the profile's. root: one, gathered throughout. apart: the embedding, and
+    final norm with head. head: the head, and a root of the rest. Memory only, of version 2 with wrap block and pp 1."""
     no_sync: bool | None = None
     """Whether only the last micro-batch of a step reduces gradients, which earlier ones accumulate unsharded (FSDP 1's `no_sync`,
     `set_requires_gradient_sync(False)`); default: the profile's. Pipelines always do so."""

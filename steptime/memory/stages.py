@@ -26,7 +26,9 @@ class PeakMoment(NamedTuple):
     grads_not_yet_allocated_bytes: Num = 0.0
     """Gradients not allocated yet at that moment, where they are not kept from step to step."""
     most_bytes: Num = 0.0
-    """Most activations and transients of any moment, of FSDP's walk, where it may be another one."""
+    """Of FSDP's walk: most activations and transients of any moment in the memory of the stream that computes."""
+    gathers_bytes: Num = 0.0
+    """Of FSDP's walk: most bytes of all-gathers' inputs and outputs, which have memory of their own."""
 
     @property
     def added_bytes(self) -> Num:

@@ -41,8 +41,6 @@ class States(NamedTuple):
     """Parameters that the device updates."""
     update_bytes: Num = 0.0
     """Temporaries that the update holds for the tensor it works on."""
-    group_bytes: Num | None = None
-    """The largest parameter group of torch's FSDP2, gathered; None without it, 0 where a traced graph gathers."""
     kept_masters: Num = 0.0
     """Of `optimizer_bytes` the masters of parameters that the host updates."""
     host_bytes: Num = 0.0

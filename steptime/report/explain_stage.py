@@ -15,7 +15,7 @@ from steptime.job.job import Job
 from steptime.memory.blocks import further_ends
 from steptime.memory.buffers import stage_buffers
 from steptime.memory.kept_ops import kept_of_chunk
-from steptime.memory.overhead import CACHED_GROUPS, FRAGMENTATION, communicating_groups, reserved_bytes
+from steptime.memory.overhead import EXPANDABLE_FRAGMENTATION, FRAGMENTATION, communicating_groups
 from steptime.memory.part_memories import PartMemories
 from steptime.memory.stages import chunk_bytes
 from steptime.memory.states import States, group_elements, shard_ranks, stage_states
@@ -178,30 +178,28 @@ def _held_states(estimate: Estimate, stage: int) -> States:
 
 def _reserved(estimate: Estimate, row: StageMemory) -> tuple[str, str]:
     """The allocator's formula (memory/overhead.py) with its numbers, and its source."""
-    group = _held_states(estimate, row.stage).group_bytes
-    if group == 0.0 and estimate.job.software.buffers.expandable_segments:
-        return f"{row.allocated_bytes / GIB:.3f}, all in the pool of one stream", "memory/overhead.py, reserved_bytes"
-    if group:
-        to_come = _held_states(estimate, row.stage).gradients_bytes - row.gradients_bytes
-        whole = estimate.job.software.buffers.expandable_segments
-        moving = row.activations_bytes + row.transient_bytes - row.buffers_bytes
-        least = reserved_bytes(row.allocated_bytes - moving, moving, group, to_come, expandable=whole)
-        more = row.reserved_bytes - least
-        also = f" + {more / GIB:.3f}, more activations and transients at a moment with fewer gradients" if more else ""
-        also += "" if whole else f", + FRAGMENTATION {FRAGMENTATION:g} of activations and transients"
-        text = (
-            f"{row.allocated_bytes / GIB:.3f} + {to_come / GIB:.3f}, gradients not allocated at the peak, "
-            f"+ CACHED_GROUPS {CACHED_GROUPS:g} x {group / GIB:.3f}, the largest FSDP group{also}"
-        )
-        return text, constant("memory.overhead.CACHED_GROUPS").source
+    job = estimate.job
+    expandable = job.software.buffers.expandable_segments
+    name = "EXPANDABLE_FRAGMENTATION" if expandable else "FRAGMENTATION"
+    share = EXPANDABLE_FRAGMENTATION if expandable else FRAGMENTATION
+    pieces, source = f"(1 + {name} {share:g})", constant(f"memory.overhead.{name}").source
     moving = row.activations_bytes + row.transient_bytes - row.buffers_bytes
     fixed = row.allocated_bytes - moving
+    if fsdp.applies(job) and fsdp.pooled(job):
+        gathers = fsdp.peak_moments(estimate.assembly)[row.stage].gathers_bytes
+        to_come = _held_states(estimate, row.stage).gradients_bytes - row.gradients_bytes
+        most = (row.reserved_bytes - fixed - to_come - gathers) / (1.0 + share)
+        text = (
+            f"{fixed / GIB:.3f} states and buffers + {to_come / GIB:.3f}, gradients not allocated at the peak, "
+            f"+ {most / GIB:.3f}, most activations and transients of the stream that computes, x {pieces} "
+            f"+ {gathers / GIB:.3f}, all-gathers"
+        )
+        return text, source
     text = (
-        f"{fixed / GIB:.3f} states and buffers + {moving / GIB:.3f} activations and transients x (1 + FRAGMENTATION "
-        f"{FRAGMENTATION:g}) = {row.reserved_bytes / row.allocated_bytes:.3f} x allocated "
-        "(1.03 to 1.09 x in ten dense runs on 8 x B200)"
+        f"{fixed / GIB:.3f} states and buffers + {moving / GIB:.3f} activations and transients x {pieces} = "
+        f"{row.reserved_bytes / row.allocated_bytes:.3f} x allocated"
     )
-    return text, constant("memory.overhead.FRAGMENTATION").source
+    return (text if expandable else f"{text} (1.03 to 1.09 x in ten dense runs on 8 x B200)"), source
 
 
 def _outside(estimate: Estimate) -> list[Fact]:

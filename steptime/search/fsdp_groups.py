@@ -54,8 +54,6 @@ class StageGroups(NamedTuple):
     gradients: Num
     optimizer: Num
     owned: Num
-    group: Num
-    """Bytes of the largest group, gathered."""
     chunks: tuple[ChunkGroups, ...]
     tensors: Num
     """Gradients that sequence parallelism leaves partial: their number, and bytes of one."""
@@ -123,8 +121,7 @@ def _ends(assembly: Assembly) -> Ends:
         for key, chunk in zip(keys, chunks, strict=True):
             known[key] = known.get(key) or chunk_groups(assembly, chunk, priced)
         bytes_ = state.params_bytes, state.gradients_bytes, state.optimizer_bytes, state.owned
-        group = 0.0 if state.group_bytes is None else state.group_bytes
         partial = partial_gradients(assembly, kind, one_by_one=True)
         tensors = partial.calls / assembly.job.microbatches
-        held.append(StageGroups(*bytes_, group, tuple(known[key] for key in keys), tensors, partial.bytes))
+        held.append(StageGroups(*bytes_, tuple(known[key] for key in keys), tensors, partial.bytes))
     return Ends(tuple(held), optimizer_step(assembly, priced.context).time_s, embedding_reduce(assembly, priced).time_s)

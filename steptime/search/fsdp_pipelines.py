@@ -16,7 +16,7 @@ from steptime.job.job import Job
 from steptime.job.limits import MOST_ACTIONS, MOST_MICROBATCHES
 from steptime.job.mesh import Group
 from steptime.memory.buffers import at_peak, gradient_copies, step_change
-from steptime.memory.overhead import overhead, reserved_bytes
+from steptime.memory.overhead import StreamPools, overhead, reserved_bytes
 from steptime.memory.states import States
 from steptime.schedule.orders import described, shortened
 from steptime.search.fsdp_chunks import ColumnSeconds, FsdpChunks
@@ -97,7 +97,7 @@ class FsdpPipelines(Pipelines):
         for m in counts_of(microbatches):
             short, period, _ = shortened(stages.schedule, stages.pp, stages.vpp, m, None, REPEATS)
             steps.setdefault((short, period), []).append(m)
-        pooled, expandable = _pools(self.job), self.job.software.buffers.expandable_segments
+        pooled, expandable = fsdp.pooled(self.job), self.job.software.buffers.expandable_segments
         for kind, of in enumerate(chunks.ends.stages):
             buffers = self.buffers(stages, kind, rows, 0.0)
             states = States(of.params, of.gradients, of.optimizer, [], owned=of.owned)
@@ -107,14 +107,13 @@ class FsdpPipelines(Pipelines):
                 mine = np.isin(microbatches, counts)
                 moment = chunks.moment(kind, step)
                 more = updating > moment.added_bytes
-                moving = where(more, updating, moment.activations_bytes + moment.transient_bytes)
+                passing = moment.activations_bytes + moment.transient_bytes
+                moving = where(more, updating, passing)
                 to_come = where(more, 0.0, moment.grads_not_yet_allocated_bytes)
                 gradients = of.gradients - to_come
                 fixed = of.params + gradients + of.optimizer + (buffers.staying + buffers.moving + at_peak(copies))
-                held = reserved_bytes(fixed, moving)
-                if pooled:
-                    apart = reserved_bytes(fixed, moving, of.group, to_come, expandable=expandable)
-                    held = where(rows.tp == 1, apart, held)
+                pools = StreamPools(to_come, maximum(passing, updating), 0.0) if pooled else None
+                held = reserved_bytes(fixed, moving, pools, expandable=expandable)
                 allocated[:, mine] = maximum(allocated, fixed + moving)[:, mine]
                 reserved[:, mine] = maximum(reserved, held)[:, mine]
         return allocated, reserved
@@ -153,8 +152,3 @@ class FsdpPipelines(Pipelines):
         after = chunks.ends.embedding_s + rows.sp * partial + chunks.ends.optimizer_s
         step = makespan + after + straggler_s(job, makespan)
         block.step_s[:] = np.where(wanted, step, np.inf)
-
-
-def _pools(job: Job) -> bool:
-    """Whether torch's allocator also keeps gathered groups, as it does without tensor parallelism."""
-    return fsdp.pooled(job.replace(**{"parallelism.tp": 1}))

@@ -67,9 +67,9 @@ class LayoutSettings(Switches):
     """Gradient bucket size [elements]; Megatron: max(40e6, 1e6 * dp), which `bucket_elements_per_dp` adds."""
     bucket_elements_per_dp: float
     lone_experts: Literal["wrapped", "plain"]
-    """Experts that no ranks share: a group of FSDP all the same, or parameters that it ignores."""
+    fsdp_ends: Literal["root", "apart", "head"]
     no_sync: bool
-    """Whether FSDP reduces gradients only in the last micro-batch of a step."""
+    """FSDP: whether experts that no ranks share are a group; groups of embedding and head (`Fsdp.ends`); one reduction a step."""
     vocab_multiple: int
     """The vocabulary is padded to a multiple of this times tp; 1 pads nothing."""
 

@@ -19,7 +19,7 @@ from steptime.validation.row_machine import hardware_of, machine
 from steptime.validation.row_native import by_module, resharded
 from steptime.validation.row_scripts import chunks_of_script, model_of_script
 from steptime.validation.row_software import RowFramework, framework_of, performance_of
-from steptime.validation.row_torchtitan import by_parameter
+from steptime.validation.row_torchtitan import by_parameter, ends_of
 
 CORES = 128
 """Of two EPYC 7742."""
@@ -217,7 +217,7 @@ def _sharding(row: MeasuredRow, framework: RowFramework, assumed: list[str], dp:
         ):  # examples/llm_benchmark: moe.reshard_after_forward false
             fsdp["reshard_after_forward"] = False
             fsdp |= {"reshard_after_backward": False} if row.needed("pp") == 1 else {}
-        fsdp |= {"wrap": "parameter"} if by_parameter(row) else {}
+        fsdp |= {"wrap": "parameter"} if by_parameter(row) else ends_of(row)
         if said.startswith("fsdp1"):
             fsdp |= {"version": 1} | by_module(row, said)
         reduces = f"{notes} {row.text('precision').lower()}"

@@ -147,3 +147,17 @@ def saves_gathers(row: MeasuredRow) -> bool:
     (torchtitan/experiments/graph_trainer/configs.py@a364b4b4, memory_policy), and was measured before.
     """
     return "pytorch/torchtitan@a364b4b4" in row.text("source")
+
+
+def ends_of(row: MeasuredRow) -> dict[str, Any]:
+    """FSDP groups outside of blocks: those of pull request 1094 (2025-07-28), with experts of 1561 (2025-08-13), or a root.
+
+    Two automated searches for the fastest settings of Qwen3 14B wrap the model themselves: all of it in the root
+    (pytorch/torchtitan@fc6629b torchtitan/models/qwen3/parallelize.py), since 2026-05-19 the head apart (@dc2765b).
+    """
+    if not row.text("framework").lower().startswith("torchtitan") or row.whole("pp") not in {None, 1}:
+        return {}
+    if found := re.search("autoresearch-parallelize/may(15|19)", row.text("source")):
+        return {"ends": "root" if found[1] == "15" else "head"}
+    older = before(row, 1561 if row.whole("n_experts") else 1094, "2025-07")
+    return {} if older is None else {"ends": "root" if older else "apart"}

@@ -1,0 +1,63 @@
+"""What FSDP gathers of embedding and head: as one root, as groups of their own, or, in a traced graph, parameter by parameter."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from steptime.base.num import Num
+from steptime.fsdp.groups import Buffers, buffers, ends_wrapped, one_group, options
+from steptime.job.assembly import Assembly
+
+
+class GatheredEnds(NamedTuple):
+    """What is gathered of embedding and head while each part of a micro-batch runs."""
+
+    first: Buffers
+    """Of the embedding."""
+    last: Buffers
+    """Of the head."""
+    between: Num
+    """Bytes that stay gathered while layers run."""
+    apart: bool = False
+    """Whether each is gathered before its own forward, and reduced after its own backward."""
+    traced: bool = False
+    """Whether a graph frees what an all-gather returns once it is copied out."""
+    regathered: bool = False
+    """Whether the embedding is gathered once more for its backward, which reads none of it."""
+
+    @property
+    def beside_head(self) -> Num:
+        """Bytes that stay gathered beside the head's own parameters."""
+        return self.between if self.apart else 0.0
+
+    @property
+    def again(self) -> Num:
+        """Bytes gathered for the embedding's backward while the first layer's runs."""
+        return self.first.gathered if self.regathered else 0.0
+
+    @property
+    def unsharded_again(self) -> Num:
+        """Bytes of these parameters in the embedding's backward."""
+        return self.first.unsharded if self.regathered else 0.0
+
+
+def ends_of(assembly: Assembly, root: Buffers) -> GatheredEnds:
+    """The root stays gathered from its forward to the end of backward; groups of their own are freed, the head's after backward.
+
+    A graph gathers a parameter for what reads it, and the embedding's backward reads none (pytorch/torchtitan@27aa4907
+    torchtitan/experiments/graph_trainer/simple_fsdp.py, ReplicateComputation); a hook of `fully_shard` gathers it all the same
+    (torch 2.13, torch/distributed/fsdp/_fully_shard/_fsdp_state.py, _pre_backward).
+    """
+    said, wrapped = options(assembly), ends_wrapped(assembly)
+    traced = said.wrap == "parameter"
+    if not traced and wrapped == "root":
+        return GatheredEnds(root, root, root.unsharded)
+    tied = [p for p in assembly.embedding.params if p.vocab and assembly.tied_here]
+    first, last = (
+        buffers(assembly, one_group(assembly, params))
+        for params in (assembly.embedding.params, [*tied, *assembly.head_params])
+    )
+    if traced:
+        return GatheredEnds(first, last, 0.0, apart=True, traced=True)
+    stays = wrapped == "head" or not said.reshard_after_forward
+    return GatheredEnds(first, last, first.unsharded if stays else 0.0, apart=True, regathered=not stays)
