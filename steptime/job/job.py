@@ -247,8 +247,7 @@ _BATCH = ("gbs", "seqlen", "microbatch_sz")
 def facts(job: Job) -> Facts:
     """The facts of one job."""
     model, layout, batch, said = job.model, job.parallelism, job.data, job.performance
-    software, machine = job.software, job.machine
-    split = layout.layers_per_stage
+    software, machine, split = job.software, job.machine, layout.layers_per_stage
     sections = ((model, _MODEL), (layout, _LAYOUT), (batch, _BATCH))
     numbers: dict[str, Any] = {name: getattr(section, name) for section, names in sections for name in names}
     return Facts(
