@@ -1,8 +1,10 @@
-"""Pages as Chromium prints them: what is read together stays on one sheet. Needs a Chromium and poppler's pdftotext."""
+"""Pages as Chromium prints them: what is read together stays on one sheet.
+
+Collected where a Chromium and poppler's pdftotext are installed (conftest.py).
+"""
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -13,7 +15,6 @@ from steptime import Job, estimate
 from steptime.report.page import document
 
 CONFIGS = Path(__file__).parent.parent / "configs"
-pytestmark = pytest.mark.skipif(not (found() and shutil.which("pdftotext")), reason="needs Chromium and pdftotext")
 
 
 @pytest.fixture(scope="module")
