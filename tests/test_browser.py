@@ -75,6 +75,19 @@ def test_a_page_opens_quietly_and_is_no_wider_than_the_window(browser, pages, na
     assert browser.said() == []
 
 
+def test_a_notebooks_tables_scroll_in_their_own_box_and_have_no_empty_heading(browser, tmp_path):
+    job = jobs.job("llama3-70b", gbs=64, seqlen=8192, tp=8, pp=2, dp=1)
+    for name, shown in (("job", job), ("estimate", estimate(job))):
+        page = tmp_path / f"{name}.html"
+        page.write_text(f'<!doctype html><meta charset="utf-8">{shown._repr_html_()}', encoding="utf-8")
+        browser.open(page.as_uri(), 390)
+        assert browser.run("document.documentElement.scrollWidth") == 390
+        assert browser.run("[...document.querySelectorAll('th')].filter(e => !e.innerText.trim()).length") == 0
+        boxes = "[...document.querySelectorAll('div')].filter(e => e.scrollWidth > e.clientWidth)"
+        assert browser.run(f"{boxes}.every(e => e.tabIndex === 0)")
+    assert browser.run(f"{boxes}.length") > 0
+
+
 @pytest.mark.parametrize("name", ["report", "search", "diff"])
 def test_a_printed_page_is_no_wider_than_paper(browser, pages, name):
     """760 px: A4 with its margins at 96 dpi is some 720."""

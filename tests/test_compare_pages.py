@@ -96,6 +96,18 @@ def test_points_lie_where_their_figures_are(found):
     assert (y[1] - y[0]) / (y[-1] - y[0]) == pytest.approx((held[0] - held[1]) / (held[0] - held[-1]), abs=0.01)
 
 
+def test_each_row_of_a_choice_begins_with_its_value(found):
+    """Also that of a recomputation, whose column is the last: a phone shows the first."""
+    texts = search_page.page(found, 3).split("best layout for each value of one choice")[1]
+    rows = re.findall(r"<tr>(.*?)</tr>", texts.split("</table>")[0].split("</thead>")[1])
+    at = next(i for i, row in enumerate(rows) if row.endswith(">recompute</td>"))
+    named = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in rows[at + 1 : at + 4]]
+    assert len(named) == 3
+    assert all(cells[0] == cells[-1] != "" for cells in named)
+    drawn = found._repr_html_().split("best layout for each value of one choice")[1]
+    assert len(re.findall(rf">\s*{named[0][0]}\s*<", drawn)) >= 2
+
+
 def test_a_search_that_fits_nothing_has_a_page_too():
     job = Job.load("model: llama3-405b\nparallelism: {tp: 8, pp: 1, dp: 1}\ndata: {gbs: 8, seqlen: 8192, microbatch_sz: 1}\nhardware: dgx-h100\n")  # fmt: skip # noqa: E501
     text = search_page.page(search(job), 3)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from steptime.answer.fixes import candidates, cheapest
 from steptime.answer.result import estimate
+from steptime.answer.verdict import Candidate
 from steptime.base.config import ConfigError
 from steptime.base.rows import Fix
 from steptime.base.words import argument
@@ -177,3 +178,15 @@ def test_changes_that_leave_a_job_tight_are_told_where_none_fits():
 
     assert cheapest(job, 1.0, answered) == []
     assert cheapest(job, 1.0, answered, tight=True) == [Fix("--set data.microbatch_sz=1", 5.0, 2.0, 1.0, "tight", 6.0)]
+
+
+@pytest.mark.parametrize("software", ["megatron-core", "fsdp2"])
+def test_a_candidate_is_judged_as_its_estimate_and_timed_only_when_asked(software):
+    """Most candidates do not fit: their memory says so before the pipeline is walked."""
+    plan = {"model": "llama3-8b", "devices": 8, "parallelism": {"tp": 1, "pp": 1}, "hardware": "h100"}
+    data = {"gbs": 16, "seqlen": 8192, "microbatch_sz": 2}
+    job = Job(**plan, data=data, performance={"software": software})
+    tried, whole = Candidate(job), estimate(job)
+    assert tried.peaks == whole.peaks
+    assert "timing" not in vars(tried)
+    assert tried.step_s == whole.step_s

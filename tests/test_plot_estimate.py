@@ -77,6 +77,8 @@ def test_bars_of_a_sensitivity_have_their_shares(tmp_path):
     for gain in found.gains:
         assert f"{abs(round(100.0 * gain.change, 1)):.1f} %" in text
     assert "gpt3-1.3b on 4 devices" in text
+    assert "devices (twice)" in text  # which is not 10 % more
+    assert "% of the step saved by 10 % more, or by what a name says" in text
 
 
 def test_the_same_estimate_makes_the_same_file(found, tmp_path):

@@ -81,9 +81,14 @@ def test_long_steps_are_written_out():
 @pytest.mark.parametrize(
     ("words", "changes", "line"),
     [
-        (("llama3-8b", "h101"), {}, "unknown machine 'h101'; did you mean h100? 3dtrn machines lists them"),
+        (("llama3-8b", "h101"), {}, "machine: unknown machine 'h101'; did you mean h100? 3dtrn machines lists them"),
         (("llama3-8b", "h100", "16"), {}, "devices: expected a whole number of at least 1 (got '16')"),
         (("llama3-8b", "h100", 0), {}, "devices: expected a whole number of at least 1 (got 0)"),
+        (
+            ("llama9", "h100"),
+            {},
+            "model: unknown model 'llama9'; did you mean 'llama3-8b' or 'llama3-3b' or 'llama3-1b'? (3dtrn models lists them)",
+        ),
         ((8,), {}, "model: expected a name (got 8)"),
         ((None,), {}, "model: expected a name (got nothing)"),
         (("llama3-8b", "h100"), {"hardware": "a100"}, "machine h100: hardware=a100 states another; give one of them"),

@@ -158,7 +158,9 @@ def test_a_signal_before_anything_fits_says_so_far(run, signal_at):
 @pytest.mark.parametrize(
     ("args", "line"),
     [
-        (["--devices", "0"], "--devices 0: expected at least 1, and LOW at most HIGH"),
+        (["--devices", "0"], "--devices 0: expected at least 1"),
+        (["--devices", "4,0"], "--devices 4,0: expected at least 1"),
+        (["--devices", "0:4"], "--devices 0:4: expected at least 1, and LOW at most HIGH"),
         (["--devices", "8:4"], "--devices 8:4: expected at least 1, and LOW at most HIGH"),
         (["--devices", "many"], "--devices many: expected a whole number, a comma-separated list, or LOW:HIGH"),
         (["--fix", "tp"], "--fix tp: expected a.b=value"),
@@ -178,7 +180,7 @@ def test_a_signal_before_anything_fits_says_so_far(run, signal_at):
         (["--fix", "tp=3"], "search: no layout of 16 devices has tp 3: tp*cp*pp must divide the devices"),
         (
             ["--machine", "dgx-zero"],
-            "hardware.node_type: unknown machine 'dgx-zero'; did you mean dgx-2? 3dtrn machines lists them",
+            "--machine: unknown machine 'dgx-zero'; did you mean dgx-2? 3dtrn machines lists them",
         ),
     ],
 )

@@ -13,7 +13,7 @@ from steptime.answer.assumptions import assumptions, host_bound
 from steptime.answer.evidence import unjudged
 from steptime.answer.flops import step_flops
 from steptime.answer.interval import step_interval
-from steptime.answer.verdict import between_steps, stage_memory
+from steptime.answer.verdict import Candidate, between_steps, stage_memory
 from steptime.answer.whole_run import whole_run
 from steptime.base.records import record
 from steptime.base.rows import (
@@ -171,7 +171,7 @@ class Estimate:
             return []
         if find := type(self).find_fixes:
             return find(self)
-        return fixes.cheapest(self.job, self.step_s, estimate, tight=self.peaks.verdict != "tight")
+        return fixes.cheapest(self.job, self.step_s, Candidate, tight=self.peaks.verdict != "tight")
 
     @cached_property
     def savings(self) -> list[Saving]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from math import exp
 from typing import NamedTuple
 
@@ -15,7 +16,8 @@ from steptime.memory.blocks import further_ends
 from steptime.memory.buffers import at_peak, cublas_workspace_bytes, stage_buffers, step_change
 from steptime.memory.overhead import StreamPools, overhead, reserved_bytes
 from steptime.memory.stages import PeakMoment, peak_moments
-from steptime.memory.states import States
+from steptime.memory.states import States, stage_states
+from steptime.timing.step_time import StepTime, step_time
 
 
 def stage_memory(assembly: Assembly, states: list[States]) -> Memory:
@@ -47,6 +49,30 @@ def stage_memory(assembly: Assembly, states: list[States]) -> Memory:
     if found.least_bytes > found.capacity_bytes or found.host_overflows:
         verdict = "does_not_fit"
     return found._replace(verdict=verdict, fits=verdict == "fits")
+
+
+class Candidate:
+    """A job that is judged by its memory first: most of those that are tried do not fit, and their step is not timed."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.assembly = Assembly(job)
+
+    @cached_property
+    def peaks(self) -> Memory:
+        """Its memory and verdict, those of its estimate."""
+        sharded = fsdp.applies(self.job)
+        return stage_memory(self.assembly, fsdp.states(self.assembly) if sharded else stage_states(self.assembly))
+
+    @cached_property
+    def timing(self) -> StepTime:
+        """Its step."""
+        return step_time(self.assembly)
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of its step."""
+        return self.timing.step_s
 
 
 def host_bytes(job: Job, states: list[States]) -> float:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from steptime.base.config import ConfigError
 from steptime.base.words import counted
 from steptime.job.edit import read_settings
+
+if TYPE_CHECKING:
+    from steptime.hardware.machine import Machine
+    from steptime.model.model import Model
 
 MODEL = "llama3-8b"
 MACHINE = "dgx-h100"
@@ -47,6 +51,33 @@ def check(model: str | None, machine: str | None, changes: Iterable[str]) -> Non
     ]
     if problems:
         raise ConfigError(problems)
+    known(model, machine)
+
+
+def known(model: str | None, machine: str | None) -> None:
+    """Check the names that the options give.
+
+    Raises:
+        ConfigError: one is unknown.
+    """
+    if machine is not None:
+        _machine(machine)
+    if model is not None:
+        _model(model)
+
+
+def _machine(name: str) -> Machine:
+    from steptime.hardware.machine import Machine
+
+    with _option("--machine"):
+        return Machine.load(name)
+
+
+def _model(name: str) -> Model:
+    from steptime.model.presets import load_model
+
+    with _option("--model"):
+        return load_model(name)
 
 
 def _other(option: str, stated: str, value: str) -> bool:
@@ -87,11 +118,14 @@ def plan(model: str, machine: str | None, devices: int | None, changes: Iterable
         ConfigError: a name is unknown, or there are no devices.
     """
     from steptime.hardware.machine import Machine
-    from steptime.model.presets import load_model
 
     stated = flat(changes)
-    node = Machine.load(machine or _named(stated) or MACHINE)
-    shape = load_model(model)
+    if machine is not None:
+        node = _machine(machine)
+    else:
+        with _option("hardware.node_type"):
+            node = Machine.load(_named(stated) or MACHINE)
+    shape = _model(model)
     longest = shape.max_positions if shape.learned_positions and shape.max_positions else SEQLEN
     seqlen = _count(stated, "data.seqlen") or min(longest, SEQLEN) // 64 * 64 or longest  # OPT has 2,050 positions
     count = devices if devices is not None else _devices(stated, node.devices_per_node)
@@ -106,6 +140,19 @@ def plan(model: str, machine: str | None, devices: int | None, changes: Iterable
         "data": {"gbs": sequences(step_tokens(count), seqlen, count * micro_batch), "seqlen": seqlen},
         "hardware": machine or MACHINE,
     }
+
+
+@contextmanager
+def _option(name: str) -> Iterator[None]:
+    """Problems of an option's value, each after its name.
+
+    Raises:
+        ConfigError: the value has any.
+    """
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {line}" for line in error.problems) from None
 
 
 def flat(changes: Iterable[str]) -> dict[str, Any]:

@@ -100,7 +100,8 @@ def _retyped(typed: list[str], source: str, problems: Sequence[str]) -> list[str
 def _options(line: str) -> list[str]:
     """The options that a problem asks for: the first of several ways."""
     asked = re.search(r"[;,] (?:or )?add (--(?:set|with) .*)", line)
-    return re.findall(r"--(?:set|with) [^\s,;]+", asked[1].partition(", or ")[0]) if asked else []
+    found = re.findall(r"(--(?:set|with)) ((?:[^\s,;]|,(?=\S))+)", asked[1].partition(", or ")[0]) if asked else []
+    return [f"{option} {shlex.quote(value)}" for option, value in found]
 
 
 def export(job: Job, options: Namespace, out: Printer) -> int:

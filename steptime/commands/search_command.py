@@ -43,6 +43,8 @@ def search(options: Namespace, out: Printer) -> int:
     if options.save is not None:
         outputs.check_save(options.save)
     try:
+        for machine in options.machine or [None]:
+            defaults.known(options.model, machine)
         if options.config is None:
             plan = unplanned_search(options)
         else:

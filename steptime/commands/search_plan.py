@@ -264,6 +264,7 @@ def numbers(option: str, text: str | None, problems: list[str]) -> list[int]:
         if found and found[-1] != high:
             found.append(high)
     if not found or min(found) < 1:
-        problems.append(f"{option} {text}: expected at least 1, and LOW at most HIGH")
+        order = ", and LOW at most HIGH" if ":" in text else ""
+        problems.append(f"{option} {text}: expected at least 1{order}")
         return []
     return found

@@ -73,16 +73,19 @@ def adapted(found: Figures) -> bool:
 
 
 def _tell_defaults(found: Figures, said: Mapping[str, Any], usual: Mapping[str, Any]) -> None:
-    """Note what is the trainer's default; a custom program has its own: they are asked for."""
+    """Note what is the trainer's default; a custom program has its own, and a launcher none: they are asked for."""
     unsaid = [name for name in ("rank", "targets") if said[name] is None]
-    if unsaid and (own := next((item.name for item in found.keys.given if item.name in OWN_SWITCHES), "")):
+    framework = found.keys.table.framework
+    own = next((item.name for item in found.keys.given if item.name in OWN_SWITCHES), "")
+    if unsaid and (own or not usual.keys() >= {*unsaid}):
+        why_not = f"{own} is not an argument of {framework}" if own else f"{framework} has no default"
         for name in unsaid:
-            why = f"{name} of the adapters unknown ({own} is not an argument of {found.keys.table.framework})"
+            why = f"{name} of the adapters unknown ({why_not})"
             example = "N" if name == "rank" else "[q_proj,v_proj]"
             found.keys.left_open[f"model.lora.{name}"] = f"{why}; add --set model.lora.{name}={example}"
     elif unsaid:
         values = ", ".join(text_of(usual[name]) for name in unsaid)
-        whose = f"the default of {found.keys.table.framework}"
+        whose = f"the default of {framework}"
         found.keys.notes.append(f"{' and '.join(unsaid)} of the adapters not set, {values} assumed: {whose}")
 
 
@@ -111,7 +114,7 @@ def put_adapters(found: Figures, config: dict[str, Any]) -> None:
     if found.on("@adapter_everywhere"):
         said["targets"] = "all"
     elif found.on("@adapter_mlp"):
-        said["targets"] = [*words_of(said["targets"] or usual["targets"]), *MLP]
+        said["targets"] = [*words_of(said["targets"] or usual.get("targets") or ""), *MLP]
     section, unknown = lora_section(said, usual)
     _tell_defaults(found, said, usual)
     section = {name: value for name, value in section.items() if f"model.lora.{name}" not in keys.left_open}

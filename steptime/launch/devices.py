@@ -68,7 +68,7 @@ NOT_STATED = "number of devices not set"
 
 
 NOT_THE_FILES = "number of devices set to "
-"""Start of the note on a number of devices that the user sets and the file contradicts; printed at the same place."""
+"""Start of the note on a number of devices that the user's settings make and the file contradicts; printed at the same place."""
 
 
 def taken(devices: int, by: str) -> str:
@@ -164,6 +164,19 @@ def _told_number(sets: Sets) -> int | None:
     return nodes * each if nodes and each else told_whole(sets, "devices")
 
 
+def _set_to(sets: Sets, degrees: Mapping[str, int], by_file: int) -> int:
+    """The devices of the job that the user's settings make: dp is theirs, or what the file's devices and degrees give.
+
+    >>> [_set_to(sets, {"tp": 2, "pp": 1}, 16) for sets in ({}, {"parallelism.dp": 4}, {"parallelism.tp": 4}, {"devices": 64})]
+    [16, 8, 32, 64]
+    """
+    ranks = prod(degrees.values())
+    own = prod(told_whole(sets, f"parallelism.{axis}") or degree for axis, degree in degrees.items())
+    if dp := told_whole(sets, "parallelism.dp"):
+        return dp * own
+    return _told_number(sets) or (by_file if own == ranks else max(by_file // ranks, 1) * own)
+
+
 def data_parallel(
     keys: JobKeys, degrees: Mapping[str, int], devices: int | None, fix: str = "", replicas: int = 1
 ) -> int | None:
@@ -174,7 +187,7 @@ def data_parallel(
     ranks = prod(degrees.values())
     dp, by_file = told_whole(keys.sets, "parallelism.dp"), devices
     devices = _told_number(keys.sets) or devices
-    if by_file is not None and (set_to := dp * ranks if dp else devices) != by_file:
+    if by_file is not None and (set_to := _set_to(keys.sets, degrees, by_file)) != by_file:
         keys.notes.append(f"{NOT_THE_FILES}{set_to}, while the file starts {by_file}")
     if dp is not None or (devices := devices or _launched(keys, ranks * replicas)) is None:
         return dp

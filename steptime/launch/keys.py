@@ -158,7 +158,8 @@ _COST = re.compile(
     r"|bias|tied?|untie|tying|embeddings?|parallel(?:ism)?|tp|pp|dp|cp|ep|vpp|sp|ulysses|zero|fsdp|shard(?:ing|s|ed)?|pipeline|stages?"
     r"|microbatch(?:es)?|schedule|replicas?|fp8|fp16|bf16|fp32|fp4|nvfp4|mxfp8|int8|amp|dtype|precision|quant\w*|recompute\w*"
     r"|remat\w*|checkpointing|checkpoint_activations|offload\w*|optim(?:izer)?|adam\w*|muon|master|moments?|overlap\w*|async_tp"
-    r"|compile|graphs?|accum\w*|freeze\w*|frozen|packing|packed)(?:_|$)"
+    r"|compile|graphs?|accum\w*|freeze\w*|frozen|packing|packed|tensors?|width|depth"
+    r"|(?:model|block|context|ctx)_(?:size|len(?:gth)?))(?:_|$)"
 )
 """Words in a key's name that refer to dimensions, parallelism, precision, recomputation, the optimizer or overlap."""
 _COST_SECTION = re.compile(r"(?:^|[._])(?:attention|attn|moe|experts?|mamba|mlp|lora|adapters?)(?:[._]|$)")
@@ -177,6 +178,8 @@ def speaks_of_cost(key: str) -> bool:
 
     >>> [speaks_of_cost(key) for key in ("model.n_dense_layers", "codecarbon_dir", "log_layer_norms", "infini_attention.segment")]
     [True, False, False, True]
+    >>> [speaks_of_cost(key) for key in ("frobnicate-tensor-size", "net_width", "shuffle_buffer_size", "tensorboard_queue_size")]
+    [True, True, False, False]
     """
     section, _, name = key.lower().replace("-", "_").rpartition(".")
     if name.startswith("_"):  # as JSON has comments

@@ -23,7 +23,7 @@ from steptime.model.ops import Attention, Gemm, Move, Op
 from steptime.model.scans import Chunked, Scan
 from steptime.report.breakdown import RECEIVE_BUFFERS
 from steptime.report.constants import abbreviations, constant, setting_source
-from steptime.report.format import GIB, gib, percent, whole
+from steptime.report.format import gib, in_gib, percent, whole
 from steptime.report.headline import RULE
 from steptime.report.table import Fact, FactList
 from steptime.timing.optimizer import updated
@@ -58,7 +58,7 @@ def stage(estimate: Estimate, row: StageMemory) -> FactList:
     facts = [
         *_states(estimate, row),
         *_activations(estimate, row),
-        Fact("buffers", [f"hold {row.buffers_bytes / GIB:.3f} GiB at the peak"]),
+        Fact("buffers", [f"hold {in_gib(row.buffers_bytes)} GiB at the peak"]),
         *[_fact("", item.bytes, f"of which {item.name}", item.source) for item in held if item.at_peak],
         _fact("transient", passing, op, AUTOGRAD),
         *_sums(estimate),
@@ -75,8 +75,7 @@ def stage(estimate: Estimate, row: StageMemory) -> FactList:
 
 def _fact(label: str, size: float, how: str, source: str) -> Fact:
     """A figure, its derivation, and the code or measurement it comes from."""
-    digits = 3 if size >= 0.0005 * GIB else 6 if size else 0
-    text = f"{size / GIB:.{digits}f} GiB"
+    text = f"{in_gib(size)} GiB"
     return Fact(label, [f"{text}   {how}" if how else text, *([f"({source})"] if source else [])])
 
 
@@ -118,10 +117,12 @@ def _other_parameters(estimate: Estimate, row: StageMemory, elements: float) -> 
         more = float(secondary_bytes(job, fsdp.sharded_elements(estimate.assembly, chunks) * shard_ranks(job)))
     else:
         stored = row.params_bytes - itemsize * elements if recipe is not None and not recipe.casts else 0.0
-    found = f"; {stored / GIB:+.3f} GiB as {job.software.precision} stores projections" if stored else ""
+    found = f"; {in_gib(stored, signed=True)} GiB as {job.software.precision} stores projections" if stored else ""
     if more:
         ranks = f"{backward_group(job).ranks:g} ranks (hpz_partition_size)"
-        found += f"; {more / GIB:+.3f} GiB of a second partition, {job.software.itemsize:g} B each over {ranks}"
+        found += (
+            f"; {in_gib(more, signed=True)} GiB of a second partition, {job.software.itemsize:g} B each over {ranks}"
+        )
     return found
 
 
@@ -153,7 +154,7 @@ def _activations(estimate: Estimate, row: StageMemory) -> list[Fact]:
             parts["outputs"], sources["outputs"] = outputs, _said(estimate, "deallocate_pipeline_outputs", "false")
     layers = sum(n for chunk in chunks for _, n in chunk.runs)
     cut = f" in {len(chunks)} chunks" if len(chunks) > 1 else ""
-    kept = Fact("micro-batch", [f"keeps {sum(parts.values()) / GIB:.3f} GiB, {layers} layers{cut}"])
+    kept = Fact("micro-batch", [f"keeps {in_gib(sum(parts.values()))} GiB, {layers} layers{cut}"])
     return [
         total,
         kept,
@@ -190,13 +191,13 @@ def _reserved(estimate: Estimate, row: StageMemory) -> tuple[str, str]:
         to_come = _held_states(estimate, row.stage).gradients_bytes - row.gradients_bytes
         most = (row.reserved_bytes - fixed - to_come - gathers) / (1.0 + share)
         text = (
-            f"{fixed / GIB:.3f} states and buffers + {to_come / GIB:.3f}, gradients not allocated at the peak, "
-            f"+ {most / GIB:.3f}, most activations and transients of the stream that computes, x {pieces} "
-            f"+ {gathers / GIB:.3f}, all-gathers"
+            f"{in_gib(fixed)} states and buffers + {in_gib(to_come)}, gradients not allocated at the peak, "
+            f"+ {in_gib(most)}, most activations and transients of the stream that computes, x {pieces} "
+            f"+ {in_gib(gathers)}, all-gathers"
         )
         return text, source
     text = (
-        f"{fixed / GIB:.3f} states and buffers + {moving / GIB:.3f} activations and transients x {pieces} = "
+        f"{in_gib(fixed)} states and buffers + {in_gib(moving)} activations and transients x {pieces} = "
         f"{row.reserved_bytes / row.allocated_bytes:.3f} x allocated"
     )
     return (text if expandable else f"{text} (1.03 to 1.09 x in ten dense runs on 8 x B200)"), source

@@ -94,6 +94,16 @@ def gib(value: float) -> str:
     return number(value / GIB)
 
 
+def in_gib(value: float, *, signed: bool = False) -> str:
+    """Bytes in GiB with three decimals, with six or nine where these would all be zero; less than half a byte is 0.
+
+    >>> [in_gib(x * 2.0**30) for x in (41.6, 0.0005, 0.000031, 0.0)], in_gib(-2.0**20, signed=True)
+    (['41.600', '0.001', '0.000031', '0'], '-0.001')
+    """
+    digits = next((n for n in (3, 6) if abs(value) / GIB >= 0.5 * 10.0**-n), 9)
+    return f"{value / GIB:{'+' if signed else ''}.{digits}f}" if abs(value) >= 0.5 else "0"
+
+
 def bytes_in(nbytes: float, unit: Unit) -> str:
     """Bytes in a unit with two decimals, whole numbers without.
 

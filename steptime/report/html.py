@@ -1,10 +1,12 @@
 """Sections of a report as HTML tables, by tabulate.
 
 Every cell has its own alignment: Jupyter's style sheet right-aligns table cells (.jp-RenderedHTMLCommon td), bars too.
+A table wider than the page scrolls in a box of its own, from the keyboard too.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from html import escape
 
@@ -39,4 +41,6 @@ def _table(rows: Sequence[Sequence[str]], header: Sequence[str], align: Sequence
 
     made = str(tabulate(rows, header, tablefmt="unsafehtml", disable_numparse=True, colalign=align or None))
     left = ' style="text-align: left;">'
-    return made.replace("<td>", f"<td{left}").replace("<th>", f"<th{left}")
+    made = re.sub(r"<th([^>]*)>\s*</th>", r"<td\1></td>", made)  # a column without a name has no heading
+    made = made.replace("<td>", f"<td{left}").replace("<th>", f"<th{left}")
+    return f'<div style="overflow-x: auto;" tabindex="0">{made}</div>'

@@ -32,8 +32,8 @@ MOST = 8
 """Number of values listed per choice, best first."""
 
 
-def sections(found: Search, n: int = 10, *, front: bool = True) -> list[ReportSection]:
-    """The whole answer."""
+def sections(found: Search, n: int = 10, *, front: bool = True, wide: bool = False) -> list[ReportSection]:
+    """The whole answer. `wide`: as in `choices`."""
     best = found.best
     if best is None:
         return [nothing_fits(found), *refused(found)]
@@ -44,7 +44,7 @@ def sections(found: Search, n: int = 10, *, front: bool = True) -> list[ReportSe
     ]
     if front:
         shown.append(layouts_table(found, "Pareto front of step time and memory", found.pareto()))
-    shown += [choices(found)] if len(found.found) else []
+    shown += [choices(found, wide=wide)] if len(found.found) else []
     return [*shown, *refused(found)]
 
 
@@ -139,8 +139,11 @@ def layouts_table(found: Search, heading: str, layouts: Sequence[Layout]) -> Tab
     return keyed(Table(heading, head(found), rows, [note]))
 
 
-def choices(found: Search) -> Table:
-    """The best result for each value of each choice, the other choices free."""
+def choices(found: Search, *, wide: bool = False) -> Table:
+    """The best result for each value of each choice, the other choices free.
+
+    `wide`: a row of a recomputation begins with its name; a terminal has no room for it beside the last column.
+    """
     rows: list[list[str]] = []
     best = found.best
     assert best is not None
@@ -149,10 +152,13 @@ def choices(found: Search) -> Table:
         of = [] if idle else found.best_of(name, MOST)
         if len(of) > 1:
             rows.append([f"{_NAMES.get(name, name)}"])
-            # a recomputation is in the last column of its row
-            names = ["" if name == "recompute" else _WORDS.get(str(value), str(value)) for value, _ in of]
+            if name == "recompute":
+                names = [recomputed(layout) if wide else "" for _, layout in of]
+            else:
+                names = [_WORDS.get(str(value), str(value)) for value, _ in of]
             rows += [row_of(found, shown, layout) for shown, (_, layout) in zip(names, of, strict=True)]
-    return keyed(Table("best layout for each value of one choice", head(found), rows))
+    table = Table("best layout for each value of one choice", head(found), rows)
+    return table if wide else keyed(table)
 
 
 def keyed(table: Table) -> Table:
@@ -280,4 +286,6 @@ def csv_text(found: Search, n: int) -> str:
     return out.getvalue()
 
 
-Search.draw = staticmethod(lambda found: "\n".join(html(section) for section in sections(found, front=False)))
+Search.draw = staticmethod(
+    lambda found: "\n".join(html(section) for section in sections(found, front=False, wide=True))
+)

@@ -72,5 +72,5 @@ def draw(found: Sensitivity, path: str) -> None:
         axes.bar_label(bars, [f"{share:.1f} %" for share in saved], padding=3, fontsize=8)
         axes.axvline(0.0, color="black", linewidth=0.8)
         axes.margins(x=0.12)
-        axes.set_xlabel("% of the step saved by 10 % more")
+        axes.set_xlabel("% of the step saved by 10 % more, or by what a name says")
         axes.set_title(_job(found).replace(", gbs", f": {seconds(found.given.step_s)} a step\ngbs", 1), fontsize=9)

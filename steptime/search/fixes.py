@@ -12,7 +12,8 @@ from math import inf
 from typing import Any
 
 from steptime.answer import fixes as single
-from steptime.answer.result import Estimate, estimate
+from steptime.answer.result import Estimate
+from steptime.answer.verdict import Candidate
 from steptime.base.config import ConfigError
 from steptime.base.rows import Fix
 from steptime.job.job import Job
@@ -51,9 +52,9 @@ def fixes(found: Estimate) -> list[Fix]:
         with suppress(ConfigError):
             listed = list(lists(run(job, asked, bound=Faster(job))))  # the shortest first: it stays, whatever is faster
     if not listed:
-        return single.cheapest(job, found.step_s, estimate, tight=found.peaks.verdict != "tight")
+        return single.cheapest(job, found.step_s, Candidate, tight=found.peaks.verdict != "tight")
     other = sorted(
-        single.estimated(job, found.step_s, estimate, single.sharded(job))["fits"], key=lambda fix: fix.step_s
+        single.estimated(job, found.step_s, Candidate, single.sharded(job))["fits"], key=lambda fix: fix.step_s
     )[:1]
     best = listed[:1] + sorted(listed[1:], key=_step)[: MOST - 1 - len(other)]
     told = [

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from steptime.answer.interval import step_interval
 from steptime.answer.result import Estimate, estimate
+from steptime.answer.verdict import Candidate
 from steptime.base.config import ConfigError, near
 from steptime.base.rows import frame
 from steptime.base.words import counted
@@ -130,9 +131,8 @@ class Search:
             shape |= {"pp": block.stages.pp, "vpp": block.stages.vpp}
             shape["schedule"] = block.stages.schedule if block.stages.pp > 1 else ""
             for name, value in shape.items():
-                lists.setdefault(name, []).append(
-                    np.full(size, value, dtype=object if isinstance(value, str) else None)
-                )
+                dtype = object if isinstance(value, str) else None
+                lists.setdefault(name, []).append(np.full(size, value, dtype=dtype))
             texts = np.array([kind(choice.form(1)) for choice in block.choices], dtype=object)
             lists.setdefault("recompute", []).append(texts[of.choice])
             for name in ("value", "step_s", "held_bytes"):
@@ -148,9 +148,8 @@ class Search:
             empty = np.zeros(0)
             return empty, empty, np.zeros((0, 2), dtype=int)
         value, held = (np.concatenate([getattr(of, n) for of in self.found]) for n in ("value", "held_bytes"))
-        place = [
-            np.stack([np.full(len(of.row), i), np.arange(len(of.row))], axis=-1) for i, of in enumerate(self.found)
-        ]
+        sizes = [len(of.row) for of in self.found]
+        place = [np.stack([np.full(size, i), np.arange(size)], axis=-1) for i, size in enumerate(sizes)]
         return value, held, np.concatenate(place)
 
     @property
@@ -179,9 +178,10 @@ class Search:
 
     def layout(self, changes: Mapping[str, Any], *, fitting: bool = True) -> Layout | None:
         """A layout from its changes; None where it does not fit."""
-        result = estimate(self.plan.replace(**(mine := self.fewest(changes))))
-        if fitting and not result.peaks.fits:
+        tried = Candidate(self.plan.replace(**(mine := self.fewest(changes))))
+        if fitting and not tried.peaks.fits:
             return None
+        result = Estimate(tried.job, tried.assembly, tried.timing, tried.peaks)  # equals that of `estimate`
         return Layout(mine, result, ranked(result, self.asked.objective))
 
     def top(self, n: int = 10) -> list[Layout]:

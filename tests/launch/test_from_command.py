@@ -142,3 +142,25 @@ def test_launch_note_stands_only_without_devices_of_the_user():
     assert not states_devices(None)
     assert not states_devices({"data.gbs": 4})
     assert all(states_devices(sets) for sets in ({"devices": 256}, {"parallelism.dp": 4}, {"hardware": {"nodes": 2}}))
+
+
+def test_a_list_in_a_fix_is_retyped_whole(run, tmp_path):
+    """The adapters of a custom program under DeepSpeed, which has no defaults of its own for them."""
+    (tmp_path / "ds.json").write_text(
+        '{"train_batch_size": 8, "train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}}'
+    )
+    script = tmp_path / "run.sh"
+    words = "deepspeed --num_gpus 8 mine.py --model_path meta-llama/Llama-2-7b-hf --max_seq_len 2048 --deepspeed_config ds.json"
+    script.write_text(f"#!/bin/bash\n{words} --lora_rank 8\n")
+    code, _, err = run("--from", "deepspeed", script, *H100)
+    asked, retyped = err.splitlines()
+    assert code == 2
+    assert asked.endswith(
+        "targets of the adapters unknown (DeepSpeed has no default); add --set model.lora.targets=[q_proj,v_proj]"
+    )
+    assert retyped.endswith(" --set 'model.lora.targets=[q_proj,v_proj]'")
+    code, out, _ = run("--from", "deepspeed", script, *H100, "--set", "model.lora.targets=[q_proj,v_proj]")
+    assert code == 0
+    assert "trained (LoRA of rank 8)" in out
+    script.write_text(f"#!/bin/bash\n{words}\n")
+    assert "LoRA" not in run("--from", "deepspeed", script, *H100)[1]

@@ -193,6 +193,7 @@ UNMODELED = [
     (("--tensor-modle-parallel-size 2",),
      f"--tensor-modle-parallel-size 2: not an option of {RELEASE}; did you mean --tensor-model-parallel-size?"),
     (("--my-own-hidden-size 3",), f"--my-own-hidden-size 3: not an option of {RELEASE}; its name suggests a cost"),
+        (("--frobnicate-tensor-size 3",), f"--frobnicate-tensor-size 3: not an option of {RELEASE}; its name suggests a cost"),
 ]  # fmt: skip
 
 

@@ -52,6 +52,26 @@ def test_a_number_of_devices_that_the_file_contradicts_is_said(tmp_path: Path) -
         assert not [text for text in job.notes if text.startswith("number of devices")]
 
 
+@pytest.mark.parametrize(
+    ("sets", "devices"),
+    [
+        ({"parallelism.dp": 4}, 4),
+        ({"parallelism.dp": 16}, None),
+        ({"parallelism.tp": 2}, 32),  # dp stays 16
+        ({"parallelism.tp": 2, "parallelism.dp": 8}, None),
+        ({"parallelism": {"tp": 2, "pp": 1, "dp": 4}}, 8),
+    ],
+)
+def test_degrees_that_make_another_number_of_devices_are_said_too(tmp_path: Path, sets, devices) -> None:
+    """2 nodes of 8 processes, and 1 device per rank of data parallelism; None: the settings make 16 as well."""
+    path = tmp_path / "run.sh"
+    path.write_text(f"torchrun --nnodes 2 --nproc_per_node 8 pretrain_gpt.py {GPT}\n", encoding="utf-8")
+    job = to_job(read("megatron", str(path), SETS | sets), SETS | sets)
+    said = [note for note in job.notes if note.startswith("number of devices")]
+    assert said == ([] if devices is None else [f"number of devices set to {devices}, while the file starts 16"])
+    assert job.parallelism.devices == (devices or 16)
+
+
 def test_the_report_says_so_below_its_first_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "run.sh"
     path.write_text(f"torchrun --nnodes 2 --nproc_per_node 8 pretrain_gpt.py {GPT}\n", encoding="utf-8")

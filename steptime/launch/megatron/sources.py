@@ -12,7 +12,7 @@ from steptime.base.words import counted
 from steptime.hardware.machine import Machine
 from steptime.launch.beside import Beside
 from steptime.launch.deepspeed import put_deepspeed_config
-from steptime.launch.devices import NOT_STATED, stated, states_devices, still_true, told, told_whole
+from steptime.launch.devices import NOT_STATED, stated, states_devices, still_true, told
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import load_table
 from steptime.launch.logs.lines import vocabulary_of
@@ -69,8 +69,6 @@ def read_megatron(path: str, text: str, env: Env = None, sets: Sets = None, besi
         missing = "a log without its dump of arguments (a line 'arguments' between dashes)"
         raise ConfigError(f"{path}: {missing}; give the log from its beginning, or the launch script")
     script = read_script(text, path, dict(env or {}), beside)
-    if told_whole(sets, "parallelism.dp") is not None:  # a script may leave its number of nodes to be edited
-        script = script._replace(nodes=None, devices=None)
     return _from_words(path, script.arguments, script, sets, beside or Beside())
 
 

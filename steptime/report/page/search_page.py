@@ -55,7 +55,10 @@ def _sections(found: Search, best: Layout, top: int) -> list[Html]:
         )
         for plan, layout in zip(plans, layouts, strict=True)
     ]
-    tables = [search_tables.layouts_table(found, "by the objective", found.top(top)), search_tables.choices(found)]
+    tables = [
+        search_tables.layouts_table(found, "by the objective", found.top(top)),
+        search_tables.choices(found, wide=True),
+    ]
     answer = search_tables.answer(found, best)
     return [
         section("best", "The best", facts(answer)),
