@@ -15,7 +15,15 @@ PIECES = {"overlap": {"ep": True}, "moe": {"overlap_keeps_pieces": True}}
 def kept(performance: dict, microbatches: int = 2, **changes) -> ByExperts:
     """That of two layers with 8 tokens of 128 in bf16, 2,048 B; two experts for each: 16 rows, 4,096 B."""
     model = {"moe": MOE} | changes.pop("model", {})
-    found = job(on=machine(host_bytes_per_s=1e9), model=model, performance=performance, dp=2, ep=2, microbatches=microbatches, **changes)
+    found = job(
+        on=machine(host_bytes_per_s=1e9),
+        model=model,
+        performance=performance,
+        dp=2,
+        ep=2,
+        microbatches=microbatches,
+        **changes,
+    )
     return stage_experts(Assembly(found), 0)
 
 
