@@ -37,14 +37,15 @@ def kept(performance: dict, microbatches: int = 2, **changes) -> ByExperts:
     ],
 )
 def test_graphs_of_routers(performance, graph):
-    """The all-to-all dispatcher's `self.probs` holds the router's graph, back to the input of its piece: that and its gradient in
-    each of two layers, unless the input went to the host with the norm that reads it (token_dispatcher.py, dispatch_preprocess)."""
+    """The all-to-all dispatcher's `self.probs` holds the router's graph, back to the input of its piece: that and its gradient
+    in each of two layers, unless the input went to the host with the norm that reads it (token_dispatcher.py,
+    dispatch_preprocess)."""
     assert kept(performance).graph == graph
 
 
 def test_pieces_of_woven_layers():
-    """Before core_v0.16 a layer keeps five of its input's size, 10,240 B, and the gradients of the rows before and after the dispatch
-    and before the combine, 12,288 B: 22,528 B in each of two. A single micro-batch is not woven with another."""
+    """Before core_v0.16 a layer keeps five of its input's size, 10,240 B, and the gradients of the rows before and after the
+    dispatch and before the combine, 12,288 B: 22,528 B in each of two. A single micro-batch is not woven with another."""
     assert kept(PIECES).pieces == 2 * 22_528
     assert kept(PIECES, microbatches=1).pieces == 0
     assert kept({"overlap": {"ep": True}}).pieces == 0
