@@ -28,7 +28,7 @@ def test_a_step_of_sends():
 
 
 def test_micro_batches_one_after_another():
-    """GPipe, 2 stages, 6 micro-batches, 1 s each way and for sends: 6 * (4 + 2) = 36 s, so 2**-47. Forward stage 0 runs 0 to 6 and
+    """GPipe, 2 stages, 6 micro-batches, 1 s each way and for sends: 6 * (4 + 2) = 36 s, so 2**-47. Forward stage 0 runs 0 to 6,
     stage 1 2 to 8; back stage 1 8 to 14, and stage 0, which has the first gradient at 10, to 16."""
     one = [[1.0 + 2.0**-48]] * 2
     assert walk("gpipe", 2, 1, 6, one, one, [1.0]).makespan_s == 16
