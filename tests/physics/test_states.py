@@ -267,3 +267,12 @@ def test_where_the_blocks_of_states_are_known(capability, software, performance,
 def test_gradients_in_buckets_of_a_reducer(layout, sets):
     """torch's DistributedDataParallel has buckets of its own over all ranks that sum gradients, those of one sequence too."""
     assert gradient_sets(job("torch", **layout)) == sets
+
+
+def test_parameters_that_are_on_the_host():
+    """FSDP 2's CPUOffloadPolicy: neither the shard of parameters nor gradients and moments are on the device."""
+    host = {"memory_bytes": 1e15, "memory_bytes_per_s": 1.0, "core_bytes_per_s": 1.0}
+    on = Machine(**machine(host_bytes_per_s=1.0).model_dump(exclude={"host"}), host=host)
+    offload = {"optimizer": 1.0, "params": True}
+    [found] = sharded_states(Assembly(job("fsdp2", on=on, dp=2, performance={"cpu_offload": offload})))
+    assert (found.params_bytes, found.gradients_bytes, found.optimizer_bytes) == (0, 0, 0)
