@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from drawn_steps import eighths, equal, long_steps, text, timed
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from steptime.schedule import (
@@ -86,6 +86,8 @@ def test_the_wrap_around_boundary_is_sent_over_once_per_extra_chunk():
     ("forward", "send", "message"),
     [
         (equal(1.0, 2, 1), [0.0, 0.0], r"must be \[2\]\[2\]"),
+        (equal(1.0, 3, 2), [0.0, 0.0], r"must be \[2\]\[2\]"),
+        ([[1.0, 1.0], [1.0]], [0.0, 0.0], r"must be \[2\]\[2\]"),
         (equal(1.0, 2, 2), [0.0], "one for each of 2 boundaries, not 1"),
         (equal(1.0, 2, 2), [0.0] * 4, "one for each of 2 boundaries, not 4"),
     ],
@@ -138,8 +140,13 @@ def test_every_action_starts_as_soon_as_the_rules_allow(case, blocking):
     assert done.makespan_s == max(span.end_s for spans in done.spans() for span in spans)
 
 
+TWO_PACES = ("interleaved", 2, 2, 12), None, [[1.0, 0.0], [8.0, 1.0]], [[8.0, 8.0], [1.0, 0.0]], [0.0] * 2, [0.0] * 2
+"""The actions of its repeats come 33 s after those of the repeat before, or 34 s: it has to be walked in full."""
+
+
 @settings(deadline=None, max_examples=60)
 @given(long_steps(), st.booleans())
+@example(TWO_PACES, False)
 def test_a_step_whose_middle_repeats_comes_out_as_if_walked_in_full(case, blocking):
     """To the last bit: makespan, idle time and every time that is asked of a chunk, against starts from the rules alone."""
     shape, group, forward_s, backward_s, send_s, send_back_s = case

@@ -155,6 +155,7 @@ def rates(accelerator: Accelerator, software: Software, microbatches: int = 1) -
     # the first micro-batch's gradient becomes the gradient where none persists
     times = (microbatches - 1.0) / microbatches if not software.states.gradients_persist else 1.0
     copy_rate = accelerator.memory_bytes_per_s * accelerator.memory_efficiency / slow
+    sms = accelerator.sm_count or inf
     return Rates(
         gemm_flops=sustained_flops(accelerator, dtype) * share(chip, software.compute_dtype) / slow,
         attention_forward_flops=peak * attention[0],
@@ -172,11 +173,9 @@ def rates(accelerator: Accelerator, software: Software, microbatches: int = 1) -
         grouped_share=grouped_share(accelerator, software, dtype),
         recipe_flops=sustained_flops(accelerator, projections) * share(chip, software.precision) / slow,
         scan_flops=accelerator.sm_count * SCAN_FLOPS_PER_SM / slow if accelerator.sm_count else peak * SCAN_SHARE,
-        conv_bytes_per_s=min(
-            copy_rate * software.timing.move_rate, (accelerator.sm_count or inf) * CONV_BYTES_PER_SM / slow
-        ),
-        elements_per_s=(accelerator.sm_count or inf) * ELEMENTS_PER_SM / slow,
-        drawn_per_s=(accelerator.sm_count or inf) * DRAWN_PER_SM / slow,
+        conv_bytes_per_s=min(copy_rate * software.timing.move_rate, sms * CONV_BYTES_PER_SM / slow),
+        elements_per_s=sms * ELEMENTS_PER_SM / slow,
+        drawn_per_s=sms * DRAWN_PER_SM / slow,
         chunk_flops=accelerator.sm_count * CHUNK_FLOPS_PER_SM / slow if accelerator.sm_count else peak * CHUNK_SHARE,
         attention_ramp_tokens=0.0 if scores_in_memory(software) else accelerator.attention_ramp_tokens,
         attention_head_64=head_64(accelerator, software),

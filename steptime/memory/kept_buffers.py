@@ -56,8 +56,7 @@ def piece_bytes(assembly: Assembly, part: Part) -> Num:
     and after the dispatch and before the combine (gpt/fine_grained_callables.py of core_v0.15,
     TransformerLayerNode._release_state, which does not clear `inputs` and `output`).
     """
-    software = assembly.job.software
-    if not software.overlap.ep or not software.moe.overlap_keeps_pieces:
+    if not assembly.job.software.moe.overlap_keeps_pieces:
         return 0.0
     kept: Num = 0.0
     for op in part.ops:

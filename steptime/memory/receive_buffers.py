@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from steptime.base.num import Num, minimum, where
+from steptime.base.num import Num, minimum
 from steptime.job.job import Job
 
 SCORE_BYTES = 4.0
@@ -28,7 +28,5 @@ def receive_buffer_bytes(job: Job) -> Num:
     tokens = 1.0 * job.data.microbatch_sz * job.data.seqlen / split * ranks
     row = job.software.itemsize * (moe.latent_sz or job.model.hidden_sz)
     if how.flex_backend == "minimal_async_ep":
-        held = TURNS * tokens * minimum(moe.experts_per_token, local) * row
-    else:
-        held = tokens * (row + SCORE_BYTES * local * minimum(ranks, job.machine.tiers[0].size))
-    return where(ranks > 1, held, 0.0)
+        return TURNS * tokens * minimum(moe.experts_per_token, local) * row
+    return tokens * (row + SCORE_BYTES * local * minimum(ranks, job.machine.tiers[0].size))

@@ -99,10 +99,9 @@ class Step(NamedTuple):
         """The step in time, from a run of a shorter step where that represents it."""
         found, skipped = self._shortened() or (self.run(self.microbatches, self.group), 0.0)
         makespan = max([found.free[numbers[-1]] for numbers in found.graph.stages]) + skipped
-        chunks, row = range(self.vpp), self.pp * self.vpp
-        both = self.costs[: 2 * row]  # the halves of a backward are those of B again
-        work = [[sum(both[stage * self.vpp + chunk :: row]) for chunk in chunks] for stage in range(self.pp)]
-        busy = [self.microbatches * sum(stage) for stage in work]
+        work = [sum(self.costs[at : at + self.vpp]) for at in range(0, 2 * self.pp * self.vpp, self.vpp)]
+        # F and B of each stage: the halves of a backward, which follow, are those of B again
+        busy = [self.microbatches * (ahead + back) for ahead, back in zip(work, work[self.pp :], strict=False)]
         return Walk(makespan, busy, [makespan - seconds for seconds in busy], found, skipped, self)
 
     def _shortened(self) -> tuple[GraphRun, float] | None:

@@ -12,6 +12,7 @@ from steptime.base.config import ConfigError
 from steptime.job.assembly import Assembly
 from steptime.memory.op_walk import walk_part
 from steptime.memory.overhead import COMMUNICATOR_BYTES, overhead
+from steptime.memory.receive_buffers import receive_buffer_bytes
 from steptime.model.ops import Move, Tensor
 from steptime.model.routing import Rows
 from steptime.model.torch_dispatch import combine, dispatch
@@ -96,6 +97,33 @@ def test_buffers_outside_the_allocator(backend, held):
     rows = outside(over)
     assert rows[0] == ("context, communicators", over.context + 2 * COMMUNICATOR_BYTES)
     assert rows[1:] == ([("buffers for rows of experts", held)] if held else [])
+
+
+HYBRID = {"moe": {"dispatcher": "flex", "flex_backend": "hybridep"}}
+
+
+@pytest.mark.parametrize(
+    ("layout", "held"),
+    [
+        ({"tp": 2, "batch": 2}, 2 * 8 * (256 + 4 * 4 * 2)),
+        ({"tp": 2, "batch": 2, "etp": 2}, 4 * 8 * (256 + 4 * 4 * 4)),
+        ({"cp": 2}, 2 * 4 * (256 + 4 * 4 * 2)),
+        ({"moe": {"latent_sz": 64}}, 2 * 8 * (128 + 4 * 4 * 2)),
+    ],
+)
+def test_hybrideps_rows_are_those_of_all_ranks(layout, held):
+    """Ranks * tokens of one * (bytes of a row + 4 B * 4 experts of each * ranks). A rank has its part of the sequences, 16 tokens
+    of two over tp 2, 8 over cp 2; rows are 128 wide, or as wide as the experts' latent."""
+    moe = MOE | layout.get("moe", {})
+    layout = {"dp": 2, "ep": 2} | {key: value for key, value in layout.items() if key != "moe"}
+    assert receive_buffer_bytes(job(model={"moe": moe, "n_q_heads": 2}, performance=HYBRID, **layout)) == held
+
+
+def test_no_buffer_where_nothing_arrives_in_one():
+    """A dense model, and rows that all-to-all receives in tensors."""
+    assert receive_buffer_bytes(job(performance=HYBRID, dp=2)) == 0
+    other = {"moe": {"dispatcher": "alltoall", "flex_backend": "hybridep"}}
+    assert receive_buffer_bytes(job(model={"moe": MOE}, performance=other, dp=2, ep=2)) == 0
 
 
 @pytest.mark.parametrize(("software", "summed"), [("megatron-core", "moe.unpermute.out"), ("fsdp2", "moe.out")])

@@ -6,6 +6,7 @@ from math import inf
 
 import pytest
 from physics_jobs import job, machine
+from plain_backward import AUTOGRAD
 
 from steptime.answer.result import estimate
 from steptime.cost.network import network, one_link
@@ -16,7 +17,9 @@ from steptime.job.sections import CrossDc
 from steptime.memory.kept_buffers import stage_experts
 from steptime.memory.kept_ops import kept_of_chunk
 from steptime.memory.ledger import PartMemory, Peak
+from steptime.memory.op_walk import walk_part
 from steptime.memory.part_memories import PartMemories
+from steptime.model.ops import Move, Tensor
 from steptime.software.performance import load_software
 
 
@@ -146,3 +149,16 @@ def test_layers_checkpointed_together_run_again_one_by_one():
         found = memories.checkpointed(((kind, 2),))
         assert found.saved == 2_048.0
         assert found.backward == (Peak(10.0 + 20.0 + 2_048.0, "run") if most == 1.0 else Peak(10.0 + most, "back"))
+
+
+def test_an_input_of_a_replay_that_an_earlier_op_needs_last():
+    """x of 100 B is read by op 2, which runs again, and kept for op 1. In op 1's backward there are x, the gradients of op 1's
+    output, 10 B, and of x from both, 200 B, and 1,000 B of its own.
+    """
+    ops = [
+        Move("1", ("x",), (Tensor("a", 10.0, 1.0),), ("x",), backward_temp_bytes=1000.0),
+        Move("2", ("x", "a"), (Tensor("b", 20.0, 1.0),), ("b",), role="core_attn"),
+        Move("3", ("b",), (Tensor("c", 1.0, 1.0),)),
+    ]
+    found = walk_part(ops, Tensor("x", 100.0, 1.0), "c", frozenset({"core_attn"}), AUTOGRAD)
+    assert found.backward == Peak(100 + 10 + 200 + 1000, "1")

@@ -122,7 +122,9 @@ def test_a_pooled_tensor_counts_unless_a_buffer_stores_it():
     [
         ("torch", {}, 1, 0.0),  # it becomes the gradient
         ("torch", {}, 2, 2.0),  # it is added to one
+        ("torch", {"main_grad_dtype": "fp32"}, 1, 2.0),  # it is cast into one
         ("megatron-core", {"grad_accumulation_fusion": False}, 1, 2.0),  # the main gradient is in fp32, and persists
+        ("megatron-core", {"grad_accumulation_fusion": False, "main_grad_dtype": "bf16"}, 1, 2.0),
         (
             "megatron-core",
             {"dummy_wgrads": "freed"},

@@ -9,10 +9,10 @@ from steptime.answer.result import estimate
 from steptime.fsdp.sharded_states import states as sharded_states
 from steptime.hardware.machine import Machine
 from steptime.job.assembly import Assembly
-from steptime.memory.blocks import further_ends
+from steptime.memory.blocks import further_ends, replayed
 from steptime.memory.buckets import Pieces, run_buckets
 from steptime.memory.buffers import block_rest_bytes
-from steptime.memory.states import Bucket, chunk_buckets, stage_states
+from steptime.memory.states import Bucket, chunk_buckets, gradient_sets, stage_states
 
 PARAMS = 590_464
 
@@ -245,3 +245,34 @@ def test_ends_of_blocks_as_states_are_made_one_by_one(level, master, bytes_):
     said = {"performance": {"master_dtype": master}, "model": {"vocab_sz": 8_192}}
     assembly = Assembly(job(on=machine(compute_capability=9.0), dp=2, microbatches=2, zero_level=level, **said))
     assert further_ends(assembly, 0, stage_states(assembly)[0]).bytes == bytes_
+
+
+@pytest.mark.parametrize(
+    ("capability", "software", "performance", "level", "known"),
+    [
+        (9.0, "megatron-core", {}, 1, True),
+        (None, "megatron-core", {}, 1, False),
+        (9.0, "megatron-core", {"expandable_segments": True}, 1, False),
+        (9.0, "megatron-core", {}, 2, False),
+        (9.0, "torch", {}, 0, False),
+    ],
+)
+def test_where_the_blocks_of_states_are_known(capability, software, performance, level, known):
+    """torch's allocator on NVIDIA's devices, with blocks of fixed size, and Megatron's flat buffers of ZeRO 0 or 1."""
+    plan = job(software, on=machine(compute_capability=capability), performance=performance, dp=2, zero_level=level)
+    assert replayed(plan) == known
+
+
+@pytest.mark.parametrize(("layout", "sets"), [({}, 1), ({"dp": 2}, 2), ({"cp": 2}, 2)])
+def test_gradients_in_buckets_of_a_reducer(layout, sets):
+    """torch's DistributedDataParallel has buckets of its own over all ranks that sum gradients, those of one sequence too."""
+    assert gradient_sets(job("torch", **layout)) == sets
+
+
+def test_parameters_that_are_on_the_host():
+    """FSDP 2's CPUOffloadPolicy: neither the shard of parameters nor gradients and moments are on the device."""
+    host = {"memory_bytes": 1e15, "memory_bytes_per_s": 1.0, "core_bytes_per_s": 1.0}
+    on = Machine(**machine(host_bytes_per_s=1.0).model_dump(exclude={"host"}), host=host)
+    offload = {"optimizer": 1.0, "params": True}
+    [found] = sharded_states(Assembly(job("fsdp2", on=on, dp=2, performance={"cpu_offload": offload})))
+    assert (found.params_bytes, found.gradients_bytes, found.optimizer_bytes) == (0, 0, 0)
