@@ -280,7 +280,7 @@ def facts(job: Job) -> Facts:
         no_cudnn=not has_cudnn(machine.accelerator),
         machine_dtypes=precisions(machine.accelerator.peak_flops, microscaling=machine.accelerator.microscaling),
         attention_said=(said.attention_kernel, said.attention_backend),
-        torch_said=next((key for key in ("gathered_logits", "optimizer_impl") if getattr(said, key)), ""),
+        torch_said=(bool(said.gathered_logits), said.optimizer_impl not in (None, "fused")),
         checkpoint_word=said.activation_checkpointing_type,
         recompute=said.recompute,
         overlap=tuple((axis, float(share)) for axis, share in software.overlap if share is not None),

@@ -88,10 +88,16 @@ PERFORMANCE_RULES = [
         lambda f: not (f.no_cudnn and f.attention_said[1] == "cudnn"),
     ),
     Rule(
-        "switches of torch",
-        "performance",
-        "{f.torch_said} is modeled for torch and FSDP2 only (got {f.software}); remove it",
-        lambda f: not f.torch_said or f.family in {"torch", "fsdp2"},
+        "gathered logits of torch",
+        "performance.gathered_logits",
+        "true is modeled for torch and FSDP2 only (got {f.software}); remove it",
+        lambda f: not f.torch_said[0] or f.family in {"torch", "fsdp2"},
+    ),
+    Rule(
+        "AdamW of torch",
+        "performance.optimizer_impl",
+        "foreach and for_loop are modeled for torch and FSDP2 only (got {f.software}); remove it",
+        lambda f: not f.torch_said[1] or f.family in {"torch", "fsdp2"},
     ),
     Rule(
         "framework has the optimizer",
