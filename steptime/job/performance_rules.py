@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from steptime.job.limits import Rule
+from steptime.software.performance import EAGER_TORCH, load_software
+
+if TYPE_CHECKING:
+    from steptime.software.performance import Performance, Software
 
 PERFORMANCE_RULES = [
     Rule(
@@ -91,7 +97,7 @@ PERFORMANCE_RULES = [
         "switches of torch",
         "performance",
         "{f.torch_said} is modeled for torch and FSDP2 only (got {f.software}); remove it",
-        lambda f: not f.torch_said or f.family in {"torch", "fsdp2"},
+        lambda f: not f.torch_said or f.family in EAGER_TORCH,
     ),
     Rule(
         "framework has the optimizer",
@@ -201,3 +207,16 @@ PERFORMANCE_RULES = [
     ),
 ]
 """Reported with the layout rules."""
+
+
+def performance_facts(said: Performance, software: Software) -> dict[str, Any]:
+    """The facts about what a plan itself says of its software."""
+    usual = load_software(software.name)
+    own = {"gathered_logits": usual.comm.gathered_logits, "optimizer_impl": usual.states.optimizer_impl}
+    return {
+        "attention_said": (said.attention_kernel, said.attention_backend),
+        "torch_said": next((key for key, value in own.items() if getattr(said, key) not in {None, value}), ""),
+        "checkpoint_word": said.activation_checkpointing_type,
+        "recompute": said.recompute,
+        "overlap": tuple((axis, float(share)) for axis, share in software.overlap if share is not None),
+    }
