@@ -94,10 +94,16 @@ PERFORMANCE_RULES = [
         lambda f: not (f.no_cudnn and f.attention_said[1] == "cudnn"),
     ),
     Rule(
-        "switches of torch",
-        "performance",
-        "{f.torch_said} is modeled for torch and FSDP2 only (got {f.software}); remove it",
-        lambda f: not f.torch_said or f.family in EAGER_TORCH,
+        "gathered logits of torch",
+        "performance.gathered_logits",
+        "true is modeled for torch and FSDP2 only (got {f.software}); remove it",
+        lambda f: not f.torch_said[0] or f.family in EAGER_TORCH,
+    ),
+    Rule(
+        "AdamW of torch",
+        "performance.optimizer_impl",
+        "foreach and for_loop are modeled for torch and FSDP2 only (got {f.software}); remove it",
+        lambda f: not f.torch_said[1] or f.family in EAGER_TORCH,
     ),
     Rule(
         "framework has the optimizer",
@@ -211,11 +217,11 @@ PERFORMANCE_RULES = [
 
 def performance_facts(said: Performance, software: Software) -> dict[str, Any]:
     """The facts about what a plan itself says of its software."""
-    usual = load_software(software.name)
-    own = {"gathered_logits": usual.comm.gathered_logits, "optimizer_impl": usual.states.optimizer_impl}
+    usual, update = load_software(software.name), said.optimizer_impl
+    whole = bool(said.gathered_logits) and not usual.comm.gathered_logits
     return {
         "attention_said": (said.attention_kernel, said.attention_backend),
-        "torch_said": next((key for key, value in own.items() if getattr(said, key) not in {None, value}), ""),
+        "torch_said": (whole, update not in {None, "fused", usual.states.optimizer_impl}),
         "checkpoint_word": said.activation_checkpointing_type,
         "recompute": said.recompute,
         "overlap": tuple((axis, float(share)) for axis, share in software.overlap if share is not None),
