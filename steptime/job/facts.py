@@ -97,7 +97,7 @@ class Facts(NamedTuple):
     machine_dtypes: tuple[str, ...]
     no_cudnn: bool  # whether the device is another than NVIDIA's
     attention_said: tuple[str | None, str | None]  # attention_kernel and attention_backend of the plan itself
-    torch_said: tuple[bool, bool]  # the plan asks for whole logits, or for another AdamW than the fused one
+    torch_said: tuple[bool, bool]  # the plan, other than its profile, asks for whole logits, or an AdamW not fused
     checkpoint_word: str | None
     recompute: Recompute | None
     offload: frozenset[str]

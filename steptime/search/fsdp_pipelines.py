@@ -100,7 +100,7 @@ class FsdpPipelines(Pipelines):
         pooled, expandable = fsdp.pooled(self.job), self.job.software.buffers.expandable_segments
         for kind, of in enumerate(chunks.ends.stages):
             buffers = self.buffers(stages, kind, rows, 0.0)
-            states = States(of.params, of.gradients, of.optimizer, [], owned=of.owned)
+            states = States(of.params, of.gradients, of.optimizer, [], owned=of.owned, update_bytes=of.update)
             copies = gradient_copies(job, states)
             updating = update_temporaries(job, states) + (buffers.between - buffers.moving + step_change(copies))
             for step, counts in steps.items():
