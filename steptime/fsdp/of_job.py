@@ -23,6 +23,13 @@ def unsynced(job: Job) -> bool:
     return job.software.layout.no_sync if said is None else said
 
 
+def ends_alike(job: Job) -> bool:
+    """Whether embedding and head are in the root's group whatever `Fsdp.ends` says; tied, they are one group."""
+    said = job.parallelism.fsdp
+    split = said is None or (said.version != 1 and said.wrap == "block")
+    return not split or job.parallelism.pp > 1 or job.model.tie_embeddings or unsynced(job)
+
+
 def pooled(job: Job) -> bool:
     """Whether torch's FSDP gathers and reduces group by group on streams of its own; jobs of it are sharded."""
     fsdp, software = job.parallelism.fsdp, job.software
