@@ -6,9 +6,10 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
-from test_files_of_forks import GPT, asked, written
+from test_files_of_forks import GPT, SETS, asked, written
 
 from steptime.base.config import ConfigError
+from steptime.launch.read import read
 
 SIZES = """\
 export MINIBS=48
@@ -65,6 +66,13 @@ def test_a_config_that_hydra_only_composes_is_the_jobs_and_names_its_model(tmp_p
     assert (told["precision"], told["main_grad_dtype"]) == ("fp8_current", "bf16")
     fp4 = written(tmp_path, "config_32x8.sh", f"{SIZES}export FP4=True FP8=False MODEL_SIZE=8b LAYERS=32\n").config
     assert (fp4["performance"]["precision"], fp4["model"]["preset"]) == ("nvfp4", "llama3-8b")
+
+
+def test_the_sizes_are_a_file_of_nemo_as_well_as_of_the_megatron_that_it_trains_with(tmp_path: Path) -> None:
+    placed(tmp_path, {"conf/custom.yaml": CUSTOM, "config_32x8.sh": SIZES})
+    nemo, megatron = (read(kind, str(tmp_path / "config_32x8.sh"), SETS).config for kind in ("nemo", "megatron"))
+    assert nemo == megatron
+    assert nemo["parallelism"]["pp"] == 8
 
 
 def test_a_config_that_another_one_adds_to_is_not_the_job(tmp_path: Path) -> None:

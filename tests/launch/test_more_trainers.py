@@ -163,6 +163,19 @@ def test_llm_foundry_alibi_is_an_error(tmp_path):
     assert "ALiBi positions" in problems(tmp_path, "mpt.yaml", MPT % ("true", 8, "PURE"), parallelism__dp=8)
 
 
+def test_llm_foundry_sizes_beside_a_named_model(tmp_path):
+    """llm-foundry scripts/train/yamls/pretrain/gpt2-small.yaml: positions over GPT-2's own 1,024; other sizes are not GPT-2's."""
+    named = (
+        "  name: hf_causal_lm\n  pretrained_model_name_or_path: gpt2\n  config_overrides: {%s}\n  pretrained: false\n"
+    )
+    head, _, rest = (MPT % ("false", 8, "PURE")).partition("train_loader:")
+    file = f"{head.partition('model:')[0].replace('1024', '2048')}model:\n{named}train_loader:{rest}"
+    model = job(tmp_path, "gpt2.yaml", file % "n_positions: 2048", parallelism__dp=8).model
+    assert (model.max_positions, model.n_layers) == (2048, 12)
+    said = problems(tmp_path, "gpt2.yaml", file % "n_positions: 2048, n_layer: 48", parallelism__dp=8)
+    assert "model.config_overrides.n_layer 48: a setting that differs from the named model's" in said
+
+
 def test_job_whose_config_is_one_section(tmp_path):
     """MosaicML's platform: `parameters` is the config, `compute` has the devices, and ${} names keys of the section."""
     inside = "".join(f"  {line}\n" for line in (MPT % ("false", 8, "PURE")).splitlines())

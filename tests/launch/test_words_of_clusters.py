@@ -60,6 +60,7 @@ def test_a_number_of_devices_that_the_file_contradicts_is_said(tmp_path: Path) -
         ({"parallelism.tp": 2}, 32),  # dp stays 16
         ({"parallelism.tp": 2, "parallelism.dp": 8}, None),
         ({"parallelism": {"tp": 2, "pp": 1, "dp": 4}}, 8),
+        ({"parallelism.dp": 1024, "data.gbs": 2048}, 1024),
     ],
 )
 def test_degrees_that_make_another_number_of_devices_are_said_too(tmp_path: Path, sets, devices) -> None:
@@ -68,7 +69,7 @@ def test_degrees_that_make_another_number_of_devices_are_said_too(tmp_path: Path
     path.write_text(f"torchrun --nnodes 2 --nproc_per_node 8 pretrain_gpt.py {GPT}\n", encoding="utf-8")
     job = to_job(read("megatron", str(path), SETS | sets), SETS | sets)
     said = [note for note in job.notes if note.startswith("number of devices")]
-    assert said == ([] if devices is None else [f"number of devices set to {devices}, while the file starts 16"])
+    assert said == ([] if devices is None else [f"number of devices set to {devices:,}, while the file starts 16"])
     assert job.parallelism.devices == (devices or 16)
 
 
