@@ -41,12 +41,16 @@ def test_what_is_in_another_pool_counts_there():
     [
         (StreamPools(6.0, 25.0, 8.0), True, 100 + 6 + 1.036 * 25 + 8),
         (StreamPools(6.0, 25.0, 8.0), False, 100 + 6 + 1.2 * 25 + 8),
+        (StreamPools(0.0, 4.0, 3.0), True, 100 + 10),
         (None, True, 100 + 1.036 * 10),
         (None, False, 100 + 1.2 * 10),
     ],
 )
 def test_pools_add_up(pools, expandable, reserved):
-    """100 B allocated with 10 B that come and go, or 6 B of gradients to come, 25 B at another moment, 8 B of all-gathers."""
+    """100 B allocated with 10 B that come and go, or 6 B of gradients to come, 25 B at another moment, 8 B of all-gathers.
+
+    Pools of 4 and 3 B are not all that there was: 10 B came and went.
+    """
     assert reserved_bytes(100.0, 10.0, pools, expandable=expandable) == pytest.approx(reserved)
 
 
