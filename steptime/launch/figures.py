@@ -6,6 +6,8 @@ import re
 from typing import Any
 
 from steptime.job.layer_counts import balanced_by_cost
+from steptime.job.limits import BOUNDS
+from steptime.launch.devices import told
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.reading import OTHER_MODEL
 from steptime.model.presets import load_model
@@ -147,11 +149,12 @@ class Figures:
 
     def put_nanotron_stages(self, config: dict[str, Any], pp: int) -> None:
         """The stages of nanotron where they are not even; none where other sizes than its file's are set beside it."""
-        sets = self.keys.sets or {}
-        pp = size_of(sets.get("parallelism.pp"), pp)
-        sizes = [size_of(config["model"].get(key), 0) for key in ("n_layers", "hidden_sz", "inter_sz", "vocab_sz")]
-        other = any(key == "parallelism.vpp" or key.partition(".")[0] == "model" for key in sets)
-        if not other and all(sizes) and 1 < pp <= sizes[0]:
+        sets, model = self.keys.sets or {}, config["model"]
+        pp = size_of(told(sets, "parallelism.pp"), pp)
+        if told(sets, "parallelism.vpp") is not None or any(key.partition(".")[0] == "model" for key in sets):
+            return
+        sizes = [size_of(model.get(key), 0) for key in ("n_layers", "hidden_sz", "inter_sz", "vocab_sz")]
+        if all(sizes) and 1 < pp <= sizes[0] <= BOUNDS["n_layers"][1]:
             layers, hidden, width, vocabulary = sizes
             layer = 4.0 * hidden**2 + 3.0 * hidden * width
             counts = balanced_by_cost(layers, layer, 1.0 * hidden * vocabulary, pp)

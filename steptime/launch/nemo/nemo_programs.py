@@ -97,9 +97,9 @@ def put_vocabulary(path: str, tree: dict[str, Any], sets: Sets) -> None:
     Raises:
         ConfigError: that tokenizer is not known.
     """
-    data = tree.get("data")
+    data, model = tree.get("data"), tree.get("model")
     own = data.get("tokenizer") if isinstance(data, dict) else None
-    config = tree.get("model", {}).get("config")
+    config = model.get("config") if isinstance(model, dict) else None
     if not isinstance(own, Mapping) or "vocab_size" in (config if isinstance(config, dict) else {}):
         return
     name = str(
