@@ -9,7 +9,6 @@ from steptime.launch.shell import grammar
 from steptime.launch.shell.commands import Command, ExitError
 from steptime.launch.shell.scope import Scope, Unknown, Value
 
-
 _AS_LONG_AS = 20
 """Commands that a call counts as, in the limit on a script's commands: it takes about their time."""
 
