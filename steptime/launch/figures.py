@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from steptime.job.layer_counts import balanced_by_cost
@@ -66,9 +67,15 @@ class Figures:
         return self.on("@pure_bf16") or bool(word and ("bf16" if word is True else word) in str(self.get("@half")))
 
     def masters(self) -> dict[str, str]:
-        """Dtypes of a trainer that has a word for pure bf16, without that word: fp32."""
+        """Dtypes of a trainer that has a word for pure bf16, without that word: fp32; pure fp16 is left out."""
+        if str(self.get("@half")).startswith("16-true"):
+            self.keys.leave_out(self.figures["@half"], "weights, gradients and moments in fp16")
         named = isinstance(self.keys.table.raw.get("pure"), str)
         return dict.fromkeys(("param_dtype", "main_grad_dtype", "moment_dtype"), "fp32") if named else {}
+
+    def frozen_in(self, usual: Mapping[str, Any]) -> Any:
+        """Dtype of the weights under adapters: that of `masters`, else the trainer's default."""
+        return usual.get("base") if self.pure() else self.masters().get("param_dtype", usual.get("base"))
 
     def mlp_width(self, model: dict[str, Any]) -> int:
         """Width of the MLP, of each half of a gated one; 0 where it is not given."""
