@@ -85,7 +85,12 @@ def read_recipe(path: str, file: str, text: str, function: str, sets: Sets, besi
     if not function and "-> run.Partial" not in text and (program := as_function(file, text)):
         text, function = program, FUNCTION
     _, tree = read_function(file, text, function, "run.Partial", "$^", beside)
+    for key in ("model", "trainer"):
+        if function == FUNCTION and key in tree and not isinstance(tree[key], dict) and told(sets, "model") is None:
+            raise ConfigError(f"{path}: {key} of the recipe is set to a value that is not read; {_GIVE_LOG}")
     base = BASE.search(str(tree.get(CLASS)))
+    if function == FUNCTION and not base:
+        raise ConfigError(f"{path}: the program changes its recipe in a way that is not read; {_GIVE_LOG}")
     own = [key for key, item in tree.items() if isinstance(item, dict) and item.get(CLASS)]
     plain = _by_target(tree)
     if base:
