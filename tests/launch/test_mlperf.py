@@ -149,6 +149,30 @@ def test_a_model_of_primus_is_read_from_its_file(tmp_path: Path, layers: int) ->
     assert (model["tie_embeddings"], model["bias"], model["glu"]) == (False, False, True)
 
 
+@pytest.mark.parametrize(
+    ("extends", "line"),
+    [
+        ("3", "qwen2.5_3B.yaml: extends: expected names of files (got 3)"),
+        ("[qwen2.5_3B.yaml]", "qwen2.5_3B.yaml: extends: qwen2.5_3B.yaml extends itself"),
+        ("[base.yaml]", "base.yaml: extends: qwen2.5_3B.yaml extends itself"),
+        ("own.yaml", "qwen2.5_3B.yaml: extends primus/configs/models/megatron/own.yaml, which was not found"),
+    ],
+)
+def test_files_of_primus_that_extend_nothing_or_themselves(tmp_path: Path, extends: str, line: str) -> None:
+    models = "primus/configs/models/megatron"
+    base = "extends: [qwen2.5_3B.yaml, qwen2.5_3B.yaml]\nnum_layers: 4\n"
+    placed(tmp_path, {f"{models}/qwen2.5_3B.yaml": f"extends: {extends}\n", f"{models}/base.yaml": base})
+    with pytest.raises(ConfigError) as error:
+        written(tmp_path, "examples/job.yaml", PRIMUS)
+    assert error.value.problems[0].partition("; put it")[0] == line
+
+
+def test_attributes_that_are_no_mapping(tmp_path: Path) -> None:
+    text = CUSTOM[: CUSTOM.index("  overwritten_attributes")] + "  overwritten_attributes: 3\n"
+    placed(tmp_path, {"conf/custom.yaml": text + CUSTOM[CUSTOM.index("  encoder_seq_length") :]})
+    assert written(tmp_path, "config_32x8.sh", SIZES).config["model"] == {"preset": "llama3-405b"}
+
+
 def test_settings_and_adapters_that_are_elsewhere(tmp_path: Path) -> None:
     placed(tmp_path, {"conf/custom.yaml": CUSTOM})
     sizes = f"source $(dirname ${{BASH_SOURCE[0]}})/config_attention.sh\n{SIZES}"
