@@ -7,9 +7,9 @@ from jobs import job
 
 from steptime.base.config import ConfigError, build
 from steptime.job.job import Job
+from steptime.software.hidden_shares import Overlap
 from steptime.software.performance import SETTING_GROUPS, Performance, Software, load_software, resolve
 from steptime.software.profiles import profile_mapping, profile_names, profile_releases
-from steptime.software.settings import Overlap
 
 OTHERS = [
     *(

@@ -28,7 +28,7 @@ from steptime.search.rows import legal_rows, shardings_of
 from steptime.search.seconds import send_share
 from steptime.search.space import SPLIT_SETTINGS, Shape
 from steptime.search.walk_columns import makespans
-from steptime.software.settings import Share
+from steptime.software.hidden_shares import Share
 from steptime.timing.step_time import straggler_s
 
 

@@ -31,3 +31,15 @@ def test_one_of_two_layers_runs_again(flops, overlap, products, exposed):
     assert compute.seconds == pytest.approx(products, rel=SLIGHTLY, abs=1)
     assert ring.call.count == 3 / 2
     assert ring.seconds == pytest.approx(exposed, rel=SLIGHTLY)
+
+
+def test_a_share_of_one_is_not_true():
+    """Two plans in one process: `cp: true` leaves to the model what hides a turn, and nothing does at FREE; 1.0 hides all of it.
+
+    Forward hands 4,096 bytes on three times, backward these and their gradients, of both layers: 2 * 3 * (4,096 + 8,192) s.
+    """
+    shares = [{"overlap": {"cp": share}} for share in (True, 1.0)]
+    found = [
+        estimate(job(on=machine(flops=FREE, link=1.0), cp=4, seqlen=32, performance=each)).step_s for each in shares
+    ]
+    assert found[0] - found[1] == pytest.approx(73_728, rel=1e-3)
