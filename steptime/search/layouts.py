@@ -250,25 +250,25 @@ class Pipelines:
         self, stages: Stages, moments: list[tuple[int, PeakMoment]], ends: AroundPipeline, rows: LayoutRows, at: Any
     ) -> tuple[Num, Num]:
         """Allocated and reserved bytes of the stage with the most; `moments`: the worst of every kind of stage."""
-        allocated: Num = 0.0
-        reserved: Num = 0.0
+        most: tuple[Num, Num] = 0.0, 0.0
+        own = self.job.software
         for kind, moment in moments:
             of = StageStates(*(column[at] for column in ends.states.held[kind]))
             states, buffers = of.states, self.buffers(stages, kind, rows, of.dummies + of.rest)
             copies = gradient_copies(self.job, states)
             updating = update_temporaries(self.job, states) + (buffers.between - buffers.moving + step_change(copies))
             moving, gradients = moment.activations_bytes + moment.transient_bytes, states.gradients_bytes
-            if self.job.software.states.gradients_persist:
+            if own.states.gradients_persist:
                 moving = maximum(moving, updating)
             else:
                 more = updating > moment.added_bytes
                 moving = where(more, updating, moving)
                 gradients = gradients - where(more, 0.0, moment.grads_not_yet_allocated_bytes)
-            fixed = states.params_bytes + gradients + states.optimizer_bytes
-            fixed = fixed + (buffers.staying + buffers.moving + at_peak(copies))
-            allocated = maximum(allocated, fixed + moving)
-            reserved = maximum(reserved, reserved_bytes(fixed, moving))
-        return allocated, reserved
+            staying = buffers.staying + buffers.moving + at_peak(copies)
+            fixed = states.params_bytes + gradients + states.optimizer_bytes + staying
+            reserved = reserved_bytes(fixed, moving, expandable=own.buffers.expandable_segments)
+            most = maximum(most[0], fixed + moving), maximum(most[1], reserved)
+        return most
 
     def buffers(self, stages: Stages, kind: int, rows: LayoutRows, kept: Num) -> BufferColumns:
         """Buffers of a kind of stage, as `memory.buffers.stage_buffers`; `kept`: those that follow from its parameters."""
@@ -295,6 +295,6 @@ class Pipelines:
             moving = moving + where(microbatches > 1, ranks * whole.logits_bytes[rows.part], 0.0)
         tokens = 1.0 * rows.microbatch_sz * (data.seqlen / rows.cp)
         mask = tokens * float(data.seqlen) if masks(software, chunks) else 0.0
-        if software.buffers.batches_stay and has_batch(chunks):
-            return BufferColumns(staying + microbatches * (mask + TOKEN * tokens), moving, between)
-        return BufferColumns(staying, moving + mask, between)
+        if not (software.buffers.batches_stay and has_batch(chunks)):
+            return BufferColumns(staying, moving + mask, between)
+        return BufferColumns(staying + microbatches * (mask + TOKEN * tokens), moving, between)

@@ -116,10 +116,8 @@ def test_the_provider_of_a_repositorys_model_takes_settings(tmp_path: Path) -> N
 
 
 def test_a_nemo_run_script_without_a_recipe_function_is_known_as_nemos(tmp_path: Path) -> None:
-    """A recipe that is only built below `if __name__` is not followed, and the line says what is needed."""
-    text = (
-        "import nemo_run as run\nfrom nemo.collections import llm\nrecipe = llm.llama3_8b.pretrain_recipe(name='a')\n"
-    )
+    """A recipe that a module elsewhere builds is not followed, and the line says what is needed."""
+    text = "import nemo_run as run\nfrom nemo.collections import llm\nfrom mine import built\nrecipe = built()\n"
     (line,) = refused(tmp_path, "job.py", text)
     assert line.startswith("no function that returns run.Partial; add the function to the path")
 

@@ -61,6 +61,7 @@ ALIKE = [
     # a mask for each residual where the hidden states are dropped; none for attention's own in a fused kernel
     ("--hidden-dropout 0", {"hidden_dropout": 0.0}, {"model.hidden_dropout": 0.0}, "model.dropout", 0.0),
     ("--attention-dropout 0", {"attention_dropout": 0.0}, {"model.attention_dropout": 0.0}, "model.dropout", 0.1),
+    ("--attention-dropout 0", {"attention_dropout": 0.0}, {"model.attention_dropout": 0.0}, "model.attention_dropout", 0.0),
     # core transformer_block.py, get_num_layers_to_build: (7 + 1) / 2 a stage, one less where the end is counted
     (
         "--num-layers 7 --pipeline-model-parallel-size 2 --account-for-embedding-in-pipeline-split",
@@ -160,9 +161,6 @@ def test_three_sources_are_one_plan(flags, arguments, fields, key, value):
 
 
 LEFT_OUT = [
-    # both keep masks of the scores where those are in memory
-    ("--attention-dropout 0 --attention-backend unfused", {"attention_dropout": 0.0, "attention_backend": "AttnBackend.unfused"},
-     {"model.attention_dropout": 0.0, "model.attention_backend": "unfused"}, "attention_dropout"),
     ("--position-embedding-type mrope", {"position_embedding_type": "mrope"}, {"model.position_embedding_type": "mrope"},
      "position_embedding_type"),
     ("--num-experts 8 --moe-expert-rank-capacity-factor 1.5", {"num_experts": 8, "moe_expert_rank_capacity_factor": 1.5},
