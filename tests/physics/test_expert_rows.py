@@ -145,3 +145,14 @@ def test_what_losses_of_a_router_keep(moe, kept):
     part = layer(moe, performance={"moe": {"router_dtype": "fp32"}})
     saved = {name for op in part.ops for name in op.saves if name.startswith(("moe.loss", "moe.z_loss"))}
     assert {name: part.sizes[name] for name in saved} == kept
+
+
+def test_activations_of_a_router_in_fp32():
+    """Autocast copies the input of 8 tokens to 4,096 B of fp32, and the weight of 8 experts; the product keeps both copies. The
+    gradient of the input's copy is one of activations, that of the weight's is counted as the parameter's.
+    """
+    part = Assembly(job("fsdp2", model={"moe": MOE}, performance={"moe": {"router_dtype": "fp32"}})).kinds[0]
+    [router] = [op for op in part.ops if op.name == "moe.router"]
+    assert sum(part.sizes[name] for name in router.inputs) == 4 * 8 * 128
+    assert sum(part.sizes[name] for name in router.saves) == 4 * (8 + 8) * 128
+    assert [p.elements for p in router.params] == [8 * 128]

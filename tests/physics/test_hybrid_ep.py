@@ -73,3 +73,10 @@ def test_rows_leave_a_node_once_for_all_of_its_ranks(etp, node, seconds):
     tokens = 8 / etp
     assert cost.bandwidth_s == pytest.approx(tokens * 11 / 7 * etp * 256 * seconds, rel=SLIGHTLY)
     assert cost.tier == ("inside" if node == 8 else "outside")
+
+
+def test_scores_that_arrive_have_one_number_for_each_local_expert():
+    """88/7 rows arrive, each with fp32 scores of the rank's 4 experts: 4 * 4 * 88/7 = 1,408/7 B, in HybridEP's own buffer."""
+    [get] = [op for op in flex("hybridep").kinds[0].ops if op.name == "moe.dispatch"]
+    [scores] = [t for t in get.outputs if t.name == "moe.arrived.probs"]
+    assert (scores.bytes, scores.outside) == (pytest.approx(1_408 / 7), "both")

@@ -102,3 +102,17 @@ def test_linear_attention_in_chunks(delta, flops):
     """
     op = Chunked("rule", tokens=64.0, n_heads=2.0, d_k=32, d_v=32, chunk_sz=64, delta=delta)
     assert op.flops == flops
+
+
+def test_lightning_attention():
+    """8 tokens, 4 heads of 32, chunks of 64: 12,288 FLOPs a token and head as above, of which 4 * 32 * 32 are counted. Kept is a
+    decay of each head in fp32, 4 B. States 8 / 64 * 4 * 32 * 32 = 512: in bf16 forward, in fp32 with their gradient backward
+    (fla/ops/simple_gla/chunk.py).
+    """
+    linear = {"kind": "lightning", "n_value_heads": 4, "key_head_dim": 32, "value_head_dim": 32, "freq": 2}
+    layer = Assembly(job(model={"linear_attention": linear})).kinds[0]
+    [kernel] = [op for op in layer.ops if isinstance(op, Chunked)]
+    assert kernel.flops == 8 * 4 * 12_288
+    assert kernel.counted == 4 * 4_096
+    assert [t.bytes for t in kernel.stats] == [4 * 4]
+    assert (kernel.forward_temp_bytes, kernel.backward_temp_bytes) == (2 * 512, 2 * 4 * 512)
