@@ -156,3 +156,12 @@ def test_activations_of_a_router_in_fp32():
     assert sum(part.sizes[name] for name in router.inputs) == 4 * 8 * 128
     assert sum(part.sizes[name] for name in router.saves) == 4 * (8 + 8) * 128
     assert [p.elements for p in router.params] == [8 * 128]
+
+
+def test_shared_experts_have_no_biases():
+    """Gate, up and down of 64, 3 * 128 * 64 parameters, in a model whose other projections have biases: Megatron-Core allows none
+    (megatron/core/transformer/moe/shared_experts.py, SharedExpertMLP).
+    """
+    part = layer({"n_shared_experts": 1}, biased=True)
+    mine = [op for op in part.ops if op.role == "shared_experts"]
+    assert sum(p.elements for op in mine for p in op.params) == 3 * 128 * 64

@@ -122,7 +122,9 @@ def test_sizes_that_a_model_does_not_say():
 
 
 def test_a_single_state():
-    """As `test_parameters_of_a_layer` with one state: G N = 2, in_proj 128 (512 + 4 + 8) = 67,072, convolution (256 + 4) 5."""
-    one = SMALL | {"mamba": SMALL["mamba"] | {"state_dim": 1}}
+    """As `test_parameters_of_a_layer` with one state of one group: G N = 1, in_proj 128 (512 + 2 + 8) = 66,816, convolution
+    (256 + 2) 5.
+    """
+    one = SMALL | {"mamba": SMALL["mamba"] | {"state_dim": 1, "n_groups": 1}}
     part = Assembly(job(one, seqlen=64, dp=1, tp=1, gbs=4)).kinds[0]
-    assert part.n_params == 67_072 + 1_300 + 24 + 256 + 32_768 + 128
+    assert part.n_params == 66_816 + 1_290 + 24 + 256 + 32_768 + 128
