@@ -175,7 +175,7 @@ class Job(Config):
         """The profile with this job's options applied; every switch has a value."""
         default = default_profile(self.model, fsdp=self.parallelism.fsdp is not None)
         found = resolve(self.performance, default, interleaved=self.parallelism.vpp > 1).on(self.machine)
-        return SOFTWARE.of(found, lambda: found)
+        return SOFTWARE.of((found, [*map(type, vars(found.overlap).values())]), lambda: found)  # True is equal to 1.0
 
     @cached_property
     def microbatches(self) -> int:

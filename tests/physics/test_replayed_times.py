@@ -31,3 +31,13 @@ def test_one_of_two_layers_runs_again(flops, overlap, products, exposed):
     assert compute.seconds == pytest.approx(products, rel=SLIGHTLY, abs=1)
     assert ring.call.count == 3 / 2
     assert ring.seconds == pytest.approx(exposed, rel=SLIGHTLY)
+
+
+@pytest.mark.parametrize("shares", [(True, 1.0), (1.0, True), (False, 0.0)])
+def test_a_share_is_no_switch_that_is_equal_to_it(shares):
+    """A job's profile is kept for the next job, and 1.0 == True: as a share 1.0 is all of a ring's time, True is what attention
+    hides.
+    """
+    jobs = [job(on=machine(link=1.0), cp=4, seqlen=32, performance={"overlap": {"cp": share}}) for share in shares]
+    for plan, share in zip(jobs, shares, strict=True):
+        assert type(plan.software.overlap.cp) is type(share)
