@@ -97,6 +97,14 @@ def test_gate_and_up_are_one_product_by_hand():
     assert {"experts.gate", "experts.up"} <= ops(apart).keys()
 
 
+@pytest.mark.parametrize(("software", "sums"), [("automodel", False), ("fsdp2", True)])
+def test_one_product_has_one_gradient_of_its_rows(software, sums):
+    """Those of two are added, which a torch that has room for more rows than arrive does over all of them."""
+    room = {"dispatcher": "flex", "flex_backend": "hybridep", "non_blocking_capacity_factor": 1.0}
+    found = ops(job(8, moe=room).replace(**{"performance.software": software, "parallelism.fsdp": {}}))
+    assert ("experts.sum" in found) == sums
+
+
 def test_permutation_of_hybrid_ep_by_hand():
     """32 tokens of each of 4 ranks, top 2 of 8, two experts a rank: N = 64 rows here, 32 * 4 / 4 * 2.
 

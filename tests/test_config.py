@@ -1,8 +1,9 @@
 """Bad input: every problem at once, one line each, never a traceback."""
 
 import pytest
+from pydantic import Field
 
-from steptime.base.config import Config, ConfigError
+from steptime.base.config import Config, ConfigError, Section
 from steptime.job.job import Job
 from steptime.job.limits import DUALPIPE
 from steptime.software.profiles import profile_names
@@ -280,3 +281,15 @@ def test_a_setting_of_a_presets_section_leaves_the_rest_of_it():
     assert (moe.node_limit, moe.n_experts, moe.experts_per_token) == (2, 256, 8)
     attention = Job.load(plan.replace("deepseek-v3", "gpt-oss-20b"), ["model.attention.window=64"]).model.attention
     assert (attention.window, attention.sinks) == (64, True)
+
+
+def test_a_default_section_is_dumped_before_any_value_of_it_was_read():
+    """Its class is not built then; pydantic 2.13 dumps it only once it is."""
+
+    class Inner(Config):
+        size: int = 2
+
+    class Outer(Config):
+        inner: Section[Inner] = Field(default_factory=Inner.model_construct)
+
+    assert Outer().model_dump() == {"inner": {"size": 2}}

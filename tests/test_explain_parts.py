@@ -360,6 +360,7 @@ def test_fsdp_zeroes_no_gradients_and_counts_one_microbatch():
     assert "rest" not in {fact.label for fact in explain(sharded, "optimizer")[0].facts}
     held = {fact.label: " ".join(fact.lines) for fact in explain(sharded, "memory")[0].facts}
     assert "saved for backward, 1 micro-batch in flight at most" in held["activations"]
+    assert held["communicators"].startswith("0.250 GiB   1 process group ")
 
 
 def test_a_name_may_follow_an_option(capsys):

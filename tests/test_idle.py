@@ -153,6 +153,30 @@ def test_heads_that_cannot_be_repeated_or_gathered(model, performance, told):
 
 
 @pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({}, False),
+        ({"parallelism.fsdp.version": 1}, True),
+        ({"parallelism.fsdp.wrap": "model"}, True),
+        ({"parallelism.pp": 2}, True),
+        ({"model.tie_embeddings": True}, True),
+        ({"data.gbs": 16, "parallelism.fsdp.no_sync": True}, True),
+        ({"data.gbs": 16, "parallelism.fsdp.no_sync": False}, False),
+    ],
+)
+def test_groups_of_embedding_and_head_that_are_the_roots(change, told):
+    """FSDP on 8 ranks: wrapping embedding and head apart is told where it changes nothing, and only there."""
+    model = {"n_layers": 2, "hidden_sz": 1024, "inter_sz": 2048, "n_q_heads": 8, "vocab_sz": 32768}
+    base = drawn(random.Random(1)).replace(
+        model=model, parallelism={"tp": 1, "pp": 1, "dp": 8, "fsdp": {}}, performance={"software": "fsdp2"}
+    )
+    base = base.replace(**{"data.gbs": 8, "data.microbatch_sz": 1}).replace(**change)
+    found, lines = answer(base.replace(**{"parallelism.fsdp.ends": "apart"}))
+    own = [line for line in lines if "parallelism.fsdp.ends" in line]
+    assert (bool(own), found == answer(base)[0]) == (told, told)
+
+
+@pytest.mark.parametrize(
     ("software", "machine", "performance", "told"),
     [
         ("megatron-core", "dgx-b200", {"precision": "mxfp8", "quantized_head": True}, None),

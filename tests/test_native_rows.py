@@ -186,9 +186,14 @@ def test_selective_is_per_op_in_todays_torchtitan():
     assert row_native.recomputed_per_op("selective", graph=False) == {}
 
 
-@pytest.mark.parametrize(("hidden", "vocab", "parts"), [(4096, 128256, 32), (4096, 32000, 8), (4096, 4096, 1)])
+@pytest.mark.parametrize(
+    ("hidden", "vocab", "parts"), [(4096, 128256, 32), (4096, 32000, 8), (4096, 4096, 1), (3584, 151936, 32)]
+)
 def test_liger_cuts_the_tokens_by_the_power_of_two_at_vocab_over_hidden(hidden, vocab, parts):
-    """128,256 / 4,096 = 31.3: 32; 32,000 / 4,096 = 7.8: 8."""
+    """128,256 / 4,096 = 31.3: 32; 32,000 / 4,096 = 7.8: 8; 151,936 / 3,584 = 42.4.
+
+    16,384 tokens in 43 parts are 381.02 each, of which the power of two above is 512: 32 parts.
+    """
     assert row_hugging_face.liger_chunks(hidden, vocab) == parts
 
 

@@ -104,3 +104,37 @@ def test_an_overlapped_exchange_that_megatron_lacks_is_named():
     assert sum(said.startswith(line) for said in assumptions(found)) == 1
     for change in ({"parallelism.vpp": 2}, {"performance.overlap": {"ep": False}}, {"parallelism.pp": 1}):
         assert not any(said.startswith("performance.overlap.ep with") for said in assumptions(found.replace(**change)))
+
+
+@pytest.mark.parametrize(
+    ("layout", "idle"),
+    [
+        ({}, False),
+        ({"fsdp": {"version": 1, "ends": "apart"}}, True),
+        ({"fsdp": {"wrap": "model", "ends": "apart"}}, True),
+        ({"fsdp": {"no_sync": True, "ends": "apart"}}, True),
+        ({"pp": 2}, True),
+        ({"fsdp": {"wrap": "model", "ends": "root"}}, False),
+    ],
+)
+def test_groups_of_embedding_and_head_that_change_nothing_are_told(layout, idle):
+    plan = job({"software": "fsdp2"}, **{"tp": 1, "pp": 1, "dp": 4, "fsdp": {"ends": "apart"}} | layout)
+    assert len(told(plan, "no effect: parallelism.fsdp.ends apart")) == idle
+
+
+@pytest.mark.parametrize(
+    ("performance", "tp", "line"),
+    [
+        (
+            {"gathered_logits": True},
+            1,
+            "no effect: performance.gathered_logits true (there is no tensor parallelism (tp 1))",
+        ),
+        ({"gathered_logits": True}, 2, ""),
+        ({"optimizer_impl": "foreach", "optimizer": "sgd"}, 1, "no effect: performance.optimizer_impl foreach"),
+        ({"optimizer_impl": "foreach"}, 1, ""),
+    ],
+)
+def test_switches_of_torch_that_change_nothing_are_told(performance, tp, line):
+    found = told(job({"software": "fsdp2"} | performance, tp=tp, pp=1, dp=4), "no effect: performance.")
+    assert [one.startswith(line) for one in found] == ([True] if line else [])

@@ -138,7 +138,9 @@ FSDP = {"tp": 1, "pp": 1, "dp": 4, "fsdp": {"reshard_after_forward": True}}
 
 SHARDED = {
     "fsdp2": plan(FSDP, {"software": "fsdp2"}),
-    "no resharding, torchtitan": plan(FSDP | {"fsdp": {"reshard_after_forward": False}}, {"software": "torchtitan"}),
+    "no resharding, torchtitan": plan(
+        FSDP | {"fsdp": {"reshard_after_forward": False}}, {"software": "torchtitan", "optimizer_impl": "for_loop"}
+    ),
     "resharded to 2 ranks": plan(FSDP | {"fsdp": {"reshard_after_forward": 2}}, {"software": "fsdp2"}),
     "traced graph": plan(FSDP | {"fsdp": {"wrap": "parameter"}}, {"software": "fsdp2", "loss_impl": "traced"}),
     "one group, prefetch 2": plan(FSDP | {"fsdp": {"wrap": "model", "prefetch": 2}}, {"software": "fsdp2"}),
@@ -201,7 +203,11 @@ SHARDED_PIPELINES = {
         IN_PIPELINE, {"software": "automodel"}, moe={"n_experts": 8, "expert_inter_sz": 1024, "experts_per_token": 2}
     ),
     "GPipe": plan(IN_PIPELINE | {"schedule": "gpipe"}, {"software": "torchtitan"}),
-    "uneven": plan(IN_PIPELINE | {"layers_per_stage": "auto"}, {"software": "torchtitan"}, n_layers=10),
+    "uneven": plan(
+        IN_PIPELINE | {"layers_per_stage": "auto"},
+        {"software": "torchtitan", "optimizer_impl": "for_loop"},
+        n_layers=10,
+    ),
     "ends counted": plan(
         IN_PIPELINE | {"embedding_and_loss_count_as_layers": True}, {"software": "torchtitan"}, n_layers=10
     ),

@@ -6,9 +6,10 @@ import pytest
 from jobs import job
 
 from steptime.base.config import ConfigError, build
+from steptime.job.job import Job
+from steptime.software.hidden_shares import Overlap
 from steptime.software.performance import SETTING_GROUPS, Performance, Software, load_software, resolve
 from steptime.software.profiles import profile_mapping, profile_names, profile_releases
-from steptime.software.settings import Overlap
 
 OTHERS = [
     *(
@@ -170,3 +171,10 @@ def test_layers_that_megatron_core_has_not_are_of_fsdp2(layers):
     shape = {"n_layers": 8, "hidden_sz": 512, "inter_sz": 2048, "n_q_heads": 8, "vocab_sz": 1000}
     assert job(shape).software.name == "megatron-core"
     assert job(shape | layers, software=None).software.name == "fsdp2"
+
+
+@pytest.mark.parametrize("software", [*NAMES, *OTHERS])
+def test_the_echo_of_a_profile_reads_back(software):
+    """It states every switch, also those that can be changed only for other frameworks."""
+    one = job(software=software)
+    assert Job(**one.to_config()) == one

@@ -21,7 +21,7 @@ def test_verdicts_at_their_edges():
     """Allocated and overhead decide whether it fits at all; reserved, or its p90, and overhead whether it fits well."""
     plan = job(tp=4, dp=2, gbs=8)
     memory = estimate(plan).memory
-    assert memory.overhead_bytes == (CONTEXT, 2 * 2**28)  # a quarter GiB per communicator in use
+    assert memory.overhead_bytes == (CONTEXT, 2 * 2**28, 0.0)  # a quarter GiB per communicator in use
     outside = sum(memory.overhead_bytes)
     likely = max(memory.peak_reserved_bytes, memory.peak_reserved_bytes_p90)
     assert with_memory(plan, likely + outside + 1) == "fits"
@@ -39,7 +39,7 @@ def test_reserved_memory_is_states_and_more_than_what_comes_and_goes():
 
 
 def test_one_device_has_no_communicator():
-    assert estimate(job()).memory.overhead_bytes == (CONTEXT, 0.0)
+    assert estimate(job()).memory.overhead_bytes == (CONTEXT, 0.0, 0.0)
 
 
 def test_a_p90_far_above_the_device_is_no_figure():

@@ -8,6 +8,7 @@ from typing import Any
 
 from steptime.base.config import Config
 from steptime.base.words import flow
+from steptime.fsdp.of_job import ends_alike
 from steptime.job.job import Job
 from steptime.job.offload_rules import OF_NO_PROFILE
 from steptime.model.blocks import layers
@@ -127,6 +128,10 @@ IDLE: dict[str, tuple[str, Callable[[Any], Any]]] = {
         "one micro-batch per step, or a pipeline, which reduces once per step",
         lambda job: job.single_microbatch or job.parallelism.pp > 1,
     ),
+    "parallelism.fsdp.ends": (
+        "applies only to version 2 with wrap block, without a pipeline, no_sync and tied embeddings",
+        ends_alike,
+    ),
     "performance.overlap.pp": NO_PIPELINE,
     "performance.overlap.tp": ("there is no tensor parallelism (tp 1)", lambda job: job.parallelism.tp == 1),
     "performance.overlap.cp": ("there is no context parallelism (cp 1)", lambda job: job.parallelism.cp == 1),
@@ -221,8 +226,11 @@ def said(job: Job) -> Iterator[tuple[str, Any]]:
     for axis, share in own.overlap or ():
         if share is not None and share != usual["overlap"][axis]:
             yield f"performance.overlap.{axis}", share
-    if job.parallelism.fsdp is not None and job.parallelism.fsdp.no_sync is not None:
-        yield "parallelism.fsdp.no_sync", job.parallelism.fsdp.no_sync
+    if (fsdp := job.parallelism.fsdp) is not None:
+        if fsdp.no_sync is not None:
+            yield "parallelism.fsdp.no_sync", fsdp.no_sync
+        if fsdp.ends not in {None, "root", usual["fsdp_ends"]}:
+            yield "parallelism.fsdp.ends", fsdp.ends
     yield from _changed("performance.moe", own.moe, MoeSettings)
     if job.model.moe is not None:
         yield from _changed("model.moe", job.model.moe, Moe)

@@ -55,14 +55,9 @@ class Candidate:
     """A job that is judged by its memory first: most of those that are tried do not fit, and their step is not timed."""
 
     def __init__(self, job: Job) -> None:
-        self.job = job
-        self.assembly = Assembly(job)
-
-    @cached_property
-    def peaks(self) -> Memory:
-        """Its memory and verdict, those of its estimate."""
-        sharded = fsdp.applies(self.job)
-        return stage_memory(self.assembly, fsdp.states(self.assembly) if sharded else stage_states(self.assembly))
+        self.job, self.assembly = job, Assembly(job)
+        states = fsdp.states(self.assembly) if fsdp.applies(job) else stage_states(self.assembly)
+        self.peaks = stage_memory(self.assembly, states)
 
     @cached_property
     def timing(self) -> StepTime:

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from typing import Annotated, Any, ClassVar, NamedTuple, Self, TypeAlias, TypeVar, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, GetCoreSchemaHandler, ValidationError
 from pydantic_core import CoreSchema, core_schema
 
+from steptime.base.later import Later
 from steptime.base.public_names import PublicFields, PublicNames
 from steptime.base.units import spelled_out
 
@@ -107,21 +108,7 @@ class Config(PublicFields, metaclass=PublicNames):
 C = TypeVar("C", bound=Config)
 
 
-class _Later:
-    """Schema of a nested section: built once, when the first value for it arrives, not with the outer class."""
-
-    def __get_pydantic_core_schema__(self, source: type[Config], _handler: GetCoreSchemaHandler) -> CoreSchema:
-        def json_schema(_found: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-            source.model_rebuild()
-            name = f"{source.__module__}.{source.__qualname__}:{id(source)}"  # pydantic's form of a reference
-            whole: Any = {**source.__pydantic_core_schema__, "ref": name}
-            return handler(core_schema.no_info_after_validator_function(source.model_validate, whole))
-
-        metadata = {"pydantic_js_annotation_functions": [json_schema]}
-        return core_schema.no_info_plain_validator_function(source.model_validate, metadata=metadata)
-
-
-Section: TypeAlias = Annotated[C, _Later()]
+Section: TypeAlias = Annotated[C, Later()]
 """A section inside another."""
 
 

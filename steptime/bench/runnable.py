@@ -93,7 +93,8 @@ def _layout(job: Job) -> Iterator[Limit]:
     text = "model.learned_positions: not supported with tensor parallelism in the benchmark"
     yield job.model.learned_positions and p.tp > 1, text, f"{alone}tp=1"
     text = "model.dropout: tensor-parallel ranks would draw different masks"
-    yield bool(job.model.dropout or job.model.attention_dropout) and p.tp > 1, text, "--set model.dropout=0"
+    drops = [f"--set model.{key}=0" for key in ("dropout", "attention_dropout") if getattr(job.model, key)]
+    yield bool(drops) and p.tp > 1, text, " ".join(drops)
     text = "parallelism.fsdp.version: the benchmark runs FSDP2, not FullyShardedDataParallel"
     yield p.fsdp is not None and p.fsdp.version != 2, text, f"{alone}fsdp.version=2"
     text = "parallelism.fsdp.prefetch: fully_shard prefetches one group"

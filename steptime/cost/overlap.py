@@ -14,7 +14,7 @@ from typing import Literal
 from steptime.base.num import Num, minimum, where
 from steptime.hardware.machine import Tier
 from steptime.job.mesh import Group, members_per_domain
-from steptime.software.settings import Share
+from steptime.software.hidden_shares import Share
 
 CONTENTION = 0.15
 """Share of hidden communication that comes back as slower compute: NVLink collectives take 15 % of the processor

@@ -11,7 +11,7 @@ from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 from steptime.base.num import Num, same, where
-from steptime.fsdp.of_job import unsynced
+from steptime.fsdp.of_job import ends_alike
 from steptime.fsdp.plus_plus import flat_bytes, reduction_bytes
 from steptime.job.assembly import Assembly, Chunk
 from steptime.job.job import Job
@@ -107,9 +107,8 @@ def options(assembly: Assembly) -> Fsdp:
 
 def ends_wrapped(assembly: Assembly) -> str:
     """How embedding and head are wrapped (`Fsdp.ends`); tied, they are one group, as in the root."""
-    said, job = options(assembly), assembly.job
-    alike = said.version == 1 or said.wrap != "block" or job.parallelism.pp > 1 or unsynced(job) or assembly.tied_here
-    return "root" if alike else said.ends or job.software.layout.fsdp_ends
+    job = assembly.job
+    return "root" if ends_alike(job) else options(assembly).ends or job.software.layout.fsdp_ends
 
 
 @cache

@@ -218,10 +218,13 @@ def gap_of_logits(assembly: Assembly) -> Num:
     """Bytes of the logits if the loss upcasts them in a kernel of its own, and nothing keeps them.
 
     A training loop frees them before backward. Next to them the upcast logits have been freed, whose place the gradient of the
-    log probabilities takes; what is left of both, the logits' bytes, is too small for the gradient of the upcast logits.
+    log probabilities takes; what is left of both, the logits' bytes, is too small for the gradient of the upcast logits. A loss
+    that works in place leaves the place of the upcast logits free.
     """
-    freed = any(op.name == "loss.cast" and op.inputs[0] not in op.saves for op in assembly.head.ops)
-    return assembly.head.sizes["head.logits"] if freed and assembly.job.software.kernels.loss_impl != "traced" else 0.0
+    cast = next((op for op in assembly.head.ops if op.name == "loss.cast"), None)
+    if cast is None or cast.inputs[0] in cast.saves or assembly.job.software.kernels.loss_impl != "composite":
+        return 0.0
+    return assembly.head.sizes[cast.inputs[0]]
 
 
 def reduction_of(of: Buffers) -> Num:

@@ -23,6 +23,13 @@ def unsynced(job: Job) -> bool:
     return job.software.layout.no_sync if said is None else said
 
 
+def ends_alike(job: Job) -> bool:
+    """Whether embedding and head are in one group, or each parameter in its own, whatever `Fsdp.ends` says."""
+    fsdp = job.parallelism.fsdp
+    other = fsdp is not None and (fsdp.version == 1 or fsdp.wrap != "block")
+    return other or job.parallelism.pp > 1 or unsynced(job) or job.model.tie_embeddings
+
+
 def pooled(job: Job) -> bool:
     """Whether torch's FSDP gathers and reduces group by group on streams of its own; jobs of it are sharded."""
     fsdp, software = job.parallelism.fsdp, job.software

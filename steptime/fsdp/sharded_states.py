@@ -6,7 +6,7 @@ from steptime.base.num import Num
 from steptime.fsdp.groups import groups
 from steptime.fsdp.plus_plus import secondary_bytes
 from steptime.job.assembly import Assembly, Chunk
-from steptime.memory.moments import mean_moments
+from steptime.memory.moments import looped_temporaries, mean_moments
 from steptime.memory.on_host import on_host
 from steptime.memory.states import States, frozen_bytes, shard_ranks
 
@@ -23,7 +23,9 @@ def states(assembly: Assembly) -> list[States]:
     kept, there = 1.0 - offload.share, 0.0 if offload.params else 1.0
     for chunks in assembly.stages:
         shard = sharded_elements(assembly, chunks)
-        moments = mean_moments(assembly.job, assembly.counted_params(chunks)).get("dense", 0.0)
+        held = assembly.counted_params(chunks)
+        ranks = {group: shard_ranks(assembly.job, group) for params, _ in held for group in params.elements}
+        moments = mean_moments(assembly.job, held).get("dense", 0.0)
         optimizer_bytes = (size.master + moments) * shard
         frozen = frozen_bytes(assembly, chunks) / shard_ranks(assembly.job)
         found.append(
@@ -34,6 +36,7 @@ def states(assembly: Assembly) -> list[States]:
                 kept * optimizer_bytes,
                 [],
                 owned=kept * shard,
+                update_bytes=kept * looped_temporaries(assembly.job, held, ranks),
                 host_bytes=offload.share * on_host(assembly.job).held * shard + (1.0 - there) * frozen,
             )
         )

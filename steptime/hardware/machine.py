@@ -39,7 +39,7 @@ class Tier(Config):
     """Share of the wire rate that a large ring collective reaches."""
     pairwise_efficiency: float | None = Field(default=None, gt=0, le=1)
     """Share of the wire rate that an all-to-all reaches; else `efficiency` by `steptime.cost.comm.PAIRWISE_RATE`."""
-    exchange_efficiency: float | None = Field(default=None, gt=0, le=1)  # of DeepEP's kernels; else `efficiency`
+    exchange_efficiency: float | None = Field(default=None, gt=0, le=1)  # of DeepEP and HybridEP; else `efficiency`
     nics_per_node: float | None = Field(None, gt=0)
     link_bytes_per_s: BytesPerS | None = Field(None, gt=0)
     """Meshes without a switch (xGMI, V100's cube mesh): the rate between two peers; n devices have n-1 links each."""

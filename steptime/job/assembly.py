@@ -207,7 +207,7 @@ class Assembly:
             return self.by_stage(lambda _, chunks: self.counted_params(chunks))
         known = self.layout.held
         if not known:
-            known.extend(self.by_stage(lambda _, chunks: self.counted_params(chunks)))
+            known[:] = self.by_stage(lambda _, chunks: self.counted_params(chunks))  # whole, whichever thread is first
         return known
 
     def local_params(self, chunk: Chunk) -> Num:

@@ -97,7 +97,7 @@ class Facts(NamedTuple):
     machine_dtypes: tuple[str, ...]
     no_cudnn: bool  # whether the device is another than NVIDIA's
     attention_said: tuple[str | None, str | None]  # attention_kernel and attention_backend of the plan itself
-    torch_said: str  # a switch of the plan that only torch and FSDP2 have; empty where none is set
+    torch_said: tuple[bool, bool]  # the plan, other than its profile, asks for whole logits, or an AdamW not fused
     checkpoint_word: str | None
     recompute: Recompute | None
     offload: frozenset[str]

@@ -29,6 +29,7 @@ from steptime.job.limits import NOT_MODELED
 from steptime.job.mesh import Parallelism, ScheduleName
 from steptime.job.names import MISSING, PATHS
 from steptime.job.offload_rules import OF_NO_PROFILE, offload_facts
+from steptime.job.performance_rules import performance_facts
 from steptime.job.sections import CrossDc, Data, Hardware, Run
 from steptime.model.model import Model
 from steptime.software.device_kernels import has_cudnn
@@ -175,7 +176,7 @@ class Job(Config):
         """The profile with this job's options applied; every switch has a value."""
         default = default_profile(self.model, fsdp=self.parallelism.fsdp is not None)
         found = resolve(self.performance, default, interleaved=self.parallelism.vpp > 1).on(self.machine)
-        return SOFTWARE.of((found, [*map(type, vars(found.overlap).values())]), lambda: found)  # True is equal to 1.0
+        return SOFTWARE.of(found, lambda: found)
 
     @cached_property
     def microbatches(self) -> int:
@@ -279,11 +280,7 @@ def facts(job: Job) -> Facts:
         machine=machine.name,
         no_cudnn=not has_cudnn(machine.accelerator),
         machine_dtypes=precisions(machine.accelerator.peak_flops, microscaling=machine.accelerator.microscaling),
-        attention_said=(said.attention_kernel, said.attention_backend),
-        torch_said=next((key for key in ("gathered_logits", "optimizer_impl") if getattr(said, key)), ""),
-        checkpoint_word=said.activation_checkpointing_type,
-        recompute=said.recompute,
-        overlap=tuple((axis, float(share)) for axis, share in software.overlap if share is not None),
+        **performance_facts(said, software),
     )
 
 

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from steptime.job.limits import Rule
+from steptime.software.performance import EAGER_TORCH, load_software
+
+if TYPE_CHECKING:
+    from steptime.software.performance import Performance, Software
 
 PERFORMANCE_RULES = [
     Rule(
@@ -88,10 +94,16 @@ PERFORMANCE_RULES = [
         lambda f: not (f.no_cudnn and f.attention_said[1] == "cudnn"),
     ),
     Rule(
-        "switches of torch",
-        "performance",
-        "{f.torch_said} is modeled for torch and FSDP2 only (got {f.software}); remove it",
-        lambda f: not f.torch_said or f.family in {"torch", "fsdp2"},
+        "gathered logits of torch",
+        "performance.gathered_logits",
+        "true is modeled for torch and FSDP2 only (got {f.software}); remove it",
+        lambda f: not f.torch_said[0] or f.family in EAGER_TORCH,
+    ),
+    Rule(
+        "AdamW of torch",
+        "performance.optimizer_impl",
+        "foreach and for_loop are modeled for torch and FSDP2 only (got {f.software}); remove it",
+        lambda f: not f.torch_said[1] or f.family in EAGER_TORCH,
     ),
     Rule(
         "framework has the optimizer",
@@ -201,3 +213,16 @@ PERFORMANCE_RULES = [
     ),
 ]
 """Reported with the layout rules."""
+
+
+def performance_facts(said: Performance, software: Software) -> dict[str, Any]:
+    """The facts about what a plan itself says of its software."""
+    usual, update = load_software(software.name), said.optimizer_impl
+    whole = bool(said.gathered_logits) and not usual.comm.gathered_logits
+    return {
+        "attention_said": (said.attention_kernel, said.attention_backend),
+        "torch_said": (whole, update not in {None, "fused", usual.states.optimizer_impl}),
+        "checkpoint_word": said.activation_checkpointing_type,
+        "recompute": said.recompute,
+        "overlap": tuple((axis, float(share)) for axis, share in software.overlap if share is not None),
+    }

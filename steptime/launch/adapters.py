@@ -120,7 +120,7 @@ def put_adapters(found: Figures, config: dict[str, Any]) -> None:
     section = {name: value for name, value in section.items() if f"model.lora.{name}" not in keys.left_open}
     if unknown:
         keys.leave_out(found.figures["@adapter_targets"], f"adapters of {', '.join(unknown)}")
-    loaded = DTYPES.get(str(found.get("@weights")).lower().removeprefix("torch."), usual.get("base"))
+    loaded = DTYPES.get(str(found.get("@weights")).lower().removeprefix("torch."), found.frozen_in(usual))
     packed = word == "qlora" or re.search(r"\.qlora_|-bnb-4bit$", str(found.get("@model")))
     if packed or (found.on("@base_bits") and bits in {"4", "true"}):
         section["base_dtype"] = "nf4"

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from steptime.job.layer_counts import balanced_by_cost
+from steptime.job.limits import BOUNDS
+from steptime.launch.devices import told
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.reading import OTHER_MODEL
 from steptime.model.presets import load_model
@@ -64,9 +67,15 @@ class Figures:
         return self.on("@pure_bf16") or bool(word and ("bf16" if word is True else word) in str(self.get("@half")))
 
     def masters(self) -> dict[str, str]:
-        """Dtypes of a trainer that has a word for pure bf16, without that word: fp32."""
+        """Dtypes of a trainer that has a word for pure bf16, without that word: fp32; pure fp16 is left out."""
+        if str(self.get("@half")).startswith("16-true"):
+            self.keys.leave_out(self.figures["@half"], "weights, gradients and moments in fp16")
         named = isinstance(self.keys.table.raw.get("pure"), str)
         return dict.fromkeys(("param_dtype", "main_grad_dtype", "moment_dtype"), "fp32") if named else {}
+
+    def frozen_in(self, usual: Mapping[str, Any]) -> Any:
+        """Dtype of the weights under adapters: that of `masters`, else the trainer's default."""
+        return usual.get("base") if self.pure() else self.masters().get("param_dtype", usual.get("base"))
 
     def mlp_width(self, model: dict[str, Any]) -> int:
         """Width of the MLP, of each half of a gated one; 0 where it is not given."""
@@ -147,11 +156,12 @@ class Figures:
 
     def put_nanotron_stages(self, config: dict[str, Any], pp: int) -> None:
         """The stages of nanotron where they are not even; none where other sizes than its file's are set beside it."""
-        sets = self.keys.sets or {}
-        pp = size_of(sets.get("parallelism.pp"), pp)
-        sizes = [size_of(config["model"].get(key), 0) for key in ("n_layers", "hidden_sz", "inter_sz", "vocab_sz")]
-        other = any(key == "parallelism.vpp" or key.partition(".")[0] == "model" for key in sets)
-        if not other and all(sizes) and 1 < pp <= sizes[0]:
+        sets, model = self.keys.sets or {}, config["model"]
+        pp = size_of(told(sets, "parallelism.pp"), pp)
+        if told(sets, "parallelism.vpp") is not None or any(key.partition(".")[0] == "model" for key in sets):
+            return
+        sizes = [size_of(model.get(key), 0) for key in ("n_layers", "hidden_sz", "inter_sz", "vocab_sz")]
+        if all(sizes) and 1 < pp <= sizes[0] <= BOUNDS["n_layers"][1]:
             layers, hidden, width, vocabulary = sizes
             layer = 4.0 * hidden**2 + 3.0 * hidden * width
             counts = balanced_by_cost(layers, layer, 1.0 * hidden * vocabulary, pp)

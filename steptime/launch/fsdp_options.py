@@ -23,6 +23,8 @@ def put_fsdp(found: Figures, config: dict[str, Any], half: str) -> bool:
         options["reshard_after_forward"] = False
     elif version == 2 and strategy.isdecimal() and int(strategy) not in {1, found.whole("@dp_shard")}:
         keys.leave_out(found.figures["@fsdp_strategy"], "parameters that stay gathered on some ranks")
+    if str(found.get("@fsdp_precision")).lower() == "full":  # composer/distributed/mosaic_parallelism.py
+        keys.leave_out(found.figures["@fsdp_precision"], "parameters gathered in fp32 under autocast")
     if half != "fp32" and str(found.get("@fsdp_precision")).lower() not in {"mixed", "default"}:
         options["reduce_dtype"] = half
     if (unit := keys.table.raw.get("whole_without")) and keys.get(unit) is None:

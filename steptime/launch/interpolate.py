@@ -91,7 +91,7 @@ def _resolved(name: str, parts: list[str], tree: dict[str, Any], env: Mapping[st
     if name in {"or", "and"}:
         return (any if name == "or" else all)(values)
     if name in {"eq", "neq"} and len(values) == 2:  # of words too, as oc.env gives them
-        return (str(values[0]) == str(values[1])) == (name == "eq")
+        return (values[0] == values[1] or str(values[0]) == str(values[1])) == (name == "eq")
     if name not in _NUMBERS or len(values) != 2 or not all(isinstance(value, int | float) for value in values):
         return _NONE
     try:

@@ -60,16 +60,35 @@ def _filled(text: str, env: Env) -> str:
     return re.sub(r"\$\{(\w+):([^}]*)\}", lambda found: (env or {}).get(found[1], found[2]), text)
 
 
-def _model_file(name: str, env: Env, beside: Beside | None, deep: int = 0) -> dict[str, Any]:
+def _model_file(
+    name: str,
+    env: Env,
+    beside: Beside | None,
+    above: tuple[str, ...] = (),
+    known: dict[str, dict[str, Any]] | None = None,
+) -> dict[str, Any]:
     """The arguments in a model's file and in those that it extends, where they are in the repository of the job.
 
-    The last one, language_model.yaml, has the defaults, which are in the table.
+    The last one, language_model.yaml, has the defaults, which are in the table. `above`: the files that extend it; `known`: what
+    those read so far say.
+
+    Raises:
+        ConfigError: a file that another one extends was not found, or extends itself.
     """
-    text = beside.text(f"primus/configs/models/megatron/{name}") if beside is not None else None
-    if text is None or name == "language_model.yaml" or deep > 8:
+    file = f"primus/configs/models/megatron/{name}"
+    if beside is None or name == "language_model.yaml" or (not above and beside.text(file) is None):
         return {}
-    found = parse_mapping(_filled(text, env), name)
+    known = {} if known is None else known
+    if name in known:
+        return known[name]
+    if name in above:
+        raise ConfigError(f"{above[-1]}: extends: {name} extends itself")
+    found = parse_mapping(_filled(beside.needed(file, f"{(*above, name)[-2 if above else -1]}: extends"), env), name)
     below: dict[str, Any] = {}
-    for base in found.pop("extends", None) or []:
-        below |= _model_file(str(base), env, beside, deep + 1)
-    return below | found
+    bases = found.pop("extends", None) or []
+    for base in bases if isinstance(bases, list) else [bases]:
+        if not isinstance(base, str):
+            raise ConfigError(f"{name}: extends: expected names of files (got {show(base)})")
+        below |= _model_file(base, env, beside, (*above, name), known)
+    known[name] = below | found
+    return known[name]

@@ -117,7 +117,7 @@ def read_as(
         if kind in {*TABLES, "deepspeed-script"}:
             table: Reading = import_module("steptime.launch.trainers").read_trainer(kind, path, text, env, sets, beside)
             return table
-        if kind == "megatron" and beside is not None and _only_sizes(text):
+        if kind in {"megatron", "nemo"} and beside is not None and _only_sizes(text):
             if config := beside.config_of_nodes(_NODES):
                 added = Beside(beside.folder, [path, *map(str, beside.added)])
                 return read_as("nemo", str(config), read_text(str(config)), env, sets, added)
@@ -136,7 +136,8 @@ def read_as(
 
 def _only_sizes(text: str) -> bool:
     """Whether a file only sets variables of a job (MLPerf's config_*.sh), which a config or a script beside it reads."""
-    return bool(re.search(rf"^\s*(?:export\s+)?{_NODES}=", text, re.MULTILINE)) and not re.search(_STARTS, text)
+    starts = re.search(rf"{_STARTS}|--config-name", text)
+    return bool(re.search(rf"^\s*(?:export\s+)?{_NODES}=", text, re.MULTILINE)) and not starts
 
 
 def is_plan(text: str) -> bool:

@@ -13,7 +13,7 @@ from steptime.base.config import ConfigError
 from steptime.base.document import parse_mapping
 from steptime.launch.beside import Beside, read_beside
 from steptime.launch.config_sections import BY_README, of_defaults, of_readme, of_section, of_subcommand
-from steptime.launch.devices import of_comment
+from steptime.launch.devices import SET_DEVICES, of_comment
 from steptime.launch.interpolate import resolve
 from steptime.launch.job_keys import text_of
 from steptime.launch.keys import GivenKey, KeyTable, flatten, rule_of, spelled
@@ -157,10 +157,17 @@ def said_in(path: str, text: str, table: KeyTable, env: dict[str, str], beside: 
         raise ConfigError(f"{path}: {what}: training on preferences or rewards is not modeled")
     said = found.keys
     configs = [config for config in (beside.added if beside is not None else []) if config.suffix in {".yaml", ".yml"}]
-    if not configs and not found.program and (config := _of_recipes(path, said, table, beside)) is not None:
-        configs = [config]
-        said = {key: value for key, value in of_readme(path).items() if key == "num_processes"} | said
-        found = found._replace(notes=(*found.notes, BY_README.format(config.name)))
+    if not configs and not found.program and beside is not None and "model_name_or_path" in said:
+        started = of_readme(path)
+        if (config := _of_recipes(path, said, table, beside, started)) is not None:
+            configs = [config]
+            found = found._replace(notes=(*found.notes, BY_README.format(config.name)))
+        processes = started.get("num_processes")
+        if isinstance(processes, int):
+            said = {"num_processes": processes} | said
+        elif processes is not None:
+            why = f"number of devices unknown ({processes} processes, by the README or script that starts it); {SET_DEVICES}"
+            found = found._replace(unclear={**found.unclear, "devices": why})
     for config in configs:
         said = flatten(parse_mapping(read_beside(config), str(config))) | said
     unset = "none" if table.raw.get("none_is_unset") else None
@@ -170,12 +177,14 @@ def said_in(path: str, text: str, table: KeyTable, env: dict[str, str], beside: 
     return found._replace(keys=said)
 
 
-def _of_recipes(path: str, said: Mapping[str, Any], table: KeyTable, beside: Beside | None) -> Path | None:
+def _of_recipes(
+    path: str, said: Mapping[str, Any], table: KeyTable, beside: Beside, started: Mapping[str, Any]
+) -> Path | None:
     """The config of accelerate with which a recipe in its repository is started; None for adapters, or where it names its own."""
     own = {"deepspeed", "fsdp", "fsdp_config", "distributed_type", "use_peft", "load_in_4bit"}
-    if beside is None or "model_name_or_path" not in said or any(said.get(key) for key in own):
+    if any(said.get(key) for key in own):
         return None
-    if (started := of_readme(path)) and (name := started.get("config_file")):
+    if name := started.get("config_file"):
         beside.needed(str(name), f"{path}: is started with")
     names = [started.get("config_file")] if started else table.raw.get("recipes_with") or []
     return next((found for name in names if name and (found := beside.path(str(name)))), None)

@@ -166,10 +166,8 @@ class _Plan(Figures):
 
     def _sharded(self) -> bool:
         """Whether FSDP runs the steps: a recipe of one device has none."""
-        alone = 1 in {self.devices, self.listed(), told(self.keys.sets, "parallelism.dp")} and self.keys.table.raw.get(
-            "pure"
-        )
-        return self.on("@fsdp") and "fsdp" in self.keys.table.raw["software"] and not alone
+        raw, devices = self.keys.table.raw, told(self.keys.sets, "parallelism.dp") or self.devices or self.listed()
+        return self.on("@fsdp") and "fsdp" in raw["software"] and not (devices == 1 and raw.get("pure"))
 
     def _precision(self) -> dict[str, Any]:
         weights = str(self.get("@weights") or "").lower().removeprefix("auto")
@@ -179,7 +177,7 @@ class _Plan(Figures):
         word = f"{self.get('@half') or ''} {weights}".lower()
         # Axolotl's "auto" is bf16 wherever the device has it (utils/config, normalize_config)
         bf16 = self.on("@bf16") or self.get("@bf16") == "auto" or "bf16" in word or "bfloat16" in word
-        fp16 = self.on("@fp16") or "fp16" in word or "float16" in word.replace("bfloat16", "")
+        fp16 = self.on("@fp16") or "fp16" in word or "float16" in word.replace("bfloat16", "") or word[:3] == "16-"
         if self.on("@fp8"):
             self.keys.approximate(self.figures["@fp8"], "torchao's float8 projections: counted as bf16")
         if self.pure() and not self.on("@deepspeed"):  # whose masters are fp32 all the same

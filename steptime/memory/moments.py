@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import reduce
+
 from steptime.base.num import Num, maximum, where
 from steptime.job.job import Job
 from steptime.job.local_params import CountedParams
@@ -86,21 +88,31 @@ def update_temporaries(job: Job, held: CountedParams, ranks: dict[str, Num]) -> 
 
     adafactor: the estimate that becomes the update (torch/optim/_adafactor.py, _single_tensor_adafactor). muon: the orthogonal
     matrix in fp32 with the products of it and its two scales (Megatron-Core optimizer/emerging_optimizers.py,
-    scaled_orthogonalize_fn); the iterations, in bf16, hold less. adamw in a loop over tensors: the root of the second moment and
-    its quotient, of the shard on this device where ZeRO shards tensors over `ranks` (torch/optim/adam.py, _single_tensor_adam).
+    scaled_orthogonalize_fn); the iterations, in bf16, hold less. adamw in a loop: `looped_temporaries`.
     """
     software = job.software
     optimizer, size = software.states.optimizer, software.bytes_of(software.states.moment_dtype)
-    most: Num = 0.0
-    looped = optimizer == "adamw" and software.states.optimizer_impl == "for_loop"
-    if not looped and optimizer not in {"adafactor", "muon", "dist_muon"}:
+    most = looped_temporaries(job, held, ranks)
+    if optimizer not in {"adafactor", "muon", "dist_muon"}:
         return most
     for params, _ in held:
         for p in params:
-            if looped:
-                most = maximum(most, 2.0 * size * p.each / (ranks[p.param.group] if job.zero_level >= 2 else 1))
-            elif optimizer == "adafactor":
+            if optimizer == "adafactor":
                 most = maximum(most, size * p.each)
             elif orthogonalized(p.param):
                 most = maximum(most, 3.0 * FP32 * p.each)
     return most
+
+
+def looped_temporaries(job: Job, held: CountedParams, ranks: dict[str, Num]) -> Num:
+    """Those of AdamW in a loop over tensors: the root of the second moment and its quotient (_single_tensor_adam).
+
+    Of the shard on this device where ZeRO shards tensors over `ranks` (torch/optim/adam.py).
+    """
+    software = job.software
+    most: Num = 0.0
+    if software.states.optimizer != "adamw" or software.states.optimizer_impl != "for_loop":
+        return most
+    size = software.bytes_of(software.states.moment_dtype)
+    each = [p.each / (ranks[p.param.group] if job.zero_level >= 2 else 1) for params, _ in held for p in params]
+    return 2.0 * size * reduce(maximum, each, most)

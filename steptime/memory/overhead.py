@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from steptime.base.num import Num
+from steptime.base.num import Num, maximum
 from steptime.base.rows import Overhead
 from steptime.job.job import Job
 from steptime.memory.receive_buffers import receive_buffer_bytes
@@ -60,9 +60,11 @@ def reserved_bytes(
     """Memory that the caching allocator holds at the peak.
 
     `states_bytes` and `moving_bytes`: what is allocated then. `pools`: of torch's FSDP, whose streams each have memory of their
-    own; None where one stream allocates everything. `expandable`: segments are expandable.
+    own; None where one stream allocates everything. `expandable`: segments are expandable. It is never less than what is
+    allocated: what a reduction returns beside gradients of earlier micro-batches is in none of `pools`.
     """
     pieces = 1.0 + (EXPANDABLE_FRAGMENTATION if expandable else FRAGMENTATION)
     if pools is None:
         return states_bytes + moving_bytes * pieces
-    return states_bytes + pools.gradients_to_come + pools.most_bytes * pieces + pools.gathers_bytes
+    apart = states_bytes + pools.gradients_to_come + pools.most_bytes * pieces + pools.gathers_bytes
+    return maximum(states_bytes + moving_bytes, apart)

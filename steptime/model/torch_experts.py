@@ -209,8 +209,8 @@ def activated(model: Model, rows: Rows, names: list[str], out: Tensor) -> list[O
 
 
 def gradients_summed(model: Model, rows: Rows) -> list[Op]:
-    """The sum of both products' gradients of the rows, over all for which there is room: two reads and a write."""
-    if rows.capacity_share is None or not model.glu:
+    """The sum of two products' gradients of the rows, over all for which there is room: two reads and a write."""
+    if rows.capacity_share is None or len(projections(model, rows)) == 1:
         return []
     summed = 3.0 * rows.room * rows.hidden * rows.shard.itemsize
     return [Move("experts.sum", forward_bytes=0.0, backward_bytes=summed, kernels=0.5, role="moe")]

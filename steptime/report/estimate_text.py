@@ -11,15 +11,20 @@ from steptime.report.table import PLAIN, WIDTH, ReportSection, Style, layout, un
 def report(estimate: Estimate, style: Style = PLAIN, *, brief: bool = False, assumed: bool = False) -> str:
     """The whole report; `brief` is only its answer, `assumed` lists every assumption."""
     lines = [style.paint(line, "head" if i == 0 else "plain") for i, line in enumerate(headline.headline(estimate))]
-    if estimate.job.notes:
-        from steptime.launch.devices import NOT_STATED, NOT_THE_FILES
-
-        taken = [note for note in estimate.job.notes if note.startswith((NOT_STATED, NOT_THE_FILES))]
-        lines += [line for note in taken for line in wrapped(unstyled(note), WIDTH, "  ")]
+    lines += [line for note in _of_devices(estimate) for line in wrapped(unstyled(note), WIDTH, "  ")]
     out = [[style.fold(line) for line in lines]]
     out += [layout(section, style) for section in sections(estimate, brief=brief)]
     out.append(_assumptions(estimate, style, brief=brief, every=assumed))
     return "\n\n".join("\n".join(block) for block in out if block) + "\n"
+
+
+def _of_devices(estimate: Estimate) -> list[str]:
+    """Notes on the number of devices, which are below the first line and not repeated among the first assumptions."""
+    if not estimate.job.notes:
+        return []
+    from steptime.launch.devices import NOT_STATED, NOT_THE_FILES
+
+    return [note for note in estimate.job.notes if note.startswith((NOT_STATED, NOT_THE_FILES))]
 
 
 def sections(estimate: Estimate, *, brief: bool = False) -> list[ReportSection]:
@@ -46,8 +51,9 @@ def _assumptions(estimate: Estimate, style: Style, *, brief: bool, every: bool) 
     if brief:
         lines = wrapped(f"assumed  {foremost(estimate.job)[0]}; {len(texts) - 1} more: --assumed", WIDTH, "         ")
         return [style.fold(unstyled(line)) for line in lines]
-    shown = [*estimate.host_bound, *foremost(estimate.job)]
-    left = len(texts) - len(shown)
+    above = _of_devices(estimate)
+    shown = [text for text in (*estimate.host_bound, *foremost(estimate.job)) if text not in above]
+    left = len(texts) - len(shown) - len([text for text in texts if text in above])
     return assumptions([*shown, f"{left} more: --assumed"] if left else shown, style)
 
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from steptime import fsdp
 from steptime.answer.result import Estimate
 from steptime.base.rows import StageMemory
+from steptime.base.words import counted
 from steptime.fsdp.plus_plus import secondary_bytes
 from steptime.fsdp.ranks import backward_group
 from steptime.fsdp.sharded_states import stored_saving
@@ -97,6 +98,8 @@ def _states(estimate: Estimate, row: StageMemory) -> list[Fact]:
         counted += f"; buckets are padded ({setting_source(job, 'padded_buckets')})"
     params = f"{size.params:g} B each, sharded at zero_level 3{_other_parameters(estimate, row, sum(groups.values()))}"
     gradients = f"{size.gradients:g} B each, sharded at zero_level 2 and above"
+    if (to_come := _held_states(estimate, row.stage).gradients_bytes - row.gradients_bytes) > 0.0:
+        gradients += f"; {in_gib(to_come)} GiB of them are not allocated at the peak"
     found = [Fact("held", [counted])]
     for label, bytes_, how, keys in (
         ("parameters", row.params_bytes, params, ("param_dtype",)),
@@ -207,14 +210,12 @@ def _outside(estimate: Estimate) -> list[Fact]:
     """Memory outside of the allocator, and the capacity that the total is compared with."""
     memory, machine = estimate.memory, estimate.job.machine
     over = memory.overhead_bytes
-    own = machine.source("accelerator.context_bytes")
-    groups = f"{communicating_groups(estimate.job):g} process groups"
+    own = machine.source("accelerator.context_bytes") or constant("memory.overhead.CONTEXT_BYTES").source
+    groups = counted(communicating_groups(estimate.job), "process group")
     received = _fact(RECEIVE_BUFFERS, over.receive_buffers, "outside the allocator", "memory/receive_buffers.py")
     usable = machine.source("accelerator.usable_memory_bytes") or "the machine's file"
     return [
-        _fact(
-            "context", over.context, "outside the allocator", own or constant("memory.overhead.CONTEXT_BYTES").source
-        ),
+        _fact("context", over.context, "outside the allocator", own),
         _fact("communicators", over.communicators, groups, constant("memory.overhead.COMMUNICATOR_BYTES").source),
         *([received] if over.receive_buffers else []),
         _fact("usable", memory.capacity_bytes, "", usable),

@@ -54,6 +54,8 @@ class StageGroups(NamedTuple):
     gradients: Num
     optimizer: Num
     owned: Num
+    update: Num
+    """Temporaries of an update, of the tensor it works on."""
     chunks: tuple[ChunkGroups, ...]
     tensors: Num
     """Gradients that sequence parallelism leaves partial: their number, and bytes of one."""
@@ -120,7 +122,7 @@ def _ends(assembly: Assembly) -> Ends:
         keys = list(map(contents, chunks))
         for key, chunk in zip(keys, chunks, strict=True):
             known[key] = known.get(key) or chunk_groups(assembly, chunk, priced)
-        bytes_ = state.params_bytes, state.gradients_bytes, state.optimizer_bytes, state.owned
+        bytes_ = state.params_bytes, state.gradients_bytes, state.optimizer_bytes, state.owned, state.update_bytes
         partial = partial_gradients(assembly, kind, one_by_one=True)
         tensors = partial.calls / assembly.job.microbatches
         held.append(StageGroups(*bytes_, tuple(known[key] for key in keys), tensors, partial.bytes))

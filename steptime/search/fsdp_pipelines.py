@@ -28,7 +28,7 @@ from steptime.search.rows import legal_rows, shardings_of
 from steptime.search.seconds import send_share
 from steptime.search.space import SPLIT_SETTINGS, Shape
 from steptime.search.walk_columns import makespans
-from steptime.software.settings import Share
+from steptime.software.hidden_shares import Share
 from steptime.timing.step_time import straggler_s
 
 
@@ -100,7 +100,7 @@ class FsdpPipelines(Pipelines):
         pooled, expandable = fsdp.pooled(self.job), self.job.software.buffers.expandable_segments
         for kind, of in enumerate(chunks.ends.stages):
             buffers = self.buffers(stages, kind, rows, 0.0)
-            states = States(of.params, of.gradients, of.optimizer, [], owned=of.owned)
+            states = States(of.params, of.gradients, of.optimizer, [], owned=of.owned, update_bytes=of.update)
             copies = gradient_copies(job, states)
             updating = update_temporaries(job, states) + (buffers.between - buffers.moving + step_change(copies))
             for step, counts in steps.items():

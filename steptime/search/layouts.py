@@ -29,8 +29,8 @@ from steptime.search.rows import LayoutRows, legal_rows, rows_of, shardings_of
 from steptime.search.sharded_weights import ShardedWeights
 from steptime.search.space import SPLIT_SETTINGS, Grid, Shape, Split
 from steptime.search.states import AroundPipeline, StageStates, around
+from steptime.software.hidden_shares import Share
 from steptime.software.performance import EAGER_TORCH
-from steptime.software.settings import Share
 from steptime.timing.data_parallel import networks
 from steptime.timing.part_times import Pricing
 from steptime.timing.step_time import straggler_s

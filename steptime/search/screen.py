@@ -28,8 +28,8 @@ from steptime.search.recompute import RecomputeChoice, allowed, of_layers, of_pl
 from steptime.search.search import Search
 from steptime.search.sharded_weights import ShardedWeights
 from steptime.search.space import Axes, Counts, Grid, Shape, on_fewest_devices, zero_levels
+from steptime.software.hidden_shares import Share
 from steptime.software.performance import resolve
-from steptime.software.settings import Share
 from steptime.timing.part_times import pricing
 
 

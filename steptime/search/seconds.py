@@ -19,7 +19,7 @@ from steptime.schedule import default_group
 from steptime.search.pipeline import ChunkFigures, Stages, counts_of, sums
 from steptime.search.states import SentColumns
 from steptime.search.walk_columns import makespans, unlike
-from steptime.software.settings import Share
+from steptime.software.hidden_shares import Share
 from steptime.timing.data_parallel import exposed
 from steptime.timing.part_times import Pricing
 

@@ -13,6 +13,7 @@ from steptime.hardware.machine import Machine
 from steptime.software.calibration import Calibration
 from steptime.software.cpu_offload import CpuOffload
 from steptime.software.device_kernels import kernels_on
+from steptime.software.hidden_shares import Overlap, Share
 from steptime.software.precision import RECIPES, Recipe, RecipeName, recipe
 from steptime.software.profiles import profile_mapping
 from steptime.software.settings import (
@@ -37,9 +38,7 @@ from steptime.software.settings import (
     NormImpl,
     OffloadModule,
     OptimizerName,
-    Overlap,
     RopeImpl,
-    Share,
     StateSettings,
     TimingSettings,
     as_written,

@@ -39,8 +39,6 @@ The tensors saved for backward are then those of AOTAutograd's min-cut partition
 test_torch_compile.py): inputs of matrix multiplies and attention, which cannot be fused, and row sums. A checkpoint is traced
 with its block, and its recomputation reduced to what backward reads, independent of early_stop (same test)."""
 RopeImpl: TypeAlias = Literal["fused", "composite", "own_tables", "complex", "upcast", "eager"]
-Share: TypeAlias = bool | float
-"""Fraction of a communication that is hidden under compute: a bool, or a number from 0 to 1."""
 Module: TypeAlias = Literal[
     "core_attn", "layernorm", "mlp", "act", "dropout", "after_qkv", "moe_act", "mla_up_proj", "moe", "shared_experts", "per_op",
     "per_op_all", "per_op_resend",
@@ -221,18 +219,6 @@ class CommSettings(Switches):
     """How updated parameters are distributed: by all-gather, or by one exposed broadcast per owner after the step."""
     reduce_dtype: Literal["main", "fp32"]
     """Dtype of gradient reduction over data-parallel ranks: the main gradient's dtype, or a copy in fp32."""
-
-
-class Overlap(Config):
-    """Fraction of communication hidden under compute; axes not set follow the profile."""
-
-    tp: Share | None = None
-    dp: Share | None = None
-    pp: Share | None = None
-    ep: Share | None = None
-    cp: Share | None = None
-    offload: Share | None = None
-    """Copies of activations to and from host memory; default true."""
 
 
 class MoeSettings(Config):

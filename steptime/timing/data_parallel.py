@@ -13,8 +13,8 @@ from steptime.job.mesh import Group, GroupAxis, group
 from steptime.memory.states import Bucket, States
 from steptime.model.ops import Kind
 from steptime.schedule import Walk
+from steptime.software.hidden_shares import Share
 from steptime.software.performance import ITEMSIZE
-from steptime.software.settings import Share
 from steptime.timing.part_times import ChunkTime
 
 AXES: tuple[GroupAxis, ...] = ("shards", "replicas", "expert_shards")

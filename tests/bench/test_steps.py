@@ -160,6 +160,7 @@ REFUSED = [
     (config({"tie_embeddings": True}, parallelism={"pp": 2}), "model.tie_embeddings"),
     (config(GPT | {"tie_embeddings": False}, parallelism={"tp": 2}), "model.learned_positions"),
     (config({"dropout": 0.1}, parallelism={"tp": 2}), "model.dropout"),
+    (config({"dropout": 0.1, "attention_dropout": 0.2}, parallelism={"tp": 2}), "model.dropout"),
     (
         config(performance={"software": "fsdp2"}, parallelism={"dp": 2, "fsdp": {"prefetch": 2}}),
         "parallelism.fsdp.prefetch",

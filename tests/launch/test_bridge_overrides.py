@@ -122,3 +122,15 @@ def test_a_recipe_by_name_and_one_that_is_not_there(tmp_path: Path) -> None:
     assert line == "line 3: recipe own_sft_config was not found; give the log that prints the job's config"
     (line,) = asked(tmp_path, "run.sh", named.strip() + " --peft_scheme lora\n")
     assert line.startswith("line 3: --peft_scheme of run_recipe.py is not read;")
+
+
+def test_options_of_the_program_that_starts_recipes(tmp_path: Path) -> None:
+    """COMMON_OVERRIDE_FIELDS of run_recipe.py: 8 devices over tp 2 and cp 1 are 4 ranks."""
+    named = STARTED.replace("own_sft", "llama3_8b_pretrain").replace(" model.context_parallel_size=2", "")
+    options = "--context_parallel_size 1 -tp 2 -mb 2 --global_batch_size 32 --lr 1e-4 --mode pretrain"
+    plan = written(tmp_path, "run.sh", named.replace("train.global_batch_size=16", options)).config
+    assert (plan["parallelism"]["tp"], plan["parallelism"]["dp"], plan["parallelism"].get("cp", 1)) == (2, 4, 1)
+    assert (plan["data"]["gbs"], plan["data"]["microbatch_sz"]) == (32, 2)
+    for option in ("--packed_sequence", "--mode lora"):
+        (line,) = asked(tmp_path, "run.sh", named.strip() + f" {option}\n")
+        assert line.startswith(f"line 3: {option.split()[0]} of run_recipe.py is not read;")

@@ -6,9 +6,10 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
-from test_files_of_forks import GPT, asked, written
+from test_files_of_forks import GPT, SETS, asked, written
 
 from steptime.base.config import ConfigError
+from steptime.launch.read import read
 
 SIZES = """\
 export MINIBS=48
@@ -65,6 +66,13 @@ def test_a_config_that_hydra_only_composes_is_the_jobs_and_names_its_model(tmp_p
     assert (told["precision"], told["main_grad_dtype"]) == ("fp8_current", "bf16")
     fp4 = written(tmp_path, "config_32x8.sh", f"{SIZES}export FP4=True FP8=False MODEL_SIZE=8b LAYERS=32\n").config
     assert (fp4["performance"]["precision"], fp4["model"]["preset"]) == ("nvfp4", "llama3-8b")
+
+
+def test_the_sizes_are_a_file_of_nemo_as_well_as_of_the_megatron_that_it_trains_with(tmp_path: Path) -> None:
+    placed(tmp_path, {"conf/custom.yaml": CUSTOM, "config_32x8.sh": SIZES})
+    nemo, megatron = (read(kind, str(tmp_path / "config_32x8.sh"), SETS).config for kind in ("nemo", "megatron"))
+    assert nemo == megatron
+    assert nemo["parallelism"]["pp"] == 8
 
 
 def test_a_config_that_another_one_adds_to_is_not_the_job(tmp_path: Path) -> None:
@@ -139,6 +147,30 @@ def test_a_model_of_primus_is_read_from_its_file(tmp_path: Path, layers: int) ->
     model = written(tmp_path, "examples/job.yaml", PRIMUS).config["model"]
     assert (model["n_layers"], model["qk_norm"], model["norm"]) == (layers, True, "rmsnorm")
     assert (model["tie_embeddings"], model["bias"], model["glu"]) == (False, False, True)
+
+
+@pytest.mark.parametrize(
+    ("extends", "line"),
+    [
+        ("3", "qwen2.5_3B.yaml: extends: expected names of files (got 3)"),
+        ("[qwen2.5_3B.yaml]", "qwen2.5_3B.yaml: extends: qwen2.5_3B.yaml extends itself"),
+        ("[base.yaml]", "base.yaml: extends: qwen2.5_3B.yaml extends itself"),
+        ("own.yaml", "qwen2.5_3B.yaml: extends primus/configs/models/megatron/own.yaml, which was not found"),
+    ],
+)
+def test_files_of_primus_that_extend_nothing_or_themselves(tmp_path: Path, extends: str, line: str) -> None:
+    models = "primus/configs/models/megatron"
+    base = "extends: [qwen2.5_3B.yaml, qwen2.5_3B.yaml]\nnum_layers: 4\n"
+    placed(tmp_path, {f"{models}/qwen2.5_3B.yaml": f"extends: {extends}\n", f"{models}/base.yaml": base})
+    with pytest.raises(ConfigError) as error:
+        written(tmp_path, "examples/job.yaml", PRIMUS)
+    assert error.value.problems[0].partition("; put it")[0] == line
+
+
+def test_attributes_that_are_no_mapping(tmp_path: Path) -> None:
+    text = CUSTOM[: CUSTOM.index("  overwritten_attributes")] + "  overwritten_attributes: 3\n"
+    placed(tmp_path, {"conf/custom.yaml": text + CUSTOM[CUSTOM.index("  encoder_seq_length") :]})
+    assert written(tmp_path, "config_32x8.sh", SIZES).config["model"] == {"preset": "llama3-405b"}
 
 
 def test_settings_and_adapters_that_are_elsewhere(tmp_path: Path) -> None:

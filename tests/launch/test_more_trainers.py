@@ -91,6 +91,23 @@ def test_litgpt_adapters_on_the_projections_that_are_on(tmp_path):
     assert (found.parallelism.dp, found.performance.activation_checkpointing_type, found.data.gbs) == (1, None, 8)
 
 
+@pytest.mark.parametrize(("precision", "base"), [("bf16-true", "bf16"), ("bf16-mixed", "fp32"), ("16-mixed", "fp32")])
+def test_litgpt_frozen_weights_are_in_the_precision_of_the_others(tmp_path, precision, base):
+    """lightning/fabric/plugins/precision: only the -true words load weights in half precision."""
+    found = job(tmp_path, "lora.yaml", (LORA % ("", "true")).replace("bf16-true", precision))
+    assert (found.model.lora.base_dtype, found.performance.param_dtype) == (base, base)
+    assert found.performance.precision == ("fp16" if precision == "16-mixed" else "bf16")
+    text = (LORA % ("", "true")).replace("bf16-true", "16-true")
+    assert "weights, gradients and moments in fp16; not modeled" in problems(tmp_path, "lora.yaml", text)
+
+
+def test_litgpt_on_more_devices_than_the_file_has(tmp_path):
+    """devices: 1 has no FSDP; eight have it."""
+    text = PRETRAIN % ("bf16-true", 1, 1)
+    assert job(tmp_path, "pretrain.yaml", text).parallelism.fsdp is None
+    assert job(tmp_path, "pretrain.yaml", text, parallelism__dp=8).parallelism.fsdp.version == 1
+
+
 def test_litgpt_quantized_weights_are_an_error(tmp_path):
     assert "quantize bnb.nf4: quantized frozen weights" in problems(tmp_path, "lora.yaml", LORA % ("bnb.nf4", "false"))
 
@@ -150,6 +167,11 @@ def test_llm_foundry_reduces_in_fp32_unless_pure(tmp_path):
     assert found.parallelism.fsdp.reduce_dtype != "bf16"
 
 
+@pytest.mark.parametrize("word", ["FULL", "{reduce_dtype: bf16}"])
+def test_llm_foundry_in_other_dtypes_is_an_error(tmp_path, word):
+    assert "not modeled" in problems(tmp_path, "mpt.yaml", MPT % ("false", 8, word), parallelism__dp=8)
+
+
 def test_llm_foundry_asks(tmp_path):
     """The devices; and the micro-batch that Composer looks for at run time."""
     said = problems(tmp_path, "mpt.yaml", MPT % ("false", "auto", "PURE"))
@@ -161,6 +183,19 @@ def test_llm_foundry_asks(tmp_path):
 
 def test_llm_foundry_alibi_is_an_error(tmp_path):
     assert "ALiBi positions" in problems(tmp_path, "mpt.yaml", MPT % ("true", 8, "PURE"), parallelism__dp=8)
+
+
+def test_llm_foundry_sizes_beside_a_named_model(tmp_path):
+    """llm-foundry scripts/train/yamls/pretrain/gpt2-small.yaml: positions over GPT-2's own 1,024; other sizes are not GPT-2's."""
+    named = (
+        "  name: hf_causal_lm\n  pretrained_model_name_or_path: gpt2\n  config_overrides: {%s}\n  pretrained: false\n"
+    )
+    head, _, rest = (MPT % ("false", 8, "PURE")).partition("train_loader:")
+    file = f"{head.partition('model:')[0].replace('1024', '2048')}model:\n{named}train_loader:{rest}"
+    model = job(tmp_path, "gpt2.yaml", file % "n_positions: 2048", parallelism__dp=8).model
+    assert (model.max_positions, model.n_layers) == (2048, 12)
+    said = problems(tmp_path, "gpt2.yaml", file % "n_positions: 2048, n_layer: 48", parallelism__dp=8)
+    assert "model.config_overrides.n_layer 48: a setting that differs from the named model's" in said
 
 
 def test_job_whose_config_is_one_section(tmp_path):
@@ -199,6 +234,7 @@ def test_verl_takes_the_defaults_of_its_repository(tmp_path):
 
 def test_verl_sequences_over_ranks_are_an_error(tmp_path):
     assert "Ulysses" in problems(tmp_path, "sft.sh", VERL % "ulysses_sequence_parallel_size=2")
+    assert "a number of tokens" in problems(tmp_path, "sft.sh", VERL % "data.use_dynamic_bsz=True")
 
 
 def test_nodes_that_a_submitting_program_multiplies(tmp_path):
@@ -289,10 +325,20 @@ optimizer:
 
 @pytest.mark.parametrize(
     ("builder", "tied", "bias"),
-    [("llama3.llama3", False, 0), ("llama3_2.llama3_2", True, 0), ("qwen2.qwen2", False, 1024)],
+    [
+        ("llama3.llama3", False, 0),
+        ("llama3_2.llama3_2", True, 0),
+        ("qwen2.qwen2", False, 1024),
+        ("qwen3.qwen3", False, 1024),
+        ("qwen3.qwen3\n  q_proj_bias: false\n  q_norm: true", False, 2 * 64),
+        ("gemma.lora_gemma", True, 0),
+    ],
 )
 def test_torchtune_builder_with_sizes(tmp_path, builder, tied, bias):
-    """A layer: 512 x (512 + 2 x 256 + 512) of attention, 3 x 512 x 1536, two norms, and Qwen2's biases of 512 + 2 x 256."""
+    """A layer: 512 x (512 + 2 x 256 + 512) of attention, 3 x 512 x 1536, two norms.
+
+    Qwen's have biases of 512 + 2 x 256, or two norms of heads.
+    """
     layer = 512 * (512 + 2 * 256 + 512) + 3 * 512 * 1536 + 2 * 512 + bias
     model = job(tmp_path, "own.yaml", BUILDER % builder, parallelism__dp=8).model
     assert n_params(model) == 4 * layer + 512 + (1 if tied else 2) * 1024 * 512
@@ -327,6 +373,17 @@ def test_config_is_started_as_the_script_beside_it_does(tmp_path):
     (tmp_path / "examples/accelerate/fsdp.yaml").write_text(FSDP)
     layout = job(tmp_path, "examples/own/sft.yaml", text).parallelism
     assert (layout.dp, layout.fsdp.version) == (2, 1)
+
+
+def test_processes_of_the_script_beside_a_config(tmp_path):
+    """Two processes, of a script that names no config of accelerate; as many as a variable says are asked for."""
+    text = "model_name_or_path: Qwen/Qwen2.5-1.5B\nstage: sft\nfinetuning_type: full\ncutoff_len: 512\nbf16: true\n"
+    text += "per_device_train_batch_size: 1\n"
+    script = tmp_path / "train.sh"
+    script.write_text("accelerate launch --num_processes 2 src/train.py sft.yaml\n")
+    assert job(tmp_path, "sft.yaml", text).parallelism.dp == 2
+    script.write_text("accelerate launch --num_processes $N src/train.py sft.yaml\n")
+    assert "number of devices unknown ($N processes" in problems(tmp_path, "sft.yaml", text)
 
 
 OWN = """method: %s

@@ -39,6 +39,11 @@ def test_stages_set_beside_a_file_of_nanotron(tmp_path):
     assert with_stages(tmp_path, 2, {"parallelism.pp": "4"}) == [5, 5, 5, 1]
 
 
+def test_a_model_set_beside_a_file_of_nanotron_has_even_stages(tmp_path):
+    """32 layers of Llama 3 8B, whose sizes the file does not have, over two stages."""
+    assert with_stages(tmp_path, 2, {"model": "llama3-8b"}) == [16, 16]
+
+
 @pytest.mark.parametrize(("name", "counts"), [("nanotron-018", [16, 12]), ("nanotron-020", [21, 20, 20, 19])])
 def test_measured_rows_of_nanotron_have_its_stages(name, counts):
     """28 layers of width 3,072 and 8,192: 4 * 9.437 M + 75.50 M = 113.2 M, a head of 402.7 M (3.556): shares of 15.778 layers.

@@ -117,3 +117,19 @@ def test_a_tokenizer_that_is_not_known_and_a_recipe_for_fine_tuning(tmp_path: Pa
     assert line == "vocabulary size unknown (tokenizer own); add --set model.vocab_sz=N"
     (line,) = asked(tmp_path, "run.py", MAIN.replace("pretrain_recipe", "finetune_recipe"))
     assert line == "a fine-tuning recipe of NeMo is not known; give the log that prints the job's config"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("recipe.model.config.num_layers -= 1", "line 34 sets the recipe in a way that is not read;"),
+        ("setattr(recipe.model.config, 'num_layers', 2)", "line 34 sets the recipe in a way that is not read;"),
+        ("for i in range(2): recipe.model.config.num_layers = i", "line 34 sets the recipe in a way that is not read;"),
+        ("recipe.model = own_model()", "model of the recipe is set to a value that is not read;"),
+        ("recipe = changed(recipe)", "the program changes its recipe in a way that is not read;"),
+    ],
+)
+def test_what_a_program_sets_and_is_not_read_is_not_left_out_in_silence(tmp_path: Path, line: str, said: str) -> None:
+    text = MAIN.replace("        place = executor", f"        {line}\n        place = executor")
+    (problem,) = asked(tmp_path, "run.py", text)
+    assert problem.startswith(said)

@@ -60,6 +60,7 @@ def test_a_number_of_devices_that_the_file_contradicts_is_said(tmp_path: Path) -
         ({"parallelism.tp": 2}, 32),  # dp stays 16
         ({"parallelism.tp": 2, "parallelism.dp": 8}, None),
         ({"parallelism": {"tp": 2, "pp": 1, "dp": 4}}, 8),
+        ({"parallelism.dp": 1024, "data.gbs": 2048}, 1024),
     ],
 )
 def test_degrees_that_make_another_number_of_devices_are_said_too(tmp_path: Path, sets, devices) -> None:
@@ -68,7 +69,7 @@ def test_degrees_that_make_another_number_of_devices_are_said_too(tmp_path: Path
     path.write_text(f"torchrun --nnodes 2 --nproc_per_node 8 pretrain_gpt.py {GPT}\n", encoding="utf-8")
     job = to_job(read("megatron", str(path), SETS | sets), SETS | sets)
     said = [note for note in job.notes if note.startswith("number of devices")]
-    assert said == ([] if devices is None else [f"number of devices set to {devices}, while the file starts 16"])
+    assert said == ([] if devices is None else [f"number of devices set to {devices:,}, while the file starts 16"])
     assert job.parallelism.devices == (devices or 16)
 
 
@@ -76,7 +77,9 @@ def test_the_report_says_so_below_its_first_lines(tmp_path: Path, capsys: pytest
     path = tmp_path / "run.sh"
     path.write_text(f"torchrun --nnodes 2 --nproc_per_node 8 pretrain_gpt.py {GPT}\n", encoding="utf-8")
     main(["--from", "megatron", str(path), "--set", "hardware.node_type=dgx-h100", "--devices", "8"])
-    assert capsys.readouterr().out.splitlines()[2] == "number of devices set to 8, while the file starts 16"
+    out = capsys.readouterr().out
+    assert out.splitlines()[2] == "number of devices set to 8, while the file starts 16"
+    assert out.count("number of devices") == 1
 
 
 def test_a_file_that_is_sourced_from_the_folder_above(tmp_path: Path) -> None:
@@ -184,3 +187,24 @@ def test_a_function_that_fails_or_runs_a_command_prints_nothing_known(tmp_path: 
     assert "$(tensor 3b) in line 11 is a command" in asked(tmp_path, "run.sh", OUTPUT % ("3b", GPT))[0]
     counted = OUTPUT.replace("$(tensor %s)", "$(nodes)") % GPT
     assert "$(nodes) in line 11 is a command" in asked(tmp_path, "run.sh", counted)[0]
+
+
+@pytest.mark.parametrize("body", ["echo 2 | sed s/2/4/", "tensor 7b | head -1", "echo 2; echo 4 | cat > log"])
+def test_what_a_function_prints_through_a_pipe_is_not_known(tmp_path: Path, body: str) -> None:
+    """Of a pipeline only the first command is interpreted."""
+    script = OUTPUT.replace("scontrol show hostnames | wc -l", body).replace("$(tensor %s)", "$(nodes)") % GPT
+    assert "$(nodes) in line 11 is a command" in asked(tmp_path, "run.sh", script)[0]
+
+
+def test_functions_that_print_functions_without_end(tmp_path: Path) -> None:
+    """25 levels of two calls each are 2^25 commands."""
+    each = "".join(f"f{i}() {{ echo $(f{i + 1}) $(f{i + 1}); }}\n" for i in range(25))
+    script = f"{each}f25() {{ echo 1; }}\nTP=$(f0)\ntorchrun --nproc_per_node=8 pretrain_gpt.py {GPT}\n"
+    assert "too many commands for a launch script" in " ".join(asked(tmp_path, "run.sh", script))
+
+
+def test_a_number_of_nodes_that_is_too_long(tmp_path: Path) -> None:
+    digits = "9" * 4000
+    script = f"#!/bin/bash\n#PBS -l select={digits}:mpiprocs={digits}\nN=$(wc -l < $PBS_NODEFILE)\n"
+    script += f"mpirun -np $N python pretrain_gpt.py {GPT}\n"
+    assert "number of nodes unknown" in asked(tmp_path, "run.sh", script)[0]

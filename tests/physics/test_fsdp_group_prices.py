@@ -41,11 +41,12 @@ def test_figures_of_a_group():
 )
 def test_buffers_of_a_group(reduced, reduction, sums):
     """fp32 shards of 12 go out in bf16, 24 B; gathered 96 B; gradients of 29 elements 58 B, the last one's 10; 40 elements are
-    reduced to 10, which are stored in fp32, 40 B. Sums are of the reduction's dtype.
+    reduced to 10. Sums are of the reduction's dtype. A rank stores 10 gradients in fp32, 40 B.
     """
     assembly = Assembly(job("fsdp2", dp=4, fsdp={"reduce_dtype": reduced}))
-    found = buffers(assembly, group_of(SMALL, 1, 4))
-    assert found == Buffers(24, 96, 96, 58, *reduction, 0, last=10, sums=sums, stored=40)
+    assert buffers(assembly, group_of(SMALL, 1, 4)) == Buffers(
+        24, 96, 96, 58, *reduction, 0, last=10, sums=sums, stored=40
+    )
     alone = buffers(assembly, group_of(SMALL, 1, 4)._replace(plain=True))
     assert alone == Buffers(0, 0, 0, 58, 0, 0, 0, 0, last=0, sums=58)
 

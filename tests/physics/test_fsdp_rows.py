@@ -35,7 +35,7 @@ def test_each_row_has_its_own_seconds():
         ("torch", {}, (False, False, False)),
         ("fsdp2", {"fsdp": {}}, (True, False, True)),
         ("fsdp2", {"zero_level": 3}, (True, False, True)),
-        ("fsdp2", {"fsdp": {}, "tp": 2}, (True, False, True)),  # on a mesh of two dimensions too
+        ("fsdp2", {"fsdp": {}, "tp": 2}, (True, False, True)),
         ("fsdp2", {"fsdp": {"no_sync": True}}, (True, True, True)),
         ("fsdp2", {"fsdp": {"no_sync": True}, "microbatches": 1}, (True, False, True)),
         ("fsdp2", {"fsdp": {"wrap": "model"}}, (True, False, False)),

@@ -100,7 +100,7 @@ def test_communicators_of_a_job():
         ({"cp": 4, "seqlen": 16, "cp_comm_type": "a2a+p2p", "cp_a2a": 2, "model": {"n_q_heads": 4}}, 3),
     ):
         found = overhead(job(**layout))
-        assert found == (2**29, groups * 2**28, 0), layout
+        assert found == (2**29, groups * 2**28, 0.0), layout
 
 
 def test_nothing_is_hidden_on_a_device_alone():

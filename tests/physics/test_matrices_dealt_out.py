@@ -46,7 +46,7 @@ def test_a_rank_has_no_less_than_a_matrix(optimizer, ranks, more):
 def test_temporaries_of_an_update(optimizer, bytes_):
     """Muon: three fp32 copies of a matrix; Adafactor: the fp32 update of any tensor, of which the embedding is the largest."""
     assembly = planned(optimizer)
-    assert update_temporaries(assembly.job, assembly.counted_params(assembly.stages[0]), {"dense": 1}) == bytes_
+    assert update_temporaries(assembly.job, assembly.counted_params(assembly.stages[0]), {}) == bytes_
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import pytest
 from physics_jobs import job
 
 from steptime.answer.result import estimate
+from steptime.fsdp.memory_walk import gap_of_logits
 from steptime.fsdp.moments import Moments
 from steptime.fsdp.passes import peak_moment
 from steptime.memory.overhead import StreamPools, reserved_bytes
@@ -40,13 +41,28 @@ def test_what_is_in_another_pool_counts_there():
     [
         (StreamPools(6.0, 25.0, 8.0), True, 100 + 6 + 1.036 * 25 + 8),
         (StreamPools(6.0, 25.0, 8.0), False, 100 + 6 + 1.2 * 25 + 8),
+        (StreamPools(0.0, 4.0, 3.0), True, 100 + 10),
         (None, True, 100 + 1.036 * 10),
         (None, False, 100 + 1.2 * 10),
     ],
 )
 def test_pools_add_up(pools, expandable, reserved):
-    """100 B allocated with 10 B that come and go, or 6 B of gradients to come, 25 B at another moment, 8 B of all-gathers."""
+    """100 B allocated with 10 B that come and go, or 6 B of gradients to come, 25 B at another moment, 8 B of all-gathers.
+
+    Pools of 4 and 3 B are not all that there was: 10 B came and went.
+    """
     assert reserved_bytes(100.0, 10.0, pools, expandable=expandable) == pytest.approx(reserved)
+
+
+@pytest.mark.parametrize(
+    ("performance", "parts"),
+    [({}, 1), ({"gathered_logits": True}, 2), ({"loss_impl": "in_place"}, 0), ({"loss_impl": "fused"}, 0)],
+)
+def test_the_gap_that_logits_leave(performance, parts):
+    """In bf16 256 tokens of 1,024 / 2 on each of 2 ranks, or gathered; in place nothing else of that size is freed."""
+    heads = {"n_q_heads": 2, "n_kv_heads": 2}
+    found = estimate(job("fsdp2", model=heads, seqlen=256, tp=2, dp=2, performance=performance))
+    assert gap_of_logits(found.assembly) == parts * 2 * 256 * 512
 
 
 @pytest.mark.parametrize("reshard", [True, False])

@@ -276,3 +276,10 @@ def test_parameters_that_are_on_the_host():
     offload = {"optimizer": 1.0, "params": True}
     [found] = sharded_states(Assembly(job("fsdp2", on=on, dp=2, performance={"cpu_offload": offload})))
     assert (found.params_bytes, found.gradients_bytes, found.optimizer_bytes) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(("how", "temporaries"), [("for_loop", 2 * 4 * 131_072 // 2), ("foreach", 0), ("fused", 0)])
+def test_a_loop_over_shards_of_tensors(how, temporaries):
+    """The largest is the embedding, 131,072 elements over two ranks: two fp32 copies of its shard. foreach copies all moments."""
+    [found] = sharded_states(Assembly(job("fsdp2", dp=2, performance={"optimizer_impl": how})))
+    assert found.update_bytes == temporaries

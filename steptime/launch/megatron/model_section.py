@@ -67,6 +67,7 @@ def _kv_heads(keys: JobKeys, heads: int) -> int | None:
     """Key and value heads; forks with --num-key-value-heads have no switch for them."""
     alias = not keys.name("num_query_groups").replace("-", "_").endswith("num_query_groups")
     if keys.on("group_query_attention") or ("num_query_groups" in keys.values and alias):
+        keys.becomes("num_query_groups", "model.n_kv_heads")
         return keys.whole("num_query_groups")
     return 1 if keys.get("attention_head_type") is not None and keys.word("attention_head_type") else heads
 

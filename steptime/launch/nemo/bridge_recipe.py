@@ -48,6 +48,24 @@ _PRECISIONS: dict[str, dict[str, Any]] = {
 _BASES = r"_config$|^\w+_recipe$|_common$"
 """Functions of the framework that return configs."""
 _GIVE_LOG = "give the log that prints the job's config"
+_OPTIONS = {
+    "global_batch_size": "train.global_batch_size", "gb": "train.global_batch_size",
+    "micro_batch_size": "train.micro_batch_size", "mb": "train.micro_batch_size",
+    "seq_length": "dataset.seq_length", "sl": "dataset.seq_length",
+    "tensor_model_parallel_size": "model.tensor_model_parallel_size", "tp": "model.tensor_model_parallel_size",
+    "pipeline_model_parallel_size": "model.pipeline_model_parallel_size", "pp": "model.pipeline_model_parallel_size",
+    "context_parallel_size": "model.context_parallel_size", "cp": "model.context_parallel_size",
+    "virtual_pipeline_model_parallel_size": "model.virtual_pipeline_model_parallel_size",
+    "vp": "model.virtual_pipeline_model_parallel_size",
+    "expert_model_parallel_size": "model.expert_model_parallel_size", "ep": "model.expert_model_parallel_size",
+    "expert_tensor_parallel_size": "model.expert_tensor_parallel_size", "etp": "model.expert_tensor_parallel_size",
+}  # fmt: skip
+"""Options of run_recipe.py -> the setting that each is (Megatron-Bridge scripts/training/run_recipe.py@0bc1089f)."""
+_COSTLESS = {
+    *("dataset", "step_func", "max_steps", "ms", "lr", "min_lr", "warmup_iters", "pretrained_checkpoint", "save_dir"),
+    *("load_dir", "save_interval", "dry_run", "deterministic", "dump_env"),
+}
+"""Its options without a cost."""
 _OVERLAPS = {
     "ddp.overlap_grad_reduce": True, "ddp.overlap_param_gather": True, "ddp.use_distributed_optimizer": True,
 }  # fmt: skip
@@ -67,7 +85,12 @@ def read_recipe(path: str, file: str, text: str, function: str, sets: Sets, besi
     if not function and "-> run.Partial" not in text and (program := as_function(file, text)):
         text, function = program, FUNCTION
     _, tree = read_function(file, text, function, "run.Partial", "$^", beside)
+    for key in ("model", "trainer"):
+        if function == FUNCTION and key in tree and not isinstance(tree[key], dict) and told(sets, "model") is None:
+            raise ConfigError(f"{path}: {key} of the recipe is set to a value that is not read; {_GIVE_LOG}")
     base = BASE.search(str(tree.get(CLASS)))
+    if function == FUNCTION and not base:
+        raise ConfigError(f"{path}: the program changes its recipe in a way that is not read; {_GIVE_LOG}")
     own = [key for key, item in tree.items() if isinstance(item, dict) and item.get(CLASS)]
     plain = _by_target(tree)
     if base:
@@ -90,7 +113,9 @@ def read_started(path: str, script: Script, sets: Sets, beside: Beside) -> Readi
     """
     said = dict(flags_of([word.text.lstrip("+") for word in script.arguments]))
     name = str(said.pop("recipe", ""))
-    if other := {"peft_scheme", "hf_path"} & {key for key, value in said.items() if value not in (None, "None")}:
+    said = {key: value for key, value in said.items() if key not in _COSTLESS and value not in (None, "None", False)}
+    said.pop("mode" if said.get("mode") in {"pretrain", "sft", "finetune"} else "", None)
+    if other := [key for key in said if "." not in key and key not in _OPTIONS]:
         raise ConfigError(f"{path}: line {script.line}: --{min(other)} of run_recipe.py is not read; {_GIVE_LOG}")
     here = beside.folder.resolve() if beside.folder is not None else None
     above = [here, *here.parents[:6]] if here is not None else []
@@ -105,8 +130,7 @@ def read_started(path: str, script: Script, sets: Sets, beside: Beside) -> Readi
     if file is not None:
         tree = read_function(str(file), text, name, "ConfigContainer", _BASES, Beside(file.parent))[1]
     for key, value in said.items():
-        if "." in key or key == "seq_length":
-            put(tree, f"dataset.{key}" if key == "seq_length" else key, value)
+        put(tree, _OPTIONS.get(key, key), value)
     return _bridge(path, (name, tree), sets, stated(script, sets))
 
 

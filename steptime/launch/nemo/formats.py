@@ -57,7 +57,9 @@ def read_nemo(path: str, text: str, env: Env = None, sets: Sets = None, beside: 
         return read_recipe(path, file, text, function, sets, beside)
     is_script = path.endswith(".sh") or re.match(r"#!|#SBATCH", text)
     if is_script and "run_recipe.py" in text:
-        return read_started(path, read_script(text, path, dict(env or {}), beside), sets, beside or Beside())
+        script = read_script(text, path, dict(env or {}), beside)
+        if script.program.endswith("run_recipe.py"):
+            return read_started(path, script, sets, beside or Beside())
     tree, log = _of_script(path, text, env, beside) if is_script else _tree(path, text)
     found = _RELEASE.search(text)
     if isinstance(tree.get("training"), dict) and "model" in tree["training"]:

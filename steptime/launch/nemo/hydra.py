@@ -53,7 +53,8 @@ def read_one(config: NemoConfig) -> Reading:
 def _named_model(model: Mapping[str, Any], presets: Mapping[str, str]) -> dict[str, Any]:
     """The model of a config that names one (MLPerf's base_config), with the number of layers put over its own."""
     preset = presets.get(str(model.get("base_config")))
-    layers = (model.get("overwritten_attributes") or {}).get("num_layers")
+    attributes = model.get("overwritten_attributes")
+    layers = attributes.get("num_layers") if isinstance(attributes, Mapping) else None
     return {"model": {"preset": preset} | ({"n_layers": layers} if layers else {})} if preset else {}
 
 

@@ -25,12 +25,16 @@ def as_function(path: str, text: str) -> str:
     Of the main part only the statements on which the recipe depends are kept, and its arguments have their defaults.
 
     Raises:
-        ConfigError: it fine-tunes by one of the recipes.
+        ConfigError: it fine-tunes by one of the recipes, or sets the recipe in a loop, by setattr or the like.
     """
     module = syntax_of(text)
     for body in _main_parts(module):
         if name := next((found for node in body if (found := _kept_in(node))), ""):
-            lines = [ast.unparse(node) for node in _on_which(name, body)]
+            kept = _on_which(name, body)
+            if other := next((node for node in body if node not in kept and _sets(name, node)), None):
+                what = "sets the recipe in a way that is not read"
+                raise ConfigError(f"{path}: line {other.lineno} {what}; give the log that prints the job's config")
+            lines = [ast.unparse(node) for node in kept]
             inside = [f"args = {_arguments(module)!r}", *lines, f"return {name}"]
             return f"{text}\n\ndef {FUNCTION}():\n" + "\n".join(
                 f"    {line}" for part in inside for line in part.splitlines()
@@ -76,6 +80,15 @@ def _on_which(name: str, body: list[ast.stmt]) -> list[ast.stmt]:
     return kept
 
 
+def _sets(name: str, node: ast.stmt) -> bool:
+    """Whether a statement that is not kept sets a part of a variable."""
+    parts = [part for part in ast.walk(node) if not isinstance(part, ast.For | ast.comprehension)]
+    targets = [target for part in parts for target in [*getattr(part, "targets", []), getattr(part, "target", None)]]
+    called = [part for part in parts if isinstance(part, ast.Call) and dotted(part.func) == ["setattr"] and part.args]
+    set_ = [*(target for target in targets if isinstance(target, ast.expr)), *(call.args[0] for call in called)]
+    return any(dotted(part)[:1] == [name] for part in set_)
+
+
 def _arguments(module: ast.Module) -> dict[str, Any]:
     """Argument -> its literal default; None without one, unless it is required."""
     found: dict[str, Any] = {}
@@ -97,9 +110,9 @@ def put_vocabulary(path: str, tree: dict[str, Any], sets: Sets) -> None:
     Raises:
         ConfigError: that tokenizer is not known.
     """
-    data = tree.get("data")
+    data, model = tree.get("data"), tree.get("model")
     own = data.get("tokenizer") if isinstance(data, dict) else None
-    config = tree.get("model", {}).get("config")
+    config = model.get("config") if isinstance(model, dict) else None
     if not isinstance(own, Mapping) or "vocab_size" in (config if isinstance(config, dict) else {}):
         return
     name = str(

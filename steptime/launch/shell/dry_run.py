@@ -36,6 +36,7 @@ class DryRun:
         self.scope.prints = partial(printed, self)
         self.doubt: Unknown | None = None
         self.depth, self.count, self.full = 0, 0, False
+        self.pipes = 0
         self.blame = Unknown("")  # why the last undecided test could not be decided
 
     @property
@@ -176,6 +177,7 @@ class DryRun:
             for word in local:
                 assign(self.expand, word)
             return "ran"
+        self.pipes += node.piped
         fields = [value for word in words for value in self._argument(word)]
         start = len(self.commands)
         outcome = self.command(fields, node) if fields else "ran"

@@ -21,6 +21,8 @@ class Simple(NamedTuple):
     body: str | None = None
     """Its here-document, or the word of <<<, unexpanded."""
     to: Token | None = None
+    piped: bool = False
+    """Whether another command reads its output."""
 
 
 class If(NamedTuple):
@@ -152,6 +154,7 @@ class _Parser:
             self.i += 1
             self.skip(frozenset({"\n"}))
             first = _joined(first, self.command())
+            first = first._replace(piped=True) if isinstance(first, Simple) else first
         return first
 
     def command(self) -> Statement:

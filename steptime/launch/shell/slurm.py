@@ -30,7 +30,9 @@ def slurm_variables(headers: list[tuple[str, str]], text: str) -> dict[str, str]
     if grid := re.search(r"^#\$[ \t]+-l[ \t]+(rt_\w+|node_[fhqo])=(\d+)", text, re.MULTILINE):
         # qsub of Grid Engine: kind and number of nodes, at ABCI (docs.abci.ai, job execution) and TSUBAME 4 (its handbook, jobs)
         found |= {"SGE_RESOURCE_TYPE": grid[1], "NHOSTS": grid[2], "JOB_ID": "0"}
-    if pbs := re.search(r"^#PBS[ \t]+-l[ \t]+select=(\d+)(?!\S*\+)(?:\S*:mpiprocs=(\d+))?", text, re.MULTILINE):
+    if pbs := re.search(
+        r"^#PBS[ \t]+-l[ \t]+select=(\d{1,6})\b(?!\S*\+)(?:\S*:mpiprocs=(\d{1,6})\b)?", text, re.MULTILINE
+    ):
         # PBS Professional's user guide: its node file has a line for each process of mpiprocs, which is 1 by default
         found |= {NODES_OF_JOB: pbs[1], LINES_OF_NODE: pbs[2] or "1"}
     for option, value in headers:

@@ -1,0 +1,55 @@
+"""What jobs of the same parts and pipeline share: their chunks, and the parameters that stages hold."""
+
+from __future__ import annotations
+
+import pytest
+from jobs import job
+
+from steptime.answer.result import estimate
+from steptime.job.assembly import LAYOUTS, Assembly
+from steptime.job.parts import PARTS
+from steptime.timing.step_time import PART_TIMES
+
+
+def forget():
+    for known in (PARTS, LAYOUTS, PART_TIMES):
+        known.clear()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"parallelism.dp": 4},
+        {"data.gbs": 32},
+        {"performance.recompute": {"granularity": "full", "method": "block", "n_layers": [4, 8]}},
+        {"parallelism.layers_per_stage": [15, 17]},
+        {"parallelism.zero_level": 0},
+        {"model.tie_embeddings": True},
+    ],
+    ids=str,
+)
+def test_a_job_has_the_figures_that_it_has_alone(change):
+    """Whatever was estimated before it."""
+    forget()
+    other = job(pp=2, dp=2, gbs=16).replace(**change)
+    alone = estimate(other).to_dict()
+    forget()
+    first = estimate(job(pp=2, dp=2, gbs=16))
+    assert estimate(other).to_dict() == alone
+    same = Assembly(job(pp=2, dp=8, gbs=16))
+    assert same.layout is first.assembly.layout
+
+
+def test_a_second_thread_does_not_add_to_what_the_first_holds(monkeypatch):
+    """Both find nothing known of the layout; here the other one is done while this one still counts."""
+    forget()
+    one, other = Assembly(job(pp=4)), Assembly(job(pp=4, dp=2))
+    assert one.layout is other.layout
+    by_stage = one.by_stage
+
+    def interrupted(of):
+        assert len(other.held) == 4
+        return by_stage(of)
+
+    monkeypatch.setattr(one, "by_stage", interrupted)
+    assert len(one.held) == 4
