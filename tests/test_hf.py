@@ -144,6 +144,15 @@ def test_parameters_as_transformers_counts_them(read, model_type, config, count)
     assert n_params(model) == count
 
 
+@pytest.mark.parametrize(
+    ("said", "limit"), [({}, (None, None)), ({"n_group": 4}, (1, 4)), ({"n_group": 4, "topk_group": 3}, (3, 4))]
+)
+def test_groups_of_experts_that_a_file_does_not_say(read, said, limit):
+    """SolarOpenConfig of transformers 5.23.0: n_group 1 and topk_group 1, so a token may take experts of every group."""
+    moe = Model(**read(MOE_SIZES | {"n_routed_experts": 8} | said, "solar_open")).moe
+    assert (moe.node_limit, moe.n_groups) == limit
+
+
 def test_every_family_is_counted():
     with_experts = {config["model_type"] for config in test_expert_presets.FILES.values()}
     assert {model_type for model_type, _, _ in COUNTED} | with_experts == set(FAMILIES) - {

@@ -127,7 +127,18 @@ def test_kernel_times_beside_benchmarks(device, kind, b, t, heads, ahead_ms, bot
     """Within 40 %: one rate per SM for all kinds and shapes."""
     delta, slowness, back = kind
     tokens, n = float(b * t), float(heads)
-    op = Chunked("", tokens=tokens, seq=float(t), n_heads=n, delta=delta, slowness=slowness, backward_times=back)
+    op = Chunked(
+        "",
+        tokens=tokens,
+        seq=float(t),
+        n_heads=n,
+        d_k=128,
+        d_v=128,
+        chunk_sz=64,
+        delta=delta,
+        slowness=slowness,
+        backward_times=back,
+    )
     r = rates(accelerator(device), load_software("megatron-core"))
     ahead = compute.forward(op, r, {}).time_s
     assert ahead * 1e3 == pytest.approx(ahead_ms, rel=0.4)
@@ -139,7 +150,9 @@ def test_few_heads_wait_for_their_chunks():
     """A quarter of the heads on each of four ranks takes longer than a quarter of the time: chunks follow one another."""
     r = rates(accelerator("h100-sxm5-80"), load_software("megatron-core"))
     whole, part = (
-        compute.forward(Chunked("", tokens=4096.0, seq=4096.0, n_heads=n, delta=True), r, {}).compute_s
+        compute.forward(
+            Chunked("", tokens=4096.0, seq=4096.0, n_heads=n, d_k=128, d_v=128, chunk_sz=64, delta=True), r, {}
+        ).compute_s
         for n in (32.0, 4.0)
     )
     assert part == pytest.approx(160e-6)

@@ -3,7 +3,7 @@
 import pytest
 
 from steptime import Job, estimate
-from steptime.cost.compute import move_pass
+from steptime.cost.compute import NOTHING, backward, forward, move_pass
 from steptime.cost.rates import rates
 from steptime.model.torchao_fp4 import weight_casting
 from steptime.report.kernel_table import op_times
@@ -236,3 +236,15 @@ def test_kernels_of_nvfp4_add_up_to_the_step():
     for part in ("gemm", "memory_bound"):
         total = sum(op.step_s for op in op_times(found) if op.part == part)
         assert total == pytest.approx(found.time.parts_s[part], rel=1e-9)
+
+
+def test_a_cast_of_an_input_has_no_backward_of_its_own():
+    """torchao@36027d82 float8/float8_linear.py, matmul_with_hp_or_float8_args.backward: the gradient of the bf16 input is that of
+    the product, and nothing is cast back. Its device moves 1 B/s, so any kernel would show.
+    """
+    found = llama(precision="fp8_tensorwise", compile="all")
+    slow = rates(found.job.machine.accelerator, found.job.software)._replace(bytes_per_s=1.0, move_kernel_s=1.0)
+    part = found.assembly.kinds[0]
+    [cast] = [op for op in part.ops if op.name == "attn.qkv.cast"]
+    assert forward(cast, slow, part.sizes).bytes == 3 * TOKENS * HIDDEN
+    assert backward(cast, slow, part.sizes) == (NOTHING, NOTHING)

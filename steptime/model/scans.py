@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from steptime.base.num import Num
 from steptime.model.ops import Op
@@ -15,9 +15,9 @@ class Scan(Op):
     tokens: Num = 0.0
     n_heads: Num = 0.0
     n_groups: Num = 1.0
-    head_dim: int = 64
-    state_dim: int = 128
-    chunk_sz: int = 128
+    head_dim: int = field(kw_only=True)
+    state_dim: int = field(kw_only=True)
+    chunk_sz: int = field(kw_only=True)
     itemsize: float = 2.0
     forward_temp_bytes: Num = 0.0
     backward_temp_bytes: Num = 0.0
@@ -64,9 +64,9 @@ class Chunked(Op):
     seq: Num = 0.0
     """Tokens of a sequence: its chunks follow one another."""
     n_heads: Num = 0.0
-    d_k: int = 128
-    d_v: int = 128
-    chunk_sz: int = 64
+    d_k: int = field(kw_only=True)
+    d_v: int = field(kw_only=True)
+    chunk_sz: int = field(kw_only=True)
     delta: bool = False
     """Whether it is a delta rule: what the states already hold for a key is subtracted first."""
     slowness: float = 1.0

@@ -24,7 +24,9 @@ class Overlap(Config):
     def __eq__(self, other: object) -> bool:
         """Equal in type too: with true the model decides how much is hidden, with 1.0 all of it is."""
         same = super().__eq__(other)
-        return same and [type(share) for _, share in self] == [type(share) for _, share in cast("Overlap", other)]
+        return same is True and [type(share) for _, share in self] == [
+            type(share) for _, share in cast("Overlap", other)
+        ]
 
     def __hash__(self) -> int:
         """Of its shares."""

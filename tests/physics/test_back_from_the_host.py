@@ -12,6 +12,8 @@ from steptime.memory.ledger import PartMemory, Peak
 from steptime.memory.on_host import on_host, staging_bytes
 from steptime.memory.part_memories import PartMemories
 from steptime.memory.states import stage_states
+from steptime.model.offload import large_tensors
+from steptime.model.ops import Move, Op, Tensor
 from steptime.timing.host_update import HostUpdate, host_update
 from steptime.timing.optimizer import clip_bytes_per_param, optimizer_step
 from steptime.timing.part_times import away_bytes, pricing
@@ -164,3 +166,14 @@ def test_the_host_clips_where_the_plan_clips(clip, bytes_):
     """
     plan = job("fsdp2", on=HOST, dp=2, performance={"cpu_offload": {"params": True}, "clip_grad": clip}, fsdp={})
     assert on_host(plan) == (16, bytes_, 0, 0, 0, 0, 4, 4, 12)
+
+
+def test_tensors_large_enough_to_be_sent():
+    """A norm reads x of 2^19 elements and ids that no op of the layer makes, and writes y of 2^20, the least that is sent
+    (megatron/core/pipeline_parallel/fine_grained_activation_offload.py, min_offloaded_tensor_size).
+    """
+    ops: list[Op] = [
+        Move("norm", ("x", "ids"), (Tensor("y", 2.0**20, 2.0),), ("x",), role="norm"),
+        Move("core", ("y",), (Tensor("z", 2.0**21, 2.0),), ("y",), role="core_attn"),
+    ]
+    assert large_tensors(ops, Tensor("x", 2.0**19, 2.0), {"attn_norm"}) == [False, True]

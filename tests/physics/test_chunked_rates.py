@@ -15,7 +15,16 @@ RATES = rates.RATES._replace(bytes_per_s=FREE, move_kernel_s=KERNEL_S, chunk_flo
 
 def op(tokens: float, sequence: float, slowness: float = 1.0, backward_times: float = 2.0) -> Chunked:
     return Chunked(
-        "", tokens=tokens, seq=sequence, n_heads=8, delta=True, slowness=slowness, backward_times=backward_times
+        "",
+        tokens=tokens,
+        seq=sequence,
+        n_heads=8,
+        d_k=128,
+        d_v=128,
+        chunk_sz=64,
+        delta=True,
+        slowness=slowness,
+        backward_times=backward_times,
     )
 
 

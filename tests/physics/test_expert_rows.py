@@ -145,3 +145,23 @@ def test_what_losses_of_a_router_keep(moe, kept):
     part = layer(moe, performance={"moe": {"router_dtype": "fp32"}})
     saved = {name for op in part.ops for name in op.saves if name.startswith(("moe.loss", "moe.z_loss"))}
     assert {name: part.sizes[name] for name in saved} == kept
+
+
+def test_activations_of_a_router_in_fp32():
+    """Autocast copies the input of 8 tokens to 4,096 B of fp32, and the weight of 8 experts; the product keeps both copies. The
+    gradient of the input's copy is one of activations, that of the weight's is counted as the parameter's.
+    """
+    part = Assembly(job("fsdp2", model={"moe": MOE}, performance={"moe": {"router_dtype": "fp32"}})).kinds[0]
+    [router] = [op for op in part.ops if op.name == "moe.router"]
+    assert sum(part.sizes[name] for name in router.inputs) == 4 * 8 * 128
+    assert sum(part.sizes[name] for name in router.saves) == 4 * (8 + 8) * 128
+    assert [p.elements for p in router.params] == [8 * 128]
+
+
+def test_shared_experts_have_no_biases():
+    """Gate, up and down of 64, 3 * 128 * 64 parameters, in a model whose other projections have biases: Megatron-Core allows none
+    (megatron/core/transformer/moe/shared_experts.py, SharedExpertMLP).
+    """
+    part = layer({"n_shared_experts": 1}, biased=True)
+    mine = [op for op in part.ops if op.role == "shared_experts"]
+    assert sum(p.elements for op in mine for p in op.params) == 3 * 128 * 64

@@ -7,7 +7,7 @@ from physics_jobs import job, machine
 
 from steptime.cost.rates import rates
 from steptime.fsdp.calls import Calls, calls_without_pipeline
-from steptime.fsdp.groups import Buffers, ParamGroup, buffers, flat_group, group_of, groups
+from steptime.fsdp.groups import Buffers, ParamGroup, buffers, flat_group, group_of, groups, layer_group
 from steptime.fsdp.seconds import CommSeconds, price
 from steptime.job.assembly import Assembly
 from steptime.model.ops import Param
@@ -95,3 +95,17 @@ def test_gathers_of_a_second_partition(microbatches, again):
     root, layer = calls_without_pipeline(Assembly(plan)).values()
     assert root == Calls(1.0, float(microbatches), again)
     assert layer == Calls(2.0, 2.0 * microbatches, 2 * (2.0 * microbatches - 1))
+
+
+@pytest.mark.parametrize(
+    ("software", "dp", "ranks", "plain"),
+    [("automodel", 2, 1, True), ("automodel", 4, 2, False), ("fsdp2", 2, 1, False)],
+)
+def test_experts_that_no_other_rank_has(software, dp, ranks, plain):
+    """On ep 2: of two devices each has its own experts, of four two share them. NeMo AutoModel leaves a lone device's unwrapped
+    (nemo_automodel/components/moe/parallelizer.py, apply_fsdp); torchtitan wraps them all the same.
+    """
+    assembly = Assembly(job(software, model=MOE, dp=dp, ep=2, microbatches=2))
+    experts = layer_group(assembly, assembly.kinds[0]).experts
+    assert experts is not None
+    assert (experts.ranks, experts.plain) == (ranks, plain)

@@ -73,3 +73,24 @@ def test_rows_leave_a_node_once_for_all_of_its_ranks(etp, node, seconds):
     tokens = 8 / etp
     assert cost.bandwidth_s == pytest.approx(tokens * 11 / 7 * etp * 256 * seconds, rel=SLIGHTLY)
     assert cost.tier == ("inside" if node == 8 else "outside")
+
+
+def test_scores_that_arrive_have_one_number_for_each_local_expert():
+    """88/7 rows arrive, each with fp32 scores of the rank's 4 experts: 4 * 4 * 88/7 = 1,408/7 B, in HybridEP's own buffer."""
+    [get] = [op for op in flex("hybridep").kinds[0].ops if op.name == "moe.dispatch"]
+    [scores] = [t for t in get.outputs if t.name == "moe.arrived.probs"]
+    assert (scores.bytes, scores.outside) == (pytest.approx(1_408 / 7), "both")
+
+
+@pytest.mark.parametrize(("limited", "ranks"), [({}, 11 / 7), ({"n_groups": 4, "node_limit": 1}, 1)])
+@pytest.mark.parametrize("software", ["megatron-core", "fsdp2"])
+def test_rows_that_arrive_and_return(software, limited, ranks):
+    """Of 8 tokens of 256 B, 11/7 copies each, as above; one where both experts are of the same group, which one rank has. One
+    summed row of each token returns.
+    """
+    how = {"moe": {"dispatcher": "flex", "flex_backend": "deepep"}}
+    model = {"moe": MOE | limited, "n_q_heads": 2}
+    found = Assembly(job(software, model=model, performance=how, dp=2, ep=2, microbatches=2)).kinds[0].ops
+    ops = {op.name: op for op in found}
+    assert ops["moe.dispatch"].outputs[0].bytes == pytest.approx(8 * ranks * 256)
+    assert ops["moe.combine"].outputs[0].bytes == 8 * 256

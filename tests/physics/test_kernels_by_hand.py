@@ -11,6 +11,7 @@ from rates import RATES
 from steptime.cost.compute import NOTHING, backward, forward, gemm_backward, scan_pass
 from steptime.cost.parts import forward_work
 from steptime.cost.rates import eager_flex_efficiency
+from steptime.model.eager_flex import eager_flex
 from steptime.model.ops import Attention, Casting, Comm, Gemm, Param
 from steptime.model.scans import Scan
 from steptime.software.precision import RECIPES
@@ -96,3 +97,13 @@ def test_attention_in_several_calls():
     slow = RATES._replace(bytes_per_s=1.0, gemm_kernel_s=0.25, move_kernel_s=0.5)
     assert forward(op, slow, {}).time_s == 4_608 + 10 + 1.0 + 0.75
     assert backward(op, slow, {})[0].time_s == 2 * 4_608 + 30 + 1.0 + 0.75
+
+
+def test_bytes_of_eager_flex_attention():
+    """10 scores, each 84 B forward, 4 + 8 + 8 + 24 + 6 + 4 + 22 + 6 + 2; 106 B backward, 20 + 24 + 8 + 4 + 16 + 12 + 8 + 6 + 8
+    (each kernel: `eager_flex.FORWARD_SCORE_BYTES`, `BACKWARD_SCORE_BYTES`); at most 13 and 26 B of each exist at once.
+    """
+    found = eager_flex(10.0)
+    assert (found["merge_forward_bytes"], found["merge_backward_bytes"]) == (840.0, 1_060.0)
+    assert (found["forward_temp_bytes"], found["backward_temp_bytes"]) == (130.0, 260.0)
+    assert (found["causal_share"], found["reach"]) == (1.0, 0.0)

@@ -10,10 +10,12 @@ from physics_jobs import job
 from steptime.job.assembly import Assembly
 from steptime.model.grouped_heads import repeat
 from steptime.model.mtp import rolled, scale
-from steptime.model.ops import Comm, Move, Tensor
+from steptime.model.ops import Comm, Gemm, Move, Tensor
 from steptime.model.routing import Rows
 from steptime.model.scans import Chunked
+from steptime.model.shard import Shard
 from steptime.model.torch_clamped import clamped_swiglu, row_bias
+from steptime.software.performance import load_software
 
 MOE = {"n_experts": 8, "expert_inter_sz": 256, "experts_per_token": 2}
 
@@ -102,3 +104,36 @@ def test_linear_attention_in_chunks(delta, flops):
     """
     op = Chunked("rule", tokens=64.0, n_heads=2.0, d_k=32, d_v=32, chunk_sz=64, delta=delta)
     assert op.flops == flops
+
+
+def test_lightning_attention():
+    """8 tokens, 4 heads of 32, chunks of 64: 12,288 FLOPs a token and head as above, of which 4 * 32 * 32 are counted. Kept is a
+    decay of each head in fp32, 4 B. States 8 / 64 * 4 * 32 * 32 = 512: in bf16 forward, in fp32 with their gradient backward
+    (fla/ops/simple_gla/chunk.py).
+    """
+    linear = {"kind": "lightning", "n_value_heads": 4, "key_head_dim": 32, "value_head_dim": 32, "freq": 2}
+    layer = Assembly(job(model={"linear_attention": linear})).kinds[0]
+    [kernel] = [op for op in layer.ops if isinstance(op, Chunked)]
+    assert kernel.flops == 8 * 4 * 12_288
+    assert kernel.counted == 4 * 4_096
+    assert [t.bytes for t in kernel.stats] == [4 * 4]
+    assert (kernel.forward_temp_bytes, kernel.backward_temp_bytes) == (2 * 512, 2 * 4 * 512)
+
+
+def test_projection_and_convolution_of_a_gated_delta_net():
+    """8 tokens; 2 heads of keys and 4 of values, of 32: q and k 64 each, v and its gate 128 each, beta and alpha 4 each: 392
+    outputs of the 128 inputs. q, k and v pass through the convolution (megatron/core/ssm/gated_delta_net.py).
+    """
+    linear = {"n_key_heads": 2, "n_value_heads": 4, "key_head_dim": 32, "value_head_dim": 32, "freq": 2}
+    ops = {op.name: op for op in Assembly(job(model={"linear_attention": linear})).kinds[0].ops}
+    project, convolution = ops["attn.in_proj"], ops["attn.conv"]
+    assert isinstance(project, Gemm)
+    assert (project.m, project.k, project.n) == (8, 128, 392)
+    assert [t.bytes for t in project.outputs] == [2 * 8 * 392]
+    assert [(t.elements, t.itemsize) for t in convolution.outputs] == [(8 * 256, 2)]
+
+
+def test_one_device_shares_nothing():
+    """Of what is not said there is one: no sequence is split, and the 8 tokens are its own."""
+    alone = Shard(1.0, 8.0, 8.0, 1.0, sp=False, vocab=1024.0, software=load_software("torch"))
+    assert (alone.cp, alone.cp_a2a, alone.ep, alone.etp, alone.context_split) == (1, 1, 1, 1, False)

@@ -37,3 +37,13 @@ def test_rotation_and_join():
     assert (fused["attn.rope"].forward_bytes, fused["attn.rope"].kernels) == (2 * 2 * 384, 2)
     assert fused["attn.rope"].backward_bytes == 2 * 2 * 384
     assert "attn.join" not in fused
+
+
+@pytest.mark.parametrize(("rope", "passes", "kernels"), [("fused", 2, 2), ("composite", 4, 14)])
+def test_heads_of_megatron(rope, passes, kernels):
+    """q and k of two heads of 24, v of two of 16: 8 * 2 * 64 * 2 = 2,048 bytes, which fused kernels for queries and for keys read
+    and write; in eager torch what is turned is put together once more.
+    """
+    made = Assembly(job(model={"attention": MLA, "n_q_heads": 2}, performance={"rope_impl": rope}))
+    [op] = [op for op in made.kinds[0].ops if op.name == "attn.rope"]
+    assert (op.forward_bytes, op.backward_bytes, op.kernels) == (passes * 2_048, passes * 2_048, kernels)

@@ -105,3 +105,26 @@ def test_hardware_flops_of_a_hybrid_are_more_by_what_attention_recomputes():
     deep = SMALL | {"hybrid_pattern": "M*", "mamba": SMALL["mamba"] | {"state_dim": 256}}
     found = estimate(job(deep, seqlen=64, dp=1, tp=1, gbs=4)).flops
     assert found.hardware_per_step - found.model_per_step == pytest.approx(256 * 8_192)
+
+
+def test_sizes_that_a_model_does_not_say():
+    """Megatron-Core's: 128 states, heads of 64, 8 groups (transformer_config.py, mamba_state_dim to mamba_num_groups), chunks of
+    128 and a convolution of 4 (ssm/mamba_mixer.py). Of width 512 there are 2 * 512 / 64 = 16 heads, d = 1,024, G N = 1,024.
+
+    in_proj 512 (2 * 1,024 + 2 * 1,024 + 16) = 2,105,344; convolution (1,024 + 2,048) 5 = 15,360; 3 * 16; norms 1,024 and 512;
+    out_proj 524,288. FLOPs a token: C B^T 8 * 128 * 128, with x 16 * 128 * 64, states in and out 16 * 4 * 128 * 64: 786,432.
+    """
+    plain = SMALL | {"hidden_sz": 512, "mamba": {}}
+    part = Assembly(job(plain, seqlen=128, dp=1, tp=1, gbs=4)).kinds[0]
+    [op] = [op for op in part.ops if isinstance(op, Scan)]
+    assert part.n_params == 2_105_344 + 15_360 + 48 + 1_024 + 512 + 524_288
+    assert op.flops == 128 * 786_432
+
+
+def test_a_single_state():
+    """As `test_parameters_of_a_layer` with one state of one group: G N = 1, in_proj 128 (512 + 2 + 8) = 66,816, convolution
+    (256 + 2) 5.
+    """
+    one = SMALL | {"mamba": SMALL["mamba"] | {"state_dim": 1, "n_groups": 1}}
+    part = Assembly(job(one, seqlen=64, dp=1, tp=1, gbs=4)).kinds[0]
+    assert part.n_params == 66_816 + 1_290 + 24 + 256 + 32_768 + 128

@@ -18,7 +18,7 @@ from steptime.memory.kept_buffers import stage_experts
 from steptime.memory.kept_ops import kept_of_chunk
 from steptime.memory.ledger import PartMemory, Peak
 from steptime.memory.op_walk import walk_part
-from steptime.memory.part_memories import PartMemories
+from steptime.memory.part_memories import PartMemories, groups_of
 from steptime.model.ops import Move, Tensor
 from steptime.software.performance import load_software
 
@@ -162,3 +162,10 @@ def test_an_input_of_a_replay_that_an_earlier_op_needs_last():
     ]
     found = walk_part(ops, Tensor("x", 100.0, 1.0), "c", frozenset({"core_attn"}), AUTOGRAD)
     assert found.backward == Peak(100 + 10 + 200 + 1000, "1")
+
+
+def test_equal_groups_of_layers_of_two_kinds():
+    """Layers a b a b a a a by twos: (a, b) twice, (a, a) once, and the last a."""
+    a, b = Assembly(job(model={"layers": [{"repeat": 1, "inter_sz": 512}, {"repeat": 1}]})).kinds
+    runs = ((a, 1), (b, 1), (a, 1), (b, 1), (a, 3))
+    assert groups_of(runs, 2) == [(2, ((a, 1), (b, 1))), (1, ((a, 2),)), (1, ((a, 1),))]

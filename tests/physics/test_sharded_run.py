@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from steptime.schedule import walk
 from steptime.schedule.actions import Action
 from steptime.schedule.graph import graph
-from steptime.schedule.sharded import Around, sharded_run
+from steptime.schedule.sharded import Around, AroundActions, sharded_run
 
 HELD = [2.0, 3.0, 5.0, 7.0]
 """[forward, backward][stage]"""
@@ -17,8 +18,8 @@ WAITED = [0.0, 1.0, 0.0, 4.0, 0.0]
 """Nothing to wait for, then the boundaries below each stage, down and up."""
 
 
-def ends(gather_s: float) -> list[list[float]]:
-    """When the actions of each stage are over; stage 1 gathers `gather_s` before its first forward."""
+def additions(gather_s: float) -> AroundActions:
+    """Gathers and reductions of either stage; stage 1 gathers `gather_s` before its first forward."""
     said = {
         (0, Action("F", 0, 0)): Around(0.5, ((0, 10.0),), 0.0),
         (0, Action("B", 1, 0)): Around(0.0, (), 20.0),
@@ -29,8 +30,13 @@ def ends(gather_s: float) -> list[list[float]]:
     def around(stage: int, actions: Sequence[Action]) -> dict[Action, Around]:
         return {action: said[stage, action] for action in actions if (stage, action) in said}
 
+    return around
+
+
+def ends(gather_s: float) -> list[list[float]]:
+    """When the actions of each stage are over."""
     found = graph("1f1b", 2, 1, 2)
-    over = sharded_run(found, HELD, WAITED, around, 1.0)
+    over = sharded_run(found, HELD, WAITED, additions(gather_s), 1.0)
     return [[over[number] for number in numbers] for numbers in found.stages]
 
 
@@ -45,3 +51,15 @@ def test_inputs_gathers_and_reductions():
 def test_a_gather_that_comes_after_the_input():
     """Stage 1's gather takes 20: F0 23, B0 30, F1 33.25, B1 41.25 + 7; stage 0: B0 34 + 5, B1 52.25 + 5 + 20."""
     assert ends(20.0) == [[12.5, 14.5, 39.0, 77.25], [23.0, 30.0, 33.25, 48.25]]
+
+
+def test_the_same_step_walked():
+    """As `test_inputs_gathers_and_reductions`: the last reduction ends at 70.75. Stage 0's gradients are complete 5 s after B1's
+    input has arrived, at 41.75 + 4 = 45.75; the stage computes 2 * (2 + 5) s of the step, stage 1 2 * (3 + 7).
+    """
+    found = walk("1f1b", 2, 1, 2, [[2.0], [3.0]], [[5.0], [7.0]], [1.0], [4.0], around=additions(6.0))
+    assert found.makespan_s == 70.75
+    assert found.last_backward_start[0] == [45.75]
+    assert found.last_backward_end[0] == [50.75]
+    assert found.first_forward_start == [[0.0], [13.5]]
+    assert found.busy_s == [14.0, 20.0]

@@ -70,3 +70,11 @@ def test_a_second_gradient_is_added_in_place():
 def test_two_uses_of_another_parts_parameter():
     """Neither is the first of its name: as `test_two_uses`."""
     assert walked(op("a", "x", Tensor("y", 20, 1.0), AGAIN), SECOND, THIRD) == ([74.0, 44.0, 10.0], Peak(109.0, "c"))
+
+
+def test_the_gradient_of_a_quantized_copy_is_in_bf16():
+    """x 10 elements of 1 B; y is a copy of 20 in a byte each, whose gradient has two. Saved x and y, 30, and do 5. b: dy 40 (75),
+    do and y go: 50. a: dx 10 (60), dy and x go.
+    """
+    y = Tensor("y", 20, 1.0, grad_itemsize=2.0)
+    assert walked(op("a", "x", y), op("b", "y", Tensor("o", 5, 1.0))) == ([50.0, 10.0], Peak(75.0, "b"))

@@ -5,17 +5,20 @@ Source: torch 2.13 distributed/pipelining/_backward.py, stage_backward_input and
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from physics_jobs import job
 from plain_backward import AUTOGRAD
 
 from steptime.job.assembly import Assembly
 from steptime.memory.ledger import NO_BYTES, PartMemory, Peak
-from steptime.memory.op_walk import walk_part
+from steptime.memory.op_walk import quantized_gradients, walk_part
 from steptime.memory.part_memories import PartMemories, weight_grad_itemsize
 from steptime.memory.split_backward import SplitMemory, chunk_split, walk_split
 from steptime.memory.stages import PeakMoment, before_gradients, moment_op, split_bytes
 from steptime.model.ops import Gemm, Move, Param, Tensor
+from steptime.software.precision import RECIPES
 
 X = Tensor("x", 10, 1.0)
 OPS = [
@@ -137,3 +140,12 @@ def test_a_pooled_tensor_counts_unless_a_buffer_stores_it():
 def test_a_weights_gradient_beside_the_accumulated_one(software, said, microbatches, itemsize):
     """bf16 where there is one (torch/csrc/autograd/functions/accumulate_grad.h; megatron/core/tensor_parallel/layers.py)."""
     assert weight_grad_itemsize(job(software, performance=said, microbatches=microbatches)) == itemsize
+
+
+def test_quantized_gradients_of_a_product():
+    """8 x 16 by 16 x 32 with MXFP8, 33/32 of a byte for an element, in both directions: the gradient of 8 x 32 twice, and the
+    input by columns, 8 x 16, unless it was kept so.
+    """
+    op = Gemm("w", m=8, n=32, k=16, recipe=RECIPES["mxfp8"])
+    assert quantized_gradients(op) == 33 / 32 * (2 * 256 + 128)
+    assert quantized_gradients(replace(op, keeps_columns=True)) == 33 / 32 * 2 * 256
