@@ -304,46 +304,6 @@ def test_one_process_that_sees_several_devices(tmp_path, command):
     assert job(tmp_path, "run.sh", text % ("0,1", command), parallelism__dp=2).parallelism.dp == 2
 
 
-BUILDER = """model:
-  _component_: torchtune.models.%s
-  vocab_size: 1024
-  num_layers: 4
-  num_heads: 8
-  num_kv_heads: 4
-  embed_dim: 512
-  intermediate_dim: 1536
-  max_seq_len: 4096
-tokenizer:
-  _component_: torchtune.models.llama3.llama3_tokenizer
-  max_seq_len: 1024
-batch_size: 2
-dtype: bf16
-optimizer:
-  _component_: torch.optim.AdamW
-"""
-
-
-@pytest.mark.parametrize(
-    ("builder", "tied", "bias"),
-    [
-        ("llama3.llama3", False, 0),
-        ("llama3_2.llama3_2", True, 0),
-        ("qwen2.qwen2", False, 1024),
-        ("qwen3.qwen3", False, 1024),
-        ("qwen3.qwen3\n  q_proj_bias: false\n  q_norm: true", False, 2 * 64),
-        ("gemma.lora_gemma", True, 0),
-    ],
-)
-def test_torchtune_builder_with_sizes(tmp_path, builder, tied, bias):
-    """A layer: 512 x (512 + 2 x 256 + 512) of attention, 3 x 512 x 1536, two norms.
-
-    Qwen's have biases of 512 + 2 x 256, or two norms of heads.
-    """
-    layer = 512 * (512 + 2 * 256 + 512) + 3 * 512 * 1536 + 2 * 512 + bias
-    model = job(tmp_path, "own.yaml", BUILDER % builder, parallelism__dp=8).model
-    assert n_params(model) == 4 * layer + 512 + (1 if tied else 2) * 1024 * 512
-
-
 def test_lightnings_launcher(tmp_path):
     """lightning run model --devices=8 --num-nodes=2: the processes of a program whose own settings are in its code."""
     text = "#!/bin/bash\nlightning run model --accelerator=cuda --devices=8 --num-nodes=2 train.py --model_name_or_path %s\n"
