@@ -127,6 +127,7 @@ class Browser:
     def click(self, selector: str) -> None:
         """Press the mouse in the middle of an element."""
         x, y = self.middle(selector)
+        self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
         for kind in ("mousePressed", "mouseReleased"):
             self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
@@ -140,11 +141,16 @@ class Browser:
         return left + width / 2, top + height / 2
 
     def box(self, selector: str) -> list[float]:
-        """Left, top, width, height of an element, brought into view and painted there: a click goes to what is painted."""
+        """Left, top, width, height of an element, brought into view and painted there: a click goes to what is painted.
+
+        It is where it stays: in the same place two frames later, up to 100 times.
+        """
         script = (
-            f"(async () => {{ const e = document.querySelector({json.dumps(selector)}); e.scrollIntoView({{block: 'center'}});"
+            f"(async () => {{ const e = document.querySelector({json.dumps(selector)}); let last = '';"
+            "for (let i = 0; i < 100; i++) { e.scrollIntoView({block: 'center'});"
             "await new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)));"
-            "const b = e.getBoundingClientRect(); return [b.x, b.y, b.width, b.height]; })()"
+            "const b = e.getBoundingClientRect(), now = [b.x, b.y, b.width, b.height];"
+            "if (String(now) === last) return now; last = String(now); } return last.split(',').map(Number); })()"
         )
         return self.run(script)
 

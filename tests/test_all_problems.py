@@ -155,7 +155,11 @@ def test_a_trainer_without_a_profile_is_told_which_to_use():
 
 @pytest.mark.parametrize(
     ("name", "use"),
-    [("primus", "megatron-core or torchtitan"), ("verl", "fsdp2 or megatron-core"), ("Olmo_Core", "fsdp2 or torch")],
+    [
+        ("primus", "megatron-core or torchtitan"),
+        ("verl", "accelerate or accelerate-ddp or megatron-core"),
+        ("Olmo_Core", "fsdp2 or torch"),
+    ],
 )
 def test_a_trainer_without_a_profile_is_told_of_those_to_use(name, use):
     with pytest.raises(ConfigError) as error:

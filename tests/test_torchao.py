@@ -213,7 +213,7 @@ def test_time_of_an_nvfp4_cast_on_gb200():
 def test_selective_checkpointing_keeps_no_product_of_nvfp4():
     """No policy by op names aten._scaled_mm_v2: a layer keeps its input and attention's output, 2 T h, and 4 T for each head.
 
-    The peak is in backward of the last of 32 layers, at its activation, while it has its own still; beside them the token ids, 8 T.
+    The peak is in backward of the last of 32 layers, at its activation, while it holds its own; beside them the token ids, 8 T.
     """
     low = nvfp4(activation_checkpointing_type="per-op")
     plain = nvfp4(precision="bf16", activation_checkpointing_type="per-op")

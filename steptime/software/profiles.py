@@ -32,7 +32,7 @@ TRAINERS: dict[str, tuple[str, ...]] = {
     "olmo-core": ("fsdp2", "torch"),
     "torchtune": ("fsdp2", "torch"),
     "openrlhf": ("deepspeed",),
-    "verl": ("fsdp2", "megatron-core"),
+    "verl": ("accelerate", "accelerate-ddp", "megatron-core"),
     "nemo-rl": ("fsdp2", "megatron-core"),
     "slime": ("megatron-core",),
     "mindspeed": ("megatron-core",),
