@@ -205,6 +205,14 @@ def test_bad_input_is_one_line(name, overrides, line):
     assert len(str(caught.value).splitlines()) == 1
 
 
+def test_rates_that_are_one_number(tmp_path):
+    """A rate needs its dtype: one line says what peak_flops is."""
+    path = tmp_path / "lab.yaml"
+    path.write_text("name: lab\naccelerator: {name: card, peak_flops: 0.85}\n")
+    with pytest.raises(ConfigError, match="accelerator.peak_flops"):
+        Machine.load(str(path))
+
+
 def test_a_users_file(tmp_path):
     path = tmp_path / "lab.yaml"
     path.write_text("""

@@ -10,6 +10,7 @@ from steptime.report import analyses
 from steptime.report.table import Style, Table, layout
 from steptime.report.validation_tables import tables
 from steptime.validation import error_summary, judgement, slices
+from steptime.validation.measurements import MeasuredRow
 from steptime.validation.yardsticks import baselines, scaled
 
 
@@ -180,3 +181,9 @@ def test_every_table_fits_the_page_with_long_names():
 def test_markdown_by_hand():
     made = markdown(Table("title", ["a", "b"], [["x|y", "1"], [], ["part"]], ("note",)))
     assert made == "## Title\n\n| a | b |\n|---|---:|\n| x/y | 1 |\n| **part** |  |\n\n- note\n"
+
+
+def test_an_id_is_short_in_lines_about_its_row():
+    """A cell of thousands of digits is told by its first 100."""
+    assert MeasuredRow({"id": "9" * 5000}, "", 4).id == "9" * 100
+    assert MeasuredRow({}, "", 4).id == "line 4"

@@ -243,8 +243,8 @@ def _build(path: Path, overrides: dict[str, object]) -> Machine:
     if isinstance(plain.get("accelerator"), str):
         plain["accelerator"] = _accelerator(plain["accelerator"], provenance)
     device = plain.get("accelerator")
-    memory = device.get("memory_bytes") if isinstance(device, dict) else None
-    peaks = dict(device.get("peak_flops") or {}) if isinstance(device, dict) else {}
+    memory, peaks = (device.get(key) if isinstance(device, dict) else None for key in ("memory_bytes", "peak_flops"))
+    peaks = dict(peaks) if isinstance(peaks, dict) else {}
     for key, value in overrides.items():
         if key != "accelerator":
             put_figure(plain, key, value)
