@@ -209,7 +209,7 @@ def test_rates_that_are_one_number(tmp_path):
     """A rate needs its dtype: one line says what peak_flops is."""
     path = tmp_path / "lab.yaml"
     path.write_text("name: lab\naccelerator: {name: card, peak_flops: 0.85}\n")
-    with pytest.raises(ConfigError, match="accelerator.peak_flops"):
+    with pytest.raises(ConfigError, match=r"accelerator\.peak_flops"):
         Machine.load(str(path))
 
 
