@@ -45,8 +45,8 @@ class MeasuredRow(NamedTuple):
 
     @property
     def id(self) -> str:
-        """The row's id, of 100 characters at most, or its location."""
-        return self.text("id")[:100] or f"line {self.line}"
+        """The row's id, of 300 characters at most, or its location."""
+        return self.text("id")[:300] or f"line {self.line}"
 
     @property
     def published(self) -> bool:
