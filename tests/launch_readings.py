@@ -9,6 +9,7 @@ import yaml
 
 from steptime.base.config import ConfigError
 from steptime.job.job import Job
+from steptime.launch.read import read as read_file
 from steptime.launch.reading import to_job
 
 DATA = Path(__file__).parent / "data" / "launch"
@@ -20,6 +21,15 @@ def read(reader, name, sets=None, env=None):
     """The reading of a fixture; FILE.py:FUNCTION names a function."""
     file = DATA / (name.partition(".py:")[0] + ".py" if ".py:" in name else name)
     return reader(name, file.read_text(encoding="utf-8"), env or {}, sets)
+
+
+def job(tmp_path, name, text, **sets):
+    """The job of a file with that text, whatever its kind; `parallelism__dp=8` is --set parallelism.dp=8."""
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    sets = HARDWARE | {key.replace("__", "."): value for key, value in sets.items()}
+    return to_job(read_file("auto", str(path), sets), sets)
 
 
 def golden_text(reading):

@@ -1,20 +1,10 @@
 """litgpt, MosaicML's llm-foundry and verl's fine-tuning: files of the form that their users have."""
 
 import pytest
-from launch_readings import HARDWARE
+from launch_readings import job
 
 from steptime.base.config import ConfigError
-from steptime.launch.read import read
-from steptime.launch.reading import to_job
 from steptime.model.blocks import n_params
-
-
-def job(tmp_path, name, text, **sets):
-    path = tmp_path / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-    sets = HARDWARE | {key.replace("__", "."): value for key, value in sets.items()}
-    return to_job(read("auto", str(path), sets), sets)
 
 
 def problems(tmp_path, name, text, **sets):

@@ -1,7 +1,7 @@
 """Configs as public repositories have them: flow mappings, defaults of releases, siblings, and devices that nobody tells."""
 
 import pytest
-from launch_readings import DATA, HARDWARE
+from launch_readings import DATA, HARDWARE, job
 
 from steptime.base.config import ConfigError
 from steptime.launch.read import read
@@ -14,14 +14,6 @@ NEOX = """# a setup
   "train_micro_batch_size_per_gpu": 4,  # trained on 32 gpus
 }
 """
-
-
-def job(tmp_path, name, text, **sets):
-    path = tmp_path / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-    sets = HARDWARE | {key.replace("__", "."): value for key, value in sets.items()}
-    return to_job(read("auto", str(path), sets), sets)
 
 
 def problems(tmp_path, name, text, **sets):
