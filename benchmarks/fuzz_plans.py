@@ -219,8 +219,24 @@ def _context(draw: random.Random, model: Section, layout: Section, performance: 
     performance["software"] = draw.choice(("megatron-core", "megatron-core", "nemo", "megatron-bridge"))
 
 
+def _sharded(draw: random.Random, model: Section, layout: Section, performance: Section) -> None:
+    """FSDP with some of its settings, on the frameworks that have it, and what goes with it."""
+    family = draw.choice(("plain", "plain", "experts"))
+    model["preset"] = draw.choice(families()[family])
+    if family == "plain":
+        layout.pop("ep", None)
+    kinds = schema()["$defs"]["Fsdp"]["properties"]
+    keys = {"ends", "gradients_stay", *draw.sample(sorted(kinds), draw.choice((0, 1, 2, 3)))} & set(kinds)
+    layout["fsdp"] = {key: drawn(kinds[key], draw) for key in sorted(keys) if draw.random() < 0.7}
+    performance["software"] = draw.choice(("fsdp2", "torchtitan", "torchtitan", "accelerate", "litgpt"))
+    performance["gathered_logits"] = draw.random() < 0.3
+    if draw.random() < 0.7:
+        layout.pop("schedule", None)
+        layout["pp"] = layout["vpp"] = 1
+
+
 Feature = Callable[[random.Random, Section, Section, Section], None]
-FEATURES: tuple[Feature, ...] = (_experts, _adapters, _more_tokens, _context)
+FEATURES: tuple[Feature, ...] = (_experts, _adapters, _more_tokens, _context, _sharded)
 """Sections that need others to agree with them; keys drawn one by one hardly ever do."""
 
 
