@@ -24,9 +24,10 @@ kernel by kernel (apply_rotary_pos_emb)."""
 EARLY_EXPERTS = {"dispatcher": "allgather", "permute_fusion": False}
 """Megatron-Core of April 2024: --moe-token-dispatcher-type is allgather by default, and --moe-permute-fusion came later."""
 
-SWIFT = {"rope_impl": "own_tables", "loss_impl": "fused"}
+SWIFT = {"rope_impl": "own_tables", "loss_impl": "fused", "attention_mask": False}
 """ms-swift of April 2026: apply_rope_fusion is false, and with TransformerEngine 2.8 or later cross_entropy_fusion_impl is te
-(native again since 2026-06-17; modelscope/ms-swift@3a45ea4c5 swift/megatron/arguments/megatron_args.py)."""
+(native again since 2026-06-17; modelscope/ms-swift@3a45ea4c5 swift/megatron/arguments/megatron_args.py). Packed sequences have no
+attention mask (swift/template/base.py: one is made unless padding_free)."""
 
 SCRIPTS = (
     Scripted("^simumax;", {"attention_mask": False, "cublas_workspace": ":4096:2:16:8"}, {}),
