@@ -53,7 +53,13 @@ def test_flagperfs_llama3_has_megatrons_defaults():
             {"rope_impl": "own_tables", "moe": {"dispatcher": "allgather", "permute_fusion": False}},
             {"dropout": 0.1},
         ),
-        ("megatron-sft-recipes-n003", {"rope_impl": "own_tables"}, {"qkv_bias": True}),
+        (
+            "megatron-sft-recipes-n003",
+            {"rope_impl": "own_tables", "loss_impl": "fused", "attention_mask": False},
+            {"qkv_bias": True},
+        ),
+        ("megatron-sft-recipes-n009", {"rope_impl": "own_tables", "loss_impl": "fused"}, {}),
+        ("thunder-litgpt-n010", {"norm_impl": "eager"}, {}),  # its config has compile = false
         ("qwen-readme-n002", {"norm_impl": "fused", "rope_impl": "composite"}, {}),
     ],
 )

@@ -5,6 +5,7 @@ from own_rows import own
 
 from steptime.software.performance import load_software
 from steptime.validation import row_native, row_torchtitan
+from steptime.validation.row_kernels import attention_of
 from steptime.validation.row_software import framework_of
 
 
@@ -100,6 +101,24 @@ def test_per_op_checkpointing_keeps_cudnns_attention_since_pull_request_2095(gpu
     kept = {"recompute": {"granularity": "selective", "modules": ["per_op", "core_attn"]}}
     found = row_native.recomputed_per_op("selective (per-op sac)", graph=False, attend=again)
     assert found == (kept if again else {"activation_checkpointing_type": "per-op"})
+
+
+@pytest.mark.parametrize(
+    ("gpu", "said", "cudnn"),
+    [
+        ("H100-96GB-SXM", "PR #(ghstack, 2024-10-22)", True),
+        ("H100-96GB-SXM", "PR #(ghstack, not for land, 2024-10-14)", True),
+        ("H100-96GB-SXM", "PR #(ghstack POC, 2024-07-18)", False),
+        ("H100-96GB-SXM", "PR #698", False),  # of 2024-11-25
+        ("A100-80GB-SXM", "PR #(ghstack, 2024-10-22)", False),
+    ],
+)
+def test_torch_took_cudnns_attention_on_h100_until_2024_10_22(gpu, said, cudnn):
+    """torch 2.5's order of kernels, and its main branch's until pytorch pull request 138522; its output is copied."""
+    row = own(framework="torchtitan", gpu=gpu, source=f"pytorch/torchtitan@1 commit message ({said})")
+    copied = {"attention_kernel": "best", "attention_backend": "cudnn"}
+    assert attention_of(row, "compile=on") == (copied if cudnn else {"attention_kernel": "fa2"})
+    assert row_torchtitan.attends_again(row) == cudnn
 
 
 @pytest.mark.parametrize(

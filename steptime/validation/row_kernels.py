@@ -7,12 +7,12 @@ from typing import Any
 
 from steptime.validation.measurements import MeasuredRow, SkipRowError
 from steptime.validation.row_native import of_thunder
-from steptime.validation.row_torchtitan import BEFORE_FLEX, before, of_today, torchtitan_release
+from steptime.validation.row_torchtitan import BEFORE_FLEX, before, of_today, on_cudnn_of_2024, torchtitan_release
 
 
 def attention_of(row: MeasuredRow, notes: str) -> dict[str, Any]:
     """Settings of the kernel; empty where the release of the profile decides."""
-    if litgpt_on_cudnn(row, notes):
+    if litgpt_on_cudnn(row, notes) or on_cudnn_of_2024(row):
         return {"attention_kernel": "best", "attention_backend": "cudnn"}
     if "flexflash" in notes or "huggingface/trl pr" in row.text("source").lower():
         return {"attention_kernel": "best"}

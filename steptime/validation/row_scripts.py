@@ -24,6 +24,11 @@ kernel by kernel (apply_rotary_pos_emb)."""
 EARLY_EXPERTS = {"dispatcher": "allgather", "permute_fusion": False}
 """Megatron-Core of April 2024: --moe-token-dispatcher-type is allgather by default, and --moe-permute-fusion came later."""
 
+SWIFT = {"rope_impl": "own_tables", "loss_impl": "fused", "attention_mask": False}
+"""ms-swift of April 2026: apply_rope_fusion is false, and with TransformerEngine 2.8 or later cross_entropy_fusion_impl is te
+(native again since 2026-06-17; modelscope/ms-swift@3a45ea4c5 swift/megatron/arguments/megatron_args.py). Packed sequences have no
+attention mask (swift/template/base.py: one is made unless padding_free)."""
+
 SCRIPTS = (
     Scripted("^simumax;", {"attention_mask": False, "cublas_workspace": ":4096:2:16:8"}, {}),
     Scripted("^qwen-readme;", {"norm_impl": "fused", "rope_impl": "composite"}, {}),
@@ -46,10 +51,8 @@ SCRIPTS = (
         {"qkv_bias": True},
     ),
     Scripted("^flagperf; paddle.*; gpt3", {}, {"dropout": 0.1}),
-    Scripted(
-        "^megatron-sft-recipes; ms-swift .*megatron sft.*; qwen2.5", {"rope_impl": "own_tables"}, {"qkv_bias": True}
-    ),
-    Scripted("^megatron-sft-recipes; ms-swift .*megatron sft", {"rope_impl": "own_tables"}, {}),
+    Scripted("^megatron-sft-recipes; ms-swift .*megatron sft.*; qwen2.5", SWIFT, {"qkv_bias": True}),
+    Scripted("^megatron-sft-recipes; ms-swift .*megatron sft", SWIFT, {}),
     Scripted("^flagperf; flagscale@ed55532 .*; aquila2", LEGACY, {}),
     Scripted("^flagperf; flagscale@26cd664 .*; llama2", LEGACY | {"norm_impl": "eager"}, {}),
     Scripted(
@@ -69,8 +72,9 @@ SCRIPTS = (
   --attention-dropout or --hidden-dropout (0.1). mixtral_8x7B/megatron/megatron_main.sh: the same dropout; --no-rope-fusion.
   qwen1.5_MoE/megatron/megatron_pai_main.sh: --no-rope-fusion, --add-qkv-bias, no --moe-grouped-gemm.
 - The same, gpt3_6.7B/paddle/config/_base.py: hidden_dropout_prob and attention_probs_dropout_prob 0.1.
-- ms-swift's apply_rope_fusion is false (modelscope/ms-swift@006938be swift/megatron/arguments/megatron_args.py), which
-  fyh2001/megatron-sft-recipes@d16a2d1 scripts/benchmark/bench_megatron.sh leaves; Qwen2.5 has biases of q, k and v.
+- fyh2001/megatron-sft-recipes@d16a2d1 scripts/benchmark/bench_megatron.sh has --cross_entropy_loss_fusion true and leaves
+  ms-swift's other defaults; its container, modelscope's of swift 4.1.2, has TransformerEngine 2.13 (recommended in
+  modelscope/ms-swift@3a45ea4c5 docs/source_en/Megatron-SWIFT/Quick-start.md). Qwen2.5 has biases of q, k and v.
 - FlagPerf, aquila2_7b/flagscale and llama2_70B/megatron: FlagScale of 2023 runs Megatron-LM's own layers, with apex's RMSNorm
   for --apply-layernorm-rms (FlagOpen/FlagScale@c2362772 megatron/model/fused_layer_norm.py) and torch's kernels for
   --normalization RMSNorm (@83e7b602 megatron/model/utils.py, get_norm; @7ef8b368 rms_norm.py).

@@ -118,12 +118,24 @@ def sends_again(row: MeasuredRow) -> bool:
     return bool(row.whole("n_experts")) and (dropped or before(row, 1672, "2025-08") is True)
 
 
+def on_cudnn_of_2024(row: MeasuredRow) -> bool:
+    """Whether scaled_dot_product_attention of a row of torchtitan on H100 took cuDNN's kernel first: September and October 2024.
+
+    torch 2.5 did, and its main branch until pytorch pull request 138522 (2024-10-22). Logs of 2024-10-21 and 22 say "cuDNN SDPA
+    backward got grad_output.strides() != output.strides()" (pytorch/torchtitan, commit messages of 46658697 and 6b2f6731).
+    """
+    if not row.text("framework").lower().startswith("torchtitan") or "h100" not in row.text("gpu").lower():
+        return False
+    return before(row, 564, "2024-08") is False and before(row, 643, "2024-10-22") is True
+
+
 def attends_again(row: MeasuredRow) -> bool:
     """Whether torchtitan's per-op checkpointing ran attention again: cuDNN's kernel, before its list had it.
 
-    Since pull request 2095 (2025-12-01) the list has every kernel of scaled_dot_product_attention, before only FlashAttention's
-    and the memory-efficient one (torchtitan/models/llama3/infra/parallelize.py@d9bdfbb2, _op_sac_save_list). cuDNN's was first on
-    compute capability 10 since pull request 1196 (2025-05-14), on all NVIDIA devices since 1776 (2025-10-09).
+    So it did in 2024 (`on_cudnn_of_2024`). Since pull request 2095 (2025-12-01) the list has every kernel of
+    scaled_dot_product_attention, before only FlashAttention's and the memory-efficient one
+    (torchtitan/models/llama3/infra/parallelize.py@d9bdfbb2, _op_sac_save_list). cuDNN's was first on compute capability 10 since
+    pull request 1196 (2025-05-14), on all NVIDIA devices since 1776 (2025-10-09).
     """
     words, gpu = f"{row.text('framework')}; {row.text('overlap_notes')}".lower(), row.text("gpu").lower()
     if (
@@ -137,7 +149,7 @@ def attends_again(row: MeasuredRow) -> bool:
     if "pytorch/ao" in row.text("source"):  # of August 2025 on devices other than H100
         return blackwell
     preferred = before(row, 1196, "2025-04") if blackwell else before(row, 1776, "2025-09")
-    return preferred is False and before(row, 2095, "2025-11") is True
+    return on_cudnn_of_2024(row) or (preferred is False and before(row, 2095, "2025-11") is True)
 
 
 def saves_gathers(row: MeasuredRow) -> bool:
