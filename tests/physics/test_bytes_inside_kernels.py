@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
+
 import pytest
 from physics_jobs import job, machine
+from rates import RATES
 
+from steptime.cost.compute import parameter_gradients
 from steptime.cost.rates import rates
 from steptime.hardware.machine import Machine
 from steptime.job.assembly import Assembly
@@ -12,8 +16,9 @@ from steptime.model.mamba import Widths, temporaries
 from steptime.model.mlp import clamped
 from steptime.model.model import Mamba
 from steptime.model.moe import EXPERTS
-from steptime.model.ops import Attention, Gemm, Move, Op, Tensor
-from steptime.model.scans import Chunked
+from steptime.model.ops import Attention, Comm, Gemm, Move, Op, Param, Tensor
+from steptime.model.scans import Chunked, Scan
+from steptime.software.precision import RECIPES
 from steptime.timing.orthogonalize import iterations_s
 
 MOE = {"n_experts": 8, "expert_inter_sz": 64, "experts_per_token": 2}
@@ -190,3 +195,95 @@ def test_a_framework_that_computes_slower():
             assert slow[name] == pytest.approx(value * 2), name
         else:
             assert slow[name] == value, name
+
+
+def test_what_context_parallelism_by_gathers_moves():
+    """4 of 8 tokens: queries and the output 1,024 B each, keys and values of 4 heads 1,024 B each, 4,096 B of both ranks. Forward
+    puts these in order and copies the query's two chunks: 2 * 4,096 + 2 * 1,024. Backward that again, of the whole's gradients
+    zeros, sums and order, 6 * 4,096, and of the output's gradient as of the query's: 4 * 1,024 + 2 * 1,024. The output's chunks
+    are put together, 2 * 1,024. Held are keys or values of both ranks, 2,048 B, and the gradients of both.
+    """
+    ops = ops_of(model={"n_q_heads": 4}, cp=2, cp_comm_type="all_gather")
+    [kernel] = [op for op in ops.values() if isinstance(op, Attention)]
+    copy = ops["attn.core.copy"]
+    assert isinstance(copy, Move)
+    assert (kernel.merge_forward_bytes, kernel.merge_backward_bytes) == (10_240, 8 * 4_096 + 6 * 1_024)
+    assert (kernel.forward_temp_bytes, kernel.backward_temp_bytes) == (2_048, 8_192)
+    assert (copy.forward_bytes, kernel.merge_kernels, kernel.calls) == (2_048, 6, 2)
+
+
+def test_kernels_beside_a_projections_products():
+    """m 8, n 32, k 16 in bf16 at 1 B/s. A bias's gradient reads 8 * 32 * 2 B; casts move 40 B by 3 kernels with a recipe only; a
+    gradient of 16 * 32 is added to the main one at 10 B each. A kernel takes 0.5 s.
+    """
+    slow = RATES._replace(bytes_per_s=1.0, move_kernel_s=0.5, accumulate_bytes=10.0)
+    op = Gemm("w", params=(Param("w", (32, 16)),), m=8, n=32, k=16, cast_bytes=40.0, cast_kernels=3.0)
+    added = 5_120.5
+    assert parameter_gradients(op, slow) == added
+    assert parameter_gradients(replace(op, recipe=RECIPES["mxfp8"]), slow) == added + 41.5
+    assert parameter_gradients(replace(op, params=(*op.params, Param("b", (32,)))), slow) == added + 512.5
+    assert parameter_gradients(replace(op, params=()), slow) == 0
+    assert parameter_gradients(op, slow._replace(accumulate_bytes=0.0)) == 0
+
+
+@pytest.mark.parametrize(("bias", "elements"), [(True, 8 * 128 + 8), (False, 8 * 128)])
+def test_a_routers_bias(bias, elements):
+    """8 experts of 128 inputs."""
+    router = ops_of(model={"moe": MOE, "bias": bias})["moe.router"]
+    assert sum(p.elements for p in router.params) == elements
+
+
+@pytest.mark.parametrize(("fused", "kernels"), [(True, 1), (False, 3)])
+def test_rows_summed_back(fused, kernels):
+    """16 rows of 256 B are read and 8 tokens written, in one kernel or three: index, sum, cast."""
+    op = ops_of(model={"moe": MOE}, performance={"moe": {"permute_fusion": fused}})["moe.unpermute"]
+    assert isinstance(op, Move)
+    assert (op.forward_bytes, op.backward_bytes, op.kernels) == (24 * 256, 24 * 256, kernels)
+
+
+@pytest.mark.parametrize(
+    ("impl", "forward", "backward"),
+    [
+        ("fused", 2, 2),
+        ("composite", 10, 15),
+        ("own_tables", 12, 14),
+        ("complex", 10, 10),
+        ("upcast", 26, 36),
+        ("eager", 20, 20),
+    ],
+)
+def test_tensors_that_rotations_move(impl, forward, backward):
+    """In units of the tensor's bytes, counted kernel by kernel (`rotary.ROTATIONS`): queries and keys, 2 * 2,048 B."""
+    op = ops_of(performance={"rope_impl": impl})["attn.rope"]
+    assert isinstance(op, Move)
+    assert (op.forward_bytes, op.backward_bytes) == (forward * 4_096, backward * 4_096)
+
+
+def test_a_compiled_loss_reads_logits_once_and_once_more_for_their_gradient():
+    """8 tokens of 1,024 logits in bf16, 16,384 B. Kept of each token: a target of 8 B, a maximum and a logarithm of 4 B."""
+    said = job("fsdp2", performance={"compile": "blocks", "loss_impl": "compiled"})
+    [loss] = [op for op in Assembly(said).head.ops if op.name == "loss"]
+    assert isinstance(loss, Move)
+    assert (loss.forward_bytes, loss.backward_bytes) == (16_384, 32_768)
+    assert [t.bytes for t in loss.stats] == [64, 32, 32]
+
+
+def test_positions_that_context_parallel_neighbors_exchange():
+    """An id of 8 B for each of 3 sequences, two stretches of ids and two of positions: four calls."""
+    ops = {op.name: op for op in Assembly(job(model={"mtp": 1}, cp=2, batch=3)).head.ops}
+    ends = ops["mtp.1.ids.roll.ends"]
+    assert isinstance(ends, Comm)
+    assert (ends.bytes, ends.count) == (24, 4)
+
+
+@pytest.mark.parametrize("of", [Gemm, Attention, Move, Comm, Chunked, Scan])
+def test_what_an_op_does_not_say(of):
+    """It computes, moves and holds nothing: one call or kernel of bf16, attention causal, backward of chunks twice as
+    long as forward.
+    """
+    said = {f.name: f.default for f in fields(of) if isinstance(f.default, (bool, int, float))}
+    ones = {"count", "kernels", "calls", "load", "slowness", "n_groups"}
+    own = {"itemsize": 2.0, "causal_share": 0.5, "backward_times": 2.0}
+    assert {name: value for name, value in said.items() if value} == {
+        name: own.get(name, 1.0) for name in said if name in ones or name in own
+    }
