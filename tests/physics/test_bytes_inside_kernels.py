@@ -16,7 +16,7 @@ from steptime.model.mamba import Widths, temporaries
 from steptime.model.mlp import clamped
 from steptime.model.model import Mamba
 from steptime.model.moe import EXPERTS
-from steptime.model.ops import Attention, Comm, Gemm, Move, Op, Param, Tensor
+from steptime.model.ops import NO_CAST, VECTORIZED, Attention, Casting, Comm, Gemm, Move, Op, Param, Tensor
 from steptime.model.scans import Chunked, Scan
 from steptime.software.precision import RECIPES
 from steptime.timing.orthogonalize import iterations_s
@@ -287,3 +287,8 @@ def test_what_an_op_does_not_say(of):
     assert {name: value for name, value in said.items() if value} == {
         name: own.get(name, 1.0) for name in said if name in ones or name in own
     }
+
+
+def test_what_quantizes_nothing():
+    assert (*Casting(), *VECTORIZED) == (0, 0, (0, 0), 0, 0)
+    assert Casting() == NO_CAST

@@ -43,6 +43,7 @@ JOBS = {
     "experts in turn": {"model": {"moe": MOE}, "performance": {"moe": {"grouped_gemm": False}}},
     "lightning": {"model": {"linear_attention": LINEAR | {"kind": "lightning", "n_key_heads": 4}}},
     "Kimi's": {"model": {"linear_attention": LINEAR | {"kind": "kda", "n_key_heads": 4}}},
+    "positions split": {"model": HEADS | {"learned_positions": True, "norm": "layernorm"}, "tp": 2},
     "linear, two sequences": {"model": {"linear_attention": LINEAR}, "batch": 2},
     "rows of experts gathered": {
         "model": HEADS | {"moe": MOE},
@@ -192,9 +193,14 @@ def test_results_of_scans(name):
 def test_tensors_of_collectives(name):
     """`bytes` is the whole tensor: what an all-gather makes, what a reduce-scatter takes, what both are of an all-to-all."""
     for op, read, made in sized(name):
-        if isinstance(op, Comm) and read and made and not op.routing:
+        if isinstance(op, Comm) and op.kind == "all_reduce" and op.backward == "all_gather":
+            assert made[0] * parts_of(name)[0].shard.tp == read[0], op.name  # a share of the sum is kept
+        elif isinstance(op, Comm) and read and made and not op.routing:
             whole = op.bytes * op.count
             [size] = {t.itemsize for t in op.outputs}
             assert {"all_gather": made, "reduce_scatter": read}.get(op.kind or "", made)[0] * size == whole, op.name
             if op.kind in {"all_gather", "reduce_scatter"}:
-                assert read[0] != made[0], op.name
+                ranks = max(read[0], made[0]) / min(read[0], made[0])
+                shard = parts_of(name)[0].shard
+                of = {"tp": shard.tp, "etp": shard.etp, "ep": shard.ep, "cp": shard.cp, "ep_etp": shard.ep * shard.etp}
+                assert ranks == of[op.axis] > 1, op.name
