@@ -70,8 +70,10 @@ def test_kimi_delta_attention():
     """As above with 4 heads of keys, 128 wide: q and k of length one 2 * 64 * 128 = 16,384 B each, a length 1,024 each, beta as
     much, two matrices of 32,768. Forward 256 * (4 * 32 + 2 * (2 * 32 + 2 * 16)) and states, 4,096. Backward 256 * (4 * (7 * 32 +
     2 * 64) + 2 * (3 * 32 + 4 * 16)) and states twice. Counted are 2 (4,096 + 4 * (2 * 128 + 64)).
+    Convolutions of four positions of each channel.
     """
-    _, kernel = rule(kind="kda", n_key_heads=4)
+    ops, kernel = rule(kind="kda", n_key_heads=4)
+    assert [ops[f"attn.{name}_conv"].params[0].elements for name in "qkv"] == [128 * 4, 128 * 4, 64 * 4]
     assert [t.bytes for t in kernel.stats] == [16_384, 16_384, 1_024, 1_024, 1_024, 32_768, 32_768]
     assert kernel.forward_temp_bytes == 256 * 320 + 4_096
     assert kernel.backward_temp_bytes == 256 * 1_728 + 8_192

@@ -69,12 +69,21 @@ JOBS = {
     "torchtitan, experts spread": {"software": "torchtitan", "model": HEADS | {"moe": MOE}, "ep": 2, "dp": 2},
     "clamped": {"model": {"moe": MOE, "swiglu_limit": 7.0}},
     "clamped, torchtitan": {"software": "torchtitan", "model": {"moe": MOE, "swiglu_limit": 7.0}},
+    "gated": {"model": HEADS | {"attention": {"gated": True}}, "tp": 2},
+    "latents split": {"model": {"n_q_heads": 4, "attention": {"kind": "mla"}}, "tp": 2},
+    "fp8 by rows, compiled": {
+        "software": "fsdp2",
+        "on": "dgx-h100",
+        "performance": {"precision": "fp8_rowwise", "compile": "blocks"},
+    },
     "a library": {"software": "automodel", "model": HEADS | {"moe": MOE}},
     "projections of predictions split": {"model": HEADS | {"mtp": 1}, "tp": 2},
 }
 PASSING = {"residual", "add", "concat", "roll", "positions", "cast"}
 """Last words of kernels whose result has the gradient of their operand."""
-SAME_SIZE = {"residual", "add", "norm", "dropout", "cast", "rope", "softmax"}
+PARTS = {"attn.k_rope"}
+"""Collectives of a part of a tensor."""
+SAME_SIZE = {"residual", "add", "norm", "dropout", "cast", "rope", "softmax", "weigh"}
 """Of kernels whose first result has as many elements as their first operand."""
 
 
@@ -139,6 +148,7 @@ def test_operands_and_results_of_products(name):
             continue
         assert read[0] == pytest.approx(op.m * op.k * op.count), op.name
         assert sum(made) == pytest.approx(op.m * op.n * op.count) or op.name.endswith("head.proj"), op.name
+        assert len(op.inputs) == 1 or not op.params, op.name
         if not op.params:
             assert read[-1] == pytest.approx(op.k * op.n * op.count), op.name
         elif op.params[0].multiplies:
@@ -199,8 +209,25 @@ def test_tensors_of_collectives(name):
             whole = op.bytes * op.count
             [size] = {t.itemsize for t in op.outputs}
             assert {"all_gather": made, "reduce_scatter": read}.get(op.kind or "", made)[0] * size == whole, op.name
-            if op.kind in {"all_gather", "reduce_scatter"}:
+            if op.kind in {"all_gather", "reduce_scatter"} and op.name not in PARTS:
                 ranks = max(read[0], made[0]) / min(read[0], made[0])
                 shard = parts_of(name)[0].shard
                 of = {"tp": shard.tp, "etp": shard.etp, "ep": shard.ep, "cp": shard.cp, "ep_etp": shard.ep * shard.etp}
                 assert ranks == of[op.axis] > 1, op.name
+
+
+@pytest.mark.parametrize(("dtype", "changed"), [("fp32", ["moe.narrow", "moe.widen"]), ("compute", [])])
+def test_rows_are_summed_over_ranks_in_the_routers_dtype(dtype, changed):
+    how = {"moe": {"dispatcher": "allgather", "router_dtype": dtype}}
+    layer = Assembly(job(model=HEADS | {"moe": MOE}, performance=how, tp=2, ep=2, dp=2)).kinds[0]
+    assert sorted(op.name for op in layer.ops if op.name in {"moe.narrow", "moe.widen"}) == changed
+
+
+def test_what_attention_gathers_over_ranks():
+    """8 tokens. Of the key's latent the part of 64 with positions, one head for all; with more ranks than keys all heads, 4 of
+    queries and 2 each of keys and values, of 32.
+    """
+    latent = {op.name: op for op in ops_of("latents split")}["attn.k_rope"]
+    assert [t.elements for t in latent.outputs] == [8 * 64]
+    spread = {op.name: op for op in Assembly(job(model=HEADS, tp=4)).kinds[0].ops}["attn.spread"]
+    assert [t.elements for t in spread.outputs] == [8 * (4 + 2 * 2) * 32]
