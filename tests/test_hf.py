@@ -376,3 +376,18 @@ def test_any_json_gives_a_model_or_lines(tmp_path_factory, model_type, changes):
 def test_dropout_of_scores_has_its_own_probability(read, model_type, config, expected):
     model = Model(**read(config, model_type))
     assert (model.dropout, model.attention_dropout) == expected
+
+
+@pytest.mark.parametrize(
+    ("changed", "window"),
+    [
+        ({}, 4096),
+        ({"sliding_window": 96}, 96),
+        ({"sliding_window": None}, None),
+        ({"max_position_embeddings": 4096}, None),
+    ],
+)
+def test_mistrals_window(read, changed, window):
+    """4,096 unless the file says otherwise (transformers configuration_mistral.py), and none that reaches all positions."""
+    attention = read(SIZES | changed, "mistral").get("attention", {})
+    assert attention.get("window") == window

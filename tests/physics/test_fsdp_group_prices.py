@@ -9,6 +9,7 @@ from steptime.cost.rates import rates
 from steptime.fsdp.calls import Calls, calls_without_pipeline
 from steptime.fsdp.groups import Buffers, ParamGroup, buffers, flat_group, group_of, groups, layer_group
 from steptime.fsdp.seconds import CommSeconds, price
+from steptime.hardware.machine import Machine
 from steptime.job.assembly import Assembly
 from steptime.model.ops import Param
 
@@ -109,3 +110,14 @@ def test_experts_that_no_other_rank_has(software, dp, ranks, plain):
     experts = layer_group(assembly, assembly.kinds[0]).experts
     assert experts is not None
     assert (experts.ranks, experts.plain) == (ranks, plain)
+
+
+def test_shards_that_wait_on_the_host():
+    """12 of 48 elements in fp32, 48 B, come up before the gather at 2 B/s; gradients of 10 go down after the reduction, 40 B.
+    Networks take no time.
+    """
+    figures = {"memory_bytes": 1e15, "memory_bytes_per_s": 1.0, "core_bytes_per_s": 1.0}
+    on = Machine(**machine(host_bytes_per_s=2.0).model_dump(exclude={"host"}), host=figures)
+    plan = job("fsdp2", on=on, dp=4, fsdp={"reduce_dtype": "fp32"}, performance={"cpu_offload": {"params": True}})
+    found = priced(Assembly(plan), group_of(SMALL, 1, 4))
+    assert (found.gather_s, found.reduce_s) == (pytest.approx(24.0, abs=1e-3), pytest.approx(20.0, abs=1e-3))

@@ -10,7 +10,7 @@ from physics_jobs import SLIGHTLY, job, machine
 
 from steptime.answer.result import estimate
 from steptime.base.recent import Recent
-from steptime.fsdp.seconds import CommSeconds, passes
+from steptime.fsdp.seconds import CommSeconds, passes, step_seconds
 from steptime.job.assembly import Assembly
 
 LAYER, ROOT = 164_096, 262_272
@@ -243,3 +243,14 @@ def test_collectives_of_three_micro_batches(software, layout, expected):
     """How many run with which: gathers of the first, of those in the middle, and reductions of the last."""
     assembly = Assembly(job(software, dp=4, microbatches=3, on=machine(node=2), **layout))
     assert passes(assembly, (FORWARD_S, [BACK_S])) == [(times, (ahead, back)) for times, ahead, back in expected]
+
+
+def test_a_micro_batch_of_a_step_is_the_mean_of_all():
+    """Of three the root is gathered in the first: forward (2 + 1 + 1) / 3 calls, 2 + 5 / 3 s, copies 0.25 + 0.5 / 3 s. In
+    backward a gather, 2 s, and a reduction, 4 s, with copies of 0.25 s.
+    """
+    assembly = Assembly(job("megatron-core", dp=4, microbatches=3, on=machine(node=2), zero_level=3))
+    found = step_seconds(assembly, tuple(assembly.job.machine.tiers), (FORWARD_S, [BACK_S]))
+    assert tuple(found.forward) == pytest.approx((4 / 3, 2 + 5 / 3, 0.25 + 0.5 / 3))
+    assert tuple(found.backward) == pytest.approx((2, 6, 0.25))
+    assert found.copies_s == pytest.approx(0.5 + 0.5 / 3)

@@ -1,0 +1,233 @@
+"""What holds for every op: the size of an element, the sizes of operands and results, which kernels pass a gradient on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+
+import pytest
+from physics_jobs import job
+
+from steptime.hardware.machine import Machine
+from steptime.job.assembly import Assembly
+from steptime.model.ops import Attention, Comm, Gemm, Move, Op
+from steptime.model.scans import Chunked, Scan
+
+MOE = {"n_experts": 8, "expert_inter_sz": 256, "experts_per_token": 2, "shared_expert_inter_sz": 64}
+LINEAR = {"n_key_heads": 2, "n_value_heads": 4, "freq": 2}
+HEADS = {"n_q_heads": 4, "n_kv_heads": 2}
+JOBS = {
+    "a deeper prediction": {"model": {"mtp": 1, "moe": MOE}},
+    "positions": {"model": {"learned_positions": True, "dropout": True, "norm": "layernorm"}},
+    "torchtitan": {"software": "torchtitan", "model": {"moe": MOE}},
+    "eager torch": {"software": "fsdp2", "model": {"moe": MOE}, "performance": {"compile": "none"}},
+    "mxfp8": {"on": "dgx-b200", "performance": {"precision": "mxfp8"}},
+    "fp8 by tensor": {"on": "dgx-h100", "performance": {"precision": "fp8_current"}},
+    "fp8 by rows": {"software": "fsdp2", "on": "dgx-h100", "performance": {"precision": "fp8_rowwise"}},
+    "nvfp4": {"software": "torchtitan", "on": "dgx-b200", "performance": {"precision": "nvfp4_torchao"}},
+    "ring": {"software": "fsdp2", "cp": 4},
+    "split": {"model": HEADS | {"moe": MOE}, "tp": 2, "ep": 2, "dp": 2},
+    "split experts of torchtitan": {"software": "torchtitan", "model": HEADS | {"moe": MOE}, "tp": 2},
+    "hybrid": {
+        "model": {"n_q_heads": 4, "glu": False, "hybrid_pattern": "M-", "mamba": {"n_heads": 8, "head_dim": 32}}
+    },
+    "linear": {"model": {"linear_attention": LINEAR}},
+    "latents": {"model": {"attention": {"kind": "mla"}}},
+    "adapters": {"software": "automodel", "model": {"lora": {"rank": 4}}},
+    "scores in memory": {"model": HEADS, "performance": {"attention_impl": "unfused"}},
+    "latents with scores in memory": {
+        "model": {"n_q_heads": 4, "attention": {"kind": "mla", "q_lora_rank": 96}},
+        "performance": {"attention_impl": "unfused"},
+    },
+    "heads exchanged": {"model": HEADS, "cp": 2, "cp_comm_type": "a2a"},
+    "experts in turn": {"model": {"moe": MOE}, "performance": {"moe": {"grouped_gemm": False}}},
+    "lightning": {"model": {"linear_attention": LINEAR | {"kind": "lightning", "n_key_heads": 4}}},
+    "Kimi's": {"model": {"linear_attention": LINEAR | {"kind": "kda", "n_key_heads": 4}}},
+    "positions split": {"model": HEADS | {"learned_positions": True, "norm": "layernorm"}, "tp": 2},
+    "linear, two sequences": {"model": {"linear_attention": LINEAR}, "batch": 2},
+    "rows of experts gathered": {
+        "model": HEADS | {"moe": MOE},
+        "performance": {"moe": {"dispatcher": "allgather", "router_dtype": "fp32"}},
+        "tp": 2,
+        "ep": 2,
+        "dp": 2,
+    },
+    "split experts": {
+        "model": HEADS | {"moe": MOE},
+        "performance": {"moe": {"router_dtype": "fp32"}},
+        "tp": 2,
+        "ep": 2,
+        "etp": 2,
+        "dp": 2,
+    },
+    "rows sent once": {
+        "model": HEADS | {"moe": MOE},
+        "performance": {"moe": {"dispatcher": "flex", "flex_backend": "deepep"}},
+        "ep": 2,
+        "dp": 2,
+    },
+    "torchtitan, experts spread": {"software": "torchtitan", "model": HEADS | {"moe": MOE}, "ep": 2, "dp": 2},
+    "clamped": {"model": {"moe": MOE, "swiglu_limit": 7.0}},
+    "clamped, torchtitan": {"software": "torchtitan", "model": {"moe": MOE, "swiglu_limit": 7.0}},
+    "gated": {"model": HEADS | {"attention": {"gated": True}}, "tp": 2},
+    "latents split": {"model": {"n_q_heads": 4, "attention": {"kind": "mla"}}, "tp": 2},
+    "fp8 by rows, compiled": {
+        "software": "fsdp2",
+        "on": "dgx-h100",
+        "performance": {"precision": "fp8_rowwise", "compile": "blocks"},
+    },
+    "a library": {"software": "automodel", "model": HEADS | {"moe": MOE}},
+    "projections of predictions split": {"model": HEADS | {"mtp": 1}, "tp": 2},
+}
+PASSING = {"residual", "add", "concat", "roll", "positions", "cast"}
+"""Last words of kernels whose result has the gradient of their operand."""
+PARTS = {"attn.k_rope"}
+"""Collectives of a part of a tensor."""
+SAME_SIZE = {"residual", "add", "norm", "dropout", "cast", "rope", "softmax", "weigh"}
+"""Of kernels whose first result has as many elements as their first operand."""
+
+
+@cache
+def parts_of(name: str) -> tuple[Assembly, tuple[tuple[Op, ...], ...]]:
+    """A job of `JOBS` and the ops of each of its parts."""
+    said = dict(JOBS[name])
+    if "on" in said:
+        said["on"] = Machine.load(said["on"])
+    found = Assembly(job(**said))
+    return found, tuple(tuple(part.ops) for part in (*found.kinds, found.embedding, found.head))
+
+
+def ops_of(name: str) -> list[Op]:
+    """All ops of a job by its name in `JOBS`."""
+    return [op for ops in parts_of(name)[1] for op in ops]
+
+
+def sized(name: str) -> Iterator[tuple[Op, list[float], list[float]]]:
+    """Each op with the elements of its operands, those of the part's input aside, and of its results."""
+    for ops in parts_of(name)[1]:
+        elements = {t.name: t.elements for op in ops for t in op.allocates}
+        for op in ops:
+            if all(x in elements for x in op.inputs):
+                yield op, [elements[x] for x in op.inputs], [t.elements for t in op.outputs]
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_sizes_of_elements(name):
+    """Numbers of 1, 2, 4 or 8 bytes; with a scale of one byte for 32 elements 1 + 1/32, for 16 of half a byte 1/2 + 1/16."""
+    found = {(t.name, t.itemsize) for op in ops_of(name) for t in op.allocates}
+    assert {size for _, size in found} <= {1.0, 2.0, 4.0, 8.0, 33 / 32, 9 / 16}
+    assert {size for op in ops_of(name) for t in op.allocates if (size := t.grad_itemsize)} <= {2.0, 4.0}
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_ids_are_int64(name):
+    for op in ops_of(name):
+        for t in op.allocates:
+            if t.name.endswith((".ids", ".targets", ".position_ids")):
+                assert t.itemsize == 8.0
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_which_kernels_pass_a_gradient_on(name):
+    """The gradient of a sum is that of each addend, of a cast that of its operand; of tensors put together it is a view, and ids
+    have none. Backward of all others runs kernels of its own: but that of a cast of the logits, to fp32, which is cast back.
+    """
+    for op in ops_of(name):
+        if isinstance(op, Move) and not op.name.endswith("loss.cast"):
+            assert op.same_grad == (op.name.split(".")[-1] in PASSING), op.name
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_operands_and_results_of_products(name):
+    """m x k by k x n: m k elements of the first operand, m n of the results, k n of the weight or of the second operand, each
+    `count` times. The logits of a loss in chunks never exist whole.
+    """
+    shard = parts_of(name)[0].shard
+    for op, read, made in sized(name):
+        if not isinstance(op, Gemm):
+            continue
+        assert read[0] == pytest.approx(op.m * op.k * op.count), op.name
+        assert sum(made) == pytest.approx(op.m * op.n * op.count) or op.name.endswith("head.proj"), op.name
+        assert len(op.inputs) == 1 or not op.params, op.name
+        if not op.params:
+            assert read[-1] == pytest.approx(op.k * op.n * op.count), op.name
+        elif op.params[0].multiplies:
+            held = op.params[0].local(shard.tp, shard.ep * shard.etp)
+            assert held == pytest.approx(op.n * op.k * (op.count if op.routed else 1.0)), op.name
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_operands_and_results_of_attention(name):
+    """Queries b s n d, an output b s n d_v; of keys and values those of this rank."""
+    for op, read, made in sized(name):
+        if isinstance(op, Attention):
+            rows = op.batch * op.q_len * op.n_q_heads
+            assert (read[0], made[0]) == (rows * op.d_qk, rows * op.d_v), op.name
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_kernels_that_leave_sizes_as_they_are(name):
+    """Element by element; an activation with a gate has half as many results. The norm of latents reads a part of a tensor."""
+    for op, read, made in sized(name):
+        last = op.name.split(".")[-1]
+        if isinstance(op, Move) and last in SAME_SIZE and read and made:
+            assert made[0] == read[0], op.name
+        if isinstance(op, Move) and last == "act" and made:
+            assert made[0] in {read[0], read[0] / 2}, op.name
+        if isinstance(op, Move) and last in {"split", "join", "order"}:
+            assert sum(made) == sum(read), op.name
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_kernels_that_change_the_dtype_of_rows(name):
+    """They widen rows or narrow them again, or they do not run."""
+    for ops in parts_of(name)[1]:
+        sizes = {t.name: t.itemsize for op in ops for t in op.allocates}
+        for op in ops:
+            if op.name.endswith((".widen", ".narrow")):
+                assert (op.outputs[0].itemsize > sizes[op.inputs[0]]) == op.name.endswith(".widen"), op.name
+                assert op.outputs[0].itemsize != sizes[op.inputs[0]], op.name
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_results_of_scans(name):
+    """Linear attention and state spaces: a value of each head for each token."""
+    for op, _, made in sized(name):
+        if isinstance(op, Chunked):
+            assert made == [op.tokens * op.n_heads * op.d_v]
+        if isinstance(op, Scan):
+            assert made == [op.tokens * op.n_heads * op.head_dim]
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_tensors_of_collectives(name):
+    """`bytes` is the whole tensor: what an all-gather makes, what a reduce-scatter takes, what both are of an all-to-all."""
+    for op, read, made in sized(name):
+        if isinstance(op, Comm) and op.kind == "all_reduce" and op.backward == "all_gather":
+            assert made[0] * parts_of(name)[0].shard.tp == read[0], op.name  # a share of the sum is kept
+        elif isinstance(op, Comm) and read and made and not op.routing:
+            whole = op.bytes * op.count
+            [size] = {t.itemsize for t in op.outputs}
+            assert {"all_gather": made, "reduce_scatter": read}.get(op.kind or "", made)[0] * size == whole, op.name
+            if op.kind in {"all_gather", "reduce_scatter"} and op.name not in PARTS:
+                ranks = max(read[0], made[0]) / min(read[0], made[0])
+                shard = parts_of(name)[0].shard
+                of = {"tp": shard.tp, "etp": shard.etp, "ep": shard.ep, "cp": shard.cp, "ep_etp": shard.ep * shard.etp}
+                assert ranks == of[op.axis] > 1, op.name
+
+
+@pytest.mark.parametrize(("dtype", "changed"), [("fp32", ["moe.narrow", "moe.widen"]), ("compute", [])])
+def test_rows_are_summed_over_ranks_in_the_routers_dtype(dtype, changed):
+    how = {"moe": {"dispatcher": "allgather", "router_dtype": dtype}}
+    layer = Assembly(job(model=HEADS | {"moe": MOE}, performance=how, tp=2, ep=2, dp=2)).kinds[0]
+    assert sorted(op.name for op in layer.ops if op.name in {"moe.narrow", "moe.widen"}) == changed
+
+
+def test_what_attention_gathers_over_ranks():
+    """8 tokens. Of the key's latent the part of 64 with positions, one head for all; with more ranks than keys all heads, 4 of
+    queries and 2 each of keys and values, of 32.
+    """
+    latent = {op.name: op for op in ops_of("latents split")}["attn.k_rope"]
+    assert [t.elements for t in latent.outputs] == [8 * 64]
+    spread = {op.name: op for op in Assembly(job(model=HEADS, tp=4)).kinds[0].ops}["attn.spread"]
+    assert [t.elements for t in spread.outputs] == [8 * (4 + 2 * 2) * 32]
