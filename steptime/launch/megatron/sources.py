@@ -22,6 +22,7 @@ from steptime.launch.megatron.flags import arguments_of, fitting_release, is_leg
 from steptime.launch.megatron.flagscale import MARK, flags_in
 from steptime.launch.megatron.hybrid_layers import hybrid_pattern
 from steptime.launch.megatron.missing_layers import NAMED, without_layers
+from steptime.launch.megatron.programs import does_not_train
 from steptime.launch.megatron.translation import plan_of
 from steptime.launch.named_models import preset_of
 from steptime.launch.reading import OTHER_MODEL, Env, LaunchFlag, Reading, Sets, is_other_model, refusals
@@ -120,6 +121,8 @@ def _from_words(
     keys.launcher, keys.beside, keys.tokenizer = launcher, beside, script.tokenizer if script else ""
     keys.notes += said.notes
     if script is not None:
+        if does_not_train(script.program, beside):
+            raise ConfigError(f"{path}: line {script.line} runs {script.program}, which does not train")
         _of_environment(keys, script)
     deep = {"num_layers", "encoder_num_layers", "hybrid_layer_pattern"}
     if not said.arguments.keys() & deep and not _by_name(keys, ("load",) if swift else ()):

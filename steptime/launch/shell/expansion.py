@@ -10,6 +10,8 @@ from itertools import groupby
 from steptime.launch.shell.lexer import Lexer
 from steptime.launch.shell.scope import DEVICES_OF_JOB, LINES_OF_NODE, NODES_OF_JOB, Scope, Unknown, Value
 
+_INDICES = re.compile(r"!([A-Za-z_]\w*)\[[@*]\]")
+"""${!array[@]}; with named elements ([a]=1) they are not numbers."""
 _NAME = re.compile(r"[A-Za-z_]\w*|[0-9#@*?$!-]")
 _BRACED = re.compile(r"(#?)([A-Za-z_]\w*|[0-9]+|[#@*?$!-])(\[(?:[^\[\]]|\[[^\]]*\])*\])?(.*)", re.DOTALL)
 _DEFAULT = re.compile(r"(:?[-=+?])(.*)", re.DOTALL)
@@ -141,6 +143,9 @@ class Expander:
         return [value if value is not None else Value(scope.unset(name), line)]
 
     def _braced(self, inner: str, line: int, *, quoted: bool) -> list[Value]:
+        if (indices := _INDICES.fullmatch(inner)) and (elements := self.scope.values.get(indices[1])):
+            if all(self.scope.known(value.text) and not value.text.startswith("[") for value in elements):
+                return [Value(str(i), line) for i in range(len(elements))]
         found = _BRACED.fullmatch(inner)
         if found is None:
             return [Value(self.scope.mark(f"${{{inner}}}", Unknown(f"${{{inner}}} is not supported")), line)]
