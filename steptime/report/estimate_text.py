@@ -27,9 +27,7 @@ def _of_devices(estimate: Estimate) -> list[str]:
     job = estimate.job
     devices, on_node = job.parallelism.devices, job.machine.devices_per_node
     return [
-        note
-        for note in job.notes
-        if note.startswith((NOT_STATED, NOT_THE_FILES)) or is_spread(note, devices, on_node)
+        note for note in job.notes if note.startswith((NOT_STATED, NOT_THE_FILES)) or is_spread(note, devices, on_node)
     ]
 
 

@@ -20,7 +20,8 @@ from steptime.report.estimate_text import report
     ("flags", "attention"),
     [
         # --data-impl is of releases to 23.06, --recompute-granularity from 23.04: their default is --transformer-impl local,
-        # whose attention has all scores without --use-flash-attn (NVIDIA/Megatron-LM@v23.06 megatron/arguments.py, model/transformer.py)
+        # whose attention has all scores without --use-flash-attn (NVIDIA/Megatron-LM at v23.06, megatron/arguments.py and
+        # megatron/model/transformer.py)
         (("--data-impl mmap", "--recompute-granularity selective"), "unfused"),
         (("--data-impl mmap", "--recompute-granularity selective", "--use-flash-attn"), "flash"),
         (("--data-impl mmap", "--recompute-granularity selective", "--transformer-impl transformer_engine"), "flash"),
@@ -69,7 +70,10 @@ with torch.no_grad():
     ("program", "refused"),
     [
         (RUNS, True),
-        (RUNS + "from megatron.training import pretrain\npretrain(train_valid_test_datasets_provider, get_model)\n", False),
+        (
+            RUNS + "from megatron.training import pretrain\npretrain(train_valid_test_datasets_provider, get_model)\n",
+            False,
+        ),
         (RUNS + "loss.backward()\n", False),
         (RUNS.replace("with torch.no_grad():", "if True:"), False),
         (RUNS.replace("megatron.training", "mine"), False),

@@ -199,8 +199,8 @@ def is_of_core(arguments: Collection[str]) -> bool:
 def own_layers_by_default(arguments: Collection[str]) -> bool:
     """Whether Megatron's own layers are the default: those of `--transformer-impl local`, up to core 0.4.
 
-    NVIDIA/Megatron-LM megatron/arguments.py at the tags v23.04 to core_v0.4.0: the default of --transformer-impl is local; only the
-    models of Megatron-Core (--use-mcore-models, pretrain_gpt.py) have TransformerEngine's layers in any case.
+    NVIDIA/Megatron-LM megatron/arguments.py at the tags v23.04 to core_v0.4.0: the default of --transformer-impl is local;
+    only the models of Megatron-Core (--use-mcore-models, pretrain_gpt.py) have TransformerEngine's layers in any case.
 
     >>> own_layers_by_default(["data_impl", "recompute_granularity"]), own_layers_by_default(["num_layers"])
     (True, False)

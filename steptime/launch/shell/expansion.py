@@ -143,9 +143,10 @@ class Expander:
         return [value if value is not None else Value(scope.unset(name), line)]
 
     def _braced(self, inner: str, line: int, *, quoted: bool) -> list[Value]:
-        if (indices := _INDICES.fullmatch(inner)) and (elements := self.scope.values.get(indices[1])):
-            if all(self.scope.known(value.text) and not value.text.startswith("[") for value in elements):
-                return [Value(str(i), line) for i in range(len(elements))]
+        if array := _INDICES.fullmatch(inner):
+            of_array = self.scope.values.get(array[1], [])
+            if of_array and all(self.scope.known(item.text) and item.text[:1] != "[" for item in of_array):
+                return [Value(str(i), line) for i in range(len(of_array))]
         found = _BRACED.fullmatch(inner)
         if found is None:
             return [Value(self.scope.mark(f"${{{inner}}}", Unknown(f"${{{inner}}} is not supported")), line)]
