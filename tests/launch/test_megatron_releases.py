@@ -89,6 +89,18 @@ def test_a_program_that_calls_nothing_that_trains_is_refused(tmp_path: Path, pro
         assert read_megatron("run.sh", text, {}, beside=Beside(tmp_path)).config["model"]["n_layers"] == 8
 
 
+def test_flags_of_a_search_that_has_no_launch_command_are_not_dropped():
+    """A script that hands its flags to containers by ssh: what a loop over unknown words puts together is not known."""
+    sizes = script().partition("pretrain_gpt.py ")[2].strip()
+    loop = 'for tp in $(powers_of_two 8); do\n  SEARCH_ARGS="--tensor-model-parallel-size $tp"\ndone\n'
+    text = f'GPT_ARGS="{sizes}"\n{loop}'
+    why = "$SEARCH_ARGS depends on the loop in line 2 (how often it runs is not known)"
+    line = f"run.sh: no launch command, and {why}; put the flags in a file (args.txt)"
+    assert problems(read_megatron, "run.sh", text, {}) == [line]
+    known = read_megatron("run.sh", text.replace("$(powers_of_two 8)", "2"), {})
+    assert known.config["parallelism"]["tp"] == 2
+
+
 def test_indices_of_an_array_are_numbers():
     """bash: ${!X[@]} of X=(a b c) is 0 1 2; of named elements ([k]=v) it is their names, which are not read."""
     loop = 'for i in "${!X[@]}"; do torchrun pretrain_gpt.py --num-layers ${X[$i]}; done\n'
