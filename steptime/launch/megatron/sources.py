@@ -121,8 +121,6 @@ def _from_words(
     keys.launcher, keys.beside, keys.tokenizer = launcher, beside, script.tokenizer if script else ""
     keys.notes += said.notes
     if script is not None:
-        if does_not_train(script.program, beside):
-            raise ConfigError(f"{path}: line {script.line} runs {script.program}, which does not train")
         _of_environment(keys, script)
     deep = {"num_layers", "encoder_num_layers", "hybrid_layer_pattern"}
     if not said.arguments.keys() & deep and not _by_name(keys, ("load",) if swift else ()):
@@ -194,7 +192,13 @@ def _on_machine(reading: Reading, script: Script) -> Reading:
 
 
 def _of_environment(keys: JobKeys, script: Script) -> None:
-    """Settings that follow from the program and the variables of the script."""
+    """Settings that follow from the program and the variables of the script.
+
+    Raises:
+        ConfigError: the program does not train.
+    """
+    if does_not_train(script.program, keys.beside):
+        raise ConfigError(f"{keys.source}: line {script.line} runs {script.program}, which does not train")
     values, found = script.variables, keys.beside_flags
     if values.get("NVTE_FLASH_ATTN") == "0" and values.get("NVTE_FUSED_ATTN") == "0":
         if "attention_backend" not in keys.values:
