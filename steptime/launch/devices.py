@@ -80,6 +80,16 @@ def taken(devices: int, by: str) -> str:
     return f"{NOT_STATED}, {devices} assumed: {by}; else {SET_DEVICES}"
 
 
+def is_spread(note: str, devices: int, on_node: int) -> bool:
+    """Whether a note says that the file starts its processes on more nodes than they take on the chosen machine.
+
+    >>> [is_spread("launched on 4 nodes with 1 process each", 4, on_node) for on_node in (8, 1)]
+    [True, False]
+    """
+    found = re.match(r"launched on ([\d,]+) nodes? with", note)
+    return found is not None and int(found[1].replace(",", "")) > -(-devices // on_node)
+
+
 def still_true(notes: Iterable[str], sets: Sets) -> list[str]:
     """The notes of a script, but for the one on a number of devices where the user tells the number."""
     return [note for note in notes if not (states_devices(sets) and note.startswith(NOT_STATED))]

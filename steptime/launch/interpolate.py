@@ -24,7 +24,8 @@ _NONE = object()
 def resolve(tree: dict[str, Any], env: Env = None) -> dict[str, Any]:
     """The tree with references filled in; what needs running (eval) stays as text.
 
-    `${.x}` is a key of the same mapping, `${..x}` one of its parent; `${training.x}` is the launcher's name for `${x}`;
+    `${.x}` is a key of the same mapping, `${..x}` one of its parent; `${training.x}` and `${peft.x}` are the launcher's names for
+    `${x}` (NVIDIA/NeMo-Framework-Launcher launcher_scripts/conf);
     `${oc.env:NAME,default}` is a variable of `env`, else its default.
 
     >>> resolve({"a": {"b": 3, "c": "${multiply:4, ${.b}}", "d": "${oc.decode:${oc.env:TP,2}}"}})
@@ -62,7 +63,7 @@ def _value(words: str, tree: dict[str, Any], at: tuple[str, ...], env: Mapping[s
 
 
 def _of_launcher(path: list[str], tree: dict[str, Any]) -> list[str]:
-    return path[1:] if path[0] == "training" and "training" not in tree else path
+    return path[1:] if path[0] in {"training", "peft"} and path[0] not in tree else path
 
 
 def _at(path: list[str], tree: dict[str, Any]) -> Any:

@@ -40,6 +40,17 @@ def put_zero(found: Figures, config: dict[str, Any], beside: Beside | None) -> N
         keys.left_open.setdefault("parallelism.zero_level", why)
 
 
+def put_bf16_optimizer(found: Figures, config: dict[str, Any]) -> None:
+    """States in bf16 jobs of DeepSpeed's pipeline engine are sharded over data parallelism at stage 0 too.
+
+    DeepSpeed runtime/engine.py, _do_optimizer_sanity_check: BF16_Optimizer wherever pipeline_parallelism is; GPT-NeoX builds a
+    PipelineModule where pipe_parallel_size is at least 1 (neox_arguments/arguments.py, is_pipe_parallel).
+    """
+    stages = found.keys.get(str(found.keys.table.raw.get("pipeline_engine")))
+    if stages and config["performance"]["precision"] == "bf16" and config["parallelism"].get("zero_level", 0) == 0:
+        config["parallelism"]["zero_level"] = 1
+
+
 _ENGINE = {"whole": "@batch", "micro": "@micro", "steps": "@steps", "bf16": "@bf16", "fp16": "@fp16"}
 
 

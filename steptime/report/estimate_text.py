@@ -22,9 +22,13 @@ def _of_devices(estimate: Estimate) -> list[str]:
     """Notes on the number of devices, which are below the first line and not repeated among the first assumptions."""
     if not estimate.job.notes:
         return []
-    from steptime.launch.devices import NOT_STATED, NOT_THE_FILES
+    from steptime.launch.devices import NOT_STATED, NOT_THE_FILES, is_spread
 
-    return [note for note in estimate.job.notes if note.startswith((NOT_STATED, NOT_THE_FILES))]
+    job = estimate.job
+    devices, on_node = job.parallelism.devices, job.machine.devices_per_node
+    return [
+        note for note in job.notes if note.startswith((NOT_STATED, NOT_THE_FILES)) or is_spread(note, devices, on_node)
+    ]
 
 
 def sections(estimate: Estimate, *, brief: bool = False) -> list[ReportSection]:

@@ -88,3 +88,16 @@ def test_the_mlp_of_stable_lm(tmp_path: Path) -> None:
     assert (model["inter_sz"], model["n_kv_heads"], model["qk_norm"], model["vocab_sz"]) == (4096, 4, True, 100352)
     assert reading.config["data"]["gbs"] == 32
     assert not reading.of("unmodeled")
+
+
+@pytest.mark.parametrize(("stages", "half", "level"), [(1, "bf16", 1), (0, "bf16", 0), (1, "fp16", 0)])
+def test_bf16_states_of_a_pipeline_engine_are_sharded_at_stage_0(
+    tmp_path: Path, stages: int, half: str, level: int
+) -> None:
+    """DeepSpeed runtime/engine.py, _do_optimizer_sanity_check: bf16 and pipeline_parallelism give BF16_Optimizer.
+
+    GPT-NeoX has a pipeline where pipe_parallel_size is at least 1 (neox_arguments/arguments.py, is_pipe_parallel).
+    """
+    job = JOB.replace('"pipe_parallel_size": 1', f'"pipe_parallel_size": {stages}').replace('"fp16"', f'"{half}"')
+    plan = written(tmp_path, "job.yml", job % '"zero_optimization": {"stage": 0}').config
+    assert plan["parallelism"].get("zero_level", 0) == level

@@ -18,6 +18,10 @@ from steptime.launch.shell.processes import Word, taken_apart
 from steptime.launch.shell.scope import DEVICES_OF_JOB, NODES_OF_JOB, Unknown
 
 OLD_RELEASE = "Megatron-LM (2021 and 2022)"
+_OF_OWN_LAYERS = {"23.04", "23.06", "core 0.4"}
+"""Releases whose parsers have Megatron's own layers by default."""
+_OF_CORE = "core 0.7"
+"""From here on models are Megatron-Core's unless --use-legacy-models is given."""
 DEEPSPEED_FORK = "Megatron-DeepSpeed (2021 and 2022)"
 _FILES = {"vocab_file", "tokenizer_file", "merge_file", "tokenizer_model", "tokenizer_name_or_path"}
 """Arguments that name files: without a value they count as not set."""
@@ -179,6 +183,34 @@ def fitting_release(arguments: Collection[str], *, dump: bool = False) -> str:
     return "" if not fits else fits[0] if len(fits) == 1 else f"{fits[0]} to {fits[-1]}"
 
 
+def is_of_core(arguments: Collection[str]) -> bool:
+    """Whether only releases whose models are Megatron-Core's have all of the arguments, and none asks for the legacy ones.
+
+    The own layers of these have one attention, with all scores: --use-flash-attn is read by the legacy models only
+    (NVIDIA/Megatron-LM core models/gpt/gpt_layer_specs.py, get_gpt_layer_local_spec; legacy/model/transformer.py).
+
+    >>> is_of_core(["attention_backend"]), is_of_core(["num_layers"]), is_of_core(["attention_backend", "use_legacy_models"])
+    (True, False, False)
+    """
+    first, order = fitting_release(arguments).partition(" to ")[0], list(releases())
+    return first in order and order.index(first) >= order.index(_OF_CORE) and "use_legacy_models" not in arguments
+
+
+def own_layers_by_default(arguments: Collection[str]) -> bool:
+    """Whether Megatron's own layers are the default: those of `--transformer-impl local`, up to core 0.4.
+
+    NVIDIA/Megatron-LM megatron/arguments.py at the tags v23.04 to core_v0.4.0: the default of --transformer-impl is local;
+    only the models of Megatron-Core (--use-mcore-models, pretrain_gpt.py) have TransformerEngine's layers in any case.
+
+    >>> own_layers_by_default(["data_impl", "recompute_granularity"]), own_layers_by_default(["num_layers"])
+    (True, False)
+    """
+    if {"transformer_impl", "use_mcore_models", "deprecated_use_mcore_models"} & set(arguments):
+        return False
+    last = fitting_release(arguments).rpartition("to ")[2]
+    return last in _OF_OWN_LAYERS
+
+
 @cache
 def releases() -> dict[str, dict[str, list[str]]]:
     """The arguments that each release adds to and removes from the previous one's parser."""
@@ -222,6 +254,8 @@ def keys_of(
         for name in [names.get(argument, argument)]
     ]
     found = JobKeys(source, table, given, sets=sets, spell=spell)
+    if not is_legacy(arguments) and own_layers_by_default(arguments):
+        found.defaults |= {"transformer_impl": ("--transformer-impl", "local")}
     if found.on("bf16") and not found.on("grad_reduce_in_bf16"):  # arguments.py, validate_args
         key = "accumulate_allreduce_grads_in_fp32"
         found.defaults |= {key: (key, True)}

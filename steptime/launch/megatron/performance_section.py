@@ -8,6 +8,7 @@ from steptime.base.config import show
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.megatron.attention_kinds import latent
 from steptime.launch.megatron.expert_layers import expert_performance, has_experts
+from steptime.launch.megatron.flags import is_of_core
 from steptime.software.settings import GraphModule, OffloadModule
 
 _MODULES = frozenset({"core_attn", "layernorm", "mlp"})
@@ -99,7 +100,9 @@ def _bf16_layers(keys: JobKeys) -> dict[str, Any]:
 
 def _recompute(keys: JobKeys) -> dict[str, Any]:
     granularity, method = keys.get("recompute_granularity"), keys.get("recompute_method")
-    if granularity is None and keys.on("recompute_activations"):
+    if keys.on("recompute_activations"):  # which wins over a granularity (arguments.py, validate_args)
+        if granularity not in (None, "selective"):
+            keys.without_effect("recompute_granularity", "--recompute-activations sets it to selective")
         granularity = "selective"
     if granularity is None and (keys.on("checkpoint_activations") or method):  # of releases before granularity existed
         granularity = "full"
@@ -221,6 +224,9 @@ def _attention(keys: JobKeys) -> dict[str, Any]:
     """
     local = keys.get("transformer_impl") == "local"
     own = local and not keys.on("use_flash_attn") and keys.get("attention_backend") == "auto"
+    if local and not own and is_of_core(keys.values):
+        own = True
+        keys.without_effect("use_flash_attn", "Megatron-Core's own layers have one attention, with all scores")
     unfused = keys.word("attention_backend") or own
     section: dict[str, Any] = {"attention_impl": "unfused" if unfused else "flash"}
     if local:  # routers of experts use TransformerEngine's products in any case (core transformer/moe/moe_utils.py)

@@ -22,6 +22,7 @@ from steptime.launch.megatron.flags import arguments_of, fitting_release, is_leg
 from steptime.launch.megatron.flagscale import MARK, flags_in
 from steptime.launch.megatron.hybrid_layers import hybrid_pattern
 from steptime.launch.megatron.missing_layers import NAMED, without_layers
+from steptime.launch.megatron.programs import does_not_train
 from steptime.launch.megatron.translation import plan_of
 from steptime.launch.named_models import preset_of
 from steptime.launch.reading import OTHER_MODEL, Env, LaunchFlag, Reading, Sets, is_other_model, refusals
@@ -191,7 +192,13 @@ def _on_machine(reading: Reading, script: Script) -> Reading:
 
 
 def _of_environment(keys: JobKeys, script: Script) -> None:
-    """Settings that follow from the program and the variables of the script."""
+    """Settings that follow from the program and the variables of the script.
+
+    Raises:
+        ConfigError: the program does not train.
+    """
+    if does_not_train(script.program, keys.beside):
+        raise ConfigError(f"{keys.source}: line {script.line} runs {script.program}, which does not train")
     values, found = script.variables, keys.beside_flags
     if values.get("NVTE_FLASH_ATTN") == "0" and values.get("NVTE_FUSED_ATTN") == "0":
         if "attention_backend" not in keys.values:

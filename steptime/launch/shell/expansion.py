@@ -10,6 +10,8 @@ from itertools import groupby
 from steptime.launch.shell.lexer import Lexer
 from steptime.launch.shell.scope import DEVICES_OF_JOB, LINES_OF_NODE, NODES_OF_JOB, Scope, Unknown, Value
 
+_INDICES = re.compile(r"!([A-Za-z_]\w*)\[[@*]\]")
+"""${!array[@]}; with named elements ([a]=1) they are not numbers."""
 _NAME = re.compile(r"[A-Za-z_]\w*|[0-9#@*?$!-]")
 _BRACED = re.compile(r"(#?)([A-Za-z_]\w*|[0-9]+|[#@*?$!-])(\[(?:[^\[\]]|\[[^\]]*\])*\])?(.*)", re.DOTALL)
 _DEFAULT = re.compile(r"(:?[-=+?])(.*)", re.DOTALL)
@@ -141,6 +143,10 @@ class Expander:
         return [value if value is not None else Value(scope.unset(name), line)]
 
     def _braced(self, inner: str, line: int, *, quoted: bool) -> list[Value]:
+        if array := _INDICES.fullmatch(inner):
+            of_array = self.scope.values.get(array[1], [])
+            if of_array and all(self.scope.known(item.text) and item.text[:1] != "[" for item in of_array):
+                return [Value(str(i), line) for i in range(len(of_array))]
         found = _BRACED.fullmatch(inner)
         if found is None:
             return [Value(self.scope.mark(f"${{{inner}}}", Unknown(f"${{{inner}}} is not supported")), line)]

@@ -73,6 +73,10 @@ _PLACEHOLDER = re.compile(r"(?<!<)<([A-Z][A-Z_]*(?:[ _][\w./-]+)+)>")
 """Placeholders (<PATH TO gpt-vocab.json>), which a shell would read as redirections."""
 
 
+_HOLDS_FLAGS = re.compile(r"^(?!.*(?:DISTRIB|TORCH|LAUNCH|NSYS|PROFIL)).*(?:ARGS|OPTIONS|OPTS|FLAGS)$", re.IGNORECASE)
+"""Names of variables that hold flags of a program, and not of what starts it."""
+
+
 def read_script(text: str, name: str, env: dict[str, str] | None = None, beside: Beside | None = None) -> Script:
     """The launch command of a shell script; `env` is the environment it would run in, and its own words: "1", "2" ...
 
@@ -121,7 +125,10 @@ def _read(
     official = _OFFICIAL.search(text)
     nothing = Script("", [], [], [], None, None, None, 0, variables, problems, [], _gpu(headers), {})
     nothing = nothing._replace(tokenizer=official[1].lower() if official else "")
-    if launch is None and (fragments := _fragments(walk.scope, name)):
+    fragments = _fragments(walk.scope, name) if launch is None else []
+    if fragments and (unknown := _unknown_flags(walk.scope)):
+        return nothing._replace(problems=[f"{name}: no launch command, and {unknown}"])
+    if fragments:
         fix = SET_DEVICES if walk.commands else f"give the script that reads it --with this file, or {SET_DEVICES}"
         unclear = [f"no launch command: number of devices unknown; {fix}"]
         return nothing._replace(arguments=fragments, problems=[], unclear=unclear)
@@ -195,6 +202,15 @@ def _fragments(scope: Scope, name: str) -> list[Word]:
             words += expand.fields(f"${{{key}[@]}}" if key in scope.arrays else f"${key}", values[0].line)
     flags = {value.text.replace("_", "-") for value in words}
     return [_word(value, scope) for value in words] if "--num-layers" in flags else []
+
+
+def _unknown_flags(scope: Scope) -> str:
+    """The first variable that holds flags by its name and has no known value, with the reason; "" where there is none."""
+    for key, values in scope.values.items():
+        reasons = scope.reasons_of(values[0].text) if len(values) == 1 and key not in scope.outside else []
+        if reasons and _HOLDS_FLAGS.search(key) and scope.shown(values[0].text).startswith("$"):
+            return reasons[0].cause.told("put the flags in a file (args.txt)")
+    return ""
 
 
 def _word(value: Value, scope: Scope) -> Word:
